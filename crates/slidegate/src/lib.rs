@@ -57,6 +57,10 @@ mod request_path;
 #[cfg(feature = "redis")]
 mod secret;
 pub mod store;
+#[cfg(feature = "stored-values")]
+pub mod stored;
+#[cfg(all(feature = "redis", not(feature = "stored-values")))]
+mod stored;
 mod sync;
 mod ticket;
 mod time;

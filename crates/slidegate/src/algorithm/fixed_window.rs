@@ -88,9 +88,15 @@ impl SavedState for FixedWindow {
 
 impl FixedWindow {
     /// A counter from a script's reply.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "stored-values"))]
     pub(crate) fn from_parts(end: u64, used: u64) -> Self {
         Self { end, used }
+    }
+
+    /// End of the window and what was charged in it.
+    #[cfg(feature = "stored-values")]
+    pub(crate) fn parts(&self) -> (u64, u64) {
+        (self.end, self.used)
     }
 
     /// `now` is in the window that ends at `end`, but the counter is not: time has passed or

@@ -1,11 +1,12 @@
 //! Sliding log: every charge with its time, exact to the microsecond.
 //!
-//! Entries of (timestamp, cost) are packed in a ring whose fields are as narrow as the window and
-//! the largest cost allow: 4 to 14 bytes per charge, usually 4. The first five are stored next to
-//! the key. A log has at most `slots` entries, and one more while a step is being filled. If the
-//! limit is above `slots`, timestamps are rounded up to steps of window / slots, so a charge may
-//! count up to one step too long but never too short. `lua/sliding_log.lua` is its twin; change
-//! both or neither.
+//! A log has at most `slots` entries of (timestamp, cost), and one more while a step is being
+//! filled. If the limit is above `slots`, timestamps are rounded up to steps of window / slots, so a
+//! charge may count up to one step too long but never too short. `lua/sliding_log.lua` is its twin;
+//! change both or neither.
+//!
+//! Where the entries are kept is the business of [`Entries`]: in memory they are [`PackedEntries`],
+//! and the module for Redis reads those of a stored value.
 
 #[cfg(feature = "snapshot")]
 use super::saved::{Ages, Input, SavedState};
@@ -14,13 +15,17 @@ use crate::quota::Quota;
 use crate::time::Timestamp;
 use crate::usage::RecordedCharge;
 
+mod entries;
 mod ring;
 
-use ring::{Ring, Widths, add, array, cost_bytes, timestamp_bytes};
+pub(crate) use entries::{Entries, PackedEntries};
 
-/// 56 bytes, plus the ring if it is larger than 23 bytes.
+/// The log of the memory store: 56 bytes, plus the ring if it is larger than 23 bytes.
+pub(crate) type SlidingLog = Log<PackedEntries>;
+
+/// A log, wherever its entries are.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct SlidingLog {
+pub(crate) struct Log<E> {
     /// Timestamp of the oldest entry in microseconds since the epoch. Like `newest`, meaningless
     /// while `used` is 0.
     oldest: u64,
@@ -28,21 +33,11 @@ pub(crate) struct SlidingLog {
     newest: u64,
     /// Sum of all costs.
     used: u64,
-    /// The entries, oldest at `head`: timestamp, then cost, little-endian.
-    ring: Ring,
-    head: u16,
-    /// Number of entries.
-    len: u16,
-    /// Number of entries that fit in the ring.
-    capacity: u16,
-    widths: Widths,
-    /// Bits of the step to which `newest` was rounded up. `newest` may be that far ahead of the
-    /// time of its charge.
-    ahead_bits: u8,
+    entries: E,
 }
 
-impl State for SlidingLog {
-    type Forecast = Self;
+impl<E: Entries> State for Log<E> {
+    type Forecast = SlidingLog;
 
     #[inline(always)]
     fn settle(&mut self, quota: &Quota, now: u64) -> u64 {
@@ -84,7 +79,7 @@ impl State for SlidingLog {
         }
         if self.used > 0 && now <= self.newest {
             // In the same step: no division needed.
-            self.add_to_newest(cost);
+            self.entries.add_to_newest(self.newest, cost);
         } else {
             self.start_entry(quota, now, cost);
         }
@@ -102,9 +97,9 @@ impl State for SlidingLog {
         // Some cost stays, so the loop ends at an entry of which some stays.
         let mut rest = given;
         loop {
-            let oldest = self.cost(0);
+            let oldest = self.entries.cost(0);
             if oldest > rest {
-                self.write_cost(0, oldest - rest);
+                self.entries.reduce_oldest(oldest - rest);
                 self.used -= rest;
                 return given;
             }
@@ -113,29 +108,23 @@ impl State for SlidingLog {
         }
     }
 
-    fn forecast(&self, quota: &Quota, now: u64) -> (Self, u64) {
+    fn forecast(&self, quota: &Quota, now: u64) -> (SlidingLog, u64) {
         let left_out_us = if self.used > 0 { self.wait_us(quota, now, 0) } else { 0 };
-        (Self::default(), left_out_us)
+        (SlidingLog::default(), left_out_us)
     }
 
     fn charges(&self, _quota: &Quota) -> Vec<RecordedCharge> {
-        let entry =
-            |at| RecordedCharge { at: Timestamp::from_micros(self.timestamp(at)), cost: self.cost(at) };
-        (0..self.len).map(entry).collect()
+        let charge = |(at, cost)| RecordedCharge { at: Timestamp::from_micros(at), cost };
+        self.entries().map(charge).collect()
     }
 
     #[inline(always)]
     fn heap_bytes(&self) -> usize {
-        match &self.ring {
-            Ring::Inline(_) => 0,
-            Ring::Heap(bytes) => bytes.len(),
-        }
+        self.entries.heap_bytes()
     }
 
     fn most_heap_bytes(quota: &Quota, entries: u64, cost: u64) -> usize {
-        let entries = usize::try_from(entries).unwrap_or(usize::MAX).min(quota.max_entries().into());
-        let bytes = entries * Widths::new(timestamp_bytes(quota), cost_bytes(cost.max(1))).entry();
-        if bytes <= Ring::INLINE_BYTES { 0 } else { bytes }
+        E::most_heap_bytes(quota, entries, cost)
     }
 }
 
@@ -144,66 +133,50 @@ impl SavedState for SlidingLog {
     /// The entries with their distances to the newest, oldest first.
     fn save(&self, ages: Ages, out: &mut Vec<u8>) {
         out.extend_from_slice(&ages.of(self.newest).to_le_bytes());
-        out.extend_from_slice(&self.len.to_le_bytes());
-        out.extend_from_slice(&[self.widths.0, self.ahead_bits]);
-        let [timestamp_bytes, cost_bytes] = [self.widths.timestamp(), self.widths.cost()].map(usize::from);
-        for at in 0..self.len {
-            let distance = self.newest - self.timestamp(at);
-            out.extend_from_slice(&distance.to_le_bytes()[..timestamp_bytes]);
-            out.extend_from_slice(&self.cost(at).to_le_bytes()[..cost_bytes]);
-        }
+        self.entries.save(self.newest, out);
     }
 
     fn load(input: &mut Input<'_>, ages: Ages, _quota: &Quota, _now: u64) -> Option<Self> {
-        let (newest, len) = (ages.at(input.i64()?), input.u16()?);
-        let (widths, ahead_bits) = (Widths(input.u8()?), input.u8()?);
-        let are_widths = matches!(widths.timestamp(), 4 | 6) && matches!(widths.cost(), 0 | 1 | 2 | 4 | 8);
-        if len == 0 {
+        let newest = ages.at(input.i64()?);
+        let (entries, used) = PackedEntries::load(input, newest)?;
+        if entries.len() == 0 {
             return Some(Self::default());
         }
-        if !are_widths || ahead_bits >= 64 {
-            return None;
-        }
-        #[allow(clippy::cast_possible_truncation)] // at most 23
-        let capacity = len.max((Ring::INLINE_BYTES / widths.entry()) as u16);
-        let ring = Ring::new(usize::from(capacity) * widths.entry());
-        let mut log =
-            Self { oldest: newest, newest, used: 0, ring, head: 0, len, capacity, widths, ahead_bits };
-        let mut before = u64::MAX;
-        for at in 0..len {
-            let mut field = |bytes: u8| {
-                let mut number = [0; 8];
-                number[..usize::from(bytes)].copy_from_slice(input.bytes(bytes.into())?);
-                Some(u64::from_le_bytes(number))
-            };
-            let (distance, cost) = (field(widths.timestamp())?, field(widths.cost())?);
-            let cost = if widths.cost() == 0 { 1 } else { cost };
-            if distance > before {
-                return None;
-            }
-            before = distance;
-            log.used = log.used.checked_add(cost)?;
-            log.write_timestamp(at, newest.wrapping_sub(distance));
-            log.write_cost(at, cost);
-        }
-        log.oldest = log.timestamp(0);
-        (log.used > 0).then_some(log)
+        let oldest = entries.timestamp(0, newest);
+        (used > 0).then_some(Self { oldest, newest, used, entries })
     }
 }
 
-impl SlidingLog {
-    /// Removes all entries but keeps the ring for later charges.
-    fn clear(&mut self) {
+impl<E: Entries> Log<E> {
+    /// A log of these entries, of which the oldest and the newest have these timestamps, and all
+    /// together this cost.
+    #[cfg(feature = "stored-values")]
+    pub(crate) fn from_parts(used: u64, newest: u64, oldest: u64, entries: E) -> Self {
+        Self { oldest, newest, used, entries }
+    }
+
+    /// Cost of all entries, and the timestamps of the newest and the oldest.
+    #[cfg(feature = "stored-values")]
+    pub(crate) fn parts(&self) -> (u64, u64, u64, &E) {
+        (self.used, self.newest, self.oldest, &self.entries)
+    }
+
+    /// Timestamp and cost of each entry, oldest first.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        (0..self.entries.len()).map(|at| (self.entries.timestamp(at, self.newest), self.entries.cost(at)))
+    }
+
+    /// Removes all entries but keeps their memory for later charges.
+    pub(crate) fn clear(&mut self) {
         self.used = 0;
-        self.head = 0;
-        self.len = 0;
+        self.entries.clear();
     }
 
     /// How far `newest` may be ahead of the latest time seen, in microseconds: less than the step
     /// it was rounded to.
     #[inline]
     fn ahead_us(&self, quota: &Quota) -> u64 {
-        match self.ahead_bits {
+        match self.entries.ahead_bits() {
             0 => 0,
             same if same == quota.step_bits() => quota.step_us() - 1,
             // The quota had another step when the entry was made.
@@ -218,7 +191,7 @@ impl SlidingLog {
             return;
         }
         while self.oldest + quota.window_us() <= now {
-            self.drop_oldest(self.cost(0));
+            self.drop_oldest(self.entries.cost(0));
         }
     }
 
@@ -226,33 +199,36 @@ impl SlidingLog {
     #[inline]
     fn start_entry(&mut self, quota: &Quota, now: u64, cost: u64) {
         let timestamp = quota.by_step().ceil(now) * quota.step_us();
-        if self.len < quota.max_entries() {
-            self.push(quota, timestamp, cost);
+        if self.entries.len() < quota.max_entries() {
+            self.entries.push(quota, self.newest, timestamp, cost);
         } else {
             // Only penalties or a lowered number of slots fill the log. The newest entry then
             // counts a little longer.
-            self.move_newest(quota, timestamp);
-            self.add_to_newest(cost);
+            self.entries.move_newest(quota, self.newest, timestamp, cost);
         }
-        self.ahead_bits = quota.step_bits();
+        self.newest = timestamp;
+        if self.entries.len() == 1 {
+            self.oldest = timestamp;
+        }
+        self.entries.set_ahead_bits(quota.step_bits());
     }
 
     /// Removes the oldest entry, which has this cost and is not the only one.
     fn drop_oldest(&mut self, cost: u64) {
-        self.used -= cost;
-        self.head = if self.head + 1 == self.capacity { 0 } else { self.head + 1 };
-        self.len -= 1;
-        self.oldest = self.timestamp(0);
+        // The sum in a damaged stored value may be less than its parts.
+        self.used = self.used.saturating_sub(cost);
+        self.entries.drop_oldest();
+        self.oldest = self.entries.timestamp(0, self.newest);
     }
 
     /// The timestamp of the entry whose expiry frees at least `needed` cost in total.
     #[inline(never)]
     fn frees(&self, needed: u64) -> u64 {
-        let mut freed = 0;
-        for at in 0..self.len {
-            freed += self.cost(at);
+        let mut freed = 0u64;
+        for at in 0..self.entries.len() {
+            freed = freed.saturating_add(self.entries.cost(at));
             if freed >= needed {
-                return self.timestamp(at);
+                return self.entries.timestamp(at, self.newest);
             }
         }
         self.newest
@@ -267,174 +243,19 @@ impl SlidingLog {
         if by <= small_step_us(quota.window_us()) {
             return earliest;
         }
-        for at in 0..self.len {
-            self.write_timestamp(at, self.timestamp(at).wrapping_sub(by));
-        }
+        self.entries.move_back(self.newest, by);
         self.newest -= by;
-        self.oldest = self.timestamp(0);
+        self.oldest = self.oldest.saturating_sub(by);
         now
-    }
-
-    #[inline(always)]
-    fn add_to_newest(&mut self, cost: u64) {
-        let offset = self.offset(self.len - 1) + usize::from(self.widths.timestamp());
-        let field = &mut self.ring.bytes_mut()[offset..];
-        let fitted = match self.widths.cost() {
-            0 => false,
-            1 => add::<1>(field, cost),
-            2 => add::<2>(field, cost),
-            4 => add::<4>(field, cost),
-            _ => add::<8>(field, cost),
-        };
-        if !fitted {
-            self.add_and_widen(cost);
-        }
-    }
-
-    #[cold]
-    fn add_and_widen(&mut self, cost: u64) {
-        let cost = self.cost(self.len - 1) + cost;
-        self.rebuild(self.capacity, Widths::new(self.widths.timestamp(), cost_bytes(cost)));
-        self.write_cost(self.len - 1, cost);
-    }
-
-    fn move_newest(&mut self, quota: &Quota, timestamp: u64) {
-        let timestamp_bytes = timestamp_bytes(quota).max(self.widths.timestamp());
-        let widths = Widths::new(timestamp_bytes, self.widths.cost());
-        if widths != self.widths {
-            self.rebuild(self.capacity, widths);
-        }
-        self.write_timestamp(self.len - 1, timestamp);
-        self.newest = timestamp;
-        if self.len == 1 {
-            self.oldest = timestamp;
-        }
-    }
-
-    #[inline]
-    fn push(&mut self, quota: &Quota, timestamp: u64, cost: u64) {
-        let timestamp_bytes = timestamp_bytes(quota).max(self.widths.timestamp());
-        let cost_bytes = cost_bytes(cost).max(self.widths.cost());
-        let widths = Widths::new(timestamp_bytes, cost_bytes);
-        if self.len == self.capacity || widths != self.widths {
-            self.grow(quota, widths);
-        }
-        self.newest = timestamp;
-        if self.len == 0 {
-            self.oldest = timestamp;
-        }
-        self.write_timestamp(self.len, timestamp);
-        self.write_cost(self.len, cost);
-        self.len += 1;
-    }
-
-    /// Makes room for one more entry of these widths. The ring starts with what fits next to the
-    /// key, then doubles, up to the number of entries that the limit can fill.
-    #[cold]
-    fn grow(&mut self, quota: &Quota, widths: Widths) {
-        let most = quota.max_entries();
-        let fillable = u16::try_from(quota.limit()).unwrap_or(most).min(most);
-        let inline = Ring::INLINE_BYTES / widths.entry();
-        #[allow(clippy::cast_possible_truncation)] // at most 23
-        let inline = inline as u16;
-        let needed = self.len + 1;
-        let capacity = if needed <= inline {
-            inline
-        } else if needed <= self.capacity {
-            self.capacity
-        } else if needed <= fillable {
-            (self.capacity * 2).clamp(needed, fillable)
-        } else {
-            self.capacity.saturating_mul(2).min(most).max(needed)
-        };
-        self.rebuild(capacity, widths);
-    }
-
-    /// Copies the entries to a ring of another size or other widths.
-    #[cold]
-    fn rebuild(&mut self, capacity: u16, widths: Widths) {
-        let ring = Ring::new(usize::from(capacity) * widths.entry());
-        let Self { oldest, newest, used, len, ahead_bits, .. } = *self;
-        let mut next = Self { oldest, newest, used, ring, head: 0, len, capacity, widths, ahead_bits };
-        for at in 0..self.len {
-            next.write_timestamp(at, self.timestamp(at));
-            next.write_cost(at, self.cost(at));
-        }
-        *self = next;
-    }
-
-    /// Offset in the ring of an entry, counted from the oldest.
-    #[inline]
-    fn offset(&self, at: u16) -> usize {
-        let at = u32::from(self.head) + u32::from(at);
-        let capacity = u32::from(self.capacity);
-        let at = if at >= capacity { at - capacity } else { at };
-        at as usize * self.widths.entry()
-    }
-
-    /// The timestamp of an entry, counted from the oldest.
-    fn timestamp(&self, at: u16) -> u64 {
-        let bytes = &self.ring.bytes()[self.offset(at)..];
-        let low = u64::from(u32::from_le_bytes(array(bytes)));
-        let (low, mask) = if self.widths.timestamp() == 4 {
-            (low, u64::from(u32::MAX))
-        } else {
-            (low | u64::from(u16::from_le_bytes(array(&bytes[4..]))) << 32, (1 << 48) - 1)
-        };
-        // A clock that stepped back to the epoch would put old entries before it.
-        self.newest.saturating_sub(self.newest.wrapping_sub(low) & mask)
-    }
-
-    #[inline]
-    fn write_timestamp(&mut self, at: u16, timestamp: u64) {
-        let (offset, timestamp_bytes) = (self.offset(at), self.widths.timestamp());
-        let bytes = &mut self.ring.bytes_mut()[offset..];
-        let timestamp = timestamp.to_le_bytes();
-        // By width, because a copy of variable length is a function call.
-        match timestamp_bytes {
-            4 => bytes[..4].copy_from_slice(&timestamp[..4]),
-            _ => bytes[..6].copy_from_slice(&timestamp[..6]),
-        }
-    }
-
-    /// The cost of an entry, counted from the oldest.
-    #[inline]
-    fn cost(&self, at: u16) -> u64 {
-        let cost_bytes = self.widths.cost();
-        if cost_bytes == 0 {
-            return 1;
-        }
-        let bytes = &self.ring.bytes()[self.offset(at) + usize::from(self.widths.timestamp())..];
-        match cost_bytes {
-            1 => u64::from(bytes[0]),
-            2 => u64::from(u16::from_le_bytes(array(bytes))),
-            4 => u64::from(u32::from_le_bytes(array(bytes))),
-            _ => u64::from_le_bytes(array(bytes)),
-        }
-    }
-
-    /// Writes a cost. The field must be wide enough.
-    #[inline]
-    fn write_cost(&mut self, at: u16, cost: u64) {
-        let cost_bytes = self.widths.cost();
-        debug_assert!(ring::cost_bytes(cost) <= cost_bytes, "a cost is cut");
-        let offset = self.offset(at) + usize::from(self.widths.timestamp());
-        let bytes = &mut self.ring.bytes_mut()[offset..];
-        let cost = cost.to_le_bytes();
-        match cost_bytes {
-            0 => {}
-            1 => bytes[0] = cost[0],
-            2 => bytes[..2].copy_from_slice(&cost[..2]),
-            4 => bytes[..4].copy_from_slice(&cost[..4]),
-            _ => bytes[..8].copy_from_slice(&cost),
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::time::Duration;
+
+    use super::ring::{Ring, Widths};
+    use super::*;
 
     fn charged(quota: &Quota, charges: &[(u64, u64)]) -> SlidingLog {
         let mut log = SlidingLog::default();
@@ -453,7 +274,7 @@ mod tests {
         let charges: Vec<_> = (0..100).map(|i| (1_000_000 + i, 1)).collect();
         let log = charged(&quota, &charges);
         assert_eq!(log.used, 100);
-        assert_eq!(log.ring.bytes().len(), 400);
+        assert_eq!(log.entries.ring.bytes().len(), 400);
     }
 
     /// Most keys of a real service are seen a few times and must not need memory outside the table.
@@ -461,13 +282,13 @@ mod tests {
     fn five_runs_lie_beside_the_key_and_one_of_any_cost() {
         let quota = Quota::per_minute(100);
         let few = charged(&quota, &[(1, 1), (2, 1), (3, 1), (4, 1), (5, 1)]);
-        assert!(matches!(few.ring, Ring::Inline(_)));
+        assert!(matches!(few.entries.ring, Ring::Inline(_)));
         assert!(matches!(
-            charged(&quota, &[(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1)]).ring,
+            charged(&quota, &[(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1)]).entries.ring,
             Ring::Heap(_)
         ));
         let large = Quota::new(u64::MAX, Duration::from_secs(30 * 86_400)).unwrap();
-        assert!(matches!(charged(&large, &[(1, u64::MAX)]).ring, Ring::Inline(_)));
+        assert!(matches!(charged(&large, &[(1, u64::MAX)]).entries.ring, Ring::Inline(_)));
         assert_eq!(std::mem::size_of::<SlidingLog>(), 56);
     }
 
@@ -477,11 +298,12 @@ mod tests {
         let minute = Quota::new(u64::MAX, Duration::from_secs(60)).unwrap().with_slots(8);
         let month = Quota::new(u64::MAX, Duration::from_secs(30 * 86_400)).unwrap().with_slots(8);
         let mut log = charged(&minute, &[(1, 1), (8_000_000, 300), (16_000_000, 70_000)]);
-        let costs = |log: &SlidingLog| (0..log.len).map(|at| log.cost(at)).collect::<Vec<_>>();
-        assert_eq!((costs(&log), log.widths), (vec![1, 300, 70_000], Widths::new(4, 4)));
+        let costs =
+            |log: &SlidingLog| (0..log.entries.len()).map(|at| log.entries.cost(at)).collect::<Vec<_>>();
+        assert_eq!((costs(&log), log.entries.widths), (vec![1, 300, 70_000], Widths::new(4, 4)));
         let now = log.settle(&month, 50_000_000);
         log.charge(&month, now, 1 << 40);
-        assert_eq!((costs(&log), log.widths), (vec![1, 300, 70_000, 1 << 40], Widths::new(6, 8)));
+        assert_eq!((costs(&log), log.entries.widths), (vec![1, 300, 70_000, 1 << 40], Widths::new(6, 8)));
         assert_eq!(log.used, 70_301 + (1 << 40));
     }
 
@@ -516,7 +338,7 @@ mod tests {
         let quota = Quota::per_minute(1_000_000).with_slots(10);
         let charges: Vec<_> = (0..100_000).map(|i| (60_000_000 + i * 1000, 3)).collect();
         let log = charged(&quota, &charges);
-        assert!(log.len <= 11 && log.len >= 10, "{}", log.len);
+        assert!(log.entries.len() <= 11 && log.entries.len() >= 10, "{}", log.entries.len());
         assert!(log.used >= 3 * 60_000 && log.used <= 3 * 66_000, "{}", log.used);
     }
 
@@ -526,7 +348,7 @@ mod tests {
         let quota = Quota::per_minute(100);
         let mut log = charged(&quota, &[(1, 3), (2, 4)]);
         assert_eq!(log.refund(&quota, 3, 3), 3);
-        assert_eq!((log.len, log.oldest, log.used), (1, 2, 4));
+        assert_eq!((log.entries.len(), log.oldest, log.used), (1, 2, 4));
     }
 
     /// Penalties charge beyond the limit, and must not take memory beyond it.
@@ -534,7 +356,9 @@ mod tests {
     fn charges_of_a_full_log_join_its_newest_entry() {
         let quota = Quota::per_minute(3).with_slots(3);
         let log = charged(&quota, &[(1, 1), (2, 1), (3, 1), (4, 1), (5, 2)]);
-        let entries: Vec<_> = (0..log.len).map(|at| (log.timestamp(at), log.cost(at))).collect();
+        let entries: Vec<_> = (0..log.entries.len())
+            .map(|at| (log.entries.timestamp(at, log.newest), log.entries.cost(at)))
+            .collect();
         assert_eq!(entries, [(1, 1), (2, 1), (5, 4)]);
     }
 
@@ -544,7 +368,7 @@ mod tests {
         let quota = Quota::per_minute(u64::MAX);
         let grown = |first, more| {
             let log = charged(&quota, &[(100_000, 1), (200_000, first), (200_000, more)]);
-            (log.used, log.cost(0), log.cost(1))
+            (log.used, log.entries.cost(0), log.entries.cost(1))
         };
         for most in [0xFF, 0xFFFF, 0xFFFF_FFFF] {
             assert_eq!(grown(most, 1), (most + 2, 1, most + 1));
@@ -560,9 +384,9 @@ mod tests {
         let mut log = SlidingLog::default();
         let mut copies = 0;
         for now in 1..=1000 {
-            let before = log.capacity;
+            let before = log.entries.capacity;
             log.charge(&quota, now, 1);
-            copies += usize::from(log.capacity != before);
+            copies += usize::from(log.entries.capacity != before);
         }
         assert!(copies <= 9, "{copies}");
     }
@@ -599,7 +423,7 @@ mod tests {
         fn a_short_log_lies_beside_its_key_again() {
             let log = charged(&Quota::per_minute(100), &[(60_000_000, 1), (61_000_000, 1)]);
             let loaded = load(&saved(&log)).unwrap();
-            assert_eq!((loaded.capacity, loaded.heap_bytes()), (5, 0));
+            assert_eq!((loaded.entries.capacity, loaded.heap_bytes()), (5, 0));
             assert_eq!((loaded.oldest, loaded.newest, loaded.used), (60_000_000, 61_000_000, 2));
         }
 
@@ -608,7 +432,7 @@ mod tests {
         fn what_no_log_can_be_is_refused() {
             let valid = saved(&charged(&Quota::per_minute(100), &[(60_000_000, 3), (61_000_000, 4)]));
             let log = load(&valid).unwrap();
-            assert_eq!((log.used, log.widths), (7, Widths::new(4, 1)));
+            assert_eq!((log.used, log.entries.widths), (7, Widths::new(4, 1)));
             let with = |at: usize, byte: u8| {
                 let mut bytes = valid.clone();
                 bytes[at] = byte;
@@ -636,7 +460,7 @@ mod tests {
             let quota = Quota::per_minute(100);
             let mut log = charged(&quota, &[(8_000_000, 1), (10_000_000, 1), (12_000_000, 1)]);
             assert_eq!(log.settle(&quota, 1), 1);
-            let times: Vec<_> = (0..3).map(|at| log.timestamp(at)).collect();
+            let times: Vec<_> = (0..3).map(|at| log.entries.timestamp(at, log.newest)).collect();
             assert_eq!(times, [0, 0, 1]);
             assert_eq!(load(&saved(&log)).unwrap().used, 3);
         }

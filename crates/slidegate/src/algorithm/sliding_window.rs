@@ -29,9 +29,15 @@ pub(crate) struct SlidingWindow {
 
 impl SlidingWindow {
     /// Counters from a script's reply.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "stored-values"))]
     pub(crate) fn from_parts(end: u64, previous: u64, current: u64) -> Self {
         Self { end, previous, current }
+    }
+
+    /// End of the current window, and what was charged in the previous and the current one.
+    #[cfg(feature = "stored-values")]
+    pub(crate) fn parts(&self) -> (u64, u64, u64) {
+        (self.end, self.previous, self.current)
     }
 
     /// What still counts of `previous` when the current window ends in `left` microseconds, rounded

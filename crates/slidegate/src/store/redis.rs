@@ -24,7 +24,6 @@ use crate::verb::Verb;
 
 mod batch;
 mod call;
-mod compact;
 mod control_document;
 mod denial_cache;
 mod examine;

@@ -6,16 +6,16 @@
 use redis::Value;
 use smallvec::SmallVec;
 
-use super::compact;
 use super::key_reply::{KeyReply, items, unsigned};
 use super::names::Names;
-use super::scripts::{Scripts, letter};
+use super::scripts::Scripts;
 use crate::charge::{Charge, Excess, Part};
 use crate::decision::Decision;
 use crate::hold::{Holds, MAX_HOLDS, NewHold, Unsettled};
 use crate::quota::{Algorithm, Quota};
 use crate::store::redis::transport::{ReplyBound, Script};
 use crate::store::{Outcome, all_or_none};
+use crate::stored::{compact, letter};
 use crate::time::Timestamp;
 use crate::verb::{Role, Verb};
 

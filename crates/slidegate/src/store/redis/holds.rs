@@ -13,7 +13,6 @@ use tokio::time::Instant;
 use super::call::{Unreadable, packed_with_holds};
 use super::key_reply::KeyReply;
 use super::names::Names;
-use super::scripts::letter;
 use super::{Executed, Failure, FailureKind, LastFailure, RETRY_PAUSE, RedisStore, explain};
 use crate::algorithm::Done;
 use crate::error::Error;
@@ -22,6 +21,7 @@ use crate::quota::{Algorithm, Quota, QuotaFields};
 use crate::store::redis::transport::ReplyBound;
 use crate::store::shared::SharedHoldStore;
 use crate::store::{HeldCharge, HoldAnswer, HoldCall, StoreFailure};
+use crate::stored::letter;
 use crate::ticket::TicketPart;
 use crate::time::{Timestamp, instant};
 

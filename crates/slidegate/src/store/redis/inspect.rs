@@ -8,13 +8,14 @@ use std::time::Duration;
 use redis::Value;
 
 use super::names::Names;
-use super::{Executed, Failure, FailureKind, RedisStore, ReplyBound, compact, explain, time_of};
+use super::{Executed, Failure, FailureKind, RedisStore, ReplyBound, explain, time_of};
 use crate::algorithm::{
     self, FixedWindow, InFlight, LogReply, SlidingLog, SlidingWindow, State, TokenBucket,
 };
 use crate::charge::Charge;
 use crate::hold::{Hold, Holds};
 use crate::quota::{Algorithm, Quota};
+use crate::stored::compact;
 use crate::time::{SECOND_US, Timestamp, instant};
 use crate::usage::{KeyInspection, OpenHold};
 

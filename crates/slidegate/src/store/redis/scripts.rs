@@ -50,17 +50,6 @@ pub(crate) struct Scripts {
     control_document: Script,
 }
 
-/// The algorithm's letter in scripts.
-pub(crate) fn letter(algorithm: Algorithm) -> &'static str {
-    match algorithm {
-        Algorithm::SlidingLog => "L",
-        Algorithm::SlidingWindow => "W",
-        Algorithm::FixedWindow => "F",
-        Algorithm::TokenBucket => "B",
-        Algorithm::InFlight => "P",
-    }
-}
-
 /// The position of an algorithm in [`Algorithm::ALL`].
 fn position(algorithm: Algorithm) -> usize {
     Algorithm::ALL.iter().position(|one| *one == algorithm).expect("all algorithms are in ALL")
@@ -131,6 +120,7 @@ mod tests {
     use std::{env, fs};
 
     use super::*;
+    use crate::stored::letter;
 
     /// Set, the test writes the assembled scripts instead of comparing them.
     const REWRITE: &str = "SLIDEGATE_ASSEMBLE_LUA";

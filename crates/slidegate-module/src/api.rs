@@ -1,0 +1,451 @@
+//! The binding to the server's module API: the only file with `unsafe` code.
+//!
+//! Functions are asked for by name when the module is loaded, so one library runs in Redis 7.0 and
+//! later and in Valkey. Everything outside of this file sees byte slices and guards.
+
+#![allow(unsafe_code)]
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::ffi::{CStr, CString, c_char, c_int, c_long, c_longlong, c_void};
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// What functions return that succeed.
+const OK: c_int = 0;
+const ERR: c_int = 1;
+/// The version of the API.
+const API_VERSION: c_int = 1;
+/// Options of keys and of the module, as in `redismodule.h`.
+const READ_AND_WRITE: c_int = 1 | 2;
+const KEYTYPE_EMPTY: c_int = 0;
+const KEYTYPE_STRING: c_int = 1;
+const NO_IMPLICIT_SIGNAL_MODIFIED: c_int = 1 << 1;
+/// The largest alignment that the server's allocator gives to every allocation.
+const ALIGNMENT: usize = 16;
+
+/// The server's context of a command.
+#[repr(C)]
+pub struct RawContext {
+    /// The first member, by which modules find the API's functions.
+    get_api: Option<unsafe extern "C" fn(*const c_char, *mut c_void) -> c_int>,
+}
+
+/// A string of the server.
+pub enum RawString {}
+enum RawKey {}
+enum RawCommand {}
+
+/// A command as the server calls it.
+pub type RawFunction = unsafe extern "C" fn(*mut RawContext, *mut *mut RawString, c_int) -> c_int;
+
+macro_rules! api {
+    ($($field:ident $name:literal: fn($($argument:ty),* $(; $more:tt)?) $(-> $result:ty)?;)*) => {
+        /// The functions of the API. `None` if the server does not have one.
+        struct Api {
+            $($field: Option<unsafe extern "C" fn($($argument),* $(, $more)?) $(-> $result)?>,)*
+        }
+
+        impl Api {
+            /// Asks for all functions.
+            ///
+            /// # Safety
+            /// `get` is the server's `GetApi`, which stores the function of a name, of the type that
+            /// `redismodule.h` declares.
+            unsafe fn load(get: unsafe extern "C" fn(*const c_char, *mut c_void) -> c_int) -> Self {
+                Self {
+                    $($field: {
+                        let mut function = None;
+                        let name = concat!("RedisModule_", $name, "\0");
+                        // SAFETY: the name ends in NUL, and a pointer to a function or NULL is
+                        // stored in an `Option` of such a pointer, which is NULL if it is `None`.
+                        unsafe { get(name.as_ptr().cast(), (&raw mut function).cast()) };
+                        function
+                    },)*
+                }
+            }
+        }
+    };
+}
+
+api! {
+    set_module_attribs "SetModuleAttribs": fn(*mut RawContext, *const c_char, c_int, c_int);
+    is_module_name_busy "IsModuleNameBusy": fn(*const c_char) -> c_int;
+    set_module_options "SetModuleOptions": fn(*mut RawContext, c_int);
+    create_command "CreateCommand":
+        fn(*mut RawContext, *const c_char, RawFunction, *const c_char, c_int, c_int, c_int) -> c_int;
+    get_command "GetCommand": fn(*mut RawContext, *const c_char) -> *mut RawCommand;
+    add_acl_category "AddACLCategory": fn(*mut RawContext, *const c_char) -> c_int;
+    set_command_acl_categories "SetCommandACLCategories": fn(*mut RawCommand, *const c_char) -> c_int;
+    string_ptr_len "StringPtrLen": fn(*const RawString, *mut usize) -> *const c_char;
+    create_string "CreateString": fn(*mut RawContext, *const c_char, usize) -> *mut RawString;
+    free_string "FreeString": fn(*mut RawContext, *mut RawString);
+    open_key "OpenKey": fn(*mut RawContext, *mut RawString, c_int) -> *mut RawKey;
+    close_key "CloseKey": fn(*mut RawKey);
+    key_type "KeyType": fn(*mut RawKey) -> c_int;
+    string_dma "StringDMA": fn(*mut RawKey, *mut usize, c_int) -> *mut c_char;
+    string_set "StringSet": fn(*mut RawKey, *mut RawString) -> c_int;
+    set_abs_expire "SetAbsExpire": fn(*mut RawKey, c_longlong) -> c_int;
+    signal_modified_key "SignalModifiedKey": fn(*mut RawContext, *mut RawString) -> c_int;
+    replicate "Replicate": fn(*mut RawContext, *const c_char, *const c_char; ...) -> c_int;
+    reply_with_string_buffer "ReplyWithStringBuffer": fn(*mut RawContext, *const c_char, usize) -> c_int;
+    reply_with_array "ReplyWithArray": fn(*mut RawContext, c_long) -> c_int;
+    reply_with_long_long "ReplyWithLongLong": fn(*mut RawContext, c_longlong) -> c_int;
+    reply_with_error "ReplyWithError": fn(*mut RawContext, *const c_char) -> c_int;
+    wrong_arity "WrongArity": fn(*mut RawContext) -> c_int;
+    alloc "Alloc": fn(usize) -> *mut c_void;
+    free "Free": fn(*mut c_void);
+    realloc "Realloc": fn(*mut c_void, usize) -> *mut c_void;
+}
+
+static API: OnceLock<Api> = OnceLock::new();
+
+/// Calls a function of the API. All that are called without asking are there since Redis 7.0, and
+/// `load` has checked it.
+macro_rules! call {
+    ($function:ident($($argument:expr),* $(,)?)) => {{
+        let function = API.get().and_then(|api| api.$function).expect("the server has this function");
+        // SAFETY: the function has the type that `redismodule.h` declares. The pointers come from
+        // the server and are valid during the command, or point to memory that lives for the call.
+        unsafe { function($($argument),*) }
+    }};
+}
+
+/// The server's allocator, so that `used_memory` and `maxmemory` count what the module uses.
+struct ServerAllocator;
+
+// So that tests, which no server loads, allocate as other programs do.
+#[cfg_attr(not(test), global_allocator)]
+#[cfg_attr(test, allow(dead_code))]
+static ALLOCATOR: ServerAllocator = ServerAllocator;
+
+static ALLOC: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+static REALLOC: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+static FREE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+// SAFETY: the server's functions are an allocator like `malloc`, aligned to 16 bytes. They are there
+// before anything is allocated, because nothing runs before the module is loaded. Larger alignments,
+// which the module has no use for, are refused.
+unsafe impl GlobalAlloc for ServerAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let function = ALLOC.load(Ordering::Relaxed);
+        if function.is_null() || layout.align() > ALIGNMENT {
+            return ptr::null_mut();
+        }
+        // SAFETY: a pointer that is not null was stored from a function of this type.
+        let alloc: unsafe extern "C" fn(usize) -> *mut c_void = unsafe { std::mem::transmute(function) };
+        // SAFETY: any size may be asked for.
+        unsafe { alloc(layout.size()) }.cast()
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, _layout: Layout) {
+        let function = FREE.load(Ordering::Relaxed);
+        if !function.is_null() {
+            // SAFETY: as in `alloc`.
+            let free: unsafe extern "C" fn(*mut c_void) = unsafe { std::mem::transmute(function) };
+            // SAFETY: the memory is from `alloc` or `realloc`.
+            unsafe { free(memory.cast()) };
+        }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        let function = REALLOC.load(Ordering::Relaxed);
+        if function.is_null() || layout.align() > ALIGNMENT {
+            return ptr::null_mut();
+        }
+        // SAFETY: as in `alloc`.
+        let realloc: unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void =
+            unsafe { std::mem::transmute(function) };
+        // SAFETY: the memory is from `alloc` or `realloc`.
+        unsafe { realloc(memory.cast(), size) }.cast()
+    }
+}
+
+/// A command: what it is called, what the server has to know of it, and what it does.
+pub(crate) struct Command {
+    pub(crate) name: &'static CStr,
+    pub(crate) run: RawFunction,
+}
+
+/// The context of a command that runs.
+pub(crate) struct Context<'c> {
+    raw: NonNull<RawContext>,
+    lifetime: PhantomData<&'c RawContext>,
+}
+
+/// The arguments of a command; the first is its name.
+#[derive(Clone, Copy)]
+pub(crate) struct Arguments<'c>(&'c [*mut RawString]);
+
+/// A key that is open for reading and writing. It holds a string, or nothing yet.
+pub(crate) struct Key<'c> {
+    context: &'c Context<'c>,
+    raw: NonNull<RawKey>,
+    name: *mut RawString,
+}
+
+/// The key holds something else than a string.
+pub(crate) struct WrongType;
+
+impl<'c> Arguments<'c> {
+    pub(crate) fn len(self) -> usize {
+        self.0.len()
+    }
+
+    /// The bytes of an argument; empty if there are fewer.
+    pub(crate) fn get(self, at: usize) -> &'c [u8] {
+        let Some(&string) = self.0.get(at) else { return &[] };
+        let mut length = 0;
+        let bytes = call!(string_ptr_len(string, &raw mut length));
+        // SAFETY: the server owns the argument and its bytes until the command ends.
+        unsafe { slice::from_raw_parts(bytes.cast(), length) }
+    }
+}
+
+impl<'c> Context<'c> {
+    fn raw(&self) -> *mut RawContext {
+        self.raw.as_ptr()
+    }
+
+    pub(crate) fn reply_bytes(&self, bytes: &[u8]) {
+        call!(reply_with_string_buffer(self.raw(), bytes.as_ptr().cast(), bytes.len()));
+    }
+
+    /// The head of a list; as many replies must follow.
+    pub(crate) fn reply_list(&self, length: usize) {
+        call!(reply_with_array(self.raw(), c_long::try_from(length).unwrap_or(c_long::MAX)));
+    }
+
+    pub(crate) fn reply_number(&self, number: i64) {
+        call!(reply_with_long_long(self.raw(), number));
+    }
+
+    pub(crate) fn reply_error(&self, message: &str) {
+        let message = CString::new(message).unwrap_or_default();
+        call!(reply_with_error(self.raw(), message.as_ptr()));
+    }
+
+    pub(crate) fn reply_wrong_arity(&self) {
+        call!(wrong_arity(self.raw()));
+    }
+
+    /// Opens the key that this argument names.
+    pub(crate) fn open(&'c self, arguments: Arguments<'c>, at: usize) -> Result<Key<'c>, WrongType> {
+        let name = arguments.0.get(at).copied().unwrap_or(ptr::null_mut());
+        let raw = NonNull::new(call!(open_key(self.raw(), name, READ_AND_WRITE))).ok_or(WrongType)?;
+        let key = Key { context: self, raw, name };
+        match call!(key_type(raw.as_ptr())) {
+            KEYTYPE_EMPTY | KEYTYPE_STRING => Ok(key),
+            _ => Err(WrongType),
+        }
+    }
+}
+
+impl Key<'_> {
+    /// The stored value; `None` if there is none.
+    pub(crate) fn value(&self) -> Option<&[u8]> {
+        if call!(key_type(self.raw.as_ptr())) == KEYTYPE_EMPTY {
+            return None;
+        }
+        let mut length = 0;
+        let bytes = call!(string_dma(self.raw.as_ptr(), &raw mut length, READ_AND_WRITE));
+        // SAFETY: the bytes stay where they are until the key is written to, for which `&mut self` is
+        // needed, or closed.
+        (!bytes.is_null()).then(|| unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length) })
+    }
+
+    /// Overwrites bytes of the stored value. Nothing happens if it has not so many.
+    pub(crate) fn overwrite(&mut self, from: usize, bytes: &[u8]) {
+        let mut length = 0;
+        let stored = call!(string_dma(self.raw.as_ptr(), &raw mut length, READ_AND_WRITE));
+        if stored.is_null() {
+            return;
+        }
+        // SAFETY: as in `value`; open for writing, the bytes are the key's own.
+        let stored = unsafe { slice::from_raw_parts_mut(stored.cast::<u8>(), length) };
+        if let Some(stored) = stored.get_mut(from..).and_then(|rest| rest.get_mut(..bytes.len())) {
+            stored.copy_from_slice(bytes);
+        }
+    }
+
+    /// Stores a value in place of what there is, without an expiry.
+    pub(crate) fn replace(&mut self, value: &[u8]) {
+        let context = self.context.raw();
+        let string = call!(create_string(context, value.as_ptr().cast(), value.len()));
+        call!(string_set(self.raw.as_ptr(), string));
+        call!(free_string(context, string));
+    }
+
+    /// Makes the key expire at this time, in milliseconds since the Unix epoch.
+    pub(crate) fn expire_at(&mut self, at_ms: u64) {
+        call!(set_abs_expire(self.raw.as_ptr(), c_longlong::try_from(at_ms).unwrap_or(c_longlong::MAX)));
+    }
+
+    /// Tells the server that the key was changed: for `WATCH` and for client-side caches.
+    pub(crate) fn signal(&self) {
+        call!(signal_modified_key(self.context.raw(), self.name));
+    }
+
+    /// Sends `SET key value PXAT at_ms` to replicas and to the append-only file.
+    pub(crate) fn replicate_set(&self, value: &[u8], at_ms: u64) {
+        call!(replicate(
+            self.context.raw(),
+            c"SET".as_ptr(),
+            c"sbcl".as_ptr(),
+            self.name,
+            value.as_ptr(),
+            value.len(),
+            c"PXAT".as_ptr(),
+            c_longlong::try_from(at_ms).unwrap_or(c_longlong::MAX),
+        ));
+    }
+
+    /// Sends `SETRANGE key from bytes`.
+    pub(crate) fn replicate_overwrite(&self, from: usize, bytes: &[u8]) {
+        call!(replicate(
+            self.context.raw(),
+            c"SETRANGE".as_ptr(),
+            c"slb".as_ptr(),
+            self.name,
+            c_longlong::try_from(from).unwrap_or(c_longlong::MAX),
+            bytes.as_ptr(),
+            bytes.len(),
+        ));
+    }
+
+    /// Sends `PEXPIREAT key at_ms`.
+    pub(crate) fn replicate_expiry(&self, at_ms: u64) {
+        call!(replicate(
+            self.context.raw(),
+            c"PEXPIREAT".as_ptr(),
+            c"sl".as_ptr(),
+            self.name,
+            c_longlong::try_from(at_ms).unwrap_or(c_longlong::MAX),
+        ));
+    }
+}
+
+impl Drop for Key<'_> {
+    fn drop(&mut self) {
+        call!(close_key(self.raw.as_ptr()));
+    }
+}
+
+/// Runs a command. A panic becomes an error reply.
+///
+/// # Safety
+/// The arguments are those of a command that the server calls.
+pub(crate) unsafe fn run(
+    context: *mut RawContext,
+    arguments: *mut *mut RawString,
+    count: c_int,
+    command: impl FnOnce(&Context<'_>, Arguments<'_>),
+) -> c_int {
+    let Some(raw) = NonNull::new(context) else { return ERR };
+    let context = Context { raw, lifetime: PhantomData };
+    // SAFETY: the server passes this many pointers to strings, which live until the command ends.
+    let arguments = unsafe { slice::from_raw_parts(arguments, usize::try_from(count).unwrap_or(0)) };
+    let run = || command(&context, Arguments(arguments));
+    if catch_unwind(AssertUnwindSafe(run)).is_err() {
+        let report =
+            || context.reply_error("SLIDEGATE internal error: the module panicked; nothing was charged");
+        // A second panic has nothing left to report.
+        let _ = catch_unwind(AssertUnwindSafe(report));
+    }
+    OK
+}
+
+/// Registers the module and its commands. Returns what `RedisModule_OnLoad` must.
+///
+/// # Safety
+/// `context` is that of `RedisModule_OnLoad`.
+pub(crate) unsafe fn load(
+    context: *mut RawContext,
+    name: &CStr,
+    version: c_int,
+    commands: &[Command],
+) -> c_int {
+    // SAFETY: the server's context begins with this pointer.
+    let Some(get) = (unsafe { context.as_ref() }).and_then(|context| context.get_api) else { return ERR };
+    // SAFETY: it is the server's.
+    let api = unsafe { Api::load(get) };
+    let (Some(alloc), Some(realloc), Some(free)) = (api.alloc, api.realloc, api.free) else { return ERR };
+    ALLOC.store(alloc as *mut c_void, Ordering::Relaxed);
+    REALLOC.store(realloc as *mut c_void, Ordering::Relaxed);
+    FREE.store(free as *mut c_void, Ordering::Relaxed);
+    let has_all = api.set_module_options.is_some()
+        && api.set_abs_expire.is_some()
+        && api.signal_modified_key.is_some()
+        && api.replicate.is_some();
+    let _ = API.set(api);
+    let register = || {
+        if !has_all || call!(is_module_name_busy(name.as_ptr())) != 0 {
+            return ERR;
+        }
+        call!(set_module_attribs(context, name.as_ptr(), version, API_VERSION));
+        // A key that is opened for writing counts as changed otherwise, also by a denial.
+        call!(set_module_options(context, NO_IMPLICIT_SIGNAL_MODIFIED));
+        let has_categories = API
+            .get()
+            .is_some_and(|api| api.add_acl_category.is_some() && api.set_command_acl_categories.is_some());
+        if has_categories && call!(add_acl_category(context, c"slidegate".as_ptr())) != OK {
+            return ERR;
+        }
+        for Command { name, run } in commands {
+            let flags = c"write fast deny-oom".as_ptr();
+            if call!(create_command(context, name.as_ptr(), *run, flags, 1, 1, 1)) != OK {
+                return ERR;
+            }
+            if has_categories {
+                let command = call!(get_command(context, name.as_ptr()));
+                let categories = c"write fast slidegate".as_ptr();
+                if command.is_null() || call!(set_command_acl_categories(command, categories)) != OK {
+                    return ERR;
+                }
+            }
+        }
+        OK
+    };
+    catch_unwind(AssertUnwindSafe(register)).unwrap_or(ERR)
+}
+
+macro_rules! commands {
+    ($($name:literal $function:ident = $run:path;)*) => {
+        $(
+            /// As the server calls it.
+            unsafe extern "C" fn $function(
+                context: *mut $crate::api::RawContext,
+                arguments: *mut *mut $crate::api::RawString,
+                count: std::ffi::c_int,
+            ) -> std::ffi::c_int {
+                // SAFETY: the server calls it as a command.
+                unsafe { $crate::api::run(context, arguments, count, $run) }
+            }
+        )*
+
+        /// Called by the server when it loads the module.
+        ///
+        /// # Safety
+        /// Only a server may call it.
+        // SAFETY: the name is the one that servers look for, and nothing else defines it.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn RedisModule_OnLoad(
+            context: *mut RawContext,
+            _arguments: *mut *mut RawString,
+            _count: c_int,
+        ) -> c_int {
+            let commands = [$(Command { name: $name, run: $function }),*];
+            // SAFETY: the server calls it to load the module.
+            unsafe { load(context, c"slidegate", crate::commands::VERSION, &commands) }
+        }
+    };
+}
+
+commands! {
+    c"slidegate.check1" run_check = crate::commands::check1;
+    c"rl.check" run_rl_check = crate::commands::rl_check;
+    c"cl.throttle" run_cl_throttle = crate::commands::cl_throttle;
+}

@@ -1,0 +1,174 @@
+//! The commands, as they are called.
+
+use std::ffi::c_int;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use slidegate::stored::{Requests, Unusable, check, decide, quota_of};
+use slidegate::{Algorithm, Decision, Quota, millis_ceil, secs_ceil};
+
+use crate::api::{Arguments, Context, Key, WrongType};
+use crate::arguments::{MOST, named, number, requests};
+use crate::value::store;
+
+/// The version of the module that `MODULE LIST` shows: what its commands take and reply.
+pub(crate) const VERSION: c_int = 1;
+
+/// Most requests of a call, as the library sends: each is a step.
+const MAX_REQUESTS: usize = 1024;
+
+/// The reply if a key holds something else than a string, as the scripts get it.
+const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+
+/// The server's time in microseconds since the Unix epoch: the clock of its command `TIME`.
+#[allow(clippy::disallowed_methods)] // a command has one time, which is read here
+fn now_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// `SLIDEGATE.CHECK1 key latest quota cost [requests cost [requests ...]]`: as `check.lua`.
+///
+/// `latest` is the latest time at which it may still charge, in microseconds. `quota` is packed, see
+/// `stored/quota_bytes.rs`. The reply is the script's.
+pub(crate) fn check1(context: &Context<'_>, arguments: Arguments<'_>) {
+    const FIRST: usize = 4;
+    let count = arguments.len().saturating_sub(FIRST);
+    if count == 0 {
+        return context.reply_wrong_arity();
+    }
+    let (Some(latest), Some(quota)) = (number(arguments.get(2), 0, MOST), quota_of(arguments.get(3))) else {
+        return context.reply_error("ERR invalid quota or time: the caller and the module do not match");
+    };
+    // Most calls have one request, and need no memory.
+    let (one, many);
+    let requests = if count == 1 {
+        one = number(arguments.get(FIRST), 0, MOST).map(|cost| [Requests { cost, count: 1 }]);
+        one.as_ref().map(<[Requests; 1]>::as_slice)
+    } else {
+        let read = || requests(|at| arguments.get(FIRST + at), count);
+        many = (count <= 2 * MAX_REQUESTS).then(read).flatten();
+        many.as_deref()
+    };
+    let Some(requests) = requests else {
+        let most = 2 * MAX_REQUESTS;
+        return context.reply_error(&format!(
+            "ERR invalid requests: must be up to {most} whole numbers, costs and how many requests of each"
+        ));
+    };
+    let now = now_us();
+    if now > latest {
+        context.reply_list(2);
+        context.reply_number(-1);
+        return context.reply_number(signed(now));
+    }
+    let Some(mut key) = open(context, arguments) else { return };
+    match check(key.value(), &quota, now, requests) {
+        Ok(checked) => {
+            if let Some(write) = &checked.write {
+                store(&mut key, write);
+            }
+            if !checked.entries.is_empty() {
+                context.reply_list(1 + 2 * checked.entries.len());
+            }
+            context.reply_bytes(checked.numbers.as_bytes());
+            for (timestamp, cost) in checked.entries {
+                context.reply_number(signed(timestamp));
+                context.reply_number(signed(cost));
+            }
+        }
+        Err(unusable) => reply_unusable(context, &mut key, &unusable),
+    }
+}
+
+/// `RL.CHECK key limit window [COST n]`: the exact sliding window.
+pub(crate) fn rl_check(context: &Context<'_>, arguments: Arguments<'_>) {
+    let has_cost = arguments.len() == 6 && arguments.get(4).eq_ignore_ascii_case(b"COST");
+    if arguments.len() != 4 && !has_cost {
+        return context.reply_wrong_arity();
+    }
+    let parsed = (|| {
+        let limit = named("limit", arguments.get(2), 0, MOST)?;
+        let window = String::from_utf8_lossy(arguments.get(3));
+        let window = Quota::parse_window(&window).map_err(|error| format!("ERR {error}"))?;
+        let quota = Quota::new(limit, window).map_err(|error| format!("ERR {error}"))?;
+        let cost = if has_cost { named("cost", arguments.get(5), 0, MOST)? } else { 1 };
+        Ok((quota, cost))
+    })();
+    reply_decision(context, arguments, parsed, |decision| {
+        context.reply_list(5);
+        context.reply_number(i64::from(decision.is_allowed()));
+        context.reply_number(signed(decision.limit()));
+        context.reply_number(signed(decision.remaining()));
+        context.reply_number(decision.retry_after().map_or(-1, |wait| signed(millis_ceil(wait))));
+        context.reply_number(signed(millis_ceil(decision.reset_after())));
+    });
+}
+
+/// `CL.THROTTLE key max_burst count period [quantity]`: the command and the reply of redis-cell.
+pub(crate) fn cl_throttle(context: &Context<'_>, arguments: Arguments<'_>) {
+    if !(5..=6).contains(&arguments.len()) {
+        return context.reply_wrong_arity();
+    }
+    let parsed = (|| {
+        let max_burst = named("max_burst", arguments.get(2), 0, MOST - 1)?;
+        let count = named("count", arguments.get(3), 1, MOST)?;
+        let period = named("period", arguments.get(4), 1, Quota::MAX_WINDOW.as_secs())?;
+        let quantity = if arguments.len() == 6 { named("quantity", arguments.get(5), 0, MOST)? } else { 1 };
+        let quota = Quota::new(count, Duration::from_secs(period)).map_err(|error| format!("ERR {error}"))?;
+        Ok((quota.with_algorithm(Algorithm::TokenBucket).with_burst(max_burst + 1), quantity))
+    })();
+    reply_decision(context, arguments, parsed, |decision| {
+        context.reply_list(5);
+        context.reply_number(i64::from(decision.is_denied()));
+        context.reply_number(signed(decision.limit()));
+        context.reply_number(signed(decision.remaining()));
+        let wait = decision.retry_after().filter(|_| decision.is_denied());
+        context.reply_number(wait.map_or(-1, |wait| signed(secs_ceil(wait))));
+        context.reply_number(signed(secs_ceil(decision.reset_after())));
+    });
+}
+
+/// Decides one request on the key of the first argument, and replies.
+fn reply_decision(
+    context: &Context<'_>,
+    arguments: Arguments<'_>,
+    parsed: Result<(Quota, u64), String>,
+    reply: impl FnOnce(&Decision),
+) {
+    let (quota, cost) = match parsed {
+        Ok(parsed) => parsed,
+        Err(error) => return context.reply_error(&error),
+    };
+    let Some(mut key) = open(context, arguments) else { return };
+    match decide(key.value(), &quota, now_us(), cost) {
+        Ok((decision, write)) => {
+            if let Some(write) = &write {
+                store(&mut key, write);
+            }
+            reply(&decision);
+        }
+        Err(unusable) => reply_unusable(context, &mut key, &unusable),
+    }
+}
+
+fn open<'c>(context: &'c Context<'c>, arguments: Arguments<'c>) -> Option<Key<'c>> {
+    match context.open(arguments, 1) {
+        Ok(key) => Some(key),
+        Err(WrongType) => {
+            context.reply_error(WRONG_TYPE);
+            None
+        }
+    }
+}
+
+/// Replies the error of the scripts.
+fn reply_unusable(context: &Context<'_>, key: &mut Key<'_>, unusable: &Unusable) {
+    if let Some(write) = &unusable.write {
+        store(key, write);
+    }
+    context.reply_error(&format!("SLIDEGATE value is {}", unusable.message));
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,163 @@
+//! The stored values of the algorithms that count in a few numbers.
+//!
+//! A value is written in the compact form if the numbers fit, as the scripts do.
+
+use super::compact;
+use super::key::{Before, Numbers, Stored, Unusable};
+use super::write::{Bytes, Fields, Write};
+use crate::algorithm::{FixedWindow, SlidingWindow, TokenBucket};
+use crate::quota::{Algorithm, Quota};
+use crate::time::SECOND_US;
+
+/// Bits of the newer counter of a compact sliding window, and of the older one.
+const COUNTER_BITS: u32 = 20;
+/// Seconds that a compact value can hold: until the year 2106.
+const MOST_SECONDS: u64 = u32::MAX as u64;
+
+/// A value in the compact form: its window, its end, and the five bytes of its counts.
+fn compact(algorithm: Algorithm, value: &[u8]) -> Option<(u64, u64, u64)> {
+    let mut fields = Fields(value);
+    let tag = fields.byte();
+    let (window_us, end, counts) =
+        (compact::window_us(fields.next(2)), fields.next(4) * SECOND_US, fields.next(5));
+    let is_own = compact::tag(algorithm) == Some(tag);
+    (is_own && window_us > 0).then_some((window_us, end, counts))
+}
+
+/// The compact form, if the window and the end have one.
+fn write_compact(quota: &Quota, end: u64, counts: u64) -> Option<Bytes> {
+    let head = compact::head(quota.algorithm(), quota.window_us());
+    let fits = head > 0 && end.is_multiple_of(SECOND_US) && end / SECOND_US <= MOST_SECONDS;
+    fits.then(|| Bytes::default().with(head, 3).with(end / SECOND_US, 4).with(counts, 5))
+}
+
+/// In place if the value keeps its length and its end, because then it keeps its expiry.
+fn in_place_or_whole(bytes: Bytes, before: &Before, end: u64, expire_at_ms: u64) -> Write {
+    if before.expires == end && before.length == bytes.len() {
+        Write::Patch { head: bytes, entry: None, expire_at_ms: None }
+    } else {
+        Write::Value { bytes, expire_at_ms }
+    }
+}
+
+impl<'v> Stored<'v> for FixedWindow {
+    const NUMBER: u8 = 1;
+
+    fn read(value: &'v [u8]) -> Option<(Self, Option<u64>)> {
+        if value.len() == compact::BYTES {
+            let (window_us, end, used) = compact(Algorithm::FixedWindow, value)?;
+            return Some((Self::from_parts(end, used), Some(window_us)));
+        }
+        let mut fields = Fields(value);
+        let is_own = value.len() == 21 && fields.byte() == 0x11;
+        is_own.then(|| {
+            let window_us = fields.next(6);
+            (Self::from_parts(fields.next(7), fields.next(7)), Some(window_us))
+        })
+    }
+
+    fn moment(&self) -> u64 {
+        self.parts().0
+    }
+
+    fn expires(&self, _has_same_window: bool) -> u64 {
+        self.parts().0
+    }
+
+    fn numbers(&self, numbers: Numbers) -> Numbers {
+        let (end, used) = self.parts();
+        numbers.with(end).with(used)
+    }
+
+    fn write(&self, quota: &Quota, now: u64, before: &Before) -> Result<Write, Unusable> {
+        let (end, used) = self.parts();
+        let bytes = (used < 1 << 40).then(|| write_compact(quota, end, used)).flatten();
+        let wide = || Bytes::default().with(0x11, 1).with(quota.window_us(), 6).with(end, 7).with(used, 7);
+        let ttl_ms = (end - now).div_ceil(1000) + 5000;
+        Ok(in_place_or_whole(bytes.unwrap_or_else(wide), before, end, now / 1000 + ttl_ms))
+    }
+}
+
+impl<'v> Stored<'v> for SlidingWindow {
+    const NUMBER: u8 = 2;
+
+    fn read(value: &'v [u8]) -> Option<(Self, Option<u64>)> {
+        if value.len() == compact::BYTES {
+            let (window_us, end, counts) = compact(Algorithm::SlidingWindow, value)?;
+            let (previous, current) = (counts >> COUNTER_BITS, counts & ((1 << COUNTER_BITS) - 1));
+            return Some((Self::from_parts(end, previous, current), Some(window_us)));
+        }
+        let mut fields = Fields(value);
+        let is_own = value.len() == 28 && fields.byte() == 0x12;
+        is_own.then(|| {
+            let window_us = fields.next(6);
+            (Self::from_parts(fields.next(7), fields.next(7), fields.next(7)), Some(window_us))
+        })
+    }
+
+    fn moment(&self) -> u64 {
+        self.parts().0
+    }
+
+    /// With usage in the current window, the value was stored until the end of the next.
+    fn expires(&self, has_same_window: bool) -> u64 {
+        let (end, _, current) = self.parts();
+        if current > 0 && has_same_window { end } else { 0 }
+    }
+
+    fn numbers(&self, numbers: Numbers) -> Numbers {
+        let (end, previous, current) = self.parts();
+        numbers.with(end).with(previous).with(current)
+    }
+
+    fn write(&self, quota: &Quota, now: u64, before: &Before) -> Result<Write, Unusable> {
+        let (end, previous, current) = self.parts();
+        let fits = previous.max(current) < 1 << COUNTER_BITS;
+        let counts = || write_compact(quota, end, previous << COUNTER_BITS | current);
+        let bytes = fits.then(counts).flatten();
+        let wide = || {
+            let head = Bytes::default().with(0x12, 1).with(quota.window_us(), 6);
+            head.with(end, 7).with(previous, 7).with(current, 7)
+        };
+        // The end may be up to a second more than a window ahead.
+        let next = if current > 0 { quota.window_us() } else { 0 };
+        let ttl_ms = (end - now + next) / 1000 + 4000;
+        Ok(in_place_or_whole(bytes.unwrap_or_else(wide), before, end, now / 1000 + ttl_ms))
+    }
+}
+
+impl<'v> Stored<'v> for TokenBucket {
+    const NUMBER: u8 = 3;
+
+    fn read(value: &'v [u8]) -> Option<(Self, Option<u64>)> {
+        let mut fields = Fields(value);
+        let is_own = value.len() == 27 && fields.byte() == 0x13;
+        is_own.then(|| {
+            let window_us = fields.next(6);
+            (Self::from_parts(fields.next(7), fields.next(7), fields.next(6)), Some(window_us))
+        })
+    }
+
+    fn moment(&self) -> u64 {
+        self.parts().0
+    }
+
+    fn numbers(&self, numbers: Numbers) -> Numbers {
+        let (_, level, fraction) = self.parts();
+        numbers.with(level).with(fraction)
+    }
+
+    /// The expiry changes with every charge: it is the time until the bucket is empty, rounded down,
+    /// and four seconds. The content may have been computed at a time up to a second ahead.
+    fn write(&self, quota: &Quota, now: u64, _before: &Before) -> Result<Write, Unusable> {
+        let (at, level, fraction) = self.parts();
+        let bytes = Bytes::default().with(0x13, 1).with(quota.window_us(), 6).with(at, 7);
+        let bytes = bytes.with(level, 7).with(fraction, 6);
+        let used = u128::from(level) + u128::from(fraction > 0);
+        let drains_us = used * u128::from(quota.window_us()) / u128::from(quota.limit().max(1));
+        // Redis refuses times that do not fit in 63 bits.
+        let drains_us = u64::try_from(drains_us).unwrap_or(u64::MAX).min(i64::MAX as u64 / 4);
+        let ttl_ms = (drains_us + (at - now)) / 1000 + 4000;
+        Ok(Write::Value { bytes, expire_at_ms: now / 1000 + ttl_ms })
+    }
+}

@@ -1,0 +1,121 @@
+//! Quotas as bytes: how a call of the module's commands carries them.
+//!
+//! 1 byte: the algorithm's letter in scripts; 6: window in microseconds; 7: limit; then for a log 2:
+//! slots, and for a token bucket 7: burst. Little-endian.
+
+#[cfg(feature = "redis")]
+use crate::quota::Quota;
+use crate::quota::{Algorithm, QuotaFields};
+
+/// Bytes of the letter, the window and the limit.
+const COMMON: usize = 14;
+
+/// The algorithm's letter in scripts and in the module's commands.
+pub(crate) fn letter(algorithm: Algorithm) -> &'static str {
+    match algorithm {
+        Algorithm::SlidingLog => "L",
+        Algorithm::SlidingWindow => "W",
+        Algorithm::FixedWindow => "F",
+        Algorithm::TokenBucket => "B",
+        Algorithm::InFlight => "P",
+    }
+}
+
+/// A quota as the module reads it.
+#[cfg(feature = "redis")]
+pub(crate) fn quota_bytes(quota: &Quota) -> Vec<u8> {
+    let QuotaFields { limit, window_us, slots, algorithm, .. } = quota.fields();
+    let mut bytes = letter(algorithm).as_bytes().to_vec();
+    bytes.extend_from_slice(&window_us.to_le_bytes()[..6]);
+    bytes.extend_from_slice(&limit.to_le_bytes()[..7]);
+    match algorithm {
+        Algorithm::SlidingLog => bytes.extend_from_slice(&slots.to_le_bytes()),
+        Algorithm::TokenBucket => bytes.extend_from_slice(&quota.burst().to_le_bytes()[..7]),
+        Algorithm::SlidingWindow | Algorithm::FixedWindow | Algorithm::InFlight => {}
+    }
+    bytes
+}
+
+/// Reads a quota. `None` if it is none, or if its counts are above 2^53 - 1, the most that a script
+/// can count.
+#[cfg(feature = "stored-values")]
+#[must_use]
+pub fn quota_of(bytes: &[u8]) -> Option<crate::quota::Quota> {
+    use crate::quota::Quota;
+
+    let number = |from: usize, to: usize| super::write::number(&bytes[from..to]);
+    let algorithm = Algorithm::ALL.into_iter().find(|one| bytes.starts_with(letter(*one).as_bytes()))?;
+    let own = match algorithm {
+        Algorithm::SlidingLog => 2,
+        Algorithm::TokenBucket => 7,
+        _ => 0,
+    };
+    if bytes.len() != COMMON + own {
+        return None;
+    }
+    let (window_us, limit) = (number(1, 7), number(7, COMMON));
+    let last = number(COMMON, COMMON + own);
+    let is_bucket = algorithm == Algorithm::TokenBucket;
+    let burst = is_bucket.then_some(last);
+    let slots = match algorithm {
+        Algorithm::SlidingLog => u16::try_from(last).ok().filter(|slots| *slots < u16::MAX)?,
+        _ => Quota::DEFAULT_SLOTS,
+    };
+    let is_countable = limit.max(burst.unwrap_or(0)) <= Quota::MAX_COUNT;
+    let fields = QuotaFields { limit, window_us, burst, algorithm, slots };
+    fields.quota().filter(|_| is_countable)
+}
+
+#[cfg(all(test, feature = "redis", feature = "stored-values"))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// An instance and the module may be of different releases: neither may misread the other.
+    #[test]
+    fn a_quota_is_read_as_it_was_sent() {
+        for algorithm in Algorithm::ALL {
+            for (limit, window, burst, slots) in [
+                (0, Duration::from_millis(1), 0, 1),
+                (100, Duration::from_secs(60), 250, 1024),
+                (Quota::MAX_COUNT, Quota::MAX_WINDOW, Quota::MAX_COUNT, u16::MAX - 1),
+            ] {
+                let quota = Quota::new(limit, window).unwrap().with_slots(slots);
+                let mut quota = quota.with_algorithm(algorithm);
+                if algorithm == Algorithm::TokenBucket {
+                    quota = quota.with_burst(burst);
+                }
+                let read = quota_of(&quota_bytes(&quota)).unwrap();
+                assert_eq!((read.limit(), read.window(), read.capacity()), (limit, window, quota.capacity()));
+                assert_eq!((read.algorithm(), read.max_used()), (algorithm, quota.max_used()));
+                if algorithm == Algorithm::SlidingLog {
+                    assert_eq!(read.slots(), quota.slots());
+                }
+            }
+        }
+    }
+
+    /// Anybody who may call the command may send anything.
+    #[test]
+    fn what_is_no_quota_is_refused() {
+        let valid = quota_bytes(&Quota::per_minute(100));
+        assert!(quota_of(&valid).is_some());
+        for length in (0..valid.len()).chain([valid.len() + 1]) {
+            let mut bytes = valid.clone();
+            bytes.resize(length, 0);
+            assert_eq!(quota_of(&bytes), None, "{length} bytes");
+        }
+        let with = |from: usize, part: &[u8]| {
+            let mut bytes = valid.clone();
+            bytes[from..from + part.len()].copy_from_slice(part);
+            quota_of(&bytes)
+        };
+        assert_eq!(with(0, b"P"), None, "what is in flight has no usage");
+        assert_eq!(with(1, &[0; 6]), None, "a window of 0");
+        assert_eq!(with(1, &[0xFF; 6]), None, "a window above 366 days");
+        assert_eq!(with(7, &[0xFF; 7]), None, "a limit that scripts cannot count");
+        assert_eq!(with(14, &[0; 2]), None, "no slots");
+        assert_eq!(with(14, &[0xFF; 2]), None, "too many slots");
+    }
+}

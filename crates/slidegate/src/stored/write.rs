@@ -1,0 +1,87 @@
+//! What is to be stored after a decision, and numbers in stored bytes.
+
+use std::ops::Deref;
+
+use smallvec::SmallVec;
+
+/// Bytes of a stored value. Those of counters and of a log's header need no allocation.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Bytes(SmallVec<[u8; 64]>);
+
+/// A change of a stored value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Write {
+    /// A whole value. It may be longer or shorter than the stored one.
+    Value {
+        /// The value.
+        bytes: Bytes,
+        /// When it expires, in milliseconds since the Unix epoch.
+        expire_at_ms: u64,
+    },
+    /// Parts of the stored value, whose length and expiry stay.
+    Patch {
+        /// The first bytes.
+        head: Bytes,
+        /// The bytes of a log's new entry, and where they begin.
+        entry: Option<(usize, Bytes)>,
+        /// When the value is to expire, in milliseconds since the Unix epoch, if that changes.
+        expire_at_ms: Option<u64>,
+    },
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Bytes {
+    /// Appends a number, little-endian, with this width in bytes.
+    pub(super) fn with(mut self, number: u64, width: usize) -> Self {
+        self.0.extend_from_slice(&number.to_le_bytes()[..width]);
+        self
+    }
+
+    pub(super) fn extend(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+
+    pub(super) fn fill_up_to(&mut self, length: usize) {
+        self.0.resize(length, 0);
+    }
+}
+
+/// A little-endian number of at most eight bytes.
+#[inline]
+pub(super) fn number(bytes: &[u8]) -> u64 {
+    let mut wide = [0; 8];
+    wide[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(wide)
+}
+
+/// Reads little-endian numbers one after the other. The bytes must be long enough.
+pub(super) struct Fields<'v>(pub(super) &'v [u8]);
+
+impl Fields<'_> {
+    #[inline]
+    pub(super) fn next(&mut self, width: usize) -> u64 {
+        let (field, rest) = self.0.split_at(width);
+        self.0 = rest;
+        number(field)
+    }
+
+    /// A number of one byte.
+    #[inline]
+    pub(super) fn byte(&mut self) -> u8 {
+        self.next(1).to_le_bytes()[0]
+    }
+
+    /// A number of two bytes.
+    #[inline]
+    pub(super) fn small(&mut self) -> u16 {
+        let [low, high, ..] = self.next(2).to_le_bytes();
+        u16::from_le_bytes([low, high])
+    }
+}
