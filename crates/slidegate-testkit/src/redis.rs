@@ -2,6 +2,7 @@
 
 mod cluster;
 mod fake;
+mod module;
 mod resp;
 mod sentinel;
 mod server;
@@ -10,6 +11,7 @@ pub mod acl;
 
 pub use cluster::{Migration, RedisCluster, Shape};
 pub use fake::{FakeRedis, FakeReply};
+pub use module::module;
 pub use resp::{Command, Connection, Reply};
 pub use sentinel::RedisSentinels;
 pub use server::{Builder, CommandStats, RedisServer};

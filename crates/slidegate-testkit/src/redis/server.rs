@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::acl;
+use super::module::{EVERYWHERE, module};
 use super::resp::{Connection, Reply};
 use crate::clock::ClockOffset;
 use crate::poll::until_true;
@@ -234,6 +235,9 @@ impl RedisServer {
         }
         command.args(["--port", &self.port.to_string(), "--unixsocket"]).arg(self.socket());
         command.args(&self.builder.args);
+        if self.builder.sentinel.is_none() && self.builder.loads_module() {
+            command.arg("--loadmodule").arg(module());
+        }
 
         let mut running = self.running();
         let process = running.insert(Process::start(command, dir, "redis-server"));
@@ -273,9 +277,20 @@ pub struct Builder {
     port: Option<u16>,
     sentinel: Option<String>,
     clock: bool,
+    module: Option<bool>,
 }
 
 impl Builder {
+    /// With the native module, or without it even if all servers of the tests load it.
+    pub fn module(mut self, loads: bool) -> Self {
+        self.module = Some(loads);
+        self
+    }
+
+    fn loads_module(&self) -> bool {
+        self.module.unwrap_or_else(|| std::env::var_os(EVERYWHERE).is_some())
+    }
+
     /// Arguments after the usual ones, which they overrule: `["--maxmemory", "1mb"]`.
     pub fn args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
         self.args.extend(args.into_iter().map(Into::into));

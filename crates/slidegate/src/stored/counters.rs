@@ -3,7 +3,7 @@
 //! A value is written in the compact form if the numbers fit, as the scripts do.
 
 use super::compact;
-use super::key::{Before, Numbers, Stored, Unusable};
+use super::key::{Before, Numbers, Step, Stored, Unusable};
 use super::write::{Bytes, Fields, Write};
 use crate::algorithm::{FixedWindow, SlidingWindow, TokenBucket};
 use crate::quota::{Algorithm, Quota};
@@ -58,6 +58,12 @@ impl<'v> Stored<'v> for FixedWindow {
 
     fn moment(&self) -> u64 {
         self.parts().0
+    }
+
+    /// The counter may keep its end, which is then in a later window than the clock.
+    fn has_moved(&self, counted: &Quota, Step { moment, now, settled }: Step) -> bool {
+        let window = counted.window_us();
+        now < moment && settled == now && now - now % window + window != moment
     }
 
     fn expires(&self, _has_same_window: bool) -> u64 {

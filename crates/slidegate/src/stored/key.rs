@@ -63,6 +63,15 @@ pub(super) struct Before {
     pub(super) expires: u64,
 }
 
+/// How a state was settled.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Step {
+    /// Its [moment](Stored::moment) before.
+    pub(super) moment: u64,
+    pub(super) now: u64,
+    pub(super) settled: u64,
+}
+
 /// A state that is read from a stored value and written to one.
 pub(super) trait Stored<'v>: State {
     /// The algorithm's number in the first byte.
@@ -74,6 +83,12 @@ pub(super) trait Stored<'v>: State {
 
     /// A time that only moves back if the clock did.
     fn moment(&self) -> u64;
+
+    /// Whether the clock was set back so far that the state was changed: what a denial records as
+    /// well.
+    fn has_moved(&self, _counted: &Quota, step: Step) -> bool {
+        self.moment() < step.moment
+    }
 
     /// The end that the expiry was computed from; 0 if the expiry must be computed anew.
     fn expires(&self, _has_same_window: bool) -> u64 {
@@ -143,13 +158,13 @@ impl<'v, S: Stored<'v>> OpenKey<S> {
         let before = Before { length, expires };
         let Some(window_us) = window_us.filter(|_| !has_same_window) else {
             let settled = state.settle(quota, now);
-            let has_moved = state.moment() < moment;
+            let has_moved = state.has_moved(quota, Step { moment, now, settled });
             return Ok(Self { state, settled, has_moved, before });
         };
         let counted = QuotaFields { window_us, ..quota.fields() }.quota();
         let counted = counted.ok_or_else(|| Unusable::damaged(&format!("its window is {window_us} us")))?;
         let settled = state.settle(&counted, now);
-        let has_moved = state.moment() < moment;
+        let has_moved = state.has_moved(&counted, Step { moment, now, settled });
         state.adopt(quota, settled);
         Ok(Self { state, settled, has_moved, before })
     }

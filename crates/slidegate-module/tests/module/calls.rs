@@ -1,0 +1,158 @@
+//! The same check as a script and as a command of the module.
+
+use slidegate_testkit::redis::{Connection, RedisServer, Reply};
+
+/// A time from which tests go on by hand, in microseconds since the Unix epoch.
+pub(crate) const NOW_US: u64 = 1_700_000_000_000_000;
+
+/// The largest time that a call may carry.
+const NEVER_LATE: &str = "9007199254740991";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Algorithm {
+    Log,
+    Window,
+    Fixed,
+    Bucket,
+}
+
+/// A quota, packed for both by what docs/redis-layout.md and the scripts say.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Quota {
+    pub(crate) algorithm: Algorithm,
+    pub(crate) limit: u64,
+    pub(crate) window_us: u64,
+    /// Of a bucket.
+    pub(crate) burst: u64,
+    /// Of a log.
+    pub(crate) slots: u64,
+}
+
+/// A server with the module and the scripts.
+pub(crate) struct Both {
+    pub(crate) server: RedisServer,
+    conn: Connection,
+    hashes: [String; 4],
+}
+
+/// Who makes a check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    Script,
+    Module,
+}
+
+const SCRIPTS: [&str; 4] = [
+    include_str!("../../../slidegate/lua/assembled/check_sliding_log.lua"),
+    include_str!("../../../slidegate/lua/assembled/check_sliding_window.lua"),
+    include_str!("../../../slidegate/lua/assembled/check_fixed_window.lua"),
+    include_str!("../../../slidegate/lua/assembled/check_token_bucket.lua"),
+];
+
+/// Numbers and their widths in bytes.
+fn bytes(fields: &[(u64, usize)]) -> Vec<u8> {
+    fields.iter().flat_map(|(number, width)| number.to_le_bytes()[..*width].to_vec()).collect()
+}
+
+impl Quota {
+    pub(crate) fn new(algorithm: Algorithm, limit: u64, window_us: u64) -> Self {
+        Self { algorithm, limit, window_us, burst: limit, slots: 1024 }
+    }
+
+    /// As `check_*.lua` unpacks it.
+    fn for_script(&self) -> Vec<u8> {
+        let Self { limit, window_us, slots, .. } = *self;
+        let burst = if limit == 0 { 0 } else { self.burst };
+        match self.algorithm {
+            Algorithm::Bucket => bytes(&[(window_us, 6), (burst, 7), (limit, 7)]),
+            Algorithm::Fixed => bytes(&[(window_us, 6), (limit, 7), (self.head(0x21), 3)]),
+            Algorithm::Window => bytes(&[(window_us, 6), (limit, 7), (self.head(0x22), 3)]),
+            Algorithm::Log => {
+                let step = if limit <= slots { 1 } else { window_us.div_ceil(slots) };
+                let bits = u64::from(64 - (step - 1).leading_zeros());
+                let runs = slots + u64::from(step > 1);
+                let fields = [(step, 6), (bits, 1), (runs, 2), (limit.min(runs), 2)];
+                bytes(&[&[(window_us, 6), (limit, 7)], fields.as_slice()].concat())
+            }
+        }
+    }
+
+    /// As the module reads it.
+    pub(crate) fn for_module(&self) -> Vec<u8> {
+        let Self { limit, window_us, slots, burst, .. } = *self;
+        let (letter, own) = match self.algorithm {
+            Algorithm::Log => (b'L', (slots, 2)),
+            Algorithm::Window => (b'W', (0, 0)),
+            Algorithm::Fixed => (b'F', (0, 0)),
+            Algorithm::Bucket => (b'B', (burst, 7)),
+        };
+        bytes(&[(letter.into(), 1), (window_us, 6), (limit, 7), own])
+    }
+
+    /// The first three bytes of a compact value.
+    fn head(&self, tag: u64) -> u64 {
+        let units = [1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000];
+        let code = units.iter().zip(0..).find_map(|(unit, number)| {
+            let count = self.window_us / unit;
+            (self.window_us % unit == 0 && count < 1 << 14).then_some(count * 4 + number)
+        });
+        code.map_or(0, |code| tag | code << 8)
+    }
+}
+
+impl Both {
+    pub(crate) fn start() -> Self {
+        Self::on(RedisServer::builder().with_clock().module(true).start())
+    }
+
+    pub(crate) fn on(server: RedisServer) -> Self {
+        let mut conn = server.connect();
+        let hashes = SCRIPTS.map(|text| {
+            let text = format!("#!lua\n{text}");
+            conn.call(&["SCRIPT", "LOAD", &text]).unwrap().to_string()
+        });
+        Self { server, conn, hashes }
+    }
+
+    /// Stops the clock at this time.
+    pub(crate) fn at(&self, now_us: u64) {
+        self.server.clock().stand(now_us);
+    }
+
+    pub(crate) fn call(&mut self, command: &[&[u8]]) -> Reply {
+        self.conn.call(command).unwrap()
+    }
+
+    /// Checks these requests: costs, each followed by how many there are of it.
+    pub(crate) fn check(&mut self, by: By, key: &str, quota: &Quota, requests: &[u64]) -> Reply {
+        let requests: Vec<_> = requests.iter().map(u64::to_string).collect();
+        let packed = match by {
+            By::Script => quota.for_script(),
+            By::Module => quota.for_module(),
+        };
+        let hash = self.hashes[quota.algorithm as usize].clone();
+        let mut command: Vec<&[u8]> = match by {
+            By::Script => vec![b"EVALSHA", hash.as_bytes(), b"1", key.as_bytes()],
+            By::Module => vec![b"SLIDEGATE.CHECK1", key.as_bytes()],
+        };
+        command.extend([NEVER_LATE.as_bytes(), &packed]);
+        command.extend(requests.iter().map(String::as_bytes));
+        self.call(&command)
+    }
+
+    pub(crate) fn stored(&mut self, key: &str) -> Option<Vec<u8>> {
+        match self.call(&[b"GET", key.as_bytes()]) {
+            Reply::Bytes(bytes) => Some(bytes),
+            Reply::Nil => None,
+            other => panic!("{key} holds {other:?}"),
+        }
+    }
+
+    /// Milliseconds until the key expires; negative if it does not, or is not there.
+    pub(crate) fn lives_ms(&mut self, key: &str) -> i64 {
+        match self.call(&[b"PTTL", key.as_bytes()]) {
+            Reply::Integer(lives) => lives,
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! `RL.CHECK` and `CL.THROTTLE`, as applications call them without slidegate.
+
+use slidegate_testkit::redis::{Connection, RedisServer, Reply};
+
+use crate::calls::NOW_US;
+
+fn numbers(conn: &mut Connection, command: &str) -> Vec<i64> {
+    let command: Vec<_> = command.split(' ').collect();
+    let Reply::List(items) = conn.call(&command).unwrap() else { panic!("{command:?} replies no list") };
+    let number = |item: &Reply| if let Reply::Integer(number) = item { *number } else { panic!("{item:?}") };
+    items.iter().map(number).collect()
+}
+
+fn error(conn: &mut Connection, command: &str) -> String {
+    let command: Vec<_> = command.split(' ').collect();
+    match conn.call(&command).unwrap() {
+        Reply::Error(error) => error,
+        other => panic!("{command:?}: {other:?}"),
+    }
+}
+
+/// Whoever loads the module and nothing else gets the exact sliding window.
+#[test]
+fn rl_check_is_the_exact_sliding_window() {
+    let server = RedisServer::builder().with_clock().module(true).start();
+    let mut conn = server.connect();
+    let at = |after_ms: u64| server.clock().stand(NOW_US + after_ms * 1000);
+    at(0);
+    assert_eq!(numbers(&mut conn, "RL.CHECK alice 3 10s"), [1, 3, 2, 0, 10_000]);
+    at(4000);
+    assert_eq!(numbers(&mut conn, "rl.check alice 3 10s cost 2"), [1, 3, 0, 0, 10_000]);
+    at(9999);
+    assert_eq!(numbers(&mut conn, "RL.CHECK alice 3 10s"), [0, 3, 0, 1, 4001]);
+    assert_eq!(numbers(&mut conn, "RL.CHECK alice 3 10s COST 3"), [0, 3, 0, 4001, 4001]);
+    assert_eq!(numbers(&mut conn, "RL.CHECK alice 3 10s COST 4"), [0, 3, 0, -1, 4001]);
+    assert_eq!(numbers(&mut conn, "RL.CHECK alice 3 10s COST 0"), [1, 3, 0, 0, 4001]);
+    at(10_000);
+    assert_eq!(numbers(&mut conn, "RL.CHECK alice 3 10s"), [1, 3, 0, 0, 10_000]);
+    // A changed limit counts what was charged.
+    assert_eq!(numbers(&mut conn, "RL.CHECK alice 4 10s"), [1, 4, 0, 0, 10_000]);
+    assert_eq!(numbers(&mut conn, "RL.CHECK bob 0 10s"), [0, 0, 0, -1, 0]);
+}
+
+/// Users of redis-cell load another library and change nothing.
+#[test]
+fn cl_throttle_replies_as_redis_cell_does() {
+    let server = RedisServer::builder().with_clock().module(true).start();
+    let mut conn = server.connect();
+    server.clock().stand(NOW_US);
+    // 3 at once, then 30 a minute.
+    assert_eq!(numbers(&mut conn, "CL.THROTTLE user 2 30 60"), [0, 3, 2, -1, 2]);
+    assert_eq!(numbers(&mut conn, "CL.THROTTLE user 2 30 60 2"), [0, 3, 0, -1, 6]);
+    assert_eq!(numbers(&mut conn, "CL.THROTTLE user 2 30 60 1"), [1, 3, 0, 2, 6]);
+    assert_eq!(numbers(&mut conn, "CL.THROTTLE user 2 30 60 4"), [1, 3, 0, -1, 6]);
+    assert_eq!(numbers(&mut conn, "CL.THROTTLE user 2 30 60 0"), [0, 3, 0, -1, 6]);
+    server.clock().stand(NOW_US + 2_000_000);
+    assert_eq!(numbers(&mut conn, "CL.THROTTLE user 2 30 60 1"), [0, 3, 0, -1, 6]);
+}
+
+/// Whoever types a command must read what is wrong with it.
+#[test]
+fn wrong_arguments_are_named() {
+    let server = RedisServer::builder().module(true).start();
+    let mut conn = server.connect();
+    for (command, expected) in [
+        ("RL.CHECK k", "ERR wrong number of arguments for 'rl.check' command"),
+        ("RL.CHECK k 1 1m COST", "ERR wrong number of arguments for 'rl.check' command"),
+        ("RL.CHECK k 1 1m TIMES 2", "ERR wrong number of arguments for 'rl.check' command"),
+        ("RL.CHECK k -1 1m", "ERR invalid limit `-1`: must be a whole number from 0 to 9007199254740991"),
+        ("RL.CHECK k 1 1m COST x", "ERR invalid cost `x`: must be a whole number from 0 to 9007199254740991"),
+        ("RL.CHECK k 1 0s", "ERR invalid window `0s`: must be 1ms to 366d, for example `1m`"),
+        ("CL.THROTTLE k 1 1", "ERR wrong number of arguments for 'cl.throttle' command"),
+        ("CL.THROTTLE k 1 0 1", "ERR invalid count `0`: must be a whole number from 1 to 9007199254740991"),
+        ("CL.THROTTLE k 1 1 0", "ERR invalid period `0`: must be a whole number from 1 to 31622400"),
+    ] {
+        // Servers quote names in other ways.
+        let said = error(&mut conn, command).replace(['\u{2018}', '\u{2019}', '\''], "'");
+        assert_eq!(said, expected, "{command}");
+    }
+    assert_eq!(server.admin(&["DBSIZE"]), "0");
+}

@@ -1,0 +1,142 @@
+//! What a decision leaves behind: in replicas, in the append-only file, for `WATCH`.
+
+use slidegate_testkit::redis::{RedisServer, Reply};
+use slidegate_testkit::until_true;
+
+use crate::calls::{Algorithm, Both, By, NOW_US, Quota};
+
+const QUOTAS: [(&str, Algorithm, u64); 5] = [
+    ("log", Algorithm::Log, 20),
+    ("long", Algorithm::Log, 500),
+    ("window", Algorithm::Window, 100),
+    ("fixed", Algorithm::Fixed, 100),
+    ("bucket", Algorithm::Bucket, 100),
+];
+
+/// Charges a key of each kind until its log has grown, wrapped around and has been renewed.
+fn charge_all(both: &mut Both, from_us: u64) {
+    for at in 0..150 {
+        both.at(from_us + at * 400_000);
+        for (key, algorithm, limit) in QUOTAS {
+            let quota = Quota::new(algorithm, limit, 10_000_000);
+            assert!(matches!(
+                both.check(By::Module, key, &quota, &[1 + at % 3]),
+                Reply::Bytes(_) | Reply::List(_)
+            ));
+        }
+        both.call(&[b"RL.CHECK", b"rl", b"20", b"10s"]);
+        both.call(&[b"CL.THROTTLE", b"cl", b"20", b"10", b"5"]);
+    }
+}
+
+/// Value and expiry of every key, by name.
+fn everything(server: &RedisServer) -> Vec<(String, Reply, Reply)> {
+    let mut keys: Vec<_> = server.admin(&["KEYS", "*"]).lines().map(str::to_owned).collect();
+    keys.sort();
+    let of = |key: String| {
+        let [dump, expires] = ["GET", "PEXPIRETIME"].map(|command| server.ask(&[command, &key]).unwrap());
+        (key, dump, expires)
+    };
+    keys.into_iter().map(of).collect()
+}
+
+/// A replica without the module, and every old release that takes over, must have the same usage.
+#[test]
+fn a_replica_without_the_module_has_the_same_values() {
+    let mut both = Both::start();
+    let port = both.server.port().to_string();
+    let replica = RedisServer::builder().module(false).args(["--replicaof", "127.0.0.1", port.as_str()]);
+    let replica = replica.start();
+    both.server.until_followed_by(1);
+    // In the future, so that the replica's own clock, which is true, expires nothing.
+    charge_all(&mut both, 4_000_000_000_000_000);
+    let expected = everything(&both.server);
+    assert_eq!(expected.len(), QUOTAS.len() + 2);
+    until_true("the replica has what the master has", || everything(&replica) == expected);
+    let stats = replica.admin(&["INFO", "commandstats"]);
+    assert!(!stats.contains("cmdstat_slidegate"), "{stats}");
+}
+
+/// A server that is started again without the module must start, and have the same usage.
+#[test]
+fn an_append_only_file_loads_without_the_module() {
+    let args = ["--appendonly", "yes", "--appendfsync", "always"];
+    let mut both = Both::on(RedisServer::builder().with_clock().module(true).args(args).start());
+    charge_all(&mut both, 4_000_000_000_000_000);
+    let expected = everything(&both.server);
+    assert_eq!(expected.len(), QUOTAS.len() + 2);
+    both.server.kill();
+    let folder = ["--dir", both.server.dir().to_str().unwrap()];
+    let restarted = RedisServer::builder().module(false).args(args).args(folder).start();
+    assert_eq!(everything(&restarted), expected);
+    assert_eq!(restarted.admin(&["MODULE", "LIST"]), "");
+}
+
+/// A denial that counts as a change would make caches of clients useless, and transactions fail.
+#[test]
+fn a_denial_changes_nothing() {
+    let mut both = Both::start();
+    both.at(NOW_US);
+    let quota = Quota::new(Algorithm::Log, 1, 60_000_000);
+    both.check(By::Module, "key", &quota, &[1]);
+    let value = both.stored("key");
+    let changes = |both: &mut Both| {
+        let info = both.server.admin(&["INFO", "persistence"]);
+        info.lines().find(|line| line.starts_with("rdb_changes")).unwrap().to_owned()
+    };
+    let before = changes(&mut both);
+    let mut watching = both.server.connect();
+    for (cost, is_executed) in [(1, true), (0, true)] {
+        watching.call(&["WATCH", "key"]).unwrap();
+        both.check(By::Module, "key", &quota, &[cost]);
+        watching.call(&["MULTI"]).unwrap();
+        watching.call(&["PING"]).unwrap();
+        assert_eq!(watching.call(&["EXEC"]).unwrap() != Reply::Nil, is_executed);
+    }
+    assert_eq!((both.stored("key"), changes(&mut both)), (value, before));
+    watching.call(&["WATCH", "other"]).unwrap();
+    both.check(By::Module, "other", &quota, &[1]);
+    watching.call(&["MULTI"]).unwrap();
+    watching.call(&["PING"]).unwrap();
+    assert_eq!(watching.call(&["EXEC"]).unwrap(), Reply::Nil, "a charge is a change");
+}
+
+/// Late calls belong to callers who have given up.
+#[test]
+fn a_late_call_charges_nothing() {
+    let mut both = Both::start();
+    both.at(NOW_US);
+    let packed = Quota::new(Algorithm::Fixed, 1, 60_000_000).for_module();
+    let latest = (NOW_US - 1).to_string();
+    let late = both.call(&[b"SLIDEGATE.CHECK1", b"key", latest.as_bytes(), &packed, b"1"]);
+    let now = Reply::Integer(NOW_US.cast_signed());
+    assert_eq!(late, Reply::List(vec![Reply::Integer(-1), now]));
+    assert_eq!(both.stored("key"), None);
+    let in_time = NOW_US.to_string();
+    let charged = both.call(&[b"SLIDEGATE.CHECK1", b"key", in_time.as_bytes(), &packed, b"1"]);
+    assert!(matches!(charged, Reply::Bytes(_)));
+}
+
+/// A full server refuses to store more, and says so before anything is decided.
+#[test]
+fn a_full_server_refuses() {
+    let server = RedisServer::builder().module(true).args(["--maxmemory", "1"]).start();
+    let reply = server.ask(&["RL.CHECK", "key", "1", "1m"]).unwrap();
+    assert!(matches!(&reply, Reply::Error(error) if error.starts_with("OOM ")), "{reply:?}");
+}
+
+/// An operator replaces the module by a newer one while the server runs.
+#[test]
+fn the_module_is_unloaded_and_loaded_again() {
+    let server = RedisServer::builder().module(true).args(["--enable-module-command", "yes"]).start();
+    let allowed = |server: &RedisServer| {
+        server.admin(&["RL.CHECK", "key", "9", "1m"]).lines().nth(2).unwrap().to_owned()
+    };
+    assert_eq!(allowed(&server), "8");
+    assert_eq!(server.admin(&["MODULE", "UNLOAD", "slidegate"]), "OK");
+    let unknown = server.ask(&["RL.CHECK", "key", "9", "1m"]).unwrap();
+    assert!(matches!(&unknown, Reply::Error(error) if error.contains("unknown command")), "{unknown:?}");
+    let path = slidegate_testkit::redis::module().to_str().unwrap();
+    assert_eq!(server.admin(&["MODULE", "LOAD", path]), "OK");
+    assert_eq!(allowed(&server), "7");
+}

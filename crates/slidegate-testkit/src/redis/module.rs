@@ -1,0 +1,26 @@
+//! The native module, built for the servers that load it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::process::run;
+
+/// Set to anything, every server of the tests loads the module, and what runs scripts on them runs
+/// it instead.
+pub(super) const EVERYWHERE: &str = "SLIDEGATE_TEST_MODULE";
+
+/// The library that servers load. Built once, by cargo; if nothing has changed, in no time.
+pub fn module() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut cargo = Command::new(option_env!("CARGO").unwrap_or("cargo"));
+        cargo.current_dir(&workspace).args(["build", "--quiet", "--locked", "--package", "slidegate-module"]);
+        run(cargo, "cargo");
+        let target =
+            std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.join("target"), PathBuf::from);
+        let library = target.join("debug/libslidegate_module.so");
+        library.canonicalize().unwrap_or_else(|error| panic!("{}: {error}", library.display()))
+    })
+}
