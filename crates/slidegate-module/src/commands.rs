@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use slidegate::stored::{Requests, Unusable, check, decide, quota_of};
 use slidegate::{Algorithm, Decision, Quota, millis_ceil, secs_ceil};
 
-use crate::api::{Arguments, Context, Key, WrongType};
+use crate::api::{Arguments, Context, Key, WrongType, server_time_us};
 use crate::arguments::{MOST, named, number, requests};
 use crate::value::store;
 
@@ -19,9 +19,12 @@ const MAX_REQUESTS: usize = 1024;
 /// The reply if a key holds something else than a string, as the scripts get it.
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
-/// The server's time in microseconds since the Unix epoch: the clock of its command `TIME`.
+/// The server's time in microseconds since the Unix epoch, as its command `TIME` has it.
 #[allow(clippy::disallowed_methods)] // a command has one time, which is read here
 fn now_us() -> u64 {
+    if let Some(now_us) = server_time_us() {
+        return now_us;
+    }
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }

@@ -18,14 +18,18 @@ mod entries;
 mod key;
 mod quota_bytes;
 #[cfg(feature = "stored-values")]
+mod state;
+#[cfg(feature = "stored-values")]
 mod write;
 
 #[cfg(feature = "stored-values")]
-pub use key::{Checked, Numbers, Requests, Unusable, check, decide};
+pub use key::{Checked, Requests, check, decide};
 #[cfg(feature = "stored-values")]
 pub use quota_bytes::quota_of;
+#[cfg(feature = "stored-values")]
+pub use state::{Numbers, Unusable};
 #[cfg(feature = "stored-values")]
 pub use write::{Bytes, Write};
 
 #[cfg(feature = "redis")]
-pub(crate) use quota_bytes::{letter, quota_bytes};
+pub(crate) use quota_bytes::letter;

@@ -94,7 +94,7 @@ impl Quota {
         let units = [1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000];
         let code = units.iter().zip(0..).find_map(|(unit, number)| {
             let count = self.window_us / unit;
-            (self.window_us % unit == 0 && count < 1 << 14).then_some(count * 4 + number)
+            (self.window_us.is_multiple_of(*unit) && count < 1 << 14).then_some(count * 4 + number)
         });
         code.map_or(0, |code| tag | code << 8)
     }

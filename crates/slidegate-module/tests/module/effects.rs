@@ -69,7 +69,7 @@ fn an_append_only_file_loads_without_the_module() {
     let folder = ["--dir", both.server.dir().to_str().unwrap()];
     let restarted = RedisServer::builder().module(false).args(args).args(folder).start();
     assert_eq!(everything(&restarted), expected);
-    assert_eq!(restarted.admin(&["MODULE", "LIST"]), "");
+    assert!(!restarted.admin(&["MODULE", "LIST"]).contains("slidegate"));
 }
 
 /// A denial that counts as a change would make caches of clients useless, and transactions fail.

@@ -3,7 +3,7 @@
 //! A value is written in the compact form if the numbers fit, as the scripts do.
 
 use super::compact;
-use super::key::{Before, Numbers, Step, Stored, Unusable};
+use super::state::{Before, Numbers, Step, Stored, Unusable};
 use super::write::{Bytes, Fields, Write};
 use crate::algorithm::{FixedWindow, SlidingWindow, TokenBucket};
 use crate::quota::{Algorithm, Quota};

@@ -5,7 +5,7 @@
 
 use std::cell::Cell;
 
-use super::key::{Before, Numbers, Stored, Unusable};
+use super::state::{Before, Numbers, Stored, Unusable};
 use super::write::{Bytes, Fields, Write, number};
 use crate::algorithm::sliding_log::{Entries, Log};
 use crate::quota::Quota;
@@ -146,6 +146,7 @@ impl StoredEntries<'_> {
 }
 
 /// What a header says of its ring.
+#[derive(Clone, Copy)]
 struct RingFields {
     widths: Widths,
     head: u16,
@@ -328,7 +329,7 @@ impl<'v> Stored<'v> for Log<StoredEntries<'v>> {
             // Written past its end, the gap would be filled with zeros.
             let head = Bytes::default().with(CUT_OFF.into(), 1);
             let mark = Write::Patch { head, entry: None, expire_at_ms: None };
-            return Err(Unusable { write: Some(mark), ..Unusable::cut_off() });
+            return Err(Unusable { write: Some(Box::new(mark)), ..Unusable::cut_off() });
         }
         let entry = run.map(|run| (HEADER + entries.offset(in_ring), run));
         // One that is too short loses usage. It is too long after the window was shortened or the clock

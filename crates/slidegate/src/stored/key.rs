@@ -4,18 +4,14 @@
 //! before any charge, from which the caller computes the decisions.
 
 use super::entries::StoredEntries;
+use super::state::{Before, Numbers, Step, Stored, Unusable};
 use super::write::Write;
 use crate::algorithm::sliding_log::Log;
-use crate::algorithm::{self, FixedWindow, SlidingWindow, State, TokenBucket};
+use crate::algorithm::{self, FixedWindow, SlidingWindow, TokenBucket};
 use crate::decision::Decision;
 use crate::quota::{Algorithm, Quota, QuotaFields};
 use crate::time::Timestamp;
 use crate::verb::Verb;
-
-/// Most numbers in a reply about one key.
-const MOST_NUMBERS: usize = 6;
-/// Bytes of each.
-const NUMBER_BYTES: usize = 7;
 
 /// Consecutive requests of the same cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,104 +32,6 @@ pub struct Checked {
     pub entries: Vec<(u64, u64)>,
     /// `None` if nothing changes.
     pub write: Option<Write>,
-}
-
-/// Numbers of seven bytes, little-endian.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Numbers {
-    bytes: [[u8; NUMBER_BYTES]; MOST_NUMBERS],
-    len: usize,
-}
-
-/// Why a value cannot be used. Nothing is charged then.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unusable {
-    /// The error as a script reports it: `not of layout 1 or 2: its first byte is 21`.
-    pub message: String,
-    /// What is to be stored, so that the damage is reported from now on.
-    pub write: Option<Write>,
-}
-
-/// What was stored before.
-#[derive(Debug)]
-pub(super) struct Before {
-    /// Bytes of the value; 0 if there was none.
-    pub(super) length: usize,
-    /// The moment that its expiry was computed from, see [`Stored::expires`].
-    pub(super) expires: u64,
-}
-
-/// How a state was settled.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Step {
-    /// Its [moment](Stored::moment) before.
-    pub(super) moment: u64,
-    pub(super) now: u64,
-    pub(super) settled: u64,
-}
-
-/// A state that is read from a stored value and written to one.
-pub(super) trait Stored<'v>: State {
-    /// The algorithm's number in the first byte.
-    const NUMBER: u8;
-
-    /// The state in a value of this algorithm, and the window it was counted under if it says so.
-    /// `None` if it is of another algorithm, or damaged.
-    fn read(value: &'v [u8]) -> Option<(Self, Option<u64>)>;
-
-    /// A time that only moves back if the clock did.
-    fn moment(&self) -> u64;
-
-    /// Whether the clock was set back so far that the state was changed: what a denial records as
-    /// well.
-    fn has_moved(&self, _counted: &Quota, step: Step) -> bool {
-        self.moment() < step.moment
-    }
-
-    /// The end that the expiry was computed from; 0 if the expiry must be computed anew.
-    fn expires(&self, _has_same_window: bool) -> u64 {
-        0
-    }
-
-    /// Appends what is replied of the state.
-    fn numbers(&self, numbers: Numbers) -> Numbers;
-
-    /// The oldest entries of a log that together have at least this cost.
-    fn oldest(&self, _needed: u64) -> Vec<(u64, u64)> {
-        Vec::new()
-    }
-
-    /// Whether something was read from where the value has no bytes.
-    fn is_cut_off(&self) -> bool {
-        false
-    }
-
-    /// What is to be stored of the state at this time.
-    fn write(&self, quota: &Quota, now: u64, before: &Before) -> Result<Write, Unusable>;
-}
-
-impl Numbers {
-    /// The numbers, one after the other.
-    #[must_use]
-    pub fn as_bytes(&self) -> &[u8] {
-        self.bytes[..self.len].as_flattened()
-    }
-
-    pub(super) fn with(mut self, number: u64) -> Self {
-        self.bytes[self.len].copy_from_slice(&number.to_le_bytes()[..NUMBER_BYTES]);
-        self.len += 1;
-        self
-    }
-}
-
-impl Unusable {
-    pub(super) fn damaged(what: &str) -> Self {
-        Self { message: format!("damaged: {what}"), write: None }
-    }
-
-    pub(super) fn cut_off() -> Self {
-        Self::damaged("its ring is cut off")
-    }
 }
 
 /// A key, settled to a time.
@@ -288,4 +186,119 @@ pub fn decide(
     cost: u64,
 ) -> Result<(Decision, Option<Write>), Unusable> {
     with_stored!(value, quota, now_us, key => key.decide(quota, now_us, cost))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const NOW_US: u64 = 1_700_000_000_000_000;
+
+    fn quotas() -> impl Strategy<Value = Quota> {
+        let limits = prop_oneof![0u64..6, 0u64..3000, Just(Quota::MAX_COUNT)];
+        let windows = prop_oneof![Just(1_000u64), Just(60_000_000), 1_000..31_622_400_000_000u64];
+        let slots = prop_oneof![Just(1024u16), 1u16..5];
+        (limits, windows, slots, 0usize..4, 0u64..5000).prop_map(|(limit, window_us, slots, at, burst)| {
+            let quota = Quota::new(limit, Duration::from_micros(window_us)).unwrap();
+            quota.with_slots(slots).with_algorithm(Algorithm::ALL[at]).with_burst(burst)
+        })
+    }
+
+    /// Values of any content, most of which begin as those of some algorithm and have its length.
+    fn values() -> impl Strategy<Value = Vec<u8>> {
+        let of = |tag: u8, length: usize| {
+            proptest::collection::vec(any::<u8>(), length).prop_map(move |mut value| {
+                value[0] = tag;
+                value
+            })
+        };
+        let log = (any::<[u8; 48]>(), 0u16..40, 0u16..40, 0u16..40, 0usize..5, any::<bool>());
+        let log = log.prop_map(|(mut value, head, len, room, cost, is_near)| {
+            let widths = [0x40, 0x41, 0x62, 0x64, 0x47][cost];
+            (value[0], value[1], value[23]) = (0x14, value[1] % 64, widths);
+            for (at, number) in [(24, head), (26, len), (28, room)] {
+                value[at..at + 2].copy_from_slice(&number.to_le_bytes());
+            }
+            if is_near {
+                for at in [9, 16] {
+                    let near = NOW_US - u64::from(value[at]);
+                    value[at..at + 7].copy_from_slice(&near.to_le_bytes()[..7]);
+                }
+            }
+            let entry = usize::from(widths >> 4) + usize::from(widths & 15);
+            let mut value = value.to_vec();
+            value.resize(48 + usize::from(room) * entry, 0x5A);
+            value
+        });
+        prop_oneof![
+            4 => log,
+            1 => of(0x11, 21), 1 => of(0x21, 12), 1 => of(0x12, 28), 1 => of(0x22, 12), 1 => of(0x13, 27),
+            1 => proptest::collection::vec(any::<u8>(), 0..70),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
+
+        /// The module runs inside of other people's Redis: no value may end it, and what it writes
+        /// must be a value that it reads.
+        #[test]
+        fn any_value_is_decided_or_refused(
+            value in values(),
+            quota in quotas(),
+            now in prop_oneof![Just(NOW_US), 0..2 * NOW_US],
+            costs in proptest::collection::vec((0..=Quota::MAX_COUNT, 1u64..4), 1..4),
+        ) {
+            let requests: Vec<_> = costs.iter().map(|&(cost, count)| Requests { cost, count }).collect();
+            let _ = decide(Some(&value), &quota, now, costs[0].0);
+            let Ok(checked) = check(Some(&value), &quota, now, &requests) else { return Ok(()) };
+            prop_assert!(matches!(checked.numbers.as_bytes().len(), 35 | 42));
+            match checked.write {
+                Some(Write::Value { bytes, expire_at_ms }) => {
+                    prop_assert!(expire_at_ms > now / 1000);
+                    prop_assert!(check(Some(&bytes), &quota, now, &requests).is_ok());
+                }
+                Some(Write::Patch { head, entry, .. }) => {
+                    let mut patched = value.clone();
+                    if let Some((from, entry)) = entry {
+                        patched[from..from + entry.len()].copy_from_slice(&entry);
+                    }
+                    patched[..head.len()].copy_from_slice(&head);
+                    prop_assert!(check(Some(&patched), &quota, now, &requests).is_ok());
+                }
+                None => {}
+            }
+        }
+
+        /// The commands that decide one request, and those that check, must be one limiter.
+        #[test]
+        fn a_check_charges_what_a_decision_allows(
+            quota in quotas(),
+            steps in proptest::collection::vec((0u64..90_000_000, 0u64..5), 1..20),
+        ) {
+            let (mut stored, mut now) = (None::<Vec<u8>>, NOW_US);
+            for (after, cost) in steps {
+                now += after;
+                let checked = check(stored.as_deref(), &quota, now, &[Requests { cost, count: 1 }]).unwrap();
+                let (decision, write) = decide(stored.as_deref(), &quota, now, cost).unwrap();
+                prop_assert_eq!(checked.numbers.as_bytes()[0], u8::from(decision.is_allowed()));
+                prop_assert_eq!(&checked.write, &write);
+                match write {
+                    Some(Write::Value { bytes, .. }) => stored = Some(bytes.to_vec()),
+                    Some(Write::Patch { head, entry, .. }) => {
+                        let value = stored.as_mut().unwrap();
+                        if let Some((from, entry)) = entry {
+                            value[from..from + entry.len()].copy_from_slice(&entry);
+                        }
+                        value[..head.len()].copy_from_slice(&head);
+                    }
+                    None => {}
+                }
+            }
+        }
+    }
 }

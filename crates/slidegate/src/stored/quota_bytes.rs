@@ -3,11 +3,14 @@
 //! 1 byte: the algorithm's letter in scripts; 6: window in microseconds; 7: limit; then for a log 2:
 //! slots, and for a token bucket 7: burst. Little-endian.
 
-#[cfg(feature = "redis")]
+use crate::quota::Algorithm;
+#[cfg(all(test, feature = "stored-values"))]
 use crate::quota::Quota;
-use crate::quota::{Algorithm, QuotaFields};
+#[cfg(feature = "stored-values")]
+use crate::quota::QuotaFields;
 
 /// Bytes of the letter, the window and the limit.
+#[cfg(feature = "stored-values")]
 const COMMON: usize = 14;
 
 /// The algorithm's letter in scripts and in the module's commands.
@@ -22,7 +25,7 @@ pub(crate) fn letter(algorithm: Algorithm) -> &'static str {
 }
 
 /// A quota as the module reads it.
-#[cfg(feature = "redis")]
+#[cfg(all(test, feature = "stored-values"))]
 pub(crate) fn quota_bytes(quota: &Quota) -> Vec<u8> {
     let QuotaFields { limit, window_us, slots, algorithm, .. } = quota.fields();
     let mut bytes = letter(algorithm).as_bytes().to_vec();
@@ -66,7 +69,7 @@ pub fn quota_of(bytes: &[u8]) -> Option<crate::quota::Quota> {
     fields.quota().filter(|_| is_countable)
 }
 
-#[cfg(all(test, feature = "redis", feature = "stored-values"))]
+#[cfg(all(test, feature = "stored-values"))]
 mod tests {
     use std::time::Duration;
 

@@ -10,6 +10,7 @@ use super::source_tree::{CRATES_FOLDER, SourceTree, Table};
 const CRATES: &[(&str, &[&str], Option<&Table>)] = &[
     ("slidegate", &[], None),
     ("slidegate-envoy", &["slidegate"], Some(ENVOY)),
+    ("slidegate-module", &["slidegate"], Some(MODULE)),
     ("slidegate-replay", &["slidegate"], Some(REPLAY)),
     ("slidegate-server", &["slidegate", "slidegate-envoy", "slidegate-replay"], None),
     // It tests the others from outside, so it knows none of them.
@@ -33,6 +34,15 @@ const ENVOY: &Table = &[
     ("timed_body", &[]),
     ("grpc", &["handler", "host", "kuadrant", "timed_body"]),
     ("http", &["grpc", "handler", "host", "timed_body"]),
+];
+
+/// Arguments know no server.
+const MODULE: &Table = &[
+    ("lib", &[]),
+    ("api", &["commands"]),
+    ("arguments", &[]),
+    ("value", &["api"]),
+    ("commands", &["api", "arguments", "value"]),
 ];
 
 /// Parsing knows no policy; what decides knows no form of report.

@@ -34,6 +34,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("block", &["decision", "time"]),
     ("usage", &["decision", "hold", "quota", "time"]),
     ("algorithm", &["decision", "hold", "quota", "time", "usage", "verb"]),
+    ("stored", &["algorithm", "decision", "quota", "time", "verb"]),
     ("request", &["quota", "verb"]),
     ("request_path", &[]),
     ("client_addr", &["error"]),
@@ -94,6 +95,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "secret",
             "store",
             "store/redis/transport",
+            "stored",
             "ticket",
             "time",
             "usage",
@@ -179,6 +181,11 @@ const CYCLES: &[(&str, &[&str], &str)] = &[
         "slidegate-replay",
         &["store"],
         "a key and its usage name each other, so that both can be moved or dropped",
+    ),
+    (
+        "slidegate-module",
+        &["api", "commands", "value"],
+        "the entry points that the server calls are in the only file with unsafe code",
     ),
     ("slidegate", &["time"], "the clock and the discipline that steers it share the time scale"),
 ];
