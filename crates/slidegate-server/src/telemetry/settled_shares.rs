@@ -34,7 +34,7 @@ impl SettledShares {
 
     /// The histograms of several policies as one.
     #[allow(clippy::cast_precision_loss)] // shares as doubles are what Prometheus has
-    pub(super) fn read<'h>(histograms: impl Iterator<Item = &'h Self> + Clone) -> Reading {
+    pub(super) fn read<'h>(histograms: &(impl Iterator<Item = &'h Self> + Clone)) -> Reading {
         let sum = |of: &dyn Fn(&Self) -> u64| histograms.clone().map(of).sum::<u64>();
         let counts: [u64; ENDS_PERCENT.len() + 1] =
             from_fn(|bucket| sum(&|histogram| histogram.counts[bucket].load(Relaxed)));
@@ -59,11 +59,11 @@ mod tests {
             one.add(SettledCost { held, cost });
         }
         other.add(SettledCost { held: u64::MAX, cost: u64::MAX });
-        let reading = SettledShares::read([&one, &other].into_iter());
+        let reading = SettledShares::read(&[&one, &other].into_iter());
         assert_eq!(reading.count, 7);
         let filled: Vec<_> = reading.buckets.iter().filter(|(_, count)| *count > 0).copied().collect();
         assert_eq!(filled, [(0.05, 2), (0.1, 1), (1.0, 2), (1.25, 1), (f64::INFINITY, 1)]);
-        let alone = SettledShares::read([&other].into_iter());
+        let alone = SettledShares::read(&[&other].into_iter());
         assert!((alone.sum - 1.0).abs() < 1e-9, "{}", alone.sum);
     }
 }

@@ -241,7 +241,7 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
                 denied, a change that came too late, or after it was settled";
     page.counter("reservations", help, outcomes)?;
     let share = |counters: &[Arc<PolicyCounters>]| {
-        SettledShares::read(counters.iter().map(|counters| &*counters.settled_shares))
+        SettledShares::read(&counters.iter().map(|counters| &*counters.settled_shares))
     };
     let each = shown.iter().map(|one| (one.name.as_str(), share(std::slice::from_ref(one))));
     let settled = each.chain([(OTHERS, share(others))]).filter(|(_, reading)| reading.count > 0);
