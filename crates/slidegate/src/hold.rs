@@ -335,6 +335,15 @@ impl Holds {
         Some(Self { holds: listed.iter().map(hold).collect(), sum, earliest, latest, seen, unlisted })
     }
 
+    /// The header of a table, or of one without holds, as if it had been accessed at this time.
+    pub(crate) fn header_at(stored: &[u8], now: u64) -> Vec<u8> {
+        let mut header = stored.to_vec();
+        header.resize(Self::HEADER_BYTES, 0);
+        header[0] = Self::TAG;
+        header[22..29].copy_from_slice(&now.to_le_bytes()[..7]);
+        header
+    }
+
     /// The time that the store decided at.
     pub(crate) fn seen(&self) -> u64 {
         self.seen

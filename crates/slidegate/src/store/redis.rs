@@ -50,7 +50,7 @@ pub use server_time::ClockJumps;
 pub use transport::{BreakerState, ClientCertificate, FailureKind, NodeState, StoreErrors, StoreFailure};
 
 use batch::Batcher;
-use call::{Reply, Subjects};
+use call::{HoldSupport, Reply, Subjects};
 use denial_cache::DenialCache;
 use examine::Seen;
 use held_names::HeldNames;
@@ -163,24 +163,30 @@ impl Calls {
     ) -> Result<Vec<Answers>, Failure> {
         let slot = self.slot(subjects);
         let mut late = 0;
-        let mut has_holds = self.has_holds(subjects);
+        let if_held = subjects.hold_support(costs.len());
+        let mut support = if self.has_holds(subjects) { if_held } else { HoldSupport::None };
         loop {
+            let has_holds = support != HoldSupport::None;
             let keys = if has_holds { subjects.keys_with_holds() } else { subjects.keys() };
             let bound = subjects.reply_bound(false, has_holds);
             let latest = self.latest(slot, &keys, deadline).await?;
-            let (script, args) = subjects.call(&self.scripts, costs, latest, has_holds);
+            let (script, args) = subjects.call(&self.scripts, costs, latest, support);
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
             let sent = instant();
             let replied = self.transport.run(script, &keys, &args, bound, deadline, last_failure).await;
             let value = match replied {
                 Err(failure) if failure.is_for_holds() && !has_holds => {
-                    has_holds = true;
+                    support = if_held;
                     continue;
                 }
                 replied => replied.map_err(explain)?,
             };
             let arrived = instant();
-            match subjects.read(costs, value, has_holds) {
+            match subjects.read(costs, value, support) {
+                Ok(Reply::NeedsFullSupport(now)) => {
+                    self.observe_time(slot, now, sent, arrived);
+                    support = HoldSupport::Full;
+                }
                 Ok(Reply::Done(answers, now)) => {
                     self.observe_time(slot, now, sent, arrived);
                     if let Some(last) = answers.last().filter(|_| has_holds) {
@@ -228,7 +234,7 @@ impl Calls {
                     // Its time is that of the first reply, not of the server's clock now.
                     Ok(Reply::Done(answers, _)) => return Ok(answers.into_iter().next().unwrap_or_default()),
                     Err(unreadable) => return Err(self.misread(once.slot, &unreadable)),
-                    Ok(Reply::Late(now)) => {
+                    Ok(Reply::Late(now) | Reply::NeedsFullSupport(now)) => {
                         self.counts.late.fetch_add(1, Ordering::Relaxed);
                         self.observe_time(once.slot, now, sent, instant());
                     }

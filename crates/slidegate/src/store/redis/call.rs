@@ -23,7 +23,7 @@ use crate::verb::{Role, Verb};
 pub(crate) const MOST: u64 = Quota::MAX_COUNT;
 
 /// Bytes of each number in the reply of a script for one key.
-const NUMBER_BYTES: usize = 7;
+pub(super) const NUMBER_BYTES: usize = 7;
 /// Bytes of a number in other replies: its type, 16 digits and a line end.
 pub(super) const WIDE_NUMBER_BYTES: usize = 19;
 /// Numbers that are replied about a key, the runs of its log apart, before and after a refund.
@@ -71,9 +71,23 @@ pub(crate) struct Subjects(pub(crate) SmallVec<[Subject; 2]>);
 /// The decisions on one request, in the order of its subjects.
 pub(crate) type Answers = SmallVec<[Decision; 4]>;
 
+/// Which scripts a call may run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HoldSupport {
+    /// Those that refuse keys with holds.
+    None,
+    /// The one for a request on one key with holds, which leaves what is rare to `Full`.
+    OneKey,
+    /// The one for any call.
+    Full,
+}
+
 /// The reply of a script.
 #[derive(Debug)]
 pub(crate) enum Reply {
+    /// The script for one key with holds has done nothing: the call needs
+    /// [full support](HoldSupport::Full). The server's time.
+    NeedsFullSupport(u64),
     /// The call came too late to charge anything; the server's time.
     Late(u64),
     /// The decisions on each request, and the server's time.
@@ -169,10 +183,22 @@ impl Subjects {
         scripts: &'s Scripts,
         costs: &[u64],
         latest: u64,
-        has_holds: bool,
+        support: HoldSupport,
     ) -> (&'s Script, Vec<Vec<u8>>) {
         let number = |number: u64| number.to_string().into_bytes();
         let mut args = vec![number(latest)];
+        if let (HoldSupport::OneKey, [subject]) = (support, self.0.as_slice()) {
+            args.push(packed_with_holds(&subject.quota, None));
+            args.push(number(subject.own_cost.unwrap_or(costs[0])));
+            args.push(match (subject.part.verb, &subject.hold) {
+                (Verb::Peek, _) => b"p".to_vec(),
+                (_, None) => b"c".to_vec(),
+                (_, Some(_)) => b"h".to_vec(),
+            });
+            args.extend(subject.hold.as_ref().map(packed_hold));
+            return (scripts.check_held(subject.quota.algorithm()), args);
+        }
+        let has_holds = support != HoldSupport::None;
         if let Some(subject) = self.alone().filter(|_| !has_holds) {
             args.push(packed(&subject.quota));
             for same in costs.chunk_by(|one, next| one == next) {
@@ -238,6 +264,18 @@ impl Subjects {
         }
     }
 
+    /// What a call for so many requests needs if a key has holds.
+    pub(crate) fn hold_support(&self, requests: usize) -> HoldSupport {
+        let is_decided_alone = |Subject { part, hold, .. }: &Subject| {
+            let has_verb = part.verb == Verb::Check || part.verb == Verb::Peek && hold.is_none();
+            has_verb && part.is_unconditional() && part.excess == Excess::Refuse
+        };
+        match self.0.as_slice() {
+            [subject] if requests == 1 && is_decided_alone(subject) => HoldSupport::OneKey,
+            _ => HoldSupport::Full,
+        }
+    }
+
     /// The largest reply that the script can send: of each log all runs, and of the others a few
     /// numbers. With an id it may be a reply to earlier quotas, whose logs may have been longer.
     pub(crate) fn reply_bound(&self, is_once: bool, has_holds: bool) -> ReplyBound {
@@ -275,18 +313,32 @@ impl Subjects {
     }
 
     /// Reads what the script of [`call`](Self::call) replied to the same costs.
-    pub(crate) fn read(&self, costs: &[u64], reply: Value, has_holds: bool) -> Result<Reply, Unreadable> {
-        self.read_as(costs, reply, self.alone().is_some() && !has_holds)
+    pub(crate) fn read(
+        &self,
+        costs: &[u64],
+        reply: Value,
+        support: HoldSupport,
+    ) -> Result<Reply, Unreadable> {
+        let form = match support {
+            HoldSupport::None if self.alone().is_some() => ReplyForm::Bytes,
+            HoldSupport::OneKey => ReplyForm::BytesWithHolds,
+            HoldSupport::None | HoldSupport::Full => ReplyForm::Lists,
+        };
+        self.read_as(costs, reply, form)
     }
 
     /// Reads what the script of [`call_once`](Self::call_once) replied.
     pub(crate) fn read_once(&self, cost: u64, reply: Value) -> Result<Reply, Unreadable> {
-        self.read_as(&[cost], reply, false)
+        self.read_as(&[cost], reply, ReplyForm::Lists)
     }
 
-    /// `flat` is the reply of a script for one key: bytes, and no list for the key.
-    fn read_as(&self, costs: &[u64], reply: Value, flat: bool) -> Result<Reply, Unreadable> {
-        let mut items = if flat { flat_items(reply)? } else { items(reply)? };
+    fn read_as(&self, costs: &[u64], reply: Value, form: ReplyForm) -> Result<Reply, Unreadable> {
+        let is_flat = form != ReplyForm::Lists;
+        let mut items = match form {
+            ReplyForm::Lists => items(reply)?,
+            ReplyForm::Bytes => flat_items(reply)?,
+            ReplyForm::BytesWithHolds => held_items(reply, &self.0[0].quota)?,
+        };
         if items.len() < 2 {
             return Err(Unreadable(format!("{} items instead of 2 and more", items.len())));
         }
@@ -294,17 +346,17 @@ impl Subjects {
         let (Value::Int(passed), now) = (&items[0], unsigned(&items[1])?) else {
             return Err(Unreadable(format!("{:?} instead of how many pass", items[0])));
         };
-        if *passed == -1 {
-            return Ok(Reply::Late(now));
-        }
-        if flat {
-            rest = vec![Value::Array(rest)];
+        match passed {
+            -1 => return Ok(Reply::Late(now)),
+            -2 if form == ReplyForm::BytesWithHolds => return Ok(Reply::NeedsFullSupport(now)),
+            _ if is_flat => rest = vec![Value::Array(rest)],
+            _ => {}
         }
         let now = Timestamp::from_micros(now);
         let mut found = self.found(rest, *passed > 0)?;
         let outcomes: Vec<_> = costs.iter().map(|cost| self.decide(&mut found, now, *cost)).collect();
         // Otherwise the script and its Rust twin disagree.
-        let is_charged = |one: &&Outcome| if flat { one.decisions[0].is_allowed() } else { !one.is_denied };
+        let is_charged = |one: &&Outcome| if is_flat { one.decisions[0].is_allowed() } else { !one.is_denied };
         let ours = outcomes.iter().filter(is_charged).count() as u64;
         if u64::try_from(*passed) != Ok(ours) {
             return Err(Unreadable(format!("{passed} requests charged instead of {ours}")));
@@ -400,15 +452,19 @@ fn mode(subject: &Subject) -> Vec<u8> {
     mode
 }
 
+/// A hold that is made, for a script: its id, its time, and whether it is dropped at its end.
+fn packed_hold(hold: &NewHold) -> Vec<u8> {
+    let NewHold { id, ttl_us, unsettled } = hold;
+    let is_dropped = u8::from(*unsettled == Unsettled::Forget);
+    [&id.to_le_bytes()[..], &ttl_us.to_le_bytes()[..5], &[is_dropped]].concat()
+}
+
 /// A quota for a script that knows holds: with the hold that is made or cancelled, and how long what
 /// is charged at the end of a hold is kept.
 pub(super) fn packed_with_holds(quota: &Quota, hold: Option<&NewHold>) -> Vec<u8> {
     let mut bytes = packed(quota);
-    let mut push = |number: u64, width: usize| bytes.extend_from_slice(&number.to_le_bytes()[..width]);
-    if let Some(NewHold { id, ttl_us, unsettled }) = hold {
-        push(*id, 8);
-        push(*ttl_us, 5);
-        push(u64::from(*unsettled == Unsettled::Forget), 1);
+    if let Some(hold) = hold {
+        bytes.extend(packed_hold(hold));
     }
     let window_us = quota.window_us();
     // Usage lasts up to two windows; that of a bucket until its largest content has drained.
@@ -417,7 +473,8 @@ pub(super) fn packed_with_holds(quota: &Quota, hold: Option<&NewHold>) -> Vec<u8
         Algorithm::InFlight => 0,
         _ => 2,
     };
-    push((windows.saturating_mul(window_us) / 1000).saturating_add(LINGER_MS).min(MOST_LINGER_MS), 7);
+    let linger_ms = (windows.saturating_mul(window_us) / 1000).saturating_add(LINGER_MS).min(MOST_LINGER_MS);
+    bytes.extend_from_slice(&linger_ms.to_le_bytes()[..7]);
     bytes
 }
 
@@ -444,6 +501,55 @@ fn packed(quota: &Quota) -> Vec<u8> {
     bytes
 }
 
+/// How a script replies about its keys.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ReplyForm {
+    /// A list for each key.
+    Lists,
+    /// The numbers of the only key as bytes.
+    Bytes,
+    /// The same with the header of its table of holds.
+    BytesWithHolds,
+}
+
+/// The first two numbers of a reply about a key that may have holds, and then what the script for
+/// any keys replies about one: its numbers, the header of its table, and its holds.
+fn held_items(value: Value, quota: &Quota) -> Result<Vec<Value>, Unreadable> {
+    let (bytes, list, runs) = match value {
+        Value::BulkString(bytes) => (bytes, Value::BulkString(Vec::new()), Vec::new()),
+        other => {
+            let mut items = items(other)?;
+            match items.as_mut_slice() {
+                [Value::BulkString(bytes), list, ..] => {
+                    let (bytes, list) = (std::mem::take(bytes), std::mem::replace(list, Value::Nil));
+                    (bytes, list, items.split_off(2))
+                }
+                [Value::Int(-2 | -1), _] => return Ok(items),
+                _ => return Err(Unreadable(format!("{items:?} instead of bytes and holds"))),
+            }
+        }
+    };
+    let has_table = bytes.len() % NUMBER_BYTES == Holds::HEADER_BYTES % NUMBER_BYTES;
+    let (found, table) =
+        bytes.split_at(bytes.len().saturating_sub(if has_table { Holds::HEADER_BYTES } else { 0 }));
+    let mut found = numbers(found)?;
+    found.extend(runs);
+    let mut items: Vec<_> = found.drain(..found.len().min(2)).collect();
+    let now = items.get(1).map(unsigned).transpose()?.unwrap_or_default();
+    let header = Holds::header_at(table, now);
+    items.extend([Value::Array(own_numbers(quota, found)), Value::BulkString(header), list]);
+    Ok(items)
+}
+
+/// The numbers of an algorithm, which a script for one key replies: of a limit on what is in flight
+/// only the time.
+pub(super) fn own_numbers(quota: &Quota, mut found: Vec<Value>) -> Vec<Value> {
+    if quota.algorithm() == Algorithm::InFlight {
+        found.clear();
+    }
+    found
+}
+
 /// The numbers of a flat reply: bytes, or a list that begins with bytes, or the two numbers of a
 /// call that came too late.
 fn flat_items(value: Value) -> Result<Vec<Value>, Unreadable> {
@@ -462,7 +568,7 @@ fn flat_items(value: Value) -> Result<Vec<Value>, Unreadable> {
     Ok(items)
 }
 
-fn numbers(bytes: &[u8]) -> Result<Vec<Value>, Unreadable> {
+pub(super) fn numbers(bytes: &[u8]) -> Result<Vec<Value>, Unreadable> {
     let (numbers, rest) = bytes.as_chunks::<NUMBER_BYTES>();
     if !rest.is_empty() {
         return Err(Unreadable(format!("{} bytes instead of {NUMBER_BYTES} for each number", bytes.len())));

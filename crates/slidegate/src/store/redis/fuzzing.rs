@@ -3,7 +3,7 @@
 use redis::Value;
 
 use super::names::Names;
-use super::{Reply, Subjects, control_document as document, inspect, scan};
+use super::{HoldSupport, Reply, Subjects, control_document as document, inspect, scan};
 use crate::hold::Holds;
 use crate::policy::PolicySet;
 use crate::quota::Quota;
@@ -48,9 +48,11 @@ pub fn script_reply(
         return Ok(Vec::new());
     }
     // As if the key had holds.
-    let _ = subjects.read(costs, reply.clone(), true);
-    match subjects.read(costs, reply, false) {
-        Ok(Reply::Late(_)) => Ok(Vec::new()),
+    for support in [subjects.hold_support(costs.len()), HoldSupport::Full] {
+        let _ = subjects.read(costs, reply.clone(), support);
+    }
+    match subjects.read(costs, reply, HoldSupport::None) {
+        Ok(Reply::Late(_) | Reply::NeedsFullSupport(_)) => Ok(Vec::new()),
         Ok(Reply::Done(answers, _)) => Ok(answers.into_iter().map(|answer| answer.to_vec()).collect()),
         Err(unreadable) => Err(unreadable.0),
     }

@@ -10,13 +10,13 @@ use std::ops::Range;
 use redis::Value;
 use tokio::time::Instant;
 
-use super::call::{Unreadable, packed_with_holds};
-use super::key_reply::KeyReply;
+use super::call::{Unreadable, numbers, own_numbers, packed_with_holds};
+use super::key_reply::{KeyReply, unsigned};
 use super::names::Names;
 use super::{Executed, Failure, FailureKind, LastFailure, RETRY_PAUSE, RedisStore, explain};
 use crate::algorithm::Done;
 use crate::error::Error;
-use crate::hold::{HoldChange, HoldStatus, Unsettled};
+use crate::hold::{HoldChange, HoldStatus, Holds, Unsettled};
 use crate::quota::{Algorithm, Quota, QuotaFields};
 use crate::store::redis::transport::ReplyBound;
 use crate::store::shared::SharedHoldStore;
@@ -32,6 +32,10 @@ struct HeldKey<'t> {
     name: &'t [u8],
 }
 
+/// Where a packed change has its number, and the numbers of a refund and of an extension to a cost.
+const KIND: usize = 8;
+const REFUND: u8 = 4;
+const EXTEND: u8 = 5;
 /// Where a packed change has its total cost.
 const TOTAL: Range<usize> = 9..16;
 /// Bytes of the seal.
@@ -112,8 +116,8 @@ impl KeyChange {
             HoldChange::Settle { total, ttl_us: None } => (1, total, 0),
             HoldChange::Settle { total, ttl_us: Some(ttl_us) } => (2, total, ttl_us),
             HoldChange::Cancel => (3, 0, 0),
-            HoldChange::Refund { cost } => (4, cost, 0),
-            HoldChange::Extend { total: Some(total), ttl_us } => (5, total, ttl_us),
+            HoldChange::Refund { cost } => (u64::from(REFUND), cost, 0),
+            HoldChange::Extend { total: Some(total), ttl_us } => (u64::from(EXTEND), total, ttl_us),
             HoldChange::Extend { total: None, ttl_us } => (6, 0, ttl_us),
         };
         let (until, unsettled) = match change.part {
@@ -141,6 +145,30 @@ impl KeyChange {
         self.args[2][TOTAL]
             .copy_from_slice(&before.min(super::MOST).to_le_bytes()[..TOTAL.end - TOTAL.start]);
         self
+    }
+
+    /// Whether the script for one key may carry it out. It gives nothing back that was charged.
+    fn is_of_one_hold(&self) -> bool {
+        self.args[2][KIND] != REFUND
+    }
+
+    /// Reads the answer of the script for one key to a change that it has made.
+    fn read_bytes(&self, at: usize, bytes: &[u8]) -> Result<(u64, KeyAnswer), Unreadable> {
+        let wrong = || Unreadable(format!("{} bytes about a changed hold", bytes.len()));
+        let (found, header) =
+            bytes.split_at_checked(bytes.len().wrapping_sub(Holds::HEADER_BYTES)).ok_or_else(wrong)?;
+        let mut found = numbers(found)?;
+        let before = found.pop().as_ref().map(unsigned).transpose()?.ok_or_else(wrong)?;
+        if found.len() < 2 {
+            return Err(wrong());
+        }
+        let own = own_numbers(&self.quota, found.split_off(2));
+        let (cost, now) = (unsigned(&found[0])?, unsigned(&found[1])?);
+        let held = [Value::Array(own), Value::BulkString(header.to_vec()), Value::BulkString(Vec::new())];
+        let mut after = KeyReply::read_with_holds(&self.quota, false, Value::Array(held.into()))?;
+        let decision = after.after(&self.quota, Timestamp::from_micros(now), Done::Moved(cost));
+        let answer = HoldAnswer { status: HoldStatus::Changed, decision };
+        Ok((now, KeyAnswer { at, answer, before: Some(before).filter(|_| self.args[2][KIND] == EXTEND) }))
     }
 
     /// Reads the answer of the script about this key.
@@ -237,20 +265,37 @@ impl RedisStore {
         let bound = ReplyBound::of(changes.iter().map(|(_, one)| KeyReply::most_bytes(&one.quota)).sum());
         // They may deny what a settlement frees.
         self.calls.clear_denials();
+        let mut alone = match changes {
+            [(_, change)] if change.is_of_one_hold() => Some(change),
+            _ => None,
+        };
         loop {
             let latest = self.calls.latest(slot, &keys, deadline).await?;
             let mut args = vec![latest.to_string().into_bytes()];
-            args.extend(changes.iter().flat_map(|(_, change)| change.args.clone()));
-            let script = self.calls.scripts.change_holds();
+            let script = match alone {
+                Some(change) => {
+                    args.extend_from_slice(&change.args[1..]);
+                    self.calls.scripts.change_hold(change.quota.algorithm())
+                }
+                None => {
+                    args.extend(changes.iter().flat_map(|(_, change)| change.args.clone()));
+                    self.calls.scripts.change_holds()
+                }
+            };
             let (sent, unread) = (instant(), LastFailure::default());
             let replied = self.calls.transport.run(script, &keys, &args, bound, deadline, &unread).await;
             match replied.map_err(explain) {
                 Ok(value) => match read(changes, value) {
-                    Ok((now, Some(answers))) => {
+                    Ok((now, ChangeReply::Done(answers))) => {
                         self.calls.observe_time(slot, now, sent, instant());
                         return Ok(answers);
                     }
-                    Ok((now, None)) => self.calls.observe_time(slot, now, sent, instant()),
+                    Ok((now, ChangeReply::Late)) => self.calls.observe_time(slot, now, sent, instant()),
+                    Ok((now, ChangeReply::NeedsFullSupport)) => {
+                        self.calls.observe_time(slot, now, sent, instant());
+                        alone = None;
+                        continue;
+                    }
                     Err(unreadable) => return Err(self.calls.misread(slot, &unreadable)),
                 },
                 Err(failure) if failure.kind == FailureKind::ConnectionLost => {}
@@ -265,13 +310,32 @@ impl RedisStore {
     }
 }
 
-/// The server's time, and the answers unless the call came too late.
-fn read(changes: &[(usize, KeyChange)], reply: Value) -> Result<(u64, Option<Vec<KeyAnswer>>), Unreadable> {
+/// What the script replied to changes of holds.
+enum ChangeReply {
+    Done(Vec<KeyAnswer>),
+    /// The call came too late and has changed nothing.
+    Late,
+    /// The script for one key has changed nothing: this is a change for the one for any keys.
+    NeedsFullSupport,
+}
+
+/// The server's time, and what came of the changes.
+fn read(changes: &[(usize, KeyChange)], reply: Value) -> Result<(u64, ChangeReply), Unreadable> {
     let wrong = || Unreadable("no answers to changes of holds".to_owned());
-    let Value::Array(mut parts) = reply else { return Err(wrong()) };
+    let mut parts = match (reply, changes) {
+        (Value::BulkString(bytes), [(at, change)]) => {
+            let (now, answer) = change.read_bytes(*at, &bytes)?;
+            return Ok((now, ChangeReply::Done(vec![answer])));
+        }
+        (Value::Array(parts), _) => parts,
+        _ => return Err(wrong()),
+    };
     let answers = (parts.len() == 3).then(|| parts.pop()).flatten();
     let now = parts.get(1).and_then(super::number).ok_or_else(wrong)?;
-    let Some(Value::Array(answers)) = answers else { return Ok((now, None)) };
+    let Some(Value::Array(answers)) = answers else {
+        let is_left = parts[0] == Value::Int(-2);
+        return Ok((now, if is_left { ChangeReply::NeedsFullSupport } else { ChangeReply::Late }));
+    };
     if answers.len() != changes.len() {
         return Err(wrong());
     }
@@ -279,5 +343,5 @@ fn read(changes: &[(usize, KeyChange)], reply: Value) -> Result<(u64, Option<Vec
     let read =
         |((position, change), answer): (&(usize, KeyChange), Value)| change.read(*position, at, answer);
     let answers = changes.iter().zip(answers).map(read).collect::<Result<_, Unreadable>>()?;
-    Ok((now, Some(answers)))
+    Ok((now, ChangeReply::Done(answers)))
 }

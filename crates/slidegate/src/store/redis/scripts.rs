@@ -32,9 +32,26 @@ const DECIDES: [&str; 4] = [
 ];
 /// The script that decides calls on keys of several algorithms.
 const DECIDE_ALL: &str = assembled!("decide_all");
-/// The script that decides calls on keys that have holds or get some.
+/// Every script that decides a request on one key that has holds or gets one, by algorithm; last
+/// that of limits on what is in flight.
+const CHECKS_HELD: [&str; 5] = [
+    assembled!("check_held_sliding_log"),
+    assembled!("check_held_sliding_window"),
+    assembled!("check_held_fixed_window"),
+    assembled!("check_held_token_bucket"),
+    assembled!("check_held_in_flight"),
+];
+/// Every script that changes the hold of one key, in the same order.
+const CHANGES: [&str; 5] = [
+    assembled!("change_hold_sliding_log"),
+    assembled!("change_hold_sliding_window"),
+    assembled!("change_hold_fixed_window"),
+    assembled!("change_hold_token_bucket"),
+    assembled!("change_hold_in_flight"),
+];
+/// The script that decides calls on any keys that have holds or get some.
 const DECIDE_WITH_HOLDS: &str = assembled!("decide_with_holds");
-/// The script that settles, extends and cancels holds.
+/// The script that settles, extends and cancels holds of any keys.
 const CHANGE_HOLDS: &str = assembled!("change_holds");
 /// The script that replaces the control document.
 const CONTROL_DOCUMENT: &str = include_str!("../../../lua/control_document.lua");
@@ -45,14 +62,17 @@ pub(crate) struct Scripts {
     check: [Script; 4],
     decide: [Script; 4],
     decide_all: Script,
+    check_held: [Script; 5],
+    change_hold: [Script; 5],
     decide_with_holds: Script,
     change_holds: Script,
     control_document: Script,
 }
 
-/// The position of an algorithm in [`Algorithm::ALL`].
+/// The position of an algorithm in [`Algorithm::ALL`]; behind them that of limits on what is in
+/// flight.
 fn position(algorithm: Algorithm) -> usize {
-    Algorithm::ALL.iter().position(|one| *one == algorithm).expect("all algorithms are in ALL")
+    Algorithm::ALL.iter().position(|one| *one == algorithm).unwrap_or(Algorithm::ALL.len())
 }
 
 /// The script without comments and indentation, with every line break.
@@ -79,6 +99,8 @@ impl Scripts {
             check: CHECKS.map(script),
             decide: DECIDES.map(script),
             decide_all: script(DECIDE_ALL),
+            check_held: CHECKS_HELD.map(script),
+            change_hold: CHANGES.map(script),
             decide_with_holds: script(DECIDE_WITH_HOLDS),
             change_holds: script(CHANGE_HOLDS),
             control_document: script(CONTROL_DOCUMENT),
@@ -95,7 +117,17 @@ impl Scripts {
         &self.decide_with_holds
     }
 
-    /// The script that changes holds.
+    /// The script that decides a request on one key under this algorithm, which may have holds.
+    pub(crate) fn check_held(&self, algorithm: Algorithm) -> &Script {
+        &self.check_held[position(algorithm)]
+    }
+
+    /// The script that changes a hold of one key under this algorithm.
+    pub(crate) fn change_hold(&self, algorithm: Algorithm) -> &Script {
+        &self.change_hold[position(algorithm)]
+    }
+
+    /// The script that changes holds of any keys.
     pub(crate) fn change_holds(&self) -> &Script {
         &self.change_holds
     }
@@ -229,6 +261,14 @@ mod tests {
         let holds = Pieces::of(&["holds.lua"]);
         let all_opens =
             [Algorithm::ALL.map(opens).join("\n"), holds.text("in_flight"), holds.text("tables")].join("\n");
+        for algorithm in Algorithm::ALL.into_iter().chain([Algorithm::InFlight]) {
+            let (own, name) = (file(algorithm), algorithm.name().replace('-', "_"));
+            for main in ["check_held", "change_hold"] {
+                let files = [&format!("{main}.lua"), "held_key.lua", &own, "shared.lua"];
+                let pieces = Pieces::of(&["shared.lua", &own, "held_key.lua", files[0]]);
+                all.push((format!("{main}_{name}"), script(main, &files, &pieces)));
+            }
+        }
         for (name, main) in [("decide_with_holds", "decide.lua"), ("change_holds", "change_holds.lua")] {
             let mut pieces = Pieces::of(&["shared.lua", main, "holds.lua"]);
             pieces.pieces.insert("opens".to_owned(), all_opens.clone());
@@ -264,7 +304,7 @@ mod tests {
     /// A script with a construct that must not be shortened would be sent whole, unnoticed.
     #[test]
     fn every_script_is_sent_without_comments() {
-        for text in CHECKS.iter().chain(&DECIDES).chain([
+        for text in CHECKS.iter().chain(&DECIDES).chain(&CHECKS_HELD).chain(&CHANGES).chain([
             &DECIDE_ALL,
             &DECIDE_WITH_HOLDS,
             &CHANGE_HOLDS,

@@ -1,0 +1,370 @@
+-- Assembled from the files of `lua/` that are named below. Do not edit: change those and run
+-- SLIDEGATE_ASSEMBLE_LUA=1 cargo test -p slidegate --features redis assembled
+-- Sent without comments; line NN here is line NN + 1 in an error of the server.
+
+-- check_held.lua
+--
+-- Checks, peeks at or reserves on one key that may have holds, for one request.
+-- `decide_with_holds.lua` does everything else.
+--
+-- KEYS[1]: the key. KEYS[2]: the key of its usage while it has holds.
+-- ARGV[1]: the latest server time at which the call may still charge (integer, us).
+-- ARGV[2]: the quota, packed as the piece `quota` unpacks it, and how long its usage lasts after its
+--   last hold (7 bytes, ms).
+-- ARGV[3]: the cost (integer).
+-- ARGV[4]: `c`heck, `p`eek or `h`old.
+-- ARGV[5]: the hold, packed: its id (8 bytes), its time (5 bytes, us), whether it is dropped at its
+--   end (1 byte).
+-- Reply: bytes, 7 for each number: 1 if the request is allowed, now (us), and the `numbers` of the
+--   algorithm before anything was charged; then the header of the table of holds, if there is one,
+--   as it was stored. If a denial depends on when holds and charges end, the reply is a list: these
+--   bytes, the holds, then timestamp and cost of the oldest runs of a log. {-1, now} if the call is
+--   too late; {-2, now} if it is one for `decide_with_holds.lua`.
+-- Layout: docs/redis-layout.md. Rust twin: `HeldKey` in `src/algorithm/held.rs`.
+
+-- held_key.lua
+--
+-- A key that may have holds, in the scripts for one key. What is rare is left to the scripts for any
+-- number of keys: these then change nothing and reply {-2, now}. Layout: docs/redis-layout.md.
+
+-- sliding_log.lua
+--
+-- Sliding log: every charge with its time, exact to the microsecond, as (timestamp, cost) runs
+-- packed in a ring. Twin of `src/algorithm/sliding_log.rs`: change both or neither. Layout:
+-- docs/redis-layout.md.
+--
+-- The newest run is in the header, so charging it again writes only the header. Header and ring are
+-- written in place, so a decision costs the same at any limit. A small log is read whole, so that
+-- one write covers a new run and the header (measured by `bench/redis`).
+
+-- shared.lua
+--
+-- Pieces that the algorithms share. In the files of `lua/`, a piece begins at a line `--[name]`,
+-- and a line `--@name` includes that piece. `lua/assembled/` has the whole scripts.
+--
+-- A script is a straight line of pieces rather than functions over tables, because creating those
+-- costs more than the rest of a decision. Numbers are integers, in microseconds or cost, below
+-- 2^53: there a double is exact, and so is the floor of a quotient of two such numbers. Constant
+-- arguments of commands are text, because Redis takes a quarter of a microsecond to format a
+-- number.
+
+local call, argv = redis.call, ARGV
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+if now > argv[1] + 0 then return { -1, now } end
+local key, packed = KEYS[1], argv[2]
+-- [quota]
+local window, capacity, step, step_bits, runs, fills = struct.unpack('<I6I7I6BI2I2', packed)
+-- [table]
+-- The table of the key's holds, if it has some. `key` is the key of its usage from here on.
+local name, held, earliest, latest, holds = key, 0, 0, 0, 0
+local stored = call('GETRANGE', name, '0', '31')
+local has_table = stored:byte(1) == 21
+if has_table then
+  if #stored < 32 then return { -2, now } end
+  local seen
+  held, earliest, latest, seen, holds = struct.unpack('<I7I7I7I7I2', stored, 2)
+  -- Holds may have ended, or the clock was set back.
+  if now < seen or now >= earliest then return { -2, now } end
+  key = KEYS[2]
+end
+-- [settle]
+local tag, settled, moved, wrong = 20, now, false, nil
+local ahead_bits, used, newest, oldest = 0, 0, 0, 0
+local widths, stamp_bytes, cost_bytes, head, len, room, newest_cost, shift, expires
+local chunk, chunk_from, chunk_to = nil, 0, 0
+local pushed, pushed_cost
+-- A ring for limits up to 32, without costs, ends at byte 171. Reading much more costs more than
+-- the write that it saves.
+local raw = call('GETRANGE', key, '0', fills <= 32 and '171' or '47')
+if raw ~= '' then
+  local found
+  if #raw >= 48 then found, ahead_bits, used, newest, oldest = struct.unpack('<BBI7I7I7', raw) end
+  if found ~= tag then
+    ahead_bits, used = 0, 0
+    -- [foreign]
+    -- `raw` is not a valid value of this algorithm, whose tag is `tag`. A value of another algorithm is
+    -- ignored: the key starts afresh. The first byte 31 marks a log that was found truncated.
+    local first = raw:byte(1)
+    if not first or not (first >= 17 and first <= 20 or first == 33 or first == 34 or first == 31) then
+      wrong = 'not of layout 1 or 2: its first byte is ' .. tostring(first)
+    elseif first % 16 == tag - 16 or first == 31 then
+      wrong = 'damaged: it has ' .. #raw .. ' bytes'
+    end
+    raw = ''
+  end
+end
+if used > 0 then
+  if now < newest then
+    local earliest = newest - (ahead_bits == step_bits and step - 1 or 2 ^ ahead_bits - 1)
+    if now < earliest then
+      if earliest - now <= (window < 1000000 and window or 1000000) then
+        settled = earliest
+      else
+        -- A large step back of the clock: move the history along, as if no time had passed since
+        -- the newest charge.
+        -- [rest]
+        -- Reads the rest of the header, which most denials do not need.
+        if not widths then
+          widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+          if raw ~= '' then
+            widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+          end
+          cost_bytes = widths % 16
+          stamp_bytes = (widths - cost_bytes) / 16
+        end
+        local by = earliest - now
+        newest, oldest, shift, moved = newest - by, math.max(oldest - by, 0), (shift + by) % 281474976710656, true
+      end
+    end
+  end
+  if oldest + window <= settled then
+    if newest + window <= settled then
+      used = 0
+    else
+      -- [rest]
+      -- Reads the rest of the header, which most denials do not need.
+      if not widths then
+        widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+        if raw ~= '' then
+          widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+        end
+        cost_bytes = widths % 16
+        stamp_bytes = (widths - cost_bytes) / 16
+      end
+      -- [ring]
+      -- Timestamp and cost of the run at this place in the ring; 0 is the oldest.
+      local run_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
+      local run_bytes, span = stamp_bytes + cost_bytes, stamp_bytes == 4 and 4294967296 or 281474976710656
+      local function run_at(place)
+        place = (head + place) % room
+        if place < chunk_from or place >= chunk_to then
+          chunk_from, chunk_to = place, math.min(place + 64, room)
+          chunk = call('GETRANGE', key, 48 + place * run_bytes, 47 + chunk_to * run_bytes)
+        end
+        local low, cost = struct.unpack(run_format, chunk, (place - chunk_from) * run_bytes + 1)
+        return math.max(newest - (newest + shift - low) % span, 0), cost_bytes > 0 and cost or 1
+      end
+      while oldest + window <= settled do
+        local _, cost = run_at(0)
+        used, head, len = used - cost, (head + 1) % room, len - 1
+        oldest = len > 0 and run_at(0) or newest
+      end
+    end
+  end
+end
+-- The time that the low bytes of timestamps in the ring are relative to.
+local anchor = newest
+if wrong then return redis.error_reply('SLIDEGATE value is ' .. wrong) end
+local asks, verb = argv[3] + 0, argv[4]
+-- In this order every sum is below 2^53, unless the cost can never fit.
+local over = asks - capacity + used + held
+local passes = asks == 0 or over <= 0 and (verb ~= 'h' or holds < 1024)
+local numbers = struct.pack(
+  -- [widths]
+  '<I7I7I7I7I7I7',
+  passes and 1 or 0, now,
+  -- [numbers]
+  settled, used, newest, oldest
+)
+if has_table then numbers = numbers .. stored end
+if asks > 0 and over > 0 and asks <= capacity then
+  local needed = math.min(over, used)
+  -- A long string costs much, as the server hashes each one whole: only such a denial reads it.
+  numbers = { numbers, has_table and call('GETRANGE', name, '32', 31 + holds * 30) or '' }
+  -- [needed]
+  -- Reports the oldest runs too, as many as hold `needed` cost: when they expire, a denied cost fits.
+  if needed > 1 and used > 0 then
+    -- [rest]
+    -- Reads the rest of the header, which most denials do not need.
+    if not widths then
+      widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+      if raw ~= '' then
+        widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+      end
+      cost_bytes = widths % 16
+      stamp_bytes = (widths - cost_bytes) / 16
+    end
+    -- [ring]
+    -- Timestamp and cost of the run at this place in the ring; 0 is the oldest.
+    local run_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
+    local run_bytes, span = stamp_bytes + cost_bytes, stamp_bytes == 4 and 4294967296 or 281474976710656
+    local function run_at(place)
+      place = (head + place) % room
+      if place < chunk_from or place >= chunk_to then
+        chunk_from, chunk_to = place, math.min(place + 64, room)
+        chunk = call('GETRANGE', key, 48 + place * run_bytes, 47 + chunk_to * run_bytes)
+      end
+      local low, cost = struct.unpack(run_format, chunk, (place - chunk_from) * run_bytes + 1)
+      return math.max(newest - (newest + shift - low) % span, 0), cost_bytes > 0 and cost or 1
+    end
+    local place, sum = 0, 0
+    while place < len and sum < needed do
+      local stamp, cost = run_at(place)
+      numbers[#numbers + 1] = stamp
+      numbers[#numbers + 1] = cost
+      place, sum = place + 1, sum + cost
+    end
+    if sum < needed then
+      numbers[#numbers + 1] = newest
+      numbers[#numbers + 1] = newest_cost
+    end
+  end
+end
+local cost = passes and verb == 'c' and asks or 0
+if cost > 0 then
+  -- [charge]
+  -- [rest]
+  -- Reads the rest of the header, which most denials do not need.
+  if not widths then
+    widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+    if raw ~= '' then
+      widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+    end
+    cost_bytes = widths % 16
+    stamp_bytes = (widths - cost_bytes) / 16
+  end
+  if used > 0 and settled <= newest then
+    -- In the same step as the newest run.
+    newest_cost = newest_cost + cost
+  else
+    local stamp = math.ceil(settled / step) * step
+    if used == 0 then
+      head, len, oldest, newest_cost = 0, 0, stamp, cost
+    elseif len + 1 < runs then
+      pushed, pushed_cost, newest_cost = newest, newest_cost, cost
+    else
+      -- The log is full, by penalties or because slots were reduced: the newest run counts a little
+      -- longer.
+      if len == 0 then oldest = stamp end
+      newest_cost = newest_cost + cost
+    end
+    newest, ahead_bits = stamp, step_bits
+  end
+  used = used + cost
+end
+if cost > 0 or moved and used > 0 and verb ~= 'p' then
+  -- [save]
+  -- [rest]
+  -- Reads the rest of the header, which most denials do not need.
+  if not widths then
+    widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+    if raw ~= '' then
+      widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+    end
+    cost_bytes = widths % 16
+    stamp_bytes = (widths - cost_bytes) / 16
+  end
+  local old_run_bytes, size = stamp_bytes + cost_bytes, room * (stamp_bytes + cost_bytes)
+  local old_stamp_bytes, old_cost_bytes = stamp_bytes, cost_bytes
+  if window + step >= 4294967296 then stamp_bytes = 6 end
+  if pushed and pushed_cost > 1 then
+    local needs = pushed_cost < 256 and 1 or pushed_cost < 65536 and 2 or pushed_cost < 4294967296 and 4 or 7
+    if needs > cost_bytes then cost_bytes = needs end
+  end
+  local run_bytes, more, run = stamp_bytes + cost_bytes, 0, ''
+  if pushed then
+    local low = (pushed + shift) % (stamp_bytes == 4 and 4294967296 or 281474976710656)
+    more = 1
+    if cost_bytes == 0 then
+      run = struct.pack(stamp_bytes == 4 and '<I4' or '<I6', low)
+    else
+      run = struct.pack('<I' .. stamp_bytes .. 'I' .. cost_bytes, low, pushed_cost)
+    end
+  end
+  local until_us = (newest > now and newest or now) + window
+  if raw == '' or run_bytes ~= old_run_bytes or len + more > room then
+    local ring = ''
+    if len > 0 then
+      ring = #raw == 48 + size and raw:sub(49) or call('GETRANGE', key, '48', '-1')
+      if #ring ~= size then return redis.error_reply('SLIDEGATE value is damaged: its ring is cut off') end
+      ring = (ring .. ring):sub(head * old_run_bytes + 1, (head + len) * old_run_bytes)
+      if run_bytes ~= old_run_bytes then
+        local old_format = '<I' .. old_stamp_bytes .. (old_cost_bytes > 0 and 'I' .. old_cost_bytes or '')
+        local new_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
+        local old_span = old_stamp_bytes == 4 and 4294967296 or 281474976710656
+        local new_span = stamp_bytes == 4 and 4294967296 or 281474976710656
+        local wide = {}
+        for place = 1, len do
+          local low, cost = struct.unpack(old_format, ring, (place - 1) * old_run_bytes + 1)
+          low = anchor + shift - (anchor + shift - low) % old_span
+          cost = old_cost_bytes > 0 and cost or 1
+          wide[place] = cost_bytes > 0 and struct.pack(new_format, low % new_span, cost)
+            or struct.pack(new_format, low % new_span)
+        end
+        ring = table.concat(wide)
+      end
+    end
+    len, head = len + more, 0
+    -- Room for twice as many runs plus three, but no more than the limit can fill besides the newest.
+    -- Redis' allocation for the header has room for three.
+    room = math.max(math.min(len * 2 + 3, fills - 1), len)
+    local slack = string.rep('\0', (room - len) * run_bytes)
+    -- [ttl]
+    -- Two windows, so that most charges in place need not renew it, and four seconds: a charge may
+    -- count up to a step longer than a window, and a second longer if the clock was set back.
+    local ttl_ms = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
+    expires = math.floor((now + ttl_ms * 1000) / 1000000)
+    call('SET', key, struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
+      stamp_bytes * 16 + cost_bytes, 0, len, room, newest_cost, shift, expires) .. ring .. run .. slack, 'PX', ttl_ms)
+  else
+    local between = ''
+    if pushed then
+      local place = 48 + (head + len) % room * run_bytes
+      if #raw == 48 + size then
+        between = raw:sub(49, place) .. run
+      else
+        -- A write past the end of a truncated ring would fill the gap with zeros. So the length is
+        -- read before the last place is written, and a value that a write finds too short is marked
+        -- damaged.
+        local is_whole = place + run_bytes < 48 + size or call('STRLEN', key) == 48 + size
+        if not is_whole or call('SETRANGE', key, place, run) ~= 48 + size then
+          call('SETRANGE', key, '0', '\31')
+          return redis.error_reply('SLIDEGATE value is damaged: its ring is cut off')
+        end
+      end
+      len = len + 1
+    end
+    -- A TTL that is too short loses usage. It is too long after the window was shortened or the clock
+    -- was set back.
+    if until_us > expires * 1000000 or expires * 1000000 > now + 2 * window + 5000000 then
+      -- [ttl]
+      -- Two windows, so that most charges in place need not renew it, and four seconds: a charge may
+      -- count up to a step longer than a window, and a second longer if the clock was set back.
+      local ttl_ms = math.floor(math.max(until_us - now, math.min(until_us - now + window, 2 * window)) / 1000) + 4000
+      call('PEXPIRE', key, ttl_ms)
+      expires = math.floor((now + ttl_ms * 1000) / 1000000)
+    end
+    call('SETRANGE', key, '0', struct.pack('<BBI7I7I7BI2I2I2I7I6I5', 20, ahead_bits, used, newest, oldest,
+      stamp_bytes * 16 + cost_bytes, head, len, room, newest_cost, shift, expires) .. between)
+  end
+  if has_table then
+    -- [keep]
+    -- Until the last hold has ended and nothing can count any more.
+    local kept_ms = math.floor((latest - now) / 1000) + struct.unpack('<I7', packed, #packed - 6)
+    call('PEXPIRE', name, kept_ms)
+  end
+end
+if passes and verb == 'h' and asks > 0 then
+  local ttl, is_dropped = struct.unpack('<I5B', argv[5], 9)
+  local ends, place = now + ttl, holds
+  if place == 0 or ends < earliest then earliest = ends end
+  if ends > latest then latest = ends end
+  held, holds = held + asks, holds + 1
+  local entry = struct.pack('<c8I7I7I7B', argv[5], ends, asks, 0, is_dropped)
+  -- [header]
+  local header = struct.pack('<BI7I7I7I7I2B', 21, held, earliest, latest, now, holds, 0)
+  -- [keep]
+  -- Until the last hold has ended and nothing can count any more.
+  local kept_ms = math.floor((latest - now) / 1000) + struct.unpack('<I7', packed, #packed - 6)
+  if has_table then
+    call('SETRANGE', name, 32 + place * 30, entry)
+    call('SETRANGE', name, '0', header)
+    call('PEXPIRE', name, kept_ms)
+  else
+    -- What an evicted table has left behind does not count.
+    if stored ~= '' then call('RENAME', name, KEYS[2]) else call('DEL', KEYS[2]) end
+    call('SET', name, header .. entry, 'PX', kept_ms)
+  end
+end
+return numbers
