@@ -49,8 +49,7 @@ end
 if cost > 0 or moved and used > 0 and verb ~= 'p' then
   --@save
   if has_table then
-    --@keep
-    call('PEXPIRE', name, kept_ms)
+    --@renew
   end
 end
 if passes and verb == 'h' and asks > 0 then

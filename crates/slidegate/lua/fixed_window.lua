@@ -56,6 +56,9 @@ used = used + cost
 local refunded = math.min(cost, used)
 used = used - refunded
 
+--[counts_until]
+local counts_until = stop
+
 --[save]
 local value
 if head > 0 and used < 1099511627776 and stop % 1000000 == 0 and stop < 4294967296000000 then

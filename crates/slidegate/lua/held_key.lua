@@ -21,3 +21,12 @@ local header = struct.pack('<BI7I7I7I7I2B', 21, held, earliest, latest, now, hol
 --[keep]
 -- Until the last hold has ended and nothing can count any more.
 local kept_ms = math.floor((latest - now) / 1000) + struct.unpack('<I7', packed, #packed - 6)
+
+--[renew]
+-- A table is kept for six seconds after its last hold at least, whichever window its TTL was set for.
+-- Renewing that takes an eighth of a check, so only usage that counts longer than this does.
+--@counts_until
+if counts_until > latest + 4000000 then
+  --@keep
+  call('PEXPIRE', name, kept_ms)
+end

@@ -5,7 +5,7 @@
 local _, capacity = struct.unpack('<I6I7', packed)
 
 --[settle]
-local settled, used, moved, wrong, raw = now, 0, false, nil, nil
+local settled, used, moved, wrong = now, 0, false, nil
 
 --[numbers]
 settled
@@ -16,3 +16,9 @@ settled
 --[charge]
 
 --[save]
+
+--[counts_until]
+local counts_until = now
+
+--[has_usage]
+local has_usage = false

@@ -83,6 +83,9 @@ if refunded > from_current then
   previous = math.min(previous, kept)
 end
 
+--[counts_until]
+local counts_until = stop + window
+
 --[save]
 local value
 if head > 0 and previous < 1048576 and current < 1048576 and stop < 4294967296000000 then

@@ -63,7 +63,7 @@ local kind, total, ttl = struct.unpack('<BI7I5', change, 9)
 if not has_table or kind == REFUND then return { -2, now } end
 -- The newest holds are last, except for those that took the place of an earlier one. The server
 -- hashes each byte that a script reads, so pieces from the end cost less than the whole.
-local id, from, size = change:sub(1, 8), holds, 32
+local id, from, size = change:sub(1, 8), holds, 16
 local piece, found_at, last
 repeat
   local to = from
@@ -73,14 +73,14 @@ repeat
   last = last or piece:sub(-30)
   found_at = piece:find(id, 1, true)
   while found_at and found_at % 30 ~= 1 do found_at = piece:find(id, found_at + 1, true) end
-  size = size * 2
+  size = size * 4
 until found_at or from == 0
 if not found_at then return { -2, now } end
 local ends, amount, paid, flags = struct.unpack('<I7I7I7B', piece, found_at + 8)
 -- Bit 1: it has ended, and is kept to recognize a repeated call.
 if flags > 1 then return { -2, now } end
 -- [settle]
-local settled, used, moved, wrong, raw = now, 0, false, nil, nil
+local settled, used, moved, wrong = now, 0, false, nil
 if wrong then return redis.error_reply('SLIDEGATE value is ' .. wrong) end
 local cost, before, left = 0, amount + paid, amount
 if kind <= SETTLE_PART then
@@ -116,17 +116,29 @@ end
 local header = struct.pack('<BI7I7I7I7I2B', 21, held, earliest, latest, now, holds, 0)
 if holds > 0 then
   call('SETRANGE', name, '0', header)
-  if cost > 0 or kind ~= SETTLE and kind ~= CANCEL then
+  if kind ~= SETTLE and kind ~= CANCEL then
     -- [keep]
     -- Until the last hold has ended and nothing can count any more.
     local kept_ms = math.floor((latest - now) / 1000) + struct.unpack('<I7', packed, #packed - 6)
     call('PEXPIRE', name, kept_ms)
+  elseif cost > 0 then
+    -- [renew]
+    -- A table is kept for six seconds after its last hold at least, whichever window its TTL was set for.
+    -- Renewing that takes an eighth of a check, so only usage that counts longer than this does.
+    -- [counts_until]
+    local counts_until = now
+    if counts_until > latest + 4000000 then
+      -- [keep]
+      -- Until the last hold has ended and nothing can count any more.
+      local kept_ms = math.floor((latest - now) / 1000) + struct.unpack('<I7', packed, #packed - 6)
+      call('PEXPIRE', name, kept_ms)
+    end
   end
-elseif cost > 0 or raw and raw ~= '' then
-  -- With the last hold, usage is under its own name again.
-  call('RENAME', key, name)
 else
-  call('DEL', name)
+  -- [has_usage]
+  local has_usage = false
+  -- With the last hold, usage is under its own name again.
+  if has_usage then call('RENAME', key, name) else call('DEL', name) end
 end
 return struct.pack(
   -- [widths]

@@ -152,10 +152,17 @@ if cost > 0 or moved and used > 0 and verb ~= 'p' then
     call('SET', key, value, 'PX', math.ceil((stop - now) / 1000) + 5000)
   end
   if has_table then
-    -- [keep]
-    -- Until the last hold has ended and nothing can count any more.
-    local kept_ms = math.floor((latest - now) / 1000) + struct.unpack('<I7', packed, #packed - 6)
-    call('PEXPIRE', name, kept_ms)
+    -- [renew]
+    -- A table is kept for six seconds after its last hold at least, whichever window its TTL was set for.
+    -- Renewing that takes an eighth of a check, so only usage that counts longer than this does.
+    -- [counts_until]
+    local counts_until = stop
+    if counts_until > latest + 4000000 then
+      -- [keep]
+      -- Until the last hold has ended and nothing can count any more.
+      local kept_ms = math.floor((latest - now) / 1000) + struct.unpack('<I7', packed, #packed - 6)
+      call('PEXPIRE', name, kept_ms)
+    end
   end
 end
 if passes and verb == 'h' and asks > 0 then

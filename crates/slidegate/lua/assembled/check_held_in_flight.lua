@@ -64,7 +64,7 @@ if has_table then
   key = KEYS[2]
 end
 -- [settle]
-local settled, used, moved, wrong, raw = now, 0, false, nil, nil
+local settled, used, moved, wrong = now, 0, false, nil
 if wrong then return redis.error_reply('SLIDEGATE value is ' .. wrong) end
 local asks, verb = argv[3] + 0, argv[4]
 -- In this order every sum is below 2^53, unless the cost can never fit.
@@ -88,10 +88,17 @@ if cost > 0 then
 end
 if cost > 0 or moved and used > 0 and verb ~= 'p' then
   if has_table then
-    -- [keep]
-    -- Until the last hold has ended and nothing can count any more.
-    local kept_ms = math.floor((latest - now) / 1000) + struct.unpack('<I7', packed, #packed - 6)
-    call('PEXPIRE', name, kept_ms)
+    -- [renew]
+    -- A table is kept for six seconds after its last hold at least, whichever window its TTL was set for.
+    -- Renewing that takes an eighth of a check, so only usage that counts longer than this does.
+    -- [counts_until]
+    local counts_until = now
+    if counts_until > latest + 4000000 then
+      -- [keep]
+      -- Until the last hold has ended and nothing can count any more.
+      local kept_ms = math.floor((latest - now) / 1000) + struct.unpack('<I7', packed, #packed - 6)
+      call('PEXPIRE', name, kept_ms)
+    end
   end
 end
 if passes and verb == 'h' and asks > 0 then

@@ -339,10 +339,18 @@ if cost > 0 or moved and used > 0 and verb ~= 'p' then
       stamp_bytes * 16 + cost_bytes, head, len, room, newest_cost, shift, expires) .. between)
   end
   if has_table then
-    -- [keep]
-    -- Until the last hold has ended and nothing can count any more.
-    local kept_ms = math.floor((latest - now) / 1000) + struct.unpack('<I7', packed, #packed - 6)
-    call('PEXPIRE', name, kept_ms)
+    -- [renew]
+    -- A table is kept for six seconds after its last hold at least, whichever window its TTL was set for.
+    -- Renewing that takes an eighth of a check, so only usage that counts longer than this does.
+    -- [counts_until]
+    -- When nothing that is charged now counts any more.
+    local counts_until = newest + window
+    if counts_until > latest + 4000000 then
+      -- [keep]
+      -- Until the last hold has ended and nothing can count any more.
+      local kept_ms = math.floor((latest - now) / 1000) + struct.unpack('<I7', packed, #packed - 6)
+      call('PEXPIRE', name, kept_ms)
+    end
   end
 end
 if passes and verb == 'h' and asks > 0 then

@@ -80,7 +80,9 @@ impl Pair {
         server.clock().stand(START_US);
         let clock = ManualClock::at(Timestamp::from_micros(START_US));
         let memory = Gate::with_memory(policies(), MemoryStore::builder().clock(clock.clone()).build());
-        let redis = SharedGate::redis(policies(), options(&server.url_as_user())).unwrap();
+        // A cached denial shows the time of this process.
+        let options = options(&server.url_as_user()).without_denial_cache();
+        let redis = SharedGate::redis(policies(), options).unwrap();
         Self { memory, redis, clock, key: key.to_owned() }
     }
 
@@ -88,21 +90,20 @@ impl Pair {
         Request::new().with("user", self.key.as_str()).cost(cost)
     }
 
-    async fn reserve(&self, cost: u64, ttl: Duration) -> Option<(Ticket, Ticket)> {
-        let request = self.request(cost);
+    async fn reserve(&self, request: Request<'_>, ttl: Duration) -> Option<(Ticket, Ticket)> {
         let ours = self.memory.reserve_for(&request, ttl).unwrap();
         let theirs = self.redis.reserve_for(&request, ttl).unwrap().await;
-        compare(&decisions(&theirs), &decisions(&ours), &format!("reserve {cost} for {ttl:?}"));
+        compare(&decisions(&theirs), &decisions(&ours), &format!("reserve {request:?} for {ttl:?}"));
         ours.into_ticket().zip(theirs.into_ticket())
     }
 
-    async fn apply(&self, verb: Verb, cost: u64) {
-        let request = [self.request(cost)];
+    async fn apply(&self, verb: Verb, request: Request<'_>) {
+        let request = [request];
         let ours = self.memory.apply_all(verb, &request);
         let theirs = self.redis.apply_all(verb, &request).await;
         let ours: Vec<_> = ours.iter().map(|one| format!("{:?}", one.decision())).collect();
         let theirs: Vec<_> = theirs.iter().map(|one| format!("{:?}", one.decision())).collect();
-        compare(&theirs, &ours, &format!("{verb:?} {cost}"));
+        compare(&theirs, &ours, &format!("{verb:?} {request:?}"));
     }
 
     async fn inspect(&self) {
@@ -119,7 +120,24 @@ impl Pair {
     }
 }
 
-async fn history(server: &RedisServer, key: &str, limit: u64, ms: u64, unsettled: Unsettled, steps: &[Step]) {
+/// Which policies a history has.
+#[derive(Debug, Clone, Copy)]
+enum Shape {
+    /// One of every kind, so that each call is about several keys.
+    All,
+    /// The one at this position. Calls are about its key alone, or about one of `beside` too.
+    Single(usize),
+}
+
+/// A history of one user. Each step says whether its request has the attribute `beside`, so that a
+/// further policy applies, and other scripts run.
+async fn history(
+    server: &RedisServer,
+    (key, shape): (&str, Shape),
+    (limit, ms): (u64, u64),
+    unsettled: Unsettled,
+    steps: &[(Step, bool)],
+) {
     let (first, limit) = (limit, RefCell::new(limit));
     let policies = || {
         let (window, limit) = (Duration::from_millis(ms), *limit.borrow());
@@ -133,12 +151,21 @@ async fn history(server: &RedisServer, key: &str, limit: u64, ms: u64, unsettled
         let requests = policy("requests", quota(Algorithm::SlidingLog)).counts(Counts::Requests);
         let in_flight = Quota::in_flight(limit + 3, Duration::from_secs(1)).unwrap();
         let in_flight = policy("in-flight", in_flight).counts(Counts::Requests);
-        PolicySet::new(rates.into_iter().chain([requests, in_flight])).unwrap()
+        let mut all: Vec<_> = rates.into_iter().chain([requests, in_flight]).collect();
+        if let Shape::Single(at) = shape {
+            let beside = Policy::new("beside", Quota::per_hour(1 << 40)).unwrap();
+            all = vec![all.swap_remove(at), beside.scope(["user", "beside"]).unsettled(unsettled)];
+        }
+        PolicySet::new(all).unwrap()
     };
     let pair = Pair::new(server, key, &policies);
     let mut now = START_US;
     let mut made: Vec<(Ticket, Ticket)> = Vec::new();
-    for step in steps {
+    for (step, is_beside) in steps {
+        let request = |cost: u64| match shape {
+            Shape::Single(_) if *is_beside => pair.request(cost).with("beside", "yes"),
+            _ => pair.request(cost),
+        };
         let ticket = |at: &usize| made.len().checked_sub(at + 1);
         let (at, ours, theirs) = match step {
             Step::Advance(us) => {
@@ -148,16 +175,16 @@ async fn history(server: &RedisServer, key: &str, limit: u64, ms: u64, unsettled
                 continue;
             }
             Step::Reserve(cost, ttl) => {
-                made.extend(pair.reserve(*cost, Duration::from_micros(*ttl)).await);
+                made.extend(pair.reserve(request(*cost), Duration::from_micros(*ttl)).await);
                 continue;
             }
             Step::Apply(verb, cost) => {
-                pair.apply(*verb, *cost).await;
+                pair.apply(*verb, request(*cost)).await;
                 pair.inspect().await;
                 continue;
             }
             Step::Reset => {
-                let request = pair.request(1);
+                let request = request(1);
                 // Redis knows whether there was a key, memory whether it still counted.
                 pair.redis.reset(&request).await.unwrap();
                 pair.memory.reset(&request).unwrap();
@@ -199,17 +226,17 @@ async fn history(server: &RedisServer, key: &str, limit: u64, ms: u64, unsettled
     }
 }
 
-fn histories(cases: u32, unsettled: Unsettled) {
+fn histories(cases: u32, unsettled: Unsettled, shape: impl Strategy<Value = Shape>) {
     let server = RedisServer::builder().with_clock().start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
     let number = RefCell::new(0);
-    let steps = proptest::collection::vec(step(), 0..60);
+    let steps = proptest::collection::vec((step(), prop::bool::weighted(0.2)), 0..60);
     runner
-        .run(&(1u64..40, 1u64..60, steps), |(limit, ms, steps)| {
+        .run(&((1u64..40, 1u64..60), shape, steps), |(quota, shape, steps)| {
             *number.borrow_mut() += 1;
             let key = format!("key-{}", number.borrow());
-            runtime.block_on(history(&server, &key, limit, ms, unsettled, &steps));
+            runtime.block_on(history(&server, (&key, shape), quota, unsettled, &steps));
             Ok(())
         })
         .unwrap();
@@ -218,12 +245,23 @@ fn histories(cases: u32, unsettled: Unsettled) {
 /// A fleet that moves from memory to Redis must get the same decisions, to the microsecond.
 #[test]
 fn holds_in_redis_decide_as_those_in_memory() {
-    histories(150, Unsettled::Charge);
+    histories(150, Unsettled::Charge, Just(Shape::All));
 }
 
 #[test]
 fn holds_that_are_dropped_at_their_end_decide_in_redis_as_in_memory() {
-    histories(100, Unsettled::Forget);
+    histories(100, Unsettled::Forget, Just(Shape::All));
+}
+
+/// Most calls are about one key and run scripts of their own, also between calls that do not.
+#[test]
+fn holds_of_a_single_key_in_redis_decide_as_those_in_memory() {
+    histories(400, Unsettled::Charge, (0usize..6).prop_map(Shape::Single));
+}
+
+#[test]
+fn holds_of_a_single_key_that_are_dropped_at_their_end_decide_in_redis_as_in_memory() {
+    histories(200, Unsettled::Forget, (0usize..6).prop_map(Shape::Single));
 }
 
 fn tokens(limit: u64) -> PolicySet {
@@ -254,6 +292,36 @@ async fn a_key_is_as_it_was_when_its_last_hold_is_settled() {
     assert_eq!(kinds().await, (Some(0x14), None));
     assert_eq!(gate.peek(&request).await.strictest().unwrap().used(), 45);
     assert_eq!(gate.store().primary().stats().errors.iter().map(|(_, count)| count).sum::<u64>(), 0);
+}
+
+/// Otherwise the key would be unused again while its usage counts.
+#[tokio::test]
+async fn a_key_with_holds_is_kept_as_long_as_what_is_charged_beside_them_counts() {
+    let server = RedisServer::builder().start();
+    // A fixed window may end any moment.
+    for algorithm in Algorithm::ALL.into_iter().filter(|one| *one != Algorithm::FixedWindow) {
+        let policies = |quota: Quota| {
+            let policy = Policy::new(algorithm.name(), quota.with_algorithm(algorithm)).unwrap();
+            PolicySet::new([policy.scope(["user"])]).unwrap()
+        };
+        let gate =
+            SharedGate::redis(policies(Quota::per_minute(10)), options(&server.url_as_user())).unwrap();
+        let request = |cost| Request::new().with("user", "alice").cost(cost);
+        let ttl_ms = || {
+            let name = format!("sg1:{algorithm}:alice");
+            server.admin(&["PTTL", &name]).trim().parse::<u64>().unwrap()
+        };
+        let minute = Duration::from_secs(60);
+        let ticket = gate.reserve_for(&request(1), minute).unwrap().await.into_ticket().unwrap();
+        assert!(gate.reserve_for(&request(1), minute).unwrap().await.is_allowed());
+        assert!((60_000..=60_000 + 126_000).contains(&ttl_ms()), "{algorithm}: {}", ttl_ms());
+        // From now on what is charged counts for up to an hour or two.
+        gate.configure(policies(Quota::per_hour(10))).unwrap();
+        assert!(gate.check(&request(8)).await.is_allowed());
+        assert!((2_800_000..=60_000 + 7_206_000).contains(&ttl_ms()), "{algorithm}: {}", ttl_ms());
+        assert_eq!(gate.settle(&ticket, 1).await.unwrap().status(), HoldStatus::Changed);
+        assert!((2_800_000..=60_000 + 7_206_000).contains(&ttl_ms()), "{algorithm}: {}", ttl_ms());
+    }
 }
 
 /// A check beside holds must not cost two calls each time; and without them it costs what it did.

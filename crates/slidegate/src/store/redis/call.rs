@@ -356,7 +356,8 @@ impl Subjects {
         let mut found = self.found(rest, *passed > 0)?;
         let outcomes: Vec<_> = costs.iter().map(|cost| self.decide(&mut found, now, *cost)).collect();
         // Otherwise the script and its Rust twin disagree.
-        let is_charged = |one: &&Outcome| if is_flat { one.decisions[0].is_allowed() } else { !one.is_denied };
+        let is_charged =
+            |one: &&Outcome| if is_flat { one.decisions[0].is_allowed() } else { !one.is_denied };
         let ours = outcomes.iter().filter(is_charged).count() as u64;
         if u64::try_from(*passed) != Ok(ours) {
             return Err(Unreadable(format!("{passed} requests charged instead of {ours}")));

@@ -6,9 +6,10 @@
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// How many keys are known at most. More than are held at once on a usual instance; two that share a
-/// place take turns.
+/// How many keys are known at most. More than are held at once on a usual instance.
 const PLACES: usize = 4096;
+/// The places that a key may have. If others take all of them, one of those is forgotten.
+const WAYS: usize = 4;
 
 /// Hashes of names, each at its place.
 #[derive(Debug)]
@@ -30,24 +31,32 @@ impl HeldNames {
         self.has_any.load(Ordering::Relaxed)
             && names.any(|name| {
                 let hash = hash(name);
-                self.place(hash).load(Ordering::Relaxed) == hash
+                self.places(hash).iter().any(|place| place.load(Ordering::Relaxed) == hash)
             })
     }
 
     /// Notes whether a key has holds.
     pub(super) fn note(&self, name: &[u8], has_holds: bool) {
         let hash = hash(name);
-        let place = self.place(hash);
-        if has_holds {
-            place.store(hash, Ordering::Relaxed);
-            self.has_any.store(true, Ordering::Relaxed);
-        } else {
-            let _ = place.compare_exchange(hash, 0, Ordering::Relaxed, Ordering::Relaxed);
+        let places = self.places(hash);
+        let at = |of: u64| places.iter().find(|place| place.load(Ordering::Relaxed) == of);
+        match (at(hash), has_holds) {
+            (Some(place), false) => {
+                let _ = place.compare_exchange(hash, 0, Ordering::Relaxed, Ordering::Relaxed);
+            }
+            (None, true) => {
+                let other = || &places[usize::try_from((hash >> 32) % WAYS as u64).unwrap_or_default()];
+                at(0).unwrap_or_else(other).store(hash, Ordering::Relaxed);
+                self.has_any.store(true, Ordering::Relaxed);
+            }
+            _ => {}
         }
     }
 
-    fn place(&self, hash: u64) -> &AtomicU64 {
-        &self.hashes[usize::try_from(hash % PLACES as u64).unwrap_or_default()]
+    /// The places that the key of this hash may have.
+    fn places(&self, hash: u64) -> &[AtomicU64] {
+        let first = usize::try_from(hash % (PLACES / WAYS) as u64).unwrap_or_default() * WAYS;
+        &self.hashes[first..first + WAYS]
     }
 }
 
@@ -74,5 +83,18 @@ mod tests {
         assert!(knows(b"alice"));
         names.note(b"alice", false);
         assert!(!knows(b"alice"));
+    }
+
+    /// Two keys that shared a place would take turns, and each would need two calls.
+    #[test]
+    fn hundreds_of_keys_are_known_at_once() {
+        let names = HeldNames::default();
+        let name = |at: u32| format!("sg1:tokens:user-{at}").into_bytes();
+        let (first, more) = (0..400, 400..10_000);
+        first.clone().for_each(|at| names.note(&name(at), true));
+        let known = first.filter(|at| names.has_one_of([name(*at).as_slice()].into_iter())).count();
+        assert_eq!(known, 400);
+        more.for_each(|at| names.note(&name(at), true));
+        assert!(names.has_one_of([name(9_999).as_slice()].into_iter()), "the newest one takes a place");
     }
 }
