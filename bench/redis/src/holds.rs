@@ -1,6 +1,7 @@
 //! What checks, reservations and settlements cost Redis with this many holds open on their key,
 //! compared with a check on a key that has none.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use slidegate::{Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, Ticket};
@@ -26,7 +27,9 @@ const TASKS: usize = 64;
 /// Keys with as many holds open.
 struct Row {
     open: usize,
-    rounds: Vec<[Cost; 3]>,
+    /// What is open, by key, in the order that it was reserved; settled from the front.
+    tickets: Vec<VecDeque<Ticket>>,
+    rounds: Vec<[Cost; 4]>,
 }
 
 /// Microseconds of a call, and script calls.
@@ -38,7 +41,7 @@ struct Cost {
 }
 
 /// What is measured.
-const CALLS: [&str; 3] = ["check", "reserve", "settle"];
+const CALLS: [&str; 4] = ["check", "reserve", "settle the newest", "settle the oldest"];
 
 pub(crate) async fn run(server: &Server, options: &Options) -> Result<(), Failed> {
     let quota = Quota::new(LIMIT.into(), WINDOW)?.with_slots(LIMIT);
@@ -50,10 +53,9 @@ pub(crate) async fn run(server: &Server, options: &Options) -> Result<(), Failed
     meter.forget_keys().await?;
     let mut rows = Vec::new();
     for open in OPEN {
-        let row = Row { open, rounds: Vec::new() };
+        let mut row = Row { open, tickets: vec![VecDeque::new(); KEYS], rounds: Vec::new() };
         for _ in 0..open {
-            // Dropped tickets: they stay open for an hour.
-            row.reserve(&gate, 1).await?;
+            row.open_more(&gate, 1).await?;
         }
         row.round(&gate, &mut meter).await?;
         rows.push(row);
@@ -84,7 +86,17 @@ impl Row {
         .await
     }
 
-    async fn round(&self, gate: &Arc<SharedGate>, meter: &mut Meter) -> Result<[Cost; 3], Failed> {
+    /// Reserves on each key so often, and keeps that open.
+    async fn open_more(&mut self, gate: &Arc<SharedGate>, each: usize) -> Result<(), Failed> {
+        for _ in 0..each {
+            for (at, ticket) in self.reserve(gate, 1).await?.into_iter().enumerate() {
+                self.tickets[at].push_back(ticket);
+            }
+        }
+        Ok(())
+    }
+
+    async fn round(&mut self, gate: &Arc<SharedGate>, meter: &mut Meter) -> Result<[Cost; 4], Failed> {
         let before = meter.read().await?;
         let users = (0..KEYS * EACH).map(|at| self.user(at % KEYS));
         let checked = in_flight(users, gate, |gate, user| async move {
@@ -99,6 +111,19 @@ impl Row {
         let reserved = meter.read().await?;
         in_flight(tickets, gate, |gate, ticket| async move { Ok(gate.settle(&ticket, 1).await?) }).await?;
         let settled = meter.read().await?;
+        // What was open for longest, which other holds have been settled beside. Nothing is open in
+        // the first row: there it settles the newest again.
+        let oldest = if self.open == 0 {
+            self.reserve(gate, EACH).await?
+        } else {
+            self.tickets.iter_mut().flat_map(|of_key| of_key.drain(..EACH)).collect()
+        };
+        let before_oldest = meter.read().await?;
+        in_flight(oldest, gate, |gate, ticket| async move { Ok(gate.settle(&ticket, 1).await?) }).await?;
+        let settled_oldest = meter.read().await?;
+        if self.open > 0 {
+            self.open_more(gate, EACH).await?;
+        }
         if gate.store().stats().fallbacks > 0 {
             return Err(gate.store().stats().last_failure.unwrap_or_default().into());
         }
@@ -110,11 +135,16 @@ impl Row {
                 calls: each(float(work.calls)),
             }
         };
-        Ok([cost(checked - before), cost(reserved - checked), cost(settled - reserved)])
+        Ok([
+            cost(checked - before),
+            cost(reserved - checked),
+            cost(settled - reserved),
+            cost(settled_oldest - before_oldest),
+        ])
     }
 }
 
-/// Makes these calls, [`TASKS`] at a time, in order.
+/// Makes these calls, [`TASKS`] at a time. Returns their results in the order of the calls.
 async fn in_flight<A, R, F>(
     of: impl IntoIterator<Item = A>,
     gate: &Arc<SharedGate>,
@@ -125,16 +155,18 @@ where
     R: Send + 'static,
 {
     let (mut set, mut results) = (JoinSet::new(), Vec::new());
-    for one in of {
+    for (at, one) in of.into_iter().enumerate() {
         if set.len() == TASKS {
-            results.extend(set.join_next().await.transpose()?.transpose()?);
+            results.extend(set.join_next().await.transpose()?);
         }
-        set.spawn(call(Arc::clone(gate), one));
+        let called = call(Arc::clone(gate), one);
+        set.spawn(async move { (at, called.await) });
     }
     while let Some(result) = set.join_next().await {
-        results.push(result??);
+        results.push(result?);
     }
-    Ok(results)
+    results.sort_by_key(|(at, _)| *at);
+    results.into_iter().map(|(_, result)| result).collect()
 }
 
 fn report(rows: &[Row]) {

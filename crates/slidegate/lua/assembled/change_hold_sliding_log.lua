@@ -11,8 +11,10 @@
 -- ARGV[2]: the quota, packed as the piece `quota` unpacks it, and how long its usage lasts after its
 --   last hold (7 bytes, ms).
 -- ARGV[3]: the change, packed as for `change_holds.lua`.
+-- ARGV[4]: where the hold is likely to be in the table, from 0 (integer); may be missing.
 -- Reply: bytes, 7 for each number: the charged cost, now (us), the `numbers` of the algorithm after
---   the change, and what was held and settled in all before; then the header of the table of holds.
+--   the change, what was held and settled in all before, and the place of the hold; then the header
+--   of the table of holds. If another hold took its place, that one.
 --   {-1, now} if the call is too late; {-2, now} if it is one for `change_holds.lua`.
 -- Layout: docs/redis-layout.md. Rust twin: `HeldKey::change` in `src/algorithm/held.rs`.
 
@@ -66,11 +68,16 @@ end
 local SETTLE, SETTLE_PART, CANCEL, REFUND, EXTEND = 1, 2, 3, 4, 5
 local kind, total, ttl = struct.unpack('<BI7I5', change, 9)
 if not has_table or kind == REFUND then return { -2, now } end
+local id, from, piece, found_at, last = change:sub(1, 8), holds, nil, nil, nil
+local likely = tonumber(argv[4])
+if likely and likely < holds then
+  piece = call('GETRANGE', name, 32 + likely * 30, 61 + likely * 30)
+  if #piece == 30 and piece:sub(1, 8) == id then from, found_at = likely, 1 end
+end
 -- The newest holds are last, except for those that took the place of an earlier one. The server
 -- hashes each byte that a script reads, so pieces from the end cost less than the whole.
-local id, from, size = change:sub(1, 8), holds, 16
-local piece, found_at, last
-repeat
+local size = 16
+while not found_at and from > 0 do
   local to = from
   from = math.max(to - size, 0)
   piece = call('GETRANGE', name, 32 + from * 30, 31 + to * 30)
@@ -79,7 +86,7 @@ repeat
   found_at = piece:find(id, 1, true)
   while found_at and found_at % 30 ~= 1 do found_at = piece:find(id, found_at + 1, true) end
   size = size * 4
-until found_at or from == 0
+end
 if not found_at then return { -2, now } end
 local ends, amount, paid, flags = struct.unpack('<I7I7I7B', piece, found_at + 8)
 -- Bit 1: it has ended, and is kept to recognize a repeated call.
@@ -318,9 +325,15 @@ held = held + left - amount
 local place = from + (found_at - 1) / 30
 if kind == SETTLE or kind == CANCEL then
   holds = holds - 1
-  -- The last one takes its place.
-  if place < holds then call('SETRANGE', name, 32 + place * 30, last) end
+  if place < holds then
+    -- The last one takes its place.
+    last = last or call('GETRANGE', name, 32 + holds * 30, 61 + holds * 30)
+    call('SETRANGE', name, 32 + place * 30, last)
+  else
+    last = ''
+  end
 else
+  last = ''
   ends = now + ttl
   earliest, latest = math.min(earliest, ends), math.max(latest, ends)
   call('SETRANGE', name, 32 + place * 30, struct.pack('<c8I7I7I7B', id, ends, left, paid, flags))
@@ -361,4 +374,4 @@ return struct.pack(
   cost, now,
   -- [numbers]
   settled, used, newest, oldest
-) .. struct.pack('<I7', before) .. header
+) .. struct.pack('<I7I7', before, place) .. header .. last

@@ -30,6 +30,7 @@ mod examine;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
 mod held_names;
+mod hold_places;
 mod holds;
 mod inspect;
 mod invalidation;
@@ -54,6 +55,7 @@ use call::{HoldSupport, Reply, Subjects};
 use denial_cache::DenialCache;
 use examine::Seen;
 use held_names::HeldNames;
+use hold_places::HoldPlaces;
 use invalidation::{Invalidations, PublisherId};
 use names::Names;
 use scripts::Scripts;
@@ -97,6 +99,7 @@ pub(crate) struct Calls {
     denial_cache: Option<Arc<DenialCache>>,
     denials: DenialRates,
     held_names: HeldNames,
+    hold_places: HoldPlaces,
     publisher: PublisherId,
     /// Notified when another instance publishes a change of the control document.
     control_document_changed: Notify,
@@ -182,6 +185,7 @@ impl Calls {
                 replied => replied.map_err(explain)?,
             };
             let arrived = instant();
+            let open = call::open_holds(&value).filter(|_| support == HoldSupport::OneKey);
             match subjects.read(costs, value, support) {
                 Ok(Reply::NeedsFullSupport(now)) => {
                     self.observe_time(slot, now, sent, arrived);
@@ -192,6 +196,11 @@ impl Calls {
                     if let Some(last) = answers.last().filter(|_| has_holds) {
                         for (subject, decision) in subjects.0.iter().zip(last) {
                             self.held_names.note(&subject.name, decision.held > 0);
+                            if let (Some(open), Some(hold)) = (open, &subject.hold)
+                                && decision.is_allowed()
+                            {
+                                self.hold_places.note(&subject.name, hold.id, open);
+                            }
                         }
                     }
                     return Ok(answers);
@@ -374,6 +383,7 @@ impl RedisStore {
             denial_cache: options.caches_denials.then(Arc::default),
             denials: DenialRates::default(),
             held_names: HeldNames::default(),
+            hold_places: HoldPlaces::default(),
             publisher: PublisherId::new(),
             control_document_changed: Notify::new(),
             counts: Counts::default(),

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use slidegate::{Algorithm, Policy, Quota, Request};
 use slidegate_testkit::redis::{FakeRedis, RedisServer};
@@ -41,12 +42,19 @@ async fn scripts_are_sent_as_the_code_of_their_files() {
         check(&gate(policies, options(&fake.url())), "alice").await;
     }
     let server = RedisServer::start();
-    let of = |url: &str| gate(vec![policy("a", Algorithm::SlidingLog)], options(url));
+    let in_flight = Quota::in_flight(9, Duration::from_secs(60)).unwrap();
+    let one = |algorithm: Algorithm| vec![policy(algorithm.name(), algorithm)];
+    let mut held: Vec<Vec<Policy>> = Algorithm::ALL.map(one).into();
+    held.push(vec![Policy::new("in-flight", in_flight).unwrap().scope(["user"])]);
+    held.push(vec![policy("a", Algorithm::SlidingLog), policy("b", Algorithm::SlidingLog)]);
     let request = Request::new().with("user", "alice");
-    let ticket = of(&server.url()).reserve(&request).await.into_ticket().unwrap();
-    let forgetful = of(&fake.url());
-    assert!(forgetful.reserve(&request).await.is_allowed(), "by the fallback");
-    assert!(forgetful.settle(&ticket, 1).await.is_err());
+    for policies in held {
+        let of = |url: &str| gate(policies.clone(), options(url));
+        let ticket = of(&server.url()).reserve(&request).await.into_ticket().unwrap();
+        let forgetful = of(&fake.url());
+        assert!(forgetful.reserve(&request).await.is_allowed(), "by the fallback");
+        assert!(forgetful.settle(&ticket, 1).await.is_err());
+    }
     let sent = loaded(&fake);
 
     // Byte code names the line of each instruction.
@@ -58,7 +66,7 @@ async fn scripts_are_sent_as_the_code_of_their_files() {
     let files = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/assembled")).unwrap();
     let files: Vec<_> = files.map(|file| fs::read_to_string(file.unwrap().path()).unwrap()).collect();
     let file_code: BTreeSet<_> = files.iter().map(|text| compiled(&format!("\n{text}"))).collect();
-    assert_eq!((files.len(), file_code.len()), (11, 11));
+    assert_eq!((files.len(), file_code.len()), (21, 21));
     assert_eq!(sent_code, file_code);
     let bytes = |texts: &mut dyn Iterator<Item = &String>| texts.map(String::len).sum::<usize>();
     assert!(bytes(&mut sent.iter()) * 3 < bytes(&mut files.iter()) * 2, "comments are sent");

@@ -542,6 +542,14 @@ fn held_items(value: Value, quota: &Quota) -> Result<Vec<Value>, Unreadable> {
     Ok(items)
 }
 
+/// How many holds a key had before a request on it alone.
+pub(super) fn open_holds(reply: &Value) -> Option<usize> {
+    let Value::BulkString(bytes) = reply else { return None };
+    let has_table = bytes.len() % NUMBER_BYTES == Holds::HEADER_BYTES % NUMBER_BYTES;
+    let [.., low, high, _] = bytes.as_slice() else { return None };
+    Some(if has_table { u16::from_le_bytes([*low, *high]).into() } else { 0 })
+}
+
 /// The numbers of an algorithm, which a script for one key replies: of a limit on what is in flight
 /// only the time.
 pub(super) fn own_numbers(quota: &Quota, mut found: Vec<Value>) -> Vec<Value> {

@@ -10,7 +10,8 @@ use std::ops::Range;
 use redis::Value;
 use tokio::time::Instant;
 
-use super::call::{Unreadable, numbers, own_numbers, packed_with_holds};
+use super::call::{NUMBER_BYTES, Unreadable, numbers, own_numbers, packed_with_holds};
+use super::hold_places::HoldPlaces;
 use super::key_reply::{KeyReply, unsigned};
 use super::names::Names;
 use super::{Executed, Failure, FailureKind, LastFailure, RETRY_PAUSE, RedisStore, explain};
@@ -152,13 +153,30 @@ impl KeyChange {
         self.args[2][KIND] != REFUND
     }
 
-    /// Reads the answer of the script for one key to a change that it has made.
-    fn read_bytes(&self, at: usize, bytes: &[u8]) -> Result<(u64, KeyAnswer), Unreadable> {
+    /// Where the hold is in the table of its key, if it is known.
+    fn likely_place(&self, places: &HoldPlaces) -> Option<u16> {
+        places.get(&self.name, id(&self.args[2]))
+    }
+
+    /// Reads the answer of the script for one key to a change that it has made, and notes where holds
+    /// are now.
+    fn read_bytes(
+        &self,
+        at: usize,
+        bytes: &[u8],
+        places: &HoldPlaces,
+    ) -> Result<(u64, KeyAnswer), Unreadable> {
         let wrong = || Unreadable(format!("{} bytes about a changed hold", bytes.len()));
-        let (found, header) =
-            bytes.split_at_checked(bytes.len().wrapping_sub(Holds::HEADER_BYTES)).ok_or_else(wrong)?;
+        let (of_header, of_hold) = (Holds::HEADER_BYTES, Holds::HOLD_BYTES);
+        // Numbers take 7 bytes each, so the length tells whether a hold that was moved follows.
+        let is_moved = bytes.len() % NUMBER_BYTES == (of_header + of_hold) % NUMBER_BYTES;
+        let (rest, moved) = bytes
+            .split_at_checked(bytes.len().wrapping_sub(if is_moved { of_hold } else { 0 }))
+            .ok_or_else(wrong)?;
+        let (found, header) = rest.split_at_checked(rest.len().wrapping_sub(of_header)).ok_or_else(wrong)?;
         let mut found = numbers(found)?;
-        let before = found.pop().as_ref().map(unsigned).transpose()?.ok_or_else(wrong)?;
+        let mut pop = || found.pop().as_ref().map(unsigned).transpose()?.ok_or_else(wrong);
+        let (place, before) = (pop()?, pop()?);
         if found.len() < 2 {
             return Err(wrong());
         }
@@ -167,6 +185,8 @@ impl KeyChange {
         let held = [Value::Array(own), Value::BulkString(header.to_vec()), Value::BulkString(Vec::new())];
         let mut after = KeyReply::read_with_holds(&self.quota, false, Value::Array(held.into()))?;
         let decision = after.after(&self.quota, Timestamp::from_micros(now), Done::Moved(cost));
+        let id = id(if is_moved { moved } else { &self.args[2] });
+        places.note(&self.name, id, usize::try_from(place).unwrap_or(usize::MAX));
         let answer = HoldAnswer { status: HoldStatus::Changed, decision };
         Ok((now, KeyAnswer { at, answer, before: Some(before).filter(|_| self.args[2][KIND] == EXTEND) }))
     }
@@ -275,6 +295,8 @@ impl RedisStore {
             let script = match alone {
                 Some(change) => {
                     args.extend_from_slice(&change.args[1..]);
+                    let place = change.likely_place(&self.calls.hold_places);
+                    args.extend(place.map(|place| place.to_string().into_bytes()));
                     self.calls.scripts.change_hold(change.quota.algorithm())
                 }
                 None => {
@@ -285,7 +307,7 @@ impl RedisStore {
             let (sent, unread) = (instant(), LastFailure::default());
             let replied = self.calls.transport.run(script, &keys, &args, bound, deadline, &unread).await;
             match replied.map_err(explain) {
-                Ok(value) => match read(changes, value) {
+                Ok(value) => match read(changes, value, &self.calls.hold_places) {
                     Ok((now, ChangeReply::Done(answers))) => {
                         self.calls.observe_time(slot, now, sent, instant());
                         return Ok(answers);
@@ -310,6 +332,11 @@ impl RedisStore {
     }
 }
 
+/// The id that a hold or a change begins with.
+fn id(packed: &[u8]) -> u64 {
+    packed.first_chunk().map_or(0, |id| u64::from_le_bytes(*id))
+}
+
 /// What the script replied to changes of holds.
 enum ChangeReply {
     Done(Vec<KeyAnswer>),
@@ -320,11 +347,15 @@ enum ChangeReply {
 }
 
 /// The server's time, and what came of the changes.
-fn read(changes: &[(usize, KeyChange)], reply: Value) -> Result<(u64, ChangeReply), Unreadable> {
+fn read(
+    changes: &[(usize, KeyChange)],
+    reply: Value,
+    places: &HoldPlaces,
+) -> Result<(u64, ChangeReply), Unreadable> {
     let wrong = || Unreadable("no answers to changes of holds".to_owned());
     let mut parts = match (reply, changes) {
         (Value::BulkString(bytes), [(at, change)]) => {
-            let (now, answer) = change.read_bytes(*at, &bytes)?;
+            let (now, answer) = change.read_bytes(*at, &bytes, places)?;
             return Ok((now, ChangeReply::Done(vec![answer])));
         }
         (Value::Array(parts), _) => parts,
