@@ -147,7 +147,7 @@ impl Holds {
     }
 
     /// How many there are.
-    fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         #[cfg(feature = "redis")]
         return self.holds.len() + self.unlisted;
         #[cfg(not(feature = "redis"))]

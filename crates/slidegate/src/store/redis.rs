@@ -199,7 +199,7 @@ impl Calls {
                             if let (Some(open), Some(hold)) = (open, &subject.hold)
                                 && decision.is_allowed()
                             {
-                                self.hold_places.note(&subject.name, hold.id, open);
+                                self.hold_places.note(&subject.name, hold.id, open, open + 1);
                             }
                         }
                     }

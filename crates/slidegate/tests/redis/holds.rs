@@ -324,6 +324,64 @@ async fn a_key_with_holds_is_kept_as_long_as_what_is_charged_beside_them_counts(
     }
 }
 
+/// Holds take the places of others that end, unseen by the other instances. Each must be found.
+#[tokio::test]
+async fn holds_are_settled_once_wherever_other_instances_have_moved_them() {
+    let server = RedisServer::builder().start();
+    let gate = || SharedGate::redis(tokens(1_000_000), options(&server.url_as_user())).unwrap();
+    let gates = [gate(), gate()];
+    let request = Request::new().with("user", "alice").cost(10);
+    let (mut open, mut random, mut used) = (Vec::new(), 1u64, 0);
+    for step in 0..1_200 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let (gate, number) = (&gates[(random >> 40) as usize % 2], (random >> 33) as usize);
+        if open.is_empty() || number % 10 < if step < 600 { 8 } else { 2 } {
+            open.push(gate.reserve(&request).await.into_ticket().unwrap());
+            continue;
+        }
+        let ticket: Ticket = open.swap_remove(number % open.len());
+        let (settled, cost) = if number % 3 == 0 {
+            open.push(ticket.clone());
+            (gate.extend(&ticket).await.unwrap(), 0)
+        } else {
+            (gate.settle(&ticket, 3).await.unwrap(), 3)
+        };
+        used += cost;
+        assert_eq!(settled.status(), HoldStatus::Changed, "{step}");
+        let counted = settled.iter().map(|one| (one.used(), one.held())).collect::<Vec<_>>();
+        assert_eq!(counted, [(used, 10 * open.len() as u64)], "{step}");
+        if cost > 0 {
+            let again = gates[step % 2].settle(&ticket, 9).await.unwrap().status();
+            assert_eq!(again, HoldStatus::AlreadySettled, "{step}");
+        }
+    }
+}
+
+/// A server reads a long table at a byte in a nanosecond and a half, and serves nobody meanwhile.
+#[tokio::test]
+async fn an_instance_that_made_a_hold_settles_it_without_a_search() {
+    let server = RedisServer::builder().start();
+    let gate = || SharedGate::redis(tokens(1_000_000), options(&server.url_as_user())).unwrap();
+    let (one, other) = (gate(), gate());
+    let request = Request::new().with("user", "alice").cost(10);
+    let mut tickets = Vec::new();
+    for _ in 0..400 {
+        tickets.push(one.reserve(&request).await.into_ticket().unwrap());
+    }
+    let reads = async |gate: &SharedGate, ticket: &Ticket| {
+        server.admin(&["CONFIG", "RESETSTAT"]);
+        assert_eq!(gate.settle(ticket, 3).await.unwrap().status(), HoldStatus::Changed);
+        let stats = server.admin(&["INFO", "commandstats"]);
+        let (_, calls) = stats.split_once("cmdstat_getrange:calls=").unwrap();
+        calls.split_once(',').unwrap().0.parse::<u64>().unwrap()
+    };
+    // The header, the hold, the last hold, which takes its place, and the usage.
+    assert_eq!(reads(&one, &tickets[100]).await, 4);
+    assert_eq!(reads(&one, &tickets[399]).await, 4, "it was moved by this instance");
+    assert_eq!(reads(&other, &tickets[20]).await, 6, "the header, four pieces and the usage");
+    assert_eq!(reads(&one, &tickets[397]).await, 6, "it was moved by the other instance");
+}
+
 /// A check beside holds must not cost two calls each time; and without them it costs what it did.
 #[tokio::test]
 async fn an_instance_knows_after_one_call_that_a_key_has_holds() {

@@ -33,8 +33,11 @@ struct HeldKey<'t> {
     name: &'t [u8],
 }
 
-/// Where a packed change has its number, and the numbers of a refund and of an extension to a cost.
+/// Where a packed change has its number, and the numbers of a last settlement, of a cancellation, of
+/// a refund and of an extension to a cost.
 const KIND: usize = 8;
+const SETTLE: u8 = 1;
+const CANCEL: u8 = 3;
 const REFUND: u8 = 4;
 const EXTEND: u8 = 5;
 /// Where a packed change has its total cost.
@@ -114,9 +117,9 @@ impl KeyChange {
         }
         let quota = key.quota.unwrap_or(change.policy_quota);
         let (number, total, ttl_us) = match change.change {
-            HoldChange::Settle { total, ttl_us: None } => (1, total, 0),
+            HoldChange::Settle { total, ttl_us: None } => (u64::from(SETTLE), total, 0),
             HoldChange::Settle { total, ttl_us: Some(ttl_us) } => (2, total, ttl_us),
-            HoldChange::Cancel => (3, 0, 0),
+            HoldChange::Cancel => (u64::from(CANCEL), 0, 0),
             HoldChange::Refund { cost } => (u64::from(REFUND), cost, 0),
             HoldChange::Extend { total: Some(total), ttl_us } => (u64::from(EXTEND), total, ttl_us),
             HoldChange::Extend { total: None, ttl_us } => (6, 0, ttl_us),
@@ -185,8 +188,14 @@ impl KeyChange {
         let held = [Value::Array(own), Value::BulkString(header.to_vec()), Value::BulkString(Vec::new())];
         let mut after = KeyReply::read_with_holds(&self.quota, false, Value::Array(held.into()))?;
         let decision = after.after(&self.quota, Timestamp::from_micros(now), Done::Moved(cost));
-        let id = id(if is_moved { moved } else { &self.args[2] });
-        places.note(&self.name, id, usize::try_from(place).unwrap_or(usize::MAX));
+        let place = usize::try_from(place).unwrap_or(usize::MAX);
+        if is_moved {
+            places.note(&self.name, id(moved), place, after.open_holds());
+        }
+        match self.args[2][KIND] {
+            SETTLE | CANCEL => places.forget(&self.name, id(&self.args[2])),
+            _ => places.note(&self.name, id(&self.args[2]), place, after.open_holds()),
+        }
         let answer = HoldAnswer { status: HoldStatus::Changed, decision };
         Ok((now, KeyAnswer { at, answer, before: Some(before).filter(|_| self.args[2][KIND] == EXTEND) }))
     }

@@ -67,6 +67,11 @@ impl KeyReply {
         Ok(Self { holds: Some(holds), ..found })
     }
 
+    /// How many holds the key has.
+    pub(super) fn open_holds(&self) -> usize {
+        self.holds.as_ref().map_or(0, Holds::count)
+    }
+
     pub(super) fn read(quota: &Quota, is_refunded: bool, reply: Value) -> Result<Self, Unreadable> {
         // Also of a first reply that was stored before the key had holds, or while it had some.
         let is_list = |part: &Value| matches!(part, Value::Array(_));
