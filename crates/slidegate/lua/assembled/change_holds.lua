@@ -989,7 +989,9 @@ local function open_with_holds(letter, key, usage, now, packed)
         -- With the last hold, usage is under its own name again.
         if holds.count == 0 then holds.is_stored, state = false, key end
       end
-      holds.is_changed, holds.is_rebuilt = is_changed, is_rebuilt
+      -- The hold that ended first may have been settled: then a denial writes when the next one ends,
+      -- or each would search for that again.
+      holds.is_changed, holds.is_rebuilt = is_changed or #due == 0, is_rebuilt
     end
   end
   local used, capacity, most, wrong, moved, report, charge, save, refund = opens[letter](state, now, packed)

@@ -324,6 +324,29 @@ async fn a_key_with_holds_is_kept_as_long_as_what_is_charged_beside_them_counts(
     }
 }
 
+/// A client that is denied asks again and again, and must not make the server search each time.
+#[tokio::test]
+async fn which_hold_ends_first_is_searched_for_once() {
+    let server = RedisServer::builder().with_clock().start();
+    server.clock().stand(START_US);
+    let options = options(&server.url_as_user()).without_denial_cache();
+    let gate = SharedGate::redis(tokens(100), options).unwrap();
+    let request = |cost| Request::new().with("user", "alice").cost(cost);
+    let second = Duration::from_secs(1);
+    let (short, long) = (request(10), request(60));
+    let ticket = gate.reserve_for(&short, second).unwrap().await.into_ticket().unwrap();
+    assert!(gate.reserve_for(&long, 60 * second).unwrap().await.is_allowed());
+    gate.settle(&ticket, 10).await.unwrap();
+    // No hold is known to end before this time, and none ends.
+    server.clock().stand(START_US + 1_000_000);
+    let calls = async || {
+        let before = gate.store().primary().stats().calls;
+        assert!(gate.check(&request(31)).await.is_denied());
+        gate.store().primary().stats().calls - before
+    };
+    assert_eq!([calls().await, calls().await, calls().await], [2, 1, 1]);
+}
+
 /// Holds take the places of others that end, unseen by the other instances. Each must be found.
 #[tokio::test]
 async fn holds_are_settled_once_wherever_other_instances_have_moved_them() {
