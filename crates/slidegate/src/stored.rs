@@ -32,4 +32,4 @@ pub use state::{Numbers, Unusable};
 pub use write::{Bytes, Write};
 
 #[cfg(feature = "redis")]
-pub(crate) use quota_bytes::letter;
+pub(crate) use quota_bytes::{letter, quota_bytes};

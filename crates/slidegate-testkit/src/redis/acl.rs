@@ -26,10 +26,14 @@ pub const MINIMUM: &str = "~sg1:* resetchannels &sg1:* -@all \
 /// policy.
 pub const BESIDES: &str = "+info +config|get +scan +dbsize";
 
+/// What is permitted besides where servers have the native module: to ask for it, and to run it.
+pub const MODULE: &str = "+command|info +slidegate.check1";
+
 /// The user as lines of a configuration have it: `user` and what follows.
-pub fn directive() -> Vec<String> {
+pub(super) fn directive(has_module: bool) -> Vec<String> {
     let password = format!(">{PASSWORD}");
-    let rights = MINIMUM.split_whitespace().map(str::to_owned);
+    let more = if has_module { MODULE } else { "" };
+    let rights = MINIMUM.split_whitespace().chain(more.split_whitespace()).map(str::to_owned);
     [USER.to_owned(), "on".to_owned(), password].into_iter().chain(rights).collect()
 }
 

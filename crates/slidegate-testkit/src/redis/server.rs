@@ -231,7 +231,7 @@ impl RedisServer {
             if !is_old(command.get_program()) {
                 command.args(SINCE_7);
             }
-            command.args(ALWAYS).arg("--user").args(acl::directive());
+            command.args(ALWAYS).arg("--user").args(acl::directive(self.builder.loads_module()));
         }
         command.args(["--port", &self.port.to_string(), "--unixsocket"]).arg(self.socket());
         command.args(&self.builder.args);

@@ -61,7 +61,7 @@ use names::Names;
 use scripts::Scripts;
 use server_time::ServerTimes;
 use spread::DenialRates;
-use transport::{Executed, Failure, LastFailure, ReplyBound, Transport};
+use transport::{Check, Executed, Failure, LastFailure, ReplyBound, Transport};
 
 /// Usage in Redis, Redis Cluster or a master found through Sentinel, shared by many instances.
 ///
@@ -176,7 +176,9 @@ impl Calls {
             let (script, args) = subjects.call(&self.scripts, costs, latest, support);
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
             let sent = instant();
-            let replied = self.transport.run(script, &keys, &args, bound, deadline, last_failure).await;
+            let quota = subjects.quota_for_module().filter(|_| !has_holds);
+            let check = Check { script, keys: &keys, args: &args, quota: quota.as_deref() };
+            let replied = self.transport.check(check, bound, deadline, last_failure).await;
             let value = match replied {
                 Err(failure) if failure.is_for_holds() && !has_holds => {
                     support = if_held;

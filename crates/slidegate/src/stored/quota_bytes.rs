@@ -3,11 +3,7 @@
 //! 1 byte: the algorithm's letter in scripts; 6: window in microseconds; 7: limit; then for a log 2:
 //! slots, and for a token bucket 7: burst. Little-endian.
 
-use crate::quota::Algorithm;
-#[cfg(all(test, feature = "stored-values"))]
-use crate::quota::Quota;
-#[cfg(feature = "stored-values")]
-use crate::quota::QuotaFields;
+use crate::quota::{Algorithm, Quota, QuotaFields};
 
 /// Bytes of the letter, the window and the limit.
 #[cfg(feature = "stored-values")]
@@ -25,7 +21,7 @@ pub(crate) fn letter(algorithm: Algorithm) -> &'static str {
 }
 
 /// A quota as the module reads it.
-#[cfg(all(test, feature = "stored-values"))]
+#[cfg(any(feature = "redis", test))]
 pub(crate) fn quota_bytes(quota: &Quota) -> Vec<u8> {
     let QuotaFields { limit, window_us, slots, algorithm, .. } = quota.fields();
     let mut bytes = letter(algorithm).as_bytes().to_vec();
@@ -43,9 +39,7 @@ pub(crate) fn quota_bytes(quota: &Quota) -> Vec<u8> {
 /// can count.
 #[cfg(feature = "stored-values")]
 #[must_use]
-pub fn quota_of(bytes: &[u8]) -> Option<crate::quota::Quota> {
-    use crate::quota::Quota;
-
+pub fn quota_of(bytes: &[u8]) -> Option<Quota> {
     let number = |from: usize, to: usize| super::write::number(&bytes[from..to]);
     let algorithm = Algorithm::ALL.into_iter().find(|one| bytes.starts_with(letter(*one).as_bytes()))?;
     let own = match algorithm {

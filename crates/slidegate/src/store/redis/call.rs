@@ -15,7 +15,7 @@ use crate::hold::{Holds, MAX_HOLDS, NewHold, Unsettled};
 use crate::quota::{Algorithm, Quota};
 use crate::store::redis::transport::{ReplyBound, Script};
 use crate::store::{Outcome, all_or_none};
-use crate::stored::{compact, letter};
+use crate::stored::{compact, letter, quota_bytes};
 use crate::time::Timestamp;
 use crate::verb::{Role, Verb};
 
@@ -274,6 +274,14 @@ impl Subjects {
             [subject] if requests == 1 && is_decided_alone(subject) => HoldSupport::OneKey,
             _ => HoldSupport::Full,
         }
+    }
+
+    /// The quota as the module reads it, if the module can check the only subject: scripts count no
+    /// further than it does.
+    pub(crate) fn quota_for_module(&self) -> Option<Vec<u8>> {
+        let quota = &self.alone()?.quota;
+        let is_countable = quota.limit().max(quota.burst()) <= MOST;
+        is_countable.then(|| quota_bytes(quota))
     }
 
     /// The largest reply that the script can send: of each log all runs, and of the others a few

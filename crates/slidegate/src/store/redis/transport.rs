@@ -11,6 +11,7 @@ mod error_reply;
 mod failure;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
+mod module_probe;
 mod node;
 mod options;
 mod refresh;
@@ -104,6 +105,18 @@ pub struct NodeState {
     pub ask: u64,
     /// Calls that got no reply within their deadline.
     pub timeouts: u64,
+    /// Whether it has the native module, which then decides instead of a script where it can.
+    pub has_module: bool,
+}
+
+/// The call of a script for one key, which a node with the module decides without the script.
+#[derive(Debug)]
+pub(crate) struct Check<'c> {
+    pub(crate) script: &'c Script,
+    pub(crate) keys: &'c [Vec<u8>],
+    pub(crate) args: &'c [Vec<u8>],
+    /// The quota as the module reads it; `None` if only the script can decide.
+    pub(crate) quota: Option<&'c [u8]>,
 }
 
 /// Sends calls to the node that holds their keys.
@@ -156,20 +169,36 @@ impl Transport {
         deadline: Instant,
         last_failure: &LastFailure,
     ) -> Result<Value, Failure> {
+        let check = Check { script, keys, args, quota: None };
+        self.check(check, bound, deadline, last_failure).await
+    }
+
+    /// The same as [`run`](Self::run), by the module where a node has it.
+    pub(crate) async fn check(
+        &self,
+        check: Check<'_>,
+        bound: ReplyBound,
+        deadline: Instant,
+        last_failure: &LastFailure,
+    ) -> Result<Value, Failure> {
+        let Check { script, keys, args, quota } = check;
         let bytes = keys.iter().chain(args).map(Vec::len).sum::<usize>();
         let mut command = Cmd::with_capacity(3 + keys.len() + args.len(), 64 + bytes);
         command.arg("EVALSHA").arg(&script.source(false).hash).arg(keys.len());
         for part in keys.iter().chain(args) {
             command.arg(part.as_slice());
         }
+        let command = &command;
+        let job = match quota {
+            Some(quota) => Job::Check { script, command, quota },
+            None => Job::Script(script, command),
+        };
         let slot = keys.first().map_or(0, |key| self.slot(key));
-        self.drive(slot, &Job::Script(script, &command), Terms { deadline, bound }, last_failure)
-            .await
-            .inspect_err(|failure| {
-                if !failure.is_for_holds() {
-                    self.count(failure);
-                }
-            })
+        self.drive(slot, &job, Terms { deadline, bound }, last_failure).await.inspect_err(|failure| {
+            if !failure.is_for_holds() {
+                self.count(failure);
+            }
+        })
     }
 
     /// Sends a command, at most once, to the node that holds `key`, or to any master if there is no

@@ -17,6 +17,7 @@ use super::connection::{Connection, ManagedConnection};
 use super::connector::{Connector, Serves};
 use super::error_reply::{self, ErrorReply};
 use super::failure::{Executed, Failure, FailureKind};
+use super::module_probe::{self, ModuleProbe};
 use super::options::{Address, ConnectionOptions};
 use super::reply_bound::ReplyBound;
 use super::{NodeState, Script};
@@ -26,6 +27,9 @@ use crate::time::instant;
 
 /// The maximum random time added between two probes of the circuit breaker.
 const PROBE_JITTER_US: u64 = 20_000;
+
+/// How long a node may take to say whether it has the module. No decision waits for it.
+const MODULE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// One server.
 pub(super) struct Node {
@@ -44,6 +48,7 @@ pub(super) struct Node {
     silence: Duration,
     /// Whether the server does not know the `#!lua` header of scripts.
     plain_scripts: AtomicBool,
+    module: ModuleProbe,
     pub(super) counts: Counts,
 }
 
@@ -72,6 +77,12 @@ pub(super) struct Counts {
 pub(super) enum Job<'a> {
     /// A script and the `EVALSHA` that runs it.
     Script(&'a Script, &'a Cmd),
+    /// The same for the script for one key, and the quota as the module reads it.
+    Check {
+        script: &'a Script,
+        command: &'a Cmd,
+        quota: &'a [u8],
+    },
     Command(&'a Cmd),
 }
 
@@ -115,6 +126,7 @@ impl Node {
             since: instant(),
             silence: options.deadline / 2,
             plain_scripts: AtomicBool::new(false),
+            module: ModuleProbe::default(),
             counts: Counts::default(),
         }))
     }
@@ -159,6 +171,7 @@ impl Node {
             moved: count(&self.counts.moved),
             ask: count(&self.counts.ask),
             timeouts: count(&self.counts.timeouts),
+            has_module: self.module.is_present(),
         }
     }
 
@@ -174,6 +187,17 @@ impl Node {
         let (script, command) = match job {
             Job::Command(command) => return self.ask(command, asking, terms).await,
             Job::Script(script, command) => (script, *command),
+            Job::Check { script, command, quota } => {
+                if self.module.is_present() {
+                    let value = self.ask(&module_probe::command(command, quota), asking, terms).await?;
+                    if !module_probe::is_refused(&value) {
+                        return Ok(value);
+                    }
+                    self.module.is_lost(self.since_us());
+                }
+                self.look_for_module();
+                (script, *command)
+            }
         };
         loop {
             let plain = self.plain_scripts.load(Ordering::Relaxed);
@@ -204,6 +228,21 @@ impl Node {
             }
             self.plain_scripts.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Asks in the background whether the node has the module, if it is time to.
+    fn look_for_module(&self) {
+        if !self.module.begins(self.since_us()) {
+            return;
+        }
+        let node = self.itself();
+        tokio::spawn(async move {
+            let Some(node) = node.upgrade() else { return };
+            let terms = Terms { deadline: instant() + MODULE_DEADLINE, bound: ReplyBound::SMALL };
+            if let Ok(reply) = node.call(&module_probe::question(), terms).await {
+                node.module.answered(&reply);
+            }
+        });
     }
 
     /// One command, after `ASKING` if the slot is being migrated to this node.
