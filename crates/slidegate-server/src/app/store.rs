@@ -461,6 +461,7 @@ impl<'a> Shared<'a> {
             json!({
                 "node": node.node,
                 "connected": node.connected,
+                "module": node.has_module,
                 "breaker": breaker,
                 "reconnects": node.reconnects,
                 "timeouts": node.timeouts,

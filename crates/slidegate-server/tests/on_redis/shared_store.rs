@@ -75,7 +75,8 @@ fn two_servers_share_one_limit() {
     assert_eq!(ready["degraded"], false);
     assert_eq!(ready["store"]["url"], format!("redis://{}", redis.address()));
     let node = json!({
-        "node": redis.address(), "connected": true, "breaker": "closed", "reconnects": 0, "timeouts": 0
+        "node": redis.address(), "connected": true, "module": false, "breaker": "closed",
+        "reconnects": 0, "timeouts": 0
     });
     assert_eq!(ready["store"]["nodes"], json!([node]));
     one.assert_matches_openapi("GET", "/readyz", None, 200);

@@ -20,6 +20,7 @@ mod hostile;
 mod inspect;
 mod layout;
 mod mixed;
+mod native;
 mod outages;
 mod oversized;
 mod penalties;

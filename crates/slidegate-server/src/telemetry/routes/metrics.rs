@@ -395,6 +395,12 @@ fn store(page: &mut Page<'_>, observer: &Observer, shared: Shared<'_>) -> fmt::R
     let nodes = || nodes.iter().take(MAX_NODES).map(|node| (node, [("node", node.node.as_str())]));
     let connected = nodes().map(|(node, labels)| (labels, u64::from(node.connected)));
     page.gauge("store_node_connected", "1 while the node is connected", connected)?;
+    let module = nodes().map(|(node, labels)| (labels, u64::from(node.has_module)));
+    page.gauge(
+        "store_node_module",
+        "1 if the node has slidegate's native module, which then decides",
+        module,
+    )?;
     let states = nodes().flat_map(|(node, [label])| {
         let states = [
             (BreakerState::Closed, "closed"),
