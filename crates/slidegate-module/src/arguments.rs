@@ -5,7 +5,7 @@ use slidegate::stored::Requests;
 /// The largest limit and cost: scripts count in doubles, which are exact up to here.
 pub(crate) const MOST: u64 = (1 << 53) - 1;
 
-/// A decimal number. `None` if the text is none, or if it is not in the range.
+/// A decimal number. `None` if the text is not one, or if it is not in the range.
 pub(crate) fn number(text: &[u8], least: u64, most: u64) -> Option<u64> {
     if text.is_empty() || text.len() > 16 {
         return None;
@@ -49,7 +49,7 @@ mod tests {
         assert_eq!((number(b"0", 1, 9), number(b"10", 1, 9)), (None, None));
     }
 
-    /// Whoever types a command must read what is wrong with it.
+    /// A user who types a command must read what is wrong with it.
     #[test]
     fn an_error_names_the_argument_and_its_range() {
         let error = named("period", b"1m\n", 1, 9).unwrap_err();

@@ -19,7 +19,7 @@ fn error(conn: &mut Connection, command: &str) -> String {
     }
 }
 
-/// Whoever loads the module and nothing else gets the exact sliding window.
+/// A user who loads the module and nothing else gets the exact sliding window.
 #[test]
 fn rl_check_is_the_exact_sliding_window() {
     let server = RedisServer::builder().with_clock().module(true).start();
@@ -57,7 +57,7 @@ fn cl_throttle_replies_as_redis_cell_does() {
     assert_eq!(numbers(&mut conn, "CL.THROTTLE user 2 30 60 1"), [0, 3, 0, -1, 6]);
 }
 
-/// Whoever types a command must read what is wrong with it.
+/// A user who types a command must read what is wrong with it.
 #[test]
 fn wrong_arguments_are_named() {
     let server = RedisServer::builder().module(true).start();

@@ -105,7 +105,7 @@ fn a_ring_without_its_bytes_is_reported_when_it_is_read() {
     assert_eq!(both.stored("key").as_deref(), Some(header));
 }
 
-/// Whoever has the key of a list or a hash in the same server gets the server's own error.
+/// A user of the key of a list or a hash in the same server gets the server's own error.
 #[test]
 fn a_key_of_another_type_is_refused() {
     let mut both = Both::start();

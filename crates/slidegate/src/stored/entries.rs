@@ -194,9 +194,9 @@ impl Entries for StoredEntries<'_> {
         self.len = self.len.saturating_sub(1);
     }
 
-    /// The commands of the module do not refund.
+    /// Only a refund needs it, and stored values are only charged here: scripts refund.
     fn reduce_oldest(&mut self, _cost: u64) {
-        unreachable!("a script refunds")
+        unreachable!("stored values are charged and never refunded")
     }
 
     fn push(&mut self, _quota: &Quota, newest: u64, _timestamp: u64, cost: u64) {

@@ -35,7 +35,7 @@ pub(crate) fn quota_bytes(quota: &Quota) -> Vec<u8> {
     bytes
 }
 
-/// Reads a quota. `None` if it is none, or if its counts are above 2^53 - 1, the most that a script
+/// Reads a quota. `None` if it is invalid, or its counts are above 2^53 - 1, the most that a script
 /// can count.
 #[cfg(feature = "stored-values")]
 #[must_use]
