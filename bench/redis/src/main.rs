@@ -9,6 +9,7 @@ mod attack;
 mod drive;
 mod figures;
 mod holds;
+mod module;
 mod options;
 mod peers;
 mod scripts;
@@ -37,7 +38,7 @@ async fn main() {
 }
 
 async fn run(options: &Options) -> Result<(), Failed> {
-    let server = Server::start().await?;
+    let server = Server::start(&[]).await?;
     println!("Redis {}, over a socket file", server.meter().await?.version().await?);
     if options.has(Part::Scripts) {
         scripts::run(&server, options).await?;
@@ -47,6 +48,9 @@ async fn run(options: &Options) -> Result<(), Failed> {
     }
     if options.has(Part::Holds) {
         holds::run(&server, options).await?;
+    }
+    if options.has(Part::Module) {
+        module::run(options).await?;
     }
     if options.has(Part::Attack) {
         attack::run(&server, options).await?;

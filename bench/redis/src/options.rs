@@ -7,7 +7,7 @@ use lexopt::prelude::*;
 pub(crate) const USAGE: &str = "\
 usage: slidegate-redis-bench [options]
 
-  --part NAME       only `scripts`, `store`, `holds` or `attack`
+  --part NAME       only `scripts`, `store`, `holds`, `module` or `attack`
   --limit N         only this limit of `scripts`; may be repeated (10, 100, 1000, 10000)
   --rounds N        rounds, of which a row is the median (5)
   --seconds S       how long a row of `store` or `attack` lasts in a round (2)";
@@ -21,6 +21,8 @@ pub(crate) enum Part {
     Store,
     /// The cost of checks, reservations and settlements beside open holds.
     Holds,
+    /// The cost of a check by the native module, against the script.
+    Module,
     /// The latency of one client while others fill the denial cache.
     Attack,
 }
@@ -85,7 +87,8 @@ fn part_of(text: &str) -> Result<Part, String> {
         "scripts" => Ok(Part::Scripts),
         "store" => Ok(Part::Store),
         "holds" => Ok(Part::Holds),
+        "module" => Ok(Part::Module),
         "attack" => Ok(Part::Attack),
-        _ => Err("the parts are scripts, store, holds and attack".to_owned()),
+        _ => Err("the parts are scripts, store, holds, module and attack".to_owned()),
     }
 }

@@ -112,6 +112,14 @@ impl Peer {
         }
     }
 
+    /// Whether the native module decides, as far as the store knows.
+    pub(crate) fn has_module(&self) -> bool {
+        match self {
+            Self::Slidegate(gate) => gate.store().primary().nodes().iter().all(|node| node.has_module),
+            Self::Rival(_) => false,
+        }
+    }
+
     /// Fails if a decision did not come from Redis, because the figures would be wrong.
     pub(crate) fn was_served(&self) -> Result<(), Failed> {
         match self {

@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::ops::Sub;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -23,9 +24,9 @@ pub(crate) struct Server {
 /// A server's statistics at one moment, or the difference between two.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Work {
-    /// Script calls.
+    /// Calls of scripts and of the native module.
     pub(crate) calls: u64,
-    /// Time within scripts, in microseconds: with their commands, without reading requests and
+    /// Time within them, in microseconds: with their commands, without reading requests and
     /// writing replies.
     pub(crate) script_us: f64,
     /// CPU time of the whole process, in microseconds.
@@ -37,13 +38,18 @@ pub(crate) struct Work {
 pub(crate) struct Meter(MultiplexedConnection);
 
 impl Server {
-    /// Starts a server that stores nothing on disk, and waits until it answers.
-    pub(crate) async fn start() -> Result<Self, String> {
-        let dir = std::env::temp_dir().join(format!("slidegate-redis-bench-{}", std::process::id()));
+    /// Starts a server that stores nothing on disk, and waits until it answers. Later arguments
+    /// overrule that.
+    pub(crate) async fn start(args: &[&str]) -> Result<Self, String> {
+        static STARTED: AtomicU32 = AtomicU32::new(0);
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let name = format!("slidegate-redis-bench-{}-{number}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
         std::fs::create_dir(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
         let child = Command::new("redis-server")
             .args(["--port", "0", "--unixsocket", "redis.sock", "--unixsocketperm", "700"])
             .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
+            .args(args)
             .current_dir(&dir)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -103,9 +109,9 @@ impl Meter {
             let Some((name, value)) = line.split_once(':') else { continue };
             match name {
                 "used_cpu_sys" | "used_cpu_user" => work.cpu_us += value.parse().unwrap_or(f64::NAN) * 1e6,
-                "cmdstat_evalsha" => {
-                    work.calls = field(value, "calls").parse().unwrap_or(0);
-                    work.script_us = field(value, "usec").parse().unwrap_or(f64::NAN);
+                "cmdstat_evalsha" | "cmdstat_slidegate.check1" => {
+                    work.calls += field(value, "calls").parse::<u64>().unwrap_or(0);
+                    work.script_us += field(value, "usec").parse().unwrap_or(f64::NAN);
                 }
                 _ => {}
             }

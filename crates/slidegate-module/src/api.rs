@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// What functions return that succeed.
 const OK: c_int = 0;
@@ -24,6 +24,9 @@ const READ_AND_WRITE: c_int = 1 | 2;
 const KEYTYPE_EMPTY: c_int = 0;
 const KEYTYPE_STRING: c_int = 1;
 const NO_IMPLICIT_SIGNAL_MODIFIED: c_int = 1 << 1;
+/// Redis from this version on keeps the command that a client called last, so that a client which
+/// calls it again after it was unloaded ends the server. Seen with 8.2.3; Valkey 9.1 does not.
+const KEEPS_UNLOADED_COMMANDS: c_int = 0x08_00_00;
 /// The largest alignment that the server's allocator gives to every allocation.
 const ALIGNMENT: usize = 16;
 
@@ -92,6 +95,7 @@ api! {
     signal_modified_key "SignalModifiedKey": fn(*mut RawContext, *mut RawString) -> c_int;
     replicate "Replicate": fn(*mut RawContext, *const c_char, *const c_char; ...) -> c_int;
     microseconds "Microseconds": fn() -> c_longlong;
+    get_server_version "GetServerVersion": fn() -> c_int;
     reply_with_string_buffer "ReplyWithStringBuffer": fn(*mut RawContext, *const c_char, usize) -> c_int;
     reply_with_array "ReplyWithArray": fn(*mut RawContext, c_long) -> c_int;
     reply_with_long_long "ReplyWithLongLong": fn(*mut RawContext, c_longlong) -> c_int;
@@ -120,6 +124,16 @@ macro_rules! call {
 pub(crate) fn server_time_us() -> Option<u64> {
     API.get()?.microseconds?;
     u64::try_from(call!(microseconds())).ok()
+}
+
+/// Whether the server is Valkey, which has its functions under its own names as well.
+static IS_VALKEY: AtomicBool = AtomicBool::new(false);
+
+/// Whether the server survives it if the module is unloaded.
+fn may_be_unloaded() -> bool {
+    let has_version = API.get().is_some_and(|api| api.get_server_version.is_some());
+    IS_VALKEY.load(Ordering::Relaxed)
+        || (has_version && call!(get_server_version()) < KEEPS_UNLOADED_COMMANDS)
 }
 
 /// The server's allocator, so that `used_memory` and `maxmemory` count what the module uses.
@@ -380,6 +394,10 @@ pub(crate) unsafe fn load(
     let Some(get) = (unsafe { context.as_ref() }).and_then(|context| context.get_api) else { return ERR };
     // SAFETY: it is the server's.
     let api = unsafe { Api::load(get) };
+    let mut of_valkey: *mut c_void = ptr::null_mut();
+    // SAFETY: the name ends in NUL, and a pointer is stored if there is such a function.
+    let is_found = unsafe { get(c"ValkeyModule_Alloc".as_ptr(), (&raw mut of_valkey).cast()) } == OK;
+    IS_VALKEY.store(is_found && !of_valkey.is_null(), Ordering::Relaxed);
     let (Some(alloc), Some(realloc), Some(free)) = (api.alloc, api.realloc, api.free) else { return ERR };
     ALLOC.store(alloc as *mut c_void, Ordering::Relaxed);
     REALLOC.store(realloc as *mut c_void, Ordering::Relaxed);
@@ -450,6 +468,16 @@ macro_rules! commands {
             let commands = [$(Command { name: $name, run: $function }),*];
             // SAFETY: the server calls it to load the module.
             unsafe { load(context, c"slidegate", crate::commands::VERSION, &commands) }
+        }
+
+        /// Called by the server before it unloads the module, which this may refuse.
+        ///
+        /// # Safety
+        /// Only a server may call it.
+        // SAFETY: as above.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn RedisModule_OnUnload(_context: *mut RawContext) -> c_int {
+            if catch_unwind(may_be_unloaded).unwrap_or(false) { OK } else { ERR }
         }
     };
 }

@@ -201,15 +201,16 @@ impl<S: HoldStore + 'static> Drop for TicketGuard<S> {
         if gate.store().is_immediate() {
             // The memory store always replies.
             drop(ready(gate.change_holds(&ticket, change)));
-            return;
-        }
-        // Refused, it ends by its time.
-        #[cfg(feature = "redis")]
-        drop(gate.end_later(open.runtime, ticket, &change));
-        #[cfg(all(feature = "wait", not(feature = "redis")))]
-        if let Ok(runtime) = tokio::runtime::Handle::try_current().or_else(|error| open.runtime.ok_or(error))
-        {
-            runtime.spawn(async move { drop(gate.change_holds(&ticket, change).await) });
+        } else {
+            // Refused, it ends by its time.
+            #[cfg(feature = "redis")]
+            drop(gate.end_later(open.runtime, ticket, &change));
+            #[cfg(all(feature = "wait", not(feature = "redis")))]
+            if let Ok(runtime) =
+                tokio::runtime::Handle::try_current().or_else(|error| open.runtime.ok_or(error))
+            {
+                runtime.spawn(async move { drop(gate.change_holds(&ticket, change).await) });
+            }
         }
     }
 }
