@@ -42,8 +42,10 @@ pub(crate) async fn run(options: &Options) -> Result<(), Failed> {
     println!("|---|--:|--:|--:|");
     for (file, title) in [("no", ""), ("yes", ", AOF")] {
         let args = ["--appendonly", file, "--appendfsync", "everysec"];
-        let servers =
-            [Server::start(&args).await?, Server::start(&[&args[..], &["--loadmodule", &library]].concat()).await?];
+        let servers = [
+            Server::start(&args).await?,
+            Server::start(&[&args[..], &["--loadmodule", &library]].concat()).await?,
+        ];
         let mut meters = [servers[0].meter().await?, servers[1].meter().await?];
         for algorithm in Algorithm::ALL {
             for (limit, verdict) in LIMITS {
@@ -95,7 +97,8 @@ impl Cell {
             let mut round = [0.0; 2];
             for ((peer, meter), cost) in self.peers.iter().zip(&mut *meters).zip(&mut round) {
                 let before = meter.read().await?;
-                let progress = drive(peer, TASKS, Until::Decisions(DECISIONS), Users::InTurn(self.keys)).await?;
+                let progress =
+                    drive(peer, TASKS, Until::Decisions(DECISIONS), Users::InTurn(self.keys)).await?;
                 let work = meter.read().await? - before;
                 let denied = progress.decisions - progress.allowed;
                 if work.calls != DECISIONS || denied != if self.is_denied { DECISIONS } else { 0 } {
