@@ -267,7 +267,7 @@ impl<'c> Context<'c> {
 }
 
 impl Key<'_> {
-    /// The stored value; `None` if there is none.
+    /// The stored value; `None` if the key is missing.
     pub(crate) fn value(&self) -> Option<&[u8]> {
         if call!(key_type(self.raw.as_ptr())) == KEYTYPE_EMPTY {
             return None;
@@ -306,7 +306,7 @@ impl Key<'_> {
         call!(set_abs_expire(self.raw.as_ptr(), c_longlong::try_from(at_ms).unwrap_or(c_longlong::MAX)));
     }
 
-    /// Tells the server that the key was changed: for `WATCH` and for client-side caches.
+    /// Signals the key as modified: for `WATCH` and for client-side caches.
     pub(crate) fn signal(&self) {
         call!(signal_modified_key(self.context.raw(), self.name));
     }

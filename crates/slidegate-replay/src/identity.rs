@@ -22,7 +22,7 @@ static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().
 pub(crate) const NONE: Identity = 0;
 /// The identity of every key without values: such a policy has one key.
 const NO_VALUES: Identity = 1;
-/// Added to the bits of an IPv4 address, which are no hash.
+/// Added to the bits of an IPv4 address, which are not hashed.
 const V4: Identity = 1 << 96;
 
 /// Of text as it is.
@@ -36,7 +36,7 @@ pub(crate) fn of_text(text: &[u8]) -> Identity {
 pub(crate) fn of_group(ip: IpAddr) -> Identity {
     match ip {
         IpAddr::V4(ip) => V4 | Identity::from(ip.to_bits()),
-        // Another seed, as sixteen bytes of text are no address.
+        // Another seed, as sixteen bytes of text are not an address.
         IpAddr::V6(ip) => xxh3_128_with_seed(&ip.octets(), !*SEED),
     }
 }

@@ -252,7 +252,7 @@ impl DecisionCounter for Tally {
         }
         let expected = self.truth.as_mut().map(|truth| truth.peek_checks(now, known));
         let decisions = gate.apply(known);
-        // Like refunds, peeks that were allowed are no requests of clients.
+        // Like refunds, peeks that were allowed are not requests of clients.
         if *has_check || decisions.is_denied() {
             self.count_decisions(now, entry, gate.store(), &decisions);
             self.write_line(now, &decisions);

@@ -70,7 +70,7 @@ fn normalize(target: &[u8]) -> Vec<u8> {
     path
 }
 
-/// Decodes `%41`. What is no such sequence is kept.
+/// Decodes `%41`. Other text is kept.
 fn percent_decoded(text: &[u8]) -> Vec<u8> {
     let digit = |at: usize| text.get(at).and_then(|byte| char::from(*byte).to_digit(16));
     let mut plain = Vec::with_capacity(text.len());

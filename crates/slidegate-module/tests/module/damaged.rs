@@ -8,7 +8,7 @@ const ALGORITHMS: [Algorithm; 4] = [Algorithm::Log, Algorithm::Window, Algorithm
 const MINUTE: u64 = 60_000_000;
 
 fn error(reply: &Reply) -> &str {
-    let Reply::Error(error) = reply else { panic!("{reply:?} is no error") };
+    let Reply::Error(error) = reply else { panic!("{reply:?} is not an error") };
     error
 }
 

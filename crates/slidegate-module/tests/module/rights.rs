@@ -49,7 +49,7 @@ fn key_patterns_and_commands_are_enforced() {
 }
 
 /// Since 7.2 a module may say which categories its commands are in. Before, they are in none, which
-/// docs/redis-module.md tells.
+/// docs/redis-module.md says.
 #[test]
 fn categories_take_rights_away_where_the_server_knows_them() {
     let server = RedisServer::builder().module(true).start();

@@ -230,7 +230,7 @@ fn halves(id: Identity) -> [u64; 2] {
     [id as u64, (id >> 64) as u64]
 }
 
-/// The upper bits of a mixed identity: those of IPv4 addresses are no hashes.
+/// The upper bits of a mixed identity: those of IPv4 addresses are not hashed.
 #[inline]
 fn home(id: [u64; 2], shift: u32) -> usize {
     let mixed = (id[0] ^ id[1].rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);

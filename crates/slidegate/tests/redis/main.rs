@@ -15,6 +15,7 @@ mod faults;
 mod harness;
 mod histories;
 mod hold_clocks;
+mod hold_histories;
 mod holds;
 mod hostile;
 mod inspect;

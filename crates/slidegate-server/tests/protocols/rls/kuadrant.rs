@@ -336,7 +336,7 @@ for free in [('free', 'x'), ('unknown', 'x')]:
     }
 }
 
-/// Whoever may not decide must not be able to reserve, or to charge other clients' keys.
+/// A client without the right to decide must not be able to reserve, or to charge other clients' keys.
 #[test]
 fn every_call_needs_the_token_that_decisions_need() {
     let folder = TempDir::new("kuadrant-token");
