@@ -17,6 +17,8 @@ pub struct Entry<'a> {
     /// The time of the request, in microseconds since the Unix epoch: of its start if the log says
     /// when that was.
     pub time_us: u64,
+    /// How long the request took, in microseconds. `None` if the log does not say.
+    pub duration_us: Option<u64>,
     /// The request line. `None` if it was not HTTP: `-`, empty, a TLS handshake on the plain port.
     pub request: Option<RequestLine<'a>>,
     /// The host that the request was for. `None` if the log does not have it.
@@ -147,6 +149,7 @@ impl<'a> Entry<'a> {
             ident: text(Text::Ident),
             user: text(Text::User).map(Cow::Borrowed),
             time_us: record.time_us,
+            duration_us: record.duration_us(),
             request,
             host: text(Text::Host).map(Cow::Borrowed),
             status: record.status,

@@ -8,20 +8,28 @@
 use crate::block::{Escape, RecordWriter, Text};
 use crate::column::{is_token, number, number_or_dash, present, quoted, split_at_space};
 use crate::format::request::set_request;
-use crate::format::time::{CLF_LEN, TimeReader};
+use crate::format::time::{CLF_LEN, TimeReader, Unit, duration_us};
 use crate::malformed::Malformed;
 
 /// Parses lines.
 #[derive(Debug)]
 pub(crate) struct ClfParser {
     time: TimeReader,
+    options: ClfOptions,
+}
+
+/// What is read beside the columns of every such log.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ClfOptions {
     /// Whether the cost of a request is its length.
-    cost_is_bytes: bool,
+    pub(crate) cost_is_bytes: bool,
+    /// Whether the last column is the duration, as Traefik writes it: `12ms`.
+    pub(crate) ends_with_duration: bool,
 }
 
 impl ClfParser {
-    pub(crate) fn new(time: TimeReader, cost_is_bytes: bool) -> Self {
-        Self { time, cost_is_bytes }
+    pub(crate) fn new(time: TimeReader, options: ClfOptions) -> Self {
+        Self { time, options }
     }
 
     /// Parses one line, given without its line end.
@@ -30,8 +38,14 @@ impl ClfParser {
         if self.usual(line, out).is_none() {
             self.thorough(line, out)?;
         }
-        if self.cost_is_bytes {
+        if self.options.cost_is_bytes {
             out.record.cost = out.record.bytes;
+        }
+        if self.options.ends_with_duration
+            && let Some(space) = memchr::memrchr(b' ', line)
+            && let Some(duration_us) = duration_us(&line[space + 1..], Unit::Milliseconds)
+        {
+            out.record.duration_us = duration_us;
         }
         Ok(())
     }
@@ -272,7 +286,7 @@ mod tests {
     const TIME_US: u64 = 1_431_857_103_000_000;
 
     fn parser() -> ClfParser {
-        ClfParser::new(TimeReader::new(TimeZone::UTC), false)
+        ClfParser::new(TimeReader::new(TimeZone::UTC), ClfOptions::default())
     }
 
     /// The entry of a line, by the short path and the thorough one: they must agree.
@@ -363,6 +377,7 @@ mod tests {
                 ident: Some(b"id"),
                 user: Some(Cow::Borrowed(b"al")),
                 time_us: TIME_US,
+                duration_us: None,
                 request: Some(RequestLine {
                     method: b"GET",
                     target: Cow::Borrowed(b"/a?b=c?d"),

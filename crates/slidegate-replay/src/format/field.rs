@@ -31,6 +31,8 @@ pub(crate) enum Field {
     EndDate,
     EndClock,
     Duration(Unit),
+    /// One of several durations that follow one another; their sum is that of the request.
+    DurationPart(Unit),
     Status,
     Bytes,
     Cost,
@@ -245,6 +247,11 @@ impl FieldReader {
                 self.end.set(rank, time_us.ok_or(Malformed::Field("time", expected))?);
             }
             Field::Duration(unit) => self.duration_us = time::duration_us(text, unit),
+            Field::DurationPart(unit) => {
+                if let Some(part_us) = time::duration_us(text, unit) {
+                    self.duration_us = Some(self.duration_us.unwrap_or(0).saturating_add(part_us));
+                }
+            }
             Field::Status => {
                 let status = crate::column::number::<u16>(text).filter(|status| *status <= 999);
                 let status = status.ok_or(Malformed::Field("status", "a number from 0 to 999"))?;
@@ -351,7 +358,7 @@ impl FieldReader {
         counts
     }
 
-    /// Ends a line: works out its time and cost.
+    /// Ends a line: works out its time, duration and cost.
     ///
     /// # Errors
     /// The line has no time.
@@ -368,6 +375,12 @@ impl FieldReader {
             }
             (None, None, _) => return Err(Malformed::Field("time", TIME_EXPECTED)),
         };
+        let between = self.start.get().zip(self.end.get());
+        let duration_us =
+            self.duration_us.or_else(|| between.and_then(|(start_us, end_us)| end_us.checked_sub(start_us)));
+        if let Some(duration_us) = duration_us {
+            out.record.duration_us = duration_us;
+        }
         if self.has_cost_field {
             out.record.cost = self.cost.unwrap_or_else(|| {
                 self.counts.without_cost += 1;

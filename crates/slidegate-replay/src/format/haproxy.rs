@@ -6,6 +6,7 @@
 use crate::block::{Escape, RecordWriter, Text};
 use crate::column::split_at_space;
 use crate::format::field::{Field, FieldReader, Target, Value};
+use crate::format::time::Unit;
 use crate::malformed::Malformed;
 
 /// Parses one line.
@@ -31,7 +32,7 @@ pub(crate) fn parse(
     }
     // Frontend, backend/server, timers, status, bytes, cookies, termination, connections, and then
     // the queues, which come before the captured headers.
-    let [_, _, _, status, bytes, ..] = cells;
+    let [_, _, timers, status, bytes, ..] = cells;
     let (_, rest) = split_at_space(rest.ok_or_else(|| columns(11))?);
     let mut rest = rest.ok_or(Malformed::Request)?;
     for _ in 0..2 {
@@ -51,6 +52,10 @@ pub(crate) fn parse(
     if out.record.texts[Text::Client as usize].is_absent() {
         return Err(Malformed::Client);
     }
+    // The last timer is the whole time; `+` says that it was not over. -1 if it is not known.
+    let whole = timers.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+    let whole = whole.strip_prefix(b"+").unwrap_or(whole);
+    fields.set(set(Field::Duration(Unit::Milliseconds)), text(whole), out)?;
     // -1 if the request was given up before there was an answer.
     if status != b"-1" {
         fields.set(set(Field::Status), text(status), out)?;

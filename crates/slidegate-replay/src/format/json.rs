@@ -114,6 +114,7 @@ impl JsonFormat {
             ],
             Self::Gcp => &[
                 ("timestamp", Field::Start, 1),
+                ("httpRequest.latency", Field::Duration(Unit::Seconds), 1),
                 ("httpRequest.remoteIp", Field::Text(Text::Client), 1),
                 ("httpRequest.requestMethod", METHOD, 1),
                 ("httpRequest.requestUrl", Field::Url, 1),

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 
 use crate::block::Escape;
-use crate::format::clf::ClfParser;
+use crate::format::clf::{ClfOptions, ClfParser};
 use crate::format::delimited::{DelimitedParser, Kind};
 use crate::format::field::{FieldReader, Target, TimeRules};
 use crate::format::json::{JsonFormat, JsonParser};
@@ -202,7 +202,9 @@ impl Format {
                     Self::Haproxy => Grammar::Haproxy { fields: fields(false), cost_is_bytes },
                     _ => {
                         let time = TimeReader::new(options.time.zone.clone());
-                        Grammar::Clf(Box::new(ClfParser::new(time, cost_is_bytes)))
+                        let ends_with_duration = matches!(self, Self::Clf("traefik"));
+                        let options = ClfOptions { cost_is_bytes, ends_with_duration };
+                        Grammar::Clf(Box::new(ClfParser::new(time, options)))
                     }
                 }
             }

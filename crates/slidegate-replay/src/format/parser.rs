@@ -6,6 +6,7 @@ use crate::format::delimited::DelimitedParser;
 use crate::format::field::{Field, FieldCounts, FieldReader, Target};
 use crate::format::json::JsonParser;
 use crate::format::template::Template;
+use crate::format::time::Unit;
 use crate::format::{LineKind, haproxy};
 use crate::malformed::Malformed;
 
@@ -88,6 +89,9 @@ pub(crate) fn alb_target(column: &str) -> Option<Target> {
     let (field, rank) = match column {
         "time" => (Field::End, 1),
         "request_creation_time" => (Field::Start, 1),
+        "request_processing_time" | "target_processing_time" | "response_processing_time" => {
+            (Field::DurationPart(Unit::Seconds), 1)
+        }
         "client" => (Field::ClientAndPort, 1),
         "elb_status_code" => (Field::Status, 1),
         "sent_bytes" => (Field::Bytes, 1),

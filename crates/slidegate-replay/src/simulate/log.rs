@@ -67,6 +67,7 @@ impl EntryText<'_> {
             ident: None,
             user: Some(user.as_bytes().into()),
             time_us: *time_us,
+            duration_us: None,
             request: Some(RequestLine {
                 method: b"GET",
                 target: path.as_bytes().into(),

@@ -109,6 +109,7 @@ fn push_all(replay: &mut Replay, log: &[Traffic]) {
             ident: None,
             user: one.user.as_ref().map(|user| user.as_bytes().into()),
             time_us: one.time_us,
+            duration_us: None,
             request: Some(request),
             host: None,
             status: 200,
