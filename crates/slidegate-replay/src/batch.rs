@@ -80,6 +80,8 @@ pub(crate) struct AttributeName {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BatchEntry {
     pub(crate) time_us: u64,
+    /// How long it took; `None` if the log does not say.
+    pub(crate) duration_us: Option<u64>,
     pub(crate) cost: u64,
     /// The status that the log has; 0 if none.
     pub(crate) status: u16,
@@ -261,8 +263,8 @@ impl EntryBatch {
             (None, Some(policy)) => EntryKind::Named(self.texts.add(policy.as_bytes())),
             (None, None) => EntryKind::Ordinary,
         };
-        let &Entry { time_us, cost, status, .. } = entry;
-        let entry = BatchEntry { time_us, cost, status, verb, kind };
+        let &Entry { time_us, duration_us, cost, status, .. } = entry;
+        let entry = BatchEntry { time_us, duration_us, cost, status, verb, kind };
         self.is_plain &= entry.is_plain_check();
         self.entries.push(entry);
     }
@@ -284,7 +286,8 @@ impl EntryBatch {
                 self.push_entry(&Entry::of(block, record));
             } else {
                 let (verb, kind) = (Verb::Check, EntryKind::Ordinary);
-                self.entries.push(BatchEntry { time_us, cost, status, verb, kind });
+                let duration_us = record.duration_us();
+                self.entries.push(BatchEntry { time_us, duration_us, cost, status, verb, kind });
             }
         }
         count

@@ -15,6 +15,7 @@ use slidegate::{
 
 use crate::decider::{Decider, adjust};
 use crate::denied_keys::{IdentityHasher, MAX_DENIED_KEYS, hash};
+use crate::reservations::{Settled, holds, reserved_cost};
 use crate::store::keys::MAX_COUNTED_KEYS;
 use crate::timeline::{Greatest, MAX_BUCKETS, Timeline};
 use crate::wording::Words;
@@ -75,21 +76,27 @@ pub(crate) struct KeyTruth {
 /// The same policies, counted by the exact log.
 pub(crate) fn exact(policies: &PolicySet) -> PolicySet {
     let exact = |quota: &Quota| quota.with_algorithm(Algorithm::SlidingLog).with_slots(MAX_SLOTS);
-    let policies = policies.iter().map(|policy| policy.clone().map_quotas(exact));
+    let policies = policies.iter().map(|policy| map_rates(policy, exact));
     PolicySet::new(policies).expect("another algorithm keeps a set valid")
 }
 
-/// The same policies under another algorithm.
+/// A policy with its quotas changed, unless they limit what is in flight: that is no rate.
+fn map_rates(policy: &Policy, change: impl Fn(&Quota) -> Quota) -> Policy {
+    let policy = policy.clone();
+    if policy.quota().algorithm() == Algorithm::InFlight { policy } else { policy.map_quotas(change) }
+}
+
+/// The same policies under another algorithm. Those that limit what is in flight stay as they are.
 #[must_use]
 pub fn with_algorithm(policies: &PolicySet, algorithm: Algorithm) -> PolicySet {
-    let change = |policy: &Policy| policy.clone().map_quotas(|quota| quota.with_algorithm(algorithm));
+    let change = |policy: &Policy| map_rates(policy, |quota| quota.with_algorithm(algorithm));
     PolicySet::new(policies.iter().map(change)).expect("another algorithm keeps a set valid")
 }
 
 impl Truth {
     pub(crate) fn of(policies: &PolicySet, max_keys: usize) -> Self {
         Self {
-            decider: Decider::new(exact(policies), max_keys),
+            decider: Decider::without_reservations(exact(policies), max_keys),
             hasher: RandomState::new(),
             policies: policies.iter().map(|_| PolicyTruth::default()).collect(),
         }
@@ -121,6 +128,47 @@ impl Truth {
             self.policies[decision.position()].judge(&self.hasher, &decision, truth.is_allowed(), words);
         }
         self.charge(request, decisions, words);
+    }
+
+    /// Compares the decisions on a reservation with what it would fit beside: what the exact log
+    /// counts, and what the scenario holds. Charges what was charged at once.
+    pub(crate) fn judge_reservation(
+        &mut self,
+        now: Timestamp,
+        request: &Request<'_>,
+        decisions: &Decisions<'_>,
+        words: &Words,
+    ) {
+        self.decider.follow(now.as_micros());
+        let used = self.decider.gate().peek(request);
+        for (decision, exact) in decisions.iter().zip(used.iter()) {
+            let truth = &mut self.policies[decision.position()];
+            if decision.policy().quota().algorithm() == Algorithm::InFlight {
+                truth.judge(&self.hasher, &decision, decision.is_allowed(), words);
+                if decision.cost() > 0 {
+                    truth.note_window(&self.hasher, &decision, decision.held(), words);
+                }
+                continue;
+            }
+            let cost = reserved_cost(&decision);
+            let others = decision.held() - if holds(decision.policy()) { decision.cost() } else { 0 };
+            let fitted = exact.used().saturating_add(others).saturating_add(cost) <= exact.limit();
+            truth.judge(&self.hasher, &decision, fitted, words);
+        }
+        let at_once = decisions.iter().filter(|one| one.cost() > 0 && !holds(one.policy()));
+        for decision in at_once {
+            let part = request.clone().under(decision.policy().name()).cost(decision.cost());
+            self.penalize(&part, words);
+        }
+    }
+
+    /// Charges what a reservation was settled to.
+    pub(crate) fn settle(&mut self, now: Timestamp, settled: Settled<'_>, words: &Words) {
+        self.decider.follow(now.as_micros());
+        let request = settled.request.expect("a scenario that is judged keeps requests").request();
+        for key in settled.settlement.iter().filter(|key| key.last().is_some()) {
+            self.penalize(&request.clone().under(key.policy()).cost(settled.cost), words);
+        }
     }
 
     /// Which checks of a call the exact log would allow by themselves: the request and the policy
@@ -228,7 +276,12 @@ impl PolicyTruth {
 
     /// Adds a window that ends with a charge.
     fn count_window(&mut self, hasher: &RandomState, charge: &PolicyDecision<'_>, words: &Words) {
-        let (cost, limit) = (charge.used(), charge.limit());
+        self.note_window(hasher, charge, charge.used(), words);
+    }
+
+    /// Adds a cost that a key had in one window, or held at once.
+    fn note_window(&mut self, hasher: &RandomState, charge: &PolicyDecision<'_>, cost: u64, words: &Words) {
+        let limit = charge.limit();
         let at_us = charge.at().as_micros();
         let share = share(cost, limit);
         let greatest = self.worst_over_time.at(at_us);

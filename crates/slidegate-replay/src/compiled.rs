@@ -10,6 +10,7 @@ use slidegate::{Excess, Match, PolicySet};
 
 use crate::batch::EntryBatch;
 use crate::identity::{self, Identity};
+use crate::reservations::reserves;
 use crate::store::Usages;
 
 /// Most policies of a compiled set: for each of them, a batch has a list of its entries' keys.
@@ -37,7 +38,10 @@ impl CompiledPolicies {
     /// Compiles a set; `None` if a policy of it decides otherwise than by its key's usage alone.
     pub(crate) fn new(policies: &PolicySet) -> Option<Self> {
         let is_simple = |policy: &slidegate::Policy| {
-            policy.on_excess() == Excess::Refuse && policy.block_count() == 0 && !policy.is_only_when_named()
+            policy.on_excess() == Excess::Refuse
+                && policy.block_count() == 0
+                && !policy.is_only_when_named()
+                && !reserves(policy)
         };
         if policies.iter().len() > MAX_POLICIES || !policies.iter().all(is_simple) {
             return None;

@@ -7,10 +7,11 @@
 
 use std::sync::Arc;
 
-use slidegate::{Gate, PolicySet, Request, Role, Timestamp, Verb};
+use slidegate::{Decisions, Gate, PolicySet, Request, Role, Timestamp, Verb};
 
 use crate::batch::{BatchEntry, EntryBatch};
 use crate::compiled::CompiledPolicies;
+use crate::reservations::{Reservations, Settled, reserves, unlearned, without_cost};
 use crate::store::keys::{KeyRecord, NOT_DENIED};
 use crate::store::{NO_KEY, ReplayStore};
 
@@ -19,6 +20,8 @@ use crate::store::{NO_KEY, ReplayStore};
 pub(crate) struct Decider {
     gate: Gate<ReplayStore>,
     compiled: Option<CompiledPolicies>,
+    /// Where a policy reserves.
+    reservations: Option<Reservations>,
     found: Vec<PolicyVerdict>,
     now: Timestamp,
 }
@@ -28,8 +31,8 @@ pub(crate) trait DecisionCounter {
     /// Whether the first denial of a key is counted by its decision, not by its verdict alone.
     const NEEDS_FIRST_DENIAL: bool;
 
-    /// Decides a request through the gate, at its time, and counts it.
-    fn decide(&mut self, gate: &Gate<ReplayStore>, now: Timestamp, entry: BatchEntry, request: &Request<'_>);
+    /// Decides a request, at its time, and counts it.
+    fn decide(&mut self, asker: Asker<'_>, request: &Request<'_>);
 
     /// Decides the requests of a call in one step, at its time, and counts it.
     fn decide_call(
@@ -45,6 +48,36 @@ pub(crate) trait DecisionCounter {
 
     /// Counts the denial of a plain check by a policy.
     fn count_denied(&mut self, now: Timestamp, policy: usize, key: &mut KeyRecord);
+
+    /// Called after a reservation was settled.
+    fn settled(&mut self, now: Timestamp, settled: Settled<'_>) {
+        let _ = (now, settled);
+    }
+}
+
+/// Decides one request: as a check, or as a reservation.
+#[derive(Debug)]
+pub(crate) struct Asker<'d> {
+    pub(crate) gate: &'d Gate<ReplayStore>,
+    pub(crate) now: Timestamp,
+    pub(crate) entry: BatchEntry,
+    /// For a request that reserves.
+    reservations: Option<&'d mut Reservations>,
+}
+
+impl Asker<'_> {
+    /// Whether the request is a reservation.
+    pub(crate) fn is_reservation(&self) -> bool {
+        self.reservations.is_some()
+    }
+
+    /// Decides the request, which is charged or held if it is allowed.
+    pub(crate) fn ask<'r>(self, request: &'r Request<'r>) -> Decisions<'r> {
+        match self.reservations {
+            Some(reservations) => reservations.reserve(self.gate, self.now, self.entry, request),
+            None => self.gate.check(request),
+        }
+    }
 }
 
 /// What was decided on a plain check.
@@ -69,10 +102,34 @@ pub(crate) struct PolicyVerdict {
 impl Decider {
     /// A gate with an empty store that holds usage of up to `max_keys` keys.
     pub(crate) fn new(policies: PolicySet, max_keys: usize) -> Self {
-        let compiled = CompiledPolicies::new(&policies);
+        Self::with_reservations(policies, max_keys, false)
+    }
+
+    /// The same, and each reservation is settled together with its request.
+    pub(crate) fn judged(policies: PolicySet, max_keys: usize) -> Self {
+        Self::with_reservations(policies, max_keys, true)
+    }
+
+    fn with_reservations(policies: PolicySet, max_keys: usize, keeps_requests: bool) -> Self {
+        if !policies.iter().any(reserves) {
+            return Self::without_reservations(policies, max_keys);
+        }
+        let policies = unlearned(policies);
+        let reservations = Reservations::new(&policies, keeps_requests);
+        let store = ReplayStore::holding(&policies, max_keys);
+        Self { reservations: Some(reservations), ..Self::over(policies, store) }
+    }
+
+    /// One that only checks, whatever its policies are.
+    pub(crate) fn without_reservations(policies: PolicySet, max_keys: usize) -> Self {
         let store = ReplayStore::new(&policies, max_keys);
+        Self::over(policies, store)
+    }
+
+    fn over(policies: PolicySet, store: ReplayStore) -> Self {
+        let compiled = CompiledPolicies::new(&policies);
         let gate = Gate::with_store(policies, store).expect("a store in memory takes any limit");
-        Self { gate, compiled, found: Vec::new(), now: Timestamp::EPOCH }
+        Self { gate, compiled, reservations: None, found: Vec::new(), now: Timestamp::EPOCH }
     }
 
     /// Decides the entries of a batch in their order.
@@ -87,13 +144,57 @@ impl Decider {
     /// Decides all of them through the gate.
     pub(crate) fn decide_ordinary(&mut self, batch: &EntryBatch, counter: &mut impl DecisionCounter) {
         batch.for_each(|entry, requests| {
+            self.settle_until(entry.time_us, |now, settled| counter.settled(now, settled));
             let now = self.follow(entry.time_us);
-            decide(counter, &self.gate, now, entry, requests);
+            match requests {
+                [request] if request.own_role() == Role::Deciding => {
+                    let asker = self.asker(entry, request);
+                    if asker.is_reservation() {
+                        counter.decide(asker, &without_cost(request));
+                    } else {
+                        counter.decide(asker, request);
+                    }
+                }
+                _ => {
+                    let call = KnownRequests::of(requests, &[&self.gate]);
+                    counter.decide_call(&self.gate, now, entry, &call);
+                }
+            }
         });
     }
 
+    /// Prepares the decision on a request. One that is a reservation is asked [without its
+    /// cost](without_cost).
+    pub(crate) fn asker(&mut self, entry: BatchEntry, request: &Request<'_>) -> Asker<'_> {
+        let Self { gate, reservations, now, .. } = self;
+        let is_check = request.own_verb() == Verb::Check && has_policy_of(gate, request);
+        let reservations = reservations
+            .as_mut()
+            .filter(|_| is_check)
+            .and_then(|known| known.begins(&gate.policies(), entry, request).then_some(known));
+        Asker { gate, now: *now, entry, reservations }
+    }
+
+    /// Carries out what is due up to a time: settles reservations whose requests have ended, and
+    /// extends others.
+    pub(crate) fn settle_until(&mut self, until_us: u64, mut on_settled: impl FnMut(Timestamp, Settled<'_>)) {
+        let Self { gate, reservations: Some(reservations), now, .. } = self else { return };
+        let until = (*now).max(Timestamp::from_micros(until_us));
+        while let Some(one) = reservations.next_due(until) {
+            // One that is settled early is due later.
+            *now = (*now).max(Timestamp::from_micros(one.due_us).min(until));
+            gate.store().lock().set_time(*now);
+            reservations.proceed(gate, *now, one, |settled| on_settled(*now, settled));
+        }
+    }
+
+    /// The reservations, where a policy reserves.
+    pub(crate) fn reservations(&self) -> Option<&Reservations> {
+        self.reservations.as_ref()
+    }
+
     fn decide_compiled<C: DecisionCounter>(&mut self, batch: &EntryBatch, counter: &mut C) {
-        let Self { gate, compiled: Some(compiled), found, now } = self else { return };
+        let Self { gate, compiled: Some(compiled), found, now, .. } = self else { return };
         let mut usages = gate.store().lock();
         compiled.find(batch, &mut usages);
         for (at, entry) in batch.entries().iter().enumerate() {
@@ -116,7 +217,13 @@ impl Decider {
             }
             if !is_plain {
                 drop(usages);
-                batch.with_requests(at, |requests| decide(counter, gate, *now, *entry, requests));
+                batch.with_requests(at, |requests| match requests {
+                    [request] if request.own_role() == Role::Deciding => {
+                        let asker = Asker { gate, now: *now, entry: *entry, reservations: None };
+                        counter.decide(asker, request);
+                    }
+                    _ => counter.decide_call(gate, *now, *entry, &KnownRequests::of(requests, &[gate])),
+                });
                 usages = gate.store().lock();
                 continue;
             }
@@ -150,21 +257,6 @@ impl Decider {
 
     pub(crate) fn policies(&self) -> Arc<PolicySet> {
         self.gate.policies()
-    }
-}
-
-/// Hands an entry to the counter: a request, or those of a call.
-#[inline]
-fn decide(
-    counter: &mut impl DecisionCounter,
-    gate: &Gate<ReplayStore>,
-    now: Timestamp,
-    entry: BatchEntry,
-    requests: &[Request<'_>],
-) {
-    match requests {
-        [request] if request.own_role() == Role::Deciding => counter.decide(gate, now, entry, request),
-        _ => counter.decide_call(gate, now, entry, &KnownRequests::of(requests, &[gate])),
     }
 }
 
@@ -206,4 +298,101 @@ pub(crate) fn adjust(gate: &Gate<ReplayStore>, request: &Request<'_>) {
 #[inline]
 pub(crate) fn has_policy_of(gate: &Gate<ReplayStore>, request: &Request<'_>) -> bool {
     request.named_policy().is_none_or(|name| gate.policies().by_name(name).is_some())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::time::Duration;
+
+    use slidegate::{Counts, Decisions, Policy, Quota};
+
+    use super::*;
+    use crate::batch::{EntryBatch, attribute_names};
+    use crate::entry::{Entry, Extras};
+
+    /// Counts what is allowed and what was settled, in seconds.
+    #[derive(Default)]
+    struct Counter {
+        allowed: Vec<bool>,
+        settled: Vec<u64>,
+    }
+
+    impl DecisionCounter for Counter {
+        const NEEDS_FIRST_DENIAL: bool = true;
+
+        fn decide(&mut self, asker: Asker<'_>, request: &Request<'_>) {
+            let decisions: Decisions<'_> = asker.ask(request);
+            self.allowed.push(decisions.is_allowed());
+        }
+
+        fn decide_call(&mut self, _: &Gate<ReplayStore>, _: Timestamp, _: BatchEntry, _: &KnownRequests<'_>) {
+        }
+        fn count(&mut self, _: Timestamp, _: BatchEntry, _: CheckVerdict<'_>) {}
+        fn count_denied(&mut self, _: Timestamp, _: usize, _: &mut KeyRecord) {}
+
+        fn settled(&mut self, now: Timestamp, settled: Settled<'_>) {
+            assert_eq!(settled.settlement.iter().len(), 1);
+            self.settled.push(now.as_micros() / 1_000_000);
+        }
+    }
+
+    /// The decisions on requests that begin and last so many seconds, with at most two open at once.
+    fn decided(limit: u64, requests: &[(u64, u64)]) -> (Counter, Decider) {
+        let quota = Quota::in_flight(limit, Duration::from_secs(30)).unwrap();
+        let policy = Policy::new("streams", quota).unwrap().scope(["ip"]).counts(Counts::Requests);
+        let policies = PolicySet::new([policy]).unwrap();
+        let mut batch = EntryBatch::new(attribute_names([&policies]));
+        for (start, duration) in requests {
+            batch.push(&Entry {
+                client: b"192.0.2.1",
+                ident: None,
+                user: None,
+                time_us: start * 1_000_000,
+                duration_us: Some(duration * 1_000_000),
+                request: None,
+                host: None,
+                status: 200,
+                bytes: 0,
+                cost: 1,
+                referer: None,
+                user_agent: None,
+                extra: Extras::default(),
+            });
+        }
+        let reservations = Some(Reservations::bounded(&policies, false, 2));
+        let mut decider = Decider { reservations, ..Decider::new(policies, 100) };
+        let mut counter = Counter::default();
+        decider.decide(&batch, &mut counter);
+        (counter, decider)
+    }
+
+    /// Memory is bounded, and what that costs is said.
+    #[test]
+    fn one_reservation_too_many_settles_another_early_and_is_counted() {
+        let (counter, decider) = decided(3, &[(0, 100), (1, 15), (2, 100), (3, 1), (4, 1)]);
+        assert_eq!(counter.allowed, [true; 5]);
+        // At 3 s the third is one too many; at 4 s the fourth ends.
+        assert_eq!(counter.settled, [3, 4]);
+        let reservations = decider.reservations().unwrap();
+        assert_eq!(reservations.counts.settled_early, 1);
+        assert_eq!(
+            reservations.notes(&decider.policies()),
+            [
+                "1 reservations are settled before their end, because more than 2 were open at once: some denials are \
+              missing"
+            ]
+        );
+    }
+
+    /// A line that comes too late is decided at the time reached, but its request ended when it did.
+    #[test]
+    fn a_late_request_ends_when_it_ended() {
+        let (counter, _) = decided(1, &[(10, 1), (5, 7), (11, 1), (12, 1)]);
+        // The second is decided at 10 s beside the first; the third finds the key free.
+        assert_eq!(counter.allowed, [true, false, true, true]);
+        let (counter, _) = decided(1, &[(10, 0), (5, 7), (11, 1), (12, 1)]);
+        // Here it holds its permit until 12 s, although its line is seven seconds long.
+        assert_eq!(counter.allowed, [true, true, false, true]);
+    }
 }

@@ -14,6 +14,7 @@ use crate::denied_keys::{IdentityHasher, MAX_DENIED_KEYS, hash};
 use crate::entry::{Entries, Entry};
 use crate::pass::{Job, Pass};
 use crate::report::diff::{ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide};
+use crate::reservations::without_cost;
 use crate::stats::LogStats;
 use crate::store::keys::MAX_COUNTED_KEYS;
 use crate::wording::{Wording, Words};
@@ -144,10 +145,12 @@ impl Diff {
 impl Job for PolicyDiff {
     fn decide(&mut self, batch: &EntryBatch) -> io::Result<()> {
         batch.for_each(|entry, requests| {
-            self.old.decider.follow(entry.time_us);
-            self.new.decider.follow(entry.time_us);
-            let (old, new) = (self.old.decider.gate(), self.new.decider.gate());
+            for side in [&mut self.old, &mut self.new] {
+                side.decider.settle_until(entry.time_us, |_, _| ());
+                side.decider.follow(entry.time_us);
+            }
             let [request] = requests else { return self.decide_call(requests) };
+            let (old, new) = (self.old.decider.gate(), self.new.decider.gate());
             let is_known = has_policy_of(old, request) && has_policy_of(new, request);
             self.unknown_policy += u64::from(!is_known);
             if request.own_verb() != Verb::Check {
@@ -159,7 +162,14 @@ impl Job for PolicyDiff {
             if !is_known {
                 return;
             }
-            let (old, new) = (old.check(request), new.check(request));
+            let may_reserve = [&self.old, &self.new].iter().any(|side| side.decider.reservations().is_some());
+            let unsaid = may_reserve.then(|| without_cost(request));
+            let ask = |decider: &mut Decider| {
+                let asker = decider.asker(entry, request);
+                let unsaid = unsaid.as_ref().filter(|_| asker.is_reservation());
+                asker.ask(unsaid.unwrap_or(request))
+            };
+            let (old, new) = (ask(&mut self.old.decider), ask(&mut self.new.decider));
             self.count(&old, &new);
         });
         Ok(())
@@ -200,7 +210,16 @@ impl PolicyDiff {
             newly_denied: self.new.changed_by(&new, name),
             newly_allowed: self.old.changed_by(&old, name),
         });
+        let mut reservation_notes: Vec<String> = Vec::new();
+        for (side, policies) in [(&self.old, &old), (&self.new, &new)] {
+            for note in side.decider.reservations().into_iter().flat_map(|known| known.notes(policies)) {
+                if !reservation_notes.contains(&note) {
+                    reservation_notes.push(note);
+                }
+            }
+        }
         DiffOutcome {
+            reservation_notes,
             log: log.clone(),
             requests: self.requests,
             denied_old: self.old.denied,

@@ -49,6 +49,7 @@ mod denied_keys;
 mod diff;
 mod identity;
 mod pass;
+mod reservations;
 mod scenario;
 mod store;
 mod sweep;
@@ -71,8 +72,9 @@ pub use forecast::{AlgorithmForecast, Bytes, Demand, Forecast, Measurement, Shar
 pub use format::name::LogFormat;
 pub use malformed::Malformed;
 pub use outcome::{
-    FileOutcome, KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, ScenarioOutcome,
-    SweepOutcome, SweepPointOutcome, TimeOutcome, TruthOutcome, UsageOutcome, WindowOutcome,
+    FileOutcome, KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, PolicyReservationsOutcome,
+    ReservationsOutcome, ScenarioOutcome, SweepOutcome, SweepPointOutcome, TimeOutcome, TruthOutcome,
+    UsageOutcome, WindowOutcome,
 };
 pub use propose::{Proposal, ProposalOptions, Survey};
 pub use reader::{LogOptions, LogReader, Progress};

@@ -11,6 +11,7 @@ use slidegate::{Policy, format_window};
 use crate::compare::share;
 use crate::denied_keys::DeniedKey;
 use crate::each::rfc3339;
+use crate::reservations::{PolicyReservations, ReservationCounts, Reservations, holds};
 use crate::scenario::{Scenario, ScenarioRole};
 use crate::stats::{LogStats, LogSummary};
 use crate::store::UsageDistribution;
@@ -129,6 +130,42 @@ pub struct ScenarioOutcome {
     pub denied_over_time: Vec<u64>,
     /// In the order of the configuration.
     pub policies: Vec<PolicyOutcome>,
+    /// Reservations, if a policy reserves.
+    pub reservations: Option<ReservationsOutcome>,
+}
+
+/// What became of requests under policies that reserve.
+#[derive(Debug, Clone, Serialize)]
+pub struct ReservationsOutcome {
+    /// Requests that were decided as reservations.
+    pub requests: u64,
+    /// Requests whose duration the log does not have, decided as checks: they held nothing.
+    pub without_duration: u64,
+    /// Reservations that were settled before their end, because too many were open at once.
+    pub settled_early: u64,
+    /// What this means for the figures, in sentences.
+    pub notes: Vec<String>,
+}
+
+/// The reservations under one policy.
+#[derive(Debug, Clone, Serialize)]
+pub struct PolicyReservationsOutcome {
+    /// Reservations that were admitted and held cost under this policy.
+    pub admitted: u64,
+    /// Requests that it denied, and that would have fitted if nothing had been held.
+    pub denied_by_held: u64,
+    /// Most reservations that were open at once, of all keys.
+    pub most_open: u64,
+    /// The most cost that a key held at once: under `in_flight`, what was in flight.
+    pub most_held: u64,
+    /// Reservations that were settled. The others were open when the log ended.
+    pub settled: u64,
+    /// What those held in all. 0 under `in_flight`, as is the next.
+    pub held_cost: u64,
+    /// What those cost in all.
+    pub settled_cost: u64,
+    /// Those that cost more than they held.
+    pub above_held: u64,
 }
 
 /// What one policy decided.
@@ -168,6 +205,8 @@ pub struct PolicyOutcome {
     pub most_denied: Vec<KeyOutcome>,
     /// How its decisions compare with the exact log, if it is compared.
     pub truth: Option<TruthOutcome>,
+    /// Its reservations, if a policy reserves and this one holds what they ask for.
+    pub reservations: Option<PolicyReservationsOutcome>,
 }
 
 /// The greatest usage of each key, as a share of its limit.
@@ -310,6 +349,10 @@ impl Outcome {
             let (count, name) = (one.unknown_policy, &one.name);
             format!("{name}: {count} recorded requests are under a policy that it does not have: no policy decided them.")
         }));
+        notes.extend(outcomes.iter().flat_map(|one| {
+            let notes = one.reservations.iter().flat_map(|reservations| &reservations.notes);
+            notes.map(|note| format!("{}: {note}.", one.name))
+        }));
         notes.extend(sweep.iter().filter(|sweep| sweep.unknown_policy > 0).map(|sweep| {
             let count = sweep.unknown_policy;
             format!("The sweep leaves out {count} recorded requests: they are under a policy that is not part of it.")
@@ -405,6 +448,31 @@ impl ScenarioOutcome {
             allowed_over_time: over_time.iter().map(|bucket| bucket.allowed).collect(),
             denied_over_time: over_time.iter().map(|bucket| bucket.denied).collect(),
             policies: policies.collect(),
+            reservations: scenario.reservations().map(|known| ReservationsOutcome::of(known, scenario)),
+        }
+    }
+}
+
+impl ReservationsOutcome {
+    fn of(reservations: &Reservations, scenario: &Scenario) -> Self {
+        let ReservationCounts { asked, without_duration, settled_early, .. } = reservations.counts;
+        let notes = reservations.notes(&scenario.policies());
+        Self { requests: asked, without_duration, settled_early, notes }
+    }
+}
+
+impl PolicyReservationsOutcome {
+    fn of(counts: &PolicyReservations) -> Self {
+        let sum = |cost: u128| u64::try_from(cost).unwrap_or(u64::MAX);
+        Self {
+            admitted: counts.admitted,
+            denied_by_held: counts.denied_by_held,
+            most_open: counts.most_open,
+            most_held: counts.most_held,
+            settled: counts.settled,
+            held_cost: sum(counts.held_cost),
+            settled_cost: sum(counts.settled_cost),
+            above_held: counts.above_held,
         }
     }
 }
@@ -433,6 +501,10 @@ impl PolicyOutcome {
             denied_over_time: if counts.denied == 0 { Vec::new() } else { counts.timeline.on(axis) },
             most_denied: most_denied.into_iter().map(|key| KeyOutcome::of(key, axis)).collect(),
             truth: None,
+            reservations: scenario
+                .reservations()
+                .filter(|_| holds(policy))
+                .map(|known| PolicyReservationsOutcome::of(&known.policies[at])),
         }
     }
 }

@@ -11,9 +11,10 @@ use slidegate::{Decisions, Gate, PolicySet, Request, Timestamp, Verb};
 use crate::batch::{BatchEntry, EntryBatch};
 use crate::call::is_counted;
 use crate::compare::Truth;
-use crate::decider::{CheckVerdict, Decider, DecisionCounter, KnownRequests, adjust, has_policy_of};
+use crate::decider::{Asker, CheckVerdict, Decider, DecisionCounter, KnownRequests, adjust, has_policy_of};
 use crate::denied_keys::DeniedKeys;
 use crate::each::DecisionLine;
+use crate::reservations::{Reservations, Settled};
 use crate::store::keys::KeyRecord;
 use crate::store::{ReplayStore, ReplayStoreStats, UsageDistribution};
 use crate::timeline::{MAX_BUCKETS, Timeline, VerdictCounts};
@@ -105,7 +106,8 @@ impl Scenario {
             each: None,
             written: Ok(()),
         };
-        Self { name: name.into(), role, decider: Decider::new(policies, max_keys), tally }
+        let decider = if is_compared { Decider::judged } else { Decider::new };
+        Self { name: name.into(), role, decider: decider(policies, max_keys), tally }
     }
 
     /// Writes each decision as a line of JSON.
@@ -139,6 +141,11 @@ impl Scenario {
 
     pub(crate) fn words(&self) -> &Words {
         &self.tally.words
+    }
+
+    /// The reservations, where a policy reserves.
+    pub(crate) fn reservations(&self) -> Option<&Reservations> {
+        self.decider.reservations()
     }
 
     pub(crate) fn store(&self) -> ReplayStoreStats {
@@ -200,7 +207,8 @@ impl Tally {
                 counts.denied += 1;
                 *counts.timeline.at(now.as_micros()) += 1;
             }
-            store.record(decision.position(), &decision.key(), decision.used(), |record| {
+            let used = decision.used().saturating_add(decision.held());
+            store.record(decision.position(), &decision.key(), used, |record| {
                 if decision.is_denied() {
                     counts.denied_keys.add(record, &decision, &self.words);
                 }
@@ -212,7 +220,8 @@ impl Tally {
 impl DecisionCounter for Tally {
     const NEEDS_FIRST_DENIAL: bool = true;
 
-    fn decide(&mut self, gate: &Gate<ReplayStore>, now: Timestamp, entry: BatchEntry, request: &Request<'_>) {
+    fn decide(&mut self, asker: Asker<'_>, request: &Request<'_>) {
+        let Asker { gate, now, entry, .. } = asker;
         let is_known = has_policy_of(gate, request);
         self.counts.unknown_policy += u64::from(!is_known);
         if request.own_verb() != Verb::Check {
@@ -226,13 +235,22 @@ impl DecisionCounter for Tally {
             self.count_unmatched(now);
             return;
         }
-        let expected = self.truth.as_mut().map(|truth| truth.peek(now, request));
-        let decisions = gate.check(request);
+        let is_reservation = asker.is_reservation();
+        let expected = self.truth.as_mut().filter(|_| !is_reservation).map(|truth| truth.peek(now, request));
+        let decisions = asker.ask(request);
         self.count_decisions(now, entry, gate.store(), &decisions);
-        if let (Some(truth), Some(expected)) = (&mut self.truth, expected) {
-            truth.judge(request, &decisions, &expected, &self.words);
+        match (&mut self.truth, expected) {
+            (Some(truth), Some(expected)) => truth.judge(request, &decisions, &expected, &self.words),
+            (Some(truth), None) => truth.judge_reservation(now, request, &decisions, &self.words),
+            (None, _) => {}
         }
         self.write_line(now, &decisions);
+    }
+
+    fn settled(&mut self, now: Timestamp, settled: Settled<'_>) {
+        if let Some(truth) = &mut self.truth {
+            truth.settle(now, settled, &self.words);
+        }
     }
 
     fn decide_call(

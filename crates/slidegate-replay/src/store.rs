@@ -3,13 +3,20 @@
 //! A log is decided by one thread in the order of time, so this store needs no shards, no clock and
 //! no locks but one around all of it. Its decisions are those of every other store: it keeps
 //! [`PlainKeyState`]s, and [`decide`] decides all or nothing. A random test compares it with the
-//! memory store.
+//! memory store. Where policies reserve, a memory store decides, and only what is counted of each key
+//! is here.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use slidegate::store::{Charge, Local, PlainKeyState, Room, Store, StoreDecisions, decide};
-use slidegate::{Algorithm, Decision, Key, Policy, PolicySet, Quota, Timestamp, Verb};
+use slidegate::store::{
+    Charge, HeldCharge, HoldAnswer, HoldCall, HoldStore, Local, PlainKeyState, Room, Store, StoreDecisions,
+    decide,
+};
+use slidegate::{
+    Algorithm, Decision, Error, Key, ManualClock, MemoryStats, MemoryStore, Policy, PolicySet, Quota,
+    Timestamp, Verb,
+};
 
 use crate::identity::{self, Identity};
 
@@ -21,7 +28,11 @@ use states::{StateOwner, States};
 
 /// Holds the keys of one scenario.
 #[derive(Debug)]
-pub(crate) struct ReplayStore(Mutex<Usages>);
+pub(crate) struct ReplayStore {
+    usages: Mutex<Usages>,
+    /// Counts instead of the states, where policies reserve: it can hold cost.
+    holding: Option<MemoryStore>,
+}
 
 /// Everything in the store, while it is locked.
 #[derive(Debug)]
@@ -32,6 +43,8 @@ pub(crate) struct Usages {
     now: Timestamp,
     /// The first time that was set; times of single charges count from it.
     first: Option<Timestamp>,
+    /// The clock of the store that holds cost, if there is one.
+    clock: Option<ManualClock>,
 }
 
 /// The keys of one policy.
@@ -83,13 +96,32 @@ pub(crate) struct KeyRoom {
 impl ReplayStore {
     /// A store for the policies of a set, with usage of up to `max_keys` keys at once.
     pub(crate) fn new(policies: &PolicySet, max_keys: usize) -> Self {
-        let policies = policies.iter().map(PolicyKeys::new).collect();
-        let states = States::new(max_keys);
-        Self(Mutex::new(Usages { policies, states, now: Timestamp::EPOCH, first: None }))
+        Self { usages: Mutex::new(Usages::new(policies, max_keys, None)), holding: None }
+    }
+
+    /// The same for policies that reserve.
+    pub(crate) fn holding(policies: &PolicySet, max_keys: usize) -> Self {
+        let clock = ManualClock::at(Timestamp::EPOCH);
+        let holding = MemoryStore::builder().max_keys(max_keys).clock(clock.clone()).build();
+        let usages = Usages::new(policies, max_keys, Some(clock));
+        Self { usages: Mutex::new(usages), holding: Some(holding) }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Usages> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.usages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Decides with the states.
+    fn decide(&self, charges: &[Charge<'_>]) -> StoreDecisions {
+        let usages = &mut *self.lock();
+        let found = usages.find_keys(charges);
+        decide(charges, |at, verb, cost| usages.apply(&charges[at], found[at], verb, cost))
+    }
+
+    fn know_quotas(&self, charges: &[Charge<'_>]) {
+        let usages = &mut *self.lock();
+        let found = usages.find_keys(charges);
+        charges.iter().zip(found).for_each(|(charge, at)| usages.know_quota(charge, at));
     }
 
     /// Runs what counts a decision on the record of its key, after noting how full the key is.
@@ -112,6 +144,10 @@ impl ReplayStore {
     }
 
     pub(crate) fn stats(&self) -> ReplayStoreStats {
+        if let Some(holding) = &self.holding {
+            let MemoryStats { dropped, max_keys, .. } = holding.stats();
+            return ReplayStoreStats { dropped, max_keys };
+        }
         let Usages { states, .. } = &*self.lock();
         ReplayStoreStats { dropped: states.dropped, max_keys: states.max_states() }
     }
@@ -135,10 +171,18 @@ impl ReplayStore {
 }
 
 impl Usages {
+    fn new(policies: &PolicySet, max_keys: usize, clock: Option<ManualClock>) -> Self {
+        let policies = policies.iter().map(PolicyKeys::new).collect();
+        Self { policies, states: States::new(max_keys), now: Timestamp::EPOCH, first: None, clock }
+    }
+
     /// Sets the time of what follows.
     #[inline]
     pub(crate) fn set_time(&mut self, now: Timestamp) {
         self.now = now;
+        if let Some(clock) = &self.clock {
+            clock.set(now);
+        }
         self.first.get_or_insert(now);
     }
 
@@ -272,21 +316,36 @@ impl Usages {
         quotas[record.quota as usize].note_peak(record, used);
     }
 
+    /// The positions of the keys of charges.
+    fn find_keys(&mut self, charges: &[Charge<'_>]) -> Vec<usize> {
+        self.reserve(charges.len());
+        let find =
+            |charge: &Charge<'_>| self.find(charge.policy_number() as usize, identity::of_key(charge.key()));
+        charges.iter().map(find).collect()
+    }
+
     fn find(&mut self, policy: usize, id: Identity) -> usize {
         let keys = &mut self.policies[policy].keys;
         let home = keys.home(id);
         keys.find_or_add(id, home)
     }
 
-    /// Carries out a verb on the key of a charge.
-    fn apply(&mut self, charge: &Charge<'_>, at: usize, verb: Verb, cost: u64) -> Decision {
-        let (number, now) = (charge.policy_number(), self.now);
-        self.give_state(number, at);
-        let PolicyKeys { keys, quotas, algorithm } = &mut self.policies[number as usize];
+    /// Finds the quota of a key, if it is not known yet.
+    fn know_quota(&mut self, charge: &Charge<'_>, at: usize) {
+        let PolicyKeys { keys, quotas, .. } = &mut self.policies[charge.policy_number() as usize];
         let record = keys.at(at);
         if record.quota == UNKNOWN_QUOTA {
             record.quota = position_of(quotas, charge.quota());
         }
+    }
+
+    /// Carries out a verb on the key of a charge.
+    fn apply(&mut self, charge: &Charge<'_>, at: usize, verb: Verb, cost: u64) -> Decision {
+        let (number, now) = (charge.policy_number(), self.now);
+        self.give_state(number, at);
+        self.know_quota(charge, at);
+        let PolicyKeys { keys, quotas, algorithm } = &mut self.policies[number as usize];
+        let record = keys.at(at);
         let quota = &quotas[record.quota as usize].quota;
         if let KeyUsage::State(state) = record.usage() {
             return self.states.at(state).apply(quota, verb, cost, now);
@@ -359,13 +418,13 @@ impl Store for ReplayStore {
     type Mode = Local;
 
     async fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions {
-        let usages = &mut *self.lock();
-        usages.reserve(charges.len());
-        let find = |usages: &mut Usages, charge: &Charge<'_>| {
-            usages.find(charge.policy_number() as usize, identity::of_key(charge.key()))
-        };
-        let found: Vec<usize> = charges.iter().map(|charge| find(usages, charge)).collect();
-        decide(charges, |at, verb, cost| usages.apply(&charges[at], found[at], verb, cost))
+        match &self.holding {
+            None => self.decide(charges),
+            Some(holding) => {
+                self.know_quotas(charges);
+                Store::apply(holding, charges).await
+            }
+        }
     }
 
     /// A log has no repeated calls: each line is one.
@@ -373,7 +432,10 @@ impl Store for ReplayStore {
         self.apply(charges).await
     }
 
-    async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, slidegate::Error> {
+    async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, Error> {
+        if let Some(holding) = &self.holding {
+            return Store::reset(holding, charges).await;
+        }
         let usages = &mut *self.lock();
         let mut had_usage = false;
         for charge in charges {
@@ -390,5 +452,19 @@ impl Store for ReplayStore {
 
     fn wall_time(&self) -> Timestamp {
         self.lock().now
+    }
+}
+
+/// Only a store that was made for policies that reserve is asked to hold cost.
+impl HoldStore for ReplayStore {
+    fn key_for_ticket(&self, charge: &HeldCharge<'_>) -> Option<Vec<u8>> {
+        self.holding.as_ref()?.key_for_ticket(charge)
+    }
+
+    async fn change_holds(&self, changes: &[HoldCall<'_>]) -> Result<Vec<HoldAnswer>, Error> {
+        match &self.holding {
+            Some(holding) => HoldStore::change_holds(holding, changes).await,
+            None => Ok(Vec::new()),
+        }
     }
 }

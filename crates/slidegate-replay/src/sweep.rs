@@ -7,12 +7,13 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use slidegate::{
-    Decisions, Gate, PolicyDecision, PolicySet, Quota, Request, Timestamp, Verb, format_window, parse_window,
+    Algorithm, Decisions, Gate, PolicyDecision, PolicySet, Quota, Request, Timestamp, Verb, format_window,
+    parse_window,
 };
 
 use crate::batch::{BatchEntry, EntryBatch};
 use crate::call::is_counted;
-use crate::decider::{CheckVerdict, Decider, DecisionCounter, KnownRequests, adjust, has_policy_of};
+use crate::decider::{Asker, CheckVerdict, Decider, DecisionCounter, KnownRequests, adjust, has_policy_of};
 use crate::share::{Share, percent};
 use crate::store::ReplayStore;
 use crate::store::keys::{KeyRecord, NOT_DENIED, NOT_KEPT};
@@ -306,9 +307,17 @@ impl Sweep {
     /// A gate for each value.
     ///
     /// # Errors
-    /// As [`position`](Self::position); or a window is not 1 ms to 366 days.
+    /// As [`position`](Self::position); or a window is not 1 ms to 366 days, or is swept where there
+    /// is none.
     pub(crate) fn points(&self, policies: &PolicySet, max_keys: usize) -> Result<Vec<SweepPoint>, String> {
         let position = self.position(policies)?;
+        let swept = policies.iter().nth(position).expect("a position of the set");
+        if self.setting == SweptSetting::Window && swept.quota().algorithm() == Algorithm::InFlight {
+            return Err(format!(
+                "invalid --sweep: policy `{}` limits what is in flight and has no window: sweep its `limit`",
+                swept.name()
+            ));
+        }
         let point = |value| {
             let swept = |(at, policy): (usize, &slidegate::Policy)| {
                 if at != position {
@@ -383,7 +392,8 @@ impl SweepCounts {
 impl DecisionCounter for SweepCounts {
     const NEEDS_FIRST_DENIAL: bool = false;
 
-    fn decide(&mut self, gate: &Gate<ReplayStore>, _: Timestamp, _: BatchEntry, request: &Request<'_>) {
+    fn decide(&mut self, asker: Asker<'_>, request: &Request<'_>) {
+        let gate = asker.gate;
         if !has_policy_of(gate, request) {
             self.unknown_policy += 1;
             return;
@@ -391,7 +401,7 @@ impl DecisionCounter for SweepCounts {
         if request.own_verb() != Verb::Check {
             return adjust(gate, request);
         }
-        let decisions = gate.check(request);
+        let decisions = asker.ask(request);
         let denies = |one: PolicyDecision<'_>| one.is_denied() && one.policy().is_enforced();
         self.denied_in_all += u64::from(decisions.iter().any(denies));
         self.count_denials(gate, &decisions);

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use crate::outcome::{Outcome, PolicyOutcome, ScenarioOutcome};
 
 /// The columns. New ones are added at the end.
-const COLUMNS: [&str; 20] = [
+const COLUMNS: [&str; 26] = [
     "row",
     "scenario",
     "policy",
@@ -29,6 +29,12 @@ const COLUMNS: [&str; 20] = [
     "last",
     "enforced",
     "algorithm",
+    "reservations",
+    "denied_by_held",
+    "most_open",
+    "most_held",
+    "held_cost",
+    "settled_cost",
 ];
 
 /// A row, by the names of its columns.
@@ -113,6 +119,16 @@ fn of_policy(scenario: &ScenarioOutcome, policy: &PolicyOutcome) -> Row {
             ("wrongly_denied", truth.wrongly_denied.to_string()),
             ("worst_window_cost", truth.worst_window.cost.to_string()),
             ("worst_window_limit", truth.worst_window.limit.to_string()),
+        ]);
+    }
+    if let Some(reservations) = &policy.reservations {
+        row.extend([
+            ("reservations", reservations.admitted.to_string()),
+            ("denied_by_held", reservations.denied_by_held.to_string()),
+            ("most_open", reservations.most_open.to_string()),
+            ("most_held", reservations.most_held.to_string()),
+            ("held_cost", reservations.held_cost.to_string()),
+            ("settled_cost", reservations.settled_cost.to_string()),
         ]);
     }
     row

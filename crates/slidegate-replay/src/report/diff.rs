@@ -40,6 +40,8 @@ pub struct DiffOutcome {
     pub unknown_policy: u64,
     /// Keys that a store dropped although they still counted: above 0, the figures are too low.
     pub dropped_keys: u64,
+    /// What reservations mean for the figures, in sentences.
+    pub reservation_notes: Vec<String>,
 }
 
 /// A policy in the old and the new set.
@@ -110,6 +112,7 @@ struct DiffJson<'a> {
     changes_of_keys_not_kept: u64,
     unknown_policy: u64,
     dropped_keys: u64,
+    reservation_notes: &'a [String],
     fail_above: Option<String>,
     failed: bool,
     policies: &'a [DiffPolicy],
@@ -164,6 +167,7 @@ impl DiffReport<'_> {
             changes_of_keys_not_kept: outcome.changes_of_keys_not_kept,
             unknown_policy: outcome.unknown_policy,
             dropped_keys: outcome.dropped_keys,
+            reservation_notes: &outcome.reservation_notes,
             fail_above: self.fail_above.map(|share| share.to_string()),
             failed: self.has_failed(),
             policies: &outcome.policies,
@@ -328,6 +332,7 @@ impl DiffReport<'_> {
                 outcome.unknown_policy
             ));
         }
+        warnings.extend(outcome.reservation_notes.iter().cloned());
         if outcome.changes_of_keys_not_kept > 0 {
             let requests = outcome.changes_of_keys_not_kept;
             warnings.push(format!("{requests} changed requests are of keys that were not kept"));

@@ -313,7 +313,7 @@ fn policy_section(
 ) -> String {
     let would = if policy.enforced { "denied" } else { "would be denied" };
     let more = if policy.has_more_keys { "more than " } else { "" };
-    let facts: String = [
+    let mut facts = vec![
         ("requests", grouped(policy.seen)),
         (would, format!("{} ({})", grouped(policy.denied), percent(policy.denied, policy.seen))),
         ("keys", format!("{more}{}", grouped(policy.keys))),
@@ -321,10 +321,23 @@ fn policy_section(
             "keys denied",
             format!("{} ({})", grouped(policy.denied_keys), percent(policy.denied_keys, policy.keys)),
         ),
-    ]
-    .iter()
-    .map(|(name, value)| format!("<div><dt>{name}</dt><dd>{}</dd></div>", escaped(value)))
-    .collect();
+    ];
+    if let Some(reservations) = &policy.reservations {
+        facts.extend([
+            ("reservations", grouped(reservations.admitted)),
+            ("denied because of what was held", grouped(reservations.denied_by_held)),
+            ("most open at once", grouped(reservations.most_open)),
+            ("most held by a key", grouped(reservations.most_held)),
+        ]);
+        if reservations.held_cost > 0 {
+            let share = percent(reservations.settled_cost, reservations.held_cost);
+            facts
+                .push(("cost of what was held", format!("{} ({share})", grouped(reservations.settled_cost))));
+        }
+    }
+    let fact =
+        |(name, value): &(&str, String)| format!("<div><dt>{name}</dt><dd>{}</dd></div>", escaped(value));
+    let facts: String = facts.iter().map(fact).collect();
     let tenths = policy.usage.allowed_keys_by_tenth;
     let usage = tenths.iter().enumerate().map(|(tenth, keys)| (tenth_name(tenth), *keys));
     let usage = usage.chain([("denied".to_owned(), policy.usage.denied_keys)]);

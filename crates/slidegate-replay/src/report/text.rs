@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::charts::Glyphs;
 use crate::outcome::{
-    KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, ScenarioOutcome, SweepOutcome,
-    TruthOutcome,
+    KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, PolicyReservationsOutcome,
+    ScenarioOutcome, SweepOutcome, TruthOutcome,
 };
 use crate::share::percent;
 
@@ -75,7 +75,7 @@ impl fmt::Display for TextReport<'_> {
         for scenario in &self.outcome.scenarios {
             write_dropped(f, scenario)?;
         }
-        Ok(())
+        write_reservation_notes(f, &self.outcome.scenarios)
     }
 }
 
@@ -115,6 +115,38 @@ fn write_dropped(f: &mut fmt::Formatter<'_>, scenario: &ScenarioOutcome) -> fmt:
         "the memory store was full and dropped {} keys that still counted: some denials are missing; raise \
          store.memory.max_keys above {}",
         scenario.dropped_keys, scenario.max_keys
+    )
+}
+
+/// The same sentence about several scenarios is written once.
+fn write_reservation_notes(f: &mut fmt::Formatter<'_>, scenarios: &[ScenarioOutcome]) -> fmt::Result {
+    let mut written: Vec<&str> = Vec::new();
+    for note in scenarios.iter().filter_map(|one| one.reservations.as_ref()).flat_map(|one| &one.notes) {
+        if !written.contains(&note.as_str()) {
+            written.push(note);
+            writeln!(f, "{note}")?;
+        }
+    }
+    Ok(())
+}
+
+fn write_reservations(f: &mut fmt::Formatter<'_>, one: &PolicyReservationsOutcome) -> fmt::Result {
+    writeln!(
+        f,
+        "  reservations {}  denied because of what was held {}  most open at once {}  most held by a key {}",
+        one.admitted, one.denied_by_held, one.most_open, one.most_held
+    )?;
+    if one.held_cost == 0 {
+        return Ok(());
+    }
+    writeln!(
+        f,
+        "  {} settled: held {} and cost {} ({}); {} cost more than they held",
+        one.settled,
+        one.held_cost,
+        one.settled_cost,
+        percent(one.settled_cost, one.held_cost),
+        one.above_held
     )
 }
 
@@ -169,6 +201,9 @@ impl TextReport<'_> {
             if policy.has_more_keys { "more than " } else { "" },
             policy.keys,
         )?;
+        if let Some(reservations) = &policy.reservations {
+            write_reservations(f, reservations)?;
+        }
         self.write_usage(f, policy)?;
         for key in &policy.most_denied {
             write_denied(f, key)?;

@@ -6,6 +6,7 @@ mod calls;
 mod compare;
 mod diff;
 mod paths;
+mod reservations;
 mod sweep;
 mod threads;
 mod traffic;

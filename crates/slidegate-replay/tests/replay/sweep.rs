@@ -1,9 +1,9 @@
 //! A sweep is as many replays.
 
 use slidegate::{Algorithm, Policy, PolicySet, Quota};
-use slidegate_replay::{Plan, Share, Sweep};
+use slidegate_replay::{Plan, Replay, Share, Sweep};
 
-use crate::traffic::{options, random_traffic, replayed, two_policies};
+use crate::traffic::{options, random_traffic, replayed, two_policies, wording};
 
 fn policies_with(limit: u64, algorithm: Algorithm) -> PolicySet {
     let set = two_policies(algorithm);
@@ -126,4 +126,19 @@ fn what_cannot_be_swept_is_one_line() {
         "invalid --sweep: unknown policy `per-user`: must be one of `per-ip`, `login`"
     );
     assert_eq!(sweep("login.limit=1..5"), Ok(1));
+}
+
+/// A lease is not a window.
+#[test]
+fn the_window_of_what_is_in_flight_cannot_be_swept() {
+    let quota = Quota::in_flight(4, std::time::Duration::from_secs(30)).unwrap();
+    let streams = Policy::new("streams", quota).unwrap().scope(["ip"]);
+    let plan = Plan {
+        sweep: Some("window=10s..1m".parse().unwrap()),
+        ..Plan::of(PolicySet::new([streams]).unwrap(), options())
+    };
+    assert_eq!(
+        Replay::new(plan, &wording()).unwrap_err(),
+        "invalid --sweep: policy `streams` limits what is in flight and has no window: sweep its `limit`"
+    );
 }

@@ -1,0 +1,347 @@
+//! Reservations: requests that hold cost from their start to their end, as a log has both.
+//!
+//! A request under a policy that [reserves] is replayed as the service decides `/v1/reserve` without
+//! a cost: each policy holds its estimate, and a policy that limits what is in flight a permit. At
+//! the logged end, the reservation is settled to the logged cost. Until then it is extended every
+//! third of its time, as a program that reserves has to. What ends at the time of a start ends
+//! before it. A request whose duration is not known holds nothing: it is decided as a check.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+use slidegate::{
+    Algorithm, Counts, Decisions, Gate, Policy, PolicyDecision, PolicySet, Request, Settlement, Ticket,
+    Timestamp, Unsettled, Value,
+};
+
+use crate::batch::BatchEntry;
+use crate::store::ReplayStore;
+
+/// Most reservations that are open at once, in each scenario: about 0.5 kB each. One more settles
+/// another one early.
+pub(crate) const MAX_OPEN: usize = 262_144;
+
+/// Whether requests under a policy reserve: it limits what is in flight, or says what a reservation
+/// holds or what becomes of one that is not settled.
+pub(crate) fn reserves(policy: &Policy) -> bool {
+    policy.quota().algorithm() == Algorithm::InFlight
+        || policy.estimated().is_some()
+        || policy.learns_estimate()
+        || policy.on_unsettled() == Unsettled::Forget
+}
+
+/// The same policies; what one learned of settled costs is not known to the other.
+pub(crate) fn unlearned(policies: PolicySet) -> PolicySet {
+    if !policies.iter().any(Policy::learns_estimate) {
+        return policies;
+    }
+    let unlearned = |policy: &Policy| {
+        let policy = policy.clone();
+        if policy.learns_estimate() { policy.learn_estimate() } else { policy }
+    };
+    PolicySet::new(policies.iter().map(unlearned).collect::<Vec<_>>()).expect("the policies are a set")
+}
+
+/// The reservations of one scenario.
+#[derive(Debug)]
+pub(crate) struct Reservations {
+    /// The one with the next event on top.
+    open: BinaryHeap<OpenReservation>,
+    max_open: usize,
+    /// How many were made.
+    made: u64,
+    keeps_requests: bool,
+    pub(crate) counts: ReservationCounts,
+    /// In the order of the policies.
+    pub(crate) policies: Vec<PolicyReservations>,
+}
+
+/// What became of requests that could reserve.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ReservationCounts {
+    /// Requests that were decided as reservations.
+    pub(crate) asked: u64,
+    /// Requests under a policy that reserves whose duration is not known, decided as checks.
+    pub(crate) without_duration: u64,
+    /// Reservations that were settled before their end, because too many were open.
+    pub(crate) settled_early: u64,
+    /// Requests that reserved and whose logged cost is not 1.
+    pub(crate) other_costs: u64,
+}
+
+/// The reservations under one policy.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct PolicyReservations {
+    /// Those that hold cost under the policy, and were admitted by all others.
+    pub(crate) admitted: u64,
+    /// Requests that the policy denied, and that would have fitted if nothing were held.
+    pub(crate) denied_by_held: u64,
+    /// Reservations open now.
+    pub(crate) open: u64,
+    /// Most that were open at once, of all keys.
+    pub(crate) most_open: u64,
+    /// The most that a key held at once.
+    pub(crate) most_held: u64,
+    /// Reservations that were settled.
+    pub(crate) settled: u64,
+    /// Those of them that cost more than they held.
+    pub(crate) above_held: u64,
+    /// What the settled ones held, and what they cost.
+    pub(crate) held_cost: u128,
+    pub(crate) settled_cost: u128,
+}
+
+/// A reservation whose request has not ended.
+#[derive(Debug)]
+pub(crate) struct OpenReservation {
+    /// The time of the next event: its end, or an extension before that.
+    pub(crate) due_us: u64,
+    end_us: u64,
+    /// Of two events at one time, that of the older reservation is first.
+    number: u64,
+    cost: u64,
+    ticket: Ticket,
+    /// The positions of the policies that hold cost.
+    held_under: Box<[u32]>,
+    /// What it asked for, if the scenario is judged.
+    request: Option<Box<OwnedRequest>>,
+}
+
+/// A reservation that was settled.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Settled<'s> {
+    /// The request, if requests are kept.
+    pub(crate) request: Option<&'s OwnedRequest>,
+    pub(crate) settlement: &'s Settlement,
+    /// What it cost.
+    pub(crate) cost: u64,
+}
+
+/// A request that outlives its batch.
+#[derive(Debug)]
+pub(crate) struct OwnedRequest {
+    attributes: Vec<(String, OwnedValue)>,
+}
+
+#[derive(Debug)]
+enum OwnedValue {
+    Address(std::net::IpAddr),
+    Bytes(Box<[u8]>),
+}
+
+impl OwnedRequest {
+    fn of(request: &Request<'_>) -> Self {
+        let owned = |value: Value<'_>| match value {
+            Value::Address(ip) => OwnedValue::Address(ip),
+            Value::Bytes(bytes) => OwnedValue::Bytes(bytes.into()),
+            other => unreachable!("a log has addresses and texts, and not {other:?}"),
+        };
+        let attributes = request.attributes().map(|(name, value)| (name.to_owned(), owned(value)));
+        Self { attributes: attributes.collect() }
+    }
+
+    /// The request, without a cost.
+    pub(crate) fn request(&self) -> Request<'_> {
+        let mut request = Request::new();
+        request.extend(self.attributes.iter().map(|(name, value)| {
+            let value = match value {
+                OwnedValue::Address(ip) => Value::Address(*ip),
+                OwnedValue::Bytes(bytes) => Value::Bytes(bytes),
+            };
+            (name.as_str(), value)
+        }));
+        request
+    }
+}
+
+/// What a policy asks for a request that reserves without a cost.
+pub(crate) fn reserved_cost(decision: &PolicyDecision<'_>) -> u64 {
+    let policy = decision.policy();
+    match policy.estimated().filter(|_| holds(policy)) {
+        Some(estimate) => estimate.min(decision.limit()),
+        None => 1,
+    }
+}
+
+/// Whether a policy holds what reservations ask for. Others charge it at once.
+pub(crate) fn holds(policy: &Policy) -> bool {
+    *policy.counted() != Counts::Requests || policy.quota().algorithm() == Algorithm::InFlight
+}
+
+fn is_denied_by_held(decision: &PolicyDecision<'_>) -> bool {
+    let is_by_usage = decision.used().saturating_add(reserved_cost(decision)) > decision.limit();
+    decision.is_denied() && !decision.is_blocked() && !is_by_usage
+}
+
+/// A request without the cost that the log has, which is known at the end only.
+pub(crate) fn without_cost<'r>(request: &Request<'r>) -> Request<'r> {
+    let mut unsaid = Request::new().verb(request.own_verb());
+    unsaid.extend(request.attributes());
+    request.named_policy().into_iter().fold(unsaid, Request::under)
+}
+
+impl Reservations {
+    /// None open. With `keeps_requests`, each is settled together with its request.
+    pub(crate) fn new(policies: &PolicySet, keeps_requests: bool) -> Self {
+        Self::bounded(policies, keeps_requests, MAX_OPEN)
+    }
+
+    /// The same with at most so many open at once.
+    pub(crate) fn bounded(policies: &PolicySet, keeps_requests: bool, max_open: usize) -> Self {
+        Self {
+            open: BinaryHeap::new(),
+            max_open,
+            made: 0,
+            keeps_requests,
+            counts: ReservationCounts::default(),
+            policies: vec![PolicyReservations::default(); policies.iter().len()],
+        }
+    }
+
+    /// What is to be known about figures with these reservations, in sentences.
+    pub(crate) fn notes(&self, policies: &PolicySet) -> Vec<String> {
+        let ReservationCounts { asked, without_duration, settled_early, other_costs } = self.counts;
+        let mut notes = Vec::new();
+        if without_duration > 0 {
+            notes.push(format!(
+                "{without_duration} requests under a policy that reserves have no duration in the log: they are \
+                 decided as checks and hold nothing, so limits on what is in flight deny none of them"
+            ));
+        }
+        let has_estimate = policies.iter().any(|one| one.estimated().is_some_and(|cost| cost > 1));
+        if asked > 0 && other_costs == 0 && has_estimate {
+            notes.push(
+                "all reservations are settled to a cost of 1: name the cost in the log with --cost-field"
+                    .to_owned(),
+            );
+        }
+        if settled_early > 0 {
+            notes.push(format!(
+                "{settled_early} reservations are settled before their end, because more than {} were open at \
+                 once: some denials are missing",
+                self.max_open
+            ));
+        }
+        notes
+    }
+
+    /// Whether a request is to be decided as a reservation; counts one that cannot be.
+    pub(crate) fn begins(&mut self, policies: &PolicySet, entry: BatchEntry, request: &Request<'_>) -> bool {
+        let is_held = policies.applying_to(request).any(|policy| {
+            reserves(policy) && request.named_policy().is_none_or(|name| policy.name() == name)
+        });
+        self.counts.without_duration += u64::from(is_held && entry.duration_us.is_none());
+        is_held && entry.duration_us.is_some()
+    }
+
+    /// Decides a request as a reservation, which is open from now on if it is admitted.
+    pub(crate) fn reserve<'r>(
+        &mut self,
+        gate: &Gate<ReplayStore>,
+        now: Timestamp,
+        entry: BatchEntry,
+        request: &'r Request<'r>,
+    ) -> Decisions<'r> {
+        self.counts.asked += 1;
+        self.counts.other_costs += u64::from(entry.cost != 1);
+        let (decisions, ticket) = gate.reserve(request).into_parts();
+        for decision in decisions.iter().filter(is_denied_by_held) {
+            self.policies[decision.position()].denied_by_held += 1;
+        }
+        let Some(ticket) = ticket.filter(|ticket| ticket.until().is_some()) else { return decisions };
+        let mut held_under = Vec::new();
+        for decision in decisions.iter() {
+            if ticket.policies().any(|name| name == decision.policy().name()) {
+                let counts = &mut self.policies[decision.position()];
+                counts.admitted += 1;
+                counts.open += 1;
+                counts.most_open = counts.most_open.max(counts.open);
+                counts.most_held = counts.most_held.max(decision.held());
+                held_under.push(u32::try_from(decision.position()).expect("a set has fewer policies"));
+            }
+        }
+        // A line that came too late is decided later than it began, but ends when it did.
+        let end_us = entry.time_us.saturating_add(entry.duration_us.unwrap_or(0)).max(now.as_micros());
+        let request = self.keeps_requests.then(|| Box::new(OwnedRequest::of(request)));
+        let one = OpenReservation {
+            due_us: 0,
+            end_us,
+            number: self.made,
+            cost: entry.cost,
+            ticket,
+            held_under: held_under.into(),
+            request,
+        };
+        self.made += 1;
+        self.push(now, one);
+        decisions
+    }
+
+    fn push(&mut self, now: Timestamp, one: OpenReservation) {
+        let heartbeat = now + one.ticket.heartbeat();
+        self.open.push(OpenReservation { due_us: one.end_us.min(heartbeat.as_micros()), ..one });
+    }
+
+    /// The reservation with an event up to a time; or, if too many are open, the next one.
+    pub(crate) fn next_due(&mut self, until: Timestamp) -> Option<OpenReservation> {
+        let is_over = self.open.len() > self.max_open;
+        let is_due = self.open.peek().is_some_and(|next| is_over || next.due_us <= until.as_micros());
+        if is_due { self.open.pop() } else { None }
+    }
+
+    /// Carries out the event of a reservation at this time: extends it, or settles it.
+    pub(crate) fn proceed(
+        &mut self,
+        gate: &Gate<ReplayStore>,
+        now: Timestamp,
+        mut one: OpenReservation,
+        on_settled: impl FnOnce(Settled<'_>),
+    ) {
+        const REPLIES: &str = "a store in memory replies";
+        let has_ended = one.end_us <= now.as_micros();
+        // The popped one leaves room for itself.
+        if !has_ended && self.open.len() < self.max_open {
+            one.ticket = gate.extend(&one.ticket).expect(REPLIES).into_ticket();
+            self.push(now, one);
+            return;
+        }
+        self.counts.settled_early += u64::from(!has_ended);
+        let settlement = gate.settle(&one.ticket, one.cost).expect(REPLIES);
+        for position in &one.held_under {
+            let counts = &mut self.policies[*position as usize];
+            counts.open -= 1;
+            counts.settled += 1;
+        }
+        let names: Vec<&str> = one.ticket.policies().collect();
+        for key in settlement.iter() {
+            let at = names.iter().position(|name| *name == key.policy());
+            let (Some(at), Some(last)) = (at, key.last()) else { continue };
+            let counts = &mut self.policies[one.held_under[at] as usize];
+            counts.held_cost += u128::from(last.held);
+            counts.settled_cost += u128::from(last.cost);
+            counts.above_held += u64::from(last.cost > last.held);
+        }
+        on_settled(Settled { request: one.request.as_deref(), settlement: &settlement, cost: one.cost });
+    }
+}
+
+/// The next event is the greatest.
+impl Ord for OpenReservation {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.due_us, other.number).cmp(&(self.due_us, self.number))
+    }
+}
+
+impl PartialOrd for OpenReservation {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for OpenReservation {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for OpenReservation {}
