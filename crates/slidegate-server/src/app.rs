@@ -3,6 +3,7 @@
 //! A protocol turns its bytes into a [`Request`] with [`Attributes`], decides it with a [`Call`],
 //! and writes the decisions in its own format. It knows no store and no algorithm.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
@@ -18,6 +19,8 @@ use crate::request::Attributes;
 use crate::telemetry::Observer;
 use changes::Base;
 use decide::{Call, Engine};
+pub(crate) use open_reservations::OpenCost;
+use open_reservations::OpenReservations;
 use policies::ActivePolicies;
 use readiness::Readiness;
 use shadow::Shadows;
@@ -27,6 +30,7 @@ use store::{Shared, Store};
 pub(crate) mod changes;
 pub(crate) mod decide;
 pub(crate) mod explanation;
+mod open_reservations;
 pub(crate) mod policies;
 pub(crate) mod readiness;
 pub(crate) mod shadow;
@@ -76,7 +80,8 @@ impl App {
         let observer = Observer::new(config.observe, &policies)?;
         observer.recorder.activate(observer.recorder.prepare(config.record.as_ref())?);
         let store = Store::new(policies, memory, config.shared).map_err(in_words)?;
-        let engine = Arc::new(Engine { store, observer, shadows: Shadows::default() });
+        let (shadows, open_reservations) = (Shadows::default(), OpenReservations::default());
+        let engine = Arc::new(Engine { store, observer, shadows, open_reservations });
         Ok(Self {
             active: ActivePolicies::new(Arc::clone(&engine), base, addresses.clone(), has_inline),
             engine,
@@ -126,6 +131,16 @@ impl App {
     /// Describes a policy.
     pub(crate) fn describe(&self, policy: &Policy) -> String {
         describe(policy, self.engine.store.counted())
+    }
+
+    /// What the reservations hold that this process made and that are open, by policy.
+    pub(crate) fn open_reservations(&self) -> HashMap<Arc<str>, OpenCost> {
+        self.engine.open_reservations.costs()
+    }
+
+    /// Reports reservations that expire, for ever.
+    pub(crate) async fn watch_reservations(&self) {
+        self.engine.watch_reservations().await;
     }
 
     /// The store.

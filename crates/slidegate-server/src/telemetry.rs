@@ -17,7 +17,7 @@ mod settled_shares;
 mod top;
 mod traces;
 
-pub(crate) use events::{EVENTS_KEPT, Filter};
+pub(crate) use events::{EVENTS_KEPT, Expired, Filter};
 pub(crate) use observer::Observer;
 pub(crate) use policy_counters::HoldOutcome;
 pub(crate) use recorder::RecorderStatus;

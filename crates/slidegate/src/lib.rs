@@ -100,7 +100,7 @@ pub use store::memory::snapshot::{
 pub use store::memory::{MemoryEstimate, MemoryStats, MemoryStore, MemoryStoreBuilder};
 #[cfg(feature = "redis")]
 pub use store::redis::{ClientCertificate, FailureKind, RedisOptions, RedisStore, StoreFailure};
-pub use ticket::Ticket;
+pub use ticket::{Ticket, TicketHold};
 pub use time::{Clock, ManualClock, SystemClock, Timestamp, millis_ceil, secs_ceil};
 pub use usage::{KeyUse, OpenHold, RecordedCharge, UsageForecast};
 pub use verb::{Role, Verb};

@@ -44,6 +44,18 @@ pub struct Ticket {
     pub(crate) keys: Vec<TicketKey>,
 }
 
+/// What a ticket holds under one policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TicketHold<'t> {
+    /// The policy's name.
+    pub policy: &'t str,
+    /// Cost that is held and not settled.
+    pub held: u64,
+    /// When it ends unless it is settled or extended before, by the store's clock.
+    pub until: Timestamp,
+}
+
 /// One key that a ticket is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TicketKey {
@@ -98,6 +110,34 @@ const MAX_KEYS: usize = 255;
 impl Ticket {
     /// Longest text that is read: some 60 policies with names and keys of usual length.
     pub const MAX_TEXT: usize = 4096;
+
+    /// The id of its holds, as [`OpenHold::id`](crate::OpenHold::id) has it.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// What it holds under each policy, in their order, as far as it knows: a settlement returns a
+    /// [newer one](crate::Settlement::ticket).
+    ///
+    /// ```
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
+    ///
+    /// let gate = Gate::new(PolicySet::new([Policy::new("tokens", Quota::per_minute(1000))?])?);
+    /// let ticket = gate.reserve(&Request::new().cost(400)).into_ticket().unwrap();
+    /// let ticket = gate.settle_so_far(&ticket, 150)?.into_ticket();
+    /// let hold = ticket.holds().next().unwrap();
+    /// assert_eq!((hold.policy, hold.held), ("tokens", 250));
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    pub fn holds(&self) -> impl Iterator<Item = TicketHold<'_>> {
+        self.keys.iter().filter_map(|key| match key.part {
+            TicketPart::Held { until, settled, .. } => {
+                Some(TicketHold { policy: &key.policy, held: key.amount.saturating_sub(settled), until })
+            }
+            TicketPart::Charged => None,
+        })
+    }
 
     /// When the first of its holds ends unless it is settled or extended before, by the date.
     #[must_use]

@@ -185,7 +185,8 @@ impl Admin {
             }
             json
         });
-        let filter = Filter { policy: Some(target.policy.clone()), key: Some(target.text.clone()) };
+        let (policy, key) = (Some(target.policy.clone()), Some(target.text.clone()));
+        let filter = Filter { policy, key, only_denials: true };
         let denials = self.app.observer().events().recent(&filter, MAX_DENIALS);
         let denials: Vec<_> = denials.iter().map(|event| &**event).collect();
         let mut view = used(&found);

@@ -30,6 +30,7 @@ pub(super) async fn list(State(admin): Shared) -> Response {
     let base = admin.app.active.base();
     let now = crate::app::changes::now_ms();
     let policies = admin.app.policies();
+    let open = admin.app.open_reservations();
     let listed = policy_names::listed(&policies).filter(|policy| candidate_of(policy.name()).is_none());
     let policies = listed.map(|policy| {
         let name = policy.name();
@@ -37,6 +38,7 @@ pub(super) async fn list(State(admin): Shared) -> Response {
         let when = policy.conditions().iter().map(|(attribute, is)| format!("{attribute} {is}"));
         let keys = document.living(now).filter(|change| change.policy == name).count();
         let counts = admin.app.observer().counts(name).unwrap_or_default();
+        let open = open.get(name).copied().unwrap_or_default();
         json!({
             "name": name,
             "description": admin.app.describe(policy),
@@ -51,6 +53,8 @@ pub(super) async fn list(State(admin): Shared) -> Response {
             "estimate_learned": policy.learns_estimate(),
             "unsettled": policy.on_unsettled().name(),
             "unit": policy.cost_unit().map(CostUnit::name),
+            "open_reservations": open.reservations,
+            "held_cost": open.held,
             "mode": Mode::of(policy),
             "overrides": policy.override_count(),
             "keys_changed": keys,

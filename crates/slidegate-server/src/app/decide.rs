@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use futures_util::future::join_all;
 use slidegate::{Decisions, Error, PolicySet, Request, Timestamp, Verb};
 
+use super::open_reservations::OpenReservations;
 use super::shadow::{CandidateCharge, Shadows};
 use super::store::Store;
 use crate::caller::Caller;
@@ -23,6 +24,7 @@ pub(crate) struct Engine {
     pub(crate) store: Store,
     pub(crate) observer: Observer,
     pub(crate) shadows: Shadows,
+    pub(super) open_reservations: OpenReservations,
 }
 
 /// One call of a client, which may make several decisions.

@@ -195,6 +195,8 @@ async fn serve(
     tasks.spawn(watch_store(Arc::clone(&app)));
     tasks.spawn(examine(Arc::clone(&app)));
     tasks.spawn(telemetry::tick(Arc::clone(&app)));
+    let reserving = Arc::clone(&app);
+    tasks.spawn(async move { reserving.watch_reservations().await });
     app.observer().config_loaded(&running.file.hash, None);
     let admin = Arc::new(Admin::new(Arc::clone(&app), listeners, sources.name()));
     if !app.access.is_open() {

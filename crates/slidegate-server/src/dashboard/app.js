@@ -95,7 +95,7 @@ const stream = live({
       status.setStore(data.store_degraded);
       denials.draw();
       if (data.allowed + data.denied + data.shadow_denied > 0) show(byId('first'), false);
-    } else if (name === 'denial') {
+    } else if (name === 'denial' || name === 'expired') {
       denials.add(data);
     } else if (name === 'missed') {
       denials.missed(data.messages);

@@ -1,4 +1,4 @@
-// Denials panel: live, redrawn once a second.
+// Denials panel: live, redrawn once a second. Reservations that expired are listed with them.
 //
 // Denials of one key within one second are one row, so that one retrying client does not fill the list.
 
@@ -107,7 +107,7 @@ export class Denials {
     list(byId('denials-rows'), rows(this.#events), identity, (row) => this.#row(row));
   }
 
-  #row({ policy, key, mode, door }) {
+  #row({ policy, key, mode, door, verdict }) {
     const open = () => this.hooks.openKey(policy, key);
     const at = el('time');
     const times = el('b', { class: 'times' });
@@ -124,7 +124,14 @@ export class Denials {
           el('p', { class: 'under narrow' }, policy),
         ),
         el('td', { class: 'wide' }, policy),
-        el('td', { class: 'why' }, times, mode === 'shadow' ? el('b', { class: 'tag' }, 'shadow') : null, reason),
+        el(
+          'td',
+          { class: 'why' },
+          times,
+          mode === 'shadow' ? el('b', { class: 'tag' }, 'shadow') : null,
+          verdict === 'expired' ? el('b', { class: 'tag' }, 'expired') : null,
+          reason,
+        ),
         el('td', { class: 'wide' }, door),
       ),
       update: ({ last, count: n }) => {
@@ -139,18 +146,19 @@ export class Denials {
   }
 }
 
-/** Groups events, newest first, into rows by second, policy, key and protocol. */
+/** Groups events, newest first, into rows by second, policy, key, protocol and verdict. */
 function rows(events) {
   const found = new Map();
   for (const event of events) {
-    const { policy, key, mode, door } = event;
+    const { policy, key, mode, door, verdict } = event;
     const second = Math.floor(new Date(event.at).getTime() / 1000);
-    const id = identity({ second, policy, key, mode, door });
-    const row = found.get(id) ?? { second, policy, key, mode, door, last: event, count: 0 };
+    const id = identity({ second, policy, key, mode, door, verdict });
+    const row = found.get(id) ?? { second, policy, key, mode, door, verdict, last: event, count: 0 };
     row.count += 1;
     found.set(id, row);
   }
   return [...found.values()].slice(0, MAX_ROWS);
 }
 
-const identity = ({ second, policy, key, mode, door }) => JSON.stringify([second, policy, key, mode, door]);
+const identity = ({ second, policy, key, mode, door, verdict }) =>
+  JSON.stringify([second, policy, key, mode, door, verdict]);

@@ -69,8 +69,12 @@ export const isCandidate = (policy) => policy.endsWith('.candidate');
 /** Identifies an event. `at` distinguishes restarts, after which `seq` starts again. */
 export const identity = ({ seq, at }) => `${seq} ${at}`;
 
-/** The reason of a denial. */
+/** The reason of a denial, or what became of a reservation. */
 export function why(event) {
+  if (event.verdict === 'expired') {
+    const charged = event.cost ? `${count(event.cost)} charged` : 'nothing charged';
+    return `not settled by ${time(event.until)}: held ${count(event.held)}, ${charged}`;
+  }
   const most = quota(event.limit, event.window_ms, event.algorithm);
   const held = event.held ? `, ${count(event.held)} held` : '';
   const used =

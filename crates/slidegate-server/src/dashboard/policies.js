@@ -127,7 +127,7 @@ export class Policies {
             .filter(Boolean)
             .join(' · '),
         );
-        setText(under, scopeText(policy));
+        setText(under, [scopeText(policy), openText(policy)].filter(Boolean).join('; '));
         setText(quotaCell, text);
         setText(narrow, text);
         setText(allowed, figure(counts.allowed));
@@ -158,6 +158,11 @@ function scopeText({ scope, when }) {
   ]
     .filter(Boolean)
     .join(', ');
+}
+
+/** What reservations of this instance hold. */
+function openText({ open_reservations: open, held_cost: held }) {
+  return open > 0 && `${count(open)} open reservation${open === 1 ? '' : 's'} of ${count(held)}`;
 }
 
 /** The last minute: allowed as an area, denied as a line. Returns the draw function. */

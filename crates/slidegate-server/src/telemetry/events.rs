@@ -1,4 +1,4 @@
-//! Events: one record per denial, with its reason.
+//! Events: one record per denial, with its reason, and per reservation that expires.
 //!
 //! Events go to a ring buffer in memory, to subscribers, and to the log, which a separate thread
 //! writes so that a slow or stuck log never delays a decision. Each output is rate-limited per key
@@ -11,7 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
-use slidegate::{Block, Limiter, MemoryStore, PolicyDecision, Quota, Reason, Secret, Timestamp, millis_ceil};
+use slidegate::{
+    Block, DecisionSource, Limiter, MemoryStore, Policy, PolicyDecision, Quota, Reason, Secret, Timestamp,
+    millis_ceil,
+};
 use tokio::sync::broadcast;
 
 use super::redaction::Redactor;
@@ -36,7 +39,7 @@ const RATED_KEYS: usize = 4096;
 /// Messages that a subscriber may lag behind before it misses some.
 const BEHIND: usize = 1024;
 
-/// One denial.
+/// One denial, or a reservation that was not settled in time.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Event {
     /// Sequence number of recorded events, from 1.
@@ -58,8 +61,11 @@ pub(crate) struct Event {
     cost: u64,
     /// `null`: the cost never fits.
     retry_after_ms: Option<u64>,
-    /// The reason: `over_limit`, `blocked` or `store_unavailable`.
+    /// The reason: `over_limit`, `blocked`, `too_many_holds` or `store_unavailable`; [`EXPIRED`].
     reason: &'static str,
+    /// When the reservation ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    until: Option<String>,
     /// The block of the key, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     block: Option<Blocked>,
@@ -70,6 +76,7 @@ pub(crate) struct Event {
     mode: &'static str,
     #[serde(rename = "door")]
     protocol: &'static str,
+    /// `deny` or [`EXPIRED`].
     verdict: &'static str,
     #[serde(skip)]
     keys_shown: KeysShown,
@@ -77,6 +84,28 @@ pub(crate) struct Event {
     /// longer than a lookup accepts.
     #[serde(skip)]
     raw: Secret<Box<str>>,
+}
+
+/// The verdict and the reason of an event about a reservation.
+const EXPIRED: &str = "expired";
+
+/// A reservation that was not settled in time, under one policy.
+#[derive(Debug)]
+pub(crate) struct Expired {
+    pub(crate) policy: Arc<str>,
+    pub(crate) key: Arc<str>,
+    /// By which it was made.
+    pub(crate) protocol: Protocol,
+    /// What it held.
+    pub(crate) held: u64,
+    /// What was charged for it.
+    pub(crate) cost: u64,
+    /// When it ended, by the store's clock.
+    pub(crate) until: Timestamp,
+    pub(crate) quota: Quota,
+    pub(crate) limit: u64,
+    /// What the key has used, with what was charged.
+    pub(crate) used: u64,
 }
 
 /// A block: its end and its author.
@@ -108,6 +137,8 @@ pub(crate) struct Filter {
     pub(crate) policy: Option<String>,
     /// The key, redacted or not.
     pub(crate) key: Option<String>,
+    /// Whether only denials match.
+    pub(crate) only_denials: bool,
 }
 
 /// A message to subscribers.
@@ -171,13 +202,7 @@ impl Events {
         denies: bool,
     ) {
         let policy = one.policy();
-        let rated = [policy.name(), ":", key].concat();
-        if self.rates.check(&rated).is_denied() {
-            self.leave_out();
-            return;
-        }
-        // Without a scope the key is `*` and has no attributes.
-        let values = key.split(',').map(|value| self.redactor.show(value, keys_shown).into());
+        let Some(rated) = self.rated(policy, key) else { return };
         let quota = one.quota();
         // A peek of cost 0 always fits, so report the time until the key is unused.
         let (reason, wait) = match one.reason() {
@@ -185,11 +210,11 @@ impl Events {
             None if one.is_blocked() => (Reason::Blocked, one.frees_after()),
             None => (Reason::OverLimit, Some(one.reset_after())),
         };
-        let mut event = Event {
+        let event = Event {
             seq: 0,
             at: one.at(),
             policy: policy.name().to_owned(),
-            attributes: policy.scope_attributes().iter().cloned().zip(values).collect(),
+            attributes: self.attributes(policy, key, keys_shown),
             key: self.redactor.show(key, keys_shown),
             limit: one.limit(),
             window_ms: millis_ceil(quota.window()),
@@ -199,6 +224,7 @@ impl Events {
             cost: one.asked(),
             retry_after_ms: wait.map(millis_ceil),
             reason: reason.name(),
+            until: None,
             block: one.block().map(Blocked::from),
             store_failure: one.store_failure().map(ToString::to_string),
             source: one.source().name(),
@@ -206,8 +232,64 @@ impl Events {
             protocol: protocol.name(),
             verdict: "deny",
             keys_shown,
-            raw: Secret::new(if key.len() > KeyText::MAX { "" } else { key }.into()),
+            raw: raw(key),
         };
+        self.publish(event, &rated);
+    }
+
+    /// Records, publishes and logs a reservation that was not settled in time, within its key's
+    /// rate.
+    pub(super) fn record_expired(&self, one: &Expired, policy: &Policy, keys_shown: KeysShown) {
+        let Some(rated) = self.rated(policy, &one.key) else { return };
+        let event = Event {
+            seq: 0,
+            at: one.until,
+            policy: policy.name().to_owned(),
+            attributes: self.attributes(policy, &one.key, keys_shown),
+            key: self.redactor.show(&one.key, keys_shown),
+            limit: one.limit,
+            window_ms: millis_ceil(one.quota.window()),
+            algorithm: one.quota.algorithm().name(),
+            used: one.used,
+            held: one.held,
+            cost: one.cost,
+            retry_after_ms: None,
+            reason: EXPIRED,
+            until: Some(explanation::time(one.until)),
+            block: None,
+            store_failure: None,
+            source: DecisionSource::Store.name(),
+            mode: if policy.is_enforced() { "enforce" } else { "shadow" },
+            protocol: one.protocol.name(),
+            verdict: EXPIRED,
+            keys_shown,
+            raw: raw(&one.key),
+        };
+        self.publish(event, &rated);
+    }
+
+    /// What the rate of a key is counted by; `None` if it has too many events.
+    fn rated(&self, policy: &Policy, key: &str) -> Option<String> {
+        let rated = [policy.name(), ":", key].concat();
+        if self.rates.check(&rated).is_denied() {
+            self.leave_out();
+            return None;
+        }
+        Some(rated)
+    }
+
+    /// The values of a key by attribute. Without a scope the key is `*` and has none.
+    fn attributes(
+        &self,
+        policy: &Policy,
+        key: &str,
+        keys_shown: KeysShown,
+    ) -> serde_json::Map<String, serde_json::Value> {
+        let values = key.split(',').map(|value| self.redactor.show(value, keys_shown).into());
+        policy.scope_attributes().iter().cloned().zip(values).collect()
+    }
+
+    fn publish(&self, mut event: Event, rated: &str) {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         ring.last_seq += 1;
         event.seq = ring.last_seq;
@@ -262,6 +344,7 @@ impl Events {
         let is_key =
             |key: &String| *key == event.key || self.redactor.show(key, event.keys_shown) == event.key;
         filter.policy.as_ref().is_none_or(|policy| *policy == event.policy)
+            && (event.verdict != EXPIRED || !filter.only_denials)
             && filter.key.as_ref().is_none_or(is_key)
     }
 
@@ -292,6 +375,18 @@ impl Events {
     }
 }
 
+/// The key, for lookups.
+fn raw(key: &str) -> Secret<Box<str>> {
+    Secret::new(if key.len() > KeyText::MAX { "" } else { key }.into())
+}
+
+impl Event {
+    /// The name of the message that a stream has of it.
+    pub(super) fn name(&self) -> &'static str {
+        if self.verdict == EXPIRED { EXPIRED } else { "denial" }
+    }
+}
+
 /// A denial in the queue to the log.
 #[derive(Debug)]
 struct LogLine {
@@ -314,6 +409,21 @@ fn start_log() -> Option<SyncSender<LogLine>> {
 
 fn write_log(lines: &Receiver<LogLine>) {
     for LogLine { event, suppressed } in lines {
+        if event.verdict == EXPIRED {
+            tracing::info!(
+                target: "slidegate::reservations",
+                policy = event.policy,
+                key = event.key,
+                held = event.held,
+                cost = event.cost,
+                until = event.until,
+                mode = event.mode,
+                door = event.protocol,
+                suppressed = (suppressed > 0).then_some(suppressed),
+                "expired"
+            );
+            continue;
+        }
         tracing::info!(
             target: "slidegate::denials",
             policy = event.policy,

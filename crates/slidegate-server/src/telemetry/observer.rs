@@ -15,13 +15,13 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use axum::http::HeaderMap;
 use slidegate::{
-    Clock, DecisionSource, Decisions, PolicyDecision, PolicySet, Request, Role, SettledCost, SystemClock,
-    Timestamp, Verb,
+    Clock, DecisionSource, Decisions, Policy, PolicyDecision, PolicySet, Request, Role, SettledCost,
+    SystemClock, Timestamp, Verb,
 };
 use tokio::sync::Semaphore;
 
 use super::VERBS;
-use super::events::{self, Message};
+use super::events::{self, Expired, Message};
 use super::histogram::Histogram;
 use super::per_thread::{PerThread, copies_wanted, thread};
 use super::policy_counters::{Counts, HoldOutcome, Outcome};
@@ -226,6 +226,15 @@ impl Observer {
             && let Some(counters) = self.registry.load().by_name(policy)
         {
             counters.settled_shares.add(settled);
+        }
+    }
+
+    /// Counts and reports a reservation that was not settled in time.
+    pub(crate) fn record_expired(&self, expired: &Expired, policy: &Policy) {
+        self.record_hold(&expired.policy, HoldOutcome::Expired);
+        let keys_shown = self.registry.load().by_name(&expired.policy).map(|known| known.keys_shown);
+        if let Some(keys_shown) = keys_shown.filter(|_| self.options.events) {
+            self.events.record_expired(expired, policy, keys_shown);
         }
     }
 

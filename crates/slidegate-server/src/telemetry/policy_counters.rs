@@ -64,10 +64,12 @@ pub(crate) enum HoldOutcome {
     AlreadySettled,
     /// Settled, extended or cancelled after its time.
     Late,
+    /// Not settled in time, of those that this process made.
+    Expired,
 }
 
 impl HoldOutcome {
-    pub(super) const ALL: [Self; 7] = [
+    pub(super) const ALL: [Self; 8] = [
         Self::Reserved,
         Self::Settled,
         Self::Extended,
@@ -75,6 +77,7 @@ impl HoldOutcome {
         Self::Denied,
         Self::AlreadySettled,
         Self::Late,
+        Self::Expired,
     ];
 
     /// The outcome of a change with this status, if an open reservation counts as `changed`.
@@ -97,6 +100,7 @@ impl HoldOutcome {
             Self::Denied => "extension_denied",
             Self::AlreadySettled => "already_settled",
             Self::Late => "late",
+            Self::Expired => "expired",
         }
     }
 }

@@ -70,7 +70,8 @@ async fn events(State(app): Shared, uri: Uri, headers: HeaderMap) -> Result<Resp
         return Err(off("events"));
     }
     let mut query = Query::of(&uri)?;
-    let filter = Filter { policy: policy(&mut query, &app)?, key: query.take("key") };
+    let (policy, key) = (policy(&mut query, &app)?, query.take("key"));
+    let filter = Filter { policy, key, only_denials: false };
     let limit = query.number("limit", EVENTS, EVENTS_KEPT)?;
     query.nothing_else("policy, key and limit")?;
     if wants_stream(&headers) {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod control;
+mod expired_reservations;
 mod forecast;
 mod reservations;
 mod rollout;

@@ -1,5 +1,6 @@
 //! Reservations over HTTP: costs that are known at the end, and limits on what is in flight.
 
+use std::fs::File;
 use std::thread;
 use std::time::Duration;
 
@@ -103,6 +104,80 @@ fn a_cost_above_the_reservation_is_charged() {
     for sample in ["sum{policy=\"tokens\"} 2.5", "count{policy=\"tokens\"} 1"] {
         assert!(metrics.contains(&format!("slidegate_settled_share_{sample}\n")), "{sample}: {metrics}");
     }
+}
+
+/// Who wonders where the quota went finds the gateway that crashed, and no key that is to be hidden.
+#[test]
+fn a_reservation_that_nobody_settles_is_an_event_and_is_counted() {
+    let folder = TempDir::new("holds-expired");
+    let log = folder.file("log", "");
+    let policies = "
+policies:
+  - {name: charged, scope: [user], quota: 100/1h}
+  - {name: dropped, scope: [user], quota: 100/1h, unsettled: forget, keys_shown: hashed}
+  - {name: streams, scope: [user], in_flight: 4, mode: shadow}
+";
+    let server = Server::start_logging_to(
+        &["--config", &folder.file("slidegate.yaml", policies)],
+        File::create(&log).unwrap(),
+    );
+    let metric = |line: &str| server.get("/metrics").body.lines().any(|found| found == line);
+    let lost = reserve(&server, &json!({ "cost": 60, "ttl": "2s" })).json();
+    for (policy, held) in [("charged", 60), ("dropped", 60), ("streams", 1)] {
+        assert!(metric(&format!("slidegate_reservations_open{{policy=\"{policy}\"}} 1")), "{policy}");
+        assert!(metric(&format!("slidegate_held_cost{{policy=\"{policy}\"}} {held}")), "{policy}");
+    }
+    let listed = server.get("/v1/policies").json()["policies"][0].clone();
+    assert_eq!((&listed["open_reservations"], &listed["held_cost"]), (&json!(1), &json!(60)));
+    // What is settled, cancelled or extended for long is no event; nor is what was reset.
+    settle(&server, &ticket(&reserve(&server, &json!({ "cost": 1, "ttl": "1s" }))), 1);
+    let cancelled = json!({ "ticket": ticket(&reserve(&server, &json!({ "cost": 1, "ttl": "1s" }))) });
+    assert_eq!(server.post("/v1/cancel", &cancelled.to_string()).status, 200);
+    let kept = ticket(&reserve(&server, &json!({ "cost": 3, "ttl": "1s" })));
+    let extension = json!({ "ticket": kept, "hold": 5, "ttl": "1m" }).to_string();
+    assert_eq!(server.post("/v1/extend", &extension).status, 200);
+    let bob = json!({ "attributes": { "user": "bob" }, "cost": 9, "ttl": "1s" }).to_string();
+    assert_eq!(server.post("/v1/reserve", &bob).status, 200);
+    assert_eq!(
+        server.post("/v1/reset", r#"{"attributes":{"user":"bob"}}"#).json(),
+        json!({ "existed": true })
+    );
+
+    let events = || server.get("/v1/events").json()["events"].as_array().unwrap().clone();
+    wait_until("an event for each policy", || events().len() >= 3);
+    let mut events = events();
+    events.sort_by_key(|event| event["policy"].as_str().unwrap().to_owned());
+    assert_eq!(events.len(), 3, "{events:#?}");
+    for (event, (policy, held, cost, used)) in
+        events.iter().zip([("charged", 60, 60, 61), ("dropped", 60, 0, 1), ("streams", 1, 0, 0)])
+    {
+        assert_eq!((&event["policy"], &event["verdict"]), (&json!(policy), &json!("expired")), "{event}");
+        assert_eq!((&event["reason"], &event["door"]), (&json!("expired"), &json!("http")), "{event}");
+        assert_eq!((&event["held"], &event["cost"]), (&json!(held), &json!(cost)), "{event}");
+        assert_eq!((&event["used"], &event["retry_after_ms"]), (&json!(used), &Value::Null), "{event}");
+        assert!(event["until"].as_str().unwrap().ends_with('Z') && event["until"] == event["at"], "{event}");
+    }
+    assert_eq!((&events[0]["key"], &events[0]["attributes"]), (&json!("alice"), &json!({ "user": "alice" })));
+    let hidden = events[1]["key"].as_str().unwrap();
+    assert!(hidden.len() == 22 && hidden.starts_with('#'), "{hidden}");
+    assert_eq!((&events[2]["mode"], &events[0]["mode"]), (&json!("shadow"), &json!("enforce")));
+    let until_ms = events.iter().map(|event| {
+        let until: jiff::Timestamp = event["until"].as_str().unwrap().parse().unwrap();
+        u64::try_from(until.as_millisecond()).unwrap()
+    });
+    assert_eq!(until_ms.min(), lost["until_ms"].as_u64());
+    for (policy, held) in [("charged", 5), ("dropped", 5), ("streams", 1)] {
+        let expired = format!("slidegate_reservations_total{{policy=\"{policy}\",outcome=\"expired\"}} 1");
+        assert!(metric(&expired), "{policy}");
+        assert!(metric(&format!("slidegate_reservations_open{{policy=\"{policy}\"}} 1")), "{policy}");
+        assert!(metric(&format!("slidegate_held_cost{{policy=\"{policy}\"}} {held}")), "{policy}");
+    }
+    // Denials of a key are denials alone.
+    assert_eq!(server.get("/v1/keys/charged/alice").json()["denials"], json!([]));
+    let lines = || std::fs::read_to_string(&log).unwrap();
+    let is_logged = || lines().matches("slidegate::reservations").count() == 3;
+    wait_until("a line for each policy", is_logged);
+    assert!(lines().contains(r#"expired policy="charged" key="alice" held=60 cost=60"#), "{}", lines());
 }
 
 /// A gateway that crashes never settles, and must neither be free nor block its users for good.

@@ -3,7 +3,8 @@
 use futures_util::future::join_all;
 use slidegate::{Error, Extension, HoldOptions, Request, Reserved, Ticket, Verb};
 
-use super::Call;
+use super::{Call, Engine};
+use crate::app::open_reservations::Due;
 use crate::app::ticket_change::{Changed, TicketChange};
 use crate::telemetry::HoldOutcome;
 
@@ -30,6 +31,7 @@ impl Call<'_> {
         for policy in reserved.ticket().into_iter().flat_map(Ticket::policies) {
             engine.observer.record_hold(policy, HoldOutcome::Reserved);
         }
+        engine.open_reservations.add(&reserved, requests, self.caller.protocol);
         Ok(reserved)
     }
 
@@ -85,8 +87,16 @@ impl Call<'_> {
 
     async fn change_one(&self, ticket: &Ticket, change: TicketChange<'_>) -> Result<Changed, Error> {
         let outcome = outcome_of(&change);
+        let is_last = change.is_last();
         let changed = self.engine.store.change_hold(ticket, change).await?;
+        let open = &self.engine.open_reservations;
+        if is_last {
+            open.remove(ticket.id());
+        }
         let Changed::Now(settlement) = &changed else { return Ok(changed) };
+        if !is_last {
+            open.change(settlement);
+        }
         for key in settlement.iter() {
             self.engine.observer.record_hold(key.policy(), HoldOutcome::of(key.status(), outcome));
             if let Some(last) = key.last() {
@@ -94,6 +104,32 @@ impl Call<'_> {
             }
         }
         Ok(changed)
+    }
+}
+
+impl Engine {
+    /// Reports reservations that expire, for ever.
+    pub(in crate::app) async fn watch_reservations(&self) {
+        loop {
+            let due = self.open_reservations.next_due().await;
+            join_all(due.into_iter().map(|one| self.carry_out(one))).await;
+        }
+    }
+
+    async fn carry_out(&self, due: Due) {
+        match due {
+            Due::Ended(expired) => {
+                // A policy that was removed since counts nothing any more.
+                if let Some(policy) = self.store.policies().by_name(&expired.policy) {
+                    self.observer.record_expired(&expired, policy);
+                }
+            }
+            Due::LookUp(place, hold) => {
+                // Without a reply, nothing is known of the hold: it is not reported.
+                let keys = self.store.inspect(&hold.request()).await.unwrap_or_default();
+                self.open_reservations.looked_up(place, &keys);
+            }
+        }
     }
 }
 

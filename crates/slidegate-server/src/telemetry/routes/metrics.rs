@@ -18,9 +18,9 @@ use slidegate::{PolicySet, Timestamp, Verb};
 
 use super::envoy_metrics::{EnvoyMetrics, OTHERS};
 use crate::access::attempts::AuthAttempts;
-use crate::app::App;
 use crate::app::changes::now_ms;
 use crate::app::store::Shared;
+use crate::app::{App, OpenCost};
 use crate::caller::Protocol;
 use crate::listener::ConnectionBudget;
 use crate::policy_names;
@@ -73,6 +73,7 @@ impl Collector for Scrape {
         process(&mut page, app)?;
         connections(&mut page, &app.connections)?;
         policies(&mut page, app.observer(), &app.policies())?;
+        open_reservations(&mut page, app)?;
         requests(&mut page, app.observer())?;
         authentications(&mut page, app.access.attempts())?;
         configuration(&mut page, app.observer())?;
@@ -238,7 +239,7 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     let rest = others.iter().map(reservations);
     add(OTHERS, rest.fold(Default::default(), |sum, one| std::array::from_fn(|at| sum[at] + one[at])));
     let help = "Reserved cost by policy, and what became of it: settled, extended, cancelled, an extension that was \
-                denied, a change that came too late, or after it was settled";
+                denied, a change that came too late, or after it was settled; expired, of those made by this instance";
     page.counter("reservations", help, outcomes)?;
     let share = |counters: &[Arc<PolicyCounters>]| {
         SettledShares::read(&counters.iter().map(|counters| &*counters.settled_shares))
@@ -274,6 +275,28 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     page.family(descriptor, windows, |mut encoder, seconds| encoder.encode_gauge(&seconds))?;
     let enforced = shown().map(|policy| ([("policy", policy.name())], u64::from(policy.is_enforced())));
     page.gauge("policy_enforced", "1 if the policy is enforced, 0 if it is a shadow policy", enforced)
+}
+
+fn open_reservations(page: &mut Page<'_>, app: &App) -> fmt::Result {
+    let registry = app.observer().registry.load();
+    let (shown, others) = registry.in_force().split_at(registry.in_force().len().min(MAX_POLICIES));
+    let open = app.open_reservations();
+    let reserving = |counters: &Arc<PolicyCounters>| counters.holds(HoldOutcome::Reserved) > 0;
+    let of = |counters: &Arc<PolicyCounters>| open.get(counters.name.as_str()).copied().unwrap_or_default();
+    let mut costs: Vec<(&str, OpenCost)> =
+        shown.iter().filter(|one| reserving(one)).map(|one| (one.name.as_str(), of(one))).collect();
+    if others.iter().any(reserving) {
+        let add = |sum: OpenCost, one: OpenCost| OpenCost {
+            reservations: sum.reservations + one.reservations,
+            held: sum.held.saturating_add(one.held),
+        };
+        costs.push((OTHERS, others.iter().map(of).fold(OpenCost::default(), add)));
+    }
+    let help = "Reservations that this instance made and that are open: not settled here, and not over";
+    let samples = costs.iter().map(|(policy, cost)| ([("policy", *policy)], cost.reservations));
+    page.gauge("reservations_open", help, samples)?;
+    let samples = costs.iter().map(|(policy, cost)| ([("policy", *policy)], cost.held));
+    page.gauge("held_cost", "What these reservations hold", samples)
 }
 
 fn requests(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {

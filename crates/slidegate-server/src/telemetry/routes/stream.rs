@@ -129,7 +129,7 @@ impl Listener {
 
 fn denial(event: &Event) -> sse::Event {
     let json = serde_json::to_string(event).expect("strings and numbers serialize");
-    named("denial", &json).id(event.seq.to_string())
+    named(event.name(), &json).id(event.seq.to_string())
 }
 
 /// An event's data must not contain line breaks; JSON has none.

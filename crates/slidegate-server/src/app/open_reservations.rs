@@ -1,0 +1,472 @@
+//! The open reservations that this process made: how many there are, what they hold, and which of
+//! them expire.
+//!
+//! No store says when a hold expires: the next access to its key ends it. So this process notes the
+//! reservations that it makes, and drops those that it settles. Shortly before the end of another
+//! one, it looks up whether the hold is open: another instance may have settled or extended it, or
+//! its key was reset. One that is open then and not settled here until its end has expired.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use slidegate::{
+    DecisionSource, HoldStatus, KeyUse, OpenHold, PolicyDecision, Quota, Request, Reserved, Settlement,
+    TicketHold, Timestamp, Unsettled, Value,
+};
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use crate::caller::Protocol;
+use crate::telemetry::Expired;
+
+/// Locks, each of some of the reservations.
+const SHARDS: usize = 16;
+/// Most reservations that are noted, in each shard: about 0.5 kB for each key that holds cost. More
+/// are not counted as open, nor as expired.
+const MAX_IN_SHARD: usize = 4096;
+/// Most bytes of attributes that are noted for a key. One with more is not noted.
+const MAX_ATTRIBUTES: usize = 1024;
+/// How long before the end of a hold it is looked up, at most a quarter of its time.
+const AHEAD: Duration = Duration::from_millis(250);
+/// Holds that are looked up at once.
+const LOOKUPS: usize = 64;
+
+/// Reservations that this process made and did not settle.
+#[derive(Debug)]
+pub(crate) struct OpenReservations {
+    shards: [Mutex<Shard>; SHARDS],
+    /// When something is due next, in microseconds since `started`; an earlier one wakes the task.
+    wake_us: AtomicU64,
+    earlier: Notify,
+    started: Instant,
+}
+
+/// What is open under a policy.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct OpenCost {
+    /// Reservations.
+    pub(crate) reservations: u64,
+    /// The sum of what they hold.
+    pub(crate) held: u64,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    /// By the ids of the tickets.
+    tickets: HashMap<u64, Vec<Noted>>,
+    /// What is due when: the number of the hold among those of its ticket.
+    due: BTreeSet<(Instant, u64, usize)>,
+}
+
+/// One hold.
+#[derive(Debug)]
+struct Noted {
+    hold: NotedHold,
+    /// When it is due. `None` while it is looked up, and after it has ended.
+    due: Option<Instant>,
+    ends: Instant,
+    held: u64,
+    is_open: bool,
+    /// What was found shortly before its end.
+    found: Option<Found>,
+}
+
+/// What identifies a hold.
+#[derive(Debug, Clone)]
+pub(super) struct NotedHold {
+    policy: Arc<str>,
+    key: Arc<str>,
+    attributes: Arc<[(String, OwnedValue)]>,
+    protocol: Protocol,
+}
+
+#[derive(Debug)]
+enum OwnedValue {
+    Address(IpAddr),
+    Bytes(Box<[u8]>),
+}
+
+/// A hold as the store had it.
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    until: Timestamp,
+    unsettled: Unsettled,
+    quota: Quota,
+    limit: u64,
+    used: u64,
+}
+
+/// Something that is due.
+#[derive(Debug)]
+pub(super) enum Due {
+    /// Whether the store has the hold.
+    LookUp(Place, NotedHold),
+    /// It was not settled.
+    Ended(Expired),
+}
+
+/// Where a hold is: its ticket, and its number there.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    id: u64,
+    number: usize,
+}
+
+impl NotedHold {
+    /// The key of a decision; `None` if it is too long.
+    fn of(decision: &PolicyDecision<'_>, request: &Request<'_>, protocol: Protocol) -> Option<Self> {
+        let policy = decision.policy();
+        let conditions = policy.conditions().iter().map(|(name, _)| name);
+        let mut attributes: Vec<(String, OwnedValue)> = Vec::new();
+        let mut bytes = 0;
+        for name in policy.scope_attributes().iter().chain(conditions) {
+            let value = match request.value(name) {
+                Some(Value::Address(ip)) => OwnedValue::Address(ip),
+                Some(Value::Bytes(text)) => OwnedValue::Bytes(text.into()),
+                _ => continue,
+            };
+            bytes += name.len() + if let OwnedValue::Bytes(text) = &value { text.len() } else { 0 };
+            if bytes > MAX_ATTRIBUTES {
+                return None;
+            }
+            attributes.push((name.clone(), value));
+        }
+        Some(Self {
+            policy: policy.name().into(),
+            key: decision.key().to_string().into(),
+            attributes: attributes.into(),
+            protocol,
+        })
+    }
+
+    /// The request under its policy, to look up its key.
+    pub(super) fn request(&self) -> Request<'_> {
+        let mut request = Request::new().under(&self.policy);
+        request.extend(self.attributes.iter().map(|(name, value)| {
+            let value = match value {
+                OwnedValue::Address(ip) => Value::Address(*ip),
+                OwnedValue::Bytes(bytes) => Value::Bytes(bytes),
+            };
+            (name.as_str(), value)
+        }));
+        request
+    }
+}
+
+impl Noted {
+    fn new(hold: NotedHold, held: u64, now: Instant, lasts: Duration) -> Self {
+        let mut noted = Self { hold, due: None, ends: now, held, is_open: true, found: None };
+        noted.ends_in(now, lasts);
+        noted
+    }
+
+    /// Sets when it ends, and when it is looked up before that.
+    fn ends_in(&mut self, now: Instant, lasts: Duration) {
+        self.ends = now + lasts;
+        self.found = None;
+        self.due = Some(self.ends - AHEAD.min(lasts / 4));
+    }
+
+    /// Notes what the store has. If that is the end of it, it is not looked up again.
+    fn found(&mut self, now: Instant, key: &KeyUse, hold: &OpenHold) {
+        let lasts = hold.until - key.decision.at();
+        self.held = hold.held;
+        self.ends_in(now, lasts);
+        if lasts <= AHEAD {
+            self.due = Some(self.ends);
+            self.found = Some(Found {
+                until: hold.until,
+                unsettled: hold.unsettled,
+                quota: key.quota,
+                limit: key.decision.limit(),
+                used: key.decision.used(),
+            });
+        }
+    }
+
+    /// Nothing more happens to it.
+    fn close(&mut self) {
+        (self.is_open, self.due) = (false, None);
+    }
+
+    fn expired(&self) -> Option<Expired> {
+        let Found { until, unsettled, quota, limit, used } = self.found?;
+        let cost = if unsettled == Unsettled::Charge { self.held } else { 0 };
+        let NotedHold { policy, key, protocol, .. } = self.hold.clone();
+        let used = used.saturating_add(cost);
+        Some(Expired { policy, key, protocol, held: self.held, cost, until, quota, limit, used })
+    }
+}
+
+impl Shard {
+    /// Notes the holds of a ticket, instead of those that are noted. False if there is no room.
+    fn add(&mut self, id: u64, holds: Vec<Noted>) -> bool {
+        self.remove(id);
+        if self.tickets.len() >= MAX_IN_SHARD {
+            return false;
+        }
+        self.due.extend(holds.iter().enumerate().filter_map(|(number, one)| Some((one.due?, id, number))));
+        self.tickets.insert(id, holds);
+        true
+    }
+
+    fn remove(&mut self, id: u64) {
+        for (number, one) in self.tickets.remove(&id).into_iter().flatten().enumerate() {
+            if let Some(due) = one.due {
+                self.due.remove(&(due, id, number));
+            }
+        }
+    }
+
+    /// Changes a hold that is noted and open, and when it is due.
+    fn change(&mut self, Place { id, number }: Place, change: impl FnOnce(&mut Noted)) -> Option<Instant> {
+        let one = self.tickets.get_mut(&id)?.get_mut(number).filter(|one| one.is_open)?;
+        let before = one.due;
+        change(one);
+        let after = one.due;
+        let is_over = !one.is_open;
+        if before != after {
+            before.map(|due| self.due.remove(&(due, id, number)));
+            after.map(|due| self.due.insert((due, id, number)));
+        }
+        if is_over && self.tickets[&id].iter().all(|one| !one.is_open) {
+            self.remove(id);
+        }
+        after
+    }
+
+    /// Takes up to so many holds that are due.
+    fn take_due(&mut self, now: Instant, most: usize, taken: &mut Vec<Due>) {
+        while taken.len() < most
+            && let Some(&(due, id, number)) = self.due.first()
+            && due <= now
+        {
+            let place = Place { id, number };
+            self.change(place, |one| {
+                one.due = None;
+                if let Some(expired) = one.expired() {
+                    one.close();
+                    taken.push(Due::Ended(expired));
+                } else if one.ends <= now {
+                    // Too late to know: this process was suspended, or the store took too long.
+                    one.close();
+                } else {
+                    taken.push(Due::LookUp(place, one.hold.clone()));
+                }
+            });
+        }
+    }
+}
+
+impl Default for OpenReservations {
+    fn default() -> Self {
+        Self {
+            shards: std::array::from_fn(|_| Mutex::default()),
+            wake_us: AtomicU64::new(u64::MAX),
+            earlier: Notify::new(),
+            started: Instant::now(),
+        }
+    }
+}
+
+impl OpenReservations {
+    fn shard(&self, id: u64) -> MutexGuard<'_, Shard> {
+        let at = usize::try_from(id % SHARDS as u64).expect("a small number");
+        self.shards[at].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a reservation, if it holds cost in the store.
+    pub(super) fn add(&self, reserved: &Reserved<'_>, requests: &[Request<'_>], protocol: Protocol) {
+        let Some(ticket) = reserved.ticket() else { return };
+        let now = Instant::now();
+        let noted = |hold: TicketHold<'_>| {
+            let decision = reserved.iter().find(|one| one.policy().name() == hold.policy)?;
+            // A fallback's holds are not in the store.
+            let is_stored = decision.source() == DecisionSource::Store;
+            let key =
+                is_stored.then(|| NotedHold::of(&decision, &requests[decision.request()], protocol))??;
+            Some(Noted::new(key, hold.held, now, hold.until - decision.at()))
+        };
+        let holds: Vec<Noted> = ticket.holds().filter_map(noted).collect();
+        let Some(due) = holds.iter().filter_map(|one| one.due).min() else { return };
+        if self.shard(ticket.id()).add(ticket.id(), holds) {
+            self.wake_at(due);
+        }
+    }
+
+    /// Drops a reservation that was settled or cancelled here.
+    pub(super) fn remove(&self, id: u64) {
+        self.shard(id).remove(id);
+    }
+
+    /// Notes what a settlement in part or an extension has changed.
+    pub(super) fn change(&self, settlement: &Settlement) {
+        let (ticket, now) = (settlement.ticket(), Instant::now());
+        let mut shard = self.shard(ticket.id());
+        let Some(noted) = shard.tickets.get(&ticket.id()) else { return };
+        let policies: Vec<Arc<str>> = noted.iter().map(|one| Arc::clone(&one.hold.policy)).collect();
+        let mut due = None;
+        for (number, policy) in policies.iter().enumerate() {
+            let hold = ticket.holds().find(|hold| hold.policy == &**policy);
+            let after = settlement.iter().find(|key| key.policy() == &**policy);
+            let (Some(hold), Some(after)) = (hold, after) else { continue };
+            if after.status() == HoldStatus::Changed {
+                let changed = shard.change(Place { id: ticket.id(), number }, |one| {
+                    one.held = hold.held;
+                    one.ends_in(now, hold.until - after.at());
+                });
+                due = due.into_iter().chain(changed).min();
+            }
+        }
+        drop(shard);
+        due.into_iter().for_each(|due| self.wake_at(due));
+    }
+
+    /// What is open under each policy.
+    pub(crate) fn costs(&self) -> HashMap<Arc<str>, OpenCost> {
+        let mut costs: HashMap<Arc<str>, OpenCost> = HashMap::new();
+        for shard in &self.shards {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            for one in shard.tickets.values().flatten().filter(|one| one.is_open) {
+                let cost = costs.entry(Arc::clone(&one.hold.policy)).or_default();
+                cost.reservations += 1;
+                cost.held = cost.held.saturating_add(one.held);
+            }
+        }
+        costs
+    }
+
+    fn micros(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.started).as_micros()).unwrap_or(u64::MAX)
+    }
+
+    fn wake_at(&self, due: Instant) {
+        let due_us = self.micros(due);
+        if self.wake_us.fetch_min(due_us, SeqCst) > due_us {
+            self.earlier.notify_one();
+        }
+    }
+
+    /// Waits until something may be due, and takes it.
+    pub(super) async fn next_due(&self) -> Vec<Due> {
+        // Who adds one while the shards are read wakes this task.
+        self.wake_us.store(u64::MAX, SeqCst);
+        let (mut taken, mut next) = (Vec::new(), None);
+        let now = Instant::now();
+        for shard in &self.shards {
+            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            shard.take_due(now, LOOKUPS, &mut taken);
+            next = next.into_iter().chain(shard.due.first().map(|(due, ..)| *due)).min();
+        }
+        if !taken.is_empty() {
+            return taken;
+        }
+        match next {
+            None => self.earlier.notified().await,
+            Some(next) => {
+                self.wake_us.fetch_min(self.micros(next), SeqCst);
+                tokio::select! {
+                    () = sleep_until(next) => {}
+                    () = self.earlier.notified() => {}
+                }
+            }
+        }
+        taken
+    }
+
+    /// Notes what the store has of a hold that was due: it goes on if it is open.
+    pub(super) fn looked_up(&self, place: Place, keys: &[KeyUse]) {
+        let of_key = |key: &KeyUse| key.holds.iter().find(|hold| hold.id == place.id).copied();
+        let found = keys.iter().find_map(|key| Some((key, of_key(key)?)));
+        let now = Instant::now();
+        let due = self.shard(place.id).change(place, |one| match found {
+            // It was changed here meanwhile, and is looked up again.
+            _ if one.due.is_some() => {}
+            None => one.close(),
+            Some((key, hold)) => one.found(now, key, &hold),
+        });
+        due.into_iter().for_each(|due| self.wake_at(due));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noted(now: Instant, lasts: Duration) -> Noted {
+        let attributes = Arc::new([]);
+        let hold =
+            NotedHold { policy: "tokens".into(), key: "*".into(), attributes, protocol: Protocol::Http };
+        Noted::new(hold, 7, now, lasts)
+    }
+
+    /// What is due belongs to an open hold, and each that is not being looked up is due.
+    fn assert_consistent(shard: &Shard) {
+        let due: BTreeSet<(Instant, u64, usize)> = shard
+            .tickets
+            .iter()
+            .flat_map(|(id, holds)| {
+                holds.iter().enumerate().filter_map(|(number, one)| Some((one.due?, *id, number)))
+            })
+            .collect();
+        assert_eq!(shard.due, due);
+        assert!(shard.tickets.values().flatten().all(|one| one.is_open || one.due.is_none()));
+        assert!(shard.tickets.values().all(|holds| holds.iter().any(|one| one.is_open)));
+    }
+
+    /// The task that reports must neither miss a hold nor find one that is gone, for ever.
+    #[test]
+    fn whatever_happens_to_holds_what_is_due_is_what_is_open() {
+        let (mut shard, start) = (Shard::default(), Instant::now());
+        let mut random = 88_172_645_463_325_252_u64;
+        let mut below = |most: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            (random >> 11) % most
+        };
+        let (mut looked_up, mut taken) = (0, Vec::new());
+        for step in 0..20_000 {
+            let now = start + Duration::from_millis(step * 10);
+            let (id, number) = (below(50), usize::try_from(below(2)).unwrap());
+            let lasts = Duration::from_millis(below(3_000));
+            match below(5) {
+                0 => assert!(shard.add(id, vec![noted(now, lasts), noted(now, lasts / 2)])),
+                1 => shard.remove(id),
+                2 => _ = shard.change(Place { id, number }, |one| one.ends_in(now, lasts)),
+                3 => {
+                    shard.change(Place { id, number }, |one| {
+                        if one.due.is_none() {
+                            one.close();
+                        }
+                    });
+                }
+                _ => {
+                    shard.take_due(now, LOOKUPS, &mut taken);
+                    assert!(shard.due.first().is_none_or(|(due, ..)| *due > now));
+                    looked_up += taken.drain(..).filter(|due| matches!(due, Due::LookUp(..))).count();
+                }
+            }
+            assert_consistent(&shard);
+        }
+        assert!(looked_up > 1_000, "{looked_up}");
+    }
+
+    /// Memory is bounded however many are never settled.
+    #[test]
+    fn a_full_shard_takes_no_more_but_knows_those_that_it_has() {
+        let (mut shard, now) = (Shard::default(), Instant::now());
+        let add = |shard: &mut Shard, id| shard.add(id, vec![noted(now, Duration::from_secs(1))]);
+        for id in 0..MAX_IN_SHARD as u64 {
+            assert!(add(&mut shard, id));
+        }
+        assert!(!add(&mut shard, MAX_IN_SHARD as u64));
+        assert!(add(&mut shard, 5), "one that is noted may be noted again");
+        shard.remove(6);
+        assert!(add(&mut shard, MAX_IN_SHARD as u64));
+        assert_consistent(&shard);
+    }
+}
