@@ -10,8 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use slidegate::store::{
-    Charge, HeldCharge, HoldAnswer, HoldCall, HoldStore, Local, PlainKeyState, Room, Store, StoreDecisions,
-    decide,
+    Charge, HeldCharge, HoldAnswers, HoldCall, HoldStore, Local, PlainKeyState, Room, Store, StoreDecisions,
+    TicketKeyBytes, decide,
 };
 use slidegate::{
     Algorithm, Decision, Error, Key, ManualClock, MemoryStats, MemoryStore, Policy, PolicySet, Quota,
@@ -457,14 +457,14 @@ impl Store for ReplayStore {
 
 /// Only a store that was made for policies that reserve is asked to hold cost.
 impl HoldStore for ReplayStore {
-    fn key_for_ticket(&self, charge: &HeldCharge<'_>) -> Option<Vec<u8>> {
+    fn key_for_ticket(&self, charge: &HeldCharge<'_>) -> Option<TicketKeyBytes> {
         self.holding.as_ref()?.key_for_ticket(charge)
     }
 
-    async fn change_holds(&self, changes: &[HoldCall<'_>]) -> Result<Vec<HoldAnswer>, Error> {
+    async fn change_holds(&self, changes: &[HoldCall<'_>]) -> Result<HoldAnswers, Error> {
         match &self.holding {
             Some(holding) => HoldStore::change_holds(holding, changes).await,
-            None => Ok(Vec::new()),
+            None => Ok(HoldAnswers::new()),
         }
     }
 }

@@ -349,7 +349,7 @@ impl<S: Store> Gate<S> {
         // decision.
         let mut decisions = self.begin(verb, requests);
         if let [request] = requests
-            && let Some(charge) = decisions.policies.single_charge(request, verb)
+            && let Some(charge) = decisions.policies.single_charge(request, verb, None)
             && charge.block.is_none()
         {
             let decision = self.store.apply_single(&charge);

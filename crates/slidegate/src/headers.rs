@@ -135,7 +135,10 @@ impl HeaderOptions {
     pub fn settlement_headers(&self, settlement: &Settlement) -> Vec<Header> {
         let mut headers = Vec::new();
         if let Some(dialect) = Dialect::of(self.x_ratelimit) {
-            dialect.write(&settlement.iter().filter_map(|key| Some((key.unit()?, **key))), &mut headers);
+            dialect.write(
+                &settlement.iter().filter_map(|key| Some((key.unit()?, *key.decision()))),
+                &mut headers,
+            );
         }
         headers
     }

@@ -15,6 +15,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use crate::time::{SECOND_US, micros};
 
 /// What becomes of a hold that is not settled in time.
@@ -120,7 +122,7 @@ impl Hold {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Holds {
     /// In no order.
-    holds: Vec<Hold>,
+    holds: SmallVec<[Hold; 1]>,
     /// What is held in all.
     sum: u64,
     /// No hold ends before. Not raised when the hold that ends first is settled, as finding the next
@@ -174,7 +176,7 @@ impl Holds {
     }
 
     pub(crate) fn heap_bytes(&self) -> usize {
-        self.holds.capacity() * size_of::<Hold>()
+        if self.holds.spilled() { self.holds.capacity() * size_of::<Hold>() } else { 0 }
     }
 
     /// The time to decide at. After a step of the clock back by more than `small_step_us`, the holds
@@ -202,9 +204,12 @@ impl Holds {
         if self.holds.is_empty() || now < self.earliest {
             return Vec::new();
         }
-        let (mut due, left): (Vec<Hold>, Vec<Hold>) =
-            self.holds.drain(..).partition(|hold| hold.until <= now);
-        self.holds = left;
+        let mut due = Vec::new();
+        self.holds.retain(|hold| {
+            let is_due = hold.until <= now;
+            due.extend(is_due.then_some(*hold));
+            !is_due
+        });
         self.sum = self.holds.iter().map(|hold| hold.held).sum();
         self.earliest = self.holds.iter().map(|hold| hold.until).min().unwrap_or(0);
         self.latest = self.holds.iter().map(|hold| hold.until).max().unwrap_or(0);
@@ -245,9 +250,9 @@ impl Holds {
         Some(())
     }
 
-    /// The hold of this id. O(n).
+    /// The hold of this id. O(n), from the newest on: most requests are short.
     pub(crate) fn find(&self, id: u64) -> Option<usize> {
-        self.holds.iter().position(|hold| hold.id == id)
+        self.holds.iter().rposition(|hold| hold.id == id)
     }
 
     pub(crate) fn get(&self, at: usize) -> &Hold {

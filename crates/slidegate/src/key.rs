@@ -156,6 +156,12 @@ impl KeyId {
     const V4: u8 = 0x20;
     const V6: u8 = 0x21;
     const HASHED: u8 = 0x22;
+    /// Of what no store has sealed.
+    const NOBODY: u8 = 0x23;
+
+    const BYTES: usize = 16;
+    /// Bytes with a seal.
+    const SEALED: usize = Self::BYTES + 8;
 
     const fn tag(tag: u8) -> u64 {
         (tag as u64) << 56
@@ -249,22 +255,34 @@ impl HashSeed {
         KeyId([hash.h1, hash.h2 >> 8 | KeyId::tag(KeyId::HASHED)])
     }
 
-    /// The identity of a key as a ticket carries it: only this store can read it, as short keys are
-    /// their own identity.
-    pub(crate) fn masked(&self, id: KeyId, hold: u64, policy: &str) -> [u8; 16] {
-        let bits = u128::from(id.0[0]) | u128::from(id.0[1]) << 64;
-        (bits ^ self.hash_of(&("ticket", hold, policy))).to_le_bytes()
+    /// The identity of a key as the ticket of a hold carries it: with a seal, so that nobody can
+    /// make a ticket for another key. Short keys are their own identity.
+    pub(crate) fn sealed(&self, id: KeyId, hold: u64, policy: &str) -> [u8; KeyId::SEALED] {
+        let mut sealed = [0; KeyId::SEALED];
+        let (halves, seal) = sealed.split_at_mut(KeyId::BYTES);
+        halves[..8].copy_from_slice(&id.0[0].to_le_bytes());
+        halves[8..].copy_from_slice(&id.0[1].to_le_bytes());
+        let mut hasher = SipHasher13::new_with_keys(self.sip[0], self.sip[1]);
+        // The policy's name comes last, so no two holds have the same bytes.
+        let mut bytes = SmallVec::<[u8; 96]>::new();
+        for part in [b"ticket", &hold.to_le_bytes()[..], halves, policy.as_bytes()] {
+            bytes.extend_from_slice(part);
+        }
+        hasher.write(&bytes);
+        seal.copy_from_slice(&hasher.finish128().h1.to_le_bytes());
+        sealed
     }
 
-    /// The identity that was masked. Any bytes are one, so a ticket that was made up names a key
-    /// that nobody uses.
-    pub(crate) fn unmasked(&self, bytes: &[u8], hold: u64, policy: &str) -> KeyId {
-        let mut all = [0; 16];
-        all.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
-        let bits = u128::from_le_bytes(all) ^ self.hash_of(&("ticket", hold, policy));
-        #[allow(clippy::cast_possible_truncation)] // the two halves
-        let halves = [bits as u64, (bits >> 64) as u64];
-        KeyId(halves)
+    /// The identity that was sealed. Of bytes that this store has not sealed, one that no key has.
+    pub(crate) fn unsealed(&self, bytes: &[u8], hold: u64, policy: &str) -> KeyId {
+        let word = |from: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(bytes.get(from..from + 8)?);
+            Some(u64::from_le_bytes(word))
+        };
+        let id = word(0).zip(word(8)).map(|(low, high)| KeyId([low, high]));
+        id.filter(|id| self.sealed(*id, hold, policy) == bytes)
+            .unwrap_or(KeyId([0, KeyId::tag(KeyId::NOBODY)]))
     }
 
     /// A 128-bit hash of a value.
@@ -312,6 +330,26 @@ mod tests {
 
     fn text(parts: &[&str], secret: &HashSeed) -> (KeyId, String) {
         key(parts, Ipv6Prefix::default(), secret)
+    }
+
+    /// Who holds a ticket knows their own key, and could turn its bytes into those of another one.
+    #[test]
+    fn a_ticket_for_one_key_cannot_be_turned_into_one_for_another() {
+        let secret = HashSeed::random();
+        let [alice, bob] = ["alice", "bob"].map(|name| secret.id_of(name.as_bytes()));
+        let sealed = secret.sealed(alice, 7, "tokens");
+        assert_eq!(secret.unsealed(&sealed, 7, "tokens"), alice);
+        let mut forged = sealed;
+        for (at, half) in [(0, 0), (8, 1)] {
+            let word = alice.0[half] ^ bob.0[half];
+            forged[at..at + 8].iter_mut().zip(word.to_le_bytes()).for_each(|(to, from)| *to ^= from);
+        }
+        let nobody = KeyId([0, KeyId::tag(KeyId::NOBODY)]);
+        assert_eq!(secret.unsealed(&forged, 7, "tokens"), nobody);
+        assert_eq!(secret.unsealed(&sealed, 8, "tokens"), nobody, "another hold");
+        assert_eq!(secret.unsealed(&sealed, 7, "requests"), nobody, "another policy");
+        assert_eq!(HashSeed::random().unsealed(&sealed, 7, "tokens"), nobody, "another store");
+        assert_eq!(secret.unsealed(&sealed[..16], 7, "tokens"), nobody, "without a seal");
     }
 
     /// Two users on one counter is the worst bug a limiter can have.

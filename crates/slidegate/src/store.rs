@@ -48,7 +48,7 @@ pub(crate) mod shared;
 pub(crate) use all_or_nothing::all_or_none;
 #[cfg(feature = "redis")]
 pub(crate) use all_or_nothing::{Denials, Outcome, complete};
-pub use holds::{HeldCharge, HoldAnswer, HoldCall, HoldStore};
+pub use holds::{HeldCharge, HoldAnswer, HoldAnswers, HoldCall, HoldStore, TicketKeyBytes};
 pub use idempotency::IdempotencyCache;
 pub use key_state::KeyState;
 pub use plain_key_state::{PlainKeyState, Room};

@@ -11,8 +11,8 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 use slidegate::store::{BreakerState, FallbackStats, PolicyReset, ResetCursor};
 use slidegate::store::{
-    Charge, HeldCharge, HoldAnswer, HoldCall, HoldStore, KeyInspection, ManagedStore, QuotaChanges, Remote,
-    StoreDecisions, StoredPolicy,
+    Charge, HeldCharge, HoldAnswers, HoldCall, HoldStore, KeyInspection, ManagedStore, QuotaChanges, Remote,
+    StoreDecisions, StoredPolicy, TicketKeyBytes,
 };
 use slidegate::{
     Decision, DecisionSource, Decisions, Error, FailureKind, FallbackStore, Gate, HoldOptions, InMemory,
@@ -121,11 +121,11 @@ impl slidegate::store::Store for AnyStore {
 }
 
 impl HoldStore for AnyStore {
-    fn key_for_ticket(&self, held: &HeldCharge<'_>) -> Option<Vec<u8>> {
+    fn key_for_ticket(&self, held: &HeldCharge<'_>) -> Option<TicketKeyBytes> {
         on_store!(self, store => store.key_for_ticket(held))
     }
 
-    async fn change_holds(&self, changes: &[HoldCall<'_>]) -> Result<Vec<HoldAnswer>, Error> {
+    async fn change_holds(&self, changes: &[HoldCall<'_>]) -> Result<HoldAnswers, Error> {
         await_store!(self, store => store.change_holds(changes))
     }
 }

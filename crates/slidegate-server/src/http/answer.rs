@@ -209,7 +209,7 @@ impl Json {
             self.text("policy", one.policy());
             self.text("status", one.status().name());
             self.number("limit", one.limit());
-            self.usage(one);
+            self.usage(one.decision());
             self.0.push(b'}');
         }
         self.0.push(b']');

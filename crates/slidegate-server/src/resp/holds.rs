@@ -55,7 +55,7 @@ impl HoldCommand<'_> {
 
 /// The outcome, and the numbers of the key that binds.
 fn write_settlement(settlement: &Settlement, goes_on: bool, reply: &mut Reply<'_>) {
-    let by_room = |one: &&SettledKey| (one.is_allowed(), one.remaining());
+    let by_room = |one: &SettledKey<'_>| (one.is_allowed(), one.remaining());
     let Some(one) = settlement.iter().min_by_key(by_room) else {
         // Nothing limits it, or its policies are gone.
         let ticket = goes_on.then(|| settlement.ticket());

@@ -4,7 +4,7 @@
 //! holds, the algorithm alone would have admitted on the real history: usage only falls with time,
 //! and a charge at a later time never counts less.
 
-use super::state::{Done, NO_MORE_HOLDS_US, State, inspect, small_step_us};
+use super::state::{Done, NO_MORE_HOLDS_US, State, charge, inspect, small_step_us};
 use crate::decision::{Decision, DecisionSource, Verdict, Waits};
 use crate::hold::{DEFAULT_TTL_US, EndedHold, HoldChange, HoldStatus, Holds, MAX_TTL, NewHold, Unsettled};
 use crate::quota::{Algorithm, Quota};
@@ -268,8 +268,8 @@ impl<'k, S: State> HeldKey<'k, S> {
         if self.holds.is_empty() {
             return self.state.wait_us(self.quota, self.settled, 0);
         }
-        let (mut later, left_out_us) = self.state.forecast(self.quota, self.settled);
-        let wait_us = self.wait_after(&mut later, self.holds.latest(), self.holds.sum());
+        let (later, left_out_us) = self.state.forecast(self.quota, self.settled);
+        let wait_us = self.wait_after(later, self.holds.latest(), self.holds.sum());
         wait_us.max(left_out_us)
     }
 
@@ -278,15 +278,13 @@ impl<'k, S: State> HeldKey<'k, S> {
         if self.used() > 0 {
             return self.state.frees_us(self.quota, self.settled);
         }
-        self.wait_after(&mut S::Forecast::default(), self.holds.earliest(), 1)
+        self.wait_after(S::Forecast::default(), self.holds.earliest(), 1)
     }
 
     /// Microseconds until nothing counts, if a cost is charged at the end of a hold.
-    fn wait_after(&self, later: &mut S::Forecast, until: u64, cost: u64) -> u64 {
-        let time = later.settle(self.quota, self.on_state_scale(until));
-        charge(later, self.quota, time, cost);
-        let wait_us = if later.used(self.quota, time) > 0 { later.wait_us(self.quota, time, 0) } else { 0 };
-        (time - self.settled).saturating_add(wait_us)
+    fn wait_after(&self, later: S::Forecast, until: u64, cost: u64) -> u64 {
+        let time = self.on_state_scale(until);
+        (time - self.settled).saturating_add(later.wait_after_charge(self.quota, time, cost))
     }
 }
 
@@ -306,13 +304,6 @@ pub(crate) fn inspect_with_holds<S: State>(
     let done = key.perform(Verb::Peek, cost, None, false);
     let decision = key.decision(done);
     (KeyInspection { decision, ..inspect(state, quota, now, cost) }, holds)
-}
-
-/// Charges a cost, up to the most that a key counts. Returns the charged cost.
-fn charge<S: State>(state: &mut S, quota: &Quota, at: u64, cost: u64) -> u64 {
-    let cost = cost.min(quota.max_used().saturating_sub(state.used(quota, at)));
-    state.charge(quota, at, cost);
-    cost
 }
 
 /// What still counts of a cost that was charged at `made`, at most. Both are by the clock of the

@@ -113,6 +113,15 @@ impl<E: Entries> State for Log<E> {
         (SlidingLog::default(), left_out_us)
     }
 
+    /// The last entry expires last, whatever is before it.
+    fn wait_after_charge(self, quota: &Quota, now: u64, cost: u64) -> u64 {
+        debug_assert!(self.entries.len() == 0, "a forecast leaves out the entries");
+        if cost.min(quota.max_used()) == 0 {
+            return 0;
+        }
+        quota.by_step().ceil(now) * quota.step_us() + quota.window_us() - now
+    }
+
     fn charges(&self, _quota: &Quota) -> Vec<RecordedCharge> {
         let charge = |(at, cost)| RecordedCharge { at: Timestamp::from_micros(at), cost };
         self.entries().map(charge).collect()

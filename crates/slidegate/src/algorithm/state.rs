@@ -59,6 +59,14 @@ pub(crate) trait State: Default + Clone + std::fmt::Debug {
     /// charge that is yet to come.
     fn forecast(&self, quota: &Quota, now: u64) -> (Self::Forecast, u64);
 
+    /// Microseconds from `now` until nothing counts, if this cost is charged then and nothing after
+    /// it. `now` is not before the time that the state was settled to.
+    fn wait_after_charge(mut self, quota: &Quota, now: u64, cost: u64) -> u64 {
+        let settled = self.settle(quota, now);
+        charge(&mut self, quota, settled, cost);
+        if self.used(quota, settled) > 0 { self.wait_us(quota, settled, 0) } else { 0 }
+    }
+
     /// The charges with their times, oldest first, as far as they are stored.
     fn charges(&self, quota: &Quota) -> Vec<RecordedCharge>;
 
@@ -104,6 +112,13 @@ fn fits<S: State>(state: &S, quota: &Quota, now: u64, cost: u64) -> bool {
     cost <= quota.capacity().saturating_sub(state.used(quota, now))
 }
 
+/// Charges a cost, up to the most that a key counts. Returns the charged cost.
+pub(super) fn charge<S: State>(state: &mut S, quota: &Quota, at: u64, cost: u64) -> u64 {
+    let cost = cost.min(quota.max_used().saturating_sub(state.used(quota, at)));
+    state.charge(quota, at, cost);
+    cost
+}
+
 /// The effect of a verb on the state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Done {
@@ -129,9 +144,7 @@ pub(crate) fn perform<S: State>(state: &mut S, quota: &Quota, settled: u64, verb
         Verb::Penalize => {
             // Without this bound, one penalty could close a bucket for years, and two could exceed
             // what stores can count.
-            let cost = cost.min(quota.max_used().saturating_sub(state.used(quota, settled)));
-            state.charge(quota, settled, cost);
-            Done::Moved(cost)
+            Done::Moved(charge(state, quota, settled, cost))
         }
     }
 }

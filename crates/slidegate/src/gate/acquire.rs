@@ -18,7 +18,6 @@ use crate::hold::{HoldChange, HoldStatus, Unsettled, new_id, ttl_us};
 use crate::jitter;
 use crate::request::Request;
 use crate::store::{HoldStore, Store};
-use crate::ticket::TicketKey;
 use crate::verb::Verb;
 use crate::waiting::queue_key::QueueKey;
 use crate::waiting::queues::{Asked, Asker, Denial, Queues, wait};
@@ -174,7 +173,13 @@ impl<S: HoldStore> Gate<S> {
     }
 
     /// Wakes who waits for a key, if a change of its hold has freed cost.
-    pub(super) fn wake_after(&self, key: &TicketKey, policy: u32, change: &HoldChange, status: HoldStatus) {
+    pub(super) fn wake_after(
+        &self,
+        queue: Option<u64>,
+        policy: u32,
+        change: &HoldChange,
+        status: HoldStatus,
+    ) {
         let frees = !matches!(
             change,
             HoldChange::Settle { ttl_us: Some(_), .. } | HoldChange::Extend { total: None, .. }
@@ -182,7 +187,7 @@ impl<S: HoldStore> Gate<S> {
         if status != HoldStatus::Changed || !frees || self.queues.waiting() == 0 {
             return;
         }
-        match key.queue.0 {
+        match queue {
             Some(key) => self.queues.wake(|| QueueKey { policy, key }),
             // The ticket was read from text.
             None => self.queues.wake_where(|queue| queue.policy == policy),

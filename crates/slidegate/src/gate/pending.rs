@@ -94,7 +94,7 @@ impl PendingSettlements {
     /// Adds one, and returns whether a task has to be started. O(1).
     pub(super) fn push(&self, pending: Pending) -> Result<bool, Error> {
         let mut queue = self.queue();
-        let id = pending.ticket.id;
+        let id = pending.ticket.id();
         if queue.waiting.len() + queue.in_flight >= MAX_PENDING && !queue.waiting.contains_key(&id) {
             return Err(Error::store(format!(
                 "{MAX_PENDING} settlements wait for the store already; repeat this one later"
@@ -123,7 +123,7 @@ impl PendingSettlements {
         let queue = &mut *queue;
         queue.in_flight = 0;
         for pending in unsent.into_iter().rev() {
-            let id = pending.ticket.id;
+            let id = pending.ticket.id();
             if let Entry::Vacant(place) = queue.waiting.entry(id) {
                 place.insert(pending);
                 queue.order.push_front(id);
@@ -138,7 +138,7 @@ mod tests {
     use crate::time::Timestamp;
 
     fn pending(id: u64, cost: u64) -> Pending {
-        let ticket = Ticket { id, made: Timestamp::EPOCH, ttl_us: 1, keys: Vec::new() };
+        let ticket = Ticket::new(id, Timestamp::EPOCH);
         Pending { ticket, change: LastChange::Settle(OwnedCost::Bare(cost)) }
     }
 
@@ -157,7 +157,7 @@ mod tests {
         );
         assert!(settlements.push(pending(7, 2)).is_ok());
         let taken = settlements.take().expect("they wait");
-        assert_eq!(taken.iter().map(|one| one.ticket.id).collect::<Vec<_>>(), (0..32).collect::<Vec<_>>());
+        assert_eq!(taken.iter().map(|one| one.ticket.id()).collect::<Vec<_>>(), (0..32).collect::<Vec<_>>());
         assert!(matches!(taken[7].change, LastChange::Settle(OwnedCost::Bare(2))));
         assert!(settlements.push(pending(u64::MAX, 1)).is_err(), "those that are sent count");
     }
@@ -174,7 +174,7 @@ mod tests {
         settlements.put_back(taken);
         let mut order = Vec::new();
         while let Some(taken) = settlements.take() {
-            order.extend(taken.into_iter().map(|one| (one.ticket.id, one.change)));
+            order.extend(taken.into_iter().map(|one| (one.ticket.id(), one.change)));
         }
         let ids: Vec<u64> = order.iter().map(|(id, _)| *id).collect();
         let expected: Vec<u64> = (0..3).chain(4..40).chain([3]).collect();

@@ -6,9 +6,10 @@ use std::slice;
 use std::time::Duration;
 
 use siphasher::sip::SipHasher24;
+use smallvec::SmallVec;
 
-use super::{Decisions, Gate};
-use crate::charge::{Charge, HoldTerms, Plan};
+use super::{Answer, Decisions, Gate};
+use crate::charge::{Charge, HoldTerms};
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::hold::{HoldChange, HoldOptions, HoldStatus, Unsettled, new_id, ttl_us};
@@ -17,9 +18,7 @@ use crate::policy::{Policy, PolicySet};
 use crate::quota::Algorithm;
 use crate::request::{Cost, CostUnit, Request};
 use crate::store::{HeldCharge, HoldAnswer, HoldCall, HoldStore, Mode, Reply, ready};
-#[cfg(feature = "wait")]
-use crate::ticket::QueueHint;
-use crate::ticket::{Ticket, TicketKey, TicketPart};
+use crate::ticket::{Ticket, TicketKey, TicketPart, TicketPlace};
 use crate::verb::Verb;
 #[cfg(feature = "wait")]
 use crate::waiting::queue_key::QueueKey;
@@ -63,19 +62,25 @@ impl<'r> Deref for Reserved<'r> {
 /// What came of a change of a reservation.
 #[derive(Debug, Clone)]
 pub struct Settlement {
-    keys: Vec<SettledKey>,
+    keys: SmallVec<[ChangedKey; 1]>,
     ticket: Ticket,
 }
 
-/// What came of it under one policy; derefs to the [`Decision`] on the key after the change.
+/// What came of it on a key of the ticket.
 #[derive(Debug, Clone)]
-pub struct SettledKey {
-    policy: String,
+struct ChangedKey {
+    place: TicketPlace,
     status: HoldStatus,
     decision: Decision,
-    /// What a unit of cost is under an enforced policy.
     unit: Option<CostUnit>,
     last: Option<SettledCost>,
+}
+
+/// What came of it under one policy; derefs to the [`Decision`] on the key after the change.
+#[derive(Debug, Clone, Copy)]
+pub struct SettledKey<'s> {
+    policy: &'s str,
+    changed: &'s ChangedKey,
 }
 
 /// What a reservation held under a policy, and what it cost in the end.
@@ -109,22 +114,25 @@ impl Settlement {
     }
 
     /// What came of it under each policy that held cost, in their order.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = &SettledKey> + Clone {
-        self.keys.iter()
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = SettledKey<'_>> + Clone {
+        self.keys.iter().map(|changed| SettledKey {
+            policy: self.ticket.key(changed.place).map_or("", |key| key.policy),
+            changed,
+        })
     }
 }
 
-impl SettledKey {
+impl<'s> SettledKey<'s> {
     /// The policy's name.
     #[must_use]
-    pub fn policy(&self) -> &str {
-        &self.policy
+    pub fn policy(&self) -> &'s str {
+        self.policy
     }
 
     /// What came of the change.
     #[must_use]
     pub fn status(&self) -> HoldStatus {
-        self.status
+        self.changed.status
     }
 
     /// How good the estimate was, after the last settlement of a reservation that was open. `None`
@@ -142,20 +150,26 @@ impl SettledKey {
     /// ```
     #[must_use]
     pub fn last(&self) -> Option<SettledCost> {
-        self.last
+        self.changed.last
+    }
+
+    /// The decision on the key after the change.
+    #[must_use]
+    pub fn decision(&self) -> &'s Decision {
+        &self.changed.decision
     }
 
     /// What a unit of cost is, if the policy says it and is enforced.
     pub(crate) fn unit(&self) -> Option<CostUnit> {
-        self.unit
+        self.changed.unit
     }
 }
 
-impl Deref for SettledKey {
+impl Deref for SettledKey<'_> {
     type Target = Decision;
 
     fn deref(&self) -> &Decision {
-        &self.decision
+        &self.changed.decision
     }
 }
 
@@ -218,7 +232,7 @@ pub(super) enum Change<'c> {
 
 impl Change<'_> {
     /// The change of one key under a policy, if there is one.
-    fn of(&self, key: &TicketKey, policy: &Policy) -> Option<HoldChange> {
+    fn of(&self, key: &TicketKey<'_>, policy: &Policy) -> Option<HoldChange> {
         let counts = policy.counted();
         let TicketPart::Held { ttl_us, unsettled, settled, .. } = key.part else {
             return matches!(self, Self::Cancel).then_some(HoldChange::Refund { cost: key.amount });
@@ -245,18 +259,19 @@ impl Change<'_> {
     }
 }
 
-impl TicketKey {
-    /// Notes what came of a change.
-    fn renew(&mut self, change: &HoldChange, status: HoldStatus, after: &Decision) {
-        let TicketPart::Held { until, ttl_us, settled, .. } = &mut self.part else { return };
+impl Ticket {
+    /// Notes what came of a change of a key.
+    fn renew(&mut self, place: TicketPlace, change: &HoldChange, status: HoldStatus, after: &Decision) {
+        let Some(TicketKey { mut amount, mut part, .. }) = self.key(place) else { return };
+        let TicketPart::Held { until, ttl_us, settled, .. } = &mut part else { return };
         let is_changed = status == HoldStatus::Changed;
         match *change {
             HoldChange::Settle { total, .. } => {
                 *settled = total.max(*settled);
-                self.amount = total.max(self.amount);
+                amount = total.max(amount);
             }
             HoldChange::Extend { total, ttl_us: asked } if is_changed => {
-                self.amount = total.map_or(self.amount, |total| total.max(*settled));
+                amount = total.map_or(amount, |total| total.max(*settled));
                 *ttl_us = asked;
             }
             _ => {}
@@ -264,6 +279,7 @@ impl TicketKey {
         if is_changed {
             *until = after.at + Duration::from_micros(*ttl_us);
         }
+        self.set(place, amount, part);
     }
 }
 
@@ -297,8 +313,10 @@ impl<S: HoldStore> Gate<S> {
     ) -> Reply<S, impl Future<Output = Reserved<'r>> + Send> {
         let terms = HoldTerms { id: new_id(), ttl_us: None, unsettled: Unsettled::default() };
         let requests = slice::from_ref(request);
-        let now = || ready(self.reserve_under(requests, terms, None));
-        S::Mode::reply(now, || self.reserve_under(requests, terms, None))
+        S::Mode::reply(
+            || self.reserve_now(requests, terms, None),
+            || self.reserve_under(requests, terms, None),
+        )
     }
 
     /// The same for this time, 1 ms to 1 h: how long the request may take before it is settled,
@@ -346,8 +364,10 @@ impl<S: HoldStore> Gate<S> {
         let HoldOptions { ttl, unsettled, id } = options;
         let ttl_us = ttl.map(|ttl| ttl_us(ttl).map_err(Error::ticket)).transpose()?;
         let terms = HoldTerms { id: new_id(), ttl_us, unsettled };
-        let now = || ready(self.reserve_under(requests, terms, id));
-        Ok(S::Mode::reply(now, || self.reserve_under(requests, terms, id)))
+        Ok(S::Mode::reply(
+            || self.reserve_now(requests, terms, id),
+            || self.reserve_under(requests, terms, id),
+        ))
     }
 
     /// Reserves for several requests, all or none: of a layer that names several policies.
@@ -355,6 +375,29 @@ impl<S: HoldStore> Gate<S> {
     pub(crate) async fn reserve_several<'r>(&self, requests: &'r [Request<'r>]) -> Reserved<'r> {
         let terms = HoldTerms { id: new_id(), ttl_us: None, unsettled: Unsettled::default() };
         self.reserve_under(requests, terms, None).await
+    }
+
+    /// Only of an immediate store.
+    fn reserve_now<'r>(
+        &self,
+        requests: &'r [Request<'r>],
+        terms: HoldTerms,
+        once: Option<&str>,
+    ) -> Reserved<'r> {
+        let mut reserved = Reserved { decisions: self.begin(Some(Verb::Check), requests), ticket: None };
+        let decisions = &mut reserved.decisions;
+        if let ([request], None) = (requests, once)
+            && let Some(charge) = decisions.policies.single_charge(request, Some(Verb::Check), Some(&terms))
+            && charge.block.is_none()
+        {
+            let decision = self.store.apply_single(&charge);
+            let (charges, made) = (slice::from_ref(&charge), slice::from_ref(&decision));
+            let ticket = self.ticket(&decisions.policies, charges, made, &terms);
+            decisions.answers.push(Answer::of(&charge, decision));
+            reserved.ticket = ticket.filter(|_| reserved.decisions.is_allowed());
+            return reserved;
+        }
+        ready(self.reserve_under(requests, terms, once))
     }
 
     pub(super) async fn reserve_under<'r>(
@@ -371,7 +414,7 @@ impl<S: HoldStore> Gate<S> {
         }
         let plan = decisions.policies.plan_of_reservation(requests, &terms);
         let decided = self.decide(&plan.charges, once).await;
-        let ticket = self.ticket(&decisions.policies, &plan, &decided.decisions, &terms);
+        let ticket = self.ticket(&decisions.policies, &plan.charges, &decided.decisions, &terms);
         let answers = plan.answers(decided.decisions);
         drop(plan);
         decisions.answers = answers;
@@ -387,13 +430,18 @@ impl<S: HoldStore> Gate<S> {
     fn ticket(
         &self,
         set: &PolicySet,
-        plan: &Plan<'_>,
+        charges: &[Charge<'_>],
         decisions: &[Decision],
         terms: &HoldTerms,
     ) -> Option<Ticket> {
         let made = decisions.first().map_or_else(|| self.store.wall_time(), Decision::at);
-        let key = |(charge, decision): (&Charge<'_>, &Decision)| {
+        let mut ticket = Ticket::new(terms.id, made);
+        for (charge, decision) in charges.iter().zip(decisions) {
             let is_taken = charge.part.verb == Verb::Check && decision.is_allowed() && charge.part.cost > 0;
+            let has_other_quota = set.policy(charge.policy).quota() != charge.quota;
+            let held = HeldCharge { charge, decision, id: terms.id, has_other_quota };
+            let key = is_taken.then(|| self.store.key_for_ticket(&held)).flatten();
+            let Some(key) = key else { continue };
             let part = match charge.new_hold() {
                 None => TicketPart::Charged,
                 Some(new) => TicketPart::Held {
@@ -403,25 +451,11 @@ impl<S: HoldStore> Gate<S> {
                     settled: 0,
                 },
             };
-            let has_other_quota = set.policy(charge.policy).quota() != charge.quota;
-            let held = HeldCharge { charge, decision, id: terms.id, has_other_quota };
-            let key = is_taken.then(|| self.store.key_for_ticket(&held)).flatten()?;
-            Some(TicketKey {
-                policy: charge.name.to_owned(),
-                key,
-                amount: charge.part.cost,
-                part,
-                #[cfg(feature = "wait")]
-                queue: QueueHint(Some(QueueKey::hash(&charge.key))),
-            })
-        };
-        let keys: Vec<TicketKey> = plan.charges.iter().zip(decisions).filter_map(key).collect();
-        let ttls = keys.iter().filter_map(|key| match key.part {
-            TicketPart::Held { ttl_us, .. } => Some(ttl_us),
-            TicketPart::Charged => None,
-        });
-        let ttl_us = ttls.min().unwrap_or(0);
-        Some(Ticket { id: terms.id, made, ttl_us, keys })
+            ticket.push(&TicketKey { policy: charge.name, key: &key, amount: charge.part.cost, part });
+            #[cfg(feature = "wait")]
+            ticket.push_queue(QueueKey::hash(&charge.key));
+        }
+        Some(ticket)
     }
 
     /// Settles a reservation to its true cost, whether that is less than was held or more, and ends
@@ -508,26 +542,26 @@ impl<S: HoldStore> Gate<S> {
         ticket: &Ticket,
         change: Change<'_>,
     ) -> Result<Settlement, Error> {
-        let policies = self.policies.load_full();
-        let set = &*policies;
-        let mut found = Vec::with_capacity(ticket.keys.len());
-        for key in &ticket.keys {
+        let policies = self.policies.load();
+        let set = &**policies;
+        let mut found = SmallVec::<[_; 1]>::new();
+        for (place, key) in ticket.keys() {
             // A policy that was removed since counts nothing any more.
-            let Some((number, at)) = set.numbered_place(&key.policy) else { continue };
-            if let Some(change) = change.of(key, set.policy(at)) {
+            let Some((number, at)) = set.numbered_place(key.policy) else { continue };
+            if let Some(change) = change.of(&key, set.policy(at)) {
                 let quota_of = move |seed: &HashSeed, id: KeyId| set.quota_by_id(at, seed, id);
-                found.push((key, change, number, at, quota_of));
+                found.push((place, key, change, number, at, quota_of));
             }
         }
-        let mut calls = Vec::with_capacity(found.len());
-        for (key, change, number, at, quota_of) in &found {
+        let mut calls = SmallVec::<[_; 1]>::new();
+        for (_, key, change, number, at, quota_of) in &found {
             calls.push(HoldCall {
-                policy: &key.policy,
+                policy: key.policy,
                 number: *number,
-                key: &key.key,
-                id: ticket.id,
+                key: key.key,
+                id: ticket.id(),
                 change: *change,
-                made: ticket.made,
+                made: ticket.made(),
                 part: key.part,
                 amount: key.amount,
                 quota_of,
@@ -537,12 +571,11 @@ impl<S: HoldStore> Gate<S> {
         }
         let answers = self.store.change_holds(&calls).await?;
         #[cfg(feature = "wait")]
-        for ((key, change, number, ..), answer) in found.iter().zip(&answers) {
-            self.wake_after(key, *number, change, answer.status);
+        for ((place, _, change, number, ..), answer) in found.iter().zip(&answers) {
+            self.wake_after(ticket.queue(*place), *number, change, answer.status);
         }
-        let mut keys = Vec::with_capacity(found.len());
-        let mut next = ticket.clone();
-        for ((key, change, _, at, _), HoldAnswer { status, decision }) in found.iter().zip(answers) {
+        let mut settlement = Settlement { keys: SmallVec::new(), ticket: ticket.clone() };
+        for ((place, key, change, _, at, _), HoldAnswer { status, decision }) in found.iter().zip(answers) {
             let policy = set.policy(*at);
             let last = match *change {
                 HoldChange::Settle { total: cost, ttl_us: None }
@@ -553,13 +586,11 @@ impl<S: HoldStore> Gate<S> {
                 }
                 _ => None,
             };
-            for same in next.keys.iter_mut().filter(|same| same == key) {
-                same.renew(change, status, &decision);
-            }
+            settlement.ticket.renew(*place, change, status, &decision);
             let unit = policy.cost_unit().filter(|_| policy.is_enforced());
-            keys.push(SettledKey { policy: key.policy.clone(), status, decision, unit, last });
+            settlement.keys.push(ChangedKey { place: *place, status, decision, unit, last });
         }
-        Ok(Settlement { keys, ticket: next })
+        Ok(settlement)
     }
 }
 

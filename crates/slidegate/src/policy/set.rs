@@ -278,6 +278,7 @@ impl PolicySet {
         &'a self,
         request: &'a Request<'a>,
         verb: Option<Verb>,
+        terms: Option<&'a HoldTerms>,
     ) -> Option<Charge<'a>> {
         if request.own_role() != Role::Deciding {
             return None;
@@ -286,7 +287,7 @@ impl PolicySet {
         let places = self.rules_for(request, &mut found).iter();
         let mut applying = places.filter(|at| self.policy(**at).applies_to(request));
         let at = applying.next()?;
-        applying.next().is_none().then(|| self.charge(*at, 0, request, verb, None))
+        applying.next().is_none().then(|| self.charge(*at, 0, request, verb, terms))
     }
 
     /// The places of the rules that a request may be under, written to `found` if they are looked

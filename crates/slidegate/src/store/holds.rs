@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use smallvec::SmallVec;
+
 use super::Store;
 use crate::algorithm::counts_still;
 use crate::charge::Charge;
@@ -18,7 +20,7 @@ use crate::time::Timestamp;
 pub trait HoldStore: Store {
     /// What the store knows the key of a charge by, for the ticket of this hold: at most 255 bytes.
     /// `None` if the decision holds nothing, because it was made without the store.
-    fn key_for_ticket(&self, charge: &HeldCharge<'_>) -> Option<Vec<u8>>;
+    fn key_for_ticket(&self, charge: &HeldCharge<'_>) -> Option<TicketKeyBytes>;
 
     /// Changes holds, all of them or none, in one atomic step.
     ///
@@ -27,7 +29,7 @@ pub trait HoldStore: Store {
     fn change_holds(
         &self,
         changes: &[HoldCall<'_>],
-    ) -> impl Future<Output = Result<Vec<HoldAnswer>, Error>> + Send;
+    ) -> impl Future<Output = Result<HoldAnswers, Error>> + Send;
 }
 
 /// A charge that was held or charged for a reservation.
@@ -101,6 +103,12 @@ impl HoldCall<'_> {
         }
     }
 }
+
+/// What came of changes of holds, in their order. Most are of one.
+pub type HoldAnswers = SmallVec<[HoldAnswer; 1]>;
+
+/// What a store knows a key by in a ticket.
+pub type TicketKeyBytes = SmallVec<[u8; 32]>;
 
 /// What came of a change of the hold on one key.
 #[derive(Debug, Clone, Copy)]

@@ -78,6 +78,6 @@ impl Bench {
     }
 }
 
-fn only(settlement: &Settlement) -> &SettledKey {
+fn only(settlement: &Settlement) -> SettledKey<'_> {
     settlement.iter().next().unwrap()
 }

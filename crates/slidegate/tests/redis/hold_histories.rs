@@ -63,7 +63,7 @@ pub(crate) fn decisions(reserved: &Reserved<'_>) -> Vec<String> {
 }
 
 fn changes(settlement: &Settlement) -> Vec<String> {
-    settlement.iter().map(|one| format!("{} {:?} {:?}", one.policy(), one.status(), **one)).collect()
+    settlement.iter().map(|one| format!("{} {:?} {:?}", one.policy(), one.status(), one.decision())).collect()
 }
 
 /// Compares what both said of each policy, and shows those that differ.

@@ -6,7 +6,7 @@
 use super::FallbackStore;
 use crate::decision::DecisionSource;
 use crate::error::Error;
-use crate::store::{HeldCharge, HoldAnswer, HoldCall, HoldStore, SharedHoldStore};
+use crate::store::{HeldCharge, HoldAnswers, HoldCall, HoldStore, SharedHoldStore, TicketKeyBytes};
 
 /// The first byte of keys that the memory of this process knows.
 const LOCAL: u8 = 0;
@@ -14,16 +14,19 @@ const LOCAL: u8 = 0;
 const SHARED: u8 = 1;
 
 impl<S: SharedHoldStore> HoldStore for FallbackStore<S> {
-    fn key_for_ticket(&self, held: &HeldCharge<'_>) -> Option<Vec<u8>> {
+    fn key_for_ticket(&self, held: &HeldCharge<'_>) -> Option<TicketKeyBytes> {
         let (kind, key) = match held.decision.source {
-            DecisionSource::Store => (SHARED, self.primary.key_for_ticket(held)),
+            DecisionSource::Store => (SHARED, self.primary.key_for_ticket(held).into()),
             DecisionSource::Local => (LOCAL, self.local.memory.key_for_ticket(held)?),
             DecisionSource::Allow | DecisionSource::Deny | DecisionSource::CachedDenial => return None,
         };
-        Some([&[kind], &key[..]].concat())
+        let mut bytes = TicketKeyBytes::new();
+        bytes.push(kind);
+        bytes.extend_from_slice(&key);
+        Some(bytes)
     }
 
-    async fn change_holds(&self, changes: &[HoldCall<'_>]) -> Result<Vec<HoldAnswer>, Error> {
+    async fn change_holds(&self, changes: &[HoldCall<'_>]) -> Result<HoldAnswers, Error> {
         let is_local = |change: &HoldCall<'_>| change.key.first() == Some(&LOCAL);
         let local: Vec<_> = changes
             .iter()

@@ -10,7 +10,7 @@ use crate::key::HashSeed;
 /// The holds of keys, allocated by the first one.
 #[derive(Debug, Default)]
 pub(super) struct HeldKeys {
-    holds: Table<Holds>,
+    pub(super) holds: Table<Holds>,
     /// In flight nothing is used, so this stays empty.
     pub(super) in_flight: Table<InFlight>,
 }
@@ -41,31 +41,11 @@ impl HeldKeys {
         self.holds.get(at)
     }
 
-    /// Takes the holds of a key out, to be [put back](Self::put).
-    pub(super) fn take(&mut self, address: &Address) -> Holds {
-        self.find(address).map(|at| std::mem::take(&mut self.holds.slot(at).state)).unwrap_or_default()
-    }
-
-    /// Puts the holds of a key back, and removes a key that has none any more. Returns the bytes by
-    /// which the table grew.
-    pub(super) fn put(&mut self, call: &Call<'_>, holds: Holds, expires: Tick) -> usize {
-        match self.find(&call.address) {
-            Some(at) if holds.is_empty() => {
-                self.holds.remove(at, call.secret);
-            }
-            Some(at) => {
-                let slot = self.holds.slot(at);
-                slot.state = holds;
-                slot.note(0, expires);
-            }
-            None if holds.is_empty() => {}
-            None => {
-                let before = self.holds.bytes();
-                self.holds.insert(&call.address, holds, 0, expires, call.secret);
-                return self.holds.bytes() - before;
-            }
-        }
-        0
+    /// Adds the holds of a key that has none. Returns the bytes by which the table grew.
+    pub(super) fn insert(&mut self, call: &Call<'_>, holds: Holds, expires: Tick) -> usize {
+        let before = self.holds.bytes();
+        self.holds.insert(&call.address, holds, 0, expires, call.secret);
+        self.holds.bytes() - before
     }
 
     /// Removes the next keys of which nothing counts any more.

@@ -9,70 +9,104 @@ use crate::error::Error;
 use crate::hold::HoldStatus;
 use crate::key::KeyId;
 use crate::quota::Quota;
-use crate::store::{HeldCharge, HoldAnswer, HoldCall, HoldStore};
-use crate::time::Moment;
+use crate::store::{HeldCharge, HoldAnswer, HoldAnswers, HoldCall, HoldStore, TicketKeyBytes};
+use crate::time::{Moment, Timestamp};
 use crate::verb::Verb;
 
 impl HoldStore for MemoryStore {
-    fn key_for_ticket(&self, held: &HeldCharge<'_>) -> Option<Vec<u8>> {
+    fn key_for_ticket(&self, held: &HeldCharge<'_>) -> Option<TicketKeyBytes> {
         let Charge { key, name, .. } = held.charge;
-        Some(self.secret.masked(key.id(&self.secret), held.id, name).to_vec())
+        Some(self.secret.sealed(key.id(&self.secret), held.id, name).as_slice().into())
     }
 
-    async fn change_holds(&self, changes: &[HoldCall<'_>]) -> Result<Vec<HoldAnswer>, Error> {
+    async fn change_holds(&self, changes: &[HoldCall<'_>]) -> Result<HoldAnswers, Error> {
         Ok(self.change_holds(changes))
     }
 }
 
 impl MemoryStore {
     /// Changes holds, all of them or none: none if one is an extension that does not fit.
-    pub(crate) fn change_holds(&self, changes: &[HoldCall<'_>]) -> Vec<HoldAnswer> {
+    pub(crate) fn change_holds(&self, changes: &[HoldCall<'_>]) -> HoldAnswers {
         let now = self.clock.now();
-        let quotas: Vec<Quota> =
-            changes.iter().map(|one| one.quota(&self.secret, self.id_in_ticket(one))).collect();
-        let calls = changes.iter().zip(&quotas).map(|(one, quota)| Call {
-            verb: Verb::Peek,
-            address: self.address(self.id_in_ticket(one), one.number),
-            quota,
-            cost: 0,
-            reserve: None,
-            now: Moment { at: now, wall: now },
-            accounting: &self.accounting,
-            secret: &self.secret,
-        });
+        let mut answers = HoldAnswers::new();
+        if let [one] = changes {
+            // Without the lists of shards and locks, which would cost as much as the change.
+            let id = self.id_in_ticket(one);
+            let quota = one.quota(&self.secret, id);
+            let mut call = self.call_for(one, id, &quota, now);
+            let kept = &mut *self.lock(self.shard_of(call.address.place));
+            call.now = kept.shard.arrive(now, &self.clock);
+            answers.push(kept.on_key(&call, |shard, call| shard.change_alone(call, one)));
+            return answers;
+        }
+        let with_quota = |one: &HoldCall<'_>| {
+            let id = self.id_in_ticket(one);
+            (id, one.quota(&self.secret, id))
+        };
+        let keys: SmallVec<[(KeyId, Quota); 4]> = changes.iter().map(with_quota).collect();
+        let calls = changes.iter().zip(&keys).map(|(one, (id, quota))| self.call_for(one, *id, quota, now));
         let mut calls: SmallVec<[Call<'_>; 4]> = calls.collect();
         let mut locked = self.lock_all(&mut calls);
-        let mut on_key = |call: &Call<'_>, run: &mut dyn FnMut(&mut Shard, &Call<'_>)| {
-            let guard = self.guard_of(&locked, call);
-            let ShardData { shard, inline_quotas, .. } = &mut *locked[guard].1;
-            match inline_quotas.quota(&call.address) {
-                Some(quota) => run(shard, &Call { quota: &quota, ..*call }),
-                None => run(shard, call),
-            }
-        };
         let mut fits = true;
         for (call, one) in calls.iter().zip(changes).filter(|(_, one)| one.change.is_extension()) {
-            on_key(call, &mut |shard, call| fits &= shard.change_fits(call, one.id, &one.change));
+            let guard = self.guard_of(&locked, call);
+            fits &= locked[guard].1.on_key(call, |shard, call| shard.change_fits(call, one.id, &one.change));
         }
-        let mut answers = Vec::with_capacity(changes.len());
         for (call, one) in calls.iter().zip(changes) {
-            on_key(call, &mut |shard, call| {
-                let ended = one.ended(call.now.wall);
-                let (status, decision) = match one.change_at(call.quota, call.now.wall) {
-                    // Asks for what does not fit, so that the decision says how long to wait.
-                    change if fits || !change.is_extension() || !shard.change_fits(call, one.id, &change) => {
-                        shard.change(call, one.id, &change, &ended)
-                    }
-                    _ => (HoldStatus::Denied, shard.apply(call)),
-                };
-                answers.push(HoldAnswer { status, decision });
-            });
+            let guard = self.guard_of(&locked, call);
+            answers.push(locked[guard].1.on_key(call, |shard, call| {
+                // Asks for what does not fit, so that the decision says how long to wait.
+                if fits || !one.change.is_extension() || !shard.change_fits(call, one.id, &one.change) {
+                    return shard.change_alone(call, one);
+                }
+                HoldAnswer { status: HoldStatus::Denied, decision: shard.apply(call) }
+            }));
         }
         answers
     }
 
+    fn call_for<'c>(
+        &'c self,
+        change: &HoldCall<'_>,
+        id: KeyId,
+        quota: &'c Quota,
+        now: Timestamp,
+    ) -> Call<'c> {
+        Call {
+            verb: Verb::Peek,
+            address: self.address(id, change.number),
+            quota,
+            cost: 0,
+            reserve: None,
+            // Set again under the lock.
+            now: Moment { at: now, wall: now },
+            accounting: &self.accounting,
+            secret: &self.secret,
+        }
+    }
+
     /// The identity of a key in a ticket.
     fn id_in_ticket(&self, change: &HoldCall<'_>) -> KeyId {
-        self.secret.unmasked(change.key, change.id, change.policy)
+        self.secret.unsealed(change.key, change.id, change.policy)
+    }
+}
+
+impl ShardData {
+    /// Runs this on a key, under the inline quota that it has.
+    fn on_key<T>(&mut self, call: &Call<'_>, run: impl FnOnce(&mut Shard, &Call<'_>) -> T) -> T {
+        match self.inline_quotas.quota(&call.address) {
+            Some(quota) => run(&mut self.shard, &Call { quota: &quota, ..*call }),
+            None => run(&mut self.shard, call),
+        }
+    }
+}
+
+impl Shard {
+    /// Changes a hold, whatever becomes of others.
+    fn change_alone(&mut self, call: &Call<'_>, one: &HoldCall<'_>) -> HoldAnswer {
+        let ended = one.ended(call.now.wall);
+        let change = one.change_at(call.quota, call.now.wall);
+        let (status, decision) = self.change(call, one.id, &change, &ended);
+        HoldAnswer { status, decision }
     }
 }

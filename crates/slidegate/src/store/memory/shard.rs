@@ -12,7 +12,7 @@ use crate::algorithm::{
     self, Done, InFlight, State, decision, for_algorithm, for_each_rate, inspect_with_holds, perform,
 };
 use crate::decision::Decision;
-use crate::hold::NewHold;
+use crate::hold::{Holds, NewHold};
 use crate::key::{HashSeed, KeyId};
 use crate::policy_reset::ScannedKeys;
 use crate::quota::{Algorithm, Quota};
@@ -69,6 +69,9 @@ const EVICTED_FOR_A_LOG: usize = 256;
 /// A state that has a table in a shard.
 trait Stored: State + Clone + Value {
     fn table(shard: &mut Shard) -> &mut Table<Self>;
+
+    /// The same with the table of the holds.
+    fn beside_holds(shard: &mut Shard) -> (&mut Table<Self>, &mut Table<Holds>);
 }
 
 macro_rules! tables {
@@ -115,6 +118,10 @@ macro_rules! tables {
             fn table(shard: &mut Shard) -> &mut Table<Self> {
                 &mut shard.tables.$table
             }
+
+            fn beside_holds(shard: &mut Shard) -> (&mut Table<Self>, &mut Table<Holds>) {
+                (&mut shard.tables.$table, &mut shard.held.get_or_insert_default().holds)
+            }
         })*
     };
 }
@@ -129,6 +136,11 @@ impl Value for InFlight {
 impl Stored for InFlight {
     fn table(shard: &mut Shard) -> &mut Table<Self> {
         &mut shard.held.get_or_insert_default().in_flight
+    }
+
+    fn beside_holds(shard: &mut Shard) -> (&mut Table<Self>, &mut Table<Holds>) {
+        let HeldKeys { in_flight, holds } = &mut **shard.held.get_or_insert_default();
+        (in_flight, holds)
     }
 }
 

@@ -67,33 +67,43 @@ impl Shard {
         call: &Call<'_>,
         run: impl FnOnce(&mut HeldKey<'_, S>) -> (T, Done),
     ) -> (T, Decision) {
-        let mut holds = self.held.get_or_insert_default().take(&call.address);
-        let found = S::table(self).find(&call.address);
-        let mut state =
-            found.map(|at| std::mem::take(&mut S::table(self).slot(at).state)).unwrap_or_default();
-        let before = (holds.iter().len(), held_keys::heap_bytes(&holds), State::heap_bytes(&state));
-        let mut key =
-            HeldKey::settle(&mut state, &mut holds, call.quota, time_for::<S>(call.now), call.now.at);
+        let (usage, held) = S::beside_holds(self);
+        let (used_at, held_at) = (usage.find(&call.address), held.find(&call.address));
+        let (mut new_state, mut new_holds) = (S::default(), Holds::default());
+        let state = used_at.map_or(&mut new_state, |at| &mut usage.slot(at).state);
+        let holds = held_at.map_or(&mut new_holds, |at| &mut held.slot(at).state);
+        let sizes = |state: &S, holds: &Holds| {
+            (holds.iter().len(), held_keys::heap_bytes(holds), State::heap_bytes(state))
+        };
+        let before = sizes(state, holds);
+        let mut key = HeldKey::settle(state, holds, call.quota, time_for::<S>(call.now), call.now.at);
         let (outcome, done) = run(&mut key);
         let decision = key.decision(done);
-        let after = (holds.iter().len(), held_keys::heap_bytes(&holds), State::heap_bytes(&state));
+        let after = sizes(state, holds);
+        let has_holds = !holds.is_empty();
         // A key with holds is evicted last.
-        let share = if holds.is_empty() { call.quota.share_of(decision.used) } else { u8::MAX >> 1 };
+        let share = if has_holds { u8::MAX >> 1 } else { call.quota.share_of(decision.used) };
         let expires = expiry(call.now, &decision);
-        match found {
-            Some(at) => {
-                let slot = S::table(self).slot(at);
-                slot.state = state;
-                slot.note(share, expires);
+        if let Some(at) = used_at {
+            usage.slot(at).note(share, expires);
+        }
+        let mut grown = 0;
+        match held_at {
+            Some(at) if has_holds => held.slot(at).note(0, expires),
+            Some(at) => drop(held.remove(at, call.secret)),
+            None if has_holds => {
+                grown = self.held.get_or_insert_default().insert(call, new_holds, expires);
             }
-            None if decision.used > 0 => self.add(call, state, share, expires),
             None => {}
         }
         held_keys::count(before.0, after.0, call.accounting);
-        let grown = self.held.get_or_insert_default().put(call, holds, expires);
-        self.changed_bytes(before.1, after.1 + grown, call);
-        if found.is_some() && before.2 != after.2 {
+        if used_at.is_none() && decision.used > 0 {
+            self.add(call, new_state, share, expires);
+        } else if used_at.is_some() && before.2 != after.2 {
             self.resized(before.2, after.2, call);
+        }
+        if before.1 != after.1 + grown {
+            self.changed_bytes(before.1, after.1 + grown, call);
         }
         (outcome, Decision { at: call.now.wall, ..decision })
     }

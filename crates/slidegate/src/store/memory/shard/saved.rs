@@ -117,7 +117,7 @@ impl Shard {
         let (count, bytes) = (holds.iter().len(), held_keys::heap_bytes(&holds));
         held_keys::count(0, count, call.accounting);
         let expires = tick(holds.latest());
-        let grown = self.held.get_or_insert_default().put(call, holds, expires);
+        let grown = self.held.get_or_insert_default().insert(call, holds, expires);
         self.changed_bytes(0, bytes + grown, call);
         self.settle_holds(call);
         count as u64
