@@ -32,6 +32,7 @@ mod numbers;
 #[cfg(feature = "redis")]
 mod pending;
 mod reserve;
+mod settlement;
 #[cfg(feature = "snapshot")]
 mod snapshot;
 mod ticket_guard;
@@ -44,7 +45,8 @@ pub use decisions::{Decisions, PolicyDecision};
 use numbers::Numbers;
 #[cfg(feature = "redis")]
 pub use pending::PendingStats;
-pub use reserve::{Extension, Reserved, SettledCost, SettledKey, Settlement};
+pub use reserve::{Extension, Reserved};
+pub use settlement::{SettledCost, SettledKey, Settlement};
 pub use ticket_guard::TicketGuard;
 
 /// A set of policies over a store. Decides a request under all policies that apply, in one atomic

@@ -8,6 +8,7 @@ use std::time::Duration;
 use siphasher::sip::SipHasher24;
 use smallvec::SmallVec;
 
+use super::settlement::{ChangedKey, SettledCost, Settlement};
 use super::{Answer, Decisions, Gate};
 use crate::charge::{Charge, HoldTerms};
 use crate::decision::Decision;
@@ -16,7 +17,7 @@ use crate::hold::{HoldChange, HoldOptions, HoldStatus, Unsettled, new_id, ttl_us
 use crate::key::{HashSeed, KeyId};
 use crate::policy::{Policy, PolicySet};
 use crate::quota::Algorithm;
-use crate::request::{Cost, CostUnit, Request};
+use crate::request::{Cost, Request};
 use crate::store::{HeldCharge, HoldAnswer, HoldCall, HoldStore, Mode, Reply, ready};
 use crate::ticket::{Ticket, TicketKey, TicketPart, TicketPlace};
 use crate::verb::Verb;
@@ -56,120 +57,6 @@ impl<'r> Deref for Reserved<'r> {
 
     fn deref(&self) -> &Decisions<'r> {
         &self.decisions
-    }
-}
-
-/// What came of a change of a reservation.
-#[derive(Debug, Clone)]
-pub struct Settlement {
-    keys: SmallVec<[ChangedKey; 1]>,
-    ticket: Ticket,
-}
-
-/// What came of it on a key of the ticket.
-#[derive(Debug, Clone)]
-struct ChangedKey {
-    place: TicketPlace,
-    status: HoldStatus,
-    decision: Decision,
-    unit: Option<CostUnit>,
-    last: Option<SettledCost>,
-}
-
-/// What came of it under one policy; derefs to the [`Decision`] on the key after the change.
-#[derive(Debug, Clone, Copy)]
-pub struct SettledKey<'s> {
-    policy: &'s str,
-    changed: &'s ChangedKey,
-}
-
-/// What a reservation held under a policy, and what it cost in the end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SettledCost {
-    /// What it held in all, including what was settled in parts.
-    pub held: u64,
-    /// What it was settled to.
-    pub cost: u64,
-}
-
-impl Settlement {
-    /// What came of it: [`Denied`](HoldStatus::Denied) if one key denied an extension, else the
-    /// status of the first key that is not [`Changed`](HoldStatus::Changed).
-    #[must_use]
-    pub fn status(&self) -> HoldStatus {
-        let is = |status| self.keys.iter().any(|key| key.status == status);
-        let order = [HoldStatus::Denied, HoldStatus::Expired, HoldStatus::AlreadySettled];
-        order.into_iter().find(|status| is(*status)).unwrap_or(HoldStatus::Changed)
-    }
-
-    /// The ticket for the next change: it knows what was settled and extended. An older one works as
-    /// long as the hold is open.
-    pub fn ticket(&self) -> &Ticket {
-        &self.ticket
-    }
-
-    /// The ticket for the next change.
-    pub fn into_ticket(self) -> Ticket {
-        self.ticket
-    }
-
-    /// What came of it under each policy that held cost, in their order.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = SettledKey<'_>> + Clone {
-        self.keys.iter().map(|changed| SettledKey {
-            policy: self.ticket.key(changed.place).map_or("", |key| key.policy),
-            changed,
-        })
-    }
-}
-
-impl<'s> SettledKey<'s> {
-    /// The policy's name.
-    #[must_use]
-    pub fn policy(&self) -> &'s str {
-        self.policy
-    }
-
-    /// What came of the change.
-    #[must_use]
-    pub fn status(&self) -> HoldStatus {
-        self.changed.status
-    }
-
-    /// How good the estimate was, after the last settlement of a reservation that was open. `None`
-    /// after other changes, and under policies that limit what is in flight.
-    ///
-    /// ```
-    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, SettledCost};
-    ///
-    /// let gate = Gate::new(PolicySet::new([Policy::new("tokens", Quota::per_minute(1000))?])?);
-    /// let ticket = gate.reserve(&Request::new().cost(400)).into_ticket().unwrap();
-    /// let settled = gate.settle(&ticket, 120)?;
-    /// let last = settled.iter().next().unwrap().last();
-    /// assert_eq!(last, Some(SettledCost { held: 400, cost: 120 }));
-    /// # Ok::<(), slidegate::Error>(())
-    /// ```
-    #[must_use]
-    pub fn last(&self) -> Option<SettledCost> {
-        self.changed.last
-    }
-
-    /// The decision on the key after the change.
-    #[must_use]
-    pub fn decision(&self) -> &'s Decision {
-        &self.changed.decision
-    }
-
-    /// What a unit of cost is, if the policy says it and is enforced.
-    pub(crate) fn unit(&self) -> Option<CostUnit> {
-        self.changed.unit
-    }
-}
-
-impl Deref for SettledKey<'_> {
-    type Target = Decision;
-
-    fn deref(&self) -> &Decision {
-        &self.changed.decision
     }
 }
 

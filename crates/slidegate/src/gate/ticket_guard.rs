@@ -8,7 +8,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::Gate;
-use super::reserve::{Change, Reserved, Settlement};
+use super::reserve::{Change, Reserved};
+use super::settlement::Settlement;
 use crate::error::Error;
 use crate::request::Cost;
 use crate::store::{HoldStore, Mode, Reply, ready};
