@@ -21,7 +21,7 @@ pub(crate) use log_reply::LogReply;
 pub(crate) use saved::{Ages, Input, SavedState};
 pub(crate) use sliding_log::SlidingLog;
 pub(crate) use sliding_window::SlidingWindow;
-pub(crate) use state::{Done, State, decision, inspect, perform};
+pub(crate) use state::{Done, State, decision, fits, inspect, perform};
 pub(crate) use token_bucket::TokenBucket;
 
 /// Runs a macro on the four algorithms that count a rate: the name of the state type, which is also that of the variant of

@@ -155,6 +155,12 @@ impl Part {
         self.is_unconditional() && (self.verb != Verb::Check || self.excess == Excess::Refuse)
     }
 
+    /// Whether it is charged if all costs of its call fit, and denied if its own does not.
+    #[inline]
+    pub(crate) fn is_plain_check(&self) -> bool {
+        self.verb == Verb::Check && self.is_one_step()
+    }
+
     /// Whether nothing but the key's usage decides it.
     #[inline]
     pub(crate) fn is_unconditional(&self) -> bool {

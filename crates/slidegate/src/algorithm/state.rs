@@ -108,7 +108,7 @@ pub(crate) fn inspect<S: State>(mut state: S, quota: &Quota, now: Timestamp, cos
 
 /// Whether `cost` fits in addition to what counts now. A cost of 0 always fits.
 #[inline]
-fn fits<S: State>(state: &S, quota: &Quota, now: u64, cost: u64) -> bool {
+pub(crate) fn fits<S: State>(state: &S, quota: &Quota, now: u64, cost: u64) -> bool {
     cost <= quota.capacity().saturating_sub(state.used(quota, now))
 }
 

@@ -312,24 +312,37 @@ impl MemoryStore {
     pub(crate) fn apply(&self, charges: &[Charge<'_>]) -> SmallVec<[Decision; 4]> {
         let mut calls = self.calls(charges);
         let mut locked = self.lock_all(&mut calls);
-        for (call, charge) in calls.iter().zip(charges) {
-            let guard = self.guard_of(&locked, call);
-            let ShardData { shard, inline_quotas, .. } = &mut *locked[guard].1;
+        let guards: SmallVec<[usize; 4]> = calls.iter().map(|call| self.guard_of(&locked, call)).collect();
+        for ((call, charge), guard) in calls.iter().zip(charges).zip(&guards) {
+            let ShardData { shard, inline_quotas, .. } = &mut *locked[*guard].1;
             inline_quotas.before(call, charge.instead_of, shard);
         }
-        let parts: SmallVec<[Part; 4]> = charges.iter().map(|charge| charge.part).collect();
-        let outcome = all_or_none(&parts, |at, verb, cost| {
-            let hold = charges[at].new_hold();
-            let call = Call { verb, cost, reserve: hold.as_ref(), ..calls[at] };
-            let guard = self.guard_of(&locked, &call);
-            locked[guard].1.shard.apply(&call)
-        });
-        for (call, _) in calls.iter().zip(charges).filter(|(_, charge)| charge.instead_of.is_some()) {
-            let guard = self.guard_of(&locked, call);
-            let ShardData { shard, inline_quotas, .. } = &mut *locked[guard].1;
-            inline_quotas.after(call, shard);
+        let decisions = if charges.iter().all(|charge| charge.part.is_plain_check()) {
+            // As `all_or_none`, but the first pass only asks whether the costs fit.
+            let mut all = charges.iter().zip(&calls).zip(&guards);
+            let fits = all.all(|((charge, call), guard)| {
+                let call = Call { verb: Verb::Peek, ..*call };
+                !charge.part.enforced || on_locked(&mut locked, *guard, charge, &call, Shard::fits)
+            });
+            let verb = if fits { Verb::Check } else { Verb::Peek };
+            let all = charges.iter().zip(&calls).zip(&guards);
+            let decided = all.map(|((charge, call), guard)| {
+                on_locked(&mut locked, *guard, charge, &Call { verb, ..*call }, Shard::apply)
+            });
+            decided.collect()
+        } else {
+            let parts: SmallVec<[Part; 4]> = charges.iter().map(|charge| charge.part).collect();
+            let apply = |at: usize, verb, cost| {
+                let call = Call { verb, cost, ..calls[at] };
+                on_locked(&mut locked, guards[at], &charges[at], &call, Shard::apply)
+            };
+            all_or_none(&parts, apply).decisions
+        };
+        for at in (0..charges.len()).filter(|at| charges[*at].instead_of.is_some()) {
+            let ShardData { shard, inline_quotas, .. } = &mut *locked[guards[at]].1;
+            inline_quotas.after(&calls[at], shard);
         }
-        outcome.decisions
+        decisions
     }
 
     /// Removes the plan's keys. Returns whether anything still counted.
@@ -463,6 +476,19 @@ impl MemoryStore {
         let shard = self.shard_of(call.address.place);
         locked.iter().position(|(at, _)| *at == shard).expect("the shard of every call is locked")
     }
+}
+
+/// Runs an operation on the shard of a charge.
+#[inline]
+fn on_locked<T>(
+    locked: &mut Locked<'_>,
+    guard: usize,
+    charge: &Charge<'_>,
+    call: &Call<'_>,
+    run: impl FnOnce(&mut Shard, &Call<'_>) -> T,
+) -> T {
+    let hold = charge.new_hold();
+    run(&mut locked[guard].1.shard, &Call { reserve: hold.as_ref(), ..*call })
 }
 
 /// The old and the new quota of a policy's key; `None` if its quota did not change.

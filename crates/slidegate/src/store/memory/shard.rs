@@ -9,7 +9,7 @@ use super::accounting::{Accounting, allocated};
 use super::held_keys::HeldKeys;
 use super::table::{Removed, Slot, Table, Tick, Value, Weakest, first_table_bytes, table_bytes};
 use crate::algorithm::{
-    self, Done, InFlight, State, decision, for_algorithm, for_each_rate, inspect_with_holds, perform,
+    self, Done, InFlight, State, decision, fits, for_algorithm, for_each_rate, inspect_with_holds, perform,
 };
 use crate::decision::Decision;
 use crate::hold::{Holds, NewHold};
@@ -177,6 +177,30 @@ impl Shard {
             return self.apply_beside_holds(call);
         }
         for_algorithm!(call.quota.algorithm(), S => self.apply_to::<S>(call))
+    }
+
+    /// Whether a peek would be allowed: the first half of a check under several policies.
+    #[inline]
+    pub(super) fn fits(&mut self, call: &Call<'_>) -> bool {
+        if self.held.is_some() || call.reserve.is_some() {
+            return self.apply(call).is_allowed();
+        }
+        for_algorithm!(call.quota.algorithm(), S => self.fits_in::<S>(call))
+    }
+
+    #[inline]
+    fn fits_in<S: Stored>(&mut self, call: &Call<'_>) -> bool {
+        let Call { quota, cost, now, .. } = *call;
+        let table = S::table(self);
+        let Some(at) = table.find(&call.address) else { return cost <= quota.capacity() };
+        let state = &mut table.slot(at).state;
+        let heap_bytes = State::heap_bytes(state);
+        let settled = state.settle(quota, time_for::<S>(now).as_micros());
+        let (fits, heap_bytes_now) = (fits(state, quota, settled, cost), State::heap_bytes(state));
+        if heap_bytes_now != heap_bytes {
+            self.resized(heap_bytes, heap_bytes_now, call);
+        }
+        fits
     }
 
     #[inline(always)] // as `decision`
