@@ -223,7 +223,7 @@ for letter in pairs(opens) do
         cost = cost - held
       end
       local failed
-      if cost > 0 then failed = own.charge(cost) end
+      if cost > 0 then failed = own.charge(cost) elseif moved and own.used > 0 then failed = own.save() end
       save_holds()
       return failed
     end
@@ -237,7 +237,8 @@ for letter in pairs(opens) do
       if not cancels[key] then return own.refund(cost) end
       local place = find(holds, cancels[key])
       if not place then return 0 end
-      local _, _, held = hold_at(holds, place)
+      local _, _, held, _, flags = hold_at(holds, place)
+      if flags >= ENDED then return 0 end
       holds.sum = holds.sum - held
       remove(holds, place)
       save_holds()

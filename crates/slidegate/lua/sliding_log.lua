@@ -147,6 +147,8 @@ else
       if oldest_cost > left then
         call('SETRANGE', key, 48 + head * run_bytes + stamp_bytes,
           struct.pack('<I' .. cost_bytes, oldest_cost - left))
+        -- What was read of the ring is out of date: a rewrite reads it again.
+        raw = raw:sub(1, 48)
         used, left = used - left, 0
       else
         left, used, head, len = left - oldest_cost, used - oldest_cost, (head + 1) % room, len - 1

@@ -194,6 +194,8 @@ if cost > 0 then
   -- [save]
   -- The TTL is the time until it is empty and up to five seconds more. `at` may be a second ahead.
   local ttl_us = used * window / rate + at - now
+  -- A limit that was lowered far may leave more than Redis takes: 2^61, some 73,000 years.
+  if ttl_us > 2305843009213693952 then ttl_us = 2305843009213693952 end
   call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction),
     'PX', math.floor(ttl_us / 1000) + 4000)
 end

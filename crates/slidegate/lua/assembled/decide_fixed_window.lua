@@ -22,7 +22,7 @@
 -- Reply: {requests that are not denied, now, {the algorithm's `numbers`} of each key before
 --   anything was charged, {its `numbers` afterwards, the cost refunded} of each refund that was
 --   carried out}; {-1, now} if the call is too late.
--- Layout: docs/redis-layout.md. Rust twin: `all_or_none` in `src/store.rs`: change both or neither.
+-- Layout: docs/redis-layout.md. Rust twin: `all_or_none` in `src/all_or_nothing.rs`: change both or neither.
 
 -- fixed_window.lua
 --

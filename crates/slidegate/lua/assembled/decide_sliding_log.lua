@@ -22,7 +22,7 @@
 -- Reply: {requests that are not denied, now, {the algorithm's `numbers`} of each key before
 --   anything was charged, {its `numbers` afterwards, the cost refunded} of each refund that was
 --   carried out}; {-1, now} if the call is too late.
--- Layout: docs/redis-layout.md. Rust twin: `all_or_none` in `src/store.rs`: change both or neither.
+-- Layout: docs/redis-layout.md. Rust twin: `all_or_none` in `src/all_or_nothing.rs`: change both or neither.
 
 -- sliding_log.lua
 --
@@ -362,6 +362,8 @@ opens.L = function(key, now, packed)
           if oldest_cost > left then
             call('SETRANGE', key, 48 + head * run_bytes + stamp_bytes,
               struct.pack('<I' .. cost_bytes, oldest_cost - left))
+            -- What was read of the ring is out of date: a rewrite reads it again.
+            raw = raw:sub(1, 48)
             used, left = used - left, 0
           else
             left, used, head, len = left - oldest_cost, used - oldest_cost, (head + 1) % room, len - 1

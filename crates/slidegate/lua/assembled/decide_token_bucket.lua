@@ -22,7 +22,7 @@
 -- Reply: {requests that are not denied, now, {the algorithm's `numbers`} of each key before
 --   anything was charged, {its `numbers` afterwards, the cost refunded} of each refund that was
 --   carried out}; {-1, now} if the call is too late.
--- Layout: docs/redis-layout.md. Rust twin: `all_or_none` in `src/store.rs`: change both or neither.
+-- Layout: docs/redis-layout.md. Rust twin: `all_or_none` in `src/all_or_nothing.rs`: change both or neither.
 
 -- token_bucket.lua
 --
@@ -153,6 +153,8 @@ opens.B = function(key, now, packed)
     -- [save]
     -- The TTL is the time until it is empty and up to five seconds more. `at` may be a second ahead.
     local ttl_us = used * window / rate + at - now
+    -- A limit that was lowered far may leave more than Redis takes: 2^61, some 73,000 years.
+    if ttl_us > 2305843009213693952 then ttl_us = 2305843009213693952 end
     call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction),
       'PX', math.floor(ttl_us / 1000) + 4000)
   end
