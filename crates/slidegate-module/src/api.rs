@@ -91,7 +91,10 @@ api! {
     key_type "KeyType": fn(*mut RawKey) -> c_int;
     string_dma "StringDMA": fn(*mut RawKey, *mut usize, c_int) -> *mut c_char;
     string_set "StringSet": fn(*mut RawKey, *mut RawString) -> c_int;
+    string_truncate "StringTruncate": fn(*mut RawKey, usize) -> c_int;
+    delete_key "DeleteKey": fn(*mut RawKey) -> c_int;
     set_abs_expire "SetAbsExpire": fn(*mut RawKey, c_longlong) -> c_int;
+    get_abs_expire "GetAbsExpire": fn(*mut RawKey) -> c_longlong;
     signal_modified_key "SignalModifiedKey": fn(*mut RawContext, *mut RawString) -> c_int;
     replicate "Replicate": fn(*mut RawContext, *const c_char, *const c_char; ...) -> c_int;
     microseconds "Microseconds": fn() -> c_longlong;
@@ -186,11 +189,25 @@ unsafe impl GlobalAlloc for ServerAllocator {
     }
 }
 
-/// A command: what it is called, what the server has to know of it, and what it does.
+/// A command: what it is called, which arguments are keys, and what it does.
 pub(crate) struct Command {
     pub(crate) name: &'static CStr,
+    pub(crate) keys: KeyArguments,
     pub(crate) run: RawFunction,
 }
+
+/// The arguments that are keys: the first and the last one, of which -1 is that of the command. All
+/// between are keys as well.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KeyArguments {
+    first: c_int,
+    last: c_int,
+}
+
+/// The first argument is the only key.
+const ONE_KEY: KeyArguments = KeyArguments { first: 1, last: 1 };
+/// All arguments but the first are keys.
+const KEYS_AT_END: KeyArguments = KeyArguments { first: 2, last: -1 };
 
 /// The context of a command that runs.
 pub(crate) struct Context<'c> {
@@ -293,6 +310,20 @@ impl Key<'_> {
         }
     }
 
+    /// Makes the stored value so long, with zeros at its end.
+    pub(crate) fn grow(&mut self, length: usize) {
+        call!(string_truncate(self.raw.as_ptr(), length));
+    }
+
+    pub(crate) fn delete(&mut self) {
+        call!(delete_key(self.raw.as_ptr()));
+    }
+
+    /// When the key expires, in milliseconds since the Unix epoch. `None` if it does not.
+    pub(crate) fn expiry(&self) -> Option<u64> {
+        u64::try_from(call!(get_abs_expire(self.raw.as_ptr()))).ok()
+    }
+
     /// Stores a value in place of what there is, without an expiry.
     pub(crate) fn replace(&mut self, value: &[u8]) {
         let context = self.context.raw();
@@ -336,6 +367,16 @@ impl Key<'_> {
             bytes.as_ptr(),
             bytes.len(),
         ));
+    }
+
+    /// Sends `DEL key`.
+    pub(crate) fn replicate_delete(&self) {
+        call!(replicate(self.context.raw(), c"DEL".as_ptr(), c"s".as_ptr(), self.name));
+    }
+
+    /// Sends `RENAME key to`.
+    pub(crate) fn replicate_rename(&self, to: &Self) {
+        call!(replicate(self.context.raw(), c"RENAME".as_ptr(), c"ss".as_ptr(), self.name, to.name));
     }
 
     /// Sends `PEXPIREAT key at_ms`.
@@ -404,6 +445,7 @@ pub(crate) unsafe fn load(
     FREE.store(free as *mut c_void, Ordering::Relaxed);
     let has_all = api.set_module_options.is_some()
         && api.set_abs_expire.is_some()
+        && api.get_abs_expire.is_some()
         && api.signal_modified_key.is_some()
         && api.replicate.is_some();
     let _ = API.set(api);
@@ -422,9 +464,9 @@ pub(crate) unsafe fn load(
             // are too many: then the commands are in the other two.
             call!(add_acl_category(context, c"slidegate".as_ptr()));
         }
-        for Command { name, run } in commands {
+        for Command { name, keys: KeyArguments { first, last }, run } in commands {
             let flags = c"write fast deny-oom".as_ptr();
-            if call!(create_command(context, name.as_ptr(), *run, flags, 1, 1, 1)) != OK {
+            if call!(create_command(context, name.as_ptr(), *run, flags, *first, *last, 1)) != OK {
                 return ERR;
             }
             if has_categories {
@@ -441,7 +483,7 @@ pub(crate) unsafe fn load(
 }
 
 macro_rules! commands {
-    ($($name:literal $function:ident = $run:path;)*) => {
+    ($($name:literal $keys:ident $function:ident = $run:path;)*) => {
         $(
             /// As the server calls it.
             unsafe extern "C" fn $function(
@@ -465,7 +507,7 @@ macro_rules! commands {
             _arguments: *mut *mut RawString,
             _count: c_int,
         ) -> c_int {
-            let commands = [$(Command { name: $name, run: $function }),*];
+            let commands = [$(Command { name: $name, keys: $keys, run: $function }),*];
             // SAFETY: the server calls it to load the module.
             unsafe { load(context, c"slidegate", crate::commands::VERSION, &commands) }
         }
@@ -483,7 +525,9 @@ macro_rules! commands {
 }
 
 commands! {
-    c"slidegate.check1" run_check = crate::commands::check1;
-    c"rl.check" run_rl_check = crate::commands::rl_check;
-    c"cl.throttle" run_cl_throttle = crate::commands::cl_throttle;
+    c"slidegate.check1" ONE_KEY run_check = crate::commands::check1;
+    c"slidegate.decide" KEYS_AT_END run_decide = crate::commands::decide_call;
+    c"slidegate.change" KEYS_AT_END run_change = crate::commands::change_call;
+    c"rl.check" ONE_KEY run_rl_check = crate::commands::rl_check;
+    c"cl.throttle" ONE_KEY run_cl_throttle = crate::commands::cl_throttle;
 }

@@ -3,21 +3,35 @@
 use std::ffi::c_int;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use slidegate::stored::{Requests, Unusable, check, decide, quota_of};
+use slidegate::stored::{
+    ChangeCall, DecideCall, Decided, Item, Pair, Reply, Requests, Unusable, UnusableKey, check, decide,
+    quota_of,
+};
 use slidegate::{Algorithm, Decision, Quota, millis_ceil, secs_ceil};
 
 use crate::api::{Arguments, Context, Key, WrongType, server_time_us};
 use crate::arguments::{MOST, named, number, requests};
-use crate::value::store;
+use crate::value::{Keys, store};
 
 /// The version of the module that `MODULE LIST` shows: what its commands take and reply.
-pub(crate) const VERSION: c_int = 1;
+pub(crate) const VERSION: c_int = 2;
 
 /// Most requests of a call, as the library sends: each is a step.
 const MAX_REQUESTS: usize = 1024;
 
 /// The reply if a key holds something else than a string, as the scripts get it.
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+
+/// The reply to a call that this version does not know. Callers then run the script.
+const MISMATCH: &str = "ERR invalid call: the caller and the module do not match";
+
+const WRONG_KEYS: &str = "ERR invalid keys: must be those of the call, each once";
+
+/// The first key of a call for any number of keys.
+const FIRST_KEY: usize = 2;
+
+/// So many names are compared with one another; more are sorted.
+const FEW_KEYS: usize = 8;
 
 /// The server's time in microseconds since the Unix epoch, as its command `TIME` has it.
 #[allow(clippy::disallowed_methods)] // a command has one time, which is read here
@@ -64,7 +78,7 @@ pub(crate) fn check1(context: &Context<'_>, arguments: Arguments<'_>) {
         context.reply_number(-1);
         return context.reply_number(signed(now));
     }
-    let Some(mut key) = open(context, arguments) else { return };
+    let Some(mut key) = open(context, arguments, 1) else { return };
     match check(key.value(), &quota, now, requests) {
         Ok(checked) => {
             if let Some(write) = &checked.write {
@@ -80,6 +94,116 @@ pub(crate) fn check1(context: &Context<'_>, arguments: Arguments<'_>) {
             }
         }
         Err(unusable) => reply_unusable(context, &mut key, &unusable),
+    }
+}
+
+/// `SLIDEGATE.DECIDE call key [key ...]`: as `decide.lua`, and with holds as `decide_with_holds.lua`.
+///
+/// The call is packed, see `stored/call.rs`. If keys may have holds, as many keys of usage follow;
+/// with an idempotency key, last the key of the first reply.
+pub(crate) fn decide_call(context: &Context<'_>, arguments: Arguments<'_>) {
+    let Some(call) = DecideCall::read(arguments.get(1)) else { return context.reply_error(MISMATCH) };
+    let (keys, is_once) = (call.keys(), call.is_once());
+    let named = keys * if call.has_holds() { 2 } else { 1 };
+    if !are_keys(arguments, named + usize::from(is_once)) {
+        return context.reply_error(WRONG_KEYS);
+    }
+    let now = now_us();
+    let mut once = None;
+    if is_once && now <= call.latest_us() {
+        let Some(key) = open(context, arguments, FIRST_KEY + named) else { return };
+        if let Some(first) = key.value() {
+            return match DecideCall::first_reply(first) {
+                Some(reply) => send(context, &reply),
+                None => context.reply_error("SLIDEGATE first reply is damaged"),
+            };
+        }
+        once = Some(key);
+    }
+    let run = |pairs: &mut [Pair<'_>]| call.decide(pairs, now);
+    let opens = if now > call.latest_us() { 0 } else { keys };
+    let Some(decided) = carry_out(context, arguments, opens, call.has_holds(), run) else { return };
+    if let (Some((bytes, at_ms)), Some(key)) = (&decided.first_reply, &mut once) {
+        key.replace(bytes);
+        key.expire_at(*at_ms);
+        key.replicate_set(bytes, *at_ms);
+        key.signal();
+    }
+    send(context, &decided.reply);
+}
+
+/// `SLIDEGATE.CHANGE call key [key ...] usage [usage ...]`: settles, extends and cancels holds, as
+/// `change_holds.lua`.
+pub(crate) fn change_call(context: &Context<'_>, arguments: Arguments<'_>) {
+    let Some(call) = ChangeCall::read(arguments.get(1)) else { return context.reply_error(MISMATCH) };
+    if !are_keys(arguments, 2 * call.keys()) {
+        return context.reply_error(WRONG_KEYS);
+    }
+    let now = now_us();
+    let opens = if now > call.latest_us() { 0 } else { call.keys() };
+    let run = |pairs: &mut [Pair<'_>]| call.change(pairs, now);
+    let Some(decided) = carry_out(context, arguments, opens, true, run) else { return };
+    send(context, &decided.reply);
+}
+
+/// Opens the keys of a call, decides it, and then writes what is to be written. `None` if an error
+/// was replied.
+fn carry_out(
+    context: &Context<'_>,
+    arguments: Arguments<'_>,
+    count: usize,
+    has_holds: bool,
+    run: impl FnOnce(&mut [Pair<'_>]) -> Result<Decided, UnusableKey>,
+) -> Option<Decided> {
+    let mut keys = Vec::with_capacity(count);
+    for at in FIRST_KEY..FIRST_KEY + count {
+        let key = open(context, arguments, at)?;
+        let usage = if has_holds { Some(open(context, arguments, at + count)?) } else { None };
+        keys.push(Keys { key, usage });
+    }
+    let decided = {
+        let mut pairs: Vec<_> = keys.iter().map(Keys::pair).collect();
+        run(&mut pairs)
+    };
+    match decided {
+        Ok(decided) => {
+            for (key, effect) in &decided.effects {
+                keys[*key].apply(effect);
+            }
+            Some(decided)
+        }
+        Err(UnusableKey { message, effect }) => {
+            if let Some((key, effect)) = effect.as_deref() {
+                keys[*key].apply(effect);
+            }
+            context.reply_error(&message);
+            None
+        }
+    }
+}
+
+/// Whether so many keys follow the call, each another one: two handles of one key would each write
+/// what the other does not know.
+fn are_keys(arguments: Arguments<'_>, count: usize) -> bool {
+    if arguments.len() != FIRST_KEY + count {
+        return false;
+    }
+    let name = |at: usize| arguments.get(FIRST_KEY + at);
+    if count <= FEW_KEYS {
+        return (1..count).all(|at| (0..at).all(|other| name(other) != name(at)));
+    }
+    let mut names: Vec<_> = (0..count).map(name).collect();
+    names.sort_unstable();
+    names.windows(2).all(|two| two[0] != two[1])
+}
+
+fn send(context: &Context<'_>, reply: &Reply) {
+    for item in reply.items() {
+        match item {
+            Item::Number(number) => context.reply_number(*number),
+            Item::Bytes(bytes) => context.reply_bytes(bytes),
+            Item::List(length) => context.reply_list(*length),
+        }
     }
 }
 
@@ -142,7 +266,7 @@ fn reply_decision(
         Ok(parsed) => parsed,
         Err(error) => return context.reply_error(&error),
     };
-    let Some(mut key) = open(context, arguments) else { return };
+    let Some(mut key) = open(context, arguments, 1) else { return };
     match decide(key.value(), &quota, now_us(), cost) {
         Ok((decision, write)) => {
             if let Some(write) = &write {
@@ -154,8 +278,8 @@ fn reply_decision(
     }
 }
 
-fn open<'c>(context: &'c Context<'c>, arguments: Arguments<'c>) -> Option<Key<'c>> {
-    match context.open(arguments, 1) {
+fn open<'c>(context: &'c Context<'c>, arguments: Arguments<'c>, at: usize) -> Option<Key<'c>> {
+    match context.open(arguments, at) {
         Ok(key) => Some(key),
         Err(WrongType) => {
             context.reply_error(WRONG_TYPE);

@@ -3,7 +3,9 @@
 //! Replicas and the append-only file get the effects and never the command, which would decide again
 //! at their time, and would need the module.
 
-use slidegate::stored::Write;
+use std::borrow::Cow;
+
+use slidegate::stored::{Effect, Pair, Patch, Write};
 
 use crate::api::Key;
 
@@ -45,4 +47,100 @@ pub(crate) fn store(key: &mut Key<'_>, write: &Write) {
         }
     }
     key.signal();
+}
+
+/// A key, and the key of its usage beside holds, which calls without holds do not name.
+pub(crate) struct Keys<'c> {
+    pub(crate) key: Key<'c>,
+    pub(crate) usage: Option<Key<'c>>,
+}
+
+impl Keys<'_> {
+    /// The stored values.
+    pub(crate) fn pair(&self) -> Pair<'_> {
+        let usage = self.usage.as_ref().and_then(Key::value);
+        Pair { key: self.key.value().map(Cow::Borrowed), usage: usage.map(Cow::Borrowed) }
+    }
+
+    /// Carries out an effect, and sends it to replicas.
+    pub(crate) fn apply(&mut self, effect: &Effect) {
+        let has_table = self.key.value().is_some_and(|value| value.first() == Some(&TABLE));
+        let Self { key, usage } = self;
+        let state = match usage {
+            Some(usage) if has_table => usage,
+            _ => &mut *key,
+        };
+        match effect {
+            Effect::Usage(write) => return store(state, write),
+            Effect::NoUsage => {
+                state.delete();
+                state.replicate_delete();
+                return state.signal();
+            }
+            Effect::Table { patches, expire_at_ms } => {
+                overwrite(key, patches);
+                if let Some(at_ms) = expire_at_ms {
+                    key.expire_at(*at_ms);
+                    key.replicate_expiry(*at_ms);
+                }
+            }
+            Effect::NewTable { bytes, expire_at_ms, has_usage } => {
+                if let Some(usage) = usage.as_mut().filter(|_| !has_table) {
+                    if usage.value().is_some() {
+                        // What an evicted table has left behind does not count.
+                        usage.delete();
+                        usage.replicate_delete();
+                        usage.signal();
+                    }
+                    if *has_usage {
+                        rename(key, usage);
+                    }
+                }
+                key.replace(bytes);
+                key.expire_at(*expire_at_ms);
+                key.replicate_set(bytes, *expire_at_ms);
+            }
+            Effect::NoTable => match usage.as_mut().filter(|usage| usage.value().is_some()) {
+                Some(usage) => rename(usage, key),
+                None => {
+                    key.delete();
+                    key.replicate_delete();
+                }
+            },
+        }
+        key.signal();
+    }
+}
+
+/// The first byte of a table of holds.
+const TABLE: u8 = 0x15;
+
+/// Moves a value with its expiry, in place of what there is.
+fn rename(from: &mut Key<'_>, to: &mut Key<'_>) {
+    let Some(value) = from.value() else { return };
+    to.replace(value);
+    if let Some(at_ms) = from.expiry() {
+        to.expire_at(at_ms);
+    }
+    from.delete();
+    from.replicate_rename(to);
+    from.signal();
+    to.signal();
+}
+
+/// Overwrites parts of a table, which may make it longer.
+fn overwrite(key: &mut Key<'_>, patches: &[Patch]) {
+    let end = patches.iter().map(|(from, bytes)| from + bytes.len()).max().unwrap_or(0);
+    if key.value().is_none_or(|value| value.len() < end) {
+        key.grow(end);
+    }
+    for (from, bytes) in patches {
+        key.overwrite(*from, bytes);
+    }
+    if (1..=ONE_COMMAND).contains(&end) {
+        let value = key.value().unwrap_or_default();
+        key.replicate_overwrite(0, value.get(..end).unwrap_or(value));
+    } else {
+        patches.iter().for_each(|(from, bytes)| key.replicate_overwrite(*from, bytes));
+    }
 }

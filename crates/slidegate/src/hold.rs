@@ -19,6 +19,12 @@ use smallvec::SmallVec;
 
 use crate::time::{SECOND_US, micros};
 
+#[cfg(any(feature = "redis", feature = "stored-values"))]
+mod table;
+
+#[cfg(feature = "stored-values")]
+pub(crate) use table::{HEADER_BYTES, TAG, TableList};
+
 /// What becomes of a hold that is not settled in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Unsettled {
@@ -118,11 +124,83 @@ impl Hold {
     }
 }
 
+/// The holds of a key one by one, in no order, wherever they are: in memory, or in a stored table.
+pub(crate) trait HoldList: Default {
+    fn len(&self) -> usize;
+
+    /// The hold at this place, below `len`.
+    fn get(&self, at: usize) -> Hold;
+
+    fn set(&mut self, at: usize, hold: Hold);
+
+    fn push(&mut self, hold: Hold);
+
+    /// Removes a hold. The last one takes its place.
+    fn swap_remove(&mut self, at: usize);
+
+    /// The place of the hold with this id. O(n), from the newest on: most requests are short.
+    fn find(&self, id: u64) -> Option<usize>;
+
+    /// Removes those that end until `now`, and returns them. The others stay in their order.
+    fn take_until(&mut self, now: u64) -> Vec<Hold>;
+
+    /// Makes all end earlier by so many microseconds.
+    fn move_back(&mut self, by: u64);
+
+    fn iter(&self) -> impl ExactSizeIterator<Item = Hold> {
+        (0..self.len()).map(|at| self.get(at))
+    }
+}
+
+/// Holds in memory: of most keys there is one at a time.
+pub(crate) type HoldVec = SmallVec<[Hold; 1]>;
+
+impl HoldList for HoldVec {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn get(&self, at: usize) -> Hold {
+        self[at]
+    }
+
+    fn set(&mut self, at: usize, hold: Hold) {
+        self[at] = hold;
+    }
+
+    fn push(&mut self, hold: Hold) {
+        self.push(hold);
+    }
+
+    fn swap_remove(&mut self, at: usize) {
+        self.swap_remove(at);
+    }
+
+    fn find(&self, id: u64) -> Option<usize> {
+        self.as_slice().iter().rposition(|hold| hold.id == id)
+    }
+
+    fn take_until(&mut self, now: u64) -> Vec<Hold> {
+        let mut taken = Vec::new();
+        self.retain(|hold| {
+            let is_over = hold.until <= now;
+            taken.extend(is_over.then_some(*hold));
+            !is_over
+        });
+        taken
+    }
+
+    fn move_back(&mut self, by: u64) {
+        for hold in self {
+            hold.until = hold.until.saturating_sub(by);
+        }
+    }
+}
+
 /// The holds of one key. `default()` has none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Holds {
-    /// In no order.
-    holds: SmallVec<[Hold; 1]>,
+pub(crate) struct Holds<L = HoldVec> {
+    holds: L,
     /// What is held in all.
     sum: u64,
     /// No hold ends before. Not raised when the hold that ends first is settled, as finding the next
@@ -137,7 +215,7 @@ pub(crate) struct Holds {
     unlisted: usize,
 }
 
-impl Holds {
+impl<L: HoldList> Holds<L> {
     /// What is held in all.
     #[inline]
     pub(crate) fn sum(&self) -> u64 {
@@ -171,12 +249,8 @@ impl Holds {
         self.count() >= MAX_HOLDS
     }
 
-    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = &Hold> {
+    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = Hold> {
         self.holds.iter()
-    }
-
-    pub(crate) fn heap_bytes(&self) -> usize {
-        if self.holds.spilled() { self.holds.capacity() * size_of::<Hold>() } else { 0 }
     }
 
     /// The time to decide at. After a step of the clock back by more than `small_step_us`, the holds
@@ -188,9 +262,7 @@ impl Holds {
             if step <= small_step_us {
                 return self.seen;
             }
-            for hold in &mut self.holds {
-                hold.until = hold.until.saturating_sub(step);
-            }
+            self.holds.move_back(step);
             self.earliest = self.earliest.saturating_sub(step);
             self.latest = self.latest.saturating_sub(step);
         }
@@ -201,16 +273,11 @@ impl Holds {
     /// Removes the holds that end until `now`, in the order of their ends. O(1) if there are none,
     /// else O(n log n).
     pub(crate) fn take_due(&mut self, now: u64) -> Vec<Hold> {
-        if self.holds.is_empty() || now < self.earliest {
+        if self.holds.len() == 0 || now < self.earliest {
             return Vec::new();
         }
-        let mut due = Vec::new();
-        self.holds.retain(|hold| {
-            let is_due = hold.until <= now;
-            due.extend(is_due.then_some(*hold));
-            !is_due
-        });
-        self.sum = self.holds.iter().map(|hold| hold.held).sum();
+        let mut due = self.holds.take_until(now);
+        self.sum = self.holds.iter().fold(0, |sum, hold| sum.saturating_add(hold.held));
         self.earliest = self.holds.iter().map(|hold| hold.until).min().unwrap_or(0);
         self.latest = self.holds.iter().map(|hold| hold.until).max().unwrap_or(0);
         due.sort_unstable_by_key(|hold| (hold.until, hold.id));
@@ -224,7 +291,7 @@ impl Holds {
         self.bound(until);
         let NewHold { id, unsettled, .. } = *new;
         self.holds.push(Hold { id, until, held: cost, settled: 0, unsettled, has_ended: false });
-        self.sum += cost;
+        self.sum = self.sum.saturating_add(cost);
     }
 
     /// Keeps that a hold has ended, and what it was charged, until `until`. Not if there is no room.
@@ -234,6 +301,60 @@ impl Holds {
             let unsettled = Unsettled::Forget;
             self.holds.push(Hold { id, until, held: 0, settled, unsettled, has_ended: true });
         }
+    }
+
+    /// The place of the hold with this id. O(n), from the newest on: most requests are short.
+    pub(crate) fn find(&self, id: u64) -> Option<usize> {
+        self.holds.find(id)
+    }
+
+    pub(crate) fn get(&self, at: usize) -> Hold {
+        self.holds.get(at)
+    }
+
+    /// Settles a hold to the total cost so far. Returns what is to be charged: what the total
+    /// exceeds the earlier settlements by. The rest is let go if this is the last settlement, else
+    /// held until `until`.
+    pub(crate) fn settle(&mut self, at: usize, total: u64, next: Option<u64>) -> u64 {
+        let mut hold = self.holds.get(at);
+        let charged = total.saturating_sub(hold.settled);
+        hold.settled += charged;
+        let freed = if next.is_some() { charged.min(hold.held) } else { hold.held };
+        hold.held -= freed;
+        // The sum of a damaged table may be less than its parts.
+        self.sum = self.sum.saturating_sub(freed);
+        match next {
+            _ if hold.has_ended => self.holds.set(at, hold),
+            Some(until) => self.renew(at, Hold { until, ..hold }),
+            None => self.holds.swap_remove(at),
+        }
+        charged
+    }
+
+    /// Sets what a hold holds in all, with what was settled, and when it ends. The caller has
+    /// checked that the difference fits.
+    pub(crate) fn extend(&mut self, at: usize, held: u64, until: u64) {
+        let hold = self.holds.get(at);
+        self.sum = self.sum.saturating_sub(hold.held).saturating_add(held);
+        self.renew(at, Hold { held, until, ..hold });
+    }
+
+    fn renew(&mut self, at: usize, hold: Hold) {
+        self.bound(hold.until);
+        self.holds.set(at, hold);
+    }
+
+    /// Keeps the bounds around one more end.
+    fn bound(&mut self, until: u64) {
+        let is_first = self.is_empty();
+        self.earliest = if is_first { until } else { self.earliest.min(until) };
+        self.latest = if is_first { until } else { self.latest.max(until) };
+    }
+}
+
+impl Holds {
+    pub(crate) fn heap_bytes(&self) -> usize {
+        if self.holds.spilled() { self.holds.capacity() * size_of::<Hold>() } else { 0 }
     }
 
     /// Adds a hold that was saved. `None` if it cannot have been: there are too many, or they sum up
@@ -248,110 +369,6 @@ impl Holds {
         self.holds.push(hold);
         self.sum = sum;
         Some(())
-    }
-
-    /// The hold of this id. O(n), from the newest on: most requests are short.
-    pub(crate) fn find(&self, id: u64) -> Option<usize> {
-        self.holds.iter().rposition(|hold| hold.id == id)
-    }
-
-    pub(crate) fn get(&self, at: usize) -> &Hold {
-        &self.holds[at]
-    }
-
-    /// Settles a hold to the total cost so far. Returns what is to be charged: what the total
-    /// exceeds the earlier settlements by. The rest is let go if this is the last settlement, else
-    /// held until `until`.
-    pub(crate) fn settle(&mut self, at: usize, total: u64, next: Option<u64>) -> u64 {
-        let hold = &mut self.holds[at];
-        let charged = total.saturating_sub(hold.settled);
-        hold.settled += charged;
-        let freed = if next.is_some() { charged.min(hold.held) } else { hold.held };
-        hold.held -= freed;
-        self.sum -= freed;
-        match next {
-            _ if self.holds[at].has_ended => {}
-            Some(until) => self.renew(at, until),
-            None => {
-                self.holds.swap_remove(at);
-            }
-        }
-        charged
-    }
-
-    /// Sets what a hold holds in all, with what was settled, and when it ends. The caller has
-    /// checked that the difference fits.
-    pub(crate) fn extend(&mut self, at: usize, held: u64, until: u64) {
-        let hold = &mut self.holds[at];
-        self.sum = self.sum - hold.held + held;
-        hold.held = held;
-        self.renew(at, until);
-    }
-
-    fn renew(&mut self, at: usize, until: u64) {
-        self.bound(until);
-        self.holds[at].until = until;
-    }
-
-    /// Keeps the bounds around one more end.
-    fn bound(&mut self, until: u64) {
-        let is_first = self.is_empty();
-        self.earliest = if is_first { until } else { self.earliest.min(until) };
-        self.latest = if is_first { until } else { self.latest.max(until) };
-    }
-}
-
-/// Holds as they are stored in Redis, see docs/redis-layout.md: little-endian numbers.
-#[cfg(feature = "redis")]
-impl Holds {
-    /// The first byte of a table.
-    pub(crate) const TAG: u8 = 0x15;
-    /// Bytes of a table's header, and of each hold.
-    pub(crate) const HEADER_BYTES: usize = 32;
-    pub(crate) const HOLD_BYTES: usize = 30;
-    /// The most that is held: scripts count to 2^53.
-    const MAX_SUM: u64 = (1 << 53) - 1;
-
-    /// Reads a table, of which the holds themselves may be left out. `None` if it is not one.
-    pub(crate) fn read(header: &[u8], list: &[u8]) -> Option<Self> {
-        let header: &[u8; Self::HEADER_BYTES] = header.try_into().ok()?;
-        let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
-        let at = |from: usize| number(&header[from..from + 7]);
-        let count = usize::from(u16::from_le_bytes([header[29], header[30]]));
-        let (listed, rest) = list.as_chunks::<{ Self::HOLD_BYTES }>();
-        let is_whole = rest.is_empty() && (listed.is_empty() || listed.len() == count);
-        if header[0] != Self::TAG || count > MAX_HOLDS || !is_whole {
-            return None;
-        }
-        let (sum, earliest, latest, seen) = (at(1), at(8), at(15), at(22));
-        let listed_sum: u64 = listed.iter().map(|hold| number(&hold[15..22])).sum();
-        if sum > Self::MAX_SUM || !listed.is_empty() && listed_sum != sum {
-            return None;
-        }
-        let hold = |bytes: &[u8; Self::HOLD_BYTES]| Hold {
-            id: number(&bytes[..8]),
-            until: number(&bytes[8..15]),
-            held: number(&bytes[15..22]),
-            settled: number(&bytes[22..29]),
-            unsettled: if bytes[29] & 1 == 0 { Unsettled::Charge } else { Unsettled::Forget },
-            has_ended: bytes[29] & 2 != 0,
-        };
-        let unlisted = count - listed.len();
-        Some(Self { holds: listed.iter().map(hold).collect(), sum, earliest, latest, seen, unlisted })
-    }
-
-    /// The header of a table, or of one without holds, as if it had been accessed at this time.
-    pub(crate) fn header_at(stored: &[u8], now: u64) -> Vec<u8> {
-        let mut header = stored.to_vec();
-        header.resize(Self::HEADER_BYTES, 0);
-        header[0] = Self::TAG;
-        header[22..29].copy_from_slice(&now.to_le_bytes()[..7]);
-        header
-    }
-
-    /// The time that the store decided at.
-    pub(crate) fn seen(&self) -> u64 {
-        self.seen
     }
 }
 

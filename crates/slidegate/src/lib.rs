@@ -36,6 +36,7 @@ pub mod headers;
 pub mod layer;
 
 mod algorithm;
+mod all_or_nothing;
 mod block;
 mod charge;
 mod decision;

@@ -32,7 +32,6 @@ use crate::quota::Quota;
 use crate::time::Timestamp;
 use crate::verb::Verb;
 
-mod all_or_nothing;
 #[cfg(feature = "redis")]
 pub(crate) mod fallback;
 mod holds;
@@ -45,9 +44,9 @@ pub(crate) mod redis;
 #[cfg(feature = "redis")]
 pub(crate) mod shared;
 
-pub(crate) use all_or_nothing::all_or_none;
+pub(crate) use crate::all_or_nothing::all_or_none;
 #[cfg(feature = "redis")]
-pub(crate) use all_or_nothing::{Denials, Outcome, complete};
+pub(crate) use crate::all_or_nothing::{Denials, Outcome, complete};
 pub use holds::{HeldCharge, HoldAnswer, HoldAnswers, HoldCall, HoldStore, TicketKeyBytes};
 pub use idempotency::IdempotencyCache;
 pub use key_state::KeyState;

@@ -1,12 +1,14 @@
 //! The same check as a script and as a command of the module.
 
+use std::collections::HashMap;
+
 use slidegate_testkit::redis::{Connection, RedisServer, Reply};
 
 /// A time from which tests go on by hand, in microseconds since the Unix epoch.
 pub(crate) const NOW_US: u64 = 1_700_000_000_000_000;
 
 /// The largest time that a call may carry.
-const NEVER_LATE: &str = "9007199254740991";
+pub(crate) const NEVER_LATE: &str = "9007199254740991";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Algorithm {
@@ -14,6 +16,8 @@ pub(crate) enum Algorithm {
     Window,
     Fixed,
     Bucket,
+    /// A limit on what is in flight, of keys that may have holds.
+    InFlight,
 }
 
 /// A quota, packed for both by what docs/redis-layout.md and the scripts say.
@@ -33,6 +37,8 @@ pub(crate) struct Both {
     pub(crate) server: RedisServer,
     conn: Connection,
     hashes: [String; 4],
+    /// Hashes of other scripts, by the address of their text.
+    others: HashMap<*const u8, String>,
 }
 
 /// Who makes a check.
@@ -50,7 +56,7 @@ const SCRIPTS: [&str; 4] = [
 ];
 
 /// Numbers and their widths in bytes.
-fn bytes(fields: &[(u64, usize)]) -> Vec<u8> {
+pub(crate) fn bytes(fields: &[(u64, usize)]) -> Vec<u8> {
     fields.iter().flat_map(|(number, width)| number.to_le_bytes()[..*width].to_vec()).collect()
 }
 
@@ -60,11 +66,12 @@ impl Quota {
     }
 
     /// As `check_*.lua` unpacks it.
-    fn for_script(&self) -> Vec<u8> {
+    pub(crate) fn for_script(&self) -> Vec<u8> {
         let Self { limit, window_us, slots, .. } = *self;
         let burst = if limit == 0 { 0 } else { self.burst };
         match self.algorithm {
             Algorithm::Bucket => bytes(&[(window_us, 6), (burst, 7), (limit, 7)]),
+            Algorithm::InFlight => bytes(&[(window_us, 6), (limit, 7)]),
             Algorithm::Fixed => bytes(&[(window_us, 6), (limit, 7), (self.head(0x21), 3)]),
             Algorithm::Window => bytes(&[(window_us, 6), (limit, 7), (self.head(0x22), 3)]),
             Algorithm::Log => {
@@ -80,13 +87,22 @@ impl Quota {
     /// As the module reads it.
     pub(crate) fn for_module(&self) -> Vec<u8> {
         let Self { limit, window_us, slots, burst, .. } = *self;
-        let (letter, own) = match self.algorithm {
-            Algorithm::Log => (b'L', (slots, 2)),
-            Algorithm::Window => (b'W', (0, 0)),
-            Algorithm::Fixed => (b'F', (0, 0)),
-            Algorithm::Bucket => (b'B', (burst, 7)),
+        let own = match self.algorithm {
+            Algorithm::Log => (slots, 2),
+            Algorithm::Window | Algorithm::Fixed | Algorithm::InFlight => (0, 0),
+            Algorithm::Bucket => (burst, 7),
         };
-        bytes(&[(letter.into(), 1), (window_us, 6), (limit, 7), own])
+        bytes(&[(self.letter().into(), 1), (window_us, 6), (limit, 7), own])
+    }
+
+    pub(crate) fn letter(&self) -> u8 {
+        match self.algorithm {
+            Algorithm::Log => b'L',
+            Algorithm::Window => b'W',
+            Algorithm::Fixed => b'F',
+            Algorithm::Bucket => b'B',
+            Algorithm::InFlight => b'P',
+        }
     }
 
     /// The first three bytes of a compact value.
@@ -111,7 +127,20 @@ impl Both {
             let text = format!("#!lua\n{text}");
             conn.call(&["SCRIPT", "LOAD", &text]).unwrap().to_string()
         });
-        Self { server, conn, hashes }
+        Self { server, conn, hashes, others: HashMap::new() }
+    }
+
+    /// Runs a script, which is sent once.
+    pub(crate) fn eval(&mut self, text: &'static str, keys: &[Vec<u8>], args: &[Vec<u8>]) -> Reply {
+        let conn = &mut self.conn;
+        let hash = self.others.entry(text.as_ptr()).or_insert_with(|| {
+            let text = format!("#!lua\n{text}");
+            conn.call(&["SCRIPT", "LOAD", &text]).unwrap().to_string()
+        });
+        let count = keys.len().to_string();
+        let mut command: Vec<&[u8]> = vec![b"EVALSHA", hash.as_bytes(), count.as_bytes()];
+        command.extend(keys.iter().chain(args).map(Vec::as_slice));
+        self.conn.call(&command).unwrap()
     }
 
     /// Stops the clock at this time.

@@ -3,6 +3,7 @@
 use slidegate_testkit::redis::{RedisServer, Reply};
 
 use crate::calls::{Algorithm, Both, By, NOW_US, Quota};
+use crate::decide::{Call, Hold, Part};
 
 const ALGORITHMS: [Algorithm; 4] = [Algorithm::Log, Algorithm::Window, Algorithm::Fixed, Algorithm::Bucket];
 const MINUTE: u64 = 60_000_000;
@@ -138,5 +139,107 @@ fn arguments_that_the_module_does_not_know_are_refused() {
     assert_eq!(call(&[b"key", time, &packed, b"9007199254740992"]), requests);
     let many = vec![b"1".as_slice(); 2049];
     assert_eq!(call(&[&[b"key".as_slice(), time, &packed], many.as_slice()].concat()), requests);
+    assert_eq!(server.admin(&["DBSIZE"]), "0");
+}
+
+fn two(algorithm: Algorithm, has_holds: bool) -> Call {
+    let quotas = vec![Quota::new(algorithm, 100, MINUTE); 2];
+    let parts = vec![Part::plain(0, 'c'), Part::plain(1, 'c')];
+    Call { quotas, costs: vec![1], parts, has_holds, once_ms: None }
+}
+
+/// All or nothing: a key that cannot be read must not have cost the others anything.
+#[test]
+fn a_damaged_key_leaves_all_keys_of_the_call_as_they_were() {
+    let mut both = Both::start();
+    both.at(NOW_US);
+    for algorithm in ALGORITHMS {
+        for has_holds in [false, true] {
+            let call = two(algorithm, has_holds);
+            for value in [&b"hello"[..], b"\x10", b"\x1f", &[0x15; 33]] {
+                both.call(&[b"FLUSHALL"]);
+                call.run(&mut both, By::Module, "p");
+                let first = both.stored("p:key:0");
+                both.call(&[b"SET", b"p:key:1", value]);
+                let [by_script, by_module] = [By::Script, By::Module].map(|by| {
+                    let reply = call.run(&mut both, by, "p");
+                    error(&reply).to_owned()
+                });
+                // A table without its holds: the script reports what it would read next.
+                if value.len() < 33 || !has_holds {
+                    assert_eq!(by_module, by_script, "{algorithm:?} {value:?}");
+                }
+                assert!(by_module.starts_with("SLIDEGATE value 2 is "), "{by_module}");
+                assert_eq!(both.stored("p:key:0"), first, "{algorithm:?} {value:?}");
+                assert_eq!(both.stored("p:key:1").as_deref(), Some(value));
+            }
+            both.call(&[b"DEL", b"p:key:1"]);
+            both.call(&[b"RPUSH", b"p:key:1", b"x"]);
+            let first = both.stored("p:key:0");
+            for by in [By::Script, By::Module] {
+                let reply = call.run(&mut both, by, "p");
+                assert!(error(&reply).starts_with("WRONGTYPE "), "{by:?}: {reply:?}");
+            }
+            assert_eq!(both.stored("p:key:0"), first);
+        }
+    }
+}
+
+/// A table that was cut off must not be filled up with zeros, which would be holds of nothing.
+#[test]
+fn a_truncated_table_is_reported_when_its_holds_are_read() {
+    let mut both = Both::start();
+    both.at(NOW_US);
+    let mut call = two(Algorithm::Fixed, true);
+    call.parts.truncate(1);
+    for id in 1..=3 {
+        let hold = Some(Hold { id, ttl_us: MINUTE, is_dropped: false });
+        call.parts[0] = Part { hold, ..Part::plain(0, 'h') };
+        call.run(&mut both, By::Module, "p");
+    }
+    let whole = both.stored("p:key:0").unwrap();
+    for length in [1, 31, 32, 61, whole.len() - 1] {
+        both.call(&[b"SET", b"p:key:0", &whole[..length]]);
+        call.parts[0].hold = Some(Hold { id: 9, ttl_us: MINUTE, is_dropped: false });
+        let reply = call.run(&mut both, By::Module, "p");
+        let cut_off = format!("it has {length} bytes");
+        let expected = if length < 32 { &cut_off } else { "its holds are cut off" };
+        assert_eq!(error(&reply), format!("SLIDEGATE value 1 is damaged: {expected}"));
+        assert_eq!(both.stored("p:key:0").as_deref(), Some(&whole[..length]));
+    }
+    // The header is enough for a check that fits.
+    let check = Call { parts: vec![Part::plain(0, 'c')], ..call };
+    assert!(matches!(check.run(&mut both, By::Module, "p"), Reply::List(_)));
+}
+
+/// Two handles of one key would each write what the other does not know.
+#[test]
+fn calls_out_of_bounds_are_refused_before_anything_is_read() {
+    let server = RedisServer::builder().module(true).start();
+    let mut conn = server.connect();
+    let mut call = |args: &[&[u8]]| error(&conn.call(args).unwrap()).to_owned();
+    let mismatch = "ERR invalid call: the caller and the module do not match";
+    let wrong_keys = "ERR invalid keys: must be those of the call, each once";
+    let two = two(Algorithm::Log, false).for_module("p");
+    let packed = two[0].as_slice();
+    assert_eq!(call(&[b"SLIDEGATE.DECIDE", packed, b"a", b"a"]), wrong_keys);
+    assert_eq!(call(&[b"SLIDEGATE.DECIDE", packed, b"a"]), wrong_keys);
+    assert_eq!(call(&[b"SLIDEGATE.DECIDE", packed, b"a", b"b", b"c"]), wrong_keys);
+    for command in [&b"SLIDEGATE.DECIDE"[..], b"SLIDEGATE.CHANGE"] {
+        assert_eq!(call(&[command, b"", b"a"]), mismatch);
+        assert_eq!(call(&[command, &[2; 60], b"a"]), mismatch, "another version");
+    }
+    for length in 0..packed.len() {
+        let error = call(&[b"SLIDEGATE.DECIDE", &packed[..length], b"a", b"b"]);
+        // Cut between its parts, it is a call for fewer keys.
+        assert!([mismatch, wrong_keys].contains(&error.as_str()), "{length} bytes: {error}");
+    }
+    let longer = [packed, &[0]].concat();
+    assert_eq!(call(&[b"SLIDEGATE.DECIDE", &longer, b"a", b"b"]), mismatch);
+    // 2049 requests, of up to 2048.
+    let mut many = packed.to_vec();
+    many[9..11].copy_from_slice(&2049u16.to_le_bytes());
+    many.splice(11..11, vec![0; 2048 * 7]);
+    assert_eq!(call(&[b"SLIDEGATE.DECIDE", &many, b"a", b"b"]), mismatch);
     assert_eq!(server.admin(&["DBSIZE"]), "0");
 }

@@ -6,10 +6,10 @@ use slidegate_testkit::redis::{RedisServer, Reply};
 use crate::calls::{Algorithm, Both, By, NOW_US, Quota};
 
 /// Numbers that look random, from a seed.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, end: u64) -> u64 {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
         // SplitMix64.
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -17,15 +17,16 @@ impl Random {
         (mixed ^ (mixed >> 31)) % end
     }
 
-    fn one_of<T: Copy>(&mut self, from: &[T]) -> T {
+    pub(crate) fn one_of<T: Copy>(&mut self, from: &[T]) -> T {
         from[usize::try_from(self.below(from.len() as u64)).unwrap()]
     }
 }
 
-const ALGORITHMS: [Algorithm; 4] = [Algorithm::Log, Algorithm::Window, Algorithm::Fixed, Algorithm::Bucket];
-const SECOND: u64 = 1_000_000;
+pub(crate) const ALGORITHMS: [Algorithm; 4] =
+    [Algorithm::Log, Algorithm::Window, Algorithm::Fixed, Algorithm::Bucket];
+pub(crate) const SECOND: u64 = 1_000_000;
 
-fn quota(random: &mut Random, algorithm: Algorithm) -> Quota {
+pub(crate) fn quota(random: &mut Random, algorithm: Algorithm) -> Quota {
     let limit = random.one_of(&[0, 1, 3, 10, 40, 300, 5_000, (1 << 53) - 1]);
     let window = random.one_of(&[
         1_000,
@@ -57,7 +58,7 @@ fn requests(random: &mut Random, limit: u64) -> Vec<u64> {
 }
 
 /// How far the clock steps.
-fn step(random: &mut Random, window: u64) -> i64 {
+pub(crate) fn step(random: &mut Random, window: u64) -> i64 {
     let forward = [0, 1, 7, 1_000, window / 7, window / 2, window - 1, window, 2 * window];
     let back = [1, 900, 600_000, SECOND + 1, 5 * SECOND, window / 3, window + SECOND];
     match random.below(12) {
@@ -157,6 +158,7 @@ fn charges_of_both_add_up_by_a_clock_that_runs() {
                 Algorithm::Window => number(4) + number(5),
                 Algorithm::Fixed => number(4),
                 Algorithm::Bucket => number(3) + u64::from(number(4) > 0),
+                Algorithm::InFlight => unreachable!(),
             };
             assert_eq!((number(0), used), (1, charges * 1000), "{algorithm:?}, {by:?}");
         }

@@ -8,6 +8,8 @@
 mod calls;
 mod commands;
 mod damaged;
+mod decide;
 mod effects;
 mod histories;
+mod holds;
 mod rights;

@@ -18,6 +18,28 @@ fn the_first_argument_is_the_key() {
     }
 }
 
+/// A call for several keys: all of its arguments but the first are keys.
+#[test]
+fn all_arguments_behind_the_call_are_keys() {
+    let server = RedisServer::builder().module(true).start();
+    for command in ["slidegate.decide", "slidegate.change"] {
+        let keys = server.admin(&["COMMAND", "GETKEYS", command, "call", "one", "two", "three"]);
+        assert_eq!(keys, "one\ntwo\nthree");
+        let info = server.admin(&["COMMAND", "INFO", command]);
+        for flag in ["write", "denyoom", "fast", "module", "RW", "access", "update"] {
+            assert!(info.lines().any(|line| line == flag), "{command} lacks {flag}: {info}");
+        }
+    }
+    server.admin(&["ACL", "SETUSER", "app", "on", ">secret", "~app:*", "-@all", "+slidegate.decide"]);
+    let mut conn = server.connect();
+    conn.call(&["AUTH", "app", "secret"]).unwrap();
+    for (second, is_permitted) in [("app:2", true), ("other", false)] {
+        let reply = conn.call(&["SLIDEGATE.DECIDE", "call", "app:1", second]).unwrap();
+        let Reply::Error(error) = reply else { panic!("{reply:?}") };
+        assert_eq!(!error.starts_with("NOPERM"), is_permitted, "{error}");
+    }
+}
+
 /// A user who may only reach some keys reaches no other one through the module.
 #[test]
 fn key_patterns_and_commands_are_enforced() {

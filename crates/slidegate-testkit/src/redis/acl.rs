@@ -27,7 +27,7 @@ pub const MINIMUM: &str = "~sg1:* resetchannels &sg1:* -@all \
 pub const BESIDES: &str = "+info +config|get +scan +dbsize";
 
 /// What is permitted besides where servers have the native module: to ask for it, and to run it.
-pub const MODULE: &str = "+command|info +slidegate.check1";
+pub const MODULE: &str = "+command|info +slidegate.check1 +slidegate.decide +slidegate.change";
 
 /// The user as lines of a configuration have it: `user` and what follows.
 pub(super) fn directive(has_module: bool) -> Vec<String> {

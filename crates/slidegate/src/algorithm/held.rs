@@ -6,7 +6,9 @@
 
 use super::state::{Done, NO_MORE_HOLDS_US, State, charge, inspect, small_step_us};
 use crate::decision::{Decision, DecisionSource, Verdict, Waits};
-use crate::hold::{DEFAULT_TTL_US, EndedHold, HoldChange, HoldStatus, Holds, MAX_TTL, NewHold, Unsettled};
+use crate::hold::{
+    DEFAULT_TTL_US, EndedHold, HoldChange, HoldList, HoldStatus, HoldVec, Holds, MAX_TTL, NewHold, Unsettled,
+};
 use crate::quota::{Algorithm, Quota};
 use crate::time::{Timestamp, micros};
 use crate::usage::KeyInspection;
@@ -14,9 +16,9 @@ use crate::verb::Verb;
 
 /// A key with holds at one time, settled: holds whose time is over are charged as of their ends.
 #[derive(Debug)]
-pub(crate) struct HeldKey<'k, S> {
+pub(crate) struct HeldKey<'k, S, L = HoldVec> {
     pub(crate) state: &'k mut S,
-    pub(crate) holds: &'k mut Holds,
+    pub(crate) holds: &'k mut Holds<L>,
     quota: &'k Quota,
     /// The time by the clock of the state, and by that of the holds. A store in process counts some
     /// algorithms by the date and holds by elapsed time.
@@ -27,11 +29,11 @@ pub(crate) struct HeldKey<'k, S> {
     arrived: u64,
 }
 
-impl<'k, S: State> HeldKey<'k, S> {
+impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
     /// Settles a key: `now` is the time that the state counts by, `at` that of the holds.
     pub(crate) fn settle(
         state: &'k mut S,
-        holds: &'k mut Holds,
+        holds: &'k mut Holds<L>,
         quota: &'k Quota,
         now: Timestamp,
         at: Timestamp,
@@ -50,11 +52,11 @@ impl<'k, S: State> HeldKey<'k, S> {
         key
     }
 
-    /// A key that a script has settled.
-    #[cfg(feature = "redis")]
+    /// A key that is settled already: by a script, or from a stored value.
+    #[cfg(any(feature = "redis", feature = "stored-values"))]
     pub(crate) fn settled(
         state: &'k mut S,
-        holds: &'k mut Holds,
+        holds: &'k mut Holds<L>,
         quota: &'k Quota,
         now: Timestamp,
         settled: u64,

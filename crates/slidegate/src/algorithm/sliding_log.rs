@@ -94,12 +94,13 @@ impl<E: Entries> State for Log<E> {
             self.clear();
             return given;
         }
-        // Some cost stays, so the loop ends at an entry of which some stays.
+        // Some cost stays, so the loop ends at an entry of which some stays: in a damaged stored value
+        // at the newest.
         let mut rest = given;
         loop {
             let oldest = self.entries.cost(0);
-            if oldest > rest {
-                self.entries.reduce_oldest(oldest - rest);
+            if oldest > rest || self.entries.len() <= 1 {
+                self.entries.reduce_oldest(oldest.saturating_sub(rest));
                 self.used -= rest;
                 return given;
             }

@@ -37,6 +37,7 @@ mod invalidation;
 mod key_reply;
 mod mixed;
 mod names;
+mod native;
 mod options;
 mod scan;
 mod scripts;
@@ -58,10 +59,11 @@ use held_names::HeldNames;
 use hold_places::HoldPlaces;
 use invalidation::{Invalidations, PublisherId};
 use names::Names;
+use native::NativeTerms;
 use scripts::Scripts;
 use server_time::ServerTimes;
 use spread::DenialRates;
-use transport::{Check, Executed, Failure, LastFailure, ReplyBound, Transport};
+use transport::{Call, Executed, Failure, LastFailure, Native, ReplyBound, Transport};
 
 /// Usage in Redis, Redis Cluster or a master found through Sentinel, shared by many instances.
 ///
@@ -176,9 +178,12 @@ impl Calls {
             let (script, args) = subjects.call(&self.scripts, costs, latest, support);
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
             let sent = instant();
-            let quota = subjects.quota_for_module().filter(|_| !has_holds);
-            let check = Check { script, keys: &keys, args: &args, quota: quota.as_deref() };
-            let replied = self.transport.check(check, bound, deadline, last_failure).await;
+            let command = subjects.native_command(costs, has_holds);
+            let terms = NativeTerms { costs, latest, has_holds, is_once: false };
+            let argument = || command.map_or_else(Vec::new, |one| subjects.native_argument(one, terms));
+            let native = command.map(|command| Native { command, argument: &argument });
+            let call = Call { script, keys: &keys, args: &args, native };
+            let replied = self.transport.run(call, bound, deadline, last_failure).await;
             let value = match replied {
                 Err(failure) if failure.is_for_holds() && !has_holds => {
                     support = if_held;
@@ -239,7 +244,13 @@ impl Calls {
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
             let sent = instant();
             let unread = LastFailure::default();
-            let replied = self.transport.run(script, &keys, &args, bound, deadline, &unread).await;
+            let costs = &[once.cost];
+            let command = subjects.native_command(costs, true);
+            let terms = NativeTerms { costs, latest, has_holds, is_once: true };
+            let argument = || command.map_or_else(Vec::new, |one| subjects.native_argument(one, terms));
+            let native = command.map(|command| Native { command, argument: &argument });
+            let call = Call { script, keys: &keys, args: &args, native };
+            let replied = self.transport.run(call, bound, deadline, &unread).await;
             match replied.map_err(explain) {
                 Ok(value) => match subjects.read_once(once.cost, value) {
                     // Its time is that of the first reply, not of the server's clock now.

@@ -5,7 +5,7 @@
 use super::compact;
 use super::state::{Before, Numbers, Step, Stored, Unusable};
 use super::write::{Bytes, Fields, Write};
-use crate::algorithm::{FixedWindow, SlidingWindow, TokenBucket};
+use crate::algorithm::{FixedWindow, InFlight, SlidingWindow, State, TokenBucket};
 use crate::quota::{Algorithm, Quota};
 use crate::time::SECOND_US;
 
@@ -70,17 +70,22 @@ impl<'v> Stored<'v> for FixedWindow {
         self.parts().0
     }
 
+    fn counts_until(&self, _quota: &Quota, _settled: u64) -> u64 {
+        let (end, _) = self.parts();
+        end
+    }
+
     fn numbers(&self, numbers: Numbers) -> Numbers {
         let (end, used) = self.parts();
         numbers.with(end).with(used)
     }
 
-    fn write(&self, quota: &Quota, now: u64, before: &Before) -> Result<Write, Unusable> {
+    fn write(&self, quota: &Quota, now: u64, before: &Before) -> Result<Option<Write>, Unusable> {
         let (end, used) = self.parts();
         let bytes = (used < 1 << 40).then(|| write_compact(quota, end, used)).flatten();
         let wide = || Bytes::default().with(0x11, 1).with(quota.window_us(), 6).with(end, 7).with(used, 7);
         let ttl_ms = (end - now).div_ceil(1000) + 5000;
-        Ok(in_place_or_whole(bytes.unwrap_or_else(wide), before, end, now / 1000 + ttl_ms))
+        Ok(Some(in_place_or_whole(bytes.unwrap_or_else(wide), before, end, now / 1000 + ttl_ms)))
     }
 }
 
@@ -111,12 +116,17 @@ impl<'v> Stored<'v> for SlidingWindow {
         if current > 0 && has_same_window { end } else { 0 }
     }
 
+    fn counts_until(&self, quota: &Quota, _settled: u64) -> u64 {
+        let (end, _, _) = self.parts();
+        end + quota.window_us()
+    }
+
     fn numbers(&self, numbers: Numbers) -> Numbers {
         let (end, previous, current) = self.parts();
         numbers.with(end).with(previous).with(current)
     }
 
-    fn write(&self, quota: &Quota, now: u64, before: &Before) -> Result<Write, Unusable> {
+    fn write(&self, quota: &Quota, now: u64, before: &Before) -> Result<Option<Write>, Unusable> {
         let (end, previous, current) = self.parts();
         let fits = previous.max(current) < 1 << COUNTER_BITS;
         let counts = || write_compact(quota, end, previous << COUNTER_BITS | current);
@@ -128,7 +138,7 @@ impl<'v> Stored<'v> for SlidingWindow {
         // The end may be up to a second more than a window ahead.
         let next = if current > 0 { quota.window_us() } else { 0 };
         let ttl_ms = (end - now + next) / 1000 + 4000;
-        Ok(in_place_or_whole(bytes.unwrap_or_else(wide), before, end, now / 1000 + ttl_ms))
+        Ok(Some(in_place_or_whole(bytes.unwrap_or_else(wide), before, end, now / 1000 + ttl_ms)))
     }
 }
 
@@ -148,6 +158,10 @@ impl<'v> Stored<'v> for TokenBucket {
         self.parts().0
     }
 
+    fn counts_until(&self, quota: &Quota, settled: u64) -> u64 {
+        settled.saturating_add(self.wait_us(quota, settled, 0))
+    }
+
     fn numbers(&self, numbers: Numbers) -> Numbers {
         let (_, level, fraction) = self.parts();
         numbers.with(level).with(fraction)
@@ -155,15 +169,40 @@ impl<'v> Stored<'v> for TokenBucket {
 
     /// The expiry changes with every charge: it is the time until the bucket is empty, rounded down,
     /// and four seconds. The content may have been computed at a time up to a second ahead.
-    fn write(&self, quota: &Quota, now: u64, _before: &Before) -> Result<Write, Unusable> {
+    fn write(&self, quota: &Quota, now: u64, _before: &Before) -> Result<Option<Write>, Unusable> {
         let (at, level, fraction) = self.parts();
         let bytes = Bytes::default().with(0x13, 1).with(quota.window_us(), 6).with(at, 7);
         let bytes = bytes.with(level, 7).with(fraction, 6);
         let used = u128::from(level) + u128::from(fraction > 0);
         let drains_us = used * u128::from(quota.window_us()) / u128::from(quota.limit().max(1));
         // Redis refuses times that do not fit in 63 bits.
-        let drains_us = u64::try_from(drains_us).unwrap_or(u64::MAX).min(i64::MAX as u64 / 4);
-        let ttl_ms = (drains_us + (at - now)) / 1000 + 4000;
-        Ok(Write::Value { bytes, expire_at_ms: now / 1000 + ttl_ms })
+        let ttl_us = u64::try_from(drains_us).unwrap_or(u64::MAX).saturating_add(at - now).min(1 << 61);
+        let ttl_ms = ttl_us / 1000 + 4000;
+        Ok(Some(Write::Value { bytes, expire_at_ms: now / 1000 + ttl_ms }))
+    }
+}
+
+impl<'v> Stored<'v> for InFlight {
+    const NUMBER: u8 = 5;
+
+    fn read(_value: &'v [u8]) -> Option<(Self, Option<u64>)> {
+        Some((Self, None))
+    }
+
+    fn moment(&self) -> u64 {
+        0
+    }
+
+    fn counts_until(&self, _quota: &Quota, settled: u64) -> u64 {
+        settled
+    }
+
+    fn numbers(&self, numbers: Numbers) -> Numbers {
+        numbers
+    }
+
+    /// It has no usage to store.
+    fn write(&self, _quota: &Quota, _now: u64, _before: &Before) -> Result<Option<Write>, Unusable> {
+        Ok(None)
     }
 }

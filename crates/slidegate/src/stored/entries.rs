@@ -46,6 +46,8 @@ pub(super) struct StoredEntries<'v> {
     ahead_bits: u8,
     /// The entry that was the newest, and is to be written to the ring.
     pushed: Option<(u64, u64)>,
+    /// The cost of the oldest entry, which is in the ring, after a refund of a part of it.
+    reduced: Option<u64>,
     /// Whether the ring has all its bytes.
     is_whole: bool,
     /// Whether something was read from a ring that has not.
@@ -129,6 +131,7 @@ impl StoredEntries<'_> {
     fn rebuilt(&self, widths: Widths, value: &mut Bytes) -> Result<(), Unusable> {
         for at in 0..self.in_ring() {
             let (low, cost) = self.read(at).ok_or_else(Unusable::cut_off)?;
+            let cost = self.reduced.filter(|_| at == 0).unwrap_or(cost);
             value.extend(&widths.bytes(self.shifted(low), cost));
         }
         Ok(())
@@ -180,23 +183,24 @@ impl Entries for StoredEntries<'_> {
         if at >= self.in_ring() {
             return self.pushed.filter(|_| at == self.in_ring()).map_or(self.newest_cost, |(_, cost)| cost);
         }
-        self.read(at).map_or(1, |(_, cost)| cost)
+        self.reduced.filter(|_| at == 0).or_else(|| self.read(at).map(|(_, cost)| cost)).unwrap_or(1)
     }
 
     fn clear(&mut self) {
-        (self.head, self.len, self.pushed) = (0, 0, None);
+        (self.head, self.len, self.pushed, self.reduced) = (0, 0, None, None);
     }
 
     fn drop_oldest(&mut self) {
+        self.reduced = None;
         if self.in_ring() > 0 {
             self.head = if self.head + 1 >= self.room { 0 } else { self.head + 1 };
         }
         self.len = self.len.saturating_sub(1);
     }
 
-    /// Only a refund needs it, and stored values are only charged here: scripts refund.
-    fn reduce_oldest(&mut self, _cost: u64) {
-        unreachable!("stored values are charged and never refunded")
+    /// A value that was charged is written before it is refunded: nothing is pushed.
+    fn reduce_oldest(&mut self, cost: u64) {
+        if self.in_ring() > 0 { self.reduced = Some(cost) } else { self.newest_cost = cost }
     }
 
     fn push(&mut self, _quota: &Quota, newest: u64, _timestamp: u64, cost: u64) {
@@ -260,6 +264,7 @@ impl<'v> Stored<'v> for Log<StoredEntries<'v>> {
             expires_s,
             ahead_bits,
             pushed: None,
+            reduced: None,
             is_whole,
             is_cut_off: Cell::new(false),
         };
@@ -272,6 +277,10 @@ impl<'v> Stored<'v> for Log<StoredEntries<'v>> {
 
     fn moment(&self) -> u64 {
         self.parts().1
+    }
+
+    fn counts_until(&self, quota: &Quota, _settled: u64) -> u64 {
+        self.parts().1 + quota.window_us()
     }
 
     fn numbers(&self, numbers: Numbers) -> Numbers {
@@ -293,7 +302,7 @@ impl<'v> Stored<'v> for Log<StoredEntries<'v>> {
         self.parts().3.is_cut_off.get()
     }
 
-    fn write(&self, quota: &Quota, now: u64, before: &Before) -> Result<Write, Unusable> {
+    fn write(&self, quota: &Quota, now: u64, before: &Before) -> Result<Option<Write>, Unusable> {
         let (_, newest, _, entries) = self.parts();
         let mut widths = entries.widths;
         if quota.window_us() + quota.step_us() >= 1 << 32 {
@@ -323,7 +332,7 @@ impl<'v> Stored<'v> for Log<StoredEntries<'v>> {
             entries.rebuilt(widths, &mut value)?;
             value.extend(&run.unwrap_or_default());
             value.fill_up_to(HEADER + usize::from(room) * widths.entry());
-            return Ok(Write::Value { bytes: value, expire_at_ms });
+            return Ok(Some(Write::Value { bytes: value, expire_at_ms }));
         }
         if run.is_some() && !entries.is_whole {
             // Written past its end, the gap would be filled with zeros.
@@ -331,7 +340,13 @@ impl<'v> Stored<'v> for Log<StoredEntries<'v>> {
             let mark = Write::Patch { head, entry: None, expire_at_ms: None };
             return Err(Unusable { write: Some(Box::new(mark)), ..Unusable::cut_off() });
         }
-        let entry = run.map(|run| (HEADER + entries.offset(in_ring), run));
+        let entry = match entries.reduced {
+            Some(cost) => {
+                let at = HEADER + entries.offset(0) + usize::from(widths.timestamp);
+                Some((at, Bytes::default().with(cost, widths.cost.into())))
+            }
+            None => run.map(|run| (HEADER + entries.offset(in_ring), run)),
+        };
         // One that is too short loses usage. It is too long after the window was shortened or the clock
         // was set back.
         let stored_until = entries.expires_s * SECOND_US;
@@ -339,6 +354,6 @@ impl<'v> Stored<'v> for Log<StoredEntries<'v>> {
         let expires_s = if renews { expires_s } else { entries.expires_s };
         let ring = RingFields { widths, head: entries.head, len, room: entries.room };
         let head = entries.header(self, ring, expires_s);
-        Ok(Write::Patch { head, entry, expire_at_ms: renews.then_some(expire_at_ms) })
+        Ok(Some(Write::Patch { head, entry, expire_at_ms: renews.then_some(expire_at_ms) }))
     }
 }

@@ -35,16 +35,16 @@ pub struct Checked {
 }
 
 /// A key, settled to a time.
-struct OpenKey<S> {
-    state: S,
-    settled: u64,
+pub(super) struct OpenKey<S> {
+    pub(super) state: S,
+    pub(super) settled: u64,
     /// Whether the clock was set back so far that the state was changed.
-    has_moved: bool,
-    before: Before,
+    pub(super) has_moved: bool,
+    pub(super) before: Before,
 }
 
 impl<'v, S: Stored<'v>> OpenKey<S> {
-    fn open(value: Option<&'v [u8]>, quota: &Quota, now: u64) -> Result<Self, Unusable> {
+    pub(super) fn open(value: Option<&'v [u8]>, quota: &Quota, now: u64) -> Result<Self, Unusable> {
         let found = value.and_then(S::read);
         if found.is_none() {
             value.map_or(Ok(()), |value| may_be_replaced::<S>(value))?;
@@ -67,13 +67,17 @@ impl<'v, S: Stored<'v>> OpenKey<S> {
         Ok(Self { state, settled, has_moved, before })
     }
 
-    fn is_readable(&self) -> Result<(), Unusable> {
+    pub(super) fn used(&self, quota: &Quota) -> u64 {
+        self.state.used(quota, self.settled)
+    }
+
+    pub(super) fn is_readable(&self) -> Result<(), Unusable> {
         if self.state.is_cut_off() { Err(Unusable::cut_off()) } else { Ok(()) }
     }
 
     fn write(&self, quota: &Quota, now: u64, charged: u64) -> Result<Option<Write>, Unusable> {
         let is_changed = charged > 0 || self.has_moved && self.state.used(quota, self.settled) > 0;
-        is_changed.then(|| self.state.write(quota, now, &self.before)).transpose()
+        if is_changed { self.state.write(quota, now, &self.before) } else { Ok(None) }
     }
 
     fn check(&mut self, quota: &Quota, now: u64, requests: &[Requests]) -> Result<Checked, Unusable> {

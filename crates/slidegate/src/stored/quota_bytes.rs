@@ -35,23 +35,37 @@ pub(crate) fn quota_bytes(quota: &Quota) -> Vec<u8> {
     bytes
 }
 
-/// Reads a quota. `None` if it is invalid, or its counts are above 2^53 - 1, the most that a script
-/// can count.
+/// Bytes of a quota that begins with this letter.
+#[cfg(feature = "stored-values")]
+pub(super) fn quota_length(first: u8) -> Option<usize> {
+    let own = match first {
+        b'L' => 2,
+        b'B' => 7,
+        b'W' | b'F' | b'P' => 0,
+        _ => return None,
+    };
+    Some(COMMON + own)
+}
+
+/// Reads the quota of a rate. `None` if it is invalid, or its counts are above 2^53 - 1, the most that
+/// a script can count.
 #[cfg(feature = "stored-values")]
 #[must_use]
 pub fn quota_of(bytes: &[u8]) -> Option<Quota> {
+    read_quota(bytes).filter(|quota| quota.algorithm() != Algorithm::InFlight)
+}
+
+/// The same, or a limit on what is in flight.
+#[cfg(feature = "stored-values")]
+pub(super) fn read_quota(bytes: &[u8]) -> Option<Quota> {
     let number = |from: usize, to: usize| super::write::number(&bytes[from..to]);
-    let algorithm = Algorithm::ALL.into_iter().find(|one| bytes.starts_with(letter(*one).as_bytes()))?;
-    let own = match algorithm {
-        Algorithm::SlidingLog => 2,
-        Algorithm::TokenBucket => 7,
-        _ => 0,
-    };
-    if bytes.len() != COMMON + own {
+    let is_of = |one: &Algorithm| bytes.starts_with(letter(*one).as_bytes());
+    let algorithm = Algorithm::ALL.into_iter().chain([Algorithm::InFlight]).find(is_of)?;
+    if bytes.len() != quota_length(*bytes.first()?)? {
         return None;
     }
     let (window_us, limit) = (number(1, 7), number(7, COMMON));
-    let last = number(COMMON, COMMON + own);
+    let last = number(COMMON, bytes.len());
     let is_bucket = algorithm == Algorithm::TokenBucket;
     let burst = is_bucket.then_some(last);
     let slots = match algorithm {

@@ -66,6 +66,9 @@ pub(super) trait Stored<'v>: State {
         0
     }
 
+    /// When nothing that is charged now counts any more.
+    fn counts_until(&self, quota: &Quota, settled: u64) -> u64;
+
     /// Appends what is replied of the state.
     fn numbers(&self, numbers: Numbers) -> Numbers;
 
@@ -80,7 +83,7 @@ pub(super) trait Stored<'v>: State {
     }
 
     /// What is to be stored of the state at this time.
-    fn write(&self, quota: &Quota, now: u64, before: &Before) -> Result<Write, Unusable>;
+    fn write(&self, quota: &Quota, now: u64, before: &Before) -> Result<Option<Write>, Unusable>;
 }
 
 impl Numbers {
@@ -88,6 +91,11 @@ impl Numbers {
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         self.bytes[..self.len].as_flattened()
+    }
+
+    /// The numbers one by one.
+    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = u64> + '_ {
+        self.bytes[..self.len].iter().map(|bytes| super::write::number(bytes))
     }
 
     pub(super) fn with(mut self, number: u64) -> Self {

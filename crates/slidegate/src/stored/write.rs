@@ -29,6 +29,21 @@ pub enum Write {
     },
 }
 
+impl Write {
+    /// The same with a later expiry.
+    pub(super) fn later(self, by_ms: u64) -> Self {
+        match self {
+            Self::Value { bytes, expire_at_ms } => {
+                Self::Value { bytes, expire_at_ms: expire_at_ms.saturating_add(by_ms) }
+            }
+            Self::Patch { head, entry, expire_at_ms } => {
+                let expire_at_ms = expire_at_ms.map(|at_ms| at_ms.saturating_add(by_ms));
+                Self::Patch { head, entry, expire_at_ms }
+            }
+        }
+    }
+}
+
 impl Deref for Bytes {
     type Target = [u8];
 

@@ -34,7 +34,8 @@ const MODULES: &[(&str, &[&str])] = &[
     ("block", &["decision", "time"]),
     ("usage", &["decision", "hold", "quota", "time"]),
     ("algorithm", &["decision", "hold", "quota", "time", "usage", "verb"]),
-    ("stored", &["algorithm", "decision", "quota", "time", "verb"]),
+    ("all_or_nothing", &["charge", "decision", "verb"]),
+    ("stored", &["algorithm", "all_or_nothing", "charge", "decision", "hold", "quota", "time", "verb"]),
     ("request", &["quota", "verb"]),
     ("request_path", &[]),
     ("client_addr", &["error"]),
@@ -46,6 +47,7 @@ const MODULES: &[(&str, &[&str])] = &[
         "store",
         &[
             "algorithm",
+            "all_or_nothing",
             "charge",
             "decision",
             "error",

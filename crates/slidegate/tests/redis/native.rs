@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use slidegate::{Request, SharedGate};
+use slidegate::{HoldStatus, Request, SharedGate};
 use slidegate_testkit::redis::{RedisServer, Reply};
 
-use crate::callers::{LATER, check_cost, gate, hourly, options, until_used, used};
+use crate::callers::{LATER, check_cost, gate, hourly, named, options, until_used, used};
 
 const COMMAND: &str = "slidegate.check1";
 
@@ -74,22 +74,94 @@ async fn a_user_who_may_not_run_the_command_runs_the_scripts() {
     assert_eq!(until_used(&gate, "alice").await, [charged + 20]);
 }
 
-/// Holds are the scripts' business, and the module must not overlook them.
+/// Calls of the module's commands and of scripts so far: checks of one key, other decisions, changes
+/// of holds, scripts.
+fn all_calls(server: &RedisServer) -> [u64; 4] {
+    ["slidegate.check1", "slidegate.decide", "slidegate.change", "evalsha"]
+        .map(|command| server.commandstats(command).calls)
+}
+
+/// What was called between.
+fn since(server: &RedisServer, before: [u64; 4]) -> [u64; 4] {
+    let now = all_calls(server);
+    std::array::from_fn(|at| now[at] - before[at])
+}
+
+/// Several policies, refunds, penalties and peeks must not wake the scripts where there is a module.
 #[tokio::test]
-async fn a_key_with_holds_is_decided_by_the_scripts() {
+async fn the_module_decides_whatever_scripts_decide() {
+    let server = RedisServer::builder().module(true).start();
+    let policies = [hourly(10_000), named("both", 100)];
+    let gate = gate(policies, options(&server.url_as_user()).deadline(LATER).without_denial_cache());
+    let request = |cost| Request::new().with("user", "carol").cost(cost);
+    // Asked for in the background.
+    for _ in 0..1000 {
+        gate.check(&request(0)).await;
+        if has_module(&gate) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let before = all_calls(&server);
+    assert!(gate.check(&request(60)).await.is_allowed());
+    assert!(gate.check(&request(60)).await.is_denied());
+    assert!(gate.peek(&request(40)).await.is_allowed());
+    gate.refund(&request(20)).await;
+    gate.penalize(&request(50)).await;
+    let nothing = request(0);
+    let decisions = gate.peek(&nothing).await;
+    let used: Vec<_> = decisions.iter().map(|one| one.decision().used()).collect();
+    assert_eq!(used, [90, 90]);
+    assert!(gate.check_once(&request(5), "once").await.is_allowed());
+    assert!(gate.check_once(&request(5), "once").await.is_allowed());
+    assert_eq!(gate.peek(&request(0)).await.strictest().unwrap().decision().used(), 95);
+    assert_eq!(since(&server, before), [0, 9, 0, 0]);
+}
+
+/// A reservation, its parts and its settlement are decided by the module, and a plain check sees
+/// them.
+#[tokio::test]
+async fn holds_are_made_and_changed_by_the_module() {
     let server = RedisServer::builder().module(true).start();
     let gate = gate([hourly(10_000)], options(&server.url_as_user()).deadline(LATER));
     charge_until_known(&gate).await;
+    let before = all_calls(&server);
     let held = Request::new().with("user", "bob").cost(10_000);
     let ticket = gate.reserve(&held).await.into_ticket().unwrap();
+    assert_eq!(since(&server, before), [0, 1, 0, 0]);
     // Another instance does not know that there are holds.
     let other = crate::callers::gate([hourly(10_000)], options(&server.url_as_user()).deadline(LATER));
     charge_until_known(&other).await;
-    let before = calls(&server);
+    let before = all_calls(&server);
     let denied = check_cost(&other, "bob", 1).await;
     assert!(!denied.allowed && denied.by_store(), "what is held counts");
-    assert_eq!(calls(&server), (before.0 + 1, before.1 + 1), "the module leaves it to the scripts");
-    gate.settle(&ticket, 1).await.unwrap();
+    assert_eq!(since(&server, before), [1, 1, 0, 0]);
+    assert_eq!(gate.settle_so_far(&ticket, 1).await.unwrap().status(), HoldStatus::Changed);
+    assert_eq!(gate.extend(&ticket).await.unwrap().status(), HoldStatus::Changed);
+    assert_eq!(gate.settle(&ticket, 1).await.unwrap().status(), HoldStatus::Changed);
+    assert_eq!(gate.settle(&ticket, 5).await.unwrap().status(), HoldStatus::AlreadySettled);
+    assert_eq!(since(&server, before), [1, 1, 4, 0]);
     assert!(check_cost(&gate, "bob", 9_999).await.allowed);
     assert!(!check_cost(&gate, "bob", 1).await.allowed);
+}
+
+/// While the module of a fleet is upgraded, or a user lacks the rights of the newer commands, nodes
+/// decide checks of one key by the module and the rest by scripts.
+#[tokio::test]
+async fn a_user_of_the_first_commands_runs_the_scripts_for_the_others() {
+    let server = RedisServer::builder().module(true).start();
+    server.admin(&["ACL", "SETUSER", "slidegate", "-slidegate.decide", "-slidegate.change"]);
+    let gate = gate([hourly(10_000)], options(&server.url_as_user()).deadline(LATER));
+    charge_until_known(&gate).await;
+    let before = all_calls(&server);
+    charge(&gate, 5).await;
+    let request = Request::new().with("user", "bob").cost(7);
+    let ticket = gate.reserve(&request).await.into_ticket().unwrap();
+    assert_eq!(gate.settle(&ticket, 3).await.unwrap().status(), HoldStatus::Changed);
+    let used = gate.peek(&request).await.strictest().unwrap().decision().used();
+    assert_eq!(used, 3);
+    let [checks, .., scripts] = since(&server, before);
+    assert_eq!(checks, 5);
+    assert!(scripts >= 3, "{scripts}");
+    assert!(has_module(&gate));
 }

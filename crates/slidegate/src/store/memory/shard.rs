@@ -486,7 +486,7 @@ impl Shard {
             let (mut found, holds) =
                 inspect_with_holds(state.unwrap_or_default(), holds, call.quota, times, call.cost);
             found.holds =
-                holds.iter().filter(|hold| !hold.has_ended).map(|hold| open_hold(hold, call.now)).collect();
+                holds.iter().filter(|hold| !hold.has_ended).map(|hold| open_hold(&hold, call.now)).collect();
             found.holds.sort_by_key(|hold| hold.until);
             found.decision.at = call.now.wall;
             if !S::ALIGNS_TO_DATE {

@@ -11,11 +11,12 @@ use super::names::Names;
 use super::scripts::Scripts;
 use crate::charge::{Charge, Excess, Part};
 use crate::decision::Decision;
-use crate::hold::{Holds, MAX_HOLDS, NewHold, Unsettled};
+use crate::hold::{Holds, MAX_HOLDS, NewHold};
 use crate::quota::{Algorithm, Quota};
 use crate::store::redis::transport::{ReplyBound, Script};
 use crate::store::{Outcome, all_or_none};
-use crate::stored::{compact, letter, quota_bytes};
+use crate::stored::call::{hold_bytes, linger_ms, mode_letters};
+use crate::stored::{compact, letter};
 use crate::time::Timestamp;
 use crate::verb::{Role, Verb};
 
@@ -31,12 +32,6 @@ pub(super) const KEY_NUMBERS: usize = 16;
 
 /// Bytes of the largest table of holds, with the ends of its reply.
 pub(super) const MOST_TABLE_BYTES: usize = Holds::HEADER_BYTES + MAX_HOLDS * Holds::HOLD_BYTES + 64;
-/// How long the usage of a key with holds is kept beyond the time that it counts: the server's clock
-/// may be set back a little, and charges count up to a step longer.
-const LINGER_MS: u64 = 6000;
-/// The longest time that Redis is asked to keep it: 100 years.
-const MOST_LINGER_MS: u64 = 3_155_760_000_000;
-
 /// One charge of a call: a key, its quota and how it takes part.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Subject {
@@ -195,7 +190,7 @@ impl Subjects {
                 (_, None) => b"c".to_vec(),
                 (_, Some(_)) => b"h".to_vec(),
             });
-            args.extend(subject.hold.as_ref().map(packed_hold));
+            args.extend(subject.hold.as_ref().map(hold_bytes));
             return (scripts.check_held(subject.quota.algorithm()), args);
         }
         let has_holds = support != HoldSupport::None;
@@ -247,12 +242,7 @@ impl Subjects {
         let mut args = vec![latest.to_string().into_bytes(), b"once".to_vec(), b"1".to_vec()];
         args.push(cost.to_string().into_bytes());
         self.push_quotas(&mut args, has_holds);
-        let lasts_us = |subject: &Subject| {
-            let ttl_us = subject.hold.map_or(0, |hold| hold.ttl_us);
-            subject.quota.window_us().max(ttl_us)
-        };
-        let longest_us = self.0.iter().map(lasts_us).max().unwrap_or(0);
-        args.push(longest_us.div_ceil(1000).to_string().into_bytes());
+        args.push(self.once_ms().to_string().into_bytes());
         (keys, self.decider(scripts, has_holds), args)
     }
 
@@ -274,14 +264,6 @@ impl Subjects {
             [subject] if requests == 1 && is_decided_alone(subject) => HoldSupport::OneKey,
             _ => HoldSupport::Full,
         }
-    }
-
-    /// The quota as the module reads it, if the module can check the only subject: scripts count no
-    /// further than it does.
-    pub(crate) fn quota_for_module(&self) -> Option<Vec<u8>> {
-        let quota = &self.alone()?.quota;
-        let is_countable = quota.limit().max(quota.burst()) <= MOST;
-        is_countable.then(|| quota_bytes(quota))
     }
 
     /// The largest reply that the script can send: of each log all runs, and of the others a few
@@ -329,6 +311,8 @@ impl Subjects {
     ) -> Result<Reply, Unreadable> {
         let form = match support {
             HoldSupport::None if self.alone().is_some() => ReplyForm::Bytes,
+            // The module decides any call in one form.
+            HoldSupport::OneKey if is_list(&reply) => ReplyForm::Lists,
             HoldSupport::OneKey => ReplyForm::BytesWithHolds,
             HoldSupport::None | HoldSupport::Full => ReplyForm::Lists,
         };
@@ -434,38 +418,14 @@ struct FoundKey {
 /// How a key takes part, as a mode of `decide.lua`.
 fn mode(subject: &Subject) -> Vec<u8> {
     let part = &subject.part;
-    let verb = match (part.verb, &subject.hold) {
-        (Verb::Check, Some(_)) => b'h',
-        (Verb::Refund, Some(_)) => b'x',
-        (Verb::Check, None) => b'c',
-        (Verb::Peek, _) => b'p',
-        (Verb::Refund, None) => b'r',
-        (Verb::Penalize, _) => b'n',
+    let link = match part.role {
+        Role::Deciding => None,
+        Role::Together | Role::IfAllowed | Role::Independent => Some(part.link),
+        Role::Refusals => Some(part.link + 1),
     };
-    let enforced = if part.enforced { b'e' } else { b's' };
-    let excess = match part.excess {
-        Excess::Refuse => b'-',
-        Excess::Charge => b'+',
-        Excess::Count => b'!',
-    };
-    let (role, link) = match part.role {
-        Role::Deciding => (b'd', None),
-        Role::Together => (b't', Some(part.link)),
-        Role::IfAllowed => (b'a', Some(part.link)),
-        Role::Independent => (b'i', Some(part.link)),
-        Role::Refusals => (b'k', Some(part.link + 1)),
-    };
-    let over = if part.over_limit { b'o' } else { b'-' };
-    let mut mode = vec![verb, enforced, excess, role, over];
+    let mut mode = mode_letters(part, subject.hold.as_ref()).to_vec();
     mode.extend(link.iter().flat_map(|link| link.to_string().into_bytes()));
     mode
-}
-
-/// A hold that is made, for a script: its id, its time, and whether it is dropped at its end.
-fn packed_hold(hold: &NewHold) -> Vec<u8> {
-    let NewHold { id, ttl_us, unsettled } = hold;
-    let is_dropped = u8::from(*unsettled == Unsettled::Forget);
-    [&id.to_le_bytes()[..], &ttl_us.to_le_bytes()[..5], &[is_dropped]].concat()
 }
 
 /// A quota for a script that knows holds: with the hold that is made or cancelled, and how long what
@@ -473,17 +433,9 @@ fn packed_hold(hold: &NewHold) -> Vec<u8> {
 pub(super) fn packed_with_holds(quota: &Quota, hold: Option<&NewHold>) -> Vec<u8> {
     let mut bytes = packed(quota);
     if let Some(hold) = hold {
-        bytes.extend(packed_hold(hold));
+        bytes.extend(hold_bytes(hold));
     }
-    let window_us = quota.window_us();
-    // Usage lasts up to two windows; that of a bucket until its largest content has drained.
-    let windows = match quota.algorithm() {
-        Algorithm::TokenBucket => quota.max_used().div_ceil(quota.limit().max(1)).max(2),
-        Algorithm::InFlight => 0,
-        _ => 2,
-    };
-    let linger_ms = (windows.saturating_mul(window_us) / 1000).saturating_add(LINGER_MS).min(MOST_LINGER_MS);
-    bytes.extend_from_slice(&linger_ms.to_le_bytes()[..7]);
+    bytes.extend_from_slice(&linger_ms(quota).to_le_bytes()[..7]);
     bytes
 }
 
@@ -548,6 +500,11 @@ fn held_items(value: Value, quota: &Quota) -> Result<Vec<Value>, Unreadable> {
     let header = Holds::header_at(table, now);
     items.extend([Value::Array(own_numbers(quota, found)), Value::BulkString(header), list]);
     Ok(items)
+}
+
+/// Whether a reply is one about any number of keys.
+fn is_list(reply: &Value) -> bool {
+    matches!(reply, Value::Array(items) if matches!(items.first(), Some(Value::Int(0..))))
 }
 
 /// How many holds a key had before a request on it alone.

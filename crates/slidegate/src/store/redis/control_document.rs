@@ -10,7 +10,7 @@ use std::time::Duration;
 use redis::Value;
 
 use super::{
-    Executed, Failure, FailureKind, LastFailure, MOST, RedisStore, ReplyBound, explain, invalidation,
+    Call, Executed, Failure, FailureKind, LastFailure, MOST, RedisStore, ReplyBound, explain, invalidation,
 };
 use crate::error::Error;
 use crate::time::instant;
@@ -181,8 +181,8 @@ impl RedisStore {
         let calls = &self.calls;
         let script = calls.scripts.control_document();
         let unread = LastFailure::default();
-        let written =
-            calls.transport.run(script, &[KEY.to_vec()], &args, ReplyBound::SMALL, deadline, &unread).await;
+        let call = Call { script, keys: &[KEY.to_vec()], args: &args, native: None };
+        let written = calls.transport.run(call, ReplyBound::SMALL, deadline, &unread).await;
         let written = written.map_err(explain)? == Value::Int(1);
         if written {
             calls.clear_denials();

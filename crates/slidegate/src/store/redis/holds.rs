@@ -5,7 +5,6 @@
 //! deadline if a connection is lost.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use redis::Value;
 use tokio::time::Instant;
@@ -14,14 +13,15 @@ use super::call::{NUMBER_BYTES, Unreadable, numbers, own_numbers, packed_with_ho
 use super::hold_places::HoldPlaces;
 use super::key_reply::{KeyReply, unsigned};
 use super::names::Names;
-use super::{Executed, Failure, FailureKind, LastFailure, RETRY_PAUSE, RedisStore, explain};
+use super::{Call, Executed, Failure, FailureKind, LastFailure, Native, RETRY_PAUSE, RedisStore, explain};
 use crate::algorithm::Done;
 use crate::error::Error;
 use crate::hold::{HoldChange, HoldStatus, Holds, Unsettled};
 use crate::quota::{Algorithm, Quota, QuotaFields};
-use crate::store::redis::transport::ReplyBound;
+use crate::store::redis::transport::{NativeCommand, ReplyBound};
 use crate::store::shared::SharedHoldStore;
 use crate::store::{HeldCharge, HoldAnswer, HoldCall, StoreFailure};
+use crate::stored::call::{ChangeCall, KeyChange, MAX_PARTS};
 use crate::stored::letter;
 use crate::ticket::TicketPart;
 use crate::time::{Timestamp, instant};
@@ -33,15 +33,6 @@ struct HeldKey<'t> {
     name: &'t [u8],
 }
 
-/// Where a packed change has its number, and the numbers of a last settlement, of a cancellation, of
-/// a refund and of an extension to a cost.
-const KIND: usize = 8;
-const SETTLE: u8 = 1;
-const CANCEL: u8 = 3;
-const REFUND: u8 = 4;
-const EXTEND: u8 = 5;
-/// Where a packed change has its total cost.
-const TOTAL: Range<usize> = 9..16;
 /// Bytes of the seal.
 const SEAL: usize = 8;
 /// Bytes of a quota: algorithm, limit, window, burst, slots.
@@ -90,13 +81,11 @@ impl<'t> HeldKey<'t> {
     }
 }
 
-/// A change of the hold on one key, for the script.
+/// A change of the hold on one key, by its name.
 #[derive(Clone)]
-struct KeyChange {
+struct NamedChange {
     name: Vec<u8>,
-    quota: Quota,
-    /// Letter, quota and change.
-    args: [Vec<u8>; 3],
+    change: KeyChange,
 }
 
 /// What came of a change of one key.
@@ -108,57 +97,47 @@ struct KeyAnswer {
     before: Option<u64>,
 }
 
-impl KeyChange {
+impl NamedChange {
     fn new(change: &HoldCall<'_>, names: &Names) -> Option<Self> {
         let key = HeldKey::read(change.key, change.id, names)?;
         // The secret may be the public one: a ticket that was made up reaches keys of its policies.
         if !Names::is_of(change.policy, key.name) {
             return None;
         }
-        let quota = key.quota.unwrap_or(change.policy_quota);
-        let (number, total, ttl_us) = match change.change {
-            HoldChange::Settle { total, ttl_us: None } => (u64::from(SETTLE), total, 0),
-            HoldChange::Settle { total, ttl_us: Some(ttl_us) } => (2, total, ttl_us),
-            HoldChange::Cancel => (u64::from(CANCEL), 0, 0),
-            HoldChange::Refund { cost } => (u64::from(REFUND), cost, 0),
-            HoldChange::Extend { total: Some(total), ttl_us } => (u64::from(EXTEND), total, ttl_us),
-            HoldChange::Extend { total: None, ttl_us } => (6, 0, ttl_us),
-        };
         let (until, unsettled) = match change.part {
             TicketPart::Held { until, unsettled, .. } => (until.as_micros(), unsettled),
             TicketPart::Charged => (super::MOST, Unsettled::Charge),
         };
-        let mut packed = change.id.to_le_bytes().to_vec();
-        let mut push = |number: u64, width: usize| {
-            packed.extend_from_slice(&number.min(super::MOST).to_le_bytes()[..width]);
-        };
-        push(number, 1);
-        push(total, 7);
-        push(ttl_us, 5);
-        push(change.amount, 7);
-        push(until, 7);
-        push(u64::from(unsettled == Unsettled::Forget), 1);
-        push(change.made.as_micros(), 7);
+        let HoldCall { id, change, amount, made, policy_quota, .. } = *change;
+        let quota = key.quota.unwrap_or(policy_quota);
+        let made = made.as_micros();
+        let change = KeyChange { quota, id, change, amount, until, unsettled, made };
+        Some(Self { name: key.name.to_vec(), change })
+    }
+
+    /// Its arguments for the script: letter, quota and change.
+    fn args(&self) -> [Vec<u8>; 3] {
+        let KeyChange { quota, .. } = &self.change;
         let algorithm = letter(quota.algorithm()).as_bytes().to_vec();
-        let args = [algorithm, packed_with_holds(&quota, None), packed];
-        Some(Self { name: key.name.to_vec(), quota, args })
+        [algorithm, packed_with_holds(quota, None), self.change.bytes()]
     }
 
     /// The change that undoes an extension to a cost.
     fn undo(mut self, before: u64) -> Self {
-        self.args[2][TOTAL]
-            .copy_from_slice(&before.min(super::MOST).to_le_bytes()[..TOTAL.end - TOTAL.start]);
+        if let HoldChange::Extend { total: Some(total), .. } = &mut self.change.change {
+            *total = before;
+        }
         self
     }
 
     /// Whether the script for one key may carry it out. It gives nothing back that was charged.
     fn is_of_one_hold(&self) -> bool {
-        self.args[2][KIND] != REFUND
+        !matches!(self.change.change, HoldChange::Refund { .. })
     }
 
     /// Where the hold is in the table of its key, if it is known.
     fn likely_place(&self, places: &HoldPlaces) -> Option<u16> {
-        places.get(&self.name, id(&self.args[2]))
+        places.get(&self.name, self.change.id)
     }
 
     /// Reads the answer of the script for one key to a change that it has made, and notes where holds
@@ -183,21 +162,23 @@ impl KeyChange {
         if found.len() < 2 {
             return Err(wrong());
         }
-        let own = own_numbers(&self.quota, found.split_off(2));
+        let own = own_numbers(&self.change.quota, found.split_off(2));
         let (cost, now) = (unsigned(&found[0])?, unsigned(&found[1])?);
         let held = [Value::Array(own), Value::BulkString(header.to_vec()), Value::BulkString(Vec::new())];
-        let mut after = KeyReply::read_with_holds(&self.quota, false, Value::Array(held.into()))?;
-        let decision = after.after(&self.quota, Timestamp::from_micros(now), Done::Moved(cost));
+        let mut after = KeyReply::read_with_holds(&self.change.quota, false, Value::Array(held.into()))?;
+        let decision = after.after(&self.change.quota, Timestamp::from_micros(now), Done::Moved(cost));
         let place = usize::try_from(place).unwrap_or(usize::MAX);
         if is_moved {
             places.note(&self.name, id(moved), place, after.open_holds());
         }
-        match self.args[2][KIND] {
-            SETTLE | CANCEL => places.forget(&self.name, id(&self.args[2])),
-            _ => places.note(&self.name, id(&self.args[2]), place, after.open_holds()),
+        let KeyChange { id, change, .. } = self.change;
+        match change {
+            HoldChange::Settle { ttl_us: None, .. } | HoldChange::Cancel => places.forget(&self.name, id),
+            _ => places.note(&self.name, id, place, after.open_holds()),
         }
         let answer = HoldAnswer { status: HoldStatus::Changed, decision };
-        Ok((now, KeyAnswer { at, answer, before: Some(before).filter(|_| self.args[2][KIND] == EXTEND) }))
+        let is_extended = matches!(change, HoldChange::Extend { total: Some(_), .. });
+        Ok((now, KeyAnswer { at, answer, before: is_extended.then_some(before) }))
     }
 
     /// Reads the answer of the script about this key.
@@ -225,8 +206,8 @@ impl KeyChange {
             HoldStatus::Denied if cost > 0 => Done::Refused(cost),
             _ => Done::Moved(cost),
         };
-        let mut after = KeyReply::read_with_holds(&self.quota, false, numbers)?;
-        let answer = HoldAnswer { status, decision: after.after(&self.quota, now, done) };
+        let mut after = KeyReply::read_with_holds(&self.change.quota, false, numbers)?;
+        let answer = HoldAnswer { status, decision: after.after(&self.change.quota, now, done) };
         Ok(KeyAnswer { at, answer, before })
     }
 }
@@ -237,14 +218,14 @@ impl SharedHoldStore for RedisStore {
     }
 
     fn check_ticket(&self, change: &HoldCall<'_>) -> Result<(), Error> {
-        KeyChange::new(change, &self.names).map(|_| ()).ok_or_else(|| Error::ticket(NOT_OURS))
+        NamedChange::new(change, &self.names).map(|_| ()).ok_or_else(|| Error::ticket(NOT_OURS))
     }
 
     async fn change_holds(&self, changes: &[HoldCall<'_>]) -> Result<Vec<HoldAnswer>, StoreFailure> {
         let deadline = instant() + self.options.connection.deadline;
-        let mut by_slot = BTreeMap::<u16, Vec<(usize, KeyChange)>>::new();
+        let mut by_slot = BTreeMap::<u16, Vec<(usize, NamedChange)>>::new();
         for (at, change) in changes.iter().enumerate() {
-            let Some(change) = KeyChange::new(change, &self.names) else {
+            let Some(change) = NamedChange::new(change, &self.names) else {
                 let failure = Failure::without_node(Executed::No, FailureKind::Malformed, NOT_OURS);
                 return Err(failure.into());
             };
@@ -286,14 +267,18 @@ impl RedisStore {
     async fn change_in_slot(
         &self,
         slot: u16,
-        changes: &[(usize, KeyChange)],
+        changes: &[(usize, NamedChange)],
         deadline: Instant,
     ) -> Result<Vec<KeyAnswer>, Failure> {
         let mut keys: Vec<_> = changes.iter().map(|(_, change)| change.name.clone()).collect();
         keys.extend(changes.iter().map(|(_, change)| Names::usage(&change.name)));
-        let bound = ReplyBound::of(changes.iter().map(|(_, one)| KeyReply::most_bytes(&one.quota)).sum());
+        let bound =
+            ReplyBound::of(changes.iter().map(|(_, one)| KeyReply::most_bytes(&one.change.quota)).sum());
         // They may deny what a settlement frees.
         self.calls.clear_denials();
+        let is_countable = |quota: &Quota| quota.limit().max(quota.burst()) <= super::MOST;
+        let is_native =
+            changes.len() <= MAX_PARTS && changes.iter().all(|(_, one)| is_countable(&one.change.quota));
         let mut alone = match changes {
             [(_, change)] if change.is_of_one_hold() => Some(change),
             _ => None,
@@ -303,18 +288,24 @@ impl RedisStore {
             let mut args = vec![latest.to_string().into_bytes()];
             let script = match alone {
                 Some(change) => {
-                    args.extend_from_slice(&change.args[1..]);
+                    args.extend_from_slice(&change.args()[1..]);
                     let place = change.likely_place(&self.calls.hold_places);
                     args.extend(place.map(|place| place.to_string().into_bytes()));
-                    self.calls.scripts.change_hold(change.quota.algorithm())
+                    self.calls.scripts.change_hold(change.change.quota.algorithm())
                 }
                 None => {
-                    args.extend(changes.iter().flat_map(|(_, change)| change.args.clone()));
+                    args.extend(changes.iter().flat_map(|(_, change)| change.args()));
                     self.calls.scripts.change_holds()
                 }
             };
             let (sent, unread) = (instant(), LastFailure::default());
-            let replied = self.calls.transport.run(script, &keys, &args, bound, deadline, &unread).await;
+            let argument = || {
+                let changes = changes.iter().map(|(_, one)| one.change).collect();
+                ChangeCall { latest, changes }.bytes()
+            };
+            let native = is_native.then_some(Native { command: NativeCommand::Change, argument: &argument });
+            let call = Call { script, keys: &keys, args: &args, native };
+            let replied = self.calls.transport.run(call, bound, deadline, &unread).await;
             match replied.map_err(explain) {
                 Ok(value) => match read(changes, value, &self.calls.hold_places) {
                     Ok((now, ChangeReply::Done(answers))) => {
@@ -357,7 +348,7 @@ enum ChangeReply {
 
 /// The server's time, and what came of the changes.
 fn read(
-    changes: &[(usize, KeyChange)],
+    changes: &[(usize, NamedChange)],
     reply: Value,
     places: &HoldPlaces,
 ) -> Result<(u64, ChangeReply), Unreadable> {
@@ -381,7 +372,7 @@ fn read(
     }
     let at = Timestamp::from_micros(now);
     let read =
-        |((position, change), answer): (&(usize, KeyChange), Value)| change.read(*position, at, answer);
+        |((position, change), answer): (&(usize, NamedChange), Value)| change.read(*position, at, answer);
     let answers = changes.iter().zip(answers).map(read).collect::<Result<_, Unreadable>>()?;
     Ok((now, ChangeReply::Done(answers)))
 }

@@ -89,7 +89,7 @@ pub(super) fn held(table: &[u8]) -> Result<Holds, String> {
 /// The inspection of a state beside holds. Redis has one clock.
 fn inspect<S: State>(state: S, holds: Holds, quota: &Quota, now: Timestamp, cost: u64) -> KeyInspection {
     let (mut found, holds) = algorithm::inspect_with_holds(state, holds, quota, (now, now), cost);
-    let open = |hold: &Hold| OpenHold {
+    let open = |hold: Hold| OpenHold {
         id: hold.id,
         held: hold.held,
         settled: hold.settled,

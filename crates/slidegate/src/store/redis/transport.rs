@@ -46,6 +46,7 @@ pub(crate) use connector::Connector;
 pub(crate) use error_reply::line;
 pub(crate) use failure::{Executed, Failure, LastFailure};
 pub use failure::{FailureKind, StoreErrors, StoreFailure};
+pub(crate) use module_probe::NativeCommand;
 pub use options::ClientCertificate;
 pub(crate) use options::{ConnectionOptions, Pem};
 pub(crate) use reply_bound::ReplyBound;
@@ -109,14 +110,21 @@ pub struct NodeState {
     pub has_module: bool,
 }
 
-/// The call of a script for one key, which a node with the module decides without the script.
-#[derive(Debug)]
-pub(crate) struct Check<'c> {
+/// The call of a script.
+pub(crate) struct Call<'c> {
     pub(crate) script: &'c Script,
     pub(crate) keys: &'c [Vec<u8>],
     pub(crate) args: &'c [Vec<u8>],
-    /// The quota as the module reads it; `None` if only the script can decide.
-    pub(crate) quota: Option<&'c [u8]>,
+    /// What a node with the module does instead; `None` if only the script can.
+    pub(crate) native: Option<Native<'c>>,
+}
+
+/// A command of the module instead of a script.
+#[derive(Clone, Copy)]
+pub(crate) struct Native<'c> {
+    pub(crate) command: NativeCommand,
+    /// Makes the argument that the module reads: the quota, or the call. Most nodes need it not.
+    pub(crate) argument: &'c (dyn Fn() -> Vec<u8> + Sync),
 }
 
 /// Sends calls to the node that holds their keys.
@@ -154,34 +162,20 @@ impl Transport {
         Ok(Self { topology, failures: FailureCounts::default() })
     }
 
-    /// Runs a script by its hash, at most once, and not after the deadline. All keys must be in one
-    /// slot. Stores in `last_failure` why it is repeated. A reply above `bound` ends the
-    /// connection.
+    /// Runs a script by its hash, or a command of the module where a node has it, at most once, and
+    /// not after the deadline. All keys must be in one slot. Stores in `last_failure` why it is
+    /// repeated. A reply above `bound` ends the connection.
     ///
     /// Dropping the future does not cancel a call that was already sent, and does not affect other
     /// calls.
     pub(crate) async fn run(
         &self,
-        script: &Script,
-        keys: &[Vec<u8>],
-        args: &[Vec<u8>],
+        call: Call<'_>,
         bound: ReplyBound,
         deadline: Instant,
         last_failure: &LastFailure,
     ) -> Result<Value, Failure> {
-        let check = Check { script, keys, args, quota: None };
-        self.check(check, bound, deadline, last_failure).await
-    }
-
-    /// The same as [`run`](Self::run), by the module where a node has it.
-    pub(crate) async fn check(
-        &self,
-        check: Check<'_>,
-        bound: ReplyBound,
-        deadline: Instant,
-        last_failure: &LastFailure,
-    ) -> Result<Value, Failure> {
-        let Check { script, keys, args, quota } = check;
+        let Call { script, keys, args, native } = call;
         let bytes = keys.iter().chain(args).map(Vec::len).sum::<usize>();
         let mut command = Cmd::with_capacity(3 + keys.len() + args.len(), 64 + bytes);
         command.arg("EVALSHA").arg(&script.source(false).hash).arg(keys.len());
@@ -189,8 +183,8 @@ impl Transport {
             command.arg(part.as_slice());
         }
         let command = &command;
-        let job = match quota {
-            Some(quota) => Job::Check { script, command, quota },
+        let job = match native {
+            Some(native) => Job::Native { script, command, keys: keys.len(), native },
             None => Job::Script(script, command),
         };
         let slot = keys.first().map_or(0, |key| self.slot(key));
@@ -553,16 +547,9 @@ mod tests {
             let transport = Transport::new(&ConnectionOptions::parse(url).unwrap()).unwrap();
             let begun = instant();
             let script = Script::new("return 1".to_owned());
-            let answer = transport
-                .run(
-                    &script,
-                    &[b"k".to_vec()],
-                    &[],
-                    ReplyBound::SMALL,
-                    begun + Duration::from_millis(500),
-                    &LastFailure::default(),
-                )
-                .await;
+            let call = Call { script: &script, keys: &[b"k".to_vec()], args: &[], native: None };
+            let deadline = begun + Duration::from_millis(500);
+            let answer = transport.run(call, ReplyBound::SMALL, deadline, &LastFailure::default()).await;
             let failure = answer.unwrap_err();
             assert_eq!(failure.executed, Executed::No, "{failure}");
             assert_eq!(failure.kind, FailureKind::Connection, "{failure}");

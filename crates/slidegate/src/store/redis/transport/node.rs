@@ -17,10 +17,10 @@ use super::connection::{Connection, ManagedConnection};
 use super::connector::{Connector, Serves};
 use super::error_reply::{self, ErrorReply};
 use super::failure::{Executed, Failure, FailureKind};
-use super::module_probe::{self, ModuleProbe};
+use super::module_probe::{self, ModuleProbe, NativeCommand};
 use super::options::{Address, ConnectionOptions};
 use super::reply_bound::ReplyBound;
-use super::{NodeState, Script};
+use super::{Native, NodeState, Script};
 use crate::error::Error;
 use crate::jitter;
 use crate::time::instant;
@@ -77,11 +77,12 @@ pub(super) struct Counts {
 pub(super) enum Job<'a> {
     /// A script and the `EVALSHA` that runs it.
     Script(&'a Script, &'a Cmd),
-    /// The same for the script for one key, and the quota as the module reads it.
-    Check {
+    /// The same, and what the module does instead.
+    Native {
         script: &'a Script,
         command: &'a Cmd,
-        quota: &'a [u8],
+        keys: usize,
+        native: Native<'a>,
     },
     Command(&'a Cmd),
 }
@@ -171,7 +172,7 @@ impl Node {
             moved: count(&self.counts.moved),
             ask: count(&self.counts.ask),
             timeouts: count(&self.counts.timeouts),
-            has_module: self.module.is_present(),
+            has_module: self.module.has(NativeCommand::Check1),
         }
     }
 
@@ -187,13 +188,15 @@ impl Node {
         let (script, command) = match job {
             Job::Command(command) => return self.ask(command, asking, terms).await,
             Job::Script(script, command) => (script, *command),
-            Job::Check { script, command, quota } => {
-                if self.module.is_present() {
-                    let value = self.ask(&module_probe::command(command, quota), asking, terms).await?;
+            Job::Native { script, command, keys, native } => {
+                if self.module.has(native.command) {
+                    let argument = (native.argument)();
+                    let of_module = module_probe::command(native.command, command, *keys, &argument);
+                    let value = self.ask(&of_module, asking, terms).await?;
                     if !module_probe::is_refused(&value) {
                         return Ok(value);
                     }
-                    self.module.is_lost(self.since_us());
+                    self.module.is_lost(native.command, self.since_us());
                 }
                 self.look_for_module();
                 (script, *command)

@@ -14,7 +14,10 @@ pub(crate) struct Outcome {
     /// In the order of the parts.
     pub(crate) decisions: SmallVec<[Decision; 4]>,
     /// Whether enforced policies deny the call.
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "compared with what scripts say"))]
+    #[cfg_attr(
+        not(any(feature = "redis", feature = "stored-values")),
+        expect(dead_code, reason = "compared with what scripts say")
+    )]
     pub(crate) is_denied: bool,
 }
 

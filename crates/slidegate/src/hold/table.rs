@@ -1,0 +1,285 @@
+//! Tables: the holds of a key as they are stored in Redis, see docs/redis-layout.md. Numbers are
+//! little-endian.
+
+#[cfg(feature = "stored-values")]
+use std::cell::Cell;
+
+#[cfg(feature = "stored-values")]
+use smallvec::SmallVec;
+
+#[cfg(feature = "stored-values")]
+use super::HoldList;
+#[cfg(feature = "redis")]
+use super::HoldVec;
+use super::{Hold, Holds, MAX_HOLDS, Unsettled};
+
+/// The first byte of a table.
+pub(crate) const TAG: u8 = 0x15;
+/// Bytes of a table's header, and of each hold.
+pub(crate) const HEADER_BYTES: usize = 32;
+const HOLD_BYTES: usize = 30;
+/// The most that is held: scripts count to 2^53.
+const MAX_SUM: u64 = (1 << 53) - 1;
+
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+impl Hold {
+    fn read(bytes: &[u8; HOLD_BYTES]) -> Self {
+        Self {
+            id: number(&bytes[..8]),
+            until: number(&bytes[8..15]),
+            held: number(&bytes[15..22]),
+            settled: number(&bytes[22..29]),
+            unsettled: if bytes[29] & 1 == 0 { Unsettled::Charge } else { Unsettled::Forget },
+            has_ended: bytes[29] & 2 != 0,
+        }
+    }
+
+    #[cfg(feature = "stored-values")]
+    fn bytes(&self) -> [u8; HOLD_BYTES] {
+        let mut bytes = [0; HOLD_BYTES];
+        bytes[..8].copy_from_slice(&self.id.to_le_bytes());
+        for (at, number) in [(8, self.until), (15, self.held), (22, self.settled)] {
+            bytes[at..at + 7].copy_from_slice(&number.to_le_bytes()[..7]);
+        }
+        bytes[29] = u8::from(self.unsettled == Unsettled::Forget) | u8::from(self.has_ended) << 1;
+        bytes
+    }
+}
+
+/// A header without holds, and how many there are. `None` if it is not one.
+fn header<L: Default>(header: &[u8]) -> Option<(Holds<L>, usize)> {
+    let header: &[u8; HEADER_BYTES] = header.try_into().ok()?;
+    let at = |from: usize| number(&header[from..from + 7]);
+    let count = usize::from(u16::from_le_bytes([header[29], header[30]]));
+    let (sum, earliest, latest, seen) = (at(1), at(8), at(15), at(22));
+    let is_valid = header[0] == TAG && count <= MAX_HOLDS && sum <= MAX_SUM;
+    let holds = Holds {
+        holds: L::default(),
+        sum,
+        earliest,
+        latest,
+        seen,
+        #[cfg(feature = "redis")]
+        unlisted: 0,
+    };
+    is_valid.then_some((holds, count))
+}
+
+impl<L> Holds<L> {
+    /// The time that the store decided at.
+    pub(crate) fn seen(&self) -> u64 {
+        self.seen
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Holds {
+    pub(crate) const HEADER_BYTES: usize = HEADER_BYTES;
+    pub(crate) const HOLD_BYTES: usize = HOLD_BYTES;
+    pub(crate) const TAG: u8 = TAG;
+
+    /// Reads a table, of which the holds themselves may be left out. `None` if it is not one.
+    pub(crate) fn read(head: &[u8], list: &[u8]) -> Option<Self> {
+        let (mut holds, count) = header::<HoldVec>(head)?;
+        let (listed, rest) = list.as_chunks::<HOLD_BYTES>();
+        let is_whole = rest.is_empty() && (listed.is_empty() || listed.len() == count);
+        holds.holds = listed.iter().map(Hold::read).collect();
+        let listed_sum: u64 = holds.holds.iter().map(|hold| hold.held).sum();
+        if !is_whole || !listed.is_empty() && listed_sum != holds.sum {
+            return None;
+        }
+        holds.unlisted = count - listed.len();
+        Some(holds)
+    }
+
+    /// The header of a table, or of one without holds, as if it had been accessed at this time.
+    pub(crate) fn header_at(stored: &[u8], now: u64) -> Vec<u8> {
+        let mut header = stored.to_vec();
+        header.resize(HEADER_BYTES, 0);
+        header[0] = TAG;
+        header[22..29].copy_from_slice(&now.to_le_bytes()[..7]);
+        header
+    }
+}
+
+/// The holds of a stored table, which stay where they are. What changes is kept beside them until it
+/// is written.
+#[cfg(feature = "stored-values")]
+#[derive(Debug, Clone, Default)]
+pub(crate) struct TableList<'v> {
+    /// The bytes after the header.
+    stored: &'v [u8],
+    len: usize,
+    /// Changed holds with their places, in the order of the changes.
+    changed: SmallVec<[(usize, Hold); 2]>,
+    /// All holds, if the list was made anew.
+    replaced: Option<Vec<Hold>>,
+    /// Whether something was read from where the table has no bytes.
+    is_cut_off: Cell<bool>,
+}
+
+#[cfg(feature = "stored-values")]
+impl<'v> TableList<'v> {
+    fn read(&self, at: usize) -> Option<Hold> {
+        let hold = self.stored.as_chunks().0.get(at).map(Hold::read);
+        self.is_cut_off.set(self.is_cut_off.get() || hold.is_none());
+        hold
+    }
+
+    fn replace(&mut self, holds: Vec<Hold>) {
+        self.changed.clear();
+        self.replaced = Some(holds);
+    }
+
+    fn changed(&self, at: usize) -> Option<Hold> {
+        self.changed.iter().rev().find(|(place, _)| *place == at).map(|(_, hold)| *hold)
+    }
+}
+
+#[cfg(feature = "stored-values")]
+impl HoldList for TableList<'_> {
+    fn len(&self) -> usize {
+        self.replaced.as_ref().map_or(self.len, Vec::len)
+    }
+
+    fn get(&self, at: usize) -> Hold {
+        let nothing =
+            Hold { id: 0, until: 0, held: 0, settled: 0, unsettled: Unsettled::Forget, has_ended: true };
+        match &self.replaced {
+            Some(holds) => holds[at],
+            None => self.changed(at).or_else(|| self.read(at)).unwrap_or(nothing),
+        }
+    }
+
+    fn set(&mut self, at: usize, hold: Hold) {
+        match &mut self.replaced {
+            Some(holds) => holds[at] = hold,
+            None => self.changed.push((at, hold)),
+        }
+    }
+
+    fn push(&mut self, hold: Hold) {
+        if let Some(holds) = &mut self.replaced {
+            return holds.push(hold);
+        }
+        if self.len > 0 && self.changed(self.len - 1).is_none() {
+            // Written behind a gap, it would follow holds of zeros.
+            self.read(self.len - 1);
+        }
+        self.changed.push((self.len, hold));
+        self.len += 1;
+    }
+
+    fn swap_remove(&mut self, at: usize) {
+        if let Some(holds) = &mut self.replaced {
+            holds.swap_remove(at);
+            return;
+        }
+        let last = self.len - 1;
+        if at < last {
+            let hold = self.get(last);
+            self.changed.push((at, hold));
+        }
+        self.len = last;
+    }
+
+    fn find(&self, id: u64) -> Option<usize> {
+        if let Some(holds) = &self.replaced {
+            return holds.iter().rposition(|hold| hold.id == id);
+        }
+        if !self.changed.is_empty() {
+            return (0..self.len).rev().find(|at| self.get(*at).id == id);
+        }
+        let (holds, _) = self.stored.as_chunks::<HOLD_BYTES>();
+        let id = id.to_le_bytes();
+        let found = holds.iter().take(self.len).rposition(|hold| hold[..8] == id);
+        if found.is_none() && self.len > 0 {
+            self.read(self.len - 1);
+        }
+        found
+    }
+
+    fn take_until(&mut self, now: u64) -> Vec<Hold> {
+        let (taken, left): (Vec<Hold>, Vec<Hold>) = self.iter().partition(|hold| hold.until <= now);
+        // Without a change the table stays as it is.
+        if !taken.is_empty() {
+            self.replace(left);
+        }
+        taken
+    }
+
+    fn move_back(&mut self, by: u64) {
+        let moved = |hold: Hold| Hold { until: hold.until.saturating_sub(by), ..hold };
+        self.replace(self.iter().map(moved).collect());
+    }
+}
+
+#[cfg(feature = "stored-values")]
+impl<'v> Holds<TableList<'v>> {
+    /// The holds of a stored table. The error is what is wrong with it.
+    pub(crate) fn of_table(table: &'v [u8]) -> Result<Self, String> {
+        let damaged = || format!("damaged: it has {} bytes", table.len());
+        let (head, stored) = table.split_at_checked(HEADER_BYTES).ok_or_else(damaged)?;
+        let (mut holds, len) =
+            header::<TableList<'v>>(head).ok_or("damaged: its header is not that of a table of holds")?;
+        holds.holds.stored = stored;
+        holds.holds.len = len;
+        Ok(holds)
+    }
+
+    /// The header as it is stored.
+    pub(crate) fn header(&self) -> [u8; HEADER_BYTES] {
+        let mut header = [0; HEADER_BYTES];
+        header[0] = TAG;
+        for (at, number) in [(1, self.sum), (8, self.earliest), (15, self.latest), (22, self.seen)] {
+            header[at..at + 7].copy_from_slice(&number.to_le_bytes()[..7]);
+        }
+        let count = u16::try_from(self.count()).unwrap_or(u16::MAX);
+        header[29..31].copy_from_slice(&count.to_le_bytes());
+        header
+    }
+
+    /// The first holds as they are stored.
+    pub(crate) fn list(&self, count: usize) -> Vec<u8> {
+        let list = &self.holds;
+        if list.replaced.is_none() && list.changed.iter().all(|(at, _)| *at >= count) {
+            let stored = list.stored.get(..count * HOLD_BYTES);
+            list.is_cut_off.set(list.is_cut_off.get() || stored.is_none());
+            return stored.unwrap_or_default().to_vec();
+        }
+        self.iter().take(count).flat_map(|hold| hold.bytes()).collect()
+    }
+
+    /// The holds that were changed in place or added, with where they begin in the table.
+    pub(crate) fn patches(&self) -> impl Iterator<Item = (usize, [u8; HOLD_BYTES])> + '_ {
+        self.holds.changed.iter().map(|(at, hold)| (HEADER_BYTES + at * HOLD_BYTES, hold.bytes()))
+    }
+
+    /// Whether a hold was added, changed or removed.
+    pub(crate) fn is_changed(&self) -> bool {
+        !self.holds.changed.is_empty() || self.is_replaced()
+    }
+
+    /// Whether the list was made anew, so that the whole table is to be written.
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.holds.replaced.is_some()
+    }
+
+    /// Whether something was read from where the table has no bytes.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        self.holds.is_cut_off.get()
+    }
+
+    /// Whether the sum is one that can be stored. The holds of a damaged table may add up to more.
+    pub(crate) fn is_countable(&self) -> bool {
+        self.sum <= MAX_SUM
+    }
+
+    /// The time to begin at with an empty table.
+    pub(crate) fn begin(&mut self, now: u64) {
+        self.seen = now;
+    }
+}
