@@ -24,6 +24,8 @@ const READ_AND_WRITE: c_int = 1 | 2;
 const KEYTYPE_EMPTY: c_int = 0;
 const KEYTYPE_STRING: c_int = 1;
 const NO_IMPLICIT_SIGNAL_MODIFIED: c_int = 1 << 1;
+const NOTIFY_GENERIC: c_int = 1 << 2;
+const NOTIFY_STRING: c_int = 1 << 3;
 /// Redis from this version on keeps the command that a client called last, so that a client which
 /// calls it again after it was unloaded ends the server. Seen with 8.2.3; Valkey 9.1 does not.
 const KEEPS_UNLOADED_COMMANDS: c_int = 0x08_00_00;
@@ -96,6 +98,8 @@ api! {
     set_abs_expire "SetAbsExpire": fn(*mut RawKey, c_longlong) -> c_int;
     get_abs_expire "GetAbsExpire": fn(*mut RawKey) -> c_longlong;
     signal_modified_key "SignalModifiedKey": fn(*mut RawContext, *mut RawString) -> c_int;
+    notify_keyspace_event "NotifyKeyspaceEvent":
+        fn(*mut RawContext, c_int, *const c_char, *mut RawString) -> c_int;
     replicate "Replicate": fn(*mut RawContext, *const c_char, *const c_char; ...) -> c_int;
     microseconds "Microseconds": fn() -> c_longlong;
     get_server_version "GetServerVersion": fn() -> c_int;
@@ -342,8 +346,16 @@ impl Key<'_> {
         call!(signal_modified_key(self.context.raw(), self.name));
     }
 
-    /// Sends `SET key value PXAT at_ms` to replicas and to the append-only file.
+    /// Tells those who have subscribed to events of keys, as the server's own commands do.
+    fn notify(&self, kind: c_int, event: &CStr) {
+        call!(notify_keyspace_event(self.context.raw(), kind, event.as_ptr(), self.name));
+    }
+
+    /// Sends `SET key value PXAT at_ms` to replicas and to the append-only file. These, and their
+    /// events, come when the value is stored.
     pub(crate) fn replicate_set(&self, value: &[u8], at_ms: u64) {
+        self.notify(NOTIFY_STRING, c"set");
+        self.notify(NOTIFY_GENERIC, c"expire");
         call!(replicate(
             self.context.raw(),
             c"SET".as_ptr(),
@@ -358,6 +370,7 @@ impl Key<'_> {
 
     /// Sends `SETRANGE key from bytes`.
     pub(crate) fn replicate_overwrite(&self, from: usize, bytes: &[u8]) {
+        self.notify(NOTIFY_STRING, c"setrange");
         call!(replicate(
             self.context.raw(),
             c"SETRANGE".as_ptr(),
@@ -371,16 +384,20 @@ impl Key<'_> {
 
     /// Sends `DEL key`.
     pub(crate) fn replicate_delete(&self) {
+        self.notify(NOTIFY_GENERIC, c"del");
         call!(replicate(self.context.raw(), c"DEL".as_ptr(), c"s".as_ptr(), self.name));
     }
 
     /// Sends `RENAME key to`.
     pub(crate) fn replicate_rename(&self, to: &Self) {
+        self.notify(NOTIFY_GENERIC, c"rename_from");
+        to.notify(NOTIFY_GENERIC, c"rename_to");
         call!(replicate(self.context.raw(), c"RENAME".as_ptr(), c"ss".as_ptr(), self.name, to.name));
     }
 
     /// Sends `PEXPIREAT key at_ms`.
     pub(crate) fn replicate_expiry(&self, at_ms: u64) {
+        self.notify(NOTIFY_GENERIC, c"expire");
         call!(replicate(
             self.context.raw(),
             c"PEXPIREAT".as_ptr(),
@@ -446,6 +463,7 @@ pub(crate) unsafe fn load(
     let has_all = api.set_module_options.is_some()
         && api.set_abs_expire.is_some()
         && api.get_abs_expire.is_some()
+        && api.notify_keyspace_event.is_some()
         && api.signal_modified_key.is_some()
         && api.replicate.is_some();
     let _ = API.set(api);

@@ -4,6 +4,7 @@ use slidegate_testkit::redis::{RedisServer, Reply, acl};
 use slidegate_testkit::until_true;
 
 use crate::calls::{Algorithm, Both, By, NOW_US, Quota};
+use crate::decide::{Call, Hold, Part};
 use crate::holds::run_by_module;
 
 const QUOTAS: [(&str, Algorithm, u64); 5] = [
@@ -158,4 +159,60 @@ fn the_module_is_unloaded_and_loaded_again_or_stays() {
     let path = slidegate_testkit::redis::module().to_str().unwrap();
     assert_eq!(server.admin(&["MODULE", "LOAD", path]), "OK");
     assert_eq!(allowed().unwrap(), "7");
+}
+
+/// Who subscribes to events of keys sees what the module writes, as what scripts write.
+#[test]
+fn subscribers_get_the_events_of_what_is_written() {
+    let server = RedisServer::builder().with_clock().module(true).args(["--notify-keyspace-events", "KA"]);
+    let mut both = Both::on(server.start());
+    let quota = Quota::new(Algorithm::Log, 10, 60_000_000);
+    let hold = |key, id| {
+        let hold = Some(Hold { id, ttl_us: 1_000_000, is_dropped: true });
+        let parts = vec![Part { hold, ..Part::plain(key, 'h') }];
+        Call { quotas: vec![quota; 3], costs: vec![1], parts, has_holds: true, once_ms: None }
+    };
+    for by in [By::Script, By::Module] {
+        let prefix = format!("{by:?}");
+        let mut events = both.server.connect();
+        let pattern = format!("__keyspace@0__:{prefix}:*");
+        events.call(&["PSUBSCRIBE", &pattern]).unwrap();
+        both.at(NOW_US);
+        let plain = |verb| Call { parts: vec![Part::plain(0, verb)], has_holds: false, ..hold(0, 0) };
+        plain('c').run(&mut both, by, &prefix);
+        plain('c').run(&mut both, by, &prefix);
+        Call { costs: vec![2], ..plain('r') }.run(&mut both, by, &prefix);
+        plain('p').run(&mut both, by, &prefix);
+        plain('c').run(&mut both, by, &prefix);
+        hold(0, 7).run(&mut both, by, &prefix);
+        both.at(NOW_US + 2_000_000);
+        hold(0, 8).run(&mut both, by, &prefix);
+        let mut seen = Vec::new();
+        while let Reply::List(message) = events.call(&["PING"]).unwrap() {
+            let [_, _, Reply::Bytes(channel), Reply::Bytes(event)] = message.as_slice() else { break };
+            let [channel, event] = [channel, event].map(|bytes| String::from_utf8(bytes.clone()).unwrap());
+            let key = channel.rsplit_once(&prefix).unwrap().1.to_owned();
+            seen.push(format!("{event} {}", key.trim_start_matches(':')));
+        }
+        // The end of a hold is written before the next one is made.
+        let expected = [
+            "set key:0",
+            "expire key:0",
+            "setrange key:0",
+            "del key:0",
+            "set key:0",
+            "expire key:0",
+            "rename_from key:0",
+            "rename_to usage:0",
+            "set key:0",
+            "expire key:0",
+            "rename_from usage:0",
+            "rename_to key:0",
+            "rename_from key:0",
+            "rename_to usage:0",
+            "set key:0",
+            "expire key:0",
+        ];
+        assert_eq!(seen, expected, "by {by:?}");
+    }
 }
