@@ -25,40 +25,31 @@ const LIMIT: u16 = 16_384;
 const TASKS: usize = 64;
 
 /// Keys with as many holds open.
-struct Row {
+pub(crate) struct Row {
     open: usize,
     /// What is open, by key, in the order that it was reserved; settled from the front.
     tickets: Vec<VecDeque<Ticket>>,
-    rounds: Vec<[Cost; 4]>,
+    pub(crate) rounds: Vec<[Cost; 4]>,
 }
 
 /// Microseconds of a call, and script calls.
 #[derive(Clone, Copy)]
-struct Cost {
+pub(crate) struct Cost {
     script_us: f64,
-    cpu_us: f64,
+    pub(crate) cpu_us: f64,
     calls: f64,
 }
 
 /// What is measured.
-const CALLS: [&str; 4] = ["check", "reserve", "settle the newest", "settle the oldest"];
+pub(crate) const CALLS: [&str; 4] = ["check", "reserve", "settle the newest", "settle the oldest"];
 
 pub(crate) async fn run(server: &Server, options: &Options) -> Result<(), Failed> {
-    let quota = Quota::new(LIMIT.into(), WINDOW)?.with_slots(LIMIT);
-    let policies = PolicySet::new([Policy::new("bench", quota)?.scope(["user"])])?;
-    let redis = RedisOptions::new(&server.url())?.deadline(DEADLINE).connect_timeout(DEADLINE);
-    let redis = redis.without_batching().without_denial_cache();
-    let gate = Arc::new(SharedGate::redis(policies, redis)?);
+    let gate = gate(server)?;
     let mut meter = server.meter().await?;
     meter.forget_keys().await?;
     let mut rows = Vec::new();
     for open in OPEN {
-        let mut row = Row { open, tickets: vec![VecDeque::new(); KEYS], rounds: Vec::new() };
-        for _ in 0..open {
-            row.open_more(&gate, 1).await?;
-        }
-        row.round(&gate, &mut meter).await?;
-        rows.push(row);
+        rows.push(Row::new(open, &gate, &mut meter).await?);
     }
     for _ in 0..options.rounds {
         for row in &mut rows {
@@ -70,7 +61,30 @@ pub(crate) async fn run(server: &Server, options: &Options) -> Result<(), Failed
     Ok(())
 }
 
+/// A gate whose calls are neither batched nor answered by cached denials.
+pub(crate) fn gate(server: &Server) -> Result<Arc<SharedGate>, Failed> {
+    let quota = Quota::new(LIMIT.into(), WINDOW)?.with_slots(LIMIT);
+    let policies = PolicySet::new([Policy::new("bench", quota)?.scope(["user"])])?;
+    let redis = RedisOptions::new(&server.url())?.deadline(DEADLINE).connect_timeout(DEADLINE);
+    let redis = redis.without_batching().without_denial_cache();
+    Ok(Arc::new(SharedGate::redis(policies, redis)?))
+}
+
 impl Row {
+    /// Opens the holds, and makes each call once, so that scripts are loaded.
+    pub(crate) async fn new(
+        open: usize,
+        gate: &Arc<SharedGate>,
+        meter: &mut Meter,
+    ) -> Result<Self, Failed> {
+        let mut row = Self { open, tickets: vec![VecDeque::new(); KEYS], rounds: Vec::new() };
+        for _ in 0..open {
+            row.open_more(gate, 1).await?;
+        }
+        row.round(gate, meter).await?;
+        Ok(row)
+    }
+
     fn user(&self, key: usize) -> String {
         format!("user-{:07}", self.open * KEYS + key)
     }
@@ -96,7 +110,7 @@ impl Row {
         Ok(())
     }
 
-    async fn round(&mut self, gate: &Arc<SharedGate>, meter: &mut Meter) -> Result<[Cost; 4], Failed> {
+    pub(crate) async fn round(&mut self, gate: &Arc<SharedGate>, meter: &mut Meter) -> Result<[Cost; 4], Failed> {
         let before = meter.read().await?;
         let users = (0..KEYS * EACH).map(|at| self.user(at % KEYS));
         let checked = in_flight(users, gate, |gate, user| async move {

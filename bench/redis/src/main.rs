@@ -52,6 +52,9 @@ async fn run(options: &Options) -> Result<(), Failed> {
     if options.has(Part::Module) {
         module::run(options).await?;
     }
+    if options.has(Part::Calls) {
+        module::run_calls(options).await?;
+    }
     if options.has(Part::Attack) {
         attack::run(&server, options).await?;
     }

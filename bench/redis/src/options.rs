@@ -7,7 +7,7 @@ use lexopt::prelude::*;
 pub(crate) const USAGE: &str = "\
 usage: slidegate-redis-bench [options]
 
-  --part NAME       only `scripts`, `store`, `holds`, `module` or `attack`
+  --part NAME       only `scripts`, `store`, `holds`, `module`, `calls` or `attack`
   --limit N         only this limit of `scripts`; may be repeated (10, 100, 1000, 10000)
   --rounds N        rounds, of which a row is the median (5)
   --seconds S       how long a row of `store` or `attack` lasts in a round (2)";
@@ -23,6 +23,8 @@ pub(crate) enum Part {
     Holds,
     /// The cost of a check by the native module, against the script.
     Module,
+    /// The cost of calls under several policies and of reservations by the module, against scripts.
+    Calls,
     /// The latency of one client while others fill the denial cache.
     Attack,
 }
@@ -88,7 +90,8 @@ fn part_of(text: &str) -> Result<Part, String> {
         "store" => Ok(Part::Store),
         "holds" => Ok(Part::Holds),
         "module" => Ok(Part::Module),
+        "calls" => Ok(Part::Calls),
         "attack" => Ok(Part::Attack),
-        _ => Err("the parts are scripts, store, holds, module and attack".to_owned()),
+        _ => Err("the parts are scripts, store, holds, module, calls and attack".to_owned()),
     }
 }

@@ -181,7 +181,16 @@ pub(crate) fn quota(limit: u64) -> Result<Quota, Failed> {
 
 /// A gate with one policy by user.
 pub(crate) fn gate(server: &Server, quota: Quota, habits: Habits) -> Result<Peer, Failed> {
-    let policies = PolicySet::new([Policy::new("bench", quota)?.scope(["user"])])?;
+    gate_of(server, &[quota], habits)
+}
+
+/// A gate with a policy for each of these quotas, all of which apply to each request.
+pub(crate) fn gate_of(server: &Server, quotas: &[Quota], habits: Habits) -> Result<Peer, Failed> {
+    let policy = |(at, quota): (usize, &Quota)| {
+        let name = if at == 0 { "bench".to_owned() } else { format!("bench-{at}") };
+        Ok::<_, Failed>(Policy::new(name, *quota)?.scope(["user"]))
+    };
+    let policies = PolicySet::new(quotas.iter().enumerate().map(policy).collect::<Result<Vec<_>, _>>()?)?;
     let mut options = RedisOptions::new(&server.url())?.deadline(DEADLINE).connect_timeout(DEADLINE);
     if !habits.coalesces {
         options = options.without_batching();

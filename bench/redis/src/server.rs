@@ -109,7 +109,10 @@ impl Meter {
             let Some((name, value)) = line.split_once(':') else { continue };
             match name {
                 "used_cpu_sys" | "used_cpu_user" => work.cpu_us += value.parse().unwrap_or(f64::NAN) * 1e6,
-                "cmdstat_evalsha" | "cmdstat_slidegate.check1" => {
+                "cmdstat_evalsha"
+                | "cmdstat_slidegate.check1"
+                | "cmdstat_slidegate.decide"
+                | "cmdstat_slidegate.change" => {
                     work.calls += field(value, "calls").parse::<u64>().unwrap_or(0);
                     work.script_us += field(value, "usec").parse().unwrap_or(f64::NAN);
                 }
