@@ -29,13 +29,19 @@ fn charge_all(both: &mut Both, from_us: u64) {
         both.call(&[b"RL.CHECK", b"rl", b"20", b"10s"]);
         both.call(&[b"CL.THROTTLE", b"cl", b"20", b"10", b"5"]);
     }
-    // Several keys, refunds, and tables of holds that are made, grow and go.
+}
+
+/// Calls for several keys, refunds, and tables of holds that are made, grow and go.
+fn hold_all(both: &mut Both, from_us: u64) {
     for seed in 1..=20 {
         run_by_module(both, seed, from_us);
     }
     // What has expired meanwhile, and was not read again, is still there elsewhere.
     both.at(from_us);
 }
+
+/// In the future, so that the true clocks of other servers expire nothing.
+const FROM_US: u64 = 4_000_000_000_000_000;
 
 /// Value and expiry of every key, by name.
 fn everything(server: &RedisServer) -> Vec<(String, Reply, Reply)> {
@@ -48,36 +54,57 @@ fn everything(server: &RedisServer) -> Vec<(String, Reply, Reply)> {
     keys.into_iter().map(of).collect()
 }
 
-/// A replica without the module, and every old release that takes over, must have the same usage.
-#[test]
-fn a_replica_without_the_module_has_the_same_values() {
+/// What a replica without the module has of what this leaves, which are so many keys at least.
+fn replicate(charge: impl Fn(&mut Both, u64), least: usize) {
     let mut both = Both::start();
     let port = both.server.port().to_string();
     let replica = RedisServer::builder().module(false).args(["--replicaof", "127.0.0.1", port.as_str()]);
     let replica = replica.start();
     both.server.until_followed_by(1);
-    // In the future, so that the replica's own clock, which is true, expires nothing.
-    charge_all(&mut both, 4_000_000_000_000_000);
+    charge(&mut both, FROM_US);
     let expected = everything(&both.server);
-    assert!(expected.len() > QUOTAS.len() + 20, "{}", expected.len());
+    assert!(expected.len() >= least, "{}", expected.len());
     until_true("the replica has what the master has", || everything(&replica) == expected);
     let stats = replica.admin(&["INFO", "commandstats"]);
     assert!(!stats.contains("cmdstat_slidegate"), "{stats}");
 }
 
-/// A server that is started again without the module must start, and have the same usage.
-#[test]
-fn an_append_only_file_loads_without_the_module() {
+/// What a server without the module loads from the append-only file.
+fn load(charge: impl Fn(&mut Both, u64), least: usize) {
     let args = ["--appendonly", "yes", "--appendfsync", "always"];
     let mut both = Both::on(RedisServer::builder().with_clock().module(true).args(args).start());
-    charge_all(&mut both, 4_000_000_000_000_000);
+    charge(&mut both, FROM_US);
     let expected = everything(&both.server);
-    assert!(expected.len() > QUOTAS.len() + 20, "{}", expected.len());
+    assert!(expected.len() >= least, "{}", expected.len());
     both.server.kill();
     let folder = ["--dir", both.server.dir().to_str().unwrap()];
     let restarted = RedisServer::builder().module(false).args(args).args(folder).start();
     assert_eq!(everything(&restarted), expected);
     assert!(!restarted.admin(&["MODULE", "LIST"]).contains("slidegate"));
+}
+
+/// A replica without the module, and every old release that takes over, must have the same usage.
+#[test]
+fn a_replica_without_the_module_has_the_same_values() {
+    replicate(charge_all, QUOTAS.len() + 2);
+}
+
+/// The same of calls for several keys and of holds.
+#[test]
+fn holds_reach_a_replica_without_the_module() {
+    replicate(hold_all, 20);
+}
+
+/// A server that is started again without the module must start, and have the same usage.
+#[test]
+fn an_append_only_file_loads_without_the_module() {
+    load(charge_all, QUOTAS.len() + 2);
+}
+
+/// The same of calls for several keys and of holds.
+#[test]
+fn holds_are_loaded_without_the_module() {
+    load(hold_all, 20);
 }
 
 /// A denial that counts as a change would make caches of clients useless, and transactions fail.
