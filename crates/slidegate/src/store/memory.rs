@@ -302,9 +302,7 @@ impl MemoryStore {
             let parts = std::slice::from_ref(&charge.part);
             all_or_none(parts, |_, verb, cost| shard.apply(&Call { verb, cost, ..call })).decisions[0]
         };
-        if charge.instead_of.is_some() {
-            inline_quotas.after(&call, shard);
-        }
+        inline_quotas.after(&call, charge.instead_of.is_some(), shard);
         decision
     }
 
@@ -338,9 +336,9 @@ impl MemoryStore {
             };
             all_or_none(&parts, apply).decisions
         };
-        for at in (0..charges.len()).filter(|at| charges[*at].instead_of.is_some()) {
-            let ShardData { shard, inline_quotas, .. } = &mut *locked[guards[at]].1;
-            inline_quotas.after(&calls[at], shard);
+        for ((call, charge), guard) in calls.iter().zip(charges).zip(&guards) {
+            let ShardData { shard, inline_quotas, .. } = &mut *locked[*guard].1;
+            inline_quotas.after(call, charge.instead_of.is_some(), shard);
         }
         decisions
     }
@@ -401,9 +399,12 @@ impl MemoryStore {
         for at in 0..self.shards.len() {
             let ShardData { shard, inline_quotas, .. } = &mut *self.lock(at);
             self.requote_locked(shard, &|policy, key| {
-                let is_inline = !inline_quotas.is_empty() && inline_quotas.knows(&self.address(key, policy));
-                if is_inline { None } else { requote(policy, key) }
+                let changed = requote(policy, key)?;
+                let is_inline = !inline_quotas.is_empty()
+                    && inline_quotas.has_inline(&self.address(key, policy), &changed.0);
+                (!is_inline).then_some(changed)
             });
+            inline_quotas.requote(requote, &self.secret);
         }
     }
 

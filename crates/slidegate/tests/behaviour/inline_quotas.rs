@@ -61,6 +61,102 @@ fn usage_is_kept_between_inline_quotas_and_the_policys_own() {
     }
 }
 
+/// A step of a random history: on a key, without or with one of two inline quotas.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Check { key: usize, inline: Option<usize>, cost: u64 },
+    Reserve { key: usize, inline: Option<usize>, cost: u64 },
+    Advance(u64),
+    Configure(u64),
+    Reset(usize),
+}
+
+const KEYS: [&str; 4] = ["a", "b", "c", "d"];
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let inline = || prop_oneof![2 => Just(None), 5 => Just(Some(0)), 2 => Just(Some(1))];
+    let step = prop_oneof![
+        12 => (0..KEYS.len(), inline(), 0u64..4).prop_map(|(key, inline, cost)| Step::Check { key, inline, cost }),
+        2 => (0..KEYS.len(), inline(), 1u64..4).prop_map(|(key, inline, cost)| Step::Reserve { key, inline, cost }),
+        4 => (0u64..40_000).prop_map(Step::Advance),
+        1 => (4u64..9).prop_map(Step::Configure),
+        1 => (0..KEYS.len()).prop_map(Step::Reset),
+    ];
+    proptest::collection::vec(step, 1..60)
+}
+
+/// What came of a step on a gate, whose policy has the quota of this limit.
+fn run(gate: &Gate, clock: &ManualClock, algorithm: Algorithm, step: Step) -> Option<String> {
+    let quota =
+        |limit, seconds| Quota::new(limit, Duration::from_secs(seconds)).unwrap().with_algorithm(algorithm);
+    let inline_quotas = [quota(6, 30), quota(3, 90)];
+    let request = |key: usize, inline: Option<usize>, cost| {
+        let request = Request::new().with("user", KEYS[key]).cost(cost);
+        inline.map_or(request.clone(), |at| request.quota(inline_quotas[at]))
+    };
+    let text = |decision: &slidegate::Decision| {
+        format!(
+            "{:?}",
+            (
+                decision.verdict(),
+                decision.limit(),
+                decision.used(),
+                decision.held(),
+                decision.retry_after(),
+                decision.reset_after()
+            )
+        )
+    };
+    match step {
+        Step::Check { key, inline, cost } => {
+            gate.check(&request(key, inline, cost)).iter().next().map(|one| text(&one))
+        }
+        Step::Reserve { key, inline, cost } => {
+            gate.reserve(&request(key, inline, cost)).iter().next().map(|one| text(&one))
+        }
+        Step::Advance(ms) => {
+            clock.advance(Duration::from_millis(ms));
+            None
+        }
+        Step::Configure(limit) => {
+            gate.configure(PolicySet::new([policy("p", quota(limit, 60))]).unwrap()).unwrap();
+            None
+        }
+        Step::Reset(key) => Some(gate.reset(&request(key, None, 1)).unwrap().to_string()),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    /// The quota that most keys of a policy are under is stored once. A key must not be taken for
+    /// one of those, whatever others do: each is decided as in a store of its own, where another key
+    /// came first under the policy's own quota, so that every inline quota is listed.
+    #[test]
+    fn keys_of_one_policy_are_under_different_quotas_without_being_confused(
+        at in 0..Algorithm::ALL.len(),
+        steps in steps(),
+    ) {
+        let algorithm = Algorithm::ALL[at];
+        let own = Quota::per_minute(5).with_algorithm(algorithm);
+        let (together, clock) = gate([policy("p", own)]);
+        let alone = KEYS.map(|_| {
+            let (gate, clock) = gate([policy("p", own)]);
+            assert!(gate.check(&Request::new().with("user", "first")).is_allowed());
+            (gate, clock)
+        });
+        for (number, step) in steps.into_iter().enumerate() {
+            let found = run(&together, &clock, algorithm, step);
+            for (key, (gate, clock)) in alone.iter().enumerate() {
+                match step {
+                    Step::Check { key: of, .. } | Step::Reserve { key: of, .. } | Step::Reset(of) if of != key => {}
+                    step => prop_assert_eq!(&run(gate, clock, algorithm, step), &found, "{}: {:?}", number, step),
+                }
+            }
+        }
+    }
+}
+
 /// Inline quotas are stored beside keys: those of evicted keys must not accumulate.
 #[test]
 fn inline_quotas_of_many_keys_that_leave_do_no_harm() {

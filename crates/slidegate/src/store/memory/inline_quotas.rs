@@ -1,8 +1,14 @@
 //! Inline quotas: quotas that came with a request instead of from the policy.
 //!
 //! A state must be read with the quota under which it was written. The quotas of policies are
-//! known. An inline quota is stored here for as long as its key is stored.
+//! known. An inline quota is stored here for as long as its key is stored. Where the first one under
+//! a policy comes before any other key of that policy, it is the usual one, and only keys under
+//! other quotas are listed: most commands with inline quotas send the same one for every key, and a
+//! second table would cost a cache miss for each.
 
+use smallvec::SmallVec;
+
+use super::Requote;
 use super::shard::{Address, Call, Shard};
 use super::table::{Table, Value, table_bytes};
 use crate::key::HashSeed;
@@ -11,7 +17,10 @@ use crate::quota::{Quota, QuotaFields};
 /// The inline quotas of a shard's keys.
 #[derive(Debug, Default)]
 pub(super) struct InlineQuotas {
+    /// The quotas of keys that are not under the usual one of their policy.
     quotas: Table<InlineQuota>,
+    /// By policy, the usual inline quota of its keys; `None` where that is the policy's own.
+    usual: SmallVec<[(u32, Option<QuotaFields>); 1]>,
     /// Number of quotas at which those of removed keys are dropped.
     clean_at: usize,
 }
@@ -28,6 +37,8 @@ impl Value for InlineQuota {
 
 /// Minimum of `clean_at`.
 const FEW: usize = 16;
+/// Most policies with a usual inline quota: they are searched one by one.
+const MAX_USUAL: usize = 8;
 
 impl InlineQuotas {
     /// The last inline quota of a policy's key, if it has one.
@@ -35,18 +46,42 @@ impl InlineQuotas {
         self.fields(address)?.quota()
     }
 
+    #[inline]
     pub(super) fn fields(&self, address: &Address) -> Option<QuotaFields> {
-        self.quotas.find(address).map(|at| self.quotas.get(at).0)
+        let listed = self.quotas.find(address).map(|at| self.quotas.get(at).0);
+        listed.or_else(|| self.usual_of(address.policy)?)
     }
 
-    /// Whether a policy's key has an inline quota.
-    pub(super) fn knows(&self, address: &Address) -> bool {
-        self.quotas.find(address).is_some()
+    /// The usual inline quota of a policy; the outer `None` if it has had no inline quota.
+    #[inline]
+    fn usual_of(&self, policy: u32) -> Option<Option<QuotaFields>> {
+        self.usual.iter().find(|(of, _)| *of == policy).map(|(_, usual)| *usual)
     }
 
-    /// Whether it has no quotas.
+    /// Whether all keys are under their policies' own quotas.
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.quotas.len() == 0
+        self.quotas.len() == 0 && self.usual.is_empty()
+    }
+
+    /// Whether a key is under an inline quota, and not under its policy's own, which is this.
+    pub(super) fn has_inline(&self, address: &Address, own: &Quota) -> bool {
+        match self.quotas.find(address) {
+            Some(at) => self.quotas.get(at).0 != own.fields(),
+            None => self.usual_of(address.policy).flatten().is_some(),
+        }
+    }
+
+    /// Changes the quotas of listed keys that are under their policies' own quotas.
+    pub(super) fn requote(&mut self, requote: Requote<'_>, secret: &HashSeed) {
+        self.quotas.retain(secret, |policy, id, slot| {
+            if let Some((old, new)) = requote(policy, id)
+                && slot.state.0 == old.fields()
+            {
+                slot.state.0 = new.fields();
+            }
+            true
+        });
     }
 
     /// Converts a key to the quota of the call, if it was last under another inline quota or under
@@ -60,7 +95,8 @@ impl InlineQuotas {
 
     fn refit(&mut self, call: &Call<'_>, instead_of: Option<&Quota>, shard: &mut Shard) {
         let found = self.quotas.find(&call.address);
-        let stored = found.map(|at| self.quotas.get(at).0);
+        let listed = found.map(|at| self.quotas.get(at).0);
+        let stored = listed.or_else(|| self.usual_of(call.address.policy)?);
         if stored == Some(call.quota.fields()) {
             return;
         }
@@ -74,10 +110,29 @@ impl InlineQuotas {
         }
     }
 
-    /// Stores the inline quota of a key, if the key is stored.
-    pub(super) fn after(&mut self, call: &Call<'_>, shard: &mut Shard) {
-        if self.knows(&call.address) || !shard.holds(&call.address, call.quota.algorithm()) {
+    /// Stores the quota of a key, if the key is stored and under another one than it would be taken
+    /// for. Costs nothing if there are no inline quotas.
+    #[inline]
+    pub(super) fn after(&mut self, call: &Call<'_>, is_inline: bool, shard: &mut Shard) {
+        let usual = match self.usual_of(call.address.policy) {
+            None | Some(None) if !is_inline => return,
+            Some(Some(usual)) if usual == call.quota.fields() => return,
+            usual => usual,
+        };
+        self.list(call, usual.is_none(), shard);
+    }
+
+    fn list(&mut self, call: &Call<'_>, is_first: bool, shard: &mut Shard) {
+        let is_listed = self.quotas.find(&call.address).is_some();
+        if is_listed || !shard.holds(&call.address, call.quota.algorithm()) {
             return;
+        }
+        if is_first && self.usual.len() < MAX_USUAL {
+            let is_usual = !shard.has_others(&call.address);
+            self.usual.push((call.address.policy, is_usual.then(|| call.quota.fields())));
+            if is_usual {
+                return;
+            }
         }
         if self.quotas.len() >= self.clean_at.max(FEW) {
             self.clean(call.secret, shard);

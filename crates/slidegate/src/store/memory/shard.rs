@@ -525,9 +525,18 @@ impl Shard {
         forgot
     }
 
-    /// Whether a key is stored under this algorithm.
+    /// Whether a key is stored under this algorithm, or has holds.
     pub(super) fn holds(&mut self, address: &Address, algorithm: Algorithm) -> bool {
         for_algorithm!(algorithm, S => S::table(self).find(address).is_some())
+            || self.holds_of(address).is_some()
+    }
+
+    /// Whether other keys of the same policy are stored. Examines each slot.
+    pub(super) fn has_others(&mut self, than: &Address) -> bool {
+        Algorithm::ALL
+            .into_iter()
+            .any(|algorithm| for_algorithm!(algorithm, S => S::table(self).has_others(than)))
+            || self.held.as_ref().is_some_and(|held| held.holds.has_others(than))
     }
 
     /// Removes a key with its holds. Returns whether anything still counted.

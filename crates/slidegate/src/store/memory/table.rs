@@ -193,6 +193,12 @@ impl<S: Value> Table<S> {
         }
     }
 
+    /// Whether it has other keys of the same policy. O(slots).
+    pub(super) fn has_others(&self, than: &Address) -> bool {
+        let mut used = self.slots.iter().zip(&self.tags).filter(|(_, tag)| **tag != 0);
+        used.any(|(slot, _)| slot.policy() == than.policy && !slot.is_at(than))
+    }
+
     #[inline]
     pub(super) fn slot(&mut self, at: usize) -> &mut Slot<S> {
         &mut self.slots[at]

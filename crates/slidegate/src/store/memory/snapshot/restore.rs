@@ -157,8 +157,8 @@ fn restore_key(
         is_wanted: quota.is_some(),
     };
     let restored = shard.restore(&call, &saved, input)?;
-    if restored == Restored::Counts && inline.is_some() {
-        inline_quotas.after(&call, shard);
+    if restored == Restored::Counts {
+        inline_quotas.after(&call, inline.is_some(), shard);
     }
     Some(restored)
 }
@@ -192,9 +192,7 @@ fn restore_holds(
         secret: &memory.secret,
     };
     let restored = shard.restore_holds(&call, holds);
-    if inline.is_some() {
-        inline_quotas.after(&call, shard);
-    }
+    inline_quotas.after(&call, inline.is_some(), shard);
     Some(restored)
 }
 
