@@ -1,5 +1,6 @@
 //! A shard: one table per algorithm, under one lock.
 
+mod eviction;
 mod held;
 #[cfg(feature = "snapshot")]
 mod saved;
@@ -7,7 +8,7 @@ mod saved;
 use super::Requote;
 use super::accounting::{Accounting, allocated};
 use super::held_keys::HeldKeys;
-use super::table::{Removed, Slot, Table, Tick, Value, Weakest, first_table_bytes, table_bytes};
+use super::table::{Removed, Slot, Table, Tick, Value, first_table_bytes};
 use crate::algorithm::{
     self, Done, InFlight, State, decision, fits, for_algorithm, for_each_rate, inspect_with_holds, perform,
 };
@@ -53,19 +54,6 @@ const SWEEP_SLOTS: usize = 64;
 const SWEEP_EVERY: u32 = 512;
 /// and eight slots per new key, so that sweeping is faster than the growth of the table.
 const NEW_KEY: u32 = 64;
-/// Slots among which the weakest key is searched when the store is full.
-const FEW: usize = 16;
-/// Most slots that are searched if all keys so far were used more than once. Linear probing forms
-/// clusters whose last keys are the newest, so several clusters are needed to find a key of a flood
-/// among ten times as many busy keys. The slots are read in order.
-const MANY: usize = 256;
-/// Most keys that one new key evicts because bytes are short: more than one only if tables of other
-/// algorithms have to shrink first.
-const EVICTED_AT_ONCE: usize = 16;
-/// Most keys that one longer log evicts. The longest log takes the bytes of some 230 keys, and is
-/// charged many times before it doubles.
-const EVICTED_FOR_A_LOG: usize = 256;
-
 /// A state that has a table in a shard.
 trait Stored: State + Clone + Value {
     fn table(shard: &mut Shard) -> &mut Table<Self>;
@@ -270,32 +258,6 @@ impl Shard {
         }
     }
 
-    /// Makes room for one more key in a full table: lets the table grow, or evicts keys if bytes are
-    /// short.
-    #[cold]
-    fn grow<S: Stored>(&mut self, call: &Call<'_>) {
-        for _ in 0..EVICTED_AT_ONCE {
-            let Some(slots) = S::table(self).grows_to() else { return };
-            let more = table_bytes::<S>(slots) - S::table(self).bytes();
-            if self.take(more, call.accounting) {
-                return S::table(self).resize(slots, call.secret);
-            }
-            if !self.drop_weakest(call) {
-                break;
-            }
-        }
-        // Other tables gave too little, so this one gives.
-        let now = tick(call.now.at.as_micros());
-        if let Some(weakest) = S::table(self).weakest(now, FEW, MANY, Some(&call.address)) {
-            return self.evict::<S>(weakest, call);
-        }
-        if let Some(slots) = S::table(self).grows_to() {
-            let before = S::table(self).bytes();
-            S::table(self).resize(slots, call.secret);
-            self.force(table_bytes::<S>(slots) - before, call.accounting);
-        }
-    }
-
     /// Counts bytes that a key's state takes on the heap now, and evicts other keys if they are more
     /// than there are.
     #[cold]
@@ -314,15 +276,6 @@ impl Shard {
         }
     }
 
-    /// Evicts keys until the shard holds no more bytes than it may, or as many as a log may.
-    fn make_room(&mut self, call: &Call<'_>) {
-        for _ in 0..EVICTED_FOR_A_LOG {
-            if !call.accounting.is_short(self.bytes) || !self.drop_weakest(call) {
-                return;
-            }
-        }
-    }
-
     /// Bytes of the first table of each algorithm. A new key may have them although the store is
     /// full and there is no other key in its shard to evict.
     pub(super) fn first_tables_bytes() -> usize {
@@ -330,39 +283,6 @@ impl Shard {
             .into_iter()
             .map(|algorithm| for_algorithm!(algorithm, S => first_table_bytes::<S>()))
             .sum()
-    }
-
-    /// Evicts as many keys as a new key may.
-    pub(super) fn evict_some(&mut self, call: &Call<'_>) {
-        for _ in 0..EVICTED_AT_ONCE {
-            self.drop_weakest(call);
-        }
-    }
-
-    /// Evicts the weakest of some keys of this shard, other than the call's. Returns false if it has
-    /// no others; then the store temporarily holds one more than its maximum.
-    #[cold]
-    fn drop_weakest(&mut self, call: &Call<'_>) -> bool {
-        let now = tick(call.now.at.as_micros());
-        let found = Algorithm::ALL.into_iter().filter_map(|algorithm| {
-            let weakest = for_algorithm!(algorithm, S => {
-                S::table(self).weakest(now, FEW, MANY, Some(&call.address))
-            });
-            weakest.map(|weakest| (weakest, algorithm))
-        });
-        let Some((weakest, algorithm)) = found.min_by_key(|(weakest, _)| *weakest) else { return false };
-        for_algorithm!(algorithm, S => self.evict::<S>(weakest, call));
-        if call.accounting.has_byte_bound() {
-            self.track(call.accounting, |tables| tables.shrink(call.secret));
-        }
-        true
-    }
-
-    fn evict<S: Stored>(&mut self, weakest: Weakest, call: &Call<'_>) {
-        self.remove::<S>(weakest.at, call);
-        if weakest.counts {
-            call.accounting.dropped.fetch_add(1, Ordering::Relaxed);
-        }
     }
 
     /// Removes a key.
