@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::time::{SECOND_US, micros};
+use crate::time::{SECOND_US, exact, micros};
 
 #[cfg(any(feature = "redis", feature = "stored-values"))]
 mod table;
@@ -439,6 +439,7 @@ pub(crate) fn ttl_us(ttl: Duration) -> Result<u64, String> {
         return Ok(micros(ttl));
     }
     Err(format!(
-        "invalid ttl `{ttl:?}`: must be 1ms to 1h; extend the hold, or settle it in parts, if the request takes longer"
+        "invalid ttl `{}`: must be 1ms to 1h; extend the hold, or settle it in parts, if the request takes longer",
+        exact(ttl)
     ))
 }

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::time::{SECOND_US, micros};
+use crate::time::{SECOND_US, exact, micros};
 
 mod divisor;
 mod text;
@@ -189,9 +189,9 @@ impl Quota {
     /// If the window is not 1 ms to 366 days. A window is rounded up to whole microseconds.
     pub fn new(limit: u64, window: Duration) -> Result<Self, Error> {
         if window < Self::MIN_WINDOW || window > Self::MAX_WINDOW {
-            let window = if window.is_zero() { "0s".to_owned() } else { format!("{window:?}") };
             return Err(Error::quota(format!(
-                "invalid window `{window}`: must be 1ms to 366d, for example `1m`"
+                "invalid window `{}`: must be 1ms to 366d, for example `1m`",
+                exact(window)
             )));
         }
         Ok(Self::build(limit, micros(window), None, Algorithm::SlidingLog, Self::DEFAULT_SLOTS))
@@ -254,7 +254,8 @@ impl Quota {
     pub fn in_flight(limit: u64, lease: Duration) -> Result<Self, Error> {
         if !(Self::MIN_LEASE..=Self::MAX_LEASE).contains(&lease) {
             return Err(Error::quota(format!(
-                "invalid lease `{lease:?}`: must be 1s to 1h, for example `30s`"
+                "invalid lease `{}`: must be 1s to 1h, for example `30s`",
+                exact(lease)
             )));
         }
         Ok(Self::build(limit, micros(lease), None, Algorithm::InFlight, Self::DEFAULT_SLOTS))

@@ -84,6 +84,19 @@ impl Sub for Timestamp {
     }
 }
 
+/// A duration as it is, for errors: `5h`, `90m`, `1.5s`, `999µs`, `0s`.
+pub(crate) fn exact(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    if duration.subsec_nanos() > 0 {
+        return format!("{duration:?}");
+    }
+    let units = [("d", 86_400), ("h", 3600), ("m", 60)];
+    match units.into_iter().find(|(_, length)| seconds > 0 && seconds.is_multiple_of(*length)) {
+        Some((unit, length)) => format!("{}{unit}", seconds / length),
+        None => format!("{seconds}s"),
+    }
+}
+
 /// A duration in whole microseconds, rounded up, at most `u64::MAX`.
 #[inline]
 pub(crate) fn micros(span: Duration) -> u64 {

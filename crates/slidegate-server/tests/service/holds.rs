@@ -389,7 +389,7 @@ fn bad_input_is_refused_by_name_and_holds_nothing() {
             "reserve",
             json!({ "attributes": {}, "ttl": "2h" }),
             "ttl",
-            "invalid ttl `7200s`: must be 1ms to 1h; extend the hold",
+            "invalid ttl `2h`: must be 1ms to 1h; extend the hold",
         ),
         (
             "reserve",

@@ -201,7 +201,7 @@ much = 'extend the hold, or settle it in parts, if the request takes longer'
 assert refusal(lambda: reserve(alice, amount=1, ttl=3600.5)) == (
     'INVALID_ARGUMENT', f'invalid ttl `3600.5s`: must be 1ms to 1h; {much}')
 assert refusal(lambda: reserve(alice, amount=1, ttl=0)) == (
-    'INVALID_ARGUMENT', f'invalid ttl `0ns`: must be 1ms to 1h; {much}')
+    'INVALID_ARGUMENT', f'invalid ttl `0s`: must be 1ms to 1h; {much}')
 assert refusal(lambda: reserve(alice, amount=1, ttl=-5)) == (
     'INVALID_ARGUMENT', 'invalid ttl of -5 seconds and 0 nanoseconds: must be 1ms to 1h')
 assert reserve(alice, amount=1, ttl=3600).code == OK

@@ -108,6 +108,12 @@ fn a_forgotten_hold_is_free_until_it_is_settled_late() {
     bench.at(secs(40));
     bench.settle(&ticket, 20);
     assert_eq!(bench.usage(), (20, 0, 80));
+    // Repeated within a minute, it charges what is more than before, and nothing else.
+    for (second, cost, used) in [(41, 20, 20), (60, 10, 20), (99, 25, 25), (99, 25, 25)] {
+        bench.at(secs(second));
+        assert_eq!(bench.settle(&ticket, cost).status(), HoldStatus::Expired);
+        assert_eq!(bench.usage(), (used, 0, 100 - used), "{cost} at {second} s");
+    }
 }
 
 /// Streams settle as they flow, so that what flowed early also ends early.
@@ -183,7 +189,7 @@ fn an_extension_may_change_the_time_of_a_hold() {
     assert_eq!(bench.usage(), (80, 0, 20));
     assert_eq!(
         Extension::new().ttl(secs(7200)).unwrap_err().to_string(),
-        "invalid ttl `7200s`: must be 1ms to 1h; extend the hold, or settle it in parts, if the request takes longer"
+        "invalid ttl `2h`: must be 1ms to 1h; extend the hold, or settle it in parts, if the request takes longer"
     );
 }
 
