@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::block::Block;
-use crate::hold::{DEFAULT_TTL_US, NewHold, Unsettled};
+use crate::hold::{DEFAULT_TTL_US, NewHold, Unsettled, new_id};
 use crate::key::Key;
 use crate::quota::{Algorithm, Quota};
 use crate::verb::{Role, Verb};
@@ -29,6 +29,10 @@ pub struct Charge<'a> {
     /// What to do when a shared store does not answer.
     #[cfg(feature = "redis")]
     pub(crate) on_store_error: OnStoreError,
+    /// Whether it is asked for again and again until it is allowed, so that it must find out soon
+    /// what other instances settle.
+    #[cfg(feature = "redis")]
+    pub(crate) is_waiting: bool,
     /// Where the policy stands in its set.
     pub(crate) policy: usize,
     /// Which of the requests it is for.
@@ -50,9 +54,17 @@ pub(crate) struct HoldTerms {
     pub(crate) ttl_us: Option<u64>,
     /// What becomes of it if it is not settled in time, under policies that do not say it.
     pub(crate) unsettled: Unsettled,
+    /// See [`Charge::is_waiting`].
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "the memory store caches nothing"))]
+    pub(crate) is_waiting: bool,
 }
 
 impl HoldTerms {
+    /// Those of a reservation that is made now.
+    pub(crate) fn new(ttl_us: Option<u64>, unsettled: Unsettled) -> Self {
+        Self { id: new_id(), ttl_us, unsettled, is_waiting: false }
+    }
+
     /// How long a hold under this quota lasts.
     pub(crate) fn ttl_us(&self, quota: &Quota) -> u64 {
         self.ttl_us.unwrap_or(match quota.algorithm() {
@@ -225,6 +237,13 @@ pub(crate) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
+    /// Its requests are asked for again until they are allowed; see [`Charge::is_waiting`].
+    #[cfg(feature = "wait")]
+    pub(crate) fn set_waiting(&mut self) {
+        #[cfg(feature = "redis")]
+        self.charges.iter_mut().for_each(|charge| charge.is_waiting = true);
+    }
+
     /// Adds a charge of the last request. One that meets an earlier request on its key is added to
     /// that charge: checked one by one, each would fit where both do not. Requests that are
     /// reserved as one are settled to one cost, so the larger one is held.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 
-use crate::charge::Charge;
+use crate::charge::{Charge, Plan};
 use crate::error::Error;
 use crate::policy::{Policy, PolicySet};
 use crate::policy_reset::{PolicyReset, ResetCursor};
@@ -239,7 +239,7 @@ impl<S: Store> Gate<S> {
     ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
         let check = async move || {
             let mut decisions = self.begin(Some(Verb::Check), slice::from_ref(request));
-            self.fill(&mut decisions, Some(id)).await;
+            self.fill(&mut decisions, Some(id), |_| ()).await;
             decisions
         };
         S::Mode::reply(|| ready(check()), check)
@@ -339,9 +339,20 @@ impl<S: Store> Gate<S> {
         requests: &'r [Request<'r>],
     ) -> Decisions<'r> {
         let mut decisions = self.begin(verb, requests);
-        self.fill(&mut decisions, None).await;
+        self.fill(&mut decisions, None, |_| ()).await;
         #[cfg(feature = "wait")]
         self.wake_refunded(&decisions);
+        decisions
+    }
+
+    /// Checks requests that ask again until they are allowed.
+    #[cfg(feature = "wait")]
+    pub(crate) async fn run_waiting<'r>(&self, requests: &'r [Request<'r>]) -> Decisions<'r> {
+        let mut decisions = self.begin(Some(Verb::Check), requests);
+        self.fill(&mut decisions, None, |plan| {
+            plan.set_waiting();
+        })
+        .await;
         decisions
     }
 
@@ -367,7 +378,7 @@ impl<S: Store> Gate<S> {
     /// Not inlined, so that the usual call with one charge has a small stack frame.
     #[inline(never)]
     fn fill_now(&self, decisions: &mut Decisions<'_>) {
-        ready(self.fill(decisions, None));
+        ready(self.fill(decisions, None, |_| ()));
     }
 
     #[inline]
@@ -382,8 +393,14 @@ impl<S: Store> Gate<S> {
         }
     }
 
-    async fn fill(&self, decisions: &mut Decisions<'_>, id: Option<&str>) {
-        let plan = decisions.policies.plan(decisions.requests, decisions.verb);
+    async fn fill(
+        &self,
+        decisions: &mut Decisions<'_>,
+        id: Option<&str>,
+        prepare: impl FnOnce(&mut Plan<'_>),
+    ) {
+        let mut plan = decisions.policies.plan(decisions.requests, decisions.verb);
+        prepare(&mut plan);
         let decided = self.decide(&plan.charges, id).await;
         let answers = plan.answers(decided.decisions);
         drop(plan);

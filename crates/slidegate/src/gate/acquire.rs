@@ -14,7 +14,7 @@ use super::{Decisions, Gate, Reserved};
 use crate::charge::{HoldTerms, Plan};
 use crate::decision::Reason;
 use crate::error::Error;
-use crate::hold::{HoldChange, HoldStatus, Unsettled, new_id, ttl_us};
+use crate::hold::{HoldChange, HoldStatus, Unsettled, ttl_us};
 use crate::jitter;
 use crate::request::Request;
 use crate::store::{HoldStore, Store};
@@ -251,7 +251,7 @@ impl<'r, S: Store> Asker for GateAcquire<'_, 'r, S> {
     }
 
     async fn ask(&self) -> Asked<Decisions<'r>, QueueKey> {
-        let decisions = self.gate.run_later(Some(Verb::Check), slice::from_ref(self.request)).await;
+        let decisions = self.gate.run_waiting(slice::from_ref(self.request)).await;
         if decisions.is_allowed() { Asked::Allowed(decisions) } else { self.gate.denial(&decisions) }
     }
 }
@@ -269,7 +269,7 @@ impl<'r, S: HoldStore> Asker for AcquireReservation<'_, 'r, S> {
     }
 
     async fn ask(&self) -> Asked<Reserved<'r>, QueueKey> {
-        let terms = HoldTerms { id: new_id(), ttl_us: self.ttl_us, unsettled: Unsettled::default() };
+        let terms = HoldTerms { is_waiting: true, ..HoldTerms::new(self.ttl_us, Unsettled::default()) };
         let reserved = self.gate.reserve_under(slice::from_ref(self.request), terms, None).await;
         if reserved.is_allowed() { Asked::Allowed(reserved) } else { self.gate.denial(&reserved) }
     }

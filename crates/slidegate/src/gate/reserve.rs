@@ -13,7 +13,7 @@ use super::{Answer, Decisions, Gate};
 use crate::charge::{Charge, HoldTerms};
 use crate::decision::Decision;
 use crate::error::Error;
-use crate::hold::{HoldChange, HoldOptions, HoldStatus, Unsettled, new_id, ttl_us};
+use crate::hold::{HoldChange, HoldOptions, HoldStatus, Unsettled, ttl_us};
 use crate::key::{HashSeed, KeyId};
 use crate::policy::{Policy, PolicySet};
 use crate::quota::Algorithm;
@@ -198,7 +198,7 @@ impl<S: HoldStore> Gate<S> {
         &self,
         request: &'r Request<'r>,
     ) -> Reply<S, impl Future<Output = Reserved<'r>> + Send> {
-        let terms = HoldTerms { id: new_id(), ttl_us: None, unsettled: Unsettled::default() };
+        let terms = HoldTerms::new(None, Unsettled::default());
         let requests = slice::from_ref(request);
         S::Mode::reply(
             || self.reserve_now(requests, terms, None),
@@ -250,7 +250,7 @@ impl<S: HoldStore> Gate<S> {
     ) -> Result<Reply<S, impl Future<Output = Reserved<'r>> + Send>, Error> {
         let HoldOptions { ttl, unsettled, id } = options;
         let ttl_us = ttl.map(|ttl| ttl_us(ttl).map_err(Error::ticket)).transpose()?;
-        let terms = HoldTerms { id: new_id(), ttl_us, unsettled };
+        let terms = HoldTerms::new(ttl_us, unsettled);
         Ok(S::Mode::reply(
             || self.reserve_now(requests, terms, id),
             || self.reserve_under(requests, terms, id),
@@ -260,7 +260,7 @@ impl<S: HoldStore> Gate<S> {
     /// Reserves for several requests, all or none: of a layer that names several policies.
     #[cfg(all(feature = "tower", feature = "wait"))]
     pub(crate) async fn reserve_several<'r>(&self, requests: &'r [Request<'r>]) -> Reserved<'r> {
-        let terms = HoldTerms { id: new_id(), ttl_us: None, unsettled: Unsettled::default() };
+        let terms = HoldTerms::new(None, Unsettled::default());
         self.reserve_under(requests, terms, None).await
     }
 

@@ -343,6 +343,8 @@ impl PolicySet {
             name: &rule.policy.name,
             #[cfg(feature = "redis")]
             on_store_error: rule.policy.on_store_error,
+            #[cfg(feature = "redis")]
+            is_waiting: terms.is_some_and(|terms| terms.is_waiting),
             quota,
             instead_of: request.inline_quota().map(|_| own_quota),
             key,

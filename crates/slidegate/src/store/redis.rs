@@ -421,7 +421,9 @@ impl RedisStore {
             self.calls.invalidate_denials(deadline).await;
             return answers;
         }
-        let cache = self.calls.denial_cache.as_ref().filter(|_| subjects.may_be_cached());
+        // Who waits must find out what other instances settle.
+        let may_be_cached = subjects.may_be_cached() && !charges.iter().any(|charge| charge.is_waiting);
+        let cache = self.calls.denial_cache.as_ref().filter(|_| may_be_cached);
         let Some(cache) = cache else {
             return self.calls.decide(&subjects, cost, deadline).await;
         };
@@ -434,9 +436,7 @@ impl RedisStore {
             }
             Err(ticket) => {
                 let answers = self.calls.decide(&subjects, cost, deadline).await?;
-                // What is held may be settled at any time, and no news of it is sent.
-                let is_held = answers.iter().any(|decision| decision.held > 0);
-                if subjects.denies(&answers) && !is_held {
+                if subjects.denies(&answers) {
                     cache.insert(&subjects, cost, &answers, ticket);
                 }
                 Ok(answers)

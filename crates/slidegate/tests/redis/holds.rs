@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use slidegate::{
     Algorithm, Counts, DecisionSource, Extension, Gate, HoldOptions, HoldStatus, Policy, PolicySet, Quota,
-    Request, SharedGate, Ticket,
+    Request, SharedGate, Ticket, Unsettled,
 };
 use slidegate_testkit::redis::{RedisServer, Reply};
 
@@ -41,6 +41,93 @@ async fn a_key_is_as_it_was_when_its_last_hold_is_settled() {
     assert_eq!(kinds().await, (Some(0x14), None));
     assert_eq!(gate.peek(&request).await.strictest().unwrap().used(), 45);
     assert_eq!(gate.store().primary().stats().errors.iter().map(|(_, count)| count).sum::<u64>(), 0);
+}
+
+/// A gateway that was suspended settles late, and again, as it does not know whether it was heard.
+#[tokio::test]
+async fn a_late_settlement_that_is_repeated_within_a_minute_charges_once_on_any_instance() {
+    let server = RedisServer::builder().with_clock().start();
+    server.clock().stand(START_US);
+    let policies = || {
+        let policy = |name| Policy::new(name, Quota::per_hour(1000)).unwrap().scope(["user"]);
+        PolicySet::new([policy("charged"), policy("dropped").unsettled(Unsettled::Forget)]).unwrap()
+    };
+    let gate = || SharedGate::redis(policies(), options(&server.url_as_user())).unwrap();
+    let (one, other) = (gate(), gate());
+    let request = Request::new().with("user", "alice").cost(60);
+    let ticket = one.reserve_for(&request, Duration::from_secs(10)).unwrap().await.into_ticket().unwrap();
+    server.clock().stand(START_US + 15_000_000);
+    for (gate, cost, used) in [(&one, 70, [70, 70]), (&one, 70, [70, 70]), (&other, 70, [70, 70])] {
+        let settled = gate.settle(&ticket, cost).await.unwrap();
+        assert_eq!(settled.status(), HoldStatus::Expired);
+        assert_eq!(settled.iter().map(|key| key.used()).collect::<Vec<_>>(), used);
+    }
+    server.clock().stand(START_US + 70_000_000);
+    let settled = other.settle(&ticket, 80).await.unwrap();
+    assert_eq!(settled.iter().map(|key| (key.cost(), key.used())).collect::<Vec<_>>(), [(10, 80), (10, 80)]);
+}
+
+/// A client that is denied because others hold asks again and again: Redis must not decide each time.
+#[tokio::test]
+async fn a_denial_of_a_key_with_holds_is_cached_until_its_instance_settles_or_a_tenth_of_a_second() {
+    let server = RedisServer::start();
+    let streams = || {
+        let quota = Quota::in_flight(1, Duration::from_secs(600)).unwrap();
+        let policies = [
+            Policy::new("streams", quota).unwrap().scope(["user"]).counts(Counts::Requests),
+            Policy::new("tokens", Quota::per_hour(1000)).unwrap().scope(["user"]),
+        ];
+        SharedGate::redis(PolicySet::new(policies).unwrap(), options(&server.url()).deadline(PATIENT))
+            .unwrap()
+    };
+    let (one, other) = (streams(), streams());
+    let request = Request::new().with("user", "alice").cost(10);
+    let source = async |gate: &SharedGate| {
+        let reserved = gate.reserve(&request).await;
+        assert!(reserved.is_denied());
+        reserved.strictest().unwrap().source()
+    };
+    let ticket = one.reserve(&request).await.into_ticket().unwrap();
+    // Nothing is cached before invalidations are received.
+    for _ in 0..1000 {
+        if source(&one).await == DecisionSource::CachedDenial {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let calls = |gate: &SharedGate| gate.store().primary().stats().calls;
+    let (begun, before) = (tokio::time::Instant::now(), calls(&one));
+    let mut asked = 0;
+    while begun.elapsed() < Duration::from_millis(500) {
+        source(&one).await;
+        asked += 1;
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // One call for each tenth of a second that has passed by the end, and the first.
+    let most = u64::try_from(begun.elapsed().as_millis() / 100).unwrap() + 1;
+    assert!(calls(&one) - before <= most && asked > 10 * most, "{} of {asked}", calls(&one) - before);
+
+    // Its own settlement frees at once. A check and a cost that is smaller ask for themselves.
+    while source(&one).await != DecisionSource::CachedDenial {}
+    one.settle(&ticket, 10).await.unwrap();
+    let ticket = one.reserve(&request).await.into_ticket().expect("it was settled here");
+
+    // That of another instance is found when the denial is a tenth of a second old.
+    while source(&one).await != DecisionSource::CachedDenial {}
+    other.settle(&ticket, 10).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let _ticket = one.reserve(&request).await.into_ticket().expect("it was settled elsewhere");
+
+    // Without the cache, each is asked for.
+    let plain = options(&server.url()).deadline(PATIENT).without_denial_cache();
+    let quota = Quota::in_flight(1, Duration::from_secs(600)).unwrap();
+    let policy = Policy::new("streams", quota).unwrap().scope(["user"]).counts(Counts::Requests);
+    let plain = SharedGate::redis(PolicySet::new([policy]).unwrap(), plain).unwrap();
+    let before = calls(&plain);
+    for _ in 0..5 {
+        assert_eq!(source(&plain).await, DecisionSource::Store);
+    }
+    assert_eq!(calls(&plain) - before, 5);
 }
 
 /// Otherwise the key would be unused again while its usage counts.

@@ -4,6 +4,8 @@
 //! here from that, by the code of the memory store, so both stores agree to the microsecond.
 
 use redis::Value;
+use std::hash::{Hash, Hasher};
+
 use smallvec::SmallVec;
 
 use super::key_reply::{KeyReply, items, unsigned};
@@ -62,6 +64,17 @@ impl Subject {
 /// The keys of a request, each with its quota. Requests with equal subjects can share one call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Subjects(pub(crate) SmallVec<[Subject; 2]>);
+
+/// Subjects, to hash what a denial of them depends on.
+struct DeniedSubjects<'s>(&'s Subjects);
+
+impl Hash for DeniedSubjects<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        for Subject { name, quota, part, own_cost, key, hold } in &self.0.0 {
+            (name, quota, part, own_cost, key, hold.is_some()).hash(state);
+        }
+    }
+}
 
 /// The decisions on one request, in the order of its subjects.
 pub(crate) type Answers = SmallVec<[Decision; 4]>;
@@ -139,7 +152,11 @@ impl Subjects {
     pub(crate) fn may_be_cached(&self) -> bool {
         self.only_verb() == Some(Verb::Check)
             && self.0.iter().all(|subject| subject.part.excess != Excess::Count)
-            && !self.need_holds()
+    }
+
+    /// What a denial of them depends on: not which hold would have been made.
+    pub(crate) fn of_denial(&self) -> impl Hash {
+        DeniedSubjects(self)
     }
 
     /// The same subjects with another verb, each independent of the others.

@@ -9,6 +9,10 @@
 //! is before the server decided, so it is never cached longer than it is true. It applies to the
 //! same keys and to costs at least as large. A refund, a reset or another quota invalidates it at
 //! once.
+//!
+//! Cost that is held may be settled to less at any time, and instances do not tell each other: there
+//! is one settlement for each request. So a denial of a key with holds is cached for at most
+//! [`HELD_FOR`], and what this instance settles ends those of its keys at once.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,9 +32,18 @@ const WAYS: usize = 8;
 /// 160 bytes, so a full cache takes about 10 MB.
 const SETS: usize = 8192;
 
+/// How long a denial of a key with holds is cached at most.
+pub(crate) const HELD_FOR: Duration = Duration::from_millis(100);
+/// Times at which holds were changed, a power of two: keys that share one end each other's denials.
+const RELEASES: usize = 4096;
+
 /// Cached denials, by the hash of their keys.
 pub(crate) struct DenialCache {
     sets: Box<[Mutex<Set>]>,
+    /// When a hold of a key with this hash was last changed here: microseconds since `created`, and
+    /// one more; 0 for never.
+    releases: Box<[AtomicU64]>,
+    created: Instant,
     /// The key of the hash. Random, so that clients cannot choose the set of a key.
     secret: HashSeed,
     /// Whether invalidations are received.
@@ -58,6 +71,8 @@ struct Denial {
     sent: Instant,
     /// When the first of the denying keys has capacity again.
     until: Instant,
+    /// Whether cost is held on one of its keys.
+    is_held: bool,
     /// Whether it was used since the set was last full of used denials.
     is_used: bool,
 }
@@ -78,6 +93,8 @@ impl Default for DenialCache {
     fn default() -> Self {
         Self {
             sets: (0..SETS).map(|_| Mutex::default()).collect(),
+            releases: (0..RELEASES).map(|_| AtomicU64::new(0)).collect(),
+            created: crate::time::instant(),
             secret: HashSeed::random(),
             subscribed: AtomicBool::new(false),
             generation: AtomicU64::new(0),
@@ -105,11 +122,16 @@ impl DenialCache {
     /// The cached denial for these keys and this cost, with the waits that are left; otherwise the
     /// ticket for the call that is about to be sent.
     pub(crate) fn answer(&self, subjects: &Subjects, cost: u64, now: Instant) -> Result<Answers, Ticket> {
-        let keys = self.secret.hash_of(subjects);
+        let keys = self.secret.hash_of(&subjects.of_denial());
         let mut set = self.set(keys);
         let generation = set.generation;
         let denial = set.denials.iter_mut().find(|denial| denial.keys == keys);
-        let Some(denial) = denial.filter(|denial| cost >= denial.cost && now < denial.until) else {
+        let is_true = |denial: &&mut Denial| {
+            cost >= denial.cost
+                && now < denial.until
+                && !(denial.is_held && self.is_released_since(subjects, denial.sent))
+        };
+        let Some(denial) = denial.filter(is_true) else {
             return Err(Ticket { keys, generation, sent: now });
         };
         denial.is_used = true;
@@ -143,14 +165,44 @@ impl DenialCache {
         if wait_us == Waits::NEVER {
             return;
         }
-        let until = sent + Duration::from_micros(wait_us);
+        let mut wait = Duration::from_micros(wait_us);
+        let is_held = answers.iter().any(|one| one.held > 0);
+        if is_held {
+            if self.is_released_since(subjects, sent) {
+                return;
+            }
+            wait = wait.min(HELD_FOR);
+        }
+        let until = sent + wait;
         let answers = answers.iter().copied().collect();
-        let denial = Denial { keys, cost, answers, sent, until, is_used: false };
+        let denial = Denial { keys, cost, answers, sent, until, is_held, is_used: false };
         let mut set = self.set(keys);
         // An invalidation after this was read invalidates the denial with its set.
         if self.subscribed.load(Ordering::SeqCst) && generation == set.generation {
             set.insert(denial);
         }
+    }
+
+    /// Ends the denials of a key with holds, of which one was changed by now. A call for the key that
+    /// was sent before may have been decided before.
+    pub(crate) fn release(&self, name: &[u8], now: Instant) {
+        self.release_of(name).fetch_max(self.micros(now) + 1, Ordering::SeqCst);
+    }
+
+    /// Whether a hold of one of these keys was changed here at this time or later.
+    fn is_released_since(&self, subjects: &Subjects, sent: Instant) -> bool {
+        let sent_us = self.micros(sent);
+        subjects.0.iter().any(|subject| self.release_of(&subject.name).load(Ordering::SeqCst) > sent_us)
+    }
+
+    fn release_of(&self, name: &[u8]) -> &AtomicU64 {
+        #[allow(clippy::cast_possible_truncation)] // the lowest bits are what is wanted
+        let lowest = self.secret.hash_of(&name) as usize;
+        &self.releases[lowest & (RELEASES - 1)]
+    }
+
+    fn micros(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.created).as_micros()).unwrap_or(u64::MAX - 1)
     }
 
     /// Invalidates every denial in one step: sets are cleared when they are next used.
@@ -295,7 +347,7 @@ mod tests {
     #[test]
     fn checks_of_other_keys_do_not_wait_for_one_another() {
         let (cache, now) = (subscribed(), crate::time::instant());
-        let index = |user| index_of(cache.secret.hash_of(&subjects(user)));
+        let index = |user| index_of(cache.secret.hash_of(&subjects(user).of_denial()));
         let other = (2..).find(|user| index(*user) != index(1)).unwrap();
         let stopped = cache.sets[index(1)].lock().unwrap();
         assert!(check(&cache, other, now, HOUR_US));
@@ -323,7 +375,8 @@ mod tests {
     #[test]
     fn ended_denials_are_replaced_before_those_that_are_true() {
         let (cache, now) = (subscribed(), crate::time::instant());
-        let mut same = (0..).filter(|user| index_of(cache.secret.hash_of(&subjects(*user))) == 0);
+        let hash_of = |user: u64| cache.secret.hash_of(&subjects(user).of_denial());
+        let mut same = (0..).filter(|user| index_of(hash_of(*user)) == 0);
         let users: Vec<u64> = same.by_ref().take(WAYS + 1).collect();
         for (at, user) in users[..WAYS].iter().enumerate() {
             assert!(check(&cache, *user, now, if at == 3 { 1_000_000 } else { HOUR_US }));
@@ -357,5 +410,66 @@ mod tests {
         assert!(!is_cached(&cache, 1, now));
         assert!(check(&cache, 1, now, HOUR_US));
         assert!(is_cached(&cache, 1, now));
+    }
+
+    fn denied_by_held(retry_us: u64) -> Answers {
+        denied(retry_us).into_iter().map(|one| Decision { used: 0, held: 1, ..one }).collect()
+    }
+
+    /// Another instance that settles says nothing, and whoever is denied must find out soon.
+    #[test]
+    fn a_denial_of_a_key_with_holds_is_cached_for_a_tenth_of_a_second() {
+        let (cache, now) = (subscribed(), crate::time::instant());
+        for (user, wait_us, lasts_us) in [(1, HOUR_US, 100_000), (2, 40_000, 40_000)] {
+            let subjects = subjects(user);
+            let ticket = cache.answer(&subjects, 1, now).unwrap_err();
+            cache.insert(&subjects, 1, &denied_by_held(wait_us), ticket);
+            assert!(is_cached(&cache, user, now + Duration::from_micros(lasts_us - 1)));
+            assert!(!is_cached(&cache, user, now + Duration::from_micros(lasts_us)));
+        }
+    }
+
+    /// Its own settlements end a denial at once, those of other keys do not, and one that is on its
+    /// way meanwhile is not cached.
+    #[test]
+    fn what_is_settled_here_ends_denials_of_its_key_that_were_asked_before() {
+        let (cache, now) = (subscribed(), crate::time::instant());
+        let at = |ms| now + Duration::from_millis(ms);
+        let slot = |user: u64| std::ptr::from_ref(cache.release_of(&subjects(user).0[0].name));
+        let other = (2..).find(|user| slot(*user) != slot(1)).unwrap();
+        for user in [1, other] {
+            let subjects = subjects(user);
+            let ticket = cache.answer(&subjects, 1, at(0)).unwrap_err();
+            cache.insert(&subjects, 1, &denied_by_held(HOUR_US), ticket);
+        }
+        cache.release(&subjects(1).0[0].name, at(10));
+        assert_eq!((is_cached(&cache, 1, at(20)), is_cached(&cache, other, at(20))), (false, true));
+        for (asked, released, is_kept) in [(30, 40, false), (50, 50, false), (61, 60, true)] {
+            let subjects = subjects(1);
+            let ticket = cache.answer(&subjects, 1, at(asked)).unwrap_err();
+            cache.release(&subjects.0[0].name, at(released));
+            cache.insert(&subjects, 1, &denied_by_held(HOUR_US), ticket);
+            assert_eq!(is_cached(&cache, 1, at(asked + 1)), is_kept, "{asked} {released}");
+        }
+        // A key without holds has nothing that a settlement could free.
+        check(&cache, 3, at(70), HOUR_US);
+        cache.release(&subjects(3).0[0].name, at(80));
+        assert!(is_cached(&cache, 3, at(90)));
+    }
+
+    /// Each reservation has an id of its own; what is denied is the same.
+    #[test]
+    fn a_reservation_is_answered_by_the_denial_of_another_one_and_not_by_that_of_a_check() {
+        let (cache, now) = (subscribed(), crate::time::instant());
+        let reserving = |id| {
+            let mut subjects = subjects(1);
+            let unsettled = crate::hold::Unsettled::Charge;
+            subjects.0[0].hold = Some(crate::hold::NewHold { id, ttl_us: 1000, unsettled });
+            subjects
+        };
+        let ticket = cache.answer(&reserving(1), 1, now).unwrap_err();
+        cache.insert(&reserving(1), 1, &denied_by_held(HOUR_US), ticket);
+        assert!(cache.answer(&reserving(2), 1, now).is_ok());
+        assert!(!is_cached(&cache, 1, now), "a check may be allowed where there are too many holds");
     }
 }

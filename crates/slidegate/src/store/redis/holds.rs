@@ -13,7 +13,9 @@ use super::call::{NUMBER_BYTES, Unreadable, numbers, own_numbers, packed_with_ho
 use super::hold_places::HoldPlaces;
 use super::key_reply::{KeyReply, unsigned};
 use super::names::Names;
-use super::{Call, Executed, Failure, FailureKind, LastFailure, Native, RETRY_PAUSE, RedisStore, explain};
+use super::{
+    Call, Calls, Executed, Failure, FailureKind, LastFailure, Native, RETRY_PAUSE, RedisStore, explain,
+};
 use crate::algorithm::Done;
 use crate::error::Error;
 use crate::hold::{HoldChange, HoldStatus, Holds, Unsettled};
@@ -128,6 +130,16 @@ impl NamedChange {
             *total = before;
         }
         self
+    }
+
+    /// Whether it may free cost. A part moves it from what is held to what is used.
+    fn frees(&self) -> bool {
+        matches!(
+            self.change.change,
+            HoldChange::Settle { ttl_us: None, .. }
+                | HoldChange::Cancel
+                | HoldChange::Extend { total: Some(_), .. }
+        )
     }
 
     /// Whether the script for one key may carry it out. It gives nothing back that was charged.
@@ -274,8 +286,7 @@ impl RedisStore {
         keys.extend(changes.iter().map(|(_, change)| Names::usage(&change.name)));
         let bound =
             ReplyBound::of(changes.iter().map(|(_, one)| KeyReply::most_bytes(&one.change.quota)).sum());
-        // They may deny what a settlement frees.
-        self.calls.clear_denials();
+        let _released = Released::by(&self.calls, changes);
         let is_countable = |quota: &Quota| quota.limit().max(quota.burst()) <= super::MOST;
         let is_native =
             changes.len() <= MAX_PARTS && changes.iter().all(|(_, one)| is_countable(&one.change.quota));
@@ -329,6 +340,39 @@ impl RedisStore {
             }
             tokio::time::sleep(RETRY_PAUSE).await;
         }
+    }
+}
+
+/// Ends cached denials of the keys whose holds are changed, when the change is over: also if it
+/// failed or nobody waits for it any more, as the server may have made it.
+struct Released<'a> {
+    calls: &'a Calls,
+    changes: &'a [(usize, NamedChange)],
+}
+
+impl<'a> Released<'a> {
+    fn by(calls: &'a Calls, changes: &'a [(usize, NamedChange)]) -> Self {
+        let released = Self { calls, changes };
+        released.end_denials();
+        released
+    }
+
+    fn end_denials(&self) {
+        let Some(cache) = &self.calls.denial_cache else { return };
+        if self.changes.iter().any(|(_, change)| !change.is_of_one_hold()) {
+            // What was charged at once is given back, to keys without holds too.
+            cache.clear();
+        }
+        let now = instant();
+        for (_, change) in self.changes.iter().filter(|(_, change)| change.frees()) {
+            cache.release(&change.name, now);
+        }
+    }
+}
+
+impl Drop for Released<'_> {
+    fn drop(&mut self) {
+        self.end_denials();
     }
 }
 
