@@ -10,7 +10,6 @@ use slidegate::{Excess, Match, PolicySet};
 
 use crate::batch::EntryBatch;
 use crate::identity::{self, Identity};
-use crate::reservations::reserves;
 use crate::store::Usages;
 
 /// Most policies of a compiled set: for each of them, a batch has a list of its entries' keys.
@@ -41,7 +40,7 @@ impl CompiledPolicies {
             policy.on_excess() == Excess::Refuse
                 && policy.block_count() == 0
                 && !policy.is_only_when_named()
-                && !reserves(policy)
+                && !policy.expects_reservations()
         };
         if policies.iter().len() > MAX_POLICIES || !policies.iter().all(is_simple) {
             return None;

@@ -7,11 +7,11 @@
 
 use std::sync::Arc;
 
-use slidegate::{Decisions, Gate, PolicySet, Request, Role, Timestamp, Verb};
+use slidegate::{Decisions, Gate, Policy, PolicySet, Request, Role, Timestamp, Verb};
 
 use crate::batch::{BatchEntry, EntryBatch};
 use crate::compiled::CompiledPolicies;
-use crate::reservations::{Reservations, Settled, reserves, unlearned, without_cost};
+use crate::reservations::{Reservations, Settled, unlearned, without_cost};
 use crate::store::keys::{KeyRecord, NOT_DENIED};
 use crate::store::{NO_KEY, ReplayStore};
 
@@ -111,7 +111,7 @@ impl Decider {
     }
 
     fn with_reservations(policies: PolicySet, max_keys: usize, keeps_requests: bool) -> Self {
-        if !policies.iter().any(reserves) {
+        if !policies.iter().any(Policy::expects_reservations) {
             return Self::without_reservations(policies, max_keys);
         }
         let policies = unlearned(policies);

@@ -1,6 +1,7 @@
 //! Reservations: requests that hold cost from their start to their end, as a log has both.
 //!
-//! A request under a policy that [reserves] is replayed as the service decides `/v1/reserve` without
+//! A request under a policy that [expects
+//! reservations](Policy::expects_reservations) is replayed as the service decides `/v1/reserve` without
 //! a cost: each policy holds its estimate, and a policy that limits what is in flight a permit. At
 //! the logged end, the reservation is settled to the logged cost. Until then it is extended every
 //! third of its time, as a program that reserves has to. What ends at the time of a start ends
@@ -11,7 +12,7 @@ use std::collections::BinaryHeap;
 
 use slidegate::{
     Algorithm, Counts, Decisions, Gate, Policy, PolicyDecision, PolicySet, Request, Settlement, Ticket,
-    Timestamp, Unsettled, Value,
+    Timestamp, Value,
 };
 
 use crate::batch::BatchEntry;
@@ -20,15 +21,6 @@ use crate::store::ReplayStore;
 /// Most reservations that are open at once, in each scenario: about 0.5 kB each. One more settles
 /// another one early.
 pub(crate) const MAX_OPEN: usize = 262_144;
-
-/// Whether requests under a policy reserve: it limits what is in flight, or says what a reservation
-/// holds or what becomes of one that is not settled.
-pub(crate) fn reserves(policy: &Policy) -> bool {
-    policy.quota().algorithm() == Algorithm::InFlight
-        || policy.estimated().is_some()
-        || policy.learns_estimate()
-        || policy.on_unsettled() == Unsettled::Forget
-}
 
 /// The same policies; what one learned of settled costs is not known to the other.
 pub(crate) fn unlearned(policies: PolicySet) -> PolicySet {
@@ -228,7 +220,7 @@ impl Reservations {
     /// Whether a request is to be decided as a reservation; counts one that cannot be.
     pub(crate) fn begins(&mut self, policies: &PolicySet, entry: BatchEntry, request: &Request<'_>) -> bool {
         let is_held = policies.applying_to(request).any(|policy| {
-            reserves(policy) && request.named_policy().is_none_or(|name| policy.name() == name)
+            policy.expects_reservations() && request.named_policy().is_none_or(|name| policy.name() == name)
         });
         self.counts.without_duration += u64::from(is_held && entry.duration_us.is_none());
         is_held && entry.duration_us.is_some()

@@ -260,6 +260,16 @@ impl Policy {
         }
     }
 
+    /// Whether it is meant for requests that [reserve](crate::Gate::reserve): it limits what is in
+    /// flight, or says what a reservation holds, or that one which is not settled is dropped.
+    #[must_use]
+    pub fn expects_reservations(&self) -> bool {
+        self.quota.algorithm() == Algorithm::InFlight
+            || self.estimate.is_some()
+            || self.learns_estimate()
+            || self.on_unsettled() == Unsettled::Forget
+    }
+
     /// Sets what becomes of holds that are not settled in time. Default: [`Unsettled::Charge`].
     /// Permits of [`Quota::in_flight`] are given back.
     #[must_use]

@@ -79,7 +79,10 @@ impl Memory {
     ) -> WorstCase {
         let of_policy = |policy: &'p Policy| {
             let bytes = policy.quotas().map(|quota| MemoryStore::bytes_per_key(quota, policy.on_excess()));
-            (bytes.max().unwrap_or(0), format!("policy `{}`", policy.name()))
+            // There are at most as many open reservations as keys. One each takes the most.
+            let holds = usize::from(policy.expects_reservations());
+            let bytes = bytes.max().unwrap_or(0) + MemoryStore::bytes_per_holds(holds);
+            (bytes, format!("policy `{}`", policy.name()))
         };
         let of_candidate = |(policy, quota): (&str, &Quota)| {
             let bytes = MemoryStore::bytes_per_key(quota, Excess::Refuse);

@@ -16,6 +16,12 @@ const REDIS_KEY_BYTES: u64 = 88;
 /// A log's own header, and what Redis puts around a value.
 const REDIS_HEADER_BYTES: u64 = 48 + 6;
 
+/// The header of a table of holds, and a hold in it; see docs/redis-layout.md.
+const REDIS_HOLDS_HEADER_BYTES: u64 = 32;
+const REDIS_HOLD_BYTES: u64 = 30;
+/// Most open reservations of a key.
+const MAX_HOLDS: usize = 1024;
+
 /// Where usage lives.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Counted {
@@ -54,14 +60,24 @@ pub(crate) fn describe(policy: &Policy, counted: Counted) -> String {
     if quota.capacity() == 0 {
         words += " Nothing passes that costs anything.";
     }
+    let holds = open_reservations(policy);
+    let held = match counted {
+        Counted::Here => format!("about {} bytes", MemoryStore::bytes_per_holds(holds)),
+        Counted::Shared { .. } => format!("about {} bytes in redis", redis_holds_bytes(holds)),
+    };
+    let more = match holds {
+        0 => String::new(),
+        1 => format!("; an open reservation takes {held} more"),
+        _ => format!("; {holds} open reservations, as many as fit, take {held} more"),
+    };
     let size = match counted {
         Counted::Here => {
-            format!("about {} bytes at most.", MemoryStore::bytes_per_key(quota, policy.on_excess()))
+            format!("about {} bytes at most{more}.", MemoryStore::bytes_per_key(quota, policy.on_excess()))
         }
-        Counted::Shared { .. } => format!("about {} bytes in redis at most.", redis_bytes(quota)),
+        Counted::Shared { .. } => format!("about {} bytes in redis at most{more}.", redis_bytes(quota)),
     };
     words += &match policy.override_count() {
-        0 if is_in_flight => String::new(),
+        0 if is_in_flight => format!(" A key with {holds} in flight takes {held}."),
         1 if is_in_flight => " 1 key has a limit of its own.".to_owned(),
         count if is_in_flight => format!(" {count} keys have limits of their own."),
         0 => format!(" A key takes {size}"),
@@ -78,6 +94,16 @@ pub(crate) fn describe(policy: &Policy, counted: Counted) -> String {
         words += &fallback(policy, instances);
     }
     words
+}
+
+/// How many reservations a key has open if each holds the estimate, and as many are open as fit; none
+/// under a policy that expects none.
+fn open_reservations(policy: &Policy) -> usize {
+    if !policy.expects_reservations() {
+        return 0;
+    }
+    let fitting = policy.quota().capacity() / policy.estimated().unwrap_or(1).max(1);
+    usize::try_from(fitting).unwrap_or(MAX_HOLDS).clamp(1, MAX_HOLDS)
 }
 
 /// A quota in a few words: `100/1m`, or `20 in flight (lease 30s)`.
@@ -186,9 +212,27 @@ fn redis_bytes(quota: &Quota) -> u64 {
     }
     // The newest run lies in the header.
     let value = REDIS_HEADER_BYTES + log_runs(quota).saturating_sub(1) * run_bytes(quota);
-    // The sizes that Redis's allocator has: 16 bytes apart at first, then four to each doubling.
-    let apart = (value.next_power_of_two() / 8).max(16);
-    REDIS_KEY_BYTES + value.next_multiple_of(apart)
+    REDIS_KEY_BYTES + redis_allocated(value)
+}
+
+/// What the table of so many holds takes in Redis: its usage is another key meanwhile. See
+/// docs/redis-layout.md.
+fn redis_holds_bytes(holds: usize) -> u64 {
+    // A value that is appended to gets twice the room that it needs.
+    let (mut value, mut allocated) = (REDIS_HOLDS_HEADER_BYTES, 0);
+    for _ in 0..holds {
+        value += REDIS_HOLD_BYTES;
+        let around = |value: u64| value + if value < 256 { 4 } else { 6 };
+        if around(value) > allocated {
+            allocated = redis_allocated(around(2 * value));
+        }
+    }
+    REDIS_KEY_BYTES + allocated
+}
+
+/// The sizes that Redis's allocator has: 16 bytes apart at first, then four to each doubling.
+fn redis_allocated(value: u64) -> u64 {
+    value.next_multiple_of((value.next_power_of_two() / 8).max(16))
 }
 
 /// Whether a full key's counters fit into 12 bytes; see docs/redis-layout.md.
@@ -228,7 +272,7 @@ fn run_bytes(quota: &Quota) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Counted, describe};
+    use super::{Counted, describe, redis_holds_bytes};
     use crate::config::tests::policy;
 
     /// What is said back is how a wrong file is noticed before it denies anyone.
@@ -247,13 +291,20 @@ mod tests {
             ),
             (
                 "scope: [user], in_flight: 20",
-                "requests are limited to 20 in flight for each user (given back, or after 30s without a heartbeat). Denies.",
+                "requests are limited to 20 in flight for each user (given back, or after 30s without a heartbeat). Denies. \
+                 A key with 20 in flight takes about 1442 bytes.",
             ),
             (
                 "quota: 1/1d, counts: output, estimate: 100, unsettled: forget",
                 "requests are limited to 1 per 1d for all of them together (exact sliding log). Of a request its cost \
                  `output` counts. A reservation without a cost holds 100. Reserved cost that is not settled in time is \
-                 dropped. Denies. A key takes about 105 bytes at most.",
+                 dropped. Denies. A key takes about 105 bytes at most; an open reservation takes about 146 bytes more.",
+            ),
+            (
+                "quota: 100/1h, algorithm: token-bucket, estimate: 20",
+                "requests are limited to 100 per 1h for all of them together (token bucket, 100 at once). A reservation \
+                 without a cost holds 20. Denies. A key takes about 63 bytes at most; 5 open reservations, as many as \
+                 fit, take about 482 bytes more.",
             ),
             (
                 "quota: 1/1d",
@@ -290,6 +341,17 @@ mod tests {
         }
     }
 
+    /// Whoever sizes a Redis server must not be told too little: `MEMORY USAGE` of Redis 7.0 for a
+    /// table that grew by one hold after the other, where the key's name has 33 bytes.
+    #[test]
+    fn tables_of_holds_in_redis_take_what_the_server_says() {
+        for (holds, bytes) in
+            [(1, 216), (3, 216), (4, 408), (8, 408), (10, 856), (20, 856), (50, 1880), (100, 4184)]
+        {
+            assert_eq!(redis_holds_bytes(holds), bytes, "{holds}");
+        }
+    }
+
     /// Anyone who shares a limit must read what becomes of it when the store is away, and how large
     /// the server has to be.
     #[test]
@@ -318,6 +380,14 @@ mod tests {
                 3,
                 "100 per 1500ms for all of them together (fixed window: up to twice the limit around its border). \
                  Denies. A key takes about 120 bytes in redis at most. While redis is away, it denies everything.",
+            ),
+            (
+                "quota: 100/1m, algorithm: fixed-window, estimate: 10",
+                1,
+                "100 per 1m for all of them together (fixed window: up to twice the limit around its border). A \
+                 reservation without a cost holds 10. Denies. A key takes about 104 bytes in redis at most; 10 open \
+                 reservations, as many as fit, take about 856 bytes in redis more. While redis is away, each instance \
+                 counts by itself, up to 100 per 1m.",
             ),
         ] {
             let message = describe(&policy(keys), Counted::Shared { instances });

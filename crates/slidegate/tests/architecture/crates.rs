@@ -64,7 +64,7 @@ const REPLAY: &Table = &[
     ("pass", &["batch", "entry"]),
     ("store", &["identity"]),
     ("reservations", &["batch", "store"]),
-    ("compiled", &["batch", "identity", "reservations", "store"]),
+    ("compiled", &["batch", "identity", "store"]),
     ("decider", &["batch", "compiled", "reservations", "store"]),
     ("share", &[]),
     ("wording", &[]),

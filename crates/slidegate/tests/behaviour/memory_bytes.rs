@@ -201,6 +201,44 @@ fn the_worst_case_is_no_less_than_what_a_full_store_takes_and_not_much_more() {
     }
 }
 
+/// Whoever sizes a container for reservations must not be told too little, nor many times too much.
+#[test]
+fn the_estimate_of_open_holds_is_what_keys_with_so_many_take() {
+    const KEYS: u64 = 3000;
+    for (in_flight, holds) in [(false, 1), (false, 3), (false, 20), (true, 1), (true, 7)] {
+        let quota = if in_flight {
+            Quota::in_flight(20, Duration::from_secs(60)).unwrap()
+        } else {
+            Quota::per_hour(20).with_algorithm(Algorithm::TokenBucket)
+        };
+        // There are at most as many holds as keys.
+        let max_keys = usize::try_from(KEYS).unwrap() * holds;
+        let gate = |max_keys| {
+            let policy = Policy::new("p", quota).unwrap().scope(["user"]);
+            let store = MemoryStore::builder().max_keys(max_keys).clock(ManualClock::new()).build();
+            Gate::with_memory(PolicySet::new([policy]).unwrap(), store)
+        };
+        let empty = gate(max_keys).store().stats().bytes;
+        let gate = gate(max_keys);
+        for n in 0..KEYS {
+            let user = n.to_string();
+            let request = Request::new().with("user", user.as_str());
+            // What is used lies in another table than what is held.
+            assert!(in_flight || gate.check(&request.clone().cost(0)).is_allowed());
+            for _ in 0..holds {
+                assert!(gate.reserve(&request).is_allowed());
+            }
+        }
+        let stats = gate.store().stats();
+        assert_eq!(stats.holds, max_keys);
+        let each = MemoryStore::bytes_per_holds(holds);
+        let estimate = usize::try_from(KEYS).unwrap() * each;
+        let taken = stats.bytes - empty;
+        assert!(taken <= estimate, "{holds}, {in_flight}: {taken} of {estimate}");
+        assert!(taken >= estimate / 10 * 6, "{holds}, {in_flight}: {taken} of only {estimate}");
+    }
+}
+
 /// A bound must not cost decisions: without new keys or longer logs nothing is allocated or evicted.
 #[test]
 fn decisions_on_known_keys_of_a_full_store_allocate_nothing() {

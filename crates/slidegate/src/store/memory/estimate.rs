@@ -8,6 +8,7 @@ use super::table::most_bytes_per_key;
 use super::{MemoryStore, MemoryStoreBuilder, PaddedShard};
 use crate::algorithm::{State, for_algorithm};
 use crate::charge::Excess;
+use crate::hold::{Hold, Holds};
 use crate::quota::Quota;
 
 /// The most memory that a store takes under some quotas.
@@ -40,6 +41,26 @@ impl MemoryStore {
         for_algorithm!(quota.algorithm(), S => {
             most_bytes_per_key::<S>() + allocated(S::most_heap_bytes(quota, entries, cost))
         })
+    }
+
+    /// Most bytes that so many open holds of a key take, beside [its usage](Self::bytes_per_key): its
+    /// slot in the table of holds, and a list that has just doubled. A key that only limits what is
+    /// in flight has no usage.
+    ///
+    /// ```
+    /// use slidegate::MemoryStore;
+    ///
+    /// assert_eq!(MemoryStore::bytes_per_holds(0), 0);
+    /// assert!(MemoryStore::bytes_per_holds(100) < 100 * MemoryStore::bytes_per_holds(1));
+    /// ```
+    #[must_use]
+    pub fn bytes_per_holds(holds: usize) -> usize {
+        if holds == 0 {
+            return 0;
+        }
+        // One is in the slot itself.
+        let room = if holds == 1 { 0 } else { holds.next_power_of_two() };
+        most_bytes_per_key::<Holds>() + allocated(room * size_of::<Hold>())
     }
 
     /// Most bytes that a quota takes which came with a request instead of from the policy, beside
