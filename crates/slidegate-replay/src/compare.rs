@@ -80,7 +80,7 @@ pub(crate) fn exact(policies: &PolicySet) -> PolicySet {
     PolicySet::new(policies).expect("another algorithm keeps a set valid")
 }
 
-/// A policy with its quotas changed, unless they limit what is in flight: that is no rate.
+/// A policy with its quotas changed, unless they limit what is in flight, which is not a rate.
 fn map_rates(policy: &Policy, change: impl Fn(&Quota) -> Quota) -> Policy {
     let policy = policy.clone();
     if policy.quota().algorithm() == Algorithm::InFlight { policy } else { policy.map_quotas(change) }

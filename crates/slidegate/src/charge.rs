@@ -55,7 +55,6 @@ pub(crate) struct HoldTerms {
     /// What becomes of it if it is not settled in time, under policies that do not say it.
     pub(crate) unsettled: Unsettled,
     /// See [`Charge::is_waiting`].
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "the memory store caches nothing"))]
     pub(crate) is_waiting: bool,
 }
 

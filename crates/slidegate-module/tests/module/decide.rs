@@ -283,7 +283,7 @@ fn keys_do_not_show_who_decided_a_call() {
     }
 }
 
-/// Both must recognize a request that is sent again, whoever decided it first.
+/// Both must recognize a request that is sent again, by scripts or by the module.
 #[test]
 fn a_first_reply_is_stored_by_one_and_replied_by_the_other() {
     let mut both = Both::start();

@@ -341,7 +341,7 @@ mod tests {
         }
     }
 
-    /// Whoever sizes a Redis server must not be told too little: `MEMORY USAGE` of Redis 7.0 for a
+    /// An operator who sizes a Redis server must not read too little: `MEMORY USAGE` of Redis 7.0 for a
     /// table that grew by one hold after the other, where the key's name has 33 bytes.
     #[test]
     fn tables_of_holds_in_redis_take_what_the_server_says() {

@@ -114,7 +114,7 @@ impl<'v> CallKey<'v> {
         on!(self, key => key.is_written |= !is_moved_only || key.has_moved());
     }
 
-    /// Counts a cost as denied that is charged all the same.
+    /// Counts a cost as denied although it is charged.
     pub(super) fn count_denied(&mut self, cost: u64) {
         on!(self, key => key.need(cost));
     }

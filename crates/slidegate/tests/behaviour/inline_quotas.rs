@@ -245,7 +245,7 @@ fn charged_excess_is_admitted_once_and_waited_out() {
 /// Anyone who moves from a limiter that counts every hit must be able to keep its numbers, and the
 /// promised wait must hold.
 #[test]
-fn counted_denials_are_charged_whoever_denies_and_waited_out() {
+fn counted_denials_are_charged_and_waited_out_by_every_policy() {
     for algorithm in Algorithm::ALL {
         let quota = Quota::per_minute(10).with_algorithm(algorithm);
         let (gate, clock) = gate([policy("all", quota).excess(Excess::Count), policy("calls", quota)]);

@@ -201,7 +201,7 @@ fn the_worst_case_is_no_less_than_what_a_full_store_takes_and_not_much_more() {
     }
 }
 
-/// Whoever sizes a container for reservations must not be told too little, nor many times too much.
+/// An operator who sizes a container for reservations must not read too little, nor far too much.
 #[test]
 fn the_estimate_of_open_holds_is_what_keys_with_so_many_take() {
     const KEYS: u64 = 3000;

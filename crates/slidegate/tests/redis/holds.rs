@@ -43,7 +43,7 @@ async fn a_key_is_as_it_was_when_its_last_hold_is_settled() {
     assert_eq!(gate.store().primary().stats().errors.iter().map(|(_, count)| count).sum::<u64>(), 0);
 }
 
-/// A gateway that was suspended settles late, and again, as it does not know whether it was heard.
+/// A gateway that was suspended settles late, and again, as it does not know whether its call arrived.
 #[tokio::test]
 async fn a_late_settlement_that_is_repeated_within_a_minute_charges_once_on_any_instance() {
     let server = RedisServer::builder().with_clock().start();

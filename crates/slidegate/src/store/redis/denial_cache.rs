@@ -416,7 +416,7 @@ mod tests {
         denied(retry_us).into_iter().map(|one| Decision { used: 0, held: 1, ..one }).collect()
     }
 
-    /// Another instance that settles says nothing, and whoever is denied must find out soon.
+    /// Another instance that settles says nothing, and a client that is denied must find out soon.
     #[test]
     fn a_denial_of_a_key_with_holds_is_cached_for_a_tenth_of_a_second() {
         let (cache, now) = (subscribed(), crate::time::instant());
