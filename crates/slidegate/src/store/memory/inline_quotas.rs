@@ -9,18 +9,22 @@
 use smallvec::SmallVec;
 
 use super::Requote;
+use super::accounting::allocated;
 use super::shard::{Address, Call, Shard};
 use super::table::{Table, Value, table_bytes};
 use crate::key::HashSeed;
 use crate::quota::{Quota, QuotaFields};
 
-/// The inline quotas of a shard's keys.
+/// The inline quotas of a shard's keys, allocated by the first one.
 #[derive(Debug, Default)]
-pub(super) struct InlineQuotas {
+pub(super) struct InlineQuotas(Option<Box<Lists>>);
+
+#[derive(Debug, Default)]
+struct Lists {
     /// The quotas of keys that are not under the usual one of their policy.
     quotas: Table<InlineQuota>,
     /// By policy, the usual inline quota of its keys; `None` where that is the policy's own.
-    usual: SmallVec<[(u32, Option<QuotaFields>); 1]>,
+    usual: SmallVec<[(u32, Option<QuotaFields>); MAX_USUAL]>,
     /// Number of quotas at which those of removed keys are dropped.
     clean_at: usize,
 }
@@ -37,8 +41,8 @@ impl Value for InlineQuota {
 
 /// Minimum of `clean_at`.
 const FEW: usize = 16;
-/// Most policies with a usual inline quota: they are searched one by one.
-const MAX_USUAL: usize = 8;
+/// Most policies with a usual inline quota. Protocols with inline quotas have one policy each.
+const MAX_USUAL: usize = 2;
 
 impl InlineQuotas {
     /// The last inline quota of a policy's key, if it has one.
@@ -48,33 +52,28 @@ impl InlineQuotas {
 
     #[inline]
     pub(super) fn fields(&self, address: &Address) -> Option<QuotaFields> {
-        let listed = self.quotas.find(address).map(|at| self.quotas.get(at).0);
-        listed.or_else(|| self.usual_of(address.policy)?)
-    }
-
-    /// The usual inline quota of a policy; the outer `None` if it has had no inline quota.
-    #[inline]
-    fn usual_of(&self, policy: u32) -> Option<Option<QuotaFields>> {
-        self.usual.iter().find(|(of, _)| *of == policy).map(|(_, usual)| *usual)
+        self.0.as_ref()?.fields(address)
     }
 
     /// Whether all keys are under their policies' own quotas.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.quotas.len() == 0 && self.usual.is_empty()
+        self.0.is_none()
     }
 
     /// Whether a key is under an inline quota, and not under its policy's own, which is this.
     pub(super) fn has_inline(&self, address: &Address, own: &Quota) -> bool {
-        match self.quotas.find(address) {
-            Some(at) => self.quotas.get(at).0 != own.fields(),
-            None => self.usual_of(address.policy).flatten().is_some(),
+        let Some(lists) = &self.0 else { return false };
+        match lists.listed(address) {
+            Some(listed) => listed != own.fields(),
+            None => lists.usual_of(address.policy).flatten().is_some(),
         }
     }
 
     /// Changes the quotas of listed keys that are under their policies' own quotas.
     pub(super) fn requote(&mut self, requote: Requote<'_>, secret: &HashSeed) {
-        self.quotas.retain(secret, |policy, id, slot| {
+        let Some(lists) = &mut self.0 else { return };
+        lists.quotas.retain(secret, |policy, id, slot| {
             if let Some((old, new)) = requote(policy, id)
                 && slot.state.0 == old.fields()
             {
@@ -88,15 +87,13 @@ impl InlineQuotas {
     /// the quota `instead_of`. Costs nothing if there are no inline quotas.
     #[inline]
     pub(super) fn before(&mut self, call: &Call<'_>, instead_of: Option<&Quota>, shard: &mut Shard) {
-        if instead_of.is_some() || !self.is_empty() {
+        if instead_of.is_some() || self.0.is_some() {
             self.refit(call, instead_of, shard);
         }
     }
 
     fn refit(&mut self, call: &Call<'_>, instead_of: Option<&Quota>, shard: &mut Shard) {
-        let found = self.quotas.find(&call.address);
-        let listed = found.map(|at| self.quotas.get(at).0);
-        let stored = listed.or_else(|| self.usual_of(call.address.policy)?);
+        let stored = self.fields(&call.address);
         if stored == Some(call.quota.fields()) {
             return;
         }
@@ -104,8 +101,10 @@ impl InlineQuotas {
             && old != *call.quota
         {
             shard.requote_one(call, &old);
-            if let Some(at) = found {
-                self.quotas.remove(at, call.secret);
+            if let Some(lists) = &mut self.0
+                && let Some(at) = lists.quotas.find(&call.address)
+            {
+                lists.quotas.remove(at, call.secret);
             }
         }
     }
@@ -114,12 +113,36 @@ impl InlineQuotas {
     /// for. Costs nothing if there are no inline quotas.
     #[inline]
     pub(super) fn after(&mut self, call: &Call<'_>, is_inline: bool, shard: &mut Shard) {
-        let usual = match self.usual_of(call.address.policy) {
-            None | Some(None) if !is_inline => return,
-            Some(Some(usual)) if usual == call.quota.fields() => return,
-            usual => usual,
-        };
-        self.list(call, usual.is_none(), shard);
+        let usual = self.0.as_ref().and_then(|lists| lists.usual_of(call.address.policy));
+        match usual {
+            None | Some(None) if !is_inline => {}
+            Some(Some(usual)) if usual == call.quota.fields() => {}
+            usual => {
+                let lists = self.0.get_or_insert_with(|| {
+                    shard.changed_bytes(0, allocated(size_of::<Lists>()), call);
+                    Box::default()
+                });
+                lists.list(call, usual.is_none(), shard);
+            }
+        }
+    }
+}
+
+impl Lists {
+    #[inline]
+    fn listed(&self, address: &Address) -> Option<QuotaFields> {
+        self.quotas.find(address).map(|at| self.quotas.get(at).0)
+    }
+
+    #[inline]
+    fn fields(&self, address: &Address) -> Option<QuotaFields> {
+        self.listed(address).or_else(|| self.usual_of(address.policy)?)
+    }
+
+    /// The usual inline quota of a policy; the outer `None` if it has had no inline quota.
+    #[inline]
+    fn usual_of(&self, policy: u32) -> Option<Option<QuotaFields>> {
+        self.usual.iter().find(|(of, _)| *of == policy).map(|(_, usual)| *usual)
     }
 
     fn list(&mut self, call: &Call<'_>, is_first: bool, shard: &mut Shard) {

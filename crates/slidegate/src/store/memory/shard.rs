@@ -266,7 +266,7 @@ impl Shard {
     }
 
     /// Counts bytes as allocated, and evicts keys if they are more than there are.
-    fn changed_bytes(&mut self, from: usize, to: usize, call: &Call<'_>) {
+    pub(super) fn changed_bytes(&mut self, from: usize, to: usize, call: &Call<'_>) {
         if to <= from {
             return self.give(from - to, call.accounting);
         }
