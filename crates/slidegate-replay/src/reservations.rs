@@ -11,8 +11,8 @@ use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 use slidegate::{
-    Algorithm, Counts, Decisions, Gate, Policy, PolicyDecision, PolicySet, Request, Settlement, Ticket,
-    Timestamp, Value,
+    Algorithm, Counts, Decisions, Gate, OwnedValue, Policy, PolicyDecision, PolicySet, Request, Settlement,
+    Ticket, Timestamp,
 };
 
 use crate::batch::BatchEntry;
@@ -115,33 +115,16 @@ pub(crate) struct OwnedRequest {
     attributes: Vec<(String, OwnedValue)>,
 }
 
-#[derive(Debug)]
-enum OwnedValue {
-    Address(std::net::IpAddr),
-    Bytes(Box<[u8]>),
-}
-
 impl OwnedRequest {
     fn of(request: &Request<'_>) -> Self {
-        let owned = |value: Value<'_>| match value {
-            Value::Address(ip) => OwnedValue::Address(ip),
-            Value::Bytes(bytes) => OwnedValue::Bytes(bytes.into()),
-            other => unreachable!("a log has addresses and texts, and not {other:?}"),
-        };
-        let attributes = request.attributes().map(|(name, value)| (name.to_owned(), owned(value)));
+        let attributes = request.attributes().map(|(name, value)| (name.to_owned(), value.into()));
         Self { attributes: attributes.collect() }
     }
 
     /// The request, without a cost.
     pub(crate) fn request(&self) -> Request<'_> {
         let mut request = Request::new();
-        request.extend(self.attributes.iter().map(|(name, value)| {
-            let value = match value {
-                OwnedValue::Address(ip) => Value::Address(*ip),
-                OwnedValue::Bytes(bytes) => Value::Bytes(bytes),
-            };
-            (name.as_str(), value)
-        }));
+        request.extend(self.attributes.iter().map(|(name, value)| (name.as_str(), value.value())));
         request
     }
 }

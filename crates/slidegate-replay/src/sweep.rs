@@ -307,8 +307,8 @@ impl Sweep {
     /// A gate for each value.
     ///
     /// # Errors
-    /// As [`position`](Self::position); or a window is not 1 ms to 366 days, or is swept where there
-    /// is none.
+    /// As [`position`](Self::position); or a window is not 1 ms to 366 days, or the policy has no
+    /// window.
     pub(crate) fn points(&self, policies: &PolicySet, max_keys: usize) -> Result<Vec<SweepPoint>, String> {
         let position = self.position(policies)?;
         let swept = policies.iter().nth(position).expect("a position of the set");

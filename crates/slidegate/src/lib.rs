@@ -88,7 +88,7 @@ pub use key::Key;
 pub use limiter::Limiter;
 pub use policy::{Match, Policy, PolicySet};
 pub use quota::{Algorithm, Quota, format_window, parse_window};
-pub use request::{Cost, CostUnit, Counts, Request, Value};
+pub use request::{Cost, CostUnit, Counts, OwnedValue, Request, Value};
 pub use request_path::normalized_path;
 #[cfg(feature = "redis")]
 pub use secret::Secret;

@@ -1,6 +1,5 @@
 //! Policies: named rules with conditions, a scope and a quota.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::block::Block;
@@ -10,7 +9,7 @@ use crate::error::Error;
 use crate::hold::Unsettled;
 use crate::key::{HashSeed, Key, KeyId};
 use crate::quota::{Algorithm, Quota};
-use crate::request::{CostUnit, Counts, Request, Value};
+use crate::request::{CostUnit, Counts, OwnedValue, Request, Value};
 
 mod index;
 mod learned_estimate;
@@ -56,33 +55,8 @@ pub struct Policy {
     unit: Option<CostUnit>,
     only_when_named: bool,
     ipv6_prefix: Ipv6Prefix,
-    overrides: Vec<(Vec<Owned>, Quota)>,
-    blocks: Vec<(Vec<Owned>, Block)>,
-}
-
-/// An attribute value that outlives a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Owned {
-    Bytes(Box<[u8]>),
-    Address(IpAddr),
-}
-
-impl Owned {
-    fn borrowed(&self) -> Value<'_> {
-        match self {
-            Self::Bytes(bytes) => Value::Bytes(bytes),
-            Self::Address(ip) => Value::Address(*ip),
-        }
-    }
-}
-
-impl From<Value<'_>> for Owned {
-    fn from(value: Value<'_>) -> Self {
-        match value {
-            Value::Bytes(bytes) => Self::Bytes(bytes.into()),
-            Value::Address(ip) => Self::Address(ip),
-        }
-    }
+    overrides: Vec<(Vec<OwnedValue>, Quota)>,
+    blocks: Vec<(Vec<OwnedValue>, Block)>,
 }
 
 impl Policy {
@@ -340,8 +314,8 @@ impl Policy {
         key: impl IntoIterator<Item = V>,
         quota: Quota,
     ) -> Self {
-        let values: Vec<Owned> = key.into_iter().map(|value| value.into().into()).collect();
-        let canonical = |values: &[Owned]| self.key(&self.request_of(values)).canonical();
+        let values: Vec<OwnedValue> = key.into_iter().map(|value| value.into().into()).collect();
+        let canonical = |values: &[OwnedValue]| self.key(&self.request_of(values)).canonical();
         let written = canonical(&values);
         let others: Vec<bool> =
             self.overrides.iter().map(|(values, _)| canonical(values) != written).collect();
@@ -498,9 +472,9 @@ impl Policy {
     }
 
     /// A request with these values of the scope's attributes.
-    fn request_of<'r>(&'r self, values: &'r [Owned]) -> Request<'r> {
+    fn request_of<'r>(&'r self, values: &'r [OwnedValue]) -> Request<'r> {
         let attributes = self.scope.iter().zip(values);
-        attributes.fold(Request::new(), |request, (name, value)| request.with(name, value.borrowed()))
+        attributes.fold(Request::new(), |request, (name, value)| request.with(name, value.value()))
     }
 
     /// The key of a request that the policy applies to.

@@ -49,6 +49,43 @@ impl From<IpAddr> for Value<'_> {
     }
 }
 
+/// A value that outlives its request.
+///
+/// ```
+/// use slidegate::{OwnedValue, Request};
+///
+/// let kept = Request::new().with("user", "alice").value("user").map(OwnedValue::from).unwrap();
+/// assert_eq!(Request::new().with("user", kept.value()).value("user"), Some("alice".into()));
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnedValue(OwnedRepr);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum OwnedRepr {
+    Bytes(Box<[u8]>),
+    Address(IpAddr),
+}
+
+impl OwnedValue {
+    /// The value.
+    #[must_use]
+    pub fn value(&self) -> Value<'_> {
+        match &self.0 {
+            OwnedRepr::Bytes(bytes) => Value::Bytes(bytes),
+            OwnedRepr::Address(ip) => Value::Address(*ip),
+        }
+    }
+}
+
+impl From<Value<'_>> for OwnedValue {
+    fn from(value: Value<'_>) -> Self {
+        Self(match value {
+            Value::Bytes(bytes) => OwnedRepr::Bytes(bytes.into()),
+            Value::Address(ip) => OwnedRepr::Address(ip),
+        })
+    }
+}
+
 /// What of a request counts under a policy.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub enum Counts {

@@ -276,11 +276,7 @@ fn run(both: &mut Both, seed: u64) {
 #[test]
 fn keys_do_not_show_who_decided_a_call() {
     let mut both = Both::start();
-    let seed = std::env::var("SLIDEGATE_MODULE_SEED").map_or(1, |seed| seed.parse().unwrap());
-    let histories = std::env::var("SLIDEGATE_MODULE_HISTORIES").map_or(120, |count| count.parse().unwrap());
-    for seed in seed..seed + histories {
-        run(&mut both, seed);
-    }
+    crate::each_seed(|seed| run(&mut both, seed));
 }
 
 /// Both must recognize a request that is sent again, by scripts or by the module.

@@ -113,11 +113,7 @@ fn run(both: &mut Both, seed: u64) {
 #[test]
 fn a_key_does_not_show_who_charged_it() {
     let mut both = Both::start();
-    let seed = std::env::var("SLIDEGATE_MODULE_SEED").map_or(1, |seed| seed.parse().unwrap());
-    let histories = std::env::var("SLIDEGATE_MODULE_HISTORIES").map_or(120, |count| count.parse().unwrap());
-    for seed in seed..seed + histories {
-        run(&mut both, seed);
-    }
+    crate::each_seed(|seed| run(&mut both, seed));
 }
 
 /// A ring that is longer than one read of the scripts, and one that wraps around.

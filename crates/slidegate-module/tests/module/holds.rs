@@ -370,11 +370,7 @@ fn run(both: &mut Both, seed: u64) {
 #[test]
 fn holds_do_not_show_who_made_or_changed_them() {
     let mut both = Both::start();
-    let seed = std::env::var("SLIDEGATE_MODULE_SEED").map_or(1, |seed| seed.parse().unwrap());
-    let histories = std::env::var("SLIDEGATE_MODULE_HISTORIES").map_or(120, |count| count.parse().unwrap());
-    for seed in seed..seed + histories {
-        run(&mut both, seed);
-    }
+    crate::each_seed(|seed| run(&mut both, seed));
 }
 
 /// A random history by the module alone. Returns how many keys there may be.

@@ -13,3 +13,11 @@ mod effects;
 mod histories;
 mod holds;
 mod rights;
+
+/// Runs histories of different seeds: so many as `SLIDEGATE_MODULE_HISTORIES` says, from
+/// `SLIDEGATE_MODULE_SEED` on.
+fn each_seed(mut run: impl FnMut(u64)) {
+    let number = |name: &str, default| std::env::var(name).map_or(default, |text| text.parse().unwrap());
+    let first = number("SLIDEGATE_MODULE_SEED", 1);
+    (first..first + number("SLIDEGATE_MODULE_HISTORIES", 120)).for_each(&mut run);
+}

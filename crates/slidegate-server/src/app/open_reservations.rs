@@ -7,14 +7,13 @@
 //! its key was reset. One that is open then and not settled here until its end has expired.
 
 use std::collections::{BTreeSet, HashMap};
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use slidegate::{
-    DecisionSource, HoldStatus, KeyUse, OpenHold, PolicyDecision, Quota, Request, Reserved, Settlement,
-    TicketHold, Timestamp, Unsettled, Value,
+    DecisionSource, HoldStatus, KeyUse, OpenHold, OwnedValue, PolicyDecision, Quota, Request, Reserved,
+    Settlement, TicketHold, Timestamp, Unsettled, Value,
 };
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
@@ -83,12 +82,6 @@ pub(super) struct NotedHold {
     protocol: Protocol,
 }
 
-#[derive(Debug)]
-enum OwnedValue {
-    Address(IpAddr),
-    Bytes(Box<[u8]>),
-}
-
 /// A hold as the store had it.
 #[derive(Debug, Clone, Copy)]
 struct Found {
@@ -123,16 +116,12 @@ impl NotedHold {
         let mut attributes: Vec<(String, OwnedValue)> = Vec::new();
         let mut bytes = 0;
         for name in policy.scope_attributes().iter().chain(conditions) {
-            let value = match request.value(name) {
-                Some(Value::Address(ip)) => OwnedValue::Address(ip),
-                Some(Value::Bytes(text)) => OwnedValue::Bytes(text.into()),
-                _ => continue,
-            };
-            bytes += name.len() + if let OwnedValue::Bytes(text) = &value { text.len() } else { 0 };
+            let Some(value) = request.value(name) else { continue };
+            bytes += name.len() + if let Value::Bytes(text) = value { text.len() } else { 0 };
             if bytes > MAX_ATTRIBUTES {
                 return None;
             }
-            attributes.push((name.clone(), value));
+            attributes.push((name.clone(), value.into()));
         }
         Some(Self {
             policy: policy.name().into(),
@@ -145,13 +134,7 @@ impl NotedHold {
     /// The request under its policy, to look up its key.
     pub(super) fn request(&self) -> Request<'_> {
         let mut request = Request::new().under(&self.policy);
-        request.extend(self.attributes.iter().map(|(name, value)| {
-            let value = match value {
-                OwnedValue::Address(ip) => Value::Address(*ip),
-                OwnedValue::Bytes(bytes) => Value::Bytes(bytes),
-            };
-            (name.as_str(), value)
-        }));
+        request.extend(self.attributes.iter().map(|(name, value)| (name.as_str(), value.value())));
         request
     }
 }

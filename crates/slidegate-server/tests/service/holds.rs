@@ -129,7 +129,7 @@ policies:
     }
     let listed = server.get("/v1/policies").json()["policies"][0].clone();
     assert_eq!((&listed["open_reservations"], &listed["held_cost"]), (&json!(1), &json!(60)));
-    // What is settled, cancelled or extended for long is no event; nor is what was reset.
+    // Reservations that are settled, cancelled, extended or reset are not events.
     settle(&server, &ticket(&reserve(&server, &json!({ "cost": 1, "ttl": "1s" }))), 1);
     let cancelled = json!({ "ticket": ticket(&reserve(&server, &json!({ "cost": 1, "ttl": "1s" }))) });
     assert_eq!(server.post("/v1/cancel", &cancelled.to_string()).status, 200);

@@ -6,14 +6,14 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
+use super::Policy;
 use super::index::{Places, PolicyIndex};
-use super::{Owned, Policy};
 use crate::block::Block;
 use crate::charge::{Charge, Excess, HoldTerms, Part, Plan, Reserve};
 use crate::error::Error;
 use crate::key::{HashSeed, Key, KeyId};
 use crate::quota::{Algorithm, Quota};
-use crate::request::{Counts, Request};
+use crate::request::{Counts, OwnedValue, Request};
 use crate::verb::{Role, Verb};
 
 /// A checked list of policies with different names.
@@ -399,7 +399,7 @@ impl Changes<'_> {
 impl Rule {
     fn new(policy: Policy) -> Result<Self, Error> {
         let name = &policy.name;
-        let fits = |what: &str, values: &[Owned]| {
+        let fits = |what: &str, values: &[OwnedValue]| {
             if values.len() == policy.scope.len() {
                 return Ok(());
             }
