@@ -128,7 +128,8 @@ pub fn secs_ceil(span: Duration) -> u64 {
 /// ```
 #[must_use]
 pub fn millis_ceil(span: Duration) -> u64 {
-    u64::try_from(span.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+    // `as_nanos` would need a 128-bit division, which is slow.
+    span.as_secs().saturating_mul(1000).saturating_add(u64::from(span.subsec_nanos().div_ceil(1_000_000)))
 }
 
 /// tokio's monotonic clock, for the deadlines of network calls and of `Limiter::acquire`. Tests can
