@@ -1,6 +1,6 @@
 //! The caller of a decision: the protocol, and the trace of the request.
 
-use opentelemetry::Context;
+use opentelemetry::trace::SpanContext;
 
 /// How a request came in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,7 @@ impl Protocol {
 pub(crate) struct Caller {
     pub(crate) protocol: Protocol,
     /// The caller's span. `None` if the request names none, or traces are off.
-    pub(crate) parent: Option<Context>,
+    pub(crate) parent: Option<Box<SpanContext>>,
 }
 
 impl From<Protocol> for Caller {

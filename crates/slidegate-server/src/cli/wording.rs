@@ -54,7 +54,7 @@ impl Wording for ReportWording {
 
     fn key(&self, decision: &PolicyDecision<'_>) -> String {
         let shown = self.keys_shown.get(decision.policy().name()).copied().unwrap_or_default();
-        self.redactor.show(&decision.key().to_string(), shown)
+        self.redactor.show(&decision.key().to_string(), shown).into_owned()
     }
 
     fn why(&self, decision: Option<&PolicyDecision<'_>>) -> String {

@@ -224,7 +224,8 @@ fn instances(text: &str) -> Result<u64, ConfigErrors> {
 }
 
 /// The standard variables of OpenTelemetry. `OTEL_EXPORTER_OTLP_HEADERS`,
-/// `OTEL_EXPORTER_OTLP_COMPRESSION` and `OTEL_RESOURCE_ATTRIBUTES` are read by the exporter itself.
+/// `OTEL_EXPORTER_OTLP_COMPRESSION` and `OTEL_RESOURCE_ATTRIBUTES` are read by
+/// `telemetry/traces/collector.rs`.
 fn traces(
     variable: impl Fn(&str) -> Result<Option<String>, ConfigErrors>,
 ) -> Result<Vec<(&'static str, Json)>, ConfigErrors> {

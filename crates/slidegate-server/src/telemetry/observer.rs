@@ -30,7 +30,7 @@ use super::recorder::Recorder;
 use super::redaction::Redactor;
 use super::sampler::Sampler;
 use super::top::{By, Top, Weight};
-use super::traces::Traces;
+use super::traces::{SpanOf, Traces};
 use crate::caller::{Caller, Protocol};
 use crate::config::{KeysShown, Observe};
 use crate::policy_names::candidate_of;
@@ -161,7 +161,7 @@ impl Observer {
     }
 
     /// The span of decisions that started at this time.
-    #[cold]
+    #[inline(never)]
     fn trace(
         &self,
         traces: &Traces,
@@ -170,9 +170,14 @@ impl Observer {
         span_start: Timestamp,
         decisions: &Decisions<'_>,
     ) {
-        let shown = |one: &PolicyDecision<'_>| self.shown(one.policy().name(), &one.key().to_string());
-        let span = [span_start, self.clock.now()].map(|at| self.wall_time(at));
-        traces.record(caller, verb, span.into(), decisions, shown);
+        let span = SpanOf { caller, verb, start: self.wall_time(span_start) };
+        let now = || self.wall_time(self.clock.now());
+        let registry = self.registry.load();
+        let keys_shown = |one: &PolicyDecision<'_>| {
+            let known = registry.find(one.position(), one.policy().name());
+            known.map(|known| known.keys_shown).unwrap_or_default()
+        };
+        traces.record(span, now, decisions, &self.redactor, keys_shown);
     }
 
     /// The trace exporter, if tracing is enabled.
@@ -417,7 +422,7 @@ impl Observer {
     pub(crate) fn shown(&self, policy: &str, key: &str) -> String {
         let keys_shown =
             self.registry.load().by_name(policy).map(|known| known.keys_shown).unwrap_or_default();
-        self.redactor.show(key, keys_shown)
+        self.redactor.show(key, keys_shown).into_owned()
     }
 }
 

@@ -47,15 +47,15 @@ impl Redactor {
     }
 
     /// The redacted text of a key.
-    pub(crate) fn show(&self, key: &str, how: KeysShown) -> String {
+    pub(crate) fn show<'k>(&self, key: &'k str, how: KeysShown) -> Cow<'k, str> {
         let key = self.cut(key);
         match how {
-            KeysShown::Plain => key.into_owned(),
+            KeysShown::Plain => key,
             KeysShown::Masked => {
                 let values: Vec<_> = key.split(',').map(masked).collect();
-                format!("{}#{}", values.join(","), self.hash(&key, MARK_CHARACTERS))
+                format!("{}#{}", values.join(","), self.hash(&key, MARK_CHARACTERS)).into()
             }
-            KeysShown::Hashed => format!("#{}", self.hash(&key, HASH_CHARACTERS)),
+            KeysShown::Hashed => format!("#{}", self.hash(&key, HASH_CHARACTERS)).into(),
         }
     }
 

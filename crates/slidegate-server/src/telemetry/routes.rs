@@ -116,7 +116,7 @@ async fn top(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
     keys.sort_by_key(|(_, one)| std::cmp::Reverse(one.count));
     let keys = keys.into_iter().take(limit).map(|(counters, one)| TopKey {
         policy: &counters.name,
-        key: observer.redactor.show(&one.key, counters.keys_shown),
+        key: observer.redactor.show(&one.key, counters.keys_shown).into_owned(),
         count: one.count,
         at_most_over: one.over,
         last_at: crate::app::explanation::time(one.last_at),

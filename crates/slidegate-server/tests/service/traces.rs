@@ -74,6 +74,11 @@ fn collect(stream: TcpStream, sender: &Sender<(String, BTreeMap<String, String>,
         let field = |line: &str| line.to_ascii_lowercase().strip_prefix("content-length: ")?.parse().ok();
         let mut body = vec![0; head.lines().find_map(field).expect("a length")];
         reader.read_exact(&mut body).unwrap();
+        if head.to_ascii_lowercase().contains("\r\ncontent-encoding: gzip\r\n") {
+            let mut plain = Vec::new();
+            flate2::read::GzDecoder::new(body.as_slice()).read_to_end(&mut plain).unwrap();
+            body = plain;
+        }
         let message = ExportTraceServiceRequest::decode(body.as_slice()).expect("spans");
         for resource in message.resource_spans {
             let about = texts(&resource.resource.unwrap().attributes);
@@ -240,6 +245,39 @@ fn other_doors_have_spans_as_well() {
     assert_eq!((of(&span)["door"].as_str(), hex(&span.parent_span_id).as_str()), ("auth_request", PARENT));
 }
 
+/// A fleet is configured by these variables, the same for every service.
+#[test]
+fn the_standard_variables_say_what_else_a_collector_is_sent() {
+    let collector = Collector::start();
+    let folder = TempDir::new("traces-variables");
+    let file = folder.file("slidegate.yaml", POLICIES);
+    let variables = [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.as_str()),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20secret,not a name=x,nothing"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment = test,service.version=9,nothing"),
+    ];
+    let server = Server::start_with(&["--config", &file], &variables);
+    assert_eq!(check(&server, "", r#"{"user": "alice"}"#), 200);
+    let (head, about, span) = collector.next();
+    let head = head.to_ascii_lowercase();
+    assert!(head.contains("\r\napi-key: a secret\r\n"), "{head}");
+    assert!(head.contains("\r\ncontent-encoding: gzip\r\n"), "{head}");
+    assert!(head.contains("\r\ncontent-type: application/x-protobuf\r\n"), "{head}");
+    let version = env!("CARGO_PKG_VERSION");
+    let expected = [
+        ("deployment.environment", "test"),
+        ("service.name", "slidegate"),
+        ("service.version", version),
+        ("telemetry.sdk.language", "rust"),
+        ("telemetry.sdk.name", "slidegate"),
+        ("telemetry.sdk.version", version),
+    ];
+    let about: Vec<_> = about.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    assert_eq!(about, expected);
+    assert_eq!(of(&span)["key"], "alice");
+}
+
 /// A call of Envoy's is one step of the request that Envoy itself has a span for.
 #[test]
 fn a_grpc_call_is_a_child_of_its_callers_span() {
@@ -310,11 +348,11 @@ fn a_dead_collector_holds_up_no_decision_and_its_losses_are_told() {
     let file = folder.file("slidegate.yaml", format!("observe: {{traces: {{endpoint: '{url}'}}}}{POLICIES}"));
     let mut server =
         Server::start_logging_to(&["--config", &file], Stdio::from(std::fs::File::create(&log).unwrap()));
-    // More than the queue holds; all of them are answered while the first batch is on its way to
+    // More than the buffers hold; all of them are answered while the first request is on its way to
     // nowhere.
     let asks = vec![json!({ "attributes": { "user": "a" } }); 1000];
     let batch = json!({ "requests": asks }).to_string();
-    for _ in 0..6 {
+    for _ in 0..40 {
         assert_eq!(server.post("/v1/check/batch", &batch).status, 200);
     }
     let spans = server.get("/v1/status").json()["traces"].clone();

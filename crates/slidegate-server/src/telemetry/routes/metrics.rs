@@ -175,8 +175,7 @@ fn spans(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
     let Some(traces) = observer.traces() else { return Ok(()) };
     let Spans { sent, failed, dropped } = traces.spans();
     let outcomes = [("sent", sent), ("failed", failed), ("dropped", dropped)];
-    let help =
-        "Spans by outcome: failed means rejected by the collector, dropped means that the queue was full";
+    let help = "Spans by outcome: failed means rejected by the collector, dropped means that the memory for them was full";
     page.counter("spans", help, outcomes.map(|(outcome, count)| ([("outcome", outcome)], count)))
 }
 
