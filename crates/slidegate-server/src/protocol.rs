@@ -1,23 +1,19 @@
 //! The HTTP listener's protocols: the API under `/v1`, and auth requests of proxies.
 //!
-//! Decisions are handled here directly. All other requests go to the router, which boxes bodies and
-//! futures.
+//! Decisions are handled here directly, on the connection's worker. All other requests go to the
+//! router on the shared runtime.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Method, Request, Response, header};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
-use hyper::service::Service as _;
-use hyper_util::service::TowerToHyperService;
 
 use crate::access::Action;
 use crate::app::App;
 use crate::config::Auth;
-use crate::listener::{Connection, Handler};
+use crate::listener::{Connection, Handler, SharedRoutes};
 use crate::routes::Routes;
 use crate::{auth, http};
 
@@ -25,7 +21,7 @@ use crate::{auth, http};
 pub(crate) struct HttpService {
     app: Arc<App>,
     auth: auth::AuthHandler,
-    routes: TowerToHyperService<Router>,
+    routes: SharedRoutes,
 }
 
 /// A response with a complete body, or one of the router.
@@ -35,7 +31,7 @@ impl HttpService {
     /// The protocols, and `more` routes.
     pub(crate) fn new(app: Arc<App>, auth: Auth, more: Routes) -> Self {
         let routes = http::routes(Arc::clone(&app), more, &auth::PATHS);
-        Self { app, auth: auth::AuthHandler::new(auth), routes: TowerToHyperService::new(routes) }
+        Self { app, auth: auth::AuthHandler::new(auth), routes: SharedRoutes::new(routes) }
     }
 
     /// Responds to a request of this client. While the service drains, each response closes its
@@ -63,8 +59,7 @@ impl HttpService {
             return self.auth.answer(&self.app, client.peer, proxy, &request).await.map(Either::Left);
         }
         request.extensions_mut().insert(client);
-        let Ok(response) = self.routes.call(request).await.map_err(|never: Infallible| match never {});
-        response.map(Either::Right)
+        self.routes.call(request).await.map(Either::Right)
     }
 }
 

@@ -50,7 +50,7 @@ pub(crate) fn check_certificates(config: &Config) -> Result<(), String> {
 /// One line: a port cannot be bound, or certificates cannot be read.
 pub(crate) fn bind(config: &Config, envoy: Option<&Settings>) -> Result<Vec<Port<Services>>, String> {
     let mut ports = Vec::new();
-    ports.extend(resp::bind(config.resp.clone(), |services: Services| services.app)?);
+    ports.extend(resp::bind(config.resp.clone(), |services: Services| (services.app, services.workers))?);
     ports.extend(grpc::bind(config.grpc.clone(), |services: Services| {
         (services.handler, Arc::clone(&services.app.connections))
     })?);

@@ -24,6 +24,5 @@ mod shared;
 mod throttle;
 mod transaction;
 mod turn;
-mod workers;
 
 pub(crate) use listener::{TLS, bind};

@@ -23,7 +23,7 @@ use crate::app::App;
 use crate::app::store::Seen;
 use crate::config::{Arguments, Config, Fingerprint, Sources, describe};
 use crate::grpc::RateLimitHandler;
-use crate::listener::{self, BoundSocket};
+use crate::listener::{self, BoundSocket, Workers};
 use crate::log_limit::LogLimit;
 use crate::ports::{self, Listener, Port, Shutdown};
 use crate::protocol::HttpService;
@@ -230,7 +230,9 @@ async fn serve(
     let http = Arc::new(HttpService::new(Arc::clone(&app), auth, more));
     let ((drain, draining), (stopping, stopped)) = (watch::channel(false), watch::channel(false));
     let shutdown = Shutdown { draining, drain_delay, stopped, grace };
-    let services = Services { app: Arc::clone(&app), handler };
+    let workers = Workers::start().map_err(|error| Failure(format!("cannot start threads: {error}")))?;
+    let workers = Arc::new(workers);
+    let services = Services { app: Arc::clone(&app), workers: Arc::clone(&workers), handler };
     let serve = |port: Port<Services>| tokio::spawn(port.serve(services.clone(), shutdown.clone()));
     let served: Vec<_> = ports.into_iter().map(serve).collect();
     notifier.ready();
@@ -257,7 +259,7 @@ async fn serve(
         stopping.send_replace(true);
         tracing::info!(signal, grace_s = grace.as_secs(), "shutting down: waiting for open requests");
     };
-    let mut unfinished = listener.serve(http, &app.connections, stop, grace).await;
+    let mut unfinished = listener.serve(http, &workers, &app.connections, stop, grace).await;
     for port in served {
         unfinished += port.await.unwrap_or_default();
     }

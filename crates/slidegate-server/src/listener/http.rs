@@ -1,10 +1,13 @@
 //! HTTP/1 over accepted connections, and their graceful shutdown.
 
 use std::convert::Infallible;
+use std::future::pending;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use futures_util::future::Either;
 use hyper::body::Incoming;
 use hyper::service::{Service as _, service_fn};
@@ -13,6 +16,8 @@ use hyper_util::rt::TokioIo;
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::runtime::Handle;
+use tokio::task::JoinSet;
 
 use super::accept::{Accepted, Acceptor, Connection};
 use super::budget::{ConnectionBudget, Slot};
@@ -20,6 +25,7 @@ use super::certificates::Certificates;
 use super::counters::{ConnectionSpec, Refusal};
 use super::socket::BoundSocket;
 use super::timeouts::{Timeouts, WRITE_TIMEOUT};
+use super::workers::Workers;
 use crate::log_limit::log_limited;
 
 /// A client that does not send a complete request head within this time is disconnected.
@@ -41,13 +47,39 @@ pub(crate) trait Handler: Clone + Send + 'static {
     ) -> impl Future<Output = Response<Self::Body>> + Send;
 }
 
-impl Handler for Router {
-    type Body = axum::body::Body;
+/// Routes that run on the shared runtime and not on a worker: there they may block, and a long
+/// request delays no decision.
+#[derive(Debug, Clone)]
+pub(crate) struct SharedRoutes {
+    routes: TowerToHyperService<Router>,
+    runtime: Handle,
+}
+
+impl SharedRoutes {
+    /// Must be called on the shared runtime.
+    pub(crate) fn new(routes: Router) -> Self {
+        Self { routes: TowerToHyperService::new(routes), runtime: Handle::current() }
+    }
+
+    /// Responds to a request.
+    pub(crate) async fn call(&self, request: Request<Incoming>) -> Response<Body> {
+        // Dropped when the client disconnects, which aborts the request.
+        let mut task = JoinSet::new();
+        task.spawn_on(self.routes.call(request), &self.runtime);
+        match task.join_next().await {
+            Some(Ok(Ok(response))) => response,
+            Some(Err(error)) if error.is_panic() => resume_unwind(error.into_panic()),
+            // The shared runtime has stopped, and the process exits.
+            _ => pending().await,
+        }
+    }
+}
+
+impl Handler for SharedRoutes {
+    type Body = Body;
 
     async fn handle(&self, _: Connection, request: Request<Incoming>) -> Response<Self::Body> {
-        let service = TowerToHyperService::new(self.clone());
-        let Ok(response) = service.call(request).await.map_err(|never: Infallible| match never {});
-        response
+        self.call(request).await
     }
 }
 
@@ -70,6 +102,7 @@ impl HttpListener {
     pub(crate) async fn serve(
         self,
         handler: impl Handler,
+        workers: &Workers,
         budget: &Arc<ConnectionBudget>,
         stop: impl Future,
         grace: Duration,
@@ -90,7 +123,7 @@ impl HttpListener {
                 accepted = acceptor.accept() => accepted,
                 _ = &mut stop => break,
             };
-            spawn(accepted, handler.clone(), &graceful);
+            serve(accepted, handler.clone(), workers, graceful.watcher());
         }
         // The sockets close first, then idle connections, then those that are replied to.
         let closed = acceptor.close(grace);
@@ -98,21 +131,17 @@ impl HttpListener {
     }
 }
 
-/// Serves one connection in its own task.
-fn spawn(accepted: Accepted, handler: impl Handler, graceful: &GracefulShutdown) {
+/// Serves one connection on a worker.
+fn serve(accepted: Accepted, handler: impl Handler, workers: &Workers, watcher: Watcher) {
     let Accepted { stream, connection: client, certificates, .. } = accepted;
     let slot = Arc::clone(stream.slot());
-    let served = match certificates {
-        None => Either::Left(drive(stream, slot, client, handler, graceful.watcher())),
-        Some(certificates) => {
-            let watcher = graceful.watcher();
-            Either::Right(async move {
-                let Some(stream) = certificates.accept(stream, client.peer).await else { return };
-                drive(stream, slot, client, handler, watcher).await;
-            })
-        }
-    };
-    tokio::spawn(served);
+    workers.serve(stream, client.peer, move |stream| match certificates {
+        None => Either::Left(drive(stream, slot, client, handler, watcher)),
+        Some(certificates) => Either::Right(async move {
+            let Some(stream) = certificates.accept(stream, client.peer).await else { return };
+            drive(stream, slot, client, handler, watcher).await;
+        }),
+    });
 }
 
 /// Serves one connection until it ends.

@@ -23,7 +23,7 @@ pub(crate) struct TrackedStream {
 
 /// A connection that belongs to no runtime, on its way to another thread.
 #[derive(Debug)]
-pub(crate) struct DetachedStream {
+pub(super) struct DetachedStream {
     socket: DetachedSocket,
     slot: Arc<Slot>,
 }
@@ -48,7 +48,7 @@ impl TrackedStream {
     ///
     /// # Errors
     /// The system refuses.
-    pub(crate) fn detach(self) -> io::Result<DetachedStream> {
+    pub(super) fn detach(self) -> io::Result<DetachedStream> {
         let socket = match self.socket {
             Socket::Tcp(stream) => DetachedSocket::Tcp(stream.into_std()?),
             Socket::Unix(stream) => DetachedSocket::Unix(stream.into_std()?),
@@ -84,7 +84,7 @@ impl DetachedStream {
     ///
     /// # Errors
     /// The system refuses.
-    pub(crate) fn attach(self) -> io::Result<TrackedStream> {
+    pub(super) fn attach(self) -> io::Result<TrackedStream> {
         let socket = match self.socket {
             DetachedSocket::Tcp(stream) => Socket::Tcp(TcpStream::from_std(stream)?),
             DetachedSocket::Unix(stream) => Socket::Unix(UnixStream::from_std(stream)?),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::Router;
 
 use super::services::Services;
-use crate::listener::{BoundSocket, HttpListener};
+use crate::listener::{BoundSocket, HttpListener, SharedRoutes};
 use crate::ports::{Port, listed};
 use crate::telemetry;
 use slidegate_envoy::Settings;
@@ -48,9 +48,9 @@ fn port(
     let (mut url, listeners) = listed(protocol, &listener.sockets, "http");
     url.push_str(path);
     Port::new((protocol, url), listeners, move |services: Services, shutdown| {
-        let budget = Arc::clone(&services.app.connections);
-        let routes = routes(services);
+        let (budget, workers) = (Arc::clone(&services.app.connections), Arc::clone(&services.workers));
+        let routes = SharedRoutes::new(routes(services));
         let grace = shutdown.grace;
-        async move { listener.serve(routes, &budget, shutdown.begun(), grace).await }
+        async move { listener.serve(routes, &workers, &budget, shutdown.begun(), grace).await }
     })
 }

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use crate::app::App;
 use crate::grpc::RateLimitHandler;
+use crate::listener::Workers;
 
 /// The parts of the service that protocols need.
 #[derive(Clone)]
 pub(crate) struct Services {
     pub(crate) app: Arc<App>,
+    pub(crate) workers: Arc<Workers>,
     pub(crate) handler: Arc<RateLimitHandler>,
 }

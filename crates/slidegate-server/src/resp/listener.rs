@@ -9,12 +9,11 @@ use tokio::sync::watch;
 use super::connection;
 use super::session::Session;
 use super::shared::ListenerState;
-use super::workers::Workers;
 use crate::app::App;
 use crate::config::Resp;
 use crate::listener::{
-    Accepted, Acceptor, BoundSocket, Certificates, ConnectionSpec, DetachedStream, Refusal, Timeouts,
-    TlsProfile, WRITE_TIMEOUT,
+    Accepted, Acceptor, BoundSocket, Certificates, ConnectionSpec, Refusal, Timeouts, TlsProfile,
+    TrackedStream, WRITE_TIMEOUT, Workers,
 };
 use crate::log_limit::log_limited;
 use crate::ports::{Port, Shutdown, listed};
@@ -24,26 +23,24 @@ pub(crate) const TLS: TlsProfile = TlsProfile { section: "resp", alpn: "" };
 /// A client that does not complete a command within this time is disconnected.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Binds the port, if the configuration has one. `app` takes the app from what ports are served
-/// with.
+/// Binds the port, if the configuration has one. `services` takes the app and the workers from what
+/// ports are served with.
 ///
 /// # Errors
-/// One line: the address cannot be listened to, the certificates are invalid, or threads cannot be
-/// started.
+/// One line: the address cannot be listened to, or the certificates are invalid.
 pub(crate) fn bind<S: 'static>(
     settings: Option<Resp>,
-    app: fn(S) -> Arc<App>,
+    services: fn(S) -> (Arc<App>, Arc<Workers>),
 ) -> Result<Option<Port<S>>, String> {
     let Some(settings) = settings else { return Ok(None) };
     let certificates = settings.tls.clone().map(|files| Certificates::load(files, TLS)).transpose()?;
     let certificates = certificates.map(Arc::new);
     let options = ("resp", "address with --resp");
     let sockets = BoundSocket::bind(settings.listen, settings.socket.as_ref(), options)?;
-    let workers = Workers::start().map_err(|error| format!("cannot start threads: {error}"))?;
     let (urls, listeners) = listed("resp", &sockets, if certificates.is_some() { "rediss" } else { "redis" });
     Ok(Some(Port::new(("resp", urls), listeners, move |with, shutdown: Shutdown| {
-        let bound = BoundResp { sockets, certificates, settings, workers };
-        bound.serve(app(with), shutdown)
+        let (app, workers) = services(with);
+        BoundResp { sockets, certificates, settings }.serve(app, workers, shutdown)
     })))
 }
 
@@ -52,7 +49,6 @@ struct BoundResp {
     sockets: Vec<BoundSocket>,
     certificates: Option<Arc<Certificates>>,
     settings: Resp,
-    workers: Workers,
 }
 
 impl BoundResp {
@@ -60,7 +56,7 @@ impl BoundResp {
     /// commands they have read.
     ///
     /// Returns how many connections were still open after the grace period.
-    async fn serve(self, app: Arc<App>, shutdown: Shutdown) -> usize {
+    async fn serve(self, app: Arc<App>, workers: Arc<Workers>, shutdown: Shutdown) -> usize {
         let Resp { password, idle_timeout, max_connections, .. } = self.settings;
         let spec = ConnectionSpec {
             protocol: "resp",
@@ -84,18 +80,10 @@ impl BoundResp {
                 accepted = acceptor.accept() => accepted,
                 _ = stopped.wait_for(|stop| *stop) => break,
             };
-            // Another thread serves the connection, so the socket leaves this thread's runtime.
-            let stream = match stream.detach() {
-                Ok(stream) => stream,
-                Err(error) => {
-                    log_limited!(WARN, connection.peer, %error, "cannot hand a RESP connection to its thread");
-                    continue;
-                }
-            };
             let session = Session::new(Arc::clone(&shared), peer, connection);
             let (app, stop) = (Arc::clone(&app), stop.clone());
             let served = ServedConnection { session, app, certificates, idle: idle_timeout, stop };
-            self.workers.run(served.run(stream));
+            workers.serve(stream, connection.peer, |stream| served.run(stream));
         }
         acceptor.close(grace).await
     }
@@ -112,16 +100,15 @@ struct ServedConnection {
 
 impl ServedConnection {
     /// Serves until the connection closes.
-    async fn run(self, stream: DetachedStream) {
+    async fn run(self, stream: TrackedStream) {
         let peer = self.session.connection().peer;
         if let Err(error) = self.serve(stream).await {
             log_limited!(DEBUG, peer, %error, peer = peer.map(tracing::field::display), "RESP connection closed with an error");
         }
     }
 
-    async fn serve(self, stream: DetachedStream) -> io::Result<()> {
+    async fn serve(self, stream: TrackedStream) -> io::Result<()> {
         let Self { session, app, certificates, idle, stop } = self;
-        let stream = stream.attach()?;
         let Some(certificates) = certificates else {
             return connection::serve(stream, session, app, idle, stop).await;
         };
