@@ -4,9 +4,13 @@
 //! and writes the decisions in its own format. It knows no store and no algorithm.
 
 use std::collections::HashMap;
+use std::future::{Ready, ready};
 use std::net::{IpAddr, Ipv6Addr};
+use std::pin::Pin;
 use std::sync::Arc;
 
+use futures_util::FutureExt;
+use futures_util::future::Either;
 use slidegate::headers::HeaderOptions;
 use slidegate::{Error, Policy, PolicySet, Request, Value, Verb};
 
@@ -97,6 +101,17 @@ impl App {
     /// Starts a call of a client, which makes and records all of its decisions.
     pub(crate) fn call(&self, caller: impl Into<Caller>) -> Call<'_> {
         self.engine.call(caller)
+    }
+
+    /// Completes what decides one request. In memory that is done here: such a future has two
+    /// kilobytes, and as a part of its caller's it would be moved with every request.
+    pub(crate) fn complete<F: Future>(&self, decision: F) -> Either<Ready<F::Output>, Pin<Box<F>>> {
+        if self.store().is_immediate() {
+            let decided = decision.now_or_never().expect("a decision in memory does not wait");
+            Either::Left(ready(decided))
+        } else {
+            Either::Right(Box::pin(decision))
+        }
     }
 
     /// Resets the request's keys under every policy that applies. Returns whether they had usage.

@@ -56,7 +56,7 @@ impl AuthHandler {
             return wrong_method(request);
         }
         let query = request.uri().query().unwrap_or_default();
-        match self.decide(app, peer, proxy, request.headers(), query).await {
+        match app.complete(self.decide(app, peer, proxy, request.headers(), query)).await {
             Ok(answer) => answer,
             Err(problem) => problem.response(),
         }

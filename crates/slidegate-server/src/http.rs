@@ -88,7 +88,8 @@ async fn check_by_query(State(app): Shared, uri: Uri, headers: HeaderMap) -> Ans
     let ask = RequestBody::from_query(uri.query().unwrap_or_default())?;
     let request = ask.request(&app)?;
     let id = idempotency::id(Verb::Check, &headers)?;
-    respond(&app, Verb::Check, &call.check_once(&request, id).await)
+    let decisions = call.check_once(&request, id).await;
+    respond(&app, Verb::Check, &decisions, headers)
 }
 
 async fn by_body<I, O>(app: &App, verb: Verb, request: HttpRequest<I>) -> Result<HttpResponse<O>, Problem>
@@ -96,26 +97,40 @@ where
     I: hyper::body::Body<Data = Bytes, Error: Into<BoxError>>,
     O: From<Vec<u8>>,
 {
-    let (head, body) = request.into_parts();
+    let (headers, body) = {
+        let (head, body) = request.into_parts();
+        (head.headers, body)
+    };
     let bytes = json_body::read(body, MAX_BODY).await?;
-    let mut call = call(app, &head.headers);
-    let ask: RequestBody<'_> = json_body::parse(&bytes)?;
+    app.complete(decide(app, verb, headers, &bytes)).await
+}
+
+/// Decides the request of a body. The response reuses the memory of the request's `headers`.
+async fn decide<O: From<Vec<u8>>>(
+    app: &App,
+    verb: Verb,
+    headers: HeaderMap,
+    body: &[u8],
+) -> Result<HttpResponse<O>, Problem> {
+    let mut call = call(app, &headers);
+    let ask: RequestBody<'_> = json_body::parse(body)?;
     let request = ask.request(app)?;
-    let id = idempotency::id(verb, &head.headers)?;
+    let id = idempotency::id(verb, &headers)?;
     let decisions = match id {
         Some(_) => call.check_once(&request, id).await,
         None => call.apply(verb, std::slice::from_ref(&request)).await,
     };
-    respond(app, verb, &decisions)
+    respond(app, verb, &decisions, headers)
 }
 
 /// A denied check gets 429, or 503 if the policy denies because the store is unavailable. A denied
 /// peek gets 200, because it succeeded, and 503 if the store is unavailable. Only checks get
-/// rate-limit headers.
+/// rate-limit headers. `reused` is a map that is no longer needed.
 fn respond<O: From<Vec<u8>>>(
     app: &App,
     verb: Verb,
     decisions: &Decisions<'_>,
+    reused: HeaderMap,
 ) -> Result<HttpResponse<O>, Problem> {
     if let Some(error) = decisions.error() {
         return Err(gone(&error));
@@ -124,6 +139,8 @@ fn respond<O: From<Vec<u8>>>(
     let mut response = HttpResponse::new(O::from(answer::one(decisions)));
     *response.status_mut() = status;
     let headers = response.headers_mut();
+    *headers = reused;
+    headers.clear();
     headers.reserve(fields::USUAL);
     headers.insert(header::CONTENT_TYPE, media_type);
     if verb == Verb::Check {

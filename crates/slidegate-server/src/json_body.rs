@@ -1,10 +1,12 @@
 //! JSON request bodies: bounded in size and time, with errors that name the field.
 
 use std::fmt;
+use std::pin::pin;
 use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
+use futures_util::future::poll_immediate;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Body;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
@@ -21,9 +23,14 @@ pub(crate) async fn read<B>(body: B, most: usize) -> Result<Bytes, Problem>
 where
     B: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
 {
-    let collected = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, most).collect()).await;
-    match collected {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
+    let mut whole = pin!(whole(Limited::new(body, most)));
+    // Most bodies arrive with their heads. Those need no timer.
+    let read = match poll_immediate(whole.as_mut()).await {
+        Some(read) => Ok(read),
+        None => tokio::time::timeout(BODY_TIMEOUT, whole).await,
+    };
+    match read {
+        Ok(Ok(body)) => Ok(body),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Problem::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             format!("the body is larger than {most} bytes; send less, or several requests"),
@@ -36,6 +43,20 @@ where
             format!("the body did not arrive within {} seconds", BODY_TIMEOUT.as_secs()),
         )),
     }
+}
+
+/// All of a body. The usual one is a single frame, which is not copied.
+async fn whole<B: Body<Data = Bytes>>(body: B) -> Result<Bytes, B::Error> {
+    let mut body = pin!(body);
+    let first = match body.frame().await {
+        Some(frame) => frame?.into_data().unwrap_or_default(),
+        None => Bytes::new(),
+    };
+    if body.is_end_stream() {
+        return Ok(first);
+    }
+    let rest = body.collect().await?.to_bytes();
+    Ok(if rest.is_empty() { first } else { [first, rest].concat().into() })
 }
 
 /// Parses JSON. An error names the field and the position.

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
+use slidegate::store::Store as _;
 use slidegate::store::{BreakerState, FallbackStats, PolicyReset, ResetCursor};
 use slidegate::store::{
     Charge, HeldCharge, HoldAnswers, HoldCall, HoldStore, KeyInspection, ManagedStore, QuotaChanges, Remote,
@@ -206,6 +207,11 @@ impl Store {
         requests: &'r [Request<'r>],
     ) -> Option<Decisions<'r>> {
         self.gate.try_apply(verb, requests)
+    }
+
+    /// Whether decisions are made without waiting.
+    pub(crate) fn is_immediate(&self) -> bool {
+        self.gate.store().is_immediate()
     }
 
     /// Decides requests in one step.

@@ -34,7 +34,7 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_HEADER_BYTES: usize = 64 * 1024;
 
 /// Handles the requests of a listener.
-pub(crate) trait Handler: Clone + Send + 'static {
+pub(crate) trait Handler: Clone + Send + Sync + 'static {
     type Body: hyper::body::Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>>
         + Send
         + 'static;
@@ -149,10 +149,13 @@ async fn drive<I>(io: I, slot: Arc<Slot>, client: Connection, handler: impl Hand
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    // Each request counts a reference. A count that all connections share would pass between the
+    // processors.
+    let shared = Arc::new((slot, handler));
     let service = service_fn(move |request| {
-        slot.serving();
-        let handler = handler.clone();
-        async move { Ok::<_, Infallible>(handler.handle(client, request).await) }
+        let shared = Arc::clone(&shared);
+        shared.0.serving();
+        async move { Ok::<_, Infallible>(shared.1.handle(client, request).await) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         // The connection budget has the timeouts, without a timer for each request.
