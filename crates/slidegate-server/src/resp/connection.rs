@@ -139,7 +139,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 write(&mut self.stream, &mut self.out).await?;
                 self.turn.long_step().await;
             }
-            let (step, before) = match Frame::parse(&self.input.bytes()[at..]) {
+            let frame = Frame::parse(&self.input.bytes()[at..]);
+            let (step, before) = match &frame {
                 Ok(Frame::Partial) => break false,
                 Ok(Frame::Empty(length)) => {
                     at += length;
@@ -151,7 +152,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                     self.turn.command().await;
                     let before = self.out.len();
                     let step =
-                        dispatch::step(&arguments, &mut self.session, &policies, &mut batch, &mut self.out);
+                        dispatch::step(arguments, &mut self.session, &policies, &mut batch, &mut self.out);
                     (step, before)
                 }
                 Ok(Frame::Inline(line, length)) => {
@@ -168,7 +169,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 }
                 Err(error) => {
                     flush(&mut batch, &mut self.out).await;
-                    write_error(error, &mut self.out);
+                    write_error(*error, &mut self.out);
                     break true;
                 }
             };

@@ -25,7 +25,8 @@ pub(super) fn by_key<'b>(
     let PolicyArguments { policy, keys, rest } = policy_arguments(args, policies)?;
     reject_inline_policy(policy)?;
     let Options { cost, verb } = Options::parse(rest, verb)?;
-    let request = policy_request(policy, keys, cost, batch.app)?;
+    let mut request = Request::new().cost(cost).under(policy.name());
+    add_keys(&mut request, policy, keys, batch.app)?;
     batch.decide(verb, request, ReplyFormat::OnePolicy, reply);
     Ok(Step::Submitted)
 }
@@ -38,7 +39,11 @@ pub(super) fn reset<'b>(
 ) -> Result<Step<'b>, CommandError> {
     let PolicyArguments { policy, keys, rest } = policy_arguments(args, policies)?;
     match rest.first() {
-        None => policy_request(policy, keys, 0.into(), app).map(|request| Step::Reset(Box::new(request))),
+        None => {
+            let mut request = Box::new(Request::new().cost(0).under(policy.name()));
+            add_keys(&mut request, policy, keys, app)?;
+            Ok(Step::Reset(request))
+        }
         Some(more) => {
             Err(CommandError::new(format!("unexpected argument `{}`; leave it out", Escaped(more))))
         }
@@ -121,21 +126,16 @@ pub(super) fn reject_inline_policy(policy: &Policy) -> Result<(), CommandError> 
     Ok(())
 }
 
-/// A request under this policy alone, with these values of its scope.
-// Inlined: a call would copy the request, about 400 bytes.
-#[inline(always)]
-fn policy_request<'b>(
+/// Adds the values of the policy's scope to a request. In place, because a request has 400 bytes.
+fn add_keys<'b>(
+    request: &mut Request<'b>,
     policy: &'b Policy,
     keys: &[&'b [u8]],
-    cost: Cost<'b>,
     app: &App,
-) -> Result<Request<'b>, CommandError> {
+) -> Result<(), CommandError> {
     let names = policy.scope_attributes().iter().map(String::as_str);
-    let mut request = Request::new().cost(cost).under(policy.name());
-    app.attributes
-        .add_to(&mut request, names.zip(keys.iter().copied()))
-        .map_err(|error| CommandError::new(error.detail))?;
-    Ok(request)
+    let pairs = names.zip(keys.iter().copied());
+    app.attributes.add_to(request, pairs).map_err(|error| CommandError::new(error.detail))
 }
 
 /// Options after the keys, in any order.

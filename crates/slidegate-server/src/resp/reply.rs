@@ -108,6 +108,10 @@ impl Reply<'_> {
     }
 
     fn number(&mut self, kind: u8, number: u64) {
+        // Most numbers have one digit: verdicts, lengths, waits that are over.
+        if let Ok(digit @ 0..=9) = u8::try_from(number) {
+            return self.out.extend_from_slice(&[kind, b'0' + digit, b'\r', b'\n']);
+        }
         self.line(kind, itoa::Buffer::new().format(number).as_bytes());
     }
 
