@@ -11,6 +11,7 @@ use axum::http::{HeaderMap, Method, Request as HttpRequest, StatusCode, Uri, hea
 use axum::middleware::from_fn_with_state;
 use axum::response::Response as HttpResponse;
 use axum::routing::{MethodRouter, get, post};
+use futures_util::FutureExt;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use serde_json::json;
@@ -79,8 +80,11 @@ fn post_verb(verb: Verb) -> MethodRouter<Arc<App>> {
 }
 
 /// `POST /v1/check`.
-pub(super) async fn check(app: &App, request: HttpRequest<Incoming>) -> HttpResponse<Full<Bytes>> {
-    by_body(app, Verb::Check, request).await.unwrap_or_else(Problem::response)
+pub(super) fn check(
+    app: &App,
+    request: HttpRequest<Incoming>,
+) -> impl Future<Output = HttpResponse<Full<Bytes>>> {
+    by_body(app, Verb::Check, request).map(|decided| decided.unwrap_or_else(Problem::response))
 }
 
 async fn check_by_query(State(app): Shared, uri: Uri, headers: HeaderMap) -> Answered {
@@ -92,17 +96,22 @@ async fn check_by_query(State(app): Shared, uri: Uri, headers: HeaderMap) -> Ans
     respond(&app, Verb::Check, &decisions, headers)
 }
 
-async fn by_body<I, O>(app: &App, verb: Verb, request: HttpRequest<I>) -> Result<HttpResponse<O>, Problem>
+/// Not `async` itself, as its future would contain the whole request.
+fn by_body<I, O>(
+    app: &App,
+    verb: Verb,
+    request: HttpRequest<I>,
+) -> impl Future<Output = Result<HttpResponse<O>, Problem>>
 where
     I: hyper::body::Body<Data = Bytes, Error: Into<BoxError>>,
     O: From<Vec<u8>>,
 {
-    let (headers, body) = {
-        let (head, body) = request.into_parts();
-        (head.headers, body)
-    };
-    let bytes = json_body::read(body, MAX_BODY).await?;
-    app.complete(decide(app, verb, headers, &bytes)).await
+    let (head, body) = request.into_parts();
+    let headers = head.headers;
+    async move {
+        let bytes = json_body::read(body, MAX_BODY).await?;
+        app.complete(decide(app, verb, headers, &bytes)).await
+    }
 }
 
 /// Decides the request of a body. The response reuses the memory of the request's `headers`.

@@ -3,10 +3,12 @@
 //! Decisions are handled here directly, on the connection's worker. All other requests go to the
 //! router on the shared runtime.
 
+use std::future::ready;
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Method, Request, Response, header};
+use futures_util::{FutureExt, future};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 
@@ -36,23 +38,36 @@ impl HttpService {
 
     /// Responds to a request of this client. While the service drains, each response closes its
     /// connection, so that clients connect to other instances.
-    pub(crate) async fn respond(&self, client: Connection, request: Request<Incoming>) -> HttpResponse {
-        let mut response = self.route(client, request).await;
-        if !self.app.readiness.is_ready() {
-            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-        }
-        response
+    pub(crate) fn respond(
+        &self,
+        client: Connection,
+        request: Request<Incoming>,
+    ) -> impl Future<Output = HttpResponse> {
+        self.route(client, request).map(|mut response| {
+            if !self.app.readiness.is_ready() {
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            response
+        })
     }
 
-    async fn route(&self, client: Connection, mut request: Request<Incoming>) -> HttpResponse {
-        let path = request.uri().path();
-        if path == http::CHECK && request.method() == Method::POST {
-            if let Err(problem) = self.app.access.decision(request.headers(), Action::Decide, client) {
-                return problem.response().map(Either::Left);
-            }
-            return http::check(&self.app, request).await.map(Either::Left);
+    /// Decisions are not boxed. Like [`respond`](Self::respond) it is not `async` itself: each such
+    /// function would contain the request once more, and its future is moved.
+    fn route(&self, client: Connection, request: Request<Incoming>) -> impl Future<Output = HttpResponse> {
+        if request.uri().path() != http::CHECK || request.method() != Method::POST {
+            return future::Either::Right(self.route_others(client, request).boxed());
         }
-        if let Some(proxy) = auth::proxy(path) {
+        match self.app.access.decision(request.headers(), Action::Decide, client) {
+            Ok(()) => {
+                let checked = http::check(&self.app, request);
+                future::Either::Left(checked.map(|response| response.map(Either::Left)))
+            }
+            Err(problem) => future::Either::Right(ready(problem.response().map(Either::Left)).boxed()),
+        }
+    }
+
+    async fn route_others(&self, client: Connection, mut request: Request<Incoming>) -> HttpResponse {
+        if let Some(proxy) = auth::proxy(request.uri().path()) {
             if let Err(problem) = self.app.access.proxy(request.headers(), client) {
                 return problem.response().map(Either::Left);
             }
@@ -66,7 +81,11 @@ impl HttpService {
 impl Handler for Arc<HttpService> {
     type Body = Either<Full<Bytes>, Body>;
 
-    async fn handle(&self, client: Connection, request: Request<Incoming>) -> HttpResponse {
-        HttpService::respond(self, client, request).await
+    fn handle(
+        &self,
+        client: Connection,
+        request: Request<Incoming>,
+    ) -> impl Future<Output = HttpResponse> + Send {
+        HttpService::respond(self, client, request)
     }
 }

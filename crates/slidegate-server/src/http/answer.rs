@@ -3,6 +3,8 @@
 //! Every decision is encoded, so this is written by hand into one buffer. A test compares responses
 //! of every kind with `openapi.json`.
 
+use std::ops::Range;
+
 use slidegate::headers::Problem;
 use slidegate::{
     Decision, Decisions, HoldStatus, PolicyDecision, Reason, Request, Settlement, Ticket, millis_ceil,
@@ -117,6 +119,7 @@ impl Json {
         let key = strictest.as_ref().map(|one| one.key().to_string());
         self.open();
         self.flag("allowed", decisions.is_allowed());
+        let mut outcome = 0..0;
         match (&strictest, &key) {
             (Some(one), Some(key)) => {
                 self.text("policy", one.policy().name());
@@ -125,7 +128,7 @@ impl Json {
                 why.extend(hint);
                 self.text("why", &why);
                 self.number("limit", one.limit());
-                self.outcome(one);
+                outcome = self.outcome(one);
             }
             _ => {
                 self.number("policy", None);
@@ -145,12 +148,19 @@ impl Json {
             if at > 0 {
                 self.0.push(b',');
             }
-            // Most requests have one policy, whose key is already text.
+            // Most requests have one policy, whose key and outcome are already text.
             let same = strictest.filter(|strictest| strictest.position() == one.position());
             match (same, &key) {
-                (Some(_), Some(key)) => self.policy(&one, key),
-                _ => self.policy(&one, &one.key().to_string()),
+                (Some(_), Some(key)) => {
+                    self.policy(&one, key);
+                    self.0.extend_from_within(outcome.clone());
+                }
+                _ => {
+                    self.policy(&one, &one.key().to_string());
+                    self.outcome(&one);
+                }
             }
+            self.0.push(b'}');
         }
         self.0.push(b']');
         if let Some(problem) = Problem::of(decisions) {
@@ -171,7 +181,7 @@ impl Json {
         self.0.push(b'}');
     }
 
-    /// One policy's decision. `enforced` is false for a shadow policy.
+    /// One policy's decision up to its outcome. `enforced` is false for a shadow policy.
     fn policy(&mut self, one: &PolicyDecision<'_>, key: &str) {
         self.open();
         self.text("policy", one.policy().name());
@@ -180,8 +190,6 @@ impl Json {
         self.flag("enforced", one.policy().is_enforced());
         self.number("limit", one.limit());
         self.number("window_ms", millis_ceil(one.quota().window()));
-        self.outcome(one);
-        self.0.push(b'}');
     }
 
     fn ticket(&mut self, ticket: &Ticket, text: &str) {
@@ -256,8 +264,9 @@ impl Json {
         self.number("reset_after_ms", millis_ceil(one.reset_after()));
     }
 
-    /// The numbers, the source, and the reason of a denial.
-    fn outcome(&mut self, one: &PolicyDecision<'_>) {
+    /// The numbers, the source, and the reason of a denial. Returns where they are.
+    fn outcome(&mut self, one: &PolicyDecision<'_>) -> Range<usize> {
+        let start = self.0.len();
         self.usage(one);
         self.text("source", one.source().name());
         if let Some(reason) = one.reason() {
@@ -270,12 +279,15 @@ impl Json {
             self.text_or_null("by", block.blocked_by());
             self.0.push(b'}');
         }
+        start..self.0.len()
     }
 
     fn open(&mut self) {
         self.0.push(b'{');
     }
 
+    // Inlined, as are its callers, because names are constants.
+    #[inline(always)]
     fn name(&mut self, name: &str) {
         if self.0.last() != Some(&b'{') {
             self.0.push(b',');
@@ -285,6 +297,7 @@ impl Json {
         self.0.extend_from_slice(b"\":");
     }
 
+    #[inline(always)]
     fn text(&mut self, name: &str, text: &str) {
         self.name(name);
         self.string(text);
@@ -298,6 +311,7 @@ impl Json {
     }
 
     /// `null` for `None`.
+    #[inline(always)]
     fn number(&mut self, name: &str, number: impl Into<Option<u64>>) {
         self.name(name);
         match number.into() {
@@ -306,6 +320,7 @@ impl Json {
         }
     }
 
+    #[inline(always)]
     fn flag(&mut self, name: &str, flag: bool) {
         self.name(name);
         self.0.extend_from_slice(if flag { b"true" } else { b"false" });
