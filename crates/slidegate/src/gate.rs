@@ -31,6 +31,8 @@ mod later;
 mod numbers;
 #[cfg(feature = "redis")]
 mod pending;
+#[cfg(feature = "tower")]
+pub(crate) mod plain;
 mod reserve;
 mod settlement;
 #[cfg(feature = "snapshot")]
@@ -358,8 +360,7 @@ impl<S: Store> Gate<S> {
 
     /// Only of an [immediate](Store::is_immediate) store.
     pub(crate) fn run_now<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        // Created where it is returned and filled there, because moving it takes as long as a
-        // decision.
+        // Created where it is returned, because moving it takes as long as a decision.
         let mut decisions = self.begin(verb, requests);
         if let [request] = requests
             && let Some(charge) = decisions.policies.single_charge(request, verb, None)
@@ -375,8 +376,7 @@ impl<S: Store> Gate<S> {
         decisions
     }
 
-    /// Not inlined, so that the usual call with one charge has a small stack frame.
-    #[inline(never)]
+    #[inline(never)] // so that the usual call with one charge has a small stack frame
     fn fill_now(&self, decisions: &mut Decisions<'_>) {
         ready(self.fill(decisions, None, |_| ()));
     }

@@ -10,6 +10,8 @@
 use smallvec::SmallVec;
 
 use crate::decision::Decision;
+#[cfg(feature = "tower")]
+use crate::gate::plain::PlainDecision;
 use crate::gate::{Decisions, Settlement};
 use crate::quota::Quota;
 use crate::request::CostUnit;
@@ -29,7 +31,7 @@ pub use problem::{Problem, problem_json};
 pub use style::{Draft, XRateLimit};
 use unit_field::Dialect;
 pub use write::Header;
-use write::{FieldName, FieldSink, NamedDecision, write_list, write_number, write_numbers, write_part};
+use write::{FieldName, FieldSink, NamedDecision, write_list, write_numbers, write_part};
 
 /// Which header fields a response carries.
 ///
@@ -154,6 +156,18 @@ impl HeaderOptions {
         self.write(&decisions, &NamedDecision::from(&strictest), out);
     }
 
+    /// Writes the fields for the decision of the one policy that applies, which is enforced.
+    #[cfg(feature = "tower")]
+    #[inline]
+    pub(crate) fn write_plain(&self, plain: &PlainDecision, out: &mut impl FieldSink) {
+        if *self != Self::OFF {
+            let policy = plain.policy();
+            let (name, quota, unit) = (policy.name(), policy.quota(), policy.cost_unit());
+            let one = NamedDecision { name, quota, decision: plain.decision(), unit };
+            self.write(&[one], &one, out);
+        }
+    }
+
     /// The fields for a [`Limiter`](crate::Limiter)'s decision, with `name` as the policy name.
     ///
     /// Characters of `name` that a header field cannot contain are replaced with `_`.
@@ -259,10 +273,10 @@ impl HeaderOptions {
             write_numbers(out, FieldName::X_PARTS, strictest.numbers(x_reset_s));
         }
         if let Some(secs) = retry_after_s {
-            out.field(FieldName::RetryAfter, |text| write_number(text, secs));
+            out.number(FieldName::RetryAfter, secs);
         }
         if let Some(millis) = strictest.retry_after_ms().filter(|_| self.retry_after_ms) {
-            out.field(FieldName::RetryAfterMs, |text| write_number(text, millis));
+            out.number(FieldName::RetryAfterMs, millis);
         }
         if let Some(dialect) = Dialect::of(self.x_ratelimit) {
             let unit = |one: &NamedDecision<'_>| Some((one.unit?, *one.decision));

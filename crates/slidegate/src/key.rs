@@ -7,7 +7,7 @@
 use std::collections::hash_map::RandomState;
 use std::fmt::{self, Write as _};
 use std::hash::{BuildHasher, Hash, Hasher};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 use smallvec::SmallVec;
@@ -57,18 +57,10 @@ impl<'r> Key<'r> {
     }
 
     pub(crate) fn id(&self, secret: &HashSeed) -> KeyId {
-        let only = if let [attribute] = self.scope { self.part(attribute) } else { None };
+        let only = if let [attribute] = self.scope { self.request.value(attribute) } else { None };
         match only {
-            Some(Value::Bytes(bytes)) => secret.id_of(bytes),
-            Some(Value::Address(IpAddr::V4(ip))) => KeyId([u64::from(ip.to_bits()), KeyId::tag(KeyId::V4)]),
-            Some(Value::Address(IpAddr::V6(ip))) if ip.to_bits() & 0xFF == 0 => {
-                // The last byte is free for the tag, as in every group up to /120.
-                let bits = ip.to_bits().swap_bytes();
-                #[allow(clippy::cast_possible_truncation)] // the two halves
-                let halves = [bits as u64, (bits >> 64) as u64];
-                KeyId([halves[0], halves[1] | KeyId::tag(KeyId::V6)])
-            }
-            _ => secret.hashed(self.parts()),
+            Some(value) => secret.id_of_value(value, self.ipv6_prefix),
+            None => secret.hashed(self.parts()),
         }
     }
 }
@@ -163,6 +155,11 @@ impl KeyId {
     /// Bytes with a seal.
     const SEALED: usize = Self::BYTES + 8;
 
+    #[inline]
+    fn of_v4(ip: Ipv4Addr) -> Self {
+        Self([u64::from(ip.to_bits()), Self::tag(Self::V4)])
+    }
+
     const fn tag(tag: u8) -> u64 {
         (tag as u64) << 56
     }
@@ -216,7 +213,36 @@ impl HashSeed {
         Self { sip, ..Self::random() }
     }
 
-    /// The identity of a key with one part.
+    /// The identity of a key of one value, as it is in a request.
+    #[inline(always)] // copies of an address in memory cost more than the rest
+    pub(crate) fn id_of_value(&self, value: Value<'_>, ipv6_prefix: Ipv6Prefix) -> KeyId {
+        match value {
+            Value::Bytes(bytes) => self.id_of(bytes),
+            Value::Address(IpAddr::V4(ip)) => KeyId::of_v4(ip),
+            Value::Address(IpAddr::V6(ip)) => self.id_of_v6(ip, ipv6_prefix),
+        }
+    }
+
+    fn id_of_v6(&self, ip: Ipv6Addr, ipv6_prefix: Ipv6Prefix) -> KeyId {
+        match group(IpAddr::V6(ip), ipv6_prefix) {
+            IpAddr::V4(ip) => KeyId::of_v4(ip),
+            IpAddr::V6(ip) if ip.to_bits() & 0xFF == 0 => {
+                // The last byte is free for the tag, as in every group up to /120.
+                let bits = ip.to_bits().swap_bytes();
+                #[allow(clippy::cast_possible_truncation)] // the two halves
+                let halves = [bits as u64, (bits >> 64) as u64];
+                KeyId([halves[0], halves[1] | KeyId::tag(KeyId::V6)])
+            }
+            long @ IpAddr::V6(_) => self.hashed([Value::Address(long)]),
+        }
+    }
+
+    /// The identity of a key without values.
+    pub(crate) fn id_of_everyone(&self) -> KeyId {
+        self.hashed([])
+    }
+
+    /// The identity of a key of one value, as bytes.
     #[inline]
     pub(crate) fn id_of(&self, key: &[u8]) -> KeyId {
         // Two overlapping loads, because a copy of variable length costs more than the rest of the

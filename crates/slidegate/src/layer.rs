@@ -312,6 +312,9 @@ impl<M> RateLimitLayerBuilder<M> {
         self.0.check_attributes()?;
         let attributes = self.0.attributes.iter().map(|(_, attribute)| attribute);
         self.0.finds_client |= attributes.clone().any(Attribute::needs_client_addr);
+        self.0.client_is_peer = self.0.peer.is_none() && self.0.client.is_peer();
+        self.0.reads_numbers =
+            self.0.sets_extension || self.0.refund.is_some() || self.0.headers != HeaderOptions::OFF;
         #[cfg(feature = "axum")]
         {
             self.0.reads_params = attributes.clone().any(Attribute::needs_path_params);

@@ -18,6 +18,8 @@ mod set;
 
 pub(crate) use learned_estimate::SettledCosts;
 pub use matcher::Match;
+#[cfg(feature = "tower")]
+pub(crate) use set::PlainPolicy;
 pub use set::PolicySet;
 #[cfg(feature = "snapshot")]
 pub(crate) use set::Quotas;

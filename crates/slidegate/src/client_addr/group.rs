@@ -23,7 +23,15 @@ use crate::error::Error;
 /// assert_eq!(canonical(ip("2001:db8::1.2.3.4")), ip("2001:db8::102:304"));
 /// ```
 #[must_use]
+#[inline]
 pub fn canonical(ip: IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V6(ip) => canonical_of_v6(ip),
+        v4 @ IpAddr::V4(_) => v4,
+    }
+}
+
+fn canonical_of_v6(ip: Ipv6Addr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V6(v6) if v6.octets()[..12] == [0, 0x64, 0xff, 0x9b, 0, 0, 0, 0, 0, 0, 0, 0] => {
             let [.., a, b, c, d] = v6.octets();
@@ -44,6 +52,7 @@ pub fn canonical(ip: IpAddr) -> IpAddr {
 /// assert_eq!(group(ip("::ffff:1.2.3.4"), Ipv6Prefix::default()), ip("1.2.3.4"));
 /// ```
 #[must_use]
+#[inline]
 pub fn group(ip: IpAddr, prefix: Ipv6Prefix) -> IpAddr {
     match canonical(ip) {
         IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << (128 - prefix.0)))),

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use arc_swap::Guard;
 use smallvec::SmallVec;
+#[cfg(feature = "tower")]
+use smallvec::smallvec;
 
 use crate::block::Block;
 use crate::charge::{Charge, Part, Plan};
@@ -105,6 +107,28 @@ pub struct PolicyDecision<'d> {
     answer: &'d Answer,
     #[cfg(feature = "redis")]
     failure: Option<&'d StoreFailure>,
+}
+
+impl<'r> Decisions<'r> {
+    /// The decision of one policy, at this place, on one request.
+    #[cfg(feature = "tower")]
+    pub(crate) fn of_one(
+        policies: Guard<Arc<PolicySet>>,
+        requests: &'r [Request<'r>],
+        verb: Verb,
+        place: usize,
+        decision: Decision,
+    ) -> Self {
+        let answer = Answer { request: 0, policy: place, role: Role::Deciding, link: 0, decision };
+        Self {
+            policies,
+            requests,
+            verb: Some(verb),
+            answers: smallvec![answer],
+            #[cfg(feature = "redis")]
+            failure: None,
+        }
+    }
 }
 
 impl Decisions<'_> {

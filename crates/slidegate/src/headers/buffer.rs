@@ -1,6 +1,7 @@
 //! A buffer for the header fields of one response.
 //!
-//! All values are slices of one string, so the fields of a response cost one allocation.
+//! Fields that are one number are kept as numbers, which are written where they are added to the
+//! response. The values of all others are slices of one string, so they cost one allocation.
 
 use std::sync::LazyLock;
 
@@ -8,16 +9,20 @@ use bytes::Bytes;
 use http::header::{Entry, HeaderMap, HeaderName, HeaderValue};
 
 use super::unit_field::{UNIT_FIELDS, UnitField};
-use super::write::{FieldName, FieldSink};
+use super::write::{FieldName, FieldSink, write_number};
 
-/// Values of header fields, one after the other in the order of [`FieldName`].
+/// Values of header fields, in the order of [`FieldName`].
 #[derive(Default)]
 pub(crate) struct FieldBuffer {
     text: String,
-    /// End offset in `text` of the value of each plain name, or 0 if the field is absent. Small,
+    /// By the position of a plain name, its number, or where its value ends in `text`. Not a list,
     /// because it moves with every response.
-    ends: [u32; FieldName::PLAIN.len()],
-    /// The same of the fields of units, which follow. Boxed, because few services send them.
+    values: [u64; FieldName::PLAIN.len()],
+    /// Positions, as bits, of the fields that are numbers, and of those in `text`.
+    numbers: u16,
+    texts: u16,
+    /// The ends in `text` of the fields of units, which follow, or 0 if a field is absent. Boxed,
+    /// because few services send them.
     unit_ends: Option<Box<[u32; UNIT_FIELDS]>>,
 }
 
@@ -30,10 +35,27 @@ impl FieldSink for FieldBuffer {
             self.text.reserve(INITIAL_CAPACITY);
         }
         write(&mut self.text);
-        let end = u32::try_from(self.text.len()).expect("the fields of a response are few and short");
+        let end = self.text.len();
         match name.plain() {
-            Ok(at) => self.ends[at] = end,
-            Err(unit) => self.unit_ends.get_or_insert_default()[unit.index()] = end,
+            Ok(at) => {
+                self.values[at] = end as u64;
+                self.texts |= 1 << at;
+            }
+            Err(unit) => {
+                let end = u32::try_from(end).expect("the fields of a response are few and short");
+                self.unit_ends.get_or_insert_default()[unit.index()] = end;
+            }
+        }
+    }
+
+    #[inline]
+    fn number(&mut self, name: FieldName, number: u64) {
+        match name.plain() {
+            Ok(at) => {
+                self.values[at] = number;
+                self.numbers |= 1 << at;
+            }
+            Err(_) => self.field(name, |text| write_number(text, number)),
         }
     }
 }
@@ -48,36 +70,77 @@ static UNIT_NAMES: LazyLock<[HeaderName; UNIT_FIELDS]> =
 impl FieldBuffer {
     /// Adds the fields that `headers` does not have yet. A field set by an inner limit or by the
     /// handler takes precedence.
-    pub(crate) fn append_to(self, headers: &mut HeaderMap) {
-        if self.text.is_empty() {
-            return;
+    #[inline]
+    pub(crate) fn append_to(&mut self, headers: &mut HeaderMap) {
+        if self.numbers != 0 || !self.text.is_empty() {
+            self.append_all_to(headers);
         }
-        let text = Bytes::from(self.text);
-        let start = append(headers, &text, 0, NAMES.iter().zip(self.ends));
-        if let Some(ends) = self.unit_ends {
-            append(headers, &text, start, UNIT_NAMES.iter().zip(*ends));
+    }
+
+    fn append_all_to(&mut self, headers: &mut HeaderMap) {
+        let text = Bytes::from(std::mem::take(&mut self.text));
+        let mut start = 0;
+        let mut left = self.numbers | self.texts;
+        let names = &*NAMES;
+        while left != 0 {
+            let at = left.trailing_zeros() as usize;
+            left &= left - 1;
+            let value = self.values[at];
+            if self.numbers & 1 << at != 0 {
+                append(headers, &names[at], || number_value(value));
+            } else {
+                #[allow(clippy::cast_possible_truncation)] // the length of a string
+                let end = value as usize;
+                append(headers, &names[at], || text_value(&text, start, end));
+                start = end;
+            }
+        }
+        for (name, end) in UNIT_NAMES.iter().zip(self.unit_ends.iter().flat_map(|ends| **ends)) {
+            if end > 0 {
+                append(headers, name, || text_value(&text, start, end as usize));
+                start = end as usize;
+            }
         }
     }
 }
 
-/// Adds fields whose values follow each other in `text` from `start` on. Returns where they end.
-fn append<'n>(
-    headers: &mut HeaderMap,
-    text: &Bytes,
-    mut start: usize,
-    fields: impl Iterator<Item = (&'n HeaderName, u32)> + Clone,
-) -> usize {
-    let used = fields.filter(|(_, end)| *end > 0);
-    headers.reserve(used.clone().count());
-    for (name, end) in used {
-        let end = end as usize;
-        if let Entry::Vacant(place) = headers.entry(name) {
-            let value = HeaderValue::from_maybe_shared(text.slice(start..end));
-            place.insert(value.expect("fields are printable ASCII"));
-        }
-        start = end;
+/// Adds a field that is not there yet.
+fn append(headers: &mut HeaderMap, name: &HeaderName, value: impl FnOnce() -> HeaderValue) {
+    if let Entry::Vacant(place) = headers.entry(name) {
+        place.insert(value());
     }
-    start
+}
+
+/// The numbers below 10,000, as four digits each.
+#[allow(clippy::cast_possible_truncation)] // single digits and their places
+static FOUR_DIGITS: [u8; 40_000] = {
+    let mut text = [b'0'; 40_000];
+    let mut at = 0;
+    while at < text.len() {
+        let (number, place) = (at / 4, 10_usize.pow(3 - (at % 4) as u32));
+        text[at] += (number / place % 10) as u8;
+        at += 1;
+    }
+    text
+};
+
+/// Most limits are small, and so is what remains of them: those take no allocation.
+fn number_value(number: u64) -> HeaderValue {
+    let zeros = match number {
+        0..10 => 3,
+        10..100 => 2,
+        100..1000 => 1,
+        1000..10_000 => 0,
+        _ => return number.into(),
+    };
+    #[allow(clippy::cast_possible_truncation)] // below 10,000
+    let at = 4 * number as usize;
+    let digits = Bytes::from_static(&FOUR_DIGITS[at + zeros..at + 4]);
+    HeaderValue::from_maybe_shared(digits).expect("digits are printable ASCII")
+}
+
+fn text_value(text: &Bytes, start: usize, end: usize) -> HeaderValue {
+    HeaderValue::from_maybe_shared(text.slice(start..end)).expect("fields are printable ASCII")
 }
 
 #[cfg(test)]
@@ -85,6 +148,13 @@ mod tests {
     use super::*;
     use crate::headers::{Draft, HeaderOptions, XRateLimit};
     use crate::{Limiter, Quota};
+
+    #[test]
+    fn numbers_are_written_as_decimal_digits() {
+        for number in (0..10_001).chain([99_999, u64::MAX]) {
+            assert_eq!(number_value(number), number.to_string());
+        }
+    }
 
     /// Clients must get the same fields from the layer as from `headers_of`.
     #[test]

@@ -98,6 +98,12 @@ pub(crate) trait FieldSink {
     /// Adds a field. `write` appends the value to the given text, which may already contain other
     /// values.
     fn field(&mut self, name: FieldName, write: impl FnOnce(&mut String));
+
+    /// Adds a field that is one number.
+    #[inline]
+    fn number(&mut self, name: FieldName, number: u64) {
+        self.field(name, |text| write_number(text, number));
+    }
 }
 
 impl FieldSink for Vec<Header> {
@@ -189,7 +195,7 @@ impl NamedDecision<'_> {
 /// Writes three fields of one number each.
 pub(super) fn write_numbers(out: &mut impl FieldSink, names: [FieldName; 3], numbers: [u64; 3]) {
     for (name, number) in names.into_iter().zip(numbers) {
-        out.field(name, |text| write_number(text, number));
+        out.number(name, number);
     }
 }
 

@@ -99,7 +99,8 @@ impl Attribute {
         Self::read(move |request| request.extensions.get::<T>().and_then(&read))
     }
 
-    /// The value that `read` returns. It runs for every request, on the thread that serves it.
+    /// The value that `read` returns. It runs for every request, on the thread that serves it, and
+    /// may run again for one that is denied.
     #[must_use]
     pub fn read(
         read: impl for<'p> Fn(&Head<'p>) -> Option<AttributeValue<'p>> + Send + Sync + 'static,
@@ -164,6 +165,11 @@ impl Attribute {
             #[cfg(feature = "axum")]
             AttributeSource::PathParam(name) => view.params?.value(name).map(Into::into),
         }
+    }
+
+    #[inline]
+    pub(super) fn is_client_addr(&self) -> bool {
+        matches!(self.0, AttributeSource::ClientAddr)
     }
 
     /// Whether this source or one of its alternatives matches.
@@ -234,6 +240,7 @@ impl<'p> AttributeValue<'p> {
     }
 
     /// As a value of a request.
+    #[inline]
     pub(super) fn borrowed(&self) -> Value<'_> {
         match &self.0 {
             Repr::Borrowed(bytes) => Value::Bytes(bytes),

@@ -20,10 +20,11 @@ use super::denied::Denied;
 use super::head::Head;
 use super::refund::{PendingRefund, Refund};
 use crate::client_addr::{ClientAddr, Resolved};
+use crate::gate::plain::{PlainDecision, PlainGate, PlainKey};
 use crate::gate::{Decisions, Gate};
 use crate::headers::{FieldBuffer, HeaderOptions};
 use crate::policy::PolicySet;
-use crate::request::Request;
+use crate::request::{Request, Value};
 use crate::store::Store;
 use crate::time::monotonic;
 use crate::verb::Verb;
@@ -69,9 +70,12 @@ pub trait ErasedGate: fmt::Debug + Send + Sync {
 
     /// The active policies.
     fn policies(&self) -> Arc<PolicySet>;
+
+    /// What checks without a plan need, if the store is a memory store.
+    fn plain(&self) -> Option<PlainGate<'_>>;
 }
 
-impl<S: Store> ErasedGate for Gate<S> {
+impl<S: Store + 'static> ErasedGate for Gate<S> {
     #[inline]
     fn is_immediate(&self) -> bool {
         self.store().is_immediate()
@@ -93,6 +97,11 @@ impl<S: Store> ErasedGate for Gate<S> {
     fn policies(&self) -> Arc<PolicySet> {
         self.policies()
     }
+
+    #[inline]
+    fn plain(&self) -> Option<PlainGate<'_>> {
+        self.plain()
+    }
 }
 
 /// The settings of a layer.
@@ -106,6 +115,10 @@ pub(super) struct Config {
     pub(super) client: ClientAddr,
     /// Whether the client's address is found for every request.
     pub(super) finds_client: bool,
+    /// Whether the client is always the peer in the extensions.
+    pub(super) client_is_peer: bool,
+    /// Whether more than the verdict on an allowed request is needed.
+    pub(super) reads_numbers: bool,
     /// Whether allowed requests carry [`Limited`] in their extensions.
     pub(super) sets_extension: bool,
     #[cfg(feature = "axum")]
@@ -124,11 +137,14 @@ pub(super) type Skips = dyn Fn(&Head<'_>) -> bool + Send + Sync;
 pub(super) type Deny = dyn Fn(&Denied<'_>) -> Response<String> + Send + Sync;
 
 /// The outcome of a request.
+#[expect(clippy::large_enum_variant, reason = "boxed, most requests would allocate")]
 pub(super) enum Outcome {
+    /// The request is allowed, and neither it nor its response carries anything of the limit.
+    Allow,
     /// The request is allowed. [`Limited`] is for its extensions.
     Pass(Pass, Option<Limited>),
-    /// The request is denied with this response. Boxed because it is larger than an allowed
-    /// request's data, which would be moved with the same size.
+    /// The request is denied with this response. Boxed because moving it would take as long for an
+    /// allowed request, and denials allocate as it is.
     Deny(Box<Response<String>>),
 }
 
@@ -147,6 +163,8 @@ impl Config {
             under: Vec::new(),
             client: ClientAddr::default(),
             finds_client: false,
+            client_is_peer: false,
+            reads_numbers: true,
             sets_extension: true,
             #[cfg(feature = "axum")]
             reads_params: false,
@@ -160,19 +178,87 @@ impl Config {
     }
 
     /// Decides a request with a gate that is immediate.
+    ///
+    /// Not inlined, so that `call` is, and the request is moved once.
+    #[inline(never)]
     pub(super) fn decide(self: &Arc<Self>, view: &RequestView<'_>) -> Outcome {
         if self.skips(view) {
             return self.skipped();
         }
+        let cost = self.cost_of(view);
+        if !self.reads_numbers
+            && let Some((gate, key)) = self.plain_key(view)
+            && gate.admits(key, cost)
+        {
+            return Outcome::Allow;
+        }
+        self.decide_in_full(view, cost)
+    }
+
+    /// Decides a request with all numbers of the decision.
+    #[inline(never)]
+    fn decide_in_full(self: &Arc<Self>, view: &RequestView<'_>, cost: u64) -> Outcome {
+        let asked = self.refund.as_ref().map(|_| monotonic());
+        match self.plain_key(view).map(|(gate, key)| gate.decide(key, cost)) {
+            Some(plain) if plain.decision().is_allowed() && asked.is_none() => {
+                let mut fields = FieldBuffer::default();
+                self.headers.write_plain(&plain, &mut fields);
+                let limited = || Limited::of_one(&plain, self.client_of(view));
+                Outcome::Pass(Pass { fields, refund: None }, self.sets_extension.then(limited))
+            }
+            plain => self.decide_by_plan(view, cost, asked, plain),
+        }
+    }
+
+    /// Decides a request with a gate that is immediate, or answers what was checked already.
+    #[inline(never)]
+    fn decide_by_plan(
+        self: &Arc<Self>,
+        view: &RequestView<'_>,
+        cost: u64,
+        asked: Option<Instant>,
+        decided: Option<PlainDecision>,
+    ) -> Outcome {
         let (client, owned);
-        let mut request = self.base_request(self.cost_of(view));
+        let mut request = self.base_request(cost);
         client = self.client_of(view);
         owned = self.set_attributes(&mut request, view, client.as_ref());
         request.extend(owned.iter().map(|(name, bytes)| (*name, &**bytes)));
         let several = self.named_requests(&request);
-        let asked = self.refund.as_ref().map(|_| monotonic());
-        let decisions = self.gate.run_now(Verb::Check, requests(&request, &several));
+        let requests = requests(&request, &several);
+        let decisions = match decided {
+            Some(plain) => plain.on(requests),
+            None => self.gate.run_now(Verb::Check, requests),
+        };
         self.outcome(view, client, &request, &decisions, asked)
+    }
+
+    /// The key of a request under a policy that needs no plan. `None` if there is no such policy, the
+    /// layer names others, or the request lacks its attribute.
+    #[inline(always)] // it is returned through memory otherwise, which takes a tenth of the whole
+    fn plain_key(&self, view: &RequestView<'_>) -> Option<(PlainGate<'_>, PlainKey)> {
+        if !self.under.is_empty() {
+            return None;
+        }
+        let gate = self.gate.plain()?;
+        let plain = gate.policy()?;
+        let key = match plain.attribute {
+            None => gate.key(&plain, None),
+            Some(name) => {
+                let (_, attribute) = self.attributes.iter().find(|(given, _)| given == name)?;
+                let is_peer = self.client_is_peer && attribute.is_client_addr();
+                match peer_of(view.head.extensions).filter(|_| is_peer) {
+                    // Not as an attribute's value, because copies of addresses cost as much as the
+                    // rest.
+                    Some(peer) => gate.key(&plain, Some(Value::Address(peer.ip()))),
+                    None => {
+                        let client = self.client_of(view);
+                        gate.key(&plain, Some(attribute.of(view, client.as_ref())?.borrowed()))
+                    }
+                }
+            }
+        };
+        Some((gate, key))
     }
 
     /// Decides a request with a gate that has to be awaited.
@@ -249,7 +335,7 @@ impl Config {
         Outcome::Pass(Pass { fields, refund }, self.sets_extension.then(|| Limited::new(decisions, client)))
     }
 
-    pub(super) fn denial(&self, denied: &Denied<'_>, fields: FieldBuffer) -> Response<String> {
+    pub(super) fn denial(&self, denied: &Denied<'_>, mut fields: FieldBuffer) -> Response<String> {
         let mut response = self.deny.as_ref().map_or_else(|| denied.problem_response(), |deny| deny(denied));
         fields.append_to(response.headers_mut());
         response
@@ -268,7 +354,7 @@ impl Config {
         let head = &view.head;
         let peer = match &self.peer {
             Some(peer_of) => peer_of(head.extensions),
-            None => peer_of(head.extensions),
+            None => peer_of(head.extensions).map(SocketAddr::ip),
         };
         let lines = head.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
         Some(self.client.resolve(peer, lines))
@@ -286,13 +372,14 @@ pub(super) fn request_per_policy<'r>(request: &Request<'r>, policies: &'r [Strin
 }
 
 /// The peer's address in the extensions: axum's `ConnectInfo<SocketAddr>` or a plain `SocketAddr`.
-fn peer_of(extensions: &Extensions) -> Option<IpAddr> {
+#[inline]
+fn peer_of(extensions: &Extensions) -> Option<&SocketAddr> {
     #[cfg(feature = "axum")]
     if let Some(axum::extract::ConnectInfo(peer)) = extensions.get::<axum::extract::ConnectInfo<SocketAddr>>()
     {
-        return Some(peer.ip());
+        return Some(peer);
     }
-    extensions.get::<SocketAddr>().map(SocketAddr::ip)
+    extensions.get::<SocketAddr>()
 }
 
 impl fmt::Debug for Config {

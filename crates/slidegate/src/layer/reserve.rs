@@ -94,7 +94,7 @@ where
         Box::pin(async move {
             let (head, body) = request.into_parts();
             let (mut head, outcome) = decide(settings, head).await;
-            let Pass { fields, limited, mut open } = match outcome {
+            let Pass { mut fields, limited, mut open } = match outcome {
                 Ok(pass) => pass,
                 Err(denial) => return Ok((*denial).map(ReservedBody::denied)),
             };

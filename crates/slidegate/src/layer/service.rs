@@ -62,43 +62,49 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        let stage = if self.config.gate.is_immediate() {
-            serve(&self.config, &mut self.inner, request)
-        } else {
-            let (head, body) = request.into_parts();
-            let deciding = DecisionFuture::new(&self.config, head);
-            // Call the instance that was polled for readiness, not its clone.
-            let ready = self.inner.clone();
-            let ready = std::mem::replace(&mut self.inner, ready);
-            Stage::Deciding { deciding, called: Some((ready, body)) }
+    #[cfg_attr(not(feature = "axum"), expect(unused_mut))]
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
+        if !self.config.gate.is_immediate() {
+            return self.call_later(request);
+        }
+        // Here and not in a function of its own, which the request would have to be moved into.
+        #[cfg(feature = "axum")]
+        let params = self.config.reads_params.then(|| PathParams::of(request.extensions_mut())).flatten();
+        let view = RequestView {
+            head: (&request).into(),
+            #[cfg(feature = "axum")]
+            params: params.as_ref(),
+        };
+        let stage = match self.config.decide(&view) {
+            Outcome::Allow => Stage::Allowed { future: self.inner.call(request) },
+            Outcome::Pass(pass, limited) => {
+                if let Some(limited) = limited {
+                    request.extensions_mut().insert(limited);
+                }
+                Stage::Serving { future: self.inner.call(request), pass }
+            }
+            Outcome::Deny(response) => Stage::Denied { response: Some(response) },
         };
         ResponseFuture { stage, body: PhantomData }
     }
 }
 
-/// Serves a request with a gate that decides at once.
-fn serve<S, B>(config: &Arc<Config>, inner: &mut S, mut request: Request<B>) -> Stage<S, B>
-where
-    S: Service<Request<B>>,
-{
-    #[cfg(feature = "axum")]
-    let params = config.reads_params.then(|| PathParams::of(request.extensions_mut())).flatten();
-    let view = RequestView {
-        head: (&request).into(),
-        #[cfg(feature = "axum")]
-        params: params.as_ref(),
-    };
-    match config.decide(&view) {
-        Outcome::Pass(pass, limited) => {
-            if let Some(limited) = limited {
-                request.extensions_mut().insert(limited);
-            }
-            Stage::Serving { future: inner.call(request), pass: Some(pass) }
-        }
-        Outcome::Deny(response) => Stage::Denied { response: Some(response) },
+impl<S: Clone, A> RateLimit<S, A> {
+    /// Decides with a gate that has to be awaited.
+    #[inline(never)]
+    fn call_later<B>(&mut self, request: Request<B>) -> ResponseFuture<S, B, A>
+    where
+        S: Service<Request<B>>,
+    {
+        let (head, body) = request.into_parts();
+        let deciding = DecisionFuture::new(&self.config, head);
+        // Call the instance that was polled for readiness, not its clone.
+        let ready = self.inner.clone();
+        let ready = std::mem::replace(&mut self.inner, ready);
+        ResponseFuture { stage: Stage::Deciding { deciding, called: Some((ready, body)) }, body: PhantomData }
     }
 }
+
 pin_project! {
     /// The response of the inner service, or a denial.
     pub struct ResponseFuture<S, B, A>
@@ -118,7 +124,8 @@ pin_project! {
         S: Service<Request<B>>,
     {
         Deciding { deciding: DecisionFuture, called: Option<(S, B)> },
-        Serving { #[pin] future: S::Future, pass: Option<Pass> },
+        Allowed { #[pin] future: S::Future },
+        Serving { #[pin] future: S::Future, pass: Pass },
         Refunding { refunding: RefundFuture, response: Option<S::Response> },
         Denied { response: Option<Box<Response<String>>> },
     }
@@ -143,31 +150,58 @@ where
 {
     type Output = Result<Response<A::Body>, S::Error>;
 
+    #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut stage = self.project().stage;
+        if let StageProjection::Allowed { future } = stage.as_mut().project() {
+            return future.poll(cx).map_ok(|response| response.map(A::served));
+        }
+        Self::poll_stage(stage, cx)
+    }
+}
+
+impl<S, A, B, R> ResponseFuture<S, B, A>
+where
+    S: Service<Request<B>, Response = Response<R>>,
+    A: ResponseBody<R>,
+{
+    /// Not inlined, so that requests that are only allowed have a small stack frame.
+    #[inline(never)]
+    fn poll_stage(
+        mut stage: Pin<&mut Stage<S, B>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Response<A::Body>, S::Error>> {
         loop {
             let next = match stage.as_mut().project() {
                 StageProjection::Deciding { deciding, called } => {
                     let (mut head, outcome) = ready!(deciding.poll(cx));
+                    let mut serve = |head| {
+                        let (mut inner, body) = called.take().expect(DONE);
+                        inner.call(Request::from_parts(head, body))
+                    };
                     match outcome {
+                        Outcome::Allow => Stage::Allowed { future: serve(head) },
                         Outcome::Pass(pass, limited) => {
                             if let Some(limited) = limited {
                                 head.extensions.insert(limited);
                             }
-                            let (mut inner, body) = called.take().expect(DONE);
-                            let future = inner.call(Request::from_parts(head, body));
-                            Stage::Serving { future, pass: Some(pass) }
+                            Stage::Serving { future: serve(head), pass }
                         }
                         Outcome::Deny(response) => Stage::Denied { response: Some(response) },
                     }
                 }
+                StageProjection::Allowed { future } => {
+                    return future.poll(cx).map_ok(|response| response.map(A::served));
+                }
                 StageProjection::Serving { future, pass } => {
                     let answer = ready!(future.poll(cx));
-                    let Pass { fields, refund } = pass.take().expect(DONE);
+                    let refund = pass.refund.take();
                     // On an error the request is unanswered: dropping the pending refund settles
                     // it.
-                    let (mut response, refunding) = settle(refund, answer?);
-                    fields.append_to(response.headers_mut());
+                    let mut response = answer?;
+                    pass.fields.append_to(response.headers_mut());
+                    let Some(refund) = refund else { return Poll::Ready(Ok(response.map(A::served))) };
+                    let (response, refunding) = settle(*refund, response);
                     match refunding {
                         Some(refunding) => Stage::Refunding { refunding, response: Some(response) },
                         None => return Poll::Ready(Ok(response.map(A::served))),
@@ -187,11 +221,10 @@ where
 }
 
 /// Starts the pending refund if the response asks for it, or else cancels it.
-fn settle<R>(
-    refund: Option<Box<PendingRefund>>,
-    response: Response<R>,
-) -> (Response<R>, Option<RefundFuture>) {
-    let Some(refund) = refund else { return (response, None) };
+///
+/// Not inlined, because few layers refund.
+#[inline(never)]
+fn settle<R>(refund: PendingRefund, response: Response<R>) -> (Response<R>, Option<RefundFuture>) {
     let (head, body) = response.into_parts();
     let refunding = if refund.rule().is_some_and(|refund| refund.answered(&head)) {
         refund.start()

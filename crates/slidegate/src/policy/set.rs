@@ -38,6 +38,8 @@ pub struct PolicySet {
     unnamed: Vec<usize>,
     /// The same by what they require, if they are too many to ask each.
     index: Option<PolicyIndex>,
+    /// The place of the only policy, if a check under it needs no plan; see [`PlainPolicy`].
+    plain: Option<usize>,
 }
 
 /// Sets of more policies are looked up. To ask each of so few takes less time.
@@ -95,7 +97,8 @@ impl PolicySet {
         let unnamed: Vec<_> = (0..rules.len()).filter(needs_no_name).collect();
         let listed = || PolicyIndex::new(unnamed.iter().map(|at| (*at, &rules[*at].policy)));
         let index = (unnamed.len() > MOST_ASKED).then(listed);
-        Ok(Self { rules, places, unnamed, index })
+        let plain = if let [at] = *unnamed { rules[at].is_plain().then_some(at) } else { None };
+        Ok(Self { rules, places, unnamed, index, plain })
     }
 
     /// The policies, in the order given.
@@ -125,6 +128,21 @@ impl PolicySet {
         let places = self.rules_for(request, &mut found).iter();
         let applying: Places = places.filter(|at| self.policy(**at).applies_to(request)).copied().collect();
         applying.into_iter().map(|at| self.policy(at))
+    }
+
+    /// The policy that decides every request that names none and has its attribute, if a check under
+    /// it needs no plan.
+    #[cfg(feature = "tower")]
+    #[inline]
+    pub(crate) fn plain(&self) -> Option<PlainPolicy<'_>> {
+        let place = self.plain?;
+        let Rule { policy, number, .. } = &self.rules[place];
+        Some(PlainPolicy {
+            place,
+            number: *number,
+            policy,
+            attribute: policy.scope.first().map(|name| &**name),
+        })
     }
 
     pub(crate) fn policy(&self, at: usize) -> &Policy {
@@ -357,6 +375,20 @@ impl PolicySet {
     }
 }
 
+/// The one policy of a set that requests need not name, where a check only asks whether its cost
+/// fits: without conditions, with at most one attribute in its scope, and with one quota for all
+/// keys, which is not one on what is in flight.
+#[cfg(feature = "tower")]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PlainPolicy<'a> {
+    pub(crate) place: usize,
+    /// What its usage is stored under.
+    pub(crate) number: u32,
+    pub(crate) policy: &'a Policy,
+    /// The attribute of its scope. Without one, all requests share a key.
+    pub(crate) attribute: Option<&'a str>,
+}
+
 /// The part of a call that cannot give a permit back: a check asks whether one is free, and a
 /// penalty or a refund does nothing.
 fn ask_only(part: Part) -> Part {
@@ -434,6 +466,19 @@ impl Rule {
             blocks.insert(key.into_boxed_slice(), block.clone());
         }
         Ok(Self { policy, number: 0, overrides, blocks, by_id: OnceLock::new() })
+    }
+
+    /// Whether it can be a [`PlainPolicy`].
+    fn is_plain(&self) -> bool {
+        let policy = &self.policy;
+        policy.when.is_empty()
+            && policy.scope.len() <= 1
+            && policy.enforced
+            && policy.excess == Excess::Refuse
+            && policy.counts == Counts::Cost
+            && policy.quota.algorithm() != Algorithm::InFlight
+            && self.overrides.is_empty()
+            && self.blocks.is_empty()
     }
 
     /// The quota of a key, and its block.

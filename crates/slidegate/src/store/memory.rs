@@ -286,6 +286,49 @@ impl MemoryStore {
         }
     }
 
+    /// Checks one key of a policy, where nothing but the cost is asked.
+    #[cfg(feature = "tower")]
+    #[inline]
+    pub(crate) fn check_key(&self, policy: u32, key: KeyId, quota: &Quota, cost: u64) -> Decision {
+        self.on_key(policy, key, quota, cost, Shard::apply)
+    }
+
+    /// The same without the numbers of the decision: whether the cost was charged.
+    #[cfg(feature = "tower")]
+    #[inline]
+    pub(crate) fn admits_key(&self, policy: u32, key: KeyId, quota: &Quota, cost: u64) -> bool {
+        self.on_key(policy, key, quota, cost, Shard::admits)
+    }
+
+    #[cfg(feature = "tower")]
+    #[inline(always)] // a decision that is returned through memory costs a tenth more
+    fn on_key<T>(
+        &self,
+        policy: u32,
+        key: KeyId,
+        quota: &Quota,
+        cost: u64,
+        run: impl Fn(&mut Shard, &Call<'_>) -> T,
+    ) -> T {
+        let now = self.clock.now();
+        let address = self.address(key, policy);
+        let ShardData { shard, inline_quotas, .. } = &mut *self.lock(self.shard_of(address.place));
+        let call = Call {
+            verb: Verb::Check,
+            address,
+            quota,
+            cost,
+            reserve: None,
+            now: shard.arrive(now, &self.clock),
+            accounting: &self.accounting,
+            secret: &self.secret,
+        };
+        inline_quotas.before(&call, None, shard);
+        let done = run(shard, &call);
+        inline_quotas.after(&call, false, shard);
+        done
+    }
+
     /// Applies one charge without the lists of shards and locks, which would cost as much as the
     /// decision.
     pub(crate) fn apply_single(&self, charge: &Charge<'_>) -> Decision {
@@ -320,7 +363,7 @@ impl MemoryStore {
             let mut all = charges.iter().zip(&calls).zip(&guards);
             let fits = all.all(|((charge, call), guard)| {
                 let call = Call { verb: Verb::Peek, ..*call };
-                !charge.part.enforced || on_locked(&mut locked, *guard, charge, &call, Shard::fits)
+                !charge.part.enforced || on_locked(&mut locked, *guard, charge, &call, Shard::admits)
             });
             let verb = if fits { Verb::Check } else { Verb::Peek };
             let all = charges.iter().zip(&calls).zip(&guards);
@@ -414,7 +457,7 @@ impl MemoryStore {
     }
 
     /// The seed of the keys' hashes.
-    #[cfg(any(feature = "redis", feature = "snapshot", feature = "wait"))]
+    #[cfg(any(feature = "redis", feature = "snapshot", feature = "tower", feature = "wait"))]
     pub(crate) fn secret(&self) -> &HashSeed {
         &self.secret
     }

@@ -7,6 +7,7 @@
 mod axum;
 #[cfg(all(feature = "axum", feature = "redis"))]
 mod examples;
+mod paths;
 mod plain;
 mod refunds;
 #[cfg(feature = "wait")]

@@ -167,24 +167,42 @@ impl Shard {
         for_algorithm!(call.quota.algorithm(), S => self.apply_to::<S>(call))
     }
 
-    /// Whether a peek would be allowed: the first half of a check under several policies.
+    /// Applies a check or a peek without computing the numbers of its decision. Returns whether it
+    /// is allowed.
     #[inline]
-    pub(super) fn fits(&mut self, call: &Call<'_>) -> bool {
-        if self.held.is_some() || call.reserve.is_some() {
-            return self.apply(call).is_allowed();
+    pub(super) fn admits(&mut self, call: &Call<'_>) -> bool {
+        if call.verb == Verb::Check {
+            self.work(1, call);
         }
-        for_algorithm!(call.quota.algorithm(), S => self.fits_in::<S>(call))
+        if self.held.is_some() || call.reserve.is_some() {
+            return self.apply_beside_holds(call).is_allowed();
+        }
+        for_algorithm!(call.quota.algorithm(), S => self.admits_in::<S>(call))
     }
 
-    #[inline]
-    fn fits_in<S: Stored>(&mut self, call: &Call<'_>) -> bool {
-        let Call { quota, cost, now, .. } = *call;
+    #[inline(always)] // as `apply_to`
+    fn admits_in<S: Stored>(&mut self, call: &Call<'_>) -> bool {
+        let Call { verb, quota, cost, now, .. } = *call;
         let table = S::table(self);
-        let Some(at) = table.find(&call.address) else { return cost <= quota.capacity() };
-        let state = &mut table.slot(at).state;
-        let heap_bytes = State::heap_bytes(state);
-        let settled = state.settle(quota, time_for::<S>(now).as_micros());
-        let (fits, heap_bytes_now) = (fits(state, quota, settled, cost), State::heap_bytes(state));
+        let Some(at) = table.find(&call.address) else {
+            return match verb {
+                Verb::Peek => cost <= quota.capacity(),
+                _ => self.apply_to_new::<S>(*call).is_allowed(),
+            };
+        };
+        let slot = table.slot(at);
+        let time = time_for::<S>(now).as_micros();
+        let heap_bytes = State::heap_bytes(&slot.state);
+        let settled = slot.state.settle(quota, time);
+        let fits = fits(&slot.state, quota, settled, cost);
+        if fits && verb == Verb::Check {
+            slot.state.charge(quota, settled, cost);
+            let used = slot.state.used(quota, settled);
+            let reset_us = if used > 0 { slot.state.wait_us(quota, settled, 0) } else { 0 };
+            let lag = settled.saturating_sub(time);
+            slot.note(quota.share_of(used), expiry(now, reset_us.saturating_add(lag)));
+        }
+        let heap_bytes_now = State::heap_bytes(&slot.state);
         if heap_bytes_now != heap_bytes {
             self.resized(heap_bytes, heap_bytes_now, call);
         }
@@ -202,7 +220,7 @@ impl Shard {
         let settled = slot.state.settle(quota, time.as_micros());
         let done = perform(&mut slot.state, quota, settled, verb, cost);
         let decision = decision(&slot.state, quota, time, settled, done);
-        slot.note(quota.share_of(decision.used), expiry(now, &decision));
+        slot.note(quota.share_of(decision.used), expiry(now, decision.waits.reset_us));
         let heap_bytes_now = State::heap_bytes(&slot.state);
         if heap_bytes_now != heap_bytes {
             self.resized(heap_bytes, heap_bytes_now, call);
@@ -222,7 +240,7 @@ impl Shard {
         let done = perform(&mut state, quota, settled, verb, cost);
         let decision = decision(&state, quota, time, settled, done);
         if decision.used > 0 {
-            self.add(&call, state, quota.share_of(decision.used), expiry(now, &decision));
+            self.add(&call, state, quota.share_of(decision.used), expiry(now, decision.waits.reset_us));
         }
         Decision { at: now.wall, ..decision }
     }
@@ -508,15 +526,15 @@ fn refit<S: State>(slot: &mut Slot<S>, old: &Quota, new: &Quota, now: Moment) ->
         slot.state.adopt(new, settled);
     }
     let decision = decision(&slot.state, new, time, settled, Done::Moved(0));
-    slot.note_again(new.share_of(decision.used), expiry(now, &decision));
+    slot.note_again(new.share_of(decision.used), expiry(now, decision.waits.reset_us));
     decision.used > 0
 }
 
 /// The first second at which nothing counts any more, by elapsed time, which wall clock corrections
 /// do not change.
 #[inline]
-fn expiry(now: Moment, decision: &Decision) -> Tick {
-    tick(now.at.as_micros().saturating_add(decision.waits.reset_us)) + 1
+fn expiry(now: Moment, reset_us: u64) -> Tick {
+    tick(now.at.as_micros().saturating_add(reset_us)) + 1
 }
 
 /// The last value is never reached, so keys that expire then are kept.

@@ -83,7 +83,7 @@ impl Shard {
         let has_holds = !holds.is_empty();
         // A key with holds is evicted last.
         let share = if has_holds { u8::MAX >> 1 } else { call.quota.share_of(decision.used) };
-        let expires = expiry(call.now, &decision);
+        let expires = expiry(call.now, decision.waits.reset_us);
         if let Some(at) = used_at {
             usage.slot(at).note(share, expires);
         }

@@ -158,7 +158,7 @@ impl Shard {
         if decision.used == 0 {
             return Some(Restored::Expired);
         }
-        let (share, expires) = (new.share_of(decision.used), expiry(call.now, &decision));
+        let (share, expires) = (new.share_of(decision.used), expiry(call.now, decision.waits.reset_us));
         self.add(call, state, share, expires);
         let table = S::table(self);
         if saved.is_repeated
