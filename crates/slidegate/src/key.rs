@@ -238,6 +238,7 @@ impl HashSeed {
     }
 
     /// The identity of a key without values.
+    #[cfg(feature = "tower")]
     pub(crate) fn id_of_everyone(&self) -> KeyId {
         self.hashed([])
     }

@@ -62,7 +62,6 @@ where
         self.inner.poll_ready(cx)
     }
 
-    #[cfg_attr(not(feature = "axum"), expect(unused_mut))]
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         if !self.config.gate.is_immediate() {
             return self.call_later(request);

@@ -39,6 +39,7 @@ pub struct PolicySet {
     /// The same by what they require, if they are too many to ask each.
     index: Option<PolicyIndex>,
     /// The place of the only policy, if a check under it needs no plan; see [`PlainPolicy`].
+    #[cfg(feature = "tower")]
     plain: Option<usize>,
 }
 
@@ -97,8 +98,14 @@ impl PolicySet {
         let unnamed: Vec<_> = (0..rules.len()).filter(needs_no_name).collect();
         let listed = || PolicyIndex::new(unnamed.iter().map(|at| (*at, &rules[*at].policy)));
         let index = (unnamed.len() > MOST_ASKED).then(listed);
-        let plain = if let [at] = *unnamed { rules[at].is_plain().then_some(at) } else { None };
-        Ok(Self { rules, places, unnamed, index, plain })
+        Ok(Self {
+            #[cfg(feature = "tower")]
+            plain: if let [at] = *unnamed { rules[at].is_plain().then_some(at) } else { None },
+            rules,
+            places,
+            unnamed,
+            index,
+        })
     }
 
     /// The policies, in the order given.
@@ -469,6 +476,7 @@ impl Rule {
     }
 
     /// Whether it can be a [`PlainPolicy`].
+    #[cfg(feature = "tower")]
     fn is_plain(&self) -> bool {
         let policy = &self.policy;
         policy.when.is_empty()
