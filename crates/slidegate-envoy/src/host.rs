@@ -58,7 +58,7 @@ pub trait Host: Send + Sync + 'static {
     /// The attributes or the cost are out of bounds, in one line.
     fn request<'r>(
         &self,
-        attributes: &[(&'r str, &'r str)],
+        attributes: impl Iterator<Item = (&'r str, &'r str)>,
         cost: Option<u64>,
     ) -> Result<Request<'r>, String>;
 

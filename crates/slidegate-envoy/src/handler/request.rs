@@ -89,7 +89,9 @@ impl<'r> Batch<'r> {
         settings: Option<&Settings>,
         asks: Asks,
     ) -> Result<Self, Status> {
-        let mut batch = Self { targets, requests: Vec::new(), descriptors: Vec::new() };
+        let count = targets.len();
+        let mut batch =
+            Self { targets, requests: Vec::with_capacity(count), descriptors: Vec::with_capacity(count) };
         for (index, (descriptor, target)) in call.descriptors.iter().zip(targets).enumerate() {
             let (verb, cost) = asks.of(call, descriptor);
             let request = match target {
@@ -236,9 +238,8 @@ fn under_policies<'r, H: Host>(
     descriptor: &'r RateLimitDescriptor,
     cost: Option<u64>,
 ) -> Result<Request<'r>, String> {
-    let attributes: Vec<_> =
-        std::iter::once((DOMAIN, call.domain.as_str())).chain(entries(descriptor)).collect();
-    let request = host.request(&attributes, cost)?;
+    let domain = std::iter::once((DOMAIN, call.domain.as_str()));
+    let request = host.request(domain.chain(entries(descriptor)), cost)?;
     let Some(rate) = carried_rate(descriptor)? else { return Ok(request) };
     let quota = Quota::new(u64::from(rate.requests_per_unit), rate.unit.window());
     let quota = quota.map_err(|error| error.to_string())?;
@@ -254,7 +255,7 @@ fn under_limit<'r, H: Host>(
     limit: &'r LimitMatch<'r>,
     cost: Option<u64>,
 ) -> Result<Request<'r>, String> {
-    let request = host.request(&[(SCOPE, limit.key.as_str())], cost)?;
+    let request = host.request(std::iter::once((SCOPE, limit.key.as_str())), cost)?;
     Ok(with_quota(request.under(limit.policy), limit))
 }
 

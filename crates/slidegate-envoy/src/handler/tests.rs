@@ -62,11 +62,11 @@ impl Host for TestHost {
 
     fn request<'r>(
         &self,
-        attributes: &[(&'r str, &'r str)],
+        attributes: impl Iterator<Item = (&'r str, &'r str)>,
         cost: Option<u64>,
     ) -> Result<Request<'r>, String> {
         let request = cost.map_or_else(Request::new, |cost| Request::new().cost(cost));
-        Ok(attributes.iter().fold(request, |request, (name, value)| request.with(name, *value)))
+        Ok(attributes.fold(request, |request, (name, value)| request.with(name, value)))
     }
 
     fn authorize(&self, _: Option<&HeaderValue>, _: Action, _: Client) -> Result<(), Status> {

@@ -69,10 +69,10 @@ impl Host for App {
 
     fn request<'r>(
         &self,
-        attributes: &[(&'r str, &'r str)],
+        attributes: impl Iterator<Item = (&'r str, &'r str)>,
         cost: Option<u64>,
     ) -> Result<Request<'r>, String> {
-        let attributes = attributes.iter().map(|(name, value)| (*name, value.as_bytes()));
+        let attributes = attributes.map(|(name, value)| (name, value.as_bytes()));
         let request = match cost {
             Some(cost) => self.attributes.request(attributes, cost),
             None => {

@@ -83,7 +83,7 @@ impl Plan<'_> {
     /// The decisions on the charges as answers to the requests, in the requests' order and that of
     /// the policies.
     pub(crate) fn answers(&self, decisions: impl IntoIterator<Item = Decision>) -> PlacedAnswers {
-        let mut answers = PlacedAnswers::new();
+        let mut answers = PlacedAnswers::with_capacity(self.charges.len());
         for (charge, decision) in self.charges.iter().zip(decisions) {
             answers.push(Answer::of(charge, decision));
         }

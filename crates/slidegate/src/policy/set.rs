@@ -251,6 +251,8 @@ impl PolicySet {
         terms: Option<&'a HoldTerms>,
     ) -> Plan<'a> {
         let mut plan = Plan { is_reservation: terms.is_some(), ..Plan::default() };
+        // Most have one charge each; growing copies them all.
+        plan.charges.reserve_exact(requests.len());
         for (number, request) in requests.iter().enumerate() {
             let before = plan.charges.len() + plan.met.len();
             let mut found = Places::new();
