@@ -1,7 +1,9 @@
 //! The gRPC services of Envoy: rate limits, with health and reflection, over HTTP/2.
 
 mod authority;
+mod codec;
 mod connection;
+mod health;
 mod reflection;
 mod services;
 mod unread;

@@ -1,9 +1,8 @@
 //! The gRPC services and the routing of calls to them.
 //!
-//! `ShouldRateLimit` is matched first. It and the calls of Kuadrant do not use tonic's generated
-//! server, whose buffers are larger than the messages.
+//! `ShouldRateLimit` is matched first. Only reflection uses tonic's generated server, whose buffers
+//! are larger than the messages of the others.
 
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
@@ -12,25 +11,19 @@ use futures_util::future::BoxFuture;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
 use hyper::{Request as HttpRequest, Response as HttpResponse, StatusCode};
-use prost::Message;
 use tokio::sync::Semaphore;
 use tonic::body::Body;
-use tonic::codec::BufferSettings;
-use tonic::server::{Grpc, UnaryService};
+use tonic::server::UnaryService;
 use tonic::{Request, Response, Status};
 use tonic_health::ServingStatus;
-use tonic_health::pb::health_server::HealthServer;
-use tonic_health::server::{HealthReporter, HealthService};
-use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 
-use super::{BoxService, MAX_MESSAGE_BYTES, boxed, reflection};
+use super::codec::unary;
+use super::health::{HealthCalls, HealthMethod};
+use super::{BoxService, reflection};
 use crate::handler::{RateLimitHandler, has_refund};
 use crate::host::{Action, Client, Host};
 use crate::kuadrant::{self, CommitRequest, CommitResponse, ReserveRequest, ReserveResponse};
-use crate::timed_body::TimedBody;
 
-/// Initial size of a call's buffers: most messages are smaller.
-const BUFFER_BYTES: usize = 1024;
 /// The path of the rate-limit call.
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 /// Names in the health service: the whole server, the name that envoyproxy/ratelimit uses, and the
@@ -41,8 +34,7 @@ const HEALTH_NAMES: [&str; 4] = ["", "ratelimit", SERVICE_NAME, kuadrant::SERVIC
 #[allow(missing_debug_implementations)] // boxed closures have none
 pub struct GrpcServices<H> {
     handler: Arc<RateLimitHandler<H>>,
-    reporter: HealthReporter,
-    health: BoxService,
+    health: HealthCalls,
     /// By the prefix of their paths.
     reflection: Vec<(&'static str, BoxService)>,
 }
@@ -50,14 +42,7 @@ pub struct GrpcServices<H> {
 impl<H: Host> GrpcServices<H> {
     /// The services over a handler.
     pub fn new(handler: Arc<RateLimitHandler<H>>) -> Self {
-        let reporter = HealthReporter::new();
-        let health = HealthServer::new(HealthService::from_health_reporter(reporter.clone()));
-        Self {
-            handler,
-            reporter,
-            health: boxed(health.max_decoding_message_size(MAX_MESSAGE_BYTES)),
-            reflection: reflection::services(),
-        }
+        Self { handler, health: HealthCalls::new(&HEALTH_NAMES), reflection: reflection::services() }
     }
 
     /// The handler of rate-limit calls.
@@ -75,10 +60,11 @@ impl<H: Host> GrpcServices<H> {
         if let Some(method) = Method::of(request.uri().path()) {
             return self.rate_limit(method, request, client).await;
         }
-        let path = request.uri().path();
-        if path.starts_with("/grpc.health.v1.Health/") {
-            return (self.health)(request).await;
+        if let Some(method) = HealthMethod::of(request.uri().path()) {
+            // Boxed, because the rate-limit calls would otherwise be as large as these.
+            return Box::pin(self.health.call(method, request)).await;
         }
+        let path = request.uri().path();
         match self.reflection.iter().find(|(beginning, _)| path.starts_with(beginning)) {
             Some((_, service)) => match reflections.try_acquire_owned() {
                 Ok(permit) => service(request).await.map(|body| reflection::hold(body, permit)),
@@ -126,17 +112,12 @@ impl<H: Host> GrpcServices<H> {
     /// Sets the health status of all services.
     pub async fn set_health(&self, is_serving: bool) {
         let status = if is_serving { ServingStatus::Serving } else { ServingStatus::NotServing };
-        for name in HEALTH_NAMES {
-            self.reporter.set_service_status(name, status).await;
-        }
+        self.health.set(status).await;
     }
 
     /// Ends the streams of clients that watch the health. Set `NOT_SERVING` before.
     pub async fn end_health(&self) {
-        let mut reporter = self.reporter.clone();
-        for name in HEALTH_NAMES {
-            reporter.clear_service_status(name).await;
-        }
+        self.health.end().await;
     }
 }
 
@@ -166,17 +147,6 @@ impl Method {
             _ => None,
         }
     }
-}
-
-/// Decodes the message of a call, handles it, and encodes the response.
-async fn unary<S, D>(service: S, request: HttpRequest<Incoming>) -> HttpResponse<Body>
-where
-    S: UnaryService<D, Response: Message + 'static>,
-    D: Message + Default + 'static,
-{
-    let mut grpc = Grpc::new(Codec::<S::Response, D>(PhantomData));
-    grpc = grpc.max_decoding_message_size(MAX_MESSAGE_BYTES);
-    grpc.unary(service, request.map(TimedBody::new)).await
 }
 
 /// A call, which tonic hands its decoded message.
@@ -233,33 +203,5 @@ impl<'s, H: Host> UnaryService<CommitRequest> for RateLimitCall<'s, H> {
     fn call(&mut self, request: Request<CommitRequest>) -> Self::Future {
         let Self { handler, caller, .. } = *self;
         Box::pin(async move { handler.commit(request.into_inner(), caller).await.map(Response::new) })
-    }
-}
-
-/// The codec of tonic with smaller buffers.
-struct Codec<E, D>(PhantomData<fn(D) -> E>);
-
-impl<E, D> Codec<E, D> {
-    fn buffers() -> BufferSettings {
-        BufferSettings::new(BUFFER_BYTES, MAX_MESSAGE_BYTES)
-    }
-}
-
-impl<E, D> tonic::codec::Codec for Codec<E, D>
-where
-    E: Message + Send + 'static,
-    D: Message + Default + Send + 'static,
-{
-    type Encode = E;
-    type Decode = D;
-    type Encoder = ProstEncoder<E>;
-    type Decoder = ProstDecoder<D>;
-
-    fn encoder(&mut self) -> Self::Encoder {
-        ProstCodec::<E, D>::raw_encoder(Self::buffers())
-    }
-
-    fn decoder(&mut self) -> Self::Decoder {
-        ProstCodec::<E, D>::raw_decoder(Self::buffers())
     }
 }
