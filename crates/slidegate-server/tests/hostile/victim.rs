@@ -136,9 +136,19 @@ impl Victim {
 
     /// Its resident memory in bytes.
     pub(crate) fn resident(&self) -> usize {
+        self.memory("VmRSS:")
+    }
+
+    /// The most resident memory that it has had so far, in bytes.
+    pub(crate) fn peak_resident(&self) -> usize {
+        self.memory("VmHWM:")
+    }
+
+    /// A line of its memory in `/proc`, in bytes.
+    fn memory(&self, line: &str) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.server.pid())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
+        let amount = status.lines().find_map(|text| text.strip_prefix(line)).unwrap();
+        amount.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
     }
 
     /// A member of `connections` in `/v1/status`.
