@@ -74,7 +74,6 @@ fn a_client_that_goes_on_asking_keeps_its_connection() {
 #[test]
 fn each_way_of_stalling_ends() {
     let victim = Victim::start("hostile-timeouts", "");
-    let headers = http2::call_headers("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
     let silent: [(Protocol, Vec<u8>); 6] = [
         (Protocol::Http, Vec::new()),
         (Protocol::Http, b"GET /healthz HTTP/1.1\r\nhost: loc".to_vec()),
@@ -101,8 +100,14 @@ fn each_way_of_stalling_ends() {
     served.write_all(b"GET /h").unwrap();
     streams.push(served);
     // A call whose message never comes is answered with an error.
-    let mut call = victim.connect(Protocol::Grpc);
-    call.write_all(&[http2::preface(), http2::frame(HEADERS, END_HEADERS, 1, &headers)].concat()).unwrap();
+    let paths =
+        ["/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit", "/grpc.health.v1.Health/Check"];
+    let calls = paths.map(|path| {
+        let headers = http2::frame(HEADERS, END_HEADERS, 1, &http2::call_headers(path));
+        let mut call = victim.connect(Protocol::Grpc);
+        call.write_all(&[http2::preface(), headers].concat()).unwrap();
+        call
+    });
     // Clients that ask and do not read. Their last requests may be cut anywhere.
     let docs = b"*2\r\n$7\r\nCOMMAND\r\n$4\r\nDOCS\r\n".repeat(100);
     let page = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(100);
@@ -115,13 +120,15 @@ fn each_way_of_stalling_ends() {
         })
         .collect();
     streams.iter_mut().for_each(until_closed);
-    let mut replied = Vec::new();
-    let mut buffer = [0; 4096];
-    // DEADLINE_EXCEEDED is 4.
-    while !replied.windows(11).any(|bytes| bytes == b"grpc-status") && !contains_status(&replied) {
-        let read = call.read(&mut buffer).unwrap();
-        assert!(read > 0, "closed after {}", replied.escape_ascii());
-        replied.extend(&buffer[..read]);
+    for mut call in calls {
+        let mut replied = Vec::new();
+        let mut buffer = [0; 4096];
+        // DEADLINE_EXCEEDED is 4.
+        while !replied.windows(11).any(|bytes| bytes == b"grpc-status") && !contains_status(&replied) {
+            let read = call.read(&mut buffer).unwrap();
+            assert!(read > 0, "closed after {}", replied.escape_ascii());
+            replied.extend(&buffer[..read]);
+        }
     }
     slidegate_testkit::until_true("the slow readers are closed", || {
         victim.connections("/doors/resp/closed/write_timeout") == 1
