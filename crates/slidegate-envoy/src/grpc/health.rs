@@ -1,7 +1,7 @@
 //! The health service, of which tonic-health has the states.
 //!
-//! Its calls do not use tonic's generated server, whose buffers are a thousand times as large as the
-//! messages.
+//! Its calls do not use tonic's generated server, whose buffers are a thousand times as large as
+//! the messages.
 
 use futures_util::future::BoxFuture;
 use hyper::body::Incoming;
@@ -81,7 +81,7 @@ impl HealthCalls {
     }
 }
 
-/// A call, which tonic hands its decoded message.
+/// A call, which tonic calls with the decoded message.
 struct HealthCall<'s>(&'s HealthService);
 
 impl<'s> UnaryService<HealthCheckRequest> for HealthCall<'s> {
@@ -89,8 +89,8 @@ impl<'s> UnaryService<HealthCheckRequest> for HealthCall<'s> {
     type Future = BoxFuture<'s, Result<Response<HealthCheckResponse>, Status>>;
 
     fn call(&mut self, request: Request<HealthCheckRequest>) -> Self::Future {
-        // It only reads a lock. A client may make a thousand calls at once: without this, those
-        // beyond tokio's budget of a task would be kept until its next poll.
+        // It only takes a lock for reading. A client may make a thousand calls at once: without
+        // this, those beyond tokio's budget of a task would be kept until its next poll.
         Box::pin(unconstrained(self.0.check(request)))
     }
 }

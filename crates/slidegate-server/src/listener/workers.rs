@@ -47,7 +47,7 @@ impl Workers {
     ) where
         F: Future<Output = ()> + Send + 'static,
     {
-        let failed = move |error| log_limited!(WARN, peer, %error, "cannot hand a connection to its thread");
+        let failed = move |error| log_limited!(WARN, peer, %error, "cannot move a connection to its thread");
         // The socket leaves the runtime of this thread.
         let stream = match stream.detach() {
             Ok(stream) => stream,

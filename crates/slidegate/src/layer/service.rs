@@ -66,7 +66,7 @@ where
         if !self.config.gate.is_immediate() {
             return self.call_later(request);
         }
-        // Here and not in a function of its own, which the request would have to be moved into.
+        // Not in a function of its own, because the request would have to be moved into it.
         #[cfg(feature = "axum")]
         let params = self.config.reads_params.then(|| PathParams::of(request.extensions_mut())).flatten();
         let view = RequestView {
