@@ -22,9 +22,7 @@ use std::slice;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use smallvec::SmallVec;
-
-use crate::charge::Part;
+use crate::charge::{Part, PerCharge};
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::key::{HashSeed, KeyId};
@@ -190,7 +188,7 @@ impl fmt::Debug for QuotaChanges<'_> {
 /// A store's decisions on charges, in their order.
 #[derive(Debug, Clone, Default)]
 pub struct StoreDecisions {
-    pub(crate) decisions: SmallVec<[Decision; 4]>,
+    pub(crate) decisions: PerCharge<Decision>,
     /// Why a fallback made some of them.
     #[cfg(feature = "redis")]
     pub(crate) failure: Option<Arc<StoreFailure>>,
@@ -205,13 +203,13 @@ impl StoreDecisions {
 
 impl FromIterator<Decision> for StoreDecisions {
     fn from_iter<I: IntoIterator<Item = Decision>>(decisions: I) -> Self {
-        decisions.into_iter().collect::<SmallVec<_>>().into()
+        decisions.into_iter().collect::<PerCharge<_>>().into()
     }
 }
 
-impl From<SmallVec<[Decision; 4]>> for StoreDecisions {
+impl From<PerCharge<Decision>> for StoreDecisions {
     #[inline]
-    fn from(decisions: SmallVec<[Decision; 4]>) -> Self {
+    fn from(decisions: PerCharge<Decision>) -> Self {
         Self {
             decisions,
             #[cfg(feature = "redis")]
@@ -227,7 +225,7 @@ impl From<SmallVec<[Decision; 4]>> for StoreDecisions {
 /// charged if the call is allowed, penalties are charged, and refunds are returned. See
 /// [`Role`](crate::Role) and [`Excess`](crate::Excess) for charges that take part in another way.
 pub fn decide(charges: &[Charge<'_>], apply: impl FnMut(usize, Verb, u64) -> Decision) -> StoreDecisions {
-    let parts: SmallVec<[Part; 4]> = charges.iter().map(|charge| charge.part).collect();
+    let parts: PerCharge<Part> = charges.iter().map(|charge| charge.part).collect();
     all_or_none(&parts, apply).decisions.into()
 }
 

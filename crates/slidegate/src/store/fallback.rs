@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use arc_swap::ArcSwapOption;
-use smallvec::SmallVec;
 
-use crate::charge::{Charge, Charges};
+use crate::charge::{Charge, Charges, PerCharge};
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::policy_reset::{Done, Place, PolicyReset, ResetCursor};
@@ -139,7 +138,7 @@ impl<S> FallbackStore<S> {
     fn complete(
         &self,
         charges: &[Charge<'_>],
-        decided: Result<SmallVec<[Decision; 4]>, Undecided>,
+        decided: Result<PerCharge<Decision>, Undecided>,
     ) -> StoreDecisions {
         let Undecided { failure, denied } = match decided {
             Ok(decisions) => {

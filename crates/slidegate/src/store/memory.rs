@@ -5,9 +5,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use smallvec::SmallVec;
-
-use crate::charge::{Charge, Part};
+use crate::charge::{Charge, Part, PerCharge};
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::key::{HashSeed, KeyId};
@@ -87,14 +85,15 @@ pub struct MemoryStore {
 #[repr(align(128))]
 struct PaddedShard(Mutex<ShardData>);
 
-/// The data of a lock.
+/// The data of a lock. The order of the fields, which `repr(C)` keeps, is that of [`Shard`]'s.
 #[derive(Debug)]
+#[repr(C)]
 struct ShardData {
-    shard: Shard,
+    inline_quotas: InlineQuotas,
     /// The quota of keys without a policy. Each shard has a pointer to it, so that a decision reads
     /// it under its lock, without another atomic operation.
     quota: Arc<Quota>,
-    inline_quotas: InlineQuotas,
+    shard: Shard,
 }
 
 /// How full a [`MemoryStore`] is.
@@ -290,43 +289,39 @@ impl MemoryStore {
     #[cfg(feature = "tower")]
     #[inline]
     pub(crate) fn check_key(&self, policy: u32, key: KeyId, quota: &Quota, cost: u64) -> Decision {
-        self.on_key(policy, key, quota, cost, Shard::apply)
+        let now = self.clock.now();
+        let address = self.address(key, policy);
+        let ShardData { shard, inline_quotas, .. } = &mut *self.lock(self.shard_of(address.place));
+        let call = self.plain_check((address, quota, cost, shard.arrive(now, &self.clock)));
+        inline_quotas.before(&call, None, shard);
+        let decision = shard.apply(&call);
+        inline_quotas.after(&call, false, shard);
+        decision
     }
 
     /// The same without the numbers of the decision: whether the cost was charged.
     #[cfg(feature = "tower")]
     #[inline]
     pub(crate) fn admits_key(&self, policy: u32, key: KeyId, quota: &Quota, cost: u64) -> bool {
-        self.on_key(policy, key, quota, cost, Shard::admits)
-    }
-
-    #[cfg(feature = "tower")]
-    #[inline(always)] // a decision that is returned through memory costs a tenth more
-    fn on_key<T>(
-        &self,
-        policy: u32,
-        key: KeyId,
-        quota: &Quota,
-        cost: u64,
-        run: impl Fn(&mut Shard, &Call<'_>) -> T,
-    ) -> T {
         let now = self.clock.now();
         let address = self.address(key, policy);
         let ShardData { shard, inline_quotas, .. } = &mut *self.lock(self.shard_of(address.place));
-        let call = Call {
-            verb: Verb::Check,
-            address,
-            quota,
-            cost,
-            reserve: None,
-            now: shard.arrive(now, &self.clock),
-            accounting: &self.accounting,
-            secret: &self.secret,
-        };
+        let parts = (address, quota, cost, shard.arrive(now, &self.clock));
+        if inline_quotas.is_empty() {
+            return shard.admits((&address, quota, cost, parts.3), || self.plain_check(parts));
+        }
+        let call = self.plain_check(parts);
         inline_quotas.before(&call, None, shard);
-        let done = run(shard, &call);
+        let is_allowed = shard.apply(&call).is_allowed();
         inline_quotas.after(&call, false, shard);
-        done
+        is_allowed
+    }
+
+    #[cfg(feature = "tower")]
+    #[inline]
+    fn plain_check<'c>(&'c self, (address, quota, cost, now): (Address, &'c Quota, u64, Moment)) -> Call<'c> {
+        let (accounting, secret) = (&self.accounting, &self.secret);
+        Call { verb: Verb::Check, address, quota, cost, reserve: None, now, accounting, secret }
     }
 
     /// Applies one charge without the lists of shards and locks, which would cost as much as the
@@ -350,10 +345,10 @@ impl MemoryStore {
     }
 
     /// Applies all charges of a plan or none. The decisions are in the plan's order.
-    pub(crate) fn apply(&self, charges: &[Charge<'_>]) -> SmallVec<[Decision; 4]> {
+    pub(crate) fn apply(&self, charges: &[Charge<'_>]) -> PerCharge<Decision> {
         let mut calls = self.calls(charges);
         let mut locked = self.lock_all(&mut calls);
-        let guards: SmallVec<[usize; 4]> = calls.iter().map(|call| self.guard_of(&locked, call)).collect();
+        let guards: PerCharge<usize> = calls.iter().map(|call| self.guard_of(&locked, call)).collect();
         for ((call, charge), guard) in calls.iter().zip(charges).zip(&guards) {
             let ShardData { shard, inline_quotas, .. } = &mut *locked[*guard].1;
             inline_quotas.before(call, charge.instead_of, shard);
@@ -362,20 +357,19 @@ impl MemoryStore {
             // As `all_or_none`, but the first pass only asks whether the costs fit.
             let mut all = charges.iter().zip(&calls).zip(&guards);
             let fits = all.all(|((charge, call), guard)| {
-                let call = Call { verb: Verb::Peek, ..*call };
-                !charge.part.enforced || on_locked(&mut locked, *guard, charge, &call, Shard::admits)
+                let peek = (Verb::Peek, call.cost);
+                !charge.part.enforced || on_locked(&mut locked[*guard], charge, call, peek, Shard::fits)
             });
             let verb = if fits { Verb::Check } else { Verb::Peek };
             let all = charges.iter().zip(&calls).zip(&guards);
             let decided = all.map(|((charge, call), guard)| {
-                on_locked(&mut locked, *guard, charge, &Call { verb, ..*call }, Shard::apply)
+                on_locked(&mut locked[*guard], charge, call, (verb, call.cost), Shard::apply)
             });
             decided.collect()
         } else {
-            let parts: SmallVec<[Part; 4]> = charges.iter().map(|charge| charge.part).collect();
+            let parts: PerCharge<Part> = charges.iter().map(|charge| charge.part).collect();
             let apply = |at: usize, verb, cost| {
-                let call = Call { verb, cost, ..calls[at] };
-                on_locked(&mut locked, guards[at], &charges[at], &call, Shard::apply)
+                on_locked(&mut locked[guards[at]], &charges[at], &calls[at], (verb, cost), Shard::apply)
             };
             all_or_none(&parts, apply).decisions
         };
@@ -462,7 +456,7 @@ impl MemoryStore {
         &self.secret
     }
 
-    fn calls<'c>(&'c self, charges: &'c [Charge<'_>]) -> SmallVec<[Call<'c>; 4]> {
+    fn calls<'c>(&'c self, charges: &'c [Charge<'_>]) -> PerCharge<Call<'c>> {
         let now = self.clock.now();
         charges.iter().map(|charge| self.call(charge, now)).collect()
     }
@@ -502,7 +496,7 @@ impl MemoryStore {
     /// Locks every shard of these calls once, in ascending order, and sets all calls to the same
     /// time.
     fn lock_all(&self, calls: &mut [Call<'_>]) -> Locked<'_> {
-        let mut shards: SmallVec<[usize; 4]> =
+        let mut shards: PerCharge<usize> =
             calls.iter().map(|call| self.shard_of(call.address.place)).collect();
         shards.sort_unstable();
         shards.dedup();
@@ -522,24 +516,25 @@ impl MemoryStore {
     }
 }
 
-/// Runs an operation on the shard of a charge.
+/// Runs an operation on the shard of a charge, with this verb and cost.
 #[inline]
 fn on_locked<T>(
-    locked: &mut Locked<'_>,
-    guard: usize,
+    (_, data): &mut LockedShard<'_>,
     charge: &Charge<'_>,
     call: &Call<'_>,
+    (verb, cost): (Verb, u64),
     run: impl FnOnce(&mut Shard, &Call<'_>) -> T,
 ) -> T {
     let hold = charge.new_hold();
-    run(&mut locked[guard].1.shard, &Call { reserve: hold.as_ref(), ..*call })
+    run(&mut data.shard, &Call { verb, cost, reserve: hold.as_ref(), ..*call })
 }
 
 /// The old and the new quota of a policy's key; `None` if its quota did not change.
 pub(crate) type Requote<'q> = &'q dyn Fn(u32, KeyId) -> Option<(Quota, Quota)>;
 
 /// Locked shards with their numbers, in ascending order.
-type Locked<'a> = SmallVec<[(usize, MutexGuard<'a, ShardData>); 4]>;
+type Locked<'a> = PerCharge<LockedShard<'a>>;
+type LockedShard<'a> = (usize, MutexGuard<'a, ShardData>);
 
 impl Default for MemoryStore {
     fn default() -> Self {

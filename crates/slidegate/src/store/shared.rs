@@ -2,9 +2,7 @@
 
 use std::fmt;
 
-use smallvec::SmallVec;
-
-use crate::charge::Charge;
+use crate::charge::{Charge, PerCharge};
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::policy_reset::{PolicyReset, ResetCursor};
@@ -25,7 +23,7 @@ pub trait SharedStore: fmt::Debug + Send + Sync {
     fn apply(
         &self,
         charges: &[Charge<'_>],
-    ) -> impl Future<Output = Result<SmallVec<[Decision; 4]>, Undecided>> + Send;
+    ) -> impl Future<Output = Result<PerCharge<Decision>, Undecided>> + Send;
 
     /// The same with an idempotency key.
     ///
@@ -35,7 +33,7 @@ pub trait SharedStore: fmt::Debug + Send + Sync {
         &self,
         charges: &[Charge<'_>],
         id: &str,
-    ) -> impl Future<Output = Result<SmallVec<[Decision; 4]>, Undecided>> + Send;
+    ) -> impl Future<Output = Result<PerCharge<Decision>, Undecided>> + Send;
 
     /// Removes keys. Returns whether one of them was stored.
     ///

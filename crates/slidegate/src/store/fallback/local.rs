@@ -8,7 +8,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::last_known::{LastKnown, Remainder};
-use crate::charge::{Charge, Charges, OnStoreError, with_denials};
+use crate::charge::{Charge, Charges, OnStoreError, PerCharge, with_denials};
 use crate::decision::{Decision, DecisionSource, Verdict, Waits};
 use crate::jitter;
 use crate::quota::Quota;
@@ -47,7 +47,7 @@ impl LocalDecisions {
 
     /// Decides charges; the decisions stand in their order. Local policies are charged all or none,
     /// and none if another one denies without knowing usage.
-    pub(super) fn apply(&self, charges: &[Charge<'_>]) -> SmallVec<[Decision; 4]> {
+    pub(super) fn apply(&self, charges: &[Charge<'_>]) -> PerCharge<Decision> {
         let share = |quota: &Quota| quota.share(self.instances);
         let known_at = self.memory.now();
         let remainder = |charge: &Charge<'_>| {

@@ -12,7 +12,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use crate::charge::Charge;
+use crate::charge::{Charge, PerCharge};
 use crate::decision::{Decision, DecisionSource};
 use crate::key::KeyId;
 use crate::quota::Quota;
@@ -21,7 +21,7 @@ use crate::store::memory::MemoryStore;
 /// How long an answer is given again. The usage and the waits of a blocked key are out of date by
 /// this much at most.
 const FRESH: Duration = Duration::from_millis(100);
-/// Sets of keys that are remembered, some 500 bytes each. Two that fall on the same slot replace
+/// Sets of keys that are remembered, some 600 bytes each. Two that fall on the same slot replace
 /// each other.
 const SLOTS: usize = 1024;
 
@@ -39,7 +39,7 @@ struct Recent {
     subject: Subject,
     asked_at: Instant,
     forgotten: u64,
-    decisions: SmallVec<[Decision; 4]>,
+    decisions: PerCharge<Decision>,
 }
 
 /// What a peek was about: for each charge its policy's number, its key, its quota and its cost.
@@ -73,7 +73,7 @@ impl RecentPeeks {
         charges: &[Charge<'_>],
         memory: &MemoryStore,
         now: Instant,
-    ) -> Result<SmallVec<[Decision; 4]>, Box<Pending>> {
+    ) -> Result<PerCharge<Decision>, Box<Pending>> {
         let id = |charge: &Charge<'_>| charge.key.id(memory.secret());
         let subject: Subject = charges
             .iter()

@@ -1,10 +1,8 @@
 //! Changes of holds in memory.
 
-use smallvec::SmallVec;
-
 use super::shard::{Call, Shard};
 use super::{MemoryStore, ShardData};
-use crate::charge::Charge;
+use crate::charge::{Charge, PerCharge};
 use crate::error::Error;
 use crate::hold::HoldStatus;
 use crate::key::KeyId;
@@ -43,9 +41,9 @@ impl MemoryStore {
             let id = self.id_in_ticket(one);
             (id, one.quota(&self.secret, id))
         };
-        let keys: SmallVec<[(KeyId, Quota); 4]> = changes.iter().map(with_quota).collect();
+        let keys: PerCharge<(KeyId, Quota)> = changes.iter().map(with_quota).collect();
         let calls = changes.iter().zip(&keys).map(|(one, (id, quota))| self.call_for(one, *id, quota, now));
-        let mut calls: SmallVec<[Call<'_>; 4]> = calls.collect();
+        let mut calls: PerCharge<Call<'_>> = calls.collect();
         let mut locked = self.lock_all(&mut calls);
         let mut fits = true;
         for (call, one) in calls.iter().zip(changes).filter(|(_, one)| one.change.is_extension()) {

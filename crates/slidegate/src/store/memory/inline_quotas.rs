@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::Requote;
 use super::accounting::allocated;
 use super::shard::{Address, Call, Shard};
-use super::table::{Table, Value, table_bytes};
+use super::table::{Table, Tick, Value, table_bytes};
 use crate::key::HashSeed;
 use crate::quota::{Quota, QuotaFields};
 
@@ -182,7 +182,8 @@ impl Lists {
             }
         }
         // Not in use otherwise: an inline quota is no part of what is evicted, so it has no rank.
-        self.quotas.insert(&call.address, InlineQuota(call.quota.fields()), 0, 0, call.secret);
+        let quota = InlineQuota(call.quota.fields());
+        self.quotas.insert(&call.address, quota, 0, Tick::default(), call.secret);
     }
 
     /// Drops the quotas of keys that are no longer stored.

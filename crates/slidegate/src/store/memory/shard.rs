@@ -2,6 +2,8 @@
 
 mod eviction;
 mod held;
+#[cfg(feature = "tower")]
+mod plain;
 #[cfg(feature = "snapshot")]
 mod saved;
 
@@ -35,9 +37,12 @@ pub(super) struct Address {
 }
 
 /// The keys of a shard.
+///
+/// What every decision reads is beside the lock in one cache line, and what it reads of a table is in
+/// one more, but for the fixed window's.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(super) struct Shard {
-    tables: Tables,
     /// Holds, if a key of this shard ever had one.
     held: Option<Box<HeldKeys>>,
     /// Time of the last decision in this shard.
@@ -46,7 +51,20 @@ pub(super) struct Shard {
     done: u32,
     /// Bytes of the tables and of what their keys have on the heap, as allocated.
     bytes: usize,
+    /// Aligns the tables.
+    _padding: [u64; 4],
+    tables: Tables,
 }
+
+/// A table is found by its first 32 bytes. The lock and two pointers precede the shard.
+#[cfg(all(target_pointer_width = "64", not(loom)))]
+const _: () = {
+    use std::mem::offset_of;
+    let tables = 24 + offset_of!(Shard, tables);
+    assert!((tables + offset_of!(Tables, sliding_log)) % 64 <= 32);
+    assert!((tables + offset_of!(Tables, sliding_window)) % 64 <= 32);
+    assert!((tables + offset_of!(Tables, token_bucket)) % 64 <= 32);
+};
 
 /// Slots per sweep. They are consecutive, because each separate slot would be a cache miss.
 const SWEEP_SLOTS: usize = 64;
@@ -66,6 +84,7 @@ macro_rules! tables {
     ($($state:ident $table:ident),*) => {
         /// One table per algorithm.
         #[derive(Debug, Default)]
+        #[repr(C)]
         struct Tables {
             $($table: Table<algorithm::$state>),*
         }
@@ -167,42 +186,25 @@ impl Shard {
         for_algorithm!(call.quota.algorithm(), S => self.apply_to::<S>(call))
     }
 
-    /// Applies a check or a peek without computing the numbers of its decision. Returns whether it
-    /// is allowed.
+    /// Whether a check that this call peeks at would be allowed.
     #[inline]
-    pub(super) fn admits(&mut self, call: &Call<'_>) -> bool {
-        if call.verb == Verb::Check {
-            self.work(1, call);
-        }
+    pub(super) fn fits(&mut self, call: &Call<'_>) -> bool {
         if self.held.is_some() || call.reserve.is_some() {
             return self.apply_beside_holds(call).is_allowed();
         }
-        for_algorithm!(call.quota.algorithm(), S => self.admits_in::<S>(call))
+        for_algorithm!(call.quota.algorithm(), S => self.fits_in::<S>(call))
     }
 
     #[inline(always)] // as `apply_to`
-    fn admits_in<S: Stored>(&mut self, call: &Call<'_>) -> bool {
-        let Call { verb, quota, cost, now, .. } = *call;
+    fn fits_in<S: Stored>(&mut self, call: &Call<'_>) -> bool {
+        let Call { quota, cost, now, .. } = *call;
         let table = S::table(self);
-        let Some(at) = table.find(&call.address) else {
-            return match verb {
-                Verb::Peek => cost <= quota.capacity(),
-                _ => self.apply_to_new::<S>(*call).is_allowed(),
-            };
-        };
-        let slot = table.slot(at);
-        let time = time_for::<S>(now).as_micros();
-        let heap_bytes = State::heap_bytes(&slot.state);
-        let settled = slot.state.settle(quota, time);
-        let fits = fits(&slot.state, quota, settled, cost);
-        if fits && verb == Verb::Check {
-            slot.state.charge(quota, settled, cost);
-            let used = slot.state.used(quota, settled);
-            let reset_us = if used > 0 { slot.state.wait_us(quota, settled, 0) } else { 0 };
-            let lag = settled.saturating_sub(time);
-            slot.note(quota.share_of(used), expiry(now, reset_us.saturating_add(lag)));
-        }
-        let heap_bytes_now = State::heap_bytes(&slot.state);
+        let Some(at) = table.find(&call.address) else { return cost <= quota.capacity() };
+        let state = &mut table.slot(at).state;
+        let heap_bytes = State::heap_bytes(state);
+        let settled = state.settle(quota, time_for::<S>(now).as_micros());
+        let fits = fits(state, quota, settled, cost);
+        let heap_bytes_now = State::heap_bytes(state);
         if heap_bytes_now != heap_bytes {
             self.resized(heap_bytes, heap_bytes_now, call);
         }
@@ -358,7 +360,7 @@ impl Shard {
         accounting: &Accounting,
         secret: &HashSeed,
     ) -> usize {
-        let now = tick(now.as_micros());
+        let now = Tick::at(now.as_micros());
         let removed = self.track(accounting, |tables| tables.sweep(now, slots, secret));
         self.removed(removed, accounting);
         if let Some(held) = &mut self.held {
@@ -530,15 +532,8 @@ fn refit<S: State>(slot: &mut Slot<S>, old: &Quota, new: &Quota, now: Moment) ->
     decision.used > 0
 }
 
-/// The first second at which nothing counts any more, by elapsed time, which wall clock corrections
-/// do not change.
+/// When nothing counts any more, by elapsed time, which wall clock corrections do not change.
 #[inline]
 fn expiry(now: Moment, reset_us: u64) -> Tick {
-    tick(now.at.as_micros().saturating_add(reset_us)) + 1
-}
-
-/// The last value is never reached, so keys that expire then are kept.
-#[inline]
-fn tick(us: u64) -> Tick {
-    Tick::try_from(us >> 20).unwrap_or(Tick::MAX).min(Tick::MAX - 1)
+    Tick::after(now.at.as_micros(), reset_us)
 }

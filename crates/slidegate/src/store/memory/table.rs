@@ -12,6 +12,7 @@ use crate::key::{HashSeed, KeyId};
 
 /// Keys by identity and policy; at most 2^32.
 #[derive(Debug)]
+#[repr(C)] // what finding a key reads comes first
 pub(super) struct Table<S> {
     slots: Box<[Slot<S>]>,
     /// For each slot the [`tag`] of its key, or 0 if it is empty.
@@ -32,8 +33,42 @@ pub(super) struct Slot<S> {
     pub(super) state: S,
 }
 
-/// Time since the epoch in units of 2^20 microseconds, about a second. Lasts until 2112.
-pub(super) type Tick = u32;
+/// A point in time, in units of 2^17 microseconds (131 ms) modulo 2^32. Points are compared by the
+/// shorter way around, so they must be less than 8.9 years apart.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Tick(u32);
+
+impl Tick {
+    const BITS: u32 = 17;
+    /// The longest time between two points.
+    const FURTHEST_US: u64 = ((1 << 31) - 2) << Self::BITS;
+
+    /// The point at a time in microseconds, rounded down.
+    #[inline]
+    pub(super) fn at(us: u64) -> Self {
+        #[allow(clippy::cast_possible_truncation)] // modulo 2^32
+        let ticks = (us >> Self::BITS) as u32;
+        Self(ticks)
+    }
+
+    /// The first point that is later than so many microseconds after a time, or than 8.9 years if that
+    /// is less.
+    #[inline]
+    pub(super) fn after(us: u64, wait_us: u64) -> Self {
+        Self(Self::at(us.saturating_add(wait_us.min(Self::FURTHEST_US))).0.wrapping_add(1))
+    }
+
+    #[inline]
+    pub(super) fn has_come(self, now: Self) -> bool {
+        self.left(now) <= 0
+    }
+
+    /// Units from `now` on, negative if it is past.
+    #[inline]
+    fn left(self, now: Self) -> i32 {
+        self.0.wrapping_sub(now.0).cast_signed()
+    }
+}
 
 /// Bit of the rank for keys that were used more than once, which are evicted last.
 const REPEATED: u32 = 0x80;
@@ -53,7 +88,8 @@ pub(super) struct Weakest {
     /// Expired keys (false) are evicted first.
     pub(super) counts: bool,
     rank: u32,
-    expires: Tick,
+    /// Time until it expires.
+    left: i32,
     pub(super) at: usize,
 }
 
@@ -250,7 +286,7 @@ impl<S: Value> Table<S> {
         let mut removed = Removed::default();
         for _ in 0..count.min(self.slots.len()) {
             let at = self.hand_at();
-            if self.tags[at] != 0 && self.slots[at].expires <= now {
+            if self.tags[at] != 0 && self.slots[at].expires.has_come(now) {
                 removed.add(&self.remove(at, secret));
             } else {
                 self.move_hand(at);
@@ -342,8 +378,8 @@ impl<S: Value> Table<S> {
             let slot = &self.slots[at];
             if self.tags[at] != 0 && !except.is_some_and(|address| slot.is_at(address)) {
                 let rank = slot.policy_and_rank & 0xFF;
-                let counts = slot.expires > now;
-                let found = Weakest { counts, rank, expires: slot.expires, at };
+                let left = slot.expires.left(now);
+                let found = Weakest { counts: left > 0, rank, left, at };
                 weakest = Some(weakest.map_or(found, |best| best.min(found)));
             }
             let enough = |best: Weakest| !best.counts || seen >= few && best.rank < REPEATED || seen >= many;
@@ -432,9 +468,9 @@ mod tests {
 
     #[derive(Debug, Clone)]
     enum Step {
-        Insert(u16, u32, Tick),
+        Insert(u16, u32, u32),
         Remove(u16, u32),
-        Sweep(Tick, usize),
+        Sweep(u32, usize),
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -459,7 +495,7 @@ mod tests {
                     Step::Insert(key, policy, expires) => {
                         let address = address(&secret, key, policy);
                         if table.find(&address).is_none() {
-                            table.insert(&address, n as u64, 0, expires, &secret);
+                            table.insert(&address, n as u64, 0, Tick(expires), &secret);
                             map.insert((key, policy), (n as u64, expires));
                         }
                     }
@@ -468,7 +504,7 @@ mod tests {
                         prop_assert_eq!(removed, map.remove(&(key, policy)).map(|(state, _)| state));
                     }
                     Step::Sweep(now, count) => {
-                        let removed = table.sweep(now, count, &secret);
+                        let removed = table.sweep(Tick(now), count, &secret);
                         let before = map.len();
                         map.retain(|(key, policy), (_, expires)| {
                             *expires > now || table.find(&address(&secret, *key, *policy)).is_some()
@@ -493,7 +529,7 @@ mod tests {
         for (keys, slots) in [(0, 3), (1, 1), (7, 1), (50, 4), (900, 32), (900, 1), (5000, 256)] {
             let mut table = Table::<u64>::default();
             for key in 0..keys {
-                table.insert(&address(&secret, key, 1), key.into(), 0, 1, &secret);
+                table.insert(&address(&secret, key, 1), key.into(), 0, Tick(1), &secret);
             }
             let (mut visited, mut from, mut step) = (Vec::new(), Some(0), 0);
             while let Some(start) = from {
@@ -508,13 +544,30 @@ mod tests {
                     if let Some(at) = table.find(&other) {
                         table.remove(at, &secret);
                     } else if step % 3 > 0 {
-                        table.insert(&other, 0, 0, 1, &secret);
+                        table.insert(&other, 0, 0, Tick(1), &secret);
                     }
                 }
                 step = (step + 1) % 50;
             }
             visited.sort_unstable();
             assert_eq!(visited, (0..u64::from(keys)).collect::<Vec<_>>(), "{keys} keys, {slots} slots");
+        }
+    }
+
+    /// Ticks begin at 0 again every 17.8 years. Keys must then neither stay nor be lost.
+    #[test]
+    fn ticks_are_in_order_where_they_begin_again() {
+        let round_us = 1 << (32 + Tick::BITS);
+        for now_us in [0, 1, round_us / 2, round_us - 1, round_us, 3 * round_us + 5] {
+            let now = Tick::at(now_us);
+            for wait_us in [0, 1, 1 << Tick::BITS, 60_000_000, 366 * 86_400_000_000, u64::MAX] {
+                let until = Tick::after(now_us, wait_us);
+                assert!(!until.has_come(now), "{wait_us} us after {now_us}");
+                let last_us = now_us + wait_us.min(Tick::FURTHEST_US);
+                assert!(!until.has_come(Tick::at(last_us)), "{wait_us} us after {now_us}");
+                let past_us = last_us + (1 << Tick::BITS);
+                assert!(until.has_come(Tick::at(past_us)), "{wait_us} us after {now_us}");
+            }
         }
     }
 

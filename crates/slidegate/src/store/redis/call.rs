@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::key_reply::{KeyReply, items, unsigned};
 use super::names::Names;
 use super::scripts::Scripts;
-use crate::charge::{Charge, Excess, Part};
+use crate::charge::{Charge, Excess, Part, PerCharge};
 use crate::decision::Decision;
 use crate::hold::{Holds, MAX_HOLDS, NewHold};
 use crate::quota::{Algorithm, Quota};
@@ -77,7 +77,7 @@ impl Hash for DeniedSubjects<'_> {
 }
 
 /// The decisions on one request, in the order of its subjects.
-pub(crate) type Answers = SmallVec<[Decision; 4]>;
+pub(crate) type Answers = PerCharge<Decision>;
 
 /// Which scripts a call may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

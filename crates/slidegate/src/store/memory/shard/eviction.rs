@@ -1,6 +1,6 @@
 //! Eviction: room for new keys and longer logs in a full store.
 
-use super::{Call, Shard, Stored, tick};
+use super::{Call, Shard, Stored, Tick};
 use crate::algorithm::for_algorithm;
 use crate::quota::Algorithm;
 use crate::store::memory::table::{Weakest, table_bytes};
@@ -35,7 +35,7 @@ impl Shard {
             }
         }
         // Other tables gave too little, so this one gives.
-        let now = tick(call.now.at.as_micros());
+        let now = Tick::at(call.now.at.as_micros());
         if let Some(weakest) = S::table(self).weakest(now, FEW, MANY, Some(&call.address)) {
             return self.evict::<S>(weakest, call);
         }
@@ -66,7 +66,7 @@ impl Shard {
     /// no others; then the store temporarily holds one more than its maximum.
     #[cold]
     pub(super) fn drop_weakest(&mut self, call: &Call<'_>) -> bool {
-        let now = tick(call.now.at.as_micros());
+        let now = Tick::at(call.now.at.as_micros());
         let found = Algorithm::ALL.into_iter().filter_map(|algorithm| {
             let weakest = for_algorithm!(algorithm, S => {
                 S::table(self).weakest(now, FEW, MANY, Some(&call.address))

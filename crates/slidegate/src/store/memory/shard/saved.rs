@@ -1,6 +1,6 @@
 //! A shard's part in snapshots: copying its keys, and restoring one.
 
-use super::{Address, Call, Shard, Stored, expiry, tick, time_for};
+use super::{Address, Call, Shard, Stored, Tick, expiry, time_for};
 use crate::algorithm::{Ages, Done, Input, SavedState, State, decision, for_algorithm};
 use crate::hold::Holds;
 use crate::key::{HashSeed, KeyId};
@@ -59,7 +59,7 @@ impl Shard {
         copy: &Copy<'_>,
         out: &mut Vec<u8>,
     ) -> (u64, Option<u32>) {
-        let now = tick(copy.begin.at.as_micros());
+        let now = Tick::at(copy.begin.at.as_micros());
         let mut keys = 0;
         let bytes = self.bytes;
         let next = for_algorithm!(copy.algorithm, S => {
@@ -68,7 +68,7 @@ impl Shard {
             // Logs may take much more than their slots.
             let slots = COPIED_BYTES / (bytes / table.slots().max(1)).max(1);
             table.visit(copy.from, slots.clamp(1, COPIED_SLOTS), copy.secret, |place, slot: &Slot<S>| {
-                if slot.expires() <= now {
+                if slot.expires().has_come(now) {
                     return;
                 }
                 let address = Address { id: slot.id(), policy: slot.policy(), place };
@@ -116,7 +116,8 @@ impl Shard {
         }
         let (count, bytes) = (holds.iter().len(), held_keys::heap_bytes(&holds));
         held_keys::count(0, count, call.accounting);
-        let expires = tick(holds.latest());
+        let now_us = call.now.at.as_micros();
+        let expires = Tick::after(now_us, holds.latest().saturating_sub(now_us));
         let grown = self.held.get_or_insert_default().insert(call, holds, expires);
         self.changed_bytes(0, bytes + grown, call);
         self.settle_holds(call);
