@@ -2,9 +2,7 @@
 //!
 //! This is the decision procedure that every store follows, in memory and in a script.
 
-use smallvec::SmallVec;
-
-use crate::charge::{Excess, Part};
+use crate::charge::{Excess, Part, PerCharge};
 use crate::decision::{Decision, Verdict};
 use crate::verb::{Role, Verb};
 
@@ -12,7 +10,7 @@ use crate::verb::{Role, Verb};
 #[derive(Debug)]
 pub(crate) struct Outcome {
     /// In the order of the parts.
-    pub(crate) decisions: SmallVec<[Decision; 4]>,
+    pub(crate) decisions: PerCharge<Decision>,
     /// Whether enforced policies deny the call.
     #[cfg_attr(
         not(any(feature = "redis", feature = "stored-values")),
@@ -32,7 +30,7 @@ pub(crate) struct Outcome {
 #[inline]
 pub(crate) fn all_or_none(parts: &[Part], mut apply: impl FnMut(usize, Verb, u64) -> Decision) -> Outcome {
     if let Some(verb) = only_verb(parts) {
-        let decisions: SmallVec<[Decision; 4]> =
+        let decisions: PerCharge<Decision> =
             parts.iter().enumerate().map(|(at, part)| apply(at, verb, part.asks())).collect();
         let is_denied = parts.iter().zip(&decisions).any(|(part, one)| part.enforced && one.is_denied());
         return Outcome { decisions, is_denied };
@@ -40,7 +38,7 @@ pub(crate) fn all_or_none(parts: &[Part], mut apply: impl FnMut(usize, Verb, u64
     let first = |(at, part): (usize, &Part)| {
         apply(at, Verb::Peek, if part.verb.is_question() { part.asks() } else { 0 })
     };
-    let mut decisions: SmallVec<[Decision; 4]> = parts.iter().enumerate().map(first).collect();
+    let mut decisions: PerCharge<Decision> = parts.iter().enumerate().map(first).collect();
     complete(parts, &mut decisions);
     let denials = Denials::of(parts, &decisions);
     for (at, part) in parts.iter().enumerate().filter(|(_, part)| part.verb == Verb::Check) {

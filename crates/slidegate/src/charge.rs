@@ -222,7 +222,11 @@ pub enum OnStoreError {
 }
 
 /// All that is charged in one step.
-pub(crate) type Charges<'a> = SmallVec<[Charge<'a>; 4]>;
+pub(crate) type Charges<'a> = PerCharge<Charge<'a>>;
+
+/// What there is one of for each charge of a call. Without an allocation for as many charges as
+/// nearly all calls have; more room makes copies of each list longer.
+pub(crate) type PerCharge<T> = SmallVec<[T; 5]>;
 
 /// What requests would charge: in their order and that of the policies, each key at most once.
 #[derive(Debug, Default)]
@@ -246,6 +250,7 @@ impl<'a> Plan<'a> {
     /// Adds a charge of the last request. One that meets an earlier request on its key is added to
     /// that charge: checked one by one, each would fit where both do not. Requests that are
     /// reserved as one are settled to one cost, so the larger one is held.
+    #[inline] // it is copied twice otherwise
     pub(crate) fn add(&mut self, mut charge: Charge<'a>) {
         if charge.part.role == Role::Refusals {
             let Some(base) = self.base_of(&charge) else { return };

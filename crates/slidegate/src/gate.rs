@@ -1,9 +1,8 @@
 //! The gate: many policies over a store, one verdict.
 
 use std::slice;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 
 use crate::charge::{Charge, Plan};
@@ -16,7 +15,7 @@ use crate::store::fallback::FallbackStore;
 use crate::store::memory::MemoryStore;
 #[cfg(feature = "redis")]
 use crate::store::redis::{RedisOptions, RedisStore};
-use crate::store::{ManagedStore, Mode, QuotaChanges, Reply, Store, StoreDecisions, StoredPolicy, ready};
+use crate::store::{ManagedStore, Mode, Reply, Store, StoreDecisions, StoredPolicy, ready};
 use crate::usage::KeyUse;
 use crate::verb::Verb;
 #[cfg(feature = "wait")]
@@ -24,7 +23,9 @@ use crate::waiting::{queue_key::QueueKey, queues::Queues};
 
 #[cfg(feature = "wait")]
 mod acquire;
+mod active;
 mod blocks;
+mod configure;
 mod decisions;
 #[cfg(feature = "redis")]
 mod later;
@@ -41,6 +42,7 @@ mod ticket_guard;
 
 #[cfg(feature = "wait")]
 pub use acquire::{AcquireReservation, GateAcquire};
+use active::{ActivePolicies, check};
 use blocks::Blocks;
 use decisions::Answer;
 pub use decisions::{Decisions, PolicyDecision};
@@ -82,7 +84,7 @@ pub use ticket_guard::TicketGuard;
 #[derive(Debug)]
 pub struct Gate<S = MemoryStore> {
     store: S,
-    policies: ArcSwap<PolicySet>,
+    policies: ActivePolicies,
     numbers: Mutex<Numbers>,
     #[cfg(feature = "wait")]
     queues: Queues<QueueKey>,
@@ -186,7 +188,7 @@ impl<S: Store> Gate<S> {
         numbers.number(&mut policies);
         Self {
             store,
-            policies: ArcSwap::from_pointee(policies),
+            policies: ActivePolicies::new(policies),
             numbers: Mutex::new(numbers),
             #[cfg(feature = "wait")]
             queues: Queues::default(),
@@ -448,57 +450,6 @@ impl<S: Store> Gate<S> {
         };
         S::Mode::reply(|| ready(reset()), reset)
     }
-
-    /// Activates other policies. A request is decided under the old set or the new one, never under
-    /// parts of both. Usage is kept by policy name. It counts by the old quota until now and by the
-    /// new one from now on. In a shared store that happens with the next decision on a key. It
-    /// starts afresh if the scope or the algorithm changes.
-    ///
-    /// Takes time proportional to the number of keys in this process's memory, while decisions go
-    /// on.
-    ///
-    /// # Errors
-    /// If a limit is too large for the store; the old set stays active. A [`MemoryStore`] takes any
-    /// limit.
-    pub fn configure(&self, mut policies: PolicySet) -> Result<(), Error> {
-        check(&policies, &self.store)?;
-        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-        numbers.number(&mut policies);
-        policies.keep_learned(&self.policies.load());
-        let new = Arc::new(policies);
-        let old = self.policies.swap(Arc::clone(&new));
-        self.store.quotas_changed(&QuotaChanges(&|seed| {
-            let changes = new.changes_since(&old, seed);
-            Box::new(move |policy, key| changes.of(policy, key))
-        }));
-        #[cfg(feature = "wait")]
-        self.queues.wake_all();
-        Ok(())
-    }
-
-    /// Checks that the store can count the limits of a policy.
-    ///
-    /// # Errors
-    /// If a limit is too large for the store.
-    pub fn check_policy(&self, policy: &Policy) -> Result<(), Error> {
-        check_policy(policy, &self.store)
-    }
-
-    /// The active policies.
-    #[must_use]
-    pub fn policies(&self) -> Arc<PolicySet> {
-        self.policies.load_full()
-    }
-}
-
-fn check(policies: &PolicySet, store: &impl Store) -> Result<(), Error> {
-    policies.iter().try_for_each(|policy| check_policy(policy, store))
-}
-
-fn check_policy(policy: &Policy, store: &impl Store) -> Result<(), Error> {
-    let mut quotas = policy.quotas();
-    let checked = quotas.try_for_each(|quota| store.check_quota(quota));
-    checked.map_err(|error| Error::policy(format!("policy `{}`: {error}", policy.name())))
 }
 
 impl<S: ManagedStore> Gate<S> {

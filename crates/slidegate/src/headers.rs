@@ -7,6 +7,8 @@
 //! Names are in lower case, as HTTP/2 and `HeaderName::from_static` require. Send denials with
 //! `cache-control: no-store`. Shadow policies are never revealed to clients.
 
+use std::slice;
+
 use smallvec::SmallVec;
 
 use crate::decision::Decision;
@@ -159,12 +161,12 @@ impl HeaderOptions {
     /// Writes the fields for the decision of the one policy that applies, which is enforced.
     #[cfg(feature = "tower")]
     #[inline]
-    pub(crate) fn write_plain(&self, plain: &PlainDecision, out: &mut impl FieldSink) {
+    pub(crate) fn write_plain(&self, plain: PlainDecision<'_>, out: &mut impl FieldSink) {
         if *self != Self::OFF {
             let policy = plain.policy();
             let (name, quota, unit) = (policy.name(), policy.quota(), policy.cost_unit());
             let one = NamedDecision { name, quota, decision: plain.decision(), unit };
-            self.write(&[one], &one, out);
+            self.write(slice::from_ref(&one), &one, out);
         }
     }
 
@@ -189,7 +191,7 @@ impl HeaderOptions {
         let unit = Some(CostUnit::Requests);
         let answer = NamedDecision { name, quota, decision, unit };
         let mut headers = Vec::with_capacity(8);
-        self.write(&[answer], &answer, &mut headers);
+        self.write(slice::from_ref(&answer), &answer, &mut headers);
         headers
     }
 

@@ -1,8 +1,6 @@
 //! Blocks applied to decisions: the store reports the usage of a blocked key, and the block denies.
 
-use smallvec::SmallVec;
-
-use crate::charge::{Charge, Charges, with_denials};
+use crate::charge::{Charge, Charges, PerCharge, with_denials};
 use crate::decision::{Decision, DecisionSource, Verdict, Waits};
 use crate::time::Timestamp;
 
@@ -13,7 +11,7 @@ use crate::time::Timestamp;
 #[derive(Debug)]
 pub(crate) struct Blocks {
     /// For each charge, in microseconds.
-    rests_us: SmallVec<[Option<u64>; 4]>,
+    rests_us: PerCharge<Option<u64>>,
 }
 
 impl Blocks {
@@ -24,7 +22,7 @@ impl Blocks {
             return None;
         }
         let now = now();
-        let rests_us: SmallVec<[Option<u64>; 4]> =
+        let rests_us: PerCharge<Option<u64>> =
             charges.iter().map(|charge| charge.block.and_then(|block| block.rest_us(now))).collect();
         rests_us.iter().any(Option::is_some).then_some(Self { rests_us })
     }
@@ -38,8 +36,8 @@ impl Blocks {
     pub(crate) fn apply(
         self,
         charges: &[Charge<'_>],
-        mut decisions: SmallVec<[Decision; 4]>,
-    ) -> SmallVec<[Decision; 4]> {
+        mut decisions: PerCharge<Decision>,
+    ) -> PerCharge<Decision> {
         for ((charge, rest_us), decision) in charges.iter().zip(self.rests_us).zip(&mut decisions) {
             if let Some(rest_us) = rest_us {
                 *decision = blocked(*decision, rest_us, charge.part.is_deniable());

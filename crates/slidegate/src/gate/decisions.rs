@@ -4,12 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use arc_swap::Guard;
-use smallvec::SmallVec;
 #[cfg(feature = "tower")]
 use smallvec::smallvec;
 
 use crate::block::Block;
-use crate::charge::{Charge, Part, Plan};
+use crate::charge::{Charge, Part, PerCharge, Plan};
 #[cfg(feature = "redis")]
 use crate::decision::DecisionSource;
 use crate::decision::{Decision, Verdict};
@@ -39,16 +38,17 @@ pub struct Decisions<'r> {
 }
 
 /// Decisions, each with what it is on.
-pub(crate) type PlacedAnswers = SmallVec<[Answer; 4]>;
+pub(crate) type PlacedAnswers = PerCharge<Answer>;
 
 /// A decision, the request that it is on, and the place of its policy in the set.
 #[derive(Debug, Clone)]
 pub(crate) struct Answer {
-    request: usize,
-    policy: usize,
+    // In few bytes, because lists of them are copied.
+    request: u32,
+    policy: u32,
+    /// The request whose role it has, where two met on one key.
+    link: u32,
     role: Role,
-    /// The request whose role that is, where two met on one key.
-    link: usize,
     decision: Decision,
 }
 
@@ -56,8 +56,20 @@ impl Answer {
     #[inline]
     pub(super) fn of(charge: &Charge<'_>, decision: Decision) -> Self {
         let Part { role, link, .. } = charge.part;
-        Self { request: charge.request, policy: charge.policy, role, link, decision }
+        Self {
+            request: place(charge.request),
+            policy: place(charge.policy),
+            link: place(link),
+            role,
+            decision,
+        }
     }
+}
+
+/// Where a request or a policy stands.
+#[inline]
+fn place(at: usize) -> u32 {
+    u32::try_from(at).expect("a call has fewer than 2^32 requests, and a set fewer policies")
 }
 
 impl Plan<'_> {
@@ -89,7 +101,7 @@ impl Plan<'_> {
         }
         if !self.met.is_empty() {
             for (request, position) in &self.met {
-                answers.push(Answer { request: *request, ..answers[*position].clone() });
+                answers.push(Answer { request: place(*request), ..answers[*position].clone() });
             }
             answers.sort_by_key(|answer| (answer.request, answer.policy));
         }
@@ -119,7 +131,8 @@ impl<'r> Decisions<'r> {
         place: usize,
         decision: Decision,
     ) -> Self {
-        let answer = Answer { request: 0, policy: place, role: Role::Deciding, link: 0, decision };
+        let answer =
+            Answer { request: 0, policy: self::place(place), link: 0, role: Role::Deciding, decision };
         Self {
             policies,
             requests,
@@ -165,7 +178,7 @@ impl Decisions<'_> {
     /// Keeps the decisions that `keep` selects: for answers that describe a part of a call only.
     /// The [verdict](Self::verdict) is that of the rest from then on.
     pub fn retain(&mut self, mut keep: impl FnMut(&PolicyDecision<'_>) -> bool) {
-        let kept: SmallVec<[bool; 4]> = self.iter().map(|one| keep(&one)).collect();
+        let kept: PerCharge<bool> = self.iter().map(|one| keep(&one)).collect();
         let mut kept = kept.into_iter();
         self.answers.retain(|_| kept.next().unwrap_or(true));
     }
@@ -245,25 +258,25 @@ impl<'d> PolicyDecision<'d> {
     /// The policy that decided.
     #[must_use]
     pub fn policy(&self) -> &'d Policy {
-        self.policies.policy(self.answer.policy)
+        self.policies.policy(self.position())
     }
 
     /// Where the policy stands in its set, from 0.
     #[must_use]
     pub fn position(&self) -> usize {
-        self.answer.policy
+        self.answer.policy as usize
     }
 
     /// Which of the requests it is on, from 0.
     #[must_use]
     pub fn request(&self) -> usize {
-        self.answer.request
+        self.answer.request as usize
     }
 
     /// What was to be done with its request's cost.
     #[must_use]
     pub fn verb(&self) -> Verb {
-        self.verb.unwrap_or(self.requests[self.answer.request].own_verb())
+        self.verb.unwrap_or(self.requests[self.request()].own_verb())
     }
 
     /// How it takes part in the call: the role of its request, or of another one that it met on its
@@ -276,26 +289,26 @@ impl<'d> PolicyDecision<'d> {
     /// What its request asked for under this policy, charged or not.
     #[must_use]
     pub fn asked(&self) -> u64 {
-        self.requests[self.answer.request].cost_of(self.policy().counted())
+        self.requests[self.request()].cost_of(self.policy().counted())
     }
 
     /// The key that it decided on.
     #[must_use]
     pub fn key(&self) -> Key<'d> {
-        self.policy().key(&self.requests[self.answer.request])
+        self.policy().key(&self.requests[self.request()])
     }
 
     /// The quota that it decided by: the inline quota, the key's override, or the policy's own.
     #[must_use]
     pub fn quota(&self) -> &'d Quota {
-        let inline = self.requests[self.answer.request].inline_quota();
-        inline.unwrap_or_else(|| self.policies.quota_of(self.answer.policy, &self.key()))
+        let inline = self.requests[self.request()].inline_quota();
+        inline.unwrap_or_else(|| self.policies.quota_of(self.position(), &self.key()))
     }
 
     /// The block of its key, if the key [is blocked](Decision::is_blocked).
     #[must_use]
     pub fn block(&self) -> Option<&'d Block> {
-        let block = || self.policies.block_of(self.answer.policy, &self.key());
+        let block = || self.policies.block_of(self.position(), &self.key());
         self.answer.decision.is_blocked().then(block).flatten()
     }
 

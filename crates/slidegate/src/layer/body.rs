@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http::response::Response;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
@@ -14,6 +15,12 @@ pub trait ResponseBody<R> {
 
     /// The body of the inner service's response.
     fn served(body: R) -> Self::Body;
+
+    /// The inner service's response.
+    #[inline]
+    fn response(response: Response<R>) -> Response<Self::Body> {
+        response.map(Self::served)
+    }
 
     /// The body of a denial.
     fn denied(text: String) -> Self::Body;
@@ -28,6 +35,12 @@ impl<R: From<String>> ResponseBody<R> for SameBody {
 
     fn served(body: R) -> R {
         body
+    }
+
+    /// Moves it once, not in parts.
+    #[inline]
+    fn response(response: Response<R>) -> Response<R> {
+        response
     }
 
     fn denied(text: String) -> R {

@@ -3,6 +3,7 @@
 //! The path has a part before the gate and a part after it, so a gate in memory needs no future and
 //! another one is awaited.
 
+use std::any::Any;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Deref;
@@ -31,7 +32,12 @@ use crate::verb::Verb;
 
 /// The gate of a layer, over any store. Created with `From`, from a gate or an [`Arc`] of one.
 #[derive(Debug, Clone)]
-pub struct AnyGate(Arc<dyn ErasedGate>);
+pub struct AnyGate {
+    gate: Arc<dyn ErasedGate>,
+    /// The same gate, if it is one in memory: its checks without a plan take less time than a call
+    /// through a table of functions adds.
+    memory: Option<Arc<Gate>>,
+}
 
 impl<S: Store + 'static> From<Gate<S>> for AnyGate {
     fn from(gate: Gate<S>) -> Self {
@@ -41,7 +47,16 @@ impl<S: Store + 'static> From<Gate<S>> for AnyGate {
 
 impl<S: Store + 'static> From<Arc<Gate<S>>> for AnyGate {
     fn from(gate: Arc<Gate<S>>) -> Self {
-        Self(gate)
+        let any: Arc<dyn Any + Send + Sync> = Arc::clone(&gate) as _;
+        Self { memory: any.downcast().ok(), gate }
+    }
+}
+
+impl AnyGate {
+    /// Whether [`run_now`](ErasedGate::run_now) decides.
+    #[inline]
+    pub(super) fn is_immediate(&self) -> bool {
+        self.memory.is_some() || self.gate.is_immediate()
     }
 }
 
@@ -49,7 +64,7 @@ impl Deref for AnyGate {
     type Target = dyn ErasedGate;
 
     fn deref(&self) -> &Self::Target {
-        &*self.0
+        &*self.gate
     }
 }
 
@@ -70,9 +85,6 @@ pub trait ErasedGate: fmt::Debug + Send + Sync {
 
     /// The active policies.
     fn policies(&self) -> Arc<PolicySet>;
-
-    /// What checks without a plan need, if the store is a memory store.
-    fn plain(&self) -> Option<PlainGate<'_>>;
 }
 
 impl<S: Store + 'static> ErasedGate for Gate<S> {
@@ -96,11 +108,6 @@ impl<S: Store + 'static> ErasedGate for Gate<S> {
 
     fn policies(&self) -> Arc<PolicySet> {
         self.policies()
-    }
-
-    #[inline]
-    fn plain(&self) -> Option<PlainGate<'_>> {
-        self.plain()
     }
 }
 
@@ -199,15 +206,18 @@ impl Config {
     #[inline(never)]
     fn decide_in_full(self: &Arc<Self>, view: &RequestView<'_>, cost: u64) -> Outcome {
         let asked = self.refund.as_ref().map(|_| monotonic());
-        match self.plain_key(view).map(|(gate, key)| gate.decide(key, cost)) {
-            Some(plain) if plain.decision().is_allowed() && asked.is_none() => {
-                let mut fields = FieldBuffer::default();
-                self.headers.write_plain(&plain, &mut fields);
-                let limited = || Limited::of_one(&plain, self.client_of(view));
-                Outcome::Pass(Pass { fields, refund: None }, self.sets_extension.then(limited))
-            }
-            plain => self.decide_by_plan(view, cost, asked, plain),
+        let Some((gate, key)) = self.plain_key(view) else {
+            return self.decide_by_plan(view, cost, asked, None);
+        };
+        let decision = gate.decide(key, cost);
+        let plain = gate.decided(key, &decision);
+        if decision.is_denied() || asked.is_some() {
+            return self.decide_by_plan(view, cost, asked, Some(plain));
         }
+        let mut fields = FieldBuffer::default();
+        self.headers.write_plain(plain, &mut fields);
+        let limited = || Limited::of_one(plain, self.client_of(view));
+        Outcome::Pass(Pass { fields, refund: None }, self.sets_extension.then(limited))
     }
 
     /// Decides a request with a gate that is immediate, or answers what was checked already.
@@ -217,7 +227,7 @@ impl Config {
         view: &RequestView<'_>,
         cost: u64,
         asked: Option<Instant>,
-        decided: Option<PlainDecision>,
+        decided: Option<PlainDecision<'_>>,
     ) -> Outcome {
         let (client, owned);
         let mut request = self.base_request(cost);
@@ -240,7 +250,7 @@ impl Config {
         if !self.under.is_empty() {
             return None;
         }
-        let gate = self.gate.plain()?;
+        let gate = self.gate.memory.as_ref()?.plain();
         let plain = gate.policy()?;
         let key = match plain.attribute {
             None => gate.key(&plain, None),

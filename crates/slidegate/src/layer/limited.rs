@@ -43,7 +43,7 @@ impl Limited {
     }
 
     /// With the one decision.
-    pub(super) fn of_one(plain: &PlainDecision, client: Option<Resolved>) -> Self {
+    pub(super) fn of_one(plain: PlainDecision<'_>, client: Option<Resolved>) -> Self {
         let (policies, place, decision) = plain.to_parts();
         Self { policies: Some(policies), decisions: smallvec![(place, decision)], client }
     }

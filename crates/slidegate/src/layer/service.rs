@@ -153,7 +153,7 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut stage = self.project().stage;
         if let StageProjection::Allowed { future } = stage.as_mut().project() {
-            return future.poll(cx).map_ok(|response| response.map(A::served));
+            return future.poll(cx).map_ok(A::response);
         }
         Self::poll_stage(stage, cx)
     }
@@ -190,7 +190,7 @@ where
                     }
                 }
                 StageProjection::Allowed { future } => {
-                    return future.poll(cx).map_ok(|response| response.map(A::served));
+                    return future.poll(cx).map_ok(A::response);
                 }
                 StageProjection::Serving { future, pass } => {
                     let answer = ready!(future.poll(cx));
@@ -199,16 +199,16 @@ where
                     // it.
                     let mut response = answer?;
                     pass.fields.append_to(response.headers_mut());
-                    let Some(refund) = refund else { return Poll::Ready(Ok(response.map(A::served))) };
+                    let Some(refund) = refund else { return Poll::Ready(Ok(A::response(response))) };
                     let (response, refunding) = settle(*refund, response);
                     match refunding {
                         Some(refunding) => Stage::Refunding { refunding, response: Some(response) },
-                        None => return Poll::Ready(Ok(response.map(A::served))),
+                        None => return Poll::Ready(Ok(A::response(response))),
                     }
                 }
                 StageProjection::Refunding { refunding, response } => {
                     ready!(refunding.as_mut().poll(cx));
-                    return Poll::Ready(Ok(response.take().expect(DONE).map(A::served)));
+                    return Poll::Ready(Ok(A::response(response.take().expect(DONE))));
                 }
                 StageProjection::Denied { response } => {
                     return Poll::Ready(Ok((*response.take().expect(DONE)).map(A::denied)));

@@ -2,18 +2,23 @@
 //! shorter path. Random requests are answered as by a policy with a condition that always holds.
 
 use std::convert::Infallible;
+use std::future::ready;
 use std::net::IpAddr;
+use std::pin::pin;
+use std::sync::{Arc, mpsc};
+use std::task::{Context, Poll, Waker};
+use std::thread;
 use std::time::Duration;
 
 use http::{Request, Response};
 use proptest::prelude::*;
 use slidegate::client_addr::{ClientAddr, Source, Trust, TrustedProxies};
 use slidegate::headers::{Draft, HeaderOptions, XRateLimit};
-use slidegate::layer::{Attribute, Limited, RateLimitLayer, Refund};
-use slidegate::{Algorithm, ManualClock, Match, Policy, Quota};
+use slidegate::layer::{Attribute, Limited, RateLimitLayer, RateLimitLayerBuilder, Refund};
+use slidegate::{Algorithm, Gate, ManualClock, Match, Policy, PolicySet, Quota};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-use crate::{fields, gate};
+use crate::{fields, gate, policy};
 
 /// What the layers have in common.
 #[derive(Debug, Clone)]
@@ -184,4 +189,66 @@ proptest! {
             prop_assert_eq!(answer(&short.0, &sent), answer(&long.0, &sent), "{:?}", sent);
         }
     }
+}
+
+/// A layer of which only the verdict is read, which takes the shortest path.
+fn verdicts(gate: &Arc<Gate>) -> RateLimitLayerBuilder {
+    RateLimitLayer::builder(Arc::clone(gate)).headers(HeaderOptions::OFF).without_extension()
+}
+
+/// The status of a request without attributes, which is decided at once.
+fn status(layer: &RateLimitLayer) -> u16 {
+    let mut service = layer.layer(service_fn(|_| ready(Ok::<_, Infallible>(Response::new(String::new())))));
+    let mut response = pin!(service.call(Request::new(String::new())));
+    match response.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(Ok(response)) => response.status().as_u16(),
+        Poll::Pending => panic!("a gate in memory answers at once"),
+    }
+}
+
+fn one(name: &str, quota: &str) -> PolicySet {
+    PolicySet::new([policy(name, quota)]).unwrap()
+}
+
+/// Threads keep the policies that they used last. Once `configure` has returned, none may use them.
+#[test]
+fn other_policies_decide_on_threads_that_used_the_ones_before() {
+    let (gate, _clock) = gate([policy("first", "1/1m")]);
+    let layer = verdicts(&gate).build().unwrap();
+    let (ask, asked) = mpsc::channel::<()>();
+    let (reply, replies) = mpsc::channel();
+    let on_thread = layer.clone();
+    let thread = thread::spawn(move || asked.iter().for_each(|()| reply.send(status(&on_thread)).unwrap()));
+    let answers = || {
+        ask.send(()).unwrap();
+        (replies.recv().unwrap(), status(&layer))
+    };
+    assert_eq!(answers(), (200, 429));
+    gate.configure(one("second", "3/1m")).unwrap();
+    assert_eq!(answers(), (200, 200));
+    assert_eq!(answers(), (200, 429));
+    gate.configure(one("first", "1/1m")).unwrap();
+    assert_eq!(answers(), (429, 429));
+    drop(ask);
+    thread.join().unwrap();
+}
+
+/// Two gates on one thread, one of which is asked while the other finds the value of an attribute.
+#[test]
+fn gates_on_one_thread_keep_their_own_policies() {
+    let (outer, _clock) = gate([policy("outer", "2/1m").scope(["of"])]);
+    let (inner, _clock) = gate([policy("inner", "3/1m")]);
+    let inner = verdicts(&inner).build().unwrap();
+    let asked = inner.clone();
+    let outer = verdicts(&outer)
+        .attribute("of", Attribute::read(move |_| (status(&asked) == 200).then(|| "everyone".into())));
+    let outer = outer.build().unwrap();
+    let mut statuses = Vec::new();
+    for _ in 0..2 {
+        statuses.push([status(&outer), status(&outer)]);
+        statuses.push([status(&inner), status(&inner)]);
+    }
+    // The inner limit is used up by the two outer requests and one of its own. After that, the outer
+    // policy does not apply, because its attribute is missing.
+    assert_eq!(statuses, [[200, 200], [200, 429], [200, 200], [429, 429]]);
 }

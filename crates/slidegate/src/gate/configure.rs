@@ -1,0 +1,52 @@
+//! Changing the policies of a gate while it decides.
+
+use std::sync::{Arc, PoisonError};
+
+use super::active::{check, check_policy};
+use crate::error::Error;
+use crate::gate::Gate;
+use crate::policy::{Policy, PolicySet};
+use crate::store::{QuotaChanges, Store};
+
+impl<S: Store> Gate<S> {
+    /// Activates other policies. A request is decided under the old set or the new one, never under
+    /// parts of both. Usage is kept by policy name. It counts by the old quota until now and by the
+    /// new one from now on. In a shared store that happens with the next decision on a key. It
+    /// starts afresh if the scope or the algorithm changes.
+    ///
+    /// Takes time proportional to the number of keys in this process's memory, while decisions go
+    /// on.
+    ///
+    /// # Errors
+    /// If a limit is too large for the store; the old set stays active. A
+    /// [`MemoryStore`](crate::MemoryStore) takes any limit.
+    pub fn configure(&self, mut policies: PolicySet) -> Result<(), Error> {
+        check(&policies, &self.store)?;
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        numbers.number(&mut policies);
+        policies.keep_learned(&self.policies.load());
+        let new = Arc::new(policies);
+        let old = self.policies.swap(Arc::clone(&new));
+        self.store.quotas_changed(&QuotaChanges(&|seed| {
+            let changes = new.changes_since(&old, seed);
+            Box::new(move |policy, key| changes.of(policy, key))
+        }));
+        #[cfg(feature = "wait")]
+        self.queues.wake_all();
+        Ok(())
+    }
+
+    /// Checks that the store can count the limits of a policy.
+    ///
+    /// # Errors
+    /// If a limit is too large for the store.
+    pub fn check_policy(&self, policy: &Policy) -> Result<(), Error> {
+        check_policy(policy, &self.store)
+    }
+
+    /// The active policies.
+    #[must_use]
+    pub fn policies(&self) -> Arc<PolicySet> {
+        self.policies.load_full()
+    }
+}
