@@ -1,6 +1,7 @@
 //! Entry points of the fuzz targets into what is not public. They exist in fuzzed builds only.
 
 use crate::config::plain::{Flags, Plain, compare};
+use crate::message;
 
 /// A descriptor of a config.
 #[derive(Debug)]
@@ -26,4 +27,12 @@ fn plain(of: Descriptor) -> Plain {
     let Descriptor { name: (key, value), flags: [has_limit, shares, value_to_metric, detailed], below } = of;
     let flags = Flags { shares, value_to_metric, detailed };
     Plain { key, value, has_limit, flags, below: below.into_iter().map(plain).collect() }
+}
+
+/// Compares what is read of the message of a rate-limit call with what prost reads.
+///
+/// # Panics
+/// They differ.
+pub fn compare_message(message: &[u8]) {
+    message::compare(message);
 }

@@ -1,4 +1,4 @@
-//! The handler of calls: decodes a call into requests, decides them in one step, and encodes the
+//! The handler of calls: makes requests of a call, decides them in one step, and encodes the
 //! decisions.
 //!
 //! All descriptors of a call are decided together: either each of them is charged or none, so a
@@ -10,13 +10,13 @@ mod metadata;
 mod record;
 mod request;
 mod response;
+mod status;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use slidegate::headers::HeaderOptions;
 use slidegate::{Decisions, PolicyDecision, Reason, Role, Verb};
 use tonic::Status;
@@ -24,10 +24,11 @@ use tonic::Status;
 use crate::config::{EnvoyConfig, LiveConfig};
 use crate::grpc_settings::GrpcSettings;
 use crate::host::Host;
+use crate::message::{CallMessage, EncodedResponse};
 use crate::settings::Settings;
 use record::Recorded;
-use request::{Asks, Batch};
-use response::{Response, header};
+use request::{Asks, Batch, Requests};
+use response::{Additions, Response, header};
 
 pub(crate) use request::has_refund;
 
@@ -83,11 +84,11 @@ impl<H: Host> RateLimitHandler<H> {
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for a malformed call, `UNAVAILABLE` without a config or during a reload.
-    pub async fn should_rate_limit(
+    pub(crate) async fn should_rate_limit(
         &self,
-        call: &RateLimitRequest,
+        call: &CallMessage,
         caller: &H::Caller,
-    ) -> Result<RateLimitResponse, Status> {
+    ) -> Result<EncodedResponse, Status> {
         self.counted(self.decide(call, caller, Asks::AsSaid)).await
     }
 
@@ -108,17 +109,18 @@ impl<H: Host> RateLimitHandler<H> {
 
     async fn decide(
         &self,
-        call: &RateLimitRequest,
+        call: &CallMessage,
         caller: &H::Caller,
         asks: Asks,
-    ) -> Result<RateLimitResponse, Status> {
+    ) -> Result<EncodedResponse, Status> {
         request::validate(call)?;
         let files = self.files.as_ref();
-        let config = self.config(&call.domain)?;
+        let config = self.config(call.domain())?;
         let settings = files.map(|files| &files.settings);
         let targets = request::targets(config.as_deref(), call, asks)?;
-        let batch = Batch::new(&*self.host, call, &targets, settings, asks)?;
-        let mut decisions = self.host.decide(caller, &batch.requests).await;
+        let mut requests = Requests::new();
+        let batch = Batch::new(&*self.host, call, &targets, settings, asks, &mut requests)?;
+        let mut decisions = self.host.decide(caller, &requests).await;
         removed_meanwhile(&decisions)?;
         let is_report = matches!(asks, Asks::Report(_));
         let is_lost = |one: PolicyDecision<'_>| one.reason() == Some(Reason::StoreUnavailable);
@@ -146,6 +148,10 @@ impl<H: Host> RateLimitHandler<H> {
             raw_body = response.store_unavailable_body();
             retry_after = response.retry_after(self.host.headers());
         }
+        if settings.is_some_and(|settings| settings.dynamic_metadata) {
+            let of_call = metadata::of_call(call, &targets, response.statuses());
+            metadata.get_or_insert_default().fields.extend(of_call.fields);
+        }
         let encoded = response.encode(is_overruled);
         if self.response_headers && names.is_none() && !is_overruled {
             // The headers describe the peeks if one of them denies, otherwise the checks.
@@ -163,11 +169,7 @@ impl<H: Host> RateLimitHandler<H> {
             headers.extend(fields.map(|(name, value)| header(name, value)));
         }
         headers.extend(retry_after);
-        if settings.is_some_and(|settings| settings.dynamic_metadata) {
-            let of_call = metadata::of_call(call, &targets, &encoded.statuses);
-            metadata.get_or_insert_default().fields.extend(of_call.fields);
-        }
-        Ok(encoded.with(headers, metadata, raw_body))
+        Ok(Additions { headers, metadata, raw_body }.add_to(encoded))
     }
 }
 

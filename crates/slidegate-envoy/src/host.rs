@@ -18,6 +18,10 @@ pub trait Host: Send + Sync + 'static {
     /// Reads who sent a call from its headers.
     fn caller(&self, headers: &HeaderMap) -> Self::Caller;
 
+    /// Whether [`decide`](Self::decide) and [`reserve`](Self::reserve) are ready when they are first
+    /// polled, because the store is in this process.
+    fn is_immediate(&self) -> bool;
+
     /// Decides all requests of a call in one atomic step, each with its own verb and role, and
     /// records the decisions.
     fn decide<'r>(
@@ -52,15 +56,16 @@ pub trait Host: Send + Sync + 'static {
         cost: u64,
     ) -> impl Future<Output = Result<Option<Settlement>, Status>> + Send;
 
-    /// Makes a request of attributes and a cost. One without a cost reserves estimates.
+    /// Adds attributes to a request where it is, because moving one takes as long.
     ///
     /// # Errors
-    /// The attributes or the cost are out of bounds, in one line.
-    fn request<'r>(
+    /// The request's cost or the attributes are out of bounds, in one line. The request must not be
+    /// used then.
+    fn complete<'r>(
         &self,
+        request: &mut Request<'r>,
         attributes: impl Iterator<Item = (&'r str, &'r str)>,
-        cost: Option<u64>,
-    ) -> Result<Request<'r>, String>;
+    ) -> Result<(), String>;
 
     /// Whether a gRPC client may do this. `authorization` is the metadata of that name.
     ///

@@ -23,12 +23,14 @@ use envoy_types::pb::google::protobuf::UInt64Value;
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{Struct, Value as Dynamic};
 use http_body_util::{BodyExt, Limited};
+use prost::Message;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use crate::grpc::MAX_MESSAGE_BYTES;
 use crate::handler::{RateLimitHandler, has_refund};
 use crate::host::{Action, Host};
+use crate::message::CallMessage;
 use crate::timed_body::TimedBody;
 
 /// The paths of the HTTP port.
@@ -66,7 +68,7 @@ async fn decide<H: Host>(State(handler): State<Arc<RateLimitHandler<H>>>, reques
         return response;
     }
     let response = match handler.should_rate_limit(&call, &caller).await {
-        Ok(response) => response,
+        Ok(response) => RateLimitResponse::decode(&*response.0).expect("what is encoded here can be decoded"),
         Err(status) => {
             host.log_rejected_call(&status);
             return bad_request();
@@ -105,10 +107,10 @@ async fn stats<H: Host>(State(handler): State<Arc<RateLimitHandler<H>>>) -> Stri
 }
 
 /// Reads a call; `None` if the body is malformed, too large or late.
-async fn read(body: Body) -> Option<RateLimitRequest> {
+async fn read(body: Body) -> Option<CallMessage> {
     let bytes = Limited::new(TimedBody::new(body), MAX_MESSAGE_BYTES).collect().await.ok()?.to_bytes();
     let call: Call = serde_json::from_slice(&bytes).ok()?;
-    Some(call.into())
+    Some(RateLimitRequest::from(call).into())
 }
 
 /// A call as JSON: names in either spelling, and 64-bit numbers as numbers or strings, as protocol

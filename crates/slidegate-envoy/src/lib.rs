@@ -19,6 +19,7 @@ mod handler;
 mod host;
 mod http;
 pub mod kuadrant;
+mod message;
 mod settings;
 mod statistics;
 mod timed_body;

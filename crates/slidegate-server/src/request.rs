@@ -45,13 +45,23 @@ impl Attributes {
         attributes: impl Iterator<Item = (&'r str, &'r [u8])>,
         cost: u64,
     ) -> Result<Request<'r>, BadRequest> {
-        if cost > MAX_COST {
-            let detail = format!("cost {cost} is too large; give a whole number from 0 to {MAX_COST}");
-            return Err(BadRequest { field: Field::Cost, detail });
-        }
+        check_cost(cost)?;
         let mut request = Request::new().cost(cost);
         self.add_to(&mut request, attributes)?;
         Ok(request)
+    }
+
+    /// Adds attributes to a request that has its cost, with addresses parsed.
+    ///
+    /// # Errors
+    /// Those of [`request`](Self::request); the request must then not be used.
+    pub(crate) fn complete<'r>(
+        &self,
+        request: &mut Request<'r>,
+        attributes: impl Iterator<Item = (&'r str, &'r [u8])>,
+    ) -> Result<(), BadRequest> {
+        check_cost(request.asked_cost())?;
+        self.add_to(request, attributes)
     }
 
     /// Adds attributes to a request, with addresses parsed.
@@ -113,4 +123,13 @@ impl Attributes {
         }
         Ok(())
     }
+}
+
+/// Rejects a cost above [`MAX_COST`].
+fn check_cost(cost: u64) -> Result<(), BadRequest> {
+    if cost <= MAX_COST {
+        return Ok(());
+    }
+    let detail = format!("cost {cost} is too large; give a whole number from 0 to {MAX_COST}");
+    Err(BadRequest { field: Field::Cost, detail })
 }

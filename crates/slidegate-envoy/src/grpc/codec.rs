@@ -8,12 +8,15 @@ use std::marker::PhantomData;
 use hyper::body::Incoming;
 use hyper::{Request, Response};
 use prost::Message;
+use prost::bytes::{Buf, BufMut};
+use tonic::Status;
 use tonic::body::Body;
-use tonic::codec::{BufferSettings, Codec};
+use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::server::{Grpc, UnaryService};
 use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 
 use super::MAX_MESSAGE_BYTES;
+use crate::message::{CallMessage, EncodedResponse};
 use crate::timed_body::TimedBody;
 
 /// Initial size of the buffer of a request: most are smaller.
@@ -28,6 +31,15 @@ where
     D: Message + Default + 'static,
 {
     grpc::<S::Response, D>().unary(service, request.map(TimedBody::new)).await
+}
+
+/// The same for calls that decide.
+pub(super) async fn rate_limit<S>(service: S, request: Request<Incoming>) -> Response<Body>
+where
+    S: UnaryService<CallMessage, Response = EncodedResponse>,
+{
+    let mut grpc = Grpc::new(RateLimitCodec).max_decoding_message_size(MAX_MESSAGE_BYTES);
+    grpc.unary(service, request.map(TimedBody::new)).await
 }
 
 /// tonic's implementation of a call, with these buffers.
@@ -53,10 +65,70 @@ where
     type Decoder = ProstDecoder<D>;
 
     fn encoder(&mut self) -> Self::Encoder {
-        ProstCodec::<E, D>::raw_encoder(BufferSettings::new(RESPONSE_BYTES, MAX_MESSAGE_BYTES))
+        ProstCodec::<E, D>::raw_encoder(response_buffer())
     }
 
     fn decoder(&mut self) -> Self::Decoder {
-        ProstCodec::<E, D>::raw_decoder(BufferSettings::new(REQUEST_BYTES, MAX_MESSAGE_BYTES))
+        ProstCodec::<E, D>::raw_decoder(request_buffer())
     }
+}
+
+/// The codec of calls that decide.
+struct RateLimitCodec;
+
+impl Codec for RateLimitCodec {
+    type Encode = EncodedResponse;
+    type Decode = CallMessage;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for RateLimitCodec {
+    type Item = EncodedResponse;
+    type Error = Status;
+
+    fn encode(&mut self, response: EncodedResponse, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        to.put_slice(&response.0);
+        Ok(())
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        response_buffer()
+    }
+}
+
+impl Decoder for RateLimitCodec {
+    type Item = CallMessage;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<CallMessage>, Status> {
+        let length = from.remaining();
+        let decoded = match from.chunk() {
+            whole if whole.len() == length => CallMessage::decode(whole),
+            _ => CallMessage::decode(&from.copy_to_bytes(length)),
+        };
+        from.advance(from.remaining());
+        // As tonic's codec reports it.
+        decoded.map(Some).map_err(|error| Status::internal(error.to_string()))
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        request_buffer()
+    }
+}
+
+fn request_buffer() -> BufferSettings {
+    BufferSettings::new(REQUEST_BYTES, MAX_MESSAGE_BYTES)
+}
+
+fn response_buffer() -> BufferSettings {
+    BufferSettings::new(RESPONSE_BYTES, MAX_MESSAGE_BYTES)
 }

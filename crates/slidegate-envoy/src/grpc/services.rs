@@ -6,8 +6,7 @@
 use std::sync::Arc;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, Either, FutureExt, Ready, ready};
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
 use hyper::{Request as HttpRequest, Response as HttpResponse, StatusCode};
@@ -17,12 +16,13 @@ use tonic::server::UnaryService;
 use tonic::{Request, Response, Status};
 use tonic_health::ServingStatus;
 
-use super::codec::unary;
+use super::codec::{rate_limit, unary};
 use super::health::{HealthCalls, HealthMethod};
 use super::{BoxService, reflection};
 use crate::handler::{RateLimitHandler, has_refund};
 use crate::host::{Action, Client, Host};
 use crate::kuadrant::{self, CommitRequest, CommitResponse, ReserveRequest, ReserveResponse};
+use crate::message::{CallMessage, EncodedResponse};
 
 /// The path of the rate-limit call.
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
@@ -102,7 +102,7 @@ impl<H: Host> GrpcServices<H> {
         let call = RateLimitCall { handler, caller, authorization, client, method };
         match method {
             Method::ShouldRateLimit | Method::CheckRateLimit | Method::Report => {
-                unary::<_, RateLimitRequest>(call, request).await
+                rate_limit(call, request).await
             }
             Method::Reserve => unary::<_, ReserveRequest>(call, request).await,
             Method::Commit => unary::<_, CommitRequest>(call, request).await,
@@ -161,28 +161,31 @@ struct RateLimitCall<'s, H: Host> {
 /// What a call returns.
 type Answer<'s, M> = BoxFuture<'s, Result<Response<M>, Status>>;
 
-impl<'s, H: Host> UnaryService<RateLimitRequest> for RateLimitCall<'s, H> {
-    type Response = RateLimitResponse;
-    type Future = Answer<'s, RateLimitResponse>;
+impl<'s, H: Host> UnaryService<CallMessage> for RateLimitCall<'s, H> {
+    type Response = EncodedResponse;
+    type Future = Either<Ready<Result<Response<EncodedResponse>, Status>>, Answer<'s, EncodedResponse>>;
 
-    fn call(&mut self, request: Request<RateLimitRequest>) -> Self::Future {
+    fn call(&mut self, request: Request<CallMessage>) -> Self::Future {
         let Self { handler, caller, client, method, .. } = *self;
         if has_refund(request.get_ref())
             && let Err(status) = handler.host().authorize(self.authorization.as_ref(), Action::Adjust, client)
         {
-            return Box::pin(std::future::ready(Err(status)));
+            return Either::Left(ready(Err(status)));
         }
-        match method {
-            Method::CheckRateLimit => Box::pin(async move {
-                handler.check_rate_limit(request.get_ref(), caller).await.map(Response::new)
-            }),
-            Method::Report => {
-                Box::pin(async move { handler.report(request.get_ref(), caller).await.map(Response::new) })
-            }
-            _ => Box::pin(async move {
-                handler.should_rate_limit(request.get_ref(), caller).await.map(Response::new)
-            }),
+        let decide = async move {
+            let message = request.get_ref();
+            let response = match method {
+                Method::CheckRateLimit => handler.check_rate_limit(message, caller).await,
+                Method::Report => handler.report(message, caller).await,
+                _ => handler.should_rate_limit(message, caller).await,
+            };
+            response.map(Response::new)
+        };
+        if handler.host().is_immediate() {
+            // Not boxed, as the requests and decisions of a call are kilobytes.
+            return Either::Left(ready(decide.now_or_never().expect("an immediate host does not wait")));
         }
+        Either::Right(Box::pin(decide))
     }
 }
 

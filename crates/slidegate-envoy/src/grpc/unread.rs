@@ -1,7 +1,8 @@
 //! Responses that wait for flow control: the client has granted no room for them.
 //!
-//! Such a client may read every frame, so its socket is never full. hyper polls the body of a
-//! response only when there is room for it: a body that is not polled waits for the client.
+//! Such a client may read every frame, so its socket is never full. hyper polls a body again only once
+//! there was room for the frame that it took before: a body whose frame was taken and that is not
+//! polled again waits for the client.
 
 use std::pin::Pin;
 use std::sync::Arc;

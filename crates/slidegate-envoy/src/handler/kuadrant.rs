@@ -6,17 +6,19 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use envoy_types::pb::google::protobuf;
 use slidegate::{Error, HoldOptions, HoldStatus, Ticket, Unsettled};
 use tonic::Status;
 
 use super::RateLimitHandler;
 use super::record::{self, Recorded};
-use super::request::{self, Asks, Batch};
+use super::request::{self, Asks, Batch, Requests};
+use super::status;
 use crate::host::Host;
 use crate::kuadrant::{CommitRequest, CommitResponse, ReserveRequest, ReserveResponse};
+use crate::message::{CallMessage, EncodedResponse};
 
 /// Calls without a domain get this code and no error, as from Limitador.
 const NO_DOMAIN: Code = Code::Unknown;
@@ -26,11 +28,11 @@ impl<H: Host> RateLimitHandler<H> {
     ///
     /// # Errors
     /// As [`should_rate_limit`](Self::should_rate_limit).
-    pub async fn check_rate_limit(
+    pub(crate) async fn check_rate_limit(
         &self,
-        call: &RateLimitRequest,
+        call: &CallMessage,
         caller: &H::Caller,
-    ) -> Result<RateLimitResponse, Status> {
+    ) -> Result<EncodedResponse, Status> {
         self.unless_without_domain(call, caller, Asks::Check).await
     }
 
@@ -38,22 +40,22 @@ impl<H: Host> RateLimitHandler<H> {
     ///
     /// # Errors
     /// As [`should_rate_limit`](Self::should_rate_limit); `UNAVAILABLE` if hits cannot be charged.
-    pub async fn report(
+    pub(crate) async fn report(
         &self,
-        call: &RateLimitRequest,
+        call: &CallMessage,
         caller: &H::Caller,
-    ) -> Result<RateLimitResponse, Status> {
+    ) -> Result<EncodedResponse, Status> {
         self.unless_without_domain(call, caller, Asks::Report(None)).await
     }
 
     async fn unless_without_domain(
         &self,
-        call: &RateLimitRequest,
+        call: &CallMessage,
         caller: &H::Caller,
         asks: Asks,
-    ) -> Result<RateLimitResponse, Status> {
-        if call.domain.is_empty() {
-            return Ok(RateLimitResponse { overall_code: NO_DOMAIN.into(), ..RateLimitResponse::default() });
+    ) -> Result<EncodedResponse, Status> {
+        if call.domain().is_empty() {
+            return Ok(EncodedResponse(status::encode(NO_DOMAIN, &[])));
         }
         self.counted(self.decide(call, caller, asks)).await
     }
@@ -63,7 +65,11 @@ impl<H: Host> RateLimitHandler<H> {
     /// # Errors
     /// As [`should_rate_limit`](Self::should_rate_limit), and `INVALID_ARGUMENT` for a time out of
     /// range.
-    pub async fn reserve(&self, call: ReserveRequest, caller: &H::Caller) -> Result<ReserveResponse, Status> {
+    pub(crate) async fn reserve(
+        &self,
+        call: ReserveRequest,
+        caller: &H::Caller,
+    ) -> Result<ReserveResponse, Status> {
         if call.domain.is_empty() {
             return Ok(ReserveResponse { code: NO_DOMAIN.into(), reservation_id: String::new() });
         }
@@ -73,15 +79,16 @@ impl<H: Host> RateLimitHandler<H> {
     async fn hold(&self, call: ReserveRequest, caller: &H::Caller) -> Result<ReserveResponse, Status> {
         let ReserveRequest { domain, descriptors, amount, ttl } = call;
         let ttl = ttl.map(|ttl| span(&ttl)).transpose()?;
-        let call = RateLimitRequest { domain, descriptors, hits_addend: 0 };
+        let call = CallMessage::from(RateLimitRequest { domain, descriptors, hits_addend: 0 });
         let asks = Asks::Reserve((amount > 0).then_some(amount));
         request::validate(&call)?;
-        let config = self.config(&call.domain)?;
+        let config = self.config(call.domain())?;
         let targets = request::targets(config.as_deref(), &call, asks)?;
         let settings = self.files().map(|files| &files.settings);
-        let batch = Batch::new(self.host(), &call, &targets, settings, asks)?;
+        let mut requests = Requests::new();
+        let batch = Batch::new(self.host(), &call, &targets, settings, asks, &mut requests)?;
         let options = HoldOptions { ttl, unsettled: Unsettled::Forget, ..HoldOptions::default() };
-        let (decisions, ticket) = self.host().reserve(caller, &batch.requests, options).await?;
+        let (decisions, ticket) = self.host().reserve(caller, &requests, options).await?;
         if let Some(files) = self.files() {
             record::statistics(files.live.statistics(), &batch, &decisions, Recorded::Denied);
         }
@@ -98,7 +105,11 @@ impl<H: Host> RateLimitHandler<H> {
     /// # Errors
     /// `INVALID_ARGUMENT` for a malformed `reservation_id`; `UNAVAILABLE` if it is not known whether
     /// it was charged. Repeating the call is safe then.
-    pub async fn commit(&self, call: CommitRequest, caller: &H::Caller) -> Result<CommitResponse, Status> {
+    pub(crate) async fn commit(
+        &self,
+        call: CommitRequest,
+        caller: &H::Caller,
+    ) -> Result<CommitResponse, Status> {
         if call.domain.is_empty() {
             return Ok(CommitResponse { reservation_released: false });
         }
@@ -107,7 +118,7 @@ impl<H: Host> RateLimitHandler<H> {
 
     async fn settle(&self, call: CommitRequest, caller: &H::Caller) -> Result<CommitResponse, Status> {
         let CommitRequest { domain, descriptors, reservation_id, actual_amount } = call;
-        let call = RateLimitRequest { domain, descriptors, hits_addend: 0 };
+        let call = CallMessage::from(RateLimitRequest { domain, descriptors, hits_addend: 0 });
         if reservation_id.is_empty() {
             self.decide(&call, caller, Asks::Report(Some(actual_amount))).await?;
             return Ok(CommitResponse { reservation_released: false });

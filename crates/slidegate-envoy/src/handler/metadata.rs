@@ -7,16 +7,16 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{ListValue, Struct, Value};
 use slidegate::millis_ceil;
 
 use super::denial::Denial;
-use super::request::Target;
+use super::request::{Target, Targets};
+use super::status::DescriptorStatus;
 use crate::config::Unit;
+use crate::message::{CallMessage, Descriptor};
 
 /// Which policy and key denied, and why.
 pub(super) fn denial(denial: &Denial<'_>, why: String, wait: Option<Duration>) -> Struct {
@@ -35,21 +35,21 @@ pub(super) fn denial(denial: &Denial<'_>, why: String, wait: Option<Duration>) -
 
 /// The call, and the metadata of the limits that allowed it.
 pub(super) fn of_call(
-    call: &RateLimitRequest,
-    targets: &[Target<'_>],
-    statuses: &[DescriptorStatus],
+    call: &CallMessage,
+    targets: &Targets<'_>,
+    statuses: &[DescriptorStatus<'_>],
 ) -> Struct {
     let mut out = fields([
-        ("domain", text(&*call.domain)),
-        ("descriptors", list(call.descriptors.iter().map(|one| value(Kind::StructValue(descriptor(one)))))),
+        ("domain", text(call.domain())),
+        ("descriptors", list(call.descriptors().map(|one| value(Kind::StructValue(descriptor(&one)))))),
     ]);
-    if call.hits_addend > 0 {
-        out.fields.insert("hitsAddend".to_owned(), number(u64::from(call.hits_addend)));
+    if call.hits_addend() > 0 {
+        out.fields.insert("hitsAddend".to_owned(), number(u64::from(call.hits_addend())));
     }
     let mut merged = Struct::default();
     for (target, status) in targets.iter().zip(statuses) {
         if let Target::Limit { limit, .. } = target
-            && status.code() == Code::Ok
+            && status.code == Code::Ok
         {
             for (name, json) in &limit.rule.metadata {
                 merged.fields.entry(name.clone()).or_insert_with(|| of_json(json));
@@ -62,16 +62,16 @@ pub(super) fn of_call(
     out
 }
 
-fn descriptor(descriptor: &RateLimitDescriptor) -> Struct {
-    let entries = descriptor.entries.iter().map(|entry| text(format!("{}={}", entry.key, entry.value)));
+fn descriptor(descriptor: &Descriptor<'_>) -> Struct {
+    let entries = descriptor.entries().map(|(key, value)| text(format!("{key}={value}")));
     let mut out = fields([("entries", list(entries))]);
-    if let Some(limit) = &descriptor.limit {
+    if let Some(limit) = descriptor.limit() {
         let unit = Unit::from_number(limit.unit).map_or("UNKNOWN", Unit::name);
         let limit = text(format!("requests_per_unit:{} unit:{unit}", limit.requests_per_unit));
         out.fields.insert("limit".to_owned(), limit);
     }
-    if let Some(hits) = descriptor.hits_addend {
-        out.fields.insert("hitsAddend".to_owned(), number(hits.value));
+    if let Some(hits) = descriptor.hits_addend() {
+        out.fields.insert("hitsAddend".to_owned(), number(hits));
     }
     out
 }

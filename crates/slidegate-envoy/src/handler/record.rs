@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use slidegate::{DecisionSource, Decisions, HoldStatus, Settlement, Verb};
 
-use super::request::{Batch, Target};
+use super::request::{Batch, Target, Targets};
 use super::response::is_over;
 use crate::statistics::{RecordedHits, Statistics};
 
@@ -31,7 +31,7 @@ pub(super) fn statistics(
         if recorded == Recorded::Denied && !is_over(&one) {
             continue;
         }
-        let Target::Limit { limit, .. } = &batch.targets[batch.descriptor(one.request())] else { continue };
+        let Target::Limit { limit, .. } = batch.targets.of(batch.descriptor(one.request())) else { continue };
         // `used` contains what was charged. Descriptors that share a key are each recorded as the
         // last one.
         let charged = if one.cost() > 0 { one.asked() } else { 0 };
@@ -53,7 +53,7 @@ pub(super) fn statistics(
 /// Records the hits that a commit has charged to these limits.
 pub(super) fn committed(
     statistics: &Statistics,
-    targets: &[Target<'_>],
+    targets: &Targets<'_>,
     settlement: &Settlement,
     amount: u64,
 ) {

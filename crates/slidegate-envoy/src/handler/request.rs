@@ -1,4 +1,4 @@
-//! Decodes a call: its descriptors become requests, each with its verb and its role in the call.
+//! The requests of a call: its descriptors become requests, each with its verb and its role in the call.
 //!
 //! By default the entries of a descriptor are attributes, beside `domain`; config files of
 //! envoyproxy/ratelimit name a policy instead. Hits are checked, 0 hits peek, and negative hits are
@@ -7,13 +7,13 @@
 
 use std::time::Duration;
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use slidegate::{Excess, Quota, Request, Role, Verb};
+use smallvec::SmallVec;
 use tonic::Status;
 
 use crate::config::{self, EnvoyConfig, LimitMatch, Lookup, Rate, SCOPE, Unit};
 use crate::host::Host;
+use crate::message::{CallMessage, Descriptor};
 use crate::settings::Settings;
 
 /// The attribute with the domain of a call.
@@ -37,12 +37,12 @@ pub(super) enum Asks {
 
 impl Asks {
     /// What is done for a descriptor: the verb and the cost.
-    fn of(self, call: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> (Verb, Option<u64>) {
+    fn of(self, call: &CallMessage, descriptor: &Descriptor<'_>) -> (Verb, Option<u64>) {
         let hits = hits(call, descriptor);
         match self {
             Self::AsSaid => (verb(descriptor, hits), Some(hits)),
             Self::Check => (Verb::Peek, Some(1)),
-            Self::Report(None) if descriptor.is_negative_hits => (Verb::Refund, Some(hits)),
+            Self::Report(None) if descriptor.is_negative_hits() => (Verb::Refund, Some(hits)),
             Self::Report(amount) => (Verb::Penalize, Some(amount.unwrap_or(hits))),
             Self::Reserve(amount) => (Verb::Check, amount),
         }
@@ -68,56 +68,92 @@ pub(super) enum Target<'c> {
     Unlimited,
 }
 
-/// The requests of a call.
+/// What limits the descriptors of a call.
+#[derive(Debug)]
+pub(super) enum Targets<'c> {
+    /// Policies limit so many descriptors.
+    Policies(usize),
+    /// What the config files say of each.
+    Files(Vec<Target<'c>>),
+}
+
+impl<'c> Targets<'c> {
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Policies(count) => *count,
+            Self::Files(targets) => targets.len(),
+        }
+    }
+
+    /// What limits one descriptor, by its index.
+    pub(super) fn of(&self, descriptor: usize) -> &Target<'c> {
+        match self {
+            Self::Policies(_) => &Target::Policies,
+            Self::Files(targets) => &targets[descriptor],
+        }
+    }
+
+    /// What limits each descriptor.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Target<'c>> {
+        (0..self.len()).map(|descriptor| self.of(descriptor))
+    }
+}
+
+/// The requests of a call, without an allocation for as many as most have.
+pub(super) type Requests<'r> = SmallVec<[Request<'r>; 5]>;
+
+/// What the requests of a call are for.
 #[derive(Debug)]
 pub(super) struct Batch<'r> {
-    pub(super) targets: &'r [Target<'r>],
-    pub(super) requests: Vec<Request<'r>>,
+    pub(super) targets: &'r Targets<'r>,
     /// For each request, the index of its descriptor.
-    descriptors: Vec<usize>,
+    descriptors: SmallVec<[usize; 5]>,
 }
 
 impl<'r> Batch<'r> {
-    /// Makes the requests of a call, whose descriptors have these targets.
+    /// Makes the requests of a call, whose descriptors have these targets, in `requests`, which is
+    /// empty: a list of them is not to be moved.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for a malformed descriptor.
     pub(super) fn new<H: Host>(
         host: &H,
-        call: &'r RateLimitRequest,
-        targets: &'r [Target<'r>],
+        call: &'r CallMessage,
+        targets: &'r Targets<'r>,
         settings: Option<&Settings>,
         asks: Asks,
+        requests: &mut Requests<'r>,
     ) -> Result<Self, Status> {
-        let count = targets.len();
-        let mut batch =
-            Self { targets, requests: Vec::with_capacity(count), descriptors: Vec::with_capacity(count) };
-        for (index, (descriptor, target)) in call.descriptors.iter().zip(targets).enumerate() {
-            let (verb, cost) = asks.of(call, descriptor);
-            let request = match target {
-                Target::None | Target::Unlimited => continue,
-                Target::Policies => under_policies(host, call, descriptor, cost),
-                Target::Limit { limit, .. } => under_limit(host, limit, cost),
-            };
-            let request = request.map_err(|detail| invalid(index, &detail))?;
-            let request = match (verb, cost) {
+        let mut descriptors = SmallVec::new();
+        for (index, (descriptor, target)) in call.descriptors().zip(targets.iter()).enumerate() {
+            if matches!(target, Target::None | Target::Unlimited) {
+                continue;
+            }
+            let (verb, cost) = asks.of(call, &descriptor);
+            let mut request = Request::new().verb(verb).role(role(target, verb, settings));
+            if let Some(cost) = cost {
+                request = request.cost(cost);
+            }
+            if (verb, cost) == (Verb::Peek, Some(0)) {
                 // A peek of 0 hits asks whether the key is over its limit; 0 hits always fit.
-                (Verb::Peek, Some(0)) => request.verb(Verb::Peek).deny_over_limit(),
-                _ => request.verb(verb),
-            };
-            batch.push(request.role(role(target, verb, settings)), index);
+                request = request.deny_over_limit();
+            }
+            requests.push(request);
+            descriptors.push(index);
+            if let Some(request) = requests.last_mut() {
+                let completed = match target {
+                    Target::Limit { limit, .. } => under_limit(host, request, limit),
+                    _ => under_policies(host, request, call, &descriptor),
+                };
+                completed.map_err(|detail| invalid(index, &detail))?;
+            }
             if let Target::Limit { limit, denied_key: Some(key) } = target {
-                let denied_hits =
-                    Request::new().with(SCOPE, key).under(limit.policy).cost(cost.unwrap_or_default());
-                batch.push(with_quota(denied_hits, limit).role(Role::Refusals), index);
+                let denied_hits = Request::new().with(SCOPE, key).cost(cost.unwrap_or_default());
+                requests.push(under(denied_hits, limit).role(Role::Refusals));
+                descriptors.push(index);
             }
         }
-        Ok(batch)
-    }
-
-    fn push(&mut self, request: Request<'r>, descriptor: usize) {
-        self.requests.push(request);
-        self.descriptors.push(descriptor);
+        Ok(Self { targets, descriptors })
     }
 
     /// The index of a request's descriptor.
@@ -127,8 +163,8 @@ impl<'r> Batch<'r> {
 }
 
 /// What is done with the hits of a descriptor.
-fn verb(descriptor: &RateLimitDescriptor, hits: u64) -> Verb {
-    match (hits, descriptor.is_negative_hits) {
+fn verb(descriptor: &Descriptor<'_>, hits: u64) -> Verb {
+    match (hits, descriptor.is_negative_hits()) {
         (0, _) => Verb::Peek,
         (1.., true) => Verb::Refund,
         (1.., false) => Verb::Check,
@@ -157,10 +193,10 @@ fn role(target: &Target<'_>, verb: Verb, settings: Option<&Settings>) -> Role {
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`.
-pub(super) fn validate(call: &RateLimitRequest) -> Result<(), Status> {
-    let count = call.descriptors.len();
+pub(super) fn validate(call: &CallMessage) -> Result<(), Status> {
+    let count = call.descriptors().len();
     match count {
-        _ if call.domain.is_empty() => Err(Status::invalid_argument("rate limit domain must not be empty")),
+        _ if call.domain().is_empty() => Err(Status::invalid_argument("rate limit domain must not be empty")),
         0 => Err(Status::invalid_argument("rate limit descriptor list must not be empty")),
         1..=MAX_DESCRIPTORS => Ok(()),
         _ => Err(Status::invalid_argument(format!(
@@ -170,8 +206,8 @@ pub(super) fn validate(call: &RateLimitRequest) -> Result<(), Status> {
 }
 
 /// Whether a call has refunds, which need a permission of their own.
-pub(crate) fn has_refund(call: &RateLimitRequest) -> bool {
-    call.descriptors.iter().any(|descriptor| descriptor.is_negative_hits)
+pub(crate) fn has_refund(call: &CallMessage) -> bool {
+    call.descriptors().any(|descriptor| descriptor.is_negative_hits())
 }
 
 /// What limits each descriptor. Without config files, policies do.
@@ -180,37 +216,37 @@ pub(crate) fn has_refund(call: &RateLimitRequest) -> bool {
 /// `INVALID_ARGUMENT` if a descriptor carries an invalid limit, or any where cost is held.
 pub(super) fn targets<'c>(
     config: Option<&'c EnvoyConfig>,
-    call: &RateLimitRequest,
+    call: &CallMessage,
     asks: Asks,
-) -> Result<Vec<Target<'c>>, Status> {
+) -> Result<Targets<'c>, Status> {
     if let (Asks::Reserve(_), Some(index)) =
-        (asks, call.descriptors.iter().position(|descriptor| descriptor.limit.is_some()))
+        (asks, call.descriptors().position(|descriptor| descriptor.limit().is_some()))
     {
         return Err(invalid(index, "cost is held under configured limits only; leave `limit` out"));
     }
     let Some(config) = config else {
-        return Ok(call.descriptors.iter().map(|_| Target::Policies).collect());
+        return Ok(Targets::Policies(call.descriptors().len()));
     };
-    let lookup = |(index, descriptor): (usize, &RateLimitDescriptor)| {
-        let carried = carried_rate(descriptor).map_err(|detail| invalid(index, &detail))?;
-        let entries: Vec<_> = entries(descriptor).collect();
-        Ok(config.lookup(&call.domain, &entries, carried))
+    let lookup = |(index, descriptor): (usize, Descriptor<'_>)| {
+        let carried = carried_rate(&descriptor).map_err(|detail| invalid(index, &detail))?;
+        let entries: Vec<_> = descriptor.entries().collect();
+        Ok(config.lookup(call.domain(), &entries, carried))
     };
-    let lookups = call.descriptors.iter().enumerate().map(lookup).collect::<Result<Vec<_>, Status>>()?;
+    let lookups = call.descriptors().enumerate().map(lookup).collect::<Result<Vec<_>, Status>>()?;
     let replaced = config::replaced(&lookups);
-    let targets = call.descriptors.iter().zip(lookups).zip(replaced);
+    let targets = call.descriptors().zip(lookups).zip(replaced);
     let targets = targets.map(|((descriptor, lookup), is_replaced)| match lookup {
         Lookup::NoMatch { .. } => Target::None,
         _ if is_replaced => Target::None,
         Lookup::Unlimited { .. } => Target::Unlimited,
         Lookup::Limited(limit) => {
-            let hits = hits(call, descriptor);
-            let is_counted = asks == Asks::AsSaid && counts_denials(&limit, verb(descriptor, hits), hits);
+            let hits = hits(call, &descriptor);
+            let is_counted = asks == Asks::AsSaid && counts_denials(&limit, verb(&descriptor, hits), hits);
             let denied_key = is_counted.then(|| config::denied_key(&limit.key));
             Target::Limit { limit, denied_key }
         }
     });
-    Ok(targets.collect())
+    Ok(Targets::Files(targets.collect()))
 }
 
 /// Whether denied hits are counted under a key of their own.
@@ -232,42 +268,43 @@ fn counts_denials(limit: &LimitMatch<'_>, verb: Verb, hits: u64) -> bool {
         }
 }
 
+/// Completes a request that policies decide.
 fn under_policies<'r, H: Host>(
     host: &H,
-    call: &'r RateLimitRequest,
-    descriptor: &'r RateLimitDescriptor,
-    cost: Option<u64>,
-) -> Result<Request<'r>, String> {
-    let domain = std::iter::once((DOMAIN, call.domain.as_str()));
-    let request = host.request(domain.chain(entries(descriptor)), cost)?;
-    let Some(rate) = carried_rate(descriptor)? else { return Ok(request) };
+    request: &mut Request<'r>,
+    call: &'r CallMessage,
+    descriptor: &Descriptor<'r>,
+) -> Result<(), String> {
+    let domain = std::iter::once((DOMAIN, call.domain()));
+    host.complete(request, domain.chain(descriptor.entries()))?;
+    let Some(rate) = carried_rate(descriptor)? else { return Ok(()) };
     let quota = Quota::new(u64::from(rate.requests_per_unit), rate.unit.window());
     let quota = quota.map_err(|error| error.to_string())?;
     // With the algorithm of the policy that it replaces, so that usage is kept.
     let policies = host.policies();
-    let policy = policies.applying_to(&request).next();
+    let policy = policies.applying_to(request).next();
     let algorithm = policy.map_or(quota.algorithm(), |policy| policy.quota().algorithm());
-    Ok(request.quota(quota.with_algorithm(algorithm)))
+    *request = std::mem::take(request).quota(quota.with_algorithm(algorithm));
+    Ok(())
 }
 
+/// Completes a request that a limit of the config files decides.
 fn under_limit<'r, H: Host>(
     host: &H,
+    request: &mut Request<'r>,
     limit: &'r LimitMatch<'r>,
-    cost: Option<u64>,
-) -> Result<Request<'r>, String> {
-    let request = host.request(std::iter::once((SCOPE, limit.key.as_str())), cost)?;
-    Ok(with_quota(request.under(limit.policy), limit))
+) -> Result<(), String> {
+    host.complete(request, std::iter::once((SCOPE, limit.key.as_str())))?;
+    *request = under(std::mem::take(request), limit);
+    Ok(())
 }
 
-fn with_quota<'r>(request: Request<'r>, limit: &LimitMatch<'_>) -> Request<'r> {
+fn under<'r>(request: Request<'r>, limit: &LimitMatch<'r>) -> Request<'r> {
+    let request = request.under(limit.policy);
     match limit.quota {
         Some(quota) => request.quota(quota),
         None => request,
     }
-}
-
-fn entries(descriptor: &RateLimitDescriptor) -> impl Iterator<Item = (&str, &str)> {
-    descriptor.entries.iter().map(|entry| (entry.key.as_str(), entry.value.as_str()))
 }
 
 fn invalid(index: usize, detail: &str) -> Status {
@@ -275,13 +312,13 @@ fn invalid(index: usize, detail: &str) -> Status {
 }
 
 /// The number of hits of a descriptor, without its sign.
-fn hits(call: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> u64 {
-    descriptor.hits_addend.map_or_else(|| u64::from(call.hits_addend.max(1)), |hits| hits.value)
+fn hits(call: &CallMessage, descriptor: &Descriptor<'_>) -> u64 {
+    descriptor.hits_addend().unwrap_or_else(|| u64::from(call.hits_addend().max(1)))
 }
 
 /// The limit that a descriptor carries.
-fn carried_rate(descriptor: &RateLimitDescriptor) -> Result<Option<Rate>, String> {
-    let Some(limit) = descriptor.limit else { return Ok(None) };
+fn carried_rate(descriptor: &Descriptor<'_>) -> Result<Option<Rate>, String> {
+    let Some(limit) = descriptor.limit() else { return Ok(None) };
     let unit = Unit::from_number(limit.unit).ok_or_else(|| {
         format!("invalid limit.unit `{}`: must be SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR", limit.unit)
     })?;

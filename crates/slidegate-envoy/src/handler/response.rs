@@ -4,74 +4,77 @@
 //! Envoy makes `x-ratelimit-*` of the statuses and drops fractions of seconds, so waits are whole
 //! seconds, rounded up: a client that reads 0 would retry too early.
 
+use std::iter::Peekable;
 use std::time::Duration;
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
-    Code, DescriptorStatus, RateLimit,
-};
-use envoy_types::pb::google::protobuf::{self, Struct};
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use envoy_types::pb::google::protobuf::Struct;
+use prost::Message;
 use slidegate::headers::{HeaderOptions, Problem};
 use slidegate::{Decisions, PolicyDecision, Reason, Role, Verb, millis_ceil, secs_ceil};
 
 use super::denial::{Denial, wait};
 use super::metadata;
 use super::request::{Batch, Target, unit_number};
+use super::status::{self, CurrentLimit, DescriptorStatus};
 use crate::host::Host;
+use crate::message::EncodedResponse;
 use crate::settings::HeaderNames;
 
 /// The response to a call.
 #[derive(Debug)]
 pub(super) struct Response<'d> {
-    statuses: Vec<DescriptorStatus>,
+    statuses: Vec<DescriptorStatus<'d>>,
     /// The strictest denial of the call, if it is denied.
     denial: Option<Denial<'d>>,
 }
 
-/// A response that is complete except for headers and metadata.
+/// What few responses have, besides their statuses.
 #[derive(Debug)]
-pub(super) struct Encoded {
-    code: Code,
-    pub(super) statuses: Vec<DescriptorStatus>,
+pub(super) struct Additions {
+    pub(super) headers: Vec<HeaderValue>,
+    pub(super) metadata: Option<Struct>,
+    pub(super) raw_body: Option<String>,
 }
 
-impl Encoded {
-    /// Completes the response.
-    pub(super) fn with(
-        self,
-        mut headers: Vec<HeaderValue>,
-        metadata: Option<Struct>,
-        raw_body: Option<String>,
-    ) -> RateLimitResponse {
+impl Additions {
+    /// Completes an encoded response, of which the statuses are written.
+    pub(super) fn add_to(self, mut message: Vec<u8>) -> EncodedResponse {
+        let Self { mut headers, metadata, raw_body } = self;
         if raw_body.is_some() {
             headers.push(header("content-type", Problem::MEDIA_TYPE.to_owned()));
         }
-        RateLimitResponse {
-            overall_code: self.code.into(),
-            statuses: self.statuses,
-            response_headers_to_add: headers,
-            dynamic_metadata: metadata,
-            raw_body: raw_body.unwrap_or_default().into_bytes(),
-            ..RateLimitResponse::default()
+        if !headers.is_empty() || metadata.is_some() {
+            // A message may be encoded in parts.
+            let rest = RateLimitResponse {
+                response_headers_to_add: headers,
+                dynamic_metadata: metadata,
+                raw_body: raw_body.unwrap_or_default().into_bytes(),
+                ..RateLimitResponse::default()
+            };
+            message.extend(rest.encode_to_vec());
         }
+        EncodedResponse(message)
     }
 }
 
 impl<'d> Response<'d> {
     /// The response of a call's decisions.
-    pub(super) fn new(batch: &Batch<'_>, decisions: &'d Decisions<'_>) -> Self {
+    pub(super) fn new(batch: &'d Batch<'_>, decisions: &'d Decisions<'_>) -> Self {
         let unlimited = |target: &Target<'_>| DescriptorStatus {
-            code: Code::Ok.into(),
-            limit_remaining: if matches!(target, Target::Unlimited) { u32::MAX } else { 0 },
-            ..DescriptorStatus::default()
+            code: Code::Ok,
+            limit: None,
+            remaining: if matches!(target, Target::Unlimited) { u32::MAX } else { 0 },
         };
         let mut statuses: Vec<_> = batch.targets.iter().map(unlimited).collect();
         let (mut denial, mut together) = (None, None);
         let mut all_deny_together = true;
-        for (descriptor, decision) in binding(batch, decisions) {
+        let mut decisions = decisions.iter().peekable();
+        while let Some((descriptor, decision)) = next_binding(batch, &mut decisions) {
             let is_over = decision.verb() != Verb::Refund && is_over(&decision);
-            statuses[descriptor] = status(&batch.targets[descriptor], &decision, is_over);
+            statuses[descriptor] = status(batch.targets.of(descriptor), &decision, is_over);
             let denies = is_over && decision.policy().is_enforced();
             let denial = match decision.role() {
                 Role::Together => {
@@ -94,11 +97,16 @@ impl<'d> Response<'d> {
         self.denial.is_some()
     }
 
-    /// The statuses and the code of the whole call; `is_overruled` allows it whatever the statuses
-    /// say.
-    pub(super) fn encode(self, is_overruled: bool) -> Encoded {
+    /// What it says about each descriptor.
+    pub(super) fn statuses(&self) -> &[DescriptorStatus<'d>] {
+        &self.statuses
+    }
+
+    /// The statuses and the code of the whole call, encoded; `is_overruled` allows it whatever the
+    /// statuses say.
+    pub(super) fn encode(&self, is_overruled: bool) -> Vec<u8> {
         let code = if self.is_denied() && !is_overruled { Code::OverLimit } else { Code::Ok };
-        Encoded { code, statuses: self.statuses }
+        status::encode(code, &self.statuses)
     }
 
     /// `retry-after` of a denial, with these options.
@@ -116,18 +124,17 @@ impl<'d> Response<'d> {
     /// is denied and `shows_denial`, otherwise of the one with the least remaining.
     pub(super) fn three_headers(&self, names: &HeaderNames, shows_denial: bool) -> Vec<HeaderValue> {
         let shows_denial = shows_denial && self.is_denied();
-        let limited = || self.statuses.iter().filter(|status| status.current_limit.is_some());
-        let over = limited().rfind(|status| shows_denial && status.code() == Code::OverLimit);
+        let limited = || self.statuses.iter().filter_map(|status| Some((status, status.limit.as_ref()?)));
+        let over = limited().rfind(|(status, _)| shows_denial && status.code == Code::OverLimit);
         // The first of equal ones.
-        let Some(status) = over.or_else(|| limited().min_by_key(|status| status.limit_remaining)) else {
+        let Some((status, limit)) = over.or_else(|| limited().min_by_key(|(status, _)| status.remaining))
+        else {
             return Vec::new();
         };
-        let limit = status.current_limit.as_ref().map_or(0, |limit| limit.requests_per_unit);
-        let reset_s = status.duration_until_reset.map_or(0, |span| span.seconds);
         vec![
-            header(&names.limit, limit.to_string()),
-            header(&names.remaining, status.limit_remaining.to_string()),
-            header(&names.reset, reset_s.to_string()),
+            header(&names.limit, limit.requests_per_unit.to_string()),
+            header(&names.remaining, status.remaining.to_string()),
+            header(&names.reset, limit.reset_s.to_string()),
         ]
     }
 
@@ -160,44 +167,43 @@ pub(super) fn is_over(one: &PolicyDecision<'_>) -> bool {
     one.is_denied() || one.is_blocked()
 }
 
-/// The binding decision of each descriptor, by its index: the strictest of its enforced policies,
-/// or of its shadow policies if it has no others.
-fn binding<'d>(batch: &Batch<'_>, decisions: &'d Decisions<'_>) -> Vec<(usize, PolicyDecision<'d>)> {
-    let mut binding: Vec<(usize, PolicyDecision<'d>)> = Vec::with_capacity(batch.targets.len());
-    for one in decisions.iter() {
-        let descriptor = batch.descriptor(one.request());
-        let Some((_, known)) = binding.iter_mut().find(|(known, _)| *known == descriptor) else {
-            binding.push((descriptor, one));
-            continue;
-        };
+/// The binding decision of the next descriptor that has any, and its index: the strictest of its
+/// enforced policies, or of its shadow policies if it has no others.
+fn next_binding<'d>(
+    batch: &Batch<'_>,
+    decisions: &mut Peekable<impl Iterator<Item = PolicyDecision<'d>>>,
+) -> Option<(usize, PolicyDecision<'d>)> {
+    let mut known = decisions.next()?;
+    let descriptor = batch.descriptor(known.request());
+    // Decisions are in the order of the requests, and these in that of the descriptors.
+    while let Some(one) = decisions.next_if(|one| batch.descriptor(one.request()) == descriptor) {
         let (known_binds, binds) = (known.policy().is_enforced(), one.policy().is_enforced());
-        if binds && !known_binds || binds == known_binds && one.is_stricter_than(known) {
-            *known = one;
+        if binds && !known_binds || binds == known_binds && one.is_stricter_than(&known) {
+            known = one;
         }
     }
-    binding
+    Some((descriptor, known))
 }
 
-fn status(target: &Target<'_>, one: &PolicyDecision<'_>, is_over: bool) -> DescriptorStatus {
+fn status<'d>(target: &'d Target<'_>, one: &PolicyDecision<'d>, is_over: bool) -> DescriptorStatus<'d> {
     let is_enforced = one.policy().is_enforced();
-    let code = if is_over && is_enforced { Code::OverLimit } else { Code::Ok };
     let (name, remaining) = match target {
         // A denied request leaves what remains, but envoyproxy/ratelimit reports 0.
         Target::Limit { limit, .. } => (limit.rule.name.as_str(), if is_over { 0 } else { one.remaining() }),
         // A shadow policy reports 0 if it would deny, although a smaller cost might fit.
         _ => (one.policy().name(), if is_over && !is_enforced { 0 } else { one.remaining() }),
     };
+    let limit = CurrentLimit {
+        name,
+        // Most often that of the policy; a key may have an override.
+        requests_per_unit: narrow(one.limit()),
+        unit: unit_number(one.quota().window()),
+        reset_s: i64::try_from(secs_ceil(until_reset(one, is_over))).unwrap_or(i64::MAX),
+    };
     DescriptorStatus {
-        code: code.into(),
-        current_limit: Some(RateLimit {
-            name: name.to_owned(),
-            // Most often that of the policy; a key may have an override.
-            requests_per_unit: narrow(one.limit()),
-            unit: unit_number(one.quota().window()),
-        }),
-        limit_remaining: narrow(remaining),
-        duration_until_reset: Some(duration(until_reset(one, is_over))),
-        quota: None,
+        code: if is_over && is_enforced { Code::OverLimit } else { Code::Ok },
+        limit: Some(limit),
+        remaining: narrow(remaining),
     }
 }
 
@@ -210,10 +216,6 @@ fn until_reset(one: &PolicyDecision<'_>, is_over: bool) -> Duration {
 /// A number in 32 bits, saturating.
 fn narrow(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
-}
-
-fn duration(span: Duration) -> protobuf::Duration {
-    protobuf::Duration { seconds: i64::try_from(secs_ceil(span)).unwrap_or(i64::MAX), nanos: 0 }
 }
 
 pub(super) fn header(name: &str, value: String) -> HeaderValue {

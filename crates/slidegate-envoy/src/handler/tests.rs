@@ -7,7 +7,9 @@ use axum::http::{HeaderMap, HeaderValue};
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use envoy_types::pb::google::protobuf::UInt64Value;
+use prost::Message;
 use slidegate::{
     Decisions, Gate, HoldOptions, ManualClock, MemoryStore, PolicyDecision, PolicySet, Request, Settlement,
     Ticket, Timestamp,
@@ -40,6 +42,10 @@ impl Host for TestHost {
 
     fn caller(&self, _: &HeaderMap) {}
 
+    fn is_immediate(&self) -> bool {
+        true
+    }
+
     async fn decide<'r>(&self, (): &(), requests: &'r [Request<'r>]) -> Decisions<'r> {
         self.gate.apply(requests)
     }
@@ -60,13 +66,13 @@ impl Host for TestHost {
         self.gate.settle(ticket, cost).map(Some).map_err(|error| Status::unavailable(error.to_string()))
     }
 
-    fn request<'r>(
+    fn complete<'r>(
         &self,
+        request: &mut Request<'r>,
         attributes: impl Iterator<Item = (&'r str, &'r str)>,
-        cost: Option<u64>,
-    ) -> Result<Request<'r>, String> {
-        let request = cost.map_or_else(Request::new, |cost| Request::new().cost(cost));
-        Ok(attributes.fold(request, |request, (name, value)| request.with(name, value)))
+    ) -> Result<(), String> {
+        request.extend(attributes);
+        Ok(())
     }
 
     fn authorize(&self, _: Option<&HeaderValue>, _: Action, _: Client) -> Result<(), Status> {
@@ -130,10 +136,9 @@ async fn send(handler: &RateLimitHandler<TestHost>, keys: &[&str], hits: u64) ->
         ..RateLimitDescriptor::default()
     };
     let descriptors = keys.iter().map(descriptor).collect();
-    handler
-        .should_rate_limit(&RateLimitRequest { domain: "domain".into(), descriptors, hits_addend: 0 }, &())
-        .await
-        .unwrap()
+    let call = RateLimitRequest { domain: "domain".into(), descriptors, hits_addend: 0 };
+    let response = handler.should_rate_limit(&CallMessage::from(call), &()).await.unwrap();
+    RateLimitResponse::decode(&*response.0).unwrap()
 }
 
 fn statuses(response: &RateLimitResponse) -> Vec<(Code, u32, i64)> {

@@ -25,6 +25,10 @@ impl Host for App {
         self.observer().caller(Protocol::Grpc, headers)
     }
 
+    fn is_immediate(&self) -> bool {
+        self.store().is_immediate()
+    }
+
     async fn decide<'r>(&self, caller: &Caller, requests: &'r [Request<'r>]) -> Decisions<'r> {
         self.call(caller.clone()).apply_mixed(requests).await
     }
@@ -67,20 +71,13 @@ impl Host for App {
         }
     }
 
-    fn request<'r>(
+    fn complete<'r>(
         &self,
+        request: &mut Request<'r>,
         attributes: impl Iterator<Item = (&'r str, &'r str)>,
-        cost: Option<u64>,
-    ) -> Result<Request<'r>, String> {
+    ) -> Result<(), String> {
         let attributes = attributes.map(|(name, value)| (name, value.as_bytes()));
-        let request = match cost {
-            Some(cost) => self.attributes.request(attributes, cost),
-            None => {
-                let mut request = Request::new();
-                self.attributes.add_to(&mut request, attributes).map(|()| request)
-            }
-        };
-        request.map_err(|error| error.detail)
+        self.attributes.complete(request, attributes).map_err(|error| error.detail)
     }
 
     fn authorize(

@@ -22,6 +22,7 @@ const ENVOY: &Table = &[
     ("lib", &[]),
     ("host", &[]),
     ("kuadrant", &[]),
+    ("message", &[]),
     ("debounce", &[]),
     ("yaml", &[]),
     ("grpc_settings", &[]),
@@ -30,10 +31,10 @@ const ENVOY: &Table = &[
     ("config", &["statistics", "yaml"]),
     ("settings", &["config", "grpc_settings", "statistics"]),
     ("config/watch", &["debounce", "settings", "statistics"]),
-    ("handler", &["config", "grpc_settings", "host", "kuadrant", "settings", "statistics"]),
+    ("handler", &["config", "grpc_settings", "host", "kuadrant", "message", "settings", "statistics"]),
     ("timed_body", &[]),
-    ("grpc", &["handler", "host", "kuadrant", "timed_body"]),
-    ("http", &["grpc", "handler", "host", "timed_body"]),
+    ("grpc", &["handler", "host", "kuadrant", "message", "timed_body"]),
+    ("http", &["grpc", "handler", "host", "message", "timed_body"]),
 ];
 
 /// Arguments know no server.
