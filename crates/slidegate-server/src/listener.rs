@@ -20,14 +20,13 @@ mod refusal;
 mod table;
 mod timeouts;
 
-pub(crate) use accept::{Accepted, Acceptor, Connection};
+pub(crate) use accept::{Accepted, Acceptor, Admission, Connection};
 pub(crate) use budget::{ConnectionBudget, Slot};
 pub(crate) use certificates::{Certificates, TlsFiles, TlsProfile};
 pub(crate) use counters::{ConnectionSpec, ProtocolConnections, Refusal};
 pub(crate) use descriptors::raise_limit;
 pub(crate) use http::{Handler, HttpListener, SharedRoutes};
 pub(crate) use socket::{BoundSocket, SocketFile};
-pub(crate) use stream::TrackedStream;
 pub(crate) use table::ConnectionCaps;
 pub(crate) use timeouts::{Timeouts, WRITE_TIMEOUT};
-pub(crate) use workers::Workers;
+pub(crate) use workers::{Serve, Workers};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::grpc;
-use crate::listener::{BoundSocket, Certificates, HttpListener, TlsProfile};
+use crate::listener::{BoundSocket, Certificates, HttpListener, TlsProfile, Workers};
 use crate::ports::Port;
 use crate::resp;
 use slidegate_envoy::Settings;
@@ -26,7 +26,7 @@ pub(crate) fn bind_http(config: &Config) -> Result<HttpListener, String> {
     let options = ("server", "address with --listen");
     Ok(HttpListener {
         protocol: "http",
-        sockets: BoundSocket::bind(Some(config.listen), config.socket.as_ref(), options)?,
+        sockets: BoundSocket::bind(Some(config.listen), config.socket.as_ref(), Workers::count(), options)?,
         certificates: certificates.map(Arc::new),
         idle_timeout: config.idle_timeout,
     })

@@ -231,8 +231,7 @@ async fn serve(
     let ((drain, draining), (stopping, stopped)) = (watch::channel(false), watch::channel(false));
     let shutdown = Shutdown { draining, drain_delay, stopped, grace };
     let workers = Workers::start().map_err(|error| Failure(format!("cannot start threads: {error}")))?;
-    let workers = Arc::new(workers);
-    let services = Services { app: Arc::clone(&app), workers: Arc::clone(&workers), handler };
+    let services = Services { app: Arc::clone(&app), workers: workers.clone(), handler };
     let serve = |port: Port<Services>| tokio::spawn(port.serve(services.clone(), shutdown.clone()));
     let served: Vec<_> = ports.into_iter().map(serve).collect();
     notifier.ready();

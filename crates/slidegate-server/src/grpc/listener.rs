@@ -18,8 +18,8 @@ use slidegate_envoy::{
 use super::RateLimitHandler;
 use crate::app::App;
 use crate::listener::{
-    Accepted, Acceptor, BoundSocket, Certificates, Connection, ConnectionBudget, ConnectionSpec, Refusal,
-    Slot, SocketFile, Timeouts, TlsFiles, TlsProfile, WRITE_TIMEOUT,
+    Accepted, Acceptor, Admission, BoundSocket, Certificates, Connection, ConnectionBudget, ConnectionSpec,
+    Refusal, Slot, SocketFile, Timeouts, TlsFiles, TlsProfile, WRITE_TIMEOUT,
 };
 use crate::log_limit::log_limited;
 use crate::ports::{Port, Shutdown, listed};
@@ -71,7 +71,7 @@ impl GrpcListener {
         let certificates = certificates.transpose()?.map(Arc::new);
         let mode = settings.socket_mode.unwrap_or(SocketFile::DEFAULT_MODE);
         let file = settings.socket.clone().map(|path| SocketFile { path, mode });
-        let sockets = BoundSocket::bind(settings.listen, file.as_ref(), ("grpc", "address with --grpc"))?;
+        let sockets = BoundSocket::bind(settings.listen, file.as_ref(), 1, ("grpc", "address with --grpc"))?;
         Ok(Some(Self { sockets, certificates, settings }))
     }
 
@@ -105,7 +105,14 @@ impl GrpcListener {
             },
             refusal: Refusal::Grpc,
         };
-        let mut acceptor = Acceptor::new(self.sockets, self.certificates, &budget, spec);
+        let admission = Admission::new(&self.sockets, self.certificates, &budget, spec);
+        let mut acceptor = match Acceptor::over(self.sockets, &admission) {
+            Ok(acceptor) => acceptor,
+            Err(error) => {
+                log_limited!(ERROR, None, %error, "cannot watch the sockets of gRPC");
+                return 0;
+            }
+        };
         let (mut is_draining, grace) = (false, shutdown.grace);
         let drain = shutdown.clone();
         let (reconnect, stop) = (drain.reconnecting(), shutdown.begun());
@@ -120,12 +127,12 @@ impl GrpcListener {
                 () = &mut stop => break,
             }
         }
-        acceptor.stop();
+        drop(acceptor);
         // It has reported `NOT_SERVING`, or does so now.
         let _ = health.await;
         services.end_health().await;
         goaway.send_replace(GoAway::All);
-        acceptor.close(grace).await
+        admission.connections.closed_within(grace).await
     }
 }
 

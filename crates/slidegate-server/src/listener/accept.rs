@@ -9,24 +9,23 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, yield_now};
 use tokio::time::sleep;
 
 use super::budget::ConnectionBudget;
 use super::certificates::Certificates;
 use super::counters::{ConnectionSpec, ProtocolConnections, Refusal};
 use super::reasons::RefusalReason;
-use super::socket::{BoundSocket, Socket};
-use super::stream::TrackedStream;
+use super::socket::{BoundSocket, ListeningSocket, SingleSocket, Socket};
+use super::stream::{DetachedStream, TrackedStream};
 use crate::log_limit::log_limited;
 
 /// Pause after a failed accept that the service can do nothing about, such as a lack of memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Accepts the connections of one protocol, on all of its sockets.
+/// Who may connect to one protocol, and how: what its accept loops share.
 #[derive(Debug)]
-pub(crate) struct Acceptor {
-    sockets: Vec<BoundSocket>,
+pub(crate) struct Admission {
     /// Of the TCP sockets.
     certificates: Option<Arc<Certificates>>,
     /// Hot-reloads the certificates.
@@ -35,6 +34,13 @@ pub(crate) struct Acceptor {
     pub(crate) connections: Arc<ProtocolConnections>,
     /// Whether the TCP sockets are on loopback.
     is_local: bool,
+}
+
+/// An accept loop. Dropping it closes its sockets.
+#[derive(Debug)]
+pub(crate) struct Acceptor {
+    sockets: Vec<ListeningSocket>,
+    admission: Arc<Admission>,
     /// The socket that is asked first, in turn.
     next: usize,
 }
@@ -50,10 +56,10 @@ pub(crate) struct Connection {
     pub(crate) is_verified: bool,
 }
 
-/// An accepted connection.
+/// An accepted connection. `S`: its stream, which belongs to a runtime or to none.
 #[derive(Debug)]
-pub(crate) struct Accepted {
-    pub(crate) stream: TrackedStream,
+pub(crate) struct Accepted<S = TrackedStream> {
+    pub(crate) stream: S,
     /// `None` on a Unix socket.
     pub(crate) peer: Option<SocketAddr>,
     /// What holds once the TLS handshake, if any, has succeeded.
@@ -62,19 +68,29 @@ pub(crate) struct Accepted {
     pub(crate) certificates: Option<Arc<Certificates>>,
 }
 
+impl Drop for Admission {
+    fn drop(&mut self) {
+        self.reload.take().inspect(JoinHandle::abort);
+    }
+}
+
 impl Acceptor {
-    /// `certificates` are those of the TCP sockets. They are hot-reloaded.
-    pub(crate) fn new(
-        sockets: Vec<BoundSocket>,
-        certificates: Option<Arc<Certificates>>,
-        budget: &Arc<ConnectionBudget>,
-        spec: ConnectionSpec,
-    ) -> Self {
-        let connections = budget.protocol(spec);
-        let reload = certificates.clone().map(|certificates| tokio::spawn(certificates.watch()));
-        let mut addresses = sockets.iter().filter_map(BoundSocket::address);
-        let is_local = addresses.all(|address| address.ip().is_loopback());
-        Self { sockets, certificates, reload, budget: Arc::clone(budget), connections, is_local, next: 0 }
+    /// An accept loop over all of these sockets, on this runtime.
+    ///
+    /// # Errors
+    /// The system cannot watch the sockets.
+    pub(crate) fn over(sockets: Vec<BoundSocket>, admission: &Arc<Admission>) -> io::Result<Self> {
+        Self::new(sockets.into_iter().flat_map(BoundSocket::into_sockets), admission)
+    }
+
+    /// # Errors
+    /// The system cannot watch the sockets.
+    pub(super) fn new(
+        sockets: impl IntoIterator<Item = SingleSocket>,
+        admission: &Arc<Admission>,
+    ) -> io::Result<Self> {
+        let sockets = sockets.into_iter().map(SingleSocket::listen).collect::<io::Result<_>>()?;
+        Ok(Self { sockets, admission: Arc::clone(admission), next: 0 })
     }
 
     /// The next connection that has a place. Others are refused meanwhile. Cancel-safe.
@@ -82,15 +98,15 @@ impl Acceptor {
         loop {
             match self.next_socket().await {
                 Ok((socket, peer)) => {
-                    self.budget.descriptors.keep_spare();
-                    if let Some(stream) = self.admit(socket, peer) {
-                        return self.accepted(stream, peer);
+                    self.admission.budget.descriptors.keep_spare();
+                    if let Some(stream) = self.admission.admit(socket, peer) {
+                        return self.admission.accepted(stream, peer);
                     }
                 }
                 Err(error) if has_no_descriptor(&error) && self.relieve() => {
                     log_limited!(WARN, None, %error, "no file descriptor for a connection: refused it");
                     // The descriptor of the connection that was closed becomes free meanwhile.
-                    tokio::task::yield_now().await;
+                    yield_now().await;
                 }
                 Err(error) => {
                     log_limited!(WARN, None, %error, "failed to accept a connection");
@@ -98,31 +114,6 @@ impl Acceptor {
                 }
             }
         }
-    }
-
-    /// Closes the sockets.
-    pub(crate) fn stop(&mut self) {
-        self.sockets.clear();
-        self.reload.take().inspect(JoinHandle::abort);
-    }
-
-    /// Closes the sockets and waits for the connections. Returns how many are open after `grace`.
-    pub(crate) async fn close(mut self, grace: Duration) -> usize {
-        self.stop();
-        match tokio::time::timeout(grace, self.connections.all_closed()).await {
-            Ok(()) => 0,
-            Err(_) => self.connections.open(),
-        }
-    }
-
-    fn accepted(&self, stream: TrackedStream, peer: Option<SocketAddr>) -> Accepted {
-        let certificates = self.certificates.clone().filter(|_| peer.is_some());
-        let connection = Connection {
-            peer: peer.map(|peer| peer.ip()),
-            is_local: self.is_local || peer.is_none(),
-            is_verified: certificates.as_ref().is_some_and(|certificates| certificates.verifies_clients()),
-        };
-        Accepted { stream, peer, connection, certificates }
     }
 
     async fn next_socket(&mut self) -> io::Result<(Socket, Option<SocketAddr>)> {
@@ -139,12 +130,81 @@ impl Acceptor {
         .await
     }
 
+    /// Without file descriptors: makes the longest-idle connection end, and refuses one that waits,
+    /// so that the loop does not spin on it. Returns whether it could.
+    fn relieve(&self) -> bool {
+        let Admission { budget, connections, .. } = &*self.admission;
+        budget.shed();
+        let mut has_refused = false;
+        budget.descriptors.with_spare(|| {
+            let mut cx = Context::from_waker(Waker::noop());
+            let accepted = self.sockets.iter().find_map(|socket| match socket.poll_accept(&mut cx) {
+                Poll::Ready(Ok((socket, _))) => Some(socket),
+                _ => None,
+            });
+            if let Some(socket) = accepted {
+                has_refused = true;
+                connections.refused(RefusalReason::Descriptors);
+                let refusal = self.admission.refusal(&socket);
+                // Closed at once: the spare descriptor is needed again.
+                if let (Some(refusal), Ok(socket)) = (refusal, socket.detach()) {
+                    refusal.tell(&socket);
+                }
+            }
+        });
+        has_refused
+    }
+}
+
+impl Accepted {
+    /// Takes its socket out of this thread's runtime.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(super) fn detach(self) -> io::Result<Accepted<DetachedStream>> {
+        let Self { stream, peer, connection, certificates } = self;
+        Ok(Accepted { stream: stream.detach()?, peer, connection, certificates })
+    }
+}
+
+impl Accepted<DetachedStream> {
+    /// Registers its socket with this thread's runtime.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(super) fn attach(self) -> io::Result<Accepted> {
+        let Self { stream, peer, connection, certificates } = self;
+        Ok(Accepted { stream: stream.attach()?, peer, connection, certificates })
+    }
+}
+
+impl Admission {
+    /// `certificates` are those of the TCP sockets. They are hot-reloaded, on this runtime.
+    pub(crate) fn new(
+        sockets: &[BoundSocket],
+        certificates: Option<Arc<Certificates>>,
+        budget: &Arc<ConnectionBudget>,
+        spec: ConnectionSpec,
+    ) -> Arc<Self> {
+        let connections = budget.protocol(spec);
+        let reload = certificates.clone().map(|certificates| tokio::spawn(certificates.watch()));
+        let mut addresses = sockets.iter().filter_map(BoundSocket::address);
+        let is_local = addresses.all(|address| address.ip().is_loopback());
+        Arc::new(Self { certificates, reload, budget: Arc::clone(budget), connections, is_local })
+    }
+
+    fn accepted(&self, stream: TrackedStream, peer: Option<SocketAddr>) -> Accepted {
+        let certificates = self.certificates.clone().filter(|_| peer.is_some());
+        let connection = Connection {
+            peer: peer.map(|peer| peer.ip()),
+            is_local: self.is_local || peer.is_none(),
+            is_verified: certificates.as_ref().is_some_and(|certificates| certificates.verifies_clients()),
+        };
+        Accepted { stream, peer, connection, certificates }
+    }
+
     /// Its stream, or nothing if it was refused.
     fn admit(&self, socket: Socket, peer: Option<SocketAddr>) -> Option<TrackedStream> {
-        if let Socket::Tcp(stream) = &socket {
-            // Replies are written whole; Nagle's algorithm would only delay them.
-            let _ = stream.set_nodelay(true);
-        }
         let ip = peer.map(|peer| peer.ip());
         match self.budget.admit(&self.connections, ip) {
             Ok(slot) => Some(TrackedStream::new(socket, slot)),
@@ -166,7 +226,9 @@ impl Acceptor {
 
     fn refuse(&self, socket: Socket, reason: RefusalReason) {
         self.connections.refused(reason);
-        if let Some(refusal) = self.refusal(&socket) {
+        let refusal = self.refusal(&socket);
+        // The runtime does not know yet that the socket can be written to.
+        if let (Some(refusal), Ok(socket)) = (refusal, socket.detach()) {
             self.budget.refusals.refuse(socket, refusal);
         }
     }
@@ -175,27 +237,6 @@ impl Acceptor {
     fn refusal(&self, socket: &Socket) -> Option<Refusal> {
         let is_encrypted = self.certificates.is_some() && matches!(socket, Socket::Tcp(_));
         (!is_encrypted).then_some(self.connections.refusal)
-    }
-
-    /// Without file descriptors: makes the longest-idle connection end, and refuses one that waits,
-    /// so that the loop does not spin on it. Returns whether it could.
-    fn relieve(&self) -> bool {
-        self.budget.shed();
-        let mut has_refused = false;
-        self.budget.descriptors.with_spare(|| {
-            let mut cx = Context::from_waker(Waker::noop());
-            let accepted = self.sockets.iter().find_map(|socket| match socket.poll_accept(&mut cx) {
-                Poll::Ready(Ok((socket, _))) => Some(socket),
-                _ => None,
-            });
-            if let Some(socket) = accepted {
-                has_refused = true;
-                self.connections.refused(RefusalReason::Descriptors);
-                // Closed at once: the spare descriptor is needed again.
-                self.refusal(&socket).into_iter().for_each(|refusal| refusal.tell(&socket));
-            }
-        });
-        has_refused
     }
 }
 

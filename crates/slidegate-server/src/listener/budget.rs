@@ -149,6 +149,13 @@ impl ConnectionBudget {
         }
     }
 
+    /// Makes the connections of a protocol end: each at once if it is idle, or else after the request
+    /// that it serves. O(open connections).
+    pub(super) fn end(&self, protocol: &Arc<ProtocolConnections>) {
+        protocol.begin_ending();
+        self.table().wake(protocol);
+    }
+
     /// Closes the longest-idle connection, because file descriptors ran out.
     pub(super) fn shed(&self) {
         self.table().shed(None, self.now());
@@ -168,6 +175,13 @@ impl Slot {
     /// A complete request arrived.
     pub(super) fn serving(&self) {
         self.entry.activity.serving(self.budget.now());
+    }
+
+    /// Whether the connection is to end after the request that it serves. Its task is woken when this
+    /// changes.
+    #[inline]
+    pub(super) fn is_ending(&self) -> bool {
+        self.entry.protocol.is_ending()
     }
 
     #[inline]

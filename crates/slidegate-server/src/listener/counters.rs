@@ -1,8 +1,10 @@
 //! The connections of one protocol: its cap, its timeouts, and what became of connections.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::timeout;
 
 use super::reasons::{CloseReason, RefusalReason};
 use super::timeouts::Timeouts;
@@ -37,7 +39,9 @@ pub(crate) struct ProtocolConnections {
     pub(super) timeouts: Timeouts,
     pub(super) refusal: Refusal,
     open: AtomicUsize,
-    /// Told when the last connection ends.
+    /// Whether connections are to end after the request that they are serving.
+    ending: AtomicBool,
+    /// Notified when the last connection ends.
     emptied: Notify,
     accepted: AtomicU64,
     refused: [AtomicU64; RefusalReason::ALL.len()],
@@ -53,6 +57,7 @@ impl ProtocolConnections {
             timeouts,
             refusal,
             open: AtomicUsize::new(0),
+            ending: AtomicBool::new(false),
             emptied: Notify::new(),
             accepted: AtomicU64::new(0),
             refused: Default::default(),
@@ -84,8 +89,27 @@ impl ProtocolConnections {
             .map(|reason| (reason, self.closed[reason as usize - 1].load(Ordering::Relaxed)))
     }
 
+    /// Whether connections are to end after the request that they are serving.
+    #[inline]
+    pub(super) fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Relaxed)
+    }
+
+    /// The tasks of the connections have to be woken after this.
+    pub(super) fn begin_ending(&self) {
+        self.ending.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits for the connections to end. Returns how many are open after `grace`.
+    pub(crate) async fn closed_within(&self, grace: Duration) -> usize {
+        match timeout(grace, self.all_closed()).await {
+            Ok(()) => 0,
+            Err(_) => self.open(),
+        }
+    }
+
     /// Waits until no connection is open.
-    pub(crate) async fn all_closed(&self) {
+    async fn all_closed(&self) {
         loop {
             let emptied = self.emptied.notified();
             tokio::pin!(emptied);

@@ -1,31 +1,30 @@
 //! HTTP/1 over accepted connections, and their graceful shutdown.
 
 use std::convert::Infallible;
-use std::future::pending;
+use std::future::{pending, poll_fn};
 use std::panic::resume_unwind;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use futures_util::future::Either;
 use hyper::body::Incoming;
 use hyper::service::{Service as _, service_fn};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use super::accept::{Accepted, Acceptor, Connection};
+use super::accept::{Accepted, Admission, Connection};
 use super::budget::{ConnectionBudget, Slot};
 use super::certificates::Certificates;
 use super::counters::{ConnectionSpec, Refusal};
 use super::socket::BoundSocket;
 use super::timeouts::{Timeouts, WRITE_TIMEOUT};
-use super::workers::Workers;
+use super::workers::{Serve, Workers};
 use crate::log_limit::log_limited;
 
 /// A client that does not send a complete request head within this time is disconnected.
@@ -115,56 +114,75 @@ impl HttpListener {
         };
         let (protocol, refusal) = (self.protocol, Refusal::Http);
         let spec = ConnectionSpec { protocol, max: None, timeouts, refusal };
-        let mut acceptor = Acceptor::new(self.sockets, self.certificates, budget, spec);
-        let graceful = GracefulShutdown::new();
-        tokio::pin!(stop);
-        loop {
-            let accepted = tokio::select! {
-                accepted = acceptor.accept() => accepted,
-                _ = &mut stop => break,
-            };
-            serve(accepted, handler.clone(), workers, graceful.watcher());
-        }
+        let admission = Admission::new(&self.sockets, self.certificates, budget, spec);
+        let mut accepting = workers.accept(self.sockets, &admission, &HttpConnections { handler });
+        stop.await;
         // The sockets close first, then idle connections, then those that are replied to.
-        let closed = acceptor.close(grace);
-        tokio::join!(closed, tokio::time::timeout(grace, graceful.shutdown())).0
+        accepting.shutdown().await;
+        budget.end(&admission.connections);
+        admission.connections.closed_within(grace).await
     }
 }
 
-/// Serves one connection on a worker.
-fn serve(accepted: Accepted, handler: impl Handler, workers: &Workers, watcher: Watcher) {
-    let Accepted { stream, connection: client, certificates, .. } = accepted;
-    let slot = Arc::clone(stream.slot());
-    workers.serve(stream, client.peer, move |stream| match certificates {
-        None => Either::Left(drive(stream, slot, client, handler, watcher)),
-        Some(certificates) => Either::Right(async move {
-            let Some(stream) = certificates.accept(stream, client.peer).await else { return };
-            drive(stream, slot, client, handler, watcher).await;
-        }),
-    });
+/// Serves connections on the workers.
+#[derive(Debug, Clone)]
+struct HttpConnections<H> {
+    handler: H,
 }
 
-/// Serves one connection until it ends.
-async fn drive<I>(io: I, slot: Arc<Slot>, client: Connection, handler: impl Handler, watcher: Watcher)
-where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    // Each request counts a reference. A count that all connections share would pass between the
-    // processors.
-    let shared = Arc::new((slot, handler));
-    let service = service_fn(move |request| {
-        let shared = Arc::clone(&shared);
-        shared.0.serving();
-        async move { Ok::<_, Infallible>(shared.1.handle(client, request).await) }
-    });
-    let connection = hyper::server::conn::http1::Builder::new()
-        // The connection budget has the timeouts, without a timer for each request.
-        .header_read_timeout(None)
-        // For small responses, copying head and body together is faster than vectored writes.
-        .writev(false)
-        .max_buf_size(MAX_HEADER_BYTES)
-        .serve_connection(TokioIo::new(io), service);
-    if let Err(error) = watcher.watch(connection).await {
-        log_limited!(DEBUG, client.peer, %error, "connection closed with an error");
+impl<H: Handler> Serve for HttpConnections<H> {
+    async fn serve(self, accepted: Accepted) {
+        let Accepted { stream, connection: client, certificates, .. } = accepted;
+        let slot = Arc::clone(stream.slot());
+        match certificates {
+            None => self.drive(stream, slot, client).await,
+            Some(certificates) => {
+                let Some(stream) = certificates.accept(stream, client.peer).await else { return };
+                self.drive(stream, slot, client).await;
+            }
+        }
+    }
+}
+
+impl<H: Handler> HttpConnections<H> {
+    /// Serves one connection until it ends.
+    async fn drive<I>(self, io: I, slot: Arc<Slot>, client: Connection)
+    where
+        I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        // Each request counts a reference. A count that all connections share would pass between
+        // the processors.
+        let shared = Arc::new((Arc::clone(&slot), self.handler));
+        let service = service_fn(move |request| {
+            let shared = Arc::clone(&shared);
+            shared.0.serving();
+            async move { Ok::<_, Infallible>(shared.1.handle(client, request).await) }
+        });
+        let connection = hyper::server::conn::http1::Builder::new()
+            // The connection budget has the timeouts, without a timer for each request.
+            .header_read_timeout(None)
+            // For small responses, copying head and body together is faster than vectored writes.
+            .writev(false)
+            .max_buf_size(MAX_HEADER_BYTES)
+            .serve_connection(TokioIo::new(io), service);
+        let mut connection = pin!(connection);
+        let mut is_ending = false;
+        let ended = poll_fn(|cx| {
+            loop {
+                if !is_ending && slot.is_ending() {
+                    is_ending = true;
+                    connection.as_mut().graceful_shutdown();
+                }
+                let polled = connection.as_mut().poll(cx);
+                // The end may have begun after the first look and before the poll left its waker.
+                if polled.is_ready() || is_ending || !slot.is_ending() {
+                    return polled;
+                }
+            }
+        });
+        let ended = ended.await;
+        if let Err(error) = ended {
+            log_limited!(DEBUG, client.peer, %error, "connection closed with an error");
+        }
     }
 }

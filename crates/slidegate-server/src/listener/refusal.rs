@@ -2,6 +2,7 @@
 //!
 //! Behind TLS nothing can be said before a handshake, which a full service does not begin.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::counters::Refusal;
-use super::socket::Socket;
+use super::socket::{DetachedSocket, Socket};
 
 /// Refused connections that are open at once, so that their clients can read why. Further ones are
 /// closed at once.
@@ -45,14 +46,11 @@ impl Default for Refusals {
 
 impl Refusals {
     /// Tells the client that it is refused, and closes the connection.
-    pub(super) fn refuse(&self, socket: Socket, refusal: Refusal) {
+    pub(super) fn refuse(&self, socket: DetachedSocket, refusal: Refusal) {
         refusal.tell(&socket);
         let Ok(permit) = Arc::clone(&self.0).try_acquire_owned() else { return };
         tokio::spawn(async move {
-            let _ = match socket {
-                Socket::Tcp(stream) => timeout(LINGER, linger(stream)).await,
-                Socket::Unix(stream) => timeout(LINGER, linger(stream)).await,
-            };
+            let _ = timeout(LINGER, linger(socket)).await;
             drop(permit);
         });
     }
@@ -60,33 +58,36 @@ impl Refusals {
 
 impl Refusal {
     /// Writes the refusal, without waiting: the buffer of a new socket has room for it.
-    pub(super) fn tell(self, socket: &Socket) {
+    pub(super) fn tell(self, socket: &DetachedSocket) {
         let text = match self {
             Self::Http => HTTP,
             Self::Resp => RESP,
             Self::Grpc => GRPC,
         };
         // A client that is gone needs no reply.
-        let _ = match socket {
-            Socket::Tcp(stream) => stream.try_write(text),
-            Socket::Unix(stream) => stream.try_write(text),
-        };
+        let _ = socket.write(text);
     }
 }
 
 /// Ends the reply and waits for the client to close.
-async fn linger(mut stream: impl AsyncReadExt + AsyncWriteExt + Unpin) {
+async fn linger(socket: DetachedSocket) -> io::Result<()> {
+    match socket.attach()? {
+        Socket::Tcp(stream) => read_rest(stream).await,
+        Socket::Unix(stream) => read_rest(stream).await,
+    }
+}
+
+async fn read_rest(mut stream: impl AsyncReadExt + AsyncWriteExt + Unpin) -> io::Result<()> {
     let mut left = MAX_LINGER;
     let mut unread = [0; 1024];
-    if stream.shutdown().await.is_err() {
-        return;
-    }
+    stream.shutdown().await?;
     while left > 0 {
-        match stream.read(&mut unread).await {
-            Ok(0) | Err(_) => return,
-            Ok(read) => left = left.saturating_sub(read),
+        match stream.read(&mut unread).await? {
+            0 => break,
+            read => left = left.saturating_sub(read),
         }
     }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,10 +1,15 @@
 //! Bound sockets: TCP with bounded buffers, and Unix sockets with a file mode.
+//!
+//! A TCP address may have several sockets, one for each accept loop: the kernel then spreads new
+//! connections among them, and wakes one loop for each.
 
-use std::io;
+use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::task::{Context, Poll};
 use std::time::Duration;
+use std::{net, os::unix::net as unix};
 
 use socket2::{Domain, Protocol, SockRef, Socket as RawSocket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -20,11 +25,26 @@ const BACKLOG: i32 = 1024;
 /// A peer that vanished is noticed by probes after this time, and closed after some minutes.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 
-/// A socket that accepts connections.
+/// A bound address.
 #[derive(Debug)]
 pub(crate) enum BoundSocket {
-    Tcp(TcpListener),
+    /// The sockets of one address, at least one.
+    Tcp(Vec<net::TcpListener>),
     Unix(UnixSocket),
+}
+
+/// One socket of an address. It belongs to no runtime yet.
+#[derive(Debug)]
+pub(super) enum SingleSocket {
+    Tcp(net::TcpListener),
+    Unix(UnixSocket),
+}
+
+/// A socket that accepts connections, on a runtime.
+#[derive(Debug)]
+pub(super) enum ListeningSocket {
+    Tcp(TcpListener),
+    Unix { listener: UnixListener, _path: SocketPath },
 }
 
 /// Where a Unix socket is to be bound.
@@ -40,26 +60,31 @@ impl SocketFile {
     pub(crate) const DEFAULT_MODE: u32 = 0o660;
 }
 
-/// A bound Unix socket, whose file is removed on drop.
+/// A bound Unix socket. Its file is removed on drop.
 #[derive(Debug)]
 pub(crate) struct UnixSocket {
-    listener: UnixListener,
-    path: PathBuf,
+    listener: unix::UnixListener,
+    path: SocketPath,
 }
 
-impl Drop for UnixSocket {
+/// The file of a bound Unix socket.
+#[derive(Debug)]
+pub(super) struct SocketPath(PathBuf);
+
+impl Drop for SocketPath {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        let _ = std::fs::remove_file(&self.0);
     }
 }
 
 impl BoundSocket {
-    /// Binds an address. `option` is the flag or variable that selects another address.
+    /// Binds an address, with up to `count` sockets. `option` is the flag or variable that selects
+    /// another address.
     ///
     /// # Errors
     /// One line: the address cannot be bound.
-    pub(crate) fn tcp(address: SocketAddr, option: &str) -> Result<Self, String> {
-        bind_tcp(address)
+    pub(crate) fn tcp(address: SocketAddr, count: usize, option: &str) -> Result<Self, String> {
+        bind_tcp(address, count)
             .map(Self::Tcp)
             .map_err(|error| format!("cannot listen on {address}: {error}; choose another {option}"))
     }
@@ -79,24 +104,25 @@ impl BoundSocket {
         })
     }
 
-    /// Binds the TCP address and the Unix socket of a section, as far as they are configured.
-    /// `option` selects another address.
+    /// Binds the TCP address, with up to `count` sockets, and the Unix socket of a section, as far
+    /// as they are configured. `option` selects another address.
     ///
     /// # Errors
     /// One line: one of them cannot be bound.
     pub(crate) fn bind(
         listen: Option<SocketAddr>,
         file: Option<&SocketFile>,
+        count: usize,
         (section, option): (&str, &str),
     ) -> Result<Vec<Self>, String> {
-        let tcp = listen.map(|listen| Self::tcp(listen, option));
+        let tcp = listen.map(|listen| Self::tcp(listen, count, option));
         tcp.into_iter().chain(file.map(|file| Self::unix(file, section))).collect()
     }
 
     /// Its address. `None` on a Unix socket.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         match self {
-            Self::Tcp(listener) => listener.local_addr().ok(),
+            Self::Tcp(listeners) => listeners.first()?.local_addr().ok(),
             Self::Unix(_) => None,
         }
     }
@@ -105,20 +131,42 @@ impl BoundSocket {
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Tcp(_) => self.address().map_or_else(String::new, |address| address.to_string()),
-            Self::Unix(socket) => format!("unix:{}", socket.path.display()),
+            Self::Unix(socket) => format!("unix:{}", socket.path.0.display()),
         }
     }
 
-    pub(super) fn poll_accept(
-        &self,
-        cx: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<io::Result<(Socket, Option<SocketAddr>)>> {
+    /// Its sockets.
+    pub(super) fn into_sockets(self) -> Vec<SingleSocket> {
+        match self {
+            Self::Tcp(listeners) => listeners.into_iter().map(SingleSocket::Tcp).collect(),
+            Self::Unix(socket) => vec![SingleSocket::Unix(socket)],
+        }
+    }
+}
+
+impl SingleSocket {
+    /// Registers it with this thread's runtime.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(super) fn listen(self) -> io::Result<ListeningSocket> {
+        Ok(match self {
+            Self::Tcp(listener) => ListeningSocket::Tcp(TcpListener::from_std(listener)?),
+            Self::Unix(UnixSocket { listener, path }) => {
+                ListeningSocket::Unix { listener: UnixListener::from_std(listener)?, _path: path }
+            }
+        })
+    }
+}
+
+impl ListeningSocket {
+    pub(super) fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Socket, Option<SocketAddr>)>> {
         match self {
             Self::Tcp(listener) => {
                 listener.poll_accept(cx).map_ok(|(stream, peer)| (Socket::Tcp(stream), Some(peer)))
             }
-            Self::Unix(socket) => {
-                socket.listener.poll_accept(cx).map_ok(|(stream, _)| (Socket::Unix(stream), None))
+            Self::Unix { listener, .. } => {
+                listener.poll_accept(cx).map_ok(|(stream, _)| (Socket::Unix(stream), None))
             }
         }
     }
@@ -131,29 +179,98 @@ pub(super) enum Socket {
     Unix(UnixStream),
 }
 
+/// A socket that belongs to no runtime, for example on its way to another thread.
+#[derive(Debug)]
+pub(super) enum DetachedSocket {
+    Tcp(net::TcpStream),
+    Unix(unix::UnixStream),
+}
+
+impl Socket {
+    /// Takes it out of this thread's runtime.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(super) fn detach(self) -> io::Result<DetachedSocket> {
+        Ok(match self {
+            Self::Tcp(stream) => DetachedSocket::Tcp(stream.into_std()?),
+            Self::Unix(stream) => DetachedSocket::Unix(stream.into_std()?),
+        })
+    }
+}
+
+impl DetachedSocket {
+    /// Registers it with this thread's runtime.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(super) fn attach(self) -> io::Result<Socket> {
+        Ok(match self {
+            Self::Tcp(stream) => Socket::Tcp(TcpStream::from_std(stream)?),
+            Self::Unix(stream) => Socket::Unix(UnixStream::from_std(stream)?),
+        })
+    }
+
+    /// Writes what the send buffer has room for.
+    ///
+    /// # Errors
+    /// It has no room, or the client is gone.
+    pub(super) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => (&*stream).write(bytes),
+            Self::Unix(stream) => (&*stream).write(bytes),
+        }
+    }
+}
+
+/// Binds up to `count` sockets to an address. Other processes cannot bind it as well, unless they
+/// are of the same user and share ports themselves (`SO_REUSEPORT`).
+fn bind_tcp(address: SocketAddr, count: usize) -> io::Result<Vec<net::TcpListener>> {
+    let first = new_tcp(address)?;
+    // Without `SO_REUSEPORT`, this fails if another process has the port.
+    first.bind(&address.into())?;
+    first.listen(BACKLOG)?;
+    let mut sockets = vec![first];
+    // Elsewhere, sockets of one address do not share its connections.
+    if cfg!(target_os = "linux") && count > 1 {
+        sockets[0].set_reuse_port(true)?;
+        // With the port that was chosen, if the address has port 0.
+        let bound = sockets[0].local_addr()?;
+        for _ in 1..count {
+            let socket = new_tcp(address)?;
+            socket.set_reuse_port(true)?;
+            socket.bind(&bound)?;
+            socket.listen(BACKLOG)?;
+            sockets.push(socket);
+        }
+    }
+    Ok(sockets.into_iter().map(net::TcpListener::from).collect())
+}
+
 /// Accepted sockets inherit the options of the socket that listens.
-fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
+fn new_tcp(address: SocketAddr) -> io::Result<RawSocket> {
     let socket = RawSocket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     socket.set_send_buffer_size(SEND_BUFFER)?;
     socket.set_recv_buffer_size(RECEIVE_BUFFER)?;
     socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE))?;
+    // Replies are written whole; Nagle's algorithm would only delay them.
+    socket.set_tcp_nodelay(true)?;
     socket.set_nonblocking(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    TcpListener::from_std(socket.into())
+    Ok(socket)
 }
 
 fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixSocket> {
     let is_socket = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_socket());
     if is_socket {
-        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+        if unix::UnixStream::connect(path).is_ok() {
             return Err(io::Error::other("another process listens there"));
         }
         std::fs::remove_file(path)?;
     }
-    let listener = UnixListener::bind(path)?;
-    let socket = UnixSocket { listener, path: path.to_owned() };
+    let listener = unix::UnixListener::bind(path)?;
+    listener.set_nonblocking(true)?;
+    let socket = UnixSocket { listener, path: SocketPath(path.to_owned()) };
     SockRef::from(&socket.listener).set_send_buffer_size(SEND_BUFFER)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
     Ok(socket)

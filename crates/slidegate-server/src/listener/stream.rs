@@ -8,11 +8,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpStream, UnixStream};
 
 use super::budget::Slot;
 use super::reasons::CloseReason;
-use super::socket::Socket;
+use super::socket::{DetachedSocket, Socket};
 
 /// An accepted connection.
 #[derive(Debug)]
@@ -26,12 +25,6 @@ pub(crate) struct TrackedStream {
 pub(super) struct DetachedStream {
     socket: DetachedSocket,
     slot: Arc<Slot>,
-}
-
-#[derive(Debug)]
-enum DetachedSocket {
-    Tcp(std::net::TcpStream),
-    Unix(std::os::unix::net::UnixStream),
 }
 
 impl TrackedStream {
@@ -49,11 +42,7 @@ impl TrackedStream {
     /// # Errors
     /// The system refuses.
     pub(super) fn detach(self) -> io::Result<DetachedStream> {
-        let socket = match self.socket {
-            Socket::Tcp(stream) => DetachedSocket::Tcp(stream.into_std()?),
-            Socket::Unix(stream) => DetachedSocket::Unix(stream.into_std()?),
-        };
-        Ok(DetachedStream { socket, slot: self.slot })
+        Ok(DetachedStream { socket: self.socket.detach()?, slot: self.slot })
     }
 
     /// Waits for room until the next poll, and fails if the connection is to be closed.
@@ -85,11 +74,7 @@ impl DetachedStream {
     /// # Errors
     /// The system refuses.
     pub(super) fn attach(self) -> io::Result<TrackedStream> {
-        let socket = match self.socket {
-            DetachedSocket::Tcp(stream) => Socket::Tcp(TcpStream::from_std(stream)?),
-            DetachedSocket::Unix(stream) => Socket::Unix(UnixStream::from_std(stream)?),
-        };
-        Ok(TrackedStream { socket, slot: self.slot })
+        Ok(TrackedStream { socket: self.socket.attach()?, slot: self.slot })
     }
 }
 

@@ -166,6 +166,12 @@ impl Table {
         }
     }
 
+    /// Wakes the tasks of this protocol's connections. O(n).
+    pub(super) fn wake(&self, protocol: &Arc<ProtocolConnections>) {
+        let of_protocol = self.by_idle.values().filter(|entry| Arc::ptr_eq(&entry.protocol, protocol));
+        of_protocol.for_each(|entry| entry.waker.wake());
+    }
+
     /// Open connections.
     pub(super) fn len(&self) -> usize {
         self.by_idle.len()

@@ -1,28 +1,56 @@
-//! Workers: threads that serve the connections of HTTP and RESP.
+//! Workers: threads that accept and serve the connections of HTTP and RESP.
 //!
 //! A connection stays on one thread. On the memory store a decision takes less time than moving a
-//! task to another thread, so a work-stealing runtime would cost more than it balances.
+//! task to another thread, so a work-stealing runtime would cost more than it balances. For the
+//! same reason a worker keeps what it accepts, unless it has clearly more connections than another.
 
 use std::io;
-use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use tokio::runtime::{Builder, Handle};
+use tokio::task::{JoinSet, yield_now};
 
-use super::stream::TrackedStream;
+use super::accept::{Accepted, Acceptor, Admission};
+use super::socket::BoundSocket;
 use crate::log_limit::log_limited;
+
+/// Connections that a worker accepts before it serves those it has.
+const ACCEPTS_PER_TURN: usize = 16;
+
+/// Serves the accepted connections of a protocol.
+pub(crate) trait Serve: Clone + Send + 'static {
+    /// Serves a connection until it ends.
+    fn serve(self, accepted: Accepted) -> impl Future<Output = ()> + Send;
+}
 
 /// One thread per processor. They run until the process exits: connections to a shared store may
 /// live on them.
+#[derive(Debug, Clone)]
+pub(crate) struct Workers(Arc<[Worker]>);
+
+/// Two cache lines, because processors prefetch them in pairs.
 #[derive(Debug)]
-pub(crate) struct Workers {
-    threads: Vec<Handle>,
-    /// Number of connections assigned so far.
-    assigned: AtomicUsize,
+#[repr(align(128))]
+struct Worker {
+    runtime: Handle,
+    /// Connections that are open on it.
+    open: AtomicUsize,
+}
+
+/// A connection of a worker, which is counted until this is dropped.
+struct Place {
+    workers: Workers,
+    number: usize,
 }
 
 impl Workers {
+    /// Number of workers, and of sockets that share the connections of an address among them.
+    pub(crate) fn count() -> usize {
+        thread::available_parallelism().map_or(1, usize::from)
+    }
+
     /// # Errors
     /// The system cannot create a thread.
     pub(crate) fn start() -> io::Result<Self> {
@@ -31,34 +59,122 @@ impl Workers {
             let handle = runtime.handle().clone();
             let run = move || runtime.block_on(std::future::pending::<()>());
             thread::Builder::new().name(format!("worker-{number}")).spawn(run)?;
-            Ok(handle)
+            Ok(Worker { runtime: handle, open: AtomicUsize::new(0) })
         };
-        let processors = thread::available_parallelism().map_or(1, usize::from);
-        let threads = (0..processors).map(start).collect::<io::Result<_>>()?;
-        Ok(Self { threads, assigned: AtomicUsize::new(0) })
+        Ok(Self((0..Self::count()).map(start).collect::<io::Result<_>>()?))
     }
 
-    /// Serves a connection on the next thread, round robin.
-    pub(crate) fn serve<F>(
+    /// Accepts connections on the workers, and serves each on one of them. The tasks are the accept
+    /// loops: aborting one closes its sockets.
+    pub(crate) fn accept(
         &self,
-        stream: TrackedStream,
-        peer: Option<IpAddr>,
-        serve: impl FnOnce(TrackedStream) -> F + Send + 'static,
-    ) where
-        F: Future<Output = ()> + Send + 'static,
-    {
+        sockets: Vec<BoundSocket>,
+        admission: &Arc<Admission>,
+        serve: &impl Serve,
+    ) -> JoinSet<()> {
+        let mut shares: Vec<_> = self.0.iter().map(|_| Vec::new()).collect();
+        for socket in sockets {
+            for (at, socket) in socket.into_sockets().into_iter().enumerate() {
+                shares[at % self.0.len()].push(socket);
+            }
+        }
+        let mut loops = JoinSet::new();
+        for (number, sockets) in shares.into_iter().enumerate() {
+            let (workers, admission, serve) = (self.clone(), Arc::clone(admission), serve.clone());
+            let accept = async move {
+                match Acceptor::new(sockets, &admission) {
+                    Ok(acceptor) => workers.run(number, acceptor, serve).await,
+                    Err(error) => log_limited!(ERROR, None, %error, "cannot watch a listening socket"),
+                }
+            };
+            loops.spawn_on(accept, &self.0[number].runtime);
+        }
+        loops
+    }
+
+    /// The accept loop of a worker.
+    async fn run(self, number: usize, mut acceptor: Acceptor, serve: impl Serve) {
+        loop {
+            for _ in 0..ACCEPTS_PER_TURN {
+                let accepted = acceptor.accept().await;
+                let (place, serve) = (self.place(number), serve.clone());
+                if place.number == number {
+                    tokio::spawn(place.serve(accepted, serve));
+                } else {
+                    place.hand_over(accepted, serve);
+                }
+            }
+            yield_now().await;
+        }
+    }
+
+    /// The place of a connection that this worker has accepted: on itself, or on the worker with
+    /// the fewest connections if that has clearly fewer.
+    fn place(&self, accepted_by: usize) -> Place {
+        let open = |number: usize| self.0[number].open.load(Ordering::Relaxed);
+        let number = destination(accepted_by, self.0.len(), open);
+        self.0[number].open.fetch_add(1, Ordering::Relaxed);
+        Place { workers: self.clone(), number }
+    }
+}
+
+/// The worker of a new connection, of `count`, which have this many open connections.
+fn destination(accepted_by: usize, count: usize, open: impl Fn(usize) -> usize) -> usize {
+    let own = open(accepted_by);
+    if own == 0 {
+        return accepted_by;
+    }
+    let least = (0..count).min_by_key(|number| open(*number)).unwrap_or(accepted_by);
+    // A few connections are spread evenly. Among many, a difference matters less than the cost of
+    // waking another thread.
+    if own > open(least) + own / 4 { least } else { accepted_by }
+}
+
+impl Place {
+    /// Serves a connection until it ends.
+    async fn serve(self, accepted: Accepted, serve: impl Serve) {
+        serve.serve(accepted).await;
+    }
+
+    /// Serves a connection of another worker here.
+    fn hand_over(self, accepted: Accepted, serve: impl Serve) {
+        let peer = accepted.connection.peer;
         let failed = move |error| log_limited!(WARN, peer, %error, "cannot move a connection to its thread");
-        // The socket leaves the runtime of this thread.
-        let stream = match stream.detach() {
-            Ok(stream) => stream,
+        let detached = match accepted.detach() {
+            Ok(detached) => detached,
             Err(error) => return failed(error),
         };
-        let next = self.assigned.fetch_add(1, Ordering::Relaxed) % self.threads.len();
-        self.threads[next].spawn(async move {
-            match stream.attach() {
-                Ok(stream) => serve(stream).await,
+        let runtime = self.workers.0[self.number].runtime.clone();
+        runtime.spawn(async move {
+            match detached.attach() {
+                Ok(accepted) => self.serve(accepted, serve).await,
                 Err(error) => failed(error),
             }
         });
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.workers.0[self.number].open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Clients with few connections get all processors, and many short connections stay where they
+    /// were accepted.
+    #[test]
+    fn a_worker_keeps_what_it_accepts_unless_it_has_clearly_more_than_another() {
+        let to = |open: [usize; 3]| destination(1, 3, |number| open[number]);
+        assert_eq!(to([0, 0, 0]), 1);
+        assert_eq!(to([0, 1, 1]), 0);
+        assert_eq!(to([1, 2, 1]), 0);
+        assert_eq!(to([3, 3, 3]), 1);
+        assert_eq!(to([9, 3, 0]), 2);
+        assert_eq!(to([20, 16, 12]), 1);
+        assert_eq!(to([20, 17, 12]), 2);
     }
 }

@@ -25,12 +25,12 @@ pub(super) fn bind(
     let listener =
         |protocol, socket| HttpListener { protocol, sockets: vec![socket], certificates: None, idle_timeout };
     if let Some(address) = settings.and_then(|settings| settings.debug) {
-        let socket = BoundSocket::tcp(address, "port with DEBUG_PORT")?;
+        let socket = BoundSocket::tcp(address, 1, "port with DEBUG_PORT")?;
         let routes = |services: Services| slidegate_envoy::debug_router(services.handler);
         bound.push(port("/", listener("debug", socket), routes));
     }
     if let Some((address, path)) = settings.and_then(|settings| settings.prometheus.clone()) {
-        let socket = BoundSocket::tcp(address, "port with PROMETHEUS_ADDR")?;
+        let socket = BoundSocket::tcp(address, 1, "port with PROMETHEUS_ADDR")?;
         let metrics_path = path.clone();
         let routes =
             move |services: Services| telemetry::metrics_routes(Arc::clone(&services.app), &metrics_path);
@@ -48,7 +48,7 @@ fn port(
     let (mut url, listeners) = listed(protocol, &listener.sockets, "http");
     url.push_str(path);
     Port::new((protocol, url), listeners, move |services: Services, shutdown| {
-        let (budget, workers) = (Arc::clone(&services.app.connections), Arc::clone(&services.workers));
+        let (budget, workers) = (Arc::clone(&services.app.connections), services.workers.clone());
         let routes = SharedRoutes::new(routes(services));
         let grace = shutdown.grace;
         async move { listener.serve(routes, &workers, &budget, shutdown.begun(), grace).await }

@@ -10,6 +10,6 @@ use crate::listener::Workers;
 #[derive(Clone)]
 pub(crate) struct Services {
     pub(crate) app: Arc<App>,
-    pub(crate) workers: Arc<Workers>,
+    pub(crate) workers: Workers,
     pub(crate) handler: Arc<RateLimitHandler>,
 }

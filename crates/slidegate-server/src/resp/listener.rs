@@ -12,8 +12,8 @@ use super::shared::ListenerState;
 use crate::app::App;
 use crate::config::Resp;
 use crate::listener::{
-    Accepted, Acceptor, BoundSocket, Certificates, ConnectionSpec, Refusal, Timeouts, TlsProfile,
-    TrackedStream, WRITE_TIMEOUT, Workers,
+    Accepted, Admission, BoundSocket, Certificates, ConnectionSpec, Refusal, Serve, Timeouts, TlsProfile,
+    WRITE_TIMEOUT, Workers,
 };
 use crate::log_limit::log_limited;
 use crate::ports::{Port, Shutdown, listed};
@@ -30,13 +30,13 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 /// One line: the address cannot be listened to, or the certificates are invalid.
 pub(crate) fn bind<S: 'static>(
     settings: Option<Resp>,
-    services: fn(S) -> (Arc<App>, Arc<Workers>),
+    services: fn(S) -> (Arc<App>, Workers),
 ) -> Result<Option<Port<S>>, String> {
     let Some(settings) = settings else { return Ok(None) };
     let certificates = settings.tls.clone().map(|files| Certificates::load(files, TLS)).transpose()?;
     let certificates = certificates.map(Arc::new);
     let options = ("resp", "address with --resp");
-    let sockets = BoundSocket::bind(settings.listen, settings.socket.as_ref(), options)?;
+    let sockets = BoundSocket::bind(settings.listen, settings.socket.as_ref(), Workers::count(), options)?;
     let (urls, listeners) = listed("resp", &sockets, if certificates.is_some() { "rediss" } else { "redis" });
     Ok(Some(Port::new(("resp", urls), listeners, move |with, shutdown: Shutdown| {
         let (app, workers) = services(with);
@@ -56,7 +56,7 @@ impl BoundResp {
     /// commands they have read.
     ///
     /// Returns how many connections were still open after the grace period.
-    async fn serve(self, app: Arc<App>, workers: Arc<Workers>, shutdown: Shutdown) -> usize {
+    async fn serve(self, app: Arc<App>, workers: Workers, shutdown: Shutdown) -> usize {
         let Resp { password, idle_timeout, max_connections, .. } = self.settings;
         let spec = ConnectionSpec {
             protocol: "resp",
@@ -70,49 +70,46 @@ impl BoundResp {
             },
             refusal: Refusal::Resp,
         };
-        let mut acceptor = Acceptor::new(self.sockets, self.certificates, &app.connections, spec);
-        let connections = Arc::clone(&acceptor.connections);
+        let admission = Admission::new(&self.sockets, self.certificates, &app.connections, spec);
+        let connections = Arc::clone(&admission.connections);
         let shared = Arc::new(ListenerState::new(password, max_connections, connections));
-        let Shutdown { stopped: stop, grace, .. } = shutdown;
-        let mut stopped = stop.clone();
-        loop {
-            let Accepted { stream, peer, connection, certificates } = tokio::select! {
-                accepted = acceptor.accept() => accepted,
-                _ = stopped.wait_for(|stop| *stop) => break,
-            };
-            let session = Session::new(Arc::clone(&shared), peer, connection);
-            let (app, stop) = (Arc::clone(&app), stop.clone());
-            let served = ServedConnection { session, app, certificates, idle: idle_timeout, stop };
-            workers.serve(stream, connection.peer, |stream| served.run(stream));
-        }
-        acceptor.close(grace).await
+        let Shutdown { stopped: stop, grace, .. } = shutdown.clone();
+        let connections = RespConnections { shared, app, idle: idle_timeout, stop };
+        let mut accepting = workers.accept(self.sockets, &admission, &connections);
+        shutdown.begun().await;
+        accepting.shutdown().await;
+        admission.connections.closed_within(grace).await
     }
 }
 
-/// What serves one connection.
-struct ServedConnection {
-    session: Session,
+/// Serves connections on the workers.
+#[derive(Clone)]
+struct RespConnections {
+    shared: Arc<ListenerState>,
     app: Arc<App>,
-    certificates: Option<Arc<Certificates>>,
     idle: Duration,
     stop: watch::Receiver<bool>,
 }
 
-impl ServedConnection {
-    /// Serves until the connection closes.
-    async fn run(self, stream: TrackedStream) {
-        let peer = self.session.connection().peer;
-        if let Err(error) = self.serve(stream).await {
+impl Serve for RespConnections {
+    async fn serve(self, accepted: Accepted) {
+        let peer = accepted.connection.peer;
+        if let Err(error) = self.try_serve(accepted).await {
             log_limited!(DEBUG, peer, %error, peer = peer.map(tracing::field::display), "RESP connection closed with an error");
         }
     }
+}
 
-    async fn serve(self, stream: TrackedStream) -> io::Result<()> {
-        let Self { session, app, certificates, idle, stop } = self;
+impl RespConnections {
+    /// Serves until the connection closes.
+    async fn try_serve(self, accepted: Accepted) -> io::Result<()> {
+        let Self { shared, app, idle, stop } = self;
+        let Accepted { stream, peer, connection: client, certificates } = accepted;
+        let session = Session::new(shared, peer, client);
         let Some(certificates) = certificates else {
             return connection::serve(stream, session, app, idle, stop).await;
         };
-        match certificates.accept(stream, session.connection().peer).await {
+        match certificates.accept(stream, client.peer).await {
             Some(stream) => connection::serve(stream, session, app, idle, stop).await,
             None => Ok(()),
         }

@@ -21,6 +21,7 @@ mod http;
 mod listeners;
 mod memory_bound;
 mod wall_clock;
+mod workers;
 
 mod access;
 mod added;
