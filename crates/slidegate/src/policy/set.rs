@@ -6,6 +6,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
+use foldhash::fast::RandomState;
+
 use super::Policy;
 use super::index::{Places, PolicyIndex};
 use crate::block::Block;
@@ -32,8 +34,9 @@ use crate::verb::{Role, Verb};
 #[derive(Debug, Clone, Default)]
 pub struct PolicySet {
     rules: Vec<Rule>,
-    /// Where the policy of a name stands.
-    places: HashMap<String, usize>,
+    /// Where the policy of a name stands. Callers choose what is looked up, but not what is in it, so
+    /// they cannot make names collide.
+    places: HashMap<String, usize, RandomState>,
     /// The places of policies that need not be named.
     unnamed: Vec<usize>,
     /// The same by what they require, if they are too many to ask each.
@@ -85,7 +88,7 @@ impl PolicySet {
                 Self::MAX_POLICIES
             )));
         }
-        let mut places = HashMap::with_capacity(rules.len());
+        let mut places = HashMap::with_capacity_and_hasher(rules.len(), RandomState::default());
         for (at, rule) in rules.iter().enumerate() {
             let name = &rule.policy.name;
             if places.insert(name.clone(), at).is_some() {
