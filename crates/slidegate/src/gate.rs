@@ -386,7 +386,7 @@ impl<S: Store> Gate<S> {
     #[inline]
     fn begin<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
         Decisions {
-            policies: self.policies.load(),
+            policies: self.policies.used(),
             requests,
             verb,
             answers: SmallVec::new(),

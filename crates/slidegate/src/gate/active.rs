@@ -1,12 +1,12 @@
 //! The active policies of a gate, and what each thread read of them last.
 //!
-//! A read through `ArcSwap` is two locked instructions, a sixth of a check without a plan. Such
-//! checks use the set that their thread used before, after one plain read that tells whether it is
-//! still active.
+//! A read through `ArcSwap` is two locked instructions, a sixth of a check without a plan. Decisions
+//! use the set that their thread used before, after one plain read that tells whether it is still
+//! active.
 
-#[cfg(feature = "tower")]
 use std::cell::Cell;
-#[cfg(feature = "tower")]
+use std::fmt;
+use std::num::NonZeroU64;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -66,57 +66,180 @@ fn next_revision() -> u64 {
     LAST_REVISION.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-#[cfg(feature = "tower")]
-thread_local! {
-    /// The policies that this thread used last, and their revision. It keeps them in memory until it
-    /// uses others.
-    static LAST_USED: Cell<Option<(u64, Arc<PolicySet>)>> = const { Cell::new(None) };
+/// The policies that a thread used last. They stay in memory until it uses others often enough.
+struct LastUsed {
+    /// Their revision, or [`TAKEN`](Self::TAKEN). Apart from them, because one load of both would
+    /// wait for the two stores before it.
+    revision: Cell<u64>,
+    set: Cell<Option<Arc<PolicySet>>>,
+    /// How often the thread has asked for other policies.
+    misses: Cell<u32>,
 }
 
-/// Policies that are active, on their way from this thread's last use to its next.
-#[cfg(feature = "tower")]
-#[derive(Debug)]
-pub(super) struct RecentPolicies(Option<(u64, Arc<PolicySet>)>);
+impl LastUsed {
+    /// The thread is using them, or another thread has finished using them. Revisions begin at 1.
+    const TAKEN: u64 = 0;
+    /// Other policies replace them after so many misses. A thread that serves two gates in turns
+    /// would count references to both sets otherwise, at counters that all threads share.
+    const MISSES: u32 = 64;
 
-#[cfg(feature = "tower")]
-impl ActivePolicies {
-    /// The policies, for a short use on this thread.
+    /// An unused one, which the first policies replace.
+    const fn new() -> Self {
+        Self { revision: Cell::new(u64::MAX), set: Cell::new(None), misses: Cell::new(Self::MISSES - 1) }
+    }
+
+    /// The policies of this revision, or `Some(None)` if they are to replace the ones before.
     #[inline]
-    pub(super) fn recent(&self) -> RecentPolicies {
+    fn take(&self, revision: u64) -> Option<Option<Arc<PolicySet>>> {
+        let last = self.revision.get();
+        if last != revision {
+            if last == Self::TAKEN {
+                return None;
+            }
+            let misses = (self.misses.get() + 1) % Self::MISSES;
+            self.misses.set(misses);
+            if misses != 0 {
+                return None;
+            }
+            self.set.set(None);
+        }
+        self.revision.set(Self::TAKEN);
+        Some(self.set.take())
+    }
+}
+
+thread_local! {
+    static LAST_USED: LastUsed = const { LastUsed::new() };
+}
+
+/// Policies in use, which were active when their use began.
+pub(super) struct UsedPolicies {
+    /// `None` only while they are dropped.
+    set: Option<Guard<Arc<PolicySet>>>,
+    /// Their revision, if the thread that drops them keeps them for its next use.
+    revision: Option<NonZeroU64>,
+}
+
+impl ActivePolicies {
+    /// The policies, for one decision. Takes no lock if this thread has used them before and has
+    /// no other decisions.
+    #[inline]
+    pub(super) fn used(&self) -> UsedPolicies {
         // Before the set: a revision may only be kept with its set or a later one.
         let revision = self.revision.load(Ordering::Acquire);
-        let last = LAST_USED.try_with(Cell::take).ok().flatten();
-        RecentPolicies(match last {
-            Some(last) if last.0 == revision => Some(last),
-            _ => Some((revision, self.load_full())),
-        })
+        // Without the variable, the thread is ending.
+        let (set, is_kept) = match LAST_USED.try_with(|last| last.take(revision)).unwrap_or_default() {
+            Some(Some(set)) => (Guard::from_inner(set), true),
+            Some(None) => (Guard::from_inner(self.load_full()), true),
+            None => (self.load(), false),
+        };
+        UsedPolicies { set: Some(set), revision: NonZeroU64::new(revision).filter(|_| is_kept) }
     }
 }
 
-#[cfg(feature = "tower")]
-impl RecentPolicies {
-    pub(super) fn to_arc(&self) -> Arc<PolicySet> {
-        let Some((_, set)) = &self.0 else { unreachable!("only dropping takes them") };
-        Arc::clone(set)
+impl UsedPolicies {
+    pub(super) fn as_arc(&self) -> &Arc<PolicySet> {
+        self.set.as_ref().unwrap_or_else(|| unreachable!("only dropping takes them"))
     }
 }
 
-#[cfg(feature = "tower")]
-impl Deref for RecentPolicies {
+impl From<Arc<PolicySet>> for UsedPolicies {
+    fn from(set: Arc<PolicySet>) -> Self {
+        Self { set: Some(Guard::from_inner(set)), revision: None }
+    }
+}
+
+impl Deref for UsedPolicies {
     type Target = PolicySet;
 
     #[inline]
     fn deref(&self) -> &PolicySet {
-        let Some((_, set)) = &self.0 else { unreachable!("only dropping takes them") };
-        set
+        self.as_arc()
     }
 }
 
-#[cfg(feature = "tower")]
-impl Drop for RecentPolicies {
+impl fmt::Debug for UsedPolicies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+impl Drop for UsedPolicies {
     #[inline]
     fn drop(&mut self) {
-        // Without the variable, the thread is ending.
-        let _ = LAST_USED.try_with(|last| last.set(self.0.take()));
+        if let (Some(revision), Some(set)) = (self.revision, self.set.take()) {
+            let set = Guard::into_inner(set);
+            // Without the variable, the thread is ending.
+            let _ = LAST_USED.try_with(|last| {
+                last.revision.set(revision.get());
+                last.set.set(Some(set));
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quota::Quota;
+
+    fn active(name: &str) -> ActivePolicies {
+        ActivePolicies::new(named(name))
+    }
+
+    fn named(name: &str) -> PolicySet {
+        PolicySet::new([Policy::new(name, Quota::per_second(1)).unwrap()]).unwrap()
+    }
+
+    fn name_of(used: &UsedPolicies) -> &str {
+        used.policy(0).name()
+    }
+
+    #[test]
+    fn a_change_is_in_use_from_the_next_decision_on() {
+        let active = active("before");
+        let before = active.used();
+        active.swap(Arc::new(named("after")));
+        assert_eq!(name_of(&before), "before", "a decision keeps its policies");
+        assert_eq!(name_of(&active.used()), "after");
+        drop(before);
+        for _ in 0..3 * LastUsed::MISSES {
+            assert_eq!(name_of(&active.used()), "after");
+        }
+    }
+
+    #[test]
+    fn gates_that_decide_in_turns_keep_their_own_policies() {
+        let (one, two) = (active("one"), active("two"));
+        for _ in 0..3 * LastUsed::MISSES {
+            let (of_one, of_two) = (one.used(), two.used());
+            assert_eq!((name_of(&of_one), name_of(&of_two)), ("one", "two"));
+            drop((of_one, of_two));
+            assert_eq!(name_of(&two.used()), "two");
+        }
+    }
+
+    /// Otherwise a thread would keep every set that it ever used.
+    #[test]
+    fn replaced_policies_leave_memory_once_others_are_used() {
+        let active = active("before");
+        let before = Arc::downgrade(&active.load_full());
+        drop(active.used());
+        active.swap(Arc::new(named("after")));
+        assert!(before.upgrade().is_some(), "this thread used them last");
+        for _ in 0..LastUsed::MISSES {
+            active.used();
+        }
+        assert!(before.upgrade().is_none());
+    }
+
+    #[test]
+    fn policies_may_be_dropped_by_another_thread() {
+        let active = active("one");
+        for _ in 0..3 {
+            let used = active.used();
+            std::thread::scope(|scope| scope.spawn(move || drop(used)).join().unwrap());
+            assert_eq!(name_of(&active.used()), "one");
+        }
     }
 }

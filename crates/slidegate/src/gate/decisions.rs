@@ -1,9 +1,9 @@
 //! Decisions: what every policy that applies says about a call, and what comes of it.
 
 use std::fmt;
+#[cfg(any(feature = "redis", feature = "tower", feature = "wait"))]
 use std::sync::Arc;
 
-use arc_swap::Guard;
 #[cfg(feature = "tower")]
 use smallvec::smallvec;
 
@@ -13,6 +13,7 @@ use crate::charge::{Charge, Part, PerCharge, Plan};
 use crate::decision::DecisionSource;
 use crate::decision::{Decision, Verdict};
 use crate::error::Error;
+use crate::gate::active::UsedPolicies;
 use crate::gate::blocks::blocked;
 use crate::key::Key;
 use crate::policy::{Policy, PolicySet};
@@ -27,7 +28,7 @@ use crate::verb::{Role, Verb};
 /// What every policy that applies says about a request, or about several, and what comes of it.
 pub struct Decisions<'r> {
     /// Kept in force until the answer is written, whatever is configured meanwhile.
-    pub(super) policies: Guard<Arc<PolicySet>>,
+    pub(super) policies: UsedPolicies,
     pub(super) requests: &'r [Request<'r>],
     /// What was done with all of them; each of them says it where this does not.
     pub(super) verb: Option<Verb>,
@@ -124,8 +125,8 @@ pub struct PolicyDecision<'d> {
 impl<'r> Decisions<'r> {
     /// The decision of one policy, at this place, on one request.
     #[cfg(feature = "tower")]
-    pub(crate) fn of_one(
-        policies: Guard<Arc<PolicySet>>,
+    pub(super) fn of_one(
+        policies: UsedPolicies,
         requests: &'r [Request<'r>],
         verb: Verb,
         place: usize,
@@ -148,7 +149,7 @@ impl Decisions<'_> {
     /// Those in force when it was decided.
     #[cfg(any(feature = "tower", feature = "wait"))]
     pub(crate) fn policies(&self) -> &Arc<PolicySet> {
-        &self.policies
+        self.policies.as_arc()
     }
 
     /// Whether the request may pass, or all of several: no enforced policy denies, and there is no

@@ -6,9 +6,7 @@
 
 use std::sync::Arc;
 
-use arc_swap::Guard;
-
-use super::active::RecentPolicies;
+use super::active::UsedPolicies;
 use crate::decision::Decision;
 use crate::gate::{Decisions, Gate};
 use crate::key::KeyId;
@@ -21,7 +19,7 @@ use crate::verb::Verb;
 #[derive(Debug)]
 pub(crate) struct PlainGate<'g> {
     store: &'g MemoryStore,
-    policies: RecentPolicies,
+    policies: UsedPolicies,
 }
 
 /// A key under a policy that needs no plan.
@@ -38,7 +36,7 @@ pub(crate) struct PlainKey {
 /// of the check.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlainDecision<'d> {
-    policies: &'d RecentPolicies,
+    policies: &'d UsedPolicies,
     /// The place of the policy in the set.
     place: usize,
     decision: &'d Decision,
@@ -48,7 +46,7 @@ impl Gate<MemoryStore> {
     /// What checks without a plan need.
     #[inline]
     pub(crate) fn plain(&self) -> PlainGate<'_> {
-        PlainGate { store: &self.store, policies: self.policies.recent() }
+        PlainGate { store: &self.store, policies: self.policies.used() }
     }
 }
 
@@ -102,12 +100,12 @@ impl<'d> PlainDecision<'d> {
 
     /// The policies, the place of the one that decided, and the decision.
     pub(crate) fn to_parts(self) -> (Arc<PolicySet>, usize, Decision) {
-        (self.policies.to_arc(), self.place, *self.decision)
+        (Arc::clone(self.policies.as_arc()), self.place, *self.decision)
     }
 
     /// The same as the decisions on a request.
     pub(crate) fn on<'r>(self, requests: &'r [Request<'r>]) -> Decisions<'r> {
         let (policies, place, decision) = self.to_parts();
-        Decisions::of_one(Guard::from_inner(policies), requests, Verb::Check, place, decision)
+        Decisions::of_one(policies.into(), requests, Verb::Check, place, decision)
     }
 }
