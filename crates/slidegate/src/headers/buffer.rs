@@ -1,7 +1,8 @@
 //! A buffer for the header fields of one response.
 //!
-//! Fields that are one number are kept as numbers, which are written where they are added to the
-//! response. The values of all others are slices of one string, so they cost one allocation.
+//! Fields that are one small number are kept as numbers, whose text is static. The values of all
+//! others are slices of one string, so they cost one allocation. Without that string, larger numbers
+//! are kept as numbers as well.
 
 use std::sync::LazyLock;
 
@@ -51,11 +52,11 @@ impl FieldSink for FieldBuffer {
     #[inline]
     fn number(&mut self, name: FieldName, number: u64) {
         match name.plain() {
-            Ok(at) => {
+            Ok(at) if number < SMALL || self.text.is_empty() => {
                 self.values[at] = number;
                 self.numbers |= 1 << at;
             }
-            Err(_) => self.field(name, |text| write_number(text, number)),
+            _ => self.field(name, |text| write_number(text, number)),
         }
     }
 }
@@ -127,10 +128,13 @@ fn remove_last(headers: &mut HeaderMap, name: &HeaderName) {
     }
 }
 
-/// The numbers below 10,000, as four digits each.
+/// Most limits are below this, and so is what remains of them.
+const SMALL: u64 = 10_000;
+
+/// The small numbers, as four digits each.
 #[allow(clippy::cast_possible_truncation)] // single digits and their places
-static FOUR_DIGITS: [u8; 40_000] = {
-    let mut text = [b'0'; 40_000];
+static FOUR_DIGITS: [u8; 4 * SMALL as usize] = {
+    let mut text = [b'0'; 4 * SMALL as usize];
     let mut at = 0;
     while at < text.len() {
         let (number, place) = (at / 4, 10_usize.pow(3 - (at % 4) as u32));
@@ -140,13 +144,13 @@ static FOUR_DIGITS: [u8; 40_000] = {
     text
 };
 
-/// Most limits are small, and so is what remains of them: those take no allocation.
+/// A small number takes no allocation.
 fn number_value(number: u64) -> HeaderValue {
     let zeros = match number {
         0..10 => 3,
         10..100 => 2,
         100..1000 => 1,
-        1000..10_000 => 0,
+        1000..SMALL => 0,
         _ => return number.into(),
     };
     #[allow(clippy::cast_possible_truncation)] // below 10,000
@@ -167,8 +171,15 @@ mod tests {
 
     #[test]
     fn numbers_are_written_as_decimal_digits() {
-        for number in (0..10_001).chain([99_999, u64::MAX]) {
-            assert_eq!(number_value(number), number.to_string());
+        for number in (0..SMALL + 2).chain([99_999, u64::MAX]) {
+            let (mut fields, mut headers) = (FieldBuffer::default(), HeaderMap::new());
+            fields.number(FieldName::XRateLimitLimit, number);
+            fields.field(FieldName::RateLimit, |text| text.push_str("r=1"));
+            fields.number(FieldName::XRateLimitReset, number);
+            fields.append_to(&mut headers);
+            for name in ["x-ratelimit-limit", "x-ratelimit-reset"] {
+                assert_eq!(headers[name], number.to_string());
+            }
         }
     }
 

@@ -170,9 +170,8 @@ pub fn format_window(window: Duration) -> String {
     let us = micros(window);
     let (names, length) =
         UNITS.into_iter().find(|(_, length)| us >= *length && us.is_multiple_of(*length)).unwrap_or(UNITS[5]);
-    let mut text = us.div_ceil(length).to_string();
-    text.push_str(names[0]);
-    text
+    let mut digits = itoa::Buffer::new();
+    [digits.format(us.div_ceil(length)), names[0]].concat()
 }
 
 #[cfg(test)]
