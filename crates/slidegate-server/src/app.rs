@@ -105,6 +105,7 @@ impl App {
 
     /// Completes what decides one request. In memory that is done here: such a future has two
     /// kilobytes, and as a part of its caller's it would be moved with every request.
+    #[inline(always)] // a call would move it
     pub(crate) fn complete<F: Future>(&self, decision: F) -> Either<Ready<F::Output>, Pin<Box<F>>> {
         if self.store().is_immediate() {
             let decided = decision.now_or_never().expect("a decision in memory does not wait");

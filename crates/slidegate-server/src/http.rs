@@ -110,11 +110,30 @@ where
     let headers = head.headers;
     async move {
         let bytes = json_body::read(body, MAX_BODY).await?;
-        app.complete(decide(app, verb, headers, &bytes)).await
+        if app.store().is_immediate() && idempotency::id(verb, &headers)?.is_none() {
+            return decide_now(app, verb, headers, &bytes);
+        }
+        // Boxed, as a part of this future it would be moved with every request.
+        Box::pin(decide(app, verb, headers, &bytes)).await
     }
 }
 
-/// Decides the request of a body. The response reuses the memory of the request's `headers`.
+/// Decides the request of a body in memory. The response reuses the memory of the request's
+/// `headers`.
+fn decide_now<O: From<Vec<u8>>>(
+    app: &App,
+    verb: Verb,
+    headers: HeaderMap,
+    body: &[u8],
+) -> Result<HttpResponse<O>, Problem> {
+    let mut call = call(app, &headers);
+    let ask: RequestBody<'_> = json_body::parse(body)?;
+    let request = ask.request(app)?;
+    let decisions = call.try_apply(verb, &request).expect("a decision in memory does not wait");
+    respond(app, verb, &decisions, headers)
+}
+
+/// The same with any store, and perhaps an idempotency key.
 async fn decide<O: From<Vec<u8>>>(
     app: &App,
     verb: Verb,

@@ -19,6 +19,12 @@ pub(crate) fn one(decision: &PolicyDecision<'_>) -> String {
 /// Like [`one`], with the text of the key.
 pub(crate) fn of_key(decision: &PolicyDecision<'_>, key: &str) -> String {
     let mut said = String::with_capacity(USUAL);
+    write(&mut said, decision, key);
+    said
+}
+
+/// Appends the same to a text.
+pub(crate) fn write(said: &mut String, decision: &PolicyDecision<'_>, key: &str) {
     for piece in [decision.policy().name(), ": `", key] {
         said.push_str(piece);
     }
@@ -26,11 +32,11 @@ pub(crate) fn of_key(decision: &PolicyDecision<'_>, key: &str) -> String {
         said.push_str("` is ");
         said.push_str(&blocked(block));
         if decision.is_counted() {
-            used(&mut said, ", and has", decision);
+            used(said, ", and has", decision);
         }
     } else if decision.is_counted() {
-        used(&mut said, "` has", decision);
-        room(&mut said, decision);
+        used(said, "` has", decision);
+        room(said, decision);
     } else {
         said.push_str("` was not counted");
     }
@@ -39,7 +45,6 @@ pub(crate) fn of_key(decision: &PolicyDecision<'_>, key: &str) -> String {
         write!(said, "; decided by fallback `{fallback}` ({failure})")
             .expect("writing to a String cannot fail");
     }
-    said
 }
 
 /// Describes a block: its end and its author.
