@@ -27,7 +27,7 @@ pub(super) fn by_key<'b>(
     let Options { cost, verb } = Options::parse(rest, verb)?;
     let mut request = Request::new().cost(cost).under(policy.name());
     add_keys(&mut request, policy, keys, batch.app)?;
-    batch.decide(verb, request, ReplyFormat::OnePolicy, reply);
+    batch.decide(verb, &mut request, ReplyFormat::OnePolicy, reply);
     Ok(Step::Submitted)
 }
 
@@ -81,7 +81,7 @@ pub(super) fn request<'b>(
     let attributes = attributes.map(|[name, value]| (std::str::from_utf8(name).unwrap_or_default(), *value));
     let mut request = Request::new().cost(cost.unwrap_or(1.into()));
     batch.app.attributes.add_to(&mut request, attributes).map_err(|error| CommandError::new(error.detail))?;
-    batch.decide(verb, request, ReplyFormat::AllPolicies, reply);
+    batch.decide(verb, &mut request, ReplyFormat::AllPolicies, reply);
     Ok(Step::Submitted)
 }
 
@@ -191,6 +191,6 @@ pub(super) fn throttle<'b>(
     let mut request = Request::new().under(policy).quota(cache.quota(arguments)?).cost(arguments.quantity);
     let key = std::iter::once((attribute, args[0]));
     batch.app.attributes.add_to(&mut request, key).map_err(|error| CommandError::new(error.detail))?;
-    batch.decide(Verb::Check, request, ReplyFormat::Throttle(arguments), reply);
+    batch.decide(Verb::Check, &mut request, ReplyFormat::Throttle(arguments), reply);
     Ok(Step::Submitted)
 }
