@@ -74,17 +74,22 @@ where
             #[cfg(feature = "axum")]
             params: params.as_ref(),
         };
-        let stage = match self.config.decide(&view) {
-            Outcome::Allow => Stage::Allowed { future: self.inner.call(request) },
+        // Each stage is made where it is returned, because moving it takes as long as a tenth of this.
+        let body = PhantomData;
+        match self.config.decide(&view) {
+            Outcome::Allow => {
+                ResponseFuture { stage: Stage::Allowed { future: self.inner.call(request) }, body }
+            }
             Outcome::Pass(pass, limited) => {
                 if let Some(limited) = limited {
                     request.extensions_mut().insert(limited);
                 }
-                Stage::Serving { future: self.inner.call(request), pass }
+                ResponseFuture { stage: Stage::Serving { future: self.inner.call(request), pass }, body }
             }
-            Outcome::Deny(response) => Stage::Denied { response: Some(response) },
-        };
-        ResponseFuture { stage, body: PhantomData }
+            Outcome::Deny(response) => {
+                ResponseFuture { stage: Stage::Denied { response: Some(response) }, body }
+            }
+        }
     }
 }
 
