@@ -1,4 +1,4 @@
-//! The cost that a limit adds to a request: slidegate's layer and tower_governor around the same
+//! The cost that a limit adds to a request: slidegate's layer and `tower_governor` around the same
 //! bare service.
 //!
 //! In each round every contender serves the same requests, one contender after the other, and the
