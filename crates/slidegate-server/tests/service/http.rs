@@ -64,6 +64,27 @@ fn a_query_string_is_a_request_too() {
     assert_eq!(server.get("/v1/check").json()["policy"], "everyone");
 }
 
+/// A key that could end a JSON text, or an entry of a log, is shown and explained as it is.
+#[test]
+fn a_reply_is_json_whatever_the_key_is() {
+    let server = Server::start(&["--policy", "1/1h per user"]);
+    for (user, key) in [
+        ("a\"b\\c", "a\"b\\c"),
+        ("\",\"x\":1", "\"%2C\"x\":1"),
+        ("zoë\u{1f600}", "zoë\u{1f600}"),
+        ("a\n\0", "a%0A%00"),
+    ] {
+        for (status, used) in [(200, 1), (429, 1)] {
+            let answer = server.post("/v1/check", &ask(&json!({ "user": user }), 1));
+            let json = answer.json();
+            assert_eq!((answer.status, &json["key"], &json["used"]), (status, &json!(key), &json!(used)));
+            assert_eq!(json["policies"][0]["key"], key);
+            let why = json["why"].as_str().unwrap();
+            assert!(why.starts_with(&format!("per-user: `{key}` has used 1 of 1 per 1h")), "{why}");
+        }
+    }
+}
+
 /// Two users whose names differ in one byte must not share a limit because the byte is not UTF-8.
 #[test]
 fn keys_that_differ_in_one_byte_never_share_a_limit() {

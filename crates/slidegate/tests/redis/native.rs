@@ -62,6 +62,22 @@ async fn a_node_decides_by_the_module_until_that_is_unloaded() {
     assert_eq!(used(&server.url(), "alice").await, charged);
 }
 
+/// What operators see of a node is right before its first decision, which the module makes as well.
+#[tokio::test]
+async fn a_node_that_is_pinged_is_known_to_have_the_module() {
+    let server = RedisServer::builder().module(true).start();
+    let gate = gate([hourly(10_000)], options(&server.url_as_user()).deadline(LATER));
+    gate.store().primary().ping().await.unwrap();
+    for _ in 0..1000 {
+        if has_module(&gate) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    charge(&gate, 1).await;
+    assert_eq!(calls(&server), (1, 0));
+}
+
 /// Users of an earlier release lack the rights, and must notice nothing.
 #[tokio::test]
 async fn a_user_who_may_not_run_the_command_runs_the_scripts() {

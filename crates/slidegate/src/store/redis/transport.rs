@@ -243,6 +243,9 @@ impl Transport {
                         Ok(Value::ServerError(error)) => Err(refused(&node, &error)),
                         answer => answer,
                     };
+                    if answer.is_ok() {
+                        node.look_for_module();
+                    }
                     (node.name().to_owned(), answer)
                 });
             }

@@ -234,7 +234,7 @@ impl Node {
     }
 
     /// Asks in the background whether the node has the module, if it is time to.
-    fn look_for_module(&self) {
+    pub(super) fn look_for_module(&self) {
         if !self.module.begins(self.since_us()) {
             return;
         }
