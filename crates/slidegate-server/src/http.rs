@@ -110,7 +110,8 @@ where
     let headers = head.headers;
     async move {
         let bytes = json_body::read(body, MAX_BODY).await?;
-        if app.store().is_immediate() && idempotency::id(verb, &headers)?.is_none() {
+        let has_id = idempotency::id(verb, &headers)?.is_some();
+        if app.store().is_immediate() && !has_id {
             return decide_now(app, verb, headers, &bytes);
         }
         // Boxed, as a part of this future it would be moved with every request.
@@ -118,8 +119,8 @@ where
     }
 }
 
-/// Decides the request of a body in memory. The response reuses the memory of the request's
-/// `headers`.
+/// Decides the request of a body in memory. Not `async`, because the future would be copied twice.
+/// The response reuses the memory of the request's `headers`.
 fn decide_now<O: From<Vec<u8>>>(
     app: &App,
     verb: Verb,

@@ -174,7 +174,7 @@ impl<H: Handler> HttpConnections<H> {
                     connection.as_mut().graceful_shutdown();
                 }
                 let polled = connection.as_mut().poll(cx);
-                // The end may have begun after the first look and before the poll left its waker.
+                // The end may have begun after the check above and before the poll left its waker.
                 if polled.is_ready() || is_ending || !slot.is_ending() {
                     return polled;
                 }

@@ -121,8 +121,8 @@ pub(super) struct UsedPolicies {
 }
 
 impl ActivePolicies {
-    /// The policies, for one decision. Takes no lock if this thread has used them before and has
-    /// no other decisions.
+    /// The policies, for one decision. Executes no locked instruction if this thread has used them
+    /// before and has no other decisions.
     #[inline]
     pub(super) fn used(&self) -> UsedPolicies {
         // Before the set: a revision may only be kept with its set or a later one.

@@ -21,7 +21,7 @@ use crate::store::memory::MemoryStore;
 /// How long an answer is given again. The usage and the waits of a blocked key are out of date by
 /// this much at most.
 const FRESH: Duration = Duration::from_millis(100);
-/// Sets of keys that are remembered, some 600 bytes each. Two that fall on the same slot replace
+/// Sets of keys that are cached, some 600 bytes each. Two that fall on the same slot replace
 /// each other.
 const SLOTS: usize = 1024;
 
