@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use slidegate::store::{
     Charge, HeldCharge, HoldAnswers, HoldCall, HoldStore, Local, PlainKeyState, Room, Store, StoreDecisions,
-    TicketKeyBytes, decide,
+    TicketKeyBytes, TicketSecret, decide,
 };
 use slidegate::{
-    Algorithm, Decision, Error, Key, ManualClock, MemoryStats, MemoryStore, Policy, PolicySet, Quota,
+    Algorithm, Decision, Error, Key, ManualClock, MemoryStats, MemoryStore, Policy, PolicySet, Quota, Ticket,
     Timestamp, Verb,
 };
 
@@ -461,10 +461,24 @@ impl HoldStore for ReplayStore {
         self.holding.as_ref()?.key_for_ticket(charge)
     }
 
-    async fn change_holds(&self, changes: &[HoldCall<'_>]) -> Result<HoldAnswers, Error> {
+    fn seal(&self, ticket: &mut Ticket) {
+        if let Some(holding) = &self.holding {
+            holding.seal(ticket);
+        }
+    }
+
+    fn ticket_secret(&self) -> TicketSecret {
+        self.holding.as_ref().map_or_else(|| MemoryStore::new().ticket_secret(), HoldStore::ticket_secret)
+    }
+
+    async fn change_holds(
+        &self,
+        ticket: &Ticket,
+        changes: &[HoldCall<'_>],
+    ) -> Result<Option<HoldAnswers>, Error> {
         match &self.holding {
-            Some(holding) => HoldStore::change_holds(holding, changes).await,
-            None => Ok(HoldAnswers::new()),
+            Some(holding) => HoldStore::change_holds(holding, ticket, changes).await,
+            None => Ok(None),
         }
     }
 }

@@ -76,7 +76,8 @@ end
 local function carry_out(one)
   local holds, id, kind, total = one.holds, one.id, one.kind, one.total
   if kind == REFUND then
-    if total == 0 or holds.count >= MOST or one.place then return ALREADY_SETTLED, 0, 0 end
+    if one.place then return ALREADY_SETTLED, 0, 0 end
+    if holds.count >= MOST then return CHANGED, 0, 0 end
     add_ended(holds, id, 0, holds.at + math.min(one.window, LONGEST_TTL))
     return CHANGED, 0, total
   end

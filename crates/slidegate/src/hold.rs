@@ -380,7 +380,8 @@ pub(crate) enum HoldChange {
     Settle { total: u64, ttl_us: Option<u64> },
     /// Let go what is held. What was settled stays charged.
     Cancel,
-    /// Give back what was charged at once when it was made.
+    /// End a reservation that holds nothing here, and give back what was charged at once when it was
+    /// made: nothing after its last settlement.
     Refund { cost: u64 },
     /// Hold so much in all, settlements included, for `ttl_us` from now on. `None` changes the time
     /// alone, which is never denied.
@@ -418,10 +419,15 @@ pub enum HoldStatus {
     Expired,
     /// The extension does not fit. The hold stays as it was.
     Denied,
+    /// The store does not know the reservation: another store made it, it was lost with the store's
+    /// data, its policies are gone, or its ticket was changed or made up. Nothing is charged or given
+    /// back.
+    Unknown,
 }
 
 impl HoldStatus {
-    /// The name in responses: `changed`, `already_settled`, `expired`, `denied`.
+    /// The name in responses: `changed`, `already_settled`, `expired`, `denied`,
+    /// `unknown`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -429,6 +435,7 @@ impl HoldStatus {
             Self::AlreadySettled => "already_settled",
             Self::Expired => "expired",
             Self::Denied => "denied",
+            Self::Unknown => "unknown",
         }
     }
 }

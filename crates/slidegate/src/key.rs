@@ -9,11 +9,13 @@ use std::fmt::{self, Write as _};
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use siphasher::sip128::{Hasher128, SipHasher13};
+use siphasher::sip128::{Hasher128, SipHasher13, SipHasher24};
 use smallvec::SmallVec;
 
 use crate::client_addr::{Grouped, Ipv6Prefix, group};
 use crate::request::{Request, Value};
+use crate::secret::Secret;
+use crate::ticket::TicketSecret;
 
 /// The values of a policy's scope in one request: what the policy counts by.
 ///
@@ -148,12 +150,28 @@ impl KeyId {
     const V4: u8 = 0x20;
     const V6: u8 = 0x21;
     const HASHED: u8 = 0x22;
-    /// Of what no store has sealed.
+    /// Of bytes that are no identity.
     const NOBODY: u8 = 0x23;
 
     const BYTES: usize = 16;
-    /// Bytes with a seal.
-    const SEALED: usize = Self::BYTES + 8;
+
+    /// The identity as a ticket carries it.
+    pub(crate) fn bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[..8].copy_from_slice(&self.0[0].to_le_bytes());
+        bytes[8..].copy_from_slice(&self.0[1].to_le_bytes());
+        bytes
+    }
+
+    /// The identity of these bytes; one that no key has, if there is none.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
+        let word = |from: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(bytes.get(from..from + 8)?);
+            Some(u64::from_le_bytes(word))
+        };
+        word(0).zip(word(8)).map_or(Self([0, Self::tag(Self::NOBODY)]), |(low, high)| Self([low, high]))
+    }
 
     #[inline]
     fn of_v4(ip: Ipv4Addr) -> Self {
@@ -282,34 +300,11 @@ impl HashSeed {
         KeyId([hash.h1, hash.h2 >> 8 | KeyId::tag(KeyId::HASHED)])
     }
 
-    /// The identity of a key as the ticket of a hold carries it: with a seal, so that nobody can
-    /// make a ticket for another key. Short keys are their own identity.
-    pub(crate) fn sealed(&self, id: KeyId, hold: u64, policy: &str) -> [u8; KeyId::SEALED] {
-        let mut sealed = [0; KeyId::SEALED];
-        let (halves, seal) = sealed.split_at_mut(KeyId::BYTES);
-        halves[..8].copy_from_slice(&id.0[0].to_le_bytes());
-        halves[8..].copy_from_slice(&id.0[1].to_le_bytes());
-        let mut hasher = SipHasher13::new_with_keys(self.sip[0], self.sip[1]);
-        // The policy's name comes last, so no two holds have the same bytes.
-        let mut bytes = SmallVec::<[u8; 96]>::new();
-        for part in [b"ticket", &hold.to_le_bytes()[..], halves, policy.as_bytes()] {
-            bytes.extend_from_slice(part);
-        }
-        hasher.write(&bytes);
-        seal.copy_from_slice(&hasher.finish128().h1.to_le_bytes());
-        sealed
-    }
-
-    /// The identity that was sealed. Of bytes that this store has not sealed, one that no key has.
-    pub(crate) fn unsealed(&self, bytes: &[u8], hold: u64, policy: &str) -> KeyId {
-        let word = |from: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(bytes.get(from..from + 8)?);
-            Some(u64::from_le_bytes(word))
-        };
-        let id = word(0).zip(word(8)).map(|(low, high)| KeyId([low, high]));
-        id.filter(|id| self.sealed(*id, hold, policy) == bytes)
-            .unwrap_or(KeyId([0, KeyId::tag(KeyId::NOBODY)]))
+    /// By what the store of this seed knows its tickets. Derived, so that no identity is a seal.
+    pub(crate) fn ticket_secret(&self) -> TicketSecret {
+        let mut hasher = SipHasher24::new_with_keys(self.sip[0], self.sip[1]);
+        hasher.write(b"tickets");
+        TicketSecret { key: Secret::new(hasher.finish128().as_bytes()), incarnation: 0 }
     }
 
     /// A 128-bit hash of a value.
@@ -357,26 +352,6 @@ mod tests {
 
     fn text(parts: &[&str], secret: &HashSeed) -> (KeyId, String) {
         key(parts, Ipv6Prefix::default(), secret)
-    }
-
-    /// Who holds a ticket knows their own key, and could turn its bytes into those of another one.
-    #[test]
-    fn a_ticket_for_one_key_cannot_be_turned_into_one_for_another() {
-        let secret = HashSeed::random();
-        let [alice, bob] = ["alice", "bob"].map(|name| secret.id_of(name.as_bytes()));
-        let sealed = secret.sealed(alice, 7, "tokens");
-        assert_eq!(secret.unsealed(&sealed, 7, "tokens"), alice);
-        let mut forged = sealed;
-        for (at, half) in [(0, 0), (8, 1)] {
-            let word = alice.0[half] ^ bob.0[half];
-            forged[at..at + 8].iter_mut().zip(word.to_le_bytes()).for_each(|(to, from)| *to ^= from);
-        }
-        let nobody = KeyId([0, KeyId::tag(KeyId::NOBODY)]);
-        assert_eq!(secret.unsealed(&forged, 7, "tokens"), nobody);
-        assert_eq!(secret.unsealed(&sealed, 8, "tokens"), nobody, "another hold");
-        assert_eq!(secret.unsealed(&sealed, 7, "requests"), nobody, "another policy");
-        assert_eq!(HashSeed::random().unsealed(&sealed, 7, "tokens"), nobody, "another store");
-        assert_eq!(secret.unsealed(&sealed[..16], 7, "tokens"), nobody, "without a seal");
     }
 
     /// Two users on one counter is the worst bug a limiter can have.

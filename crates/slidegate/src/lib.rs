@@ -55,7 +55,6 @@ mod policy_reset;
 mod quota;
 mod request;
 mod request_path;
-#[cfg(feature = "redis")]
 mod secret;
 pub mod store;
 #[cfg(feature = "stored-values")]
@@ -90,7 +89,6 @@ pub use policy::{Match, Policy, PolicySet};
 pub use quota::{Algorithm, Quota, format_window, parse_window};
 pub use request::{Cost, CostUnit, Counts, OwnedValue, Request, Value};
 pub use request_path::normalized_path;
-#[cfg(feature = "redis")]
 pub use secret::Secret;
 #[cfg(feature = "redis")]
 pub use store::fallback::FallbackStore;

@@ -56,6 +56,7 @@ pub use crate::charge::Charge;
 pub use crate::policy_reset::{PolicyReset, ResetCursor, ScannedKeys};
 #[cfg(feature = "redis")]
 use crate::store::redis::StoreFailure;
+pub use crate::ticket::TicketSecret;
 pub use crate::usage::KeyInspection;
 #[cfg(feature = "redis")]
 pub use fallback::FallbackStats;

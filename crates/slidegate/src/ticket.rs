@@ -1,24 +1,31 @@
 //! Tickets: what settles a reservation. Opaque text that any instance can read, so that settling
 //! needs no memory of who reserved.
+//!
+//! A ticket is sealed as a whole: its store accepts only what it, or an instance that shares its
+//! secret, has written. So nothing in a ticket needs to be checked against what its holder may do.
 
+use std::hash::Hasher;
 use std::str::FromStr;
 use std::time::Duration;
 use std::{fmt, iter};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use siphasher::sip128::{Hasher128, SipHasher24};
 use smallvec::SmallVec;
 
 use crate::error::Error;
 use crate::hold::Unsettled;
+use crate::secret::Secret;
 use crate::time::{Timestamp, micros};
 
 /// What a reservation holds, to be settled, extended or cancelled with
 /// [`Gate::settle`](crate::Gate::settle) and its kin.
 ///
 /// Its text is opaque and at most [`MAX_TEXT`](Self::MAX_TEXT) bytes, and mostly below 200. It holds
-/// the names of the policies, and their keys as the store knows them. It grants nothing but to
-/// charge keys that were charged by it. A ticket that is dropped is charged by its time, see
+/// the names of the policies, and their keys as the store knows them, under a seal of the store: one
+/// that is made up or changed is [`Unknown`](crate::HoldStatus::Unknown). It grants nothing but to
+/// end or extend its own reservation. A ticket that is dropped is charged by its time, see
 /// [`Unsettled`]. Of a request that no policy limits, it holds nothing, and settling it does nothing.
 ///
 /// ```
@@ -37,8 +44,9 @@ use crate::time::{Timestamp, micros};
 #[derive(Clone, PartialEq, Eq)]
 #[must_use = "unsettled, it is charged in full when its time is over"]
 pub struct Ticket {
-    /// What the text encodes: version, id, time, [`Self::ttl_us`], and the keys. Kept as it is
-    /// written, so that a ticket of one policy is made, copied and changed without memory of its own.
+    /// What the text encodes: version, seal, incarnation, id, time, [`Self::ttl_us`], and the keys.
+    /// Kept as it is written, so that a ticket of one policy is made, copied and changed without
+    /// memory of its own.
     bytes: SmallVec<[u8; INLINE]>,
     #[cfg(feature = "wait")]
     queues: QueueHints,
@@ -109,12 +117,29 @@ pub(crate) enum TicketPart {
     Charged,
 }
 
+/// By what a store knows its tickets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TicketSecret {
+    /// The key of the seals. Random or configured, and never a fixed one.
+    pub(crate) key: Secret<[u8; 16]>,
+    /// Of the data in the store: another one after a shared store has lost them, and with them the
+    /// reservations. Always 0 in memory, where a new secret tells the same.
+    pub(crate) incarnation: u64,
+}
+
 /// The first byte of every ticket.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 /// Most keys of a ticket that is read: more than the policies of any request.
 const MAX_KEYS: usize = 255;
+/// Where the seal begins, and where it ends.
+const SEAL: usize = 1;
+const SEALED: usize = SEAL + 16;
+/// Where the incarnation, the id and the time begin.
+const INCARNATION: usize = SEALED;
+const ID: usize = INCARNATION + 8;
+const MADE: usize = ID + 8;
 /// Bytes before the first key.
-const HEADER: usize = 1 + 8 + 8 + TTL;
+const HEADER: usize = MADE + 8 + TTL;
 /// Bytes of a time to live.
 const TTL: usize = 5;
 /// Bytes of the time from when a ticket was made to the end of a hold.
@@ -128,10 +153,12 @@ impl Ticket {
     /// Longest text that is read: some 60 policies with names and keys of usual length.
     pub const MAX_TEXT: usize = 4096;
 
-    /// A ticket without keys. `made` is the date, `id` that of its holds.
+    /// A ticket without keys and without a [seal](Self::seal). `made` is the date, `id` that of its
+    /// holds.
     pub(crate) fn new(id: u64, made: Timestamp) -> Self {
         let mut bytes = SmallVec::new();
         bytes.push(VERSION);
+        bytes.extend_from_slice(&[0; ID - SEAL]);
         bytes.extend_from_slice(&id.to_le_bytes());
         bytes.extend_from_slice(&made.as_micros().to_le_bytes());
         bytes.extend_from_slice(&[0; TTL]);
@@ -161,6 +188,36 @@ impl Ticket {
         }
     }
 
+    /// Seals it as it is now. The first seal notes the incarnation of the store.
+    pub(crate) fn seal(&mut self, secret: &TicketSecret) {
+        if self.bytes[SEAL..SEALED] == [0; SEALED - SEAL] {
+            self.bytes[INCARNATION..ID].copy_from_slice(&secret.incarnation.to_le_bytes());
+        }
+        let seal = self.seal_by(secret);
+        self.bytes[SEAL..SEALED].copy_from_slice(seal.expose());
+    }
+
+    /// Whether it was sealed with this secret and is as it was then. Takes constant time.
+    pub(crate) fn is_sealed_by(&self, secret: &TicketSecret) -> bool {
+        let mut seal = [0; SEALED - SEAL];
+        seal.copy_from_slice(&self.bytes[SEAL..SEALED]);
+        self.seal_by(secret) == Secret::new(seal)
+    }
+
+    /// SipHash-2-4 with 128 bits of output (Aumasson and Bernstein, 2012) over all bytes but the seal.
+    fn seal_by(&self, secret: &TicketSecret) -> Secret<[u8; SEALED - SEAL]> {
+        let mut hasher = SipHasher24::new_with_key(secret.key.expose());
+        hasher.write(&self.bytes[..SEAL]);
+        hasher.write(&self.bytes[SEALED..]);
+        Secret::new(hasher.finish128().as_bytes())
+    }
+
+    /// The [incarnation](TicketSecret::incarnation) of the store when it was made.
+    #[cfg(feature = "redis")]
+    pub(crate) fn incarnation(&self) -> u64 {
+        number(&self.bytes[INCARNATION..ID])
+    }
+
     /// Notes which queue waits for the key that was added last. Either all keys have one or none.
     #[cfg(feature = "wait")]
     pub(crate) fn push_queue(&mut self, queue: u64) {
@@ -176,12 +233,12 @@ impl Ticket {
     /// The id of its holds, as [`OpenHold::id`](crate::OpenHold::id) has it.
     #[must_use]
     pub fn id(&self) -> u64 {
-        number(&self.bytes[1..9])
+        number(&self.bytes[ID..MADE])
     }
 
     /// When it was made, by the date.
     pub(crate) fn made(&self) -> Timestamp {
-        Timestamp::from_micros(number(&self.bytes[9..17]))
+        Timestamp::from_micros(number(&self.bytes[MADE..HEADER - TTL]))
     }
 
     /// How long parts and extensions renew it for: the shortest time of its holds.
@@ -292,6 +349,11 @@ fn number(bytes: &[u8]) -> u64 {
 }
 
 impl<'t> TicketKey<'t> {
+    /// Whether cost is held on it, and not charged at once.
+    pub(crate) fn is_held(&self) -> bool {
+        matches!(self.part, TicketPart::Held { .. })
+    }
+
     /// Reads the next key, and moves `bytes` behind it. `None` at the end, or if there is no key.
     fn read(bytes: &mut &'t [u8], made: Timestamp) -> Option<Self> {
         let mut take = |count: usize| bytes.split_off(..count);
@@ -421,6 +483,31 @@ mod tests {
             ticket.set(place, amount, part);
             (expected[changed].amount, expected[changed].part) = (amount, part);
             prop_assert_eq!(ticket.keys().map(|(_, key)| key).collect::<Vec<_>>(), expected);
+        }
+
+        /// Whoever holds a ticket can change its text. Any change breaks the seal.
+        #[test]
+        fn a_ticket_with_a_changed_bit_is_not_sealed(
+            keys in prop::collection::vec(key(), 0..4),
+            bits in prop::collection::vec((any::<prop::sample::Index>(), 0u32..8), 1..4),
+        ) {
+            let secret = TicketSecret { key: Secret::new([7; 16]), incarnation: 9 };
+            let mut ticket = Ticket::new(1, Timestamp::EPOCH);
+            for (policy, key, amount, part) in &keys {
+                ticket.push(&TicketKey { policy, key, amount: *amount, part: *part });
+            }
+            ticket.seal(&secret);
+            prop_assert!(ticket.is_sealed_by(&secret));
+            let other = TicketSecret { key: Secret::new([8; 16]), ..secret.clone() };
+            prop_assert!(!ticket.is_sealed_by(&other));
+            let mut forged = ticket.clone();
+            for (at, bit) in bits {
+                let at = at.index(ticket.bytes.len());
+                forged.bytes[at] ^= 1u8 << bit;
+            }
+            prop_assert_eq!(forged.is_sealed_by(&secret), forged == ticket);
+            ticket.bytes.pop();
+            prop_assert!(!ticket.is_sealed_by(&secret));
         }
 
         /// Clients send anything; a ticket is read without a panic, and as it is or not at all.

@@ -103,7 +103,8 @@ impl<H: Host> RateLimitHandler<H> {
     /// more.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` for a malformed `reservation_id`; `UNAVAILABLE` if it is not known whether
+    /// `INVALID_ARGUMENT` for a malformed `reservation_id`; `NOT_FOUND` for one that the store does not
+    /// know; `UNAVAILABLE` if it is not known whether
     /// it was charged. Repeating the call is safe then.
     pub(crate) async fn commit(
         &self,

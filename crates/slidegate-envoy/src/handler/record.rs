@@ -57,7 +57,8 @@ pub(super) fn committed(
     settlement: &Settlement,
     amount: u64,
 ) {
-    for key in settlement.iter().filter(|key| key.status() != HoldStatus::AlreadySettled) {
+    let is_charged = |status| !matches!(status, HoldStatus::AlreadySettled | HoldStatus::Unknown);
+    for key in settlement.iter().filter(|key| is_charged(key.status())) {
         let is_of = |target: &&Target<'_>| matches!(target, Target::Limit { limit, .. } if limit.policy == key.policy());
         let Some(Target::Limit { limit, .. }) = targets.iter().find(is_of) else { continue };
         limit.record(

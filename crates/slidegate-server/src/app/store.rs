@@ -13,12 +13,12 @@ use slidegate::store::Store as _;
 use slidegate::store::{BreakerState, FallbackStats, PolicyReset, ResetCursor};
 use slidegate::store::{
     Charge, HeldCharge, HoldAnswers, HoldCall, HoldStore, KeyInspection, ManagedStore, QuotaChanges, Remote,
-    StoreDecisions, StoredPolicy, TicketKeyBytes,
+    StoreDecisions, StoredPolicy, TicketKeyBytes, TicketSecret,
 };
 use slidegate::{
-    Decision, DecisionSource, Decisions, Error, FailureKind, FallbackStore, Gate, HoldOptions, InMemory,
-    KeyUse, MemoryStats, MemoryStore, PendingStats, Policy, PolicySet, Quota, RedisStore, Request, Reserved,
-    RestoredSnapshot, SavedSnapshot, Snapshot, SnapshotError, Ticket, Timestamp, Verb,
+    Decision, DecisionSource, Decisions, Error, FailureKind, FallbackStore, Gate, HoldOptions, HoldStatus,
+    InMemory, KeyUse, MemoryStats, MemoryStore, PendingStats, Policy, PolicySet, Quota, RedisStore, Request,
+    Reserved, RestoredSnapshot, SavedSnapshot, Snapshot, SnapshotError, Ticket, Timestamp, Verb,
 };
 
 use super::ticket_change::{Changed, TicketChange};
@@ -31,6 +31,8 @@ pub(crate) struct Store {
     /// Shared with the task that sends settlements that wait for a shared store.
     gate: Arc<Gate<AnyStore>>,
     health: Health,
+    /// Tickets that the store did not know.
+    unknown_tickets: AtomicU64,
 }
 
 /// The store that the configuration selects.
@@ -126,8 +128,24 @@ impl HoldStore for AnyStore {
         on_store!(self, store => store.key_for_ticket(held))
     }
 
-    async fn change_holds(&self, changes: &[HoldCall<'_>]) -> Result<HoldAnswers, Error> {
-        await_store!(self, store => store.change_holds(changes))
+    fn seal(&self, ticket: &mut Ticket) {
+        on_store!(self, store => store.seal(ticket));
+    }
+
+    fn ticket_secret(&self) -> TicketSecret {
+        on_store!(self, store => store.ticket_secret())
+    }
+
+    async fn prepare_to_seal(&self) {
+        await_store!(self, store => store.prepare_to_seal())
+    }
+
+    async fn change_holds(
+        &self,
+        ticket: &Ticket,
+        changes: &[HoldCall<'_>],
+    ) -> Result<Option<HoldAnswers>, Error> {
+        await_store!(self, store => store.change_holds(ticket, changes))
     }
 }
 
@@ -196,7 +214,11 @@ impl Store {
                 AnyStore::Redis(Box::new(redis.with_instances(instances).with_memory(memory)))
             }
         };
-        Ok(Self { gate: Arc::new(Gate::with_store(policies, store)?), health: Health::default() })
+        Ok(Self {
+            gate: Arc::new(Gate::with_store(policies, store)?),
+            health: Health::default(),
+            unknown_tickets: AtomicU64::new(0),
+        })
     }
 
     /// Decides requests in one atomic step in memory. `None` with a shared store.
@@ -266,7 +288,7 @@ impl Store {
     /// queued.
     ///
     /// # Errors
-    /// A shared store did not reply in time, or did not make the ticket.
+    /// A shared store did not reply in time.
     pub(crate) async fn change_hold(
         &self,
         ticket: &Ticket,
@@ -281,7 +303,12 @@ impl Store {
             TicketChange::Cancel => gate.cancel(ticket).await,
         };
         let failure = match changed {
-            Ok(settlement) => return Ok(Changed::Now(settlement)),
+            Ok(settlement) => {
+                if settlement.status() == HoldStatus::Unknown {
+                    self.unknown_tickets.fetch_add(1, Ordering::Relaxed);
+                }
+                return Ok(Changed::Now(settlement));
+            }
             Err(failure) => failure,
         };
         if !failure.is_store() {
@@ -295,6 +322,11 @@ impl Store {
             TicketChange::Settle { .. } | TicketChange::Extend(_) => return Err(failure),
         };
         is_queued.map(|()| Changed::Later)
+    }
+
+    /// How many tickets the store did not know.
+    pub(crate) fn unknown_tickets(&self) -> u64 {
+        self.unknown_tickets.load(Ordering::Relaxed)
     }
 
     /// Settlements that wait for the store.

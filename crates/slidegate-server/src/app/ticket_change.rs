@@ -30,6 +30,9 @@ pub(crate) enum Changed {
 }
 
 impl Changed {
+    /// What is said of a ticket that the store does not know.
+    pub(crate) const UNKNOWN: &str = "unknown ticket: another store made it, the store has lost it, its policies were \
+                                      removed, or its text was changed; nothing was charged or given back";
     /// The outcome in responses of a change that was queued.
     pub(crate) const QUEUED: &str = "queued";
 }

@@ -6,7 +6,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
 use slidegate::headers::HeaderOptions;
-use slidegate::{Decisions, HoldOptions, PolicyDecision, PolicySet, Request, Settlement, Ticket};
+use slidegate::{Decisions, HoldOptions, HoldStatus, PolicyDecision, PolicySet, Request, Settlement, Ticket};
 use slidegate_envoy::{Client, Host, removed_meanwhile};
 use tonic::Status;
 
@@ -59,11 +59,11 @@ impl Host for App {
         }
         let change = TicketChange::Settle { cost: cost.into(), is_final: true };
         match self.call(caller.clone()).change(ticket, change).await {
+            Ok(Changed::Now(settlement)) if settlement.status() == HoldStatus::Unknown => {
+                Err(Status::not_found(format!("reservation_id: {}", Changed::UNKNOWN)))
+            }
             Ok(Changed::Now(settlement)) => Ok(Some(settlement)),
             Ok(Changed::Later) => Ok(None),
-            Err(error) if error.is_ticket() => {
-                Err(Status::invalid_argument(format!("reservation_id: {error}")))
-            }
             Err(error) => {
                 let detail = "the change may or may not be made, and repeating it is safe";
                 Err(Status::unavailable(format!("{error}; {detail}")))

@@ -176,12 +176,8 @@ fn read(text: &Text<'_>, field: &str) -> Result<Ticket, Problem> {
     text.0.parse().map_err(|error: Error| Problem::field(field, error.to_string()))
 }
 
-/// A ticket that this store did not make, or a store that did not reply: then it is unknown whether
-/// the change was made.
+/// A store that did not reply: it is not known whether the change was made.
 fn failed(error: &Error) -> Problem {
-    if error.is_ticket() {
-        return Problem::field("ticket", error.to_string());
-    }
     let detail = format!("{error}; the change may or may not be made, and repeating it is safe");
     Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
 }
@@ -189,6 +185,9 @@ fn failed(error: &Error) -> Problem {
 async fn change_one(app: &App, headers: &HeaderMap, ticket: &Ticket, change: TicketChange<'_>) -> Answered {
     let goes_on = !change.is_last();
     match call(app, headers).change(ticket, change).await.map_err(|error| failed(&error))? {
+        Changed::Now(settlement) if settlement.status() == HoldStatus::Unknown => {
+            Err(Problem::field("ticket", Changed::UNKNOWN).with_status(StatusCode::NOT_FOUND))
+        }
         Changed::Now(settlement) => Ok(respond(app, &settlement, goes_on)),
         Changed::Later => {
             let mut response = ok(answer::queued());

@@ -43,7 +43,6 @@ impl HoldCommand<'_> {
                 match call.change(&ticket, change).await {
                     Ok(Changed::Now(settlement)) => write_settlement(&settlement, goes_on, reply),
                     Ok(Changed::Later) => write_outcome(Changed::QUEUED, None, reply),
-                    Err(error) if error.is_ticket() => reply.error(format_args!("ERR {error}")),
                     Err(error) => reply.error(format_args!(
                         "UNAVAILABLE {error}; the change may or may not be made, and repeating it is safe"
                     )),

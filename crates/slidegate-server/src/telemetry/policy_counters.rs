@@ -64,12 +64,14 @@ pub(crate) enum HoldOutcome {
     AlreadySettled,
     /// Settled, extended or cancelled after its time.
     Late,
+    /// Lost with the data of the store.
+    Unknown,
     /// Not settled in time, of those that this process made.
     Expired,
 }
 
 impl HoldOutcome {
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 9] = [
         Self::Reserved,
         Self::Settled,
         Self::Extended,
@@ -77,6 +79,7 @@ impl HoldOutcome {
         Self::Denied,
         Self::AlreadySettled,
         Self::Late,
+        Self::Unknown,
         Self::Expired,
     ];
 
@@ -86,6 +89,7 @@ impl HoldOutcome {
             HoldStatus::Denied => Self::Denied,
             HoldStatus::AlreadySettled => Self::AlreadySettled,
             HoldStatus::Expired => Self::Late,
+            HoldStatus::Unknown => Self::Unknown,
             // The library may add some.
             _ => changed,
         }
@@ -100,6 +104,7 @@ impl HoldOutcome {
             Self::Denied => "extension_denied",
             Self::AlreadySettled => "already_settled",
             Self::Late => "late",
+            Self::Unknown => "unknown",
             Self::Expired => "expired",
         }
     }

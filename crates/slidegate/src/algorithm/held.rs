@@ -137,10 +137,14 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
         }
     }
 
-    /// Gives back what was charged at once, the first time that it is asked to.
+    /// Ends a reservation that holds nothing on this key, and gives back what was charged at once.
+    /// Later changes find that it has ended. Without room to note that, nothing is given back.
     fn refund(&mut self, id: u64, cost: u64) -> (HoldStatus, Done) {
-        if cost == 0 || self.holds.is_full() || self.holds.find(id).is_some() {
+        if self.holds.find(id).is_some() {
             return (HoldStatus::AlreadySettled, Done::Moved(0));
+        }
+        if self.holds.is_full() {
+            return (HoldStatus::Changed, Done::Moved(0));
         }
         // Later the charge does not count any more, or the caller has long given up.
         let kept_us = self.quota.window_us().min(micros(MAX_TTL));

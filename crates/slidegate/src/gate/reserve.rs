@@ -19,7 +19,7 @@ use crate::policy::{Policy, PolicySet};
 use crate::quota::Algorithm;
 use crate::request::{Cost, Request};
 use crate::store::{HeldCharge, HoldAnswer, HoldCall, HoldStore, Mode, Reply, ready};
-use crate::ticket::{Ticket, TicketKey, TicketPart, TicketPlace};
+use crate::ticket::{Ticket, TicketKey, TicketPart, TicketPlace, TicketSecret};
 use crate::verb::Verb;
 #[cfg(feature = "wait")]
 use crate::waiting::queue_key::QueueKey;
@@ -118,11 +118,18 @@ pub(super) enum Change<'c> {
 }
 
 impl Change<'_> {
-    /// The change of one key under a policy, if there is one.
-    fn of(&self, key: &TicketKey<'_>, policy: &Policy) -> Option<HoldChange> {
+    /// The change of one key under a policy, if there is one. A key that was charged at once is not
+    /// asked whether the reservation is open, unless nothing is held on any key.
+    fn of(&self, key: &TicketKey<'_>, policy: &Policy, has_holds: bool) -> Option<HoldChange> {
         let counts = policy.counted();
         let TicketPart::Held { ttl_us, unsettled, settled, .. } = key.part else {
-            return matches!(self, Self::Cancel).then_some(HoldChange::Refund { cost: key.amount });
+            return match self {
+                Self::Cancel => Some(HoldChange::Refund { cost: key.amount }),
+                Self::Settle { is_final: true, .. } | Self::End if !has_holds => {
+                    Some(HoldChange::Refund { cost: 0 })
+                }
+                _ => None,
+            };
         };
         let is_in_flight = policy.quota().algorithm() == Algorithm::InFlight;
         Some(match self {
@@ -293,10 +300,13 @@ impl<S: HoldStore> Gate<S> {
         mut terms: HoldTerms,
         once: Option<&str>,
     ) -> Reserved<'r> {
+        self.store.prepare_to_seal().await;
         let mut decisions = self.begin(Some(Verb::Check), requests);
         if let Some(once) = once {
             // Repeated calls have the same ticket.
-            let id = id_once(once, &decisions.policies.plan_of_reservation(requests, &terms).charges);
+            let charges = decisions.policies.plan_of_reservation(requests, &terms).charges;
+            let id = id_once(once, &charges, &self.store.ticket_secret());
+            drop(charges);
             terms.id = id;
         }
         let plan = decisions.policies.plan_of_reservation(requests, &terms);
@@ -326,7 +336,7 @@ impl<S: HoldStore> Gate<S> {
         for (charge, decision) in charges.iter().zip(decisions) {
             let is_taken = charge.part.verb == Verb::Check && decision.is_allowed() && charge.part.cost > 0;
             let has_other_quota = set.policy(charge.policy).quota() != charge.quota;
-            let held = HeldCharge { charge, decision, id: terms.id, has_other_quota };
+            let held = HeldCharge { charge, decision, has_other_quota };
             let key = is_taken.then(|| self.store.key_for_ticket(&held)).flatten();
             let Some(key) = key else { continue };
             let part = match charge.new_hold() {
@@ -342,11 +352,15 @@ impl<S: HoldStore> Gate<S> {
             #[cfg(feature = "wait")]
             ticket.push_queue(QueueKey::hash(&charge.key));
         }
+        self.store.seal(&mut ticket);
         Some(ticket)
     }
 
     /// Settles a reservation to its true cost, whether that is less than was held or more, and ends
     /// it. Each policy counts `cost` from now on.
+    ///
+    /// A ticket that the store does not know charges nothing: the [status](Settlement::status) is
+    /// [`HoldStatus::Unknown`].
     ///
     /// May be repeated: a hold that is settled is not charged again. A settlement that arrives after
     /// the hold's time charges what was not charged then.
@@ -404,7 +418,7 @@ impl<S: HoldStore> Gate<S> {
     }
 
     /// Cancels a reservation whose request did not run: nothing more is charged, and what was
-    /// charged at once is refunded while it counts.
+    /// charged at once is refunded while it counts. After the last settlement it changes nothing.
     ///
     /// # Errors
     /// As [`settle`](Self::settle).
@@ -431,38 +445,63 @@ impl<S: HoldStore> Gate<S> {
     ) -> Result<Settlement, Error> {
         let policies = self.policies.load();
         let set = &**policies;
-        let mut found = SmallVec::<[_; 1]>::new();
+        let mut settlement = Settlement { keys: SmallVec::new(), ticket: ticket.clone(), is_unknown: false };
+        let has_holds = ticket.holds().next().is_some();
+        let (mut found, mut is_removed) = (SmallVec::<[_; 1]>::new(), false);
         for (place, key) in ticket.keys() {
             // A policy that was removed since counts nothing any more.
-            let Some((number, at)) = set.numbered_place(key.policy) else { continue };
-            if let Some(change) = change.of(&key, set.policy(at)) {
+            let Some((number, at)) = set.numbered_place(key.policy) else {
+                is_removed = true;
+                continue;
+            };
+            if let Some(change) = change.of(&key, set.policy(at), has_holds) {
                 let quota_of = move |seed: &HashSeed, id: KeyId| set.quota_by_id(at, seed, id);
                 found.push((place, key, change, number, at, quota_of));
             }
         }
-        let mut calls = SmallVec::<[_; 1]>::new();
-        for (_, key, change, number, at, quota_of) in &found {
-            calls.push(HoldCall {
-                policy: key.policy,
-                number: *number,
-                key: key.key,
-                id: ticket.id(),
-                change: *change,
-                made: ticket.made(),
-                part: key.part,
-                amount: key.amount,
-                quota_of,
-                policy_quota: *set.policy(*at).quota(),
-                share_of: 1,
-            });
+        if is_removed && found.is_empty() {
+            settlement.is_unknown = true;
+            return Ok(settlement);
         }
-        let answers = self.store.change_holds(&calls).await?;
-        #[cfg(feature = "wait")]
-        for ((place, _, change, number, ..), answer) in found.iter().zip(&answers) {
-            self.wake_after(ticket.queue(*place), *number, change, answer.status);
+        // The holds know whether the reservation is open. Only then is given back what was charged at
+        // once, which therefore comes second.
+        let mut answers: SmallVec<[Option<HoldAnswer>; 1]> = SmallVec::from_elem(None, found.len());
+        for is_held in [true, false] {
+            let is_open = answers.iter().flatten().any(|one| one.status == HoldStatus::Changed);
+            let now: SmallVec<[usize; 1]> = (0..found.len())
+                .filter(|at| found[*at].1.is_held() == is_held || !has_holds && is_held)
+                .collect();
+            if !is_held && (!has_holds || !is_open || now.is_empty()) {
+                break;
+            }
+            let mut calls = SmallVec::<[_; 1]>::new();
+            for at in &now {
+                let (_, key, change, number, at, quota_of) = &found[*at];
+                calls.push(HoldCall {
+                    number: *number,
+                    key: key.key,
+                    id: ticket.id(),
+                    change: *change,
+                    made: ticket.made(),
+                    part: key.part,
+                    amount: key.amount,
+                    quota_of,
+                    policy_quota: *set.policy(*at).quota(),
+                    share_of: 1,
+                });
+            }
+            let Some(changed) = self.store.change_holds(ticket, &calls).await? else {
+                settlement.is_unknown = true;
+                return Ok(settlement);
+            };
+            now.into_iter().zip(changed).for_each(|(at, answer)| answers[at] = Some(answer));
         }
-        let mut settlement = Settlement { keys: SmallVec::new(), ticket: ticket.clone() };
-        for ((place, key, change, _, at, _), HoldAnswer { status, decision }) in found.iter().zip(answers) {
+        let answered = found.iter().zip(answers).filter_map(|(one, answer)| Some((one, answer?)));
+        for ((place, key, change, number, at, _), HoldAnswer { status, decision }) in answered {
+            #[cfg(feature = "wait")]
+            self.wake_after(ticket.queue(*place), *number, change, status);
+            #[cfg(not(feature = "wait"))]
+            let _ = number;
             let policy = set.policy(*at);
             let last = match *change {
                 HoldChange::Settle { total: cost, ttl_us: None }
@@ -477,14 +516,15 @@ impl<S: HoldStore> Gate<S> {
             let unit = policy.cost_unit().filter(|_| policy.is_enforced());
             settlement.keys.push(ChangedKey { place: *place, status, decision, unit, last });
         }
+        self.store.seal(&mut settlement.ticket);
         Ok(settlement)
     }
 }
 
-/// The id of the holds of a reservation with this idempotency key. The same in every instance and
-/// release; another one for other keys or costs.
-fn id_once(once: &str, charges: &[Charge<'_>]) -> u64 {
-    let mut hasher = SipHasher24::new();
+/// The id of the holds of a reservation with this idempotency key. The same in every instance that
+/// shares the secret, and unpredictable without it; another one for other keys or costs.
+fn id_once(once: &str, charges: &[Charge<'_>], secret: &TicketSecret) -> u64 {
+    let mut hasher = SipHasher24::new_with_key(secret.key.expose());
     let mut write = |bytes: &[u8]| {
         hasher.write(&(bytes.len() as u64).to_le_bytes());
         hasher.write(bytes);

@@ -14,6 +14,8 @@ use crate::ticket::{Ticket, TicketPlace};
 pub struct Settlement {
     pub(super) keys: SmallVec<[ChangedKey; 1]>,
     pub(super) ticket: Ticket,
+    /// Whether the store knows the reservation under none of its policies.
+    pub(super) is_unknown: bool,
 }
 
 /// What came of it on a key of the ticket.
@@ -43,12 +45,17 @@ pub struct SettledCost {
 }
 
 impl Settlement {
-    /// What came of it: [`Denied`](HoldStatus::Denied) if one key denied an extension, else the
-    /// status of the first key that is not [`Changed`](HoldStatus::Changed).
+    /// What came of it: [`Unknown`](HoldStatus::Unknown) if the store does not know the reservation,
+    /// [`Denied`](HoldStatus::Denied) if one key denied an extension, else the status of the first
+    /// key that is not [`Changed`](HoldStatus::Changed).
     #[must_use]
     pub fn status(&self) -> HoldStatus {
+        if self.is_unknown {
+            return HoldStatus::Unknown;
+        }
         let is = |status| self.keys.iter().any(|key| key.status == status);
-        let order = [HoldStatus::Denied, HoldStatus::Expired, HoldStatus::AlreadySettled];
+        let order =
+            [HoldStatus::Denied, HoldStatus::Expired, HoldStatus::AlreadySettled, HoldStatus::Unknown];
         order.into_iter().find(|status| is(*status)).unwrap_or(HoldStatus::Changed)
     }
 

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::hold::{EndedHold, HoldChange, HoldStatus, Unsettled};
 use crate::key::{HashSeed, KeyId};
 use crate::quota::Quota;
-use crate::ticket::TicketPart;
+use crate::ticket::{Ticket, TicketPart, TicketSecret};
 use crate::time::Timestamp;
 
 /// A store that can hold cost, see [`Gate::reserve`](crate::Gate::reserve). Its
@@ -22,14 +22,28 @@ pub trait HoldStore: Store {
     /// `None` if the decision holds nothing, because it was made without the store.
     fn key_for_ticket(&self, charge: &HeldCharge<'_>) -> Option<TicketKeyBytes>;
 
-    /// Changes holds, all of them or none, in one atomic step.
+    /// Seals a ticket, so that the store knows it again.
+    fn seal(&self, ticket: &mut Ticket);
+
+    /// The secret that seals tickets now.
+    fn ticket_secret(&self) -> TicketSecret;
+
+    /// Called before a reservation is decided: what sealing its ticket needs from a shared store is
+    /// asked for.
+    fn prepare_to_seal(&self) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
+
+    /// Changes holds of a ticket, all of them or none, in one atomic step. `None` if the store has
+    /// not sealed the ticket as it is.
     ///
     /// # Errors
     /// If the store did not reply. The holds may or may not be changed; the call can be repeated.
     fn change_holds(
         &self,
+        ticket: &Ticket,
         changes: &[HoldCall<'_>],
-    ) -> impl Future<Output = Result<HoldAnswers, Error>> + Send;
+    ) -> impl Future<Output = Result<Option<HoldAnswers>, Error>> + Send;
 }
 
 /// A charge that was held or charged for a reservation.
@@ -38,8 +52,6 @@ pub trait HoldStore: Store {
 pub struct HeldCharge<'a> {
     pub(crate) charge: &'a Charge<'a>,
     pub(crate) decision: &'a Decision,
-    /// The id of the hold.
-    pub(crate) id: u64,
     /// Whether the key's quota is not that of its policy, but of an override or of the request.
     pub(crate) has_other_quota: bool,
 }
@@ -48,7 +60,6 @@ pub struct HeldCharge<'a> {
 #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "shared stores need more than memory"))]
 #[derive(Clone, Copy)]
 pub struct HoldCall<'a> {
-    pub(crate) policy: &'a str,
     pub(crate) number: u32,
     /// See [`HoldStore::key_for_ticket`].
     pub(crate) key: &'a [u8],

@@ -43,6 +43,7 @@ mod scan;
 mod scripts;
 mod server_time;
 mod spread;
+mod ticket_secret;
 mod transport;
 
 pub(crate) use call::{Answers, MOST};
@@ -63,6 +64,7 @@ use native::NativeTerms;
 use scripts::Scripts;
 use server_time::ServerTimes;
 use spread::DenialRates;
+use ticket_secret::TicketSecrets;
 use transport::{Call, Executed, Failure, LastFailure, Native, ReplyBound, Transport};
 
 /// Usage in Redis, Redis Cluster or a master found through Sentinel, shared by many instances.
@@ -87,6 +89,7 @@ pub struct RedisStore {
     calls: Arc<Calls>,
     invalidations: Invalidations,
     seen: Seen,
+    tickets: TicketSecrets,
     names: Names,
     options: RedisOptions,
 }
@@ -405,6 +408,7 @@ impl RedisStore {
             calls: Arc::new(calls),
             invalidations: Invalidations::default(),
             seen: Seen::default(),
+            tickets: TicketSecrets::default(),
             names: options.names.clone(),
             options,
         })
@@ -525,10 +529,12 @@ impl RedisStore {
 
 impl SharedStore for RedisStore {
     async fn apply(&self, charges: &[Charge<'_>]) -> Result<Answers, Undecided> {
+        self.require_ticket_secret(charges).await?;
         self.apply_charges(charges).await
     }
 
     async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, Undecided> {
+        self.require_ticket_secret(charges).await?;
         self.check_charges_once(charges, id).await
     }
 

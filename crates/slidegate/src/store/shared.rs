@@ -9,6 +9,7 @@ use crate::policy_reset::{PolicyReset, ResetCursor};
 use crate::quota::Quota;
 use crate::store::holds::{HeldCharge, HoldAnswer, HoldCall};
 use crate::store::redis::StoreFailure;
+use crate::ticket::{Ticket, TicketSecret};
 use crate::usage::KeyInspection;
 
 /// A store whose calls can fail, which [`FallbackStore`](crate::FallbackStore) makes a
@@ -77,20 +78,25 @@ pub trait SharedHoldStore: SharedStore {
     /// See [`HoldStore::key_for_ticket`](crate::store::HoldStore::key_for_ticket): at most 254 bytes.
     fn key_for_ticket(&self, charge: &HeldCharge<'_>) -> Vec<u8>;
 
-    /// Checks that this store made the ticket of a change.
-    ///
-    /// # Errors
-    /// If another store made it, or one with another secret.
-    fn check_ticket(&self, change: &HoldCall<'_>) -> Result<(), Error>;
+    /// See [`HoldStore::seal`](crate::store::HoldStore::seal).
+    fn seal(&self, ticket: &mut Ticket);
 
-    /// Changes holds, all of them or none where their keys are in one slot.
+    /// The secret that seals tickets now. `None` while the store was not asked for it.
+    fn ticket_secret(&self) -> Option<TicketSecret>;
+
+    /// See [`HoldStore::prepare_to_seal`](crate::store::HoldStore::prepare_to_seal).
+    fn prepare_to_seal(&self) -> impl Future<Output = ()> + Send;
+
+    /// Changes holds, all of them or none where their keys are in one slot. `None` if the store, or
+    /// one that shares its secret, has not sealed the ticket as it is.
     ///
     /// # Errors
     /// If the store did not reply. The holds may or may not be changed; the call can be repeated.
     fn change_holds(
         &self,
+        ticket: &Ticket,
         changes: &[HoldCall<'_>],
-    ) -> impl Future<Output = Result<Vec<HoldAnswer>, StoreFailure>> + Send;
+    ) -> impl Future<Output = Result<Option<Vec<HoldAnswer>>, StoreFailure>> + Send;
 }
 
 /// Why there is not a decision on every charge.

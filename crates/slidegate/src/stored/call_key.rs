@@ -480,7 +480,8 @@ impl<'v, S: Stored<'v>> KeyOf<'v, S> {
         reply.list(3 + usize::from(before.is_some()));
         reply.number(match status {
             HoldStatus::Changed => CHANGED,
-            HoldStatus::AlreadySettled => ALREADY_SETTLED,
+            // Which of them it is, only the instance can find out.
+            HoldStatus::AlreadySettled | HoldStatus::Unknown => ALREADY_SETTLED,
             HoldStatus::Expired => EXPIRED,
             HoldStatus::Denied => DENIED,
         });

@@ -4,6 +4,7 @@ mod cases;
 mod guard;
 mod histories;
 mod in_flight;
+mod one_state;
 mod simulation;
 
 use std::time::Duration;

@@ -355,18 +355,75 @@ async fn a_repeated_reservation_holds_once_and_has_one_ticket() {
     assert_eq!(state(one.peek(&request).await), [(4, 0), (130, 0), (0, 0)]);
 }
 
-/// Otherwise a client that can settle could charge any key.
+/// Otherwise a client that can settle could charge any key, or give back what others used.
 #[tokio::test]
-async fn a_ticket_that_another_store_made_is_refused() {
+async fn a_ticket_that_another_store_made_is_unknown() {
     let server = RedisServer::builder().start();
     let options = || options(&server.url_as_user());
     let one = SharedGate::redis(tokens(100), options()).unwrap();
-    let other = SharedGate::redis(tokens(100), options().key_secret("another")).unwrap();
+    let memory = Gate::new(tokens(100));
     let request = Request::new().with("user", "alice").cost(60);
     let ticket = one.reserve(&request).await.into_ticket().unwrap();
-    let error = other.settle(&ticket, 20).await.unwrap_err();
-    assert!(error.is_ticket() && error.to_string().starts_with("invalid ticket: "), "{error}");
+    let foreign = memory.reserve(&request).into_ticket().unwrap();
+    let secret = SharedGate::redis(tokens(100), options().key_secret("another")).unwrap();
+    for (gate, ticket) in [(&secret, &ticket), (&one, &foreign)] {
+        let settled = gate.settle(ticket, 20).await.unwrap();
+        assert_eq!((settled.status(), settled.iter().len()), (HoldStatus::Unknown, 0));
+    }
+    assert_eq!(memory.settle(&ticket, 20).unwrap().status(), HoldStatus::Unknown);
     assert_eq!(one.peek(&request).await.strictest().unwrap().held(), 60);
+}
+
+/// Instances are configured alike and share nothing but the store.
+#[tokio::test]
+async fn a_secret_that_is_not_configured_is_drawn_and_shared_and_outlives_an_emptied_store() {
+    let server = RedisServer::builder().start();
+    let gate = || SharedGate::redis(tokens(1000), options(&server.url_as_user())).unwrap();
+    let (one, other) = (gate(), gate());
+    let request = Request::new().with("user", "alice").cost(60);
+    let lost = one.reserve(&request).await.into_ticket().unwrap();
+    let settled = one.reserve(&request).await.into_ticket().unwrap();
+    assert_eq!(other.settle(&settled, 10).await.unwrap().status(), HoldStatus::Changed);
+    assert_eq!(one.settle(&settled, 10).await.unwrap().status(), HoldStatus::AlreadySettled);
+    server.admin(&["FLUSHALL"]);
+    // Lost, and not settled.
+    assert_eq!(other.settle(&lost, 10).await.unwrap().status(), HoldStatus::Unknown);
+    assert_eq!(one.settle(&lost, 10).await.unwrap().status(), HoldStatus::Unknown);
+    let again = one.reserve(&request).await.into_ticket().unwrap();
+    let third = gate();
+    assert_eq!(third.settle(&again, 10).await.unwrap().status(), HoldStatus::Changed);
+    assert_eq!(third.peek(&request).await.strictest().unwrap().used(), 10);
+}
+
+/// Whoever holds a ticket can change its text: it must grant nothing that was not given.
+#[tokio::test]
+async fn a_ticket_with_any_changed_byte_is_unknown_or_refused_and_changes_nothing() {
+    let server = RedisServer::builder().start();
+    let policies = PolicySet::new([
+        Policy::new("requests", Quota::per_minute(10)).unwrap().scope(["user"]).counts(Counts::Requests),
+        Policy::new("tokens", Quota::per_minute(1000)).unwrap().scope(["user"]),
+    ]);
+    let gate = SharedGate::redis(policies.unwrap(), options(&server.url_as_user())).unwrap();
+    let request = Request::new().with("user", "alice").cost(100);
+    let text = gate.reserve(&request).await.into_ticket().unwrap().to_string();
+    let usage = async || {
+        let peeked = gate.peek(&request).await;
+        peeked.iter().map(|one| (one.used(), one.held())).collect::<Vec<_>>()
+    };
+    let before = usage().await;
+    for at in 0..text.len() {
+        let mut forged = text.clone().into_bytes();
+        forged[at] = if forged[at] == b'A' { b'B' } else { b'A' };
+        let Ok(forged) = String::from_utf8(forged).unwrap().parse::<Ticket>() else { continue };
+        assert_eq!(gate.cancel(&forged).await.unwrap().status(), HoldStatus::Unknown, "byte {at}");
+        assert_eq!(gate.settle(&forged, 7).await.unwrap().status(), HoldStatus::Unknown, "byte {at}");
+    }
+    assert_eq!(usage().await, before);
+    // Cancelled after its settlement, it gives nothing back.
+    let ticket: Ticket = text.parse().unwrap();
+    assert_eq!(gate.settle(&ticket, 7).await.unwrap().status(), HoldStatus::Changed);
+    assert_eq!(gate.cancel(&ticket).await.unwrap().status(), HoldStatus::AlreadySettled);
+    assert_eq!(usage().await, [(1, 0), (7, 0)]);
 }
 
 /// Many callers at once, on several instances: exactly as many pass as fit.

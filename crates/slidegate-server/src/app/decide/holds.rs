@@ -1,11 +1,12 @@
 //! Reservations: made by a request, and settled, extended or cancelled by their tickets.
 
 use futures_util::future::join_all;
-use slidegate::{Error, Extension, HoldOptions, Request, Reserved, Ticket, Verb};
+use slidegate::{Error, Extension, HoldOptions, HoldStatus, Request, Reserved, Ticket, Verb};
 
 use super::{Call, Engine};
 use crate::app::open_reservations::Due;
 use crate::app::ticket_change::{Changed, TicketChange};
+use crate::log_limit::log_limited;
 use crate::telemetry::HoldOutcome;
 
 impl Call<'_> {
@@ -59,8 +60,7 @@ impl Call<'_> {
     /// Changes a reservation. May be repeated.
     ///
     /// # Errors
-    /// A shared store did not make the ticket, or did not reply: then the change may or may not be
-    /// made.
+    /// A shared store did not reply: the change may or may not be made.
     pub(crate) async fn change(
         &mut self,
         ticket: &Ticket,
@@ -90,7 +90,11 @@ impl Call<'_> {
         let is_last = change.is_last();
         let changed = self.engine.store.change_hold(ticket, change).await?;
         let open = &self.engine.open_reservations;
-        if is_last {
+        if let Changed::Now(settlement) = &changed
+            && settlement.status() == HoldStatus::Unknown
+        {
+            log_limited!(WARN, None, "a ticket is unknown to the store; nothing was charged or given back");
+        } else if is_last {
             open.remove(ticket.id());
         }
         let Changed::Now(settlement) = &changed else { return Ok(changed) };

@@ -100,6 +100,9 @@ fn process(page: &mut Page<'_>, app: &App) -> fmt::Result {
     )?;
     let help = "Open reservations in the memory store, each counted on every key that it holds cost of";
     page.value("holds", help, count(memory.holds))?;
+    let help =
+        "Tickets to settle, extend or cancel that the store does not know; nothing was charged or given back";
+    page.total("unknown_tickets", help, app.store().unknown_tickets())?;
     let pending = app.store().pending_settlements();
     let help = "Settlements that wait for a shared store, which does not reply";
     page.value("settlements_pending", help, pending.waiting)?;

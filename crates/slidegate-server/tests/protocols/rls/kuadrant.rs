@@ -209,6 +209,9 @@ assert refusal(lambda: commit('42', 1, alice)) == (
     'INVALID_ARGUMENT',
     'reservation_id: invalid ticket `42`: must be the text that a reservation returned, unchanged')
 held = reserve(alice, amount=1).reservation_id
+for at in range(0, len(held), 3):
+    forged = held[:at] + ('B' if held[at] == 'A' else 'A') + held[at + 1:]
+    assert refusal(lambda: commit(forged, 1, alice))[0] in ('INVALID_ARGUMENT', 'NOT_FOUND'), at
 assert refusal(lambda: commit(held, 2**53, alice)) == (
     'INVALID_ARGUMENT', 'invalid actual_amount `9007199254740992`: must be at most 9007199254740991')
 assert refusal(lambda: reserve(amount=1)) == (

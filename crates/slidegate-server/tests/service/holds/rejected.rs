@@ -100,29 +100,39 @@ fn bad_input_is_refused_by_name_and_holds_nothing() {
     assert!(server.is_running());
 }
 
-/// A ticket of another service, or one that a client made up, must not change the usage of any key.
+/// A gateway must tell a reservation that is lost from one that is settled. A ticket of another service,
+/// or one that a client changed, must not change the usage of any key.
 #[test]
-fn a_foreign_ticket_changes_no_key_of_this_service() {
+fn a_foreign_or_changed_ticket_is_404_and_changes_no_key() {
     let (server, other) = (Server::start(&TOKENS), Server::start(&TOKENS));
     let own = ticket(&reserve(&server, &json!({ "cost": 10 })));
     let foreign = ticket(&reserve(&other, &json!({ "cost": 10 })));
-    let settled = settle(&server, &foreign, 90);
-    assert_eq!(settled["outcome"], "already_settled");
+    let unknown = server.post("/v1/settle", &json!({ "ticket": foreign, "cost": 90 }).to_string());
+    let problem = unknown.json();
+    assert_eq!((unknown.status, &problem["field"]), (404, &json!("ticket")));
+    assert_eq!(
+        problem["detail"],
+        "unknown ticket: another store made it, the store has lost it, its policies were removed, or its text \
+         was changed; nothing was charged or given back"
+    );
     assert_eq!(usage(&server, "tokens"), (0, 10, 90));
-    // Every single changed letter is refused, or is another ticket than this.
-    for at in (0..own.len()).step_by(3) {
+    let mut counted = 1;
+    for at in 0..own.len() {
         let letter = if own.as_bytes()[at] == b'A' { "B" } else { "A" };
         let changed = format!("{}{letter}{}", &own[..at], &own[at + 1..]);
-        for route in ["/v1/extend", "/v1/cancel"] {
-            let response = server.post(
-                route,
-                &json!({ "ticket": changed, "hold": 10 })
-                    .to_string()
-                    .replace(if route == "/v1/cancel" { r#""hold":10,"# } else { "\0" }, ""),
-            );
-            assert!([200, 400, 429].contains(&response.status), "{at}: {}", response.body);
+        for (route, cost) in [("settle", Some(7)), ("extend", None), ("cancel", None)] {
+            let mut body = json!({ "ticket": changed });
+            if let Some(cost) = cost {
+                body["cost"] = json!(cost);
+            }
+            let response = server.post(&format!("/v1/{route}"), &body.to_string());
+            assert!([400, 404].contains(&response.status), "{route} {at}: {}", response.body);
+            counted += u64::from(response.status == 404);
         }
     }
+    assert_eq!(usage(&server, "tokens"), (0, 10, 90));
+    let line = format!("slidegate_unknown_tickets_total {counted}");
+    assert!(server.get("/metrics").body.contains(&line), "{line}");
     assert_eq!(settle(&server, &own, 3)["policies"].as_array().map(Vec::len), Some(1));
 }
 

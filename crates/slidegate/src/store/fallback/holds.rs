@@ -7,6 +7,7 @@ use super::FallbackStore;
 use crate::decision::DecisionSource;
 use crate::error::Error;
 use crate::store::{HeldCharge, HoldAnswers, HoldCall, HoldStore, SharedHoldStore, TicketKeyBytes};
+use crate::ticket::{Ticket, TicketSecret};
 
 /// The first byte of keys that the memory of this process knows.
 const LOCAL: u8 = 0;
@@ -26,29 +27,43 @@ impl<S: SharedHoldStore> HoldStore for FallbackStore<S> {
         Some(bytes)
     }
 
-    async fn change_holds(&self, changes: &[HoldCall<'_>]) -> Result<HoldAnswers, Error> {
-        let is_local = |change: &HoldCall<'_>| change.key.first() == Some(&LOCAL);
-        let local: Vec<_> = changes
-            .iter()
-            .filter(|one| is_local(one))
-            .map(|one| without_kind(one, self.local.instances))
-            .collect();
-        let shared: Vec<_> =
-            changes.iter().filter(|one| !is_local(one)).map(|one| without_kind(one, 1)).collect();
-        shared.iter().try_for_each(|change| self.primary.check_ticket(change))?;
-        // The shared store first: if it does not reply, the call is repeated.
-        let shared = match shared.as_slice() {
-            [] => Vec::new(),
-            shared => {
-                let changed = self.primary.change_holds(shared).await;
-                changed.map_err(|failure| Error::store(self.remember(failure).to_string()))?
-            }
-        };
-        let local = self.local.memory.change_holds(&local);
-        let (mut local, mut shared) = (local.into_iter(), shared.into_iter());
-        let next = |change| if is_local(change) { local.next() } else { shared.next() };
-        Ok(changes.iter().filter_map(next).collect())
+    fn seal(&self, ticket: &mut Ticket) {
+        if is_local(ticket) {
+            self.local.memory.seal(ticket);
+        } else {
+            self.primary.seal(ticket);
+        }
     }
+
+    fn ticket_secret(&self) -> TicketSecret {
+        self.primary.ticket_secret().unwrap_or_else(|| self.local.memory.ticket_secret())
+    }
+
+    async fn prepare_to_seal(&self) {
+        self.primary.prepare_to_seal().await;
+    }
+
+    async fn change_holds(
+        &self,
+        ticket: &Ticket,
+        changes: &[HoldCall<'_>],
+    ) -> Result<Option<HoldAnswers>, Error> {
+        let without_kind = |share_of| changes.iter().map(move |one| without_kind(one, share_of));
+        if is_local(ticket) {
+            let changes: Vec<_> = without_kind(self.local.instances).collect();
+            return Ok(self.local.memory.change_holds(ticket, &changes));
+        }
+        let changes: Vec<_> = without_kind(1).collect();
+        let changed = self.primary.change_holds(ticket, &changes).await;
+        let changed = changed.map_err(|failure| Error::store(self.remember(failure).to_string()))?;
+        Ok(changed.map(HoldAnswers::from_vec))
+    }
+}
+
+/// Whether a fallback made the ticket. One call is decided by fallbacks or by the shared store, so
+/// its keys are all of one kind.
+fn is_local(ticket: &Ticket) -> bool {
+    ticket.keys().next().is_some_and(|(_, key)| key.key.first() == Some(&LOCAL))
 }
 
 /// The change for the store that knows the key.

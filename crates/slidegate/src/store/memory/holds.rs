@@ -2,34 +2,52 @@
 
 use super::shard::{Call, Shard};
 use super::{MemoryStore, ShardData};
-use crate::charge::{Charge, PerCharge};
+use crate::charge::PerCharge;
 use crate::error::Error;
 use crate::hold::HoldStatus;
 use crate::key::KeyId;
 use crate::quota::Quota;
 use crate::store::{HeldCharge, HoldAnswer, HoldAnswers, HoldCall, HoldStore, TicketKeyBytes};
+use crate::ticket::{Ticket, TicketSecret};
 use crate::time::{Moment, Timestamp};
 use crate::verb::Verb;
 
 impl HoldStore for MemoryStore {
     fn key_for_ticket(&self, held: &HeldCharge<'_>) -> Option<TicketKeyBytes> {
-        let Charge { key, name, .. } = held.charge;
-        Some(self.secret.sealed(key.id(&self.secret), held.id, name).as_slice().into())
+        Some(held.charge.key.id(&self.secret).bytes().as_slice().into())
     }
 
-    async fn change_holds(&self, changes: &[HoldCall<'_>]) -> Result<HoldAnswers, Error> {
-        Ok(self.change_holds(changes))
+    fn seal(&self, ticket: &mut Ticket) {
+        ticket.seal(&self.secret.ticket_secret());
+    }
+
+    fn ticket_secret(&self) -> TicketSecret {
+        self.secret.ticket_secret()
+    }
+
+    async fn change_holds(
+        &self,
+        ticket: &Ticket,
+        changes: &[HoldCall<'_>],
+    ) -> Result<Option<HoldAnswers>, Error> {
+        Ok(self.change_holds(ticket, changes))
     }
 }
 
 impl MemoryStore {
-    /// Changes holds, all of them or none: none if one is an extension that does not fit.
-    pub(crate) fn change_holds(&self, changes: &[HoldCall<'_>]) -> HoldAnswers {
+    /// Changes holds, all of them or none: none if one is an extension that does not fit. `None` if
+    /// the ticket is not one of this store.
+    pub(crate) fn change_holds(&self, ticket: &Ticket, changes: &[HoldCall<'_>]) -> Option<HoldAnswers> {
+        let is_ours = ticket.is_sealed_by(&self.secret.ticket_secret());
+        is_ours.then(|| if changes.is_empty() { HoldAnswers::new() } else { self.change_all(changes) })
+    }
+
+    fn change_all(&self, changes: &[HoldCall<'_>]) -> HoldAnswers {
         let now = self.clock.now();
         let mut answers = HoldAnswers::new();
         if let [one] = changes {
             // Without the lists of shards and locks, which would cost as much as the change.
-            let id = self.id_in_ticket(one);
+            let id = KeyId::from_bytes(one.key);
             let quota = one.quota(&self.secret, id);
             let mut call = self.call_for(one, id, &quota, now);
             let kept = &mut *self.lock(self.shard_of(call.address.place));
@@ -38,7 +56,7 @@ impl MemoryStore {
             return answers;
         }
         let with_quota = |one: &HoldCall<'_>| {
-            let id = self.id_in_ticket(one);
+            let id = KeyId::from_bytes(one.key);
             (id, one.quota(&self.secret, id))
         };
         let keys: PerCharge<(KeyId, Quota)> = changes.iter().map(with_quota).collect();
@@ -81,11 +99,6 @@ impl MemoryStore {
             accounting: &self.accounting,
             secret: &self.secret,
         }
-    }
-
-    /// The identity of a key in a ticket.
-    fn id_in_ticket(&self, change: &HoldCall<'_>) -> KeyId {
-        self.secret.unsealed(change.key, change.id, change.policy)
     }
 }
 

@@ -17,7 +17,6 @@ use super::{
     Call, Calls, Executed, Failure, FailureKind, LastFailure, Native, RETRY_PAUSE, RedisStore, explain,
 };
 use crate::algorithm::Done;
-use crate::error::Error;
 use crate::hold::{HoldChange, HoldStatus, Holds, Unsettled};
 use crate::quota::{Algorithm, Quota, QuotaFields};
 use crate::store::redis::transport::{NativeCommand, ReplyBound};
@@ -25,18 +24,15 @@ use crate::store::shared::SharedHoldStore;
 use crate::store::{HeldCharge, HoldAnswer, HoldCall, StoreFailure};
 use crate::stored::call::{ChangeCall, KeyChange, MAX_PARTS};
 use crate::stored::letter;
-use crate::ticket::TicketPart;
+use crate::ticket::{Ticket, TicketPart, TicketSecret};
 use crate::time::{Timestamp, instant};
 
-/// A key as a ticket carries it: a seal of 8 bytes, the quota if it is not the policy's, and the
-/// key's name.
+/// A key as a ticket carries it: the quota if it is not the policy's, and the key's name.
 struct HeldKey<'t> {
     quota: Option<Quota>,
     name: &'t [u8],
 }
 
-/// Bytes of the seal.
-const SEAL: usize = 8;
 /// Bytes of a quota: algorithm, limit, window, burst, slots.
 const QUOTA: usize = 1 + 7 + 7 + 8 + 2;
 /// The burst of a quota without one.
@@ -56,15 +52,11 @@ impl<'t> HeldKey<'t> {
             bytes.push(0);
         }
         bytes.extend_from_slice(&names.name(held.charge.name, &held.charge.key));
-        [&names.seal(held.id, &bytes), &bytes[..]].concat()
+        bytes
     }
 
-    /// Reads a key. `None` if this store did not make it.
-    fn read(bytes: &'t [u8], hold: u64, names: &Names) -> Option<Self> {
-        let (seal, bytes) = bytes.split_at_checked(SEAL)?;
-        if seal != names.seal(hold, bytes) {
-            return None;
-        }
+    /// Reads a key of a ticket that is sealed.
+    fn read(bytes: &'t [u8]) -> Option<Self> {
         if bytes.first() == Some(&0) {
             return Some(Self { quota: None, name: &bytes[1..] });
         }
@@ -100,12 +92,8 @@ struct KeyAnswer {
 }
 
 impl NamedChange {
-    fn new(change: &HoldCall<'_>, names: &Names) -> Option<Self> {
-        let key = HeldKey::read(change.key, change.id, names)?;
-        // The secret may be the public one: a ticket that was made up reaches keys of its policies.
-        if !Names::is_of(change.policy, key.name) {
-            return None;
-        }
+    fn new(change: &HoldCall<'_>) -> Option<Self> {
+        let key = HeldKey::read(change.key)?;
         let (until, unsettled) = match change.part {
             TicketPart::Held { until, unsettled, .. } => (until.as_micros(), unsettled),
             TicketPart::Charged => (super::MOST, Unsettled::Charge),
@@ -229,17 +217,46 @@ impl SharedHoldStore for RedisStore {
         HeldKey::bytes(held, &self.names)
     }
 
-    fn check_ticket(&self, change: &HoldCall<'_>) -> Result<(), Error> {
-        NamedChange::new(change, &self.names).map(|_| ()).ok_or_else(|| Error::ticket(NOT_OURS))
+    fn seal(&self, ticket: &mut Ticket) {
+        if let Some(secret) = self.tickets.current() {
+            ticket.seal(&secret);
+        }
     }
 
-    async fn change_holds(&self, changes: &[HoldCall<'_>]) -> Result<Vec<HoldAnswer>, StoreFailure> {
+    fn ticket_secret(&self) -> Option<TicketSecret> {
+        self.tickets.current()
+    }
+
+    async fn prepare_to_seal(&self) {
+        // A failure fails the reservation as well.
+        let _ = self.sealing_secret().await;
+    }
+
+    async fn change_holds(
+        &self,
+        ticket: &Ticket,
+        changes: &[HoldCall<'_>],
+    ) -> Result<Option<Vec<HoldAnswer>>, StoreFailure> {
+        if !self.has_sealed(ticket).await? {
+            return Ok(None);
+        }
+        let mut answers = self.change_all(changes).await?;
+        let is_settled = |one: &HoldAnswer| one.status == HoldStatus::AlreadySettled;
+        if answers.iter().any(is_settled) && self.has_lost(ticket).await? {
+            answers.iter_mut().filter(|one| is_settled(one)).for_each(|one| one.status = HoldStatus::Unknown);
+        }
+        Ok(Some(answers))
+    }
+}
+
+impl RedisStore {
+    async fn change_all(&self, changes: &[HoldCall<'_>]) -> Result<Vec<HoldAnswer>, StoreFailure> {
         let deadline = instant() + self.options.connection.deadline;
         let mut by_slot = BTreeMap::<u16, Vec<(usize, NamedChange)>>::new();
         for (at, change) in changes.iter().enumerate() {
-            let Some(change) = NamedChange::new(change, &self.names) else {
-                let failure = Failure::without_node(Executed::No, FailureKind::Malformed, NOT_OURS);
-                return Err(failure.into());
+            let Some(change) = NamedChange::new(change) else {
+                let detail = "a ticket of this store has a key that this release cannot read";
+                return Err(Failure::without_node(Executed::No, FailureKind::Malformed, detail).into());
             };
             by_slot.entry(self.calls.transport.slot(&change.name)).or_default().push((at, change));
         }
@@ -268,13 +285,7 @@ impl SharedHoldStore for RedisStore {
         }
         Ok(answers.into_iter().flatten().collect())
     }
-}
 
-/// Why a ticket is refused.
-const NOT_OURS: &str = "invalid ticket: another store made it, or one with another key hash secret; \
-                        settle it with the configuration that it was made with";
-
-impl RedisStore {
     /// Changes holds on keys of one slot, in one step.
     async fn change_in_slot(
         &self,

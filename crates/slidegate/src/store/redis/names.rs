@@ -80,12 +80,9 @@ impl Names {
         [USAGE.as_bytes(), tag, b"}", rest].concat()
     }
 
-    /// What shows that this store, or one with the same secret, has made these bytes of a ticket.
-    pub(crate) fn seal(&self, hold: u64, bytes: &[u8]) -> [u8; 8] {
-        let sealed = [b"ticket", &hold.to_le_bytes()[..], bytes].concat();
-        let mut seal = [0; 8];
-        seal.copy_from_slice(&self.hash(&sealed)[..8]);
-        seal
+    /// The key of the seals of tickets, if a secret is configured.
+    pub(crate) fn ticket_key(&self) -> Option<Secret<[u8; 16]>> {
+        (self.secret != Self::NO_SECRET).then(|| Secret::new(self.hash(b"tickets")))
     }
 
     /// The name under which the first reply to a request with an idempotency key is stored, in the
