@@ -14,8 +14,6 @@ use smallvec::SmallVec;
 
 use crate::client_addr::{Grouped, Ipv6Prefix, group};
 use crate::request::{Request, Value};
-use crate::secret::Secret;
-use crate::ticket::TicketSecret;
 
 /// The values of a policy's scope in one request: what the policy counts by.
 ///
@@ -300,11 +298,11 @@ impl HashSeed {
         KeyId([hash.h1, hash.h2 >> 8 | KeyId::tag(KeyId::HASHED)])
     }
 
-    /// By what the store of this seed knows its tickets. Derived, so that no identity is a seal.
-    pub(crate) fn ticket_secret(&self) -> TicketSecret {
+    /// A key for another purpose, from which nothing about identities can be told.
+    pub(crate) fn key_for(&self, purpose: &[u8]) -> [u8; 16] {
         let mut hasher = SipHasher24::new_with_keys(self.sip[0], self.sip[1]);
-        hasher.write(b"tickets");
-        TicketSecret { key: Secret::new(hasher.finish128().as_bytes()), incarnation: 0 }
+        hasher.write(purpose);
+        hasher.finish128().as_bytes()
     }
 
     /// A 128-bit hash of a value.

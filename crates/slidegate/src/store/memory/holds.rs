@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::hold::HoldStatus;
 use crate::key::KeyId;
 use crate::quota::Quota;
+use crate::secret::Secret;
 use crate::store::{HeldCharge, HoldAnswer, HoldAnswers, HoldCall, HoldStore, TicketKeyBytes};
 use crate::ticket::{Ticket, TicketSecret};
 use crate::time::{Moment, Timestamp};
@@ -18,11 +19,11 @@ impl HoldStore for MemoryStore {
     }
 
     fn seal(&self, ticket: &mut Ticket) {
-        ticket.seal(&self.secret.ticket_secret());
+        ticket.seal(&self.ticket_secret());
     }
 
     fn ticket_secret(&self) -> TicketSecret {
-        self.secret.ticket_secret()
+        TicketSecret { key: Secret::new(self.secret.key_for(b"tickets")), incarnation: 0 }
     }
 
     async fn change_holds(
@@ -38,7 +39,7 @@ impl MemoryStore {
     /// Changes holds, all of them or none: none if one is an extension that does not fit. `None` if
     /// the ticket is not one of this store.
     pub(crate) fn change_holds(&self, ticket: &Ticket, changes: &[HoldCall<'_>]) -> Option<HoldAnswers> {
-        let is_ours = ticket.is_sealed_by(&self.secret.ticket_secret());
+        let is_ours = ticket.is_sealed_by(&self.ticket_secret());
         is_ours.then(|| if changes.is_empty() { HoldAnswers::new() } else { self.change_all(changes) })
     }
 
