@@ -1,6 +1,6 @@
 //! What a client sends, counted in frames and read in short turns.
 //!
-//! Frames that belong to no call, such as PING, SETTINGS and WINDOW_UPDATE, cost a client nothing
+//! Frames that belong to no call, such as PING, SETTINGS and `WINDOW_UPDATE`, cost a client nothing
 //! and each makes the service work, so a connection may send a bounded number of them.
 
 use std::io;

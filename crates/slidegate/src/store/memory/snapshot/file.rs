@@ -139,7 +139,7 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
 /// link there.
 fn create(path: &Path) -> io::Result<File> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
         _ => open(OpenOptions::new().write(true).create_new(true), path, Links::Refuse),
     }
 }
