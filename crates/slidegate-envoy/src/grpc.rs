@@ -4,6 +4,8 @@ mod authority;
 mod codec;
 mod connection;
 mod health;
+mod incomplete;
+mod received;
 mod reflection;
 mod services;
 mod unread;

@@ -32,13 +32,12 @@ pub(crate) fn store(key: &mut Key<'_>, write: &Write) {
             key.overwrite(0, head);
             let end = entry.as_ref().map_or(head.len(), |(from, entry)| from + entry.len());
             if end <= ONE_COMMAND {
-                let value = key.value().unwrap_or_default();
-                key.replicate_overwrite(0, value.get(..end).unwrap_or(value));
+                key.replicate_range(0, end);
             } else {
                 if let Some((from, entry)) = entry {
-                    key.replicate_overwrite(*from, entry);
+                    key.replicate_range(*from, entry.len());
                 }
-                key.replicate_overwrite(0, head);
+                key.replicate_range(0, head.len());
             }
             if let Some(at_ms) = expire_at_ms {
                 key.expire_at(*at_ms);
@@ -138,9 +137,8 @@ fn overwrite(key: &mut Key<'_>, patches: &[Patch]) {
         key.overwrite(*from, bytes);
     }
     if (1..=ONE_COMMAND).contains(&end) {
-        let value = key.value().unwrap_or_default();
-        key.replicate_overwrite(0, value.get(..end).unwrap_or(value));
+        key.replicate_range(0, end);
     } else {
-        patches.iter().for_each(|(from, bytes)| key.replicate_overwrite(*from, bytes));
+        patches.iter().for_each(|(from, bytes)| key.replicate_range(*from, bytes.len()));
     }
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use arc_swap::ArcSwap;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{Extensions, HeaderMap, HeaderValue, Request, StatusCode, header};
+use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 
@@ -76,7 +76,7 @@ impl Connection {
     /// The client of an HTTP request.
     pub(crate) fn of(extensions: &Extensions) -> Self {
         // Without the extension nothing is known about the client, so it has no rights.
-        let unknown = Self { peer: None, is_local: false, is_verified: false };
+        let unknown = Self { peer: None, user: None, is_local: false, is_verified: false };
         extensions.get().copied().unwrap_or(unknown)
     }
 
@@ -295,6 +295,23 @@ impl Access {
             )));
         }
         Ok(By(token.name.clone()))
+    }
+}
+
+/// Rejects a request with two of a field that may come once: programs disagree on which one counts.
+#[inline]
+pub(crate) fn reject_repeated(headers: &HeaderMap) -> Result<(), Problem> {
+    // Few requests repeat any field.
+    if headers.len() == headers.keys_len() {
+        return Ok(());
+    }
+    let is_repeated = |name: &&HeaderName| headers.get_all(*name).iter().nth(1).is_some();
+    match [header::HOST, header::AUTHORIZATION].iter().find(is_repeated) {
+        None => Ok(()),
+        Some(name) => {
+            let detail = format!("more than one `{name}` header: send exactly one");
+            Err(Problem::new(StatusCode::BAD_REQUEST, detail))
+        }
     }
 }
 

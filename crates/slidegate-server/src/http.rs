@@ -24,9 +24,10 @@ use crate::json_body;
 use crate::problem::{self, Problem};
 use crate::routes::Routes;
 use reply::{Answered, Shared, call, gone, ok, status_of};
-use request::{BatchBody, MAX_BATCH, MAX_BATCH_BODY, MAX_BODY, RequestBody};
+use request::{MAX_BODY, RequestBody};
 
 mod answer;
+mod batch;
 mod cost;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
@@ -47,7 +48,7 @@ pub(super) fn routes(app: Arc<App>, others: Routes, direct_paths: &[&'static str
     let adjusters = (Arc::clone(&app.access), Action::Adjust);
     let deciding = [
         (CHECK, get(check_by_query).merge(post_verb(Verb::Check))),
-        ("/v1/check/batch", post(check_batch)),
+        ("/v1/check/batch", post(batch::check_batch)),
         ("/v1/peek", post_verb(Verb::Peek)),
     ];
     let adjusting = [
@@ -178,29 +179,6 @@ fn respond<O: From<Vec<u8>>>(
         headers.insert(header::CACHE_CONTROL, NO_STORE);
     }
     Ok(response)
-}
-
-/// Decides requests one after another, in order. If one is invalid, none is decided.
-async fn check_batch(State(app): Shared, request: HttpRequest<Body>) -> Answered {
-    let (head, body) = request.into_parts();
-    idempotency::none(&head.headers)?;
-    let bytes = json_body::read(body, MAX_BATCH_BODY).await?;
-    let mut call = call(&app, &head.headers);
-    let batch: BatchBody<'_> = json_body::parse(&bytes)?;
-    if batch.requests.len() > MAX_BATCH {
-        let detail = format!("the batch has {} requests; send at most {MAX_BATCH}", batch.requests.len());
-        return Err(Problem::field("requests", detail));
-    }
-    let read = |(at, ask)| RequestBody::request(ask, &app).map_err(|problem: Problem| problem.in_batch(at));
-    let requests = batch.requests.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()?;
-    let mut decisions = Vec::with_capacity(requests.len());
-    for request in &requests {
-        decisions.push(call.apply(Verb::Check, std::slice::from_ref(request)).await);
-    }
-    if let Some((at, error)) = decisions.iter().enumerate().find_map(|(at, one)| Some((at, one.error()?))) {
-        return Err(gone(&error).in_batch(at));
-    }
-    Ok(ok(answer::many(decisions.iter())))
 }
 
 async fn reset(State(app): Shared, request: HttpRequest<Body>) -> Answered {

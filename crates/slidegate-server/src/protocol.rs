@@ -12,7 +12,7 @@ use futures_util::{FutureExt, future};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 
-use crate::access::Action;
+use crate::access::{Action, reject_repeated};
 use crate::app::App;
 use crate::config::Auth;
 use crate::listener::{Connection, Handler, SharedRoutes};
@@ -54,6 +54,9 @@ impl HttpService {
     /// Decisions are not boxed. Like [`respond`](Self::respond) it is not `async` itself: each such
     /// function would contain the request once more, and its future is moved.
     fn route(&self, client: Connection, request: Request<Incoming>) -> impl Future<Output = HttpResponse> {
+        if let Err(problem) = reject_repeated(request.headers()) {
+            return future::Either::Right(ready(problem.response().map(Either::Left)).boxed());
+        }
         if request.uri().path() != http::CHECK || request.method() != Method::POST {
             return future::Either::Right(self.route_others(client, request).boxed());
         }

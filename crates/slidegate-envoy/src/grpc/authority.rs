@@ -19,11 +19,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// Largest frame: the smallest maximum that HTTP/2 allows (RFC 9113, 4.2). Messages are smaller.
 pub(super) const MAX_FRAME_BYTES: u32 = 16 * 1024;
 /// Length of the connection preface (RFC 9113, 3.4).
-const PREFACE_BYTES: usize = 24;
+pub(super) const PREFACE_BYTES: usize = 24;
 /// Length of a frame header (RFC 9113, 4.1).
-const HEAD_BYTES: usize = 9;
+pub(super) const HEAD_BYTES: usize = 9;
 /// The type of HEADERS frames, and their flags.
-const HEADERS: u8 = 1;
+pub(super) const HEADERS: u8 = 1;
 const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;

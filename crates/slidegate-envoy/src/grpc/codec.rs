@@ -16,8 +16,8 @@ use tonic::server::{Grpc, UnaryService};
 use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 
 use super::MAX_MESSAGE_BYTES;
+use super::incomplete::MessageBody;
 use crate::message::{CallMessage, EncodedResponse};
-use crate::timed_body::TimedBody;
 
 /// Initial size of the buffer of a request: most are smaller.
 const REQUEST_BYTES: usize = 1024;
@@ -25,21 +25,21 @@ const REQUEST_BYTES: usize = 1024;
 const RESPONSE_BYTES: usize = 256;
 
 /// Decodes the message of a call, handles it, and encodes the response.
-pub(super) async fn unary<S, D>(service: S, request: Request<Incoming>) -> Response<Body>
+pub(super) async fn unary<S, D>(service: S, request: Request<MessageBody<Incoming>>) -> Response<Body>
 where
     S: UnaryService<D, Response: Message + 'static>,
     D: Message + Default + 'static,
 {
-    grpc::<S::Response, D>().unary(service, request.map(TimedBody::new)).await
+    grpc::<S::Response, D>().unary(service, request).await
 }
 
 /// The same for calls that decide.
-pub(super) async fn rate_limit<S>(service: S, request: Request<Incoming>) -> Response<Body>
+pub(super) async fn rate_limit<S>(service: S, request: Request<MessageBody<Incoming>>) -> Response<Body>
 where
     S: UnaryService<CallMessage, Response = EncodedResponse>,
 {
     let mut grpc = Grpc::new(RateLimitCodec).max_decoding_message_size(MAX_MESSAGE_BYTES);
-    grpc.unary(service, request.map(TimedBody::new)).await
+    grpc.unary(service, request).await
 }
 
 /// tonic's implementation of a call, with these buffers.

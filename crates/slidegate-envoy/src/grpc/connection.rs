@@ -20,17 +20,20 @@ use hyper::server::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use super::authority::{MAX_FRAME_BYTES, RewriteAuthority};
+use super::incomplete::IncompleteCalls;
+use super::received::{Received, Turn};
 use super::reflection::MAX_CALLS;
-use super::services::GrpcServices;
+use super::services::{ConnectionCalls, GrpcServices};
 use super::unread::{CountedBody, UnreadResponses};
 use crate::host::{Client, Host};
 
 /// Most concurrent calls of one connection, as Envoy's own default. Clients queue further ones.
 const MAX_STREAMS: u32 = 1024;
 /// Largest header list of a call, uncompressed: the path, and headers of gRPC and of tracing.
-const MAX_HEADER_LIST_BYTES: u32 = 16 * 1024;
+const MAX_HEADER_LIST_BYTES: u32 = 4 * 1024;
 /// Flow-control windows: one message for a call, several for a connection.
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
@@ -39,6 +42,10 @@ const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
 const MAX_SEND_BYTES: usize = 16 * 1024;
 /// Most pending calls that the client has reset, against rapid reset attacks (CVE-2023-44487).
 const MAX_RESETS: usize = 64;
+/// Time that completed calls may take before other connections have their turn, and calls between two
+/// clock reads.
+const MAX_TURN: Duration = Duration::from_micros(500);
+const CALLS_PER_CLOCK_READ: u32 = 16;
 /// A silent client is pinged after this time, and disconnected if it does not reply in time.
 const PING_AFTER: Duration = Duration::from_secs(60);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
@@ -50,6 +57,8 @@ pub enum ConnectionError {
     Http2(hyper::Error),
     /// The client granted no room for a response for 10 to 20 seconds.
     Unread,
+    /// The client sent too many frames that belong to no call.
+    Flooded,
 }
 
 impl fmt::Display for ConnectionError {
@@ -57,6 +66,7 @@ impl fmt::Display for ConnectionError {
         match self {
             Self::Http2(error) => error.fmt(f),
             Self::Unread => f.write_str("the client grants no room for a response"),
+            Self::Flooded => f.write_str("the client sends too many frames that belong to no call"),
         }
     }
 }
@@ -78,12 +88,18 @@ where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let mut unread = UnreadResponses::default();
-    let (waiting, reflections) = (unread.waiting(), Arc::new(Semaphore::new(MAX_CALLS)));
+    let waiting = unread.waiting();
+    let calls = ConnectionCalls {
+        incomplete: Arc::new(IncompleteCalls::new(&services.memory)),
+        reflections: Arc::new(Semaphore::new(MAX_CALLS)),
+    };
+    let turn = Arc::new(Turn::default());
+    let stream = Received::new(stream, Arc::clone(&turn));
     let answer = hyper::service::service_fn(move |request| {
         let (services, waiting) = (Arc::clone(&services), Arc::clone(&waiting));
-        let reflections = Arc::clone(&reflections);
+        let calls = calls.clone();
         async move {
-            let response = services.call(request, client, reflections).await;
+            let response = services.call(request, client, calls).await;
             Ok::<_, Infallible>(response.map(|body| CountedBody::new(body, waiting)))
         }
     });
@@ -106,6 +122,7 @@ where
     let mut calls = FuturesUnordered::new();
     let mut is_stopping = false;
     poll_fn(|cx| {
+        turn.begin();
         if !is_stopping && stop.as_mut().poll(cx).is_ready() {
             is_stopping = true;
             connection.as_mut().graceful_shutdown();
@@ -116,6 +133,7 @@ where
         started.move_to(&calls);
         run(&mut calls, cx);
         match ended {
+            Poll::Ready(_) if turn.is_flooded() => Poll::Ready(Err(ConnectionError::Flooded)),
             Poll::Ready(ended) => Poll::Ready(ended.map_err(ConnectionError::Http2)),
             Poll::Pending => unread.poll_overdue(cx).map(|()| Err(ConnectionError::Unread)),
         }
@@ -139,9 +157,19 @@ where
     serve_connection(RewriteAuthority::new(stream), services, client, stop).await
 }
 
-/// Polls the calls that were woken.
+/// Polls the calls that were woken, for a bounded time.
 fn run(calls: &mut FuturesUnordered<BoxFuture<'static, ()>>, cx: &mut Context<'_>) {
-    while let Poll::Ready(Some(())) = Pin::new(&mut *calls).poll_next(cx) {}
+    let (mut completed, mut started) = (0_u32, None);
+    while let Poll::Ready(Some(())) = Pin::new(&mut *calls).poll_next(cx) {
+        completed += 1;
+        if completed.is_multiple_of(CALLS_PER_CLOCK_READ) {
+            let now = Instant::now();
+            if now.duration_since(*started.get_or_insert(now)) >= MAX_TURN {
+                cx.waker().wake_by_ref();
+                return;
+            }
+        }
+    }
 }
 
 /// Calls that the connection has started, until its task takes them over.

@@ -16,7 +16,7 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use tonic_health::server::{HealthReporter, HealthService, WatchStream};
 
 use super::codec::{grpc, unary};
-use crate::timed_body::TimedBody;
+use super::incomplete::MessageBody;
 
 /// The calls of the health service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,12 +56,12 @@ impl HealthCalls {
     pub(super) async fn call(
         &self,
         method: HealthMethod,
-        request: HttpRequest<Incoming>,
+        request: HttpRequest<MessageBody<Incoming>>,
     ) -> HttpResponse<Body> {
         let call = HealthCall(&self.service);
         match method {
             HealthMethod::Check => unary::<_, HealthCheckRequest>(call, request).await,
-            HealthMethod::Watch => grpc().server_streaming(call, request.map(TimedBody::new)).await,
+            HealthMethod::Watch => grpc().server_streaming(call, request).await,
         }
     }
 

@@ -18,6 +18,7 @@ use tonic_health::ServingStatus;
 
 use super::codec::{rate_limit, unary};
 use super::health::{HealthCalls, HealthMethod};
+use super::incomplete::{IncompleteCalls, SharedMemory, message_of};
 use super::{BoxService, reflection};
 use crate::handler::{RateLimitHandler, has_refund};
 use crate::host::{Action, Client, Host};
@@ -30,6 +31,9 @@ const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/Sh
 /// services.
 const HEALTH_NAMES: [&str; 4] = ["", "ratelimit", SERVICE_NAME, kuadrant::SERVICE_NAME];
 
+/// Most header fields of a call. A call of Envoy has about ten.
+const MAX_HEADER_FIELDS: usize = 32;
+
 /// All gRPC services: rate limits, health and reflection.
 #[allow(missing_debug_implementations)] // boxed closures have none
 pub struct GrpcServices<H> {
@@ -37,12 +41,23 @@ pub struct GrpcServices<H> {
     health: HealthCalls,
     /// By the prefix of their paths.
     reflection: Vec<(&'static str, BoxService)>,
+    /// What incomplete calls hold beyond the share of their connection.
+    pub(super) memory: Arc<SharedMemory>,
+}
+
+/// What the calls of one connection share.
+#[derive(Debug, Clone)]
+pub(super) struct ConnectionCalls {
+    pub(super) incomplete: Arc<IncompleteCalls>,
+    /// The calls of reflection that it may begin.
+    pub(super) reflections: Arc<Semaphore>,
 }
 
 impl<H: Host> GrpcServices<H> {
     /// The services over a handler.
     pub fn new(handler: Arc<RateLimitHandler<H>>) -> Self {
-        Self { handler, health: HealthCalls::new(&HEALTH_NAMES), reflection: reflection::services() }
+        let health = HealthCalls::new(&HEALTH_NAMES);
+        Self { handler, health, reflection: reflection::services(), memory: Arc::default() }
     }
 
     /// The handler of rate-limit calls.
@@ -50,23 +65,28 @@ impl<H: Host> GrpcServices<H> {
         &self.handler
     }
 
-    /// Handles one call. `reflections` are the calls of reflection that its connection may begin.
+    /// Handles one call of a connection.
     pub(super) async fn call(
         &self,
         request: HttpRequest<Incoming>,
         client: Client,
-        reflections: Arc<Semaphore>,
+        calls: ConnectionCalls,
     ) -> HttpResponse<Body> {
+        let fields = request.headers().len();
+        if fields > MAX_HEADER_FIELDS {
+            let detail = format!("the call has {fields} header fields: must be at most {MAX_HEADER_FIELDS}");
+            return Status::resource_exhausted(detail).into_http();
+        }
         if let Some(method) = Method::of(request.uri().path()) {
-            return self.rate_limit(method, request, client).await;
+            return self.rate_limit(method, request, client, &calls.incomplete).await;
         }
         if let Some(method) = HealthMethod::of(request.uri().path()) {
             // Boxed, because the rate-limit calls would otherwise be as large as these.
-            return Box::pin(self.health.call(method, request)).await;
+            return Box::pin(self.health.call(method, message_of(request, &calls.incomplete))).await;
         }
         let path = request.uri().path();
         match self.reflection.iter().find(|(beginning, _)| path.starts_with(beginning)) {
-            Some((_, service)) => match reflections.try_acquire_owned() {
+            Some((_, service)) => match calls.reflections.try_acquire_owned() {
                 Ok(permit) => service(request).await.map(|body| reflection::hold(body, permit)),
                 Err(_) => Status::resource_exhausted(reflection::TOO_MANY).into_http(),
             },
@@ -83,6 +103,7 @@ impl<H: Host> GrpcServices<H> {
         method: Method,
         request: HttpRequest<Incoming>,
         client: Client,
+        calls: &Arc<IncompleteCalls>,
     ) -> HttpResponse<Body> {
         // Web pages can send other media types without a preflight; the gRPC specification
         // requires 415.
@@ -94,11 +115,17 @@ impl<H: Host> GrpcServices<H> {
         }
         let handler = &*self.handler;
         let host = handler.host();
-        let authorization = request.headers().get(header::AUTHORIZATION).cloned();
+        let mut presented = request.headers().get_all(header::AUTHORIZATION).iter();
+        // Copied, as it would keep the buffer that it was read into.
+        let authorization = presented.next().and_then(|one| HeaderValue::from_bytes(one.as_bytes()).ok());
+        if presented.next().is_some() {
+            return Status::unauthenticated("more than one `authorization`: send exactly one").into_http();
+        }
         if let Err(status) = host.authorize(authorization.as_ref(), Action::Decide, client) {
             return status.into_http();
         }
         let caller = &host.caller(request.headers());
+        let request = message_of(request, calls);
         let call = RateLimitCall { handler, caller, authorization, client, method };
         match method {
             Method::ShouldRateLimit | Method::CheckRateLimit | Method::Report => {

@@ -77,5 +77,22 @@ fn wrong_arguments_are_named() {
         let said = error(&mut conn, command).replace(['\u{2018}', '\u{2019}', '\''], "'");
         assert_eq!(said, expected, "{command}");
     }
+    let long = "9".repeat(10_000);
+    for (window, expected) in [
+        (
+            "1\0m",
+            "ERR invalid window `1\\0m`: must be a number and a unit; use ms, s, m, h, d or w, for example `30s`",
+        ),
+        (
+            &long,
+            &format!(
+                "ERR invalid window `{}`: must be a number and a unit; use ms, s, m, h, d or w, for example `30s`",
+                &long[..40]
+            ),
+        ),
+    ] {
+        let replied = conn.call(&["RL.CHECK", "k", "1", window]).unwrap();
+        assert_eq!(replied, Reply::Error(expected.to_owned()));
+    }
     assert_eq!(server.admin(&["DBSIZE"]), "0");
 }

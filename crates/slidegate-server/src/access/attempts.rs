@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use slidegate::{Decision, Limiter, MemoryStore, MemoryStoreBuilder, Quota, secs_ceil};
+use smallvec::SmallVec;
 
 use crate::caller::Protocol;
 use crate::log_limit::{group_key, log_limited};
@@ -24,6 +25,49 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// Maximum addresses tracked, in at most 20 MB. Beyond it, the addresses with the fewest failures
 /// are dropped.
 const MAX_CLIENTS: usize = 65_536;
+
+/// Whose failures are counted together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Guesser {
+    /// A network address.
+    Address(IpAddr),
+    /// A user of this machine, on a Unix socket: its number. `None` where the system does not tell.
+    User(Option<u32>),
+}
+
+impl From<IpAddr> for Guesser {
+    fn from(address: IpAddr) -> Self {
+        Self::Address(address)
+    }
+}
+
+impl Guesser {
+    /// Keys of addresses have another length than those of users.
+    fn key(self) -> SmallVec<[u8; 16]> {
+        match self {
+            Self::Address(address) => group_key(address).into(),
+            Self::User(Some(user)) => user.to_ne_bytes().as_slice().into(),
+            Self::User(None) => SmallVec::new(),
+        }
+    }
+
+    fn address(self) -> Option<IpAddr> {
+        match self {
+            Self::Address(address) => Some(address),
+            Self::User(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Guesser {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => address.fmt(f),
+            Self::User(Some(user)) => write!(f, "user {user}"),
+            Self::User(None) => f.write_str("unix socket"),
+        }
+    }
+}
 
 /// Failed authentications of all clients, over all protocols.
 #[derive(Debug)]
@@ -81,35 +125,37 @@ impl AuthAttempts {
     pub(crate) fn password(
         &self,
         protocol: Protocol,
-        client: IpAddr,
+        client: impl Into<Guesser>,
         is_right: impl FnOnce() -> bool,
     ) -> Result<(), AuthFailure> {
-        let key = group_key(client);
-        if let Some(too_many) = too_many(&self.failures.peek(key)) {
+        let client = client.into();
+        let key = client.key();
+        if let Some(too_many) = too_many(&self.failures.peek(&key)) {
             return Err(self.failed(protocol, client, too_many));
         }
         if !is_right() {
             return Err(self.wrong(protocol, client));
         }
         // Peek again: concurrent guesses on other connections may have used up the limit meanwhile.
-        match too_many(&self.failures.peek(key)) {
+        match too_many(&self.failures.peek(&key)) {
             Some(too_many) => Err(self.failed(protocol, client, too_many)),
             None => Ok(()),
         }
     }
 
     /// Charges a wrong password or token, and returns the failure to report.
-    pub(crate) fn wrong(&self, protocol: Protocol, client: IpAddr) -> AuthFailure {
-        let charged = self.failures.check(group_key(client));
+    pub(crate) fn wrong(&self, protocol: Protocol, client: impl Into<Guesser>) -> AuthFailure {
+        let client = client.into();
+        let charged = self.failures.check(client.key());
         self.failed(protocol, client, too_many(&charged).unwrap_or(AuthFailure::Wrong))
     }
 
-    fn failed(&self, protocol: Protocol, client: IpAddr, failure: AuthFailure) -> AuthFailure {
+    fn failed(&self, protocol: Protocol, client: Guesser, failure: AuthFailure) -> AuthFailure {
         let reason = usize::from(failure != AuthFailure::Wrong);
         self.failed[protocol as usize][reason].fetch_add(1, Ordering::Relaxed);
         log_limited!(
             WARN,
-            Some(client),
+            client.address(),
             peer = %client,
             door = protocol.name(),
             "authentication failed; if the client is yours, check its password or token"
@@ -172,14 +218,14 @@ mod tests {
         for _ in 0..1000 {
             assert_eq!(attempts.password(Protocol::Resp, ALICE, || true), Ok(()));
         }
-        assert_eq!(attempts.failures.peek(group_key(ALICE)).used(), 0);
+        assert_eq!(attempts.failures.peek(Guesser::from(ALICE).key()).used(), 0);
     }
 
     /// An attacker must not get another budget per protocol or per address of one network.
     #[test]
     fn protocols_and_addresses_of_one_network_share_a_budget() {
         let (attempts, _) = attempts();
-        let hosts = (1..=MAX_FAILURES).map(|host| format!("2001:db8::{host}").parse().unwrap());
+        let hosts = (1..=MAX_FAILURES).map(|host| format!("2001:db8::{host}").parse::<IpAddr>().unwrap());
         for (at, host) in hosts.enumerate() {
             let failure = if at % 2 == 0 {
                 attempts.password(Protocol::Resp, host, || false).unwrap_err()
@@ -188,9 +234,23 @@ mod tests {
             };
             assert_eq!(failure, AuthFailure::Wrong);
         }
-        let next = "2001:db8:0:ff::1".parse().unwrap();
+        let next = "2001:db8:0:ff::1".parse::<IpAddr>().unwrap();
         assert!(matches!(attempts.wrong(Protocol::Http, next), AuthFailure::TooMany { .. }));
         assert!(attempts.password(Protocol::Resp, next, || true).is_err());
+    }
+
+    /// One program that guesses on a Unix socket must not lock out the programs of other users.
+    #[test]
+    fn users_of_a_unix_socket_have_a_budget_each() {
+        let (attempts, _) = attempts();
+        let guess = |user, is_right: bool| attempts.password(Protocol::Resp, user, || is_right);
+        for _ in 0..=MAX_FAILURES {
+            let _ = guess(Guesser::User(Some(66)), false);
+        }
+        assert!(matches!(guess(Guesser::User(Some(66)), true), Err(AuthFailure::TooMany { .. })));
+        for other in [Guesser::User(Some(1000)), Guesser::User(Some(0)), Guesser::User(None), ALICE.into()] {
+            assert_eq!(guess(other, true), Ok(()), "{other}");
+        }
     }
 
     /// Concurrent guesses must not each see the budget as it was before the others.

@@ -87,7 +87,7 @@ impl Host for App {
         client: Client,
     ) -> Result<(), Status> {
         let Client { peer, is_local, is_verified } = client;
-        let connection = Connection { peer, is_local, is_verified };
+        let connection = Connection { peer, user: None, is_local, is_verified };
         self.access.call(authorization, of(action), connection).map_err(|problem| match problem.status() {
             StatusCode::FORBIDDEN => Status::permission_denied(problem.detail()),
             _ => Status::unauthenticated(problem.detail()),

@@ -158,7 +158,7 @@ impl Connections {
     /// Serves a connection in its own task.
     fn spawn(&self, accepted: Accepted) {
         let Accepted { stream, connection, certificates, .. } = accepted;
-        let Connection { peer, is_local, is_verified } = connection;
+        let Connection { peer, is_local, is_verified, .. } = connection;
         let client = Client { peer, is_local, is_verified };
         let slot = Arc::clone(stream.slot());
         if peer.is_none() {
@@ -208,8 +208,10 @@ impl Connections {
                 () = deadline => Ok(()),
             };
             if let Err(error) = ended {
-                if matches!(error, ConnectionError::Unread) {
-                    slot.unread();
+                match error {
+                    ConnectionError::Unread => slot.unread(),
+                    ConnectionError::Flooded => slot.flooded(),
+                    ConnectionError::Http2(_) => {}
                 }
                 log_limited!(DEBUG, client.peer, %error, "grpc connection ended");
             }

@@ -35,17 +35,42 @@ pub(super) fn one(decisions: &Decisions<'_>) -> Vec<u8> {
     json.0.into_bytes()
 }
 
-/// The body for a batch.
-pub(super) fn many<'d>(answers: impl Iterator<Item = &'d Decisions<'d>>) -> Vec<u8> {
-    let mut json = Json(r#"{"decisions":["#.to_owned());
-    for (at, decisions) in answers.enumerate() {
-        if at > 0 {
-            json.0.push(',');
-        }
-        json.answer(decisions, None);
+/// The body for a batch, which may be written in parts.
+#[derive(Default)]
+pub(super) struct Batch {
+    json: Json,
+    has_begun: bool,
+}
+
+impl Batch {
+    /// Adds the decisions of the next request.
+    pub(super) fn push(&mut self, decisions: &Decisions<'_>) {
+        self.begin(",");
+        self.json.answer(decisions, None);
     }
-    json.0.push_str("]}");
-    json.0.into_bytes()
+
+    /// The length of the part that is being written.
+    pub(super) fn len(&self) -> usize {
+        self.json.0.len()
+    }
+
+    /// Ends a part, which others follow.
+    pub(super) fn take_part(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.json.0).into_bytes()
+    }
+
+    /// The last part.
+    pub(super) fn end(mut self) -> Vec<u8> {
+        self.begin("");
+        self.json.0.push_str("]}");
+        self.json.0.into_bytes()
+    }
+
+    /// Begins the list, or writes this between two of its members.
+    fn begin(&mut self, separator: &str) {
+        let is_first = !std::mem::replace(&mut self.has_begun, true);
+        self.json.0.push_str(if is_first { r#"{"decisions":["# } else { separator });
+    }
 }
 
 /// What a reservation asked for.
@@ -124,6 +149,7 @@ pub(super) fn settlements(extended: &[Changed]) -> Vec<u8> {
 }
 
 /// JSON being written.
+#[derive(Default)]
 struct Json(String);
 
 impl Json {

@@ -18,10 +18,6 @@ use slidegate::{PolicySet, Request, parse_window};
 
 /// Maximum body of one request: a hundred times the size of real ones.
 pub(super) const MAX_BODY: usize = 64 * 1024;
-/// Maximum requests in a batch. They are decided one after another.
-pub(super) const MAX_BATCH: usize = 1000;
-/// Maximum body of a batch.
-pub(super) const MAX_BATCH_BODY: usize = 2 * 1024 * 1024;
 
 /// One request: `{"attributes": {"user": "alice"}, "cost": 1}`, and perhaps `"policy": "per-user"`.
 #[derive(Debug, Deserialize)]

@@ -50,6 +50,8 @@ pub(crate) struct Acceptor {
 pub(crate) struct Connection {
     /// `None` on a Unix socket.
     pub(crate) peer: Option<IpAddr>,
+    /// The user whose process has connected, on a Unix socket.
+    pub(crate) user: Option<u32>,
     /// Whether the listener is on loopback or a Unix socket.
     pub(crate) is_local: bool,
     /// Whether the client authenticated, by a certificate or the RESP password.
@@ -197,6 +199,7 @@ impl Admission {
         let certificates = self.certificates.clone().filter(|_| peer.is_some());
         let connection = Connection {
             peer: peer.map(|peer| peer.ip()),
+            user: stream.user(),
             is_local: self.is_local || peer.is_none(),
             is_verified: certificates.as_ref().is_some_and(|certificates| certificates.verifies_clients()),
         };

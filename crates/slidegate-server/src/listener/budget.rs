@@ -208,6 +208,11 @@ impl Slot {
         self.entry.close(CloseReason::Write);
     }
 
+    /// The client sends too many frames that belong to no call, and the connection is about to end.
+    pub(crate) fn flooded(&self) {
+        self.entry.close(CloseReason::Flood);
+    }
+
     /// The TLS handshake is over: the protocol begins.
     pub(super) fn restart(&self) {
         self.entry.activity.restart(self.budget.now());

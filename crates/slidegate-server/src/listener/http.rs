@@ -10,6 +10,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use hyper::body::Incoming;
+use hyper::header::{self, HeaderValue};
 use hyper::service::{Service as _, service_fn};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
@@ -29,6 +30,7 @@ use crate::log_limit::log_limited;
 
 /// A client that does not send a complete request head within this time is disconnected.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+const NO_SNIFF: HeaderValue = HeaderValue::from_static("nosniff");
 /// Maximum size of a request head, query string included.
 const MAX_HEADER_BYTES: usize = 64 * 1024;
 
@@ -156,7 +158,12 @@ impl<H: Handler> HttpConnections<H> {
         let service = service_fn(move |request| {
             let shared = Arc::clone(&shared);
             shared.0.serving();
-            async move { Ok::<_, Infallible>(shared.1.handle(client, request).await) }
+            async move {
+                let mut response = shared.1.handle(client, request).await;
+                // Keys of clients are in some answers, and no browser may take one for a page.
+                response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, NO_SNIFF);
+                Ok::<_, Infallible>(response)
+            }
         });
         let connection = hyper::server::conn::http1::Builder::new()
             // The connection budget has the timeouts, without a timer for each request.

@@ -29,6 +29,8 @@ pub(crate) enum CloseReason {
     Write,
     /// The TLS handshake failed, or took too long.
     Handshake,
+    /// The client sent too many frames that belong to no call.
+    Flood,
 }
 
 impl RefusalReason {
@@ -45,8 +47,8 @@ impl RefusalReason {
 }
 
 impl CloseReason {
-    pub(super) const ALL: [Self; 6] =
-        [Self::Evicted, Self::Opening, Self::Request, Self::Idle, Self::Write, Self::Handshake];
+    pub(super) const ALL: [Self; 7] =
+        [Self::Evicted, Self::Opening, Self::Request, Self::Idle, Self::Write, Self::Handshake, Self::Flood];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -56,6 +58,7 @@ impl CloseReason {
             Self::Idle => "idle_timeout",
             Self::Write => "write_timeout",
             Self::Handshake => "tls_handshake",
+            Self::Flood => "flood",
         }
     }
 

@@ -37,6 +37,14 @@ impl TrackedStream {
         &self.slot
     }
 
+    /// The user whose process has connected, on a Unix socket.
+    pub(super) fn user(&self) -> Option<u32> {
+        match &self.socket {
+            Socket::Tcp(_) => None,
+            Socket::Unix(stream) => Some(stream.peer_cred().ok()?.uid()),
+        }
+    }
+
     /// Takes the socket out of this thread's runtime.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 //! `COMMAND DOCS`) and disconnect at an unknown reply, so error codes such as `NOAUTH` and
 //! `WRONGPASS` are Redis's own.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::batch::Step;
@@ -14,7 +14,7 @@ use super::reply::{Escaped, Reply, RespVersion};
 use super::shared::ListenerState;
 use super::throttle::QuotaCache;
 use super::transaction::Transaction;
-use crate::access::attempts::AuthFailure;
+use crate::access::attempts::{AuthFailure, Guesser};
 use crate::app::App;
 use crate::caller::Protocol;
 use crate::listener::Connection;
@@ -169,9 +169,8 @@ impl Session {
         // Both are always compared, so that the time taken reveals neither.
         let is_right = || expected.is(password) & (user == USER);
         let attempts = app.access.attempts();
-        // All clients of the Unix socket count as one.
-        let address = self.connection.peer.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
-        match attempts.password(Protocol::Resp, address, is_right) {
+        let guesser = self.connection.peer.map_or(Guesser::User(self.connection.user), Guesser::Address);
+        match attempts.password(Protocol::Resp, guesser, is_right) {
             Ok(()) => {
                 self.authenticated = true;
                 Ok(())

@@ -7,7 +7,7 @@ use std::thread;
 use crate::http2::{
     CONTINUATION, END_HEADERS, END_STREAM, HEADERS, PING, RST_STREAM, SETTINGS, call_headers, frame, preface,
 };
-use crate::victim::{Protocol, Victim, fill};
+use crate::victim::{LATE, Protocol, Victim, fill};
 
 /// Connecting is the cheapest attack.
 #[test]
@@ -127,5 +127,48 @@ fn giant_pipelines_are_served_beside_everybody_else() {
         }
     });
     let grown = victim.resident().saturating_sub(before);
+    assert!(grown < 64 << 20, "{} MB", grown >> 20);
+}
+
+/// A batch was one step: neighbours waited for all of its decisions, and its reply was made before any
+/// of it was sent.
+#[test]
+fn batches_under_many_policies_are_decided_beside_everybody_else() {
+    const POLICIES: usize = 200;
+    let many: Vec<_> =
+        (0..POLICIES).map(|n| format!("{{name: 'm{n}', scope: [user], quota: '1000000/1h'}}")).collect();
+    let victim = Victim::start_under("hostile-batches", &many.join(", "));
+    let before = victim.resident();
+    let requests = vec![r#"{"attributes":{"user":"mallory"}}"#; 1000].join(",");
+    let body = format!(r#"{{"requests":[{requests}]}}"#);
+    let batch = format!(
+        "POST /v1/check/batch HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    for protocol in Protocol::ALL {
+        let waits = victim.waits_during(protocol, || {
+            thread::scope(|scope| {
+                for number in 0..8 {
+                    let mut stream = victim.connect(Protocol::Http);
+                    let batch = &batch;
+                    scope.spawn(move || {
+                        stream.write_all(batch.as_bytes()).unwrap();
+                        let (mut buffer, mut replied) = (vec![0; 65536], 0);
+                        // Half of them read a part of the reply only.
+                        while number % 2 == 0 || replied < 100_000 {
+                            let read = stream.read(&mut buffer).unwrap();
+                            replied += read;
+                            if read == 0 || buffer[..read].ends_with(b"]}\r\n0\r\n\r\n") {
+                                break;
+                            }
+                        }
+                        let _ = stream.shutdown(std::net::Shutdown::Both);
+                    });
+                }
+            });
+        });
+        assert!(waits.p99 < LATE, "{protocol:?}: {waits:?}");
+    }
+    let grown = victim.peak_resident().saturating_sub(before);
     assert!(grown < 64 << 20, "{} MB", grown >> 20);
 }

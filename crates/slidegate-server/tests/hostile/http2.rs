@@ -49,6 +49,11 @@ pub(crate) fn call_headers(path: &str) -> Vec<u8> {
 
 /// A whole connection with one health check.
 pub(crate) fn health_check() -> Vec<u8> {
+    [preface(), next_health_check(1)].concat()
+}
+
+/// A health check on a stream.
+pub(crate) fn next_health_check(stream: u32) -> Vec<u8> {
     let headers = call_headers("/grpc.health.v1.Health/Check");
-    [preface(), frame(HEADERS, END_HEADERS, 1, &headers), frame(DATA, END_STREAM, 1, &[0; 5])].concat()
+    [frame(HEADERS, END_HEADERS, stream, &headers), frame(DATA, END_STREAM, stream, &[0; 5])].concat()
 }

@@ -6,6 +6,7 @@
 mod bombs;
 mod descriptors;
 mod floods;
+mod grpc_floods;
 mod http2;
 mod stalling;
 mod unread;

@@ -3,6 +3,8 @@
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use slidegate_testkit::TempDir;
@@ -13,6 +15,23 @@ use crate::http2;
 /// Within this time every protocol serves a well-behaved client, whatever others do. On an idle
 /// machine it takes milliseconds; it bounds a wait on a loaded one.
 pub(crate) const SERVED_WITHIN: Duration = Duration::from_secs(10);
+
+const ONE_POLICY: &str = "{name: p, scope: [user], quota: 1000000/1h}";
+/// A well-behaved client waits less than this for 99 of 100 replies, whatever others do. On an idle
+/// machine it waits for a tenth of it; before batches and floods were bounded, it waited for seconds.
+pub(crate) const LATE: Duration = Duration::from_millis(500);
+/// Fewest requests of a percentile.
+const SAMPLES: usize = 100;
+/// Pause between two requests of a well-behaved client, so that one long wait counts.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// How long a well-behaved client waited for its replies.
+#[derive(Debug)]
+pub(crate) struct Waits {
+    pub(crate) p99: Duration,
+    #[allow(dead_code)] // for messages
+    requests: usize,
+}
 
 /// The protocols, each by its own address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +50,14 @@ impl Protocol {
             Self::Http => b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n".to_vec(),
             Self::Resp => b"*2\r\n$4\r\nECHO\r\n$6\r\nserved\r\n".to_vec(),
             Self::Grpc => http2::health_check(),
+        }
+    }
+
+    /// The request of this number on one connection.
+    fn repeated(self, number: usize) -> Vec<u8> {
+        match (self, number) {
+            (Self::Grpc, 1..) => http2::next_health_check(u32::try_from(2 * number + 1).unwrap()),
+            _ => self.request(),
         }
     }
 
@@ -55,18 +82,25 @@ pub(crate) struct Victim {
 impl Victim {
     /// With these lines in the config file.
     pub(crate) fn start(name: &str, config: &str) -> Self {
-        Self::start_by(name, config, |config| Server::start(&["--config", config]))
+        Self::start_by(name, ONE_POLICY, config, |config| Server::start(&["--config", config]))
+    }
+
+    /// With these policies instead of one, as a list.
+    pub(crate) fn start_under(name: &str, policies: &str) -> Self {
+        Self::start_by(name, policies, "", |config| Server::start(&["--config", config]))
     }
 
     /// With a limit of file descriptors.
     pub(crate) fn start_with_descriptors(name: &str, descriptors: usize) -> Self {
-        Self::start_by(name, "", |config| Server::start_with_descriptors(descriptors, &["--config", config]))
+        Self::start_by(name, ONE_POLICY, "", |config| {
+            Server::start_with_descriptors(descriptors, &["--config", config])
+        })
     }
 
-    fn start_by(name: &str, config: &str, start: impl FnOnce(&str) -> Server) -> Self {
+    fn start_by(name: &str, policies: &str, config: &str, start: impl FnOnce(&str) -> Server) -> Self {
         let folder = TempDir::new(name);
         let text = format!(
-            "policies: [{{name: p, scope: [user], quota: 1000000/1h}}]\ngrpc: {{listen: '127.0.0.1:0'}}\n\
+            "policies: [{policies}]\ngrpc: {{listen: '127.0.0.1:0'}}\n\
              resp: {{listen: '127.0.0.1:0'}}\n{config}"
         );
         let config = folder.file("slidegate.yaml", text);
@@ -105,6 +139,39 @@ impl Victim {
             }
             assert!(asked.elapsed() < SERVED_WITHIN, "{protocol:?} was served late, after: {last}");
         }
+    }
+
+    /// What a well-behaved client of a protocol waits for while others do this. It has one connection
+    /// and sends one request after another.
+    #[allow(clippy::disallowed_methods)] // What a client waits for is real time.
+    pub(crate) fn waits_during(&self, protocol: Protocol, attack: impl FnOnce()) -> Waits {
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let client = scope.spawn(|| {
+                let mut stream = self.connect(protocol);
+                let mut waits = Vec::new();
+                let mut buffer = [0; 4096];
+                while !is_over.load(Ordering::Relaxed) || waits.len() < SAMPLES {
+                    let asked = Instant::now();
+                    stream.write_all(&protocol.repeated(waits.len())).unwrap();
+                    let mut replied = Vec::new();
+                    let wanted = protocol.reply();
+                    while !replied.windows(wanted.len()).any(|bytes| bytes == wanted) {
+                        let read = stream.read(&mut buffer).unwrap();
+                        assert!(read > 0, "closed after {}", replied.escape_ascii());
+                        replied.extend(&buffer[..read]);
+                    }
+                    waits.push(asked.elapsed());
+                    thread::sleep(PAUSE);
+                }
+                waits
+            });
+            attack();
+            is_over.store(true, Ordering::Relaxed);
+            let mut waits = client.join().unwrap();
+            waits.sort_unstable();
+            Waits { p99: waits[waits.len() * 99 / 100], requests: waits.len() }
+        })
     }
 
     /// One request on a new connection.

@@ -57,6 +57,48 @@ fn ask(server: &Server, method: &str, path: &str, host: &str, fields: &str, body
     Response::parse(&server.raw(request.as_bytes()))
 }
 
+/// A proxy and this service that read different ones of two fields decide for different clients.
+#[test]
+fn a_request_with_two_hosts_or_two_tokens_is_refused() {
+    let tokens = Tokens::make();
+    let server = tokens.serve("127.0.0.1:0", &[]);
+    let bearer = |token: &str| format!("authorization: Bearer {token}\r\n");
+    let both = [bearer(&tokens.write), bearer("sg_wrong")];
+    for (method, path) in
+        [("POST", "/v1/check"), ("POST", "/v1/refund"), ("GET", "/v1/status"), ("GET", "/v1/auth/x")]
+    {
+        for fields in [both.concat(), [both[1].clone(), both[0].clone()].concat()] {
+            let refused = ask(&server, method, path, "localhost", &fields, ALICE);
+            let detail = "more than one `authorization` header: send exactly one";
+            assert_eq!((refused.status, refused.json()["detail"].as_str()), (400, Some(detail)), "{path}");
+        }
+        let refused = ask(&server, method, path, "localhost", "host: localhost\r\n", ALICE);
+        let detail = "more than one `host` header: send exactly one";
+        assert_eq!((refused.status, refused.json()["detail"].as_str()), (400, Some(detail)), "{path}");
+    }
+    // Fields that may be repeated.
+    let fields = format!("{}accept: a\r\naccept: b\r\n", both[0]);
+    assert_eq!(ask(&server, "GET", "/v1/status", "localhost", &fields, "").status, 200);
+}
+
+/// Answers contain keys, which clients choose: no browser may take one for a page.
+#[test]
+fn answers_are_never_taken_for_another_type() {
+    let server = Server::start(&[]);
+    for (method, path, body) in [
+        ("POST", "/v1/check", ALICE),
+        ("POST", "/v1/check/batch", BATCH),
+        ("POST", "/v1/check", "nonsense"),
+        ("GET", "/v1/status", ""),
+        ("GET", "/", ""),
+        ("GET", "/metrics", ""),
+        ("GET", "/nowhere", ""),
+    ] {
+        let answer = server.ask(method, path, Some(body));
+        assert_eq!(answer.header("x-content-type-options"), Some("nosniff"), "{path}");
+    }
+}
+
 /// What a proxy's question has at least.
 const PROXY: &str = "x-forwarded-uri: /\r\nx-forwarded-method: GET\r\n";
 

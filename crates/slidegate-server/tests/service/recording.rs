@@ -221,6 +221,24 @@ fn a_file_that_another_process_writes_is_an_error_at_the_start() {
     stop(server);
 }
 
+/// A pipe would hold the start until somebody reads it.
+#[test]
+fn a_pipe_is_an_error_at_the_start() {
+    let folder = TempDir::new("recording-pipe");
+    let config = config(&folder, "  - {name: p, scope: [user], quota: 5/1m}\n");
+    let path = Path::new(folder.as_str()).join("requests.jsonl");
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let expected = |why: &str| format!("record: cannot write `{}`: {why}", path.display());
+    let nobody_reads = run(&["serve", "--config", &config, "--listen", "127.0.0.1:0"]);
+    let why = "No such device or address (os error 6)";
+    assert!(text(&nobody_reads.stderr).contains(&expected(why)), "{}", text(&nobody_reads.stderr));
+    let _reader = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let somebody_reads = run(&["serve", "--config", &config, "--listen", "127.0.0.1:0"]);
+    let why = "it is a pipe or a socket: must be a file";
+    assert!(text(&somebody_reads.stderr).contains(&expected(why)), "{}", text(&somebody_reads.stderr));
+    assert_eq!((nobody_reads.status.code(), somebody_reads.status.code()), (Some(2), Some(2)));
+}
+
 /// A sample that has some requests of a key would make every limit look wide enough.
 #[test]
 fn a_sample_has_all_requests_of_a_key_or_none() {

@@ -49,14 +49,16 @@ impl FromStr for Quota {
     fn from_str(text: &str) -> Result<Self, Error> {
         let (limit, window) = text.split_once('/').or_else(|| split_at_per(text)).ok_or_else(|| {
             Error::quota(format!(
-                "invalid quota `{text}`: no window; write `limit/window`, for example `100/1m`"
+                "invalid quota `{}`: no window; write `limit/window`, for example `100/1m`",
+                shown(text)
             ))
         })?;
         let limit = limit.trim();
         let digits: String = limit.chars().filter(|c| *c != '_').collect();
         let limit = digits.parse().ok().filter(|_| !limit.starts_with(['_', '+'])).ok_or_else(|| {
             Error::quota(format!(
-                "invalid limit `{limit}`: must be a whole number from 0 to {}, for example `100/1m`",
+                "invalid limit `{}`: must be a whole number from 0 to {}, for example `100/1m`",
+                shown(limit),
                 u64::MAX
             ))
         })?;
@@ -79,7 +81,7 @@ impl Quota {
     ///
     /// # Errors
     /// As [`parse_window`], and if the window is out of range. The error contains the text as it
-    /// was given.
+    /// was given, at most 40 characters of it.
     pub fn parse_window(text: &str) -> Result<Duration, Error> {
         let text = text.trim();
         let window = parse_window(text)?;
@@ -122,8 +124,9 @@ fn split_at_per(text: &str) -> Option<(&str, &str)> {
 pub fn parse_window(text: &str) -> Result<Duration, Error> {
     const UNITS_FIX: &str = "use ms, s, m, h, d or w, for example `30s`";
     let text = text.trim();
-    let no_unit =
-        || Error::quota(format!("invalid window `{text}`: must be a number and a unit; {UNITS_FIX}"));
+    let no_unit = || {
+        Error::quota(format!("invalid window `{}`: must be a number and a unit; {UNITS_FIX}", shown(text)))
+    };
     let mut rest = text;
     let mut total: u64 = 0;
     if text.is_empty() {
@@ -140,6 +143,7 @@ pub fn parse_window(text: &str) -> Result<Duration, Error> {
         }
         let number = if number.is_empty() { "1" } else { number };
         let length = unit_us(unit).ok_or_else(|| {
+            let (text, unit) = (shown(text), shown(unit));
             Error::quota(format!("invalid window `{text}`: unknown unit `{unit}`; {UNITS_FIX}"))
         })?;
         total = number
@@ -154,7 +158,14 @@ pub fn parse_window(text: &str) -> Result<Duration, Error> {
 }
 
 fn out_of_range(text: &str) -> Error {
-    Error::quota(format!("invalid window `{text}`: must be 1ms to 366d, for example `1m`"))
+    Error::quota(format!("invalid window `{}`: must be 1ms to 366d, for example `1m`", shown(text)))
+}
+
+/// A text as errors show it: the start of a long one, and no control characters. It may come from
+/// anyone.
+fn shown(text: &str) -> String {
+    const MAX_SHOWN: usize = 40;
+    text.chars().take(MAX_SHOWN).flat_map(char::escape_debug).collect()
 }
 
 fn unit_us(name: &str) -> Option<u64> {
@@ -242,6 +253,20 @@ mod tests {
         assert_eq!(error("5/367d"), out_of_range("367d"));
         assert_eq!(error("5 per 400 days "), out_of_range("400 days"));
         assert_eq!(error("5/0s"), out_of_range("0s"));
+    }
+
+    /// A text from outside must not fill a log or a reply, nor end it early.
+    #[test]
+    fn errors_show_the_start_of_long_texts_and_no_control_characters() {
+        let long = "9".repeat(100_000);
+        let quota = |text: &str| text.parse::<Quota>().unwrap_err().to_string();
+        for error in [quota(&long), quota(&format!("1/{long}")), quota(&format!("1/{long}x"))] {
+            assert!(error.len() < 200, "{} bytes", error.len());
+        }
+        assert_eq!(
+            quota("5/1\0\n"),
+            "invalid window `1\\0`: must be a number and a unit; use ms, s, m, h, d or w, for example `30s`"
+        );
     }
 
     proptest! {

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::Seek;
 use std::net::IpAddr;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -533,5 +533,48 @@ fn a_place_that_cannot_be_written_is_refused_at_once() {
     );
     fs::create_dir(dir.path().join("usage")).unwrap();
     let name = dir.path().join("usage").display().to_string();
-    assert_eq!(open("usage").to_string(), format!("cannot save usage to `{name}`: it is a directory"));
+    assert_eq!(open("usage").to_string(), format!("cannot save usage to `{name}`: it is not a regular file"));
+}
+
+/// Others may write to a directory such as `/tmp`: what they put there must neither be overwritten by
+/// the service nor stop its start.
+#[test]
+fn links_and_pipes_in_place_of_its_files_are_not_followed() {
+    let dir = TempDir::new("links");
+    let path = dir.path().join("usage.snapshot");
+    let beside = |ending: &str| dir.path().join(format!("usage.snapshot.{ending}"));
+    let theirs = dir.path().join("theirs");
+    fs::write(&theirs, "theirs").unwrap();
+    let pipe = |path: &std::path::Path| {
+        assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+    };
+
+    symlink(&theirs, beside("lock")).unwrap();
+    let refused = SnapshotFile::open(&path).unwrap_err().to_string();
+    let name = path.display();
+    assert_eq!(
+        refused,
+        format!("cannot save usage to `{name}`: Too many levels of symbolic links (os error 40)")
+    );
+    fs::remove_file(beside("lock")).unwrap();
+    pipe(&beside("lock"));
+    let refused = SnapshotFile::open(&path).unwrap_err().to_string();
+    assert_eq!(refused, format!("cannot save usage to `{name}`: No such device or address (os error 6)"));
+    fs::remove_file(beside("lock")).unwrap();
+    pipe(&path);
+    let refused = SnapshotFile::open(&path).unwrap_err().to_string();
+    assert_eq!(refused, format!("cannot save usage to `{name}`: it is not a regular file"));
+    fs::remove_file(&path).unwrap();
+
+    let file = SnapshotFile::open(&path).unwrap();
+    symlink(&theirs, beside("tmp")).unwrap();
+    let gate = gate(set([policy("p", Quota::per_hour(5))]), ManualClock::new());
+    file.save(|out| gate.save(&[], out)).unwrap();
+    assert_eq!(fs::read_to_string(&theirs).unwrap(), "theirs");
+    assert!(fs::symlink_metadata(&path).unwrap().is_file());
+    assert!(file.read().unwrap().is_some());
+    // One that comes later makes no reader wait either.
+    fs::remove_file(&path).unwrap();
+    pipe(&path);
+    assert_eq!(file.read().unwrap_err().to_string(), "cannot read the snapshot: it is not a regular file");
 }

@@ -5,9 +5,10 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
 use slidegate::Timestamp;
 
 use crate::config::Record;
@@ -163,8 +164,14 @@ impl RotatedFile {
 
 /// Opens a file for appending, for its owner only, locked against other processes.
 fn create(path: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
-    if file.metadata()?.is_file() {
+    // Opening a pipe would wait for a reader.
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags).open(path)?;
+    let kind = file.metadata()?.file_type();
+    if kind.is_fifo() || kind.is_socket() {
+        return Err(io::Error::other("it is a pipe or a socket: must be a file"));
+    }
+    if kind.is_file() {
         // One that was there may have had another mode.
         file.set_permissions(Permissions::from_mode(0o600))?;
     }

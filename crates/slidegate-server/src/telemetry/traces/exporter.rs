@@ -41,6 +41,10 @@ const LAST_SPANS: Duration = Duration::from_secs(2);
 /// doubles. A request and its repetitions start within [`ANSWER_TIMEOUT`].
 const MAX_RETRIES: u32 = 3;
 const FIRST_RETRY: Duration = Duration::from_millis(100);
+/// Pause after a request that was not accepted in the end; it doubles while the next ones are not
+/// either. Spans for which there is no memory meanwhile are dropped.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// Takes spans and sends them.
 #[derive(Debug)]
@@ -206,16 +210,17 @@ impl Shared {
     fn run(&self) {
         let clock = SystemClock::new();
         let mut gathered_at = clock.now();
+        let mut pause = Duration::ZERO;
         loop {
             let (full, is_ending) = self.take_full(EVERY.saturating_sub(clock.now() - gathered_at));
-            self.send(&full);
+            self.send(&full, &mut pause);
             let mut gathered = Vec::new();
             if is_ending || clock.now() - gathered_at >= EVERY {
                 gathered_at = clock.now();
                 let open = self.open.iter().map(|open| std::mem::take(&mut lock(open).batch));
                 gathered.extend(open.filter(|batch| batch.spans() > 0));
             }
-            self.send(&gathered);
+            self.send(&gathered, &mut pause);
             let mut queue = lock(&self.queue);
             if full.is_empty() {
                 queue.free.clear();
@@ -241,8 +246,8 @@ impl Shared {
         (full, queue.is_ending)
     }
 
-    /// Sends these spans and counts them.
-    fn send(&self, batches: &[Batch]) {
+    /// Sends these spans and counts them. Pauses after a failure.
+    fn send(&self, batches: &[Batch], pause: &mut Duration) {
         let spans = batches.iter().map(Batch::spans).sum();
         if spans == 0 {
             return;
@@ -253,6 +258,10 @@ impl Shared {
         if self.in_flight.swap(0, Relaxed) > 0 {
             self.sent.fetch_add(spans - failed, Relaxed);
             self.failed.fetch_add(failed, Relaxed);
+        }
+        *pause = next_pause(*pause, failed == spans);
+        if !pause.is_zero() {
+            self.pause(*pause);
         }
     }
 
@@ -290,6 +299,11 @@ impl Shared {
         let (queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
         !queue.is_ending
     }
+}
+
+/// The pause after a request.
+fn next_pause(last: Duration, has_failed: bool) -> Duration {
+    if has_failed { (2 * last).clamp(FIRST_PAUSE, MAX_PAUSE) } else { Duration::ZERO }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -456,6 +470,35 @@ mod tests {
             assert_eq!(counted(&exporter, 1), Spans { sent: 0, failed: 1, dropped: 0 });
             assert_eq!((requests.try_iter().count(), exporter.last_error().as_str()), (times, error));
         }
+    }
+
+    /// A collector that is down or rejects everything must not be asked by every instance without a
+    /// pause.
+    #[test]
+    fn a_collector_that_rejects_everything_is_asked_less_and_less() {
+        let (url, requests) = collector(vec![response("400 Bad", ""); 3]);
+        let exporter = exporter(url);
+        let clock = SystemClock::new();
+        let mut asked_at = Vec::new();
+        while asked_at.len() < 3 {
+            // So many that there are always full batches.
+            (1..1000).for_each(|id| add(&exporter, id));
+            if requests.recv_timeout(Duration::from_millis(1)).is_ok() {
+                asked_at.push(clock.now());
+            }
+        }
+        let pauses: Vec<_> = asked_at.windows(2).map(|two| two[1] - two[0]).collect();
+        assert!(pauses[1] > FIRST_PAUSE * 3 / 2, "{pauses:?}");
+
+        let mut pause = Duration::ZERO;
+        let pauses: Vec<_> = (0..9)
+            .map(|_| {
+                pause = next_pause(pause, true);
+                pause.as_secs()
+            })
+            .collect();
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        assert_eq!(next_pause(pause, false), Duration::ZERO);
     }
 
     /// A collector may keep some of the spans only, and says how many.

@@ -42,7 +42,7 @@ impl SnapshotFile {
             let message = format!("cannot save usage to `{name}`: {error}{advice}");
             SnapshotError { kind: Kind::Io, message }
         };
-        let lock = create(&beside(&path, "lock")).map_err(unusable)?;
+        let lock = open_lock(&beside(&path, "lock")).map_err(unusable)?;
         lock.try_lock().map_err(|error| match error {
             fs::TryLockError::WouldBlock => {
                 let message = format!("another process saves its usage to `{name}`; give each its own file");
@@ -50,8 +50,8 @@ impl SnapshotFile {
             }
             fs::TryLockError::Error(error) => unusable(error),
         })?;
-        if path.is_dir() {
-            return Err(unusable(io::Error::other("it is a directory")));
+        if fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
+            return Err(unusable(not_a_file()));
         }
         Ok(Self { path, _lock: lock })
     }
@@ -67,7 +67,7 @@ impl SnapshotFile {
     /// # Errors
     /// If it cannot be read, or is damaged.
     pub fn read(&self) -> Result<Option<Snapshot>, SnapshotError> {
-        match File::open(&self.path) {
+        match open(OpenOptions::new().read(true), &self.path, Links::Follow) {
             Ok(file) => Snapshot::read(file).map(Some),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
             Err(error) => Err(SnapshotError::io("cannot read the snapshot", &error)),
@@ -135,11 +135,40 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
-/// Creates or empties a file that only its owner can read.
+/// Creates a file that only its owner can read, in place of what has its name: others may have put a
+/// link there.
 fn create(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true);
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => open(OpenOptions::new().write(true).create_new(true), path, Links::Refuse),
+    }
+}
+
+/// Opens or creates a file that is locked, and never written.
+fn open_lock(path: &Path) -> io::Result<File> {
+    open(OpenOptions::new().write(true).create(true).truncate(false), path, Links::Refuse)
+}
+
+/// Whether a symbolic link may stand for a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Links {
+    Follow,
+    Refuse,
+}
+
+/// Opens a regular file. Does not wait for the other side of a pipe.
+fn open(options: &mut OpenOptions, path: &Path, links: Links) -> io::Result<File> {
     #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.open(path)
+    {
+        use rustix::fs::OFlags;
+        use std::os::unix::fs::OpenOptionsExt;
+        let follow = if links == Links::Refuse { OFlags::NOFOLLOW } else { OFlags::empty() };
+        options.mode(0o600).custom_flags((OFlags::NONBLOCK | follow).bits().cast_signed());
+    }
+    let file = options.open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(not_a_file()) }
+}
+
+fn not_a_file() -> io::Error {
+    io::Error::other("it is not a regular file")
 }

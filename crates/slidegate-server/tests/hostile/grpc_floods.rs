@@ -1,0 +1,97 @@
+//! Floods of gRPC: calls that never end, header lists that grow in memory, frames of no call.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::thread;
+
+use crate::http2::{DATA, END_HEADERS, HEADERS, PING, call_headers, frame, preface};
+use crate::victim::{LATE, Protocol, Victim, until_closed};
+
+const RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+/// Calls of one connection at once: as many as it may have.
+const CALLS: u32 = 1000;
+
+/// The number of the stream of a call.
+fn stream(call: u32) -> u32 {
+    2 * call + 1
+}
+
+/// A connection that has sent this and reads whatever it gets.
+fn reading(victim: &Victim, sent: &[u8]) -> TcpStream {
+    let mut stream = victim.connect(Protocol::Grpc);
+    let mut replies = stream.try_clone().unwrap();
+    thread::spawn(move || {
+        let mut buffer = [0; 65536];
+        while replies.read(&mut buffer).is_ok_and(|read| read > 0) {}
+    });
+    // It may be closed before it has sent all.
+    let _ = stream.write_all(sent);
+    stream
+}
+
+/// 330 bytes on the wire once were 32 kB in memory, for each of 1000 calls of each connection.
+#[test]
+fn header_lists_of_calls_without_a_message_are_not_kept() {
+    let victim = Victim::start("hostile-header-lists", "");
+    let before = victim.resident();
+    // `x: y` in the table of names, and then references of one byte to it.
+    let named = [&call_headers(RATE_LIMIT)[..], &[0x40, 1, b'x', 1, b'y']].concat();
+    let large = [call_headers(RATE_LIMIT), vec![0xbe; 300]].concat();
+    let fitting = [call_headers(RATE_LIMIT), vec![0xbe; 25]].concat();
+    for headers in [large, fitting] {
+        let calls = (1..CALLS).flat_map(|call| frame(HEADERS, END_HEADERS, stream(call), &headers));
+        let flood: Vec<u8> =
+            [preface(), frame(HEADERS, END_HEADERS, 1, &named)].concat().into_iter().chain(calls).collect();
+        let waits = victim.waits_during(Protocol::Grpc, || {
+            let _held: Vec<_> = (0..40).map(|_| reading(&victim, &flood)).collect();
+            victim.assert_served();
+        });
+        assert!(waits.p99 < LATE, "{waits:?}");
+        let grown = victim.peak_resident().saturating_sub(before);
+        assert!(grown < 96 << 20, "{} MB", grown >> 20);
+    }
+}
+
+/// The head of a message announces 64 KiB, for which nothing is kept until they are there; and what
+/// is there of messages that never end is bounded for all connections together.
+#[test]
+fn messages_that_never_end_take_a_bounded_part_of_the_memory() {
+    let victim = Victim::start("hostile-messages", "");
+    let before = victim.resident();
+    let headers = call_headers(RATE_LIMIT);
+    let begun = |bytes: usize| {
+        let message = [&[0, 0, 1, 0, 0][..], &vec![0; bytes]].concat();
+        let call = |call| {
+            let parts = message.chunks(16_000).flat_map(move |part| frame(DATA, 0, stream(call), part));
+            frame(HEADERS, END_HEADERS, stream(call), &headers).into_iter().chain(parts).collect::<Vec<u8>>()
+        };
+        [preface(), (0..64).flat_map(call).collect()].concat()
+    };
+    for bytes in [0, 60_000] {
+        let flood = begun(bytes);
+        let waits = victim.waits_during(Protocol::Grpc, || {
+            let _held: Vec<_> = (0..60).map(|_| reading(&victim, &flood)).collect();
+            victim.assert_served();
+        });
+        assert!(waits.p99 < LATE, "{waits:?}");
+        let grown = victim.peak_resident().saturating_sub(before);
+        assert!(grown < 128 << 20, "{bytes}: {} MB", grown >> 20);
+    }
+}
+
+/// A client whose every PING is answered, and that reads the answers, once took a processor for as
+/// long as it liked.
+#[test]
+fn a_client_that_sends_pings_without_end_is_closed() {
+    let victim = Victim::start("hostile-pings", "");
+    let pings = frame(PING, 0, 0, &[7; 8]).repeat(4000);
+    let waits = victim.waits_during(Protocol::Grpc, || {
+        let mut flooding: Vec<_> = (0..4).map(|_| victim.connect(Protocol::Grpc)).collect();
+        for stream in &mut flooding {
+            let _ = stream.write_all(&[&preface()[..], &pings].concat());
+        }
+        flooding.iter_mut().for_each(until_closed);
+    });
+    assert!(waits.p99 < LATE, "{waits:?}");
+    assert_eq!(victim.connections("/doors/grpc/closed/flood"), 4);
+}
