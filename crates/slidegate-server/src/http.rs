@@ -23,7 +23,7 @@ use crate::fields::{self, NO_STORE};
 use crate::json_body;
 use crate::problem::{self, Problem};
 use crate::routes::Routes;
-use reply::{Answered, Shared, call, gone, ok, status_of};
+use reply::{Answered, Shared, call, ok, status_of, undecided};
 use request::{BatchBody, MAX_BATCH, MAX_BATCH_BODY, MAX_BODY, RequestBody};
 
 mod answer;
@@ -162,7 +162,7 @@ fn respond<O: From<Vec<u8>>>(
     reused: HeaderMap,
 ) -> Result<HttpResponse<O>, Problem> {
     if let Some(error) = decisions.error() {
-        return Err(gone(&error));
+        return Err(undecided(&error));
     }
     let (status, media_type) = status_of(verb, decisions);
     let mut response = HttpResponse::new(O::from(answer::one(decisions)));
@@ -198,7 +198,7 @@ async fn check_batch(State(app): Shared, request: HttpRequest<Body>) -> Answered
         decisions.push(call.apply(Verb::Check, std::slice::from_ref(request)).await);
     }
     if let Some((at, error)) = decisions.iter().enumerate().find_map(|(at, one)| Some((at, one.error()?))) {
-        return Err(gone(&error).in_batch(at));
+        return Err(undecided(&error).in_batch(at));
     }
     Ok(ok(answer::many(decisions.iter())))
 }

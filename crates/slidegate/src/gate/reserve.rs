@@ -352,8 +352,9 @@ impl<S: HoldStore> Gate<S> {
     /// the hold's time charges what was not charged then.
     ///
     /// # Errors
-    /// If a shared store did not reply. The reservation may or may not be settled; repeating the
-    /// call is safe.
+    /// If the cost has a name that no policy counts, and not the one that a policy
+    /// [counts](crate::Counts::Named): nothing is settled. If a shared store did not reply: the
+    /// reservation may or may not be settled, and repeating the call is safe.
     pub fn settle<'c>(
         &self,
         ticket: &Ticket,
@@ -431,6 +432,12 @@ impl<S: HoldStore> Gate<S> {
     ) -> Result<Settlement, Error> {
         let policies = self.policies.load();
         let set = &**policies;
+        if let Change::Settle { cost, .. } | Change::Extend { cost: Some(cost), .. } = &change
+            && let Some(error) =
+                set.unknown_cost(cost, ticket.policies().filter_map(|name| set.by_name(name)))
+        {
+            return Err(error);
+        }
         let mut found = SmallVec::<[_; 1]>::new();
         for (place, key) in ticket.keys() {
             // A policy that was removed since counts nothing any more.
