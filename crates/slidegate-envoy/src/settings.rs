@@ -246,7 +246,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The log level, with the names of our `--log`.
+    /// The log level, with the names of our `--log-level`.
     fn log_level(&mut self) -> Option<String> {
         let level = self.text("LOG_LEVEL")?;
         match level.to_ascii_lowercase().as_str() {

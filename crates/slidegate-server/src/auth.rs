@@ -20,7 +20,7 @@ use crate::config::{Attribute, Auth, Denial, Mapping, Origin};
 use crate::fields;
 use crate::log_limit::log_limited;
 use crate::problem::{self, Problem};
-use crate::query;
+use crate::query::{self, can_decide};
 
 /// The paths of auth requests.
 pub(super) const PATHS: [&str; 2] = ["/v1/auth", "/v1/auth/{proxy}"];
@@ -91,8 +91,12 @@ impl AuthHandler {
         let asked = query::request(query)?;
         attributes.extend(asked.attributes);
         let pairs = attributes.iter().map(|(name, value)| (&**name, &**value));
-        let request =
+        let mut request =
             app.attributes.request(pairs, asked.cost.unwrap_or(1)).map_err(|bad| Problem::of(bad, ""))?;
+        if let Some(name) = &asked.policy {
+            can_decide(&app.policies(), name, &request)?;
+            request = request.under(name);
+        }
         let decisions = call.apply(Verb::Check, std::slice::from_ref(&request)).await;
 
         let mut response = Response::new(Full::default());

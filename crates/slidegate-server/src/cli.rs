@@ -38,14 +38,13 @@ mod wording;
 #[derive(Debug, Parser)]
 #[command(name = "slidegate", version, max_term_width = 100)]
 pub(crate) struct Cli {
-    /// Log level on standard error: error, warn, info, debug, trace, or a filter such as
+    /// Level of messages on standard error: error, warn, info, debug, trace, or a filter such as
     /// `slidegate=debug` [default: info]
-    #[arg(long = "log", id = "log-level", global = true, value_name = "LEVEL")]
+    #[arg(long, global = true, value_name = "LEVEL")]
     log_level: Option<String>,
-    /// Log format
-    // Text, as commands that read access logs have an option of the same name for those.
-    #[arg(long, global = true, value_name = "LOG_FORMAT", default_value = "text", value_parser = ["text", "json"])]
-    log_format: String,
+    /// Write messages, and what `serve` prints when it starts, as JSON, one object a line
+    #[arg(long = "log-json", global = true)]
+    writes_json_messages: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -100,8 +99,8 @@ impl Cli {
     /// Runs the command. Errors go to standard error, with exit code 2.
     pub(crate) fn run(self) -> ExitCode {
         let outcome =
-            start_log(&self.log_level(), self.log_format == "json").and_then(|()| match self.command {
-                Command::Serve(args) => serve::run(&args),
+            start_log(&self.log_level(), self.writes_json_messages).and_then(|()| match self.command {
+                Command::Serve(args) => serve::run(&args, self.writes_json_messages),
                 Command::Health(args) => Ok(health::run(&args)),
                 Command::Check(args) => check::run(&args),
                 Command::Top(args) => top::run(&args),
@@ -135,10 +134,6 @@ impl Cli {
             }
             _ => None,
         };
-        if matches!(self.command, Command::Diff(_)) {
-            // There, `--log` names a log to replay.
-            return "info".to_owned();
-        }
         self.log_level.clone().or_else(of_environment).unwrap_or_else(|| "info".to_owned())
     }
 }
@@ -148,7 +143,7 @@ const QUIET: &str = "h2=error";
 
 fn start_log(level: &str, is_json: bool) -> Result<(), Failure> {
     let filter = tracing_subscriber::EnvFilter::try_new(format!("{QUIET},{level}")).map_err(|error| {
-        Failure(format!("invalid --log `{level}`: {error}; use error, warn, info, debug or trace"))
+        Failure(format!("invalid --log-level `{level}`: {error}; use error, warn, info, debug or trace"))
     })?;
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)

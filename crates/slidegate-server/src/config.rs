@@ -324,14 +324,14 @@ policies:
     /// A file that says nothing would otherwise be a limiter that limits nothing.
     #[test]
     fn a_file_without_policies_is_refused_with_one_to_paste() {
-        let example = "must be a list of policies, for example `policies: [{name: per-user, scope: [user], limit: 100, \
-                       window: 60s}]`";
+        let example = "must be a list of at least one policy, for example `policies: [{name: per-user, scope: [user], \
+                       limit: 100, window: 60s}]`";
         for (text, is) in [
             ("", "1: missing policies"),
             ("# nothing yet\n", "2: missing policies"),
             ("server: {}\n", "1: missing policies"),
             ("policies:\n", "1: invalid policies (empty)"),
-            ("policies: []\n", "1: invalid policies (a list)"),
+            ("policies: []\n", "1: invalid policies (an empty list)"),
             ("policies: {a: 1}", "1: invalid policies (a map)"),
         ] {
             assert_eq!(error(text), format!("slidegate.yaml:{is}: {example}"), "{text}");

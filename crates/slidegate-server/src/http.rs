@@ -23,7 +23,7 @@ use crate::fields::{self, NO_STORE};
 use crate::json_body;
 use crate::problem::{self, Problem};
 use crate::routes::Routes;
-use reply::{Answered, Shared, call, gone, ok, status_of};
+use reply::{Answered, Shared, call, ok, status_of, undecided};
 use request::{MAX_BODY, RequestBody};
 
 mod answer;
@@ -163,7 +163,7 @@ fn respond<O: From<Vec<u8>>>(
     reused: HeaderMap,
 ) -> Result<HttpResponse<O>, Problem> {
     if let Some(error) = decisions.error() {
-        return Err(gone(&error));
+        return Err(undecided(&error));
     }
     let (status, media_type) = status_of(verb, decisions);
     let mut response = HttpResponse::new(O::from(answer::one(decisions)));

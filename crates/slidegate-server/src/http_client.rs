@@ -1,14 +1,19 @@
 //! Blocking HTTP client of the commands and the trace exporter, with TLS.
 //!
-//! Trusts the system's certificate authorities, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`.
+//! Trusts the system's certificate authorities, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`. Only
+//! TLS to another machine goes through the proxy of the environment: in a tunnel, where the proxy
+//! cannot read the token.
 
 use std::io;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use ureq::Proxy;
+use ureq::http::Uri;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 /// A client for one URL. Error statuses are not `Err`. Redirects are not followed: the request may
@@ -22,11 +27,22 @@ pub(crate) fn agent(url: &str, timeout: Duration, ca_file: Option<&Path>) -> Res
         .http_status_as_error(false)
         .timeout_global(Some(timeout))
         .allow_non_standard_methods(true)
-        .max_redirects(0);
+        .max_redirects(0)
+        .proxy(Proxy::try_from_env().filter(|_| may_use_proxy(url)));
     // Loading the certificates takes tens of milliseconds.
     let is_https = url.get(..6).is_some_and(|scheme| scheme.eq_ignore_ascii_case("https:"));
     let config = if is_https { config.tls_config(tls(ca_file)?) } else { config };
     Ok(config.build().into())
+}
+
+/// Whether the proxy of `ALL_PROXY`, `HTTPS_PROXY` or `HTTP_PROXY` may be used for a URL. It then
+/// still bypasses the hosts of `NO_PROXY`.
+fn may_use_proxy(url: &str) -> bool {
+    let Ok(uri) = url.parse::<Uri>() else { return false };
+    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+    let is_loopback = host.eq_ignore_ascii_case("localhost")
+        || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback());
+    uri.scheme_str() == Some("https") && !is_loopback
 }
 
 /// TLS with the certificate authorities of a file, or else the system's.
@@ -67,5 +83,32 @@ fn read_certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, io::Er
         Ok(certificates) if certificates.is_empty() => Err(failed(&"it holds no certificate")),
         Ok(certificates) => Ok(certificates),
         Err(error) => Err(failed(&error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A proxy must never read a token, and has no business between a machine and itself.
+    #[test]
+    fn only_tls_to_other_machines_goes_through_a_proxy() {
+        for url in ["https://limits.example.com", "HTTPS://10.0.0.1:7979/v1", "https://[2001:db8::1]:1"] {
+            assert!(may_use_proxy(url), "{url}");
+        }
+        for url in [
+            "http://limits.example.com",
+            "http://10.0.0.1:7979",
+            "https://localhost:7979",
+            "https://LocalHost",
+            "https://127.0.0.1:7979",
+            "https://127.1.2.3",
+            "https://[::1]:7979",
+            "https://[::ffff:127.0.0.1]",
+            "limits.example.com",
+            "no url",
+        ] {
+            assert!(!may_use_proxy(url), "{url}");
+        }
     }
 }

@@ -5,8 +5,10 @@
 use std::borrow::Cow;
 
 use percent_encoding::percent_decode;
+use slidegate::{PolicySet, Request};
 
 use crate::limits::MAX_COST;
+use crate::policy_names::is_inline;
 use crate::problem::Problem;
 
 /// What a query string says of a request.
@@ -15,13 +17,16 @@ pub(super) struct Asked<'q> {
     /// In the order they were sent.
     pub(super) attributes: Vec<(Cow<'q, str>, Cow<'q, [u8]>)>,
     pub(super) cost: Option<u64>,
+    /// The only policy to decide.
+    pub(super) policy: Option<Cow<'q, str>>,
 }
 
-/// Reads a query string in which every pair is an attribute except `cost`, which may be given once.
+/// Reads a query string in which every pair is an attribute except `cost` and `policy`, which may be
+/// given once each.
 ///
 /// # Errors
-/// A cost that is not a number or is given twice, and names that are not UTF-8: no policy can have
-/// such an attribute.
+/// A cost that is not a number, a cost or a policy that is given twice, and names that are not
+/// UTF-8: no policy can have such an attribute.
 pub(super) fn request(query: &str) -> Result<Asked<'_>, Problem> {
     let mut asked = Asked::default();
     for (at, (name, value)) in pairs(query).enumerate() {
@@ -31,6 +36,14 @@ pub(super) fn request(query: &str) -> Result<Asked<'_>, Problem> {
             }
             let cost = std::str::from_utf8(&value).ok().and_then(|text| text.parse().ok());
             asked.cost = Some(cost.ok_or_else(|| Problem::cost(&String::from_utf8_lossy(&value), MAX_COST))?);
+            continue;
+        }
+        if *name == *b"policy" {
+            if asked.policy.is_some() {
+                return Err(Problem::field("policy", "policy is given more than once; give it once"));
+            }
+            let not_text = || Problem::field("policy", "the policy is not UTF-8; names of policies are text");
+            asked.policy = Some(text(value).ok_or_else(not_text)?);
             continue;
         }
         let name = text(name).ok_or_else(|| {
@@ -87,6 +100,24 @@ fn text(bytes: Cow<'_, [u8]>) -> Option<Cow<'_, str>> {
     }
 }
 
+/// Whether a policy of this name can decide alone. Without the policy or an attribute of its scope,
+/// nothing would limit the request, so it is rejected.
+pub(crate) fn can_decide(policies: &PolicySet, name: &str, request: &Request<'_>) -> Result<(), Problem> {
+    let Some(policy) = policies.by_name(name).filter(|_| !is_inline(name)) else {
+        let name = name.escape_debug();
+        let detail =
+            format!("invalid policy `{name}`: must be a policy in force; `slidegate policy list` lists them");
+        return Err(Problem::field("policy", detail));
+    };
+    match policy.scope_attributes().iter().find(|attribute| request.value(attribute).is_none()) {
+        None => Ok(()),
+        Some(missing) => {
+            let detail = format!("policy `{name}` counts by `{missing}`; give that attribute");
+            Err(Problem::field("attributes", detail))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,13 +149,15 @@ mod tests {
     /// than it meant.
     #[test]
     fn a_cost_is_given_once_and_is_a_number() {
-        let asked = request("user=a&cost=3").unwrap();
-        assert_eq!((asked.cost, asked.attributes.len()), (Some(3), 1));
+        let asked = request("user=a&cost=3&policy=p%20q").unwrap();
+        assert_eq!((asked.cost, asked.policy.as_deref(), asked.attributes.len()), (Some(3), Some("p q"), 1));
         for (query, said) in [
             ("cost=1&user=a&cost=1", "cost is given more than once"),
             ("cost=1&c%6Fst=2", "cost is given more than once"),
             ("cost=x", "invalid cost `x`: must be a whole number"),
             ("cost=%ff", "must be a whole number"),
+            ("policy=a&policy=b", "policy is given more than once; give it once"),
+            ("policy=%ff", "the policy is not UTF-8; names of policies are text"),
             ("user=a&%ff=b", "the name of parameter 2 is not UTF-8"),
         ] {
             let problem = format!("{:?}", request(query).unwrap_err());

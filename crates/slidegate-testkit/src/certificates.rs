@@ -1,6 +1,6 @@
 //! Certificates for tests, valid from long ago until far away.
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 
 use crate::temp_dir::TempDir;
 
@@ -31,8 +31,19 @@ impl Authority {
 
     /// A certificate for these subject alternative names: DNS names or IP addresses.
     pub fn sign(&self, names: &[&str]) -> Certificate {
+        self.sign_params(&params("signed", names))
+    }
+
+    /// The same, of use for servers only.
+    pub fn sign_for_servers(&self, names: &[&str]) -> Certificate {
+        let mut params = params("signed", names);
+        params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
+        self.sign_params(&params)
+    }
+
+    fn sign_params(&self, params: &CertificateParams) -> Certificate {
         let key = KeyPair::generate().unwrap();
-        let pem = params("signed", names).signed_by(&key, &self.issuer).unwrap().pem();
+        let pem = params.signed_by(&key, &self.issuer).unwrap().pem();
         Certificate { pem, key_pem: key.serialize_pem() }
     }
 

@@ -122,6 +122,9 @@ impl Server {
             let line = lines.next().expect("it says what it listens to").expect("its output is text");
             greeting.push_str(&line);
             greeting.push('\n');
+            if let Ok(started) = serde_json::from_str::<serde_json::Value>(&line) {
+                break started["fields"]["listening"][0].as_str().expect("a URL").to_owned();
+            }
             if line.starts_with("try ") {
                 break greeting
                     .lines()

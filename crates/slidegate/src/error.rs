@@ -1,8 +1,7 @@
-//! The library's error: an invalid setting, or a request that names a policy which cannot decide
-//! it.
+//! The library's error: an invalid setting, or a request that cannot be decided as it is.
 //!
 //! Most errors occur while a limiter is built. The exception is a request that names an unknown
-//! policy or lacks an attribute of the policy it names. Such a request is denied, and
+//! policy or cost, or lacks an attribute of the policy it names. Such a request is denied, and
 //! [`Decisions::error`](crate::Decisions::error) holds the error.
 
 use std::fmt;
@@ -35,6 +34,7 @@ enum Kind {
     Header,
     UnknownPolicy,
     MissingAttribute,
+    UnknownCost,
     Store,
     Ticket,
 }
@@ -77,6 +77,16 @@ impl Error {
             }
         }
         Self { kind: Kind::UnknownPolicy, message }
+    }
+
+    /// A cost by a name that no policy counts, without the one by the name that `policy` counts.
+    pub(crate) fn unknown_cost(name: &str, policy: &str, missing: &str) -> Self {
+        let name = name.escape_debug();
+        let message = format!(
+            "unknown cost `{name}`: no policy counts it, and policy `{policy}` counts `{missing}`, which is missing; \
+             correct the name, or add `{missing}`"
+        );
+        Self { kind: Kind::UnknownCost, message }
     }
 
     /// A request that names a policy and lacks an attribute of its scope.
@@ -127,6 +137,13 @@ impl Error {
     #[must_use]
     pub fn is_missing_attribute(&self) -> bool {
         self.kind == Kind::MissingAttribute
+    }
+
+    /// Whether a cost had a name that no policy counts, and not the one that a policy
+    /// [counts](crate::Counts::Named).
+    #[must_use]
+    pub fn is_unknown_cost(&self) -> bool {
+        self.kind == Kind::UnknownCost
     }
 
     /// Whether a ticket, or the time of a reservation, was invalid.

@@ -96,8 +96,19 @@ pub enum Counts {
     /// charged and never held.
     Requests,
     /// The cost of this name, 0 if the request has others only. A cost without a name is every
-    /// policy's.
+    /// policy's. A request without the cost that counts and with one by a name that no policy counts is
+    /// [not decided](crate::Decisions::error): a typo must not lift a limit.
     Named(String),
+}
+
+impl Counts {
+    /// The name of the cost that counts, if one counts by name.
+    pub(crate) fn name(&self) -> Option<&str> {
+        match self {
+            Self::Named(name) => Some(name),
+            Self::Cost | Self::Requests => None,
+        }
+    }
 }
 
 /// What a unit of cost is, for [header styles](crate::headers::XRateLimit) that say it. It does not
@@ -156,6 +167,16 @@ enum Costs<'r> {
 }
 
 impl Cost<'_> {
+    /// The names of its numbers; none if it is one number.
+    #[inline]
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        let named: &[(&str, u64)] = match &self.0 {
+            Costs::Bare(_) => &[],
+            Costs::Named(costs) => costs,
+        };
+        named.iter().map(|(name, _)| *name)
+    }
+
     /// What counts of it.
     #[inline]
     pub(crate) fn under(&self, counts: &Counts) -> u64 {
@@ -424,6 +445,17 @@ impl<'r> Request<'r> {
     #[inline]
     pub(crate) fn cost_of(&self, counts: &Counts) -> u64 {
         self.cost.as_ref().map_or(1, |cost| cost.under(counts))
+    }
+
+    /// What it says that it costs.
+    pub(crate) fn own_cost(&self) -> Option<&Cost<'r>> {
+        self.cost.as_ref()
+    }
+
+    /// Whether it says costs by name.
+    #[inline]
+    pub(crate) fn names_costs(&self) -> bool {
+        matches!(self.cost, Some(Cost(Costs::Named(_))))
     }
 
     /// Whether it says what it costs.

@@ -30,7 +30,7 @@ pub(super) const IGNORED: [(&str, &str); 54] = [
     ("EXPIRATION_JITTER_MAX_SECONDS", "expiry is garbage collection here and part of no decision"),
     ("EXTRA_TAGS", NO_STATSD),
     ("LOCAL_CACHE_SIZE_IN_BYTES", "denials are cached while they are valid, in bounded memory"),
-    ("LOG_FORMAT", "the log format is set by --log-format"),
+    ("LOG_FORMAT", "messages are JSON with --log-json"),
     ("MEMCACHE_HOST_PORT", NO_MEMCACHED),
     ("MEMCACHE_MAX_IDLE_CONNS", NO_MEMCACHED),
     ("MEMCACHE_SRV", NO_MEMCACHED),

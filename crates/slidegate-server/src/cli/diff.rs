@@ -25,9 +25,8 @@ pub(super) struct DiffArgs {
     old: PathBuf,
     /// The config file after the change
     new: PathBuf,
-    // The id is that of the log level, which all commands have otherwise: here, `--log` names logs.
     /// Access logs: files, directories or patterns, plain, gzip or zstd; `-` for standard input
-    #[arg(long = "log", id = "log-level", value_name = "LOG", num_args = 1.., required = true)]
+    #[arg(long = "log", value_name = "LOG", num_args = 1.., required = true)]
     logs: Vec<String>,
     #[command(flatten)]
     log: LogArgs,

@@ -18,8 +18,7 @@ pub(super) struct LogArgs {
     /// `ingress-nginx`, `caddy`, `traefik`, `traefik-json`, `envoy`, `envoy:FORMAT`, `envoy-json`,
     /// `istio`, `haproxy`, `alb`, `cloudfront`, `w3c`, `gcp`, `json`, `csv` or `slidegate`. See
     /// docs/replay.md
-    // The same id as the global option for slidegate's own log, which it replaces here.
-    #[arg(long = "log-format", id = "log_format", value_name = "FORMAT", default_value = "auto", value_parser = format)]
+    #[arg(long = "log-format", value_name = "FORMAT", default_value = "auto", value_parser = format)]
     log_format: String,
     /// Field or attribute, and the column, variable or path of the log it is read from, such as
     /// `ip=request.client`; may be repeated

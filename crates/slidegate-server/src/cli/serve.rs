@@ -1,5 +1,6 @@
 //! `slidegate serve`: wires the parts of the service together, runs it, and shuts it down.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::iter::once;
 use std::net::SocketAddr;
@@ -7,6 +8,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
@@ -84,7 +86,8 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval between examinations of a shared store. The first runs at the start.
 const EXAMINE_INTERVAL: Duration = Duration::from_secs(60);
 
-pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
+/// Runs the service. `is_json`: how the startup message is printed.
+pub(super) fn run(args: &ServeArgs, is_json: bool) -> Result<ExitCode, Failure> {
     if let Err(warning) = listener::raise_limit() {
         tracing::warn!("{warning}");
     }
@@ -122,7 +125,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
         .enable_all()
         .build()
         .map_err(|error| Failure(format!("cannot start threads: {error}")))?;
-    runtime.block_on(serve(config, sources, watched, envoy))
+    runtime.block_on(serve(config, sources, watched, envoy, is_json))
 }
 
 async fn serve(
@@ -130,6 +133,7 @@ async fn serve(
     sources: Sources,
     watched: Debounced<Fingerprint>,
     envoy: Option<Settings>,
+    is_json: bool,
 ) -> Result<ExitCode, Failure> {
     let running = config.clone();
     let mut signals =
@@ -187,7 +191,7 @@ async fn serve(
         tracing::warn!("{warning}");
     }
     // A closed standard output does not stop the service.
-    let _ = output::print(&greeting);
+    let _ = if is_json { output::print(greeting.as_json()) } else { output::print(&greeting) };
 
     let mut tasks = JoinSet::new();
     tasks.spawn(Arc::clone(&app.connections).run());
@@ -317,6 +321,29 @@ impl Greeting {
             policies: config.policies.iter().map(|policy| describe(policy, config.counted())).collect(),
             envoy: None,
         }
+    }
+
+    /// The same as a line of the log in JSON, so that a collector of containers' logs can read it.
+    fn as_json(&self) -> serde_json::Value {
+        let Self { listening, ports, store, traces, policies, envoy, example } = self;
+        let urls = |urls: &str| urls.split(", ").map(str::to_owned).collect::<Vec<_>>();
+        let ports: HashMap<_, _> = ports.iter().map(|(name, listed)| (*name, urls(listed))).collect();
+        json!({
+            "timestamp": jiff::Timestamp::now().to_string(),
+            "level": "INFO",
+            "fields": {
+                "message": "started",
+                "version": env!("CARGO_PKG_VERSION"),
+                "listening": urls(listening),
+                "ports": ports,
+                "store": store,
+                "traces": traces,
+                "policies": policies,
+                "envoy": envoy,
+                "try": format!("curl -i {example}"),
+            },
+            "target": module_path!(),
+        })
     }
 }
 

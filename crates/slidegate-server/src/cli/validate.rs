@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use slidegate::{Algorithm, PolicySet, format_window};
+use slidegate::{Algorithm, Counts, Policy, PolicySet, format_window};
 
 use super::failure::Failure;
 use super::output;
@@ -80,6 +80,7 @@ fn file_summary(file: &Path, config: &Config, envoy: Option<&EnvoyConfig>) -> St
         lines.push(format!("RESP listens on {} {password}{tls}.", addresses.join(" and ")));
     }
     lines.extend(in_flight_warning(config));
+    lines.extend(cost_warnings(config));
     let candidates = config.candidates.iter().map(|(name, quota)| (name.as_str(), quota));
     let policies = config.policies.iter().chain(envoy.into_iter().flat_map(EnvoyConfig::policies));
     let worst_case = config.memory.worst_case(policies, candidates, config.resp.is_some());
@@ -112,6 +113,29 @@ fn in_flight_warning(config: &Config) -> Option<String> {
             names.join(", ")
         )
     })
+}
+
+/// Policies that add all costs up, although a policy beside them counts one by its name and allows
+/// more of it than they allow of all.
+fn cost_warnings(config: &Config) -> Vec<String> {
+    let rate = |policy: &&Policy| policy.quota().algorithm() != Algorithm::InFlight;
+    let warning = |sum: &Policy| {
+        let (all, window) = (sum.quota().capacity(), sum.quota().window());
+        let exceeds = |one: &&Policy| {
+            let is_named = matches!(one.counted(), Counts::Named(_));
+            let is_shorter = one.quota().window() <= window && one.quota().capacity() > all;
+            is_named && (is_shorter || one.estimated().is_some_and(|estimate| estimate > all))
+        };
+        let one = config.policies.iter().filter(rate).find(exceeds)?;
+        let Counts::Named(cost) = one.counted() else { return None };
+        let (name, other) = (sum.name(), one.name());
+        Some(format!(
+            "warning: policy `{name}` adds all costs up and allows {all}, but policy `{other}` allows more of the cost \
+             `{cost}` alone. If `{name}` is to count requests, give it `counts: requests`."
+        ))
+    };
+    let sums = config.policies.iter().filter(rate).filter(|policy| *policy.counted() == Counts::Cost);
+    sums.filter_map(warning).collect()
 }
 
 /// Loads the envoyproxy/ratelimit files, and checks that their names do not clash with the

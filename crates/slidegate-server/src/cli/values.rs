@@ -178,7 +178,6 @@ mod tests {
                 "serve --envoy-excess free",
                 "invalid --envoy-excess `free`: must be `refuse`, `charge` or `count`".into(),
             ),
-            ("serve --log-format xml", "invalid --log-format `xml`: must be one of text, json".into()),
             ("check user=a --cost x", format!("invalid --cost `x`: {cost}")),
             (
                 "serve --drain-delay 10",

@@ -234,6 +234,7 @@ impl Checker<'_> {
         let shown = match &node.value {
             _ if is_secret => String::new(),
             Value::Null => " (empty)".to_owned(),
+            Value::List(items) if items.is_empty() => " (an empty list)".to_owned(),
             Value::List(_) => " (a list)".to_owned(),
             Value::Map(_) => " (a map)".to_owned(),
             _ => format!(" `{}`", Shown(node.scalar().unwrap_or_default())),

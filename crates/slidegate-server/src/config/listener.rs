@@ -41,7 +41,7 @@ pub(super) struct ListenerKeys {
     key_file: Option<PathBuf>,
     /// Authorities that must have signed client certificates.
     client_ca_file: Option<PathBuf>,
-    /// A DNS name that client certificates must be valid for.
+    /// A DNS name that client certificates must list. A wildcard does not count.
     client_name: Option<String>,
 }
 

@@ -115,7 +115,7 @@ impl fmt::Display for WorstCase {
         let keys = format!("{keys} keys of up to {bytes_per_key} bytes, as of {}", self.largest);
         let beside = size(MemoryStore::IDEMPOTENCY_BYTES);
         match self.max_bytes {
-            None => write!(f, "At worst it takes {}: {keys}. max_bytes bounds it.", size(bytes))?,
+            None => write!(f, "At worst it takes {}: {keys}. Set max_bytes to bound it.", size(bytes))?,
             Some(bound) if unbounded_bytes <= bound => {
                 write!(f, "At worst it takes {}, less than max_bytes: {keys}.", size(bytes))?;
             }
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(
             described(""),
             format!(
-                "At worst it takes 617 MiB: 1048576 keys of up to 617 bytes, as of policy `a`. max_bytes bounds it.{more}"
+                "At worst it takes 617 MiB: 1048576 keys of up to 617 bytes, as of policy `a`. Set max_bytes to bound it.{more}"
             )
         );
         assert_eq!(

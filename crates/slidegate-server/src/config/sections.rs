@@ -28,8 +28,7 @@ use super::{Config, FileContent};
 use crate::listener::ConnectionCaps;
 
 /// What `policies` must be.
-const POLICIES: &str =
-    "a list of policies, for example `policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]`";
+const POLICIES: &str = "a list of at least one policy, for example `policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]`";
 
 /// The config file. docs/config.md is the reference.
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use super::answer::Batch;
 use super::idempotency;
-use super::reply::{Answered, JSON, Shared, call, gone, ok};
+use super::reply::{Answered, JSON, Shared, call, ok, undecided};
 use super::request::{BatchBody, RequestBody};
 use crate::app::App;
 use crate::fields::NO_STORE;
@@ -100,7 +100,7 @@ async fn decide(app: Arc<App>, headers: HeaderMap, body: Bytes, parts: Parts) ->
         }
         let decisions = call.apply(Verb::Check, std::slice::from_ref(request)).await;
         if let Some(error) = decisions.error() {
-            return Err(gone(&error).in_batch(at));
+            return Err(undecided(&error).in_batch(at));
         }
         reply.push(&decisions);
         if reply.len() >= PART_BYTES && parts.send(Ok(reply.take_part().into())).await.is_err() {

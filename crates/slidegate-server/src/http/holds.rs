@@ -14,9 +14,9 @@ use slidegate::{Error, Extension, HoldOptions, HoldStatus, Settlement, Ticket, s
 use super::answer::{self, Asked};
 use super::cost::Cost;
 use super::idempotency;
-use super::reply::{Answered, JSON, Shared, call, gone, ok, status_of};
+use super::reply::{Answered, JSON, Shared, call, ok, status_of, undecided};
 use super::request::{MAX_BODY, ReserveBody, parse_ttl};
-use super::text::Text;
+use super::text::{Text, Ttl};
 use crate::app::App;
 use crate::app::ticket_change::{Changed, TicketChange};
 use crate::fields::{self, NO_STORE};
@@ -57,7 +57,7 @@ struct ExtendBody<'a> {
     hold: Option<Cost<'a>>,
     /// How long from now on.
     #[serde(borrow, default)]
-    ttl: Option<Text<'a>>,
+    ttl: Option<Ttl<'a>>,
 }
 
 /// `{"ticket": "..."}`
@@ -92,7 +92,7 @@ async fn reserve(State(app): Shared, request: HttpRequest<Body>) -> Answered {
         .await
         .map_err(|error| Problem::field("ttl", error.to_string()))?;
     if let Some(error) = reserved.error() {
-        return Err(gone(&error));
+        return Err(undecided(&error));
     }
     let text = call.ticket_text(&reserved).await.map_err(|detail| Problem::field("attributes", detail))?;
     let asked = Asked { request: &request, says_cost: ask.says_cost() };
@@ -184,7 +184,12 @@ fn failed(error: &Error) -> Problem {
 
 async fn change_one(app: &App, headers: &HeaderMap, ticket: &Ticket, change: TicketChange<'_>) -> Answered {
     let goes_on = !change.is_last();
-    match call(app, headers).change(ticket, change).await.map_err(|error| failed(&error))? {
+    let cost_field = if matches!(change, TicketChange::Extend(_)) { "hold" } else { "cost" };
+    let failed = |error: Error| match error.is_unknown_cost() {
+        true => Problem::field(cost_field, error.to_string()),
+        false => failed(&error),
+    };
+    match call(app, headers).change(ticket, change).await.map_err(failed)? {
         Changed::Now(settlement) if settlement.status() == HoldStatus::Unknown => {
             Err(Problem::field("ticket", Changed::UNKNOWN).with_status(StatusCode::NOT_FOUND))
         }

@@ -30,8 +30,12 @@ pub(super) fn status_of(verb: Verb, decisions: &Decisions<'_>) -> (StatusCode, H
     }
 }
 
-/// The named policy was removed between the parsing of the request and its decision.
-pub(super) fn gone(error: &Error) -> Problem {
+/// A cost that no policy counts, or a named policy that was removed between the parsing of the
+/// request and its decision.
+pub(super) fn undecided(error: &Error) -> Problem {
+    if error.is_unknown_cost() {
+        return Problem::field("cost", error.to_string());
+    }
     Problem::field("policy", format!("{error}; it was removed a moment ago"))
 }
 

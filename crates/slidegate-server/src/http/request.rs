@@ -8,13 +8,13 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 
 use super::cost::Cost;
-use super::text::Text;
+use super::reply::undecided;
+use super::text::{Text, Ttl};
 use crate::app::App;
 use crate::limits::MAX_ATTRIBUTES;
-use crate::policy_names::is_inline;
 use crate::problem::Problem;
-use crate::query;
-use slidegate::{PolicySet, Request, parse_window};
+use crate::query::{self, can_decide};
+use slidegate::{Request, parse_window};
 
 /// Maximum body of one request: a hundred times the size of real ones.
 pub(super) const MAX_BODY: usize = 64 * 1024;
@@ -64,7 +64,7 @@ pub(super) struct ReserveBody<'a> {
     policy: Option<Text<'a>>,
     /// How long the reservation lasts.
     #[serde(borrow, default)]
-    ttl: Option<Text<'a>>,
+    ttl: Option<Ttl<'a>>,
 }
 
 impl<'a> ReserveBody<'a> {
@@ -77,23 +77,20 @@ impl<'a> ReserveBody<'a> {
 }
 
 /// The field `ttl`. Its range is checked where it is used.
-pub(super) fn parse_ttl(Text(text): &Text<'_>) -> Result<Duration, Problem> {
+pub(super) fn parse_ttl(Ttl(text): &Ttl<'_>) -> Result<Duration, Problem> {
     parse_window(text).map_err(|_| {
         let text = text.chars().take(64).collect::<String>();
-        let detail = format!(
-            "invalid ttl `{}`: must be 1ms to 1h with a unit, for example `30s`",
-            text.escape_debug()
-        );
+        let detail = format!("invalid ttl `{}`: must be {}", text.escape_debug(), Ttl::EXPECTED);
         Problem::field("ttl", detail)
     })
 }
 
 impl<'a> RequestBody<'a> {
-    /// Parses a query string: every pair is an attribute, except `cost`.
+    /// Parses a query string: every pair is an attribute, except `cost` and `policy`.
     pub(super) fn from_query(query: &'a str) -> Result<Self, Problem> {
-        let query::Asked { attributes, cost } = query::request(query)?;
-        let cost = cost.map(Cost::Number);
-        Ok(Self { attributes: Attributes(attributes), cost, policy: None, prefix: "" })
+        let query::Asked { attributes, cost, policy } = query::request(query)?;
+        let (cost, policy) = (cost.map(Cost::Number), policy.map(Text));
+        Ok(Self { attributes: Attributes(attributes), cost, policy, prefix: "" })
     }
 
     /// Its attributes and its cost.
@@ -116,27 +113,17 @@ impl<'a> RequestBody<'a> {
             None => Request::new(),
         };
         app.attributes.add_to(&mut request, attributes).map_err(|bad| Problem::of(bad, self.prefix))?;
-        let Some(Text(name)) = &self.policy else { return Ok(request) };
-        can_decide(&app.policies(), name, &request)?;
-        Ok(request.under(name))
-    }
-}
-
-/// Whether a policy of this name can decide alone. Without the policy or an attribute of its scope,
-/// nothing would limit the request, so it is rejected.
-fn can_decide(policies: &PolicySet, name: &str, request: &Request<'_>) -> Result<(), Problem> {
-    let Some(policy) = policies.by_name(name).filter(|_| !is_inline(name)) else {
-        let name = name.escape_debug();
-        let detail =
-            format!("invalid policy `{name}`: must be a policy in force; `slidegate policy list` lists them");
-        return Err(Problem::field("policy", detail));
-    };
-    match policy.scope_attributes().iter().find(|attribute| request.value(attribute).is_none()) {
-        None => Ok(()),
-        Some(missing) => {
-            let detail = format!("policy `{name}` counts by `{missing}`; give that attribute");
-            Err(Problem::field("attributes", detail))
+        if let Some(Text(name)) = &self.policy {
+            can_decide(&app.policies(), name, &request)?;
+            request = request.under(name);
         }
+        // Of a batch nothing may be charged if one cannot be decided.
+        if matches!(self.cost, Some(Cost::Named(_)))
+            && let Some(error) = app.policies().error_of(&request)
+        {
+            return Err(undecided(&error));
+        }
+        Ok(request)
     }
 }
 

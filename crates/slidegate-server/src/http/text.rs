@@ -10,26 +10,43 @@ use serde::{Deserialize, de};
 #[derive(Debug)]
 pub(super) struct Text<'a>(pub(super) Cow<'a, str>);
 
+/// A time with its unit, such as `30s`.
+#[derive(Debug)]
+pub(super) struct Ttl<'a>(pub(super) Cow<'a, str>);
+
+impl Ttl<'_> {
+    /// What it must be.
+    pub(super) const EXPECTED: &'static str = "1ms to 1h with a unit, for example `30s`";
+}
+
 impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Borrowing;
+        deserializer.deserialize_str(Borrowing { expected: "a text; write numbers as \"42\"" }).map(Self)
+    }
+}
 
-        impl<'de> Visitor<'de> for Borrowing {
-            type Value = Text<'de>;
+impl<'de: 'a, 'a> Deserialize<'de> for Ttl<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(Borrowing { expected: Self::EXPECTED }).map(Self)
+    }
+}
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text; write numbers as \"42\"")
-            }
+struct Borrowing {
+    expected: &'static str,
+}
 
-            fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Self::Value, E> {
-                Ok(Text(Cow::Borrowed(text)))
-            }
+impl<'de> Visitor<'de> for Borrowing {
+    type Value = Cow<'de, str>;
 
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-                Ok(Text(Cow::Owned(text.to_owned())))
-            }
-        }
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.expected)
+    }
 
-        deserializer.deserialize_str(Borrowing)
+    fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Self::Value, E> {
+        Ok(Cow::Borrowed(text))
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(Cow::Owned(text.to_owned()))
     }
 }

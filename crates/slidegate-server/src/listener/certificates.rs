@@ -1,7 +1,8 @@
 //! Certificates of TLS listeners, with hot reload.
 //!
 //! The files are read every second and compared by content, which also detects swapped links. Open
-//! connections keep their certificate.
+//! connections keep their certificate. Where clients show certificates, no session is resumed: a
+//! resumed one would not be checked again, even past the certificate's end.
 
 use std::fs::File;
 use std::io::Read;
@@ -16,7 +17,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::server::TlsStream;
 use webpki::EndEntityCert;
@@ -39,7 +40,7 @@ pub(crate) struct TlsFiles {
     pub(crate) key_file: PathBuf,
     /// Authorities that must have signed client certificates. `None`: clients need none.
     pub(crate) client_ca_file: Option<PathBuf>,
-    /// A DNS name that client certificates must be valid for.
+    /// A DNS name that client certificates must have. A wildcard is another name.
     pub(crate) client_name: Option<String>,
 }
 
@@ -151,10 +152,16 @@ impl Certificates {
     }
 }
 
-/// Whether a certificate is valid for this name.
+/// Whether a certificate has this name. A wildcard, which would be valid for it, stands for any
+/// number of clients.
 fn is_for(certificate: &CertificateDer<'_>, name: &str) -> bool {
-    let Ok(name) = ServerName::try_from(name) else { return false };
-    EndEntityCert::try_from(certificate).is_ok_and(|it| it.verify_is_valid_for_subject_name(&name).is_ok())
+    let (Ok(certificate), Ok(subject)) = (EndEntityCert::try_from(certificate), ServerName::try_from(name))
+    else {
+        return false;
+    };
+    let is_listed = || certificate.valid_dns_names().any(|one| one.eq_ignore_ascii_case(name));
+    certificate.verify_is_valid_for_subject_name(&subject).is_ok()
+        && (!matches!(subject, ServerName::DnsName(_)) || is_listed())
 }
 
 fn read(files: &TlsFiles) -> Pems {
@@ -207,6 +214,10 @@ fn config(
     let mut config = builder
         .with_single_cert(chain, key)
         .map_err(|error| failed("key_file", key_file, &format_args!("{error}, with the certificate")))?;
+    if files.client_ca_file.is_some() {
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+    }
     if !profile.alpn.is_empty() {
         config.alpn_protocols = vec![profile.alpn.as_bytes().to_vec()];
     }

@@ -1,6 +1,6 @@
 //! Decisions as replies: of one policy, or of all that apply.
 
-use slidegate::{Decisions, PolicyDecision, PolicySet, Reason, millis_ceil};
+use slidegate::{Decisions, Error, PolicyDecision, PolicySet, Reason, millis_ceil};
 
 use super::reply::Reply;
 use crate::app::explanation;
@@ -14,7 +14,7 @@ pub(super) fn write_one_policy(decisions: &Decisions<'_>, reply: &mut Reply<'_>)
             reply.fields(7);
             decision_fields(decisions.is_allowed(), &one, reply);
         }
-        None => policy_removed(reply),
+        None => undecided(decisions, reply),
     }
 }
 
@@ -34,13 +34,22 @@ pub(super) fn unavailable(one: &PolicyDecision<'_>, reply: &mut Reply<'_>) {
     ));
 }
 
-/// A reload may remove a policy after the command was parsed and before it was decided.
-pub(super) fn policy_removed(reply: &mut Reply<'_>) {
-    reply.error("ERR the policy was removed before the command was decided; send the command again");
+/// Writes why no policy decided: a cost that none counts, or a reload that removed the policy after
+/// the command was parsed.
+pub(super) fn undecided(decisions: &Decisions<'_>, reply: &mut Reply<'_>) {
+    match decisions.error().filter(Error::is_unknown_cost) {
+        Some(error) => reply.error(format_args!("ERR {error}")),
+        None => {
+            reply.error("ERR the policy was removed before the command was decided; send the command again");
+        }
+    }
 }
 
 /// Writes the strictest decision, then those of all policies that apply.
 pub(super) fn write_all_policies(decisions: &Decisions<'_>, reply: &mut Reply<'_>) {
+    if decisions.error().is_some() {
+        return undecided(decisions, reply);
+    }
     let strictest = decisions.strictest();
     if let Some(strictest) = strictest.filter(is_unavailable) {
         return unavailable(&strictest, reply);

@@ -27,7 +27,9 @@ impl HoldCommand<'_> {
                 let options = HoldOptions { ttl, id, ..HoldOptions::default() };
                 match call.reserve(std::slice::from_ref(&request), options).await {
                     Ok(reserved) => {
-                        let Some(one) = reserved.iter().next() else { return answer::policy_removed(reply) };
+                        let Some(one) = reserved.iter().next() else {
+                            return answer::undecided(&reserved, reply);
+                        };
                         if answer::is_unavailable(&one) {
                             return answer::unavailable(&one, reply);
                         }
@@ -43,6 +45,7 @@ impl HoldCommand<'_> {
                 match call.change(&ticket, change).await {
                     Ok(Changed::Now(settlement)) => write_settlement(&settlement, goes_on, reply),
                     Ok(Changed::Later) => write_outcome(Changed::QUEUED, None, reply),
+                    Err(error) if error.is_unknown_cost() => reply.error(format_args!("ERR {error}")),
                     Err(error) => reply.error(format_args!(
                         "UNAVAILABLE {error}; the change may or may not be made, and repeating it is safe"
                     )),

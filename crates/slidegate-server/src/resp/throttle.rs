@@ -108,7 +108,7 @@ impl ThrottleArguments {
 
     /// Writes the decision in the dialect's format.
     pub(super) fn write_reply(&self, decisions: &Decisions<'_>, reply: &mut Reply<'_>) {
-        let Some(one) = decisions.iter().next() else { return answer::policy_removed(reply) };
+        let Some(one) = decisions.iter().next() else { return answer::undecided(decisions, reply) };
         reply.array(5);
         match self.dialect {
             Dialect::RedisCell => {

@@ -1,14 +1,15 @@
 //! The command line as a shell meets it: pipes that are closed early, servers behind TLS, what it
 //! prints about itself.
 
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
 use std::process::{Output, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use slidegate_testkit::TempDir;
-use slidegate_testkit::certificates::Certificate;
+use slidegate_testkit::certificates::{Authority, Certificate};
 use slidegate_testkit::service::{Server, run, slidegate, text};
 
 /// Runs a command whose standard output and error nobody reads.
@@ -59,7 +60,7 @@ fn a_closed_pipe_is_no_error_for_any_command() {
 #[test]
 fn the_service_runs_on_when_its_output_and_its_log_are_closed() {
     let mut server =
-        Server::start_logging_to(&["--policy", "5/1h per user", "--log", "debug"], Stdio::piped());
+        Server::start_logging_to(&["--policy", "5/1h per user", "--log-level", "debug"], Stdio::piped());
     drop(server.take_log());
     for _ in 0..3 {
         assert_eq!(server.get("/v1/check?user=alice").status, 200);
@@ -145,6 +146,22 @@ fn the_version_is_the_same_everywhere() {
     assert_eq!(version.trim_end(), format!("slidegate {}", env!("CARGO_PKG_VERSION")));
 }
 
+/// A collector of containers' logs reads both outputs line by line, and drops what is not JSON.
+#[test]
+fn with_json_messages_the_start_is_json_too() {
+    let config = ["--policy", "5/1h per user", "--resp", "127.0.0.1:0", "--log-json"];
+    let server = Server::start(&config);
+    let [line] = server.greeting.lines().collect::<Vec<_>>()[..] else { panic!("{}", server.greeting) };
+    let started: serde_json::Value = serde_json::from_str(line).unwrap();
+    assert_eq!((&started["level"], &started["fields"]["message"]), (&"INFO".into(), &"started".into()));
+    assert!(started["timestamp"].as_str().unwrap().parse::<jiff::Timestamp>().is_ok(), "{line}");
+    let fields = &started["fields"];
+    assert_eq!(fields["listening"], serde_json::json!([server.url]));
+    assert!(fields["ports"]["resp"][0].as_str().unwrap().starts_with("redis://127.0.0.1:"), "{line}");
+    assert_eq!(fields["policies"].as_array().unwrap().len(), 1);
+    assert_eq!(fields["try"], format!("curl -i '{}/v1/check?user=alice'", server.url));
+}
+
 /// "1 policies" is the first line that a new user reads.
 #[test]
 fn validate_counts_policies_in_words() {
@@ -180,4 +197,72 @@ fn an_invalid_window_is_repeated_as_it_was_written() {
         let output = run(&["validate", &file]);
         assert!(text(&output.stderr).contains(&expected), "{}", text(&output.stderr));
     }
+}
+
+/// An HTTP server that records the heads of requests and always answers the same.
+struct Recorder {
+    address: SocketAddr,
+    requests: Arc<Mutex<Vec<String>>>,
+}
+
+impl Recorder {
+    fn start(answer: String) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let requests: Arc<Mutex<Vec<String>>> = Arc::default();
+        let recorded = Arc::clone(&requests);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                let mut head = vec![0; 8192];
+                let length = stream.read(&mut head).unwrap();
+                recorded.lock().unwrap().push(text(&head[..length]).to_ascii_lowercase());
+                stream.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        Self { address, requests }
+    }
+
+    /// The requests since the last look.
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.requests.lock().unwrap())
+    }
+}
+
+/// A token is for the server that its user named; whoever reads it may lift every limit.
+#[test]
+fn a_token_goes_to_no_proxy_in_clear_text_and_not_where_a_redirect_leads() {
+    let folder = TempDir::new("cli-proxies");
+    let ca_file = folder.file("ca.crt", Authority::new("authority").pem());
+    let server = Server::start(&["--policy", "5/1h per user"]);
+    let proxy = Recorder::start("HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n".to_owned());
+    let check = |url: &str, no_proxy: &str| {
+        let mut command = slidegate();
+        command.args(["check", "user=alice", "--url", url, "--ca-file", &ca_file]);
+        for name in ["ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY"] {
+            command.env_remove(name.to_lowercase()).env(name, format!("http://{}", proxy.address));
+        }
+        command.env_remove("no_proxy").env("NO_PROXY", no_proxy).env("SLIDEGATE_TOKEN", "secret");
+        command.output().unwrap().status.code()
+    };
+    assert_eq!(check(&server.url, ""), Some(0));
+    assert_eq!(proxy.take(), [""; 0], "a server on this machine");
+    for (url, no_proxy) in [
+        ("http://limits.invalid:7979", ""),
+        ("https://localhost:1", ""),
+        ("https://limits.invalid", "other.invalid,limits.invalid"),
+    ] {
+        assert_eq!(check(url, no_proxy), Some(2), "{url}");
+        assert_eq!(proxy.take(), [""; 0], "{url} {no_proxy}");
+    }
+    assert_eq!(check("https://limits.invalid", "other.invalid"), Some(2));
+    let [tunnel] = &proxy.take()[..] else { panic!("one request to the proxy") };
+    assert!(tunnel.starts_with("connect limits.invalid:443 ") && !tunnel.contains("secret"), "{tunnel}");
+
+    let location = format!("location: {}", server.url);
+    let redirect = format!("HTTP/1.1 307 Temporary Redirect\r\n{location}\r\ncontent-length: 0\r\n\r\n");
+    let redirects = Recorder::start(redirect);
+    assert_eq!(check(&format!("http://{}", redirects.address), ""), Some(2));
+    assert!(redirects.take()[0].contains("authorization: bearer secret"));
+    assert_eq!(server.get("/v1/keys/per-user/alice").json()["used"], 1, "the redirect was not followed");
 }

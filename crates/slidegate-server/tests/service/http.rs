@@ -223,6 +223,24 @@ fn a_policy_that_is_named_decides_alone_and_one_that_cannot_is_told() {
     let resp = Server::start(&["--resp", "127.0.0.1:0"]);
     let found = resp.post("/v1/check", &under("THROTTLE", json!({ "key": "a" })));
     assert_eq!((found.status, &found.json()["field"]), (400, &json!("policy")), "it has no quota of its own");
+    // In a query string it is the same.
+    let query = |query: &str| server.get(&format!("/v1/check?{query}"));
+    assert_eq!(
+        query("user=bob&ip=192.0.2.8&policy=per-user").json()["policies"].as_array().unwrap().len(),
+        1
+    );
+    assert_eq!(server.post("/v1/peek", &under("per-ip", json!({ "ip": "192.0.2.8" }))).json()["used"], 0);
+    let proxied = "x-forwarded-uri: /\r\nx-forwarded-method: GET\r\n";
+    for proxy in ["/v1/check?", "/v1/auth/caddy?"] {
+        let get = |query: &str| server.ask_with(proxied, "GET", &format!("{proxy}{query}"), None);
+        let typo = get("user=bob&policy=per-usr");
+        let detail =
+            "invalid policy `per-usr`: must be a policy in force; `slidegate policy list` lists them";
+        assert_eq!((typo.status, &typo.json()["detail"]), (400, &json!(detail)), "{proxy}");
+        let lacking = get("route=api&policy=per-user");
+        let detail = "policy `per-user` counts by `user`; give that attribute";
+        assert_eq!((lacking.status, &lacking.json()["detail"]), (400, &json!(detail)), "{proxy}");
+    }
 }
 
 /// Every kind of bad input: a 4xx that names the field, and a server that lives on.
@@ -303,6 +321,38 @@ fn bad_input_is_refused_by_name_and_charges_nothing() {
     let everyone = server.post("/v1/peek", r#"{"attributes":{}}"#).json();
     assert_eq!(everyone["used"], 0, "nothing was charged");
     assert!(server.is_running());
+}
+
+/// A gateway that misspells a cost must find out from the first answer, not from the bill.
+#[test]
+fn a_cost_that_no_policy_counts_is_a_400_and_charges_nothing() {
+    let folder = TempDir::new("http-unknown-cost");
+    let policies = "policies: [{name: tpm, scope: [user], quota: 5000/1h, counts: output}]\n";
+    let server = Server::start(&["--config", &folder.file("slidegate.yaml", policies)]);
+    let detail = "unknown cost `ouput`: no policy counts it, and policy `tpm` counts `output`, which is missing; \
+                  correct the name, or add `output`";
+    let body = |cost: Value| json!({ "attributes": { "user": "alice" }, "cost": cost });
+    let (right, wrong) = (body(json!({ "output": 10, "input": 1 })), body(json!({ "ouput": 10 })));
+    for route in ["check", "peek", "refund", "penalize", "reset", "reserve"] {
+        let answer = server.post(&format!("/v1/{route}"), &wrong.to_string());
+        let json = answer.json();
+        assert_eq!((answer.status, &json["field"], &json["detail"]), (400, &json!("cost"), &json!(detail)));
+    }
+    let batch = server.post("/v1/check/batch", &json!({ "requests": [&right, &wrong] }).to_string());
+    assert_eq!((batch.status, &batch.json()["field"]), (400, &json!("requests[1].cost")));
+    let used = |held: u64| {
+        let json = server.get("/v1/keys/tpm/alice").json();
+        assert_eq!((&json["used"], json["held"].as_u64().unwrap_or(0)), (&json!(0), held), "{json}");
+    };
+    used(0);
+    let ticket = server.post("/v1/reserve", &right.to_string()).json()["ticket"].clone();
+    for (route, field) in [("settle", "cost"), ("extend", "hold")] {
+        let body = json!({ "ticket": ticket, field: { "ouput": 3 } }).to_string();
+        let answer = server.post(&format!("/v1/{route}"), &body);
+        let json = answer.json();
+        assert_eq!((answer.status, &json["field"], &json["detail"]), (400, &json!(field), &json!(detail)));
+    }
+    used(10);
 }
 
 /// A body that never ends must not fill the memory, nor a wrong path be a riddle.

@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls::{
+    ClientConfig, ClientConnection, HandshakeKind, RootCertStore, StreamOwned, SupportedProtocolVersion,
+};
 use slidegate_testkit::TempDir;
 use slidegate_testkit::certificates::{Authority, Certificate};
 use slidegate_testkit::service::{Server, run, slidegate, text};
@@ -20,20 +22,19 @@ const POLICY: &str = "policies: [{name: p, scope: [user], quota: 1000/1h}]\n";
 const HTTP: &[u8] = b"GET /v1/status HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
 const RESP: &[u8] = b"*1\r\n$4\r\nPING\r\n*1\r\n$4\r\nQUIT\r\n";
 
-/// The answer of a TLS server to these bytes, until it closes. An error is a rejected handshake.
-fn exchange(
-    address: &str,
-    name: &str,
-    (authority, identity): (&Authority, Option<&Certificate>),
-    bytes: &[u8],
-) -> std::io::Result<String> {
+/// What a client of a TLS server trusts and shows, and the sessions that it may resume.
+fn client(
+    authority: &Authority,
+    identity: Option<&Certificate>,
+    versions: &[&'static SupportedProtocolVersion],
+) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(authority.pem().as_bytes()).unwrap()).unwrap();
     let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
+        .with_protocol_versions(versions)
         .unwrap()
         .with_root_certificates(roots);
-    let config = match identity {
+    Arc::new(match identity {
         None => config.with_no_client_auth(),
         Some(Certificate { pem, key_pem }) => config
             .with_client_auth_cert(
@@ -41,9 +42,29 @@ fn exchange(
                 PrivateKeyDer::from_pem_slice(key_pem.as_bytes()).unwrap(),
             )
             .unwrap(),
-    };
+    })
+}
+
+/// The answer of a TLS server to these bytes, until it closes. An error is a rejected handshake.
+fn exchange(
+    address: &str,
+    name: &str,
+    (authority, identity): (&Authority, Option<&Certificate>),
+    bytes: &[u8],
+) -> std::io::Result<String> {
+    let client = client(authority, identity, rustls::DEFAULT_VERSIONS);
+    exchange_as(&client, address, name, bytes).map(|(answer, _)| answer)
+}
+
+/// The same as a client that may come again, with the kind of the handshake.
+fn exchange_as(
+    client: &Arc<ClientConfig>,
+    address: &str,
+    name: &str,
+    bytes: &[u8],
+) -> std::io::Result<(String, Option<HandshakeKind>)> {
     let name = ServerName::try_from(name.to_owned()).unwrap();
-    let connection = ClientConnection::new(Arc::new(config), name).unwrap();
+    let connection = ClientConnection::new(Arc::clone(client), name).unwrap();
     let stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(Duration::from_secs(60)))?;
     let mut stream = StreamOwned::new(connection, stream);
@@ -51,7 +72,10 @@ fn exchange(
     let mut answer = Vec::new();
     let read = stream.read_to_end(&mut answer);
     // Some servers close without a farewell of TLS, which is an error of its own.
-    if answer.is_empty() { read.map(|_| String::new()) } else { Ok(text(&answer)) }
+    if answer.is_empty() {
+        read?;
+    }
+    Ok((text(&answer), stream.conn.handshake_kind()))
 }
 
 fn resp_address(server: &Server) -> &str {
@@ -127,13 +151,46 @@ fn with_a_client_authority_only_its_clients_come_in_and_need_no_other_credential
     let [http, resp] = ask(Some(&proxy));
     assert!(http.starts_with("HTTP/1.1 200 OK\r\n"), "{http}");
     assert!(resp.starts_with('*') && resp.ends_with("+OK\r\n"), "{resp}");
-    for identity in [None, Some(&stranger.sign(&["proxy.test"])), Some(&authority.sign(&["other.test"]))] {
+    for identity in [
+        None,
+        Some(&stranger.sign(&["proxy.test"])),
+        Some(&authority.sign(&["other.test"])),
+        // Many may have a wildcard, and servers have certificates of the same authority.
+        Some(&authority.sign(&["*.test"])),
+        Some(&authority.sign_for_servers(&["proxy.test"])),
+    ] {
         let [http, resp] = ask(identity);
         assert!(!http.contains("HTTP/1.1 2") && resp.is_empty(), "{http} {resp}");
     }
     // A certificate is for decisions; operators have tokens.
     let status = exchange(&server.address, "limits.test", (&authority, Some(&proxy)), HTTP).unwrap();
     assert!(status.starts_with("HTTP/1.1 401 "), "{status}");
+}
+
+/// A client whose certificate has ended must not come in by the session of an earlier connection.
+#[test]
+fn clients_with_certificates_resume_no_session_so_that_each_connection_is_checked() {
+    let folder = TempDir::new("listeners-resumption");
+    let authority = Authority::new("authority");
+    let (cert_file, key_file) = authority.sign(&["limits.test"]).write(&folder, "server");
+    let ca_file = folder.file("clients.crt", authority.pem());
+    let proxy = authority.sign(&["proxy.test"]);
+    let without = format!("cert_file: {cert_file}, key_file: {key_file}");
+    let with = format!("{without}, client_ca_file: {ca_file}");
+    for (tls, identity, second) in
+        [(without, None, HandshakeKind::Resumed), (with, Some(&proxy), HandshakeKind::Full)]
+    {
+        let config = format!("{POLICY}server: {{{tls}}}\nresp: {{listen: '127.0.0.1:0', {tls}}}\n");
+        let server = Server::start(&["--config", &folder.file("slidegate.yaml", config)]);
+        for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+            for (address, bytes) in [(server.address.as_str(), HTTP), (resp_address(&server), RESP)] {
+                let client = client(&authority, identity, &[version]);
+                let handshake = || exchange_as(&client, address, "limits.test", bytes).unwrap().1;
+                let kinds = [handshake(), handshake()];
+                assert_eq!(kinds, [Some(HandshakeKind::Full), Some(second)], "{version:?} {address}");
+            }
+        }
+    }
 }
 
 /// What answers on a Unix socket.

@@ -139,6 +139,25 @@ fn validate_says_each_policy_back_or_every_error_with_its_line() {
         "{printed}"
     );
 
+    // A limit of requests that adds tokens up denies the first reservation of an answer for ever.
+    let beside = "  - {name: tpm, scope: [user], quota: 8000/1m, counts: output}\n";
+    let warned = |policy: &str| {
+        let file =
+            folder.file("costs.yaml", format!("policies:\n  - {{name: per-user, {policy}}}\n{beside}"));
+        let printed = text(&run(&["validate", &file]).stdout);
+        printed.lines().filter(|line| line.starts_with("warning: ")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        warned("scope: [user], quota: 100/1m"),
+        [
+            "warning: policy `per-user` adds all costs up and allows 100, but policy `tpm` allows more of the cost `output` \
+             alone. If `per-user` is to count requests, give it `counts: requests`."
+        ]
+    );
+    for fits in ["quota: 100/1m, counts: requests", "quota: 10_000/1m", "quota: 1000/1s"] {
+        assert_eq!(warned(fits), [""; 0], "{fits}");
+    }
+
     let bad = folder.file("bad.yaml", "policies:\n  - name: a\n    limit: 5\n    windw: 1m\n");
     let output = run(&["validate", &bad]);
     assert_eq!(output.status.code(), Some(2));

@@ -185,8 +185,9 @@ impl Decisions<'_> {
     }
 
     /// Why nothing was decided: a request is [`under`](Request::under) a policy that the gate does
-    /// not have, or lacks an attribute that the policy counts by. The verdict is to deny then, no
-    /// policy has a decision, and nothing was charged.
+    /// not have, lacks an attribute that the policy counts by, or has a cost by a name that no policy
+    /// counts, and not the one that a policy [counts](crate::Counts::Named). The verdict is to deny
+    /// then, no policy has a decision, and nothing was charged.
     #[must_use]
     pub fn error(&self) -> Option<Error> {
         if !self.answers.is_empty() {

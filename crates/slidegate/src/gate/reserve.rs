@@ -366,8 +366,9 @@ impl<S: HoldStore> Gate<S> {
     /// the hold's time charges what was not charged then.
     ///
     /// # Errors
-    /// If a shared store did not reply. The reservation may or may not be settled; repeating the
-    /// call is safe.
+    /// If the cost has a name that no policy counts, and not the one that a policy
+    /// [counts](crate::Counts::Named): nothing is settled. If a shared store did not reply: the
+    /// reservation may or may not be settled, and repeating the call is safe.
     pub fn settle<'c>(
         &self,
         ticket: &Ticket,
@@ -448,6 +449,12 @@ impl<S: HoldStore> Gate<S> {
         let mut settlement = Settlement { keys: SmallVec::new(), ticket: ticket.clone(), is_unknown: false };
         let has_holds = ticket.holds().next().is_some();
         let (mut found, mut is_removed) = (SmallVec::<[_; 1]>::new(), false);
+        if let Change::Settle { cost, .. } | Change::Extend { cost: Some(cost), .. } = &change
+            && let Some(error) =
+                set.unknown_cost(cost, ticket.policies().filter_map(|name| set.by_name(name)))
+        {
+            return Err(error);
+        }
         for (place, key) in ticket.keys() {
             // A policy that was removed since counts nothing any more.
             let Some((number, at)) = set.numbered_place(key.policy) else {

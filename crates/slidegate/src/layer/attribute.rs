@@ -49,7 +49,7 @@ enum AttributeSource {
 impl Attribute {
     /// The client's address, found by the layer's
     /// [rule](super::RateLimitLayerBuilder::client_addr). Clients without an address, such as those
-    /// on a Unix socket, share the value `unknown`.
+    /// on a Unix socket, share the value `unknown`, of which the layer warns once, with `tracing`.
     #[must_use]
     pub fn client_addr() -> Self {
         Self(AttributeSource::ClientAddr)

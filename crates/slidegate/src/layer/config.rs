@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Deref;
 use std::pin::Pin;
 use std::slice;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Instant;
 
 use http::Extensions;
@@ -131,6 +131,8 @@ pub(super) struct Config {
     #[cfg(feature = "axum")]
     pub(super) reads_params: bool,
     pub(super) peer: Option<Arc<PeerOf>>,
+    /// Done once a client had no address.
+    no_address: Arc<Once>,
     pub(super) cost: Option<Arc<CostOf>>,
     pub(super) skip: Option<Arc<Skips>>,
     pub(super) refund: Option<Refund>,
@@ -176,6 +178,7 @@ impl Config {
             #[cfg(feature = "axum")]
             reads_params: false,
             peer: None,
+            no_address: Arc::new(Once::new()),
             cost: None,
             skip: None,
             refund: None,
@@ -367,9 +370,17 @@ impl Config {
             None => peer_of(head.extensions).map(SocketAddr::ip),
         };
         let lines = head.headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
-        Some(self.client.resolve(peer, lines))
+        let client = self.client.resolve(peer, lines);
+        if client.addr.is_none() {
+            self.no_address.call_once(|| tracing::warn!("{NO_ADDRESS}"));
+        }
+        Some(client)
     }
 }
+
+/// Logged once by each layer.
+const NO_ADDRESS: &str = "a request has no client address; all such requests share the key `unknown`, and so one limit; with axum, serve \
+     `into_make_service_with_connect_info::<SocketAddr>()`";
 
 /// `several`, or only `one` if that is empty.
 pub(super) fn requests<'a, 'r>(one: &'a Request<'r>, several: &'a [Request<'r>]) -> &'a [Request<'r>] {

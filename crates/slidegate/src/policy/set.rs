@@ -15,7 +15,7 @@ use crate::charge::{Charge, Excess, HoldTerms, Part, Plan, Reserve};
 use crate::error::Error;
 use crate::key::{HashSeed, Key, KeyId};
 use crate::quota::{Algorithm, Quota};
-use crate::request::{Counts, OwnedValue, Request};
+use crate::request::{Cost, Counts, OwnedValue, Request};
 use crate::verb::{Role, Verb};
 
 /// A checked list of policies with different names.
@@ -39,6 +39,8 @@ pub struct PolicySet {
     places: HashMap<String, usize, RandomState>,
     /// The places of policies that need not be named.
     unnamed: Vec<usize>,
+    /// The costs that policies count by name.
+    cost_names: Vec<String>,
     /// The same by what they require, if they are too many to ask each.
     index: Option<PolicyIndex>,
     /// The place of the only policy, if a check under it needs no plan; see [`PlainPolicy`].
@@ -97,6 +99,10 @@ impl PolicySet {
                 )));
             }
         }
+        let mut cost_names: Vec<_> = rules.iter().filter_map(|rule| rule.policy.counts.name()).collect();
+        cost_names.sort_unstable();
+        cost_names.dedup();
+        let cost_names = cost_names.into_iter().map(str::to_owned).collect();
         let needs_no_name = |at: &usize| !rules[*at].policy.only_when_named;
         let unnamed: Vec<_> = (0..rules.len()).filter(needs_no_name).collect();
         let listed = || PolicyIndex::new(unnamed.iter().map(|at| (*at, &rules[*at].policy)));
@@ -107,6 +113,7 @@ impl PolicySet {
             rules,
             places,
             unnamed,
+            cost_names,
             index,
         })
     }
@@ -263,7 +270,8 @@ impl PolicySet {
             for at in places.filter(|at| self.policy(*at).applies_to(request)) {
                 plan.add(self.charge(at, number, request, verb, terms));
             }
-            if plan.charges.len() + plan.met.len() == before && self.cannot_decide(request) {
+            let is_under_none = plan.charges.len() + plan.met.len() == before;
+            if (is_under_none || request.names_costs()) && self.cannot_decide(request) {
                 return Plan::default();
             }
         }
@@ -273,32 +281,64 @@ impl PolicySet {
     /// The plan of one request.
     ///
     /// # Errors
-    /// The request names a policy that cannot decide it.
+    /// The request cannot be decided.
     pub(crate) fn plan_of_one<'a>(&'a self, request: &'a Request<'a>) -> Result<Plan<'a>, Error> {
         let plan = || self.plan(std::slice::from_ref(request), Some(Verb::Peek));
         self.error_of(request).map_or_else(|| Ok(plan()), Err)
     }
 
-    /// Whether a request names a policy that cannot decide it.
+    /// Whether a request cannot be decided.
     pub(crate) fn cannot_decide(&self, request: &Request<'_>) -> bool {
         self.obstacle(request).is_some()
     }
 
-    /// Why the policy that a request names cannot decide it; `None` if it can, or none is named.
-    pub(crate) fn error_of(&self, request: &Request<'_>) -> Option<Error> {
-        let name = request.named_policy()?;
+    /// Why a request cannot be decided, which every [decision](crate::Decisions::error) on it would
+    /// say: it names a policy that is not in the set, lacks an attribute that the named policy
+    /// counts by, or has a cost by a name that no policy counts, and not the one that a policy
+    /// [counts](Counts::Named). `None` if it can.
+    #[must_use]
+    pub fn error_of(&self, request: &Request<'_>) -> Option<Error> {
+        let name = request.named_policy().unwrap_or_default();
         Some(match self.obstacle(request)? {
             Obstacle::UnknownPolicy => Error::unknown_policy(name, self.iter().map(Policy::name)),
             Obstacle::MissingAttribute(attribute) => Error::missing_attribute(name, attribute),
+            Obstacle::UnknownCost(error) => error,
         })
     }
 
     fn obstacle(&self, request: &Request<'_>) -> Option<Obstacle<'_>> {
-        let Some(policy) = self.by_name(request.named_policy()?) else {
-            return Some(Obstacle::UnknownPolicy);
-        };
-        let missing = policy.scope.iter().find(|attribute| request.value(attribute).is_none())?;
-        (!request.may_lack_attributes()).then_some(Obstacle::MissingAttribute(missing))
+        if let Some(name) = request.named_policy() {
+            let Some(policy) = self.by_name(name) else { return Some(Obstacle::UnknownPolicy) };
+            let missing = policy.scope.iter().find(|attribute| request.value(attribute).is_none());
+            if let Some(missing) = missing {
+                return (!request.may_lack_attributes()).then_some(Obstacle::MissingAttribute(missing));
+            }
+        }
+        let cost = request.own_cost().filter(|_| request.names_costs())?;
+        self.unknown_cost(cost, self.applying_to(request)).map(Obstacle::UnknownCost)
+    }
+
+    /// The error of a cost by a name that no policy counts, where one of these policies counts a name
+    /// that the cost does not have: it would be charged 0, most likely for a typo. A policy that adds
+    /// all costs up counts every name.
+    pub(crate) fn unknown_cost<'p>(
+        &self,
+        cost: &Cost<'_>,
+        applying: impl IntoIterator<Item = &'p Policy>,
+    ) -> Option<Error> {
+        let is_unknown = |name: &&str| !self.cost_names.iter().any(|known| known == name);
+        let unknown = cost.names().find(is_unknown)?;
+        let mut lacking = None;
+        for policy in applying {
+            match &policy.counts {
+                Counts::Cost => return None,
+                Counts::Named(name) if cost.names().all(|one| one != name) => {
+                    lacking = lacking.or(Some((policy, name)));
+                }
+                Counts::Named(_) | Counts::Requests => {}
+            }
+        }
+        lacking.map(|(policy, missing)| Error::unknown_cost(unknown, &policy.name, missing))
     }
 
     /// What a request would charge if that is one charge, as it mostly is: a plan has room for
@@ -317,7 +357,10 @@ impl PolicySet {
         let places = self.rules_for(request, &mut found).iter();
         let mut applying = places.filter(|at| self.policy(**at).applies_to(request));
         let at = applying.next()?;
-        applying.next().is_none().then(|| self.charge(*at, 0, request, verb, terms))
+        if applying.next().is_some() || request.names_costs() && self.cannot_decide(request) {
+            return None;
+        }
+        Some(self.charge(*at, 0, request, verb, terms))
     }
 
     /// The places of the rules that a request may be under, written to `found` if they are looked
@@ -408,11 +451,14 @@ fn ask_only(part: Part) -> Part {
     Part { verb: Verb::Peek, cost, excess: Excess::Refuse, ..part }
 }
 
-/// Why a policy cannot decide a request that names it.
+/// Why a request cannot be decided.
 enum Obstacle<'a> {
+    /// It names a policy that is not in the set.
     UnknownPolicy,
-    /// An attribute of its scope.
+    /// It lacks an attribute of the named policy's scope.
     MissingAttribute(&'a str),
+    /// It has a cost by a name that no policy counts.
+    UnknownCost(Error),
 }
 
 /// See [`PolicySet::quotas`].

@@ -23,7 +23,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("cli/failure", &[]),
     ("request", &["limits"]),
     ("problem", &["request"]),
-    ("query", &["limits", "problem"]),
+    ("query", &["limits", "policy_names", "problem"]),
     ("json_body", &["problem"]),
     ("listener", &["log_limit"]),
     ("ports", &["listener"]),

@@ -10,6 +10,7 @@ mod holds;
 mod inline_quotas;
 mod mixed;
 mod refunds;
+mod unknown_cost;
 mod unknown_policy;
 mod waiting;
 

@@ -2,15 +2,18 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use ::axum::Router;
+use ::axum::body::Body;
+use ::axum::extract::ConnectInfo;
 use ::axum::routing::{get, post};
 use slidegate::client_addr::{ClientAddr, Resolved, Source, Trust, TrustedProxies};
 use slidegate::layer::{Attribute, Limited, NotLimited, RateLimitLayer, Refund};
 use slidegate::{Gate, Request};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
+use tower::ServiceExt;
 
 use crate::{gate, policy};
 
@@ -204,4 +207,60 @@ fn used(gate: &Gate) -> u64 {
 async fn a_client_that_hangs_up_is_refunded_only_where_that_was_asked_for() {
     assert_eq!(used_after_leaving(Refund::when(|_| true)).await, 1);
     assert_eq!(used_after_leaving(Refund::server_errors().or_unanswered()).await, 0);
+}
+
+/// What the layers of this thread log.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// An application that forgets the connection info has one limit for all of its clients together, and
+/// notices when the first customer is denied for the requests of another.
+#[tokio::test]
+async fn a_layer_without_peer_addresses_warns_once_that_all_clients_share_a_limit() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    let _log = tracing::subscriber::set_default(subscriber);
+    let app = || {
+        let (gate, _clock) = gate([policy("per-ip", "2/1m").scope(["ip"])]);
+        let limits = RateLimitLayer::builder(gate).attribute("ip", Attribute::client_addr()).build().unwrap();
+        Router::new().route("/", get(|| async {})).layer(limits)
+    };
+    let ask = async |app: &Router, request: ::axum::http::Request<Body>| {
+        app.clone().oneshot(request).await.unwrap().status().as_u16()
+    };
+    let request = || ::axum::http::Request::get("/").body(Body::empty()).unwrap();
+
+    let known = app();
+    for client in ["192.0.2.1:1", "192.0.2.2:1", "192.0.2.3:1"] {
+        let client: SocketAddr = client.parse().unwrap();
+        let mut request = request();
+        request.extensions_mut().insert(ConnectInfo(client));
+        assert_eq!(ask(&known, request).await, 200);
+    }
+    assert_eq!(String::from_utf8_lossy(&log.0.lock().unwrap()), "");
+
+    let unknown = app();
+    let statuses =
+        [ask(&unknown, request()).await, ask(&unknown, request()).await, ask(&unknown, request()).await];
+    assert_eq!(statuses, [200, 200, 429]);
+    let lines = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    assert_eq!(lines.lines().count(), 1, "{lines}");
+    assert!(
+        lines.ends_with(
+            " WARN slidegate::layer::config: a request has no client address; all such requests share the key \
+             `unknown`, and so one limit; with axum, serve `into_make_service_with_connect_info::<SocketAddr>()`\n"
+        ),
+        "{lines}"
+    );
 }

@@ -229,6 +229,33 @@ resp:
     );
 }
 
+/// A worker that misspells a cost must not use the limit of nobody.
+#[test]
+fn a_cost_that_no_policy_counts_is_an_error_of_every_command() {
+    let folder = TempDir::new("resp-holds-unknown");
+    let config = "policies: [{name: tpm, scope: [user], quota: 5000/1h, counts: output}]\n\
+                  resp: {listen: '127.0.0.1:0'}\n";
+    let server = Server::start(&["--config", &folder.file("slidegate.yaml", config)]);
+    let error = "-ERR unknown cost `ouput`: no policy counts it, and policy `tpm` counts `output`, which is missing; \
+                 correct the name, or add `output`\\r\\n";
+    let reserved = lines(&server, &["RL.RESERVE", "tpm", "alice", "COST", "output=10"]);
+    let settle = format!("RL.SETTLE {} COST ouput=1", reserved[9]);
+    let extend = format!("RL.EXTEND {} HOLD ouput=1", reserved[9]);
+    for command in [
+        "RL.CHECK tpm alice COST ouput=1",
+        "RL.CHECK tpm alice COST ouput=1 PEEK",
+        "RL.REFUND tpm alice COST ouput=1",
+        "RL.REQUEST user alice COST ouput=1",
+        "RL.RESERVE tpm alice COST ouput=1",
+        &settle,
+        &extend,
+    ] {
+        assert_eq!(ask(&server, command), error, "{command}");
+    }
+    let left = lines(&server, &["RL.CHECK", "tpm", "alice", "PEEK"]);
+    assert_eq!(left[2], "4990");
+}
+
 /// A worker in Python takes a permit, and its crash gives it back: with the client it has.
 #[test]
 fn redis_py_reserves_in_both_protocols() {

@@ -190,7 +190,7 @@ fn validate_reads_a_folder_as_serve_does_and_says_its_limits_back() {
     assert!(text(&output.stdout).starts_with(&format!("{settings} is valid: 0 policies.\n")), "{output:?}");
     let error = text(&run(&["validate", &settings]).stderr);
     assert!(
-        error.starts_with(&format!("{settings}:1: missing policies: must be a list of policies")),
+        error.starts_with(&format!("{settings}:1: missing policies: must be a list of at least one policy")),
         "{error}"
     );
 

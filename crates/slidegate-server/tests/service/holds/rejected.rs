@@ -14,6 +14,18 @@ fn bad_input_is_refused_by_name_and_holds_nothing() {
         ("reserve", json!({ "attributes": {}, "ttl": "0s" }), "ttl", "must be 1ms to 1h"),
         (
             "reserve",
+            json!({ "attributes": {}, "ttl": 5 }),
+            "ttl",
+            "integer `5`, expected 1ms to 1h with a unit, for example `30s`",
+        ),
+        (
+            "reserve",
+            json!({ "attributes": {}, "ttl": "5" }),
+            "ttl",
+            "invalid ttl `5`: must be 1ms to 1h with a unit",
+        ),
+        (
+            "reserve",
             json!({ "attributes": {}, "ttl": "2h" }),
             "ttl",
             "invalid ttl `2h`: must be 1ms to 1h; extend the hold",

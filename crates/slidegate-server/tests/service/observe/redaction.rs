@@ -6,7 +6,7 @@ use super::*;
 fn everything(config: &str, users: &[&str]) -> (String, Vec<Value>) {
     let folder = TempDir::new(&format!("observe-outputs-{}", config.len()));
     let log = folder.file("log", "");
-    let arguments = ["--config", &folder.file("slidegate.yaml", config), "--log-format", "json"];
+    let arguments = ["--config", &folder.file("slidegate.yaml", config), "--log-json"];
     let server = Server::start_logging_to(&arguments, File::create(&log).unwrap());
     let mut stream = Stream::open(&server, "/v1/events", "");
     for user in users {
