@@ -8,14 +8,17 @@ use failure::Failure;
 
 mod check;
 mod client;
+mod completions;
 mod diff;
 mod explain;
 pub(crate) mod failure;
 mod forecast;
 mod health;
+mod help;
 mod init;
 mod key;
 mod logs;
+mod man;
 mod notify;
 pub(crate) mod output;
 mod policy;
@@ -52,36 +55,56 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the service
+    #[command(after_help = help::SERVE)]
     Serve(serve::ServeArgs),
-    /// Ask the service on this machine whether it is ready. Exit code: 0 yes, 1 no
+    /// Ask the service on this machine whether it is ready
+    #[command(after_help = help::HEALTH)]
     Health(health::HealthArgs),
-    /// Check one request on a running server. Exit code: 0 allowed, 1 denied, 2 error
+    /// Check one request on a running server
+    #[command(after_help = help::CHECK)]
     Check(check::CheckArgs),
     /// Show the keys with the most usage or denials on a running server; refreshes on a terminal
+    #[command(after_help = help::TOP)]
     Top(top::TopArgs),
     /// Validate a config file or envoyproxy/ratelimit files, and print each policy and limit
+    #[command(after_help = help::VALIDATE)]
     Validate(validate::ValidateArgs),
     /// Print the JSON Schema of the config file, for editors
+    #[command(after_help = help::SCHEMA)]
     Schema,
     /// Inspect or change one key on a running server
+    #[command(after_help = help::KEY)]
     Key(key::KeyArgs),
     /// List or change policies of a running server, for all instances
+    #[command(after_help = help::POLICY)]
     Policy(policy::PolicyCommands),
     /// Create tokens for the HTTP API
+    #[command(after_help = help::TOKEN)]
     Token(token::TokenArgs),
     /// Explain which policies or limits apply to a request and why, without a server
+    #[command(after_help = help::EXPLAIN)]
     Explain(explain::ExplainArgs),
     /// Replay an access log through policies, using the log's timestamps
+    #[command(after_help = help::REPLAY)]
     Replay(replay::ReplayArgs),
-    /// Show what a configuration change would have done to the traffic of a log. Exit code: 0
-    /// accepted, 1 more newly denied than --fail-above, 2 error
+    /// Show what a configuration change would have done to the traffic of a log
+    #[command(after_help = help::DIFF)]
     Diff(diff::DiffArgs),
     /// Forecast memory, Redis load and shards for policies, from stated numbers or from a log
+    #[command(after_help = help::FORECAST)]
     Forecast(forecast::ForecastArgs),
     /// Simulate traffic: through policies, with a report, or into a log that `replay` reads
+    #[command(after_help = help::SIMULATE)]
     Simulate(simulate::SimulateArgs),
     /// Write a first config file: the default one, or one with limits proposed from a log
+    #[command(after_help = help::INIT)]
     Init(init::InitArgs),
+    /// Print the script with which a shell completes commands and options
+    #[command(after_help = help::COMPLETIONS)]
+    Completions(completions::CompletionsArgs),
+    /// Write a man page for each command
+    #[command(after_help = help::MAN)]
+    Man(man::ManArgs),
 }
 
 impl Cli {
@@ -116,6 +139,8 @@ impl Cli {
                 Command::Forecast(args) => forecast::run(&args),
                 Command::Simulate(args) => simulate::run(&args),
                 Command::Init(args) => init::run(&args),
+                Command::Completions(args) => completions::run(&args),
+                Command::Man(args) => man::run(&args),
             });
         outcome.unwrap_or_else(|failure| {
             output::print_error(failure);

@@ -1,0 +1,199 @@
+//! How the help of each command ends: examples, and what its exit codes mean.
+//!
+//! A test parses every example. docs/commands.md has the exit codes of all commands in one table.
+
+pub(super) const SERVE: &str = "\
+Examples:
+  slidegate serve
+  slidegate serve --policy '100/1m per user' --listen 127.0.0.1:8000
+  slidegate serve --config slidegate.yaml --redis redis://127.0.0.1:6379
+
+Exit codes: 0 stopped by a signal, 2 error";
+
+pub(super) const HEALTH: &str = "\
+Examples:
+  slidegate health
+  slidegate health --live --listen 127.0.0.1:8000
+
+Exit codes: 0 ready (or alive, with --live), 1 not, 2 invalid arguments";
+
+pub(super) const CHECK: &str = "\
+Examples:
+  slidegate check user=alice
+  slidegate check user=alice path=/login --cost 5 --peek
+  slidegate check ip=192.0.2.7 --url https://limits.example --token-file token
+
+Exit codes: 0 allowed, 1 denied, 2 error";
+
+pub(super) const TOP: &str = "\
+Examples:
+  slidegate top
+  slidegate top --by denied --policy per-user --limit 50
+  slidegate top --json
+
+Exit codes: 0 success, 2 error";
+
+pub(super) const VALIDATE: &str = "\
+Examples:
+  slidegate validate slidegate.yaml
+  slidegate validate --envoy-config /etc/ratelimit/config
+
+Exit codes: 0 valid, 2 invalid or not readable";
+
+pub(super) const SCHEMA: &str = "\
+Examples:
+  slidegate schema > slidegate.schema.json
+
+Exit codes: 0 success, 2 error";
+
+pub(super) const KEY: &str = "\
+Examples:
+  slidegate key show per-user alice
+  slidegate key reset login-per-ip 192.0.2.7
+  slidegate key refund per-user alice --cost 5
+  slidegate key penalize per-user alice --cost 5
+  slidegate key block per-user mallory --for 10m
+  slidegate key unblock per-user mallory
+  slidegate key override per-user alice 1000/1m --for 1h
+  slidegate key clear per-user alice
+
+Exit codes: 0 success, 2 error";
+
+pub(super) const POLICY: &str = "\
+Examples:
+  slidegate policy list
+  slidegate policy set per-user 200/1m
+  slidegate policy set per-user --candidate 150/1m
+  slidegate policy promote per-user
+  slidegate policy set login 5/1m --scope ip --when path=/login
+  slidegate policy unset login
+  slidegate policy reset per-user --yes
+  slidegate policy history
+  slidegate policy undo
+
+Exit codes: 0 success, 2 error";
+
+pub(super) const TOKEN: &str = "\
+Examples:
+  slidegate token new --name alice
+  slidegate token new --name gateway --scope decide,read
+
+Exit codes: 0 success, 2 error";
+
+pub(super) const EXPLAIN: &str = "\
+Examples:
+  slidegate explain user=alice path=/login --config slidegate.yaml
+  slidegate explain user=alice --policy '100/1m per user'
+  slidegate explain --envoy-config config --domain edge path=/login,ip=192.0.2.7
+
+Exit codes: 0 success, 2 error";
+
+pub(super) const REPLAY: &str = "\
+Examples:
+  slidegate replay access.log --policy '100/1m per ip'
+  slidegate replay logs/*.gz --config slidegate.yaml --report report.html
+  slidegate replay access.log --compare sliding-window,fixed-window
+  slidegate replay access.log --policy '100/1m per ip named per-ip' --sweep per-ip.limit=50..500
+  slidegate replay app.json --field ip=request.client --field time=when
+
+Exit codes: 0 success, 2 error";
+
+pub(super) const DIFF: &str = "\
+Examples:
+  slidegate diff old.yaml new.yaml --log access.log
+  slidegate diff old.yaml new.yaml --log logs/*.gz --fail-above 0.1% --format markdown
+
+Exit codes: 0 accepted, 1 above a threshold, 2 error";
+
+pub(super) const FORECAST: &str = "\
+Examples:
+  slidegate forecast --keys 1M --rate 5000/s --limit 100 --window 1m
+  slidegate forecast access.log --config slidegate.yaml --shard-memory 8GiB
+
+Exit codes: 0 success, 2 error";
+
+pub(super) const SIMULATE: &str = "\
+Examples:
+  slidegate simulate --policy '100/1m per user' --rate 500/s --zipf 1.1
+  slidegate simulate --write traffic.log --duration 1h --bursts 50/30s
+
+Exit codes: 0 success, 2 error";
+
+pub(super) const INIT: &str = "\
+Examples:
+  slidegate init
+  slidegate init limits.yaml --from-log access.log --deny-at-most 0.1%
+
+Exit codes: 0 success, 2 error";
+
+pub(super) const COMPLETIONS: &str = "\
+Examples:
+  slidegate completions bash > /etc/bash_completion.d/slidegate
+  slidegate completions zsh > ~/.zfunc/_slidegate
+  slidegate completions fish > ~/.config/fish/completions/slidegate.fish
+
+Exit codes: 0 success, 2 error";
+
+pub(super) const MAN: &str = "\
+Examples:
+  slidegate man /usr/local/share/man/man1
+
+Exit codes: 0 success, 2 error";
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory as _, Parser as _};
+
+    use super::super::Cli;
+
+    /// The words of a command line of a shell, up to what it writes to.
+    fn words(line: &str) -> Vec<String> {
+        let line = line.split(" > ").next().unwrap_or_default();
+        let mut words = vec![String::new()];
+        for (at, part) in line.split('\'').enumerate() {
+            if at % 2 == 1 {
+                words.last_mut().expect("there is a word").push_str(part);
+                continue;
+            }
+            for (at, piece) in part.split(' ').enumerate() {
+                if at > 0 {
+                    words.push(String::new());
+                }
+                words.last_mut().expect("there is a word").push_str(piece);
+            }
+        }
+        words
+    }
+
+    /// Who copies an example must not get an error, and a script needs to know the exit codes, which
+    /// the page has, too.
+    #[test]
+    fn the_help_of_each_command_has_examples_that_parse_and_the_exit_codes_of_the_page() {
+        let page = include_str!("../../../../docs/commands.md");
+        let cli = Cli::command();
+        for command in cli.get_subcommands() {
+            let name = command.get_name();
+            let help = command.get_after_help().unwrap_or_else(|| panic!("{name} has no end")).to_string();
+            let examples: Vec<_> = help.lines().filter_map(|line| line.strip_prefix("  ")).collect();
+            assert!(!examples.is_empty(), "{name}");
+            for example in examples {
+                let words = words(example);
+                assert_eq!(words[..2], ["slidegate", name], "{example}");
+                Cli::try_parse_from(&words).unwrap_or_else(|error| panic!("{example}: {error}"));
+            }
+            let codes = help.lines().last().and_then(|line| line.strip_prefix("Exit codes: "));
+            let codes = codes.unwrap_or_else(|| panic!("{name} says nothing of exit codes"));
+            let row = format!("| `slidegate {name}` |");
+            let row = page.lines().find(|line| line.starts_with(&row)).unwrap_or_else(|| panic!("no {row}"));
+            let of_page: Vec<_> = row.split('|').skip(3).map(str::trim).take(3).collect();
+            for (code, meaning) in ["0", "1", "2"].iter().zip(of_page) {
+                let said = if meaning == "-" {
+                    !codes.contains(&format!("{code} "))
+                } else {
+                    codes.contains(&format!("{code} {meaning}"))
+                };
+                assert!(said, "{name}: `{codes}`, but the page says {code} {meaning}");
+            }
+        }
+    }
+}
