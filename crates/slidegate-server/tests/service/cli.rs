@@ -256,7 +256,8 @@ fn a_token_goes_to_no_proxy_in_clear_text_and_not_where_a_redirect_leads() {
         assert_eq!(proxy.take(), [""; 0], "{url} {no_proxy}");
     }
     assert_eq!(check("https://limits.invalid", "other.invalid"), Some(2));
-    let [tunnel] = &proxy.take()[..] else { panic!("one request to the proxy") };
+    let requests = proxy.take();
+    let [tunnel] = &requests[..] else { panic!("one request to the proxy: {requests:?}") };
     assert!(tunnel.starts_with("connect limits.invalid:443 ") && !tunnel.contains("secret"), "{tunnel}");
 
     let location = format!("location: {}", server.url);

@@ -64,7 +64,6 @@ const MODULES: &[(&str, &[&str])] = &[
             "fields",
             "json_body",
             "limits",
-            "policy_names",
             "problem",
             "query",
             "routes",
