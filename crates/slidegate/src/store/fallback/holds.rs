@@ -28,11 +28,9 @@ impl<S: SharedHoldStore> HoldStore for FallbackStore<S> {
 
     async fn change_holds(&self, changes: &[HoldCall<'_>]) -> Result<HoldAnswers, Error> {
         let is_local = |change: &HoldCall<'_>| change.key.first() == Some(&LOCAL);
-        let local: Vec<_> = changes
-            .iter()
-            .filter(|one| is_local(one))
-            .map(|one| without_kind(one, self.local.instances))
-            .collect();
+        let instances = self.local.instances();
+        let local: Vec<_> =
+            changes.iter().filter(|one| is_local(one)).map(|one| without_kind(one, instances)).collect();
         let shared: Vec<_> =
             changes.iter().filter(|one| !is_local(one)).map(|one| without_kind(one, 1)).collect();
         shared.iter().try_for_each(|change| self.primary.check_ticket(change))?;
