@@ -4,8 +4,8 @@
 //! shown in every decision.
 
 use std::io::{self, Write};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
@@ -58,6 +58,12 @@ struct Health {
     answered: AtomicU64,
     /// Whether a call failed and the store was not found healthy since.
     away: AtomicBool,
+    /// Why limits are not shared, as the last test found.
+    not_shared: Mutex<Option<String>>,
+    /// How many instances share the store, if that is configured.
+    fixed_instances: Option<u64>,
+    /// How many there were when they were last counted; 0 before.
+    counted_instances: AtomicU64,
 }
 
 /// Runs an expression on the selected store.
@@ -190,12 +196,33 @@ pub(crate) struct Seen {
     log_limit: LogLimit,
     /// Whether unavailability was logged.
     away: bool,
+    /// The worst that was logged since limits were last shared.
+    sharing: Sharing,
+    /// The nodes, each with its reconnects.
+    nodes: Vec<(String, u64)>,
+}
+
+/// Whether limits are shared, from best to worst.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Sharing {
+    Shared,
+    /// The store does not answer, or refuses writes for now; that usually passes.
+    Unreachable,
+    /// The store answers, and refuses what decisions need: somebody has to change it.
+    Refused,
 }
 
 impl Default for Seen {
     fn default() -> Self {
-        let log_limit = LogLimit::every(REPORT_EVERY);
-        Self { answered: 0, fallbacks: 0, reported: 0, log_limit, away: false }
+        Self {
+            answered: 0,
+            fallbacks: 0,
+            reported: 0,
+            log_limit: LogLimit::every(REPORT_EVERY),
+            away: false,
+            sharing: Sharing::Shared,
+            nodes: Vec::new(),
+        }
     }
 }
 
@@ -207,16 +234,18 @@ impl Store {
         memory: MemoryStore,
         shared: Option<SharedStore>,
     ) -> Result<Self, Error> {
+        let mut health = Health::default();
         let store = match shared {
             None => AnyStore::Memory(memory),
             Some(SharedStore { options, instances, .. }) => {
+                health.fixed_instances = instances;
                 let redis = FallbackStore::new(RedisStore::new(options)?);
-                AnyStore::Redis(Box::new(redis.with_instances(instances).with_memory(memory)))
+                AnyStore::Redis(Box::new(redis.with_instances(instances.unwrap_or(1)).with_memory(memory)))
             }
         };
         Ok(Self {
             gate: Arc::new(Gate::with_store(policies, store)?),
-            health: Health::default(),
+            health,
             unknown_tickets: AtomicU64::new(0),
         })
     }
@@ -409,8 +438,8 @@ impl Store {
     }
 
     pub(crate) fn counted(&self) -> Counted {
-        let instances = self.shared().map(|shared| shared.store.instances());
-        instances.map_or(Counted::Here, |instances| Counted::Shared { instances })
+        let shared = self.shared();
+        shared.map_or(Counted::Here, |shared| Counted::Shared { instances: shared.instances() })
     }
 
     /// The shared store, if configured.
@@ -422,7 +451,21 @@ impl Store {
     }
 }
 
+impl Sharing {
+    /// What a failed self-test shows.
+    fn after(kind: FailureKind) -> Self {
+        match kind {
+            FailureKind::NoPermission | FailureKind::Authentication | FailureKind::Other => Self::Refused,
+            _ => Self::Unreachable,
+        }
+    }
+}
+
 impl Health {
+    fn not_shared(&self) -> MutexGuard<'_, Option<String>> {
+        self.not_shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Records whether a shared store decided these.
     fn record(&self, decisions: &Decisions<'_>) {
         let (mut answered, mut fell_back) = (false, false);
@@ -463,14 +506,37 @@ impl<'a> Shared<'a> {
         self.redis().options().to_string()
     }
 
-    /// Pings the store at the start.
+    /// Tests at the start whether limits are shared.
     ///
     /// # Errors
-    /// The store is unreachable.
-    pub(crate) async fn ping(self) -> Result<(), Error> {
-        let answer = self.redis().ping().await;
-        self.health.away.store(answer.is_err(), Ordering::Relaxed);
-        answer
+    /// Why they are not: the store is unreachable, or refuses what decisions need.
+    pub(crate) async fn test(self) -> Result<(), String> {
+        let tested = self.redis().self_test().await.map_err(|failure| failure.to_string());
+        self.health.away.store(tested.is_err(), Ordering::Relaxed);
+        *self.health.not_shared() = tested.as_ref().err().cloned();
+        tested
+    }
+
+    /// Why limits are not shared, as the last test found.
+    pub(crate) fn not_shared(self) -> Option<String> {
+        self.health.not_shared().clone()
+    }
+
+    /// How many instances share the store: as configured, or as they were last counted. `None` before.
+    pub(crate) fn instances(self) -> Option<u64> {
+        let counted = self.health.counted_instances.load(Ordering::Relaxed);
+        self.health.fixed_instances.or(Some(counted).filter(|counted| *counted > 0))
+    }
+
+    /// Tells the other instances of this one and counts them, for the shares of fallbacks. While the
+    /// store is unavailable, the last count stays.
+    pub(crate) async fn count_instances(self) {
+        // Why it fails is found by the next check of the health.
+        let Ok(counted) = self.redis().count_instances().await else { return };
+        self.health.counted_instances.store(counted, Ordering::Relaxed);
+        if self.health.fixed_instances.is_none() {
+            self.store.share_among(counted);
+        }
     }
 
     /// Pings often enough to close each healthy node's circuit breaker.
@@ -505,12 +571,15 @@ impl<'a> Shared<'a> {
                 "timeouts": node.timeouts,
             })
         });
-        let (redis, stats) = (self.redis().stats(), self.fallbacks());
+        let (redis, stats, not_shared) = (self.redis().stats(), self.fallbacks(), self.not_shared());
         let errors = redis.errors.iter().filter(|(_, count)| *count > 0);
         let errors: Map<_, _> = errors.map(|(kind, count)| (kind.name().to_owned(), count.into())).collect();
         json!({
             "kind": "redis",
             "url": self.url(),
+            "shared": not_shared.is_none(),
+            "not_shared": not_shared,
+            "instances": self.instances(),
             "nodes": nodes.collect::<Vec<_>>(),
             "fallbacks": stats.fallbacks,
             "last_failure": stats.last_failure,
@@ -525,7 +594,8 @@ impl<'a> Shared<'a> {
     }
 
     /// Checks the health since the last check, and logs when the store becomes unavailable or
-    /// available again. Pings it if there was no traffic, and to confirm recovery.
+    /// available again. Pings it if there was no traffic. Tests it after fallbacks and reconnects, and
+    /// to confirm recovery: a store may answer, and refuse what decisions need.
     pub(crate) async fn look(self, seen: &mut Seen) {
         let stats = self.fallbacks();
         let answered = self.health.answered.load(Ordering::Relaxed);
@@ -543,27 +613,47 @@ impl<'a> Shared<'a> {
                 "the store was unavailable; decisions were made by fallbacks"
             );
         }
-        if new_fallbacks > 0 {
-            return;
-        }
+        let nodes: Vec<_> =
+            self.redis().nodes().into_iter().map(|node| (node.node, node.reconnects)).collect();
+        let has_reconnected = seen.nodes != nodes;
+        seen.nodes = nodes;
         let is_away = self.health.away.load(Ordering::Relaxed);
         let answer = match (is_away, new_answers) {
+            _ if new_fallbacks > 0 || has_reconnected && !is_away => Ok(()),
             (true, _) => self.knock().await,
             (false, 0) => self.redis().ping().await,
             (false, _) => Ok(()),
         };
-        if let Err(failure) = answer {
-            self.health.away.store(true, Ordering::Relaxed);
-            if !seen.away {
-                tracing::warn!(%failure, "the store does not answer; until it does, each policy decides by its fallback");
+        let needs_test = is_away || has_reconnected || new_fallbacks > 0;
+        let not_shared = match answer {
+            Err(failure) => Some((failure.to_string(), Sharing::Unreachable)),
+            Ok(()) if needs_test => {
+                let failure = self.redis().self_test().await.err();
+                failure.map(|failure| (failure.to_string(), Sharing::after(failure.kind())))
             }
-            seen.away = true;
-        } else if self.fallbacks().fallbacks == seen.fallbacks {
-            self.health.away.store(false, Ordering::Relaxed);
-            if seen.away {
-                tracing::info!(store = self.url(), "the store answers again; decisions come from it");
+            Ok(()) => None,
+        };
+        *self.health.not_shared() = not_shared.as_ref().map(|(reason, _)| reason.clone());
+        match not_shared {
+            Some((reason, sharing)) => {
+                self.health.away.store(true, Ordering::Relaxed);
+                if sharing > seen.sharing {
+                    tracing::warn!(
+                        reason,
+                        "limits are not shared; until they are, each policy decides by its fallback"
+                    );
+                    seen.sharing = sharing;
+                }
+                seen.away = true;
             }
-            seen.away = false;
+            None if new_fallbacks == 0 && self.fallbacks().fallbacks == seen.fallbacks => {
+                self.health.away.store(false, Ordering::Relaxed);
+                if seen.away {
+                    tracing::info!(store = self.url(), "the store answers again; decisions come from it");
+                }
+                (seen.away, seen.sharing) = (false, Sharing::Shared);
+            }
+            None => {}
         }
     }
 

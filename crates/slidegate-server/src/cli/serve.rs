@@ -35,6 +35,7 @@ use crate::service_manager::ServiceManager;
 use crate::shutdown::{DRAIN_DELAY, Signals};
 use crate::{dashboard, telemetry};
 use clap::Args;
+use slidegate::RedisStore;
 use slidegate_envoy::{ConfigFiles, ConfigWatcher, Debounced, EnvoyConfig, POLL_EVERY, Settings};
 
 #[derive(Debug, Args)]
@@ -171,6 +172,7 @@ async fn serve(
         rules = Some(ConfigFiles { live, settings: settings.clone() });
     }
     let auth = config.auth.clone();
+    let requires_sharing = config.shared.as_ref().is_some_and(|shared| shared.requires_sharing);
     // With the actual port, if the config asked for port 0.
     let config = Config { listen: address, ..config };
     let app = Arc::new(App::new(config).map_err(Failure)?);
@@ -179,12 +181,18 @@ async fn serve(
         app.active.set_external(&policies).map_err(|error| Failure(error.to_string()))?;
     }
     if let Some(shared) = app.shared() {
-        greeting.store = match shared.ping().await {
-            Ok(()) => format!("{}, shared", shared.url()),
-            Err(failure) => format!(
-                "{}, shared; not reachable yet, so each policy uses its fallback: {failure}",
-                shared.url()
-            ),
+        greeting.store = match shared.test().await {
+            Ok(()) => {
+                shared.count_instances().await;
+                format!("{}, shared", shared.url())
+            }
+            Err(failure) if requires_sharing => {
+                let words = "store: limits are not shared, which `require: shared` demands";
+                return Err(Failure(format!("{words}: {failure}")));
+            }
+            Err(failure) => {
+                format!("{}, NOT shared, so each policy uses its fallback: {failure}", shared.url())
+            }
         };
     }
     if let Err(warning) = app.connections.fit() {
@@ -198,6 +206,7 @@ async fn serve(
     tasks.spawn(sweep(Arc::clone(&app)));
     tasks.spawn(watch_store(Arc::clone(&app)));
     tasks.spawn(examine(Arc::clone(&app)));
+    tasks.spawn(count_instances(Arc::clone(&app)));
     tasks.spawn(telemetry::tick(Arc::clone(&app)));
     let reserving = Arc::clone(&app);
     tasks.spawn(async move { reserving.watch_reservations().await });
@@ -396,6 +405,15 @@ async fn follow_folder(app: Arc<App>, watcher: Option<ConfigWatcher>) {
         let Ok(back) = looked.await else { return };
         watcher = back;
         sleep(POLL_EVERY).await;
+    }
+}
+
+/// Tells the other instances on a shared store of this one, and counts them.
+async fn count_instances(app: Arc<App>) {
+    let Some(shared) = app.shared() else { return };
+    loop {
+        sleep(RedisStore::COUNT_INTERVAL).await;
+        shared.count_instances().await;
     }
 }
 

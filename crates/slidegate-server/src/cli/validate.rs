@@ -60,14 +60,13 @@ fn file_summary(file: &Path, config: &Config, envoy: Option<&EnvoyConfig>) -> St
     lines.extend(config.policies.iter().map(|policy| format!("  {}", describe(policy, config.counted()))));
     if let Some(shared) = &config.shared {
         let instances = match shared.instances {
-            1 => "an unknown number of instances, each with the full limit while Redis is unavailable"
-                .to_owned(),
-            count => {
-                format!("{count} instances, each with its share of the limit while Redis is unavailable")
-            }
+            None => "all instances, which count themselves there".to_owned(),
+            Some(1) => "1 instance".to_owned(),
+            Some(count) => format!("{count} instances"),
         };
         lines.push(format!(
-            "Limits are shared in {} by {instances}. A decision takes at most {} ms.",
+            "Limits are shared in {} by {instances}, each with its share of the limit while Redis is unavailable. A decision \
+             takes at most {} ms.",
             shared.options,
             shared.deadline.as_millis()
         ));

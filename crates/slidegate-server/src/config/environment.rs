@@ -23,6 +23,8 @@ pub(super) const URL_VARIABLE: &str = "SLIDEGATE_REDIS";
 pub(super) const LISTEN_VARIABLE: &str = "SLIDEGATE_LISTEN";
 /// The variable with the number of instances.
 const INSTANCES_VARIABLE: &str = "SLIDEGATE_INSTANCES";
+/// Its value if the instances count themselves.
+const COUNTED_INSTANCES: &str = "auto";
 /// Most instances, as in the file.
 const MAX_INSTANCES: u64 = 10_000;
 
@@ -40,7 +42,7 @@ pub(crate) struct Outside {
     /// Additional admin tokens, as in the file.
     pub(super) tokens: Vec<Json>,
     /// The number of instances, if the environment has it.
-    pub(super) instances: Option<u64>,
+    pub(super) instances: Option<Instances>,
     /// Whether envoyproxy/ratelimit's variables define where Envoy's rate-limit service listens.
     pub(super) has_other_grpc: bool,
     /// Whether limits come from elsewhere as well, so that a file needs no policies.
@@ -103,7 +105,7 @@ impl Outside {
                 .transpose()?,
         };
         settings.extend(redis.map(|url| ("/store/redis", url.into())));
-        let instances = variable(INSTANCES_VARIABLE)?.map(|text| instances(&text)).transpose()?;
+        let instances = variable(INSTANCES_VARIABLE)?.map(|text| Instances::of(&text)).transpose()?;
         settings.extend(instances.map(|instances| ("/store/instances", instances.into())));
         let key_secret = secret("SLIDEGATE_KEY_SECRET", &variable)?;
         settings.extend(key_secret.map(|secret| ("/store/key_secret", secret.into())));
@@ -131,16 +133,21 @@ impl Outside {
 
     /// Rejects several instances whose limits are not shared: each would admit the whole limit.
     pub(super) fn check_sharing(&self, is_shared: bool) -> Result<(), ConfigErrors> {
-        match self.instances {
-            Some(instances) if instances > 1 && !is_shared => Err(ConfigErrors::one(
-                INSTANCES_VARIABLE,
-                format_args!(
-                    "is {instances}, but there is no shared store, so each instance would admit the whole limit; give \
-                     {URL_VARIABLE} or `--redis`, or run one instance"
-                ),
-            )),
-            _ => Ok(()),
+        let several = match self.instances {
+            Some(Instances::Counted) => COUNTED_INSTANCES.to_owned(),
+            Some(Instances::Fixed(instances)) if instances > 1 => instances.to_string(),
+            _ => return Ok(()),
+        };
+        if is_shared {
+            return Ok(());
         }
+        Err(ConfigErrors::one(
+            INSTANCES_VARIABLE,
+            format_args!(
+                "is {several}, but there is no shared store, so each instance would admit the whole limit; give \
+                 {URL_VARIABLE} or `--redis`, or run one instance"
+            ),
+        ))
     }
 
     #[cfg(test)]
@@ -212,15 +219,38 @@ fn secret(
     }
 }
 
-fn instances(text: &str) -> Result<u64, ConfigErrors> {
-    let instances = text.parse().ok().filter(|instances| (1..=MAX_INSTANCES).contains(instances));
-    instances.ok_or_else(|| {
-        let message = format!(
-            "invalid number of instances `{}`: must be a whole number from 1 to {MAX_INSTANCES}",
-            Shown(text)
-        );
-        ConfigErrors::one(INSTANCES_VARIABLE, message)
-    })
+/// How many instances there are, as the environment says it.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Instances {
+    Fixed(u64),
+    /// They count themselves through the shared store, which there must be.
+    Counted,
+}
+
+impl Instances {
+    fn of(text: &str) -> Result<Self, ConfigErrors> {
+        if text == COUNTED_INSTANCES {
+            return Ok(Self::Counted);
+        }
+        let instances = text.parse().ok().filter(|instances| (1..=MAX_INSTANCES).contains(instances));
+        instances.map(Self::Fixed).ok_or_else(|| {
+            let message = format!(
+                "invalid number of instances `{}`: must be a whole number from 1 to {MAX_INSTANCES}, or \
+                 `{COUNTED_INSTANCES}`",
+                Shown(text)
+            );
+            ConfigErrors::one(INSTANCES_VARIABLE, message)
+        })
+    }
+}
+
+impl From<Instances> for Json {
+    fn from(instances: Instances) -> Self {
+        match instances {
+            Instances::Fixed(instances) => instances.into(),
+            Instances::Counted => Self::Null,
+        }
+    }
 }
 
 /// The standard variables of OpenTelemetry. `OTEL_EXPORTER_OTLP_HEADERS`,
@@ -320,7 +350,7 @@ mod tests {
             (
                 "SLIDEGATE_INSTANCES",
                 "0",
-                "invalid number of instances `0`: must be a whole number from 1 to 10000",
+                "invalid number of instances `0`: must be a whole number from 1 to 10000, or `auto`",
             ),
             (
                 "SLIDEGATE_REDIS_FILE",
@@ -348,7 +378,15 @@ mod tests {
                  give SLIDEGATE_REDIS or `--redis`, or run one instance"
                 .to_owned())
         );
-        assert_eq!(load(&[several, ("SLIDEGATE_REDIS", "redis://h")]), Ok(Some(3)));
+        assert_eq!(load(&[several, ("SLIDEGATE_REDIS", "redis://h")]), Ok(Some(Some(3))));
+        let counted = ("SLIDEGATE_INSTANCES", "auto");
+        assert_eq!(
+            load(&[counted]),
+            Err("SLIDEGATE_INSTANCES: is auto, but there is no shared store, so each instance would admit the whole limit; \
+                 give SLIDEGATE_REDIS or `--redis`, or run one instance"
+                .to_owned())
+        );
+        assert_eq!(load(&[counted, ("SLIDEGATE_REDIS", "redis://h")]), Ok(Some(None)));
         assert_eq!(load(&[("SLIDEGATE_INSTANCES", "1")]), Ok(None));
     }
 

@@ -144,6 +144,7 @@ mod tests {
             ("deadline", "connect_timeout: 1s, deadline", &["store: connect_timeout"]),
             ("deadline", "connections: 2, deadline", &["store: connections"]),
             ("deadline", "instances: 2, deadline", &["store: instances"]),
+            ("deadline", "require: shared, deadline", &["store: require"]),
             ("deadline", "keys: hashed, deadline", &["store: keys"]),
             ("deadline", "hash_tag: user, deadline", &["store: hash_tag"]),
             ("deadline", "coalesce: false, deadline", &["store: coalesce"]),

@@ -39,9 +39,12 @@ pub(super) struct StoreSection {
     #[schemars(range(min = 1, max = 16), extend("default" = 1))]
     connections: u8,
     /// How many instances there are. While the store is unavailable, each enforces its share of a
-    /// `local` limit.
-    #[schemars(range(min = 1, max = 10000), extend("default" = 1))]
-    instances: u64,
+    /// `local` limit. Unless given, instances count themselves through the store.
+    #[schemars(range(min = 1, max = 10000))]
+    instances: Option<u64>,
+    /// What must be true for the service to start.
+    #[schemars(extend("default" = "nothing"))]
+    require: Requirement,
     /// Whether ids are part of the names of keys.
     #[schemars(extend("default" = "plain"))]
     keys: KeyForm,
@@ -78,6 +81,15 @@ enum KeyForm {
     Hashed,
 }
 
+#[derive(Debug, PartialEq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum Requirement {
+    /// It starts without the store, and each policy uses its fallback.
+    Nothing,
+    /// Limits are shared: the store executes what decisions need.
+    Shared,
+}
+
 /// A store that instances share, as configured.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SharedStore {
@@ -85,8 +97,10 @@ pub(crate) struct SharedStore {
     pub(crate) options: RedisOptions,
     /// The longest a decision may take.
     pub(crate) deadline: Duration,
-    /// How many instances share the limits. At least one.
-    pub(crate) instances: u64,
+    /// How many instances share the limits, at least one, if they do not count themselves.
+    pub(crate) instances: Option<u64>,
+    /// Whether the service starts only if limits are shared.
+    pub(crate) requires_sharing: bool,
 }
 
 impl StoreSection {
@@ -141,7 +155,8 @@ impl StoreSection {
         if let Some(certificate) = certificate {
             options = options.client_certificate(certificate);
         }
-        Some(SharedStore { options, deadline, instances: self.instances })
+        let requires_sharing = self.require == Requirement::Shared;
+        Some(SharedStore { options, deadline, instances: self.instances, requires_sharing })
     }
 }
 
@@ -214,7 +229,8 @@ mod tests {
     #[test]
     fn every_setting_of_the_store_arrives() {
         let keys = "redis: 'redis://me:hidden@10.0.0.5/2', deadline: 20ms, connect_timeout: 1s, connections: 2, \
-                    instances: 3, keys: hashed, key_secret: s, hash_tag: tenant, coalesce: false, remember_denials: false";
+                    instances: 3, require: shared, keys: hashed, key_secret: s, hash_tag: tenant, coalesce: false, \
+                    remember_denials: false";
         let store = shared(keys, &Outside::default());
         let options = RedisOptions::new("redis://me:hidden@10.0.0.5/2")
             .unwrap()
@@ -227,12 +243,19 @@ mod tests {
             .without_batching()
             .without_denial_cache();
         assert_eq!(store.options, options);
-        assert_eq!((store.instances, store.deadline.as_millis()), (3, 20));
-        let plain = "redis: 'redis://h', keys: plain, coalesce: true, remember_denials: true";
+        assert_eq!(
+            (store.instances, store.requires_sharing, store.deadline.as_millis()),
+            (Some(3), true, 20)
+        );
+        let plain =
+            "redis: 'redis://h', require: nothing, keys: plain, coalesce: true, remember_denials: true";
         let (plain, bare) =
             (shared(plain, &Outside::default()), shared("redis: redis://h", &Outside::default()));
         assert_eq!(plain, bare);
-        assert_eq!((bare.instances, bare.deadline), (1, std::time::Duration::from_millis(50)));
+        assert_eq!(
+            (bare.instances, bare.requires_sharing, bare.deadline),
+            (None, false, std::time::Duration::from_millis(50))
+        );
     }
 
     /// A password belongs in no file: what is outside wins, and the rest of the file still counts.
@@ -249,7 +272,7 @@ mod tests {
         assert_ne!(store.options, options.key_secret("inside"));
         assert_eq!(shared("deadline: 7ms", &outside).options.to_string(), "redis://outside:6379");
         let alone = |outside| Config::from_sources(None, &[], outside).unwrap().shared;
-        assert_eq!(alone(&outside).map(|store| store.instances), Some(1));
+        assert_eq!(alone(&outside).map(|store| store.instances), Some(None));
         assert!(alone(&Outside::default()).is_none());
     }
 
@@ -285,6 +308,10 @@ mod tests {
             (
                 format!("redis: {url}, instances: 0"),
                 "slidegate.yaml:1: store: invalid instances `0`: must be a whole number from 1 to 10000, without quotes",
+            ),
+            (
+                format!("redis: {url}, require: redis"),
+                "slidegate.yaml:1: store: invalid require `redis`: must be `nothing` (it starts without the store, and each policy uses its fallback) or `shared` (limits are shared: the store executes what decisions need)",
             ),
             (
                 format!("redis: {url}, keys: secret"),

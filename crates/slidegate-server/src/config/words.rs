@@ -27,8 +27,8 @@ const MAX_HOLDS: usize = 1024;
 pub(crate) enum Counted {
     /// In this process's memory.
     Here,
-    /// In Redis, which this many instances share.
-    Shared { instances: u64 },
+    /// In Redis, which this many instances share, if their number is known.
+    Shared { instances: Option<u64> },
 }
 
 /// What a policy does, in sentences on one line.
@@ -146,9 +146,12 @@ fn reservations(policy: &Policy) -> String {
 }
 
 /// What the policy does while a shared store does not answer.
-fn fallback(policy: &Policy, instances: u64) -> String {
+fn fallback(policy: &Policy, instances: Option<u64>) -> String {
     let quota = policy.quota();
-    let share = quota.limit().div_ceil(instances.max(1));
+    let share = match instances {
+        Some(instances) => quota.limit().div_ceil(instances.max(1)).to_string(),
+        None => format!("its share of {}", quota.limit()),
+    };
     match policy.fallback() {
         OnStoreError::Local if quota.algorithm() == Algorithm::InFlight => {
             format!("While redis is away, each instance counts by itself, up to {share} in flight.")
@@ -359,31 +362,31 @@ mod tests {
         for (keys, instances, words) in [
             (
                 "scope: user, quota: 100/1h",
-                1,
+                None,
                 "100 per 1h for each user (exact sliding log). Denies. A key takes about 728 bytes in redis at most. \
-                 While redis is away, each instance counts by itself, up to 100 per 1h.",
+                 While redis is away, each instance counts by itself, up to its share of 100 per 1h.",
             ),
             (
                 "quota: 100/1h, algorithm: token-bucket",
-                3,
+                Some(3),
                 "100 per 1h for all of them together (token bucket, 100 at once). Denies. A key takes about 120 bytes in \
                  redis at most. While redis is away, each instance counts by itself, up to 34 per 1h.",
             ),
             (
                 "quota: 100/1h, algorithm: fixed-window, on_store_error: allow",
-                3,
+                Some(3),
                 "100 per 1h for all of them together (fixed window: up to twice the limit around its border). Denies. A \
                  key takes about 104 bytes in redis at most. While redis is away, it lets everything pass.",
             ),
             (
                 "quota: 100/1500ms, algorithm: fixed-window, on_store_error: deny",
-                3,
+                Some(3),
                 "100 per 1500ms for all of them together (fixed window: up to twice the limit around its border). \
                  Denies. A key takes about 120 bytes in redis at most. While redis is away, it denies everything.",
             ),
             (
                 "quota: 100/1m, algorithm: fixed-window, estimate: 10",
-                1,
+                Some(1),
                 "100 per 1m for all of them together (fixed window: up to twice the limit around its border). A \
                  reservation without a cost holds 10. Denies. A key takes about 104 bytes in redis at most; 10 open \
                  reservations, as many as fit, take about 856 bytes in redis more. While redis is away, each instance \

@@ -27,7 +27,12 @@ export class Status {
         node.node,
         `${node.connected ? 'connected' : 'not connected'}, breaker ${node.breaker}, ${count(node.timeouts)} timeouts`,
       ]),
-      ...(redis ? [['Fallback decisions', count(store.fallbacks ?? 0)]] : []),
+      ...(redis
+        ? [
+            ['Instances', store.instances ? count(store.instances) : 'not counted yet', !store.instances],
+            ['Fallback decisions', count(store.fallbacks ?? 0)],
+          ]
+        : []),
       [
         'Keys in memory',
         `${count(memory.keys)} of ${count(memory.max_keys)} (${percent(memory.keys, memory.max_keys)})`,
@@ -70,7 +75,7 @@ export class Status {
     );
     show(byId('config-error'), Boolean(config.error));
     setText(byId('config-error-text'), config.error ?? '');
-    this.setStore(store.degraded, store.last_failure);
+    this.setStore(store.degraded, store.not_shared ?? store.last_failure);
   }
 
   /** Also called by the stream, every second. */
@@ -124,9 +129,10 @@ export class Status {
   }
 }
 
-function storeText({ kind, url, degraded }) {
+function storeText({ kind, url, shared, degraded }) {
   if (kind === 'memory') return 'in-process memory';
-  return `${kind} ${url ?? ''}, ${degraded ? 'unavailable' : 'healthy'}`;
+  const state = degraded ? 'unavailable' : 'healthy';
+  return `${kind} ${url ?? ''}, ${shared ? state : 'limits are not shared'}`;
 }
 
 /** Exported and lost spans. */

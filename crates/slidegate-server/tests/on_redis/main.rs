@@ -8,5 +8,6 @@ mod forecast;
 mod reservations;
 mod rollout;
 mod shared_store;
+mod sharing;
 mod unavailable;
 mod watchdog;

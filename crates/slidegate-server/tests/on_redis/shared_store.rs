@@ -154,7 +154,7 @@ fn it_starts_without_redis_uses_fallbacks_and_switches_when_redis_starts() {
         File::create(&log).unwrap(),
     );
     let away = format!(
-        "store      redis://{0}, shared; not reachable yet, so each policy uses its fallback: redis at {0}: ",
+        "store      redis://{0}, NOT shared, so each policy uses its fallback: redis at {0}: ",
         redis.address()
     );
     assert!(server.greeting.contains(&away), "{}", server.greeting);
@@ -331,7 +331,10 @@ fn validate_prints_the_store_and_each_fallback() {
     assert!(!output.contains("While redis") && !output.contains("shared"), "{output}");
     let named = slidegate().args(["validate", &alone]).env("SLIDEGATE_REDIS", "redis://h").output().unwrap();
     assert!(
-        text(&named.stdout).contains("Limits are shared in redis://h:6379 by an unknown number of instances")
+        text(&named.stdout).contains(
+            "Limits are shared in redis://h:6379 by all instances, which count themselves there, each with its share of \
+             the limit while Redis is unavailable."
+        )
     );
 }
 

@@ -73,7 +73,7 @@ impl<S> FallbackStore<S> {
             primary,
             local: LocalDecisions {
                 memory: MemoryStore::new(),
-                instances: 1,
+                instances: AtomicU64::new(1),
                 last_known: LastKnown::default(),
             },
             recent_peeks: RecentPeeks::default(),
@@ -86,7 +86,7 @@ impl<S> FallbackStore<S> {
     /// rounded up, while the store is unavailable.
     #[must_use]
     pub fn with_instances(mut self, instances: u64) -> Self {
-        self.local.instances = instances.max(1);
+        self.local.instances = instances.max(1).into();
         self
     }
 
@@ -106,7 +106,13 @@ impl<S> FallbackStore<S> {
     /// How many instances share the limits.
     #[must_use]
     pub fn instances(&self) -> u64 {
-        self.local.instances
+        self.local.instances()
+    }
+
+    /// The same as [`with_instances`](Self::with_instances) while it decides. What fallbacks have
+    /// counted so far counts towards the new share.
+    pub fn share_among(&self, instances: u64) {
+        self.local.instances.store(instances.max(1), Ordering::Relaxed);
     }
 
     /// The memory that decides while the store is unavailable.

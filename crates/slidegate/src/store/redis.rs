@@ -33,6 +33,7 @@ mod held_names;
 mod hold_places;
 mod holds;
 mod inspect;
+mod instances;
 mod invalidation;
 mod key_reply;
 mod mixed;
@@ -41,6 +42,7 @@ mod native;
 mod options;
 mod scan;
 mod scripts;
+mod self_test;
 mod server_time;
 mod spread;
 mod ticket_secret;
@@ -489,13 +491,15 @@ impl RedisStore {
     /// # Errors
     /// If a node did not reply.
     pub async fn ping(&self) -> Result<(), Error> {
+        self.ping_masters().await.map_err(|failure| Error::store(failure.to_string()))
+    }
+
+    async fn ping_masters(&self) -> Result<(), Failure> {
         let deadline = instant() + self.options.connection.deadline + self.options.connection.connect_timeout;
         let ping = |_: &str| Some(redis::cmd("PING"));
         let answers = self.calls.transport.on_each_master(ping, ReplyBound::SMALL, deadline).await;
         let counted = |failure: &Failure| self.calls.transport.count(failure);
-        let answered =
-            answers.into_iter().try_for_each(|(_, answer)| answer.map(|_| ()).inspect_err(counted));
-        answered.map_err(|failure| Error::store(failure.to_string()))
+        answers.into_iter().try_for_each(|(_, answer)| answer.map(|_| ()).inspect_err(counted))
     }
 
     /// How the store has been used since it was created.

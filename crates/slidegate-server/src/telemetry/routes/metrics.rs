@@ -395,6 +395,14 @@ fn store(page: &mut Page<'_>, observer: &Observer, shared: Shared<'_>) -> fmt::R
         "1 while decisions may come from fallbacks, because the store is unavailable",
         degraded,
     )?;
+    let help = "1 if limits are shared, 0 if the last self-test found that the store refuses or does not answer \
+                what decisions need";
+    page.value("store_shared", help, u64::from(shared.not_shared().is_none()))?;
+    if let Some(instances) = shared.instances() {
+        let help = "Instances that share the store, as configured or last counted; each has that share of a limit in \
+                    fallbacks";
+        page.value("store_instances", help, instances)?;
+    }
     page.total("store_calls", "Script calls to the store", stats.calls)?;
     let help = "Requests decided by fallbacks, because the store did not reply in time";
     page.total("store_fallbacks", help, shared.fallbacks().fallbacks)?;

@@ -50,7 +50,7 @@ impl<S: SharedHoldStore> HoldStore for FallbackStore<S> {
     ) -> Result<Option<HoldAnswers>, Error> {
         let without_kind = |share_of| changes.iter().map(move |one| without_kind(one, share_of));
         if is_local(ticket) {
-            let changes: Vec<_> = without_kind(self.local.instances).collect();
+            let changes: Vec<_> = without_kind(self.local.instances()).collect();
             return Ok(self.local.memory.change_holds(ticket, &changes));
         }
         let changes: Vec<_> = without_kind(1).collect();

@@ -3,6 +3,7 @@
 //! Each policy has chosen: this process's memory under its share of the limit, allow everything, or
 //! deny everything. A decision says which it was.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -21,7 +22,7 @@ use crate::verb::Role;
 pub(super) struct LocalDecisions {
     pub(super) memory: MemoryStore,
     /// How many instances share the limits, at least one.
-    pub(super) instances: u64,
+    pub(super) instances: AtomicU64,
     pub(super) last_known: LastKnown,
 }
 
@@ -33,10 +34,15 @@ const MIN_WAIT: Duration = Duration::from_secs(1);
 const MAX_WAIT: Duration = Duration::from_secs(3);
 
 impl LocalDecisions {
+    pub(super) fn instances(&self) -> u64 {
+        self.instances.load(Ordering::Relaxed)
+    }
+
     /// Fits every key to its share of the quota that is in force from now on; see
     /// [`MemoryStore::requote`].
     pub(super) fn requote(&self, requote: Requote<'_>) {
-        let share = |quota: Quota| quota.share(self.instances);
+        let instances = self.instances();
+        let share = |quota: Quota| quota.share(instances);
         self.memory.requote(&|policy, key| requote(policy, key).map(|(old, new)| (share(old), share(new))));
     }
 
@@ -48,7 +54,8 @@ impl LocalDecisions {
     /// Decides charges; the decisions stand in their order. Local policies are charged all or none,
     /// and none if another one denies without knowing usage.
     pub(super) fn apply(&self, charges: &[Charge<'_>]) -> PerCharge<Decision> {
-        let share = |quota: &Quota| quota.share(self.instances);
+        let instances = self.instances();
+        let share = |quota: &Quota| quota.share(instances);
         let known_at = self.memory.now();
         let remainder = |charge: &Charge<'_>| {
             let is_local = charge.on_store_error == OnStoreError::Local;
@@ -155,7 +162,7 @@ mod tests {
         let policy = Policy::new("login", Quota::per_minute(5)).expect("a plain name");
         let set = PolicySet::new([policy.on_store_error(OnStoreError::Deny)]).expect("one policy");
         let last_known = LastKnown::default();
-        let fallback = LocalDecisions { memory: MemoryStore::new(), instances: 1, last_known };
+        let fallback = LocalDecisions { memory: MemoryStore::new(), instances: 1.into(), last_known };
         let request = Request::new();
         let waits: Vec<_> = (0..100)
             .map(|_| {

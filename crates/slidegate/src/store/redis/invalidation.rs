@@ -41,7 +41,7 @@ impl Invalidations {
     }
 }
 
-/// The id of a publisher, so that it ignores its own messages.
+/// The id of an instance, so that it ignores its own messages and is counted once.
 #[derive(Debug)]
 pub(crate) struct PublisherId(String);
 
@@ -49,6 +49,10 @@ impl PublisherId {
     /// A random id.
     pub(crate) fn new() -> Self {
         Self(format!("{:016x}", jitter::below(u64::MAX)))
+    }
+
+    pub(super) fn as_str(&self) -> &str {
+        &self.0
     }
 }
 

@@ -55,6 +55,10 @@ const DECIDE_WITH_HOLDS: &str = assembled!("decide_with_holds");
 const CHANGE_HOLDS: &str = assembled!("change_holds");
 /// The script that replaces the control document.
 const CONTROL_DOCUMENT: &str = include_str!("../../../lua/control_document.lua");
+/// The script that counts instances.
+const INSTANCES: &str = include_str!("../../../lua/instances.lua");
+/// The script that tells which commands scripts may not call.
+const SELF_TEST: &str = include_str!("../../../lua/self_test.lua");
 
 /// Every script the store may call.
 #[derive(Debug)]
@@ -67,6 +71,8 @@ pub(crate) struct Scripts {
     decide_with_holds: Script,
     change_holds: Script,
     control_document: Script,
+    instances: Script,
+    self_test: Script,
 }
 
 /// The position of an algorithm in [`Algorithm::ALL`]; behind them that of limits on what is in
@@ -104,12 +110,24 @@ impl Scripts {
             decide_with_holds: script(DECIDE_WITH_HOLDS),
             change_holds: script(CHANGE_HOLDS),
             control_document: script(CONTROL_DOCUMENT),
+            instances: script(INSTANCES),
+            self_test: script(SELF_TEST),
         }
     }
 
     /// The script that replaces the control document.
     pub(crate) fn control_document(&self) -> &Script {
         &self.control_document
+    }
+
+    /// The script that counts instances.
+    pub(crate) fn instances(&self) -> &Script {
+        &self.instances
+    }
+
+    /// The script that tells which commands scripts may not call.
+    pub(crate) fn self_test(&self) -> &Script {
+        &self.self_test
     }
 
     /// The script that carries out any call on keys that may have holds.

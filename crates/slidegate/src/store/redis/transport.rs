@@ -43,7 +43,7 @@ use crate::time::instant;
 
 pub use breaker::BreakerState;
 pub(crate) use connector::Connector;
-pub(crate) use error_reply::line;
+pub(crate) use error_reply::{line, without_user};
 pub(crate) use failure::{Executed, Failure, LastFailure};
 pub use failure::{FailureKind, StoreErrors, StoreFailure};
 pub(crate) use module_probe::NativeCommand;

@@ -64,7 +64,7 @@ fn redirection(error: &ServerError) -> Option<(u16, String)> {
 /// The error reply: its code and text.
 pub(super) fn reply_text(error: &ServerError) -> String {
     match error.details() {
-        Some(details) => line(&format!("{} {details}", error.code())),
+        Some(details) => line(&format!("{} {}", error.code(), without_user(details))),
         None => line(error.code()),
     }
 }
@@ -123,9 +123,18 @@ pub(super) fn tls_hint(words: &str) -> Option<&'static str> {
 /// An error of redis-rs in one line; for a malformed reply it prints several.
 pub(super) fn error_text(error: &RedisError) -> String {
     match (error.code(), error.detail()) {
-        (Some(code), Some(detail)) => line(&format!("{code} {detail}")),
+        (Some(code), Some(detail)) => line(&format!("{code} {}", without_user(detail))),
         _ => line(&error.to_string()),
     }
+}
+
+/// The text without the name of our Redis user, which servers since Redis 7.2 put into it.
+pub(crate) fn without_user(text: &str) -> String {
+    let named = text.split_once("User ").and_then(|(before, named)| {
+        let (_, rest) = named.split_once(" has no permissions")?;
+        Some(format!("{before}this user has no permissions{rest}"))
+    });
+    named.unwrap_or_else(|| text.to_owned())
 }
 
 /// Maximum length of a server's error text, in characters.
@@ -206,6 +215,24 @@ mod tests {
     fn a_servers_words_are_one_line_of_bounded_length() {
         assert_eq!(line("a\r\nb\0 \x1b[0m  c\n"), "a b [0m c");
         assert_eq!(line(&"é".repeat(1000)).chars().count(), MAX_ERROR_CHARS);
+    }
+
+    /// A name of a user is half of what a login needs, and ends up in logs and answers.
+    #[test]
+    fn a_servers_words_do_not_name_our_user() {
+        for (words, expected) in [
+            (
+                "User me has no permissions to run the 'time' command",
+                "this user has no permissions to run the 'time' command",
+            ),
+            (
+                "ACL failure in script: User me has no permissions to run the 'set' command script: 02",
+                "ACL failure in script: this user has no permissions to run the 'set' command script: 02",
+            ),
+            ("User limits are unknown", "User limits are unknown"),
+        ] {
+            assert_eq!(without_user(words), expected);
+        }
     }
 
     /// A script that stopped half-way may have charged.

@@ -1,0 +1,27 @@
+-- Calls each command that scripts call, on a key that nothing else uses, and tells which the server
+-- refuses.
+--
+-- KEYS[1], KEYS[2]: the key, and another one in its slot.
+-- ARGV[1]: how long they are kept (integer, ms).
+-- Reply: for each refused command its name and the server's error.
+local refused = {}
+local function try(command, ...)
+  local reply = redis.pcall(command, ...)
+  if type(reply) == 'table' and reply.err then
+    refused[#refused + 1] = command
+    refused[#refused + 1] = reply.err
+  end
+end
+try('time')
+try('set', KEYS[1], '1', 'PX', ARGV[1])
+try('get', KEYS[1])
+try('getrange', KEYS[1], '0', '0')
+try('setrange', KEYS[1], '0', '2')
+try('strlen', KEYS[1])
+try('pexpire', KEYS[1], ARGV[1])
+if redis.pcall('exists', KEYS[1]) == 1 then
+  try('rename', KEYS[1], KEYS[2])
+end
+try('exists', KEYS[1])
+try('del', KEYS[1], KEYS[2])
+return refused

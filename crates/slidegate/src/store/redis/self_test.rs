@@ -1,0 +1,132 @@
+//! The self-test: whether the servers execute what decisions need.
+//!
+//! A server can answer every ping and refuse every decision: its user lacks a permission, or it does
+//! not let scripts call a command. Limits are then not shared, and nothing but a call shows it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use redis::Value;
+use smallvec::smallvec;
+use tokio::time::Instant;
+
+use super::call::{Subject, Subjects};
+use super::key_reply::items;
+use super::names::Names;
+use super::{
+    Call, Executed, Failure, FailureKind, LastFailure, RedisStore, ReplyBound, StoreFailure, explain,
+    transport,
+};
+use crate::charge::{Excess, Part};
+use crate::hold::{NewHold, Unsettled, new_id};
+use crate::quota::Quota;
+use crate::time::{instant, micros, millis_ceil};
+use crate::verb::{Role, Verb};
+
+/// The window of the keys: they are gone after two windows and five seconds. Longer than the test
+/// takes, as it must see its own charge.
+const WINDOW: Duration = Duration::from_secs(10);
+/// The deadline on each server.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Keys that are tried for one in a slot of each master. With so many, one of 256 masters is missed
+/// once in a million tests.
+const MAX_KEYS: usize = 5000;
+
+impl RedisStore {
+    /// Tests that limits are shared: makes the calls of a check, of a reservation and of a reset, on
+    /// a key of its own on every master, and calls each command that scripts call.
+    ///
+    /// Without an answer it ends within about four seconds for each master.
+    ///
+    /// # Errors
+    /// If a server is not reachable, or refuses something: the text names the server and what it
+    /// refuses.
+    pub async fn self_test(&self) -> Result<(), StoreFailure> {
+        self.ping_masters().await?;
+        Ok(self.test_masters().await?)
+    }
+
+    async fn test_masters(&self) -> Result<(), Failure> {
+        let transport = &self.calls.transport;
+        let mut untested: BTreeSet<_> =
+            transport.master_names(instant() + PATIENCE).await?.into_iter().collect();
+        for number in 0..MAX_KEYS {
+            let key = Names::self_test(self.calls.publisher.as_str(), number);
+            if untested.remove(&transport.holder_name(transport.slot(&key))) {
+                let tested = self.test_key(&key).await;
+                // What is left expires.
+                let _ = self.calls.delete(&key, instant() + PATIENCE).await;
+                tested?;
+            }
+            if untested.is_empty() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn test_key(&self, key: &[u8]) -> Result<(), Failure> {
+        let deadline = instant() + PATIENCE;
+        self.test_commands(key, deadline).await?;
+        let quota = Quota::new(2, WINDOW).expect("a window in range");
+        let part = Part {
+            verb: Verb::Check,
+            role: Role::Deciding,
+            link: 0,
+            cost: 0,
+            enforced: true,
+            excess: Excess::Refuse,
+            over_limit: false,
+        };
+        let hold = NewHold { id: new_id(), ttl_us: micros(WINDOW), unsettled: Unsettled::Charge };
+        let last_failure = LastFailure::default();
+        // Of a limit of two, one is charged and one is reserved, so nothing is left.
+        for (hold, is_allowed) in [(None, true), (Some(hold), true), (None, false)] {
+            let subject = Subject { name: key.to_vec(), quota, part, own_cost: None, key: 0, hold };
+            let subjects = Subjects(smallvec![subject]);
+            let answers = Box::pin(self.calls.call(&subjects, &[1], deadline, &last_failure)).await?;
+            let decisions = answers.first().and_then(|answer| answer.first());
+            if decisions.is_none_or(|decision| decision.is_allowed() != is_allowed) {
+                let detail = "does not keep what is charged; give slidegate a Redis that does";
+                return Err(self.refused(key, FailureKind::Other, detail));
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls each command that scripts call.
+    async fn test_commands(&self, key: &[u8], deadline: Instant) -> Result<(), Failure> {
+        let (keys, args) =
+            ([key.to_vec(), Names::usage(key)], [millis_ceil(WINDOW).to_string().into_bytes()]);
+        let call = Call { script: self.calls.scripts.self_test(), keys: &keys, args: &args, native: None };
+        let last_failure = LastFailure::default();
+        let reply = self.calls.transport.run(call, ReplyBound::SMALL, deadline, &last_failure).await;
+        let reply = reply.map_err(explain)?;
+        let refused = items(reply).map_err(|unreadable| {
+            self.refused(key, FailureKind::Malformed, &format!("replied {} to the self-test", unreadable.0))
+        })?;
+        let texts: Vec<_> = refused.iter().map(text).collect();
+        let commands: Vec<_> = texts.iter().step_by(2).map(|command| format!("`{command}`")).collect();
+        let [_, error, ..] = texts.as_slice() else { return Ok(()) };
+        let rights: Vec<_> = texts.iter().step_by(2).map(|command| format!("+{command}")).collect();
+        let detail = format!(
+            "refuses {} in scripts (if its user lacks the right, give it `{}`): {}",
+            commands.join(", "),
+            rights.join(" "),
+            transport::without_user(error)
+        );
+        Err(self.refused(key, FailureKind::NoPermission, &detail))
+    }
+
+    fn refused(&self, key: &[u8], kind: FailureKind, detail: &str) -> Failure {
+        self.calls.failed(self.calls.transport.slot(key), Executed::No, kind, detail)
+    }
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        Value::SimpleString(text) => text.clone(),
+        other => format!("{other:?}"),
+    }
+}

@@ -1,0 +1,95 @@
+//! Instances that count themselves through the store.
+
+use std::time::Duration;
+
+use slidegate::{FallbackStore, Gate, PolicySet, RedisStore};
+use slidegate_testkit::redis::RedisServer;
+
+use crate::callers::{check, hourly, options};
+
+const TABLE: &str = "sg1:~instances";
+const SECOND_US: i64 = 1_000_000;
+
+fn store(server: &RedisServer) -> RedisStore {
+    RedisStore::new(options(&server.url_as_user())).unwrap()
+}
+
+/// An autoscaler starts and ends instances, and nobody changes a setting: each must know how many
+/// there are, and none may count for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn instances_count_themselves_by_the_servers_clock() {
+    let server = RedisServer::builder().with_clock().start();
+    let stores = [(); 3].map(|()| store(&server));
+    for (at, store) in stores.iter().enumerate() {
+        assert_eq!(store.count_instances().await.unwrap(), at as u64 + 1);
+        assert_eq!(store.count_instances().await.unwrap(), at as u64 + 1);
+    }
+    let [one, two, three] = &stores;
+    assert_eq!(one.count_instances().await.unwrap(), 3);
+    let ttl: u64 = server.admin(&["PTTL", TABLE]).trim().parse().unwrap();
+    assert!((1..=10_000).contains(&ttl), "{ttl}");
+    // Two go on, the third has ended.
+    server.clock().set(6 * SECOND_US);
+    assert_eq!(one.count_instances().await.unwrap(), 3);
+    assert_eq!(two.count_instances().await.unwrap(), 3);
+    server.clock().set(12 * SECOND_US);
+    assert_eq!(one.count_instances().await.unwrap(), 2);
+    assert_eq!(three.count_instances().await.unwrap(), 3, "it is back");
+    // A clock that is set back neither loses instances nor keeps them for ever.
+    server.clock().set(-3600 * SECOND_US);
+    assert_eq!(one.count_instances().await.unwrap(), 3);
+    server.clock().set(-3589 * SECOND_US);
+    assert_eq!(one.count_instances().await.unwrap(), 1);
+}
+
+/// Without Redis a limit holds only if the shares of all instances add up to it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_fallbacks_share_is_that_of_the_last_count() {
+    let server = RedisServer::start();
+    let gates = [(); 3].map(|()| {
+        let policies = PolicySet::new([hourly(6)]).unwrap();
+        Gate::with_store(policies, FallbackStore::new(store(&server))).unwrap()
+    });
+    for _ in 0..2 {
+        for gate in &gates {
+            let counted = gate.store().primary().count_instances().await.unwrap();
+            gate.store().share_among(counted);
+        }
+    }
+    server.kill();
+    let mut admitted = 0;
+    for gate in &gates {
+        assert_eq!(gate.store().instances(), 3);
+        assert!(gate.store().primary().count_instances().await.is_err(), "nobody counts");
+        for _ in 0..6 {
+            admitted += u64::from(check(gate, "alice").await.allowed);
+        }
+    }
+    assert_eq!(admitted, 6);
+    // What was counted under the old share counts under the new one.
+    let [gate, ..] = &gates;
+    gate.store().share_among(2);
+    let admitted = [check(gate, "alice").await.allowed, check(gate, "alice").await.allowed];
+    assert_eq!(admitted, [true, false]);
+}
+
+/// Another program's value is not overwritten, and a crowd does not make the script slow.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_table_of_instances_is_bounded_and_never_taken_from_others() {
+    let server = RedisServer::start();
+    let store = store(&server);
+    for foreign in ["hello", "1 x\n"] {
+        server.admin(&["SET", TABLE, foreign]);
+        let failure = store.count_instances().await.unwrap_err().to_string();
+        assert!(failure.contains("SLIDEGATE value is not a table of instances"), "{failure}");
+        assert_eq!(server.admin(&["GET", TABLE]).trim(), foreign.trim());
+    }
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let now = u64::try_from(now.as_millis()).unwrap();
+    let crowd: String = (0..5000).map(|number| format!("{number:016x} {now}\n")).collect();
+    server.admin(&["SET", TABLE, &crowd]);
+    assert_eq!(store.count_instances().await.unwrap(), 1000);
+    let left = server.admin(&["GET", TABLE]);
+    assert_eq!(left.lines().filter(|line| !line.is_empty()).count(), 1000);
+    assert!(RedisStore::COUNT_INTERVAL * 3 <= Duration::from_secs(10), "an instance may miss two");
+}
