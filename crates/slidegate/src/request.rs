@@ -156,6 +156,21 @@ enum Costs<'r> {
 }
 
 impl Cost<'_> {
+    /// The numbers by name; empty if it is one number.
+    #[must_use]
+    pub fn named(&self) -> &[(&str, u64)] {
+        match &self.0 {
+            Costs::Bare(_) => &[],
+            Costs::Named(costs) => costs,
+        }
+    }
+
+    /// The sum of its numbers.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.under(&Counts::Cost)
+    }
+
     /// What counts of it.
     #[inline]
     pub(crate) fn under(&self, counts: &Counts) -> u64 {
@@ -418,6 +433,12 @@ impl<'r> Request<'r> {
     #[inline]
     pub fn asked_cost(&self) -> u64 {
         self.cost.as_ref().map_or(1, |cost| cost.under(&Counts::Cost))
+    }
+
+    /// What it costs as it said it; `None` if it did not, so that a reservation holds estimates.
+    #[must_use]
+    pub fn own_cost(&self) -> Option<&Cost<'r>> {
+        self.cost.as_ref()
     }
 
     /// What it costs under a policy that counts this.
