@@ -96,6 +96,14 @@ pub(crate) fn request<'e>(entry: &'e Entry<'_>, texts: &'e EntryTexts<'_>) -> Re
     policy.into_iter().fold(request, Request::under)
 }
 
+/// The names of the attributes that an entry has besides its further ones.
+pub(crate) fn present_names(entry: &Entry<'_>) -> impl Iterator<Item = &'static str> {
+    let texts = EntryTexts::new(entry, true);
+    NAMED
+        .into_iter()
+        .filter_map(move |(name, attribute)| attribute.value(entry, name, &texts).is_some().then_some(name))
+}
+
 /// What a recording of the service says of a request besides its attributes. Other logs have
 /// checks.
 #[derive(Debug, Clone, Copy)]
@@ -154,7 +162,7 @@ impl Attribute {
 
 /// The address of a client: with or without a port, and of a list the last, which is the one that
 /// the nearest proxy saw.
-fn address(client: &[u8]) -> Option<IpAddr> {
+pub(crate) fn address(client: &[u8]) -> Option<IpAddr> {
     if let Some(ip) = ipv4(client) {
         return Some(IpAddr::V4(ip));
     }

@@ -14,7 +14,7 @@ use slidegate::{PolicySet, Request, Value, Verb};
 
 use crate::attributes::{Attribute, EntryTexts, RecordedRequest, client_value, path_value, text_value};
 use crate::block::{Record, Text};
-use crate::call::Call;
+use crate::call::{Call, RecordedHold};
 use crate::entry::{Entries, Entry};
 use crate::identity::{self, Identity};
 
@@ -76,6 +76,12 @@ pub(crate) struct AttributeName {
     is_in_keys: bool,
 }
 
+impl AttributeName {
+    pub(crate) fn is(&self, name: &str) -> bool {
+        self.name == name
+    }
+}
+
 /// What is not an attribute.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BatchEntry {
@@ -116,6 +122,8 @@ struct Column {
     /// the policy.
     ids: Vec<Identity>,
     has_ipv6: bool,
+    /// Whether any entry has it.
+    has_any: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -129,6 +137,7 @@ enum StoredValue {
 impl Column {
     #[inline]
     fn push(&mut self, name: &AttributeName, value: Option<Value<'_>>, texts: &mut Texts) {
+        self.has_any |= value.is_some();
         // Each case by itself: a value that is put together first is copied slowly.
         match value {
             Some(Value::Address(IpAddr::V4(ip))) => {
@@ -256,6 +265,9 @@ impl EntryBatch {
         let RecordedRequest { verb, policy } = RecordedRequest::of(entry);
         let kind = match (Call::of(entry), policy) {
             (Some(call), _) => {
+                for (name, column) in self.names.iter().zip(&mut self.columns) {
+                    column.has_any |= call.attribute_names().any(|known| name.is(known));
+                }
                 self.calls.push(call);
                 #[allow(clippy::cast_possible_truncation)] // at most the entries of a batch
                 EntryKind::Call(self.calls.len() as u32 - 1)
@@ -311,11 +323,17 @@ impl EntryBatch {
             column.values.clear();
             column.ids.clear();
             column.has_ipv6 = false;
+            column.has_any = false;
         }
     }
 
     pub(crate) fn entries(&self) -> &[BatchEntry] {
         &self.entries
+    }
+
+    /// Whether any entry, or a request of one, has an attribute.
+    pub(crate) fn has_any(&self, column: usize) -> bool {
+        self.columns[column].has_any
     }
 
     /// The number of an attribute's column.
@@ -371,6 +389,14 @@ impl EntryBatch {
         let names = self.names.iter().map(|name| name.name.as_str()).enumerate();
         request.extend(names.filter_map(|(column, name)| Some((name, self.value(column, at)?))));
         decide(std::slice::from_ref(&request))
+    }
+
+    /// What an entry did with a reservation, as a recording has it.
+    pub(crate) fn hold(&self, entry: BatchEntry) -> Option<&RecordedHold> {
+        match entry.kind {
+            EntryKind::Call(call) => self.calls[call as usize].hold(),
+            EntryKind::Ordinary | EntryKind::Named(_) => None,
+        }
     }
 
     /// Each entry with its requests, in order of time.

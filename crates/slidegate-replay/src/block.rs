@@ -25,6 +25,19 @@ impl Span {
         self == Self::ABSENT
     }
 
+    /// The text, of the lines of a block or of its decoded texts. `None` if it is absent.
+    #[inline]
+    fn of<'t>(self, lines: &'t [u8], decoded: &'t [u8]) -> Option<&'t [u8]> {
+        if self.is_absent() {
+            return None;
+        }
+        let (texts, start) = match self.start & DECODED {
+            0 => (lines, self.start),
+            _ => (decoded, self.start & !DECODED),
+        };
+        Some(&texts[start as usize..start as usize + self.len as usize])
+    }
+
     /// A text of the block itself. `start` is below the length of a block, so it fits.
     #[inline]
     #[allow(clippy::cast_possible_truncation)] // blocks are far below 2 GiB
@@ -169,14 +182,7 @@ impl Block {
 
     #[inline]
     pub(crate) fn text(&self, span: Span) -> Option<&[u8]> {
-        if span.is_absent() {
-            return None;
-        }
-        let (texts, start) = match span.start & DECODED {
-            0 => (&self.bytes, span.start),
-            _ => (&self.parsed.decoded, span.start & !DECODED),
-        };
-        Some(&texts[start as usize..start as usize + span.len as usize])
+        span.of(&self.bytes, &self.parsed.decoded)
     }
 
     /// The further attributes of a record.
@@ -280,6 +286,23 @@ impl<'b> RecordWriter<'b> {
     pub(crate) fn text(&mut self, which: Text, text: &[u8], escape: Escape) {
         let span = self.escaped(text, escape);
         self.record.set(which, span);
+    }
+
+    /// A text that was set; `None` if it is absent.
+    pub(crate) fn known(&self, span: Span) -> Option<&[u8]> {
+        span.of(self.lines, &self.parsed.decoded)
+    }
+
+    /// Whether the record has further attributes.
+    #[inline]
+    pub(crate) fn has_extras(&self) -> bool {
+        self.record.has_extras()
+    }
+
+    /// Name and value of the further attributes so far.
+    pub(crate) fn extras(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        let extras = &self.parsed.extras[self.record.extras as usize..];
+        extras.iter().filter_map(|(name, value)| Some((self.known(*name)?, self.known(*value)?)))
     }
 
     fn escaped(&mut self, text: &[u8], escape: Escape) -> Span {

@@ -5,32 +5,41 @@
 //! they did.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use slidegate::{PolicyDecision, Request, Role, Verb};
+use slidegate::{Cost, Extension, HoldOptions, PolicyDecision, Request, Role, Unsettled, Verb};
 
 use crate::attributes::{EntryTexts, client_value, request};
 use crate::block::MAX_EXTRAS;
-use crate::entry::{Entry, REQUESTS};
+use crate::entry::{CHANGE, Entry, REQUESTS, RESERVATION};
 
 /// Most requests of a call: a gRPC call has at most 64 descriptors, each with at most one further
 /// key for what was refused.
 const MAX_REQUESTS: usize = 128;
 
+/// What `reservation` and `change` must be.
+pub(crate) const EXPECTED_RESERVATION: &str =
+    "an object with `id`, `ttl_us` and `is_forgotten` as the service records them";
+pub(crate) const EXPECTED_CHANGE: &str = "an object with `id`, a `kind` of `settle`, `settle_so_far`, `extend` or \
+                                          `cancel`, and with `cost`, `costs` and `ttl_us` as the service records them";
 /// What `requests` must be.
 pub(crate) const EXPECTED: &str = "a list of 1 to 128 requests, each with at most 64 `attributes`, and with \
-                                   `cost`, `verb`, `role`, `policy` and `deny_over_limit` as the service \
+                                   `cost`, `costs`, `verb`, `role`, `policy` and `deny_over_limit` as the service \
                                    records them";
 
-/// The requests of one call.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(transparent)]
-pub(crate) struct Call(Vec<CallRequest>);
+/// The requests of one call, and what it did with a reservation.
+#[derive(Debug)]
+pub(crate) struct Call {
+    /// Empty if it changed a reservation.
+    requests: Vec<CallRequest>,
+    hold: Option<RecordedHold>,
+}
 
 #[derive(Debug, Serialize, Deserialize)]
 struct CallRequest {
-    #[serde(default = "one")]
-    cost: u64,
+    #[serde(flatten)]
+    cost: RecordedCost,
     #[serde(default)]
     verb: CallVerb,
     #[serde(default)]
@@ -42,8 +51,80 @@ struct CallRequest {
     attributes: BTreeMap<String, AttributeText>,
 }
 
-fn one() -> u64 {
-    1
+/// What a request cost: a number, or numbers by name. Neither if it was not said.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct RecordedCost {
+    cost: Option<u64>,
+    #[serde(default)]
+    costs: BTreeMap<String, u64>,
+}
+
+impl RecordedCost {
+    /// The cost; `None` if it was not said.
+    pub(crate) fn cost(&self) -> Option<Cost<'_>> {
+        if self.costs.is_empty() {
+            return self.cost.map(Cost::from);
+        }
+        let named: Vec<(&str, u64)> = self.costs.iter().map(|(name, cost)| (name.as_str(), *cost)).collect();
+        Some(Cost::from(&named[..]))
+    }
+}
+
+/// What was done with a reservation.
+#[derive(Debug)]
+pub(crate) enum RecordedHold {
+    Made(RecordedReservation),
+    Changed(RecordedChange),
+}
+
+/// How a reservation was made.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct RecordedReservation {
+    /// Absent if it was denied.
+    #[serde(default)]
+    pub(crate) id: Option<String>,
+    /// The time that the call set.
+    #[serde(default)]
+    ttl_us: Option<u64>,
+    #[serde(default)]
+    is_forgotten: bool,
+}
+
+impl RecordedReservation {
+    pub(crate) fn options(&self) -> HoldOptions<'static> {
+        let unsettled = if self.is_forgotten { Unsettled::Forget } else { Unsettled::Charge };
+        HoldOptions { ttl: self.ttl_us.map(Duration::from_micros), unsettled, id: None }
+    }
+}
+
+/// How a reservation was changed.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct RecordedChange {
+    pub(crate) id: String,
+    pub(crate) kind: ChangeKind,
+    /// The cost of a settlement, or what an extension holds in all.
+    #[serde(flatten)]
+    pub(crate) cost: RecordedCost,
+    #[serde(default)]
+    ttl_us: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ChangeKind {
+    Settle,
+    SettleSoFar,
+    Extend,
+    Cancel,
+}
+
+impl RecordedChange {
+    /// The extension; one whose time is out of range keeps the time.
+    pub(crate) fn extension(&self) -> Extension<'_> {
+        let extension = self.cost.cost().into_iter().fold(Extension::new(), Extension::hold);
+        let ttl = self.ttl_us.map(Duration::from_micros);
+        ttl.and_then(|ttl| extension.clone().ttl(ttl).ok()).unwrap_or(extension)
+    }
 }
 
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
@@ -91,25 +172,38 @@ impl From<AttributeValue> for AttributeText {
 }
 
 impl Call {
-    /// The list of a line; `None` if it is not what the service records.
-    pub(crate) fn of_line(list: serde_json::Value) -> Option<Self> {
-        let call: Self = serde_json::from_value(list).ok()?;
+    /// The list of a line, as an entry has it; `None` if it is not what the service records.
+    pub(crate) fn of_line(list: serde_json::Value) -> Option<Vec<u8>> {
+        let requests: Vec<CallRequest> = serde_json::from_value(list).ok()?;
         let has_few = |request: &CallRequest| request.attributes.len() <= usize::from(MAX_EXTRAS);
-        ((1..=MAX_REQUESTS).contains(&call.0.len()) && call.0.iter().all(has_few)).then_some(call)
-    }
-
-    /// The text that an entry has of it.
-    pub(crate) fn text(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("a call is JSON")
+        let is_call = (1..=MAX_REQUESTS).contains(&requests.len()) && requests.iter().all(has_few);
+        is_call.then(|| serde_json::to_vec(&requests).expect("a call is JSON"))
     }
 
     /// The call of an entry, if it is one.
     pub(crate) fn of(entry: &Entry<'_>) -> Option<Self> {
-        serde_json::from_slice(entry.extra.get(REQUESTS)?).ok()
+        let text = |name| entry.extra.get(name);
+        if let Some(change) = text(CHANGE) {
+            let change = serde_json::from_slice(change).ok()?;
+            return Some(Self { requests: Vec::new(), hold: Some(RecordedHold::Changed(change)) });
+        }
+        let requests = serde_json::from_slice(text(REQUESTS)?).ok()?;
+        let hold = text(RESERVATION).and_then(|text| serde_json::from_slice(text).ok());
+        Some(Self { requests, hold: hold.map(RecordedHold::Made) })
+    }
+
+    /// What it did with a reservation.
+    pub(crate) fn hold(&self) -> Option<&RecordedHold> {
+        self.hold.as_ref()
+    }
+
+    /// The names of the attributes of its requests.
+    pub(crate) fn attribute_names(&self) -> impl Iterator<Item = &str> {
+        self.requests.iter().flat_map(|request| request.attributes.keys().map(String::as_str))
     }
 
     pub(crate) fn requests(&self) -> Vec<Request<'_>> {
-        self.0.iter().map(CallRequest::request).collect()
+        self.requests.iter().map(CallRequest::request).collect()
     }
 }
 
@@ -128,7 +222,10 @@ impl CallRequest {
             CallRole::Independent => Role::Independent,
             CallRole::Refusals => Role::Refusals,
         };
-        let mut request = Request::new().cost(self.cost).verb(verb).role(role);
+        let mut request = Request::new().verb(verb).role(role);
+        if let Some(cost) = self.cost.cost() {
+            request = request.cost(cost);
+        }
         for (name, AttributeText(text)) in &self.attributes {
             request = match name.as_str() {
                 "ip" => client_value(text.as_bytes()).into_iter().fold(request, |one, ip| one.with("ip", ip)),
@@ -140,6 +237,12 @@ impl CallRequest {
         }
         self.policy.as_deref().into_iter().fold(request, Request::under)
     }
+}
+
+/// The text of a recorded part, if it has all that it must have.
+pub(crate) fn checked<T: for<'de> Deserialize<'de> + Serialize>(value: serde_json::Value) -> Option<Vec<u8>> {
+    let part: T = serde_json::from_value(value).ok()?;
+    serde_json::to_vec(&part).ok()
 }
 
 /// Whether a decision counts for its policy: that on a check does, and a peek that denied a call
@@ -183,11 +286,11 @@ mod tests {
             {"cost": 3, "verb": "refund", "role": "if_allowed", "attributes": {}},
             {"cost": 2, "verb": "penalize", "role": "refusals", "attributes": {}},
             {"role": "independent", "attributes": {}},
+            {"costs": {"input": 5, "output": 7}, "attributes": {}},
         ]);
-        let text = Call::of_line(list).unwrap().text();
-        let call: Call = serde_json::from_slice(&text).unwrap();
+        let text = Call::of_line(list).unwrap();
+        let call = Call { requests: serde_json::from_slice(&text).unwrap(), hold: None };
         let alice = Request::new()
-            .cost(1)
             .with("ip", std::net::IpAddr::from([192, 0, 2, 1]))
             .with("shard", "7")
             .with("user", "alice");
@@ -196,7 +299,8 @@ mod tests {
             Request::new().cost(0).verb(Verb::Peek).role(Role::Together).under("p").deny_over_limit(),
             Request::new().cost(3).verb(Verb::Refund).role(Role::IfAllowed),
             Request::new().cost(2).verb(Verb::Penalize).role(Role::Refusals),
-            Request::new().cost(1).role(Role::Independent),
+            Request::new().role(Role::Independent),
+            Request::new().cost([("input", 5), ("output", 7)]),
         ];
         assert_eq!(format!("{:?}", call.requests()), format!("{expected:?}"));
     }

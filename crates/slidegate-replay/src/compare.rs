@@ -135,12 +135,13 @@ impl Truth {
     pub(crate) fn judge_reservation(
         &mut self,
         now: Timestamp,
-        request: &Request<'_>,
+        requests: &[Request<'_>],
         decisions: &Decisions<'_>,
         words: &Words,
     ) {
         self.decider.follow(now.as_micros());
-        let used = self.decider.gate().peek(request);
+        let peeks: Vec<Request<'_>> = requests.iter().map(|one| one.clone().verb(Verb::Peek)).collect();
+        let used = self.decider.gate().apply(&peeks);
         for (decision, exact) in decisions.iter().zip(used.iter()) {
             let truth = &mut self.policies[decision.position()];
             if decision.policy().quota().algorithm() == Algorithm::InFlight {
@@ -150,14 +151,15 @@ impl Truth {
                 }
                 continue;
             }
-            let cost = reserved_cost(&decision);
+            let cost = reserved_cost(&decision, &requests[decision.request()]);
             let others = decision.held() - if holds(decision.policy()) { decision.cost() } else { 0 };
             let fitted = exact.used().saturating_add(others).saturating_add(cost) <= exact.limit();
             truth.judge(&self.hasher, &decision, fitted, words);
         }
         let at_once = decisions.iter().filter(|one| one.cost() > 0 && !holds(one.policy()));
         for decision in at_once {
-            let part = request.clone().under(decision.policy().name()).cost(decision.cost());
+            let request = requests[decision.request()].clone();
+            let part = request.under(decision.policy().name()).cost(decision.cost());
             self.penalize(&part, words);
         }
     }
@@ -165,9 +167,11 @@ impl Truth {
     /// Charges what a reservation was settled to.
     pub(crate) fn settle(&mut self, now: Timestamp, settled: Settled<'_>, words: &Words) {
         self.decider.follow(now.as_micros());
-        let request = settled.request.expect("a scenario that is judged keeps requests").request();
-        for key in settled.settlement.iter().filter(|key| key.last().is_some()) {
-            self.penalize(&request.clone().under(key.policy()).cost(settled.cost), words);
+        // Of several requests, each under a policy of its own, the others lack what its keys consist of.
+        for (key, last) in settled.settlement.iter().filter_map(|key| Some((key, key.last()?))) {
+            for request in settled.requests {
+                self.penalize(&request.request().under(key.policy()).cost(last.cost), words);
+            }
         }
     }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use slidegate::{Decisions, Gate, Policy, PolicySet, Request, Role, Timestamp, Verb};
 
 use crate::batch::{BatchEntry, EntryBatch};
+use crate::call::{RecordedHold, RecordedReservation};
 use crate::compiled::CompiledPolicies;
 use crate::reservations::{Reservations, Settled, unlearned, without_cost};
 use crate::store::keys::{KeyRecord, NOT_DENIED};
@@ -26,6 +27,15 @@ pub(crate) struct Decider {
     now: Timestamp,
 }
 
+/// What a decider is made for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bounds {
+    /// Most keys in its store.
+    pub(crate) max_keys: usize,
+    /// Whether there may be recorded reservations, also under policies that expect none.
+    pub(crate) is_recorded: bool,
+}
+
 /// Counts what is decided.
 pub(crate) trait DecisionCounter {
     /// Whether the first denial of a key is counted by its decision, not by its verdict alone.
@@ -35,13 +45,7 @@ pub(crate) trait DecisionCounter {
     fn decide(&mut self, asker: Asker<'_>, request: &Request<'_>);
 
     /// Decides the requests of a call in one step, at its time, and counts it.
-    fn decide_call(
-        &mut self,
-        gate: &Gate<ReplayStore>,
-        now: Timestamp,
-        entry: BatchEntry,
-        call: &KnownRequests<'_>,
-    );
+    fn decide_call(&mut self, asker: CallAsker<'_>, call: &KnownRequests<'_>);
 
     /// Counts the verdict on a plain check.
     fn count(&mut self, now: Timestamp, entry: BatchEntry, verdict: CheckVerdict<'_>);
@@ -80,6 +84,30 @@ impl Asker<'_> {
     }
 }
 
+/// Decides the requests of a call, or a recorded reservation.
+#[derive(Debug)]
+pub(crate) struct CallAsker<'d> {
+    pub(crate) gate: &'d Gate<ReplayStore>,
+    pub(crate) now: Timestamp,
+    pub(crate) entry: BatchEntry,
+    reservation: Option<(&'d mut Reservations, &'d RecordedReservation)>,
+}
+
+impl CallAsker<'_> {
+    /// Whether it is a reservation.
+    pub(crate) fn is_reservation(&self) -> bool {
+        self.reservation.is_some()
+    }
+
+    /// Decides the requests in one step, which are charged or held if they are allowed.
+    pub(crate) fn ask<'r>(self, requests: &'r [Request<'r>]) -> Decisions<'r> {
+        match self.reservation {
+            Some((reservations, recorded)) => reservations.reserve_recorded(self.gate, requests, recorded),
+            None => self.gate.apply(requests),
+        }
+    }
+}
+
 /// What was decided on a plain check.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CheckVerdict<'d> {
@@ -101,17 +129,18 @@ pub(crate) struct PolicyVerdict {
 
 impl Decider {
     /// A gate with an empty store that holds usage of up to `max_keys` keys.
-    pub(crate) fn new(policies: PolicySet, max_keys: usize) -> Self {
-        Self::with_reservations(policies, max_keys, false)
+    pub(crate) fn new(policies: PolicySet, bounds: Bounds) -> Self {
+        Self::with_reservations(policies, bounds, false)
     }
 
     /// The same, and each reservation is settled together with its request.
-    pub(crate) fn judged(policies: PolicySet, max_keys: usize) -> Self {
-        Self::with_reservations(policies, max_keys, true)
+    pub(crate) fn judged(policies: PolicySet, bounds: Bounds) -> Self {
+        Self::with_reservations(policies, bounds, true)
     }
 
-    fn with_reservations(policies: PolicySet, max_keys: usize, keeps_requests: bool) -> Self {
-        if !policies.iter().any(Policy::expects_reservations) {
+    fn with_reservations(policies: PolicySet, bounds: Bounds, keeps_requests: bool) -> Self {
+        let Bounds { max_keys, is_recorded } = bounds;
+        if !is_recorded && !policies.iter().any(Policy::expects_reservations) {
             return Self::without_reservations(policies, max_keys);
         }
         let policies = unlearned(policies);
@@ -134,7 +163,7 @@ impl Decider {
 
     /// Decides the entries of a batch in their order.
     pub(crate) fn decide(&mut self, batch: &EntryBatch, counter: &mut impl DecisionCounter) {
-        if self.compiled.is_none() {
+        if self.compiled.is_none() || self.reservations.is_some() {
             self.decide_ordinary(batch, counter);
         } else {
             self.decide_compiled(batch, counter);
@@ -145,9 +174,10 @@ impl Decider {
     pub(crate) fn decide_ordinary(&mut self, batch: &EntryBatch, counter: &mut impl DecisionCounter) {
         batch.for_each(|entry, requests| {
             self.settle_until(entry.time_us, |now, settled| counter.settled(now, settled));
-            let now = self.follow(entry.time_us);
+            self.follow(entry.time_us);
             match requests {
-                [request] if request.own_role() == Role::Deciding => {
+                [] => self.change(batch, entry, |now, settled| counter.settled(now, settled)),
+                [request] if request.own_role() == Role::Deciding && batch.hold(entry).is_none() => {
                     let asker = self.asker(entry, request);
                     if asker.is_reservation() {
                         counter.decide(asker, &without_cost(request));
@@ -157,7 +187,7 @@ impl Decider {
                 }
                 _ => {
                     let call = KnownRequests::of(requests, &[&self.gate]);
-                    counter.decide_call(&self.gate, now, entry, &call);
+                    counter.decide_call(self.call_asker(batch, entry), &call);
                 }
             }
         });
@@ -175,6 +205,29 @@ impl Decider {
         Asker { gate, now: *now, entry, reservations }
     }
 
+    /// Prepares the decision on a call.
+    pub(crate) fn call_asker<'d>(&'d mut self, batch: &'d EntryBatch, entry: BatchEntry) -> CallAsker<'d> {
+        let Self { gate, reservations, now, .. } = self;
+        let recorded = match batch.hold(entry) {
+            Some(RecordedHold::Made(recorded)) => Some(recorded),
+            Some(RecordedHold::Changed(_)) | None => None,
+        };
+        CallAsker { gate, now: *now, entry, reservation: reservations.as_mut().zip(recorded) }
+    }
+
+    /// Carries out the change of a reservation that an entry records, if it does.
+    pub(crate) fn change(
+        &mut self,
+        batch: &EntryBatch,
+        entry: BatchEntry,
+        mut on_settled: impl FnMut(Timestamp, Settled<'_>),
+    ) {
+        let Self { gate, reservations: Some(reservations), now, .. } = self else { return };
+        if let Some(RecordedHold::Changed(change)) = batch.hold(entry) {
+            reservations.change_recorded(gate, change, |settled| on_settled(*now, settled));
+        }
+    }
+
     /// Carries out what is due up to a time: settles reservations whose requests have ended, and
     /// extends others.
     pub(crate) fn settle_until(&mut self, until_us: u64, mut on_settled: impl FnMut(Timestamp, Settled<'_>)) {
@@ -186,11 +239,13 @@ impl Decider {
             gate.store().lock().set_time(*now);
             reservations.proceed(gate, *now, one, |settled| on_settled(*now, settled));
         }
+        reservations.end_due(until);
     }
 
-    /// The reservations, where a policy reserves.
+    /// The reservations, where a policy or a recorded request reserves.
     pub(crate) fn reservations(&self) -> Option<&Reservations> {
-        self.reservations.as_ref()
+        let expects = || self.gate.policies().iter().any(Policy::expects_reservations);
+        self.reservations.as_ref().filter(|known| known.counts.asked > 0 || expects())
     }
 
     fn decide_compiled<C: DecisionCounter>(&mut self, batch: &EntryBatch, counter: &mut C) {
@@ -222,7 +277,10 @@ impl Decider {
                         let asker = Asker { gate, now: *now, entry: *entry, reservations: None };
                         counter.decide(asker, request);
                     }
-                    _ => counter.decide_call(gate, *now, *entry, &KnownRequests::of(requests, &[gate])),
+                    _ => {
+                        let asker = CallAsker { gate, now: *now, entry: *entry, reservation: None };
+                        counter.decide_call(asker, &KnownRequests::of(requests, &[gate]));
+                    }
                 });
                 usages = gate.store().lock();
                 continue;
@@ -326,8 +384,7 @@ mod tests {
             self.allowed.push(decisions.is_allowed());
         }
 
-        fn decide_call(&mut self, _: &Gate<ReplayStore>, _: Timestamp, _: BatchEntry, _: &KnownRequests<'_>) {
-        }
+        fn decide_call(&mut self, _: CallAsker<'_>, _: &KnownRequests<'_>) {}
         fn count(&mut self, _: Timestamp, _: BatchEntry, _: CheckVerdict<'_>) {}
         fn count_denied(&mut self, _: Timestamp, _: usize, _: &mut KeyRecord) {}
 
@@ -361,7 +418,8 @@ mod tests {
             });
         }
         let reservations = Some(Reservations::bounded(&policies, false, 2));
-        let mut decider = Decider { reservations, ..Decider::new(policies, 100) };
+        let mut decider =
+            Decider { reservations, ..Decider::new(policies, Bounds { max_keys: 100, is_recorded: false }) };
         let mut counter = Counter::default();
         decider.decide(&batch, &mut counter);
         (counter, decider)

@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use slidegate::{Decisions, PolicyDecision, PolicySet, Request, Verb};
 
-use crate::batch::{EntryBatch, attribute_names};
+use crate::batch::{BatchEntry, EntryBatch, attribute_names};
 use crate::call::is_counted;
-use crate::decider::{Decider, KnownRequests, adjust, has_policy_of};
+use crate::decider::{Bounds, Decider, KnownRequests, adjust, has_policy_of};
 use crate::denied_keys::{IdentityHasher, MAX_DENIED_KEYS, hash};
 use crate::entry::{Entries, Entry};
+use crate::evidence::Evidence;
 use crate::pass::{Job, Pass};
 use crate::report::diff::{ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide};
 use crate::reservations::without_cost;
@@ -51,6 +52,8 @@ pub struct Diff {
 pub struct DiffOptions {
     /// Most keys in memory at once, for each of the two sets.
     pub max_keys: usize,
+    /// Whether the logs are recordings of the service, which may have reservations.
+    pub is_recorded: bool,
     /// Most changed keys in the outcome, in each direction.
     pub top: usize,
     /// Threads besides the one that reads. The two sets are decided on one: 0 or 1.
@@ -59,7 +62,7 @@ pub struct DiffOptions {
 
 impl Default for DiffOptions {
     fn default() -> Self {
-        Self { max_keys: slidegate::MemoryStore::DEFAULT_MAX_KEYS, top: 10, threads: 1 }
+        Self { max_keys: slidegate::MemoryStore::DEFAULT_MAX_KEYS, is_recorded: false, top: 10, threads: 1 }
     }
 }
 
@@ -76,6 +79,8 @@ pub(crate) struct PolicyDiff {
     newly_allowed: u64,
     /// Recorded requests under a policy that one of the sets does not have.
     unknown_policy: u64,
+    /// Names of the policies that differ, or that only one of the sets has.
+    changed: HashSet<String>,
 }
 
 /// One of the two sets.
@@ -106,11 +111,13 @@ impl Diff {
     #[must_use]
     pub fn new(old: WordedPolicies, new: WordedPolicies, options: DiffOptions) -> Self {
         let names = attribute_names([&old.0, &new.0]);
+        let DiffOptions { max_keys, is_recorded, .. } = options;
+        let bounds = Bounds { max_keys, is_recorded };
         let side = |(policies, wording): WordedPolicies| {
             let counts = vec![SideCounts::default(); policies.iter().len()];
             DiffSide {
                 policies: counts,
-                decider: Decider::new(policies, options.max_keys),
+                decider: Decider::new(policies, bounds),
                 words: Words(wording),
                 hasher: RandomState::new(),
                 denied: 0,
@@ -118,8 +125,17 @@ impl Diff {
                 changed_not_kept: 0,
             }
         };
+        let changed = changed_policies(&old.0, &new.0);
         let (old, new) = (side(old), side(new));
-        let diff = PolicyDiff { old, new, requests: 0, newly_denied: 0, newly_allowed: 0, unknown_policy: 0 };
+        let diff = PolicyDiff {
+            old,
+            new,
+            requests: 0,
+            newly_denied: 0,
+            newly_allowed: 0,
+            unknown_policy: 0,
+            changed,
+        };
         Self { pass: Pass::new(names, vec![diff], options.threads), top: options.top }
     }
 
@@ -136,10 +152,23 @@ impl Diff {
     /// What differed; `log` is what was read.
     #[must_use]
     pub fn finish(self, log: &LogStats) -> DiffOutcome {
-        let jobs = self.pass.finish().expect("a diff writes nothing");
+        let (jobs, evidence) = self.pass.finish().expect("a diff writes nothing");
         let [diff] = &jobs[..] else { unreachable!("a diff is one job") };
-        diff.outcome(log, self.top)
+        diff.outcome(log, self.top, &evidence)
     }
+}
+
+/// The names of policies that are not the same in both sets. The form for programmers has everything
+/// that a policy is made of.
+fn changed_policies(old: &PolicySet, new: &PolicySet) -> HashSet<String> {
+    let is_in = |set: &PolicySet, policy: &slidegate::Policy| {
+        set.by_name(policy.name()).is_some_and(|known| format!("{known:?}") == format!("{policy:?}"))
+    };
+    let of_old = old.iter().filter(|policy| !is_in(new, policy));
+    of_old
+        .chain(new.iter().filter(|policy| !is_in(old, policy)))
+        .map(|policy| policy.name().to_owned())
+        .collect()
 }
 
 impl Job for PolicyDiff {
@@ -149,7 +178,11 @@ impl Job for PolicyDiff {
                 side.decider.settle_until(entry.time_us, |_, _| ());
                 side.decider.follow(entry.time_us);
             }
-            let [request] = requests else { return self.decide_call(requests) };
+            let request = match requests {
+                [] => return self.change(batch, entry),
+                [request] if batch.hold(entry).is_none() => request,
+                _ => return self.decide_call(batch, entry, requests),
+            };
             let (old, new) = (self.old.decider.gate(), self.new.decider.gate());
             let is_known = has_policy_of(old, request) && has_policy_of(new, request);
             self.unknown_policy += u64::from(!is_known);
@@ -179,14 +212,22 @@ impl Job for PolicyDiff {
 impl PolicyDiff {
     /// Decides the requests of a call in one step, but those under a policy that one of the sets
     /// does not have.
-    fn decide_call(&mut self, requests: &[Request<'_>]) {
+    fn decide_call(&mut self, batch: &EntryBatch, entry: BatchEntry, requests: &[Request<'_>]) {
         let (old, new) = (self.old.decider.gate(), self.new.decider.gate());
         let KnownRequests { known, unknown, has_check } = KnownRequests::of(requests, &[old, new]);
         self.unknown_policy += unknown;
-        let (old, new) = (old.apply(&known), new.apply(&known));
+        let ask = |side: &mut DiffSide| side.decider.call_asker(batch, entry).ask(&known);
+        let (old, new) = (ask(&mut self.old), ask(&mut self.new));
         if has_check || old.is_denied() || new.is_denied() {
             self.requests += 1;
             self.count(&old, &new);
+        }
+    }
+
+    /// Changes a recorded reservation on both sides.
+    fn change(&mut self, batch: &EntryBatch, entry: BatchEntry) {
+        for side in [&mut self.old, &mut self.new] {
+            side.decider.change(batch, entry, |_, _| ());
         }
     }
 
@@ -198,13 +239,19 @@ impl PolicyDiff {
         self.newly_allowed += u64::from(was_denied && !is_denied);
     }
 
-    fn outcome(&self, log: &LogStats, top: usize) -> DiffOutcome {
+    fn outcome(&self, log: &LogStats, top: usize, evidence: &Evidence) -> DiffOutcome {
         let (old, new) = (self.old.decider.policies(), self.new.decider.policies());
+        let of = |side: &DiffSide, policies: &PolicySet| {
+            let seen = side.policies.iter().map(|counts| counts.seen);
+            evidence.of_policies(policies.iter().zip(seen), self.requests)
+        };
+        let missing = of(&self.old, &old).and(of(&self.new, &new)).fields(&log.missing_fields);
         let names = old.iter().chain(new.iter()).map(slidegate::Policy::name);
         let mut seen = HashSet::new();
         let names: Vec<&str> = names.filter(|name| seen.insert(*name)).collect();
         let policies = names.iter().map(|name| DiffPolicy {
             name: (*name).to_owned(),
+            is_changed: self.changed.contains(*name),
             old: self.old.policy(&old, name),
             new: self.new.policy(&new, name),
             newly_denied: self.new.changed_by(&new, name),
@@ -220,6 +267,7 @@ impl PolicyDiff {
         }
         DiffOutcome {
             reservation_notes,
+            missing,
             log: log.clone(),
             requests: self.requests,
             denied_old: self.old.denied,

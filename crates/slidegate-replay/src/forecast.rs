@@ -115,7 +115,9 @@ impl Forecast {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // at most `most`
         let typical = (charges_per_key.ceil() as u64).clamp(1, most);
         let own = quota.algorithm();
-        let others = Algorithm::ALL.into_iter().filter(|algorithm| *algorithm != own);
+        // What is in flight cannot be limited by another one.
+        let is_other = |algorithm: &Algorithm| *algorithm != own && own != Algorithm::InFlight;
+        let others = Algorithm::ALL.into_iter().filter(is_other);
         let algorithms = std::iter::once(own).chain(others);
         let load = Load { name_bytes: policy.name().len() as u64, demand, typical, shard };
         Self {

@@ -32,6 +32,7 @@ mod replay;
 mod attributes;
 mod block;
 mod call;
+mod client;
 mod column;
 mod entry;
 mod format;
@@ -47,6 +48,7 @@ mod compiled;
 mod decider;
 mod denied_keys;
 mod diff;
+mod evidence;
 mod identity;
 mod pass;
 mod reservations;
@@ -68,6 +70,7 @@ mod simulate;
 pub use compare::with_algorithm;
 pub use diff::{Diff, DiffOptions, WordedPolicies};
 pub use entry::{Entries, Entry, Extras, RequestLine};
+pub use evidence::Missing;
 pub use forecast::{AlgorithmForecast, Bytes, Demand, Forecast, Measurement, Shard};
 pub use format::name::LogFormat;
 pub use malformed::Malformed;
@@ -81,6 +84,7 @@ pub use reader::{LogOptions, LogReader, Progress};
 pub use replay::{MAX_COMPARED, NamedPolicies, Options, Plan, Replay};
 pub use report::{
     ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide, DiffReport, PageAssets, TextReport, TextStyle,
+    Threshold, Thresholds,
 };
 pub use share::Share;
 pub use simulate::{

@@ -11,12 +11,17 @@ use slidegate::{Policy, format_window};
 use crate::compare::share;
 use crate::denied_keys::DeniedKey;
 use crate::each::rfc3339;
+use crate::evidence::{Evidence, Missing};
 use crate::reservations::{PolicyReservations, ReservationCounts, Reservations, holds};
 use crate::scenario::{Scenario, ScenarioRole};
 use crate::stats::{LogStats, LogSummary};
 use crate::store::UsageDistribution;
 use crate::sweep::{Sweep, SweepPoint};
 use crate::timeline::TimeAxis;
+
+mod sweep;
+
+pub use sweep::{SweepOutcome, SweepPointOutcome};
 
 /// The version of the JSON.
 const SCHEMA: u32 = 1;
@@ -38,6 +43,11 @@ pub struct Outcome {
     pub sweep: Option<SweepOutcome>,
     /// What the figures cannot say, in sentences.
     pub notes: Vec<String>,
+    /// Policies that judged nothing because the log lacks what they need, and options that name
+    /// what it does not have: a program that judges by the figures must fail. One line each.
+    pub errors: Vec<String>,
+    /// Policies that applied to no request, one line each.
+    pub warnings: Vec<String>,
 }
 
 /// What was read of the logs.
@@ -283,56 +293,22 @@ pub struct KeyTruthOutcome {
     pub worst_window: WindowOutcome,
 }
 
-/// One policy under many limits or windows.
-#[derive(Debug, Clone, Serialize)]
-pub struct SweepOutcome {
-    /// The policy.
-    pub policy: String,
-    /// `limit` or `window`.
-    pub setting: &'static str,
-    /// The value that the configuration has.
-    pub configured: String,
-    /// Requests that the policy applied to.
-    pub seen: u64,
-    /// Different keys.
-    pub keys: u64,
-    /// Recorded requests, refunds and penalties under a policy that is not part of the sweep: one
-    /// that the configuration does not have, or a shadow that is not swept.
-    pub unknown_policy: u64,
-    /// The greatest share of those requests that may be denied.
-    pub deny_at_most: String,
-    /// Each value, ascending.
-    pub points: Vec<SweepPointOutcome>,
-    /// The value to choose: the smallest limit, or longest window, that denies little enough.
-    pub recommended: Option<String>,
-    /// The reason, or why no reason can be given.
-    pub reason: String,
-}
-
-/// What one value of a sweep would deny.
-#[derive(Debug, Clone, Serialize)]
-pub struct SweepPointOutcome {
-    /// The limit, or the window as text.
-    pub value: String,
-    /// The limit, or the window in seconds.
-    pub number: f64,
-    /// Requests that the policy denied.
-    pub denied: u64,
-    /// Different keys that the policy denied.
-    pub denied_keys: u64,
-    /// Requests that any enforced policy denied.
-    pub requests_denied: u64,
-    /// Keys that the store dropped although they still counted.
-    pub dropped_keys: u64,
-}
-
 impl Outcome {
     pub(crate) fn of(
         log: &LogStats,
         scenarios: &[Scenario],
         sweep: Option<(&Sweep, &[SweepPoint])>,
         top: usize,
+        evidence: &Evidence,
     ) -> Self {
+        let judged = scenarios.iter().filter(|one| one.role != ScenarioRole::Exact);
+        let missing = judged.map(|one| {
+            let policies = one.policies();
+            let seen = one.tally.policies.iter().map(|counts| counts.seen);
+            (one.name.as_str(), evidence.of_policies(policies.iter().zip(seen), one.tally.counts.requests))
+        });
+        let Missing { errors, warnings } =
+            Missing::of_all(&missing.collect::<Vec<_>>()).fields(&log.missing_fields);
         // All scenarios decide the same entries, so their timelines have one axis.
         let axis = scenarios.first().map(|first| first.tally.timeline.axis()).unwrap_or_default();
         let outcomes: Vec<_> =
@@ -365,7 +341,17 @@ impl Outcome {
             scenarios: outcomes,
             sweep,
             notes,
+            errors,
+            warnings,
         }
+    }
+
+    /// The same, where policies that judged nothing are accepted: the errors are warnings.
+    #[must_use]
+    pub fn accepting_empty(mut self) -> Self {
+        let warnings = std::mem::take(&mut self.errors);
+        self.warnings.splice(0..0, warnings);
+        self
     }
 
     /// Whether something is compared.
@@ -560,37 +546,4 @@ impl WindowOutcome {
 /// With three decimal places: more would only be noise in a file.
 fn rounded(number: f64) -> f64 {
     (number * 1000.0).round() / 1000.0
-}
-
-impl SweepOutcome {
-    fn of(sweep: &Sweep, points: &[SweepPoint], configured: &Scenario) -> Self {
-        let policies = configured.policies();
-        let at = sweep.position(&policies).expect("the sweep was started with these policies");
-        let policy = policies.iter().nth(at).expect("a position of the set");
-        let setting = sweep.setting();
-        let seen = configured.tally.policies[at].seen;
-        let (keys, _) = configured.keys(at);
-        let outcomes = points.iter().map(|point| SweepPointOutcome {
-            value: setting.text(point.value),
-            number: setting.number(point.value),
-            denied: point.counts.denied,
-            denied_keys: point.counts.denied_keys,
-            requests_denied: point.counts.denied_in_all,
-            dropped_keys: point.dropped(),
-        });
-        let outcomes: Vec<_> = outcomes.collect();
-        let (recommended, reason) = sweep.recommend(&policies, policy.name(), (seen, keys), points);
-        Self {
-            policy: policy.name().to_owned(),
-            setting: setting.name(),
-            configured: setting.text(setting.of(policy.quota())),
-            seen,
-            keys,
-            unknown_policy: points.first().map_or(0, |point| point.counts.unknown_policy),
-            deny_at_most: sweep.deny_at_most().to_string(),
-            points: outcomes,
-            recommended,
-            reason,
-        }
-    }
 }

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 
 use crate::batch::{AttributeNames, EntryBatch};
 use crate::entry::{Entries, Entry};
+use crate::evidence::Evidence;
 
 /// Batches that may wait for a thread: it always has the next one, and memory stays bounded.
 const BATCHES_AHEAD: usize = 4;
@@ -39,6 +40,7 @@ pub(crate) trait Job: Send + 'static {
 pub(crate) struct Pass<J> {
     names: AttributeNames,
     batch: EntryBatch,
+    evidence: Evidence,
     mode: Mode<J>,
 }
 
@@ -69,7 +71,8 @@ impl<J: Job> Pass<J> {
             }
             Mode::Threads(shares.into_iter().map(Worker::start).collect())
         };
-        Self { batch: EntryBatch::new(Arc::clone(&names)), names, mode }
+        let evidence = Evidence::new(Arc::clone(&names));
+        Self { batch: EntryBatch::new(Arc::clone(&names)), evidence, names, mode }
     }
 
     /// Takes one entry. It is decided now or later.
@@ -77,6 +80,7 @@ impl<J: Job> Pass<J> {
     /// # Errors
     /// A decision cannot be written, which can be reported for a later entry.
     pub(crate) fn push(&mut self, entry: &Entry<'_>) -> io::Result<()> {
+        self.evidence.examine(entry, self.batch.is_empty());
         self.batch.push(entry);
         if self.batch.is_full() { self.decide() } else { Ok(()) }
     }
@@ -87,9 +91,14 @@ impl<J: Job> Pass<J> {
     /// As for [`push`](Self::push).
     pub(crate) fn push_all(&mut self, entries: Entries<'_>) -> io::Result<()> {
         let Entries { block, mut records } = entries;
+        let mut entries = entries.iter();
         while !records.is_empty() {
+            let is_first_of_batch = self.batch.is_empty();
             let taken = self.batch.extend(Entries { block, records });
             records = &records[taken..];
+            for (at, entry) in entries.by_ref().take(taken).enumerate() {
+                self.evidence.examine(&entry, is_first_of_batch && at == 0);
+            }
             if self.batch.is_full() {
                 self.decide()?;
             }
@@ -101,6 +110,7 @@ impl<J: Job> Pass<J> {
         if self.batch.is_empty() {
             return Ok(());
         }
+        self.evidence.take(&self.batch);
         match &mut self.mode {
             Mode::Here(jobs) => {
                 jobs.iter_mut().try_for_each(|job| job.decide(&self.batch))?;
@@ -119,11 +129,11 @@ impl<J: Job> Pass<J> {
         Ok(())
     }
 
-    /// Decides what is left, and returns the jobs in their order.
+    /// Decides what is left, and returns the jobs in their order, with what the entries had.
     ///
     /// # Errors
     /// A decision could not be written.
-    pub(crate) fn finish(mut self) -> io::Result<Vec<J>> {
+    pub(crate) fn finish(mut self) -> io::Result<(Vec<J>, Evidence)> {
         let decided = self.decide();
         let mut jobs = match self.mode {
             Mode::Here(jobs) => jobs.into_iter().enumerate().collect(),
@@ -139,7 +149,7 @@ impl<J: Job> Pass<J> {
         decided?;
         jobs.sort_unstable_by_key(|(at, _)| *at);
         jobs.iter_mut().try_for_each(|(_, job)| job.finish())?;
-        Ok(jobs.into_iter().map(|(_, job)| job).collect())
+        Ok((jobs.into_iter().map(|(_, job)| job).collect(), self.evidence))
     }
 }
 

@@ -13,13 +13,13 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use crate::block::Block;
 use crate::entry::{Entries, Entry};
 use crate::format::detect::detect;
-use crate::format::field::{FieldCounts, TimeRules};
+use crate::format::field::{FieldCounts, SourceSet, TimeRules};
 use crate::format::name::ParserOptions;
 use crate::format::wrapper::Unwrapper;
 use crate::input::blocks::{BlockReader, MAX_EXAMPLES, Tally};
@@ -79,6 +79,8 @@ pub struct LogReader {
     pool: Option<Pool>,
     /// Inputs by their names, and whether any line was readable.
     inputs: Vec<(String, bool)>,
+    /// Which of the fields that the user maps have had a value.
+    sources: SourceSet,
     newest_us: u64,
     /// What is reported after the last entry.
     failures: VecDeque<io::Error>,
@@ -162,6 +164,8 @@ impl LogReader {
         let parser_options = ParserOptions {
             fields: options.fields.clone(),
             cost_field: options.cost_field.clone(),
+            client: options.client.clone(),
+            needs_time: true,
             time: TimeRules { zone: options.zone.clone(), derive_start: options.derive_start },
         };
         Self {
@@ -174,6 +178,7 @@ impl LogReader {
             current: None,
             pool: None,
             inputs: Vec::new(),
+            sources: SourceSet::default(),
             newest_us: 0,
             failures: VecDeque::new(),
             is_finished: false,
@@ -340,11 +345,6 @@ impl LogReader {
         &self.stats
     }
 
-    /// How far the logs have been read.
-    pub fn progress(&self) -> Progress {
-        Progress { bytes_read: self.bytes_read.load(Ordering::Relaxed), total_bytes: self.total_bytes }
-    }
-
     /// The least head of all logs, after those were opened that may have a lesser one. `following`
     /// is that of the log that the last entry was of, and not among the others.
     #[inline]
@@ -397,14 +397,7 @@ impl LogReader {
         let parser = log.detected.format.parser(&self.parser_options).map_err(io::Error::other)?;
         let unwrapper = log.detected.wrapper.map(Unwrapper::new);
         let block_bytes = if self.logs.len() > MANY_LOGS { SMALL_BLOCK_BYTES } else { BLOCK_BYTES };
-        let reader = BlockReader::new(
-            bytes,
-            compression,
-            Arc::clone(&self.bytes_read),
-            parser,
-            unwrapper,
-            block_bytes,
-        );
+        let reader = BlockReader::new(bytes, compression, parser, unwrapper, block_bytes);
         let open = OpenLog {
             log: at,
             feed: Feed::new(reader, self.pool.as_ref()),
@@ -494,6 +487,10 @@ impl LogReader {
         stats.derived_starts += tally.counts.derived - before.derived;
         stats.ends += tally.counts.ended - before.ended;
         stats.without_cost += tally.counts.without_cost - before.without_cost;
+        let sources = self.sources.union(tally.counts.sources);
+        if std::mem::replace(&mut self.sources, sources) != sources || stats.lines == tally.lines {
+            stats.missing_fields = self.options.missing_fields(sources);
+        }
         if let (Some(first_us), Some(last_us)) = (tally.first_us, tally.last_us) {
             stats.first_us = Some(stats.first_us.map_or(first_us, |known_us| known_us.min(first_us)));
             stats.last_us = stats.last_us.max(Some(last_us));

@@ -7,6 +7,7 @@ use slidegate::PolicySet;
 
 use crate::batch::{EntryBatch, attribute_names};
 use crate::compare::exact;
+use crate::decider::Bounds;
 use crate::entry::{Entries, Entry};
 use crate::outcome::Outcome;
 use crate::pass::{Job, Pass};
@@ -49,6 +50,8 @@ pub struct Options {
     /// Most keys in memory at once, for each scenario and each value of a sweep. The outcome says
     /// if more were needed.
     pub max_keys: usize,
+    /// Whether the logs are recordings of the service, which may have reservations.
+    pub is_recorded: bool,
     /// Most keys that the outcome lists for each policy.
     pub top: usize,
     /// Threads that decide, besides the one that reads; 0 for none. The outcome is the same with
@@ -58,7 +61,13 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { max_keys: slidegate::MemoryStore::DEFAULT_MAX_KEYS, top: 5, threads: 0 }
+        Self { max_keys: slidegate::MemoryStore::DEFAULT_MAX_KEYS, is_recorded: false, top: 5, threads: 0 }
+    }
+}
+
+impl Options {
+    fn bounds(self) -> Bounds {
+        Bounds { max_keys: self.max_keys, is_recorded: self.is_recorded }
     }
 }
 
@@ -141,19 +150,19 @@ impl Replay {
         }
         let words = Words(Arc::clone(wording));
         let names = attribute_names(compare.iter().map(|one| &one.policies).chain([&policies]));
-        let points = sweep.as_ref().map(|sweep| sweep.points(&policies, options.max_keys)).transpose()?;
+        let points = sweep.as_ref().map(|sweep| sweep.points(&policies, options.bounds())).transpose()?;
         let mut scenarios = if compare.is_empty() || points.is_some() {
             vec![Scenario::new(
                 "configured",
                 ScenarioRole::Configured,
                 policies,
-                options.max_keys,
+                options.bounds(),
                 words.clone(),
             )]
         } else {
             Vec::new()
         };
-        scenarios.extend(compared(compare, scenarios.len(), options.max_keys, &words));
+        scenarios.extend(compared(compare, scenarios.len(), options.bounds(), &words));
         let threads = if let (Some(each), Some(first)) = (each, scenarios.first_mut()) {
             first.write_each(each);
             0
@@ -190,19 +199,20 @@ impl Replay {
     pub fn finish(self, log: &LogStats) -> io::Result<Outcome> {
         let mut scenarios: Vec<Scenario> = Vec::new();
         let mut points: Vec<SweepPoint> = Vec::new();
-        for job in self.pass.finish()? {
+        let (jobs, evidence) = self.pass.finish()?;
+        for job in jobs {
             match job {
                 ReplayJob::Scenario(scenario) => scenarios.push(*scenario),
                 ReplayJob::SweepPoint(point) => points.push(*point),
             }
         }
         let sweep = self.sweep.as_ref().map(|sweep| (sweep, &points[..]));
-        Ok(Outcome::of(log, &scenarios, sweep, self.options.top))
+        Ok(Outcome::of(log, &scenarios, sweep, self.options.top, &evidence))
     }
 }
 
 /// The scenarios of a comparison: those to compare, then an exact one for each family.
-fn compared(compare: Vec<NamedPolicies>, before: usize, max_keys: usize, words: &Words) -> Vec<Scenario> {
+fn compared(compare: Vec<NamedPolicies>, before: usize, bounds: Bounds, words: &Words) -> Vec<Scenario> {
     let mut families: Vec<(usize, PolicySet, String)> = Vec::new();
     for one in &compare {
         if !families.iter().any(|(family, ..)| *family == one.family) {
@@ -216,12 +226,12 @@ fn compared(compare: Vec<NamedPolicies>, before: usize, max_keys: usize, words: 
         .into_iter()
         .map(|NamedPolicies { name, policies, family }| {
             let role = ScenarioRole::Compared { exact: first_exact + position(family) };
-            Scenario::new(name, role, policies, max_keys, words.clone())
+            Scenario::new(name, role, policies, bounds, words.clone())
         })
         .collect();
     let exacts = families.into_iter().map(|(_, policies, of)| {
         let name = if is_one { "exact".to_owned() } else { format!("exact {of}") };
-        Scenario::new(name, ScenarioRole::Exact, policies, max_keys, words.clone())
+        Scenario::new(name, ScenarioRole::Exact, policies, bounds, words.clone())
     });
     subjects.into_iter().chain(exacts).collect()
 }

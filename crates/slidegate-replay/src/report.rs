@@ -8,6 +8,6 @@ mod json;
 mod markup;
 mod text;
 
-pub use diff::{ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide, DiffReport};
+pub use diff::{ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide, DiffReport, Threshold, Thresholds};
 pub use html::PageAssets;
 pub use text::{TextReport, TextStyle};

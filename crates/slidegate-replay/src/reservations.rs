@@ -7,15 +7,16 @@
 //! third of its time, as a program that reserves has to. What ends at the time of a start ends
 //! before it. A request whose duration is not known holds nothing: it is decided as a check.
 
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 use slidegate::{
-    Algorithm, Counts, Decisions, Gate, OwnedValue, Policy, PolicyDecision, PolicySet, Request, Settlement,
-    Ticket, Timestamp,
+    Algorithm, Cost, Counts, Decisions, Gate, OwnedValue, Policy, PolicyDecision, PolicySet, Request,
+    Settlement, Ticket, Timestamp, Verb,
 };
 
 use crate::batch::BatchEntry;
+use crate::call::{ChangeKind, RecordedChange, RecordedReservation};
 use crate::store::ReplayStore;
 
 /// Most reservations that are open at once, in each scenario: about 0.5 kB each. One more settles
@@ -43,6 +44,12 @@ pub(crate) struct Reservations {
     /// How many were made.
     made: u64,
     keeps_requests: bool,
+    /// Those of a recording, by their ids: its own changes settle them, or their time ends.
+    recorded: HashMap<String, RecordedOpen>,
+    /// When each of them may end; one that was changed is later.
+    recorded_ends: BinaryHeap<Reverse<(u64, String)>>,
+    /// Those that ended by their time: a late settlement still changes what they were charged.
+    recorded_ended: VecDeque<String>,
     pub(crate) counts: ReservationCounts,
     /// In the order of the policies.
     pub(crate) policies: Vec<PolicyReservations>,
@@ -96,17 +103,24 @@ pub(crate) struct OpenReservation {
     /// The positions of the policies that hold cost.
     held_under: Box<[u32]>,
     /// What it asked for, if the scenario is judged.
-    request: Option<Box<OwnedRequest>>,
+    requests: Vec<OwnedRequest>,
+}
+
+/// A recorded reservation that may be changed.
+#[derive(Debug)]
+struct RecordedOpen {
+    ticket: Ticket,
+    /// Empty once it has ended.
+    held_under: Box<[u32]>,
+    requests: Vec<OwnedRequest>,
 }
 
 /// A reservation that was settled.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settled<'s> {
-    /// The request, if requests are kept.
-    pub(crate) request: Option<&'s OwnedRequest>,
+    /// The requests, if requests are kept.
+    pub(crate) requests: &'s [OwnedRequest],
     pub(crate) settlement: &'s Settlement,
-    /// What it cost.
-    pub(crate) cost: u64,
 }
 
 /// A request that outlives its batch.
@@ -129,8 +143,17 @@ impl OwnedRequest {
     }
 }
 
+/// What a policy asks for a request that reserves.
+pub(crate) fn reserved_cost(decision: &PolicyDecision<'_>, request: &Request<'_>) -> u64 {
+    let policy = decision.policy();
+    if request.own_cost().is_some() {
+        return policy.cost_of(request);
+    }
+    estimated_cost(decision)
+}
+
 /// What a policy asks for a request that reserves without a cost.
-pub(crate) fn reserved_cost(decision: &PolicyDecision<'_>) -> u64 {
+fn estimated_cost(decision: &PolicyDecision<'_>) -> u64 {
     let policy = decision.policy();
     match policy.estimated().filter(|_| holds(policy)) {
         Some(estimate) => estimate.min(decision.limit()),
@@ -143,8 +166,8 @@ pub(crate) fn holds(policy: &Policy) -> bool {
     *policy.counted() != Counts::Requests || policy.quota().algorithm() == Algorithm::InFlight
 }
 
-fn is_denied_by_held(decision: &PolicyDecision<'_>) -> bool {
-    let is_by_usage = decision.used().saturating_add(reserved_cost(decision)) > decision.limit();
+fn is_denied_by_held(decision: &PolicyDecision<'_>, request: &Request<'_>) -> bool {
+    let is_by_usage = decision.used().saturating_add(reserved_cost(decision, request)) > decision.limit();
     decision.is_denied() && !decision.is_blocked() && !is_by_usage
 }
 
@@ -168,6 +191,9 @@ impl Reservations {
             max_open,
             made: 0,
             keeps_requests,
+            recorded: HashMap::new(),
+            recorded_ends: BinaryHeap::new(),
+            recorded_ended: VecDeque::new(),
             counts: ReservationCounts::default(),
             policies: vec![PolicyReservations::default(); policies.iter().len()],
         }
@@ -220,10 +246,28 @@ impl Reservations {
         self.counts.asked += 1;
         self.counts.other_costs += u64::from(entry.cost != 1);
         let (decisions, ticket) = gate.reserve(request).into_parts();
-        for decision in decisions.iter().filter(is_denied_by_held) {
-            self.policies[decision.position()].denied_by_held += 1;
-        }
+        self.count_denied(&decisions, std::slice::from_ref(request));
         let Some(ticket) = ticket.filter(|ticket| ticket.until().is_some()) else { return decisions };
+        let held_under = self.count_open(&ticket, &decisions);
+        // A line that came too late is decided later than it began, but ends when it did.
+        let end_us = entry.time_us.saturating_add(entry.duration_us.unwrap_or(0)).max(now.as_micros());
+        let requests = self.kept(std::slice::from_ref(request));
+        let one = OpenReservation {
+            due_us: 0,
+            end_us,
+            number: self.made,
+            cost: entry.cost,
+            ticket,
+            held_under,
+            requests,
+        };
+        self.made += 1;
+        self.push(now, one);
+        decisions
+    }
+
+    /// Counts an open reservation. Returns the positions of the policies that hold cost.
+    fn count_open(&mut self, ticket: &Ticket, decisions: &Decisions<'_>) -> Box<[u32]> {
         let mut held_under = Vec::new();
         for decision in decisions.iter() {
             if ticket.policies().any(|name| name == decision.policy().name()) {
@@ -235,21 +279,113 @@ impl Reservations {
                 held_under.push(u32::try_from(decision.position()).expect("a set has fewer policies"));
             }
         }
-        // A line that came too late is decided later than it began, but ends when it did.
-        let end_us = entry.time_us.saturating_add(entry.duration_us.unwrap_or(0)).max(now.as_micros());
-        let request = self.keeps_requests.then(|| Box::new(OwnedRequest::of(request)));
-        let one = OpenReservation {
-            due_us: 0,
-            end_us,
-            number: self.made,
-            cost: entry.cost,
-            ticket,
-            held_under: held_under.into(),
-            request,
-        };
-        self.made += 1;
-        self.push(now, one);
+        held_under.into()
+    }
+
+    fn count_denied(&mut self, decisions: &Decisions<'_>, requests: &[Request<'_>]) {
+        for decision in decisions.iter() {
+            let is_by_held = is_denied_by_held(&decision, &requests[decision.request()]);
+            self.policies[decision.position()].denied_by_held += u64::from(is_by_held);
+        }
+    }
+
+    fn kept(&self, requests: &[Request<'_>]) -> Vec<OwnedRequest> {
+        if self.keeps_requests { requests.iter().map(OwnedRequest::of).collect() } else { Vec::new() }
+    }
+
+    /// Decides a reservation that was recorded. One that is known was sent again: nothing is held.
+    pub(crate) fn reserve_recorded<'r>(
+        &mut self,
+        gate: &Gate<ReplayStore>,
+        requests: &'r [Request<'r>],
+        recorded: &RecordedReservation,
+    ) -> Decisions<'r> {
+        let is_known = recorded.id.as_ref().is_some_and(|id| self.recorded.contains_key(id));
+        if is_known {
+            return gate.apply_all(Verb::Peek, requests);
+        }
+        let reserved = gate.reserve_all(requests, recorded.options());
+        // A recording that was edited: a time out of range.
+        let Ok(reserved) = reserved else { return gate.apply(requests) };
+        let (decisions, ticket) = reserved.into_parts();
+        self.counts.asked += 1;
+        self.counts.other_costs += 1;
+        self.count_denied(&decisions, requests);
+        let (Some(ticket), Some(id)) = (ticket, &recorded.id) else { return decisions };
+        let held_under = self.count_open(&ticket, &decisions);
+        let requests = self.kept(requests);
+        while self.recorded.len() >= self.max_open {
+            // It is left to its time, and its settlement finds nothing.
+            let next = self.recorded_ended.pop_front().or_else(|| {
+                self.counts.settled_early += 1;
+                self.recorded_ends.pop().map(|Reverse((_, id))| id)
+            });
+            let Some(next) = next else { break };
+            self.end(&next);
+            self.recorded.remove(&next);
+        }
+        let end_us = ticket.until().map_or(0, Timestamp::as_micros);
+        self.recorded_ends.push(Reverse((end_us, id.clone())));
+        self.recorded.insert(id.clone(), RecordedOpen { ticket, held_under, requests });
         decisions
+    }
+
+    /// Counts a recorded reservation as open no longer.
+    fn end(&mut self, id: &str) {
+        let held_under = self.recorded.get_mut(id).map(|one| std::mem::take(&mut one.held_under));
+        for position in held_under.iter().flatten() {
+            self.policies[*position as usize].open -= 1;
+        }
+    }
+
+    /// Carries out a change that was recorded. Nothing if this replay denied the reservation.
+    pub(crate) fn change_recorded(
+        &mut self,
+        gate: &Gate<ReplayStore>,
+        change: &RecordedChange,
+        on_settled: impl FnOnce(Settled<'_>),
+    ) {
+        let Some(open) = self.recorded.get_mut(&change.id) else { return };
+        let cost = || change.cost.cost().unwrap_or_else(|| Cost::from(0));
+        let settlement = match change.kind {
+            ChangeKind::Settle => gate.settle(&open.ticket, cost()),
+            ChangeKind::SettleSoFar => gate.settle_so_far(&open.ticket, cost()),
+            ChangeKind::Extend => gate.extend_with(&open.ticket, change.extension()),
+            ChangeKind::Cancel => gate.cancel(&open.ticket),
+        };
+        // A ticket that the store does not know any more changes nothing.
+        let Ok(settlement) = settlement else { return };
+        if matches!(change.kind, ChangeKind::SettleSoFar | ChangeKind::Extend) {
+            open.ticket = settlement.ticket().clone();
+            let until = open.ticket.until();
+            self.recorded_ends.extend(until.map(|until| Reverse((until.as_micros(), change.id.clone()))));
+            return;
+        }
+        let Some(RecordedOpen { ticket, held_under, requests }) = self.recorded.remove(&change.id) else {
+            return;
+        };
+        self.count_settled(&ticket, &held_under, &settlement);
+        on_settled(Settled { requests: &requests, settlement: &settlement });
+    }
+
+    /// Counts recorded reservations whose time is over by now as ended, as the store has done itself.
+    pub(crate) fn end_due(&mut self, until: Timestamp) {
+        while let Some(Reverse((end_us, _))) = self.recorded_ends.peek()
+            && *end_us <= until.as_micros()
+            && let Some(Reverse((_, id))) = self.recorded_ends.pop()
+        {
+            // One that was extended ends later.
+            let is_over = |open: &RecordedOpen| open.ticket.until().is_none_or(|end| end <= until);
+            if self.recorded.get(&id).is_some_and(is_over) {
+                self.end(&id);
+                self.recorded_ended.push_back(id);
+            }
+            if self.recorded_ended.len() > self.max_open
+                && let Some(oldest) = self.recorded_ended.pop_front()
+            {
+                self.recorded.remove(&oldest);
+            }
+        }
     }
 
     fn push(&mut self, now: Timestamp, one: OpenReservation) {
@@ -282,21 +418,26 @@ impl Reservations {
         }
         self.counts.settled_early += u64::from(!has_ended);
         let settlement = gate.settle(&one.ticket, one.cost).expect(REPLIES);
-        for position in &one.held_under {
+        self.count_settled(&one.ticket, &one.held_under, &settlement);
+        on_settled(Settled { requests: &one.requests, settlement: &settlement });
+    }
+
+    fn count_settled(&mut self, ticket: &Ticket, held_under: &[u32], settlement: &Settlement) {
+        for position in held_under {
             let counts = &mut self.policies[*position as usize];
             counts.open -= 1;
             counts.settled += 1;
         }
-        let names: Vec<&str> = one.ticket.policies().collect();
+        let names: Vec<&str> = ticket.policies().collect();
         for key in settlement.iter() {
             let at = names.iter().position(|name| *name == key.policy());
             let (Some(at), Some(last)) = (at, key.last()) else { continue };
-            let counts = &mut self.policies[one.held_under[at] as usize];
+            let Some(position) = held_under.get(at) else { continue };
+            let counts = &mut self.policies[*position as usize];
             counts.held_cost += u128::from(last.held);
             counts.settled_cost += u128::from(last.cost);
             counts.above_held += u64::from(last.cost > last.held);
         }
-        on_settled(Settled { request: one.request.as_deref(), settlement: &settlement, cost: one.cost });
     }
 }
 

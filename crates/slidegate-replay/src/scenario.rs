@@ -6,12 +6,14 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use slidegate::{Decisions, Gate, PolicySet, Request, Timestamp, Verb};
+use slidegate::{Decisions, PolicySet, Request, Timestamp, Verb};
 
 use crate::batch::{BatchEntry, EntryBatch};
 use crate::call::is_counted;
 use crate::compare::Truth;
-use crate::decider::{Asker, CheckVerdict, Decider, DecisionCounter, KnownRequests, adjust, has_policy_of};
+use crate::decider::{
+    Asker, Bounds, CallAsker, CheckVerdict, Decider, DecisionCounter, KnownRequests, adjust, has_policy_of,
+};
 use crate::denied_keys::DeniedKeys;
 use crate::each::DecisionLine;
 use crate::reservations::{Reservations, Settled};
@@ -92,11 +94,11 @@ impl Scenario {
         name: impl Into<String>,
         role: ScenarioRole,
         policies: PolicySet,
-        max_keys: usize,
+        bounds: Bounds,
         words: Words,
     ) -> Self {
         let is_compared = matches!(role, ScenarioRole::Compared { .. });
-        let truth = is_compared.then(|| Box::new(Truth::of(&policies, max_keys)));
+        let truth = is_compared.then(|| Box::new(Truth::of(&policies, bounds.max_keys)));
         let tally = Tally {
             policies: policies.iter().map(|_| PolicyCounts::default()).collect(),
             words,
@@ -107,7 +109,7 @@ impl Scenario {
             written: Ok(()),
         };
         let decider = if is_compared { Decider::judged } else { Decider::new };
-        Self { name: name.into(), role, decider: decider(policies, max_keys), tally }
+        Self { name: name.into(), role, decider: decider(policies, bounds), tally }
     }
 
     /// Writes each decision as a line of JSON.
@@ -241,7 +243,9 @@ impl DecisionCounter for Tally {
         self.count_decisions(now, entry, gate.store(), &decisions);
         match (&mut self.truth, expected) {
             (Some(truth), Some(expected)) => truth.judge(request, &decisions, &expected, &self.words),
-            (Some(truth), None) => truth.judge_reservation(now, request, &decisions, &self.words),
+            (Some(truth), None) => {
+                truth.judge_reservation(now, std::slice::from_ref(request), &decisions, &self.words);
+            }
             (None, _) => {}
         }
         self.write_line(now, &decisions);
@@ -253,13 +257,8 @@ impl DecisionCounter for Tally {
         }
     }
 
-    fn decide_call(
-        &mut self,
-        gate: &Gate<ReplayStore>,
-        now: Timestamp,
-        entry: BatchEntry,
-        call: &KnownRequests<'_>,
-    ) {
+    fn decide_call(&mut self, asker: CallAsker<'_>, call: &KnownRequests<'_>) {
+        let CallAsker { gate, now, entry, .. } = asker;
         let KnownRequests { known, unknown, has_check } = call;
         self.counts.unknown_policy += unknown;
         if known.is_empty() {
@@ -268,15 +267,19 @@ impl DecisionCounter for Tally {
             }
             return;
         }
-        let expected = self.truth.as_mut().map(|truth| truth.peek_checks(now, known));
-        let decisions = gate.apply(known);
+        let is_reservation = asker.is_reservation();
+        let expected =
+            self.truth.as_mut().filter(|_| !is_reservation).map(|truth| truth.peek_checks(now, known));
+        let decisions = asker.ask(known);
         // Like refunds, peeks that were allowed are not requests of clients.
         if *has_check || decisions.is_denied() {
             self.count_decisions(now, entry, gate.store(), &decisions);
             self.write_line(now, &decisions);
         }
-        if let (Some(truth), Some(fits)) = (&mut self.truth, expected) {
-            truth.judge_call(known, &decisions, &fits, &self.words);
+        match (&mut self.truth, expected) {
+            (Some(truth), Some(fits)) => truth.judge_call(known, &decisions, &fits, &self.words),
+            (Some(truth), None) => truth.judge_reservation(now, known, &decisions, &self.words),
+            (None, _) => {}
         }
     }
 

@@ -73,6 +73,25 @@ pub(crate) fn percent(part: u64, whole: u64) -> String {
     format!("{}.{}%", tenths / 10, tenths % 10)
 }
 
+/// The same beside a share that it is compared with: with as many decimal places as it takes to tell
+/// them apart.
+pub(crate) fn percent_beside(part: u64, whole: u64, share: Share) -> String {
+    let text = percent(part, whole);
+    let exact = u128::from(part) * u128::from(WHOLE);
+    let stated = u128::from(share.millionths) * u128::from(whole);
+    if exact == stated || text != format!("{}.{}%", share.millionths / 10_000, share.millionths / 1000 % 10) {
+        return text;
+    }
+    // The nearest that a share can be, and one more or less if that is the same.
+    let nearest = (exact + u128::from(whole) / 2) / u128::from(whole.max(1));
+    let nearest = Share { millionths: u32::try_from(nearest).unwrap_or(WHOLE) };
+    match (nearest == share, exact > stated) {
+        (false, _) => nearest.to_string(),
+        (true, true) => format!("just over {share}"),
+        (true, false) => format!("just under {share}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,6 +115,23 @@ mod tests {
         }
         for text in ["", "%", "-1%", "101%", "1.1", "0.00001%", ".5", "1e-3", "0,1%", "all"] {
             assert!(text.parse::<Share>().is_err(), "{text}");
+        }
+    }
+
+    /// "0.1% is more than 0.1%" explains nothing.
+    #[test]
+    fn a_share_is_told_apart_from_the_one_that_it_is_compared_with() {
+        let share: Share = "0.1%".parse().unwrap();
+        for (part, whole, text) in [
+            (3, 2982, "0.1006%"),
+            (1, 1000, "0.1%"),
+            (1, 1001, "0.0999%"),
+            (100_001, 100_000_000, "just over 0.1%"),
+            (99_999, 100_000_000, "just under 0.1%"),
+            (2, 1000, "0.2%"),
+            (0, 0, "0%"),
+        ] {
+            assert_eq!(percent_beside(part, whole, share), text, "{part} of {whole}");
         }
     }
 

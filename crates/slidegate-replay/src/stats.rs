@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::malformed::Malformed;
+use crate::wording::count_of;
 
 /// What logs have held, as far as they have been read. `lines` is always
 /// `entries + malformed + other`.
@@ -38,6 +39,8 @@ pub struct LogStats {
     pub malformed_lines: Vec<MalformedLine>,
     /// The first few entries that were late, and those after a gap.
     pub jumps: Vec<TimeJump>,
+    /// What `--field` and `--cost-field` name and no line so far has had, as it was given.
+    pub missing_fields: Vec<String>,
     /// Each log, in the order of reading.
     pub logs: Vec<LogSummary>,
 }
@@ -143,14 +146,22 @@ impl LogStats {
                     .to_owned(),
             );
         }
-        let mut count = |count: u64, text: &str| {
+        let mut count = |count: u64, one: &str, several: &str| {
             if count > 0 {
-                notes.push(format!("{count} {text}"));
+                notes.push(count_of(count, one, several));
             }
         };
-        count(self.other, "lines are not about requests, such as headers and comments");
-        count(self.without_cost, "requests have no readable cost, and cost 1");
-        count(self.gaps, "gaps of more than a day");
+        count(
+            self.other,
+            "line is not about a request, such as a header or a comment",
+            "lines are not about requests, such as headers and comments",
+        );
+        count(
+            self.without_cost,
+            "request has no readable cost, and costs 1",
+            "requests have no readable cost, and cost 1",
+        );
+        count(self.gaps, "gap of more than a day", "gaps of more than a day");
         for log in &self.logs {
             if !log.missing_columns.is_empty() {
                 notes.push(format!("{} has no column {}", log.name, quoted_list(&log.missing_columns)));

@@ -13,8 +13,10 @@ use slidegate::{
 
 use crate::batch::{BatchEntry, EntryBatch};
 use crate::call::is_counted;
-use crate::decider::{Asker, CheckVerdict, Decider, DecisionCounter, KnownRequests, adjust, has_policy_of};
-use crate::share::{Share, percent};
+use crate::decider::{
+    Asker, Bounds, CallAsker, CheckVerdict, Decider, DecisionCounter, KnownRequests, adjust, has_policy_of,
+};
+use crate::share::{Share, percent_beside};
 use crate::store::ReplayStore;
 use crate::store::keys::{KeyRecord, NOT_DENIED, NOT_KEPT};
 
@@ -229,7 +231,7 @@ impl Sweep {
         let at_most = self.deny_at_most;
         let fits = |at: &usize| !at_most.is_exceeded_by(points[*at].counts.denied, seen);
         let name = setting.name();
-        let words = |at: usize| points[at].in_words((seen, keys));
+        let words = |at: usize| points[at].in_words((seen, keys), at_most);
         let Some(rank) = order.iter().position(fits) else {
             let last = order[order.len() - 1];
             let (value, way) = match setting {
@@ -309,7 +311,7 @@ impl Sweep {
     /// # Errors
     /// As [`position`](Self::position); or a window is not 1 ms to 366 days, or the policy has no
     /// window.
-    pub(crate) fn points(&self, policies: &PolicySet, max_keys: usize) -> Result<Vec<SweepPoint>, String> {
+    pub(crate) fn points(&self, policies: &PolicySet, bounds: Bounds) -> Result<Vec<SweepPoint>, String> {
         let position = self.position(policies)?;
         let swept = policies.iter().nth(position).expect("a position of the set");
         if self.setting == SweptSetting::Window && swept.quota().algorithm() == Algorithm::InFlight {
@@ -333,7 +335,7 @@ impl Sweep {
             let policy = set.iter().position(|one| Some(one.name()) == name).unwrap_or(0);
             Ok(SweepPoint {
                 value,
-                decider: Decider::new(set, max_keys),
+                decider: Decider::new(set, bounds),
                 counts: SweepCounts {
                     policy,
                     denied: 0,
@@ -349,8 +351,8 @@ impl Sweep {
 
 impl SweepPoint {
     /// What it denies, in words.
-    fn in_words(&self, (seen, keys): (u64, u64)) -> String {
-        let share = percent(self.counts.denied, seen);
+    fn in_words(&self, (seen, keys): (u64, u64), at_most: Share) -> String {
+        let share = percent_beside(self.counts.denied, seen, at_most);
         format!(
             "{} of {seen} requests ({share}), of {} of {keys} keys",
             self.counts.denied, self.counts.denied_keys
@@ -407,15 +409,10 @@ impl DecisionCounter for SweepCounts {
         self.count_denials(gate, &decisions);
     }
 
-    fn decide_call(
-        &mut self,
-        gate: &Gate<ReplayStore>,
-        _: Timestamp,
-        _: BatchEntry,
-        call: &KnownRequests<'_>,
-    ) {
+    fn decide_call(&mut self, asker: CallAsker<'_>, call: &KnownRequests<'_>) {
+        let gate = asker.gate;
         self.unknown_policy += call.unknown;
-        let decisions = gate.apply(&call.known);
+        let decisions = asker.ask(&call.known);
         self.denied_in_all += u64::from(decisions.iter().len() > 0 && decisions.is_denied());
         self.count_denials(gate, &decisions);
     }

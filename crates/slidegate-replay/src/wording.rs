@@ -44,6 +44,11 @@ impl Wording for PlainWording {
     }
 }
 
+/// A number of things, by the word for one of them and for several.
+pub(crate) fn count_of(count: u64, one: &str, several: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { several })
+}
+
 /// The words of a program, made inert.
 #[derive(Debug, Clone)]
 pub(crate) struct Words(pub(crate) Arc<dyn Wording>);

@@ -20,7 +20,7 @@ mod traces;
 pub(crate) use events::{EVENTS_KEPT, Expired, Filter};
 pub(crate) use observer::Observer;
 pub(crate) use policy_counters::HoldOutcome;
-pub(crate) use recorder::RecorderStatus;
+pub(crate) use recorder::{RecordedChange, RecordedReservation, RecorderStatus};
 pub(crate) use redaction::Redactor;
 pub(crate) use routes::live::tick;
 pub(crate) use routes::{metrics_routes, routes};

@@ -167,14 +167,19 @@ enum Costs<'r> {
 }
 
 impl Cost<'_> {
-    /// The names of its numbers; none if it is one number.
-    #[inline]
-    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        let named: &[(&str, u64)] = match &self.0 {
+    /// The numbers by name; empty if it is one number.
+    #[must_use]
+    pub fn named(&self) -> &[(&str, u64)] {
+        match &self.0 {
             Costs::Bare(_) => &[],
             Costs::Named(costs) => costs,
-        };
-        named.iter().map(|(name, _)| *name)
+        }
+    }
+
+    /// The sum of its numbers.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.under(&Counts::Cost)
     }
 
     /// What counts of it.
@@ -441,15 +446,16 @@ impl<'r> Request<'r> {
         self.cost.as_ref().map_or(1, |cost| cost.under(&Counts::Cost))
     }
 
+    /// What it costs as it said it; `None` if it did not, so that a reservation holds estimates.
+    #[must_use]
+    pub fn own_cost(&self) -> Option<&Cost<'r>> {
+        self.cost.as_ref()
+    }
+
     /// What it costs under a policy that counts this.
     #[inline]
     pub(crate) fn cost_of(&self, counts: &Counts) -> u64 {
         self.cost.as_ref().map_or(1, |cost| cost.under(counts))
-    }
-
-    /// What it says that it costs.
-    pub(crate) fn own_cost(&self) -> Option<&Cost<'r>> {
-        self.cost.as_ref()
     }
 
     /// Whether it says costs by name.

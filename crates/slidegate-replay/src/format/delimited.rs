@@ -93,7 +93,7 @@ impl DelimitedParser {
         self.begin(out)?;
         if !self.has_date {
             let date = Value::Text(&self.date, Escape::None);
-            self.fields.set(Target { field: Field::EndDate, rank: 9 }, date, out)?;
+            self.fields.set(Target::of_format(Field::EndDate, 9), date, out)?;
         }
         let mut cells = line.split(|byte| *byte == self.separator).take(MAX_COLUMNS);
         let mut found = 0;
@@ -204,7 +204,7 @@ fn w3c_target(name: &str, duration: Unit) -> Option<Target> {
         "sc-bytes" => (Field::Bytes, 1),
         _ => return None,
     };
-    Some(Target { field, rank })
+    Some(Target::of_format(field, rank))
 }
 
 /// What separates the columns of a header row: the most frequent of comma, semicolon, tab and bar.

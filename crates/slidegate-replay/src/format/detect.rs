@@ -19,7 +19,8 @@ pub(crate) struct Detected {
 }
 
 /// Detects wrapper and format, unless the format is given, from the beginning of a log. A log that
-/// no format fits is taken for the combined format, whose errors then show what its lines are like.
+/// no format fits is taken for JSON if it is that, and else for the combined format, whose errors then
+/// show what its lines are like.
 pub(crate) fn detect(sample: &[u8], given: Option<&Format>, options: &ParserOptions) -> Detected {
     let lines: Vec<&[u8]> = lines(sample).collect();
     let bare = best(&lines, given, options);
@@ -48,7 +49,9 @@ pub(crate) fn detect(sample: &[u8], given: Option<&Format>, options: &ParserOpti
     match best_wrapped {
         Some((wrapper, fit)) => Detected { wrapper, format: fit.format, first_us: fit.first_us },
         None => {
-            let format = given.cloned().unwrap_or(Format::Clf("combined"));
+            let is_json = lines.first().is_some_and(|line| json::detect(line).is_some());
+            let unknown = if is_json { Format::Json(JsonFormat::Any) } else { Format::Clf("combined") };
+            let format = given.cloned().unwrap_or(unknown);
             Detected { wrapper: None, format, first_us: None }
         }
     }

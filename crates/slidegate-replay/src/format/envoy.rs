@@ -87,7 +87,7 @@ pub(crate) fn target(operator: &str) -> Option<Target> {
         _ if upper.starts_with("REQ(") && upper.ends_with(":PATH)") => (Field::Text(Text::Target), 1),
         _ => return None,
     };
-    Some(Target { field, rank })
+    Some(Target::of_format(field, rank))
 }
 
 /// The attribute of an operator that has a request header: `header.x-tenant` of `REQ(X-TENANT)`.

@@ -51,6 +51,40 @@ impl Field {
 pub(crate) struct Target {
     pub(crate) field: Field,
     pub(crate) rank: u8,
+    /// Which of the user's sources it is of, to tell whether that one ever has a value.
+    pub(crate) source: Option<SourceNumber>,
+}
+
+impl Target {
+    /// What a format itself says of a column.
+    pub(crate) fn of_format(field: Field, rank: u8) -> Self {
+        Self { field, rank, source: None }
+    }
+}
+
+/// The number of a source that the user names.
+pub(crate) type SourceNumber = u8;
+
+/// Sources of the user, by their numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SourceSet(u128);
+
+impl SourceSet {
+    /// What a format has that does not look at sources one by one.
+    pub(crate) const ALL: Self = Self(u128::MAX);
+
+    /// Sources beyond those that are told apart count as found.
+    pub(crate) fn contains(self, number: usize) -> bool {
+        number >= u128::BITS as usize || self.0 >> number & 1 == 1
+    }
+
+    pub(crate) fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    fn add(&mut self, number: SourceNumber) {
+        self.0 |= 1_u128.checked_shl(number.into()).unwrap_or(0);
+    }
 }
 
 /// The rank of what the user maps, above all that a format maps itself.
@@ -102,6 +136,8 @@ pub(crate) struct FieldCounts {
     pub(crate) ended: u64,
     /// Requests without a readable cost, which cost 1.
     pub(crate) without_cost: u64,
+    /// Which of the user's sources have had a value.
+    pub(crate) sources: SourceSet,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -162,11 +198,14 @@ impl FieldReader {
         value: Value<'_>,
         out: &mut RecordWriter<'_>,
     ) -> Result<(), Malformed> {
+        if matches!(value, Value::Text(text, _) if present(text).is_none()) {
+            return Ok(());
+        }
+        if let Some(number) = target.source {
+            self.counts.sources.add(number);
+        }
         match value {
-            Value::Text(text, escape) => match present(text) {
-                Some(text) => self.set_text(target, text, escape, out),
-                None => Ok(()),
-            },
+            Value::Text(text, escape) => self.set_text(target, text, escape, out),
             Value::Unsigned(number) => self.set_number(target, number, out),
             Value::Float(number) => self.set_float(target, number, out),
             Value::Bool(value) => {
@@ -178,7 +217,7 @@ impl FieldReader {
 
     fn set_text(
         &mut self,
-        Target { field, rank }: Target,
+        Target { field, rank, .. }: Target,
         text: &[u8],
         escape: Escape,
         out: &mut RecordWriter<'_>,
@@ -214,7 +253,7 @@ impl FieldReader {
                 let end = memchr::memrchr(b' ', rest).unwrap_or(rest.len());
                 // `- http://host:80- -` stands for what was not HTTP.
                 if present(method).is_some() && end > 0 {
-                    let set = |field| Target { field, rank };
+                    let set = |field| Target::of_format(field, rank);
                     self.set_text(set(Field::Text(Text::Method)), method, escape, out)?;
                     self.set_text(set(Field::Url), &rest[..end], escape, out)?;
                     if let Some(protocol) = rest.get(end + 1..).and_then(present) {
@@ -356,6 +395,11 @@ impl FieldReader {
             *known = rank;
         }
         counts
+    }
+
+    /// Notes that the costs of the line are in what is kept of it as a whole.
+    pub(crate) fn note_own_costs(&mut self) {
+        self.cost.get_or_insert(1);
     }
 
     /// Ends a line: works out its time, duration and cost.

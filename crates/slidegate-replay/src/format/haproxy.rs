@@ -45,7 +45,7 @@ pub(crate) fn parse(
     let request = rest.strip_prefix(b"\"").ok_or(Malformed::Request)?;
     let request = memchr::memchr(b'"', request).map_or(request, |end| &request[..end]);
 
-    let set = |field| Target { field, rank: 1 };
+    let set = |field| Target::of_format(field, 1);
     let text = |text| Value::Text(text, Escape::None);
     fields.set(set(Field::Start), text(time), out)?;
     fields.set(set(Field::ClientAndPort), text(client), out)?;

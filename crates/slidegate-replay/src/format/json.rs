@@ -10,7 +10,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Seq
 
 use crate::block::{Escape, RecordWriter, Text};
 use crate::call::{self, Call};
-use crate::entry::{POLICY, REQUESTS, VERB};
+use crate::entry::{CHANGE, POLICY, REQUESTS, RESERVATION, VERB};
 use crate::format::LineKind;
 use crate::format::field::{Field, FieldReader, MAPPED, Target, Value};
 use crate::format::mapping::{Mapping, USUAL};
@@ -24,10 +24,18 @@ pub(crate) struct Tree {
     targets: Vec<Target>,
     /// What keys mean that are not among the children.
     others: Others,
-    /// The value is the requests of a call.
-    is_call: bool,
+    /// The value is kept as a whole, for this part of a recorded call.
+    recorded: Option<RecordedPart>,
     /// The value must begin with this, or the line is no request.
     must_begin: Option<&'static str>,
+}
+
+/// What a recording has of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RecordedPart {
+    Requests,
+    Reservation,
+    Change,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -135,7 +143,7 @@ impl JsonFormat {
     pub(crate) fn tree(self, mapping: &mut Mapping) -> Tree {
         let mut tree = Tree::default();
         for (path, field, rank) in self.paths() {
-            let targets = mapping.targets(path, Some(Target { field: *field, rank: *rank }), None);
+            let targets = mapping.targets(path, Some(Target::of_format(*field, *rank)), None);
             tree.insert(path, &targets);
         }
         let sources: Vec<String> = mapping.missing().into_iter().map(str::to_owned).collect();
@@ -154,7 +162,9 @@ impl JsonFormat {
                     tree.insert(path, &targets);
                 }
                 tree.at("attributes").others = Others::Attributes;
-                tree.at("requests").is_call = true;
+                tree.at("requests").recorded = Some(RecordedPart::Requests);
+                tree.at("reservation").recorded = Some(RecordedPart::Reservation);
+                tree.at("change").recorded = Some(RecordedPart::Change);
             }
             _ => {}
         }
@@ -242,10 +252,22 @@ struct State<'s, 'b> {
 }
 
 impl State<'_, '_> {
-    fn take_call<E: Error>(&mut self, list: serde_json::Value) -> Result<(), E> {
-        let taken = match Call::of_line(list) {
-            Some(call) => self.out.named_extra(REQUESTS, &call.text()),
-            None => Err(Malformed::Field("requests", call::EXPECTED)),
+    fn take_recorded<E: Error>(&mut self, part: RecordedPart, value: serde_json::Value) -> Result<(), E> {
+        let (name, key, text, expected) = match part {
+            RecordedPart::Requests => ("requests", REQUESTS, Call::of_line(value), call::EXPECTED),
+            RecordedPart::Reservation => {
+                let text = call::checked::<call::RecordedReservation>(value);
+                ("reservation", RESERVATION, text, call::EXPECTED_RESERVATION)
+            }
+            RecordedPart::Change => {
+                let text = call::checked::<call::RecordedChange>(value);
+                ("change", CHANGE, text, call::EXPECTED_CHANGE)
+            }
+        };
+        self.fields.note_own_costs();
+        let taken = match text {
+            Some(text) => self.out.named_extra(key, &text),
+            None => Err(Malformed::Field(name, expected)),
         };
         taken.map_err(|malformed| {
             self.malformed = Some(malformed);
@@ -341,9 +363,9 @@ impl<'de> Visitor<'de> for Walk<'_, '_, '_> {
         while let Some(key) = map.next_key_seed(Key(self.tree))? {
             let depth = self.depth + 1;
             match key {
-                Known::Tree(tree) if tree.is_call => {
-                    let list = map.next_value()?;
-                    self.state.take_call(list)?;
+                Known::Tree(Tree { recorded: Some(part), .. }) => {
+                    let value = map.next_value()?;
+                    self.state.take_recorded(*part, value)?;
                 }
                 Known::Tree(tree) if depth < MAX_DEPTH => {
                     map.next_value_seed(Walk { tree, state: &mut *self.state, depth })?;
@@ -495,7 +517,8 @@ pub(crate) fn detect(line: &[u8]) -> Option<JsonFormat> {
     });
     let is_request = object.get("attributes").is_some_and(serde_json::Value::is_object);
     let is_call = object.get("requests").is_some_and(serde_json::Value::is_array);
-    let is_recording = has("time") && (is_request || is_call);
+    let is_change = object.get("change").is_some_and(serde_json::Value::is_object);
+    let is_recording = has("time") && (is_request || is_call || is_change);
     Some(match () {
         () if is_recording => JsonFormat::Slidegate,
         () if is_caddy => JsonFormat::Caddy,

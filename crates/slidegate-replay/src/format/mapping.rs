@@ -1,7 +1,7 @@
 //! What the user says about fields: `--field NAME=SOURCE` and `--cost-field SOURCE`.
 
 use crate::block::Text;
-use crate::format::field::{Field, MAPPED, Target, named};
+use crate::format::field::{Field, MAPPED, SourceNumber, Target, named};
 use crate::format::time::Unit;
 
 /// Most mapped fields and further attributes of a format: as many as a line may have.
@@ -38,12 +38,14 @@ impl Mapping {
         for at in mapped {
             self.found[at] = true;
             let name = self.fields[at].0.clone();
-            targets.extend(self.target_of(&name));
+            let source = SourceNumber::try_from(at).ok();
+            targets.extend(self.target_of(&name).map(|target| Target { source, ..target }));
         }
         targets.extend(attribute.and_then(|name| self.attribute(&name)));
         if self.cost_field.as_deref().is_some_and(|cost| self.is_cost(cost, source, &targets)) {
             self.found_cost = true;
-            targets.push(Target { field: Field::Cost, rank: MAPPED });
+            let source = SourceNumber::try_from(self.fields.len()).ok();
+            targets.push(Target { field: Field::Cost, rank: MAPPED, source });
         }
         targets
     }
@@ -56,7 +58,7 @@ impl Mapping {
     /// The target of a field or attribute by its name. `None` if there are too many attributes.
     pub(crate) fn target_of(&mut self, name: &str) -> Option<Target> {
         match named(name) {
-            Some(field) => Some(Target { field, rank: MAPPED }),
+            Some(field) => Some(Target::of_format(field, MAPPED)),
             None => self.attribute(name),
         }
     }
@@ -71,7 +73,7 @@ impl Mapping {
             }
             None => return None,
         };
-        Some(Target { field: Field::Extra(u16::try_from(number).ok()?), rank: MAPPED })
+        Some(Target::of_format(Field::Extra(u16::try_from(number).ok()?), MAPPED))
     }
 
     /// Sources that the format does not have.
@@ -172,5 +174,5 @@ pub(crate) const USUAL: &[(&str, Field, u8)] = &[
 /// What a column of this name, in lower case, usually means.
 pub(crate) fn usual(name: &str) -> Option<Target> {
     let (_, field, rank) = USUAL.iter().find(|(known, ..)| *known == name)?;
-    Some(Target { field: *field, rank: *rank })
+    Some(Target::of_format(*field, *rank))
 }

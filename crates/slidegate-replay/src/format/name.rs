@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::io::Read;
 
+use slidegate::client_addr::ClientAddr;
+
 use crate::block::Escape;
 use crate::format::clf::{ClfOptions, ClfParser};
 use crate::format::delimited::{DelimitedParser, Kind};
@@ -12,7 +14,7 @@ use crate::format::mapping::Mapping;
 use crate::format::parser::{ALB, ALB_REQUIRED, Grammar, LineParser, alb_target};
 use crate::format::template::{Piece, Template};
 use crate::format::time::TimeReader;
-use crate::format::{envoy, nginx};
+use crate::format::{apache, envoy, nginx};
 
 /// The format of an access log.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +33,9 @@ pub(crate) enum Format {
         name: String,
         text: String,
     },
+    Apache {
+        text: String,
+    },
     Alb,
     Haproxy,
     Json(JsonFormat),
@@ -44,6 +49,9 @@ pub(crate) enum Format {
 pub(crate) struct ParserOptions {
     pub(crate) fields: Vec<(String, String)>,
     pub(crate) cost_field: Option<String>,
+    pub(crate) client: ClientAddr,
+    /// Whether the fields are those of the user, so that one of them must be a time.
+    pub(crate) needs_time: bool,
     pub(crate) time: TimeRules,
 }
 
@@ -52,8 +60,8 @@ const MAX_CONFIG_BYTES: u64 = 4 * 1024 * 1024;
 
 impl LogFormat {
     /// The names, for help and errors.
-    pub const NAMES: &'static str = "`common`, `combined`, `nginx:FORMAT`, `nginx:@FILE`, `ingress-nginx`, `caddy`, \
-         `traefik`, `traefik-json`, `envoy`, `envoy:FORMAT`, `envoy-json`, `istio`, `haproxy`, `alb`, `cloudfront`, \
+    pub const NAMES: &'static str = "`common`, `combined`, `apache:FORMAT`, `nginx:FORMAT`, `nginx:@FILE`, `ingress-nginx`, \
+         `caddy`, `traefik`, `traefik-json`, `envoy`, `envoy:FORMAT`, `envoy-json`, `istio`, `haproxy`, `alb`, `cloudfront`, \
          `w3c`, `gcp`, `json`, `csv` or `slidegate`";
 
     /// A format by its name. `nginx:` and `envoy:` are followed by the text of a format;
@@ -62,7 +70,7 @@ impl LogFormat {
     ///
     /// # Errors
     /// There is no such format, its text cannot be split into variables, or the file cannot be read
-    /// or does not have the format.
+    /// or does not have the format. Whether a format has a time is seen when a log is opened.
     pub fn parse(text: &str) -> Result<Self, String> {
         let format = match text {
             "common" => Format::Clf("common"),
@@ -87,6 +95,7 @@ impl LogFormat {
                 Some(("nginx", text)) => {
                     Format::Nginx { name: "nginx".into(), text: text.into(), escape: Escape::Backslash }
                 }
+                Some(("apache", text)) => Format::Apache { text: text.into() },
                 Some(("envoy", text)) => Format::Envoy { name: "envoy".into(), text: text.into() },
                 _ => return Err(format!("must be {}", Self::NAMES)),
             },
@@ -95,6 +104,9 @@ impl LogFormat {
         let options = ParserOptions {
             fields: Vec::new(),
             cost_field: None,
+            client: ClientAddr::default(),
+            // A field that the user maps can be the time.
+            needs_time: false,
             time: TimeRules { zone: jiff::tz::TimeZone::UTC, derive_start: true },
         };
         format.parser(&options).map(|_| Self(format))
@@ -162,6 +174,7 @@ impl Format {
         match self {
             Self::Clf(name) => (*name).to_owned(),
             Self::Nginx { name, .. } | Self::Envoy { name, .. } => name.clone(),
+            Self::Apache { .. } => "apache".to_owned(),
             Self::Alb => "alb".to_owned(),
             Self::Haproxy => "haproxy".to_owned(),
             Self::Json(JsonFormat::Caddy) => "caddy".to_owned(),
@@ -209,22 +222,41 @@ impl Format {
                 }
             }
             Self::Nginx { text, escape, .. } => {
-                let attribute =
-                    |name: &str| nginx::target(name).is_none().then(|| nginx::header_attribute(name))?;
+                // The list of forwarded addresses is a header as well as a client.
+                let is_header = |name: &str| nginx::target(name).is_none() || name == nginx::FORWARDED;
+                let attribute = |name: &str| is_header(name).then(|| nginx::header_attribute(name))?;
                 let known = Known { of_format: nginx::target, attribute: &attribute };
-                let template = template(self, &nginx::pieces(text), *escape, &mut mapping, known)?;
+                let template =
+                    template(self, &nginx::pieces(text), *escape, &mut mapping, known, options.needs_time)?;
+                Grammar::Template(Box::new(template), fields(has_cost))
+            }
+            Self::Apache { text } => {
+                let attribute =
+                    |name: &str| apache::target(name).is_none().then(|| apache::header_attribute(name))?;
+                let known = Known { of_format: apache::target, attribute: &attribute };
+                let pieces = apache::pieces(text);
+                let template =
+                    template(self, &pieces, Escape::Backslash, &mut mapping, known, options.needs_time)?;
                 Grammar::Template(Box::new(template), fields(has_cost))
             }
             Self::Envoy { text, .. } => {
                 let attribute =
                     |name: &str| envoy::target(name).is_none().then(|| envoy::header_attribute(name))?;
                 let known = Known { of_format: envoy::target, attribute: &attribute };
-                let template = template(self, &envoy::pieces(text), Escape::None, &mut mapping, known)?;
+                let template = template(
+                    self,
+                    &envoy::pieces(text),
+                    Escape::None,
+                    &mut mapping,
+                    known,
+                    options.needs_time,
+                )?;
                 Grammar::Template(Box::new(template), fields(has_cost))
             }
             Self::Alb => {
                 let known = Known { of_format: alb_target, attribute: &|_| None };
-                let template = template(self, &nginx::pieces(ALB), Escape::Backslash, &mut mapping, known)?;
+                let template =
+                    template(self, &nginx::pieces(ALB), Escape::Backslash, &mut mapping, known, true)?;
                 Grammar::Template(Box::new(template.requiring(ALB_REQUIRED)), fields(has_cost))
             }
             Self::Json(format) => {
@@ -242,7 +274,9 @@ impl Format {
                 Grammar::Delimited(Box::new(parser))
             }
         };
-        Ok(LineParser { grammar, attributes: mapping.attributes })
+        // A recording has the client that was decided about.
+        let client = Some(options.client.clone()).filter(|_| *self != Self::Json(JsonFormat::Slidegate));
+        Ok(LineParser { grammar, attributes: mapping.attributes, client })
     }
 }
 
@@ -259,6 +293,7 @@ fn template(
     escape: Escape,
     mapping: &mut Mapping,
     known: Known<'_>,
+    needs_time: bool,
 ) -> Result<Template, String> {
     let name = format.name();
     let template = Template::new(pieces, escape, |variable| {
@@ -273,11 +308,12 @@ fn template(
         let variables = variables.collect::<Vec<_>>().join(", ");
         return Err(format!("format `{name}` has no variable `{missing}`: it has {variables}"));
     }
-    if !template.has(|target| target.field.is_time()) {
+    if needs_time && !template.has(|target| target.field.is_time()) {
         return Err(format!(
-            "format `{name}` has no time: expected a variable such as {}",
+            "format `{name}` has no time: expected a variable such as {}, or one that `--field time=VARIABLE` names",
             match format {
                 Format::Envoy { .. } => "`%START_TIME%`",
+                Format::Apache { .. } => "`%t`",
                 _ => "`$time_local`, `$time_iso8601` or `$msec`",
             }
         ));

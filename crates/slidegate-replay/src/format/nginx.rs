@@ -147,12 +147,15 @@ impl Iterator for Tokens<'_> {
     }
 }
 
+/// The variable with the addresses that proxies before this server forwarded.
+pub(crate) const FORWARDED: &str = "http_x_forwarded_for";
+
 /// What a variable means; `None` for those that decide nothing.
 pub(crate) fn target(variable: &str) -> Option<Target> {
     let (field, rank) = match variable {
         "remote_addr" => (Field::Text(Text::Client), 1),
         "proxy_protocol_addr" => (Field::Text(Text::Client), 2),
-        "http_x_forwarded_for" => (Field::Text(Text::Client), 3),
+        FORWARDED => (Field::Text(Text::Client), 3),
         "realip_remote_addr" => (Field::Text(Text::Client), 4),
         "remote_user" => (Field::Text(Text::User), 1),
         "time_iso8601" => (Field::End, 2),
@@ -174,7 +177,7 @@ pub(crate) fn target(variable: &str) -> Option<Target> {
         "http_user_agent" => (Field::Text(Text::UserAgent), 1),
         _ => return None,
     };
-    Some(Target { field, rank })
+    Some(Target::of_format(field, rank))
 }
 
 /// The attribute of a variable that has a request header: `header.x-tenant` of `http_x_tenant`.

@@ -1,9 +1,12 @@
 //! A format that parses lines: one of five grammars, with its table.
 
+use slidegate::client_addr::ClientAddr;
+
 use crate::block::{Parsed, RecordWriter, Text};
+use crate::client;
 use crate::format::clf::ClfParser;
 use crate::format::delimited::DelimitedParser;
-use crate::format::field::{Field, FieldCounts, FieldReader, Target};
+use crate::format::field::{Field, FieldCounts, FieldReader, SourceSet, Target};
 use crate::format::json::JsonParser;
 use crate::format::template::Template;
 use crate::format::time::Unit;
@@ -16,6 +19,8 @@ pub(crate) struct LineParser {
     pub(crate) grammar: Grammar,
     /// Names of further attributes.
     pub(crate) attributes: Vec<String>,
+    /// How the client is derived; `None` where it is as it was decided.
+    pub(crate) client: Option<ClientAddr>,
 }
 
 #[derive(Debug)]
@@ -31,14 +36,21 @@ impl LineParser {
     /// Parses one line, given without its line end. The record is not committed.
     #[inline]
     pub(crate) fn parse(&mut self, line: &[u8], out: &mut RecordWriter<'_>) -> Result<LineKind, Malformed> {
-        match &mut self.grammar {
-            Grammar::Clf(clf) => clf.parse(line, out)?,
-            Grammar::Template(template, fields) => template.parse(line, fields, out)?,
-            Grammar::Haproxy { fields, cost_is_bytes } => haproxy::parse(line, fields, *cost_is_bytes, out)?,
-            Grammar::Json(json) => return json.parse(line, out),
-            Grammar::Delimited(delimited) => return delimited.parse(line, out),
+        let kind = match &mut self.grammar {
+            Grammar::Clf(clf) => clf.parse(line, out).map(|()| LineKind::Request)?,
+            Grammar::Template(template, fields) => {
+                template.parse(line, fields, out).map(|()| LineKind::Request)?
+            }
+            Grammar::Haproxy { fields, cost_is_bytes } => {
+                haproxy::parse(line, fields, *cost_is_bytes, out).map(|()| LineKind::Request)?
+            }
+            Grammar::Json(json) => json.parse(line, out)?,
+            Grammar::Delimited(delimited) => delimited.parse(line, out)?,
+        };
+        if let (LineKind::Request, Some(rule)) = (&kind, &self.client) {
+            client::derive(rule, out);
         }
-        Ok(LineKind::Request)
+        Ok(kind)
     }
 
     /// Prepares for a block.
@@ -53,8 +65,10 @@ impl LineParser {
     /// What had to be decided about times and costs, since the first line.
     pub(crate) fn counts(&self) -> FieldCounts {
         match &self.grammar {
-            Grammar::Clf(_) => FieldCounts::default(),
-            Grammar::Template(_, fields) | Grammar::Haproxy { fields, .. } => fields.counts,
+            // Neither has columns with names: all that the user can name is the length of the response.
+            Grammar::Clf(_) => FieldCounts { sources: SourceSet::ALL, ..FieldCounts::default() },
+            Grammar::Haproxy { fields, .. } => FieldCounts { sources: SourceSet::ALL, ..fields.counts },
+            Grammar::Template(_, fields) => fields.counts,
             Grammar::Json(json) => json.fields.counts,
             Grammar::Delimited(delimited) => delimited.fields.counts,
         }
@@ -100,5 +114,5 @@ pub(crate) fn alb_target(column: &str) -> Option<Target> {
         "domain_name" => (Field::Text(Text::Host), 2),
         _ => return None,
     };
-    Some(Target { field, rank })
+    Some(Target::of_format(field, rank))
 }

@@ -167,7 +167,9 @@ fn syslog(line: &[u8]) -> Option<&[u8]> {
         [y, _, _, _, b'-', _, _, b'-', _, _, b'T', ..] if y.is_ascii_digit() => word_after(line)?,
         _ => return None,
     };
-    let rest = word_after(rest)?;
+    let word_end = memchr::memchr(b' ', rest)?;
+    // HAProxy sends datagrams without a host: then the tag comes first.
+    let rest = if rest[..word_end].ends_with(b":") { rest } else { word_after(rest)? };
     let end = memchr::memmem::find(rest, b": ")?;
     // A tag is one word.
     (end > 0 && !rest[..end].contains(&b' ')).then(|| &rest[end + 2..])

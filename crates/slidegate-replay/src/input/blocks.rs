@@ -4,8 +4,6 @@
 //! without being kept.
 
 use std::io::{self, ErrorKind, Read};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use memchr::{memchr, memrchr};
 
@@ -28,7 +26,6 @@ const READ_BYTES: usize = 256 * 1024;
 pub(crate) struct BlockReader {
     bytes: Box<dyn Read + Send>,
     compression: Compression,
-    bytes_read: Arc<AtomicU64>,
     parser: LineParser,
     unwrapper: Option<Unwrapper>,
     /// The beginning of the next line.
@@ -68,7 +65,6 @@ impl BlockReader {
     pub(crate) fn new(
         bytes: Box<dyn Read + Send>,
         compression: Compression,
-        bytes_read: Arc<AtomicU64>,
         parser: LineParser,
         unwrapper: Option<Unwrapper>,
         block_bytes: usize,
@@ -76,7 +72,6 @@ impl BlockReader {
         Self {
             bytes,
             compression,
-            bytes_read,
             parser,
             unwrapper,
             carry: Vec::new(),
@@ -207,10 +202,7 @@ impl BlockReader {
             ErrorKind::InvalidInput | ErrorKind::InvalidData => format!("is damaged ({error})"),
             _ => return error,
         };
-        let (lines, bytes) = (self.lines, self.bytes_read.load(Ordering::Relaxed));
-        let message = format!(
-            "{name} data {what} after line {lines}, {bytes} bytes into the file; `{name} -t` checks a copy"
-        );
+        let message = format!("{name} data {what} after line {}; `{name} -t` checks a copy", self.lines);
         io::Error::new(error.kind(), message)
     }
 }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use flate2::bufread::MultiGzDecoder;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
+use xxhash_rust::xxh64::Xxh64;
 
 /// Bytes asked of a compressed file at once.
 const BUFFER_BYTES: usize = 64 * 1024;
@@ -80,7 +81,14 @@ impl LogStream {
         } else if is_zstd {
             let mut decoder = FrameDecoder::new();
             decoder.set_max_window_size(MAX_ZSTD_WINDOW_BYTES);
-            let bytes = Box::new(ZstdStream { source: buffered(whole), decoder, is_in_frame: false });
+            let source = buffered(whole);
+            let bytes = Box::new(ZstdStream {
+                source,
+                decoder,
+                is_in_frame: false,
+                checksum: Xxh64::new(0),
+                failure: None,
+            });
             Self { bytes, compression: Compression::Zstd }
         } else {
             Self { bytes: Box::new(whole), compression: Compression::Plain }
@@ -93,6 +101,35 @@ struct ZstdStream<R> {
     source: R,
     decoder: FrameDecoder,
     is_in_frame: bool,
+    /// Of what was read of the frame.
+    checksum: Xxh64,
+    /// What ended the current frame early; returned once what was decoded before has been read.
+    failure: Option<io::Error>,
+}
+
+/// An empty block that is the last of its frame, and room for a checksum.
+const LAST_BLOCK: &[u8] = &[1, 0, 0, 0, 0, 0, 0];
+
+impl<R: BufRead> ZstdStream<R> {
+    /// Decodes the next block. The decoder keeps the last window of a frame that goes on, in a small
+    /// file all of it. So a frame that cannot go on is ended here, and its data is handed out.
+    fn decode_block(&mut self) -> io::Result<()> {
+        let one = BlockDecodingStrategy::UptoBlocks(1);
+        if self.decoder.decode_blocks(&mut self.source, one).is_ok() {
+            return Ok(());
+        }
+        self.failure = Some(if self.source.fill_buf()?.is_empty() {
+            ErrorKind::UnexpectedEof.into()
+        } else {
+            io::Error::new(ErrorKind::InvalidData, "a block cannot be decoded")
+        });
+        let last = BlockDecodingStrategy::UptoBlocks(1);
+        self.decoder.decode_blocks(LAST_BLOCK, last).map(|_| ()).map_err(|_| self.take_failure())
+    }
+
+    fn take_failure(&mut self) -> io::Error {
+        self.failure.take().unwrap_or_else(|| ErrorKind::InvalidData.into())
+    }
 }
 
 impl<R: BufRead> Read for ZstdStream<R> {
@@ -103,7 +140,10 @@ impl<R: BufRead> Read for ZstdStream<R> {
                     return Ok(0);
                 }
                 match self.decoder.reset(&mut self.source) {
-                    Ok(()) => self.is_in_frame = true,
+                    Ok(()) => {
+                        self.is_in_frame = true;
+                        self.checksum.reset(0);
+                    }
                     Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
                         length,
                         ..
@@ -111,19 +151,34 @@ impl<R: BufRead> Read for ZstdStream<R> {
                         io::copy(&mut self.source.by_ref().take(u64::from(length)), &mut io::sink())?;
                         continue;
                     }
-                    Err(error) => return Err(io::Error::new(ErrorKind::InvalidData, error.to_string())),
+                    Err(FrameDecoderError::WindowSizeTooBig { .. }) => {
+                        return Err(io::Error::new(
+                            ErrorKind::InvalidData,
+                            "its window is larger than 128 MiB",
+                        ));
+                    }
+                    Err(_) => return Err(io::Error::new(ErrorKind::InvalidData, "no frame begins here")),
                 }
             }
             while self.decoder.can_collect() == 0 && !self.decoder.is_finished() {
-                self.decoder
-                    .decode_blocks(&mut self.source, BlockDecodingStrategy::UptoBlocks(1))
-                    .map_err(|error| io::Error::new(ErrorKind::InvalidData, error.to_string()))?;
+                self.decode_block()?;
             }
             let read = self.decoder.read(buffer)?;
             if read > 0 {
+                self.checksum.update(&buffer[..read]);
                 return Ok(read);
             }
             self.is_in_frame = false;
+            if self.failure.is_some() {
+                return Err(self.take_failure());
+            }
+            // A frame has the lower half of the hash.
+            let expected = self.decoder.get_checksum_from_data();
+            if expected
+                .is_some_and(|expected| expected.to_le_bytes() != self.checksum.digest().to_le_bytes()[..4])
+            {
+                return Err(io::Error::new(ErrorKind::InvalidData, "the checksum of a frame does not match"));
+            }
         }
     }
 }

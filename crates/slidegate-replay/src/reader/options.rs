@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use jiff::tz::TimeZone;
+use slidegate::client_addr::ClientAddr;
 
+use crate::format::field::SourceSet;
 use crate::format::name::LogFormat;
 
 /// How late a line may come and still be sorted in. Apache logs a request when it ends under the
@@ -20,6 +22,10 @@ pub struct LogOptions {
     /// The column, variable or path with the cost of a request; `bytes` for the response's length.
     /// Fractions are rounded up. 1 for every request if `None`.
     pub cost_field: Option<String>,
+    /// How the client is derived from the address that a log has and the forwarding headers in it.
+    /// Of a list of addresses, the last is the peer and the others were forwarded. A recording has
+    /// the attribute `ip` as it was decided.
+    pub client: ClientAddr,
     /// The zone of times that are logged without one.
     pub zone: TimeZone,
     /// Whether the duration of a request is taken off its end, where the log has both.
@@ -32,6 +38,16 @@ pub struct LogOptions {
     pub threads: usize,
 }
 
+impl LogOptions {
+    /// The options that name what no line has had, as they were given.
+    pub(super) fn missing_fields(&self, sources: SourceSet) -> Vec<String> {
+        let fields = self.fields.iter().map(|(name, source)| format!("--field {name}={source}"));
+        let cost = self.cost_field.iter().map(|source| format!("--cost-field {source}"));
+        let all = fields.chain(cost).enumerate();
+        all.filter(|(at, _)| !sources.contains(*at)).map(|(_, text)| text).collect()
+    }
+}
+
 impl Default for LogOptions {
     /// Detects the format, takes every request to cost 1, and uses all cores.
     fn default() -> Self {
@@ -39,6 +55,7 @@ impl Default for LogOptions {
             format: None,
             fields: Vec::new(),
             cost_field: None,
+            client: ClientAddr::default(),
             zone: TimeZone::UTC,
             derive_start: true,
             slack: DEFAULT_SLACK,

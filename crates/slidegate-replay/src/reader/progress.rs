@@ -1,5 +1,11 @@
 //! How far logs have been read.
 
+use std::sync::atomic::Ordering;
+
+use super::LogReader;
+use crate::format::json::JsonFormat;
+use crate::format::name::Format;
+
 /// How far the logs have been read, in bytes on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
@@ -8,4 +14,16 @@ pub struct Progress {
     /// The length of all files. `None` if there is a pipe. A log that is still written can grow
     /// past it.
     pub total_bytes: Option<u64>,
+}
+
+impl LogReader {
+    /// How far the logs have been read.
+    pub fn progress(&self) -> Progress {
+        Progress { bytes_read: self.bytes_read.load(Ordering::Relaxed), total_bytes: self.total_bytes }
+    }
+
+    /// Whether a log is a recording of the service.
+    pub fn has_recording(&self) -> bool {
+        self.logs.iter().any(|log| log.detected.format == Format::Json(JsonFormat::Slidegate))
+    }
 }

@@ -155,11 +155,7 @@ fn truncated_gzip_is_an_error_after_its_good_lines() {
     assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
     assert_eq!(
         error.to_string(),
-        format!(
-            "-: gzip data ends in the middle after line {}, {} bytes into the file; `gzip -t` checks a copy",
-            good.len(),
-            whole.len() / 2
-        )
+        format!("-: gzip data ends in the middle after line {}; `gzip -t` checks a copy", good.len())
     );
     assert!(reader.next_entry().unwrap().is_none());
 }

@@ -1,7 +1,8 @@
 //! The error for an input that no line was readable of.
 
 use crate::format::name::LogFormat;
-use crate::stats::LogStats;
+use crate::malformed::Malformed;
+use crate::stats::{LogStats, MalformedLine};
 
 /// The error for an input without requests: "0 denied" for a file in another format would mislead.
 pub(super) fn unreadable(name: &str, lines: u64, stats: &LogStats, is_named: bool) -> String {
@@ -9,7 +10,13 @@ pub(super) fn unreadable(name: &str, lines: u64, stats: &LogStats, is_named: boo
         return format!("{name}: the log is empty: nothing to replay");
     }
     let format = stats.logs.first().map_or("", |log| log.format.as_str());
-    let mut text = if is_named {
+    let has_no_time = |line: &MalformedLine| matches!(line.reason, Malformed::Field("time", _));
+    let mut text = if format.starts_with("json") && stats.malformed_lines.iter().any(has_no_time) {
+        format!(
+            "{name}: no request in {lines} lines: JSON without a time under a usual name; name it, for example \
+             `--field time=when.at`, and so the client, `--field ip=SOURCE`"
+        )
+    } else if is_named {
         format!("{name}: no request in {lines} lines: expected lines of the format `{format}`")
     } else {
         format!(

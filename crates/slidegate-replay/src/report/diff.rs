@@ -1,19 +1,28 @@
 //! The outcome of a diff, as text, Markdown for a pull request, and JSON.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
+use std::str::FromStr;
 
 use serde::Serialize;
 
-use super::text::TextStyle;
+use super::text::{TextStyle, left_out, lines_and_requests, top_lines};
 use crate::each::rfc3339;
+use crate::evidence::Missing;
 use crate::outcome::LogOutcome;
-use crate::share::{Share, percent};
+use crate::share::{Share, percent, percent_beside};
 use crate::stats::LogStats;
+
+/// The two ways in which a request can be decided otherwise.
+const DENIED: &str = "newly denied";
+const ALLOWED: &str = "newly allowed";
 
 /// What changes if one set of policies replaces another.
 #[derive(Debug, Clone)]
 pub struct DiffOutcome {
     pub(crate) log: LogStats,
+    /// Whether and why figures say nothing.
+    pub missing: Missing,
     /// Requests decided.
     pub requests: u64,
     /// Requests that the old set denies.
@@ -49,6 +58,9 @@ pub struct DiffOutcome {
 pub struct DiffPolicy {
     /// Its name.
     pub name: String,
+    /// Whether anything about it differs between the two sets.
+    #[serde(rename = "changed")]
+    pub is_changed: bool,
     /// In the old set; `None` if the new one adds it.
     pub old: Option<DiffPolicySide>,
     /// In the new set; `None` if it is removed.
@@ -113,14 +125,96 @@ struct DiffJson<'a> {
     unknown_policy: u64,
     dropped_keys: u64,
     reservation_notes: &'a [String],
+    errors: Vec<String>,
+    warnings: Vec<String>,
     fail_above: Option<String>,
+    thresholds: Vec<ThresholdJson<'a>>,
     failed: bool,
     policies: &'a [DiffPolicy],
     newly_denied_keys: &'a [ChangedKey],
     newly_allowed_keys: &'a [ChangedKey],
 }
 
-/// An outcome with the names of the sets and the threshold.
+/// A threshold and what it was compared with.
+#[derive(Serialize)]
+struct ThresholdJson<'a> {
+    policy: Option<&'a str>,
+    change: &'static str,
+    requests: u64,
+    of_requests: u64,
+    at_most: String,
+    exceeded: bool,
+}
+
+/// The greatest share of requests that a change may decide otherwise: of all requests, or of those
+/// under one policy. Written as `0.1%` or `per-user=1%`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Threshold {
+    /// The policy that denies, or denied; `None` for all of them.
+    pub policy: Option<String>,
+    /// The greatest share that is accepted.
+    pub at_most: Share,
+}
+
+impl FromStr for Threshold {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (policy, share) = match text.rsplit_once('=') {
+            Some((policy, share)) => (Some(policy.to_owned()), share),
+            None => (None, text),
+        };
+        Ok(Self { policy, at_most: share.parse()? })
+    }
+}
+
+/// What a diff is accepted with.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Thresholds {
+    /// Of requests that are newly denied.
+    pub newly_denied: Vec<Threshold>,
+    /// Of requests that are newly allowed.
+    pub newly_allowed: Vec<Threshold>,
+    /// Whether policies that judged nothing are accepted.
+    pub allow_empty: bool,
+}
+
+impl Thresholds {
+    fn is_empty(&self) -> bool {
+        self.newly_denied.is_empty() && self.newly_allowed.is_empty()
+    }
+
+    /// Checks that each policy is one of these.
+    ///
+    /// # Errors
+    /// One line: a threshold names another policy.
+    pub fn check<'p>(&self, policies: impl Iterator<Item = &'p str>) -> Result<(), String> {
+        let names: BTreeSet<&str> = policies.collect();
+        let thresholds = self.newly_denied.iter().chain(&self.newly_allowed);
+        let unknown = thresholds.filter_map(|one| one.policy.as_deref()).find(|name| !names.contains(name));
+        unknown.map_or(Ok(()), |name| {
+            let names = names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+            Err(format!("invalid threshold: unknown policy `{name}`: must be one of {names}"))
+        })
+    }
+}
+
+/// A threshold with what it is compared with.
+#[derive(Clone, Copy)]
+struct Judged<'a> {
+    threshold: &'a Threshold,
+    change: &'static str,
+    part: u64,
+    whole: u64,
+}
+
+impl Judged<'_> {
+    fn is_exceeded(&self) -> bool {
+        self.threshold.at_most.is_exceeded_by(self.part, self.whole)
+    }
+}
+
+/// An outcome with the names of the sets and the thresholds.
 #[derive(Debug, Clone, Copy)]
 pub struct DiffReport<'a> {
     /// The outcome.
@@ -129,8 +223,8 @@ pub struct DiffReport<'a> {
     pub old: &'a str,
     /// What the new set is called.
     pub new: &'a str,
-    /// The greatest share of newly denied requests that is accepted.
-    pub fail_above: Option<Share>,
+    /// What is accepted.
+    pub thresholds: &'a Thresholds,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
@@ -139,11 +233,65 @@ fn as_rfc3339<S: serde::Serializer>(time_us: &u64, out: S) -> Result<S::Ok, S::E
 }
 
 impl DiffReport<'_> {
-    /// Whether more is newly denied than is accepted.
+    /// Whether more is newly denied, or newly allowed, than is accepted.
     #[must_use]
     pub fn has_failed(&self) -> bool {
+        self.judged().any(|one| one.is_exceeded())
+    }
+
+    /// Why the change cannot be judged by this log, one line each: policies that lack what they need
+    /// and, if there are thresholds, changed policies that applied to no request. None if that is
+    /// accepted.
+    #[must_use]
+    pub fn errors(&self) -> Vec<String> {
+        if self.thresholds.allow_empty { Vec::new() } else { self.not_judged() }
+    }
+
+    fn not_judged(&self) -> Vec<String> {
         let outcome = self.outcome;
-        self.fail_above.is_some_and(|share| share.is_exceeded_by(outcome.newly_denied, outcome.requests))
+        let mut errors = outcome.missing.errors.clone();
+        if self.thresholds.is_empty() {
+            return errors;
+        }
+        for policy in outcome.policies.iter().filter(|policy| policy.is_changed) {
+            for (file, side) in [(self.old, &policy.old), (self.new, &policy.new)] {
+                if side.as_ref().is_some_and(|side| side.seen == 0) {
+                    errors.push(format!(
+                        "policy `{}` differs, and as in {file} it applied to none of {} requests: this log cannot \
+                         judge the change; give one with such requests, or accept this with --allow-empty",
+                        policy.name, outcome.requests
+                    ));
+                }
+            }
+        }
+        errors
+    }
+
+    fn warnings_at_top(&self) -> Vec<String> {
+        let accepted = if self.thresholds.allow_empty { self.not_judged() } else { Vec::new() };
+        accepted.into_iter().chain(self.outcome.missing.warnings.iter().cloned()).collect()
+    }
+
+    /// Each threshold, with the requests that it is about.
+    fn judged(&self) -> impl Iterator<Item = Judged<'_>> {
+        let outcome = self.outcome;
+        let of = move |change, threshold: &'_ Threshold| {
+            let named = threshold.policy.as_deref();
+            let policy = outcome.policies.iter().find(|policy| Some(policy.name.as_str()) == named);
+            let seen = |side: &Option<DiffPolicySide>| side.as_ref().map_or(0, |side| side.seen);
+            match (named, change) {
+                (None, DENIED) => (outcome.newly_denied, outcome.requests),
+                (None, _) => (outcome.newly_allowed, outcome.requests),
+                (_, DENIED) => policy.map_or((0, 0), |one| (one.newly_denied, seen(&one.new))),
+                (_, _) => policy.map_or((0, 0), |one| (one.newly_allowed, seen(&one.old))),
+            }
+        };
+        let denied = self.thresholds.newly_denied.iter().map(|one| (DENIED, one));
+        let allowed = self.thresholds.newly_allowed.iter().map(|one| (ALLOWED, one));
+        denied.chain(allowed).map(move |(change, threshold)| {
+            let (part, whole) = of(change, threshold);
+            Judged { threshold, change, part, whole }
+        })
     }
 
     /// Writes it as indented JSON. docs/replay.md documents the fields.
@@ -168,7 +316,15 @@ impl DiffReport<'_> {
             unknown_policy: outcome.unknown_policy,
             dropped_keys: outcome.dropped_keys,
             reservation_notes: &outcome.reservation_notes,
-            fail_above: self.fail_above.map(|share| share.to_string()),
+            errors: self.errors(),
+            warnings: self.warnings_at_top(),
+            fail_above: self
+                .thresholds
+                .newly_denied
+                .iter()
+                .find(|one| one.policy.is_none())
+                .map(|one| one.at_most.to_string()),
+            thresholds: self.judged().map(ThresholdJson::of).collect(),
             failed: self.has_failed(),
             policies: &outcome.policies,
             newly_denied_keys: &outcome.newly_denied_keys,
@@ -183,7 +339,9 @@ impl DiffReport<'_> {
     #[must_use]
     pub fn text(self, style: TextStyle) -> String {
         let Self { outcome, old, new, .. } = self;
-        let mut lines = vec![style.bold(&format!("{old} -> {new}")), self.log_line()];
+        let mut lines = vec![style.bold(&format!("{old} -> {new}"))];
+        lines.extend(top_lines(&self.errors(), &self.warnings_at_top()));
+        lines.push(self.log_line());
         let log = LogOutcome::of(&outcome.log);
         lines.extend(log.malformed_lines.iter().map(|line| format!("  {line}")));
         lines.extend(log.notes);
@@ -221,7 +379,7 @@ impl DiffReport<'_> {
             }
         }
         lines.extend(self.warnings().into_iter().map(|warning| format!("\n{warning}")));
-        lines.extend(self.verdict().map(|verdict| format!("\n{verdict}")));
+        lines.extend(self.verdicts().into_iter().map(|verdict| format!("\n{verdict}")));
         lines.join("\n")
     }
 
@@ -229,14 +387,15 @@ impl DiffReport<'_> {
     #[must_use]
     pub fn markdown(self) -> String {
         let Self { outcome, old, new, .. } = self;
-        let mut lines = vec![
-            format!("### Rate limits: {} to {}", code(old), code(new)),
-            String::new(),
+        let mut lines = vec![format!("### Rate limits: {} to {}", code(old), code(new)), String::new()];
+        let top = top_lines(&self.errors(), &self.warnings_at_top());
+        lines.extend(top.iter().map(|line| format!("> {}\n", code(line))));
+        lines.extend([
             format!("{}.", self.log_line()),
             String::new(),
             "| | requests | share |".to_owned(),
             "|---|--:|--:|".to_owned(),
-        ];
+        ]);
         for (name, count) in [
             ("denied by the old policies", outcome.denied_old),
             ("denied by the new policies", outcome.denied_new),
@@ -288,7 +447,7 @@ impl DiffReport<'_> {
         }
         lines.extend(self.warnings().into_iter().map(|warning| format!("\n> {warning}")));
         lines.extend(LogOutcome::of(&outcome.log).notes.iter().map(|note| format!("\n{}", code(note))));
-        lines.extend(self.verdict().map(|verdict| format!("\n{verdict}")));
+        lines.extend(self.verdicts().into_iter().map(|verdict| format!("\n{verdict}")));
         lines.push(
             "\nA replay cannot know of retries after a denial, nor of clients that slow down when they are denied."
                 .to_owned(),
@@ -299,19 +458,19 @@ impl DiffReport<'_> {
     fn key_lists(&self) -> [(&'static str, &[ChangedKey], u64); 2] {
         let outcome = self.outcome;
         [
-            ("newly denied", &outcome.newly_denied_keys, outcome.newly_denied_keys_in_all),
-            ("newly allowed", &outcome.newly_allowed_keys, outcome.newly_allowed_keys_in_all),
+            (DENIED, &outcome.newly_denied_keys, outcome.newly_denied_keys_in_all),
+            (ALLOWED, &outcome.newly_allowed_keys, outcome.newly_allowed_keys_in_all),
         ]
     }
 
     fn log_line(&self) -> String {
         let log = LogOutcome::of(&self.outcome.log);
-        let mut line = format!("{} lines, {} requests", log.lines, log.requests);
+        let mut line = lines_and_requests(&log);
         if let (Some(first), Some(last)) = (log.first, log.last) {
             line.push_str(&format!(" from {first} to {last}"));
         }
         if log.malformed > 0 {
-            line.push_str(&format!("; {} malformed lines were left out", log.malformed));
+            line.push_str(&format!("; {}", left_out(log.malformed)));
         }
         line
     }
@@ -340,14 +499,42 @@ impl DiffReport<'_> {
         warnings
     }
 
-    fn verdict(&self) -> Option<String> {
-        let share = self.fail_above?;
-        let newly = percent(self.outcome.newly_denied, self.outcome.requests);
-        Some(if self.has_failed() {
-            format!("Failed: {newly} of the requests are newly denied, more than {share}.")
+    /// The outcome of each threshold, in a sentence. Without evidence, none is passed.
+    fn verdicts(&self) -> Vec<String> {
+        let has_evidence = self.errors().is_empty();
+        let kept = self.judged().filter(|one| has_evidence || one.is_exceeded());
+        let mut verdicts: Vec<String> = kept.map(|one| one.in_words()).collect();
+        if !has_evidence && !self.thresholds.is_empty() {
+            verdicts
+                .push("Not passed: this log cannot judge the change, see the errors at the top.".to_owned());
+        }
+        verdicts
+    }
+}
+
+impl<'a> ThresholdJson<'a> {
+    fn of(one: Judged<'a>) -> Self {
+        Self {
+            policy: one.threshold.policy.as_deref(),
+            change: one.change,
+            requests: one.part,
+            of_requests: one.whole,
+            at_most: one.threshold.at_most.to_string(),
+            exceeded: one.is_exceeded(),
+        }
+    }
+}
+
+impl Judged<'_> {
+    fn in_words(&self) -> String {
+        let Self { threshold: Threshold { policy, at_most }, change, part, whole } = self;
+        let share = percent_beside(*part, *whole, *at_most);
+        let under = policy.as_ref().map_or_else(String::new, |name| format!(" under {}", code(name)));
+        if self.is_exceeded() {
+            format!("Failed: {share} of the requests{under} are {change}, more than {at_most}.")
         } else {
-            format!("Passed: {newly} of the requests are newly denied, at most {share} may be.")
-        })
+            format!("Passed: {share} of the requests{under} are {change}, at most {at_most} may be.")
+        }
     }
 }
 

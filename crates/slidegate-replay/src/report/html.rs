@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use super::markup::{Element, base64, cell, escaped, sparkline, table};
+use super::text::top_lines;
 use crate::outcome::{Outcome, PolicyOutcome, ScenarioOutcome, SweepOutcome};
 use crate::share::percent;
 
@@ -67,7 +68,11 @@ fn page(outcome: &Outcome, assets: &PageAssets) -> io::Result<String> {
     if let (Some(first), Some(last)) = (&log.first, &log.last) {
         let _ = write!(page, " from {} to {}", escaped(first), escaped(last));
     }
-    page.push_str("</p>\n</header>\n<main>\n");
+    page.push_str("</p>\n");
+    for line in top_lines(&outcome.errors, &outcome.warnings) {
+        let _ = writeln!(page, "<p><strong>{}</strong></p>", escaped(&line));
+    }
+    page.push_str("</header>\n<main>\n");
     page.push_str(&summary(outcome));
     page.push_str(&over_time(outcome));
     if outcome.is_comparison() {

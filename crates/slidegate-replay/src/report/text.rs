@@ -8,6 +8,7 @@ use crate::outcome::{
     ScenarioOutcome, SweepOutcome, TruthOutcome,
 };
 use crate::share::percent;
+use crate::wording::count_of;
 
 /// The width of sparklines, and the width of bars: with their captions they fit into 80 columns.
 const SPARKLINE_WIDTH: usize = 60;
@@ -62,6 +63,9 @@ impl TextStyle {
 
 impl fmt::Display for TextReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for line in top_lines(&self.outcome.errors, &self.outcome.warnings) {
+            writeln!(f, "{}", self.style.denied(&line))?;
+        }
         write_log(f, &self.outcome.log)?;
         if self.outcome.is_comparison() {
             self.write_comparison(f)?;
@@ -79,8 +83,23 @@ impl fmt::Display for TextReport<'_> {
     }
 }
 
+/// What stands at the top of a report: why its figures say less than they seem to.
+pub(super) fn top_lines(errors: &[String], warnings: &[String]) -> Vec<String> {
+    let errors = errors.iter().map(|line| format!("error: {line}"));
+    errors.chain(warnings.iter().map(|line| format!("warning: {line}"))).collect()
+}
+
+pub(super) fn lines_and_requests(log: &LogOutcome) -> String {
+    let lines = count_of(log.lines, "line", "lines");
+    format!("{lines}, {}", count_of(log.requests, "request", "requests"))
+}
+
+pub(super) fn left_out(malformed: u64) -> String {
+    count_of(malformed, "malformed line was left out", "malformed lines were left out")
+}
+
 pub(super) fn write_log(f: &mut fmt::Formatter<'_>, log: &LogOutcome) -> fmt::Result {
-    write!(f, "{} lines, {} requests", log.lines, log.requests)?;
+    write!(f, "{}", lines_and_requests(log))?;
     if let (Some(first), Some(last)) = (&log.first, &log.last) {
         write!(f, " from {first} to {last}")?;
     }
@@ -95,7 +114,7 @@ pub(super) fn write_log(f: &mut fmt::Formatter<'_>, log: &LogOutcome) -> fmt::Re
         writeln!(f, "{} were later than the slack and decided at the time reached; see --slack", log.late)?;
     }
     if log.malformed > 0 {
-        writeln!(f, "{} malformed lines were left out:", log.malformed)?;
+        writeln!(f, "{}:", left_out(log.malformed))?;
         for line in &log.malformed_lines {
             writeln!(f, "  {line}")?;
         }
@@ -156,8 +175,8 @@ impl TextReport<'_> {
             self.write_policy(f, policy)?;
         }
         let denied = format!(
-            "{} requests denied in all ({})",
-            scenario.denied,
+            "{} in all ({})",
+            count_of(scenario.denied, "request denied", "requests denied"),
             percent(scenario.denied, scenario.requests)
         );
         writeln!(f, "\n{}", if scenario.denied > 0 { self.style.denied(&denied) } else { denied })?;
@@ -170,7 +189,8 @@ impl TextReport<'_> {
         }
         self.write_over_time(f, scenario)?;
         if scenario.unmatched > 0 {
-            writeln!(f, "{} requests were under no policy", scenario.unmatched)?;
+            let one = "request was under no policy";
+            writeln!(f, "{}", count_of(scenario.unmatched, one, "requests were under no policy"))?;
         }
         Ok(())
     }
@@ -210,7 +230,7 @@ impl TextReport<'_> {
         }
         let more = policy.denied_keys.saturating_sub(policy.most_denied.len() as u64);
         if more > 0 {
-            writeln!(f, "  ... and {more} more denied keys")?;
+            writeln!(f, "  ... and {}", count_of(more, "more denied key", "more denied keys"))?;
         }
         if policy.denials_not_kept > 0 {
             writeln!(f, "  ... with {} denials of keys that were not kept", policy.denials_not_kept)?;

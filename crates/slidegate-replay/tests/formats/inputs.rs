@@ -302,14 +302,23 @@ fn invalid_formats_are_errors_that_say_why() {
         "format `nginx`: `remote_addr` and `time_local` are next to each other, and cannot be separated: expected a \
          literal, such as a space, between them"
     );
-    assert_eq!(
-        error("nginx:$remote_addr"),
-        "format `nginx` has no time: expected a variable such as `$time_local`, `$time_iso8601` or `$msec`"
-    );
-    assert_eq!(
-        error("envoy:%PROTOCOL%"),
-        "format `envoy` has no time: expected a variable such as `%START_TIME%`"
-    );
+    let log = folder.file("one.log", "x\n");
+    let without_time = |text: &str| {
+        let options = LogOptions { format: Some(LogFormat::parse(text).unwrap()), ..LogOptions::default() };
+        LogReader::open_all(std::slice::from_ref(&log), options).err().unwrap().to_string()
+    };
+    for (format, name, variables) in [
+        ("nginx:$remote_addr", "nginx", "`$time_local`, `$time_iso8601` or `$msec`"),
+        ("envoy:%PROTOCOL%", "envoy", "`%START_TIME%`"),
+        ("apache:%h", "apache", "`%t`"),
+    ] {
+        let expected = format!(
+            "{}: format `{name}` has no time: expected a variable such as {variables}, or one that \
+             `--field time=VARIABLE` names",
+            log.display()
+        );
+        assert_eq!(without_time(format), expected);
+    }
     assert_eq!(error("nginx:hello"), "format `nginx`: no variables: expected some, such as `$remote_addr`");
     assert_eq!(
         error(&format!("nginx:@{config}")),
@@ -344,7 +353,36 @@ fn zstd_of_several_frames_is_read_as_one_log() {
     let mut cut = LogReader::from_reader(Cursor::new(bytes[..bytes.len() - 20].to_vec())).unwrap();
     let (read, errors) = clients(&mut cut);
     assert_eq!(read.len(), 10, "the first frame");
-    assert!(errors[0].starts_with("-: zstd data is damaged ("), "{errors:?}");
+    assert_eq!(errors, ["-: zstd data ends in the middle after line 10; `zstd -t` checks a copy"]);
+
+    let mut flipped = bytes.to_vec();
+    let checksum = flipped.len() - 1;
+    flipped[checksum] ^= 1;
+    let (read, errors) = clients(&mut LogReader::from_reader(Cursor::new(flipped)).unwrap());
+    assert_eq!(read.len(), 20);
+    let expected = "-: zstd data is damaged (the checksum of a frame does not match) after line 20; `zstd -t` checks a copy";
+    assert_eq!(errors, [expected]);
+}
+
+/// Whoever looks into a log that was cut off wants what is left of it, as `zstd -dc` prints it. The
+/// decoder keeps the last window of a frame, which of a small file is all of it.
+#[test]
+fn a_small_zstd_file_that_is_damaged_yields_the_lines_before() {
+    let line = "192.0.2.1 - - [20/Nov/2026:10:00:00 +0000] \"GET / HTTP/1.1\" 200 5\n";
+    // A frame without a checksum, with a window of 8 MiB; a block that is not compressed.
+    let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0x00, 0x68];
+    let lines = line.repeat(3);
+    let block = |size: usize, kind: u32| ((u32::try_from(size).unwrap() << 3) | (kind << 1)).to_le_bytes();
+    frame.extend_from_slice(&block(lines.len(), 0)[..3]);
+    frame.extend_from_slice(lines.as_bytes());
+    let cut = [&frame[..], &block(lines.len(), 0)[..3], &lines.as_bytes()[..20]].concat();
+    // Kind 3 is reserved.
+    let damaged = [&frame[..], &block(4, 3)[..3], b"????", lines.as_bytes()].concat();
+    for (bytes, what) in [(cut, "ends in the middle"), (damaged, "is damaged (a block cannot be decoded)")] {
+        let (read, errors) = clients(&mut LogReader::from_reader(Cursor::new(bytes)).unwrap());
+        assert_eq!(read.len(), 3, "{what}");
+        assert_eq!(errors, [format!("-: zstd data {what} after line 3; `zstd -t` checks a copy")]);
+    }
 }
 
 /// A decompression bomb, an endless line and bytes that are no text must cost little memory and no
@@ -403,4 +441,61 @@ fn compression_and_wrappers_change_no_decision() {
         serde_json::json!({"log": format!("{line}\n"), "stream": "stdout", "time": "x"}).to_string() + "\n"
     });
     assert!(read(docker.collect::<String>().into_bytes()) == plain);
+}
+
+/// Entries of a log in a format, with fields: client, time and duration in microseconds, header.
+fn entries(log: &str, format: Option<&str>, fields: &[(&str, &str)]) -> Vec<(String, u64, Option<u64>)> {
+    let fields = fields.iter().map(|(name, source)| ((*name).to_owned(), (*source).to_owned())).collect();
+    let format = format.map(|format| LogFormat::parse(format).unwrap());
+    let options = LogOptions { format, fields, ..LogOptions::default() };
+    let mut reader = LogReader::from_reader_with(Cursor::new(log.as_bytes().to_vec()), options).unwrap();
+    let mut entries = Vec::new();
+    while let Some(entry) = reader.next_entry().unwrap() {
+        let client = String::from_utf8_lossy(entry.client).into_owned();
+        entries.push((client, entry.time_us, entry.duration_us));
+    }
+    entries
+}
+
+/// 10:00:00 on 2026-11-20.
+const TEN_US: u64 = 1_795_168_800_000_000;
+
+/// Apache logs the start of a request: an hour-long download must not begin an hour early.
+#[test]
+fn a_log_format_of_apache_has_the_start_and_the_duration() {
+    let format = r#"apache:%v:%p %h %l %u %t \"%r\" %>s %O \"%{Referer}i\" \"%{X-Tenant}i\" %D"#;
+    let log = "shop:443 192.0.2.7 - alice [20/Nov/2026:10:00:00 +0000] \"GET /a HTTP/1.1\" 200 5 \"-\" \"t1\" 3600000000\n";
+    assert_eq!(entries(log, Some(format), &[]), [("192.0.2.7".to_owned(), TEN_US, Some(3_600_000_000))]);
+    let precise = "apache:%a %{usec}t %{ms}T %{X-Tenant}i";
+    let log = "192.0.2.7 1795168800000123 250 t1\n";
+    assert_eq!(entries(log, Some(precise), &[]), [("192.0.2.7".to_owned(), TEN_US + 123, Some(250_000))]);
+}
+
+/// A format of one's own may have the time under any name.
+#[test]
+fn a_format_whose_time_is_a_field_that_the_user_names_is_read() {
+    let log = "192.0.2.7 1795168800 /a\n";
+    let read = entries(log, Some("nginx:$remote_addr $my_start $uri"), &[("time", "my_start")]);
+    assert_eq!(read, [("192.0.2.7".to_owned(), TEN_US, None)]);
+}
+
+/// HAProxy sends its lines to a syslog socket without a host; what listens writes them as they are.
+#[test]
+fn datagrams_of_haproxy_have_no_host() {
+    let line = "192.0.2.7:50000 [20/Nov/2026:10:00:00.000] web app/one 0/0/1/2/3 200 5 - - ---- 1/1/0/0/0 0/0 \"GET / HTTP/1.1\"";
+    for start in ["<134>Nov 20 10:00:00 haproxy[812]: ", "<134>Nov 20 10:00:00 lb1 haproxy[812]: "] {
+        let log = format!("{start}{line}\n").repeat(3);
+        let read = entries(&log, None, &[]);
+        assert_eq!(read, vec![("192.0.2.7".to_owned(), TEN_US, Some(3000)); 3], "{start}");
+    }
+}
+
+/// "No identity after the client" does not help somebody whose log is JSON.
+#[test]
+fn json_without_a_known_time_says_so() {
+    let log = "{\"when\":\"2026-11-20T10:00:00Z\",\"who\":\"192.0.2.7\"}\n".repeat(2);
+    let (_, errors) = clients(&mut LogReader::from_reader(Cursor::new(log.into_bytes())).unwrap());
+    let expected = "-: no request in 2 lines: JSON without a time under a usual name; name it, for example \
+                    `--field time=when.at`, and so the client, `--field ip=SOURCE`\n";
+    assert!(errors[0].starts_with(expected), "{errors:?}");
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
 use slidegate::{Algorithm, Policy, PolicySet, Quota};
-use slidegate_replay::{Diff, DiffOptions, DiffReport, LogReader, Plan, Replay, TextStyle};
+use slidegate_replay::{Diff, DiffOptions, DiffReport, LogReader, Plan, Replay, TextStyle, Thresholds};
 
 use crate::traffic::{TestRequest, log_of, options, random_traffic, two_policies, wording};
 
@@ -62,7 +62,7 @@ fn newly_denied_and_newly_allowed_are_those_of_two_replays() {
     let mut diff = Diff::new(
         (old.clone(), wording()),
         (new.clone(), wording()),
-        DiffOptions { max_keys: 100_000, top: 10_000, threads: 1 },
+        DiffOptions { max_keys: 100_000, top: 10_000, ..DiffOptions::default() },
     );
     let mut reader = LogReader::from_reader(Cursor::new(log_of(&traffic))).unwrap();
     while let Some(entry) = reader.next_entry().unwrap() {
@@ -100,17 +100,15 @@ fn newly_denied_and_newly_allowed_are_those_of_two_replays() {
         change(outcome.newly_denied, outcome.newly_allowed)
     );
 
-    let report = |share: &str| DiffReport {
-        outcome: &outcome,
-        old: "old.yaml",
-        new: "new.yaml",
-        fail_above: Some(share.parse().unwrap()),
-    };
-    assert!(report("0%").has_failed() && !report("100%").has_failed());
-    let markdown = report("0%").markdown();
+    let at_most =
+        |share: &str| Thresholds { newly_denied: vec![share.parse().unwrap()], ..Thresholds::default() };
+    let (none, all) = (at_most("0%"), at_most("100%"));
+    let report = |thresholds| DiffReport { outcome: &outcome, old: "old.yaml", new: "new.yaml", thresholds };
+    assert!(report(&none).has_failed() && !report(&all).has_failed());
+    let markdown = report(&none).markdown();
     assert!(markdown.starts_with("### Rate limits: `old.yaml` to `new.yaml`\n"), "{markdown}");
     assert!(markdown.contains(&format!("| **newly denied** | {} |", outcome.newly_denied)), "{markdown}");
-    assert!(report("0%").text(TextStyle::default()).contains("\nFailed: "));
+    assert!(report(&none).text(TextStyle::default()).contains("\nFailed: "));
 }
 
 /// A policy that is renamed is one that goes and one that comes, and must not look like no change.
@@ -164,8 +162,9 @@ fn requests_recorded_under_a_policy_that_is_missing_are_counted_and_shown() {
     }
     let outcome = diff.finish(reader.stats());
     assert_eq!((outcome.requests, outcome.unknown_policy, outcome.newly_denied), (3, 3, 0));
+    let thresholds = &Thresholds::default();
     let text =
-        DiffReport { outcome: &outcome, old: "old", new: "new", fail_above: None }.text(TextStyle::default());
+        DiffReport { outcome: &outcome, old: "old", new: "new", thresholds }.text(TextStyle::default());
     let warning = "3 recorded requests are under a policy that is not in both files: they are not compared";
     assert!(text.contains(warning), "{text}");
 

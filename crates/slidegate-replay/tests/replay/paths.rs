@@ -134,7 +134,7 @@ fn stats() -> slidegate_replay::LogStats {
 }
 
 fn options() -> Options {
-    Options { max_keys: 100_000, top: 1000, threads: 0 }
+    Options { max_keys: 100_000, top: 1000, ..Options::default() }
 }
 
 /// What a gate over the memory store says, of each policy: seen, denied, and denials by key; and

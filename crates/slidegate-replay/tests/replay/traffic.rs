@@ -73,7 +73,7 @@ pub(crate) fn replayed(plan: Plan, traffic: &[TestRequest]) -> Outcome {
 }
 
 pub(crate) fn options() -> Options {
-    Options { max_keys: 100_000, top: 1000, threads: 0 }
+    Options { max_keys: 100_000, top: 1000, ..Options::default() }
 }
 
 /// One policy for each client, and one for logins of each client.

@@ -14,7 +14,7 @@ use super::shadow::{CandidateCharge, Shadows};
 use super::store::Store;
 use crate::caller::Caller;
 use crate::config::KeysShown;
-use crate::telemetry::Observer;
+use crate::telemetry::{Observer, RecordedReservation};
 
 mod holds;
 
@@ -87,7 +87,7 @@ impl Engine {
                 decisions
             }
         };
-        for charge in self.record(caller, verb, span_start, requests, &decisions) {
+        for charge in self.record(caller, verb, span_start, requests, &decisions, None) {
             let request = requests[charge.request].clone().under(&charge.candidate);
             self.store.apply(Some(Verb::Check), std::slice::from_ref(&request)).await;
         }
@@ -106,7 +106,7 @@ impl Engine {
         // Recorded where they are: moving them takes as long as half a decision.
         let decisions = self.store.try_apply(verb, requests);
         if let Some(decisions) = &decisions {
-            for charge in self.record(caller, verb, span_start, requests, decisions) {
+            for charge in self.record(caller, verb, span_start, requests, decisions, None) {
                 let request = requests[charge.request].clone().under(&charge.candidate);
                 self.store.try_apply(Some(Verb::Check), std::slice::from_ref(&request));
             }
@@ -124,10 +124,11 @@ impl Engine {
         span_start: Option<Timestamp>,
         requests: &[Request<'_>],
         decisions: &Decisions<'_>,
+        reservation: Option<RecordedReservation>,
     ) -> Vec<CandidateCharge> {
         let Some(caller) = caller else { return Vec::new() };
         self.observer.record(caller, verb, span_start, decisions);
-        self.observer.record_requests(verb, requests, decisions);
+        self.observer.record_requests(verb, requests, decisions, reservation);
         self.shadows.record(verb.unwrap_or_default(), decisions)
     }
 }

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 
 use slidegate::MemoryStore;
-use slidegate_replay::{Diff, DiffOptions, DiffReport, Share};
+use slidegate_replay::{Diff, DiffOptions, DiffReport, Threshold, Thresholds};
 
 use super::failure::Failure;
 use super::logs::LogArgs;
@@ -36,9 +36,13 @@ pub(super) struct DiffArgs {
     /// Form of the report
     #[arg(long, value_enum, default_value_t = DiffFormat::Text)]
     format: DiffFormat,
-    /// Exit with 1 if more than this share of the requests is newly denied, for example `0.1%`
-    #[arg(long, value_name = "SHARE", value_parser = Share::from_str)]
-    fail_above: Option<Share>,
+    /// Exit with 1 if more than this share of the requests is newly denied, for example `0.1%`; or of
+    /// those under one policy, for example `per-user=1%`. May be repeated
+    #[arg(long, value_name = "[POLICY=]SHARE", value_parser = Threshold::from_str)]
+    fail_above: Vec<Threshold>,
+    /// The same for requests that are newly allowed
+    #[arg(long, value_name = "[POLICY=]SHARE", value_parser = Threshold::from_str)]
+    fail_above_allowed: Vec<Threshold>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -60,10 +64,24 @@ pub(super) fn run(args: &DiffArgs) -> Result<ExitCode, Failure> {
     // Keys are hidden as either of them wants it, and hashed alike.
     let wording = ReportWording::of([&old, &new]);
     let max_keys = |config: &Config| config.memory.max_keys.unwrap_or(MemoryStore::DEFAULT_MAX_KEYS);
-    let options =
-        DiffOptions { max_keys: max_keys(&old).max(max_keys(&new)), top: args.top, ..DiffOptions::default() };
+    let thresholds = Thresholds {
+        newly_denied: args.fail_above.clone(),
+        newly_allowed: args.fail_above_allowed.clone(),
+        allow_empty: args.log.allow_empty,
+    };
+    thresholds
+        .check(old.policies.iter().chain(new.policies.iter()).map(slidegate::Policy::name))
+        .map_err(Failure)?;
+    let client = new.auth.client();
+    let is_other_client = client != old.auth.client();
     let logs: Vec<PathBuf> = args.logs.iter().map(PathBuf::from).collect();
-    let mut log = args.log.open(&logs)?;
+    let mut log = args.log.open(&logs, client)?;
+    let options = DiffOptions {
+        max_keys: max_keys(&old).max(max_keys(&new)),
+        is_recorded: log.has_recording(),
+        top: args.top,
+        ..DiffOptions::default()
+    };
     let mut diff = Diff::new((old.policies, wording.clone()), (new.policies, wording), options);
     let bar = progress_bar(log.progress().total_bytes);
     let mut since_progress = 0;
@@ -86,13 +104,24 @@ pub(super) fn run(args: &DiffArgs) -> Result<ExitCode, Failure> {
         }
     }
     bar.finish_and_clear();
-    let outcome = diff.finish(log.stats());
+    let mut outcome = diff.finish(log.stats());
+    if is_other_client {
+        outcome.missing.warnings.push(format!(
+            "the clients are those that {} derives; {} has other rules for them in `auth`, which are not compared",
+            args.new.display(),
+            args.old.display()
+        ));
+    }
     let [old, new] = [&args.old, &args.new].map(|path| path.display().to_string());
-    let report = DiffReport { outcome: &outcome, old: &old, new: &new, fail_above: args.fail_above };
+    let report = DiffReport { outcome: &outcome, old: &old, new: &new, thresholds: &thresholds };
     match args.format {
         DiffFormat::Text => output::print(report.text(text_style()))?,
         DiffFormat::Markdown => output::print(report.markdown())?,
         DiffFormat::Json => output::accept_closed(report.write_json(io::stdout().lock()))?,
+    }
+    let errors = report.errors();
+    if !errors.is_empty() {
+        return Err(Failure(errors.join("\n")));
     }
     Ok(if report.has_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -111,12 +111,13 @@ fn stated_demand(args: &ForecastArgs) -> Result<Demand, Failure> {
 fn measure(args: &ForecastArgs) -> Result<Measurement, Failure> {
     let config = args.policies.config()?;
     let unreadable = |error: std::io::Error| Failure(error.to_string());
-    let mut reader = args.format.open(&args.logs)?;
+    let mut reader = args.format.open(&args.logs, config.auth.client())?;
     let max_keys = config.memory.max_keys.unwrap_or(MemoryStore::DEFAULT_MAX_KEYS);
     let mut measurement = Measurement::new(config.policies, max_keys);
     while let Some(entry) = reader.next_entry().map_err(unreadable)? {
         measurement.count(&entry);
     }
+    args.format.refuse_missing_fields(&reader)?;
     Ok(measurement)
 }
 

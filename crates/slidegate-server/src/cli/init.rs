@@ -8,18 +8,20 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use clap::Args;
+use slidegate::client_addr::ClientAddr;
 use slidegate_replay::{Proposal, ProposalOptions, Share, Survey};
 
 use super::failure::Failure;
 use super::logs::LogArgs;
 use super::output;
+use super::sources::CONFIG_FILE;
 use super::values::window;
 use crate::config::starting_file;
 
 #[derive(Debug, Args)]
 pub(super) struct InitArgs {
     /// Config file to write; `-` for standard output
-    #[arg(default_value = "slidegate.yaml")]
+    #[arg(default_value = CONFIG_FILE)]
     file: PathBuf,
     /// Access logs to propose limits from: files, directories and patterns. They are read twice
     #[arg(long, value_name = "LOG", num_args = 1..)]
@@ -82,12 +84,13 @@ fn propose(args: &InitArgs) -> Result<Proposal, Failure> {
         return Err(Failure("the log is read twice, so it cannot be standard input; give a file".to_owned()));
     }
     let mut survey = Survey::new(ProposalOptions { window: args.window, deny_at_most: args.deny_at_most });
-    let mut reader = args.format.open(&args.from_log)?;
+    let mut reader = args.format.open(&args.from_log, ClientAddr::default())?;
     while let Some(entry) = reader.next_entry().map_err(unreadable)? {
         survey.count(&entry);
     }
+    args.format.refuse_missing_fields(&reader)?;
     let mut proposal = survey.propose();
-    let mut reader = args.format.open(&args.from_log)?;
+    let mut reader = args.format.open(&args.from_log, ClientAddr::default())?;
     while let Some(entry) = reader.next_entry().map_err(unreadable)? {
         proposal.try_out(&entry);
     }

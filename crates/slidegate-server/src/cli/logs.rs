@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use jiff::tz::TimeZone;
+use slidegate::client_addr::ClientAddr;
 use slidegate_replay::{LogFormat, LogOptions, LogReader};
 
 use super::failure::Failure;
@@ -14,8 +15,8 @@ use super::values::{number, pair};
 /// How access logs are read.
 #[derive(Debug, Args)]
 pub(super) struct LogArgs {
-    /// Format of the logs: `auto`, `common`, `combined`, `nginx:FORMAT`, `nginx:@FILE`,
-    /// `ingress-nginx`, `caddy`, `traefik`, `traefik-json`, `envoy`, `envoy:FORMAT`, `envoy-json`,
+    /// Format of the logs: `auto`, `common`, `combined`, `apache:FORMAT`, `nginx:FORMAT`,
+    /// `nginx:@FILE`, `ingress-nginx`, `caddy`, `traefik`, `traefik-json`, `envoy`, `envoy:FORMAT`, `envoy-json`,
     /// `istio`, `haproxy`, `alb`, `cloudfront`, `w3c`, `gcp`, `json`, `csv` or `slidegate`. See
     /// docs/replay.md
     #[arg(long = "log-format", value_name = "FORMAT", default_value = "auto", value_parser = format)]
@@ -37,6 +38,10 @@ pub(super) struct LogArgs {
     /// Maximum disorder of lines, in seconds: lines are sorted within it
     #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = number::<u64>)]
     slack: u64,
+    /// Accept what the log cannot judge: policies whose attributes never occur in it, fields that no
+    /// line has and, with --fail-above, changed policies that applied to no request
+    #[arg(long)]
+    pub(super) allow_empty: bool,
     /// Stop at the first line that cannot be read or comes too late
     #[arg(long)]
     strict: bool,
@@ -47,8 +52,8 @@ pub(super) struct LogArgs {
 
 impl LogArgs {
     /// Opens logs: files, directories, patterns, and `-` for standard input. Errors of the reader
-    /// name the log.
-    pub(super) fn open(&self, inputs: &[PathBuf]) -> Result<LogReader, Failure> {
+    /// name the log. `client` is how the service derives the client.
+    pub(super) fn open(&self, inputs: &[PathBuf], client: ClientAddr) -> Result<LogReader, Failure> {
         let format = match self.log_format.as_str() {
             "auto" => None,
             name => Some(LogFormat::parse(name).map_err(Failure)?),
@@ -57,6 +62,7 @@ impl LogArgs {
             format,
             fields: self.fields.clone(),
             cost_field: self.cost_field.clone(),
+            client,
             zone: self.time_zone.clone(),
             derive_start: !self.logged_time,
             slack: Duration::from_secs(self.slack),
@@ -64,6 +70,18 @@ impl LogArgs {
             threads: self.threads(),
         };
         LogReader::open_all(inputs, options).map_err(|error| Failure(error.to_string()))
+    }
+
+    /// Fails if a field that the command line names never occurred in the log.
+    pub(super) fn refuse_missing_fields(&self, log: &LogReader) -> Result<(), Failure> {
+        let missing = &log.stats().missing_fields;
+        if self.allow_empty || missing.is_empty() {
+            return Ok(());
+        }
+        Err(Failure(format!(
+            "no line of the log has what {} names; check the name, or accept this with --allow-empty",
+            missing.iter().map(|field| format!("`{field}`")).collect::<Vec<_>>().join(", ")
+        )))
     }
 
     /// How many threads may read and decide.

@@ -76,12 +76,16 @@ const PAGE_ASSETS: PageAssets = PageAssets {
 
 pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
     args.check()?;
-    let config = args.policies.config()?;
     let compared = args.compared()?;
+    let config = match compared.first_file() {
+        // Nothing but these files is decided by.
+        Some(file) if args.sweep.is_none() && !args.is_config_given() => file.clone(),
+        _ => args.policies.config()?,
+    };
     let configs = || std::iter::once(&config).chain(compared.files.values());
     let wording = ReportWording::of(configs());
-    let mut log = args.log.open(&args.logs)?;
-    let plan = args.plan(&config, &compared);
+    let mut log = args.log.open(&args.logs, config.auth.client())?;
+    let plan = args.plan(&config, &compared, log.has_recording());
     let replay = if args.each {
         Replay::with_each(plan, &wording, Box::new(BufWriter::new(io::stdout())))
     } else {
@@ -119,8 +123,13 @@ pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
         Ok(outcome) => Outcome { command: Some(command_line()), ..outcome },
         Err(error) => return output::accept_closed(Err(error)).map(|()| ExitCode::SUCCESS),
     };
+    let mut outcome = if args.log.allow_empty { outcome.accepting_empty() } else { outcome };
+    compared.warn_of_clients(&config, &mut outcome);
     if log.stats().entries > 0 {
         args.write(&outcome)?;
+        if broken.is_none() && !outcome.errors.is_empty() {
+            broken = Some(Failure(outcome.errors.join("\n")));
+        }
     }
     broken.map_or(Ok(ExitCode::SUCCESS), Err)
 }
@@ -136,6 +145,28 @@ struct Compared {
 enum ComparedValue {
     Algorithm(Algorithm),
     File(String),
+}
+
+impl Compared {
+    /// The first file, if only files are compared.
+    fn first_file(&self) -> Option<&Config> {
+        let files = self.values.iter().map(|value| match value {
+            ComparedValue::File(name) => Some(&self.files[name]),
+            ComparedValue::Algorithm(_) => None,
+        });
+        files.collect::<Option<Vec<_>>>()?.first().copied()
+    }
+
+    /// Says that files derive clients by other rules than the configuration.
+    fn warn_of_clients(&self, config: &Config, outcome: &mut Outcome) {
+        let client = config.auth.client();
+        for (name, _) in self.files.iter().filter(|(_, file)| file.auth.client() != client) {
+            outcome.warnings.push(format!(
+                "{name} has other rules for clients in `auth`, which are not compared: the clients are those of the \
+                 first configuration"
+            ));
+        }
+    }
 }
 
 impl ReplayArgs {
@@ -160,6 +191,10 @@ impl ReplayArgs {
         Ok(())
     }
 
+    fn is_config_given(&self) -> bool {
+        self.policies.config.is_some() || !self.policies.policies.is_empty()
+    }
+
     fn compared(&self) -> Result<Compared, Failure> {
         let mut compared = Compared { values: Vec::new(), files: HashMap::new() };
         for value in &self.compare {
@@ -181,12 +216,11 @@ impl ReplayArgs {
         Ok(compared)
     }
 
-    fn plan(&self, config: &Config, compared: &Compared) -> Plan {
+    fn plan(&self, config: &Config, compared: &Compared, is_recorded: bool) -> Plan {
         let max_keys = |config: &Config| config.memory.max_keys.unwrap_or(MemoryStore::DEFAULT_MAX_KEYS);
         let most_keys = compared.files.values().map(max_keys).fold(max_keys(config), usize::max);
         let has_file = !compared.files.is_empty();
-        let is_given = self.policies.config.is_some() || !self.policies.policies.is_empty();
-        let own = (has_file && is_given).then(|| NamedPolicies {
+        let own = (has_file && self.is_config_given()).then(|| NamedPolicies {
             name: "configured".to_owned(),
             policies: config.policies.clone(),
             family: 0,
@@ -208,7 +242,7 @@ impl ReplayArgs {
             policies: config.policies.clone(),
             compare: own.into_iter().chain(others).collect(),
             sweep: self.sweep.clone().map(|sweep| sweep.with_deny_at_most(self.deny_at_most)),
-            options: Options { max_keys: most_keys, top: self.top, threads },
+            options: Options { max_keys: most_keys, is_recorded, top: self.top, threads },
         }
     }
 

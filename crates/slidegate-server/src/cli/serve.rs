@@ -126,11 +126,13 @@ pub(super) fn run(args: &ServeArgs, is_json: bool) -> Result<ExitCode, Failure> 
         .enable_all()
         .build()
         .map_err(|error| Failure(format!("cannot start threads: {error}")))?;
-    runtime.block_on(serve(config, sources, watched, envoy, is_json))
+    let origin = args.policies.origin();
+    runtime.block_on(serve(config, origin, sources, watched, envoy, is_json))
 }
 
 async fn serve(
     config: Config,
+    origin: String,
     sources: Sources,
     watched: Debounced<Fingerprint>,
     envoy: Option<Settings>,
@@ -147,7 +149,7 @@ async fn serve(
     let ports = protocols::bind(&config, envoy.as_ref()).map_err(Failure)?;
     let scheme = if config.tls.is_some() { "https" } else { "http" };
     let (listening, mut listeners) = ports::listed("http", &listener.sockets, scheme);
-    let mut greeting = Greeting::of(&config, listening);
+    let mut greeting = Greeting::of(&config, origin, listening);
     greeting.ports = ports.iter().map(|port| port.banner.clone()).collect();
     listeners.extend(ports.iter().flat_map(|port| port.listeners.clone()));
     let is_local = listeners.iter().all(Listener::is_local);
@@ -300,6 +302,8 @@ async fn serve(
 
 /// The startup message: listeners, policies, and a command to try.
 struct Greeting {
+    /// Where the configuration is from.
+    origin: String,
     listening: String,
     /// Names and URLs of the ports beside HTTP.
     ports: Vec<(&'static str, String)>,
@@ -314,7 +318,7 @@ struct Greeting {
 }
 
 impl Greeting {
-    fn of(config: &Config, listening: String) -> Self {
+    fn of(config: &Config, origin: String, listening: String) -> Self {
         let attributes: Vec<String> = config.policies.iter().next().map_or_else(Vec::new, |policy| {
             let value = |name: &String| if config.is_address(name) { "192.0.2.7" } else { "alice" };
             policy.scope_attributes().iter().map(|name| format!("{name}={}", value(name))).collect()
@@ -322,6 +326,7 @@ impl Greeting {
         let query = if attributes.is_empty() { String::new() } else { format!("?{}", attributes.join("&")) };
         let url = listening.split(", ").next().unwrap_or_default();
         Self {
+            origin,
             example: format!("'{url}/v1/check{query}'"),
             listening,
             ports: Vec::new(),
@@ -334,7 +339,7 @@ impl Greeting {
 
     /// The same as a line of the log in JSON, so that a collector of containers' logs can read it.
     fn as_json(&self) -> serde_json::Value {
-        let Self { listening, ports, store, traces, policies, envoy, example } = self;
+        let Self { origin, listening, ports, store, traces, policies, envoy, example } = self;
         let urls = |urls: &str| urls.split(", ").map(str::to_owned).collect::<Vec<_>>();
         let ports: HashMap<_, _> = ports.iter().map(|(name, listed)| (*name, urls(listed))).collect();
         json!({
@@ -343,6 +348,7 @@ impl Greeting {
             "fields": {
                 "message": "started",
                 "version": env!("CARGO_PKG_VERSION"),
+                "config": origin,
                 "listening": urls(listening),
                 "ports": ports,
                 "store": store,
@@ -358,8 +364,12 @@ impl Greeting {
 
 impl fmt::Display for Greeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { listening, ports, store, traces, policies, envoy, example } = self;
+        let Self { origin, listening, ports, store, traces, policies, envoy, example } = self;
         writeln!(f, "slidegate {}", env!("CARGO_PKG_VERSION"))?;
+        // Files of envoyproxy/ratelimit need no other configuration.
+        if envoy.is_none() || !policies.is_empty() {
+            writeln!(f, "config     {origin}")?;
+        }
         writeln!(f, "listening  {listening}")?;
         for (name, urls) in ports {
             writeln!(f, "{name:<10} {urls}")?;

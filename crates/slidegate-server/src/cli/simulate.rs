@@ -193,7 +193,7 @@ fn replay(args: &SimulateArgs) -> Result<Replay, Failure> {
     let wording = ReportWording::of([&config]);
     let threads = available_parallelism().map_or(1, std::num::NonZero::get);
     let max_keys = config.memory.max_keys.unwrap_or(MemoryStore::DEFAULT_MAX_KEYS);
-    let options = Options { max_keys, top: args.top, threads };
+    let options = Options { max_keys, top: args.top, threads, ..Options::default() };
     Replay::new(Plan::of(config.policies, options), &wording).map_err(Failure)
 }
 

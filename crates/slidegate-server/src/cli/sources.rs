@@ -8,17 +8,21 @@ use clap::Args;
 use slidegate::{Algorithm, Excess};
 
 use super::failure::Failure;
+use super::output;
 use super::values::excess;
 use crate::config::{Arguments, Config, Outside, SharedStore, Sources};
 use slidegate_envoy::Settings;
 
 /// The environment variable with the path of the config file.
 const CONFIG_VARIABLE: &str = "SLIDEGATE_CONFIG";
+/// The config file that is found where a command runs: the one that `init` writes.
+pub(super) const CONFIG_FILE: &str = "slidegate.yaml";
 
 /// Policies from a file, the command line, or both: first those of the file.
 #[derive(Debug, Args)]
 pub(super) struct PolicyArgs {
-    /// Config file (YAML), or set the variable `SLIDEGATE_CONFIG`
+    /// Config file (YAML), or set the variable `SLIDEGATE_CONFIG` [default: `slidegate.yaml` in the
+    /// current directory, if there is one and no --policy]
     #[arg(long, value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
     /// A policy such as `100/1m per user`, `5 per 30s per ip,path`, `10/s per token using
@@ -28,17 +32,38 @@ pub(super) struct PolicyArgs {
 }
 
 impl PolicyArgs {
-    /// Loads the configuration, or the default one, for commands other than `serve`.
+    /// Loads the configuration, or the default one, for commands other than `serve`. Says which one it
+    /// is unless the command line does.
     pub(super) fn config(&self) -> Result<Config, Failure> {
+        if self.config.is_none() && self.policies.is_empty() {
+            output::print_error(format_args!("configuration: {}", self.origin()));
+        }
         // These commands do not listen, so listener settings do not matter.
         let arguments = Arguments { has_other_grpc: true, ..Arguments::default() };
         self.sources(arguments)?.load().map_err(|errors| Failure(errors.to_string()))
     }
 
-    /// The config file.
+    /// The config file: the one that is named, or the one in the current directory. Policies on the
+    /// command line are a configuration of their own.
     pub(super) fn file(&self) -> Option<PathBuf> {
         let of_environment = || std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty());
-        self.config.clone().or_else(|| of_environment().map(PathBuf::from))
+        let here =
+            || Some(PathBuf::from(CONFIG_FILE)).filter(|path| self.policies.is_empty() && path.exists());
+        self.config.clone().or_else(|| of_environment().map(PathBuf::from)).or_else(here)
+    }
+
+    /// Where the configuration is from, in words.
+    pub(super) fn origin(&self) -> String {
+        match (self.file(), self.policies.is_empty()) {
+            (Some(file), true) => file.display().to_string(),
+            (Some(file), false) => format!("{} and --policy", file.display()),
+            (None, false) => "--policy".to_owned(),
+            (None, true) => {
+                format!(
+                    "the default policy, as there is no ./{CONFIG_FILE}; give one with --config or --policy"
+                )
+            }
+        }
     }
 
     /// The sources of the configuration, which a reload reads again.

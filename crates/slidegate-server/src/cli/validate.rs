@@ -27,14 +27,15 @@ pub(super) struct ValidateArgs {
 
 pub(super) fn run(args: &ValidateArgs) -> Result<ExitCode, Failure> {
     let settings = args.envoy.settings()?;
-    let file = args.file.as_ref().or(args.config.as_ref());
+    let policies =
+        PolicyArgs { config: args.file.clone().or_else(|| args.config.clone()), policies: Vec::new() };
+    let file = policies.file();
     if file.is_none() && settings.is_none() {
         return Err(Failure(
             "nothing to validate; give a config file, or a folder of envoyproxy/ratelimit files with --envoy-config"
                 .to_owned(),
         ));
     }
-    let policies = PolicyArgs { config: file.cloned(), policies: Vec::new() };
     let sources = match &settings {
         Some(settings) => policies.sources_with_envoy(settings, Arguments::default())?,
         None => policies.sources(Arguments::default())?,
@@ -42,7 +43,7 @@ pub(super) fn run(args: &ValidateArgs) -> Result<ExitCode, Failure> {
     let config = sources.load().map_err(|errors| Failure(errors.to_string()))?;
     protocols::check_certificates(&config).map_err(Failure)?;
     let envoy = settings.as_ref().map(|settings| load_envoy(settings, &config)).transpose()?;
-    if let Some(file) = file {
+    if let Some(file) = &file {
         output::print(file_summary(file, &config, envoy.as_ref()))?;
     }
     if let Some((settings, envoy)) = settings.zip(envoy) {

@@ -110,6 +110,17 @@ enum Preset {
 }
 
 impl Auth {
+    /// How the attribute `ip` of requests behind the proxy is derived.
+    pub(crate) fn client(&self) -> ClientAddr {
+        let mappings = self.unnamed.iter().chain(self.named.iter().map(|(_, mapping)| mapping));
+        let mut sources = mappings.flat_map(|one| &one.attributes).filter(|one| one.name == "ip");
+        let client = sources.find_map(|one| match &one.source {
+            Origin::Client(rule) => Some(rule.clone()),
+            Origin::Header(_) | Origin::Path(_) => None,
+        });
+        client.unwrap_or_default()
+    }
+
     /// Attributes that hold an address.
     pub(crate) fn address_attributes(&self) -> impl Iterator<Item = &str> {
         let mappings = self.unnamed.iter().chain(self.named.iter().map(|(_, mapping)| mapping));

@@ -26,7 +26,7 @@ use super::histogram::Histogram;
 use super::per_thread::{PerThread, copies_wanted, thread};
 use super::policy_counters::{Counts, HoldOutcome, Outcome};
 use super::policy_counters::{PolicyCounters, PolicyRegistry};
-use super::recorder::Recorder;
+use super::recorder::{RecordedChange, RecordedReservation, Recorder};
 use super::redaction::Redactor;
 use super::sampler::Sampler;
 use super::top::{By, Top, Weight};
@@ -251,10 +251,21 @@ impl Observer {
         verb: Option<Verb>,
         requests: &[Request<'_>],
         decisions: &Decisions<'_>,
+        reservation: Option<RecordedReservation>,
     ) {
         if self.recorder.is_on() {
             let now = || self.clock.wall_time(self.clock.now());
-            self.recorder.record(verb, requests, decisions, &self.redactor, now);
+            self.recorder.record(verb, requests, decisions, reservation, &self.redactor, now);
+        }
+    }
+
+    /// Records a change of a reservation, which was made at a time of the store's clock if that is
+    /// known.
+    #[inline]
+    pub(crate) fn record_change(&self, change: RecordedChange<'_>, at: Option<Timestamp>) {
+        if self.recorder.is_on() {
+            let at = at.unwrap_or_else(|| self.clock.wall_time(self.clock.now()));
+            self.recorder.record_change(change, at);
         }
     }
 

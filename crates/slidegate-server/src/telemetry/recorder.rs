@@ -4,9 +4,9 @@
 //! Lines that do not fit, and those that cannot be written, are counted. Values of attributes are
 //! redacted as the policies that count by them require.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
-use std::io;
+use std::io::{self, Write as _};
 use std::net::IpAddr;
 use std::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize,
@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use slidegate::client_addr::{Ipv6Prefix, group};
-use slidegate::{Decisions, PolicySet, Request, Role, Timestamp, Value, Verb};
+use slidegate::{Cost, Decisions, PolicySet, Request, Role, Timestamp, Unsettled, Value, Verb};
 
 use super::redaction::Redactor;
 use super::verb_name;
@@ -100,6 +100,27 @@ pub(crate) struct Recording {
     is_ending: Arc<AtomicBool>,
     thread: Mutex<Option<JoinHandle<()>>>,
     counts: Arc<Counts>,
+}
+
+/// A reservation, as a call made it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RecordedReservation {
+    /// The ticket's id, if it is allowed.
+    pub(crate) id: Option<u64>,
+    /// The time that the call set.
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) unsettled: Unsettled,
+}
+
+/// A change of a reservation.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RecordedChange<'c> {
+    /// The ticket's id.
+    pub(crate) id: u64,
+    /// `settle`, `settle_so_far`, `extend` or `cancel`.
+    pub(crate) kind: &'static str,
+    pub(crate) cost: Option<&'c Cost<'c>>,
+    pub(crate) ttl: Option<Duration>,
 }
 
 /// One call, written but for its time.
@@ -200,6 +221,7 @@ impl Recorder {
         verb: Option<Verb>,
         requests: &[Request<'_>],
         decisions: &Decisions<'_>,
+        reservation: Option<RecordedReservation>,
         redactor: &Redactor,
         now: impl Fn() -> Timestamp,
     ) {
@@ -220,7 +242,7 @@ impl Recorder {
         let rest = match kept[..] {
             [] => return,
             // Of a single request, the other roles decide the same as none.
-            [only] if requests[only].own_role() != Role::Independent => {
+            [only] if reservation.is_none() && is_line(&requests[only]) => {
                 let request = &requests[only];
                 if request.own_role() == Role::IfAllowed && decisions.is_denied() {
                     return;
@@ -229,7 +251,7 @@ impl Recorder {
             }
             _ => {
                 let kept = kept.iter().map(|position| &requests[*position]);
-                self.rest_of_call(kept.map(|request| (verb_of(request), request)), redactor)
+                self.rest_of_call(kept.map(|request| (verb_of(request), request)), reservation, redactor)
             }
         };
         let first = decisions.iter().find(|one| kept.contains(&one.request()));
@@ -237,23 +259,54 @@ impl Recorder {
         recording.put(Line { at, rest });
     }
 
+    /// Records a change of a reservation as one line. Changes of reservations that are not in the sample
+    /// are recorded as well: a ticket does not say whose it is.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn record_change(&self, change: RecordedChange<'_>, at: Timestamp) {
+        let active = self.active.load();
+        let Some(recording) = active.as_deref() else { return };
+        let mut rest = Vec::with_capacity(128);
+        _ = write!(rest, "\",\"change\":{{\"id\":\"{:016x}\",\"kind\":\"{}\"", change.id, change.kind);
+        if let Some(cost) = change.cost {
+            rest.push(b',');
+            write_cost(&mut rest, cost);
+        }
+        if let Some(ttl) = change.ttl {
+            _ = write!(rest, ",\"ttl_us\":{}", ttl.as_micros());
+        }
+        rest.extend_from_slice(b"}}\n");
+        recording.put(Line { at, rest });
+    }
+
     /// `","cost":1,"attributes":{...}}` and a line end.
     fn rest_of_line(&self, verb: Verb, request: &Request<'_>, redactor: &Redactor) -> Vec<u8> {
         let mut rest = Vec::with_capacity(192);
         rest.extend_from_slice(b"\",");
-        self.write_request(&mut rest, verb, request, redactor);
+        self.write_request(&mut rest, verb, request, false, redactor);
         rest.extend_from_slice(b"}\n");
         rest
     }
 
-    /// `","requests":[{"cost":1,"attributes":{...}},...]}` and a line end.
+    /// `","requests":[{"cost":1,"attributes":{...}},...]}` and a line end, with `reservation` before
+    /// them if they are one.
     fn rest_of_call<'r>(
         &self,
         requests: impl Iterator<Item = (Verb, &'r Request<'r>)>,
+        reservation: Option<RecordedReservation>,
         redactor: &Redactor,
     ) -> Vec<u8> {
         let mut rest = Vec::with_capacity(512);
-        rest.extend_from_slice(b"\",\"requests\":[");
+        rest.extend_from_slice(b"\",");
+        if let Some(RecordedReservation { id, ttl, unsettled }) = reservation {
+            let reservation = serde_json::json!({
+                "id": id.map(|id| format!("{id:016x}")),
+                "ttl_us": ttl.map(|ttl| u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX)),
+                "is_forgotten": unsettled == Unsettled::Forget,
+            });
+            _ = write!(rest, "\"reservation\":{reservation},");
+        }
+        rest.extend_from_slice(b"\"requests\":[");
         for (at, (verb, request)) in requests.enumerate() {
             rest.extend_from_slice(if at == 0 { b"{" } else { b",{" });
             if let Some(role) = role_name(request.own_role()) {
@@ -264,17 +317,27 @@ impl Recorder {
             if request.is_denied_over_limit() {
                 rest.extend_from_slice(b"\"deny_over_limit\":true,");
             }
-            self.write_request(&mut rest, verb, request, redactor);
+            self.write_request(&mut rest, verb, request, reservation.is_some(), redactor);
             rest.push(b'}');
         }
         rest.extend_from_slice(b"]}\n");
         rest
     }
 
-    /// `"cost":1,"attributes":{...}`
-    fn write_request(&self, rest: &mut Vec<u8>, verb: Verb, request: &Request<'_>, redactor: &Redactor) {
-        rest.extend_from_slice(b"\"cost\":");
-        rest.extend_from_slice(itoa::Buffer::new().format(request.asked_cost()).as_bytes());
+    /// `"cost":1,"attributes":{...}`; what reserves and does not say its cost has `null`.
+    fn write_request(
+        &self,
+        rest: &mut Vec<u8>,
+        verb: Verb,
+        request: &Request<'_>,
+        reserves: bool,
+        redactor: &Redactor,
+    ) {
+        match request.own_cost() {
+            Some(cost) => write_cost(rest, cost),
+            None if reserves => rest.extend_from_slice(b"\"cost\":null"),
+            None => write_cost(rest, &Cost::from(request.asked_cost())),
+        }
         if verb != Verb::Check {
             rest.extend_from_slice(b",\"verb\":\"");
             rest.extend_from_slice(verb_name(verb).as_bytes());
@@ -446,6 +509,28 @@ impl Writer {
         }
         *known = error;
     }
+}
+
+/// Whether a request is a line of its own, without a list.
+fn is_line(request: &Request<'_>) -> bool {
+    let has_names = request.own_cost().is_some_and(|cost| !cost.named().is_empty());
+    request.own_role() != Role::Independent && !has_names
+}
+
+/// `"cost":1`, or `"costs":{"input":1}`; of two with one name, their sum.
+fn write_cost(rest: &mut Vec<u8>, cost: &Cost<'_>) {
+    if cost.named().is_empty() {
+        rest.extend_from_slice(b"\"cost\":");
+        rest.extend_from_slice(itoa::Buffer::new().format(cost.total()).as_bytes());
+        return;
+    }
+    let mut costs: BTreeMap<&str, u64> = BTreeMap::new();
+    for (name, cost) in cost.named() {
+        let sum = costs.entry(name).or_default();
+        *sum = sum.saturating_add(*cost);
+    }
+    rest.extend_from_slice(b"\"costs\":");
+    serde_json::to_writer(rest, &costs).expect("numbers are JSON");
 }
 
 /// How a request takes part in its call, unless it decides.

@@ -34,9 +34,10 @@ fn the_steps_of_the_workflow_pass_a_harmless_change_and_fail_a_harmful_one() {
     assert_eq!(commands.len(), 3, "{commands:?}");
 
     let folder = TempDir::new("policy-diff");
-    let config = |limit: u64| {
-        format!("policies:\n  - name: per-ip\n    scope: [ip]\n    limit: {limit}\n    window: 1m\n")
+    let scoped = |scope: &str, limit: u64| {
+        format!("policies:\n  - name: per-ip\n    scope: [{scope}]\n    limit: {limit}\n    window: 1m\n")
     };
+    let config = |limit| scoped("ip", limit);
     let log: String = (0..50)
         .map(|second| {
             format!(
@@ -55,8 +56,8 @@ fn the_steps_of_the_workflow_pass_a_harmless_change_and_fail_a_harmful_one() {
     let program = slidegate();
     let binaries = std::path::Path::new(program.get_program()).parent().unwrap().to_owned();
     let path = format!("{}:{}", binaries.display(), std::env::var("PATH").unwrap_or_default());
-    let run = |limit: u64| {
-        folder.file("slidegate.yaml", config(limit));
+    let run = |config: String| {
+        folder.file("slidegate.yaml", config);
         let summary = folder.file("summary.md", "");
         let codes: Vec<Option<i32>> = commands
             .iter()
@@ -79,13 +80,13 @@ fn the_steps_of_the_workflow_pass_a_harmless_change_and_fail_a_harmful_one() {
         (codes, std::fs::read_to_string(summary).unwrap())
     };
 
-    let (codes, summary) = run(55);
+    let (codes, summary) = run(config(55));
     assert_eq!(codes, [Some(0); 3], "{summary}");
     assert!(
         summary.contains("\nPassed: 0% of the requests are newly denied, at most 0.1% may be.\n"),
         "{summary}"
     );
-    let (codes, summary) = run(40);
+    let (codes, summary) = run(config(40));
     assert_eq!(codes, [Some(0), Some(0), Some(1)], "{summary}");
     assert!(summary.contains("| **newly denied** | 10 | 20.0% |"), "{summary}");
     assert!(
@@ -96,4 +97,8 @@ fn the_steps_of_the_workflow_pass_a_harmless_change_and_fail_a_harmful_one() {
         summary.contains("\nFailed: 20.0% of the requests are newly denied, more than 0.1%.\n"),
         "{summary}"
     );
+    // A typing error in the scope removes the limit, and denies nobody.
+    let (codes, summary) = run(scoped("client", 60));
+    assert_eq!(codes, [Some(0), Some(0), Some(2)], "{summary}");
+    assert!(summary.contains("\nNot passed: "), "{summary}");
 }

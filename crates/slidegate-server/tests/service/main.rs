@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod cli;
+mod evidence;
 mod explain;
 mod health;
 mod readme;

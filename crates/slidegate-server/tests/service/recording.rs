@@ -331,3 +331,64 @@ fn a_replay_of_the_recording_decides_as_the_service_did() {
     assert!(before.iter().all(|(seen, denied)| *denied > 0 && denied < seen), "{before:?}");
     assert_eq!(after, before);
 }
+
+/// A gateway tries out limits on what its own requests reserved and cost.
+#[test]
+fn reservations_are_recorded_with_their_settlements_and_replayed_as_they_were_decided() {
+    let folder = TempDir::new("recording-holds");
+    let config = config(
+        &folder,
+        "  - {name: tokens, scope: [user], limit: 100, window: 1h}\n  \
+           - {name: output, scope: [user], limit: 50, window: 1h, counts: output}\n",
+    );
+    let server = Server::start(&["--config", &config]);
+    let mut allowed = Vec::new();
+    let mut reserve = |cost: Value| {
+        let mut body = json!({ "attributes": { "user": "alice" }, "ttl": "1m" });
+        if !cost.is_null() {
+            body["cost"] = cost;
+        }
+        let answer = server.post("/v1/reserve", &body.to_string());
+        allowed.push(answer.status == 200);
+        answer.json()["ticket"].as_str().unwrap_or_default().to_owned()
+    };
+    let change = |path: &str, body: Value| {
+        let answer = server.post(path, &body.to_string());
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    };
+    let only_input = |cost: u64| json!({ "input": cost, "output": 0 });
+    let first = reserve(only_input(60));
+    change("/v1/settle", json!({ "ticket": first, "cost": only_input(10) }));
+    // It fits because the first cost less than it held.
+    let second = reserve(only_input(60));
+    reserve(only_input(40));
+    change("/v1/extend", json!({ "ticket": second, "hold": only_input(50), "ttl": "2m" }));
+    let third = reserve(only_input(40));
+    change("/v1/cancel", json!({ "ticket": second }));
+    change("/v1/settle", json!({ "ticket": third, "cost": only_input(5), "final": false }));
+    // 10 and 40 are taken.
+    let fourth = reserve(json!({ "input": 5, "output": 45 }));
+    reserve(json!({ "output": 6 }));
+    change("/v1/settle", json!({ "ticket": fourth, "cost": { "output": 44 } }));
+    reserve(json!({ "output": 5 }));
+    reserve(Value::Null);
+    reserve(Value::Null);
+    stop(server);
+    assert_eq!(allowed, [true, true, false, true, true, false, true, true, false]);
+
+    let recording = folder.path().join("requests.jsonl").display().to_string();
+    let output = run(&["replay", &recording, "--config", &config, "--each"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let out = text(&output.stdout);
+    let each = out.lines().filter(|line| line.starts_with('{'));
+    let replayed: Vec<Value> = each.map(|line| serde_json::from_str(line).unwrap()).collect();
+    let verdicts: Vec<bool> = replayed.iter().map(|line| line["allowed"] == true).collect();
+    assert_eq!(verdicts, allowed, "{out}");
+    assert!(out.contains("reservations 6  denied because of what was held 3 "), "{out}");
+    let diff = run(&["diff", &config, &config, "--log", &recording, "--format", "json"]);
+    let diff: Value = serde_json::from_slice(&diff.stdout).unwrap();
+    assert_eq!(
+        (&diff["requests"], &diff["denied_old"], &diff["denied_new"]),
+        (&9.into(), &3.into(), &3.into())
+    );
+}

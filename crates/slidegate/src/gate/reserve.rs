@@ -91,6 +91,18 @@ impl<'c> Extension<'c> {
         Self { hold: Some(cost.into()), ..self }
     }
 
+    /// What is held in all, if it changes.
+    #[must_use]
+    pub fn held(&self) -> Option<&Cost<'c>> {
+        self.hold.as_ref()
+    }
+
+    /// The time, if it changes.
+    #[must_use]
+    pub fn time(&self) -> Option<Duration> {
+        self.ttl_us.map(Duration::from_micros)
+    }
+
     /// Sets the time, 1 ms to 1 h from now on, also for later extensions and parts. It replaces the
     /// lease of permits.
     ///

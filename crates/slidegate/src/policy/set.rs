@@ -327,12 +327,12 @@ impl PolicySet {
         applying: impl IntoIterator<Item = &'p Policy>,
     ) -> Option<Error> {
         let is_unknown = |name: &&str| !self.cost_names.iter().any(|known| known == name);
-        let unknown = cost.names().find(is_unknown)?;
+        let unknown = cost.named().iter().map(|(name, _)| *name).find(is_unknown)?;
         let mut lacking = None;
         for policy in applying {
             match &policy.counts {
                 Counts::Cost => return None,
-                Counts::Named(name) if cost.names().all(|one| one != name) => {
+                Counts::Named(name) if cost.named().iter().all(|(one, _)| one != name) => {
                     lacking = lacking.or(Some((policy, name)));
                 }
                 Counts::Named(_) | Counts::Requests => {}

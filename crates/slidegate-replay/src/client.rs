@@ -1,0 +1,28 @@
+//! The client of a line, derived as the service derives it: the address that the server saw, or what
+//! trusted proxies forwarded.
+
+use slidegate::client_addr::{ClientAddr, Found};
+
+use crate::attributes::address;
+use crate::block::{Escape, RecordWriter, Text};
+
+/// What an attribute with a request header begins with.
+const HEADER: &str = "header.";
+
+/// Sets the client of a record by the rule. Without forwarded addresses, or if they do not come from
+/// a trusted proxy, it stays as it was logged.
+pub(crate) fn derive(rule: &ClientAddr, out: &mut RecordWriter<'_>) {
+    let Some(client) = out.known(out.record.texts[Text::Client as usize]) else { return };
+    let list = memchr::memrchr(b',', client).map(|comma| &client[..comma]);
+    if list.is_none() && !out.has_extras() {
+        return;
+    }
+    let Some(peer) = address(client) else { return };
+    let header = |(name, value)| Some((std::str::from_utf8(name).ok()?.strip_prefix(HEADER)?, value));
+    let listed = list.map(|list| ("x-forwarded-for", list));
+    let headers = out.extras().filter_map(header).chain(listed);
+    let derived = rule.resolve(Some(peer), headers);
+    if let (Found::Header, Some(address)) = (derived.found, derived.addr) {
+        out.text(Text::Client, address.to_string().as_bytes(), Escape::None);
+    }
+}

@@ -1,0 +1,167 @@
+//! What a log has of what policies ask for. Figures of a policy whose attributes never occur say
+//! nothing, however well they look.
+
+use std::collections::BTreeSet;
+
+use slidegate::Policy;
+
+use crate::attributes::present_names;
+use crate::batch::{AttributeNames, EntryBatch};
+use crate::call::Call;
+use crate::entry::{Entry, RECORDED};
+
+/// Entries whose attributes are all looked at; of the others, one of each batch.
+const EXAMINED_ENTRIES: usize = 4096;
+/// Most attributes that a message lists.
+const MAX_LISTED: usize = 20;
+
+/// The attributes of the entries so far.
+#[derive(Debug)]
+pub(crate) struct Evidence {
+    names: AttributeNames,
+    /// Which of the names that policies ask for have occurred, in their order.
+    occurred: Vec<bool>,
+    /// Names of attributes that the log has.
+    known: BTreeSet<String>,
+    examined: usize,
+}
+
+/// Whether and why figures say nothing, each in one line.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Missing {
+    /// Policies and mapped fields that the log has nothing for.
+    pub errors: Vec<String>,
+    /// Policies that applied to no request.
+    pub warnings: Vec<String>,
+}
+
+impl Evidence {
+    pub(crate) fn new(names: AttributeNames) -> Self {
+        let occurred = vec![false; names.len()];
+        Self { names, occurred, known: BTreeSet::new(), examined: 0 }
+    }
+
+    /// Notes which attributes an entry has, if it is one of those that are examined.
+    pub(crate) fn examine(&mut self, entry: &Entry<'_>, is_first_of_batch: bool) {
+        if self.examined >= EXAMINED_ENTRIES && !is_first_of_batch {
+            return;
+        }
+        self.examined += 1;
+        let mut note = |name: &str| {
+            if !self.known.contains(name) && self.known.len() < MAX_LISTED {
+                self.known.insert(name.to_owned());
+            }
+        };
+        present_names(entry).for_each(&mut note);
+        let is_attribute = |name: &&str| !RECORDED.contains(name);
+        entry.extra.iter().map(|(name, _)| name).filter(is_attribute).for_each(&mut note);
+        Call::of(entry).iter().flat_map(Call::attribute_names).for_each(note);
+    }
+
+    /// Notes what a batch has of the attributes that policies ask for.
+    pub(crate) fn take(&mut self, batch: &EntryBatch) {
+        for (column, occurred) in self.occurred.iter_mut().enumerate() {
+            *occurred |= batch.has_any(column);
+        }
+    }
+
+    /// What is to be said of policies, each with the requests that it applied to.
+    pub(crate) fn of_policies<'p>(
+        &self,
+        policies: impl IntoIterator<Item = (&'p Policy, u64)>,
+        requests: u64,
+    ) -> Missing {
+        let mut missing = Missing::default();
+        for (policy, _) in policies.into_iter().filter(|(_, seen)| *seen == 0) {
+            let name = policy.name();
+            let attributes = self.missing_of(policy);
+            let (list, line) = match &attributes[..] {
+                [] => {
+                    let line = format!(
+                        "policy `{name}` applied to none of {requests} requests: its figures say nothing about it"
+                    );
+                    (&mut missing.warnings, line)
+                }
+                [one] => {
+                    (&mut missing.errors, self.line(name, &format!("attribute `{one}`, which never occurs")))
+                }
+                several => {
+                    let what = format!("attributes {}, which never occur", listed(several));
+                    (&mut missing.errors, self.line(name, &what))
+                }
+            };
+            if !list.contains(&line) {
+                list.push(line);
+            }
+        }
+        missing
+    }
+
+    fn line(&self, policy: &str, what: &str) -> String {
+        let known: Vec<&str> = self.known.iter().map(String::as_str).collect();
+        let known = if known.is_empty() { "no attributes".to_owned() } else { listed(&known) };
+        format!(
+            "policy `{policy}` judged nothing: it needs the {what} in the log, which has {known}; map them with \
+             --field, or accept this with --allow-empty"
+        )
+    }
+
+    /// The attributes without which the policy applies to nothing, and that have not occurred.
+    fn missing_of<'p>(&self, policy: &'p Policy) -> Vec<&'p str> {
+        let needed = policy.conditions().iter().filter(|(_, condition)| !condition.holds(None));
+        let needed = needed.map(|(name, _)| name).chain(policy.scope_attributes());
+        let mut missing: Vec<&str> = Vec::new();
+        for name in needed {
+            let has_occurred =
+                self.names.iter().zip(&self.occurred).any(|(known, occurred)| *occurred && known.is(name));
+            if !has_occurred && !missing.contains(&name.as_str()) {
+                missing.push(name);
+            }
+        }
+        missing
+    }
+}
+
+impl Missing {
+    /// What is to be said of mapped fields that never had a value.
+    pub(crate) fn fields(mut self, fields: &[String]) -> Self {
+        self.errors.extend(fields.iter().map(|field| {
+            format!("`{field}`: no line of the log has it; check the name, or accept this with --allow-empty")
+        }));
+        self
+    }
+
+    /// What is to be said of scenarios, each with its name: what all of them have in common once.
+    pub(crate) fn of_all(scenarios: &[(&str, Self)]) -> Self {
+        let lines = |of: fn(&Self) -> &Vec<String>| {
+            let is_common = |line| scenarios.iter().all(|(_, one)| of(one).contains(line));
+            let mut lines: Vec<String> = Vec::new();
+            for (name, one) in scenarios {
+                let named = of(one).iter().map(|line| match is_common(line) {
+                    true => line.clone(),
+                    false => format!("{name}: {line}"),
+                });
+                let new: Vec<String> = named.filter(|line| !lines.contains(line)).collect();
+                lines.extend(new);
+            }
+            lines
+        };
+        Self { errors: lines(|one| &one.errors), warnings: lines(|one| &one.warnings) }
+    }
+
+    /// The same and what another one says, each line once.
+    pub(crate) fn and(mut self, other: Self) -> Self {
+        for (own, more) in [(&mut self.errors, other.errors), (&mut self.warnings, other.warnings)] {
+            for line in more {
+                if !own.contains(&line) {
+                    own.push(line);
+                }
+            }
+        }
+        self
+    }
+}
+
+fn listed(names: &[&str]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}

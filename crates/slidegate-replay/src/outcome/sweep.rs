@@ -1,0 +1,82 @@
+//! The outcome of a sweep.
+
+use serde::Serialize;
+
+use crate::scenario::Scenario;
+use crate::sweep::{Sweep, SweepPoint};
+
+/// One policy under many limits or windows.
+#[derive(Debug, Clone, Serialize)]
+pub struct SweepOutcome {
+    /// The policy.
+    pub policy: String,
+    /// `limit` or `window`.
+    pub setting: &'static str,
+    /// The value that the configuration has.
+    pub configured: String,
+    /// Requests that the policy applied to.
+    pub seen: u64,
+    /// Different keys.
+    pub keys: u64,
+    /// Recorded requests, refunds and penalties under a policy that is not part of the sweep: one
+    /// that the configuration does not have, or a shadow that is not swept.
+    pub unknown_policy: u64,
+    /// The greatest share of those requests that may be denied.
+    pub deny_at_most: String,
+    /// Each value, ascending.
+    pub points: Vec<SweepPointOutcome>,
+    /// The value to choose: the smallest limit, or longest window, that denies little enough.
+    pub recommended: Option<String>,
+    /// The reason, or why no reason can be given.
+    pub reason: String,
+}
+
+/// What one value of a sweep would deny.
+#[derive(Debug, Clone, Serialize)]
+pub struct SweepPointOutcome {
+    /// The limit, or the window as text.
+    pub value: String,
+    /// The limit, or the window in seconds.
+    pub number: f64,
+    /// Requests that the policy denied.
+    pub denied: u64,
+    /// Different keys that the policy denied.
+    pub denied_keys: u64,
+    /// Requests that any enforced policy denied.
+    pub requests_denied: u64,
+    /// Keys that the store dropped although they still counted.
+    pub dropped_keys: u64,
+}
+
+impl SweepOutcome {
+    pub(super) fn of(sweep: &Sweep, points: &[SweepPoint], configured: &Scenario) -> Self {
+        let policies = configured.policies();
+        let at = sweep.position(&policies).expect("the sweep was started with these policies");
+        let policy = policies.iter().nth(at).expect("a position of the set");
+        let setting = sweep.setting();
+        let seen = configured.tally.policies[at].seen;
+        let (keys, _) = configured.keys(at);
+        let outcomes = points.iter().map(|point| SweepPointOutcome {
+            value: setting.text(point.value),
+            number: setting.number(point.value),
+            denied: point.counts.denied,
+            denied_keys: point.counts.denied_keys,
+            requests_denied: point.counts.denied_in_all,
+            dropped_keys: point.dropped(),
+        });
+        let outcomes: Vec<_> = outcomes.collect();
+        let (recommended, reason) = sweep.recommend(&policies, policy.name(), (seen, keys), points);
+        Self {
+            policy: policy.name().to_owned(),
+            setting: setting.name(),
+            configured: setting.text(setting.of(policy.quota())),
+            seen,
+            keys,
+            unknown_policy: points.first().map_or(0, |point| point.counts.unknown_policy),
+            deny_at_most: sweep.deny_at_most().to_string(),
+            points: outcomes,
+            recommended,
+            reason,
+        }
+    }
+}
