@@ -139,16 +139,16 @@ fn batches_under_many_policies_are_decided_beside_everybody_else() {
         (0..POLICIES).map(|n| format!("{{name: 'm{n}', scope: [user], quota: '1000000/1h'}}")).collect();
     let victim = Victim::start_under("hostile-batches", &many.join(", "));
     let before = victim.resident();
-    let requests = vec![r#"{"attributes":{"user":"mallory"}}"#; 1000].join(",");
+    let requests = vec![r#"{"attributes":{"user":"mallory"}}"#; 300].join(",");
     let body = format!(r#"{{"requests":[{requests}]}}"#);
     let batch = format!(
-        "POST /v1/check/batch HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{body}",
+        "POST /v1/check/batch HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
     for protocol in Protocol::ALL {
         let waits = victim.waits_during(protocol, || {
             thread::scope(|scope| {
-                for number in 0..8 {
+                for number in 0..6 {
                     let mut stream = victim.connect(Protocol::Http);
                     let batch = &batch;
                     scope.spawn(move || {
@@ -158,7 +158,7 @@ fn batches_under_many_policies_are_decided_beside_everybody_else() {
                         while number % 2 == 0 || replied < 100_000 {
                             let read = stream.read(&mut buffer).unwrap();
                             replied += read;
-                            if read == 0 || buffer[..read].ends_with(b"]}\r\n0\r\n\r\n") {
+                            if read == 0 {
                                 break;
                             }
                         }

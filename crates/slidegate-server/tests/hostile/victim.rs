@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -166,9 +167,11 @@ impl Victim {
                 }
                 waits
             });
-            attack();
+            // The client must end if the attack fails.
+            let attacked = catch_unwind(AssertUnwindSafe(attack));
             is_over.store(true, Ordering::Relaxed);
             let mut waits = client.join().unwrap();
+            attacked.unwrap_or_else(|panic| resume_unwind(panic));
             waits.sort_unstable();
             Waits { p99: waits[waits.len() * 99 / 100], requests: waits.len() }
         })
