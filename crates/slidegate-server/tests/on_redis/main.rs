@@ -4,6 +4,7 @@
 
 mod control;
 mod expired_reservations;
+mod failover;
 mod forecast;
 mod reservations;
 mod rollout;
