@@ -3,7 +3,7 @@
 use crate::decision::Decision;
 #[cfg(feature = "wait")]
 use crate::key::KeyId;
-use crate::quota::Quota;
+use crate::quota::{Algorithm, Quota};
 use crate::store::memory::{MemoryStats, MemoryStore};
 use crate::verb::Verb;
 #[cfg(feature = "wait")]
@@ -36,14 +36,22 @@ pub struct Limiter {
 
 impl Limiter {
     /// A limiter with a store of its own, which holds up to [`MemoryStore::DEFAULT_MAX_KEYS`] keys.
+    ///
+    /// # Panics
+    /// If the quota is one of [what is in flight](Quota::in_flight). Only a [`Gate`](crate::Gate) can
+    /// reserve.
     #[must_use]
     pub fn new(quota: Quota) -> Self {
         Self::with_store(quota, MemoryStore::new())
     }
 
     /// A limiter on a store that was made with a clock or a number of keys of choice.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
     #[must_use]
     pub fn with_store(quota: Quota, store: MemoryStore) -> Self {
+        assert_rate(&quota);
         store.set_quota(quota);
         Self {
             store,
@@ -208,7 +216,11 @@ impl Limiter {
     /// limiter.configure(Quota::per_minute(12));
     /// assert_eq!(limiter.peek("alice").remaining(), 2);
     /// ```
+    ///
+    /// # Panics
+    /// As [`new`](Self::new).
     pub fn configure(&self, quota: Quota) {
+        assert_rate(&quota);
         self.store.set_quota(quota);
         #[cfg(feature = "wait")]
         self.queues.wake_all();
@@ -230,4 +242,12 @@ impl Limiter {
     pub fn sweep(&self, slots: usize) -> usize {
         self.store.sweep(slots)
     }
+}
+
+/// Under a limit on what is in flight, checks charge nothing, and a limiter makes no others.
+fn assert_rate(quota: &Quota) {
+    assert!(
+        quota.algorithm() != Algorithm::InFlight,
+        "invalid quota `{quota}` of a limiter: what is in flight must be reserved, and a limiter only checks; use it in a policy of a `Gate`"
+    );
 }

@@ -158,9 +158,21 @@ impl QuotaFields {
     pub(crate) fn quota(self) -> Option<Quota> {
         let Self { limit, window_us, burst, algorithm, slots } = self;
         let window = Duration::from_micros(window_us);
-        let is_valid = window >= Quota::MIN_WINDOW && window <= Quota::MAX_WINDOW && slots > 0;
-        is_valid.then(|| Quota::build(limit, window_us, burst, algorithm, slots))
+        let is_window = match algorithm {
+            Algorithm::InFlight => is_lease(window),
+            _ => (Quota::MIN_WINDOW..=Quota::MAX_WINDOW).contains(&window),
+        };
+        (is_window && slots > 0).then(|| Quota::build(limit, window_us, burst, algorithm, slots))
     }
+}
+
+/// Whether a permit may last so long.
+fn is_lease(lease: Duration) -> bool {
+    (Quota::MIN_LEASE..=Quota::MAX_LEASE).contains(&lease)
+}
+
+fn invalid_lease(lease: Duration) -> String {
+    format!("invalid lease `{}`: must be 1s to 1h, for example `30s`", exact(lease))
 }
 
 impl Quota {
@@ -252,11 +264,8 @@ impl Quota {
     /// # Errors
     /// If the lease is not one second to one hour.
     pub fn in_flight(limit: u64, lease: Duration) -> Result<Self, Error> {
-        if !(Self::MIN_LEASE..=Self::MAX_LEASE).contains(&lease) {
-            return Err(Error::quota(format!(
-                "invalid lease `{}`: must be 1s to 1h, for example `30s`",
-                exact(lease)
-            )));
+        if !is_lease(lease) {
+            return Err(Error::quota(invalid_lease(lease)));
         }
         Ok(Self::build(limit, micros(lease), None, Algorithm::InFlight, Self::DEFAULT_SLOTS))
     }
@@ -266,8 +275,15 @@ impl Quota {
     }
 
     /// The same quota counted by another algorithm.
+    ///
+    /// # Panics
+    /// If it becomes one of what is [in flight](Self::in_flight) and the window is not a lease: 1 s to
+    /// 1 h.
     #[must_use]
     pub fn with_algorithm(self, algorithm: Algorithm) -> Self {
+        if algorithm == Algorithm::InFlight {
+            assert!(is_lease(self.window()), "{}", invalid_lease(self.window()));
+        }
         Self::build(self.limit, self.window_us, self.burst, algorithm, self.slots)
     }
 
@@ -481,6 +497,24 @@ mod tests {
         assert!(Quota::new(1, Quota::MAX_WINDOW + Duration::from_nanos(1)).is_err());
         assert!(Quota::new(u64::MAX, Quota::MAX_WINDOW).is_ok());
         assert!(Quota::new(0, Quota::MIN_WINDOW).is_ok());
+    }
+
+    /// A permit that nobody gives back must be free again within an hour.
+    #[test]
+    #[should_panic(expected = "invalid lease `1d`: must be 1s to 1h, for example `30s`")]
+    fn no_permit_lasts_longer_than_the_longest_lease() {
+        let _ = Quota::per_day(2).with_algorithm(Algorithm::InFlight);
+    }
+
+    /// The same of quotas from snapshots and tickets.
+    #[test]
+    fn fields_of_what_is_in_flight_need_a_lease() {
+        let quota = |window_us| {
+            let algorithm = Algorithm::InFlight;
+            QuotaFields { limit: 2, window_us, burst: None, algorithm, slots: 1024 }.quota()
+        };
+        assert!(quota(3_600_000_000).is_some());
+        assert_eq!((quota(3_600_000_001), quota(999_999)), (None, None));
     }
 
     /// Eviction drops the emptiest key first. A share that overflows would drop the fullest.

@@ -90,7 +90,8 @@ impl<S: InMemory> Gate<S> {
     /// configured meanwhile.
     ///
     /// # Errors
-    /// If the file cannot be read any more, or is malformed although its checksums are right.
+    /// If the store was not built for the snapshot, the file cannot be read any more, or it is malformed
+    /// although its checksums are right.
     pub fn restore(&self, snapshot: &mut Snapshot) -> Result<RestoredSnapshot, SnapshotError> {
         let memory = self.store.in_memory();
         let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);

@@ -338,3 +338,17 @@ fn a_policy_is_reset_in_steps_under_every_algorithm_and_no_other_policy() {
         );
     }
 }
+
+/// A large burst at a low rate takes decades to drain. A clock that steps back a little must not make
+/// a sweep take it for one that was empty long ago.
+#[test]
+fn a_bucket_that_drains_for_decades_outlives_a_step_of_the_clock() {
+    let clock = ManualClock::at(Timestamp::from_secs(1_800_000_002));
+    let quota = Quota::per_second(1).with_algorithm(Algorithm::TokenBucket).with_burst(10_u64.pow(17));
+    let store = MemoryStore::builder().max_keys(10).clock(clock.clone()).build();
+    let limiter = Limiter::with_store(quota, store);
+    limiter.check_cost("key", 10_u64.pow(17));
+    clock.set(Timestamp::from_secs(1_800_000_000));
+    assert_eq!(limiter.sweep(10_000), 0);
+    assert_eq!(limiter.peek("key").used(), 10_u64.pow(17));
+}

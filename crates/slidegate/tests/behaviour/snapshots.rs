@@ -307,6 +307,23 @@ fn holds_outlive_a_restart_and_those_that_ended_meanwhile_are_charged() {
     assert_eq!(counted("tokens"), (24, 0));
 }
 
+/// A program that forgot to build its store for the snapshot must not set a good file aside.
+#[test]
+fn a_store_that_was_not_built_for_a_snapshot_damages_none() {
+    let (dir, clock) = (TempDir::new("forgotten"), ManualClock::new());
+    let quota = Quota::per_hour(9);
+    let before = gate(set([policy("p", quota)]), clock.clone());
+    before.check(&Request::new().with("user", "alice"));
+    let mut snapshot = saved(&before, &dir);
+    let error = gate(set([policy("p", quota)]), clock.clone()).restore(&mut snapshot).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the store hashes keys in another way: build it with `MemoryStoreBuilder::for_snapshot`"
+    );
+    assert!(error.is_for_another_store() && !error.is_damaged() && !error.is_in_use());
+    assert_eq!(restored(&mut snapshot, set([policy("p", quota)]), clock).1.keys, 1);
+}
+
 /// A disk that loses a bit must not decide who is admitted: every damage is found before anything
 /// is restored.
 #[test]

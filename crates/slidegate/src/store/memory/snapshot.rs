@@ -78,6 +78,7 @@ enum Kind {
     Damaged,
     InUse,
     Io,
+    OtherStore,
 }
 
 impl SnapshotError {
@@ -92,6 +93,13 @@ impl SnapshotError {
     #[must_use]
     pub fn is_in_use(&self) -> bool {
         self.kind == Kind::InUse
+    }
+
+    /// Whether the store was not [built for the snapshot](crate::MemoryStoreBuilder::for_snapshot). The
+    /// file is whole.
+    #[must_use]
+    pub fn is_for_another_store(&self) -> bool {
+        self.kind == Kind::OtherStore
     }
 
     fn damaged(message: impl Into<String>) -> Self {

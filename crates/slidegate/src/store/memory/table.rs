@@ -40,8 +40,9 @@ pub(super) struct Tick(u32);
 
 impl Tick {
     const BITS: u32 = 17;
-    /// The longest time between two points.
-    const FURTHEST_US: u64 = ((1 << 31) - 2) << Self::BITS;
+    /// The furthest point ahead: half of what can be compared, so that it is still ahead of a clock
+    /// that has stepped back.
+    const FURTHEST_US: u64 = (1 << 30) << Self::BITS;
 
     /// The point at a time in microseconds, rounded down.
     #[inline]
@@ -51,7 +52,7 @@ impl Tick {
         Self(ticks)
     }
 
-    /// The first point that is later than so many microseconds after a time, or than 8.9 years if that
+    /// The first point that is later than so many microseconds after a time, or than 4.4 years if that
     /// is less.
     #[inline]
     pub(super) fn after(us: u64, wait_us: u64) -> Self {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::read::{before, take_text};
 use super::save::{count_of, put_text};
 use super::section::Kind;
-use super::{RestoredSnapshot, Snapshot, SnapshotError};
+use super::{Kind as ErrorKind, RestoredSnapshot, Snapshot, SnapshotError};
 use crate::algorithm::{Ages, Input};
 use crate::hold::Holds;
 use crate::key::KeyId;
@@ -79,9 +79,9 @@ impl Snapshot {
         active: &impl SavedQuotas,
     ) -> Result<RestoredSnapshot, SnapshotError> {
         if self.written.identity_seed != memory.secret.identity_seed() {
-            return Err(SnapshotError::damaged(
-                "the store hashes keys in another way: build it with `MemoryStoreBuilder::for_snapshot`",
-            ));
+            let message =
+                "the store hashes keys in another way: build it with `MemoryStoreBuilder::for_snapshot`";
+            return Err(SnapshotError { kind: ErrorKind::OtherStore, message: message.to_owned() });
         }
         let now = memory.clock.moment(memory.clock.now());
         let downtime = self.written.until(now, memory.clock.boot());
