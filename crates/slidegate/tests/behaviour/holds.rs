@@ -4,6 +4,7 @@ mod cases;
 mod guard;
 mod histories;
 mod in_flight;
+mod shares;
 mod simulation;
 
 use std::time::Duration;
