@@ -38,7 +38,8 @@ pub struct Decision {
     pub(crate) at: Timestamp,
     pub(crate) source: DecisionSource,
     pub(crate) is_blocked: bool,
-    pub(crate) has_no_more_holds: bool,
+    /// The bound of holds that denies it.
+    pub(crate) hold_bound: Option<HoldBound>,
     pub(crate) waits: Waits,
 }
 
@@ -51,9 +52,11 @@ pub enum Reason {
     /// The key is blocked; [`PolicyDecision::block`](crate::PolicyDecision::block) has the end of
     /// the block.
     Blocked,
-    /// The cost fits, but the key has as many open holds as it may, or the store as many as it
-    /// may in all.
+    /// The cost fits, but the key has as many open holds as it may.
     TooManyHolds,
+    /// The cost fits, but the store has no room for another hold of the policy: neither the key nor
+    /// its client is the cause.
+    StoreFull,
     /// The shared store could not decide, and the policy [denies](crate::OnStoreError::Deny) in
     /// that case. The key's usage is unknown.
     StoreUnavailable,
@@ -61,13 +64,14 @@ pub enum Reason {
 
 impl Reason {
     /// The name in responses, logs and metrics: `over_limit`, `blocked`, `too_many_holds`,
-    /// `store_unavailable`.
+    /// `store_full`, `store_unavailable`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::OverLimit => "over_limit",
             Self::Blocked => "blocked",
             Self::TooManyHolds => "too_many_holds",
+            Self::StoreFull => "store_full",
             Self::StoreUnavailable => "store_unavailable",
         }
     }
@@ -104,6 +108,13 @@ impl DecisionSource {
             Self::Deny => "deny",
         }
     }
+}
+
+/// A bound of open holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HoldBound {
+    OfKey,
+    OfStore,
 }
 
 /// Waits until cost is freed, in microseconds.
@@ -248,7 +259,8 @@ impl Decision {
             Self { verdict: Verdict::Allow, .. } => None,
             Self { is_blocked: true, .. } => Some(Reason::Blocked),
             Self { source: DecisionSource::Deny, .. } => Some(Reason::StoreUnavailable),
-            Self { has_no_more_holds: true, .. } => Some(Reason::TooManyHolds),
+            Self { hold_bound: Some(HoldBound::OfKey), .. } => Some(Reason::TooManyHolds),
+            Self { hold_bound: Some(HoldBound::OfStore), .. } => Some(Reason::StoreFull),
             _ => Some(Reason::OverLimit),
         }
     }
@@ -320,7 +332,7 @@ mod tests {
             at: Timestamp::EPOCH,
             source: DecisionSource::Store,
             is_blocked: false,
-            has_no_more_holds: false,
+            hold_bound: None,
             waits: Waits { retry_us, reset_us: 0, frees_us: 0 },
         }
     }

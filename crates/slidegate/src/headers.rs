@@ -55,7 +55,8 @@ pub struct HeaderOptions {
     /// true.
     ///
     /// Omitted if the request can never fit, because any number would suggest that waiting helps.
-    /// For a blocked key it is the rest of the block.
+    /// For a blocked key it is the rest of the block. At most 1 if only the end of other requests is
+    /// waited for, under a limit on what is in flight, as they mostly end before their lease.
     pub retry_after: bool,
     /// `retry-after-ms` on the same denials: whole milliseconds, rounded up, at least 1. Default:
     /// false. A few client libraries read it; for short windows the minimum of one second in
@@ -233,16 +234,16 @@ impl HeaderOptions {
         match self.draft {
             Draft::Off => {}
             Draft::Draft6 | Draft::Draft7 if !is_counted => {
-                out.field(FieldName::RateLimitPolicy, |text| strictest.unnamed_policy(text));
+                strictest.unnamed_policy(out);
             }
             Draft::Draft6 => {
                 let numbers = strictest.numbers(retry_after_s.unwrap_or(reset_s));
-                out.field(FieldName::RateLimitPolicy, |text| strictest.unnamed_policy(text));
+                strictest.unnamed_policy(out);
                 write_numbers(out, FieldName::PARTS, numbers);
             }
             Draft::Draft7 => {
                 let [limit, remaining, reset] = strictest.numbers(retry_after_s.unwrap_or(reset_s));
-                out.field(FieldName::RateLimitPolicy, |text| strictest.unnamed_policy(text));
+                strictest.unnamed_policy(out);
                 out.field(FieldName::RateLimit, |text| {
                     write_part(text, "limit=", limit);
                     write_part(text, ", remaining=", remaining);
@@ -340,6 +341,27 @@ mod tests {
     /// `name: value` of each field.
     fn lines(headers: Vec<Header>) -> Vec<String> {
         headers.into_iter().map(|(name, value)| format!("{name}: {value}")).collect()
+    }
+
+    /// A client that is denied because others run must ask soon, and not read the lease as a window.
+    #[test]
+    fn a_limit_of_what_is_in_flight_has_no_window_and_a_short_wait() {
+        let quota = Quota::in_flight(1, Duration::from_secs(20)).unwrap();
+        let (gate, clock) = gate([policy("streams", quota).counts(crate::Counts::Requests)]);
+        let request = Request::new();
+        let _running = gate.reserve(&request);
+        let denied = gate.reserve(&request);
+        assert_eq!(
+            lines(DRAFT_10.headers(&denied)),
+            [r#"ratelimit-policy: "streams";q=1;qu="concurrent-requests""#, r#"ratelimit: "streams";r=0"#]
+        );
+        assert_eq!(lines(DRAFT_7.headers(&denied)), ["ratelimit: limit=1, remaining=0, reset=20"]);
+        let of_6 = ["ratelimit-limit: 1", "ratelimit-remaining: 0", "ratelimit-reset: 20"];
+        assert_eq!(lines(DRAFT_6.headers(&denied)), of_6);
+        assert_eq!(lines(RETRY.headers(&denied)), ["retry-after: 1", "retry-after-ms: 1000"]);
+        // The end of the lease may be sooner.
+        clock.advance(Duration::from_millis(19_750));
+        assert_eq!(lines(RETRY.headers(&gate.peek(&request))), ["retry-after: 1", "retry-after-ms: 250"]);
     }
 
     /// Parses a draft 10 field into the name and the parameters of each item.
@@ -563,7 +585,7 @@ mod tests {
             cost: 0,
             at: Timestamp::EPOCH,
             is_blocked: false,
-            has_no_more_holds: false,
+            hold_bound: None,
             held: 0,
             source: crate::decision::DecisionSource::Store,
             waits: crate::decision::Waits { retry_us: u64::MAX - 1, reset_us: u64::MAX, frees_us: u64::MAX },

@@ -294,6 +294,13 @@ impl<L: HoldList> Holds<L> {
         self.sum = self.sum.saturating_add(cost);
     }
 
+    /// Removes the hold that was added last.
+    pub(crate) fn remove_newest(&mut self) {
+        if let Some(at) = self.holds.len().checked_sub(1) {
+            self.holds.swap_remove(at);
+        }
+    }
+
     /// Keeps that a hold has ended, and what it was charged, until `until`. Not if there is no room.
     pub(crate) fn add_ended(&mut self, id: u64, settled: u64, until: u64) {
         if !self.is_full() {

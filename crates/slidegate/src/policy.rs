@@ -16,7 +16,7 @@ mod learned_estimate;
 mod matcher;
 mod set;
 
-pub(crate) use learned_estimate::SettledCosts;
+pub(crate) use learned_estimate::{SettledCosts, SettledSample};
 pub use matcher::Match;
 #[cfg(feature = "tower")]
 pub(crate) use set::PlainPolicy;
@@ -209,6 +209,9 @@ impl Policy {
     /// [`estimate`](Self::estimate). What is learned is kept when policies are
     /// [configured](crate::Gate::configure) anew.
     ///
+    /// Of a request at most four times what it held is learned, and at most the limit of its key. At
+    /// most a sixteenth of the costs is of one key, if there are others.
+    ///
     /// Nine in ten requests then hold what they cost or more. What the others exceed their holds by
     /// is charged when they are settled; see [the bounds](crate::Gate::reserve).
     #[must_use]
@@ -229,10 +232,10 @@ impl Policy {
         self.settled_costs.as_ref().and_then(|costs| costs.percentile_90()).or(self.estimate)
     }
 
-    /// Learns from a request that was settled to this cost.
-    pub(crate) fn learn(&self, cost: u64) {
+    /// Learns from a request that was settled.
+    pub(crate) fn learn(&self, settled: impl FnOnce() -> SettledSample) {
         if let Some(costs) = &self.settled_costs {
-            costs.add(cost);
+            costs.add(settled());
         }
     }
 

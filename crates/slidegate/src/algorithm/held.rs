@@ -5,7 +5,7 @@
 //! and a charge at a later time never counts less.
 
 use super::state::{Done, NO_MORE_HOLDS_US, State, charge, inspect, small_step_us};
-use crate::decision::{Decision, DecisionSource, Verdict, Waits};
+use crate::decision::{Decision, DecisionSource, HoldBound, Verdict, Waits};
 use crate::hold::{
     DEFAULT_TTL_US, EndedHold, HoldChange, HoldList, HoldStatus, HoldVec, Holds, MAX_TTL, NewHold, Unsettled,
 };
@@ -66,19 +66,16 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
     }
 
     /// Carries out a verb. A check that reserves sets the cost aside instead of charging it, unless
-    /// the store has no room for another hold.
-    pub(crate) fn perform(
-        &mut self,
-        verb: Verb,
-        cost: u64,
-        new: Option<&NewHold>,
-        is_store_full: bool,
-    ) -> Done {
+    /// the key has as many holds as it may, or as many as the store has room for.
+    pub(crate) fn perform(&mut self, verb: Verb, cost: u64, new: Option<&NewHold>, room: usize) -> Done {
         match (verb, new) {
             (Verb::Check | Verb::Peek, _) if !self.fits(cost) => Done::Refused(cost),
             // A peek finds it as well: all keys of a request are peeked at before one is charged.
-            (Verb::Check | Verb::Peek, Some(_)) if cost > 0 && (is_store_full || self.holds.is_full()) => {
-                Done::NoMoreHolds
+            (Verb::Check | Verb::Peek, Some(_)) if cost > 0 && self.holds.is_full() => {
+                Done::NoMoreHolds(HoldBound::OfKey)
+            }
+            (Verb::Check | Verb::Peek, Some(_)) if cost > 0 && self.holds.count() >= room => {
+                Done::NoMoreHolds(HoldBound::OfStore)
             }
             (Verb::Peek, _) => Done::Moved(0),
             (Verb::Check, Some(_)) if cost == 0 => Done::Moved(0),
@@ -182,8 +179,8 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
             Done::Moved(cost) => (Verdict::Allow, cost, 0),
             Done::Refused(cost) if cost > limit => (Verdict::Deny, 0, Waits::NEVER),
             Done::Refused(cost) => (Verdict::Deny, 0, late(self.wait_us(limit - cost))),
-            Done::NoMoreHolds if !self.holds.is_full() => (Verdict::Deny, 0, NO_MORE_HOLDS_US),
-            Done::NoMoreHolds => {
+            Done::NoMoreHolds(HoldBound::OfStore) => (Verdict::Deny, 0, NO_MORE_HOLDS_US),
+            Done::NoMoreHolds(HoldBound::OfKey) => {
                 (Verdict::Deny, 0, late(self.on_state_scale(self.holds.earliest()) - self.settled))
             }
         };
@@ -194,20 +191,8 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
         let remaining = limit.saturating_sub(used).saturating_sub(held);
         let waits = Waits { retry_us, reset_us, frees_us };
         let (at, source) = (self.now, DecisionSource::Store);
-        let (is_blocked, has_no_more_holds) = (false, done == Done::NoMoreHolds);
-        Decision {
-            verdict,
-            limit,
-            used,
-            held,
-            remaining,
-            cost,
-            at,
-            source,
-            is_blocked,
-            has_no_more_holds,
-            waits,
-        }
+        let (is_blocked, hold_bound) = (false, done.hold_bound());
+        Decision { verdict, limit, used, held, remaining, cost, at, source, is_blocked, hold_bound, waits }
     }
 
     fn used(&self) -> u64 {
@@ -307,7 +292,7 @@ pub(crate) fn inspect_with_holds<S: State>(
         return (inspect(state, quota, now, cost), holds);
     }
     let mut key = HeldKey::settle(&mut state, &mut holds, quota, now, at);
-    let done = key.perform(Verb::Peek, cost, None, false);
+    let done = key.perform(Verb::Peek, cost, None, usize::MAX);
     let decision = key.decision(done);
     (KeyInspection { decision, ..inspect(state, quota, now, cost) }, holds)
 }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::decision::{Decision, DecisionSource, Verdict, Waits};
+use crate::decision::{Decision, DecisionSource, HoldBound, Verdict, Waits};
 use crate::quota::Quota;
 use crate::time::{SECOND_US, Timestamp};
 use crate::usage::{KeyInspection, RecordedCharge, UsageForecast};
@@ -126,8 +126,16 @@ pub(crate) enum Done {
     Moved(u64),
     /// The cost does not fit.
     Refused(u64),
-    /// It fits, and the key has as many holds as it may.
-    NoMoreHolds,
+    /// It fits, and there may be no more holds.
+    NoMoreHolds(HoldBound),
+}
+
+impl Done {
+    /// The bound of holds that denies it.
+    #[inline]
+    pub(crate) fn hold_bound(self) -> Option<HoldBound> {
+        if let Self::NoMoreHolds(bound) = self { Some(bound) } else { None }
+    }
 }
 
 /// Applies a verb to the state.
@@ -169,7 +177,7 @@ pub(crate) fn decision<S: State>(
         Done::Moved(cost) => (Verdict::Allow, cost, 0),
         Done::Refused(cost) if cost > limit => (Verdict::Deny, 0, Waits::NEVER),
         Done::Refused(cost) => (Verdict::Deny, 0, late(state.wait_us(quota, settled, limit - cost))),
-        Done::NoMoreHolds => (Verdict::Deny, 0, NO_MORE_HOLDS_US),
+        Done::NoMoreHolds(_) => (Verdict::Deny, 0, NO_MORE_HOLDS_US),
     };
     let (reset_us, frees_us) = match used {
         0 => (0, 0),
@@ -178,8 +186,8 @@ pub(crate) fn decision<S: State>(
     let remaining = limit.saturating_sub(used);
     let waits = Waits { retry_us, reset_us, frees_us };
     let (at, source, held) = (now, DecisionSource::Store, 0);
-    let (is_blocked, has_no_more_holds) = (false, done == Done::NoMoreHolds);
-    Decision { verdict, limit, used, held, remaining, cost, at, source, is_blocked, has_no_more_holds, waits }
+    let (is_blocked, hold_bound) = (false, done.hold_bound());
+    Decision { verdict, limit, used, held, remaining, cost, at, source, is_blocked, hold_bound, waits }
 }
 
 /// The largest backward step of the clock that is waited out. A larger step moves the history back.

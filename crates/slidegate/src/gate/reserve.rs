@@ -1,6 +1,6 @@
 //! Reservations: cost that is held until it is known, and settled, extended or cancelled.
 
-use std::hash::Hasher;
+use std::hash::{DefaultHasher, Hasher};
 use std::ops::Deref;
 use std::slice;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::decision::Decision;
 use crate::error::Error;
 use crate::hold::{HoldChange, HoldOptions, HoldStatus, Unsettled, ttl_us};
 use crate::key::{HashSeed, KeyId};
-use crate::policy::{Policy, PolicySet};
+use crate::policy::{Policy, PolicySet, SettledSample};
 use crate::quota::Algorithm;
 use crate::request::{Cost, Request};
 use crate::store::{HeldCharge, HoldAnswer, HoldCall, HoldStore, Mode, Reply, ready};
@@ -526,7 +526,16 @@ impl<S: HoldStore> Gate<S> {
                 HoldChange::Settle { total: cost, ttl_us: None }
                     if status == HoldStatus::Changed && policy.quota().algorithm() != Algorithm::InFlight =>
                 {
-                    policy.learn(cost);
+                    policy.learn(|| {
+                        let mut hasher = DefaultHasher::new();
+                        hasher.write(key.key);
+                        SettledSample {
+                            key: hasher.finish(),
+                            cost,
+                            held: key.amount,
+                            limit: decision.limit(),
+                        }
+                    });
                     Some(SettledCost { held: key.amount, cost })
                 }
                 _ => None,

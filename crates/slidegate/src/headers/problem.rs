@@ -10,7 +10,8 @@ use super::write::NamedDecision;
 use crate::block::Block;
 use crate::decision::{Decision, Reason};
 use crate::gate::Decisions;
-use crate::quota::Quota;
+use crate::hold::MAX_HOLDS;
+use crate::quota::{Algorithm, Quota};
 use crate::time::Timestamp;
 
 /// A denial, for people and programs, with the problem types of
@@ -20,7 +21,8 @@ use crate::time::Timestamp;
 /// |---|---|---|
 /// | [a full quota](Reason::OverLimit) | `quota-exceeded` | 429 |
 /// | [a block](Reason::Blocked) | `abnormal-usage-detected` | 429 |
-/// | [a store that is unavailable](Reason::StoreUnavailable) | `temporary-reduced-capacity` | 503 |
+/// | [too many open reservations of the key](Reason::TooManyHolds) | `quota-exceeded` | 429 |
+/// | [a store that is full](Reason::StoreFull) or [unavailable](Reason::StoreUnavailable) | `temporary-reduced-capacity` | 503 |
 /// | a named policy that cannot decide, see [`Decisions::error`] | `about:blank` | 500 |
 ///
 /// ```
@@ -55,7 +57,8 @@ pub struct Problem<'d> {
     pub detail: String,
     /// Member `violated-policies`: every enforced policy that denies, in plan order.
     pub violated_policies: Vec<&'d str>,
-    /// Member `retry_after_ms`: milliseconds until the same request fits, rounded up, at least 1.
+    /// Member `retry_after_ms`: milliseconds until the same request fits, rounded up, at least 1. At
+    /// most 1000 if only the end of other requests is waited for.
     /// `None`, written as `null`, if it never fits or the wait is unknown.
     pub retry_after_ms: Option<u64>,
 }
@@ -104,8 +107,14 @@ impl<'d> Problem<'d> {
         detail.push_str("Policy `");
         detail.push_str(name);
         detail.push_str("` (");
-        detail.push_str(&quota.to_string());
-        detail.push(')');
+        let is_in_flight = quota.algorithm() == Algorithm::InFlight;
+        if is_in_flight {
+            detail.push_str(&quota.limit().to_string());
+            detail.push_str(" in flight)");
+        } else {
+            detail.push_str(&quota.to_string());
+            detail.push(')');
+        }
         let push_key = |detail: &mut String| match key {
             Some(key) => {
                 detail.push_str("key `");
@@ -118,10 +127,19 @@ impl<'d> Problem<'d> {
             Reason::OverLimit => {
                 detail.push_str(" would be exceeded: ");
                 push_key(&mut detail);
-                detail.push_str(" has used ");
-                detail.push_str(&decision.used.to_string());
+                let (has, count) =
+                    if is_in_flight { (" has ", decision.held) } else { (" has used ", decision.used) };
+                detail.push_str(has);
+                detail.push_str(&count.to_string());
                 detail.push_str(" of ");
                 detail.push_str(&decision.limit.to_string());
+                if is_in_flight {
+                    detail.push_str(" in flight");
+                } else if decision.held > 0 {
+                    detail.push_str(" and holds ");
+                    detail.push_str(&decision.held.to_string());
+                    detail.push_str(" for open reservations");
+                }
                 ". The request never fits, however long it waits."
             }
             Reason::Blocked => {
@@ -137,8 +155,14 @@ impl<'d> Problem<'d> {
             Reason::TooManyHolds => {
                 detail.push_str(" cannot reserve more: ");
                 push_key(&mut detail);
-                detail.push_str(" has as many open reservations as it may");
+                detail.push_str(" has ");
+                detail.push_str(&MAX_HOLDS.to_string());
+                detail.push_str(" open reservations, as many as a key may have");
                 ". Settle some first."
+            }
+            Reason::StoreFull => {
+                detail.push_str(" cannot reserve now: the server has no room for more open reservations");
+                ". Retry later."
             }
             Reason::StoreUnavailable => {
                 detail.push_str(" cannot be checked now: the store of its counters is unavailable");
@@ -165,7 +189,7 @@ impl<'d> Problem<'d> {
                 "Request not satisfied due to detection of abnormal request pattern",
                 429,
             ),
-            Reason::StoreUnavailable => (
+            Reason::StoreFull | Reason::StoreUnavailable => (
                 "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
                 "Request cannot be satisfied due to temporary server capacity constraints",
                 503,
@@ -299,6 +323,61 @@ mod tests {
                 "violated-policies": ["per-user", "burst"],
                 "retry_after_ms": 59_500,
             })
+        );
+    }
+
+    /// Who is denied because others run, or hold cost, must read that and not that nothing is used.
+    #[test]
+    fn what_is_held_is_said_where_it_denies() {
+        let streams = Quota::in_flight(1, Duration::from_secs(20)).unwrap();
+        let streams = Policy::new("streams", streams).unwrap().counts(crate::Counts::Requests);
+        let detail = |policy: Policy, cost: u64| {
+            let (gate, _clock) = gate([policy.scope(["user"])]);
+            let request = Request::new().with("user", "alice").cost(cost);
+            let _held = gate.reserve(&request);
+            Problem::of(&gate.reserve(&request)).unwrap().detail
+        };
+        assert_eq!(
+            detail(streams, 1),
+            "Policy `streams` (1 in flight) would be exceeded: key `alice` has 1 of 1 in flight. \
+             Retry in 1 second."
+        );
+        assert_eq!(
+            detail(policy("tokens", "10/1m"), 8),
+            "Policy `tokens` (10/1m) would be exceeded: key `alice` has used 0 of 10 and holds 8 for open \
+             reservations. Retry in 120 seconds."
+        );
+    }
+
+    /// A bound of all must not be blamed on the key that finds it reached.
+    #[test]
+    fn bounds_of_reservations_say_whose_they_are() {
+        let clock = ManualClock::new();
+        let store = MemoryStore::builder().max_keys(3000).clock(clock).build();
+        let set = PolicySet::new([policy("tokens", "1_000_000/1m").scope(["user"])]).unwrap();
+        let gate = Gate::with_memory(set, store);
+        let reserve = |user: &str| {
+            let request = Request::new().with("user", user);
+            let reserved = gate.reserve(&request);
+            Problem::of(&reserved).map(|problem| (problem.status, problem.retry_after_ms, problem.detail))
+        };
+        // It may have as many as the others of its policy find then.
+        assert!((0..1000).all(|_| reserve("mallory").is_none()));
+        let full = "Policy `tokens` (1000000/1m) cannot reserve now: the server has no room for more open \
+                    reservations. Retry in 1 second.";
+        assert_eq!(reserve("mallory"), Some((503, Some(1000), full.to_owned())));
+        let quota = Quota::per_minute(1_000_000);
+        let gate = Gate::single(Policy::new("tokens", quota).unwrap()).unwrap();
+        let request = Request::new();
+        let hour = Duration::from_secs(3600);
+        assert!((0..1024).all(|_| gate.reserve_for(&request, hour).unwrap().is_allowed()));
+        let denied = gate.reserve_for(&request, hour).unwrap();
+        let problem = Problem::of(&denied).unwrap();
+        assert_eq!((problem.status, problem.retry_after_ms), (429, Some(1000)));
+        assert_eq!(
+            problem.detail,
+            "Policy `tokens` (1000000/1m) cannot reserve more: its key has 1024 open reservations, as many as a \
+             key may have. Retry in 1 second."
         );
     }
 

@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use super::unit_field::UnitField;
-use crate::decision::Decision;
+use crate::decision::{Decision, Reason};
 use crate::gate::PolicyDecision;
-use crate::quota::Quota;
+use crate::quota::{Algorithm, Quota};
 use crate::request::CostUnit;
 use crate::time::{SECOND_US, millis_ceil, secs_ceil};
+
+/// When to ask again whether another request has ended.
+const SOON: Duration = Duration::from_secs(1);
 
 /// A header field: its name in lower case and its value in printable ASCII.
 pub type Header = (&'static str, String);
@@ -132,9 +135,16 @@ impl<'d> From<&PolicyDecision<'d>> for NamedDecision<'d> {
 }
 
 impl NamedDecision<'_> {
-    /// The wait of a denial; `None` if the request is allowed or never fits.
+    /// The wait of a denial; `None` if the request is allowed or never fits. At most a second where
+    /// only the end of other requests is waited for: they end mostly long before their time.
     fn wait(&self) -> Option<Duration> {
-        self.decision.retry_after().filter(|_| self.decision.is_denied())
+        let wait = self.decision.retry_after().filter(|_| self.decision.is_denied())?;
+        let waits_for_requests = match self.decision.reason() {
+            Some(Reason::TooManyHolds) => true,
+            Some(Reason::OverLimit) => self.quota.algorithm() == Algorithm::InFlight,
+            _ => false,
+        };
+        Some(if waits_for_requests { wait.min(SOON) } else { wait })
     }
 
     pub(super) fn retry_after_s(&self) -> Option<u64> {
@@ -150,18 +160,25 @@ impl NamedDecision<'_> {
         [self.decision.limit, self.decision.remaining, reset_s].map(integer)
     }
 
-    /// An item of drafts 6 and 7. `w` is required there, so windows under one second are written as
-    /// 1.
-    pub(super) fn unnamed_policy(&self, out: &mut String) {
-        write_number(out, integer(self.quota.limit()));
-        write_part(out, ";w=", secs_ceil(self.quota.window()));
+    /// Writes the policy as drafts 6 and 7 do. `w` is required there, so windows under one second are
+    /// written as 1, and what has no window is left out.
+    pub(super) fn unnamed_policy(&self, out: &mut impl FieldSink) {
+        if self.quota.algorithm() == Algorithm::InFlight {
+            return;
+        }
+        out.field(FieldName::RateLimitPolicy, |text| {
+            write_number(text, integer(self.quota.limit()));
+            write_part(text, ";w=", secs_ceil(self.quota.window()));
+        });
     }
 
     /// An item of draft 10's `RateLimit-Policy`.
     pub(super) fn policy_item(&self, out: &mut String) {
         self.write_name(out);
         write_part(out, ";q=", self.quota.limit());
-        if self.quota.window_us() >= SECOND_US {
+        if self.quota.algorithm() == Algorithm::InFlight {
+            out.push_str(r#";qu="concurrent-requests""#);
+        } else if self.quota.window_us() >= SECOND_US {
             write_part(out, ";w=", secs_ceil(self.quota.window()));
         }
     }

@@ -1,14 +1,33 @@
 //! Learned estimates: the 90th percentile of the costs that requests were settled to.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// So many of the last costs are known. Below that, nothing is learned yet.
 const KNOWN: usize = 1024;
+/// Most of them that are of one key while others settle as well: less than the tenth that the
+/// percentile leaves out, so that no key decides alone what all hold.
+const OF_ONE_KEY: usize = KNOWN / 16;
+/// What is learned of a request is at most so many times what it held, so that a few costs that were
+/// made up do not stand for all.
+const MOST_TIMES_HELD: u64 = 4;
 /// The percentile is computed anew after so many costs.
 const REFRESHED_AFTER: usize = 32;
 
-/// The costs that requests under one policy were settled to, in this process. 8 kB.
+/// What a request was settled to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SettledSample {
+    /// Tells the keys of the policy apart.
+    pub(crate) key: u64,
+    pub(crate) cost: u64,
+    /// What it held in all.
+    pub(crate) held: u64,
+    /// The limit of the key.
+    pub(crate) limit: u64,
+}
+
+/// The costs that requests under one policy were settled to, in this process. At most 60 kB.
 #[derive(Debug, Default)]
 pub(crate) struct SettledCosts {
     recent: Mutex<Recent>,
@@ -18,10 +37,46 @@ pub(crate) struct SettledCosts {
 
 #[derive(Debug, Default)]
 struct Recent {
-    costs: Vec<u64>,
-    /// Where the next cost goes once all places are taken.
-    next: usize,
+    costs: Vec<Known>,
+    /// How many are of each key.
+    of_key: HashMap<u64, usize>,
+    /// How many were added.
+    added: u64,
     since_refresh: usize,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    key: u64,
+    cost: u64,
+    /// The number of costs before it.
+    number: u64,
+}
+
+impl Recent {
+    /// Adds a cost. Once all places are taken, it takes that of the oldest: of its own key if that has
+    /// as many as one key may have, else of the key that has more than that.
+    fn add(&mut self, key: u64, cost: u64) {
+        let known = Known { key, cost, number: self.added };
+        self.added += 1;
+        if self.costs.len() < KNOWN {
+            self.costs.push(known);
+        } else {
+            let own = self.of_key.get(&key).copied().unwrap_or(0);
+            let most = || self.of_key.iter().max_by_key(|(_, count)| **count);
+            let crowded = || most().filter(|(_, count)| **count > OF_ONE_KEY).map(|(key, _)| *key);
+            let from = if own >= OF_ONE_KEY { Some(key) } else { crowded() };
+            let candidates = self.costs.iter_mut().filter(|one| from.is_none_or(|from| one.key == from));
+            let oldest = candidates.min_by_key(|one| one.number).expect("it is full");
+            let replaced = std::mem::replace(oldest, known).key;
+            let count = self.of_key.get_mut(&replaced).expect("each known cost is counted");
+            *count -= 1;
+            if *count == 0 {
+                self.of_key.remove(&replaced);
+            }
+        }
+        *self.of_key.entry(key).or_default() += 1;
+    }
 }
 
 impl SettledCosts {
@@ -31,16 +86,10 @@ impl SettledCosts {
         self.percentile.load(Ordering::Relaxed).checked_sub(1)
     }
 
-    /// Adds a cost. O(1), and O(1,024) each 32nd time.
-    pub(crate) fn add(&self, cost: u64) {
+    /// Adds a cost. O(1,024), a few microseconds.
+    pub(crate) fn add(&self, SettledSample { key, cost, held, limit }: SettledSample) {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        if recent.costs.len() < KNOWN {
-            recent.costs.push(cost);
-        } else {
-            let next = recent.next;
-            recent.costs[next] = cost;
-            recent.next = (next + 1) % KNOWN;
-        }
+        recent.add(key, cost.min(held.saturating_mul(MOST_TIMES_HELD)).min(limit));
         recent.since_refresh += 1;
         if recent.costs.len() < KNOWN
             || recent.since_refresh < REFRESHED_AFTER && self.percentile_90().is_some()
@@ -48,7 +97,7 @@ impl SettledCosts {
             return;
         }
         recent.since_refresh = 0;
-        let mut costs = recent.costs.clone();
+        let mut costs: Vec<u64> = recent.costs.iter().map(|one| one.cost).collect();
         let (_, percentile, _) = costs.select_nth_unstable((KNOWN * 9).div_ceil(10) - 1);
         self.percentile.store(percentile.saturating_add(1), Ordering::Relaxed);
     }
@@ -62,25 +111,63 @@ mod tests {
     #[test]
     fn it_is_the_cost_that_nine_in_ten_of_the_last_1024_did_not_exceed() {
         let costs = SettledCosts::default();
+        let mut keys = 0..;
+        let mut add = |cost| {
+            let (key, held, limit) = (keys.next().unwrap() % 100, cost, u64::MAX);
+            costs.add(SettledSample { key, cost, held, limit });
+        };
         for cost in 0..1023 {
-            costs.add(cost);
+            add(cost);
         }
         assert_eq!(costs.percentile_90(), None, "one is missing");
-        costs.add(1023);
+        add(1023);
         // 922 of 1,024 are at most 921.
         assert_eq!(costs.percentile_90(), Some(921));
         // The oldest are forgotten.
         for _ in 0..1024 {
-            costs.add(7);
+            add(7);
         }
         assert_eq!(costs.percentile_90(), Some(7));
         for _ in 0..96 {
-            costs.add(u64::MAX);
+            add(u64::MAX);
         }
         assert_eq!(costs.percentile_90(), Some(7));
         for _ in 0..32 {
-            costs.add(u64::MAX);
+            add(u64::MAX);
         }
         assert_eq!(costs.percentile_90(), Some(u64::MAX - 1), "as large as it can be stored");
+    }
+
+    /// One client that settles to whatever it likes must not make the requests of all others hold
+    /// their whole limit.
+    #[test]
+    fn no_key_decides_alone_what_all_hold() {
+        let costs = SettledCosts::default();
+        let settle = |key, cost| costs.add(SettledSample { key, cost, held: 1000, limit: 100_000 });
+        (0..1024).for_each(|n| settle(1 + n % 20, 500));
+        assert_eq!(costs.percentile_90(), Some(500));
+        (0..2000).for_each(|_| settle(0, u64::MAX));
+        assert_eq!(costs.percentile_90(), Some(500));
+        // Also if it was there first: it makes room for the others.
+        let costs = SettledCosts::default();
+        let settle = |key, cost| costs.add(SettledSample { key, cost, held: 1000, limit: 100_000 });
+        (0..1024).for_each(|_| settle(0, u64::MAX));
+        assert_eq!(costs.percentile_90(), Some(4000), "four times what it held");
+        for n in 0..1024 {
+            settle(1 + n % 20, 500);
+            settle(0, u64::MAX);
+        }
+        assert_eq!(costs.percentile_90(), Some(500));
+    }
+
+    /// What is learned must be something that a key can hold, and follow a single key as well.
+    #[test]
+    fn what_is_learned_is_at_most_the_limit() {
+        let costs = SettledCosts::default();
+        let settle = |cost| costs.add(SettledSample { key: 0, cost, held: 1000, limit: 1500 });
+        (0..1024).for_each(|_| settle(2000));
+        assert_eq!(costs.percentile_90(), Some(1500));
+        (0..1024).for_each(|_| settle(300));
+        assert_eq!(costs.percentile_90(), Some(300));
     }
 }

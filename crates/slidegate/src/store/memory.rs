@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use crate::charge::{Charge, Part, PerCharge};
 use crate::decision::Decision;
 use crate::error::Error;
+use crate::hold::MAX_HOLDS;
 use crate::key::{HashSeed, KeyId};
 use crate::policy_reset::{PolicyReset, ResetCursor, ScannedKeys};
 use crate::quota::Quota;
@@ -75,6 +76,8 @@ pub struct MemoryStore {
     accounting: Accounting,
     /// The shard at which [`sweep`](Self::sweep) continues.
     next_swept: AtomicUsize,
+    /// The shard at which the next holds whose time is over are searched.
+    next_ended: AtomicUsize,
     /// Created by the first check with an idempotency key.
     pub(super) idempotent: OnceLock<IdempotencyCache>,
 }
@@ -108,13 +111,21 @@ pub struct MemoryStats {
     /// `max_keys` or `max_bytes` is too small: the limits of those keys were not fully enforced.
     pub dropped: u64,
     /// Open holds of all keys, including those whose time is over and whose keys were not accessed
-    /// since.
+    /// since: they end before room is short. If this is above half of `max_holds`, a policy may have
+    /// no more than the others leave free, and a key no more than its policy may still have.
     pub holds: usize,
+    /// Most open holds.
+    pub max_holds: usize,
     /// Bytes that the shards and their keys take now, as allocated.
     pub bytes: usize,
     /// Most bytes that they may take, if bounded.
     pub max_bytes: Option<usize>,
 }
+
+/// Most shards that a reservation looks at for holds whose time is over, which takes up to 100 µs if
+/// none is found, and most of which it searches the keys, which takes some 20 µs each.
+const MOST_LOOKED_AT: usize = 1024;
+const MOST_SEARCHED: usize = 4;
 
 /// The policy number of keys without a policy.
 const OWN_POLICY: u32 = 0;
@@ -202,7 +213,8 @@ impl MemoryStore {
             keys: self.accounting.held.load(Ordering::Relaxed),
             max_keys: self.accounting.max_keys,
             dropped: self.accounting.dropped.load(Ordering::Relaxed),
-            holds: self.accounting.holds.load(Ordering::Relaxed),
+            holds: self.accounting.holds(),
+            max_holds: self.accounting.max_holds,
             bytes: self.accounting.bytes(),
             max_bytes: self.accounting.max_bytes(),
         }
@@ -327,6 +339,7 @@ impl MemoryStore {
     /// Applies one charge without the lists of shards and locks, which would cost as much as the
     /// decision.
     pub(crate) fn apply_single(&self, charge: &Charge<'_>) -> Decision {
+        self.end_due_holds(std::slice::from_ref(charge));
         let now = self.clock.now();
         let mut call = self.call(charge, now);
         let ShardData { shard, inline_quotas, .. } = &mut *self.lock(self.shard_of(call.address.place));
@@ -346,6 +359,7 @@ impl MemoryStore {
 
     /// Applies all charges of a plan or none. The decisions are in the plan's order.
     pub(crate) fn apply(&self, charges: &[Charge<'_>]) -> PerCharge<Decision> {
+        self.end_due_holds(charges);
         let mut calls = self.calls(charges);
         let mut locked = self.lock_all(&mut calls);
         let guards: PerCharge<usize> = calls.iter().map(|call| self.guard_of(&locked, call)).collect();
@@ -378,6 +392,28 @@ impl MemoryStore {
             inline_quotas.after(call, charge.instead_of.is_some(), shard);
         }
         decisions
+    }
+
+    /// Ends holds whose time is over, whatever their keys are, if these charges may find no room for
+    /// theirs.
+    fn end_due_holds(&self, charges: &[Charge<'_>]) {
+        let is_short = |one: &Charge<'_>| {
+            one.reserve.is_some() && self.accounting.room_for_holds(one.number) < MAX_HOLDS
+        };
+        if !charges.iter().any(is_short) {
+            return;
+        }
+        let mut searches = 0;
+        for _ in 0..self.shards.len().min(MOST_LOOKED_AT) {
+            let at = self.next_ended.fetch_add(1, Ordering::Relaxed) & (self.shards.len() - 1);
+            let shard = &mut self.lock(at).shard;
+            let now = shard.arrive(self.clock.now(), &self.clock);
+            let ended = shard.end_due_holds(now, &self.accounting, &self.secret);
+            searches += usize::from(ended.is_some());
+            if ended > Some(0) || searches == MOST_SEARCHED {
+                return;
+            }
+        }
     }
 
     /// Removes the plan's keys. Returns whether anything still counted.

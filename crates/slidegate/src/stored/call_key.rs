@@ -232,13 +232,13 @@ impl<'v, S: Stored<'v>> KeyOf<'v, S> {
     fn apply(&mut self, verb: Verb, cost: u64, new: Option<&NewHold>) -> Decision {
         let done = match &mut self.holds {
             None => perform(&mut self.open.state, &self.quota, self.open.settled, verb, cost),
-            Some(_) => self.with_holds(|key| key.perform(verb, cost, new, false)),
+            Some(_) => self.with_holds(|key| key.perform(verb, cost, new, usize::MAX)),
         };
         match done {
             Done::Moved(cost) if verb == Verb::Check && new.is_some() => self.held += cost,
             Done::Moved(cost) => self.charged += cost,
             Done::Refused(cost) => self.need(cost),
-            Done::NoMoreHolds => self.needed = self.needed.max(1),
+            Done::NoMoreHolds(_) => self.needed = self.needed.max(1),
         }
         self.decision(done)
     }
@@ -264,7 +264,7 @@ impl<'v, S: Stored<'v>> KeyOf<'v, S> {
         let (used, held, limit) = (self.used(), self.held_now(), self.quota.capacity());
         let (verdict, cost) = match done {
             Done::Moved(cost) => (Verdict::Allow, cost),
-            Done::Refused(_) | Done::NoMoreHolds => (Verdict::Deny, 0),
+            Done::Refused(_) | Done::NoMoreHolds(_) => (Verdict::Deny, 0),
         };
         Decision {
             verdict,
@@ -276,7 +276,7 @@ impl<'v, S: Stored<'v>> KeyOf<'v, S> {
             at: Timestamp::from_micros(self.terms.now),
             source: DecisionSource::Store,
             is_blocked: false,
-            has_no_more_holds: done == Done::NoMoreHolds,
+            hold_bound: done.hold_bound(),
             // The caller computes them from the reply.
             waits: Waits { retry_us: 0, reset_us: 0, frees_us: 0 },
         }

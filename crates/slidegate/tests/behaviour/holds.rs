@@ -5,6 +5,7 @@ mod guard;
 mod histories;
 mod in_flight;
 mod one_state;
+mod shares;
 mod simulation;
 
 use std::time::Duration;

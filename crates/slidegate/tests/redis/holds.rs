@@ -565,6 +565,40 @@ async fn a_key_with_1024_holds_takes_no_more_until_one_ends() {
     assert!(gate.reserve(&request).await.is_allowed());
 }
 
+/// A client that cancels again and again must not make Redis decide what it has denied to others.
+#[tokio::test]
+async fn a_cancellation_ends_cached_denials_of_its_own_keys_only() {
+    let server = RedisServer::start();
+    let policies = [
+        Policy::new("requests", Quota::per_hour(1)).unwrap().scope(["user"]).counts(Counts::Requests),
+        Policy::new("tokens", Quota::per_hour(1000)).unwrap().scope(["user"]),
+    ];
+    let set = PolicySet::new(policies).unwrap();
+    let gate = SharedGate::redis(set, options(&server.url()).deadline(PATIENT)).unwrap();
+    let asked = async |user: &str| {
+        let request = Request::new().with("user", user).under("requests");
+        gate.check(&request).await.strictest().map(|one| (one.is_allowed(), one.source())).unwrap()
+    };
+    let cached = (false, DecisionSource::CachedDenial);
+    assert_eq!(asked("victim").await, (true, DecisionSource::Store));
+    while asked("victim").await != cached {
+        // Nothing is cached before the store is subscribed.
+        tokio::task::yield_now().await;
+    }
+    for _ in 0..3 {
+        let request = Request::new().with("user", "mallory").cost(10);
+        let ticket = gate.reserve(&request).await.into_ticket().unwrap();
+        assert_eq!(asked("mallory").await, (false, DecisionSource::Store));
+        assert_eq!(asked("mallory").await, cached);
+        gate.cancel(&ticket).await.unwrap();
+        assert_eq!(asked("victim").await, cached);
+        // What was charged at once is given back, and found at once.
+        let request = Request::new().with("user", "mallory").cost(10);
+        let ticket = gate.reserve(&request).await.into_ticket().unwrap();
+        gate.cancel(&ticket).await.unwrap();
+    }
+}
+
 /// Scripts are gone after a restart, and connections break at any time.
 #[tokio::test]
 async fn a_settlement_survives_lost_scripts_and_a_lost_connection() {

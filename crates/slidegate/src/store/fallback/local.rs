@@ -110,7 +110,7 @@ impl LocalDecisions {
                     at: now,
                     source,
                     is_blocked: false,
-                    has_no_more_holds: false,
+                    hold_bound: None,
                     held: 0,
                     waits: Waits { retry_us, reset_us: 0, frees_us: 0 },
                 };

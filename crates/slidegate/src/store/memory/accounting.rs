@@ -4,6 +4,8 @@
 //! so that a shard with large logs can use what others leave. The counters here change only when
 //! memory is allocated or freed, not with every decision.
 
+use std::sync::OnceLock;
+
 use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 
 /// Numbers of keys and bytes over all shards.
@@ -12,9 +14,11 @@ pub(super) struct Accounting {
     pub(super) held: AtomicUsize,
     pub(super) max_keys: usize,
     pub(super) dropped: AtomicU64,
-    /// Open holds of all keys.
-    pub(super) holds: AtomicUsize,
+    /// Holds of all keys.
+    holds: AtomicUsize,
     pub(super) max_holds: usize,
+    /// Those of each policy, by its number modulo their length. Allocated by the first hold.
+    policy_holds: OnceLock<Box<[AtomicUsize]>>,
     /// Bytes of all shards, as allocated.
     bytes: AtomicUsize,
     /// What the shards hold beyond what is guaranteed to each.
@@ -40,6 +44,10 @@ const GUARANTEED: (usize, usize) = (3, 4);
 /// one key 40 each.
 const BYTES_PER_HOLD: usize = 512;
 
+/// Policies whose holds are counted apart, in 32 kB. With more of them, some share a count,
+/// and with it their part of the room.
+const POLICIES: usize = if cfg!(loom) { 4 } else { 1 << 12 };
+
 impl Accounting {
     /// `shard_bytes` is the size of an empty shard, which counts as held, and `reserved` what each
     /// shard may take although the store is full.
@@ -59,7 +67,40 @@ impl Accounting {
         let count = AtomicUsize::new;
         let max_holds = max_bytes.map_or(max_keys, |bytes| max_keys.min(bytes / BYTES_PER_HOLD));
         let (held, dropped, bytes, common) = (count(0), AtomicU64::new(0), count(empty), count(0));
-        Self { held, max_keys, dropped, holds: count(0), max_holds, bytes, common, bound }
+        let (holds, policy_holds) = (count(0), OnceLock::new());
+        Self { held, max_keys, dropped, holds, max_holds, policy_holds, bytes, common, bound }
+    }
+
+    /// Holds of all keys.
+    pub(super) fn holds(&self) -> usize {
+        self.holds.load(Ordering::Relaxed)
+    }
+
+    /// Counts a key's holds: how many it had, and how many it has.
+    pub(super) fn count_holds(&self, policy: u32, before: usize, after: usize) {
+        if before == after {
+            return;
+        }
+        for count in [&self.holds, self.holds_of(policy)] {
+            if after > before {
+                count.fetch_add(after - before, Ordering::Relaxed);
+            } else {
+                count.fetch_sub(before - after, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// How many more holds a policy may have: it may have as many as all of them together leave free.
+    /// So one policy takes at most half of the room, and of those that want more than there is, each
+    /// gets as much as the others.
+    pub(super) fn room_for_holds(&self, policy: u32) -> usize {
+        let free = self.max_holds.saturating_sub(self.holds());
+        free.saturating_sub(self.holds_of(policy).load(Ordering::Relaxed))
+    }
+
+    fn holds_of(&self, policy: u32) -> &AtomicUsize {
+        let counts = || (0..POLICIES).map(|_| AtomicUsize::new(0)).collect();
+        &self.policy_holds.get_or_init(counts)[policy as usize % POLICIES]
     }
 
     pub(super) fn bytes(&self) -> usize {

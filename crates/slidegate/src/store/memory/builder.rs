@@ -103,6 +103,7 @@ impl MemoryStoreBuilder {
                 Shard::first_tables_bytes(),
             ),
             next_swept: AtomicUsize::new(0),
+            next_ended: AtomicUsize::new(0),
             idempotent: OnceLock::new(),
         }
     }

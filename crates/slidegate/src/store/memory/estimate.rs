@@ -3,12 +3,13 @@
 //! `slidegate validate` prints it, and the test below compares it with what a full store holds.
 
 use super::accounting::allocated;
+use super::held_keys::KeyHolds;
 use super::inline_quotas::InlineQuota;
 use super::table::most_bytes_per_key;
 use super::{MemoryStore, MemoryStoreBuilder, PaddedShard};
 use crate::algorithm::{State, for_algorithm};
 use crate::charge::Excess;
-use crate::hold::{Hold, Holds};
+use crate::hold::Hold;
 use crate::quota::Quota;
 
 /// The most memory that a store takes under some quotas.
@@ -60,7 +61,7 @@ impl MemoryStore {
         }
         // One is in the slot itself.
         let room = if holds == 1 { 0 } else { holds.next_power_of_two() };
-        most_bytes_per_key::<Holds>() + allocated(room * size_of::<Hold>())
+        most_bytes_per_key::<KeyHolds>() + allocated(room * size_of::<Hold>())
     }
 
     /// Most bytes that a quota takes which came with a request instead of from the policy, beside

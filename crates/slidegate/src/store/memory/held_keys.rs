@@ -1,4 +1,7 @@
 //! The holds of a shard's keys, in a table beside those of their usage: most keys have none.
+//!
+//! The next access to a key ends those whose time is over. If the store has little room for more, they
+//! are searched for.
 
 use super::accounting::{Accounting, allocated};
 use super::shard::{Address, Call};
@@ -6,22 +9,32 @@ use super::table::{Removed, Table, Tick, Value};
 use crate::algorithm::InFlight;
 use crate::hold::Holds;
 use crate::key::HashSeed;
+use crate::quota::{Quota, QuotaFields};
+
+/// About so many holds that are over are ended at once, which takes some 100 µs.
+const ENDED_AT_ONCE: usize = 256;
 
 /// The holds of keys, allocated by the first one.
 #[derive(Debug, Default)]
 pub(super) struct HeldKeys {
-    pub(super) holds: Table<Holds>,
+    pub(super) holds: Table<KeyHolds>,
+    /// No hold ends before. Raised by searches only.
+    pub(super) earliest: u64,
     /// In flight nothing is used, so this stays empty.
     pub(super) in_flight: Table<InFlight>,
 }
 
-impl Value for Holds {
-    fn heap_bytes(&self) -> usize {
-        Holds::heap_bytes(self)
-    }
+/// The holds of one key.
+#[derive(Debug, Default)]
+pub(super) struct KeyHolds {
+    pub(super) holds: Holds,
+    /// What they are charged under when their time is over.
+    pub(super) quota: QuotaFields,
+}
 
-    fn holds(&self) -> usize {
-        self.iter().len()
+impl Value for KeyHolds {
+    fn heap_bytes(&self) -> usize {
+        self.holds.heap_bytes()
     }
 }
 
@@ -38,41 +51,70 @@ impl HeldKeys {
     }
 
     pub(super) fn get(&self, at: usize) -> &Holds {
-        self.holds.get(at)
+        &self.holds.get(at).holds
     }
 
     /// Adds the holds of a key that has none. Returns the bytes by which the table grew.
     pub(super) fn insert(&mut self, call: &Call<'_>, holds: Holds, expires: Tick) -> usize {
         let before = self.holds.bytes();
+        self.earliest = self.earliest.min(holds.earliest());
+        let holds = KeyHolds { holds, quota: call.quota.fields() };
         self.holds.insert(&call.address, holds, 0, expires, call.secret);
         self.holds.bytes() - before
     }
 
     /// Removes the next keys of which nothing counts any more.
-    pub(super) fn sweep(&mut self, now: Tick, slots: usize, secret: &HashSeed) -> Removed {
-        self.holds.sweep(now, slots, secret)
+    pub(super) fn sweep(
+        &mut self,
+        now: Tick,
+        slots: usize,
+        accounting: &Accounting,
+        secret: &HashSeed,
+    ) -> Removed {
+        let removing = |policy, key: &KeyHolds| accounting.count_holds(policy, key.holds.count(), 0);
+        self.holds.sweep(now, slots, secret, removing)
+    }
+
+    /// Some keys with holds whose time is over, and their quotas. O(slots).
+    pub(super) fn take_due(&mut self, now: u64, secret: &HashSeed) -> Vec<(Address, Quota)> {
+        let (mut due, mut holds, mut earliest) = (Vec::new(), 0, u64::MAX);
+        self.holds.retain(secret, |policy, id, slot| {
+            let KeyHolds { holds: of_key, quota } = &slot.state;
+            match quota.quota().filter(|_| of_key.earliest() <= now && holds < ENDED_AT_ONCE) {
+                Some(quota) => {
+                    holds += of_key.count();
+                    due.push((Address { id, policy, place: secret.place_of(id, policy) }, quota));
+                }
+                None => earliest = earliest.min(of_key.earliest()),
+            }
+            true
+        });
+        self.earliest = earliest;
+        due
     }
 
     /// Removes a key's holds.
     pub(super) fn remove(&mut self, call: &Call<'_>) -> Removed {
         let mut removed = Removed::default();
         if let Some(at) = self.find(&call.address) {
-            removed.add(&self.holds.remove(at, call.secret));
+            let key = self.holds.remove(at, call.secret);
+            call.accounting.count_holds(call.address.policy, key.holds.count(), 0);
+            removed.add(&key);
         }
         removed
     }
 
-    /// Removes the holds of these policies. Calls `removing` for each key.
+    /// Removes the holds of these policies.
     pub(super) fn forget_policies(
         &mut self,
         policies: &[u32],
+        accounting: &Accounting,
         secret: &HashSeed,
-        mut removing: impl FnMut(Address),
     ) -> Removed {
-        self.holds.retain(secret, |policy, id, _| {
+        self.holds.retain(secret, |policy, _, slot| {
             let is_kept = !policies.contains(&policy);
             if !is_kept {
-                removing(Address { id, policy, place: secret.place_of(id, policy) });
+                accounting.count_holds(policy, slot.state.holds.count(), 0);
             }
             is_kept
         })
@@ -88,7 +130,7 @@ impl HeldKeys {
         mut visit: impl FnMut(Address, &Holds),
     ) -> Option<u32> {
         self.holds.visit(from, slots, secret, |place, slot| {
-            visit(Address { id: slot.id(), policy: slot.policy(), place }, &slot.state);
+            visit(Address { id: slot.id(), policy: slot.policy(), place }, &slot.state.holds);
         })
     }
 
@@ -106,14 +148,4 @@ impl HeldKeys {
 /// Bytes of a key's holds outside of the table, as allocated.
 pub(super) fn heap_bytes(holds: &Holds) -> usize {
     allocated(holds.heap_bytes())
-}
-
-/// Counts holds that were added or have ended.
-pub(super) fn count(before: usize, after: usize, accounting: &Accounting) {
-    use crate::sync::Ordering::Relaxed;
-    if after > before {
-        accounting.holds.fetch_add(after - before, Relaxed);
-    } else if before > after {
-        accounting.holds.fetch_sub(before - after, Relaxed);
-    }
 }

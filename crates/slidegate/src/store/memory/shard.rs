@@ -9,13 +9,13 @@ mod saved;
 
 use super::Requote;
 use super::accounting::{Accounting, allocated};
-use super::held_keys::HeldKeys;
+use super::held_keys::{HeldKeys, KeyHolds};
 use super::table::{Removed, Slot, Table, Tick, Value, first_table_bytes};
 use crate::algorithm::{
     self, Done, InFlight, State, decision, fits, for_algorithm, for_each_rate, inspect_with_holds, perform,
 };
 use crate::decision::Decision;
-use crate::hold::{Holds, NewHold};
+use crate::hold::NewHold;
 use crate::key::{HashSeed, KeyId};
 use crate::policy_reset::ScannedKeys;
 use crate::quota::{Algorithm, Quota};
@@ -77,7 +77,7 @@ trait Stored: State + Clone + Value {
     fn table(shard: &mut Shard) -> &mut Table<Self>;
 
     /// The same with the table of the holds.
-    fn beside_holds(shard: &mut Shard) -> (&mut Table<Self>, &mut Table<Holds>);
+    fn beside_holds(shard: &mut Shard) -> (&mut Table<Self>, &mut Table<KeyHolds>);
 }
 
 macro_rules! tables {
@@ -93,7 +93,7 @@ macro_rules! tables {
             fn sweep(&mut self, now: Tick, slots: usize, seed: &HashSeed) -> Removed {
                 let mut all = Removed::default();
                 $(
-                    let removed = self.$table.sweep(now, slots, seed);
+                    let removed = self.$table.sweep(now, slots, seed, |_, _| {});
                     all.keys += removed.keys;
                     all.heap_bytes += removed.heap_bytes;
                 )*
@@ -126,7 +126,7 @@ macro_rules! tables {
                 &mut shard.tables.$table
             }
 
-            fn beside_holds(shard: &mut Shard) -> (&mut Table<Self>, &mut Table<Holds>) {
+            fn beside_holds(shard: &mut Shard) -> (&mut Table<Self>, &mut Table<KeyHolds>) {
                 (&mut shard.tables.$table, &mut shard.held.get_or_insert_default().holds)
             }
         })*
@@ -145,8 +145,8 @@ impl Stored for InFlight {
         &mut shard.held.get_or_insert_default().in_flight
     }
 
-    fn beside_holds(shard: &mut Shard) -> (&mut Table<Self>, &mut Table<Holds>) {
-        let HeldKeys { in_flight, holds } = &mut **shard.held.get_or_insert_default();
+    fn beside_holds(shard: &mut Shard) -> (&mut Table<Self>, &mut Table<KeyHolds>) {
+        let HeldKeys { in_flight, holds, .. } = &mut **shard.held.get_or_insert_default();
         (in_flight, holds)
     }
 }
@@ -309,7 +309,7 @@ impl Shard {
     fn remove<S: Stored>(&mut self, at: usize, call: &Call<'_>) -> S {
         let state = S::table(self).remove(at, call.secret);
         let heap_bytes = allocated(State::heap_bytes(&state));
-        self.removed(Removed { keys: 1, heap_bytes, holds: 0 }, call.accounting);
+        self.removed(Removed { keys: 1, heap_bytes }, call.accounting);
         state
     }
 
@@ -365,10 +365,9 @@ impl Shard {
         self.removed(removed, accounting);
         if let Some(held) = &mut self.held {
             let before = held.bytes();
-            let swept = held.sweep(now, slots, secret);
+            let swept = held.sweep(now, slots, accounting, secret);
             let less = before - held.bytes();
-            self.removed_holds(swept, accounting);
-            self.give(less, accounting);
+            self.give(swept.heap_bytes + less, accounting);
         }
         removed.keys
     }
@@ -457,10 +456,10 @@ impl Shard {
             forgot.forgotten += removed.keys as u64;
         }
         if let Some(held) = &mut self.held {
-            let removed = held.forget_policies(policies, secret, |_| {});
+            let removed = held.forget_policies(policies, accounting, secret);
             forgot.scanned += removed.keys as u64;
             forgot.forgotten += removed.keys as u64;
-            self.removed_holds(removed, accounting);
+            self.give(removed.heap_bytes, accounting);
         }
         forgot
     }
@@ -486,8 +485,8 @@ impl Shard {
             self.settle_holds(call);
             if let Some(held) = &mut self.held {
                 let removed = held.remove(call);
-                is_held = removed.holds > 0;
-                self.removed_holds(removed, call.accounting);
+                is_held = removed.keys > 0;
+                self.give(removed.heap_bytes, call.accounting);
             }
         }
         self.forget_usage(call) || is_held

@@ -98,11 +98,6 @@ pub(super) struct Weakest {
 pub(super) trait Value: Default {
     /// Bytes that it holds outside of the slot.
     fn heap_bytes(&self) -> usize;
-
-    /// Number of holds that it is.
-    fn holds(&self) -> usize {
-        0
-    }
 }
 
 /// Keys that were removed together.
@@ -111,13 +106,11 @@ pub(super) struct Removed {
     pub(super) keys: usize,
     /// Bytes outside of the table that they held, as allocated.
     pub(super) heap_bytes: usize,
-    pub(super) holds: usize,
 }
 
 impl Removed {
     pub(super) fn add(&mut self, value: &impl Value) {
         self.keys += 1;
-        self.holds += value.holds();
         self.heap_bytes += allocated(value.heap_bytes());
     }
 }
@@ -282,12 +275,19 @@ impl<S: Value> Table<S> {
         removed.state
     }
 
-    /// Removes expired keys from the next `count` slots.
-    pub(super) fn sweep(&mut self, now: Tick, count: usize, secret: &HashSeed) -> Removed {
+    /// Removes expired keys from the next `count` slots. Calls `removing` for each, with its policy.
+    pub(super) fn sweep(
+        &mut self,
+        now: Tick,
+        count: usize,
+        secret: &HashSeed,
+        mut removing: impl FnMut(u32, &S),
+    ) -> Removed {
         let mut removed = Removed::default();
         for _ in 0..count.min(self.slots.len()) {
             let at = self.hand_at();
             if self.tags[at] != 0 && self.slots[at].expires.has_come(now) {
+                removing(self.slots[at].policy(), &self.slots[at].state);
                 removed.add(&self.remove(at, secret));
             } else {
                 self.move_hand(at);
@@ -505,7 +505,7 @@ mod tests {
                         prop_assert_eq!(removed, map.remove(&(key, policy)).map(|(state, _)| state));
                     }
                     Step::Sweep(now, count) => {
-                        let removed = table.sweep(Tick(now), count, &secret);
+                        let removed = table.sweep(Tick(now), count, &secret, |_, _| {});
                         let before = map.len();
                         map.retain(|(key, policy), (_, expires)| {
                             *expires > now || table.find(&address(&secret, *key, *policy)).is_some()

@@ -35,7 +35,8 @@ const SETS: usize = 8192;
 /// How long a denial of a key with holds is cached at most.
 pub(crate) const HELD_FOR: Duration = Duration::from_millis(100);
 /// Times at which holds were changed, a power of two: keys that share one end each other's denials.
-const RELEASES: usize = 4096;
+/// As many as there are denials, in 512 kB, so that few do, whatever keys a client changes holds of.
+const RELEASES: usize = SETS * WAYS;
 
 /// Cached denials, by the hash of their keys.
 pub(crate) struct DenialCache {
@@ -71,8 +72,6 @@ struct Denial {
     sent: Instant,
     /// When the first of the denying keys has capacity again.
     until: Instant,
-    /// Whether cost is held on one of its keys.
-    is_held: bool,
     /// Whether it was used since the set was last full of used denials.
     is_used: bool,
 }
@@ -127,9 +126,7 @@ impl DenialCache {
         let generation = set.generation;
         let denial = set.denials.iter_mut().find(|denial| denial.keys == keys);
         let is_true = |denial: &&mut Denial| {
-            cost >= denial.cost
-                && now < denial.until
-                && !(denial.is_held && self.is_released_since(subjects, denial.sent))
+            cost >= denial.cost && now < denial.until && !self.is_released_since(subjects, denial.sent)
         };
         let Some(denial) = denial.filter(is_true) else {
             return Err(Ticket { keys, generation, sent: now });
@@ -167,15 +164,15 @@ impl DenialCache {
         }
         let mut wait = Duration::from_micros(wait_us);
         let is_held = answers.iter().any(|one| one.held > 0);
+        if self.is_released_since(subjects, sent) {
+            return;
+        }
         if is_held {
-            if self.is_released_since(subjects, sent) {
-                return;
-            }
             wait = wait.min(HELD_FOR);
         }
         let until = sent + wait;
         let answers = answers.iter().copied().collect();
-        let denial = Denial { keys, cost, answers, sent, until, is_held, is_used: false };
+        let denial = Denial { keys, cost, answers, sent, until, is_used: false };
         let mut set = self.set(keys);
         // An invalidation after this was read invalidates the denial with its set.
         if self.subscribed.load(Ordering::SeqCst) && generation == set.generation {
@@ -183,13 +180,13 @@ impl DenialCache {
         }
     }
 
-    /// Ends the denials of a key with holds, of which one was changed by now. A call for the key that
+    /// Ends the denials of a key of which a hold was changed by now, or a charge given back. A call for the key that
     /// was sent before may have been decided before.
     pub(crate) fn release(&self, name: &[u8], now: Instant) {
         self.release_of(name).fetch_max(self.micros(now) + 1, Ordering::SeqCst);
     }
 
-    /// Whether a hold of one of these keys was changed here at this time or later.
+    /// Whether one of these keys was released at this time or later.
     fn is_released_since(&self, subjects: &Subjects, sent: Instant) -> bool {
         let sent_us = self.micros(sent);
         subjects.0.iter().any(|subject| self.release_of(&subject.name).load(Ordering::SeqCst) > sent_us)
@@ -289,7 +286,7 @@ mod tests {
             cost: 0,
             at: Timestamp::EPOCH,
             is_blocked: false,
-            has_no_more_holds: false,
+            hold_bound: None,
             held: 0,
             source: DecisionSource::Store,
             waits: Waits { retry_us, reset_us: retry_us, frees_us: retry_us },
@@ -432,7 +429,7 @@ mod tests {
     /// Its own settlements end a denial at once, those of other keys do not, and one that is on its
     /// way meanwhile is not cached.
     #[test]
-    fn what_is_settled_here_ends_denials_of_its_key_that_were_asked_before() {
+    fn what_is_settled_or_cancelled_here_ends_denials_of_its_key_that_were_asked_before() {
         let (cache, now) = (subscribed(), crate::time::instant());
         let at = |ms| now + Duration::from_millis(ms);
         let slot = |user: u64| std::ptr::from_ref(cache.release_of(&subjects(user).0[0].name));
@@ -451,10 +448,10 @@ mod tests {
             cache.insert(&subjects, 1, &denied_by_held(HOUR_US), ticket);
             assert_eq!(is_cached(&cache, 1, at(asked + 1)), is_kept, "{asked} {released}");
         }
-        // A key without holds has nothing that a settlement could free.
+        // A key without holds may have got back what was charged at once.
         check(&cache, 3, at(70), HOUR_US);
         cache.release(&subjects(3).0[0].name, at(80));
-        assert!(is_cached(&cache, 3, at(90)));
+        assert!(!is_cached(&cache, 3, at(90)));
     }
 
     /// Each reservation has an id of its own; what is denied is the same.

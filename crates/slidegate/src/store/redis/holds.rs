@@ -120,12 +120,14 @@ impl NamedChange {
         self
     }
 
-    /// Whether it may free cost. A part moves it from what is held to what is used.
+    /// Whether it may free cost: what is held, or what was charged at once. A part moves it from what
+    /// is held to what is used.
     fn frees(&self) -> bool {
         matches!(
             self.change.change,
             HoldChange::Settle { ttl_us: None, .. }
                 | HoldChange::Cancel
+                | HoldChange::Refund { .. }
                 | HoldChange::Extend { total: Some(_), .. }
         )
     }
@@ -370,10 +372,6 @@ impl<'a> Released<'a> {
 
     fn end_denials(&self) {
         let Some(cache) = &self.calls.denial_cache else { return };
-        if self.changes.iter().any(|(_, change)| !change.is_of_one_hold()) {
-            // What was charged at once is given back, to keys without holds too.
-            cache.clear();
-        }
         let now = instant();
         for (_, change) in self.changes.iter().filter(|(_, change)| change.frees()) {
             cache.release(&change.name, now);

@@ -148,7 +148,7 @@ impl KeyReply {
                     }
                     Some(holds) => {
                         let mut key = HeldKey::settled($state, holds, quota, now, *settled);
-                        let done = done.unwrap_or_else(|| key.perform(verb, cost, new, false));
+                        let done = done.unwrap_or_else(|| key.perform(verb, cost, new, usize::MAX));
                         key.decision(done)
                     }
                 }

@@ -9,8 +9,6 @@ use crate::store::memory::Requote;
 use crate::store::memory::accounting::Accounting;
 use crate::store::memory::held_keys;
 use crate::store::memory::shard::Address;
-use crate::store::memory::table::Removed;
-use crate::sync::Ordering;
 use crate::time::{Moment, Timestamp};
 use crate::usage::OpenHold;
 use crate::verb::Verb;
@@ -22,10 +20,12 @@ impl Shard {
         if call.reserve.is_none() && self.holds_of(&call.address).is_none() {
             return for_algorithm!(call.quota.algorithm(), S => self.apply_to::<S>(call));
         }
-        let Accounting { holds, max_holds, .. } = call.accounting;
-        let is_full = call.reserve.is_some() && holds.load(Ordering::Relaxed) >= *max_holds;
+        let room = match call.reserve {
+            Some(_) => call.accounting.room_for_holds(call.address.policy),
+            None => usize::MAX,
+        };
         for_algorithm!(call.quota.algorithm(), S => self.on_held::<S, _>(call, |key| {
-            ((), key.perform(call.verb, call.cost, call.reserve, is_full))
+            ((), key.perform(call.verb, call.cost, call.reserve, room))
         }).1)
     }
 
@@ -50,8 +50,20 @@ impl Shard {
         ended: &EndedHold,
     ) -> (HoldStatus, Decision) {
         self.work(1, call);
+        // What is kept of an ended hold takes room as an open one does. Without room, nothing is given
+        // back, as it could not be recognized when it is asked for again, and what is charged late may
+        // be charged twice.
+        let has_room = call.accounting.room_for_holds(call.address.policy) > 0;
         for_algorithm!(call.quota.algorithm(), S => self.on_held::<S, _>(call, |key| {
-            key.change(id, change, ended)
+            let before = key.holds.count();
+            if !has_room && matches!(change, HoldChange::Refund { .. }) && key.holds.find(id).is_none() {
+                return (HoldStatus::Changed, Done::Moved(0));
+            }
+            let changed = key.change(id, change, ended);
+            if !has_room && key.holds.count() > before {
+                key.holds.remove_newest();
+            }
+            changed
         }))
     }
 
@@ -71,7 +83,7 @@ impl Shard {
         let (used_at, held_at) = (usage.find(&call.address), held.find(&call.address));
         let (mut new_state, mut new_holds) = (S::default(), Holds::default());
         let state = used_at.map_or(&mut new_state, |at| &mut usage.slot(at).state);
-        let holds = held_at.map_or(&mut new_holds, |at| &mut held.slot(at).state);
+        let holds = held_at.map_or(&mut new_holds, |at| &mut held.slot(at).state.holds);
         let sizes = |state: &S, holds: &Holds| {
             (holds.iter().len(), held_keys::heap_bytes(holds), State::heap_bytes(state))
         };
@@ -80,7 +92,7 @@ impl Shard {
         let (outcome, done) = run(&mut key);
         let decision = key.decision(done);
         let after = sizes(state, holds);
-        let has_holds = !holds.is_empty();
+        let (has_holds, earliest) = (!holds.is_empty(), holds.earliest());
         // A key with holds is evicted last.
         let share = if has_holds { u8::MAX >> 1 } else { call.quota.share_of(decision.used) };
         let expires = expiry(call.now, decision.waits.reset_us);
@@ -89,14 +101,21 @@ impl Shard {
         }
         let mut grown = 0;
         match held_at {
-            Some(at) if has_holds => held.slot(at).note(0, expires),
+            Some(at) if has_holds => {
+                let slot = held.slot(at);
+                slot.state.quota = call.quota.fields();
+                slot.note(0, expires);
+            }
             Some(at) => drop(held.remove(at, call.secret)),
             None if has_holds => {
                 grown = self.held.get_or_insert_default().insert(call, new_holds, expires);
             }
             None => {}
         }
-        held_keys::count(before.0, after.0, call.accounting);
+        if has_holds && let Some(held) = &mut self.held {
+            held.earliest = held.earliest.min(earliest);
+        }
+        call.accounting.count_holds(call.address.policy, before.0, after.0);
         if used_at.is_none() && decision.used > 0 {
             self.add(call, new_state, share, expires);
         } else if used_at.is_some() && before.2 != after.2 {
@@ -118,7 +137,7 @@ impl Shard {
     ) {
         let Some(held) = &mut self.held else { return };
         for address in held.addresses(secret) {
-            if let Some((old, _)) = requote(address.policy, address.id) {
+            if let Some((old, new)) = requote(address.policy, address.id) {
                 let call = Call {
                     verb: Verb::Peek,
                     address,
@@ -130,19 +149,45 @@ impl Shard {
                     secret,
                 };
                 self.settle_holds(&call);
+                if let Some(held) = &mut self.held
+                    && let Some(at) = held.find(&address)
+                {
+                    held.holds.slot(at).state.quota = new.fields();
+                }
             }
         }
+    }
+
+    /// Ends the holds of some keys whose time is over. Returns of how many keys, or `None` if that was
+    /// known without a search.
+    pub(in crate::store::memory) fn end_due_holds(
+        &mut self,
+        now: Moment,
+        accounting: &Accounting,
+        secret: &HashSeed,
+    ) -> Option<usize> {
+        let now_us = now.at.as_micros();
+        let held = self.held.as_mut().filter(|held| held.earliest <= now_us)?;
+        let due = held.take_due(now_us, secret);
+        for (address, quota) in &due {
+            let call = Call {
+                verb: Verb::Peek,
+                address: *address,
+                quota,
+                cost: 0,
+                reserve: None,
+                now,
+                accounting,
+                secret,
+            };
+            self.settle_holds(&call);
+        }
+        Some(due.len())
     }
 
     /// Charges the holds of a key whose time is over.
     pub(super) fn settle_holds(&mut self, call: &Call<'_>) {
         for_algorithm!(call.quota.algorithm(), S => self.on_held::<S, _>(call, |_| ((), Done::Moved(0))));
-    }
-
-    /// Counts holds that are gone with their keys.
-    pub(super) fn removed_holds(&mut self, removed: Removed, accounting: &Accounting) {
-        held_keys::count(removed.holds, 0, accounting);
-        self.give(removed.heap_bytes, accounting);
     }
 }
 

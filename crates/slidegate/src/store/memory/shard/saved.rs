@@ -115,7 +115,7 @@ impl Shard {
             return 0;
         }
         let (count, bytes) = (holds.iter().len(), held_keys::heap_bytes(&holds));
-        held_keys::count(0, count, call.accounting);
+        call.accounting.count_holds(call.address.policy, 0, count);
         let now_us = call.now.at.as_micros();
         let expires = Tick::after(now_us, holds.latest().saturating_sub(now_us));
         let grown = self.held.get_or_insert_default().insert(call, holds, expires);

@@ -197,7 +197,7 @@ impl World {
             at: Timestamp::EPOCH,
             source: DecisionSource::Store,
             is_blocked: false,
-            has_no_more_holds: false,
+            hold_bound: None,
             held: 0,
             waits: Waits { retry_us: 0, reset_us: 60_000_000, frees_us: 0 },
         };
