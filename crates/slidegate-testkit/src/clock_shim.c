@@ -1,13 +1,19 @@
 /* Moves the wall clock of the process it is preloaded into, and no other clock.
  *
  * SLIDEGATE_CLOCK_OFFSET names a file of two signed 64-bit numbers in the machine's byte order: microseconds that are
- * added to every reading, or, where the second is not 0, the reading itself. It is mapped, so that a change counts from the next reading on. System calls are made by
- * number: allocators ask for the time before there is anything to look a symbol up with.
+ * added to every reading, or, where the second is not 0, the reading itself. It is mapped, so that a change counts from
+ * the next reading on. System calls are made by number: allocators ask for the time before there is anything to look a
+ * symbol up with.
+ *
+ * Valkey asks the processor how much time has passed, which nothing can move. It asks the system instead where
+ * /proc/cpuinfo does not say that the processor's clock is constant, so that file is not there for it.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -50,4 +56,9 @@ time_t time(time_t *out) {
     clock_gettime(CLOCK_REALTIME, &now);
     if (out) *out = now.tv_sec;
     return now.tv_sec;
+}
+
+/* Servers are built for large files. On 64-bit systems both names have one meaning. */
+FILE *fopen64(const char *restrict path, const char *restrict mode) {
+    return strcmp(path, "/proc/cpuinfo") ? fopen(path, mode) : NULL;
 }
