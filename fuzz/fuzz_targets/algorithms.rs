@@ -49,25 +49,19 @@ fuzz_target!(|input: Input| {
         Some(burst) if algorithm == Algorithm::TokenBucket => quota.with_burst(burst.into()),
         _ => quota,
     };
-    // A limit changes without its burst, and windows of counters restart: the model has neither.
-    let may_change_limit = input.burst.is_none() || algorithm != Algorithm::TokenBucket;
-    let may_change_window = algorithm == Algorithm::SlidingLog;
-    let steps = input.steps.into_iter().take(200).filter_map(|next| {
-        Some(match next {
-            Next::Advance(us) => Step::Advance(us.into()),
-            Next::AdvanceTens(tens) => Step::Advance(u64::from(tens) * 10_000),
-            Next::Check(cost) => Step::Check(cost.into()),
-            Next::CheckLarge(cost) => Step::Check(cost),
-            Next::Peek(cost) => Step::Peek(cost.into()),
-            Next::Refund(cost) => Step::Refund(cost.into()),
-            Next::RefundLarge(cost) => Step::Refund(cost),
-            Next::Penalize(cost) => Step::Penalize(cost.into()),
-            Next::PenalizeLarge(cost) => Step::Penalize(cost),
-            Next::Reset => Step::Reset,
-            Next::Limit(limit) if may_change_limit => Step::Limit(limit.into()),
-            Next::Window(ms) if may_change_window => Step::Window(u64::from(ms.max(1)) * 1000),
-            Next::Limit(_) | Next::Window(_) => return None,
-        })
+    let steps = input.steps.into_iter().take(200).map(|next| match next {
+        Next::Advance(us) => Step::Advance(us.into()),
+        Next::AdvanceTens(tens) => Step::Advance(u64::from(tens) * 10_000),
+        Next::Check(cost) => Step::Check(cost.into()),
+        Next::CheckLarge(cost) => Step::Check(cost),
+        Next::Peek(cost) => Step::Peek(cost.into()),
+        Next::Refund(cost) => Step::Refund(cost.into()),
+        Next::RefundLarge(cost) => Step::Refund(cost),
+        Next::Penalize(cost) => Step::Penalize(cost.into()),
+        Next::PenalizeLarge(cost) => Step::Penalize(cost),
+        Next::Reset => Step::Reset,
+        Next::Limit(limit) => Step::Limit(limit.into()),
+        Next::Window(ms) => Step::Window(u64::from(ms.max(1)) * 1000),
     });
     run(quota, 1_000_000_000 + u64::from(input.start_us), steps.collect());
 });

@@ -41,7 +41,10 @@ if current_stop ~= stop then
     stop, moved = math.min(stop, now + counted), true
   end
 end
-if counted ~= window then stop = settled - settled % window + window end
+if counted ~= window then
+  -- A denial writes this as well, or each one would move usage anew, to a later window.
+  stop, moved = settled - settled % window + window, true
+end
 
 --[numbers]
 settled, stop, used

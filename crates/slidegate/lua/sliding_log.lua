@@ -28,18 +28,30 @@ if raw ~= '' then
   end
 end
 if used > 0 then
-  if now < newest then
-    local earliest = newest - (ahead_bits == step_bits and step - 1 or 2 ^ ahead_bits - 1)
+  if now + step - 1 < newest then
+    -- The quota had a longer step when the newest run was made, or the clock stepped back.
+    --@rest
+    local earliest = newest - 2 ^ ahead_bits + 1
     if now < earliest then
       if earliest - now <= (window < 1000000 and window or 1000000) then
         settled = earliest
       else
         -- A large step back of the clock: move the history along, as if no time had passed since
         -- the newest charge.
-        --@rest
         local by = earliest - now
         newest, oldest, shift, moved = newest - by, math.max(oldest - by, 0), (shift + by) % 281474976710656, true
       end
+    end
+    -- All charges of the run were made before now. Later ones join it, so it must not count longer
+    -- than they do.
+    local stamp = math.ceil(settled / step) * step
+    if stamp < newest and len > 0 then
+      --@ring
+      stamp = math.max(stamp, (run_at(len - 1)))
+    end
+    if stamp < newest then
+      if len == 0 then oldest = stamp end
+      newest, ahead_bits, moved = stamp, step_bits, true
     end
   end
   if oldest + window <= settled then

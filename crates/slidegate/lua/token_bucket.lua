@@ -17,12 +17,12 @@ if raw then
     counted, at, level, fraction = window, now, 0, 0
     --@foreign
   end
+  --@bound
   if now < at then
     if (level > 0 or fraction > 0) and at - now <= (counted < 1000000 and counted or 1000000) then
       settled = at
     else
       at, moved = now, true
-      --@bound
     end
   else
     local drained = (now - at) * rate
@@ -42,9 +42,11 @@ if raw then
       level, fraction = level - whole, part
     end
   end
-  if counted ~= window and fraction > 0 then
-    -- When the window changes, a fraction rounds up to a whole.
-    level, fraction = level + 1, 0
+  if counted ~= window then
+    -- A denial writes this as well, or what drains would go on to count by the former window.
+    moved = true
+    -- A fraction rounds up to a whole.
+    if fraction > 0 then level, fraction = level + 1, 0 end
   end
 end
 local used = fraction > 0 and level + 1 or level
@@ -65,7 +67,6 @@ if refunded <= level then
 else
   level, fraction = 0, 0
 end
---@bound
 used = fraction > 0 and level + 1 or level
 
 --[most]
@@ -87,7 +88,7 @@ local counts_until = at + used * window / rate
 --[save]
 -- The TTL is the time until it is empty and up to five seconds more. `at` may be a second ahead.
 local ttl_us = used * window / rate + at - now
--- A limit that was lowered far may leave more than Redis takes: 2^61, some 73,000 years.
+-- A large burst may take longer to drain than Redis takes: 2^61, some 73,000 years.
 if ttl_us > 2305843009213693952 then ttl_us = 2305843009213693952 end
 call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction),
   'PX', math.floor(ttl_us / 1000) + 4000)

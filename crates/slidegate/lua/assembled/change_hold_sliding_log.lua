@@ -118,27 +118,51 @@ if raw ~= '' then
   end
 end
 if used > 0 then
-  if now < newest then
-    local earliest = newest - (ahead_bits == step_bits and step - 1 or 2 ^ ahead_bits - 1)
+  if now + step - 1 < newest then
+    -- The quota had a longer step when the newest run was made, or the clock stepped back.
+    -- [rest]
+    -- Reads the rest of the header, which most denials do not need.
+    if not widths then
+      widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+      if raw ~= '' then
+        widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+      end
+      cost_bytes = widths % 16
+      stamp_bytes = (widths - cost_bytes) / 16
+    end
+    local earliest = newest - 2 ^ ahead_bits + 1
     if now < earliest then
       if earliest - now <= (window < 1000000 and window or 1000000) then
         settled = earliest
       else
         -- A large step back of the clock: move the history along, as if no time had passed since
         -- the newest charge.
-        -- [rest]
-        -- Reads the rest of the header, which most denials do not need.
-        if not widths then
-          widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
-          if raw ~= '' then
-            widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
-          end
-          cost_bytes = widths % 16
-          stamp_bytes = (widths - cost_bytes) / 16
-        end
         local by = earliest - now
         newest, oldest, shift, moved = newest - by, math.max(oldest - by, 0), (shift + by) % 281474976710656, true
       end
+    end
+    -- All charges of the run were made before now. Later ones join it, so it must not count longer
+    -- than they do.
+    local stamp = math.ceil(settled / step) * step
+    if stamp < newest and len > 0 then
+      -- [ring]
+      -- Timestamp and cost of the run at this place in the ring; 0 is the oldest.
+      local run_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
+      local run_bytes, span = stamp_bytes + cost_bytes, stamp_bytes == 4 and 4294967296 or 281474976710656
+      local function run_at(place)
+        place = (head + place) % room
+        if place < chunk_from or place >= chunk_to then
+          chunk_from, chunk_to = place, math.min(place + 64, room)
+          chunk = call('GETRANGE', key, 48 + place * run_bytes, 47 + chunk_to * run_bytes)
+        end
+        local low, cost = struct.unpack(run_format, chunk, (place - chunk_from) * run_bytes + 1)
+        return math.max(newest - (newest + shift - low) % span, 0), cost_bytes > 0 and cost or 1
+      end
+      stamp = math.max(stamp, (run_at(len - 1)))
+    end
+    if stamp < newest then
+      if len == 0 then oldest = stamp end
+      newest, ahead_bits, moved = stamp, step_bits, true
     end
   end
   if oldest + window <= settled then

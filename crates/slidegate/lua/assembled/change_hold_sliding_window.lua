@@ -139,7 +139,6 @@ if current_stop ~= stop then
     current, stop = 0, current_stop
   end
 end
-if counted ~= window then restart = settled - settled % window + window end
 if restart then
   -- All usage counts as charged in the window that ends then.
   current = math.min(current + previous, math.max(capacity, current, previous))
@@ -148,7 +147,7 @@ end
 local used = current
 if previous > 0 then
   local product = previous * (stop - settled)
-  local weighted = math.ceil(product / window)
+  local weighted = math.ceil(product / counted)
   if product >= 9007199254740992 then
     -- [mul_div]
     -- floor(a * b / c) and the remainder, for c below 2^45. A quotient above 2^53 is approximate.
@@ -175,10 +174,15 @@ if previous > 0 then
       return a * whole + quotient, rest
     end
     local rest
-    weighted, rest = mul_div(previous, stop - settled, window)
+    weighted, rest = mul_div(previous, stop - settled, counted)
     if rest > 0 then weighted = weighted + 1 end
   end
   used = math.min(current + weighted, 9007199254740991)
+end
+if counted ~= window then
+  -- What counts now counts as charged in the window of the new length. A denial writes that as well,
+  -- or each one would do it anew, in a later window.
+  current, previous, stop, moved = used, 0, settled - settled % window + window, true
 end
 if wrong then return redis.error_reply('SLIDEGATE value is ' .. wrong) end
 local cost, before, left = 0, amount + paid, amount

@@ -93,7 +93,10 @@ if current_stop ~= stop then
     stop, moved = math.min(stop, now + counted), true
   end
 end
-if counted ~= window then stop = settled - settled % window + window end
+if counted ~= window then
+  -- A denial writes this as well, or each one would move usage anew, to a later window.
+  stop, moved = settled - settled % window + window, true
+end
 if wrong then return redis.error_reply('SLIDEGATE value is ' .. wrong) end
 local cost, charged, needed = 0, 0, 0
 for request = 3, #argv, 2 do

@@ -113,7 +113,10 @@ if current_stop ~= stop then
     stop, moved = math.min(stop, now + counted), true
   end
 end
-if counted ~= window then stop = settled - settled % window + window end
+if counted ~= window then
+  -- A denial writes this as well, or each one would move usage anew, to a later window.
+  stop, moved = settled - settled % window + window, true
+end
 if wrong then return redis.error_reply('SLIDEGATE value is ' .. wrong) end
 local asks, verb = argv[3] + 0, argv[4]
 -- In this order every sum is below 2^53, unless the cost can never fit.

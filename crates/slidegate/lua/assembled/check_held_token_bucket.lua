@@ -84,21 +84,21 @@ if raw then
       wrong = 'damaged: it has ' .. #raw .. ' bytes'
     end
   end
+  -- [bound]
+  -- Drops content above the maximum, which a lowered limit may leave.
+  do
+    -- [most]
+    -- The maximum usage of a key: one window's drain above the capacity.
+    local most = math.min(capacity + rate, 9007199254740991)
+    if level > most or level == most and fraction > 0 then
+      level, fraction = most, 0
+    end
+  end
   if now < at then
     if (level > 0 or fraction > 0) and at - now <= (counted < 1000000 and counted or 1000000) then
       settled = at
     else
       at, moved = now, true
-      -- [bound]
-      -- Drops content above the maximum, which a lowered limit may leave.
-      do
-        -- [most]
-        -- The maximum usage of a key: one window's drain above the capacity.
-        local most = math.min(capacity + rate, 9007199254740991)
-        if level > most or level == most and fraction > 0 then
-          level, fraction = most, 0
-        end
-      end
     end
   else
     local drained = (now - at) * rate
@@ -141,9 +141,11 @@ if raw then
       level, fraction = level - whole, part
     end
   end
-  if counted ~= window and fraction > 0 then
-    -- When the window changes, a fraction rounds up to a whole.
-    level, fraction = level + 1, 0
+  if counted ~= window then
+    -- A denial writes this as well, or what drains would go on to count by the former window.
+    moved = true
+    -- A fraction rounds up to a whole.
+    if fraction > 0 then level, fraction = level + 1, 0 end
   end
 end
 local used = fraction > 0 and level + 1 or level
@@ -174,7 +176,7 @@ if cost > 0 or moved and used > 0 and verb ~= 'p' then
   -- [save]
   -- The TTL is the time until it is empty and up to five seconds more. `at` may be a second ahead.
   local ttl_us = used * window / rate + at - now
-  -- A limit that was lowered far may leave more than Redis takes: 2^61, some 73,000 years.
+  -- A large burst may take longer to drain than Redis takes: 2^61, some 73,000 years.
   if ttl_us > 2305843009213693952 then ttl_us = 2305843009213693952 end
   call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction),
     'PX', math.floor(ttl_us / 1000) + 4000)

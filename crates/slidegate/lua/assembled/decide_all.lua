@@ -105,27 +105,51 @@ opens.L = function(key, now, packed)
     end
   end
   if used > 0 then
-    if now < newest then
-      local earliest = newest - (ahead_bits == step_bits and step - 1 or 2 ^ ahead_bits - 1)
+    if now + step - 1 < newest then
+      -- The quota had a longer step when the newest run was made, or the clock stepped back.
+      -- [rest]
+      -- Reads the rest of the header, which most denials do not need.
+      if not widths then
+        widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
+        if raw ~= '' then
+          widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
+        end
+        cost_bytes = widths % 16
+        stamp_bytes = (widths - cost_bytes) / 16
+      end
+      local earliest = newest - 2 ^ ahead_bits + 1
       if now < earliest then
         if earliest - now <= (window < 1000000 and window or 1000000) then
           settled = earliest
         else
           -- A large step back of the clock: move the history along, as if no time had passed since
           -- the newest charge.
-          -- [rest]
-          -- Reads the rest of the header, which most denials do not need.
-          if not widths then
-            widths, head, len, room, newest_cost, shift, expires = 64, 0, 0, 0, 0, 0, 0
-            if raw ~= '' then
-              widths, head, len, room, newest_cost, shift, expires = struct.unpack('<BI2I2I2I7I6I5', raw, 24)
-            end
-            cost_bytes = widths % 16
-            stamp_bytes = (widths - cost_bytes) / 16
-          end
           local by = earliest - now
           newest, oldest, shift, moved = newest - by, math.max(oldest - by, 0), (shift + by) % 281474976710656, true
         end
+      end
+      -- All charges of the run were made before now. Later ones join it, so it must not count longer
+      -- than they do.
+      local stamp = math.ceil(settled / step) * step
+      if stamp < newest and len > 0 then
+        -- [ring]
+        -- Timestamp and cost of the run at this place in the ring; 0 is the oldest.
+        local run_format = '<I' .. stamp_bytes .. (cost_bytes > 0 and 'I' .. cost_bytes or '')
+        local run_bytes, span = stamp_bytes + cost_bytes, stamp_bytes == 4 and 4294967296 or 281474976710656
+        local function run_at(place)
+          place = (head + place) % room
+          if place < chunk_from or place >= chunk_to then
+            chunk_from, chunk_to = place, math.min(place + 64, room)
+            chunk = call('GETRANGE', key, 48 + place * run_bytes, 47 + chunk_to * run_bytes)
+          end
+          local low, cost = struct.unpack(run_format, chunk, (place - chunk_from) * run_bytes + 1)
+          return math.max(newest - (newest + shift - low) % span, 0), cost_bytes > 0 and cost or 1
+        end
+        stamp = math.max(stamp, (run_at(len - 1)))
+      end
+      if stamp < newest then
+        if len == 0 then oldest = stamp end
+        newest, ahead_bits, moved = stamp, step_bits, true
       end
     end
     if oldest + window <= settled then
@@ -458,7 +482,6 @@ opens.W = function(key, now, packed)
       current, stop = 0, current_stop
     end
   end
-  if counted ~= window then restart = settled - settled % window + window end
   if restart then
     -- All usage counts as charged in the window that ends then.
     current = math.min(current + previous, math.max(capacity, current, previous))
@@ -467,7 +490,7 @@ opens.W = function(key, now, packed)
   local used = current
   if previous > 0 then
     local product = previous * (stop - settled)
-    local weighted = math.ceil(product / window)
+    local weighted = math.ceil(product / counted)
     if product >= 9007199254740992 then
       -- [mul_div]
       -- floor(a * b / c) and the remainder, for c below 2^45. A quotient above 2^53 is approximate.
@@ -494,10 +517,15 @@ opens.W = function(key, now, packed)
         return a * whole + quotient, rest
       end
       local rest
-      weighted, rest = mul_div(previous, stop - settled, window)
+      weighted, rest = mul_div(previous, stop - settled, counted)
       if rest > 0 then weighted = weighted + 1 end
     end
     used = math.min(current + weighted, 9007199254740991)
+  end
+  if counted ~= window then
+    -- What counts now counts as charged in the window of the new length. A denial writes that as well,
+    -- or each one would do it anew, in a later window.
+    current, previous, stop, moved = used, 0, settled - settled % window + window, true
   end
   local function report(needed)
     local numbers = {
@@ -631,7 +659,10 @@ opens.F = function(key, now, packed)
       stop, moved = math.min(stop, now + counted), true
     end
   end
-  if counted ~= window then stop = settled - settled % window + window end
+  if counted ~= window then
+    -- A denial writes this as well, or each one would move usage anew, to a later window.
+    stop, moved = settled - settled % window + window, true
+  end
   local function report(needed)
     local numbers = {
       -- [numbers]
@@ -702,21 +733,21 @@ opens.B = function(key, now, packed)
         wrong = 'damaged: it has ' .. #raw .. ' bytes'
       end
     end
+    -- [bound]
+    -- Drops content above the maximum, which a lowered limit may leave.
+    do
+      -- [most]
+      -- The maximum usage of a key: one window's drain above the capacity.
+      local most = math.min(capacity + rate, 9007199254740991)
+      if level > most or level == most and fraction > 0 then
+        level, fraction = most, 0
+      end
+    end
     if now < at then
       if (level > 0 or fraction > 0) and at - now <= (counted < 1000000 and counted or 1000000) then
         settled = at
       else
         at, moved = now, true
-        -- [bound]
-        -- Drops content above the maximum, which a lowered limit may leave.
-        do
-          -- [most]
-          -- The maximum usage of a key: one window's drain above the capacity.
-          local most = math.min(capacity + rate, 9007199254740991)
-          if level > most or level == most and fraction > 0 then
-            level, fraction = most, 0
-          end
-        end
       end
     else
       local drained = (now - at) * rate
@@ -759,9 +790,11 @@ opens.B = function(key, now, packed)
         level, fraction = level - whole, part
       end
     end
-    if counted ~= window and fraction > 0 then
-      -- When the window changes, a fraction rounds up to a whole.
-      level, fraction = level + 1, 0
+    if counted ~= window then
+      -- A denial writes this as well, or what drains would go on to count by the former window.
+      moved = true
+      -- A fraction rounds up to a whole.
+      if fraction > 0 then level, fraction = level + 1, 0 end
     end
   end
   local used = fraction > 0 and level + 1 or level
@@ -776,7 +809,7 @@ opens.B = function(key, now, packed)
     -- [save]
     -- The TTL is the time until it is empty and up to five seconds more. `at` may be a second ahead.
     local ttl_us = used * window / rate + at - now
-    -- A limit that was lowered far may leave more than Redis takes: 2^61, some 73,000 years.
+    -- A large burst may take longer to drain than Redis takes: 2^61, some 73,000 years.
     if ttl_us > 2305843009213693952 then ttl_us = 2305843009213693952 end
     call('SET', key, struct.pack('<BI6I7I7I6', 19, window, at, level, fraction),
       'PX', math.floor(ttl_us / 1000) + 4000)
@@ -793,16 +826,6 @@ opens.B = function(key, now, packed)
       level = level - refunded
     else
       level, fraction = 0, 0
-    end
-    -- [bound]
-    -- Drops content above the maximum, which a lowered limit may leave.
-    do
-      -- [most]
-      -- The maximum usage of a key: one window's drain above the capacity.
-      local most = math.min(capacity + rate, 9007199254740991)
-      if level > most or level == most and fraction > 0 then
-        level, fraction = most, 0
-      end
     end
     used = fraction > 0 and level + 1 or level
     if refunded > 0 and used == 0 then

@@ -30,8 +30,8 @@ impl State for FixedWindow {
     const ALIGNS_TO_DATE: bool = true;
     type Forecast = Self;
 
-    fn forecast(&self, _quota: &Quota, _now: u64) -> (Self, u64) {
-        (*self, 0)
+    fn forecast(&self) -> Self {
+        *self
     }
 
     #[inline(always)]
@@ -41,7 +41,7 @@ impl State for FixedWindow {
     }
 
     /// Usage moves to the new window that contains `now`.
-    fn adopt(&mut self, quota: &Quota, now: u64) {
+    fn adopt(&mut self, _old: &Quota, quota: &Quota, now: u64) {
         self.end = window_end(quota, now);
     }
 

@@ -219,39 +219,33 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
         time.max(self.settled)
     }
 
-    /// Microseconds until at most `target` counts, if each hold is charged in full at its end, which
-    /// is an upper bound.
+    /// Microseconds until at most `target` counts, if each hold lasts to its end.
     fn wait_us(&self, target: u64) -> u64 {
-        let held = self.holds.sum();
-        if target >= held {
-            // What is held keeps counting for a window after its end, so only what is used falls.
-            return self.state.wait_us(self.quota, self.settled, target - held);
-        }
         let mut ends: Vec<_> = self.holds.iter().collect();
         ends.sort_unstable_by_key(|hold| (hold.until, hold.id));
-        let (mut later, left_out_us) = self.state.forecast(self.quota, self.settled);
-        let (mut time, mut held) = (self.settled, held);
+        let mut later = self.state.forecast();
+        let (mut time, mut held) = (self.settled, self.holds.sum());
         for hold in ends {
             let end = self.on_state_scale(hold.until).max(time);
             if let Some(fits) = self.fits_at(&later, time, target, held).filter(|fits| *fits <= end) {
-                return (fits - self.settled).max(left_out_us);
+                return fits - self.settled;
             }
             time = later.settle(self.quota, end);
             charge(&mut later, self.quota, time, hold.charged_at_end());
             held -= hold.held;
         }
-        let fits = self.fits_at(&later, time, target, held).unwrap_or(time);
-        (fits - self.settled).max(left_out_us)
+        self.fits_at(&later, time, target, held).unwrap_or(time) - self.settled
     }
 
-    /// When at most `target` counts with `held`, if nothing else happens.
+    /// When at most `target` counts with `held`, if nothing else happens from `time` on.
     fn fits_at(&self, later: &S::Forecast, time: u64, target: u64, held: u64) -> Option<u64> {
         let target = target.checked_sub(held)?;
-        let wait_us = match later.used(self.quota, time) {
-            used if used > target => later.wait_us(self.quota, time, target),
-            _ => 0,
+        let (wait_us, left) = match target.checked_sub(later.used(self.quota, time)) {
+            Some(left) => (0, left),
+            None => (later.wait_us(self.quota, time, target), 0),
         };
-        Some(time.saturating_add(wait_us))
+        let left_out_us = self.state.left_out_us(self.quota, self.settled, left);
+        Some(time.saturating_add(wait_us).max(self.settled.saturating_add(left_out_us)))
     }
 
     /// Microseconds until nothing counts and nothing is held, at most.
@@ -259,9 +253,8 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
         if self.holds.is_empty() {
             return self.state.wait_us(self.quota, self.settled, 0);
         }
-        let (later, left_out_us) = self.state.forecast(self.quota, self.settled);
-        let wait_us = self.wait_after(later, self.holds.latest(), self.holds.sum());
-        wait_us.max(left_out_us)
+        let wait_us = self.wait_after(self.state.forecast(), self.holds.latest(), self.holds.sum());
+        wait_us.max(self.state.left_out_us(self.quota, self.settled, 0))
     }
 
     /// Microseconds until some cost is free again, at most.

@@ -16,15 +16,15 @@ pub(crate) struct InFlight;
 impl State for InFlight {
     type Forecast = Self;
 
-    fn forecast(&self, _quota: &Quota, _now: u64) -> (Self, u64) {
-        (*self, 0)
+    fn forecast(&self) -> Self {
+        *self
     }
 
     fn settle(&mut self, _quota: &Quota, now: u64) -> u64 {
         now
     }
 
-    fn adopt(&mut self, _quota: &Quota, _now: u64) {}
+    fn adopt(&mut self, _old: &Quota, _quota: &Quota, _now: u64) {}
 
     fn used(&self, _quota: &Quota, _now: u64) -> u64 {
         0

@@ -36,7 +36,7 @@ impl State for LogReply {
     }
 
     /// Timestamps do not depend on the window.
-    fn adopt(&mut self, _quota: &Quota, _now: u64) {}
+    fn adopt(&mut self, _old: &Quota, _quota: &Quota, _now: u64) {}
 
     fn used(&self, _quota: &Quota, _now: u64) -> u64 {
         self.used
@@ -75,9 +75,12 @@ impl State for LogReply {
         unreachable!("a script refunds, and tells the log as it is then")
     }
 
-    fn forecast(&self, quota: &Quota, now: u64) -> (SlidingLog, u64) {
-        let left_out_us = if self.used > 0 { self.wait_us(quota, now, 0) } else { 0 };
-        (SlidingLog::default(), left_out_us)
+    fn forecast(&self) -> SlidingLog {
+        SlidingLog::default()
+    }
+
+    fn left_out_us(&self, quota: &Quota, now: u64, target: u64) -> u64 {
+        if self.used > target { self.wait_us(quota, now, target) } else { 0 }
     }
 
     fn charges(&self, _quota: &Quota) -> Vec<RecordedCharge> {

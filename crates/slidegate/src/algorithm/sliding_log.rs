@@ -44,8 +44,8 @@ impl<E: Entries> State for Log<E> {
         if self.used == 0 {
             return now;
         }
-        let steps_back = now < self.newest && now + self.ahead_us(quota) < self.newest;
-        let now = if steps_back { self.step_back(quota, now) } else { now };
+        let is_ahead = now < self.newest && now + (quota.step_us() - 1) < self.newest;
+        let now = if is_ahead { self.draw_near(quota, now) } else { now };
         if self.oldest + quota.window_us() <= now {
             self.expire(quota, now);
         }
@@ -53,7 +53,7 @@ impl<E: Entries> State for Log<E> {
     }
 
     /// Timestamps do not depend on the window.
-    fn adopt(&mut self, _quota: &Quota, _now: u64) {}
+    fn adopt(&mut self, _old: &Quota, _quota: &Quota, _now: u64) {}
 
     #[inline]
     fn used(&self, _quota: &Quota, _now: u64) -> u64 {
@@ -109,9 +109,12 @@ impl<E: Entries> State for Log<E> {
         }
     }
 
-    fn forecast(&self, quota: &Quota, now: u64) -> (SlidingLog, u64) {
-        let left_out_us = if self.used > 0 { self.wait_us(quota, now, 0) } else { 0 };
-        (SlidingLog::default(), left_out_us)
+    fn forecast(&self) -> SlidingLog {
+        SlidingLog::default()
+    }
+
+    fn left_out_us(&self, quota: &Quota, now: u64, target: u64) -> u64 {
+        if self.used > target { self.wait_us(quota, now, target) } else { 0 }
     }
 
     /// The last entry expires last, whatever is before it.
@@ -182,18 +185,6 @@ impl<E: Entries> Log<E> {
         self.entries.clear();
     }
 
-    /// How far `newest` may be ahead of the latest time seen, in microseconds: less than the step
-    /// it was rounded to.
-    #[inline]
-    fn ahead_us(&self, quota: &Quota) -> u64 {
-        match self.entries.ahead_bits() {
-            0 => 0,
-            same if same == quota.step_bits() => quota.step_us() - 1,
-            // The quota had another step when the entry was made.
-            other => (1 << other) - 1,
-        }
-    }
-
     /// Removes expired entries. The oldest is expired.
     fn expire(&mut self, quota: &Quota, now: u64) {
         if self.newest + quota.window_us() <= now {
@@ -244,18 +235,36 @@ impl<E: Entries> Log<E> {
         self.newest
     }
 
-    /// The clock stepped back. A small step is waited out. A large one moves the history back, as
-    /// if no time had passed since the newest charge. Returns the time to decide at.
+    /// `newest` is further ahead than the quota's step: the quota had a longer one when the entry was
+    /// made, or the clock stepped back. Returns the time to decide at.
     #[cold]
-    fn step_back(&mut self, quota: &Quota, now: u64) -> u64 {
-        let earliest = self.newest - self.ahead_us(quota);
-        let by = earliest - now;
-        if by <= small_step_us(quota.window_us()) {
-            return earliest;
+    fn draw_near(&mut self, quota: &Quota, now: u64) -> u64 {
+        // The earliest time at which the entry can have been charged last.
+        let earliest = self.newest.saturating_sub((1 << self.entries.ahead_bits()) - 1);
+        let by = earliest.saturating_sub(now);
+        let now = if by <= small_step_us(quota.window_us()) {
+            // A small step back of the clock is waited out.
+            now.max(earliest)
+        } else {
+            // A large one moves the history back, as if no time had passed since the newest charge.
+            self.entries.move_back(self.newest, by);
+            self.newest -= by;
+            self.oldest = self.oldest.saturating_sub(by);
+            now
+        };
+        // All charges of the entry were made before now. Later ones join it, so it must not count
+        // longer than they do.
+        let last = self.entries.len() - 1;
+        let before = if last > 0 { self.entries.timestamp(last - 1, self.newest) } else { 0 };
+        let timestamp = before.max(quota.by_step().ceil(now) * quota.step_us());
+        if timestamp < self.newest {
+            self.entries.move_newest(quota, self.newest, timestamp, 0);
+            self.newest = timestamp;
+            if last == 0 {
+                self.oldest = timestamp;
+            }
+            self.entries.set_ahead_bits(quota.step_bits());
         }
-        self.entries.move_back(self.newest, by);
-        self.newest -= by;
-        self.oldest = self.oldest.saturating_sub(by);
         now
     }
 }

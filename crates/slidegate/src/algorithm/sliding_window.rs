@@ -68,8 +68,8 @@ impl SlidingWindow {
 impl State for SlidingWindow {
     type Forecast = Self;
 
-    fn forecast(&self, _quota: &Quota, _now: u64) -> (Self, u64) {
-        (*self, 0)
+    fn forecast(&self) -> Self {
+        *self
     }
 
     #[inline(always)]
@@ -78,8 +78,11 @@ impl State for SlidingWindow {
         if end == self.end { now } else { self.roll(quota, now, end) }
     }
 
-    fn adopt(&mut self, quota: &Quota, now: u64) {
-        self.count_as_new(quota, window_end(quota, now));
+    /// What counts now counts as charged in the window of the new length that contains `now`.
+    fn adopt(&mut self, old: &Quota, quota: &Quota, now: u64) {
+        self.current = self.used(old, now).min(quota.max_used());
+        self.previous = 0;
+        self.end = window_end(quota, now);
     }
 
     #[inline]

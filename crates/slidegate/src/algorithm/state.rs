@@ -27,9 +27,9 @@ pub(crate) trait State: Default + Clone + std::fmt::Debug {
     /// which is `now` unless the clock has stepped back.
     fn settle(&mut self, quota: &Quota, now: u64) -> u64;
 
-    /// Converts the state, settled to `now` under a quota with another window, to this quota. Usage
-    /// that counts keeps counting.
-    fn adopt(&mut self, quota: &Quota, now: u64);
+    /// Converts the state, settled to `now` under the quota `old`, to a quota with another window.
+    /// Usage that counts keeps counting.
+    fn adopt(&mut self, old: &Quota, quota: &Quota, now: u64);
 
     /// Cost that counts now, rounded up.
     fn used(&self, quota: &Quota, now: u64) -> u64;
@@ -54,10 +54,14 @@ pub(crate) trait State: Default + Clone + std::fmt::Debug {
     /// Refunds up to `cost` of what was charged and still counts. Returns the refunded cost.
     fn refund(&mut self, quota: &Quota, now: u64, cost: u64) -> u64;
 
-    /// A copy that later charges can be added to, to forecast waits, and the microseconds until what
-    /// it leaves out has expired. A log leaves out its entries, of which none counts longer than a
-    /// charge that is yet to come.
-    fn forecast(&self, quota: &Quota, now: u64) -> (Self::Forecast, u64);
+    /// A copy that later charges can be added to, to forecast waits. A log leaves out its entries, of
+    /// which none counts longer than a charge that is yet to come.
+    fn forecast(&self) -> Self::Forecast;
+
+    /// Microseconds until at most `target` counts of what a [`forecast`](Self::forecast) leaves out.
+    fn left_out_us(&self, _quota: &Quota, _now: u64, _target: u64) -> u64 {
+        0
+    }
 
     /// Microseconds from `now` until nothing counts, if this cost is charged then and nothing after
     /// it. `now` is not before the time that the state was settled to.

@@ -50,9 +50,8 @@ impl TokenBucket {
         u128::from(self.level) * u128::from(quota.window_us()) + u128::from(self.fraction)
     }
 
-    /// Drops what exceeds [`Quota::max_used`]. After a limit was lowered, the content may take too
-    /// many windows to drain. This is done where usage is written, so that stored state has a
-    /// bounded lifetime.
+    /// Drops what exceeds [`Quota::max_used`], which a lowered limit may leave: it would take too many
+    /// windows to drain.
     fn bound(&mut self, quota: &Quota) {
         let max = quota.max_used();
         if self.level.saturating_add(u64::from(self.fraction > 0)) > max {
@@ -77,19 +76,19 @@ impl TokenBucket {
 impl State for TokenBucket {
     type Forecast = Self;
 
-    fn forecast(&self, _quota: &Quota, _now: u64) -> (Self, u64) {
-        (*self, 0)
+    fn forecast(&self) -> Self {
+        *self
     }
 
     #[inline(always)]
     fn settle(&mut self, quota: &Quota, now: u64) -> u64 {
+        self.bound(quota);
         if now < self.at {
             let empty = self.level == 0 && self.fraction == 0;
             if !empty && self.at - now <= small_step_us(quota.window_us()) {
                 return self.at;
             }
             self.at = now;
-            self.bound(quota);
             return now;
         }
         let drained = u128::from(now - self.at) * u128::from(rate(quota));
@@ -107,8 +106,8 @@ impl State for TokenBucket {
     }
 
     /// The fraction's unit depends on the window, so it rounds up to a whole under another window.
-    fn adopt(&mut self, quota: &Quota, now: u64) {
-        self.level = self.used(quota, now);
+    fn adopt(&mut self, old: &Quota, _quota: &Quota, now: u64) {
+        self.level = self.used(old, now);
         self.fraction = 0;
     }
 
@@ -146,7 +145,6 @@ impl State for TokenBucket {
             self.level = 0;
             self.fraction = 0;
         }
-        self.bound(quota);
         given
     }
 
@@ -186,7 +184,7 @@ mod tests {
     fn a_fraction_becomes_a_whole_under_another_window() {
         let second = quota(1);
         let mut bucket = TokenBucket { at: 0, level: 2, fraction: 1_800_000_000 };
-        bucket.adopt(&second, 0);
+        bucket.adopt(&Quota::per_hour(1), &second, 0);
         assert_eq!((bucket.used(&second, 0), bucket.frees_us(&second, 0)), (3, 1_000_000));
         assert_eq!(bucket.wait_us(&second, 0, 0), 3_000_000);
     }

@@ -38,7 +38,8 @@ pub struct Checked {
 pub(super) struct OpenKey<S> {
     pub(super) state: S,
     pub(super) settled: u64,
-    /// Whether the clock was set back so far that the state was changed.
+    /// Whether the state was changed by another quota, or by a clock that was set back far: what a
+    /// denial records as well.
     pub(super) has_moved: bool,
     pub(super) before: Before,
 }
@@ -62,9 +63,9 @@ impl<'v, S: Stored<'v>> OpenKey<S> {
         let counted = QuotaFields { window_us, ..quota.fields() }.quota();
         let counted = counted.ok_or_else(|| Unusable::damaged(&format!("its window is {window_us} us")))?;
         let settled = state.settle(&counted, now);
-        let has_moved = state.has_moved(&counted, Step { moment, now, settled });
-        state.adopt(quota, settled);
-        Ok(Self { state, settled, has_moved, before })
+        state.adopt(&counted, quota, settled);
+        // Until it is written, each decision would adopt it anew, at a later time.
+        Ok(Self { state, settled, has_moved: true, before })
     }
 
     pub(super) fn used(&self, quota: &Quota) -> u64 {

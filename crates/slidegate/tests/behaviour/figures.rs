@@ -454,6 +454,19 @@ fn a_changed_quota_applies_at_once_as_described() {
     assert!((fixed.wait_secs() - 60.0).abs() < 1e-9);
     page_says("from an hour to a minute, the hour's usage counts until the current minute ends");
 
+    let mut window = Trial::new(hundred(SlidingWindow));
+    window.at(0).ask(100);
+    window.at(119 * SECOND).ask(3);
+    window.limiter.configure(Quota::per_hour(100).with_algorithm(SlidingWindow));
+    assert_eq!(window.used(), 5);
+    page_says("after 100 in the minute before and 3 in this one, 5 count 1 s before it ends");
+
+    let mut lowered = Trial::new(Quota::per_minute(1000).with_algorithm(TokenBucket));
+    lowered.ask(1000);
+    lowered.limiter.configure(Quota::per_minute(10).with_algorithm(TokenBucket));
+    assert_eq!((lowered.used(), lowered.wait_secs()), (20, 66.0));
+    page_says("Lowered from 1000 to 10 per minute, a full bucket holds 20, and 1 fits after 66 s");
+
     let mut switched = Trial::new(hundred(SlidingLog));
     switched.ask(100);
     switched.limiter.configure(hundred(TokenBucket));

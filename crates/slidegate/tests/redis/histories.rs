@@ -28,9 +28,9 @@ enum Step {
     Back(u64),
     Apply(Verb, u64),
     Limit(u64),
-    /// Another window, in milliseconds, and a penalty of one: a denial would not be written down
-    /// with it.
+    /// Another window, in milliseconds.
     Window(u64),
+    Slots(u16),
 }
 
 /// Penalties, and a clock that is set back by less than a window and by more.
@@ -83,8 +83,12 @@ fn stretched(
     steps.prop_map(move |steps| steps.into_iter().map(stretch).collect())
 }
 
-/// Steps among which windows change: to usual ones and to some that have no compact form.
-fn steps_of_windows() -> impl Strategy<Value = Vec<Step>> {
+/// Steps among which quotas change: windows to usual ones and to some that have no compact form.
+///
+/// Memory changes what it has at once, Redis with the next check, allowed or denied. A penalty writes
+/// what neither store would change by itself: what drained of a bucket by its former limit or left a
+/// log by its former window, and how long Redis keeps a value.
+fn steps_of_quotas(algorithm: Algorithm) -> impl Strategy<Value = Vec<Step>> {
     let windows =
         proptest::sample::select(vec![1_000u64, 1_500, 2_000, 60_000, 60_001, 3_600_000, 86_400_000]);
     let step = prop_oneof![
@@ -95,8 +99,19 @@ fn steps_of_windows() -> impl Strategy<Value = Vec<Step>> {
         1 => (0u64..6).prop_map(|cost| Step::Apply(Verb::Peek, cost)),
         1 => (0u64..6).prop_map(|cost| Step::Apply(Verb::Refund, cost)),
         3 => windows.prop_map(Step::Window),
+        1 => (0u64..40).prop_map(Step::Limit),
+        1 => (1u16..60).prop_map(Step::Slots),
     ];
-    proptest::collection::vec(step, 1..60)
+    let (one, penalty) = (Step::Apply(Verb::Check, 1), Step::Apply(Verb::Penalize, 1));
+    let with_checks = move |step: Step| match (&step, algorithm) {
+        (Step::Limit(_), Algorithm::TokenBucket) | (Step::Window(_), Algorithm::SlidingLog) => {
+            vec![penalty.clone(), step, penalty.clone()]
+        }
+        (Step::Limit(_) | Step::Window(_) | Step::Slots(_), _) => vec![step, one.clone()],
+        _ => vec![step],
+    };
+    let steps = proptest::collection::vec(step, 1..60);
+    steps.prop_map(move |steps| steps.into_iter().flat_map(with_checks.clone()).collect())
 }
 
 /// All that a decision says. Its `Debug` form leaves nothing out.
@@ -155,31 +170,27 @@ async fn run(server: &RedisServer, key: &str, mut quotas: Vec<Quota>, said: Said
                 server.clock().stand(now);
                 clock.set(Timestamp::from_micros(now));
             }
-            Step::Limit(limit)
+            Step::Limit(_) | Step::Window(_) | Step::Slots(_)
                 if matches!(said, Said::Configured | Said::Outcome { limits_change: true }) =>
             {
                 for quota in &mut quotas {
-                    *quota = Quota::new(*limit, quota.window()).unwrap().with_algorithm(quota.algorithm());
+                    let (mut limit, mut window, mut slots) = (quota.limit(), quota.window(), quota.slots());
+                    match step {
+                        Step::Limit(changed) => limit = *changed,
+                        Step::Window(ms) => window = Duration::from_millis(*ms),
+                        Step::Slots(changed) => slots = *changed,
+                        _ => {}
+                    }
+                    let changed = Quota::new(limit, window).unwrap().with_algorithm(quota.algorithm());
+                    *quota = changed.with_slots(slots);
                 }
                 if said == Said::Configured {
                     memory.configure(policies(&quotas)).unwrap();
                     redis.configure(policies(&quotas)).unwrap();
                 }
             }
-            Step::Limit(_) => {}
-            Step::Apply(..) | Step::Window(_) => {
-                let (verb, cost) = match step {
-                    Step::Apply(verb, cost) => (verb, cost),
-                    _ => (&Verb::Penalize, &1),
-                };
-                if let Step::Window(ms) = step {
-                    for quota in &mut quotas {
-                        let changed = Quota::new(quota.limit(), Duration::from_millis(*ms)).unwrap();
-                        *quota = changed.with_algorithm(quota.algorithm());
-                    }
-                    memory.configure(policies(&quotas)).unwrap();
-                    redis.configure(policies(&quotas)).unwrap();
-                }
+            Step::Limit(_) | Step::Window(_) | Step::Slots(_) => {}
+            Step::Apply(verb, cost) => {
                 let one = || Request::new().with("user", key);
                 let requests: Vec<_> = match said {
                     Said::Outcome { .. } => {
@@ -300,12 +311,13 @@ fn compact_and_wide_counters_in_redis_decide_as_those_in_memory() {
     }
 }
 
-/// What was charged under one window counts on under the next, in whichever form it is kept.
+/// What was charged under one quota counts on under the next, in whichever form it is kept, also when
+/// all checks are denied.
 #[test]
-fn windows_that_change_are_met_in_redis_as_in_memory() {
-    for algorithm in [Algorithm::SlidingWindow, Algorithm::FixedWindow] {
+fn quotas_that_change_are_met_in_redis_as_in_memory() {
+    for algorithm in Algorithm::ALL {
         histories_of(
-            steps_of_windows(),
+            steps_of_quotas(algorithm),
             150,
             |limit, _| vec![quota(limit, 60_000, algorithm)],
             Said::Configured,

@@ -29,6 +29,8 @@ enum Step {
     Cancel(usize),
     Reset,
     Limit(u64),
+    /// Another window, in milliseconds.
+    Window(u64),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -47,7 +49,22 @@ fn step() -> impl Strategy<Value = Step> {
         1 => ticket().prop_map(Step::Cancel),
         1 => Just(Step::Reset),
         1 => (0u64..40).prop_map(Step::Limit),
+        1 => (1u64..100).prop_map(Step::Window),
     ]
+}
+
+/// Steps, each of which says whether its request has the attribute `beside`.
+fn steps() -> impl Strategy<Value = Vec<(Step, bool)>> {
+    // Redis takes another window into account with the next charge.
+    let written = |(step, is_beside): (Step, bool)| match step {
+        Step::Window(_) => {
+            let charge = (Step::Apply(Verb::Penalize, 1), is_beside);
+            vec![charge.clone(), (step, is_beside), charge]
+        }
+        _ => vec![(step, is_beside)],
+    };
+    let steps = proptest::collection::vec((step(), prop::bool::weighted(0.2)), 0..60);
+    steps.prop_map(move |steps| steps.into_iter().flat_map(written).collect())
 }
 
 /// Two gates of the same policies, at the same time.
@@ -129,8 +146,7 @@ enum Shape {
     Single(usize),
 }
 
-/// A history of one user. Each step says whether its request has the attribute `beside`, so that a
-/// further policy applies, and other scripts run.
+/// A history of one user. With the attribute `beside` a further policy applies, and other scripts run.
 async fn history(
     server: &RedisServer,
     (key, shape): (&str, Shape),
@@ -138,9 +154,9 @@ async fn history(
     unsettled: Unsettled,
     steps: &[(Step, bool)],
 ) {
-    let (first, limit) = (limit, RefCell::new(limit));
+    let (first, limit, ms) = (limit, RefCell::new(limit), RefCell::new(ms));
     let policies = || {
-        let (window, limit) = (Duration::from_millis(ms), *limit.borrow());
+        let (window, limit) = (Duration::from_millis(*ms.borrow()), *limit.borrow());
         let quota = |algorithm| {
             // A bucket whose limit changes has drained by the former one, which only memory knows.
             let limit = if algorithm == Algorithm::TokenBucket { first } else { limit };
@@ -190,8 +206,9 @@ async fn history(
                 pair.memory.reset(&request).unwrap();
                 continue;
             }
-            Step::Limit(changed) => {
-                *limit.borrow_mut() = *changed;
+            Step::Limit(changed) | Step::Window(changed) => {
+                let setting = if matches!(step, Step::Limit(_)) { &limit } else { &ms };
+                *setting.borrow_mut() = *changed;
                 pair.memory.configure(policies()).unwrap();
                 pair.redis.configure(policies()).unwrap();
                 continue;
@@ -231,9 +248,8 @@ fn histories(cases: u32, unsettled: Unsettled, shape: impl Strategy<Value = Shap
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
     let number = RefCell::new(0);
-    let steps = proptest::collection::vec((step(), prop::bool::weighted(0.2)), 0..60);
     runner
-        .run(&((1u64..40, 1u64..60), shape, steps), |(quota, shape, steps)| {
+        .run(&((1u64..40, 1u64..60), shape, steps()), |(quota, shape, steps)| {
             *number.borrow_mut() += 1;
             let key = format!("key-{}", number.borrow());
             runtime.block_on(history(&server, (&key, shape), quota, unsettled, &steps));

@@ -524,8 +524,9 @@ fn refit<S: State>(slot: &mut Slot<S>, old: &Quota, new: &Quota, now: Moment) ->
     let time = time_for::<S>(now);
     let settled = slot.state.settle(old, time.as_micros());
     if old.window_us() != new.window_us() {
-        slot.state.adopt(new, settled);
+        slot.state.adopt(old, new, settled);
     }
+    let settled = slot.state.settle(new, time.as_micros());
     let decision = decision(&slot.state, new, time, settled, Done::Moved(0));
     slot.note_again(new.share_of(decision.used), expiry(now, decision.waits.reset_us));
     decision.used > 0

@@ -197,7 +197,7 @@ fn under_window<S: State>(
             .with_algorithm(quota.algorithm())
             .with_burst(quota.burst());
         let settled = state.settle(&counted, now.as_micros());
-        state.adopt(quota, settled);
+        state.adopt(&counted, quota, settled);
     }
     Ok(inspect(state, holds, quota, now, cost))
 }

@@ -132,8 +132,10 @@ pub(crate) fn run(quota: Quota, start: u64, steps: Vec<Step>) {
                 limiter.configure(quota);
             }
             Step::Window(us) => {
-                quota =
-                    Quota::new(quota.limit(), Duration::from_micros(us)).unwrap().with_slots(quota.slots());
+                quota = Quota::new(quota.limit(), Duration::from_micros(us))
+                    .unwrap()
+                    .with_algorithm(quota.algorithm())
+                    .with_slots(quota.slots());
                 model.configure(&quota);
                 limiter.configure(quota);
             }

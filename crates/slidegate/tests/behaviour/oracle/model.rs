@@ -21,24 +21,29 @@ pub(crate) struct Model {
 
 impl Model {
     pub(crate) fn new(quota: &Quota) -> Self {
-        let mut model = Self {
+        Self {
             algorithm: quota.algorithm(),
-            limit: 0,
-            window: 1,
-            capacity: 0,
+            limit: quota.limit(),
+            window: window_us(quota),
+            capacity: quota.capacity(),
             charges: Vec::new(),
             windows: Vec::new(),
             at: 0,
             content: 0,
-        };
-        model.configure(quota);
-        model
+        }
     }
 
+    /// Puts another quota in force at the time of the last [`settle`](Self::settle).
     pub(crate) fn configure(&mut self, quota: &Quota) {
-        self.limit = quota.limit();
-        self.capacity = quota.capacity();
-        self.window = u64::try_from(quota.window().as_micros()).unwrap();
+        let window = window_us(quota);
+        if window != self.window {
+            // Only a log knows when it was charged. What counts elsewhere counts as charged now.
+            let used = self.used_at(self.at);
+            self.windows = vec![(self.at / window, used)];
+            self.content = u128::from(used) * u128::from(window);
+        }
+        (self.limit, self.window, self.capacity) = (quota.limit(), window, quota.capacity());
+        self.content = self.content.min(u128::from(self.most()) * u128::from(window));
     }
 
     /// Time passes: what does not count any more under the present quota never will.
@@ -121,8 +126,6 @@ impl Model {
             Algorithm::SlidingLog => self.refund_oldest(given),
             Algorithm::TokenBucket => {
                 self.content = self.content.saturating_sub(u128::from(given) * u128::from(self.window));
-                // A lowered limit may have left more than a bucket can hold.
-                self.content = self.content.min(u128::from(self.most()) * u128::from(self.window));
             }
             _ => self.refund_newest_window(now, given),
         }
@@ -161,4 +164,8 @@ impl Model {
         self.windows.retain(|(n, _)| *n != number);
         self.windows.push((number, cost));
     }
+}
+
+fn window_us(quota: &Quota) -> u64 {
+    u64::try_from(quota.window().as_micros()).unwrap()
 }

@@ -153,8 +153,9 @@ impl Shard {
         }
         let settled = state.settle(old, time.as_micros());
         if old.window_us() != new.window_us() {
-            state.adopt(new, settled);
+            state.adopt(old, new, settled);
         }
+        let settled = state.settle(new, time.as_micros());
         let decision = decision(&state, new, time, settled, Done::Moved(0));
         if decision.used == 0 {
             return Some(Restored::Expired);
