@@ -1,7 +1,7 @@
 //! Reservations: made by a request, and settled, extended or cancelled by their tickets.
 
 use futures_util::future::join_all;
-use slidegate::{Error, Extension, HoldOptions, Request, Reserved, Ticket, Verb};
+use slidegate::{Algorithm, Error, Extension, HoldOptions, Request, Reserved, Ticket, Verb};
 
 use super::{Call, Engine};
 use crate::app::open_reservations::Due;
@@ -24,7 +24,8 @@ impl Call<'_> {
         let reserved = engine.store.reserve(requests, options).await?;
         self.count(requests);
         engine.observer.record_store_call(started, &reserved);
-        for charge in engine.record(Some(&self.caller), Some(Verb::Check), span_start, requests, &reserved) {
+        let decided = (&*reserved, reserved.ticket());
+        for charge in engine.record(Some(&self.caller), Some(Verb::Check), span_start, requests, decided) {
             let request = requests[charge.request].clone().under(&charge.candidate);
             engine.store.apply(Some(Verb::Check), std::slice::from_ref(&request)).await;
         }
@@ -90,6 +91,7 @@ impl Call<'_> {
         let is_last = change.is_last();
         let changed = self.engine.store.change_hold(ticket, change).await?;
         let open = &self.engine.open_reservations;
+        let noted = open.keys(ticket.id());
         if is_last {
             open.remove(ticket.id());
         }
@@ -97,10 +99,22 @@ impl Call<'_> {
         if !is_last {
             open.change(settlement);
         }
+        let policies = self.engine.store.policies();
+        let is_in_flight = |policy: &str| {
+            let policy = policies.by_name(policy);
+            policy.is_some_and(|policy| policy.quota().algorithm() == Algorithm::InFlight)
+        };
         for key in settlement.iter() {
             self.engine.observer.record_hold(key.policy(), HoldOutcome::of(key.status(), outcome));
             if let Some(last) = key.last() {
                 self.engine.observer.record_settled(key.policy(), last);
+            }
+            let of_key = noted.iter().find(|(policy, _)| **policy == *key.policy()).map(|(_, text)| &**text);
+            match outcome {
+                HoldOutcome::Cancelled => self.engine.observer.record_refund(key.policy(), key.cost()),
+                // A permit charges nothing.
+                _ if is_in_flight(key.policy()) => {}
+                _ => self.engine.observer.record_charge_of_hold(key.policy(), of_key, key.cost(), key.at()),
             }
         }
         Ok(changed)
