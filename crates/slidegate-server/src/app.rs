@@ -154,6 +154,16 @@ impl App {
         self.engine.open_reservations.costs()
     }
 
+    /// What reservations that this process made hold, by policy and key: of one policy, or of all.
+    pub(crate) fn held_by_key(&self, policy: Option<&str>) -> HashMap<(Arc<str>, Arc<str>), u64> {
+        self.engine.open_reservations.held(policy)
+    }
+
+    /// How many reservations of this process are missing among the open ones, as there were too many.
+    pub(crate) fn reservations_not_noted(&self) -> u64 {
+        self.engine.open_reservations.not_noted()
+    }
+
     /// Reports reservations that expire, for ever.
     pub(crate) async fn watch_reservations(&self) {
         self.engine.watch_reservations().await;

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use futures_util::future::join_all;
-use slidegate::{Decisions, Error, PolicySet, Request, Timestamp, Verb};
+use slidegate::{Decisions, Error, PolicySet, Request, Ticket, Timestamp, Verb};
 
 use super::open_reservations::OpenReservations;
 use super::shadow::{CandidateCharge, Shadows};
@@ -87,7 +87,7 @@ impl Engine {
                 decisions
             }
         };
-        for charge in self.record(caller, verb, span_start, requests, &decisions, None) {
+        for charge in self.record(caller, verb, span_start, requests, (&decisions, None), None) {
             let request = requests[charge.request].clone().under(&charge.candidate);
             self.store.apply(Some(Verb::Check), std::slice::from_ref(&request)).await;
         }
@@ -106,7 +106,7 @@ impl Engine {
         // Recorded where they are: moving them takes as long as half a decision.
         let decisions = self.store.try_apply(verb, requests);
         if let Some(decisions) = &decisions {
-            for charge in self.record(caller, verb, span_start, requests, decisions, None) {
+            for charge in self.record(caller, verb, span_start, requests, (decisions, None), None) {
                 let request = requests[charge.request].clone().under(&charge.candidate);
                 self.store.try_apply(Some(Verb::Check), std::slice::from_ref(&request));
             }
@@ -114,8 +114,8 @@ impl Engine {
         decisions
     }
 
-    /// Records decisions. Returns the candidates that have to be charged, as only their policies
-    /// denied.
+    /// Records decisions, with the ticket of what they hold. Returns the candidates that have to be
+    /// charged, as only their policies denied.
     #[inline]
     fn record(
         &self,
@@ -123,11 +123,11 @@ impl Engine {
         verb: Option<Verb>,
         span_start: Option<Timestamp>,
         requests: &[Request<'_>],
-        decisions: &Decisions<'_>,
+        (decisions, ticket): (&Decisions<'_>, Option<&Ticket>),
         reservation: Option<RecordedReservation>,
     ) -> Vec<CandidateCharge> {
         let Some(caller) = caller else { return Vec::new() };
-        self.observer.record(caller, verb, span_start, decisions);
+        self.observer.record(caller, verb, span_start, (decisions, ticket));
         self.observer.record_requests(verb, requests, decisions, reservation);
         self.shadows.record(verb.unwrap_or_default(), decisions)
     }

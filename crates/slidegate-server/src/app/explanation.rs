@@ -103,9 +103,14 @@ fn room(said: &mut String, decision: &PolicyDecision<'_>) {
         said.push_str(" remain");
         return;
     }
-    if decision.reason() == Some(Reason::TooManyHolds) {
-        said.push_str("; it has as many open reservations as it may");
-        return;
+    match decision.reason() {
+        Some(Reason::TooManyHolds) => {
+            return said.push_str("; it has as many open reservations as a key may have");
+        }
+        Some(Reason::StoreFull) => {
+            return said.push_str("; the server has no room for more open reservations under this policy");
+        }
+        _ => {}
     }
     match decision.retry_after() {
         // Holds are mostly settled before their time.

@@ -37,6 +37,8 @@ const LOOKUPS: usize = 64;
 #[derive(Debug)]
 pub(crate) struct OpenReservations {
     shards: [Mutex<Shard>; SHARDS],
+    /// Reservations that were not noted, as there was no room.
+    not_noted: AtomicU64,
     /// When something is due next, in microseconds since `started`; an earlier one wakes the task.
     wake_us: AtomicU64,
     earlier: Notify,
@@ -248,6 +250,7 @@ impl Default for OpenReservations {
     fn default() -> Self {
         Self {
             shards: std::array::from_fn(|_| Mutex::default()),
+            not_noted: AtomicU64::new(0),
             wake_us: AtomicU64::new(u64::MAX),
             earlier: Notify::new(),
             started: Instant::now(),
@@ -277,6 +280,8 @@ impl OpenReservations {
         let Some(due) = holds.iter().filter_map(|one| one.due).min() else { return };
         if self.shard(ticket.id()).add(ticket.id(), holds) {
             self.wake_at(due);
+        } else {
+            self.not_noted.fetch_add(1, SeqCst);
         }
     }
 
@@ -306,6 +311,34 @@ impl OpenReservations {
         }
         drop(shard);
         due.into_iter().for_each(|due| self.wake_at(due));
+    }
+
+    /// How many reservations were not noted since the start, as there was no room.
+    pub(crate) fn not_noted(&self) -> u64 {
+        self.not_noted.load(SeqCst)
+    }
+
+    /// The keys that a ticket holds cost of, as they are shown, with their policies. Empty if it is not
+    /// noted.
+    pub(super) fn keys(&self, id: u64) -> Vec<(Arc<str>, Arc<str>)> {
+        let shard = self.shard(id);
+        let noted = shard.tickets.get(&id).into_iter().flatten();
+        noted.map(|one| (Arc::clone(&one.hold.policy), Arc::clone(&one.hold.key))).collect()
+    }
+
+    /// What is held of each key of a policy, or of all policies.
+    pub(crate) fn held(&self, policy: Option<&str>) -> HashMap<(Arc<str>, Arc<str>), u64> {
+        let mut held = HashMap::new();
+        for shard in &self.shards {
+            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let open = shard.tickets.values().flatten().filter(|one| one.is_open);
+            for one in open.filter(|one| policy.is_none_or(|policy| *one.hold.policy == *policy)) {
+                let key = (Arc::clone(&one.hold.policy), Arc::clone(&one.hold.key));
+                let sum: &mut u64 = held.entry(key).or_default();
+                *sum = sum.saturating_add(one.held);
+            }
+        }
+        held
     }
 
     /// What is open under each policy.

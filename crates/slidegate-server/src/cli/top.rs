@@ -68,6 +68,8 @@ struct Key {
     key: String,
     count: u64,
     at_most_over: u64,
+    #[serde(default)]
+    held: u64,
     last_at: String,
 }
 
@@ -137,13 +139,13 @@ fn table(top: &TopKeys, args: &TopArgs) -> String {
     let keys: Vec<_> = top.keys.iter().map(|key| printable(&key.key)).collect();
     let key_width = keys.iter().map(|key| key.chars().count()).max().unwrap_or(0).max("key".len());
     table += &format!(
-        "\n\n{count:>12} {:>10}  {:<policy_width$}  {:<key_width$}  last",
-        "max error", "policy", "key"
+        "\n\n{count:>12} {:>10} {:>12}  {:<policy_width$}  {:<key_width$}  last",
+        "max error", "held now", "policy", "key"
     );
     for (one, key) in top.keys.iter().zip(&keys) {
-        let Key { policy, count, at_most_over, last_at, .. } = one;
+        let Key { policy, count, at_most_over, held, last_at, .. } = one;
         table += &format!(
-            "\n{count:>12} {at_most_over:>10}  {policy:<policy_width$}  {key:<key_width$}  {}",
+            "\n{count:>12} {at_most_over:>10} {held:>12}  {policy:<policy_width$}  {key:<key_width$}  {}",
             printable(last_at)
         );
     }

@@ -70,7 +70,8 @@ export class Top {
           update: (now) => {
             setText(n, compact(now.count));
             n.title = count(now.count);
-            setText(over, now.at_most_over ? ` −${compact(now.at_most_over)}` : '');
+            const held = now.held ? ` +${compact(now.held)} held` : '';
+            setText(over, (now.at_most_over ? ` −${compact(now.at_most_over)}` : '') + held);
             bar.dataset.by = now.by;
             bar.style.setProperty('--part', now.part);
             setText(last, now.last_at ? ago(now.last_at) : '–');

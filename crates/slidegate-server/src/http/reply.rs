@@ -24,7 +24,9 @@ pub(super) fn call<'a>(app: &'a App, headers: &HeaderMap) -> Call<'a> {
 /// The status and the media type of decisions.
 pub(super) fn status_of(verb: Verb, decisions: &Decisions<'_>) -> (StatusCode, HeaderValue) {
     match (verb, decisions.strictest().and_then(|strictest| strictest.reason())) {
-        (_, Some(Reason::StoreUnavailable)) => (StatusCode::SERVICE_UNAVAILABLE, problem::MEDIA_TYPE),
+        (_, Some(Reason::StoreFull | Reason::StoreUnavailable)) => {
+            (StatusCode::SERVICE_UNAVAILABLE, problem::MEDIA_TYPE)
+        }
         (Verb::Check, Some(_)) => (StatusCode::TOO_MANY_REQUESTS, problem::MEDIA_TYPE),
         _ => (StatusCode::OK, JSON),
     }

@@ -61,7 +61,8 @@ pub(crate) struct Event {
     cost: u64,
     /// `null`: the cost never fits.
     retry_after_ms: Option<u64>,
-    /// The reason: `over_limit`, `blocked`, `too_many_holds` or `store_unavailable`; [`EXPIRED`].
+    /// The reason: `over_limit`, `blocked`, `too_many_holds`, `store_full` or
+    /// `store_unavailable`; [`EXPIRED`].
     reason: &'static str,
     /// When the reservation ended.
     #[serde(skip_serializing_if = "Option::is_none")]

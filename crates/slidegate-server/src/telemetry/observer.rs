@@ -16,7 +16,7 @@ use arc_swap::ArcSwap;
 use axum::http::HeaderMap;
 use slidegate::{
     Clock, DecisionSource, Decisions, Policy, PolicyDecision, PolicySet, Request, Role, SettledCost,
-    SystemClock, Timestamp, Verb,
+    SystemClock, Ticket, Timestamp, Verb,
 };
 use tokio::sync::Semaphore;
 
@@ -186,13 +186,14 @@ impl Observer {
     }
 
     /// Records decisions. Called exactly once per decision, after it was made; `span_start` is from
-    /// [`span_start`](Self::span_start). Without a `verb`, each decision is recorded under its own.
+    /// [`span_start`](Self::span_start). Without a `verb`, each decision is recorded under its own. What
+    /// the ticket holds is not charged yet.
     pub(crate) fn record(
         &self,
         caller: &Caller,
         verb: Option<Verb>,
         span_start: Option<Timestamp>,
-        decisions: &Decisions<'_>,
+        (decisions, ticket): (&Decisions<'_>, Option<&Ticket>),
     ) {
         if let (Some(traces), Some(span_start)) = (&self.traces, span_start) {
             self.trace(traces, caller, verb.unwrap_or_default(), span_start, decisions);
@@ -207,6 +208,7 @@ impl Observer {
             protocol: caller.protocol,
             thread,
             counters: self.counters.of(thread),
+            ticket,
         };
         match verb {
             Some(verb) => call.record(verb, decisions),
@@ -234,9 +236,37 @@ impl Observer {
         }
     }
 
+    /// Counts what was charged for a reservation, when it was settled or its time was over. The key is
+    /// known if this instance made the reservation.
+    pub(crate) fn record_charge_of_hold(&self, policy: &str, key: Option<&str>, cost: u64, at: Timestamp) {
+        let registry = self.registry.load();
+        let Some(policy) = registry.by_name(policy).filter(|_| cost > 0) else { return };
+        let thread = thread();
+        if self.options.metrics {
+            policy.record_charge(thread, cost);
+        }
+        if let Some(key) = key.filter(|_| self.options.top) {
+            let decisions = self.counters.of(thread).charges.weigh(at);
+            if decisions > 0 {
+                let weight = Weight { decisions, each: cost };
+                self.top.add(policy.number, By::Used, key, at, weight, &self.redactor);
+            }
+        }
+    }
+
+    /// Counts what the cancellation of a reservation gave back.
+    pub(crate) fn record_refund(&self, policy: &str, cost: u64) {
+        if self.options.metrics
+            && let Some(counters) = self.registry.load().by_name(policy)
+        {
+            counters.record_refund(thread(), cost);
+        }
+    }
+
     /// Counts and reports a reservation that was not settled in time.
     pub(crate) fn record_expired(&self, expired: &Expired, policy: &Policy) {
         self.record_hold(&expired.policy, HoldOutcome::Expired);
+        self.record_charge_of_hold(&expired.policy, Some(&*expired.key), expired.cost, expired.until);
         let keys_shown = self.registry.load().by_name(&expired.policy).map(|known| known.keys_shown);
         if let Some(keys_shown) = keys_shown.filter(|_| self.options.events) {
             self.events.record_expired(expired, policy, keys_shown);
@@ -443,6 +473,8 @@ struct CallRecorder<'o> {
     protocol: Protocol,
     thread: usize,
     counters: &'o RequestCounters,
+    /// What is held.
+    ticket: Option<&'o Ticket>,
 }
 
 impl CallRecorder<'_> {
@@ -507,21 +539,28 @@ impl CallRecorder<'_> {
     ) {
         let Some(policy) = registry.find(one.position(), one.policy().name()) else { return };
         let Enabled { metrics, top, .. } = self.observer.options;
+        let is_held =
+            self.ticket.is_some_and(|ticket| ticket.holds().any(|hold| hold.policy == one.policy().name()));
         if metrics {
-            policy.record(self.thread, verb, one.decision(), outcome, one.asked());
+            let cost = if is_held { 0 } else { one.asked() };
+            policy.record(self.thread, verb, one.decision(), outcome, cost);
         }
         match (verb, outcome) {
             (Verb::Check, Outcome::Deny | Outcome::ShadowDeny) => self.record_denial(policy, one, outcome),
-            (Verb::Check, Outcome::Allow) if top && one.cost() > 0 => self.record_charge(policy, one),
+            (Verb::Check, Outcome::Allow) if top && one.cost() > 0 => {
+                // What is held is listed, with nothing charged yet.
+                let cost = if is_held { 0 } else { one.asked() };
+                self.record_charge(policy, one, cost);
+            }
             _ => {}
         }
     }
 
     #[inline]
-    fn record_charge(&self, policy: &PolicyCounters, one: &PolicyDecision<'_>) {
+    fn record_charge(&self, policy: &PolicyCounters, one: &PolicyDecision<'_>, cost: u64) {
         let decisions = self.counters.charges.weigh(one.at());
         if decisions > 0 {
-            let weight = Weight { decisions, each: one.asked() };
+            let weight = Weight { decisions, each: cost };
             let Observer { top, redactor, .. } = self.observer;
             top.add(policy.number, By::Used, one.key(), one.at(), weight, redactor);
         }

@@ -147,7 +147,7 @@ pub(super) struct PolicyCounters {
 #[derive(Debug, Default)]
 struct Cells {
     checks: [[AtomicU64; SOURCES.len()]; Outcome::ALL.len()],
-    /// Cost charged by checks and penalties.
+    /// Cost charged by checks, penalties and settlements.
     cost_allowed: AtomicU64,
     /// Cost denied by the enforced policy.
     cost_denied: AtomicU64,
@@ -208,6 +208,16 @@ impl PolicyCounters {
             (Verb::Check, Outcome::Allow | Outcome::ShadowDeny) => {}
         }
         cells.checks[outcome as usize][index_of(decision.source())].fetch_add(1, Relaxed);
+    }
+
+    /// Counts what was charged for a reservation.
+    pub(super) fn record_charge(&self, thread: usize, cost: u64) {
+        self.cells.of(thread).cost_allowed.fetch_add(cost, Relaxed);
+    }
+
+    /// Counts what a cancellation gave back.
+    pub(super) fn record_refund(&self, thread: usize, cost: u64) {
+        self.cells.of(thread).cost_refunded.fetch_add(cost, Relaxed);
     }
 
     /// Counts a reservation, or a change of one.

@@ -114,7 +114,10 @@ async fn top(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
         .flat_map(|(counters, ranking)| ranking.keys.iter().map(move |one| (counters, one)))
         .collect();
     keys.sort_by_key(|(_, one)| std::cmp::Reverse(one.count));
+    let held = app.held_by_key(policy.as_deref());
+    let held_of = |policy: &str, key: &Arc<str>| held.get(&(policy.into(), Arc::clone(key))).copied();
     let keys = keys.into_iter().take(limit).map(|(counters, one)| TopKey {
+        held: held_of(&counters.name, &one.key).unwrap_or(0),
         policy: &counters.name,
         key: observer.redactor.show(&one.key, counters.keys_shown).into_owned(),
         count: one.count,
@@ -154,6 +157,8 @@ struct TopKey<'a> {
     count: u64,
     /// Maximum overestimate of the count.
     at_most_over: u64,
+    /// What open reservations of this instance hold.
+    held: u64,
     last_at: String,
 }
 

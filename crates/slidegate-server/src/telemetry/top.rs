@@ -29,7 +29,7 @@ pub(super) const PERIOD: Duration = Duration::from_secs(300);
 /// The sort order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum By {
-    /// Charged cost.
+    /// Charged cost: of reservations when they are settled, or their time is over.
     Used,
     /// Denials, those of shadow policies included.
     Denied,
@@ -172,6 +172,9 @@ impl Sketch {
         if self.counters.len() < COUNTERS {
             self.positions.insert(Arc::clone(&key), self.counters.len());
             self.counters.push(Counted { key, count: weight, over: 0, last_at: at });
+            return;
+        }
+        if weight == 0 {
             return;
         }
         self.has_lost = true;

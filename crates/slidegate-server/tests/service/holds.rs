@@ -521,3 +521,30 @@ headers: {{draft: off, x_ratelimit: {style}}}
     let wait: u64 = denied.header("retry-after").unwrap().parse().unwrap();
     assert!((3000..=3600).contains(&wait), "{wait}");
 }
+
+/// Who pays for usage reads these figures: they are what was used, and beside it what is held.
+#[test]
+fn usage_figures_count_what_was_settled_and_show_what_is_held() {
+    let server = Server::start(&["--policy", "100_000/1h per user named tokens"]);
+    for _ in 0..5 {
+        let ticket = ticket(&reserve(&server, &json!({ "cost": 1000 })));
+        settle(&server, &ticket, 10);
+    }
+    let _open = ticket(&reserve(&server, &json!({ "cost": 700 })));
+    assert_eq!(usage(&server, "tokens"), (50, 700, 99_250));
+    let top = server.get("/v1/top").json();
+    let first = &top["keys"][0];
+    assert_eq!((&first["key"], &first["count"], &first["held"]), (&json!("alice"), &json!(50), &json!(700)));
+    let metrics = server.get("/metrics").body;
+    let metric = |name: &str| {
+        let line = metrics.lines().find(|line| line.starts_with(&format!("slidegate_{name}")));
+        line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+    };
+    assert_eq!(metric("cost_admitted_total{policy=\"tokens\"}"), Some(50.0), "{metrics}");
+    assert_eq!(metric("held_cost{policy=\"tokens\"}"), Some(700.0));
+    assert_eq!(metric("reservations_unnoted_total "), Some(0.0));
+    let shown = run(&["top", "--url", &server.url]);
+    let shown = text(&shown.stdout);
+    let words: Vec<&str> = shown.lines().nth(3).unwrap().split_whitespace().collect();
+    assert_eq!(words[..5], ["50", "0", "700", "tokens", "alice"], "{shown}");
+}

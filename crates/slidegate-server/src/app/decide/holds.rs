@@ -1,7 +1,7 @@
 //! Reservations: made by a request, and settled, extended or cancelled by their tickets.
 
 use futures_util::future::join_all;
-use slidegate::{Error, Extension, HoldOptions, HoldStatus, Request, Reserved, Ticket, Verb};
+use slidegate::{Algorithm, Error, Extension, HoldOptions, HoldStatus, Request, Reserved, Ticket, Verb};
 
 use super::{Call, Engine};
 use crate::app::open_reservations::Due;
@@ -28,7 +28,8 @@ impl Call<'_> {
         let id = reserved.ticket().map(Ticket::id);
         let recorded = Some(RecordedReservation { id, ttl: options.ttl, unsettled: options.unsettled });
         let verb = Some(Verb::Check);
-        for charge in engine.record(Some(&self.caller), verb, span_start, requests, &reserved, recorded) {
+        let decided = (&*reserved, reserved.ticket());
+        for charge in engine.record(Some(&self.caller), verb, span_start, requests, decided, recorded) {
             let request = requests[charge.request].clone().under(&charge.candidate);
             engine.store.apply(Some(Verb::Check), std::slice::from_ref(&request)).await;
         }
@@ -105,6 +106,7 @@ impl Call<'_> {
             observer.record_change(recorded_change(ticket.id(), change), at);
         }
         let open = &self.engine.open_reservations;
+        let noted = open.keys(ticket.id());
         if is_unknown {
             log_limited!(WARN, None, "a ticket is unknown to the store; nothing was charged or given back");
         } else if is_last {
@@ -114,10 +116,22 @@ impl Call<'_> {
         if !is_last {
             open.change(settlement);
         }
+        let policies = self.engine.store.policies();
+        let is_in_flight = |policy: &str| {
+            let policy = policies.by_name(policy);
+            policy.is_some_and(|policy| policy.quota().algorithm() == Algorithm::InFlight)
+        };
         for key in settlement.iter() {
             self.engine.observer.record_hold(key.policy(), HoldOutcome::of(key.status(), outcome));
             if let Some(last) = key.last() {
                 self.engine.observer.record_settled(key.policy(), last);
+            }
+            let of_key = noted.iter().find(|(policy, _)| **policy == *key.policy()).map(|(_, text)| &**text);
+            match outcome {
+                HoldOutcome::Cancelled => self.engine.observer.record_refund(key.policy(), key.cost()),
+                // A permit charges nothing.
+                _ if is_in_flight(key.policy()) => {}
+                _ => self.engine.observer.record_charge_of_hold(key.policy(), of_key, key.cost(), key.at()),
             }
         }
         Ok(changed)

@@ -103,6 +103,7 @@ fn process(page: &mut Page<'_>, app: &App) -> fmt::Result {
     let help =
         "Tickets to settle, extend or cancel that the store does not know; nothing was charged or given back";
     page.total("unknown_tickets", help, app.store().unknown_tickets())?;
+    page.value("max_holds", "Maximum open reservations in the memory store", count(memory.max_holds))?;
     let pending = app.store().pending_settlements();
     let help = "Settlements that wait for a shared store, which does not reply";
     page.value("settlements_pending", help, pending.waiting)?;
@@ -261,7 +262,8 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
         let samples = shown_counts.iter().map(|(name, counts)| (*name, read(counts))).chain(rest);
         page.counter(name, help, samples.map(|(name, count)| ([("policy", name)], count)))
     };
-    each("cost_admitted", "Charged or reserved cost, penalties included", |counts| counts.cost_allowed)?;
+    let help = "Charged cost, penalties included; of reservations what they were settled to, or charged at their end";
+    each("cost_admitted", help, |counts| counts.cost_allowed)?;
     each("cost_refused", "Cost of denied checks", |counts| counts.cost_denied)?;
     each("cost_refunded", "Refunded cost", |counts| counts.cost_refunded)?;
     each("blocked", "Checks denied because their key is blocked", |counts| counts.blocked)?;
@@ -298,7 +300,9 @@ fn open_reservations(page: &mut Page<'_>, app: &App) -> fmt::Result {
     let samples = costs.iter().map(|(policy, cost)| ([("policy", *policy)], cost.reservations));
     page.gauge("reservations_open", help, samples)?;
     let samples = costs.iter().map(|(policy, cost)| ([("policy", *policy)], cost.held));
-    page.gauge("held_cost", "What these reservations hold", samples)
+    page.gauge("held_cost", "What these reservations hold", samples)?;
+    let help = "Reservations of this instance that are not among the open ones, because there were too many";
+    page.total("reservations_unnoted", help, app.reservations_not_noted())
 }
 
 fn requests(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
