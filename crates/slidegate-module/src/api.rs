@@ -663,10 +663,13 @@ mod tests {
                 // SAFETY: each piece of memory has so many bytes, and is freed by its own layout.
                 unsafe {
                     let memory = ServerAllocator.alloc(layout);
-                    assert!(!memory.is_null() && memory.addr() % align == 0, "{layout:?}: {memory:?}");
+                    assert!(
+                        !memory.is_null() && memory.addr().is_multiple_of(align),
+                        "{layout:?}: {memory:?}"
+                    );
                     memory.write_bytes(7, size);
                     let grown = ServerAllocator.realloc(memory, layout, 2 * size);
-                    assert!(!grown.is_null() && grown.addr() % align == 0, "{layout:?}: {grown:?}");
+                    assert!(!grown.is_null() && grown.addr().is_multiple_of(align), "{layout:?}: {grown:?}");
                     assert!(slice::from_raw_parts(grown, size).iter().all(|byte| *byte == 7));
                     grown.write_bytes(9, 2 * size);
                     ServerAllocator.dealloc(grown, Layout::from_size_align(2 * size, align).unwrap());

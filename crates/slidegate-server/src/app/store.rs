@@ -143,7 +143,7 @@ impl HoldStore for AnyStore {
     }
 
     async fn prepare_to_seal(&self) {
-        await_store!(self, store => store.prepare_to_seal())
+        await_store!(self, store => store.prepare_to_seal());
     }
 
     async fn change_holds(

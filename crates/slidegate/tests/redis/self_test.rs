@@ -1,11 +1,11 @@
 //! The self-test: servers that answer pings and refuse what decisions need.
 
 use slidegate::{FailureKind, RedisStore};
-use slidegate_testkit::redis::{RedisServer, acl};
+use slidegate_testkit::redis::{RedisCluster, RedisServer, acl};
 use slidegate_testkit::until_true;
 
 use crate::callers::options;
-use crate::harness::cluster;
+use crate::cluster::on_cluster;
 
 fn store(url: &str) -> RedisStore {
     RedisStore::new(options(url)).unwrap()
@@ -83,9 +83,12 @@ async fn a_self_test_names_what_keeps_scripts_from_running() {
 }
 
 /// Users belong to one node: a cluster in which one master refuses shares most limits, not all.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_self_test_reaches_every_master_of_a_cluster() {
-    let cluster = cluster();
+#[test]
+fn a_self_test_reaches_every_master_of_a_cluster() {
+    on_cluster(async |cluster| reaches_every_master(cluster).await);
+}
+
+async fn reaches_every_master(cluster: &RedisCluster) {
     let store = store(&cluster.url_as_user());
     store.self_test().await.unwrap();
     for slot in [0, 6000, 12_000] {
