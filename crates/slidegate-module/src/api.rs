@@ -1,18 +1,19 @@
-//! The binding to the server's module API: the only file with `unsafe` code.
+//! The binding to the server's module API: with `allocator.rs` the only code that is `unsafe`.
 //!
 //! Functions are asked for by name when the module is loaded, so one library runs in Redis 7.0 and
-//! later and in Valkey. Everything outside of this file sees byte slices and guards.
+//! later and in Valkey. Everything outside of these files sees byte slices and guards.
 
 #![allow(unsafe_code)]
 
-use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_longlong, c_void};
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::allocator::{ALLOC, FREE, REALLOC};
 
 /// What functions return that succeed.
 const OK: c_int = 0;
@@ -29,10 +30,6 @@ const NOTIFY_STRING: c_int = 1 << 3;
 /// Redis from this version on keeps the command that a client called last, so that a client which
 /// calls it again after it was unloaded ends the server. Seen with 8.2.3; Valkey 9.1 does not.
 const KEEPS_UNLOADED_COMMANDS: c_int = 0x08_00_00;
-/// The alignment that the server's allocator gives to every allocation: Redis 8.2 builds jemalloc with
-/// a quantum of 8.
-const ALIGNMENT: usize = 8;
-
 /// The server's context of a command.
 #[repr(C)]
 pub struct RawContext {
@@ -142,107 +139,6 @@ fn may_be_unloaded() -> bool {
     let has_version = API.get().is_some_and(|api| api.get_server_version.is_some());
     IS_VALKEY.load(Ordering::Relaxed)
         || (has_version && call!(get_server_version()) < KEEPS_UNLOADED_COMMANDS)
-}
-
-/// The server's allocator, so that `used_memory` and `maxmemory` count what the module uses.
-struct ServerAllocator;
-
-// So that tests, which no server loads, allocate as other programs do.
-#[cfg_attr(not(test), global_allocator)]
-#[cfg_attr(test, allow(dead_code))]
-static ALLOCATOR: ServerAllocator = ServerAllocator;
-
-static ALLOC: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
-static REALLOC: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
-static FREE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
-
-impl ServerAllocator {
-    /// Memory of the server's allocator.
-    fn allocate(size: usize) -> *mut u8 {
-        let function = ALLOC.load(Ordering::Relaxed);
-        if function.is_null() {
-            return ptr::null_mut();
-        }
-        // SAFETY: a pointer that is not null was stored from a function of this type.
-        let alloc: unsafe extern "C" fn(usize) -> *mut c_void = unsafe { std::mem::transmute(function) };
-        // SAFETY: any size may be asked for.
-        unsafe { alloc(size) }.cast()
-    }
-
-    /// Frees what `allocate` has returned.
-    ///
-    /// # Safety
-    /// As `free`.
-    unsafe fn release(memory: *mut u8) {
-        let function = FREE.load(Ordering::Relaxed);
-        if !function.is_null() {
-            // SAFETY: as in `allocate`.
-            let free: unsafe extern "C" fn(*mut c_void) = unsafe { std::mem::transmute(function) };
-            // SAFETY: the memory is from `allocate` or `realloc`.
-            unsafe { free(memory.cast()) };
-        }
-    }
-}
-
-// SAFETY: the server's functions are an allocator like `malloc`, aligned to 8 bytes. They are there
-// before anything is allocated, because nothing runs before the module is loaded. For a larger
-// alignment, more is allocated; the address of the whole stands before the part that is used.
-unsafe impl GlobalAlloc for ServerAllocator {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let align = layout.align();
-        if align <= ALIGNMENT {
-            return Self::allocate(layout.size());
-        }
-        let Some(size) = layout.size().checked_add(align) else { return ptr::null_mut() };
-        let whole = Self::allocate(size);
-        if whole.is_null() {
-            return whole;
-        }
-        // At least 8 bytes further, because the address is a multiple of 8 and `align` is of 16.
-        let shift = align - whole.addr() % align;
-        // SAFETY: the shift is at most `align`, and `layout.size()` bytes are left behind it. Those
-        // before it are enough for an address, for which 8 bytes are alignment enough.
-        unsafe {
-            let part = whole.add(shift);
-            part.cast::<*mut u8>().sub(1).write(whole);
-            part
-        }
-    }
-
-    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        if layout.align() <= ALIGNMENT {
-            // SAFETY: `alloc` has returned what `allocate` did.
-            unsafe { Self::release(memory) };
-        } else {
-            // SAFETY: `alloc` has written the address of the whole there.
-            unsafe { Self::release(memory.cast::<*mut u8>().sub(1).read()) };
-        }
-    }
-
-    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        if layout.align() > ALIGNMENT {
-            // SAFETY: the caller promises that the size is one of a layout.
-            let moved = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
-            // SAFETY: both are of this allocator and hold as many bytes; the old one is freed once.
-            unsafe {
-                let to = self.alloc(moved);
-                if !to.is_null() {
-                    ptr::copy_nonoverlapping(memory, to, layout.size().min(size));
-                    self.dealloc(memory, layout);
-                }
-                return to;
-            }
-        }
-        let function = REALLOC.load(Ordering::Relaxed);
-        if function.is_null() {
-            return ptr::null_mut();
-        }
-        // SAFETY: as in `allocate`.
-        let realloc: unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void =
-            unsafe { std::mem::transmute(function) };
-        // SAFETY: the memory is from `allocate` or `realloc`.
-        unsafe { realloc(memory.cast(), size) }.cast()
-    }
 }
 
 /// A command: what it is called, which arguments are keys, and what it does.
@@ -608,73 +504,4 @@ commands! {
     c"slidegate.change" KEYS_AT_END run_change = crate::commands::change_call;
     c"rl.check" ONE_KEY run_rl_check = crate::commands::rl_check;
     c"cl.throttle" ONE_KEY run_cl_throttle = crate::commands::cl_throttle;
-}
-
-#[cfg(test)]
-mod tests {
-    use std::alloc::System;
-
-    use super::*;
-
-    /// Where an allocation of the system stands before the memory that is handed out: its size.
-    const HEAD: usize = 24;
-
-    /// As jemalloc with a quantum of 8: aligned to 8 bytes and never to 16.
-    unsafe extern "C" fn alloc(size: usize) -> *mut c_void {
-        let layout = Layout::from_size_align(size + HEAD, 16).unwrap();
-        // SAFETY: the layout is not empty, and has room for the head.
-        unsafe {
-            let memory = System.alloc(layout);
-            memory.cast::<usize>().write(size);
-            memory.add(HEAD).cast()
-        }
-    }
-
-    unsafe extern "C" fn free(memory: *mut c_void) {
-        // SAFETY: it is from `alloc`, which has written the size.
-        unsafe {
-            let memory = memory.cast::<u8>().sub(HEAD);
-            let size = memory.cast::<usize>().read();
-            System.dealloc(memory, Layout::from_size_align(size + HEAD, 16).unwrap());
-        }
-    }
-
-    unsafe extern "C" fn realloc(memory: *mut c_void, size: usize) -> *mut c_void {
-        // SAFETY: as above; both have as many bytes as are copied.
-        unsafe {
-            let old = memory.cast::<u8>().sub(HEAD).cast::<usize>().read();
-            let to = alloc(size);
-            ptr::copy_nonoverlapping(memory.cast::<u8>(), to.cast::<u8>(), old.min(size));
-            free(memory);
-            to
-        }
-    }
-
-    /// Hash tables and 128-bit numbers are aligned to 16 bytes. Memory that is not crashes the server
-    /// that holds everybody's data.
-    #[test]
-    fn memory_has_the_alignment_that_is_asked_for() {
-        ALLOC.store(alloc as *mut c_void, Ordering::Relaxed);
-        REALLOC.store(realloc as *mut c_void, Ordering::Relaxed);
-        FREE.store(free as *mut c_void, Ordering::Relaxed);
-        for align in [1, 8, 16, 32, 4096] {
-            for size in [1, 7, 24, 1000, 100_000] {
-                let layout = Layout::from_size_align(size, align).unwrap();
-                // SAFETY: each piece of memory has so many bytes, and is freed by its own layout.
-                unsafe {
-                    let memory = ServerAllocator.alloc(layout);
-                    assert!(
-                        !memory.is_null() && memory.addr().is_multiple_of(align),
-                        "{layout:?}: {memory:?}"
-                    );
-                    memory.write_bytes(7, size);
-                    let grown = ServerAllocator.realloc(memory, layout, 2 * size);
-                    assert!(!grown.is_null() && grown.addr().is_multiple_of(align), "{layout:?}: {grown:?}");
-                    assert!(slice::from_raw_parts(grown, size).iter().all(|byte| *byte == 7));
-                    grown.write_bytes(9, 2 * size);
-                    ServerAllocator.dealloc(grown, Layout::from_size_align(2 * size, align).unwrap());
-                }
-            }
-        }
-    }
 }

@@ -4,12 +4,13 @@
 //! it writes is replicated as `SET`, `SETRANGE` and `PEXPIREAT`, so replicas, restarts and other
 //! instances need no module. docs/redis-module.md has the commands.
 //!
-//! [`api`] is the binding to the server and the only file with `unsafe` code. A panic in a command
+//! [`api`] is the binding to the server, and with [`allocator`] the only file with `unsafe` code. A panic in a command
 //! becomes an error reply, because one that left it would end the server.
 
 // Nothing links this library: servers load it.
 #![allow(unreachable_pub)]
 
+mod allocator;
 mod api;
 mod arguments;
 mod commands;

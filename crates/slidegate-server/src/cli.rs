@@ -139,8 +139,8 @@ impl Cli {
                 Command::Forecast(args) => forecast::run(&args),
                 Command::Simulate(args) => simulate::run(&args),
                 Command::Init(args) => init::run(&args),
-                Command::Completions(args) => completions::run(&args),
-                Command::Man(args) => man::run(&args),
+                Command::Completions(args) => completions::run(&args, Cli::command()),
+                Command::Man(args) => man::run(&args, Cli::command()),
             });
         outcome.unwrap_or_else(|failure| {
             output::print_error(failure);

@@ -367,13 +367,14 @@ fn a_partial_refund_survives_that_the_log_is_rewritten() {
     }
 }
 
-/// A limit that was lowered far leaves more to drain than a server takes as an expiry.
+/// A large burst may take longer to drain than a server takes as an expiry.
 #[test]
-fn a_bucket_far_above_its_limit_is_still_written() {
+fn a_bucket_that_drains_for_ages_is_still_written() {
     let mut both = Both::start();
     both.at(NOW_US);
     let month = 30 * 86_400 * SECOND;
-    let [wide, narrow] = [(1 << 53) - 1, 3].map(|limit| Quota::new(Algorithm::Bucket, limit, month));
+    let wide = Quota::new(Algorithm::Bucket, (1 << 53) - 1, month);
+    let narrow = Quota { limit: 3, ..wide };
     for by in [By::Script, By::Module] {
         let prefix = format!("{by:?}");
         one_key(wide, 'c', (1 << 53) - 1).run(&mut both, by, &prefix);

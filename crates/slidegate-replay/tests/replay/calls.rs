@@ -322,7 +322,7 @@ fn a_list_that_cannot_be_read_is_a_malformed_line() {
     assert_eq!(
         stats.malformed_lines[0].reason.to_string(),
         "invalid or missing requests: expected a list of 1 to 128 requests, each with at most 64 \
-         `attributes`, and with `cost`, `verb`, `role`, `policy` and `deny_over_limit` as the service \
+         `attributes`, and with `cost`, `costs`, `verb`, `role`, `policy` and `deny_over_limit` as the service \
          records them"
     );
 }

@@ -24,6 +24,9 @@ use slidegate::{
 use super::ticket_change::{Changed, TicketChange};
 use crate::config::{Counted, SharedStore};
 use crate::log_limit::LogLimit;
+use any_store::AnyStore;
+
+mod any_store;
 
 /// The store, under the active policies.
 #[derive(Debug)]
@@ -33,15 +36,6 @@ pub(crate) struct Store {
     health: Health,
     /// Tickets that the store did not know.
     unknown_tickets: AtomicU64,
-}
-
-/// The store that the configuration selects.
-#[derive(Debug)]
-// Not boxed: there is one instance, and the memory variant avoids an indirection.
-#[allow(clippy::large_enum_variant)]
-enum AnyStore {
-    Memory(MemoryStore),
-    Redis(Box<FallbackStore<RedisStore>>),
 }
 
 /// A shared store, with its health.
@@ -64,126 +58,6 @@ struct Health {
     fixed_instances: Option<u64>,
     /// How many there were when they were last counted; 0 before.
     counted_instances: AtomicU64,
-}
-
-/// Runs an expression on the selected store.
-macro_rules! on_store {
-    ($any:expr, $store:ident => $run:expr) => {
-        match $any {
-            AnyStore::Memory($store) => $run,
-            AnyStore::Redis($store) => $run,
-        }
-    };
-}
-
-/// Awaits a call of the selected store. That of Redis is boxed, because a call in memory would be
-/// as large.
-macro_rules! await_store {
-    ($any:expr, $store:ident => $call:expr) => {
-        match $any {
-            AnyStore::Memory($store) => $call.await,
-            AnyStore::Redis($store) => Box::pin($call).await,
-        }
-    };
-}
-
-impl slidegate::store::Store for AnyStore {
-    type Mode = Remote;
-
-    async fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions {
-        await_store!(self, store => store.apply(charges))
-    }
-
-    async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions {
-        await_store!(self, store => store.check_once(charges, id))
-    }
-
-    async fn peek_blocked(&self, charges: &[Charge<'_>]) -> StoreDecisions {
-        await_store!(self, store => store.peek_blocked(charges))
-    }
-
-    async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, Error> {
-        await_store!(self, store => store.reset(charges))
-    }
-
-    fn wall_time(&self) -> Timestamp {
-        on_store!(self, store => store.wall_time())
-    }
-
-    #[inline]
-    fn is_immediate(&self) -> bool {
-        on_store!(self, store => store.is_immediate())
-    }
-
-    #[inline]
-    fn apply_single(&self, charge: &Charge<'_>) -> Decision {
-        on_store!(self, store => store.apply_single(charge))
-    }
-
-    fn check_quota(&self, quota: &Quota) -> Result<(), Error> {
-        on_store!(self, store => store.check_quota(quota))
-    }
-
-    fn quotas_changed(&self, changes: &QuotaChanges<'_>) {
-        on_store!(self, store => store.quotas_changed(changes));
-    }
-}
-
-impl HoldStore for AnyStore {
-    fn key_for_ticket(&self, held: &HeldCharge<'_>) -> Option<TicketKeyBytes> {
-        on_store!(self, store => store.key_for_ticket(held))
-    }
-
-    fn seal(&self, ticket: &mut Ticket) {
-        on_store!(self, store => store.seal(ticket));
-    }
-
-    fn ticket_secret(&self) -> TicketSecret {
-        on_store!(self, store => store.ticket_secret())
-    }
-
-    async fn prepare_to_seal(&self) {
-        await_store!(self, store => store.prepare_to_seal());
-    }
-
-    async fn change_holds(
-        &self,
-        ticket: &Ticket,
-        changes: &[HoldCall<'_>],
-    ) -> Result<Option<HoldAnswers>, Error> {
-        await_store!(self, store => store.change_holds(ticket, changes))
-    }
-}
-
-impl InMemory for AnyStore {
-    fn in_memory(&self) -> &MemoryStore {
-        self.memory()
-    }
-}
-
-impl ManagedStore for AnyStore {
-    async fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, Error> {
-        await_store!(self, store => store.inspect(charges))
-    }
-
-    async fn reset_policy_step(
-        &self,
-        policy: &StoredPolicy<'_>,
-        from: Option<&ResetCursor>,
-        keys: u64,
-    ) -> Result<PolicyReset, Error> {
-        await_store!(self, store => store.reset_policy_step(policy, from, keys))
-    }
-}
-
-impl AnyStore {
-    /// The memory of this process.
-    fn memory(&self) -> &MemoryStore {
-        match self {
-            Self::Memory(memory) => memory,
-            Self::Redis(store) => store.memory(),
-        }
-    }
 }
 
 /// The state of a shared store at the last health check.

@@ -4,9 +4,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, CommandFactory as _};
+use clap::{Args, Command};
 
-use super::Cli;
 use super::failure::Failure;
 use super::output;
 
@@ -17,10 +16,10 @@ pub(super) struct ManArgs {
     directory: PathBuf,
 }
 
-pub(super) fn run(args: &ManArgs) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &ManArgs, command: Command) -> Result<ExitCode, Failure> {
     let directory = args.directory.display();
     fs::create_dir_all(&args.directory)
-        .and_then(|()| clap_mangen::generate_to(Cli::command(), &args.directory))
+        .and_then(|()| clap_mangen::generate_to(command, &args.directory))
         .map_err(|error| {
             Failure(format!(
                 "{directory}: man pages cannot be written: {error}; give a directory that can be written"
@@ -34,16 +33,18 @@ pub(super) fn run(args: &ManArgs) -> Result<ExitCode, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory as _;
     use slidegate_testkit::TempDir;
 
     use super::*;
+    use crate::cli::Cli;
 
     /// A package that installs the pages needs one for each command, with its examples.
     #[test]
     fn each_command_has_a_page() {
         let folder = TempDir::new("man");
         let directory = folder.path().join("man1");
-        run(&ManArgs { directory: directory.clone() }).expect("the pages are written");
+        run(&ManArgs { directory: directory.clone() }, Cli::command()).expect("the pages are written");
         for command in Cli::command().get_subcommands() {
             let page = directory.join(format!("slidegate-{}.1", command.get_name()));
             let page =

@@ -333,7 +333,7 @@ mod tests {
             ),
             (
                 "{attributes: {user: []}}",
-                "slidegate.yaml:1: auth: attributes: invalid user (a list): must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
+                "slidegate.yaml:1: auth: attributes: invalid user (an empty list): must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
             ),
             (
                 "{attributes: {ip: 'client-address X:'}}",

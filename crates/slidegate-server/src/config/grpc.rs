@@ -146,7 +146,7 @@ mod tests {
                 "{listen: 8081}",
                 "slidegate.yaml:1: grpc: invalid listen `8081`: must be an IP address and a port, for example `127.0.0.1:7979` or `[::]:7979`",
             ),
-            ("{socket: []}", "slidegate.yaml:1: grpc: invalid socket (a list): must be a text"),
+            ("{socket: []}", "slidegate.yaml:1: grpc: invalid socket (an empty list): must be a text"),
             (
                 "{response_headers: true}",
                 "slidegate.yaml:1: grpc: invalid response_headers: needs listen or socket; write for example `listen: 127.0.0.1:8081`, or give `--grpc`",

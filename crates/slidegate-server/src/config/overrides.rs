@@ -282,7 +282,7 @@ mod tests {
             ),
             (
                 "scope: [a, b], overrides: [{key: [x, []], limit: 5}]",
-                "override 1: invalid key (a list): must be a text",
+                "override 1: invalid key (an empty list): must be a text",
             ),
             (
                 "scope: a, overrides: [{key: x}]",

@@ -371,7 +371,7 @@ headers: {draft: draft-7, x_ratelimit: delta, retry_after: false, retry_after_ms
             ),
             (
                 "headers: {draft: []}",
-                "slidegate.yaml:1: headers: invalid draft (a list): must be `draft-10`, `draft-7`, `draft-6` or `off`",
+                "slidegate.yaml:1: headers: invalid draft (an empty list): must be `draft-10`, `draft-7`, `draft-6` or `off`",
             ),
             (
                 "headers: {retry_after_ms: yes}",

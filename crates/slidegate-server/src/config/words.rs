@@ -295,7 +295,7 @@ mod tests {
             (
                 "scope: [user], in_flight: 20",
                 "requests are limited to 20 in flight for each user (given back, or after 30s without a heartbeat). Denies. \
-                 A key with 20 in flight takes about 1442 bytes.",
+                 A key with 20 in flight takes about 1493 bytes.",
             ),
             (
                 "quota: 1/1d, counts: output, estimate: 100, unsettled: forget",

@@ -44,8 +44,8 @@ fn a_closed_pipe_is_no_error_for_any_command() {
         vec!["validate", &config],
         vec!["explain", "user=alice", "--config", &config],
         vec!["token", "new"],
-        vec!["replay", &log, "--config", &config],
-        vec!["replay", &log, "--config", &config, "--each"],
+        vec!["replay", &log, "--policy", "5/1h per ip"],
+        vec!["replay", &log, "--policy", "5/1h per ip", "--each"],
         vec!["--help"],
         vec!["--version"],
     ] {

@@ -77,7 +77,11 @@ fn each_policy_is_said_to_apply_or_why_it_does_not() {
     let (found, _) = explain(&["--config", &folder.file("first.yaml", first), "user=alice", "path=/login"]);
     assert!(page.contains(&format!("user=alice path=/login\n{found}```")), "{found}");
     // Without a file it is the default policy, as in `serve`.
-    assert_eq!(explain(&["user=eve"]).0, "per-user: applies to key `eve`: 100/1m\n1 policy applies\n");
+    assert_eq!(
+        explain(&["user=eve"]).0,
+        "per-user: applies to key `eve`: 100/1m\n1 policy applies\nconfiguration: the default policy, as there is no \
+         ./slidegate.yaml; give one with --config or --policy\n"
+    );
 }
 
 /// The same for a descriptor: what was found at each level, what was not, and the counter.
@@ -169,9 +173,12 @@ fn what_is_asked_wrongly_is_told_and_ends_with_2() {
             [&envoy[..], &["--domain", "d", "a=b,c"]].concat(),
             "invalid descriptor `a=b,c`: must be written as name=value, for example user=alice\n",
         ),
-        (vec!["alice"], "invalid attribute `alice`: must be written as name=value, for example user=alice\n"),
         (
-            vec!["ip=here"],
+            vec!["--policy", "5/1m", "alice"],
+            "invalid attribute `alice`: must be written as name=value, for example user=alice\n",
+        ),
+        (
+            vec!["--policy", "5/1m", "ip=here"],
             "invalid ip `here`: must be an IP address, for example `192.0.2.7` or `2001:db8::7`\n",
         ),
     ] {

@@ -243,7 +243,10 @@ fn the_report_names_the_most_denied_keys_and_why() {
         - name: strict\n    mode: shadow\n    scope: [ip]\n    limit: 1\n    window: 1m\n  \
         - name: users\n    scope: [user]\n    limit: 1\n    window: 1m\n";
     let (log, config) = (folder.file("access.log", log), folder.file("slidegate.yaml", config));
-    let output = run(&["replay", &log, "--config", &config, "--top", "1"]);
+    let run_with =
+        |more: &[&str]| run(&[&["replay", &log, "--config", &config, "--top", "1"], more].concat());
+    assert_eq!(run_with(&[]).status.code(), Some(2), "nothing in the log has users");
+    let output = run_with(&["--allow-empty"]);
     let report = text(&output.stdout);
     assert!(output.status.success(), "{}", text(&output.stderr));
     for expected in [

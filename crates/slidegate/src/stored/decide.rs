@@ -263,6 +263,8 @@ mod tests {
                 let all = Algorithm::ALL.into_iter().chain([Algorithm::InFlight]);
                 let algorithm = all.clone().nth(at).unwrap_or_default();
                 let burst = (algorithm == Algorithm::TokenBucket).then_some(limit);
+                let is_lease = algorithm == Algorithm::InFlight;
+                let window_us = if is_lease { window_us.clamp(1_000_000, 3_600_000_000) } else { window_us };
                 let fields = QuotaFields { limit, window_us, burst, algorithm, slots };
                 fields.quota().expect("a window in its range")
             },

@@ -152,7 +152,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "waiting",
         ],
     ),
-    ("headers", &["block", "decision", "error", "gate", "quota", "request", "time"]),
+    ("headers", &["block", "decision", "error", "gate", "hold", "quota", "request", "time"]),
     (
         "layer",
         &[
@@ -190,7 +190,7 @@ const CYCLES: &[(&str, &[&str], &str)] = &[
     (
         "slidegate-module",
         &["api", "commands", "value"],
-        "the entry points that the server calls are in the only file with unsafe code",
+        "the entry points that the server calls are in the file with unsafe code",
     ),
     ("slidegate", &["time"], "the clock and the discipline that steers it share the time scale"),
 ];

@@ -133,9 +133,9 @@ fn a_bucket_above_a_lowered_limit_is_cut_to_what_it_may_hold_when_it_is_written(
         let lowered = PolicySet::new([Policy::new("p", bucket(LIMIT)).unwrap().scope(["user"])]).unwrap();
         both.memory.configure(lowered.clone()).unwrap();
         both.redis.configure(lowered).unwrap();
-        assert_eq!(both.apply(Verb::Peek, 1).await.used(), 1000);
+        assert_eq!(both.apply(Verb::Peek, 1).await.used(), 2 * LIMIT);
         assert_eq!(both.apply(Verb::Penalize, 1).await.cost(), 0);
-        assert_eq!(both.apply(Verb::Refund, 1).await.used(), 2 * LIMIT);
+        assert_eq!(both.apply(Verb::Refund, 1).await.used(), 2 * LIMIT - 1);
         let lives_ms = both.lives_ms();
         assert!((1..=125_000).contains(&lives_ms), "lives {lives_ms} ms");
     });

@@ -15,6 +15,8 @@ fn forgetful() -> FakeRedis {
     FakeRedis::greeting(|command| match command[0].as_slice() {
         b"TIME" => "*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n".into(),
         b"EVALSHA" => "-NOSCRIPT No matching script.\r\n".into(),
+        // The secret of tickets; a configured one takes its place.
+        b"GET" => "$25\r\n1234567890123456789012345\r\n".into(),
         _ => "+OK\r\n".into(),
     })
 }
@@ -49,7 +51,7 @@ async fn scripts_are_sent_as_the_code_of_their_files() {
     held.push(vec![policy("a", Algorithm::SlidingLog), policy("b", Algorithm::SlidingLog)]);
     let request = Request::new().with("user", "alice");
     for policies in held {
-        let of = |url: &str| gate(policies.clone(), options(url));
+        let of = |url: &str| gate(policies.clone(), options(url).key_secret("secret"));
         let ticket = of(&server.url()).reserve(&request).await.into_ticket().unwrap();
         let forgetful = of(&fake.url());
         assert!(forgetful.reserve(&request).await.is_allowed(), "by the fallback");
