@@ -23,5 +23,9 @@ if redis.pcall('exists', KEYS[1]) == 1 then
   try('rename', KEYS[1], KEYS[2])
 end
 try('exists', KEYS[1])
-try('del', KEYS[1], KEYS[2])
+-- Redis keeps the longer name as the buffer of the next third argument, and would keep a policy's value
+-- in it, which may be shorter. This value takes it.
+redis.pcall('set', KEYS[1], '1', 'PX', ARGV[1])
+try('del', KEYS[1])
+redis.pcall('del', KEYS[2])
 return refused

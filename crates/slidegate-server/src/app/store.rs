@@ -1,32 +1,30 @@
 //! The service's store: in-process memory, or a shared store.
 //!
-//! A shared store may be unavailable: that is counted here, logged, reported at `/readyz`, and
-//! shown in every decision.
+//! A shared store may be unavailable: that is counted, logged, reported at `/readyz`, and shown in
+//! every decision.
 
 use std::io::{self, Write};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use serde_json::{Map, Value, json};
 use slidegate::store::Store as _;
-use slidegate::store::{BreakerState, FallbackStats, PolicyReset, ResetCursor};
-use slidegate::store::{
-    Charge, HeldCharge, HoldAnswers, HoldCall, HoldStore, KeyInspection, ManagedStore, QuotaChanges, Remote,
-    StoreDecisions, StoredPolicy, TicketKeyBytes, TicketSecret,
-};
+use slidegate::store::{PolicyReset, ResetCursor};
 use slidegate::{
-    Decision, DecisionSource, Decisions, Error, FailureKind, FallbackStore, Gate, HoldOptions, HoldStatus,
-    InMemory, KeyUse, MemoryStats, MemoryStore, PendingStats, Policy, PolicySet, Quota, RedisStore, Request,
-    Reserved, RestoredSnapshot, SavedSnapshot, Snapshot, SnapshotError, Ticket, Timestamp, Verb,
+    Decisions, Error, FallbackStore, Gate, HoldOptions, HoldStatus, KeyUse, MemoryStats, MemoryStore,
+    PendingStats, Policy, PolicySet, RedisStore, Request, Reserved, RestoredSnapshot, SavedSnapshot,
+    Snapshot, SnapshotError, Ticket, Timestamp, Verb,
 };
 
 use super::ticket_change::{Changed, TicketChange};
 use crate::config::{Counted, SharedStore};
-use crate::log_limit::LogLimit;
-use any_store::AnyStore;
 
 mod any_store;
+mod shared;
+
+use any_store::AnyStore;
+use shared::Health;
+pub(crate) use shared::{Seen, Shared};
 
 /// The store, under the active policies.
 #[derive(Debug)]
@@ -36,68 +34,6 @@ pub(crate) struct Store {
     health: Health,
     /// Tickets that the store did not know.
     unknown_tickets: AtomicU64,
-}
-
-/// A shared store, with its health.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Shared<'a> {
-    store: &'a FallbackStore<RedisStore>,
-    health: &'a Health,
-}
-
-/// What decisions showed of a shared store.
-#[derive(Debug, Default)]
-struct Health {
-    /// Requests decided by the store itself.
-    answered: AtomicU64,
-    /// Whether a call failed and the store was not found healthy since.
-    away: AtomicBool,
-    /// Why limits are not shared, as the last test found.
-    not_shared: Mutex<Option<String>>,
-    /// How many instances share the store, if that is configured.
-    fixed_instances: Option<u64>,
-    /// How many there were when they were last counted; 0 before.
-    counted_instances: AtomicU64,
-}
-
-/// The state of a shared store at the last health check.
-#[derive(Debug)]
-pub(crate) struct Seen {
-    answered: u64,
-    fallbacks: u64,
-    /// Fallback decisions already logged.
-    reported: u64,
-    log_limit: LogLimit,
-    /// Whether unavailability was logged.
-    away: bool,
-    /// The worst that was logged since limits were last shared.
-    sharing: Sharing,
-    /// The nodes, each with its reconnects.
-    nodes: Vec<(String, u64)>,
-}
-
-/// Whether limits are shared, from best to worst.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Sharing {
-    Shared,
-    /// The store does not answer, or refuses writes for now; that usually passes.
-    Unreachable,
-    /// The store answers, and refuses what decisions need: somebody has to change it.
-    Refused,
-}
-
-impl Default for Seen {
-    fn default() -> Self {
-        Self {
-            answered: 0,
-            fallbacks: 0,
-            reported: 0,
-            log_limit: LogLimit::every(REPORT_EVERY),
-            away: false,
-            sharing: Sharing::Shared,
-            nodes: Vec::new(),
-        }
-    }
 }
 
 impl Store {
@@ -325,226 +261,5 @@ impl Store {
     }
 }
 
-impl Sharing {
-    /// What a failed self-test shows.
-    fn after(kind: FailureKind) -> Self {
-        match kind {
-            FailureKind::NoPermission | FailureKind::Authentication | FailureKind::Other => Self::Refused,
-            _ => Self::Unreachable,
-        }
-    }
-}
-
-impl Health {
-    fn not_shared(&self) -> MutexGuard<'_, Option<String>> {
-        self.not_shared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Records whether a shared store decided these.
-    fn record(&self, decisions: &Decisions<'_>) {
-        let (mut answered, mut fell_back) = (false, false);
-        for decision in decisions.iter() {
-            match decision.source() {
-                DecisionSource::Store => answered = true,
-                // Says nothing about the current state of the store.
-                DecisionSource::CachedDenial => {}
-                _ => fell_back = true,
-            }
-        }
-        if fell_back {
-            self.away.store(true, Ordering::Relaxed);
-        } else if answered {
-            self.answered.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-}
-
-impl<'a> Shared<'a> {
-    /// Redis, for everything but decisions.
-    pub(crate) fn redis(self) -> &'a RedisStore {
-        self.store.primary()
-    }
-
-    /// How often fallbacks decided, and why.
-    pub(crate) fn fallbacks(self) -> FallbackStats {
-        self.store.stats()
-    }
-
-    /// The `hash_tag` attribute, if configured.
-    pub(crate) fn hash_tag(self) -> Option<&'a str> {
-        self.redis().options().tag_attribute()
-    }
-
-    /// Its URL, without secrets.
-    pub(crate) fn url(self) -> String {
-        self.redis().options().to_string()
-    }
-
-    /// Tests at the start whether limits are shared.
-    ///
-    /// # Errors
-    /// Why they are not: the store is unreachable, or refuses what decisions need.
-    pub(crate) async fn test(self) -> Result<(), String> {
-        let tested = self.redis().self_test().await.map_err(|failure| failure.to_string());
-        self.health.away.store(tested.is_err(), Ordering::Relaxed);
-        *self.health.not_shared() = tested.as_ref().err().cloned();
-        tested
-    }
-
-    /// Why limits are not shared, as the last test found.
-    pub(crate) fn not_shared(self) -> Option<String> {
-        self.health.not_shared().clone()
-    }
-
-    /// How many instances share the store: as configured, or as they were last counted. `None` before.
-    pub(crate) fn instances(self) -> Option<u64> {
-        let counted = self.health.counted_instances.load(Ordering::Relaxed);
-        self.health.fixed_instances.or(Some(counted).filter(|counted| *counted > 0))
-    }
-
-    /// Tells the other instances of this one and counts them, for the shares of fallbacks. While the
-    /// store is unavailable, the last count stays.
-    pub(crate) async fn count_instances(self) {
-        // Why it fails is found by the next check of the health.
-        let Ok(counted) = self.redis().count_instances().await else { return };
-        self.health.counted_instances.store(counted, Ordering::Relaxed);
-        if self.health.fixed_instances.is_none() {
-            self.store.share_among(counted);
-        }
-    }
-
-    /// Pings often enough to close each healthy node's circuit breaker.
-    async fn knock(self) -> Result<(), Error> {
-        for _ in 1..KNOCKS {
-            self.redis().ping().await?;
-            tokio::time::sleep(BETWEEN_KNOCKS).await;
-        }
-        self.redis().ping().await
-    }
-
-    /// Whether decisions may currently come from fallbacks.
-    pub(crate) fn is_degraded(self) -> bool {
-        // Replicas are known but never connected to.
-        self.health.away.load(Ordering::Relaxed) || self.redis().nodes().iter().all(|node| !node.connected)
-    }
-
-    /// The state of the store and its nodes, as JSON.
-    pub(crate) fn state(self) -> Value {
-        let nodes = self.redis().nodes().into_iter().map(|node| {
-            let breaker = match node.breaker {
-                BreakerState::Closed => "closed",
-                BreakerState::Open => "open",
-                BreakerState::HalfOpen => "half-open",
-            };
-            json!({
-                "node": node.node,
-                "connected": node.connected,
-                "module": node.has_module,
-                "breaker": breaker,
-                "reconnects": node.reconnects,
-                "timeouts": node.timeouts,
-            })
-        });
-        let (redis, stats, not_shared) = (self.redis().stats(), self.fallbacks(), self.not_shared());
-        let errors = redis.errors.iter().filter(|(_, count)| *count > 0);
-        let errors: Map<_, _> = errors.map(|(kind, count)| (kind.name().to_owned(), count.into())).collect();
-        json!({
-            "kind": "redis",
-            "url": self.url(),
-            "shared": not_shared.is_none(),
-            "not_shared": not_shared,
-            "instances": self.instances(),
-            "nodes": nodes.collect::<Vec<_>>(),
-            "fallbacks": stats.fallbacks,
-            "last_failure": stats.last_failure,
-            "last_failure_kind": stats.last_failure_kind.map(FailureKind::name),
-            "errors": errors,
-            "clock": {
-                "forward_jumps": redis.clock_jumps.forward,
-                "backward_jumps": redis.clock_jumps.backward,
-                "last_jump_ms": redis.clock_jumps.last_us / 1000,
-            },
-        })
-    }
-
-    /// Checks the health since the last check, and logs when the store becomes unavailable or
-    /// available again. Pings it if there was no traffic. Tests it after fallbacks and reconnects, and
-    /// to confirm recovery: a store may answer, and refuse what decisions need.
-    pub(crate) async fn look(self, seen: &mut Seen) {
-        let stats = self.fallbacks();
-        let answered = self.health.answered.load(Ordering::Relaxed);
-        let (new_answers, new_fallbacks) = (answered - seen.answered, stats.fallbacks - seen.fallbacks);
-        (seen.answered, seen.fallbacks) = (answered, stats.fallbacks);
-        if new_fallbacks > 0 {
-            seen.away = true;
-        }
-        let unreported = stats.fallbacks - seen.reported;
-        if unreported > 0 && seen.log_limit.admit_key(b"").is_some() {
-            seen.reported = stats.fallbacks;
-            tracing::warn!(
-                decisions = unreported,
-                last_failure = stats.last_failure.unwrap_or_default(),
-                "the store was unavailable; decisions were made by fallbacks"
-            );
-        }
-        let nodes: Vec<_> =
-            self.redis().nodes().into_iter().map(|node| (node.node, node.reconnects)).collect();
-        let has_reconnected = seen.nodes != nodes;
-        seen.nodes = nodes;
-        let is_away = self.health.away.load(Ordering::Relaxed);
-        let answer = match (is_away, new_answers) {
-            _ if new_fallbacks > 0 || has_reconnected && !is_away => Ok(()),
-            (true, _) => self.knock().await,
-            (false, 0) => self.redis().ping().await,
-            (false, _) => Ok(()),
-        };
-        let needs_test = is_away || has_reconnected || new_fallbacks > 0;
-        let not_shared = match answer {
-            Err(failure) => Some((failure.to_string(), Sharing::Unreachable)),
-            Ok(()) if needs_test => {
-                let failure = self.redis().self_test().await.err();
-                failure.map(|failure| (failure.to_string(), Sharing::after(failure.kind())))
-            }
-            Ok(()) => None,
-        };
-        *self.health.not_shared() = not_shared.as_ref().map(|(reason, _)| reason.clone());
-        match not_shared {
-            Some((reason, sharing)) => {
-                self.health.away.store(true, Ordering::Relaxed);
-                if sharing > seen.sharing {
-                    tracing::warn!(
-                        reason,
-                        "limits are not shared; until they are, each policy decides by its fallback"
-                    );
-                    seen.sharing = sharing;
-                }
-                seen.away = true;
-            }
-            None if new_fallbacks == 0 && self.fallbacks().fallbacks == seen.fallbacks => {
-                self.health.away.store(false, Ordering::Relaxed);
-                if seen.away {
-                    tracing::info!(store = self.url(), "the store answers again; decisions come from it");
-                }
-                (seen.away, seen.sharing) = (false, Sharing::Shared);
-            }
-            None => {}
-        }
-    }
-
-    /// Logs settings that silently break limits, as far as the store's user has the rights to read
-    /// them.
-    pub(crate) async fn examine(self) {
-        for finding in self.redis().examine().await {
-            tracing::warn!(finding, "the store does not keep limits as it should");
-        }
-    }
-}
-
-/// Minimum interval between log lines about fallback decisions; each line has the full count.
-const REPORT_EVERY: Duration = Duration::from_secs(10);
 /// Interval of checks whether settlements wait, at the end.
 const PENDING_POLL: Duration = Duration::from_millis(20);
-/// Consecutive replies that close a node's circuit breaker.
-const KNOCKS: u32 = 3;
-/// An open breaker admits one call per 100 to 120 ms.
-const BETWEEN_KNOCKS: Duration = Duration::from_millis(130);

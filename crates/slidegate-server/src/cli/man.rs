@@ -59,7 +59,8 @@ mod tests {
     fn a_directory_that_cannot_be_made_is_named() {
         let folder = TempDir::new("man-file");
         let file = PathBuf::from(folder.file("taken", ""));
-        let error = run(&ManArgs { directory: file.clone() }).expect_err("a file is no directory");
+        let error =
+            run(&ManArgs { directory: file.clone() }, Cli::command()).expect_err("a file is no directory");
         assert_eq!(
             error.to_string(),
             format!(

@@ -260,7 +260,7 @@ fn a_frozen_redis_delays_no_response_and_one_log_line_stands_for_many() {
     until_true("and the log says so", || {
         std::fs::read_to_string(&log)
             .unwrap()
-            .contains("INFO slidegate_server::app::store: the store answers again")
+            .contains("INFO slidegate_server::app::store::shared: the store answers again")
     });
     assert_eq!(
         redis.admin(&["EXISTS", "sg1:per-user:user-0-0", "sg1:per-user:user-3-49"]),

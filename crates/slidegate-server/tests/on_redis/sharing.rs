@@ -77,10 +77,10 @@ fn a_store_that_refuses_decisions_is_not_called_shared_anywhere() {
     until_shared();
     server.assert_matches_openapi("GET", "/readyz", None, 200);
     // A right that is taken while it runs is found by the next decision.
-    set("-set");
+    set("-time");
     assert_eq!(check(&server)["source"], "local");
-    expect("set");
-    set("+set");
+    expect("time");
+    set("+time");
     until_shared();
     let said = read_to_string(&log).unwrap();
     assert!(!said.contains(acl::PASSWORD), "{said}");

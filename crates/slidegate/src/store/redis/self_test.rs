@@ -67,7 +67,14 @@ impl RedisStore {
 
     async fn test_key(&self, key: &[u8]) -> Result<(), Failure> {
         let deadline = instant() + PATIENCE;
+        let called = self.test_calls(key, deadline).await;
+        // Not every server says in the reply to a call which command it refuses.
         self.test_commands(key, deadline).await?;
+        called
+    }
+
+    /// Makes the calls of a check and of a reservation.
+    async fn test_calls(&self, key: &[u8], deadline: Instant) -> Result<(), Failure> {
         let quota = Quota::new(2, WINDOW).expect("a window in range");
         let part = Part {
             verb: Verb::Check,
