@@ -301,13 +301,13 @@ mod tests {
                 "quota: 1/1d, counts: output, estimate: 100, unsettled: forget",
                 "requests are limited to 1 per 1d for all of them together (exact sliding log). Of a request its cost \
                  `output` counts. A reservation without a cost holds 100. Reserved cost that is not settled in time is \
-                 dropped. Denies. A key takes about 105 bytes at most; an open reservation takes about 146 bytes more.",
+                 dropped. Denies. A key takes about 105 bytes at most; an open reservation takes about 197 bytes more.",
             ),
             (
                 "quota: 100/1h, algorithm: token-bucket, estimate: 20",
                 "requests are limited to 100 per 1h for all of them together (token bucket, 100 at once). A reservation \
                  without a cost holds 20. Denies. A key takes about 63 bytes at most; 5 open reservations, as many as \
-                 fit, take about 482 bytes more.",
+                 fit, take about 533 bytes more.",
             ),
             (
                 "quota: 1/1d",

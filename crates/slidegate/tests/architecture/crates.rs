@@ -40,7 +40,8 @@ const ENVOY: &Table = &[
 /// Arguments know no server.
 const MODULE: &Table = &[
     ("lib", &[]),
-    ("api", &["commands"]),
+    ("allocator", &[]),
+    ("api", &["allocator", "commands"]),
     ("arguments", &[]),
     ("value", &["api"]),
     ("commands", &["api", "arguments", "value"]),

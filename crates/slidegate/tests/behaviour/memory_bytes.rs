@@ -211,9 +211,10 @@ fn the_estimate_of_open_holds_is_what_keys_with_so_many_take() {
         } else {
             Quota::per_hour(20).with_algorithm(Algorithm::TokenBucket)
         };
-        // There are at most as many holds as keys, and one policy takes at most half of them.
+        // There are at most as many holds as keys, and one policy takes at most half of them, and
+        // a key no more than its policy may still add.
         let all_holds = usize::try_from(KEYS).unwrap() * holds;
-        let max_keys = 2 * all_holds;
+        let max_keys = 4 * all_holds;
         let gate = |max_keys| {
             let policy = Policy::new("p", quota).unwrap().scope(["user"]);
             let store = MemoryStore::builder().max_keys(max_keys).clock(ManualClock::new()).build();
