@@ -214,9 +214,15 @@ impl Recorder {
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
-                let mut head = vec![0; 8192];
-                let length = stream.read(&mut head).unwrap();
-                recorded.lock().unwrap().push(text(&head[..length]).to_ascii_lowercase());
+                let (mut head, mut part) = (Vec::new(), [0; 8192]);
+                while !head.ends_with(b"\r\n\r\n") {
+                    let length = stream.read(&mut part).unwrap();
+                    if length == 0 {
+                        break;
+                    }
+                    head.extend_from_slice(&part[..length]);
+                }
+                recorded.lock().unwrap().push(text(&head).to_ascii_lowercase());
                 stream.write_all(answer.as_bytes()).unwrap();
             }
         });

@@ -24,7 +24,7 @@ const UNLIMITED: &[(&str, &str)] = &[
     ("telemetry/recorder.rs", "the first of several failed writes, and the next success, by a timer"),
     ("telemetry/traces.rs", "lost spans, by a timer and a `LogLimit`"),
     ("listener/certificates.rs", "changed files"),
-    ("app/store.rs", "the state of the shared store, by timers; fallbacks, by a `LogLimit`"),
+    ("app/store/shared.rs", "the state of the shared store, by timers; fallbacks, by a `LogLimit`"),
 ];
 
 /// Two million wrong passwords wrote 281 MB: anyone who adds a line that a client can cause must

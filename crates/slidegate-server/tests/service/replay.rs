@@ -251,11 +251,11 @@ fn the_report_names_the_most_denied_keys_and_why() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     for expected in [
         "17 lines, 16 requests from 2026-11-20T10:00:00Z to 2026-11-20T10:00:09Z",
-        "1 malformed lines were left out:\n  line 17: ",
+        "1 malformed line was left out:\n  line 17: ",
         "  seen 16  allowed 11  denied 5 (31.3%)  keys 3\n",
         "         3 x 203.0.113.9  2026-11-20T10:00:05Z to 2026-11-20T10:00:07Z\n",
         "first: login: `203.0.113.9` has used 5 of 5 per 1m; the cost fits in 55 s\n",
-        "... and 1 more denied keys",
+        "... and 1 more denied key",
         "  seen 16  allowed 3  would have denied 13 (81.3%)  keys 3\n",
         "  seen 0  allowed 0  denied 0 (0%)  keys 0\n",
         "5 requests denied in all (31.3%)",
