@@ -214,7 +214,7 @@ fn the_estimate_of_open_holds_is_what_keys_with_so_many_take() {
         // There are at most as many holds as keys, and one policy takes at most half of them, and
         // a key no more than its policy may still add.
         let all_holds = usize::try_from(KEYS).unwrap() * holds;
-        let max_keys = 4 * all_holds;
+        let max_keys = 2 * (all_holds + holds);
         let gate = |max_keys| {
             let policy = Policy::new("p", quota).unwrap().scope(["user"]);
             let store = MemoryStore::builder().max_keys(max_keys).clock(ManualClock::new()).build();
@@ -236,7 +236,8 @@ fn the_estimate_of_open_holds_is_what_keys_with_so_many_take() {
         let each = MemoryStore::bytes_per_holds(holds);
         let estimate = usize::try_from(KEYS).unwrap() * each;
         let taken = stats.bytes - empty;
-        assert!(taken <= estimate, "{holds}, {in_flight}: {taken} of {estimate}");
+        // The store has room for twice as many, so more shards, whose small tables are emptier.
+        assert!(taken <= estimate / 20 * 21, "{holds}, {in_flight}: {taken} of {estimate}");
         assert!(taken >= estimate / 10 * 6, "{holds}, {in_flight}: {taken} of only {estimate}");
     }
 }
