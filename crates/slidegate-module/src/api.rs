@@ -320,7 +320,7 @@ impl Key<'_> {
     /// Sends `SETRANGE key from bytes`, of the bytes that are stored there. Nothing happens if it has not
     /// so many.
     pub(crate) fn replicate_range(&mut self, from: usize, length: usize) {
-        // Those who are told may change the key, so nothing of its value is held meanwhile.
+        // Subscribers may change the key, so no slice of its value is held while they run.
         self.notify(NOTIFY_STRING, c"setrange");
         let Some(bytes) =
             self.value().and_then(|value| value.get(from..)).and_then(|rest| rest.get(..length))

@@ -1,5 +1,5 @@
-//! What a log has of what policies ask for. Figures of a policy whose attributes never occur say
-//! nothing, however well they look.
+//! Whether a log has the attributes that policies need. Figures of a policy whose attributes never
+//! occur prove nothing.
 
 use std::collections::BTreeSet;
 

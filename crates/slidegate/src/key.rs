@@ -161,7 +161,7 @@ impl KeyId {
         bytes
     }
 
-    /// The identity of these bytes; one that no key has, if there is none.
+    /// The identity of these bytes. For bytes of another length, one that no key has.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
         let word = |from: usize| {
             let mut word = [0; 8];
@@ -298,7 +298,7 @@ impl HashSeed {
         KeyId([hash.h1, hash.h2 >> 8 | KeyId::tag(KeyId::HASHED)])
     }
 
-    /// A key for another purpose, from which nothing about identities can be told.
+    /// A secret key for another purpose. It reveals nothing about identities.
     pub(crate) fn key_for(&self, purpose: &[u8]) -> [u8; 16] {
         let mut hasher = SipHasher24::new_with_keys(self.sip[0], self.sip[1]);
         hasher.write(purpose);

@@ -76,7 +76,7 @@ pub(crate) struct TicketKey<'t> {
 }
 
 /// Where a ticket has a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TicketPlace {
     /// Its position among the keys.
     #[cfg(feature = "wait")]

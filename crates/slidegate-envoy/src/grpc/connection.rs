@@ -127,6 +127,10 @@ where
             is_stopping = true;
             connection.as_mut().graceful_shutdown();
         }
+        // Calls that the last turn left come first, or those that are read would pile up.
+        if !run(&mut calls, cx) {
+            return Poll::Pending;
+        }
         // Reads, which starts calls. Their responses are written by the next poll, for which they
         // wake the task.
         let ended = connection.as_mut().poll(cx);
@@ -157,8 +161,9 @@ where
     serve_connection(RewriteAuthority::new(stream), services, client, stop).await
 }
 
-/// Polls the calls that were woken, for a bounded time.
-fn run(calls: &mut FuturesUnordered<BoxFuture<'static, ()>>, cx: &mut Context<'_>) {
+/// Polls the calls that were woken, for a bounded time. Returns whether all of them were polled; if
+/// not, the task is woken.
+fn run(calls: &mut FuturesUnordered<BoxFuture<'static, ()>>, cx: &mut Context<'_>) -> bool {
     let (mut completed, mut started) = (0_u32, None);
     while let Poll::Ready(Some(())) = Pin::new(&mut *calls).poll_next(cx) {
         completed += 1;
@@ -166,10 +171,11 @@ fn run(calls: &mut FuturesUnordered<BoxFuture<'static, ()>>, cx: &mut Context<'_
             let now = Instant::now();
             if now.duration_since(*started.get_or_insert(now)) >= MAX_TURN {
                 cx.waker().wake_by_ref();
-                return;
+                return false;
             }
         }
     }
+    true
 }
 
 /// Calls that the connection has started, until its task takes them over.

@@ -70,10 +70,10 @@ pub(crate) type SourceNumber = u8;
 pub(crate) struct SourceSet(u128);
 
 impl SourceSet {
-    /// What a format has that does not look at sources one by one.
+    /// Of a format that does not check its sources one by one.
     pub(crate) const ALL: Self = Self(u128::MAX);
 
-    /// Sources beyond those that are told apart count as found.
+    /// Whether this source was found. Sources above 127 are not tracked and count as found.
     pub(crate) fn contains(self, number: usize) -> bool {
         number >= u128::BITS as usize || self.0 >> number & 1 == 1
     }

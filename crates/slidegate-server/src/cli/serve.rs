@@ -433,7 +433,7 @@ async fn watch_store(app: Arc<App>) {
     let Some(shared) = app.shared() else { return };
     let mut seen = Seen::default();
     loop {
-        shared.look(&mut seen).await;
+        shared.poll_health(&mut seen).await;
         sleep(WATCH_INTERVAL).await;
     }
 }

@@ -62,7 +62,7 @@ const ATTEMPTS: usize = 20;
 /// Whether Envoy gave up calls of slidegate during an attempt.
 type GaveUp = AtomicBool;
 
-/// Runs a test until slidegate answered every call in time or the test passes all the same.
+/// Repeats a test until slidegate answered every call in time, or the test passes without that.
 fn in_time(test: impl Fn(&GaveUp)) {
     for _ in 0..ATTEMPTS {
         let gave_up = GaveUp::default();

@@ -43,11 +43,10 @@ fn header_lists_of_calls_without_a_message_are_not_kept() {
         let flood: Vec<u8> =
             [preface(), frame(HEADERS, END_HEADERS, 1, &named)].concat().into_iter().chain(calls).collect();
         let waits = victim.waits_during(Protocol::Grpc, || {
-            let _held: Vec<_> = (0..4).map(|_| reading(&victim, &flood)).collect();
+            let _held: Vec<_> = (0..20).map(|_| reading(&victim, &flood)).collect();
             victim.assert_served();
         });
-        // A turn reads 8 KiB, which unoptimized code takes a while to decode.
-        assert!(waits.p99 < 4 * LATE, "{waits:?}");
+        assert!(waits.p99 < LATE, "{waits:?}");
         let grown = victim.peak_resident().saturating_sub(before);
         assert!(grown < 64 << 20, "{} MB", grown >> 20);
     }

@@ -76,7 +76,7 @@ fn grpc_clients_that_take_no_replies_are_closed() {
     victim.assert_served();
     // The highest value: a loaded service may read the calls long after they were sent.
     let grown = victim.peak_resident().saturating_sub(before);
-    assert!(grown < 64 << 20, "{} MB for {} clients", grown >> 20, 4 * CLIENTS);
+    assert!(grown < 48 << 20, "{} MB for {} clients", grown >> 20, 4 * CLIENTS);
 }
 
 /// A reply of reflection is far larger than its request: clients must not have any number of them

@@ -124,7 +124,7 @@ fn shares_of_a_fleet_that_grew_add_up_to_the_limit() {
     let other = TempDir::new("fixed");
     let fixed = Server::start(&["--config", &config(&other, &redis, ", instances: 7")]);
     assert_eq!(counted(&fixed), 7, "as configured");
-    until_true("it is counted all the same", || fleet.iter().all(|server| counted(server) == 4));
+    until_true("all four are counted", || fleet.iter().all(|server| counted(server) == 4));
     drop(fixed);
     until_true("it is gone", || fleet.iter().all(|server| counted(server) == 3));
     redis.kill();

@@ -229,7 +229,7 @@ impl Recorder {
         Self { address, requests }
     }
 
-    /// The requests since the last look.
+    /// The requests since the last call.
     fn take(&self) -> Vec<String> {
         std::mem::take(&mut *self.requests.lock().unwrap())
     }

@@ -459,14 +459,15 @@ impl<S: HoldStore> Gate<S> {
         let policies = self.policies.load();
         let set = &**policies;
         let mut settlement = Settlement { keys: SmallVec::new(), ticket: ticket.clone(), is_unknown: false };
-        let has_holds = ticket.holds().next().is_some();
-        let (mut found, mut is_removed) = (SmallVec::<[_; 1]>::new(), false);
         if let Change::Settle { cost, .. } | Change::Extend { cost: Some(cost), .. } = &change
             && let Some(error) =
                 set.unknown_cost(cost, ticket.policies().filter_map(|name| set.by_name(name)))
         {
             return Err(error);
         }
+        let has_holds = ticket.holds().next().is_some();
+        let (mut changes, mut refunds) = (TicketKeyChanges::new(), TicketKeyChanges::new());
+        let mut is_removed = false;
         for (place, key) in ticket.keys() {
             // A policy that was removed since counts nothing any more.
             let Some((number, at)) = set.numbered_place(key.policy) else {
@@ -474,55 +475,27 @@ impl<S: HoldStore> Gate<S> {
                 continue;
             };
             if let Some(change) = change.of(&key, set.policy(at), has_holds) {
-                let quota_of = move |seed: &HashSeed, id: KeyId| set.quota_by_id(at, seed, id);
-                found.push((place, key, change, number, at, quota_of));
+                let of = if key.is_held() || !has_holds { &mut changes } else { &mut refunds };
+                of.push(TicketKeyChange { place, key, change, number, at });
             }
         }
-        if is_removed && found.is_empty() {
+        let none_is_left = is_removed && changes.is_empty() && refunds.is_empty();
+        let changed = if none_is_left { None } else { self.change_keys(ticket, set, changes).await? };
+        let Some(mut changed) = changed else {
             settlement.is_unknown = true;
             return Ok(settlement);
+        };
+        // What was charged at once is given back only if the holds show that the reservation was open.
+        if !refunds.is_empty() && changed.iter().any(|(_, answer)| answer.status == HoldStatus::Changed) {
+            changed.extend(self.change_keys(ticket, set, refunds).await?.into_iter().flatten());
+            changed.sort_unstable_by_key(|(one, _)| one.place);
         }
-        // The holds know whether the reservation is open. Only then is given back what was charged at
-        // once, which therefore comes second.
-        let mut answers: SmallVec<[Option<HoldAnswer>; 1]> = SmallVec::from_elem(None, found.len());
-        for is_held in [true, false] {
-            let is_open = answers.iter().flatten().any(|one| one.status == HoldStatus::Changed);
-            let now: SmallVec<[usize; 1]> = (0..found.len())
-                .filter(|at| found[*at].1.is_held() == is_held || !has_holds && is_held)
-                .collect();
-            if !is_held && (!has_holds || !is_open || now.is_empty()) {
-                break;
-            }
-            let mut calls = SmallVec::<[_; 1]>::new();
-            for at in &now {
-                let (_, key, change, number, at, quota_of) = &found[*at];
-                calls.push(HoldCall {
-                    number: *number,
-                    key: key.key,
-                    id: ticket.id(),
-                    change: *change,
-                    made: ticket.made(),
-                    part: key.part,
-                    amount: key.amount,
-                    quota_of,
-                    policy_quota: *set.policy(*at).quota(),
-                    share_of: 1,
-                });
-            }
-            let Some(changed) = self.store.change_holds(ticket, &calls).await? else {
-                settlement.is_unknown = true;
-                return Ok(settlement);
-            };
-            now.into_iter().zip(changed).for_each(|(at, answer)| answers[at] = Some(answer));
-        }
-        let answered = found.iter().zip(answers).filter_map(|(one, answer)| Some((one, answer?)));
-        for ((place, key, change, number, at, _), HoldAnswer { status, decision }) in answered {
+        for (one, HoldAnswer { status, decision }) in changed {
+            let TicketKeyChange { place, key, change, at, .. } = one;
             #[cfg(feature = "wait")]
-            self.wake_after(ticket.queue(*place), *number, change, status);
-            #[cfg(not(feature = "wait"))]
-            let _ = number;
-            let policy = set.policy(*at);
-            let last = match *change {
+            self.wake_after(ticket.queue(place), one.number, &change, status);
+            let policy = set.policy(at);
+            let last = match change {
                 HoldChange::Settle { total: cost, ttl_us: None }
                     if status == HoldStatus::Changed && policy.quota().algorithm() != Algorithm::InFlight =>
                 {
@@ -540,14 +513,59 @@ impl<S: HoldStore> Gate<S> {
                 }
                 _ => None,
             };
-            settlement.ticket.renew(*place, change, status, &decision);
+            settlement.ticket.renew(place, &change, status, &decision);
             let unit = policy.cost_unit().filter(|_| policy.is_enforced());
-            settlement.keys.push(ChangedKey { place: *place, status, decision, unit, last });
+            settlement.keys.push(ChangedKey { place, status, decision, unit, last });
         }
         self.store.seal(&mut settlement.ticket);
         Ok(settlement)
     }
+
+    /// Changes keys of a ticket in one step. `None` if the store does not know the ticket.
+    async fn change_keys<'t>(
+        &self,
+        ticket: &Ticket,
+        set: &PolicySet,
+        changes: TicketKeyChanges<'t>,
+    ) -> Result<Option<ChangedTicketKeys<'t>>, Error> {
+        let quota_of = |one: &TicketKeyChange<'_>| {
+            let at = one.at;
+            move |seed: &HashSeed, id: KeyId| set.quota_by_id(at, seed, id)
+        };
+        let quotas: SmallVec<[_; 1]> = changes.iter().map(quota_of).collect();
+        let mut calls = SmallVec::<[_; 1]>::new();
+        for (one, quota_of) in changes.iter().zip(&quotas) {
+            let TicketKeyChange { key, change, number, at, .. } = *one;
+            calls.push(HoldCall {
+                number,
+                key: key.key,
+                id: ticket.id(),
+                change,
+                made: ticket.made(),
+                part: key.part,
+                amount: key.amount,
+                quota_of,
+                policy_quota: *set.policy(at).quota(),
+                share_of: 1,
+            });
+        }
+        let answers = self.store.change_holds(ticket, &calls).await?;
+        Ok(answers.map(|answers| changes.into_iter().zip(answers).collect()))
+    }
 }
+
+/// What is to be done with one key of a ticket.
+struct TicketKeyChange<'t> {
+    place: TicketPlace,
+    key: TicketKey<'t>,
+    change: HoldChange,
+    /// The number of its policy, and where that stands in the set.
+    number: u32,
+    at: usize,
+}
+
+type TicketKeyChanges<'t> = SmallVec<[TicketKeyChange<'t>; 1]>;
+type ChangedTicketKeys<'t> = SmallVec<[(TicketKeyChange<'t>, HoldAnswer); 1]>;
 
 /// The id of the holds of a reservation with this idempotency key. The same in every instance that
 /// shares the secret, and unpredictable without it; another one for other keys or costs.

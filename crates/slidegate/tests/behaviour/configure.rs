@@ -195,7 +195,7 @@ fn a_log_of_long_steps_is_fine_at_once_under_a_short_window() {
     }
 }
 
-/// Steps that differ by less than twice look alike to a log, and no clock has stepped back: charges
+/// Steps that differ by less than twice have as many bits in a log, and no clock has stepped back: charges
 /// must not expire early.
 #[test]
 fn finer_steps_expire_no_charge_early() {

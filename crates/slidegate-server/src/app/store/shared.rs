@@ -218,7 +218,7 @@ impl<'a> Shared<'a> {
     /// Checks the health since the last check, and logs when the store becomes unavailable or
     /// available again. Pings it if there was no traffic. Tests it after fallbacks and reconnects, and
     /// to confirm recovery: a store may answer, and refuse what decisions need.
-    pub(crate) async fn look(self, seen: &mut Seen) {
+    pub(crate) async fn poll_health(self, seen: &mut Seen) {
         let stats = self.fallbacks();
         let answered = self.health.answered.load(Ordering::Relaxed);
         let (new_answers, new_fallbacks) = (answered - seen.answered, stats.fallbacks - seen.fallbacks);

@@ -1,8 +1,9 @@
 //! The secret that seals tickets, shared by all instances on a store.
 //!
 //! Without a configured secret the first instance draws one and stores it. An instance keeps what it
-//! has read, and stores it again after the store has lost its data. What is stored has an
-//! incarnation, so that a reservation that was lost with the data is told from one that was settled.
+//! has read, and stores it again after the store has lost its data. The stored
+//! value has an incarnation, which distinguishes a reservation that was lost with the data from one that
+//! was settled.
 
 use arc_swap::ArcSwap;
 use redis::Value;
@@ -83,7 +84,7 @@ impl RedisStore {
         Ok(self.read_ticket_secret().await?.incarnation != ticket.incarnation())
     }
 
-    /// Reads the stored secret, and stores one where there is none.
+    /// Reads the stored secret. Stores one if the key does not exist.
     async fn read_ticket_secret(&self) -> Result<TicketSecret, Failure> {
         let deadline = instant() + self.options.connection.deadline;
         let transport = &self.calls.transport;
