@@ -4,10 +4,8 @@
 //! Lines that do not fit, and those that cannot be written, are counted. Values of attributes are
 //! redacted as the policies that count by them require.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fmt::Write as _;
-use std::io::{self, Write as _};
-use std::net::IpAddr;
+use std::collections::HashMap;
+use std::io;
 use std::sync::atomic::{
     AtomicBool, AtomicU64, AtomicUsize,
     Ordering::{Acquire, Relaxed, Release},
@@ -18,16 +16,18 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use slidegate::client_addr::{Ipv6Prefix, group};
-use slidegate::{Cost, Decisions, PolicySet, Request, Role, Timestamp, Unsettled, Value, Verb};
+use slidegate::client_addr::Ipv6Prefix;
+use slidegate::{Decisions, PolicySet, Request, Role, Timestamp, Verb};
 
 use super::redaction::Redactor;
-use super::verb_name;
 use crate::config::{KeysShown, Record};
 use crate::policy_names::is_inline;
 use file::RotatedFile;
+use line::{Hidden, LineWriter, is_line, values_of};
+pub(crate) use line::{RecordedChange, RecordedReservation};
 
 mod file;
+mod line;
 
 /// Lines that may wait for the disk: a tenth of a second at 160,000 decisions per second.
 const QUEUED_LINES: usize = 16_384;
@@ -81,14 +81,6 @@ pub(crate) enum PreparedRecording {
     New(Option<Recording>),
 }
 
-/// How an attribute is redacted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Hidden {
-    keys_shown: KeysShown,
-    /// Addresses are counted by this prefix, so their hashes are those of the network.
-    ipv6_prefix: Ipv6Prefix,
-}
-
 /// A queue and the thread that writes what is in it.
 #[derive(Debug)]
 pub(crate) struct Recording {
@@ -100,27 +92,6 @@ pub(crate) struct Recording {
     is_ending: Arc<AtomicBool>,
     thread: Mutex<Option<JoinHandle<()>>>,
     counts: Arc<Counts>,
-}
-
-/// A reservation, as a call made it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RecordedReservation {
-    /// The ticket's id, if it is allowed.
-    pub(crate) id: Option<u64>,
-    /// The time that the call set.
-    pub(crate) ttl: Option<Duration>,
-    pub(crate) unsettled: Unsettled,
-}
-
-/// A change of a reservation.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RecordedChange<'c> {
-    /// The ticket's id.
-    pub(crate) id: u64,
-    /// `settle`, `settle_so_far`, `extend` or `cancel`.
-    pub(crate) kind: &'static str,
-    pub(crate) cost: Option<&'c Cost<'c>>,
-    pub(crate) ttl: Option<Duration>,
 }
 
 /// One call, written but for its time.
@@ -238,6 +209,7 @@ impl Recorder {
                 kept.push(position);
             }
         }
+        let lines = LineWriter { hidden: &self.hidden.load(), redactor };
         let verb_of = |request: &Request<'_>| verb.unwrap_or(request.own_verb());
         let rest = match kept[..] {
             [] => return,
@@ -247,11 +219,11 @@ impl Recorder {
                 if request.own_role() == Role::IfAllowed && decisions.is_denied() {
                     return;
                 }
-                self.rest_of_line(verb_of(request), request, redactor)
+                lines.rest_of_line(verb_of(request), request)
             }
             _ => {
                 let kept = kept.iter().map(|position| &requests[*position]);
-                self.rest_of_call(kept.map(|request| (verb_of(request), request)), reservation, redactor)
+                lines.rest_of_call(kept.map(|request| (verb_of(request), request)), reservation)
             }
         };
         let first = decisions.iter().find(|one| kept.contains(&one.request()));
@@ -266,108 +238,7 @@ impl Recorder {
     pub(super) fn record_change(&self, change: RecordedChange<'_>, at: Timestamp) {
         let active = self.active.load();
         let Some(recording) = active.as_deref() else { return };
-        let mut rest = Vec::with_capacity(128);
-        _ = write!(rest, "\",\"change\":{{\"id\":\"{:016x}\",\"kind\":\"{}\"", change.id, change.kind);
-        if let Some(cost) = change.cost {
-            rest.push(b',');
-            write_cost(&mut rest, cost);
-        }
-        if let Some(ttl) = change.ttl {
-            _ = write!(rest, ",\"ttl_us\":{}", ttl.as_micros());
-        }
-        rest.extend_from_slice(b"}}\n");
-        recording.put(Line { at, rest });
-    }
-
-    /// `","cost":1,"attributes":{...}}` and a line end.
-    fn rest_of_line(&self, verb: Verb, request: &Request<'_>, redactor: &Redactor) -> Vec<u8> {
-        let mut rest = Vec::with_capacity(192);
-        rest.extend_from_slice(b"\",");
-        self.write_request(&mut rest, verb, request, false, redactor);
-        rest.extend_from_slice(b"}\n");
-        rest
-    }
-
-    /// `","requests":[{"cost":1,"attributes":{...}},...]}` and a line end, with `reservation` before
-    /// them if they are one.
-    fn rest_of_call<'r>(
-        &self,
-        requests: impl Iterator<Item = (Verb, &'r Request<'r>)>,
-        reservation: Option<RecordedReservation>,
-        redactor: &Redactor,
-    ) -> Vec<u8> {
-        let mut rest = Vec::with_capacity(512);
-        rest.extend_from_slice(b"\",");
-        if let Some(RecordedReservation { id, ttl, unsettled }) = reservation {
-            let reservation = serde_json::json!({
-                "id": id.map(|id| format!("{id:016x}")),
-                "ttl_us": ttl.map(|ttl| u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX)),
-                "is_forgotten": unsettled == Unsettled::Forget,
-            });
-            _ = write!(rest, "\"reservation\":{reservation},");
-        }
-        rest.extend_from_slice(b"\"requests\":[");
-        for (at, (verb, request)) in requests.enumerate() {
-            rest.extend_from_slice(if at == 0 { b"{" } else { b",{" });
-            if let Some(role) = role_name(request.own_role()) {
-                rest.extend_from_slice(b"\"role\":\"");
-                rest.extend_from_slice(role.as_bytes());
-                rest.extend_from_slice(b"\",");
-            }
-            if request.is_denied_over_limit() {
-                rest.extend_from_slice(b"\"deny_over_limit\":true,");
-            }
-            self.write_request(&mut rest, verb, request, reservation.is_some(), redactor);
-            rest.push(b'}');
-        }
-        rest.extend_from_slice(b"]}\n");
-        rest
-    }
-
-    /// `"cost":1,"attributes":{...}`; what reserves and does not say its cost has `null`.
-    fn write_request(
-        &self,
-        rest: &mut Vec<u8>,
-        verb: Verb,
-        request: &Request<'_>,
-        reserves: bool,
-        redactor: &Redactor,
-    ) {
-        match request.own_cost() {
-            Some(cost) => write_cost(rest, cost),
-            None if reserves => rest.extend_from_slice(b"\"cost\":null"),
-            None => write_cost(rest, &Cost::from(request.asked_cost())),
-        }
-        if verb != Verb::Check {
-            rest.extend_from_slice(b",\"verb\":\"");
-            rest.extend_from_slice(verb_name(verb).as_bytes());
-            rest.push(b'"');
-        }
-        if let Some(policy) = request.named_policy() {
-            rest.extend_from_slice(b",\"policy\":");
-            write_text(rest, policy);
-        }
-        rest.extend_from_slice(b",\"attributes\":{");
-        let hidden = self.hidden.load();
-        for (at, (name, value)) in request.attributes().enumerate() {
-            if at > 0 {
-                rest.push(b',');
-            }
-            write_text(rest, name);
-            rest.push(b':');
-            match (hidden.get(name), value) {
-                (None, Value::Bytes(bytes)) => match std::str::from_utf8(bytes) {
-                    Ok(text) => write_text(rest, text),
-                    Err(_) => write_text(rest, &escaped(bytes)),
-                },
-                (None, other) => write_text(rest, &text_of(other, Ipv6Prefix::OFF)),
-                (Some(hidden), value) => {
-                    let text = text_of(value, hidden.ipv6_prefix);
-                    write_text(rest, &redactor.distinct(&text, hidden.keys_shown));
-                }
-            }
-        }
-        rest.push(b'}');
+        recording.put(Line { at, rest: change.rest() });
     }
 }
 
@@ -511,39 +382,6 @@ impl Writer {
     }
 }
 
-/// Whether a request is a line of its own, without a list.
-fn is_line(request: &Request<'_>) -> bool {
-    let has_names = request.own_cost().is_some_and(|cost| !cost.named().is_empty());
-    request.own_role() != Role::Independent && !has_names
-}
-
-/// `"cost":1`, or `"costs":{"input":1}`; of two with one name, their sum.
-fn write_cost(rest: &mut Vec<u8>, cost: &Cost<'_>) {
-    if cost.named().is_empty() {
-        rest.extend_from_slice(b"\"cost\":");
-        rest.extend_from_slice(itoa::Buffer::new().format(cost.total()).as_bytes());
-        return;
-    }
-    let mut costs: BTreeMap<&str, u64> = BTreeMap::new();
-    for (name, cost) in cost.named() {
-        let sum = costs.entry(name).or_default();
-        *sum = sum.saturating_add(*cost);
-    }
-    rest.extend_from_slice(b"\"costs\":");
-    serde_json::to_writer(rest, &costs).expect("numbers are JSON");
-}
-
-/// How a request takes part in its call, unless it decides.
-fn role_name(role: Role) -> Option<&'static str> {
-    match role {
-        Role::Together => Some("together"),
-        Role::IfAllowed => Some("if_allowed"),
-        Role::Independent => Some("independent"),
-        Role::Refusals => Some("refusals"),
-        _ => None,
-    }
-}
-
 /// The stricter way to show an attribute.
 fn stricter(one: KeysShown, other: KeysShown) -> KeysShown {
     match (one, other) {
@@ -553,50 +391,18 @@ fn stricter(one: KeysShown, other: KeysShown) -> KeysShown {
     }
 }
 
-/// A value as text; different values have different texts.
-fn text_of(value: Value<'_>, prefix: Ipv6Prefix) -> String {
-    match value {
-        Value::Address(ip) => match group(ip, prefix) {
-            IpAddr::V4(ip) => ip.to_string(),
-            IpAddr::V6(ip) => ip.to_string(),
-        },
-        Value::Bytes(bytes) => match std::str::from_utf8(bytes) {
-            Ok(text) => text.to_owned(),
-            Err(_) => escaped(bytes),
-        },
-        _ => String::new(),
-    }
-}
-
-/// Bytes that are not UTF-8, percent-encoded, as in the text of keys.
-fn escaped(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len() * 3);
-    for byte in bytes {
-        match byte {
-            b'%' | 0..=0x1f | 0x7f.. => _ = write!(text, "%{byte:02X}"),
-            plain => text.push(char::from(*plain)),
-        }
-    }
-    text
-}
-
-/// All values of a request, to sample one that no policy applies to.
-fn values_of(request: &Request<'_>) -> String {
-    request.attributes().map(|(_, value)| text_of(value, Ipv6Prefix::OFF)).collect::<Vec<_>>().join(",")
-}
-
-fn write_text(out: &mut Vec<u8>, text: &str) {
-    serde_json::to_writer(out, text).expect("a text is JSON");
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use slidegate::{Policy, Quota};
 
+    use super::line::escaped;
     use super::*;
 
     fn line(recorder: &Recorder, request: &Request<'_>, secret: &str) -> String {
-        let rest = recorder.rest_of_line(Verb::Check, request, &Redactor::new(Some(secret)));
+        let (hidden, redactor) = (recorder.hidden.load(), Redactor::new(Some(secret)));
+        let rest = LineWriter { hidden: &hidden, redactor: &redactor }.rest_of_line(Verb::Check, request);
         String::from_utf8(rest).unwrap()
     }
 
