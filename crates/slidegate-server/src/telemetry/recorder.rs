@@ -16,7 +16,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use slidegate::client_addr::Ipv6Prefix;
 use slidegate::{Decisions, PolicySet, Request, Role, Timestamp, Verb};
 
 use super::redaction::Redactor;

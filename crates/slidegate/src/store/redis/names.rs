@@ -111,9 +111,9 @@ impl Names {
         format!("{PREFIX}{INTERNAL}instances").into_bytes()
     }
 
-    /// The name of a key that the [self-test](super::RedisStore::self_test) of one instance uses.
-    pub(crate) fn self_test(instance: &str, number: usize) -> Vec<u8> {
-        format!("{PREFIX}{INTERNAL}test:{instance}:{number}").into_bytes()
+    /// The name of a key that one run of the [self-test](super::RedisStore::self_test) uses.
+    pub(crate) fn self_test(run: u64, number: usize) -> Vec<u8> {
+        format!("{PREFIX}{INTERNAL}test:{run:016x}:{number}").into_bytes()
     }
 
     /// Whether a key that looks like a policy's is one. First replies look like keys of a policy
@@ -284,7 +284,7 @@ mod tests {
     /// A client whose key had an internal name would change the store's own data.
     #[test]
     fn no_policy_can_have_a_name_of_the_stores_own() {
-        for internal in [Names::canary(0).into_bytes(), Names::instances(), Names::self_test("1", 0)] {
+        for internal in [Names::canary(0).into_bytes(), Names::instances(), Names::self_test(1, 0)] {
             let internal = String::from_utf8(internal).unwrap();
             let first_part = internal.strip_prefix(PREFIX).unwrap().split(':').next().unwrap();
             assert!(crate::Policy::new(first_part, crate::Quota::per_second(1)).is_err(), "{first_part}");
