@@ -15,6 +15,8 @@ use slidegate::stored::{
 const MOST: u64 = (1 << 53) - 1;
 /// The bounds of a window.
 const WINDOWS: (u64, u64) = (1_000, 31_622_400_000_000);
+/// The bounds of a lease.
+const LEASES: (u64, u64) = (1_000_000, 3_600_000_000);
 /// A time about which values and calls are, so that charges and holds count.
 const NOW_US: u64 = 1_700_000_000_000_000;
 
@@ -84,7 +86,9 @@ impl QuotaInput {
     fn bytes(&self) -> Vec<u8> {
         let letter = b"LWFBP"[usize::from(self.algorithm % 5)];
         let mut bytes = vec![letter];
-        push(&mut bytes, WINDOWS.0 + self.window_us % (WINDOWS.1 - WINDOWS.0 + 1), 6);
+        // A lease has bounds of its own.
+        let (least, most) = if letter == b'P' { LEASES } else { WINDOWS };
+        push(&mut bytes, least + self.window_us % (most - least + 1), 6);
         push(&mut bytes, self.limit & MOST, 7);
         match letter {
             b'L' => push(&mut bytes, 1 + self.own % 2_000, 2),

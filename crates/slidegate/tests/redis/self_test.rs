@@ -65,7 +65,7 @@ async fn a_self_test_names_what_keeps_scripts_from_running() {
         ("-evalsha", "'evalsha'"),
         ("-script|load", "'script|load'"),
         ("-ping", "'ping'"),
-        ("resetkeys", "keys"),
+        ("resetkeys", " key"),
     ] {
         let server = RedisServer::start();
         server.admin(&["ACL", "SETUSER", acl::USER, taken]);
