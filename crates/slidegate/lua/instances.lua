@@ -7,9 +7,10 @@
 -- Reply: how many instances there are, this one included.
 -- Layout: docs/redis-layout.md. Rust twin: `src/store/redis/instances.rs`. A value that is not such
 --   a table is an error and stays unchanged.
-local time = redis.call('TIME')
+local call = redis.call
+local time = call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local stored = redis.call('GET', KEYS[1]) or ''
+local stored = call('GET', KEYS[1]) or ''
 if stored ~= '' and not stored:find('^%x+ %d+\n') then
   return redis.error_reply('SLIDEGATE value is not a table of instances')
 end
@@ -21,5 +22,5 @@ for instance, at in stored:gmatch('(%x+) (%d+)\n') do
     lines[#lines + 1] = instance .. string.format(' %.0f\n', at)
   end
 end
-redis.call('SET', KEYS[1], table.concat(lines), 'PX', ARGV[2])
+call('SET', KEYS[1], table.concat(lines), 'PX', ARGV[2])
 return #lines

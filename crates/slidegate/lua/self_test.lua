@@ -3,7 +3,8 @@
 --
 -- KEYS[1], KEYS[2]: the key, and another one in its slot.
 -- ARGV[1]: how long they are kept (integer, ms).
--- Reply: for each refused command its name and the server's error.
+-- Reply: for each refused command its name and the server's error. PTTL and PEXPIRETIME are called
+--   where TIME is refused: `clock.lua` tells the time by them.
 local refused = {}
 local function try(command, ...)
   local reply = redis.pcall(command, ...)
@@ -19,6 +20,10 @@ try('getrange', KEYS[1], '0', '0')
 try('setrange', KEYS[1], '0', '2')
 try('strlen', KEYS[1])
 try('pexpire', KEYS[1], ARGV[1])
+if refused[1] == 'time' then
+  try('pttl', KEYS[1])
+  try('pexpiretime', KEYS[1])
+end
 if redis.pcall('exists', KEYS[1]) == 1 then
   try('rename', KEYS[1], KEYS[2])
 end

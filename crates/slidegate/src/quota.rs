@@ -181,6 +181,17 @@ impl Quota {
         QuotaFields { limit, window_us, burst, algorithm, slots }
     }
 
+    /// With a window that is longer by so many microseconds, if that is in range. Fixed windows and
+    /// leases stay as they are: they begin and end on the clock.
+    #[cfg(feature = "redis")]
+    pub(crate) fn widened(self, us: u64) -> Self {
+        let fields = self.fields();
+        match self.algorithm {
+            Algorithm::FixedWindow | Algorithm::InFlight => self,
+            _ => QuotaFields { window_us: fields.window_us + us, ..fields }.quota().unwrap_or(self),
+        }
+    }
+
     /// The shortest window: 1 ms. A loopback round trip takes longer than shorter windows.
     pub const MIN_WINDOW: Duration = Duration::from_millis(1);
     /// The longest window: 366 days, a leap year.

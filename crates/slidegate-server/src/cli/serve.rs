@@ -186,7 +186,10 @@ async fn serve(
         greeting.store = match shared.test().await {
             Ok(()) => {
                 shared.count_instances().await;
-                format!("{}, shared", shared.url())
+                match shared.restriction() {
+                    None => format!("{}, shared", shared.url()),
+                    Some(restriction) => format!("{}, shared; {restriction}", shared.url()),
+                }
             }
             Err(failure) if requires_sharing => {
                 let words = "store: limits are not shared, which `require: shared` demands";

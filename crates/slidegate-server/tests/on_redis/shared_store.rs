@@ -195,7 +195,10 @@ fn it_starts_without_redis_uses_fallbacks_and_switches_when_redis_starts() {
         let none = format!("slidegate_store_clock_jumps_total{{direction=\"{direction}\"}} 0");
         assert!(metrics.contains(&none), "{metrics}");
     }
-    assert_eq!(ready["store"]["clock"], json!({"forward_jumps": 0, "backward_jumps": 0, "last_jump_ms": 0}));
+    assert_eq!(
+        ready["store"]["clock"],
+        json!({"forward_jumps": 0, "backward_jumps": 0, "last_jump_ms": 0, "resolution_us": 1})
+    );
     let bob = json!({ "attributes": { "login": "bob" } }).to_string();
     server.assert_matches_openapi("GET", "/readyz", None, 200);
     server.assert_matches_openapi("POST", "/v1/check", Some(&bob), 503);

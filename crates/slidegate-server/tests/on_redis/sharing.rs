@@ -86,6 +86,26 @@ fn a_store_that_refuses_decisions_is_not_called_shared_anywhere() {
     assert!(!said.contains(acl::PASSWORD), "{said}");
 }
 
+/// Some services do not let scripts call `TIME`: limits are shared by a coarser clock, which must be
+/// told.
+#[test]
+fn a_store_that_refuses_only_the_time_is_shared_and_says_what_that_changes() {
+    let (folder, redis) = (TempDir::new("no-time"), RedisServer::start());
+    redis.admin(&["ACL", "SETUSER", acl::USER, "-time", "+pttl", "+pexpiretime"]);
+    let server = Server::start(&["--config", &config(&folder, &redis, ", require: shared")]);
+    let banner = ", shared; scripts may not call `time`: charges count for their window and up to 2 ms\n";
+    assert!(server.greeting.contains(banner), "{}", server.greeting);
+    assert_eq!(check(&server)["source"], "store");
+    let ready = server.get("/readyz").json();
+    assert_eq!(
+        (&ready["store"]["shared"], &ready["store"]["clock"]["resolution_us"]),
+        (&json!(true), &json!(1000))
+    );
+    server.assert_matches_openapi("GET", "/readyz", None, 200);
+    let seconds = metric(&server, "slidegate_store_clock_resolution_seconds ");
+    assert_eq!(seconds.as_deref(), Some("0.001"));
+}
+
 /// Where a limit must hold over all instances, one that cannot share it must not start.
 #[test]
 fn an_instance_that_requires_sharing_starts_only_if_limits_are_shared() {

@@ -5,7 +5,7 @@
 //! flight are batched.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use redis::Value;
@@ -100,7 +100,9 @@ pub struct RedisStore {
 #[derive(Debug)]
 pub(crate) struct Calls {
     transport: Transport,
-    scripts: Scripts,
+    scripts: [Scripts; 2],
+    /// Whether a server was found that does not let scripts call `TIME`.
+    reads_expiry: AtomicBool,
     times: ServerTimes,
     batcher: Option<Batcher>,
     denial_cache: Option<Arc<DenialCache>>,
@@ -138,6 +140,9 @@ pub struct RedisStats {
     pub errors: StoreErrors,
     /// How often the clocks of the servers were seen to jump.
     pub clock_jumps: ClockJumps,
+    /// The resolution of the servers' clocks as scripts read them, in microseconds: 1, or 1000 where
+    /// [`self_test`](RedisStore::self_test) found that scripts may not call `TIME`.
+    pub clock_resolution_us: u64,
     /// Keys that the servers have evicted, as far as [`examine`](RedisStore::examine) has found.
     pub evicted_keys: u64,
 }
@@ -158,6 +163,9 @@ struct Once<'a> {
 
 /// Pause before a call with an idempotency key is repeated.
 const RETRY_PAUSE: Duration = Duration::from_millis(2);
+
+/// The resolution of expiries, in microseconds.
+const EXPIRY_US: u64 = 1000;
 
 /// How often a call that reached the server too late is repeated within its deadline.
 const MOST_LATE: u32 = 3;
@@ -180,7 +188,7 @@ impl Calls {
             let keys = if has_holds { subjects.keys_with_holds() } else { subjects.keys() };
             let bound = subjects.reply_bound(false, has_holds);
             let latest = self.latest(slot, &keys, deadline).await?;
-            let (script, args) = subjects.call(&self.scripts, costs, latest, support);
+            let (script, args) = subjects.call(self.scripts(), costs, latest, support);
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
             let sent = instant();
             let command = subjects.native_command(costs, has_holds);
@@ -245,7 +253,7 @@ impl Calls {
             let bound = subjects.reply_bound(true, has_holds);
             let latest = self.latest(once.slot, &named, deadline).await?;
             let name = once.names.once(&named, &subjects.what(once.cost), once.id);
-            let (keys, script, args) = subjects.call_once(&self.scripts, name, once.cost, latest, has_holds);
+            let (keys, script, args) = subjects.call_once(self.scripts(), name, once.cost, latest, has_holds);
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
             let sent = instant();
             let unread = LastFailure::default();
@@ -279,6 +287,22 @@ impl Calls {
             }
             tokio::time::sleep(RETRY_PAUSE).await;
         }
+    }
+
+    /// The scripts that the servers let run.
+    fn scripts(&self) -> &Scripts {
+        &self.scripts[usize::from(self.reads_expiry())]
+    }
+
+    /// Whether scripts read the clock by expiries, as they may not call `TIME`.
+    fn reads_expiry(&self) -> bool {
+        self.reads_expiry.load(Ordering::Relaxed)
+    }
+
+    /// The quota by which to count. What is read of a clock lags by up to its resolution, so charges
+    /// count for a window and that long: never too short.
+    fn counted(&self, quota: Quota) -> Quota {
+        if self.reads_expiry() { quota.widened(EXPIRY_US) } else { quota }
     }
 
     /// Whether the script that knows holds is to be called.
@@ -319,7 +343,7 @@ impl Calls {
         }
         let key = keys.first().map(Vec::as_slice);
         let sent = instant();
-        let time = self.transport.command(key, &redis::cmd("TIME"), deadline).await?;
+        let time = self.server_time(key, deadline).await?;
         let arrived = instant();
         let Some(us) = time_of(&time) else {
             let detail = format!("answered TIME with {time:?}");
@@ -328,6 +352,16 @@ impl Calls {
         self.observe_time(slot, us, sent, arrived);
         // If the clock was set back meanwhile, this call is late and is repeated.
         Ok(self.times.latest(slot, deadline).unwrap_or(MOST))
+    }
+
+    /// The time of the server that has this key.
+    async fn server_time(&self, key: Option<&[u8]>, deadline: Instant) -> Result<Value, Failure> {
+        if !self.reads_expiry() {
+            return self.transport.command(key, &redis::cmd("TIME"), deadline).await;
+        }
+        let keys = [key.unwrap_or_default().to_vec()];
+        let call = Call { script: self.scripts().server_time(), keys: &keys, args: &[], native: None };
+        self.transport.run(call, ReplyBound::SMALL, deadline, &LastFailure::default()).await
     }
 
     /// Records the server time of a reply to a call of this slot.
@@ -379,8 +413,8 @@ fn explain(mut failure: Failure) -> Failure {
     }
     // Redis 7.0 does not say which; newer ones do.
     if failure.kind == FailureKind::NoPermission && failure.detail.contains("can't run this command") {
-        failure.detail += "; scripts call time, get, set, getrange, setrange, strlen, exists, rename, pexpire and del: \
-                           allow its user all of them";
+        failure.detail += "; scripts call time, get, set, getrange, setrange, strlen, exists, rename, pexpire and del, \
+                           and pttl and pexpiretime where one server refuses time: allow its user all of them";
     }
     failure
 }
@@ -395,7 +429,8 @@ impl RedisStore {
         let slots = if transport.is_cluster() { usize::from(transport::slot::SLOTS) } else { 1 };
         let calls = Calls {
             transport,
-            scripts: Scripts::new(),
+            scripts: [Scripts::new(false), Scripts::new(true)],
+            reads_expiry: AtomicBool::new(false),
             times: ServerTimes::new(slots, instant()),
             batcher: options.batches_checks.then(Batcher::default),
             denial_cache: options.caches_denials.then(Arc::default),
@@ -416,10 +451,16 @@ impl RedisStore {
         })
     }
 
+    fn subjects(&self, charges: &[Charge<'_>]) -> Subjects {
+        let mut subjects = Subjects::of(charges, &self.names);
+        subjects.0.iter_mut().for_each(|subject| subject.quota = self.calls.counted(subject.quota));
+        subjects
+    }
+
     async fn apply_charges(&self, charges: &[Charge<'_>]) -> Result<Answers, Undecided> {
         let deadline = instant() + self.options.connection.deadline;
         let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
-        let subjects = Subjects::of(charges, &self.names);
+        let subjects = self.subjects(charges);
         if charges.iter().any(|charge| charge.part.verb == Verb::Refund) {
             // Denials cached before the refund arrives must not outlive it.
             self.calls.clear_denials();
@@ -454,7 +495,7 @@ impl RedisStore {
     /// checked without the idempotency key.
     async fn check_charges_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, Undecided> {
         let deadline = instant() + self.options.connection.deadline;
-        let subjects = Subjects::of(charges, &self.names);
+        let subjects = self.subjects(charges);
         let slots: SmallVec<[u16; 4]> =
             subjects.0.iter().map(|subject| self.calls.transport.slot(&subject.name)).collect();
         let (Some(cost), [slot, others @ ..]) =
@@ -472,7 +513,7 @@ impl RedisStore {
     async fn reset_charges(&self, charges: &[Charge<'_>]) -> Result<bool, Failure> {
         let deadline = instant() + self.options.connection.deadline;
         self.calls.clear_denials();
-        let counted = self.delete(&Subjects::of(charges, &self.names), deadline).await;
+        let counted = self.delete(&self.subjects(charges), deadline).await;
         self.calls.invalidate_denials(deadline).await;
         counted
     }
@@ -514,6 +555,7 @@ impl RedisStore {
             late: of(late),
             errors: self.calls.transport.errors(),
             clock_jumps: self.calls.times.counts(),
+            clock_resolution_us: if self.calls.reads_expiry() { EXPIRY_US } else { 1 },
             evicted_keys: self.seen.evicted_keys(),
         }
     }

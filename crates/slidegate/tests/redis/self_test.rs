@@ -1,11 +1,16 @@
 //! The self-test: servers that answer pings and refuse what decisions need.
 
-use slidegate::{FailureKind, RedisStore};
+use std::time::{Duration, Instant};
+
+use slidegate::{Algorithm, DecisionSource, FailureKind, Policy, Quota, RedisStore, Request};
 use slidegate_testkit::redis::{RedisCluster, RedisServer, acl};
 use slidegate_testkit::until_true;
 
-use crate::callers::options;
+use crate::callers::{check, gate, hourly, options};
 use crate::cluster::on_cluster;
+
+/// The limit of the window that is watched.
+const LIMIT: u64 = 5;
 
 fn store(url: &str) -> RedisStore {
     RedisStore::new(options(url)).unwrap()
@@ -101,6 +106,74 @@ async fn reaches_every_master(cluster: &RedisCluster) {
         );
         master.admin(&["ACL", "SETUSER", acl::USER, "+time"]);
     }
+    let on_masters = |rights: &[&str]| {
+        for slot in [0, 6000, 12_000] {
+            cluster.master_of(slot).admin(&[&["ACL", "SETUSER", acl::USER], rights].concat());
+        }
+    };
+    on_masters(&["+pttl", "+pexpiretime"]);
+    cluster.master_of(6000).admin(&["ACL", "SETUSER", acl::USER, "-time"]);
+    for _ in 0..2 {
+        store.self_test().await.unwrap();
+        assert_eq!(store.stats().clock_resolution_us, 1000, "one clock for all keys");
+    }
+    let gate = gate([hourly(1)], options(&cluster.url_as_user()));
+    gate.store().primary().self_test().await.unwrap();
+    for user in 0..50 {
+        let user = format!("user-{user}");
+        let outcomes = [check(&gate, &user).await, check(&gate, &user).await];
+        assert!(outcomes[0].by_store() && outcomes.map(|one| one.allowed) == [true, false], "{user}");
+    }
+    on_masters(&["+time", "-pttl", "-pexpiretime"]);
     store.self_test().await.unwrap();
+    assert_eq!(store.stats().clock_resolution_us, 1);
     until_true("nothing is left", || cluster.nodes().iter().all(|node| !keys(node).contains("~test")));
+}
+
+/// Some services do not let scripts call `TIME`, which no right changes. Their limits would be those
+/// of each instance alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_scripts_may_not_call_time_limits_are_shared_and_never_exceeded() {
+    let server = RedisServer::start();
+    let set = |rights: &[&str]| server.admin(&[&["ACL", "SETUSER", acl::USER], rights].concat());
+    set(&["-time", "+pttl", "+pexpiretime"]);
+    let window = Duration::from_millis(40);
+    let exact = Policy::new("exact", Quota::new(LIMIT, window).unwrap()).unwrap().scope(["user"]);
+    let fixed = Quota::per_hour(1000).with_algorithm(Algorithm::FixedWindow);
+    let bucket = Quota::per_hour(1000).with_algorithm(Algorithm::TokenBucket);
+    let others =
+        [fixed, bucket].map(|quota| Policy::new(quota.algorithm().name(), quota).unwrap().scope(["user"]));
+    let gate = gate([[exact].as_slice(), &others].concat(), options(&server.url_as_user()));
+    let store = gate.store().primary();
+    assert_eq!(store.stats().clock_resolution_us, 1);
+    store.self_test().await.unwrap();
+    assert_eq!(store.stats().clock_resolution_us, 1000);
+
+    let (start, mut allowed) = (Instant::now(), Vec::new());
+    while start.elapsed() < window * 50 {
+        let sent = Instant::now();
+        let outcome = check(&gate, "alice").await;
+        assert!(outcome.by_store() || outcome.source == DecisionSource::CachedDenial);
+        if outcome.allowed {
+            allowed.push((sent, Instant::now()));
+        }
+    }
+    // The clock of scripts lags by up to a millisecond; a window and that must not admit more.
+    for (first, beyond) in allowed.iter().zip(allowed.iter().skip(LIMIT as usize)) {
+        assert!(beyond.1 - first.0 >= window, "{:?} for {LIMIT} and one more", beyond.1 - first.0);
+    }
+    assert!(allowed.len() >= 20 * LIMIT as usize, "{} are admitted", allowed.len());
+
+    let request = Request::new().with("user", "bob");
+    let ticket = gate.reserve(&request.clone().cost(3)).await.into_ticket().unwrap();
+    gate.settle(&ticket, 2).await.unwrap();
+    let decisions = gate.peek(&request).await;
+    assert!(decisions.iter().any(|one| one.policy().name() == "fixed-window" && one.used() == 2));
+    assert_eq!(store.count_instances().await.unwrap(), 1);
+    assert!(gate.reset(&request).await.unwrap());
+
+    set(&["+time"]);
+    store.self_test().await.unwrap();
+    assert_eq!(store.stats().clock_resolution_us, 1);
+    assert!(check(&gate, "carol").await.by_store());
 }

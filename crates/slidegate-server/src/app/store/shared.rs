@@ -139,6 +139,12 @@ impl<'a> Shared<'a> {
         tested
     }
 
+    /// What the servers do not let scripts do, where limits are shared all the same.
+    pub(crate) fn restriction(self) -> Option<&'static str> {
+        let is_coarse = self.redis().stats().clock_resolution_us > 1;
+        is_coarse.then_some("scripts may not call `time`: charges count for their window and up to 2 ms")
+    }
+
     /// Why limits are not shared, as the last test found.
     pub(crate) fn not_shared(self) -> Option<String> {
         self.health.not_shared().clone()
@@ -211,6 +217,7 @@ impl<'a> Shared<'a> {
                 "forward_jumps": redis.clock_jumps.forward,
                 "backward_jumps": redis.clock_jumps.backward,
                 "last_jump_ms": redis.clock_jumps.last_us / 1000,
+                "resolution_us": redis.clock_resolution_us,
             },
         })
     }

@@ -422,6 +422,8 @@ fn store(page: &mut Page<'_>, observer: &Observer, shared: Shared<'_>) -> fmt::R
     let directions = [("forward", jumps.forward), ("backward", jumps.backward)];
     let directions = directions.map(|(direction, count)| ([("direction", direction)], count));
     page.counter("store_clock_jumps", "Clock jumps of the store's servers", directions)?;
+    let help = "Resolution of the clock as scripts read it; a millisecond where they may not call TIME";
+    page.seconds("store_clock_resolution", help, signed_seconds(stats.clock_resolution_us.cast_signed()))?;
     let help = "Keys evicted by the store's servers, which resets limits";
     page.total("store_evicted_keys", help, stats.evicted_keys)?;
     let help = "Size of the last clock jump of a server, negative if backward; 0 if there was none";

@@ -179,7 +179,7 @@ impl RedisStore {
         let args = [found.to_string().into_bytes(), value.into_bytes()];
         let deadline = instant() + PATIENCE;
         let calls = &self.calls;
-        let script = calls.scripts.control_document();
+        let script = calls.scripts().control_document();
         let unread = LastFailure::default();
         let call = Call { script, keys: &[KEY.to_vec()], args: &args, native: None };
         let written = calls.transport.run(call, ReplyBound::SMALL, deadline, &unread).await;

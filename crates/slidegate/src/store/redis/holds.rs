@@ -256,10 +256,11 @@ impl RedisStore {
         let deadline = instant() + self.options.connection.deadline;
         let mut by_slot = BTreeMap::<u16, Vec<(usize, NamedChange)>>::new();
         for (at, change) in changes.iter().enumerate() {
-            let Some(change) = NamedChange::new(change) else {
+            let Some(mut change) = NamedChange::new(change) else {
                 let detail = "a ticket of this store has a key that this release cannot read";
                 return Err(Failure::without_node(Executed::No, FailureKind::Malformed, detail).into());
             };
+            change.change.quota = self.calls.counted(change.change.quota);
             by_slot.entry(self.calls.transport.slot(&change.name)).or_default().push((at, change));
         }
         let mut answers: Vec<Option<HoldAnswer>> = vec![None; changes.len()];
@@ -315,11 +316,11 @@ impl RedisStore {
                     args.extend_from_slice(&change.args()[1..]);
                     let place = change.likely_place(&self.calls.hold_places);
                     args.extend(place.map(|place| place.to_string().into_bytes()));
-                    self.calls.scripts.change_hold(change.change.quota.algorithm())
+                    self.calls.scripts().change_hold(change.change.quota.algorithm())
                 }
                 None => {
                     args.extend(changes.iter().flat_map(|(_, change)| change.args()));
-                    self.calls.scripts.change_holds()
+                    self.calls.scripts().change_holds()
                 }
             };
             let (sent, unread) = (instant(), LastFailure::default());

@@ -51,8 +51,7 @@ impl RedisStore {
             if table.is_some() {
                 value = get(&Names::usage(&name)).await?;
             }
-            let time =
-                transport.command(Some(&name), &redis::cmd("TIME"), deadline).await.map_err(explain)?;
+            let time = self.calls.server_time(Some(&name), deadline).await.map_err(explain)?;
             let failed = |detail: String| {
                 let name = String::from_utf8_lossy(&name).into_owned();
                 let detail = format!("`{}` {detail}", name.escape_debug());

@@ -42,7 +42,7 @@ impl RedisStore {
             MAX_INSTANCES.to_string().into_bytes(),
         ];
         let slot = calls.transport.slot(&key);
-        let call = Call { script: calls.scripts.instances(), keys: &[key], args: &args, native: None };
+        let call = Call { script: calls.scripts().instances(), keys: &[key], args: &args, native: None };
         let deadline = instant() + PATIENCE;
         let counted = calls.transport.run(call, ReplyBound::SMALL, deadline, &LastFailure::default()).await;
         let counted: Value = counted.map_err(explain)?;

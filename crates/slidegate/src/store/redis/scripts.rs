@@ -60,6 +60,12 @@ const INSTANCES: &str = include_str!("../../../lua/instances.lua");
 /// The script that tells which commands scripts may not call.
 const SELF_TEST: &str = include_str!("../../../lua/self_test.lua");
 
+/// The script that tells the server's time.
+const SERVER_TIME: &str = include_str!("../../../lua/server_time.lua");
+/// How scripts read the clock, and what stands there where they may not call `TIME`.
+const CLOCK: &str = "local time = call('TIME')\n";
+const CLOCK_BY_EXPIRY: &str = include_str!("../../../lua/clock.lua");
+
 /// Every script the store may call.
 #[derive(Debug)]
 pub(crate) struct Scripts {
@@ -73,6 +79,7 @@ pub(crate) struct Scripts {
     control_document: Script,
     instances: Script,
     self_test: Script,
+    server_time: Script,
 }
 
 /// The position of an algorithm in [`Algorithm::ALL`]; behind them that of limits on what is in
@@ -99,8 +106,12 @@ fn without_comments(text: &str) -> String {
 }
 
 impl Scripts {
-    pub(crate) fn new() -> Self {
-        let script = |text: &str| Script::new(without_comments(text));
+    /// Scripts that read the clock by `TIME`, or by the expiry of a key.
+    pub(crate) fn new(by_expiry: bool) -> Self {
+        // One line, as line numbers in errors are those of the files.
+        let clock = without_comments(CLOCK_BY_EXPIRY).split_whitespace().collect::<Vec<_>>().join(" ") + "\n";
+        let clock = if by_expiry { &clock } else { CLOCK };
+        let script = |text: &str| Script::new(without_comments(text).replace(CLOCK, clock));
         Self {
             check: CHECKS.map(script),
             decide: DECIDES.map(script),
@@ -112,6 +123,7 @@ impl Scripts {
             control_document: script(CONTROL_DOCUMENT),
             instances: script(INSTANCES),
             self_test: script(SELF_TEST),
+            server_time: script(SERVER_TIME),
         }
     }
 
@@ -128,6 +140,11 @@ impl Scripts {
     /// The script that tells which commands scripts may not call.
     pub(crate) fn self_test(&self) -> &Script {
         &self.self_test
+    }
+
+    /// The script that tells the server's time.
+    pub(crate) fn server_time(&self) -> &Script {
+        &self.server_time
     }
 
     /// The script that carries out any call on keys that may have holds.
@@ -334,6 +351,24 @@ mod tests {
                 let code = if line.trim_start().starts_with("--") { "" } else { line.trim() };
                 assert_eq!(sent, code);
             }
+        }
+    }
+
+    /// A script that reads its clock in other words would fail where `TIME` is refused.
+    #[test]
+    fn every_script_with_a_clock_can_read_it_by_expiry() {
+        let (by_time, by_expiry) = (Scripts::new(false), Scripts::new(true));
+        let texts = |scripts: &Scripts| {
+            let Scripts { check, decide, decide_all, check_held, change_hold, .. } = scripts;
+            let Scripts { decide_with_holds, change_holds, instances, server_time, .. } = scripts;
+            let alone = [decide_all, decide_with_holds, change_holds, instances, server_time];
+            let many = check.iter().chain(decide).chain(check_held).chain(change_hold);
+            many.chain(alone).map(|script| script.source(false).text.clone()).collect::<Vec<_>>()
+        };
+        for (one, other) in texts(&by_time).iter().zip(texts(&by_expiry)) {
+            assert_eq!(one.matches("'TIME'").count(), 1, "{one}");
+            assert!(!other.contains("'TIME'") && other.contains("'PEXPIRETIME'"), "{other}");
+            assert_eq!(one.lines().count(), other.lines().count());
         }
     }
 

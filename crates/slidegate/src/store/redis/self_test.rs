@@ -4,6 +4,7 @@
 //! not let scripts call a command. Limits are then not shared, and nothing but a call shows it.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use redis::Value;
@@ -32,9 +33,17 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// once in a million tests.
 const MAX_KEYS: usize = 5000;
 
+/// What scripts need where they may not call `TIME`; Redis has it from 7.0.
+const INSTEAD_OF_TIME: [&str; 2] = ["pttl", "pexpiretime"];
+
 impl RedisStore {
     /// Tests that limits are shared: makes the calls of a check, of a reservation and of a reset, on
     /// a key of its own on every master, and calls each command that scripts call.
+    ///
+    /// Where scripts may not call `TIME`, but may ask for the expiry of a key, they read the clock by
+    /// that from then on, in whole milliseconds: see
+    /// [`clock_resolution_us`](super::RedisStats::clock_resolution_us). Charges then count for the
+    /// window and a millisecond, so that no more is admitted.
     ///
     /// Without an answer it ends within about four seconds for each master.
     ///
@@ -52,27 +61,38 @@ impl RedisStore {
             transport.master_names(instant() + PATIENCE).await?.into_iter().collect();
         // A server that refuses to delete keeps the keys of earlier tests for a while.
         let run = new_id();
+        let mut reads_expiry = false;
         for number in 0..MAX_KEYS {
             let key = Names::self_test(run, number);
             if untested.remove(&transport.holder_name(transport.slot(&key))) {
-                let tested = self.test_key(&key).await;
+                let tested = self.test_key(&key, reads_expiry).await;
                 // What is left expires.
                 let _ = self.calls.delete(&key, instant() + PATIENCE).await;
-                tested?;
+                reads_expiry = tested?;
             }
             if untested.is_empty() {
                 break;
             }
         }
+        self.calls.reads_expiry.store(reads_expiry, Ordering::Relaxed);
         Ok(())
     }
 
-    async fn test_key(&self, key: &[u8]) -> Result<(), Failure> {
+    /// Returns whether scripts have to read the clock by the expiry of a key, as those on another
+    /// master have `already`.
+    async fn test_key(&self, key: &[u8], already: bool) -> Result<bool, Failure> {
         let deadline = instant() + PATIENCE;
         let called = self.test_calls(key, deadline).await;
         // Not every server says in the reply to a call which command it refuses.
-        self.test_commands(key, deadline).await?;
-        called
+        let reads_expiry = self.test_commands(key, deadline).await? || already;
+        let had_read = self.calls.reads_expiry.fetch_or(reads_expiry, Ordering::Relaxed);
+        match (had_read, reads_expiry) {
+            (false, true) => self.test_calls(key, deadline).await?,
+            // Where all masters let scripts call it again, they will.
+            (true, false) => {}
+            _ => called?,
+        }
+        Ok(reads_expiry)
     }
 
     /// Makes the calls of a check and of a reservation.
@@ -103,11 +123,12 @@ impl RedisStore {
         Ok(())
     }
 
-    /// Calls each command that scripts call.
-    async fn test_commands(&self, key: &[u8], deadline: Instant) -> Result<(), Failure> {
+    /// Calls each command that scripts call. Returns whether all but `TIME` are allowed, and those
+    /// that take its place.
+    async fn test_commands(&self, key: &[u8], deadline: Instant) -> Result<bool, Failure> {
         let (keys, args) =
             ([key.to_vec(), Names::usage(key)], [millis_ceil(WINDOW).to_string().into_bytes()]);
-        let call = Call { script: self.calls.scripts.self_test(), keys: &keys, args: &args, native: None };
+        let call = Call { script: self.calls.scripts().self_test(), keys: &keys, args: &args, native: None };
         let last_failure = LastFailure::default();
         let reply = self.calls.transport.run(call, ReplyBound::SMALL, deadline, &last_failure).await;
         let reply = reply.map_err(explain)?;
@@ -115,9 +136,13 @@ impl RedisStore {
             self.refused(key, FailureKind::Malformed, &format!("replied {} to the self-test", unreadable.0))
         })?;
         let texts: Vec<_> = refused.iter().map(text).collect();
-        let commands: Vec<_> = texts.iter().step_by(2).map(|command| format!("`{command}`")).collect();
-        let [_, error, ..] = texts.as_slice() else { return Ok(()) };
-        let rights: Vec<_> = texts.iter().step_by(2).map(|command| format!("+{command}")).collect();
+        let [first, error, ..] = texts.as_slice() else { return Ok(false) };
+        if first == "time" && texts.len() == 2 {
+            return Ok(true);
+        }
+        let names = texts.iter().step_by(2).filter(|command| !INSTEAD_OF_TIME.contains(&command.as_str()));
+        let commands: Vec<_> = names.clone().map(|command| format!("`{command}`")).collect();
+        let rights: Vec<_> = names.map(|command| format!("+{command}")).collect();
         let detail = format!(
             "refuses {} in scripts (if its user lacks the right, give it `{}`): {}",
             commands.join(", "),
