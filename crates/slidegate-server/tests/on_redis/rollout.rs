@@ -1,7 +1,7 @@
 //! Rollouts: instances are replaced one after the other, on one Redis, under load.
 //!
-//! The old instances are of the binary in `SLIDEGATE_OLD_BINARY`, which a release sets to that of the
-//! one before. Without it, old and new are of the same build.
+//! The old instances are of the binary in `SLIDEGATE_OLD_BINARY`, which `scripts/release` sets to that
+//! of `scripts/old-build`. Without it, old and new are of the same build.
 
 use std::collections::HashMap;
 use std::net::TcpStream;

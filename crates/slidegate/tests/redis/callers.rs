@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use proptest::test_runner::{Config, TestRunner};
 use slidegate::store::BreakerState;
 use slidegate::{DecisionSource, FailureKind, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate};
 use tokio::task::JoinSet;
@@ -18,6 +19,13 @@ pub(crate) const LATER: Duration = Duration::from_secs(10);
 pub(crate) const DEADLINE: Duration = Duration::from_millis(100);
 /// No caller waits so long under any deadline here: it hangs.
 const HANGS: Duration = Duration::from_secs(60);
+/// Runs a property on so many random inputs, or on a share of them: with `SLIDEGATE_TEST_HISTORIES=4`
+/// on a quarter. Another version of the server that runs the same scripts needs fewer.
+pub(crate) fn random_cases(cases: u32) -> TestRunner {
+    let share = std::env::var("SLIDEGATE_TEST_HISTORIES").map_or(1, |share| share.parse().unwrap());
+    TestRunner::new(Config { cases: cases.div_ceil(share), failure_persistence: None, ..Config::default() })
+}
+
 /// Between two requests of one caller.
 const PACE: Duration = Duration::from_millis(1);
 /// Polls for a store that replies again, 10 ms apart: at least a minute.

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
 use slidegate::{
     Algorithm, Decision, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request,
     SharedGate, Timestamp, Verb,
 };
 use slidegate_testkit::redis::{RedisServer, Reply};
+
+use crate::callers::random_cases;
 
 /// What the policies are called.
 const NAMES: [&str; 4] = ["p0", "p1", "p2", "p3"];
@@ -251,7 +252,7 @@ fn histories_of(
 ) {
     let server = RedisServer::builder().with_clock().start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
+    let mut runner = random_cases(cases);
     let mut number = 0;
     let number = std::cell::RefCell::new(&mut number);
     runner

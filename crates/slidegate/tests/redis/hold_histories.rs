@@ -6,14 +6,13 @@ use std::time::Duration;
 
 use proptest::option;
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
 use slidegate::{
     Algorithm, Counts, Extension, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request,
     Reserved, Settlement, SharedGate, Ticket, Timestamp, Unsettled, Verb,
 };
 use slidegate_testkit::redis::RedisServer;
 
-use crate::callers::options;
+use crate::callers::{options, random_cases};
 
 pub(crate) const START_US: u64 = 1_700_000_000_000_000;
 
@@ -246,7 +245,7 @@ async fn history(
 fn histories(cases: u32, unsettled: Unsettled, shape: impl Strategy<Value = Shape>) {
     let server = RedisServer::builder().with_clock().start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
+    let mut runner = random_cases(cases);
     let number = RefCell::new(0);
     runner
         .run(&((1u64..40, 1u64..60), shape, steps()), |(quota, shape, steps)| {

@@ -6,12 +6,12 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
 use slidegate::{
     Algorithm, Decisions, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, RedisOptions,
     Request, Role, SharedGate, Timestamp, Verb,
 };
 
+use crate::callers::random_cases;
 use crate::harness::cluster;
 use slidegate_testkit::redis::RedisServer;
 use slidegate_testkit::until_true;
@@ -84,10 +84,6 @@ fn requests<'r>(asked: &'r [Asked], keys: &'r [String]) -> Vec<Request<'r>> {
     each.collect()
 }
 
-fn cases(count: u32) -> TestRunner {
-    TestRunner::new(Config { cases: count, failure_persistence: None, ..Config::default() })
-}
-
 /// Both stores must decide the same, waits included.
 #[test]
 fn calls_of_several_verbs_and_roles_in_redis_decide_as_in_memory() {
@@ -119,7 +115,7 @@ fn calls_of_several_verbs_and_roles_in_redis_decide_as_in_memory() {
         }
         Ok(())
     };
-    cases(250).run(&(0u64..6, 0usize..4, calls()), run).unwrap();
+    random_cases(250).run(&(0u64..6, 0usize..4, calls()), run).unwrap();
 }
 
 /// In a cluster the keys of a call lie on several servers: alone, it is decided as in one step.
@@ -168,5 +164,5 @@ fn calls_over_several_slots_decide_as_in_memory_while_nobody_else_asks() {
         }
         Ok(())
     };
-    cases(60).run(&(0u64..6, calls()), run).unwrap();
+    random_cases(60).run(&(0u64..6, calls()), run).unwrap();
 }

@@ -1,16 +1,17 @@
 //! The self-test: servers that answer pings and refuse what decisions need.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use slidegate::{Algorithm, DecisionSource, FailureKind, Policy, Quota, RedisStore, Request};
 use slidegate_testkit::redis::{RedisCluster, RedisServer, acl};
 use slidegate_testkit::until_true;
+use tokio::time::Instant;
 
 use crate::callers::{check, gate, hourly, options};
 use crate::cluster::on_cluster;
 
 /// The limit of the window that is watched.
-const LIMIT: u64 = 5;
+const LIMIT: u32 = 5;
 
 fn store(url: &str) -> RedisStore {
     RedisStore::new(options(url)).unwrap()
@@ -138,7 +139,7 @@ async fn where_scripts_may_not_call_time_limits_are_shared_and_never_exceeded() 
     let set = |rights: &[&str]| server.admin(&[&["ACL", "SETUSER", acl::USER], rights].concat());
     set(&["-time", "+pttl", "+pexpiretime"]);
     let window = Duration::from_millis(40);
-    let exact = Policy::new("exact", Quota::new(LIMIT, window).unwrap()).unwrap().scope(["user"]);
+    let exact = Policy::new("exact", Quota::new(LIMIT.into(), window).unwrap()).unwrap().scope(["user"]);
     let fixed = Quota::per_hour(1000).with_algorithm(Algorithm::FixedWindow);
     let bucket = Quota::per_hour(1000).with_algorithm(Algorithm::TokenBucket);
     let others =
@@ -158,11 +159,12 @@ async fn where_scripts_may_not_call_time_limits_are_shared_and_never_exceeded() 
             allowed.push((sent, Instant::now()));
         }
     }
+    let in_window = usize::try_from(LIMIT).unwrap();
     // The clock of scripts lags by up to a millisecond; a window and that must not admit more.
-    for (first, beyond) in allowed.iter().zip(allowed.iter().skip(LIMIT as usize)) {
+    for (first, beyond) in allowed.iter().zip(allowed.iter().skip(in_window)) {
         assert!(beyond.1 - first.0 >= window, "{:?} for {LIMIT} and one more", beyond.1 - first.0);
     }
-    assert!(allowed.len() >= 20 * LIMIT as usize, "{} are admitted", allowed.len());
+    assert!(allowed.len() >= 20 * in_window, "{} are admitted", allowed.len());
 
     let request = Request::new().with("user", "bob");
     let ticket = gate.reserve(&request.clone().cost(3)).await.into_ticket().unwrap();
