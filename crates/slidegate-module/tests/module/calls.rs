@@ -4,6 +4,8 @@ use std::collections::HashMap;
 
 use slidegate_testkit::redis::{Connection, RedisServer, Reply};
 
+use crate::SCRIPTS;
+
 /// A time from which tests go on by hand, in microseconds since the Unix epoch.
 pub(crate) const NOW_US: u64 = 1_700_000_000_000_000;
 
@@ -47,13 +49,6 @@ pub(crate) enum By {
     Script,
     Module,
 }
-
-const SCRIPTS: [&str; 4] = [
-    include_str!("../../../slidegate/lua/assembled/check_sliding_log.lua"),
-    include_str!("../../../slidegate/lua/assembled/check_sliding_window.lua"),
-    include_str!("../../../slidegate/lua/assembled/check_fixed_window.lua"),
-    include_str!("../../../slidegate/lua/assembled/check_token_bucket.lua"),
-];
 
 /// Numbers and their widths in bytes.
 pub(crate) fn bytes(fields: &[(u64, usize)]) -> Vec<u8> {
@@ -123,7 +118,7 @@ impl Both {
 
     pub(crate) fn on(server: RedisServer) -> Self {
         let mut conn = server.connect();
-        let hashes = SCRIPTS.map(|text| {
+        let hashes = SCRIPTS.check.each_ref().map(|text| {
             let text = format!("#!lua\n{text}");
             conn.call(&["SCRIPT", "LOAD", &text]).unwrap().to_string()
         });

@@ -2,11 +2,9 @@
 
 use slidegate_testkit::redis::Reply;
 
+use crate::SCRIPTS;
 use crate::calls::{Algorithm, Both, By, NEVER_LATE, NOW_US, Quota, bytes};
 use crate::histories::{ALGORITHMS, Random, SECOND, quota, step};
-
-const DECIDE: &str = include_str!("../../../slidegate/lua/assembled/decide_all.lua");
-const DECIDE_WITH_HOLDS: &str = include_str!("../../../slidegate/lua/assembled/decide_with_holds.lua");
 
 /// A hold that is made or cancelled.
 #[derive(Debug, Clone, Copy)]
@@ -159,7 +157,7 @@ impl Call {
         match by {
             By::Script => {
                 let (keys, args) = self.for_script(prefix);
-                let script = if self.has_holds { DECIDE_WITH_HOLDS } else { DECIDE };
+                let script = if self.has_holds { &SCRIPTS.decide_with_holds } else { &SCRIPTS.decide_all };
                 both.eval(script, &keys, &args)
             }
             By::Module => {

@@ -3,25 +3,10 @@
 
 use slidegate_testkit::redis::Reply;
 
+use crate::SCRIPTS;
 use crate::calls::{Algorithm, Both, By, NEVER_LATE, NOW_US, Quota, bytes};
 use crate::decide::{Call, Hold, Part, everything, linger_ms, names};
 use crate::histories::{ALGORITHMS, Random, SECOND, quota, step};
-
-macro_rules! assembled {
-    ($name:literal) => {
-        [
-            include_str!(concat!("../../../slidegate/lua/assembled/", $name, "_sliding_log.lua")),
-            include_str!(concat!("../../../slidegate/lua/assembled/", $name, "_sliding_window.lua")),
-            include_str!(concat!("../../../slidegate/lua/assembled/", $name, "_fixed_window.lua")),
-            include_str!(concat!("../../../slidegate/lua/assembled/", $name, "_token_bucket.lua")),
-            include_str!(concat!("../../../slidegate/lua/assembled/", $name, "_in_flight.lua")),
-        ]
-    };
-}
-
-const CHECK_HELD: [&str; 5] = assembled!("check_held");
-const CHANGE_HOLD: [&str; 5] = assembled!("change_hold");
-const CHANGE_HOLDS: &str = include_str!("../../../slidegate/lua/assembled/change_holds.lua");
 
 /// Numbers of changes.
 const SETTLE: u64 = 1;
@@ -115,7 +100,7 @@ fn decide_by_scripts(both: &mut Both, call: &Call, prefix: &str) -> (Reply, bool
         let mut args = vec![NEVER_LATE.into(), with_linger(quota), cost, vec![part.verb()]];
         let hold = |hold: Hold| bytes(&[(hold.id, 8), (hold.ttl_us, 5), (hold.is_dropped.into(), 1)]);
         args.extend(part.hold.map(hold));
-        let reply = both.eval(CHECK_HELD[quota.algorithm as usize], &[keys, usages], &args);
+        let reply = both.eval(&SCRIPTS.check_held[quota.algorithm as usize], &[keys, usages], &args);
         if !is_left(&reply) {
             return (reply, true);
         }
@@ -173,7 +158,7 @@ fn change_by_scripts(both: &mut Both, changes: &[Change], quotas: &[Quota], pref
     {
         let quota = &quotas[one.key];
         let args = [NEVER_LATE.into(), with_linger(quota), one.bytes()];
-        let reply = both.eval(CHANGE_HOLD[quota.algorithm as usize], &keys, &args);
+        let reply = both.eval(&SCRIPTS.change_hold[quota.algorithm as usize], &keys, &args);
         if !is_left(&reply) {
             return (reply, true);
         }
@@ -183,7 +168,7 @@ fn change_by_scripts(both: &mut Both, changes: &[Change], quotas: &[Quota], pref
         let quota = &quotas[one.key];
         args.extend([vec![quota.letter()], with_linger(quota), one.bytes()]);
     }
-    (both.eval(CHANGE_HOLDS, &keys, &args), false)
+    (both.eval(&SCRIPTS.change_holds, &keys, &args), false)
 }
 
 fn change_by_module(both: &mut Both, changes: &[Change], quotas: &[Quota], prefix: &str) -> Reply {

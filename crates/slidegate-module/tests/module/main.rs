@@ -5,6 +5,9 @@
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../../../slidegate/src/store/redis/scripts/assemble.rs"]
+#[allow(dead_code)]
+mod assemble;
 mod calls;
 mod commands;
 mod damaged;
@@ -13,6 +16,13 @@ mod effects;
 mod histories;
 mod holds;
 mod rights;
+
+use std::sync::LazyLock;
+
+use crate::assemble::Assembled;
+
+/// The scripts that the module takes the place of.
+static SCRIPTS: LazyLock<Assembled> = LazyLock::new(Assembled::new);
 
 /// Runs histories of different seeds: so many as `SLIDEGATE_MODULE_HISTORIES` says, from
 /// `SLIDEGATE_MODULE_SEED` on.
