@@ -2,8 +2,9 @@
 
 use redis::Value;
 
+use super::call::{HoldSupport, Reply, Subjects};
 use super::names::Names;
-use super::{HoldSupport, Reply, Subjects, control_document as document, inspect, scan};
+use super::{control_document as document, inspect, scan};
 use crate::hold::Holds;
 use crate::policy::PolicySet;
 use crate::quota::Quota;
