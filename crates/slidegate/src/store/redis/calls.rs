@@ -67,7 +67,7 @@ pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(2);
 pub(super) const EXPIRY_US: u64 = 1000;
 
 /// How often a call that reached the server too late is repeated within its deadline.
-pub(super) const MOST_LATE: u32 = 3;
+const MOST_LATE: u32 = 3;
 
 impl Calls {
     /// Decides these requests with one script call. All keys are in one slot. One answer per cost.

@@ -19,11 +19,11 @@ const CONTROL_DOCUMENT: &str = include_str!("../../../lua/control_document.lua")
 const INSTANCES: &str = include_str!("../../../lua/instances.lua");
 /// The script that tells which commands scripts may not call.
 const SELF_TEST: &str = include_str!("../../../lua/self_test.lua");
-
 /// The script that tells the server's time.
 const SERVER_TIME: &str = include_str!("../../../lua/server_time.lua");
-/// How scripts read the clock, and what stands there where they may not call `TIME`.
+/// How scripts read the clock.
 const CLOCK: &str = "local time = call('TIME')\n";
+/// What stands there where scripts may not call `TIME`.
 const CLOCK_BY_EXPIRY: &str = include_str!("../../../lua/clock.lua");
 
 /// Every script the store may call.
