@@ -107,7 +107,7 @@ impl App {
     /// kilobytes, and as a part of its caller's it would be moved with every request.
     #[inline(always)] // a call would move it
     pub(crate) fn complete<F: Future>(&self, decision: F) -> Either<Ready<F::Output>, Pin<Box<F>>> {
-        if self.store().is_immediate() {
+        if self.store().is_in_memory() {
             let decided = decision.now_or_never().expect("a decision in memory does not wait");
             Either::Left(ready(decided))
         } else {

@@ -97,7 +97,8 @@ async fn check_by_query(State(app): Shared, uri: Uri, headers: HeaderMap) -> Ans
     respond(&app, Verb::Check, &decisions, headers)
 }
 
-/// Not `async` itself, as its future would contain the whole request.
+/// Decides the request of a body. Not `async` itself, as its future would contain the whole request.
+/// The response reuses the memory of the request's headers.
 fn by_body<I, O>(
     app: &App,
     verb: Verb,
@@ -111,46 +112,16 @@ where
     let headers = head.headers;
     async move {
         let bytes = json_body::read(body, MAX_BODY).await?;
-        let has_id = idempotency::id(verb, &headers)?.is_some();
-        if app.store().is_immediate() && !has_id {
-            return decide_now(app, verb, headers, &bytes);
-        }
-        // Boxed, as a part of this future it would be moved with every request.
-        Box::pin(decide(app, verb, headers, &bytes)).await
+        let mut call = call(app, &headers);
+        let id = idempotency::id(verb, &headers)?;
+        let ask: RequestBody<'_> = json_body::parse(&bytes)?;
+        let request = ask.request(app)?;
+        let decisions = match id {
+            Some(id) => call.check_once(&request, Some(id)).await,
+            None => call.apply(verb, std::slice::from_ref(&request)).await,
+        };
+        respond(app, verb, &decisions, headers)
     }
-}
-
-/// Decides the request of a body in memory. Not `async`, because the future would be copied twice.
-/// The response reuses the memory of the request's `headers`.
-fn decide_now<O: From<Vec<u8>>>(
-    app: &App,
-    verb: Verb,
-    headers: HeaderMap,
-    body: &[u8],
-) -> Result<HttpResponse<O>, Problem> {
-    let mut call = call(app, &headers);
-    let ask: RequestBody<'_> = json_body::parse(body)?;
-    let request = ask.request(app)?;
-    let decisions = call.try_apply(verb, &request).expect("a decision in memory does not wait");
-    respond(app, verb, &decisions, headers)
-}
-
-/// The same with any store, and perhaps an idempotency key.
-async fn decide<O: From<Vec<u8>>>(
-    app: &App,
-    verb: Verb,
-    headers: HeaderMap,
-    body: &[u8],
-) -> Result<HttpResponse<O>, Problem> {
-    let mut call = call(app, &headers);
-    let ask: RequestBody<'_> = json_body::parse(body)?;
-    let request = ask.request(app)?;
-    let id = idempotency::id(verb, &headers)?;
-    let decisions = match id {
-        Some(_) => call.check_once(&request, id).await,
-        None => call.apply(verb, std::slice::from_ref(&request)).await,
-    };
-    respond(app, verb, &decisions, headers)
 }
 
 /// A denied check gets 429, or 503 if the policy denies because the store is unavailable. A denied

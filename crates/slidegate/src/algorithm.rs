@@ -5,7 +5,6 @@ pub(crate) mod held;
 pub(crate) mod in_flight;
 #[cfg(feature = "redis")]
 pub(crate) mod log_reply;
-#[cfg(feature = "snapshot")]
 pub(crate) mod saved;
 pub(crate) mod sliding_log;
 pub(crate) mod sliding_window;
@@ -17,11 +16,10 @@ pub(crate) use held::{HeldKey, counts_still, inspect_with_holds};
 pub(crate) use in_flight::InFlight;
 #[cfg(feature = "redis")]
 pub(crate) use log_reply::LogReply;
-#[cfg(feature = "snapshot")]
 pub(crate) use saved::{Ages, Input, SavedState};
 pub(crate) use sliding_log::SlidingLog;
 pub(crate) use sliding_window::SlidingWindow;
-pub(crate) use state::{Done, State, decision, fits, inspect, perform};
+pub(crate) use state::{Done, State, decision, inspect, perform};
 pub(crate) use token_bucket::TokenBucket;
 
 /// Runs a macro on the four algorithms that count a rate: the name of the state type, which is also that of the variant of

@@ -12,10 +12,7 @@ pub(crate) struct Outcome {
     /// In the order of the parts.
     pub(crate) decisions: PerCharge<Decision>,
     /// Whether enforced policies deny the call.
-    #[cfg_attr(
-        not(any(feature = "redis", feature = "stored-values")),
-        expect(dead_code, reason = "compared with what scripts say")
-    )]
+    #[cfg_attr(not(feature = "stored-values"), expect(dead_code, reason = "compared with what scripts say"))]
     pub(crate) is_denied: bool,
 }
 
@@ -28,20 +25,28 @@ pub(crate) struct Outcome {
 /// is admitted, room for the first unit of the cost is enough. Where denials count, the cost is
 /// charged whatever any policy says, and a denial tells what is used after that.
 #[inline]
-pub(crate) fn all_or_none(parts: &[Part], mut apply: impl FnMut(usize, Verb, u64) -> Decision) -> Outcome {
+pub(crate) fn all_or_none<P: AsRef<Part>>(
+    parts: &[P],
+    mut apply: impl FnMut(usize, Verb, u64) -> Decision,
+) -> Outcome {
     if let Some(verb) = only_verb(parts) {
-        let decisions: PerCharge<Decision> =
-            parts.iter().enumerate().map(|(at, part)| apply(at, verb, part.asks())).collect();
-        let is_denied = parts.iter().zip(&decisions).any(|(part, one)| part.enforced && one.is_denied());
+        let mut decisions = PerCharge::<Decision>::new();
+        decisions.reserve_exact(parts.len());
+        for (at, part) in parts.iter().enumerate() {
+            decisions.push(apply(at, verb, part.as_ref().asks()));
+        }
+        let is_denied =
+            parts.iter().zip(&decisions).any(|(part, one)| part.as_ref().enforced && one.is_denied());
         return Outcome { decisions, is_denied };
     }
-    let first = |(at, part): (usize, &Part)| {
+    let first = |(at, part): (usize, &P)| {
+        let part = part.as_ref();
         apply(at, Verb::Peek, if part.verb.is_question() { part.asks() } else { 0 })
     };
     let mut decisions: PerCharge<Decision> = parts.iter().enumerate().map(first).collect();
     complete(parts, &mut decisions);
     let denials = Denials::of(parts, &decisions);
-    for (at, part) in parts.iter().enumerate().filter(|(_, part)| part.verb == Verb::Check) {
+    for (at, part) in parts.iter().map(P::as_ref).enumerate().filter(|(_, part)| part.verb == Verb::Check) {
         let passes = denials.admits(part, parts, &decisions);
         let decision = &mut decisions[at];
         match part.excess {
@@ -66,7 +71,7 @@ pub(crate) fn all_or_none(parts: &[Part], mut apply: impl FnMut(usize, Verb, u64
         }
     }
     for verb in [Verb::Penalize, Verb::Refund] {
-        for (at, part) in parts.iter().enumerate().filter(|(_, part)| part.verb == verb) {
+        for (at, part) in parts.iter().map(P::as_ref).enumerate().filter(|(_, part)| part.verb == verb) {
             if denials.moves(part, parts, &decisions) {
                 decisions[at] = apply(at, verb, part.cost);
             }
@@ -77,16 +82,13 @@ pub(crate) fn all_or_none(parts: &[Part], mut apply: impl FnMut(usize, Verb, u64
 
 /// The verb of parts that are carried out one by one, whatever comes of the others.
 #[inline]
-fn only_verb(parts: &[Part]) -> Option<Verb> {
-    match parts {
-        [] => Some(Verb::Peek),
-        [part] => part.is_one_step().then_some(part.verb),
-        [first, ..] if first.verb == Verb::Check => None,
-        [first, ..] => {
-            let is_alike = |part: &Part| part.verb == first.verb && part.is_unconditional();
-            parts.iter().all(is_alike).then_some(first.verb)
-        }
+fn only_verb<P: AsRef<Part>>(parts: &[P]) -> Option<Verb> {
+    let verb = parts.first().map_or(Verb::Peek, |first| first.as_ref().verb);
+    if let [only] = parts {
+        return only.as_ref().is_one_step().then_some(verb);
     }
+    let is_alike = |part: &Part| part.verb == verb && part.is_unconditional();
+    (verb != Verb::Check && parts.iter().map(P::as_ref).all(is_alike)).then_some(verb)
 }
 
 /// What the first pass denies.
@@ -99,14 +101,14 @@ pub(crate) struct Denials {
 
 /// Completes the decisions of the first pass with what single keys do not tell: usage under a
 /// second key, and what is denied over the limit.
-pub(crate) fn complete(parts: &[Part], decisions: &mut [Decision]) {
-    for (at, part) in parts.iter().enumerate() {
+pub(crate) fn complete<P: AsRef<Part>>(parts: &[P], decisions: &mut [Decision]) {
+    for (at, part) in parts.iter().map(P::as_ref).enumerate() {
         if part.role == Role::Refusals && part.verb == Verb::Peek {
             let usage = decisions[at];
             decisions[part.link].add_usage(&usage);
         }
     }
-    for (part, decision) in parts.iter().zip(decisions) {
+    for (part, decision) in parts.iter().map(P::as_ref).zip(decisions) {
         if part.over_limit && part.verb.is_question() {
             decision.deny_over_limit(part.excess == Excess::Charge);
         }
@@ -115,10 +117,10 @@ pub(crate) fn complete(parts: &[Part], decisions: &mut [Decision]) {
 
 impl Denials {
     /// What these decisions deny.
-    pub(crate) fn of(parts: &[Part], decisions: &[Decision]) -> Self {
+    pub(crate) fn of<P: AsRef<Part>>(parts: &[P], decisions: &[Decision]) -> Self {
         let (mut is_call, mut is_by_peek) = (false, false);
         let (mut has_together, mut all_together) = (false, true);
-        for (part, decision) in parts.iter().zip(decisions) {
+        for (part, decision) in parts.iter().map(P::as_ref).zip(decisions) {
             if part.role == Role::Deciding && part.enforced && decision.is_denied() {
                 is_call = true;
                 is_by_peek |= part.verb == Verb::Peek;
@@ -130,13 +132,16 @@ impl Denials {
         }
         if has_together && all_together {
             is_call = true;
-            is_by_peek |= parts.iter().any(|part| part.role == Role::Together && part.verb == Verb::Peek);
+            is_by_peek |= parts
+                .iter()
+                .map(P::as_ref)
+                .any(|part| part.role == Role::Together && part.verb == Verb::Peek);
         }
         Self { is_call, is_by_peek }
     }
 
     /// Whether nothing but its own key keeps a check from being charged.
-    pub(crate) fn admits(self, part: &Part, parts: &[Part], decisions: &[Decision]) -> bool {
+    pub(crate) fn admits<P: AsRef<Part>>(self, part: &Part, parts: &[P], decisions: &[Decision]) -> bool {
         match part.role {
             Role::Deciding | Role::Refusals => !self.is_call,
             Role::Together | Role::IfAllowed => !self.is_call && !is_request_denied(part, parts, decisions),
@@ -145,12 +150,12 @@ impl Denials {
     }
 
     /// Whether a refund or a penalty is carried out.
-    pub(crate) fn moves(self, part: &Part, parts: &[Part], decisions: &[Decision]) -> bool {
+    pub(crate) fn moves<P: AsRef<Part>>(self, part: &Part, parts: &[P], decisions: &[Decision]) -> bool {
         match part.role {
             Role::Deciding | Role::Together | Role::Independent => true,
             Role::IfAllowed => !self.is_call,
             Role::Refusals => {
-                let base = &parts[part.link];
+                let base = parts[part.link].as_ref();
                 let is_charged = base.verb == Verb::Check
                     && decisions[part.link].is_allowed()
                     && self.admits(base, parts, decisions);
@@ -161,7 +166,11 @@ impl Denials {
 }
 
 /// Whether an enforced policy denies the request that a part is for.
-fn is_request_denied(part: &Part, parts: &[Part], decisions: &[Decision]) -> bool {
+fn is_request_denied<P: AsRef<Part>>(part: &Part, parts: &[P], decisions: &[Decision]) -> bool {
     let is_of_it = |other: &Part| other.role == part.role && other.link == part.link;
-    parts.iter().zip(decisions).any(|(other, one)| is_of_it(other) && other.enforced && one.is_denied())
+    parts
+        .iter()
+        .map(P::as_ref)
+        .zip(decisions)
+        .any(|(other, one)| is_of_it(other) && other.enforced && one.is_denied())
 }

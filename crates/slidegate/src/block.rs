@@ -24,7 +24,7 @@ use crate::time::Timestamp;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Block {
-    /// `None`: for ever.
+    /// `None`: permanent.
     until: Option<Timestamp>,
     by: Option<Box<str>>,
 }

@@ -14,8 +14,6 @@ pub struct Charge<'a> {
     /// Tells the policy's usage from that of others. Stays with the policy's name when policies are
     /// configured anew.
     pub(crate) number: u32,
-    /// What a shared store knows the policy by.
-    pub(crate) name: &'a str,
     /// What binds: the policy's own quota or the key's override.
     pub(crate) quota: &'a Quota,
     /// The policy's own quota, if the request carries an inline quota.
@@ -34,9 +32,9 @@ pub struct Charge<'a> {
     #[cfg(feature = "redis")]
     pub(crate) is_waiting: bool,
     /// Where the policy stands in its set.
-    pub(crate) policy: usize,
+    pub(crate) policy: u32,
     /// Which of the requests it is for.
-    pub(crate) request: usize,
+    pub(crate) request: u32,
 }
 
 /// How a cost is held.
@@ -50,9 +48,9 @@ pub(crate) struct Reserve<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HoldTerms {
     pub(crate) id: u64,
-    /// As asked. Permits last as long as the lease of their policy unless it is said.
+    /// As requested. By default, a permit lasts for its policy's lease.
     pub(crate) ttl_us: Option<u64>,
-    /// What becomes of it if it is not settled in time, under policies that do not say it.
+    /// What happens to it if it expires unsettled, under policies that do not say.
     pub(crate) unsettled: Unsettled,
     /// See [`Charge::is_waiting`].
     pub(crate) is_waiting: bool,
@@ -78,7 +76,7 @@ impl<'a> Charge<'a> {
     /// this process.
     #[must_use]
     pub fn policy_name(&self) -> &'a str {
-        self.name
+        &self.key.space.policy
     }
 
     /// A number for the policy and its scope, below 2^24. It stays the same when policies are
@@ -138,6 +136,18 @@ pub(crate) struct Part {
     pub(crate) over_limit: bool,
 }
 
+impl AsRef<Self> for Part {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
+impl AsRef<Part> for Charge<'_> {
+    fn as_ref(&self) -> &Part {
+        &self.part
+    }
+}
+
 impl Part {
     /// A check of cost 0 under an enforced policy.
     #[cfg(all(test, feature = "redis"))]
@@ -166,12 +176,6 @@ impl Part {
         self.is_unconditional() && (self.verb != Verb::Check || self.excess == Excess::Refuse)
     }
 
-    /// Whether it is charged if all costs of its call fit, and denied if its own does not.
-    #[inline]
-    pub(crate) fn is_plain_check(&self) -> bool {
-        self.verb == Verb::Check && self.is_one_step()
-    }
-
     /// Whether nothing but the key's usage decides it.
     #[inline]
     pub(crate) fn is_unconditional(&self) -> bool {
@@ -191,7 +195,7 @@ pub enum Excess {
     /// language model.
     Charge,
     /// Deny it and still charge it, as limiters do that count every hit. The cost is charged
-    /// whatever becomes of the request, also when it is another policy that denies it. A client
+    /// regardless of the request's verdict, also when it is another policy that denies it. A client
     /// that keeps asking stays denied.
     Count,
 }
@@ -224,9 +228,9 @@ pub enum OnStoreError {
 /// All that is charged in one step.
 pub(crate) type Charges<'a> = PerCharge<Charge<'a>>;
 
-/// What there is one of for each charge of a call. Without an allocation for as many charges as
-/// nearly all calls have; more room makes copies of each list longer.
-pub(crate) type PerCharge<T> = SmallVec<[T; 5]>;
+/// What there is one of for each charge of a call: in place for as many as most calls have, else in one
+/// allocation.
+pub(crate) type PerCharge<T> = SmallVec<[T; 4]>;
 
 /// What requests would charge: in their order and that of the policies, each key at most once.
 #[derive(Debug, Default)]
@@ -236,12 +240,11 @@ pub(crate) struct Plan<'a> {
     pub(crate) charges: Charges<'a>,
     /// Requests that met an earlier one on a key, with the position of its charge, which carries
     /// the cost of both.
-    pub(crate) met: Vec<(usize, usize)>,
+    pub(crate) met: Vec<(u32, usize)>,
 }
 
 impl<'a> Plan<'a> {
     /// Its requests are asked for again until they are allowed; see [`Charge::is_waiting`].
-    #[cfg(feature = "wait")]
     pub(crate) fn set_waiting(&mut self) {
         #[cfg(feature = "redis")]
         self.charges.iter_mut().for_each(|charge| charge.is_waiting = true);

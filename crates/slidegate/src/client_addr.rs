@@ -79,17 +79,6 @@ impl ClientAddr {
         }
     }
 
-    /// Whether no header is ever read: the client is the peer.
-    #[cfg(feature = "tower")]
-    #[inline]
-    pub(crate) fn is_peer(&self) -> bool {
-        match &self.trust {
-            _ if self.source == Source::Peer => true,
-            Trust::Networks(proxies) => proxies.is_empty(),
-            Trust::Hops(hops) => *hops == 0,
-        }
-    }
-
     /// The address in the header, or the reason to use the peer.
     fn read<'h>(
         &self,

@@ -12,10 +12,5 @@ use crate::verb::Verb;
 #[must_use]
 pub fn planned(policies: &PolicySet, request: &Request<'_>) -> Vec<String> {
     let plan = policies.plan(std::slice::from_ref(request), Some(Verb::Check));
-    let single =
-        policies.single_charge(request, Some(Verb::Check), None).map(|charge| charge.name.to_owned());
-    let names: Vec<_> = plan.charges.iter().map(|charge| charge.name.to_owned()).collect();
-    // The short way to a decision must agree with the long one.
-    assert_eq!(single, if let [only] = names.as_slice() { Some(only.clone()) } else { None });
-    names
+    plan.charges.iter().map(|charge| charge.policy_name().to_owned()).collect()
 }

@@ -3,9 +3,9 @@
 use std::slice;
 use std::sync::{Mutex, PoisonError};
 
-use smallvec::SmallVec;
+use arc_swap::ArcSwap;
 
-use crate::charge::{Charge, Plan};
+use crate::charge::Charge;
 use crate::error::Error;
 use crate::policy::{Policy, PolicySet};
 use crate::policy_reset::{PolicyReset, ResetCursor};
@@ -15,7 +15,7 @@ use crate::store::fallback::FallbackStore;
 use crate::store::memory::MemoryStore;
 #[cfg(feature = "redis")]
 use crate::store::redis::{RedisOptions, RedisStore};
-use crate::store::{ManagedStore, Mode, Reply, Store, StoreDecisions, StoredPolicy, ready};
+use crate::store::{ManagedStore, Mode, Reply, Store, StoreDecisions, StoredPolicy};
 use crate::usage::KeyUse;
 use crate::verb::Verb;
 #[cfg(feature = "wait")]
@@ -23,7 +23,6 @@ use crate::waiting::{queue_key::QueueKey, queues::Queues};
 
 #[cfg(feature = "wait")]
 mod acquire;
-mod active;
 mod blocks;
 mod configure;
 mod decisions;
@@ -32,19 +31,14 @@ mod later;
 mod numbers;
 #[cfg(feature = "redis")]
 mod pending;
-#[cfg(feature = "tower")]
-pub(crate) mod plain;
 mod reserve;
 mod settlement;
-#[cfg(feature = "snapshot")]
 mod snapshot;
 mod ticket_guard;
 
 #[cfg(feature = "wait")]
 pub use acquire::{AcquireReservation, GateAcquire};
-use active::{ActivePolicies, check};
 use blocks::Blocks;
-use decisions::Answer;
 pub use decisions::{Decisions, PolicyDecision};
 use numbers::Numbers;
 #[cfg(feature = "redis")]
@@ -84,7 +78,7 @@ pub use ticket_guard::TicketGuard;
 #[derive(Debug)]
 pub struct Gate<S = MemoryStore> {
     store: S,
-    policies: ActivePolicies,
+    policies: ArcSwap<PolicySet>,
     numbers: Mutex<Numbers>,
     #[cfg(feature = "wait")]
     queues: Queues<QueueKey>,
@@ -174,21 +168,12 @@ impl SharedGate {
 }
 
 impl<S: Store> Gate<S> {
-    /// A gate over any store, see [`store`](crate::store).
-    ///
-    /// # Errors
-    /// If a limit is too large for the store. A [`MemoryStore`] takes any limit.
-    pub fn with_store(policies: PolicySet, store: S) -> Result<Self, Error> {
-        check(&policies, &store)?;
-        Ok(Self::from_parts(policies, store))
-    }
-
     fn from_parts(mut policies: PolicySet, store: S) -> Self {
         let mut numbers = Numbers::default();
         numbers.number(&mut policies);
         Self {
             store,
-            policies: ActivePolicies::new(policies),
+            policies: ArcSwap::from_pointee(policies),
             numbers: Mutex::new(numbers),
             #[cfg(feature = "wait")]
             queues: Queues::default(),
@@ -212,7 +197,7 @@ impl<S: Store> Gate<S> {
         &self,
         request: &'r Request<'r>,
     ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
-        self.run(Some(Verb::Check), slice::from_ref(request))
+        self.run(Some(Verb::Check), slice::from_ref(request), None)
     }
 
     /// A check with an idempotency key: a repeated check with the same `id`, within the longest
@@ -241,17 +226,12 @@ impl<S: Store> Gate<S> {
         request: &'r Request<'r>,
         id: &str,
     ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
-        let check = async move || {
-            let mut decisions = self.begin(Some(Verb::Check), slice::from_ref(request));
-            self.fill(&mut decisions, Some(id), |_| ()).await;
-            decisions
-        };
-        S::Mode::reply(|| ready(check()), check)
+        self.run(Some(Verb::Check), slice::from_ref(request), Some(id))
     }
 
     /// What [`check`](Self::check) would decide, without charging.
     pub fn peek<'r>(&self, request: &'r Request<'r>) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
-        self.run(Some(Verb::Peek), slice::from_ref(request))
+        self.run(Some(Verb::Peek), slice::from_ref(request), None)
     }
 
     /// Refunds the request's cost under every policy that applies: at most what was charged there
@@ -260,7 +240,7 @@ impl<S: Store> Gate<S> {
         &self,
         request: &'r Request<'r>,
     ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
-        self.run(Some(Verb::Refund), slice::from_ref(request))
+        self.run(Some(Verb::Refund), slice::from_ref(request), None)
     }
 
     /// Charges the request's cost under every policy that applies, although it may exceed their
@@ -270,7 +250,7 @@ impl<S: Store> Gate<S> {
         &self,
         request: &'r Request<'r>,
     ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
-        self.run(Some(Verb::Penalize), slice::from_ref(request))
+        self.run(Some(Verb::Penalize), slice::from_ref(request), None)
     }
 
     /// Carries out several requests, each with its own [verb](Request::verb), [role](Request::role)
@@ -308,7 +288,7 @@ impl<S: Store> Gate<S> {
         &self,
         requests: &'r [Request<'r>],
     ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
-        self.run(None, requests)
+        self.run(None, requests, None)
     }
 
     /// Does the same to several requests in one atomic step, whatever their own verbs are: see
@@ -318,118 +298,61 @@ impl<S: Store> Gate<S> {
         verb: Verb,
         requests: &'r [Request<'r>],
     ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
-        self.run(Some(verb), requests)
+        self.run(Some(verb), requests, None)
     }
 
-    /// Does what [`apply`](Self::apply) or, with a verb, [`apply_all`](Self::apply_all) does, if
-    /// the store [decides at once](Store::is_immediate). Otherwise does nothing and returns `None`.
-    #[inline]
-    pub fn try_apply<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Option<Decisions<'r>> {
-        self.store.is_immediate().then(|| self.run_now(verb, requests))
-    }
-
-    #[inline]
+    /// Does the same to all requests if `verb` says it; with an `id`, at most once.
     fn run<'r>(
         &self,
         verb: Option<Verb>,
         requests: &'r [Request<'r>],
+        id: Option<&str>,
     ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
-        S::Mode::reply(|| self.run_now(verb, requests), || self.run_later(verb, requests))
+        S::Mode::reply(|| self.decide_requests(verb, requests, id, false))
     }
 
-    pub(crate) async fn run_later<'r>(
+    /// The path of every request that is not reserved: plan, decide, answer. `is_waiting` requests ask
+    /// again until they are allowed.
+    pub(crate) async fn decide_requests<'r>(
         &self,
         verb: Option<Verb>,
         requests: &'r [Request<'r>],
-    ) -> Decisions<'r> {
-        let mut decisions = self.begin(verb, requests);
-        self.fill(&mut decisions, None, |_| ()).await;
-        #[cfg(feature = "wait")]
-        self.wake_refunded(&decisions);
-        decisions
-    }
-
-    /// Checks requests that ask again until they are allowed.
-    #[cfg(feature = "wait")]
-    pub(crate) async fn run_waiting<'r>(&self, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        let mut decisions = self.begin(Some(Verb::Check), requests);
-        self.fill(&mut decisions, None, |plan| {
-            plan.set_waiting();
-        })
-        .await;
-        decisions
-    }
-
-    /// Only of an [immediate](Store::is_immediate) store.
-    pub(crate) fn run_now<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        // Created where it is returned, because moving it takes as long as a decision.
-        let mut decisions = self.begin(verb, requests);
-        if let [request] = requests
-            && let Some(charge) = decisions.policies.single_charge(request, verb, None)
-            && charge.block.is_none()
-        {
-            let decision = self.store.apply_single(&charge);
-            decisions.answers.push(Answer::of(&charge, decision));
-        } else {
-            self.fill_now(&mut decisions);
-        }
-        #[cfg(feature = "wait")]
-        self.wake_refunded(&decisions);
-        decisions
-    }
-
-    #[inline(never)] // so that the usual call with one charge has a small stack frame
-    fn fill_now(&self, decisions: &mut Decisions<'_>) {
-        ready(self.fill(decisions, None, |_| ()));
-    }
-
-    #[inline]
-    fn begin<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        Decisions {
-            policies: self.policies.used(),
-            requests,
-            verb,
-            answers: SmallVec::new(),
-            #[cfg(feature = "redis")]
-            failure: None,
-        }
-    }
-
-    async fn fill(
-        &self,
-        decisions: &mut Decisions<'_>,
         id: Option<&str>,
-        prepare: impl FnOnce(&mut Plan<'_>),
-    ) {
-        let mut plan = decisions.policies.plan(decisions.requests, decisions.verb);
-        prepare(&mut plan);
-        let decided = self.decide(&plan.charges, id).await;
-        let answers = plan.answers(decided.decisions);
-        drop(plan);
-        decisions.answers = answers;
-        #[cfg(feature = "redis")]
-        {
-            decisions.failure = decided.failure;
+        is_waiting: bool,
+    ) -> Decisions<'r> {
+        // Made where it is returned, as a move of it takes as long as a part of the decision.
+        let mut decisions = Decisions::new(self.policies.load(), requests, verb);
+        let mut plan = decisions.policies.plan(requests, verb);
+        if is_waiting {
+            plan.set_waiting();
         }
+        let decided = self.decide(&plan.charges, id).await;
+        plan.answers(&decided, &mut decisions.answers);
+        drop(plan);
+        decisions.keep_failure(decided);
+        #[cfg(feature = "wait")]
+        self.wake_refunded(&decisions);
+        decisions
     }
 
     /// Decides charges, of which some may be on blocked keys.
     async fn decide(&self, charges: &[Charge<'_>], id: Option<&str>) -> StoreDecisions {
-        let blocks = Blocks::of(charges, || self.store.wall_time());
-        let left = blocks.as_ref().map(|blocks| blocks.without_blocked(charges));
-        let asked = left.as_deref().unwrap_or(charges);
         let has_check = |charges: &[Charge<'_>]| charges.iter().any(|one| one.part.verb == Verb::Check);
-        let is_peek = |charge: &Charge<'_>| charge.part.verb == Verb::Peek;
-        let mut decided = if blocks.is_some() && has_check(charges) && asked.iter().all(is_peek) {
-            self.store.peek_blocked(asked).await
-        } else if let Some(id) = id.filter(|_| has_check(asked)) {
-            self.store.check_once(asked, id).await
-        } else {
-            self.store.apply(asked).await
+        let Some(blocks) = Blocks::of(charges, || self.store.wall_time()) else {
+            return match id.filter(|_| has_check(charges)) {
+                Some(id) => self.store.check_once(charges, id).await,
+                None => self.store.apply(charges).await,
+            };
         };
-        if let Some(blocks) = blocks {
-            decided.decisions = blocks.apply(charges, decided.decisions);
-        }
+        let left = blocks.without_blocked(charges);
+        let mut decided = if has_check(charges) && left.iter().all(|one| one.part.verb == Verb::Peek) {
+            self.store.peek_blocked(&left).await
+        } else if let Some(id) = id.filter(|_| has_check(&left)) {
+            self.store.check_once(&left, id).await
+        } else {
+            self.store.apply(&left).await
+        };
+        decided.decisions = blocks.apply(charges, decided.decisions);
         decided
     }
 
@@ -448,7 +371,7 @@ impl<S: Store> Gate<S> {
             self.wake_charged(&plan);
             reset
         };
-        S::Mode::reply(|| ready(reset()), reset)
+        S::Mode::reply(reset)
     }
 }
 
@@ -481,7 +404,7 @@ impl<S: ManagedStore> Gate<S> {
                 }
             }
         };
-        S::Mode::reply(|| ready(reset()), reset)
+        S::Mode::reply(reset)
     }
 
     /// One step of [`reset_policy`](Self::reset_policy), which examines about `keys` keys: whole
@@ -498,7 +421,7 @@ impl<S: ManagedStore> Gate<S> {
         from: Option<&ResetCursor>,
         keys: u64,
     ) -> Reply<S, impl Future<Output = Result<PolicyReset, Error>> + Send> {
-        S::Mode::reply(|| ready(self.reset_step(policy, from, keys)), || self.reset_step(policy, from, keys))
+        S::Mode::reply(|| self.reset_step(policy, from, keys))
     }
 
     async fn reset_step(
@@ -544,8 +467,8 @@ impl<S: ManagedStore> Gate<S> {
             let plan = policies.plan_of_one(request)?;
             let mut found = self.store.inspect(&plan.charges).await?;
             plan.lay_blocks_over(&mut found, self.store.wall_time());
-            Ok(plan.uses(found, |at| policies.policy(at).name()))
+            Ok(plan.uses(found))
         };
-        S::Mode::reply(|| ready(inspect()), inspect)
+        S::Mode::reply(inspect)
     }
 }

@@ -12,8 +12,6 @@ use std::slice;
 use smallvec::SmallVec;
 
 use crate::decision::Decision;
-#[cfg(feature = "tower")]
-use crate::gate::plain::PlainDecision;
 use crate::gate::{Decisions, Settlement};
 use crate::quota::Quota;
 use crate::request::CostUnit;
@@ -157,18 +155,6 @@ impl HeaderOptions {
         let enforced = decisions.iter().filter(|one| one.policy().is_enforced());
         let decisions: SmallVec<[_; 4]> = enforced.map(|one| NamedDecision::from(&one)).collect();
         self.write(&decisions, &NamedDecision::from(&strictest), out);
-    }
-
-    /// Writes the fields for the decision of the one policy that applies, which is enforced.
-    #[cfg(feature = "tower")]
-    #[inline]
-    pub(crate) fn write_plain(&self, plain: PlainDecision<'_>, out: &mut impl FieldSink) {
-        if *self != Self::OFF {
-            let policy = plain.policy();
-            let (name, quota, unit) = (policy.name(), policy.quota(), policy.cost_unit());
-            let one = NamedDecision { name, quota, decision: plain.decision(), unit };
-            self.write(slice::from_ref(&one), &one, out);
-        }
     }
 
     /// The fields for a [`Limiter`](crate::Limiter)'s decision, with `name` as the policy name.

@@ -19,13 +19,13 @@ use smallvec::SmallVec;
 
 use crate::time::{SECOND_US, exact, micros};
 
-#[cfg(any(feature = "redis", feature = "stored-values"))]
+#[cfg(feature = "stored-values")]
 mod table;
 
 #[cfg(feature = "stored-values")]
 pub(crate) use table::{HEADER_BYTES, TAG, TableList};
 
-/// What becomes of a hold that is not settled in time.
+/// What happens to a hold that expires unsettled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Unsettled {
     /// It is charged in full, as of the end of its time. A settlement that is lost costs no more
@@ -63,7 +63,7 @@ pub struct HoldOptions<'o> {
     /// How long the request may take before it is settled, settled in part, or extended: 1 ms to
     /// 1 h. `None` is one minute, and the lease of a permit.
     pub ttl: Option<Duration>,
-    /// What becomes of it if it is not settled in time, under policies that do not
+    /// What happens to it if it expires unsettled, under policies that do not
     /// [say it](crate::Policy::unsettled).
     pub unsettled: Unsettled,
     /// An idempotency key, so that a reservation whose response was lost can be sent again: a
@@ -366,7 +366,6 @@ impl Holds {
 
     /// Adds a hold that was saved. `None` if it cannot have been: there are too many, or they sum up
     /// to more than any limit.
-    #[cfg(feature = "snapshot")]
     pub(crate) fn restore(&mut self, hold: Hold) -> Option<()> {
         let sum = self.sum.checked_add(hold.held)?;
         if self.is_full() || sum.checked_add(hold.settled).is_none() {

@@ -15,6 +15,17 @@ use smallvec::SmallVec;
 use crate::client_addr::{Grouped, Ipv6Prefix, group};
 use crate::request::{Request, Value};
 
+/// The keys of a policy.
+#[derive(Debug, Clone)]
+pub(crate) struct KeySpace {
+    /// The policy's name.
+    pub(crate) policy: String,
+    /// The attributes that form a key.
+    pub(crate) scope: Vec<String>,
+    /// How many bits of an IPv6 address count.
+    pub(crate) ipv6_prefix: Ipv6Prefix,
+}
+
 /// The values of a policy's scope in one request: what the policy counts by.
 ///
 /// Its text, as in responses and logs, is the values joined by commas. Within a value, commas,
@@ -22,23 +33,21 @@ use crate::request::{Request, Value};
 /// different keys have different texts. The key of a policy without a scope is `*`.
 #[derive(Debug, Clone, Copy)]
 pub struct Key<'r> {
-    /// The attributes that form the key. The request has all of them.
-    pub(crate) scope: &'r [String],
+    /// What it is one of. The request has all attributes of the scope.
+    pub(crate) space: &'r KeySpace,
     pub(crate) request: &'r Request<'r>,
-    /// How many bits of an IPv6 address count.
-    pub(crate) ipv6_prefix: Ipv6Prefix,
 }
 
 impl<'r> Key<'r> {
     /// The values in the order of the scope. Addresses are truncated to their group.
     pub fn parts(&self) -> impl Iterator<Item = Value<'r>> {
-        self.scope.iter().filter_map(|attribute| self.part(attribute))
+        self.space.scope.iter().filter_map(|attribute| self.part(attribute))
     }
 
     #[inline]
     fn part(&self, attribute: &str) -> Option<Value<'r>> {
         Some(match self.request.value(attribute)? {
-            Value::Address(ip) => Value::Address(group(ip, self.ipv6_prefix)),
+            Value::Address(ip) => Value::Address(group(ip, self.space.ipv6_prefix)),
             bytes @ Value::Bytes(_) => bytes,
         })
     }
@@ -57,9 +66,9 @@ impl<'r> Key<'r> {
     }
 
     pub(crate) fn id(&self, secret: &HashSeed) -> KeyId {
-        let only = if let [attribute] = self.scope { self.request.value(attribute) } else { None };
+        let only = if let [attribute] = &*self.space.scope { self.request.value(attribute) } else { None };
         match only {
-            Some(value) => secret.id_of_value(value, self.ipv6_prefix),
+            Some(value) => secret.id_of_value(value, self.space.ipv6_prefix),
             None => secret.hashed(self.parts()),
         }
     }
@@ -96,7 +105,7 @@ impl Hash for Key<'_> {
 
 impl fmt::Display for Key<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.scope.is_empty() {
+        if self.space.scope.is_empty() {
             return f.write_char('*');
         }
         for (at, part) in self.parts().enumerate() {
@@ -106,7 +115,7 @@ impl fmt::Display for Key<'_> {
             match part {
                 Value::Bytes(b"*") => f.write_str("%2A")?,
                 Value::Bytes(bytes) => write_escaped(f, bytes)?,
-                Value::Address(ip) => write!(f, "{}", Grouped(ip, self.ipv6_prefix))?,
+                Value::Address(ip) => write!(f, "{}", Grouped(ip, self.space.ipv6_prefix))?,
             }
         }
         Ok(())
@@ -212,7 +221,6 @@ impl HashSeed {
     }
 
     /// What the identities of keys depend on, as bytes.
-    #[cfg(feature = "snapshot")]
     pub(crate) fn identity_seed(&self) -> [u8; 16] {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&self.sip[0].to_le_bytes());
@@ -221,7 +229,6 @@ impl HashSeed {
     }
 
     /// A seed by which keys have the same identities. Their places are random.
-    #[cfg(feature = "snapshot")]
     pub(crate) fn with_identity_seed(bytes: [u8; 16]) -> Self {
         let bits = u128::from_le_bytes(bytes);
         #[allow(clippy::cast_possible_truncation)] // the two halves
@@ -251,12 +258,6 @@ impl HashSeed {
             }
             long @ IpAddr::V6(_) => self.hashed([Value::Address(long)]),
         }
-    }
-
-    /// The identity of a key without values.
-    #[cfg(feature = "tower")]
-    pub(crate) fn id_of_everyone(&self) -> KeyId {
-        self.hashed([])
     }
 
     /// The identity of a key of one value, as bytes.
@@ -344,7 +345,8 @@ mod tests {
         let scope: Vec<_> = (0..values.len()).map(|n| n.to_string()).collect();
         let values = values.iter().map(|value| -> Value<'v> { (*value).into() });
         let request = scope.iter().zip(values).fold(Request::new(), |r, (name, value)| r.with(name, value));
-        let key = Key { scope: &scope, request: &request, ipv6_prefix };
+        let space = KeySpace { policy: "p".to_owned(), scope: scope.clone(), ipv6_prefix };
+        let key = Key { space: &space, request: &request };
         (key.id(secret), key.to_string())
     }
 

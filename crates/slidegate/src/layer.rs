@@ -133,7 +133,7 @@ impl RateLimitLayer {
         estimate: impl Fn(&Head<'_>) -> C + Send + Sync + 'static,
     ) -> RateLimitLayerBuilder<Reserves> {
         let gate = gate.into();
-        let config = Config::new(gate.plain.clone());
+        let config = Config::new(AnyGate(Arc::clone(&gate.0) as _));
         let estimate = Arc::new(move |head: &Head<'_>| estimate(head).into());
         RateLimitLayerBuilder(config, Reserves { gate, estimate, settle: Settle::default() })
     }
@@ -312,9 +312,6 @@ impl<M> RateLimitLayerBuilder<M> {
         self.0.check_attributes()?;
         let attributes = self.0.attributes.iter().map(|(_, attribute)| attribute);
         self.0.finds_client |= attributes.clone().any(Attribute::needs_client_addr);
-        self.0.client_is_peer = self.0.peer.is_none() && self.0.client.is_peer();
-        self.0.reads_numbers =
-            self.0.sets_extension || self.0.refund.is_some() || self.0.headers != HeaderOptions::OFF;
         #[cfg(feature = "axum")]
         {
             self.0.reads_params = attributes.clone().any(Attribute::needs_path_params);
@@ -362,7 +359,7 @@ impl RateLimitLayerBuilder<Reserves> {
 
 impl Config {
     fn check_attributes(&self) -> Result<(), Error> {
-        let policies = self.gate.policies();
+        let policies = self.gate.0.policies();
         if self.under.is_empty() {
             let mut unnamed = policies.iter().filter(|policy| !policy.is_only_when_named());
             return unnamed.try_for_each(|policy| self.check_policy(policy, attributes_of(policy)));

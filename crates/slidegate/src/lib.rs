@@ -58,9 +58,8 @@ mod request_path;
 mod secret;
 pub mod store;
 #[cfg(feature = "stored-values")]
+#[doc(hidden)]
 pub mod stored;
-#[cfg(all(feature = "redis", not(feature = "stored-values")))]
-mod stored;
 mod sync;
 mod ticket;
 mod time;
@@ -92,7 +91,6 @@ pub use request_path::normalized_path;
 pub use secret::Secret;
 #[cfg(feature = "redis")]
 pub use store::fallback::FallbackStore;
-#[cfg(feature = "snapshot")]
 pub use store::memory::snapshot::{
     InMemory, RestoredSnapshot, SavedSnapshot, Snapshot, SnapshotError, SnapshotFile,
 };

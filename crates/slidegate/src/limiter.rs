@@ -119,7 +119,7 @@ impl Limiter {
     /// Decides a request and charges its cost if it is allowed. A denial charges nothing.
     ///
     /// A cost of zero is always allowed and stores nothing; one above the quota's
-    /// [capacity](Quota::capacity) is denied for ever: `retry_after` is `None`.
+    /// [capacity](Quota::capacity) is always denied: `retry_after` is `None`.
     ///
     /// ```
     /// # use slidegate::{Limiter, Quota};

@@ -7,7 +7,7 @@ use crate::charge::{Excess, OnStoreError};
 use crate::client_addr::Ipv6Prefix;
 use crate::error::Error;
 use crate::hold::Unsettled;
-use crate::key::{HashSeed, Key, KeyId};
+use crate::key::{HashSeed, Key, KeyId, KeySpace};
 use crate::quota::{Algorithm, Quota};
 use crate::request::{CostUnit, Counts, OwnedValue, Request, Value};
 
@@ -18,10 +18,7 @@ mod set;
 
 pub(crate) use learned_estimate::{SettledCosts, SettledSample};
 pub use matcher::Match;
-#[cfg(feature = "tower")]
-pub(crate) use set::PlainPolicy;
 pub use set::PolicySet;
-#[cfg(feature = "snapshot")]
 pub(crate) use set::Quotas;
 
 /// A named rule: when it applies, which attributes form its keys, its quota, and whether it is
@@ -41,9 +38,8 @@ pub(crate) use set::Quotas;
 /// ```
 #[derive(Debug, Clone)]
 pub struct Policy {
-    name: String,
+    keys: KeySpace,
     when: Vec<(String, Match)>,
-    scope: Vec<String>,
     quota: Quota,
     enforced: bool,
     on_store_error: OnStoreError,
@@ -56,7 +52,6 @@ pub struct Policy {
     unsettled: Option<Unsettled>,
     unit: Option<CostUnit>,
     only_when_named: bool,
-    ipv6_prefix: Ipv6Prefix,
     overrides: Vec<(Vec<OwnedValue>, Quota)>,
     blocks: Vec<(Vec<OwnedValue>, Block)>,
 }
@@ -82,9 +77,8 @@ impl Policy {
             )));
         }
         Ok(Self {
-            name,
+            keys: KeySpace { policy: name, scope: Vec::new(), ipv6_prefix: Ipv6Prefix::default() },
             when: Vec::new(),
-            scope: Vec::new(),
             quota,
             enforced: true,
             on_store_error: OnStoreError::default(),
@@ -95,7 +89,6 @@ impl Policy {
             unsettled: None,
             unit: None,
             only_when_named: false,
-            ipv6_prefix: Ipv6Prefix::default(),
             overrides: Vec::new(),
             blocks: Vec::new(),
         })
@@ -113,7 +106,7 @@ impl Policy {
     /// request that lacks one of them. Without a scope, all requests share one key.
     #[must_use]
     pub fn scope<A: Into<String>>(mut self, attributes: impl IntoIterator<Item = A>) -> Self {
-        self.scope = attributes.into_iter().map(Into::into).collect();
+        self.keys.scope = attributes.into_iter().map(Into::into).collect();
         self
     }
 
@@ -249,7 +242,7 @@ impl Policy {
             || self.on_unsettled() == Unsettled::Forget
     }
 
-    /// Sets what becomes of holds that are not settled in time. Default: [`Unsettled::Charge`].
+    /// Sets what happens to holds that expire unsettled. Default: [`Unsettled::Charge`].
     /// Permits of [`Quota::in_flight`] are given back.
     #[must_use]
     pub fn unsettled(mut self, then: Unsettled) -> Self {
@@ -257,7 +250,7 @@ impl Policy {
         self
     }
 
-    /// What becomes of holds that are not settled in time, unless
+    /// What happens to holds that expire unsettled, unless
     /// [`HoldOptions::unsettled`](crate::HoldOptions::unsettled) says otherwise where the policy says
     /// nothing.
     #[must_use]
@@ -265,7 +258,7 @@ impl Policy {
         self.unsettled_or(Unsettled::default())
     }
 
-    /// What becomes of such holds where the reservation says `unsaid`.
+    /// What happens to such holds where the reservation says `unsaid`.
     pub(crate) fn unsettled_or(&self, unsaid: Unsettled) -> Unsettled {
         match self.quota.algorithm() {
             Algorithm::InFlight => Unsettled::Forget,
@@ -293,7 +286,7 @@ impl Policy {
     /// Groups IPv6 addresses of the scope by this prefix length. Default: /56.
     #[must_use]
     pub fn ipv6_prefix(mut self, prefix: Ipv6Prefix) -> Self {
-        self.ipv6_prefix = prefix;
+        self.keys.ipv6_prefix = prefix;
         self
     }
 
@@ -383,8 +376,8 @@ impl Policy {
     /// # Errors
     /// As [`new`](Self::new).
     pub fn renamed(self, name: impl Into<String>) -> Result<Self, Error> {
-        let Self { name, .. } = Self::new(name, self.quota)?;
-        Ok(Self { name, ..self })
+        let policy = Self::new(name, self.quota)?.keys.policy;
+        Ok(Self { keys: KeySpace { policy, ..self.keys }, ..self })
     }
 
     /// Makes the policy enforced, which is the default; undoes [`shadow`](Self::shadow).
@@ -397,13 +390,13 @@ impl Policy {
     /// The prefix by which IPv6 addresses of its scope are grouped.
     #[must_use]
     pub fn grouping_prefix(&self) -> Ipv6Prefix {
-        self.ipv6_prefix
+        self.keys.ipv6_prefix
     }
 
     /// The name in responses, headers and metrics. Usage is stored under it.
     #[must_use]
     pub fn name(&self) -> &str {
-        &self.name
+        &self.keys.policy
     }
 
     /// The quota of keys without an override.
@@ -415,7 +408,7 @@ impl Policy {
     /// The attributes that form a key.
     #[must_use]
     pub fn scope_attributes(&self) -> &[String] {
-        &self.scope
+        &self.keys.scope
     }
 
     /// The conditions with their attributes. All must hold.
@@ -465,8 +458,8 @@ impl Policy {
             !self.only_when_named
                 && conditions.all(|(attribute, condition)| condition.holds(request.value(attribute)))
         };
-        request.named_policy().map_or_else(holds, |name| name == self.name)
-            && self.scope.iter().all(|attribute| request.value(attribute).is_some())
+        request.named_policy().map_or_else(holds, |name| name == self.keys.policy)
+            && self.keys.scope.iter().all(|attribute| request.value(attribute).is_some())
     }
 
     /// The key of a request under this policy; `None` if the policy does not
@@ -478,13 +471,13 @@ impl Policy {
 
     /// A request with these values of the scope's attributes.
     fn request_of<'r>(&'r self, values: &'r [OwnedValue]) -> Request<'r> {
-        let attributes = self.scope.iter().zip(values);
+        let attributes = self.keys.scope.iter().zip(values);
         attributes.fold(Request::new(), |request, (name, value)| request.with(name, value.value()))
     }
 
     /// The key of a request that the policy applies to.
     pub(crate) fn key<'r>(&'r self, request: &'r Request<'r>) -> Key<'r> {
-        Key { scope: &self.scope, request, ipv6_prefix: self.ipv6_prefix }
+        Key { space: &self.keys, request }
     }
 }
 

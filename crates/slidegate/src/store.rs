@@ -17,12 +17,11 @@
 
 use std::fmt;
 use std::pin::pin;
-use std::slice;
 #[cfg(feature = "redis")]
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use crate::charge::{Part, PerCharge};
+use crate::charge::PerCharge;
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::key::{HashSeed, KeyId};
@@ -88,21 +87,6 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     /// The date by the store's clock, or by this machine's. Blocks end by it.
     fn wall_time(&self) -> Timestamp;
-
-    /// Whether [`apply`](Self::apply) is always ready when it is first polled. A remote store that
-    /// is in this process can return true: then [`Gate::try_apply`](crate::Gate::try_apply)
-    /// decides.
-    #[inline]
-    fn is_immediate(&self) -> bool {
-        Self::Mode::IS_LOCAL
-    }
-
-    /// Decides one charge of an immediate store, without the list of decisions. By default
-    /// [`apply`](Self::apply).
-    #[inline]
-    fn apply_single(&self, charge: &Charge<'_>) -> Decision {
-        ready(self.apply(slice::from_ref(charge))).decisions[0]
-    }
 
     /// Peeks at the keys of a check that is denied by a block, to report their usage. A store may
     /// return what it found shortly before. By default [`apply`](Self::apply).
@@ -226,8 +210,7 @@ impl From<PerCharge<Decision>> for StoreDecisions {
 /// charged if the call is allowed, penalties are charged, and refunds are returned. See
 /// [`Role`](crate::Role) and [`Excess`](crate::Excess) for charges that take part in another way.
 pub fn decide(charges: &[Charge<'_>], apply: impl FnMut(usize, Verb, u64) -> Decision) -> StoreDecisions {
-    let parts: PerCharge<Part> = charges.iter().map(|charge| charge.part).collect();
-    all_or_none(&parts, apply).decisions.into()
+    all_or_none(charges, apply).decisions.into()
 }
 
 mod sealed {
@@ -241,9 +224,9 @@ pub trait Mode: sealed::Sealed + 'static {
     /// What a method returns: the output of this future, or the future.
     type Reply<F: Future + Send>;
 
-    /// Returns what `now` computes, or the future.
+    /// Returns the output of the future, or the future.
     #[doc(hidden)]
-    fn reply<F: Future + Send>(now: impl FnOnce() -> F::Output, later: impl FnOnce() -> F) -> Self::Reply<F>;
+    fn reply<F: Future + Send>(make: impl FnOnce() -> F) -> Self::Reply<F>;
 }
 
 /// What a method of a gate over a store returns: the output of the future if the store is
@@ -265,8 +248,8 @@ impl Mode for Local {
     type Reply<F: Future + Send> = F::Output;
 
     #[inline]
-    fn reply<F: Future + Send>(now: impl FnOnce() -> F::Output, _: impl FnOnce() -> F) -> F::Output {
-        now()
+    fn reply<F: Future + Send>(make: impl FnOnce() -> F) -> F::Output {
+        ready(make)
     }
 }
 
@@ -277,18 +260,19 @@ impl Mode for Remote {
     type Reply<F: Future + Send> = F;
 
     #[inline]
-    fn reply<F: Future + Send>(_: impl FnOnce() -> F::Output, later: impl FnOnce() -> F) -> F {
-        later()
+    fn reply<F: Future + Send>(make: impl FnOnce() -> F) -> F {
+        make()
     }
 }
 
-/// The output of a future of an immediate store.
+/// The output of a future of a local store, which is made where it is polled: a move would copy all of
+/// it.
 ///
 /// # Panics
-/// If the future is not ready: the store claims to be local or immediate and is not.
+/// If the future is not ready: the store claims to be local and is not.
 #[inline]
-pub(crate) fn ready<F: Future>(future: F) -> F::Output {
-    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+pub(crate) fn ready<F: Future>(make: impl FnOnce() -> F) -> F::Output {
+    match pin!(make()).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => output,
         Poll::Pending => panic!("the future of a local store was not ready at once: make the store `Remote`"),
     }

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use discipline::{Discipline, Sources};
+use system::{DatedClock, Sources};
 
-mod discipline;
+mod system;
 
 /// Microseconds in a second.
 pub(crate) const SECOND_US: u64 = 1_000_000;
@@ -168,16 +168,11 @@ pub trait Clock: Send + Sync + fmt::Debug {
 
 /// The machine's monotonic clock, starting at the date on which the process first used it.
 ///
-/// It never runs backwards and is never ahead of the system clock by more than 2 µs. Elapsed time
-/// is what `CLOCK_BOOTTIME` measures on Linux, which includes time spent suspended, and what
-/// [`std::time::Instant`] measures elsewhere. A correction of the wall clock changes
+/// It never runs backwards. Elapsed time is what `CLOCK_BOOTTIME` measures on Linux, which includes
+/// time spent suspended, and what [`std::time::Instant`] measures elsewhere. A correction of the wall clock changes
 /// [`wall_time`](Clock::wall_time) within a millisecond of use. It does not change
 /// [`now`](Clock::now), so it neither frees nor locks a key. All values of this type share one
 /// time.
-///
-/// Where the processor's cycle counter is steady, this clock reads the counter and synchronizes it
-/// with the system clock every 20 µs. Elsewhere it reads the system clock. Creating the first value
-/// in a process takes a few milliseconds.
 ///
 /// ```
 /// use slidegate::{Clock, SystemClock};
@@ -187,14 +182,14 @@ pub trait Clock: Send + Sync + fmt::Debug {
 /// assert!(clock.now() >= earlier);
 /// ```
 #[derive(Debug, Clone, Copy)]
-pub struct SystemClock(&'static Discipline<Machine>);
+pub struct SystemClock(&'static DatedClock<Machine>);
 
 impl SystemClock {
     /// The machine's clock.
     #[must_use]
     pub fn new() -> Self {
-        static MACHINE: OnceLock<Discipline<Machine>> = OnceLock::new();
-        Self(MACHINE.get_or_init(|| Discipline::new(Machine::new())))
+        static MACHINE: OnceLock<DatedClock<Machine>> = OnceLock::new();
+        Self(MACHINE.get_or_init(|| DatedClock::new(Machine::new())))
     }
 }
 
@@ -207,36 +202,29 @@ impl Default for SystemClock {
 impl Clock for SystemClock {
     #[inline]
     fn now(&self) -> Timestamp {
-        self.0.now()
+        Timestamp(self.0.now_us())
     }
 
     #[inline]
     fn wall_time(&self, at: Timestamp) -> Timestamp {
-        self.0.wall_time(at)
+        Timestamp(at.0.saturating_add_signed(self.0.wall_ahead_us()))
     }
 }
 
 /// The real clocks of this machine.
 #[derive(Debug)]
-struct Machine {
-    counter: quanta::Clock,
-    monotonic: Monotonic,
-}
+struct Machine(Monotonic);
 
 impl Machine {
     fn new() -> Self {
-        Self { counter: quanta::Clock::new(), monotonic: Monotonic::new() }
+        Self(Monotonic::new())
     }
 }
 
 impl Sources for Machine {
     #[inline]
-    fn ticks(&self) -> u64 {
-        self.counter.raw()
-    }
-
     fn elapsed_ns(&self) -> u64 {
-        self.monotonic.elapsed_ns()
+        self.0.elapsed_ns()
     }
 
     #[allow(clippy::disallowed_methods)] // the one place that reads clocks
@@ -277,6 +265,7 @@ impl Monotonic {
         standard
     }
 
+    #[inline]
     fn elapsed_ns(self) -> u64 {
         match self {
             #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -373,7 +362,6 @@ impl TimeSource {
 }
 
 /// A point in the run of a machine, from its start to its end.
-#[cfg(feature = "snapshot")]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Boot {
     /// Identifies the run; zeros if it is unknown.
@@ -382,7 +370,6 @@ pub(crate) struct Boot {
     pub(crate) elapsed_us: u64,
 }
 
-#[cfg(feature = "snapshot")]
 impl TimeSource {
     /// The point in the run of this machine, which a corrected wall clock does not change. `None`
     /// if it is unknown, or the clock is not the machine's.
@@ -394,7 +381,7 @@ impl TimeSource {
     }
 }
 
-#[cfg(all(feature = "snapshot", any(target_os = "linux", target_os = "android")))]
+#[cfg(any(target_os = "linux", target_os = "android"))]
 fn boot() -> Option<Boot> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
@@ -402,13 +389,12 @@ fn boot() -> Option<Boot> {
     Some(Boot { id, elapsed_us: Monotonic::SinceBoot.elapsed_ns() / 1000 })
 }
 
-#[cfg(all(feature = "snapshot", not(any(target_os = "linux", target_os = "android"))))]
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn boot() -> Option<Boot> {
     None
 }
 
 /// The time for a file's date.
-#[cfg(feature = "snapshot")]
 #[allow(clippy::disallowed_methods)] // the one place that reads clocks
 pub(crate) fn file_time() -> SystemTime {
     SystemTime::now()
@@ -457,5 +443,37 @@ mod tests {
         assert!(first <= second);
         let date = clock.wall_time(second).as_secs_ceil();
         assert!(date >= before && date <= wall() + 1, "{date} of {before}");
+    }
+
+    /// Two threads that use one key in turn must not see its time run backwards.
+    #[test]
+    fn time_never_runs_back_between_threads() {
+        let (clock, latest) = (SystemClock::new(), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..200_000 {
+                        let seen = latest.load(Ordering::SeqCst);
+                        let now_us = clock.now().0;
+                        // Processors may differ by some nanoseconds.
+                        assert!(now_us + 1 >= seen, "back from {seen} to {now_us}");
+                        latest.fetch_max(now_us, Ordering::SeqCst);
+                    }
+                });
+            }
+        });
+    }
+
+    /// Users compare with `CLOCK_MONOTONIC`, which the standard library reads.
+    #[test]
+    #[allow(clippy::disallowed_methods)] // compares with the system's clock itself
+    fn the_clock_of_this_machine_keeps_the_rate_of_the_standard_librarys() {
+        let clock = SystemClock::new();
+        let (start, began) = (Instant::now(), clock.now());
+        while start.elapsed() < Duration::from_millis(200) {}
+        let (least, own, most) = (start.elapsed(), clock.now() - began, start.elapsed());
+        // Each end may be truncated by a microsecond, and the two starts are not the same instant.
+        let off = Duration::from_millis(1);
+        assert!(own + off >= least && own <= most + off, "{own:?} instead of {least:?} to {most:?}");
     }
 }

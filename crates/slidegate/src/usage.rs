@@ -56,7 +56,7 @@ pub struct OpenHold {
     pub settled: u64,
     /// When it ends unless it is settled or extended before, by the store's clock.
     pub until: Timestamp,
-    /// What becomes of it then.
+    /// What happens to it then.
     pub unsettled: Unsettled,
 }
 

@@ -42,7 +42,7 @@ pub enum Role {
     /// itself as well. Otherwise it charges and returns nothing, and its decisions say how much is
     /// used.
     IfAllowed,
-    /// Decided by itself: a check is charged if it fits, whatever becomes of the call, and a denial
+    /// Decided by itself: a check is charged if it fits, regardless of the call's verdict, and a denial
     /// denies nothing else.
     Independent,
     /// Not a request of its own, but a second key for the request just before it in the call, under

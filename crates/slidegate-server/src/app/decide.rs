@@ -72,11 +72,6 @@ impl Engine {
         requests: &'r [Request<'r>],
         id: Option<&str>,
     ) -> Decisions<'r> {
-        if id.is_none()
-            && let Some(decisions) = self.try_apply(caller, verb, requests)
-        {
-            return decisions;
-        }
         let span_start = self.observer.span_start();
         let decisions = match (id, requests) {
             (Some(id), [request]) => self.store.check_once(request, id).await,
@@ -90,26 +85,6 @@ impl Engine {
         for charge in self.record(caller, verb, span_start, requests, (&decisions, None), None) {
             let request = requests[charge.request].clone().under(&charge.candidate);
             self.store.apply(Some(Verb::Check), std::slice::from_ref(&request)).await;
-        }
-        decisions
-    }
-
-    /// The same without waiting. `None` with a shared store.
-    #[inline]
-    fn try_apply<'r>(
-        &self,
-        caller: Option<&Caller>,
-        verb: Option<Verb>,
-        requests: &'r [Request<'r>],
-    ) -> Option<Decisions<'r>> {
-        let span_start = self.observer.span_start();
-        // Recorded where they are: moving them takes as long as half a decision.
-        let decisions = self.store.try_apply(verb, requests);
-        if let Some(decisions) = &decisions {
-            for charge in self.record(caller, verb, span_start, requests, (decisions, None), None) {
-                let request = requests[charge.request].clone().under(&charge.candidate);
-                self.store.try_apply(Some(Verb::Check), std::slice::from_ref(&request));
-            }
         }
         decisions
     }
@@ -166,15 +141,6 @@ impl Call<'_> {
             }));
         let decisions = decided.await;
         self.decisions += decisions.len() as u64;
-        decisions
-    }
-
-    /// Decides without waiting, for protocols that decide many requests in one go. `None` if a
-    /// shared store has to be asked, by [`apply`](Self::apply) or [`apply_each`](Self::apply_each).
-    #[inline]
-    pub(crate) fn try_apply<'r>(&mut self, verb: Verb, request: &'r Request<'r>) -> Option<Decisions<'r>> {
-        let decisions = self.engine.try_apply(Some(&self.caller), Some(verb), std::slice::from_ref(request));
-        self.decisions += u64::from(decisions.is_some());
         decisions
     }
 

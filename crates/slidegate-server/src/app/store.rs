@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use slidegate::store::Store as _;
 use slidegate::store::{PolicyReset, ResetCursor};
 use slidegate::{
     Decisions, Error, FallbackStore, Gate, HoldOptions, HoldStatus, KeyUse, MemoryStats, MemoryStore,
@@ -60,19 +59,9 @@ impl Store {
         })
     }
 
-    /// Decides requests in one atomic step in memory. `None` with a shared store.
-    #[inline]
-    pub(crate) fn try_apply<'r>(
-        &self,
-        verb: Option<Verb>,
-        requests: &'r [Request<'r>],
-    ) -> Option<Decisions<'r>> {
-        self.gate.try_apply(verb, requests)
-    }
-
-    /// Whether decisions are made without waiting.
-    pub(crate) fn is_immediate(&self) -> bool {
-        self.gate.store().is_immediate()
+    /// Whether decisions are made in this process's memory, and so without waiting.
+    pub(crate) fn is_in_memory(&self) -> bool {
+        matches!(self.gate.store(), AnyStore::Memory(_))
     }
 
     /// Decides requests in one step.

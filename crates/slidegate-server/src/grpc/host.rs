@@ -26,7 +26,7 @@ impl Host for App {
     }
 
     fn is_immediate(&self) -> bool {
-        self.store().is_immediate()
+        self.store().is_in_memory()
     }
 
     async fn decide<'r>(&self, caller: &Caller, requests: &'r [Request<'r>]) -> Decisions<'r> {

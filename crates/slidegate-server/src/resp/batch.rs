@@ -1,5 +1,6 @@
 //! The decisions of one pipeline: made at once on the memory store, batched on a shared store.
 
+use futures_util::FutureExt;
 use slidegate::{Decisions, Request, Verb};
 
 use super::answer;
@@ -61,7 +62,9 @@ impl<'w> Batch<'w> {
         format: ReplyFormat,
         reply: &mut Reply<'_>,
     ) {
-        if let Some(decisions) = self.call.try_apply(verb, request) {
+        if self.app.store().is_in_memory() {
+            let deciding = self.call.apply(verb, std::slice::from_ref(request));
+            let decisions = deciding.now_or_never().expect("a decision in memory does not wait");
             format.write(&decisions, reply);
             return;
         }

@@ -3,7 +3,6 @@
 //! Its error: a client that spends the limit just before a window boundary and again just after it
 //! gets twice the limit within moments. `lua/fixed_window.lua` is its twin; change both or neither.
 
-#[cfg(feature = "snapshot")]
 use super::saved::{Ages, Input, SavedState};
 use super::state::{State, small_step_us};
 use crate::quota::Quota;
@@ -72,7 +71,6 @@ impl State for FixedWindow {
     }
 }
 
-#[cfg(feature = "snapshot")]
 impl SavedState for FixedWindow {
     fn save(&self, ages: Ages, out: &mut Vec<u8>) {
         out.extend_from_slice(&ages.of(self.end).to_le_bytes());
@@ -88,7 +86,7 @@ impl SavedState for FixedWindow {
 
 impl FixedWindow {
     /// A counter from a script's reply.
-    #[cfg(any(feature = "redis", feature = "stored-values"))]
+    #[cfg(feature = "stored-values")]
     pub(crate) fn from_parts(end: u64, used: u64) -> Self {
         Self { end, used }
     }

@@ -3,7 +3,6 @@
 //! A policy that limits what runs at once has no window and no log: its requests hold permits, see
 //! `hold.rs`, and give them back.
 
-#[cfg(feature = "snapshot")]
 use super::saved::{Ages, Input, SavedState};
 use super::state::State;
 use crate::quota::Quota;
@@ -46,7 +45,6 @@ impl State for InFlight {
     }
 }
 
-#[cfg(feature = "snapshot")]
 impl SavedState for InFlight {
     fn save(&self, _ages: Ages, _out: &mut Vec<u8>) {}
 

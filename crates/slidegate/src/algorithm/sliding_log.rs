@@ -8,7 +8,6 @@
 //! Where the entries are kept is the business of [`Entries`]: in memory they are [`PackedEntries`],
 //! and the module for Redis reads those of a stored value.
 
-#[cfg(feature = "snapshot")]
 use super::saved::{Ages, Input, SavedState};
 use super::state::{State, small_step_us};
 use crate::quota::Quota;
@@ -141,7 +140,6 @@ impl<E: Entries> State for Log<E> {
     }
 }
 
-#[cfg(feature = "snapshot")]
 impl SavedState for SlidingLog {
     /// The entries with their distances to the newest, oldest first.
     fn save(&self, ages: Ages, out: &mut Vec<u8>) {
@@ -422,7 +420,6 @@ mod tests {
         assert_eq!((of(5).heap_bytes(), of(100).heap_bytes()), (0, 400));
     }
 
-    #[cfg(feature = "snapshot")]
     mod saved {
         use super::*;
 

@@ -9,7 +9,6 @@
 //! Pure: no clock, key or store. `lua/sliding_window.lua` is its twin; change both or neither.
 
 use super::fixed_window::{is_small_step_back, window_end};
-#[cfg(feature = "snapshot")]
 use super::saved::{Ages, Input, SavedState};
 use super::state::State;
 use crate::quota::Quota;
@@ -29,7 +28,7 @@ pub(crate) struct SlidingWindow {
 
 impl SlidingWindow {
     /// Counters from a script's reply.
-    #[cfg(any(feature = "redis", feature = "stored-values"))]
+    #[cfg(feature = "stored-values")]
     pub(crate) fn from_parts(end: u64, previous: u64, current: u64) -> Self {
         Self { end, previous, current }
     }
@@ -148,7 +147,6 @@ impl State for SlidingWindow {
     }
 }
 
-#[cfg(feature = "snapshot")]
 impl SavedState for SlidingWindow {
     fn save(&self, ages: Ages, out: &mut Vec<u8>) {
         out.extend_from_slice(&ages.of(self.end).to_le_bytes());
@@ -188,7 +186,6 @@ impl SlidingWindow {
 
     /// Moves the counters to a window of this clock, if the wall clock was corrected since the clock
     /// of the snapshot started: to a later one, so that nothing stops counting too early.
-    #[cfg(feature = "snapshot")]
     fn align(&mut self, quota: &Quota, now: u64) {
         let window = quota.window_us();
         let later = quota.by_window().ceil(self.end).saturating_mul(window);
@@ -266,7 +263,6 @@ mod tests {
 
     /// The clock of the next process may count windows from elsewhere, and usage must count no
     /// shorter for that.
-    #[cfg(feature = "snapshot")]
     #[test]
     fn saved_counters_move_to_a_window_of_the_new_clock() {
         let (quota, now) = (Quota::per_minute(9), 70_000_000);

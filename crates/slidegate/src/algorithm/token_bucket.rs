@@ -8,7 +8,6 @@
 //!
 //! `lua/token_bucket.lua` is its twin; change both or neither.
 
-#[cfg(feature = "snapshot")]
 use super::saved::{Ages, Input, SavedState};
 use super::state::{State, small_step_us};
 use crate::quota::Quota;
@@ -33,7 +32,7 @@ fn rate(quota: &Quota) -> u64 {
 
 impl TokenBucket {
     /// A bucket from a script's reply.
-    #[cfg(any(feature = "redis", feature = "stored-values"))]
+    #[cfg(feature = "stored-values")]
     pub(crate) fn from_parts(at: u64, level: u64, fraction: u64) -> Self {
         Self { at, level, fraction }
     }
@@ -154,7 +153,6 @@ impl State for TokenBucket {
     }
 }
 
-#[cfg(feature = "snapshot")]
 impl SavedState for TokenBucket {
     fn save(&self, ages: Ages, out: &mut Vec<u8>) {
         out.extend_from_slice(&ages.of(self.at).to_le_bytes());
@@ -231,7 +229,6 @@ mod tests {
     }
 
     /// A damaged file with a valid checksum comes from a bug, and must not become another one.
-    #[cfg(feature = "snapshot")]
     #[test]
     fn a_saved_fraction_is_less_than_one() {
         let load = |fraction| {

@@ -74,12 +74,6 @@ impl TrustedProxies {
         Ok(proxies)
     }
 
-    /// Whether there is no trusted proxy.
-    #[cfg(feature = "tower")]
-    pub(super) fn is_empty(&self) -> bool {
-        self.networks.is_empty() && !self.unix
-    }
-
     /// Whether the peer, which may have no address, is a trusted proxy.
     pub(super) fn contains_peer(&self, peer: Option<IpAddr>) -> bool {
         peer.map_or(self.unix, |addr| self.contains(addr))

@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::hold::{HoldChange, HoldStatus, Unsettled, ttl_us};
 use crate::jitter;
 use crate::request::Request;
-use crate::store::{HoldStore, Store};
+use crate::store::{HoldStore, Mode, Store};
 use crate::verb::Verb;
 use crate::waiting::queue_key::QueueKey;
 use crate::waiting::queues::{Asked, Asker, Denial, Queues, wait};
@@ -112,7 +112,7 @@ impl<S: Store> Gate<S> {
         };
         let number = decisions.policies().numbered_place(name).map_or(0, |(number, _)| number);
         let is_held = denied.held() > 0;
-        let ask_again = match (is_held, self.store.is_immediate()) {
+        let ask_again = match (is_held, S::Mode::IS_LOCAL) {
             (true, false) => Some(jitter::between(ASK_SHARED_HOLDS.0, ASK_SHARED_HOLDS.1)),
             (false, true) => None,
             (true, true) | (false, false) => Some(ASK_OTHERS),
@@ -251,7 +251,8 @@ impl<'r, S: Store> Asker for GateAcquire<'_, 'r, S> {
     }
 
     async fn ask(&self) -> Asked<Decisions<'r>, QueueKey> {
-        let decisions = self.gate.run_waiting(slice::from_ref(self.request)).await;
+        let decisions =
+            self.gate.decide_requests(Some(Verb::Check), slice::from_ref(self.request), None, true).await;
         if decisions.is_allowed() { Asked::Allowed(decisions) } else { self.gate.denial(&decisions) }
     }
 }

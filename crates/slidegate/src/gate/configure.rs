@@ -1,14 +1,22 @@
-//! Changing the policies of a gate while it decides.
+//! The policies of a gate: checked against its store, and changed while it decides.
 
 use std::sync::{Arc, PoisonError};
 
-use super::active::{check, check_policy};
 use crate::error::Error;
 use crate::gate::Gate;
 use crate::policy::{Policy, PolicySet};
 use crate::store::{QuotaChanges, Store};
 
 impl<S: Store> Gate<S> {
+    /// A gate over any store, see [`store`](crate::store).
+    ///
+    /// # Errors
+    /// If a limit is too large for the store. A [`MemoryStore`] takes any limit.
+    pub fn with_store(policies: PolicySet, store: S) -> Result<Self, Error> {
+        check(&policies, &store)?;
+        Ok(Self::from_parts(policies, store))
+    }
+
     /// Activates other policies. A request is decided under the old set or the new one, never under
     /// parts of both. Usage is kept by policy name. It counts by the old quota until now and by the
     /// new one from now on. In a shared store that happens with the next decision on a key. It
@@ -49,4 +57,15 @@ impl<S: Store> Gate<S> {
     pub fn policies(&self) -> Arc<PolicySet> {
         self.policies.load_full()
     }
+}
+
+/// Checks that the store can count the limits of these policies.
+fn check(policies: &PolicySet, store: &impl Store) -> Result<(), Error> {
+    policies.iter().try_for_each(|policy| check_policy(policy, store))
+}
+
+fn check_policy(policy: &Policy, store: &impl Store) -> Result<(), Error> {
+    let mut quotas = policy.quotas();
+    let checked = quotas.try_for_each(|quota| store.check_quota(quota));
+    checked.map_err(|error| Error::policy(format!("policy `{}`: {error}", policy.name())))
 }

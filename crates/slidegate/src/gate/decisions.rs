@@ -1,11 +1,10 @@
-//! Decisions: what every policy that applies says about a call, and what comes of it.
+//! The decisions of all matching policies on a call, and its verdict.
 
 use std::fmt;
-#[cfg(any(feature = "redis", feature = "tower", feature = "wait"))]
 use std::sync::Arc;
 
-#[cfg(feature = "tower")]
-use smallvec::smallvec;
+use arc_swap::Guard;
+use smallvec::SmallVec;
 
 use crate::block::Block;
 use crate::charge::{Charge, Part, PerCharge, Plan};
@@ -13,37 +12,37 @@ use crate::charge::{Charge, Part, PerCharge, Plan};
 use crate::decision::DecisionSource;
 use crate::decision::{Decision, Verdict};
 use crate::error::Error;
-use crate::gate::active::UsedPolicies;
 use crate::gate::blocks::blocked;
 use crate::key::Key;
 use crate::policy::{Policy, PolicySet};
 use crate::quota::Quota;
 use crate::request::Request;
+use crate::store::StoreDecisions;
 #[cfg(feature = "redis")]
 use crate::store::redis::StoreFailure;
 use crate::time::Timestamp;
 use crate::usage::{KeyInspection, KeyUse};
 use crate::verb::{Role, Verb};
 
-/// What every policy that applies says about a request, or about several, and what comes of it.
+/// The decisions of all matching policies on a request, or on several, and the verdict.
 pub struct Decisions<'r> {
     /// Kept in force until the answer is written, whatever is configured meanwhile.
-    pub(super) policies: UsedPolicies,
-    pub(super) requests: &'r [Request<'r>],
+    pub(super) policies: Guard<Arc<PolicySet>>,
+    requests: &'r [Request<'r>],
     /// What was done with all of them; each of them says it where this does not.
-    pub(super) verb: Option<Verb>,
+    verb: Option<Verb>,
     pub(super) answers: PlacedAnswers,
     /// Why a fallback made some of them, if one did.
     #[cfg(feature = "redis")]
-    pub(super) failure: Option<Arc<StoreFailure>>,
+    failure: Option<Arc<StoreFailure>>,
 }
 
 /// Decisions, each with what it is on.
-pub(crate) type PlacedAnswers = PerCharge<Answer>;
+pub(super) type PlacedAnswers = PerCharge<Answer>;
 
 /// A decision, the request that it is on, and the place of its policy in the set.
 #[derive(Debug, Clone)]
-pub(crate) struct Answer {
+pub(super) struct Answer {
     // In few bytes, because lists of them are copied.
     request: u32,
     policy: u32,
@@ -55,33 +54,23 @@ pub(crate) struct Answer {
 
 impl Answer {
     #[inline]
-    pub(super) fn of(charge: &Charge<'_>, decision: Decision) -> Self {
+    fn of(charge: &Charge<'_>, decision: Decision) -> Self {
         let Part { role, link, .. } = charge.part;
         Self {
-            request: place(charge.request),
-            policy: place(charge.policy),
-            link: place(link),
+            request: charge.request,
+            policy: charge.policy,
+            link: u32::try_from(link).expect("a call has fewer than 2^32 charges"),
             role,
             decision,
         }
     }
 }
 
-/// Where a request or a policy stands.
-#[inline]
-fn place(at: usize) -> u32 {
-    u32::try_from(at).expect("a call has fewer than 2^32 requests, and a set fewer policies")
-}
-
 impl Plan<'_> {
-    /// What was found on the charges' keys. `name_of` names a policy by its place.
-    pub(crate) fn uses<'p>(
-        &self,
-        found: Vec<KeyInspection>,
-        name_of: impl Fn(usize) -> &'p str,
-    ) -> Vec<KeyUse> {
+    /// What was found on the charges' keys.
+    pub(crate) fn uses(&self, found: Vec<KeyInspection>) -> Vec<KeyUse> {
         let charges = self.charges.iter().zip(found);
-        charges.map(|(charge, found)| found.of(name_of(charge.policy), &charge.key)).collect()
+        charges.map(|(charge, found)| found.of(charge.policy_name(), &charge.key)).collect()
     }
 
     /// Shows the blocked keys among those that were found.
@@ -95,19 +84,18 @@ impl Plan<'_> {
 
     /// The decisions on the charges as answers to the requests, in the requests' order and that of
     /// the policies.
-    pub(crate) fn answers(&self, decisions: impl IntoIterator<Item = Decision>) -> PlacedAnswers {
-        let mut answers = PlacedAnswers::with_capacity(self.charges.len());
-        for (charge, decision) in self.charges.iter().zip(decisions) {
-            answers.push(Answer::of(charge, decision));
+    pub(super) fn answers(&self, decided: &StoreDecisions, answers: &mut PlacedAnswers) {
+        answers.reserve_exact(self.charges.len());
+        for (charge, decision) in self.charges.iter().zip(&decided.decisions) {
+            answers.push(Answer::of(charge, *decision));
         }
         if !self.met.is_empty() {
             for (request, position) in &self.met {
-                answers.push(Answer { request: place(*request), ..answers[*position].clone() });
+                answers.push(Answer { request: *request, ..answers[*position].clone() });
             }
             answers.sort_by_key(|answer| (answer.request, answer.policy));
         }
         answers.retain(|answer| answer.role != Role::Refusals);
-        answers
     }
 }
 
@@ -123,33 +111,39 @@ pub struct PolicyDecision<'d> {
 }
 
 impl<'r> Decisions<'r> {
-    /// The decision of one policy, at this place, on one request.
-    #[cfg(feature = "tower")]
-    pub(super) fn of_one(
-        policies: UsedPolicies,
+    /// No answers yet.
+    #[inline]
+    pub(super) fn new(
+        policies: Guard<Arc<PolicySet>>,
         requests: &'r [Request<'r>],
-        verb: Verb,
-        place: usize,
-        decision: Decision,
+        verb: Option<Verb>,
     ) -> Self {
-        let answer =
-            Answer { request: 0, policy: self::place(place), link: 0, role: Role::Deciding, decision };
         Self {
             policies,
             requests,
-            verb: Some(verb),
-            answers: smallvec![answer],
+            verb,
+            answers: SmallVec::new(),
             #[cfg(feature = "redis")]
             failure: None,
+        }
+    }
+
+    /// Keeps why the shared store did not decide.
+    #[inline]
+    #[cfg_attr(not(feature = "redis"), expect(unused_variables, clippy::needless_pass_by_ref_mut))]
+    pub(super) fn keep_failure(&mut self, decided: StoreDecisions) {
+        #[cfg(feature = "redis")]
+        {
+            self.failure = decided.failure;
         }
     }
 }
 
 impl Decisions<'_> {
-    /// Those in force when it was decided.
+    /// The policies that were active at the decision.
     #[cfg(any(feature = "tower", feature = "wait"))]
     pub(crate) fn policies(&self) -> &Arc<PolicySet> {
-        self.policies.as_arc()
+        &self.policies
     }
 
     /// Whether the request may pass, or all of several: no enforced policy denies, and there is no

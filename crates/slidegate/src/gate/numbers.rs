@@ -25,7 +25,6 @@ impl Numbers {
     }
 
     /// The number of the policy with this name and scope.
-    #[cfg(feature = "snapshot")]
     pub(super) fn get(&self, name: &str, scope: &[String]) -> Option<u32> {
         self.0.get(&(name.to_owned(), scope.to_vec())).copied()
     }

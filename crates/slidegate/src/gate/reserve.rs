@@ -9,7 +9,7 @@ use siphasher::sip::SipHasher24;
 use smallvec::SmallVec;
 
 use super::settlement::{ChangedKey, SettledCost, Settlement};
-use super::{Answer, Decisions, Gate};
+use super::{Decisions, Gate};
 use crate::charge::{Charge, HoldTerms};
 use crate::decision::Decision;
 use crate::error::Error;
@@ -18,7 +18,7 @@ use crate::key::{HashSeed, KeyId};
 use crate::policy::{Policy, PolicySet, SettledSample};
 use crate::quota::Algorithm;
 use crate::request::{Cost, Request};
-use crate::store::{HeldCharge, HoldAnswer, HoldCall, HoldStore, Mode, Reply, ready};
+use crate::store::{HeldCharge, HoldAnswer, HoldCall, HoldStore, Mode, Reply};
 use crate::ticket::{Ticket, TicketKey, TicketPart, TicketPlace, TicketSecret};
 use crate::verb::Verb;
 #[cfg(feature = "wait")]
@@ -218,14 +218,10 @@ impl<S: HoldStore> Gate<S> {
         request: &'r Request<'r>,
     ) -> Reply<S, impl Future<Output = Reserved<'r>> + Send> {
         let terms = HoldTerms::new(None, Unsettled::default());
-        let requests = slice::from_ref(request);
-        S::Mode::reply(
-            || self.reserve_now(requests, terms, None),
-            || self.reserve_under(requests, terms, None),
-        )
+        S::Mode::reply(|| self.reserve_under(slice::from_ref(request), terms, None))
     }
 
-    /// The same for this time, 1 ms to 1 h: how long the request may take before it is settled,
+    /// Like [`reserve`](Self::reserve), with a time to live of 1 ms to 1 h: how long the request may take before it is settled,
     /// settled in part, or extended.
     ///
     /// # Errors
@@ -270,10 +266,7 @@ impl<S: HoldStore> Gate<S> {
         let HoldOptions { ttl, unsettled, id } = options;
         let ttl_us = ttl.map(|ttl| ttl_us(ttl).map_err(Error::ticket)).transpose()?;
         let terms = HoldTerms::new(ttl_us, unsettled);
-        Ok(S::Mode::reply(
-            || self.reserve_now(requests, terms, id),
-            || self.reserve_under(requests, terms, id),
-        ))
+        Ok(S::Mode::reply(|| self.reserve_under(requests, terms, id)))
     }
 
     /// Reserves for several requests, all or none: of a layer that names several policies.
@@ -283,29 +276,6 @@ impl<S: HoldStore> Gate<S> {
         self.reserve_under(requests, terms, None).await
     }
 
-    /// Only of an immediate store.
-    fn reserve_now<'r>(
-        &self,
-        requests: &'r [Request<'r>],
-        terms: HoldTerms,
-        once: Option<&str>,
-    ) -> Reserved<'r> {
-        let mut reserved = Reserved { decisions: self.begin(Some(Verb::Check), requests), ticket: None };
-        let decisions = &mut reserved.decisions;
-        if let ([request], None) = (requests, once)
-            && let Some(charge) = decisions.policies.single_charge(request, Some(Verb::Check), Some(&terms))
-            && charge.block.is_none()
-        {
-            let decision = self.store.apply_single(&charge);
-            let (charges, made) = (slice::from_ref(&charge), slice::from_ref(&decision));
-            let ticket = self.ticket(&decisions.policies, charges, made, &terms);
-            decisions.answers.push(Answer::of(&charge, decision));
-            reserved.ticket = ticket.filter(|_| reserved.decisions.is_allowed());
-            return reserved;
-        }
-        ready(self.reserve_under(requests, terms, once))
-    }
-
     pub(super) async fn reserve_under<'r>(
         &self,
         requests: &'r [Request<'r>],
@@ -313,24 +283,21 @@ impl<S: HoldStore> Gate<S> {
         once: Option<&str>,
     ) -> Reserved<'r> {
         self.store.prepare_to_seal().await;
-        let mut decisions = self.begin(Some(Verb::Check), requests);
+        let mut decisions = Decisions::new(self.policies.load(), requests, Some(Verb::Check));
+        let policies = &decisions.policies;
         if let Some(once) = once {
             // Repeated calls have the same ticket.
-            let charges = decisions.policies.plan_of_reservation(requests, &terms).charges;
+            let charges = policies.plan_of_reservation(requests, &terms).charges;
             let id = id_once(once, &charges, &self.store.ticket_secret());
             drop(charges);
             terms.id = id;
         }
-        let plan = decisions.policies.plan_of_reservation(requests, &terms);
+        let plan = policies.plan_of_reservation(requests, &terms);
         let decided = self.decide(&plan.charges, once).await;
-        let ticket = self.ticket(&decisions.policies, &plan.charges, &decided.decisions, &terms);
-        let answers = plan.answers(decided.decisions);
+        let ticket = self.ticket(policies, &plan.charges, &decided.decisions, &terms);
+        plan.answers(&decided, &mut decisions.answers);
         drop(plan);
-        decisions.answers = answers;
-        #[cfg(feature = "redis")]
-        {
-            decisions.failure = decided.failure;
-        }
+        decisions.keep_failure(decided);
         let ticket = ticket.filter(|_| decisions.is_allowed());
         Reserved { decisions, ticket }
     }
@@ -347,7 +314,7 @@ impl<S: HoldStore> Gate<S> {
         let mut ticket = Ticket::new(terms.id, made);
         for (charge, decision) in charges.iter().zip(decisions) {
             let is_taken = charge.part.verb == Verb::Check && decision.is_allowed() && charge.part.cost > 0;
-            let has_other_quota = set.policy(charge.policy).quota() != charge.quota;
+            let has_other_quota = set.policy(charge.policy as usize).quota() != charge.quota;
             let held = HeldCharge { charge, decision, has_other_quota };
             let key = is_taken.then(|| self.store.key_for_ticket(&held)).flatten();
             let Some(key) = key else { continue };
@@ -360,7 +327,12 @@ impl<S: HoldStore> Gate<S> {
                     settled: 0,
                 },
             };
-            ticket.push(&TicketKey { policy: charge.name, key: &key, amount: charge.part.cost, part });
+            ticket.push(&TicketKey {
+                policy: charge.policy_name(),
+                key: &key,
+                amount: charge.part.cost,
+                part,
+            });
             #[cfg(feature = "wait")]
             ticket.push_queue(QueueKey::hash(&charge.key));
         }
@@ -447,8 +419,7 @@ impl<S: HoldStore> Gate<S> {
         ticket: &Ticket,
         change: Change<'_>,
     ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
-        let same = change.clone();
-        S::Mode::reply(|| ready(self.change_holds(ticket, change)), || self.change_holds(ticket, same))
+        S::Mode::reply(|| self.change_holds(ticket, change))
     }
 
     pub(super) async fn change_holds(
@@ -577,7 +548,7 @@ fn id_once(once: &str, charges: &[Charge<'_>], secret: &TicketSecret) -> u64 {
     };
     write(once.as_bytes());
     for charge in charges {
-        write(charge.name.as_bytes());
+        write(charge.policy_name().as_bytes());
         write(&charge.key.canonical());
         write(&charge.part.cost.to_le_bytes());
     }

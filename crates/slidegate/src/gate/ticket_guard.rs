@@ -3,7 +3,6 @@
 //! A panic, an early return and a cancelled task all drop the guard, so none of them leaves cost
 //! held until its time is over.
 
-use std::cell::Cell;
 use std::fmt;
 use std::sync::Arc;
 
@@ -118,7 +117,7 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
     ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
         let cost = cost.into();
         self.record(cost.clone());
-        reply::<S, _, _>((self, cost), |(guard, cost)| guard.finish(Change::Settle { cost, is_final: true }))
+        S::Mode::reply(|| self.finish(Change::Settle { cost, is_final: true }))
     }
 
     /// Settles what the request has cost so far, see [`Gate::settle_so_far`]. This is also what the
@@ -132,7 +131,7 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
     ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
         let cost = total.into();
         self.record(cost.clone());
-        reply::<S, _, _>((self, cost), |(guard, cost)| guard.change(Change::Settle { cost, is_final: false }))
+        S::Mode::reply(|| self.change(Change::Settle { cost, is_final: false }))
     }
 
     /// Keeps the reservation for its time from now on, see [`Gate::extend`].
@@ -140,7 +139,7 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
     /// # Errors
     /// If a shared store did not reply.
     pub fn extend(&mut self) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
-        reply::<S, _, _>(self, |guard| guard.change(Change::Extend { cost: None, ttl_us: None }))
+        S::Mode::reply(|| self.change(Change::Extend { cost: None, ttl_us: None }))
     }
 
     /// The same, and holds `cost` in all, see [`Gate::extend_with`].
@@ -152,7 +151,7 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
         cost: impl Into<Cost<'static>>,
     ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
         let change = Change::Extend { cost: Some(cost.into()), ttl_us: None };
-        reply::<S, _, _>((self, change), |(guard, change)| guard.change(change))
+        S::Mode::reply(|| self.change(change))
     }
 
     /// Cancels the reservation of a request that did not run, see [`Gate::cancel`].
@@ -161,7 +160,7 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
     /// If a shared store did not reply. It is then cancelled in the background.
     pub fn cancel(mut self) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
         self.set_at_drop(Change::Cancel);
-        reply::<S, _, _>(self, |guard| guard.finish(Change::Cancel))
+        S::Mode::reply(|| self.finish(Change::Cancel))
     }
 
     /// The ticket, which the guard settles no more.
@@ -188,20 +187,13 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
 /// Panic message for a bug here: a guard is closed only by what consumes it.
 const OPEN: &str = "a guard that can be used is open";
 
-/// Runs `change` with this input, at once or when the result is awaited.
-fn reply<S: HoldStore, I, F: Future + Send>(input: I, change: impl Fn(I) -> F) -> Reply<S, F> {
-    let input = Cell::new(Some(input));
-    let take = || input.take().expect("one of two closures is called, once");
-    S::Mode::reply(|| ready(change(take())), || change(take()))
-}
-
 impl<S: HoldStore + 'static> Drop for TicketGuard<S> {
     fn drop(&mut self) {
         let Some(open) = self.open.take() else { return };
         let (gate, ticket, change) = (open.gate, open.ticket, open.at_drop);
-        if gate.store().is_immediate() {
+        if S::Mode::IS_LOCAL {
             // The memory store always replies.
-            drop(ready(gate.change_holds(&ticket, change)));
+            drop(ready(|| gate.change_holds(&ticket, change)));
         } else {
             // Refused, it ends by its time.
             #[cfg(feature = "redis")]

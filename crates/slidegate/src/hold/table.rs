@@ -1,13 +1,10 @@
 //! Tables: the holds of a key as they are stored in Redis, see docs/redis-layout.md. Numbers are
 //! little-endian.
 
-#[cfg(feature = "stored-values")]
 use std::cell::Cell;
 
-#[cfg(feature = "stored-values")]
 use smallvec::SmallVec;
 
-#[cfg(feature = "stored-values")]
 use super::HoldList;
 #[cfg(feature = "redis")]
 use super::HoldVec;
@@ -37,7 +34,6 @@ impl Hold {
         }
     }
 
-    #[cfg(feature = "stored-values")]
     fn bytes(&self) -> [u8; HOLD_BYTES] {
         let mut bytes = [0; HOLD_BYTES];
         bytes[..8].copy_from_slice(&self.id.to_le_bytes());
@@ -107,7 +103,6 @@ impl Holds {
 
 /// The holds of a stored table, which stay where they are. What changes is kept beside them until it
 /// is written.
-#[cfg(feature = "stored-values")]
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TableList<'v> {
     /// The bytes after the header.
@@ -121,7 +116,6 @@ pub(crate) struct TableList<'v> {
     is_cut_off: Cell<bool>,
 }
 
-#[cfg(feature = "stored-values")]
 impl<'v> TableList<'v> {
     fn read(&self, at: usize) -> Option<Hold> {
         let hold = self.stored.as_chunks().0.get(at).map(Hold::read);
@@ -139,7 +133,6 @@ impl<'v> TableList<'v> {
     }
 }
 
-#[cfg(feature = "stored-values")]
 impl HoldList for TableList<'_> {
     fn len(&self) -> usize {
         self.replaced.as_ref().map_or(self.len, Vec::len)
@@ -217,7 +210,6 @@ impl HoldList for TableList<'_> {
     }
 }
 
-#[cfg(feature = "stored-values")]
 impl<'v> Holds<TableList<'v>> {
     /// The holds of a stored table. The error is what is wrong with it.
     pub(crate) fn of_table(table: &'v [u8]) -> Result<Self, String> {

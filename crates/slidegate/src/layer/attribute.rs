@@ -167,11 +167,6 @@ impl Attribute {
         }
     }
 
-    #[inline]
-    pub(super) fn is_client_addr(&self) -> bool {
-        matches!(self.0, AttributeSource::ClientAddr)
-    }
-
     /// Whether this source or one of its alternatives matches.
     fn any(&self, is: &impl Fn(&AttributeSource) -> bool) -> bool {
         match &self.0 {

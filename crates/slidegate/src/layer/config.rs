@@ -1,16 +1,10 @@
 //! The settings of a layer, and the path from a request to its outcome.
-//!
-//! The path has a part before the gate and a part after it, so a gate in memory needs no future and
-//! another one is awaited.
 
-use std::any::Any;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::ops::Deref;
 use std::pin::Pin;
 use std::slice;
 use std::sync::{Arc, Once};
-use std::time::Instant;
 
 use http::Extensions;
 use http::response::Response;
@@ -21,23 +15,17 @@ use super::denied::Denied;
 use super::head::Head;
 use super::refund::{PendingRefund, Refund};
 use crate::client_addr::{ClientAddr, Resolved};
-use crate::gate::plain::{PlainDecision, PlainGate, PlainKey};
 use crate::gate::{Decisions, Gate};
 use crate::headers::{FieldBuffer, HeaderOptions};
 use crate::policy::PolicySet;
-use crate::request::{Request, Value};
-use crate::store::Store;
+use crate::request::Request;
+use crate::store::{Mode, Store, ready};
 use crate::time::monotonic;
 use crate::verb::Verb;
 
 /// The gate of a layer, over any store. Created with `From`, from a gate or an [`Arc`] of one.
 #[derive(Debug, Clone)]
-pub struct AnyGate {
-    gate: Arc<dyn ErasedGate>,
-    /// The same gate, if it is one in memory: its checks without a plan take less time than a call
-    /// through a table of functions adds.
-    memory: Option<Arc<Gate>>,
-}
+pub struct AnyGate(pub(super) Arc<dyn ErasedGate>);
 
 impl<S: Store + 'static> From<Gate<S>> for AnyGate {
     fn from(gate: Gate<S>) -> Self {
@@ -47,63 +35,37 @@ impl<S: Store + 'static> From<Gate<S>> for AnyGate {
 
 impl<S: Store + 'static> From<Arc<Gate<S>>> for AnyGate {
     fn from(gate: Arc<Gate<S>>) -> Self {
-        let any: Arc<dyn Any + Send + Sync> = Arc::clone(&gate) as _;
-        Self { memory: any.downcast().ok(), gate }
+        Self(gate)
     }
 }
 
-impl AnyGate {
-    /// Whether [`run_now`](ErasedGate::run_now) decides.
-    #[inline]
-    pub(super) fn is_immediate(&self) -> bool {
-        self.memory.is_some() || self.gate.is_immediate()
-    }
-}
-
-impl Deref for AnyGate {
-    type Target = dyn ErasedGate;
-
-    fn deref(&self) -> &Self::Target {
-        &*self.gate
-    }
+/// What a gate of any store decides.
+pub(super) enum Decided<'g, 'r> {
+    /// A local store has decided.
+    Now(Decisions<'r>),
+    Later(Pin<Box<dyn Future<Output = Decisions<'r>> + Send + 'g>>),
 }
 
 /// A gate without the type of its store.
-pub trait ErasedGate: fmt::Debug + Send + Sync {
-    /// Whether [`run_now`](Self::run_now) decides.
-    fn is_immediate(&self) -> bool;
+pub(super) trait ErasedGate: fmt::Debug + Send + Sync {
+    /// Whether the store is local.
+    fn is_local(&self) -> bool;
 
-    /// Decides requests at once.
-    fn run_now<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r>;
-
-    /// Decides requests.
-    fn run_later<'g, 'r: 'g>(
-        &'g self,
-        verb: Verb,
-        requests: &'r [Request<'r>],
-    ) -> Pin<Box<dyn Future<Output = Decisions<'r>> + Send + 'g>>;
+    /// Decides requests: at once if the store is local.
+    fn decide<'g, 'r: 'g>(&'g self, verb: Verb, requests: &'r [Request<'r>]) -> Decided<'g, 'r>;
 
     /// The active policies.
     fn policies(&self) -> Arc<PolicySet>;
 }
 
 impl<S: Store + 'static> ErasedGate for Gate<S> {
-    #[inline]
-    fn is_immediate(&self) -> bool {
-        self.store().is_immediate()
+    fn is_local(&self) -> bool {
+        S::Mode::IS_LOCAL
     }
 
-    #[inline]
-    fn run_now<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        self.run_now(Some(verb), requests)
-    }
-
-    fn run_later<'g, 'r: 'g>(
-        &'g self,
-        verb: Verb,
-        requests: &'r [Request<'r>],
-    ) -> Pin<Box<dyn Future<Output = Decisions<'r>> + Send + 'g>> {
-        Box::pin(self.run_later(Some(verb), requests))
+    fn decide<'g, 'r: 'g>(&'g self, verb: Verb, requests: &'r [Request<'r>]) -> Decided<'g, 'r> {
+        let decide = || self.decide_requests(Some(verb), requests, None, false);
+        if S::Mode::IS_LOCAL { Decided::Now(ready(decide)) } else { Decided::Later(Box::pin(decide())) }
     }
 
     fn policies(&self) -> Arc<PolicySet> {
@@ -122,10 +84,6 @@ pub(super) struct Config {
     pub(super) client: ClientAddr,
     /// Whether the client's address is found for every request.
     pub(super) finds_client: bool,
-    /// Whether the client is always the peer in the extensions.
-    pub(super) client_is_peer: bool,
-    /// Whether more than the verdict on an allowed request is needed.
-    pub(super) reads_numbers: bool,
     /// Whether allowed requests carry [`Limited`] in their extensions.
     pub(super) sets_extension: bool,
     #[cfg(feature = "axum")]
@@ -148,8 +106,6 @@ pub(super) type Deny = dyn Fn(&Denied<'_>) -> Response<String> + Send + Sync;
 /// The outcome of a request.
 #[expect(clippy::large_enum_variant, reason = "boxed, most requests would allocate")]
 pub(super) enum Outcome {
-    /// The request is allowed, and neither it nor its response carries anything of the limit.
-    Allow,
     /// The request is allowed. [`Limited`] is for its extensions.
     Pass(Pass, Option<Limited>),
     /// The request is denied with this response. Boxed because moving it would take as long for an
@@ -172,8 +128,6 @@ impl Config {
             under: Vec::new(),
             client: ClientAddr::default(),
             finds_client: false,
-            client_is_peer: false,
-            reads_numbers: true,
             sets_extension: true,
             #[cfg(feature = "axum")]
             reads_params: false,
@@ -187,116 +141,37 @@ impl Config {
         }
     }
 
-    /// Decides a request with a gate that is immediate.
-    ///
-    /// Not inlined, so that `call` is, and the request is moved once.
-    #[inline(never)]
-    pub(super) fn decide(self: &Arc<Self>, view: &RequestView<'_>) -> Outcome {
+    /// Decides a request. Ready at once if the gate is local.
+    pub(super) async fn decide(self: &Arc<Self>, view: &RequestView<'_>) -> Outcome {
         if self.skips(view) {
-            return self.skipped();
+            return Outcome::Pass(Pass::default(), self.sets_extension.then(Limited::default));
         }
-        let cost = self.cost_of(view);
-        if !self.reads_numbers
-            && let Some((gate, key)) = self.plain_key(view)
-            && gate.admits(key, cost)
-        {
-            return Outcome::Allow;
-        }
-        self.decide_in_full(view, cost)
-    }
-
-    /// Decides a request with all numbers of the decision.
-    #[inline(never)]
-    fn decide_in_full(self: &Arc<Self>, view: &RequestView<'_>, cost: u64) -> Outcome {
-        let asked = self.refund.as_ref().map(|_| monotonic());
-        let Some((gate, key)) = self.plain_key(view) else {
-            return self.decide_by_plan(view, cost, asked, None);
-        };
-        let decision = gate.decide(key, cost);
-        let plain = gate.decided(key, &decision);
-        if decision.is_denied() || asked.is_some() {
-            return self.decide_by_plan(view, cost, asked, Some(plain));
-        }
-        let mut fields = FieldBuffer::default();
-        self.headers.write_plain(plain, &mut fields);
-        let limited = || Limited::of_one(plain, self.client_of(view));
-        Outcome::Pass(Pass { fields, refund: None }, self.sets_extension.then(limited))
-    }
-
-    /// Decides a request with a gate that is immediate, or answers what was checked already.
-    #[inline(never)]
-    fn decide_by_plan(
-        self: &Arc<Self>,
-        view: &RequestView<'_>,
-        cost: u64,
-        asked: Option<Instant>,
-        decided: Option<PlainDecision<'_>>,
-    ) -> Outcome {
         let (client, owned);
+        let cost = self.cost.as_ref().map_or(1, |cost_of| cost_of(&view.head));
         let mut request = self.base_request(cost);
         client = self.client_of(view);
         owned = self.set_attributes(&mut request, view, client.as_ref());
         request.extend(owned.iter().map(|(name, bytes)| (*name, &**bytes)));
         let several = self.named_requests(&request);
-        let requests = requests(&request, &several);
-        let decisions = match decided {
-            Some(plain) => plain.on(requests),
-            None => self.gate.run_now(Verb::Check, requests),
-        };
-        self.outcome(view, client, &request, &decisions, asked)
-    }
-
-    /// The key of a request under a policy that needs no plan. `None` if there is no such policy, the
-    /// layer names others, or the request lacks its attribute.
-    #[inline(always)] // it is returned through memory otherwise, which takes a tenth of the whole
-    fn plain_key(&self, view: &RequestView<'_>) -> Option<(PlainGate<'_>, PlainKey)> {
-        if !self.under.is_empty() {
-            return None;
-        }
-        let gate = self.gate.memory.as_ref()?.plain();
-        let plain = gate.policy()?;
-        let key = match plain.attribute {
-            None => gate.key(&plain, None),
-            Some(name) => {
-                let (_, attribute) = self.attributes.iter().find(|(given, _)| given == name)?;
-                let is_peer = self.client_is_peer && attribute.is_client_addr();
-                match peer_of(view.head.extensions).filter(|_| is_peer) {
-                    // Not as an attribute's value, because copies of addresses cost as much as the
-                    // rest.
-                    Some(peer) => gate.key(&plain, Some(Value::Address(peer.ip()))),
-                    None => {
-                        let client = self.client_of(view);
-                        gate.key(&plain, Some(attribute.of(view, client.as_ref())?.borrowed()))
-                    }
-                }
-            }
-        };
-        Some((gate, key))
-    }
-
-    /// Decides a request with a gate that has to be awaited.
-    pub(super) async fn decide_later(self: &Arc<Self>, view: &RequestView<'_>) -> Outcome {
-        if self.skips(view) {
-            return self.skipped();
-        }
-        let (client, owned);
-        let mut request = self.base_request(self.cost_of(view));
-        client = self.client_of(view);
-        owned = self.set_attributes(&mut request, view, client.as_ref());
-        request.extend(owned.iter().map(|(name, bytes)| (*name, &**bytes)));
-        let several = self.named_requests(&request);
         let asked = self.refund.as_ref().map(|_| monotonic());
-        let decisions = self.gate.run_later(Verb::Check, requests(&request, &several)).await;
-        self.outcome(view, client, &request, &decisions, asked)
+        let decisions = match self.gate.0.decide(Verb::Check, requests(&request, &several)) {
+            Decided::Now(decisions) => decisions,
+            Decided::Later(deciding) => deciding.await,
+        };
+        let mut fields = FieldBuffer::default();
+        self.headers.write_all(&decisions, &mut fields);
+        if decisions.is_denied() {
+            let denied = Denied { decisions: &decisions, request: view.head };
+            return Outcome::Deny(Box::new(self.denial(&denied, fields)));
+        }
+        let refund =
+            asked.and_then(|asked| PendingRefund::new(self, &decisions, &request, asked)).map(Box::new);
+        Outcome::Pass(Pass { fields, refund }, self.sets_extension.then(|| Limited::new(&decisions, client)))
     }
 
     /// Whether the request bypasses the limit.
     pub(super) fn skips(&self, view: &RequestView<'_>) -> bool {
         self.skip.as_ref().is_some_and(|skips| skips(&view.head))
-    }
-
-    fn cost_of(&self, view: &RequestView<'_>) -> u64 {
-        self.cost.as_ref().map_or(1, |cost_of| cost_of(&view.head))
     }
 
     /// A request without attributes. If the layer names a single policy, the request is under that
@@ -323,29 +198,6 @@ impl Config {
             }
         }
         owned
-    }
-
-    fn skipped(&self) -> Outcome {
-        Outcome::Pass(Pass::default(), self.sets_extension.then(Limited::default))
-    }
-
-    fn outcome(
-        self: &Arc<Self>,
-        view: &RequestView<'_>,
-        client: Option<Resolved>,
-        request: &Request<'_>,
-        decisions: &Decisions<'_>,
-        asked: Option<Instant>,
-    ) -> Outcome {
-        let mut fields = FieldBuffer::default();
-        self.headers.write_all(decisions, &mut fields);
-        if decisions.is_denied() {
-            let denied = Denied { decisions, request: view.head };
-            return Outcome::Deny(Box::new(self.denial(&denied, fields)));
-        }
-        let refund =
-            asked.and_then(|asked| PendingRefund::new(self, decisions, request, asked)).map(Box::new);
-        Outcome::Pass(Pass { fields, refund }, self.sets_extension.then(|| Limited::new(decisions, client)))
     }
 
     pub(super) fn denial(&self, denied: &Denied<'_>, mut fields: FieldBuffer) -> Response<String> {

@@ -1,10 +1,9 @@
 //! A gate that holds cost, and the guards of its tickets, without the type of its store.
 
-use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::config::AnyGate;
+use super::config::ErasedGate;
 use crate::error::Error;
 use crate::gate::{Gate, Reserved, Settlement, TicketGuard};
 use crate::request::{Cost, Request};
@@ -14,10 +13,7 @@ use crate::ticket::Ticket;
 /// The gate of a layer that reserves: in memory or shared. Created with `From`, from a gate or an
 /// [`Arc`] of one.
 #[derive(Debug, Clone)]
-pub struct AnyHoldGate {
-    pub(super) gate: Arc<dyn HoldGate>,
-    pub(super) plain: AnyGate,
-}
+pub struct AnyHoldGate(pub(super) Arc<dyn HoldGate>);
 
 impl<S: HoldStore + 'static> From<Gate<S>> for AnyHoldGate {
     fn from(gate: Gate<S>) -> Self {
@@ -27,17 +23,14 @@ impl<S: HoldStore + 'static> From<Gate<S>> for AnyHoldGate {
 
 impl<S: HoldStore + 'static> From<Arc<Gate<S>>> for AnyHoldGate {
     fn from(gate: Arc<Gate<S>>) -> Self {
-        Self { plain: Arc::clone(&gate).into(), gate }
+        Self(gate)
     }
 }
 
 type Answer<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A gate that holds cost.
-pub(super) trait HoldGate: fmt::Debug + Send + Sync {
-    /// Whether its futures are ready at once.
-    fn is_immediate(&self) -> bool;
-
+pub(super) trait HoldGate: ErasedGate {
     /// Reserves for several requests, all or none.
     fn reserve<'g, 'r: 'g>(&'g self, requests: &'r [Request<'r>]) -> Answer<'g, Reserved<'r>>;
 
@@ -60,10 +53,6 @@ pub(super) trait HoldGate: fmt::Debug + Send + Sync {
 }
 
 impl<S: HoldStore + 'static> HoldGate for Gate<S> {
-    fn is_immediate(&self) -> bool {
-        self.store().is_immediate()
-    }
-
     fn reserve<'g, 'r: 'g>(&'g self, requests: &'r [Request<'r>]) -> Answer<'g, Reserved<'r>> {
         Box::pin(self.reserve_several(requests))
     }

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use crate::client_addr::Resolved;
 use crate::decision::Decision;
 use crate::gate::Decisions;
-use crate::gate::plain::PlainDecision;
 use crate::policy::{Policy, PolicySet};
 
 /// The decisions for an allowed request, and its client's address.
@@ -40,12 +39,6 @@ impl Limited {
         let policies = Some(Arc::clone(decisions.policies()));
         let decisions = decisions.iter().map(|one| (one.position(), *one.decision())).collect();
         Self { policies, decisions, client }
-    }
-
-    /// With the one decision.
-    pub(super) fn of_one(plain: PlainDecision<'_>, client: Option<Resolved>) -> Self {
-        let (policies, place, decision) = plain.to_parts();
-        Self { policies: Some(policies), decisions: smallvec![(place, decision)], client }
     }
 
     /// Every policy that applied with its decision, in the order of the policies, including shadow

@@ -130,7 +130,7 @@ type Outcome = Result<Pass, Box<Response<String>>>;
 /// Decides a request. If the client disconnects while a shared store decides, the outcome is awaited
 /// in the background, and its reservation cancelled.
 async fn decide(settings: Arc<Settings>, head: Parts) -> (Parts, Outcome) {
-    let is_immediate = settings.reserves.gate.gate.is_immediate();
+    let is_local = settings.reserves.gate.0.is_local();
     let deciding = async move {
         #[cfg(feature = "axum")]
         let mut head = head;
@@ -145,7 +145,7 @@ async fn decide(settings: Arc<Settings>, head: Parts) -> (Parts, Outcome) {
         (head, outcome)
     };
     match tokio::runtime::Handle::try_current() {
-        Ok(runtime) if !is_immediate => match runtime.spawn(deciding).await {
+        Ok(runtime) if !is_local => match runtime.spawn(deciding).await {
             Ok(decided) => decided,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
@@ -170,7 +170,7 @@ impl Settings {
         owned = config.set_attributes(&mut request, view, client.as_ref());
         request.extend(owned.iter().map(|(name, bytes)| (*name, &**bytes)));
         let several = config.named_requests(&request);
-        let reserved = reserves.gate.gate.reserve(requests(&request, &several)).await;
+        let reserved = reserves.gate.0.reserve(requests(&request, &several)).await;
         let (decisions, ticket) = reserved.into_parts();
         let mut fields = FieldBuffer::default();
         config.headers.write_all(&decisions, &mut fields);
@@ -181,7 +181,7 @@ impl Settings {
         let limited = config.sets_extension.then(|| Limited::new(&decisions, client));
         let open = ticket.map(|ticket| {
             let (settle, refund) = (reserves.settle.clone(), config.refund.clone());
-            OpenReservation::new(&reserves.gate.gate, ticket, settle, refund)
+            OpenReservation::new(&reserves.gate.0, ticket, settle, refund)
         });
         Ok(Pass { fields, limited, open })
     }

@@ -1,8 +1,7 @@
 //! The service of a layer, and its response future.
 //!
-//! With a gate in memory, `call` decides at once and never takes the request apart. With a shared
-//! gate, the future decides first and then calls the inner service, a ready clone of which it
-//! keeps.
+//! With a local gate, `call` decides at once and never takes the request apart. With a shared gate,
+//! the future decides first and then calls the inner service, a ready clone of which it keeps.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -23,6 +22,7 @@ use super::config::{Config, Outcome, Pass};
 #[cfg(feature = "redis")]
 use super::refund::Refund;
 use super::refund::{PendingRefund, RefundFuture};
+use crate::store;
 
 /// A service with a limit, created by a [`RateLimitLayer`](super::RateLimitLayer).
 pub struct RateLimit<S, A = SameBody> {
@@ -63,7 +63,7 @@ where
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        if !self.config.gate.is_immediate() {
+        if !self.config.gate.0.is_local() {
             return self.call_later(request);
         }
         // Not in a function of its own, because the request would have to be moved into it.
@@ -76,10 +76,7 @@ where
         };
         // Each stage is made where it is returned, because moving it takes as long as a tenth of this.
         let body = PhantomData;
-        match self.config.decide(&view) {
-            Outcome::Allow => {
-                ResponseFuture { stage: Stage::Allowed { future: self.inner.call(request) }, body }
-            }
+        match store::ready(|| self.config.decide(&view)) {
             Outcome::Pass(pass, limited) => {
                 if let Some(limited) = limited {
                     request.extensions_mut().insert(limited);
@@ -128,7 +125,6 @@ pin_project! {
         S: Service<Request<B>>,
     {
         Deciding { deciding: DecisionFuture, called: Option<(S, B)> },
-        Allowed { #[pin] future: S::Future },
         Serving { #[pin] future: S::Future, pass: Pass },
         Refunding { refunding: RefundFuture, response: Option<S::Response> },
         Denied { response: Option<Box<Response<String>>> },
@@ -154,27 +150,8 @@ where
 {
     type Output = Result<Response<A::Body>, S::Error>;
 
-    #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut stage = self.project().stage;
-        if let StageProjection::Allowed { future } = stage.as_mut().project() {
-            return future.poll(cx).map_ok(A::response);
-        }
-        Self::poll_stage(stage, cx)
-    }
-}
-
-impl<S, A, B, R> ResponseFuture<S, B, A>
-where
-    S: Service<Request<B>, Response = Response<R>>,
-    A: ResponseBody<R>,
-{
-    /// Not inlined, so that requests that are only allowed have a small stack frame.
-    #[inline(never)]
-    fn poll_stage(
-        mut stage: Pin<&mut Stage<S, B>>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Result<Response<A::Body>, S::Error>> {
         loop {
             let next = match stage.as_mut().project() {
                 StageProjection::Deciding { deciding, called } => {
@@ -184,7 +161,6 @@ where
                         inner.call(Request::from_parts(head, body))
                     };
                     match outcome {
-                        Outcome::Allow => Stage::Allowed { future: serve(head) },
                         Outcome::Pass(pass, limited) => {
                             if let Some(limited) = limited {
                                 head.extensions.insert(limited);
@@ -193,9 +169,6 @@ where
                         }
                         Outcome::Deny(response) => Stage::Denied { response: Some(response) },
                     }
-                }
-                StageProjection::Allowed { future } => {
-                    return future.poll(cx).map_ok(A::response);
                 }
                 StageProjection::Serving { future, pass } => {
                     let answer = ready!(future.poll(cx));
@@ -264,7 +237,7 @@ impl DecisionFuture {
                     #[cfg(feature = "axum")]
                     params: params.as_ref(),
                 };
-                let outcome = config.decide_later(&view).await;
+                let outcome = config.decide(&view).await;
                 (head, outcome)
             }),
             #[cfg(feature = "redis")]

@@ -177,7 +177,7 @@ fn requirements(policy: &Policy) -> impl Iterator<Item = (&str, Vec<Term<'_>>)> 
         .when
         .iter()
         .filter_map(|(attribute, condition)| Some((attribute.as_str(), condition.terms()?)));
-    conditions.chain(policy.scope.iter().map(|attribute| (attribute.as_str(), vec![Term::Present])))
+    conditions.chain(policy.keys.scope.iter().map(|attribute| (attribute.as_str(), vec![Term::Present])))
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::key::{HashSeed, Key, KeyId};
 use crate::quota::{Algorithm, Quota};
 use crate::request::{Cost, Counts, OwnedValue, Request};
-use crate::verb::{Role, Verb};
+use crate::verb::Verb;
 
 /// A checked list of policies with different names.
 ///
@@ -43,9 +43,6 @@ pub struct PolicySet {
     cost_names: Vec<String>,
     /// The same by what they require, if they are too many to ask each.
     index: Option<PolicyIndex>,
-    /// The place of the only policy, if a check under it needs no plan; see [`PlainPolicy`].
-    #[cfg(feature = "tower")]
-    plain: Option<usize>,
 }
 
 /// Sets of more policies are looked up. To ask each of so few takes less time.
@@ -92,8 +89,8 @@ impl PolicySet {
         }
         let mut places = HashMap::with_capacity_and_hasher(rules.len(), RandomState::default());
         for (at, rule) in rules.iter().enumerate() {
-            let name = &rule.policy.name;
-            if places.insert(name.clone(), at).is_some() {
+            let name = rule.policy.name();
+            if places.insert(name.to_owned(), at).is_some() {
                 return Err(Error::policy(format!(
                     "duplicate policy `{name}`: names must be unique; rename one"
                 )));
@@ -107,15 +104,7 @@ impl PolicySet {
         let unnamed: Vec<_> = (0..rules.len()).filter(needs_no_name).collect();
         let listed = || PolicyIndex::new(unnamed.iter().map(|at| (*at, &rules[*at].policy)));
         let index = (unnamed.len() > MOST_ASKED).then(listed);
-        Ok(Self {
-            #[cfg(feature = "tower")]
-            plain: if let [at] = *unnamed { rules[at].is_plain().then_some(at) } else { None },
-            rules,
-            places,
-            unnamed,
-            cost_names,
-            index,
-        })
+        Ok(Self { rules, places, unnamed, cost_names, index })
     }
 
     /// The policies, in the order given.
@@ -147,21 +136,6 @@ impl PolicySet {
         applying.into_iter().map(|at| self.policy(at))
     }
 
-    /// The policy that decides every request that names none and has its attribute, if a check under
-    /// it needs no plan.
-    #[cfg(feature = "tower")]
-    #[inline]
-    pub(crate) fn plain(&self) -> Option<PlainPolicy<'_>> {
-        let place = self.plain?;
-        let Rule { policy, number, .. } = &self.rules[place];
-        Some(PlainPolicy {
-            place,
-            number: *number,
-            policy,
-            attribute: policy.scope.first().map(|name| &**name),
-        })
-    }
-
     pub(crate) fn policy(&self, at: usize) -> &Policy {
         &self.rules[at].policy
     }
@@ -177,10 +151,9 @@ impl PolicySet {
     /// Keeps what policies of another set have learned, unless they count something else.
     pub(crate) fn keep_learned(&mut self, before: &Self) {
         for rule in &mut self.rules {
-            let learned = &mut rule.policy.settled_costs;
-            let known = before.by_name(&rule.policy.name).filter(|known| known.counts == rule.policy.counts);
+            let known = before.by_name(rule.policy.name()).filter(|known| known.counts == rule.policy.counts);
             if let (Some(learned), Some(known)) =
-                (learned, known.and_then(|known| known.settled_costs.as_ref()))
+                (&mut rule.policy.settled_costs, known.and_then(|known| known.settled_costs.as_ref()))
             {
                 *learned = Arc::clone(known);
             }
@@ -223,7 +196,6 @@ impl PolicySet {
     }
 
     /// The policies with their numbers, and the quotas of keys with an override.
-    #[cfg(feature = "snapshot")]
     pub(crate) fn numbered(
         &self,
         secret: &HashSeed,
@@ -309,7 +281,7 @@ impl PolicySet {
     fn obstacle(&self, request: &Request<'_>) -> Option<Obstacle<'_>> {
         if let Some(name) = request.named_policy() {
             let Some(policy) = self.by_name(name) else { return Some(Obstacle::UnknownPolicy) };
-            let missing = policy.scope.iter().find(|attribute| request.value(attribute).is_none());
+            let missing = policy.keys.scope.iter().find(|attribute| request.value(attribute).is_none());
             if let Some(missing) = missing {
                 return (!request.may_lack_attributes()).then_some(Obstacle::MissingAttribute(missing));
             }
@@ -338,29 +310,7 @@ impl PolicySet {
                 Counts::Named(_) | Counts::Requests => {}
             }
         }
-        lacking.map(|(policy, missing)| Error::unknown_cost(unknown, &policy.name, missing))
-    }
-
-    /// What a request would charge if that is one charge, as it mostly is: a plan has room for
-    /// several, and filling and moving that takes longer than to decide on one key.
-    #[inline] // it is returned by way of memory otherwise, which costs as much as finding it
-    pub(crate) fn single_charge<'a>(
-        &'a self,
-        request: &'a Request<'a>,
-        verb: Option<Verb>,
-        terms: Option<&'a HoldTerms>,
-    ) -> Option<Charge<'a>> {
-        if request.own_role() != Role::Deciding {
-            return None;
-        }
-        let mut found = Places::new();
-        let places = self.rules_for(request, &mut found).iter();
-        let mut applying = places.filter(|at| self.policy(**at).applies_to(request));
-        let at = applying.next()?;
-        if applying.next().is_some() || request.names_costs() && self.cannot_decide(request) {
-            return None;
-        }
-        Some(self.charge(*at, 0, request, verb, terms))
+        lacking.map(|(policy, missing)| Error::unknown_cost(unknown, policy.name(), missing))
     }
 
     /// The places of the rules that a request may be under, written to `found` if they are looked
@@ -413,35 +363,25 @@ impl PolicySet {
         }
         Charge {
             number: rule.number,
-            name: &rule.policy.name,
-            #[cfg(feature = "redis")]
-            on_store_error: rule.policy.on_store_error,
             #[cfg(feature = "redis")]
             is_waiting: terms.is_some_and(|terms| terms.is_waiting),
+            #[cfg(feature = "redis")]
+            on_store_error: rule.policy.on_store_error,
             quota,
             instead_of: request.inline_quota().map(|_| own_quota),
             key,
             block,
             part,
             reserve,
-            policy: at,
-            request: number,
+            policy: place(at),
+            request: place(number),
         }
     }
 }
 
-/// The one policy of a set that requests need not name, where a check only asks whether its cost
-/// fits: without conditions, with at most one attribute in its scope, and with one quota for all
-/// keys, which is not one on what is in flight.
-#[cfg(feature = "tower")]
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PlainPolicy<'a> {
-    pub(crate) place: usize,
-    /// What its usage is stored under.
-    pub(crate) number: u32,
-    pub(crate) policy: &'a Policy,
-    /// The attribute of its scope. Without one, all requests share a key.
-    pub(crate) attribute: Option<&'a str>,
+/// Where a policy or a request stands, in few bytes.
+fn place(at: usize) -> u32 {
+    u32::try_from(at).expect("a call has fewer than 2^32 requests, and a set fewer policies")
 }
 
 /// The part of a call that cannot give a permit back: a check asks whether one is free, and a
@@ -488,15 +428,15 @@ impl Changes<'_> {
 
 impl Rule {
     fn new(policy: Policy) -> Result<Self, Error> {
-        let name = &policy.name;
+        let name = policy.name();
         let fits = |what: &str, values: &[OwnedValue]| {
-            if values.len() == policy.scope.len() {
+            if values.len() == policy.keys.scope.len() {
                 return Ok(());
             }
             Err(Error::policy(format!(
                 "policy `{name}`: invalid {what}: has {} values, the scope has {} attributes; give one value for each",
                 values.len(),
-                policy.scope.len()
+                policy.keys.scope.len()
             )))
         };
         let mut overrides = HashMap::with_capacity(policy.overrides.len());
@@ -526,20 +466,6 @@ impl Rule {
         Ok(Self { policy, number: 0, overrides, blocks, by_id: OnceLock::new() })
     }
 
-    /// Whether it can be a [`PlainPolicy`].
-    #[cfg(feature = "tower")]
-    fn is_plain(&self) -> bool {
-        let policy = &self.policy;
-        policy.when.is_empty()
-            && policy.scope.len() <= 1
-            && policy.enforced
-            && policy.excess == Excess::Refuse
-            && policy.counts == Counts::Cost
-            && policy.quota.algorithm() != Algorithm::InFlight
-            && self.overrides.is_empty()
-            && self.blocks.is_empty()
-    }
-
     /// The quota of a key, and its block.
     fn own(&self, key: &Key<'_>) -> (&Quota, Option<&Block>) {
         if self.overrides.is_empty() && self.blocks.is_empty() {
@@ -561,11 +487,11 @@ mod tests {
         Policy::new(name, Quota::per_minute(5)).unwrap()
     }
 
-    fn names<'a>(set: &'a PolicySet, request: &Request<'_>) -> Vec<&'a str> {
+    fn names<'a>(set: &'a PolicySet, request: &'a Request<'a>) -> Vec<&'a str> {
         set.plan(std::slice::from_ref(request), None)
             .charges
             .iter()
-            .map(|charge| set.policy(charge.policy).name())
+            .map(|charge| charge.policy_name())
             .collect()
     }
 

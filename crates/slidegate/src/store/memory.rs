@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use crate::charge::{Charge, Part, PerCharge};
+use crate::charge::{Charge, PerCharge};
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::hold::MAX_HOLDS;
@@ -27,7 +27,6 @@ mod held_keys;
 mod holds;
 mod inline_quotas;
 mod shard;
-#[cfg(feature = "snapshot")]
 pub(crate) mod snapshot;
 mod table;
 
@@ -151,17 +150,11 @@ impl Store for MemoryStore {
         self.wall_time()
     }
 
-    #[inline]
-    fn apply_single(&self, charge: &Charge<'_>) -> Decision {
-        self.apply_single(charge)
-    }
-
     fn quotas_changed(&self, changes: &QuotaChanges<'_>) {
         self.requote(&*(changes.0)(&self.secret));
     }
 }
 
-#[cfg(feature = "snapshot")]
 impl snapshot::InMemory for MemoryStore {
     fn in_memory(&self) -> &MemoryStore {
         self
@@ -297,99 +290,29 @@ impl MemoryStore {
         }
     }
 
-    /// Checks one key of a policy, where nothing but the cost is asked.
-    #[cfg(feature = "tower")]
-    #[inline]
-    pub(crate) fn check_key(&self, policy: u32, key: KeyId, quota: &Quota, cost: u64) -> Decision {
-        let now = self.clock.now();
-        let address = self.address(key, policy);
-        let ShardData { shard, inline_quotas, .. } = &mut *self.lock(self.shard_of(address.place));
-        let call = self.plain_check((address, quota, cost, shard.arrive(now, &self.clock)));
-        inline_quotas.before(&call, None, shard);
-        let decision = shard.apply(&call);
-        inline_quotas.after(&call, false, shard);
-        decision
-    }
-
-    /// The same without the numbers of the decision: whether the cost was charged.
-    #[cfg(feature = "tower")]
-    #[inline]
-    pub(crate) fn admits_key(&self, policy: u32, key: KeyId, quota: &Quota, cost: u64) -> bool {
-        let now = self.clock.now();
-        let address = self.address(key, policy);
-        let ShardData { shard, inline_quotas, .. } = &mut *self.lock(self.shard_of(address.place));
-        let parts = (address, quota, cost, shard.arrive(now, &self.clock));
-        if inline_quotas.is_empty() {
-            return shard.admits((&address, quota, cost, parts.3), || self.plain_check(parts));
-        }
-        let call = self.plain_check(parts);
-        inline_quotas.before(&call, None, shard);
-        let is_allowed = shard.apply(&call).is_allowed();
-        inline_quotas.after(&call, false, shard);
-        is_allowed
-    }
-
-    #[cfg(feature = "tower")]
-    #[inline]
-    fn plain_check<'c>(&'c self, (address, quota, cost, now): (Address, &'c Quota, u64, Moment)) -> Call<'c> {
-        let (accounting, secret) = (&self.accounting, &self.secret);
-        Call { verb: Verb::Check, address, quota, cost, reserve: None, now, accounting, secret }
-    }
-
-    /// Applies one charge without the lists of shards and locks, which would cost as much as the
-    /// decision.
-    pub(crate) fn apply_single(&self, charge: &Charge<'_>) -> Decision {
-        self.end_due_holds(std::slice::from_ref(charge));
-        let now = self.clock.now();
-        let mut call = self.call(charge, now);
-        let ShardData { shard, inline_quotas, .. } = &mut *self.lock(self.shard_of(call.address.place));
-        call.now = shard.arrive(now, &self.clock);
-        inline_quotas.before(&call, charge.instead_of, shard);
-        let hold = charge.new_hold();
-        call.reserve = hold.as_ref();
-        let decision = if charge.part.is_one_step() {
-            shard.apply(&Call { cost: charge.part.asks(), ..call })
-        } else {
-            let parts = std::slice::from_ref(&charge.part);
-            all_or_none(parts, |_, verb, cost| shard.apply(&Call { verb, cost, ..call })).decisions[0]
-        };
-        inline_quotas.after(&call, charge.instead_of.is_some(), shard);
-        decision
-    }
-
     /// Applies all charges of a plan or none. The decisions are in the plan's order.
     pub(crate) fn apply(&self, charges: &[Charge<'_>]) -> PerCharge<Decision> {
         self.end_due_holds(charges);
-        let mut calls = self.calls(charges);
-        let mut locked = self.lock_all(&mut calls);
-        let guards: PerCharge<usize> = calls.iter().map(|call| self.guard_of(&locked, call)).collect();
-        for ((call, charge), guard) in calls.iter().zip(charges).zip(&guards) {
-            let ShardData { shard, inline_quotas, .. } = &mut *locked[*guard].1;
-            inline_quotas.before(call, charge.instead_of, shard);
+        let mut locked = self.lock_charges(charges);
+        let has_inline = charges.iter().any(|charge| charge.instead_of.is_some())
+            || locked.shards.iter().any(|(_, data)| !data.inline_quotas.is_empty());
+        if has_inline {
+            for (at, charge) in charges.iter().enumerate() {
+                let (ShardData { shard, inline_quotas, .. }, call) = locked.key(at, charge.quota);
+                inline_quotas.before(&call, charge.instead_of, shard);
+            }
         }
-        let decisions = if charges.iter().all(|charge| charge.part.is_plain_check()) {
-            // As `all_or_none`, but the first pass only asks whether the costs fit.
-            let mut all = charges.iter().zip(&calls).zip(&guards);
-            let fits = all.all(|((charge, call), guard)| {
-                let peek = (Verb::Peek, call.cost);
-                !charge.part.enforced || on_locked(&mut locked[*guard], charge, call, peek, Shard::fits)
-            });
-            let verb = if fits { Verb::Check } else { Verb::Peek };
-            let all = charges.iter().zip(&calls).zip(&guards);
-            let decided = all.map(|((charge, call), guard)| {
-                on_locked(&mut locked[*guard], charge, call, (verb, call.cost), Shard::apply)
-            });
-            decided.collect()
-        } else {
-            let parts: PerCharge<Part> = charges.iter().map(|charge| charge.part).collect();
-            let apply = |at: usize, verb, cost| {
-                on_locked(&mut locked[guards[at]], &charges[at], &calls[at], (verb, cost), Shard::apply)
-            };
-            all_or_none(&parts, apply).decisions
-        };
-        for ((call, charge), guard) in calls.iter().zip(charges).zip(&guards) {
-            let ShardData { shard, inline_quotas, .. } = &mut *locked[*guard].1;
-            inline_quotas.after(call, charge.instead_of.is_some(), shard);
+        let decisions = all_or_none(charges, |at, verb, cost| {
+            let hold = charges[at].new_hold();
+            let (data, call) = locked.key(at, charges[at].quota);
+            data.shard.apply(&Call { verb, cost, reserve: hold.as_ref(), ..call })
+        })
+        .decisions;
+        if has_inline {
+            for (at, charge) in charges.iter().enumerate() {
+                let (ShardData { shard, inline_quotas, .. }, call) = locked.key(at, charge.quota);
+                inline_quotas.after(&call, charge.instead_of.is_some(), shard);
+            }
         }
         decisions
     }
@@ -418,11 +341,10 @@ impl MemoryStore {
 
     /// Removes the plan's keys. Returns whether anything still counted.
     pub(crate) fn reset(&self, charges: &[Charge<'_>]) -> bool {
-        let mut calls = self.calls(charges);
-        let mut locked = self.lock_all(&mut calls);
-        calls.iter().fold(false, |counted, call| {
-            let guard = self.guard_of(&locked, call);
-            locked[guard].1.shard.forget(call) || counted
+        let mut locked = self.lock_charges(charges);
+        charges.iter().enumerate().fold(false, |counted, (at, charge)| {
+            let (data, call) = locked.key(at, charge.quota);
+            data.shard.forget(&call) || counted
         })
     }
 
@@ -450,15 +372,10 @@ impl MemoryStore {
 
     /// The full usage of the plan's keys, in its order.
     pub(crate) fn inspect(&self, charges: &[Charge<'_>]) -> Vec<KeyInspection> {
-        let mut calls = self.calls(charges);
-        let mut locked = self.lock_all(&mut calls);
-        let found = calls.iter().map(|call| {
-            let guard = self.guard_of(&locked, call);
-            let ShardData { shard, inline_quotas, .. } = &mut *locked[guard].1;
-            match inline_quotas.quota(&call.address) {
-                Some(quota) => shard.inspect(&Call { quota: &quota, ..*call }),
-                None => shard.inspect(call),
-            }
+        let mut locked = self.lock_charges(charges);
+        let found = charges.iter().enumerate().map(|(at, charge)| {
+            let (data, call) = locked.key(at, charge.quota);
+            data.on_key(&Call { cost: charge.part.cost, ..call }, |shard, call| shard.inspect(call))
         });
         found.collect()
     }
@@ -487,28 +404,8 @@ impl MemoryStore {
     }
 
     /// The seed of the keys' hashes.
-    #[cfg(any(feature = "redis", feature = "snapshot", feature = "tower", feature = "wait"))]
     pub(crate) fn secret(&self) -> &HashSeed {
         &self.secret
-    }
-
-    fn calls<'c>(&'c self, charges: &'c [Charge<'_>]) -> PerCharge<Call<'c>> {
-        let now = self.clock.now();
-        charges.iter().map(|charge| self.call(charge, now)).collect()
-    }
-
-    fn call<'c>(&'c self, charge: &Charge<'c>, now: Timestamp) -> Call<'c> {
-        Call {
-            verb: charge.part.verb,
-            address: self.address(charge.key.id(&self.secret), charge.number),
-            quota: charge.quota,
-            cost: charge.part.cost,
-            reserve: None,
-            // Set again under the lock.
-            now: Moment { at: now, wall: now },
-            accounting: &self.accounting,
-            secret: &self.secret,
-        }
     }
 
     #[inline]
@@ -529,48 +426,85 @@ impl MemoryStore {
         self.shards[at].0.lock()
     }
 
-    /// Locks every shard of these calls once, in ascending order, and sets all calls to the same
-    /// time.
-    fn lock_all(&self, calls: &mut [Call<'_>]) -> Locked<'_> {
-        let mut shards: PerCharge<usize> =
-            calls.iter().map(|call| self.shard_of(call.address.place)).collect();
+    #[inline]
+    fn lock_charges(&self, charges: &[Charge<'_>]) -> LockedKeys<'_> {
+        self.lock_keys(charges.iter().map(|charge| (charge.key.id(&self.secret), charge.number)))
+    }
+
+    /// Locks every shard of these keys once, in ascending order, and reads the time at which to
+    /// decide on all of them.
+    #[inline]
+    fn lock_keys(&self, keys: impl Iterator<Item = (KeyId, u32)>) -> LockedKeys<'_> {
+        let now = self.clock.now();
+        let mut locked = LockedKeys {
+            store: self,
+            keys: PerCharge::new(),
+            shards: PerCharge::new(),
+            now: Moment { at: now, wall: now },
+        };
+        let mut shards = PerCharge::<usize>::new();
+        for (id, policy) in keys {
+            let address = self.address(id, policy);
+            let shard = self.shard_of(address.place);
+            locked.keys.push((address, shard));
+            shards.push(shard);
+        }
         shards.sort_unstable();
         shards.dedup();
-        let mut locked: Locked<'_> = shards.into_iter().map(|at| (at, self.lock(at))).collect();
-        if let Some(first) = calls.first() {
-            let arrive = |now: Moment, kept: &mut ShardData| kept.shard.arrive(now.at, &self.clock);
-            let now = locked.iter_mut().fold(first.now, |now, (_, kept)| arrive(now, kept));
-            calls.iter_mut().for_each(|call| call.now = now);
+        for at in shards {
+            let mut data = self.lock(at);
+            locked.now = data.shard.arrive(locked.now.at, &self.clock);
+            locked.shards.push((at, data));
         }
         locked
     }
+}
 
-    /// The index of a call's shard among the locked shards.
-    fn guard_of(&self, locked: &Locked<'_>, call: &Call<'_>) -> usize {
-        let shard = self.shard_of(call.address.place);
-        locked.iter().position(|(at, _)| *at == shard).expect("the shard of every call is locked")
+/// Keys whose shards are locked.
+struct LockedKeys<'s> {
+    store: &'s MemoryStore,
+    /// Each key, and which of the shards it is in.
+    keys: PerCharge<(Address, usize)>,
+    shards: PerCharge<(usize, MutexGuard<'s, ShardData>)>,
+    now: Moment,
+}
+
+impl<'s> LockedKeys<'s> {
+    /// The shard of a key, and a peek at it that costs nothing.
+    #[inline]
+    fn key<'q>(&mut self, at: usize, quota: &'q Quota) -> (&mut ShardData, Call<'q>)
+    where
+        's: 'q,
+    {
+        let (address, shard) = self.keys[at];
+        let (accounting, secret) = (&self.store.accounting, &self.store.secret);
+        let call = Call {
+            verb: Verb::Peek,
+            address,
+            quota,
+            cost: 0,
+            reserve: None,
+            now: self.now,
+            accounting,
+            secret,
+        };
+        let found = self.shards.binary_search_by_key(&shard, |(at, _)| *at);
+        (&mut self.shards[found.expect("the shard of every key is locked")].1, call)
     }
 }
 
-/// Runs an operation on the shard of a charge, with this verb and cost.
-#[inline]
-fn on_locked<T>(
-    (_, data): &mut LockedShard<'_>,
-    charge: &Charge<'_>,
-    call: &Call<'_>,
-    (verb, cost): (Verb, u64),
-    run: impl FnOnce(&mut Shard, &Call<'_>) -> T,
-) -> T {
-    let hold = charge.new_hold();
-    run(&mut data.shard, &Call { verb, cost, reserve: hold.as_ref(), ..*call })
+impl ShardData {
+    /// Runs this on a key, under the inline quota that it has.
+    fn on_key<T>(&mut self, call: &Call<'_>, run: impl FnOnce(&mut Shard, &Call<'_>) -> T) -> T {
+        match self.inline_quotas.quota(&call.address) {
+            Some(quota) => run(&mut self.shard, &Call { quota: &quota, ..*call }),
+            None => run(&mut self.shard, call),
+        }
+    }
 }
 
 /// The old and the new quota of a policy's key; `None` if its quota did not change.
 pub(crate) type Requote<'q> = &'q dyn Fn(u32, KeyId) -> Option<(Quota, Quota)>;
-
-/// Locked shards with their numbers, in ascending order.
-type Locked<'a> = PerCharge<LockedShard<'a>>;
-type LockedShard<'a> = (usize, MutexGuard<'a, ShardData>);
 
 impl Default for MemoryStore {
     fn default() -> Self {

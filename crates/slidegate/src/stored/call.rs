@@ -7,12 +7,9 @@ use smallvec::SmallVec;
 
 #[cfg(any(feature = "redis", test))]
 use super::quota_bytes::quota_bytes;
-#[cfg(feature = "stored-values")]
 use super::quota_bytes::{quota_length, read_quota};
-#[cfg(feature = "stored-values")]
 use super::write::number;
 use crate::charge::{Excess, Part};
-#[cfg(feature = "stored-values")]
 use crate::hold::EndedHold;
 use crate::hold::{HoldChange, NewHold, Unsettled};
 use crate::quota::{Algorithm, Quota};
@@ -29,11 +26,9 @@ pub(crate) const MAX_REQUESTS: usize = 2048;
 /// The own cost of a part that has none.
 const NO_COST: u64 = (1 << 56) - 1;
 /// Bytes of a hold that is made: id, time, and whether it is dropped at its end.
-#[cfg(feature = "stored-values")]
 const HOLD: usize = 14;
 /// Bytes of a change: the hold's id, the number of the change, the total cost, its time, what was held
 /// in all, its end, whether it is dropped at its end, and when it was made.
-#[cfg(feature = "stored-values")]
 const CHANGE: usize = 8 + 1 + 7 + 5 + 7 + 7 + 1 + 7;
 /// Numbers of changes.
 const SETTLE: u8 = 1;
@@ -223,10 +218,8 @@ impl KeyChange {
 }
 
 /// Reads the fields of a call, one after the other.
-#[cfg(feature = "stored-values")]
 struct Reader<'c>(&'c [u8]);
 
-#[cfg(feature = "stored-values")]
 impl<'c> Reader<'c> {
     fn bytes(&mut self, length: usize) -> Option<&'c [u8]> {
         let (bytes, rest) = self.0.split_at_checked(length)?;
@@ -267,7 +260,6 @@ impl<'c> Reader<'c> {
     }
 }
 
-#[cfg(feature = "stored-values")]
 fn unsettled(is_dropped: u8) -> Option<Unsettled> {
     match is_dropped {
         0 => Some(Unsettled::Charge),
@@ -276,7 +268,6 @@ fn unsettled(is_dropped: u8) -> Option<Unsettled> {
     }
 }
 
-#[cfg(feature = "stored-values")]
 impl DecideCall {
     /// Reads a call. `None` if it is not one of this version, or if it is out of bounds: 1024 keys,
     /// 2048 requests, counts up to 2^53 - 1.
@@ -333,7 +324,6 @@ impl DecideCall {
     }
 }
 
-#[cfg(feature = "stored-values")]
 impl CallPart {
     /// Reads a part. `quotas` has those of the keys so far.
     fn read(fields: &mut Reader<'_>, has_holds: bool, quotas: &mut SmallVec<[Quota; 4]>) -> Option<Self> {
@@ -383,12 +373,10 @@ impl CallPart {
     }
 }
 
-#[cfg(feature = "stored-values")]
 fn one_of<T: Copy>(letter: u8, all: &[(u8, T)]) -> Option<T> {
     all.iter().find(|(one, _)| *one == letter).map(|(_, meaning)| *meaning)
 }
 
-#[cfg(feature = "stored-values")]
 impl ChangeCall {
     /// Reads a call. `None` if it is not one of this version, or if it is out of bounds: 1024 keys,
     /// counts up to 2^53 - 1.
@@ -421,7 +409,6 @@ impl ChangeCall {
     }
 }
 
-#[cfg(feature = "stored-values")]
 impl KeyChange {
     fn read(quota: Quota, bytes: &[u8]) -> Option<Self> {
         let mut fields = Reader(bytes);
@@ -447,7 +434,7 @@ impl KeyChange {
     }
 }
 
-#[cfg(all(test, feature = "stored-values"))]
+#[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use std::time::Duration;

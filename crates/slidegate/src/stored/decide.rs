@@ -392,7 +392,7 @@ mod tests {
             }
         }
 
-        /// The module runs inside of other people's Redis: no value may end it, and one that cannot
+        /// The module runs inside other people's Redis: no value may end it, and one that cannot
         /// be used stays as it is, beside keys that can.
         #[test]
         fn any_values_are_decided_or_refused(

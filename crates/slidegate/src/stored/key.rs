@@ -249,7 +249,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
 
-        /// The module runs inside of other people's Redis: no value may end it, and what it writes
+        /// The module runs inside other people's Redis: no value may end it, and what it writes
         /// must be a value that it reads.
         #[test]
         fn any_value_is_decided_or_refused(

@@ -6,7 +6,6 @@
 use crate::quota::{Algorithm, Quota, QuotaFields};
 
 /// Bytes of the letter, the window and the limit.
-#[cfg(feature = "stored-values")]
 const COMMON: usize = 14;
 
 /// The algorithm's letter in scripts and in the module's commands.
@@ -36,7 +35,6 @@ pub(crate) fn quota_bytes(quota: &Quota) -> Vec<u8> {
 }
 
 /// Bytes of a quota that begins with this letter.
-#[cfg(feature = "stored-values")]
 pub(super) fn quota_length(first: u8) -> Option<usize> {
     let own = match first {
         b'L' => 2,
@@ -49,14 +47,12 @@ pub(super) fn quota_length(first: u8) -> Option<usize> {
 
 /// Reads the quota of a rate. `None` if it is invalid, or its counts are above 2^53 - 1, the most that
 /// a script can count.
-#[cfg(feature = "stored-values")]
 #[must_use]
 pub fn quota_of(bytes: &[u8]) -> Option<Quota> {
     read_quota(bytes).filter(|quota| quota.algorithm() != Algorithm::InFlight)
 }
 
 /// The same, or a limit on what is in flight.
-#[cfg(feature = "stored-values")]
 pub(super) fn read_quota(bytes: &[u8]) -> Option<Quota> {
     let number = |from: usize, to: usize| super::write::number(&bytes[from..to]);
     let is_of = |one: &Algorithm| bytes.starts_with(letter(*one).as_bytes());
@@ -77,7 +73,7 @@ pub(super) fn read_quota(bytes: &[u8]) -> Option<Quota> {
     fields.quota().filter(|_| is_countable)
 }
 
-#[cfg(all(test, feature = "stored-values"))]
+#[cfg(test)]
 mod tests {
     use std::time::Duration;
 

@@ -192,7 +192,6 @@ const CYCLES: &[(&str, &[&str], &str)] = &[
         &["api", "commands", "value"],
         "the entry points that the server calls are in the file with unsafe code",
     ),
-    ("slidegate", &["time"], "the clock and the discipline that steers it share the time scale"),
 ];
 
 fn library() -> SourceTree {

@@ -29,7 +29,6 @@ mod allocation;
 mod figures;
 mod memory;
 mod memory_bytes;
-#[cfg(feature = "snapshot")]
 mod snapshots;
 
 mod client_addr;

@@ -4,9 +4,7 @@ use slidegate::store::{
     Charge, HeldCharge, HoldAnswers, HoldCall, HoldStore, KeyInspection, ManagedStore, PolicyReset,
     QuotaChanges, Remote, ResetCursor, Store, StoreDecisions, StoredPolicy, TicketKeyBytes, TicketSecret,
 };
-use slidegate::{
-    Decision, Error, FallbackStore, InMemory, MemoryStore, Quota, RedisStore, Ticket, Timestamp,
-};
+use slidegate::{Error, FallbackStore, InMemory, MemoryStore, Quota, RedisStore, Ticket, Timestamp};
 
 /// The store that the configuration selects.
 #[derive(Debug)]
@@ -59,16 +57,6 @@ impl Store for AnyStore {
 
     fn wall_time(&self) -> Timestamp {
         on_store!(self, store => store.wall_time())
-    }
-
-    #[inline]
-    fn is_immediate(&self) -> bool {
-        on_store!(self, store => store.is_immediate())
-    }
-
-    #[inline]
-    fn apply_single(&self, charge: &Charge<'_>) -> Decision {
-        on_store!(self, store => store.apply_single(charge))
     }
 
     fn check_quota(&self, quota: &Quota) -> Result<(), Error> {

@@ -6,7 +6,6 @@
 use std::fmt::Debug;
 
 use super::ring::{Ring, Widths, add, array, cost_bytes, timestamp_bytes};
-#[cfg(feature = "snapshot")]
 use crate::algorithm::saved::Input;
 use crate::quota::Quota;
 
@@ -193,7 +192,6 @@ impl Entries for PackedEntries {
     }
 }
 
-#[cfg(feature = "snapshot")]
 impl PackedEntries {
     /// Writes the entries with their distances to the newest, oldest first.
     pub(super) fn save(&self, newest: u64, out: &mut Vec<u8>) {

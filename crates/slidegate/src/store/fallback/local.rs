@@ -72,8 +72,8 @@ impl LocalDecisions {
             })
             .collect();
         let left = with_denials(charges, |at| {
-            let Charge { on_store_error, part, .. } = &charges[at];
-            *on_store_error == OnStoreError::Deny && part.verb.is_question() && part.cost > 0
+            let Charge { part, .. } = &charges[at];
+            charges[at].on_store_error == OnStoreError::Deny && part.verb.is_question() && part.cost > 0
         });
         let is_local = |charge: &Charge<'_>| charge.on_store_error == OnStoreError::Local;
         // Where a request of those that deny together is let through, they cannot deny.

@@ -5,7 +5,6 @@ use std::sync::{Arc, OnceLock};
 use super::accounting::Accounting;
 use super::inline_quotas::InlineQuotas;
 use super::shard::Shard;
-#[cfg(feature = "snapshot")]
 use super::snapshot;
 use super::{MemoryStore, PaddedShard, ShardData};
 use crate::key::HashSeed;
@@ -20,7 +19,6 @@ pub struct MemoryStoreBuilder {
     max_keys: Option<usize>,
     pub(super) max_bytes: Option<usize>,
     /// What the identities of keys depend on.
-    #[cfg(feature = "snapshot")]
     identity_seed: Option<[u8; 16]>,
 }
 
@@ -30,7 +28,6 @@ impl MemoryStoreBuilder {
             clock: TimeSource::System(SystemClock::new()),
             max_keys: None,
             max_bytes: None,
-            #[cfg(feature = "snapshot")]
             identity_seed: None,
         }
     }
@@ -110,7 +107,6 @@ impl MemoryStoreBuilder {
 
     /// Makes the store identify keys as that of a snapshot did, so that it can be
     /// [restored](crate::Gate::restore).
-    #[cfg(feature = "snapshot")]
     #[must_use]
     pub fn for_snapshot(mut self, snapshot: &snapshot::Snapshot) -> Self {
         self.identity_seed = Some(snapshot.identity_seed());
@@ -118,7 +114,6 @@ impl MemoryStoreBuilder {
     }
 
     fn seed(&self) -> HashSeed {
-        #[cfg(feature = "snapshot")]
         if let Some(seed) = self.identity_seed {
             return HashSeed::with_identity_seed(seed);
         }

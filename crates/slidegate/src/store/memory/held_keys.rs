@@ -121,7 +121,6 @@ impl HeldKeys {
     }
 
     /// Visits some keys, as [`Table::visit`].
-    #[cfg(feature = "snapshot")]
     pub(super) fn visit(
         &self,
         from: u32,

@@ -2,9 +2,6 @@
 
 mod eviction;
 mod held;
-#[cfg(feature = "tower")]
-mod plain;
-#[cfg(feature = "snapshot")]
 mod saved;
 
 use super::Requote;
@@ -12,7 +9,7 @@ use super::accounting::{Accounting, allocated};
 use super::held_keys::{HeldKeys, KeyHolds};
 use super::table::{Removed, Slot, Table, Tick, Value, first_table_bytes};
 use crate::algorithm::{
-    self, Done, InFlight, State, decision, fits, for_algorithm, for_each_rate, inspect_with_holds, perform,
+    self, Done, InFlight, State, decision, for_algorithm, for_each_rate, inspect_with_holds, perform,
 };
 use crate::decision::Decision;
 use crate::hold::NewHold;
@@ -25,7 +22,6 @@ use crate::usage::KeyInspection;
 use crate::verb::Verb;
 use held::open_hold;
 
-#[cfg(feature = "snapshot")]
 pub(super) use saved::{Copy, Restored, Saved};
 
 /// The identity of a policy's key, with its hash.
@@ -184,31 +180,6 @@ impl Shard {
             return self.apply_beside_holds(call);
         }
         for_algorithm!(call.quota.algorithm(), S => self.apply_to::<S>(call))
-    }
-
-    /// Whether a check that this call peeks at would be allowed.
-    #[inline]
-    pub(super) fn fits(&mut self, call: &Call<'_>) -> bool {
-        if self.held.is_some() || call.reserve.is_some() {
-            return self.apply_beside_holds(call).is_allowed();
-        }
-        for_algorithm!(call.quota.algorithm(), S => self.fits_in::<S>(call))
-    }
-
-    #[inline(always)] // as `apply_to`
-    fn fits_in<S: Stored>(&mut self, call: &Call<'_>) -> bool {
-        let Call { quota, cost, now, .. } = *call;
-        let table = S::table(self);
-        let Some(at) = table.find(&call.address) else { return cost <= quota.capacity() };
-        let state = &mut table.slot(at).state;
-        let heap_bytes = State::heap_bytes(state);
-        let settled = state.settle(quota, time_for::<S>(now).as_micros());
-        let fits = fits(state, quota, settled, cost);
-        let heap_bytes_now = State::heap_bytes(state);
-        if heap_bytes_now != heap_bytes {
-            self.resized(heap_bytes, heap_bytes_now, call);
-        }
-        fits
     }
 
     #[inline(always)] // as `decision`

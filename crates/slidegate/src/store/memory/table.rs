@@ -126,18 +126,15 @@ impl<S> Slot<S> {
         self.policy_and_rank >> 8
     }
 
-    #[cfg(feature = "snapshot")]
     pub(super) fn id(&self) -> KeyId {
         self.id
     }
 
-    #[cfg(feature = "snapshot")]
     pub(super) fn expires(&self) -> Tick {
         self.expires
     }
 
     /// Whether it was used more than once.
-    #[cfg(feature = "snapshot")]
     pub(super) fn is_repeated(&self) -> bool {
         self.policy_and_rank & REPEATED != 0
     }
@@ -183,7 +180,6 @@ impl<S: Value> Table<S> {
     }
 
     /// Number of slots.
-    #[cfg(feature = "snapshot")]
     pub(super) fn slots(&self) -> usize {
         self.slots.len()
     }
@@ -324,7 +320,6 @@ impl<S: Value> Table<S> {
     /// Visits the keys whose hash has a lower half from `from` on, as far as their home is among the
     /// next `slots`. Returns where to continue, or `None` after the last. As the lower half orders the
     /// homes of tables of any size, each key is visited once although the table changes in between.
-    #[cfg(feature = "snapshot")]
     pub(super) fn visit(
         &self,
         from: u32,
@@ -524,7 +519,6 @@ mod tests {
 
     /// A key that a snapshot misses starts with its full limit, and one that it has twice is no key.
     #[test]
-    #[cfg(feature = "snapshot")]
     fn every_key_is_visited_once_although_the_table_changes_in_between() {
         let secret = HashSeed::random();
         for (keys, slots) in [(0, 3), (1, 1), (7, 1), (50, 4), (900, 32), (900, 1), (5000, 256)] {

@@ -111,7 +111,7 @@ impl Subjects {
         let cost = charges.first().map(|charge| charge.part.cost);
         let mut subjects = SmallVec::<[Subject; 2]>::new();
         for (at, charge) in charges.iter().enumerate() {
-            let name = names.name(charge.name, &charge.key);
+            let name = names.name(&charge.key);
             let key = subjects.iter().position(|known| known.name == name).unwrap_or(at);
             subjects.push(Subject {
                 name,

@@ -51,7 +51,7 @@ impl<'t> HeldKey<'t> {
         } else {
             bytes.push(0);
         }
-        bytes.extend_from_slice(&names.name(held.charge.name, &held.charge.key));
+        bytes.extend_from_slice(&names.name(&held.charge.key));
         bytes
     }
 

@@ -34,7 +34,7 @@ impl RedisStore {
     ) -> Result<Vec<KeyInspection>, Failure> {
         let mut found = Vec::with_capacity(charges.len());
         for charge in charges {
-            let name = self.names.name(charge.name, &charge.key);
+            let name = self.names.name(&charge.key);
             let deadline = instant() + PATIENCE;
             let transport = &self.calls.transport;
             let get = async |name: &[u8]| {

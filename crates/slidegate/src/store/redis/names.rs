@@ -47,7 +47,8 @@ impl Names {
     }
 
     /// The name of a key. It is unique across all policies.
-    pub(crate) fn name(&self, policy: &str, key: &Key<'_>) -> Vec<u8> {
+    pub(crate) fn name(&self, key: &Key<'_>) -> Vec<u8> {
+        let policy = &key.space.policy;
         let mut name = Vec::with_capacity(PREFIX.len() + policy.len() + 32);
         name.extend_from_slice(PREFIX.as_bytes());
         if let Some(value) = self.hash_tag.as_deref().and_then(|attribute| key.request.value(attribute)) {
@@ -59,7 +60,7 @@ impl Names {
         name.extend_from_slice(policy.as_bytes());
         name.push(b':');
         let start = name.len();
-        if self.always_hashed && !key.scope.is_empty() || !push_plain(&mut name, key) {
+        if self.always_hashed && !key.space.scope.is_empty() || !push_plain(&mut name, key) {
             name.truncate(start);
             name.push(b'#');
             push_hash(&mut name, self.hash(&key.canonical()));
@@ -166,7 +167,7 @@ fn canonical_of(value: Value<'_>) -> Vec<u8> {
 /// with a leading `@`.
 fn push_plain(name: &mut Vec<u8>, key: &Key<'_>) -> bool {
     let start = name.len();
-    if key.scope.is_empty() {
+    if key.space.scope.is_empty() {
         name.push(b'*');
         return true;
     }
@@ -209,6 +210,7 @@ fn push_hash(name: &mut Vec<u8>, hash: [u8; 16]) {
 mod tests {
     use super::*;
     use crate::client_addr::Ipv6Prefix;
+    use crate::key::KeySpace;
     use crate::request::Request;
     use std::collections::HashMap;
 
@@ -221,7 +223,9 @@ mod tests {
         let scope: Vec<_> = (0..values.len()).map(|n| n.to_string()).collect();
         let values = values.iter().map(|value| -> Value<'v> { (*value).into() });
         let request = scope.iter().zip(values).fold(Request::new(), |r, (name, value)| r.with(name, value));
-        names.name("p", &Key { scope: &scope, request: &request, ipv6_prefix: Ipv6Prefix::default() })
+        let space =
+            KeySpace { policy: "p".to_owned(), scope: scope.clone(), ipv6_prefix: Ipv6Prefix::default() };
+        names.name(&Key { space: &space, request: &request })
     }
 
     /// Two users with one name would share a limit; an id that opens a hash tag would choose its
