@@ -60,8 +60,8 @@ impl Evidence {
 
     /// Notes what a batch has of the attributes that policies ask for.
     pub(crate) fn take(&mut self, batch: &EntryBatch) {
-        for (column, occurred) in self.occurred.iter_mut().enumerate() {
-            *occurred |= batch.has_any(column);
+        for (occurred, in_batch) in self.occurred.iter_mut().zip(batch.occurred()) {
+            *occurred |= in_batch;
         }
     }
 
@@ -112,8 +112,11 @@ impl Evidence {
         let needed = needed.map(|(name, _)| name).chain(policy.scope_attributes());
         let mut missing: Vec<&str> = Vec::new();
         for name in needed {
-            let has_occurred =
-                self.names.iter().zip(&self.occurred).any(|(known, occurred)| *occurred && known.is(name));
+            let has_occurred = self
+                .names
+                .iter()
+                .zip(&self.occurred)
+                .any(|(known, occurred)| *occurred && known.name == *name);
             if !has_occurred && !missing.contains(&name.as_str()) {
                 missing.push(name);
             }

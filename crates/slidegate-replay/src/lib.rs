@@ -44,16 +44,13 @@ mod stats;
 
 mod batch;
 mod compare;
-mod compiled;
 mod decider;
-mod denied_keys;
 mod diff;
 mod evidence;
-mod identity;
+mod keys;
 mod pass;
 mod reservations;
 mod scenario;
-mod store;
 mod sweep;
 mod timeline;
 

@@ -9,13 +9,12 @@ use serde::Serialize;
 use slidegate::{Policy, format_window};
 
 use crate::compare::share;
-use crate::denied_keys::DeniedKey;
 use crate::each::rfc3339;
 use crate::evidence::{Evidence, Missing};
+use crate::keys::DeniedKey;
 use crate::reservations::{PolicyReservations, ReservationCounts, Reservations, holds};
 use crate::scenario::{Scenario, ScenarioRole};
 use crate::stats::{LogStats, LogSummary};
-use crate::store::UsageDistribution;
 use crate::sweep::{Sweep, SweepPoint};
 use crate::timeline::TimeAxis;
 
@@ -466,9 +465,7 @@ impl PolicyReservationsOutcome {
 impl PolicyOutcome {
     fn of(scenario: &Scenario, at: usize, policy: &Policy, axis: TimeAxis, top: usize) -> Self {
         let counts = &scenario.tally.policies[at];
-        let (keys, has_more_keys) = scenario.keys(at);
-        let UsageDistribution { tenths, denied } = scenario.usage(at);
-        let most_denied = counts.denied_keys.most_denied(top);
+        let seen = &counts.keys;
         Self {
             name: policy.name().to_owned(),
             description: scenario.words().policy(policy),
@@ -479,13 +476,13 @@ impl PolicyOutcome {
             seen: counts.seen,
             allowed: counts.seen - counts.denied,
             denied: counts.denied,
-            keys,
-            has_more_keys,
-            denied_keys: counts.denied_keys.count,
-            denials_not_kept: counts.denied_keys.denials_not_kept,
-            usage: UsageOutcome { allowed_keys_by_tenth: tenths, denied_keys: denied },
+            keys: seen.keys.len() as u64,
+            has_more_keys: seen.keys.is_full(),
+            denied_keys: seen.denied,
+            denials_not_kept: seen.denials_not_kept,
+            usage: UsageOutcome { allowed_keys_by_tenth: seen.allowed_by_tenth(), denied_keys: seen.denied },
             denied_over_time: if counts.denied == 0 { Vec::new() } else { counts.timeline.on(axis) },
-            most_denied: most_denied.into_iter().map(|key| KeyOutcome::of(key, axis)).collect(),
+            most_denied: seen.most_denied(top).into_iter().map(|key| KeyOutcome::of(key, axis)).collect(),
             truth: None,
             reservations: scenario
                 .reservations()

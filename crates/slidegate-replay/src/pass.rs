@@ -90,20 +90,7 @@ impl<J: Job> Pass<J> {
     /// # Errors
     /// As for [`push`](Self::push).
     pub(crate) fn push_all(&mut self, entries: Entries<'_>) -> io::Result<()> {
-        let Entries { block, mut records } = entries;
-        let mut entries = entries.iter();
-        while !records.is_empty() {
-            let is_first_of_batch = self.batch.is_empty();
-            let taken = self.batch.extend(Entries { block, records });
-            records = &records[taken..];
-            for (at, entry) in entries.by_ref().take(taken).enumerate() {
-                self.evidence.examine(&entry, is_first_of_batch && at == 0);
-            }
-            if self.batch.is_full() {
-                self.decide()?;
-            }
-        }
-        Ok(())
+        entries.iter().try_for_each(|entry| self.push(&entry))
     }
 
     fn decide(&mut self) -> io::Result<()> {

@@ -17,7 +17,6 @@ use slidegate::{
 
 use crate::batch::BatchEntry;
 use crate::call::{ChangeKind, RecordedChange, RecordedReservation};
-use crate::store::ReplayStore;
 
 /// Most reservations that are open at once, in each scenario: about 0.5 kB each. One more settles
 /// another one early.
@@ -179,18 +178,23 @@ pub(crate) fn without_cost<'r>(request: &Request<'r>) -> Request<'r> {
 }
 
 impl Reservations {
-    /// None open. With `keeps_requests`, each is settled together with its request.
-    pub(crate) fn new(policies: &PolicySet, keeps_requests: bool) -> Self {
-        Self::bounded(policies, keeps_requests, MAX_OPEN)
+    /// None open.
+    pub(crate) fn new(policies: &PolicySet) -> Self {
+        Self::bounded(policies, MAX_OPEN)
+    }
+
+    /// The same, and each is settled together with its request.
+    pub(crate) fn keeping_requests(self) -> Self {
+        Self { keeps_requests: true, ..self }
     }
 
     /// The same with at most so many open at once.
-    pub(crate) fn bounded(policies: &PolicySet, keeps_requests: bool, max_open: usize) -> Self {
+    pub(crate) fn bounded(policies: &PolicySet, max_open: usize) -> Self {
         Self {
             open: BinaryHeap::new(),
             max_open,
             made: 0,
-            keeps_requests,
+            keeps_requests: false,
             recorded: HashMap::new(),
             recorded_ends: BinaryHeap::new(),
             recorded_ended: VecDeque::new(),
@@ -238,7 +242,7 @@ impl Reservations {
     /// Decides a request as a reservation, which is open from now on if it is admitted.
     pub(crate) fn reserve<'r>(
         &mut self,
-        gate: &Gate<ReplayStore>,
+        gate: &Gate,
         now: Timestamp,
         entry: BatchEntry,
         request: &'r Request<'r>,
@@ -296,7 +300,7 @@ impl Reservations {
     /// Decides a reservation that was recorded. One that is known was sent again: nothing is held.
     pub(crate) fn reserve_recorded<'r>(
         &mut self,
-        gate: &Gate<ReplayStore>,
+        gate: &Gate,
         requests: &'r [Request<'r>],
         recorded: &RecordedReservation,
     ) -> Decisions<'r> {
@@ -341,7 +345,7 @@ impl Reservations {
     /// Carries out a change that was recorded. Nothing if this replay denied the reservation.
     pub(crate) fn change_recorded(
         &mut self,
-        gate: &Gate<ReplayStore>,
+        gate: &Gate,
         change: &RecordedChange,
         on_settled: impl FnOnce(Settled<'_>),
     ) {
@@ -403,7 +407,7 @@ impl Reservations {
     /// Carries out the event of a reservation at this time: extends it, or settles it.
     pub(crate) fn proceed(
         &mut self,
-        gate: &Gate<ReplayStore>,
+        gate: &Gate,
         now: Timestamp,
         mut one: OpenReservation,
         on_settled: impl FnOnce(Settled<'_>),
