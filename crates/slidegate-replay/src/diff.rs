@@ -140,7 +140,7 @@ impl Diff {
         self.pass.push(entry).expect("a diff writes nothing");
     }
 
-    /// Takes several entries: the same as [`push`](Self::push) of each, in less time.
+    /// Takes several entries: the same as [`push`](Self::push) of each.
     pub fn push_all(&mut self, entries: Entries<'_>) {
         self.pass.push_all(entries).expect("a diff writes nothing");
     }

@@ -90,7 +90,7 @@ impl<J: Job> Pass<J> {
     /// # Errors
     /// As for [`push`](Self::push).
     pub(crate) fn push_all(&mut self, entries: Entries<'_>) -> io::Result<()> {
-        entries.iter().try_for_each(|entry| self.push(&entry))
+        entries.iter().try_for_each(|entry| self.push(entry))
     }
 
     fn decide(&mut self) -> io::Result<()> {

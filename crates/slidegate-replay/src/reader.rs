@@ -8,7 +8,6 @@
 //! Memory is bounded for any log: blocks of lines, and the lines that [`Reorder`] holds back.
 
 use std::cmp::Reverse;
-use std::collections::binary_heap::PeekMut;
 use std::collections::{BinaryHeap, VecDeque};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -16,7 +15,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use crate::block::Block;
 use crate::entry::{Entries, Entry};
 use crate::format::detect::detect;
 use crate::format::field::{FieldCounts, SourceSet, TimeRules};
@@ -26,11 +24,10 @@ use crate::input::blocks::{BlockReader, MAX_EXAMPLES, Tally};
 use crate::input::paths::find;
 use crate::input::pool::{Feed, Pool};
 use crate::input::stream::{Compression, LogStream};
-use crate::reorder::{FollowLimit, PendingLine, Reorder};
+use crate::reorder::Reorder;
 use crate::stats::{LogStats, LogSummary, MalformedLine, TimeJump};
 
 mod log;
-mod merge;
 mod open_log;
 mod options;
 mod progress;
@@ -40,8 +37,7 @@ mod tests;
 mod unreadable;
 
 use log::{FailingStream, Log, Source, sample};
-use merge::{Head, Run};
-use open_log::{LiveBlock, NextLine, OpenLog};
+use open_log::{Head, LiveBlock, OpenLog};
 pub use options::LogOptions;
 pub use progress::Progress;
 use unreadable::unreadable;
@@ -58,8 +54,6 @@ const MANY_LOGS: usize = 16;
 const MAX_PARSING_THREADS: usize = 8;
 /// A pause between two requests that is worth a note.
 const GAP_US: u64 = 24 * 3600 * 1_000_000;
-/// Entries that are handed out together at most: more would only delay what is done between them.
-const MAX_RUN: usize = 1024;
 
 /// Access logs that are being read.
 #[allow(missing_debug_implementations)] // streams have none
@@ -74,8 +68,8 @@ pub struct LogReader {
     open: Vec<Option<OpenLog>>,
     /// The next entry of each open log, but of the one that the current entry is of.
     heads: BinaryHeap<Reverse<Head>>,
-    /// What is handed out now, and whose log has to go on then.
-    current: Option<Run>,
+    /// The entry that is handed out now, whose log has to go on then.
+    current: Option<Head>,
     pool: Option<Pool>,
     /// Inputs by their names, and whether any line was readable.
     inputs: Vec<(String, bool)>,
@@ -273,71 +267,27 @@ impl LogReader {
     /// [`strict`](LogOptions::strict) the first malformed or late line is an error that ends the
     /// reading at once.
     pub fn next_entry(&mut self) -> io::Result<Option<Entry<'_>>> {
-        let Some(Run { slot, block, next, .. }) = self.next_run(1)? else { return Ok(None) };
-        let block = self.block(slot, block);
-        Ok(Some(Entry::of(block, &block.parsed.records[next])))
+        if let Some(handed_out) = self.current.take() {
+            self.release(handed_out);
+            self.advance(handed_out.slot)?;
+        }
+        let Some(head) = self.next_head()? else {
+            self.finish();
+            return self.failures.pop_front().map_or(Ok(None), Err);
+        };
+        self.note_time(head)?;
+        self.current = Some(head);
+        let open = self.open[head.slot].as_ref().expect("the log of a head is open");
+        let block = &open.blocks[head.line.block].as_ref().expect("the block of a head is live").block;
+        Ok(Some(Entry::of(block, &block.parsed.records[head.line.record])))
     }
 
-    /// The next entries: as [`next_entry`](Self::next_entry), but as many as follow one another in
-    /// their log, up to a thousand. It takes a tenth of the time.
+    /// The next entry, for what takes several at once.
     ///
     /// # Errors
     /// As for [`next_entry`](Self::next_entry).
     pub fn next_entries(&mut self) -> io::Result<Option<Entries<'_>>> {
-        let Some(Run { slot, block, next, end, .. }) = self.next_run(MAX_RUN)? else { return Ok(None) };
-        let block = self.block(slot, block);
-        Ok(Some(Entries::of(block, &block.parsed.records[next..end])))
-    }
-
-    fn block(&self, slot: usize, block: usize) -> &Block {
-        let open = self.open[slot].as_ref().expect("the log of a run is open");
-        &open.blocks[block].as_ref().expect("the block of a run is live").block
-    }
-
-    /// Up to so many records, which count as handed out then.
-    #[inline]
-    fn next_run(&mut self, most: usize) -> io::Result<Option<Run>> {
-        if self.current.is_none_or(|run| run.next == run.end) {
-            self.current = self.start_run()?;
-        }
-        let Some(current) = &mut self.current else {
-            self.finish();
-            return self.failures.pop_front().map_or(Ok(None), Err);
-        };
-        let run = *current;
-        current.next = run.end.min(run.next + most);
-        Ok(Some(Run { end: current.next, ..run }))
-    }
-
-    /// The least head of all logs, and those that follow it in its block and are less than all
-    /// others.
-    fn start_run(&mut self) -> io::Result<Option<Run>> {
-        let mut following = None;
-        if let Some(run) = self.current.take() {
-            self.release(run);
-            following = self.advance(run.slot)?;
-        }
-        let Some(head) = self.next_head(following)? else { return Ok(None) };
-        self.note_time(head)?;
-        // Those of the same time as another log's head come after it, or before it.
-        let others_us = self.heads.peek().map_or(u64::MAX, |Reverse(other)| {
-            if head.log < other.log { other.time_us.saturating_add(1) } else { other.time_us }
-        });
-        let next_log = self.logs.get(self.next_log);
-        let unopened_us = next_log.map_or(u64::MAX, |log| log.first_us.saturating_sub(self.slack_us()));
-        let limit = FollowLimit {
-            most: MAX_RUN - 1,
-            before_us: others_us.min(unopened_us),
-            gap_us: GAP_US,
-            is_due_only: true,
-        };
-        let open = self.open[head.slot].as_mut().expect("a head's log is open");
-        let len = 1 + open.following(head.line, head.release, limit);
-        let [block, next] = [head.line.handle.block, head.line.handle.record].map(|number| number as usize);
-        let run = Run { slot: head.slot, block, next, end: next + len, len };
-        let records = &self.block(run.slot, block).parsed.records;
-        self.newest_us = self.newest_us.max(records[run.end - 1].time_us);
-        Ok(Some(run))
+        Ok(self.next_entry()?.map(Entries))
     }
 
     /// What has been read so far, including buffered lines.
@@ -345,30 +295,19 @@ impl LogReader {
         &self.stats
     }
 
-    /// The least head of all logs, after those were opened that may have a lesser one. `following`
-    /// is that of the log that the last entry was of, and not among the others.
-    #[inline]
-    fn next_head(&mut self, following: Option<Head>) -> io::Result<Option<Head>> {
+    /// The least head of all logs, after those were opened that may have a lesser one.
+    fn next_head(&mut self) -> io::Result<Option<Head>> {
         if self.is_finished {
             return Ok(None);
         }
         while let Some(log) = self.logs.get(self.next_log) {
-            let least = following.into_iter().chain(self.heads.peek().map(|Reverse(head)| *head)).min();
-            let is_due =
-                least.is_none_or(|head| log.first_us.saturating_sub(self.slack_us()) <= head.time_us);
-            if !is_due {
+            let from_us = log.first_us.saturating_sub(self.slack_us());
+            if self.heads.peek().is_some_and(|Reverse(least)| least.time_us < from_us) {
                 break;
             }
             self.open_next()?;
         }
-        // A log alone is read without the heap.
-        Ok(match (following, self.heads.peek_mut()) {
-            (Some(following), Some(mut least)) if least.0 < following => {
-                Some(std::mem::replace(&mut least.0, following))
-            }
-            (Some(following), _) => Some(following),
-            (None, least) => least.map(|least| PeekMut::pop(least).0),
-        })
+        Ok(self.heads.pop().map(|Reverse(least)| least))
     }
 
     fn slack_us(&self) -> u64 {
@@ -419,24 +358,21 @@ impl LogReader {
             self.open.push(None);
         }
         self.open[slot] = Some(open);
-        let head = self.advance(slot)?;
-        self.heads.extend(head.map(Reverse));
-        Ok(())
+        self.advance(slot)
     }
 
     /// Finds the next head of a log, or closes it.
-    #[inline]
-    fn advance(&mut self, slot: usize) -> io::Result<Option<Head>> {
+    fn advance(&mut self, slot: usize) -> io::Result<()> {
         loop {
             let logs_open = self.open.len();
-            let Some(open) = &mut self.open[slot] else { return Ok(None) };
-            if let Some(NextLine { line, release }) = open.next_pending(logs_open) {
-                let PendingLine { time_us, number, .. } = line;
-                return Ok(Some(Head { time_us, log: open.log, number, slot, line, release }));
+            let Some(open) = &mut self.open[slot] else { return Ok(()) };
+            if let Some(line) = open.next_pending(logs_open) {
+                self.heads.push(Reverse(Head { time_us: line.time_us, log: open.log, line, slot }));
+                return Ok(());
             }
             if open.has_ended {
                 self.open[slot] = None;
-                return Ok(None);
+                return Ok(());
             }
             self.take_block(slot)?;
         }
@@ -532,7 +468,7 @@ impl LogReader {
         let is_late = time_us < after_us;
         *(if is_late { &mut self.stats.late } else { &mut self.stats.gaps }) += 1;
         let log = (self.stats.logs.len() > 1).then(|| Arc::clone(&self.stats.logs[head.log].name));
-        let jump = TimeJump { log, number: head.number, time_us, after_us };
+        let jump = TimeJump { log, number: head.line.number, time_us, after_us };
         if is_late && self.options.strict {
             let error = format!("{}: {jump}", self.stats.logs[head.log].name);
             return Err(self.stop(error));
@@ -553,14 +489,14 @@ impl LogReader {
         io::Error::new(io::ErrorKind::InvalidData, error)
     }
 
-    /// Lets go of the entries that were handed out last.
-    fn release(&mut self, run: Run) {
-        let Some(open) = &mut self.open[run.slot] else { return };
-        let Some(live) = &mut open.blocks[run.block] else { return };
-        live.remaining -= run.len;
+    /// Lets go of the entry that was handed out last.
+    fn release(&mut self, Head { slot, line, .. }: Head) {
+        let Some(open) = &mut self.open[slot] else { return };
+        let Some(live) = &mut open.blocks[line.block] else { return };
+        live.remaining -= 1;
         // The newest block may have records that have not been taken in.
         if live.remaining == 0
-            && let Some(live) = open.blocks[run.block].take()
+            && let Some(live) = open.blocks[line.block].take()
         {
             open.held_bytes -= live.block.held_bytes();
             open.spare = Some(live.block);

@@ -184,7 +184,7 @@ impl Replay {
         self.pass.push(entry)
     }
 
-    /// Takes several entries: the same as [`push`](Self::push) of each, in less time.
+    /// Takes several entries: the same as [`push`](Self::push) of each.
     ///
     /// # Errors
     /// As for [`push`](Self::push).
