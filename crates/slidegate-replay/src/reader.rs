@@ -197,7 +197,7 @@ impl LogReader {
     fn add(&mut self, input: usize, name: &str, sample: &[u8], compression: Compression, source: Source) {
         let given = self.options.format.as_ref().map(|format| &format.0);
         let detected = detect(sample, given, &self.parser_options);
-        let mut format = detected.format.name();
+        let mut format = detected.format.name().to_owned();
         if let Some(wrapper) = detected.wrapper {
             format = format!("{format} in {}", wrapper.name());
         }
