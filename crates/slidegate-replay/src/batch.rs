@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use slidegate::{PolicySet, Request, Value, Verb};
 
-use crate::attributes::{Attribute, EntryTexts, RecordedRequest};
+use crate::attributes::{Attribute, AttributeValue, RecordedRequest};
 use crate::call::{Call, RecordedHold};
 use crate::entry::Entry;
 
@@ -22,7 +22,6 @@ const BATCH_ENTRIES: usize = 256;
 #[derive(Debug)]
 pub(crate) struct EntryBatch {
     names: AttributeNames,
-    asks_for_path: bool,
     entries: Vec<(BatchEntry, EntryKind)>,
     /// The attributes of each entry, in the order of the names.
     values: Vec<StoredValue>,
@@ -99,7 +98,6 @@ pub(crate) fn attribute_names<'a>(sets: impl IntoIterator<Item = &'a PolicySet>)
 impl EntryBatch {
     pub(crate) fn new(names: AttributeNames) -> Self {
         Self {
-            asks_for_path: names.iter().any(|name| name.attribute == Attribute::Path),
             entries: Vec::with_capacity(BATCH_ENTRIES),
             values: Vec::with_capacity(BATCH_ENTRIES * names.len()),
             occurred: vec![false; names.len()],
@@ -110,12 +108,11 @@ impl EntryBatch {
     }
 
     pub(crate) fn push(&mut self, entry: &Entry<'_>) {
-        let texts = EntryTexts::new(entry, self.asks_for_path);
         for (name, occurred) in self.names.iter().zip(&mut self.occurred) {
-            let value = match name.attribute.value(entry, &name.name, &texts) {
-                Some(Value::Address(ip)) => StoredValue::Address(ip),
-                Some(Value::Bytes(text)) => StoredValue::Text(add(&mut self.texts, text)),
-                _ => StoredValue::Absent,
+            let value = match name.attribute.value(entry, &name.name) {
+                Some(AttributeValue::Address(ip)) => StoredValue::Address(ip),
+                Some(AttributeValue::Text(text)) => StoredValue::Text(add(&mut self.texts, &text)),
+                None => StoredValue::Absent,
             };
             *occurred |= !matches!(value, StoredValue::Absent);
             self.values.push(value);

@@ -98,32 +98,10 @@ impl Truth {
         }
     }
 
-    /// What the exact log says about a request. It has the policies of the scenario in their order,
-    /// so its decisions are in that of the scenario.
-    pub(crate) fn peek<'r>(&mut self, now: Timestamp, request: &'r Request<'r>) -> Decisions<'r> {
-        self.decider.follow(now.as_micros(), |_, _| ());
-        self.decider.gate().peek(request)
-    }
-
     /// Refunds or penalizes what a recording says was refunded or penalized.
     pub(crate) fn adjust(&mut self, now: Timestamp, request: &Request<'_>) {
         self.decider.follow(now.as_micros(), |_, _| ());
         adjust(self.decider.gate(), request);
-    }
-
-    /// Compares the scenario's decisions with what was expected, and charges what it charged.
-    pub(crate) fn judge(
-        &mut self,
-        request: &Request<'_>,
-        decisions: &Decisions<'_>,
-        expected: &Decisions<'_>,
-        words: &Words,
-    ) {
-        debug_assert_eq!(decisions.iter().len(), expected.iter().len(), "one set of policies");
-        for (decision, truth) in decisions.iter().zip(expected.iter()) {
-            self.policies[decision.position()].judge(&decision, truth.is_allowed(), words);
-        }
-        self.charge(request, decisions, words);
     }
 
     /// Compares the decisions on a reservation with what it would fit beside: what the exact log
@@ -171,7 +149,7 @@ impl Truth {
         }
     }
 
-    /// Which checks of a call the exact log would allow by themselves: the request and the policy
+    /// Which checks of a line the exact log would allow by themselves: the request and the policy
     /// of each decision on them.
     pub(crate) fn peek_checks(
         &mut self,
@@ -185,9 +163,9 @@ impl Truth {
         fits.map(|one| (one.request(), one.position())).collect()
     }
 
-    /// Compares the decisions on a call's checks with what fitted, and charges and returns what the
+    /// Compares the decisions on a line's checks with what fitted, and charges and returns what the
     /// scenario charged and returned.
-    pub(crate) fn judge_call(
+    pub(crate) fn judge(
         &mut self,
         requests: &[Request<'_>],
         decisions: &Decisions<'_>,
@@ -213,21 +191,6 @@ impl Truth {
         let charged = self.decider.gate().penalize(part);
         for charge in charged.iter() {
             self.policies[charge.position()].note_window(&charge, charge.used(), words);
-        }
-    }
-
-    fn charge(&mut self, request: &Request<'_>, decisions: &Decisions<'_>, words: &Words) {
-        let asked = request.asked_cost();
-        if asked == 0 || decisions.iter().all(|decision| decision.cost() == 0) {
-            return;
-        }
-        // Usually all policies charge what was asked.
-        if decisions.iter().all(|decision| decision.cost() == asked) {
-            return self.penalize(request, words);
-        }
-        for decision in decisions.iter().filter(|decision| decision.cost() > 0) {
-            let part = request.clone().under(decision.policy().name()).cost(decision.cost());
-            self.penalize(&part, words);
         }
     }
 }

@@ -1,5 +1,7 @@
 //! The gate that decides the entries of a log, on a clock that follows them.
 
+use std::borrow::Cow;
+
 use slidegate::{
     Decisions, Gate, ManualClock, MemoryStore, Policy, PolicySet, Request, Role, Timestamp, Verb,
 };
@@ -29,11 +31,11 @@ pub(crate) struct Bounds {
 
 /// Counts what is decided.
 pub(crate) trait DecisionCounter {
-    /// Decides a request, at its time, and counts it.
-    fn decide(&mut self, asker: Asker<'_>, request: &Request<'_>);
+    /// Decides the requests of a line in one step, at its time, and counts them.
+    fn decide(&mut self, asker: Asker<'_>, line: &KnownRequests<'_>);
 
-    /// Decides the requests of a call in one step, at its time, and counts it.
-    fn decide_call(&mut self, asker: Asker<'_>, call: &KnownRequests<'_>);
+    /// Carries out and counts a single request that is no check: a recorded refund or penalty.
+    fn adjust(&mut self, gate: &Gate, now: Timestamp, request: &Request<'_>);
 
     /// Called after a reservation was settled.
     fn settled(&mut self, now: Timestamp, settled: Settled<'_>) {
@@ -91,15 +93,16 @@ impl Decider {
                 self.change(line, |now, settled| counter.settled(now, settled));
                 return;
             }
-            let asker = self.asker(line);
-            match single_of(line) {
-                Some(request) if asker.is_reservation() => counter.decide(asker, &without_cost(request)),
-                Some(request) => counter.decide(asker, request),
-                None => {
-                    let call = KnownRequests::of(line.requests, &[asker.gate]);
-                    counter.decide_call(asker, &call);
-                }
+            let single = single_of(line);
+            if let Some(request) = single.filter(|request| request.own_verb() != Verb::Check) {
+                counter.adjust(&self.gate, self.now, request);
+                return;
             }
+            let asker = self.asker(line);
+            let unsaid = single.filter(|_| asker.is_reservation()).map(without_cost);
+            let requests = unsaid.as_ref().map_or(line.requests, std::slice::from_ref);
+            let known = KnownRequests::of(requests, &[asker.gate]);
+            counter.decide(asker, &known);
         });
     }
 
@@ -109,7 +112,7 @@ impl Decider {
         let Self { gate, reservations, now, .. } = self;
         let reservation = reservations.as_mut().and_then(|known| match (line.hold, single_of(line)) {
             (Some(RecordedHold::Made(recorded)), _) => Some((known, Some(recorded))),
-            (_, Some(request)) if request.own_verb() == Verb::Check && has_policy_of(gate, request) => {
+            (_, Some(request)) if has_policy_of(gate, request) => {
                 known.begins(&gate.policies(), line.entry, request).then_some((known, None))
             }
             _ => None,
@@ -162,30 +165,29 @@ pub(crate) fn single_of<'b>(line: Line<'b>) -> Option<&'b Request<'b>> {
     }
 }
 
-/// The requests of a call that can be decided.
+/// The requests of a line that can be decided.
 #[derive(Debug)]
 pub(crate) struct KnownRequests<'r> {
     /// Those that are not under a policy which is missing.
-    pub(crate) known: Vec<Request<'r>>,
+    pub(crate) known: Cow<'r, [Request<'r>]>,
     /// How many are. What was refused of a request is not one of its own.
     pub(crate) unknown: u64,
-    /// Whether there is a check among all of them, so that the call counts as a request.
+    /// Whether there is a check among all of them, so that the line counts as a request.
     pub(crate) has_check: bool,
 }
 
 impl<'r> KnownRequests<'r> {
     /// The requests that all of these gates can decide.
-    pub(crate) fn of(requests: &[Request<'r>], gates: &[&Gate]) -> Self {
-        let mut call = Self { known: Vec::with_capacity(requests.len()), unknown: 0, has_check: false };
-        for request in requests {
-            call.has_check |= request.own_verb() == Verb::Check && request.own_role() != Role::Refusals;
-            if gates.iter().all(|gate| has_policy_of(gate, request)) {
-                call.known.push(request.clone());
-            } else {
-                call.unknown += u64::from(request.own_role() != Role::Refusals);
-            }
-        }
-        call
+    pub(crate) fn of(requests: &'r [Request<'r>], gates: &[&Gate]) -> Self {
+        let is_known = |request: &Request<'_>| gates.iter().all(|gate| has_policy_of(gate, request));
+        let is_own = |request: &&Request<'_>| request.own_role() != Role::Refusals;
+        let has_check = requests.iter().filter(is_own).any(|request| request.own_verb() == Verb::Check);
+        let unknown = requests.iter().filter(is_own).filter(|request| !is_known(request)).count() as u64;
+        let known = match requests.iter().all(is_known) {
+            true => Cow::Borrowed(requests),
+            false => requests.iter().filter(|request| is_known(request)).cloned().collect(),
+        };
+        Self { known, unknown, has_check }
     }
 }
 
@@ -221,12 +223,12 @@ mod tests {
     }
 
     impl DecisionCounter for Counter {
-        fn decide(&mut self, asker: Asker<'_>, request: &Request<'_>) {
-            let decisions: Decisions<'_> = asker.ask(std::slice::from_ref(request));
+        fn decide(&mut self, asker: Asker<'_>, line: &KnownRequests<'_>) {
+            let decisions: Decisions<'_> = asker.ask(&line.known);
             self.allowed.push(decisions.is_allowed());
         }
 
-        fn decide_call(&mut self, _: Asker<'_>, _: &KnownRequests<'_>) {}
+        fn adjust(&mut self, _: &Gate, _: Timestamp, _: &Request<'_>) {}
 
         fn settled(&mut self, now: Timestamp, settled: Settled<'_>) {
             assert_eq!(settled.settlement.iter().len(), 1);
@@ -277,7 +279,7 @@ mod tests {
         assert_eq!(
             reservations.notes(&decider.gate().policies()),
             [
-                "1 reservations are settled before their end, because more than 2 were open at once: some denials are \
+                "1 reservation is settled before its end, because more than 2 were open at once: some denials are \
               missing"
             ]
         );

@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use slidegate::{Decisions, PolicyDecision, PolicySet, Verb};
 
-use crate::batch::{EntryBatch, Line, attribute_names};
+use crate::batch::{EntryBatch, attribute_names};
 use crate::call::{RecordedHold, is_counted};
-use crate::decider::{Bounds, Decider, KnownRequests, adjust, has_policy_of, single_of};
+use crate::decider::{Bounds, Decider, KnownRequests, adjust, single_of};
 use crate::entry::{Entries, Entry};
 use crate::evidence::Evidence;
 use crate::keys::{KeyMap, MAX_DENIED_KEYS};
+use crate::outcome::LogOutcome;
 use crate::pass::{Job, Pass};
 use crate::report::diff::{ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide};
 use crate::reservations::without_cost;
@@ -179,48 +180,37 @@ impl Job for PolicyDiff {
                 }
                 return;
             }
-            let Some(request) = single_of(line) else { return self.decide_call(line) };
+            let single = single_of(line);
             let (old, new) = (self.old.decider.gate(), self.new.decider.gate());
-            let is_known = has_policy_of(old, request) && has_policy_of(new, request);
-            self.unknown_policy += u64::from(!is_known);
-            if request.own_verb() != Verb::Check {
+            let KnownRequests { known, unknown, has_check } = KnownRequests::of(line.requests, &[old, new]);
+            self.unknown_policy += unknown;
+            if let Some(request) = single.filter(|request| request.own_verb() != Verb::Check) {
                 adjust(old, request);
                 adjust(new, request);
                 return;
             }
-            self.requests += 1;
-            if !is_known {
+            if known.is_empty() {
+                self.requests += u64::from(has_check);
                 return;
             }
             let may_reserve = [&self.old, &self.new].iter().any(|side| side.decider.reservations().is_some());
-            let unsaid = may_reserve.then(|| without_cost(request));
+            let unsaid = single.filter(|_| may_reserve).map(without_cost);
             let ask = |decider: &mut Decider| {
                 let asker = decider.asker(line);
                 let unsaid = unsaid.as_ref().filter(|_| asker.is_reservation());
-                asker.ask(std::slice::from_ref(unsaid.unwrap_or(request)))
+                asker.ask(unsaid.map_or(&*known, std::slice::from_ref))
             };
             let (old, new) = (ask(&mut self.old.decider), ask(&mut self.new.decider));
-            self.count(&old, &new);
+            if has_check || old.is_denied() || new.is_denied() {
+                self.requests += 1;
+                self.count(&old, &new);
+            }
         });
         Ok(())
     }
 }
 
 impl PolicyDiff {
-    /// Decides the requests of a call in one step, but those under a policy that one of the sets
-    /// does not have.
-    fn decide_call(&mut self, line: Line<'_>) {
-        let (old, new) = (self.old.decider.gate(), self.new.decider.gate());
-        let KnownRequests { known, unknown, has_check } = KnownRequests::of(line.requests, &[old, new]);
-        self.unknown_policy += unknown;
-        let ask = |side: &mut DiffSide| side.decider.asker(line).ask(&known);
-        let (old, new) = (ask(&mut self.old), ask(&mut self.new));
-        if has_check || old.is_denied() || new.is_denied() {
-            self.requests += 1;
-            self.count(&old, &new);
-        }
-    }
-
     fn count(&mut self, old: &Decisions<'_>, new: &Decisions<'_>) {
         let (was_denied, is_denied) = (old.is_denied(), new.is_denied());
         self.old.count(old, was_denied && !is_denied);
@@ -258,7 +248,7 @@ impl PolicyDiff {
         DiffOutcome {
             reservation_notes,
             missing,
-            log: log.clone(),
+            log: LogOutcome::of(log),
             requests: self.requests,
             denied_old: self.old.denied,
             denied_new: self.new.denied,

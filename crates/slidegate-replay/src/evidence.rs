@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use slidegate::Policy;
 
-use crate::attributes::present_names;
+use crate::attributes::named_attributes;
 use crate::batch::{AttributeNames, EntryBatch};
 use crate::call::Call;
 use crate::entry::{Entry, RECORDED};
@@ -52,7 +52,7 @@ impl Evidence {
                 self.known.insert(name.to_owned());
             }
         };
-        present_names(entry).for_each(&mut note);
+        named_attributes(entry).for_each(|(name, _)| note(name));
         let is_attribute = |name: &&str| !RECORDED.contains(name);
         entry.extra.iter().map(|(name, _)| name).filter(is_attribute).for_each(&mut note);
         Call::of(entry).iter().flat_map(Call::attribute_names).for_each(note);

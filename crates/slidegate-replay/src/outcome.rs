@@ -12,7 +12,7 @@ use crate::compare::share;
 use crate::each::rfc3339;
 use crate::evidence::{Evidence, Missing};
 use crate::keys::DeniedKey;
-use crate::reservations::{PolicyReservations, ReservationCounts, Reservations, holds};
+use crate::reservations::{ReservationCounts, Reservations, holds};
 use crate::scenario::{Scenario, ScenarioRole};
 use crate::stats::{LogStats, LogSummary};
 use crate::sweep::{Sweep, SweepPoint};
@@ -157,7 +157,7 @@ pub struct ReservationsOutcome {
 }
 
 /// The reservations under one policy.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct PolicyReservationsOutcome {
     /// Reservations that were admitted and held cost under this policy.
     pub admitted: u64,
@@ -446,22 +446,6 @@ impl ReservationsOutcome {
     }
 }
 
-impl PolicyReservationsOutcome {
-    fn of(counts: &PolicyReservations) -> Self {
-        let sum = |cost: u128| u64::try_from(cost).unwrap_or(u64::MAX);
-        Self {
-            admitted: counts.admitted,
-            denied_by_held: counts.denied_by_held,
-            most_open: counts.most_open,
-            most_held: counts.most_held,
-            settled: counts.settled,
-            held_cost: sum(counts.held_cost),
-            settled_cost: sum(counts.settled_cost),
-            above_held: counts.above_held,
-        }
-    }
-}
-
 impl PolicyOutcome {
     fn of(scenario: &Scenario, at: usize, policy: &Policy, axis: TimeAxis, top: usize) -> Self {
         let counts = &scenario.tally.policies[at];
@@ -487,7 +471,7 @@ impl PolicyOutcome {
             reservations: scenario
                 .reservations()
                 .filter(|_| holds(policy))
-                .map(|known| PolicyReservationsOutcome::of(&known.policies[at])),
+                .map(|known| known.policies[at].counts.clone()),
         }
     }
 }

@@ -16,6 +16,7 @@ use slidegate::{Request, Timestamp, Value, format_window};
 use crate::call::for_each_check;
 use crate::entry::Entry;
 use crate::share::Share;
+use crate::wording::count_of;
 use peaks::{KeyPeaks, Percentiles};
 use trial::Trial;
 
@@ -192,16 +193,17 @@ impl Proposal {
         let _ = writeln!(out, "# Proposed by `slidegate init` from {}:", one_line(log));
         let _ = writeln!(
             out,
-            "# {} requests from {} to {}.",
-            survey.requests,
+            "# {} from {} to {}.",
+            requests(survey.requests),
             date(survey.first_us.unwrap_or_default()),
             date(survey.now.as_micros())
         );
         let _ = writeln!(
             out,
             "# Every policy is in shadow mode: it decides and reports, and denies nothing. In this log all of\n\
-             # them together would deny {denied} requests ({}); at most {} was asked for.\n\
+             # them together would deny {} ({}); at most {} was asked for.\n\
              # Watch `slidegate_decisions_total{{verdict=\"shadow_deny\"}}` for some days, then remove `mode`.",
+            requests(denied),
             percent(denied, survey.requests),
             survey.options.deny_at_most,
         );
@@ -259,10 +261,10 @@ impl ProposedPolicy {
         let _ = writeln!(out, "  # {why}.");
         let _ = writeln!(
             out,
-            "  # In this log it would deny {} requests ({}), of {} keys.",
-            choice.denied,
+            "  # In this log it would deny {} ({}), of {}.",
+            requests(choice.denied),
             percent(choice.denied, survey.requests),
-            choice.denied_keys
+            count_of(choice.denied_keys as u64, "key", "keys")
         );
         let _ = writeln!(out, "  - name: {name}");
         if self.kind == Kind::Login {
@@ -330,6 +332,10 @@ fn limits(first: u64, busiest: u64) -> Vec<u64> {
         limits.push(human(last + 1));
     }
     limits
+}
+
+fn requests(count: u64) -> String {
+    count_of(count, "request", "requests")
 }
 
 /// A share in per cent, with up to three decimals.

@@ -17,6 +17,8 @@ use slidegate::{
 
 use crate::batch::BatchEntry;
 use crate::call::{ChangeKind, RecordedChange, RecordedReservation};
+use crate::outcome::PolicyReservationsOutcome;
+use crate::wording::count_of;
 
 /// Most reservations that are open at once, in each scenario: about 0.5 kB each. One more settles
 /// another one early.
@@ -70,23 +72,9 @@ pub(crate) struct ReservationCounts {
 /// The reservations under one policy.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PolicyReservations {
-    /// Those that hold cost under the policy, and were admitted by all others.
-    pub(crate) admitted: u64,
-    /// Requests that the policy denied, and that would have fitted if nothing were held.
-    pub(crate) denied_by_held: u64,
     /// Reservations open now.
-    pub(crate) open: u64,
-    /// Most that were open at once, of all keys.
-    pub(crate) most_open: u64,
-    /// The most that a key held at once.
-    pub(crate) most_held: u64,
-    /// Reservations that were settled.
-    pub(crate) settled: u64,
-    /// Those of them that cost more than they held.
-    pub(crate) above_held: u64,
-    /// What the settled ones held, and what they cost.
-    pub(crate) held_cost: u128,
-    pub(crate) settled_cost: u128,
+    open: u64,
+    pub(crate) counts: PolicyReservationsOutcome,
 }
 
 /// A reservation whose request has not ended.
@@ -222,8 +210,12 @@ impl Reservations {
         }
         if settled_early > 0 {
             notes.push(format!(
-                "{settled_early} reservations are settled before their end, because more than {} were open at \
-                 once: some denials are missing",
+                "{}, because more than {} were open at once: some denials are missing",
+                count_of(
+                    settled_early,
+                    "reservation is settled before its end",
+                    "reservations are settled before their end"
+                ),
                 self.max_open
             ));
         }
@@ -275,10 +267,10 @@ impl Reservations {
         let mut held_under = Vec::new();
         for decision in decisions.iter() {
             if ticket.policies().any(|name| name == decision.policy().name()) {
-                let counts = &mut self.policies[decision.position()];
+                let PolicyReservations { open, counts } = &mut self.policies[decision.position()];
                 counts.admitted += 1;
-                counts.open += 1;
-                counts.most_open = counts.most_open.max(counts.open);
+                *open += 1;
+                counts.most_open = counts.most_open.max(*open);
                 counts.most_held = counts.most_held.max(decision.held());
                 held_under.push(u32::try_from(decision.position()).expect("a set has fewer policies"));
             }
@@ -289,7 +281,7 @@ impl Reservations {
     fn count_denied(&mut self, decisions: &Decisions<'_>, requests: &[Request<'_>]) {
         for decision in decisions.iter() {
             let is_by_held = is_denied_by_held(&decision, &requests[decision.request()]);
-            self.policies[decision.position()].denied_by_held += u64::from(is_by_held);
+            self.policies[decision.position()].counts.denied_by_held += u64::from(is_by_held);
         }
     }
 
@@ -428,18 +420,18 @@ impl Reservations {
 
     fn count_settled(&mut self, ticket: &Ticket, held_under: &[u32], settlement: &Settlement) {
         for position in held_under {
-            let counts = &mut self.policies[*position as usize];
-            counts.open -= 1;
-            counts.settled += 1;
+            let policy = &mut self.policies[*position as usize];
+            policy.open -= 1;
+            policy.counts.settled += 1;
         }
         let names: Vec<&str> = ticket.policies().collect();
         for key in settlement.iter() {
             let at = names.iter().position(|name| *name == key.policy());
             let (Some(at), Some(last)) = (at, key.last()) else { continue };
             let Some(position) = held_under.get(at) else { continue };
-            let counts = &mut self.policies[*position as usize];
-            counts.held_cost += u128::from(last.held);
-            counts.settled_cost += u128::from(last.cost);
+            let counts = &mut self.policies[*position as usize].counts;
+            counts.held_cost = counts.held_cost.saturating_add(last.held);
+            counts.settled_cost = counts.settled_cost.saturating_add(last.cost);
             counts.above_held += u64::from(last.cost > last.held);
         }
     }

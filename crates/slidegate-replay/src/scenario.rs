@@ -6,7 +6,7 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use slidegate::{Decisions, MemoryStats, PolicySet, Request, Timestamp, Verb};
+use slidegate::{Decisions, Gate, MemoryStats, PolicySet, Request, Timestamp};
 
 use crate::batch::{BatchEntry, EntryBatch};
 use crate::call::is_counted;
@@ -148,26 +148,6 @@ impl Scenario {
 }
 
 impl Tally {
-    /// Counts a request that was under a policy which these policies do not have.
-    fn count_unmatched(&mut self, now: Timestamp) {
-        self.counts.requests += 1;
-        self.counts.unmatched += 1;
-        self.timeline.at(now.as_micros()).allowed += 1;
-    }
-
-    #[inline]
-    fn count_request(&mut self, now: Timestamp, entry: BatchEntry, is_denied: bool) {
-        self.counts.requests += 1;
-        let bucket = self.timeline.at(now.as_micros());
-        if is_denied {
-            bucket.denied += 1;
-            self.counts.denied += 1;
-            self.counts.denied_successes += u64::from((200..400).contains(&entry.status));
-        } else {
-            bucket.allowed += 1;
-        }
-    }
-
     fn write_line(&mut self, now: Timestamp, decisions: &Decisions<'_>) {
         if let Some(EachWriter(out)) = &mut self.each
             && self.written.is_ok()
@@ -177,7 +157,15 @@ impl Tally {
     }
 
     fn count_decisions(&mut self, now: Timestamp, entry: BatchEntry, decisions: &Decisions<'_>) {
-        self.count_request(now, entry, decisions.is_denied());
+        self.counts.requests += 1;
+        let bucket = self.timeline.at(now.as_micros());
+        if decisions.is_denied() {
+            bucket.denied += 1;
+            self.counts.denied += 1;
+            self.counts.denied_successes += u64::from((200..400).contains(&entry.status));
+        } else {
+            bucket.allowed += 1;
+        }
         self.counts.unmatched += u64::from(decisions.iter().len() == 0);
         for decision in decisions.iter().filter(is_counted) {
             let counts = &mut self.policies[decision.position()];
@@ -192,48 +180,15 @@ impl Tally {
 }
 
 impl DecisionCounter for Tally {
-    fn decide(&mut self, asker: Asker<'_>, request: &Request<'_>) {
-        let Asker { gate, now, entry, .. } = asker;
-        let is_known = has_policy_of(gate, request);
-        self.counts.unknown_policy += u64::from(!is_known);
-        if request.own_verb() != Verb::Check {
-            adjust(gate, request);
-            if let Some(truth) = &mut self.truth {
-                truth.adjust(now, request);
-            }
-            return;
-        }
-        if !is_known {
-            self.count_unmatched(now);
-            return;
-        }
-        let is_reservation = asker.is_reservation();
-        let expected = self.truth.as_mut().filter(|_| !is_reservation).map(|truth| truth.peek(now, request));
-        let decisions = asker.ask(std::slice::from_ref(request));
-        self.count_decisions(now, entry, &decisions);
-        match (&mut self.truth, expected) {
-            (Some(truth), Some(expected)) => truth.judge(request, &decisions, &expected, &self.words),
-            (Some(truth), None) => {
-                truth.judge_reservation(now, std::slice::from_ref(request), &decisions, &self.words);
-            }
-            (None, _) => {}
-        }
-        self.write_line(now, &decisions);
-    }
-
-    fn settled(&mut self, now: Timestamp, settled: Settled<'_>) {
-        if let Some(truth) = &mut self.truth {
-            truth.settle(now, settled, &self.words);
-        }
-    }
-
-    fn decide_call(&mut self, asker: Asker<'_>, call: &KnownRequests<'_>) {
+    fn decide(&mut self, asker: Asker<'_>, line: &KnownRequests<'_>) {
         let Asker { now, entry, .. } = asker;
-        let KnownRequests { known, unknown, has_check } = call;
+        let KnownRequests { known, unknown, has_check } = line;
         self.counts.unknown_policy += unknown;
         if known.is_empty() {
             if *has_check {
-                self.count_unmatched(now);
+                self.counts.requests += 1;
+                self.counts.unmatched += 1;
+                self.timeline.at(now.as_micros()).allowed += 1;
             }
             return;
         }
@@ -247,9 +202,23 @@ impl DecisionCounter for Tally {
             self.write_line(now, &decisions);
         }
         match (&mut self.truth, expected) {
-            (Some(truth), Some(fits)) => truth.judge_call(known, &decisions, &fits, &self.words),
+            (Some(truth), Some(fits)) => truth.judge(known, &decisions, &fits, &self.words),
             (Some(truth), None) => truth.judge_reservation(now, known, &decisions, &self.words),
             (None, _) => {}
+        }
+    }
+
+    fn adjust(&mut self, gate: &Gate, now: Timestamp, request: &Request<'_>) {
+        self.counts.unknown_policy += u64::from(!has_policy_of(gate, request));
+        adjust(gate, request);
+        if let Some(truth) = &mut self.truth {
+            truth.adjust(now, request);
+        }
+    }
+
+    fn settled(&mut self, now: Timestamp, settled: Settled<'_>) {
+        if let Some(truth) = &mut self.truth {
+            truth.settle(now, settled, &self.words);
         }
     }
 }

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use slidegate::{
-    Algorithm, Decisions, PolicyDecision, PolicySet, Quota, Request, Verb, format_window, parse_window,
+    Algorithm, Gate, PolicyDecision, PolicySet, Quota, Request, Timestamp, format_window, parse_window,
 };
 
 use crate::batch::EntryBatch;
@@ -15,6 +15,7 @@ use crate::call::is_counted;
 use crate::decider::{Asker, Bounds, Decider, DecisionCounter, KnownRequests, adjust, has_policy_of};
 use crate::keys::KeyMap;
 use crate::share::{Share, percent_beside};
+use crate::wording::count_of;
 
 /// Most values of a sweep. Each decides every request, which takes about a fifth of a microsecond
 /// per policy, and has its own usage of every key.
@@ -350,9 +351,11 @@ impl SweepPoint {
     fn in_words(&self, (seen, keys): (u64, u64), at_most: Share) -> String {
         let share = percent_beside(self.counts.denied, seen, at_most);
         format!(
-            "{} of {seen} requests ({share}), of {} of {keys} keys",
+            "{} of {} ({share}), of {} of {}",
             self.counts.denied,
-            self.counts.denied_keys.len()
+            count_of(seen, "request", "requests"),
+            self.counts.denied_keys.len(),
+            count_of(keys, "key", "keys")
         )
     }
 
@@ -367,9 +370,11 @@ impl SweepPoint {
     }
 }
 
-impl SweepCounts {
-    /// Counts the denials of the swept policy.
-    fn count_denials(&mut self, decisions: &Decisions<'_>) {
+impl DecisionCounter for SweepCounts {
+    fn decide(&mut self, asker: Asker<'_>, line: &KnownRequests<'_>) {
+        self.unknown_policy += line.unknown;
+        let decisions = asker.ask(&line.known);
+        self.denied_in_all += u64::from(decisions.is_denied());
         let swept = self.policy;
         let is_denial =
             |one: &PolicyDecision<'_>| one.position() == swept && one.is_denied() && is_counted(one);
@@ -378,28 +383,9 @@ impl SweepCounts {
             self.denied_keys.at(&decision.key());
         }
     }
-}
 
-impl DecisionCounter for SweepCounts {
-    fn decide(&mut self, asker: Asker<'_>, request: &Request<'_>) {
-        let gate = asker.gate;
-        if !has_policy_of(gate, request) {
-            self.unknown_policy += 1;
-            return;
-        }
-        if request.own_verb() != Verb::Check {
-            return adjust(gate, request);
-        }
-        let decisions = asker.ask(std::slice::from_ref(request));
-        let denies = |one: PolicyDecision<'_>| one.is_denied() && one.policy().is_enforced();
-        self.denied_in_all += u64::from(decisions.iter().any(denies));
-        self.count_denials(&decisions);
-    }
-
-    fn decide_call(&mut self, asker: Asker<'_>, call: &KnownRequests<'_>) {
-        self.unknown_policy += call.unknown;
-        let decisions = asker.ask(&call.known);
-        self.denied_in_all += u64::from(decisions.iter().len() > 0 && decisions.is_denied());
-        self.count_denials(&decisions);
+    fn adjust(&mut self, gate: &Gate, _: Timestamp, request: &Request<'_>) {
+        self.unknown_policy += u64::from(!has_policy_of(gate, request));
+        adjust(gate, request);
     }
 }
