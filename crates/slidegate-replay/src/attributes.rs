@@ -7,33 +7,8 @@ use slidegate::{Value, Verb, normalized_path};
 
 use crate::entry::{Entry, POLICY, VERB};
 
-/// An attribute by its name. Attributes are asked for one by one, because policies need few of
-/// them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Attribute {
-    Ip,
-    Path,
-    Method,
-    User,
-    UserAgent,
-    Host,
-    Referer,
-    Status,
-    /// One that only the log has.
-    Other,
-}
-
 /// The attributes that entries can have whatever their format is.
-const NAMED: [(&str, Attribute); 8] = [
-    ("ip", Attribute::Ip),
-    ("path", Attribute::Path),
-    ("method", Attribute::Method),
-    ("user", Attribute::User),
-    ("user_agent", Attribute::UserAgent),
-    ("host", Attribute::Host),
-    ("referer", Attribute::Referer),
-    ("status", Attribute::Status),
-];
+const NAMES: [&str; 8] = ["ip", "path", "method", "user", "user_agent", "host", "referer", "status"];
 
 /// The value of an attribute.
 #[derive(Debug)]
@@ -51,17 +26,35 @@ impl AttributeValue<'_> {
     }
 }
 
-/// The attribute `ip` of a client. One that the server logged by name is counted by it.
-pub(crate) fn client_value(client: &[u8]) -> Option<AttributeValue<'_>> {
-    let by_name = || AttributeValue::Text(Cow::Borrowed(client));
-    (!client.is_empty()).then(|| address(client).map_or_else(by_name, AttributeValue::Address))
-}
-
 /// The attributes of an entry besides its further ones.
 pub(crate) fn named_attributes<'e>(
     entry: &'e Entry<'_>,
 ) -> impl Iterator<Item = (&'static str, AttributeValue<'e>)> {
-    NAMED.into_iter().filter_map(|(name, attribute)| Some((name, attribute.value(entry, name)?)))
+    NAMES.into_iter().filter_map(|name| Some((name, attribute(entry, name)?)))
+}
+
+/// An attribute of an entry. They are asked for one by one, because policies need few of them.
+pub(crate) fn attribute<'e>(entry: &'e Entry<'_>, name: &str) -> Option<AttributeValue<'e>> {
+    let column = |column: &'e Option<Cow<'_, [u8]>>| column.as_deref().map(Cow::Borrowed);
+    let line = entry.request.as_ref();
+    let text = match name {
+        // One that the server logged by name is counted by it.
+        "ip" if !entry.client.is_empty() => match address(entry.client) {
+            Some(ip) => return Some(AttributeValue::Address(ip)),
+            None => Some(Cow::Borrowed(entry.client)),
+        },
+        // Normalized as that of a live request is by the endpoints for proxies: one path in any
+        // spelling is one key.
+        "path" => line.filter(|line| !line.target.is_empty()).map(|line| normalized_path(&line.target)),
+        "method" => line.filter(|line| !line.method.is_empty()).map(|line| Cow::Borrowed(line.method)),
+        "user" => column(&entry.user),
+        "user_agent" => column(&entry.user_agent),
+        "host" => column(&entry.host),
+        "referer" => column(&entry.referer),
+        "status" if entry.status > 0 => Some(Cow::Owned(entry.status.to_string().into_bytes())),
+        _ => None,
+    };
+    text.or_else(|| entry.extra.get(name).map(Cow::Borrowed)).map(AttributeValue::Text)
 }
 
 /// What a recording of the service says of a request besides its attributes. Other logs have
@@ -87,36 +80,6 @@ impl<'e> RecordedRequest<'e> {
             _ => Verb::Check,
         };
         Self { verb, policy: text(POLICY) }
-    }
-}
-
-impl Attribute {
-    pub(crate) fn of(name: &str) -> Self {
-        NAMED.into_iter().find(|(known, _)| *known == name).map_or(Self::Other, |(_, attribute)| attribute)
-    }
-
-    /// Its value, where `name` is its name.
-    pub(crate) fn value<'e>(self, entry: &'e Entry<'_>, name: &str) -> Option<AttributeValue<'e>> {
-        let column = |column: &'e Option<Cow<'_, [u8]>>| column.as_deref().map(Cow::Borrowed);
-        let line = entry.request.as_ref();
-        let text = match self {
-            Self::Ip if !entry.client.is_empty() => return client_value(entry.client),
-            // Normalized as that of a live request is by the endpoints for proxies: one path in any
-            // spelling is one key.
-            Self::Path => {
-                line.filter(|line| !line.target.is_empty()).map(|line| normalized_path(&line.target))
-            }
-            Self::Method => {
-                line.filter(|line| !line.method.is_empty()).map(|line| Cow::Borrowed(line.method))
-            }
-            Self::User => column(&entry.user),
-            Self::UserAgent => column(&entry.user_agent),
-            Self::Host => column(&entry.host),
-            Self::Referer => column(&entry.referer),
-            Self::Status if entry.status > 0 => Some(Cow::Owned(entry.status.to_string().into_bytes())),
-            Self::Ip | Self::Status | Self::Other => None,
-        };
-        text.or_else(|| entry.extra.get(name).map(Cow::Borrowed)).map(AttributeValue::Text)
     }
 }
 

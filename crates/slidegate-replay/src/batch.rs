@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use slidegate::{PolicySet, Request, Value, Verb};
 
-use crate::attributes::{Attribute, AttributeValue, RecordedRequest};
+use crate::attributes::{AttributeValue, RecordedRequest, attribute};
 use crate::call::{Call, RecordedHold};
 use crate::entry::Entry;
 
@@ -37,14 +37,7 @@ pub(crate) struct EntryBatch {
 type TextRange = std::ops::Range<usize>;
 
 /// The attributes that some policy asks for, in alphabetical order.
-pub(crate) type AttributeNames = Arc<[AttributeName]>;
-
-/// An attribute that some policy asks for.
-#[derive(Debug)]
-pub(crate) struct AttributeName {
-    pub(crate) name: String,
-    attribute: Attribute,
-}
+pub(crate) type AttributeNames = Arc<[String]>;
 
 /// What is not an attribute.
 #[derive(Debug, Clone, Copy)]
@@ -91,8 +84,7 @@ pub(crate) fn attribute_names<'a>(sets: impl IntoIterator<Item = &'a PolicySet>)
             policy.scope_attributes().iter().chain(policy.conditions().iter().map(|(name, _)| name))
         })
         .collect();
-    let named = |name: &String| AttributeName { name: name.clone(), attribute: Attribute::of(name) };
-    names.into_iter().map(named).collect()
+    names.into_iter().cloned().collect()
 }
 
 impl EntryBatch {
@@ -109,7 +101,7 @@ impl EntryBatch {
 
     pub(crate) fn push(&mut self, entry: &Entry<'_>) {
         for (name, occurred) in self.names.iter().zip(&mut self.occurred) {
-            let value = match name.attribute.value(entry, &name.name) {
+            let value = match attribute(entry, name) {
                 Some(AttributeValue::Address(ip)) => StoredValue::Address(ip),
                 Some(AttributeValue::Text(text)) => StoredValue::Text(add(&mut self.texts, &text)),
                 None => StoredValue::Absent,
@@ -120,7 +112,7 @@ impl EntryBatch {
         let kind = match Call::of(entry) {
             Some(call) => {
                 for (name, occurred) in self.names.iter().zip(&mut self.occurred) {
-                    *occurred |= call.attribute_names().any(|known| name.name == known);
+                    *occurred |= call.attribute_names().any(|known| name == known);
                 }
                 self.calls.push(call);
                 EntryKind::Call(self.calls.len() - 1)
@@ -184,7 +176,7 @@ impl EntryBatch {
                     StoredValue::Address(ip) => Value::Address(*ip),
                     StoredValue::Text(range) => Value::Bytes(self.text(range)),
                 };
-                Some((name.name.as_str(), value))
+                Some((name.as_str(), value))
             }));
             decide(Line { entry: *entry, requests: std::slice::from_ref(&request), hold: None });
         }

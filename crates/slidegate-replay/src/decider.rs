@@ -134,9 +134,9 @@ impl Decider {
         let Self { gate, clock, reservations, now } = self;
         let until = (*now).max(Timestamp::from_micros(time_us));
         if let Some(reservations) = reservations {
-            while let Some(one) = reservations.next_due(until) {
+            while let Some((due, one)) = reservations.next_due(until) {
                 // One that is settled early is due later.
-                *now = (*now).max(Timestamp::from_micros(one.due_us).min(until));
+                *now = (*now).max(due.min(until));
                 clock.set(*now);
                 reservations.proceed(gate, *now, one, |settled| on_settled(*now, settled));
             }

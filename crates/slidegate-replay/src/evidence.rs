@@ -112,11 +112,8 @@ impl Evidence {
         let needed = needed.map(|(name, _)| name).chain(policy.scope_attributes());
         let mut missing: Vec<&str> = Vec::new();
         for name in needed {
-            let has_occurred = self
-                .names
-                .iter()
-                .zip(&self.occurred)
-                .any(|(known, occurred)| *occurred && known.name == *name);
+            let has_occurred =
+                self.names.iter().zip(&self.occurred).any(|(known, occurred)| *occurred && known == name);
             if !has_occurred && !missing.contains(&name.as_str()) {
                 missing.push(name);
             }

@@ -189,7 +189,8 @@ impl Replay {
     /// # Errors
     /// As for [`push`](Self::push).
     pub fn push_all(&mut self, entries: Entries<'_>) -> io::Result<()> {
-        self.pass.push_all(entries)
+        let Entries(entry) = entries;
+        self.push(&entry)
     }
 
     /// Decides what is left; `log` is what was read.

@@ -7,8 +7,8 @@
 //! third of its time, as a program that reserves has to. What ends at the time of a start ends
 //! before it. A request whose duration is not known holds nothing: it is decided as a check.
 
-use std::cmp::{Ordering, Reverse};
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 
 use slidegate::{
     Algorithm, Cost, Counts, Decisions, Gate, OwnedValue, Policy, PolicyDecision, PolicySet, Request,
@@ -39,8 +39,9 @@ pub(crate) fn unlearned(policies: PolicySet) -> PolicySet {
 /// The reservations of one scenario.
 #[derive(Debug)]
 pub(crate) struct Reservations {
-    /// The one with the next event on top.
-    open: BinaryHeap<OpenReservation>,
+    /// By the time of the next event, which is its end, or an extension before that; of two at one
+    /// time, that of the older reservation is first.
+    open: BTreeMap<(u64, u64), OpenReservation>,
     max_open: usize,
     /// How many were made.
     made: u64,
@@ -80,10 +81,7 @@ pub(crate) struct PolicyReservations {
 /// A reservation whose request has not ended.
 #[derive(Debug)]
 pub(crate) struct OpenReservation {
-    /// The time of the next event: its end, or an extension before that.
-    pub(crate) due_us: u64,
     end_us: u64,
-    /// Of two events at one time, that of the older reservation is first.
     number: u64,
     cost: u64,
     ticket: Ticket,
@@ -179,7 +177,7 @@ impl Reservations {
     /// The same with at most so many open at once.
     pub(crate) fn bounded(policies: &PolicySet, max_open: usize) -> Self {
         Self {
-            open: BinaryHeap::new(),
+            open: BTreeMap::new(),
             max_open,
             made: 0,
             keeps_requests: false,
@@ -248,15 +246,8 @@ impl Reservations {
         // A line that came too late is decided later than it began, but ends when it did.
         let end_us = entry.time_us.saturating_add(entry.duration_us.unwrap_or(0)).max(now.as_micros());
         let requests = self.kept(std::slice::from_ref(request));
-        let one = OpenReservation {
-            due_us: 0,
-            end_us,
-            number: self.made,
-            cost: entry.cost,
-            ticket,
-            held_under,
-            requests,
-        };
+        let one =
+            OpenReservation { end_us, number: self.made, cost: entry.cost, ticket, held_under, requests };
         self.made += 1;
         self.push(now, one);
         decisions
@@ -386,14 +377,16 @@ impl Reservations {
 
     fn push(&mut self, now: Timestamp, one: OpenReservation) {
         let heartbeat = now + one.ticket.heartbeat();
-        self.open.push(OpenReservation { due_us: one.end_us.min(heartbeat.as_micros()), ..one });
+        self.open.insert((one.end_us.min(heartbeat.as_micros()), one.number), one);
     }
 
-    /// The reservation with an event up to a time; or, if too many are open, the next one.
-    pub(crate) fn next_due(&mut self, until: Timestamp) -> Option<OpenReservation> {
+    /// The reservation with an event up to a time, and when that is; or, if too many are open, the
+    /// next one.
+    pub(crate) fn next_due(&mut self, until: Timestamp) -> Option<(Timestamp, OpenReservation)> {
         let is_over = self.open.len() > self.max_open;
-        let is_due = self.open.peek().is_some_and(|next| is_over || next.due_us <= until.as_micros());
-        if is_due { self.open.pop() } else { None }
+        let next = self.open.first_entry()?;
+        let due = Timestamp::from_micros(next.key().0);
+        (is_over || due <= until).then(|| (due, next.remove()))
     }
 
     /// Carries out the event of a reservation at this time: extends it, or settles it.
@@ -436,24 +429,3 @@ impl Reservations {
         }
     }
 }
-
-/// The next event is the greatest.
-impl Ord for OpenReservation {
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.due_us, other.number).cmp(&(self.due_us, self.number))
-    }
-}
-
-impl PartialOrd for OpenReservation {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for OpenReservation {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for OpenReservation {}
