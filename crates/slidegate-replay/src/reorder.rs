@@ -6,7 +6,7 @@
 //! came in.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 
 /// A line that waits. The order of the fields is the order of release; numbers are unique, so
 /// the others never compare.
@@ -24,7 +24,10 @@ pub(crate) struct PendingLine {
 /// The lines that wait, and the two times that say which of them may go.
 #[derive(Debug)]
 pub(crate) struct Reorder {
-    lines: BinaryHeap<Reverse<PendingLine>>,
+    /// Those that came in order.
+    queue: VecDeque<PendingLine>,
+    /// Those that came after a younger one.
+    late: BinaryHeap<Reverse<PendingLine>>,
     slack_us: u64,
     newest_seen_us: u64,
     newest_released_us: u64,
@@ -33,33 +36,46 @@ pub(crate) struct Reorder {
 impl Reorder {
     /// Nothing waits yet. A line waits until one that is younger by the slack has been seen.
     pub(crate) fn new(slack_us: u64) -> Self {
-        Self { lines: BinaryHeap::new(), slack_us, newest_seen_us: 0, newest_released_us: 0 }
+        let (queue, late) = (VecDeque::new(), BinaryHeap::new());
+        Self { queue, late, slack_us, newest_seen_us: 0, newest_released_us: 0 }
     }
 
     /// Takes in a line. Before, those that are due must be released: it is late if it comes after one
     /// of them.
     pub(crate) fn hold(&mut self, line: PendingLine) {
         self.newest_seen_us = self.newest_seen_us.max(line.time_us);
-        self.lines.push(Reverse(line));
+        match self.queue.back() {
+            Some(last) if *last > line => self.late.push(Reverse(line)),
+            _ => self.queue.push_back(line),
+        }
     }
 
     /// How many lines wait.
     pub(crate) fn len(&self) -> usize {
-        self.lines.len()
+        self.queue.len() + self.late.len()
     }
 
     /// The oldest line, if it need not wait any longer: nothing that is older can come.
     pub(crate) fn release_due(&mut self) -> Option<PendingLine> {
         let due_us = self.newest_seen_us.saturating_sub(self.slack_us).max(self.newest_released_us);
-        let is_due = self.lines.peek().is_some_and(|Reverse(oldest)| oldest.time_us <= due_us);
-        if is_due { self.release() } else { None }
+        if self.oldest()?.time_us <= due_us { self.release() } else { None }
     }
 
     /// The oldest line, due or not: the log has ended, or no more may wait.
     pub(crate) fn release(&mut self) -> Option<PendingLine> {
-        let Reverse(oldest) = self.lines.pop()?;
+        let oldest = self.oldest()?;
+        if self.queue.front() == Some(&oldest) {
+            self.queue.pop_front();
+        } else {
+            self.late.pop();
+        }
         self.newest_released_us = self.newest_released_us.max(oldest.time_us);
         Some(oldest)
+    }
+
+    fn oldest(&self) -> Option<PendingLine> {
+        let late = self.late.peek().map(|Reverse(line)| *line);
+        self.queue.front().copied().into_iter().chain(late).min()
     }
 }
 
