@@ -16,16 +16,17 @@ pub(crate) const MAX_COUNTED_KEYS: usize = 4_000_000;
 /// of keys beyond it are not named.
 pub(crate) const MAX_DENIED_KEYS: usize = 500_000;
 
-/// Something of each key, for at most [`MAX_COUNTED_KEYS`]. A key is known by a hash that nobody who
+/// Something of each key, for a bounded number of keys. A key is known by a hash that nobody who
 /// writes the log can foresee, so that its text is not copied.
 #[derive(Debug, Clone)]
 pub(crate) struct KeyMap<V> {
     values: HashMap<u64, V, RandomState>,
+    max: usize,
 }
 
 impl<V> Default for KeyMap<V> {
     fn default() -> Self {
-        Self { values: HashMap::default() }
+        Self { values: HashMap::default(), max: MAX_COUNTED_KEYS }
     }
 }
 
@@ -42,7 +43,7 @@ impl<V: Default> KeyMap<V> {
 
     /// Whether there may have been more keys.
     pub(crate) fn is_full(&self) -> bool {
-        self.values.len() >= MAX_COUNTED_KEYS
+        self.values.len() >= self.max
     }
 
     pub(crate) fn values(&self) -> impl Iterator<Item = &V> {
@@ -149,7 +150,33 @@ fn tenths(used: u64, limit: u64) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use slidegate::{Gate, Policy, PolicySet, Quota, Request};
+
     use super::*;
+    use crate::wording::PlainWording;
+
+    /// A scan has more keys than memory: those beyond the bound are neither counted nor named, and
+    /// those before it still are.
+    #[test]
+    fn keys_beyond_the_bound_are_not_kept() {
+        let policy = Policy::new("per-ip", Quota::per_minute(1)).unwrap().scope(["ip"]);
+        let gate = Gate::new(PolicySet::new([policy]).unwrap());
+        let words = Words(Arc::new(PlainWording));
+        let mut seen = SeenKeys { keys: KeyMap { max: 2, ..KeyMap::default() }, ..SeenKeys::default() };
+        for client in ["a", "b", "c", "c", "a", "c", "b", "a"] {
+            let request = Request::new().with("ip", client);
+            gate.check(&request).iter().for_each(|decision| seen.count(&decision, &words));
+        }
+        assert_eq!(
+            (seen.keys.len(), seen.keys.is_full(), seen.denied, seen.denials_not_kept),
+            (2, true, 2, 2)
+        );
+        let named: Vec<_> = seen.most_denied(9).iter().map(|key| (&*key.text, key.denied)).collect();
+        assert_eq!(named, [("a", 2), ("b", 1)]);
+        assert_eq!(seen.allowed_by_tenth(), [0; 11]);
+    }
 
     /// The report says how close keys came to their limit: exactly all of it is a tenth of its own.
     #[test]

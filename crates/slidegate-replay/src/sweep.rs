@@ -17,8 +17,8 @@ use crate::keys::KeyMap;
 use crate::share::{Share, percent_beside};
 use crate::wording::count_of;
 
-/// Most values of a sweep. Each decides every request, which takes about a fifth of a microsecond
-/// per policy, and has its own usage of every key.
+/// Most values of a sweep. Each decides every request, which takes up to a microsecond per
+/// policy, and has its own usage of every key.
 pub const MAX_SWEEP_POINTS: u64 = 500;
 /// About so many values are tried if no step is given.
 const DEFAULT_POINTS: u64 = 50;
