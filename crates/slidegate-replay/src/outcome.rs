@@ -12,7 +12,7 @@ use crate::compare::share;
 use crate::each::rfc3339;
 use crate::evidence::{Evidence, Missing};
 use crate::keys::DeniedKey;
-use crate::reservations::{ReservationCounts, Reservations, holds};
+use crate::reservations::{PolicyReservationsOutcome, ReservationCounts, Reservations, holds};
 use crate::scenario::{Scenario, ScenarioRole};
 use crate::stats::{LogStats, LogSummary};
 use crate::sweep::{Sweep, SweepPoint};
@@ -154,27 +154,6 @@ pub struct ReservationsOutcome {
     pub settled_early: u64,
     /// What this means for the figures, in sentences.
     pub notes: Vec<String>,
-}
-
-/// The reservations under one policy.
-#[derive(Debug, Clone, Default, Serialize)]
-pub struct PolicyReservationsOutcome {
-    /// Reservations that were admitted and held cost under this policy.
-    pub admitted: u64,
-    /// Requests that it denied, and that would have fitted if nothing had been held.
-    pub denied_by_held: u64,
-    /// Most reservations that were open at once, of all keys.
-    pub most_open: u64,
-    /// The most cost that a key held at once: under `in_flight`, what was in flight.
-    pub most_held: u64,
-    /// Reservations that were settled. The others were open when the log ended.
-    pub settled: u64,
-    /// What those held in all. 0 under `in_flight`, as is the next.
-    pub held_cost: u64,
-    /// What those cost in all.
-    pub settled_cost: u64,
-    /// Those that cost more than they held.
-    pub above_held: u64,
 }
 
 /// What one policy decided.

@@ -10,6 +10,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 
+use serde::Serialize;
 use slidegate::{
     Algorithm, Cost, Counts, Decisions, Gate, OwnedValue, Policy, PolicyDecision, PolicySet, Request,
     Settlement, Ticket, Timestamp, Verb,
@@ -17,7 +18,6 @@ use slidegate::{
 
 use crate::batch::BatchEntry;
 use crate::call::{ChangeKind, RecordedChange, RecordedReservation};
-use crate::outcome::PolicyReservationsOutcome;
 use crate::wording::count_of;
 
 /// Most reservations that are open at once, in each scenario: about 0.5 kB each. One more settles
@@ -76,6 +76,27 @@ pub(crate) struct PolicyReservations {
     /// Reservations open now.
     open: u64,
     pub(crate) counts: PolicyReservationsOutcome,
+}
+
+/// The reservations under one policy.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct PolicyReservationsOutcome {
+    /// Reservations that were admitted and held cost under this policy.
+    pub admitted: u64,
+    /// Requests that it denied, and that would have fitted if nothing had been held.
+    pub denied_by_held: u64,
+    /// Most reservations that were open at once, of all keys.
+    pub most_open: u64,
+    /// The most cost that a key held at once: under `in_flight`, what was in flight.
+    pub most_held: u64,
+    /// Reservations that were settled. The others were open when the log ended.
+    pub settled: u64,
+    /// What those held in all. 0 under `in_flight`, as is the next.
+    pub held_cost: u64,
+    /// What those cost in all.
+    pub settled_cost: u64,
+    /// Those that cost more than they held.
+    pub above_held: u64,
 }
 
 /// A reservation whose request has not ended.

@@ -4,9 +4,10 @@ use std::fmt;
 
 use super::charts::Glyphs;
 use crate::outcome::{
-    KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, PolicyReservationsOutcome,
-    ScenarioOutcome, SweepOutcome, TruthOutcome,
+    KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, ScenarioOutcome, SweepOutcome,
+    TruthOutcome,
 };
+use crate::reservations::PolicyReservationsOutcome;
 use crate::share::percent;
 use crate::wording::count_of;
 
