@@ -273,14 +273,6 @@ impl<'b> RecordWriter<'b> {
         }
     }
 
-    /// Sets a text of the record that lies in the lines.
-    #[inline]
-    pub(crate) fn text_of_lines(&mut self, which: Text, text: &[u8]) {
-        let start = (text.as_ptr() as usize).wrapping_sub(self.lines.as_ptr() as usize);
-        debug_assert!(start + text.len() <= self.lines.len(), "a text of other lines");
-        self.record.set(which, Span::of_block(start, text.len()));
-    }
-
     /// Sets a text of the record.
     #[inline]
     pub(crate) fn text(&mut self, which: Text, text: &[u8], escape: Escape) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use slidegate::{Cost, Extension, HoldOptions, PolicyDecision, Request, Role, Unsettled, Verb};
 
-use crate::attributes::{EntryTexts, client_value, request};
+use crate::attributes::{RecordedRequest, address, named_attributes};
 use crate::block::MAX_EXTRAS;
 use crate::entry::{CHANGE, Entry, REQUESTS, RESERVATION};
 
@@ -40,10 +40,10 @@ pub(crate) struct Call {
 struct CallRequest {
     #[serde(flatten)]
     cost: RecordedCost,
-    #[serde(default)]
-    verb: CallVerb,
-    #[serde(default)]
-    role: CallRole,
+    #[serde(default, with = "VerbName")]
+    verb: Verb,
+    #[serde(default, with = "RoleName")]
+    role: Role,
     #[serde(default)]
     deny_over_limit: bool,
     #[serde(default)]
@@ -127,20 +127,21 @@ impl RecordedChange {
     }
 }
 
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum CallVerb {
-    #[default]
+/// What was done with the cost, as recordings name it.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Verb", rename_all = "snake_case")]
+enum VerbName {
     Check,
     Peek,
     Refund,
     Penalize,
 }
 
-#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum CallRole {
-    #[default]
+/// How a request took part in its call, as recordings name it.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Role", rename_all = "snake_case")]
+#[non_exhaustive]
+enum RoleName {
     Deciding,
     Together,
     IfAllowed,
@@ -150,23 +151,23 @@ enum CallRole {
 
 /// The value of an attribute; a number is the text of it.
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(from = "AttributeValue")]
+#[serde(from = "Scalar")]
 struct AttributeText(String);
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum AttributeValue {
+enum Scalar {
     Text(String),
     Bool(bool),
     Number(serde_json::Number),
 }
 
-impl From<AttributeValue> for AttributeText {
-    fn from(value: AttributeValue) -> Self {
+impl From<Scalar> for AttributeText {
+    fn from(value: Scalar) -> Self {
         Self(match value {
-            AttributeValue::Text(text) => text,
-            AttributeValue::Bool(value) => value.to_string(),
-            AttributeValue::Number(number) => number.to_string(),
+            Scalar::Text(text) => text,
+            Scalar::Bool(value) => value.to_string(),
+            Scalar::Number(number) => number.to_string(),
         })
     }
 }
@@ -209,26 +210,17 @@ impl Call {
 
 impl CallRequest {
     fn request(&self) -> Request<'_> {
-        let verb = match self.verb {
-            CallVerb::Check => Verb::Check,
-            CallVerb::Peek => Verb::Peek,
-            CallVerb::Refund => Verb::Refund,
-            CallVerb::Penalize => Verb::Penalize,
-        };
-        let role = match self.role {
-            CallRole::Deciding => Role::Deciding,
-            CallRole::Together => Role::Together,
-            CallRole::IfAllowed => Role::IfAllowed,
-            CallRole::Independent => Role::Independent,
-            CallRole::Refusals => Role::Refusals,
-        };
-        let mut request = Request::new().verb(verb).role(role);
+        let mut request = Request::new().verb(self.verb).role(self.role);
         if let Some(cost) = self.cost.cost() {
             request = request.cost(cost);
         }
         for (name, AttributeText(text)) in &self.attributes {
             request = match name.as_str() {
-                "ip" => client_value(text.as_bytes()).into_iter().fold(request, |one, ip| one.with("ip", ip)),
+                "ip" if text.is_empty() => request,
+                "ip" => match address(text.as_bytes()) {
+                    Some(ip) => request.with("ip", ip),
+                    None => request.with("ip", text.as_bytes()),
+                },
                 name => request.with(name, text.as_bytes()),
             };
         }
@@ -257,17 +249,20 @@ pub(crate) fn is_counted(decision: &PolicyDecision<'_>) -> bool {
 
 /// Each check of an entry: one, or those of its call.
 pub(crate) fn for_each_check(entry: &Entry<'_>, mut with: impl FnMut(&Request<'_>)) {
-    let is_check =
-        |request: &Request<'_>| request.own_verb() == Verb::Check && request.own_role() != Role::Refusals;
     if let Some(call) = Call::of(entry) {
-        call.requests().iter().filter(|request| is_check(request)).for_each(with);
+        let is_check = |one: &&Request<'_>| one.own_verb() == Verb::Check && one.own_role() != Role::Refusals;
+        call.requests().iter().filter(is_check).for_each(with);
         return;
     }
-    let texts = EntryTexts::new(entry, true);
-    let request = request(entry, &texts);
-    if is_check(&request) {
-        with(&request);
+    let RecordedRequest { verb, policy } = RecordedRequest::of(entry);
+    if verb != Verb::Check {
+        return;
     }
+    let named: Vec<_> = named_attributes(entry).collect();
+    let mut request = Request::new().cost(entry.cost);
+    request.extend(named.iter().map(|(name, value)| (*name, value.value())));
+    request.extend(entry.extra.iter());
+    with(&policy.into_iter().fold(request, Request::under));
 }
 
 #[cfg(test)]

@@ -6,17 +6,15 @@
 //! what the scenario charged. A window's cost is exact while a key has at most [`MAX_SLOTS`]
 //! different times in one window and a limit of at most [`MAX_SLOTS`].
 
-use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasherDefault, RandomState};
+use std::collections::HashSet;
 
 use slidegate::{
     Algorithm, Decisions, Policy, PolicyDecision, PolicySet, Quota, Request, Role, Timestamp, Verb,
 };
 
-use crate::decider::{Decider, adjust};
-use crate::denied_keys::{IdentityHasher, MAX_DENIED_KEYS, hash};
+use crate::decider::{Bounds, Decider, adjust};
+use crate::keys::{KeyMap, MAX_DENIED_KEYS};
 use crate::reservations::{Settled, holds, reserved_cost};
-use crate::store::keys::MAX_COUNTED_KEYS;
 use crate::timeline::{Greatest, MAX_BUCKETS, Timeline};
 use crate::wording::Words;
 
@@ -27,7 +25,6 @@ pub(crate) const MAX_SLOTS: u16 = u16::MAX - 1;
 #[derive(Debug)]
 pub(crate) struct Truth {
     decider: Decider,
-    hasher: RandomState,
     /// In the order of the policies.
     pub(crate) policies: Vec<PolicyTruth>,
 }
@@ -43,7 +40,7 @@ pub(crate) struct PolicyTruth {
     pub(crate) worst: WorstWindow,
     /// The greatest share of its limit that any key had in one window, over time.
     pub(crate) worst_over_time: Timeline<Greatest>,
-    keys: HashMap<u64, KeyTruth, BuildHasherDefault<IdentityHasher>>,
+    keys: KeyMap<KeyTruth>,
     /// Keys with a text so far.
     named: usize,
     /// Keys beyond the bounds, of which only the sums above know.
@@ -96,38 +93,15 @@ pub fn with_algorithm(policies: &PolicySet, algorithm: Algorithm) -> PolicySet {
 impl Truth {
     pub(crate) fn of(policies: &PolicySet, max_keys: usize) -> Self {
         Self {
-            decider: Decider::without_reservations(exact(policies), max_keys),
-            hasher: RandomState::new(),
+            decider: Decider::new(exact(policies), Bounds { max_keys, is_recorded: false }),
             policies: policies.iter().map(|_| PolicyTruth::default()).collect(),
         }
     }
 
-    /// What the exact log says about a request. It has the policies of the scenario in their order,
-    /// so its decisions are in that of the scenario.
-    pub(crate) fn peek<'r>(&mut self, now: Timestamp, request: &'r Request<'r>) -> Decisions<'r> {
-        self.decider.follow(now.as_micros());
-        self.decider.gate().peek(request)
-    }
-
     /// Refunds or penalizes what a recording says was refunded or penalized.
     pub(crate) fn adjust(&mut self, now: Timestamp, request: &Request<'_>) {
-        self.decider.follow(now.as_micros());
+        self.decider.follow(now.as_micros(), |_, _| ());
         adjust(self.decider.gate(), request);
-    }
-
-    /// Compares the scenario's decisions with what was expected, and charges what it charged.
-    pub(crate) fn judge(
-        &mut self,
-        request: &Request<'_>,
-        decisions: &Decisions<'_>,
-        expected: &Decisions<'_>,
-        words: &Words,
-    ) {
-        debug_assert_eq!(decisions.iter().len(), expected.iter().len(), "one set of policies");
-        for (decision, truth) in decisions.iter().zip(expected.iter()) {
-            self.policies[decision.position()].judge(&self.hasher, &decision, truth.is_allowed(), words);
-        }
-        self.charge(request, decisions, words);
     }
 
     /// Compares the decisions on a reservation with what it would fit beside: what the exact log
@@ -139,22 +113,22 @@ impl Truth {
         decisions: &Decisions<'_>,
         words: &Words,
     ) {
-        self.decider.follow(now.as_micros());
+        self.decider.follow(now.as_micros(), |_, _| ());
         let peeks: Vec<Request<'_>> = requests.iter().map(|one| one.clone().verb(Verb::Peek)).collect();
         let used = self.decider.gate().apply(&peeks);
         for (decision, exact) in decisions.iter().zip(used.iter()) {
             let truth = &mut self.policies[decision.position()];
             if decision.policy().quota().algorithm() == Algorithm::InFlight {
-                truth.judge(&self.hasher, &decision, decision.is_allowed(), words);
+                truth.judge(&decision, decision.is_allowed(), words);
                 if decision.cost() > 0 {
-                    truth.note_window(&self.hasher, &decision, decision.held(), words);
+                    truth.note_window(&decision, decision.held(), words);
                 }
                 continue;
             }
             let cost = reserved_cost(&decision, &requests[decision.request()]);
             let others = decision.held() - if holds(decision.policy()) { decision.cost() } else { 0 };
             let fitted = exact.used().saturating_add(others).saturating_add(cost) <= exact.limit();
-            truth.judge(&self.hasher, &decision, fitted, words);
+            truth.judge(&decision, fitted, words);
         }
         let at_once = decisions.iter().filter(|one| one.cost() > 0 && !holds(one.policy()));
         for decision in at_once {
@@ -166,7 +140,7 @@ impl Truth {
 
     /// Charges what a reservation was settled to.
     pub(crate) fn settle(&mut self, now: Timestamp, settled: Settled<'_>, words: &Words) {
-        self.decider.follow(now.as_micros());
+        self.decider.follow(now.as_micros(), |_, _| ());
         // Of several requests, each under a policy of its own, the others lack what its keys consist of.
         for (key, last) in settled.settlement.iter().filter_map(|key| Some((key, key.last()?))) {
             for request in settled.requests {
@@ -175,23 +149,23 @@ impl Truth {
         }
     }
 
-    /// Which checks of a call the exact log would allow by themselves: the request and the policy
+    /// Which checks of a line the exact log would allow by themselves: the request and the policy
     /// of each decision on them.
     pub(crate) fn peek_checks(
         &mut self,
         now: Timestamp,
         requests: &[Request<'_>],
     ) -> HashSet<(usize, usize)> {
-        self.decider.follow(now.as_micros());
+        self.decider.follow(now.as_micros(), |_, _| ());
         let peeks: Vec<Request<'_>> = requests.iter().map(peek_of).collect();
         let decisions = self.decider.gate().apply(&peeks);
         let fits = decisions.iter().filter(|one| one.verb() == Verb::Peek && one.is_allowed());
         fits.map(|one| (one.request(), one.position())).collect()
     }
 
-    /// Compares the decisions on a call's checks with what fitted, and charges and returns what the
+    /// Compares the decisions on a line's checks with what fitted, and charges and returns what the
     /// scenario charged and returned.
-    pub(crate) fn judge_call(
+    pub(crate) fn judge(
         &mut self,
         requests: &[Request<'_>],
         decisions: &Decisions<'_>,
@@ -200,7 +174,7 @@ impl Truth {
     ) {
         for decision in decisions.iter().filter(|one| one.verb() == Verb::Check) {
             let fitted = fits.contains(&(decision.request(), decision.position()));
-            self.policies[decision.position()].judge(&self.hasher, &decision, fitted, words);
+            self.policies[decision.position()].judge(&decision, fitted, words);
         }
         for decision in decisions.iter().filter(|one| one.cost() > 0) {
             let part =
@@ -216,22 +190,7 @@ impl Truth {
     fn penalize(&mut self, part: &Request<'_>, words: &Words) {
         let charged = self.decider.gate().penalize(part);
         for charge in charged.iter() {
-            self.policies[charge.position()].count_window(&self.hasher, &charge, words);
-        }
-    }
-
-    fn charge(&mut self, request: &Request<'_>, decisions: &Decisions<'_>, words: &Words) {
-        let asked = request.asked_cost();
-        if asked == 0 || decisions.iter().all(|decision| decision.cost() == 0) {
-            return;
-        }
-        // Usually all policies charge what was asked.
-        if decisions.iter().all(|decision| decision.cost() == asked) {
-            return self.penalize(request, words);
-        }
-        for decision in decisions.iter().filter(|decision| decision.cost() > 0) {
-            let part = request.clone().under(decision.policy().name()).cost(decision.cost());
-            self.penalize(&part, words);
+            self.policies[charge.position()].note_window(&charge, charge.used(), words);
         }
     }
 }
@@ -245,7 +204,7 @@ fn peek_of<'r>(request: &Request<'r>) -> Request<'r> {
 
 impl PolicyTruth {
     /// Compares a decision on a check with whether it fitted.
-    fn judge(&mut self, hasher: &RandomState, decision: &PolicyDecision<'_>, fitted: bool, words: &Words) {
+    fn judge(&mut self, decision: &PolicyDecision<'_>, fitted: bool, words: &Words) {
         let event = KeyTruth {
             denied: u64::from(decision.is_denied()),
             wrongly_allowed: u64::from(decision.is_allowed() && decision.cost() > 0 && !fitted),
@@ -253,38 +212,27 @@ impl PolicyTruth {
             ..KeyTruth::default()
         };
         if event.denied + event.wrongly_allowed > 0 {
-            self.count(hasher, decision, &event, words);
+            self.count(decision, &event, words);
         }
     }
 
     /// Adds wrong or denied requests of a key.
-    fn count(
-        &mut self,
-        hasher: &RandomState,
-        decision: &PolicyDecision<'_>,
-        event: &KeyTruth,
-        words: &Words,
-    ) {
+    fn count(&mut self, decision: &PolicyDecision<'_>, event: &KeyTruth, words: &Words) {
         self.wrongly_allowed += event.wrongly_allowed;
         self.wrongly_denied += event.wrongly_denied;
-        if let Some(key) = self.key(hasher, decision) {
+        if let Some(key) = self.key(decision) {
             key.denied += event.denied;
             key.wrongly_allowed += event.wrongly_allowed;
             key.wrongly_denied += event.wrongly_denied;
             let is_new = key.text.is_none();
             if is_new {
-                self.name(hasher, decision, words);
+                self.name(decision, words);
             }
         }
     }
 
-    /// Adds a window that ends with a charge.
-    fn count_window(&mut self, hasher: &RandomState, charge: &PolicyDecision<'_>, words: &Words) {
-        self.note_window(hasher, charge, charge.used(), words);
-    }
-
     /// Adds a cost that a key had in one window, or held at once.
-    fn note_window(&mut self, hasher: &RandomState, charge: &PolicyDecision<'_>, cost: u64, words: &Words) {
+    fn note_window(&mut self, charge: &PolicyDecision<'_>, cost: u64, words: &Words) {
         let limit = charge.limit();
         let at_us = charge.at().as_micros();
         let share = share(cost, limit);
@@ -293,31 +241,28 @@ impl PolicyTruth {
         if is_worse((cost, limit), (self.worst.cost, self.worst.limit)) {
             self.worst = WorstWindow { cost, limit, key: words.key(charge), at_us };
         }
-        let Some(key) = self.key(hasher, charge) else { return };
+        let Some(key) = self.key(charge) else { return };
         if is_worse((cost, limit), (key.worst_cost, key.worst_limit)) {
             (key.worst_cost, key.worst_limit) = (cost, limit);
         }
         if cost > limit && key.text.is_none() {
-            self.name(hasher, charge, words);
+            self.name(charge, words);
         }
     }
 
-    fn key(&mut self, hasher: &RandomState, decision: &PolicyDecision<'_>) -> Option<&mut KeyTruth> {
-        let hash = hash(hasher, &decision.key());
-        if self.keys.len() >= MAX_COUNTED_KEYS && !self.keys.contains_key(&hash) {
-            self.keys_not_kept = true;
-            return None;
-        }
-        Some(self.keys.entry(hash).or_default())
+    fn key(&mut self, decision: &PolicyDecision<'_>) -> Option<&mut KeyTruth> {
+        let key = self.keys.at(&decision.key());
+        self.keys_not_kept |= key.is_none();
+        key
     }
 
-    fn name(&mut self, hasher: &RandomState, decision: &PolicyDecision<'_>, words: &Words) {
+    fn name(&mut self, decision: &PolicyDecision<'_>, words: &Words) {
         if self.named >= MAX_DENIED_KEYS {
             self.keys_not_kept = true;
             return;
         }
         self.named += 1;
-        if let Some(key) = self.key(hasher, decision) {
+        if let Some(key) = self.key(decision) {
             key.text = Some(words.key(decision).into());
         }
     }
@@ -344,7 +289,7 @@ impl Default for PolicyTruth {
             wrongly_denied: 0,
             worst: WorstWindow::default(),
             worst_over_time: Timeline::new(MAX_BUCKETS),
-            keys: HashMap::default(),
+            keys: KeyMap::default(),
             named: 0,
             keys_not_kept: false,
         }

@@ -1,30 +1,23 @@
 //! The gate that decides the entries of a log, on a clock that follows them.
-//!
-//! Plain checks take a shorter path to the same states: their policies and keys are found for a
-//! whole batch at a time, and no decision with all its waits is made of them. A check that needs
-//! one, because a key is denied for the first time, goes through the gate like any other request.
-//! `tests/replay/paths.rs` compares both paths on random policies and traffic.
 
-use std::sync::Arc;
+use std::borrow::Cow;
 
-use slidegate::{Decisions, Gate, Policy, PolicySet, Request, Role, Timestamp, Verb};
+use slidegate::{
+    Decisions, Gate, ManualClock, MemoryStore, Policy, PolicySet, Request, Role, Timestamp, Verb,
+};
 
-use crate::batch::{BatchEntry, EntryBatch};
+use crate::batch::{BatchEntry, EntryBatch, Line};
 use crate::call::{RecordedHold, RecordedReservation};
-use crate::compiled::CompiledPolicies;
 use crate::reservations::{Reservations, Settled, unlearned, without_cost};
-use crate::store::keys::{KeyRecord, NOT_DENIED};
-use crate::store::{NO_KEY, ReplayStore};
 
 /// A gate whose clock follows a log.
 #[derive(Debug)]
 pub(crate) struct Decider {
-    gate: Gate<ReplayStore>,
-    compiled: Option<CompiledPolicies>,
-    /// Where a policy reserves.
-    reservations: Option<Reservations>,
-    found: Vec<PolicyVerdict>,
+    gate: Gate,
+    clock: ManualClock,
     now: Timestamp,
+    /// Where a policy reserves, or a recording may.
+    reservations: Option<Reservations>,
 }
 
 /// What a decider is made for.
@@ -38,20 +31,11 @@ pub(crate) struct Bounds {
 
 /// Counts what is decided.
 pub(crate) trait DecisionCounter {
-    /// Whether the first denial of a key is counted by its decision, not by its verdict alone.
-    const NEEDS_FIRST_DENIAL: bool;
+    /// Decides the requests of a line in one step, at its time, and counts them.
+    fn decide(&mut self, asker: Asker<'_>, line: &KnownRequests<'_>);
 
-    /// Decides a request, at its time, and counts it.
-    fn decide(&mut self, asker: Asker<'_>, request: &Request<'_>);
-
-    /// Decides the requests of a call in one step, at its time, and counts it.
-    fn decide_call(&mut self, asker: CallAsker<'_>, call: &KnownRequests<'_>);
-
-    /// Counts the verdict on a plain check.
-    fn count(&mut self, now: Timestamp, entry: BatchEntry, verdict: CheckVerdict<'_>);
-
-    /// Counts the denial of a plain check by a policy.
-    fn count_denied(&mut self, now: Timestamp, policy: usize, key: &mut KeyRecord);
+    /// Carries out and counts a single request that is no check: a recorded refund or penalty.
+    fn adjust(&mut self, gate: &Gate, now: Timestamp, request: &Request<'_>);
 
     /// Called after a reservation was settled.
     fn settled(&mut self, now: Timestamp, settled: Settled<'_>) {
@@ -59,42 +43,17 @@ pub(crate) trait DecisionCounter {
     }
 }
 
-/// Decides one request: as a check, or as a reservation.
+/// Decides a line: as checks, or as a reservation.
 #[derive(Debug)]
 pub(crate) struct Asker<'d> {
-    pub(crate) gate: &'d Gate<ReplayStore>,
+    pub(crate) gate: &'d Gate,
     pub(crate) now: Timestamp,
     pub(crate) entry: BatchEntry,
-    /// For a request that reserves.
-    reservations: Option<&'d mut Reservations>,
+    reservation: Option<(&'d mut Reservations, Option<&'d RecordedReservation>)>,
 }
 
 impl Asker<'_> {
-    /// Whether the request is a reservation.
-    pub(crate) fn is_reservation(&self) -> bool {
-        self.reservations.is_some()
-    }
-
-    /// Decides the request, which is charged or held if it is allowed.
-    pub(crate) fn ask<'r>(self, request: &'r Request<'r>) -> Decisions<'r> {
-        match self.reservations {
-            Some(reservations) => reservations.reserve(self.gate, self.now, self.entry, request),
-            None => self.gate.check(request),
-        }
-    }
-}
-
-/// Decides the requests of a call, or a recorded reservation.
-#[derive(Debug)]
-pub(crate) struct CallAsker<'d> {
-    pub(crate) gate: &'d Gate<ReplayStore>,
-    pub(crate) now: Timestamp,
-    pub(crate) entry: BatchEntry,
-    reservation: Option<(&'d mut Reservations, &'d RecordedReservation)>,
-}
-
-impl CallAsker<'_> {
-    /// Whether it is a reservation.
+    /// Whether the line is a reservation.
     pub(crate) fn is_reservation(&self) -> bool {
         self.reservation.is_some()
     }
@@ -102,144 +61,89 @@ impl CallAsker<'_> {
     /// Decides the requests in one step, which are charged or held if they are allowed.
     pub(crate) fn ask<'r>(self, requests: &'r [Request<'r>]) -> Decisions<'r> {
         match self.reservation {
-            Some((reservations, recorded)) => reservations.reserve_recorded(self.gate, requests, recorded),
             None => self.gate.apply(requests),
+            Some((known, Some(recorded))) => known.reserve_recorded(self.gate, requests, recorded),
+            Some((known, None)) => known.reserve(self.gate, self.now, self.entry, &requests[0]),
         }
     }
-}
-
-/// What was decided on a plain check.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct CheckVerdict<'d> {
-    pub(crate) is_denied: bool,
-    /// Of each policy that applies.
-    pub(crate) policies: &'d [PolicyVerdict],
-}
-
-/// What a policy said of a plain check.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PolicyVerdict {
-    /// The policy's place in the set.
-    pub(crate) policy: usize,
-    pub(crate) is_denied: bool,
-    /// The position of its key.
-    key: u32,
-    used: u64,
 }
 
 impl Decider {
-    /// A gate with an empty store that holds usage of up to `max_keys` keys.
+    /// A gate with an empty store.
     pub(crate) fn new(policies: PolicySet, bounds: Bounds) -> Self {
-        Self::with_reservations(policies, bounds, false)
+        let may_reserve = bounds.is_recorded || policies.iter().any(Policy::expects_reservations);
+        let policies = unlearned(policies);
+        let reservations = may_reserve.then(|| Reservations::new(&policies));
+        let clock = ManualClock::at(Timestamp::EPOCH);
+        let store = MemoryStore::builder().max_keys(bounds.max_keys).clock(clock.clone()).build();
+        Self { gate: Gate::with_memory(policies, store), clock, now: Timestamp::EPOCH, reservations }
     }
 
     /// The same, and each reservation is settled together with its request.
-    pub(crate) fn judged(policies: PolicySet, bounds: Bounds) -> Self {
-        Self::with_reservations(policies, bounds, true)
-    }
-
-    fn with_reservations(policies: PolicySet, bounds: Bounds, keeps_requests: bool) -> Self {
-        let Bounds { max_keys, is_recorded } = bounds;
-        if !is_recorded && !policies.iter().any(Policy::expects_reservations) {
-            return Self::without_reservations(policies, max_keys);
-        }
-        let policies = unlearned(policies);
-        let reservations = Reservations::new(&policies, keeps_requests);
-        let store = ReplayStore::holding(&policies, max_keys);
-        Self { reservations: Some(reservations), ..Self::over(policies, store) }
-    }
-
-    /// One that only checks, whatever its policies are.
-    pub(crate) fn without_reservations(policies: PolicySet, max_keys: usize) -> Self {
-        let store = ReplayStore::new(&policies, max_keys);
-        Self::over(policies, store)
-    }
-
-    fn over(policies: PolicySet, store: ReplayStore) -> Self {
-        let compiled = CompiledPolicies::new(&policies);
-        let gate = Gate::with_store(policies, store).expect("a store in memory takes any limit");
-        Self { gate, compiled, reservations: None, found: Vec::new(), now: Timestamp::EPOCH }
+    pub(crate) fn keeping_requests(mut self) -> Self {
+        self.reservations = self.reservations.map(Reservations::keeping_requests);
+        self
     }
 
     /// Decides the entries of a batch in their order.
     pub(crate) fn decide(&mut self, batch: &EntryBatch, counter: &mut impl DecisionCounter) {
-        if self.compiled.is_none() || self.reservations.is_some() {
-            self.decide_ordinary(batch, counter);
-        } else {
-            self.decide_compiled(batch, counter);
-        }
-    }
-
-    /// Decides all of them through the gate.
-    pub(crate) fn decide_ordinary(&mut self, batch: &EntryBatch, counter: &mut impl DecisionCounter) {
-        batch.for_each(|entry, requests| {
-            self.settle_until(entry.time_us, |now, settled| counter.settled(now, settled));
-            self.follow(entry.time_us);
-            match requests {
-                [] => self.change(batch, entry, |now, settled| counter.settled(now, settled)),
-                [request] if request.own_role() == Role::Deciding && batch.hold(entry).is_none() => {
-                    let asker = self.asker(entry, request);
-                    if asker.is_reservation() {
-                        counter.decide(asker, &without_cost(request));
-                    } else {
-                        counter.decide(asker, request);
-                    }
-                }
-                _ => {
-                    let call = KnownRequests::of(requests, &[&self.gate]);
-                    counter.decide_call(self.call_asker(batch, entry), &call);
-                }
+        batch.for_each(|line| {
+            self.follow(line.entry.time_us, |now, settled| counter.settled(now, settled));
+            if let Some(RecordedHold::Changed(_)) = line.hold {
+                self.change(line, |now, settled| counter.settled(now, settled));
+                return;
             }
+            let single = single_of(line);
+            if let Some(request) = single.filter(|request| request.own_verb() != Verb::Check) {
+                counter.adjust(&self.gate, self.now, request);
+                return;
+            }
+            let asker = self.asker(line);
+            let unsaid = single.filter(|_| asker.is_reservation()).map(without_cost);
+            let requests = unsaid.as_ref().map_or(line.requests, std::slice::from_ref);
+            let known = KnownRequests::of(requests, &[asker.gate]);
+            counter.decide(asker, &known);
         });
     }
 
-    /// Prepares the decision on a request. One that is a reservation is asked [without its
+    /// Prepares the decision on a line. A single request that is a reservation is asked [without its
     /// cost](without_cost).
-    pub(crate) fn asker(&mut self, entry: BatchEntry, request: &Request<'_>) -> Asker<'_> {
+    pub(crate) fn asker<'d>(&'d mut self, line: Line<'d>) -> Asker<'d> {
         let Self { gate, reservations, now, .. } = self;
-        let is_check = request.own_verb() == Verb::Check && has_policy_of(gate, request);
-        let reservations = reservations
-            .as_mut()
-            .filter(|_| is_check)
-            .and_then(|known| known.begins(&gate.policies(), entry, request).then_some(known));
-        Asker { gate, now: *now, entry, reservations }
+        let reservation = reservations.as_mut().and_then(|known| match (line.hold, single_of(line)) {
+            (Some(RecordedHold::Made(recorded)), _) => Some((known, Some(recorded))),
+            (_, Some(request)) if has_policy_of(gate, request) => {
+                known.begins(&gate.policies(), line.entry, request).then_some((known, None))
+            }
+            _ => None,
+        });
+        Asker { gate, now: *now, entry: line.entry, reservation }
     }
 
-    /// Prepares the decision on a call.
-    pub(crate) fn call_asker<'d>(&'d mut self, batch: &'d EntryBatch, entry: BatchEntry) -> CallAsker<'d> {
-        let Self { gate, reservations, now, .. } = self;
-        let recorded = match batch.hold(entry) {
-            Some(RecordedHold::Made(recorded)) => Some(recorded),
-            Some(RecordedHold::Changed(_)) | None => None,
-        };
-        CallAsker { gate, now: *now, entry, reservation: reservations.as_mut().zip(recorded) }
-    }
-
-    /// Carries out the change of a reservation that an entry records, if it does.
-    pub(crate) fn change(
-        &mut self,
-        batch: &EntryBatch,
-        entry: BatchEntry,
-        mut on_settled: impl FnMut(Timestamp, Settled<'_>),
-    ) {
+    /// Carries out the change of a reservation that a line records, if it does.
+    pub(crate) fn change(&mut self, line: Line<'_>, mut on_settled: impl FnMut(Timestamp, Settled<'_>)) {
         let Self { gate, reservations: Some(reservations), now, .. } = self else { return };
-        if let Some(RecordedHold::Changed(change)) = batch.hold(entry) {
+        if let Some(RecordedHold::Changed(change)) = line.hold {
             reservations.change_recorded(gate, change, |settled| on_settled(*now, settled));
         }
     }
 
-    /// Carries out what is due up to a time: settles reservations whose requests have ended, and
-    /// extends others.
-    pub(crate) fn settle_until(&mut self, until_us: u64, mut on_settled: impl FnMut(Timestamp, Settled<'_>)) {
-        let Self { gate, reservations: Some(reservations), now, .. } = self else { return };
-        let until = (*now).max(Timestamp::from_micros(until_us));
-        while let Some(one) = reservations.next_due(until) {
-            // One that is settled early is due later.
-            *now = (*now).max(Timestamp::from_micros(one.due_us).min(until));
-            gate.store().lock().set_time(*now);
-            reservations.proceed(gate, *now, one, |settled| on_settled(*now, settled));
+    /// Sets the clock to the time of an entry, or leaves it if that is earlier. Until then, settles
+    /// reservations whose requests have ended, and extends others.
+    pub(crate) fn follow(&mut self, time_us: u64, mut on_settled: impl FnMut(Timestamp, Settled<'_>)) {
+        let Self { gate, clock, reservations, now } = self;
+        let until = (*now).max(Timestamp::from_micros(time_us));
+        if let Some(reservations) = reservations {
+            while let Some((due, one)) = reservations.next_due(until) {
+                // One that is settled early is due later.
+                *now = (*now).max(due.min(until));
+                clock.set(*now);
+                reservations.proceed(gate, *now, one, |settled| on_settled(*now, settled));
+            }
+            reservations.end_due(until);
         }
-        reservations.end_due(until);
+        *now = until;
+        clock.set(until);
     }
 
     /// The reservations, where a policy or a recorded request reserves.
@@ -248,105 +152,47 @@ impl Decider {
         self.reservations.as_ref().filter(|known| known.counts.asked > 0 || expects())
     }
 
-    fn decide_compiled<C: DecisionCounter>(&mut self, batch: &EntryBatch, counter: &mut C) {
-        let Self { gate, compiled: Some(compiled), found, now, .. } = self else { return };
-        let mut usages = gate.store().lock();
-        compiled.find(batch, &mut usages);
-        for (at, entry) in batch.entries().iter().enumerate() {
-            *now = (*now).max(Timestamp::from_micros(entry.time_us));
-            usages.set_time(*now);
-            found.clear();
-            let (mut is_denied, mut is_plain) = (false, entry.is_plain_check());
-            for policy in 0..compiled.len() {
-                let key = compiled.position(policy, at);
-                if key == NO_KEY {
-                    continue;
-                }
-                let Some(room) = usages.room(policy, key, entry.cost) else {
-                    is_plain = false;
-                    break;
-                };
-                is_plain &= room.fits || !C::NEEDS_FIRST_DENIAL || room.denied != NOT_DENIED;
-                is_denied |= !room.fits && compiled.is_enforced(policy);
-                found.push(PolicyVerdict { policy, is_denied: !room.fits, key, used: room.used });
-            }
-            if !is_plain {
-                drop(usages);
-                batch.with_requests(at, |requests| match requests {
-                    [request] if request.own_role() == Role::Deciding => {
-                        let asker = Asker { gate, now: *now, entry: *entry, reservations: None };
-                        counter.decide(asker, request);
-                    }
-                    _ => {
-                        let asker = CallAsker { gate, now: *now, entry: *entry, reservation: None };
-                        counter.decide_call(asker, &KnownRequests::of(requests, &[gate]));
-                    }
-                });
-                usages = gate.store().lock();
-                continue;
-            }
-            for verdict in found.iter() {
-                if verdict.is_denied {
-                    usages.note_used(verdict.policy, verdict.key, verdict.used);
-                    counter.count_denied(*now, verdict.policy, usages.record(verdict.policy, verdict.key));
-                } else if !is_denied {
-                    usages.charge(verdict.policy, verdict.key, entry.cost);
-                }
-            }
-            counter.count(*now, *entry, CheckVerdict { is_denied, policies: found });
-        }
-    }
-
-    /// Sets the clock to the time of an entry, or leaves it if that is earlier. Returns the time.
-    #[inline]
-    pub(crate) fn follow(&mut self, time_us: u64) -> Timestamp {
-        let time = Timestamp::from_micros(time_us);
-        if time > self.now {
-            self.now = time;
-            self.gate.store().lock().set_time(time);
-        }
-        self.now
-    }
-
-    #[inline]
-    pub(crate) fn gate(&self) -> &Gate<ReplayStore> {
+    pub(crate) fn gate(&self) -> &Gate {
         &self.gate
-    }
-
-    pub(crate) fn policies(&self) -> Arc<PolicySet> {
-        self.gate.policies()
     }
 }
 
-/// The requests of a call that can be decided.
+/// The request of a line that is no call, or of a call with one request that decides.
+pub(crate) fn single_of<'b>(line: Line<'b>) -> Option<&'b Request<'b>> {
+    match line.requests {
+        [request] if request.own_role() == Role::Deciding && line.hold.is_none() => Some(request),
+        _ => None,
+    }
+}
+
+/// The requests of a line that can be decided.
 #[derive(Debug)]
 pub(crate) struct KnownRequests<'r> {
     /// Those that are not under a policy which is missing.
-    pub(crate) known: Vec<Request<'r>>,
+    pub(crate) known: Cow<'r, [Request<'r>]>,
     /// How many are. What was refused of a request is not one of its own.
     pub(crate) unknown: u64,
-    /// Whether there is a check among all of them, so that the call counts as a request.
+    /// Whether there is a check among all of them, so that the line counts as a request.
     pub(crate) has_check: bool,
 }
 
 impl<'r> KnownRequests<'r> {
     /// The requests that all of these gates can decide.
-    pub(crate) fn of(requests: &[Request<'r>], gates: &[&Gate<ReplayStore>]) -> Self {
-        let mut call = Self { known: Vec::with_capacity(requests.len()), unknown: 0, has_check: false };
-        for request in requests {
-            call.has_check |= request.own_verb() == Verb::Check && request.own_role() != Role::Refusals;
-            if gates.iter().all(|gate| has_policy_of(gate, request)) {
-                call.known.push(request.clone());
-            } else {
-                call.unknown += u64::from(request.own_role() != Role::Refusals);
-            }
-        }
-        call
+    pub(crate) fn of(requests: &'r [Request<'r>], gates: &[&Gate]) -> Self {
+        let is_known = |request: &Request<'_>| gates.iter().all(|gate| has_policy_of(gate, request));
+        let is_own = |request: &&Request<'_>| request.own_role() != Role::Refusals;
+        let has_check = requests.iter().filter(is_own).any(|request| request.own_verb() == Verb::Check);
+        let unknown = requests.iter().filter(is_own).filter(|request| !is_known(request)).count() as u64;
+        let known = match requests.iter().all(is_known) {
+            true => Cow::Borrowed(requests),
+            false => requests.iter().filter(|request| is_known(request)).cloned().collect(),
+        };
+        Self { known, unknown, has_check }
     }
 }
 
 /// Refunds or penalizes what a recording says was refunded or penalized. Peeks change nothing.
-pub(crate) fn adjust(gate: &Gate<ReplayStore>, request: &Request<'_>) {
+pub(crate) fn adjust(gate: &Gate, request: &Request<'_>) {
     if has_policy_of(gate, request) && request.own_verb() != Verb::Peek {
         gate.apply(std::slice::from_ref(request));
     }
@@ -354,7 +200,7 @@ pub(crate) fn adjust(gate: &Gate<ReplayStore>, request: &Request<'_>) {
 
 /// Whether the policies have the one that a recorded request was under, if it was under one.
 #[inline]
-pub(crate) fn has_policy_of(gate: &Gate<ReplayStore>, request: &Request<'_>) -> bool {
+pub(crate) fn has_policy_of(gate: &Gate, request: &Request<'_>) -> bool {
     request.named_policy().is_none_or(|name| gate.policies().by_name(name).is_some())
 }
 
@@ -377,16 +223,12 @@ mod tests {
     }
 
     impl DecisionCounter for Counter {
-        const NEEDS_FIRST_DENIAL: bool = true;
-
-        fn decide(&mut self, asker: Asker<'_>, request: &Request<'_>) {
-            let decisions: Decisions<'_> = asker.ask(request);
+        fn decide(&mut self, asker: Asker<'_>, line: &KnownRequests<'_>) {
+            let decisions: Decisions<'_> = asker.ask(&line.known);
             self.allowed.push(decisions.is_allowed());
         }
 
-        fn decide_call(&mut self, _: CallAsker<'_>, _: &KnownRequests<'_>) {}
-        fn count(&mut self, _: Timestamp, _: BatchEntry, _: CheckVerdict<'_>) {}
-        fn count_denied(&mut self, _: Timestamp, _: usize, _: &mut KeyRecord) {}
+        fn adjust(&mut self, _: &Gate, _: Timestamp, _: &Request<'_>) {}
 
         fn settled(&mut self, now: Timestamp, settled: Settled<'_>) {
             assert_eq!(settled.settlement.iter().len(), 1);
@@ -417,7 +259,7 @@ mod tests {
                 extra: Extras::default(),
             });
         }
-        let reservations = Some(Reservations::bounded(&policies, false, 2));
+        let reservations = Some(Reservations::bounded(&policies, 2));
         let mut decider =
             Decider { reservations, ..Decider::new(policies, Bounds { max_keys: 100, is_recorded: false }) };
         let mut counter = Counter::default();
@@ -435,9 +277,9 @@ mod tests {
         let reservations = decider.reservations().unwrap();
         assert_eq!(reservations.counts.settled_early, 1);
         assert_eq!(
-            reservations.notes(&decider.policies()),
+            reservations.notes(&decider.gate().policies()),
             [
-                "1 reservations are settled before their end, because more than 2 were open at once: some denials are \
+                "1 reservation is settled before its end, because more than 2 were open at once: some denials are \
               missing"
             ]
         );

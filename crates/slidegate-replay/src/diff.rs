@@ -1,23 +1,22 @@
 //! Differences: the same traffic under an old and a new set of policies, and whose verdicts change.
 
 use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasherDefault, RandomState};
 use std::io;
 use std::sync::Arc;
 
-use slidegate::{Decisions, PolicyDecision, PolicySet, Request, Verb};
+use slidegate::{Decisions, PolicyDecision, PolicySet, Verb};
 
-use crate::batch::{BatchEntry, EntryBatch, attribute_names};
-use crate::call::is_counted;
-use crate::decider::{Bounds, Decider, KnownRequests, adjust, has_policy_of};
-use crate::denied_keys::{IdentityHasher, MAX_DENIED_KEYS, hash};
+use crate::batch::{EntryBatch, attribute_names};
+use crate::call::{RecordedHold, is_counted};
+use crate::decider::{Bounds, Decider, KnownRequests, adjust, single_of};
 use crate::entry::{Entries, Entry};
 use crate::evidence::Evidence;
+use crate::keys::{KeyMap, MAX_DENIED_KEYS};
+use crate::outcome::LogOutcome;
 use crate::pass::{Job, Pass};
 use crate::report::diff::{ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide};
 use crate::reservations::without_cost;
 use crate::stats::LogStats;
-use crate::store::keys::MAX_COUNTED_KEYS;
 use crate::wording::{Wording, Words};
 
 /// Replays a log under two sets of policies.
@@ -88,11 +87,10 @@ pub(crate) struct PolicyDiff {
 struct DiffSide {
     decider: Decider,
     words: Words,
-    hasher: RandomState,
     denied: u64,
     policies: Vec<SideCounts>,
-    /// The keys whose denials the other side does not have, by position of the policy and hash.
-    changed: HashMap<(usize, u64), ChangedKey>,
+    /// The keys whose denials the other side does not have, by position of the policy.
+    changed: HashMap<(usize, Box<[u8]>), ChangedKey>,
     /// Changed requests of keys beyond [`MAX_DENIED_KEYS`].
     changed_not_kept: u64,
 }
@@ -103,7 +101,7 @@ struct SideCounts {
     denied: u64,
     /// Requests whose verdict this policy changed: it denies here, and the other set allows.
     changed: u64,
-    denied_keys: HashSet<u64, BuildHasherDefault<IdentityHasher>>,
+    denied_keys: KeyMap<()>,
 }
 
 impl Diff {
@@ -119,7 +117,6 @@ impl Diff {
                 policies: counts,
                 decider: Decider::new(policies, bounds),
                 words: Words(wording),
-                hasher: RandomState::new(),
                 denied: 0,
                 changed: HashMap::new(),
                 changed_not_kept: 0,
@@ -144,9 +141,10 @@ impl Diff {
         self.pass.push(entry).expect("a diff writes nothing");
     }
 
-    /// Takes several entries: the same as [`push`](Self::push) of each, in less time.
+    /// Takes several entries: the same as [`push`](Self::push) of each.
     pub fn push_all(&mut self, entries: Entries<'_>) {
-        self.pass.push_all(entries).expect("a diff writes nothing");
+        let Entries(entry) = entries;
+        self.push(&entry);
     }
 
     /// What differed; `log` is what was read.
@@ -173,64 +171,47 @@ fn changed_policies(old: &PolicySet, new: &PolicySet) -> HashSet<String> {
 
 impl Job for PolicyDiff {
     fn decide(&mut self, batch: &EntryBatch) -> io::Result<()> {
-        batch.for_each(|entry, requests| {
+        batch.for_each(|line| {
             for side in [&mut self.old, &mut self.new] {
-                side.decider.settle_until(entry.time_us, |_, _| ());
-                side.decider.follow(entry.time_us);
+                side.decider.follow(line.entry.time_us, |_, _| ());
             }
-            let request = match requests {
-                [] => return self.change(batch, entry),
-                [request] if batch.hold(entry).is_none() => request,
-                _ => return self.decide_call(batch, entry, requests),
-            };
+            if let Some(RecordedHold::Changed(_)) = line.hold {
+                for side in [&mut self.old, &mut self.new] {
+                    side.decider.change(line, |_, _| ());
+                }
+                return;
+            }
+            let single = single_of(line);
             let (old, new) = (self.old.decider.gate(), self.new.decider.gate());
-            let is_known = has_policy_of(old, request) && has_policy_of(new, request);
-            self.unknown_policy += u64::from(!is_known);
-            if request.own_verb() != Verb::Check {
+            let KnownRequests { known, unknown, has_check } = KnownRequests::of(line.requests, &[old, new]);
+            self.unknown_policy += unknown;
+            if let Some(request) = single.filter(|request| request.own_verb() != Verb::Check) {
                 adjust(old, request);
                 adjust(new, request);
                 return;
             }
-            self.requests += 1;
-            if !is_known {
+            if known.is_empty() {
+                self.requests += u64::from(has_check);
                 return;
             }
             let may_reserve = [&self.old, &self.new].iter().any(|side| side.decider.reservations().is_some());
-            let unsaid = may_reserve.then(|| without_cost(request));
+            let unsaid = single.filter(|_| may_reserve).map(without_cost);
             let ask = |decider: &mut Decider| {
-                let asker = decider.asker(entry, request);
+                let asker = decider.asker(line);
                 let unsaid = unsaid.as_ref().filter(|_| asker.is_reservation());
-                asker.ask(unsaid.unwrap_or(request))
+                asker.ask(unsaid.map_or(&*known, std::slice::from_ref))
             };
             let (old, new) = (ask(&mut self.old.decider), ask(&mut self.new.decider));
-            self.count(&old, &new);
+            if has_check || old.is_denied() || new.is_denied() {
+                self.requests += 1;
+                self.count(&old, &new);
+            }
         });
         Ok(())
     }
 }
 
 impl PolicyDiff {
-    /// Decides the requests of a call in one step, but those under a policy that one of the sets
-    /// does not have.
-    fn decide_call(&mut self, batch: &EntryBatch, entry: BatchEntry, requests: &[Request<'_>]) {
-        let (old, new) = (self.old.decider.gate(), self.new.decider.gate());
-        let KnownRequests { known, unknown, has_check } = KnownRequests::of(requests, &[old, new]);
-        self.unknown_policy += unknown;
-        let ask = |side: &mut DiffSide| side.decider.call_asker(batch, entry).ask(&known);
-        let (old, new) = (ask(&mut self.old), ask(&mut self.new));
-        if has_check || old.is_denied() || new.is_denied() {
-            self.requests += 1;
-            self.count(&old, &new);
-        }
-    }
-
-    /// Changes a recorded reservation on both sides.
-    fn change(&mut self, batch: &EntryBatch, entry: BatchEntry) {
-        for side in [&mut self.old, &mut self.new] {
-            side.decider.change(batch, entry, |_, _| ());
-        }
-    }
-
     fn count(&mut self, old: &Decisions<'_>, new: &Decisions<'_>) {
         let (was_denied, is_denied) = (old.is_denied(), new.is_denied());
         self.old.count(old, was_denied && !is_denied);
@@ -240,7 +221,7 @@ impl PolicyDiff {
     }
 
     fn outcome(&self, log: &LogStats, top: usize, evidence: &Evidence) -> DiffOutcome {
-        let (old, new) = (self.old.decider.policies(), self.new.decider.policies());
+        let (old, new) = (self.old.decider.gate().policies(), self.new.decider.gate().policies());
         let of = |side: &DiffSide, policies: &PolicySet| {
             let seen = side.policies.iter().map(|counts| counts.seen);
             evidence.of_policies(policies.iter().zip(seen), self.requests)
@@ -268,7 +249,7 @@ impl PolicyDiff {
         DiffOutcome {
             reservation_notes,
             missing,
-            log: log.clone(),
+            log: LogOutcome::of(log),
             requests: self.requests,
             denied_old: self.old.denied,
             denied_new: self.new.denied,
@@ -294,9 +275,7 @@ impl DiffSide {
             counts.seen += 1;
             if decision.is_denied() {
                 counts.denied += 1;
-                if counts.denied_keys.len() < MAX_COUNTED_KEYS {
-                    counts.denied_keys.insert(hash(&self.hasher, &decision.key()));
-                }
+                counts.denied_keys.at(&decision.key());
             }
         }
         if is_changed && let Some(decision) = decisions.strictest() {
@@ -308,7 +287,7 @@ impl DiffSide {
     /// Counts a request that this side denies by this decision, and the other side allows.
     fn count_changed(&mut self, decision: &PolicyDecision<'_>) {
         let at_us = decision.at().as_micros();
-        let id = (decision.position(), hash(&self.hasher, &decision.key()));
+        let id = (decision.position(), decision.key().to_bytes().into());
         let is_full = self.changed.len() >= MAX_DENIED_KEYS;
         match self.changed.get_mut(&id) {
             Some(key) => {

@@ -167,28 +167,20 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Entries of one log that follow one another in time; at least one.
-#[derive(Clone, Copy, Debug)]
-pub struct Entries<'a> {
-    pub(crate) block: &'a Block,
-    pub(crate) records: &'a [Record],
-}
+/// Entries that are handed on together.
+#[derive(Clone, Debug)]
+pub struct Entries<'a>(pub(crate) Entry<'a>);
 
 impl<'a> Entries<'a> {
-    pub(crate) fn of(block: &'a Block, records: &'a [Record]) -> Self {
-        Self { block, records }
-    }
-
     /// How many they are: at least one.
     #[must_use]
     #[allow(clippy::len_without_is_empty)] // it is never empty
     pub fn len(&self) -> usize {
-        self.records.len()
+        1
     }
 
     /// Each entry, in order of time.
-    pub fn iter(&self) -> impl Iterator<Item = Entry<'a>> {
-        let block = self.block;
-        self.records.iter().map(move |record| Entry::of(block, record))
+    pub fn iter(&self) -> impl Iterator<Item = &Entry<'a>> {
+        std::iter::once(&self.0)
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use slidegate::Policy;
 
-use crate::attributes::present_names;
+use crate::attributes::named_attributes;
 use crate::batch::{AttributeNames, EntryBatch};
 use crate::call::Call;
 use crate::entry::{Entry, RECORDED};
@@ -52,7 +52,7 @@ impl Evidence {
                 self.known.insert(name.to_owned());
             }
         };
-        present_names(entry).for_each(&mut note);
+        named_attributes(entry).for_each(|(name, _)| note(name));
         let is_attribute = |name: &&str| !RECORDED.contains(name);
         entry.extra.iter().map(|(name, _)| name).filter(is_attribute).for_each(&mut note);
         Call::of(entry).iter().flat_map(Call::attribute_names).for_each(note);
@@ -60,8 +60,8 @@ impl Evidence {
 
     /// Notes what a batch has of the attributes that policies ask for.
     pub(crate) fn take(&mut self, batch: &EntryBatch) {
-        for (column, occurred) in self.occurred.iter_mut().enumerate() {
-            *occurred |= batch.has_any(column);
+        for (occurred, in_batch) in self.occurred.iter_mut().zip(batch.occurred()) {
+            *occurred |= in_batch;
         }
     }
 
@@ -113,7 +113,7 @@ impl Evidence {
         let mut missing: Vec<&str> = Vec::new();
         for name in needed {
             let has_occurred =
-                self.names.iter().zip(&self.occurred).any(|(known, occurred)| *occurred && known.is(name));
+                self.names.iter().zip(&self.occurred).any(|(known, occurred)| *occurred && known == name);
             if !has_occurred && !missing.contains(&name.as_str()) {
                 missing.push(name);
             }

@@ -44,16 +44,13 @@ mod stats;
 
 mod batch;
 mod compare;
-mod compiled;
 mod decider;
-mod denied_keys;
 mod diff;
 mod evidence;
-mod identity;
+mod keys;
 mod pass;
 mod reservations;
 mod scenario;
-mod store;
 mod sweep;
 mod timeline;
 
@@ -75,9 +72,8 @@ pub use forecast::{AlgorithmForecast, Bytes, Demand, Forecast, Measurement, Shar
 pub use format::name::LogFormat;
 pub use malformed::Malformed;
 pub use outcome::{
-    FileOutcome, KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, PolicyReservationsOutcome,
-    ReservationsOutcome, ScenarioOutcome, SweepOutcome, SweepPointOutcome, TimeOutcome, TruthOutcome,
-    UsageOutcome, WindowOutcome,
+    FileOutcome, KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, ReservationsOutcome,
+    ScenarioOutcome, SweepOutcome, SweepPointOutcome, TimeOutcome, TruthOutcome, UsageOutcome, WindowOutcome,
 };
 pub use propose::{Proposal, ProposalOptions, Survey};
 pub use reader::{LogOptions, LogReader, Progress};
@@ -86,6 +82,7 @@ pub use report::{
     ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide, DiffReport, PageAssets, TextReport, TextStyle,
     Threshold, Thresholds,
 };
+pub use reservations::PolicyReservationsOutcome;
 pub use share::Share;
 pub use simulate::{
     Boundary, Bursts, EntryText, LogStyle, Requests, SimulatedRequest, Simulation, write_line,

@@ -9,13 +9,12 @@ use serde::Serialize;
 use slidegate::{Policy, format_window};
 
 use crate::compare::share;
-use crate::denied_keys::DeniedKey;
 use crate::each::rfc3339;
 use crate::evidence::{Evidence, Missing};
-use crate::reservations::{PolicyReservations, ReservationCounts, Reservations, holds};
+use crate::keys::DeniedKey;
+use crate::reservations::{PolicyReservationsOutcome, ReservationCounts, Reservations, holds};
 use crate::scenario::{Scenario, ScenarioRole};
 use crate::stats::{LogStats, LogSummary};
-use crate::store::UsageDistribution;
 use crate::sweep::{Sweep, SweepPoint};
 use crate::timeline::TimeAxis;
 
@@ -155,27 +154,6 @@ pub struct ReservationsOutcome {
     pub settled_early: u64,
     /// What this means for the figures, in sentences.
     pub notes: Vec<String>,
-}
-
-/// The reservations under one policy.
-#[derive(Debug, Clone, Serialize)]
-pub struct PolicyReservationsOutcome {
-    /// Reservations that were admitted and held cost under this policy.
-    pub admitted: u64,
-    /// Requests that it denied, and that would have fitted if nothing had been held.
-    pub denied_by_held: u64,
-    /// Most reservations that were open at once, of all keys.
-    pub most_open: u64,
-    /// The most cost that a key held at once: under `in_flight`, what was in flight.
-    pub most_held: u64,
-    /// Reservations that were settled. The others were open when the log ended.
-    pub settled: u64,
-    /// What those held in all. 0 under `in_flight`, as is the next.
-    pub held_cost: u64,
-    /// What those cost in all.
-    pub settled_cost: u64,
-    /// Those that cost more than they held.
-    pub above_held: u64,
 }
 
 /// What one policy decided.
@@ -447,28 +425,10 @@ impl ReservationsOutcome {
     }
 }
 
-impl PolicyReservationsOutcome {
-    fn of(counts: &PolicyReservations) -> Self {
-        let sum = |cost: u128| u64::try_from(cost).unwrap_or(u64::MAX);
-        Self {
-            admitted: counts.admitted,
-            denied_by_held: counts.denied_by_held,
-            most_open: counts.most_open,
-            most_held: counts.most_held,
-            settled: counts.settled,
-            held_cost: sum(counts.held_cost),
-            settled_cost: sum(counts.settled_cost),
-            above_held: counts.above_held,
-        }
-    }
-}
-
 impl PolicyOutcome {
     fn of(scenario: &Scenario, at: usize, policy: &Policy, axis: TimeAxis, top: usize) -> Self {
         let counts = &scenario.tally.policies[at];
-        let (keys, has_more_keys) = scenario.keys(at);
-        let UsageDistribution { tenths, denied } = scenario.usage(at);
-        let most_denied = counts.denied_keys.most_denied(top);
+        let seen = &counts.keys;
         Self {
             name: policy.name().to_owned(),
             description: scenario.words().policy(policy),
@@ -479,18 +439,18 @@ impl PolicyOutcome {
             seen: counts.seen,
             allowed: counts.seen - counts.denied,
             denied: counts.denied,
-            keys,
-            has_more_keys,
-            denied_keys: counts.denied_keys.count,
-            denials_not_kept: counts.denied_keys.denials_not_kept,
-            usage: UsageOutcome { allowed_keys_by_tenth: tenths, denied_keys: denied },
+            keys: seen.keys.len() as u64,
+            has_more_keys: seen.keys.is_full(),
+            denied_keys: seen.denied,
+            denials_not_kept: seen.denials_not_kept,
+            usage: UsageOutcome { allowed_keys_by_tenth: seen.allowed_by_tenth(), denied_keys: seen.denied },
             denied_over_time: if counts.denied == 0 { Vec::new() } else { counts.timeline.on(axis) },
-            most_denied: most_denied.into_iter().map(|key| KeyOutcome::of(key, axis)).collect(),
+            most_denied: seen.most_denied(top).into_iter().map(|key| KeyOutcome::of(key, axis)).collect(),
             truth: None,
             reservations: scenario
                 .reservations()
                 .filter(|_| holds(policy))
-                .map(|known| PolicyReservationsOutcome::of(&known.policies[at])),
+                .map(|known| known.policies[at].counts.clone()),
         }
     }
 }

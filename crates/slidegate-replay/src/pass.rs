@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use crate::batch::{AttributeNames, EntryBatch};
-use crate::entry::{Entries, Entry};
+use crate::entry::Entry;
 use crate::evidence::Evidence;
 
 /// Batches that may wait for a thread: it always has the next one, and memory stays bounded.
@@ -83,27 +83,6 @@ impl<J: Job> Pass<J> {
         self.evidence.examine(entry, self.batch.is_empty());
         self.batch.push(entry);
         if self.batch.is_full() { self.decide() } else { Ok(()) }
-    }
-
-    /// Takes entries, as [`push`](Self::push) does.
-    ///
-    /// # Errors
-    /// As for [`push`](Self::push).
-    pub(crate) fn push_all(&mut self, entries: Entries<'_>) -> io::Result<()> {
-        let Entries { block, mut records } = entries;
-        let mut entries = entries.iter();
-        while !records.is_empty() {
-            let is_first_of_batch = self.batch.is_empty();
-            let taken = self.batch.extend(Entries { block, records });
-            records = &records[taken..];
-            for (at, entry) in entries.by_ref().take(taken).enumerate() {
-                self.evidence.examine(&entry, is_first_of_batch && at == 0);
-            }
-            if self.batch.is_full() {
-                self.decide()?;
-            }
-        }
-        Ok(())
     }
 
     fn decide(&mut self) -> io::Result<()> {

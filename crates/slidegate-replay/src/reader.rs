@@ -8,7 +8,6 @@
 //! Memory is bounded for any log: blocks of lines, and the lines that [`Reorder`] holds back.
 
 use std::cmp::Reverse;
-use std::collections::binary_heap::PeekMut;
 use std::collections::{BinaryHeap, VecDeque};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -16,7 +15,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use crate::block::Block;
 use crate::entry::{Entries, Entry};
 use crate::format::detect::detect;
 use crate::format::field::{FieldCounts, SourceSet, TimeRules};
@@ -26,22 +24,17 @@ use crate::input::blocks::{BlockReader, MAX_EXAMPLES, Tally};
 use crate::input::paths::find;
 use crate::input::pool::{Feed, Pool};
 use crate::input::stream::{Compression, LogStream};
-use crate::reorder::{FollowLimit, PendingLine, Reorder};
+use crate::reorder::Reorder;
 use crate::stats::{LogStats, LogSummary, MalformedLine, TimeJump};
 
 mod log;
-mod merge;
 mod open_log;
 mod options;
 mod progress;
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests;
 mod unreadable;
 
 use log::{FailingStream, Log, Source, sample};
-use merge::{Head, Run};
-use open_log::{LiveBlock, NextLine, OpenLog};
+use open_log::{Head, LiveBlock, OpenLog};
 pub use options::LogOptions;
 pub use progress::Progress;
 use unreadable::unreadable;
@@ -58,8 +51,6 @@ const MANY_LOGS: usize = 16;
 const MAX_PARSING_THREADS: usize = 8;
 /// A pause between two requests that is worth a note.
 const GAP_US: u64 = 24 * 3600 * 1_000_000;
-/// Entries that are handed out together at most: more would only delay what is done between them.
-const MAX_RUN: usize = 1024;
 
 /// Access logs that are being read.
 #[allow(missing_debug_implementations)] // streams have none
@@ -74,8 +65,8 @@ pub struct LogReader {
     open: Vec<Option<OpenLog>>,
     /// The next entry of each open log, but of the one that the current entry is of.
     heads: BinaryHeap<Reverse<Head>>,
-    /// What is handed out now, and whose log has to go on then.
-    current: Option<Run>,
+    /// The entry that is handed out now, whose log has to go on then.
+    current: Option<Head>,
     pool: Option<Pool>,
     /// Inputs by their names, and whether any line was readable.
     inputs: Vec<(String, bool)>,
@@ -203,7 +194,7 @@ impl LogReader {
     fn add(&mut self, input: usize, name: &str, sample: &[u8], compression: Compression, source: Source) {
         let given = self.options.format.as_ref().map(|format| &format.0);
         let detected = detect(sample, given, &self.parser_options);
-        let mut format = detected.format.name();
+        let mut format = detected.format.name().to_owned();
         if let Some(wrapper) = detected.wrapper {
             format = format!("{format} in {}", wrapper.name());
         }
@@ -273,71 +264,27 @@ impl LogReader {
     /// [`strict`](LogOptions::strict) the first malformed or late line is an error that ends the
     /// reading at once.
     pub fn next_entry(&mut self) -> io::Result<Option<Entry<'_>>> {
-        let Some(Run { slot, block, next, .. }) = self.next_run(1)? else { return Ok(None) };
-        let block = self.block(slot, block);
-        Ok(Some(Entry::of(block, &block.parsed.records[next])))
+        if let Some(handed_out) = self.current.take() {
+            self.release(handed_out);
+            self.advance(handed_out.slot)?;
+        }
+        let Some(head) = self.next_head()? else {
+            self.finish();
+            return self.failures.pop_front().map_or(Ok(None), Err);
+        };
+        self.note_time(head)?;
+        self.current = Some(head);
+        let open = self.open[head.slot].as_ref().expect("the log of a head is open");
+        let block = &open.blocks[head.line.block].as_ref().expect("the block of a head is live").block;
+        Ok(Some(Entry::of(block, &block.parsed.records[head.line.record])))
     }
 
-    /// The next entries: as [`next_entry`](Self::next_entry), but as many as follow one another in
-    /// their log, up to a thousand. It takes a tenth of the time.
+    /// The next entry, for what takes several at once.
     ///
     /// # Errors
     /// As for [`next_entry`](Self::next_entry).
     pub fn next_entries(&mut self) -> io::Result<Option<Entries<'_>>> {
-        let Some(Run { slot, block, next, end, .. }) = self.next_run(MAX_RUN)? else { return Ok(None) };
-        let block = self.block(slot, block);
-        Ok(Some(Entries::of(block, &block.parsed.records[next..end])))
-    }
-
-    fn block(&self, slot: usize, block: usize) -> &Block {
-        let open = self.open[slot].as_ref().expect("the log of a run is open");
-        &open.blocks[block].as_ref().expect("the block of a run is live").block
-    }
-
-    /// Up to so many records, which count as handed out then.
-    #[inline]
-    fn next_run(&mut self, most: usize) -> io::Result<Option<Run>> {
-        if self.current.is_none_or(|run| run.next == run.end) {
-            self.current = self.start_run()?;
-        }
-        let Some(current) = &mut self.current else {
-            self.finish();
-            return self.failures.pop_front().map_or(Ok(None), Err);
-        };
-        let run = *current;
-        current.next = run.end.min(run.next + most);
-        Ok(Some(Run { end: current.next, ..run }))
-    }
-
-    /// The least head of all logs, and those that follow it in its block and are less than all
-    /// others.
-    fn start_run(&mut self) -> io::Result<Option<Run>> {
-        let mut following = None;
-        if let Some(run) = self.current.take() {
-            self.release(run);
-            following = self.advance(run.slot)?;
-        }
-        let Some(head) = self.next_head(following)? else { return Ok(None) };
-        self.note_time(head)?;
-        // Those of the same time as another log's head come after it, or before it.
-        let others_us = self.heads.peek().map_or(u64::MAX, |Reverse(other)| {
-            if head.log < other.log { other.time_us.saturating_add(1) } else { other.time_us }
-        });
-        let next_log = self.logs.get(self.next_log);
-        let unopened_us = next_log.map_or(u64::MAX, |log| log.first_us.saturating_sub(self.slack_us()));
-        let limit = FollowLimit {
-            most: MAX_RUN - 1,
-            before_us: others_us.min(unopened_us),
-            gap_us: GAP_US,
-            is_due_only: true,
-        };
-        let open = self.open[head.slot].as_mut().expect("a head's log is open");
-        let len = 1 + open.following(head.line, head.release, limit);
-        let [block, next] = [head.line.handle.block, head.line.handle.record].map(|number| number as usize);
-        let run = Run { slot: head.slot, block, next, end: next + len, len };
-        let records = &self.block(run.slot, block).parsed.records;
-        self.newest_us = self.newest_us.max(records[run.end - 1].time_us);
-        Ok(Some(run))
+        Ok(self.next_entry()?.map(Entries))
     }
 
     /// What has been read so far, including buffered lines.
@@ -345,30 +292,19 @@ impl LogReader {
         &self.stats
     }
 
-    /// The least head of all logs, after those were opened that may have a lesser one. `following`
-    /// is that of the log that the last entry was of, and not among the others.
-    #[inline]
-    fn next_head(&mut self, following: Option<Head>) -> io::Result<Option<Head>> {
+    /// The least head of all logs, after those were opened that may have a lesser one.
+    fn next_head(&mut self) -> io::Result<Option<Head>> {
         if self.is_finished {
             return Ok(None);
         }
         while let Some(log) = self.logs.get(self.next_log) {
-            let least = following.into_iter().chain(self.heads.peek().map(|Reverse(head)| *head)).min();
-            let is_due =
-                least.is_none_or(|head| log.first_us.saturating_sub(self.slack_us()) <= head.time_us);
-            if !is_due {
+            let from_us = log.first_us.saturating_sub(self.slack_us());
+            if self.heads.peek().is_some_and(|Reverse(least)| least.time_us < from_us) {
                 break;
             }
             self.open_next()?;
         }
-        // A log alone is read without the heap.
-        Ok(match (following, self.heads.peek_mut()) {
-            (Some(following), Some(mut least)) if least.0 < following => {
-                Some(std::mem::replace(&mut least.0, following))
-            }
-            (Some(following), _) => Some(following),
-            (None, least) => least.map(|least| PeekMut::pop(least).0),
-        })
+        Ok(self.heads.pop().map(|Reverse(least)| least))
     }
 
     fn slack_us(&self) -> u64 {
@@ -419,24 +355,21 @@ impl LogReader {
             self.open.push(None);
         }
         self.open[slot] = Some(open);
-        let head = self.advance(slot)?;
-        self.heads.extend(head.map(Reverse));
-        Ok(())
+        self.advance(slot)
     }
 
     /// Finds the next head of a log, or closes it.
-    #[inline]
-    fn advance(&mut self, slot: usize) -> io::Result<Option<Head>> {
+    fn advance(&mut self, slot: usize) -> io::Result<()> {
         loop {
             let logs_open = self.open.len();
-            let Some(open) = &mut self.open[slot] else { return Ok(None) };
-            if let Some(NextLine { line, release }) = open.next_pending(logs_open) {
-                let PendingLine { time_us, number, .. } = line;
-                return Ok(Some(Head { time_us, log: open.log, number, slot, line, release }));
+            let Some(open) = &mut self.open[slot] else { return Ok(()) };
+            if let Some(line) = open.next_pending(logs_open) {
+                self.heads.push(Reverse(Head { time_us: line.time_us, log: open.log, line, slot }));
+                return Ok(());
             }
             if open.has_ended {
                 self.open[slot] = None;
-                return Ok(None);
+                return Ok(());
             }
             self.take_block(slot)?;
         }
@@ -532,7 +465,7 @@ impl LogReader {
         let is_late = time_us < after_us;
         *(if is_late { &mut self.stats.late } else { &mut self.stats.gaps }) += 1;
         let log = (self.stats.logs.len() > 1).then(|| Arc::clone(&self.stats.logs[head.log].name));
-        let jump = TimeJump { log, number: head.number, time_us, after_us };
+        let jump = TimeJump { log, number: head.line.number, time_us, after_us };
         if is_late && self.options.strict {
             let error = format!("{}: {jump}", self.stats.logs[head.log].name);
             return Err(self.stop(error));
@@ -553,14 +486,14 @@ impl LogReader {
         io::Error::new(io::ErrorKind::InvalidData, error)
     }
 
-    /// Lets go of the entries that were handed out last.
-    fn release(&mut self, run: Run) {
-        let Some(open) = &mut self.open[run.slot] else { return };
-        let Some(live) = &mut open.blocks[run.block] else { return };
-        live.remaining -= run.len;
+    /// Lets go of the entry that was handed out last.
+    fn release(&mut self, Head { slot, line, .. }: Head) {
+        let Some(open) = &mut self.open[slot] else { return };
+        let Some(live) = &mut open.blocks[line.block] else { return };
+        live.remaining -= 1;
         // The newest block may have records that have not been taken in.
         if live.remaining == 0
-            && let Some(live) = open.blocks[run.block].take()
+            && let Some(live) = open.blocks[line.block].take()
         {
             open.held_bytes -= live.block.held_bytes();
             open.spare = Some(live.block);
@@ -587,5 +520,219 @@ impl LogReader {
             let text = unreadable(name, lines, &self.stats, self.options.format.is_some());
             self.failures.push_back(io::Error::new(io::ErrorKind::InvalidData, text));
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::io::{Cursor, ErrorKind, Write};
+
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+
+    use super::*;
+    use crate::malformed::{MAX_LINE_BYTES, Malformed};
+
+    /// A good line at this second of 10:00 to 10:59, its number in the path.
+    fn line(second: u64, number: usize) -> String {
+        let (minute, second) = (second / 60, second % 60);
+        format!("a - - [17/May/2015:10:{minute:02}:{second:02} +0000] \"GET /{number} HTTP/1.1\" 200 1\n")
+    }
+
+    /// A log with lines at these seconds, numbered from 0.
+    fn log(seconds: &[u64]) -> Vec<u8> {
+        seconds
+            .iter()
+            .enumerate()
+            .map(|(number, &second)| line(second, number))
+            .collect::<String>()
+            .into_bytes()
+    }
+
+    fn gzip(plain: &[u8]) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(plain).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn reader(bytes: impl Into<Vec<u8>>) -> LogReader {
+        LogReader::from_reader(Cursor::new(bytes.into())).unwrap()
+    }
+
+    /// The paths in the order they come out, up to the end or an error.
+    fn paths(reader: &mut LogReader) -> (Vec<String>, io::Result<()>) {
+        let mut paths = Vec::new();
+        loop {
+            match reader.next_entry() {
+                Ok(Some(entry)) => {
+                    paths.push(String::from_utf8(entry.request.unwrap().path().to_vec()).unwrap());
+                }
+                Ok(None) => return (paths, Ok(())),
+                Err(error) => return (paths, Err(error)),
+            }
+        }
+    }
+
+    /// Hands out one byte at a time, as a slow pipe may.
+    struct Trickle(Cursor<Vec<u8>>);
+
+    impl Read for Trickle {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let some = buffer.len().min(1);
+            self.0.read(&mut buffer[..some])
+        }
+    }
+
+    /// Requests charged out of order would be decided as they never happened.
+    #[test]
+    fn entries_come_sorted_and_equal_times_in_log_order() {
+        let mut reader = reader(log(&[50, 10, 50, 0, 10]));
+        let (paths, end) = paths(&mut reader);
+        assert_eq!(paths, ["/3", "/1", "/4", "/0", "/2"]);
+        assert!(end.is_ok());
+        assert_eq!((reader.stats().late, reader.stats().entries), (0, 5));
+    }
+
+    /// The default is two minutes; with a smaller slack more lines are late.
+    #[test]
+    fn slack_says_how_late_is_late() {
+        let bytes = log(&[1, 121, 0, 122, 2]);
+        let mut two_minutes = reader(&bytes[..]);
+        assert_eq!(paths(&mut two_minutes).0, ["/0", "/2", "/4", "/1", "/3"]);
+        assert_eq!(two_minutes.stats().late, 1);
+        let mut none = reader(&bytes[..]).with_slack(Duration::ZERO);
+        assert_eq!(paths(&mut none).0, ["/0", "/1", "/2", "/3", "/4"]);
+        assert_eq!(none.stats().late, 2);
+    }
+
+    /// The counts in the report must add up.
+    #[test]
+    fn stats_count_lines_entries_and_malformed() {
+        let mut bytes = log(&[9, 3, 7]);
+        bytes.extend_from_slice(b"hello\n\n");
+        let mut reader = reader(bytes);
+        assert_eq!(reader.stats().lines, 0);
+        paths(&mut reader).1.unwrap();
+        let stats = reader.stats();
+        assert_eq!((stats.lines, stats.entries, stats.malformed), (5, 3, 2));
+        let ten_oclock = 1_431_856_800_000_000;
+        assert_eq!(stats.first_us, Some(ten_oclock + 3_000_000));
+        assert_eq!(stats.last_us, Some(ten_oclock + 9_000_000));
+    }
+
+    /// Who gives the wrong file should see at a glance that, and why, it is wrong.
+    #[test]
+    fn first_malformed_lines_are_kept_and_printable() {
+        let mut bytes = format!("{}\x1b[31m\u{e9}\n{}\n", line(0, 0), "x".repeat(121)).into_bytes();
+        bytes.extend_from_slice(&b"more\n".repeat(9));
+        let mut reader = reader(bytes);
+        paths(&mut reader).1.unwrap();
+        let stats = reader.stats();
+        assert_eq!((stats.malformed, stats.malformed_lines.len()), (11, MAX_EXAMPLES));
+        assert_eq!(
+            stats.malformed_lines[0].to_string(),
+            r"line 2: no identity (or `-`) after the client: \x1b[31m\xc3\xa9"
+        );
+        assert_eq!(stats.malformed_lines[1].excerpt, format!("{}…", "x".repeat(119)));
+        assert_eq!(stats.malformed_lines[4].number, 6);
+    }
+
+    /// Logs from Windows, and logs cut by `head -c`, end their lines in their own way.
+    #[test]
+    fn crlf_and_a_missing_last_newline_are_read() {
+        let text = String::from_utf8(log(&[0, 1])).unwrap();
+        let mut reader = reader(text.trim_end().replace('\n', "\r\n"));
+        assert_eq!(paths(&mut reader).0, ["/0", "/1"]);
+        assert_eq!(reader.stats().malformed, 0);
+    }
+
+    /// One endless line, as a crash can leave behind, must cost neither the memory nor the rest of
+    /// the log.
+    #[test]
+    fn too_long_line_is_skipped_and_counted() {
+        let good = line(1, 1);
+        let longest = format!("{}{}\n", good.trim_end(), " x".repeat(MAX_LINE_BYTES));
+        let longest = format!("{}\n", &longest[..MAX_LINE_BYTES]);
+        let too_long = format!("x{longest}");
+        let endless = "\0".repeat(5 * MAX_LINE_BYTES);
+        let mut reader = reader(format!("{longest}{too_long}{}\n{good}{endless}", &endless));
+        assert_eq!(paths(&mut reader).0, ["/1", "/1"]);
+        let stats = reader.stats();
+        assert_eq!((stats.lines, stats.entries, stats.malformed), (5, 2, 3));
+        assert!(stats.malformed_lines.iter().all(|line| line.reason == Malformed::TooLong));
+    }
+
+    /// Rotated logs are gzip under any name, and `cat a.gz b.gz` is one file to every other tool.
+    #[test]
+    fn gzip_of_several_members_is_read_as_one_log() {
+        let mut bytes = gzip(&log(&[0, 1]));
+        bytes.extend(gzip(line(2, 2).as_bytes()));
+        let mut at_once = reader(bytes.clone());
+        assert_eq!(paths(&mut at_once).0, ["/0", "/1", "/2"]);
+        let mut trickled = LogReader::from_reader(Trickle(Cursor::new(bytes))).unwrap();
+        assert_eq!(paths(&mut trickled).0, ["/0", "/1", "/2"]);
+    }
+
+    /// A half-copied log must not pass for a whole one, nor lose the half that is there.
+    #[test]
+    fn truncated_gzip_is_an_error_after_its_good_lines() {
+        let whole = gzip(&log(&(0..1_000).collect::<Vec<_>>()));
+        let mut reader = reader(&whole[..whole.len() / 2]);
+        let (good, end) = paths(&mut reader);
+        assert!(good.len() > 100 && good.len() < 1_000);
+        assert_eq!(good.len() as u64, reader.stats().lines);
+        let error = end.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
+        assert_eq!(
+            error.to_string(),
+            format!("-: gzip data ends in the middle after line {}; `gzip -t` checks a copy", good.len())
+        );
+        assert!(reader.next_entry().unwrap().is_none());
+    }
+
+    /// With a wrong checksum, any line before it may be wrong.
+    #[test]
+    fn damaged_gzip_is_an_error() {
+        let mut bytes = gzip(&log(&[0, 1]));
+        let checksum = bytes.len() - 8;
+        bytes[checksum] ^= 1;
+        let mut reader = reader(bytes);
+        let (good, end) = paths(&mut reader);
+        assert_eq!(good, ["/0", "/1"]);
+        assert!(end.unwrap_err().to_string().starts_with("-: gzip data is damaged ("));
+    }
+
+    /// A thousand malformed lines are a poor way to say "this is xz".
+    #[test]
+    fn other_compression_is_refused_with_the_way_out() {
+        let error = LogReader::from_reader(Cursor::new([0xfd, b'7', b'z', b'X', b'Z', 0])).err().unwrap();
+        assert_eq!(
+            error.to_string(),
+            "log is compressed, and not with gzip or zstd; pipe it in: `xzcat LOG | slidegate replay -`"
+        );
+    }
+
+    /// A progress bar over inflated bytes would run past its end.
+    #[test]
+    fn progress_counts_compressed_bytes_up_to_the_file_length() {
+        let bytes = gzip(&log(&[0; 5_000]));
+        let path = std::env::temp_dir().join(format!("slidegate-log-{}.gz", std::process::id()));
+        std::fs::write(&path, &bytes).unwrap();
+        let mut reader = LogReader::open(&path).unwrap();
+        paths(&mut reader).1.unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let total = bytes.len() as u64;
+        assert_eq!(reader.progress(), Progress { bytes_read: total, total_bytes: Some(total) });
+        assert_eq!(reader.stats().entries, 5_000);
+    }
+
+    /// "0 denied" of an empty file would look like success.
+    #[test]
+    fn empty_log_is_an_error() {
+        let mut reader = reader([]);
+        let error = reader.next_entry().err().unwrap();
+        assert_eq!(error.to_string(), "-: the log is empty: nothing to replay");
+        assert!(reader.next_entry().unwrap().is_none());
     }
 }

@@ -7,9 +7,10 @@
 //! third of its time, as a program that reserves has to. What ends at the time of a start ends
 //! before it. A request whose duration is not known holds nothing: it is decided as a check.
 
-use std::cmp::{Ordering, Reverse};
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 
+use serde::Serialize;
 use slidegate::{
     Algorithm, Cost, Counts, Decisions, Gate, OwnedValue, Policy, PolicyDecision, PolicySet, Request,
     Settlement, Ticket, Timestamp, Verb,
@@ -17,7 +18,7 @@ use slidegate::{
 
 use crate::batch::BatchEntry;
 use crate::call::{ChangeKind, RecordedChange, RecordedReservation};
-use crate::store::ReplayStore;
+use crate::wording::count_of;
 
 /// Most reservations that are open at once, in each scenario: about 0.5 kB each. One more settles
 /// another one early.
@@ -38,8 +39,9 @@ pub(crate) fn unlearned(policies: PolicySet) -> PolicySet {
 /// The reservations of one scenario.
 #[derive(Debug)]
 pub(crate) struct Reservations {
-    /// The one with the next event on top.
-    open: BinaryHeap<OpenReservation>,
+    /// By the time of the next event, which is its end, or an extension before that; of two at one
+    /// time, that of the older reservation is first.
+    open: BTreeMap<(u64, u64), OpenReservation>,
     max_open: usize,
     /// How many were made.
     made: u64,
@@ -71,32 +73,36 @@ pub(crate) struct ReservationCounts {
 /// The reservations under one policy.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PolicyReservations {
-    /// Those that hold cost under the policy, and were admitted by all others.
-    pub(crate) admitted: u64,
-    /// Requests that the policy denied, and that would have fitted if nothing were held.
-    pub(crate) denied_by_held: u64,
     /// Reservations open now.
-    pub(crate) open: u64,
-    /// Most that were open at once, of all keys.
-    pub(crate) most_open: u64,
-    /// The most that a key held at once.
-    pub(crate) most_held: u64,
-    /// Reservations that were settled.
-    pub(crate) settled: u64,
-    /// Those of them that cost more than they held.
-    pub(crate) above_held: u64,
-    /// What the settled ones held, and what they cost.
-    pub(crate) held_cost: u128,
-    pub(crate) settled_cost: u128,
+    open: u64,
+    pub(crate) counts: PolicyReservationsOutcome,
+}
+
+/// The reservations under one policy.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct PolicyReservationsOutcome {
+    /// Reservations that were admitted and held cost under this policy.
+    pub admitted: u64,
+    /// Requests that it denied, and that would have fitted if nothing had been held.
+    pub denied_by_held: u64,
+    /// Most reservations that were open at once, of all keys.
+    pub most_open: u64,
+    /// The most cost that a key held at once: under `in_flight`, what was in flight.
+    pub most_held: u64,
+    /// Reservations that were settled. The others were open when the log ended.
+    pub settled: u64,
+    /// What those held in all. 0 under `in_flight`, as is the next.
+    pub held_cost: u64,
+    /// What those cost in all.
+    pub settled_cost: u64,
+    /// Those that cost more than they held.
+    pub above_held: u64,
 }
 
 /// A reservation whose request has not ended.
 #[derive(Debug)]
 pub(crate) struct OpenReservation {
-    /// The time of the next event: its end, or an extension before that.
-    pub(crate) due_us: u64,
     end_us: u64,
-    /// Of two events at one time, that of the older reservation is first.
     number: u64,
     cost: u64,
     ticket: Ticket,
@@ -179,18 +185,23 @@ pub(crate) fn without_cost<'r>(request: &Request<'r>) -> Request<'r> {
 }
 
 impl Reservations {
-    /// None open. With `keeps_requests`, each is settled together with its request.
-    pub(crate) fn new(policies: &PolicySet, keeps_requests: bool) -> Self {
-        Self::bounded(policies, keeps_requests, MAX_OPEN)
+    /// None open.
+    pub(crate) fn new(policies: &PolicySet) -> Self {
+        Self::bounded(policies, MAX_OPEN)
+    }
+
+    /// The same, and each is settled together with its request.
+    pub(crate) fn keeping_requests(self) -> Self {
+        Self { keeps_requests: true, ..self }
     }
 
     /// The same with at most so many open at once.
-    pub(crate) fn bounded(policies: &PolicySet, keeps_requests: bool, max_open: usize) -> Self {
+    pub(crate) fn bounded(policies: &PolicySet, max_open: usize) -> Self {
         Self {
-            open: BinaryHeap::new(),
+            open: BTreeMap::new(),
             max_open,
             made: 0,
-            keeps_requests,
+            keeps_requests: false,
             recorded: HashMap::new(),
             recorded_ends: BinaryHeap::new(),
             recorded_ended: VecDeque::new(),
@@ -218,8 +229,12 @@ impl Reservations {
         }
         if settled_early > 0 {
             notes.push(format!(
-                "{settled_early} reservations are settled before their end, because more than {} were open at \
-                 once: some denials are missing",
+                "{}, because more than {} were open at once: some denials are missing",
+                count_of(
+                    settled_early,
+                    "reservation is settled before its end",
+                    "reservations are settled before their end"
+                ),
                 self.max_open
             ));
         }
@@ -238,7 +253,7 @@ impl Reservations {
     /// Decides a request as a reservation, which is open from now on if it is admitted.
     pub(crate) fn reserve<'r>(
         &mut self,
-        gate: &Gate<ReplayStore>,
+        gate: &Gate,
         now: Timestamp,
         entry: BatchEntry,
         request: &'r Request<'r>,
@@ -252,15 +267,8 @@ impl Reservations {
         // A line that came too late is decided later than it began, but ends when it did.
         let end_us = entry.time_us.saturating_add(entry.duration_us.unwrap_or(0)).max(now.as_micros());
         let requests = self.kept(std::slice::from_ref(request));
-        let one = OpenReservation {
-            due_us: 0,
-            end_us,
-            number: self.made,
-            cost: entry.cost,
-            ticket,
-            held_under,
-            requests,
-        };
+        let one =
+            OpenReservation { end_us, number: self.made, cost: entry.cost, ticket, held_under, requests };
         self.made += 1;
         self.push(now, one);
         decisions
@@ -271,10 +279,10 @@ impl Reservations {
         let mut held_under = Vec::new();
         for decision in decisions.iter() {
             if ticket.policies().any(|name| name == decision.policy().name()) {
-                let counts = &mut self.policies[decision.position()];
+                let PolicyReservations { open, counts } = &mut self.policies[decision.position()];
                 counts.admitted += 1;
-                counts.open += 1;
-                counts.most_open = counts.most_open.max(counts.open);
+                *open += 1;
+                counts.most_open = counts.most_open.max(*open);
                 counts.most_held = counts.most_held.max(decision.held());
                 held_under.push(u32::try_from(decision.position()).expect("a set has fewer policies"));
             }
@@ -285,7 +293,7 @@ impl Reservations {
     fn count_denied(&mut self, decisions: &Decisions<'_>, requests: &[Request<'_>]) {
         for decision in decisions.iter() {
             let is_by_held = is_denied_by_held(&decision, &requests[decision.request()]);
-            self.policies[decision.position()].denied_by_held += u64::from(is_by_held);
+            self.policies[decision.position()].counts.denied_by_held += u64::from(is_by_held);
         }
     }
 
@@ -296,7 +304,7 @@ impl Reservations {
     /// Decides a reservation that was recorded. One that is known was sent again: nothing is held.
     pub(crate) fn reserve_recorded<'r>(
         &mut self,
-        gate: &Gate<ReplayStore>,
+        gate: &Gate,
         requests: &'r [Request<'r>],
         recorded: &RecordedReservation,
     ) -> Decisions<'r> {
@@ -341,7 +349,7 @@ impl Reservations {
     /// Carries out a change that was recorded. Nothing if this replay denied the reservation.
     pub(crate) fn change_recorded(
         &mut self,
-        gate: &Gate<ReplayStore>,
+        gate: &Gate,
         change: &RecordedChange,
         on_settled: impl FnOnce(Settled<'_>),
     ) {
@@ -390,20 +398,22 @@ impl Reservations {
 
     fn push(&mut self, now: Timestamp, one: OpenReservation) {
         let heartbeat = now + one.ticket.heartbeat();
-        self.open.push(OpenReservation { due_us: one.end_us.min(heartbeat.as_micros()), ..one });
+        self.open.insert((one.end_us.min(heartbeat.as_micros()), one.number), one);
     }
 
-    /// The reservation with an event up to a time; or, if too many are open, the next one.
-    pub(crate) fn next_due(&mut self, until: Timestamp) -> Option<OpenReservation> {
+    /// The reservation with an event up to a time, and when that is; or, if too many are open, the
+    /// next one.
+    pub(crate) fn next_due(&mut self, until: Timestamp) -> Option<(Timestamp, OpenReservation)> {
         let is_over = self.open.len() > self.max_open;
-        let is_due = self.open.peek().is_some_and(|next| is_over || next.due_us <= until.as_micros());
-        if is_due { self.open.pop() } else { None }
+        let next = self.open.first_entry()?;
+        let due = Timestamp::from_micros(next.key().0);
+        (is_over || due <= until).then(|| (due, next.remove()))
     }
 
     /// Carries out the event of a reservation at this time: extends it, or settles it.
     pub(crate) fn proceed(
         &mut self,
-        gate: &Gate<ReplayStore>,
+        gate: &Gate,
         now: Timestamp,
         mut one: OpenReservation,
         on_settled: impl FnOnce(Settled<'_>),
@@ -424,40 +434,19 @@ impl Reservations {
 
     fn count_settled(&mut self, ticket: &Ticket, held_under: &[u32], settlement: &Settlement) {
         for position in held_under {
-            let counts = &mut self.policies[*position as usize];
-            counts.open -= 1;
-            counts.settled += 1;
+            let policy = &mut self.policies[*position as usize];
+            policy.open -= 1;
+            policy.counts.settled += 1;
         }
         let names: Vec<&str> = ticket.policies().collect();
         for key in settlement.iter() {
             let at = names.iter().position(|name| *name == key.policy());
             let (Some(at), Some(last)) = (at, key.last()) else { continue };
             let Some(position) = held_under.get(at) else { continue };
-            let counts = &mut self.policies[*position as usize];
-            counts.held_cost += u128::from(last.held);
-            counts.settled_cost += u128::from(last.cost);
+            let counts = &mut self.policies[*position as usize].counts;
+            counts.held_cost = counts.held_cost.saturating_add(last.held);
+            counts.settled_cost = counts.settled_cost.saturating_add(last.cost);
             counts.above_held += u64::from(last.cost > last.held);
         }
     }
 }
-
-/// The next event is the greatest.
-impl Ord for OpenReservation {
-    fn cmp(&self, other: &Self) -> Ordering {
-        (other.due_us, other.number).cmp(&(self.due_us, self.number))
-    }
-}
-
-impl PartialOrd for OpenReservation {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for OpenReservation {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for OpenReservation {}

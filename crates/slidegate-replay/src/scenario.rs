@@ -6,19 +6,15 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use slidegate::{Decisions, PolicySet, Request, Timestamp, Verb};
+use slidegate::{Decisions, Gate, MemoryStats, PolicySet, Request, Timestamp};
 
 use crate::batch::{BatchEntry, EntryBatch};
 use crate::call::is_counted;
 use crate::compare::Truth;
-use crate::decider::{
-    Asker, Bounds, CallAsker, CheckVerdict, Decider, DecisionCounter, KnownRequests, adjust, has_policy_of,
-};
-use crate::denied_keys::DeniedKeys;
+use crate::decider::{Asker, Bounds, Decider, DecisionCounter, KnownRequests, adjust, has_policy_of};
 use crate::each::DecisionLine;
+use crate::keys::SeenKeys;
 use crate::reservations::{Reservations, Settled};
-use crate::store::keys::KeyRecord;
-use crate::store::{ReplayStore, ReplayStoreStats, UsageDistribution};
 use crate::timeline::{MAX_BUCKETS, Timeline, VerdictCounts};
 use crate::wording::Words;
 
@@ -78,7 +74,7 @@ pub(crate) struct PolicyCounts {
     pub(crate) seen: u64,
     pub(crate) denied: u64,
     pub(crate) timeline: Timeline<u32>,
-    pub(crate) denied_keys: DeniedKeys,
+    pub(crate) keys: SeenKeys,
 }
 
 struct EachWriter(Box<dyn Write + Send>);
@@ -108,8 +104,9 @@ impl Scenario {
             each: None,
             written: Ok(()),
         };
-        let decider = if is_compared { Decider::judged } else { Decider::new };
-        Self { name: name.into(), role, decider: decider(policies, bounds), tally }
+        let decider = Decider::new(policies, bounds);
+        let decider = if is_compared { decider.keeping_requests() } else { decider };
+        Self { name: name.into(), role, decider, tally }
     }
 
     /// Writes each decision as a line of JSON.
@@ -123,12 +120,7 @@ impl Scenario {
     /// A line cannot be written. The entry is decided anyway.
     pub(crate) fn decide(&mut self, batch: &EntryBatch) -> io::Result<()> {
         let Self { decider, tally, .. } = self;
-        if tally.truth.is_some() || tally.each.is_some() {
-            // Each decision is needed in full.
-            decider.decide_ordinary(batch, tally);
-        } else {
-            decider.decide(batch, tally);
-        }
+        decider.decide(batch, tally);
         std::mem::replace(&mut tally.written, Ok(()))
     }
 
@@ -138,7 +130,7 @@ impl Scenario {
     }
 
     pub(crate) fn policies(&self) -> Arc<PolicySet> {
-        self.decider.policies()
+        self.decider.gate().policies()
     }
 
     pub(crate) fn words(&self) -> &Words {
@@ -150,41 +142,12 @@ impl Scenario {
         self.decider.reservations()
     }
 
-    pub(crate) fn store(&self) -> ReplayStoreStats {
+    pub(crate) fn store(&self) -> MemoryStats {
         self.decider.gate().store().stats()
-    }
-
-    /// How many keys of a policy were seen, and whether there were more.
-    pub(crate) fn keys(&self, policy: usize) -> (u64, bool) {
-        self.decider.gate().store().keys(policy)
-    }
-
-    pub(crate) fn usage(&self, policy: usize) -> UsageDistribution {
-        self.decider.gate().store().usage(policy)
     }
 }
 
 impl Tally {
-    /// Counts a request that was under a policy which these policies do not have.
-    fn count_unmatched(&mut self, now: Timestamp) {
-        self.counts.requests += 1;
-        self.counts.unmatched += 1;
-        self.timeline.at(now.as_micros()).allowed += 1;
-    }
-
-    #[inline]
-    fn count_request(&mut self, now: Timestamp, entry: BatchEntry, is_denied: bool) {
-        self.counts.requests += 1;
-        let bucket = self.timeline.at(now.as_micros());
-        if is_denied {
-            bucket.denied += 1;
-            self.counts.denied += 1;
-            self.counts.denied_successes += u64::from((200..400).contains(&entry.status));
-        } else {
-            bucket.allowed += 1;
-        }
-    }
-
     fn write_line(&mut self, now: Timestamp, decisions: &Decisions<'_>) {
         if let Some(EachWriter(out)) = &mut self.each
             && self.written.is_ok()
@@ -193,14 +156,16 @@ impl Tally {
         }
     }
 
-    fn count_decisions(
-        &mut self,
-        now: Timestamp,
-        entry: BatchEntry,
-        store: &ReplayStore,
-        decisions: &Decisions<'_>,
-    ) {
-        self.count_request(now, entry, decisions.is_denied());
+    fn count_decisions(&mut self, now: Timestamp, entry: BatchEntry, decisions: &Decisions<'_>) {
+        self.counts.requests += 1;
+        let bucket = self.timeline.at(now.as_micros());
+        if decisions.is_denied() {
+            bucket.denied += 1;
+            self.counts.denied += 1;
+            self.counts.denied_successes += u64::from((200..400).contains(&entry.status));
+        } else {
+            bucket.allowed += 1;
+        }
         self.counts.unmatched += u64::from(decisions.iter().len() == 0);
         for decision in decisions.iter().filter(is_counted) {
             let counts = &mut self.policies[decision.position()];
@@ -209,61 +174,21 @@ impl Tally {
                 counts.denied += 1;
                 *counts.timeline.at(now.as_micros()) += 1;
             }
-            let used = decision.used().saturating_add(decision.held());
-            store.record(decision.position(), &decision.key(), used, |record| {
-                if decision.is_denied() {
-                    counts.denied_keys.add(record, &decision, &self.words);
-                }
-            });
+            counts.keys.count(&decision, &self.words);
         }
     }
 }
 
 impl DecisionCounter for Tally {
-    const NEEDS_FIRST_DENIAL: bool = true;
-
-    fn decide(&mut self, asker: Asker<'_>, request: &Request<'_>) {
-        let Asker { gate, now, entry, .. } = asker;
-        let is_known = has_policy_of(gate, request);
-        self.counts.unknown_policy += u64::from(!is_known);
-        if request.own_verb() != Verb::Check {
-            adjust(gate, request);
-            if let Some(truth) = &mut self.truth {
-                truth.adjust(now, request);
-            }
-            return;
-        }
-        if !is_known {
-            self.count_unmatched(now);
-            return;
-        }
-        let is_reservation = asker.is_reservation();
-        let expected = self.truth.as_mut().filter(|_| !is_reservation).map(|truth| truth.peek(now, request));
-        let decisions = asker.ask(request);
-        self.count_decisions(now, entry, gate.store(), &decisions);
-        match (&mut self.truth, expected) {
-            (Some(truth), Some(expected)) => truth.judge(request, &decisions, &expected, &self.words),
-            (Some(truth), None) => {
-                truth.judge_reservation(now, std::slice::from_ref(request), &decisions, &self.words);
-            }
-            (None, _) => {}
-        }
-        self.write_line(now, &decisions);
-    }
-
-    fn settled(&mut self, now: Timestamp, settled: Settled<'_>) {
-        if let Some(truth) = &mut self.truth {
-            truth.settle(now, settled, &self.words);
-        }
-    }
-
-    fn decide_call(&mut self, asker: CallAsker<'_>, call: &KnownRequests<'_>) {
-        let CallAsker { gate, now, entry, .. } = asker;
-        let KnownRequests { known, unknown, has_check } = call;
+    fn decide(&mut self, asker: Asker<'_>, line: &KnownRequests<'_>) {
+        let Asker { now, entry, .. } = asker;
+        let KnownRequests { known, unknown, has_check } = line;
         self.counts.unknown_policy += unknown;
         if known.is_empty() {
             if *has_check {
-                self.count_unmatched(now);
+                self.counts.requests += 1;
+                self.counts.unmatched += 1;
+                self.timeline.at(now.as_micros()).allowed += 1;
             }
             return;
         }
@@ -273,35 +198,33 @@ impl DecisionCounter for Tally {
         let decisions = asker.ask(known);
         // Like refunds, peeks that were allowed are not requests of clients.
         if *has_check || decisions.is_denied() {
-            self.count_decisions(now, entry, gate.store(), &decisions);
+            self.count_decisions(now, entry, &decisions);
             self.write_line(now, &decisions);
         }
         match (&mut self.truth, expected) {
-            (Some(truth), Some(fits)) => truth.judge_call(known, &decisions, &fits, &self.words),
+            (Some(truth), Some(fits)) => truth.judge(known, &decisions, &fits, &self.words),
             (Some(truth), None) => truth.judge_reservation(now, known, &decisions, &self.words),
             (None, _) => {}
         }
     }
 
-    #[inline]
-    fn count(&mut self, now: Timestamp, entry: BatchEntry, verdict: CheckVerdict<'_>) {
-        self.count_request(now, entry, verdict.is_denied);
-        self.counts.unmatched += u64::from(verdict.policies.is_empty());
-        for one in verdict.policies {
-            self.policies[one.policy].seen += 1;
+    fn adjust(&mut self, gate: &Gate, now: Timestamp, request: &Request<'_>) {
+        self.counts.unknown_policy += u64::from(!has_policy_of(gate, request));
+        adjust(gate, request);
+        if let Some(truth) = &mut self.truth {
+            truth.adjust(now, request);
         }
     }
 
-    fn count_denied(&mut self, now: Timestamp, policy: usize, key: &mut KeyRecord) {
-        let counts = &mut self.policies[policy];
-        counts.denied += 1;
-        *counts.timeline.at(now.as_micros()) += 1;
-        counts.denied_keys.add_again(key, now);
+    fn settled(&mut self, now: Timestamp, settled: Settled<'_>) {
+        if let Some(truth) = &mut self.truth {
+            truth.settle(now, settled, &self.words);
+        }
     }
 }
 
 impl Default for PolicyCounts {
     fn default() -> Self {
-        Self { seen: 0, denied: 0, timeline: Timeline::new(MAX_BUCKETS), denied_keys: DeniedKeys::default() }
+        Self { seen: 0, denied: 0, timeline: Timeline::new(MAX_BUCKETS), keys: SeenKeys::default() }
     }
 }

@@ -130,14 +130,14 @@ impl LogStats {
         let mut notes = self.formats();
         if self.derived_starts > 0 {
             notes.push(format!(
-                "{} requests are decided at their start: the logged end less the duration",
-                self.derived_starts
+                "{} at their start: the logged end less the duration",
+                count_of(self.derived_starts, "request is decided", "requests are decided")
             ));
         }
         if self.ends > 0 {
             notes.push(format!(
-                "{} requests are decided at their end: the log has no duration; slow requests look later than they were",
-                self.ends
+                "{} at their end: the log has no duration; slow requests look later than they were",
+                count_of(self.ends, "request is decided", "requests are decided")
             ));
         }
         if self.logs.iter().any(|log| log.is_time_ambiguous && log.entries > 0) {

@@ -7,21 +7,18 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use slidegate::{
-    Algorithm, Decisions, Gate, PolicyDecision, PolicySet, Quota, Request, Timestamp, Verb, format_window,
-    parse_window,
+    Algorithm, Gate, PolicyDecision, PolicySet, Quota, Request, Timestamp, format_window, parse_window,
 };
 
-use crate::batch::{BatchEntry, EntryBatch};
+use crate::batch::EntryBatch;
 use crate::call::is_counted;
-use crate::decider::{
-    Asker, Bounds, CallAsker, CheckVerdict, Decider, DecisionCounter, KnownRequests, adjust, has_policy_of,
-};
+use crate::decider::{Asker, Bounds, Decider, DecisionCounter, KnownRequests, adjust, has_policy_of};
+use crate::keys::KeyMap;
 use crate::share::{Share, percent_beside};
-use crate::store::ReplayStore;
-use crate::store::keys::{KeyRecord, NOT_DENIED, NOT_KEPT};
+use crate::wording::count_of;
 
-/// Most values of a sweep. Each decides every request, which takes about a fifth of a microsecond
-/// per policy, and has its own usage of every key.
+/// Most values of a sweep. Each decides every request, which takes up to a microsecond per
+/// policy, and has its own usage of every key.
 pub const MAX_SWEEP_POINTS: u64 = 500;
 /// About so many values are tried if no step is given.
 const DEFAULT_POINTS: u64 = 50;
@@ -63,7 +60,7 @@ pub(crate) struct SweepCounts {
     /// Requests that the swept policy denied.
     pub(crate) denied: u64,
     /// Keys that it denied, of those that are counted.
-    pub(crate) denied_keys: u64,
+    pub(crate) denied_keys: KeyMap<()>,
     /// Requests that any enforced policy denied.
     pub(crate) denied_in_all: u64,
     /// Recorded requests, of any verb, under a policy that is not part of the sweep.
@@ -339,7 +336,7 @@ impl Sweep {
                 counts: SweepCounts {
                     policy,
                     denied: 0,
-                    denied_keys: 0,
+                    denied_keys: KeyMap::default(),
                     denied_in_all: 0,
                     unknown_policy: 0,
                 },
@@ -354,8 +351,11 @@ impl SweepPoint {
     fn in_words(&self, (seen, keys): (u64, u64), at_most: Share) -> String {
         let share = percent_beside(self.counts.denied, seen, at_most);
         format!(
-            "{} of {seen} requests ({share}), of {} of {keys} keys",
-            self.counts.denied, self.counts.denied_keys
+            "{} of {} ({share}), of {} of {}",
+            self.counts.denied,
+            count_of(seen, "request", "requests"),
+            self.counts.denied_keys.len(),
+            count_of(keys, "key", "keys")
         )
     }
 
@@ -370,62 +370,22 @@ impl SweepPoint {
     }
 }
 
-impl SweepCounts {
-    /// Counts the denials of the swept policy.
-    fn count_denials(&mut self, gate: &Gate<ReplayStore>, decisions: &Decisions<'_>) {
+impl DecisionCounter for SweepCounts {
+    fn decide(&mut self, asker: Asker<'_>, line: &KnownRequests<'_>) {
+        self.unknown_policy += line.unknown;
+        let decisions = asker.ask(&line.known);
+        self.denied_in_all += u64::from(decisions.is_denied());
         let swept = self.policy;
         let is_denial =
             |one: &PolicyDecision<'_>| one.position() == swept && one.is_denied() && is_counted(one);
         for decision in decisions.iter().filter(is_denial) {
             self.denied += 1;
-            gate.store()
-                .record(decision.position(), &decision.key(), decision.used(), |key| self.count_key(key));
+            self.denied_keys.at(&decision.key());
         }
     }
 
-    fn count_key(&mut self, key: &mut KeyRecord) {
-        if key.denied == NOT_DENIED && key.is_counted() {
-            self.denied_keys += 1;
-            key.denied = NOT_KEPT;
-        }
-    }
-}
-
-impl DecisionCounter for SweepCounts {
-    const NEEDS_FIRST_DENIAL: bool = false;
-
-    fn decide(&mut self, asker: Asker<'_>, request: &Request<'_>) {
-        let gate = asker.gate;
-        if !has_policy_of(gate, request) {
-            self.unknown_policy += 1;
-            return;
-        }
-        if request.own_verb() != Verb::Check {
-            return adjust(gate, request);
-        }
-        let decisions = asker.ask(request);
-        let denies = |one: PolicyDecision<'_>| one.is_denied() && one.policy().is_enforced();
-        self.denied_in_all += u64::from(decisions.iter().any(denies));
-        self.count_denials(gate, &decisions);
-    }
-
-    fn decide_call(&mut self, asker: CallAsker<'_>, call: &KnownRequests<'_>) {
-        let gate = asker.gate;
-        self.unknown_policy += call.unknown;
-        let decisions = asker.ask(&call.known);
-        self.denied_in_all += u64::from(decisions.iter().len() > 0 && decisions.is_denied());
-        self.count_denials(gate, &decisions);
-    }
-
-    #[inline]
-    fn count(&mut self, _: Timestamp, _: BatchEntry, verdict: CheckVerdict<'_>) {
-        self.denied_in_all += u64::from(verdict.is_denied);
-    }
-
-    fn count_denied(&mut self, _: Timestamp, policy: usize, key: &mut KeyRecord) {
-        if policy == self.policy {
-            self.denied += 1;
-            self.count_key(key);
-        }
+    fn adjust(&mut self, gate: &Gate, _: Timestamp, request: &Request<'_>) {
+        self.unknown_policy += u64::from(!has_policy_of(gate, request));
+        adjust(gate, request);
     }
 }

@@ -35,7 +35,6 @@ mod holds;
 mod idempotency;
 mod key_state;
 pub(crate) mod memory;
-mod plain_key_state;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 #[cfg(feature = "redis")]
@@ -47,7 +46,6 @@ pub(crate) use crate::all_or_nothing::{Denials, Outcome, complete};
 pub use holds::{HeldCharge, HoldAnswer, HoldAnswers, HoldCall, HoldStore, TicketKeyBytes};
 pub use idempotency::IdempotencyCache;
 pub use key_state::KeyState;
-pub use plain_key_state::{PlainKeyState, Room};
 #[cfg(feature = "redis")]
 pub use shared::{SharedHoldStore, SharedStore, Undecided};
 

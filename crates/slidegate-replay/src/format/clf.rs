@@ -3,188 +3,65 @@
 //!
 //! A line may hold any bytes, and its request line need not be HTTP: it still counts as a request
 //! of its client. A line is malformed only if the client, the time, the status or the length cannot
-//! be read. Most lines take a short path; what deviates takes the thorough one.
+//! be read.
 
 use crate::block::{Escape, RecordWriter, Text};
-use crate::column::{is_token, number, number_or_dash, present, quoted, split_at_space};
+use crate::column::{number, number_or_dash, present, quoted, split_at_space};
 use crate::format::request::set_request;
-use crate::format::time::{CLF_LEN, TimeReader, Unit, duration_us};
+use crate::format::time::{TimeReader, Unit, duration_us};
 use crate::malformed::Malformed;
 
-/// Parses lines.
-#[derive(Debug)]
-pub(crate) struct ClfParser {
-    time: TimeReader,
-    options: ClfOptions,
-}
+/// Length of `17/May/2015:10:05:03 +0000`.
+const TIME_LEN: usize = 26;
 
-/// What is read beside the columns of every such log.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct ClfOptions {
-    /// Whether the cost of a request is its length.
-    pub(crate) cost_is_bytes: bool,
-    /// Whether the last column is the duration, as Traefik writes it: `12ms`.
-    pub(crate) ends_with_duration: bool,
-}
-
-impl ClfParser {
-    pub(crate) fn new(time: TimeReader, options: ClfOptions) -> Self {
-        Self { time, options }
+/// Parses one line, given without its line end. As Traefik writes it, the last column is the duration:
+/// `12ms`.
+pub(crate) fn parse(
+    line: &[u8],
+    ends_with_duration: bool,
+    time: &mut TimeReader,
+    out: &mut RecordWriter<'_>,
+) -> Result<(), Malformed> {
+    let (before, rest) = split_before_request(line);
+    let (columns, time_text) = match before.split_last_chunk::<TIME_LEN>() {
+        Some(([columns @ .., b' ', b'['], time)) => (columns, Some(time)),
+        _ => (before, None),
+    };
+    let Client { vhost, client, ident, user } = Client::parse(columns)?;
+    let time_us = time_text.and_then(|text| time.read(text)).ok_or(Malformed::Time)?;
+    let (request, rest) = rest.and_then(quoted).ok_or(Malformed::Request)?;
+    let (status, rest) = split_at_space(rest.strip_prefix(b" ").ok_or(Malformed::Status)?);
+    if status.len() != 3 && status != b"-" {
+        return Err(Malformed::Status);
     }
-
-    /// Parses one line, given without its line end.
-    #[inline]
-    pub(crate) fn parse(&mut self, line: &[u8], out: &mut RecordWriter<'_>) -> Result<(), Malformed> {
-        if self.usual(line, out).is_none() {
-            self.thorough(line, out)?;
+    let status = number_or_dash(status).ok_or(Malformed::Status)?;
+    let (bytes, rest) = split_at_space(rest.ok_or(Malformed::Bytes)?);
+    let bytes = number_or_dash(bytes).ok_or(Malformed::Bytes)?;
+    out.record.time_us = time_us;
+    out.record.status = status;
+    out.record.bytes = bytes;
+    out.text(Text::Client, client, Escape::None);
+    for (which, text) in [(Text::Ident, ident), (Text::User, user), (Text::Host, vhost.unwrap_or_default())] {
+        if let Some(text) = present(text) {
+            let escape = if which == Text::User { Escape::Backslash } else { Escape::None };
+            out.text(which, text, escape);
         }
-        if self.options.cost_is_bytes {
-            out.record.cost = out.record.bytes;
-        }
-        if self.options.ends_with_duration
-            && let Some(space) = memchr::memrchr(b' ', line)
-            && let Some(duration_us) = duration_us(&line[space + 1..], Unit::Milliseconds)
-        {
-            out.record.duration_us = duration_us;
-        }
-        Ok(())
     }
-
-    /// A line as servers nearly always write it. `None` if it deviates anywhere; what was written
-    /// by then is overwritten.
-    #[inline]
-    fn usual(&mut self, line: &[u8], out: &mut RecordWriter<'_>) -> Option<()> {
-        let space = line.iter().position(|&byte| byte == b' ')?;
-        // The client, `-`, `-`, and the time in brackets.
-        let (time, rest) = line[space..].strip_prefix(b" - - [")?.split_first_chunk::<CLF_LEN>()?;
-        if space == 0 || line[space - 1] == b',' {
-            return None;
+    set_request(request, Escape::Backslash, out);
+    let (referer, rest) = header(rest);
+    let (user_agent, _further_columns) = header(rest);
+    for (which, text) in [(Text::Referer, referer), (Text::UserAgent, user_agent)] {
+        if let Some(text) = text {
+            out.text(which, text, Escape::Backslash);
         }
-        let time_us = self.time.clf(time)?;
-        let (request, rest) = plain_quoted(rest.strip_prefix(b"] \"")?)?;
-        let (request, rest) = (request, rest.strip_prefix(b" ")?);
-        let [s1 @ b'0'..=b'9', s2 @ b'0'..=b'9', s3 @ b'0'..=b'9', b' ', rest @ ..] = rest else {
-            return None;
-        };
-        let status = (u16::from(s1 - b'0') * 10 + u16::from(s2 - b'0')) * 10 + u16::from(s3 - b'0');
-        let (bytes, rest) = length(rest)?;
-
-        let (referer, user_agent) = match rest {
-            [] => (None, None),
-            [b' ', b'"', rest @ ..] => {
-                let (referer, rest) = plain_quoted(rest)?;
-                match rest {
-                    [] => (Some(referer), None),
-                    [b' ', b'"', rest @ ..] => (Some(referer), Some(plain_quoted(rest)?.0)),
-                    _ => return None,
-                }
-            }
-            _ => return None,
-        };
-
-        let (method, rest) = split_at_space(request);
-        let target_and_protocol = rest?;
-        // ` HTTP/1.1` and ` HTTP/2.0` are nine bytes long.
-        let (target, protocol) =
-            target_and_protocol.split_at_checked(target_and_protocol.len().checked_sub(9)?)?;
-        if !protocol.starts_with(b" HTTP/")
-            || protocol[6..].contains(&b' ')
-            || target.is_empty()
-            || !is_token(method)
-        {
-            return None;
-        }
-
-        let record = &mut out.record;
-        record.time_us = time_us;
-        record.status = status;
-        record.bytes = bytes;
-        out.text_of_lines(Text::Client, &line[..space]);
-        out.text_of_lines(Text::Method, method);
-        out.text_of_lines(Text::Target, target);
-        out.text_of_lines(Text::Protocol, &protocol[1..]);
-        for (which, text) in [(Text::Referer, referer), (Text::UserAgent, user_agent)] {
-            if let Some(text) = text.and_then(present) {
-                out.text_of_lines(which, text);
-            }
-        }
-        Some(())
     }
-
-    fn thorough(&mut self, line: &[u8], out: &mut RecordWriter<'_>) -> Result<(), Malformed> {
-        let (before, rest) = split_before_request(line);
-        let (columns, time) = match before.split_last_chunk::<CLF_LEN>() {
-            Some(([columns @ .., b' ', b'['], time)) => (columns, Some(time)),
-            _ => (before, None),
-        };
-        let Client { vhost, client, ident, user } = Client::parse(columns)?;
-        let time_us = time.and_then(|time| self.time.clf(time)).ok_or(Malformed::Time)?;
-        let (request, rest) = rest.and_then(quoted).ok_or(Malformed::Request)?;
-        let (status, rest) = split_at_space(rest.strip_prefix(b" ").ok_or(Malformed::Status)?);
-        if status.len() != 3 && status != b"-" {
-            return Err(Malformed::Status);
-        }
-        let status = number_or_dash(status).ok_or(Malformed::Status)?;
-        let (bytes, rest) = split_at_space(rest.ok_or(Malformed::Bytes)?);
-        let bytes = number_or_dash(bytes).ok_or(Malformed::Bytes)?;
-        out.record.time_us = time_us;
-        out.record.status = status;
-        out.record.bytes = bytes;
-        out.text(Text::Client, client, Escape::None);
-        for (which, text) in
-            [(Text::Ident, ident), (Text::User, user), (Text::Host, vhost.unwrap_or_default())]
-        {
-            if let Some(text) = present(text) {
-                let escape = if which == Text::User { Escape::Backslash } else { Escape::None };
-                out.text(which, text, escape);
-            }
-        }
-        set_request(request, Escape::Backslash, out);
-        let (referer, rest) = header(rest);
-        let (user_agent, _further_columns) = header(rest);
-        for (which, text) in [(Text::Referer, referer), (Text::UserAgent, user_agent)] {
-            if let Some(text) = text {
-                out.text(which, text, Escape::Backslash);
-            }
-        }
-        Ok(())
+    if ends_with_duration
+        && let Some(space) = memchr::memrchr(b' ', line)
+        && let Some(duration_us) = duration_us(&line[space + 1..], Unit::Milliseconds)
+    {
+        out.record.duration_us = duration_us;
     }
-}
-
-/// Splits `text" rest` at the quote, if the quote ends the column and nothing in it is escaped.
-#[inline]
-fn plain_quoted(text: &[u8]) -> Option<(&[u8], &[u8])> {
-    let end = quote_or_backslash(text)?;
-    let rest = &text[end + 1..];
-    (text[end] == b'"' && matches!(rest.first(), None | Some(b' '))).then_some((&text[..end], rest))
-}
-
-/// The first `"` or `\`: as `memchr2`, but inlined, which is faster for the short columns of a line.
-#[inline]
-fn quote_or_backslash(text: &[u8]) -> Option<usize> {
-    let is_found = |byte: &u8| *byte == b'"' || *byte == b'\\';
-    let (chunks, _) = text.as_chunks::<16>();
-    // Without a branch for each byte, sixteen of them are compared at a time.
-    let without =
-        chunks.iter().take_while(|chunk| !chunk.iter().fold(false, |any, byte| any | is_found(byte)));
-    let start = without.count() * 16;
-    text[start..].iter().position(is_found).map(|at| start + at)
-}
-
-/// A length in bytes or `-`, and the rest with its space.
-#[inline]
-fn length(text: &[u8]) -> Option<(u64, &[u8])> {
-    if let [b'-', rest @ ..] = text {
-        return matches!(rest.first(), None | Some(b' ')).then_some((0, rest));
-    }
-    let (mut length, mut digits) = (0_u64, 0);
-    while let Some(digit @ b'0'..=b'9') = text.get(digits) {
-        length = length.wrapping_mul(10).wrapping_add(u64::from(digit - b'0'));
-        digits += 1;
-    }
-    // Eighteen digits cannot overflow.
-    let is_whole = (1..=18).contains(&digits) && matches!(text.get(digits), None | Some(b' '));
-    is_whole.then(|| (length, &text[digits..]))
+    Ok(())
 }
 
 /// Splits at `] "`, which ends the time and opens the request; the quote stays with the request.
@@ -285,60 +162,20 @@ mod tests {
     /// 17/May/2015:10:05:03 +0000.
     const TIME_US: u64 = 1_431_857_103_000_000;
 
-    fn parser() -> ClfParser {
-        ClfParser::new(TimeReader::new(TimeZone::UTC), ClfOptions::default())
-    }
-
-    /// The entry of a line, by the short path and the thorough one: they must agree.
     fn parse_bytes(line: &[u8]) -> Result<Entry<'static>, Malformed> {
-        let [either, thorough] = [false, true].map(|is_thorough| {
-            let mut block = Block::default();
-            block.append(line);
-            let (lines, parsed) = block.parts();
-            let mut out = RecordWriter::new(lines, parsed);
-            out.begin(1);
-            match is_thorough {
-                true => parser().thorough(lines, &mut out)?,
-                false => parser().parse(lines, &mut out)?,
-            }
-            out.commit();
-            let block: &'static Block = Box::leak(Box::new(block));
-            Ok(Entry::of(block, &block.parsed.records[0]))
-        });
-        assert_eq!(either, thorough);
-        either
-    }
-
-    /// A quote that is found too late or too early cuts a column.
-    #[test]
-    fn the_first_quote_or_backslash_is_found_wherever_it_is() {
-        for length in 0..50 {
-            for first in 0..=length {
-                for second in first..=length {
-                    for (one, other) in
-                        [(b'"', b'\\'), (b'\\', b'"'), (b'"', b'#'), (b'#', b'!'), (b']', b'[')]
-                    {
-                        let mut text = vec![b'a'; length];
-                        text.iter_mut().skip(second).take(1).for_each(|byte| *byte = other);
-                        text.iter_mut().skip(first).take(1).for_each(|byte| *byte = one);
-                        let expected = memchr::memchr2(b'"', b'\\', &text);
-                        assert_eq!(quote_or_backslash(&text), expected, "{text:?}");
-                    }
-                }
-            }
-        }
+        let mut block = Block::default();
+        block.append(line);
+        let (lines, parsed) = block.parts();
+        let mut out = RecordWriter::new(lines, parsed);
+        out.begin(1);
+        super::parse(lines, false, &mut TimeReader::new(TimeZone::UTC), &mut out)?;
+        out.commit();
+        let block: &'static Block = Box::leak(Box::new(block));
+        Ok(Entry::of(block, &block.parsed.records[0]))
     }
 
     fn parse(line: &str) -> Result<Entry<'static>, Malformed> {
         parse_bytes(line.as_bytes())
-    }
-
-    fn time_of(parser: &mut ClfParser, line: &str) -> u64 {
-        let mut parsed = crate::block::Parsed::default();
-        let mut out = RecordWriter::new(line.as_bytes(), &mut parsed);
-        out.begin(1);
-        parser.parse(line.as_bytes(), &mut out).unwrap();
-        out.record.time_us
     }
 
     /// A good line around one request line.
@@ -412,19 +249,6 @@ mod tests {
         {
             let line = format!("a - - [{text}] \"GET / HTTP/1.1\" 200 1");
             assert_eq!(parse(&line).unwrap().time_us, TIME_US, "{text}");
-        }
-    }
-
-    /// The cached time must be the time of this line, not of the line before.
-    #[test]
-    fn cached_time_is_used_only_for_the_same_text() {
-        let mut parser = parser();
-        for (second, times) in [(3, 2), (4, 1), (3, 1)] {
-            for _ in 0..times {
-                let line = format!("a - - [17/May/2015:10:05:0{second} +0000] \"GET / HTTP/1.1\" 200 1");
-                let time_us = time_of(&mut parser, &line);
-                assert_eq!(time_us, TIME_US + (second - 3) * 1_000_000);
-            }
         }
     }
 

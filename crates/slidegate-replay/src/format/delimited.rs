@@ -3,10 +3,13 @@
 
 use std::borrow::Cow;
 
-use crate::block::{Escape, RecordWriter, Text};
+use crate::block::{Escape, RecordWriter};
 use crate::format::LineKind;
-use crate::format::field::{Field, FieldReader, Target, Value};
-use crate::format::mapping::{Mapping, usual};
+use crate::format::field::{
+    CLIENT, Columns, Field, FieldReader, HOST, METHOD, PATH, PROTOCOL, REFERER, Target, USER, USER_AGENT,
+    target,
+};
+use crate::format::mapping::{Mapping, USUAL};
 use crate::format::time::Unit;
 use crate::malformed::Malformed;
 
@@ -25,7 +28,6 @@ const CLOUDFRONT: &str = "date\ttime\tx-edge-location\tsc-bytes\tc-ip\tcs-method
 pub(crate) struct DelimitedParser {
     kind: Kind,
     mapping: Mapping,
-    pub(crate) fields: FieldReader,
     /// What each column means. Empty before the header.
     columns: Vec<Vec<Target>>,
     /// Columns up to the last that means something.
@@ -47,11 +49,10 @@ pub(crate) enum Kind {
 }
 
 impl DelimitedParser {
-    pub(crate) fn new(kind: Kind, mapping: Mapping, fields: FieldReader) -> Self {
+    pub(crate) fn new(kind: Kind, mapping: Mapping) -> Self {
         let mut parser = Self {
             kind,
             mapping,
-            fields,
             columns: Vec::new(),
             needed: 0,
             separator: b'\t',
@@ -76,10 +77,15 @@ impl DelimitedParser {
     }
 
     /// Parses one line.
-    pub(crate) fn parse(&mut self, line: &[u8], out: &mut RecordWriter<'_>) -> Result<LineKind, Malformed> {
+    pub(crate) fn parse(
+        &mut self,
+        line: &[u8],
+        fields: &mut FieldReader,
+        out: &mut RecordWriter<'_>,
+    ) -> Result<LineKind, Malformed> {
         let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
         if self.kind == Kind::Csv {
-            return self.parse_csv(line, out);
+            return self.parse_csv(line, fields, out);
         }
         if let Some(directive) = line.strip_prefix(b"#") {
             if let Some(columns) = directive.strip_prefix(b"Fields:") {
@@ -90,10 +96,9 @@ impl DelimitedParser {
             }
             return Ok(LineKind::Other);
         }
-        self.begin(out)?;
+        self.begin(fields, out)?;
         if !self.has_date {
-            let date = Value::Text(&self.date, Escape::None);
-            self.fields.set(Target::of_format(Field::EndDate, 9), date, out)?;
+            fields.set(Target::of_format(Field::EndDate, 9), &self.date, Escape::None, out)?;
         }
         let mut cells = line.split(|byte| *byte == self.separator).take(MAX_COLUMNS);
         let mut found = 0;
@@ -101,18 +106,23 @@ impl DelimitedParser {
             let Some(cell) = cells.next() else { break };
             found += 1;
             for target in targets {
-                self.fields.set(*target, Value::Text(cell, self.escape), out)?;
+                fields.set(*target, cell, self.escape, out)?;
             }
         }
-        self.end(found, out)
+        self.end(found, fields, out)
     }
 
-    fn parse_csv(&mut self, line: &[u8], out: &mut RecordWriter<'_>) -> Result<LineKind, Malformed> {
+    fn parse_csv(
+        &mut self,
+        line: &[u8],
+        fields: &mut FieldReader,
+        out: &mut RecordWriter<'_>,
+    ) -> Result<LineKind, Malformed> {
         if self.columns.is_empty() {
             self.set_csv_columns(line)?;
             return Ok(LineKind::Other);
         }
-        self.begin(out)?;
+        self.begin(fields, out)?;
         let mut rest = Some(line);
         let mut found = 0;
         for targets in &self.columns[..self.needed] {
@@ -121,27 +131,32 @@ impl DelimitedParser {
             rest = after;
             found += 1;
             for target in targets {
-                self.fields.set(*target, Value::Text(&cell, Escape::None), out)?;
+                fields.set(*target, &cell, Escape::None, out)?;
             }
         }
-        self.end(found, out)
+        self.end(found, fields, out)
     }
 
-    fn begin(&mut self, out: &mut RecordWriter<'_>) -> Result<(), Malformed> {
+    fn begin(&mut self, fields: &mut FieldReader, out: &mut RecordWriter<'_>) -> Result<(), Malformed> {
         if self.columns.is_empty() {
             return Err(Malformed::NoHeader);
         }
-        self.fields.begin();
+        fields.begin();
         // Headers may come in the middle of a block, after its names were written.
         out.parsed.set_names(self.mapping.attributes.iter().map(String::as_str));
         Ok(())
     }
 
-    fn end(&mut self, found: usize, out: &mut RecordWriter<'_>) -> Result<LineKind, Malformed> {
+    fn end(
+        &self,
+        found: usize,
+        fields: &mut FieldReader,
+        out: &mut RecordWriter<'_>,
+    ) -> Result<LineKind, Malformed> {
         if found < self.needed && self.kind == Kind::Csv {
             return Err(Malformed::Columns { found, expected: self.needed });
         }
-        self.fields.finish(out)?;
+        fields.finish(out)?;
         Ok(LineKind::Request)
     }
 
@@ -169,8 +184,7 @@ impl DelimitedParser {
         while let Some(text) = rest.filter(|_| self.columns.len() < MAX_COLUMNS) {
             let (cell, after) = csv_cell(text, self.separator).ok_or(Malformed::Quote)?;
             let name = String::from_utf8_lossy(&cell).trim().to_owned();
-            let of_format = usual(&name.to_ascii_lowercase().replace(' ', "_"));
-            self.columns.push(self.mapping.targets(&name, of_format, None));
+            self.columns.push(self.mapping.targets(&name, usual_target(&name), None));
             rest = after;
         }
         self.set_needed();
@@ -182,30 +196,37 @@ impl DelimitedParser {
     }
 }
 
+/// What a column with this name in its header usually means.
+pub(crate) fn usual_target(name: &str) -> Option<Target> {
+    target(USUAL, &name.to_ascii_lowercase().replace(' ', "_"))
+}
+
 /// What a column of the W3C format means.
 fn w3c_target(name: &str, duration: Unit) -> Option<Target> {
-    let (field, rank) = match name {
-        "date" => (Field::EndDate, 1),
-        "time" => (Field::EndClock, 1),
-        "time-taken" => (Field::Duration(duration), 1),
-        "c-ip" => (Field::Text(Text::Client), 1),
-        "x-forwarded-for" | "X-Forwarded-For" | "cs(X-Forwarded-For)" => (Field::Text(Text::Client), 2),
-        "cs-username" => (Field::Text(Text::User), 1),
-        "cs-method" => (Field::Text(Text::Method), 1),
-        "cs-uri-stem" => (Field::Text(Text::Target), 1),
-        "cs-uri" => (Field::Url, 2),
-        "x-host-header" => (Field::Text(Text::Host), 1),
-        "cs(Host)" => (Field::Text(Text::Host), 2),
-        "cs-host" => (Field::Text(Text::Host), 3),
-        "cs(Referer)" => (Field::Text(Text::Referer), 1),
-        "cs(User-Agent)" => (Field::Text(Text::UserAgent), 1),
-        "cs-protocol-version" | "cs-version" => (Field::Text(Text::Protocol), 1),
-        "sc-status" => (Field::Status, 1),
-        "sc-bytes" => (Field::Bytes, 1),
-        _ => return None,
-    };
-    Some(Target::of_format(field, rank))
+    match name {
+        "time-taken" => Some(Target::of_format(Field::Duration(duration), 1)),
+        name => target(W3C, name),
+    }
 }
+
+const W3C: &Columns = &[
+    ("date", Field::EndDate, 1),
+    ("time", Field::EndClock, 1),
+    ("c-ip", CLIENT, 1),
+    ("x-forwarded-for X-Forwarded-For cs(X-Forwarded-For)", CLIENT, 2),
+    ("cs-username", USER, 1),
+    ("cs-method", METHOD, 1),
+    ("cs-uri-stem", PATH, 1),
+    ("cs-uri", Field::Url, 2),
+    ("x-host-header", HOST, 1),
+    ("cs(Host)", HOST, 2),
+    ("cs-host", HOST, 3),
+    ("cs(Referer)", REFERER, 1),
+    ("cs(User-Agent)", USER_AGENT, 1),
+    ("cs-protocol-version cs-version", PROTOCOL, 1),
+    ("sc-status", Field::Status, 1),
+    ("sc-bytes", Field::Bytes, 1),
+];
 
 /// What separates the columns of a header row: the most frequent of comma, semicolon, tab and bar.
 pub(crate) fn separator(header: &[u8]) -> u8 {

@@ -1,10 +1,11 @@
 //! Which format a log is in, from its first lines.
 
 use crate::block::{Block, RecordWriter};
+use crate::format::delimited::Kind;
 use crate::format::json::{self, JsonFormat};
-use crate::format::name::{Format, ParserOptions, envoy_default, ingress, istio};
+use crate::format::name::{self, Format, ParserOptions};
 use crate::format::wrapper::{Unwrapper, Wrapper};
-use crate::format::{LineKind, delimited, mapping};
+use crate::format::{LineKind, delimited};
 
 /// Lines that are looked at.
 const MAX_LINES: usize = 100;
@@ -87,19 +88,18 @@ fn candidates(lines: &[&[u8]], options: &ParserOptions) -> Vec<Format> {
     let first = first.strip_prefix(b"\xef\xbb\xbf").unwrap_or(first);
     if first.starts_with(b"#") {
         let is_cloudfront = lines.iter().any(|line| memchr::memmem::find(line, b"x-edge-").is_some());
-        return vec![if is_cloudfront { Format::CloudFront } else { Format::W3c }];
+        return vec![Format::Delimited(if is_cloudfront { Kind::CloudFront } else { Kind::W3c })];
     }
     // A server's own messages can come before its first access.
-    let objects = lines.iter().filter_map(|line| json::detect(line));
-    let mut candidates = Vec::new();
-    for format in objects.map(Format::Json) {
-        if !candidates.contains(&format) {
-            candidates.push(format);
+    let mut objects = Vec::new();
+    for format in lines.iter().filter_map(|line| json::detect(line)) {
+        if !objects.contains(&format) {
+            objects.push(format);
         }
     }
-    if !candidates.is_empty() {
-        candidates.sort_by_key(|format| *format == Format::Json(JsonFormat::Any));
-        return candidates;
+    if !objects.is_empty() {
+        objects.sort_by_key(|format| *format == JsonFormat::Any);
+        return objects.into_iter().map(Format::Json).collect();
     }
     let clf = if lines.iter().any(|line| is_traefik(line)) {
         "traefik"
@@ -109,12 +109,12 @@ fn candidates(lines: &[&[u8]], options: &ParserOptions) -> Vec<Format> {
         "common"
     };
     let mut candidates =
-        vec![Format::Haproxy, Format::Alb, ingress(), istio(), envoy_default(), Format::Clf(clf)];
+        vec![Format::Haproxy, name::alb(), name::ingress(), name::istio(), name::envoy(), Format::Clf(clf)];
     if is_csv_header(first, options) {
-        candidates.push(Format::Csv);
+        candidates.push(Format::Delimited(Kind::Csv));
     }
     if memchr::memchr_iter(b'\t', first).count() >= 20 {
-        candidates.push(Format::CloudFront);
+        candidates.push(Format::Delimited(Kind::CloudFront));
     }
     candidates
 }
@@ -136,8 +136,7 @@ fn is_csv_header(line: &[u8], options: &ParserOptions) -> bool {
     while let Some((cell, after)) = rest.and_then(|text| delimited::csv_cell(text, separator)) {
         let name = String::from_utf8_lossy(&cell).trim().to_owned();
         has_time |= options.fields.iter().any(|(field, source)| field.contains("time") && *source == name)
-            || mapping::usual(&name.to_ascii_lowercase().replace(' ', "_"))
-                .is_some_and(|target| target.field.is_time());
+            || delimited::usual_target(&name).is_some_and(|target| target.field.is_time());
         columns += 1;
         rest = after;
     }

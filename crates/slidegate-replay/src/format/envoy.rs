@@ -1,9 +1,20 @@
 //! Envoy: a text format, and what its operators mean.
 
-use crate::block::Text;
-use crate::format::field::{Field, Target};
-use crate::format::template::Piece;
+use crate::block::Escape;
+use crate::format::field::{
+    CLIENT, Columns, Field, HOST, METHOD, PATH, PROTOCOL, REFERER, Target, USER_AGENT, target,
+};
+use crate::format::template::{Piece, Pieces, Syntax};
 use crate::format::time::Unit;
+
+pub(crate) const SYNTAX: Syntax = Syntax {
+    escape: Escape::None,
+    pieces,
+    target: operator_target,
+    header_attribute,
+    time_examples: "`%START_TIME%`",
+    required: usize::MAX,
+};
 
 /// Envoy's default.
 pub(crate) const DEFAULT: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORIGINAL-PATH?:PATH)% %PROTOCOL%\" %RESPONSE_CODE% \
@@ -19,18 +30,11 @@ pub(crate) const ISTIO: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORI
 
 /// Reads a format's text: `%NAME%`, `%NAME(argument)%`, `%NAME(argument):length%`, `%%` and
 /// literals.
-pub(crate) fn pieces(format: &str) -> Vec<Piece> {
-    let mut pieces = Vec::new();
-    let mut literal = String::new();
+fn pieces(format: &str) -> Vec<Piece> {
+    let mut pieces = Pieces::default();
     let mut rest = format.trim_end_matches(['\n', '\r']);
-    while let Some(start) = rest.find('%') {
-        literal.push_str(&rest[..start]);
-        let after = &rest[start + 1..];
-        if let Some(after) = after.strip_prefix('%') {
-            literal.push('%');
-            rest = after;
-            continue;
-        }
+    while let Some((literal, after)) = rest.split_once('%') {
+        pieces.literal(literal);
         // A `%` within parentheses does not end an operator.
         let mut depth = 0;
         let end = after.char_indices().find(|(_, character)| {
@@ -41,57 +45,60 @@ pub(crate) fn pieces(format: &str) -> Vec<Piece> {
             }
             *character == '%' && depth <= 0
         });
-        let Some((end, _)) = end else {
-            literal.push('%');
-            rest = after;
-            continue;
+        rest = match end {
+            Some((0, _)) => {
+                pieces.literal("%");
+                &after[1..]
+            }
+            Some((end, _)) => {
+                pieces.variable(&after[..end]);
+                &after[end + 1..]
+            }
+            None => {
+                pieces.literal("%");
+                after
+            }
         };
-        if !literal.is_empty() {
-            pieces.push(Piece::Literal(std::mem::take(&mut literal)));
-        }
-        pieces.push(Piece::Variable(after[..end].to_owned()));
-        rest = &after[end + 1..];
     }
-    literal.push_str(rest);
-    if !literal.is_empty() {
-        pieces.push(Piece::Literal(literal));
-    }
-    pieces
+    pieces.literal(rest);
+    pieces.0
 }
 
+const OPERATORS: &Columns = &[
+    ("REQ(:METHOD)", METHOD, 1),
+    ("PROTOCOL", PROTOCOL, 1),
+    ("RESPONSE_CODE", Field::Status, 1),
+    ("BYTES_SENT", Field::Bytes, 1),
+    ("DURATION", Field::Duration(Unit::Milliseconds), 1),
+    ("REQ(X-FORWARDED-FOR)", CLIENT, 2),
+    ("DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT", CLIENT, 3),
+    ("DOWNSTREAM_REMOTE_ADDRESS", Field::ClientAndPort, 4),
+    ("DOWNSTREAM_DIRECT_REMOTE_ADDRESS_WITHOUT_PORT", CLIENT, 5),
+    ("DOWNSTREAM_DIRECT_REMOTE_ADDRESS", Field::ClientAndPort, 6),
+    ("REQ(USER-AGENT)", USER_AGENT, 1),
+    ("REQ(REFERER)", REFERER, 1),
+    ("REQ(:AUTHORITY) REQ(HOST)", HOST, 1),
+    ("REQUESTED_SERVER_NAME", HOST, 2),
+];
+
 /// What an operator means; `None` for those that decide nothing.
-pub(crate) fn target(operator: &str) -> Option<Target> {
+fn operator_target(operator: &str) -> Option<Target> {
     // Without a maximal length.
     let operator = match operator.rsplit_once("):") {
         Some((before, _)) => &operator[..=before.len()],
         None => operator,
     };
     let upper = operator.to_ascii_uppercase();
-    let (field, rank) = match upper.as_str() {
-        "REQ(:METHOD)" => (Field::Text(Text::Method), 1),
-        "PROTOCOL" => (Field::Text(Text::Protocol), 1),
-        "RESPONSE_CODE" => (Field::Status, 1),
-        "BYTES_SENT" => (Field::Bytes, 1),
-        "DURATION" => (Field::Duration(Unit::Milliseconds), 1),
-        "REQ(X-FORWARDED-FOR)" => (Field::Text(Text::Client), 2),
-        "DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT" => (Field::Text(Text::Client), 3),
-        "DOWNSTREAM_REMOTE_ADDRESS" => (Field::ClientAndPort, 4),
-        "DOWNSTREAM_DIRECT_REMOTE_ADDRESS_WITHOUT_PORT" => (Field::Text(Text::Client), 5),
-        "DOWNSTREAM_DIRECT_REMOTE_ADDRESS" => (Field::ClientAndPort, 6),
-        "REQ(USER-AGENT)" => (Field::Text(Text::UserAgent), 1),
-        "REQ(REFERER)" => (Field::Text(Text::Referer), 1),
-        "REQ(:AUTHORITY)" | "REQ(HOST)" => (Field::Text(Text::Host), 1),
-        "REQUESTED_SERVER_NAME" => (Field::Text(Text::Host), 2),
-        _ if upper.starts_with("START_TIME") => (Field::Start, 1),
+    match upper.as_str() {
+        upper if upper.starts_with("START_TIME") => Some(Target::of_format(Field::Start, 1)),
         // `%REQ(X-ENVOY-ORIGINAL-PATH?:PATH)%` is the first of the two that there is.
-        _ if upper.starts_with("REQ(") && upper.ends_with(":PATH)") => (Field::Text(Text::Target), 1),
-        _ => return None,
-    };
-    Some(Target::of_format(field, rank))
+        upper if upper.starts_with("REQ(") && upper.ends_with(":PATH)") => Some(Target::of_format(PATH, 1)),
+        upper => target(OPERATORS, upper),
+    }
 }
 
 /// The attribute of an operator that has a request header: `header.x-tenant` of `REQ(X-TENANT)`.
-pub(crate) fn header_attribute(operator: &str) -> Option<String> {
+fn header_attribute(operator: &str) -> Option<String> {
     let name = operator.strip_prefix("REQ(")?.split(['?', ')']).next()?;
     (!name.starts_with(':')).then(|| format!("header.{}", name.to_ascii_lowercase()))
 }

@@ -8,7 +8,7 @@ use jiff::tz::TimeZone;
 use crate::block::{Escape, RecordWriter, Text};
 use crate::column::present;
 use crate::format::request::set_request;
-use crate::format::time::{self, TimeReader, Unit};
+use crate::format::time::{TimeReader, Unit, duration_us};
 use crate::malformed::Malformed;
 
 /// What a column means.
@@ -38,6 +38,25 @@ pub(crate) enum Field {
     Cost,
     /// A further attribute, by its number in the format.
     Extra(u16),
+}
+
+pub(crate) const CLIENT: Field = Field::Text(Text::Client);
+pub(crate) const USER: Field = Field::Text(Text::User);
+pub(crate) const METHOD: Field = Field::Text(Text::Method);
+pub(crate) const PATH: Field = Field::Text(Text::Target);
+pub(crate) const PROTOCOL: Field = Field::Text(Text::Protocol);
+pub(crate) const HOST: Field = Field::Text(Text::Host);
+pub(crate) const REFERER: Field = Field::Text(Text::Referer);
+pub(crate) const USER_AGENT: Field = Field::Text(Text::UserAgent);
+
+/// What columns mean: their names, separated by spaces, the field and the rank.
+pub(crate) type Columns = [(&'static str, Field, u8)];
+
+/// What a column of a format means; `None` for those that decide nothing.
+pub(crate) fn target(columns: &Columns, name: &str) -> Option<Target> {
+    let is_named = |names: &str| names.split(' ').any(|known| known == name);
+    let (_, field, rank) = columns.iter().find(|(names, ..)| is_named(names))?;
+    Some(Target::of_format(*field, *rank))
 }
 
 impl Field {
@@ -90,15 +109,6 @@ impl SourceSet {
 /// The rank of what the user maps, above all that a format maps itself.
 pub(crate) const MAPPED: u8 = 0;
 
-/// A value as a format has it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Value<'v> {
-    Text(&'v [u8], Escape),
-    Unsigned(u64),
-    Float(f64),
-    Bool(bool),
-}
-
 /// How times become the time of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct TimeRules {
@@ -111,7 +121,7 @@ pub(crate) struct TimeRules {
 /// Collects the fields of a line.
 #[derive(Debug)]
 pub(crate) struct FieldReader {
-    time: TimeReader,
+    pub(crate) time: TimeReader,
     derive_start: bool,
     has_cost_field: bool,
     start: Ranked<u64>,
@@ -158,7 +168,7 @@ impl<T: Copy> Ranked<T> {
 const TIME_EXPECTED: &str = "RFC 3339, Unix time, or `17/May/2015:10:05:03 +0000`, from 1970 on";
 
 impl FieldReader {
-    pub(crate) fn new(rules: &TimeRules, has_cost_field: bool) -> Self {
+    pub(crate) fn new(rules: &TimeRules, has_cost_field: bool, sources: SourceSet) -> Self {
         Self {
             time: TimeReader::new(rules.zone.clone()),
             derive_start: rules.derive_start,
@@ -172,7 +182,7 @@ impl FieldReader {
             texts: [u8::MAX; crate::block::TEXTS],
             bytes_rank: u8::MAX,
             status_rank: u8::MAX,
-            counts: FieldCounts::default(),
+            counts: FieldCounts { sources, ..FieldCounts::default() },
         }
     }
 
@@ -194,34 +204,17 @@ impl FieldReader {
     /// The value of a time, status or length cannot be read.
     pub(crate) fn set(
         &mut self,
-        target: Target,
-        value: Value<'_>,
-        out: &mut RecordWriter<'_>,
-    ) -> Result<(), Malformed> {
-        if matches!(value, Value::Text(text, _) if present(text).is_none()) {
-            return Ok(());
-        }
-        if let Some(number) = target.source {
-            self.counts.sources.add(number);
-        }
-        match value {
-            Value::Text(text, escape) => self.set_text(target, text, escape, out),
-            Value::Unsigned(number) => self.set_number(target, number, out),
-            Value::Float(number) => self.set_float(target, number, out),
-            Value::Bool(value) => {
-                let text: &[u8] = if value { b"true" } else { b"false" };
-                self.set_text(target, text, Escape::None, out)
-            }
-        }
-    }
-
-    fn set_text(
-        &mut self,
-        Target { field, rank, .. }: Target,
+        Target { field, rank, source }: Target,
         text: &[u8],
         escape: Escape,
         out: &mut RecordWriter<'_>,
     ) -> Result<(), Malformed> {
+        if present(text).is_none() {
+            return Ok(());
+        }
+        if let Some(number) = source {
+            self.counts.sources.add(number);
+        }
         match field {
             Field::Text(which) => {
                 if self.outranks(which, rank) {
@@ -254,10 +247,10 @@ impl FieldReader {
                 // `- http://host:80- -` stands for what was not HTTP.
                 if present(method).is_some() && end > 0 {
                     let set = |field| Target::of_format(field, rank);
-                    self.set_text(set(Field::Text(Text::Method)), method, escape, out)?;
-                    self.set_text(set(Field::Url), &rest[..end], escape, out)?;
+                    self.set(set(Field::Text(Text::Method)), method, escape, out)?;
+                    self.set(set(Field::Url), &rest[..end], escape, out)?;
                     if let Some(protocol) = rest.get(end + 1..).and_then(present) {
-                        self.set_text(set(Field::Text(Text::Protocol)), protocol, escape, out)?;
+                        self.set(set(Field::Text(Text::Protocol)), protocol, escape, out)?;
                     }
                 }
             }
@@ -271,8 +264,9 @@ impl FieldReader {
                 }
             }
             Field::Start | Field::End => {
-                let time_us = self.time.any(text).ok_or(Malformed::Field("time", TIME_EXPECTED))?;
-                self.set_time(field, rank, time_us);
+                let time_us = self.time.read(text).ok_or(Malformed::Field("time", TIME_EXPECTED))?;
+                let time = if field == Field::Start { &mut self.start } else { &mut self.end };
+                time.set(rank, time_us);
             }
             Field::EndDate => {
                 let room = self.end_date.get_mut(..text.len());
@@ -285,106 +279,30 @@ impl FieldReader {
                 let expected = "a date such as 2026-11-21 and a time such as 10:15:32 after it";
                 self.end.set(rank, time_us.ok_or(Malformed::Field("time", expected))?);
             }
-            Field::Duration(unit) => self.duration_us = time::duration_us(text, unit),
+            Field::Duration(unit) => self.duration_us = duration_us(text, unit),
             Field::DurationPart(unit) => {
-                if let Some(part_us) = time::duration_us(text, unit) {
+                if let Some(part_us) = duration_us(text, unit) {
                     self.duration_us = Some(self.duration_us.unwrap_or(0).saturating_add(part_us));
                 }
             }
             Field::Status => {
                 let status = crate::column::number::<u16>(text).filter(|status| *status <= 999);
                 let status = status.ok_or(Malformed::Field("status", "a number from 0 to 999"))?;
-                self.set_status(rank, status, out);
+                if rank < self.status_rank {
+                    (self.status_rank, out.record.status) = (rank, status);
+                }
             }
             Field::Bytes => {
                 let bytes = crate::column::number(text);
-                self.set_bytes(rank, bytes.ok_or(Malformed::Field("bytes", "a whole number"))?, out);
+                let bytes = bytes.ok_or(Malformed::Field("bytes", "a whole number"))?;
+                if rank < self.bytes_rank {
+                    (self.bytes_rank, out.record.bytes) = (rank, bytes);
+                }
             }
             Field::Cost => self.cost = cost(text),
             Field::Extra(name) => out.extra(usize::from(name), text, escape)?,
         }
         Ok(())
-    }
-
-    fn set_number(
-        &mut self,
-        target: Target,
-        number: u64,
-        out: &mut RecordWriter<'_>,
-    ) -> Result<(), Malformed> {
-        match target.field {
-            Field::Start | Field::End => {
-                self.set_time(target.field, target.rank, time::unix_number(number));
-                Ok(())
-            }
-            Field::Duration(unit) => {
-                let micros = u128::from(number) * u128::from(unit.nanos()) / 1_000;
-                self.duration_us = u64::try_from(micros).ok();
-                Ok(())
-            }
-            Field::Bytes => {
-                self.set_bytes(target.rank, number, out);
-                Ok(())
-            }
-            Field::Cost => {
-                self.cost = Some(number);
-                Ok(())
-            }
-            Field::Status if number <= 999 => {
-                self.set_status(target.rank, u16::try_from(number).unwrap_or(0), out);
-                Ok(())
-            }
-            _ => {
-                let mut text = [0; 20];
-                let text = decimal(number, &mut text);
-                self.set_text(target, text, Escape::None, out)
-            }
-        }
-    }
-
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)] // ranges are checked
-    fn set_float(
-        &mut self,
-        target: Target,
-        number: f64,
-        out: &mut RecordWriter<'_>,
-    ) -> Result<(), Malformed> {
-        match target.field {
-            Field::Start | Field::End => {
-                let time_us = time::unix_float(number).ok_or(Malformed::Field("time", TIME_EXPECTED))?;
-                self.set_time(target.field, target.rank, time_us);
-                Ok(())
-            }
-            Field::Duration(unit) => {
-                let micros = number * (unit.nanos() as f64) / 1e3;
-                // A float of seconds is a hair below its microseconds as often as above.
-                self.duration_us = (0.0..1e18).contains(&micros).then_some(micros.round() as u64);
-                Ok(())
-            }
-            Field::Cost => {
-                self.cost = (0.0..1e18).contains(&number).then_some(number.ceil() as u64);
-                Ok(())
-            }
-            _ => self.set_text(target, number.to_string().as_bytes(), Escape::None, out),
-        }
-    }
-
-    fn set_time(&mut self, field: Field, rank: u8, time_us: u64) {
-        if field == Field::Start { self.start.set(rank, time_us) } else { self.end.set(rank, time_us) }
-    }
-
-    fn set_status(&mut self, rank: u8, status: u16, out: &mut RecordWriter<'_>) {
-        if rank < self.status_rank {
-            self.status_rank = rank;
-            out.record.status = status;
-        }
-    }
-
-    fn set_bytes(&mut self, rank: u8, bytes: u64, out: &mut RecordWriter<'_>) {
-        if rank < self.bytes_rank {
-            self.bytes_rank = rank;
-            out.record.bytes = bytes;
-        }
     }
 
     /// Whether a text of this rank counts; it does from now on.
@@ -449,18 +367,6 @@ fn cost(text: &[u8]) -> Option<u64> {
     whole?.checked_add(u64::from(fraction.iter().any(|digit| *digit != b'0')))
 }
 
-fn decimal(mut number: u64, text: &mut [u8; 20]) -> &[u8] {
-    let mut start = text.len();
-    loop {
-        start -= 1;
-        text[start] = b'0' + u8::try_from(number % 10).unwrap_or(0);
-        number /= 10;
-        if number == 0 {
-            return &text[start..];
-        }
-    }
-}
-
 /// Host, without a default port, and path of a URL. A path alone has no host.
 fn split_url(text: &[u8]) -> (Option<&[u8]>, &[u8]) {
     let Some(scheme) =
@@ -478,26 +384,26 @@ fn split_url(text: &[u8]) -> (Option<&[u8]>, &[u8]) {
 }
 
 /// The fields by their names, for `--field`. `None` for a further attribute.
-pub(crate) fn named(name: &str) -> Option<Field> {
-    Some(match name {
-        "ip" => Field::Text(Text::Client),
-        "user" => Field::Text(Text::User),
-        "method" => Field::Text(Text::Method),
-        "path" => Field::Url,
-        "request" => Field::Request,
-        "protocol" => Field::Text(Text::Protocol),
-        "host" => Field::Text(Text::Host),
-        "referer" => Field::Text(Text::Referer),
-        "user_agent" => Field::Text(Text::UserAgent),
-        "status" => Field::Status,
-        "bytes" => Field::Bytes,
-        "cost" => Field::Cost,
-        "time" => Field::Start,
-        "end_time" => Field::End,
-        "duration" => Field::Duration(Unit::Seconds),
-        "duration_ms" => Field::Duration(Unit::Milliseconds),
-        "duration_us" => Field::Duration(Unit::Microseconds),
-        "duration_ns" => Field::Duration(Unit::Nanoseconds),
-        _ => return None,
-    })
+pub(crate) fn named(name: &str) -> Option<Target> {
+    const FIELDS: &Columns = &[
+        ("ip", CLIENT, MAPPED),
+        ("user", USER, MAPPED),
+        ("method", METHOD, MAPPED),
+        ("path", Field::Url, MAPPED),
+        ("request", Field::Request, MAPPED),
+        ("protocol", PROTOCOL, MAPPED),
+        ("host", HOST, MAPPED),
+        ("referer", REFERER, MAPPED),
+        ("user_agent", USER_AGENT, MAPPED),
+        ("status", Field::Status, MAPPED),
+        ("bytes", Field::Bytes, MAPPED),
+        ("cost", Field::Cost, MAPPED),
+        ("time", Field::Start, MAPPED),
+        ("end_time", Field::End, MAPPED),
+        ("duration", Field::Duration(Unit::Seconds), MAPPED),
+        ("duration_ms", Field::Duration(Unit::Milliseconds), MAPPED),
+        ("duration_us", Field::Duration(Unit::Microseconds), MAPPED),
+        ("duration_ns", Field::Duration(Unit::Nanoseconds), MAPPED),
+    ];
+    target(FIELDS, name)
 }

@@ -5,7 +5,7 @@
 
 use crate::block::{Escape, RecordWriter, Text};
 use crate::column::split_at_space;
-use crate::format::field::{Field, FieldReader, Target, Value};
+use crate::format::field::{Field, FieldReader, Target};
 use crate::format::time::Unit;
 use crate::malformed::Malformed;
 
@@ -13,7 +13,6 @@ use crate::malformed::Malformed;
 pub(crate) fn parse(
     line: &[u8],
     fields: &mut FieldReader,
-    cost_is_bytes: bool,
     out: &mut RecordWriter<'_>,
 ) -> Result<(), Malformed> {
     let columns = |found| Malformed::Columns { found, expected: 12 };
@@ -46,26 +45,21 @@ pub(crate) fn parse(
     let request = memchr::memchr(b'"', request).map_or(request, |end| &request[..end]);
 
     let set = |field| Target::of_format(field, 1);
-    let text = |text| Value::Text(text, Escape::None);
-    fields.set(set(Field::Start), text(time), out)?;
-    fields.set(set(Field::ClientAndPort), text(client), out)?;
+    fields.set(set(Field::Start), time, Escape::None, out)?;
+    fields.set(set(Field::ClientAndPort), client, Escape::None, out)?;
     if out.record.texts[Text::Client as usize].is_absent() {
         return Err(Malformed::Client);
     }
     // The last timer is the whole time; `+` says that it was not over. -1 if it is not known.
     let whole = timers.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     let whole = whole.strip_prefix(b"+").unwrap_or(whole);
-    fields.set(set(Field::Duration(Unit::Milliseconds)), text(whole), out)?;
+    fields.set(set(Field::Duration(Unit::Milliseconds)), whole, Escape::None, out)?;
     // -1 if the request was given up before there was an answer.
     if status != b"-1" {
-        fields.set(set(Field::Status), text(status), out)?;
+        fields.set(set(Field::Status), status, Escape::None, out)?;
     }
     // `+` says that more was sent after the line was written.
-    fields.set(set(Field::Bytes), text(bytes.strip_prefix(b"+").unwrap_or(bytes)), out)?;
-    fields.set(set(Field::Request), text(request), out)?;
-    fields.finish(out)?;
-    if cost_is_bytes {
-        out.record.cost = out.record.bytes;
-    }
-    Ok(())
+    fields.set(set(Field::Bytes), bytes.strip_prefix(b"+").unwrap_or(bytes), Escape::None, out)?;
+    fields.set(set(Field::Request), request, Escape::None, out)?;
+    fields.finish(out)
 }

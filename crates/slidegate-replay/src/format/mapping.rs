@@ -1,7 +1,9 @@
 //! What the user says about fields: `--field NAME=SOURCE` and `--cost-field SOURCE`.
 
-use crate::block::Text;
-use crate::format::field::{Field, MAPPED, SourceNumber, Target, named};
+use crate::format::field::{
+    CLIENT, Columns, Field, HOST, MAPPED, METHOD, PROTOCOL, REFERER, SourceNumber, Target, USER, USER_AGENT,
+    named,
+};
 use crate::format::time::Unit;
 
 /// Most mapped fields and further attributes of a format: as many as a line may have.
@@ -57,10 +59,7 @@ impl Mapping {
 
     /// The target of a field or attribute by its name. `None` if there are too many attributes.
     pub(crate) fn target_of(&mut self, name: &str) -> Option<Target> {
-        match named(name) {
-            Some(field) => Some(Target::of_format(field, MAPPED)),
-            None => self.attribute(name),
-        }
+        named(name).or_else(|| self.attribute(name))
     }
 
     fn attribute(&mut self, name: &str) -> Option<Target> {
@@ -88,91 +87,31 @@ impl Mapping {
 
 /// What columns and keys of logs without a fixed format usually mean: names in lower case, and
 /// ranks.
-#[rustfmt::skip]
-pub(crate) const USUAL: &[(&str, Field, u8)] = &[
-    ("start_time", Field::Start, 1),
-    ("time_start", Field::Start, 1),
-    ("startutc", Field::Start, 1),
-    ("event.start", Field::Start, 1),
-    ("msec", Field::End, 1),
-    ("time_msec", Field::End, 1),
-    ("@timestamp", Field::End, 2),
-    ("timestamp", Field::End, 2),
-    ("time", Field::End, 3),
-    ("ts", Field::End, 3),
-    ("datetime", Field::End, 3),
-    ("date_time", Field::End, 3),
-    ("time_iso8601", Field::End, 3),
-    ("time_local", Field::End, 4),
-    ("date", Field::End, 4),
+pub(crate) const USUAL: &Columns = &[
+    ("start_time time_start startutc event.start", Field::Start, 1),
+    ("msec time_msec", Field::End, 1),
+    ("@timestamp timestamp", Field::End, 2),
+    ("time ts datetime date_time time_iso8601", Field::End, 3),
+    ("time_local date", Field::End, 4),
     ("request_time", Field::Duration(Unit::Seconds), 1),
-    ("duration_ms", Field::Duration(Unit::Milliseconds), 1),
-    ("latency_ms", Field::Duration(Unit::Milliseconds), 1),
-    ("response_time_ms", Field::Duration(Unit::Milliseconds), 1),
-    ("elapsed_ms", Field::Duration(Unit::Milliseconds), 1),
-    ("duration_us", Field::Duration(Unit::Microseconds), 1),
-    ("latency_us", Field::Duration(Unit::Microseconds), 1),
-    ("duration_ns", Field::Duration(Unit::Nanoseconds), 1),
-    ("latency_ns", Field::Duration(Unit::Nanoseconds), 1),
-    ("event.duration", Field::Duration(Unit::Nanoseconds), 1),
-    ("client_ip", Field::Text(Text::Client), 1),
-    ("client.ip", Field::Text(Text::Client), 1),
-    ("clientip", Field::Text(Text::Client), 1),
-    ("ip", Field::Text(Text::Client), 2),
-    ("remote_ip", Field::Text(Text::Client), 2),
-    ("source.ip", Field::Text(Text::Client), 2),
-    ("remote_addr", Field::Text(Text::Client), 3),
-    ("client", Field::Text(Text::Client), 3),
-    ("c-ip", Field::Text(Text::Client), 3),
-    ("client_addr", Field::Text(Text::Client), 3),
-    ("user", Field::Text(Text::User), 1),
-    ("user_id", Field::Text(Text::User), 1),
-    ("user.name", Field::Text(Text::User), 1),
-    ("username", Field::Text(Text::User), 1),
-    ("remote_user", Field::Text(Text::User), 2),
-    ("method", Field::Text(Text::Method), 1),
-    ("request_method", Field::Text(Text::Method), 1),
-    ("verb", Field::Text(Text::Method), 1),
-    ("http.request.method", Field::Text(Text::Method), 1),
-    ("request_uri", Field::Url, 1),
-    ("uri", Field::Url, 1),
-    ("url.original", Field::Url, 1),
-    ("path", Field::Url, 2),
-    ("url.path", Field::Url, 2),
-    ("request_path", Field::Url, 2),
+    ("duration_ms latency_ms response_time_ms elapsed_ms", Field::Duration(Unit::Milliseconds), 1),
+    ("duration_us latency_us", Field::Duration(Unit::Microseconds), 1),
+    ("duration_ns latency_ns event.duration", Field::Duration(Unit::Nanoseconds), 1),
+    ("client_ip client.ip clientip", CLIENT, 1),
+    ("ip remote_ip source.ip", CLIENT, 2),
+    ("remote_addr client c-ip client_addr", CLIENT, 3),
+    ("user user_id user.name username", USER, 1),
+    ("remote_user", USER, 2),
+    ("method request_method verb http.request.method", METHOD, 1),
+    ("request_uri uri url.original", Field::Url, 1),
+    ("path url.path request_path", Field::Url, 2),
     ("url", Field::Url, 3),
     ("request", Field::Request, 4),
-    ("protocol", Field::Text(Text::Protocol), 1),
-    ("server_protocol", Field::Text(Text::Protocol), 1),
-    ("proto", Field::Text(Text::Protocol), 1),
-    ("status", Field::Status, 1),
-    ("status_code", Field::Status, 1),
-    ("response_code", Field::Status, 1),
-    ("http.response.status_code", Field::Status, 1),
-    ("bytes", Field::Bytes, 1),
-    ("bytes_sent", Field::Bytes, 1),
-    ("body_bytes_sent", Field::Bytes, 1),
-    ("size", Field::Bytes, 1),
-    ("http.response.body.bytes", Field::Bytes, 1),
-    ("host", Field::Text(Text::Host), 1),
-    ("http_host", Field::Text(Text::Host), 1),
-    ("authority", Field::Text(Text::Host), 1),
-    ("url.domain", Field::Text(Text::Host), 1),
-    ("server_name", Field::Text(Text::Host), 2),
-    ("referer", Field::Text(Text::Referer), 1),
-    ("referrer", Field::Text(Text::Referer), 1),
-    ("http_referer", Field::Text(Text::Referer), 1),
-    ("http.request.referrer", Field::Text(Text::Referer), 1),
-    ("user_agent", Field::Text(Text::UserAgent), 1),
-    ("useragent", Field::Text(Text::UserAgent), 1),
-    ("user-agent", Field::Text(Text::UserAgent), 1),
-    ("http_user_agent", Field::Text(Text::UserAgent), 1),
-    ("user_agent.original", Field::Text(Text::UserAgent), 1),
-    ("agent", Field::Text(Text::UserAgent), 1),
+    ("protocol server_protocol proto", PROTOCOL, 1),
+    ("status status_code response_code http.response.status_code", Field::Status, 1),
+    ("bytes bytes_sent body_bytes_sent size http.response.body.bytes", Field::Bytes, 1),
+    ("host http_host authority url.domain", HOST, 1),
+    ("server_name", HOST, 2),
+    ("referer referrer http_referer http.request.referrer", REFERER, 1),
+    ("user_agent useragent user-agent http_user_agent user_agent.original agent", USER_AGENT, 1),
 ];
-
-/// What a column of this name, in lower case, usually means.
-pub(crate) fn usual(name: &str) -> Option<Target> {
-    let (_, field, rank) = USUAL.iter().find(|(known, ..)| *known == name)?;
-    Some(Target::of_format(*field, *rank))
-}

@@ -5,43 +5,30 @@ use std::io::Read;
 
 use slidegate::client_addr::ClientAddr;
 
-use crate::block::Escape;
-use crate::format::clf::{ClfOptions, ClfParser};
 use crate::format::delimited::{DelimitedParser, Kind};
-use crate::format::field::{FieldReader, Target, TimeRules};
-use crate::format::json::{JsonFormat, JsonParser};
+use crate::format::field::{FieldReader, SourceSet, TimeRules};
+use crate::format::json::JsonFormat;
 use crate::format::mapping::Mapping;
-use crate::format::parser::{ALB, ALB_REQUIRED, Grammar, LineParser, alb_target};
-use crate::format::template::{Piece, Template};
-use crate::format::time::TimeReader;
-use crate::format::{apache, envoy, nginx};
+use crate::format::parser::{Grammar, LineParser};
+use crate::format::template::{Piece, Syntax, Template};
+use crate::format::{alb, apache, envoy, nginx};
 
 /// The format of an access log.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct LogFormat(pub(crate) Format);
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) enum Format {
     /// Common and combined, under the name that the report uses.
     Clf(&'static str),
-    Nginx {
-        name: String,
-        text: String,
-        escape: Escape,
-    },
-    Envoy {
+    Template {
+        syntax: Syntax,
         name: String,
         text: String,
     },
-    Apache {
-        text: String,
-    },
-    Alb,
     Haproxy,
     Json(JsonFormat),
-    Csv,
-    W3c,
-    CloudFront,
+    Delimited(Kind),
 }
 
 /// What a mapping and the options make of every format.
@@ -79,24 +66,22 @@ impl LogFormat {
             "ingress-nginx" => ingress(),
             "caddy" => Format::Json(JsonFormat::Caddy),
             "traefik-json" => Format::Json(JsonFormat::Traefik),
-            "envoy" => envoy_default(),
+            "envoy" => envoy(),
             "istio" => istio(),
             "envoy-json" => Format::Json(JsonFormat::Envoy),
             "haproxy" => Format::Haproxy,
-            "alb" => Format::Alb,
-            "cloudfront" => Format::CloudFront,
-            "w3c" => Format::W3c,
+            "alb" => alb(),
+            "cloudfront" => Format::Delimited(Kind::CloudFront),
+            "w3c" => Format::Delimited(Kind::W3c),
             "gcp" => Format::Json(JsonFormat::Gcp),
             "json" => Format::Json(JsonFormat::Any),
-            "csv" => Format::Csv,
+            "csv" => Format::Delimited(Kind::Csv),
             "slidegate" => Format::Json(JsonFormat::Slidegate),
             _ => match text.split_once(':') {
                 Some(("nginx", file)) if file.starts_with('@') => from_config(&file[1..])?,
-                Some(("nginx", text)) => {
-                    Format::Nginx { name: "nginx".into(), text: text.into(), escape: Escape::Backslash }
-                }
-                Some(("apache", text)) => Format::Apache { text: text.into() },
-                Some(("envoy", text)) => Format::Envoy { name: "envoy".into(), text: text.into() },
+                Some(("nginx", text)) => template(nginx::SYNTAX, "nginx", text),
+                Some(("apache", text)) => template(apache::SYNTAX, "apache", text),
+                Some(("envoy", text)) => template(envoy::SYNTAX, "envoy", text),
                 _ => return Err(format!("must be {}", Self::NAMES)),
             },
         };
@@ -113,16 +98,24 @@ impl LogFormat {
     }
 }
 
-pub(crate) fn ingress() -> Format {
-    Format::Nginx { name: "ingress-nginx".into(), text: nginx::INGRESS.into(), escape: Escape::Backslash }
+fn template(syntax: Syntax, name: &str, text: &str) -> Format {
+    Format::Template { syntax, name: name.into(), text: text.into() }
 }
 
-pub(crate) fn envoy_default() -> Format {
-    Format::Envoy { name: "envoy".into(), text: envoy::DEFAULT.into() }
+pub(crate) fn ingress() -> Format {
+    template(nginx::SYNTAX, "ingress-nginx", nginx::INGRESS)
+}
+
+pub(crate) fn envoy() -> Format {
+    template(envoy::SYNTAX, "envoy", envoy::DEFAULT)
 }
 
 pub(crate) fn istio() -> Format {
-    Format::Envoy { name: "istio".into(), text: envoy::ISTIO.into() }
+    template(envoy::SYNTAX, "istio", envoy::ISTIO)
+}
+
+pub(crate) fn alb() -> Format {
+    template(alb::SYNTAX, "alb", alb::TEXT)
 }
 
 /// Reads `FILE` or `FILE:NAME`.
@@ -161,32 +154,32 @@ fn from_config(text: &str) -> Result<Format, String> {
             }
         },
     };
-    Ok(Format::Nginx {
-        name: format!("nginx {}", found.name),
-        text: found.text.clone(),
-        escape: found.escape,
-    })
+    let syntax = Syntax { escape: found.escape, ..nginx::SYNTAX };
+    Ok(template(syntax, &format!("nginx {}", found.name), &found.text))
 }
 
 impl Format {
     /// The name for reports.
-    pub(crate) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> &str {
         match self {
-            Self::Clf(name) => (*name).to_owned(),
-            Self::Nginx { name, .. } | Self::Envoy { name, .. } => name.clone(),
-            Self::Apache { .. } => "apache".to_owned(),
-            Self::Alb => "alb".to_owned(),
-            Self::Haproxy => "haproxy".to_owned(),
-            Self::Json(JsonFormat::Caddy) => "caddy".to_owned(),
-            Self::Json(JsonFormat::Traefik) => "traefik-json".to_owned(),
-            Self::Json(JsonFormat::Envoy) => "envoy-json".to_owned(),
-            Self::Json(JsonFormat::Gcp) => "gcp".to_owned(),
-            Self::Json(JsonFormat::Slidegate) => "slidegate".to_owned(),
-            Self::Json(JsonFormat::Any) => "json".to_owned(),
-            Self::Csv => "csv".to_owned(),
-            Self::W3c => "w3c".to_owned(),
-            Self::CloudFront => "cloudfront".to_owned(),
+            Self::Clf(name) => name,
+            Self::Template { name, .. } => name,
+            Self::Haproxy => "haproxy",
+            Self::Json(JsonFormat::Caddy) => "caddy",
+            Self::Json(JsonFormat::Traefik) => "traefik-json",
+            Self::Json(JsonFormat::Envoy) => "envoy-json",
+            Self::Json(JsonFormat::Gcp) => "gcp",
+            Self::Json(JsonFormat::Slidegate) => "slidegate",
+            Self::Json(JsonFormat::Any) => "json",
+            Self::Delimited(Kind::Csv) => "csv",
+            Self::Delimited(Kind::W3c) => "w3c",
+            Self::Delimited(Kind::CloudFront) => "cloudfront",
         }
+    }
+
+    /// Whether it is that of the service's recordings.
+    pub(crate) fn is_recording(&self) -> bool {
+        matches!(self, Self::Json(JsonFormat::Slidegate))
     }
 
     /// A parser of this format.
@@ -196,108 +189,57 @@ impl Format {
     /// options name.
     pub(crate) fn parser(&self, options: &ParserOptions) -> Result<LineParser, String> {
         let mut mapping = Mapping::new(options.fields.clone(), options.cost_field.clone());
-        let fields = |has_cost| Box::new(FieldReader::new(&options.time, has_cost));
         let has_cost = options.cost_field.is_some() || options.fields.iter().any(|(name, _)| name == "cost");
-        let cost_is_bytes = options.cost_field.as_deref() == Some("bytes");
+        let has_names = !matches!(self, Self::Clf(_) | Self::Haproxy);
+        if !has_names {
+            let unknown = mapping.missing().into_iter().find(|source| *source != "bytes");
+            let first = options.fields.first().map(|(_, source)| source.as_str());
+            if let Some(unknown) = unknown.or(first) {
+                return Err(format!(
+                    "format `{}` has no named fields, so `{unknown}` is unknown: expected `--cost-field bytes`, \
+                     or a format with names, such as `nginx:FORMAT`, `json` or `csv`",
+                    self.name()
+                ));
+            }
+        }
         let grammar = match self {
-            Self::Clf(_) | Self::Haproxy => {
-                let unknown = mapping.missing().into_iter().find(|source| *source != "bytes");
-                if let Some(unknown) =
-                    unknown.or_else(|| options.fields.first().map(|(_, source)| source.as_str()))
-                {
-                    return Err(format!(
-                        "format `{}` has no named fields, so `{unknown}` is unknown: expected `--cost-field bytes`, \
-                         or a format with names, such as `nginx:FORMAT`, `json` or `csv`",
-                        self.name()
-                    ));
-                }
-                match self {
-                    Self::Haproxy => Grammar::Haproxy { fields: fields(false), cost_is_bytes },
-                    _ => {
-                        let time = TimeReader::new(options.time.zone.clone());
-                        let ends_with_duration = matches!(self, Self::Clf("traefik"));
-                        let options = ClfOptions { cost_is_bytes, ends_with_duration };
-                        Grammar::Clf(Box::new(ClfParser::new(time, options)))
-                    }
-                }
+            Self::Clf(name) => Grammar::Clf { ends_with_duration: *name == "traefik" },
+            Self::Haproxy => Grammar::Haproxy,
+            Self::Template { syntax, name, text } => {
+                Grammar::Template(template_of(syntax, name, text, &mut mapping, options.needs_time)?)
             }
-            Self::Nginx { text, escape, .. } => {
-                // The list of forwarded addresses is a header as well as a client.
-                let is_header = |name: &str| nginx::target(name).is_none() || name == nginx::FORWARDED;
-                let attribute = |name: &str| is_header(name).then(|| nginx::header_attribute(name))?;
-                let known = Known { of_format: nginx::target, attribute: &attribute };
-                let template =
-                    template(self, &nginx::pieces(text), *escape, &mut mapping, known, options.needs_time)?;
-                Grammar::Template(Box::new(template), fields(has_cost))
-            }
-            Self::Apache { text } => {
-                let attribute =
-                    |name: &str| apache::target(name).is_none().then(|| apache::header_attribute(name))?;
-                let known = Known { of_format: apache::target, attribute: &attribute };
-                let pieces = apache::pieces(text);
-                let template =
-                    template(self, &pieces, Escape::Backslash, &mut mapping, known, options.needs_time)?;
-                Grammar::Template(Box::new(template), fields(has_cost))
-            }
-            Self::Envoy { text, .. } => {
-                let attribute =
-                    |name: &str| envoy::target(name).is_none().then(|| envoy::header_attribute(name))?;
-                let known = Known { of_format: envoy::target, attribute: &attribute };
-                let template = template(
-                    self,
-                    &envoy::pieces(text),
-                    Escape::None,
-                    &mut mapping,
-                    known,
-                    options.needs_time,
-                )?;
-                Grammar::Template(Box::new(template), fields(has_cost))
-            }
-            Self::Alb => {
-                let known = Known { of_format: alb_target, attribute: &|_| None };
-                let template =
-                    template(self, &nginx::pieces(ALB), Escape::Backslash, &mut mapping, known, true)?;
-                Grammar::Template(Box::new(template.requiring(ALB_REQUIRED)), fields(has_cost))
-            }
-            Self::Json(format) => {
-                let tree = format.tree(&mut mapping);
-                let has_cost = has_cost || *format == JsonFormat::Slidegate;
-                Grammar::Json(Box::new(JsonParser::new(tree, *fields(has_cost))))
-            }
-            Self::Csv | Self::W3c | Self::CloudFront => {
-                let kind = match self {
-                    Self::Csv => Kind::Csv,
-                    Self::W3c => Kind::W3c,
-                    _ => Kind::CloudFront,
-                };
-                let parser = DelimitedParser::new(kind, std::mem::take(&mut mapping), *fields(has_cost));
-                Grammar::Delimited(Box::new(parser))
+            Self::Json(format) => Grammar::Json(format.tree(&mut mapping)),
+            Self::Delimited(kind) => {
+                Grammar::Delimited(Box::new(DelimitedParser::new(*kind, std::mem::take(&mut mapping))))
             }
         };
-        // A recording has the client that was decided about.
-        let client = Some(options.client.clone()).filter(|_| *self != Self::Json(JsonFormat::Slidegate));
-        Ok(LineParser { grammar, attributes: mapping.attributes, client })
+        // All that the user can name of a format without names is the length of the response.
+        let sources = if has_names { SourceSet::default() } else { SourceSet::ALL };
+        let has_cost_field = has_names && (has_cost || self.is_recording());
+        Ok(LineParser {
+            grammar,
+            fields: FieldReader::new(&options.time, has_cost_field, sources),
+            cost_is_bytes: has_cost && !has_names,
+            attributes: mapping.attributes,
+            // A recording has the client that was decided about.
+            client: (!self.is_recording()).then(|| options.client.clone()),
+        })
     }
 }
 
-/// What a format knows of its variables.
-#[derive(Clone, Copy)]
-struct Known<'k> {
-    of_format: fn(&str) -> Option<Target>,
-    attribute: &'k dyn Fn(&str) -> Option<String>,
-}
-
-fn template(
-    format: &Format,
-    pieces: &[Piece],
-    escape: Escape,
+fn template_of(
+    syntax: &Syntax,
+    name: &str,
+    text: &str,
     mapping: &mut Mapping,
-    known: Known<'_>,
     needs_time: bool,
 ) -> Result<Template, String> {
-    let name = format.name();
-    let template = Template::new(pieces, escape, |variable| {
-        mapping.targets(variable, (known.of_format)(variable), (known.attribute)(variable))
+    let pieces = (syntax.pieces)(text);
+    let template = Template::new(&pieces, syntax.escape, syntax.required, |variable| {
+        let target = (syntax.target)(variable);
+        // The list of forwarded addresses is a header as well as a client.
+        let is_header = target.is_none() || variable == nginx::FORWARDED;
+        mapping.targets(variable, target, (syntax.header_attribute)(variable).filter(|_| is_header))
     })
     .map_err(|error| format!("format `{name}`: {error}"))?;
     if let Some(missing) = mapping.missing().first() {
@@ -311,11 +253,7 @@ fn template(
     if needs_time && !template.has(|target| target.field.is_time()) {
         return Err(format!(
             "format `{name}` has no time: expected a variable such as {}, or one that `--field time=VARIABLE` names",
-            match format {
-                Format::Envoy { .. } => "`%START_TIME%`",
-                Format::Apache { .. } => "`%t`",
-                _ => "`$time_local`, `$time_iso8601` or `$msec`",
-            }
+            syntax.time_examples
         ));
     }
     Ok(template)

@@ -1,9 +1,20 @@
 //! nginx: a `log_format`, as text or from a configuration file, and what its variables mean.
 
-use crate::block::{Escape, Text};
-use crate::format::field::{Field, Target};
-use crate::format::template::Piece;
+use crate::block::Escape;
+use crate::format::field::{
+    CLIENT, Columns, Field, HOST, METHOD, PATH, PROTOCOL, REFERER, USER, USER_AGENT, target,
+};
+use crate::format::template::{Piece, Pieces, Syntax};
 use crate::format::time::Unit;
+
+pub(crate) const SYNTAX: Syntax = Syntax {
+    escape: Escape::Backslash,
+    pieces,
+    target: |variable| target(VARIABLES, variable),
+    header_attribute,
+    time_examples: "`$time_local`, `$time_iso8601` or `$msec`",
+    required: usize::MAX,
+};
 
 /// ingress-nginx's default.
 pub(crate) const INGRESS: &str = "$remote_addr - $remote_user [$time_local] \"$request\" $status $body_bytes_sent \
@@ -13,32 +24,24 @@ pub(crate) const INGRESS: &str = "$remote_addr - $remote_user [$time_local] \"$r
 
 /// Reads a format's text: `$name`, `${name}` and literals.
 pub(crate) fn pieces(format: &str) -> Vec<Piece> {
-    let mut pieces = Vec::new();
-    let mut literal = String::new();
+    let mut pieces = Pieces::default();
     let mut rest = format;
-    while let Some(dollar) = rest.find('$') {
-        literal.push_str(&rest[..dollar]);
-        let after = &rest[dollar + 1..];
-        let (name, after) = match after.strip_prefix('{').and_then(|inner| inner.split_once('}')) {
+    while let Some((literal, after)) = rest.split_once('$') {
+        pieces.literal(literal);
+        let (name, after_name) = match after.strip_prefix('{').and_then(|inner| inner.split_once('}')) {
             Some((name, after)) => (name, after),
             None => after.split_at(name_length(after)),
         };
         if name.is_empty() || name_length(name) != name.len() {
-            literal.push('$');
-            rest = &rest[dollar + 1..];
+            pieces.literal("$");
+            rest = after;
             continue;
         }
-        if !literal.is_empty() {
-            pieces.push(Piece::Literal(std::mem::take(&mut literal)));
-        }
-        pieces.push(Piece::Variable(name.to_owned()));
-        rest = after;
+        pieces.variable(name);
+        rest = after_name;
     }
-    literal.push_str(rest);
-    if !literal.is_empty() {
-        pieces.push(Piece::Literal(literal));
-    }
-    pieces
+    pieces.literal(rest);
+    pieces.0
 }
 
 fn name_length(text: &str) -> usize {
@@ -150,38 +153,33 @@ impl Iterator for Tokens<'_> {
 /// The variable with the addresses that proxies before this server forwarded.
 pub(crate) const FORWARDED: &str = "http_x_forwarded_for";
 
-/// What a variable means; `None` for those that decide nothing.
-pub(crate) fn target(variable: &str) -> Option<Target> {
-    let (field, rank) = match variable {
-        "remote_addr" => (Field::Text(Text::Client), 1),
-        "proxy_protocol_addr" => (Field::Text(Text::Client), 2),
-        FORWARDED => (Field::Text(Text::Client), 3),
-        "realip_remote_addr" => (Field::Text(Text::Client), 4),
-        "remote_user" => (Field::Text(Text::User), 1),
-        "time_iso8601" => (Field::End, 2),
-        "time_local" => (Field::End, 3),
-        "msec" => (Field::End, 1),
-        "request_time" => (Field::Duration(Unit::Seconds), 1),
-        "request" => (Field::Request, 2),
-        "request_method" => (Field::Text(Text::Method), 1),
-        "request_uri" => (Field::Text(Text::Target), 1),
-        "uri" | "document_uri" => (Field::Text(Text::Target), 3),
-        "server_protocol" => (Field::Text(Text::Protocol), 1),
-        "http_host" => (Field::Text(Text::Host), 1),
-        "host" => (Field::Text(Text::Host), 2),
-        "server_name" => (Field::Text(Text::Host), 3),
-        "status" => (Field::Status, 1),
-        "body_bytes_sent" => (Field::Bytes, 1),
-        "bytes_sent" => (Field::Bytes, 2),
-        "http_referer" => (Field::Text(Text::Referer), 1),
-        "http_user_agent" => (Field::Text(Text::UserAgent), 1),
-        _ => return None,
-    };
-    Some(Target::of_format(field, rank))
-}
+const VARIABLES: &Columns = &[
+    ("remote_addr", CLIENT, 1),
+    ("proxy_protocol_addr", CLIENT, 2),
+    (FORWARDED, CLIENT, 3),
+    ("realip_remote_addr", CLIENT, 4),
+    ("remote_user", USER, 1),
+    ("msec", Field::End, 1),
+    ("time_iso8601", Field::End, 2),
+    ("time_local", Field::End, 3),
+    ("request_time", Field::Duration(Unit::Seconds), 1),
+    ("request", Field::Request, 2),
+    ("request_method", METHOD, 1),
+    ("request_uri", PATH, 1),
+    ("uri document_uri", PATH, 3),
+    ("server_protocol", PROTOCOL, 1),
+    ("http_host", HOST, 1),
+    ("host", HOST, 2),
+    ("server_name", HOST, 3),
+    ("status", Field::Status, 1),
+    ("body_bytes_sent", Field::Bytes, 1),
+    ("bytes_sent", Field::Bytes, 2),
+    ("http_referer", REFERER, 1),
+    ("http_user_agent", USER_AGENT, 1),
+];
 
 /// The attribute of a variable that has a request header: `header.x-tenant` of `http_x_tenant`.
-pub(crate) fn header_attribute(variable: &str) -> Option<String> {
+fn header_attribute(variable: &str) -> Option<String> {
     let name = variable.strip_prefix("http_")?;
     Some(format!("header.{}", name.replace('_', "-").to_ascii_lowercase()))
 }

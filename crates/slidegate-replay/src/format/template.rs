@@ -1,4 +1,5 @@
-//! Formats that are literals and variables in turn: nginx's `log_format` and Envoy's text format.
+//! Formats that are literals and variables in turn: nginx's `log_format` and those of Apache, Envoy and
+//! load balancers.
 //!
 //! A variable runs to the first occurrence of the literal after it. One parser serves every such
 //! format; reading a format builds its table.
@@ -8,7 +9,7 @@ use std::sync::Arc;
 use memchr::memmem;
 
 use crate::block::{Escape, RecordWriter};
-use crate::format::field::{FieldReader, Target, Value};
+use crate::format::field::{FieldReader, Target};
 use crate::malformed::Malformed;
 
 /// A format, as what is found in turn in a line.
@@ -42,6 +43,41 @@ pub(crate) enum Piece {
     Variable(String),
 }
 
+/// The pieces of a format, as they are read.
+#[derive(Default)]
+pub(crate) struct Pieces(pub(crate) Vec<Piece>);
+
+impl Pieces {
+    pub(crate) fn literal(&mut self, text: &str) {
+        match self.0.last_mut() {
+            Some(Piece::Literal(before)) => before.push_str(text),
+            _ if text.is_empty() => {}
+            _ => self.0.push(Piece::Literal(text.to_owned())),
+        }
+    }
+
+    pub(crate) fn variable(&mut self, name: &str) {
+        self.0.push(Piece::Variable(name.to_owned()));
+    }
+}
+
+/// How formats of one program are written, and what its variables mean.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Syntax {
+    /// How its values are escaped, if the format does not say otherwise.
+    pub(crate) escape: Escape,
+    /// Reads a format's text.
+    pub(crate) pieces: fn(&str) -> Vec<Piece>,
+    /// What a variable means; `None` for those that decide nothing.
+    pub(crate) target: fn(&str) -> Option<Target>,
+    /// The attribute of a variable that has a request header.
+    pub(crate) header_attribute: fn(&str) -> Option<String>,
+    /// Variables with the time, for an error.
+    pub(crate) time_examples: &'static str,
+    /// Variables that a line must have.
+    pub(crate) required: usize,
+}
+
 impl Template {
     /// Builds the table. `targets_of` says what a variable means.
     ///
@@ -50,6 +86,7 @@ impl Template {
     pub(crate) fn new(
         pieces: &[Piece],
         escape: Escape,
+        required: usize,
         mut targets_of: impl FnMut(&str) -> Vec<Target>,
     ) -> Result<Self, String> {
         let mut start = String::new();
@@ -86,13 +123,8 @@ impl Template {
                 }
             })
             .collect();
-        let required = parts.len();
+        let required = required.min(parts.len());
         Ok(Self { start: start.into(), parts, required, escape })
-    }
-
-    /// The first `required` variables suffice.
-    pub(crate) fn requiring(self, required: usize) -> Self {
-        Self { required, ..self }
     }
 
     /// Whether any variable is one of these targets.
@@ -119,7 +151,7 @@ impl Template {
             };
             let (text, after) = rest.split_at(end);
             for target in &part.targets {
-                fields.set(*target, Value::Text(text, self.escape), out)?;
+                fields.set(*target, text, self.escape, out)?;
             }
             rest = after.get(part.until.len()..).unwrap_or_default();
             if rest.is_empty() && number + 1 >= self.required {

@@ -53,7 +53,10 @@ impl Unwrapper {
         let malformed = Malformed::Wrapper(self.wrapper.name());
         let (text, is_complete) = match self.wrapper {
             Wrapper::Cri => cri(line).map(|(text, complete)| (Cow::Borrowed(text), complete)),
-            Wrapper::Docker => docker(line),
+            Wrapper::Docker => docker(line).map(|text| {
+                let is_complete = text.ends_with(b"\n");
+                (text, is_complete)
+            }),
             Wrapper::Journald => journald(line).map(|text| (text, true)),
             Wrapper::Syslog => syslog(line).map(|text| (Cow::Borrowed(text), true)),
             Wrapper::Kubectl => kubectl(line).map(|text| (Cow::Borrowed(text), true)),
@@ -66,7 +69,8 @@ impl Unwrapper {
             return Ok(false);
         }
         inner.append(&mut self.partial);
-        inner.extend_from_slice(&text);
+        let is_docker = self.wrapper == Wrapper::Docker;
+        inner.extend_from_slice(if is_docker { text.trim_ascii_end() } else { &text });
         Ok(true)
     }
 }
@@ -89,26 +93,16 @@ struct DockerLine<'l> {
 }
 
 /// `{"log":"LINE\n","stream":"stdout","time":"..."}`. Without the line end it is a part.
-fn docker(line: &[u8]) -> Option<(Cow<'_, [u8]>, bool)> {
+fn docker(line: &[u8]) -> Option<Cow<'_, [u8]>> {
     let DockerLine { log, .. } = serde_json::from_slice(line).ok()?;
-    let (mut text, is_complete) = match log {
-        Cow::Borrowed(text) => (Cow::Borrowed(text.as_bytes()), text.ends_with('\n')),
-        Cow::Owned(text) => {
-            let is_complete = text.ends_with('\n');
-            (Cow::Owned(text.into_bytes()), is_complete)
-        }
-    };
-    if is_complete {
-        let kept = text.trim_ascii_end().len();
-        text = match text {
-            Cow::Borrowed(text) => Cow::Borrowed(&text[..kept]),
-            Cow::Owned(mut text) => {
-                text.truncate(kept);
-                Cow::Owned(text)
-            }
-        };
+    Some(bytes_of(log))
+}
+
+fn bytes_of(text: Cow<'_, str>) -> Cow<'_, [u8]> {
+    match text {
+        Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+        Cow::Owned(text) => Cow::Owned(text.into_bytes()),
     }
-    Some((text, is_complete))
 }
 
 #[derive(Deserialize)]
@@ -131,8 +125,7 @@ enum Message<'l> {
 fn journald(line: &[u8]) -> Option<Cow<'_, [u8]>> {
     let JournalLine { message, .. } = serde_json::from_slice(line).ok()?;
     Some(match message {
-        Message::Text(Cow::Borrowed(text)) => Cow::Borrowed(text.as_bytes()),
-        Message::Text(Cow::Owned(text)) => Cow::Owned(text.into_bytes()),
+        Message::Text(text) => bytes_of(text),
         Message::Bytes(bytes) => Cow::Owned(bytes),
     })
 }

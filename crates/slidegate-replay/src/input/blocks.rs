@@ -86,7 +86,7 @@ impl BlockReader {
         let mut read = ReadBlock { block: spare, ..ReadBlock::default() };
         self.fill(&mut read);
         self.parse(&mut read);
-        read.tally.counts = self.parser.counts();
+        read.tally.counts = self.parser.fields.counts;
         read.tally.missing_columns = self.parser.missing_columns().into_iter().map(str::to_owned).collect();
         read.end = read.end.map(|end| end.map_err(|error| self.explained(error)));
         read

@@ -55,12 +55,12 @@ impl SweepOutcome {
         let policy = policies.iter().nth(at).expect("a position of the set");
         let setting = sweep.setting();
         let seen = configured.tally.policies[at].seen;
-        let (keys, _) = configured.keys(at);
+        let keys = configured.tally.policies[at].keys.keys.len() as u64;
         let outcomes = points.iter().map(|point| SweepPointOutcome {
             value: setting.text(point.value),
             number: setting.number(point.value),
             denied: point.counts.denied,
-            denied_keys: point.counts.denied_keys,
+            denied_keys: point.counts.denied_keys.len() as u64,
             requests_denied: point.counts.denied_in_all,
             dropped_keys: point.dropped(),
         });

@@ -3,8 +3,6 @@
 use std::sync::atomic::Ordering;
 
 use super::LogReader;
-use crate::format::json::JsonFormat;
-use crate::format::name::Format;
 
 /// How far the logs have been read, in bytes on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +22,6 @@ impl LogReader {
 
     /// Whether a log is a recording of the service.
     pub fn has_recording(&self) -> bool {
-        self.logs.iter().any(|log| log.detected.format == Format::Json(JsonFormat::Slidegate))
+        self.logs.iter().any(|log| log.detected.format.is_recording())
     }
 }

@@ -11,17 +11,18 @@ use crate::each::rfc3339;
 use crate::evidence::Missing;
 use crate::outcome::LogOutcome;
 use crate::share::{Share, percent, percent_beside};
-use crate::stats::LogStats;
 
 /// The two ways in which a request can be decided otherwise.
 const DENIED: &str = "newly denied";
 const ALLOWED: &str = "newly allowed";
 
 /// What changes if one set of policies replaces another.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub struct DiffOutcome {
-    pub(crate) log: LogStats,
+    /// What was read.
+    pub log: LogOutcome,
     /// Whether and why figures say nothing.
+    #[serde(skip)]
     pub missing: Missing,
     /// Requests decided.
     pub requests: u64,
@@ -113,26 +114,13 @@ struct DiffJson<'a> {
     schema: u32,
     old: &'a str,
     new: &'a str,
-    log: LogOutcome,
-    requests: u64,
-    denied_old: u64,
-    denied_new: u64,
-    newly_denied: u64,
-    newly_allowed: u64,
-    newly_denied_keys_in_all: u64,
-    newly_allowed_keys_in_all: u64,
-    changes_of_keys_not_kept: u64,
-    unknown_policy: u64,
-    dropped_keys: u64,
-    reservation_notes: &'a [String],
+    #[serde(flatten)]
+    outcome: &'a DiffOutcome,
     errors: Vec<String>,
     warnings: Vec<String>,
     fail_above: Option<String>,
     thresholds: Vec<ThresholdJson<'a>>,
     failed: bool,
-    policies: &'a [DiffPolicy],
-    newly_denied_keys: &'a [ChangedKey],
-    newly_allowed_keys: &'a [ChangedKey],
 }
 
 /// A threshold and what it was compared with.
@@ -299,36 +287,17 @@ impl DiffReport<'_> {
     /// # Errors
     /// It cannot be written.
     pub fn write_json(&self, mut out: impl Write) -> io::Result<()> {
-        let outcome = self.outcome;
+        let of_all = self.thresholds.newly_denied.iter().find(|one| one.policy.is_none());
         let json = DiffJson {
             schema: 1,
             old: self.old,
             new: self.new,
-            log: LogOutcome::of(&outcome.log),
-            requests: outcome.requests,
-            denied_old: outcome.denied_old,
-            denied_new: outcome.denied_new,
-            newly_denied: outcome.newly_denied,
-            newly_allowed: outcome.newly_allowed,
-            newly_denied_keys_in_all: outcome.newly_denied_keys_in_all,
-            newly_allowed_keys_in_all: outcome.newly_allowed_keys_in_all,
-            changes_of_keys_not_kept: outcome.changes_of_keys_not_kept,
-            unknown_policy: outcome.unknown_policy,
-            dropped_keys: outcome.dropped_keys,
-            reservation_notes: &outcome.reservation_notes,
+            outcome: self.outcome,
             errors: self.errors(),
             warnings: self.warnings_at_top(),
-            fail_above: self
-                .thresholds
-                .newly_denied
-                .iter()
-                .find(|one| one.policy.is_none())
-                .map(|one| one.at_most.to_string()),
+            fail_above: of_all.map(|one| one.at_most.to_string()),
             thresholds: self.judged().map(ThresholdJson::of).collect(),
             failed: self.has_failed(),
-            policies: &outcome.policies,
-            newly_denied_keys: &outcome.newly_denied_keys,
-            newly_allowed_keys: &outcome.newly_allowed_keys,
         };
         serde_json::to_writer_pretty(&mut out, &json)?;
         out.write_all(b"\n")?;
@@ -342,9 +311,8 @@ impl DiffReport<'_> {
         let mut lines = vec![style.bold(&format!("{old} -> {new}"))];
         lines.extend(top_lines(&self.errors(), &self.warnings_at_top()));
         lines.push(self.log_line());
-        let log = LogOutcome::of(&outcome.log);
-        lines.extend(log.malformed_lines.iter().map(|line| format!("  {line}")));
-        lines.extend(log.notes);
+        lines.extend(outcome.log.malformed_lines.iter().map(|line| format!("  {line}")));
+        lines.extend(outcome.log.notes.iter().cloned());
         lines.push(format!(
             "denied {} -> {}  newly denied {} ({})  newly allowed {} ({})",
             outcome.denied_old,
@@ -446,7 +414,7 @@ impl DiffReport<'_> {
             lines.push("\n</details>".to_owned());
         }
         lines.extend(self.warnings().into_iter().map(|warning| format!("\n> {warning}")));
-        lines.extend(LogOutcome::of(&outcome.log).notes.iter().map(|note| format!("\n{}", code(note))));
+        lines.extend(outcome.log.notes.iter().map(|note| format!("\n{}", code(note))));
         lines.extend(self.verdicts().into_iter().map(|verdict| format!("\n{verdict}")));
         lines.push(
             "\nA replay cannot know of retries after a denial, nor of clients that slow down when they are denied."
@@ -464,9 +432,9 @@ impl DiffReport<'_> {
     }
 
     fn log_line(&self) -> String {
-        let log = LogOutcome::of(&self.outcome.log);
-        let mut line = lines_and_requests(&log);
-        if let (Some(first), Some(last)) = (log.first, log.last) {
+        let log = &self.outcome.log;
+        let mut line = lines_and_requests(log);
+        if let (Some(first), Some(last)) = (&log.first, &log.last) {
             line.push_str(&format!(" from {first} to {last}"));
         }
         if log.malformed > 0 {

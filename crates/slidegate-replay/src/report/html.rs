@@ -8,9 +8,10 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use super::markup::{Element, base64, cell, escaped, sparkline, table};
-use super::text::top_lines;
+use super::text::{compared_policies, top_lines};
 use crate::outcome::{Outcome, PolicyOutcome, ScenarioOutcome, SweepOutcome};
 use crate::share::percent;
+use crate::wording::count_of;
 
 /// Most policies that the page shows: it is for people. The JSON has all.
 const MAX_POLICIES: usize = 50;
@@ -55,16 +56,17 @@ fn page(outcome: &Outcome, assets: &PageAssets) -> io::Result<String> {
          base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
-         <title>Replay of {} requests - slidegate</title>\n<style>{}</style>\n<style>{STYLE}</style>\n</head>\n<body>\n",
+         <title>Replay of {} - slidegate</title>\n<style>{}</style>\n<style>{STYLE}</style>\n</head>\n<body>\n",
         hash(assets.chart_script),
         hash(SCRIPT),
         hash(assets.chart_style),
         hash(STYLE),
-        log.requests,
+        count_of(log.requests, "request", "requests"),
         assets.chart_style
     );
     page.push_str("<header>\n<h1>What the rate limits would have done</h1>\n<p>");
-    let _ = write!(page, "{} requests", grouped(log.requests));
+    let _ =
+        write!(page, "{} {}", grouped(log.requests), if log.requests == 1 { "request" } else { "requests" });
     if let (Some(first), Some(last)) = (&log.first, &log.last) {
         let _ = write!(page, " from {} to {}", escaped(first), escaped(last));
     }
@@ -179,12 +181,7 @@ fn comparison(outcome: &Outcome) -> String {
         the last window was full. Wrongly denied: denied although it would have fitted. Worst window: the greatest cost \
         admitted in any one window of a key, as a multiple of its limit.</p>"
         .to_owned();
-    let mut names: Vec<&str> = Vec::new();
-    for policy in scenarios().flat_map(|one| &one.policies) {
-        if !names.contains(&policy.name.as_str()) {
-            names.push(&policy.name);
-        }
-    }
+    let names = compared_policies(&outcome.scenarios);
     for (at, name) in names.iter().take(MAX_POLICIES).enumerate() {
         let of_policy = || {
             scenarios()

@@ -4,9 +4,10 @@ use std::fmt;
 
 use super::charts::Glyphs;
 use crate::outcome::{
-    KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, PolicyReservationsOutcome,
-    ScenarioOutcome, SweepOutcome, TruthOutcome,
+    KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, ScenarioOutcome, SweepOutcome,
+    TruthOutcome,
 };
+use crate::reservations::PolicyReservationsOutcome;
 use crate::share::percent;
 use crate::wording::count_of;
 
@@ -273,7 +274,7 @@ impl TextReport<'_> {
             let denied = format!("{} ({})", scenario.denied, percent(scenario.denied, scenario.requests));
             writeln!(f, "{}", format!("  {:<width$}  {denied:<20}{against}", scenario.name).trim_end())?;
         }
-        for name in policy_names(scenarios) {
+        for name in compared_policies(scenarios) {
             writeln!(
                 f,
                 "\n{}",
@@ -320,8 +321,13 @@ impl TextReport<'_> {
     }
 
     fn write_sweep(&self, f: &mut fmt::Formatter<'_>, sweep: &SweepOutcome) -> fmt::Result {
-        let title =
-            format!("{}: {} of {} requests and {} keys", sweep.policy, sweep.setting, sweep.seen, sweep.keys);
+        let title = format!(
+            "{}: {} of {} and {}",
+            sweep.policy,
+            sweep.setting,
+            count_of(sweep.seen, "request", "requests"),
+            count_of(sweep.keys, "key", "keys")
+        );
         writeln!(f, "\n{}", self.style.bold(&title))?;
         let most = sweep.points.iter().map(|point| point.denied).max().unwrap_or(0);
         writeln!(f, "  {:>10}  {:>12}  {:>8}  {:>12}", sweep.setting, "denied", "", "denied keys")?;
@@ -347,7 +353,8 @@ impl TextReport<'_> {
 const TRUTH: &str = "wrongly allowed: admitted although the last window was full; wrongly denied: denied although it \
                      would have fitted;\nworst window: the greatest cost admitted in any one window, and the limit";
 
-fn policy_names(scenarios: &[ScenarioOutcome]) -> Vec<&str> {
+/// The names of the policies of what is compared.
+pub(super) fn compared_policies(scenarios: &[ScenarioOutcome]) -> Vec<&str> {
     let mut names: Vec<&str> = Vec::new();
     for policy in scenarios.iter().filter(|one| one.role != "configured").flat_map(|one| &one.policies) {
         if !names.contains(&policy.name.as_str()) {

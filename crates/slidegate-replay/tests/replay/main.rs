@@ -4,8 +4,8 @@
 
 mod calls;
 mod compare;
+mod decisions;
 mod diff;
-mod paths;
 mod reservations;
 mod sweep;
 mod threads;

@@ -159,6 +159,9 @@ pub(super) fn run(args: &SimulateArgs) -> Result<ExitCode, Failure> {
         Some(replay) => {
             let outcome = replay.finish(&stats).expect("nothing is written");
             output::print(outcome.text(text_style()).to_string().trim_end())?;
+            if !outcome.errors.is_empty() {
+                return Err(Failure(outcome.errors.join("\n")));
+            }
         }
         // A log on standard output has no other lines.
         None if log.is_some_and(|log| log.is_output) => {}

@@ -78,6 +78,17 @@ fn errors_name_the_option_and_the_way_out() {
     assert_eq!(error(&["--write", &missing]), format!("{missing}: No such file or directory (os error 2)\n"));
 }
 
+/// A script that tries out policies must not take figures for an answer that say nothing.
+#[test]
+fn a_policy_that_judged_nothing_is_an_error_after_the_report() {
+    let output = run(&["simulate", "--duration", "1s", "--policy", "5/1m per tenant"]);
+    assert_eq!(output.status.code(), Some(2));
+    let error = "it needs the attribute `tenant`, which never occurs";
+    assert!(text(&output.stderr).contains(error), "{}", text(&output.stderr));
+    let report = text(&output.stdout);
+    assert!(report.starts_with("error: policy ") && report.contains("denied 0 "), "{report}");
+}
+
 /// The first file is what most people start from: it must be valid, and never replace another one.
 #[test]
 fn init_writes_a_valid_default_file_and_overwrites_nothing() {

@@ -183,11 +183,6 @@ const CYCLES: &[(&str, &[&str], &str)] = &[
     ),
     ("slidegate", &["store/redis"], "the store's own files add methods to it"),
     (
-        "slidegate-replay",
-        &["store"],
-        "a key and its usage name each other, so that both can be moved or dropped",
-    ),
-    (
         "slidegate-module",
         &["api", "commands", "value"],
         "the entry points that the server calls are in the file with unsafe code",
