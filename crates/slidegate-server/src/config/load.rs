@@ -5,8 +5,8 @@ use std::io::Read;
 use std::net::SocketAddr;
 use std::path::Path;
 
+use super::yaml::{Format, Node, Shown, Value};
 use ring::digest::{SHA256, digest};
-use slidegate_envoy::yaml::{Format, Node, Shown, Value};
 
 use super::check::Section;
 use super::environment::{LISTEN_VARIABLE, Outside, variable};

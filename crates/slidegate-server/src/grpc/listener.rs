@@ -11,15 +11,13 @@ use futures_util::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, watch};
 
-use slidegate_envoy::{
-    Client, ConnectionError, GrpcServices, GrpcSettings, GrpcTls, serve_connection, serve_unix_connection,
-};
-
 use super::RateLimitHandler;
-use crate::app::App;
+use super::connection::{ConnectionError, serve_connection, serve_unix_connection};
+use super::services::GrpcServices;
+use crate::config::GrpcSettings;
 use crate::listener::{
     Accepted, Acceptor, Admission, BoundSocket, Certificates, Connection, ConnectionBudget, ConnectionSpec,
-    Refusal, Slot, SocketFile, Timeouts, TlsFiles, TlsProfile, WRITE_TIMEOUT,
+    Refusal, Slot, Timeouts, TlsProfile, WRITE_TIMEOUT,
 };
 use crate::log_limit::log_limited;
 use crate::ports::{Port, Shutdown, listed};
@@ -67,11 +65,10 @@ impl GrpcListener {
         if !settings.is_served() {
             return Ok(None);
         }
-        let certificates = settings.tls.clone().map(|files| Certificates::load(tls_files(files), TLS));
+        let certificates = settings.tls.clone().map(|files| Certificates::load(files, TLS));
         let certificates = certificates.transpose()?.map(Arc::new);
-        let mode = settings.socket_mode.unwrap_or(SocketFile::DEFAULT_MODE);
-        let file = settings.socket.clone().map(|path| SocketFile { path, mode });
-        let sockets = BoundSocket::bind(settings.listen, file.as_ref(), 1, ("grpc", "address with --grpc"))?;
+        let sockets =
+            BoundSocket::bind(settings.listen, settings.socket.as_ref(), 1, ("grpc", "address with --grpc"))?;
         Ok(Some(Self { sockets, certificates, settings }))
     }
 
@@ -85,7 +82,7 @@ impl GrpcListener {
         shutdown: Shutdown,
     ) -> usize {
         let services = Arc::new(GrpcServices::new(handler));
-        services.set_health(services.handler().is_healthy()).await;
+        services.set_health(services.handler.is_healthy()).await;
         let health = tokio::spawn(report_health(Arc::clone(&services), shutdown.clone()));
         let goaway = Arc::new(watch::Sender::new(GoAway::None));
         let connections = Connections {
@@ -149,7 +146,7 @@ enum GoAway {
 /// Serves connections.
 #[derive(Clone)]
 struct Connections {
-    services: Arc<GrpcServices<App>>,
+    services: Arc<GrpcServices>,
     settings: GrpcSettings,
     goaway: Arc<watch::Sender<GoAway>>,
 }
@@ -157,11 +154,9 @@ struct Connections {
 impl Connections {
     /// Serves a connection in its own task.
     fn spawn(&self, accepted: Accepted) {
-        let Accepted { stream, connection, certificates, .. } = accepted;
-        let Connection { peer, is_local, is_verified, .. } = connection;
-        let client = Client { peer, is_local, is_verified };
+        let Accepted { stream, connection: client, certificates, .. } = accepted;
         let slot = Arc::clone(stream.slot());
-        if peer.is_none() {
+        if client.peer.is_none() {
             let services = Arc::clone(&self.services);
             return self
                 .drive((client, slot), move |stop| serve_unix_connection(stream, services, client, stop));
@@ -169,13 +164,13 @@ impl Connections {
         let Some(certificates) = certificates else { return self.serve(stream, client, slot) };
         let connections = self.clone();
         tokio::spawn(async move {
-            if let Some(stream) = certificates.accept(stream, peer).await {
+            if let Some(stream) = certificates.accept(stream, client.peer).await {
                 connections.serve(stream, client, slot);
             }
         });
     }
 
-    fn serve<I>(&self, stream: I, client: Client, slot: Arc<Slot>)
+    fn serve<I>(&self, stream: I, client: Connection, slot: Arc<Slot>)
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -185,8 +180,11 @@ impl Connections {
 
     /// Runs one connection in its own task. Its argument completes on shutdown or at the maximum
     /// age.
-    fn drive<F>(&self, (client, slot): (Client, Arc<Slot>), serve: impl FnOnce(BoxFuture<'static, ()>) -> F)
-    where
+    fn drive<F>(
+        &self,
+        (client, slot): (Connection, Arc<Slot>),
+        serve: impl FnOnce(BoxFuture<'static, ()>) -> F,
+    ) where
         F: Future<Output = Result<(), ConnectionError>> + Send + 'static,
     {
         let stop = Arc::new(Notify::new());
@@ -235,19 +233,13 @@ async fn elapsed(span: Option<Duration>) {
     }
 }
 
-/// The certificate files of the listener.
-pub(crate) fn tls_files(files: GrpcTls) -> TlsFiles {
-    let GrpcTls { cert_file, key_file, client_ca_file, client_name } = files;
-    TlsFiles { cert_file, key_file, client_ca_file, client_name }
-}
-
 /// Reports changes of the health, until the service drains and reports that it is not serving.
-async fn report_health(services: Arc<GrpcServices<App>>, shutdown: Shutdown) {
+async fn report_health(services: Arc<GrpcServices>, shutdown: Shutdown) {
     let mut was_healthy = None;
     let draining = shutdown.draining();
     tokio::pin!(draining);
     loop {
-        let is_healthy = services.handler().is_healthy();
+        let is_healthy = services.handler.is_healthy();
         if was_healthy.replace(is_healthy) != Some(is_healthy) {
             services.set_health(is_healthy).await;
         }

@@ -14,7 +14,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
 
 use crate::app::App;
-use slidegate_envoy::{HitCounter, LiveConfig};
+use crate::envoy::{HitCounter, LiveConfig};
 
 /// The label value of everything without its own series. No policy can have this name.
 pub(super) const OTHERS: &str = "~others";
