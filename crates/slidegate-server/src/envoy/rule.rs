@@ -136,28 +136,35 @@ impl Rule {
         };
         for (key, value) in entries {
             let text = value.as_str();
-            if key == "algorithm" {
-                let names = "`sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`";
-                self.algorithm = text.and_then(|name| name.parse().ok());
-                self.algorithm.map_or_else(|| invalid("slidegate.algorithm", &value, names), |_| Ok(()))?;
-            } else if key == "excess" {
-                let names = "`refuse`, `charge` (admit a cost while anything remains) or `count` (count denied hits too)";
-                self.excess = text.and_then(Excess::from_name);
-                self.excess.map_or_else(|| invalid("slidegate.excess", &value, names), |_| Ok(()))?;
-            } else if key == "estimate" {
-                self.estimate = value.as_u64().filter(|cost| (1..=MAX_ESTIMATE).contains(cost));
-                let numbers = "a whole number from 1 to 4294967295";
-                self.estimate.map_or_else(|| invalid("slidegate.estimate", &value, numbers), |_| Ok(()))?;
-            } else if key == "unsettled" {
-                self.unsettled = text.and_then(Unsettled::from_name);
-                let names = "`charge` or `forget`";
-                self.unsettled.map_or_else(|| invalid("slidegate.unsettled", &value, names), |_| Ok(()))?;
-            } else {
-                let key = key.escape_debug();
-                return Err(format!(
-                    "unknown key `{key}` in metadata.slidegate: must be `algorithm`, `excess`, `estimate` or \
-                     `unsettled`"
-                ));
+            let (is_valid, expected) = match key.as_str() {
+                "algorithm" => {
+                    self.algorithm = text.and_then(|name| name.parse().ok());
+                    let names = "`sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`";
+                    (self.algorithm.is_some(), names)
+                }
+                "excess" => {
+                    self.excess = text.and_then(Excess::from_name);
+                    let names = "`refuse`, `charge` (admit a cost while anything remains) or `count` (count denied hits too)";
+                    (self.excess.is_some(), names)
+                }
+                "estimate" => {
+                    self.estimate = value.as_u64().filter(|cost| (1..=MAX_ESTIMATE).contains(cost));
+                    (self.estimate.is_some(), "a whole number from 1 to 4294967295")
+                }
+                "unsettled" => {
+                    self.unsettled = text.and_then(Unsettled::from_name);
+                    (self.unsettled.is_some(), "`charge` or `forget`")
+                }
+                _ => {
+                    let key = key.escape_debug();
+                    return Err(format!(
+                        "unknown key `{key}` in metadata.slidegate: must be `algorithm`, `excess`, `estimate` or \
+                         `unsettled`"
+                    ));
+                }
+            };
+            if !is_valid {
+                return invalid(&format!("slidegate.{key}"), &value, expected);
             }
         }
         Ok(())

@@ -44,39 +44,19 @@ pub(crate) enum HitCounter {
 }
 
 impl HitCounter {
-    /// Every counter.
-    pub(crate) const ALL: [Self; 6] = [
-        Self::TotalHits,
-        Self::OverLimit,
-        Self::NearLimit,
-        Self::OverLimitWithLocalCache,
-        Self::WithinLimit,
-        Self::ShadowMode,
+    /// Every counter, with its name in statistics and metrics and the help text of the metric.
+    pub(crate) const ALL: [(Self, &str, &str); 6] = [
+        (Self::TotalHits, "total_hits", "Hits, allowed or not"),
+        (Self::OverLimit, "over_limit", "Hits that were over the limit"),
+        (Self::NearLimit, "near_limit", "Hits between the near-limit ratio and the limit"),
+        (
+            Self::OverLimitWithLocalCache,
+            "over_limit_with_local_cache",
+            "Hits over the limit that were answered from the denial cache",
+        ),
+        (Self::WithinLimit, "within_limit", "Hits that were within the limit"),
+        (Self::ShadowMode, "shadow_mode", "Hits over a limit in shadow mode"),
     ];
-
-    /// The name in statistics and metrics.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::TotalHits => "total_hits",
-            Self::OverLimit => "over_limit",
-            Self::NearLimit => "near_limit",
-            Self::OverLimitWithLocalCache => "over_limit_with_local_cache",
-            Self::WithinLimit => "within_limit",
-            Self::ShadowMode => "shadow_mode",
-        }
-    }
-
-    /// The help text of the metric.
-    pub(crate) const fn help(self) -> &'static str {
-        match self {
-            Self::TotalHits => "Hits, allowed or not",
-            Self::OverLimit => "Hits that were over the limit",
-            Self::NearLimit => "Hits between the near-limit ratio and the limit",
-            Self::OverLimitWithLocalCache => "Hits over the limit that were answered from the denial cache",
-            Self::WithinLimit => "Hits that were within the limit",
-            Self::ShadowMode => "Hits over a limit in shadow mode",
-        }
-    }
 }
 
 /// The counters of one name, on their own cache line.
@@ -201,6 +181,9 @@ pub(crate) struct CallCounters {
     pub(crate) redis_errors: AtomicU64,
     /// Calls that would have been denied without `SHADOW_MODE`.
     pub(crate) global_shadow_mode: AtomicU64,
+    /// How often config files were loaded, and rejected.
+    pub(crate) loads_succeeded: AtomicU64,
+    pub(crate) loads_failed: AtomicU64,
 }
 
 impl Statistics {
@@ -313,8 +296,8 @@ impl Statistics {
     pub(crate) fn lines(&self) -> BTreeMap<String, u64> {
         let mut lines = BTreeMap::new();
         for NamedCounters { key, counters } in self.all() {
-            for count in HitCounter::ALL {
-                let name = format!("ratelimit.service.rate_limit.{}.{}", key.text(), count.name());
+            for (count, name, _) in HitCounter::ALL {
+                let name = format!("ratelimit.service.rate_limit.{}.{name}", key.text());
                 *lines.entry(name).or_default() += counters.get(count);
             }
         }

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use slidegate::{Policy, PolicySet};
 use tokio::sync::watch;
@@ -21,15 +21,7 @@ use crate::debounce::Debounced;
 #[derive(Debug, Clone)]
 pub(crate) struct LiveConfig {
     current: watch::Receiver<Option<Arc<EnvoyConfig>>>,
-    loads: Arc<LoadCounters>,
     statistics: Arc<Statistics>,
-}
-
-/// How often files were loaded and rejected.
-#[derive(Debug, Default)]
-struct LoadCounters {
-    succeeded: AtomicU64,
-    failed: AtomicU64,
 }
 
 /// Reloads changed files.
@@ -40,7 +32,6 @@ pub(crate) struct ConfigWatcher {
     /// Policies from elsewhere, which stay in force.
     other_policies: Vec<Policy>,
     sender: watch::Sender<Option<Arc<EnvoyConfig>>>,
-    loads: Arc<LoadCounters>,
     statistics: Arc<Statistics>,
     /// The state of the files at the last poll, or why it could not be read.
     state: Debounced<Result<Fingerprint, String>>,
@@ -64,19 +55,16 @@ impl LiveConfig {
     /// All statistics in the text format of `/stats`.
     pub(crate) fn stats(&self) -> String {
         let mut lines = self.statistics.lines();
-        lines.insert("ratelimit.service.config_load_success".to_owned(), self.loads_succeeded());
-        lines.insert("ratelimit.service.config_load_error".to_owned(), self.loads_failed());
+        let [succeeded, failed] = self.loads();
+        lines.insert("ratelimit.service.config_load_success".to_owned(), succeeded);
+        lines.insert("ratelimit.service.config_load_error".to_owned(), failed);
         lines.iter().map(|(name, count)| format!("{name}: {count}\n")).collect()
     }
 
-    /// How often files were loaded.
-    pub(crate) fn loads_succeeded(&self) -> u64 {
-        self.loads.succeeded.load(Ordering::Relaxed)
-    }
-
-    /// How often files were rejected.
-    pub(crate) fn loads_failed(&self) -> u64 {
-        self.loads.failed.load(Ordering::Relaxed)
+    /// How often files were loaded, and rejected.
+    pub(crate) fn loads(&self) -> [u64; 2] {
+        let calls = self.statistics.calls();
+        [&calls.loads_succeeded, &calls.loads_failed].map(|count| count.load(Ordering::Relaxed))
     }
 }
 
@@ -90,9 +78,8 @@ impl ConfigWatcher {
         other_policies: &PolicySet,
     ) -> Result<(Self, LiveConfig), ConfigError> {
         let (sender, current) = watch::channel(None);
-        let loads = Arc::<LoadCounters>::default();
         let statistics = Arc::new(Statistics::new(settings.near_limit_ratio));
-        let live = LiveConfig { current, loads: Arc::clone(&loads), statistics: Arc::clone(&statistics) };
+        let live = LiveConfig { current, statistics: Arc::clone(&statistics) };
         let folder = settings.folder.clone();
         let state = Debounced::new(folder.fingerprint());
         let mut watcher = Self {
@@ -100,7 +87,6 @@ impl ConfigWatcher {
             options: settings.options.clone(),
             other_policies: other_policies.iter().cloned().collect(),
             sender,
-            loads,
             state,
             statistics,
             texts: Vec::new(),
@@ -176,7 +162,7 @@ impl ConfigWatcher {
     }
 
     fn activate(&mut self, envoy: EnvoyConfig) {
-        self.loads.succeeded.fetch_add(1, Ordering::Relaxed);
+        self.statistics.calls().loads_succeeded.fetch_add(1, Ordering::Relaxed);
         for warning in envoy.warnings() {
             tracing::warn!("{warning}");
         }
@@ -185,7 +171,7 @@ impl ConfigWatcher {
     }
 
     fn report(&self, error: &ConfigError) {
-        self.loads.failed.fetch_add(1, Ordering::Relaxed);
+        self.statistics.calls().loads_failed.fetch_add(1, Ordering::Relaxed);
         for line in error.lines() {
             tracing::error!("{line}");
         }
@@ -282,9 +268,9 @@ mod tests {
         let held = live.current().unwrap();
         files.swap(&one_limit("new", 1));
         poll(&mut watcher);
-        assert_eq!(live.loads_succeeded(), 1, "a file that has just changed may still be written");
+        assert_eq!(live.loads()[0], 1, "a file that has just changed may still be written");
         poll(&mut watcher);
-        assert_eq!((live.loads_succeeded(), live.loads_failed()), (2, 0));
+        assert_eq!(live.loads(), [2, 0]);
         assert!(matches!(
             live.current().unwrap().lookup("edge", &[("old", "x")], None),
             Lookup::NoMatch { domain_found: true }
@@ -314,19 +300,19 @@ mod tests {
                     Ok(())
                 });
             }
-            (live.loads_succeeded(), live.loads_failed())
+            live.loads()
         };
-        assert_eq!(polls(), (1, 0));
+        assert_eq!(polls(), [1, 0]);
         files.swap(&one_limit("user", 1));
-        assert_eq!(polls(), (1, 0), "a new file with the same text is not a change");
+        assert_eq!(polls(), [1, 0], "a new file with the same text is not a change");
         files.swap("domain: ''\n");
-        assert_eq!(polls(), (1, 1));
+        assert_eq!(polls(), [1, 1]);
         fs::remove_file(files.0.join("edge.yaml")).unwrap();
-        assert_eq!(polls(), (1, 2), "an empty folder is an error, not a config without limits");
+        assert_eq!(polls(), [1, 2], "an empty folder is an error, not a config without limits");
         assert!(live.current().unwrap().has_domains());
         assert_eq!(names(&gate), ["edge..own-limits", "edge.user"]);
         files.swap(&one_limit("user", 2));
-        assert_eq!(polls(), (2, 2));
+        assert_eq!(polls(), [2, 2]);
     }
 
     /// If the store rejects the limits, the old ones stay in force.
@@ -338,7 +324,7 @@ mod tests {
         files.swap(&one_limit("user", 2));
         let reject = |_| Err("x/1s".parse::<slidegate::Quota>().unwrap_err());
         (0..2).for_each(|_| watcher.poll(&reject));
-        assert_eq!((live.loads_succeeded(), live.loads_failed()), (1, 1));
+        assert_eq!(live.loads(), [1, 1]);
         assert!(live.current().unwrap().dump().contains("requests_per_unit=1,"));
     }
 }

@@ -2,7 +2,8 @@
 //! decisions.
 //!
 //! All descriptors of a call are decided together: either each of them is charged or none, so a
-//! denied descriptor charges nothing on another.
+//! denied descriptor charges nothing on another. Refunds are made in a second step, if the others are
+//! allowed. In shadow mode each descriptor is decided by itself.
 
 mod denial;
 mod kuadrant;
@@ -11,13 +12,15 @@ mod record;
 mod request;
 mod response;
 
+use std::iter::once;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use futures_util::future::try_join_all;
 use slidegate::headers::{HeaderOptions, Problem};
-use slidegate::{Decisions, PolicyDecision, Reason, Role, Verb};
+use slidegate::{Decisions, Reason, Role, Verb};
 use tonic::Status;
 
 use crate::app::App;
@@ -26,10 +29,13 @@ use crate::config::GrpcSettings;
 use crate::envoy::{EnvoyConfig, LiveConfig, Settings};
 use denial::{Denial, header};
 use record::Recorded;
-use request::{Asks, Batch, Requests};
+use request::{Batch, Requests};
 use response::CallOutcome;
 
-pub(crate) use request::has_refund;
+pub(super) use request::{Asks, has_refund};
+
+/// Calls of Kuadrant without a domain get this code and no error, as from Limitador.
+const NO_DOMAIN: Code = Code::Unknown;
 
 /// Handles calls, of gRPC and of `/json`.
 #[derive(Debug)]
@@ -70,16 +76,21 @@ impl RateLimitHandler {
         is_configured && !(self.health_follows_store && self.app.is_degraded())
     }
 
-    /// Decides a call: all of its descriptors are charged, or none.
+    /// Does what a call asks for its descriptors, all of them together.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` for a malformed call, `UNAVAILABLE` without a config or during a reload.
-    pub(super) async fn should_rate_limit(
+    /// `INVALID_ARGUMENT` for a malformed call, `UNAVAILABLE` without a config or during a reload, or
+    /// if reported hits cannot be charged.
+    pub(super) async fn answer(
         &self,
         call: &RateLimitRequest,
         caller: &Caller,
+        asks: Asks,
     ) -> Result<RateLimitResponse, Status> {
-        self.counted(self.decide(call, caller, Asks::AsSaid)).await
+        if call.domain.is_empty() && asks != Asks::AsSaid {
+            return Ok(RateLimitResponse { overall_code: NO_DOMAIN.into(), ..RateLimitResponse::default() });
+        }
+        self.counted(self.decide(call, caller, asks)).await
     }
 
     /// The config that decides, if there are files. Hold it until the call is decided: a reload
@@ -110,20 +121,35 @@ impl RateLimitHandler {
         let targets = request::targets(config.as_deref(), call, asks)?;
         let mut requests = Requests::new();
         let batch = Batch::new(&self.app, call, &targets, settings, asks, &mut requests)?;
-        let mut decisions = self.app.call(caller.clone()).apply_mixed(&requests).await;
-        removed_meanwhile(&decisions)?;
+        let is_shadow = settings.is_some_and(|settings| settings.shadow_mode);
+        let decide = async |requests| {
+            let decisions = self.app.call(caller.clone()).apply_mixed(requests).await;
+            removed_meanwhile(&decisions).map(|()| decisions)
+        };
+        let mut first = decide(&requests[batch.step(0)]).await?;
+        let peeks: Requests<'_>;
+        let mut more = Vec::new();
+        if batch.steps() > 1 && (is_shadow || !first.is_denied()) {
+            more = try_join_all((1..batch.steps()).map(|step| decide(&requests[batch.step(step)]))).await?;
+        } else if batch.steps() > 1 {
+            // What a refund would return to, for its status.
+            let refunds = requests[batch.step(1)].iter().cloned();
+            peeks = refunds.map(|refund| refund.verb(Verb::Peek).cost(0)).collect();
+            more.push(decide(&peeks).await?);
+        }
+        let decided = || {
+            once(&first).chain(&more).enumerate().flat_map(|(step, decisions)| batch.decided(step, decisions))
+        };
         let is_report = matches!(asks, Asks::Report(_));
-        let is_lost = |one: PolicyDecision<'_>| one.reason() == Some(Reason::StoreUnavailable);
-        if is_report && decisions.iter().any(is_lost) {
+        if is_report && decided().any(|(_, one)| one.reason() == Some(Reason::StoreUnavailable)) {
             return Err(Status::unavailable("the hits are not charged: the shared store is unavailable"));
         }
 
-        let outcome = CallOutcome::new(&batch, &decisions);
+        let outcome = CallOutcome::new(&targets, decided());
         if let Some(files) = files {
             let recorded = if asks == Asks::Check { Recorded::Denied } else { Recorded::All };
-            record::statistics(files.live.statistics(), &batch, &decisions, recorded);
+            record::statistics(files.live.statistics(), &targets, decided(), recorded);
         }
-        let is_shadow = settings.is_some_and(|settings| settings.shadow_mode);
         if let Some(files) = files.filter(|_| is_shadow && outcome.denial.is_some()) {
             files.live.statistics().calls().global_shadow_mode.fetch_add(1, Relaxed);
         }
@@ -147,17 +173,17 @@ impl RateLimitHandler {
         response.statuses = outcome.statuses;
         if self.response_headers && names.is_none() && !is_shadow && !is_report {
             // The headers describe the peeks if one of them denies, otherwise the checks.
-            let is_denied_by_peek = decisions.iter().any(|one| {
+            let is_denied_by_peek = first.iter().any(|one| {
                 one.verb() == Verb::Peek
                     && one.role() == Role::Deciding
                     && one.is_denied()
                     && one.policy().is_enforced()
             });
             let shown = if is_denied_by_peek || asks == Asks::Check { Verb::Peek } else { Verb::Check };
-            decisions.retain(|one| one.verb() == shown && one.role() == Role::Deciding);
+            first.retain(|one| one.verb() == shown && one.role() == Role::Deciding);
             // Waits are those of the whole response.
             let options = HeaderOptions { retry_after: false, retry_after_ms: false, ..self.app.headers };
-            let fields = options.headers(&decisions).into_iter();
+            let fields = options.headers(&first).into_iter();
             headers.extend(fields.map(|(name, value)| header(name, value)));
         }
         headers.extend(retry_after);
@@ -238,7 +264,7 @@ mod tests {
         let descriptors = keys.iter().map(descriptor).collect();
         let call = RateLimitRequest { domain: "domain".into(), descriptors, hits_addend: 0 };
         let caller = handler.app.observer().caller(Protocol::Grpc, &HeaderMap::new());
-        handler.should_rate_limit(&call, &caller).await.unwrap()
+        handler.answer(&call, &caller, Asks::AsSaid).await.unwrap()
     }
 
     fn statuses(response: &RateLimitResponse) -> Vec<(Code, u32, i64)> {

@@ -18,7 +18,7 @@ use http_body_util::{BodyExt, Limited};
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
 use serde_json::Deserializer;
 
-use super::handler::{RateLimitHandler, has_refund};
+use super::handler::{Asks, RateLimitHandler, has_refund};
 use super::timed_body::TimedBody;
 use super::{MAX_MESSAGE_BYTES, reflection};
 use crate::access::Action;
@@ -64,7 +64,7 @@ async fn decide(State(handler): State<Arc<RateLimitHandler>>, request: Request) 
     {
         return problem.into_response();
     }
-    let mut response = match handler.should_rate_limit(&call, &caller).await {
+    let mut response = match handler.answer(&call, &caller, Asks::AsSaid).await {
         Ok(response) => response,
         Err(status) => {
             log_limited!(DEBUG, None, %status, "rejected a call of /json");

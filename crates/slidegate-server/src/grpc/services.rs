@@ -22,7 +22,7 @@ use tonic_health::server::{HealthReporter, HealthService};
 use tower::service_fn;
 
 use super::codec::{grpc, unary};
-use super::handler::{RateLimitHandler, has_refund};
+use super::handler::{Asks, RateLimitHandler, has_refund};
 use super::incomplete::{IncompleteCalls, SharedMemory, message_of};
 use super::{kuadrant, reflection};
 use crate::access::{Access, Action};
@@ -146,18 +146,14 @@ impl GrpcServices {
         match method {
             Method::Reserve => unary(request, |call| Box::pin(handler.reserve(call, caller))).await,
             Method::Commit => unary(request, |call| Box::pin(handler.commit(call, caller))).await,
-            _ => {
-                let decide = async move |call: RateLimitRequest| {
+            Method::Decide(asks) => {
+                let answer = async move |call: RateLimitRequest| {
                     if has_refund(&call) {
                         authorize(&app.access, authorization, Action::Adjust, connection)?;
                     }
-                    match method {
-                        Method::CheckRateLimit => handler.check_rate_limit(&call, caller).await,
-                        Method::Report => handler.report(&call, caller).await,
-                        _ => handler.should_rate_limit(&call, caller).await,
-                    }
+                    handler.answer(&call, caller, asks).await
                 };
-                unary(request, |call| app.complete(decide(call))).await
+                unary(request, |call| app.complete(answer(call))).await
             }
         }
     }
@@ -195,11 +191,9 @@ fn authorize(
 /// The calls of the rate-limit services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Method {
-    /// Envoy's.
-    ShouldRateLimit,
-    /// Those of Kuadrant.
-    CheckRateLimit,
-    Report,
+    /// Envoy's `ShouldRateLimit`, and Kuadrant's `CheckRateLimit` and `Report`.
+    Decide(Asks),
+    /// The others of Kuadrant.
     Reserve,
     Commit,
 }
@@ -208,11 +202,11 @@ impl Method {
     /// The one of this path.
     fn of(path: &str) -> Option<Self> {
         if path == SHOULD_RATE_LIMIT {
-            return Some(Self::ShouldRateLimit);
+            return Some(Self::Decide(Asks::AsSaid));
         }
         match path.strip_prefix('/')?.strip_prefix(kuadrant::SERVICE_NAME)? {
-            "/CheckRateLimit" => Some(Self::CheckRateLimit),
-            "/Report" => Some(Self::Report),
+            "/CheckRateLimit" => Some(Self::Decide(Asks::Check)),
+            "/Report" => Some(Self::Decide(Asks::Report(None))),
             "/Reserve" => Some(Self::Reserve),
             "/Commit" => Some(Self::Commit),
             _ => None,

@@ -6,66 +6,26 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use envoy_types::pb::google::protobuf;
 use slidegate::{Error, HoldOptions, HoldStatus, Ticket, Unsettled};
 use tonic::Status;
 
-use super::RateLimitHandler;
 use super::record::{self, Recorded};
 use super::removed_meanwhile;
 use super::request::{self, Asks, Batch, Requests};
+use super::{NO_DOMAIN, RateLimitHandler};
 use crate::app::ticket_change::{Changed, TicketChange};
 use crate::caller::Caller;
 use crate::grpc::kuadrant::{CommitRequest, CommitResponse, ReserveRequest, ReserveResponse};
 use crate::limits::MAX_COST;
 
-/// Calls without a domain get this code and no error, as from Limitador.
-const NO_DOMAIN: Code = Code::Unknown;
-
 impl RateLimitHandler {
-    /// Whether one more hit of each descriptor fits, whatever the call's hits are. Charges nothing.
-    ///
-    /// # Errors
-    /// As [`should_rate_limit`](Self::should_rate_limit).
-    pub(crate) async fn check_rate_limit(
-        &self,
-        call: &RateLimitRequest,
-        caller: &Caller,
-    ) -> Result<RateLimitResponse, Status> {
-        self.unless_without_domain(call, caller, Asks::Check).await
-    }
-
-    /// Charges the hits of each descriptor, also those that exceed a limit. Denies nothing.
-    ///
-    /// # Errors
-    /// As [`should_rate_limit`](Self::should_rate_limit); `UNAVAILABLE` if hits cannot be charged.
-    pub(crate) async fn report(
-        &self,
-        call: &RateLimitRequest,
-        caller: &Caller,
-    ) -> Result<RateLimitResponse, Status> {
-        self.unless_without_domain(call, caller, Asks::Report(None)).await
-    }
-
-    async fn unless_without_domain(
-        &self,
-        call: &RateLimitRequest,
-        caller: &Caller,
-        asks: Asks,
-    ) -> Result<RateLimitResponse, Status> {
-        if call.domain.is_empty() {
-            return Ok(RateLimitResponse { overall_code: NO_DOMAIN.into(), ..RateLimitResponse::default() });
-        }
-        self.counted(self.decide(call, caller, asks)).await
-    }
-
     /// Holds the amount under all limits of the descriptors, or under none.
     ///
     /// # Errors
-    /// As [`should_rate_limit`](Self::should_rate_limit), and `INVALID_ARGUMENT` for a time out of
-    /// range.
+    /// As [`answer`](Self::answer), and `INVALID_ARGUMENT` for a time out of range.
     pub(crate) async fn reserve(
         &self,
         call: ReserveRequest,
@@ -96,7 +56,12 @@ impl RateLimitHandler {
         let ticket = holding.ticket_text(&reserved).await.map_err(Status::invalid_argument)?;
         let (decisions, _) = reserved.into_parts();
         if let Some(files) = &self.files {
-            record::statistics(files.live.statistics(), &batch, &decisions, Recorded::Denied);
+            record::statistics(
+                files.live.statistics(),
+                &targets,
+                batch.decided(0, &decisions),
+                Recorded::Denied,
+            );
         }
         let is_limited = decisions.iter().len() > 0;
         let code = if ticket.is_some() { Code::Ok } else { Code::OverLimit };

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use slidegate::{DecisionSource, Decisions, HoldStatus, Settlement, Verb};
+use slidegate::{DecisionSource, HoldStatus, Settlement, Verb};
 
-use super::request::{Batch, Target, Targets};
+use super::request::{Decided, Target, Targets};
 use super::response::is_over;
 use crate::envoy::{RecordedHits, Statistics};
 
@@ -18,20 +18,20 @@ pub(super) enum Recorded {
 }
 
 /// Records the hits of a call, and whether a fallback decided any of them.
-pub(super) fn statistics(
+pub(super) fn statistics<'d>(
     statistics: &Statistics,
-    batch: &Batch<'_>,
-    decisions: &Decisions<'_>,
+    targets: &Targets<'_>,
+    decided: impl Iterator<Item = Decided<'d>>,
     recorded: Recorded,
 ) {
     let mut is_degraded = false;
-    for one in decisions.iter().filter(|one| one.verb() != Verb::Refund) {
+    for (descriptor, one) in decided.filter(|(_, one)| one.verb() != Verb::Refund) {
         is_degraded |=
             matches!(one.source(), DecisionSource::Local | DecisionSource::Allow | DecisionSource::Deny);
         if recorded == Recorded::Denied && !is_over(&one) {
             continue;
         }
-        let Target::Limit { limit, .. } = batch.targets.of(batch.descriptor(one.request())) else { continue };
+        let Target::Limit { limit, .. } = targets.of(descriptor) else { continue };
         // `used` contains what was charged. Descriptors that share a key are each recorded as the
         // last one.
         let charged = if one.cost() > 0 { one.asked() } else { 0 };

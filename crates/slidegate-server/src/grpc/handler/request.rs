@@ -5,12 +5,13 @@
 //! refunds. `hits_addend: 0` on the whole call means 1, because protocol buffers cannot distinguish
 //! it from an unset field.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
-use slidegate::{Excess, Quota, Request, Role, Verb};
-use smallvec::SmallVec;
+use slidegate::{Decisions, Excess, PolicyDecision, Quota, Request, Role, Verb};
+use smallvec::{SmallVec, smallvec};
 use tonic::Status;
 
 use crate::app::App;
@@ -24,7 +25,7 @@ const MAX_DESCRIPTORS: usize = 64;
 
 /// What a call asks for each of its descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Asks {
+pub(crate) enum Asks {
     /// What the descriptor says: `ShouldRateLimit`.
     AsSaid,
     /// Whether one more hit fits.
@@ -102,21 +103,26 @@ impl<'c> Targets<'c> {
 /// The requests of a call, without an allocation for as many as most have.
 pub(super) type Requests<'r> = SmallVec<[Request<'r>; 5]>;
 
-/// What the requests of a call are for.
+/// A decision, and the index of its descriptor.
+pub(super) type Decided<'d> = (usize, PolicyDecision<'d>);
+
+/// What the requests of a call are for, and which are decided together.
 #[derive(Debug)]
-pub(super) struct Batch<'r> {
-    pub(super) targets: &'r Targets<'r>,
+pub(super) struct Batch {
     /// For each request, the index of its descriptor.
     descriptors: SmallVec<[usize; 5]>,
+    /// The first request of each step. The requests of a step are decided together, and the other
+    /// steps are taken if the first is allowed, or in shadow mode.
+    steps: SmallVec<[usize; 2]>,
 }
 
-impl<'r> Batch<'r> {
+impl Batch {
     /// Makes the requests of a call, whose descriptors have these targets, in `requests`, which is
     /// empty: a list of them is not to be moved.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for a malformed descriptor.
-    pub(super) fn new(
+    pub(super) fn new<'r>(
         app: &App,
         call: &'r RateLimitRequest,
         targets: &'r Targets<'r>,
@@ -124,41 +130,67 @@ impl<'r> Batch<'r> {
         asks: Asks,
         requests: &mut Requests<'r>,
     ) -> Result<Self, Status> {
-        let mut descriptors = SmallVec::new();
-        for (index, (descriptor, target)) in call.descriptors.iter().zip(targets.iter()).enumerate() {
-            if matches!(target, Target::None | Target::Unlimited) {
-                continue;
-            }
-            let (verb, cost) = asks.of(call, descriptor);
-            let mut request = Request::new().verb(verb).role(role(target, verb, settings));
-            if let Some(cost) = cost {
-                request = request.cost(cost);
-            }
-            if (verb, cost) == (Verb::Peek, Some(0)) {
-                // A peek of 0 hits asks whether the key is over its limit; 0 hits always fit.
-                request = request.deny_over_limit();
-            }
-            requests.push(request);
-            descriptors.push(index);
-            if let Some(request) = requests.last_mut() {
-                let completed = match target {
-                    Target::Limit { limit, .. } => under_limit(app, request, limit),
-                    _ => under_policies(app, request, call, descriptor),
-                };
-                completed.map_err(|detail| invalid(index, &detail))?;
-            }
-            if let Target::Limit { limit, denied_key: Some(key) } = target {
-                let denied_hits = Request::new().with(SCOPE, key).cost(cost.unwrap_or_default());
-                requests.push(under(denied_hits, limit).role(Role::Refusals));
-                descriptors.push(index);
+        let mut batch = Self { descriptors: SmallVec::new(), steps: smallvec![0] };
+        // A reservation is one step in any case.
+        let is_shadow =
+            settings.is_some_and(|settings| settings.shadow_mode) && !matches!(asks, Asks::Reserve(_));
+        // Refunds come last: a denied client will retry, with the refund.
+        for is_refund in [false, true] {
+            let mut begins_step = is_refund;
+            for (index, (descriptor, target)) in call.descriptors.iter().zip(targets.iter()).enumerate() {
+                let (verb, cost) = asks.of(call, descriptor);
+                if matches!(target, Target::None | Target::Unlimited) || (verb == Verb::Refund) != is_refund {
+                    continue;
+                }
+                if (begins_step || is_shadow) && !requests.is_empty() {
+                    batch.steps.push(requests.len());
+                }
+                begins_step = false;
+                let mut request = Request::new().verb(verb).role(role(target, settings));
+                if let Some(cost) = cost {
+                    request = request.cost(cost);
+                }
+                if (verb, cost) == (Verb::Peek, Some(0)) {
+                    // A peek of 0 hits asks whether the key is over its limit; 0 hits always fit.
+                    request = request.deny_over_limit();
+                }
+                requests.push(request);
+                batch.descriptors.push(index);
+                if let Some(request) = requests.last_mut() {
+                    let completed = match target {
+                        Target::Limit { limit, .. } => under_limit(app, request, limit),
+                        _ => under_policies(app, request, call, descriptor),
+                    };
+                    completed.map_err(|detail| invalid(index, &detail))?;
+                }
+                if let Target::Limit { limit, denied_key: Some(key) } = target {
+                    let denied_hits = Request::new().with(SCOPE, key).cost(cost.unwrap_or_default());
+                    requests.push(under(denied_hits, limit).role(Role::Refusals));
+                    batch.descriptors.push(index);
+                }
             }
         }
-        Ok(Self { targets, descriptors })
+        Ok(batch)
     }
 
-    /// The index of a request's descriptor.
-    pub(super) fn descriptor(&self, request: usize) -> usize {
-        self.descriptors[request]
+    /// The number of steps, at least one.
+    pub(super) fn steps(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// The requests of a step.
+    pub(super) fn step(&self, step: usize) -> Range<usize> {
+        self.steps[step]..self.steps.get(step + 1).copied().unwrap_or(self.descriptors.len())
+    }
+
+    /// The decisions of a step, each with its descriptor.
+    pub(super) fn decided<'d>(
+        &self,
+        step: usize,
+        decisions: &'d Decisions<'_>,
+    ) -> impl Iterator<Item = Decided<'d>> {
+        let descriptors = &self.descriptors[self.step(step)];
+        decisions.iter().map(move |one| (descriptors[one.request()], one))
     }
 }
 
@@ -172,18 +204,11 @@ fn verb(descriptor: &RateLimitDescriptor, hits: u64) -> Verb {
 }
 
 /// How a descriptor takes part in the decision on the call.
-fn role(target: &Target<'_>, verb: Verb, settings: Option<&Settings>) -> Role {
-    let has_quota_mode = || {
-        let has_it =
-            |limit: &LimitMatch<'_>| limit.rule.quota_mode || settings.is_some_and(|all| all.quota_mode);
-        matches!(target, Target::Limit { limit, .. } if has_it(limit))
-    };
-    match verb {
-        // In shadow mode nothing denies anything else.
-        _ if settings.is_some_and(|settings| settings.shadow_mode) => Role::Independent,
-        // A denied client will retry, with the refund.
-        Verb::Refund => Role::IfAllowed,
-        _ if has_quota_mode() => Role::Together,
+fn role(target: &Target<'_>, settings: Option<&Settings>) -> Role {
+    let is_shadow = settings.is_some_and(|settings| settings.shadow_mode);
+    let is_quota = settings.is_some_and(|settings| settings.quota_mode);
+    match target {
+        Target::Limit { limit, .. } if !is_shadow && (is_quota || limit.rule.quota_mode) => Role::Together,
         _ => Role::Deciding,
     }
 }

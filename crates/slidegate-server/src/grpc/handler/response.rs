@@ -12,10 +12,10 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
     Code, DescriptorStatus, RateLimit,
 };
 use envoy_types::pb::google::protobuf;
-use slidegate::{Decisions, PolicyDecision, Role, Verb, secs_ceil};
+use slidegate::{PolicyDecision, Role, Verb, secs_ceil};
 
 use super::denial::{Denial, header, wait};
-use super::request::{Batch, Target, unit_number};
+use super::request::{Decided, Target, Targets, unit_number};
 use crate::envoy::HeaderNames;
 
 /// The outcome of a call.
@@ -29,19 +29,19 @@ pub(super) struct CallOutcome<'d> {
 
 impl<'d> CallOutcome<'d> {
     /// The outcome of a call's decisions.
-    pub(super) fn new(batch: &'d Batch<'_>, decisions: &'d Decisions<'_>) -> Self {
+    pub(super) fn new(targets: &Targets<'_>, decided: impl Iterator<Item = Decided<'d>>) -> Self {
         let unlimited = |target: &Target<'_>| DescriptorStatus {
             code: Code::Ok.into(),
             limit_remaining: if matches!(target, Target::Unlimited) { u32::MAX } else { 0 },
             ..DescriptorStatus::default()
         };
-        let mut statuses: Vec<_> = batch.targets.iter().map(unlimited).collect();
+        let mut statuses: Vec<_> = targets.iter().map(unlimited).collect();
         let (mut denial, mut together) = (None, None);
         let mut all_deny_together = true;
-        let mut decisions = decisions.iter().peekable();
-        while let Some((descriptor, decision)) = next_binding(batch, &mut decisions) {
+        let mut decided = decided.peekable();
+        while let Some((descriptor, decision)) = next_binding(&mut decided) {
             let is_over = decision.verb() != Verb::Refund && is_over(&decision);
-            statuses[descriptor] = status(batch.targets.of(descriptor), &decision, is_over);
+            statuses[descriptor] = status(targets.of(descriptor), &decision, is_over);
             let denies = is_over && decision.policy().is_enforced();
             let denial = match decision.role() {
                 Role::Together => {
@@ -94,14 +94,10 @@ pub(super) fn is_over(one: &PolicyDecision<'_>) -> bool {
 
 /// The binding decision of the next descriptor that has any, and its index: the strictest of its
 /// enforced policies, or of its shadow policies if it has no others.
-fn next_binding<'d>(
-    batch: &Batch<'_>,
-    decisions: &mut Peekable<impl Iterator<Item = PolicyDecision<'d>>>,
-) -> Option<(usize, PolicyDecision<'d>)> {
-    let mut known = decisions.next()?;
-    let descriptor = batch.descriptor(known.request());
-    // Decisions are in the order of the requests, and these in that of the descriptors.
-    while let Some(one) = decisions.next_if(|one| batch.descriptor(one.request()) == descriptor) {
+fn next_binding<'d>(decided: &mut Peekable<impl Iterator<Item = Decided<'d>>>) -> Option<Decided<'d>> {
+    let (descriptor, mut known) = decided.next()?;
+    // Those of a descriptor follow each other.
+    while let Some((_, one)) = decided.next_if(|(of, _)| *of == descriptor) {
         let (known_binds, binds) = (known.policy().is_enforced(), one.policy().is_enforced());
         if binds && !known_binds || binds == known_binds && one.is_stricter_than(&known) {
             known = one;
