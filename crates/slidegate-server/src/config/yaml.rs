@@ -68,7 +68,7 @@ pub(crate) struct SyntaxError {
 
 /// A config format: its version of YAML, and its bounds.
 #[derive(Debug)]
-pub(crate) struct Format {
+pub(crate) struct YamlFormat {
     /// Whether it is YAML 1.1, with keys of any type. Otherwise it is YAML 1.2.
     pub(crate) is_yaml_1_1: bool,
     /// Deepest nesting of lists and maps.
@@ -79,7 +79,7 @@ pub(crate) struct Format {
     pub(crate) max_aliases: usize,
 }
 
-impl Format {
+impl YamlFormat {
     /// Parses one document. An empty text is [`Value::Null`].
     ///
     /// # Errors
@@ -178,7 +178,7 @@ fn remedy(said: &str) -> &'static str {
 
 impl Node {
     /// Stores the source text of numbers and booleans, and checks what needs the format.
-    fn complete(&mut self, text: &str, format: &Format) -> Result<(), SyntaxError> {
+    fn complete(&mut self, text: &str, format: &YamlFormat) -> Result<(), SyntaxError> {
         match &mut self.value {
             Value::Null => {}
             Value::Text(written) if written.len() > MAX_TEXT_BYTES => {

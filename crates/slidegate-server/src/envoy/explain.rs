@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use slidegate::Excess;
 
-use super::matcher::{MatchKind, Step};
+use super::matcher::{MatchKind, MatchStep};
 use super::{EnvoyConfig, Lookup, Rate};
 
 /// Most names that are listed if none of a level matches.
@@ -20,7 +20,7 @@ pub(crate) struct Explanation {
     domain: String,
     entries: Vec<(String, String)>,
     levels: Vec<LevelExplanation>,
-    outcome: Outcome,
+    outcome: LimitOutcome,
     /// Whether the limit of another descriptor of the request replaces this one.
     is_replaced: bool,
 }
@@ -38,7 +38,7 @@ struct LevelExplanation {
 
 #[derive(Debug, Serialize)]
 #[serde(tag = "outcome", rename_all = "lowercase")]
-enum Outcome {
+enum LimitOutcome {
     #[serde(rename = "no limit")]
     NoLimit {
         why: String,
@@ -97,11 +97,13 @@ fn explanation(
     let outcome = match lookup {
         Lookup::NoMatch { domain_found: false } => {
             let known = listed(envoy.domains.keys().map(|name| format!("`{name}`")));
-            Outcome::NoLimit { why: format!("no file has the domain; there are {known}") }
+            LimitOutcome::NoLimit { why: format!("no file has the domain; there are {known}") }
         }
-        Lookup::NoMatch { domain_found: true } => Outcome::NoLimit { why: why_no_limit(&steps, entries) },
+        Lookup::NoMatch { domain_found: true } => {
+            LimitOutcome::NoLimit { why: why_no_limit(&steps, entries) }
+        }
         Lookup::Unlimited { stat_key, .. } => {
-            Outcome::Unlimited { stat_key: stat_key.into_owned().into_text() }
+            LimitOutcome::Unlimited { stat_key: stat_key.into_owned().into_text() }
         }
         Lookup::Limited(hit) => {
             let mut notes = Vec::new();
@@ -121,7 +123,7 @@ fn explanation(
             let shares = steps.iter().any(|step| step.found.is_some_and(|(node, _)| node.share_threshold));
             note(shares, "all values of the wildcard share one counter");
             let algorithm = hit.rule.algorithm.unwrap_or(envoy.options.algorithm);
-            Outcome::Limited(Limited {
+            LimitOutcome::Limited(Limited {
                 requests_per_unit: hit.rate.requests_per_unit,
                 unit: hit.rate.unit.name(),
                 algorithm: algorithm.name(),
@@ -138,7 +140,7 @@ fn explanation(
     Explanation { domain: domain.to_owned(), entries, levels, outcome, is_replaced }
 }
 
-fn level(step: &Step<'_>, key: &str, value: &str) -> LevelExplanation {
+fn level(step: &MatchStep<'_>, key: &str, value: &str) -> LevelExplanation {
     let wildcards = || step.level.wildcards().map(|name| format!("`{name}`"));
     let mut missed = Vec::new();
     let how = step.found.map(|(_, how)| how);
@@ -168,7 +170,7 @@ fn level(step: &Step<'_>, key: &str, value: &str) -> LevelExplanation {
 }
 
 /// Why a domain has no limit for the entries.
-fn why_no_limit(steps: &[Step<'_>], entries: &[(&str, &str)]) -> String {
+fn why_no_limit(steps: &[MatchStep<'_>], entries: &[(&str, &str)]) -> String {
     let Some((last, at)) = steps.last().zip(steps.len().checked_sub(1)) else {
         return "the descriptor has no entries".into();
     };
@@ -234,9 +236,9 @@ impl fmt::Display for Explanation {
             }
         }
         match &self.outcome {
-            Outcome::NoLimit { why } => write!(f, "limit      none: {why}"),
-            Outcome::Unlimited { stat_key } => write!(f, "limit      unlimited\nstatistics {stat_key}"),
-            Outcome::Limited(limited) => limited.fmt(f),
+            LimitOutcome::NoLimit { why } => write!(f, "limit      none: {why}"),
+            LimitOutcome::Unlimited { stat_key } => write!(f, "limit      unlimited\nstatistics {stat_key}"),
+            LimitOutcome::Limited(limited) => limited.fmt(f),
         }?;
         if self.is_replaced {
             f.write_str("\nreplaced   by another limit of this request, so it does not apply")?;

@@ -10,10 +10,11 @@ use std::fmt::{self, Write as _};
 use serde_json::{Map, Value as Json};
 
 use super::rule::{Rate, Rule, Unit};
-use crate::config::yaml::{Format, Node, Value};
+use crate::config::yaml::{Node, Value, YamlFormat};
 
 /// YAML 1.1. A level of descriptors nests two deep, so there are about 30; Envoy sends fewer.
-const FORMAT: Format = Format { is_yaml_1_1: true, max_depth: 64, max_values: 500_000, max_aliases: 4096 };
+const FORMAT: YamlFormat =
+    YamlFormat { is_yaml_1_1: true, max_depth: 64, max_values: 500_000, max_aliases: 4096 };
 
 /// Keys that have a meaning in a descriptor.
 const DESCRIPTOR_KEYS: [&str; 10] = [

@@ -20,7 +20,7 @@ const MAX_FILE_BYTES: u64 = 4 << 20;
 const MAX_TOTAL_BYTES: usize = 32 << 20;
 
 /// Where config files are.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Folder {
     /// The path of the folder.
     pub(crate) path: PathBuf,
@@ -30,11 +30,11 @@ pub(crate) struct Folder {
 }
 
 /// A file's path relative to the folder, and its text.
-pub(super) type Text = (String, String);
+pub(super) type FileText = (String, String);
 
 /// The state of all files, to compare with the next poll.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Fingerprint(Vec<FileState>);
+pub(super) struct FolderState(Vec<FileState>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct FileState {
@@ -49,11 +49,11 @@ struct FileState {
 
 impl Folder {
     /// The state of the files now, sorted by name.
-    pub(super) fn fingerprint(&self) -> Result<Fingerprint, String> {
+    pub(super) fn fingerprint(&self) -> Result<FolderState, String> {
         let mut files = Vec::new();
         self.collect(&self.path, "", 0, &mut files)?;
         files.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(Fingerprint(files))
+        Ok(FolderState(files))
     }
 
     fn collect(
@@ -100,9 +100,9 @@ fn is_yaml(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
 }
 
-impl Fingerprint {
+impl FolderState {
     /// The texts of the files, in the order of their names. At least one.
-    pub(super) fn read(&self, folder: &Folder) -> Result<Vec<Text>, String> {
+    pub(super) fn read(&self, folder: &Folder) -> Result<Vec<FileText>, String> {
         if self.0.is_empty() {
             return Err(format!(
                 "{}: contains no .yaml or .yml file; give the folder with the config files",
@@ -160,7 +160,7 @@ mod tests {
             Folder { path: self.0.clone(), ignores_dotfiles }
         }
 
-        fn texts(&self, ignores_dotfiles: bool) -> Result<Vec<Text>, String> {
+        fn texts(&self, ignores_dotfiles: bool) -> Result<Vec<FileText>, String> {
             let folder = self.folder(ignores_dotfiles);
             folder.fingerprint().and_then(|files| files.read(&folder))
         }

@@ -64,7 +64,7 @@ pub(super) enum MatchKind {
 
 /// The match of one entry.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Step<'e> {
+pub(super) struct MatchStep<'e> {
     /// The level that was searched.
     pub(super) level: &'e Level,
     pub(super) found: Option<(&'e DescriptorNode, MatchKind)>,
@@ -73,7 +73,7 @@ pub(super) struct Step<'e> {
 /// The matches of a descriptor's entries, up to the first that matched nothing or the lowest level.
 #[derive(Debug)]
 pub(super) struct Walk<'e> {
-    pub(super) steps: Vec<Step<'e>>,
+    pub(super) steps: Vec<MatchStep<'e>>,
     /// Entries of the descriptor.
     entries: usize,
 }
@@ -136,7 +136,7 @@ impl Level {
         let mut steps = Vec::with_capacity(entries.len().min(8));
         for (key, value) in entries {
             let found = level.find(key, value);
-            steps.push(Step { level, found });
+            steps.push(MatchStep { level, found });
             match found {
                 Some((node, _)) if !node.below.nodes.is_empty() => level = &node.below,
                 _ => break,

@@ -32,7 +32,7 @@ const MAX_CONNECTION_AGE: Duration = Duration::from_secs(24 * 3600);
 const MAX_CONNECTION_AGE_GRACE: Duration = Duration::from_secs(3600);
 
 /// How the service replaces envoyproxy/ratelimit.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Settings {
     /// The folder of config files.
     pub(crate) folder: Folder,
@@ -84,21 +84,8 @@ impl Settings {
     pub(crate) fn of_folder(path: PathBuf) -> Self {
         Self {
             folder: Folder { path, ignores_dotfiles: true },
-            options: ReadOptions::default(),
-            may_start_without_config: false,
-            needs_a_domain: false,
-            shadow_mode: false,
-            quota_mode: false,
-            headers: None,
-            dynamic_metadata: false,
-            http: None,
-            grpc: GrpcSettings::default(),
-            debug: None,
-            prometheus: None,
             near_limit_ratio: NEAR_LIMIT_RATIO,
-            redis: None,
-            log_level: None,
-            ignored_variables: Vec::new(),
+            ..Self::default()
         }
     }
 

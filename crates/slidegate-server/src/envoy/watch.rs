@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use slidegate::{Policy, PolicySet};
 use tokio::sync::watch;
 
-use super::folder::{Fingerprint, Text};
+use super::folder::{FileText, FolderState};
 use super::settings::Settings;
 use super::statistics::Statistics;
 use super::{ConfigError, EnvoyConfig, Folder, ReadOptions};
@@ -34,9 +34,9 @@ pub(crate) struct ConfigWatcher {
     sender: watch::Sender<Option<Arc<EnvoyConfig>>>,
     statistics: Arc<Statistics>,
     /// The state of the files at the last poll, or why it could not be read.
-    state: Debounced<Result<Fingerprint, String>>,
+    state: Debounced<Result<FolderState, String>>,
     /// The texts that were last read, valid or not.
-    texts: Vec<Text>,
+    texts: Vec<FileText>,
     /// Earlier configs that calls may still hold.
     retiring: Vec<Arc<EnvoyConfig>>,
 }

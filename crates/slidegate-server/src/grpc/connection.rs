@@ -22,9 +22,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use super::authority::{MAX_FRAME_BYTES, RewriteAuthority};
+use super::authority::MAX_FRAME_BYTES;
 use super::incomplete::IncompleteCalls;
-use super::received::{Received, Turn};
+use super::received::{ReadTurn, Received};
 use super::reflection::MAX_CALLS;
 use super::services::{ConnectionCalls, GrpcServices};
 use super::unread::{CountedBody, UnreadResponses};
@@ -73,19 +73,20 @@ impl fmt::Display for ConnectionError {
 
 impl std::error::Error for ConnectionError {}
 
-/// Serves one connection until either side closes it. When `stop` completes, the client is told to
+/// Serves one connection, given as its two halves, until either side closes it. When `stop` completes, the client is told to
 /// start no more calls, and open calls are completed.
 ///
 /// # Errors
 /// The connection failed.
-pub(super) async fn serve_connection<I>(
-    stream: I,
+pub(super) async fn serve_connection<R, W>(
+    (sent, to_client): (R, W),
     services: Arc<GrpcServices>,
     client: Connection,
     stop: impl Future<Output = ()>,
 ) -> Result<(), ConnectionError>
 where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    R: AsyncRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin + Send + 'static,
 {
     let mut unread = UnreadResponses::default();
     let waiting = unread.waiting();
@@ -93,8 +94,8 @@ where
         incomplete: Arc::new(IncompleteCalls::new(&services.memory)),
         reflections: Arc::new(Semaphore::new(MAX_CALLS)),
     };
-    let turn = Arc::new(Turn::default());
-    let stream = Received::new(stream, Arc::clone(&turn));
+    let turn = Arc::new(ReadTurn::default());
+    let stream = tokio::io::join(Received::new(sent, Arc::clone(&turn)), to_client);
     let answer = hyper::service::service_fn(move |request| {
         let (services, waiting) = (Arc::clone(&services), Arc::clone(&waiting));
         let calls = calls.clone();
@@ -143,24 +144,6 @@ where
         }
     })
     .await
-}
-
-/// Serves a connection of a Unix socket, on which clients may send any `:authority`.
-///
-/// # Errors
-/// As [`serve_connection`].
-pub(super) async fn serve_unix_connection<I>(
-    stream: I,
-    services: Arc<GrpcServices>,
-    client: Connection,
-    stop: impl Future<Output = ()>,
-) -> Result<(), ConnectionError>
-where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-{
-    let (sent, to_client) = tokio::io::split(stream);
-    let stream = tokio::io::join(RewriteAuthority::new(sent), to_client);
-    serve_connection(stream, services, client, stop).await
 }
 
 /// Polls the calls that were woken, for a bounded time. Returns whether all of them were polled; if

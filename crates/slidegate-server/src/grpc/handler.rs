@@ -27,9 +27,9 @@ use crate::app::App;
 use crate::caller::Caller;
 use crate::config::GrpcSettings;
 use crate::envoy::{EnvoyConfig, LiveConfig, Settings};
-use denial::{Denial, header};
+use denial::{CallDenial, header};
 use record::Recorded;
-use request::{Batch, Requests};
+use request::{CallRequests, Requests};
 use response::CallOutcome;
 
 pub(super) use request::{Asks, has_refund};
@@ -120,7 +120,7 @@ impl RateLimitHandler {
         let settings = files.map(|files| &files.settings);
         let targets = request::targets(config.as_deref(), call, asks)?;
         let mut requests = Requests::new();
-        let batch = Batch::new(&self.app, call, &targets, settings, asks, &mut requests)?;
+        let batch = CallRequests::new(&self.app, call, &targets, settings, asks, &mut requests)?;
         let is_shadow = settings.is_some_and(|settings| settings.shadow_mode);
         let decide = async |requests| {
             let decisions = self.app.call(caller.clone()).apply_mixed(requests).await;
@@ -169,7 +169,7 @@ impl RateLimitHandler {
             headers.extend(outcome.three_headers(names, denial.is_some()));
         }
         let retry_after = denial.map(|denial| denial.retry_after(&self.app.headers)).unwrap_or_default();
-        let problem = denial.and_then(Denial::store_unavailable_body);
+        let problem = denial.and_then(CallDenial::store_unavailable_body);
         response.statuses = outcome.statuses;
         if self.response_headers && names.is_none() && !is_shadow && !is_report {
             // The headers describe the peeks if one of them denies, otherwise the checks.

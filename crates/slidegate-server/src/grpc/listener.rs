@@ -3,16 +3,15 @@
 //! On shutdown it reports `NOT_SERVING` first, then ends the streams of clients that watch the
 //! health, so that they do not delay the shutdown.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, split};
 use tokio::sync::{Notify, watch};
 
 use super::RateLimitHandler;
-use super::connection::{ConnectionError, serve_connection, serve_unix_connection};
+use super::authority::RewriteAuthority;
+use super::connection::{ConnectionError, serve_connection};
 use super::services::GrpcServices;
 use crate::config::GrpcSettings;
 use crate::listener::{
@@ -157,39 +156,29 @@ impl Connections {
         let Accepted { stream, connection: client, certificates, .. } = accepted;
         let slot = Arc::clone(stream.slot());
         if client.peer.is_none() {
-            let services = Arc::clone(&self.services);
-            return self
-                .drive((client, slot), move |stop| serve_unix_connection(stream, services, client, stop));
+            let (sent, to_client) = split(stream);
+            return self.serve((RewriteAuthority::new(sent), to_client), client, slot);
         }
-        let Some(certificates) = certificates else { return self.serve(stream, client, slot) };
+        let Some(certificates) = certificates else { return self.serve(split(stream), client, slot) };
         let connections = self.clone();
         tokio::spawn(async move {
             if let Some(stream) = certificates.accept(stream, client.peer).await {
-                connections.serve(stream, client, slot);
+                connections.serve(split(stream), client, slot);
             }
         });
     }
 
-    fn serve<I>(&self, stream: I, client: Connection, slot: Arc<Slot>)
+    /// Runs one connection in its own task, until the shutdown or its maximum age.
+    fn serve<R, W>(&self, halves: (R, W), client: Connection, slot: Arc<Slot>)
     where
-        I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
-        let services = Arc::clone(&self.services);
-        self.drive((client, slot), move |stop| serve_connection(stream, services, client, stop));
-    }
-
-    /// Runs one connection in its own task. Its argument completes on shutdown or at the maximum
-    /// age.
-    fn drive<F>(
-        &self,
-        (client, slot): (Connection, Arc<Slot>),
-        serve: impl FnOnce(BoxFuture<'static, ()>) -> F,
-    ) where
-        F: Future<Output = Result<(), ConnectionError>> + Send + 'static,
+        R: AsyncRead + Unpin + Send + 'static,
+        W: AsyncWrite + Unpin + Send + 'static,
     {
         let stop = Arc::new(Notify::new());
         let stopping = Arc::clone(&stop);
-        let connection = serve(Box::pin(async move { stopping.notified().await }));
+        let services = Arc::clone(&self.services);
+        let stopped = Box::pin(async move { stopping.notified().await });
+        let connection = serve_connection(halves, services, client, stopped);
         let mut goaway = self.goaway.subscribe();
         let GrpcSettings { max_connection_age, max_connection_age_grace, .. } = self.settings;
         tokio::spawn(async move {

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::Instant;
 
 use super::authority::{HEAD_BYTES, HEADERS, PREFACE_BYTES};
@@ -29,12 +29,12 @@ const PERIOD: Duration = Duration::from_secs(10);
 
 /// The turn of a connection, which its task and its socket share.
 #[derive(Debug, Default)]
-pub(super) struct Turn {
+pub(super) struct ReadTurn {
     bytes: AtomicUsize,
     is_flooded: AtomicBool,
 }
 
-impl Turn {
+impl ReadTurn {
     /// Begins a turn.
     pub(super) fn begin(&self) {
         self.bytes.store(0, Ordering::Relaxed);
@@ -46,11 +46,11 @@ impl Turn {
     }
 }
 
-/// The socket of a connection.
+/// The reading half of a connection.
 #[derive(Debug)]
 pub(super) struct Received<I> {
     inner: I,
-    turn: Arc<Turn>,
+    turn: Arc<ReadTurn>,
     frames: Frames,
 }
 
@@ -68,7 +68,7 @@ struct Frames {
 }
 
 impl<I> Received<I> {
-    pub(super) fn new(inner: I, turn: Arc<Turn>) -> Self {
+    pub(super) fn new(inner: I, turn: Arc<ReadTurn>) -> Self {
         Self { inner, turn, frames: Frames::new(Instant::now()) }
     }
 }
@@ -142,32 +142,6 @@ impl<I: AsyncRead + Unpin> AsyncRead for Received<I> {
             return Poll::Ready(Err(io::Error::other("too many frames that belong to no call")));
         }
         Poll::Ready(Ok(()))
-    }
-}
-
-impl<I: AsyncWrite + Unpin> AsyncWrite for Received<I> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(cx, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
     }
 }
 

@@ -8,12 +8,12 @@ use slidegate::{PolicyDecision, Reason, millis_ceil, secs_ceil};
 
 /// A decision that denies a call, and the index of its descriptor.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Denial<'d> {
+pub(super) struct CallDenial<'d> {
     pub(super) descriptor: usize,
     pub(super) decision: PolicyDecision<'d>,
 }
 
-impl Denial<'_> {
+impl CallDenial<'_> {
     /// Why it denies.
     pub(super) fn reason(&self) -> Reason {
         let of_blocked = if self.decision.is_blocked() { Reason::Blocked } else { Reason::OverLimit };

@@ -14,7 +14,7 @@ use tonic::Status;
 
 use super::record::{self, Recorded};
 use super::removed_meanwhile;
-use super::request::{self, Asks, Batch, Requests};
+use super::request::{self, Asks, CallRequests, Requests};
 use super::{NO_DOMAIN, RateLimitHandler};
 use crate::app::ticket_change::{Changed, TicketChange};
 use crate::caller::Caller;
@@ -47,7 +47,7 @@ impl RateLimitHandler {
         let targets = request::targets(config.as_deref(), &call, asks)?;
         let settings = self.files.as_ref().map(|files| &files.settings);
         let mut requests = Requests::new();
-        let batch = Batch::new(&self.app, &call, &targets, settings, asks, &mut requests)?;
+        let batch = CallRequests::new(&self.app, &call, &targets, settings, asks, &mut requests)?;
         let options = HoldOptions { ttl, unsettled: Unsettled::Forget, ..HoldOptions::default() };
         let mut holding = self.app.call(caller.clone());
         let reserved = holding.reserve(&requests, options).await;

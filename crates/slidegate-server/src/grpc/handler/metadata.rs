@@ -12,13 +12,13 @@ use envoy_types::pb::google::protobuf::{ListValue, Struct, Value};
 use serde_json::{Map, Value as Json, json};
 use slidegate::millis_ceil;
 
-use super::denial::{Denial, wait};
-use super::request::{Target, Targets};
+use super::denial::{CallDenial, wait};
+use super::request::DescriptorTarget;
 use crate::app::explanation;
 use crate::envoy::Unit;
 
 /// Which policy and key denied, and why.
-pub(super) fn denial(denial: &Denial<'_>) -> Map<String, Json> {
+pub(super) fn denial(denial: &CallDenial<'_>) -> Map<String, Json> {
     let one = &denial.decision;
     object([
         ("policy", one.policy().name().into()),
@@ -35,7 +35,7 @@ pub(super) fn denial(denial: &Denial<'_>) -> Map<String, Json> {
 /// The call, and the metadata of the limits that allowed it.
 pub(super) fn of_call(
     call: &RateLimitRequest,
-    targets: &Targets<'_>,
+    targets: &[DescriptorTarget<'_>],
     statuses: &[DescriptorStatus],
 ) -> Map<String, Json> {
     let descriptors = call.descriptors.iter().map(descriptor);
@@ -45,7 +45,7 @@ pub(super) fn of_call(
     }
     let mut merged = Map::new();
     for (target, status) in targets.iter().zip(statuses) {
-        if let Target::Limit { limit, .. } = target
+        if let DescriptorTarget::Limit { limit, .. } = target
             && status.code() == Code::Ok
         {
             for (name, json) in &limit.rule.metadata {

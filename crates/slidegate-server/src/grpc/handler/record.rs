@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use slidegate::{DecisionSource, HoldStatus, Settlement, Verb};
 
-use super::request::{Decided, Target, Targets};
+use super::request::{Decided, DescriptorTarget};
 use super::response::is_over;
 use crate::envoy::{RecordedHits, Statistics};
 
@@ -20,7 +20,7 @@ pub(super) enum Recorded {
 /// Records the hits of a call, and whether a fallback decided any of them.
 pub(super) fn statistics<'d>(
     statistics: &Statistics,
-    targets: &Targets<'_>,
+    targets: &[DescriptorTarget<'_>],
     decided: impl Iterator<Item = Decided<'d>>,
     recorded: Recorded,
 ) {
@@ -31,7 +31,7 @@ pub(super) fn statistics<'d>(
         if recorded == Recorded::Denied && !is_over(&one) {
             continue;
         }
-        let Target::Limit { limit, .. } = targets.of(descriptor) else { continue };
+        let DescriptorTarget::Limit { limit, .. } = &targets[descriptor] else { continue };
         // `used` contains what was charged. Descriptors that share a key are each recorded as the
         // last one.
         let charged = if one.cost() > 0 { one.asked() } else { 0 };
@@ -53,14 +53,14 @@ pub(super) fn statistics<'d>(
 /// Records the hits that a commit has charged to these limits.
 pub(super) fn committed(
     statistics: &Statistics,
-    targets: &Targets<'_>,
+    targets: &[DescriptorTarget<'_>],
     settlement: &Settlement,
     amount: u64,
 ) {
     let is_charged = |status| !matches!(status, HoldStatus::AlreadySettled | HoldStatus::Unknown);
     for key in settlement.iter().filter(|key| is_charged(key.status())) {
-        let is_of = |target: &&Target<'_>| matches!(target, Target::Limit { limit, .. } if limit.policy == key.policy());
-        let Some(Target::Limit { limit, .. }) = targets.iter().find(is_of) else { continue };
+        let is_of = |target: &&DescriptorTarget<'_>| matches!(target, DescriptorTarget::Limit { limit, .. } if limit.policy == key.policy());
+        let Some(DescriptorTarget::Limit { limit, .. }) = targets.iter().find(is_of) else { continue };
         limit.record(
             statistics,
             &RecordedHits {

@@ -54,7 +54,7 @@ impl Asks {
 #[derive(Debug)]
 // A call has a few of them, and a box would cost each an allocation.
 #[allow(clippy::large_enum_variant)]
-pub(super) enum Target<'c> {
+pub(super) enum DescriptorTarget<'c> {
     /// Every policy that applies to its attributes.
     Policies,
     /// A limit of the config files.
@@ -69,37 +69,6 @@ pub(super) enum Target<'c> {
     Unlimited,
 }
 
-/// What limits the descriptors of a call.
-#[derive(Debug)]
-pub(super) enum Targets<'c> {
-    /// Policies limit so many descriptors.
-    Policies(usize),
-    /// What the config files say of each.
-    Files(Vec<Target<'c>>),
-}
-
-impl<'c> Targets<'c> {
-    pub(super) fn len(&self) -> usize {
-        match self {
-            Self::Policies(count) => *count,
-            Self::Files(targets) => targets.len(),
-        }
-    }
-
-    /// What limits one descriptor, by its index.
-    pub(super) fn of(&self, descriptor: usize) -> &Target<'c> {
-        match self {
-            Self::Policies(_) => &Target::Policies,
-            Self::Files(targets) => &targets[descriptor],
-        }
-    }
-
-    /// What limits each descriptor.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Target<'c>> {
-        (0..self.len()).map(|descriptor| self.of(descriptor))
-    }
-}
-
 /// The requests of a call, without an allocation for as many as most have.
 pub(super) type Requests<'r> = SmallVec<[Request<'r>; 5]>;
 
@@ -108,7 +77,7 @@ pub(super) type Decided<'d> = (usize, PolicyDecision<'d>);
 
 /// What the requests of a call are for, and which are decided together.
 #[derive(Debug)]
-pub(super) struct Batch {
+pub(super) struct CallRequests {
     /// For each request, the index of its descriptor.
     descriptors: SmallVec<[usize; 5]>,
     /// The first request of each step. The requests of a step are decided together, and the other
@@ -116,7 +85,7 @@ pub(super) struct Batch {
     steps: SmallVec<[usize; 2]>,
 }
 
-impl Batch {
+impl CallRequests {
     /// Makes the requests of a call, whose descriptors have these targets, in `requests`, which is
     /// empty: a list of them is not to be moved.
     ///
@@ -125,7 +94,7 @@ impl Batch {
     pub(super) fn new<'r>(
         app: &App,
         call: &'r RateLimitRequest,
-        targets: &'r Targets<'r>,
+        targets: &'r [DescriptorTarget<'r>],
         settings: Option<&Settings>,
         asks: Asks,
         requests: &mut Requests<'r>,
@@ -137,9 +106,11 @@ impl Batch {
         // Refunds come last: a denied client will retry, with the refund.
         for is_refund in [false, true] {
             let mut begins_step = is_refund;
-            for (index, (descriptor, target)) in call.descriptors.iter().zip(targets.iter()).enumerate() {
+            for (index, (descriptor, target)) in call.descriptors.iter().zip(targets).enumerate() {
                 let (verb, cost) = asks.of(call, descriptor);
-                if matches!(target, Target::None | Target::Unlimited) || (verb == Verb::Refund) != is_refund {
+                if matches!(target, DescriptorTarget::None | DescriptorTarget::Unlimited)
+                    || (verb == Verb::Refund) != is_refund
+                {
                     continue;
                 }
                 if (begins_step || is_shadow) && !requests.is_empty() {
@@ -158,12 +129,12 @@ impl Batch {
                 batch.descriptors.push(index);
                 if let Some(request) = requests.last_mut() {
                     let completed = match target {
-                        Target::Limit { limit, .. } => under_limit(app, request, limit),
+                        DescriptorTarget::Limit { limit, .. } => under_limit(app, request, limit),
                         _ => under_policies(app, request, call, descriptor),
                     };
                     completed.map_err(|detail| invalid(index, &detail))?;
                 }
-                if let Target::Limit { limit, denied_key: Some(key) } = target {
+                if let DescriptorTarget::Limit { limit, denied_key: Some(key) } = target {
                     let denied_hits = Request::new().with(SCOPE, key).cost(cost.unwrap_or_default());
                     requests.push(under(denied_hits, limit).role(Role::Refusals));
                     batch.descriptors.push(index);
@@ -204,11 +175,13 @@ fn verb(descriptor: &RateLimitDescriptor, hits: u64) -> Verb {
 }
 
 /// How a descriptor takes part in the decision on the call.
-fn role(target: &Target<'_>, settings: Option<&Settings>) -> Role {
+fn role(target: &DescriptorTarget<'_>, settings: Option<&Settings>) -> Role {
     let is_shadow = settings.is_some_and(|settings| settings.shadow_mode);
     let is_quota = settings.is_some_and(|settings| settings.quota_mode);
     match target {
-        Target::Limit { limit, .. } if !is_shadow && (is_quota || limit.rule.quota_mode) => Role::Together,
+        DescriptorTarget::Limit { limit, .. } if !is_shadow && (is_quota || limit.rule.quota_mode) => {
+            Role::Together
+        }
         _ => Role::Deciding,
     }
 }
@@ -243,14 +216,14 @@ pub(super) fn targets<'c>(
     config: Option<&'c EnvoyConfig>,
     call: &RateLimitRequest,
     asks: Asks,
-) -> Result<Targets<'c>, Status> {
+) -> Result<Vec<DescriptorTarget<'c>>, Status> {
     if let (Asks::Reserve(_), Some(index)) =
         (asks, call.descriptors.iter().position(|descriptor| descriptor.limit.is_some()))
     {
         return Err(invalid(index, "cost is held under configured limits only; leave `limit` out"));
     }
     let Some(config) = config else {
-        return Ok(Targets::Policies(call.descriptors.len()));
+        return Ok(call.descriptors.iter().map(|_| DescriptorTarget::Policies).collect());
     };
     let lookup = |(index, descriptor): (usize, &RateLimitDescriptor)| {
         let carried = carried_rate(descriptor).map_err(|detail| invalid(index, &detail))?;
@@ -261,17 +234,17 @@ pub(super) fn targets<'c>(
     let replaced = envoy::replaced(&lookups);
     let targets = call.descriptors.iter().zip(lookups).zip(replaced);
     let targets = targets.map(|((descriptor, lookup), is_replaced)| match lookup {
-        Lookup::NoMatch { .. } => Target::None,
-        _ if is_replaced => Target::None,
-        Lookup::Unlimited { .. } => Target::Unlimited,
+        Lookup::NoMatch { .. } => DescriptorTarget::None,
+        _ if is_replaced => DescriptorTarget::None,
+        Lookup::Unlimited { .. } => DescriptorTarget::Unlimited,
         Lookup::Limited(limit) => {
             let hits = hits(call, descriptor);
             let is_counted = asks == Asks::AsSaid && counts_denials(&limit, verb(descriptor, hits), hits);
             let denied_key = is_counted.then(|| envoy::denied_key(&limit.key));
-            Target::Limit { limit, denied_key }
+            DescriptorTarget::Limit { limit, denied_key }
         }
     });
-    Ok(Targets::Files(targets.collect()))
+    Ok(targets.collect())
 }
 
 /// Whether denied hits are counted under a key of their own.

@@ -14,8 +14,8 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
 use envoy_types::pb::google::protobuf;
 use slidegate::{PolicyDecision, Role, Verb, secs_ceil};
 
-use super::denial::{Denial, header, wait};
-use super::request::{Decided, Target, Targets, unit_number};
+use super::denial::{CallDenial, header, wait};
+use super::request::{Decided, DescriptorTarget, unit_number};
 use crate::envoy::HeaderNames;
 
 /// The outcome of a call.
@@ -24,15 +24,15 @@ pub(super) struct CallOutcome<'d> {
     /// What it says about each descriptor.
     pub(super) statuses: Vec<DescriptorStatus>,
     /// The strictest denial of the call, if it is denied.
-    pub(super) denial: Option<Denial<'d>>,
+    pub(super) denial: Option<CallDenial<'d>>,
 }
 
 impl<'d> CallOutcome<'d> {
     /// The outcome of a call's decisions.
-    pub(super) fn new(targets: &Targets<'_>, decided: impl Iterator<Item = Decided<'d>>) -> Self {
-        let unlimited = |target: &Target<'_>| DescriptorStatus {
+    pub(super) fn new(targets: &[DescriptorTarget<'_>], decided: impl Iterator<Item = Decided<'d>>) -> Self {
+        let unlimited = |target: &DescriptorTarget<'_>| DescriptorStatus {
             code: Code::Ok.into(),
-            limit_remaining: if matches!(target, Target::Unlimited) { u32::MAX } else { 0 },
+            limit_remaining: if matches!(target, DescriptorTarget::Unlimited) { u32::MAX } else { 0 },
             ..DescriptorStatus::default()
         };
         let mut statuses: Vec<_> = targets.iter().map(unlimited).collect();
@@ -41,7 +41,7 @@ impl<'d> CallOutcome<'d> {
         let mut decided = decided.peekable();
         while let Some((descriptor, decision)) = next_binding(&mut decided) {
             let is_over = decision.verb() != Verb::Refund && is_over(&decision);
-            statuses[descriptor] = status(targets.of(descriptor), &decision, is_over);
+            statuses[descriptor] = status(&targets[descriptor], &decision, is_over);
             let denies = is_over && decision.policy().is_enforced();
             let denial = match decision.role() {
                 Role::Together => {
@@ -51,7 +51,7 @@ impl<'d> CallOutcome<'d> {
                 _ => &mut denial,
             };
             if denies {
-                keep_stricter(denial, Denial { descriptor, decision });
+                keep_stricter(denial, CallDenial { descriptor, decision });
             }
         }
         if let Some(together) = together.filter(|_| all_deny_together) {
@@ -80,7 +80,7 @@ impl<'d> CallOutcome<'d> {
     }
 }
 
-fn keep_stricter<'d>(known: &mut Option<Denial<'d>>, new: Denial<'d>) {
+fn keep_stricter<'d>(known: &mut Option<CallDenial<'d>>, new: CallDenial<'d>) {
     if known.as_ref().is_none_or(|known| new.decision.is_stricter_than(&known.decision)) {
         *known = Some(new);
     }
@@ -106,11 +106,13 @@ fn next_binding<'d>(decided: &mut Peekable<impl Iterator<Item = Decided<'d>>>) -
     Some((descriptor, known))
 }
 
-fn status(target: &Target<'_>, one: &PolicyDecision<'_>, is_over: bool) -> DescriptorStatus {
+fn status(target: &DescriptorTarget<'_>, one: &PolicyDecision<'_>, is_over: bool) -> DescriptorStatus {
     let is_enforced = one.policy().is_enforced();
     let (name, remaining) = match target {
         // A denied request leaves what remains, but envoyproxy/ratelimit reports 0.
-        Target::Limit { limit, .. } => (limit.rule.name.as_str(), if is_over { 0 } else { one.remaining() }),
+        DescriptorTarget::Limit { limit, .. } => {
+            (limit.rule.name.as_str(), if is_over { 0 } else { one.remaining() })
+        }
         // A shadow policy reports 0 if it would deny, although a smaller cost might fit.
         _ => (one.policy().name(), if is_over && !is_enforced { 0 } else { one.remaining() }),
     };
