@@ -12,8 +12,9 @@ mod listener;
 mod received;
 mod reflection;
 mod services;
-mod timed_body;
 mod unread;
+
+use std::time::Duration;
 
 pub(crate) use handler::{ConfigFiles, RateLimitHandler};
 pub(crate) use json::{config_routes, debug_router, routes};
@@ -21,3 +22,5 @@ pub(crate) use listener::{TLS, bind};
 
 /// Largest message of a call: 64 descriptors of a kilobyte each.
 const MAX_MESSAGE_BYTES: usize = 64 * 1024;
+/// A client that does not send the whole body of a call within this time gets an error.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);

@@ -12,10 +12,10 @@ use hyper::Request;
 use hyper::body::{Body, Frame, SizeHint};
 use hyper::header::HeaderMap;
 use prost::bytes::{Buf, Bytes};
+use tokio::time::{Sleep, sleep};
 use tonic::Status;
 
-use super::MAX_MESSAGE_BYTES;
-use super::timed_body::TimedBody;
+use super::{BODY_TIMEOUT, MAX_MESSAGE_BYTES};
 
 /// What a call holds beside the bytes of its message: its state here and in the HTTP/2 library, as
 /// measured (6.3 kB).
@@ -81,7 +81,9 @@ impl IncompleteCalls {
 /// much memory.
 #[derive(Debug)]
 pub(super) struct MessageBody<B> {
-    body: TimedBody<B>,
+    body: B,
+    /// When it must have arrived. Runs from the first wait, so one that has arrived costs no timer.
+    deadline: Option<Pin<Box<Sleep>>>,
     /// What has arrived of an incomplete message.
     message: Vec<u8>,
     calls: Arc<IncompleteCalls>,
@@ -97,8 +99,8 @@ pub(super) fn message_of<B>(request: Request<B>, calls: &Arc<IncompleteCalls>) -
     if let Some(encoding) = head.headers.get(ENCODING).filter(|encoding| *encoding != "identity") {
         headers.insert(ENCODING, encoding.clone());
     }
-    let body =
-        MessageBody { body: TimedBody::new(body), message: Vec::new(), calls: Arc::clone(calls), held: 0 };
+    let calls = Arc::clone(calls);
+    let body = MessageBody { body, deadline: None, message: Vec::new(), calls, held: 0 };
     let mut request = Request::new(body);
     *request.headers_mut() = headers;
     request
@@ -111,6 +113,18 @@ impl<B> MessageBody<B> {
         self.calls.take(bytes.saturating_sub(self.held))?;
         self.held = self.held.max(bytes);
         Ok(())
+    }
+
+    /// Waits for more of it. Completes if that takes too long, or too much memory.
+    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
+        if self.held == 0
+            && let Err(too_much) = self.hold()
+        {
+            return Poll::Ready(too_much);
+        }
+        let deadline = self.deadline.get_or_insert_with(|| Box::pin(sleep(BODY_TIMEOUT)));
+        let late = || format!("the body did not arrive within {} seconds", BODY_TIMEOUT.as_secs());
+        deadline.as_mut().poll(cx).map(|()| Status::deadline_exceeded(late()))
     }
 }
 
@@ -138,13 +152,8 @@ where
                 Poll::Ready(None) if !this.message.is_empty() => {
                     return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut this.message).into()))));
                 }
-                Poll::Pending if this.held == 0 => {
-                    if let Err(too_much) = this.hold() {
-                        return Poll::Ready(Some(Err(too_much.into())));
-                    }
-                    return Poll::Pending;
-                }
-                other => return other,
+                Poll::Pending => return this.poll_late(cx).map(|status| Some(Err(status.into()))),
+                Poll::Ready(end) => return Poll::Ready(end.map(|frame| frame.map_err(Into::into))),
             };
             // Nothing reads the trailers of a call.
             let Ok(data) = frame.into_data() else { continue };

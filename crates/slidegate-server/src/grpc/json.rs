@@ -17,10 +17,10 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use http_body_util::{BodyExt, Limited};
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
 use serde_json::Deserializer;
+use tokio::time::timeout;
 
 use super::handler::{Asks, RateLimitHandler, has_refund};
-use super::timed_body::TimedBody;
-use super::{MAX_MESSAGE_BYTES, reflection};
+use super::{BODY_TIMEOUT, MAX_MESSAGE_BYTES, reflection};
 use crate::access::Action;
 use crate::caller::Protocol;
 use crate::listener::Connection;
@@ -91,7 +91,8 @@ fn bad_request() -> Response {
 
 /// Reads a call; `None` if the body is malformed, too large or late.
 async fn read(body: Body) -> Option<RateLimitRequest> {
-    let bytes = Limited::new(TimedBody::new(body), MAX_MESSAGE_BYTES).collect().await.ok()?.to_bytes();
+    let body = timeout(BODY_TIMEOUT, Limited::new(body, MAX_MESSAGE_BYTES).collect());
+    let bytes = body.await.ok()?.ok()?.to_bytes();
     let mut json = Deserializer::from_slice(&bytes);
     let call = DynamicMessage::deserialize(descriptor("RateLimitRequest"), &mut json).ok()?;
     json.end().ok()?;
