@@ -252,6 +252,15 @@ mod tests {
         assert!(error.to_string().contains("message too large: must be at most 65536 bytes"), "{error}");
     }
 
+    /// A client that stops in the middle of a message must not keep what it holds.
+    #[tokio::test(start_paused = true)]
+    async fn a_message_that_is_late_ends_its_call() {
+        let begun = tokio::time::Instant::now();
+        let error = body(&calls(&Arc::default()), &[b"a"], false).frame().await.unwrap().unwrap_err();
+        assert!(error.to_string().contains("the body did not arrive within 10 seconds"), "{error}");
+        assert_eq!(begun.elapsed(), BODY_TIMEOUT);
+    }
+
     /// An attacker who holds what is shared must not refuse the calls of others.
     #[tokio::test(start_paused = true)]
     async fn each_connection_has_room_of_its_own_and_all_of_them_a_bounded_part() {
