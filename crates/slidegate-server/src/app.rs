@@ -12,11 +12,12 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::Either;
 use slidegate::headers::HeaderOptions;
-use slidegate::{Error, Policy, PolicySet, Request, Value, Verb};
+use slidegate::{Error, MemoryStore, Policy, PolicySet, Request, Value, Verb};
 
 use crate::access::Access;
 use crate::caller::Caller;
 use crate::config::{Config, describe};
+use crate::envoy;
 use crate::listener::ConnectionBudget;
 use crate::policy_names::listed;
 use crate::request::Attributes;
@@ -76,6 +77,15 @@ impl App {
             None => builder.build(),
         };
         drop(found);
+        Self::over(config, memory, snapshots)
+    }
+
+    /// The app over this memory store, unless a shared one is configured.
+    pub(crate) fn over(
+        config: Config,
+        memory: MemoryStore,
+        snapshots: Option<Snapshots>,
+    ) -> Result<Self, String> {
         let in_words = |error: Error| error.to_string();
         let has_inline = config.resp.is_some();
         let base = Base { policies: config.policies, candidates: config.candidates };
@@ -123,10 +133,10 @@ impl App {
     pub(crate) async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
         let existed = self.store().reset(request).await?;
         let policies = self.policies();
-        let Some(Value::Bytes(counter)) = request.value(slidegate_envoy::SCOPE) else { return Ok(existed) };
+        let Some(Value::Bytes(counter)) = request.value(envoy::SCOPE) else { return Ok(existed) };
         let is_rule = |policy: &Policy| {
             policy.is_only_when_named()
-                && policy.scope_attributes() == [slidegate_envoy::SCOPE]
+                && policy.scope_attributes() == [envoy::SCOPE]
                 && policy.applies_to(request)
         };
         let (Some(rule), Ok(counter)) =
@@ -134,8 +144,8 @@ impl App {
         else {
             return Ok(existed);
         };
-        let refused = slidegate_envoy::denied_key(counter);
-        let refused = Request::new().with(slidegate_envoy::SCOPE, &refused).under(rule.name());
+        let refused = envoy::denied_key(counter);
+        let refused = Request::new().with(envoy::SCOPE, &refused).under(rule.name());
         Ok(self.store().reset(&refused).await? || existed)
     }
 

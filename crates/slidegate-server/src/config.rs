@@ -11,6 +11,7 @@ mod admin;
 mod auth;
 mod condition;
 mod grpc;
+mod grpc_settings;
 mod listener;
 mod memory;
 mod observe;
@@ -27,6 +28,7 @@ mod errors;
 mod foreign;
 mod schema;
 mod values;
+pub(crate) mod yaml;
 
 mod added;
 mod environment;
@@ -41,7 +43,6 @@ use std::time::Duration;
 
 use slidegate::headers::HeaderOptions;
 use slidegate::{PolicySet, Quota};
-use slidegate_envoy::GrpcSettings;
 
 use crate::listener::{ConnectionCaps, SocketFile, TlsFiles};
 
@@ -49,6 +50,7 @@ pub(crate) use added::Added;
 pub(crate) use admin::{AccessRules, Right, Rights, Token};
 pub(crate) use auth::{Attribute, Auth, Denial, Mapping, Origin};
 pub(crate) use environment::{Arguments, Outside};
+pub(crate) use grpc_settings::GrpcSettings;
 pub(crate) use load::{http_address, http_setting, starting_file};
 pub(crate) use memory::{Memory, SnapshotSettings};
 pub(crate) use observe::{KeysShown, Observe};
@@ -58,11 +60,11 @@ pub(crate) use record::Record;
 pub(crate) use reload::{Fingerprint, Sources, differences};
 pub(crate) use resp::{Password, Resp};
 pub(crate) use schema::published as published_schema;
-pub(crate) use slidegate_envoy::yaml::one_line;
 pub(crate) use store::SharedStore;
 pub(crate) use traces::Traces;
 pub(crate) use values::{ByteSize, Lease, Parsed, Span, Text, Window, format_bytes, is_name};
 pub(crate) use words::{Counted, counted_name, describe, quota_text};
+pub(crate) use yaml::one_line;
 
 /// The longest drain delay.
 pub(crate) const MAX_DRAIN_DELAY: Duration = Duration::from_secs(3600);

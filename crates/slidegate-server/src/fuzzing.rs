@@ -1,6 +1,7 @@
 //! Entry points of the fuzz targets into what is not public. They exist in fuzzed builds only.
 
 use crate::config::{Config, Counted, describe};
+use crate::envoy::{EnvoyConfig, ReadOptions};
 use crate::query;
 
 pub use crate::http::fuzzing::{batch_body, body, query_string};
@@ -28,4 +29,22 @@ pub fn pairs(query: &str) -> Vec<(Vec<u8>, Vec<u8>)> {
 /// What is wrong with it.
 pub fn members(bytes: &[u8]) -> Result<serde_json::Map<String, serde_json::Value>, String> {
     crate::json_body::members(bytes).map_err(|problem| format!("{problem:?}"))
+}
+
+/// Reads config files of envoyproxy/ratelimit, each given as its name and text.
+///
+/// # Panics
+/// An error has several lines, or a policy applies to requests that do not name it.
+pub fn envoy_files(files: &[(String, String)], merge_domains: bool) {
+    match EnvoyConfig::parse(files, ReadOptions { merge_domains, ..ReadOptions::default() }) {
+        Ok(config) => {
+            let (_, _, _) = (config.summary(), config.dump(), config.example());
+            let _ = config.explain("domain", &[vec![("key", "value")], vec![]], None);
+            assert!(config.policies().iter().all(|policy| policy.is_only_when_named()));
+        }
+        Err(errors) => {
+            assert!(!errors.lines().is_empty());
+            assert!(errors.lines().iter().all(|line| !line.contains('\n')), "{errors:?}");
+        }
+    }
 }

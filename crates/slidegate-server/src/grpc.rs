@@ -1,12 +1,26 @@
-//! Envoy's rate-limit service over gRPC: the listener, and the service behind the
-//! handlers.
-//!
-//! The handlers themselves are in the crate `slidegate-envoy`.
+//! Envoy's rate-limit service and Kuadrant's over gRPC, and the HTTP paths of envoyproxy/ratelimit:
+//! the listener, the HTTP/2 connections and their bounds, the services, and the handler of calls.
 
-mod host;
+mod authority;
+mod codec;
+mod connection;
+mod handler;
+mod incomplete;
+mod json;
+mod kuadrant;
 mod listener;
+mod received;
+mod reflection;
+mod services;
+mod unread;
 
-pub(crate) use listener::{TLS, bind, tls_files};
+use std::time::Duration;
 
-/// Handles the calls of gRPC and of `/json`.
-pub(crate) type RateLimitHandler = slidegate_envoy::RateLimitHandler<crate::app::App>;
+pub(crate) use handler::{ConfigFiles, RateLimitHandler};
+pub(crate) use json::{config_routes, debug_router, routes};
+pub(crate) use listener::{TLS, bind};
+
+/// Largest message of a call: 64 descriptors of a kilobyte each.
+const MAX_MESSAGE_BYTES: usize = 64 * 1024;
+/// A client that does not send the whole body of a call within this time gets an error.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);

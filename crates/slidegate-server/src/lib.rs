@@ -15,6 +15,8 @@ mod caller;
 mod cli;
 mod config;
 mod dashboard;
+mod debounce;
+mod envoy;
 mod fields;
 #[cfg(fuzzing)]
 #[doc(hidden)]

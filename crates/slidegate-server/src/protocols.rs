@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use crate::config::Config;
+use crate::envoy::Settings;
 use crate::grpc;
 use crate::listener::{BoundSocket, Certificates, HttpListener, TlsProfile, Workers};
 use crate::ports::Port;
 use crate::resp;
-use slidegate_envoy::Settings;
 
 mod envoy_ports;
 mod services;
@@ -39,7 +39,7 @@ pub(crate) fn bind_http(config: &Config) -> Result<HttpListener, String> {
 pub(crate) fn check_certificates(config: &Config) -> Result<(), String> {
     let http = config.tls.clone().map(|files| (files, HTTP_TLS));
     let resp = config.resp.as_ref().and_then(|resp| resp.tls.clone()).map(|files| (files, resp::TLS));
-    let grpc = config.grpc.tls.clone().map(|files| (grpc::tls_files(files), grpc::TLS));
+    let grpc = config.grpc.tls.clone().map(|files| (files, grpc::TLS));
     let mut all = http.into_iter().chain(resp).chain(grpc);
     all.try_for_each(|(files, profile)| Certificates::load(files, profile).map(drop))
 }

@@ -15,9 +15,8 @@ use super::sources::{EnvoyArgs, PolicyArgs};
 use super::values::{attribute, rate};
 use crate::app::App;
 use crate::config::{counted_name, quota_text};
+use crate::envoy::{EnvoyConfig, Explanation, Rate, Settings};
 use clap::Args;
-use slidegate_envoy::Rate;
-use slidegate_envoy::{EnvoyConfig, Explanation, Settings};
 
 #[derive(Debug, Args)]
 pub(super) struct ExplainArgs {

@@ -19,8 +19,8 @@ use super::sources::PolicyArgs;
 use super::values::address;
 use super::{client, output};
 use crate::config;
+use crate::envoy::Settings;
 use crate::http_client;
-use slidegate_envoy::Settings;
 
 #[derive(Debug, Args)]
 pub(super) struct HealthArgs {

@@ -9,7 +9,7 @@ use super::notify::Notifier;
 use crate::app::App;
 use crate::app::changes::Base;
 use crate::config::{Config, Fingerprint, Sources, differences};
-use slidegate_envoy::{Debounced, POLL_EVERY};
+use crate::debounce::{Debounced, POLL_EVERY};
 
 /// The triggers of a reload. Created before the service prints its greeting: until then, SIGHUP
 /// ends the process.

@@ -24,7 +24,9 @@ use crate::admin::{self, Admin};
 use crate::app::App;
 use crate::app::store::Seen;
 use crate::config::{Arguments, Config, Fingerprint, Sources, describe};
-use crate::grpc::RateLimitHandler;
+use crate::debounce::{Debounced, POLL_EVERY};
+use crate::envoy::{ConfigWatcher, EnvoyConfig, Settings};
+use crate::grpc::{self, ConfigFiles, RateLimitHandler};
 use crate::listener::{self, BoundSocket, Workers};
 use crate::log_limit::LogLimit;
 use crate::ports::{self, Listener, Port, Shutdown};
@@ -36,7 +38,6 @@ use crate::shutdown::{DRAIN_DELAY, Signals};
 use crate::{dashboard, telemetry};
 use clap::Args;
 use slidegate::RedisStore;
-use slidegate_envoy::{ConfigFiles, ConfigWatcher, Debounced, EnvoyConfig, POLL_EVERY, Settings};
 
 #[derive(Debug, Args)]
 pub(super) struct ServeArgs {
@@ -241,9 +242,8 @@ async fn serve(
     let handler = Arc::new(RateLimitHandler::new(Arc::clone(&app), &grpc_settings, rules));
     let mut more = admin::routes(&admin).and(dashboard::routes());
     if has_rules {
-        let config =
-            admin::for_readers(&app, Routes::over(Arc::clone(&handler), slidegate_envoy::config_routes()));
-        more = more.and(Routes::over(Arc::clone(&handler), slidegate_envoy::routes())).and(config);
+        let config = admin::for_readers(&app, Routes::over(Arc::clone(&handler), grpc::config_routes()));
+        more = more.and(Routes::over(Arc::clone(&handler), grpc::routes())).and(config);
     }
     let http = Arc::new(HttpService::new(Arc::clone(&app), auth, more));
     let ((drain, draining), (stopping, stopped)) = (watch::channel(false), watch::channel(false));

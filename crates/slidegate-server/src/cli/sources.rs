@@ -11,7 +11,7 @@ use super::failure::Failure;
 use super::output;
 use super::values::excess;
 use crate::config::{Arguments, Config, Outside, SharedStore, Sources};
-use slidegate_envoy::Settings;
+use crate::envoy::Settings;
 
 /// The environment variable with the path of the config file.
 const CONFIG_VARIABLE: &str = "SLIDEGATE_CONFIG";

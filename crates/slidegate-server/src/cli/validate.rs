@@ -9,9 +9,9 @@ use super::failure::Failure;
 use super::output;
 use super::sources::{EnvoyArgs, PolicyArgs};
 use crate::config::{Arguments, Config, describe};
+use crate::envoy::{EnvoyConfig, Settings};
 use crate::protocols;
 use clap::Args;
-use slidegate_envoy::{EnvoyConfig, Settings};
 use std::path::PathBuf;
 
 #[derive(Debug, Args)]

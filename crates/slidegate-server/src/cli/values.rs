@@ -10,8 +10,8 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use slidegate::{Excess, Quota, parse_window};
 
 use crate::config::{ByteSize, MAX_DRAIN_DELAY, Text as _, one_line};
+use crate::envoy::{Rate, Unit};
 use crate::limits::MAX_COST;
-use slidegate_envoy::{Rate, Unit};
 
 /// Maximum keys of `top`, as in the service.
 const MAX_KEYS: u16 = 1000;

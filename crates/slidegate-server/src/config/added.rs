@@ -2,9 +2,9 @@
 //!
 //! It is read like a policy of the file, so that it means the same in both.
 
+use super::yaml::{Node, Shown};
 use serde_json::{Map, Value as Json};
 use slidegate::{Policy, Quota};
-use slidegate_envoy::yaml::{Node, Shown};
 
 use super::check::Section;
 use super::errors::Findings;

@@ -6,11 +6,11 @@
 
 use std::fmt;
 
+use super::yaml::Shown;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value as Json, json};
 use slidegate::Secret;
-use slidegate_envoy::yaml::Shown;
 
 use super::check::Section;
 use super::errors::ConfigErrors;

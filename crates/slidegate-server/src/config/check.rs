@@ -7,10 +7,10 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use super::yaml::{Node, Shown, Value};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value as Json};
 use slidegate::{format_window, parse_window};
-use slidegate_envoy::yaml::{Node, Shown, Value};
 
 use super::errors::Findings;
 use super::foreign;

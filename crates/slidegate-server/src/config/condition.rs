@@ -6,10 +6,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use super::yaml::{Node, Shown};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Match;
-use slidegate_envoy::yaml::{Node, Shown};
 
 use super::check::Section;
 use super::foreign::quoted;

@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 
+use super::yaml::Shown;
 use serde_json::Value as Json;
 use slidegate::{RedisOptions, parse_window};
-use slidegate_envoy::yaml::Shown;
 
 use super::MAX_DRAIN_DELAY;
 use super::admin;

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::fmt;
 
-use slidegate_envoy::yaml::one_line;
+use super::yaml::one_line;
 
 /// Most errors that are listed. More errors than this usually repeat one mistake.
 pub(super) const MAX_ERRORS: usize = 20;

@@ -1,8 +1,8 @@
 //! A policy in one line, for `--policy`: `100/1m per user using token-bucket named api`.
 
+use super::yaml::one_line;
 use serde_json::Map;
 use slidegate::{Policy, PolicySet, Quota};
-use slidegate_envoy::yaml::one_line;
 
 use super::added::Added;
 use super::errors::ConfigErrors;

@@ -3,10 +3,10 @@
 //! A guess could enforce the wrong limit: the same word is a count in one limiter and a rate in
 //! another, and the same number is seconds in one and milliseconds in another.
 
+use super::yaml::{Node, Shown, Value};
+use crate::envoy::rule::Unit;
 use serde_json::Value as Json;
 use slidegate::{Algorithm, Quota, format_window};
-use slidegate_envoy::Unit;
-use slidegate_envoy::yaml::{Node, Shown, Value};
 
 use super::values::safe_name;
 

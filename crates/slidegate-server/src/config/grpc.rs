@@ -6,13 +6,12 @@ use std::net::SocketAddr;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate_envoy::{GrpcSettings, GrpcTls};
 
 use super::check::Section;
 use super::environment::Outside;
+use super::grpc_settings::GrpcSettings;
 use super::listener::{ListenerKeys, check_tls_without_address};
 use super::values::Span;
-use crate::listener::TlsFiles;
 
 /// Envoy's rate-limit service.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -52,16 +51,9 @@ impl GrpcSection {
         if !has_listener {
             check_tls_without_address(section);
         }
-        let tls = tls.map(|TlsFiles { cert_file, key_file, client_ca_file, client_name }| GrpcTls {
-            cert_file,
-            key_file,
-            client_ca_file,
-            client_name,
-        });
         GrpcSettings {
             listen: self.listen,
-            socket_mode: socket.as_ref().map(|file| file.mode),
-            socket: socket.map(|file| file.path),
+            socket,
             tls,
             max_connection_age: self.max_connection_age.map(|age| age.0),
             // Only envoyproxy/ratelimit has a setting for it.
@@ -79,6 +71,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
     use crate::config::tests::error;
+    use crate::listener::{SocketFile, TlsFiles};
 
     const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
 
@@ -96,9 +89,8 @@ mod tests {
             ),
             GrpcSettings {
                 listen: Some("127.0.0.1:8081".parse().unwrap()),
-                socket: Some("/run/g.sock".into()),
-                socket_mode: Some(0o600),
-                tls: Some(GrpcTls {
+                socket: Some(SocketFile { path: "/run/g.sock".into(), mode: 0o600 }),
+                tls: Some(TlsFiles {
                     cert_file: "a".into(),
                     key_file: "b".into(),
                     client_ca_file: Some("c".into()),
@@ -131,11 +123,9 @@ mod tests {
         assert_eq!(both.max_connection_age, Some(Duration::from_secs(3600)));
         assert_eq!(both.tls.map(|tls| tls.cert_file), Some("a".into()));
         // Where the file says it all, its address stays its own.
-        let own = GrpcSettings { socket: Some("/run/g.sock".into()), ..GrpcSettings::default() };
-        assert_eq!(
-            (own.clone().over(&theirs).listen, own.over(&theirs).socket),
-            (None, Some("/run/g.sock".into()))
-        );
+        let socket = Some(SocketFile { path: "/run/g.sock".into(), mode: 0o600 });
+        let own = GrpcSettings { socket: socket.clone(), ..GrpcSettings::default() };
+        assert_eq!((own.clone().over(&theirs).listen, own.over(&theirs).socket), (None, socket));
     }
 
     /// A certificate that is named and not used is a door that everybody believes is locked.

@@ -5,8 +5,8 @@ use std::io::Read;
 use std::net::SocketAddr;
 use std::path::Path;
 
+use super::yaml::{Node, Shown, Value, YamlFormat};
 use ring::digest::{SHA256, digest};
-use slidegate_envoy::yaml::{Format, Node, Shown, Value};
 
 use super::check::Section;
 use super::environment::{LISTEN_VARIABLE, Outside, variable};
@@ -24,8 +24,8 @@ pub(super) const MAX_FILE_BYTES: usize = 4 << 20;
 
 /// YAML 1.2. A policy's overrides nest 6 deep; files of other limiters, which are recognised, about
 /// 15. 100,000 overrides in 1024 policies fit, each of which may use an alias.
-pub(super) const FORMAT: Format =
-    Format { is_yaml_1_1: false, max_depth: 24, max_values: 250_000, max_aliases: 2048 };
+pub(super) const FORMAT: YamlFormat =
+    YamlFormat { is_yaml_1_1: false, max_depth: 24, max_values: 250_000, max_aliases: 2048 };
 
 impl Config {
     /// Reads a file and `--policy` texts, whose policies follow those of the file. Without both,

@@ -6,10 +6,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use super::yaml::Shown;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Quota;
-use slidegate_envoy::yaml::Shown;
 
 use super::check::{Section, element};
 use super::quota::QuotaSpec;

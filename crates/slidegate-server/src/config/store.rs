@@ -7,10 +7,10 @@ use std::fs::File;
 use std::io::Read;
 use std::time::Duration;
 
+use super::yaml::Node;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::{ClientCertificate, FallbackStore, Gate, PolicySet, RedisOptions, RedisStore, Secret};
-use slidegate_envoy::yaml::Node;
 
 use super::check::Section;
 use super::environment::URL_VARIABLE;

@@ -5,11 +5,11 @@
 
 use std::collections::BTreeMap;
 
+use super::yaml::Shown;
 use axum::http::{HeaderName, HeaderValue, Uri};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Secret;
-use slidegate_envoy::yaml::Shown;
 
 use super::check::Section;
 use super::values::{Form, Parsed, Text, only_if};

@@ -3,23 +3,20 @@
 //! On shutdown it reports `NOT_SERVING` first, then ends the streams of clients that watch the
 //! health, so that they do not delay the shutdown.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, split};
 use tokio::sync::{Notify, watch};
 
-use slidegate_envoy::{
-    Client, ConnectionError, GrpcServices, GrpcSettings, GrpcTls, serve_connection, serve_unix_connection,
-};
-
 use super::RateLimitHandler;
-use crate::app::App;
+use super::authority::RewriteAuthority;
+use super::connection::{ConnectionError, serve_connection};
+use super::services::GrpcServices;
+use crate::config::GrpcSettings;
 use crate::listener::{
     Accepted, Acceptor, Admission, BoundSocket, Certificates, Connection, ConnectionBudget, ConnectionSpec,
-    Refusal, Slot, SocketFile, Timeouts, TlsFiles, TlsProfile, WRITE_TIMEOUT,
+    Refusal, Slot, Timeouts, TlsProfile, WRITE_TIMEOUT,
 };
 use crate::log_limit::log_limited;
 use crate::ports::{Port, Shutdown, listed};
@@ -67,11 +64,10 @@ impl GrpcListener {
         if !settings.is_served() {
             return Ok(None);
         }
-        let certificates = settings.tls.clone().map(|files| Certificates::load(tls_files(files), TLS));
+        let certificates = settings.tls.clone().map(|files| Certificates::load(files, TLS));
         let certificates = certificates.transpose()?.map(Arc::new);
-        let mode = settings.socket_mode.unwrap_or(SocketFile::DEFAULT_MODE);
-        let file = settings.socket.clone().map(|path| SocketFile { path, mode });
-        let sockets = BoundSocket::bind(settings.listen, file.as_ref(), 1, ("grpc", "address with --grpc"))?;
+        let sockets =
+            BoundSocket::bind(settings.listen, settings.socket.as_ref(), 1, ("grpc", "address with --grpc"))?;
         Ok(Some(Self { sockets, certificates, settings }))
     }
 
@@ -85,7 +81,7 @@ impl GrpcListener {
         shutdown: Shutdown,
     ) -> usize {
         let services = Arc::new(GrpcServices::new(handler));
-        services.set_health(services.handler().is_healthy()).await;
+        services.set_health(services.handler.is_healthy()).await;
         let health = tokio::spawn(report_health(Arc::clone(&services), shutdown.clone()));
         let goaway = Arc::new(watch::Sender::new(GoAway::None));
         let connections = Connections {
@@ -149,7 +145,7 @@ enum GoAway {
 /// Serves connections.
 #[derive(Clone)]
 struct Connections {
-    services: Arc<GrpcServices<App>>,
+    services: Arc<GrpcServices>,
     settings: GrpcSettings,
     goaway: Arc<watch::Sender<GoAway>>,
 }
@@ -157,41 +153,32 @@ struct Connections {
 impl Connections {
     /// Serves a connection in its own task.
     fn spawn(&self, accepted: Accepted) {
-        let Accepted { stream, connection, certificates, .. } = accepted;
-        let Connection { peer, is_local, is_verified, .. } = connection;
-        let client = Client { peer, is_local, is_verified };
+        let Accepted { stream, connection: client, certificates, .. } = accepted;
         let slot = Arc::clone(stream.slot());
-        if peer.is_none() {
-            let services = Arc::clone(&self.services);
-            return self
-                .drive((client, slot), move |stop| serve_unix_connection(stream, services, client, stop));
+        if client.peer.is_none() {
+            let (sent, to_client) = split(stream);
+            return self.serve((RewriteAuthority::new(sent), to_client), client, slot);
         }
-        let Some(certificates) = certificates else { return self.serve(stream, client, slot) };
+        let Some(certificates) = certificates else { return self.serve(split(stream), client, slot) };
         let connections = self.clone();
         tokio::spawn(async move {
-            if let Some(stream) = certificates.accept(stream, peer).await {
-                connections.serve(stream, client, slot);
+            if let Some(stream) = certificates.accept(stream, client.peer).await {
+                connections.serve(split(stream), client, slot);
             }
         });
     }
 
-    fn serve<I>(&self, stream: I, client: Client, slot: Arc<Slot>)
+    /// Runs one connection in its own task, until the shutdown or its maximum age.
+    fn serve<R, W>(&self, halves: (R, W), client: Connection, slot: Arc<Slot>)
     where
-        I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
-        let services = Arc::clone(&self.services);
-        self.drive((client, slot), move |stop| serve_connection(stream, services, client, stop));
-    }
-
-    /// Runs one connection in its own task. Its argument completes on shutdown or at the maximum
-    /// age.
-    fn drive<F>(&self, (client, slot): (Client, Arc<Slot>), serve: impl FnOnce(BoxFuture<'static, ()>) -> F)
-    where
-        F: Future<Output = Result<(), ConnectionError>> + Send + 'static,
+        R: AsyncRead + Unpin + Send + 'static,
+        W: AsyncWrite + Unpin + Send + 'static,
     {
         let stop = Arc::new(Notify::new());
         let stopping = Arc::clone(&stop);
-        let connection = serve(Box::pin(async move { stopping.notified().await }));
+        let services = Arc::clone(&self.services);
+        let stopped = Box::pin(async move { stopping.notified().await });
+        let connection = serve_connection(halves, services, client, stopped);
         let mut goaway = self.goaway.subscribe();
         let GrpcSettings { max_connection_age, max_connection_age_grace, .. } = self.settings;
         tokio::spawn(async move {
@@ -235,19 +222,13 @@ async fn elapsed(span: Option<Duration>) {
     }
 }
 
-/// The certificate files of the listener.
-pub(crate) fn tls_files(files: GrpcTls) -> TlsFiles {
-    let GrpcTls { cert_file, key_file, client_ca_file, client_name } = files;
-    TlsFiles { cert_file, key_file, client_ca_file, client_name }
-}
-
 /// Reports changes of the health, until the service drains and reports that it is not serving.
-async fn report_health(services: Arc<GrpcServices<App>>, shutdown: Shutdown) {
+async fn report_health(services: Arc<GrpcServices>, shutdown: Shutdown) {
     let mut was_healthy = None;
     let draining = shutdown.draining();
     tokio::pin!(draining);
     loop {
-        let is_healthy = services.handler().is_healthy();
+        let is_healthy = services.handler.is_healthy();
         if was_healthy.replace(is_healthy) != Some(is_healthy) {
             services.set_health(is_healthy).await;
         }

@@ -8,10 +8,11 @@ use std::time::Duration;
 use axum::Router;
 
 use super::services::Services;
+use crate::envoy::Settings;
+use crate::grpc;
 use crate::listener::{BoundSocket, HttpListener, SharedRoutes};
 use crate::ports::{Port, listed};
 use crate::telemetry;
-use slidegate_envoy::Settings;
 
 /// Binds the configured ports.
 ///
@@ -26,7 +27,7 @@ pub(super) fn bind(
         |protocol, socket| HttpListener { protocol, sockets: vec![socket], certificates: None, idle_timeout };
     if let Some(address) = settings.and_then(|settings| settings.debug) {
         let socket = BoundSocket::tcp(address, 1, "port with DEBUG_PORT")?;
-        let routes = |services: Services| slidegate_envoy::debug_router(services.handler);
+        let routes = |services: Services| grpc::debug_router(services.handler);
         bound.push(port("/", listener("debug", socket), routes));
     }
     if let Some((address, path)) = settings.and_then(|settings| settings.prometheus.clone()) {

@@ -33,8 +33,8 @@ use super::top::{By, Top, Weight};
 use super::traces::{SpanOf, Traces};
 use crate::caller::{Caller, Protocol};
 use crate::config::{KeysShown, Observe};
+use crate::envoy::LiveConfig;
 use crate::policy_names::candidate_of;
-use slidegate_envoy::LiveConfig;
 
 /// Maximum open streams of events and rates. Each is a connection, and every message goes to all of
 /// them.

@@ -7,9 +7,9 @@ mod changes;
 mod files;
 mod matching;
 
-const LEVELS: &str = include_str!("../../../slidegate-envoy/tests/fixtures/levels.yaml");
-const SHADOW: &str = include_str!("../../../slidegate-envoy/tests/fixtures/shadow.yaml");
-const WILDCARDS: &str = include_str!("../../../slidegate-envoy/tests/fixtures/wildcards.yaml");
+const LEVELS: &str = include_str!("../fixtures/envoy/levels.yaml");
+const SHADOW: &str = include_str!("../fixtures/envoy/shadow.yaml");
+const WILDCARDS: &str = include_str!("../fixtures/envoy/wildcards.yaml");
 
 /// A file with one limit.
 fn one_limit(limit: u32) -> String {

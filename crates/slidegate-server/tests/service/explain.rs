@@ -88,7 +88,7 @@ fn each_policy_is_said_to_apply_or_why_it_does_not() {
 #[test]
 fn each_level_of_a_descriptor_is_told() {
     let folder = TempDir::new("explain-descriptors");
-    folder.file("levels.yaml", include_str!("../../../slidegate-envoy/tests/fixtures/levels.yaml"));
+    folder.file("levels.yaml", include_str!("../fixtures/envoy/levels.yaml"));
     let summary = |descriptors: &[&str]| {
         let about = ["--envoy-config", folder.as_str(), "--domain", "test-domain"];
         let (found, code) = explain(&[&about, descriptors].concat());
@@ -130,7 +130,7 @@ fn each_level_of_a_descriptor_is_told() {
 #[test]
 fn limits_that_another_one_replaces_are_said_to_be() {
     let folder = TempDir::new("explain-replaced");
-    folder.file("everything.yaml", include_str!("../../../slidegate-envoy/tests/fixtures/everything.yaml"));
+    folder.file("everything.yaml", include_str!("../fixtures/envoy/everything.yaml"));
     let about = ["--envoy-config", folder.as_str(), "--domain", "edge"];
     let (found, _) = explain(&[&about[..], &["remote_address=10.0.0.1", "plan=gold"]].concat());
     let parts: Vec<_> = found.split("\n\n").collect();
@@ -158,7 +158,7 @@ fn limits_that_another_one_replaces_are_said_to_be() {
 #[test]
 fn what_is_asked_wrongly_is_told_and_ends_with_2() {
     let folder = TempDir::new("explain-wrong");
-    folder.file("levels.yaml", include_str!("../../../slidegate-envoy/tests/fixtures/levels.yaml"));
+    folder.file("levels.yaml", include_str!("../fixtures/envoy/levels.yaml"));
     let envoy = ["--envoy-config", folder.as_str()];
     for (args, expected) in [
         (

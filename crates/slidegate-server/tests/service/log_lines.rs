@@ -16,6 +16,8 @@ const UNLIMITED: &[(&str, &str)] = &[
     ("cli/notify.rs", "the self-check of the watchdog, by a timer"),
     ("cli/snapshots.rs", "the start, and snapshots by a timer"),
     ("cli/serve.rs", "start and stop; a full memory store, by a timer and a `LogLimit`"),
+    ("envoy/statistics.rs", "one line of each process"),
+    ("envoy/watch.rs", "changed files"),
     ("app/changes/control.rs", "changes of operators, by a timer"),
     ("app/snapshots.rs", "the start, and snapshots by a timer"),
     ("app/policies.rs", "changes of operators, by a timer"),

@@ -9,32 +9,11 @@ use super::source_tree::{CRATES_FOLDER, SourceTree, Table};
 /// may import. The modules of the library and of the service have tables of their own.
 const CRATES: &[(&str, &[&str], Option<&Table>)] = &[
     ("slidegate", &[], None),
-    ("slidegate-envoy", &["slidegate"], Some(ENVOY)),
     ("slidegate-module", &["slidegate"], Some(MODULE)),
     ("slidegate-replay", &["slidegate"], Some(REPLAY)),
-    ("slidegate-server", &["slidegate", "slidegate-envoy", "slidegate-replay"], None),
+    ("slidegate-server", &["slidegate", "slidegate-replay"], None),
     // It tests the others from outside, so it knows none of them.
     ("slidegate-testkit", &[], Some(TESTKIT)),
-];
-
-/// Config files know no request; handlers know no transport; nothing knows the service.
-const ENVOY: &Table = &[
-    ("lib", &[]),
-    ("host", &[]),
-    ("kuadrant", &[]),
-    ("message", &[]),
-    ("debounce", &[]),
-    ("yaml", &[]),
-    ("grpc_settings", &[]),
-    ("config/names", &[]),
-    ("statistics", &["config/names"]),
-    ("config", &["statistics", "yaml"]),
-    ("settings", &["config", "grpc_settings", "statistics"]),
-    ("config/watch", &["debounce", "settings", "statistics"]),
-    ("handler", &["config", "grpc_settings", "host", "kuadrant", "message", "settings", "statistics"]),
-    ("timed_body", &[]),
-    ("grpc", &["handler", "host", "kuadrant", "message", "timed_body"]),
-    ("http", &["grpc", "handler", "host", "message", "timed_body"]),
 ];
 
 /// Arguments know no server.

@@ -11,6 +11,7 @@ const MODULES: &[(&str, &[&str])] = &[
     ("main", &[]),
     // Basics: they know no part of the service.
     ("caller", &[]),
+    ("debounce", &[]),
     ("http_client", &[]),
     ("key_text", &[]),
     ("limits", &[]),
@@ -28,14 +29,25 @@ const MODULES: &[(&str, &[&str])] = &[
     ("listener", &["log_limit"]),
     ("ports", &["listener"]),
     // Configuration and access.
-    ("config", &["limits", "listener", "policy_names"]),
+    ("envoy/rule", &[]),
+    ("config", &["envoy/rule", "limits", "listener", "policy_names"]),
+    ("envoy", &["config", "debounce", "listener"]),
     ("access/attempts", &["caller", "log_limit"]),
     ("access", &["access/attempts", "caller", "config", "listener", "problem"]),
     // Recording decisions, and making them.
     ("app/explanation", &[]),
     (
         "telemetry",
-        &["app/explanation", "caller", "config", "http_client", "key_text", "log_limit", "policy_names"],
+        &[
+            "app/explanation",
+            "caller",
+            "config",
+            "envoy",
+            "http_client",
+            "key_text",
+            "log_limit",
+            "policy_names",
+        ],
     ),
     ("app/store", &["config", "log_limit"]),
     (
@@ -44,6 +56,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "access",
             "caller",
             "config",
+            "envoy",
             "key_text",
             "listener",
             "log_limit",
@@ -117,6 +130,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "app/explanation",
             "app/store",
             "caller",
+            "envoy",
             "listener",
             "policy_names",
             "problem",
@@ -126,9 +140,23 @@ const MODULES: &[(&str, &[&str])] = &[
         ],
     ),
     // Wiring: the only modules that know all protocols.
-    ("grpc", &["access", "app", "caller", "limits", "listener", "log_limit", "ports"]),
+    (
+        "grpc",
+        &[
+            "access",
+            "app",
+            "app/explanation",
+            "caller",
+            "config",
+            "envoy",
+            "limits",
+            "listener",
+            "log_limit",
+            "ports",
+        ],
+    ),
     ("protocol", &["access", "app", "auth", "config", "http", "listener", "routes"]),
-    ("protocols", &["app", "config", "grpc", "listener", "ports", "resp", "telemetry"]),
+    ("protocols", &["app", "config", "envoy", "grpc", "listener", "ports", "resp", "telemetry"]),
     (
         "cli",
         &[
@@ -140,6 +168,8 @@ const MODULES: &[(&str, &[&str])] = &[
             "app/store",
             "config",
             "dashboard",
+            "debounce",
+            "envoy",
             "grpc",
             "http_client",
             "limits",

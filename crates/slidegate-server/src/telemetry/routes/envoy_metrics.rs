@@ -14,7 +14,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
 
 use crate::app::App;
-use slidegate_envoy::{HitCounter, LiveConfig};
+use crate::envoy::{HitCounter, LiveConfig};
 
 /// The label value of everything without its own series. No policy can have this name.
 pub(super) const OTHERS: &str = "~others";
@@ -50,16 +50,11 @@ impl Collector for EnvoyMetrics {
         let shadow = [(Vec::new(), one(&calls.global_shadow_mode))];
         let help = "Calls that would be over the limit without SHADOW_MODE";
         samples(&mut encoder, "ratelimit_service_global_shadow_mode", help, shadow)?;
-        for (name, help, count) in [
-            (
-                "ratelimit_service_config_load_success",
-                "Successful loads of the files",
-                live.loads_succeeded(),
-            ),
-            ("ratelimit_service_config_load_error", "Failed loads of the files", live.loads_failed()),
-        ] {
-            samples(&mut encoder, name, help, [(Vec::new(), count)])?;
-        }
+        let [succeeded, failed] = live.loads();
+        let (name, help) = ("ratelimit_service_config_load_success", "Successful loads of the files");
+        samples(&mut encoder, name, help, [(Vec::new(), succeeded)])?;
+        let (name, help) = ("ratelimit_service_config_load_error", "Failed loads of the files");
+        samples(&mut encoder, name, help, [(Vec::new(), failed)])?;
         Ok(())
     }
 }
@@ -72,17 +67,17 @@ fn limits(encoder: &mut DescriptorEncoder<'_>, live: &LiveConfig) -> fmt::Result
         let labels = named.key.labels();
         let has_room = sets.len() < MAX_SETS || sets.contains_key(&labels);
         let sums = sets.entry(if has_room { labels } else { [OTHERS, OTHERS, ""] }).or_default();
-        for (sum, count) in sums.iter_mut().zip(HitCounter::ALL) {
+        for (sum, (count, ..)) in sums.iter_mut().zip(HitCounter::ALL) {
             *sum += named.counters.get(count);
         }
     }
-    for (at, count) in HitCounter::ALL.into_iter().enumerate() {
-        let name = format!("ratelimit_service_rate_limit_{}", count.name());
+    for (at, (_, name, help)) in HitCounter::ALL.into_iter().enumerate() {
+        let name = format!("ratelimit_service_rate_limit_{name}");
         let of_set = sets.iter().map(|([domain, first, second], sums)| {
             let labels = [("domain", *domain), ("key1", *first), ("key2", *second)];
             (labels.into_iter().filter(|(_, value)| !value.is_empty()).collect(), sums[at])
         });
-        samples(encoder, &name, count.help(), of_set)?;
+        samples(encoder, &name, help, of_set)?;
     }
     Ok(())
 }

@@ -365,7 +365,8 @@ fn configuration(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
     let loads = loads.map(|(result, count)| ([("result", result)], count));
     page.counter("config_reloads", "Config reloads since the start, by result", loads)?;
     if let Some(live) = observer.files.get() {
-        let loads = [("loaded", live.loads_succeeded()), ("refused", live.loads_failed())];
+        let [loaded, refused] = live.loads();
+        let loads = [("loaded", loaded), ("refused", refused)];
         let loads = loads.map(|(result, count)| ([("result", result)], count));
         page.counter(
             "envoy_config_reloads",

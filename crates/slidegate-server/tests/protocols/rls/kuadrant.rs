@@ -88,8 +88,8 @@ def until(what, holds):
 alice = ('user', 'alice')
 ";
 
-fn crate_of_envoy() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../slidegate-envoy")
+fn crate_folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
 fn python() -> Command {
@@ -101,9 +101,9 @@ fn generated() -> &'static TempDir {
     static GENERATED: LazyLock<TempDir> = LazyLock::new(|| {
         let folder = TempDir::new("kuadrant-generated");
         let mut command = python();
-        command.args(["-c", GENERATE]).arg(crate_of_envoy().join("src/grpc/descriptors.binpb"));
+        command.args(["-c", GENERATE]).arg(crate_folder().join("src/grpc/descriptors.binpb"));
         let output =
-            command.arg(crate_of_envoy().join("proto")).args([OURS, folder.as_str()]).output().unwrap();
+            command.arg(crate_folder().join("proto")).args([OURS, folder.as_str()]).output().unwrap();
         assert!(output.status.success(), "{}", text(&output.stderr));
         folder
     });
@@ -143,10 +143,10 @@ const TOKENS: &str = "policies: [{name: tokens, scope: [user], quota: 100/1h, es
 #[test]
 fn the_descriptors_are_those_of_the_definition() {
     let fresh = std::fs::read(Path::new(generated().as_str()).join("kuadrant.binpb")).unwrap();
-    let ours = std::fs::read(crate_of_envoy().join("src/grpc/kuadrant.binpb")).unwrap();
+    let ours = std::fs::read(crate_folder().join("src/grpc/kuadrant.binpb")).unwrap();
     assert!(
         fresh == ours,
-        "run in crates/slidegate-envoy: protoc --descriptor_set_in=src/grpc/descriptors.binpb -Iproto \
+        "run in crates/slidegate-server: protoc --descriptor_set_in=src/grpc/descriptors.binpb -Iproto \
          --descriptor_set_out=src/grpc/kuadrant.binpb {OURS}"
     );
 }

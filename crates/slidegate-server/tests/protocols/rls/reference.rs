@@ -237,7 +237,7 @@ async fn json_healthcheck_and_rlconfig_answer_as_the_reference_does() {
     );
     let own = server.post(
         "/json",
-        r#"{"domain":"test-domain","descriptors":[{"entries":[{"key":"a","value":"b"}],"limit":{"requests_per_unit":5,"unit":"WEEK"}}]}"#,
+        r#"{"domain":"test-domain","descriptors":[{"entries":[{"key":"a","value":"b"}],"limit":{"requests_per_unit":5,"unit":7}}]}"#,
     );
     assert_eq!(own.json()["statuses"][0]["currentLimit"]["unit"], "WEEK");
 

@@ -1,0 +1,53 @@
+//! Debounces the state of polled files: a change counts once two polls in a row have seen it.
+//!
+//! So a file that is still being written is not read. Files are polled because file system events
+//! would need a watch on every part of a path, which is lost when a link in it is replaced.
+
+use std::time::Duration;
+
+/// Time between polls. A change is in force within two of them; Kubernetes volumes take a minute to
+/// update.
+pub(crate) const POLL_EVERY: Duration = Duration::from_millis(500);
+
+/// The state at the last poll, and whether it has been reported.
+#[derive(Debug)]
+pub(crate) struct Debounced<S> {
+    last: S,
+    is_settled: bool,
+}
+
+impl<S: PartialEq> Debounced<S> {
+    /// Starts with the current state, which counts as reported. Poll it before reading the files,
+    /// so that a change in between is noticed.
+    pub(crate) fn new(state: S) -> Self {
+        Self { last: state, is_settled: true }
+    }
+
+    /// Whether the state has changed and is the same as at the last poll. `true` once per change.
+    pub(crate) fn is_due(&mut self, state: S) -> bool {
+        if state != self.last {
+            *self = Self { last: state, is_settled: false };
+            return false;
+        }
+        !std::mem::replace(&mut self.is_settled, true)
+    }
+
+    /// The state at the last poll.
+    pub(crate) fn last(&self) -> &S {
+        &self.last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Half of a file must not be reported as an invalid file.
+    #[test]
+    fn a_change_is_due_once_when_it_has_settled() {
+        let mut state = Debounced::new(1);
+        let due: Vec<_> = [1, 1, 2, 3, 3, 3, 1, 2, 2].map(|seen| state.is_due(seen)).into_iter().collect();
+        assert_eq!(due, [false, false, false, false, true, false, false, false, true]);
+        assert_eq!(*state.last(), 2);
+    }
+}

@@ -1,0 +1,241 @@
+//! The folder of config files: which files it has, their contents, and a fingerprint to detect
+//! changes.
+//!
+//! Changes are detected by polling, not by file system events. Kubernetes swaps a link two levels
+//! above the files, other tools swap the link to the folder itself; events would need a watch on
+//! every part of the path, which is lost with each swap. A poll costs one `stat` per file.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// Most files: one per domain, each of which needs a policy.
+const MAX_FILES: usize = 1024;
+/// Deepest nesting of folders. Links to folders are followed; this bounds a link to a parent.
+const MAX_DEPTH: usize = 8;
+/// Largest file: about 40,000 descriptors.
+const MAX_FILE_BYTES: u64 = 4 << 20;
+/// Most bytes of all files.
+const MAX_TOTAL_BYTES: usize = 32 << 20;
+
+/// Where config files are.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Folder {
+    /// The path of the folder.
+    pub(crate) path: PathBuf,
+    /// Whether files whose name begins with a dot are ignored. Names that begin with two dots
+    /// always are: Kubernetes keeps the old and the new state of a volume there.
+    pub(crate) ignores_dotfiles: bool,
+}
+
+/// A file's path relative to the folder, and its text.
+pub(super) type FileText = (String, String);
+
+/// The state of all files, to compare with the next poll.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct FolderState(Vec<FileState>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct FileState {
+    name: String,
+    path: PathBuf,
+    bytes: u64,
+    modified: Option<SystemTime>,
+    /// The path with all links resolved. A swapped link changes it even if size and time stay the
+    /// same.
+    real: PathBuf,
+}
+
+impl Folder {
+    /// The state of the files now, sorted by name.
+    pub(super) fn fingerprint(&self) -> Result<FolderState, String> {
+        let mut files = Vec::new();
+        self.collect(&self.path, "", 0, &mut files)?;
+        files.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(FolderState(files))
+    }
+
+    fn collect(
+        &self,
+        folder: &Path,
+        prefix: &str,
+        depth: usize,
+        files: &mut Vec<FileState>,
+    ) -> Result<(), String> {
+        let failed = |path: &Path, error| {
+            format!("{}: cannot be read: {error}; check the path and its permissions", path.display())
+        };
+        if depth > MAX_DEPTH {
+            return Err(format!(
+                "{}: folders nest deeper than {MAX_DEPTH}; remove links to parent folders",
+                folder.display()
+            ));
+        }
+        for entry in fs::read_dir(folder).map_err(|error| failed(folder, error))? {
+            let path = entry.map_err(|error| failed(folder, error))?.path();
+            let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+            if name.starts_with("..") || self.ignores_dotfiles && name.starts_with('.') {
+                continue;
+            }
+            let of_file = |path: &Path| fs::metadata(path).map_err(|error| failed(path, error));
+            let metadata = of_file(&path)?;
+            let name = format!("{prefix}{name}");
+            if metadata.is_dir() {
+                self.collect(&path, &format!("{name}/"), depth + 1, files)?;
+            } else if is_yaml(&path) {
+                if files.len() == MAX_FILES {
+                    return Err(format!("{}: more than {MAX_FILES} files; merge some", self.path.display()));
+                }
+                let real = fs::canonicalize(&path).map_err(|error| failed(&path, error))?;
+                let (bytes, modified) = (metadata.len(), metadata.modified().ok());
+                files.push(FileState { name, path, bytes, modified, real });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_yaml(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
+}
+
+impl FolderState {
+    /// The texts of the files, in the order of their names. At least one.
+    pub(super) fn read(&self, folder: &Folder) -> Result<Vec<FileText>, String> {
+        if self.0.is_empty() {
+            return Err(format!(
+                "{}: contains no .yaml or .yml file; give the folder with the config files",
+                folder.path.display()
+            ));
+        }
+        let mut texts = Vec::with_capacity(self.0.len());
+        let mut total = 0;
+        for file in &self.0 {
+            let mut bytes = Vec::new();
+            File::open(&file.path)
+                .and_then(|open| open.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes))
+                .map_err(|error| format!("{}: cannot be read: {error}; check its permissions", file.name))?;
+            if bytes.len() as u64 > MAX_FILE_BYTES {
+                return Err(format!("{}: larger than {MAX_FILE_BYTES} bytes; split it", file.name));
+            }
+            total += bytes.len();
+            if total > MAX_TOTAL_BYTES {
+                return Err(format!(
+                    "{}: with it, all files together are larger than {MAX_TOTAL_BYTES} bytes; remove some",
+                    file.name
+                ));
+            }
+            let text = String::from_utf8(bytes)
+                .map_err(|_| format!("{}: error loading config file: yaml: this is not UTF-8", file.name))?;
+            texts.push((file.name.clone(), text));
+        }
+        Ok(texts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A temporary folder, removed on drop.
+    struct TempFolder(PathBuf);
+
+    impl TempFolder {
+        fn new(test: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("slidegate-folder-{test}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+
+        fn file(&self, name: &str, text: impl AsRef<[u8]>) {
+            let path = self.0.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+
+        fn folder(&self, ignores_dotfiles: bool) -> Folder {
+            Folder { path: self.0.clone(), ignores_dotfiles }
+        }
+
+        fn texts(&self, ignores_dotfiles: bool) -> Result<Vec<FileText>, String> {
+            let folder = self.folder(ignores_dotfiles);
+            folder.fingerprint().and_then(|files| files.read(&folder))
+        }
+    }
+
+    impl Drop for TempFolder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// The files of a Kubernetes volume must be read once, whether dot files are ignored or not.
+    #[test]
+    fn files_are_read_in_the_order_of_names_and_those_of_kubernetes_once() {
+        let temp = TempFolder::new("order");
+        temp.file("..2026_01_01/b.yaml", "b");
+        symlink("..2026_01_01", temp.0.join("..data")).unwrap();
+        symlink("..data/b.yaml", temp.0.join("b.yaml")).unwrap();
+        temp.file("sub/c.yml", "c");
+        symlink("sub", temp.0.join("linked")).unwrap();
+        temp.file("a.yaml", "a");
+        temp.file(".hidden.yaml", "h");
+        temp.file("readme.md", "r");
+        let names = |ignores_dotfiles| {
+            let texts = temp.texts(ignores_dotfiles).unwrap().into_iter();
+            texts.map(|(name, text)| format!("{name}={text}")).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(names(true), "a.yaml=a b.yaml=b linked/c.yml=c sub/c.yml=c");
+        assert_eq!(names(false), ".hidden.yaml=h a.yaml=a b.yaml=b linked/c.yml=c sub/c.yml=c");
+    }
+
+    /// Swapping a link to a file of the same size and time is a change too.
+    #[test]
+    fn a_link_to_another_file_is_another_state() {
+        let temp = TempFolder::new("swap");
+        temp.file("..1/a.yaml", "1");
+        let time = fs::metadata(temp.0.join("..1/a.yaml")).unwrap().modified().unwrap();
+        temp.file("..2/a.yaml", "2");
+        let second = File::options().write(true).open(temp.0.join("..2/a.yaml")).unwrap();
+        second.set_modified(time).unwrap();
+        symlink("..1/a.yaml", temp.0.join("a.yaml")).unwrap();
+        let before = temp.folder(true).fingerprint().unwrap();
+        assert_eq!(before, temp.folder(true).fingerprint().unwrap());
+        symlink("..2/a.yaml", temp.0.join("new")).unwrap();
+        fs::rename(temp.0.join("new"), temp.0.join("a.yaml")).unwrap();
+        assert_ne!(before, temp.folder(true).fingerprint().unwrap());
+    }
+
+    /// Too many or too large files must be reported, not read until memory is full.
+    #[test]
+    fn a_folder_has_bounds() {
+        let temp = TempFolder::new("bounds");
+        temp.file("a.yaml", "x".repeat(usize::try_from(MAX_FILE_BYTES).unwrap() + 1));
+        assert_eq!(temp.texts(true).unwrap_err(), "a.yaml: larger than 4194304 bytes; split it");
+        temp.file("a.yaml", b"\xff");
+        assert_eq!(
+            temp.texts(true).unwrap_err(),
+            "a.yaml: error loading config file: yaml: this is not UTF-8"
+        );
+        temp.file("a.yaml", "");
+        let shown = temp.0.display().to_string();
+        symlink(&temp.0, temp.0.join("up")).unwrap();
+        let error = temp.texts(true).unwrap_err();
+        assert_eq!(
+            error,
+            format!("{shown}{}: folders nest deeper than 8; remove links to parent folders", "/up".repeat(9))
+        );
+        fs::remove_file(temp.0.join("up")).unwrap();
+        (0..MAX_FILES).for_each(|n| temp.file(&format!("f{n}.yaml"), ""));
+        assert_eq!(temp.texts(true).unwrap_err(), format!("{shown}: more than 1024 files; merge some"));
+        let many = TempFolder::new("bytes");
+        (0..9).for_each(|n| many.file(&format!("{n}.yaml"), vec![b' '; 4 << 20]));
+        assert_eq!(
+            many.texts(true).unwrap_err(),
+            "8.yaml: with it, all files together are larger than 33554432 bytes; remove some"
+        );
+    }
+}

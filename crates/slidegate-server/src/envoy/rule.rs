@@ -1,0 +1,172 @@
+//! A `rate_limit` and the options beside it, converted to a quota.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value};
+use slidegate::{Algorithm, Excess, Quota, Unsettled};
+
+/// Largest estimate: that of a limit.
+const MAX_ESTIMATE: u64 = u32::MAX as u64;
+
+/// The unit of a limit, with its number in the protocol buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Unit {
+    /// 1 second.
+    Second = 1,
+    /// 60 seconds.
+    Minute = 2,
+    /// 60 minutes.
+    Hour = 3,
+    /// 24 hours.
+    Day = 4,
+    /// 30 days.
+    Month = 5,
+    /// 365 days.
+    Year = 6,
+    /// 7 days.
+    Week = 7,
+}
+
+impl Unit {
+    /// Shortest first.
+    const ALL: [Self; 7] =
+        [Self::Second, Self::Minute, Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
+
+    /// The number in the protocol buffers.
+    pub(crate) const fn number(self) -> i32 {
+        self as i32
+    }
+
+    /// `None` for 0, which is UNKNOWN, and for undefined numbers.
+    pub(crate) fn from_number(number: i32) -> Option<Self> {
+        Self::ALL.into_iter().find(|unit| unit.number() == number)
+    }
+
+    /// Ignores the case, as config files do.
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))
+    }
+
+    /// The name in upper case: `SECOND`.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Second => "SECOND",
+            Self::Minute => "MINUTE",
+            Self::Hour => "HOUR",
+            Self::Day => "DAY",
+            Self::Week => "WEEK",
+            Self::Month => "MONTH",
+            Self::Year => "YEAR",
+        }
+    }
+
+    /// The length of the window.
+    pub(crate) const fn window(self) -> Duration {
+        const DAY_SECS: u64 = 86_400;
+        Duration::from_secs(match self {
+            Self::Second => 1,
+            Self::Minute => 60,
+            Self::Hour => 3600,
+            Self::Day => DAY_SECS,
+            Self::Week => 7 * DAY_SECS,
+            Self::Month => 30 * DAY_SECS,
+            Self::Year => 365 * DAY_SECS,
+        })
+    }
+}
+
+/// A number of requests per unit of time. 0 denies everything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rate {
+    /// The limit.
+    pub(crate) requests_per_unit: u32,
+    /// The window.
+    pub(crate) unit: Unit,
+}
+
+impl Rate {
+    pub(super) fn quota(self, algorithm: Algorithm) -> Quota {
+        let quota = Quota::new(self.requests_per_unit.into(), self.unit.window());
+        quota.expect("every unit is a window").with_algorithm(algorithm)
+    }
+}
+
+/// The options of a limit besides its rate. A limit that a request carries has the defaults.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Rule {
+    /// The name that `replaces` refers to; may be empty.
+    pub(crate) name: String,
+    /// Names of limits that do not apply to requests that this one applies to.
+    pub(crate) replaces: Vec<String>,
+    /// Reports, but never denies.
+    pub(crate) shadow_mode: bool,
+    /// Denies only if all other limits of this mode in the request deny too.
+    pub(crate) quota_mode: bool,
+    /// For the dynamic metadata of responses. Without the key `slidegate`.
+    pub(crate) metadata: Map<String, Value>,
+    /// Its own setting for costs above what remains.
+    pub(super) excess: Option<Excess>,
+    /// What a reservation without an amount holds.
+    pub(super) estimate: Option<u64>,
+    /// What becomes of a reservation that is not committed in time.
+    pub(super) unsettled: Option<Unsettled>,
+    /// Whether the name of its statistics contains all values of the request.
+    pub(super) detailed_metric: bool,
+    /// Its own algorithm.
+    pub(super) algorithm: Option<Algorithm>,
+}
+
+impl Rule {
+    /// Takes `metadata`; its key `slidegate` has settings of our own.
+    pub(super) fn take_metadata(&mut self, mut metadata: Map<String, Value>) -> Result<(), String> {
+        let own = metadata.remove("slidegate");
+        self.metadata = metadata;
+        let invalid = |key: &str, value: &Value, expected: &str| {
+            let shown =
+                value.as_str().map_or_else(|| value.to_string(), |text| text.escape_debug().to_string());
+            Err(format!("invalid metadata.{key} `{shown}`: must be {expected}"))
+        };
+        let entries = match own {
+            None => return Ok(()),
+            Some(Value::Object(entries)) => entries,
+            Some(other) => {
+                let expected = "keys and values, for example `slidegate: {algorithm: fixed-window}`";
+                return invalid("slidegate", &other, expected);
+            }
+        };
+        for (key, value) in entries {
+            let text = value.as_str();
+            let (is_valid, expected) = match key.as_str() {
+                "algorithm" => {
+                    self.algorithm = text.and_then(|name| name.parse().ok());
+                    let names = "`sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`";
+                    (self.algorithm.is_some(), names)
+                }
+                "excess" => {
+                    self.excess = text.and_then(Excess::from_name);
+                    let names = "`refuse`, `charge` (admit a cost while anything remains) or `count` (count denied hits too)";
+                    (self.excess.is_some(), names)
+                }
+                "estimate" => {
+                    self.estimate = value.as_u64().filter(|cost| (1..=MAX_ESTIMATE).contains(cost));
+                    (self.estimate.is_some(), "a whole number from 1 to 4294967295")
+                }
+                "unsettled" => {
+                    self.unsettled = text.and_then(Unsettled::from_name);
+                    (self.unsettled.is_some(), "`charge` or `forget`")
+                }
+                _ => {
+                    let key = key.escape_debug();
+                    return Err(format!(
+                        "unknown key `{key}` in metadata.slidegate: must be `algorithm`, `excess`, `estimate` or \
+                         `unsettled`"
+                    ));
+                }
+            };
+            if !is_valid {
+                return invalid(&format!("slidegate.{key}"), &value, expected);
+            }
+        }
+        Ok(())
+    }
+}

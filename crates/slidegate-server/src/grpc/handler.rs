@@ -1,0 +1,341 @@
+//! The handler of calls: makes requests of a call, decides them in one step, and encodes the
+//! decisions.
+//!
+//! All descriptors of a call are decided together: either each of them is charged or none, so a
+//! denied descriptor charges nothing on another. Refunds are made in a second step, if the others are
+//! allowed. In shadow mode each descriptor is decided by itself.
+
+mod denial;
+mod kuadrant;
+mod metadata;
+mod record;
+mod request;
+mod response;
+
+use std::iter::once;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use futures_util::future::try_join_all;
+use slidegate::headers::{HeaderOptions, Problem};
+use slidegate::{Decisions, Reason, Role, Verb};
+use tonic::Status;
+
+use crate::app::App;
+use crate::caller::Caller;
+use crate::config::GrpcSettings;
+use crate::envoy::{EnvoyConfig, LiveConfig, Settings};
+use denial::{CallDenial, header};
+use record::Recorded;
+use request::{CallRequests, Requests};
+use response::CallOutcome;
+
+pub(super) use request::{Asks, has_refund};
+
+/// Calls of Kuadrant without a domain get this code and no error, as from Limitador.
+const NO_DOMAIN: Code = Code::Unknown;
+
+/// Handles calls, of gRPC and of `/json`.
+#[derive(Debug)]
+pub(crate) struct RateLimitHandler {
+    pub(super) app: Arc<App>,
+    /// Whether every response has the configured headers.
+    response_headers: bool,
+    /// Whether health follows the shared store.
+    health_follows_store: bool,
+    /// Config files of envoyproxy/ratelimit. Without them, the policies of the service decide.
+    pub(super) files: Option<ConfigFiles>,
+}
+
+/// Config files of envoyproxy/ratelimit, and the settings for replacing it.
+#[derive(Debug)]
+pub(crate) struct ConfigFiles {
+    /// The running config.
+    pub(crate) live: LiveConfig,
+    /// The settings.
+    pub(crate) settings: Settings,
+}
+
+impl RateLimitHandler {
+    /// A handler over `app`; `files` replace its policies for calls.
+    pub(crate) fn new(app: Arc<App>, settings: &GrpcSettings, files: Option<ConfigFiles>) -> Self {
+        let &GrpcSettings { response_headers, health_follows_store, .. } = settings;
+        Self { app, response_headers, health_follows_store, files }
+    }
+
+    /// Whether proxies should use this instance. An unavailable shared store counts only if
+    /// configured, because policies have fallbacks: if all instances reported unhealthy, nothing
+    /// would be limited.
+    pub(crate) fn is_healthy(&self) -> bool {
+        let has_domains = |config: Arc<EnvoyConfig>| config.has_domains();
+        let is_configured = self.files.as_ref().is_none_or(|files| {
+            !files.settings.needs_a_domain || files.live.current().is_some_and(has_domains)
+        });
+        is_configured && !(self.health_follows_store && self.app.is_degraded())
+    }
+
+    /// Does what a call asks for its descriptors, all of them together.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` for a malformed call, `UNAVAILABLE` without a config or during a reload, or
+    /// if reported hits cannot be charged.
+    pub(super) async fn answer(
+        &self,
+        call: &RateLimitRequest,
+        caller: &Caller,
+        asks: Asks,
+    ) -> Result<RateLimitResponse, Status> {
+        if call.domain.is_empty() && asks != Asks::AsSaid {
+            return Ok(RateLimitResponse { overall_code: NO_DOMAIN.into(), ..RateLimitResponse::default() });
+        }
+        self.counted(self.decide(call, caller, asks)).await
+    }
+
+    /// The config that decides, if there are files. Hold it until the call is decided: a reload
+    /// removes no policy before.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE` if none is loaded yet.
+    fn config(&self, domain: &str) -> Result<Option<Arc<EnvoyConfig>>, Status> {
+        let Some(files) = &self.files else { return Ok(None) };
+        let no_config = || Status::unavailable("no rate limit configuration loaded");
+        let config = files.live.current().ok_or_else(no_config)?;
+        if !config.has_domain(domain) {
+            files.live.statistics().record_unknown_domain(domain);
+        }
+        Ok(Some(config))
+    }
+
+    async fn decide(
+        &self,
+        call: &RateLimitRequest,
+        caller: &Caller,
+        asks: Asks,
+    ) -> Result<RateLimitResponse, Status> {
+        request::validate(call)?;
+        let files = self.files.as_ref();
+        let config = self.config(&call.domain)?;
+        let settings = files.map(|files| &files.settings);
+        let targets = request::targets(config.as_deref(), call, asks)?;
+        let mut requests = Requests::new();
+        let batch = CallRequests::new(&self.app, call, &targets, settings, asks, &mut requests)?;
+        let is_shadow = settings.is_some_and(|settings| settings.shadow_mode);
+        let decide = async |requests| {
+            let decisions = self.app.call(caller.clone()).apply_mixed(requests).await;
+            removed_meanwhile(&decisions).map(|()| decisions)
+        };
+        let mut first = decide(&requests[batch.step(0)]).await?;
+        let peeks: Requests<'_>;
+        let mut more = Vec::new();
+        if batch.steps() > 1 && (is_shadow || !first.is_denied()) {
+            more = try_join_all((1..batch.steps()).map(|step| decide(&requests[batch.step(step)]))).await?;
+        } else if batch.steps() > 1 {
+            // What a refund would return to, for its status.
+            let refunds = requests[batch.step(1)].iter().cloned();
+            peeks = refunds.map(|refund| refund.verb(Verb::Peek).cost(0)).collect();
+            more.push(decide(&peeks).await?);
+        }
+        let decided = || {
+            once(&first).chain(&more).enumerate().flat_map(|(step, decisions)| batch.decided(step, decisions))
+        };
+        let is_report = matches!(asks, Asks::Report(_));
+        if is_report && decided().any(|(_, one)| one.reason() == Some(Reason::StoreUnavailable)) {
+            return Err(Status::unavailable("the hits are not charged: the shared store is unavailable"));
+        }
+
+        let outcome = CallOutcome::new(&targets, decided());
+        if let Some(files) = files {
+            let recorded = if asks == Asks::Check { Recorded::Denied } else { Recorded::All };
+            record::statistics(files.live.statistics(), &targets, decided(), recorded);
+        }
+        if let Some(files) = files.filter(|_| is_shadow && outcome.denial.is_some()) {
+            files.live.statistics().calls().global_shadow_mode.fetch_add(1, Relaxed);
+        }
+        let denial = outcome.denial.as_ref().filter(|_| !is_shadow && !is_report);
+        let names = settings.and_then(|settings| settings.headers.as_ref());
+        let mut response = RateLimitResponse {
+            overall_code: if denial.is_some() { Code::OverLimit } else { Code::Ok }.into(),
+            ..RateLimitResponse::default()
+        };
+        let mut metadata = denial.map(metadata::denial).unwrap_or_default();
+        if settings.is_some_and(|settings| settings.dynamic_metadata) {
+            metadata.extend(metadata::of_call(call, &targets, &outcome.statuses));
+        }
+        response.dynamic_metadata = (!metadata.is_empty()).then(|| metadata::of_json(metadata));
+        let headers = &mut response.response_headers_to_add;
+        if let Some(names) = names {
+            headers.extend(outcome.three_headers(names, denial.is_some()));
+        }
+        let retry_after = denial.map(|denial| denial.retry_after(&self.app.headers)).unwrap_or_default();
+        let problem = denial.and_then(CallDenial::store_unavailable_body);
+        response.statuses = outcome.statuses;
+        if self.response_headers && names.is_none() && !is_shadow && !is_report {
+            // The headers describe the peeks if one of them denies, otherwise the checks.
+            let is_denied_by_peek = first.iter().any(|one| {
+                one.verb() == Verb::Peek
+                    && one.role() == Role::Deciding
+                    && one.is_denied()
+                    && one.policy().is_enforced()
+            });
+            let shown = if is_denied_by_peek || asks == Asks::Check { Verb::Peek } else { Verb::Check };
+            first.retain(|one| one.verb() == shown && one.role() == Role::Deciding);
+            // Waits are those of the whole response.
+            let options = HeaderOptions { retry_after: false, retry_after_ms: false, ..self.app.headers };
+            let fields = options.headers(&first).into_iter();
+            headers.extend(fields.map(|(name, value)| header(name, value)));
+        }
+        headers.extend(retry_after);
+        if let Some(problem) = problem {
+            headers.push(header("content-type", Problem::MEDIA_TYPE.to_owned()));
+            response.raw_body = problem.into_bytes();
+        }
+        Ok(response)
+    }
+}
+
+/// Whether a policy was removed between the lookup and the decision.
+///
+/// # Errors
+/// `UNAVAILABLE`.
+fn removed_meanwhile(decisions: &Decisions<'_>) -> Result<(), Status> {
+    let Some(error) = decisions.error() else { return Ok(()) };
+    Err(Status::unavailable(format!("{error}; the limits are being reloaded, retry the call")))
+}
+
+#[cfg(test)]
+mod tests {
+    //! Calls through the handler, over a store in memory on a clock that the tests move.
+
+    use std::time::Duration;
+
+    use axum::http::HeaderMap;
+    use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+    use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
+    use envoy_types::pb::google::protobuf::UInt64Value;
+    use slidegate::{ManualClock, MemoryStore, PolicySet, Timestamp};
+
+    use super::*;
+    use crate::caller::Protocol;
+    use crate::config::{self, Config};
+    use crate::envoy::{ConfigWatcher, HeaderNames};
+
+    const RULES: &str = "
+    domain: domain
+    descriptors:
+      - {key: second, rate_limit: {unit: second, requests_per_unit: 10}}
+      - {key: minute, rate_limit: {unit: minute, requests_per_unit: 10}}
+      - {key: hour, rate_limit: {unit: hour, requests_per_unit: 10}}
+      - {key: day, rate_limit: {unit: day, requests_per_unit: 10}}
+      - {key: fifteen, rate_limit: {unit: hour, requests_per_unit: 15}}
+      - {key: fourteen, rate_limit: {unit: hour, requests_per_unit: 14}}
+    ";
+
+    /// A handler with these rules in fixed windows, whose clock is at `secs`.
+    fn at(test: &str, secs: u64) -> (RateLimitHandler, ManualClock) {
+        let path = std::env::temp_dir().join(format!("slidegate-rls-{test}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        std::fs::write(path.join("rules.yaml"), RULES).unwrap();
+        let mut settings = Settings::of_folder(path.clone());
+        settings.options.algorithm = "fixed-window".parse().unwrap();
+        settings.headers = Some(HeaderNames {
+            limit: "RateLimit-Limit".into(),
+            remaining: "RateLimit-Remaining".into(),
+            reset: "RateLimit-Reset".into(),
+        });
+        let (watcher, live) = ConfigWatcher::start(&settings, &PolicySet::default()).unwrap();
+        std::fs::remove_dir_all(path).unwrap();
+        let clock = ManualClock::at(Timestamp::from_secs(secs));
+        let store = MemoryStore::builder().clock(clock.clone()).build();
+        let config = Config { policies: watcher.policies().unwrap(), ..config::tests::default() };
+        let app = Arc::new(App::over(config, store, None).unwrap());
+        let files = Some(ConfigFiles { live, settings });
+        (RateLimitHandler::new(app, &GrpcSettings::default(), files), clock)
+    }
+
+    /// Decides descriptors of one entry each, with so many hits.
+    async fn send(handler: &RateLimitHandler, keys: &[&str], hits: u64) -> RateLimitResponse {
+        let descriptor = |key: &&str| RateLimitDescriptor {
+            entries: vec![Entry { key: (*key).into(), value: "value".into() }],
+            hits_addend: Some(UInt64Value { value: hits }),
+            ..RateLimitDescriptor::default()
+        };
+        let descriptors = keys.iter().map(descriptor).collect();
+        let call = RateLimitRequest { domain: "domain".into(), descriptors, hits_addend: 0 };
+        let caller = handler.app.observer().caller(Protocol::Grpc, &HeaderMap::new());
+        handler.answer(&call, &caller, Asks::AsSaid).await.unwrap()
+    }
+
+    fn statuses(response: &RateLimitResponse) -> Vec<(Code, u32, i64)> {
+        let each = response.statuses.iter();
+        let reset =
+            |one: &Option<envoy_types::pb::google::protobuf::Duration>| one.map_or(-1, |span| span.seconds);
+        each.map(|one| (one.code(), one.limit_remaining, reset(&one.duration_until_reset))).collect()
+    }
+
+    /// Users who migrate compare numbers: in both, fixed windows begin at whole units of the epoch.
+    #[tokio::test]
+    async fn fixed_windows_count_and_reset_as_in_envoyproxy_ratelimit() {
+        let (handler, clock) = at("windows", 1234);
+        assert_eq!(statuses(&send(&handler, &["second"], 5).await), [(Code::Ok, 5, 1)]);
+        // The first has no limit; the statuses keep the order of the descriptors.
+        assert_eq!(
+            statuses(&send(&handler, &["none", "minute"], 10).await),
+            [(Code::Ok, 0, -1), (Code::Ok, 0, 26)]
+        );
+        let over = send(&handler, &["none", "minute"], 1).await;
+        assert_eq!((over.overall_code(), statuses(&over)[1]), (Code::OverLimit, (Code::OverLimit, 0, 26)));
+        clock.advance(Duration::from_secs(25));
+        assert_eq!(statuses(&send(&handler, &["minute"], 1).await), [(Code::OverLimit, 0, 1)]);
+        clock.advance(Duration::from_secs(1));
+        assert_eq!(statuses(&send(&handler, &["minute"], 1).await), [(Code::Ok, 9, 60)]);
+
+        let (handler, _) = at("long-windows", 1_000_000);
+        send(&handler, &["hour", "day"], 10).await;
+        let over = send(&handler, &["hour", "day"], 1).await;
+        assert_eq!(statuses(&over), [(Code::OverLimit, 0, 800), (Code::OverLimit, 0, 36_800)]);
+        assert_eq!(
+            statuses(&send(&handler, &["hour"], 0).await),
+            [(Code::Ok, 0, 800)],
+            "a peek at a full key is OK"
+        );
+    }
+
+    /// The three headers describe the descriptor that limits the client first.
+    #[tokio::test]
+    async fn headers_describe_the_least_remaining_or_the_last_denial() {
+        let fields = |response: &RateLimitResponse| {
+            let headers = response.response_headers_to_add.iter();
+            headers.map(|header| format!("{}: {}", header.key, header.value)).collect::<Vec<_>>()
+        };
+        let (handler, _) = at("headers", 2222);
+        let full = send(&handler, &["minute"], 10).await;
+        assert_eq!(fields(&full), ["RateLimit-Limit: 10", "RateLimit-Remaining: 0", "RateLimit-Reset: 58"]);
+        send(&handler, &["hour"], 3).await;
+        let least = send(&handler, &["day", "hour", "none"], 1).await;
+        assert_eq!(fields(&least)[1..], ["RateLimit-Remaining: 6", "RateLimit-Reset: 1378"]);
+        let denied = send(&handler, &["hour", "minute", "day"], 1).await;
+        assert_eq!(
+            fields(&denied),
+            ["RateLimit-Limit: 10", "RateLimit-Remaining: 0", "RateLimit-Reset: 58", "retry-after: 58"]
+        );
+    }
+
+    /// Unlike in envoyproxy/ratelimit, a denied call charges nothing, neither on its limit nor on
+    /// others.
+    #[tokio::test]
+    async fn a_denied_call_charges_nothing() {
+        let (handler, _) = at("free", 1234);
+        assert_eq!(statuses(&send(&handler, &["hour", "day"], 11).await)[0], (Code::OverLimit, 0, 0));
+        assert_eq!(statuses(&send(&handler, &["hour"], 10).await), [(Code::Ok, 0, 2366)]);
+        assert_eq!(statuses(&send(&handler, &["day", "hour"], 5).await)[0], (Code::Ok, 10, 0));
+        assert_eq!(statuses(&send(&handler, &["day"], 10).await), [(Code::Ok, 0, 85_166)]);
+        // As in envoyproxy/ratelimit with STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT: only one of the two
+        // has room for 2.
+        send(&handler, &["fifteen", "fourteen"], 13).await;
+        let over = statuses(&send(&handler, &["fifteen", "fourteen"], 2).await);
+        assert_eq!(over, [(Code::Ok, 2, 2366), (Code::OverLimit, 0, 2366)]);
+        assert_eq!(statuses(&send(&handler, &["fifteen"], 2).await), [(Code::Ok, 0, 2366)]);
+    }
+}

@@ -1,0 +1,55 @@
+//! The decision that denies a call.
+
+use std::time::Duration;
+
+use envoy_types::pb::envoy::config::core::v3::HeaderValue;
+use slidegate::headers::{HeaderOptions, Problem};
+use slidegate::{PolicyDecision, Reason, millis_ceil, secs_ceil};
+
+/// A decision that denies a call, and the index of its descriptor.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CallDenial<'d> {
+    pub(super) descriptor: usize,
+    pub(super) decision: PolicyDecision<'d>,
+}
+
+impl CallDenial<'_> {
+    /// Why it denies.
+    pub(super) fn reason(&self) -> Reason {
+        let of_blocked = if self.decision.is_blocked() { Reason::Blocked } else { Reason::OverLimit };
+        self.decision.reason().unwrap_or(of_blocked)
+    }
+
+    /// `retry-after`, with these options.
+    pub(super) fn retry_after(&self, options: &HeaderOptions) -> Vec<HeaderValue> {
+        let Some(wait) = wait(&self.decision) else { return Vec::new() };
+        let secs = options.retry_after.then(|| header("retry-after", secs_ceil(wait).max(1).to_string()));
+        let millis =
+            options.retry_after_ms.then(|| header("retry-after-ms", millis_ceil(wait).max(1).to_string()));
+        secs.into_iter().chain(millis).collect()
+    }
+
+    /// The body of a call that is denied because the store is unavailable and a policy denies then.
+    ///
+    /// The call is denied and not failed: if it failed, Envoy would allow the request unless
+    /// configured otherwise. The body and the metadata say what the code cannot.
+    pub(super) fn store_unavailable_body(&self) -> Option<String> {
+        let one = &self.decision;
+        let problem = Problem::of_one(one.policy().name(), one.quota(), one);
+        problem.filter(|_| self.reason() == Reason::StoreUnavailable).map(|problem| problem.to_json())
+    }
+}
+
+/// How long a denied request has to wait; `None` if waiting does not help.
+pub(super) fn wait(one: &PolicyDecision<'_>) -> Option<Duration> {
+    match (one.is_denied(), one.is_blocked()) {
+        (true, _) => one.retry_after(),
+        // 0 hits under a shadow policy.
+        (false, true) => one.frees_after(),
+        (false, false) => Some(one.reset_after()),
+    }
+}
+
+pub(super) fn header(name: &str, value: String) -> HeaderValue {
+    HeaderValue { key: name.to_owned(), value, raw_value: Vec::new() }
+}

@@ -1,0 +1,204 @@
+//! What a client sends, counted in frames and read in short turns.
+//!
+//! Frames that belong to no call, such as PING, SETTINGS and `WINDOW_UPDATE`, cost a client nothing
+//! and each makes the service work, so a connection may send a bounded number of them.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::time::Instant;
+
+use super::authority::{HEAD_BYTES, HEADERS, PREFACE_BYTES};
+
+/// Bytes that a connection reads before its calls are handled and other connections have their
+/// turn: about 500 frames.
+const TURN_BYTES: usize = 8 * 1024;
+/// Frames that each call adds: its message, room for its response, and a PING or two that measure
+/// the bandwidth.
+const FRAMES_PER_CALL: u32 = 8;
+/// Most frames that a client can save up.
+const MAX_FRAMES: u32 = 8 * 1024;
+/// Frames that a client may send in a period in any case.
+const FRAMES_PER_PERIOD: u32 = 1024;
+const PERIOD: Duration = Duration::from_secs(10);
+
+/// The turn of a connection, which its task and its socket share.
+#[derive(Debug, Default)]
+pub(super) struct ReadTurn {
+    bytes: AtomicUsize,
+    is_flooded: AtomicBool,
+}
+
+impl ReadTurn {
+    /// Begins a turn.
+    pub(super) fn begin(&self) {
+        self.bytes.store(0, Ordering::Relaxed);
+    }
+
+    /// Whether the client has sent more frames than it may.
+    pub(super) fn is_flooded(&self) -> bool {
+        self.is_flooded.load(Ordering::Relaxed)
+    }
+}
+
+/// The reading half of a connection.
+#[derive(Debug)]
+pub(super) struct Received<I> {
+    inner: I,
+    turn: Arc<ReadTurn>,
+    frames: Frames,
+}
+
+/// The frames of a connection.
+#[derive(Debug)]
+struct Frames {
+    /// Bytes until the next frame header.
+    passing: usize,
+    /// A frame header of which only a part has arrived.
+    head: [u8; HEAD_BYTES],
+    head_length: usize,
+    /// How many more frames the client may send.
+    allowed: u32,
+    period: Instant,
+}
+
+impl<I> Received<I> {
+    pub(super) fn new(inner: I, turn: Arc<ReadTurn>) -> Self {
+        Self { inner, turn, frames: Frames::new(Instant::now()) }
+    }
+}
+
+impl Frames {
+    fn new(now: Instant) -> Self {
+        Self {
+            passing: PREFACE_BYTES,
+            head: [0; HEAD_BYTES],
+            head_length: 0,
+            allowed: FRAMES_PER_PERIOD,
+            period: now,
+        }
+    }
+
+    /// Counts the frames of which the header ends in these bytes. `false` if there are too many.
+    fn count(&mut self, mut bytes: &[u8], now: impl Fn() -> Instant) -> bool {
+        loop {
+            let passing = self.passing.min(bytes.len());
+            self.passing -= passing;
+            bytes = &bytes[passing..];
+            let more = bytes.len().min(HEAD_BYTES - self.head_length);
+            self.head[self.head_length..][..more].copy_from_slice(&bytes[..more]);
+            self.head_length += more;
+            bytes = &bytes[more..];
+            if self.head_length < HEAD_BYTES {
+                return true;
+            }
+            self.head_length = 0;
+            let [a, b, c, kind, ..] = self.head;
+            self.passing = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
+            if kind == HEADERS {
+                self.allowed = (self.allowed + FRAMES_PER_CALL).min(MAX_FRAMES);
+            } else if !self.allow(&now) {
+                return false;
+            }
+        }
+    }
+
+    fn allow(&mut self, now: impl Fn() -> Instant) -> bool {
+        if self.allowed == 0 {
+            let now = now();
+            if now.duration_since(self.period) < PERIOD {
+                return false;
+            }
+            (self.allowed, self.period) = (FRAMES_PER_PERIOD, now);
+        }
+        self.allowed -= 1;
+        true
+    }
+}
+
+impl<I: AsyncRead + Unpin> AsyncRead for Received<I> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let so_far = this.turn.bytes.load(Ordering::Relaxed);
+        if so_far >= TURN_BYTES {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut this.inner).poll_read(cx, buffer))?;
+        let bytes = &buffer.filled()[before..];
+        this.turn.bytes.store(so_far + bytes.len(), Ordering::Relaxed);
+        if !this.frames.count(bytes, Instant::now) {
+            this.turn.is_flooded.store(true, Ordering::Relaxed);
+            return Poll::Ready(Err(io::Error::other("too many frames that belong to no call")));
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    const DATA: u8 = 0;
+    const PING: u8 = 6;
+
+    fn frame(kind: u8, length: u8) -> Vec<u8> {
+        [&[0, 0, length, kind, 0, 0, 0, 0, 1][..], &vec![HEADERS; length.into()]].concat()
+    }
+
+    /// How many of these frames are read, in pieces of so many bytes, at one time.
+    fn read(frames: &mut Frames, each: &[u8], pieces: usize, now: Instant) -> u32 {
+        let is_read = |_: &u32| each.chunks(pieces).all(|piece| frames.count(piece, || now));
+        (0..100_000).take_while(is_read).count().try_into().unwrap()
+    }
+
+    /// A client whose every PING is answered takes a whole processor otherwise.
+    #[test]
+    fn frames_that_belong_to_no_call_are_bounded_however_they_are_cut() {
+        for pieces in [1, 5, 17, 1000] {
+            let begun = Instant::now();
+            let mut frames = Frames::new(begun);
+            assert!(PREFACE.chunks(pieces).all(|piece| frames.count(piece, || begun)));
+            assert_eq!(read(&mut frames, &frame(PING, 8), pieces, begun), FRAMES_PER_PERIOD);
+            assert!(!frames.allow(|| begun + PERIOD / 2));
+        }
+    }
+
+    /// A connection that is pinged now and then for months must stay.
+    #[test]
+    fn each_period_allows_as_many_again() {
+        let mut now = Instant::now();
+        let mut frames = Frames::new(now);
+        frames.count(PREFACE, || now);
+        for _ in 0..100 {
+            for _ in 0..FRAMES_PER_PERIOD {
+                assert!(frames.count(&frame(PING, 8), || now));
+            }
+            now += PERIOD;
+        }
+    }
+
+    /// A proxy that calls without a pause, and measures the bandwidth, must stay.
+    #[test]
+    fn each_call_allows_its_own_frames() {
+        let begun = Instant::now();
+        let mut frames = Frames::new(begun);
+        frames.count(PREFACE, || begun);
+        let call = [frame(HEADERS, 20), frame(DATA, 100), frame(PING, 8).repeat(7)].concat();
+        assert_eq!(read(&mut frames, &call, 8192, begun), 100_000);
+        // What calls have saved up is bounded.
+        assert!(read(&mut frames, &frame(HEADERS, 20), 8192, begun) == 100_000);
+        assert_eq!(read(&mut frames, &frame(PING, 8), 8192, begun), MAX_FRAMES);
+    }
+}

@@ -1,0 +1,215 @@
+//! The gRPC services and the routing of calls to them.
+//!
+//! `ShouldRateLimit` is matched first. Only reflection uses tonic's generated server, whose buffers
+//! are larger than the messages of the others.
+
+use std::sync::Arc;
+
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
+use futures_util::TryFutureExt;
+use hyper::body::Incoming;
+use hyper::header::{self, HeaderValue};
+use hyper::{Request as HttpRequest, Response as HttpResponse, StatusCode};
+use tokio::sync::Semaphore;
+use tokio::task::unconstrained;
+use tonic::body::Body;
+use tonic::{Request, Response, Status};
+use tonic_health::ServingStatus;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_server::Health;
+use tonic_health::server::{HealthReporter, HealthService};
+use tower::service_fn;
+
+use super::codec::{grpc, unary};
+use super::handler::{Asks, RateLimitHandler, has_refund};
+use super::incomplete::{IncompleteCalls, SharedMemory, message_of};
+use super::{kuadrant, reflection};
+use crate::access::{Access, Action};
+use crate::caller::Protocol;
+use crate::listener::Connection;
+
+/// The path of the rate-limit call.
+const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+/// Names in the health service: the whole server, the name that envoyproxy/ratelimit uses, and the
+/// services.
+const HEALTH_NAMES: [&str; 4] = ["", "ratelimit", SERVICE_NAME, kuadrant::SERVICE_NAME];
+
+/// Most header fields of a call. A call of Envoy has about ten.
+const MAX_HEADER_FIELDS: usize = 32;
+
+/// All gRPC services: rate limits, health and reflection.
+#[allow(missing_debug_implementations)] // boxed closures have none
+pub(super) struct GrpcServices {
+    pub(super) handler: Arc<RateLimitHandler>,
+    health: HealthService,
+    health_reporter: HealthReporter,
+    /// By the prefix of their paths.
+    reflection: Vec<(&'static str, reflection::BoxService)>,
+    /// What incomplete calls hold beyond the share of their connection.
+    pub(super) memory: Arc<SharedMemory>,
+}
+
+/// What the calls of one connection share.
+#[derive(Debug, Clone)]
+pub(super) struct ConnectionCalls {
+    pub(super) incomplete: Arc<IncompleteCalls>,
+    /// The calls of reflection that it may begin.
+    pub(super) reflections: Arc<Semaphore>,
+}
+
+impl GrpcServices {
+    /// The services over a handler.
+    pub(super) fn new(handler: Arc<RateLimitHandler>) -> Self {
+        let health_reporter = HealthReporter::new();
+        let health = HealthService::from_health_reporter(health_reporter.clone());
+        let reflection = reflection::services();
+        Self { handler, health, health_reporter, reflection, memory: Arc::default() }
+    }
+
+    /// Handles one call of a connection.
+    pub(super) async fn call(
+        &self,
+        request: HttpRequest<Incoming>,
+        connection: Connection,
+        calls: ConnectionCalls,
+    ) -> HttpResponse<Body> {
+        let fields = request.headers().len();
+        if fields > MAX_HEADER_FIELDS {
+            let detail = format!("the call has {fields} header fields: must be at most {MAX_HEADER_FIELDS}");
+            return Status::resource_exhausted(detail).into_http();
+        }
+        let path = request.uri().path();
+        if let Some(method) = Method::of(path) {
+            return self.rate_limit(method, request, connection, &calls.incomplete).await;
+        }
+        match path.strip_prefix("/grpc.health.v1.Health/") {
+            // Boxed, because the rate-limit calls would otherwise be as large as these.
+            Some("Check") => {
+                // It only takes a lock for reading. A client may make a thousand calls at once:
+                // unless unconstrained, those beyond tokio's budget of a task would be kept until
+                // its next poll.
+                let check = |message| {
+                    unconstrained(self.health.check(Request::new(message))).map_ok(Response::into_inner)
+                };
+                return Box::pin(unary(message_of(request, &calls.incomplete), check)).await;
+            }
+            Some("Watch") => {
+                let watch = service_fn(|request: Request<HealthCheckRequest>| self.health.watch(request));
+                let request = message_of(request, &calls.incomplete);
+                return Box::pin(async { grpc().server_streaming(watch, request).await }).await;
+            }
+            _ => {}
+        }
+        match self.reflection.iter().find(|(beginning, _)| path.starts_with(beginning)) {
+            Some((_, service)) => match calls.reflections.try_acquire_owned() {
+                Ok(permit) => service(request).await.map(|body| reflection::hold(body, permit)),
+                Err(_) => Status::resource_exhausted(reflection::TOO_MANY).into_http(),
+            },
+            None => {
+                let message = format!("unknown method `{}`; call {SHOULD_RATE_LIMIT}", path.escape_debug());
+                Status::unimplemented(message).into_http()
+            }
+        }
+    }
+
+    /// Handles a call of a rate-limit service.
+    async fn rate_limit(
+        &self,
+        method: Method,
+        request: HttpRequest<Incoming>,
+        connection: Connection,
+        calls: &Arc<IncompleteCalls>,
+    ) -> HttpResponse<Body> {
+        // Web pages can send other media types without a preflight; the gRPC specification
+        // requires 415.
+        let media_type = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+        if !media_type.is_some_and(|media_type| media_type.starts_with(b"application/grpc")) {
+            let mut response = HttpResponse::new(Body::default());
+            *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+            return response;
+        }
+        let handler = &*self.handler;
+        let app = &*handler.app;
+        let mut presented = request.headers().get_all(header::AUTHORIZATION).iter();
+        // Copied, as it would keep the buffer that it was read into.
+        let authorization = presented.next().and_then(|one| HeaderValue::from_bytes(one.as_bytes()).ok());
+        if presented.next().is_some() {
+            return Status::unauthenticated("more than one `authorization`: send exactly one").into_http();
+        }
+        let authorization = authorization.as_ref();
+        if let Err(status) = authorize(&app.access, authorization, Action::Decide, connection) {
+            return status.into_http();
+        }
+        let caller = &app.observer().caller(Protocol::Grpc, request.headers());
+        let request = message_of(request, calls);
+        match method {
+            Method::Reserve => unary(request, |call| Box::pin(handler.reserve(call, caller))).await,
+            Method::Commit => unary(request, |call| Box::pin(handler.commit(call, caller))).await,
+            Method::Decide(asks) => {
+                let answer = async move |call: RateLimitRequest| {
+                    if has_refund(&call) {
+                        authorize(&app.access, authorization, Action::Adjust, connection)?;
+                    }
+                    handler.answer(&call, caller, asks).await
+                };
+                unary(request, |call| app.complete(answer(call))).await
+            }
+        }
+    }
+
+    /// Sets the health status of all services.
+    pub(super) async fn set_health(&self, is_serving: bool) {
+        let status = if is_serving { ServingStatus::Serving } else { ServingStatus::NotServing };
+        for name in HEALTH_NAMES {
+            self.health_reporter.set_service_status(name, status).await;
+        }
+    }
+
+    /// Ends the streams of clients that watch the health. Set `NOT_SERVING` before.
+    pub(super) async fn end_health(&self) {
+        let mut reporter = self.health_reporter.clone();
+        for name in HEALTH_NAMES {
+            reporter.clear_service_status(name).await;
+        }
+    }
+}
+
+/// Whether a client may do this. `authorization` is the metadata of that name.
+fn authorize(
+    access: &Access,
+    authorization: Option<&HeaderValue>,
+    action: Action,
+    connection: Connection,
+) -> Result<(), Status> {
+    access.call(authorization, action, connection).map_err(|problem| match problem.status() {
+        StatusCode::FORBIDDEN => Status::permission_denied(problem.detail()),
+        _ => Status::unauthenticated(problem.detail()),
+    })
+}
+
+/// The calls of the rate-limit services.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Method {
+    /// Envoy's `ShouldRateLimit`, and Kuadrant's `CheckRateLimit` and `Report`.
+    Decide(Asks),
+    /// The others of Kuadrant.
+    Reserve,
+    Commit,
+}
+
+impl Method {
+    /// The one of this path.
+    fn of(path: &str) -> Option<Self> {
+        if path == SHOULD_RATE_LIMIT {
+            return Some(Self::Decide(Asks::AsSaid));
+        }
+        match path.strip_prefix('/')?.strip_prefix(kuadrant::SERVICE_NAME)? {
+            "/CheckRateLimit" => Some(Self::Decide(Asks::Check)),
+            "/Report" => Some(Self::Decide(Asks::Report(None))),
+            "/Reserve" => Some(Self::Reserve),
+            "/Commit" => Some(Self::Commit),
+            _ => None,
+        }
+    }
+}
