@@ -254,8 +254,7 @@ impl From<Instances> for Json {
 }
 
 /// The standard variables of OpenTelemetry. `OTEL_EXPORTER_OTLP_HEADERS`,
-/// `OTEL_EXPORTER_OTLP_COMPRESSION` and `OTEL_RESOURCE_ATTRIBUTES` are read by
-/// `telemetry/traces/collector.rs`.
+/// `OTEL_EXPORTER_OTLP_COMPRESSION` and `OTEL_RESOURCE_ATTRIBUTES` are read by the OpenTelemetry SDK.
 fn traces(
     variable: impl Fn(&str) -> Result<Option<String>, ConfigErrors>,
 ) -> Result<Vec<(&'static str, Json)>, ConfigErrors> {
