@@ -1,11 +1,9 @@
 //! Decisions as JSON: the strictest one, its explanation, and those of all policies.
 
-use std::fmt::Display;
-
 use serde::{Serialize, Serializer};
 use slidegate::headers::Problem;
 use slidegate::{
-    Decision, Decisions, HoldStatus, Key, PolicyDecision, Reason, Request, Settlement, Ticket, millis_ceil,
+    Decision, Decisions, HoldStatus, PolicyDecision, Reason, Request, Settlement, Ticket, millis_ceil,
 };
 
 use crate::app::explanation;
@@ -14,7 +12,7 @@ use crate::problem::json;
 
 /// The body for one request.
 pub(super) fn one(decisions: &Decisions<'_>) -> Vec<u8> {
-    json(&Answer::new(decisions, None))
+    json(&Answer::new(decisions))
 }
 
 /// The body for a batch, which may be written in parts.
@@ -28,8 +26,7 @@ impl Batch {
     /// Adds the decisions of the next request.
     pub(super) fn push(&mut self, decisions: &Decisions<'_>) {
         self.begin(b",");
-        serde_json::to_writer(&mut self.json, &Answer::new(decisions, None))
-            .expect("an answer has a JSON form");
+        serde_json::to_writer(&mut self.json, &Answer::new(decisions)).expect("an answer has a JSON form");
     }
 
     /// The length of the part that is being written.
@@ -86,16 +83,16 @@ pub(super) fn reserved(
     asked: &Asked<'_>,
     ticket: Option<(&Ticket, &str)>,
 ) -> Vec<u8> {
-    let over_limit = decisions.strictest().filter(|one| one.reason() == Some(Reason::OverLimit));
-    json(&Reserved {
-        answer: Answer::new(decisions, asked.hint(decisions)),
-        ticket: ticket.map(|(ticket, text)| TicketMembers::new(ticket, text.to_owned())),
-        over_limit: over_limit.map(|one| {
-            let requested = asked.cost(&one);
-            let fits_without_holds = one.used().saturating_add(requested) <= one.limit();
-            OverLimit { requested, fits_without_holds }
-        }),
-    })
+    let mut answer = Answer::new(decisions);
+    answer.why.extend(asked.hint(decisions));
+    answer.ticket = ticket.map(|(ticket, text)| TicketMembers::new(ticket, text.to_owned()));
+    let denying = decisions.strictest().filter(|one| one.reason() == Some(Reason::OverLimit));
+    answer.over_limit = denying.map(|one| {
+        let requested = asked.cost(&one);
+        let fits_without_holds = one.used().saturating_add(requested) <= one.limit();
+        OverLimit { requested, fits_without_holds }
+    });
+    json(&answer)
 }
 
 /// The body for a change of a reservation. One that `goes_on` has a newer ticket.
@@ -105,7 +102,7 @@ pub(super) fn settlement(settlement: &Settlement, goes_on: bool) -> Vec<u8> {
 
 /// The body for a change that is made once the store replies.
 pub(super) fn queued() -> Vec<u8> {
-    json(&ChangeAnswer::QUEUED)
+    json(&ChangeAnswer::queued())
 }
 
 /// The body for extensions of several.
@@ -116,7 +113,7 @@ pub(super) fn settlements(extended: &[Changed]) -> Vec<u8> {
     }
     let reservations = extended.iter().map(|one| match one {
         Changed::Now(settlement) => ChangeAnswer::new(settlement, true),
-        Changed::Later => ChangeAnswer::QUEUED,
+        Changed::Later => ChangeAnswer::queued(),
     });
     json(&Extended { reservations: reservations.collect() })
 }
@@ -127,8 +124,7 @@ pub(super) fn settlements(extended: &[Changed]) -> Vec<u8> {
 struct Answer<'a> {
     allowed: bool,
     policy: Option<&'a str>,
-    #[serde(serialize_with = "text_or_null")]
-    key: Option<Key<'a>>,
+    key: Option<String>,
     why: String,
     limit: Option<u64>,
     #[serde(flatten)]
@@ -137,14 +133,17 @@ struct Answer<'a> {
     policies: &'a Decisions<'a>,
     #[serde(flatten)]
     problem: Option<ProblemMembers<'a>>,
+    #[serde(flatten)]
+    ticket: Option<TicketMembers>,
+    #[serde(flatten)]
+    over_limit: Option<OverLimit>,
 }
 
 /// The decision of one policy. `enforced` is false for a shadow policy.
 #[derive(Serialize)]
 struct PolicyAnswer<'a> {
     policy: &'a str,
-    #[serde(serialize_with = "text_or_null")]
-    key: Option<Key<'a>>,
+    key: String,
     allowed: bool,
     enforced: bool,
     limit: u64,
@@ -154,7 +153,7 @@ struct PolicyAnswer<'a> {
 }
 
 /// The numbers, the source, and the reason of a denial.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Outcome<'a> {
     #[serde(flatten)]
     usage: Usage,
@@ -172,7 +171,7 @@ struct BlockMembers<'a> {
 }
 
 /// The numbers of a key.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Usage {
     used: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -195,16 +194,6 @@ struct ProblemMembers<'a> {
 }
 
 #[derive(Serialize)]
-struct Reserved<'a> {
-    #[serde(flatten)]
-    answer: Answer<'a>,
-    #[serde(flatten)]
-    ticket: Option<TicketMembers>,
-    #[serde(flatten)]
-    over_limit: Option<OverLimit>,
-}
-
-#[derive(Serialize)]
 struct TicketMembers {
     ticket: String,
     until_ms: Option<u64>,
@@ -217,7 +206,7 @@ struct OverLimit {
 }
 
 /// What a change of a reservation came to.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct ChangeAnswer<'a> {
     outcome: &'static str,
     policies: Vec<SettledPolicy<'a>>,
@@ -237,18 +226,17 @@ struct SettledPolicy<'a> {
 }
 
 impl<'a> Answer<'a> {
-    /// The `hint` is added to the explanation.
-    fn new(decisions: &'a Decisions<'a>, hint: Option<String>) -> Self {
+    fn new(decisions: &'a Decisions<'a>) -> Self {
         let strictest = decisions.strictest();
-        let mut why = strictest.map_or_else(|| explanation::NOTHING.to_owned(), |one| explanation::one(&one));
-        why.extend(hint);
+        let nothing =
+            || Outcome { usage: Usage { retry_after_ms: Some(0), ..Usage::default() }, ..Outcome::default() };
         Self {
             allowed: decisions.is_allowed(),
             policy: strictest.map(|one| one.policy().name()),
-            key: strictest.map(|one| one.key()),
-            why,
+            key: strictest.map(|one| one.key().to_string()),
+            why: strictest.map_or_else(|| explanation::NOTHING.to_owned(), |one| explanation::one(&one)),
             limit: strictest.map(|one| one.limit()),
-            outcome: strictest.map_or(Outcome::NOTHING, Outcome::new),
+            outcome: strictest.map_or_else(nothing, Outcome::new),
             policies: decisions,
             problem: Problem::of(decisions).map(|problem| ProblemMembers {
                 r#type: problem.type_uri,
@@ -257,50 +245,23 @@ impl<'a> Answer<'a> {
                 detail: problem.detail,
                 violated_policies: problem.violated_policies,
             }),
-        }
-    }
-}
-
-impl<'a> PolicyAnswer<'a> {
-    fn new(one: PolicyDecision<'a>) -> Self {
-        Self {
-            policy: one.policy().name(),
-            key: Some(one.key()),
-            allowed: one.is_allowed(),
-            enforced: one.policy().is_enforced(),
-            limit: one.limit(),
-            window_ms: millis_ceil(one.quota().window()),
-            outcome: Outcome::new(one),
+            ticket: None,
+            over_limit: None,
         }
     }
 }
 
 impl<'a> Outcome<'a> {
-    /// If no enforced policy applies.
-    const NOTHING: Self = Self {
-        usage: Usage {
-            used: None,
-            held: None,
-            remaining: None,
-            cost: None,
-            retry_after_ms: Some(0),
-            reset_after_ms: None,
-        },
-        source: None,
-        reason: None,
-        block: None,
-    };
-
     fn new(one: PolicyDecision<'a>) -> Self {
-        let block = |block: &'a slidegate::Block| BlockMembers {
-            until: block.ends_at().map(explanation::time),
-            by: block.blocked_by(),
-        };
+        let block = one.block();
         Self {
             usage: Usage::new(&one),
             source: Some(one.source().name()),
             reason: one.reason().map(Reason::name),
-            block: one.block().map(block),
+            block: block.map(|block| BlockMembers {
+                until: block.ends_at().map(explanation::time),
+                by: block.blocked_by(),
+            }),
         }
     }
 }
@@ -325,7 +286,9 @@ impl TicketMembers {
 }
 
 impl<'a> ChangeAnswer<'a> {
-    const QUEUED: Self = Self { outcome: Changed::QUEUED, policies: Vec::new(), ticket: None, problem: None };
+    fn queued() -> Self {
+        Self { outcome: Changed::QUEUED, ..Self::default() }
+    }
 
     fn new(settlement: &'a Settlement, goes_on: bool) -> Self {
         let policies = settlement.iter().map(|one| SettledPolicy {
@@ -350,8 +313,7 @@ impl<'a> ProblemMembers<'a> {
     fn of_extension(settlement: &'a Settlement) -> Self {
         let denying = settlement.iter().filter(|one| one.status() == HoldStatus::Denied && one.is_denied());
         let denying: Vec<_> = denying.map(|one| one.policy()).collect();
-        let names: Vec<_> = denying.iter().map(|name| format!("`{name}`")).collect();
-        let names = names.join(", ");
+        let names = denying.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         Self {
             r#type: "https://iana.org/assignments/http-problem-types#quota-exceeded",
             title: "Request cannot be satisfied as assigned quota has been exceeded",
@@ -363,12 +325,13 @@ impl<'a> ProblemMembers<'a> {
 }
 
 fn policies<S: Serializer>(decisions: &Decisions<'_>, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(decisions.iter().map(PolicyAnswer::new))
-}
-
-fn text_or_null<T: Display, S: Serializer>(text: &Option<T>, serializer: S) -> Result<S::Ok, S::Error> {
-    match text {
-        Some(text) => serializer.collect_str(text),
-        None => serializer.serialize_none(),
-    }
+    serializer.collect_seq(decisions.iter().map(|one| PolicyAnswer {
+        policy: one.policy().name(),
+        key: one.key().to_string(),
+        allowed: one.is_allowed(),
+        enforced: one.policy().is_enforced(),
+        limit: one.limit(),
+        window_ms: millis_ceil(one.quota().window()),
+        outcome: Outcome::new(one),
+    }))
 }
