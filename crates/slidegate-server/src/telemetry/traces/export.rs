@@ -23,7 +23,7 @@ use crate::{config, http_client};
 
 /// Timeout of a request and its repetitions: the default of the OpenTelemetry specification.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum spans that wait or are being sent: some 10 MB.
+/// Maximum spans that wait or are being sent: some 13 MB.
 pub(super) const MAX_WAITING: u64 = 8192;
 /// Spans in a request: some 400 kB, below the bound of most proxies, 1 MB.
 const MAX_SENT: usize = 1024;
