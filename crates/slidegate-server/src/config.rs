@@ -150,7 +150,6 @@ pub(crate) mod tests {
 
     use slidegate::{MemoryStore, Policy};
 
-    use super::errors::MAX_ERRORS;
     use super::load::MAX_FILE_BYTES;
     use super::*;
 
@@ -180,13 +179,6 @@ pub(crate) mod tests {
         let config =
             Config::parse(&file_of(keys), "slidegate.yaml").unwrap_or_else(|errors| panic!("{errors}"));
         config.policies.by_name("p").unwrap().clone()
-    }
-
-    /// The only line about the policy `p` with these keys, without the place that it must begin
-    /// with.
-    pub(crate) fn policy_error(keys: &str) -> String {
-        let error = error(&file_of(keys));
-        error.strip_prefix("slidegate.yaml:2: policy `p`: ").unwrap_or_else(|| panic!("{error}")).to_owned()
     }
 
     fn described(config: &Config) -> Vec<String> {
@@ -289,58 +281,67 @@ policies:
         assert!(config.is_address("ip") && !config.is_address("user"));
     }
 
-    /// An operator who sees one mistake at a time has to start the service once for each.
-    #[test]
-    fn all_mistakes_are_listed_in_the_order_of_the_file() {
-        let text = "
-server: {listen: localhost}
-policies:
-  - name: per-user
-    limt: 100
-    window: 0s
-    mode: dry
-  - name: per-user
-    quota: 5/1m
-";
-        assert_eq!(
-            errors(text),
-            [
-                "slidegate.yaml:2: server: invalid listen `localhost`: must be an IP address and a port, for example \
-                 `127.0.0.1:7979` or `[::]:7979`",
-                "slidegate.yaml:5: policy `per-user`: unknown key `limt`: did you mean `limit`?",
-                "slidegate.yaml:6: policy `per-user`: invalid window `0s`: must be 1ms to 366d with a unit (ms, s, m, \
-                 h, d or w), for example `window: 60s`",
-                "slidegate.yaml:7: policy `per-user`: invalid mode `dry`: must be `enforce` (deny requests over the \
-                 limit) or `shadow` (report what would be denied, and deny nothing)",
-                "slidegate.yaml:8: policy `per-user`: invalid name `per-user`: also used in line 4; choose another",
-            ]
-        );
-        let many = format!("policies:\n{}", "  - {name: a b, quota: 1/1s}\n".repeat(25));
-        let errors = errors(&many);
-        assert_eq!(errors.len(), MAX_ERRORS + 1);
-        assert_eq!(errors[MAX_ERRORS], "slidegate.yaml: 5 more errors; correct these first");
+    /// The report about an input of tests/config/errors.golden.
+    fn report(kind: &str, input: &str) -> String {
+        let file = |text: &str| Config::parse(text, "slidegate.yaml").unwrap_err().to_string();
+        let line = input.trim_end_matches('\n');
+        match kind {
+            "file" => file(input),
+            "section" => file(&format!("{input}policies: [{{name: p, quota: 1/1s}}]\n")),
+            "policy" => file(&file_of(line)),
+            "flag" => {
+                let texts = [line.to_owned()];
+                Config::from_sources(None, &texts, &Outside::default()).unwrap_err().to_string()
+            }
+            "variables" => {
+                let value = |name: &str| {
+                    let mut pairs = input.lines().filter_map(|line| line.split_once('='));
+                    Ok(pairs.find(|(known, _)| *known == name).map(|(_, value)| value.to_owned()))
+                };
+                Outside::read_by(Arguments::default(), value)
+                    .and_then(|outside| Config::from_sources(None, &[], &outside))
+                    .unwrap_err()
+                    .to_string()
+            }
+            "json" => Added::read("p", &serde_json::from_str(line).unwrap(), &[]).unwrap_err(),
+            other => panic!("{other} is no kind of input"),
+        }
     }
 
-    /// A file that says nothing would otherwise be a limiter that limits nothing.
+    /// Anyone who mistypes a setting reads its line, what was given, what is expected and the fix, for
+    /// every mistake at once. A policy to paste must be valid.
     #[test]
-    fn a_file_without_policies_is_refused_with_one_to_paste() {
-        let example = "must be a list of at least one policy, for example `policies: [{name: per-user, scope: [user], \
-                       limit: 100, window: 60s}]`";
-        for (text, is) in [
-            ("", "1: missing policies"),
-            ("# nothing yet\n", "2: missing policies"),
-            ("server: {}\n", "1: missing policies"),
-            ("policies:\n", "1: invalid policies (empty)"),
-            ("policies: []\n", "1: invalid policies (an empty list)"),
-            ("policies: {a: 1}", "1: invalid policies (a map)"),
-        ] {
-            assert_eq!(error(text), format!("slidegate.yaml:{is}: {example}"), "{text}");
+    fn mistakes_are_reported_as_in_the_golden_file() {
+        const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/config/errors.golden");
+        let golden = std::fs::read_to_string(PATH).unwrap();
+        let mut current = String::with_capacity(golden.len());
+        let mut lines = golden.lines().peekable();
+        while let Some(line) = lines.next() {
+            current += &format!("{line}\n");
+            let Some(kind) = line.strip_prefix("--- ") else { continue };
+            let mut input = String::new();
+            while let Some(line) = lines.next_if(|line| !line.starts_with("=> ")) {
+                input += &format!("{line}\n");
+            }
+            while lines.next_if(|line| line.starts_with("=> ")).is_some() {}
+            let report = report(kind, &input);
+            for policy in report.split('`').filter(|part| part.starts_with("policies: [")) {
+                Config::parse(policy, "pasted").unwrap_or_else(|errors| panic!("{errors}"));
+            }
+            current += &input;
+            current.extend(report.lines().map(|line| format!("=> {line}\n")));
         }
-        let example = example.split('`').nth(1).unwrap();
-        Config::parse(example, "").unwrap();
-        let expected = format!("must be keys and values, for example `{example}`");
-        assert_eq!(error("- a\n"), format!("slidegate.yaml:1: invalid file (a list): {expected}"));
-        assert_eq!(error("a"), format!("slidegate.yaml:1: invalid file `a`: {expected}"));
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(PATH, &current).unwrap();
+        }
+        let differs = golden.lines().zip(current.lines()).find(|(golden, current)| golden != current);
+        assert_eq!(differs, None);
+        assert_eq!(golden.lines().count(), current.lines().count());
+    }
+
+    /// Each policy costs memory in every thread.
+    #[test]
+    fn too_many_policies_are_refused() {
         let many: String = (0..16_385).map(|n| format!("  - {{name: p{n}, quota: 1/1s}}\n")).collect();
         assert_eq!(
             error(&format!("\npolicies:\n{many}")),
@@ -374,15 +375,6 @@ policies:
                 "{}: larger than 4194304 bytes, which is the most; leave out what is not needed",
                 path.display()
             )
-        );
-    }
-
-    /// A terminal or a log must not be steered by what stands in a file.
-    #[test]
-    fn control_characters_are_escaped() {
-        assert_eq!(
-            policy_error("limit: \"\\e[31m\\n\", window: 1s"),
-            "invalid limit `\\u{1b}[31m\\n`: must be a whole number from 0 to 18446744073709551615, without quotes"
         );
     }
 

@@ -92,35 +92,4 @@ mod tests {
             (file.candidates.get("p").copied(), KeysShown::Hashed)
         );
     }
-
-    /// Anyone who sends it sees one line, and has no file to look into.
-    #[test]
-    fn each_mistake_names_the_policy_its_value_and_the_way_out() {
-        for (keys, expected) in [
-            (
-                json!({ "scope": ["user"], "limit": -5, "window": "1m" }),
-                "policy `p`: invalid limit `-5`: must be a whole number from 0 to 18446744073709551615, without quotes",
-            ),
-            (
-                json!({ "scope": ["user"], "quota": "5/1m", "windw": 3, "mode": "off" }),
-                "policy `p`: invalid mode `off`: must be `enforce` (deny requests over the limit) or `shadow` (report what would be denied, and deny nothing); 1 more",
-            ),
-            (
-                json!({ "scope": ["user"], "quota": "5/1m", "name": "q" }),
-                "invalid name \"q\": the path has `p`; leave it out",
-            ),
-            (
-                json!({ "scope": ["user"], "limit": "5", "window": "1m" }),
-                "policy `p`: invalid limit `5`: must be a whole number from 0 to 18446744073709551615, without quotes",
-            ),
-        ] {
-            assert_eq!(read(&keys).unwrap_err(), expected);
-        }
-        let error =
-            Added::read("CL.THROTTLE", json!({ "quota": "1/1s" }).as_object().unwrap(), &[]).unwrap_err();
-        assert!(
-            error.starts_with("policy `CL.THROTTLE`: invalid name `CL.THROTTLE`: is the name of a RESP"),
-            "{error}"
-        );
-    }
 }

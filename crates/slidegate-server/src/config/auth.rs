@@ -236,7 +236,7 @@ impl Text for AttributeSource {
 mod tests {
     use super::{Denial, Origin};
     use crate::config::Config;
-    use crate::config::tests::{default, error, errors};
+    use crate::config::tests::default;
 
     const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
 
@@ -296,85 +296,6 @@ mod tests {
         );
         assert_eq!(config.auth.unnamed.as_ref().unwrap().attributes.len(), 5);
         assert!(config.is_address("proxy") && config.is_address("ip"));
-    }
-
-    /// A mapping that is not understood would limit by something else than was meant.
-    #[test]
-    fn each_wrong_line_names_its_value_and_the_way_out() {
-        for (text, expected) in [
-            (
-                "nginx",
-                "slidegate.yaml:1: invalid auth `nginx`: must be keys and values, for example `preset: nginx`",
-            ),
-            ("{presets: nginx}", "slidegate.yaml:1: auth: unknown key `presets`: did you mean `preset`?"),
-            (
-                "{preset: apache}",
-                "slidegate.yaml:1: auth: invalid preset `apache`: must be `nginx`, `caddy` or `traefik`",
-            ),
-            (
-                "{attributes: [user]}",
-                "slidegate.yaml:1: auth: invalid attributes (a list): must be keys and values",
-            ),
-            (
-                "{attributes: {user: X-User}}",
-                "slidegate.yaml:1: auth: attributes: invalid user `X-User`: must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
-            ),
-            (
-                "{attributes: {user: header}}",
-                "slidegate.yaml:1: auth: attributes: invalid user `header`: must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
-            ),
-            (
-                "{attributes: {user: header X User}}",
-                "slidegate.yaml:1: auth: attributes: invalid user `header X User`: must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
-            ),
-            (
-                "{attributes: {user: 'header X:'}}",
-                "slidegate.yaml:1: auth: attributes: invalid user `header X:`: must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
-            ),
-            (
-                "{attributes: {user: []}}",
-                "slidegate.yaml:1: auth: attributes: invalid user (an empty list): must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
-            ),
-            (
-                "{attributes: {ip: 'client-address X:'}}",
-                "slidegate.yaml:1: auth: attributes: invalid ip `client-address X:`: invalid client address source `X:`: must be `peer` or a header name, for example `x-forwarded-for`",
-            ),
-            (
-                "{trusted_proxies: {}}",
-                "slidegate.yaml:1: auth: invalid trusted_proxies (a map): must be a network, an address, `loopback` or `private`, for example `[loopback, 10.0.0.0/8]`, or a list of them",
-            ),
-            (
-                "{trusted_proxies: 10.0.0/8}",
-                "slidegate.yaml:1: auth: invalid trusted_proxies `10.0.0/8`: must be a network, an address, `loopback` or `private`, for example `[loopback, 10.0.0.0/8]`",
-            ),
-            (
-                "{trusted_proxies: [loopback, 0.0.0.0/0]}",
-                "slidegate.yaml:1: auth: invalid trusted_proxies `0.0.0.0/0`: must not contain every client, which could then choose its own address; name the networks of the proxies",
-            ),
-            (
-                "{proxies: [edge]}",
-                "slidegate.yaml:1: auth: invalid proxies (a list): must be keys and values",
-            ),
-            (
-                "{proxies: {a/b: {preset: nginx}}}",
-                "slidegate.yaml:1: auth: proxies: invalid key `a/b`: must be 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`",
-            ),
-            (
-                "{proxies: {edge: {attributes: {user: none}}}}",
-                "slidegate.yaml:1: auth: proxies: edge: missing preset: must be `nginx`, `caddy` or `traefik`",
-            ),
-            (
-                "{proxies: {edge: {preset: nginx, attributes: {user: 5}}}}",
-                "slidegate.yaml:1: auth: proxies: edge: attributes: invalid user `5`: must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
-            ),
-        ] as [(&str, &str); 17]
-        {
-            assert_eq!(error(&format!("auth: {text}{POLICY}")), expected);
-        }
-        let text = "auth:\n  attributes:\n    user: X-User\n    ip: header\n";
-        let lines: Vec<_> =
-            errors(&format!("{text}{POLICY}")).iter().map(|line| line[..17].to_owned()).collect();
-        assert_eq!(lines, ["slidegate.yaml:3:", "slidegate.yaml:4:"]);
     }
 
     /// People take the comment signs away and expect it to work.

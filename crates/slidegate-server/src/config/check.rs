@@ -463,7 +463,6 @@ fn uncapitalized(sentence: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::nearest;
-    use crate::config::tests::{error, policy_error};
 
     /// A suggestion that is far off is worse than the list.
     #[test]
@@ -482,15 +481,5 @@ mod tests {
         ] {
             assert_eq!(nearest(key, &known), meant, "{key}");
         }
-    }
-
-    /// A key that was only misspelt is not missing as well.
-    #[test]
-    fn a_misspelt_key_is_one_mistake() {
-        assert_eq!(policy_error("limit: 5, windw: 1s"), "unknown key `windw`: did you mean `window`?");
-        assert_eq!(
-            error("polices: []\n"),
-            "slidegate.yaml:1: unknown key `polices`: did you mean `policies`?"
-        );
     }
 }

@@ -104,42 +104,6 @@ mod tests {
         }
     }
 
-    /// A flag has no line number; the text itself has to do.
-    #[test]
-    fn a_wrong_text_is_repeated_with_the_way_out() {
-        for (text, expected) in [
-            ("", "--policy ``: invalid quota ``: must be a limit and a window, for example `100/1m`"),
-            (
-                "per user",
-                "--policy `per user`: invalid quota `per user`: no window; write `limit/window`, for example `100/1m`",
-            ),
-            (
-                "100 per user",
-                "--policy `100 per user`: invalid quota `100 per user`: invalid window `user`: unknown unit `user`; use ms, s, m, h, d or w, for example `30s`",
-            ),
-            (
-                "100/1m per",
-                "--policy `100/1m per`: invalid quota `100/1m per`: invalid window `1m per`: unknown unit `per`; use ms, s, m, h, d or w, for example `30s`",
-            ),
-            (
-                "100/1m per a,,b",
-                "--policy `100/1m per a,,b`: invalid scope ``: must be the name of an attribute, 1 to 128 bytes without spaces, commas and brackets; write several as a list, for example `[user, path]`",
-            ),
-            ("100/1m per a, a", "--policy `100/1m per a, a`: invalid scope: contains `a` twice; keep one"),
-            (
-                "100/1m using gcra",
-                "--policy `100/1m using gcra`: invalid algorithm `gcra`: must be `sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`; did you mean `token-bucket`?",
-            ),
-            ("100/1m named a named b", "--policy `100/1m named a named b`: contains `named` twice; keep one"),
-            (
-                "100/1m named a!",
-                "--policy `100/1m named a!`: invalid name `a!`: must be 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`",
-            ),
-        ] {
-            assert_eq!(policy_from_text(text).unwrap_err(), expected);
-        }
-    }
-
     /// Two limits on one scope are common, and usage is kept by name.
     #[test]
     fn two_policies_of_one_name_ask_for_another() {

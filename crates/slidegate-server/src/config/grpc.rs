@@ -78,7 +78,6 @@ mod tests {
 
     use super::*;
     use crate::config::Config;
-    use crate::config::tests::error;
 
     const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
 
@@ -136,47 +135,5 @@ mod tests {
             (own.clone().over(&theirs).listen, own.over(&theirs).socket),
             (None, Some("/run/g.sock".into()))
         );
-    }
-
-    /// A certificate that is named and not used is a door that everybody believes is locked.
-    #[test]
-    fn each_wrong_setting_names_its_value_and_the_way_out() {
-        for (text, expected) in [
-            (
-                "{listen: 8081}",
-                "slidegate.yaml:1: grpc: invalid listen `8081`: must be an IP address and a port, for example `127.0.0.1:7979` or `[::]:7979`",
-            ),
-            ("{socket: []}", "slidegate.yaml:1: grpc: invalid socket (an empty list): must be a text"),
-            (
-                "{response_headers: true}",
-                "slidegate.yaml:1: grpc: invalid response_headers: needs listen or socket; write for example `listen: 127.0.0.1:8081`, or give `--grpc`",
-            ),
-            (
-                "{listen: '[::]:1', cert_file: a}",
-                "slidegate.yaml:1: grpc: invalid cert_file: needs key_file; give both",
-            ),
-            (
-                "{listen: '[::]:1', client_ca_file: a}",
-                "slidegate.yaml:1: grpc: invalid client_ca_file: needs cert_file; clients show certificates over TLS only, so give both",
-            ),
-            (
-                "{listen: '[::]:1', cert_file: a, key_file: b, client_name: x}",
-                "slidegate.yaml:1: grpc: invalid client_name: needs client_ca_file; only an authority makes a name trustworthy, so give both",
-            ),
-            (
-                "{socket: s, cert_file: a, key_file: b}",
-                "slidegate.yaml:1: grpc: invalid cert_file: needs listen; a socket file has no TLS, so give an address or leave it out",
-            ),
-            (
-                "{listen: '[::]:1', max_connection_age: 500ms}",
-                "slidegate.yaml:1: grpc: invalid max_connection_age `500ms`: must be 1s to 366d with a unit (ms, s, m, h, d or w), for example `max_connection_age: 60s`",
-            ),
-            (
-                "{listen: '[::]:1', lissten: x}",
-                "slidegate.yaml:1: grpc: unknown key `lissten`: did you mean `listen`?",
-            ),
-        ] {
-            assert_eq!(error(&format!("grpc: {text}{POLICY}")), expected);
-        }
     }
 }

@@ -226,51 +226,6 @@ mod tests {
         assert_eq!((limit.line, limit.scalar()), (3, Some("5")));
     }
 
-    /// Most files that do not load were edited in a hurry.
-    #[test]
-    fn what_is_not_yaml_is_placed_and_explained() {
-        for (text, expected) in [
-            ("a: 1\na: 2\n", "2:1: duplicate key `a`; keep one"),
-            ("a: {b: 1, b: 2}\n", "1:11: duplicate key `b`; keep one"),
-            (
-                "a: *.php\n",
-                "1:4: unknown alias: no anchor has its name; put a text that begins with `*` in quotes",
-            ),
-            ("a: !secret b\n", "1:12: unsupported tag `!secret`; remove it"),
-            ("? [a]\n: b\n", "1:3: this key is not a text; write for example `limit: 100`"),
-            ("~: b\n", "1:1: this key is not a text; write for example `limit: 100`"),
-            ("a: 1\n---\nb: 2\n", "2:1: a second document begins here; keep one per file, without `---`"),
-            (
-                "a:\n\t- b\n",
-                "2:2: this is not YAML: tabs disallowed within this context (block indentation); indent with spaces",
-            ),
-            ("a: @b\n", "1:4: this is not YAML: unexpected character: `@'; put the text in quotes"),
-            (
-                "a: b: c\n",
-                "1:5: this is not YAML: mapping values are not allowed in this context; put a value with `: ` in it in \
-                 quotes, or indent this line like its neighbours",
-            ),
-            (
-                "a:\n  b: 1\n c: 2\n",
-                "3:2: this is not YAML: while parsing a block mapping, did not find expected key; indent this line like \
-                 its neighbours",
-            ),
-            (
-                "- b: 1\n  limit 5\n  c: 1\n",
-                "2:3: this is not YAML: simple key expected ':'; write a colon and a space behind the key",
-            ),
-            ("a: [b\n", "1:4: this is not YAML: unclosed bracket '['; close it"),
-            ("a: [b]]\n", "1:7: this is not YAML: misplaced bracket; open and close brackets in pairs"),
-            (
-                "a: \"\\q\"\n",
-                "1:4: this is not YAML: while parsing a quoted scalar, found unknown escape character; check the \
-                 indentation, quotes and brackets",
-            ),
-        ] {
-            assert_eq!(error(text), format!("slidegate.yaml:{expected}"));
-        }
-    }
-
     /// A configuration may come from anyone who may edit it, and must not take the service down.
     #[test]
     fn bombs_are_refused_before_they_go_off() {

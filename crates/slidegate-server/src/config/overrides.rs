@@ -191,7 +191,7 @@ mod tests {
 
     use slidegate::{Gate, PolicySet, Request};
 
-    use crate::config::tests::{error, policy, policy_error};
+    use crate::config::tests::policy;
 
     /// The quota and the capacity that a request meets under a policy.
     fn met(keys: &str, request: &Request<'_>) -> (String, u64) {
@@ -234,84 +234,5 @@ mod tests {
         assert_eq!(met(&format!("{bucket}, burst: 50, overrides: {{alice: 20}}"), &alice).1, 50);
         let own = "overrides: [{key: alice, limit: 20, burst: 30}]";
         assert_eq!(met(&format!("{bucket}, burst: 50, {own}"), &alice), ("20/1m".to_owned(), 30));
-    }
-
-    /// An override that binds nobody looks like one that works.
-    #[test]
-    fn an_override_that_binds_nobody_is_an_error() {
-        for (keys, expected) in [
-            (
-                "overrides: {alice: 5}",
-                "invalid overrides: the policy has no scope, so it has one key only; write for example `scope: [user]`",
-            ),
-            (
-                "scope: [a, b], overrides: {x: 5}",
-                "invalid overrides (a map): the scope has 2 attributes; write a list, for example `[{key: [a-value, b-value], limit: 1000}]`",
-            ),
-            (
-                "scope: a, overrides: 5",
-                "invalid overrides `5`: must be keys and values, or a list of keys and values, for example `key: alice, limit: 1000`",
-            ),
-            (
-                "scope: a, overrides: {x: -5}",
-                "overrides: invalid x `-5`: must be a whole number from 0 to 18446744073709551615, without quotes",
-            ),
-            (
-                "scope: a, overrides: {x: {limit: 5}}",
-                "overrides: invalid x (a map): must be a whole number from 0 to 18446744073709551615, without quotes, or a limit and a window, for example `100/1m`",
-            ),
-            (
-                "scope: a, overrides: {x: 5/0s}",
-                "overrides: invalid x `5/0s`: invalid window `0s`: must be 1ms to 366d, for example `1m`",
-            ),
-            (
-                "scope: a, overrides: {'vip-*': 5}",
-                "overrides: invalid key `vip-*`: `*` stands for itself; name each key, or write a policy with `when: {a: {glob: ...}}`",
-            ),
-            (
-                "scope: ip, overrides: {10.0.0.0/8: 5}",
-                "overrides: invalid key `10.0.0.0/8`: ip is an address; write for example `192.0.2.1`",
-            ),
-            (
-                "scope: [a, b], overrides: [{key: x, limit: 5}]",
-                "override 1: invalid key: has 1 values and the scope 2 attributes; write one for each",
-            ),
-            (
-                "scope: [a, b], overrides: [{limit: 5}]",
-                "override 1: missing key: must be a text, or a list of them",
-            ),
-            (
-                "scope: [a, b], overrides: [{key: [x, []], limit: 5}]",
-                "override 1: invalid key (an empty list): must be a text",
-            ),
-            (
-                "scope: a, overrides: [{key: x}]",
-                "override 1: missing limit: write it, for example `limit: 1000`",
-            ),
-            (
-                "scope: a, overrides: [{key: x, limit: 5, burst: 4}]",
-                "override 1: invalid burst `4`: the algorithm is sliding-log and only token-bucket has burst; leave it out or write `algorithm: token-bucket`",
-            ),
-            (
-                "scope: a, overrides: [{key: x, limit: 5}, x]",
-                "invalid overrides `x`: must be keys and values, for example `key: alice, limit: 1000`",
-            ),
-            (
-                "scope: a, overrides: [{key: x, limt: 5}]",
-                "override 1: unknown key `limt`: did you mean `limit`?",
-            ),
-            (
-                "scope: ip, overrides: {192.0.2.1: 5, '::ffff:192.0.2.1': 6}",
-                "duplicate override `192.0.2.1`: must be given once; remove one",
-            ),
-        ] {
-            assert_eq!(policy_error(&format!("quota: 1/1s, {keys}")), expected);
-        }
-        assert_eq!(
-            error(
-                "policies:\n  - name: p\n    scope: a\n    quota: 1/1s\n    overrides:\n      x: 1\n      y: no\n"
-            ),
-            "slidegate.yaml:7: policy `p`: overrides: invalid y `no`: no window; write `limit/window`, for example `100/1m`"
-        );
     }
 }

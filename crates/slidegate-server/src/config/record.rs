@@ -61,7 +61,6 @@ pub(super) const RECORD_PATH: Form = Form::new(
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::config::tests::error;
 
     const POLICIES: &str = "\npolicies: [{name: p, quota: 1/1s}]";
 
@@ -74,29 +73,5 @@ mod tests {
         assert_eq!(bare, Record { path: "a.jsonl".into(), max_bytes: 256 << 20, files: 8, sample: 1.0 });
         let full = read("record: {path: /v/a, max_bytes: 2 MiB, files: 3, sample: 0.25}").unwrap();
         assert_eq!(full, Record { path: "/v/a".into(), max_bytes: 2 << 20, files: 3, sample: 0.25 });
-    }
-
-    /// Mistakes are corrected where they stand.
-    #[test]
-    fn each_wrong_setting_names_its_value_and_the_way_out() {
-        for (settings, expected) in [
-            (
-                "max_bytes: 1GiB",
-                "missing path: must be the path of a file, for example `path: /var/lib/slidegate/requests.jsonl`",
-            ),
-            (
-                "path: /var/",
-                "invalid path `/var/`: must be the path of a file, for example `path: /var/lib/slidegate/requests.jsonl`",
-            ),
-            ("path: a, files: 0", "invalid files `0`: must be a whole number from 1 to 1000, without quotes"),
-            ("path: a, sample: 2", "invalid sample `2`: must be a number from 0 to 1"),
-            (
-                "path: a, max_bytes: 10kB",
-                "invalid max_bytes `10kB`: must be 1MiB to 1024TiB, as a number with a unit (KiB, MiB, GiB, TiB, kB, MB, GB or TB), for example `max_bytes: 1GiB`",
-            ),
-        ] {
-            let text = format!("record: {{{settings}}}{POLICIES}");
-            assert_eq!(error(&text), format!("slidegate.yaml:1: record: {expected}"));
-        }
     }
 }

@@ -131,7 +131,6 @@ impl Resp {
 #[cfg(test)]
 mod tests {
     use super::{Resp, SocketFile};
-    use crate::config::tests::{error, errors};
     use crate::config::{Config, Outside};
 
     const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
@@ -174,94 +173,5 @@ mod tests {
         assert_eq!(resp("max_connections: 5", &outside).listen.map(|at| at.port()), Some(7000));
         let alone = Config::parse_with(POLICY, "slidegate.yaml", &outside).unwrap().resp.unwrap();
         assert!(alone.password.is_some_and(|password| password.is(b"outside")));
-    }
-
-    /// Each is a port that would be somewhere else, or guarded by something else, than was meant.
-    #[test]
-    fn each_wrong_setting_of_the_port_names_its_value_and_the_way_out() {
-        let here = "listen: 127.0.0.1:6380";
-        for (keys, expected) in [
-            (
-                "listen: 6380".to_owned(),
-                "slidegate.yaml:1: resp: invalid listen `6380`: must be an IP address and a port, for example `127.0.0.1:7979` or `[::]:7979`",
-            ),
-            (
-                "password: x".into(),
-                "slidegate.yaml:1: resp: missing listen: write it, for example `listen: 127.0.0.1:6380`, or give `--resp`",
-            ),
-            (
-                format!("{here}, password: "),
-                "slidegate.yaml:1: resp: invalid password: must be a text of 1 to 512 bytes",
-            ),
-            (
-                format!("{here}, password_file: /dev/null"),
-                "slidegate.yaml:1: resp: invalid password_file `/dev/null`: must be a file that holds a text of 1 to 512 bytes",
-            ),
-            (
-                format!("{here}, password_file: no/such"),
-                "slidegate.yaml:1: resp: invalid password_file `no/such`: cannot be read: No such file or directory (os error 2); check the path and its permissions",
-            ),
-            (
-                format!("{here}, cert_file: /dev/null"),
-                "slidegate.yaml:1: resp: invalid cert_file: needs key_file; give both",
-            ),
-            (
-                format!("{here}, client_ca_file: a"),
-                "slidegate.yaml:1: resp: invalid client_ca_file: needs cert_file; clients show certificates over TLS only, so give both",
-            ),
-            (
-                "socket: a, cert_file: a, key_file: b".into(),
-                "slidegate.yaml:1: resp: invalid cert_file: needs listen; a socket file has no TLS, so give an address or leave it out",
-            ),
-            (
-                "socket: a, socket_mode: 888".into(),
-                "slidegate.yaml:1: resp: invalid socket_mode `888`: must be three octal digits, for example `\"0660\"`",
-            ),
-            (
-                format!("{here}, socket_mode: 660"),
-                "slidegate.yaml:1: resp: invalid socket_mode: needs socket; it is the mode of the socket's file, so give both",
-            ),
-            (
-                format!("{here}, idle_timeout: 10"),
-                "slidegate.yaml:1: resp: invalid idle_timeout `10`: must be 1s to 1w with a unit (ms, s, m, h, d or w), for example `idle_timeout: 10m`",
-            ),
-            (
-                format!("{here}, idle_timeout: 8d"),
-                "slidegate.yaml:1: resp: invalid idle_timeout `8d`: must be 1s to 1w with a unit (ms, s, m, h, d or w), for example `idle_timeout: 10m`",
-            ),
-            (
-                format!("{here}, max_connections: 0"),
-                "slidegate.yaml:1: resp: invalid max_connections `0`: must be a whole number from 1 to 60000, without quotes",
-            ),
-            (
-                format!("{here}, max_connections: 60001"),
-                "slidegate.yaml:1: resp: invalid max_connections `60001`: must be a whole number from 1 to 60000, without quotes",
-            ),
-            (
-                format!("{here}, pasword: x"),
-                "slidegate.yaml:1: resp: unknown key `pasword`: did you mean `password`?",
-            ),
-        ] {
-            let message = error(&format!("resp: {{{keys}}}{POLICY}"));
-            assert_eq!(message, expected);
-        }
-        let both =
-            error(&format!("resp: {{{here}, password: x, password_file: /proc/sys/kernel/ostype}}{POLICY}"));
-        assert_eq!(both, "slidegate.yaml:1: resp: invalid password_file: conflicts with password; keep one");
-    }
-
-    /// Usage of the commands would be counted under a policy of their name.
-    #[test]
-    fn no_policy_is_called_like_a_command() {
-        let taken = "is the name of a RESP command, whose keys are kept under it; choose another";
-        let text = "policies:\n  - {name: THROTTLE, quota: 1/1s}\n  - {name: CL.THROTTLE, quota: 1/1s}\n";
-        let expected = [
-            format!("slidegate.yaml:2: policy `THROTTLE`: invalid name `THROTTLE`: {taken}"),
-            format!("slidegate.yaml:3: policy `CL.THROTTLE`: invalid name `CL.THROTTLE`: {taken}"),
-        ];
-        assert_eq!(errors(text), expected);
-        let flag = ["1/1s named THROTTLE".to_owned()];
-        let message = Config::from_sources(None, &flag, &Outside::default()).unwrap_err().to_string();
-        assert_eq!(message, format!("--policy `1/1s named THROTTLE`: invalid name `THROTTLE`: {taken}"));
     }
 }

@@ -214,7 +214,7 @@ pub(super) fn try_out(shared: &SharedStore, policies: &PolicySet, top: &Section<
 mod tests {
     use slidegate::{OnStoreError, RedisOptions};
 
-    use crate::config::tests::{error, policy, policy_error};
+    use crate::config::tests::policy;
     use crate::config::{Config, Outside};
 
     const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
@@ -276,96 +276,6 @@ mod tests {
         assert!(alone(&Outside::default()).is_none());
     }
 
-    /// Each is a service that would not share, or not in time, or with nobody.
-    #[test]
-    fn each_wrong_setting_of_the_store_names_its_value_and_the_way_out() {
-        let url = "redis://h";
-        for (keys, expected) in [
-            (
-                "redis: {}".to_owned(),
-                "slidegate.yaml:1: store: invalid redis: must be a URL, for example `redis: redis://127.0.0.1:6379`",
-            ),
-            (
-                "redis: 'redis://me:hidden@h:x'".into(),
-                "slidegate.yaml:1: store: invalid redis: redis url `redis://***@h:x`: invalid port `x`: must be a number from 1 to 65535; give for example `redis://127.0.0.1:6379`",
-            ),
-            (
-                format!("redis: {url}, deadline: 0s"),
-                "slidegate.yaml:1: store: invalid deadline `0s`: must be 1ms to 1m with a unit (ms, s, m, h, d or w), for example `deadline: 50ms`",
-            ),
-            (
-                format!("redis: {url}, deadline: 50"),
-                "slidegate.yaml:1: store: invalid deadline `50`: must be 1ms to 1m with a unit (ms, s, m, h, d or w), for example `deadline: 50ms`",
-            ),
-            (
-                format!("redis: {url}, connect_timeout: 61s"),
-                "slidegate.yaml:1: store: invalid connect_timeout `61s`: must be 1ms to 1m with a unit (ms, s, m, h, d or w), for example `connect_timeout: 250ms`",
-            ),
-            (
-                format!("redis: {url}, connections: 17"),
-                "slidegate.yaml:1: store: invalid connections `17`: must be a whole number from 1 to 16, without quotes",
-            ),
-            (
-                format!("redis: {url}, instances: 0"),
-                "slidegate.yaml:1: store: invalid instances `0`: must be a whole number from 1 to 10000, without quotes",
-            ),
-            (
-                format!("redis: {url}, require: redis"),
-                "slidegate.yaml:1: store: invalid require `redis`: must be `nothing` (it starts without the store, and each policy uses its fallback) or `shared` (limits are shared: the store executes what decisions need)",
-            ),
-            (
-                format!("redis: {url}, keys: secret"),
-                "slidegate.yaml:1: store: invalid keys `secret`: must be `plain` (ids that are short and plain are part of the names of keys) or `hashed` (every id is hashed)",
-            ),
-            (
-                format!("redis: {url}, key_secret: "),
-                "slidegate.yaml:1: store: invalid key_secret: must be a text",
-            ),
-            (
-                format!("redis: {url}, hash_tag: [a]"),
-                "slidegate.yaml:1: store: invalid hash_tag (a list): must be the name of an attribute, 1 to 128 bytes without spaces, commas and brackets; write several as a list, for example `[user, path]`",
-            ),
-            (
-                format!("redis: {url}, coalesce: no"),
-                "slidegate.yaml:1: store: invalid coalesce `no`: must be `true` or `false`",
-            ),
-            (
-                format!("redis: {url}, ca_file: no/such.pem"),
-                "slidegate.yaml:1: store: invalid ca_file `no/such.pem`: cannot be read: No such file or directory (os error 2); check the path and its permissions",
-            ),
-            (
-                format!("redis: {url}, cert_file: /dev/null"),
-                "slidegate.yaml:1: store: invalid cert_file: needs key_file; give both",
-            ),
-            (
-                format!("redis: {url}, ca_file: /dev/null"),
-                "slidegate.yaml:1: store: redis has certificates but its url does not encrypt; give a url that begins with `rediss`",
-            ),
-            (
-                "deadline: 50ms".into(),
-                "slidegate.yaml:1: store: invalid deadline: needs redis; write for example `redis: redis://127.0.0.1:6379`, give `--redis` or SLIDEGATE_REDIS, or leave it out",
-            ),
-            (
-                format!("redis: {url}, dedline: 50ms"),
-                "slidegate.yaml:1: store: unknown key `dedline`: did you mean `deadline`?",
-            ),
-            (
-                "url: x".into(),
-                "slidegate.yaml:1: store: unknown key `url`: use `redis`, for example `redis: redis://127.0.0.1:6379`",
-            ),
-        ] {
-            let message = error(&format!("store: {{{keys}}}{POLICY}"));
-            assert_eq!(message, expected);
-        }
-        assert_eq!(
-            error(
-                "store: {redis: redis://h}\npolicies:\n  - name: p\n    limit: 9007199254740993\n    window: 1s\n"
-            ),
-            "slidegate.yaml:4: policy `p`: invalid limit 9007199254740993: a shared store can count at most \
-             9007199254740991"
-        );
-    }
-
     /// What happens when Redis is away must be what was chosen, policy by policy.
     #[test]
     fn a_policy_says_what_it_does_while_the_store_is_away() {
@@ -377,14 +287,5 @@ mod tests {
         ] {
             assert_eq!(policy(keys).fallback(), fallback, "{keys}");
         }
-        let expected = "must be `local` (count in memory meanwhile), `allow` (let every request pass) or `deny` (deny every request)";
-        assert_eq!(
-            policy_error("quota: 1/1s, on_store_error: open"),
-            format!("invalid on_store_error `open`: {expected}")
-        );
-        assert_eq!(
-            policy_error("quota: 1/1s, fail_open: true"),
-            "unknown key `fail_open`: use `on_store_error`, for example `on_store_error: local`"
-        );
     }
 }

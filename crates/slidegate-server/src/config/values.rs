@@ -269,7 +269,7 @@ pub(super) fn safe_name(text: &str) -> String {
     safe.take(slidegate::Policy::MAX_NAME).collect()
 }
 
-fn is_attribute_name(text: &str) -> bool {
+pub(super) fn is_attribute_name(text: &str) -> bool {
     let is_odd =
         |c: char| c.is_whitespace() || c.is_control() || matches!(c, ',' | '`' | '[' | ']' | '{' | '}');
     (1..=crate::limits::MAX_NAME).contains(&text.len()) && !text.contains(is_odd)
