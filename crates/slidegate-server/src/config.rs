@@ -65,7 +65,7 @@ pub(crate) use values::{ByteSize, Lease, Parsed, Span, Text, Window, format_byte
 pub(crate) use words::{Counted, counted_name, describe, quota_text};
 
 /// The longest drain delay.
-pub(crate) const MAX_DRAIN_DELAY: Duration = Duration::from_secs(3600);
+const MAX_DRAIN_DELAY: Duration = Duration::from_secs(3600);
 
 /// The whole configuration.
 #[derive(Debug, Clone)]
@@ -281,39 +281,11 @@ policies:
         assert!(config.is_address("ip") && !config.is_address("user"));
     }
 
-    /// The report about an input of tests/config/errors.golden.
-    fn report(kind: &str, input: &str) -> String {
-        let file = |text: &str| Config::parse(text, "slidegate.yaml").unwrap_err().to_string();
-        let line = input.trim_end_matches('\n');
-        match kind {
-            "file" => file(input),
-            "section" => file(&format!("{input}policies: [{{name: p, quota: 1/1s}}]\n")),
-            "policy" => file(&file_of(line)),
-            "flag" => {
-                let texts = [line.to_owned()];
-                Config::from_sources(None, &texts, &Outside::default()).unwrap_err().to_string()
-            }
-            "variables" => {
-                let value = |name: &str| {
-                    let mut pairs = input.lines().filter_map(|line| line.split_once('='));
-                    Ok(pairs.find(|(known, _)| *known == name).map(|(_, value)| value.to_owned()))
-                };
-                Outside::read_by(Arguments::default(), value)
-                    .and_then(|outside| Config::from_sources(None, &[], &outside))
-                    .unwrap_err()
-                    .to_string()
-            }
-            "json" => Added::read("p", &serde_json::from_str(line).unwrap(), &[]).unwrap_err(),
-            other => panic!("{other} is no kind of input"),
-        }
-    }
-
-    /// Anyone who mistypes a setting reads its line, what was given, what is expected and the fix, for
-    /// every mistake at once. A policy to paste must be valid.
-    #[test]
-    fn mistakes_are_reported_as_in_the_golden_file() {
-        const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/config/errors.golden");
-        let golden = std::fs::read_to_string(PATH).unwrap();
+    /// Compares what `report` says about each input of a golden file. An input begins with `--- KIND`,
+    /// its report has `=> ` before each line, and anything else is a comment.
+    pub(crate) fn compare_golden(name: &str, report: impl Fn(&str, &str) -> String) {
+        let path = format!("{}/tests/golden/{name}.golden", env!("CARGO_MANIFEST_DIR"));
+        let golden = std::fs::read_to_string(&path).unwrap();
         let mut current = String::with_capacity(golden.len());
         let mut lines = golden.lines().peekable();
         while let Some(line) = lines.next() {
@@ -324,19 +296,68 @@ policies:
                 input += &format!("{line}\n");
             }
             while lines.next_if(|line| line.starts_with("=> ")).is_some() {}
-            let report = report(kind, &input);
-            for policy in report.split('`').filter(|part| part.starts_with("policies: [")) {
-                Config::parse(policy, "pasted").unwrap_or_else(|errors| panic!("{errors}"));
-            }
             current += &input;
-            current.extend(report.lines().map(|line| format!("=> {line}\n")));
+            current.extend(report(kind, &input).lines().map(|line| format!("=> {line}\n")));
         }
         if std::env::var_os("UPDATE_GOLDEN").is_some() {
-            std::fs::write(PATH, &current).unwrap();
+            std::fs::write(&path, &current).unwrap();
         }
         let differs = golden.lines().zip(current.lines()).find(|(golden, current)| golden != current);
         assert_eq!(differs, None);
         assert_eq!(golden.lines().count(), current.lines().count());
+    }
+
+    /// Anyone who mistypes a setting reads its line, what was given, what is expected and the fix, for
+    /// every mistake at once. A policy to paste must be valid.
+    #[test]
+    fn mistakes_are_reported_as_in_the_golden_file() {
+        let file = |text: &str| Config::parse(text, "slidegate.yaml").unwrap_err().to_string();
+        compare_golden("errors", |kind, input| {
+            let line = input.trim_end_matches('\n');
+            let report = match kind {
+                "file" => file(input),
+                "section" => file(&format!("{input}policies: [{{name: p, quota: 1/1s}}]\n")),
+                "policy" => file(&file_of(line)),
+                "flag" => {
+                    let texts = [line.to_owned()];
+                    Config::from_sources(None, &texts, &Outside::default()).unwrap_err().to_string()
+                }
+                "variables" => {
+                    let value = |name: &str| {
+                        let mut pairs = input.lines().filter_map(|line| line.split_once('='));
+                        Ok(pairs.find(|(known, _)| *known == name).map(|(_, value)| value.to_owned()))
+                    };
+                    let outside = Outside::read_by(Arguments::default(), value);
+                    let config = outside.and_then(|outside| Config::from_sources(None, &[], &outside));
+                    config.unwrap_err().to_string()
+                }
+                "json" => Added::read("p", &serde_json::from_str(line).unwrap(), &[]).unwrap_err(),
+                other => panic!("{other} is no kind of input"),
+            };
+            for policy in report.split('`').filter(|part| part.starts_with("policies: [")) {
+                Config::parse(policy, "pasted").unwrap_or_else(|errors| panic!("{errors}"));
+            }
+            report
+        });
+    }
+
+    /// The description is how a wrong file is noticed before it denies anyone.
+    #[test]
+    fn policies_are_described_as_in_the_golden_file() {
+        compare_golden("policies", |kind, input| {
+            let line = input.trim_end();
+            let shared = |instances| describe(&policy(line), Counted::Shared { instances });
+            match kind.split_once(' ') {
+                None if kind == "memory" => describe(&policy(line), Counted::Here),
+                None if kind == "shared" => shared(None),
+                None => describe(&flag::policy_from_text(line).unwrap(), Counted::Here),
+                Some(("shared", instances)) => shared(instances.parse().ok()),
+                Some(_) => {
+                    let config = Config::parse(input, "slidegate.yaml").unwrap();
+                    config.memory.worst_case(config.policies.iter(), [], false).to_string()
+                }
+            }
+        });
     }
 
     /// Each policy costs memory in every thread.
@@ -382,41 +403,8 @@ policies:
     /// at all.
     #[test]
     fn no_bytes_panic() {
-        let spice = [
-            "&a ",
-            "*a",
-            "<<: ",
-            "!x ",
-            "- ",
-            ": ",
-            "{",
-            "}",
-            "[",
-            "]",
-            "\"",
-            "'",
-            "|",
-            ">",
-            "#",
-            "\n",
-            "\t",
-            "  ",
-            "~",
-            "é",
-            "0",
-            "-1",
-            "1e999",
-            "true",
-            "---\n",
-            "policies:",
-            "key",
-            "\0",
-            "?",
-            "%",
-            "`",
-            "\u{2028}",
-            "*",
-        ];
+        let spice = "&a |*a|<<: |!x |- |: |{|}|[|]|\"|'|>|#|\n|\t|  |~|é|0|-1|1e999|true|---\n|policies:|key|\0|?|%|`|\u{2028}|*";
+        let spice: Vec<&str> = spice.split('|').chain(["|"]).collect();
         let mut state = 7u64;
         let mut random = |below: usize| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

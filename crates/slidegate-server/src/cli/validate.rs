@@ -1,11 +1,10 @@
 //! `slidegate validate`: parses a configuration as `serve` does and describes it.
 
 use std::path::Path;
-use std::process::ExitCode;
 
 use slidegate::{Algorithm, Counts, Policy, PolicySet, format_window};
 
-use super::failure::Failure;
+use super::failure::{Failure, fail};
 use super::output;
 use super::sources::{EnvoyArgs, PolicyArgs};
 use crate::config::{Arguments, Config, describe};
@@ -25,23 +24,21 @@ pub(super) struct ValidateArgs {
     envoy: EnvoyArgs,
 }
 
-pub(super) fn run(args: &ValidateArgs) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &ValidateArgs) -> Result<(), Failure> {
     let settings = args.envoy.settings()?;
-    let policies =
-        PolicyArgs { config: args.file.clone().or_else(|| args.config.clone()), policies: Vec::new() };
+    let policies = PolicyArgs::of_file(args.file.clone().or_else(|| args.config.clone()));
     let file = policies.file();
     if file.is_none() && settings.is_none() {
-        return Err(Failure(
-            "nothing to validate; give a config file, or a folder of envoyproxy/ratelimit files with --envoy-config"
-                .to_owned(),
-        ));
+        return fail(
+            "nothing to validate; give a config file, or a folder of envoyproxy/ratelimit files with --envoy-config",
+        );
     }
     let sources = match &settings {
         Some(settings) => policies.sources_with_envoy(settings, Arguments::default())?,
         None => policies.sources(Arguments::default())?,
     };
-    let config = sources.load().map_err(|errors| Failure(errors.to_string()))?;
-    protocols::check_certificates(&config).map_err(Failure)?;
+    let config = sources.load()?;
+    protocols::check_certificates(&config)?;
     let envoy = settings.as_ref().map(|settings| load_envoy(settings, &config)).transpose()?;
     if let Some(file) = &file {
         output::print(file_summary(file, &config, envoy.as_ref()))?;
@@ -49,7 +46,7 @@ pub(super) fn run(args: &ValidateArgs) -> Result<ExitCode, Failure> {
     if let Some((settings, envoy)) = settings.zip(envoy) {
         output::print(folder_summary(&settings, &envoy))?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Describes the policies and settings of the file.
@@ -96,7 +93,7 @@ fn file_summary(file: &Path, config: &Config, envoy: Option<&EnvoyConfig>) -> St
         lines.push(format!(
             "Usage is saved to {} every {} and at shutdown.",
             snapshot.path.display(),
-            format_window(snapshot.interval)
+            format_window(snapshot.interval.0)
         ));
     }
     lines.join("\n")
@@ -141,10 +138,8 @@ fn cost_warnings(config: &Config) -> Vec<String> {
 /// Loads the envoyproxy/ratelimit files, and checks that their names do not clash with the
 /// configured policies.
 fn load_envoy(settings: &Settings, config: &Config) -> Result<EnvoyConfig, Failure> {
-    let envoy = EnvoyConfig::load(&settings.folder, settings.options.clone())
-        .map_err(|error| Failure(error.to_string()))?;
-    PolicySet::new(config.policies.iter().chain(envoy.policies()).cloned())
-        .map_err(|error| Failure(error.to_string()))?;
+    let envoy = EnvoyConfig::load(&settings.folder, settings.options.clone())?;
+    PolicySet::new(config.policies.iter().chain(envoy.policies()).cloned())?;
     Ok(envoy)
 }
 

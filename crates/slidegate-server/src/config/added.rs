@@ -10,7 +10,7 @@ use super::check::Section;
 use super::errors::Findings;
 use super::observe::KeysShown;
 use super::policy::PolicySpec;
-use super::schema::{FORMS, policy_schema};
+use super::schema::policy_schema;
 
 /// A policy, with its candidate and how its keys are shown.
 #[derive(Debug, Clone)]
@@ -46,7 +46,7 @@ impl Added {
         let node = Node::from(&Json::from(keys.clone()));
         let findings = Findings::default();
         let section = Section::new(&node, place, &findings);
-        let added = section.read::<PolicySpec>(policy_schema(), &FORMS, |_| {}).map(|(spec, _)| {
+        let added = section.read::<PolicySpec>(policy_schema(), |_| {}).map(|(spec, _)| {
             let keys_shown = spec.keys_shown.unwrap_or_default();
             let (policy, candidate) = spec.build(&section, addresses);
             Self { policy, candidate, keys_shown }

@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value as Json, json};
@@ -72,7 +73,7 @@ pub(crate) struct Token {
 }
 
 /// One thing that a token permits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Right {
     /// Read what the service does and how it is configured.
@@ -84,8 +85,6 @@ pub(crate) enum Right {
 }
 
 impl Right {
-    const ALL: [Self; 3] = [Self::Read, Self::Decide, Self::Write];
-
     /// `read`, `decide` or `write`.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -93,10 +92,6 @@ impl Right {
             Self::Decide => "decide",
             Self::Write => "write",
         }
-    }
-
-    fn of(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|right| right.name() == name)
     }
 }
 
@@ -127,7 +122,7 @@ impl Rights {
     }
 
     fn names(self) -> Vec<&'static str> {
-        Right::ALL.into_iter().filter(|right| self.has(*right)).map(Right::name).collect()
+        Right::value_variants().iter().filter(|right| self.has(**right)).map(|right| right.name()).collect()
     }
 
     /// As the configuration has them: `write`, or `[read, decide]`.
@@ -202,7 +197,8 @@ pub(super) fn from_variable(value: &str) -> Result<Vec<Json>, ConfigErrors> {
     let token = |entry: &str| {
         let mut parts = entry.trim().splitn(3, ':');
         let name = parts.next().filter(|name| is_name(name))?;
-        let scope = parts.next()?.split('+').map(Right::of).collect::<Option<Vec<_>>>()?;
+        let scope = parts.next()?.split('+').map(|right| Right::from_str(right, false));
+        let scope = scope.collect::<Result<Vec<_>, _>>().ok()?;
         let sha256 = parts.next().filter(|digits| <Secret<[u8; 32]>>::parse(digits).is_ok())?;
         let scope: Vec<_> = scope.into_iter().map(Right::name).collect();
         Some(json!({ "name": name, "scope": scope, "sha256": sha256 }))

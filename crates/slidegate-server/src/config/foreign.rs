@@ -31,6 +31,8 @@ server: {listen: 127.0.0.1:7979} | listen port bind shutdown_grace drain_delay
 listen: 127.0.0.1:7979 | host port bind address
 redis: redis://127.0.0.1:6379 | url uri host address redis_url
 drain_delay: 5s | drain_time drain_timeout drain_period lame_duck shutdown_delay pre_stop
+batch: true | coalesce
+cache_denials: true | remember_denials
 deadline: 50ms | timeout timeout_ms command_timeout
 on_store_error: local | fail_open fail_closed failure_mode failure_mode_deny on_error on_backend_error fallback
 store: {memory: {max_keys: 1000000}} | max_keys memory redis redis_url
@@ -184,15 +186,10 @@ pub(super) fn whole(node: &Node) -> Option<u64> {
     digits.parse().ok().filter(|_| is_plain)
 }
 
-/// A text quoted for YAML, if necessary.
+/// A text quoted for YAML.
 pub(super) fn quoted(text: &str) -> String {
-    let harmless = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '/' | '-');
-    let is_text =
-        text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/') && text.chars().all(harmless);
-    let is_word =
-        ["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_lowercase().as_str());
     // JSON's quoted text is YAML's.
-    if is_text && !is_word { text.to_owned() } else { Json::from(text).to_string() }
+    Json::from(text).to_string()
 }
 
 /// A word in lower case with underscores.

@@ -10,7 +10,7 @@ use slidegate_envoy::{GrpcSettings, GrpcTls};
 
 use super::check::Section;
 use super::environment::Outside;
-use super::listener::{ListenerKeys, check_tls_without_address};
+use super::listener::ListenerKeys;
 use super::values::Span;
 use crate::listener::TlsFiles;
 
@@ -41,17 +41,11 @@ impl GrpcSection {
         let has_listener = self.listen.is_some() || outside.has_other_grpc || section.has("listen");
         if !has_listener && !section.has("socket") {
             let why = "needs listen or socket; write for example `listen: 127.0.0.1:8081`, or give `--grpc`";
-            section
-                .entries()
-                .first()
-                .and_then(|(key, _)| key.scalar())
-                .into_iter()
-                .for_each(|key| section.invalid(key, why));
+            if let Some(key) = section.entries().first().and_then(|(key, _)| key.scalar()) {
+                section.invalid(key, why);
+            }
         }
-        let (tls, socket) = self.listener.build(section);
-        if !has_listener {
-            check_tls_without_address(section);
-        }
+        let (tls, socket) = self.listener.build(section, has_listener);
         let tls = tls.map(|TlsFiles { cert_file, key_file, client_ca_file, client_name }| GrpcTls {
             cert_file,
             key_file,
@@ -81,8 +75,7 @@ mod tests {
 
     const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
 
-    /// A door that is not where it was meant to be lets everything pass: Envoy fails open unless
-    /// configured otherwise.
+    /// A listener on the wrong address limits nothing: Envoy fails open by default.
     #[test]
     fn every_setting_arrives() {
         let read = |text: &str| Config::parse(&format!("{text}{POLICY}"), "slidegate.yaml").unwrap().grpc;

@@ -60,11 +60,11 @@ pub(super) struct Override {
     key: List<Scalar>,
     /// Most cost per window.
     limit: Option<u64>,
-    /// The window's length. The policy's, unless given.
+    /// The window's length. Default: the policy's.
     window: Option<Window>,
     /// Limit and window in one.
     quota: Option<Parsed<Quota>>,
-    /// What a token bucket admits at once. The policy's, unless given.
+    /// What a token bucket admits at once. Default: the policy's.
     #[schemars(range(min = 1))]
     burst: Option<u64>,
 }
@@ -80,6 +80,24 @@ impl Scope<'_> {
     pub(super) fn is_address(&self, attribute: &str) -> bool {
         self.addresses.iter().any(|address| address == attribute)
     }
+
+    /// The key of these values.
+    ///
+    /// # Errors
+    /// Why the values are not a key.
+    fn key<'v>(
+        &self,
+        values: impl IntoIterator<Item = &'v str, IntoIter: ExactSizeIterator>,
+    ) -> Result<Key, String> {
+        let (values, attributes) = (values.into_iter(), &self.attributes);
+        if values.len() != attributes.len() {
+            let (given, expected) = (values.len(), attributes.len());
+            return Err(format!(
+                "invalid key: has {given} values and the scope {expected} attributes; write one for each"
+            ));
+        }
+        values.zip(attributes).map(|(text, attribute)| part(text, attribute, self)).collect()
+    }
 }
 
 /// The overrides of a policy; those that are invalid are reported. Without `base`, the quotas are
@@ -90,9 +108,9 @@ pub(super) fn overrides(
     scope: &Scope<'_>,
     policy: &Section<'_>,
 ) -> Vec<(Key, Quota)> {
-    let section = policy.child("overrides");
-    match (overrides, scope.attributes.as_slice()) {
-        (_, []) => {
+    let attributes = scope.attributes.as_slice();
+    match overrides {
+        _ if attributes.is_empty() => {
             if !policy.has_rejected(&["scope"]) {
                 let why =
                     "the policy has no scope, so it has one key only; write for example `scope: [user]`";
@@ -100,19 +118,7 @@ pub(super) fn overrides(
             }
             Vec::new()
         }
-        (Overrides::Map(pairs), [attribute]) => pairs
-            .iter()
-            .filter_map(|(text, short)| {
-                let part = part(text, attribute, scope);
-                let part = part.map_err(|message| section.report(text, message)).ok()?;
-                let spec = match short {
-                    ShortOverride::Number(limit) => QuotaSpec { limit: Some(*limit), ..QuotaSpec::default() },
-                    ShortOverride::Scalar(quota) => QuotaSpec::text(quota.0),
-                };
-                Some((vec![part], spec.over(base?).build(&section)?))
-            })
-            .collect(),
-        (Overrides::Map(_), attributes) => {
+        Overrides::Map(_) if attributes.len() > 1 => {
             let message = format!(
                 "invalid overrides (a map): the scope has {} attributes; write a list, for example `[{{key: [{}], \
                  limit: 1000}}]`",
@@ -122,7 +128,19 @@ pub(super) fn overrides(
             policy.report("overrides", message);
             Vec::new()
         }
-        (Overrides::List(list), _) => {
+        Overrides::Map(pairs) => {
+            let section = policy.child("overrides");
+            let read = |(text, short): (&String, &ShortOverride)| {
+                let spec = match short {
+                    ShortOverride::Number(limit) => QuotaSpec { limit: Some(*limit), ..QuotaSpec::default() },
+                    ShortOverride::Scalar(quota) => QuotaSpec::text(quota.0),
+                };
+                let key = scope.key([text.as_str()]).map_err(|message| section.report(text, message)).ok()?;
+                Some((key, spec.over(base?).build(&section)?))
+            };
+            pairs.iter().filter_map(read).collect()
+        }
+        Overrides::List(list) => {
             let nodes = policy.elements("overrides").iter().enumerate();
             let nodes = nodes.filter(|(_, node)| !node.is_rejected.get());
             let read = |(one, (position, node)): (&Override, _)| {
@@ -142,17 +160,8 @@ impl Override {
         section: &Section<'_>,
     ) -> Option<(Key, Quota)> {
         let Self { key: List(values), limit, window, quota, burst } = self;
-        let attributes = &scope.attributes;
-        let key: Result<Key, String> = if values.len() == attributes.len() {
-            let parts = values.iter().zip(attributes);
-            parts.map(|(Scalar(text), attribute)| part(text, attribute, scope)).collect()
-        } else {
-            let (given, expected) = (values.len(), attributes.len());
-            Err(format!(
-                "invalid key: has {given} values and the scope {expected} attributes; write one for each"
-            ))
-        };
         let is_read = !section.elements("key").iter().any(|part| part.is_rejected.get());
+        let key = scope.key(values.iter().map(|Scalar(text)| text.as_str()));
         let key = key.map_err(|message| is_read.then(|| section.report("key", message))).ok();
         if limit.is_none() && quota.is_none() && !section.has_rejected(&["limit", "quota"]) {
             section.report("limit", "missing limit: write it, for example `limit: 1000`");

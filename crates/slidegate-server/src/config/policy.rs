@@ -48,23 +48,22 @@ pub(super) struct PolicySpec {
     #[serde(with = "ExcessChoice")]
     excess: Excess,
     /// What of a request counts: `cost` (what it costs in all), `requests` (1 for each, which is never
-    /// held), or the name of one of its costs. `cost`, unless given; `requests` with `in_flight`.
+    /// held), or the name of one of its costs. Default: `cost`, or `requests` with `in_flight`.
     counts: Option<Parsed<Counts>>,
-    /// What a reservation holds that does not say its cost; lowered to the limit of the key. 1, unless
-    /// given.
+    /// What a reservation without a cost holds; lowered to the limit of the key. Default: 1.
     #[schemars(range(min = 1, max = 9007199254740991_u64))]
     estimate: Option<u64>,
     /// Whether the estimate is learned: the 90th percentile of the last 1,024 costs that reservations
     /// were settled to, in this process; `estimate` until so many are known.
     #[schemars(extend("default" = false))]
     learn_estimate: bool,
-    /// What becomes of reserved cost that is not settled in time. `charge`, unless given; `forget` for
+    /// What happens to reserved cost that expires unsettled. Default: `charge`, or `forget` for
     /// reservations of Kuadrant's gRPC service.
-    unsettled: Option<UnsettledChoice>,
-    /// What a unit of cost is, for `headers.x_ratelimit: openai` and `anthropic`. `requests` with
-    /// `counts: requests`, otherwise unknown, unless given.
-    unit: Option<UnitChoice>,
-    /// What to do while the shared store does not answer: count in this process's memory, allow, or
+    unsettled: Option<UnsettledValue>,
+    /// What a unit of cost is, for `headers.x_ratelimit: openai` and `anthropic`. Default: `requests` with
+    /// `counts: requests`, otherwise unknown.
+    unit: Option<UnitValue>,
+    /// What to do while the shared store is unreachable: count in this process's memory, allow, or
     /// deny.
     #[schemars(extend("default" = "local"))]
     #[serde(with = "OnStoreErrorChoice")]
@@ -92,8 +91,8 @@ enum ExcessChoice {
     Count,
 }
 
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
+#[derive(Deserialize, JsonSchema)]
+#[serde(remote = "Unsettled", rename_all = "lowercase")]
 enum UnsettledChoice {
     /// Charge it in full.
     Charge,
@@ -101,8 +100,12 @@ enum UnsettledChoice {
     Forget,
 }
 
-#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
+// A comment for documentation would be that of the key.
+#[derive(Debug, Deserialize, JsonSchema)]
+struct UnsettledValue(#[serde(with = "UnsettledChoice")] Unsettled);
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(remote = "CostUnit", rename_all = "kebab-case")]
 enum UnitChoice {
     /// A request.
     Requests,
@@ -114,16 +117,8 @@ enum UnitChoice {
     OutputTokens,
 }
 
-impl From<UnitChoice> for CostUnit {
-    fn from(choice: UnitChoice) -> Self {
-        match choice {
-            UnitChoice::Requests => Self::Requests,
-            UnitChoice::Tokens => Self::Tokens,
-            UnitChoice::InputTokens => Self::InputTokens,
-            UnitChoice::OutputTokens => Self::OutputTokens,
-        }
-    }
-}
+#[derive(Debug, Deserialize, JsonSchema)]
+struct UnitValue(#[serde(with = "UnitChoice")] CostUnit);
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(remote = "OnStoreError", rename_all = "lowercase")]
@@ -176,11 +171,8 @@ impl PolicySpec {
             policy = policy.shadow();
         }
         policy = policy.excess(self.excess).on_store_error(self.on_store_error);
-        if let Some(choice) = self.unsettled {
-            policy = policy.unsettled(match choice {
-                UnsettledChoice::Charge => Unsettled::Charge,
-                UnsettledChoice::Forget => Unsettled::Forget,
-            });
+        if let Some(UnsettledValue(unsettled)) = self.unsettled {
+            policy = policy.unsettled(unsettled);
         }
         let is_in_flight = quota.is_some_and(|quota| quota.algorithm() == Algorithm::InFlight);
         if is_in_flight {
@@ -188,8 +180,7 @@ impl PolicySpec {
         }
         let unsaid = if is_in_flight { Counts::Requests } else { Counts::Cost };
         policy = policy.counts(self.counts.map_or(unsaid, |counts| counts.0));
-        if let Some(choice) = self.unit {
-            let unit = CostUnit::from(choice);
+        if let Some(UnitValue(unit)) = self.unit {
             policy = policy.unit(unit);
             if *policy.counted() == Counts::Requests && unit != CostUnit::Requests {
                 let why = "each request counts as 1, which is not a number of tokens; write `unit: requests`, or for \
@@ -250,11 +241,11 @@ impl PolicySpec {
     }
 }
 
-/// Reports keys that say nothing about permits, which are given back at the end of their lease.
+/// Reports keys that do not apply to permits, which are released at the end of their lease.
 fn check_in_flight(section: &Section<'_>) {
     for (key, fix) in [
         ("excess", "what exceeds `in_flight` is denied"),
-        ("unsettled", "what is in flight is given back when its lease ends"),
+        ("unsettled", "what is in flight is released when its lease ends"),
     ] {
         if section.has(key) && !section.has_rejected(&[key]) {
             section.invalid(key, format_args!("conflicts with in_flight; {fix}, so leave it out"));
@@ -344,9 +335,9 @@ mod tests {
         assert_eq!((candidate.limit(), candidate.window()), (6, Duration::from_secs(10)));
     }
 
-    /// What a reservation holds and what becomes of it is money for users of language models.
+    /// What a reservation holds, and what is charged when it expires, is money for users of language models.
     #[test]
-    fn a_policy_says_what_it_counts_and_what_becomes_of_reservations() {
+    fn a_policy_has_its_cost_and_what_happens_to_reservations() {
         let usual = policy("quota: 10/s");
         assert_eq!((usual.counted(), usual.estimated()), (&Counts::Cost, None));
         assert_eq!(usual.on_unsettled(), Unsettled::Charge);

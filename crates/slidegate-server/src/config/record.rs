@@ -1,61 +1,33 @@
 //! `record:` the file in which the service records what it decides on, for `slidegate replay`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::values::{ByteSize, Form, Parsed, only_if};
+use super::values::{ByteSize, Parsed, bytes};
 
 /// The file in which the service records what it decides on.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "path: /var/lib/slidegate/requests.jsonl"))]
-pub(super) struct RecordSection {
+pub(crate) struct Record {
     /// The file. Its directory must exist and be writable. Older files have `.1`, `.2` and so on
     /// added to their names.
-    #[schemars(extend("format" = "record-path"))]
-    path: String,
-    /// Most bytes of one file.
-    #[schemars(extend("default" = "256MiB"))]
-    max_bytes: Parsed<ByteSize>,
+    #[schemars(extend("format" = "new-file"))]
+    pub(crate) path: PathBuf,
+    /// Most bytes of one file, at least 1 MiB.
+    #[serde(deserialize_with = "bytes")]
+    #[schemars(with = "Parsed<ByteSize>", extend("default" = "256MiB"))]
+    pub(crate) max_bytes: u64,
     /// Most files, with the one being written. The oldest is deleted.
     #[schemars(range(min = 1, max = 1000), extend("default" = 8))]
-    files: usize,
+    pub(crate) files: usize,
     /// The share of keys whose requests are recorded, 0 to 1. All requests of a key are recorded,
     /// or none.
     #[schemars(range(min = 0, max = 1), extend("default" = 1))]
-    sample: f64,
-}
-
-/// Where and how much is recorded.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Record {
-    pub(crate) path: PathBuf,
-    /// At least one MiB.
-    pub(crate) max_bytes: u64,
-    /// At least one.
-    pub(crate) files: usize,
-    /// From 0 to 1.
     pub(crate) sample: f64,
 }
-
-impl RecordSection {
-    pub(super) fn build(self) -> Record {
-        let Self { path, max_bytes, files, sample } = self;
-        Record { path: path.into(), max_bytes: max_bytes.0.0 as u64, files, sample }
-    }
-}
-
-/// The path of a file that is yet to be written.
-pub(super) const RECORD_PATH: Form = Form::new(
-    "record-path",
-    "the path of a file, for example `path: /var/lib/slidegate/requests.jsonl`",
-    |path| {
-        let names_file = !path.ends_with('/') && Path::new(path).file_name().is_some();
-        only_if(names_file && !path.contains('\0'), path)
-    },
-);
 
 #[cfg(test)]
 mod tests {

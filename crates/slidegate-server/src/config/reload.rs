@@ -147,8 +147,8 @@ mod tests {
             ("deadline", "require: shared, deadline", &["store: require"]),
             ("deadline", "keys: hashed, deadline", &["store: keys"]),
             ("deadline", "hash_tag: user, deadline", &["store: hash_tag"]),
-            ("deadline", "coalesce: false, deadline", &["store: coalesce"]),
-            ("deadline", "remember_denials: false, deadline", &["store: remember_denials"]),
+            ("deadline", "batch: false, deadline", &["store: batch"]),
+            ("deadline", "cache_denials: false, deadline", &["store: cache_denials"]),
         ] {
             assert_eq!(differences(&before.replace(from, to)), expected, "{to}");
         }

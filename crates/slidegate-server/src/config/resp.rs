@@ -13,7 +13,7 @@ use slidegate::Secret;
 use subtle::ConstantTimeEq;
 
 use super::check::Section;
-use super::listener::{ListenerKeys, check_tls_without_address};
+use super::listener::ListenerKeys;
 use super::store::read_file;
 use super::values::{Form, Parsed, Span, Text};
 use crate::listener::{SocketFile, TlsFiles};
@@ -98,10 +98,7 @@ impl RespSection {
             section.invalid("password_file", "conflicts with password; keep one");
         }
         let has_listen = self.listen.is_some() || section.has("listen");
-        let (tls, socket) = self.listener.build(section);
-        if !has_listen {
-            check_tls_without_address(section);
-        }
+        let (tls, socket) = self.listener.build(section, has_listen);
         if !has_listen && !section.has("socket") {
             let message = "missing listen: write it, for example `listen: 127.0.0.1:6380`, or give `--resp`";
             section.report("", message);

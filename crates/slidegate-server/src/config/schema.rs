@@ -7,23 +7,20 @@ use std::sync::OnceLock;
 use schemars::Schema;
 use schemars::generate::SchemaSettings;
 use schemars::transform::{RecursiveTransform, Transform};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use slidegate::{Algorithm, Counts, Quota, RedisOptions, Secret};
 
 use super::admin::HOST;
 use super::auth::{AttributeSource, TRUSTED_PROXY};
-use super::check::default_of;
 use super::listener::SocketMode;
-use super::memory::SNAPSHOT_PATH;
-use super::record::RECORD_PATH;
 use super::resp::{PASSWORD_FILE, Password};
 use super::sections::File;
 use super::store::READABLE_FILE;
 use super::traces::{ENDPOINT, FIELD};
-use super::values::{ADDRESS, ATTRIBUTE, ByteSize, Form, NAME, Text};
+use super::values::{ADDRESS, ATTRIBUTE, ByteSize, Form, NAME, NEW_FILE, Text};
 
 /// Every form of text.
-pub(super) const FORMS: [Form; 21] = [
+static FORMS: [Form; 20] = [
     ADDRESS,
     SocketMode::FORM,
     NAME,
@@ -43,8 +40,7 @@ pub(super) const FORMS: [Form; 21] = [
     Counts::FORM,
     RedisOptions::FORM,
     ByteSize::FORM,
-    SNAPSHOT_PATH,
-    RECORD_PATH,
+    NEW_FILE,
 ];
 
 /// The schema as `slidegate schema` prints it.
@@ -72,6 +68,27 @@ pub(super) fn schema() -> &'static Value {
 /// The schema of one policy.
 pub(super) fn policy_schema() -> &'static Value {
     &schema()["properties"]["policies"]["items"]
+}
+
+/// The form of the texts that a schema describes, if they have one.
+pub(super) fn form(schema: &Value) -> Option<&'static Form> {
+    FORMS.iter().find(|form| schema["format"] == form.name)
+}
+
+/// The value of a missing key: its default, or a section of defaults.
+pub(super) fn default_of(schema: &Value) -> Option<Value> {
+    schema.get("default").cloned().or_else(|| {
+        let defaults = defaults_in(schema);
+        let is_complete = defaults.len() == schema["required"].as_array().map_or(0, Vec::len);
+        (schema["properties"].is_object() && is_complete).then(|| defaults.into())
+    })
+}
+
+/// The defaults of the keys of a section.
+pub(super) fn defaults_in(schema: &Value) -> Map<String, Value> {
+    let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let with_default = |key: &str| Some((key.to_owned(), default_of(&schema["properties"][key])?));
+    required.filter_map(with_default).collect()
 }
 
 /// Removes null from optional keys, which schemars allows there.
@@ -110,8 +127,7 @@ fn complete(schema: &mut Schema) {
             }
         }
     }
-    let format = schema.get("format").cloned().unwrap_or_default();
-    let Some(form) = FORMS.iter().find(|form| format == form.name) else { return };
+    let Some(form) = form(schema.as_value()) else { return };
     if !form.pattern.is_empty() {
         schema.insert("pattern".to_owned(), form.pattern.into());
     }

@@ -20,7 +20,7 @@ use super::grpc::GrpcSection;
 use super::listener::ListenerKeys;
 use super::observe::Observe;
 use super::policy::PolicySpec;
-use super::record::RecordSection;
+use super::record::Record;
 use super::resp::{Resp, RespSection};
 use super::store::{StoreSection, try_out};
 use super::values::{List, Span, from_str};
@@ -59,7 +59,7 @@ pub(super) struct File {
     observe: Observe,
     /// A file in which the service records what it decides on, for `slidegate replay`. Disabled
     /// without this section. Hot-reloaded.
-    record: Option<RecordSection>,
+    record: Option<Record>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -151,7 +151,7 @@ impl File {
         if let Some(shared) = shared.as_ref().filter(|_| top.is_valid_so_far()) {
             try_out(shared, &policies, top);
         }
-        let (tls, socket) = self.server.listener.build(&top.child("server"));
+        let (tls, socket) = self.server.listener.build(&top.child("server"), true);
         let HeadersSection { draft, x_ratelimit, retry_after, retry_after_ms } = self.headers;
         let shows_units = matches!(x_ratelimit, XRateLimit::OpenAi | XRateLimit::Anthropic);
         let has_units = policies.iter().any(|policy| policy.cost_unit().is_some());
@@ -184,7 +184,7 @@ impl File {
             auth,
             admin: self.admin,
             observe,
-            record: self.record.map(RecordSection::build),
+            record: self.record,
             file: content,
         }
     }
@@ -244,11 +244,11 @@ headers: {draft: draft-7, x_ratelimit: delta, retry_after: false, retry_after_ms
         assert_eq!(config.idle_timeout.as_secs(), 5);
         assert_eq!((config.memory.max_keys, config.memory.max_bytes), (Some(200_000), Some(512 << 20)));
         let snapshot = config.memory.snapshot.clone().unwrap();
-        assert_eq!((snapshot.path.to_str(), snapshot.interval.as_secs()), (Some("/var/lib/sg"), 5));
+        assert_eq!((snapshot.path.to_str(), snapshot.interval.0.as_secs()), (Some("/var/lib/sg"), 5));
         let bare = "store: {memory: {max_bytes: 1048576, snapshot: {path: x}}}";
         let bare = Config::parse(&format!("{bare}{POLICY}"), "slidegate.yaml").unwrap().memory;
         assert_eq!((bare.max_keys, bare.max_bytes), (None, Some(1 << 20)));
-        assert_eq!(bare.snapshot.unwrap().interval.as_secs(), 60);
+        assert_eq!(bare.snapshot.unwrap().interval.0.as_secs(), 60);
         assert!(config.is_address("proxy"));
         assert_eq!(
             (config.headers.draft, config.headers.x_ratelimit),

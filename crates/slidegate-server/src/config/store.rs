@@ -14,7 +14,7 @@ use slidegate_envoy::yaml::Node;
 
 use super::check::Section;
 use super::environment::URL_VARIABLE;
-use super::memory::{Memory, MemorySection};
+use super::memory::Memory;
 use super::values::{Form, Parsed, Span};
 
 /// Largest file of certificates: all authorities that browsers trust take a fifth of it.
@@ -26,7 +26,7 @@ const MAX_PEM_BYTES: u64 = 1 << 20;
 #[schemars(extend("x-example" = "redis: redis://127.0.0.1:6379"))]
 pub(super) struct StoreSection {
     /// The memory store. Instances use it as the fallback while the shared store is unavailable.
-    memory: MemorySection,
+    memory: Memory,
     /// URL of the shared store. `serve --redis` and `SLIDEGATE_REDIS` take precedence.
     redis: Option<Parsed<RedisOptions>>,
     /// The longest a decision may take. After it, each policy decides by its `on_store_error`.
@@ -39,7 +39,7 @@ pub(super) struct StoreSection {
     #[schemars(range(min = 1, max = 16), extend("default" = 1))]
     connections: u8,
     /// How many instances there are. While the store is unavailable, each enforces its share of a
-    /// `local` limit. Unless given, instances count themselves through the store.
+    /// `local` limit. By default, instances count themselves through the store.
     #[schemars(range(min = 1, max = 10000))]
     instances: Option<u64>,
     /// What must be true for the service to start.
@@ -57,10 +57,10 @@ pub(super) struct StoreSection {
     hash_tag: Option<String>,
     /// Whether checks of the same keys are batched while a call for them is in flight.
     #[schemars(extend("default" = true))]
-    coalesce: bool,
+    batch: bool,
     /// Whether denials are cached while they are certainly still true.
     #[schemars(extend("default" = true))]
-    remember_denials: bool,
+    cache_denials: bool,
     /// Certificates of the trusted authorities, in PEM. Needs a `rediss` URL.
     #[schemars(extend("format" = "readable-file"))]
     ca_file: Option<String>,
@@ -111,8 +111,11 @@ impl StoreSection {
     /// The memory store, and the shared store: `None` if there is none, or if it is invalid, which is
     /// reported.
     pub(super) fn build(self, section: &Section<'_>) -> (Memory, Option<SharedStore>) {
-        let memory = self.memory.build(&section.child("memory"), self.redis.is_some());
-        (memory, self.build_shared(section))
+        if self.redis.is_some() && self.memory.snapshot.is_some() {
+            let why = "needs the memory store, and with redis usage is kept there; leave one of them out";
+            section.child("memory").invalid("snapshot", why);
+        }
+        (self.memory.clone(), self.build_shared(section))
     }
 
     fn build_shared(self, section: &Section<'_>) -> Option<SharedStore> {
@@ -143,10 +146,10 @@ impl StoreSection {
         if let Some(attribute) = self.hash_tag {
             options = options.hash_tag(attribute);
         }
-        if !self.coalesce {
+        if !self.batch {
             options = options.without_batching();
         }
-        if !self.remember_denials {
+        if !self.cache_denials {
             options = options.without_denial_cache();
         }
         if let Some(pem) = self.ca_file {
@@ -229,8 +232,8 @@ mod tests {
     #[test]
     fn every_setting_of_the_store_arrives() {
         let keys = "redis: 'redis://me:hidden@10.0.0.5/2', deadline: 20ms, connect_timeout: 1s, connections: 2, \
-                    instances: 3, require: shared, keys: hashed, key_secret: s, hash_tag: tenant, coalesce: false, \
-                    remember_denials: false";
+                    instances: 3, require: shared, keys: hashed, key_secret: s, hash_tag: tenant, batch: false, \
+                    cache_denials: false";
         let store = shared(keys, &Outside::default());
         let options = RedisOptions::new("redis://me:hidden@10.0.0.5/2")
             .unwrap()
@@ -247,8 +250,7 @@ mod tests {
             (store.instances, store.requires_sharing, store.deadline.as_millis()),
             (Some(3), true, 20)
         );
-        let plain =
-            "redis: 'redis://h', require: nothing, keys: plain, coalesce: true, remember_denials: true";
+        let plain = "redis: 'redis://h', require: nothing, keys: plain, batch: true, cache_denials: true";
         let (plain, bare) =
             (shared(plain, &Outside::default()), shared("redis: redis://h", &Outside::default()));
         assert_eq!(plain, bare);
@@ -276,9 +278,9 @@ mod tests {
         assert!(alone(&Outside::default()).is_none());
     }
 
-    /// What happens when Redis is away must be what was chosen, policy by policy.
+    /// While Redis is unreachable, each policy must do what its file says.
     #[test]
-    fn a_policy_says_what_it_does_while_the_store_is_away() {
+    fn each_policy_has_its_fallback() {
         for (keys, fallback) in [
             ("quota: 1/1s", OnStoreError::Local),
             ("quota: 1/1s, on_store_error: local", OnStoreError::Local),

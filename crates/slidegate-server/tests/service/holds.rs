@@ -427,7 +427,7 @@ fn a_limit_in_flight_is_validated_explained_and_changed_while_it_is_in_use() {
     let validated = text(&run(&["validate", &file]).stdout);
     assert!(
         validated
-            .contains("limited to 4 in flight for each user (given back, or after 30s without a heartbeat)"),
+            .contains("limited to 4 in flight for each user (released when settled, or 30s after the last heartbeat)"),
         "{validated}"
     );
     assert!(
