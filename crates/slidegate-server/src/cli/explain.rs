@@ -167,7 +167,7 @@ fn as_text(policy: &Policy, applying: Option<&PolicyDecision<'_>>, missing: &[St
         }
     }
     if quota.algorithm() == Algorithm::InFlight {
-        text += "; only reservations take it, other requests ask";
+        text += "; only reservations count, other requests only check";
     }
     if !policy.is_enforced() {
         text += "; shadow, so it never denies";

@@ -40,8 +40,9 @@ pub(super) struct InitArgs {
 
 pub(super) fn run(args: &InitArgs) -> Result<(), Failure> {
     let name = args.file.display();
+    let exists = || format!("{name}: already exists; give another path, or --force to overwrite it");
     if args.file.exists() && !args.force {
-        return fail(format!("{name}: already exists; give another path, or --force to overwrite it"));
+        return fail(exists());
     }
     let text = if args.from_log.is_empty() {
         starting_file()
@@ -54,10 +55,8 @@ pub(super) fn run(args: &InitArgs) -> Result<(), Failure> {
         return Ok(());
     }
     write(&args.file, &text, args.force).map_err(|error| match error.kind() {
-        ErrorKind::AlreadyExists => {
-            Failure(format!("{name}: already exists; give another path, or --force to overwrite it"))
-        }
-        _ => Failure(format!("{name}: cannot be written: {error}; check the path and its permissions")),
+        ErrorKind::AlreadyExists => exists(),
+        _ => format!("{name}: cannot be written: {error}; check the path and its permissions"),
     })?;
     output::print(format_args!(
         "{name} written; check it with `slidegate validate {name}`, start with `slidegate serve --config {name}`"

@@ -109,28 +109,14 @@ const MAX_CHARGES: usize = 20;
 fn describe(response: &Value) -> String {
     let text = |name: &str| response[name].as_str().unwrap_or_default().to_owned();
     let is_in_flight = response["algorithm"] == Algorithm::InFlight.name();
-    let mut lines = vec![if is_in_flight {
-        format!(
-            "{}: `{}` has {} of {} in flight (lease {}), {} remain",
-            text("policy"),
-            text("key"),
-            response["held"],
-            response["limit"],
-            window(&response["window_ms"]),
-            response["remaining"]
-        )
+    let (limit, window) = (&response["limit"], window(&response["window_ms"]));
+    let usage = if is_in_flight {
+        format!("{} of {limit} in flight (lease {window})", response["held"])
     } else {
-        format!(
-            "{}: `{}` has used {} of {} per {} ({}), {} remain",
-            text("policy"),
-            text("key"),
-            response["used"],
-            response["limit"],
-            window(&response["window_ms"]),
-            text("algorithm"),
-            response["remaining"]
-        )
-    }];
+        format!("used {} of {limit} per {window} ({})", response["used"], text("algorithm"))
+    };
+    let mut lines =
+        vec![format!("{}: `{}` has {usage}, {} remain", text("policy"), text("key"), response["remaining"])];
     lines.push(match response["retry_after_ms"].as_u64() {
         Some(0) => "a cost of 1 fits now".to_owned(),
         Some(_) => format!("a cost of 1 fits in {}", duration(&response["retry_after_ms"])),

@@ -70,3 +70,12 @@ fn write_line(out: &mut impl Write, line: impl Display) -> io::Result<()> {
     writeln!(out, "{line}")?;
     out.flush()
 }
+
+/// A word as it can be pasted into a shell.
+pub(super) fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,%+@".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}

@@ -164,7 +164,7 @@ async fn serve(
         {
             greeting.example = format!(
                 "-d {} {}/json",
-                quoted(&body),
+                output::shell_word(&body),
                 greeting.listening.split(", ").next().unwrap_or_default()
             );
         }
@@ -382,11 +382,6 @@ impl fmt::Display for Greeting {
         }
         write!(f, "try        curl -i {example}")
     }
-}
-
-/// Quotes a text as one shell argument.
-fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "'\\''"))
 }
 
 /// Summarizes the envoyproxy/ratelimit folder.

@@ -227,9 +227,7 @@ pub(super) fn from_variable(value: &str) -> Result<Vec<Json>, ConfigErrors> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
-
-    const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
+    use crate::config::tests::{parse, parse_with};
 
     /// A token that does not arrive locks its owner out; one with too much of a right lets somebody
     /// in.
@@ -237,10 +235,10 @@ mod tests {
     fn tokens_arrive_with_name_and_rights() {
         let hash = "0a".repeat(32);
         let text = format!(
-            "admin: {{tokens: [{{name: ops, scope: write, sha256: {hash}}}, {{name: g, scope: [read, decide], sha256: '{}'}}]}}{POLICY}",
+            "admin: {{tokens: [{{name: ops, scope: write, sha256: {hash}}}, {{name: g, scope: [read, decide], sha256: '{}'}}]}}",
             "12".repeat(32)
         );
-        let tokens = Config::parse(&text, "slidegate.yaml").unwrap().admin.tokens;
+        let tokens = parse(&text).admin.tokens;
         let write = Rights::of([Right::Write]);
         assert_eq!(tokens[0], Token { name: "ops".into(), rights: write, sha256: Secret::new([10; 32]) });
         let several = Rights::of([Right::Decide, Right::Read]);
@@ -248,7 +246,7 @@ mod tests {
         assert_eq!((several.to_string(), several.listed()), ("read+decide".into(), "[read, decide]".into()));
         let both = from_variable(&format!("ops:write:{hash}, g:read+decide:{hash},")).unwrap();
         let outside = crate::config::Outside { tokens: both, ..Default::default() };
-        let all = Config::parse_with(&text, "slidegate.yaml", &outside).unwrap().admin.tokens;
+        let all = parse_with(&text, &outside).admin.tokens;
         assert_eq!(all.iter().map(|token| token.name.as_str()).collect::<Vec<_>>(), ["ops", "g", "ops", "g"]);
         assert_eq!((all[3].rights, &all[3].sha256), (several, &Secret::new([10; 32])));
     }
@@ -274,9 +272,7 @@ mod tests {
     #[test]
     fn tokens_for_decisions_are_demanded_on_every_port_or_on_none() {
         let token = format!("tokens: {{name: a, scope: decide, sha256: {}}}", "0a".repeat(32));
-        let rules = |admin: &str| {
-            Config::parse(&format!("admin: {{{admin}}}{POLICY}"), "slidegate.yaml").unwrap().admin
-        };
+        let rules = |admin: &str| parse(&format!("admin: {{{admin}}}")).admin;
         assert!(rules(&format!("decisions: token, {token}")).decisions_need_token);
         assert!(!rules(&format!("decisions: open, {token}")).decisions_need_token);
         assert_eq!(rules("hosts: slidegate.internal").hosts, ["slidegate.internal"]);

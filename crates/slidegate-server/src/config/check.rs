@@ -33,7 +33,7 @@ impl<'n> Section<'n> {
 
     /// A section in a list.
     pub(super) fn element(&self, node: &'n Node, place: String) -> Self {
-        Self { node: Some(node), place, line: node.line, findings: self.findings }
+        Self::new(node, place, self.findings)
     }
 
     /// Reads the section, as a struct and as JSON in which equal values look the same. `change` may

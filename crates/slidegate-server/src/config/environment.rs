@@ -260,8 +260,7 @@ mod tests {
 
     use super::*;
     use crate::config::Config;
-
-    const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
+    use crate::config::tests::parse_with;
 
     fn read(arguments: Arguments<'_>, variables: &[(&str, &str)]) -> Result<Outside, String> {
         let value = |name: &str| variables.iter().find(|(known, _)| *known == name);
@@ -269,16 +268,12 @@ mod tests {
         Outside::read_by(arguments, variable).map_err(|errors| errors.to_string())
     }
 
-    fn config(text: &str, outside: &Outside) -> Config {
-        Config::parse_with(&format!("{text}{POLICY}"), "f", outside).unwrap_or_else(|e| panic!("{e}"))
-    }
-
     /// A container has its settings in the environment, and a person at a shell overrides them.
     #[test]
     fn arguments_precede_variables_and_those_the_file() {
         let file = "server: {listen: '127.0.0.1:1', drain_delay: 1s}";
         let of = |arguments, variables: &[(&str, &str)]| {
-            let config = config(file, &read(arguments, variables).unwrap());
+            let config = parse_with(file, &read(arguments, variables).unwrap());
             (config.listen.port(), config.drain_delay)
         };
         let seconds = |seconds| Some(Duration::from_secs(seconds));
@@ -318,10 +313,10 @@ mod tests {
         };
         let outside = with("redis://:hidden@h\n", &[("SLIDEGATE_REDIS_FILE", file)]).unwrap();
         let expected = RedisOptions::new("redis://:hidden@h").unwrap();
-        assert_eq!(config("", &outside).shared.unwrap().options, expected);
+        assert_eq!(parse_with("", &outside).shared.unwrap().options, expected);
         let resp = "resp: {listen: '127.0.0.1:6380'}";
         let outside = with("hidden\r\n", &[("SLIDEGATE_RESP_PASSWORD_FILE", file)]).unwrap();
-        assert!(config(resp, &outside).resp.unwrap().password.unwrap().is(b"hidden"));
+        assert!(parse_with(resp, &outside).resp.unwrap().password.unwrap().is(b"hidden"));
         let tokens = format!("ops:write:{}", "0".repeat(64));
         let outside = with(&tokens, &[("SLIDEGATE_ADMIN_TOKENS_FILE", file)]).unwrap();
         assert_eq!(outside.tokens.len(), 1);

@@ -71,14 +71,12 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::config::Config;
-
-    const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
+    use crate::config::tests::{parse, parse_with};
 
     /// A listener on the wrong address limits nothing: Envoy fails open by default.
     #[test]
     fn every_setting_arrives() {
-        let read = |text: &str| Config::parse(&format!("{text}{POLICY}"), "slidegate.yaml").unwrap().grpc;
+        let read = |text: &str| parse(text).grpc;
         assert_eq!(read(""), GrpcSettings::default());
         assert!(!read("").is_served());
         assert_eq!(
@@ -110,12 +108,12 @@ mod tests {
     fn the_command_line_may_say_where_and_the_file_the_rest() {
         let outside = Outside::of(&[("/grpc/listen", "127.0.0.1:1")]);
         let address = Some("127.0.0.1:1".parse().unwrap());
-        let text = format!("grpc: {{cert_file: a, key_file: b, max_connection_age: 1h}}{POLICY}");
-        let read = Config::parse_with(&text, "slidegate.yaml", &outside).unwrap().grpc;
+        let text = "grpc: {cert_file: a, key_file: b, max_connection_age: 1h}";
+        let read = parse_with(text, &outside).grpc;
         assert_eq!(read.listen, address);
         assert_eq!(read.tls.map(|tls| tls.key_file), Some("b".into()));
         let elsewhere = Outside { has_other_grpc: true, ..Outside::default() };
-        let read = Config::parse_with(&text, "slidegate.yaml", &elsewhere).unwrap().grpc;
+        let read = parse_with(text, &elsewhere).grpc;
         assert!(!read.is_served());
         let theirs = GrpcSettings { listen: address, health_follows_store: true, ..GrpcSettings::default() };
         let both = read.over(&theirs);

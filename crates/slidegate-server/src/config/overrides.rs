@@ -236,7 +236,7 @@ mod tests {
     /// An override that forgot the policy's burst would let its key through at another rate than
     /// anyone wrote.
     #[test]
-    fn what_an_override_does_not_say_is_the_policys() {
+    fn missing_keys_of_an_override_are_those_of_the_policy() {
         let alice = Request::new().with("user", "alice");
         let bucket = "scope: user, quota: 10/1m, algorithm: token-bucket";
         assert_eq!(met(&format!("{bucket}, overrides: {{alice: 20}}"), &alice).1, 20);

@@ -352,7 +352,7 @@ mod tests {
 
     /// Client libraries show and wait by the fields of a unit, so it must be the right one.
     #[test]
-    fn a_policy_says_what_a_unit_of_its_cost_is() {
+    fn a_policy_may_have_a_unit_of_its_cost() {
         assert_eq!(policy("quota: 10/s").cost_unit(), None);
         assert_eq!(policy("quota: 10/s, counts: requests").cost_unit(), Some(CostUnit::Requests));
         assert_eq!(policy("in_flight: 5").cost_unit(), None);
@@ -370,7 +370,7 @@ mod tests {
     /// What is tried must be what was written, or the numbers that it shows are about something
     /// else.
     #[test]
-    fn a_candidate_takes_from_its_policy_what_it_does_not_say() {
+    fn missing_keys_of_a_candidate_are_those_of_its_policy() {
         let candidate = |keys: &str| {
             let text = format!("policies:\n  - {{name: p, {keys}}}\n");
             let config = crate::config::Config::parse(&text, "slidegate.yaml").unwrap();

@@ -32,14 +32,12 @@ pub(crate) struct Record {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
-
-    const POLICIES: &str = "\npolicies: [{name: p, quota: 1/1s}]";
+    use crate::config::tests::parse;
 
     /// A recording that fills another disk, or none, is found out when it is needed.
     #[test]
     fn every_setting_arrives() {
-        let read = |text: &str| Config::parse(&format!("{text}{POLICIES}"), "f").unwrap().record;
+        let read = |text: &str| parse(text).record;
         assert_eq!(read(""), None);
         let bare = read("record: {path: a.jsonl}").unwrap();
         assert_eq!(bare, Record { path: "a.jsonl".into(), max_bytes: 256 << 20, files: 8, sample: 1.0 });

@@ -128,13 +128,11 @@ impl Resp {
 #[cfg(test)]
 mod tests {
     use super::{Resp, SocketFile};
-    use crate::config::{Config, Outside};
-
-    const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
+    use crate::config::Outside;
+    use crate::config::tests::{parse, parse_with};
 
     fn resp(keys: &str, outside: &Outside) -> Resp {
-        let config = Config::parse_with(&format!("resp: {{{keys}}}{POLICY}"), "slidegate.yaml", outside);
-        config.unwrap_or_else(|errors| panic!("{errors}")).resp.expect("a port is named")
+        parse_with(&format!("resp: {{{keys}}}"), outside).resp.expect("a port is named")
     }
 
     /// What does not arrive is a port that is open to everyone, or closed to all.
@@ -157,18 +155,18 @@ mod tests {
         let bare = resp("listen: 127.0.0.1:6380", &Outside::default());
         assert_eq!((bare.idle_timeout.as_secs(), bare.max_connections), (600, 10_000));
         assert!(bare.password.is_none() && bare.tls.is_none());
-        assert!(Config::parse(POLICY, "slidegate.yaml").unwrap().resp.is_none(), "off unless it is named");
+        assert!(parse("").resp.is_none(), "off unless it is named");
     }
 
     /// `--resp` and the environment win, and the rest of the file still counts.
     #[test]
-    fn what_is_outside_the_file_wins_over_it() {
+    fn arguments_and_variables_take_precedence_over_the_file() {
         let outside = Outside::of(&[("/resp/listen", "127.0.0.1:7000"), ("/resp/password", "outside")]);
         let both = resp("listen: 127.0.0.1:6380, password: inside, max_connections: 5", &outside);
         assert_eq!((both.listen.map(|at| at.port()), both.max_connections), (Some(7000), 5));
         assert!(both.password.is_some_and(|password| password.is(b"outside")));
         assert_eq!(resp("max_connections: 5", &outside).listen.map(|at| at.port()), Some(7000));
-        let alone = Config::parse_with(POLICY, "slidegate.yaml", &outside).unwrap().resp.unwrap();
+        let alone = parse_with("", &outside).resp.unwrap();
         assert!(alone.password.is_some_and(|password| password.is(b"outside")));
     }
 }

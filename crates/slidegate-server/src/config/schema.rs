@@ -148,10 +148,9 @@ fn require_what_has_no_default(schema: &mut Schema) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::Value;
 
     use super::{published, schema};
-    use crate::config::Config;
 
     const CHECKED_IN: &str = include_str!("../../../../docs/slidegate.schema.json");
     const EXAMPLE: &str = include_str!("../../../../docs/slidegate.example.yaml");
@@ -200,51 +199,6 @@ mod tests {
             assert!(!is_valid(&format!("policies: [{policy}]")), "{policy}");
         }
         assert!(!is_valid("server: {}"));
-    }
-
-    /// An editor shows the default; a wrong one is worse than none.
-    #[test]
-    fn the_defaults_of_the_schema_are_those_of_the_service() {
-        let schema = schema();
-        let policies = json!([{ "name": "p", "scope": ["ip"], "quota": "1/1m" }]);
-        let read = |file: &Value| {
-            format!("{:?}", Config::parse(&file.to_string(), "f").unwrap_or_else(|e| panic!("{e}")))
-        };
-        let defaults = |schema: &Value| -> serde_json::Map<String, Value> {
-            let properties = schema["properties"].as_object().unwrap();
-            properties
-                .iter()
-                .filter_map(|(key, schema)| Some((key.clone(), schema.get("default")?.clone())))
-                .collect()
-        };
-        let mut count = 0;
-        for (section, required) in [
-            ("server", json!({})),
-            ("store", json!({ "redis": "redis://h" })),
-            ("resp", json!({ "listen": "127.0.0.1:6380" })),
-            ("grpc", json!({ "listen": "127.0.0.1:8081" })),
-            ("attributes", json!({})),
-            ("headers", json!({})),
-            ("auth", json!({})),
-            ("admin", json!({})),
-            ("observe", json!({})),
-            ("record", json!({ "path": "requests.jsonl" })),
-        ] {
-            let mut said = required.clone();
-            let defaults = defaults(&schema["properties"][section]);
-            count += defaults.len();
-            said.as_object_mut().unwrap().extend(defaults);
-            let of = |settings: &Value| read(&json!({ "policies": policies, section: settings }));
-            assert_eq!(of(&said), of(&required), "{section}");
-        }
-        let mut policy = policies[0].clone();
-        let defaults = defaults(&schema["properties"]["policies"]["items"]);
-        count += defaults.len();
-        policy.as_object_mut().unwrap().extend(defaults);
-        policy["keys_shown"].take();
-        policy.as_object_mut().unwrap().remove("keys_shown");
-        assert_eq!(read(&json!({ "policies": [policy] })), read(&json!({ "policies": policies })));
-        assert!(count > 25, "{count}");
     }
 
     /// A key that no document mentions is one that nobody sets.

@@ -225,9 +225,8 @@ mod tests {
     use slidegate::headers::{Draft, XRateLimit};
 
     use crate::config::Config;
+    use crate::config::tests::parse;
     use crate::listener::ConnectionCaps;
-
-    const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
 
     /// A setting that does not arrive is found out in the middle of an incident.
     #[test]
@@ -237,7 +236,7 @@ server: {listen: '[::1]:80', shutdown_grace: 1m30s, max_connections: 9, max_conn
 store: {memory: {max_keys: 200_000, max_bytes: 512 MiB, snapshot: {path: /var/lib/sg, interval: 5s}}}
 attributes: {addresses: [ip, proxy]}
 headers: {draft: draft-7, x_ratelimit: delta, retry_after: false, retry_after_ms: true}";
-        let config = Config::parse(&format!("{text}{POLICY}"), "slidegate.yaml").unwrap();
+        let config = parse(text);
         assert_eq!((config.listen.to_string().as_str(), config.shutdown_grace.as_secs()), ("[::1]:80", 90));
         assert_eq!(config.drain_delay, Some(std::time::Duration::ZERO));
         assert_eq!(config.connections, ConnectionCaps { total: 9, per_peer: 3 });
@@ -246,7 +245,7 @@ headers: {draft: draft-7, x_ratelimit: delta, retry_after: false, retry_after_ms
         let snapshot = config.memory.snapshot.clone().unwrap();
         assert_eq!((snapshot.path.to_str(), snapshot.interval.0.as_secs()), (Some("/var/lib/sg"), 5));
         let bare = "store: {memory: {max_bytes: 1048576, snapshot: {path: x}}}";
-        let bare = Config::parse(&format!("{bare}{POLICY}"), "slidegate.yaml").unwrap().memory;
+        let bare = parse(bare).memory;
         assert_eq!((bare.max_keys, bare.max_bytes), (None, Some(1 << 20)));
         assert_eq!(bare.snapshot.unwrap().interval.0.as_secs(), 60);
         assert!(config.is_address("proxy"));
@@ -256,7 +255,7 @@ headers: {draft: draft-7, x_ratelimit: delta, retry_after: false, retry_after_ms
         );
         assert!(!config.headers.retry_after && config.headers.retry_after_ms);
         let text = "headers: {draft: off, x_ratelimit: OFF}\nserver:\nstore: {memory: }\n";
-        let config = Config::parse(&format!("{text}{POLICY}"), "slidegate.yaml").unwrap();
+        let config = parse(text);
         assert_eq!((config.headers.draft, config.headers.x_ratelimit), (Draft::Off, XRateLimit::Off));
     }
 

@@ -215,17 +215,13 @@ pub(super) fn try_out(shared: &SharedStore, policies: &PolicySet, top: &Section<
 
 #[cfg(test)]
 mod tests {
-    use slidegate::{OnStoreError, RedisOptions};
+    use slidegate::RedisOptions;
 
-    use crate::config::tests::policy;
+    use crate::config::tests::parse_with;
     use crate::config::{Config, Outside};
 
-    const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
-
     fn shared(keys: &str, outside: &Outside) -> super::SharedStore {
-        let text = format!("store: {{{keys}}}{POLICY}");
-        let config = Config::parse_with(&text, "slidegate.yaml", outside);
-        config.unwrap_or_else(|errors| panic!("{errors}")).shared.expect("a store is named")
+        parse_with(&format!("store: {{{keys}}}"), outside).shared.expect("a store is named")
     }
 
     /// What does not arrive is found out when Redis is in trouble.
@@ -262,7 +258,7 @@ mod tests {
 
     /// A password belongs in no file: what is outside wins, and the rest of the file still counts.
     #[test]
-    fn what_is_outside_the_file_wins_over_it() {
+    fn arguments_and_variables_take_precedence_over_the_file() {
         let outside = Outside::of(&[("/store/redis", "redis://outside"), ("/store/key_secret", "outside")]);
         let store = shared("redis: redis://inside, key_secret: inside, deadline: 7ms", &outside);
         assert_eq!(
@@ -276,18 +272,5 @@ mod tests {
         let alone = |outside| Config::from_sources(None, &[], outside).unwrap().shared;
         assert_eq!(alone(&outside).map(|store| store.instances), Some(None));
         assert!(alone(&Outside::default()).is_none());
-    }
-
-    /// While Redis is unreachable, each policy must do what its file says.
-    #[test]
-    fn each_policy_has_its_fallback() {
-        for (keys, fallback) in [
-            ("quota: 1/1s", OnStoreError::Local),
-            ("quota: 1/1s, on_store_error: local", OnStoreError::Local),
-            ("quota: 1/1s, on_store_error: allow", OnStoreError::Allow),
-            ("quota: 1/1s, on_store_error: deny", OnStoreError::Deny),
-        ] {
-            assert_eq!(policy(keys).fallback(), fallback, "{keys}");
-        }
     }
 }

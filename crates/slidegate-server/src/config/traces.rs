@@ -94,9 +94,8 @@ impl Text for Secret<String> {
 mod tests {
     use super::*;
     use crate::config::errors::ConfigErrors;
-    use crate::config::{Arguments, Config, Outside};
-
-    const POLICIES: &str = "\npolicies: [{name: p, quota: 1/1s}]";
+    use crate::config::tests::parse_with;
+    use crate::config::{Arguments, Outside};
 
     fn outside(variables: &[(&str, &str)]) -> Result<Outside, ConfigErrors> {
         let value = |name: &str| variables.iter().find(|(known, _)| *known == name);
@@ -106,7 +105,7 @@ mod tests {
 
     fn read(text: &str, variables: &[(&str, &str)]) -> Option<Traces> {
         let outside = outside(variables).unwrap();
-        Config::parse_with(&format!("{text}{POLICIES}"), "f", &outside).unwrap().observe.traces
+        parse_with(text, &outside).observe.traces
     }
 
     /// Spans that go nowhere, or somewhere else, are missed on the day that they are needed.

@@ -52,9 +52,7 @@ pub(crate) fn describe(policy: &Policy, counted: Counted) -> String {
     words += if policy.is_enforced() { " Denies." } else { " Shadow: reports and never denies." };
     words += match policy.on_excess() {
         Excess::Refuse => "",
-        Excess::Charge => {
-            " A cost is admitted while anything remains, and what exceeds the limit is waited out."
-        }
+        Excess::Charge => " A cost is admitted while anything remains; later requests wait for the excess.",
         Excess::Count => " Denied requests count as well.",
     };
     if quota.capacity() == 0 {
@@ -105,7 +103,7 @@ fn open_reservations(policy: &Policy) -> usize {
     usize::try_from(fitting).unwrap_or(MAX_HOLDS).clamp(1, MAX_HOLDS)
 }
 
-/// A quota in a few words: `100/1m`, or `20 in flight (lease 30s)`.
+/// A short form of a quota: `100/1m`, or `20 in flight (lease 30s)`.
 pub(crate) fn quota_text(quota: &Quota) -> String {
     match quota.algorithm() {
         Algorithm::InFlight => {
@@ -115,7 +113,7 @@ pub(crate) fn quota_text(quota: &Quota) -> String {
     }
 }
 
-/// What of a request counts, as the configuration writes it.
+/// The counted cost, as in the configuration.
 pub(crate) fn counted_name(counts: &Counts) -> &str {
     match counts {
         Counts::Cost => "cost",
@@ -132,14 +130,14 @@ fn reservations(policy: &Policy) -> String {
         Counts::Cost if is_in_flight => " A request counts by its cost.".to_owned(),
         Counts::Cost => String::new(),
         Counts::Requests => " Each request counts as 1.".to_owned(),
-        Counts::Named(name) => format!(" Of a request its cost `{name}` counts."),
+        Counts::Named(name) => format!(" Only the cost `{name}` counts."),
     };
     if let Some(estimate) = policy.estimated() {
-        let learned = if policy.learns_estimate() { " now, which is learned" } else { "" };
+        let learned = if policy.learns_estimate() { " until an estimate is learned" } else { "" };
         words += &format!(" A reservation without a cost holds {estimate}{learned}.");
     }
     if !is_in_flight && policy.on_unsettled() == Unsettled::Forget {
-        words += " Reserved cost that is not settled in time is dropped.";
+        words += " Reserved cost that expires unsettled is dropped.";
     }
     words
 }
