@@ -1,6 +1,6 @@
 //! The caller of a decision: the protocol, and the trace of the request.
 
-use opentelemetry::trace::SpanContext;
+use opentelemetry::Context;
 
 /// How a request came in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,8 +29,8 @@ impl Protocol {
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
     pub(crate) protocol: Protocol,
-    /// The caller's span. `None` if the request names none, or traces are off.
-    pub(crate) parent: Option<Box<SpanContext>>,
+    /// The context with the caller's span. `None` if the request names none, or traces are off.
+    pub(crate) parent: Option<Context>,
 }
 
 impl From<Protocol> for Caller {

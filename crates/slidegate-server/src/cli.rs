@@ -121,35 +121,36 @@ impl Cli {
 
     /// Runs the command. Errors go to standard error, with exit code 2.
     pub(crate) fn run(self) -> ExitCode {
-        let outcome =
-            start_log(&self.log_level(), self.writes_json_messages).and_then(|()| match self.command {
-                Command::Serve(args) => serve::run(&args, self.writes_json_messages),
-                Command::Health(args) => Ok(health::run(&args)),
-                Command::Check(args) => check::run(&args),
-                Command::Top(args) => top::run(&args),
-                Command::Validate(args) => validate::run(&args),
-                Command::Schema => output::print(format_args!("{:#}", crate::config::published_schema()))
-                    .map(|()| ExitCode::SUCCESS),
-                Command::Key(args) => key::run(&args),
-                Command::Policy(args) => policy::run(&args),
-                Command::Token(args) => token::run(&args),
-                Command::Explain(args) => explain::run(&args),
-                Command::Replay(args) => replay::run(&args),
-                Command::Diff(args) => diff::run(&args),
-                Command::Forecast(args) => forecast::run(&args),
-                Command::Simulate(args) => simulate::run(&args),
-                Command::Init(args) => init::run(&args),
-                Command::Completions(args) => completions::run(&args, Cli::command()),
-                Command::Man(args) => man::run(&args, Cli::command()),
-            });
-        outcome.unwrap_or_else(|failure| {
-            output::print_error(failure);
+        self.execute().unwrap_or_else(|Failure(lines)| {
+            output::print_error(lines);
             ExitCode::from(2)
         })
     }
-}
 
-impl Cli {
+    fn execute(self) -> Result<ExitCode, Failure> {
+        start_log(&self.log_level(), self.writes_json_messages)?;
+        match self.command {
+            Command::Serve(args) => serve::run(&args, self.writes_json_messages)?,
+            Command::Health(args) => return Ok(health::run(&args)),
+            Command::Check(args) => return check::run(&args),
+            Command::Top(args) => top::run(&args)?,
+            Command::Validate(args) => validate::run(&args)?,
+            Command::Schema => output::print(format_args!("{:#}", crate::config::published_schema()))?,
+            Command::Key(args) => key::run(&args)?,
+            Command::Policy(args) => policy::run(&args)?,
+            Command::Token(args) => token::run(&args)?,
+            Command::Explain(args) => explain::run(&args)?,
+            Command::Replay(args) => replay::run(&args)?,
+            Command::Diff(args) => return diff::run(&args),
+            Command::Forecast(args) => forecast::run(&args)?,
+            Command::Simulate(args) => simulate::run(&args)?,
+            Command::Init(args) => init::run(&args)?,
+            Command::Completions(args) => completions::run(&args, Cli::command())?,
+            Command::Man(args) => man::run(&args, Cli::command())?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
     /// The log level of the command line, or with --envoy-env of the environment. Invalid settings
     /// are reported later.
     fn log_level(&self) -> String {

@@ -67,7 +67,7 @@ pub(crate) use words::{Counted, counted_name, describe, quota_text};
 pub(crate) use yaml::one_line;
 
 /// The longest drain delay.
-pub(crate) const MAX_DRAIN_DELAY: Duration = Duration::from_secs(3600);
+const MAX_DRAIN_DELAY: Duration = Duration::from_secs(3600);
 
 /// The whole configuration.
 #[derive(Debug, Clone)]
@@ -152,13 +152,22 @@ pub(crate) mod tests {
 
     use slidegate::{MemoryStore, Policy};
 
-    use super::errors::MAX_ERRORS;
     use super::load::MAX_FILE_BYTES;
     use super::*;
 
     /// What there is without a file.
     pub(crate) fn default() -> Config {
         Config::from_sources(None, &[], &Outside::default()).unwrap()
+    }
+
+    /// A file of these sections and a policy.
+    pub(crate) fn parse(sections: &str) -> Config {
+        parse_with(sections, &Outside::default())
+    }
+
+    pub(crate) fn parse_with(sections: &str, outside: &Outside) -> Config {
+        let text = format!("{sections}\npolicies: [{{name: p, quota: 1/1s}}]\n");
+        Config::parse_with(&text, "slidegate.yaml", outside).unwrap_or_else(|errors| panic!("{errors}"))
     }
 
     /// Every line about a text that is not a configuration.
@@ -182,13 +191,6 @@ pub(crate) mod tests {
         let config =
             Config::parse(&file_of(keys), "slidegate.yaml").unwrap_or_else(|errors| panic!("{errors}"));
         config.policies.by_name("p").unwrap().clone()
-    }
-
-    /// The only line about the policy `p` with these keys, without the place that it must begin
-    /// with.
-    pub(crate) fn policy_error(keys: &str) -> String {
-        let error = error(&file_of(keys));
-        error.strip_prefix("slidegate.yaml:2: policy `p`: ").unwrap_or_else(|| panic!("{error}")).to_owned()
     }
 
     fn described(config: &Config) -> Vec<String> {
@@ -266,7 +268,7 @@ policies:
 
     /// Anyone who reads a reference copies from it.
     #[test]
-    fn the_reference_shows_what_is_really_said() {
+    fn the_reference_shows_the_current_output() {
         const REFERENCE: &str = include_str!("../../../docs/config.md");
         let first = REFERENCE.split("```yaml").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
         for words in described(&Config::parse(first, "slidegate.yaml").unwrap()) {
@@ -291,58 +293,88 @@ policies:
         assert!(config.is_address("ip") && !config.is_address("user"));
     }
 
-    /// An operator who sees one mistake at a time has to start the service once for each.
-    #[test]
-    fn all_mistakes_are_listed_in_the_order_of_the_file() {
-        let text = "
-server: {listen: localhost}
-policies:
-  - name: per-user
-    limt: 100
-    window: 0s
-    mode: dry
-  - name: per-user
-    quota: 5/1m
-";
-        assert_eq!(
-            errors(text),
-            [
-                "slidegate.yaml:2: server: invalid listen `localhost`: must be an IP address and a port, for example \
-                 `127.0.0.1:7979` or `[::]:7979`",
-                "slidegate.yaml:5: policy `per-user`: unknown key `limt`: did you mean `limit`?",
-                "slidegate.yaml:6: policy `per-user`: invalid window `0s`: must be 1ms to 366d with a unit (ms, s, m, \
-                 h, d or w), for example `window: 60s`",
-                "slidegate.yaml:7: policy `per-user`: invalid mode `dry`: must be `enforce` (deny requests over the \
-                 limit) or `shadow` (report what would be denied, and deny nothing)",
-                "slidegate.yaml:8: policy `per-user`: invalid name `per-user`: also used in line 4; choose another",
-            ]
-        );
-        let many = format!("policies:\n{}", "  - {name: a b, quota: 1/1s}\n".repeat(25));
-        let errors = errors(&many);
-        assert_eq!(errors.len(), MAX_ERRORS + 1);
-        assert_eq!(errors[MAX_ERRORS], "slidegate.yaml: 5 more errors; correct these first");
+    /// Compares what `report` says about each input of a golden file. An input begins with `--- KIND`,
+    /// its report has `=> ` before each line, and anything else is a comment.
+    pub(crate) fn compare_golden(name: &str, report: impl Fn(&str, &str) -> String) {
+        let path = format!("{}/tests/golden/{name}.golden", env!("CARGO_MANIFEST_DIR"));
+        let golden = std::fs::read_to_string(&path).unwrap();
+        let mut current = String::with_capacity(golden.len());
+        let mut lines = golden.lines().peekable();
+        while let Some(line) = lines.next() {
+            current += &format!("{line}\n");
+            let Some(kind) = line.strip_prefix("--- ") else { continue };
+            let mut input = String::new();
+            while let Some(line) = lines.next_if(|line| !line.starts_with("=> ")) {
+                input += &format!("{line}\n");
+            }
+            while lines.next_if(|line| line.starts_with("=> ")).is_some() {}
+            current += &input;
+            current.extend(report(kind, &input).lines().map(|line| format!("=> {line}\n")));
+        }
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(&path, &current).unwrap();
+        }
+        let differs = golden.lines().zip(current.lines()).find(|(golden, current)| golden != current);
+        assert_eq!(differs, None);
+        assert_eq!(golden.lines().count(), current.lines().count());
     }
 
-    /// A file that says nothing would otherwise be a limiter that limits nothing.
+    /// Anyone who mistypes a setting reads its line, what was given, what is expected and the fix, for
+    /// every mistake at once. A policy to paste must be valid.
     #[test]
-    fn a_file_without_policies_is_refused_with_one_to_paste() {
-        let example = "must be a list of at least one policy, for example `policies: [{name: per-user, scope: [user], \
-                       limit: 100, window: 60s}]`";
-        for (text, is) in [
-            ("", "1: missing policies"),
-            ("# nothing yet\n", "2: missing policies"),
-            ("server: {}\n", "1: missing policies"),
-            ("policies:\n", "1: invalid policies (empty)"),
-            ("policies: []\n", "1: invalid policies (an empty list)"),
-            ("policies: {a: 1}", "1: invalid policies (a map)"),
-        ] {
-            assert_eq!(error(text), format!("slidegate.yaml:{is}: {example}"), "{text}");
-        }
-        let example = example.split('`').nth(1).unwrap();
-        Config::parse(example, "").unwrap();
-        let expected = format!("must be keys and values, for example `{example}`");
-        assert_eq!(error("- a\n"), format!("slidegate.yaml:1: invalid file (a list): {expected}"));
-        assert_eq!(error("a"), format!("slidegate.yaml:1: invalid file `a`: {expected}"));
+    fn mistakes_are_reported_as_in_the_golden_file() {
+        let file = |text: &str| Config::parse(text, "slidegate.yaml").unwrap_err().to_string();
+        compare_golden("errors", |kind, input| {
+            let line = input.trim_end_matches('\n');
+            let report = match kind {
+                "file" => file(input),
+                "section" => file(&format!("{input}policies: [{{name: p, quota: 1/1s}}]\n")),
+                "policy" => file(&file_of(line)),
+                "flag" => {
+                    let texts = [line.to_owned()];
+                    Config::from_sources(None, &texts, &Outside::default()).unwrap_err().to_string()
+                }
+                "variables" => {
+                    let value = |name: &str| {
+                        let mut pairs = input.lines().filter_map(|line| line.split_once('='));
+                        Ok(pairs.find(|(known, _)| *known == name).map(|(_, value)| value.to_owned()))
+                    };
+                    let outside = Outside::read_by(Arguments::default(), value);
+                    let config = outside.and_then(|outside| Config::from_sources(None, &[], &outside));
+                    config.unwrap_err().to_string()
+                }
+                "json" => Added::read("p", &serde_json::from_str(line).unwrap(), &[]).unwrap_err(),
+                other => panic!("{other} is no kind of input"),
+            };
+            for policy in report.split('`').filter(|part| part.starts_with("policies: [")) {
+                Config::parse(policy, "pasted").unwrap_or_else(|errors| panic!("{errors}"));
+            }
+            report
+        });
+    }
+
+    /// The description is how a wrong file is noticed before it denies anyone.
+    #[test]
+    fn policies_are_described_as_in_the_golden_file() {
+        compare_golden("policies", |kind, input| {
+            let line = input.trim_end();
+            let shared = |instances| describe(&policy(line), Counted::Shared { instances });
+            match kind.split_once(' ') {
+                None if kind == "memory" => describe(&policy(line), Counted::Here),
+                None if kind == "shared" => shared(None),
+                None => describe(&flag::policy_from_text(line).unwrap(), Counted::Here),
+                Some(("shared", instances)) => shared(instances.parse().ok()),
+                Some(_) => {
+                    let config = Config::parse(input, "slidegate.yaml").unwrap();
+                    config.memory.worst_case(config.policies.iter(), [], false).to_string()
+                }
+            }
+        });
+    }
+
+    /// Each policy costs memory in every thread.
+    #[test]
+    fn too_many_policies_are_refused() {
         let many: String = (0..16_385).map(|n| format!("  - {{name: p{n}, quota: 1/1s}}\n")).collect();
         assert_eq!(
             error(&format!("\npolicies:\n{many}")),
@@ -379,54 +411,12 @@ policies:
         );
     }
 
-    /// A terminal or a log must not be steered by what stands in a file.
-    #[test]
-    fn control_characters_are_escaped() {
-        assert_eq!(
-            policy_error("limit: \"\\e[31m\\n\", window: 1s"),
-            "invalid limit `\\u{1b}[31m\\n`: must be a whole number from 0 to 18446744073709551615, without quotes"
-        );
-    }
-
     /// A service that reloads must not die of a file that is half written, or not a configuration
     /// at all.
     #[test]
     fn no_bytes_panic() {
-        let spice = [
-            "&a ",
-            "*a",
-            "<<: ",
-            "!x ",
-            "- ",
-            ": ",
-            "{",
-            "}",
-            "[",
-            "]",
-            "\"",
-            "'",
-            "|",
-            ">",
-            "#",
-            "\n",
-            "\t",
-            "  ",
-            "~",
-            "é",
-            "0",
-            "-1",
-            "1e999",
-            "true",
-            "---\n",
-            "policies:",
-            "key",
-            "\0",
-            "?",
-            "%",
-            "`",
-            "\u{2028}",
-            "*",
-        ];
+        let spice = "&a |*a|<<: |!x |- |: |{|}|[|]|\"|'|>|#|\n|\t|  |~|é|0|-1|1e999|true|---\n|policies:|key|\0|?|%|`|\u{2028}|*";
+        let spice: Vec<&str> = spice.split('|').chain(["|"]).collect();
         let mut state = 7u64;
         let mut random = |below: usize| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

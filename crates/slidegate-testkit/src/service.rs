@@ -190,6 +190,8 @@ impl Server {
         assert_eq!(answer.status, status, "{method} {path}: {}", answer.body);
         let bare = path.split('?').next().expect("a path");
         let described = &document["paths"][bare][method.to_lowercase()]["responses"][status.to_string()];
+        let shared = described["$ref"].as_str().and_then(|path| document.pointer(path.strip_prefix('#')?));
+        let described = shared.unwrap_or(described);
         let media_type = answer.header("content-type").expect("a media type");
         let mut schema = described["content"][media_type]["schema"].clone();
         assert!(schema.is_object(), "{method} {path} {status} {media_type} is not described");

@@ -19,12 +19,6 @@ pub(crate) fn one(decision: &PolicyDecision<'_>) -> String {
 /// Like [`one`], with the text of the key.
 pub(crate) fn of_key(decision: &PolicyDecision<'_>, key: &str) -> String {
     let mut said = String::with_capacity(USUAL);
-    write(&mut said, decision, key);
-    said
-}
-
-/// Appends the same to a text.
-pub(crate) fn write(said: &mut String, decision: &PolicyDecision<'_>, key: &str) {
     for piece in [decision.policy().name(), ": `", key] {
         said.push_str(piece);
     }
@@ -32,11 +26,11 @@ pub(crate) fn write(said: &mut String, decision: &PolicyDecision<'_>, key: &str)
         said.push_str("` is ");
         said.push_str(&blocked(block));
         if decision.is_counted() {
-            used(said, ", and has", decision);
+            used(&mut said, ", and has", decision);
         }
     } else if decision.is_counted() {
-        used(said, "` has", decision);
-        room(said, decision);
+        used(&mut said, "` has", decision);
+        room(&mut said, decision);
     } else {
         said.push_str("` was not counted");
     }
@@ -45,6 +39,7 @@ pub(crate) fn write(said: &mut String, decision: &PolicyDecision<'_>, key: &str)
         write!(said, "; decided by fallback `{fallback}` ({failure})")
             .expect("writing to a String cannot fail");
     }
+    said
 }
 
 /// Describes a block: its end and its author.

@@ -81,7 +81,7 @@ impl Snapshots {
         };
         Ok(Self {
             file,
-            interval: settings.interval,
+            interval: settings.interval.0,
             found: Mutex::new(found),
             writing: Mutex::default(),
             requested: Notify::new(),

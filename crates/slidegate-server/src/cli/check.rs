@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use ureq::http::Method;
 
-use super::failure::Failure;
+use super::failure::{Failure, fail};
 use super::values::{attribute, cost};
 use super::{client, output};
 
@@ -36,7 +36,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
     let attributes: serde_json::Map<_, _> =
         args.attributes.iter().map(|(name, value)| (name.clone(), Value::from(value.clone()))).collect();
     if attributes.len() < args.attributes.len() {
-        return Err(Failure("an attribute is given twice; give each attribute once".to_owned()));
+        return fail("an attribute is given twice; give each attribute once");
     }
     let path = if args.peek { "/v1/peek" } else { "/v1/check" };
     let client = args.server.client(None)?;

@@ -11,7 +11,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 use ureq::http::{Method, Request, StatusCode};
 
-use super::failure::Failure;
+use super::failure::{Failure, fail};
 use super::output;
 use super::values::milliseconds;
 use crate::http_client;
@@ -77,9 +77,7 @@ impl ServerArgs {
                     Failure(format!("{source}: {error}; the file must contain only the token"))
                 })?;
                 if text.trim().is_empty() {
-                    return Err(Failure(format!(
-                        "{source}: the file is empty; it must contain only the token"
-                    )));
+                    return fail(format!("{source}: the file is empty; it must contain only the token"));
                 }
                 (text, source)
             }
@@ -87,9 +85,9 @@ impl ServerArgs {
         };
         let token = token.trim();
         if !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err(Failure(format!(
+            return fail(format!(
                 "{source}: invalid token; use the token that `slidegate token new` printed"
-            )));
+            ));
         }
         Ok((!token.is_empty()).then(|| token.to_owned()))
     }
@@ -147,7 +145,7 @@ impl ClientArgs {
             Failure(format!("{url} returned {status} without JSON; check that it is a slidegate server"))
         })?;
         if !status.is_success() {
-            return Err(Failure(format!("{}: {}", status.as_u16(), detail(&json))));
+            return fail(format!("{}: {}", status.as_u16(), detail(&json)));
         }
         Ok(json)
     }

@@ -1,7 +1,5 @@
 //! `slidegate completions`: the script with which a shell completes commands and options.
 
-use std::process::ExitCode;
-
 use clap::{Args, Command};
 use clap_complete::Shell;
 
@@ -14,11 +12,10 @@ pub(super) struct CompletionsArgs {
     shell: Shell,
 }
 
-pub(super) fn run(args: &CompletionsArgs, mut command: Command) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &CompletionsArgs, mut command: Command) -> Result<(), Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "slidegate", &mut script);
-    output::print(String::from_utf8_lossy(&script).trim_end())?;
-    Ok(ExitCode::SUCCESS)
+    output::print(String::from_utf8_lossy(&script).trim_end())
 }
 
 #[cfg(test)]

@@ -7,17 +7,15 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 
-use slidegate::MemoryStore;
 use slidegate_replay::{Diff, DiffOptions, DiffReport, Threshold, Thresholds};
 
-use super::failure::Failure;
-use super::logs::LogArgs;
+use super::failure::{Failure, fail};
+use super::logs::{LogArgs, read_all};
 use super::output;
-use super::replay::{progress_bar, text_style};
+use super::replay::text_style;
 use super::sources::PolicyArgs;
 use super::values::number;
 use super::wording::ReportWording;
-use crate::config::Config;
 
 #[derive(Debug, Args)]
 pub(super) struct DiffArgs {
@@ -55,55 +53,33 @@ enum DiffFormat {
     Json,
 }
 
-/// Entries between two updates of the progress bar.
-const PROGRESS_EVERY: usize = 4096;
-
 pub(super) fn run(args: &DiffArgs) -> Result<ExitCode, Failure> {
-    let config = |path: &Path| PolicyArgs { config: Some(path.to_owned()), policies: Vec::new() }.config();
+    let config = |path: &Path| PolicyArgs::of_file(Some(path.to_owned())).config();
     let (old, new) = (config(&args.old)?, config(&args.new)?);
     // Keys are hidden as either of them wants it, and hashed alike.
     let wording = ReportWording::of([&old, &new]);
-    let max_keys = |config: &Config| config.memory.max_keys.unwrap_or(MemoryStore::DEFAULT_MAX_KEYS);
     let thresholds = Thresholds {
         newly_denied: args.fail_above.clone(),
         newly_allowed: args.fail_above_allowed.clone(),
         allow_empty: args.log.allow_empty,
     };
-    thresholds
-        .check(old.policies.iter().chain(new.policies.iter()).map(slidegate::Policy::name))
-        .map_err(Failure)?;
+    thresholds.check(old.policies.iter().chain(new.policies.iter()).map(slidegate::Policy::name))?;
     let client = new.auth.client();
     let is_other_client = client != old.auth.client();
     let logs: Vec<PathBuf> = args.logs.iter().map(PathBuf::from).collect();
     let mut log = args.log.open(&logs, client)?;
     let options = DiffOptions {
-        max_keys: max_keys(&old).max(max_keys(&new)),
+        max_keys: old.memory.most_keys().max(new.memory.most_keys()),
         is_recorded: log.has_recording(),
         top: args.top,
         ..DiffOptions::default()
     };
     let mut diff = Diff::new((old.policies, wording.clone()), (new.policies, wording), options);
-    let bar = progress_bar(log.progress().total_bytes);
-    let mut since_progress = 0;
-    loop {
-        if since_progress >= PROGRESS_EVERY {
-            bar.set_position(log.progress().bytes_read);
-            since_progress = 0;
-        }
-        match log.next_entries() {
-            Ok(Some(entries)) => {
-                since_progress += entries.len();
-                diff.push_all(entries);
-            }
-            Ok(None) => break,
-            Err(error) => {
-                // Half a log must not pass a check.
-                bar.finish_and_clear();
-                return Err(Failure(error.to_string()));
-            }
-        }
-    }
-    bar.finish_and_clear();
+    // Half a log must not pass a check.
+    read_all(&mut log, |entries| {
+        diff.push_all(entries);
+        true
+    })?;
     let mut outcome = diff.finish(log.stats());
     if is_other_client {
         outcome.missing.warnings.push(format!(
@@ -121,7 +97,7 @@ pub(super) fn run(args: &DiffArgs) -> Result<ExitCode, Failure> {
     }
     let errors = report.errors();
     if !errors.is_empty() {
-        return Err(Failure(errors.join("\n")));
+        return fail(errors.join("\n"));
     }
     Ok(if report.has_failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

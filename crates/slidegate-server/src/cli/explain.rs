@@ -4,12 +4,11 @@
 //! no server.
 
 use std::fmt::Write as _;
-use std::process::ExitCode;
 
 use serde_json::{Value, json};
 use slidegate::{Algorithm, Counts, Gate, Policy, PolicyDecision, Request, format_window};
 
-use super::failure::Failure;
+use super::failure::{Failure, fail};
 use super::output;
 use super::sources::{EnvoyArgs, PolicyArgs};
 use super::values::{attribute, rate};
@@ -39,20 +38,19 @@ pub(super) struct ExplainArgs {
     json: bool,
 }
 
-pub(super) fn run(args: &ExplainArgs) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &ExplainArgs) -> Result<(), Failure> {
     let (text, json) = match (args.envoy.settings()?, &args.domain) {
         (Some(settings), Some(domain)) => descriptors(&settings, domain, args)?,
         (None, None) => attributes(args)?,
         (Some(_), None) => {
-            return Err(Failure(
-                "--domain is missing; give the domain of the descriptors, for example `--domain edge`"
-                    .to_owned(),
-            ));
+            return fail(
+                "--domain is missing; give the domain of the descriptors, for example `--domain edge`",
+            );
         }
         (None, Some(domain)) => {
-            return Err(Failure(format!(
+            return fail(format!(
                 "--domain `{domain}` requires envoyproxy/ratelimit files; give their folder with --envoy-config"
-            )));
+            ));
         }
     };
     if args.json {
@@ -60,13 +58,12 @@ pub(super) fn run(args: &ExplainArgs) -> Result<ExitCode, Failure> {
     } else {
         output::print(text)?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Explains each descriptor under the envoyproxy/ratelimit files.
 fn descriptors(settings: &Settings, domain: &str, args: &ExplainArgs) -> Result<(String, Value), Failure> {
-    let envoy = EnvoyConfig::load(&settings.folder, settings.options.clone())
-        .map_err(|error| Failure(error.to_string()))?;
+    let envoy = EnvoyConfig::load(&settings.folder, settings.options.clone())?;
     let descriptors = args.parts.iter().map(|part| entries(part)).collect::<Result<Vec<_>, _>>()?;
     let borrowed: Vec<Vec<(&str, &str)>> = descriptors
         .iter()
@@ -110,7 +107,7 @@ fn attributes(args: &ExplainArgs) -> Result<(String, Value), Failure> {
             .map_err(|message| Failure(format!("invalid attribute `{}`: {message}", part.escape_debug())))
     });
     let attributes = attributes.collect::<Result<Vec<_>, _>>()?;
-    let app = App::new(config).map_err(Failure)?;
+    let app = App::new(config)?;
     let borrowed = attributes.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
     let request = app.attributes.request(borrowed, 1).map_err(|bad| Failure(bad.detail))?;
     let decisions = gate.peek(&request);
@@ -169,7 +166,7 @@ fn as_text(policy: &Policy, applying: Option<&PolicyDecision<'_>>, missing: &[St
         }
     }
     if quota.algorithm() == Algorithm::InFlight {
-        text += "; only reservations take it, other requests ask";
+        text += "; only reservations count, other requests only check";
     }
     if !policy.is_enforced() {
         text += "; shadow, so it never denies";

@@ -2,14 +2,13 @@
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use slidegate::{Algorithm, MemoryStore, Policy, PolicySet, Quota};
+use slidegate::{Algorithm, Policy, PolicySet, Quota};
 use slidegate_replay::{Bytes, Demand, Forecast, Measurement, Shard};
 
-use super::failure::Failure;
+use super::failure::{Failure, fail};
 use super::logs::LogArgs;
 use super::output;
 use super::sources::PolicyArgs;
@@ -58,7 +57,7 @@ pub(super) struct ForecastArgs {
     json: bool,
 }
 
-pub(super) fn run(args: &ForecastArgs) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &ForecastArgs) -> Result<(), Failure> {
     let shard = Shard { is_cluster: args.cluster, max_bytes: args.shard_memory };
     let (policies, demands, is_incomplete) = if args.logs.is_empty() {
         let policies = stated_policies(args)?;
@@ -77,7 +76,7 @@ pub(super) fn run(args: &ForecastArgs) -> Result<ExitCode, Failure> {
     } else {
         output::print(text(&forecasts, shard, is_incomplete).trim_end())?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// The policies of the options or of the configuration.
@@ -85,19 +84,15 @@ fn stated_policies(args: &ForecastArgs) -> Result<PolicySet, Failure> {
     let (Some(limit), Some(window)) = (args.limit, args.window) else {
         return Ok(args.policies.config()?.policies);
     };
-    let in_words = |error: slidegate::Error| Failure(error.to_string());
-    let quota = Quota::new(limit, window).map_err(in_words)?;
-    let quota = quota.with_algorithm(args.algorithm.unwrap_or_default());
-    let policy = Policy::new("per-key", quota).map_err(in_words)?.scope(["key"]);
-    PolicySet::new([policy]).map_err(in_words)
+    let quota = Quota::new(limit, window)?.with_algorithm(args.algorithm.unwrap_or_default());
+    Ok(PolicySet::new([Policy::new("per-key", quota)?.scope(["key"])])?)
 }
 
 fn stated_demand(args: &ForecastArgs) -> Result<Demand, Failure> {
     let Some(keys) = args.keys else {
-        return Err(Failure(
-            "the number of keys is not known; give an access log, or for example `--keys 1M --rate 5000/s`"
-                .to_owned(),
-        ));
+        return fail(
+            "the number of keys is not known; give an access log, or for example `--keys 1M --rate 5000/s`",
+        );
     };
     Ok(Demand {
         keys,
@@ -110,11 +105,9 @@ fn stated_demand(args: &ForecastArgs) -> Result<Demand, Failure> {
 
 fn measure(args: &ForecastArgs) -> Result<Measurement, Failure> {
     let config = args.policies.config()?;
-    let unreadable = |error: std::io::Error| Failure(error.to_string());
     let mut reader = args.format.open(&args.logs, config.auth.client())?;
-    let max_keys = config.memory.max_keys.unwrap_or(MemoryStore::DEFAULT_MAX_KEYS);
-    let mut measurement = Measurement::new(config.policies, max_keys);
-    while let Some(entry) = reader.next_entry().map_err(unreadable)? {
+    let mut measurement = Measurement::new(config.policies, config.memory.most_keys());
+    while let Some(entry) = reader.next_entry()? {
         measurement.count(&entry);
     }
     args.format.refuse_missing_fields(&reader)?;

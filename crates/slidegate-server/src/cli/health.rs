@@ -14,7 +14,7 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::Value;
 
-use super::failure::Failure;
+use super::failure::{Failure, fail};
 use super::sources::PolicyArgs;
 use super::values::address;
 use super::{client, output};
@@ -54,8 +54,8 @@ pub(super) fn run(args: &HealthArgs) -> ExitCode {
             let _ = output::print(line);
             ExitCode::SUCCESS
         }
-        Err(failure) => {
-            output::print_error(failure);
+        Err(Failure(line)) => {
+            output::print_error(line);
             ExitCode::from(UNHEALTHY)
         }
     }
@@ -66,11 +66,11 @@ impl HealthArgs {
     fn ask(&self) -> Result<String, Failure> {
         let path = if self.live { "/healthz" } else { "/readyz" };
         // With `--listen` the file need not be readable.
-        let policies = PolicyArgs { config: self.config.clone(), policies: Vec::new() };
+        let policies = PolicyArgs::of_file(self.config.clone());
         let setting = |key| config::http_setting(policies.file().as_deref(), key).unwrap_or_default();
         // Over TCP it may require a certificate that only its clients have.
         let is_selected = self.listen.is_some() || self.envoy_env;
-        if let Some(socket) = setting("socket").filter(|_| !is_selected) {
+        if let Some((_, socket)) = setting("socket").filter(|_| !is_selected) {
             return of_socket(Path::new(&socket), path);
         }
         let scheme = if setting("cert_file").is_some() { "https" } else { "http" };
@@ -81,22 +81,20 @@ impl HealthArgs {
     fn address(&self) -> Result<SocketAddr, Failure> {
         let of_envoy = || {
             let settings = Settings::of_environment(&|name| std::env::var(name).ok());
-            settings.map(|settings| settings.http).map_err(|error| Failure(error.to_string()))
+            settings.map(|settings| settings.http)
         };
         let given = match self.listen {
             None if self.envoy_env => of_envoy()?,
             given => given,
         };
-        let policies = PolicyArgs { config: self.config.clone(), policies: Vec::new() };
+        let policies = PolicyArgs::of_file(self.config.clone());
         let listen = match given {
             Some(listen) => listen,
             None => config::http_address(policies.file().as_deref())
                 .map_err(|errors| Failure(format!("{errors}; or give the address with --listen")))?,
         };
         if listen.port() == 0 {
-            return Err(Failure(format!(
-                "the port of {listen} is chosen at the start; give it with --listen"
-            )));
+            return fail(format!("the port of {listen} is chosen at the start; give it with --listen"));
         }
         let ip = match listen.ip() {
             IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
@@ -147,7 +145,7 @@ fn answer(from: &str, status: u16, body: &str) -> Result<String, Failure> {
     let body: Value = serde_json::from_str(body).unwrap_or_default();
     if !(200..300).contains(&status) {
         let why = body["status"].as_str().unwrap_or_else(|| client::detail(&body));
-        return Err(Failure(format!("{from} returned {status}: {why}")));
+        return fail(format!("{from} returned {status}: {why}"));
     }
     let word = body["status"].as_str().unwrap_or("ok");
     let degraded = if body["degraded"] == true { ", but the shared store is unavailable" } else { "" };

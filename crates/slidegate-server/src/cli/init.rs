@@ -3,7 +3,6 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use clap::Args;
 use slidegate::client_addr::ClientAddr;
 use slidegate_replay::{Proposal, ProposalOptions, Share, Survey};
 
-use super::failure::Failure;
+use super::failure::{Failure, fail};
 use super::logs::LogArgs;
 use super::output;
 use super::sources::CONFIG_FILE;
@@ -39,12 +38,11 @@ pub(super) struct InitArgs {
     force: bool,
 }
 
-pub(super) fn run(args: &InitArgs) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &InitArgs) -> Result<(), Failure> {
     let name = args.file.display();
+    let exists = || format!("{name}: already exists; give another path, or --force to overwrite it");
     if args.file.exists() && !args.force {
-        return Err(Failure(format!(
-            "{name}: already exists; give another path, or --force to overwrite it"
-        )));
+        return fail(exists());
     }
     let text = if args.from_log.is_empty() {
         starting_file()
@@ -54,18 +52,15 @@ pub(super) fn run(args: &InitArgs) -> Result<ExitCode, Failure> {
     };
     if args.file.as_os_str() == "-" {
         output::print(text.trim_end())?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(());
     }
     write(&args.file, &text, args.force).map_err(|error| match error.kind() {
-        ErrorKind::AlreadyExists => {
-            Failure(format!("{name}: already exists; give another path, or --force to overwrite it"))
-        }
-        _ => Failure(format!("{name}: cannot be written: {error}; check the path and its permissions")),
+        ErrorKind::AlreadyExists => exists(),
+        _ => format!("{name}: cannot be written: {error}; check the path and its permissions"),
     })?;
     output::print(format_args!(
         "{name} written; check it with `slidegate validate {name}`, start with `slidegate serve --config {name}`"
-    ))?;
-    Ok(ExitCode::SUCCESS)
+    ))
 }
 
 /// A file that appeared meanwhile is not overwritten either.
@@ -79,19 +74,18 @@ fn write(path: &Path, text: &str, is_forced: bool) -> io::Result<()> {
 }
 
 fn propose(args: &InitArgs) -> Result<Proposal, Failure> {
-    let unreadable = |error: io::Error| Failure(error.to_string());
     if args.from_log.iter().any(|log| log.as_os_str() == "-") {
-        return Err(Failure("the log is read twice, so it cannot be standard input; give a file".to_owned()));
+        return fail("the log is read twice, so it cannot be standard input; give a file");
     }
     let mut survey = Survey::new(ProposalOptions { window: args.window, deny_at_most: args.deny_at_most });
     let mut reader = args.format.open(&args.from_log, ClientAddr::default())?;
-    while let Some(entry) = reader.next_entry().map_err(unreadable)? {
+    while let Some(entry) = reader.next_entry()? {
         survey.count(&entry);
     }
     args.format.refuse_missing_fields(&reader)?;
     let mut proposal = survey.propose();
     let mut reader = args.format.open(&args.from_log, ClientAddr::default())?;
-    while let Some(entry) = reader.next_entry().map_err(unreadable)? {
+    while let Some(entry) = reader.next_entry()? {
         proposal.try_out(&entry);
     }
     Ok(proposal)

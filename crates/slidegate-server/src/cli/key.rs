@@ -1,7 +1,5 @@
 //! `slidegate key`: inspects or changes one key on a running server.
 
-use std::process::ExitCode;
-
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 use slidegate::Algorithm;
@@ -32,6 +30,15 @@ struct KeyRef {
     tag: Option<(String, String)>,
 }
 
+#[derive(Debug, Args)]
+struct CostArgs {
+    #[command(flatten)]
+    key: KeyRef,
+    /// Cost
+    #[arg(long, default_value = "1", value_parser = cost, allow_hyphen_values = true)]
+    cost: u64,
+}
+
 #[derive(Debug, Subcommand)]
 enum KeyCommand {
     /// Show its usage and when it expires
@@ -39,21 +46,9 @@ enum KeyCommand {
     /// Clear its usage
     Reset(KeyRef),
     /// Refund cost
-    Refund {
-        #[command(flatten)]
-        key: KeyRef,
-        /// Cost
-        #[arg(long, default_value = "1", value_parser = cost, allow_hyphen_values = true)]
-        cost: u64,
-    },
+    Refund(CostArgs),
     /// Charge cost, even if it exceeds the limit
-    Penalize {
-        #[command(flatten)]
-        key: KeyRef,
-        /// Cost
-        #[arg(long, default_value = "1", value_parser = cost, allow_hyphen_values = true)]
-        cost: u64,
-    },
+    Penalize(CostArgs),
     /// Deny all requests for a time
     Block {
         #[command(flatten)]
@@ -78,16 +73,16 @@ enum KeyCommand {
     Clear(KeyRef),
 }
 
-pub(super) fn run(args: &KeyArgs) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &KeyArgs) -> Result<(), Failure> {
     let (key, action, body) = match &args.command {
         KeyCommand::Show(key) => {
             let response = args.client.send(Method::GET, &path(key, ""), None)?;
             args.client.print(&response, describe)?;
-            return Ok(ExitCode::SUCCESS);
+            return Ok(());
         }
         KeyCommand::Reset(key) => (key, "reset", json!({})),
-        KeyCommand::Refund { key, cost } => (key, "refund", json!({ "cost": cost })),
-        KeyCommand::Penalize { key, cost } => (key, "penalize", json!({ "cost": cost })),
+        KeyCommand::Refund(CostArgs { key, cost }) => (key, "refund", json!({ "cost": cost })),
+        KeyCommand::Penalize(CostArgs { key, cost }) => (key, "penalize", json!({ "cost": cost })),
         KeyCommand::Block { key, span } => (key, "block", json!({ "for": span })),
         KeyCommand::Unblock(key) => (key, "unblock", json!({})),
         KeyCommand::Override { key, quota, span } => {
@@ -99,8 +94,7 @@ pub(super) fn run(args: &KeyArgs) -> Result<ExitCode, Failure> {
     args.client.print(&response, |response| {
         let text = |name: &str| response[name].as_str().unwrap_or_default().to_owned();
         format!("{}: `{}`: {}", text("policy"), text("key"), text("done"))
-    })?;
-    Ok(ExitCode::SUCCESS)
+    })
 }
 
 fn path(key: &KeyRef, action: &str) -> String {
@@ -115,28 +109,14 @@ const MAX_CHARGES: usize = 20;
 fn describe(response: &Value) -> String {
     let text = |name: &str| response[name].as_str().unwrap_or_default().to_owned();
     let is_in_flight = response["algorithm"] == Algorithm::InFlight.name();
-    let mut lines = vec![if is_in_flight {
-        format!(
-            "{}: `{}` has {} of {} in flight (lease {}), {} remain",
-            text("policy"),
-            text("key"),
-            response["held"],
-            response["limit"],
-            window(&response["window_ms"]),
-            response["remaining"]
-        )
+    let (limit, window) = (&response["limit"], window(&response["window_ms"]));
+    let usage = if is_in_flight {
+        format!("{} of {limit} in flight (lease {window})", response["held"])
     } else {
-        format!(
-            "{}: `{}` has used {} of {} per {} ({}), {} remain",
-            text("policy"),
-            text("key"),
-            response["used"],
-            response["limit"],
-            window(&response["window_ms"]),
-            text("algorithm"),
-            response["remaining"]
-        )
-    }];
+        format!("used {} of {limit} per {window} ({})", response["used"], text("algorithm"))
+    };
+    let mut lines =
+        vec![format!("{}: `{}` has {usage}, {} remain", text("policy"), text("key"), response["remaining"])];
     lines.push(match response["retry_after_ms"].as_u64() {
         Some(0) => "a cost of 1 fits now".to_owned(),
         Some(_) => format!("a cost of 1 fits in {}", duration(&response["retry_after_ms"])),
@@ -163,7 +143,7 @@ fn describe(response: &Value) -> String {
     }
     for hold in holds.iter().take(MAX_CHARGES) {
         let then = match hold["unsettled"].as_str() {
-            _ if is_in_flight => "given back then",
+            _ if is_in_flight => "released then",
             Some("forget") => "dropped then",
             _ => "charged then",
         };

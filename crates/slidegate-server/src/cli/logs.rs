@@ -5,12 +5,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
 use jiff::tz::TimeZone;
 use slidegate::client_addr::ClientAddr;
-use slidegate_replay::{LogFormat, LogOptions, LogReader};
+use slidegate_replay::{Entries, LogFormat, LogOptions, LogReader};
 
-use super::failure::Failure;
+use super::failure::{Failure, fail};
 use super::values::{number, pair};
+
+/// Entries between two updates of the progress bar.
+const PROGRESS_EVERY: usize = 4096;
 
 /// How access logs are read.
 #[derive(Debug, Args)]
@@ -56,7 +60,7 @@ impl LogArgs {
     pub(super) fn open(&self, inputs: &[PathBuf], client: ClientAddr) -> Result<LogReader, Failure> {
         let format = match self.log_format.as_str() {
             "auto" => None,
-            name => Some(LogFormat::parse(name).map_err(Failure)?),
+            name => Some(LogFormat::parse(name)?),
         };
         let options = LogOptions {
             format,
@@ -69,7 +73,7 @@ impl LogArgs {
             strict: self.strict,
             threads: self.threads(),
         };
-        LogReader::open_all(inputs, options).map_err(|error| Failure(error.to_string()))
+        Ok(LogReader::open_all(inputs, options)?)
     }
 
     /// Fails if a field that the command line names never occurred in the log.
@@ -78,16 +82,47 @@ impl LogArgs {
         if self.allow_empty || missing.is_empty() {
             return Ok(());
         }
-        Err(Failure(format!(
+        fail(format!(
             "no line of the log has what {} names; check the name, or accept this with --allow-empty",
             missing.iter().map(|field| format!("`{field}`")).collect::<Vec<_>>().join(", ")
-        )))
+        ))
     }
 
     /// How many threads may read and decide.
     pub(super) fn threads(&self) -> usize {
         self.threads.unwrap_or_else(|| LogOptions::default().threads)
     }
+}
+
+/// Passes all entries to `take` until it returns false, with a progress bar on a terminal.
+pub(super) fn read_all(
+    log: &mut LogReader,
+    mut take: impl FnMut(Entries<'_>) -> bool,
+) -> Result<(), Failure> {
+    let (bar, template) = match log.progress().total_bytes {
+        Some(total) => (ProgressBar::new(total), "{bar:40} {percent}% {bytes}/{total_bytes}, {eta} to go"),
+        None => (ProgressBar::new_spinner(), "{spinner} {bytes} read, {elapsed}"),
+    };
+    let bar = bar.with_style(ProgressStyle::with_template(template)?);
+    let mut since_progress = 0;
+    let read = loop {
+        if since_progress >= PROGRESS_EVERY {
+            bar.set_position(log.progress().bytes_read);
+            since_progress = 0;
+        }
+        match log.next_entries() {
+            Ok(Some(entries)) => {
+                since_progress += entries.len();
+                if !take(entries) {
+                    break Ok(());
+                }
+            }
+            Ok(None) => break Ok(()),
+            Err(error) => break Err(error.into()),
+        }
+    };
+    bar.finish_and_clear();
+    read
 }
 
 fn format(text: &str) -> Result<String, String> {

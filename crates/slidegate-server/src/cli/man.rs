@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::{Args, Command};
 
@@ -16,7 +15,7 @@ pub(super) struct ManArgs {
     directory: PathBuf,
 }
 
-pub(super) fn run(args: &ManArgs, command: Command) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &ManArgs, command: Command) -> Result<(), Failure> {
     let directory = args.directory.display();
     fs::create_dir_all(&args.directory)
         .and_then(|()| clap_mangen::generate_to(command, &args.directory))
@@ -27,8 +26,7 @@ pub(super) fn run(args: &ManArgs, command: Command) -> Result<ExitCode, Failure>
         })?;
     output::print(format_args!(
         "man pages written to {directory}; read them with `man {directory}/slidegate.1`"
-    ))?;
-    Ok(ExitCode::SUCCESS)
+    ))
 }
 
 #[cfg(test)]
@@ -62,7 +60,7 @@ mod tests {
         let error =
             run(&ManArgs { directory: file.clone() }, Cli::command()).expect_err("a file is no directory");
         assert_eq!(
-            error.to_string(),
+            error.0,
             format!(
                 "{}: man pages cannot be written: File exists (os error 17); give a directory that can be written",
                 file.display()

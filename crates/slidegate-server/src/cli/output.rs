@@ -4,9 +4,11 @@
 //! is not an error, and the command keeps its exit code.
 
 use std::fmt::Display;
-use std::io::{self, ErrorKind, Write};
+use std::fs::File;
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::path::Path;
 
-use super::failure::Failure;
+use super::failure::{Failure, fail};
 
 /// Prints a line on standard output.
 ///
@@ -29,13 +31,51 @@ pub(crate) fn print_error(line: impl Display) {
 pub(crate) fn accept_closed(written: io::Result<()>) -> Result<(), Failure> {
     match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(Failure(format!("cannot write to standard output: {error}")))
+            fail(format!("cannot write to standard output: {error}"))
         }
         _ => Ok(()),
+    }
+}
+
+/// A file that a command writes, or standard output if its name is `-`.
+pub(super) struct Target {
+    name: String,
+    pub(super) out: Box<dyn Write>,
+    pub(super) is_output: bool,
+}
+
+impl Target {
+    pub(super) fn create(path: &Path) -> Result<Self, Failure> {
+        let name = path.display().to_string();
+        let is_output = path.as_os_str() == "-";
+        let out: Box<dyn Write> = if is_output {
+            Box::new(BufWriter::new(io::stdout().lock()))
+        } else {
+            let file = File::create(path).map_err(|error| format!("cannot write {name}: {error}"))?;
+            Box::new(BufWriter::new(file))
+        };
+        Ok(Self { name, out, is_output })
+    }
+
+    /// The meaning of what a write returned: on standard output, an error is that nobody reads any more.
+    pub(super) fn written(&self, written: io::Result<()>) -> Result<(), Failure> {
+        if self.is_output {
+            return accept_closed(written);
+        }
+        Ok(written.map_err(|error| format!("cannot write {}: {error}", self.name))?)
     }
 }
 
 fn write_line(out: &mut impl Write, line: impl Display) -> io::Result<()> {
     writeln!(out, "{line}")?;
     out.flush()
+}
+
+/// A word as it can be pasted into a shell.
+pub(super) fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,%+@".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
 }

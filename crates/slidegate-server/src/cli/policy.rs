@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -12,7 +11,7 @@ use slidegate::Algorithm;
 use ureq::http::Method;
 
 use super::client::{ClientArgs, segment, window};
-use super::failure::Failure;
+use super::failure::{Failure, fail};
 use super::output;
 use crate::config::{Mode, one_line};
 
@@ -137,19 +136,19 @@ fn keys_of(file: &Path) -> Result<Map<String, Value>, Failure> {
     }
 }
 
-pub(super) fn run(args: &PolicyCommands) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &PolicyCommands) -> Result<(), Failure> {
     let client = &args.client;
     let path = |name: &str| format!("/v1/policies/{}", segment(name));
     let answer = match &args.command {
         PolicyCommand::List => {
             let answer = client.send(Method::GET, "/v1/policies", None)?;
             client.print(&answer, |answer| lines(&answer["policies"], policy))?;
-            return Ok(ExitCode::SUCCESS);
+            return Ok(());
         }
         PolicyCommand::History => {
             let answer = client.send(Method::GET, "/v1/changes", None)?;
             client.print(&answer, |answer| lines(&answer["changes"], change))?;
-            return Ok(ExitCode::SUCCESS);
+            return Ok(());
         }
         PolicyCommand::Set(set) => client.send(Method::PUT, &path(&set.name), Some(&set.body()?.into()))?,
         PolicyCommand::Unset { name } => client.send(Method::DELETE, &path(name), Some(&json!({})))?,
@@ -162,7 +161,7 @@ pub(super) fn run(args: &PolicyCommands) -> Result<ExitCode, Failure> {
             client.print(&answer, |answer| {
                 format!("{name}: {}", answer["done"].as_str().unwrap_or_default())
             })?;
-            return Ok(ExitCode::SUCCESS);
+            return Ok(());
         }
         PolicyCommand::Undo { id } => {
             let id = id.map_or_else(|| "last".to_owned(), |id| id.to_string());
@@ -172,8 +171,7 @@ pub(super) fn run(args: &PolicyCommands) -> Result<ExitCode, Failure> {
     client.print(&answer, |answer| {
         let text = |name: &str| answer[name].as_str().unwrap_or_default().to_owned();
         format!("{}: {} (change {})", text("policy"), text("done"), answer["change"])
-    })?;
-    Ok(ExitCode::SUCCESS)
+    })
 }
 
 /// Asks for confirmation, unless `yes` was given.
@@ -182,9 +180,9 @@ fn confirm(name: &str, yes: bool) -> Result<(), Failure> {
         return Ok(());
     }
     if !std::io::stdin().is_terminal() {
-        return Err(Failure(format!(
+        return fail(format!(
             "this clears the usage of every key of policy `{name}`; give --yes to skip the confirmation"
-        )));
+        ));
     }
     output::print_error(format_args!(
         "Clear the usage of every key of policy `{name}`? Type yes to continue."
@@ -193,7 +191,7 @@ fn confirm(name: &str, yes: bool) -> Result<(), Failure> {
     std::io::stdin()
         .read_line(&mut answer)
         .map_err(|error| Failure(format!("cannot read the answer: {error}")))?;
-    if answer.trim() == "yes" { Ok(()) } else { Err(Failure("aborted; nothing was changed".to_owned())) }
+    if answer.trim() == "yes" { Ok(()) } else { fail("aborted; nothing was changed") }
 }
 
 /// Repeats reset steps until done, with progress on standard error. Returns the last response.
@@ -202,7 +200,7 @@ fn reset(client: &ClientArgs, name: &str) -> Result<Value, Failure> {
     // Drawn only on a terminal.
     let bar = ProgressBar::no_length();
     let style = "{msg} {wide_bar} {pos} of about {len} keys scanned";
-    bar.set_style(ProgressStyle::with_template(style).map_err(|error| Failure(error.to_string()))?);
+    bar.set_style(ProgressStyle::with_template(style)?);
     let (mut step, mut steps, mut cleared) = (json!({}), 0u64, 0);
     loop {
         let answer = client.send(Method::POST, &path, Some(&step)).map_err(|Failure(why)| {

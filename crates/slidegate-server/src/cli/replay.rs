@@ -1,23 +1,20 @@
 //! `slidegate replay`: replays an access log through policies before they go live.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::str::FromStr;
 
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 
-use slidegate::{Algorithm, MemoryStore};
+use slidegate::Algorithm;
 use slidegate_replay::{
     NamedPolicies, Options, Outcome, PageAssets, Plan, Replay, Share, Sweep, TextStyle, with_algorithm,
 };
 
-use super::failure::Failure;
-use super::logs::LogArgs;
-use super::output;
+use super::failure::{Failure, fail};
+use super::logs::{LogArgs, read_all};
+use super::output::{self, Target};
 use super::sources::PolicyArgs;
 use super::values::number;
 use super::wording::ReportWording;
@@ -61,9 +58,6 @@ pub(super) struct ReplayArgs {
     report: Option<PathBuf>,
 }
 
-/// Lines between two updates of the progress bar.
-const PROGRESS_EVERY: usize = 4096;
-
 /// What the page of the report is made of.
 const PAGE_ASSETS: PageAssets = PageAssets {
     chart_script: CHART_SCRIPT,
@@ -74,7 +68,7 @@ const PAGE_ASSETS: PageAssets = PageAssets {
     },
 };
 
-pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     args.check()?;
     let compared = args.compared()?;
     let config = match compared.first_file() {
@@ -91,47 +85,31 @@ pub(super) fn run(args: &ReplayArgs) -> Result<ExitCode, Failure> {
     } else {
         Replay::new(plan, &wording)
     };
-    let mut replay = replay.map_err(Failure)?;
-    let bar = progress_bar(log.progress().total_bytes);
-
-    let mut broken = None;
-    let mut since_progress = 0;
-    loop {
-        if since_progress >= PROGRESS_EVERY {
-            bar.set_position(log.progress().bytes_read);
-            since_progress = 0;
-        }
-        match log.next_entries() {
-            Ok(Some(entries)) => {
-                since_progress += entries.len();
-                if let Err(error) = replay.push_all(entries) {
-                    // The reader closed the pipe, so it does not want the report either.
-                    bar.finish_and_clear();
-                    return output::accept_closed(Err(error)).map(|()| ExitCode::SUCCESS);
-                }
-            }
-            Ok(None) => break,
-            Err(error) => {
-                // Report the entries read so far, then fail.
-                broken = Some(Failure(error.to_string()));
-                break;
-            }
-        }
+    let mut replay = replay?;
+    let mut written = Ok(());
+    let read = read_all(&mut log, |entries| {
+        written = replay.push_all(entries);
+        written.is_ok()
+    });
+    if written.is_err() {
+        // The reader closed the pipe, so it does not want the report either.
+        return output::accept_closed(written);
     }
-    bar.finish_and_clear();
+    // The entries read so far are reported before it fails.
+    let mut broken = read.err();
     let outcome = match replay.finish(log.stats()) {
         Ok(outcome) => Outcome { command: Some(command_line()), ..outcome },
-        Err(error) => return output::accept_closed(Err(error)).map(|()| ExitCode::SUCCESS),
+        Err(error) => return output::accept_closed(Err(error)),
     };
     let mut outcome = if args.log.allow_empty { outcome.accepting_empty() } else { outcome };
     compared.warn_of_clients(&config, &mut outcome);
     if log.stats().entries > 0 {
         args.write(&outcome)?;
         if broken.is_none() && !outcome.errors.is_empty() {
-            broken = Some(Failure(outcome.errors.join("\n")));
+            broken = Some(outcome.errors.join("\n").into());
         }
     }
-    broken.map_or(Ok(ExitCode::SUCCESS), Err)
+    broken.map_or(Ok(()), Err)
 }
 
 /// What `--compare` names.
@@ -179,14 +157,12 @@ impl ReplayArgs {
             .chain(self.each.then_some("--each"))
             .collect();
         if let [first, second, ..] = to_stdout[..] {
-            return Err(Failure(format!(
+            return fail(format!(
                 "{first} and {second} both write to standard output: give one of them a file"
-            )));
+            ));
         }
         if self.each && !self.compare.is_empty() {
-            return Err(Failure(
-                "--each prints the decisions of one configuration: leave out --compare".to_owned(),
-            ));
+            return fail("--each prints the decisions of one configuration: leave out --compare");
         }
         Ok(())
     }
@@ -205,11 +181,11 @@ impl ReplayArgs {
             let path = Path::new(value);
             if !path.exists() {
                 let algorithms = Algorithm::ALL.map(|one| format!("`{one}`")).join(", ");
-                return Err(Failure(format!(
+                return fail(format!(
                     "invalid --compare `{value}`: must be a config file, which does not exist, or one of {algorithms}"
-                )));
+                ));
             }
-            let file = PolicyArgs { config: Some(path.to_owned()), policies: Vec::new() };
+            let file = PolicyArgs::of_file(Some(path.to_owned()));
             compared.files.insert(value.clone(), file.config()?);
             compared.values.push(ComparedValue::File(value.clone()));
         }
@@ -217,8 +193,8 @@ impl ReplayArgs {
     }
 
     fn plan(&self, config: &Config, compared: &Compared, is_recorded: bool) -> Plan {
-        let max_keys = |config: &Config| config.memory.max_keys.unwrap_or(MemoryStore::DEFAULT_MAX_KEYS);
-        let most_keys = compared.files.values().map(max_keys).fold(max_keys(config), usize::max);
+        let all = std::iter::once(config).chain(compared.files.values());
+        let max_keys = all.map(|config| config.memory.most_keys()).max().unwrap_or_default();
         let has_file = !compared.files.is_empty();
         let own = (has_file && self.is_config_given()).then(|| NamedPolicies {
             name: "configured".to_owned(),
@@ -242,7 +218,7 @@ impl ReplayArgs {
             policies: config.policies.clone(),
             compare: own.into_iter().chain(others).collect(),
             sweep: self.sweep.clone().map(|sweep| sweep.with_deny_at_most(self.deny_at_most)),
-            options: Options { max_keys: most_keys, is_recorded, top: self.top, threads },
+            options: Options { max_keys, is_recorded, top: self.top, threads },
         }
     }
 
@@ -255,30 +231,17 @@ impl ReplayArgs {
             (&self.report, Box::new(|out| outcome.write_page(out, &PAGE_ASSETS))),
         ];
         for (path, write) in &forms {
-            match path.as_deref() {
-                None => {}
-                Some(path) if path == Path::new("-") => {
-                    is_printed = true;
-                    output::accept_closed(write(&mut BufWriter::new(io::stdout().lock())))?;
-                }
-                Some(path) => write_file(path, &**write)?,
-            }
+            let Some(path) = path.as_deref() else { continue };
+            let mut target = Target::create(path)?;
+            is_printed |= target.is_output;
+            let written = write(&mut target.out).and_then(|()| target.out.flush());
+            target.written(written)?;
         }
         if is_printed {
             return Ok(());
         }
         output::print(outcome.text(text_style()).to_string().trim_end())
     }
-}
-
-/// Writes a file as a whole.
-fn write_file(path: &Path, write: &dyn Fn(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
-    let written = File::create(path).and_then(|file| {
-        let mut out = BufWriter::new(file);
-        write(&mut out)?;
-        out.flush()
-    });
-    written.map_err(|error| Failure(format!("cannot write {}: {error}", path.display())))
 }
 
 /// Colours on a terminal, unless `NO_COLOR` is set or the terminal has none; ASCII if the locale is
@@ -296,42 +259,6 @@ pub(super) fn text_style() -> TextStyle {
 
 /// This process's command line, as it can be pasted into a shell.
 fn command_line() -> String {
-    let words = std::env::args_os().skip(1).map(|word| quoted(&word.to_string_lossy()));
+    let words = std::env::args_os().skip(1).map(|word| output::shell_word(&word.to_string_lossy()));
     std::iter::once("slidegate".to_owned()).chain(words).collect::<Vec<_>>().join(" ")
-}
-
-fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,%+@".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
-
-/// Drawn on standard error if it is a terminal.
-pub(super) fn progress_bar(total_bytes: Option<u64>) -> ProgressBar {
-    let (bar, template) = match total_bytes {
-        Some(total) => (ProgressBar::new(total), "{bar:40} {percent}% {bytes}/{total_bytes}, {eta} to go"),
-        None => (ProgressBar::new_spinner(), "{spinner} {bytes} read, {elapsed}"),
-    };
-    bar.with_style(ProgressStyle::with_template(template).expect("the template is valid"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The command in a report is for pasting: a space must not make two words of one.
-    #[test]
-    fn words_are_quoted_for_a_shell() {
-        for (word, expected) in [
-            ("access.log", "access.log"),
-            ("20/1m per ip", "'20/1m per ip'"),
-            ("it's", r"'it'\''s'"),
-            ("", "''"),
-            ("$HOME", "'$HOME'"),
-        ] {
-            assert_eq!(quoted(word), expected);
-        }
-    }
 }

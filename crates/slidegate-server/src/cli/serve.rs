@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::fmt;
 use std::iter::once;
 use std::net::SocketAddr;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,13 +12,13 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use super::failure::Failure;
+use super::failure::{Failure, fail};
 use super::notify::Notifier;
 use super::output;
 use super::reload::{self, Triggers};
 use super::snapshots;
 use super::sources::{EnvoyArgs, PolicyArgs};
-use super::values::{address, drain_delay};
+use super::values::address;
 use crate::admin::{self, Admin};
 use crate::app::App;
 use crate::app::store::Seen;
@@ -67,7 +66,7 @@ pub(super) struct ServeArgs {
     /// How long to serve after SIGTERM while `/readyz` reports that the service is not ready, such
     /// as `10s`; overrides the config file and the variable `SLIDEGATE_DRAIN_DELAY` [default: 5s,
     /// or 0s if every listener is on loopback or a Unix socket]
-    #[arg(long, value_name = "DURATION", value_parser = drain_delay)]
+    #[arg(long, value_name = "DURATION")]
     drain_delay: Option<String>,
     /// Bound of the memory store's bytes, such as `1GiB`; overrides the config file
     #[arg(long, value_name = "SIZE")]
@@ -89,7 +88,7 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 const EXAMINE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Runs the service. `is_json`: how the startup message is printed.
-pub(super) fn run(args: &ServeArgs, is_json: bool) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &ServeArgs, is_json: bool) -> Result<(), Failure> {
     if let Err(warning) = listener::raise_limit() {
         tracing::warn!("{warning}");
     }
@@ -122,7 +121,7 @@ pub(super) fn run(args: &ServeArgs, is_json: bool) -> Result<ExitCode, Failure> 
     };
     let sources = Sources { complete: Arc::new(complete), ..sources };
     let watched = Debounced::new(sources.look());
-    let config = sources.load().map_err(|errors| Failure(errors.to_string()))?;
+    let config = sources.load()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -138,16 +137,16 @@ async fn serve(
     watched: Debounced<Fingerprint>,
     envoy: Option<Settings>,
     is_json: bool,
-) -> Result<ExitCode, Failure> {
+) -> Result<(), Failure> {
     let running = config.clone();
     let mut signals =
         Signals::listen().map_err(|error| Failure(format!("cannot handle signals: {error}")))?;
     let triggers =
         Triggers::new(watched).map_err(|error| Failure(format!("cannot handle signals: {error}")))?;
-    let listener = protocols::bind_http(&config).map_err(Failure)?;
+    let listener = protocols::bind_http(&config)?;
     let address = listener.sockets.first().and_then(BoundSocket::address).unwrap_or(config.listen);
     let grace = config.shutdown_grace;
-    let ports = protocols::bind(&config, envoy.as_ref()).map_err(Failure)?;
+    let ports = protocols::bind(&config, envoy.as_ref())?;
     let scheme = if config.tls.is_some() { "https" } else { "http" };
     let (listening, mut listeners) = ports::listed("http", &listener.sockets, scheme);
     let mut greeting = Greeting::of(&config, origin, listening);
@@ -158,8 +157,7 @@ async fn serve(
     let grpc_settings = config.grpc.clone();
     let (mut files, mut rules) = (None, None);
     if let Some(settings) = &envoy {
-        let (watcher, live) =
-            ConfigWatcher::start(settings, &config.policies).map_err(|error| Failure(error.to_string()))?;
+        let (watcher, live) = ConfigWatcher::start(settings, &config.policies)?;
         let current = live.current();
         greeting.envoy = Some(describe_files(settings, current.as_deref()));
         if let (true, Some(body)) =
@@ -167,7 +165,7 @@ async fn serve(
         {
             greeting.example = format!(
                 "-d {} {}/json",
-                quoted(&body),
+                output::shell_word(&body),
                 greeting.listening.split(", ").next().unwrap_or_default()
             );
         }
@@ -178,10 +176,10 @@ async fn serve(
     let requires_sharing = config.shared.as_ref().is_some_and(|shared| shared.requires_sharing);
     // With the actual port, if the config asked for port 0.
     let config = Config { listen: address, ..config };
-    let app = Arc::new(App::new(config).map_err(Failure)?);
+    let app = Arc::new(App::new(config)?);
     if let Some(watcher) = &files {
-        let policies = watcher.policies().map_err(|error| Failure(error.to_string()))?;
-        app.active.set_external(&policies).map_err(|error| Failure(error.to_string()))?;
+        let policies = watcher.policies()?;
+        app.active.set_external(&policies)?;
     }
     if let Some(shared) = app.shared() {
         greeting.store = match shared.test().await {
@@ -194,7 +192,7 @@ async fn serve(
             }
             Err(failure) if requires_sharing => {
                 let words = "store: limits are not shared, which `require: shared` demands";
-                return Err(Failure(format!("{words}: {failure}")));
+                return fail(format!("{words}: {failure}"));
             }
             Err(failure) => {
                 format!("{}, NOT shared, so each policy uses its fallback: {failure}", shared.url())
@@ -211,8 +209,6 @@ async fn serve(
     tasks.spawn(Arc::clone(&app.connections).run());
     tasks.spawn(sweep(Arc::clone(&app)));
     tasks.spawn(watch_store(Arc::clone(&app)));
-    tasks.spawn(examine(Arc::clone(&app)));
-    tasks.spawn(count_instances(Arc::clone(&app)));
     tasks.spawn(telemetry::tick(Arc::clone(&app)));
     let reserving = Arc::clone(&app);
     tasks.spawn(async move { reserving.watch_reservations().await });
@@ -282,10 +278,7 @@ async fn serve(
     }
     let unsent = app.store().send_pending(LAST_SETTLEMENTS).await;
     if unsent > 0 {
-        tracing::warn!(
-            settlements = unsent,
-            "lost: settlements that waited for the store, which does not reply"
-        );
+        tracing::warn!(settlements = unsent, "lost settlements: the store stayed unreachable");
     }
     tasks.abort_all();
     tokio::task::block_in_place(|| snapshots::save(&admin));
@@ -300,7 +293,7 @@ async fn serve(
         );
     }
     tracing::info!("stopped");
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// The startup message: listeners, policies, and a command to try.
@@ -391,11 +384,6 @@ impl fmt::Display for Greeting {
     }
 }
 
-/// Quotes a text as one shell argument.
-fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "'\\''"))
-}
-
 /// Summarizes the envoyproxy/ratelimit folder.
 fn describe_files(settings: &Settings, envoy: Option<&EnvoyConfig>) -> String {
     let folder = settings.folder.path.display();
@@ -421,33 +409,30 @@ async fn follow_folder(app: Arc<App>, watcher: Option<ConfigWatcher>) {
     }
 }
 
-/// Tells the other instances on a shared store of this one, and counts them.
-async fn count_instances(app: Arc<App>) {
-    let Some(shared) = app.shared() else { return };
-    loop {
-        sleep(RedisStore::COUNT_INTERVAL).await;
-        shared.count_instances().await;
-    }
-}
-
-/// Logs, at most once a second, that a shared store is unavailable, and once that it is available
-/// again.
+/// Watches a shared store: logs that it is unavailable, at most once a second, and settings that
+/// silently break limits; counts the instances that share it.
 async fn watch_store(app: Arc<App>) {
     let Some(shared) = app.shared() else { return };
     let mut seen = Seen::default();
-    loop {
-        shared.poll_health(&mut seen).await;
-        sleep(WATCH_INTERVAL).await;
-    }
-}
-
-/// Logs settings of a shared store that silently break limits.
-async fn examine(app: Arc<App>) {
-    let Some(shared) = app.shared() else { return };
-    loop {
-        shared.examine().await;
-        sleep(EXAMINE_INTERVAL).await;
-    }
+    let watch = async {
+        loop {
+            shared.poll_health(&mut seen).await;
+            sleep(WATCH_INTERVAL).await;
+        }
+    };
+    let examine = async {
+        loop {
+            shared.examine().await;
+            sleep(EXAMINE_INTERVAL).await;
+        }
+    };
+    let count = async {
+        loop {
+            sleep(RedisStore::COUNT_INTERVAL).await;
+            shared.count_instances().await;
+        }
+    };
+    tokio::join!(watch, examine, count);
 }
 
 /// Removes expired keys, and logs when the full memory store dropped keys with usage.

@@ -1,21 +1,17 @@
 //! `slidegate simulate`: synthetic traffic through policies, or into a log.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use slidegate::{MemoryStore, parse_window};
 use slidegate_replay::{Boundary, Bursts, LogStats, LogStyle, Options, Plan, Replay, Simulation, write_line};
 
-use super::failure::Failure;
-use super::output;
+use super::failure::{Failure, fail};
+use super::output::{self, Target};
 use super::replay::text_style;
 use super::sources::PolicyArgs;
-use super::values::{amount, number, rate_per_second};
+use super::values::{amount, number, rate_per_second, window};
 use super::wording::ReportWording;
 use crate::limits::MAX_COST;
 
@@ -36,7 +32,7 @@ pub(super) struct SimulateArgs {
     #[arg(long, value_name = "TIME", default_value = "2026-01-05T00:00:00Z", value_parser = time)]
     start: u64,
     /// Length of the simulation
-    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = window)]
     duration: Duration,
     /// Requests of ordinary clients, such as `100/s`; `0/s` for none
     #[arg(long, value_name = "N/UNIT", default_value = "100/s", value_parser = rate_per_second)]
@@ -82,13 +78,6 @@ fn time(text: &str) -> Result<u64, String> {
     time.ok_or_else(|| "must be a time in RFC 3339 since 1970, for example `2026-01-05T00:00:00Z`".to_owned())
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
-    let is_whole = |duration: &Duration| *duration >= Duration::from_millis(1);
-    let duration = parse_window(text).ok().filter(is_whole);
-    duration
-        .ok_or_else(|| "must be 1ms to 366d with a unit (ms, s, m, h, d or w), for example `10m`".to_owned())
-}
-
 fn decimal(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite());
     number.ok_or_else(|| "must be a number, for example `0.5`".to_owned())
@@ -97,7 +86,7 @@ fn decimal(text: &str) -> Result<f64, String> {
 /// `N/DURATION`
 fn per(text: &str, example: &str) -> Result<(u64, u64), String> {
     let parts = text.split_once('/').and_then(|(count, span)| {
-        let span = u64::try_from(duration(span).ok()?.as_micros()).ok()?;
+        let span = u64::try_from(window(span).ok()?.as_micros()).ok()?;
         Some((amount(count).ok()?, span))
     });
     // An attack must fit between two edges.
@@ -120,23 +109,22 @@ fn costs(text: &str) -> Result<(u64, u64), String> {
     costs.ok_or_else(|| format!("must be a whole number from 0 to {MAX_COST}, or two such as `1..10`"))
 }
 
-pub(super) fn run(args: &SimulateArgs) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &SimulateArgs) -> Result<(), Failure> {
     let has_policies = args.policies.file().is_some() || !args.policies.policies.is_empty();
     if !has_policies && args.write.is_none() {
-        return Err(Failure(
+        return fail(
             "nothing to do with the requests; give policies, for example `--policy '100/1m per ip'`, or a log to \
-             write with --write"
-                .to_owned(),
-        ));
+             write with --write",
+        );
     }
     let mut replay = if has_policies { Some(replay(args)?) } else { None };
-    let mut log = args.write.as_ref().map(LogFile::create).transpose()?;
+    let mut log = args.write.as_deref().map(Target::create).transpose()?;
     let style = match args.style {
         Style::Recording => LogStyle::Recording,
         Style::Combined => LogStyle::Combined,
     };
     let mut stats = LogStats::default();
-    for request in simulation(args).requests().map_err(Failure)? {
+    for request in simulation(args).requests()? {
         stats.lines += 1;
         stats.entries += 1;
         stats.first_us.get_or_insert(request.time_us);
@@ -144,7 +132,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<ExitCode, Failure> {
         if let Some(log) = &mut log
             && let Err(error) = write_line(&mut log.out, &request, style)
         {
-            return log.ended(error);
+            return log.written(Err(error));
         }
         if let Some(replay) = &mut replay {
             replay.push(&request.text().entry()).expect("nothing is written");
@@ -153,7 +141,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<ExitCode, Failure> {
     if let Some(log) = &mut log
         && let Err(error) = log.out.flush()
     {
-        return log.ended(error);
+        return log.written(Err(error));
     }
     match replay {
         Some(replay) => {
@@ -167,7 +155,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<ExitCode, Failure> {
         None if log.is_some_and(|log| log.is_output) => {}
         None => output::print(format_args!("{} requests written", stats.entries))?,
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 fn simulation(args: &SimulateArgs) -> Simulation {
@@ -188,43 +176,12 @@ fn simulation(args: &SimulateArgs) -> Simulation {
 
 fn replay(args: &SimulateArgs) -> Result<Replay, Failure> {
     if args.write.as_ref().is_some_and(|path| path.as_os_str() == "-") {
-        return Err(Failure(
-            "the log and the report cannot both go to standard output; write the log to a file".to_owned(),
-        ));
+        return fail("the log and the report cannot both go to standard output; write the log to a file");
     }
     let config = args.policies.config()?;
     let wording = ReportWording::of([&config]);
     let threads = available_parallelism().map_or(1, std::num::NonZero::get);
-    let max_keys = config.memory.max_keys.unwrap_or(MemoryStore::DEFAULT_MAX_KEYS);
-    let options = Options { max_keys, top: args.top, threads, ..Options::default() };
-    Replay::new(Plan::of(config.policies, options), &wording).map_err(Failure)
-}
-
-/// The log that is written.
-struct LogFile {
-    name: String,
-    out: Box<dyn Write>,
-    is_output: bool,
-}
-
-impl LogFile {
-    fn create(path: &PathBuf) -> Result<Self, Failure> {
-        let name = path.display().to_string();
-        let is_output = path.as_os_str() == "-";
-        let out: Box<dyn Write> = if is_output {
-            Box::new(BufWriter::new(io::stdout().lock()))
-        } else {
-            let file = File::create(path).map_err(|error| Failure(format!("{name}: {error}")))?;
-            Box::new(BufWriter::new(file))
-        };
-        Ok(Self { name, out, is_output })
-    }
-
-    /// What an error of writing means: on standard output, that nobody reads any more.
-    fn ended(&self, error: io::Error) -> Result<ExitCode, Failure> {
-        if self.is_output {
-            return output::accept_closed(Err(error)).map(|()| ExitCode::SUCCESS);
-        }
-        Err(Failure(format!("{}: {error}", self.name)))
-    }
+    let options =
+        Options { max_keys: config.memory.most_keys(), top: args.top, threads, ..Options::default() };
+    Ok(Replay::new(Plan::of(config.policies, options), &wording)?)
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use clap::Args;
 use slidegate::{Algorithm, Excess};
 
-use super::failure::Failure;
+use super::failure::{Failure, fail};
 use super::output;
 use super::values::excess;
 use crate::config::{Arguments, Config, Outside, SharedStore, Sources};
@@ -32,6 +32,11 @@ pub(super) struct PolicyArgs {
 }
 
 impl PolicyArgs {
+    /// The policies of a file, or of the one that is found without a name.
+    pub(super) fn of_file(config: Option<PathBuf>) -> Self {
+        Self { config, policies: Vec::new() }
+    }
+
     /// Loads the configuration, or the default one, for commands other than `serve`. Says which one it
     /// is unless the command line does.
     pub(super) fn config(&self) -> Result<Config, Failure> {
@@ -40,7 +45,7 @@ impl PolicyArgs {
         }
         // These commands do not listen, so listener settings do not matter.
         let arguments = Arguments { has_other_grpc: true, ..Arguments::default() };
-        self.sources(arguments)?.load().map_err(|errors| Failure(errors.to_string()))
+        Ok(self.sources(arguments)?.load()?)
     }
 
     /// The config file: the one that is named, or the one in the current directory. Policies on the
@@ -68,7 +73,7 @@ impl PolicyArgs {
 
     /// The sources of the configuration, which a reload reads again.
     pub(super) fn sources(&self, arguments: Arguments<'_>) -> Result<Sources, Failure> {
-        let outside = Outside::read(arguments).map_err(|errors| Failure(errors.to_string()))?;
+        let outside = Outside::read(arguments)?;
         let (file, texts) = (self.file(), self.policies.clone());
         Ok(Sources { file, texts, outside, has_others: false, complete: Arc::new(|config| config) })
     }
@@ -115,7 +120,7 @@ pub(super) struct EnvoyArgs {
     /// Algorithm of limits in those files that name none [default: sliding-log]
     #[arg(long, value_name = "ALGORITHM")]
     envoy_algorithm: Option<Algorithm>,
-    /// How limits in those files treat hits over the limit, unless they say so: `refuse` counts
+    /// How limits in those files treat hits over the limit by default: `refuse` counts
     /// none; `count` counts all, as envoyproxy/ratelimit does; `charge` admits any cost while
     /// something remains [default: refuse]
     #[arg(long, value_name = "EXCESS", value_parser = excess)]
@@ -134,17 +139,16 @@ impl EnvoyArgs {
                     || self.envoy_excess.is_some()
                     || self.envoy_merge_domains =>
             {
-                return Err(Failure(
+                return fail(
                     "--envoy-algorithm, --envoy-excess and --envoy-merge-domains require envoyproxy/ratelimit \
-                     files; give their folder with --envoy-config"
-                        .to_owned(),
-                ));
+                     files; give their folder with --envoy-config",
+                );
             }
             (None, false) => return Ok(None),
             (Some(folder), false) => Settings::of_folder(folder.clone()),
             (_, true) => {
                 let of_environment = Settings::of_environment(&|name| std::env::var(name).ok());
-                of_environment.map_err(|error| Failure(error.to_string()))?
+                of_environment?
             }
         };
         if let Some(folder) = &self.envoy_config {

@@ -1,7 +1,5 @@
 //! `slidegate token new`: creates a token and prints its config line.
 
-use std::process::ExitCode;
-
 use clap::{Args, Subcommand};
 
 use super::failure::Failure;
@@ -33,15 +31,14 @@ fn name(text: &str) -> Result<String, String> {
     if is_name(text) { Ok(text.to_owned()) } else { Err("use 1 to 64 of A-Z a-z 0-9 _ . -".to_owned()) }
 }
 
-pub(super) fn run(args: &TokenArgs) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &TokenArgs) -> Result<(), Failure> {
     let TokenCommand::New { name, scope } = &args.command;
-    let (token, sha256) = tokens::generate().map_err(Failure)?;
+    let (token, sha256) = tokens::generate()?;
     let rights = Rights::of(scope.iter().copied());
     let scope = rights.listed();
     output::print(format_args!(
         "token         {token}\n\
          configuration admin: {{tokens: [{{name: {name}, scope: {scope}, sha256: {sha256}}}]}}\n\
          environment   SLIDEGATE_ADMIN_TOKENS={name}:{rights}:{sha256}"
-    ))?;
-    Ok(ExitCode::SUCCESS)
+    ))
 }

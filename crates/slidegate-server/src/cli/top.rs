@@ -3,14 +3,13 @@
 //! On a terminal the table refreshes until interrupted. Otherwise it is printed once, for pipes.
 
 use std::io::{IsTerminal, Write as _};
-use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 use ureq::http::Method;
 
-use super::failure::Failure;
+use super::failure::{Failure, fail};
 use super::values::{keys, milliseconds};
 use super::{client, output};
 
@@ -73,7 +72,7 @@ struct Key {
     last_at: String,
 }
 
-pub(super) fn run(args: &TopArgs) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &TopArgs) -> Result<(), Failure> {
     if args.token.is_some() {
         output::print_error(
             "warning: --token is visible to all local users in the process list; use SLIDEGATE_TOKEN or \
@@ -97,7 +96,7 @@ pub(super) fn run(args: &TopArgs) -> Result<ExitCode, Failure> {
         let mut out = std::io::stdout().lock();
         // The reader may have closed the pipe.
         if writeln!(out, "{output}").and_then(|()| out.flush()).is_err() || !refreshes {
-            return Ok(ExitCode::SUCCESS);
+            return Ok(());
         }
         std::thread::sleep(args.every);
     }
@@ -115,7 +114,7 @@ fn fetch(client: &client::Client, args: &TopArgs) -> Result<String, Failure> {
         return Ok(text);
     }
     let problem = serde_json::from_str(&text).unwrap_or_default();
-    Err(Failure(format!("{} returned {status}: {}", client.url("/v1/top"), client::detail(&problem))))
+    fail(format!("{} returned {status}: {}", client.url("/v1/top"), client::detail(&problem)))
 }
 
 fn table(top: &TopKeys, args: &TopArgs) -> String {

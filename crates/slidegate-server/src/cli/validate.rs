@@ -1,15 +1,16 @@
 //! `slidegate validate`: parses a configuration as `serve` does and describes it.
 
+use std::net::SocketAddr;
 use std::path::Path;
-use std::process::ExitCode;
 
 use slidegate::{Algorithm, Counts, Policy, PolicySet, format_window};
 
-use super::failure::Failure;
+use super::failure::{Failure, fail};
 use super::output;
 use super::sources::{EnvoyArgs, PolicyArgs};
 use crate::config::{Arguments, Config, describe};
 use crate::envoy::{EnvoyConfig, Settings};
+use crate::listener::SocketFile;
 use crate::protocols;
 use clap::Args;
 use std::path::PathBuf;
@@ -25,23 +26,21 @@ pub(super) struct ValidateArgs {
     envoy: EnvoyArgs,
 }
 
-pub(super) fn run(args: &ValidateArgs) -> Result<ExitCode, Failure> {
+pub(super) fn run(args: &ValidateArgs) -> Result<(), Failure> {
     let settings = args.envoy.settings()?;
-    let policies =
-        PolicyArgs { config: args.file.clone().or_else(|| args.config.clone()), policies: Vec::new() };
+    let policies = PolicyArgs::of_file(args.file.clone().or_else(|| args.config.clone()));
     let file = policies.file();
     if file.is_none() && settings.is_none() {
-        return Err(Failure(
-            "nothing to validate; give a config file, or a folder of envoyproxy/ratelimit files with --envoy-config"
-                .to_owned(),
-        ));
+        return fail(
+            "nothing to validate; give a config file, or a folder of envoyproxy/ratelimit files with --envoy-config",
+        );
     }
     let sources = match &settings {
         Some(settings) => policies.sources_with_envoy(settings, Arguments::default())?,
         None => policies.sources(Arguments::default())?,
     };
-    let config = sources.load().map_err(|errors| Failure(errors.to_string()))?;
-    protocols::check_certificates(&config).map_err(Failure)?;
+    let config = sources.load()?;
+    protocols::check_certificates(&config)?;
     let envoy = settings.as_ref().map(|settings| load_envoy(settings, &config)).transpose()?;
     if let Some(file) = &file {
         output::print(file_summary(file, &config, envoy.as_ref()))?;
@@ -49,7 +48,7 @@ pub(super) fn run(args: &ValidateArgs) -> Result<ExitCode, Failure> {
     if let Some((settings, envoy)) = settings.zip(envoy) {
         output::print(folder_summary(&settings, &envoy))?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Describes the policies and settings of the file.
@@ -74,42 +73,48 @@ fn file_summary(file: &Path, config: &Config, envoy: Option<&EnvoyConfig>) -> St
     }
     if let Some(resp) = &config.resp {
         let password = if resp.password.is_some() { "with a password" } else { "without a password" };
-        let tls = if resp.tls.is_some() { ", over TLS" } else { "" };
-        let socket = resp.socket.as_ref().map(|file| format!("unix:{}", file.path.display()));
-        let addresses: Vec<_> = resp.listen.map(|at| at.to_string()).into_iter().chain(socket).collect();
-        lines.push(format!("RESP listens on {} {password}{tls}.", addresses.join(" and ")));
+        let addresses = addresses(resp.listen, resp.socket.as_ref());
+        lines.push(format!("RESP listens on {addresses} {password}{}.", over_tls(resp.tls.is_some())));
     }
     lines.extend(in_flight_warning(config));
     lines.extend(cost_warnings(config));
     let candidates = config.candidates.iter().map(|(name, quota)| (name.as_str(), quota));
     let policies = config.policies.iter().chain(envoy.into_iter().flat_map(EnvoyConfig::policies));
     let worst_case = config.memory.worst_case(policies, candidates, config.resp.is_some());
-    let socket = config.socket.as_ref();
-    let socket = socket.map_or_else(String::new, |file| format!(" and unix:{}", file.path.display()));
-    let tls = if config.tls.is_some() { ", over TLS" } else { "" };
     lines.push(format!(
-        "HTTP listens on {}{socket}{tls}. The memory store holds up to {} keys.",
-        config.listen, worst_case.estimate.keys
+        "HTTP listens on {}{}. The memory store holds up to {} keys.",
+        addresses(Some(config.listen), config.socket.as_ref()),
+        over_tls(config.tls.is_some()),
+        worst_case.estimate.keys
     ));
     lines.push(worst_case.to_string());
     if let Some(snapshot) = &config.memory.snapshot {
         lines.push(format!(
             "Usage is saved to {} every {} and at shutdown.",
             snapshot.path.display(),
-            format_window(snapshot.interval)
+            format_window(snapshot.interval.0)
         ));
     }
     lines.join("\n")
 }
 
-/// Which limits are only asked by protocols that cannot give back what they take.
+fn addresses(listen: Option<SocketAddr>, socket: Option<&SocketFile>) -> String {
+    let socket = socket.map(|file| format!("unix:{}", file.path.display()));
+    listen.map(|at| at.to_string()).into_iter().chain(socket).collect::<Vec<_>>().join(" and ")
+}
+
+fn over_tls(is_encrypted: bool) -> &'static str {
+    if is_encrypted { ", over TLS" } else { "" }
+}
+
+/// A warning about limits in flight: some protocols cannot release what they reserve.
 fn in_flight_warning(config: &Config) -> Option<String> {
     let limits = config.policies.iter().filter(|policy| policy.quota().algorithm() == Algorithm::InFlight);
     let names: Vec<_> = limits.map(|policy| format!("`{}`", policy.name())).collect();
     (!names.is_empty()).then(|| {
         format!(
             "warning: in flight under {}: only reservations count. Checks, Envoy's ShouldRateLimit, the routes for nginx, \
-             Caddy and Traefik, and CL.THROTTLE cannot give back what they take, so they only ask whether there is room.",
+             Caddy and Traefik, and CL.THROTTLE cannot release a reservation, so they only check the limit.",
             names.join(", ")
         )
     })
@@ -141,10 +146,8 @@ fn cost_warnings(config: &Config) -> Vec<String> {
 /// Loads the envoyproxy/ratelimit files, and checks that their names do not clash with the
 /// configured policies.
 fn load_envoy(settings: &Settings, config: &Config) -> Result<EnvoyConfig, Failure> {
-    let envoy = EnvoyConfig::load(&settings.folder, settings.options.clone())
-        .map_err(|error| Failure(error.to_string()))?;
-    PolicySet::new(config.policies.iter().chain(envoy.policies()).cloned())
-        .map_err(|error| Failure(error.to_string()))?;
+    let envoy = EnvoyConfig::load(&settings.folder, settings.options.clone())?;
+    PolicySet::new(config.policies.iter().chain(envoy.policies()).cloned())?;
     Ok(envoy)
 }
 

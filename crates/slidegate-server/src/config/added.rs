@@ -10,7 +10,7 @@ use super::check::Section;
 use super::errors::Findings;
 use super::observe::KeysShown;
 use super::policy::PolicySpec;
-use super::schema::{FORMS, policy_schema};
+use super::schema::policy_schema;
 
 /// A policy, with its candidate and how its keys are shown.
 #[derive(Debug, Clone)]
@@ -46,7 +46,7 @@ impl Added {
         let node = Node::from(&Json::from(keys.clone()));
         let findings = Findings::default();
         let section = Section::new(&node, place, &findings);
-        let added = section.read::<PolicySpec>(policy_schema(), &FORMS, |_| {}).map(|(spec, _)| {
+        let added = section.read::<PolicySpec>(policy_schema(), |_| {}).map(|(spec, _)| {
             let keys_shown = spec.keys_shown.unwrap_or_default();
             let (policy, candidate) = spec.build(&section, addresses);
             Self { policy, candidate, keys_shown }
@@ -90,37 +90,6 @@ mod tests {
         assert_eq!(
             (added.candidate, added.keys_shown),
             (file.candidates.get("p").copied(), KeysShown::Hashed)
-        );
-    }
-
-    /// Anyone who sends it sees one line, and has no file to look into.
-    #[test]
-    fn each_mistake_names_the_policy_its_value_and_the_way_out() {
-        for (keys, expected) in [
-            (
-                json!({ "scope": ["user"], "limit": -5, "window": "1m" }),
-                "policy `p`: invalid limit `-5`: must be a whole number from 0 to 18446744073709551615, without quotes",
-            ),
-            (
-                json!({ "scope": ["user"], "quota": "5/1m", "windw": 3, "mode": "off" }),
-                "policy `p`: invalid mode `off`: must be `enforce` (deny requests over the limit) or `shadow` (report what would be denied, and deny nothing); 1 more",
-            ),
-            (
-                json!({ "scope": ["user"], "quota": "5/1m", "name": "q" }),
-                "invalid name \"q\": the path has `p`; leave it out",
-            ),
-            (
-                json!({ "scope": ["user"], "limit": "5", "window": "1m" }),
-                "policy `p`: invalid limit `5`: must be a whole number from 0 to 18446744073709551615, without quotes",
-            ),
-        ] {
-            assert_eq!(read(&keys).unwrap_err(), expected);
-        }
-        let error =
-            Added::read("CL.THROTTLE", json!({ "quota": "1/1s" }).as_object().unwrap(), &[]).unwrap_err();
-        assert!(
-            error.starts_with("policy `CL.THROTTLE`: invalid name `CL.THROTTLE`: is the name of a RESP"),
-            "{error}"
         );
     }
 }

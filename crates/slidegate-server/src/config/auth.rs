@@ -112,9 +112,7 @@ enum Preset {
 impl Auth {
     /// How the attribute `ip` of requests behind the proxy is derived.
     pub(crate) fn client(&self) -> ClientAddr {
-        let mappings = self.unnamed.iter().chain(self.named.iter().map(|(_, mapping)| mapping));
-        let mut sources = mappings.flat_map(|one| &one.attributes).filter(|one| one.name == "ip");
-        let client = sources.find_map(|one| match &one.source {
+        let client = self.attributes().filter(|one| one.name == "ip").find_map(|one| match &one.source {
             Origin::Client(rule) => Some(rule.clone()),
             Origin::Header(_) | Origin::Path(_) => None,
         });
@@ -123,11 +121,13 @@ impl Auth {
 
     /// Attributes that hold an address.
     pub(crate) fn address_attributes(&self) -> impl Iterator<Item = &str> {
+        let addresses = self.attributes().filter(|one| matches!(one.source, Origin::Client(_)));
+        addresses.map(|attribute| attribute.name.as_str())
+    }
+
+    fn attributes(&self) -> impl Iterator<Item = &Attribute> {
         let mappings = self.unnamed.iter().chain(self.named.iter().map(|(_, mapping)| mapping));
-        let attributes = mappings.flat_map(|mapping| &mapping.attributes);
-        attributes
-            .filter(|attribute| matches!(attribute.source, Origin::Client(_)))
-            .map(|attribute| attribute.name.as_str())
+        mappings.flat_map(|mapping| &mapping.attributes)
     }
 }
 
@@ -236,14 +236,7 @@ impl Text for AttributeSource {
 mod tests {
     use super::{Denial, Origin};
     use crate::config::Config;
-    use crate::config::tests::{default, error, errors};
-
-    const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
-
-    fn config(auth: &str) -> Config {
-        Config::parse(&format!("auth: {auth}{POLICY}"), "slidegate.yaml")
-            .unwrap_or_else(|errors| panic!("{errors}"))
-    }
+    use crate::config::tests::{default, parse};
 
     /// Each attribute of a mapping and where it stands.
     fn rules_of(config: &Config, name: &str) -> Vec<String> {
@@ -262,8 +255,8 @@ mod tests {
 
     /// A proxy's file in `deploy/` must work without a line of configuration.
     #[test]
-    fn the_presets_stand_under_their_names_whatever_the_file_says() {
-        for config in [default(), config("{trusted_proxies: private}")] {
+    fn presets_are_always_served_under_their_names() {
+        for config in [default(), parse("auth: {trusted_proxies: private}")] {
             assert_eq!(
                 rules_of(&config, "nginx"),
                 [
@@ -282,9 +275,9 @@ mod tests {
 
     /// The user does not depend on the proxy; the fields that a proxy sends do.
     #[test]
-    fn what_the_file_says_stands_over_every_preset_and_a_proxy_s_own_over_that() {
-        let config = config(
-            "{preset: caddy, attributes: {user: header X-Account, host: none, proxy: client-address peer}, \
+    fn attributes_of_the_file_replace_those_of_presets_and_a_proxy_replaces_both() {
+        let config = parse(
+            "auth: {preset: caddy, attributes: {user: header X-Account, host: none, proxy: client-address peer}, \
              proxies: {edge: {preset: traefik, attributes: {user: header X-Login, page: path Referer}}}}",
         );
         let caddy = ["ip: client", "method: header x-forwarded-method!", "path: path x-forwarded-uri!"];
@@ -298,93 +291,14 @@ mod tests {
         assert!(config.is_address("proxy") && config.is_address("ip"));
     }
 
-    /// A mapping that is not understood would limit by something else than was meant.
-    #[test]
-    fn each_wrong_line_names_its_value_and_the_way_out() {
-        for (text, expected) in [
-            (
-                "nginx",
-                "slidegate.yaml:1: invalid auth `nginx`: must be keys and values, for example `preset: nginx`",
-            ),
-            ("{presets: nginx}", "slidegate.yaml:1: auth: unknown key `presets`: did you mean `preset`?"),
-            (
-                "{preset: apache}",
-                "slidegate.yaml:1: auth: invalid preset `apache`: must be `nginx`, `caddy` or `traefik`",
-            ),
-            (
-                "{attributes: [user]}",
-                "slidegate.yaml:1: auth: invalid attributes (a list): must be keys and values",
-            ),
-            (
-                "{attributes: {user: X-User}}",
-                "slidegate.yaml:1: auth: attributes: invalid user `X-User`: must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
-            ),
-            (
-                "{attributes: {user: header}}",
-                "slidegate.yaml:1: auth: attributes: invalid user `header`: must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
-            ),
-            (
-                "{attributes: {user: header X User}}",
-                "slidegate.yaml:1: auth: attributes: invalid user `header X User`: must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
-            ),
-            (
-                "{attributes: {user: 'header X:'}}",
-                "slidegate.yaml:1: auth: attributes: invalid user `header X:`: must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
-            ),
-            (
-                "{attributes: {user: []}}",
-                "slidegate.yaml:1: auth: attributes: invalid user (an empty list): must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
-            ),
-            (
-                "{attributes: {ip: 'client-address X:'}}",
-                "slidegate.yaml:1: auth: attributes: invalid ip `client-address X:`: invalid client address source `X:`: must be `peer` or a header name, for example `x-forwarded-for`",
-            ),
-            (
-                "{trusted_proxies: {}}",
-                "slidegate.yaml:1: auth: invalid trusted_proxies (a map): must be a network, an address, `loopback` or `private`, for example `[loopback, 10.0.0.0/8]`, or a list of them",
-            ),
-            (
-                "{trusted_proxies: 10.0.0/8}",
-                "slidegate.yaml:1: auth: invalid trusted_proxies `10.0.0/8`: must be a network, an address, `loopback` or `private`, for example `[loopback, 10.0.0.0/8]`",
-            ),
-            (
-                "{trusted_proxies: [loopback, 0.0.0.0/0]}",
-                "slidegate.yaml:1: auth: invalid trusted_proxies `0.0.0.0/0`: must not contain every client, which could then choose its own address; name the networks of the proxies",
-            ),
-            (
-                "{proxies: [edge]}",
-                "slidegate.yaml:1: auth: invalid proxies (a list): must be keys and values",
-            ),
-            (
-                "{proxies: {a/b: {preset: nginx}}}",
-                "slidegate.yaml:1: auth: proxies: invalid key `a/b`: must be 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`",
-            ),
-            (
-                "{proxies: {edge: {attributes: {user: none}}}}",
-                "slidegate.yaml:1: auth: proxies: edge: missing preset: must be `nginx`, `caddy` or `traefik`",
-            ),
-            (
-                "{proxies: {edge: {preset: nginx, attributes: {user: 5}}}}",
-                "slidegate.yaml:1: auth: proxies: edge: attributes: invalid user `5`: must be `header NAME`, `path NAME`, `client-address`, `client-address NAME` or `none`, for example `header X-User`",
-            ),
-        ] as [(&str, &str); 17]
-        {
-            assert_eq!(error(&format!("auth: {text}{POLICY}")), expected);
-        }
-        let text = "auth:\n  attributes:\n    user: X-User\n    ip: header\n";
-        let lines: Vec<_> =
-            errors(&format!("{text}{POLICY}")).iter().map(|line| line[..17].to_owned()).collect();
-        assert_eq!(lines, ["slidegate.yaml:3:", "slidegate.yaml:4:"]);
-    }
-
-    /// People take the comment signs away and expect it to work.
+    /// Users uncomment the example and expect it to work.
     #[test]
     fn the_example_has_every_key_and_is_read() {
         let example = include_str!("../../../../docs/slidegate.example.yaml");
         let lines = example.lines().skip_while(|line| !line.starts_with("# What proxies send")).skip(1);
         let text: Vec<_> = lines.map(|line| line.strip_prefix("# ").unwrap_or(line)).collect();
         let text = text.join("\n");
-        let config = Config::parse(&format!("{text}{POLICY}"), "slidegate.example.yaml").unwrap();
+        let config = parse(&text);
         let edge = [
             "method: header x-forwarded-method!",
             "path: path x-forwarded-uri!",

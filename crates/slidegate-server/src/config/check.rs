@@ -14,7 +14,7 @@ use slidegate::{format_window, parse_window};
 
 use super::errors::Findings;
 use super::foreign;
-use super::values::Form;
+use super::schema::{default_of, form};
 
 /// A map of the file, with its name in errors. A missing section has no keys.
 #[derive(Debug, Clone)]
@@ -33,7 +33,7 @@ impl<'n> Section<'n> {
 
     /// A section in a list.
     pub(super) fn element(&self, node: &'n Node, place: String) -> Self {
-        Self { node: Some(node), place, line: node.line, findings: self.findings }
+        Self::new(node, place, self.findings)
     }
 
     /// Reads the section, as a struct and as JSON in which equal values look the same. `change` may
@@ -41,10 +41,9 @@ impl<'n> Section<'n> {
     pub(super) fn read<T: DeserializeOwned>(
         &self,
         schema: &Json,
-        forms: &[Form],
         change: impl FnOnce(&mut Json),
     ) -> Option<(T, Json)> {
-        let checker = Checker { findings: self.findings, forms };
+        let checker = Checker { findings: self.findings };
         let mut json = checker.check(self.node?, schema, &self.place, "")?;
         change(&mut json);
         let value = T::deserialize(&json).map_err(|error| self.findings.add(self.line, error)).ok()?;
@@ -114,7 +113,6 @@ impl<'n> Section<'n> {
 
 struct Checker<'f> {
     findings: &'f Findings,
-    forms: &'f [Form],
 }
 
 impl Checker<'_> {
@@ -170,7 +168,7 @@ impl Checker<'_> {
             }
             _ => {
                 let text = node.scalar();
-                text.and_then(|text| self.check_scalar(node, text, schema).map_err(|why| reason = why).ok())
+                text.and_then(|text| check_scalar(node, text, schema).map_err(|why| reason = why).ok())
             }
         };
         checked.or_else(|| self.reject(node, schema, place, name, &reason))
@@ -190,9 +188,9 @@ impl Checker<'_> {
                 let (meant, suggestion) = suggest(key, &known);
                 found.extend(meant);
                 self.add(key_node.line, place, format_args!("unknown key `{}`: {suggestion}", Shown(key)));
-            } else if let Err(reason) = self.check_text(key, &schema["propertyNames"]) {
+            } else if let Err(reason) = check_text(key, &schema["propertyNames"]) {
                 value.is_rejected.set(true);
-                let expected = || format!("must be {}", self.expected(&schema["propertyNames"], key));
+                let expected = || format!("must be {}", expected(&schema["propertyNames"], key));
                 let reason = if reason.is_empty() { expected() } else { reason };
                 self.add(key_node.line, place, format_args!("invalid key `{}`: {reason}", Shown(key)));
             } else if let Some(value) = self.check(value, of_key, place, key) {
@@ -212,7 +210,7 @@ impl Checker<'_> {
             }
             is_complete = false;
             if !found.contains(&key) {
-                let expected = self.expected(of_key, key);
+                let expected = expected(of_key, key);
                 self.add(node.line, place, format_args!("missing {key}: must be {expected}"));
             }
         }
@@ -239,7 +237,7 @@ impl Checker<'_> {
             Value::Map(_) => " (a map)".to_owned(),
             _ => format!(" `{}`", Shown(node.scalar().unwrap_or_default())),
         };
-        let expected = || format!("must be {}", self.expected(schema, name));
+        let expected = || format!("must be {}", expected(schema, name));
         let reason = if reason.is_empty() { expected() } else { reason.to_owned() };
         let name = if name.is_empty() { "file" } else { name };
         // Errors of the library begin with the invalid value.
@@ -254,122 +252,98 @@ impl Checker<'_> {
     fn add(&self, line: u64, place: &str, message: impl Display) {
         self.findings.add(line, join(place, &message.to_string()));
     }
+}
 
-    /// # Errors
-    /// Why the value is invalid. Empty: the schema defines what is expected.
-    fn check_scalar(&self, node: &Node, text: &str, schema: &Json) -> Result<Json, String> {
-        if let Some(choices) = choices(schema) {
-            let chosen = choices.iter().find(|choice| choice.eq_ignore_ascii_case(text));
-            let chosen = chosen.map(|choice| Json::from(*choice));
-            return chosen.ok_or_else(|| self.check_text(text, schema).err().unwrap_or_default());
-        }
-        match schema["type"].as_str() {
-            Some("integer") => {
-                let number = foreign::whole(node).filter(|number| bounds(schema).contains(number));
-                number.map(Json::from).ok_or_else(String::new)
-            }
-            Some("string") if text.is_empty() => Err(String::new()),
-            Some("string") if schema.get("formatMinimum").is_some() => {
-                let span = parse_window(text)
-                    .ok()
-                    .filter(|span| span_range(schema).is_some_and(|range| range.contains(span)));
-                span.map(|span| format_window(span).into()).ok_or_else(String::new)
-            }
-            Some("string") => self.check_text(text, schema).map(Json::from),
-            // A text that may look like a number or a flag.
-            _ if schema["type"].is_array() => Ok(Json::from(text)),
-            _ => Err(String::new()),
-        }
+/// # Errors
+/// Why the value is invalid. Empty: the schema defines what is expected.
+fn check_scalar(node: &Node, text: &str, schema: &Json) -> Result<Json, String> {
+    if let Some(choices) = choices(schema) {
+        let chosen = choices.iter().find(|choice| choice.eq_ignore_ascii_case(text));
+        let chosen = chosen.map(|choice| Json::from(*choice));
+        return chosen.ok_or_else(|| check_text(text, schema).err().unwrap_or_default());
     }
-
-    /// Checks a text by the format of a schema. Returns the text to keep.
-    fn check_text(&self, text: &str, schema: &Json) -> Result<String, String> {
-        let max = schema["maxLength"].as_u64();
-        if let Some(max) = max.filter(|max| text.len() as u64 > *max) {
-            return Err(format!("must have at most {max} bytes"));
+    match schema["type"].as_str() {
+        Some("integer") => {
+            let number = foreign::whole(node).filter(|number| bounds(schema).contains(number));
+            number.map(Json::from).ok_or_else(String::new)
         }
-        self.form(schema).map_or(Ok(text.to_owned()), |form| (form.check)(text))
-    }
-
-    fn form(&self, schema: &Json) -> Option<&Form> {
-        self.forms.iter().find(|form| schema["format"] == form.name)
-    }
-
-    /// What a schema allows, for errors. `name` is the key, for an example.
-    fn expected(&self, schema: &Json, name: &str) -> String {
-        if let Some(expected) = schema["x-expected"].as_str() {
-            return expected.to_owned();
+        Some("string") if text.is_empty() => Err(String::new()),
+        Some("string") if schema.get("formatMinimum").is_some() => {
+            let span = parse_window(text)
+                .ok()
+                .filter(|span| span_range(schema).is_some_and(|range| range.contains(span)));
+            span.map(|span| format_window(span).into()).ok_or_else(String::new)
         }
-        if let Some(form) = self.form(schema) {
-            return form.expected.to_owned();
-        }
-        if let Some(choices) = schema["oneOf"].as_array() {
-            let described = choices.iter().map(|choice| {
-                let about =
-                    choice["description"].as_str().map(|about| format!(" ({})", uncapitalized(about)));
-                format!("`{}`{}", choice["const"].as_str().unwrap_or_default(), about.unwrap_or_default())
-            });
-            return one_of(&described.collect::<Vec<_>>());
-        }
-        if let Some(choices) = choices(schema) {
-            return any_of(&choices);
-        }
-        if let Some(kinds) = schema["anyOf"].as_array() {
-            let is_list = |kind: &&Json| kind["type"] == "array";
-            let (lists, others): (Vec<_>, Vec<_>) = kinds.iter().partition(is_list);
-            let mut kinds: Vec<_> = others.into_iter().map(|kind| self.expected(kind, name)).collect();
-            for list in lists {
-                let item = self.expected(&list["items"], name);
-                let is_item = kinds.contains(&item);
-                kinds.push(if is_item { "a list of them".to_owned() } else { format!("a list of {item}") });
-            }
-            return kinds.join(", or ");
-        }
-        let example = schema["default"].as_str();
-        match schema["type"].as_str() {
-            Some("integer") => {
-                let bounds = bounds(schema);
-                format!("a whole number from {} to {}, without quotes", bounds.start(), bounds.end())
-            }
-            Some("number") => "a number from 0 to 1".to_owned(),
-            Some("boolean") => "`true` or `false`".to_owned(),
-            Some("array") => format!("a list of {}", self.expected(&schema["items"], name)),
-            Some("object") if schema["maxProperties"] == 1 => {
-                let tests =
-                    schema["properties"].as_object().into_iter().flatten().map(|(key, _)| key.as_str());
-                format!("exactly one of {}", any_of(&tests.collect::<Vec<_>>()))
-            }
-            Some("object") => match schema["x-example"].as_str() {
-                Some(example) => format!("keys and values, for example `{example}`"),
-                None => "keys and values".to_owned(),
-            },
-            _ => match (&schema["formatMinimum"], &schema["formatMaximum"]) {
-                (Json::String(min), Json::String(max)) => format!(
-                    "{min} to {max} with a unit (ms, s, m, h, d or w), for example `{name}: {}`",
-                    example.unwrap_or("60s")
-                ),
-                _ => "a text".to_owned(),
-            },
-        }
+        Some("string") => check_text(text, schema).map(Json::from),
+        // A text that may look like a number or a flag.
+        _ if schema["type"].is_array() => Ok(Json::from(text)),
+        _ => Err(String::new()),
     }
 }
 
-/// The value of a missing key: its default, or a section of defaults.
-pub(super) fn default_of(schema: &Json) -> Option<Json> {
-    if let Some(default) = schema.get("default") {
-        return Some(default.clone());
+/// Checks a text by the format of a schema. Returns the text to keep.
+fn check_text(text: &str, schema: &Json) -> Result<String, String> {
+    let max = schema["maxLength"].as_u64();
+    if let Some(max) = max.filter(|max| text.len() as u64 > *max) {
+        return Err(format!("must have at most {max} bytes"));
     }
-    let properties = schema["properties"].as_object()?;
-    let required = schema["required"].as_array().into_iter().flatten().filter_map(Json::as_str);
-    required.map(|key| Some((key.to_owned(), default_of(&properties[key])?))).collect()
+    form(schema).map_or(Ok(text.to_owned()), |form| (form.check)(text))
 }
 
-/// The defaults of a section that lacks a key without one.
-pub(super) fn defaults_in(schema: &Json) -> Json {
-    let properties = schema["properties"].as_object();
-    let required = schema["required"].as_array().into_iter().flatten().filter_map(Json::as_str);
-    let with_default = |key: &str| Some((key.to_owned(), default_of(&properties?[key])?));
-    required.filter_map(with_default).collect()
+/// What a schema allows, for errors. `name` is the key, for an example.
+fn expected(schema: &Json, name: &str) -> String {
+    if let Some(expected) = schema["x-expected"].as_str() {
+        return expected.to_owned();
+    }
+    if let Some(form) = form(schema) {
+        return form.expected.to_owned();
+    }
+    if let Some(choices) = schema["oneOf"].as_array() {
+        let described = choices.iter().map(|choice| {
+            let about = choice["description"].as_str().map(|about| format!(" ({})", uncapitalized(about)));
+            format!("`{}`{}", choice["const"].as_str().unwrap_or_default(), about.unwrap_or_default())
+        });
+        return one_of(&described.collect::<Vec<_>>());
+    }
+    if let Some(choices) = choices(schema) {
+        return any_of(&choices);
+    }
+    if let Some(kinds) = schema["anyOf"].as_array() {
+        let is_list = |kind: &&Json| kind["type"] == "array";
+        let (lists, others): (Vec<_>, Vec<_>) = kinds.iter().partition(is_list);
+        let mut kinds: Vec<_> = others.into_iter().map(|kind| expected(kind, name)).collect();
+        for list in lists {
+            let item = expected(&list["items"], name);
+            let is_item = kinds.contains(&item);
+            kinds.push(if is_item { "a list of them".to_owned() } else { format!("a list of {item}") });
+        }
+        return kinds.join(", or ");
+    }
+    let example = schema["default"].as_str();
+    match schema["type"].as_str() {
+        Some("integer") => {
+            let bounds = bounds(schema);
+            format!("a whole number from {} to {}, without quotes", bounds.start(), bounds.end())
+        }
+        Some("number") => "a number from 0 to 1".to_owned(),
+        Some("boolean") => "`true` or `false`".to_owned(),
+        Some("array") => format!("a list of {}", expected(&schema["items"], name)),
+        Some("object") if schema["maxProperties"] == 1 => {
+            let tests = schema["properties"].as_object().into_iter().flatten().map(|(key, _)| key.as_str());
+            format!("exactly one of {}", any_of(&tests.collect::<Vec<_>>()))
+        }
+        Some("object") => match schema["x-example"].as_str() {
+            Some(example) => format!("keys and values, for example `{example}`"),
+            None => "keys and values".to_owned(),
+        },
+        _ => match (&schema["formatMinimum"], &schema["formatMaximum"]) {
+            (Json::String(min), Json::String(max)) => format!(
+                "{min} to {max} with a unit (ms, s, m, h, d or w), for example `{name}: {}`",
+                example.unwrap_or("60s")
+            ),
+            _ => "a text".to_owned(),
+        },
+    }
 }
 
 /// Whether a value is of the kind that a schema describes, valid or not.
@@ -463,7 +437,6 @@ fn uncapitalized(sentence: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::nearest;
-    use crate::config::tests::{error, policy_error};
 
     /// A suggestion that is far off is worse than the list.
     #[test]
@@ -482,15 +455,5 @@ mod tests {
         ] {
             assert_eq!(nearest(key, &known), meant, "{key}");
         }
-    }
-
-    /// A key that was only misspelt is not missing as well.
-    #[test]
-    fn a_misspelt_key_is_one_mistake() {
-        assert_eq!(policy_error("limit: 5, windw: 1s"), "unknown key `windw`: did you mean `window`?");
-        assert_eq!(
-            error("polices: []\n"),
-            "slidegate.yaml:1: unknown key `polices`: did you mean `policies`?"
-        );
     }
 }

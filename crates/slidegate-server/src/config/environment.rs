@@ -8,13 +8,12 @@ use slidegate::{RedisOptions, parse_window};
 
 use super::MAX_DRAIN_DELAY;
 use super::admin;
-use super::check::defaults_in;
 use super::errors::ConfigErrors;
-use super::memory::SNAPSHOT_PATH;
 use super::resp::Password;
+use super::schema::defaults_in;
 use super::store::read_file;
 use super::traces::{ENDPOINT, endpoint};
-use super::values::{ADDRESS, ByteSize, Form, Text, only_if};
+use super::values::{ADDRESS, ByteSize, Form, NEW_FILE, Text, only_if};
 
 /// The variable with the store's URL.
 pub(super) const URL_VARIABLE: &str = "SLIDEGATE_REDIS";
@@ -23,16 +22,30 @@ pub(super) const URL_VARIABLE: &str = "SLIDEGATE_REDIS";
 pub(super) const LISTEN_VARIABLE: &str = "SLIDEGATE_LISTEN";
 /// The variable with the number of instances.
 const INSTANCES_VARIABLE: &str = "SLIDEGATE_INSTANCES";
-/// Its value if the instances count themselves.
+/// Its value if instances count themselves.
 const COUNTED_INSTANCES: &str = "auto";
-/// Most instances, as in the file.
-const MAX_INSTANCES: u64 = 10_000;
 
-/// The drain delay as text.
+const INSTANCES: Form = Form::new("instances", "a whole number from 1 to 10000, or `auto`", |text| {
+    let is_valid = text.parse().is_ok_and(|count: u64| (1..=10_000).contains(&count));
+    if text == COUNTED_INSTANCES { Ok("null".to_owned()) } else { only_if(is_valid, text) }
+});
+
 const DRAIN_DELAY: Form =
     Form::new("drain-delay", "0s to 1h with a unit (ms, s, m or h), for example `5s`", |text| {
         only_if(parse_window(text).is_ok_and(|delay| delay <= MAX_DRAIN_DELAY), text)
     });
+
+const KEY_SECRET: Form = Form::new("key-secret", "a text", |text| Ok(text.to_owned())).secret();
+
+const PROTOCOL: Form =
+    Form::new("otlp-protocol", "`http/protobuf`; give the collector's port for it, usually 4318", |text| {
+        only_if(text == "http/protobuf", text)
+    });
+
+const RATIO: Form = Form::new("ratio", "a number from 0 to 1", |text| {
+    let ratio = text.trim().parse().ok().filter(|ratio: &f64| (0.0..=1.0).contains(ratio));
+    ratio.map(|ratio| ratio.to_string()).ok_or_else(String::new)
+});
 
 /// Settings from the command line and the environment.
 #[derive(Default, Clone)]
@@ -41,8 +54,6 @@ pub(crate) struct Outside {
     pub(super) settings: Vec<(&'static str, Json)>,
     /// Additional admin tokens, as in the file.
     pub(super) tokens: Vec<Json>,
-    /// The number of instances, if the environment has it.
-    pub(super) instances: Option<Instances>,
     /// Whether envoyproxy/ratelimit's variables define where Envoy's rate-limit service listens.
     pub(super) has_other_grpc: bool,
     /// Whether limits come from elsewhere as well, so that a file needs no policies.
@@ -62,7 +73,7 @@ pub(crate) struct Arguments<'a> {
     pub(crate) has_other_grpc: bool,
     /// Where the RESP port listens.
     pub(crate) resp: Option<SocketAddr>,
-    /// The drain delay, a valid text.
+    /// The drain delay.
     pub(crate) drain_delay: Option<&'a str>,
     /// The bound of the memory store.
     pub(crate) max_bytes: Option<&'a str>,
@@ -83,59 +94,46 @@ impl Outside {
     ) -> Result<Self, ConfigErrors> {
         let Arguments { redis, listen, grpc, has_other_grpc, resp, drain_delay, max_bytes, snapshot } =
             arguments;
-        let addresses =
-            [("/server/listen", listen), ("/grpc/listen", grpc), ("/resp/listen", resp)].into_iter();
-        let mut settings: Vec<(&str, Json)> =
-            addresses.filter_map(|(path, address)| Some((path, address?.to_string().into()))).collect();
-        let of_variable = |path, source: &'static str, form| {
-            let text = variable(source)?.map(|text| checked(source, form, &text)).transpose()?;
-            Ok(text.map(|text| (path, Json::from(text))))
-        };
-        if listen.is_none() {
-            settings.extend(of_variable("/server/listen", LISTEN_VARIABLE, ADDRESS)?);
+        let mut settings = Vec::new();
+        for (pointer, address) in [("/server/listen", listen), ("/grpc/listen", grpc), ("/resp/listen", resp)]
+        {
+            settings.extend(address.map(|address| (pointer, Json::from(address.to_string()))));
         }
-        settings.extend(match drain_delay {
-            Some(delay) => Some(("/server/drain_delay", delay.into())),
-            None => of_variable("/server/drain_delay", "SLIDEGATE_DRAIN_DELAY", DRAIN_DELAY)?,
-        });
-        let redis = match redis {
-            Some(url) => Some(checked("--redis", RedisOptions::FORM, url)?),
-            None => secret(URL_VARIABLE, &variable)?
-                .map(|url| checked(URL_VARIABLE, RedisOptions::FORM, &url))
-                .transpose()?,
-        };
-        settings.extend(redis.map(|url| ("/store/redis", url.into())));
-        let instances = variable(INSTANCES_VARIABLE)?.map(|text| Instances::of(&text)).transpose()?;
-        settings.extend(instances.map(|instances| ("/store/instances", instances.into())));
-        let key_secret = secret("SLIDEGATE_KEY_SECRET", &variable)?;
-        settings.extend(key_secret.map(|secret| ("/store/key_secret", secret.into())));
-        for (pointer, form, argument, text, name) in [
-            ("/store/memory/max_bytes", ByteSize::FORM, "--max-bytes", max_bytes, "SLIDEGATE_MAX_BYTES"),
-            ("/store/memory/snapshot/path", SNAPSHOT_PATH, "--snapshot", snapshot, "SLIDEGATE_SNAPSHOT"),
+        for (pointer, flag, argument, name, form) in [
+            ("/server/drain_delay", "--drain-delay", drain_delay, "SLIDEGATE_DRAIN_DELAY", DRAIN_DELAY),
+            ("/store/redis", "--redis", redis, URL_VARIABLE, RedisOptions::FORM),
+            ("/store/key_secret", "", None, "SLIDEGATE_KEY_SECRET", KEY_SECRET),
+            ("/store/memory/max_bytes", "--max-bytes", max_bytes, "SLIDEGATE_MAX_BYTES", ByteSize::FORM),
+            ("/store/memory/snapshot/path", "--snapshot", snapshot, "SLIDEGATE_SNAPSHOT", NEW_FILE),
+            ("/resp/password", "", None, "SLIDEGATE_RESP_PASSWORD", Password::FORM),
+            // An argument was parsed before.
+            ("/server/listen", "", None, if listen.is_none() { LISTEN_VARIABLE } else { "" }, ADDRESS),
         ] {
-            let (source, text) = match text {
-                Some(text) => (argument, Some(text.to_owned())),
+            let (source, text) = match argument {
+                Some(text) => (flag, Some(text.to_owned())),
+                None if form.is_secret => (name, secret(name, &variable)?),
                 None => (name, variable(name)?),
             };
             if let Some(text) = text {
                 settings.push((pointer, checked(source, form, &text)?.into()));
             }
         }
-        let source = "SLIDEGATE_RESP_PASSWORD";
-        if let Some(password) = secret(source, &variable)? {
-            settings.push(("/resp/password", checked(source, Password::FORM, &password)?.into()));
+        if let Some(instances) = variable(INSTANCES_VARIABLE)? {
+            let instances = checked(INSTANCES_VARIABLE, INSTANCES, &instances)?;
+            settings.push(("/store/instances", instances.parse().unwrap_or_default()));
         }
         settings.extend(traces(&variable)?);
         let tokens = secret(admin::TOKENS_VARIABLE, &variable)?;
         let tokens = tokens.map(|value| admin::from_variable(&value)).transpose()?.unwrap_or_default();
-        Ok(Self { settings, tokens, instances, has_other_grpc, has_other_limits: false })
+        Ok(Self { settings, tokens, has_other_grpc, has_other_limits: false })
     }
 
     /// Rejects several instances whose limits are not shared: each would admit the whole limit.
     pub(super) fn check_sharing(&self, is_shared: bool) -> Result<(), ConfigErrors> {
-        let several = match self.instances {
-            Some(Instances::Counted) => COUNTED_INSTANCES.to_owned(),
-            Some(Instances::Fixed(instances)) if instances > 1 => instances.to_string(),
+        let instances = self.settings.iter().find(|(pointer, _)| *pointer == "/store/instances");
+        let several = match instances {
+            Some((_, Json::Null)) => COUNTED_INSTANCES.to_owned(),
+            Some((_, instances)) if *instances != 1 => instances.to_string(),
             _ => return Ok(()),
         };
         if is_shared {
@@ -166,7 +164,7 @@ impl Outside {
                 let parts: Vec<_> = section.split('/').skip(1).collect();
                 let schema = parts.iter().fold(schema, |schema, part| &schema["properties"][part]);
                 let parent = parts.iter().fold(&mut *file, |parent, part| &mut parent[part]);
-                *parent = defaults_in(schema);
+                *parent = defaults_in(schema).into();
             }
             if let Some(section) = file.pointer_mut(section) {
                 section[key] = value.clone();
@@ -191,9 +189,14 @@ pub(super) fn variable(name: &str) -> Result<Option<String>, ConfigErrors> {
 
 /// The text of an argument or a variable, if it is valid.
 pub(super) fn checked(source: &str, form: Form, text: &str) -> Result<String, ConfigErrors> {
-    let key = source.rsplit('_').next().unwrap_or_default().to_lowercase();
     (form.check)(text).map_err(|why| match why.as_str() {
-        "" => ConfigErrors::one(source, format_args!("invalid {key}: must be {}", form.expected)),
+        "" if form.is_secret => {
+            ConfigErrors::one(source, format_args!("invalid value: must be {}", form.expected))
+        }
+        "" => {
+            let message = format_args!("invalid value `{}`: must be {}", Shown(text), form.expected);
+            ConfigErrors::one(source, message)
+        }
         why => ConfigErrors::one(source, why),
     })
 }
@@ -219,43 +222,8 @@ fn secret(
     }
 }
 
-/// How many instances there are, as the environment says it.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Instances {
-    Fixed(u64),
-    /// They count themselves through the shared store, which there must be.
-    Counted,
-}
-
-impl Instances {
-    fn of(text: &str) -> Result<Self, ConfigErrors> {
-        if text == COUNTED_INSTANCES {
-            return Ok(Self::Counted);
-        }
-        let instances = text.parse().ok().filter(|instances| (1..=MAX_INSTANCES).contains(instances));
-        instances.map(Self::Fixed).ok_or_else(|| {
-            let message = format!(
-                "invalid number of instances `{}`: must be a whole number from 1 to {MAX_INSTANCES}, or \
-                 `{COUNTED_INSTANCES}`",
-                Shown(text)
-            );
-            ConfigErrors::one(INSTANCES_VARIABLE, message)
-        })
-    }
-}
-
-impl From<Instances> for Json {
-    fn from(instances: Instances) -> Self {
-        match instances {
-            Instances::Fixed(instances) => instances.into(),
-            Instances::Counted => Self::Null,
-        }
-    }
-}
-
 /// The standard variables of OpenTelemetry. `OTEL_EXPORTER_OTLP_HEADERS`,
-/// `OTEL_EXPORTER_OTLP_COMPRESSION` and `OTEL_RESOURCE_ATTRIBUTES` are read by
-/// `telemetry/traces/collector.rs`.
+/// `OTEL_EXPORTER_OTLP_COMPRESSION` and `OTEL_RESOURCE_ATTRIBUTES` are read by the OpenTelemetry SDK.
 fn traces(
     variable: impl Fn(&str) -> Result<Option<String>, ConfigErrors>,
 ) -> Result<Vec<(&'static str, Json)>, ConfigErrors> {
@@ -274,19 +242,13 @@ fn traces(
         }
     }
     let name = "OTEL_EXPORTER_OTLP_PROTOCOL";
-    if let Some(other) = variable(name)?.filter(|other| other != "http/protobuf" && !settings.is_empty()) {
-        let message = format!(
-            "invalid protocol `{}`: must be `http/protobuf`; give the collector's port for it, usually 4318",
-            Shown(&other)
-        );
-        return Err(ConfigErrors::one(name, message));
+    if let Some(protocol) = variable(name)?.filter(|_| !settings.is_empty()) {
+        checked(name, PROTOCOL, &protocol)?;
     }
     let name = "OTEL_TRACES_SAMPLER_ARG";
-    if let Some(text) = variable(name)? {
-        let ratio = text.trim().parse().ok().filter(|ratio: &f64| (0.0..=1.0).contains(ratio));
-        let invalid = || format!("invalid ratio `{}`: must be a number from 0 to 1", Shown(&text));
-        let ratio = ratio.ok_or_else(|| ConfigErrors::one(name, invalid()))?;
-        settings.push(("/observe/traces/sample_ratio", ratio.into()));
+    if let Some(ratio) = variable(name)? {
+        let ratio = checked(name, RATIO, &ratio)?;
+        settings.push(("/observe/traces/sample_ratio", ratio.parse().unwrap_or_default()));
     }
     settings.extend(variable("OTEL_SERVICE_NAME")?.map(|name| ("/observe/traces/service_name", name.into())));
     Ok(settings)
@@ -298,8 +260,7 @@ mod tests {
 
     use super::*;
     use crate::config::Config;
-
-    const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
+    use crate::config::tests::parse_with;
 
     fn read(arguments: Arguments<'_>, variables: &[(&str, &str)]) -> Result<Outside, String> {
         let value = |name: &str| variables.iter().find(|(known, _)| *known == name);
@@ -307,16 +268,12 @@ mod tests {
         Outside::read_by(arguments, variable).map_err(|errors| errors.to_string())
     }
 
-    fn config(text: &str, outside: &Outside) -> Config {
-        Config::parse_with(&format!("{text}{POLICY}"), "f", outside).unwrap_or_else(|e| panic!("{e}"))
-    }
-
     /// A container has its settings in the environment, and a person at a shell overrides them.
     #[test]
     fn arguments_precede_variables_and_those_the_file() {
         let file = "server: {listen: '127.0.0.1:1', drain_delay: 1s}";
         let of = |arguments, variables: &[(&str, &str)]| {
-            let config = config(file, &read(arguments, variables).unwrap());
+            let config = parse_with(file, &read(arguments, variables).unwrap());
             (config.listen.port(), config.drain_delay)
         };
         let seconds = |seconds| Some(Duration::from_secs(seconds));
@@ -328,41 +285,6 @@ mod tests {
         assert_eq!(of(arguments, &variables), (3, seconds(0)));
     }
 
-    /// What is wrong in a unit file or a manifest is found in its log.
-    #[test]
-    fn each_invalid_variable_is_named_with_what_it_must_be() {
-        for (name, value, expected) in [
-            (
-                "SLIDEGATE_LISTEN",
-                "7979",
-                "invalid listen: must be an IP address and a port, for example `127.0.0.1:7979` or `[::]:7979`",
-            ),
-            (
-                "SLIDEGATE_DRAIN_DELAY",
-                "5",
-                "invalid delay: must be 0s to 1h with a unit (ms, s, m or h), for example `5s`",
-            ),
-            (
-                "SLIDEGATE_DRAIN_DELAY",
-                "61m",
-                "invalid delay: must be 0s to 1h with a unit (ms, s, m or h), for example `5s`",
-            ),
-            (
-                "SLIDEGATE_INSTANCES",
-                "0",
-                "invalid number of instances `0`: must be a whole number from 1 to 10000, or `auto`",
-            ),
-            (
-                "SLIDEGATE_REDIS_FILE",
-                "/nowhere/url",
-                "`/nowhere/url` cannot be read: No such file or directory (os error 2); check the path and its permissions",
-            ),
-        ] {
-            let error = read(Arguments::default(), &[(name, value)]).err();
-            assert_eq!(error, Some(format!("{name}: {expected}")), "{value}");
-        }
-    }
-
     /// Two replicas that count by themselves admit twice the limit, and nobody notices.
     #[test]
     fn several_instances_without_a_shared_store_are_rejected() {
@@ -372,20 +294,8 @@ mod tests {
             config.map(|config| config.shared.map(|shared| shared.instances))
         };
         let several = ("SLIDEGATE_INSTANCES", "3");
-        assert_eq!(
-            load(&[several]),
-            Err("SLIDEGATE_INSTANCES: is 3, but there is no shared store, so each instance would admit the whole limit; \
-                 give SLIDEGATE_REDIS or `--redis`, or run one instance"
-                .to_owned())
-        );
         assert_eq!(load(&[several, ("SLIDEGATE_REDIS", "redis://h")]), Ok(Some(Some(3))));
         let counted = ("SLIDEGATE_INSTANCES", "auto");
-        assert_eq!(
-            load(&[counted]),
-            Err("SLIDEGATE_INSTANCES: is auto, but there is no shared store, so each instance would admit the whole limit; \
-                 give SLIDEGATE_REDIS or `--redis`, or run one instance"
-                .to_owned())
-        );
         assert_eq!(load(&[counted, ("SLIDEGATE_REDIS", "redis://h")]), Ok(Some(None)));
         assert_eq!(load(&[("SLIDEGATE_INSTANCES", "1")]), Ok(None));
     }
@@ -403,23 +313,12 @@ mod tests {
         };
         let outside = with("redis://:hidden@h\n", &[("SLIDEGATE_REDIS_FILE", file)]).unwrap();
         let expected = RedisOptions::new("redis://:hidden@h").unwrap();
-        assert_eq!(config("", &outside).shared.unwrap().options, expected);
+        assert_eq!(parse_with("", &outside).shared.unwrap().options, expected);
         let resp = "resp: {listen: '127.0.0.1:6380'}";
         let outside = with("hidden\r\n", &[("SLIDEGATE_RESP_PASSWORD_FILE", file)]).unwrap();
-        assert!(config(resp, &outside).resp.unwrap().password.unwrap().is(b"hidden"));
+        assert!(parse_with(resp, &outside).resp.unwrap().password.unwrap().is(b"hidden"));
         let tokens = format!("ops:write:{}", "0".repeat(64));
         let outside = with(&tokens, &[("SLIDEGATE_ADMIN_TOKENS_FILE", file)]).unwrap();
         assert_eq!(outside.tokens.len(), 1);
-        let both = [("SLIDEGATE_REDIS_FILE", file), ("SLIDEGATE_REDIS", "redis://h")];
-        assert_eq!(
-            with("redis://h", &both).err().unwrap(),
-            "SLIDEGATE_REDIS_FILE: conflicts with SLIDEGATE_REDIS; keep one"
-        );
-        assert_eq!(
-            with("\n", &[("SLIDEGATE_KEY_SECRET_FILE", file)]).err().unwrap(),
-            format!(
-                "SLIDEGATE_KEY_SECRET_FILE: `{file}` is empty; put the value of SLIDEGATE_KEY_SECRET in it"
-            )
-        );
     }
 }

@@ -73,71 +73,11 @@ pub(super) fn add(policies: &PolicySet, texts: &[String]) -> Result<PolicySet, C
 
 #[cfg(test)]
 mod tests {
-    use super::policy_from_text;
     use crate::config::{Config, Outside};
 
     fn added(texts: &[&str]) -> Result<Config, String> {
         let texts: Vec<_> = texts.iter().map(|text| (*text).to_owned()).collect();
         Config::from_sources(None, &texts, &Outside::default()).map_err(|errors| errors.to_string())
-    }
-
-    /// ` per ` stands for two things in one line, and both must be read as everyone reads them.
-    #[test]
-    fn a_text_says_quota_scope_algorithm_and_name() {
-        for (text, name, quota, scope, algorithm) in [
-            ("100/1m per user", "per-user", "100/1m", &["user"][..], "sliding-log"),
-            ("100/1m", "everyone", "100/1m", &[], "sliding-log"),
-            ("5 per 30s", "everyone", "5/30s", &[], "sliding-log"),
-            ("5 per 30s per ip", "per-ip", "5/30s", &["ip"], "sliding-log"),
-            ("5 PER minute PER ip", "per-ip", "5/1m", &["ip"], "sliding-log"),
-            ("1 per 3 hours per user, path", "per-user-path", "1/3h", &["user", "path"], "sliding-log"),
-            ("10/s  per token using token-bucket named api", "api", "10/1s", &["token"], "token-bucket"),
-            ("10/s named api using fixed-window", "api", "10/1s", &[], "fixed-window"),
-            ("10/s per x:y", "per-x-y", "10/1s", &["x:y"], "sliding-log"),
-        ] {
-            let policy = policy_from_text(text).unwrap();
-            assert_eq!((policy.name(), policy.quota().to_string().as_str()), (name, quota), "{text}");
-            assert_eq!(
-                (policy.scope_attributes().join(","), policy.quota().algorithm().name()),
-                (scope.join(","), algorithm)
-            );
-        }
-    }
-
-    /// A flag has no line number; the text itself has to do.
-    #[test]
-    fn a_wrong_text_is_repeated_with_the_way_out() {
-        for (text, expected) in [
-            ("", "--policy ``: invalid quota ``: must be a limit and a window, for example `100/1m`"),
-            (
-                "per user",
-                "--policy `per user`: invalid quota `per user`: no window; write `limit/window`, for example `100/1m`",
-            ),
-            (
-                "100 per user",
-                "--policy `100 per user`: invalid quota `100 per user`: invalid window `user`: unknown unit `user`; use ms, s, m, h, d or w, for example `30s`",
-            ),
-            (
-                "100/1m per",
-                "--policy `100/1m per`: invalid quota `100/1m per`: invalid window `1m per`: unknown unit `per`; use ms, s, m, h, d or w, for example `30s`",
-            ),
-            (
-                "100/1m per a,,b",
-                "--policy `100/1m per a,,b`: invalid scope ``: must be the name of an attribute, 1 to 128 bytes without spaces, commas and brackets; write several as a list, for example `[user, path]`",
-            ),
-            ("100/1m per a, a", "--policy `100/1m per a, a`: invalid scope: contains `a` twice; keep one"),
-            (
-                "100/1m using gcra",
-                "--policy `100/1m using gcra`: invalid algorithm `gcra`: must be `sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`; did you mean `token-bucket`?",
-            ),
-            ("100/1m named a named b", "--policy `100/1m named a named b`: contains `named` twice; keep one"),
-            (
-                "100/1m named a!",
-                "--policy `100/1m named a!`: invalid name `a!`: must be 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `per-user`",
-            ),
-        ] {
-            assert_eq!(policy_from_text(text).unwrap_err(), expected);
-        }
     }
 
     /// Two limits on one scope are common, and usage is kept by name.

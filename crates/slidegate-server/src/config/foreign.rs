@@ -8,7 +8,7 @@ use crate::envoy::rule::Unit;
 use serde_json::Value as Json;
 use slidegate::{Algorithm, Quota, format_window};
 
-use super::values::safe_name;
+use super::values::{is_attribute_name, safe_name};
 
 /// The smallest valid file.
 pub(super) const MINIMAL: &str = "policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]";
@@ -31,6 +31,8 @@ server: {listen: 127.0.0.1:7979} | listen port bind shutdown_grace drain_delay
 listen: 127.0.0.1:7979 | host port bind address
 redis: redis://127.0.0.1:6379 | url uri host address redis_url
 drain_delay: 5s | drain_time drain_timeout drain_period lame_duck shutdown_delay pre_stop
+batch: true | coalesce
+cache_denials: true | remember_denials
 deadline: 50ms | timeout timeout_ms command_timeout
 on_store_error: local | fail_open fail_closed failure_mode failure_mode_deny on_error on_backend_error fallback
 store: {memory: {max_keys: 1000000}} | max_keys memory redis redis_url
@@ -121,7 +123,7 @@ fn envoy(root: &Node) -> Option<(u64, String)> {
     let Some(policy) = first_limit(descriptors, &mut Vec::new()) else {
         return Some((domain.line, format!("{what}; write for example `{MINIMAL}`")));
     };
-    Some((domain.line, format!("{what}; as a policy, its first limit would be `policies: [{policy}]`")))
+    Some((domain.line, format!("{what}; as a policy, a limit of it would be `policies: [{policy}]`")))
 }
 
 /// The first limit below these descriptors as a policy. `path` are the descriptors above.
@@ -138,10 +140,13 @@ fn first_limit<'f>(descriptors: &'f Node, path: &mut Vec<(&'f str, Option<&'f st
 }
 
 /// A descriptor with a value is a condition, one without is part of the scope, one with a pattern
-/// is both.
+/// is both. `None` if the names of descriptors cannot be those of attributes.
 fn as_policy(limit: &Node, path: &[(&str, Option<&str>)], shadow: bool) -> Option<String> {
     let per_unit = whole(limit.get("requests_per_unit")?)?;
     let window = format_window(Unit::from_name(limit.get("unit")?.scalar()?)?.window());
+    if !path.iter().all(|(key, _)| is_attribute_name(key)) {
+        return None;
+    }
     let is_pattern = |value: &str| value.contains('*');
     let name = path.iter().map(|(key, _)| *key).collect::<Vec<_>>().join("-");
     let conditions: Vec<_> = path.iter().filter_map(|(key, value)| Some((quoted(key), (*value)?))).collect();
@@ -181,154 +186,13 @@ pub(super) fn whole(node: &Node) -> Option<u64> {
     digits.parse().ok().filter(|_| is_plain)
 }
 
-/// A text quoted for YAML, if necessary.
+/// A text quoted for YAML.
 pub(super) fn quoted(text: &str) -> String {
-    let harmless = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '/' | '-');
-    let is_text =
-        text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/') && text.chars().all(harmless);
-    let is_word =
-        ["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_lowercase().as_str());
     // JSON's quoted text is YAML's.
-    if is_text && !is_word { text.to_owned() } else { Json::from(text).to_string() }
+    Json::from(text).to_string()
 }
 
 /// A word in lower case with underscores.
 fn plain(word: &str) -> String {
     word.to_lowercase().replace(['-', ' '], "_")
-}
-
-#[cfg(test)]
-mod tests {
-    use crate::config::tests::{error, errors};
-    use crate::config::{Config, Counted, describe};
-
-    /// What the policy to paste in an error says.
-    fn pasted(error: &str) -> String {
-        let policy = error.split('`').find(|part| part.starts_with("policies: [")).unwrap();
-        let config = Config::parse(policy, "pasted").unwrap_or_else(|errors| panic!("{errors}"));
-        config.policies.iter().map(|policy| describe(policy, Counted::Here)).collect()
-    }
-
-    /// Who comes from another limiter brings its file first.
-    #[test]
-    fn a_file_in_the_words_of_another_limiter_comes_back_as_a_policy() {
-        let file = |algorithm: &str, window: &str| {
-            format!(
-                "server:\n  port: 1\nrate-limiter:\n  use-algo: {algorithm}\n  window-size: {window}\n  max-requests: 100\n"
-            )
-        };
-        let said = error(&file("sliding-window-log", "60"));
-        assert_eq!(
-            said,
-            "slidegate.yaml:3: `rate-limiter` belongs to another limiter; write `policies: [{name: per-user, scope: \
-             [user], limit: 100, window: 60s, algorithm: sliding-log}]`; its window has no unit and is read as seconds: \
-             check that, and what it counts by"
-        );
-        assert!(
-            pasted(&said).starts_with(
-                "per-user: requests are limited to 100 per 1m for each user (exact sliding log)"
-            )
-        );
-        for (theirs, ours) in [
-            ("sliding-window-log", "exact sliding log"),
-            ("sliding-window-counter", "sliding window of two counters"),
-            ("sliding-window", "sliding window of two counters"),
-            ("fixed-window", "fixed window"),
-            ("token-bucket", "token bucket"),
-            ("leaky-bucket", "token bucket"),
-            ("Token_Bucket", "token bucket"),
-        ] {
-            assert!(pasted(&error(&file(theirs, "60"))).contains(ours), "{theirs}");
-        }
-        let said = error(&file("fixed-window", "86400000"));
-        assert!(said.contains("window: 86400000ms") && said.contains("read as milliseconds"), "{said}");
-        let said = error(&file("fixed-window", "1h"));
-        assert!(
-            pasted(&said).contains("100 per 1h") && said.ends_with("; check what it counts by"),
-            "{said}"
-        );
-        assert_eq!(
-            error("rate-limiter: {max-requests: lots}\n"),
-            "slidegate.yaml:1: `rate-limiter` belongs to another limiter; write for example `policies: [{name: \
-             per-user, scope: [user], limit: 100, window: 60s}]`"
-        );
-    }
-
-    /// The most common file of all is another service's.
-    #[test]
-    fn a_file_of_envoyproxy_ratelimit_comes_back_as_its_first_limit() {
-        let text = "
-domain: mongo_cps
-descriptors:
-  - key: database
-    value: default
-    descriptors:
-      - key: source cluster
-        value: 'eu?'
-        descriptors:
-          - key: remote_address
-            shadow_mode: true
-            rate_limit: {unit: MINUTE, requests_per_unit: 500}
-  - key: other
-    rate_limit: {unit: second, requests_per_unit: 1}
-";
-        let said = error(text);
-        assert_eq!(
-            said,
-            "slidegate.yaml:2: this is a file of envoyproxy/ratelimit; give its folder as `--envoy-config`; as a \
-             policy, its first limit would be `policies: [{name: database-source-cluster-remote_address, when: {database: default, source_cluster: {equals: \
-             \"eu?\"}}, scope: [remote_address], limit: 500, window: 1m, algorithm: fixed-window, mode: shadow}]`"
-                .replace("source_cluster:", "\"source cluster\":")
-        );
-        let text = "domain: a\ndescriptors:\n  - {key: path, value: /x*, rate_limit: {unit: day, requests_per_unit: 5}}\n";
-        assert_eq!(
-            pasted(&error(text)),
-            "path: requests whose path looks like `/x*` are limited to 5 per 1d for each path (fixed window: up to twice the \
-             limit around its border). Denies. A key takes about 53 bytes at most."
-        );
-        assert_eq!(
-            error("domain: a\ndescriptors: []\n"),
-            "slidegate.yaml:1: this is a file of envoyproxy/ratelimit; give its folder as `--envoy-config`; write for example \
-             `policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]`"
-        );
-    }
-
-    /// Fingers remember the last limiter's words longer than heads do.
-    #[test]
-    fn keys_of_others_are_told_by_their_name_here() {
-        for (theirs, ours) in [
-            ("max_requests", "limit"),
-            ("max-requests", "limit"),
-            ("requests_per_unit", "limit"),
-            ("window_size", "window"),
-            ("period", "window"),
-            ("per", "window"),
-            ("interval", "window"),
-            ("rate", "quota"),
-            ("capacity", "burst"),
-            ("max_burst", "burst"),
-            ("dry_run", "mode"),
-            ("shadow_mode", "mode"),
-            ("shadow", "mode"),
-            ("key", "scope"),
-            ("keys", "scope"),
-            ("by", "scope"),
-            ("descriptor", "scope"),
-        ] {
-            let text =
-                format!("policies:\n  - {{name: p, quota: 1/1s, algorithm: token-bucket, {theirs}: x}}\n");
-            let expected = format!(
-                "slidegate.yaml:2: policy `p`: unknown key `{theirs}`: use `{ours}`, for example `{ours}: "
-            );
-            assert!(error(&text).starts_with(&expected), "{theirs}");
-        }
-        assert_eq!(
-            errors("policies:\n  - name: p\n    requests_per_unit: 5\n    unit: minute\n    dry_run: true\n"),
-            [
-                "slidegate.yaml:3: policy `p`: unknown key `requests_per_unit`: use `limit`, for example `limit: 100`",
-                "slidegate.yaml:4: policy `p`: invalid unit `minute`: must be `requests` (a request), `tokens` (a token of a language model), `input-tokens` (a token of a prompt) or `output-tokens` (a token of an answer)",
-                "slidegate.yaml:5: policy `p`: unknown key `dry_run`: use `mode`, for example `mode: shadow`",
-            ]
-        );
-    }
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::check::Section;
 use super::environment::Outside;
 use super::grpc_settings::GrpcSettings;
-use super::listener::{ListenerKeys, check_tls_without_address};
+use super::listener::ListenerKeys;
 use super::values::Span;
 
 /// Envoy's rate-limit service.
@@ -40,17 +40,11 @@ impl GrpcSection {
         let has_listener = self.listen.is_some() || outside.has_other_grpc || section.has("listen");
         if !has_listener && !section.has("socket") {
             let why = "needs listen or socket; write for example `listen: 127.0.0.1:8081`, or give `--grpc`";
-            section
-                .entries()
-                .first()
-                .and_then(|(key, _)| key.scalar())
-                .into_iter()
-                .for_each(|key| section.invalid(key, why));
+            if let Some(key) = section.entries().first().and_then(|(key, _)| key.scalar()) {
+                section.invalid(key, why);
+            }
         }
-        let (tls, socket) = self.listener.build(section);
-        if !has_listener {
-            check_tls_without_address(section);
-        }
+        let (tls, socket) = self.listener.build(section, has_listener);
         GrpcSettings {
             listen: self.listen,
             socket,
@@ -69,17 +63,13 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::config::Config;
-    use crate::config::tests::error;
+    use crate::config::tests::{parse, parse_with};
     use crate::listener::{SocketFile, TlsFiles};
 
-    const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
-
-    /// A door that is not where it was meant to be lets everything pass: Envoy fails open unless
-    /// configured otherwise.
+    /// A listener on the wrong address limits nothing: Envoy fails open by default.
     #[test]
     fn every_setting_arrives() {
-        let read = |text: &str| Config::parse(&format!("{text}{POLICY}"), "slidegate.yaml").unwrap().grpc;
+        let read = |text: &str| parse(text).grpc;
         assert_eq!(read(""), GrpcSettings::default());
         assert!(!read("").is_served());
         assert_eq!(
@@ -110,12 +100,12 @@ mod tests {
     fn the_command_line_may_say_where_and_the_file_the_rest() {
         let outside = Outside::of(&[("/grpc/listen", "127.0.0.1:1")]);
         let address = Some("127.0.0.1:1".parse().unwrap());
-        let text = format!("grpc: {{cert_file: a, key_file: b, max_connection_age: 1h}}{POLICY}");
-        let read = Config::parse_with(&text, "slidegate.yaml", &outside).unwrap().grpc;
+        let text = "grpc: {cert_file: a, key_file: b, max_connection_age: 1h}";
+        let read = parse_with(text, &outside).grpc;
         assert_eq!(read.listen, address);
         assert_eq!(read.tls.map(|tls| tls.key_file), Some("b".into()));
         let elsewhere = Outside { has_other_grpc: true, ..Outside::default() };
-        let read = Config::parse_with(&text, "slidegate.yaml", &elsewhere).unwrap().grpc;
+        let read = parse_with(text, &elsewhere).grpc;
         assert!(!read.is_served());
         let theirs = GrpcSettings { listen: address, health_follows_store: true, ..GrpcSettings::default() };
         let both = read.over(&theirs);
@@ -126,47 +116,5 @@ mod tests {
         let socket = Some(SocketFile { path: "/run/g.sock".into(), mode: 0o600 });
         let own = GrpcSettings { socket: socket.clone(), ..GrpcSettings::default() };
         assert_eq!((own.clone().over(&theirs).listen, own.over(&theirs).socket), (None, socket));
-    }
-
-    /// A certificate that is named and not used is a door that everybody believes is locked.
-    #[test]
-    fn each_wrong_setting_names_its_value_and_the_way_out() {
-        for (text, expected) in [
-            (
-                "{listen: 8081}",
-                "slidegate.yaml:1: grpc: invalid listen `8081`: must be an IP address and a port, for example `127.0.0.1:7979` or `[::]:7979`",
-            ),
-            ("{socket: []}", "slidegate.yaml:1: grpc: invalid socket (an empty list): must be a text"),
-            (
-                "{response_headers: true}",
-                "slidegate.yaml:1: grpc: invalid response_headers: needs listen or socket; write for example `listen: 127.0.0.1:8081`, or give `--grpc`",
-            ),
-            (
-                "{listen: '[::]:1', cert_file: a}",
-                "slidegate.yaml:1: grpc: invalid cert_file: needs key_file; give both",
-            ),
-            (
-                "{listen: '[::]:1', client_ca_file: a}",
-                "slidegate.yaml:1: grpc: invalid client_ca_file: needs cert_file; clients show certificates over TLS only, so give both",
-            ),
-            (
-                "{listen: '[::]:1', cert_file: a, key_file: b, client_name: x}",
-                "slidegate.yaml:1: grpc: invalid client_name: needs client_ca_file; only an authority makes a name trustworthy, so give both",
-            ),
-            (
-                "{socket: s, cert_file: a, key_file: b}",
-                "slidegate.yaml:1: grpc: invalid cert_file: needs listen; a socket file has no TLS, so give an address or leave it out",
-            ),
-            (
-                "{listen: '[::]:1', max_connection_age: 500ms}",
-                "slidegate.yaml:1: grpc: invalid max_connection_age `500ms`: must be 1s to 366d with a unit (ms, s, m, h, d or w), for example `max_connection_age: 60s`",
-            ),
-            (
-                "{listen: '[::]:1', lissten: x}",
-                "slidegate.yaml:1: grpc: unknown key `lissten`: did you mean `listen`?",
-            ),
-        ] {
-            assert_eq!(error(&format!("grpc: {text}{POLICY}")), expected);
-        }
     }
 }

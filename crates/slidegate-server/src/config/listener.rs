@@ -48,7 +48,15 @@ pub(super) struct ListenerKeys {
 impl ListenerKeys {
     /// The certificates of the TCP address and the Unix socket, if there are any. Incomplete keys
     /// are reported.
-    pub(super) fn build(self, section: &Section<'_>) -> (Option<TlsFiles>, Option<SocketFile>) {
+    pub(super) fn build(
+        self,
+        section: &Section<'_>,
+        has_address: bool,
+    ) -> (Option<TlsFiles>, Option<SocketFile>) {
+        if !has_address && section.has("socket") && section.has("cert_file") {
+            let why = "needs listen; a socket file has no TLS, so give an address or leave it out";
+            section.invalid("cert_file", why);
+        }
         for (key, other, why) in [
             ("cert_file", "key_file", "give both"),
             ("key_file", "cert_file", "give both"),
@@ -64,13 +72,5 @@ impl ListenerKeys {
             files.map(|(cert_file, key_file)| TlsFiles { cert_file, key_file, client_ca_file, client_name });
         let mode = socket_mode.map_or(SocketFile::DEFAULT_MODE, |mode| mode.0.0);
         (tls, socket.map(|path| SocketFile { path, mode }))
-    }
-}
-
-/// Reports a certificate of a listener that has no TCP address: Unix sockets have no TLS.
-pub(super) fn check_tls_without_address(section: &Section<'_>) {
-    if section.has("socket") {
-        let why = "a socket file has no TLS, so give an address or leave it out";
-        section.check_pair("cert_file", "listen", why);
     }
 }

@@ -12,7 +12,7 @@ use super::check::Section;
 use super::environment::{LISTEN_VARIABLE, Outside, variable};
 use super::errors::{ConfigErrors, Findings};
 use super::foreign::{self, MINIMAL};
-use super::schema::{FORMS, schema};
+use super::schema::schema;
 use super::values::ADDRESS;
 use super::{Config, FileContent, flag, sections};
 
@@ -74,7 +74,7 @@ impl Config {
         }
         let findings = Findings::default();
         let top = Section::new(&root, String::new(), &findings);
-        let config = top.read(schema(), &FORMS, |json| outside.apply(json, schema())).map(|(file, json)| {
+        let config = top.read(schema(), |json| outside.apply(json, schema())).map(|(file, json)| {
             let file: sections::File = file;
             file.build(&top, outside, FileContent { json, hash: sha256(text) })
         });
@@ -141,33 +141,24 @@ pub(crate) fn starting_file() -> String {
 /// # Errors
 /// The file is not readable YAML, or the address is invalid.
 pub(crate) fn http_address(file: Option<&Path>) -> Result<SocketAddr, ConfigErrors> {
-    let (source, text) = match (variable(LISTEN_VARIABLE)?, file) {
-        (Some(text), _) => (LISTEN_VARIABLE.to_owned(), Some(text)),
-        (None, None) => (String::new(), None),
-        (None, Some(path)) => {
-            let name = path.display().to_string();
-            let root = values(&read(path)?, &name)?;
-            let listen = root.get("server").and_then(|server| server.get("listen"));
-            let text = listen.and_then(Node::scalar).map(str::to_owned);
-            (format!("{name}:{}: server", listen.map_or(0, |listen| listen.line)), text)
-        }
+    let (place, text) = match variable(LISTEN_VARIABLE)? {
+        Some(text) => (LISTEN_VARIABLE.to_owned(), text),
+        None => http_setting(file, "listen")?.unwrap_or_else(|| (String::new(), DEFAULT_LISTEN.to_owned())),
     };
-    let text = text.unwrap_or_else(|| DEFAULT_LISTEN.to_owned());
-    let invalid = || {
-        ConfigErrors::one(
-            &source,
-            format_args!("invalid listen `{}`: must be {}", Shown(&text), ADDRESS.expected),
-        )
-    };
-    text.parse().map_err(|_| invalid())
+    text.parse().map_err(|_| {
+        let message = format!("invalid listen `{}`: must be {}", Shown(&text), ADDRESS.expected);
+        ConfigErrors::one(place, message)
+    })
 }
 
-/// A text of the section `server` of the config file, whatever else is invalid in it.
-pub(crate) fn http_setting(file: Option<&Path>, key: &str) -> Result<Option<String>, ConfigErrors> {
+/// The place and the text of a key of the section `server`, whatever else is invalid in the file.
+pub(crate) fn http_setting(file: Option<&Path>, key: &str) -> Result<Option<(String, String)>, ConfigErrors> {
     let Some(path) = file else { return Ok(None) };
-    let root = values(&read(path)?, &path.display().to_string())?;
-    let value = root.get("server").and_then(|server| server.get(key));
-    Ok(value.and_then(Node::scalar).map(str::to_owned))
+    let name = path.display().to_string();
+    let root = values(&read(path)?, &name)?;
+    let node = root.get("server").and_then(|server| server.get(key));
+    let text = |node: &Node| Some((format!("{name}:{}: server", node.line), node.scalar()?.to_owned()));
+    Ok(node.and_then(text))
 }
 
 /// The SHA-256 of a text, in hexadecimal digits.
@@ -224,51 +215,6 @@ mod tests {
         let root = FORMAT.read("a: &x {limit: 5}\nb:\n  <<: *x\n  name: n\n").unwrap();
         let limit = root.get("b").and_then(|b| b.get("limit")).unwrap();
         assert_eq!((limit.line, limit.scalar()), (3, Some("5")));
-    }
-
-    /// Most files that do not load were edited in a hurry.
-    #[test]
-    fn what_is_not_yaml_is_placed_and_explained() {
-        for (text, expected) in [
-            ("a: 1\na: 2\n", "2:1: duplicate key `a`; keep one"),
-            ("a: {b: 1, b: 2}\n", "1:11: duplicate key `b`; keep one"),
-            (
-                "a: *.php\n",
-                "1:4: unknown alias: no anchor has its name; put a text that begins with `*` in quotes",
-            ),
-            ("a: !secret b\n", "1:12: unsupported tag `!secret`; remove it"),
-            ("? [a]\n: b\n", "1:3: this key is not a text; write for example `limit: 100`"),
-            ("~: b\n", "1:1: this key is not a text; write for example `limit: 100`"),
-            ("a: 1\n---\nb: 2\n", "2:1: a second document begins here; keep one per file, without `---`"),
-            (
-                "a:\n\t- b\n",
-                "2:2: this is not YAML: tabs disallowed within this context (block indentation); indent with spaces",
-            ),
-            ("a: @b\n", "1:4: this is not YAML: unexpected character: `@'; put the text in quotes"),
-            (
-                "a: b: c\n",
-                "1:5: this is not YAML: mapping values are not allowed in this context; put a value with `: ` in it in \
-                 quotes, or indent this line like its neighbours",
-            ),
-            (
-                "a:\n  b: 1\n c: 2\n",
-                "3:2: this is not YAML: while parsing a block mapping, did not find expected key; indent this line like \
-                 its neighbours",
-            ),
-            (
-                "- b: 1\n  limit 5\n  c: 1\n",
-                "2:3: this is not YAML: simple key expected ':'; write a colon and a space behind the key",
-            ),
-            ("a: [b\n", "1:4: this is not YAML: unclosed bracket '['; close it"),
-            ("a: [b]]\n", "1:7: this is not YAML: misplaced bracket; open and close brackets in pairs"),
-            (
-                "a: \"\\q\"\n",
-                "1:4: this is not YAML: while parsing a quoted scalar, found unknown escape character; check the \
-                 indentation, quotes and brackets",
-            ),
-        ] {
-            assert_eq!(error(text), format!("slidegate.yaml:{expected}"));
-        }
     }
 
     /// A configuration may come from anyone who may edit it, and must not take the service down.

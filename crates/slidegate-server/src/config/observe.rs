@@ -55,7 +55,6 @@ pub(crate) enum KeysShown {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::config::tests::{error, policy_error};
 
     /// A key that was to be hidden and is not has been shown to everybody by the time it is
     /// noticed.
@@ -77,24 +76,5 @@ mod tests {
         let silent = Config::parse("policies: [{name: a, quota: 1/1s}]", "f").unwrap().observe;
         assert!(silent.metrics && silent.events && silent.top && silent.log_denials);
         assert_eq!((silent.traces, silent.key_secret, silent.keys_shown.len()), (None, None, 0));
-    }
-
-    /// Anyone who mistypes the one word that hides keys must not find out by reading them.
-    #[test]
-    fn each_wrong_setting_names_its_value_and_the_way_out() {
-        assert_eq!(
-            policy_error("quota: 1/1s, keys_shown: hash"),
-            "invalid keys_shown `hash`: must be `plain` (as they are), `masked` (the first one or two characters of each \
-             value, and a mark that tells keys apart) or `hashed` (a hash)"
-        );
-        let policies = "\npolicies: [{name: p, quota: 1/1s}]";
-        assert_eq!(
-            error(&format!("observe: {{top: maybe}}{policies}")),
-            "slidegate.yaml:1: observe: invalid top `maybe`: must be `true` or `false`"
-        );
-        assert_eq!(
-            error(&format!("observe: {{evnts: true}}{policies}")),
-            "slidegate.yaml:1: observe: unknown key `evnts`: did you mean `events`?"
-        );
     }
 }

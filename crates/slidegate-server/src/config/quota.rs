@@ -25,7 +25,7 @@ pub(crate) struct QuotaSpec {
     /// How cost is counted: `sliding-log`, the default of a policy, is exact.
     #[schemars(extend("enum" = ["sliding-log", "sliding-window", "fixed-window", "token-bucket"]))]
     pub(crate) algorithm: Option<Parsed<Algorithm>>,
-    /// What a token bucket admits at once. The limit, unless given.
+    /// What a token bucket admits at once. Default: the limit.
     #[schemars(range(min = 1))]
     pub(crate) burst: Option<u64>,
     /// Most entries in the log of a key, 1024 by default. With a larger limit, a charge may count
@@ -35,14 +35,14 @@ pub(crate) struct QuotaSpec {
     /// Most cost that may be in flight at once, instead of a limit and a window. Requests reserve it
     /// and give it back.
     pub(crate) in_flight: Option<u64>,
-    /// How long a reservation in flight lasts unless it is extended, 1 s to 1 h: 30 s, unless given.
+    /// Lease of a reservation, 1 s to 1 h. Default: 30 s.
     pub(crate) lease: Option<Lease>,
 }
 
 impl QuotaSpec {
     /// Every key of a quota.
     const KEYS: [&str; 8] = ["quota", "limit", "window", "algorithm", "burst", "slots", "in_flight", "lease"];
-    /// The lease of permits unless the policy has its own: several heartbeats of a usual client.
+    /// The default lease of permits: several heartbeats of a usual client.
     const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
     /// A quota in one text.

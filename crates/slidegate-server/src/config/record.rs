@@ -1,102 +1,47 @@
 //! `record:` the file in which the service records what it decides on, for `slidegate replay`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::values::{ByteSize, Form, Parsed, only_if};
+use super::values::{ByteSize, Parsed, bytes};
 
 /// The file in which the service records what it decides on.
-#[derive(Debug, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "path: /var/lib/slidegate/requests.jsonl"))]
-pub(super) struct RecordSection {
+pub(crate) struct Record {
     /// The file. Its directory must exist and be writable. Older files have `.1`, `.2` and so on
     /// added to their names.
-    #[schemars(extend("format" = "record-path"))]
-    path: String,
-    /// Most bytes of one file.
-    #[schemars(extend("default" = "256MiB"))]
-    max_bytes: Parsed<ByteSize>,
+    #[schemars(extend("format" = "new-file"))]
+    pub(crate) path: PathBuf,
+    /// Most bytes of one file, at least 1 MiB.
+    #[serde(deserialize_with = "bytes")]
+    #[schemars(with = "Parsed<ByteSize>", extend("default" = "256MiB"))]
+    pub(crate) max_bytes: u64,
     /// Most files, with the one being written. The oldest is deleted.
     #[schemars(range(min = 1, max = 1000), extend("default" = 8))]
-    files: usize,
+    pub(crate) files: usize,
     /// The share of keys whose requests are recorded, 0 to 1. All requests of a key are recorded,
     /// or none.
     #[schemars(range(min = 0, max = 1), extend("default" = 1))]
-    sample: f64,
-}
-
-/// Where and how much is recorded.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Record {
-    pub(crate) path: PathBuf,
-    /// At least one MiB.
-    pub(crate) max_bytes: u64,
-    /// At least one.
-    pub(crate) files: usize,
-    /// From 0 to 1.
     pub(crate) sample: f64,
 }
-
-impl RecordSection {
-    pub(super) fn build(self) -> Record {
-        let Self { path, max_bytes, files, sample } = self;
-        Record { path: path.into(), max_bytes: max_bytes.0.0 as u64, files, sample }
-    }
-}
-
-/// The path of a file that is yet to be written.
-pub(super) const RECORD_PATH: Form = Form::new(
-    "record-path",
-    "the path of a file, for example `path: /var/lib/slidegate/requests.jsonl`",
-    |path| {
-        let names_file = !path.ends_with('/') && Path::new(path).file_name().is_some();
-        only_if(names_file && !path.contains('\0'), path)
-    },
-);
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
-    use crate::config::tests::error;
-
-    const POLICIES: &str = "\npolicies: [{name: p, quota: 1/1s}]";
+    use crate::config::tests::parse;
 
     /// A recording that fills another disk, or none, is found out when it is needed.
     #[test]
     fn every_setting_arrives() {
-        let read = |text: &str| Config::parse(&format!("{text}{POLICIES}"), "f").unwrap().record;
+        let read = |text: &str| parse(text).record;
         assert_eq!(read(""), None);
         let bare = read("record: {path: a.jsonl}").unwrap();
         assert_eq!(bare, Record { path: "a.jsonl".into(), max_bytes: 256 << 20, files: 8, sample: 1.0 });
         let full = read("record: {path: /v/a, max_bytes: 2 MiB, files: 3, sample: 0.25}").unwrap();
         assert_eq!(full, Record { path: "/v/a".into(), max_bytes: 2 << 20, files: 3, sample: 0.25 });
-    }
-
-    /// Mistakes are corrected where they stand.
-    #[test]
-    fn each_wrong_setting_names_its_value_and_the_way_out() {
-        for (settings, expected) in [
-            (
-                "max_bytes: 1GiB",
-                "missing path: must be the path of a file, for example `path: /var/lib/slidegate/requests.jsonl`",
-            ),
-            (
-                "path: /var/",
-                "invalid path `/var/`: must be the path of a file, for example `path: /var/lib/slidegate/requests.jsonl`",
-            ),
-            ("path: a, files: 0", "invalid files `0`: must be a whole number from 1 to 1000, without quotes"),
-            ("path: a, sample: 2", "invalid sample `2`: must be a number from 0 to 1"),
-            (
-                "path: a, max_bytes: 10kB",
-                "invalid max_bytes `10kB`: must be 1MiB to 1024TiB, as a number with a unit (KiB, MiB, GiB, TiB, kB, MB, GB or TB), for example `max_bytes: 1GiB`",
-            ),
-        ] {
-            let text = format!("record: {{{settings}}}{POLICIES}");
-            assert_eq!(error(&text), format!("slidegate.yaml:1: record: {expected}"));
-        }
     }
 }

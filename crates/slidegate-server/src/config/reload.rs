@@ -71,13 +71,7 @@ pub(crate) fn differences(old: &Config, new: &Config) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
-
-    fn config(text: &str) -> Config {
-        Config::parse(&format!("{text}{POLICY}"), "slidegate.yaml")
-            .unwrap_or_else(|errors| panic!("{errors}"))
-    }
+    use crate::config::tests::parse;
 
     /// Anyone who changes a password that leaked has to learn that the old one is still in force.
     #[test]
@@ -92,7 +86,7 @@ mod tests {
                 "observe: traces",
             ),
         ] {
-            let of = |secret: &str| config(&text.replace("SECRET", secret));
+            let of = |secret: &str| parse(&text.replace("SECRET", secret));
             assert_eq!(differences(&of("one"), &of("one")), [""; 0], "{text}");
             assert_eq!(differences(&of("one"), &of("two")), [expected], "{text}");
         }
@@ -108,7 +102,7 @@ mod tests {
                       observe: {top: true}\n";
         let differences = |from: &str, to: &str| {
             assert!(before.contains(from), "{from}");
-            differences(&config(before), &config(&before.replacen(from, to, 1)))
+            differences(&parse(before), &parse(&before.replacen(from, to, 1)))
         };
         assert_eq!(differences("60s", "1m"), [""; 0]);
         for (from, to, expected) in [
@@ -131,7 +125,7 @@ mod tests {
     #[test]
     fn each_changed_setting_of_the_store_is_named_and_no_other() {
         let before = "redis: 'rediss://me:old@h', deadline: 20ms, key_secret: old";
-        let of = |keys: &str| config(&format!("store: {{{keys}}}\n"));
+        let of = |keys: &str| parse(&format!("store: {{{keys}}}\n"));
         let differences = |keys: &str| differences(&of(before), &of(keys));
         assert_eq!(differences(before), [""; 0]);
         for (from, to, expected) in [
@@ -147,8 +141,8 @@ mod tests {
             ("deadline", "require: shared, deadline", &["store: require"]),
             ("deadline", "keys: hashed, deadline", &["store: keys"]),
             ("deadline", "hash_tag: user, deadline", &["store: hash_tag"]),
-            ("deadline", "coalesce: false, deadline", &["store: coalesce"]),
-            ("deadline", "remember_denials: false, deadline", &["store: remember_denials"]),
+            ("deadline", "batch: false, deadline", &["store: batch"]),
+            ("deadline", "cache_denials: false, deadline", &["store: cache_denials"]),
         ] {
             assert_eq!(differences(&before.replace(from, to)), expected, "{to}");
         }
@@ -164,7 +158,7 @@ mod tests {
                     observe: {traces: {endpoint: 'http://h', headers: {authorization: SECRET-5}}}\n\
                     admin: {tokens: [{name: ops, scope: read, sha256: DIGEST}]}\n";
         let shown = |secret: &str, digest: &str| {
-            format!("{:?}", config(&text.replace("SECRET", secret).replace("DIGEST", &digest.repeat(32))))
+            format!("{:?}", parse(&text.replace("SECRET", secret).replace("DIGEST", &digest.repeat(32))))
         };
         let first = shown("hidden", "0a");
         assert!(!first.contains("hidden"), "{first}");

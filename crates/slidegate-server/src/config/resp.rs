@@ -13,7 +13,7 @@ use slidegate::Secret;
 use subtle::ConstantTimeEq;
 
 use super::check::Section;
-use super::listener::{ListenerKeys, check_tls_without_address};
+use super::listener::ListenerKeys;
 use super::store::read_file;
 use super::values::{Form, Parsed, Span, Text};
 use crate::listener::{SocketFile, TlsFiles};
@@ -98,10 +98,7 @@ impl RespSection {
             section.invalid("password_file", "conflicts with password; keep one");
         }
         let has_listen = self.listen.is_some() || section.has("listen");
-        let (tls, socket) = self.listener.build(section);
-        if !has_listen {
-            check_tls_without_address(section);
-        }
+        let (tls, socket) = self.listener.build(section, has_listen);
         if !has_listen && !section.has("socket") {
             let message = "missing listen: write it, for example `listen: 127.0.0.1:6380`, or give `--resp`";
             section.report("", message);
@@ -131,14 +128,11 @@ impl Resp {
 #[cfg(test)]
 mod tests {
     use super::{Resp, SocketFile};
-    use crate::config::tests::{error, errors};
-    use crate::config::{Config, Outside};
-
-    const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
+    use crate::config::Outside;
+    use crate::config::tests::{parse, parse_with};
 
     fn resp(keys: &str, outside: &Outside) -> Resp {
-        let config = Config::parse_with(&format!("resp: {{{keys}}}{POLICY}"), "slidegate.yaml", outside);
-        config.unwrap_or_else(|errors| panic!("{errors}")).resp.expect("a port is named")
+        parse_with(&format!("resp: {{{keys}}}"), outside).resp.expect("a port is named")
     }
 
     /// What does not arrive is a port that is open to everyone, or closed to all.
@@ -161,107 +155,18 @@ mod tests {
         let bare = resp("listen: 127.0.0.1:6380", &Outside::default());
         assert_eq!((bare.idle_timeout.as_secs(), bare.max_connections), (600, 10_000));
         assert!(bare.password.is_none() && bare.tls.is_none());
-        assert!(Config::parse(POLICY, "slidegate.yaml").unwrap().resp.is_none(), "off unless it is named");
+        assert!(parse("").resp.is_none(), "off unless it is named");
     }
 
     /// `--resp` and the environment win, and the rest of the file still counts.
     #[test]
-    fn what_is_outside_the_file_wins_over_it() {
+    fn arguments_and_variables_take_precedence_over_the_file() {
         let outside = Outside::of(&[("/resp/listen", "127.0.0.1:7000"), ("/resp/password", "outside")]);
         let both = resp("listen: 127.0.0.1:6380, password: inside, max_connections: 5", &outside);
         assert_eq!((both.listen.map(|at| at.port()), both.max_connections), (Some(7000), 5));
         assert!(both.password.is_some_and(|password| password.is(b"outside")));
         assert_eq!(resp("max_connections: 5", &outside).listen.map(|at| at.port()), Some(7000));
-        let alone = Config::parse_with(POLICY, "slidegate.yaml", &outside).unwrap().resp.unwrap();
+        let alone = parse_with("", &outside).resp.unwrap();
         assert!(alone.password.is_some_and(|password| password.is(b"outside")));
-    }
-
-    /// Each is a port that would be somewhere else, or guarded by something else, than was meant.
-    #[test]
-    fn each_wrong_setting_of_the_port_names_its_value_and_the_way_out() {
-        let here = "listen: 127.0.0.1:6380";
-        for (keys, expected) in [
-            (
-                "listen: 6380".to_owned(),
-                "slidegate.yaml:1: resp: invalid listen `6380`: must be an IP address and a port, for example `127.0.0.1:7979` or `[::]:7979`",
-            ),
-            (
-                "password: x".into(),
-                "slidegate.yaml:1: resp: missing listen: write it, for example `listen: 127.0.0.1:6380`, or give `--resp`",
-            ),
-            (
-                format!("{here}, password: "),
-                "slidegate.yaml:1: resp: invalid password: must be a text of 1 to 512 bytes",
-            ),
-            (
-                format!("{here}, password_file: /dev/null"),
-                "slidegate.yaml:1: resp: invalid password_file `/dev/null`: must be a file that holds a text of 1 to 512 bytes",
-            ),
-            (
-                format!("{here}, password_file: no/such"),
-                "slidegate.yaml:1: resp: invalid password_file `no/such`: cannot be read: No such file or directory (os error 2); check the path and its permissions",
-            ),
-            (
-                format!("{here}, cert_file: /dev/null"),
-                "slidegate.yaml:1: resp: invalid cert_file: needs key_file; give both",
-            ),
-            (
-                format!("{here}, client_ca_file: a"),
-                "slidegate.yaml:1: resp: invalid client_ca_file: needs cert_file; clients show certificates over TLS only, so give both",
-            ),
-            (
-                "socket: a, cert_file: a, key_file: b".into(),
-                "slidegate.yaml:1: resp: invalid cert_file: needs listen; a socket file has no TLS, so give an address or leave it out",
-            ),
-            (
-                "socket: a, socket_mode: 888".into(),
-                "slidegate.yaml:1: resp: invalid socket_mode `888`: must be three octal digits, for example `\"0660\"`",
-            ),
-            (
-                format!("{here}, socket_mode: 660"),
-                "slidegate.yaml:1: resp: invalid socket_mode: needs socket; it is the mode of the socket's file, so give both",
-            ),
-            (
-                format!("{here}, idle_timeout: 10"),
-                "slidegate.yaml:1: resp: invalid idle_timeout `10`: must be 1s to 1w with a unit (ms, s, m, h, d or w), for example `idle_timeout: 10m`",
-            ),
-            (
-                format!("{here}, idle_timeout: 8d"),
-                "slidegate.yaml:1: resp: invalid idle_timeout `8d`: must be 1s to 1w with a unit (ms, s, m, h, d or w), for example `idle_timeout: 10m`",
-            ),
-            (
-                format!("{here}, max_connections: 0"),
-                "slidegate.yaml:1: resp: invalid max_connections `0`: must be a whole number from 1 to 60000, without quotes",
-            ),
-            (
-                format!("{here}, max_connections: 60001"),
-                "slidegate.yaml:1: resp: invalid max_connections `60001`: must be a whole number from 1 to 60000, without quotes",
-            ),
-            (
-                format!("{here}, pasword: x"),
-                "slidegate.yaml:1: resp: unknown key `pasword`: did you mean `password`?",
-            ),
-        ] {
-            let message = error(&format!("resp: {{{keys}}}{POLICY}"));
-            assert_eq!(message, expected);
-        }
-        let both =
-            error(&format!("resp: {{{here}, password: x, password_file: /proc/sys/kernel/ostype}}{POLICY}"));
-        assert_eq!(both, "slidegate.yaml:1: resp: invalid password_file: conflicts with password; keep one");
-    }
-
-    /// Usage of the commands would be counted under a policy of their name.
-    #[test]
-    fn no_policy_is_called_like_a_command() {
-        let taken = "is the name of a RESP command, whose keys are kept under it; choose another";
-        let text = "policies:\n  - {name: THROTTLE, quota: 1/1s}\n  - {name: CL.THROTTLE, quota: 1/1s}\n";
-        let expected = [
-            format!("slidegate.yaml:2: policy `THROTTLE`: invalid name `THROTTLE`: {taken}"),
-            format!("slidegate.yaml:3: policy `CL.THROTTLE`: invalid name `CL.THROTTLE`: {taken}"),
-        ];
-        assert_eq!(errors(text), expected);
-        let flag = ["1/1s named THROTTLE".to_owned()];
-        let message = Config::from_sources(None, &flag, &Outside::default()).unwrap_err().to_string();
-        assert_eq!(message, format!("--policy `1/1s named THROTTLE`: invalid name `THROTTLE`: {taken}"));
     }
 }

@@ -7,23 +7,20 @@ use std::sync::OnceLock;
 use schemars::Schema;
 use schemars::generate::SchemaSettings;
 use schemars::transform::{RecursiveTransform, Transform};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use slidegate::{Algorithm, Counts, Quota, RedisOptions, Secret};
 
 use super::admin::HOST;
 use super::auth::{AttributeSource, TRUSTED_PROXY};
-use super::check::default_of;
 use super::listener::SocketMode;
-use super::memory::SNAPSHOT_PATH;
-use super::record::RECORD_PATH;
 use super::resp::{PASSWORD_FILE, Password};
 use super::sections::File;
 use super::store::READABLE_FILE;
 use super::traces::{ENDPOINT, FIELD};
-use super::values::{ADDRESS, ATTRIBUTE, ByteSize, Form, NAME, Text};
+use super::values::{ADDRESS, ATTRIBUTE, ByteSize, Form, NAME, NEW_FILE, Text};
 
 /// Every form of text.
-pub(super) const FORMS: [Form; 21] = [
+static FORMS: [Form; 20] = [
     ADDRESS,
     SocketMode::FORM,
     NAME,
@@ -43,8 +40,7 @@ pub(super) const FORMS: [Form; 21] = [
     Counts::FORM,
     RedisOptions::FORM,
     ByteSize::FORM,
-    SNAPSHOT_PATH,
-    RECORD_PATH,
+    NEW_FILE,
 ];
 
 /// The schema as `slidegate schema` prints it.
@@ -72,6 +68,27 @@ pub(super) fn schema() -> &'static Value {
 /// The schema of one policy.
 pub(super) fn policy_schema() -> &'static Value {
     &schema()["properties"]["policies"]["items"]
+}
+
+/// The form of the texts that a schema describes, if they have one.
+pub(super) fn form(schema: &Value) -> Option<&'static Form> {
+    FORMS.iter().find(|form| schema["format"] == form.name)
+}
+
+/// The value of a missing key: its default, or a section of defaults.
+pub(super) fn default_of(schema: &Value) -> Option<Value> {
+    schema.get("default").cloned().or_else(|| {
+        let defaults = defaults_in(schema);
+        let is_complete = defaults.len() == schema["required"].as_array().map_or(0, Vec::len);
+        (schema["properties"].is_object() && is_complete).then(|| defaults.into())
+    })
+}
+
+/// The defaults of the keys of a section.
+pub(super) fn defaults_in(schema: &Value) -> Map<String, Value> {
+    let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let with_default = |key: &str| Some((key.to_owned(), default_of(&schema["properties"][key])?));
+    required.filter_map(with_default).collect()
 }
 
 /// Removes null from optional keys, which schemars allows there.
@@ -110,8 +127,7 @@ fn complete(schema: &mut Schema) {
             }
         }
     }
-    let format = schema.get("format").cloned().unwrap_or_default();
-    let Some(form) = FORMS.iter().find(|form| format == form.name) else { return };
+    let Some(form) = form(schema.as_value()) else { return };
     if !form.pattern.is_empty() {
         schema.insert("pattern".to_owned(), form.pattern.into());
     }
@@ -132,10 +148,9 @@ fn require_what_has_no_default(schema: &mut Schema) {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::Value;
 
     use super::{published, schema};
-    use crate::config::Config;
 
     const CHECKED_IN: &str = include_str!("../../../../docs/slidegate.schema.json");
     const EXAMPLE: &str = include_str!("../../../../docs/slidegate.example.yaml");
@@ -184,51 +199,6 @@ mod tests {
             assert!(!is_valid(&format!("policies: [{policy}]")), "{policy}");
         }
         assert!(!is_valid("server: {}"));
-    }
-
-    /// An editor shows the default; a wrong one is worse than none.
-    #[test]
-    fn the_defaults_of_the_schema_are_those_of_the_service() {
-        let schema = schema();
-        let policies = json!([{ "name": "p", "scope": ["ip"], "quota": "1/1m" }]);
-        let read = |file: &Value| {
-            format!("{:?}", Config::parse(&file.to_string(), "f").unwrap_or_else(|e| panic!("{e}")))
-        };
-        let defaults = |schema: &Value| -> serde_json::Map<String, Value> {
-            let properties = schema["properties"].as_object().unwrap();
-            properties
-                .iter()
-                .filter_map(|(key, schema)| Some((key.clone(), schema.get("default")?.clone())))
-                .collect()
-        };
-        let mut count = 0;
-        for (section, required) in [
-            ("server", json!({})),
-            ("store", json!({ "redis": "redis://h" })),
-            ("resp", json!({ "listen": "127.0.0.1:6380" })),
-            ("grpc", json!({ "listen": "127.0.0.1:8081" })),
-            ("attributes", json!({})),
-            ("headers", json!({})),
-            ("auth", json!({})),
-            ("admin", json!({})),
-            ("observe", json!({})),
-            ("record", json!({ "path": "requests.jsonl" })),
-        ] {
-            let mut said = required.clone();
-            let defaults = defaults(&schema["properties"][section]);
-            count += defaults.len();
-            said.as_object_mut().unwrap().extend(defaults);
-            let of = |settings: &Value| read(&json!({ "policies": policies, section: settings }));
-            assert_eq!(of(&said), of(&required), "{section}");
-        }
-        let mut policy = policies[0].clone();
-        let defaults = defaults(&schema["properties"]["policies"]["items"]);
-        count += defaults.len();
-        policy.as_object_mut().unwrap().extend(defaults);
-        policy["keys_shown"].take();
-        policy.as_object_mut().unwrap().remove("keys_shown");
-        assert_eq!(read(&json!({ "policies": [policy] })), read(&json!({ "policies": policies })));
-        assert!(count > 25, "{count}");
     }
 
     /// A key that no document mentions is one that nobody sets.

@@ -14,7 +14,7 @@ use slidegate::{ClientCertificate, FallbackStore, Gate, PolicySet, RedisOptions,
 
 use super::check::Section;
 use super::environment::URL_VARIABLE;
-use super::memory::{Memory, MemorySection};
+use super::memory::Memory;
 use super::values::{Form, Parsed, Span};
 
 /// Largest file of certificates: all authorities that browsers trust take a fifth of it.
@@ -26,7 +26,7 @@ const MAX_PEM_BYTES: u64 = 1 << 20;
 #[schemars(extend("x-example" = "redis: redis://127.0.0.1:6379"))]
 pub(super) struct StoreSection {
     /// The memory store. Instances use it as the fallback while the shared store is unavailable.
-    memory: MemorySection,
+    memory: Memory,
     /// URL of the shared store. `serve --redis` and `SLIDEGATE_REDIS` take precedence.
     redis: Option<Parsed<RedisOptions>>,
     /// The longest a decision may take. After it, each policy decides by its `on_store_error`.
@@ -39,7 +39,7 @@ pub(super) struct StoreSection {
     #[schemars(range(min = 1, max = 16), extend("default" = 1))]
     connections: u8,
     /// How many instances there are. While the store is unavailable, each enforces its share of a
-    /// `local` limit. Unless given, instances count themselves through the store.
+    /// `local` limit. By default, instances count themselves through the store.
     #[schemars(range(min = 1, max = 10000))]
     instances: Option<u64>,
     /// What must be true for the service to start.
@@ -57,10 +57,10 @@ pub(super) struct StoreSection {
     hash_tag: Option<String>,
     /// Whether checks of the same keys are batched while a call for them is in flight.
     #[schemars(extend("default" = true))]
-    coalesce: bool,
+    batch: bool,
     /// Whether denials are cached while they are certainly still true.
     #[schemars(extend("default" = true))]
-    remember_denials: bool,
+    cache_denials: bool,
     /// Certificates of the trusted authorities, in PEM. Needs a `rediss` URL.
     #[schemars(extend("format" = "readable-file"))]
     ca_file: Option<String>,
@@ -111,8 +111,11 @@ impl StoreSection {
     /// The memory store, and the shared store: `None` if there is none, or if it is invalid, which is
     /// reported.
     pub(super) fn build(self, section: &Section<'_>) -> (Memory, Option<SharedStore>) {
-        let memory = self.memory.build(&section.child("memory"), self.redis.is_some());
-        (memory, self.build_shared(section))
+        if self.redis.is_some() && self.memory.snapshot.is_some() {
+            let why = "needs the memory store, and with redis usage is kept there; leave one of them out";
+            section.child("memory").invalid("snapshot", why);
+        }
+        (self.memory.clone(), self.build_shared(section))
     }
 
     fn build_shared(self, section: &Section<'_>) -> Option<SharedStore> {
@@ -143,10 +146,10 @@ impl StoreSection {
         if let Some(attribute) = self.hash_tag {
             options = options.hash_tag(attribute);
         }
-        if !self.coalesce {
+        if !self.batch {
             options = options.without_batching();
         }
-        if !self.remember_denials {
+        if !self.cache_denials {
             options = options.without_denial_cache();
         }
         if let Some(pem) = self.ca_file {
@@ -212,25 +215,21 @@ pub(super) fn try_out(shared: &SharedStore, policies: &PolicySet, top: &Section<
 
 #[cfg(test)]
 mod tests {
-    use slidegate::{OnStoreError, RedisOptions};
+    use slidegate::RedisOptions;
 
-    use crate::config::tests::{error, policy, policy_error};
+    use crate::config::tests::parse_with;
     use crate::config::{Config, Outside};
 
-    const POLICY: &str = "\npolicies: [{name: p, quota: 1/1s}]\n";
-
     fn shared(keys: &str, outside: &Outside) -> super::SharedStore {
-        let text = format!("store: {{{keys}}}{POLICY}");
-        let config = Config::parse_with(&text, "slidegate.yaml", outside);
-        config.unwrap_or_else(|errors| panic!("{errors}")).shared.expect("a store is named")
+        parse_with(&format!("store: {{{keys}}}"), outside).shared.expect("a store is named")
     }
 
     /// What does not arrive is found out when Redis is in trouble.
     #[test]
     fn every_setting_of_the_store_arrives() {
         let keys = "redis: 'redis://me:hidden@10.0.0.5/2', deadline: 20ms, connect_timeout: 1s, connections: 2, \
-                    instances: 3, require: shared, keys: hashed, key_secret: s, hash_tag: tenant, coalesce: false, \
-                    remember_denials: false";
+                    instances: 3, require: shared, keys: hashed, key_secret: s, hash_tag: tenant, batch: false, \
+                    cache_denials: false";
         let store = shared(keys, &Outside::default());
         let options = RedisOptions::new("redis://me:hidden@10.0.0.5/2")
             .unwrap()
@@ -247,8 +246,7 @@ mod tests {
             (store.instances, store.requires_sharing, store.deadline.as_millis()),
             (Some(3), true, 20)
         );
-        let plain =
-            "redis: 'redis://h', require: nothing, keys: plain, coalesce: true, remember_denials: true";
+        let plain = "redis: 'redis://h', require: nothing, keys: plain, batch: true, cache_denials: true";
         let (plain, bare) =
             (shared(plain, &Outside::default()), shared("redis: redis://h", &Outside::default()));
         assert_eq!(plain, bare);
@@ -260,7 +258,7 @@ mod tests {
 
     /// A password belongs in no file: what is outside wins, and the rest of the file still counts.
     #[test]
-    fn what_is_outside_the_file_wins_over_it() {
+    fn arguments_and_variables_take_precedence_over_the_file() {
         let outside = Outside::of(&[("/store/redis", "redis://outside"), ("/store/key_secret", "outside")]);
         let store = shared("redis: redis://inside, key_secret: inside, deadline: 7ms", &outside);
         assert_eq!(
@@ -274,117 +272,5 @@ mod tests {
         let alone = |outside| Config::from_sources(None, &[], outside).unwrap().shared;
         assert_eq!(alone(&outside).map(|store| store.instances), Some(None));
         assert!(alone(&Outside::default()).is_none());
-    }
-
-    /// Each is a service that would not share, or not in time, or with nobody.
-    #[test]
-    fn each_wrong_setting_of_the_store_names_its_value_and_the_way_out() {
-        let url = "redis://h";
-        for (keys, expected) in [
-            (
-                "redis: {}".to_owned(),
-                "slidegate.yaml:1: store: invalid redis: must be a URL, for example `redis: redis://127.0.0.1:6379`",
-            ),
-            (
-                "redis: 'redis://me:hidden@h:x'".into(),
-                "slidegate.yaml:1: store: invalid redis: redis url `redis://***@h:x`: invalid port `x`: must be a number from 1 to 65535; give for example `redis://127.0.0.1:6379`",
-            ),
-            (
-                format!("redis: {url}, deadline: 0s"),
-                "slidegate.yaml:1: store: invalid deadline `0s`: must be 1ms to 1m with a unit (ms, s, m, h, d or w), for example `deadline: 50ms`",
-            ),
-            (
-                format!("redis: {url}, deadline: 50"),
-                "slidegate.yaml:1: store: invalid deadline `50`: must be 1ms to 1m with a unit (ms, s, m, h, d or w), for example `deadline: 50ms`",
-            ),
-            (
-                format!("redis: {url}, connect_timeout: 61s"),
-                "slidegate.yaml:1: store: invalid connect_timeout `61s`: must be 1ms to 1m with a unit (ms, s, m, h, d or w), for example `connect_timeout: 250ms`",
-            ),
-            (
-                format!("redis: {url}, connections: 17"),
-                "slidegate.yaml:1: store: invalid connections `17`: must be a whole number from 1 to 16, without quotes",
-            ),
-            (
-                format!("redis: {url}, instances: 0"),
-                "slidegate.yaml:1: store: invalid instances `0`: must be a whole number from 1 to 10000, without quotes",
-            ),
-            (
-                format!("redis: {url}, require: redis"),
-                "slidegate.yaml:1: store: invalid require `redis`: must be `nothing` (it starts without the store, and each policy uses its fallback) or `shared` (limits are shared: the store executes what decisions need)",
-            ),
-            (
-                format!("redis: {url}, keys: secret"),
-                "slidegate.yaml:1: store: invalid keys `secret`: must be `plain` (ids that are short and plain are part of the names of keys) or `hashed` (every id is hashed)",
-            ),
-            (
-                format!("redis: {url}, key_secret: "),
-                "slidegate.yaml:1: store: invalid key_secret: must be a text",
-            ),
-            (
-                format!("redis: {url}, hash_tag: [a]"),
-                "slidegate.yaml:1: store: invalid hash_tag (a list): must be the name of an attribute, 1 to 128 bytes without spaces, commas and brackets; write several as a list, for example `[user, path]`",
-            ),
-            (
-                format!("redis: {url}, coalesce: no"),
-                "slidegate.yaml:1: store: invalid coalesce `no`: must be `true` or `false`",
-            ),
-            (
-                format!("redis: {url}, ca_file: no/such.pem"),
-                "slidegate.yaml:1: store: invalid ca_file `no/such.pem`: cannot be read: No such file or directory (os error 2); check the path and its permissions",
-            ),
-            (
-                format!("redis: {url}, cert_file: /dev/null"),
-                "slidegate.yaml:1: store: invalid cert_file: needs key_file; give both",
-            ),
-            (
-                format!("redis: {url}, ca_file: /dev/null"),
-                "slidegate.yaml:1: store: redis has certificates but its url does not encrypt; give a url that begins with `rediss`",
-            ),
-            (
-                "deadline: 50ms".into(),
-                "slidegate.yaml:1: store: invalid deadline: needs redis; write for example `redis: redis://127.0.0.1:6379`, give `--redis` or SLIDEGATE_REDIS, or leave it out",
-            ),
-            (
-                format!("redis: {url}, dedline: 50ms"),
-                "slidegate.yaml:1: store: unknown key `dedline`: did you mean `deadline`?",
-            ),
-            (
-                "url: x".into(),
-                "slidegate.yaml:1: store: unknown key `url`: use `redis`, for example `redis: redis://127.0.0.1:6379`",
-            ),
-        ] {
-            let message = error(&format!("store: {{{keys}}}{POLICY}"));
-            assert_eq!(message, expected);
-        }
-        assert_eq!(
-            error(
-                "store: {redis: redis://h}\npolicies:\n  - name: p\n    limit: 9007199254740993\n    window: 1s\n"
-            ),
-            "slidegate.yaml:4: policy `p`: invalid limit 9007199254740993: a shared store can count at most \
-             9007199254740991"
-        );
-    }
-
-    /// What happens when Redis is away must be what was chosen, policy by policy.
-    #[test]
-    fn a_policy_says_what_it_does_while_the_store_is_away() {
-        for (keys, fallback) in [
-            ("quota: 1/1s", OnStoreError::Local),
-            ("quota: 1/1s, on_store_error: local", OnStoreError::Local),
-            ("quota: 1/1s, on_store_error: allow", OnStoreError::Allow),
-            ("quota: 1/1s, on_store_error: deny", OnStoreError::Deny),
-        ] {
-            assert_eq!(policy(keys).fallback(), fallback, "{keys}");
-        }
-        let expected = "must be `local` (count in memory meanwhile), `allow` (let every request pass) or `deny` (deny every request)";
-        assert_eq!(
-            policy_error("quota: 1/1s, on_store_error: open"),
-            format!("invalid on_store_error `open`: {expected}")
-        );
-        assert_eq!(
-            policy_error("quota: 1/1s, fail_open: true"),
-            "unknown key `fail_open`: use `on_store_error`, for example `on_store_error: local`"
-        );
     }
 }

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::ops::Deref;
+use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -44,7 +45,7 @@ impl Form {
     }
 
     /// The reason of a check in full.
-    pub(super) fn explain(&self, why: String) -> String {
+    pub(crate) fn explain(&self, why: String) -> String {
         if why.is_empty() { format!("must be {}", self.expected) } else { why }
     }
 
@@ -172,7 +173,7 @@ const BYTE_UNITS: [(&str, u64); 14] = [
 impl Text for ByteSize {
     const FORM: Form = Form::of::<Self>(
         "byte-size",
-        "1MiB to 1024TiB, as a number with a unit (KiB, MiB, GiB, TiB, kB, MB, GB or TB), for example `max_bytes: 1GiB`",
+        "1MiB to 1024TiB, as a number with a unit (KiB, MiB, GiB, TiB, kB, MB, GB or TB), for example `1GiB`",
     )
     .pattern(r"^\s*\d+\s*([kKmMgGtT]?[bB]|[kKmMgGtT]i[bB]?)?\s*$");
 
@@ -187,6 +188,17 @@ impl Text for ByteSize {
         let bytes = bytes.filter(|bytes| (1 << 20..=1 << 50).contains(bytes));
         bytes.and_then(|bytes| usize::try_from(bytes).ok()).map(Self).ok_or_else(String::new)
     }
+}
+
+/// Reads a number of bytes.
+pub(super) fn bytes<'de, N: TryFrom<usize>, D: Deserializer<'de>>(deserializer: D) -> Result<N, D::Error> {
+    let ByteSize(bytes) = parsed(deserializer)?;
+    N::try_from(bytes).map_err(|_| D::Error::custom("too many bytes"))
+}
+
+/// Reads a number of bytes of a key that may be missing.
+pub(super) fn some_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
+    bytes(deserializer).map(Some)
 }
 
 /// Bytes in the largest unit in which they are at least 1, with three digits: `1.5 GiB`.
@@ -248,6 +260,16 @@ pub(super) const ATTRIBUTE: Form = Form::new(
 )
 .pattern("^[^\\s,`\\[\\]{}]{1,128}$");
 
+/// The path of a file that is yet to be written.
+pub(super) const NEW_FILE: Form = Form::new(
+    "new-file",
+    "the path of a file, not of a directory, for example `path: /var/lib/slidegate/usage`",
+    |path| {
+        let names_file = !path.ends_with('/') && Path::new(path).file_name().is_some();
+        only_if(names_file && !path.contains('\0'), path)
+    },
+);
+
 /// An address with its port.
 pub(super) const ADDRESS: Form =
     Form::new("address", "an IP address and a port, for example `127.0.0.1:7979` or `[::]:7979`", |text| {
@@ -269,7 +291,7 @@ pub(super) fn safe_name(text: &str) -> String {
     safe.take(slidegate::Policy::MAX_NAME).collect()
 }
 
-fn is_attribute_name(text: &str) -> bool {
+pub(super) fn is_attribute_name(text: &str) -> bool {
     let is_odd =
         |c: char| c.is_whitespace() || c.is_control() || matches!(c, ',' | '`' | '[' | ']' | '{' | '}');
     (1..=crate::limits::MAX_NAME).contains(&text.len()) && !text.contains(is_odd)

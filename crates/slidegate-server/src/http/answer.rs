@@ -1,10 +1,6 @@
 //! Decisions as JSON: the strictest one, its explanation, and those of all policies.
-//!
-//! Every decision is encoded, so this is written by hand into one buffer. A test compares responses
-//! of every kind with `openapi.json`.
 
-use std::ops::Range;
-
+use serde::{Serialize, Serializer};
 use slidegate::headers::Problem;
 use slidegate::{
     Decision, Decisions, HoldStatus, PolicyDecision, Reason, Request, Settlement, Ticket, millis_ceil,
@@ -12,64 +8,48 @@ use slidegate::{
 
 use crate::app::explanation;
 use crate::app::ticket_change::Changed;
-use crate::problem;
-
-/// The start of a member that others precede: one piece of text, as every response has some thirty.
-macro_rules! member {
-    ($name:literal) => {
-        concat!(",\"", $name, "\":")
-    };
-}
-
-/// The start of an object and of its first member.
-macro_rules! object {
-    ($name:literal) => {
-        concat!("{\"", $name, "\":")
-    };
-}
+use crate::problem::json;
 
 /// The body for one request.
 pub(super) fn one(decisions: &Decisions<'_>) -> Vec<u8> {
-    let mut json = Json(String::with_capacity(problem::USUAL));
-    json.answer(decisions, None);
-    json.0.into_bytes()
+    json(&Answer::new(decisions))
 }
 
 /// The body for a batch, which may be written in parts.
 #[derive(Default)]
 pub(super) struct Batch {
-    json: Json,
+    json: Vec<u8>,
     has_begun: bool,
 }
 
 impl Batch {
     /// Adds the decisions of the next request.
     pub(super) fn push(&mut self, decisions: &Decisions<'_>) {
-        self.begin(",");
-        self.json.answer(decisions, None);
+        self.begin(b",");
+        serde_json::to_writer(&mut self.json, &Answer::new(decisions)).expect("an answer has a JSON form");
     }
 
     /// The length of the part that is being written.
     pub(super) fn len(&self) -> usize {
-        self.json.0.len()
+        self.json.len()
     }
 
     /// Ends a part, which others follow.
     pub(super) fn take_part(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.json.0).into_bytes()
+        std::mem::take(&mut self.json)
     }
 
     /// The last part.
     pub(super) fn end(mut self) -> Vec<u8> {
-        self.begin("");
-        self.json.0.push_str("]}");
-        self.json.0.into_bytes()
+        self.begin(b"");
+        self.json.extend(b"]}");
+        self.json
     }
 
     /// Begins the list, or writes this between two of its members.
-    fn begin(&mut self, separator: &str) {
+    fn begin(&mut self, separator: &[u8]) {
         let is_first = !std::mem::replace(&mut self.has_begun, true);
-        self.json.0.push_str(if is_first { r#"{"decisions":["# } else { separator });
+        self.json.extend(if is_first { br#"{"decisions":["# } else { separator });
     }
 }
 
@@ -103,278 +83,255 @@ pub(super) fn reserved(
     asked: &Asked<'_>,
     ticket: Option<(&Ticket, &str)>,
 ) -> Vec<u8> {
-    let mut json = Json(String::with_capacity(problem::USUAL));
-    json.answer(decisions, asked.hint(decisions));
-    json.0.pop();
-    if let Some((ticket, text)) = ticket {
-        json.ticket(ticket, text);
-    }
-    if let Some(denying) = decisions.strictest().filter(|one| one.reason() == Some(Reason::OverLimit)) {
-        let cost = asked.cost(&denying);
-        json.number(member!("requested"), cost);
-        json.flag(member!("fits_without_holds"), denying.used().saturating_add(cost) <= denying.limit());
-    }
-    json.0.push('}');
-    json.0.into_bytes()
+    let mut answer = Answer::new(decisions);
+    answer.why.extend(asked.hint(decisions));
+    answer.ticket = ticket.map(|(ticket, text)| TicketMembers::new(ticket, text.to_owned()));
+    let denying = decisions.strictest().filter(|one| one.reason() == Some(Reason::OverLimit));
+    answer.over_limit = denying.map(|one| {
+        let requested = asked.cost(&one);
+        let fits_without_holds = one.used().saturating_add(requested) <= one.limit();
+        OverLimit { requested, fits_without_holds }
+    });
+    json(&answer)
 }
 
 /// The body for a change of a reservation. One that `goes_on` has a newer ticket.
 pub(super) fn settlement(settlement: &Settlement, goes_on: bool) -> Vec<u8> {
-    let mut json = Json(String::with_capacity(problem::USUAL));
-    json.settlement(settlement, goes_on);
-    json.0.into_bytes()
+    json(&ChangeAnswer::new(settlement, goes_on))
 }
 
 /// The body for a change that is made once the store replies.
 pub(super) fn queued() -> Vec<u8> {
-    let mut json = Json(String::new());
-    json.queued();
-    json.0.into_bytes()
+    json(&ChangeAnswer::queued())
 }
 
 /// The body for extensions of several.
 pub(super) fn settlements(extended: &[Changed]) -> Vec<u8> {
-    let mut json = Json(r#"{"reservations":["#.to_owned());
-    for (at, one) in extended.iter().enumerate() {
-        if at > 0 {
-            json.0.push(',');
-        }
-        match one {
-            Changed::Now(settlement) => json.settlement(settlement, true),
-            Changed::Later => json.queued(),
-        }
+    #[derive(Serialize)]
+    struct Extended<'a> {
+        reservations: Vec<ChangeAnswer<'a>>,
     }
-    json.0.push_str("]}");
-    json.0.into_bytes()
+    let reservations = extended.iter().map(|one| match one {
+        Changed::Now(settlement) => ChangeAnswer::new(settlement, true),
+        Changed::Later => ChangeAnswer::queued(),
+    });
+    json(&Extended { reservations: reservations.collect() })
 }
 
-/// JSON being written.
-#[derive(Default)]
-struct Json(String);
+/// The decisions of a request. The first members are those of the strictest one, or `null` without
+/// one.
+#[derive(Serialize)]
+struct Answer<'a> {
+    allowed: bool,
+    policy: Option<&'a str>,
+    key: Option<String>,
+    why: String,
+    limit: Option<u64>,
+    #[serde(flatten)]
+    outcome: Outcome<'a>,
+    #[serde(serialize_with = "policies")]
+    policies: &'a Decisions<'a>,
+    #[serde(flatten)]
+    problem: Option<ProblemMembers<'a>>,
+    #[serde(flatten)]
+    ticket: Option<TicketMembers>,
+    #[serde(flatten)]
+    over_limit: Option<OverLimit>,
+}
 
-impl Json {
-    /// The first members are those of the strictest decision, or `null` without one.
-    fn answer(&mut self, decisions: &Decisions<'_>, hint: Option<String>) {
+/// The decision of one policy. `enforced` is false for a shadow policy.
+#[derive(Serialize)]
+struct PolicyAnswer<'a> {
+    policy: &'a str,
+    key: String,
+    allowed: bool,
+    enforced: bool,
+    limit: u64,
+    window_ms: u64,
+    #[serde(flatten)]
+    outcome: Outcome<'a>,
+}
+
+/// The numbers, the source, and the reason of a denial.
+#[derive(Default, Serialize)]
+struct Outcome<'a> {
+    #[serde(flatten)]
+    usage: Usage,
+    source: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    block: Option<BlockMembers<'a>>,
+}
+
+#[derive(Serialize)]
+struct BlockMembers<'a> {
+    until: Option<String>,
+    by: Option<&'a str>,
+}
+
+/// The numbers of a key.
+#[derive(Default, Serialize)]
+struct Usage {
+    used: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    held: Option<u64>,
+    remaining: Option<u64>,
+    cost: Option<u64>,
+    retry_after_ms: Option<u64>,
+    reset_after_ms: Option<u64>,
+}
+
+/// A problem (RFC 9457), beside what is said of a decision anyway.
+#[derive(Serialize)]
+struct ProblemMembers<'a> {
+    r#type: &'static str,
+    title: &'static str,
+    status: u16,
+    detail: String,
+    #[serde(rename = "violated-policies")]
+    violated_policies: Vec<&'a str>,
+}
+
+#[derive(Serialize)]
+struct TicketMembers {
+    ticket: String,
+    until_ms: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct OverLimit {
+    requested: u64,
+    fits_without_holds: bool,
+}
+
+/// What a change of a reservation came to.
+#[derive(Default, Serialize)]
+struct ChangeAnswer<'a> {
+    outcome: &'static str,
+    policies: Vec<SettledPolicy<'a>>,
+    #[serde(flatten)]
+    ticket: Option<TicketMembers>,
+    #[serde(flatten)]
+    problem: Option<ProblemMembers<'a>>,
+}
+
+#[derive(Serialize)]
+struct SettledPolicy<'a> {
+    policy: &'a str,
+    status: &'static str,
+    limit: u64,
+    #[serde(flatten)]
+    usage: Usage,
+}
+
+impl<'a> Answer<'a> {
+    fn new(decisions: &'a Decisions<'a>) -> Self {
         let strictest = decisions.strictest();
-        let key = strictest.as_ref().map(|one| one.key().to_string());
-        self.flag(object!("allowed"), decisions.is_allowed());
-        let (mut names, mut outcome) = (0..0, 0..0);
-        match (&strictest, &key) {
-            (Some(one), Some(key)) => {
-                let comma = self.0.len();
-                self.text(member!("policy"), one.policy().name());
-                self.text(member!("key"), key);
-                names = comma + 1..self.0.len();
-                self.explained(one, key, hint);
-                self.number(member!("limit"), one.limit());
-                outcome = self.outcome(one);
-            }
-            _ => {
-                self.null(member!("policy"));
-                self.null(member!("key"));
-                self.text(member!("why"), explanation::NOTHING);
-                self.null(member!("limit"));
-                self.null(member!("used"));
-                self.null(member!("remaining"));
-                self.null(member!("cost"));
-                self.number(member!("retry_after_ms"), 0);
-                self.null(member!("reset_after_ms"));
-                self.null(member!("source"));
-            }
-        }
-        self.0.push_str(concat!(member!("policies"), "["));
-        for (at, one) in decisions.iter().enumerate() {
-            if at > 0 {
-                self.0.push(',');
-            }
-            // Most requests have one policy, whose names and outcome are already text.
-            if strictest.is_some_and(|strictest| strictest.position() == one.position()) {
-                self.0.push('{');
-                self.0.extend_from_within(names.clone());
-                self.terms(&one);
-                self.0.extend_from_within(outcome.clone());
-            } else {
-                self.text(object!("policy"), one.policy().name());
-                self.text(member!("key"), &one.key().to_string());
-                self.terms(&one);
-                self.outcome(&one);
-            }
-            self.0.push('}');
-        }
-        self.0.push(']');
-        if let Some(problem) = Problem::of(decisions) {
-            self.text(member!("type"), problem.type_uri);
-            self.text(member!("title"), problem.title);
-            self.number(member!("status"), u64::from(problem.status));
-            self.text(member!("detail"), &problem.detail);
-            self.texts(member!("violated-policies"), problem.violated_policies);
-        }
-        self.0.push('}');
-    }
-
-    /// What one policy's decision is about, after its names. `enforced` is false for a shadow
-    /// policy.
-    fn terms(&mut self, one: &PolicyDecision<'_>) {
-        self.flag(member!("allowed"), one.is_allowed());
-        self.flag(member!("enforced"), one.policy().is_enforced());
-        self.number(member!("limit"), one.limit());
-        self.number(member!("window_ms"), millis_ceil(one.quota().window()));
-    }
-
-    /// Explains a decision on the key with this text.
-    fn explained(&mut self, one: &PolicyDecision<'_>, key: &str, hint: Option<String>) {
-        self.0.push_str(concat!(member!("why"), "\""));
-        let start = self.0.len();
-        explanation::write(&mut self.0, one, key);
-        self.0.extend(hint);
-        if is_plain(&self.0[start..]) {
-            self.0.push('"');
-        } else {
-            let why = self.0.split_off(start);
-            self.0.pop();
-            self.string(&why);
-        }
-    }
-
-    fn ticket(&mut self, ticket: &Ticket, text: &str) {
-        self.text(member!("ticket"), text);
-        self.number(member!("until_ms"), ticket.until().map(|until| until.as_micros() / 1000));
-    }
-
-    fn queued(&mut self) {
-        self.text(object!("outcome"), Changed::QUEUED);
-        self.0.push_str(concat!(member!("policies"), "[]}"));
-    }
-
-    fn settlement(&mut self, settlement: &Settlement, goes_on: bool) {
-        self.text(object!("outcome"), settlement.status().name());
-        self.0.push_str(concat!(member!("policies"), "["));
-        for (at, one) in settlement.iter().enumerate() {
-            if at > 0 {
-                self.0.push(',');
-            }
-            self.text(object!("policy"), one.policy());
-            self.text(member!("status"), one.status().name());
-            self.number(member!("limit"), one.limit());
-            self.usage(one.decision());
-            self.0.push('}');
-        }
-        self.0.push(']');
-        if goes_on {
-            let ticket = settlement.ticket();
-            self.ticket(ticket, &ticket.to_string());
-        }
-        if settlement.status() == HoldStatus::Denied {
-            let denying =
-                settlement.iter().filter(|one| one.status() == HoldStatus::Denied && one.is_denied());
-            let denying: Vec<_> = denying.map(|one| one.policy()).collect();
-            let names: Vec<_> = denying.iter().map(|name| format!("`{name}`")).collect();
-            self.text(member!("type"), "https://iana.org/assignments/http-problem-types#quota-exceeded");
-            self.text(member!("title"), "Request cannot be satisfied as assigned quota has been exceeded");
-            self.number(member!("status"), 429);
-            let names = names.join(", ");
-            self.text(
-                member!("detail"),
-                &format!("The extension does not fit under {names}. The reservation stays as it was."),
-            );
-            self.texts(member!("violated-policies"), denying);
-        }
-        self.0.push('}');
-    }
-
-    /// The numbers of a key.
-    fn usage(&mut self, one: &Decision) {
-        self.number(member!("used"), one.used());
-        if one.held() > 0 {
-            self.number(member!("held"), one.held());
-        }
-        self.number(member!("remaining"), one.remaining());
-        self.number(member!("cost"), one.cost());
-        self.number(member!("retry_after_ms"), one.retry_after().map(millis_ceil));
-        self.number(member!("reset_after_ms"), millis_ceil(one.reset_after()));
-    }
-
-    /// The numbers, the source, and the reason of a denial. Returns where they are.
-    fn outcome(&mut self, one: &PolicyDecision<'_>) -> Range<usize> {
-        let start = self.0.len();
-        self.usage(one);
-        self.text(member!("source"), one.source().name());
-        if let Some(reason) = one.reason() {
-            self.text(member!("reason"), reason.name());
-        }
-        if let Some(block) = one.block() {
-            self.0.push_str(member!("block"));
-            self.text_or_null(object!("until"), block.ends_at().map(explanation::time).as_deref());
-            self.text_or_null(member!("by"), block.blocked_by());
-            self.0.push('}');
-        }
-        start..self.0.len()
-    }
-
-    // Inlined, as are its callers, because the starts of members are constants.
-    #[inline(always)]
-    fn text(&mut self, start: &str, text: &str) {
-        self.0.push_str(start);
-        self.string(text);
-    }
-
-    fn text_or_null(&mut self, start: &str, text: Option<&str>) {
-        match text {
-            Some(text) => self.text(start, text),
-            None => self.null(start),
-        }
-    }
-
-    fn texts<'t>(&mut self, start: &str, texts: impl IntoIterator<Item = &'t str>) {
-        self.0.push_str(start);
-        self.0.push('[');
-        for (at, text) in texts.into_iter().enumerate() {
-            if at > 0 {
-                self.0.push(',');
-            }
-            self.string(text);
-        }
-        self.0.push(']');
-    }
-
-    /// `null` for `None`.
-    #[inline(always)]
-    fn number(&mut self, start: &str, number: impl Into<Option<u64>>) {
-        match number.into() {
-            Some(number) => {
-                self.0.push_str(start);
-                self.0.push_str(itoa::Buffer::new().format(number));
-            }
-            None => self.null(start),
-        }
-    }
-
-    #[inline(always)]
-    fn null(&mut self, start: &str) {
-        self.0.push_str(start);
-        self.0.push_str("null");
-    }
-
-    #[inline(always)]
-    fn flag(&mut self, start: &str, flag: bool) {
-        self.0.push_str(start);
-        self.0.push_str(if flag { "true" } else { "false" });
-    }
-
-    fn string(&mut self, text: &str) {
-        if is_plain(text) {
-            self.0.push('"');
-            self.0.push_str(text);
-            self.0.push('"');
-        } else {
-            self.0.push_str(&serde_json::to_string(text).expect("a text has a JSON form"));
+        let nothing =
+            || Outcome { usage: Usage { retry_after_ms: Some(0), ..Usage::default() }, ..Outcome::default() };
+        Self {
+            allowed: decisions.is_allowed(),
+            policy: strictest.map(|one| one.policy().name()),
+            key: strictest.map(|one| one.key().to_string()),
+            why: strictest.map_or_else(|| explanation::NOTHING.to_owned(), |one| explanation::one(&one)),
+            limit: strictest.map(|one| one.limit()),
+            outcome: strictest.map_or_else(nothing, Outcome::new),
+            policies: decisions,
+            problem: Problem::of(decisions).map(|problem| ProblemMembers {
+                r#type: problem.type_uri,
+                title: problem.title,
+                status: problem.status,
+                detail: problem.detail,
+                violated_policies: problem.violated_policies,
+            }),
+            ticket: None,
+            over_limit: None,
         }
     }
 }
 
-/// Whether a text needs no escaping.
-fn is_plain(text: &str) -> bool {
-    // Without a branch per byte, this compiles to vector instructions.
-    let is_plain = |plain, byte: u8| plain & (byte >= b' ') & (byte != b'"') & (byte != b'\\');
-    text.bytes().fold(true, is_plain)
+impl<'a> Outcome<'a> {
+    fn new(one: PolicyDecision<'a>) -> Self {
+        let block = one.block();
+        Self {
+            usage: Usage::new(&one),
+            source: Some(one.source().name()),
+            reason: one.reason().map(Reason::name),
+            block: block.map(|block| BlockMembers {
+                until: block.ends_at().map(explanation::time),
+                by: block.blocked_by(),
+            }),
+        }
+    }
+}
+
+impl Usage {
+    fn new(one: &Decision) -> Self {
+        Self {
+            used: Some(one.used()),
+            held: Some(one.held()).filter(|held| *held > 0),
+            remaining: Some(one.remaining()),
+            cost: Some(one.cost()),
+            retry_after_ms: one.retry_after().map(millis_ceil),
+            reset_after_ms: Some(millis_ceil(one.reset_after())),
+        }
+    }
+}
+
+impl TicketMembers {
+    fn new(ticket: &Ticket, text: String) -> Self {
+        Self { ticket: text, until_ms: ticket.until().map(|until| until.as_micros() / 1000) }
+    }
+}
+
+impl<'a> ChangeAnswer<'a> {
+    fn queued() -> Self {
+        Self { outcome: Changed::QUEUED, ..Self::default() }
+    }
+
+    fn new(settlement: &'a Settlement, goes_on: bool) -> Self {
+        let policies = settlement.iter().map(|one| SettledPolicy {
+            policy: one.policy(),
+            status: one.status().name(),
+            limit: one.limit(),
+            usage: Usage::new(one.decision()),
+        });
+        let ticket = settlement.ticket();
+        let is_denied = settlement.status() == HoldStatus::Denied;
+        Self {
+            outcome: settlement.status().name(),
+            policies: policies.collect(),
+            ticket: goes_on.then(|| TicketMembers::new(ticket, ticket.to_string())),
+            problem: is_denied.then(|| ProblemMembers::of_extension(settlement)),
+        }
+    }
+}
+
+impl<'a> ProblemMembers<'a> {
+    /// The problem of an extension that does not fit.
+    fn of_extension(settlement: &'a Settlement) -> Self {
+        let denying = settlement.iter().filter(|one| one.status() == HoldStatus::Denied && one.is_denied());
+        let denying: Vec<_> = denying.map(|one| one.policy()).collect();
+        let names = denying.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+        Self {
+            r#type: "https://iana.org/assignments/http-problem-types#quota-exceeded",
+            title: "Request cannot be satisfied as assigned quota has been exceeded",
+            status: 429,
+            detail: format!("The extension does not fit under {names}. The reservation stays as it was."),
+            violated_policies: denying,
+        }
+    }
+}
+
+fn policies<S: Serializer>(decisions: &Decisions<'_>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(decisions.iter().map(|one| PolicyAnswer {
+        policy: one.policy().name(),
+        key: one.key().to_string(),
+        allowed: one.is_allowed(),
+        enforced: one.policy().is_enforced(),
+        limit: one.limit(),
+        window_ms: millis_ceil(one.quota().window()),
+        outcome: Outcome::new(one),
+    }))
 }

@@ -320,9 +320,9 @@ fn validate_prints_the_store_and_each_fallback() {
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let output = text(&output.stdout);
     for words in [
-        "While redis is away, each instance counts by itself, up to 2 per 1h.\n",
-        "While redis is away, it lets everything pass.\n",
-        "While redis is away, it denies everything.\n",
+        "While Redis is unreachable, each instance counts by itself, up to 2 per 1h.\n",
+        "While Redis is unreachable, it allows everything.\n",
+        "While Redis is unreachable, it denies everything.\n",
         "Limits are shared in redis://10.0.0.5:6379 by 2 instances, each with its share of the limit while Redis is unavailable. A decision takes at most 20 ms.\n",
     ] {
         assert!(output.contains(words), "{words} is not in {output}");

@@ -426,8 +426,9 @@ fn a_limit_in_flight_is_validated_explained_and_changed_while_it_is_in_use() {
     let file = folder.file("slidegate.yaml", CHAT);
     let validated = text(&run(&["validate", &file]).stdout);
     assert!(
-        validated
-            .contains("limited to 4 in flight for each user (given back, or after 30s without a heartbeat)"),
+        validated.contains(
+            "limited to 4 in flight for each user (released when settled, or 30s after the last heartbeat)"
+        ),
         "{validated}"
     );
     assert!(
@@ -435,7 +436,7 @@ fn a_limit_in_flight_is_validated_explained_and_changed_while_it_is_in_use() {
         "{validated}"
     );
     let explained = text(&run(&["explain", "--config", &file, "user=alice"]).stdout);
-    let line = "streams: applies to key `alice`: 4 in flight (lease 30s); each request counts as 1; only reservations take it, other requests ask";
+    let line = "streams: applies to key `alice`: 4 in flight (lease 30s); each request counts as 1; only reservations count, other requests only check";
     assert!(explained.lines().any(|found| found == line), "{explained}");
 
     let server = Server::start(&["--config", &file]);

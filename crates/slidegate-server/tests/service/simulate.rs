@@ -75,7 +75,10 @@ fn errors_name_the_option_and_the_way_out() {
     );
     let folder = TempDir::new("simulate-error");
     let missing = folder.path().join("no/such.log").display().to_string();
-    assert_eq!(error(&["--write", &missing]), format!("{missing}: No such file or directory (os error 2)\n"));
+    assert_eq!(
+        error(&["--write", &missing]),
+        format!("cannot write {missing}: No such file or directory (os error 2)\n")
+    );
 }
 
 /// A script that tries out policies must not take figures for an answer that say nothing.
