@@ -83,7 +83,8 @@ impl Stepping {
         let window = self.window_us();
         self.small_us()
             + match self.quota.algorithm() {
-                Algorithm::SlidingLog => window + step_us(&self.quota) - 1,
+                // A coarse log knows how far its newest stamp is ahead as a power of two.
+                Algorithm::SlidingLog => window + step_us(&self.quota).next_power_of_two() - 1,
                 // What was charged in a window weighs until the end of the next.
                 Algorithm::SlidingWindow => 2 * window,
                 Algorithm::FixedWindow => window,
