@@ -10,8 +10,7 @@ use super::MAX_DRAIN_DELAY;
 use super::admin;
 use super::errors::ConfigErrors;
 use super::resp::Password;
-use super::schema::defaults_in;
-use super::store::read_file;
+use super::store::read_line;
 use super::traces::{ENDPOINT, endpoint};
 use super::values::{ADDRESS, ByteSize, Form, NEW_FILE, Text, only_if};
 
@@ -147,33 +146,6 @@ impl Outside {
             ),
         ))
     }
-
-    #[cfg(test)]
-    pub(super) fn of(settings: &[(&'static str, &str)]) -> Self {
-        let settings = settings.iter().map(|(path, text)| (*path, Json::from(*text)));
-        Self { settings: settings.collect(), ..Self::default() }
-    }
-
-    /// Puts these values into the checked JSON of a file.
-    pub(super) fn apply(&self, file: &mut Json, schema: &Json) {
-        for (path, value) in &self.settings {
-            let (section, key) = path.rsplit_once('/').expect("a path has a section");
-            // Only an address, a URL or a path adds a section; the others need an existing one.
-            let creates = matches!(key, "redis" | "endpoint" | "path") || *path == "/resp/listen";
-            if file.pointer(section).is_none() && creates {
-                let parts: Vec<_> = section.split('/').skip(1).collect();
-                let schema = parts.iter().fold(schema, |schema, part| &schema["properties"][part]);
-                let parent = parts.iter().fold(&mut *file, |parent, part| &mut parent[part]);
-                *parent = defaults_in(schema).into();
-            }
-            if let Some(section) = file.pointer_mut(section) {
-                section[key] = value.clone();
-            }
-        }
-        if let Some(tokens) = file.pointer_mut("/admin/tokens").and_then(Json::as_array_mut) {
-            tokens.extend(self.tokens.iter().cloned());
-        }
-    }
 }
 
 /// A variable of the environment. An empty one counts as unset.
@@ -212,13 +184,10 @@ fn secret(
     if value.is_some() {
         return Err(ConfigErrors::one(source, format_args!("conflicts with {name}; keep one")));
     }
-    let text = read_file(&path).map_err(|why| ConfigErrors::one(&source, format_args!("`{path}` {why}")))?;
-    // Editors end a file with a line end.
-    match text.trim_end_matches(['\r', '\n']) {
-        "" => {
-            Err(ConfigErrors::one(source, format_args!("`{path}` is empty; put the value of {name} in it")))
-        }
-        text => Ok(Some(text.to_owned())),
+    let invalid = |why: String| ConfigErrors::one(&source, format_args!("`{path}` {why}"));
+    match read_line(&path).map_err(invalid)? {
+        text if text.is_empty() => Err(invalid(format!("is empty; put the value of {name} in it"))),
+        text => Ok(Some(text)),
     }
 }
 

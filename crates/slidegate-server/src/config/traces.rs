@@ -11,7 +11,7 @@ use serde::Deserialize;
 use slidegate::Secret;
 use slidegate_envoy::yaml::Shown;
 
-use super::check::Section;
+use super::section::Section;
 use super::values::{Form, Parsed, Text, only_if};
 
 /// The path of traces after a collector's URL, as the OTLP standard has it.
