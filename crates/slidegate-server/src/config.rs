@@ -62,7 +62,7 @@ pub(crate) use schema::published as published_schema;
 pub(crate) use slidegate_envoy::yaml::one_line;
 pub(crate) use store::SharedStore;
 pub(crate) use traces::Traces;
-pub(crate) use values::{ByteSize, Lease, Parsed, Span, Text, Window, format_bytes, is_name};
+pub(crate) use values::{ByteSize, Lease, Parsed, Span, Text, Window, address, format_bytes, is_name};
 pub(crate) use words::{Counted, counted_name, describe, quota_text};
 
 /// The longest drain delay.
@@ -336,7 +336,7 @@ policies:
                         let mut pairs = input.lines().filter_map(|line| line.split_once('='));
                         Ok(pairs.find(|(known, _)| *known == name).map(|(_, value)| value.to_owned()))
                     };
-                    let outside = Outside::read_by(Arguments::default(), value);
+                    let outside = Outside::read_by(&Arguments::default(), value);
                     let config = outside.and_then(|outside| Config::from_sources(None, &[], &outside));
                     config.unwrap_err().to_string()
                 }

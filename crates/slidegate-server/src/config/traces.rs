@@ -100,7 +100,7 @@ mod tests {
     fn outside(variables: &[(&str, &str)]) -> Result<Outside, ConfigErrors> {
         let value = |name: &str| variables.iter().find(|(known, _)| *known == name);
         let variable = |name: &str| Ok(value(name).map(|(_, value)| (*value).to_owned()));
-        Outside::read_by(Arguments::default(), variable)
+        Outside::read_by(&Arguments::default(), variable)
     }
 
     fn read(text: &str, variables: &[(&str, &str)]) -> Option<Traces> {
