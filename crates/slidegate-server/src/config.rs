@@ -149,7 +149,7 @@ impl Config {
 pub(crate) mod tests {
     use std::path::Path;
 
-    use slidegate::{MemoryStore, Policy};
+    use slidegate::Policy;
 
     use super::load::MAX_FILE_BYTES;
     use super::*;
@@ -214,16 +214,6 @@ policies:
     limit: 5
     window: 1m
 ";
-
-    /// It is the first thing that anyone writes.
-    #[test]
-    fn the_first_configuration_loads() {
-        let config = Config::parse(FIRST, "slidegate.yaml").unwrap();
-        assert_eq!(described(&config).len(), 2);
-        assert_eq!(config.listen.to_string(), "127.0.0.1:7979");
-        assert_eq!((config.memory.max_keys, config.memory.max_bytes), (None, None));
-        assert_eq!(config.memory.builder().build().stats().max_keys, MemoryStore::DEFAULT_MAX_KEYS);
-    }
 
     const EXAMPLE: &str = include_str!("../../../docs/slidegate.example.yaml");
 
