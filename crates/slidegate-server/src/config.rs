@@ -27,6 +27,7 @@ mod check;
 mod errors;
 mod foreign;
 mod schema;
+mod section;
 mod values;
 pub(crate) mod yaml;
 
@@ -62,7 +63,7 @@ pub(crate) use resp::{Password, Resp};
 pub(crate) use schema::published as published_schema;
 pub(crate) use store::SharedStore;
 pub(crate) use traces::Traces;
-pub(crate) use values::{ByteSize, Lease, Parsed, Span, Text, Window, format_bytes, is_name};
+pub(crate) use values::{ByteSize, Lease, Parsed, Span, Text, Window, address, format_bytes, is_name};
 pub(crate) use words::{Counted, counted_name, describe, quota_text};
 pub(crate) use yaml::one_line;
 
@@ -150,7 +151,7 @@ impl Config {
 pub(crate) mod tests {
     use std::path::Path;
 
-    use slidegate::{MemoryStore, Policy};
+    use slidegate::Policy;
 
     use super::load::MAX_FILE_BYTES;
     use super::*;
@@ -168,6 +169,12 @@ pub(crate) mod tests {
     pub(crate) fn parse_with(sections: &str, outside: &Outside) -> Config {
         let text = format!("{sections}\npolicies: [{{name: p, quota: 1/1s}}]\n");
         Config::parse_with(&text, "slidegate.yaml", outside).unwrap_or_else(|errors| panic!("{errors}"))
+    }
+
+    /// Settings of the environment.
+    pub(crate) fn outside(settings: &[(&'static str, &str)]) -> Outside {
+        let settings = settings.iter().map(|(path, text)| (*path, (*text).into())).collect();
+        Outside { settings, ..Outside::default() }
     }
 
     /// Every line about a text that is not a configuration.
@@ -209,24 +216,6 @@ policies:
     limit: 5
     window: 1m
 ";
-
-    /// It is the first thing that anyone writes.
-    #[test]
-    fn the_first_configuration_loads() {
-        let config = Config::parse(FIRST, "slidegate.yaml").unwrap();
-        assert_eq!(
-            described(&config),
-            [
-                "per-user: requests are limited to 100 per 1m for each user (exact sliding log). Denies. A key takes \
-                 about 617 bytes at most.",
-                "login-per-ip: requests whose path is `/login` are limited to 5 per 1m for each ip (exact sliding log). \
-                 Denies. A key takes about 153 bytes at most."
-            ]
-        );
-        assert_eq!(config.listen.to_string(), "127.0.0.1:7979");
-        assert_eq!((config.memory.max_keys, config.memory.max_bytes), (None, None));
-        assert_eq!(config.memory.builder().build().stats().max_keys, MemoryStore::DEFAULT_MAX_KEYS);
-    }
 
     const EXAMPLE: &str = include_str!("../../../docs/slidegate.example.yaml");
 
@@ -331,7 +320,7 @@ policies:
                 "section" => file(&format!("{input}policies: [{{name: p, quota: 1/1s}}]\n")),
                 "policy" => file(&file_of(line)),
                 "flag" => {
-                    let texts = [line.to_owned()];
+                    let texts: Vec<_> = line.split('\n').map(str::to_owned).collect();
                     Config::from_sources(None, &texts, &Outside::default()).unwrap_err().to_string()
                 }
                 "variables" => {
@@ -339,7 +328,7 @@ policies:
                         let mut pairs = input.lines().filter_map(|line| line.split_once('='));
                         Ok(pairs.find(|(known, _)| *known == name).map(|(_, value)| value.to_owned()))
                     };
-                    let outside = Outside::read_by(Arguments::default(), value);
+                    let outside = Outside::read_by(&Arguments::default(), value);
                     let config = outside.and_then(|outside| Config::from_sources(None, &[], &outside));
                     config.unwrap_err().to_string()
                 }

@@ -16,9 +16,8 @@ use serde_json::Value;
 
 use super::failure::{Failure, fail};
 use super::sources::PolicyArgs;
-use super::values::address;
 use super::{client, output};
-use crate::config;
+use crate::config::{self, address};
 use crate::envoy::Settings;
 use crate::http_client;
 

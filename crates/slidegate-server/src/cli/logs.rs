@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+use jiff::fmt::temporal::DateTimeParser;
 use jiff::tz::TimeZone;
 use slidegate::client_addr::ClientAddr;
 use slidegate_replay::{Entries, LogFormat, LogOptions, LogReader};
@@ -133,26 +134,31 @@ fn format(text: &str) -> Result<String, String> {
 }
 
 fn zone(text: &str) -> Result<TimeZone, String> {
-    let offset = || {
-        let (sign, rest) = text.split_at_checked(1)?;
-        let (hours, minutes) = rest.split_once(':').unwrap_or((rest, "0"));
-        let (hours, minutes): (i32, i32) = (hours.parse().ok()?, minutes.parse().ok()?);
-        let seconds = (hours * 60 + minutes) * 60;
-        let is_valid = matches!(sign, "+" | "-") && (0..24).contains(&hours) && (0..60).contains(&minutes);
-        let east = if sign == "-" { -seconds } else { seconds };
-        jiff::tz::Offset::from_seconds(east).ok().filter(|_| is_valid).map(TimeZone::fixed)
-    };
-    match text {
-        "UTC" | "Z" => Ok(TimeZone::UTC),
-        _ => offset().or_else(|| TimeZone::get(text).ok()).ok_or_else(|| {
-            "must be `UTC`, an offset such as `+02:00`, or a name such as `Europe/Berlin` (from the system's zones, \
-             package tzdata)"
-                .to_owned()
-        }),
-    }
+    let zone = if text == "Z" { Ok(TimeZone::UTC) } else { DateTimeParser::new().parse_time_zone(text) };
+    zone.map_err(|_| {
+        "must be `UTC`, an offset such as `+02:00`, or a name such as `Europe/Berlin` (from the system's zones, \
+         package tzdata)"
+            .to_owned()
+    })
 }
 
 fn threads(text: &str) -> Result<usize, String> {
     let threads = text.parse().ok().filter(|threads| (1..=256).contains(threads));
     threads.ok_or_else(|| "must be a whole number from 1 to 256".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A log read in another zone than it was written in counts in other windows.
+    #[test]
+    fn zones_are_names_or_offsets() {
+        let hour = |text: &str| {
+            let zone = zone(text).unwrap();
+            zone.to_offset(jiff::Timestamp::UNIX_EPOCH).seconds()
+        };
+        assert_eq!(["UTC", "Z", "+02:00", "-05:30", "+02"].map(hour), [0, 0, 7200, -19_800, 7200]);
+        assert!(zone("Mars").is_err() && zone("+99:00").is_err() && zone("").is_err());
+    }
 }

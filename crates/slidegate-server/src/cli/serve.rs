@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::iter::once;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +17,6 @@ use super::output;
 use super::reload::{self, Triggers};
 use super::snapshots;
 use super::sources::{EnvoyArgs, PolicyArgs};
-use super::values::address;
 use crate::admin::{self, Admin};
 use crate::app::App;
 use crate::app::store::Seen;
@@ -44,36 +42,8 @@ pub(super) struct ServeArgs {
     policies: PolicyArgs,
     #[command(flatten)]
     pub(super) envoy: EnvoyArgs,
-    /// HTTP address; overrides the config file and the variable `SLIDEGATE_LISTEN`
-    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
-    listen: Option<SocketAddr>,
-    /// Address of Envoy's gRPC rate-limit service; overrides the config file [default: disabled]
-    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
-    grpc: Option<SocketAddr>,
-    /// Shared Redis store, such as `redis://127.0.0.1:6379`; overrides the config file
-    ///
-    /// Also `redis+cluster://A:6379,B:6379` and `redis+sentinel://A,B/MASTER`; `rediss` for TLS.
-    /// Use the variable `SLIDEGATE_REDIS` to keep a password out of the process list.
-    #[arg(long, value_name = "URL")]
-    redis: Option<String>,
-    /// Address for Redis clients, such as `127.0.0.1:6380`; overrides the config file [default:
-    /// disabled]
-    ///
-    /// Speaks RESP2 and RESP3: `RL.CHECK`, and the commands of redis-cell and throttlecrab. The
-    /// variable `SLIDEGATE_RESP_PASSWORD` sets the password.
-    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
-    resp: Option<SocketAddr>,
-    /// How long to serve after SIGTERM while `/readyz` reports that the service is not ready, such
-    /// as `10s`; overrides the config file and the variable `SLIDEGATE_DRAIN_DELAY` [default: 5s,
-    /// or 0s if every listener is on loopback or a Unix socket]
-    #[arg(long, value_name = "DURATION")]
-    drain_delay: Option<String>,
-    /// Bound of the memory store's bytes, such as `1GiB`; overrides the config file
-    #[arg(long, value_name = "SIZE")]
-    max_bytes: Option<String>,
-    /// File in which usage of the memory store outlives a restart; overrides the config file
-    #[arg(long, value_name = "FILE")]
-    snapshot: Option<String>,
+    #[command(flatten)]
+    settings: Arguments,
 }
 
 /// Time after the grace period, to export the last spans and to exit.
@@ -93,21 +63,13 @@ pub(super) fn run(args: &ServeArgs, is_json: bool) -> Result<(), Failure> {
         tracing::warn!("{warning}");
     }
     let envoy = args.envoy.settings()?;
-    let arguments = Arguments {
-        redis: args.redis.as_deref(),
-        listen: args.listen.or(envoy.as_ref().and_then(|settings| settings.http)),
-        grpc: args.grpc,
-        has_other_grpc: false,
-        resp: args.resp,
-        drain_delay: args.drain_delay.as_deref(),
-        max_bytes: args.max_bytes.as_deref(),
-        snapshot: args.snapshot.as_deref(),
-    };
+    let mut arguments = args.settings.clone();
+    arguments.listen = arguments.listen.or(envoy.as_ref().and_then(|settings| settings.http));
     let sources = match &envoy {
         Some(settings) => args.policies.sources_with_envoy(settings, arguments)?,
-        None => args.policies.sources(arguments)?,
+        None => args.policies.sources(&arguments)?,
     };
-    let (grpc, theirs) = (args.grpc, envoy.as_ref().map(|settings| settings.grpc.clone()));
+    let (grpc, theirs) = (args.settings.grpc, envoy.as_ref().map(|settings| settings.grpc.clone()));
     let before = Arc::clone(&sources.complete);
     let complete = move |config| {
         let mut config: Config = before(config);

@@ -45,7 +45,7 @@ impl PolicyArgs {
         }
         // These commands do not listen, so listener settings do not matter.
         let arguments = Arguments { has_other_grpc: true, ..Arguments::default() };
-        Ok(self.sources(arguments)?.load()?)
+        Ok(self.sources(&arguments)?.load()?)
     }
 
     /// The config file: the one that is named, or the one in the current directory. Policies on the
@@ -72,7 +72,7 @@ impl PolicyArgs {
     }
 
     /// The sources of the configuration, which a reload reads again.
-    pub(super) fn sources(&self, arguments: Arguments<'_>) -> Result<Sources, Failure> {
+    pub(super) fn sources(&self, arguments: &Arguments) -> Result<Sources, Failure> {
         let outside = Outside::read(arguments)?;
         let (file, texts) = (self.file(), self.policies.clone());
         Ok(Sources { file, texts, outside, has_others: false, complete: Arc::new(|config| config) })
@@ -83,11 +83,12 @@ impl PolicyArgs {
     pub(super) fn sources_with_envoy(
         &self,
         settings: &Settings,
-        arguments: Arguments<'_>,
+        arguments: Arguments,
     ) -> Result<Sources, Failure> {
         let theirs = settings.redis.clone().filter(|_| arguments.redis.is_none());
-        let sources = self.sources(Arguments {
-            redis: arguments.redis.or(theirs.as_ref().map(|redis| redis.url.expose().as_str())),
+        let redis = theirs.as_ref().map(|redis| redis.url.expose().clone());
+        let sources = self.sources(&Arguments {
+            redis: arguments.redis.or(redis),
             has_other_grpc: settings.grpc.is_served(),
             ..arguments
         })?;

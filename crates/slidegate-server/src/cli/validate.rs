@@ -37,7 +37,7 @@ pub(super) fn run(args: &ValidateArgs) -> Result<(), Failure> {
     }
     let sources = match &settings {
         Some(settings) => policies.sources_with_envoy(settings, Arguments::default())?,
-        None => policies.sources(Arguments::default())?,
+        None => policies.sources(&Arguments::default())?,
     };
     let config = sources.load()?;
     protocols::check_certificates(&config)?;

@@ -3,7 +3,6 @@
 //! A parser's error says what is expected; [`invalid_value`] puts the argument and the value before
 //! it.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -15,13 +14,6 @@ use crate::limits::MAX_COST;
 
 /// Maximum keys of `top`, as in the service.
 const MAX_KEYS: u16 = 1000;
-
-pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| {
-        "must be an IP address and a port, for example `127.0.0.1:7979`, or `[::]:7979` for all addresses"
-            .to_owned()
-    })
-}
 
 pub(super) fn excess(text: &str) -> Result<Excess, String> {
     Excess::from_name(text).ok_or_else(|| "must be `refuse`, `charge` or `count`".to_owned())

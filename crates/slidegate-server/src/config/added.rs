@@ -6,11 +6,12 @@ use super::yaml::{Node, Shown};
 use serde_json::{Map, Value as Json};
 use slidegate::{Policy, Quota};
 
-use super::check::Section;
+use super::check;
 use super::errors::Findings;
 use super::observe::KeysShown;
 use super::policy::PolicySpec;
 use super::schema::policy_schema;
+use super::section::Section;
 
 /// A policy, with its candidate and how its keys are shown.
 #[derive(Debug, Clone)]
@@ -46,7 +47,7 @@ impl Added {
         let node = Node::from(&Json::from(keys.clone()));
         let findings = Findings::default();
         let section = Section::new(&node, place, &findings);
-        let added = section.read::<PolicySpec>(policy_schema(), |_| {}).map(|(spec, _)| {
+        let added = check::read(&section, policy_schema(), |_| {}).map(|(spec, _): (PolicySpec, _)| {
             let keys_shown = spec.keys_shown.unwrap_or_default();
             let (policy, candidate) = spec.build(&section, addresses);
             Self { policy, candidate, keys_shown }

@@ -13,8 +13,8 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Value as Json, json};
 use slidegate::Secret;
 
-use super::check::Section;
 use super::errors::ConfigErrors;
+use super::section::Section;
 use super::values::{Form, List, Text, is_name, only_if, parsed};
 
 /// The variable with more tokens.

@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::client_addr::{ClientAddr, Source, Trust, TrustedProxies};
 
-use super::check::Section;
+use super::section::Section;
 use super::values::{Form, List, Parsed, Text};
 use crate::limits::MAX_ATTRIBUTES;
 

@@ -11,9 +11,9 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Match;
 
-use super::check::Section;
 use super::foreign::quoted;
 use super::overrides::Scope;
+use super::section::Section;
 use super::values::{List, Scalar};
 
 /// A value, several values, or a test.

@@ -10,10 +10,9 @@ use super::MAX_DRAIN_DELAY;
 use super::admin;
 use super::errors::ConfigErrors;
 use super::resp::Password;
-use super::schema::defaults_in;
-use super::store::read_file;
+use super::store::read_line;
 use super::traces::{ENDPOINT, endpoint};
-use super::values::{ADDRESS, ByteSize, Form, NEW_FILE, Text, only_if};
+use super::values::{ADDRESS, ByteSize, Form, NEW_FILE, Text, address, only_if};
 
 /// The variable with the store's URL.
 pub(super) const URL_VARIABLE: &str = "SLIDEGATE_REDIS";
@@ -60,57 +59,75 @@ pub(crate) struct Outside {
     pub(super) has_other_limits: bool,
 }
 
-/// Arguments of the command line that take precedence over the file.
-#[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Arguments<'a> {
-    /// The URL of the store.
-    pub(crate) redis: Option<&'a str>,
-    /// Where the HTTP interface listens.
+/// Arguments of `serve` that take precedence over the file.
+#[derive(Debug, Default, Clone, clap::Args)]
+pub(crate) struct Arguments {
+    /// HTTP address; overrides the config file and the variable `SLIDEGATE_LISTEN`
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     pub(crate) listen: Option<SocketAddr>,
-    /// Where Envoy's rate-limit service listens.
+    /// Address of Envoy's gRPC rate-limit service; overrides the config file [default: disabled]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     pub(crate) grpc: Option<SocketAddr>,
-    /// Whether envoyproxy/ratelimit's variables define where Envoy's rate-limit service listens.
-    pub(crate) has_other_grpc: bool,
-    /// Where the RESP port listens.
+    /// Shared Redis store, such as `redis://127.0.0.1:6379`; overrides the config file
+    ///
+    /// Also `redis+cluster://A:6379,B:6379` and `redis+sentinel://A,B/MASTER`; `rediss` for TLS.
+    /// Use the variable `SLIDEGATE_REDIS` to keep a password out of the process list.
+    #[arg(long, value_name = "URL")]
+    pub(crate) redis: Option<String>,
+    /// Address for Redis clients, such as `127.0.0.1:6380`; overrides the config file [default:
+    /// disabled]
+    ///
+    /// Speaks RESP2 and RESP3: `RL.CHECK`, and the commands of redis-cell and throttlecrab. The
+    /// variable `SLIDEGATE_RESP_PASSWORD` sets the password.
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     pub(crate) resp: Option<SocketAddr>,
-    /// The drain delay.
-    pub(crate) drain_delay: Option<&'a str>,
-    /// The bound of the memory store.
-    pub(crate) max_bytes: Option<&'a str>,
-    /// Where usage of the memory store is saved.
-    pub(crate) snapshot: Option<&'a str>,
+    /// How long to serve after SIGTERM while `/readyz` reports that the service is not ready, such
+    /// as `10s`; overrides the config file and the variable `SLIDEGATE_DRAIN_DELAY` [default: 5s,
+    /// or 0s if every listener is on loopback or a Unix socket]
+    #[arg(long, value_name = "DURATION")]
+    pub(crate) drain_delay: Option<String>,
+    /// Bound of the memory store's bytes, such as `1GiB`; overrides the config file
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) max_bytes: Option<String>,
+    /// File in which usage of the memory store outlives a restart; overrides the config file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) snapshot: Option<String>,
+    /// Whether envoyproxy/ratelimit's variables define where Envoy's rate-limit service listens.
+    #[arg(skip)]
+    pub(crate) has_other_grpc: bool,
 }
 
 impl Outside {
     /// Reads the environment. The command line takes precedence.
-    pub(crate) fn read(arguments: Arguments<'_>) -> Result<Self, ConfigErrors> {
+    pub(crate) fn read(arguments: &Arguments) -> Result<Self, ConfigErrors> {
         Self::read_by(arguments, variable)
     }
 
     /// Reads variables with `variable`.
     pub(super) fn read_by(
-        arguments: Arguments<'_>,
+        arguments: &Arguments,
         variable: impl Fn(&str) -> Result<Option<String>, ConfigErrors>,
     ) -> Result<Self, ConfigErrors> {
-        let Arguments { redis, listen, grpc, has_other_grpc, resp, drain_delay, max_bytes, snapshot } =
-            arguments;
+        let text = |address: Option<SocketAddr>| address.map(|address| address.to_string());
         let mut settings = Vec::new();
-        for (pointer, address) in [("/server/listen", listen), ("/grpc/listen", grpc), ("/resp/listen", resp)]
+        for (pointer, address) in
+            [("/grpc/listen", text(arguments.grpc)), ("/resp/listen", text(arguments.resp))]
         {
-            settings.extend(address.map(|address| (pointer, Json::from(address.to_string()))));
+            settings.extend(address.map(|address| (pointer, Json::from(address))));
         }
+        let Arguments { redis, drain_delay, max_bytes, snapshot, .. } = arguments;
+        let listen = &text(arguments.listen);
         for (pointer, flag, argument, name, form) in [
+            ("/server/listen", "--listen", listen, LISTEN_VARIABLE, ADDRESS),
             ("/server/drain_delay", "--drain-delay", drain_delay, "SLIDEGATE_DRAIN_DELAY", DRAIN_DELAY),
             ("/store/redis", "--redis", redis, URL_VARIABLE, RedisOptions::FORM),
-            ("/store/key_secret", "", None, "SLIDEGATE_KEY_SECRET", KEY_SECRET),
+            ("/store/key_secret", "", &None, "SLIDEGATE_KEY_SECRET", KEY_SECRET),
             ("/store/memory/max_bytes", "--max-bytes", max_bytes, "SLIDEGATE_MAX_BYTES", ByteSize::FORM),
             ("/store/memory/snapshot/path", "--snapshot", snapshot, "SLIDEGATE_SNAPSHOT", NEW_FILE),
-            ("/resp/password", "", None, "SLIDEGATE_RESP_PASSWORD", Password::FORM),
-            // An argument was parsed before.
-            ("/server/listen", "", None, if listen.is_none() { LISTEN_VARIABLE } else { "" }, ADDRESS),
+            ("/resp/password", "", &None, "SLIDEGATE_RESP_PASSWORD", Password::FORM),
         ] {
             let (source, text) = match argument {
-                Some(text) => (flag, Some(text.to_owned())),
+                Some(text) => (flag, Some(text.clone())),
                 None if form.is_secret => (name, secret(name, &variable)?),
                 None => (name, variable(name)?),
             };
@@ -125,7 +142,7 @@ impl Outside {
         settings.extend(traces(&variable)?);
         let tokens = secret(admin::TOKENS_VARIABLE, &variable)?;
         let tokens = tokens.map(|value| admin::from_variable(&value)).transpose()?.unwrap_or_default();
-        Ok(Self { settings, tokens, has_other_grpc, has_other_limits: false })
+        Ok(Self { settings, tokens, has_other_grpc: arguments.has_other_grpc, has_other_limits: false })
     }
 
     /// Rejects several instances whose limits are not shared: each would admit the whole limit.
@@ -146,33 +163,6 @@ impl Outside {
                  {URL_VARIABLE} or `--redis`, or run one instance"
             ),
         ))
-    }
-
-    #[cfg(test)]
-    pub(super) fn of(settings: &[(&'static str, &str)]) -> Self {
-        let settings = settings.iter().map(|(path, text)| (*path, Json::from(*text)));
-        Self { settings: settings.collect(), ..Self::default() }
-    }
-
-    /// Puts these values into the checked JSON of a file.
-    pub(super) fn apply(&self, file: &mut Json, schema: &Json) {
-        for (path, value) in &self.settings {
-            let (section, key) = path.rsplit_once('/').expect("a path has a section");
-            // Only an address, a URL or a path adds a section; the others need an existing one.
-            let creates = matches!(key, "redis" | "endpoint" | "path") || *path == "/resp/listen";
-            if file.pointer(section).is_none() && creates {
-                let parts: Vec<_> = section.split('/').skip(1).collect();
-                let schema = parts.iter().fold(schema, |schema, part| &schema["properties"][part]);
-                let parent = parts.iter().fold(&mut *file, |parent, part| &mut parent[part]);
-                *parent = defaults_in(schema).into();
-            }
-            if let Some(section) = file.pointer_mut(section) {
-                section[key] = value.clone();
-            }
-        }
-        if let Some(tokens) = file.pointer_mut("/admin/tokens").and_then(Json::as_array_mut) {
-            tokens.extend(self.tokens.iter().cloned());
-        }
     }
 }
 
@@ -212,13 +202,10 @@ fn secret(
     if value.is_some() {
         return Err(ConfigErrors::one(source, format_args!("conflicts with {name}; keep one")));
     }
-    let text = read_file(&path).map_err(|why| ConfigErrors::one(&source, format_args!("`{path}` {why}")))?;
-    // Editors end a file with a line end.
-    match text.trim_end_matches(['\r', '\n']) {
-        "" => {
-            Err(ConfigErrors::one(source, format_args!("`{path}` is empty; put the value of {name} in it")))
-        }
-        text => Ok(Some(text.to_owned())),
+    let invalid = |why: String| ConfigErrors::one(&source, format_args!("`{path}` {why}"));
+    match read_line(&path).map_err(invalid)? {
+        text if text.is_empty() => Err(invalid(format!("is empty; put the value of {name} in it"))),
+        text => Ok(Some(text)),
     }
 }
 
@@ -262,7 +249,7 @@ mod tests {
     use crate::config::Config;
     use crate::config::tests::parse_with;
 
-    fn read(arguments: Arguments<'_>, variables: &[(&str, &str)]) -> Result<Outside, String> {
+    fn read(arguments: &Arguments, variables: &[(&str, &str)]) -> Result<Outside, String> {
         let value = |name: &str| variables.iter().find(|(known, _)| *known == name);
         let variable = |name: &str| Ok(value(name).map(|(_, value)| (*value).to_owned()));
         Outside::read_by(arguments, variable).map_err(|errors| errors.to_string())
@@ -272,32 +259,31 @@ mod tests {
     #[test]
     fn arguments_precede_variables_and_those_the_file() {
         let file = "server: {listen: '127.0.0.1:1', drain_delay: 1s}";
-        let of = |arguments, variables: &[(&str, &str)]| {
+        let of = |arguments: &Arguments, variables: &[(&str, &str)]| {
             let config = parse_with(file, &read(arguments, variables).unwrap());
             (config.listen.port(), config.drain_delay)
         };
         let seconds = |seconds| Some(Duration::from_secs(seconds));
         let variables = [("SLIDEGATE_LISTEN", "0.0.0.0:2"), ("SLIDEGATE_DRAIN_DELAY", "2s")];
-        assert_eq!(of(Arguments::default(), &[]), (1, seconds(1)));
-        assert_eq!(of(Arguments::default(), &variables), (2, seconds(2)));
+        assert_eq!(of(&Arguments::default(), &[]), (1, seconds(1)));
+        assert_eq!(of(&Arguments::default(), &variables), (2, seconds(2)));
         let listen = Some("127.0.0.1:3".parse().unwrap());
-        let arguments = Arguments { listen, drain_delay: Some("0s"), ..Arguments::default() };
-        assert_eq!(of(arguments, &variables), (3, seconds(0)));
+        let arguments = Arguments { listen, drain_delay: Some("0s".to_owned()), ..Arguments::default() };
+        assert_eq!(of(&arguments, &variables), (3, seconds(0)));
     }
 
-    /// Two replicas that count by themselves admit twice the limit, and nobody notices.
+    /// Each instance admits its share of a limit while the store is unreachable.
     #[test]
-    fn several_instances_without_a_shared_store_are_rejected() {
+    fn instances_are_a_number_or_count_themselves() {
         let load = |variables: &[(&str, &str)]| {
-            let outside = read(Arguments::default(), variables).unwrap();
-            let config = Config::from_sources(None, &[], &outside).map_err(|errors| errors.to_string());
-            config.map(|config| config.shared.map(|shared| shared.instances))
+            let outside = read(&Arguments::default(), variables).unwrap();
+            let config = Config::from_sources(None, &[], &outside).unwrap();
+            config.shared.map(|shared| shared.instances)
         };
-        let several = ("SLIDEGATE_INSTANCES", "3");
-        assert_eq!(load(&[several, ("SLIDEGATE_REDIS", "redis://h")]), Ok(Some(Some(3))));
-        let counted = ("SLIDEGATE_INSTANCES", "auto");
-        assert_eq!(load(&[counted, ("SLIDEGATE_REDIS", "redis://h")]), Ok(Some(None)));
-        assert_eq!(load(&[("SLIDEGATE_INSTANCES", "1")]), Ok(None));
+        let redis = ("SLIDEGATE_REDIS", "redis://h");
+        assert_eq!(load(&[("SLIDEGATE_INSTANCES", "3"), redis]), Some(Some(3)));
+        assert_eq!(load(&[("SLIDEGATE_INSTANCES", "auto"), redis]), Some(None));
+        assert_eq!(load(&[("SLIDEGATE_INSTANCES", "1")]), None);
     }
 
     /// Mounted secrets end with a line end that is no part of them, and one of two secrets is old.
@@ -307,7 +293,7 @@ mod tests {
         let file = path.to_str().unwrap();
         let with = |content: &str, variables: &[(&str, &str)]| {
             std::fs::write(&path, content).unwrap();
-            let outside = read(Arguments::default(), variables);
+            let outside = read(&Arguments::default(), variables);
             std::fs::remove_file(&path).unwrap();
             outside
         };

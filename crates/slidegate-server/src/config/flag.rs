@@ -75,24 +75,6 @@ pub(super) fn add(policies: &PolicySet, texts: &[String]) -> Result<PolicySet, C
 mod tests {
     use crate::config::{Config, Outside};
 
-    fn added(texts: &[&str]) -> Result<Config, String> {
-        let texts: Vec<_> = texts.iter().map(|text| (*text).to_owned()).collect();
-        Config::from_sources(None, &texts, &Outside::default()).map_err(|errors| errors.to_string())
-    }
-
-    /// Two limits on one scope are common, and usage is kept by name.
-    #[test]
-    fn two_policies_of_one_name_ask_for_another() {
-        assert_eq!(
-            added(&["10/s per ip", "100/1h per ip", "x"]).unwrap_err(),
-            "--policy `100/1h per ip`: the name `per-ip` is used by another policy; choose another, for example `100/1h per ip \
-             named per-ip-2`\n--policy `x`: invalid quota `x`: no window; write `limit/window`, for example `100/1m`"
-        );
-        let config = added(&["10/s per ip", "100/1h per ip named per-ip-2"]).unwrap();
-        let names: Vec<_> = config.policies.iter().map(slidegate::Policy::name).collect();
-        assert_eq!(names, ["per-ip", "per-ip-2"], "the default policy has gone");
-    }
-
     /// What is on the command line comes on top of the file.
     #[test]
     fn policies_of_texts_follow_those_of_the_file() {
@@ -101,15 +83,11 @@ mod tests {
             .unwrap();
         let both =
             Config::from_sources(Some(&path), &["5/1m per user".to_owned()], &Outside::default()).unwrap();
-        let same =
-            Config::from_sources(Some(&path), &["5/1m per ip".to_owned()], &Outside::default()).unwrap_err();
         std::fs::remove_file(&path).unwrap();
         assert_eq!(both.listen.port(), 80);
         assert_eq!(both.policies.iter().len(), 2);
-        assert_eq!(
-            same.to_string(),
-            "--policy `5/1m per ip`: the name `per-ip` is used by another policy; choose another, for example `5/1m per ip \
-             named per-ip-2`"
-        );
+        let alone = Config::from_sources(None, &["10/s".to_owned()], &Outside::default()).unwrap();
+        let names: Vec<_> = alone.policies.iter().map(slidegate::Policy::name).collect();
+        assert_eq!(names, ["everyone"], "without the default policy");
     }
 }

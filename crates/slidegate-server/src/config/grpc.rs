@@ -7,10 +7,10 @@ use std::net::SocketAddr;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::check::Section;
 use super::environment::Outside;
 use super::grpc_settings::GrpcSettings;
 use super::listener::ListenerKeys;
+use super::section::Section;
 use super::values::Span;
 
 /// Envoy's rate-limit service.
@@ -63,7 +63,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::config::tests::{parse, parse_with};
+    use crate::config::tests::{outside, parse, parse_with};
     use crate::listener::{SocketFile, TlsFiles};
 
     /// A listener on the wrong address limits nothing: Envoy fails open by default.
@@ -98,7 +98,7 @@ mod tests {
     /// both must hold.
     #[test]
     fn the_command_line_may_say_where_and_the_file_the_rest() {
-        let outside = Outside::of(&[("/grpc/listen", "127.0.0.1:1")]);
+        let outside = outside(&[("/grpc/listen", "127.0.0.1:1")]);
         let address = Some("127.0.0.1:1".parse().unwrap());
         let text = "grpc: {cert_file: a, key_file: b, max_connection_age: 1h}";
         let read = parse_with(text, &outside).grpc;

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::check::Section;
+use super::section::Section;
 use super::values::{Form, Parsed, Text};
 use crate::listener::{SocketFile, TlsFiles};
 

@@ -7,14 +7,15 @@ use std::path::Path;
 
 use super::yaml::{Node, Shown, Value, YamlFormat};
 use ring::digest::{SHA256, digest};
+use serde_json::Value as Json;
 
-use super::check::Section;
 use super::environment::{LISTEN_VARIABLE, Outside, variable};
 use super::errors::{ConfigErrors, Findings};
 use super::foreign::{self, MINIMAL};
-use super::schema::schema;
+use super::schema::{defaults_in, schema};
+use super::section::Section;
 use super::values::ADDRESS;
-use super::{Config, FileContent, flag, sections};
+use super::{Config, FileContent, check, flag, sections};
 
 /// Where the HTTP interface listens if nothing says so, as in the schema.
 const DEFAULT_LISTEN: &str = "127.0.0.1:7979";
@@ -74,12 +75,33 @@ impl Config {
         }
         let findings = Findings::default();
         let top = Section::new(&root, String::new(), &findings);
-        let config = top.read(schema(), |json| outside.apply(json, schema())).map(|(file, json)| {
-            let file: sections::File = file;
+        let read = check::read(&top, schema(), |json| apply(outside, json));
+        let config = read.map(|(file, json): (sections::File, _)| {
             file.build(&top, outside, FileContent { json, hash: sha256(text) })
         });
         findings.none_or_errors(name)?;
         Ok(config.expect("a file without mistakes was read"))
+    }
+}
+
+/// Puts the values of the command line and the environment into the checked JSON of a file.
+fn apply(outside: &Outside, file: &mut Json) {
+    for (path, value) in &outside.settings {
+        let (section, key) = path.rsplit_once('/').expect("a path has a section");
+        // Only an address, a URL or a path adds a section; the others need an existing one.
+        let creates = matches!(key, "redis" | "endpoint" | "path") || *path == "/resp/listen";
+        if file.pointer(section).is_none() && creates {
+            let parts: Vec<_> = section.split('/').skip(1).collect();
+            let schema = parts.iter().fold(schema(), |schema, part| &schema["properties"][part]);
+            let parent = parts.iter().fold(&mut *file, |parent, part| &mut parent[part]);
+            *parent = defaults_in(schema).into();
+        }
+        if let Some(section) = file.pointer_mut(section) {
+            section[key] = value.clone();
+        }
+    }
+    if let Some(tokens) = file.pointer_mut("/admin/tokens").and_then(Json::as_array_mut) {
+        tokens.extend(outside.tokens.iter().cloned());
     }
 }
 

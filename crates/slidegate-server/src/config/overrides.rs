@@ -11,8 +11,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Quota;
 
-use super::check::{Section, element};
 use super::quota::QuotaSpec;
+use super::section::{Section, element};
 use super::values::{List, Parsed, Scalar, Window};
 
 /// The values of one key, one for each attribute of the scope.

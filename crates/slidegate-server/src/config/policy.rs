@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use slidegate::client_addr::Ipv6Prefix;
 use slidegate::{Algorithm, CostUnit, Counts, Excess, OnStoreError, Policy, PolicySet, Quota, Unsettled};
 
-use super::check::Section;
 use super::condition::{self, Condition};
 use super::observe::KeysShown;
 use super::overrides::{self, Overrides, Scope};
 use super::quota::QuotaSpec;
+use super::section::Section;
 use super::values::{Form, List, NAME, Parsed, Text};
 use crate::policy_names::{CANDIDATE, candidate_of, is_inline};
 
@@ -171,46 +171,62 @@ impl PolicySpec {
             policy = policy.shadow();
         }
         policy = policy.excess(self.excess).on_store_error(self.on_store_error);
+        let is_in_flight = quota.is_some_and(|quota| quota.algorithm() == Algorithm::InFlight);
+        let default = if is_in_flight { Counts::Requests } else { Counts::Cost };
+        policy = policy.counts(self.counts.map_or(default, |counts| counts.0));
+        let counts_requests = *policy.counted() == Counts::Requests;
+        let has_address = scope.attributes.iter().any(|attribute| scope.is_address(attribute));
+        let is_read = |key: &str| section.has(key) && !section.has_rejected(&[key]);
         if let Some(UnsettledValue(unsettled)) = self.unsettled {
             policy = policy.unsettled(unsettled);
         }
-        let is_in_flight = quota.is_some_and(|quota| quota.algorithm() == Algorithm::InFlight);
-        if is_in_flight {
-            check_in_flight(section);
-        }
-        let unsaid = if is_in_flight { Counts::Requests } else { Counts::Cost };
-        policy = policy.counts(self.counts.map_or(unsaid, |counts| counts.0));
         if let Some(UnitValue(unit)) = self.unit {
             policy = policy.unit(unit);
-            if *policy.counted() == Counts::Requests && unit != CostUnit::Requests {
-                let why = "each request counts as 1, which is not a number of tokens; write `unit: requests`, or for \
-                           example `counts: cost`";
-                section.invalid("unit", why);
-            }
         }
         if let Some(cost) = self.estimate {
             policy = policy.estimate(cost);
-            if *policy.counted() == Counts::Requests {
-                let why = "each request counts as 1, which is known; leave it out, or write for example \
-                           `counts: cost`";
-                section.invalid("estimate", why);
-            }
+            policy = if self.learn_estimate { policy.learn_estimate() } else { policy };
         }
-        match (self.learn_estimate, self.estimate) {
-            (true, Some(_)) => policy = policy.learn_estimate(),
-            (true, None) => {
-                let why = "`estimate` is missing, which is held until enough costs are known; write for example \
-                           `estimate: 2000`";
-                section.invalid("learn_estimate", why);
-            }
-            (false, _) => {}
+        if let Some(bits) = self.ipv6_prefix.filter(|_| has_address) {
+            policy = policy.ipv6_prefix(Ipv6Prefix::new(bits).expect("the range was checked"));
         }
-        if let Some(bits) = self.ipv6_prefix {
-            if scope.attributes.iter().any(|attribute| scope.is_address(attribute)) {
-                policy = policy.ipv6_prefix(Ipv6Prefix::new(bits).expect("the range was checked"));
-            } else if !section.has_rejected(&["scope"]) {
-                let why = "the scope has no address; leave it out, or write for example `scope: [ip]`";
-                section.invalid("ipv6_prefix", why);
+        let is_other_unit = self.unit.is_some_and(|UnitValue(unit)| unit != CostUnit::Requests);
+        for (is_wrong, key, why) in [
+            (
+                is_in_flight && is_read("excess"),
+                "excess",
+                "conflicts with in_flight; what exceeds `in_flight` is denied, so leave it out",
+            ),
+            (
+                is_in_flight && is_read("unsettled"),
+                "unsettled",
+                "conflicts with in_flight; what is in flight is released when its lease ends, so leave it out",
+            ),
+            (
+                counts_requests && is_other_unit,
+                "unit",
+                "each request counts as 1, which is not a number of tokens; write `unit: requests`, or for example \
+                 `counts: cost`",
+            ),
+            (
+                counts_requests && self.estimate.is_some(),
+                "estimate",
+                "each request counts as 1, which is known; leave it out, or write for example `counts: cost`",
+            ),
+            (
+                self.learn_estimate && self.estimate.is_none(),
+                "learn_estimate",
+                "`estimate` is missing, which is held until enough costs are known; write for example \
+                 `estimate: 2000`",
+            ),
+            (
+                self.ipv6_prefix.is_some() && !has_address && !section.has_rejected(&["scope"]),
+                "ipv6_prefix",
+                "the scope has no address; leave it out, or write for example `scope: [ip]`",
+            ),
+        ] {
+            if is_wrong {
+                section.invalid(key, why);
             }
         }
         // The overrides of an invalid policy are validated without their quotas.
@@ -238,18 +254,6 @@ impl PolicySpec {
         });
         check_name(name, self.candidate.is_some(), section);
         (policy, candidate)
-    }
-}
-
-/// Reports keys that do not apply to permits, which are released at the end of their lease.
-fn check_in_flight(section: &Section<'_>) {
-    for (key, fix) in [
-        ("excess", "what exceeds `in_flight` is denied"),
-        ("unsettled", "what is in flight is released when its lease ends"),
-    ] {
-        if section.has(key) && !section.has_rejected(&[key]) {
-            section.invalid(key, format_args!("conflicts with in_flight; {fix}, so leave it out"));
-        }
     }
 }
 

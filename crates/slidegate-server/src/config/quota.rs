@@ -7,8 +7,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::{Algorithm, Quota};
 
-use super::check::Section;
 use super::foreign;
+use super::section::Section;
 use super::values::{Form, Lease, Parsed, Span, Text, Window};
 
 /// A quota, or what differs from another one.

@@ -136,12 +136,6 @@ mod tests {
             ("key_secret: old", "key_secret: new", &["store: key_secret"]),
             (", key_secret: old", "", &["store: key_secret"]),
             ("deadline", "connect_timeout: 1s, deadline", &["store: connect_timeout"]),
-            ("deadline", "connections: 2, deadline", &["store: connections"]),
-            ("deadline", "instances: 2, deadline", &["store: instances"]),
-            ("deadline", "require: shared, deadline", &["store: require"]),
-            ("deadline", "keys: hashed, deadline", &["store: keys"]),
-            ("deadline", "hash_tag: user, deadline", &["store: hash_tag"]),
-            ("deadline", "batch: false, deadline", &["store: batch"]),
             ("deadline", "cache_denials: false, deadline", &["store: cache_denials"]),
         ] {
             assert_eq!(differences(&before.replace(from, to)), expected, "{to}");

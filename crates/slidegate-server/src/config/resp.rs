@@ -12,9 +12,9 @@ use serde::Deserialize;
 use slidegate::Secret;
 use subtle::ConstantTimeEq;
 
-use super::check::Section;
 use super::listener::ListenerKeys;
-use super::store::read_file;
+use super::section::Section;
+use super::store::read_line;
 use super::values::{Form, Parsed, Span, Text};
 use crate::listener::{SocketFile, TlsFiles};
 
@@ -82,11 +82,9 @@ impl Text for Password {
 
 /// The path of a file with a password. The text to keep is the password.
 pub(super) const PASSWORD_FILE: Form = Form::new("password-file", "the path of a file", |path| {
-    let text = read_file(path)?;
-    // Editors end a file with a line end.
-    let password = text.trim_end_matches(['\r', '\n']);
-    match Password::parse(password) {
-        Ok(_) if !password.contains(char::REPLACEMENT_CHARACTER) => Ok(password.to_owned()),
+    let password = read_line(path)?;
+    match Password::parse(&password) {
+        Ok(_) if !password.contains(char::REPLACEMENT_CHARACTER) => Ok(password),
         _ => Err(format!("must be a file that holds {}", Password::FORM.expected)),
     }
 });
@@ -129,7 +127,7 @@ impl Resp {
 mod tests {
     use super::{Resp, SocketFile};
     use crate::config::Outside;
-    use crate::config::tests::{parse, parse_with};
+    use crate::config::tests::{outside, parse, parse_with};
 
     fn resp(keys: &str, outside: &Outside) -> Resp {
         parse_with(&format!("resp: {{{keys}}}"), outside).resp.expect("a port is named")
@@ -161,7 +159,7 @@ mod tests {
     /// `--resp` and the environment win, and the rest of the file still counts.
     #[test]
     fn arguments_and_variables_take_precedence_over_the_file() {
-        let outside = Outside::of(&[("/resp/listen", "127.0.0.1:7000"), ("/resp/password", "outside")]);
+        let outside = outside(&[("/resp/listen", "127.0.0.1:7000"), ("/resp/password", "outside")]);
         let both = resp("listen: 127.0.0.1:6380, password: inside, max_connections: 5", &outside);
         assert_eq!((both.listen.map(|at| at.port()), both.max_connections), (Some(7000), 5));
         assert!(both.password.is_some_and(|password| password.is(b"outside")));

@@ -13,7 +13,6 @@ use slidegate::{PolicySet, Quota};
 
 use super::admin::AccessRules;
 use super::auth::AuthSection;
-use super::check::Section;
 use super::environment::Outside;
 use super::foreign::MINIMAL;
 use super::grpc::GrpcSection;
@@ -22,6 +21,7 @@ use super::observe::Observe;
 use super::policy::PolicySpec;
 use super::record::Record;
 use super::resp::{Resp, RespSection};
+use super::section::Section;
 use super::store::{StoreSection, try_out};
 use super::values::{List, Span, from_str};
 use super::{Config, FileContent};

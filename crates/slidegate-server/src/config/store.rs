@@ -12,9 +12,9 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::{ClientCertificate, FallbackStore, Gate, PolicySet, RedisOptions, RedisStore, Secret};
 
-use super::check::Section;
 use super::environment::URL_VARIABLE;
 use super::memory::Memory;
+use super::section::Section;
 use super::values::{Form, Parsed, Span};
 
 /// Largest file of certificates: all authorities that browsers trust take a fifth of it.
@@ -167,7 +167,7 @@ impl StoreSection {
 pub(super) const READABLE_FILE: Form = Form::new("readable-file", "the path of a file", read_file);
 
 /// The content of a file. PEM is ASCII, so other bytes are replaced.
-pub(super) fn read_file(path: &str) -> Result<String, String> {
+fn read_file(path: &str) -> Result<String, String> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(MAX_PEM_BYTES + 1).read_to_end(&mut bytes));
     read.map_err(|error| format!("cannot be read: {error}; check the path and its permissions"))?;
@@ -175,6 +175,11 @@ pub(super) fn read_file(path: &str) -> Result<String, String> {
         return Err(format!("must have at most {MAX_PEM_BYTES} bytes; give a smaller file"));
     }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The content of a file without the line end that editors add.
+pub(super) fn read_line(path: &str) -> Result<String, String> {
+    read_file(path).map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
 /// A certificate and its key, if the section has both.
@@ -217,7 +222,7 @@ pub(super) fn try_out(shared: &SharedStore, policies: &PolicySet, top: &Section<
 mod tests {
     use slidegate::RedisOptions;
 
-    use crate::config::tests::parse_with;
+    use crate::config::tests::{outside, parse_with};
     use crate::config::{Config, Outside};
 
     fn shared(keys: &str, outside: &Outside) -> super::SharedStore {
@@ -259,7 +264,7 @@ mod tests {
     /// A password belongs in no file: what is outside wins, and the rest of the file still counts.
     #[test]
     fn arguments_and_variables_take_precedence_over_the_file() {
-        let outside = Outside::of(&[("/store/redis", "redis://outside"), ("/store/key_secret", "outside")]);
+        let outside = outside(&[("/store/redis", "redis://outside"), ("/store/key_secret", "outside")]);
         let store = shared("redis: redis://inside, key_secret: inside, deadline: 7ms", &outside);
         assert_eq!(
             (store.options.to_string().as_str(), store.deadline.as_millis()),

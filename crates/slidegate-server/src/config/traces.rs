@@ -11,7 +11,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Secret;
 
-use super::check::Section;
+use super::section::Section;
 use super::values::{Form, Parsed, Text, only_if};
 
 /// The path of traces after a collector's URL, as the OTLP standard has it.
@@ -100,7 +100,7 @@ mod tests {
     fn outside(variables: &[(&str, &str)]) -> Result<Outside, ConfigErrors> {
         let value = |name: &str| variables.iter().find(|(known, _)| *known == name);
         let variable = |name: &str| Ok(value(name).map(|(_, value)| (*value).to_owned()));
-        Outside::read_by(Arguments::default(), variable)
+        Outside::read_by(&Arguments::default(), variable)
     }
 
     fn read(text: &str, variables: &[(&str, &str)]) -> Option<Traces> {

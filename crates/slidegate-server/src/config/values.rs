@@ -276,6 +276,11 @@ pub(super) const ADDRESS: Form =
         text.parse().map(|address: SocketAddr| address.to_string()).map_err(|_| String::new())
     });
 
+/// An address on the command line.
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| ADDRESS.explain(String::new()))
+}
+
 /// Whether this can be the name of a policy, a token or a proxy.
 pub(crate) fn is_name(text: &str) -> bool {
     (1..=slidegate::Policy::MAX_NAME).contains(&text.len()) && text.chars().all(is_name_char)

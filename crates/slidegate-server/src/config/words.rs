@@ -149,20 +149,18 @@ fn fallback(policy: &Policy, instances: Option<u64>) -> String {
         Some(instances) => quota.limit().div_ceil(instances.max(1)).to_string(),
         None => format!("its share of {}", quota.limit()),
     };
-    match policy.fallback() {
+    let meanwhile = match policy.fallback() {
         OnStoreError::Local if quota.algorithm() == Algorithm::InFlight => {
-            format!("While Redis is unreachable, each instance counts by itself, up to {share} in flight.")
+            format!("each instance counts by itself, up to {share} in flight")
         }
         OnStoreError::Local => {
-            let window = format_window(quota.window());
-            format!("While Redis is unreachable, each instance counts by itself, up to {share} per {window}.")
+            format!("each instance counts by itself, up to {share} per {}", format_window(quota.window()))
         }
-        OnStoreError::Allow => "While Redis is unreachable, it allows everything.".to_owned(),
-        OnStoreError::Deny if policy.is_enforced() => {
-            "While Redis is unreachable, it denies everything.".to_owned()
-        }
-        OnStoreError::Deny => "While Redis is unreachable, it reports everything as denied.".to_owned(),
-    }
+        OnStoreError::Allow => "it allows everything".to_owned(),
+        OnStoreError::Deny if policy.is_enforced() => "it denies everything".to_owned(),
+        OnStoreError::Deny => "it reports everything as denied".to_owned(),
+    };
+    format!("While Redis is unreachable, {meanwhile}.")
 }
 
 fn conditions(policy: &Policy) -> String {
