@@ -40,6 +40,7 @@ impl<S: Store + 'static> From<Arc<Gate<S>>> for AnyGate {
 }
 
 /// What a gate of any store decides.
+#[expect(clippy::large_enum_variant, reason = "boxed, each decision in memory would allocate")]
 pub(super) enum Decided<'g, 'r> {
     /// A local store has decided.
     Now(Decisions<'r>),

@@ -491,7 +491,7 @@ mod tests {
         set.plan(std::slice::from_ref(request), None)
             .charges
             .iter()
-            .map(|charge| charge.policy_name())
+            .map(Charge::policy_name)
             .collect()
     }
 

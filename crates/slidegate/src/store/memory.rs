@@ -375,7 +375,7 @@ impl MemoryStore {
         let mut locked = self.lock_charges(charges);
         let found = charges.iter().enumerate().map(|(at, charge)| {
             let (data, call) = locked.key(at, charge.quota);
-            data.on_key(&Call { cost: charge.part.cost, ..call }, |shard, call| shard.inspect(call))
+            data.on_key(&Call { cost: charge.part.cost, ..call }, Shard::inspect)
         });
         found.collect()
     }
