@@ -488,11 +488,7 @@ mod tests {
     }
 
     fn names<'a>(set: &'a PolicySet, request: &'a Request<'a>) -> Vec<&'a str> {
-        set.plan(std::slice::from_ref(request), None)
-            .charges
-            .iter()
-            .map(Charge::policy_name)
-            .collect()
+        set.plan(std::slice::from_ref(request), None).charges.iter().map(Charge::policy_name).collect()
     }
 
     /// A request without the attribute must not be counted under an empty key that all strangers
