@@ -386,12 +386,12 @@ policies:
     // The default of 50 ms is short for a machine that does other work.
     let config = folder.file("slidegate.yaml", format!("{POLICIES}\nstore: {{deadline: 10s}}\n"));
     let server = Server::start(&["--config", &config, "--redis", &redis.url()]);
-    let fill = |policy: &str, times: usize| {
-        let request = json!({ "attributes": { "p": policy, "user": "alice" } });
+    let fill = |policy: &str, times: usize, user: &str| {
+        let request = json!({ "attributes": { "p": policy, "user": user } });
         let batch = json!({ "requests": vec![request; times] }).to_string();
         let filled = server.post("/v1/check/batch", &batch).json();
         assert_eq!(filled["decisions"][times - 1]["used"], times);
-        let key = format!("sg1:{policy}:alice");
+        let key = format!("sg1:{policy}:{user}");
         let value: u64 = redis.admin(&["STRLEN", &key]).parse().unwrap();
         (value, redis.memory_usage(&key).unwrap())
     };
@@ -401,9 +401,14 @@ policies:
     let logs = [("a", 10, 84, 152), ("b", 100, 444, 568), ("c", 1000, 4044, 4152), ("d", 1000, 6042, 6200)];
     let rows = counters.into_iter().map(|(policy, value, usage)| (policy, 1, value, usage)).chain(logs);
     for (policy, times, value, usage) in rows {
-        let (stored, used) = fill(policy, times);
-        assert_eq!(stored, value, "{policy}");
-        assert!(!is_7_0 || used == usage, "{policy}: {used}");
+        // A value may lie in the buffer of a longer argument of the script before, such as one of the
+        // service's own calls. That of another key does not.
+        let used = ["alice", "bella", "chloe"].map(|user| {
+            let (stored, used) = fill(policy, times, user);
+            assert_eq!(stored, value, "{policy}");
+            used
+        });
+        assert!(!is_7_0 || used.contains(&usage), "{policy}: {used:?}");
     }
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md");
     let operations = std::fs::read_to_string(path).unwrap();

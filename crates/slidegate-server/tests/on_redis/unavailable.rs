@@ -248,5 +248,5 @@ fn the_last_settlement_of_a_reservation_waits_for_the_store() {
     server.signal("TERM");
     assert!(server.wait().success());
     let lost = BufReader::new(log).lines().map(Result::unwrap).find(|line| line.contains("settlements=1"));
-    assert!(lost.expect("a line").contains("lost: settlements that waited for the store"));
+    assert!(lost.expect("a line").contains("lost settlements: the store stayed unreachable"));
 }

@@ -14,11 +14,13 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{ask, is_pending, policy, request};
 
-/// A gate over this store with a limit of ten per address. Its deadline is long enough for a busy
-/// machine.
+/// Long enough for a busy machine to connect and to answer.
+const PATIENT: Duration = Duration::from_secs(10);
+
+/// A gate over this store with a limit of ten per address.
 fn gate(url: &str) -> Arc<SharedGate> {
     let policies = PolicySet::new([policy("per-ip", "10/1h").scope(["ip"])]).unwrap();
-    let options = RedisOptions::new(url).unwrap().deadline(Duration::from_secs(10));
+    let options = RedisOptions::new(url).unwrap().deadline(PATIENT).connect_timeout(PATIENT);
     Arc::new(SharedGate::redis(policies, options).unwrap())
 }
 
@@ -201,7 +203,7 @@ async fn a_reservation_is_cancelled_or_settled_in_the_store_when_its_client_leav
     let lease = Duration::from_secs(600);
     let jobs = Policy::new("jobs", Quota::in_flight(1, lease).unwrap()).unwrap().counts(Counts::Requests);
     let policies = PolicySet::new([policy("requests", "10/1h").counts(Counts::Requests), jobs]).unwrap();
-    let options = RedisOptions::new(&redis.url()).unwrap().deadline(Duration::from_secs(10));
+    let options = RedisOptions::new(&redis.url()).unwrap().deadline(PATIENT).connect_timeout(PATIENT);
     let gate = Arc::new(SharedGate::redis(policies, options).unwrap());
     let state = || async {
         let request = Asked::new();

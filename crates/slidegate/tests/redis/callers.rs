@@ -128,7 +128,7 @@ pub(crate) async fn until_used(gate: &SharedGate, user: &str) -> Vec<u64> {
 
 /// What is really charged to a user under [`hourly`], by a gate that is made for this one question.
 pub(crate) async fn used(url: &str, user: &str) -> u64 {
-    let witness = gate([hourly(1_000_000)], RedisOptions::new(url).unwrap().deadline(LATER));
+    let witness = gate([hourly(1_000_000)], options(url));
     until_used(&witness, user).await[0]
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use slidegate::store::{ControlDocument, ControlDocumentId};
 use slidegate::{Algorithm, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota};
-use slidegate::{RedisOptions, Request, SharedGate, Timestamp, Verb};
+use slidegate::{Request, SharedGate, Timestamp, Verb};
 use slidegate_testkit::redis::RedisServer;
 
 const NOW_US: u64 = 1_700_000_000_000_000;
@@ -20,7 +20,7 @@ fn policies() -> PolicySet {
 
 /// A gate as the least user may.
 fn shared(server: &RedisServer) -> SharedGate {
-    let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
+    let options = crate::callers::options(&server.url_as_user());
     SharedGate::redis(policies(), options).unwrap()
 }
 

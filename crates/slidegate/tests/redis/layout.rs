@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use slidegate::{
-    Algorithm, DecisionSource, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, Verb,
-};
+use slidegate::{Algorithm, DecisionSource, Policy, PolicySet, Quota, Request, SharedGate, Verb};
 use slidegate_testkit::redis::{Connection, RedisServer, Reply};
 
 const NOW_US: u64 = 1_700_000_000_000_000;
@@ -31,7 +29,7 @@ fn every_byte_is_where_the_documentation_says() {
         let quota = Quota::per_minute(100).with_algorithm(algorithm);
         Policy::new(algorithm.name(), quota).unwrap().scope(["user"])
     });
-    let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
+    let options = crate::callers::options(&server.url_as_user());
     let gate = SharedGate::redis(PolicySet::new(policies).unwrap(), options).unwrap();
     runtime().block_on(async {
         for (after_us, cost) in [(0, 1), (7, 300), (9, 2)] {
@@ -93,7 +91,7 @@ fn counters(server: &RedisServer, window: Duration) -> SharedGate {
         let quota = Quota::new(10_000_000_000_000, window).unwrap().with_algorithm(algorithm);
         Policy::new(algorithm.name(), quota).unwrap().scope(["user"])
     });
-    let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
+    let options = crate::callers::options(&server.url_as_user());
     SharedGate::redis(PolicySet::new(policies).unwrap(), options).unwrap()
 }
 

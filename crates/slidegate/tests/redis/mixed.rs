@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use slidegate::{
-    Algorithm, Decisions, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, RedisOptions,
-    Request, Role, SharedGate, Timestamp, Verb,
+    Algorithm, Decisions, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Role,
+    SharedGate, Timestamp, Verb,
 };
 
 use crate::callers::random_cases;
@@ -95,7 +95,7 @@ fn calls_of_several_verbs_and_roles_in_redis_decide_as_in_memory() {
         let mut now = START_US;
         let clock = ManualClock::at(Timestamp::from_micros(now));
         let policies = || policies(limit, Duration::from_millis(40), algorithm);
-        let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
+        let options = crate::callers::options(&server.url_as_user());
         let memory = Gate::with_memory(policies(), MemoryStore::builder().clock(clock.clone()).build());
         let redis = SharedGate::redis(policies(), options).unwrap();
         for (us, asked) in &calls {
@@ -137,7 +137,7 @@ fn calls_over_several_slots_decide_as_in_memory_while_nobody_else_asks() {
             };
             PolicySet::new(policies(limit, Duration::from_secs(3600), 0).iter().map(log)).unwrap()
         };
-        let options = RedisOptions::new(&cluster.url()).unwrap().deadline(Duration::from_secs(10));
+        let options = crate::callers::options(&cluster.url());
         let memory = Gate::new(policies());
         let redis = SharedGate::redis(policies(), options.without_denial_cache()).unwrap();
         for (_, asked) in &calls {

@@ -3,9 +3,7 @@
 
 use std::time::Duration;
 
-use slidegate::{
-    Algorithm, DecisionSource, Decisions, Match, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate,
-};
+use slidegate::{Algorithm, DecisionSource, Decisions, Match, Policy, PolicySet, Quota, Request, SharedGate};
 use slidegate_testkit::proxy::{Mode, Proxy};
 use slidegate_testkit::redis::acl::{BESIDES, USER};
 use slidegate_testkit::redis::{FakeRedis, RedisServer};
@@ -19,7 +17,7 @@ fn runtime() -> tokio::runtime::Runtime {
 /// A gate of one policy, `per-user`, whose decisions have all the time they need.
 fn gate(server: &RedisServer, quota: Quota) -> SharedGate {
     let policies = PolicySet::new([Policy::new("per-user", quota).unwrap().scope(["user"])]).unwrap();
-    let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
+    let options = crate::callers::options(&server.url_as_user());
     SharedGate::redis(policies, options).unwrap()
 }
 
@@ -85,7 +83,7 @@ fn a_policy_is_forgotten_whole_and_no_other() {
     runtime().block_on(async {
         let policy = |name: &str| Policy::new(name, Quota::per_hour(10)).unwrap().scope(["user"]);
         let policies = PolicySet::new([policy("a"), policy("aa"), policy("b")]).unwrap();
-        let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
+        let options = crate::callers::options(&server.url_as_user());
         for options in [options.clone(), options.hash_tag("user").hashed_keys()] {
             let gate = SharedGate::redis(policies.clone(), options).unwrap();
             let users: Vec<_> = (0..2500).map(|user| format!("user-{user}")).collect();
@@ -112,7 +110,7 @@ fn policies_called_as_the_stores_own_keys_meet_none_of_them() {
         let names = ["canary", "control", "once", "forget"];
         let policy = |name: &str| Policy::new(name, Quota::per_hour(10)).unwrap().scope(["user"]);
         let policies = PolicySet::new(names.map(policy)).unwrap();
-        let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
+        let options = crate::callers::options(&server.url_as_user());
         let gate = SharedGate::redis(policies, options.without_denial_cache()).unwrap();
         assert_eq!(gate.store().primary().examine().await, [""; 0]);
         server.admin(&["SET", "sg1:control", "changes"]);
@@ -221,7 +219,7 @@ fn a_server_that_cannot_check_scripts_gets_plain_ones() {
     runtime().block_on(async {
         let quota = Quota::per_hour(10).with_algorithm(Algorithm::FixedWindow);
         let policies = PolicySet::new([Policy::new("per-user", quota).unwrap().scope(["user"])]).unwrap();
-        let options = RedisOptions::new(&server.url()).unwrap().deadline(Duration::from_secs(10));
+        let options = crate::callers::options(&server.url());
         let gate = SharedGate::redis(policies, options).unwrap();
         for _ in 0..2 {
             let request = Request::new().with("user", "alice");
@@ -250,7 +248,7 @@ fn an_id_is_that_of_one_request_and_of_no_other() {
         let policy = |name: &str| Policy::new(name, Quota::per_hour(10)).unwrap().scope(["user"]);
         let policies =
             PolicySet::new([policy("all"), policy("some").when("path", Match::equals("/x"))]).unwrap();
-        let options = RedisOptions::new(&server.url_as_user()).unwrap().deadline(Duration::from_secs(10));
+        let options = crate::callers::options(&server.url_as_user());
         let gate = SharedGate::redis(policies, options).unwrap();
         let request = Request::new().with("user", "alice");
         for (request, used) in [
@@ -283,7 +281,7 @@ fn a_request_with_an_id_is_charged_once_and_answered_alike() {
     runtime().block_on(async {
         let policy = |name: &str, limit| Policy::new(name, Quota::per_hour(limit)).unwrap().scope(["user"]);
         let policies = PolicySet::new([policy("a", 3), policy("b", 2)]).unwrap();
-        let options = RedisOptions::new(&proxy.url()).unwrap().deadline(Duration::from_secs(10));
+        let options = crate::callers::options(&proxy.url());
         let gate = SharedGate::redis(policies, options).unwrap();
         let request = Request::new().with("user", "alice");
         let outcome = |decisions: Decisions<'_>| format!("{decisions:?}");
