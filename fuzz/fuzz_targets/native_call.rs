@@ -57,7 +57,6 @@ enum Call {
 struct Part {
     is_second: bool,
     modes: [u8; 5],
-    link: u8,
     own_cost: Option<u64>,
     hold: Hold,
 }
@@ -115,11 +114,10 @@ fn decide_call(quotas: &[QuotaInput; 2], costs: &[u32], parts: &[Part]) -> Vec<u
         let at = usize::from(part.is_second);
         let number = known.iter().position(|key| *key == at).unwrap_or(known.len());
         push(&mut call, number as u64, 2);
-        let letters: [&[u8]; 5] = [b"cphrxn", b"es", b"-+!", b"dtaik", b"o-"];
+        let letters: [&[u8]; 5] = [b"cphrxn", b"es", b"-+!", b"dtk", b"o-"];
         let mode = part.modes.iter().zip(letters).map(|(one, of)| of[usize::from(*one) % of.len()]);
         let verb = call.len();
         call.extend(mode);
-        push(&mut call, part.link.into(), 2);
         push(&mut call, part.own_cost.map_or((1 << 56) - 1, |cost| cost & MOST), 7);
         if number == known.len() {
             known.push(at);

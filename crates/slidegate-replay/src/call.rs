@@ -144,8 +144,6 @@ enum VerbName {
 enum RoleName {
     Deciding,
     Together,
-    IfAllowed,
-    Independent,
     Refusals,
 }
 
@@ -242,7 +240,7 @@ pub(crate) fn checked<T: for<'de> Deserialize<'de> + Serialize>(value: serde_jso
 pub(crate) fn is_counted(decision: &PolicyDecision<'_>) -> bool {
     match decision.verb() {
         Verb::Check => true,
-        Verb::Peek => decision.is_denied() && decision.role() != Role::Independent,
+        Verb::Peek => decision.is_denied(),
         _ => false,
     }
 }
@@ -278,9 +276,8 @@ mod tests {
         let list = json!([
             {"attributes": {"user": "alice", "ip": "192.0.2.1", "shard": 7}},
             {"cost": 0, "verb": "peek", "role": "together", "policy": "p", "deny_over_limit": true, "attributes": {}},
-            {"cost": 3, "verb": "refund", "role": "if_allowed", "attributes": {}},
+            {"cost": 3, "verb": "refund", "attributes": {}},
             {"cost": 2, "verb": "penalize", "role": "refusals", "attributes": {}},
-            {"role": "independent", "attributes": {}},
             {"costs": {"input": 5, "output": 7}, "attributes": {}},
         ]);
         let text = Call::of_line(list).unwrap();
@@ -292,9 +289,8 @@ mod tests {
         let expected = [
             alice,
             Request::new().cost(0).verb(Verb::Peek).role(Role::Together).under("p").deny_over_limit(),
-            Request::new().cost(3).verb(Verb::Refund).role(Role::IfAllowed),
+            Request::new().cost(3).verb(Verb::Refund),
             Request::new().cost(2).verb(Verb::Penalize).role(Role::Refusals),
-            Request::new().role(Role::Independent),
             Request::new().cost([("input", 5), ("output", 7)]),
         ];
         assert_eq!(format!("{:?}", call.requests()), format!("{expected:?}"));

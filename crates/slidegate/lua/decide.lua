@@ -10,12 +10,11 @@
 --   with `once` last how long the reply is stored (integer, ms).
 -- A mode has five letters: the verb (`c`heck, `p`eek, `r`efund, pe`n`alize); `e`nforced or
 --   `s`hadow; how an excess is handled (`-` deny, `+` charge, `!` count); the role (`d`eciding,
---   `t`ogether, `a` if allowed, `i`ndependent, `k` refusals); `o` if it is denied while over its
---   limit, otherwise `-`. `t`, `a` and `i` are followed by the number of the request, `k` by that
---   of its base part.
+--   `t`ogether, `k` refusals, which belong to the last part before them of another role); `o` if it
+--   is denied while over its limit, otherwise `-`.
 -- Reply: {requests that are not denied, now, {the algorithm's `numbers`} of each key before
---   anything was charged, {its `numbers` afterwards, the cost refunded} of each refund that was
---   carried out}; {-1, now} if the call is too late.
+--   anything was charged, {its `numbers` afterwards, the cost refunded} of each refund}; {-1, now}
+--   if the call is too late.
 -- Layout: docs/redis-layout.md. Rust twin: `all_or_none` in `src/all_or_nothing.rs`: change both or neither.
 
 --[open]
@@ -71,22 +70,17 @@ local opens = {}
 -- Letters of the modes.
 local CHECK, PEEK, REFUND, PENALIZE = 99, 112, 114, 110
 local ENFORCED, CHARGE, COUNT, OVER = 101, 43, 33, 111
-local DECIDING, TOGETHER, IF_ALLOWED, INDEPENDENT, REFUSALS = 100, 116, 97, 105, 107
+local TOGETHER, REFUSALS = 116, 107
 -- By part. `at` is the first part with the same key.
-local verb, enforced, excess, role, over, link, own, at = {}, {}, {}, {}, {}, {}, {}, {}
+local verb, enforced, excess, role, over, own, at = {}, {}, {}, {}, {}, {}, {}
 -- By key, at the index of its first part.
 local used, capacity, most, moved, adds, needed, writes = {}, {}, {}, {}, {}, {}, {}
 local report, charge, save, refund = {}, {}, {}, {}
-local is_plain = true
 for p = 1, parts do
   local from = 3 + requests + (p - 1) * 4
-  local letter, mode = argv[from + 1], argv[from + 2]
-  verb[p], enforced[p], excess[p], role[p], over[p] = mode:byte(1, 5)
+  local letter = argv[from + 1]
+  verb[p], enforced[p], excess[p], role[p], over[p] = argv[from + 2]:byte(1, 5)
   enforced[p], over[p] = enforced[p] == ENFORCED, over[p] == OVER
-  if role[p] ~= DECIDING or over[p] then
-    is_plain = false
-    link[p] = tonumber(mode:sub(6))
-  end
   own[p] = tonumber(argv[from + 4])
   --@verbs
   if opens[letter] then
@@ -101,23 +95,17 @@ for p = 1, parts do
 end
 
 local reply = { 0, now }
-local is_denied, by_peek, denied
 for request = 4, 3 + requests do
   local cost = argv[request] + 0
-  is_denied, by_peek, denied = false, false, {}
-  local added
-  if not is_plain then
-    -- Usage that counts for a part besides that of its own key.
-    added = {}
-    for p = 1, parts do
-      if role[p] == REFUSALS and verb[p] == PEEK then
-        added[link[p]] = (added[link[p]] or 0) + used[at[p]] + adds[at[p]]
-      end
-    end
-  end
-  for p = 1, parts do
+  local is_denied, by_peek, denied = false, false, {}
+  -- Whether all parts that deny together do, and whether one of them is a peek.
+  local together, is_peek_together
+  -- Usage under second keys of a peek: these stand behind it, so parts are decided backwards.
+  local added = 0
+  for p = parts, 1, -1 do
+    local k = at[p]
     if verb[p] == CHECK or verb[p] == PEEK then
-      local k, asks = at[p], own[p] or cost
+      local asks = own[p] or cost
       if excess[p] == CHARGE and asks > 1 then asks = 1 end
       -- In this order every sum is below 2^53, unless the cost can never fit.
       local excess_cost = asks - capacity[k] + used[k] + adds[k]
@@ -126,42 +114,30 @@ for request = 4, 3 + requests do
         if excess_cost > needed[k] and asks <= capacity[k] then needed[k] = excess_cost end
       elseif over[p] then
         local least = excess[p] == CHARGE and 1 or 0
-        denied[p] = least - capacity[k] + used[k] + adds[k] + (added[p] or 0) > 0
+        denied[p] = least - capacity[k] + used[k] + adds[k] + added > 0
       end
       --@full
-      if denied[p] and enforced[p] and role[p] == DECIDING then
+    end
+    local denies = denied[p] == true and enforced[p]
+    if role[p] == REFUSALS then
+      if verb[p] == PEEK then added = added + used[k] + adds[k] end
+    else
+      added = 0
+      if role[p] == TOGETHER then
+        together = together ~= false and denies
+        is_peek_together = is_peek_together or verb[p] == PEEK
+      elseif denies then
         is_denied, by_peek = true, by_peek or verb[p] == PEEK
       end
     end
   end
-  -- By number of a request: whether an enforced policy denies it.
-  local refused = {}
-  if not is_plain then
-    local has_together, all_together, has_peek = false, true, false
-    for p = 1, parts do
-      if denied[p] and enforced[p] and role[p] ~= DECIDING and role[p] ~= REFUSALS then
-        refused[link[p]] = true
-      end
-    end
-    for p = 1, parts do
-      if role[p] == TOGETHER then
-        has_together, all_together = true, all_together and refused[link[p]]
-        has_peek = has_peek or verb[p] == PEEK
-      end
-    end
-    if has_together and all_together then is_denied, by_peek = true, by_peek or has_peek end
-  end
+  if together then is_denied, by_peek = true, by_peek or is_peek_together end
   if not is_denied then reply[1] = reply[1] + 1 end
   for p = 1, parts do
     if verb[p] == CHECK then
       local k, takes = at[p], own[p] or cost
-      local passes = not is_denied
-      if role[p] == INDEPENDENT then
-        passes = not refused[link[p]]
-      elseif role[p] ~= DECIDING then
-        passes = passes and not refused[link[p]]
-      end
-      if excess[p] == COUNT or passes and excess[p] == CHARGE and not denied[p] then
+      local passes = not is_denied and not denied[p]
+      if excess[p] == COUNT or passes and excess[p] == CHARGE then
         adds[k] = math.max(adds[k], math.min(adds[k] + takes, most[k] - used[k]))
         writes[k] = writes[k] or excess[p] == COUNT
         -- The wait includes a denied cost that was counted.
@@ -169,7 +145,7 @@ for request = 4, 3 + requests do
         if excess[p] == COUNT and excess_cost > needed[k] and takes <= capacity[k] then
           needed[k] = excess_cost
         end
-      elseif passes and not denied[p] then
+      elseif passes then
         adds[k] = adds[k] + takes
         --@reserve
       else
@@ -178,11 +154,13 @@ for request = 4, 3 + requests do
       writes[k] = writes[k] or moved[k]
     end
   end
+  -- The part that refusals belong to.
+  local base
   for p = 1, parts do
+    if role[p] ~= REFUSALS then base = p end
     if verb[p] == PENALIZE then
-      local is_done = role[p] ~= IF_ALLOWED or not is_denied
+      local is_done = true
       if role[p] == REFUSALS then
-        local base = link[p]
         is_done = not by_peek and excess[base] ~= COUNT and (verb[base] ~= CHECK or denied[base])
       end
       if is_done then
@@ -209,7 +187,7 @@ for p = 1, parts do
 end
 -- A call with refunds is one request.
 for p = 1, parts do
-  if verb[p] == REFUND and (role[p] ~= IF_ALLOWED or not is_denied) then
+  if verb[p] == REFUND then
     local k = at[p]
     local report_key, refund_key = report[k], refund[k]
     local from = 3 + requests + (p - 1) * 4

@@ -2,7 +2,7 @@
 //!
 //! This is the decision procedure that every store follows, in memory and in a script.
 
-use crate::charge::{Excess, Part, PerCharge};
+use crate::charge::{Charge, Charges, Excess, Part, PerCharge};
 use crate::decision::{Decision, Verdict};
 use crate::verb::{Role, Verb};
 
@@ -20,10 +20,11 @@ pub(crate) struct Outcome {
 /// cost.
 ///
 /// In a first pass all keys are peeked at, and nothing changes. Then, in this order: checks are
-/// charged if the call is allowed (see [`Role`] for others), penalties are charged, and refunds are
-/// returned. A shadow policy that would deny is not charged and does not deny. Where an overdraft
-/// is admitted, room for the first unit of the cost is enough. Where denials count, the cost is
-/// charged whatever any policy says, and a denial tells what is used after that.
+/// charged if the call is allowed, penalties are charged (see [`Role::Refusals`] for those that are
+/// not), and refunds are returned. A shadow policy that would deny is not charged and does not
+/// deny. Where an overdraft is admitted, room for the first unit of the cost is enough. Where
+/// denials count, the cost is charged whatever any policy says, and a denial tells what is used
+/// after that.
 #[inline]
 pub(crate) fn all_or_none<P: AsRef<Part>>(
     parts: &[P],
@@ -45,10 +46,10 @@ pub(crate) fn all_or_none<P: AsRef<Part>>(
     };
     let mut decisions: PerCharge<Decision> = parts.iter().enumerate().map(first).collect();
     complete(parts, &mut decisions);
-    let denials = Denials::of(parts, &decisions);
+    let denials = Denials::of(parts, |at| decisions[at].is_denied());
     for (at, part) in parts.iter().map(P::as_ref).enumerate().filter(|(_, part)| part.verb == Verb::Check) {
-        let passes = denials.admits(part, parts, &decisions);
         let decision = &mut decisions[at];
+        let passes = !denials.is_call && decision.is_allowed();
         match part.excess {
             Excess::Count => {
                 let charged = apply(at, Verb::Penalize, part.cost);
@@ -63,16 +64,14 @@ pub(crate) fn all_or_none<P: AsRef<Part>>(
                     }
                 };
             }
-            Excess::Refuse if passes && decision.is_allowed() => *decision = apply(at, part.verb, part.cost),
-            Excess::Charge if passes && decision.is_allowed() => {
-                *decision = apply(at, Verb::Penalize, part.cost);
-            }
+            Excess::Refuse if passes => *decision = apply(at, part.verb, part.cost),
+            Excess::Charge if passes => *decision = apply(at, Verb::Penalize, part.cost),
             Excess::Refuse | Excess::Charge => {}
         }
     }
     for verb in [Verb::Penalize, Verb::Refund] {
         for (at, part) in parts.iter().map(P::as_ref).enumerate().filter(|(_, part)| part.verb == verb) {
-            if denials.moves(part, parts, &decisions) {
+            if denials.moves(at, parts, &decisions) {
                 decisions[at] = apply(at, verb, part.cost);
             }
         }
@@ -105,7 +104,7 @@ pub(crate) fn complete<P: AsRef<Part>>(parts: &[P], decisions: &mut [Decision]) 
     for (at, part) in parts.iter().map(P::as_ref).enumerate() {
         if part.role == Role::Refusals && part.verb == Verb::Peek {
             let usage = decisions[at];
-            decisions[part.link].add_usage(&usage);
+            decisions[base_of(at, parts)].add_usage(&usage);
         }
     }
     for (part, decision) in parts.iter().map(P::as_ref).zip(decisions) {
@@ -116,61 +115,73 @@ pub(crate) fn complete<P: AsRef<Part>>(parts: &[P], decisions: &mut [Decision]) 
 }
 
 impl Denials {
-    /// What these decisions deny.
-    pub(crate) fn of<P: AsRef<Part>>(parts: &[P], decisions: &[Decision]) -> Self {
-        let (mut is_call, mut is_by_peek) = (false, false);
-        let (mut has_together, mut all_together) = (false, true);
-        for (part, decision) in parts.iter().map(P::as_ref).zip(decisions) {
-            if part.role == Role::Deciding && part.enforced && decision.is_denied() {
-                is_call = true;
-                is_by_peek |= part.verb == Verb::Peek;
-            }
-            if part.role == Role::Together {
-                has_together = true;
-                all_together &= is_request_denied(part, parts, decisions);
+    /// What parts deny, of which these are denied.
+    pub(crate) fn of<P: AsRef<Part>>(parts: &[P], is_denied: impl Fn(usize) -> bool) -> Self {
+        let mut denials = Self { is_call: false, is_by_peek: false };
+        let mut together: Option<Self> = None;
+        for (at, part) in parts.iter().map(P::as_ref).enumerate() {
+            let (denies, is_peek) = (part.enforced && is_denied(at), part.verb == Verb::Peek);
+            match part.role {
+                Role::Deciding if denies => {
+                    denials.is_call = true;
+                    denials.is_by_peek |= is_peek;
+                }
+                Role::Together => {
+                    let all = together.get_or_insert(Self { is_call: true, is_by_peek: false });
+                    all.is_call &= denies;
+                    all.is_by_peek |= is_peek;
+                }
+                Role::Deciding | Role::Refusals => {}
             }
         }
-        if has_together && all_together {
-            is_call = true;
-            is_by_peek |= parts
-                .iter()
-                .map(P::as_ref)
-                .any(|part| part.role == Role::Together && part.verb == Verb::Peek);
-        }
-        Self { is_call, is_by_peek }
-    }
-
-    /// Whether nothing but its own key keeps a check from being charged.
-    pub(crate) fn admits<P: AsRef<Part>>(self, part: &Part, parts: &[P], decisions: &[Decision]) -> bool {
-        match part.role {
-            Role::Deciding | Role::Refusals => !self.is_call,
-            Role::Together | Role::IfAllowed => !self.is_call && !is_request_denied(part, parts, decisions),
-            Role::Independent => !is_request_denied(part, parts, decisions),
+        match together.filter(|all| all.is_call) {
+            Some(all) => Self { is_call: true, is_by_peek: denials.is_by_peek || all.is_by_peek },
+            None => denials,
         }
     }
 
-    /// Whether a refund or a penalty is carried out.
-    pub(crate) fn moves<P: AsRef<Part>>(self, part: &Part, parts: &[P], decisions: &[Decision]) -> bool {
-        match part.role {
-            Role::Deciding | Role::Together | Role::Independent => true,
-            Role::IfAllowed => !self.is_call,
-            Role::Refusals => {
-                let base = parts[part.link].as_ref();
-                let is_charged = base.verb == Verb::Check
-                    && decisions[part.link].is_allowed()
-                    && self.admits(base, parts, decisions);
-                !self.is_by_peek && base.excess != Excess::Count && !is_charged
-            }
+    /// Whether the refund or the penalty at this position is carried out.
+    pub(crate) fn moves<P: AsRef<Part>>(self, at: usize, parts: &[P], decisions: &[Decision]) -> bool {
+        if parts[at].as_ref().role != Role::Refusals {
+            return true;
         }
+        let base = base_of(at, parts);
+        let Part { verb, excess, .. } = *parts[base].as_ref();
+        let is_charged = verb == Verb::Check && decisions[base].is_allowed() && !self.is_call;
+        !self.is_by_peek && excess != Excess::Count && !is_charged
     }
 }
 
-/// Whether an enforced policy denies the request that a part is for.
-fn is_request_denied<P: AsRef<Part>>(part: &Part, parts: &[P], decisions: &[Decision]) -> bool {
-    let is_of_it = |other: &Part| other.role == part.role && other.link == part.link;
-    parts
-        .iter()
-        .map(P::as_ref)
-        .zip(decisions)
-        .any(|(other, one)| is_of_it(other) && other.enforced && one.is_denied())
+/// The charges as a store has to decide them, where it is known before that some of them are
+/// denied: by a block, or because nobody can be asked.
+///
+/// Those are only peeked at, and deny nothing any more. If they deny the call, nothing else is
+/// charged either.
+pub(crate) fn with_denials<'a>(charges: &[Charge<'a>], is_denied: impl Fn(usize) -> bool) -> Charges<'a> {
+    let denials = Denials::of(charges, &is_denied);
+    let decided = |(at, charge): (usize, &Charge<'a>)| {
+        let part = charge.part;
+        let peek = Part { verb: Verb::Peek, role: Role::Deciding, enforced: false, ..part };
+        let part = match (part.role, part.verb) {
+            (Role::Refusals, Verb::Penalize) if denials.is_call => {
+                if denials.is_by_peek || part.excess == Excess::Count {
+                    Part { cost: 0, ..peek }
+                } else {
+                    Part { role: Role::Deciding, ..part }
+                }
+            }
+            (Role::Refusals, _) => part,
+            (_, Verb::Check | Verb::Peek) if is_denied(at) => peek,
+            (_, Verb::Check) if denials.is_call => Part { verb: Verb::Peek, ..part },
+            _ => part,
+        };
+        Charge { part, ..charge.clone() }
+    };
+    charges.iter().enumerate().map(decided).collect()
+}
+
+/// The position of the part that the refusals at this position belong to.
+fn base_of<P: AsRef<Part>>(at: usize, parts: &[P]) -> usize {
+    let base = parts[..at].iter().rposition(|part| part.as_ref().role != Role::Refusals);
+    base.expect("refusals follow the part that they belong to")
 }

@@ -123,10 +123,8 @@ impl<'a> Charge<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Part {
     pub(crate) verb: Verb,
+    /// [`Role::Refusals`] follow the part that they belong to, with nothing but others of it between.
     pub(crate) role: Role,
-    /// The request that it is for. Of [`Role::Refusals`] the position of the part that it belongs
-    /// to.
-    pub(crate) link: usize,
     pub(crate) cost: u64,
     /// Whether a denial denies the request: not under a shadow policy.
     pub(crate) enforced: bool,
@@ -153,7 +151,7 @@ impl Part {
     #[cfg(all(test, feature = "redis"))]
     pub(crate) fn check_of_nothing() -> Self {
         let (verb, role, excess) = (Verb::Check, Role::Deciding, Excess::Refuse);
-        Self { verb, role, link: 0, cost: 0, enforced: true, excess, over_limit: false }
+        Self { verb, role, cost: 0, enforced: true, excess, over_limit: false }
     }
 
     /// What has to fit: the cost, or the first unit of it where the rest may exceed the limit.
@@ -255,32 +253,35 @@ impl<'a> Plan<'a> {
     /// reserved as one are settled to one cost, so the larger one is held.
     #[inline] // it is copied twice otherwise
     pub(crate) fn add(&mut self, mut charge: Charge<'a>) {
-        if charge.part.role == Role::Refusals {
+        let is_refusals = charge.part.role == Role::Refusals;
+        // Refusals are added to those of the same base, and stand behind them.
+        let mut among = 0..self.charges.len();
+        if is_refusals {
             let Some(base) = self.base_of(&charge) else { return };
-            let verb = match self.charges[base].part.verb {
+            charge.part.verb = match self.charges[base].part.verb {
                 Verb::Check => Verb::Penalize,
                 Verb::Peek => Verb::Peek,
                 Verb::Refund | Verb::Penalize => return,
             };
-            charge.part = Part { verb, link: base, over_limit: false, ..charge.part };
+            charge.part.over_limit = false;
+            let is_other = |known: &Charge<'_>| known.part.role != Role::Refusals;
+            let next = self.charges[base + 1..].iter().position(is_other);
+            among = base + 1..next.map_or(among.end, |next| base + 1 + next);
         }
         let part = charge.part;
         let same = |known: &Charge<'_>| {
-            let is_alike = match (part.role, known.part.role) {
-                (Role::Refusals, Role::Refusals) => part.link == known.part.link,
-                (Role::Refusals, _) | (_, Role::Refusals) => false,
-                (role, other) => role == other || part.verb.is_question(),
-            };
             known.request < charge.request
                 && known.policy == charge.policy
                 && known.part.verb == part.verb
-                && is_alike
+                && (known.part.role == Role::Refusals) == is_refusals
                 && known.key == charge.key
         };
-        let Some(position) = self.charges.iter().position(same) else {
-            self.charges.push(charge);
+        let Some(position) = self.charges[among.clone()].iter().position(same) else {
+            self.charges.insert(among.end, charge);
+            self.met.iter_mut().filter(|(_, at)| *at >= among.end).for_each(|(_, at)| *at += 1);
             return;
         };
+        let position = among.start + position;
         self.met.push((charge.request, position));
         let known = &mut self.charges[position].part;
         known.cost = if self.is_reservation {
@@ -289,9 +290,7 @@ impl<'a> Plan<'a> {
             known.cost.saturating_add(part.cost)
         };
         known.over_limit |= part.over_limit;
-        if part.role < known.role {
-            (known.role, known.link) = (part.role, part.link);
-        }
+        known.role = known.role.min(part.role);
     }
 
     /// The position of the charge that a charge for refusals belongs to: under the same policy, of
@@ -305,51 +304,4 @@ impl<'a> Plan<'a> {
             met.map(|(_, at)| *at)
         })
     }
-}
-
-/// The charges as a store has to decide them, where it is known before that some of them are
-/// denied: by a block, or because nobody can be asked.
-///
-/// Those are only peeked at, and deny nothing any more. If they deny the call, nothing else is
-/// charged either.
-pub(crate) fn with_denials<'a>(charges: &[Charge<'a>], is_denied: impl Fn(usize) -> bool) -> Charges<'a> {
-    let parts = || charges.iter().map(|charge| charge.part);
-    let (mut is_call_denied, mut is_denied_by_peek) = (false, false);
-    let mut denied_requests = SmallVec::<[usize; 4]>::new();
-    for (_, part) in parts().enumerate().filter(|(at, part)| part.enforced && is_denied(*at)) {
-        match part.role {
-            Role::Deciding => {
-                is_call_denied = true;
-                is_denied_by_peek |= part.verb == Verb::Peek;
-            }
-            Role::Together | Role::Independent => denied_requests.push(part.link),
-            Role::IfAllowed | Role::Refusals => {}
-        }
-    }
-    let together = || parts().filter(|part| part.role == Role::Together);
-    if together().next().is_some() && together().all(|part| denied_requests.contains(&part.link)) {
-        is_call_denied = true;
-        is_denied_by_peek |= together().any(|part| part.verb == Verb::Peek);
-    }
-    let decided = |(at, charge): (usize, &Charge<'a>)| {
-        let part = charge.part;
-        let is_denied_itself = is_denied(at)
-            || matches!(part.role, Role::Together | Role::Independent)
-                && denied_requests.contains(&part.link);
-        let role_of_base = if part.role == Role::Refusals { charges[part.link].part.role } else { part.role };
-        let is_over = is_call_denied && role_of_base != Role::Independent;
-        let peek = Part { verb: Verb::Peek, role: Role::IfAllowed, enforced: false, ..part };
-        let is_left_out = is_denied_by_peek || part.excess == Excess::Count;
-        let part = match (part.role, part.verb) {
-            (Role::Refusals, Verb::Penalize) if is_over && is_left_out => Part { cost: 0, ..peek },
-            (Role::Refusals, Verb::Penalize) if is_over => Part { role: Role::Deciding, ..part },
-            (Role::Refusals, _) => part,
-            (_, Verb::Check | Verb::Peek) if is_denied_itself => peek,
-            (_, Verb::Check) if is_over => Part { verb: Verb::Peek, ..part },
-            (Role::IfAllowed, _) if is_over => Part { cost: 0, ..peek },
-            _ => part,
-        };
-        Charge { part, ..charge.clone() }
-    };
-    charges.iter().enumerate().map(decided).collect()
 }

@@ -266,7 +266,7 @@ impl<S: Store> Gate<S> {
     /// compared with those before: meant for a few dozen.
     ///
     /// ```
-    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, Role, Verb};
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, Verb};
     ///
     /// let gate = Gate::new(PolicySet::new([
     ///     Policy::new("calls", Quota::per_minute(100))?.scope(["user"]),
@@ -275,13 +275,14 @@ impl<S: Store> Gate<S> {
     /// let requests = [
     ///     Request::new().with("user", "alice").under("calls"),
     ///     Request::new().with("user", "alice").with("model", "small").under("tokens").cost(6000),
-    ///     Request::new().with("user", "bob").under("calls").verb(Verb::Refund).role(Role::IfAllowed),
+    ///     Request::new().with("user", "bob").under("calls").verb(Verb::Penalize),
     /// ];
     /// let decisions = gate.apply(&requests);
     /// assert!(decisions.is_denied());
     /// let denied = decisions.strictest().unwrap();
     /// assert_eq!((denied.request(), denied.policy().name()), (1, "tokens"));
     /// assert_eq!(gate.peek(&requests[0]).strictest().unwrap().used(), 0);
+    /// assert_eq!(gate.peek(&requests[2]).strictest().unwrap().used(), 1);
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     pub fn apply<'r>(

@@ -40,9 +40,9 @@ pub(crate) mod redis;
 #[cfg(feature = "redis")]
 pub(crate) mod shared;
 
-pub(crate) use crate::all_or_nothing::all_or_none;
 #[cfg(feature = "redis")]
 pub(crate) use crate::all_or_nothing::{Denials, Outcome, complete};
+pub(crate) use crate::all_or_nothing::{all_or_none, with_denials};
 pub use holds::{HeldCharge, HoldAnswer, HoldAnswers, HoldCall, HoldStore, TicketKeyBytes};
 pub use idempotency::IdempotencyCache;
 pub use key_state::KeyState;

@@ -36,15 +36,9 @@ pub enum Role {
     #[default]
     Deciding,
     /// The call is denied if all requests of this role are denied. A check is charged if it fits
-    /// itself and the call is allowed. Requests that no policy applies to are left out.
+    /// itself and the call is allowed. Requests that no policy applies to are left out. Of a request
+    /// that names no policy, each policy that applies counts as a request of its own.
     Together,
-    /// Carried out if the call is allowed, and denies nothing else: a check is charged if it fits
-    /// itself as well. Otherwise it charges and returns nothing, and its decisions say how much is
-    /// used.
-    IfAllowed,
-    /// Decided by itself: a check is charged if it fits, regardless of the call's verdict, and a denial
-    /// denies nothing else.
-    Independent,
     /// Not a request of its own, but a second key for the request just before it in the call, under
     /// the same policy. It has no decision.
     ///

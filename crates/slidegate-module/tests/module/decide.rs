@@ -21,8 +21,6 @@ pub(crate) struct Part {
     pub(crate) key: usize,
     /// Verb, enforcement, excess, role, and whether it is denied over the limit.
     pub(crate) mode: String,
-    /// The number of the request, or of refusals the position of their base.
-    pub(crate) link: usize,
     pub(crate) own_cost: Option<u64>,
     pub(crate) hold: Option<Hold>,
 }
@@ -40,15 +38,11 @@ pub(crate) struct Call {
 
 impl Part {
     pub(crate) fn plain(key: usize, verb: char) -> Self {
-        Self { key, mode: format!("{verb}e-d-"), link: 0, own_cost: None, hold: None }
+        Self { key, mode: format!("{verb}e-d-"), own_cost: None, hold: None }
     }
 
     pub(crate) fn verb(&self) -> u8 {
         self.mode.as_bytes()[0]
-    }
-
-    fn role(&self) -> u8 {
-        self.mode.as_bytes()[3]
     }
 }
 
@@ -101,12 +95,7 @@ impl Call {
             let first = self.parts.iter().position(|other| other.key == part.key).unwrap();
             let quota = &self.quotas[part.key];
             args.push(if first == at { vec![quota.letter()] } else { number(first as u64 + 1) });
-            let link = match part.role() {
-                b'd' => String::new(),
-                b'k' => (part.link + 1).to_string(),
-                _ => part.link.to_string(),
-            };
-            args.push(format!("{}{link}", part.mode).into_bytes());
+            args.push(part.mode.clone().into_bytes());
             let mut packed = quota.for_script();
             if self.has_holds {
                 packed.extend(part.hold.iter().flat_map(Hold::bytes));
@@ -136,7 +125,7 @@ impl Call {
             let known = order.iter().position(|key| *key == part.key);
             call.extend(bytes(&[(known.unwrap_or(order.len()) as u64, 2)]));
             call.extend(part.mode.as_bytes());
-            call.extend(bytes(&[(part.link as u64, 2), (part.own_cost.unwrap_or((1 << 56) - 1), 7)]));
+            call.extend(bytes(&[(part.own_cost.unwrap_or((1 << 56) - 1), 7)]));
             if known.is_none() {
                 call.extend(self.quotas[part.key].for_module());
                 order.push(part.key);
@@ -182,14 +171,12 @@ pub(crate) fn random_call(random: &mut Random, quotas: &[Quota]) -> Call {
         let verb = if verb == b'c' && is_known { b'p' } else { verb };
         let enforced = random.one_of(b"eees");
         let excess = if verb == b'c' || verb == b'p' { random.one_of(b"---+!") } else { b'-' };
-        let role = random.one_of(b"dddddtai");
+        let role = random.one_of(b"ddddttt");
         let over = if verb == b'c' || verb == b'p' { random.one_of(b"---o") } else { b'-' };
         let mode = String::from_utf8(vec![verb, enforced, excess, role, over]).unwrap();
-        // A request has one role.
-        let link = usize::try_from(random.below(3)).unwrap() + 10 * usize::from(role - b'a');
         let own_cost = (random.below(4) == 0).then(|| random.below(6));
         let is_base = verb == b'c' || verb == b'p';
-        parts.push(Part { key, mode, link, own_cost, hold: None });
+        parts.push(Part { key, mode, own_cost, hold: None });
         if is_base && random.below(6) == 0 {
             let base = parts.len() - 1;
             let key = usize::try_from(random.below(quotas.len() as u64)).unwrap();
@@ -197,7 +184,7 @@ pub(crate) fn random_call(random: &mut Random, quotas: &[Quota]) -> Call {
             let enforced = char::from(enforced);
             let mode = format!("{verb}{enforced}-k-");
             if key != parts[base].key {
-                parts.push(Part { key, mode, link: base, own_cost: None, hold: None });
+                parts.push(Part { key, mode, own_cost: None, hold: None });
             }
         }
     }

@@ -51,8 +51,6 @@ impl CallRequest {
         };
         let role = match self.role {
             Role::Together => Some("together"),
-            Role::IfAllowed => Some("if_allowed"),
-            Role::Independent => Some("independent"),
             Role::Refusals => Some("refusals"),
             _ => None,
         };
@@ -77,11 +75,9 @@ fn random_calls(random: &mut Random) -> Vec<(u64, Vec<CallRequest>)> {
             let (verb, role) = match random.below(12) {
                 0 => (Verb::Peek, Role::Deciding),
                 1 => (Verb::Peek, Role::Together),
-                2 => (Verb::Refund, Role::IfAllowed),
+                2 => (Verb::Refund, Role::Deciding),
                 3 => (Verb::Penalize, Role::Deciding),
-                4 => (Verb::Check, Role::IfAllowed),
-                5 | 6 => (Verb::Check, Role::Independent),
-                7 | 8 => (Verb::Check, Role::Together),
+                4..8 => (Verb::Check, Role::Together),
                 _ => (Verb::Check, Role::Deciding),
             };
             CallRequest {

@@ -505,8 +505,7 @@ impl CallRecorder<'_> {
         // By verb, whether a request of it was denied.
         let mut requests = [None; VERBS.len()];
         for one in decisions.iter() {
-            let is_denied_peek =
-                one.verb() == Verb::Peek && one.is_denied() && one.role() != Role::Independent;
+            let is_denied_peek = one.verb() == Verb::Peek && one.is_denied();
             let verb = if is_denied_peek { Verb::Check } else { one.verb() };
             let denies = is_denial(&one) && (one.role() != Role::Together || all_deny_together);
             *requests[verb as usize].get_or_insert(false) |= verb == Verb::Check && denies;

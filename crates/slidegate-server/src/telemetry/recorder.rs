@@ -214,11 +214,7 @@ impl Recorder {
             [] => return,
             // Of a single request, the other roles decide the same as none.
             [only] if reservation.is_none() && is_line(&requests[only]) => {
-                let request = &requests[only];
-                if request.own_role() == Role::IfAllowed && decisions.is_denied() {
-                    return;
-                }
-                lines.rest_of_line(verb_of(request), request)
+                lines.rest_of_line(verb_of(&requests[only]), &requests[only])
             }
             _ => {
                 let kept = kept.iter().map(|position| &requests[*position]);

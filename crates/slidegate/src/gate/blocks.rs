@@ -1,7 +1,8 @@
 //! Blocks applied to decisions: the store reports the usage of a blocked key, and the block denies.
 
-use crate::charge::{Charge, Charges, PerCharge, with_denials};
+use crate::charge::{Charge, Charges, PerCharge};
 use crate::decision::{Decision, DecisionSource, Verdict, Waits};
+use crate::store::with_denials;
 use crate::time::Timestamp;
 
 /// The remaining time of the blocks of charges, at least one of which is in force.

@@ -7,7 +7,7 @@ use arc_swap::Guard;
 use smallvec::SmallVec;
 
 use crate::block::Block;
-use crate::charge::{Charge, Part, PerCharge, Plan};
+use crate::charge::{Charge, PerCharge, Plan};
 #[cfg(feature = "redis")]
 use crate::decision::DecisionSource;
 use crate::decision::{Decision, Verdict};
@@ -46,8 +46,6 @@ pub(super) struct Answer {
     // In few bytes, because lists of them are copied.
     request: u32,
     policy: u32,
-    /// The request whose role it has, where two met on one key.
-    link: u32,
     role: Role,
     decision: Decision,
 }
@@ -55,14 +53,7 @@ pub(super) struct Answer {
 impl Answer {
     #[inline]
     fn of(charge: &Charge<'_>, decision: Decision) -> Self {
-        let Part { role, link, .. } = charge.part;
-        Self {
-            request: charge.request,
-            policy: charge.policy,
-            link: u32::try_from(link).expect("a call has fewer than 2^32 charges"),
-            role,
-            decision,
-        }
+        Self { request: charge.request, policy: charge.policy, role: charge.part.role, decision }
     }
 }
 
@@ -162,12 +153,8 @@ impl Decisions<'_> {
 
     /// Whether the requests that deny only [together](Role::Together) do.
     fn denies_together(&self) -> bool {
-        let mut together = self.answers.iter().filter(|answer| answer.role == Role::Together).peekable();
-        let is_request_denied = |of: &Answer| {
-            let others = self.iter().filter(|one| one.role() == of.role && one.answer.link == of.link);
-            others.into_iter().any(|one| one.is_denied() && one.policy().is_enforced())
-        };
-        together.peek().is_some() && together.all(is_request_denied)
+        let mut together = self.iter().filter(|one| one.role() == Role::Together).peekable();
+        together.peek().is_some() && together.all(|one| one.is_denied() && one.policy().is_enforced())
     }
 
     /// Keeps the decisions that `keep` selects: for answers that describe a part of a call only.

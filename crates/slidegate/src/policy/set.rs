@@ -343,7 +343,6 @@ impl PolicySet {
         let mut part = Part {
             verb: verb.unwrap_or(request.own_verb()),
             role: request.own_role(),
-            link: number,
             over_limit: request.is_denied_over_limit(),
             cost: request.cost_of(&rule.policy.counts),
             enforced: rule.policy.enforced,

@@ -116,8 +116,6 @@ pub(crate) fn mode_letters(part: &Part, hold: Option<&NewHold>) -> [u8; 5] {
     let role = match part.role {
         Role::Deciding => b'd',
         Role::Together => b't',
-        Role::IfAllowed => b'a',
-        Role::Independent => b'i',
         Role::Refusals => b'k',
     };
     [verb, if part.enforced { b'e' } else { b's' }, excess, role, if part.over_limit { b'o' } else { b'-' }]
@@ -167,7 +165,6 @@ impl DecideCall {
         for CallPart { key, quota, part, own_cost, hold } in &self.parts {
             push(&mut bytes, *key as u64, 2);
             bytes.extend_from_slice(&mode_letters(part, hold.as_ref()));
-            push(&mut bytes, part.link as u64, 2);
             push(&mut bytes, own_cost.unwrap_or(NO_COST), 7);
             if *key == keys {
                 bytes.extend_from_slice(&quota_bytes(quota));
@@ -288,11 +285,10 @@ impl DecideCall {
             }
             parts.push(CallPart::read(&mut fields, has_holds, &mut quotas)?);
         }
-        let is_linked = |one: &CallPart| one.part.role != Role::Refusals || one.part.link < parts.len();
         let has_refunds = parts.iter().any(|one| one.part.verb == Verb::Refund);
         let is_valid = flags <= HAS_HOLDS | IS_ONCE
-            && !parts.is_empty()
-            && parts.iter().all(is_linked)
+            // Refusals belong to a part before them.
+            && parts.first().is_some_and(|one| one.part.role != Role::Refusals)
             // A call with refunds is one request, and so is one with an idempotency key.
             && (requests == 1 || !has_refunds && once_ms.is_none());
         is_valid.then_some(Self { latest, has_holds, once_ms, costs, parts })
@@ -329,7 +325,6 @@ impl CallPart {
     fn read(fields: &mut Reader<'_>, has_holds: bool, quotas: &mut SmallVec<[Quota; 4]>) -> Option<Self> {
         let key = fields.small()?;
         let mode = fields.bytes(5)?;
-        let link = fields.small()?;
         let own_cost = match fields.number(7)? {
             NO_COST => None,
             cost => Some(cost).filter(|cost| *cost <= Quota::MAX_COUNT).map(Some)?,
@@ -350,20 +345,12 @@ impl CallPart {
         let enforced = one_of(mode[1], &[(b'e', true), (b's', false)])?;
         let excess =
             one_of(mode[2], &[(b'-', Excess::Refuse), (b'+', Excess::Charge), (b'!', Excess::Count)])?;
-        let role = one_of(
-            mode[3],
-            &[
-                (b'd', Role::Deciding),
-                (b't', Role::Together),
-                (b'a', Role::IfAllowed),
-                (b'i', Role::Independent),
-                (b'k', Role::Refusals),
-            ],
-        )?;
+        let role =
+            one_of(mode[3], &[(b'd', Role::Deciding), (b't', Role::Together), (b'k', Role::Refusals)])?;
         let over_limit = one_of(mode[4], &[(b'o', true), (b'-', false)])?;
         let hold = if is_held { Some(fields.hold()?) } else { None };
         let needs_holds = is_held || quota.algorithm() == Algorithm::InFlight;
-        let part = Part { verb, role, link, cost: 0, enforced, excess, over_limit };
+        let part = Part { verb, role, cost: 0, enforced, excess, over_limit };
         (has_holds || !needs_holds).then_some(Self { key, quota, part, own_cost, hold })
     }
 
@@ -443,7 +430,7 @@ mod tests {
 
     fn part(key: usize, quota: Quota, verb: Verb, hold: Option<NewHold>) -> CallPart {
         let (role, excess) = (Role::Deciding, Excess::Refuse);
-        let part = Part { verb, role, link: 0, cost: 0, enforced: true, excess, over_limit: false };
+        let part = Part { verb, role, cost: 0, enforced: true, excess, over_limit: false };
         CallPart { key, quota, part, own_cost: None, hold }
     }
 
@@ -457,8 +444,8 @@ mod tests {
         parts.push(part(1, bucket, Verb::Penalize, None));
         parts.push(part(0, log, Verb::Refund, Some(hold)));
         parts.push(part(2, permits, Verb::Peek, None));
-        parts[1].part = Part { role: Role::Refusals, link: 3, excess: Excess::Count, ..parts[1].part };
-        parts[3].part = Part { role: Role::Together, link: 9, over_limit: true, ..parts[3].part };
+        parts[1].part = Part { role: Role::Refusals, excess: Excess::Count, ..parts[1].part };
+        parts[3].part = Part { role: Role::Together, over_limit: true, ..parts[3].part };
         parts[3].part.enforced = false;
         parts[3].own_cost = Some(Quota::MAX_COUNT);
         let costs = [3].as_slice().into();
@@ -473,10 +460,7 @@ mod tests {
         assert_eq!((call.keys(), call.is_once(), call.has_holds()), (3, true, true));
         let many = DecideCall { once_ms: None, costs: vec![1; 1024].into(), ..call };
         let many = DecideCall { parts: many.parts.iter().take(2).cloned().collect(), ..many };
-        let mut linked = many.clone();
-        linked.parts[1].part.link = 0;
-        assert_eq!(DecideCall::read(&linked.bytes()), Some(linked));
-        assert_eq!(DecideCall::read(&many.bytes()), None, "a base that is not in the call");
+        assert_eq!(DecideCall::read(&many.bytes()), Some(many));
     }
 
     /// Anybody who may call the command may send anything.
@@ -490,6 +474,9 @@ mod tests {
         refused(DecideCall { costs: vec![1, 1].into(), ..valid.clone() });
         refused(DecideCall { costs: vec![Quota::MAX_COUNT + 1].into(), ..valid.clone() });
         refused(DecideCall { latest: Quota::MAX_COUNT + 1, ..valid.clone() });
+        let mut without_base = valid.clone();
+        without_base.parts[0].part.role = Role::Refusals;
+        refused(without_base);
         let mut unknown = valid.clone();
         unknown.parts[3].key = 4;
         refused(unknown);

@@ -17,7 +17,7 @@ use crate::charge::{Excess, Part};
 use crate::hold::HoldChange;
 use crate::quota::Quota;
 use crate::time::Timestamp;
-use crate::verb::{Role, Verb};
+use crate::verb::Verb;
 
 /// What came of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -158,8 +158,7 @@ impl DecideCall {
         match (self.parts.as_slice(), self.costs.len()) {
             ([CallPart { part, hold, .. }], 1) => {
                 let has_verb = part.verb == Verb::Check || part.verb == Verb::Peek && hold.is_none();
-                let is_unconditional = part.role == Role::Deciding && !part.over_limit;
-                has_verb && is_unconditional && part.excess == Excess::Refuse && self.once_ms.is_none()
+                has_verb && part.is_unconditional() && part.excess == Excess::Refuse && self.once_ms.is_none()
             }
             _ => false,
         }
@@ -243,6 +242,7 @@ mod tests {
     use crate::hold::{NewHold, TAG, Unsettled};
     use crate::quota::{Algorithm, QuotaFields};
     use crate::stored::call::KeyChange;
+    use crate::verb::Role;
 
     const NOW_US: u64 = 1_700_000_000_000_000;
 
@@ -342,7 +342,7 @@ mod tests {
             let excess = [Excess::Refuse, Excess::Refuse, Excess::Charge, Excess::Count]
                 [usize::try_from(number % 4).unwrap_or_default()];
             let role = Role::Deciding;
-            let part = Part { verb, role, link: 0, cost: 0, enforced: true, excess, over_limit: number > 4 };
+            let part = Part { verb, role, cost: 0, enforced: true, excess, over_limit: number > 4 };
             parts.push(CallPart { key, quota: *quota, part, own_cost: None, hold });
         }
         let costs = [step.cost].as_slice().into();

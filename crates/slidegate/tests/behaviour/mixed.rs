@@ -48,9 +48,7 @@ fn asked() -> impl Strategy<Value = Asked> {
     ];
     let role = prop_oneof![
         4 => Just(Role::Deciding),
-        3 => Just(Role::Together),
-        1 => Just(Role::IfAllowed),
-        1 => Just(Role::Independent),
+        4 => Just(Role::Together),
     ];
     let policy = proptest::option::weighted(0.8, 0usize..4);
     let refusals = proptest::option::weighted(0.3, 0u64..4);
@@ -144,8 +142,6 @@ impl Ledger {
 #[derive(Debug, Clone)]
 struct Ask {
     requests: Vec<usize>,
-    /// The request that its role is that of.
-    group: usize,
     policy: usize,
     key: usize,
     verb: Verb,
@@ -158,16 +154,12 @@ struct Ask {
 /// Position of the request, position of the policy, verdict, used, cost moved.
 type Answer = (usize, usize, Verdict, u64, u64);
 
-/// The call as asks: where two checks or peeks meet on one key, they are asked together.
+/// The call as asks: where two requests of one verb meet on one key, they are asked together.
 fn asks(call: &[Asked]) -> Vec<Ask> {
     let mut asks: Vec<Ask> = Vec::new();
     for (number, asked) in call.iter().enumerate() {
         for policy in asked.policies() {
-            let meets = |ask: &Ask| {
-                let is_question = matches!(asked.verb, Verb::Check | Verb::Peek);
-                (ask.policy, ask.key, ask.verb) == (policy, asked.key, asked.verb)
-                    && (is_question || ask.role == asked.role)
-            };
+            let meets = |ask: &Ask| (ask.policy, ask.key, ask.verb) == (policy, asked.key, asked.verb);
             let refusals = asked.refusals.filter(|_| matches!(asked.verb, Verb::Check | Verb::Peek));
             if let Some(known) = asks.iter_mut().find(|ask| meets(ask)) {
                 known.requests.push(number);
@@ -177,13 +169,10 @@ fn asks(call: &[Asked]) -> Vec<Ask> {
                     (None, None) => None,
                     (one, other) => Some(one.unwrap_or(0) + other.unwrap_or(0)),
                 };
-                if asked.role < known.role {
-                    (known.role, known.group) = (asked.role, number);
-                }
+                known.role = known.role.min(asked.role);
             } else {
                 asks.push(Ask {
                     requests: vec![number],
-                    group: number,
                     policy,
                     key: asked.key,
                     verb: asked.verb,
@@ -226,14 +215,11 @@ impl Ledger {
             .collect();
         let denies = |at: usize| is_denied[at] && enforced(&asks[at]);
         let all = || 0..asks.len();
-        // A request is denied if one of its policies denies it.
-        let request_is_denied =
-            |of: &Ask| all().any(|at| asks[at].group == of.group && asks[at].role == of.role && denies(at));
         // "If its check or peek is denied, the call is denied."
         let deciding = || all().filter(|at| asks[*at].role == Role::Deciding && denies(*at));
-        // "The call is denied if all requests of this role are denied."
+        // "The call is denied if all requests of this role are denied." Each policy counts as one.
         let together: Vec<_> = all().filter(|at| asks[*at].role == Role::Together).collect();
-        let denied_together = !together.is_empty() && together.iter().all(|at| request_is_denied(&asks[*at]));
+        let denied_together = !together.is_empty() && together.iter().all(|at| denies(*at));
         let call_denied = deciding().next().is_some() || denied_together;
         let denied_by_peek = deciding().any(|at| asks[at].verb == Verb::Peek)
             || denied_together && together.iter().any(|at| asks[*at].verb == Verb::Peek);
@@ -243,12 +229,7 @@ impl Ledger {
         // "Then checks are charged [...]"
         for at in all().filter(|at| asks[*at].verb == Verb::Check) {
             let ask = &asks[at];
-            let admitted = match ask.role {
-                Role::Independent => !request_is_denied(ask),
-                Role::Together | Role::IfAllowed => !call_denied && !request_is_denied(ask),
-                _ => !call_denied,
-            };
-            let charged = admitted && !is_denied[at];
+            let charged = !call_denied && !is_denied[at];
             counted[at] = charged || excess(ask) == Excess::Count;
             if counted[at] {
                 self.charge(ask.policy, key(ask), now, ask.cost);
@@ -259,7 +240,7 @@ impl Ledger {
         // "[...] then penalties [...]", and refusals among them.
         for at in all() {
             let ask = &asks[at];
-            if ask.verb == Verb::Penalize && !(ask.role == Role::IfAllowed && call_denied) {
+            if ask.verb == Verb::Penalize {
                 self.charge(ask.policy, key(ask), now, ask.cost);
                 moved[at] = ask.cost;
                 used[at] = self.used(ask.policy, key(ask), now);
@@ -272,7 +253,7 @@ impl Ledger {
         // "[...] and refunds come last."
         for at in all() {
             let ask = &asks[at];
-            if ask.verb == Verb::Refund && !(ask.role == Role::IfAllowed && call_denied) {
+            if ask.verb == Verb::Refund {
                 moved[at] = self.refund(ask.policy, key(ask), now, ask.cost);
                 used[at] = self.used(ask.policy, key(ask), now);
             }

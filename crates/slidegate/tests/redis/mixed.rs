@@ -50,9 +50,7 @@ fn request() -> impl Strategy<Value = Vec<Template>> {
     ];
     let role = prop_oneof![
         4 => Just(Role::Deciding),
-        3 => Just(Role::Together),
-        1 => Just(Role::IfAllowed),
-        1 => Just(Role::Independent),
+        4 => Just(Role::Together),
     ];
     let policy = proptest::option::weighted(0.8, proptest::sample::select(&NAMES[..4]));
     let refusals = proptest::option::weighted(0.3, 0u64..4);

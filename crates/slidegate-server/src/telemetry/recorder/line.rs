@@ -152,8 +152,7 @@ impl RecordedChange<'_> {
 
 /// Whether a request is a line of its own, without a list.
 pub(super) fn is_line(request: &Request<'_>) -> bool {
-    let has_names = request.own_cost().is_some_and(|cost| !cost.named().is_empty());
-    request.own_role() != Role::Independent && !has_names
+    request.own_cost().is_none_or(|cost| cost.named().is_empty())
 }
 
 /// `"cost":1`, or `"costs":{"input":1}`; of two with one name, their sum.
@@ -176,8 +175,6 @@ fn write_cost(rest: &mut Vec<u8>, cost: &Cost<'_>) {
 fn role_name(role: Role) -> Option<&'static str> {
     match role {
         Role::Together => Some("together"),
-        Role::IfAllowed => Some("if_allowed"),
-        Role::Independent => Some("independent"),
         Role::Refusals => Some("refusals"),
         _ => None,
     }

@@ -9,11 +9,12 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::last_known::{LastKnown, Remainder};
-use crate::charge::{Charge, Charges, OnStoreError, PerCharge, with_denials};
+use crate::charge::{Charge, Charges, OnStoreError, PerCharge};
 use crate::decision::{Decision, DecisionSource, Verdict, Waits};
 use crate::jitter;
 use crate::quota::Quota;
 use crate::store::memory::{MemoryStore, Requote};
+use crate::store::with_denials;
 use crate::time::micros;
 use crate::verb::Role;
 
@@ -80,19 +81,11 @@ impl LocalDecisions {
         let lets_through = |charge: &Charge<'_>| charge.part.role == Role::Together && !is_local(charge);
         let cannot_deny_together = left.iter().any(lets_through);
         let mut local = Charges::new();
-        let mut positions = SmallVec::<[usize; 4]>::new();
-        for (charge, (quota, own)) in left.iter().zip(&shares) {
-            positions.push(local.len());
-            if is_local(charge) {
-                let mut part = charge.part;
-                match part.role {
-                    // Its policy is that of the part it belongs to, which is local as well.
-                    Role::Refusals => part.link = positions[part.link],
-                    Role::Together if cannot_deny_together => part.role = Role::IfAllowed,
-                    _ => {}
-                }
-                local.push(Charge { quota, instead_of: own.as_ref(), part, ..charge.clone() });
-            }
+        // Refusals and the part that they belong to are of one policy: local as well, or neither is.
+        for (charge, (quota, own)) in left.iter().zip(&shares).filter(|(charge, _)| is_local(charge)) {
+            let mut part = charge.part;
+            part.enforced &= part.role != Role::Together || !cannot_deny_together;
+            local.push(Charge { quota, instead_of: own.as_ref(), part, ..charge.clone() });
         }
         let mut local = self.memory.apply(&local).into_iter();
         let now = self.memory.wall_time();

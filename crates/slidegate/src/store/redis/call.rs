@@ -159,9 +159,9 @@ impl Subjects {
         DeniedSubjects(self)
     }
 
-    /// The same subjects with another verb, each independent of the others.
+    /// The same subjects with another verb, each decided by its own key alone.
     pub(crate) fn with_verb(&self, verb: Verb) -> Self {
-        let part = |part: Part| Part { verb, role: Role::Deciding, link: 0, over_limit: false, ..part };
+        let part = |part: Part| Part { verb, role: Role::Deciding, over_limit: false, ..part };
         let subject = |subject: &Subject| Subject { part: part(subject.part), ..subject.clone() };
         Self(self.0.iter().map(subject).collect())
     }
@@ -302,7 +302,7 @@ impl Subjects {
             } else {
                 (subject.key + 1).to_string().into_bytes()
             });
-            args.push(mode(subject));
+            args.push(mode_letters(&subject.part, subject.hold.as_ref()).to_vec());
             args.push(if has_holds {
                 packed_with_holds(&subject.quota, subject.hold.as_ref())
             } else {
@@ -362,7 +362,7 @@ impl Subjects {
             _ => {}
         }
         let now = Timestamp::from_micros(now);
-        let mut found = self.found(rest, *passed > 0)?;
+        let mut found = self.found(rest)?;
         let outcomes: Vec<_> = costs.iter().map(|cost| self.decide(&mut found, now, *cost)).collect();
         // Otherwise the script and its Rust twin disagree.
         let is_charged =
@@ -377,7 +377,7 @@ impl Subjects {
 
     /// For each subject, the state of its key before anything was charged, if it is the first with
     /// that key, and after its refund.
-    fn found(&self, reply: Vec<Value>, is_allowed: bool) -> Result<SmallVec<[FoundKey; 2]>, Unreadable> {
+    fn found(&self, reply: Vec<Value>) -> Result<SmallVec<[FoundKey; 2]>, Unreadable> {
         let length = reply.len();
         let mut reply = reply.into_iter();
         let mut next = || {
@@ -394,8 +394,7 @@ impl Subjects {
             found.push(FoundKey { before, refunded: None });
         }
         for (subject, found) in self.0.iter().zip(&mut found) {
-            let is_done = is_allowed || subject.part.role != Role::IfAllowed;
-            if subject.part.verb == Verb::Refund && is_done {
+            if subject.part.verb == Verb::Refund {
                 found.refunded = Some(KeyReply::read(&self.0[subject.key].quota, true, next()?)?);
             }
         }
@@ -415,9 +414,8 @@ impl Subjects {
         let parts: SmallVec<[Part; 4]> = self.0.iter().map(|subject| subject.part(cost)).collect();
         all_or_none(&parts, |at, verb, cost| {
             let key = self.0[at].key;
-            // A reply without its refund is rejected later, by its number of charged requests.
-            let is_refunded = verb == Verb::Refund && found[at].refunded.is_some();
-            let reply = if is_refunded { &mut found[at].refunded } else { &mut found[key].before };
+            let is_refund = verb == Verb::Refund;
+            let reply = if is_refund { &mut found[at].refunded } else { &mut found[key].before };
             let reply = reply.as_mut().expect("`found` has read each key");
             reply.decide(&self.0[key].quota, now, verb, cost, self.0[at].hold.as_ref())
         })
@@ -430,19 +428,6 @@ struct FoundKey {
     before: Option<KeyReply>,
     /// Its key after its refund.
     refunded: Option<KeyReply>,
-}
-
-/// How a key takes part, as a mode of `decide.lua`.
-fn mode(subject: &Subject) -> Vec<u8> {
-    let part = &subject.part;
-    let link = match part.role {
-        Role::Deciding => None,
-        Role::Together | Role::IfAllowed | Role::Independent => Some(part.link),
-        Role::Refusals => Some(part.link + 1),
-    };
-    let mut mode = mode_letters(part, subject.hold.as_ref()).to_vec();
-    mode.extend(link.iter().flat_map(|link| link.to_string().into_bytes()));
-    mode
 }
 
 /// A quota for a script that knows holds: with the hold that is made or cancelled, and how long what

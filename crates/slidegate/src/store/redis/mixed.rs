@@ -68,17 +68,16 @@ impl Calls {
 impl Mixed<'_> {
     /// Charges and refunds what the peeks admit.
     async fn carry_out(&mut self, calls: &Arc<Calls>) -> Result<(), Undecided> {
-        // All deciding checks are charged or none, and so are those of each other request.
+        // All deciding checks are charged or none, and each other one by itself.
         let is_check = |part: &Part| part.verb == Verb::Check;
         let deciding = self.positions(|part| is_check(part) && part.role == Role::Deciding);
         let others = self.positions(|part| is_check(part) && part.role != Role::Deciding);
         let is_denied = self.denials().is_call;
         self.check(calls, &deciding, is_denied).await?;
         let before = self.denials();
-        let parts = self.parts.clone();
-        for request in others.chunk_by(|one, next| parts[*one].link == parts[*next].link) {
-            let is_left_out = !before.admits(&parts[request[0]], &parts, &self.answers);
-            self.check(calls, request, is_left_out).await?;
+        for at in others {
+            let is_left_out = before.is_call || self.answers[at].is_denied();
+            self.check(calls, &[at], is_left_out).await?;
         }
         let denials = self.denials();
         if denials.is_call && !before.is_call {
@@ -86,8 +85,8 @@ impl Mixed<'_> {
             self.refund(calls, &deciding);
         }
         for verb in [Verb::Penalize, Verb::Refund] {
-            let moved =
-                self.positions(|part| part.verb == verb && denials.moves(part, &parts, &self.answers));
+            let mut moved = self.positions(|part| part.verb == verb);
+            moved.retain(|at| denials.moves(*at, &self.parts, &self.answers));
             if !moved.is_empty() {
                 let moving = self.subjects.at(&moved).with_verb(verb);
                 let done = calls.on_each_slot(&moving, self.cost, self.deadline).await?;
@@ -141,7 +140,7 @@ impl Mixed<'_> {
     }
 
     fn denials(&self) -> Denials {
-        Denials::of(&self.parts, &self.answers)
+        Denials::of(&self.parts, |at| self.answers[at].is_denied())
     }
 
     fn positions(&self, keep: impl Fn(&Part) -> bool) -> Positions {

@@ -101,7 +101,6 @@ impl RedisStore {
         let part = Part {
             verb: Verb::Check,
             role: Role::Deciding,
-            link: 0,
             cost: 0,
             enforced: true,
             excess: Excess::Refuse,

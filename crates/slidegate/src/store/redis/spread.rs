@@ -62,7 +62,7 @@ impl Calls {
         }
     }
 
-    /// Checks subjects that are independent of each other, by slot.
+    /// Checks subjects that are charged all or none, by slot.
     pub(super) async fn check_parts(
         self: &Arc<Self>,
         mut parts: Vec<SlotPart>,
