@@ -11,7 +11,7 @@ impl<S: Store> Gate<S> {
     /// A gate over any store, see [`store`](crate::store).
     ///
     /// # Errors
-    /// If a limit is too large for the store. A [`MemoryStore`] takes any limit.
+    /// If a limit is too large for the store. A [`MemoryStore`](crate::MemoryStore) takes any limit.
     pub fn with_store(policies: PolicySet, store: S) -> Result<Self, Error> {
         check(&policies, &store)?;
         Ok(Self::from_parts(policies, store))
