@@ -88,7 +88,7 @@ fn reader(path: &Path, threads: usize) -> std::io::Result<LogReader> {
 
 fn parse(path: &Path, threads: usize) -> Outcome {
     let mut reader = reader(path, threads)?;
-    while reader.next_entries()?.is_some() {}
+    while reader.next_entry()?.is_some() {}
     Ok(reader.stats().lines)
 }
 
@@ -102,8 +102,8 @@ fn decide(path: &Path, scopes: [&[&str]; 3], threads: usize) -> Outcome {
     let wording: Arc<dyn Wording> = Arc::new(PlainWording);
     let options = Options { threads: threads - 1, ..Options::default() };
     let mut replay = Replay::new(Plan::of(policies, options), &wording)?;
-    while let Some(entries) = reader.next_entries()? {
-        replay.push_all(entries)?;
+    while let Some(entry) = reader.next_entry()? {
+        replay.push(&entry)?;
     }
     replay.finish(reader.stats())?;
     Ok(reader.stats().lines)

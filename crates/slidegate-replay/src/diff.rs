@@ -9,7 +9,7 @@ use slidegate::{Decisions, PolicyDecision, PolicySet, Verb};
 use crate::batch::{EntryBatch, attribute_names};
 use crate::call::{RecordedHold, is_counted};
 use crate::decider::{Bounds, Decider, KnownRequests, adjust, single_of};
-use crate::entry::{Entries, Entry};
+use crate::entry::Entry;
 use crate::evidence::Evidence;
 use crate::keys::{KeyMap, MAX_DENIED_KEYS};
 use crate::outcome::LogOutcome;
@@ -139,12 +139,6 @@ impl Diff {
     /// Takes one entry. An entry older than the last one is decided at the time of the last one.
     pub fn push(&mut self, entry: &Entry<'_>) {
         self.pass.push(entry).expect("a diff writes nothing");
-    }
-
-    /// Takes several entries: the same as [`push`](Self::push) of each.
-    pub fn push_all(&mut self, entries: Entries<'_>) {
-        let Entries(entry) = entries;
-        self.push(&entry);
     }
 
     /// What differed; `log` is what was read.

@@ -166,21 +166,3 @@ impl<'a> Entry<'a> {
         }
     }
 }
-
-/// Entries that are handed on together.
-#[derive(Clone, Debug)]
-pub struct Entries<'a>(pub(crate) Entry<'a>);
-
-impl<'a> Entries<'a> {
-    /// How many they are: at least one.
-    #[must_use]
-    #[allow(clippy::len_without_is_empty)] // it is never empty
-    pub fn len(&self) -> usize {
-        1
-    }
-
-    /// Each entry, in order of time.
-    pub fn iter(&self) -> impl Iterator<Item = &Entry<'a>> {
-        std::iter::once(&self.0)
-    }
-}

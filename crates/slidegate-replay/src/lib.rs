@@ -66,7 +66,7 @@ mod simulate;
 
 pub use compare::with_algorithm;
 pub use diff::{Diff, DiffOptions, WordedPolicies};
-pub use entry::{Entries, Entry, Extras, RequestLine};
+pub use entry::{Entry, Extras, RequestLine};
 pub use evidence::Missing;
 pub use forecast::{AlgorithmForecast, Bytes, Demand, Forecast, Measurement, Shard};
 pub use format::name::LogFormat;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use crate::entry::{Entries, Entry};
+use crate::entry::Entry;
 use crate::format::detect::detect;
 use crate::format::field::{FieldCounts, SourceSet, TimeRules};
 use crate::format::name::ParserOptions;
@@ -277,14 +277,6 @@ impl LogReader {
         let open = self.open[head.slot].as_ref().expect("the log of a head is open");
         let block = &open.blocks[head.line.block].as_ref().expect("the block of a head is live").block;
         Ok(Some(Entry::of(block, &block.parsed.records[head.line.record])))
-    }
-
-    /// The next entry, for what takes several at once.
-    ///
-    /// # Errors
-    /// As for [`next_entry`](Self::next_entry).
-    pub fn next_entries(&mut self) -> io::Result<Option<Entries<'_>>> {
-        Ok(self.next_entry()?.map(Entries))
     }
 
     /// What has been read so far, including buffered lines.

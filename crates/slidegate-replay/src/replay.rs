@@ -8,7 +8,7 @@ use slidegate::PolicySet;
 use crate::batch::{EntryBatch, attribute_names};
 use crate::compare::exact;
 use crate::decider::Bounds;
-use crate::entry::{Entries, Entry};
+use crate::entry::Entry;
 use crate::outcome::Outcome;
 use crate::pass::{Job, Pass};
 use crate::scenario::{Scenario, ScenarioRole};
@@ -182,15 +182,6 @@ impl Replay {
     /// A decision cannot be written.
     pub fn push(&mut self, entry: &Entry<'_>) -> io::Result<()> {
         self.pass.push(entry)
-    }
-
-    /// Takes several entries: the same as [`push`](Self::push) of each.
-    ///
-    /// # Errors
-    /// As for [`push`](Self::push).
-    pub fn push_all(&mut self, entries: Entries<'_>) -> io::Result<()> {
-        let Entries(entry) = entries;
-        self.push(&entry)
     }
 
     /// Decides what is left; `log` is what was read.

@@ -330,7 +330,10 @@ impl<S: Store> Gate<S> {
         let decided = self.decide(&plan.charges, id).await;
         plan.answers(&decided, &mut decisions.answers);
         drop(plan);
-        decisions.keep_failure(decided);
+        #[cfg(feature = "redis")]
+        {
+            decisions.failure = decided.failure;
+        }
         #[cfg(feature = "wait")]
         self.wake_refunded(&decisions);
         decisions

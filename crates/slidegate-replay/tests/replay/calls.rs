@@ -139,8 +139,8 @@ fn time_text(time_us: u64) -> String {
 
 fn replayed(mut replay: Replay, log: &str) -> Outcome {
     let mut reader = LogReader::from_reader(Cursor::new(log.to_owned())).unwrap();
-    while let Some(run) = reader.next_entries().unwrap() {
-        replay.push_all(run).unwrap();
+    while let Some(entry) = reader.next_entry().unwrap() {
+        replay.push(&entry).unwrap();
     }
     replay.finish(reader.stats()).unwrap()
 }

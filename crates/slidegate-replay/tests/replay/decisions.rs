@@ -283,12 +283,10 @@ fn entries_in_runs_and_one_by_one_are_decided_alike() {
         let expected = json(&replay.finish(reader.stats()).unwrap());
 
         let (mut reader, mut replay, mut at) = (open(2), start(), 0);
-        while let Some(run) = reader.next_entries().unwrap() {
-            for entry in run.iter() {
-                assert_eq!(format!("{entry:?}"), entries[at], "entry {at} of round {round}");
-                at += 1;
-            }
-            replay.push_all(run).unwrap();
+        while let Some(entry) = reader.next_entry().unwrap() {
+            assert_eq!(format!("{entry:?}"), entries[at], "entry {at} of round {round}");
+            at += 1;
+            replay.push(&entry).unwrap();
         }
         assert_eq!(at, entries.len());
         assert_eq!(json(&replay.finish(reader.stats()).unwrap()), expected, "round {round}");

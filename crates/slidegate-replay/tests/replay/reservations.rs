@@ -58,8 +58,8 @@ fn reader(requests: &[Timed]) -> LogReader {
 fn replayed(plan: Plan, requests: &[Timed]) -> Outcome {
     let mut replay = Replay::new(plan, &wording()).unwrap();
     let mut reader = reader(requests);
-    while let Some(entries) = reader.next_entries().unwrap() {
-        replay.push_all(entries).unwrap();
+    while let Some(entry) = reader.next_entry().unwrap() {
+        replay.push(&entry).unwrap();
     }
     let outcome = replay.finish(reader.stats()).unwrap();
     assert_eq!((outcome.log.malformed, outcome.log.late), (0, 0), "{:?}", outcome.log);
@@ -494,8 +494,8 @@ fn a_difference_knows_what_is_in_flight() {
     };
     let mut diff = Diff::new(side(4), side(2), DiffOptions::default());
     let mut reader = reader(&requests);
-    while let Some(entries) = reader.next_entries().unwrap() {
-        diff.push_all(entries);
+    while let Some(entry) = reader.next_entry().unwrap() {
+        diff.push(&entry);
     }
     let outcome = diff.finish(reader.stats());
     let denied = |limit| brute_force(&rules(limit), &requests).0;

@@ -76,8 +76,8 @@ pub(super) fn run(args: &DiffArgs) -> Result<ExitCode, Failure> {
     };
     let mut diff = Diff::new((old.policies, wording.clone()), (new.policies, wording), options);
     // Half a log must not pass a check.
-    read_all(&mut log, |entries| {
-        diff.push_all(entries);
+    read_all(&mut log, |entry| {
+        diff.push(entry);
         true
     })?;
     let mut outcome = diff.finish(log.stats());

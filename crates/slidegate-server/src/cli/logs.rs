@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use jiff::fmt::temporal::DateTimeParser;
 use jiff::tz::TimeZone;
 use slidegate::client_addr::ClientAddr;
-use slidegate_replay::{Entries, LogFormat, LogOptions, LogReader};
+use slidegate_replay::{Entry, LogFormat, LogOptions, LogReader};
 
 use super::failure::{Failure, fail};
 use super::values::{number, pair};
@@ -96,10 +96,7 @@ impl LogArgs {
 }
 
 /// Passes all entries to `take` until it returns false, with a progress bar on a terminal.
-pub(super) fn read_all(
-    log: &mut LogReader,
-    mut take: impl FnMut(Entries<'_>) -> bool,
-) -> Result<(), Failure> {
+pub(super) fn read_all(log: &mut LogReader, mut take: impl FnMut(&Entry<'_>) -> bool) -> Result<(), Failure> {
     let (bar, template) = match log.progress().total_bytes {
         Some(total) => (ProgressBar::new(total), "{bar:40} {percent}% {bytes}/{total_bytes}, {eta} to go"),
         None => (ProgressBar::new_spinner(), "{spinner} {bytes} read, {elapsed}"),
@@ -111,10 +108,10 @@ pub(super) fn read_all(
             bar.set_position(log.progress().bytes_read);
             since_progress = 0;
         }
-        match log.next_entries() {
-            Ok(Some(entries)) => {
-                since_progress += entries.len();
-                if !take(entries) {
+        match log.next_entry() {
+            Ok(Some(entry)) => {
+                since_progress += 1;
+                if !take(&entry) {
                     break Ok(());
                 }
             }

@@ -87,8 +87,8 @@ pub(super) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     };
     let mut replay = replay?;
     let mut written = Ok(());
-    let read = read_all(&mut log, |entries| {
-        written = replay.push_all(entries);
+    let read = read_all(&mut log, |entry| {
+        written = replay.push(entry);
         written.is_ok()
     });
     if written.is_err() {

@@ -73,8 +73,8 @@ impl fmt::Display for ConnectionError {
 
 impl std::error::Error for ConnectionError {}
 
-/// Serves one connection, given as its two halves, until either side closes it. When `stop` completes, the client is told to
-/// start no more calls, and open calls are completed.
+/// Serves one connection, given as its two halves, until either side closes it. When `stop`
+/// completes, the connection is drained: GOAWAY is sent and open calls are completed.
 ///
 /// # Errors
 /// The connection failed.

@@ -34,7 +34,7 @@ pub struct Decisions<'r> {
     pub(super) answers: PlacedAnswers,
     /// Why a fallback made some of them, if one did.
     #[cfg(feature = "redis")]
-    failure: Option<Arc<StoreFailure>>,
+    pub(super) failure: Option<Arc<StoreFailure>>,
 }
 
 /// Decisions, each with what it is on.
@@ -116,16 +116,6 @@ impl<'r> Decisions<'r> {
             answers: SmallVec::new(),
             #[cfg(feature = "redis")]
             failure: None,
-        }
-    }
-
-    /// Keeps why the shared store did not decide.
-    #[inline]
-    #[cfg_attr(not(feature = "redis"), expect(unused_variables, clippy::needless_pass_by_ref_mut))]
-    pub(super) fn keep_failure(&mut self, decided: StoreDecisions) {
-        #[cfg(feature = "redis")]
-        {
-            self.failure = decided.failure;
         }
     }
 }

@@ -297,7 +297,10 @@ impl<S: HoldStore> Gate<S> {
         let ticket = self.ticket(policies, &plan.charges, &decided.decisions, &terms);
         plan.answers(&decided, &mut decisions.answers);
         drop(plan);
-        decisions.keep_failure(decided);
+        #[cfg(feature = "redis")]
+        {
+            decisions.failure = decided.failure;
+        }
         let ticket = ticket.filter(|_| decisions.is_allowed());
         Reserved { decisions, ticket }
     }
