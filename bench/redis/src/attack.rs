@@ -89,7 +89,7 @@ impl Round {
                     ticks.tick().await;
                     let start = Instant::now();
                     let request = Request::new().with("user", "client");
-                    let decisions = gate.check(&request).await;
+                    let decisions = gate.check_async(&request).await;
                     latencies.push(start.elapsed().as_secs_f64() * 1e3);
                     let source = decisions.strictest().map(|one| one.source());
                     fallbacks += u64::from(source != Some(DecisionSource::Store));
@@ -154,7 +154,7 @@ fn gate(server: &Server) -> Result<SharedGate, Failed> {
 async fn attack(gate: &SharedGate, attacker: u64, page: u64) {
     let (attacker, page) = (attacker.to_string(), page.to_string());
     let request = Request::new().with("attacker", attacker.as_str()).with("page", page.as_str());
-    gate.check(&request).await;
+    gate.check_async(&request).await;
 }
 
 /// Waits until a denial comes from the cache.

@@ -94,7 +94,7 @@ impl Row {
         let users = (0..KEYS * each).map(|at| self.user(at % KEYS));
         in_flight(users, gate, |gate, user| async move {
             let request = Request::new().with("user", user.as_str());
-            let reserved = gate.reserve_for(&request, WINDOW)?.await;
+            let reserved = gate.reserve_for_async(&request, WINDOW).await?;
             reserved.into_ticket().ok_or_else(|| "a reservation was denied".into())
         })
         .await
@@ -115,7 +115,7 @@ impl Row {
         let users = (0..KEYS * EACH).map(|at| self.user(at % KEYS));
         let checked = in_flight(users, gate, |gate, user| async move {
             let request = Request::new().with("user", user.as_str());
-            Ok(gate.check(&request).await.is_allowed())
+            Ok(gate.check_async(&request).await.is_allowed())
         });
         if checked.await?.contains(&false) {
             return Err("a check was denied".into());
@@ -123,7 +123,7 @@ impl Row {
         let checked = meter.read().await?;
         let tickets = self.reserve(gate, EACH).await?;
         let reserved = meter.read().await?;
-        in_flight(tickets, gate, |gate, ticket| async move { Ok(gate.settle(&ticket, 1).await?) }).await?;
+        in_flight(tickets, gate, |gate, ticket| async move { Ok(gate.settle_async(&ticket, 1).await?) }).await?;
         let settled = meter.read().await?;
         // What was open for longest, which other holds have been settled beside. Nothing is open in
         // the first row: there it settles the newest again.
@@ -133,7 +133,7 @@ impl Row {
             self.tickets.iter_mut().flat_map(|of_key| of_key.drain(..EACH)).collect()
         };
         let before_oldest = meter.read().await?;
-        in_flight(oldest, gate, |gate, ticket| async move { Ok(gate.settle(&ticket, 1).await?) }).await?;
+        in_flight(oldest, gate, |gate, ticket| async move { Ok(gate.settle_async(&ticket, 1).await?) }).await?;
         let settled_oldest = meter.read().await?;
         if self.open > 0 {
             self.open_more(gate, EACH).await?;

@@ -204,5 +204,5 @@ pub(crate) fn gate_of(server: &Server, quotas: &[Quota], habits: Habits) -> Resu
 async fn check(gate: &SharedGate, user: u64) -> bool {
     let name = format!("user-{user:07}");
     let request = Request::new().with("user", name.as_str());
-    gate.check(&request).await.is_allowed()
+    gate.check_async(&request).await.is_allowed()
 }

@@ -34,7 +34,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 async fn home(limited: Limited) -> String {
     match limited.strictest() {
-        Some((policy, decision)) => format!("{} more under {}\n", decision.remaining(), policy.name()),
+        Some(one) => format!("{} more under {}\n", one.remaining(), one.policy().name()),
         None => "no limit\n".into(),
     }
 }

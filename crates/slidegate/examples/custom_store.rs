@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::{Mutex, PoisonError};
 
-use slidegate::store::{Charge, IdempotencyCache, KeyState, Local, Store, StoreDecisions, decide};
+use slidegate::store::{Charge, IdempotencyCache, KeyState, LocalStore, StoreDecisions, decide};
 use slidegate::{Clock, Gate, Policy, PolicySet, Quota, Request, SystemClock, Timestamp, Verb};
 
 /// Usage by policy and key.
@@ -28,8 +28,14 @@ impl<C: Clock> MapStore<C> {
     fn new(clock: C) -> Self {
         Self { clock, keys: Mutex::default(), repeated: IdempotencyCache::default() }
     }
+}
 
-    fn apply_now(&self, charges: &[Charge<'_>]) -> StoreDecisions {
+fn name(charge: &Charge<'_>) -> (u32, Vec<u8>) {
+    (charge.policy_number(), charge.key().to_bytes())
+}
+
+impl<C: Clock> LocalStore for MapStore<C> {
+    fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions {
         let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.clock.now();
         decide(charges, |position, verb, cost| {
@@ -43,31 +49,19 @@ impl<C: Clock> MapStore<C> {
             decision
         })
     }
-}
 
-fn name(charge: &Charge<'_>) -> (u32, Vec<u8>) {
-    (charge.policy_number(), charge.key().to_bytes())
-}
-
-impl<C: Clock> Store for MapStore<C> {
-    type Mode = Local;
-
-    async fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions {
-        self.apply_now(charges)
+    fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions {
+        self.repeated.check(charges, id, self.clock.now(), || self.apply(charges))
     }
 
-    async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions {
-        self.repeated.check(charges, id, self.clock.now(), || self.apply_now(charges))
-    }
-
-    async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, slidegate::Error> {
+    fn reset(&self, charges: &[Charge<'_>]) -> bool {
         let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.clock.now();
         let removed = charges.iter().filter_map(|charge| Some((keys.remove(&name(charge))?, charge.quota())));
         // What has expired is no usage.
-        Ok(removed.fold(false, |had_usage, (mut state, quota)| {
+        removed.fold(false, |had_usage, (mut state, quota)| {
             state.apply(quota, Verb::Peek, 0, now).used() > 0 || had_usage
-        }))
+        })
     }
 
     fn wall_time(&self) -> Timestamp {

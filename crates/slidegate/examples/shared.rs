@@ -33,7 +33,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 async fn home(limited: Limited) -> String {
-    let Some((_, decision)) = limited.strictest() else { return "no limit\n".into() };
+    let Some(decision) = limited.strictest() else { return "no limit\n".into() };
     format!("{} more, says {}\n", decision.remaining(), decision.source().name())
 }
 

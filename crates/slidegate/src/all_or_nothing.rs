@@ -28,24 +28,32 @@ pub(crate) struct Outcome {
 #[inline]
 pub(crate) fn all_or_none<P: AsRef<Part>>(
     parts: &[P],
-    mut apply: impl FnMut(usize, Verb, u64) -> Decision,
+    apply: impl FnMut(usize, Verb, u64) -> Decision,
 ) -> Outcome {
+    let mut decisions = PerCharge::new();
+    let is_denied = decide_all(parts, apply, &mut decisions);
+    Outcome { decisions, is_denied }
+}
+
+/// Does the same. Appends the decisions to a list, which would take as long to move as one of them
+/// takes. Returns whether enforced policies deny the call.
+#[inline]
+pub(crate) fn decide_all<P: AsRef<Part>>(
+    parts: &[P],
+    mut apply: impl FnMut(usize, Verb, u64) -> Decision,
+    decisions: &mut PerCharge<Decision>,
+) -> bool {
+    decisions.reserve_exact(parts.len());
     if let Some(verb) = only_verb(parts) {
-        let mut decisions = PerCharge::<Decision>::new();
-        decisions.reserve_exact(parts.len());
         for (at, part) in parts.iter().enumerate() {
             decisions.push(apply(at, verb, part.as_ref().asks()));
         }
-        let is_denied =
-            parts.iter().zip(&decisions).any(|(part, one)| part.as_ref().enforced && one.is_denied());
-        return Outcome { decisions, is_denied };
+        return parts.iter().zip(decisions).any(|(part, one)| part.as_ref().enforced && one.is_denied());
     }
-    let first = |(at, part): (usize, &P)| {
-        let part = part.as_ref();
-        apply(at, Verb::Peek, if part.verb.is_question() { part.asks() } else { 0 })
-    };
-    let mut decisions: PerCharge<Decision> = parts.iter().enumerate().map(first).collect();
-    complete(parts, &mut decisions);
+    for (at, part) in parts.iter().map(P::as_ref).enumerate() {
+        decisions.push(apply(at, Verb::Peek, if part.verb.is_question() { part.asks() } else { 0 }));
+    }
+    complete(parts, decisions);
     let denials = Denials::of(parts, |at| decisions[at].is_denied());
     for (at, part) in parts.iter().map(P::as_ref).enumerate().filter(|(_, part)| part.verb == Verb::Check) {
         let decision = &mut decisions[at];
@@ -71,12 +79,12 @@ pub(crate) fn all_or_none<P: AsRef<Part>>(
     }
     for verb in [Verb::Penalize, Verb::Refund] {
         for (at, part) in parts.iter().map(P::as_ref).enumerate().filter(|(_, part)| part.verb == verb) {
-            if denials.moves(at, parts, &decisions) {
+            if denials.moves(at, parts, decisions) {
                 decisions[at] = apply(at, verb, part.cost);
             }
         }
     }
-    Outcome { decisions, is_denied: denials.is_call }
+    denials.is_call
 }
 
 /// The verb of parts that are carried out one by one, whatever comes of the others.

@@ -223,12 +223,17 @@ pub enum OnStoreError {
     Deny,
 }
 
+/// Where a policy, a request or a charge stands, in few bytes.
+pub(crate) fn place(at: usize) -> u32 {
+    u32::try_from(at).expect("a call has fewer than 2^32 requests, and a set fewer policies")
+}
+
 /// All that is charged in one step.
 pub(crate) type Charges<'a> = PerCharge<Charge<'a>>;
 
 /// What there is one of for each charge of a call: in place for as many as most calls have, else in one
 /// allocation.
-pub(crate) type PerCharge<T> = SmallVec<[T; 4]>;
+pub(crate) type PerCharge<T> = SmallVec<[T; 2]>;
 
 /// What requests would charge: in their order and that of the policies, each key at most once.
 #[derive(Debug, Default)]
@@ -277,6 +282,10 @@ impl<'a> Plan<'a> {
                 && known.key == charge.key
         };
         let Some(position) = self.charges[among.clone()].iter().position(same) else {
+            if among.end == self.charges.len() {
+                self.charges.push(charge);
+                return;
+            }
             self.charges.insert(among.end, charge);
             self.met.iter_mut().filter(|(_, at)| *at >= among.end).for_each(|(_, at)| *at += 1);
             return;

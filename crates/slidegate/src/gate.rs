@@ -1,7 +1,7 @@
 //! The gate: many policies over a store, one verdict.
 
 use std::slice;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use arc_swap::ArcSwap;
 
@@ -15,7 +15,7 @@ use crate::store::fallback::FallbackStore;
 use crate::store::memory::MemoryStore;
 #[cfg(feature = "redis")]
 use crate::store::redis::{RedisOptions, RedisStore};
-use crate::store::{ManagedStore, Mode, Reply, Store, StoreDecisions, StoredPolicy};
+use crate::store::{LocalStore, Store, StoreDecisions, at_once};
 use crate::usage::KeyUse;
 use crate::verb::Verb;
 #[cfg(feature = "wait")]
@@ -23,6 +23,7 @@ use crate::waiting::{queue_key::QueueKey, queues::Queues};
 
 #[cfg(feature = "wait")]
 mod acquire;
+mod asynchronous;
 mod blocks;
 mod configure;
 mod decisions;
@@ -43,6 +44,8 @@ pub use decisions::{Decisions, PolicyDecision};
 use numbers::Numbers;
 #[cfg(feature = "redis")]
 pub use pending::PendingStats;
+#[cfg(all(feature = "tower", feature = "wait"))]
+pub(crate) use reserve::Change;
 pub use reserve::{Extension, Reserved};
 pub use settlement::{SettledCost, SettledKey, Settlement};
 pub use ticket_guard::TicketGuard;
@@ -72,9 +75,9 @@ pub use ticket_guard::TicketGuard;
 /// A request that no policy applies to is allowed. One that is [`under`](Request::under) a policy
 /// that the gate does not have is denied, with an [error](Decisions::error).
 ///
-/// The methods of a gate over a [local](crate::store::Local) store, such as [`MemoryStore`], return
-/// their result. Those of a gate over a [remote](crate::store::Remote) store, such as a
-/// [`SharedGate`](crate::SharedGate), return a future of it.
+/// A gate over a [local](crate::store::LocalStore) store, such as [`MemoryStore`], decides at once:
+/// [`check`](Self::check). Over any store, such as that of a [`SharedGate`](crate::SharedGate), the
+/// methods that end in `_async` return a future: [`check_async`](Self::check_async).
 #[derive(Debug)]
 pub struct Gate<S = MemoryStore> {
     store: S,
@@ -103,15 +106,12 @@ pub struct Gate<S = MemoryStore> {
 /// let policies = PolicySet::new([Policy::new("per-user", Quota::per_minute(100))?.scope(["user"])])?;
 /// let gate = SharedGate::redis(policies, RedisOptions::new("redis://127.0.0.1:6379")?)?;
 /// let request = Request::new().with("user", "alice");
-/// if gate.check(&request).await.is_denied() { /* 429 */ }
+/// if gate.check_async(&request).await.is_denied() { /* 429 */ }
 /// # Ok(())
 /// # }
 /// ```
 #[cfg(feature = "redis")]
 pub type SharedGate = Gate<FallbackStore<RedisStore>>;
-
-/// About so many keys are examined in one step of [`Gate::reset_policy`].
-const KEYS_PER_STEP: u64 = 1000;
 
 impl Gate {
     /// A gate with a store of its own, which holds up to [`MemoryStore::DEFAULT_MAX_KEYS`] keys.
@@ -188,16 +188,109 @@ impl<S: Store> Gate<S> {
         &self.store
     }
 
+    /// The path of every request that is not reserved, over a store that decides at once: plan,
+    /// decide, answer. [`decide_async`](Self::decide_async) is the same over any store; as a future,
+    /// this would take a third longer.
+    pub(crate) fn decide_now<'r>(
+        &self,
+        store: &(impl LocalStore + ?Sized),
+        verb: Option<Verb>,
+        requests: &'r [Request<'r>],
+        id: Option<&str>,
+    ) -> Decisions<'r> {
+        let mut decisions = Decisions::new(self.policies.load(), requests, verb);
+        let plan = decisions.policies.plan(requests, verb);
+        decide_now(store, &plan.charges, id, &mut decisions.decided);
+        plan.places(&mut decisions.places);
+        drop(plan);
+        #[cfg(feature = "wait")]
+        self.wake_refunded(&decisions);
+        decisions
+    }
+
+    /// Decides requests over any store. `is_waiting` requests ask again until they are allowed.
+    pub(crate) async fn decide_async<'r>(
+        &self,
+        verb: Option<Verb>,
+        requests: &'r [Request<'r>],
+        id: Option<&str>,
+        is_waiting: bool,
+    ) -> Decisions<'r> {
+        if let Some(local) = self.store.as_local() {
+            return self.decide_now(local, verb, requests, id);
+        }
+        let mut decisions = Decisions::new(self.policies.load(), requests, verb);
+        let mut plan = decisions.policies.plan(requests, verb);
+        if is_waiting {
+            plan.set_waiting();
+        }
+        decisions.decided = self.decide_charges(&plan.charges, id).await;
+        plan.places(&mut decisions.places);
+        drop(plan);
+        #[cfg(feature = "wait")]
+        self.wake_refunded(&decisions);
+        decisions
+    }
+
+    /// Decides charges, of which some may be on blocked keys.
+    async fn decide_charges(&self, charges: &[Charge<'_>], id: Option<&str>) -> StoreDecisions {
+        if let Some(local) = self.store.as_local() {
+            let mut decided = StoreDecisions::default();
+            decide_now(local, charges, id, &mut decided);
+            return decided;
+        }
+        let Some(blocks) = Blocks::of(charges, || self.store.wall_time()) else {
+            return match id.filter(|_| has_check(charges)) {
+                Some(id) => self.store.check_once(charges, id).await,
+                None => self.store.apply(charges).await,
+            };
+        };
+        let left = blocks.without_blocked(charges);
+        let mut decided = if has_check(charges) && left.iter().all(|one| one.part.verb == Verb::Peek) {
+            self.store.peek_blocked(&left).await
+        } else if let Some(id) = id.filter(|_| has_check(&left)) {
+            self.store.check_once(&left, id).await
+        } else {
+            self.store.apply(&left).await
+        };
+        blocks.apply(charges, &mut decided.decisions);
+        decided
+    }
+}
+
+fn has_check(charges: &[Charge<'_>]) -> bool {
+    charges.iter().any(|one| one.part.verb == Verb::Check)
+}
+
+/// Decides charges, of which some may be on blocked keys, over a store that decides at once.
+#[inline]
+fn decide_now(
+    store: &(impl LocalStore + ?Sized),
+    charges: &[Charge<'_>],
+    id: Option<&str>,
+    decided: &mut StoreDecisions,
+) {
+    let blocks = Blocks::of(charges, || store.wall_time());
+    let left = blocks.as_ref().map(|blocks| blocks.without_blocked(charges));
+    let left = left.as_deref().unwrap_or(charges);
+    *decided = match id.filter(|_| has_check(left)) {
+        Some(id) => store.check_once(left, id),
+        None => store.apply(left),
+    };
+    if let Some(blocks) = blocks {
+        blocks.apply(charges, &mut decided.decisions);
+    }
+}
+
+impl<S: LocalStore> Gate<S> {
     /// Decides a request and charges its cost under every policy that applies, or under none if an
     /// enforced one denies.
     ///
     /// A shadow policy that would deny says so in its decision, charges nothing to itself, and does
     /// not deny.
-    pub fn check<'r>(
-        &self,
-        request: &'r Request<'r>,
-    ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
-        self.run(Some(Verb::Check), slice::from_ref(request), None)
+    #[must_use = "a denied request must not be served"]
+    pub fn check<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
+        self.decide_now(&self.store, Some(Verb::Check), slice::from_ref(request), None)
     }
 
     /// A check with an idempotency key: a repeated check with the same `id`, within the longest
@@ -221,36 +314,27 @@ impl<S: Store> Gate<S> {
     /// }
     /// # Ok::<(), slidegate::Error>(())
     /// ```
-    pub fn check_once<'r>(
-        &self,
-        request: &'r Request<'r>,
-        id: &str,
-    ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
-        self.run(Some(Verb::Check), slice::from_ref(request), Some(id))
+    #[must_use = "a denied request must not be served"]
+    pub fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
+        self.decide_now(&self.store, Some(Verb::Check), slice::from_ref(request), Some(id))
     }
 
     /// What [`check`](Self::check) would decide, without charging.
-    pub fn peek<'r>(&self, request: &'r Request<'r>) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
-        self.run(Some(Verb::Peek), slice::from_ref(request), None)
+    pub fn peek<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
+        self.decide_now(&self.store, Some(Verb::Peek), slice::from_ref(request), None)
     }
 
     /// Refunds the request's cost under every policy that applies: at most what was charged there
     /// and still counts.
-    pub fn refund<'r>(
-        &self,
-        request: &'r Request<'r>,
-    ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
-        self.run(Some(Verb::Refund), slice::from_ref(request), None)
+    pub fn refund<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
+        self.decide_now(&self.store, Some(Verb::Refund), slice::from_ref(request), None)
     }
 
     /// Charges the request's cost under every policy that applies, although it may exceed their
     /// limits. A key counts [`Quota::max_used`](crate::Quota::max_used) at most; each decision's
     /// `cost` says how much was charged.
-    pub fn penalize<'r>(
-        &self,
-        request: &'r Request<'r>,
-    ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
-        self.run(Some(Verb::Penalize), slice::from_ref(request), None)
+    pub fn penalize<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
+        self.decide_now(&self.store, Some(Verb::Penalize), slice::from_ref(request), None)
     }
 
     /// Carries out several requests, each with its own [verb](Request::verb), [role](Request::role)
@@ -285,79 +369,14 @@ impl<S: Store> Gate<S> {
     /// assert_eq!(gate.peek(&requests[2]).strictest().unwrap().used(), 1);
     /// # Ok::<(), slidegate::Error>(())
     /// ```
-    pub fn apply<'r>(
-        &self,
-        requests: &'r [Request<'r>],
-    ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
-        self.run(None, requests, None)
+    pub fn apply<'r>(&self, requests: &'r [Request<'r>]) -> Decisions<'r> {
+        self.decide_now(&self.store, None, requests, None)
     }
 
     /// Does the same to several requests in one atomic step, whatever their own verbs are: see
     /// [`apply`](Self::apply).
-    pub fn apply_all<'r>(
-        &self,
-        verb: Verb,
-        requests: &'r [Request<'r>],
-    ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
-        self.run(Some(verb), requests, None)
-    }
-
-    /// Does the same to all requests if `verb` says it; with an `id`, at most once.
-    fn run<'r>(
-        &self,
-        verb: Option<Verb>,
-        requests: &'r [Request<'r>],
-        id: Option<&str>,
-    ) -> Reply<S, impl Future<Output = Decisions<'r>> + Send> {
-        S::Mode::reply(|| self.decide_requests(verb, requests, id, false))
-    }
-
-    /// The path of every request that is not reserved: plan, decide, answer. `is_waiting` requests ask
-    /// again until they are allowed.
-    pub(crate) async fn decide_requests<'r>(
-        &self,
-        verb: Option<Verb>,
-        requests: &'r [Request<'r>],
-        id: Option<&str>,
-        is_waiting: bool,
-    ) -> Decisions<'r> {
-        // Made where it is returned, as a move of it takes as long as a part of the decision.
-        let mut decisions = Decisions::new(self.policies.load(), requests, verb);
-        let mut plan = decisions.policies.plan(requests, verb);
-        if is_waiting {
-            plan.set_waiting();
-        }
-        let decided = self.decide(&plan.charges, id).await;
-        plan.answers(&decided, &mut decisions.answers);
-        drop(plan);
-        #[cfg(feature = "redis")]
-        {
-            decisions.failure = decided.failure;
-        }
-        #[cfg(feature = "wait")]
-        self.wake_refunded(&decisions);
-        decisions
-    }
-
-    /// Decides charges, of which some may be on blocked keys.
-    async fn decide(&self, charges: &[Charge<'_>], id: Option<&str>) -> StoreDecisions {
-        let has_check = |charges: &[Charge<'_>]| charges.iter().any(|one| one.part.verb == Verb::Check);
-        let Some(blocks) = Blocks::of(charges, || self.store.wall_time()) else {
-            return match id.filter(|_| has_check(charges)) {
-                Some(id) => self.store.check_once(charges, id).await,
-                None => self.store.apply(charges).await,
-            };
-        };
-        let left = blocks.without_blocked(charges);
-        let mut decided = if has_check(charges) && left.iter().all(|one| one.part.verb == Verb::Peek) {
-            self.store.peek_blocked(&left).await
-        } else if let Some(id) = id.filter(|_| has_check(&left)) {
-            self.store.check_once(&left, id).await
-        } else {
-            self.store.apply(&left).await
-        };
-        decided.decisions = blocks.apply(charges, decided.decisions);
-        decided
+    pub fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
+        self.decide_now(&self.store, Some(verb), requests, None)
     }
 
     /// Removes the request's keys under every policy that applies. Returns whether one of them had
@@ -365,21 +384,11 @@ impl<S: Store> Gate<S> {
     ///
     /// # Errors
     /// If the request is [`under`](Request::under) a policy that cannot decide it: nothing is
-    /// removed. If a shared store did not reply in time: the keys may or may not be removed.
-    pub fn reset(&self, request: &Request<'_>) -> Reply<S, impl Future<Output = Result<bool, Error>> + Send> {
-        let reset = async move || {
-            let policies = self.policies.load();
-            let plan = policies.plan_of_one(request)?;
-            let reset = self.store.reset(&plan.charges).await;
-            #[cfg(feature = "wait")]
-            self.wake_charged(&plan);
-            reset
-        };
-        S::Mode::reply(reset)
+    /// removed.
+    pub fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
+        at_once(self.reset_async(request))
     }
-}
 
-impl<S: ManagedStore> Gate<S> {
     /// Removes every key of a policy. Returns how many there were. Goes through all keys of the
     /// store while decisions go on; keys that are created meanwhile may stay. Cached denials end in
     /// every instance.
@@ -396,50 +405,23 @@ impl<S: ManagedStore> Gate<S> {
     /// ```
     ///
     /// # Errors
-    /// If a shared store did not reply in time, or its user may not scan; some keys may be removed.
-    pub fn reset_policy(&self, policy: &str) -> Reply<S, impl Future<Output = Result<u64, Error>> + Send> {
-        let reset = async move || {
-            let mut next = None;
-            loop {
-                let reset = self.reset_step(policy, next.as_ref(), KEYS_PER_STEP).await?;
-                match reset.next {
-                    Some(cursor) => next = Some(cursor),
-                    None => return Ok(reset.forgotten),
-                }
-            }
-        };
-        S::Mode::reply(reset)
+    /// If the store cannot find the keys of a policy. A [`MemoryStore`] can.
+    pub fn reset_policy(&self, policy: &str) -> Result<u64, Error> {
+        at_once(self.reset_policy_async(policy))
     }
 
-    /// One step of [`reset_policy`](Self::reset_policy), which examines about `keys` keys: whole
-    /// shards of about 1024 in memory, keys of one node in Redis and then of this process's memory.
-    /// Begins without a cursor, and continues with that of the step before, which any instance on a
-    /// shared store can do. If its nodes change meanwhile, the scan begins again.
+    /// One step of [`reset_policy`](Self::reset_policy), see
+    /// [`reset_policy_step_async`](Self::reset_policy_step_async).
     ///
     /// # Errors
-    /// If the cursor belongs to another store, or a shared store did not reply in time, or its user
-    /// may not scan. Some keys may be removed, and the step can be repeated.
+    /// If the cursor belongs to another store.
     pub fn reset_policy_step(
         &self,
         policy: &str,
         from: Option<&ResetCursor>,
         keys: u64,
-    ) -> Reply<S, impl Future<Output = Result<PolicyReset, Error>> + Send> {
-        S::Mode::reply(|| self.reset_step(policy, from, keys))
-    }
-
-    async fn reset_step(
-        &self,
-        policy: &str,
-        from: Option<&ResetCursor>,
-        keys: u64,
     ) -> Result<PolicyReset, Error> {
-        let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).of(policy);
-        let policy = StoredPolicy { name: policy, numbers: &numbers };
-        let reset = self.store.reset_policy_step(&policy, from, keys).await;
-        #[cfg(feature = "wait")]
-        self.queues.wake_where(|queue| numbers.contains(&queue.policy));
-        reset
+        at_once(self.reset_policy_step_async(policy, from, keys))
     }
 
     /// The usage of the request's keys under every policy that applies, charge by charge, and when
@@ -460,19 +442,8 @@ impl<S: ManagedStore> Gate<S> {
     /// ```
     ///
     /// # Errors
-    /// If the request is [`under`](Request::under) a policy that cannot decide it, or a shared
-    /// store did not reply or holds a value that slidegate did not write.
-    pub fn inspect(
-        &self,
-        request: &Request<'_>,
-    ) -> Reply<S, impl Future<Output = Result<Vec<KeyUse>, Error>> + Send> {
-        let inspect = async move || {
-            let policies = self.policies.load_full();
-            let plan = policies.plan_of_one(request)?;
-            let mut found = self.store.inspect(&plan.charges).await?;
-            plan.lay_blocks_over(&mut found, self.store.wall_time());
-            Ok(plan.uses(found))
-        };
-        S::Mode::reply(inspect)
+    /// If the request is [`under`](Request::under) a policy that cannot decide it.
+    pub fn inspect(&self, request: &Request<'_>) -> Result<Vec<KeyUse>, Error> {
+        at_once(self.inspect_async(request))
     }
 }

@@ -449,7 +449,7 @@ mod tests {
     #[test]
     fn a_denial_says_to_wait_at_least_one_second() {
         let (limiter, clock) = limiter("1/90ms".parse().unwrap());
-        limiter.check("alice");
+        let _ = limiter.check("alice");
         clock.advance(Duration::from_micros(1));
         let denied = limiter.check("alice");
         let fields = |options: HeaderOptions| lines(options.headers_of("p", &limiter.quota(), &denied));
@@ -463,7 +463,7 @@ mod tests {
         let (gate, clock) =
             gate([policy("per-second", Quota::per_second(1)), policy("daily", Quota::per_day(10))]);
         let request = Request::new();
-        gate.check(&request);
+        let _ = gate.check(&request);
         clock.advance(Duration::from_millis(1));
         let denied = gate.check(&request);
         let fields = |options| lines(HeaderOptions { retry_after: true, ..options }.headers(&denied));
@@ -476,9 +476,9 @@ mod tests {
             r#"ratelimit: "per-second";r=0;t=1, "daily";r=9;t=86400"#
         );
         let (limiter, clock) = limiter(Quota::per_minute(2));
-        limiter.check("alice");
+        let _ = limiter.check("alice");
         clock.advance(Duration::from_secs(30));
-        limiter.check("alice");
+        let _ = limiter.check("alice");
         let denied = limiter.check("alice");
         let options = HeaderOptions { retry_after: true, ..DRAFT_7 };
         assert_eq!(
@@ -510,7 +510,7 @@ mod tests {
             policy("trial-per-user", Quota::per_minute(1)).scope(["user"]).shadow(),
         ]);
         let request = Request::new().with("user", "alice");
-        gate.check(&request);
+        let _ = gate.check(&request);
         let headers = HeaderOptions::default().headers(&gate.check(&request));
         assert_eq!(headers[0].1, r#""real";q=5;w=60"#);
         assert_eq!(headers[1].1, r#""real";r=3;t=60"#);
@@ -605,7 +605,7 @@ mod tests {
     #[test]
     fn the_names_are_those_of_the_fields_sent_on_a_denial() {
         let (limiter, _clock) = limiter(Quota::per_minute(1));
-        limiter.check("alice");
+        let _ = limiter.check("alice");
         let denied = limiter.check("alice");
         for draft in Draft::ALL {
             for x_ratelimit in XRateLimit::ALL {

@@ -64,7 +64,7 @@ pub use denied::Denied;
 pub use head::Head;
 #[cfg(feature = "wait")]
 pub use hold_gate::AnyHoldGate;
-pub use limited::Limited;
+pub use limited::{Limited, LimitedDecision};
 pub use refund::Refund;
 #[cfg(feature = "wait")]
 pub use reservation::Reservation;

@@ -102,4 +102,4 @@ pub use time::{Clock, ManualClock, SystemClock, Timestamp, millis_ceil, secs_cei
 pub use usage::{KeyUse, OpenHold, RecordedCharge, UsageForecast};
 pub use verb::{Role, Verb};
 #[cfg(feature = "wait")]
-pub use waiting::{Acquire, MaxWaiting, NotAcquired};
+pub use waiting::{Acquire, MaxWaiting, NotAcquired, NotAcquiredKind};

@@ -83,7 +83,7 @@ impl Limiter {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), slidegate::NotAcquired> {
     /// let limiter = Limiter::new(Quota::per_minute(100));
-    /// let decision = limiter.acquire("alice").cost(3).deadline(Duration::from_secs(2)).await?;
+    /// let decision = limiter.acquire("alice").cost(3).timeout(Duration::from_secs(2)).await?;
     /// assert_eq!(decision.remaining(), 97);
     ///
     /// let never = limiter.acquire("alice").cost(101).await.unwrap_err();
@@ -112,6 +112,7 @@ impl Limiter {
 
     /// Decides a request of cost 1 and charges it if it is allowed.
     #[inline]
+    #[must_use = "a denied request must not be served"]
     pub fn check(&self, key: impl AsRef<[u8]>) -> Decision {
         self.check_cost(key, 1)
     }
@@ -130,6 +131,7 @@ impl Limiter {
     /// assert_eq!(limiter.check_cost("alice", 11).retry_after(), None);
     /// ```
     #[inline]
+    #[must_use = "a denied request must not be served"]
     pub fn check_cost(&self, key: impl AsRef<[u8]>, cost: u64) -> Decision {
         self.store.apply_one(Verb::Check, key.as_ref(), cost)
     }

@@ -1,6 +1,7 @@
 //! Policies: named rules with conditions, a scope and a quota.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::block::Block;
 use crate::charge::{Excess, OnStoreError};
@@ -100,6 +101,14 @@ impl Policy {
     pub fn when(mut self, attribute: impl Into<String>, condition: Match) -> Self {
         self.when.push((attribute.into(), condition));
         self
+    }
+
+    /// A policy of at most `limit` requests in flight for each key; see [`Quota::in_flight`].
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and if the lease is not one second to one hour.
+    pub fn in_flight(name: impl Into<String>, limit: u64, lease: Duration) -> Result<Self, Error> {
+        Self::new(name, Quota::in_flight(limit, lease)?)
     }
 
     /// Sets the attributes whose values form the key, in this order. The policy does not apply to a

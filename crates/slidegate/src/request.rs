@@ -102,6 +102,12 @@ pub enum Counts {
 }
 
 impl Counts {
+    /// The cost of this name.
+    #[must_use]
+    pub fn named(name: impl Into<String>) -> Self {
+        Self::Named(name.into())
+    }
+
     /// The name of the cost that counts, if one counts by name.
     pub(crate) fn name(&self) -> Option<&str> {
         match self {

@@ -5,17 +5,19 @@
 //!
 //! | store | trait | methods of its gate |
 //! |---|---|---|
-//! | [`MemoryStore`](crate::MemoryStore) | [`Store`], [`Local`] | return their result |
-//! | [`FallbackStore`](crate::FallbackStore) over [`RedisStore`](crate::RedisStore) | [`Store`], [`Remote`] | return a future |
+//! | [`MemoryStore`](crate::MemoryStore) | [`LocalStore`] | [`check`](crate::Gate::check) and others return their result, [`check_async`](crate::Gate::check_async) and others a future |
+//! | [`FallbackStore`](crate::FallbackStore) over [`RedisStore`](crate::RedisStore) | [`Store`] | return a future |
 //! | [`RedisStore`](crate::RedisStore) | [`SharedStore`]: its calls can fail | - |
 //!
-//! To write another store, implement [`Store`]. [`KeyState`] computes the decisions on one key by
-//! the same code as the other stores, [`decide`] applies them to all keys of a call or to none, and
-//! [`IdempotencyCache`] answers repeated checks. If calls of the store can fail, implement
-//! [`SharedStore`] (feature `redis`) and wrap it in a [`FallbackStore`](crate::FallbackStore). The
-//! example `custom_store` is a complete store of some sixty lines.
+//! To write another store, implement [`LocalStore`] if it decides at once, and [`Store`] if it has to
+//! be awaited. [`KeyState`] computes the decisions on one key by the same code as the other stores,
+//! [`decide`] applies them to all keys of a call or to none, and [`IdempotencyCache`] answers
+//! repeated checks. If calls of the store can fail, implement [`SharedStore`] (feature `redis`) and
+//! wrap it in a [`FallbackStore`](crate::FallbackStore). The example `custom_store` is a complete
+//! store of some sixty lines.
 
 use std::fmt;
+use std::future::ready;
 use std::pin::pin;
 #[cfg(feature = "redis")]
 use std::sync::Arc;
@@ -42,7 +44,7 @@ pub(crate) mod shared;
 
 #[cfg(feature = "redis")]
 pub(crate) use crate::all_or_nothing::{Denials, Outcome, complete};
-pub(crate) use crate::all_or_nothing::{all_or_none, with_denials};
+pub(crate) use crate::all_or_nothing::{all_or_none, decide_all, with_denials};
 pub use holds::{HeldCharge, HoldAnswer, HoldAnswers, HoldCall, HoldStore, TicketKeyBytes};
 pub use idempotency::IdempotencyCache;
 pub use key_state::KeyState;
@@ -62,13 +64,8 @@ pub use redis::{
     BreakerState, ClockJumps, ControlDocument, ControlDocumentId, NodeState, RedisStats, StoreErrors,
 };
 
-/// A store that a [`Gate`](crate::Gate) can decide with.
-///
-/// The futures of a [`Local`] store must be ready when they are first polled.
+/// A store that a [`Gate`](crate::Gate) can decide with. A [`LocalStore`] is one.
 pub trait Store: fmt::Debug + Send + Sync {
-    /// [`Local`] or [`Remote`]: whether the methods of a gate return results or futures.
-    type Mode: Mode;
-
     /// Decides charges and carries them out, all of them or none, in one atomic step.
     fn apply(&self, charges: &[Charge<'_>]) -> impl Future<Output = StoreDecisions> + Send;
 
@@ -85,6 +82,11 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     /// The date by the store's clock, or by this machine's. Blocks end by it.
     fn wall_time(&self) -> Timestamp;
+
+    /// The store that decides at once, if that is where these calls go. By default there is none.
+    fn as_local(&self) -> Option<&dyn LocalStore> {
+        None
+    }
 
     /// Peeks at the keys of a check that is denied by a block, to report their usage. A store may
     /// return what it found shortly before. By default [`apply`](Self::apply).
@@ -106,31 +108,128 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn quotas_changed(&self, changes: &QuotaChanges<'_>) {
         let _ = changes;
     }
-}
 
-/// A store whose keys can be inspected, and forgotten policy by policy.
-pub trait ManagedStore: Store {
-    /// The full usage of the keys of these charges, in their order. Changes nothing.
+    /// The full usage of the keys of these charges, in their order. Changes nothing. By default an
+    /// error.
     ///
     /// # Errors
-    /// If the store did not reply, or holds a value that slidegate did not write.
+    /// If the store cannot, did not reply, or holds a value that slidegate did not write.
     fn inspect(
         &self,
         charges: &[Charge<'_>],
-    ) -> impl Future<Output = Result<Vec<KeyInspection>, Error>> + Send;
+    ) -> impl Future<Output = Result<Vec<KeyInspection>, Error>> + Send {
+        let _ = charges;
+        ready(Err(Error::store(CANNOT_INSPECT)))
+    }
 
     /// One step of removing every key of a policy; see
-    /// [`Gate::reset_policy_step`](crate::Gate::reset_policy_step).
+    /// [`Gate::reset_policy_step_async`](crate::Gate::reset_policy_step_async). By default an error.
     ///
     /// # Errors
-    /// If the cursor belongs to another store, or the store did not reply. The step can be
-    /// repeated.
+    /// If the store cannot, the cursor belongs to another store, or the store did not reply. The step
+    /// can be repeated.
     fn reset_policy_step(
         &self,
         policy: &StoredPolicy<'_>,
         from: Option<&ResetCursor>,
         keys: u64,
-    ) -> impl Future<Output = Result<PolicyReset, Error>> + Send;
+    ) -> impl Future<Output = Result<PolicyReset, Error>> + Send {
+        let _ = (policy, from, keys);
+        ready(Err(Error::store(CANNOT_RESET_POLICY)))
+    }
+}
+
+/// A store in this process, which decides at once: each method as the one of [`Store`].
+pub trait LocalStore: fmt::Debug + Send + Sync {
+    /// Decides charges and carries them out, see [`Store::apply`].
+    fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions;
+
+    /// Does the same with an idempotency key, see [`Store::check_once`].
+    fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions;
+
+    /// Removes the keys of these charges. Returns whether one of them had usage.
+    fn reset(&self, charges: &[Charge<'_>]) -> bool;
+
+    /// The date by the store's clock. Blocks end by it.
+    fn wall_time(&self) -> Timestamp;
+
+    /// Called after other quotas became active, see [`Store::quotas_changed`].
+    fn quotas_changed(&self, changes: &QuotaChanges<'_>) {
+        let _ = changes;
+    }
+
+    /// The full usage of the keys of these charges, see [`Store::inspect`].
+    ///
+    /// # Errors
+    /// If the store cannot, which is the default.
+    fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, Error> {
+        let _ = charges;
+        Err(Error::store(CANNOT_INSPECT))
+    }
+
+    /// One step of removing every key of a policy, see [`Store::reset_policy_step`].
+    ///
+    /// # Errors
+    /// If the store cannot, which is the default, or the cursor belongs to another store.
+    fn reset_policy_step(
+        &self,
+        policy: &StoredPolicy<'_>,
+        from: Option<&ResetCursor>,
+        keys: u64,
+    ) -> Result<PolicyReset, Error> {
+        let _ = (policy, from, keys);
+        Err(Error::store(CANNOT_RESET_POLICY))
+    }
+}
+
+/// The output of a future that calls a local store, and so never waits.
+pub(crate) fn at_once<F: Future>(future: F) -> F::Output {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => output,
+        Poll::Pending => unreachable!("a local store does not wait"),
+    }
+}
+
+const CANNOT_INSPECT: &str = "this store does not list what counts on a key";
+const CANNOT_RESET_POLICY: &str = "this store does not find the keys of a policy; reset them one by one";
+
+impl<S: LocalStore> Store for S {
+    async fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions {
+        LocalStore::apply(self, charges)
+    }
+
+    async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions {
+        LocalStore::check_once(self, charges, id)
+    }
+
+    async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, Error> {
+        Ok(LocalStore::reset(self, charges))
+    }
+
+    fn wall_time(&self) -> Timestamp {
+        LocalStore::wall_time(self)
+    }
+
+    fn as_local(&self) -> Option<&dyn LocalStore> {
+        Some(self)
+    }
+
+    fn quotas_changed(&self, changes: &QuotaChanges<'_>) {
+        LocalStore::quotas_changed(self, changes);
+    }
+
+    async fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, Error> {
+        LocalStore::inspect(self, charges)
+    }
+
+    async fn reset_policy_step(
+        &self,
+        policy: &StoredPolicy<'_>,
+        from: Option<&ResetCursor>,
+        keys: u64,
+    ) -> Result<PolicyReset, Error> {
+        LocalStore::reset_policy_step(self, policy, from, keys)
+    }
 }
 
 /// What the keys of a policy are stored under.
@@ -208,70 +307,7 @@ impl From<PerCharge<Decision>> for StoreDecisions {
 /// charged if the call is allowed, penalties are charged, and refunds are returned. See
 /// [`Role`](crate::Role) and [`Excess`](crate::Excess) for charges that take part in another way.
 pub fn decide(charges: &[Charge<'_>], apply: impl FnMut(usize, Verb, u64) -> Decision) -> StoreDecisions {
-    all_or_none(charges, apply).decisions.into()
-}
-
-mod sealed {
-    pub trait Sealed {}
-}
-
-/// Whether the methods of a gate return results or futures: [`Local`] or [`Remote`].
-pub trait Mode: sealed::Sealed + 'static {
-    /// Whether this is [`Local`].
-    const IS_LOCAL: bool;
-    /// What a method returns: the output of this future, or the future.
-    type Reply<F: Future + Send>;
-
-    /// Returns the output of the future, or the future.
-    #[doc(hidden)]
-    fn reply<F: Future + Send>(make: impl FnOnce() -> F) -> Self::Reply<F>;
-}
-
-/// What a method of a gate over a store returns: the output of the future if the store is
-/// [`Local`], the future if it is [`Remote`].
-pub type Reply<S, F> = <<S as Store>::Mode as Mode>::Reply<F>;
-
-/// The mode of stores in this process: a decision is returned at once.
-#[derive(Debug)]
-pub enum Local {}
-
-/// The mode of stores that are called over a network: a decision is awaited.
-#[derive(Debug)]
-pub enum Remote {}
-
-impl sealed::Sealed for Local {}
-
-impl Mode for Local {
-    const IS_LOCAL: bool = true;
-    type Reply<F: Future + Send> = F::Output;
-
-    #[inline]
-    fn reply<F: Future + Send>(make: impl FnOnce() -> F) -> F::Output {
-        ready(make)
-    }
-}
-
-impl sealed::Sealed for Remote {}
-
-impl Mode for Remote {
-    const IS_LOCAL: bool = false;
-    type Reply<F: Future + Send> = F;
-
-    #[inline]
-    fn reply<F: Future + Send>(make: impl FnOnce() -> F) -> F {
-        make()
-    }
-}
-
-/// The output of a future of a local store, which is made where it is polled: a move would copy all of
-/// it.
-///
-/// # Panics
-/// If the future is not ready: the store claims to be local and is not.
-#[inline]
-pub(crate) fn ready<F: Future>(make: impl FnOnce() -> F) -> F::Output {
-    match pin!(make()).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(output) => output,
-        Poll::Pending => panic!("the future of a local store was not ready at once: make the store `Remote`"),
-    }
+    let mut decided = StoreDecisions::default();
+    decide_all(charges, apply, &mut decided.decisions);
+    decided
 }

@@ -46,11 +46,11 @@ pub struct Acquire<'l> {
 }
 
 impl<'l> Acquire<'l> {
-    /// The default deadline: one minute.
-    pub const DEADLINE: Duration = Duration::from_secs(60);
+    /// The default timeout: one minute.
+    pub const TIMEOUT: Duration = Duration::from_secs(60);
 
     pub(crate) fn new(limiter: &'l Limiter, key: &[u8]) -> Self {
-        Self { limiter, key: key.into(), cost: 1, within: Self::DEADLINE }
+        Self { limiter, key: key.into(), cost: 1, within: Self::TIMEOUT }
     }
 
     /// Sets the cost. Default: 1.
@@ -60,9 +60,9 @@ impl<'l> Acquire<'l> {
     }
 
     /// Sets the longest wait, from the first await on and by tokio's clock. Default:
-    /// [`DEADLINE`](Self::DEADLINE). With zero, the call fails at once if it would have to wait; it
+    /// [`TIMEOUT`](Self::TIMEOUT). With zero, the call fails at once if it would have to wait; it
     /// does not overtake waiters.
-    pub fn deadline(mut self, longest: Duration) -> Self {
+    pub fn timeout(mut self, longest: Duration) -> Self {
         self.within = longest;
         self
     }
@@ -124,6 +124,20 @@ impl<'l> IntoFuture for Acquire<'l> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotAcquired(pub(crate) Cause);
 
+/// The kinds of [`NotAcquired`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum NotAcquiredKind {
+    /// The cost exceeds the quota's [capacity](crate::Quota::capacity), or the key is blocked
+    /// without end, or the request names a policy that cannot decide it. Reported without waiting.
+    Never,
+    /// A bound of [`MaxWaiting`] is reached. Reported without waiting.
+    Full,
+    /// The cost did not fit in time. Reported as soon as that is certain, which may be before the
+    /// time is over.
+    Late,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Cause {
     Never {
@@ -145,24 +159,14 @@ pub(crate) enum Cause {
 }
 
 impl NotAcquired {
-    /// The cost exceeds the quota's [capacity](crate::Quota::capacity), or the key is blocked
-    /// without end, or the request names a policy that cannot decide it. Reported without waiting.
+    /// Which of these it is.
     #[must_use]
-    pub fn is_never(&self) -> bool {
-        matches!(self.0, Cause::Never { .. } | Cause::NeverOfGate(_))
-    }
-
-    /// A bound of [`MaxWaiting`] is reached. Reported without waiting.
-    #[must_use]
-    pub fn is_full(&self) -> bool {
-        matches!(self.0, Cause::Full { .. })
-    }
-
-    /// The cost did not fit before the deadline. Reported as soon as that is certain, which may be
-    /// before the deadline.
-    #[must_use]
-    pub fn is_late(&self) -> bool {
-        matches!(self.0, Cause::Late { .. })
+    pub fn kind(&self) -> NotAcquiredKind {
+        match self.0 {
+            Cause::Never { .. } | Cause::NeverOfGate(_) => NotAcquiredKind::Never,
+            Cause::Full { .. } => NotAcquiredKind::Full,
+            Cause::Late { .. } => NotAcquiredKind::Late,
+        }
     }
 
     /// The wait that would have been necessary, if known. An upper bound if reservations hold what is

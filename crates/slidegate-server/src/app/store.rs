@@ -67,8 +67,8 @@ impl Store {
     /// Decides requests in one step.
     pub(crate) async fn apply<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
         let decisions = match verb {
-            Some(verb) => self.gate.apply_all(verb, requests).await,
-            None => self.gate.apply(requests).await,
+            Some(verb) => self.gate.apply_all_async(verb, requests).await,
+            None => self.gate.apply_async(requests).await,
         };
         self.health.record(&decisions);
         decisions
@@ -93,7 +93,7 @@ impl Store {
     /// Checks a request with an idempotency key: repeated requests with the same id are charged
     /// once.
     pub(crate) async fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
-        let decisions = self.gate.check_once(request, id).await;
+        let decisions = self.gate.check_once_async(request, id).await;
         self.health.record(&decisions);
         decisions
     }
@@ -107,7 +107,7 @@ impl Store {
         requests: &'r [Request<'r>],
         options: HoldOptions<'r>,
     ) -> Result<Reserved<'r>, Error> {
-        let reserved = self.gate.reserve_all(requests, options)?.await;
+        let reserved = self.gate.reserve_all_async(requests, options).await?;
         self.health.record(&reserved);
         Ok(reserved)
     }
@@ -125,10 +125,10 @@ impl Store {
         let gate = &self.gate;
         let queued = change.clone();
         let changed = match change {
-            TicketChange::Settle { cost, is_final: true } => gate.settle(ticket, cost).await,
-            TicketChange::Settle { cost, is_final: false } => gate.settle_so_far(ticket, cost).await,
-            TicketChange::Extend(extension) => gate.extend_with(ticket, extension).await,
-            TicketChange::Cancel => gate.cancel(ticket).await,
+            TicketChange::Settle { cost, is_final: true } => gate.settle_async(ticket, cost).await,
+            TicketChange::Settle { cost, is_final: false } => gate.settle_so_far_async(ticket, cost).await,
+            TicketChange::Extend(extension) => gate.extend_with_async(ticket, extension).await,
+            TicketChange::Cancel => gate.cancel_async(ticket).await,
         };
         let failure = match changed {
             Ok(settlement) => {
@@ -179,7 +179,7 @@ impl Store {
     /// # Errors
     /// A shared store did not reply in time.
     pub(crate) async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
-        let existed = self.gate.reset(request).await;
+        let existed = self.gate.reset_async(request).await;
         if existed.is_err() {
             self.health.away.store(true, Ordering::Relaxed);
         }
@@ -196,7 +196,7 @@ impl Store {
         from: Option<&ResetCursor>,
         keys: u64,
     ) -> Result<PolicyReset, Error> {
-        self.gate.reset_policy_step(policy, from, keys).await
+        self.gate.reset_policy_step_async(policy, from, keys).await
     }
 
     /// The usage of the request's keys, charge by charge.
@@ -204,7 +204,7 @@ impl Store {
     /// # Errors
     /// A shared store did not reply, or holds a value that slidegate did not write.
     pub(crate) async fn inspect(&self, request: &Request<'_>) -> Result<Vec<KeyUse>, Error> {
-        self.gate.inspect(request).await
+        self.gate.inspect_async(request).await
     }
 
     /// Writes the usage in this process's memory, and texts, to `out`.

@@ -103,7 +103,7 @@ fn bytes_in_redis_are_within_a_tenth_of_the_forecast_for_every_algorithm() {
                             let last = keys.min(first + AT_ONCE as u64);
                             let decided = (first..last).map(async |number| {
                                 let id = id(number);
-                                gate.check(&Request::new().with("user", &id).cost(case.cost))
+                                gate.check_async(&Request::new().with("user", &id).cost(case.cost))
                                     .await
                                     .is_allowed()
                             });

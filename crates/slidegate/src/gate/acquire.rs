@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::hold::{HoldChange, HoldStatus, Unsettled, ttl_us};
 use crate::jitter;
 use crate::request::Request;
-use crate::store::{HoldStore, Mode, Store};
+use crate::store::{HoldStore, Store};
 use crate::verb::Verb;
 use crate::waiting::queue_key::QueueKey;
 use crate::waiting::queues::{Asked, Asker, Denial, Queues, wait};
@@ -41,7 +41,7 @@ impl<S: Store> Gate<S> {
 
     /// Waits until a [`check`](Self::check) of the request is allowed, instead of being denied:
     /// first come, first served among those in this process who wait for the same key of the same
-    /// policy, and never beyond a deadline.
+    /// policy, and never longer than a timeout.
     ///
     /// A request that several keys limit waits for one of them at a time: the one that denied it
     /// last. A future that is dropped leaves the queue and charges nothing; over a shared store, a
@@ -60,7 +60,7 @@ impl<S: Store> Gate<S> {
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let gate = Gate::new(PolicySet::new([Policy::new("api", Quota::per_minute(100))?.scope(["host"])])?);
     /// let request = Request::new().with("host", "api.example").cost(3);
-    /// let decisions = gate.acquire(&request).deadline(Duration::from_secs(2)).await?;
+    /// let decisions = gate.acquire(&request).timeout(Duration::from_secs(2)).await?;
     /// assert_eq!(decisions.strictest().unwrap().remaining(), 97);
     /// # Ok(())
     /// # }
@@ -70,7 +70,7 @@ impl<S: Store> Gate<S> {
     /// When awaited, [`NotAcquired`]: it can never fit, as many wait as may, or there is no room in
     /// time.
     pub fn acquire<'g, 'r>(&'g self, request: &'r Request<'r>) -> GateAcquire<'g, 'r, S> {
-        GateAcquire { gate: self, request, within: Acquire::DEADLINE }
+        GateAcquire { gate: self, request, within: Acquire::TIMEOUT }
     }
 
     /// The queue to join before asking: of a key that others wait for, after the current one in the
@@ -112,7 +112,7 @@ impl<S: Store> Gate<S> {
         };
         let number = decisions.policies().numbered_place(name).map_or(0, |(number, _)| number);
         let is_held = denied.held() > 0;
-        let ask_again = match (is_held, S::Mode::IS_LOCAL) {
+        let ask_again = match (is_held, self.store.as_local().is_some()) {
             (true, false) => Some(jitter::between(ASK_SHARED_HOLDS.0, ASK_SHARED_HOLDS.1)),
             (false, true) => None,
             (true, true) | (false, false) => Some(ASK_OTHERS),
@@ -169,7 +169,7 @@ impl<S: HoldStore> Gate<S> {
     /// # Errors
     /// When awaited, as [`acquire`](Self::acquire).
     pub fn acquire_reservation<'g, 'r>(&'g self, request: &'r Request<'r>) -> AcquireReservation<'g, 'r, S> {
-        AcquireReservation { gate: self, request, ttl_us: None, within: Acquire::DEADLINE }
+        AcquireReservation { gate: self, request, ttl_us: None, within: Acquire::TIMEOUT }
     }
 
     /// Wakes who waits for a key, if a change of its hold has freed cost.
@@ -206,7 +206,7 @@ pub struct GateAcquire<'g, 'r, S> {
 impl<S> GateAcquire<'_, '_, S> {
     /// Sets the longest wait, from the first await on and by tokio's clock. Default: one minute.
     /// With zero, the call fails at once if it would have to wait; it does not overtake waiters.
-    pub fn deadline(mut self, longest: Duration) -> Self {
+    pub fn timeout(mut self, longest: Duration) -> Self {
         self.within = longest;
         self
     }
@@ -222,8 +222,8 @@ pub struct AcquireReservation<'g, 'r, S> {
 }
 
 impl<S> AcquireReservation<'_, '_, S> {
-    /// Sets the longest wait, as [`GateAcquire::deadline`] does.
-    pub fn deadline(mut self, longest: Duration) -> Self {
+    /// Sets the longest wait, as [`GateAcquire::timeout`] does.
+    pub fn timeout(mut self, longest: Duration) -> Self {
         self.within = longest;
         self
     }
@@ -252,7 +252,7 @@ impl<'r, S: Store> Asker for GateAcquire<'_, 'r, S> {
 
     async fn ask(&self) -> Asked<Decisions<'r>, QueueKey> {
         let decisions =
-            self.gate.decide_requests(Some(Verb::Check), slice::from_ref(self.request), None, true).await;
+            self.gate.decide_async(Some(Verb::Check), slice::from_ref(self.request), None, true).await;
         if decisions.is_allowed() { Asked::Allowed(decisions) } else { self.gate.denial(&decisions) }
     }
 }

@@ -33,18 +33,13 @@ impl Blocks {
         with_denials(charges, |at| self.rests_us[at].is_some() && charges[at].part.is_deniable())
     }
 
-    /// The store's decisions with blocked keys denied.
-    pub(crate) fn apply(
-        self,
-        charges: &[Charge<'_>],
-        mut decisions: PerCharge<Decision>,
-    ) -> PerCharge<Decision> {
-        for ((charge, rest_us), decision) in charges.iter().zip(self.rests_us).zip(&mut decisions) {
+    /// Denies the blocked keys in the store's decisions.
+    pub(crate) fn apply(self, charges: &[Charge<'_>], decisions: &mut [Decision]) {
+        for ((charge, rest_us), decision) in charges.iter().zip(self.rests_us).zip(decisions) {
             if let Some(rest_us) = rest_us {
                 *decision = blocked(*decision, rest_us, charge.part.is_deniable());
             }
         }
-        decisions
     }
 }
 

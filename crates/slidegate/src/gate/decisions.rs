@@ -4,10 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use arc_swap::Guard;
-use smallvec::SmallVec;
 
 use crate::block::Block;
-use crate::charge::{Charge, PerCharge, Plan};
+use crate::charge::{self, PerCharge, Plan};
 #[cfg(feature = "redis")]
 use crate::decision::DecisionSource;
 use crate::decision::{Decision, Verdict};
@@ -31,30 +30,19 @@ pub struct Decisions<'r> {
     requests: &'r [Request<'r>],
     /// What was done with all of them; each of them says it where this does not.
     verb: Option<Verb>,
-    pub(super) answers: PlacedAnswers,
-    /// Why a fallback made some of them, if one did.
-    #[cfg(feature = "redis")]
-    pub(super) failure: Option<Arc<StoreFailure>>,
+    pub(super) decided: StoreDecisions,
+    /// What the decisions are on, in the requests' order and that of the policies.
+    pub(super) places: PerCharge<Place>,
 }
 
-/// Decisions, each with what it is on.
-pub(super) type PlacedAnswers = PerCharge<Answer>;
-
-/// A decision, the request that it is on, and the place of its policy in the set.
-#[derive(Debug, Clone)]
-pub(super) struct Answer {
-    // In few bytes, because lists of them are copied.
+/// What a decision is on: its request, and the place of its policy in the set.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
     request: u32,
     policy: u32,
+    /// Where the decision stands among those of the store.
+    decision: u32,
     role: Role,
-    decision: Decision,
-}
-
-impl Answer {
-    #[inline]
-    fn of(charge: &Charge<'_>, decision: Decision) -> Self {
-        Self { request: charge.request, policy: charge.policy, role: charge.part.role, decision }
-    }
 }
 
 impl Plan<'_> {
@@ -73,50 +61,38 @@ impl Plan<'_> {
         }
     }
 
-    /// The decisions on the charges as answers to the requests, in the requests' order and that of
-    /// the policies.
-    pub(super) fn answers(&self, decided: &StoreDecisions, answers: &mut PlacedAnswers) {
-        answers.reserve_exact(self.charges.len());
-        for (charge, decision) in self.charges.iter().zip(&decided.decisions) {
-            answers.push(Answer::of(charge, *decision));
-        }
+    /// What the decisions on the charges are on, in the requests' order and that of the policies.
+    pub(super) fn places(&self, places: &mut PerCharge<Place>) {
+        let place = |at: usize, request: u32| {
+            let charge = &self.charges[at];
+            let decision = charge::place(at);
+            Place { request, policy: charge.policy, decision, role: charge.part.role }
+        };
+        places.extend(self.charges.iter().enumerate().map(|(at, charge)| place(at, charge.request)));
         if !self.met.is_empty() {
-            for (request, position) in &self.met {
-                answers.push(Answer { request: *request, ..answers[*position].clone() });
-            }
-            answers.sort_by_key(|answer| (answer.request, answer.policy));
+            places.extend(self.met.iter().map(|(request, at)| place(*at, *request)));
+            places.sort_by_key(|place| (place.request, place.policy));
         }
-        answers.retain(|answer| answer.role != Role::Refusals);
+        places.retain(|place| place.role != Role::Refusals);
     }
 }
 
 /// One policy's decision; derefs to [`Decision`].
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct PolicyDecision<'d> {
-    policies: &'d PolicySet,
-    requests: &'d [Request<'d>],
-    verb: Option<Verb>,
-    answer: &'d Answer,
-    #[cfg(feature = "redis")]
-    failure: Option<&'d StoreFailure>,
+    all: &'d Decisions<'d>,
+    place: Place,
 }
 
 impl<'r> Decisions<'r> {
-    /// No answers yet.
+    /// No decisions yet.
     #[inline]
     pub(super) fn new(
         policies: Guard<Arc<PolicySet>>,
         requests: &'r [Request<'r>],
         verb: Option<Verb>,
     ) -> Self {
-        Self {
-            policies,
-            requests,
-            verb,
-            answers: SmallVec::new(),
-            #[cfg(feature = "redis")]
-            failure: None,
-        }
+        Self { policies, requests, verb, decided: StoreDecisions::default(), places: PerCharge::new() }
     }
 }
 
@@ -152,7 +128,7 @@ impl Decisions<'_> {
     pub fn retain(&mut self, mut keep: impl FnMut(&PolicyDecision<'_>) -> bool) {
         let kept: PerCharge<bool> = self.iter().map(|one| keep(&one)).collect();
         let mut kept = kept.into_iter();
-        self.answers.retain(|_| kept.next().unwrap_or(true));
+        self.places.retain(|_| kept.next().unwrap_or(true));
     }
 
     /// Why nothing was decided: a request is [`under`](Request::under) a policy that the gate does
@@ -161,7 +137,7 @@ impl Decisions<'_> {
     /// then, no policy has a decision, and nothing was charged.
     #[must_use]
     pub fn error(&self) -> Option<Error> {
-        if !self.answers.is_empty() {
+        if !self.places.is_empty() {
             return None;
         }
         self.requests.iter().find_map(|request| self.policies.error_of(request))
@@ -171,13 +147,13 @@ impl Decisions<'_> {
     #[cfg(feature = "redis")]
     #[must_use]
     pub fn store_failure(&self) -> Option<&StoreFailure> {
-        self.failure.as_deref()
+        self.decided.failure.as_deref()
     }
 
     /// Whether there is an [error](Self::error). A plan with an error has no charges, which is
     /// checked first because it is cheaper.
     fn cannot_decide(&self) -> bool {
-        self.answers.is_empty() && self.requests.iter().any(|request| self.policies.cannot_decide(request))
+        self.places.is_empty() && self.requests.iter().any(|request| self.policies.cannot_decide(request))
     }
 
     /// Whether the request may pass.
@@ -192,16 +168,16 @@ impl Decisions<'_> {
         self.verdict() == Verdict::Deny
     }
 
+    /// Whether no policy applied: the request was allowed and counted nowhere. Where that cannot be
+    /// right, a misspelt attribute is the likely cause; see [`PolicySet::require`].
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
     /// Every decision, in the order of the policies, shadow ones included.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = PolicyDecision<'_>> {
-        self.answers.iter().map(|answer| PolicyDecision {
-            policies: &self.policies,
-            requests: self.requests,
-            verb: self.verb,
-            answer,
-            #[cfg(feature = "redis")]
-            failure: self.failure.as_deref(),
-        })
+        self.places.iter().map(|place| PolicyDecision { all: self, place: *place })
     }
 
     /// The decision that binds: the [strictest](Decision::is_stricter_than) of the enforced
@@ -227,77 +203,88 @@ impl fmt::Debug for Decisions<'_> {
     }
 }
 
+impl fmt::Debug for PolicyDecision<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = f.debug_struct("PolicyDecision");
+        out.field("policy", &self.policy().name()).field("key", &format_args!("{}", self.key()));
+        out.field("decision", self.decision()).finish()
+    }
+}
+
 impl<'d> PolicyDecision<'d> {
+    fn asking(&self) -> &'d Request<'d> {
+        &self.all.requests[self.request()]
+    }
+
     /// The policy that decided.
     #[must_use]
     pub fn policy(&self) -> &'d Policy {
-        self.policies.policy(self.position())
+        self.all.policies.policy(self.position())
     }
 
     /// Where the policy stands in its set, from 0.
     #[must_use]
     pub fn position(&self) -> usize {
-        self.answer.policy as usize
+        self.place.policy as usize
     }
 
     /// Which of the requests it is on, from 0.
     #[must_use]
     pub fn request(&self) -> usize {
-        self.answer.request as usize
+        self.place.request as usize
     }
 
     /// What was to be done with its request's cost.
     #[must_use]
     pub fn verb(&self) -> Verb {
-        self.verb.unwrap_or(self.requests[self.request()].own_verb())
+        self.all.verb.unwrap_or(self.asking().own_verb())
     }
 
     /// How it takes part in the call: the role of its request, or of another one that it met on its
     /// key.
     #[must_use]
     pub fn role(&self) -> Role {
-        self.answer.role
+        self.place.role
     }
 
     /// What its request asked for under this policy, charged or not.
     #[must_use]
     pub fn asked(&self) -> u64 {
-        self.requests[self.request()].cost_of(self.policy().counted())
+        self.asking().cost_of(self.policy().counted())
     }
 
     /// The key that it decided on.
     #[must_use]
     pub fn key(&self) -> Key<'d> {
-        self.policy().key(&self.requests[self.request()])
+        self.policy().key(self.asking())
     }
 
     /// The quota that it decided by: the inline quota, the key's override, or the policy's own.
     #[must_use]
     pub fn quota(&self) -> &'d Quota {
-        let inline = self.requests[self.request()].inline_quota();
-        inline.unwrap_or_else(|| self.policies.quota_of(self.position(), &self.key()))
+        let inline = self.asking().inline_quota();
+        inline.unwrap_or_else(|| self.all.policies.quota_of(self.position(), &self.key()))
     }
 
     /// The block of its key, if the key [is blocked](Decision::is_blocked).
     #[must_use]
     pub fn block(&self) -> Option<&'d Block> {
-        let block = || self.policies.block_of(self.position(), &self.key());
-        self.answer.decision.is_blocked().then(block).flatten()
+        let block = || self.all.policies.block_of(self.position(), &self.key());
+        self.is_blocked().then(block).flatten()
     }
 
     /// Why the shared store did not decide, if the policy's fallback did.
     #[cfg(feature = "redis")]
     #[must_use]
     pub fn store_failure(&self) -> Option<&'d StoreFailure> {
-        let is_fallback =
-            !matches!(self.answer.decision.source, DecisionSource::Store | DecisionSource::CachedDenial);
-        self.failure.filter(|_| is_fallback)
+        let is_fallback = !matches!(self.source, DecisionSource::Store | DecisionSource::CachedDenial);
+        self.all.decided.failure.as_deref().filter(|_| is_fallback)
     }
 
     /// The decision itself.
     #[must_use]
     pub fn decision(&self) -> &'d Decision {
-        &self.answer.decision
+        &self.all.decided.decisions[self.place.decision as usize]
     }
 }
 
@@ -305,6 +292,6 @@ impl std::ops::Deref for PolicyDecision<'_> {
     type Target = Decision;
 
     fn deref(&self) -> &Decision {
-        &self.answer.decision
+        self.decision()
     }
 }

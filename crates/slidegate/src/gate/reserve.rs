@@ -2,7 +2,6 @@
 
 use std::hash::{DefaultHasher, Hasher};
 use std::ops::Deref;
-use std::slice;
 use std::time::Duration;
 
 use siphasher::sip::SipHasher24;
@@ -18,7 +17,7 @@ use crate::key::{HashSeed, KeyId};
 use crate::policy::{Policy, PolicySet, SettledSample};
 use crate::quota::Algorithm;
 use crate::request::{Cost, Request};
-use crate::store::{HeldCharge, HoldAnswer, HoldCall, HoldStore, Mode, Reply};
+use crate::store::{HeldCharge, HoldAnswer, HoldCall, HoldStore, at_once};
 use crate::ticket::{Ticket, TicketKey, TicketPart, TicketPlace, TicketSecret};
 use crate::verb::Verb;
 #[cfg(feature = "wait")]
@@ -27,6 +26,7 @@ use crate::waiting::queue_key::QueueKey;
 /// What a reservation was answered: the decisions and, if they allow it, the ticket. Derefs to
 /// [`Decisions`].
 #[derive(Debug)]
+#[must_use = "what is reserved is held until it is settled, and a denied request must not be served"]
 pub struct Reserved<'r> {
     decisions: Decisions<'r>,
     ticket: Option<Ticket>,
@@ -74,8 +74,8 @@ impl<'r> Deref for Reserved<'r> {
 /// ```
 #[derive(Debug, Clone, Default)]
 pub struct Extension<'c> {
-    hold: Option<Cost<'c>>,
-    ttl_us: Option<u64>,
+    pub(super) hold: Option<Cost<'c>>,
+    pub(super) ttl_us: Option<u64>,
 }
 
 impl<'c> Extension<'c> {
@@ -115,7 +115,7 @@ impl<'c> Extension<'c> {
 
 /// What is to be done with all holds of a ticket.
 #[derive(Debug, Clone)]
-pub(super) enum Change<'c> {
+pub(crate) enum Change<'c> {
     Settle {
         cost: Cost<'c>,
         is_final: bool,
@@ -189,7 +189,7 @@ impl Ticket {
     }
 }
 
-impl<S: HoldStore> Gate<S> {
+impl Gate {
     /// Reserves the request's cost: decides as [`check`](Self::check), all policies or none, but
     /// holds the cost instead of charging it. A policy that [counts
     /// requests](crate::Counts::Requests) is charged at once. A denial charges and holds nothing.
@@ -213,12 +213,8 @@ impl<S: HoldStore> Gate<S> {
     /// assert_eq!(settled.iter().next().unwrap().remaining(), 9488);
     /// # Ok::<(), slidegate::Error>(())
     /// ```
-    pub fn reserve<'r>(
-        &self,
-        request: &'r Request<'r>,
-    ) -> Reply<S, impl Future<Output = Reserved<'r>> + Send> {
-        let terms = HoldTerms::new(None, Unsettled::default());
-        S::Mode::reply(|| self.reserve_under(slice::from_ref(request), terms, None))
+    pub fn reserve<'r>(&self, request: &'r Request<'r>) -> Reserved<'r> {
+        at_once(self.reserve_async(request))
     }
 
     /// Like [`reserve`](Self::reserve), with a time to live of 1 ms to 1 h: how long the request may take before it is settled,
@@ -226,12 +222,8 @@ impl<S: HoldStore> Gate<S> {
     ///
     /// # Errors
     /// If the time is out of range.
-    pub fn reserve_for<'r>(
-        &self,
-        request: &'r Request<'r>,
-        ttl: Duration,
-    ) -> Result<Reply<S, impl Future<Output = Reserved<'r>> + Send>, Error> {
-        self.reserve_all(slice::from_ref(request), HoldOptions { ttl: Some(ttl), ..HoldOptions::default() })
+    pub fn reserve_for<'r>(&self, request: &'r Request<'r>, ttl: Duration) -> Result<Reserved<'r>, Error> {
+        at_once(self.reserve_for_async(request, ttl))
     }
 
     /// Reserves several requests that stand for one, such as the descriptors of a call: all of them
@@ -262,21 +254,68 @@ impl<S: HoldStore> Gate<S> {
         &self,
         requests: &'r [Request<'r>],
         options: HoldOptions<'r>,
-    ) -> Result<Reply<S, impl Future<Output = Reserved<'r>> + Send>, Error> {
-        let HoldOptions { ttl, unsettled, id } = options;
-        let ttl_us = ttl.map(|ttl| ttl_us(ttl).map_err(Error::ticket)).transpose()?;
-        let terms = HoldTerms::new(ttl_us, unsettled);
-        Ok(S::Mode::reply(|| self.reserve_under(requests, terms, id)))
+    ) -> Result<Reserved<'r>, Error> {
+        at_once(self.reserve_all_async(requests, options))
     }
 
-    /// Reserves for several requests, all or none: of a layer that names several policies.
-    #[cfg(all(feature = "tower", feature = "wait"))]
-    pub(crate) async fn reserve_several<'r>(&self, requests: &'r [Request<'r>]) -> Reserved<'r> {
-        let terms = HoldTerms::new(None, Unsettled::default());
-        self.reserve_under(requests, terms, None).await
+    /// Settles a reservation to its true cost, whether that is less than was held or more, and ends
+    /// it. Each policy counts `cost` from now on.
+    ///
+    /// A ticket that the store does not know charges nothing: the [status](Settlement::status) is
+    /// [`HoldStatus::Unknown`].
+    ///
+    /// May be repeated: a hold that is settled is not charged again. A settlement that arrives after
+    /// the hold's time charges what was not charged then.
+    ///
+    /// # Errors
+    /// If the cost has a name that no policy counts, and not the one that a policy
+    /// [counts](crate::Counts::Named): nothing is settled. If a shared store did not reply: the
+    /// reservation may or may not be settled, and repeating the call is safe.
+    pub fn settle<'c>(&self, ticket: &Ticket, cost: impl Into<Cost<'c>>) -> Result<Settlement, Error> {
+        at_once(self.change_holds(ticket, Change::Settle { cost: cost.into(), is_final: true }))
     }
 
-    pub(super) async fn reserve_under<'r>(
+    /// Settles what the request has cost so far, and keeps holding the rest: `cost` is the total
+    /// since it began. The hold's time begins anew. Parts may be repeated or arrive in any order;
+    /// the largest counts. A permit of
+    /// [`Quota::in_flight`](crate::Quota::in_flight) is kept until the last settlement.
+    ///
+    /// # Errors
+    /// As [`settle`](Self::settle).
+    pub fn settle_so_far<'c>(&self, ticket: &Ticket, cost: impl Into<Cost<'c>>) -> Result<Settlement, Error> {
+        at_once(self.change_holds(ticket, Change::Settle { cost: cost.into(), is_final: false }))
+    }
+
+    /// Keeps a reservation for its time from now on: the heartbeat of a request that runs long.
+    ///
+    /// # Errors
+    /// As [`settle`](Self::settle).
+    pub fn extend(&self, ticket: &Ticket) -> Result<Settlement, Error> {
+        at_once(self.change_holds(ticket, Change::Extend { cost: None, ttl_us: None }))
+    }
+
+    /// The same, with another amount or another time, see [`Extension`]. More than before is decided
+    /// like a check: if it does not fit under one policy, nothing is changed and the
+    /// [status](Settlement::status) is [`HoldStatus::Denied`].
+    ///
+    /// # Errors
+    /// As [`settle`](Self::settle).
+    pub fn extend_with(&self, ticket: &Ticket, extension: Extension<'_>) -> Result<Settlement, Error> {
+        at_once(self.extend_with_async(ticket, extension))
+    }
+
+    /// Cancels a reservation whose request did not run: nothing more is charged, and what was
+    /// charged at once is refunded while it counts. After the last settlement it changes nothing.
+    ///
+    /// # Errors
+    /// As [`settle`](Self::settle).
+    pub fn cancel(&self, ticket: &Ticket) -> Result<Settlement, Error> {
+        at_once(self.change_holds(ticket, Change::Cancel))
+    }
+}
+
+impl<S: HoldStore> Gate<S> {
+    pub(crate) async fn reserve_under<'r>(
         &self,
         requests: &'r [Request<'r>],
         mut terms: HoldTerms,
@@ -293,14 +332,10 @@ impl<S: HoldStore> Gate<S> {
             terms.id = id;
         }
         let plan = policies.plan_of_reservation(requests, &terms);
-        let decided = self.decide(&plan.charges, once).await;
-        let ticket = self.ticket(policies, &plan.charges, &decided.decisions, &terms);
-        plan.answers(&decided, &mut decisions.answers);
+        decisions.decided = self.decide_charges(&plan.charges, once).await;
+        let ticket = self.ticket(policies, &plan.charges, &decisions.decided.decisions, &terms);
+        plan.places(&mut decisions.places);
         drop(plan);
-        #[cfg(feature = "redis")]
-        {
-            decisions.failure = decided.failure;
-        }
         let ticket = ticket.filter(|_| decisions.is_allowed());
         Reserved { decisions, ticket }
     }
@@ -343,89 +378,7 @@ impl<S: HoldStore> Gate<S> {
         Some(ticket)
     }
 
-    /// Settles a reservation to its true cost, whether that is less than was held or more, and ends
-    /// it. Each policy counts `cost` from now on.
-    ///
-    /// A ticket that the store does not know charges nothing: the [status](Settlement::status) is
-    /// [`HoldStatus::Unknown`].
-    ///
-    /// May be repeated: a hold that is settled is not charged again. A settlement that arrives after
-    /// the hold's time charges what was not charged then.
-    ///
-    /// # Errors
-    /// If the cost has a name that no policy counts, and not the one that a policy
-    /// [counts](crate::Counts::Named): nothing is settled. If a shared store did not reply: the
-    /// reservation may or may not be settled, and repeating the call is safe.
-    pub fn settle<'c>(
-        &self,
-        ticket: &Ticket,
-        cost: impl Into<Cost<'c>>,
-    ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
-        self.change(ticket, Change::Settle { cost: cost.into(), is_final: true })
-    }
-
-    /// Settles what the request has cost so far, and keeps holding the rest: `cost` is the total
-    /// since it began. The hold's time begins anew. Parts may be repeated or arrive in any order;
-    /// the largest counts. A permit of
-    /// [`Quota::in_flight`](crate::Quota::in_flight) is kept until the last settlement.
-    ///
-    /// # Errors
-    /// As [`settle`](Self::settle).
-    pub fn settle_so_far<'c>(
-        &self,
-        ticket: &Ticket,
-        cost: impl Into<Cost<'c>>,
-    ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
-        self.change(ticket, Change::Settle { cost: cost.into(), is_final: false })
-    }
-
-    /// Keeps a reservation for its time from now on: the heartbeat of a request that runs long.
-    ///
-    /// # Errors
-    /// As [`settle`](Self::settle).
-    pub fn extend(
-        &self,
-        ticket: &Ticket,
-    ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
-        self.change(ticket, Change::Extend { cost: None, ttl_us: None })
-    }
-
-    /// The same, with another amount or another time, see [`Extension`]. More than before is decided
-    /// like a check: if it does not fit under one policy, nothing is changed and the
-    /// [status](Settlement::status) is [`HoldStatus::Denied`].
-    ///
-    /// # Errors
-    /// As [`settle`](Self::settle).
-    pub fn extend_with(
-        &self,
-        ticket: &Ticket,
-        extension: Extension<'_>,
-    ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
-        let Extension { hold: cost, ttl_us } = extension;
-        self.change(ticket, Change::Extend { cost, ttl_us })
-    }
-
-    /// Cancels a reservation whose request did not run: nothing more is charged, and what was
-    /// charged at once is refunded while it counts. After the last settlement it changes nothing.
-    ///
-    /// # Errors
-    /// As [`settle`](Self::settle).
-    pub fn cancel(
-        &self,
-        ticket: &Ticket,
-    ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
-        self.change(ticket, Change::Cancel)
-    }
-
-    fn change(
-        &self,
-        ticket: &Ticket,
-        change: Change<'_>,
-    ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
-        S::Mode::reply(|| self.change_holds(ticket, change))
-    }
-
-    pub(super) async fn change_holds(
+    pub(crate) async fn change_holds(
         &self,
         ticket: &Ticket,
         change: Change<'_>,

@@ -11,7 +11,8 @@ use super::reserve::{Change, Reserved};
 use super::settlement::Settlement;
 use crate::error::Error;
 use crate::request::Cost;
-use crate::store::{HoldStore, Mode, Reply, ready};
+use crate::store::memory::MemoryStore;
+use crate::store::{HoldStore, at_once};
 use crate::ticket::Ticket;
 
 /// A [`Ticket`] with its gate, which is settled when it is dropped.
@@ -111,13 +112,10 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
     /// # Errors
     /// If a shared store did not reply. The settlement is then repeated in the background, as if
     /// the guard had been dropped.
-    pub fn settle(
-        mut self,
-        cost: impl Into<Cost<'static>>,
-    ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
+    pub async fn settle_async(mut self, cost: impl Into<Cost<'static>> + Send) -> Result<Settlement, Error> {
         let cost = cost.into();
         self.record(cost.clone());
-        S::Mode::reply(|| self.finish(Change::Settle { cost, is_final: true }))
+        self.finish(Change::Settle { cost, is_final: true }).await
     }
 
     /// Settles what the request has cost so far, see [`Gate::settle_so_far`]. This is also what the
@@ -125,42 +123,41 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
     ///
     /// # Errors
     /// If a shared store did not reply. The next settlement includes this one.
-    pub fn settle_so_far(
+    pub async fn settle_so_far_async(
         &mut self,
-        total: impl Into<Cost<'static>>,
-    ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
+        total: impl Into<Cost<'static>> + Send,
+    ) -> Result<Settlement, Error> {
         let cost = total.into();
         self.record(cost.clone());
-        S::Mode::reply(|| self.change(Change::Settle { cost, is_final: false }))
+        self.change(Change::Settle { cost, is_final: false }).await
     }
 
     /// Keeps the reservation for its time from now on, see [`Gate::extend`].
     ///
     /// # Errors
     /// If a shared store did not reply.
-    pub fn extend(&mut self) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
-        S::Mode::reply(|| self.change(Change::Extend { cost: None, ttl_us: None }))
+    pub async fn extend_async(&mut self) -> Result<Settlement, Error> {
+        self.change(Change::Extend { cost: None, ttl_us: None }).await
     }
 
     /// The same, and holds `cost` in all, see [`Gate::extend_with`].
     ///
     /// # Errors
     /// If a shared store did not reply.
-    pub fn extend_to(
+    pub async fn extend_to_async(
         &mut self,
-        cost: impl Into<Cost<'static>>,
-    ) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
-        let change = Change::Extend { cost: Some(cost.into()), ttl_us: None };
-        S::Mode::reply(|| self.change(change))
+        cost: impl Into<Cost<'static>> + Send,
+    ) -> Result<Settlement, Error> {
+        self.change(Change::Extend { cost: Some(cost.into()), ttl_us: None }).await
     }
 
     /// Cancels the reservation of a request that did not run, see [`Gate::cancel`].
     ///
     /// # Errors
     /// If a shared store did not reply. It is then cancelled in the background.
-    pub fn cancel(mut self) -> Reply<S, impl Future<Output = Result<Settlement, Error>> + Send> {
+    pub async fn cancel_async(mut self) -> Result<Settlement, Error> {
         self.set_at_drop(Change::Cancel);
-        S::Mode::reply(|| self.finish(Change::Cancel))
+        self.finish(Change::Cancel).await
     }
 
     /// The ticket, which the guard settles no more.
@@ -184,6 +181,51 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
     }
 }
 
+/// The changes of a guard over the memory store, which always replies.
+impl TicketGuard<MemoryStore> {
+    /// Settles to the true cost, see [`Gate::settle`].
+    ///
+    /// # Errors
+    /// If the cost has a name that no policy counts, and not the one that a policy
+    /// [counts](crate::Counts::Named).
+    pub fn settle(self, cost: impl Into<Cost<'static>> + Send) -> Result<Settlement, Error> {
+        at_once(self.settle_async(cost))
+    }
+
+    /// Settles what the request has cost so far, see [`Gate::settle_so_far`]. This is also what the
+    /// guard settles to if it is dropped, unless more is recorded.
+    ///
+    /// # Errors
+    /// As [`settle`](Self::settle).
+    pub fn settle_so_far(&mut self, total: impl Into<Cost<'static>> + Send) -> Result<Settlement, Error> {
+        at_once(self.settle_so_far_async(total))
+    }
+
+    /// Keeps the reservation for its time from now on, see [`Gate::extend`].
+    ///
+    /// # Errors
+    /// None.
+    pub fn extend(&mut self) -> Result<Settlement, Error> {
+        at_once(self.extend_async())
+    }
+
+    /// The same, and holds `cost` in all, see [`Gate::extend_with`].
+    ///
+    /// # Errors
+    /// As [`settle`](Self::settle).
+    pub fn extend_to(&mut self, cost: impl Into<Cost<'static>> + Send) -> Result<Settlement, Error> {
+        at_once(self.extend_to_async(cost))
+    }
+
+    /// Cancels the reservation of a request that did not run, see [`Gate::cancel`].
+    ///
+    /// # Errors
+    /// None.
+    pub fn cancel(self) -> Result<Settlement, Error> {
+        at_once(self.cancel_async())
+    }
+}
+
 /// Panic message for a bug here: a guard is closed only by what consumes it.
 const OPEN: &str = "a guard that can be used is open";
 
@@ -191,9 +233,9 @@ impl<S: HoldStore + 'static> Drop for TicketGuard<S> {
     fn drop(&mut self) {
         let Some(open) = self.open.take() else { return };
         let (gate, ticket, change) = (open.gate, open.ticket, open.at_drop);
-        if S::Mode::IS_LOCAL {
+        if gate.store().as_local().is_some() {
             // The memory store always replies.
-            drop(ready(|| gate.change_holds(&ticket, change)));
+            drop(at_once(gate.change_holds(&ticket, change)));
         } else {
             // Refused, it ends by its time.
             #[cfg(feature = "redis")]
@@ -211,26 +253,6 @@ impl<S: HoldStore + 'static> Drop for TicketGuard<S> {
 impl<S: HoldStore + 'static> fmt::Debug for TicketGuard<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TicketGuard").field("ticket", self.ticket()).finish_non_exhaustive()
-    }
-}
-
-/// What the layer does with a gate: futures, whichever the mode of the store.
-#[cfg(all(feature = "tower", feature = "wait"))]
-impl<S: HoldStore> Gate<S> {
-    pub(crate) async fn settle_part(
-        &self,
-        ticket: &Ticket,
-        cost: Cost<'static>,
-    ) -> Result<Settlement, Error> {
-        self.change_holds(ticket, Change::Settle { cost, is_final: false }).await
-    }
-
-    pub(crate) async fn extend_hold(
-        &self,
-        ticket: &Ticket,
-        cost: Option<Cost<'static>>,
-    ) -> Result<Settlement, Error> {
-        self.change_holds(ticket, Change::Extend { cost, ttl_us: None }).await
     }
 }
 

@@ -63,6 +63,24 @@ pub struct Problem<'d> {
     pub retry_after_ms: Option<u64>,
 }
 
+impl Decisions<'_> {
+    /// Why the request is denied, in a sentence for its client; `None` if it is allowed. The `detail`
+    /// of a [`Problem`].
+    ///
+    /// ```
+    /// use slidegate::{Gate, Policy, Quota, Request};
+    ///
+    /// let gate = Gate::single(Policy::new("login", Quota::per_minute(0))?)?;
+    /// let why = gate.check(&Request::new()).why().unwrap();
+    /// assert!(why.starts_with("Policy `login` (0/1m) would be exceeded"), "{why}");
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    #[must_use]
+    pub fn why(&self) -> Option<String> {
+        Problem::of(self).map(|problem| problem.detail)
+    }
+}
+
 impl<'d> Problem<'d> {
     /// The media type of the body.
     pub const MEDIA_TYPE: &'static str = "application/problem+json";

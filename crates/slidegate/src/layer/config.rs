@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::slice;
 use std::sync::{Arc, Once};
+use std::time::Instant;
 
 use http::Extensions;
 use http::response::Response;
@@ -19,7 +20,7 @@ use crate::gate::{Decisions, Gate};
 use crate::headers::{FieldBuffer, HeaderOptions};
 use crate::policy::PolicySet;
 use crate::request::Request;
-use crate::store::{Mode, Store, ready};
+use crate::store::Store;
 use crate::time::monotonic;
 use crate::verb::Verb;
 
@@ -39,21 +40,20 @@ impl<S: Store + 'static> From<Arc<Gate<S>>> for AnyGate {
     }
 }
 
-/// What a gate of any store decides.
-#[expect(clippy::large_enum_variant, reason = "boxed, each decision in memory would allocate")]
-pub(super) enum Decided<'g, 'r> {
-    /// A local store has decided.
-    Now(Decisions<'r>),
-    Later(Pin<Box<dyn Future<Output = Decisions<'r>> + Send + 'g>>),
-}
-
 /// A gate without the type of its store.
 pub(super) trait ErasedGate: fmt::Debug + Send + Sync {
-    /// Whether the store is local.
+    /// Whether the store decides at once.
     fn is_local(&self) -> bool;
 
-    /// Decides requests: at once if the store is local.
-    fn decide<'g, 'r: 'g>(&'g self, verb: Verb, requests: &'r [Request<'r>]) -> Decided<'g, 'r>;
+    /// Decides requests, if the store is local.
+    fn decide_now<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Option<Decisions<'r>>;
+
+    /// Decides requests.
+    fn decide<'g, 'r: 'g>(
+        &'g self,
+        verb: Verb,
+        requests: &'r [Request<'r>],
+    ) -> Pin<Box<dyn Future<Output = Decisions<'r>> + Send + 'g>>;
 
     /// The active policies.
     fn policies(&self) -> Arc<PolicySet>;
@@ -61,12 +61,19 @@ pub(super) trait ErasedGate: fmt::Debug + Send + Sync {
 
 impl<S: Store + 'static> ErasedGate for Gate<S> {
     fn is_local(&self) -> bool {
-        S::Mode::IS_LOCAL
+        self.store().as_local().is_some()
     }
 
-    fn decide<'g, 'r: 'g>(&'g self, verb: Verb, requests: &'r [Request<'r>]) -> Decided<'g, 'r> {
-        let decide = || self.decide_requests(Some(verb), requests, None, false);
-        if S::Mode::IS_LOCAL { Decided::Now(ready(decide)) } else { Decided::Later(Box::pin(decide())) }
+    fn decide_now<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Option<Decisions<'r>> {
+        Some(Gate::decide_now(self, self.store().as_local()?, Some(verb), requests, None))
+    }
+
+    fn decide<'g, 'r: 'g>(
+        &'g self,
+        verb: Verb,
+        requests: &'r [Request<'r>],
+    ) -> Pin<Box<dyn Future<Output = Decisions<'r>> + Send + 'g>> {
+        Box::pin(self.apply_all_async(verb, requests))
     }
 
     fn policies(&self) -> Arc<PolicySet> {
@@ -103,6 +110,9 @@ pub(super) type PeerOf = dyn Fn(&Extensions) -> Option<IpAddr> + Send + Sync;
 pub(super) type CostOf = dyn Fn(&Head<'_>) -> u64 + Send + Sync;
 pub(super) type Skips = dyn Fn(&Head<'_>) -> bool + Send + Sync;
 pub(super) type Deny = dyn Fn(&Denied<'_>) -> Response<String> + Send + Sync;
+
+/// Attributes that a layer's function has computed.
+pub(super) type OwnedAttributes<'p> = Vec<(&'p str, Box<[u8]>)>;
 
 /// The outcome of a request.
 #[expect(clippy::large_enum_variant, reason = "boxed, most requests would allocate")]
@@ -142,32 +152,66 @@ impl Config {
         }
     }
 
-    /// Decides a request. Ready at once if the gate is local.
-    pub(super) async fn decide(self: &Arc<Self>, view: &RequestView<'_>) -> Outcome {
+    /// Decides a request at once. `None` if its gate has to be awaited, see [`decide`](Self::decide).
+    #[inline]
+    pub(super) fn decide_now(self: &Arc<Self>, view: &RequestView<'_>) -> Option<Outcome> {
         if self.skips(view) {
-            return Outcome::Pass(Pass::default(), self.sets_extension.then(Limited::default));
+            return Some(self.passed_by());
         }
-        let (client, owned);
-        let cost = self.cost.as_ref().map_or(1, |cost_of| cost_of(&view.head));
-        let mut request = self.base_request(cost);
-        client = self.client_of(view);
-        owned = self.set_attributes(&mut request, view, client.as_ref());
+        let (mut request, owned, client) = self.read(view);
         request.extend(owned.iter().map(|(name, bytes)| (*name, &**bytes)));
         let several = self.named_requests(&request);
         let asked = self.refund.as_ref().map(|_| monotonic());
-        let decisions = match self.gate.0.decide(Verb::Check, requests(&request, &several)) {
-            Decided::Now(decisions) => decisions,
-            Decided::Later(deciding) => deciding.await,
-        };
+        let decisions = self.gate.0.decide_now(Verb::Check, requests(&request, &several))?;
+        Some(self.outcome(view, &request, &decisions, client, asked))
+    }
+
+    /// Decides a request.
+    pub(super) async fn decide(self: &Arc<Self>, view: &RequestView<'_>) -> Outcome {
+        if self.skips(view) {
+            return self.passed_by();
+        }
+        let (mut request, owned, client) = self.read(view);
+        request.extend(owned.iter().map(|(name, bytes)| (*name, &**bytes)));
+        let several = self.named_requests(&request);
+        let asked = self.refund.as_ref().map(|_| monotonic());
+        let decisions = self.gate.0.decide(Verb::Check, requests(&request, &several)).await;
+        self.outcome(view, &request, &decisions, client, asked)
+    }
+
+    /// What decides about a request: its cost, its borrowed attributes, its owned ones, which the
+    /// caller adds, and its client.
+    #[inline]
+    fn read<'p>(&'p self, view: &RequestView<'p>) -> (Request<'p>, OwnedAttributes<'p>, Option<Resolved>) {
+        let mut request = self.base_request(self.cost.as_ref().map_or(1, |cost_of| cost_of(&view.head)));
+        let client = self.client_of(view);
+        let owned = self.set_attributes(&mut request, view, client.as_ref());
+        (request, owned, client)
+    }
+
+    /// The outcome of a request that bypasses the limit.
+    fn passed_by(&self) -> Outcome {
+        Outcome::Pass(Pass::default(), self.sets_extension.then(Limited::default))
+    }
+
+    #[inline]
+    fn outcome(
+        self: &Arc<Self>,
+        view: &RequestView<'_>,
+        request: &Request<'_>,
+        decisions: &Decisions<'_>,
+        client: Option<Resolved>,
+        asked: Option<Instant>,
+    ) -> Outcome {
         let mut fields = FieldBuffer::default();
-        self.headers.write_all(&decisions, &mut fields);
+        self.headers.write_all(decisions, &mut fields);
         if decisions.is_denied() {
-            let denied = Denied { decisions: &decisions, request: view.head };
+            let denied = Denied { decisions, request: view.head };
             return Outcome::Deny(Box::new(self.denial(&denied, fields)));
         }
         let refund =
-            asked.and_then(|asked| PendingRefund::new(self, &decisions, &request, asked)).map(Box::new);
-        Outcome::Pass(Pass { fields, refund }, self.sets_extension.then(|| Limited::new(&decisions, client)))
+            asked.and_then(|asked| PendingRefund::new(self, decisions, request, asked)).map(Box::new);
+        Outcome::Pass(Pass { fields, refund }, self.sets_extension.then(|| Limited::new(decisions, client)))
     }
 
     /// Whether the request bypasses the limit.
@@ -188,7 +232,7 @@ impl Config {
         request: &mut Request<'p>,
         view: &RequestView<'p>,
         client: Option<&Resolved>,
-    ) -> Vec<(&'p str, Box<[u8]>)> {
+    ) -> OwnedAttributes<'p> {
         let mut owned = Vec::new();
         for (name, attribute) in &self.attributes {
             match attribute.of(view, client).map(AttributeValue::into_repr) {

@@ -4,8 +4,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use super::config::ErasedGate;
+use crate::charge::HoldTerms;
 use crate::error::Error;
-use crate::gate::{Gate, Reserved, Settlement, TicketGuard};
+use crate::gate::{Change, Gate, Reserved, Settlement, TicketGuard};
+use crate::hold::Unsettled;
 use crate::request::{Cost, Request};
 use crate::store::HoldStore;
 use crate::ticket::Ticket;
@@ -54,7 +56,7 @@ pub(super) trait HoldGate: ErasedGate {
 
 impl<S: HoldStore + 'static> HoldGate for Gate<S> {
     fn reserve<'g, 'r: 'g>(&'g self, requests: &'r [Request<'r>]) -> Answer<'g, Reserved<'r>> {
-        Box::pin(self.reserve_several(requests))
+        Box::pin(self.reserve_under(requests, HoldTerms::new(None, Unsettled::default()), None))
     }
 
     fn settle_part<'g>(
@@ -62,7 +64,7 @@ impl<S: HoldStore + 'static> HoldGate for Gate<S> {
         ticket: &'g Ticket,
         cost: Cost<'static>,
     ) -> Answer<'g, Result<Settlement, Error>> {
-        Box::pin(self.settle_part(ticket, cost))
+        Box::pin(self.settle_so_far_async(ticket, cost))
     }
 
     fn extend<'g>(
@@ -70,7 +72,7 @@ impl<S: HoldStore + 'static> HoldGate for Gate<S> {
         ticket: &'g Ticket,
         cost: Option<Cost<'static>>,
     ) -> Answer<'g, Result<Settlement, Error>> {
-        Box::pin(self.extend_hold(ticket, cost))
+        Box::pin(self.change_holds(ticket, Change::Extend { cost, ttl_us: None }))
     }
 
     fn guard(self: Arc<Self>, ticket: Ticket) -> Box<dyn Guard> {

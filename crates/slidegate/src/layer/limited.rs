@@ -1,5 +1,6 @@
 //! The decisions of a request for its handler, without borrowing from the request.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -20,7 +21,7 @@ use crate::policy::{Policy, PolicySet};
 /// fn handler(request: http::Request<()>) -> String {
 ///     let limited = request.extensions().get::<Limited>();
 ///     match limited.and_then(Limited::strictest) {
-///         Some((policy, decision)) => format!("{} more under {}", decision.remaining(), policy.name()),
+///         Some(one) => format!("{} more under {}", one.remaining(), one.policy().name()),
 ///         None => "no limit".into(),
 ///     }
 /// }
@@ -43,23 +44,46 @@ impl Limited {
 
     /// Every policy that applied with its decision, in the order of the policies, including shadow
     /// policies.
-    pub fn iter(&self) -> impl Iterator<Item = (&Policy, &Decision)> {
+    pub fn iter(&self) -> impl Iterator<Item = LimitedDecision<'_>> {
         let decisions = self.decisions.iter();
-        self.policies
-            .iter()
-            .flat_map(move |set| decisions.clone().map(|(policy, decision)| (set.policy(*policy), decision)))
+        self.policies.iter().flat_map(move |set| {
+            decisions.clone().map(|(at, decision)| LimitedDecision { policy: set.policy(*at), decision })
+        })
     }
 
     /// The strictest decision of an enforced policy, with its policy; `None` if none applied.
     #[must_use]
-    pub fn strictest(&self) -> Option<(&Policy, &Decision)> {
-        let enforced = self.iter().filter(|(policy, _)| policy.is_enforced());
-        enforced.reduce(|strictest, one| if one.1.is_stricter_than(strictest.1) { one } else { strictest })
+    pub fn strictest(&self) -> Option<LimitedDecision<'_>> {
+        let enforced = self.iter().filter(|one| one.policy.is_enforced());
+        enforced.reduce(|strictest, one| if one.is_stricter_than(&strictest) { one } else { strictest })
     }
 
     /// The client's address, if the layer has a rule for it.
     #[must_use]
     pub fn client(&self) -> Option<Resolved> {
         self.client
+    }
+}
+
+/// One policy's decision on an allowed request; derefs to [`Decision`].
+#[derive(Debug, Clone, Copy)]
+pub struct LimitedDecision<'l> {
+    policy: &'l Policy,
+    decision: &'l Decision,
+}
+
+impl<'l> LimitedDecision<'l> {
+    /// The policy that decided.
+    #[must_use]
+    pub fn policy(&self) -> &'l Policy {
+        self.policy
+    }
+}
+
+impl Deref for LimitedDecision<'_> {
+    type Target = Decision;
+
+    fn deref(&self) -> &Decision {
+        self.decision
     }
 }

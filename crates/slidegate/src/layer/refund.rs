@@ -13,10 +13,9 @@ use http::StatusCode;
 use http::response::Parts;
 
 use super::attribute::AttributeValue;
-use super::config::{Config, Decided, request_per_policy};
+use super::config::{Config, request_per_policy};
 use crate::gate::{Decisions, PolicyDecision};
 use crate::request::Request;
-use crate::store::ready;
 use crate::time::monotonic;
 use crate::verb::Verb;
 
@@ -183,16 +182,10 @@ impl PendingRefund {
             return None;
         }
         let gate = charged.config.gate.clone();
-        let is_local = gate.0.is_local();
-        let refund = async move {
-            if let Decided::Later(refunding) = gate.0.decide(Verb::Refund, &charged.requests(after)) {
-                refunding.await;
-            }
-        };
-        if is_local {
-            ready(|| refund);
+        if gate.0.decide_now(Verb::Refund, &charged.requests(after)).is_some() {
             return None;
         }
+        let refund = async move { drop(gate.0.decide(Verb::Refund, &charged.requests(after)).await) };
         #[cfg(feature = "redis")]
         if let Some(runtime) = self.runtime.take() {
             let task = runtime.spawn(refund);

@@ -22,7 +22,6 @@ use super::config::{Config, Outcome, Pass};
 #[cfg(feature = "redis")]
 use super::refund::Refund;
 use super::refund::{PendingRefund, RefundFuture};
-use crate::store;
 
 /// A service with a limit, created by a [`RateLimitLayer`](super::RateLimitLayer).
 pub struct RateLimit<S, A = SameBody> {
@@ -63,9 +62,6 @@ where
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        if !self.config.gate.0.is_local() {
-            return self.call_later(request);
-        }
         // Not in a function of its own, because the request would have to be moved into it.
         #[cfg(feature = "axum")]
         let params = self.config.reads_params.then(|| PathParams::of(request.extensions_mut())).flatten();
@@ -74,9 +70,12 @@ where
             #[cfg(feature = "axum")]
             params: params.as_ref(),
         };
+        let is_local = self.config.gate.0.is_local();
+        let outcome = is_local.then(|| self.config.decide_now(&view)).flatten();
+        let Some(outcome) = outcome else { return self.call_later(request) };
         // Each stage is made where it is returned, because moving it takes as long as a tenth of this.
         let body = PhantomData;
-        match store::ready(|| self.config.decide(&view)) {
+        match outcome {
             Outcome::Pass(pass, limited) => {
                 if let Some(limited) = limited {
                     request.extensions_mut().insert(limited);

@@ -11,7 +11,7 @@ use foldhash::fast::RandomState;
 use super::Policy;
 use super::index::{Places, PolicyIndex};
 use crate::block::Block;
-use crate::charge::{Charge, Excess, HoldTerms, Part, Plan, Reserve};
+use crate::charge::{Charge, Charges, Excess, HoldTerms, Part, Plan, Reserve, place};
 use crate::error::Error;
 use crate::key::{HashSeed, Key, KeyId};
 use crate::quota::{Algorithm, Quota};
@@ -41,6 +41,8 @@ pub struct PolicySet {
     unnamed: Vec<usize>,
     /// The costs that policies count by name.
     cost_names: Vec<String>,
+    /// What every request must have; see [`PolicySet::require`].
+    required: Vec<String>,
     /// The same by what they require, if they are too many to ask each.
     index: Option<PolicyIndex>,
 }
@@ -104,7 +106,30 @@ impl PolicySet {
         let unnamed: Vec<_> = (0..rules.len()).filter(needs_no_name).collect();
         let listed = || PolicyIndex::new(unnamed.iter().map(|at| (*at, &rules[*at].policy)));
         let index = (unnamed.len() > MOST_ASKED).then(listed);
-        Ok(Self { rules, places, unnamed, cost_names, index })
+        Ok(Self { rules, places, unnamed, cost_names, required: Vec::new(), index })
+    }
+
+    /// Denies requests that lack one of these attributes, with an
+    /// [error](crate::Decisions::error). Otherwise a policy whose scope has an attribute that the
+    /// request lacks does not apply, so that a misspelt name lifts its limit.
+    ///
+    /// ```
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
+    ///
+    /// let per_user = Policy::new("per-user", Quota::per_minute(5))?.scope(["user"]);
+    /// let gate = Gate::new(PolicySet::new([per_user])?.require(["user"]));
+    /// let misspelt = gate.check(&Request::new().with("usr", "alice"));
+    /// assert!(misspelt.is_denied());
+    /// assert_eq!(
+    ///     misspelt.error().unwrap().to_string(),
+    ///     "missing attribute `user`: every request must have it; set it, or do not require it"
+    /// );
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    #[must_use]
+    pub fn require<A: Into<String>>(mut self, attributes: impl IntoIterator<Item = A>) -> Self {
+        self.required = attributes.into_iter().map(Into::into).collect();
+        self
     }
 
     /// The policies, in the order given.
@@ -232,7 +257,7 @@ impl PolicySet {
         verb: Option<Verb>,
         terms: Option<&'a HoldTerms>,
     ) -> Plan<'a> {
-        let mut plan = Plan { is_reservation: terms.is_some(), ..Plan::default() };
+        let mut plan = Plan { is_reservation: terms.is_some(), charges: Charges::new(), met: Vec::new() };
         // Most have one charge each; growing copies them all.
         plan.charges.reserve_exact(requests.len());
         for (number, request) in requests.iter().enumerate() {
@@ -243,8 +268,11 @@ impl PolicySet {
                 plan.add(self.charge(at, number, request, verb, terms));
             }
             let is_under_none = plan.charges.len() + plan.met.len() == before;
-            if (is_under_none || request.names_costs()) && self.cannot_decide(request) {
-                return Plan::default();
+            let is_doubtful = is_under_none || request.names_costs() || !self.required.is_empty();
+            if is_doubtful && self.cannot_decide(request) {
+                plan.charges.clear();
+                plan.met.clear();
+                return plan;
             }
         }
         plan
@@ -274,11 +302,17 @@ impl PolicySet {
         Some(match self.obstacle(request)? {
             Obstacle::UnknownPolicy => Error::unknown_policy(name, self.iter().map(Policy::name)),
             Obstacle::MissingAttribute(attribute) => Error::missing_attribute(name, attribute),
+            Obstacle::MissingRequired(attribute) => Error::policy(format!(
+                "missing attribute `{attribute}`: every request must have it; set it, or do not require it"
+            )),
             Obstacle::UnknownCost(error) => error,
         })
     }
 
     fn obstacle(&self, request: &Request<'_>) -> Option<Obstacle<'_>> {
+        if let Some(required) = self.required.iter().find(|attribute| request.value(attribute).is_none()) {
+            return Some(Obstacle::MissingRequired(required));
+        }
         if let Some(name) = request.named_policy() {
             let Some(policy) = self.by_name(name) else { return Some(Obstacle::UnknownPolicy) };
             let missing = policy.keys.scope.iter().find(|attribute| request.value(attribute).is_none());
@@ -378,11 +412,6 @@ impl PolicySet {
     }
 }
 
-/// Where a policy or a request stands, in few bytes.
-fn place(at: usize) -> u32 {
-    u32::try_from(at).expect("a call has fewer than 2^32 requests, and a set fewer policies")
-}
-
 /// The part of a call that cannot give a permit back: a check asks whether one is free, and a
 /// penalty or a refund does nothing.
 fn ask_only(part: Part) -> Part {
@@ -396,6 +425,8 @@ enum Obstacle<'a> {
     UnknownPolicy,
     /// It lacks an attribute of the named policy's scope.
     MissingAttribute(&'a str),
+    /// It lacks an attribute that every request must have.
+    MissingRequired(&'a str),
     /// It has a cost by a name that no policy counts.
     UnknownCost(Error),
 }

@@ -13,7 +13,7 @@ use crate::quota::Quota;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{FailureKind, StoreFailure};
 use crate::store::shared::{SharedStore, Undecided};
-use crate::store::{ManagedStore, QuotaChanges, Remote, Store, StoreDecisions, StoredPolicy};
+use crate::store::{QuotaChanges, Store, StoreDecisions, StoredPolicy};
 use crate::time::{Timestamp, instant};
 use crate::usage::KeyInspection;
 use crate::verb::Verb;
@@ -177,8 +177,6 @@ impl<S> FallbackStore<S> {
 }
 
 impl<S: SharedStore> Store for FallbackStore<S> {
-    type Mode = Remote;
-
     async fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions {
         self.forget_peeks(charges);
         self.complete(charges, self.primary.apply(charges).await)
@@ -224,9 +222,7 @@ impl<S: SharedStore> Store for FallbackStore<S> {
         self.primary.quotas_changed();
         self.local.requote(&*(changes.0)(self.local.memory.secret()));
     }
-}
 
-impl<S: SharedStore> ManagedStore for FallbackStore<S> {
     async fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, Error> {
         self.primary.inspect(charges).await.map_err(|failure| Error::store(failure.to_string()))
     }

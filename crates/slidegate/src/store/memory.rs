@@ -12,9 +12,7 @@ use crate::hold::MAX_HOLDS;
 use crate::key::{HashSeed, KeyId};
 use crate::policy_reset::{PolicyReset, ResetCursor, ScannedKeys};
 use crate::quota::Quota;
-use crate::store::{
-    IdempotencyCache, Local, ManagedStore, QuotaChanges, Store, StoreDecisions, StoredPolicy, all_or_none,
-};
+use crate::store::{IdempotencyCache, LocalStore, QuotaChanges, StoreDecisions, StoredPolicy, decide};
 use crate::sync::{AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::time::{Moment, TimeSource, Timestamp};
 use crate::usage::KeyInspection;
@@ -129,21 +127,19 @@ const MOST_SEARCHED: usize = 4;
 /// The policy number of keys without a policy.
 const OWN_POLICY: u32 = 0;
 
-impl Store for MemoryStore {
-    type Mode = Local;
-
+impl LocalStore for MemoryStore {
     #[inline]
-    async fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions {
-        self.apply(charges).into()
+    fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions {
+        self.apply(charges)
     }
 
-    async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions {
+    fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions {
         let cache = self.idempotent.get_or_init(IdempotencyCache::default);
-        cache.check(charges, id, self.now(), || self.apply(charges).into())
+        cache.check(charges, id, self.now(), || self.apply(charges))
     }
 
-    async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, Error> {
-        Ok(self.reset(charges))
+    fn reset(&self, charges: &[Charge<'_>]) -> bool {
+        self.reset(charges)
     }
 
     fn wall_time(&self) -> Timestamp {
@@ -153,20 +149,12 @@ impl Store for MemoryStore {
     fn quotas_changed(&self, changes: &QuotaChanges<'_>) {
         self.requote(&*(changes.0)(&self.secret));
     }
-}
 
-impl snapshot::InMemory for MemoryStore {
-    fn in_memory(&self) -> &MemoryStore {
-        self
-    }
-}
-
-impl ManagedStore for MemoryStore {
-    async fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, Error> {
+    fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, Error> {
         Ok(self.inspect(charges))
     }
 
-    async fn reset_policy_step(
+    fn reset_policy_step(
         &self,
         policy: &StoredPolicy<'_>,
         from: Option<&ResetCursor>,
@@ -174,6 +162,12 @@ impl ManagedStore for MemoryStore {
     ) -> Result<PolicyReset, Error> {
         let held = self.stats().keys as u64;
         PolicyReset::step(from, held, |shard| self.forget_policies(policy.numbers, shard, keys))
+    }
+}
+
+impl snapshot::InMemory for MemoryStore {
+    fn in_memory(&self) -> &MemoryStore {
+        self
     }
 }
 
@@ -291,30 +285,29 @@ impl MemoryStore {
     }
 
     /// Applies all charges of a plan or none. The decisions are in the plan's order.
-    pub(crate) fn apply(&self, charges: &[Charge<'_>]) -> PerCharge<Decision> {
+    pub(crate) fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions {
         self.end_due_holds(charges);
         let mut locked = self.lock_charges(charges);
         let has_inline = charges.iter().any(|charge| charge.instead_of.is_some())
-            || locked.shards.iter().any(|(_, data)| !data.inline_quotas.is_empty());
+            || locked.shards.iter().any(|data| !data.inline_quotas.is_empty());
         if has_inline {
             for (at, charge) in charges.iter().enumerate() {
                 let (ShardData { shard, inline_quotas, .. }, call) = locked.key(at, charge.quota);
                 inline_quotas.before(&call, charge.instead_of, shard);
             }
         }
-        let decisions = all_or_none(charges, |at, verb, cost| {
+        let decided = decide(charges, |at, verb, cost| {
             let hold = charges[at].new_hold();
             let (data, call) = locked.key(at, charges[at].quota);
             data.shard.apply(&Call { verb, cost, reserve: hold.as_ref(), ..call })
-        })
-        .decisions;
+        });
         if has_inline {
             for (at, charge) in charges.iter().enumerate() {
                 let (ShardData { shard, inline_quotas, .. }, call) = locked.key(at, charge.quota);
                 inline_quotas.after(&call, charge.instead_of.is_some(), shard);
             }
         }
-        decisions
+        decided
     }
 
     /// Ends holds whose time is over, whatever their keys are, if these charges may find no room for
@@ -434,7 +427,7 @@ impl MemoryStore {
     /// Locks every shard of these keys once, in ascending order, and reads the time at which to
     /// decide on all of them.
     #[inline]
-    fn lock_keys(&self, keys: impl Iterator<Item = (KeyId, u32)>) -> LockedKeys<'_> {
+    fn lock_keys(&self, keys: impl ExactSizeIterator<Item = (KeyId, u32)>) -> LockedKeys<'_> {
         let now = self.clock.now();
         let mut locked = LockedKeys {
             store: self,
@@ -442,19 +435,22 @@ impl MemoryStore {
             shards: PerCharge::new(),
             now: Moment { at: now, wall: now },
         };
-        let mut shards = PerCharge::<usize>::new();
-        for (id, policy) in keys {
+        locked.keys.reserve_exact(keys.len());
+        locked.keys.extend(keys.map(|(id, policy)| {
             let address = self.address(id, policy);
-            let shard = self.shard_of(address.place);
-            locked.keys.push((address, shard));
-            shards.push(shard);
-        }
+            (address, self.shard_of(address.place))
+        }));
+        let mut shards: PerCharge<usize> = locked.keys.iter().map(|(_, shard)| *shard).collect();
         shards.sort_unstable();
         shards.dedup();
-        for at in shards {
-            let mut data = self.lock(at);
+        locked.shards.reserve_exact(shards.len());
+        for at in &shards {
+            let mut data = self.lock(*at);
             locked.now = data.shard.arrive(locked.now.at, &self.clock);
-            locked.shards.push((at, data));
+            locked.shards.push(data);
+        }
+        for (_, shard) in &mut locked.keys {
+            *shard = shards.binary_search(shard).expect("the shard of every key is locked");
         }
         locked
     }
@@ -463,9 +459,9 @@ impl MemoryStore {
 /// Keys whose shards are locked.
 struct LockedKeys<'s> {
     store: &'s MemoryStore,
-    /// Each key, and which of the shards it is in.
+    /// Each key, and which of the locked shards it is in.
     keys: PerCharge<(Address, usize)>,
-    shards: PerCharge<(usize, MutexGuard<'s, ShardData>)>,
+    shards: PerCharge<MutexGuard<'s, ShardData>>,
     now: Moment,
 }
 
@@ -488,8 +484,7 @@ impl<'s> LockedKeys<'s> {
             accounting,
             secret,
         };
-        let found = self.shards.binary_search_by_key(&shard, |(at, _)| *at);
-        (&mut self.shards[found.expect("the shard of every key is locked")].1, call)
+        (&mut self.shards[shard], call)
     }
 }
 

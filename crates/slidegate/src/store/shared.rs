@@ -13,9 +13,8 @@ use crate::ticket::{Ticket, TicketSecret};
 use crate::usage::KeyInspection;
 
 /// A store whose calls can fail, which [`FallbackStore`](crate::FallbackStore) makes a
-/// [`Store`](crate::store::Store) of. Each call ends within
-/// the store's deadline. The methods do what those of `Store` and
-/// [`ManagedStore`](crate::store::ManagedStore) do.
+/// [`Store`](crate::store::Store) of. Each call ends within the store's deadline. The methods do what
+/// those of `Store` do.
 pub trait SharedStore: fmt::Debug + Send + Sync {
     /// Decides charges and carries them out, all of them or none.
     ///

@@ -47,8 +47,8 @@ fn decisions_on_known_keys_allocate_nothing() {
             let limiter = Limiter::with_store(quota, store);
             let round = || {
                 for n in 0..200 {
-                    limiter.check(key);
-                    limiter.check_cost(key, n % 3);
+                    let _ = limiter.check(key);
+                    let _ = limiter.check_cost(key, n % 3);
                     limiter.peek(key);
                     limiter.refund(key, n % 2);
                     clock.advance(Duration::from_millis(7));
@@ -70,7 +70,7 @@ fn decisions_on_a_coarse_log_allocate_nothing() {
     let limiter = Limiter::with_store(Quota::per_second(100_000_000).with_slots(20), store);
     let round = || {
         for n in 0_u64..500 {
-            limiter.check_cost("key", n * n * 10);
+            let _ = limiter.check_cost("key", n * n * 10);
             clock.advance(Duration::from_millis(3));
         }
     };
@@ -123,7 +123,7 @@ fn a_steady_load_holds_no_more_at_its_end_than_at_its_begin() {
         let names: Vec<_> = (0..1000).map(|n| format!("key-{n}")).collect();
         let round = || {
             for n in 0..50_000 {
-                limiter.check(&names[n * 7919 % 1000]);
+                let _ = limiter.check(&names[n * 7919 % 1000]);
                 clock.advance(Duration::from_micros(200));
             }
         };
@@ -142,7 +142,7 @@ fn bytes_per_key(quota: Quota, max_keys: usize, charges: u64) -> f64 {
     let before = counting::live_bytes();
     for _ in 0..charges {
         for n in 0..KEYS {
-            limiter.check(n.to_le_bytes());
+            let _ = limiter.check(n.to_le_bytes());
         }
         clock.advance(Duration::from_micros(1));
     }
@@ -188,7 +188,7 @@ fn a_store_takes_256_bytes_for_each_1024_keys_and_gives_the_rest_back() {
     assert!(empty <= 257 * 1024, "{} bytes for each 1024 keys", empty / 1024);
     let limiter = Limiter::with_store(Quota::per_second(1), store);
     for n in 0..100_000_u32 {
-        limiter.check(n.to_le_bytes());
+        let _ = limiter.check(n.to_le_bytes());
     }
     clock.advance(Duration::from_secs(10));
     // Each sweep halves the tables that have become too large.

@@ -40,7 +40,7 @@ fn a_blocked_key_keeps_its_limit_and_waits_for_the_rest_of_its_block() {
         let policy = policy.scope(["user"]);
         let (gate, clock) = gate([policy.clone()]);
         let request = mallory(2);
-        gate.check(request);
+        let _ = gate.check(request);
         gate.configure(PolicySet::new([policy.with_block(["mallory"], ten_minutes())]).unwrap()).unwrap();
         clock.advance(Duration::from_secs(1));
         for decisions in [gate.check(request), gate.peek(request), gate.check_once(request, "id")] {
@@ -188,7 +188,7 @@ fn refunds_penalties_and_free_requests_work_on_a_blocked_key() {
 fn lifting_a_block_brings_back_the_keys_own_limit_and_usage() {
     let own = per_user().with_override(["mallory"], Quota::per_minute(9));
     let (gate, _clock) = gate([own.clone()]);
-    gate.check(mallory(1));
+    let _ = gate.check(mallory(1));
     gate.configure(PolicySet::new([own.clone().with_block(["mallory"], ten_minutes())]).unwrap()).unwrap();
     let decisions = gate.check(mallory(1));
     let one = decisions.strictest().unwrap();

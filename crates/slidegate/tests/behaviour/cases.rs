@@ -75,7 +75,7 @@ fn after_its_reset_a_key_is_as_good_as_new() {
     for quota in each(per(10, secs(2))) {
         let (limiter, clock) = limiter(quota);
         clock.advance(millis(700));
-        limiter.check_cost("key", 10);
+        let _ = limiter.check_cost("key", 10);
         clock.advance(limiter.peek("key").reset_after());
         let fresh = limiter.peek_cost("key", 10);
         assert!(fresh.is_allowed(), "{quota:?}");
@@ -134,9 +134,9 @@ fn a_peek_says_what_the_check_then_does() {
 fn a_log_waits_for_its_oldest_charge() {
     for (second, now, retry) in [(1, 2, 58), (10, 20, 40)] {
         let (limiter, clock) = limiter(Quota::per_minute(2));
-        limiter.check("key");
+        let _ = limiter.check("key");
         clock.set(START + secs(second));
-        limiter.check("key");
+        let _ = limiter.check("key");
         clock.set(START + secs(now));
         let denied = limiter.check("key");
         assert!(denied.is_denied());
@@ -177,7 +177,7 @@ fn a_limit_of_a_million_frees_its_first_charge_within_a_step() {
     let (limiter, clock) = limiter(per(1_000_000, secs(2)));
     let step = Duration::from_micros(2_000_000_u64.div_ceil(1024));
     clock.advance(Duration::from_micros(1));
-    limiter.check("key");
+    let _ = limiter.check("key");
     clock.advance(secs(1));
     assert_eq!(limiter.check_cost("key", 999_999).remaining(), 0);
     let frees = limiter.peek("key").frees_after().unwrap();
@@ -192,7 +192,7 @@ fn a_limit_of_a_million_frees_its_first_charge_within_a_step() {
 #[test]
 fn two_windows_weigh_the_older_one_by_its_overlap_rounded_up() {
     let (limiter, clock) = limiter(Quota::per_minute(100).with_algorithm(Algorithm::SlidingWindow));
-    limiter.check_cost("key", 40);
+    let _ = limiter.check_cost("key", 40);
     clock.set(START + secs(60 + 30));
     assert_eq!(limiter.check_cost("key", 80).used(), 20 + 80);
     assert!(limiter.check("key").is_denied());
@@ -205,7 +205,7 @@ fn two_windows_weigh_the_older_one_by_its_overlap_rounded_up() {
 #[test]
 fn what_remains_of_two_windows_counts_the_older_one_too() {
     let (limiter, clock) = limiter(Quota::per_minute(100).with_algorithm(Algorithm::SlidingWindow));
-    limiter.check_cost("key", 50);
+    let _ = limiter.check_cost("key", 50);
     clock.set(START + secs(66));
     assert_eq!(limiter.check_cost("key", 10).remaining(), 45);
 }
@@ -276,9 +276,9 @@ fn a_denied_cost_is_not_charged() {
 fn a_refund_gives_back_what_was_charged() {
     for quota in each(Quota::per_minute(10)) {
         let (limiter, _) = limiter(quota);
-        limiter.check_cost("a", 4);
+        let _ = limiter.check_cost("a", 4);
         assert_eq!(limiter.refund("a", 2).remaining(), 8, "{quota:?}");
-        limiter.check_cost("b", 10);
+        let _ = limiter.check_cost("b", 10);
         assert_eq!(limiter.refund("b", 3).remaining(), 3, "{quota:?}");
         let steps = [
             limiter.check_cost("c", 8),
@@ -299,7 +299,7 @@ fn a_cost_of_zero_passes_and_changes_nothing() {
         assert!(limiter.check_cost("new", 0).is_allowed(), "{quota:?}");
         assert_eq!(limiter.penalize("new", 0).used(), 0, "{quota:?}");
         assert_eq!(limiter.stats().keys, 0, "{quota:?}");
-        limiter.check_cost("full", 10);
+        let _ = limiter.check_cost("full", 10);
         let passed = limiter.check_cost("full", 0);
         assert!(passed.is_allowed(), "{quota:?}");
         assert_eq!((passed.used(), passed.cost()), (10, 0), "{quota:?}");
@@ -311,7 +311,7 @@ fn a_cost_of_zero_passes_and_changes_nothing() {
 fn a_refund_stops_at_what_was_charged_and_says_how_much_that_was() {
     for quota in each(Quota::per_minute(10)) {
         let (limiter, _) = limiter(quota);
-        limiter.check_cost("key", 4);
+        let _ = limiter.check_cost("key", 4);
         let refunded = limiter.refund("key", 12);
         assert_eq!((refunded.cost(), refunded.remaining()), (4, 10), "{quota:?}");
         assert_eq!(limiter.refund("key", 1).cost(), 0, "{quota:?}");
@@ -325,7 +325,7 @@ fn a_refund_stops_at_what_was_charged_and_says_how_much_that_was() {
 fn a_refund_opens_a_denied_key_at_once() {
     for quota in each(Quota::per_minute(10)) {
         let (limiter, _) = limiter(quota);
-        limiter.check_cost("key", 10);
+        let _ = limiter.check_cost("key", 10);
         assert_eq!(allowed([limiter.check("key"), limiter.check("key")]), [false, false], "{quota:?}");
         limiter.refund("key", 5);
         assert_eq!(limiter.check_cost("key", 2).remaining(), 3, "{quota:?}");
@@ -337,7 +337,7 @@ fn a_refund_opens_a_denied_key_at_once() {
 fn a_refund_after_the_reset_gives_nothing() {
     for quota in each(Quota::per_minute(10)) {
         let (limiter, clock) = limiter(quota);
-        limiter.check_cost("key", 4);
+        let _ = limiter.check_cost("key", 4);
         clock.advance(limiter.peek("key").reset_after());
         let late = limiter.refund("key", 4);
         assert_eq!((late.cost(), late.used(), late.remaining()), (0, 0, 10), "{quota:?}");
@@ -448,7 +448,7 @@ fn a_denied_call_never_deepens_the_debt_of_a_bucket() {
 #[test]
 fn high_rates_wait_no_longer_than_they_must() {
     let (fast, _) = limiter(Quota::per_second(1000).with_algorithm(Algorithm::TokenBucket).with_burst(1));
-    fast.check("key");
+    let _ = fast.check("key");
     assert_eq!(fast.check("key").retry_after(), Some(millis(1)));
 
     for quota in each(Quota::per_second(1_000_000_001)) {
@@ -523,7 +523,7 @@ fn reset_forgets_one_key_and_says_whether_there_was_anything() {
         let (limiter, _) = limiter(quota);
         let keys = ["a", "a:b", "a*", "*", "ab"];
         for key in keys {
-            limiter.check(key);
+            let _ = limiter.check(key);
         }
         assert!(limiter.reset("a"), "{quota:?}");
         assert!(!limiter.reset("a"), "{quota:?}");
@@ -537,7 +537,7 @@ fn reset_forgets_one_key_and_says_whether_there_was_anything() {
 fn a_penalty_is_charged_although_it_exceeds_and_is_waited_out() {
     for quota in each(per(5, secs(10))) {
         let (limiter, clock) = limiter(quota);
-        limiter.check("key");
+        let _ = limiter.check("key");
         assert_eq!(limiter.penalize("key", 1).used(), 2, "{quota:?}");
         assert_eq!(limiter.refund("key", 1).used(), 1, "{quota:?}");
         let beyond = limiter.penalize("key", 9);
@@ -560,7 +560,7 @@ fn a_penalty_is_charged_although_it_exceeds_and_is_waited_out() {
 fn a_new_limit_applies_to_existing_users_at_once() {
     for quota in each(Quota::per_minute(10)) {
         let (limiter, _) = limiter(quota);
-        limiter.check_cost("key", 8);
+        let _ = limiter.check_cost("key", 8);
         let to = |limit| Quota::per_minute(limit).with_algorithm(quota.algorithm());
         limiter.configure(to(5));
         let lowered = limiter.check("key");
@@ -577,10 +577,10 @@ fn another_algorithm_starts_the_keys_afresh() {
     for quota in each(Quota::per_minute(10)) {
         let next = Algorithm::ALL.into_iter().find(|next| *next != quota.algorithm()).unwrap();
         let (limiter, _) = limiter(quota);
-        limiter.check_cost("key", 10);
+        let _ = limiter.check_cost("key", 10);
         limiter.configure(quota.with_algorithm(next));
         assert_eq!(limiter.peek("key").remaining(), 10, "{quota:?}");
-        limiter.check_cost("key", 10);
+        let _ = limiter.check_cost("key", 10);
         limiter.configure(quota);
         assert_eq!((limiter.peek("key").remaining(), limiter.stats().keys), (10, 0), "{quota:?}");
     }

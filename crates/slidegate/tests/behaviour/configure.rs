@@ -47,7 +47,7 @@ fn a_limiter_takes_no_limit_on_what_is_in_flight() {
 #[test]
 fn a_longer_window_holds_what_was_charged_before_it() {
     let (limiter, clock) = limiter(per(3, secs(2)));
-    limiter.check_cost("key", 3);
+    let _ = limiter.check_cost("key", 3);
     clock.advance(secs(1));
     limiter.configure(per(3, secs(3600)));
     assert_eq!(limiter.check("key").retry_after(), Some(secs(3599)));
@@ -58,7 +58,7 @@ fn a_longer_window_holds_what_was_charged_before_it() {
 fn a_longer_window_holds_keys_that_a_sweep_meets_first() {
     for algorithm in Algorithm::ALL {
         let (limiter, clock) = limiter(per(3, secs(2)).with_algorithm(algorithm));
-        limiter.check_cost("key", 3);
+        let _ = limiter.check_cost("key", 3);
         limiter.configure(per(3, secs(3600)).with_algorithm(algorithm));
         clock.advance(secs(10));
         limiter.sweep(1000);
@@ -70,9 +70,9 @@ fn a_longer_window_holds_keys_that_a_sweep_meets_first() {
 #[test]
 fn a_shorter_window_frees_what_is_older() {
     let (limiter, clock) = limiter(Quota::per_hour(3));
-    limiter.check_cost("key", 2);
+    let _ = limiter.check_cost("key", 2);
     clock.advance(secs(10));
-    limiter.check("key");
+    let _ = limiter.check("key");
     limiter.configure(per(3, secs(5)));
     assert_eq!(limiter.peek("key").used(), 1);
     clock.advance(secs(5));
@@ -108,7 +108,7 @@ fn a_log_that_was_coarse_for_a_while_is_never_over() {
 fn a_full_log_that_outlives_a_longer_window_keeps_its_stamps() {
     let (limiter, clock) = limiter(Quota::per_minute(4).with_slots(4));
     for _ in 0..4 {
-        limiter.check("key");
+        let _ = limiter.check("key");
         clock.advance(secs(1));
     }
     limiter.configure(Quota::per_day(4).with_slots(4));
@@ -125,7 +125,7 @@ fn a_full_log_that_outlives_a_longer_window_keeps_its_stamps() {
 fn limits_that_go_up_and_down_keep_every_charge() {
     for algorithm in Algorithm::ALL {
         let (limiter, _) = limiter(Quota::per_minute(10).with_algorithm(algorithm));
-        limiter.check_cost("key", 7);
+        let _ = limiter.check_cost("key", 7);
         let mut used = 7;
         for limit in [8, 2000, 7, 5, 10, 1, 0, 2000] {
             let quota = Quota::per_minute(limit).with_algorithm(algorithm);
@@ -148,9 +148,9 @@ fn another_limit_alone_leaves_the_weights_and_waits_of_what_was_charged() {
     for algorithm in Algorithm::ALL {
         let quota = |limit, burst| Quota::per_minute(limit).with_algorithm(algorithm).with_burst(burst);
         let (limiter, clock) = limiter(quota(60, 60));
-        limiter.check_cost("key", 50);
+        let _ = limiter.check_cost("key", 50);
         clock.advance(secs(89) + Duration::from_micros(7));
-        limiter.check_cost("key", 3);
+        let _ = limiter.check_cost("key", 3);
         let seen = || {
             let seen = limiter.peek("key");
             (seen.used(), seen.frees_after(), seen.reset_after())
@@ -180,7 +180,7 @@ fn a_log_of_long_steps_is_fine_at_once_under_a_short_window() {
     ] {
         let (limiter, clock) = limiter(before);
         clock.set(Timestamp::from_secs(1_036_800_000) + Duration::from_micros(1));
-        limiter.check("key");
+        let _ = limiter.check("key");
         limiter.configure(after);
         let longest = after.window() + after.window().div_f64(1024.0) + secs(1);
         for second in 0..2600 {
@@ -203,9 +203,9 @@ fn finer_steps_expire_no_charge_early() {
     let (limiter, clock) = limiter(coarse);
     let midnight = Timestamp::from_secs(1_036_800_000);
     clock.set(midnight);
-    limiter.check_cost("key", 1999);
+    let _ = limiter.check_cost("key", 1999);
     clock.set(midnight + Duration::from_micros(843_750_001));
-    limiter.check("key");
+    let _ = limiter.check("key");
     limiter.configure(fine);
     limiter.peek("key");
     clock.set(midnight + (secs(86_400) - Duration::from_micros(1)));
@@ -223,7 +223,7 @@ fn a_bucket_holds_no_more_than_its_new_quota_counts() {
         (bucket(1000, secs(3600)), bucket(10, secs(60))),
     ] {
         let (limiter, _) = limiter(before);
-        limiter.check_cost("key", 1000);
+        let _ = limiter.check_cost("key", 1000);
         limiter.configure(after);
         let seen = limiter.check("key");
         assert_eq!((seen.used(), after.max_used()), (20, 20));
@@ -236,9 +236,9 @@ fn a_bucket_holds_no_more_than_its_new_quota_counts() {
 fn two_counters_keep_what_counts_under_another_window() {
     let quota = |window| per(100, window).with_algorithm(Algorithm::SlidingWindow);
     let (limiter, clock) = limiter(quota(secs(60)));
-    limiter.check_cost("key", 100);
+    let _ = limiter.check_cost("key", 100);
     clock.set(START + secs(119));
-    limiter.check_cost("key", 3);
+    let _ = limiter.check_cost("key", 3);
     assert_eq!(limiter.peek("key").used(), 5);
     for window in [secs(3600), secs(7), secs(60)] {
         limiter.configure(quota(window));

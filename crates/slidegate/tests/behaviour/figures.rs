@@ -543,7 +543,7 @@ fn ring_bytes(quota: Quota, entries: u64, cost: u64) -> i64 {
     let step = micros(quota.window()).div_ceil(1024);
     // Each charge comes just after a step has begun: so one more entry than slots still counts.
     clock.set(Timestamp::from_micros(START.next_multiple_of(step) + 1));
-    limiter.check_cost("key", cost);
+    let _ = limiter.check_cost("key", cost);
     let lone = live_bytes();
     for _ in 1..entries {
         clock.advance(Duration::from_micros(step));
@@ -558,7 +558,7 @@ fn bytes_per_key(algorithm: Algorithm) -> (f64, f64) {
     let empty = live_bytes();
     let (mut least, mut most) = (f64::MAX, 0.0_f64);
     for keys in 1..1024_u32 {
-        limiter.check(keys.to_le_bytes());
+        let _ = limiter.check(keys.to_le_bytes());
         if keys >= 512 {
             let each = (live_bytes() - empty) as f64 / f64::from(keys);
             (least, most) = (least.min(each), most.max(each));

@@ -410,8 +410,8 @@ fn refund_penalize_and_reset_reach_every_policy_of_a_request() {
     ]);
     let alice = |cost| Request::new().with("user", "alice").cost(cost);
     let bob = Request::new().with("user", "bob");
-    gate.check(&bob);
-    gate.check(&alice(3));
+    let _ = gate.check(&bob);
+    let _ = gate.check(&alice(3));
     assert_eq!(used(&gate, &alice(1)), [4, 3, 3]);
     let refund = alice(2);
     let given: Vec<_> = gate.refund(&refund).iter().map(|one| one.cost()).collect();
@@ -435,7 +435,7 @@ fn usage_follows_the_name_of_a_policy_through_every_change_of_the_set() {
     let put = |gate: &Gate, policies: Vec<Policy>| gate.configure(PolicySet::new(policies).unwrap()).unwrap();
     let (gate, _) = gate([a(10), b()]);
     let alice = Request::new().with("user", "alice");
-    gate.check(&alice.clone().cost(4));
+    let _ = gate.check(&alice.clone().cost(4));
     gate.penalize(&alice);
     // Another order, another limit, a newcomer in front.
     put(&gate, vec![c(), b(), a(7)]);
@@ -453,7 +453,7 @@ fn usage_follows_the_name_of_a_policy_through_every_change_of_the_set() {
     // Other attributes are other keys: afresh, and the former ones when it is taken back.
     put(&gate, vec![policy("a", Quota::per_minute(7))]);
     assert_eq!(used(&gate, &alice), [0]);
-    gate.check(&alice);
+    let _ = gate.check(&alice);
     put(&gate, vec![a(7)]);
     assert_eq!(used(&gate, &alice), [5]);
     assert!(gate.policies().by_name("a").is_some() && gate.policies().by_name("b").is_none());

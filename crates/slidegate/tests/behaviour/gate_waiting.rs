@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use slidegate::{
-    Block, Clock, Counts, Gate, ManualClock, MaxWaiting, MemoryStore, NotAcquired, Policy, PolicySet, Quota,
-    Request, Ticket, TicketGuard, Timestamp,
+    Block, Clock, Counts, Gate, ManualClock, MaxWaiting, MemoryStore, NotAcquired, NotAcquiredKind, Policy,
+    PolicySet, Quota, Request, Ticket, TicketGuard, Timestamp,
 };
 use tokio::task::{JoinHandle, yield_now};
 use tokio::time::Instant;
@@ -205,7 +205,7 @@ async fn a_dropped_future_leaves_its_queue_from_any_position() {
             waiters.push(Some(stand(&gate, "alice", 1).await));
         }
         let full = gate.acquire_reservation(&of("alice")).await.unwrap_err();
-        assert!(full.is_full());
+        assert_eq!(full.kind(), NotAcquiredKind::Full);
         assert_eq!(
             full.to_string(),
             "too many waiters in total: at most 4 may wait; retry later, or raise `max_waiting`"
@@ -241,9 +241,9 @@ async fn what_can_never_fit_is_an_error_at_once() {
     ];
     for (request, text) in texts {
         let never = gate.acquire(&request).await.unwrap_err();
-        assert!(never.is_never(), "{never:?}");
+        assert_eq!(never.kind(), NotAcquiredKind::Never, "{never:?}");
         assert_eq!(never.to_string(), text);
-        assert!(gate.acquire_reservation(&request).await.unwrap_err().is_never());
+        assert_eq!(gate.acquire_reservation(&request).await.unwrap_err().kind(), NotAcquiredKind::Never);
     }
     assert!(gate.acquire(&of("alice").cost(0)).await.unwrap().is_allowed());
     assert_eq!(start.elapsed(), Duration::ZERO);
@@ -257,18 +257,18 @@ async fn nobody_waits_past_the_deadline() {
     let start = Instant::now();
     let job = Request::new().with("job", "a");
     let held = gate.reserve(&job).into_ticket().unwrap();
-    let late = gate.acquire_reservation(&job).deadline(secs(4)).await.unwrap_err();
-    assert!(late.is_late());
+    let late = gate.acquire_reservation(&job).timeout(secs(4)).await.unwrap_err();
+    assert_eq!(late.kind(), NotAcquiredKind::Late);
     assert_eq!(
         late.to_string(),
         "the cost did not fit within 4000 ms: open reservations hold what is left, for up to 6000 ms; \
          wait longer or ask for less"
     );
     assert_eq!(start.elapsed(), secs(4));
-    let late = gate.acquire_reservation(&job).deadline(Duration::ZERO).await.unwrap_err();
-    assert!(late.is_late());
+    let late = gate.acquire_reservation(&job).timeout(Duration::ZERO).await.unwrap_err();
+    assert_eq!(late.kind(), NotAcquiredKind::Late);
     assert!(gate.acquire(&of("alice")).await.is_ok());
-    let late = gate.acquire(&of("alice")).deadline(secs(9)).await.unwrap_err();
+    let late = gate.acquire(&of("alice")).timeout(secs(9)).await.unwrap_err();
     assert_eq!(late.retry_after(), Some(secs(10)));
     assert_eq!(start.elapsed(), secs(4));
     gate.settle(&held, 1).unwrap();

@@ -72,7 +72,7 @@ fn counters_show_the_sums_that_they_keep() {
 fn looking_changes_nothing() {
     let (gate, _) = gate(Algorithm::SlidingLog);
     let inline = Request::new().with("user", "alice").under("per-user").quota(Quota::per_hour(3));
-    gate.check(&inline);
+    let _ = gate.check(&inline);
     let alice = Request::new().with("user", "alice");
     for _ in 0..2 {
         let found = gate.inspect(&alice).unwrap().remove(0);

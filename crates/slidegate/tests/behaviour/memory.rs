@@ -23,7 +23,7 @@ fn each(quota: Quota) -> impl Iterator<Item = Quota> {
 /// Charges that many keys, all different.
 fn fill(limiter: &Limiter, name: &str, keys: usize) {
     for n in 0..keys {
-        limiter.check(format!("{name}-{n}"));
+        let _ = limiter.check(format!("{name}-{n}"));
     }
 }
 
@@ -73,8 +73,8 @@ fn a_flood_of_new_keys_does_not_reset_busy_ones() {
         for (max_keys, busy) in [(10, 9), (1000, 500), (5000, 2500)] {
             let (limiter, _) = limiter(quota, max_keys);
             for key in 0..busy {
-                limiter.check_cost(format!("busy-{key}"), 1);
-                limiter.check_cost(format!("busy-{key}"), 6);
+                let _ = limiter.check_cost(format!("busy-{key}"), 1);
+                let _ = limiter.check_cost(format!("busy-{key}"), 6);
             }
             fill(&limiter, "flood", 30_000);
             // To the last one: among the places looked at there is always one of the flood.
@@ -91,8 +91,8 @@ fn a_flood_of_new_keys_does_not_reset_busy_ones() {
 fn a_store_that_is_nearly_full_of_busy_keys_loses_one_to_two_hundred_new_ones_at_most() {
     let (limiter, _) = limiter(Quota::per_hour(10), 10_000);
     for key in 0..9000 {
-        limiter.check_cost(format!("busy-{key}"), 1);
-        limiter.check_cost(format!("busy-{key}"), 6);
+        let _ = limiter.check_cost(format!("busy-{key}"), 1);
+        let _ = limiter.check_cost(format!("busy-{key}"), 6);
     }
     fill(&limiter, "flood", 10_000);
     let lost = (0..9000).filter(|key| limiter.peek(format!("busy-{key}")).used() == 0).count();
@@ -106,12 +106,12 @@ fn the_keys_that_have_used_least_go_first() {
     for quota in each(Quota::per_hour(10)) {
         let (limiter, _) = limiter(quota, 1000);
         for key in 0..500 {
-            limiter.check_cost(format!("full-{key}"), 4);
-            limiter.check_cost(format!("full-{key}"), 6);
+            let _ = limiter.check_cost(format!("full-{key}"), 4);
+            let _ = limiter.check_cost(format!("full-{key}"), 6);
         }
         for n in 0..30_000 {
-            limiter.check(format!("flood-{n}"));
-            limiter.check(format!("flood-{n}"));
+            let _ = limiter.check(format!("flood-{n}"));
+            let _ = limiter.check(format!("flood-{n}"));
         }
         let lost = (0..500).filter(|key| limiter.check(format!("full-{key}")).is_allowed()).count();
         assert!(lost <= 30_000 / 2000, "{quota:?}: {lost} of 500 to 30000 new ones");
@@ -158,7 +158,7 @@ fn expired_keys_leave_beside_new_ones() {
         let (limiter, clock) = limiter(quota, 100_000);
         let mut most = 0;
         for n in 0..50_000 {
-            limiter.check(format!("key-{n}"));
+            let _ = limiter.check(format!("key-{n}"));
             clock.advance(Duration::from_millis(10));
             most = most.max(limiter.stats().keys);
         }
@@ -206,7 +206,7 @@ fn what_charges_nothing_stores_nothing() {
         for n in 0..1000 {
             let key = format!("key-{n}");
             limiter.peek(&key);
-            limiter.check_cost(&key, 0);
+            let _ = limiter.check_cost(&key, 0);
             assert!(limiter.check_cost(&key, 6).is_denied());
             limiter.refund(&key, 3);
             limiter.penalize(&key, 0);
@@ -289,7 +289,7 @@ fn keys_are_kept_in_any_century() {
             let clock = ManualClock::at(start);
             let limiter =
                 Limiter::with_store(quota, MemoryStore::builder().max_keys(100).clock(clock.clone()).build());
-            limiter.check_cost("key", 3);
+            let _ = limiter.check_cost("key", 3);
             limiter.sweep(1000);
             assert!(limiter.check("key").is_denied(), "{year} years after 1970: {quota:?}");
         }
@@ -347,7 +347,7 @@ fn a_bucket_that_drains_for_decades_outlives_a_step_of_the_clock() {
     let quota = Quota::per_second(1).with_algorithm(Algorithm::TokenBucket).with_burst(10_u64.pow(17));
     let store = MemoryStore::builder().max_keys(10).clock(clock.clone()).build();
     let limiter = Limiter::with_store(quota, store);
-    limiter.check_cost("key", 10_u64.pow(17));
+    let _ = limiter.check_cost("key", 10_u64.pow(17));
     clock.set(Timestamp::from_secs(1_800_000_000));
     assert_eq!(limiter.sweep(10_000), 0);
     assert_eq!(limiter.peek("key").used(), 10_u64.pow(17));

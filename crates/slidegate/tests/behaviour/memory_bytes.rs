@@ -68,11 +68,11 @@ fn a_flood_does_not_reset_busy_keys_when_bytes_are_short() {
         let limiter = Limiter::with_store(Quota::per_hour(40).with_algorithm(algorithm), store);
         let busy = if algorithm == Algorithm::SlidingLog { 2000 } else { 5000 };
         for key in 0..busy {
-            limiter.check_cost(format!("busy-{key}"), 5);
-            limiter.check_cost(format!("busy-{key}"), 20);
+            let _ = limiter.check_cost(format!("busy-{key}"), 5);
+            let _ = limiter.check_cost(format!("busy-{key}"), 20);
         }
         for n in 0..100_000_u32 {
-            limiter.check(n.to_le_bytes());
+            let _ = limiter.check(n.to_le_bytes());
         }
         let lost = (0..busy).filter(|key| limiter.peek(format!("busy-{key}")).used() != 25).count();
         assert_eq!(lost, 0, "{algorithm}: of {busy}; {:?}", limiter.stats());
@@ -90,7 +90,7 @@ fn logs_that_grow_take_no_more_than_the_bound() {
         for key in 0..10_000_u32 {
             // Some keys use much more than others.
             if round % (1 + key % 16) == 0 {
-                limiter.check(key.to_le_bytes());
+                let _ = limiter.check(key.to_le_bytes());
             }
         }
         clock.advance(Duration::from_millis(10));
@@ -119,7 +119,7 @@ fn keys_of_one_algorithm_make_room_for_those_of_another() {
     for (turn, algorithm) in around.enumerate() {
         for n in 0..40_000 {
             let user = format!("{turn}-{n}");
-            gate.check(&Request::new().with("user", &user).under(algorithm.name()));
+            let _ = gate.check(&Request::new().with("user", &user).under(algorithm.name()));
             if n % 64 == 0 {
                 assert_bounded(gate.store().stats(), live_since(before) - POLICIES, algorithm.name());
             }
@@ -182,12 +182,12 @@ fn the_worst_case_is_no_less_than_what_a_full_store_takes_and_not_much_more() {
             let limiter = Limiter::with_store(quota, builder.build());
             let times = quota.limit().div_ceil(cost).min(301);
             for n in 0..KEYS {
-                limiter.check_cost(n.to_le_bytes(), cost.min(quota.limit()));
+                let _ = limiter.check_cost(n.to_le_bytes(), cost.min(quota.limit()));
             }
             for _ in 1..times {
                 clock.advance(Duration::from_secs(3600) / 310);
                 for n in 0..KEYS {
-                    limiter.check(n.to_le_bytes());
+                    let _ = limiter.check(n.to_le_bytes());
                 }
             }
             let (stats, live) = (limiter.stats(), live_since(before));
@@ -252,12 +252,12 @@ fn decisions_on_known_keys_of_a_full_store_allocate_nothing() {
     let policies = PolicySet::new([policy]).unwrap();
     let gate = Gate::with_memory(policies, store);
     for n in 0..30_000 {
-        gate.check(&Request::new().with("user", n.to_string().as_str()));
+        let _ = gate.check(&Request::new().with("user", n.to_string().as_str()));
     }
     let request = Request::new().with("user", "29999");
     let dropped = gate.store().stats().dropped;
     assert!(dropped > 0);
-    gate.check(&request);
+    let _ = gate.check(&request);
     let before = counting::allocations();
     for _ in 0..1000 {
         gate.apply_all(Verb::Check, std::slice::from_ref(&request));

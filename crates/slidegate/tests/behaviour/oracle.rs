@@ -181,7 +181,7 @@ fn a_longer_window_keeps_what_a_sweep_by_the_old_one_would_drop() {
         let store = MemoryStore::builder().max_keys(10).clock(clock.clone()).build();
         let minute = Quota::per_minute(60).with_algorithm(algorithm);
         let limiter = Limiter::with_store(minute, store);
-        limiter.check_cost("key", 60);
+        let _ = limiter.check_cost("key", 60);
         limiter.configure(Quota::per_hour(60).with_algorithm(algorithm));
         clock.advance(Duration::from_secs(200));
         limiter.sweep(10_000);
@@ -195,7 +195,7 @@ fn a_longer_window_keeps_what_a_sweep_by_the_old_one_would_drop() {
 #[test]
 fn another_algorithm_starts_every_key_afresh() {
     let limiter = Limiter::new(Quota::per_hour(10));
-    limiter.check_cost("key", 10);
+    let _ = limiter.check_cost("key", 10);
     limiter.configure(Quota::per_hour(10).with_algorithm(Algorithm::FixedWindow));
     assert_eq!(limiter.peek("key").used(), 0);
     limiter.configure(Quota::per_hour(10));

@@ -192,13 +192,13 @@ fn every_key_of_every_policy_comes_back() {
     for (n, user) in all().enumerate() {
         let request = Request::new().with("user", user).with("ip", address);
         for _ in 0..1 + n % 9 {
-            gate.check(&request.clone().cost(1 + n as u64 % 2));
+            let _ = gate.check(&request.clone().cost(1 + n as u64 % 2));
             clock.advance(Duration::from_millis(1));
         }
         // A quota that came with a request belongs to its key.
         if n % 3 == 0 {
             let inline = Quota::per_hour(20).with_algorithm(Algorithm::TokenBucket);
-            gate.check(&Request::new().with("user", user).under("token-bucket").quota(inline));
+            let _ = gate.check(&Request::new().with("user", user).under("token-bucket").quota(inline));
         }
     }
     let mut snapshot = saved(&gate, &dir);
@@ -224,7 +224,7 @@ fn usage_belongs_to_the_name_and_scope_of_its_policy() {
         ["kept", "lowered", "other-algorithm", "other-scope", "removed"].map(|name| policy(name, minute));
     let gate = gate(set(before), clock.clone());
     for _ in 0..6 {
-        gate.check(&Request::new().with("user", "alice"));
+        let _ = gate.check(&Request::new().with("user", "alice"));
     }
     let mut snapshot = saved(&gate, &dir);
     let after = set([
@@ -248,11 +248,11 @@ fn busy_keys_stay_busy_and_the_bounds_of_the_new_store_hold() {
     let quota = Quota::per_hour(10).with_algorithm(Algorithm::TokenBucket);
     let gate = gate(set([policy("p", quota)]), clock.clone());
     for n in 0..2000 {
-        gate.check(&Request::new().with("user", format!("once-{n}").as_str()));
+        let _ = gate.check(&Request::new().with("user", format!("once-{n}").as_str()));
     }
     for n in 0..300 {
         for cost in [1, 6] {
-            gate.check(&Request::new().with("user", format!("busy-{n}").as_str()).cost(cost));
+            let _ = gate.check(&Request::new().with("user", format!("busy-{n}").as_str()).cost(cost));
         }
     }
     let mut snapshot = saved(&gate, &dir);
@@ -261,7 +261,7 @@ fn busy_keys_stay_busy_and_the_bounds_of_the_new_store_hold() {
     after.restore(&mut snapshot).unwrap();
     assert_eq!(after.store().stats().keys, 1000);
     for n in 0..5000 {
-        after.check(&Request::new().with("user", format!("flood-{n}").as_str()));
+        let _ = after.check(&Request::new().with("user", format!("flood-{n}").as_str()));
     }
     let lost = (0..300).filter(|n| used(&after, "p", &format!("busy-{n}")) != 7).count();
     assert_eq!(lost, 0);
@@ -313,7 +313,7 @@ fn a_store_that_was_not_built_for_a_snapshot_damages_none() {
     let (dir, clock) = (TempDir::new("forgotten"), ManualClock::new());
     let quota = Quota::per_hour(9);
     let before = gate(set([policy("p", quota)]), clock.clone());
-    before.check(&Request::new().with("user", "alice"));
+    let _ = before.check(&Request::new().with("user", "alice"));
     let mut snapshot = saved(&before, &dir);
     let error = gate(set([policy("p", quota)]), clock.clone()).restore(&mut snapshot).unwrap_err();
     assert_eq!(
@@ -332,7 +332,7 @@ fn every_flipped_bit_and_every_cut_is_detected() {
     let gate =
         gate(set(Algorithm::ALL.map(|a| policy(a.name(), Quota::per_hour(9).with_algorithm(a)))), clock);
     for user in ["alice", "bob"] {
-        gate.check(&Request::new().with("user", user).cost(3));
+        let _ = gate.check(&Request::new().with("user", user).cost(3));
         drop(gate.reserve(&Request::new().with("user", user).cost(2)));
     }
     drop(saved(&gate, &dir));
@@ -452,7 +452,7 @@ fn another_begin_of_elapsed_time_never_frees_usage() {
             let quota = Quota::per_minute(100).with_algorithm(algorithm);
             let former = gate(set([policy("p", quota)]), Apart { elapsed: elapsed.clone(), ahead_us });
             for _ in 0..10 {
-                former.check(&Request::new().with("user", "alice").cost(4));
+                let _ = former.check(&Request::new().with("user", "alice").cost(4));
                 elapsed.advance(Duration::from_secs(3));
             }
             let mut snapshot = saved(&former, &dir);
@@ -483,7 +483,7 @@ fn a_wall_clock_that_was_set_back_counts_as_no_downtime() {
         let quota = Quota::per_minute(10).with_algorithm(algorithm);
         let clock = ManualClock::at(Timestamp::from_secs(2_000_000_000));
         let former = gate(set([policy("p", quota)]), clock.clone());
-        former.check(&Request::new().with("user", "alice").cost(8));
+        let _ = former.check(&Request::new().with("user", "alice").cost(8));
         let mut snapshot = saved(&former, &dir);
         clock.set(Timestamp::from_secs(1_000_000_000));
         let (next, found) = restored(&mut snapshot, set([policy("p", quota)]), clock.clone());
@@ -501,7 +501,7 @@ fn a_file_is_replaced_as_a_whole_or_not_at_all() {
     let file = SnapshotFile::open(&path).unwrap();
     assert!(file.read().unwrap().is_none());
     let gate = gate(set([policy("p", Quota::per_hour(5))]), ManualClock::new());
-    gate.check(&Request::new().with("user", "alice"));
+    let _ = gate.check(&Request::new().with("user", "alice"));
     file.save(|out| gate.save(&[], out)).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600, "keys are in clear");
     let failed = file.save(|out| -> std::io::Result<()> {

@@ -64,7 +64,7 @@ fn requests_that_name_no_policy_have_no_error() {
     assert!(gate.apply_all(Verb::Check, &[]).is_allowed());
     let named = Request::new().with("user", "bob").under("login");
     assert!(gate.check(&named).error().is_none());
-    gate.check(&named);
+    let _ = gate.check(&named);
     let denied = gate.check(&named);
     assert!(denied.is_denied() && denied.error().is_none());
 }
@@ -122,14 +122,16 @@ async fn a_shared_gate_denies_unknown_names_without_asking_the_store() {
     let gate = gate.unwrap();
     let request = Request::new().with("user", "alice").under("typo");
     let expected = "unknown policy `typo`: the gate has `login`";
-    for decisions in
-        [gate.check(&request).await, gate.check_once(&request, "a").await, gate.peek(&request).await]
-    {
+    for decisions in [
+        gate.check_async(&request).await,
+        gate.check_once_async(&request, "a").await,
+        gate.peek_async(&request).await,
+    ] {
         assert!(decisions.is_denied());
         assert_eq!(decisions.error().unwrap().to_string(), expected);
         assert!(decisions.store_failure().is_none());
     }
-    assert_eq!(gate.reset(&request).await.unwrap_err().to_string(), expected);
-    assert_eq!(gate.inspect(&request).await.unwrap_err().to_string(), expected);
+    assert_eq!(gate.reset_async(&request).await.unwrap_err().to_string(), expected);
+    assert_eq!(gate.inspect_async(&request).await.unwrap_err().to_string(), expected);
     assert_eq!(gate.store().stats().fallbacks, 0);
 }

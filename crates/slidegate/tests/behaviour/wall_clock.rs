@@ -116,7 +116,7 @@ fn fixed_windows_align_to_the_corrected_date_within_one_window() {
         assert_eq!(limiter.check("key").retry_after(), Some(Duration::from_secs(55)));
         clock.step(step);
         // A key that nobody has used yet is right at once.
-        limiter.check_cost("new", 10);
+        let _ = limiter.check_cost("new", 10);
         let date = STARTED_S.checked_add_signed(step).unwrap();
         let to_border = Duration::from_secs(60 - date % 60);
         assert_eq!(limiter.check("new").retry_after(), Some(to_border), "after {step} s");
@@ -126,7 +126,7 @@ fn fixed_windows_align_to_the_corrected_date_within_one_window() {
         clock.elapsed.advance(wait);
         assert!(limiter.check("key").is_allowed(), "after {step} s");
         clock.pass(60);
-        limiter.check_cost("key", 10);
+        let _ = limiter.check_cost("key", 10);
         let date = limiter.peek("key").at().as_micros() / 1_000_000;
         let to_border = Duration::from_secs(60 - date % 60);
         let denied = limiter.check("key");
@@ -144,7 +144,7 @@ fn a_correction_neither_drops_nor_keeps_keys() {
     for algorithm in Algorithm::ALL {
         let clock = Corrected::new();
         let limiter = clock.limiter(Quota::per_minute(10).with_algorithm(algorithm));
-        limiter.check_cost("key", 10);
+        let _ = limiter.check_cost("key", 10);
         clock.step(-86_400);
         limiter.sweep(1000);
         assert_eq!(limiter.stats().keys, 1, "{algorithm}");
@@ -165,7 +165,7 @@ fn charges_are_dated_by_the_corrected_clock() {
     let policies = PolicySet::new([Policy::new("per-user", quota).unwrap().scope(["user"])]).unwrap();
     let gate = Gate::with_memory(policies, clock.store());
     let request = Request::new().with("user", "alice");
-    gate.check(&request);
+    let _ = gate.check(&request);
     clock.pass(7);
     clock.step(-3600);
     let found = gate.inspect(&request).unwrap();

@@ -48,7 +48,7 @@ async fn fetch_with(address: SocketAddr, method: &str, path: &str, line: &'stati
 
 /// The handler's view of the strictest policy.
 async fn left(limited: Limited) -> String {
-    let left = limited.iter().map(|(policy, one)| format!("{}:{}", policy.name(), one.remaining()));
+    let left = limited.iter().map(|one| format!("{}:{}", one.policy().name(), one.remaining()));
     left.collect::<Vec<_>>().join(" ")
 }
 
@@ -109,9 +109,9 @@ async fn a_layer_around_the_router_limits_what_no_route_takes() {
 #[tokio::test]
 async fn handlers_can_ask_for_the_decision_and_the_client() {
     async fn show(limited: Limited, client: Resolved) -> String {
-        let (policy, decision) = limited.strictest().unwrap();
+        let one = limited.strictest().unwrap();
         let client = client.addr.unwrap();
-        format!("{client} has {} of {} left under {}", decision.remaining(), decision.limit(), policy.name())
+        format!("{client} has {} of {} left under {}", one.remaining(), one.limit(), one.policy().name())
     }
     let (gate, _clock) = gate([policy("per-ip", "5/1m").scope(["ip"]), policy("everyone", "9/1m")]);
     let loopback = Trust::Networks(TrustedProxies::new(["loopback"]).unwrap());

@@ -152,7 +152,7 @@ fn answer(layer: &RateLimitLayer, sent: &Sent) -> (u16, Vec<String>, String) {
     let status = sent.status;
     let service = service_fn(move |request: Request<String>| async move {
         let found = request.extensions().get::<Limited>().map(|limited| {
-            let decisions: Vec<_> = limited.iter().map(|(policy, one)| (policy.name(), *one)).collect();
+            let decisions: Vec<_> = limited.iter().map(|one| (one.policy().name(), *one)).collect();
             format!("{decisions:?} {:?}", limited.client())
         });
         Ok::<_, Infallible>(Response::builder().status(status).body(found.unwrap_or_default()).unwrap())

@@ -32,7 +32,7 @@ fn limits(gate: &Arc<SharedGate>) -> RateLimitLayerBuilder {
 async fn used(gate: &SharedGate) -> u64 {
     let client: std::net::IpAddr = "203.0.113.7".parse().unwrap();
     let asked = Asked::new().with("ip", client);
-    let peeked = gate.peek(&asked).await;
+    let peeked = gate.peek_async(&asked).await;
     let strictest = peeked.strictest().unwrap();
     assert_eq!(strictest.source().name(), "store");
     strictest.used()
@@ -180,7 +180,7 @@ async fn without_the_store_the_fallback_decides_and_says_so() {
     let gate = SharedGate::redis(policies, RedisOptions::new(&proxy.url()).unwrap()).unwrap();
     let found = service_fn(|request: Request<String>| async move {
         let limited = request.extensions().get::<Limited>().unwrap();
-        Ok::<_, Infallible>(Response::new(limited.strictest().unwrap().1.source().name().to_owned()))
+        Ok::<_, Infallible>(Response::new(limited.strictest().unwrap().source().name().to_owned()))
     });
     let mut service = RateLimitLayer::builder(gate).build().unwrap().layer(found);
     for (status, body) in [(200, "local"), (200, "local")] {
@@ -207,7 +207,7 @@ async fn a_reservation_is_cancelled_or_settled_in_the_store_when_its_client_leav
     let gate = Arc::new(SharedGate::redis(policies, options).unwrap());
     let state = || async {
         let request = Asked::new();
-        let peeked = gate.peek(&request).await;
+        let peeked = gate.peek_async(&request).await;
         let all: Vec<_> = peeked.iter().map(|one| (one.used(), one.held())).collect();
         (all[0].0, all[1].1)
     };

@@ -94,7 +94,7 @@ pub(crate) async fn until_by_store(gate: &SharedGate, user: &str) -> Outcome {
 pub(crate) async fn check_cost(gate: &SharedGate, user: &str, cost: u64) -> Outcome {
     let request = Request::new().with("user", user).cost(cost);
     let begun = Instant::now();
-    let decisions = gate.check(&request).await;
+    let decisions = gate.check_async(&request).await;
     let took = begun.elapsed();
     assert!(took < HANGS, "decided after {took:?}: {:?}", gate.store().stats());
     let strictest = decisions.strictest().unwrap();
@@ -116,7 +116,7 @@ pub(crate) fn errors(gate: &SharedGate, kind: FailureKind) -> u64 {
 pub(crate) async fn until_used(gate: &SharedGate, user: &str) -> Vec<u64> {
     let request = Request::new().with("user", user);
     for _ in 0..MAX_POLLS {
-        let peeked = gate.peek(&request).await;
+        let peeked = gate.peek_async(&request).await;
         let closed = gate.store().primary().nodes().iter().all(|node| node.breaker == BreakerState::Closed);
         if closed && peeked.iter().all(|one| one.source() == DecisionSource::Store) {
             return peeked.iter().map(|one| one.used()).collect();

@@ -343,7 +343,7 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
         let request = Request::new().with("user", "alice");
         for verb in [Verb::Refund, Verb::Penalize] {
             assert!(
-                gate.apply_all(verb, std::slice::from_ref(&request)).await.is_allowed(),
+                gate.apply_all_async(verb, std::slice::from_ref(&request)).await.is_allowed(),
                 "{then:?} {verb:?}"
             );
         }
@@ -364,7 +364,7 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
     );
     for _ in 0..2 {
         let request = Request::new().with("user", "alice");
-        let decisions = gate.check(&request).await;
+        let decisions = gate.check_async(&request).await;
         assert!(decisions.is_denied());
         let outcome: Vec<_> = decisions.iter().map(|one| (one.source(), one.is_allowed())).collect();
         assert_eq!(
@@ -405,7 +405,7 @@ async fn the_fallback_gives_what_remained_and_no_more_than_the_share() {
             let mut admitted = 0;
             for _ in 0..12 {
                 let request = Request::new().with("user", user);
-                let decisions = gate.check(&request).await;
+                let decisions = gate.check_async(&request).await;
                 let one = decisions.strictest().unwrap();
                 assert_eq!((one.source(), one.limit()), (DecisionSource::Local, share), "{what}");
                 admitted += u64::from(one.is_allowed());
@@ -461,7 +461,7 @@ async fn a_reset_key_has_its_whole_share_in_the_fallback() {
         check(&gate, "alice").await;
     }
     let request = Request::new().with("user", "alice");
-    assert!(gate.reset(&request).await.unwrap());
+    assert!(gate.reset_async(&request).await.unwrap());
     server.kill();
     for allowed in [true, true, true, false] {
         let outcome = check(&gate, "alice").await;

@@ -40,22 +40,24 @@ async fn settlements_wait_for_the_store_and_are_sent_when_it_replies() {
     let gate = shared(&server);
     let cost = [("input", 100), ("output", 400)];
     let request = Request::new().with("user", "alice").cost(cost);
-    let settled = gate.reserve(&request).await.into_ticket().unwrap();
-    let cancelled = gate.reserve(&request).await.into_ticket().unwrap();
+    let settled = gate.reserve_async(&request).await.into_ticket().unwrap();
+    let cancelled = gate.reserve_async(&request).await.into_ticket().unwrap();
     server.pause();
     gate.settle_later(settled.clone(), 7).unwrap();
     gate.settle_later(settled, [("input", 90), ("output", 20)]).unwrap();
     gate.cancel_later(cancelled).unwrap();
     assert_eq!(gate.pending_settlements().waiting, 2, "one was replaced");
     // Until a first attempt has failed.
-    assert!(gate.check(&request).await.iter().all(|one| one.source() != slidegate::DecisionSource::Store));
+    assert!(
+        gate.check_async(&request).await.iter().all(|one| one.source() != slidegate::DecisionSource::Store)
+    );
     server.resume();
     until_nothing_waits(&gate).await;
     let stats = gate.pending_settlements();
     assert_eq!((stats.sent, stats.dropped), (2, 0));
     assert_eq!(until_used(&gate, "alice").await, [1, 90, 20]);
     let request = Request::new().with("user", "alice");
-    assert!(gate.peek(&request).await.iter().all(|one| one.held() == 0));
+    assert!(gate.peek_async(&request).await.iter().all(|one| one.held() == 0));
 }
 
 /// What can no longer change anything is given up, and counted.
@@ -64,7 +66,7 @@ async fn a_settlement_is_given_up_when_the_time_of_its_hold_is_over() {
     let server = RedisServer::builder().start();
     let gate = shared(&server);
     let request = Request::new().with("user", "alice").cost(100);
-    let reserved = gate.reserve_for(&request, Duration::from_millis(300)).unwrap().await;
+    let reserved = gate.reserve_for_async(&request, Duration::from_millis(300)).await.unwrap();
     let ticket = reserved.into_ticket().unwrap();
     server.kill();
     gate.settle_later(ticket, 5).unwrap();
@@ -80,7 +82,7 @@ fn without_a_runtime_a_settlement_is_refused() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let gate = shared(&server);
     let request = Request::new().with("user", "alice").cost(100);
-    let ticket = runtime.block_on(async { gate.reserve(&request).await.into_ticket().unwrap() });
+    let ticket = runtime.block_on(async { gate.reserve_async(&request).await.into_ticket().unwrap() });
     let error = gate.settle_later(ticket.clone(), 5).unwrap_err();
     assert_eq!(
         error.to_string(),

@@ -167,12 +167,12 @@ async fn where_scripts_may_not_call_time_limits_are_shared_and_never_exceeded() 
     assert!(allowed.len() >= 20 * in_window, "{} are admitted", allowed.len());
 
     let request = Request::new().with("user", "bob");
-    let ticket = gate.reserve(&request.clone().cost(3)).await.into_ticket().unwrap();
-    gate.settle(&ticket, 2).await.unwrap();
-    let decisions = gate.peek(&request).await;
+    let ticket = gate.reserve_async(&request.clone().cost(3)).await.into_ticket().unwrap();
+    gate.settle_async(&ticket, 2).await.unwrap();
+    let decisions = gate.peek_async(&request).await;
     assert!(decisions.iter().any(|one| one.policy().name() == "fixed-window" && one.used() == 2));
     assert_eq!(store.count_instances().await.unwrap(), 1);
-    assert!(gate.reset(&request).await.unwrap());
+    assert!(gate.reset_async(&request).await.unwrap());
 
     set(&["+time"]);
     store.self_test().await.unwrap();

@@ -1,8 +1,8 @@
 //! The memory store or a shared one, as the configuration selects: a [`Store`] that passes calls on.
 
 use slidegate::store::{
-    Charge, HeldCharge, HoldAnswers, HoldCall, HoldStore, KeyInspection, ManagedStore, PolicyReset,
-    QuotaChanges, Remote, ResetCursor, Store, StoreDecisions, StoredPolicy, TicketKeyBytes, TicketSecret,
+    Charge, HeldCharge, HoldAnswers, HoldCall, HoldStore, KeyInspection, PolicyReset, QuotaChanges,
+    ResetCursor, Store, StoreDecisions, StoredPolicy, TicketKeyBytes, TicketSecret,
 };
 use slidegate::{Error, FallbackStore, InMemory, MemoryStore, Quota, RedisStore, Ticket, Timestamp};
 
@@ -37,8 +37,6 @@ macro_rules! await_store {
 }
 
 impl Store for AnyStore {
-    type Mode = Remote;
-
     async fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions {
         await_store!(self, store => store.apply(charges))
     }
@@ -65,6 +63,26 @@ impl Store for AnyStore {
 
     fn quotas_changed(&self, changes: &QuotaChanges<'_>) {
         on_store!(self, store => store.quotas_changed(changes));
+    }
+
+    async fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, Error> {
+        await_store!(self, store => store.inspect(charges))
+    }
+
+    async fn reset_policy_step(
+        &self,
+        policy: &StoredPolicy<'_>,
+        from: Option<&ResetCursor>,
+        keys: u64,
+    ) -> Result<PolicyReset, Error> {
+        await_store!(self, store => store.reset_policy_step(policy, from, keys))
+    }
+
+    fn as_local(&self) -> Option<&dyn slidegate::store::LocalStore> {
+        match self {
+            Self::Memory(memory) => Some(memory),
+            Self::Redis(_) => None,
+        }
     }
 }
 
@@ -97,21 +115,6 @@ impl HoldStore for AnyStore {
 impl InMemory for AnyStore {
     fn in_memory(&self) -> &MemoryStore {
         self.memory()
-    }
-}
-
-impl ManagedStore for AnyStore {
-    async fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, Error> {
-        await_store!(self, store => store.inspect(charges))
-    }
-
-    async fn reset_policy_step(
-        &self,
-        policy: &StoredPolicy<'_>,
-        from: Option<&ResetCursor>,
-        keys: u64,
-    ) -> Result<PolicyReset, Error> {
-        await_store!(self, store => store.reset_policy_step(policy, from, keys))
     }
 }
 

@@ -87,7 +87,7 @@ impl LocalDecisions {
             part.enforced &= part.role != Role::Together || !cannot_deny_together;
             local.push(Charge { quota, instead_of: own.as_ref(), part, ..charge.clone() });
         }
-        let mut local = self.memory.apply(&local).into_iter();
+        let mut local = self.memory.apply(&local).decisions.into_iter();
         let now = self.memory.wall_time();
         charges
             .iter()
