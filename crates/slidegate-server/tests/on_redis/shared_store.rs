@@ -59,7 +59,7 @@ fn two_servers_share_one_limit() {
         assert_eq!((denied.status, &denied.json()["source"]), (429, &json!("store")));
     }
     // Denials are cached as soon as the instance receives invalidations.
-    until_true("a denial is cached", || source(&one, "alice") == "remembered");
+    until_true("a denial is cached", || source(&one, "alice") == "cached");
 
     let alice = json!({ "attributes": { "user": "alice" }, "cost": 2 }).to_string();
     assert_eq!(one.post("/v1/refund", &alice).json()["remaining"], 2);

@@ -524,7 +524,7 @@ fn openapi_is_true_to_the_routes() {
 
 /// The responses to auth requests are described too, for a proxy that sends no attributes.
 #[test]
-fn openapi_is_true_to_the_auth_door() {
+fn openapi_is_true_to_the_auth_routes() {
     let folder = TempDir::new("openapi-auth");
     let attributes = "attributes: {path: none, method: none}";
     for (preset, denied) in [("caddy", 429), ("nginx", 403)] {
