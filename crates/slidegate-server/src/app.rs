@@ -174,7 +174,7 @@ impl App {
         self.engine.open_reservations.not_noted()
     }
 
-    /// Reports reservations that expire, for ever.
+    /// Reports reservations that expire, until the process ends.
     pub(crate) async fn watch_reservations(&self) {
         self.engine.watch_reservations().await;
     }

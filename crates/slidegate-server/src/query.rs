@@ -11,7 +11,7 @@ use crate::limits::MAX_COST;
 use crate::policy_names::is_inline;
 use crate::problem::Problem;
 
-/// What a query string says of a request.
+/// A request in a query string.
 #[derive(Debug, Default)]
 pub(super) struct Asked<'q> {
     /// In the order they were sent.

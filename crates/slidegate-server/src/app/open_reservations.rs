@@ -368,7 +368,7 @@ impl OpenReservations {
 
     /// Waits until something may be due, and takes it.
     pub(super) async fn next_due(&self) -> Vec<Due> {
-        // Who adds one while the shards are read wakes this task.
+        // An addition while the shards are read wakes this task.
         self.wake_us.store(u64::MAX, SeqCst);
         let (mut taken, mut next) = (Vec::new(), None);
         let now = Instant::now();
@@ -433,7 +433,7 @@ mod tests {
         assert!(shard.tickets.values().all(|holds| holds.iter().any(|one| one.is_open)));
     }
 
-    /// The task that reports must neither miss a hold nor find one that is gone, for ever.
+    /// The task that reports must neither miss a hold nor keep finding one that is gone.
     #[test]
     fn whatever_happens_to_holds_what_is_due_is_what_is_open() {
         let (mut shard, start) = (Shard::default(), Instant::now());

@@ -352,7 +352,7 @@ mod tests {
 
     /// Counts must not mix two limits, and removed policies must not accumulate.
     #[test]
-    fn other_quotas_begin_anew_and_policies_that_have_gone_are_forgotten() {
+    fn other_quotas_start_over_and_removed_policies_are_forgotten() {
         let shadows = Shadows::default();
         assert_eq!(check(&gate(1, 5), &shadows, "alice"), 0);
         let tight = gate(1, 7);

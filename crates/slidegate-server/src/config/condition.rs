@@ -29,13 +29,13 @@ pub(super) enum Condition {
 #[serde(deny_unknown_fields)]
 #[schemars(extend("minProperties" = 1, "maxProperties" = 1, "x-example" = "prefix: /api/"))]
 pub(super) struct Test {
-    /// Exactly this value, whatever it contains.
+    /// Exactly this value; `*` and `?` are plain characters.
     equals: Option<Scalar>,
     /// Any of these values.
     one_of: Option<List<Scalar>>,
-    /// Values that begin like this.
+    /// Values with this prefix.
     prefix: Option<String>,
-    /// Values of this shape: `*` is any bytes, `?` is one byte.
+    /// Values that match this pattern: `*` is any bytes, `?` is one byte.
     glob: Option<String>,
     /// Addresses in any of these networks.
     r#in: Option<List<String>>,

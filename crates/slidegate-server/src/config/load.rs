@@ -17,7 +17,7 @@ use super::section::Section;
 use super::values::ADDRESS;
 use super::{Config, FileContent, check, flag, sections};
 
-/// Where the HTTP interface listens if nothing says so, as in the schema.
+/// The default address of the HTTP interface, as in the schema.
 const DEFAULT_LISTEN: &str = "127.0.0.1:7979";
 
 /// Largest file that is read: some 100,000 overrides.

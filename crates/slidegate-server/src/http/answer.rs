@@ -182,7 +182,7 @@ struct Usage {
     reset_after_ms: Option<u64>,
 }
 
-/// A problem (RFC 9457), beside what is said of a decision anyway.
+/// A problem (RFC 9457), in addition to the members of a decision.
 #[derive(Serialize)]
 struct ProblemMembers<'a> {
     r#type: &'static str,

@@ -51,7 +51,7 @@ pub(crate) struct Traces {
     reported: AtomicU64,
 }
 
-/// What a span says, apart from the decisions.
+/// The attributes of a span, apart from those of the decisions.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SpanOf<'a> {
     pub(super) caller: &'a Caller,

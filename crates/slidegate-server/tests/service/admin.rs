@@ -219,8 +219,7 @@ fn one_key_is_shown_and_helped() {
             "explode",
             json!({}),
             404,
-            "nothing is called `explode` that can be done to a key; there are reset, refund, penalize, block, unblock, \
-             override, clear-override",
+            "unknown action `explode`: must be reset, refund, penalize, block, unblock, override or clear-override",
         ),
     ] {
         let answer = act(action, body);

@@ -391,7 +391,7 @@ fn a_dead_collector_holds_up_no_decision_and_its_losses_are_told() {
     let (dropped, sent) = (spans["dropped"].as_u64().unwrap(), spans["sent"].as_u64().unwrap());
     assert!(sent == 0 && dropped > 0, "{spans}");
     server.signal("TERM");
-    assert!(server.wait().success(), "a stopping service does not wait for ever");
+    assert!(server.wait().success(), "a stopping service does not wait forever");
     let log = std::fs::read_to_string(&log).unwrap();
     assert!(
         log.contains("spans were lost: the collector rejects them or is too slow; decisions are not delayed"),

@@ -166,7 +166,7 @@ impl Change<'_> {
 }
 
 impl Ticket {
-    /// Notes what came of a change of a key.
+    /// Notes the outcome of a change of a key.
     fn renew(&mut self, place: TicketPlace, change: &HoldChange, status: HoldStatus, after: &Decision) {
         let Some(TicketKey { mut amount, mut part, .. }) = self.key(place) else { return };
         let TicketPart::Held { until, ttl_us, settled, .. } = &mut part else { return };
@@ -365,7 +365,7 @@ impl<S: HoldStore> Gate<S> {
     }
 
     /// Settles what the request has cost so far, and keeps holding the rest: `cost` is the total
-    /// since it began. The hold's time begins anew. Parts may be repeated or arrive in any order;
+    /// since it began. The hold's time restarts. Parts may be repeated or arrive in any order;
     /// the largest counts. A permit of
     /// [`Quota::in_flight`](crate::Quota::in_flight) is kept until the last settlement.
     ///

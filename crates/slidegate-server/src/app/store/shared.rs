@@ -267,10 +267,7 @@ impl<'a> Shared<'a> {
             Some((reason, sharing)) => {
                 self.health.away.store(true, Ordering::Relaxed);
                 if sharing > seen.sharing {
-                    tracing::warn!(
-                        reason,
-                        "limits are not shared; until they are, each policy decides by its fallback"
-                    );
+                    tracing::warn!(reason, "limits are not shared; policies use their fallbacks");
                     seen.sharing = sharing;
                 }
                 seen.away = true;
@@ -278,7 +275,7 @@ impl<'a> Shared<'a> {
             None if new_fallbacks == 0 && self.fallbacks().fallbacks == seen.fallbacks => {
                 self.health.away.store(false, Ordering::Relaxed);
                 if seen.away {
-                    tracing::info!(store = self.url(), "the store answers again; decisions come from it");
+                    tracing::info!(store = self.url(), "store recovered");
                 }
                 (seen.away, seen.sharing) = (false, Sharing::Shared);
             }

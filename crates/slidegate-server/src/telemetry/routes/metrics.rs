@@ -101,7 +101,7 @@ fn process(page: &mut Page<'_>, app: &App) -> fmt::Result {
     let help = "Open reservations in the memory store, each counted on every key that it holds cost of";
     page.value("holds", help, count(memory.holds))?;
     let help =
-        "Tickets to settle, extend or cancel that the store does not know; nothing was charged or given back";
+        "Tickets to settle, extend or cancel that the store does not know; nothing was charged or released";
     page.total("unknown_tickets", help, app.store().unknown_tickets())?;
     page.value("max_holds", "Maximum open reservations in the memory store", count(memory.max_holds))?;
     let pending = app.store().pending_settlements();
@@ -241,8 +241,8 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     shown.iter().for_each(|counters| add(counters.name.as_str(), reservations(counters)));
     let rest = others.iter().map(reservations);
     add(OTHERS, rest.fold(Default::default(), |sum, one| std::array::from_fn(|at| sum[at] + one[at])));
-    let help = "Reserved cost by policy, and what became of it: settled, extended, cancelled, an extension that was \
-                denied, a change that came too late, or after it was settled; expired, of those made by this instance";
+    let help = "Reservations by policy and outcome: reserved, settled, extended, cancelled, extension_denied, \
+                already_settled, late, unknown; expired, of those made by this instance";
     page.counter("reservations", help, outcomes)?;
     let share = |counters: &[Arc<PolicyCounters>]| {
         SettledShares::read(&counters.iter().map(|counters| &*counters.settled_shares))
