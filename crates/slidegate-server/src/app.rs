@@ -156,7 +156,7 @@ impl App {
 
     /// Describes a policy.
     pub(crate) fn describe(&self, policy: &Policy) -> String {
-        describe(policy, self.engine.store.counted())
+        describe(policy, self.engine.store.storage())
     }
 
     /// What the reservations hold that this process made and that are open, by policy.

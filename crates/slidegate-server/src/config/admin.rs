@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use super::yaml::Shown;
+use super::yaml::Excerpt;
 use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
@@ -216,7 +216,7 @@ pub(super) fn from_variable(value: &str) -> Result<Vec<Json>, ConfigErrors> {
                 "invalid token {} (`{}`): must be NAME:SCOPE:SHA256, for example `ops:write:` or `web:read+decide:` and \
                  {expected}",
                 at + 1,
-                Shown(name.unwrap_or("?")),
+                Excerpt(name.unwrap_or("?")),
             );
             ConfigErrors::one(TOKENS_VARIABLE, message)
         })

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::yaml::{Node, Shown};
+use super::yaml::{Excerpt, Node};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Match;
@@ -80,7 +80,7 @@ fn build(name: &str, is_address: bool, condition: &Condition) -> Result<Match, S
     let text = |Scalar(text): &Scalar| match text.parse::<IpAddr>() {
         Err(_) if is_address => Err(format!(
             " `{}`: must be an IP address such as `192.0.2.1`, or `{{in: [10.0.0.0/8]}}`",
-            Shown(text)
+            Excerpt(text)
         )),
         _ => Ok(text.clone()),
     };
@@ -88,7 +88,7 @@ fn build(name: &str, is_address: bool, condition: &Condition) -> Result<Match, S
         text if text.contains(['*', '?']) => Err(format!(
             " `{}`: `*` and `?` stand for themselves here; write `{name}: {{glob: {1}}}` for a pattern, or `{name}: \
              {{equals: {1}}}` for this very text",
-            Shown(&text),
+            Excerpt(&text),
             quoted(&text)
         )),
         text => Ok(text),

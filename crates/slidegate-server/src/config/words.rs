@@ -10,18 +10,18 @@ const MAX_HOLDS: usize = 1024;
 
 /// Where usage lives.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Counted {
+pub(crate) enum Storage {
     /// In this process's memory.
-    Here,
+    Memory,
     /// In Redis, which this many instances share, if their number is known.
-    Shared { instances: Option<u64> },
+    Redis { instances: Option<u64> },
 }
 
 /// What a policy does, in sentences on one line.
 ///
 /// "login-per-ip: requests whose path is `/login` are limited to 5 per 1m for each ip (exact
 /// sliding log). Denies. A key takes about 153 bytes at most."
-pub(crate) fn describe(policy: &Policy, counted: Counted) -> String {
+pub(crate) fn describe(policy: &Policy, storage: Storage) -> String {
     let quota = policy.quota();
     let is_in_flight = quota.algorithm() == Algorithm::InFlight;
     let per =
@@ -45,12 +45,12 @@ pub(crate) fn describe(policy: &Policy, counted: Counted) -> String {
         words += " Nothing passes that costs anything.";
     }
     let holds = open_reservations(policy);
-    let (size, held, unit) = match counted {
-        Counted::Here => {
+    let (size, held, unit) = match storage {
+        Storage::Memory => {
             let size = MemoryStore::bytes_per_key(quota, policy.on_excess());
             (size as u64, MemoryStore::bytes_per_holds(holds) as u64, "bytes")
         }
-        Counted::Shared { .. } => (redis_bytes_at_most(quota), redis_holds_bytes(holds), "bytes in Redis"),
+        Storage::Redis { .. } => (redis_bytes_at_most(quota), redis_holds_bytes(holds), "bytes in Redis"),
     };
     let held = format!("about {held} {unit}");
     let more = match holds {
@@ -72,7 +72,7 @@ pub(crate) fn describe(policy: &Policy, counted: Counted) -> String {
         1 => " 1 key is blocked.".to_owned(),
         count => format!(" {count} keys are blocked."),
     };
-    if let Counted::Shared { instances } = counted {
+    if let Storage::Redis { instances } = storage {
         words += " ";
         words += &fallback(policy, instances);
     }

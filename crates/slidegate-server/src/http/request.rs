@@ -88,7 +88,7 @@ pub(super) fn parse_ttl(Ttl(text): &Ttl<'_>) -> Result<Duration, Problem> {
 impl<'a> RequestBody<'a> {
     /// Parses a query string: every pair is an attribute, except `cost` and `policy`.
     pub(super) fn from_query(query: &'a str) -> Result<Self, Problem> {
-        let query::Asked { attributes, cost, policy } = query::request(query)?;
+        let query::RequestQuery { attributes, cost, policy } = query::request(query)?;
         let (cost, policy) = (cost.map(Cost::Number), policy.map(Text));
         Ok(Self { attributes: Attributes(attributes), cost, policy, prefix: "" })
     }
