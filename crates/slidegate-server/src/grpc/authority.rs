@@ -23,8 +23,8 @@ pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Length of a frame header (RFC 9113, 4.1).
 pub(super) const HEAD_BYTES: usize = 9;
 /// Length of the payload of a frame, by the first three bytes of its header.
-pub(super) fn payload_bytes(length: [u8; 3]) -> usize {
-    length.iter().fold(0, |sum, byte| sum << 8 | usize::from(*byte))
+pub(super) fn payload_bytes([a, b, c]: [u8; 3]) -> usize {
+    usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c)
 }
 
 /// The type of HEADERS frames, and their flags.
