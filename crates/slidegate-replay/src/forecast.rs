@@ -14,6 +14,7 @@ use slidegate::{
 use charges::Charges;
 pub use measure::Measurement;
 use redis::RedisKey;
+pub use redis::{redis_bytes_at_most, redis_holds_bytes};
 
 mod charges;
 mod measure;

@@ -68,7 +68,9 @@ pub use compare::with_algorithm;
 pub use diff::{Diff, DiffOptions, WordedPolicies};
 pub use entry::{Entry, Extras, RequestLine};
 pub use evidence::Missing;
-pub use forecast::{AlgorithmForecast, Bytes, Demand, Forecast, Measurement, Shard};
+pub use forecast::{
+    AlgorithmForecast, Bytes, Demand, Forecast, Measurement, Shard, redis_bytes_at_most, redis_holds_bytes,
+};
 pub use format::name::LogFormat;
 pub use malformed::Malformed;
 pub use outcome::{

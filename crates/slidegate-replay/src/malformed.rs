@@ -61,7 +61,7 @@ impl fmt::Display for Malformed {
             Self::User => f.write_str("no user (or `-`) after the identity"),
             Self::Time => f.write_str("no time like `[17/May/2015:10:05:03 +0000]` before the request"),
             Self::Request => f.write_str("no request in double quotes after the time"),
-            Self::Status => f.write_str("no status of three digits (or `-`) after the request"),
+            Self::Status => f.write_str("expected a three-digit status or `-` after the request"),
             Self::Bytes => f.write_str("no length in bytes (or `-`) after the status"),
             Self::TooLong => write!(f, "longer than {MAX_LINE_BYTES} bytes"),
             Self::Json => f.write_str("not one JSON object"),

@@ -156,7 +156,7 @@ impl App {
 
     /// Describes a policy.
     pub(crate) fn describe(&self, policy: &Policy) -> String {
-        describe(policy, self.engine.store.counted())
+        describe(policy, self.engine.store.storage())
     }
 
     /// What the reservations hold that this process made and that are open, by policy.
@@ -174,7 +174,7 @@ impl App {
         self.engine.open_reservations.not_noted()
     }
 
-    /// Reports reservations that expire, for ever.
+    /// Reports reservations that expire, until the process ends.
     pub(crate) async fn watch_reservations(&self) {
         self.engine.watch_reservations().await;
     }

@@ -64,7 +64,7 @@ pub(crate) use schema::published as published_schema;
 pub(crate) use store::SharedStore;
 pub(crate) use traces::Traces;
 pub(crate) use values::{ByteSize, Lease, Parsed, Span, Text, Window, address, format_bytes, is_name};
-pub(crate) use words::{Counted, counted_name, describe, quota_text};
+pub(crate) use words::{Storage, counted_name, describe, quota_text};
 pub(crate) use yaml::one_line;
 
 /// The longest drain delay.
@@ -134,10 +134,10 @@ impl fmt::Debug for FileContent {
 
 impl Config {
     /// Where usage lives.
-    pub(crate) fn counted(&self) -> Counted {
+    pub(crate) fn storage(&self) -> Storage {
         match &self.shared {
-            Some(shared) => Counted::Shared { instances: shared.instances },
-            None => Counted::Here,
+            Some(shared) => Storage::Redis { instances: shared.instances },
+            None => Storage::Memory,
         }
     }
 
@@ -201,7 +201,7 @@ pub(crate) mod tests {
     }
 
     fn described(config: &Config) -> Vec<String> {
-        config.policies.iter().map(|policy| describe(policy, Counted::Here)).collect()
+        config.policies.iter().map(|policy| describe(policy, Storage::Memory)).collect()
     }
 
     const FIRST: &str = "
@@ -347,11 +347,11 @@ policies:
     fn policies_are_described_as_in_the_golden_file() {
         compare_golden("policies", |kind, input| {
             let line = input.trim_end();
-            let shared = |instances| describe(&policy(line), Counted::Shared { instances });
+            let shared = |instances| describe(&policy(line), Storage::Redis { instances });
             match kind.split_once(' ') {
-                None if kind == "memory" => describe(&policy(line), Counted::Here),
+                None if kind == "memory" => describe(&policy(line), Storage::Memory),
                 None if kind == "shared" => shared(None),
-                None => describe(&flag::policy_from_text(line).unwrap(), Counted::Here),
+                None => describe(&flag::policy_from_text(line).unwrap(), Storage::Memory),
                 Some(("shared", instances)) => shared(instances.parse().ok()),
                 Some(_) => {
                     let config = Config::parse(input, "slidegate.yaml").unwrap();

@@ -1,6 +1,6 @@
 //! Entry points of the fuzz targets into what is not public. They exist in fuzzed builds only.
 
-use crate::config::{Config, Counted, describe};
+use crate::config::{Config, Storage, describe};
 use crate::envoy::{EnvoyConfig, ReadOptions};
 use crate::query;
 
@@ -13,7 +13,7 @@ pub use crate::resp::fuzzing::commands;
 /// Its mistakes, one per line.
 pub fn config(text: &str) -> Result<String, String> {
     let config = Config::parse(text, "fuzz.yaml").map_err(|errors| errors.to_string())?;
-    let described = config.policies.iter().map(|policy| describe(policy, Counted::Here));
+    let described = config.policies.iter().map(|policy| describe(policy, Storage::Memory));
     Ok(described.collect::<Vec<_>>().join("\n"))
 }
 

@@ -26,6 +26,7 @@ pub(crate) use certificates::{Certificates, TlsFiles, TlsProfile};
 pub(crate) use counters::{ConnectionSpec, ProtocolConnections, Refusal};
 pub(crate) use descriptors::raise_limit;
 pub(crate) use http::{Handler, HttpListener, SharedRoutes};
+pub(crate) use refusal::linger;
 pub(crate) use socket::{BoundSocket, SocketFile};
 pub(crate) use table::ConnectionCaps;
 pub(crate) use timeouts::{Timeouts, WRITE_TIMEOUT};

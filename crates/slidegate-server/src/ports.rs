@@ -13,7 +13,6 @@ use crate::listener::BoundSocket;
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Listener {
     /// `http`, `resp`, `grpc`, or `debug` and `metrics` for those ports of envoyproxy/ratelimit.
-    #[serde(rename = "door")]
     pub(crate) protocol: &'static str,
     /// `127.0.0.1:7979`, or `unix:` and a path.
     pub(crate) address: String,

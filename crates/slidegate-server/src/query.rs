@@ -11,9 +11,9 @@ use crate::limits::MAX_COST;
 use crate::policy_names::is_inline;
 use crate::problem::Problem;
 
-/// What a query string says of a request.
+/// A request in a query string.
 #[derive(Debug, Default)]
-pub(super) struct Asked<'q> {
+pub(super) struct RequestQuery<'q> {
     /// In the order they were sent.
     pub(super) attributes: Vec<(Cow<'q, str>, Cow<'q, [u8]>)>,
     pub(super) cost: Option<u64>,
@@ -27,8 +27,8 @@ pub(super) struct Asked<'q> {
 /// # Errors
 /// A cost that is not a number, a cost or a policy that is given twice, and names that are not
 /// UTF-8: no policy can have such an attribute.
-pub(super) fn request(query: &str) -> Result<Asked<'_>, Problem> {
-    let mut asked = Asked::default();
+pub(super) fn request(query: &str) -> Result<RequestQuery<'_>, Problem> {
+    let mut asked = RequestQuery::default();
     for (at, (name, value)) in pairs(query).enumerate() {
         if *name == *b"cost" {
             if asked.cost.is_some() {

@@ -6,7 +6,7 @@ use crate::charge::{Charge, Charges, Excess, Part, PerCharge};
 use crate::decision::{Decision, Verdict};
 use crate::verb::{Role, Verb};
 
-/// What came of a call's parts.
+/// The outcome of a call's parts.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     /// In the order of the parts.
@@ -87,7 +87,7 @@ pub(crate) fn decide_all<P: AsRef<Part>>(
     denials.is_call
 }
 
-/// The verb of parts that are carried out one by one, whatever comes of the others.
+/// The verb of parts that are carried out one by one, regardless of the others.
 #[inline]
 fn only_verb<P: AsRef<Part>>(parts: &[P]) -> Option<Verb> {
     let verb = parts.first().map_or(Verb::Peek, |first| first.as_ref().verb);

@@ -12,7 +12,7 @@ use crate::verb::{Role, Verb};
 #[derive(Debug, Clone)]
 pub struct Charge<'a> {
     /// Tells the policy's usage from that of others. Stays with the policy's name when policies are
-    /// configured anew.
+    /// configured again.
     pub(crate) number: u32,
     /// What binds: the policy's own quota or the key's override.
     pub(crate) quota: &'a Quota,
@@ -80,7 +80,7 @@ impl<'a> Charge<'a> {
     }
 
     /// A number for the policy and its scope, below 2^24. It stays the same when policies are
-    /// configured anew, and is not given to another policy. Together with the key it identifies the
+    /// configured again, and is not given to another policy. Together with the key it identifies the
     /// usage in a store in this process.
     #[must_use]
     pub fn policy_number(&self) -> u32 {

@@ -97,12 +97,12 @@ pub enum DecisionSource {
 }
 
 impl DecisionSource {
-    /// The name in responses, logs and metrics: `store`, `remembered`, `local`, `allow`, `deny`.
+    /// The name in responses, logs and metrics: `store`, `cached`, `local`, `allow`, `deny`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Store => "store",
-            Self::CachedDenial => "remembered",
+            Self::CachedDenial => "cached",
             Self::Local => "local",
             Self::Allow => "allow",
             Self::Deny => "deny",

@@ -299,7 +299,7 @@ impl<S: LocalStore> Gate<S> {
     /// it does not know whether the first one was counted, and a lost connection to a shared store
     /// is repeated.
     ///
-    /// A denial is decided anew, because it has charged nothing. A [`MemoryStore`] keeps the last
+    /// A denial is decided again, because it has charged nothing. A [`MemoryStore`] keeps the last
     /// 65,536 checks; an earlier one is charged again. In a Redis cluster the request's keys must
     /// be in one slot, as [`RedisOptions::hash_tag`](crate::RedisOptions::hash_tag) ensures;
     /// otherwise this is a [`check`](Self::check).

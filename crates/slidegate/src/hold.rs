@@ -69,7 +69,7 @@ pub struct HoldOptions<'o> {
     /// An idempotency key, so that a reservation whose response was lost can be sent again: a
     /// repeated call with the same key, keys and costs, within the longest window and time of its
     /// holds, gets the first decisions and the first ticket, and holds nothing more. As with
-    /// [`check_once`](crate::Gate::check_once), it is decided anew after a denial.
+    /// [`check_once`](crate::Gate::check_once), it is decided again after a denial.
     pub id: Option<&'o str>,
 }
 
@@ -412,7 +412,7 @@ pub(crate) struct EndedHold {
     pub(crate) unsettled: Unsettled,
 }
 
-/// What came of a change.
+/// The outcome of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum HoldStatus {

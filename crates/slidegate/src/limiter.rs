@@ -153,10 +153,10 @@ impl Limiter {
         self.store.apply_one(Verb::Peek, key.as_ref(), cost)
     }
 
-    /// Gives back `cost`, at most what was charged and still counts; [`Decision::cost`] says how
+    /// Refunds `cost`, at most what was charged and still counts; [`Decision::cost`] says how
     /// much that was.
     ///
-    /// Under `sliding-log` the oldest charges are given back first: a log does not know which
+    /// Under `sliding-log` the oldest charges are refunded first: a log does not know which
     /// charge is meant, and so no window can come to hold more than the limit.
     ///
     /// ```
@@ -190,7 +190,7 @@ impl Limiter {
         self.store.apply_one(Verb::Penalize, key.as_ref(), cost)
     }
 
-    /// Forgets a key; says whether anything counted on it.
+    /// Resets a key; returns whether anything counted on it.
     ///
     /// ```
     /// # use slidegate::{Limiter, Quota};

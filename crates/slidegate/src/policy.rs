@@ -209,7 +209,7 @@ impl Policy {
     /// Learns the estimate: the 90th percentile of the last 1,024 costs that reservations were
     /// settled to under this policy, in this process. Until so many are known, it is the
     /// [`estimate`](Self::estimate). What is learned is kept when policies are
-    /// [configured](crate::Gate::configure) anew.
+    /// [configured](crate::Gate::configure) again.
     ///
     /// Of a request at most four times what it held is learned, and at most the limit of its key. At
     /// most a sixteenth of the costs is of one key, if there are others.

@@ -1,4 +1,4 @@
-//! Resetting a policy: how far it has come, and where it goes on.
+//! Resetting a policy: its progress, and where it continues.
 //!
 //! A policy may have millions of keys among those of others. Each step examines a bounded number of
 //! keys, and leaves a cursor whose text any instance on the same store can go on with.
@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use crate::error::Error;
 
-/// How far the reset of a policy has come after a step.
+/// The progress of the reset of a policy after a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PolicyReset {
@@ -19,7 +19,7 @@ pub struct PolicyReset {
     pub scanned: u64,
     /// Keys of all policies that there were when it began, if the store reports it.
     pub keys: Option<u64>,
-    /// Where the next step goes on; `None` when the reset is complete.
+    /// Where the next step continues; `None` when the reset is complete.
     pub next: Option<ResetCursor>,
 }
 
@@ -73,7 +73,7 @@ pub(crate) enum Place {
 }
 
 impl ResetCursor {
-    /// Where a reset goes on in a store in this process that numbers its parts, beside its totals.
+    /// Where a reset continues in a store in this process that numbers its parts, beside its totals.
     #[must_use]
     pub fn position(&self) -> Option<u64> {
         match self.place {
@@ -85,7 +85,7 @@ impl ResetCursor {
 
 impl PolicyReset {
     /// After a step of a reset in a store in this process: `from` is where it began, and `next` the
-    /// [position](ResetCursor::position) at which the next step goes on.
+    /// [position](ResetCursor::position) at which the next step continues.
     ///
     /// # Errors
     /// If the cursor belongs to a shared store.
@@ -108,7 +108,7 @@ impl PolicyReset {
         Ok(Self::after(done, next.map(|shard| Place::Memory { shard })))
     }
 
-    /// After a step that goes on at `next`, if it does.
+    /// After a step that continues at `next`, if it does.
     pub(crate) fn after(done: Done, next: Option<Place>) -> Self {
         let Done { forgotten, scanned, keys } = done;
         let next = next.map(|place| ResetCursor { place, done });

@@ -311,7 +311,7 @@ impl<'r> Request<'r> {
     }
 
     /// A request of a layer, without attributes. A policy that the layer names is left out where
-    /// the request lacks an attribute of its scope: who sends no API key is not counted by one.
+    /// the request lacks an attribute of its scope: a client without an API key is not counted by one.
     /// Made where it is returned, as moving one takes as long as half a decision.
     #[cfg(feature = "tower")]
     #[inline]
@@ -464,13 +464,13 @@ impl<'r> Request<'r> {
         self.cost.as_ref().map_or(1, |cost| cost.under(counts))
     }
 
-    /// Whether it says costs by name.
+    /// Whether it has costs by name.
     #[inline]
     pub(crate) fn names_costs(&self) -> bool {
         matches!(self.cost, Some(Cost(Costs::Named(_))))
     }
 
-    /// Whether it says what it costs.
+    /// Whether it has a cost.
     pub(crate) fn says_cost(&self) -> bool {
         self.cost.is_some()
     }

@@ -71,7 +71,7 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     /// Does the same with an idempotency key: a repeated call with the same `id`, keys and cost,
     /// within the longest window of its quotas and time of its holds, gets the decisions of the
-    /// first one and is not charged. Denied checks are decided anew.
+    /// first one and is not charged. Denied checks are decided again.
     fn check_once(&self, charges: &[Charge<'_>], id: &str) -> impl Future<Output = StoreDecisions> + Send;
 
     /// Removes the keys of these charges. Returns whether one of them had usage.

@@ -29,7 +29,7 @@ pub struct KeyUse {
     /// How usage declines if nothing more is charged, soonest first: at most 20 steps, the last to
     /// 0.
     pub forecast: Vec<UsageForecast>,
-    /// Open holds, those that end first first. They count in addition to the charges.
+    /// Open holds, in order of expiry. They count in addition to the charges.
     pub holds: Vec<OpenHold>,
 }
 
@@ -70,7 +70,7 @@ pub struct UsageForecast {
     pub used: u64,
 }
 
-/// What a store found about one key: a [`KeyUse`] without its names. Stores outside of this crate
+/// What a store found about one key: a [`KeyUse`] without its names. Stores outside this crate
 /// get it from [`KeyState::inspect`](crate::store::KeyState::inspect).
 #[derive(Debug, Clone)]
 pub struct KeyInspection {

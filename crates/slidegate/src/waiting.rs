@@ -1,6 +1,6 @@
 //! Waiting for capacity instead of being denied (feature `wait`).
 //!
-//! [`queues`] has the queues of all who wait, [`Acquire`] the waiters of a limiter; those of a gate
+//! [`queues`] has the queues of all waiters, [`Acquire`] the waiters of a limiter; those of a gate
 //! are in `gate/acquire.rs`.
 
 use std::fmt;

@@ -14,6 +14,8 @@ const NAME_BYTES: u64 = 5;
 /// (docs/redis-layout.md).
 const MAX_PLAIN_BYTES: u64 = 64;
 const HASHED_ID_BYTES: u64 = 23;
+/// Bytes of the name of a policy and an id together, where they are not known.
+const USUAL_NAME_BYTES: u64 = 28;
 /// `robj` (server.h).
 const OBJECT_BYTES: u64 = 16;
 /// The longest value that is in one allocation with its object: `OBJ_ENCODING_EMBSTR_SIZE_LIMIT`
@@ -38,6 +40,8 @@ const WIDE_FIXED_BYTES: u64 = 21;
 const WIDE_SLIDING_BYTES: u64 = 28;
 const BUCKET_VALUE_BYTES: u64 = 27;
 const LOG_HEADER_BYTES: u64 = 48;
+const HOLDS_HEADER_BYTES: u64 = 32;
+const HOLD_BYTES: u64 = 30;
 /// The units of windows that compact values have, in microseconds, and how many of one.
 const UNITS_US: [u64; 4] = [1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000];
 const MAX_UNITS: u64 = (1 << 14) - 1;
@@ -69,27 +73,58 @@ impl RedisKey {
     pub(super) fn new(quota: &Quota, policy_bytes: u64, id_bytes: u64, charges: Charges) -> Self {
         let id_bytes = if id_bytes > MAX_PLAIN_BYTES { HASHED_ID_BYTES } else { id_bytes };
         let used = charges.charges.saturating_mul(charges.cost);
-        let is_compact = |most| has_window_code(quota) && used < most;
-        let value_bytes = match quota.algorithm() {
-            Algorithm::FixedWindow if is_compact(MAX_COMPACT_FIXED) => COMPACT_BYTES,
-            Algorithm::FixedWindow => WIDE_FIXED_BYTES,
-            Algorithm::SlidingWindow if is_compact(MAX_COMPACT_SLIDING) => COMPACT_BYTES,
-            Algorithm::SlidingWindow => WIDE_SLIDING_BYTES,
-            Algorithm::TokenBucket => BUCKET_VALUE_BYTES,
-            _ => log_value_bytes(quota, charges),
-        };
+        let value_bytes = value_bytes(quota, used, charges.entries(quota));
         Self { name_bytes: NAME_BYTES + policy_bytes + id_bytes, value_bytes }
     }
 
     /// Bytes as allocated, without the hash tables themselves.
     pub(super) fn bytes(self, is_cluster: bool) -> u64 {
+        let entry = ENTRY_BYTES + if is_cluster { CLUSTER_ENTRY_BYTES } else { 0 };
+        self.memory_usage() - ENTRY_BYTES + allocated(entry) + allocated(ENTRY_BYTES)
+    }
+
+    /// What `MEMORY USAGE` reports: the entry of the key as it is, and none for its expiry.
+    fn memory_usage(self) -> u64 {
         let value = if self.value_bytes <= MAX_EMBEDDED_BYTES {
             allocated(OBJECT_BYTES + EMBEDDED_HEADER_BYTES + self.value_bytes + 1)
         } else {
             allocated(OBJECT_BYTES) + allocated(sds(self.value_bytes))
         };
-        let entry = ENTRY_BYTES + if is_cluster { CLUSTER_ENTRY_BYTES } else { 0 };
-        allocated(sds(self.name_bytes)) + value + allocated(entry) + allocated(ENTRY_BYTES)
+        allocated(sds(self.name_bytes)) + value + ENTRY_BYTES
+    }
+}
+
+/// Bytes of a full key in Redis, as `MEMORY USAGE` reports them, if its names have usual lengths and
+/// no single cost is above the limit.
+pub fn redis_bytes_at_most(quota: &Quota) -> u64 {
+    let entries = log_entries_at_most(quota).max(1);
+    let value_bytes = value_bytes(quota, quota.limit(), (entries, quota.limit()));
+    RedisKey { name_bytes: NAME_BYTES + USUAL_NAME_BYTES, value_bytes }.memory_usage()
+}
+
+/// The same of the table of so many holds: its usage is another key meanwhile.
+pub fn redis_holds_bytes(holds: usize) -> u64 {
+    // A value that is appended to gets twice the room that it needs.
+    let (mut value, mut room) = (HOLDS_HEADER_BYTES, 0);
+    for _ in 0..holds {
+        value += HOLD_BYTES;
+        if sds(value) > room {
+            room = allocated(sds(2 * value));
+        }
+    }
+    allocated(sds(NAME_BYTES + USUAL_NAME_BYTES)) + allocated(OBJECT_BYTES) + ENTRY_BYTES + room
+}
+
+/// `entries` is how many entries a log has, and the cost of each.
+fn value_bytes(quota: &Quota, used: u64, entries: (u64, u64)) -> u64 {
+    let is_compact = |most| has_window_code(quota) && used < most;
+    match quota.algorithm() {
+        Algorithm::FixedWindow if is_compact(MAX_COMPACT_FIXED) => COMPACT_BYTES,
+        Algorithm::FixedWindow => WIDE_FIXED_BYTES,
+        Algorithm::SlidingWindow if is_compact(MAX_COMPACT_SLIDING) => COMPACT_BYTES,
+        Algorithm::SlidingWindow => WIDE_SLIDING_BYTES,
+        Algorithm::TokenBucket => BUCKET_VALUE_BYTES,
+        _ => log_value_bytes(quota, entries),
     }
 }
 
@@ -126,14 +161,11 @@ fn has_window_code(quota: &Quota) -> bool {
 
 /// The header and the ring: the newest entry is in the header. A full ring gets room for twice as
 /// many entries plus three, at most what the limit can fill (docs/redis-layout.md).
-fn log_value_bytes(quota: &Quota, charges: Charges) -> u64 {
-    let (entries, cost) = charges.entries(quota);
+fn log_value_bytes(quota: &Quota, (entries, cost): (u64, u64)) -> u64 {
     let slots = u64::from(quota.slots());
-    let is_exact = quota.limit() <= slots;
-    let fills = if is_exact { quota.limit() } else { slots + 1 };
     let in_ring = entries - 1;
     let window_us = quota.window().as_micros();
-    let step_us = if is_exact { 1 } else { window_us.div_ceil(u128::from(slots)) };
+    let step_us = if quota.limit() <= slots { 1 } else { window_us.div_ceil(u128::from(slots)) };
     let stamp_bytes = if window_us + step_us < 1 << 32 { 4 } else { 6 };
     let cost_bytes = match cost {
         // Without a cost in the ring, all are 1. So they are while it is empty.
@@ -146,12 +178,17 @@ fn log_value_bytes(quota: &Quota, charges: Charges) -> u64 {
     };
     // The first cost that is not 1 widens the ring, which is then rewritten with one entry.
     let entries_at_first = u64::from(cost_bytes > 0);
-    let most_room = fills.saturating_sub(1);
+    let most_room = log_entries_at_most(quota).saturating_sub(1);
     let mut room = (entries_at_first * 2 + 3).min(most_room);
     while room < in_ring {
         room = ((room + 1) * 2 + 3).min(most_room).max(room + 1);
     }
     LOG_HEADER_BYTES + room * (stamp_bytes + cost_bytes)
+}
+
+fn log_entries_at_most(quota: &Quota) -> u64 {
+    let slots = u64::from(quota.slots());
+    if quota.limit() <= slots { quota.limit() } else { slots + 1 }
 }
 
 #[cfg(test)]
@@ -172,7 +209,18 @@ mod tests {
         ] {
             let quota = Quota::per_minute(limit).with_algorithm(algorithm);
             let key = RedisKey::new(&quota, 5, 12, Charges { charges: limit, cost: 1 });
-            assert_eq!(key.bytes(false) - 2 * 32 + 24, expected, "{algorithm} {limit}");
+            assert_eq!(key.memory_usage(), expected, "{algorithm} {limit}");
+        }
+    }
+
+    /// An operator who sizes a Redis server must not read too little: `MEMORY USAGE` of Redis 7.0 for
+    /// a table that grew by one hold after the other, where the key's name has 33 bytes.
+    #[test]
+    fn tables_of_holds_take_what_the_server_reports() {
+        for (holds, bytes) in
+            [(1, 216), (3, 216), (4, 408), (8, 408), (10, 856), (20, 856), (50, 1880), (100, 4184)]
+        {
+            assert_eq!(redis_holds_bytes(holds), bytes, "{holds}");
         }
     }
 

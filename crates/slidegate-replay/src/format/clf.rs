@@ -364,9 +364,9 @@ mod tests {
             ),
             (format!("a - - {time} GET / 200 1"), "no request in double quotes after the time"),
             (format!("a - - {time} \"GET / 200 1"), "no request in double quotes after the time"),
-            (format!("a - - {time} \"-\""), "no status of three digits (or `-`) after the request"),
-            (format!("a - - {time} \"-\" 20 1"), "no status of three digits (or `-`) after the request"),
-            (format!("a - - {time} \"-\" +20 1"), "no status of three digits (or `-`) after the request"),
+            (format!("a - - {time} \"-\""), "expected a three-digit status or `-` after the request"),
+            (format!("a - - {time} \"-\" 20 1"), "expected a three-digit status or `-` after the request"),
+            (format!("a - - {time} \"-\" +20 1"), "expected a three-digit status or `-` after the request"),
             (format!("a - - {time} \"-\" 200"), "no length in bytes (or `-`) after the status"),
             (format!("a - - {time} \"-\" 200 -1"), "no length in bytes (or `-`) after the status"),
             (

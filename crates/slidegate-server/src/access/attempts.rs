@@ -157,7 +157,7 @@ impl AuthAttempts {
             WARN,
             client.address(),
             peer = %client,
-            door = protocol.name(),
+            protocol = protocol.name(),
             "authentication failed; if the client is yours, check its password or token"
         );
         failure

@@ -289,8 +289,7 @@ pub(super) async fn act(
         }
         other => {
             let detail = format!(
-                "nothing is called `{}` that can be done to a key; there are reset, refund, penalize, block, unblock, \
-                 override, clear-override",
+                "unknown action `{}`: must be reset, refund, penalize, block, unblock, override or clear-override",
                 other.escape_debug()
             );
             return Err(Problem::new(StatusCode::NOT_FOUND, detail));

@@ -109,7 +109,7 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
     }))
 }
 
-/// Open connections and their caps, file descriptors, and what became of connections by protocol.
+/// Open connections and their caps, file descriptors, and counts of connections by protocol.
 fn connections(budget: &ConnectionBudget) -> Value {
     let ConnectionCaps { total, per_peer } = budget.caps();
     let (limit, open) = budget.descriptors();
@@ -130,6 +130,6 @@ fn connections(budget: &ConnectionBudget) -> Value {
         "max": total,
         "max_per_peer": per_peer,
         "descriptors": { "open": open, "limit": limit },
-        "doors": protocols,
+        "protocols": protocols,
     })
 }

@@ -57,27 +57,27 @@ pub(crate) struct OpenCost {
 #[derive(Debug, Default)]
 struct Shard {
     /// By the ids of the tickets.
-    tickets: HashMap<u64, Vec<Noted>>,
+    tickets: HashMap<u64, Vec<HoldEntry>>,
     /// What is due when: the number of the hold among those of its ticket.
     due: BTreeSet<(Instant, u64, usize)>,
 }
 
 /// One hold.
 #[derive(Debug)]
-struct Noted {
-    hold: NotedHold,
+struct HoldEntry {
+    hold: HoldIdentity,
     /// When it is due. `None` while it is looked up, and after it has ended.
     due: Option<Instant>,
     ends: Instant,
     held: u64,
     is_open: bool,
     /// What was found shortly before its end.
-    found: Option<Found>,
+    found: Option<StoredHold>,
 }
 
 /// What identifies a hold.
 #[derive(Debug, Clone)]
-pub(super) struct NotedHold {
+pub(super) struct HoldIdentity {
     policy: Arc<str>,
     key: Arc<str>,
     attributes: Arc<[(String, OwnedValue)]>,
@@ -86,7 +86,7 @@ pub(super) struct NotedHold {
 
 /// A hold as the store had it.
 #[derive(Debug, Clone, Copy)]
-struct Found {
+struct StoredHold {
     until: Timestamp,
     unsettled: Unsettled,
     quota: Quota,
@@ -98,7 +98,7 @@ struct Found {
 #[derive(Debug)]
 pub(super) enum Due {
     /// Whether the store has the hold.
-    LookUp(Place, NotedHold),
+    LookUp(Place, HoldIdentity),
     /// It was not settled.
     Ended(Expired),
 }
@@ -110,7 +110,7 @@ pub(super) struct Place {
     number: usize,
 }
 
-impl NotedHold {
+impl HoldIdentity {
     /// The key of a decision; `None` if it is too long.
     fn of(decision: &PolicyDecision<'_>, request: &Request<'_>, protocol: Protocol) -> Option<Self> {
         let policy = decision.policy();
@@ -141,8 +141,8 @@ impl NotedHold {
     }
 }
 
-impl Noted {
-    fn new(hold: NotedHold, held: u64, now: Instant, lasts: Duration) -> Self {
+impl HoldEntry {
+    fn new(hold: HoldIdentity, held: u64, now: Instant, lasts: Duration) -> Self {
         let mut noted = Self { hold, due: None, ends: now, held, is_open: true, found: None };
         noted.ends_in(now, lasts);
         noted
@@ -162,7 +162,7 @@ impl Noted {
         self.ends_in(now, lasts);
         if lasts <= AHEAD {
             self.due = Some(self.ends);
-            self.found = Some(Found {
+            self.found = Some(StoredHold {
                 until: hold.until,
                 unsettled: hold.unsettled,
                 quota: key.quota,
@@ -178,9 +178,9 @@ impl Noted {
     }
 
     fn expired(&self) -> Option<Expired> {
-        let Found { until, unsettled, quota, limit, used } = self.found?;
+        let StoredHold { until, unsettled, quota, limit, used } = self.found?;
         let cost = if unsettled == Unsettled::Charge { self.held } else { 0 };
-        let NotedHold { policy, key, protocol, .. } = self.hold.clone();
+        let HoldIdentity { policy, key, protocol, .. } = self.hold.clone();
         let used = used.saturating_add(cost);
         Some(Expired { policy, key, protocol, held: self.held, cost, until, quota, limit, used })
     }
@@ -188,7 +188,7 @@ impl Noted {
 
 impl Shard {
     /// Notes the holds of a ticket, instead of those that are noted. False if there is no room.
-    fn add(&mut self, id: u64, holds: Vec<Noted>) -> bool {
+    fn add(&mut self, id: u64, holds: Vec<HoldEntry>) -> bool {
         self.remove(id);
         if self.tickets.len() >= MAX_IN_SHARD {
             return false;
@@ -207,7 +207,11 @@ impl Shard {
     }
 
     /// Changes a hold that is noted and open, and when it is due.
-    fn change(&mut self, Place { id, number }: Place, change: impl FnOnce(&mut Noted)) -> Option<Instant> {
+    fn change(
+        &mut self,
+        Place { id, number }: Place,
+        change: impl FnOnce(&mut HoldEntry),
+    ) -> Option<Instant> {
         let one = self.tickets.get_mut(&id)?.get_mut(number).filter(|one| one.is_open)?;
         let before = one.due;
         change(one);
@@ -273,10 +277,10 @@ impl OpenReservations {
             // A fallback's holds are not in the store.
             let is_stored = decision.source() == DecisionSource::Store;
             let key =
-                is_stored.then(|| NotedHold::of(&decision, &requests[decision.request()], protocol))??;
-            Some(Noted::new(key, hold.held, now, hold.until - decision.at()))
+                is_stored.then(|| HoldIdentity::of(&decision, &requests[decision.request()], protocol))??;
+            Some(HoldEntry::new(key, hold.held, now, hold.until - decision.at()))
         };
-        let holds: Vec<Noted> = ticket.holds().filter_map(noted).collect();
+        let holds: Vec<HoldEntry> = ticket.holds().filter_map(noted).collect();
         let Some(due) = holds.iter().filter_map(|one| one.due).min() else { return };
         if self.shard(ticket.id()).add(ticket.id(), holds) {
             self.wake_at(due);
@@ -368,7 +372,7 @@ impl OpenReservations {
 
     /// Waits until something may be due, and takes it.
     pub(super) async fn next_due(&self) -> Vec<Due> {
-        // Who adds one while the shards are read wakes this task.
+        // An addition while the shards are read wakes this task.
         self.wake_us.store(u64::MAX, SeqCst);
         let (mut taken, mut next) = (Vec::new(), None);
         let now = Instant::now();
@@ -412,11 +416,11 @@ impl OpenReservations {
 mod tests {
     use super::*;
 
-    fn noted(now: Instant, lasts: Duration) -> Noted {
+    fn noted(now: Instant, lasts: Duration) -> HoldEntry {
         let attributes = Arc::new([]);
         let hold =
-            NotedHold { policy: "tokens".into(), key: "*".into(), attributes, protocol: Protocol::Http };
-        Noted::new(hold, 7, now, lasts)
+            HoldIdentity { policy: "tokens".into(), key: "*".into(), attributes, protocol: Protocol::Http };
+        HoldEntry::new(hold, 7, now, lasts)
     }
 
     /// What is due belongs to an open hold, and each that is not being looked up is due.
@@ -433,7 +437,7 @@ mod tests {
         assert!(shard.tickets.values().all(|holds| holds.iter().any(|one| one.is_open)));
     }
 
-    /// The task that reports must neither miss a hold nor find one that is gone, for ever.
+    /// The task that reports must neither miss a hold nor keep finding one that is gone.
     #[test]
     fn whatever_happens_to_holds_what_is_due_is_what_is_open() {
         let (mut shard, start) = (Shard::default(), Instant::now());

@@ -29,39 +29,39 @@ const KEY_SHARDS: usize = 16;
 /// Counts by policy, since each was activated.
 #[derive(Debug, Default)]
 pub(crate) struct Shadows {
-    shadows: Counters<WatchedCounters>,
-    candidates: Counters<ComparedCounters>,
+    shadows: Counters<ShadowCounters>,
+    candidates: Counters<CandidateCounters>,
 }
 
 /// A snapshot of the counts.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Seen {
-    pub(crate) candidates: BTreeMap<String, Compared>,
-    pub(crate) shadows: BTreeMap<String, Watched>,
+pub(crate) struct ShadowSnapshot {
+    pub(crate) candidates: BTreeMap<String, CandidateComparison>,
+    pub(crate) shadows: BTreeMap<String, ShadowCounts>,
 }
 
 /// A candidate compared with its policy.
 #[derive(Debug, Clone)]
-pub(crate) struct Compared {
+pub(crate) struct CandidateComparison {
     /// The compared quotas. The counts restart if one changes.
     quotas: (Quota, Quota),
     /// Checks decided by both.
     pub(crate) requests: u64,
-    pub(crate) changed: Changed,
+    pub(crate) changed: Differences,
     /// By the key's text.
-    pub(crate) keys: HashMap<String, Changed>,
+    pub(crate) keys: HashMap<String, Differences>,
 }
 
 /// Requests that the candidate would decide differently.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Changed {
+pub(crate) struct Differences {
     pub(crate) newly_denied: u64,
     pub(crate) newly_allowed: u64,
 }
 
 /// A policy in shadow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Watched {
+pub(crate) struct ShadowCounts {
     pub(crate) requests: u64,
     pub(crate) would_deny: u64,
 }
@@ -95,8 +95,8 @@ impl Shadows {
             // A denial by another policy would also apply with this candidate.
             let others_deny = denying > usize::from(live_one.is_denied() && live_one.policy().is_enforced());
             let quotas = (*live_one.policy().quota(), *one.policy().quota());
-            let is_of = |known: &ComparedCounters| known.quotas == quotas;
-            let compared = self.candidates.of(live, is_of, || ComparedCounters::new(quotas));
+            let is_of = |known: &CandidateCounters| known.quotas == quotas;
+            let compared = self.candidates.of(live, is_of, || CandidateCounters::new(quotas));
             compared.requests.fetch_add(1, Relaxed);
             if others_deny || one.is_denied() == live_one.is_denied() {
                 continue;
@@ -116,21 +116,21 @@ impl Shadows {
     }
 
     /// A snapshot of the counts.
-    pub(crate) fn seen(&self) -> Seen {
-        Seen {
-            candidates: self.candidates.all(ComparedCounters::read),
-            shadows: self.shadows.all(WatchedCounters::read),
+    pub(crate) fn seen(&self) -> ShadowSnapshot {
+        ShadowSnapshot {
+            candidates: self.candidates.all(CandidateCounters::read),
+            shadows: self.shadows.all(ShadowCounters::read),
         }
     }
 
     fn watch(&self, name: &str, would_deny: bool) {
-        let watched = self.shadows.of(name, |_| true, WatchedCounters::default);
+        let watched = self.shadows.of(name, |_| true, ShadowCounters::default);
         watched.requests.fetch_add(1, Relaxed);
         watched.would_deny.fetch_add(u64::from(would_deny), Relaxed);
     }
 }
 
-impl Compared {
+impl CandidateComparison {
     /// Whether the counts are for these two quotas.
     pub(crate) fn is_of(&self, live: &Quota, candidate: &Quota) -> bool {
         self.quotas == (*live, *candidate)
@@ -183,24 +183,24 @@ impl<T> Counters<T> {
 }
 
 #[derive(Debug, Default)]
-struct WatchedCounters {
+struct ShadowCounters {
     requests: AtomicU64,
     would_deny: AtomicU64,
 }
 
-impl WatchedCounters {
-    fn read(&self) -> Watched {
-        Watched { requests: self.requests.load(Relaxed), would_deny: self.would_deny.load(Relaxed) }
+impl ShadowCounters {
+    fn read(&self) -> ShadowCounts {
+        ShadowCounts { requests: self.requests.load(Relaxed), would_deny: self.would_deny.load(Relaxed) }
     }
 }
 
 #[derive(Debug)]
-struct ComparedCounters {
+struct CandidateCounters {
     quotas: (Quota, Quota),
     requests: AtomicU64,
     newly_denied: AtomicU64,
     newly_allowed: AtomicU64,
-    keys: [Mutex<HashMap<Box<str>, Changed>>; KEY_SHARDS],
+    keys: [Mutex<HashMap<Box<str>, Differences>>; KEY_SHARDS],
     /// Number of keys; may briefly be too high during insertions.
     key_count: AtomicUsize,
     hasher: RandomState,
@@ -211,7 +211,7 @@ thread_local! {
     static KEY_TEXT: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-impl ComparedCounters {
+impl CandidateCounters {
     fn new(quotas: (Quota, Quota)) -> Self {
         Self {
             quotas,
@@ -251,15 +251,15 @@ impl ComparedCounters {
         }
     }
 
-    fn read(&self) -> Compared {
+    fn read(&self) -> CandidateComparison {
         let keys = self.keys.iter().flat_map(|shard| {
             let keys = shard.lock().unwrap_or_else(PoisonError::into_inner);
             keys.iter().map(|(key, changed)| (key.to_string(), *changed)).collect::<Vec<_>>()
         });
-        Compared {
+        CandidateComparison {
             quotas: self.quotas,
             requests: self.requests.load(Relaxed),
-            changed: Changed {
+            changed: Differences {
                 newly_denied: self.newly_denied.load(Relaxed),
                 newly_allowed: self.newly_allowed.load(Relaxed),
             },
@@ -268,7 +268,7 @@ impl ComparedCounters {
     }
 }
 
-impl Changed {
+impl Differences {
     fn add(&mut self, is_newly_denied: bool) {
         if is_newly_denied {
             self.newly_denied += 1;
@@ -312,9 +312,9 @@ mod tests {
             }
         });
         let seen = shadows.seen();
-        assert_eq!(seen.shadows["s"], Watched { requests: 4000, would_deny: 3990 });
+        assert_eq!(seen.shadows["s"], ShadowCounts { requests: 4000, would_deny: 3990 });
         let compared = &seen.candidates["p"];
-        let all = Changed { newly_denied: 4000, newly_allowed: 0 };
+        let all = Differences { newly_denied: 4000, newly_allowed: 0 };
         assert_eq!((compared.requests, compared.changed, compared.keys.len()), (4000, all, 10));
         assert!(compared.keys.values().all(|one| one.newly_denied == 400), "{:?}", compared.keys);
     }
@@ -330,8 +330,11 @@ mod tests {
         check(&gate, &shadows, "bob");
         drop(locks);
         let seen = shadows.seen();
-        assert_eq!(seen.shadows["s"], Watched { requests: 3, would_deny: 1 });
-        assert_eq!((seen.candidates["p"].requests, seen.candidates["p"].changed), (3, Changed::default()));
+        assert_eq!(seen.shadows["s"], ShadowCounts { requests: 3, would_deny: 1 });
+        assert_eq!(
+            (seen.candidates["p"].requests, seen.candidates["p"].changed),
+            (3, Differences::default())
+        );
     }
 
     /// Clients choose keys: more or longer keys must not use more memory, and must still be
@@ -352,7 +355,7 @@ mod tests {
 
     /// Counts must not mix two limits, and removed policies must not accumulate.
     #[test]
-    fn other_quotas_begin_anew_and_policies_that_have_gone_are_forgotten() {
+    fn other_quotas_start_over_and_removed_policies_are_forgotten() {
         let shadows = Shadows::default();
         assert_eq!(check(&gate(1, 5), &shadows, "alice"), 0);
         let tight = gate(1, 7);

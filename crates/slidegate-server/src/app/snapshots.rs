@@ -20,7 +20,7 @@ const CHANGES: &str = "changes";
 /// Least time between two snapshots, if run-time changes ask for one.
 const DEBOUNCE: Duration = Duration::from_millis(500);
 
-/// The file that holds the usage of the memory store, and what became of it.
+/// The file that holds the usage of the memory store, and its state.
 #[derive(Debug)]
 pub(crate) struct Snapshots {
     file: SnapshotFile,
@@ -35,7 +35,7 @@ pub(crate) struct Snapshots {
     log_limit: LogLimit,
 }
 
-/// What became of the snapshots of this process.
+/// The outcomes of the snapshots of this process.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SnapshotStatus {
     pub(crate) last: Option<LastSnapshot>,

@@ -16,14 +16,14 @@ use slidegate::{
 };
 
 use super::ticket_change::{Changed, TicketChange};
-use crate::config::{Counted, SharedStore};
+use crate::config::{SharedStore, Storage};
 
 mod any_store;
 mod shared;
 
 use any_store::AnyStore;
 use shared::Health;
-pub(crate) use shared::{Seen, Shared};
+pub(crate) use shared::{HealthRecord, Shared};
 
 /// The store, under the active policies.
 #[derive(Debug)]
@@ -236,9 +236,9 @@ impl Store {
         self.gate.store().memory().sweep(slots);
     }
 
-    pub(crate) fn counted(&self) -> Counted {
+    pub(crate) fn storage(&self) -> Storage {
         let shared = self.shared();
-        shared.map_or(Counted::Here, |shared| Counted::Shared { instances: shared.instances() })
+        shared.map_or(Storage::Memory, |shared| Storage::Redis { instances: shared.instances() })
     }
 
     /// The shared store, if configured.

@@ -9,18 +9,18 @@ pub(crate) enum TicketChange<'c> {
     Settle { cost: Cost<'c>, is_final: bool },
     /// Keep it from now on.
     Extend(Extension<'c>),
-    /// Give back everything.
+    /// Release everything.
     Cancel,
 }
 
 impl TicketChange<'_> {
-    /// Whether the reservation goes on after it.
+    /// Whether the reservation stays open after it.
     pub(crate) fn is_last(&self) -> bool {
         matches!(self, Self::Settle { is_final: true, .. } | Self::Cancel)
     }
 }
 
-/// What came of it.
+/// The outcome.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant)] // it is read at once
 pub(crate) enum Changed {
@@ -30,9 +30,9 @@ pub(crate) enum Changed {
 }
 
 impl Changed {
-    /// What is said of a ticket that the store does not know.
+    /// The error for a ticket that the store does not know.
     pub(crate) const UNKNOWN: &str = "unknown ticket: another store made it, the store has lost it, its policies were \
-                                      removed, or its text was changed; nothing was charged or given back";
+                                      removed, or its text was changed; nothing was charged or released";
     /// The outcome in responses of a change that was queued.
     pub(crate) const QUEUED: &str = "queued";
 }

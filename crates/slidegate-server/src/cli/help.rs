@@ -165,7 +165,7 @@ mod tests {
         words
     }
 
-    /// Who copies an example must not get an error, and a script needs to know the exit codes, which
+    /// A copied example must not give an error, and a script needs to know the exit codes, which
     /// the page has, too.
     #[test]
     fn the_help_of_each_command_has_examples_that_parse_and_the_exit_codes_of_the_page() {

@@ -52,7 +52,7 @@ mod tests {
         assert!(directory.join("slidegate.1").exists() && directory.join("slidegate-key-show.1").exists());
     }
 
-    /// Who packages it must read why the pages are not there.
+    /// A packager must read why the pages are not there.
     #[test]
     fn a_directory_that_cannot_be_made_is_named() {
         let folder = TempDir::new("man-file");

@@ -12,7 +12,7 @@ use crate::service_manager::ServiceManager;
 /// Time between polls of the status.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What the status says about the service.
+/// The state of the service, as its status shows it.
 #[derive(Debug, Clone)]
 pub(super) struct Notifier {
     manager: ServiceManager,

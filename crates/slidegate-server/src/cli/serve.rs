@@ -19,7 +19,7 @@ use super::snapshots;
 use super::sources::{EnvoyArgs, PolicyArgs};
 use crate::admin::{self, Admin};
 use crate::app::App;
-use crate::app::store::Seen;
+use crate::app::store::HealthRecord;
 use crate::config::{Arguments, Config, Fingerprint, Sources, describe};
 use crate::debounce::{Debounced, POLL_EVERY};
 use crate::envoy::{ConfigWatcher, EnvoyConfig, Settings};
@@ -290,7 +290,7 @@ impl Greeting {
             ports: Vec::new(),
             store: config.memory.to_string(),
             traces: config.observe.traces.as_ref().map(|traces| traces.endpoint.clone()),
-            policies: config.policies.iter().map(|policy| describe(policy, config.counted())).collect(),
+            policies: config.policies.iter().map(|policy| describe(policy, config.storage())).collect(),
             envoy: None,
         }
     }
@@ -375,7 +375,7 @@ async fn follow_folder(app: Arc<App>, watcher: Option<ConfigWatcher>) {
 /// silently break limits; counts the instances that share it.
 async fn watch_store(app: Arc<App>) {
     let Some(shared) = app.shared() else { return };
-    let mut seen = Seen::default();
+    let mut seen = HealthRecord::default();
     let watch = async {
         loop {
             shared.poll_health(&mut seen).await;

@@ -57,7 +57,7 @@ fn file_summary(file: &Path, config: &Config, envoy: Option<&EnvoyConfig>) -> St
     let count = config.policies.iter().len();
     let plural = if count == 1 { "policy" } else { "policies" };
     lines.push(format!("{} is valid: {count} {plural}.", file.display()));
-    lines.extend(config.policies.iter().map(|policy| format!("  {}", describe(policy, config.counted()))));
+    lines.extend(config.policies.iter().map(|policy| format!("  {}", describe(policy, config.storage()))));
     if let Some(shared) = &config.shared {
         let instances = match shared.instances {
             None => "all instances, which count themselves there".to_owned(),

@@ -8,7 +8,7 @@ use slidegate::{Policy, PolicyDecision};
 use slidegate_replay::Wording;
 
 use crate::app::explanation;
-use crate::config::{Config, Counted, KeysShown, describe};
+use crate::config::{Config, KeysShown, Storage, describe};
 use crate::telemetry::Redactor;
 
 /// Words for the policies of some configurations.
@@ -49,7 +49,7 @@ fn hidden(shown: KeysShown) -> u8 {
 
 impl Wording for ReportWording {
     fn policy(&self, policy: &Policy) -> String {
-        describe(policy, Counted::Here)
+        describe(policy, Storage::Memory)
     }
 
     fn key(&self, decision: &PolicyDecision<'_>) -> String {

@@ -2,7 +2,7 @@
 //!
 //! It is read like a policy of the file, so that it means the same in both.
 
-use super::yaml::{Node, Shown};
+use super::yaml::{Excerpt, Node};
 use serde_json::{Map, Value as Json};
 use slidegate::{Policy, Quota};
 
@@ -35,7 +35,7 @@ impl Added {
             }
             _ => {}
         }
-        Self::read_at(format!("policy `{}`", Shown(name)), &keys, addresses)
+        Self::read_at(format!("policy `{}`", Excerpt(name)), &keys, addresses)
     }
 
     /// Reads the keys of a policy, which errors name `place`.
@@ -63,7 +63,7 @@ impl Added {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, Counted, describe};
+    use crate::config::{Config, Storage, describe};
     use serde_json::json;
 
     fn read(keys: &Json) -> Result<Added, String> {
@@ -87,7 +87,7 @@ mod tests {
         let file = Config::parse(&json!({ "policies": [listed] }).to_string(), "f").unwrap();
         let policy = file.policies.by_name("p").unwrap();
         assert_eq!(format!("{:?}", added.policy), format!("{policy:?}"));
-        assert_eq!(describe(&added.policy, Counted::Here), describe(policy, Counted::Here));
+        assert_eq!(describe(&added.policy, Storage::Memory), describe(policy, Storage::Memory));
         assert_eq!(
             (added.candidate, added.keys_shown),
             (file.candidates.get("p").copied(), KeysShown::Hashed)

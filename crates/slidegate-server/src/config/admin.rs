@@ -1,4 +1,4 @@
-//! `admin:` who may read the running service, change it, and ask it for decisions.
+//! `admin:` the tokens to read and change the running service and to ask it for decisions.
 //!
 //! The file has only the SHA-256 of tokens. A token is 256 random bits, so there is nothing to
 //! guess that a slow hash would have to protect, and the digest gives the token to nobody who reads
@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use super::yaml::Shown;
+use super::yaml::Excerpt;
 use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
@@ -59,7 +59,7 @@ fn is_token<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "name: ops, scope: write, sha256: ..."))]
 pub(crate) struct Token {
-    /// Who has it, for the log.
+    /// The name of its owner, for the log.
     #[schemars(extend("format" = "name"))]
     pub(crate) name: String,
     /// What it permits.
@@ -216,7 +216,7 @@ pub(super) fn from_variable(value: &str) -> Result<Vec<Json>, ConfigErrors> {
                 "invalid token {} (`{}`): must be NAME:SCOPE:SHA256, for example `ops:write:` or `web:read+decide:` and \
                  {expected}",
                 at + 1,
-                Shown(name.unwrap_or("?")),
+                Excerpt(name.unwrap_or("?")),
             );
             ConfigErrors::one(TOKENS_VARIABLE, message)
         })

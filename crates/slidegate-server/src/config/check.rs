@@ -7,7 +7,7 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::yaml::{Node, Shown, Value};
+use super::yaml::{Excerpt, Node, Value};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value as Json};
 use slidegate::{format_window, parse_window};
@@ -72,7 +72,7 @@ impl Checker<'_> {
                     };
                     match self.check(node, &schema["items"], place, name) {
                         Some(item) if schema["uniqueItems"] == true && items.contains(&item) => {
-                            let text = Shown(node.scalar().unwrap_or_default());
+                            let text = Excerpt(node.scalar().unwrap_or_default());
                             let message = format_args!("invalid {name}: contains `{text}` twice; keep one");
                             self.add(node.line, place, message);
                         }
@@ -107,12 +107,12 @@ impl Checker<'_> {
                 let known: Vec<_> = known.into_iter().flat_map(Map::keys).map(String::as_str).collect();
                 let (meant, suggestion) = suggest(key, &known);
                 found.extend(meant);
-                self.add(key_node.line, place, format_args!("unknown key `{}`: {suggestion}", Shown(key)));
+                self.add(key_node.line, place, format_args!("unknown key `{}`: {suggestion}", Excerpt(key)));
             } else if let Err(reason) = check_text(key, &schema["propertyNames"]) {
                 value.is_rejected.set(true);
                 let expected = || format!("must be {}", expected(&schema["propertyNames"], key));
                 let reason = if reason.is_empty() { expected() } else { reason };
-                self.add(key_node.line, place, format_args!("invalid key `{}`: {reason}", Shown(key)));
+                self.add(key_node.line, place, format_args!("invalid key `{}`: {reason}", Excerpt(key)));
             } else if let Some(value) = self.check(value, of_key, place, key) {
                 map.insert(key.to_owned(), value);
             }
@@ -155,7 +155,7 @@ impl Checker<'_> {
             Value::List(items) if items.is_empty() => " (an empty list)".to_owned(),
             Value::List(_) => " (a list)".to_owned(),
             Value::Map(_) => " (a map)".to_owned(),
-            _ => format!(" `{}`", Shown(node.scalar().unwrap_or_default())),
+            _ => format!(" `{}`", Excerpt(node.scalar().unwrap_or_default())),
         };
         let expected = || format!("must be {}", expected(schema, name));
         let reason = if reason.is_empty() { expected() } else { reason.to_owned() };

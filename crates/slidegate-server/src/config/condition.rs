@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::yaml::{Node, Shown};
+use super::yaml::{Excerpt, Node};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Match;
@@ -29,13 +29,13 @@ pub(super) enum Condition {
 #[serde(deny_unknown_fields)]
 #[schemars(extend("minProperties" = 1, "maxProperties" = 1, "x-example" = "prefix: /api/"))]
 pub(super) struct Test {
-    /// Exactly this value, whatever it contains.
+    /// Exactly this value; `*` and `?` are plain characters.
     equals: Option<Scalar>,
     /// Any of these values.
     one_of: Option<List<Scalar>>,
-    /// Values that begin like this.
+    /// Values with this prefix.
     prefix: Option<String>,
-    /// Values of this shape: `*` is any bytes, `?` is one byte.
+    /// Values that match this pattern: `*` is any bytes, `?` is one byte.
     glob: Option<String>,
     /// Addresses in any of these networks.
     r#in: Option<List<String>>,
@@ -80,7 +80,7 @@ fn build(name: &str, is_address: bool, condition: &Condition) -> Result<Match, S
     let text = |Scalar(text): &Scalar| match text.parse::<IpAddr>() {
         Err(_) if is_address => Err(format!(
             " `{}`: must be an IP address such as `192.0.2.1`, or `{{in: [10.0.0.0/8]}}`",
-            Shown(text)
+            Excerpt(text)
         )),
         _ => Ok(text.clone()),
     };
@@ -88,7 +88,7 @@ fn build(name: &str, is_address: bool, condition: &Condition) -> Result<Match, S
         text if text.contains(['*', '?']) => Err(format!(
             " `{}`: `*` and `?` stand for themselves here; write `{name}: {{glob: {1}}}` for a pattern, or `{name}: \
              {{equals: {1}}}` for this very text",
-            Shown(&text),
+            Excerpt(&text),
             quoted(&text)
         )),
         text => Ok(text),

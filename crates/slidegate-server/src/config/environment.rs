@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use super::yaml::Shown;
+use super::yaml::Excerpt;
 use serde_json::Value as Json;
 use slidegate::{RedisOptions, parse_window};
 
@@ -184,7 +184,7 @@ pub(super) fn checked(source: &str, form: Form, text: &str) -> Result<String, Co
             ConfigErrors::one(source, format_args!("invalid value: must be {}", form.expected))
         }
         "" => {
-            let message = format_args!("invalid value `{}`: must be {}", Shown(text), form.expected);
+            let message = format_args!("invalid value `{}`: must be {}", Excerpt(text), form.expected);
             ConfigErrors::one(source, message)
         }
         why => ConfigErrors::one(source, why),

@@ -3,7 +3,7 @@
 //! A guess could enforce the wrong limit: the same word is a count in one limiter and a rate in
 //! another, and the same number is seconds in one and milliseconds in another.
 
-use super::yaml::{Node, Shown, Value};
+use super::yaml::{Excerpt, Node, Value};
 use crate::envoy::rule::Unit;
 use serde_json::Value as Json;
 use slidegate::{Algorithm, Quota, format_window};
@@ -87,7 +87,7 @@ fn rate_limiter(root: &Node) -> Option<(u64, String)> {
         return None;
     }
     let [algorithm, window, limit] = parts.map(|part| part.map(|(_, value)| value));
-    let what = format!("`{}` belongs to another limiter", Shown(key.scalar()?));
+    let what = format!("`{}` belongs to another limiter", Excerpt(key.scalar()?));
     let Some((limit, (window, unit))) = limit.and_then(whole).zip(window.and_then(window_of)) else {
         return Some((key.line, format!("{what}; write for example `{MINIMAL}`")));
     };

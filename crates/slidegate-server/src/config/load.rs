@@ -5,7 +5,7 @@ use std::io::Read;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use super::yaml::{Node, Shown, Value, YamlFormat};
+use super::yaml::{Excerpt, Node, Value, YamlFormat};
 use ring::digest::{SHA256, digest};
 use serde_json::Value as Json;
 
@@ -17,7 +17,7 @@ use super::section::Section;
 use super::values::ADDRESS;
 use super::{Config, FileContent, check, flag, sections};
 
-/// Where the HTTP interface listens if nothing says so, as in the schema.
+/// The default address of the HTTP interface, as in the schema.
 const DEFAULT_LISTEN: &str = "127.0.0.1:7979";
 
 /// Largest file that is read: some 100,000 overrides.
@@ -168,7 +168,7 @@ pub(crate) fn http_address(file: Option<&Path>) -> Result<SocketAddr, ConfigErro
         None => http_setting(file, "listen")?.unwrap_or_else(|| (String::new(), DEFAULT_LISTEN.to_owned())),
     };
     text.parse().map_err(|_| {
-        let message = format!("invalid listen `{}`: must be {}", Shown(&text), ADDRESS.expected);
+        let message = format!("invalid listen `{}`: must be {}", Excerpt(&text), ADDRESS.expected);
         ConfigErrors::one(place, message)
     })
 }
@@ -216,11 +216,11 @@ mod tests {
     /// Anyone who starts from the file must have what a service without one has.
     #[test]
     fn the_file_to_start_from_is_the_default_configuration() {
-        use crate::config::{Counted, describe};
+        use crate::config::{Storage, describe};
         let text = starting_file();
         let (file, default) = (Config::parse(&text, "f").unwrap(), crate::config::tests::default());
         let described = |config: &Config| -> Vec<_> {
-            config.policies.iter().map(|policy| describe(policy, Counted::Here)).collect()
+            config.policies.iter().map(|policy| describe(policy, Storage::Memory)).collect()
         };
         assert_eq!(described(&file), described(&default));
         assert_eq!((file.listen, file.shared.is_some(), &file.record), (default.listen, false, &None));

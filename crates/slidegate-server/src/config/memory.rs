@@ -16,7 +16,7 @@ use super::values::{ByteSize, Parsed, Span, format_bytes, some_bytes};
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "max_bytes: 1GiB"))]
 pub(crate) struct Memory {
-    /// Most keys held. A full store drops the key that matters least, and reports it. Default:
+    /// Most keys held. A full store evicts the least important key, and reports it. Default:
     /// 1048576, or with `max_bytes` as many as fit.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub(crate) max_keys: Option<usize>,

@@ -42,7 +42,7 @@ pub(crate) struct Observe {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum KeysShown {
-    /// As they are.
+    /// In full.
     #[default]
     Plain,
     /// The first one or two characters of each value, and a mark that tells keys apart.

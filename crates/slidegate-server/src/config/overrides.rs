@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use super::yaml::Shown;
+use super::yaml::Excerpt;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Quota;
@@ -181,14 +181,17 @@ fn part(text: &str, attribute: &str, scope: &Scope<'_>) -> Result<Part, String> 
     if scope.is_address(attribute) {
         let address = text.parse().map(Part::Address);
         return address.map_err(|_| {
-            format!("invalid key `{}`: {attribute} is an address; write for example `192.0.2.1`", Shown(text))
+            format!(
+                "invalid key `{}`: {attribute} is an address; write for example `192.0.2.1`",
+                Excerpt(text)
+            )
         });
     }
     if text.contains('*') {
         return Err(format!(
             "invalid key `{}`: `*` stands for itself; name each key, or write a policy with `when: {{{attribute}: \
              {{glob: ...}}}}`",
-            Shown(text)
+            Excerpt(text)
         ));
     }
     Ok(Part::Text(text.to_owned()))

@@ -47,8 +47,8 @@ pub(super) struct PolicySpec {
     #[schemars(extend("default" = "refuse"))]
     #[serde(with = "ExcessChoice")]
     excess: Excess,
-    /// What of a request counts: `cost` (what it costs in all), `requests` (1 for each, which is never
-    /// held), or the name of one of its costs. Default: `cost`, or `requests` with `in_flight`.
+    /// What is counted: `cost` (the total cost of a request), `requests` (1 per request, never held),
+    /// or the name of a cost. Default: `cost`, or `requests` with `in_flight`.
     counts: Option<Parsed<Counts>>,
     /// What a reservation without a cost holds; lowered to the limit of the key. Default: 1.
     #[schemars(range(min = 1, max = 9007199254740991_u64))]

@@ -32,8 +32,8 @@ pub(crate) struct QuotaSpec {
     /// up to `window / slots` too long.
     #[schemars(range(min = 1, max = 65534))]
     pub(crate) slots: Option<u16>,
-    /// Most cost that may be in flight at once, instead of a limit and a window. Requests reserve it
-    /// and give it back.
+    /// Maximum cost in flight at once, instead of a limit and a window. Requests reserve and release
+    /// it.
     pub(crate) in_flight: Option<u64>,
     /// Lease of a reservation, 1 s to 1 h. Default: 30 s.
     pub(crate) lease: Option<Lease>,

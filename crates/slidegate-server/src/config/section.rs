@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use super::yaml::{Node, Shown};
+use super::yaml::{Excerpt, Node};
 
 use super::errors::Findings;
 use super::foreign;
@@ -99,7 +99,7 @@ pub(super) fn element(list: &str, node: &Node, position: usize) -> String {
         None => list.strip_suffix('s').unwrap_or(list).to_owned(),
     };
     match node.get("name").and_then(Node::scalar).filter(|name| !name.is_empty()) {
-        Some(name) => format!("{one} `{}`", Shown(name)),
+        Some(name) => format!("{one} `{}`", Excerpt(name)),
         None => format!("{one} {}", position + 1),
     }
 }

@@ -35,7 +35,7 @@ const POLICIES: &str = "a list of at least one policy, for example `policies: [{
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = MINIMAL))]
 pub(super) struct File {
-    /// The limits. A request is under every policy whose conditions hold and whose scope it has.
+    /// The limits. Every policy applies whose conditions hold and whose scope the request has.
     #[serde(default)]
     #[schemars(length(min = 1, max = 16384), extend("x-expected" = POLICIES))]
     policies: Vec<PolicySpec>,
@@ -66,7 +66,7 @@ pub(super) struct File {
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "listen: 127.0.0.1:7979"))]
 struct ServerSection {
-    /// Address and port of the HTTP interface, besides which it may have a Unix socket.
+    /// Address and port of the HTTP interface, in addition to a Unix socket, if any.
     #[schemars(extend("format" = "address", "default" = "127.0.0.1:7979"))]
     listen: SocketAddr,
     #[serde(flatten)]

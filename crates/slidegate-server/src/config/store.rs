@@ -32,7 +32,7 @@ pub(super) struct StoreSection {
     /// The longest a decision may take. After it, each policy decides by its `on_store_error`.
     #[schemars(extend("default" = "50ms"))]
     deadline: Span<1, 60_000>,
-    /// The longest that connecting may take.
+    /// Timeout of connecting.
     #[schemars(extend("default" = "250ms"))]
     connect_timeout: Span<1, 60_000>,
     /// Connections to each node.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::yaml::Shown;
+use super::yaml::Excerpt;
 use axum::http::{HeaderName, HeaderValue, Uri};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -70,7 +70,7 @@ pub(super) const ENDPOINT: Form = Form::new(
                 "contains a name or password; put what the collector expects under `headers`".to_owned()
             );
         }
-        endpoint(url, false).ok_or_else(|| format!("must be {}, not `{}`", ENDPOINT.expected, Shown(url)))
+        endpoint(url, false).ok_or_else(|| format!("must be {}, not `{}`", ENDPOINT.expected, Excerpt(url)))
     },
 )
 .pattern("^https?://")

@@ -22,7 +22,7 @@ pub(crate) struct Form {
     pub(super) pattern: &'static str,
     /// Whether errors must not repeat the text.
     pub(super) is_secret: bool,
-    /// The text to keep, or why it is invalid; empty where `expected` says it all.
+    /// The text to keep, or why it is invalid; empty if `expected` suffices.
     pub(super) check: fn(&str) -> Result<String, String>,
 }
 
@@ -64,7 +64,7 @@ pub(crate) trait Text: Sized {
     const FORM: Form;
 
     /// # Errors
-    /// Why the text is invalid; empty where the form says it all.
+    /// Why the text is invalid; empty if the form suffices.
     fn parse(text: &str) -> Result<Self, String>;
 }
 

@@ -132,13 +132,13 @@ impl YamlFormat {
         let too_deep = || format!("lists and maps nest deeper than {max_depth}; nest fewer");
         match error {
             Error::DuplicateMappingKey { key: Some(key), .. } => {
-                format!("duplicate key `{}`; keep one", Shown(key))
+                format!("duplicate key `{}`; keep one", Excerpt(key))
             }
             Error::UnknownAnchor { .. } => {
                 "unknown alias: no anchor has its name; put a text that begins with `*` in quotes".into()
             }
             Error::UnsupportedTag { tag, .. } => {
-                format!("unsupported tag `{}`; remove it", Shown(tag))
+                format!("unsupported tag `{}`; remove it", Excerpt(tag))
             }
             Error::MultipleDocuments { .. }
             | Error::Budget { breach: BudgetBreach::Documents { .. }, .. } => {
@@ -263,14 +263,14 @@ impl From<&Json> for Node {
 
 /// A text of a file within an error, shortened to a readable length.
 #[derive(Debug)]
-pub(crate) struct Shown<'t>(pub &'t str);
+pub(crate) struct Excerpt<'t>(pub &'t str);
 
-impl Shown<'_> {
+impl Excerpt<'_> {
     /// Most characters that are shown.
     const MAX_CHARS: usize = 60;
 }
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for Excerpt<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.char_indices().nth(Self::MAX_CHARS) {
             Some((end, _)) => write!(f, "{}...", &self.0[..end]),

@@ -107,7 +107,7 @@ export class Denials {
     list(byId('denials-rows'), rows(this.#events), identity, (row) => this.#row(row));
   }
 
-  #row({ policy, key, mode, door, verdict }) {
+  #row({ policy, key, mode, protocol, verdict }) {
     const open = () => this.hooks.openKey(policy, key);
     const at = el('time');
     const times = el('b', { class: 'times' });
@@ -132,7 +132,7 @@ export class Denials {
           verdict === 'expired' ? el('b', { class: 'tag' }, 'expired') : null,
           reason,
         ),
-        el('td', { class: 'wide' }, door),
+        el('td', { class: 'wide' }, protocol),
       ),
       update: ({ last, count: n }) => {
         at.dateTime = last.at;
@@ -150,15 +150,15 @@ export class Denials {
 function rows(events) {
   const found = new Map();
   for (const event of events) {
-    const { policy, key, mode, door, verdict } = event;
+    const { policy, key, mode, protocol, verdict } = event;
     const second = Math.floor(new Date(event.at).getTime() / 1000);
-    const id = identity({ second, policy, key, mode, door, verdict });
-    const row = found.get(id) ?? { second, policy, key, mode, door, verdict, last: event, count: 0 };
+    const id = identity({ second, policy, key, mode, protocol, verdict });
+    const row = found.get(id) ?? { second, policy, key, mode, protocol, verdict, last: event, count: 0 };
     row.count += 1;
     found.set(id, row);
   }
   return [...found.values()].slice(0, MAX_ROWS);
 }
 
-const identity = ({ second, policy, key, mode, door, verdict }) =>
-  JSON.stringify([second, policy, key, mode, door, verdict]);
+const identity = ({ second, policy, key, mode, protocol, verdict }) =>
+  JSON.stringify([second, policy, key, mode, protocol, verdict]);

@@ -69,7 +69,7 @@ export const isCandidate = (policy) => policy.endsWith('.candidate');
 /** Identifies an event. `at` distinguishes restarts, after which `seq` starts again. */
 export const identity = ({ seq, at }) => `${seq} ${at}`;
 
-/** The reason of a denial, or what became of a reservation. */
+/** The reason of a denial, or the outcome of a reservation. */
 export function why(event) {
   if (event.verdict === 'expired') {
     const charged = event.cost ? `${count(event.cost)} charged` : 'nothing charged';

@@ -55,7 +55,7 @@ export class Status {
       ['Uptime', `${duration(Math.floor(uptime / 1000) * 1000)}, since ${time(startedAt)}`],
       [
         'Listening',
-        listeners.map(({ door, address, tls }) => `${door} ${address}${tls ? ' (TLS)' : ''}`).join('\n'),
+        listeners.map(({ protocol, address, tls }) => `${protocol} ${address}${tls ? ' (TLS)' : ''}`).join('\n'),
       ],
     ];
     list(

@@ -108,7 +108,7 @@ pub(crate) struct Rule {
     pub(super) excess: Option<Excess>,
     /// What a reservation without an amount holds.
     pub(super) estimate: Option<u64>,
-    /// What becomes of a reservation that is not committed in time.
+    /// What happens to a reservation that is not committed in time.
     pub(super) unsettled: Option<Unsettled>,
     /// Whether the name of its statistics contains all values of the request.
     pub(super) detailed_metric: bool,

@@ -18,10 +18,15 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 /// Largest frame: the smallest maximum that HTTP/2 allows (RFC 9113, 4.2). Messages are smaller.
 pub(super) const MAX_FRAME_BYTES: u32 = 16 * 1024;
-/// Length of the connection preface (RFC 9113, 3.4).
-pub(super) const PREFACE_BYTES: usize = 24;
+/// The connection preface (RFC 9113, 3.4).
+pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Length of a frame header (RFC 9113, 4.1).
 pub(super) const HEAD_BYTES: usize = 9;
+/// Length of the payload of a frame, by the first three bytes of its header.
+pub(super) fn payload_bytes([a, b, c]: [u8; 3]) -> usize {
+    usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c)
+}
+
 /// The type of HEADERS frames, and their flags.
 pub(super) const HEADERS: u8 = 1;
 const END_HEADERS: u8 = 0x4;
@@ -50,7 +55,7 @@ pub(super) struct RewriteAuthority<I> {
 
 impl<I> RewriteAuthority<I> {
     pub(super) fn new(inner: I) -> Self {
-        Self { inner, incoming: Vec::new(), outgoing: Vec::new(), passing: PREFACE_BYTES }
+        Self { inner, incoming: Vec::new(), outgoing: Vec::new(), passing: PREFACE.len() }
     }
 
     /// Parses as many of the incoming bytes as possible.
@@ -63,7 +68,7 @@ impl<I> RewriteAuthority<I> {
                 return;
             }
             let [a, b, c, kind, flags, ..] = self.incoming[..] else { return };
-            let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
+            let length = payload_bytes([a, b, c]);
             // A header block of several frames is larger than the limit.
             let is_whole = kind == HEADERS && flags & END_HEADERS != 0 && length <= MAX_FRAME_BYTES as usize;
             if !is_whole {
@@ -179,8 +184,6 @@ mod tests {
 
     use super::*;
 
-    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
     fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
         let length = u8::try_from(payload.len()).unwrap();
         [&[0, 0, length, kind, flags, 0, 0, 0, 1], payload].concat()
@@ -212,7 +215,7 @@ mod tests {
         }
     }
 
-    /// Clients must work whatever authority they send.
+    /// Clients must work with any authority.
     #[tokio::test]
     async fn the_authority_is_replaced_in_every_encoding_and_everything_else_is_kept() {
         let path = b"\x0c%2Frun%2Fx.s";

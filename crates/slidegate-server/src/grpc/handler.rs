@@ -32,7 +32,7 @@ use record::Recorded;
 use request::{CallRequests, Requests};
 use response::CallOutcome;
 
-pub(super) use request::{Asks, has_refund};
+pub(super) use request::{CallKind, has_refund};
 
 /// Calls of Kuadrant without a domain get this code and no error, as from Limitador.
 const NO_DOMAIN: Code = Code::Unknown;
@@ -85,12 +85,12 @@ impl RateLimitHandler {
         &self,
         call: &RateLimitRequest,
         caller: &Caller,
-        asks: Asks,
+        kind: CallKind,
     ) -> Result<RateLimitResponse, Status> {
-        if call.domain.is_empty() && asks != Asks::AsSaid {
+        if call.domain.is_empty() && kind != CallKind::ShouldRateLimit {
             return Ok(RateLimitResponse { overall_code: NO_DOMAIN.into(), ..RateLimitResponse::default() });
         }
-        self.counted(self.decide(call, caller, asks)).await
+        self.counted(self.decide(call, caller, kind)).await
     }
 
     /// The config that decides, if there are files. Hold it until the call is decided: a reload
@@ -112,15 +112,15 @@ impl RateLimitHandler {
         &self,
         call: &RateLimitRequest,
         caller: &Caller,
-        asks: Asks,
+        kind: CallKind,
     ) -> Result<RateLimitResponse, Status> {
         request::validate(call)?;
         let files = self.files.as_ref();
         let config = self.config(&call.domain)?;
         let settings = files.map(|files| &files.settings);
-        let targets = request::targets(config.as_deref(), call, asks)?;
+        let targets = request::targets(config.as_deref(), call, kind)?;
         let mut requests = Requests::new();
-        let batch = CallRequests::new(&self.app, call, &targets, settings, asks, &mut requests)?;
+        let batch = CallRequests::new(&self.app, call, &targets, settings, kind, &mut requests)?;
         let is_shadow = settings.is_some_and(|settings| settings.shadow_mode);
         let decide = async |requests| {
             let decisions = self.app.call(caller.clone()).apply_mixed(requests).await;
@@ -140,14 +140,14 @@ impl RateLimitHandler {
         let decided = || {
             once(&first).chain(&more).enumerate().flat_map(|(step, decisions)| batch.decided(step, decisions))
         };
-        let is_report = matches!(asks, Asks::Report(_));
+        let is_report = matches!(kind, CallKind::Report(_));
         if is_report && decided().any(|(_, one)| one.reason() == Some(Reason::StoreUnavailable)) {
             return Err(Status::unavailable("the hits are not charged: the shared store is unavailable"));
         }
 
         let outcome = CallOutcome::new(&targets, decided());
         if let Some(files) = files {
-            let recorded = if asks == Asks::Check { Recorded::Denied } else { Recorded::All };
+            let recorded = if kind == CallKind::Check { Recorded::Denied } else { Recorded::All };
             record::statistics(files.live.statistics(), &targets, decided(), recorded);
         }
         if let Some(files) = files.filter(|_| is_shadow && outcome.denial.is_some()) {
@@ -179,7 +179,7 @@ impl RateLimitHandler {
                     && one.is_denied()
                     && one.policy().is_enforced()
             });
-            let shown = if is_denied_by_peek || asks == Asks::Check { Verb::Peek } else { Verb::Check };
+            let shown = if is_denied_by_peek || kind == CallKind::Check { Verb::Peek } else { Verb::Check };
             first.retain(|one| one.verb() == shown && one.role() == Role::Deciding);
             // Waits are those of the whole response.
             let options = HeaderOptions { retry_after: false, retry_after_ms: false, ..self.app.headers };
@@ -264,7 +264,7 @@ mod tests {
         let descriptors = keys.iter().map(descriptor).collect();
         let call = RateLimitRequest { domain: "domain".into(), descriptors, hits_addend: 0 };
         let caller = handler.app.observer().caller(Protocol::Grpc, &HeaderMap::new());
-        handler.answer(&call, &caller, Asks::AsSaid).await.unwrap()
+        handler.answer(&call, &caller, CallKind::ShouldRateLimit).await.unwrap()
     }
 
     fn statuses(response: &RateLimitResponse) -> Vec<(Code, u32, i64)> {

@@ -19,7 +19,7 @@ use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
 use serde_json::Deserializer;
 use tokio::time::timeout;
 
-use super::handler::{Asks, RateLimitHandler, has_refund};
+use super::handler::{CallKind, RateLimitHandler, has_refund};
 use super::{BODY_TIMEOUT, MAX_MESSAGE_BYTES, reflection};
 use crate::access::Action;
 use crate::caller::Protocol;
@@ -64,7 +64,7 @@ async fn decide(State(handler): State<Arc<RateLimitHandler>>, request: Request) 
     {
         return problem.into_response();
     }
-    let mut response = match handler.answer(&call, &caller, Asks::AsSaid).await {
+    let mut response = match handler.answer(&call, &caller, CallKind::ShouldRateLimit).await {
         Ok(response) => response,
         Err(status) => {
             log_limited!(DEBUG, None, %status, "rejected a call of /json");

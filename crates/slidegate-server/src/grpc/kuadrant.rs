@@ -21,7 +21,7 @@ pub(crate) struct ReserveRequest {
     /// What to hold; 0 is the estimate of each policy.
     #[prost(uint64, tag = "3")]
     pub(crate) amount: u64,
-    /// How long it lasts: 1 ms to 1 h; one minute unless given.
+    /// How long it lasts: 1 ms to 1 h. Default: one minute.
     #[prost(message, optional, tag = "4")]
     pub(crate) ttl: Option<Duration>,
 }
@@ -54,7 +54,7 @@ pub(crate) struct CommitRequest {
     pub(crate) actual_amount: u64,
 }
 
-/// What came of the reservation.
+/// The outcome of the reservation.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(crate) struct CommitResponse {
     /// Whether it was open.

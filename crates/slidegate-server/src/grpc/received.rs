@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::Instant;
 
-use super::authority::{HEAD_BYTES, HEADERS, PREFACE_BYTES};
+use super::authority::{HEAD_BYTES, HEADERS, PREFACE, payload_bytes};
 
 /// Bytes that a connection reads before its calls are handled and other connections have their
 /// turn: about 500 frames.
@@ -76,7 +76,7 @@ impl<I> Received<I> {
 impl Frames {
     fn new(now: Instant) -> Self {
         Self {
-            passing: PREFACE_BYTES,
+            passing: PREFACE.len(),
             head: [0; HEAD_BYTES],
             head_length: 0,
             allowed: FRAMES_PER_PERIOD,
@@ -99,7 +99,7 @@ impl Frames {
             }
             self.head_length = 0;
             let [a, b, c, kind, ..] = self.head;
-            self.passing = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
+            self.passing = payload_bytes([a, b, c]);
             if kind == HEADERS {
                 self.allowed = (self.allowed + FRAMES_PER_CALL).min(MAX_FRAMES);
             } else if !self.allow(&now) {
@@ -149,7 +149,6 @@ impl<I: AsyncRead + Unpin> AsyncRead for Received<I> {
 mod tests {
     use super::*;
 
-    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     const DATA: u8 = 0;
     const PING: u8 = 6;
 

@@ -22,7 +22,7 @@ use tonic_health::server::{HealthReporter, HealthService};
 use tower::service_fn;
 
 use super::codec::{grpc, unary};
-use super::handler::{Asks, RateLimitHandler, has_refund};
+use super::handler::{CallKind, RateLimitHandler, has_refund};
 use super::incomplete::{IncompleteCalls, SharedMemory, message_of};
 use super::{kuadrant, reflection};
 use crate::access::{Access, Action};
@@ -146,12 +146,12 @@ impl GrpcServices {
         match method {
             Method::Reserve => unary(request, |call| Box::pin(handler.reserve(call, caller))).await,
             Method::Commit => unary(request, |call| Box::pin(handler.commit(call, caller))).await,
-            Method::Decide(asks) => {
+            Method::Decide(kind) => {
                 let answer = async move |call: RateLimitRequest| {
                     if has_refund(&call) {
                         authorize(&app.access, authorization, Action::Adjust, connection)?;
                     }
-                    handler.answer(&call, caller, asks).await
+                    handler.answer(&call, caller, kind).await
                 };
                 unary(request, |call| app.complete(answer(call))).await
             }
@@ -192,7 +192,7 @@ fn authorize(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Method {
     /// Envoy's `ShouldRateLimit`, and Kuadrant's `CheckRateLimit` and `Report`.
-    Decide(Asks),
+    Decide(CallKind),
     /// The others of Kuadrant.
     Reserve,
     Commit,
@@ -202,11 +202,11 @@ impl Method {
     /// The one of this path.
     fn of(path: &str) -> Option<Self> {
         if path == SHOULD_RATE_LIMIT {
-            return Some(Self::Decide(Asks::AsSaid));
+            return Some(Self::Decide(CallKind::ShouldRateLimit));
         }
         match path.strip_prefix('/')?.strip_prefix(kuadrant::SERVICE_NAME)? {
-            "/CheckRateLimit" => Some(Self::Decide(Asks::Check)),
-            "/Report" => Some(Self::Decide(Asks::Report(None))),
+            "/CheckRateLimit" => Some(Self::Decide(CallKind::Check)),
+            "/Report" => Some(Self::Decide(CallKind::Report(None))),
             "/Reserve" => Some(Self::Reserve),
             "/Commit" => Some(Self::Commit),
             _ => None,

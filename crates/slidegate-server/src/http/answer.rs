@@ -54,12 +54,12 @@ impl Batch {
 }
 
 /// What a reservation asked for.
-pub(super) struct Asked<'a> {
+pub(super) struct ReservationRequest<'a> {
     pub(super) request: &'a Request<'a>,
     pub(super) says_cost: bool,
 }
 
-impl Asked<'_> {
+impl ReservationRequest<'_> {
     /// How to reserve what otherwise never fits, to add to the explanation.
     fn hint(&self, decisions: &Decisions<'_>) -> Option<String> {
         let denying = decisions.strictest().filter(|one| one.reason() == Some(Reason::OverLimit))?;
@@ -80,7 +80,7 @@ impl Asked<'_> {
 /// The body for a reservation, with its ticket if it is allowed.
 pub(super) fn reserved(
     decisions: &Decisions<'_>,
-    asked: &Asked<'_>,
+    asked: &ReservationRequest<'_>,
     ticket: Option<(&Ticket, &str)>,
 ) -> Vec<u8> {
     let mut answer = Answer::new(decisions);
@@ -182,7 +182,7 @@ struct Usage {
     reset_after_ms: Option<u64>,
 }
 
-/// A problem (RFC 9457), beside what is said of a decision anyway.
+/// A problem (RFC 9457), in addition to the members of a decision.
 #[derive(Serialize)]
 struct ProblemMembers<'a> {
     r#type: &'static str,

@@ -4,13 +4,13 @@ use super::request::{BatchBody, RequestBody};
 use crate::json_body;
 
 /// Attributes and cost.
-type Asked = (Vec<(String, Vec<u8>)>, u64);
+type RequestParts = (Vec<(String, Vec<u8>)>, u64);
 
 /// Reads the body of one request.
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn body(bytes: &[u8]) -> Result<Asked, String> {
+pub fn body(bytes: &[u8]) -> Result<RequestParts, String> {
     let body: RequestBody<'_> = json_body::parse(bytes).map_err(|problem| format!("{problem:?}"))?;
     Ok(body.asked())
 }
@@ -19,7 +19,7 @@ pub fn body(bytes: &[u8]) -> Result<Asked, String> {
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn batch_body(bytes: &[u8]) -> Result<Vec<Asked>, String> {
+pub fn batch_body(bytes: &[u8]) -> Result<Vec<RequestParts>, String> {
     let batch: BatchBody<'_> = json_body::parse(bytes).map_err(|problem| format!("{problem:?}"))?;
     Ok(batch.requests.iter().map(RequestBody::asked).collect())
 }
@@ -28,6 +28,6 @@ pub fn batch_body(bytes: &[u8]) -> Result<Vec<Asked>, String> {
 ///
 /// # Errors
 /// What is wrong with it.
-pub fn query_string(query: &str) -> Result<Asked, String> {
+pub fn query_string(query: &str) -> Result<RequestParts, String> {
     RequestBody::from_query(query).map(|body| body.asked()).map_err(|problem| format!("{problem:?}"))
 }

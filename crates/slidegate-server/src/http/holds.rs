@@ -11,7 +11,7 @@ use axum::routing::{MethodRouter, post};
 use serde::Deserialize;
 use slidegate::{Error, Extension, HoldOptions, HoldStatus, Settlement, Ticket, secs_ceil};
 
-use super::answer::{self, Asked};
+use super::answer::{self, ReservationRequest};
 use super::cost::Cost;
 use super::idempotency;
 use super::reply::{Answered, JSON, Shared, call, ok, status_of, undecided};
@@ -95,7 +95,7 @@ async fn reserve(State(app): Shared, request: HttpRequest<Body>) -> Answered {
         return Err(undecided(&error));
     }
     let text = call.ticket_text(&reserved).await.map_err(|detail| Problem::field("attributes", detail))?;
-    let asked = Asked { request: &request, says_cost: ask.says_cost() };
+    let asked = ReservationRequest { request: &request, says_cost: ask.says_cost() };
     let written = answer::reserved(&reserved, &asked, reserved.ticket().zip(text.as_deref()));
     let (status, media_type) = status_of(slidegate::Verb::Check, &reserved);
     let mut response = HttpResponse::new(Body::from(written));

@@ -25,7 +25,7 @@ pub(super) const MAX_BODY: usize = 64 * 1024;
 pub(super) struct RequestBody<'a> {
     #[serde(borrow)]
     attributes: Attributes<'a>,
-    /// 1 unless it is said.
+    /// Default: 1.
     #[serde(borrow, default)]
     cost: Option<Cost<'a>>,
     /// The only policy to decide, regardless of its conditions.
@@ -68,7 +68,7 @@ pub(super) struct ReserveBody<'a> {
 }
 
 impl<'a> ReserveBody<'a> {
-    /// The request, and how long it reserves for if that is said.
+    /// The request, and the lifetime of its reservation, if given.
     pub(super) fn into_parts(self) -> Result<(RequestBody<'a>, Option<Duration>), Problem> {
         let Self { attributes, cost, policy, ttl } = self;
         let ttl = ttl.as_ref().map(parse_ttl);
@@ -88,7 +88,7 @@ pub(super) fn parse_ttl(Ttl(text): &Ttl<'_>) -> Result<Duration, Problem> {
 impl<'a> RequestBody<'a> {
     /// Parses a query string: every pair is an attribute, except `cost` and `policy`.
     pub(super) fn from_query(query: &'a str) -> Result<Self, Problem> {
-        let query::Asked { attributes, cost, policy } = query::request(query)?;
+        let query::RequestQuery { attributes, cost, policy } = query::request(query)?;
         let (cost, policy) = (cost.map(Cost::Number), policy.map(Text));
         Ok(Self { attributes: Attributes(attributes), cost, policy, prefix: "" })
     }
@@ -100,7 +100,7 @@ impl<'a> RequestBody<'a> {
         (self.attributes.0.iter().map(owned).collect(), self.cost.as_ref().map_or(1, Cost::total))
     }
 
-    /// Whether it says what it costs.
+    /// Whether it has a cost.
     pub(super) fn says_cost(&self) -> bool {
         self.cost.is_some()
     }

@@ -1,4 +1,4 @@
-//! The accept loop of every port. It never stops accepting: a connection that has no place is
+//! The accept loop of every port. It never stops accepting: a connection over the budget is
 //! refused.
 
 use std::future::poll_fn;

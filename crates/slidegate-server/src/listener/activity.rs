@@ -81,7 +81,7 @@ impl Activity {
         }
     }
 
-    /// The connection begins anew, after its TLS handshake.
+    /// The connection begins again, after its TLS handshake.
     pub(super) fn restart(&self, now: Tick) {
         self.0.store(packed(Phase::Quiet, now), Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! The connections of one protocol: its cap, its timeouts, and what became of connections.
+//! The connections of one protocol: its cap, its timeouts, and its counters.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -16,9 +16,9 @@ use super::socket::{DetachedSocket, Socket};
 /// Refused connections that are open at once, so that their clients can read why. Further ones are
 /// closed at once.
 pub(super) const MAX_REFUSALS: usize = 32;
-/// How long, and how many bytes, a refused client is read. Closing a socket with unread bytes
-/// resets the connection, and the client may lose the reply.
+/// How long [`linger`] reads.
 const LINGER: Duration = Duration::from_secs(1);
+/// Maximum bytes that are read of a refused client.
 const MAX_LINGER: usize = 64 * 1024;
 
 const HTTP: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
@@ -50,7 +50,12 @@ impl Refusals {
         refusal.tell(&socket);
         let Ok(permit) = Arc::clone(&self.0).try_acquire_owned() else { return };
         tokio::spawn(async move {
-            let _ = timeout(LINGER, linger(socket)).await;
+            // A client that is gone needs no reply.
+            let _ = match socket.attach() {
+                Ok(Socket::Tcp(stream)) => linger(stream, MAX_LINGER).await,
+                Ok(Socket::Unix(stream)) => linger(stream, MAX_LINGER).await,
+                Err(error) => Err(error),
+            };
             drop(permit);
         });
     }
@@ -69,25 +74,25 @@ impl Refusal {
     }
 }
 
-/// Ends the reply and waits for the client to close.
-async fn linger(socket: DetachedSocket) -> io::Result<()> {
-    match socket.attach()? {
-        Socket::Tcp(stream) => read_rest(stream).await,
-        Socket::Unix(stream) => read_rest(stream).await,
-    }
-}
-
-async fn read_rest(mut stream: impl AsyncReadExt + AsyncWriteExt + Unpin) -> io::Result<()> {
-    let mut left = MAX_LINGER;
-    let mut unread = [0; 1024];
-    stream.shutdown().await?;
-    while left > 0 {
-        match stream.read(&mut unread).await? {
-            0 => break,
-            read => left = left.saturating_sub(read),
+/// Ends the reply and reads until the client closes, at most this many bytes and for a second.
+/// Closing a socket with unread bytes resets the connection, and the client may lose the reply.
+pub(crate) async fn linger(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    max_bytes: usize,
+) -> io::Result<()> {
+    let rest = async {
+        let mut left = max_bytes;
+        let mut unread = [0; 1024];
+        stream.shutdown().await?;
+        while left > 0 {
+            match stream.read(&mut unread).await? {
+                0 => break,
+                read => left = left.saturating_sub(read),
+            }
         }
-    }
-    Ok(())
+        Ok(())
+    };
+    timeout(LINGER, rest).await.unwrap_or(Ok(()))
 }
 
 #[cfg(test)]

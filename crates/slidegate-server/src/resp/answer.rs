@@ -1,6 +1,6 @@
 //! Decisions as replies: of one policy, or of all that apply.
 
-use slidegate::{Decisions, Error, PolicyDecision, PolicySet, Reason, millis_ceil};
+use slidegate::{Decision, Decisions, Error, PolicyDecision, PolicySet, Reason, millis_ceil};
 
 use super::reply::Reply;
 use crate::app::explanation;
@@ -82,10 +82,8 @@ pub(super) fn write_all_policies(decisions: &Decisions<'_>, reply: &mut Reply<'_
     }
 }
 
-/// The seven fields of a decision.
-pub(super) fn decision_fields(allowed: bool, one: &PolicyDecision<'_>, reply: &mut Reply<'_>) {
-    reply.field("allowed");
-    reply.boolean(allowed);
+/// The limit, what remains of it, and when there is more: four fields.
+pub(super) fn capacity_fields(one: &Decision, reply: &mut Reply<'_>) {
     reply.field("limit");
     reply.int(one.limit());
     reply.field("remaining");
@@ -97,6 +95,13 @@ pub(super) fn decision_fields(allowed: bool, one: &PolicyDecision<'_>, reply: &m
     }
     reply.field("reset_after_ms");
     reply.int(millis_ceil(one.reset_after()));
+}
+
+/// The seven fields of a decision.
+pub(super) fn decision_fields(allowed: bool, one: &PolicyDecision<'_>, reply: &mut Reply<'_>) {
+    reply.field("allowed");
+    reply.boolean(allowed);
+    capacity_fields(one, reply);
     reply.field("source");
     reply.simple(one.source().name());
     reply.field("reason");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use slidegate::PolicySet;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::watch;
-use tokio::time::{Instant, Sleep, sleep, timeout};
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::batch::{Batch, Step};
 use super::dispatch;
@@ -20,6 +20,7 @@ use super::session::Session;
 use super::transaction::Transaction;
 use super::turn::Turn;
 use crate::app::App;
+use crate::listener::linger;
 
 /// Initial size of the read buffer: about 80 commands.
 const INITIAL_BUFFER: usize = 4096;
@@ -30,9 +31,7 @@ const MAX_BUFFERED_REPLIES: usize = 64 * 1024;
 const MAX_BATCH: usize = 256;
 /// A client that does not authenticate within this time is disconnected.
 const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long, and how many bytes, the server still reads after its last reply. Closing a socket with
-/// unread bytes resets the connection, and the client may lose the reply.
-const LINGER: Duration = Duration::from_secs(1);
+/// Maximum bytes that are read after the last reply.
 const MAX_LINGER: usize = 1024 * 1024;
 
 /// Serves one client until it disconnects, violates the protocol, is idle for `idle`, or the
@@ -195,21 +194,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 
     /// Closes the connection after the client has had time to read the last reply.
-    async fn close(mut self) -> std::io::Result<()> {
-        let stream = &mut self.stream;
-        let linger = async {
-            stream.shutdown().await?;
-            let mut left = MAX_LINGER;
-            let mut unread = [0; INITIAL_BUFFER];
-            while left > 0 {
-                match stream.read(&mut unread).await? {
-                    0 => break,
-                    read => left = left.saturating_sub(read),
-                }
-            }
-            Ok(())
-        };
-        timeout(LINGER, linger).await.unwrap_or(Ok(()))
+    async fn close(self) -> std::io::Result<()> {
+        linger(self.stream, MAX_LINGER).await
     }
 }
 

@@ -127,7 +127,7 @@ pub(super) fn reject_inline_policy(policy: &Policy) -> Result<(), CommandError> 
 }
 
 /// Adds the values of the policy's scope to a request. In place, because a request has 400 bytes.
-fn add_keys<'b>(
+pub(super) fn add_keys<'b>(
     request: &mut Request<'b>,
     policy: &'b Policy,
     keys: &[&'b [u8]],

@@ -6,7 +6,7 @@ use slidegate::{Cost, Error, Extension, PolicySet, Request, Ticket};
 
 use super::batch::Step;
 use super::cost::parse_cost;
-use super::decide::{PolicyArguments, policy_arguments, reject_inline_policy};
+use super::decide::{PolicyArguments, add_keys, policy_arguments, reject_inline_policy};
 use super::error::{CommandError, parse_integer};
 use super::holds::HoldCommand;
 use super::reply::Escaped;
@@ -32,10 +32,7 @@ pub(super) fn reserve<'b>(
     if let Some(cost) = cost {
         request = request.cost(cost);
     }
-    let names = policy.scope_attributes().iter().map(String::as_str);
-    app.attributes
-        .add_to(&mut request, names.zip(keys.iter().copied()))
-        .map_err(|error| CommandError::new(error.detail))?;
+    add_keys(&mut request, policy, keys, app)?;
     Ok(step(HoldCommand::Reserve { request, ttl: ttl.map(Duration::from_millis), id }))
 }
 

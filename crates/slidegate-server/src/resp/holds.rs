@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use slidegate::{HoldOptions, Request, SettledKey, Settlement, Ticket, Timestamp, millis_ceil};
+use slidegate::{HoldOptions, Request, SettledKey, Settlement, Ticket, Timestamp};
 
 use super::answer;
 use super::reply::Reply;
@@ -66,17 +66,7 @@ fn write_settlement(settlement: &Settlement, goes_on: bool, reply: &mut Reply<'_
     reply.fields(9);
     reply.field("outcome");
     reply.text(settlement.status().name());
-    reply.field("limit");
-    reply.int(one.limit());
-    reply.field("remaining");
-    reply.int(one.remaining());
-    reply.field("retry_after_ms");
-    match one.retry_after() {
-        Some(wait) => reply.int(millis_ceil(wait)),
-        None => reply.never(),
-    }
-    reply.field("reset_after_ms");
-    reply.int(millis_ceil(one.reset_after()));
+    answer::capacity_fields(&one, reply);
     reply.field("cost");
     reply.int(one.cost());
     holding(one.held(), goes_on.then(|| settlement.ticket()), reply);

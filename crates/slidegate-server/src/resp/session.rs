@@ -45,7 +45,7 @@ pub(super) struct Session {
     name: Vec<u8>,
     /// The last inline quota.
     pub(super) quota_cache: QuotaCache,
-    /// Commands queued since `MULTI`. `None` outside of a transaction.
+    /// Commands queued since `MULTI`. `None` outside a transaction.
     pub(super) transaction: Option<Box<Transaction>>,
 }
 

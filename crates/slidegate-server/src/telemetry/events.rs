@@ -75,7 +75,6 @@ pub(crate) struct Event {
     #[serde(skip_serializing_if = "Option::is_none")]
     store_failure: Option<String>,
     mode: &'static str,
-    #[serde(rename = "door")]
     protocol: &'static str,
     /// `deny` or [`EXPIRED`].
     verdict: &'static str,
@@ -419,7 +418,7 @@ fn write_log(lines: &Receiver<LogLine>) {
                 cost = event.cost,
                 until = event.until,
                 mode = event.mode,
-                door = event.protocol,
+                protocol = event.protocol,
                 suppressed = (suppressed > 0).then_some(suppressed),
                 "expired"
             );
@@ -442,7 +441,7 @@ fn write_log(lines: &Receiver<LogLine>) {
             store_failure = event.store_failure,
             source = event.source,
             mode = event.mode,
-            door = event.protocol,
+            protocol = event.protocol,
             at = explanation::time(event.at),
             suppressed = (suppressed > 0).then_some(suppressed),
             "denied"

@@ -254,7 +254,7 @@ impl Observer {
         }
     }
 
-    /// Counts what the cancellation of a reservation gave back.
+    /// Counts what the cancellation of a reservation released.
     pub(crate) fn record_refund(&self, policy: &str, cost: u64) {
         if self.options.metrics
             && let Some(counters) = self.registry.load().by_name(policy)

@@ -50,7 +50,7 @@ impl Outcome {
     }
 }
 
-/// What became of reserved cost under a policy, as it is counted.
+/// The outcomes of reservations under a policy, as they are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HoldOutcome {
     Reserved,
@@ -215,7 +215,7 @@ impl PolicyCounters {
         self.cells.of(thread).cost_allowed.fetch_add(cost, Relaxed);
     }
 
-    /// Counts what a cancellation gave back.
+    /// Counts what a cancellation released.
     pub(super) fn record_refund(&self, thread: usize, cost: u64) {
         self.cells.of(thread).cost_refunded.fetch_add(cost, Relaxed);
     }

@@ -48,7 +48,7 @@ pub(crate) struct Recorder {
     counts: Arc<Counts>,
 }
 
-/// What became of lines since the start.
+/// Counts of recorded and lost lines since the start.
 #[derive(Debug, Default)]
 struct Counts {
     written: AtomicU64,

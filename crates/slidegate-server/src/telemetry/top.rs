@@ -77,7 +77,7 @@ pub(super) struct Weight {
 
 /// A key and its count.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Counted {
+pub(super) struct KeyCount {
     pub(super) key: Arc<str>,
     pub(super) count: u64,
     /// Maximum overestimate of the count.
@@ -89,7 +89,7 @@ pub(super) struct Counted {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Ranking {
     /// Highest count first; ties in the order of the key's text.
-    pub(super) keys: Vec<Counted>,
+    pub(super) keys: Vec<KeyCount>,
     /// Upper bound of the count of any key not listed.
     pub(super) error_bound: u64,
     /// Whether counts are estimated from a sample.
@@ -151,7 +151,7 @@ impl Top {
 #[derive(Debug, Clone, Default)]
 struct Sketch {
     /// At most [`COUNTERS`].
-    counters: Vec<Counted>,
+    counters: Vec<KeyCount>,
     positions: HashMap<Arc<str>, usize>,
     /// Whether a counter was ever taken over. Until then no key is missing.
     has_lost: bool,
@@ -171,7 +171,7 @@ impl Sketch {
         let key: Arc<str> = key.into();
         if self.counters.len() < COUNTERS {
             self.positions.insert(Arc::clone(&key), self.counters.len());
-            self.counters.push(Counted { key, count: weight, over: 0, last_at: at });
+            self.counters.push(KeyCount { key, count: weight, over: 0, last_at: at });
             return;
         }
         if weight == 0 {
@@ -183,7 +183,7 @@ impl Sketch {
         self.positions.remove(&counter.key);
         self.positions.insert(Arc::clone(&key), index);
         let count = counter.count.saturating_add(weight);
-        *counter = Counted { key, count, over: counter.count, last_at: at };
+        *counter = KeyCount { key, count, over: counter.count, last_at: at };
     }
 
     /// The index of the smallest counter.
@@ -200,12 +200,12 @@ impl Sketch {
 
 fn merged(sketches: &[Sketch]) -> Ranking {
     let error_bound = sketches.iter().map(Sketch::missing).sum();
-    let mut keys: HashMap<&str, Counted> = HashMap::new();
+    let mut keys: HashMap<&str, KeyCount> = HashMap::new();
     for sketch in sketches {
         let missing = sketch.missing();
         for one in &sketch.counters {
             // Start as if the key were missing in every sketch; replace the bound where it is not.
-            let sum = keys.entry(&one.key).or_insert_with(|| Counted {
+            let sum = keys.entry(&one.key).or_insert_with(|| KeyCount {
                 count: error_bound,
                 over: error_bound,
                 ..one.clone()

@@ -51,7 +51,7 @@ pub(crate) struct Traces {
     reported: AtomicU64,
 }
 
-/// What a span says, apart from the decisions.
+/// The attributes of a span, apart from those of the decisions.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SpanOf<'a> {
     pub(super) caller: &'a Caller,
@@ -112,7 +112,7 @@ impl Traces {
         let mut span = self.tracer.build_with_context(builder, caller.parent.as_ref().unwrap_or(&root));
         if span.is_recording() {
             span.set_attributes([
-                KeyValue::new("slidegate.door", caller.protocol.name()),
+                KeyValue::new("slidegate.protocol", caller.protocol.name()),
                 KeyValue::new("slidegate.verb", verb_name(verb)),
                 KeyValue::new("slidegate.verdict", if decisions.is_denied() { "deny" } else { "allow" }),
             ]);

@@ -43,5 +43,5 @@ fn without_any_descriptor_connections_are_refused_until_there_are_some_again() {
     }
     limit(512);
     victim.assert_served();
-    assert!(victim.connections("/doors/resp/refused") > 0);
+    assert!(victim.connections("/protocols/resp/refused") > 0);
 }

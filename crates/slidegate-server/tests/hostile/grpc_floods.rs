@@ -93,5 +93,5 @@ fn a_client_that_sends_pings_without_end_is_closed() {
         flooding.iter_mut().for_each(until_closed);
     });
     assert!(waits.p99 < LATE, "{waits:?}");
-    assert_eq!(victim.connections("/doors/grpc/closed/flood"), 4);
+    assert_eq!(victim.connections("/protocols/grpc/closed/flood"), 4);
 }

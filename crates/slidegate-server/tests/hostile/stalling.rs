@@ -25,7 +25,11 @@ fn silent_sockets_of_one_protocol_lock_nobody_out() {
         slidegate_testkit::until_true("the silent ones are gone", || victim.connections("/open") < 10);
     }
     // A later flood may find a place free that its well-behaved clients then use.
-    assert!(victim.connections("/doors/http/closed/evicted") > 0, "{}", victim.server.get("/v1/status").body);
+    assert!(
+        victim.connections("/protocols/http/closed/evicted") > 0,
+        "{}",
+        victim.server.get("/v1/status").body
+    );
 }
 
 /// A byte now and then must not look busy.
@@ -67,7 +71,7 @@ fn a_client_that_goes_on_asking_keeps_its_connection() {
         ask();
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
-    assert!(victim.connections("/doors/http/closed/evicted") > 0);
+    assert!(victim.connections("/protocols/http/closed/evicted") > 0);
 }
 
 /// Each way of holding a connection forever ends by itself, without any shortage.
@@ -131,14 +135,14 @@ fn each_way_of_stalling_ends() {
         }
     }
     slidegate_testkit::until_true("the slow readers are closed", || {
-        victim.connections("/doors/resp/closed/write_timeout") == 1
-            && victim.connections("/doors/http/closed/write_timeout") == 1
+        victim.connections("/protocols/resp/closed/write_timeout") == 1
+            && victim.connections("/protocols/http/closed/write_timeout") == 1
     });
     unread.iter_mut().for_each(until_closed);
-    for pointer in ["/doors/http/closed/opening_timeout", "/doors/grpc/closed/opening_timeout"] {
+    for pointer in ["/protocols/http/closed/opening_timeout", "/protocols/grpc/closed/opening_timeout"] {
         assert_eq!(victim.connections(pointer), 2, "{pointer}");
     }
-    for pointer in ["/doors/http/closed/request_timeout", "/doors/resp/closed/request_timeout"] {
+    for pointer in ["/protocols/http/closed/request_timeout", "/protocols/resp/closed/request_timeout"] {
         assert_eq!(victim.connections(pointer), 1, "{pointer}");
     }
 }

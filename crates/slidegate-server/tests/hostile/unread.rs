@@ -71,7 +71,7 @@ fn grpc_clients_that_take_no_replies_are_closed() {
     victim.assert_served();
     // They read every frame, until the service closes the connection.
     reading.iter_mut().for_each(until_closed);
-    let closed = || victim.connections("/doors/grpc/closed/write_timeout");
+    let closed = || victim.connections("/protocols/grpc/closed/write_timeout");
     slidegate_testkit::until_true("all of them are closed", || closed() == 4 * CLIENTS as u64);
     victim.assert_served();
     // The highest value: a loaded service may read the calls long after they were sent.

@@ -27,8 +27,8 @@ fn reserve(server: &Server, cost: u64) -> (u16, Value) {
     until("the store decides", || {
         let answer = server.post("/v1/reserve", &body(cost));
         let decision = answer.json();
-        // Instances remember denials.
-        let is_shared = decision["source"] == "store" || decision["source"] == "remembered";
+        // Instances cache denials.
+        let is_shared = decision["source"] == "store" || decision["source"] == "cached";
         is_shared.then_some((answer.status, decision))
     })
 }

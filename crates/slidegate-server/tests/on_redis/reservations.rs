@@ -54,7 +54,7 @@ fn number(variable: &str, default: impl FnOnce() -> u64) -> u64 {
     )
 }
 
-/// Ends the clients, also when a kill panics: the scope would wait for them for ever.
+/// Ends the clients, also when a kill panics: the scope would wait for them forever.
 struct EndOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for EndOnDrop<'_> {

@@ -30,7 +30,7 @@ fn check(address: &str, user: u32) -> Result<Response, String> {
 fn is_allowed(answer: &Response) -> bool {
     let decision = answer.json();
     assert!(matches!(answer.status, 200 | 429), "{}", answer.body);
-    assert!(decision["source"] == "store" || decision["source"] == "remembered", "{}", answer.body);
+    assert!(decision["source"] == "store" || decision["source"] == "cached", "{}", answer.body);
     decision["allowed"] == true
 }
 

@@ -59,7 +59,7 @@ fn two_servers_share_one_limit() {
         assert_eq!((denied.status, &denied.json()["source"]), (429, &json!("store")));
     }
     // Denials are cached as soon as the instance receives invalidations.
-    until_true("a denial is cached", || source(&one, "alice") == "remembered");
+    until_true("a denial is cached", || source(&one, "alice") == "cached");
 
     let alice = json!({ "attributes": { "user": "alice" }, "cost": 2 }).to_string();
     assert_eq!(one.post("/v1/refund", &alice).json()["remaining"], 2);
@@ -209,10 +209,10 @@ fn it_starts_without_redis_uses_fallbacks_and_switches_when_redis_starts() {
     until_true("the service is no longer degraded", || readiness(&server)["degraded"] == false);
     let output = until("the log says so", || {
         let output = std::fs::read_to_string(&log).unwrap();
-        output.contains("the store answers again").then_some(output)
+        output.contains("store recovered").then_some(output)
     });
     assert!(output.contains("WARN"), "{output}");
-    let again = output.lines().filter(|line| line.contains("the store answers again")).count();
+    let again = output.lines().filter(|line| line.contains("store recovered")).count();
     assert_eq!(again, 1, "{output}");
 }
 
@@ -263,7 +263,7 @@ fn a_frozen_redis_delays_no_response_and_one_log_line_stands_for_many() {
     until_true("and the log says so", || {
         std::fs::read_to_string(&log)
             .unwrap()
-            .contains("INFO slidegate_server::app::store::shared: the store answers again")
+            .contains("INFO slidegate_server::app::store::shared: store recovered")
     });
     assert_eq!(
         redis.admin(&["EXISTS", "sg1:per-user:user-0-0", "sg1:per-user:user-3-49"]),

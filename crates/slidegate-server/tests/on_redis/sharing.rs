@@ -56,10 +56,8 @@ fn a_store_that_refuses_decisions_is_not_called_shared_anywhere() {
         });
         assert_eq!(server.get("/v1/status").json()["store"]["shared"], false);
         assert_eq!(metric(&server, "slidegate_store_shared ").as_deref(), Some("0"));
-        let warning = format!(
-            "limits are not shared; until they are, each policy decides by its fallback reason=\"{}",
-            refused(command)
-        );
+        let warning =
+            format!("limits are not shared; policies use their fallbacks reason=\"{}", refused(command));
         until_true("it is logged", || read_to_string(&log).unwrap().contains(&warning));
         assert_eq!(check(&server)["source"], "local");
     };

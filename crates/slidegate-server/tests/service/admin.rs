@@ -147,10 +147,10 @@ fn status_says_everywhere_it_listens() {
         |name: &str| server.greeting.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim();
     let grpc = greeted("grpc").split(", ").next().unwrap().strip_prefix("http://").unwrap();
     let expected = json!([
-        { "door": "http", "address": server.address, "tls": false },
-        { "door": "resp", "address": greeted("resp").strip_prefix("redis://").unwrap(), "tls": false },
-        { "door": "grpc", "address": grpc, "tls": false },
-        { "door": "grpc", "address": format!("unix:{socket}"), "tls": false },
+        { "protocol": "http", "address": server.address, "tls": false },
+        { "protocol": "resp", "address": greeted("resp").strip_prefix("redis://").unwrap(), "tls": false },
+        { "protocol": "grpc", "address": grpc, "tls": false },
+        { "protocol": "grpc", "address": format!("unix:{socket}"), "tls": false },
     ]);
     assert_eq!(server.get("/v1/status").json()["listeners"], expected);
 }
@@ -219,8 +219,7 @@ fn one_key_is_shown_and_helped() {
             "explode",
             json!({}),
             404,
-            "nothing is called `explode` that can be done to a key; there are reset, refund, penalize, block, unblock, \
-             override, clear-override",
+            "unknown action `explode`: must be reset, refund, penalize, block, unblock, override or clear-override",
         ),
     ] {
         let answer = act(action, body);
@@ -300,7 +299,7 @@ fn policies_are_changed_listed_undone_and_put_back() {
 
 /// Policies that a protocol defines cannot be changed here: the change would have no effect.
 #[test]
-fn policies_of_doors_are_not_changed_here() {
+fn policies_of_a_protocol_are_not_changed_here() {
     let server = Server::start(&["--resp", "127.0.0.1:0"]);
     let output = command(&server, &["policy", "set", "CL.THROTTLE", "5/1m"]);
     assert_eq!(output.status.code(), Some(2));
@@ -484,7 +483,7 @@ mod on_redis {
         for user in ["alice", "bob", "carol"] {
             assert_eq!([(); 3].map(|()| check(&one, user).status), [200, 200, 429], "{user}");
         }
-        until_true("the other instance caches the denial", || source(&two) == "remembered");
+        until_true("the other instance caches the denial", || source(&two) == "cached");
         assert_eq!(said(&one, &["policy", "reset", "per-user", "--yes"]), "per-user: forgot 3 keys");
         until_true("the denial has ended there as well", || check(&two, "alice").status == 200);
         assert_eq!(check(&one, "bob").status, 200);

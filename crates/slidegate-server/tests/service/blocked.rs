@@ -191,7 +191,7 @@ mod on_redis {
         let denied = other.post("/v1/check", MALLORY).json();
         assert_eq!((&denied["limit"], &denied["used"]), (&json!(5), &json!(5)));
         // The store, or what it said less than 100 ms ago: never a fallback.
-        assert!(["store", "remembered"].contains(&denied["source"].as_str().unwrap()), "{denied}");
+        assert!(["store", "cached"].contains(&denied["source"].as_str().unwrap()), "{denied}");
         one.post("/v1/reset", MALLORY);
         assert_eq!(reason(&one), "blocked");
 

@@ -154,7 +154,7 @@ policies:
         events.iter().zip([("charged", 60, 60, 61), ("dropped", 60, 0, 1), ("streams", 1, 0, 0)])
     {
         assert_eq!((&event["policy"], &event["verdict"]), (&json!(policy), &json!("expired")), "{event}");
-        assert_eq!((&event["reason"], &event["door"]), (&json!("expired"), &json!("http")), "{event}");
+        assert_eq!((&event["reason"], &event["protocol"]), (&json!("expired"), &json!("http")), "{event}");
         assert_eq!((&event["held"], &event["cost"]), (&json!(held), &json!(cost)), "{event}");
         assert_eq!((&event["used"], &event["retry_after_ms"]), (&json!(used), &Value::Null), "{event}");
         assert!(event["until"].as_str().unwrap().ends_with('Z') && event["until"] == event["at"], "{event}");

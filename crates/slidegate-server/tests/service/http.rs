@@ -524,7 +524,7 @@ fn openapi_is_true_to_the_routes() {
 
 /// The responses to auth requests are described too, for a proxy that sends no attributes.
 #[test]
-fn openapi_is_true_to_the_auth_door() {
+fn openapi_is_true_to_the_auth_routes() {
     let folder = TempDir::new("openapi-auth");
     let attributes = "attributes: {path: none, method: none}";
     for (preset, denied) in [("caddy", 429), ("nginx", 403)] {
@@ -561,7 +561,7 @@ fn a_check_with_an_id_is_charged_once_however_often_it_is_sent() {
     assert_eq!(again.header("ratelimit"), first.header("ratelimit"));
     assert_eq!(server.post("/v1/peek", &alice(0)).json()["used"], 3);
 
-    // Denied: decided anew once there is room. By query it is the same check.
+    // Denied: decided again once there is room. By query it is the same check.
     assert_eq!(once("order-2", &alice(1)).status, 429);
     server.post("/v1/refund", &alice(1));
     assert_eq!(once("order-2", &alice(1)).status, 200);

@@ -83,7 +83,7 @@ fn resp_address(server: &Server) -> &str {
     line.and_then(|line| line.split(", ").next()).expect("a RESP listener with TLS")
 }
 
-/// A certificate that is named and not used is a door that everybody believes is locked.
+/// A certificate that is named and not used leaves a listener open that everybody believes is encrypted.
 #[test]
 fn http_and_resp_serve_tls_and_their_certificates_are_hot_reloaded() {
     let folder = TempDir::new("listeners-tls");

@@ -139,7 +139,7 @@ fn validate_says_each_policy_back_or_every_error_with_its_line() {
         "{printed}"
     );
 
-    // A limit of requests that adds tokens up denies the first reservation of an answer for ever.
+    // A limit of requests that adds tokens up denies the first reservation of an answer forever.
     let beside = "  - {name: tpm, scope: [user], quota: 8000/1m, counts: output}\n";
     let warned = |policy: &str| {
         let file =

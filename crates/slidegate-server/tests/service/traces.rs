@@ -150,10 +150,10 @@ fn a_decision_is_a_span_of_the_callers_trace_that_says_why() {
     assert!(span.start_time_unix_nano > 0 && span.start_time_unix_nano <= span.end_time_unix_nano);
     let expected = [
         ("cost", "1"),
-        ("door", "http"),
         ("key", "alice"),
         ("limit", "2"),
         ("policy", "per-user"),
+        ("protocol", "http"),
         ("remaining", "1"),
         ("shadow", "false"),
         ("source", "store"),
@@ -250,7 +250,7 @@ fn resp(server: &Server, key: &str) {
 
 /// Every protocol decides, so every protocol has spans. The environment alone can enable them.
 #[test]
-fn other_doors_have_spans_as_well() {
+fn other_protocols_have_spans_as_well() {
     let collector = Collector::start();
     let folder = TempDir::new("traces-protocols");
     let file = folder.file("slidegate.yaml", format!("auth: {{preset: nginx}}{POLICIES}"));
@@ -263,14 +263,17 @@ fn other_doors_have_spans_as_well() {
     let (_, about, span) = collector.next();
     assert_eq!(about["service.name"], "fleet");
     let found = of(&span);
-    assert_eq!((found["door"].as_str(), found["key"].as_str()), ("resp", "zoe"));
+    assert_eq!((found["protocol"].as_str(), found["key"].as_str()), ("resp", "zoe"));
     assert!(span.parent_span_id.is_empty());
     let fields =
         format!("traceparent: 00-{TRACE}-{PARENT}-01\r\nx-original-uri: /\r\nx-original-method: GET\r\n");
     let answer = server.ask_with(&fields, "GET", "/v1/auth/nginx?user=yves", None);
     assert_eq!(answer.status, 200, "{}", answer.body);
     let span = collector.span();
-    assert_eq!((of(&span)["door"].as_str(), hex(&span.parent_span_id).as_str()), ("auth_request", PARENT));
+    assert_eq!(
+        (of(&span)["protocol"].as_str(), hex(&span.parent_span_id).as_str()),
+        ("auth_request", PARENT)
+    );
 }
 
 /// A fleet is configured by these variables, the same for every service.
@@ -339,7 +342,7 @@ fn a_grpc_call_is_a_child_of_its_callers_span() {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(call);
     let span = collector.span();
     let found = of(&span);
-    assert_eq!((found["door"].as_str(), found["key"].as_str()), ("grpc", "alice"));
+    assert_eq!((found["protocol"].as_str(), found["key"].as_str()), ("grpc", "alice"));
     assert_eq!((hex(&span.trace_id), hex(&span.parent_span_id)), (TRACE.into(), PARENT.into()));
 }
 
@@ -388,7 +391,7 @@ fn a_dead_collector_holds_up_no_decision_and_its_losses_are_told() {
     let (dropped, sent) = (spans["dropped"].as_u64().unwrap(), spans["sent"].as_u64().unwrap());
     assert!(sent == 0 && dropped > 0, "{spans}");
     server.signal("TERM");
-    assert!(server.wait().success(), "a stopping service does not wait for ever");
+    assert!(server.wait().success(), "a stopping service does not wait forever");
     let log = std::fs::read_to_string(&log).unwrap();
     assert!(
         log.contains("spans were lost: the collector rejects them or is too slow; decisions are not delayed"),

@@ -163,5 +163,5 @@ fn refused_clients_learn_why() {
         assert_eq!(refusal, "-ERR max number of clients reached\r\n");
     }
     let counted = server.get("/v1/status").json();
-    assert_eq!(counted["connections"]["doors"]["resp"]["refused"], 20, "{counted}");
+    assert_eq!(counted["connections"]["protocols"]["resp"]["refused"], 20, "{counted}");
 }

@@ -29,7 +29,7 @@ const WINDOW: Duration = Duration::from_secs(2);
 /// of the allocator fill for a while; a leak grows with every request and goes past any constant.
 const MAX_GROWTH: u64 = 24 * 1024 * 1024;
 
-/// Ends the load, also when a fault panics: the scope would wait for its clients for ever.
+/// Ends the load, also when a fault panics: the scope would wait for its clients forever.
 struct EndOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for EndOnDrop<'_> {

@@ -100,7 +100,7 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
         }
     }
 
-    /// Changes a hold. Returns what came of it and the charged cost.
+    /// Changes a hold. Returns the outcome and the charged cost.
     pub(crate) fn change(&mut self, id: u64, change: &HoldChange, ended: &EndedHold) -> (HoldStatus, Done) {
         if let HoldChange::Refund { cost } = *change {
             return self.refund(id, cost);

@@ -335,7 +335,7 @@ mod tests {
         let mut log = charged(&coarse, &[(border, 999), (border + 10 * step + 1, 1)]);
         let settled = log.settle(&fine, border + 10 * step + 2);
         assert_eq!(settled, border + 10 * step + 2);
-        // What was stamped with the end of the coarse step is stamped anew, and nothing else moves.
+        // What was stamped with the end of the coarse step is stamped again, and nothing else moves.
         assert_eq!((log.oldest, log.newest), (border, border + 10 * step + 2));
     }
 

@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(load(1_000_000), None);
     }
 
-    /// `max_bytes` counts what lies outside of the table: of counters, nothing.
+    /// `max_bytes` counts what lies outside the table: of counters, nothing.
     #[test]
     fn counters_take_no_bytes_on_the_heap() {
         let bucket = TokenBucket { at: 7, level: 3, fraction: 1 };

@@ -120,7 +120,7 @@ impl<S: Store> Gate<S> {
         Asked::Denied(Denial { key: QueueKey::new(number, &denied.key()), wait, is_held, ask_again })
     }
 
-    /// Wakes who waits for what was refunded.
+    /// Wakes the waiters for what was refunded.
     #[inline]
     pub(super) fn wake_refunded(&self, decisions: &Decisions<'_>) {
         if self.queues.waiting() > 0 {
@@ -136,7 +136,7 @@ impl<S: Store> Gate<S> {
         }
     }
 
-    /// Wakes who waits for the keys of these charges.
+    /// Wakes the waiters of the keys of these charges.
     pub(super) fn wake_charged(&self, plan: &Plan<'_>) {
         plan.charges.iter().for_each(|charge| self.queues.wake(|| QueueKey::new(charge.number, &charge.key)));
     }
@@ -172,7 +172,7 @@ impl<S: HoldStore> Gate<S> {
         AcquireReservation { gate: self, request, ttl_us: None, within: Acquire::TIMEOUT }
     }
 
-    /// Wakes who waits for a key, if a change of its hold has freed cost.
+    /// Wakes the waiters of a key, if a change of its hold has freed cost.
     pub(super) fn wake_after(
         &self,
         queue: Option<u64>,

@@ -117,7 +117,7 @@ impl PendingSettlements {
         (!taken.is_empty()).then_some(taken)
     }
 
-    /// Puts back those that the store did not reply to, unless their reservation was settled anew.
+    /// Puts back those that the store did not reply to, unless their reservation was settled again.
     pub(super) fn put_back(&self, unsent: Vec<Pending>) {
         let mut queue = self.queue();
         let queue = &mut *queue;

@@ -276,7 +276,7 @@ impl Gate {
     }
 
     /// Settles what the request has cost so far, and keeps holding the rest: `cost` is the total
-    /// since it began. The hold's time begins anew. Parts may be repeated or arrive in any order;
+    /// since it began. The hold's time restarts. Parts may be repeated or arrive in any order;
     /// the largest counts. A permit of
     /// [`Quota::in_flight`](crate::Quota::in_flight) is kept until the last settlement.
     ///

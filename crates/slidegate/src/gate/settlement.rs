@@ -1,4 +1,4 @@
-//! What came of a change of a reservation, key by key.
+//! The outcome of a change of a reservation, key by key.
 
 use std::ops::Deref;
 
@@ -9,7 +9,7 @@ use crate::hold::HoldStatus;
 use crate::request::CostUnit;
 use crate::ticket::{Ticket, TicketPlace};
 
-/// What came of a change of a reservation.
+/// The outcome of a change of a reservation.
 #[derive(Debug, Clone)]
 pub struct Settlement {
     pub(super) keys: SmallVec<[ChangedKey; 1]>,
@@ -18,7 +18,7 @@ pub struct Settlement {
     pub(super) is_unknown: bool,
 }
 
-/// What came of it on a key of the ticket.
+/// The outcome on a key of the ticket.
 #[derive(Debug, Clone)]
 pub(super) struct ChangedKey {
     pub(super) place: TicketPlace,
@@ -28,7 +28,7 @@ pub(super) struct ChangedKey {
     pub(super) last: Option<SettledCost>,
 }
 
-/// What came of it under one policy; derefs to the [`Decision`] on the key after the change.
+/// The outcome under one policy; derefs to the [`Decision`] on the key after the change.
 #[derive(Debug, Clone, Copy)]
 pub struct SettledKey<'s> {
     policy: &'s str,
@@ -45,7 +45,7 @@ pub struct SettledCost {
 }
 
 impl Settlement {
-    /// What came of it: [`Unknown`](HoldStatus::Unknown) if the store does not know the reservation,
+    /// The outcome: [`Unknown`](HoldStatus::Unknown) if the store does not know the reservation,
     /// [`Denied`](HoldStatus::Denied) if one key denied an extension, else the status of the first
     /// key that is not [`Changed`](HoldStatus::Changed).
     #[must_use]
@@ -70,7 +70,7 @@ impl Settlement {
         self.ticket
     }
 
-    /// What came of it under each policy that held cost, in their order.
+    /// The outcome under each policy that held cost, in their order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = SettledKey<'_>> + Clone {
         self.keys.iter().map(|changed| SettledKey {
             policy: self.ticket.key(changed.place).map_or("", |key| key.policy),
@@ -86,7 +86,7 @@ impl<'s> SettledKey<'s> {
         self.policy
     }
 
-    /// What came of the change.
+    /// The outcome of the change.
     #[must_use]
     pub fn status(&self) -> HoldStatus {
         self.changed.status

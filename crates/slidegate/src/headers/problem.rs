@@ -344,7 +344,7 @@ mod tests {
         );
     }
 
-    /// Who is denied because others run, or hold cost, must read that and not that nothing is used.
+    /// A client denied because others run, or hold cost, must read that, and not that nothing is used.
     #[test]
     fn what_is_held_is_said_where_it_denies() {
         let streams = Quota::in_flight(1, Duration::from_secs(20)).unwrap();

@@ -10,7 +10,7 @@ pub(crate) enum Dialect {
     Anthropic,
 }
 
-/// What a field says of its unit.
+/// The content of a field for its unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Number {
     Limit,

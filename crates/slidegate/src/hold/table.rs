@@ -110,7 +110,7 @@ pub(crate) struct TableList<'v> {
     len: usize,
     /// Changed holds with their places, in the order of the changes.
     changed: SmallVec<[(usize, Hold); 2]>,
-    /// All holds, if the list was made anew.
+    /// All holds, if the list was rebuilt.
     replaced: Option<Vec<Hold>>,
     /// Whether something was read from where the table has no bytes.
     is_cut_off: Cell<bool>,
@@ -255,7 +255,7 @@ impl<'v> Holds<TableList<'v>> {
         !self.holds.changed.is_empty() || self.is_replaced()
     }
 
-    /// Whether the list was made anew, so that the whole table is to be written.
+    /// Whether the list was rebuilt, so that the whole table is to be written.
     pub(crate) fn is_replaced(&self) -> bool {
         self.holds.replaced.is_some()
     }

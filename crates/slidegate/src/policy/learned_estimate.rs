@@ -12,7 +12,7 @@ const OF_ONE_KEY: usize = KNOWN / 16;
 /// What is learned of a request is at most so many times what it held, so that a few costs that were
 /// made up do not stand for all.
 const MOST_TIMES_HELD: u64 = 4;
-/// The percentile is computed anew after so many costs.
+/// The percentile is computed again after so many costs.
 const REFRESHED_AFTER: usize = 32;
 
 /// What a request was settled to.

@@ -95,7 +95,7 @@ impl HoldCall<'_> {
         quota
     }
 
-    /// What became of the hold if it is no longer open at this date.
+    /// The outcome of the hold if it is no longer open at this date.
     pub(crate) fn ended(&self, now: Timestamp) -> EndedHold {
         let (is_over, unsettled) = match self.part {
             TicketPart::Held { until, unsettled, .. } => (now >= until, unsettled),
@@ -115,13 +115,13 @@ impl HoldCall<'_> {
     }
 }
 
-/// What came of changes of holds, in their order. Most are of one.
+/// The outcomes of changes of holds, in their order. Most are of one.
 pub type HoldAnswers = SmallVec<[HoldAnswer; 1]>;
 
 /// What a store knows a key by in a ticket.
 pub type TicketKeyBytes = SmallVec<[u8; 32]>;
 
-/// What came of a change of the hold on one key.
+/// The outcome of a change of the hold on one key.
 #[derive(Debug, Clone, Copy)]
 pub struct HoldAnswer {
     pub(crate) status: HoldStatus,

@@ -1,4 +1,4 @@
-//! Key states: the usage of one key under any algorithm, for stores outside of this crate.
+//! Key states: the usage of one key under any algorithm, for stores outside this crate.
 
 use std::fmt;
 

@@ -170,7 +170,7 @@ impl RedisStore {
             self.calls.invalidate_denials(deadline).await;
             return answers;
         }
-        // Who waits must find out what other instances settle.
+        // Waiters must find out what other instances settle.
         let may_be_cached = subjects.may_be_cached() && !charges.iter().any(|charge| charge.is_waiting);
         let cache = self.calls.denial_cache.as_ref().filter(|_| may_be_cached);
         let Some(cache) = cache else {

@@ -415,7 +415,7 @@ impl KeyChange {
         Some(Self { quota, id, change, amount, until, unsettled, made: fields.count()? })
     }
 
-    /// What became of the hold if it is no longer open at this time.
+    /// The outcome of the hold if it is no longer open at this time.
     pub(super) fn ended(&self, now: u64) -> EndedHold {
         EndedHold { amount: self.amount, is_over: now >= self.until, unsettled: self.unsettled }
     }

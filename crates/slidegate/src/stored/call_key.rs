@@ -142,7 +142,7 @@ impl<'v> CallKey<'v> {
         on!(self, key => key.charge_effects(effects))
     }
 
-    /// Refunds a cost, or cancels a hold instead. Returns what was given back.
+    /// Refunds a cost, or cancels a hold instead. Returns what was refunded or released.
     pub(super) fn refund(
         &mut self,
         cost: u64,
@@ -171,7 +171,7 @@ impl<'v> CallKey<'v> {
         on!(self, key => key.deny_change(id, change, reply, effects))
     }
 
-    /// Changes a hold, and replies what came of it.
+    /// Changes a hold, and replies the outcome.
     pub(super) fn change(
         &mut self,
         id: u64,

@@ -19,7 +19,7 @@ use crate::quota::Quota;
 use crate::time::Timestamp;
 use crate::verb::Verb;
 
-/// What came of a call.
+/// The outcome of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Decided {
     /// The reply of the script.

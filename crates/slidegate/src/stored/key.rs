@@ -64,7 +64,7 @@ impl<'v, S: Stored<'v>> OpenKey<S> {
         let counted = counted.ok_or_else(|| Unusable::damaged(&format!("its window is {window_us} us")))?;
         let settled = state.settle(&counted, now);
         state.adopt(&counted, quota, settled);
-        // Until it is written, each decision would adopt it anew, at a later time.
+        // Until it is written, each decision would adopt it again, at a later time.
         Ok(Self { state, settled, has_moved: true, before })
     }
 

@@ -61,7 +61,7 @@ pub(super) trait Stored<'v>: State {
         self.moment() < step.moment
     }
 
-    /// The end that the expiry was computed from; 0 if the expiry must be computed anew.
+    /// The end that the expiry was computed from; 0 if the expiry must be computed again.
     fn expires(&self, _has_same_window: bool) -> u64 {
         0
     }

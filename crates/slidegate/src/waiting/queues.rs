@@ -17,7 +17,7 @@ use tokio::time::{timeout, timeout_at};
 use super::{Cause, MaxWaiting, NotAcquired};
 use crate::time::instant;
 
-/// Who waits, and for what.
+/// A waiter, and what it waits for.
 pub(crate) trait Asker: Sync {
     /// What a queue is for.
     type Key: Copy + Eq + Hash + Send + Sync;

@@ -413,8 +413,8 @@ fn denied_requests_that_count_are_counted_in_redis_as_in_memory() {
     histories(60, all, Said::Counted);
 }
 
-/// Doors whose callers say the limit ask for several keys at once, each at a cost of its own, and
-/// some past the limit.
+/// Protocols whose callers give the limit ask for several keys at once, each at a cost of its own,
+/// and some past the limit.
 #[test]
 fn inline_quotas_own_costs_and_excess_in_redis_decide_as_in_memory() {
     for algorithm in Algorithm::ALL {

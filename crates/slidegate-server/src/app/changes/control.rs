@@ -17,7 +17,7 @@ use slidegate::store::{ControlDocument, ControlDocumentId};
 
 use super::clock::now_ms;
 use super::document::Document;
-use super::reconcile::{Found, Held, Reconciled, next_id, reconcile};
+use super::reconcile::{Held, Reconciliation, StoredDocument, next_id, reconcile};
 use super::refusal::{Cause, Refusal};
 use crate::app::App;
 use crate::app::store::Shared;
@@ -132,7 +132,7 @@ impl Control {
             let found =
                 found(&shared.redis().control_document(None).await.map_err(away)?.unwrap_or_default())?;
             let now = now_ms();
-            let Reconciled { mut document, loss } = self.reconcile(&found, now);
+            let Reconciliation { mut document, loss } = self.reconcile(&found, now);
             let done = edit(&mut document, now)?;
             let written = self.write(shared, &found, document, loss.is_some()).await;
             let unsure = |refusal: Refusal| {
@@ -196,7 +196,7 @@ impl Control {
 
     /// The document to activate, from the active and the stored one. Reports a loss when first
     /// detected.
-    fn reconcile(&self, found: &Found, now: u64) -> Reconciled {
+    fn reconcile(&self, found: &StoredDocument, now: u64) -> Reconciliation {
         let mut state = self.state();
         let reconciled = reconcile(&state.held, found, now);
         let Some(loss) = reconciled.loss.filter(|_| !state.losses.is_open()) else { return reconciled };
@@ -219,7 +219,7 @@ impl Control {
     async fn write(
         &self,
         shared: Shared<'_>,
-        found: &Found,
+        found: &StoredDocument,
         mut document: Document,
         is_after_loss: bool,
     ) -> Result<bool, Refusal> {
@@ -292,7 +292,7 @@ impl Control {
             return Ok(true);
         };
         let found = found(&stored)?;
-        let Reconciled { document, loss } = self.reconcile(&found, now_ms());
+        let Reconciliation { document, loss } = self.reconcile(&found, now_ms());
         let is_other = document != *held.document;
         if loss.is_some() {
             if is_other {
@@ -372,10 +372,10 @@ impl Losses {
 }
 
 /// Parses a stored document.
-fn found(stored: &ControlDocument) -> Result<Found, Refusal> {
+fn found(stored: &ControlDocument) -> Result<StoredDocument, Refusal> {
     let document =
         Document::from_text(&stored.text).map_err(|detail| Refusal::new(Cause::Conflict, detail))?;
-    Ok(Found { id: stored.id, document })
+    Ok(StoredDocument { id: stored.id, document })
 }
 
 /// The refusal for a failed store operation.

@@ -31,14 +31,14 @@ pub(super) struct Held {
 
 /// The stored document.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Found {
+pub(super) struct StoredDocument {
     pub(super) id: ControlDocumentId,
     pub(super) document: Document,
 }
 
 /// The document to activate.
 #[derive(Debug)]
-pub(super) struct Reconciled {
+pub(super) struct Reconciliation {
     pub(super) document: Document,
     /// The loss of the stored document; `None` if it is complete and equal to `document`.
     pub(super) loss: Option<Loss>,
@@ -72,7 +72,7 @@ impl fmt::Display for Loss {
 }
 
 /// The document to activate, from the active and the stored one.
-pub(super) fn reconcile(held: &Held, found: &Found, now_ms: u64) -> Reconciled {
+pub(super) fn reconcile(held: &Held, found: &StoredDocument, now_ms: u64) -> Reconciliation {
     let loss = if found.id.is_absent() {
         (!held.id.is_absent()).then_some(Loss::Absent)
     } else if found.id.epoch == held.id.epoch && found.id.version < held.id.version {
@@ -86,7 +86,7 @@ pub(super) fn reconcile(held: &Held, found: &Found, now_ms: u64) -> Reconciled {
         None => found.document.clone(),
         Some(_) => found.document.merged(&held.document),
     };
-    Reconciled { document, loss }
+    Reconciliation { document, loss }
 }
 
 /// The id of the document that replaces `found`. `random` returns non-zero numbers.
@@ -95,7 +95,7 @@ pub(super) fn reconcile(held: &Held, found: &Found, now_ms: u64) -> Reconciled {
 /// Those of `random`.
 pub(super) fn next_id<E>(
     held: &Held,
-    found: &Found,
+    found: &StoredDocument,
     is_after_loss: bool,
     mut random: impl FnMut() -> Result<u64, E>,
 ) -> Result<ControlDocumentId, E> {
@@ -132,12 +132,18 @@ mod tests {
     /// A store with compare-and-set.
     #[derive(Default)]
     struct Store {
-        now: Found,
+        now: StoredDocument,
         random: u64,
     }
 
     impl Store {
-        fn replace(&mut self, held: &Held, found: &Found, document: Document, is_after_loss: bool) -> bool {
+        fn replace(
+            &mut self,
+            held: &Held,
+            found: &StoredDocument,
+            document: Document,
+            is_after_loss: bool,
+        ) -> bool {
             let id = next_id(held, found, is_after_loss, || {
                 self.random += 1;
                 Ok::<_, Infallible>(self.random)
@@ -145,7 +151,7 @@ mod tests {
             let Ok(id) = id;
             let is_there = self.now.id == found.id;
             if is_there {
-                self.now = Found { id, document };
+                self.now = StoredDocument { id, document };
             }
             is_there
         }
@@ -156,7 +162,7 @@ mod tests {
     struct Instance {
         held: Held,
         /// Read and not yet written.
-        read: Option<Found>,
+        read: Option<StoredDocument>,
         losses: u32,
     }
 
@@ -168,9 +174,9 @@ mod tests {
         /// The rest of a poll. Returns whether it is complete.
         fn settle(&mut self, store: &mut Store, now_ms: u64) -> bool {
             let Some(found) = self.read.take() else { return true };
-            let Reconciled { mut document, loss } = reconcile(&self.held, &found, now_ms);
+            let Reconciliation { mut document, loss } = reconcile(&self.held, &found, now_ms);
             if loss.is_none() {
-                self.held = Found::held(found);
+                self.held = StoredDocument::held(found);
                 return true;
             }
             self.losses += 1;
@@ -179,7 +185,7 @@ mod tests {
             if !store.replace(&self.held, &found, document, true) {
                 return false;
             }
-            self.held = Found::held(store.now.clone());
+            self.held = StoredDocument::held(store.now.clone());
             true
         }
 
@@ -194,12 +200,12 @@ mod tests {
             // One call at a time: a poll that has read continues, or reads again.
             self.read = None;
             let found = store.now.clone();
-            let Reconciled { mut document, loss } = reconcile(&self.held, &found, now_ms);
+            let Reconciliation { mut document, loss } = reconcile(&self.held, &found, now_ms);
             self.losses += u32::from(loss.is_some());
             edit(&mut document);
             document.trim(now_ms);
             assert!(store.replace(&self.held, &found, document, loss.is_some()));
-            self.held = Found::held(store.now.clone());
+            self.held = StoredDocument::held(store.now.clone());
         }
 
         fn block(&mut self, store: &mut Store, key: &str, now_ms: u64) {
@@ -213,7 +219,7 @@ mod tests {
         }
     }
 
-    impl Found {
+    impl StoredDocument {
         fn held(found: Self) -> Held {
             Held { id: found.id, document: Arc::new(found.document) }
         }
@@ -227,7 +233,7 @@ mod tests {
         a.block(&mut store, "mallory", 1);
         b.poll(&mut store, 2);
         let before = store.now.id;
-        store.now = Found::default();
+        store.now = StoredDocument::default();
         a.block(&mut store, "evil2", 3);
         assert_ne!(store.now.id.epoch, before.epoch);
         assert!(store.now.id.version > before.version);
@@ -241,7 +247,7 @@ mod tests {
     fn a_document_of_another_epoch_is_merged_with_what_is_in_force() {
         let (mut store, mut a, mut c) = (Store::default(), Instance::default(), Instance::default());
         a.block(&mut store, "mallory", 1);
-        store.now = Found::default();
+        store.now = StoredDocument::default();
         c.block(&mut store, "evil2", 2);
         assert_eq!(store.now.id.version, a.held.id.version, "a version is used again");
         a.poll(&mut store, 3);
@@ -304,7 +310,7 @@ mod tests {
     fn what_has_ended_stays_ended_after_a_loss() {
         let (mut store, mut a) = (Store::default(), Instance::default());
         a.change(&mut store, 1, |document| document.set_key(block("short", 50), 1).unwrap());
-        store.now = Found::default();
+        store.now = StoredDocument::default();
         a.poll(&mut store, 49);
         assert_eq!((a.losses, a.blocked(49)), (1, vec!["short"]));
         let old = store.now.clone();
@@ -313,7 +319,7 @@ mod tests {
         store.now = old;
         a.poll(&mut store, 400_001);
         assert_eq!(a.blocked(400_001), ["other"]);
-        store.now = Found::default();
+        store.now = StoredDocument::default();
         a.poll(&mut store, 400_002);
         assert_eq!(store.now.document.keys.len(), 1, "it is not written back either");
     }
@@ -372,7 +378,7 @@ mod tests {
         fn all_instances_converge_and_no_change_is_dropped(steps in steps()) {
             let mut store = Store::default();
             let mut instances: [Instance; 3] = Default::default();
-            let mut copies = vec![Found::default()];
+            let mut copies = vec![StoredDocument::default()];
             // The last change of each register, by stamp.
             let mut blocks = std::collections::BTreeMap::new();
             let mut limits = std::collections::BTreeMap::new();
@@ -410,7 +416,7 @@ mod tests {
                     Step::Settle { instance } => {
                         instances[instance].settle(&mut store, now);
                     }
-                    Step::Lose => store.now = Found::default(),
+                    Step::Lose => store.now = StoredDocument::default(),
                     Step::RollBack(back) => {
                         store.now = copies[copies.len().saturating_sub(back + 1)].clone();
                     }

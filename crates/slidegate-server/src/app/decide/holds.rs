@@ -108,7 +108,7 @@ impl Call<'_> {
         let open = &self.engine.open_reservations;
         let noted = open.keys(ticket.id());
         if is_unknown {
-            log_limited!(WARN, None, "a ticket is unknown to the store; nothing was charged or given back");
+            log_limited!(WARN, None, "a ticket is unknown to the store; nothing was charged or released");
         } else if is_last {
             open.remove(ticket.id());
         }
@@ -139,7 +139,7 @@ impl Call<'_> {
 }
 
 impl Engine {
-    /// Reports reservations that expire, for ever.
+    /// Reports reservations that expire, until the process ends.
     pub(in crate::app) async fn watch_reservations(&self) {
         loop {
             let due = self.open_reservations.next_due().await;

@@ -35,7 +35,7 @@ pub(super) struct Health {
 
 /// The state of a shared store at the last health check.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct HealthRecord {
     answered: u64,
     fallbacks: u64,
     /// Fallback decisions already logged.
@@ -59,7 +59,7 @@ enum Sharing {
     Refused,
 }
 
-impl Default for Seen {
+impl Default for HealthRecord {
     fn default() -> Self {
         Self {
             answered: 0,
@@ -225,7 +225,7 @@ impl<'a> Shared<'a> {
     /// Checks the health since the last check, and logs when the store becomes unavailable or
     /// available again. Pings it if there was no traffic. Tests it after fallbacks and reconnects, and
     /// to confirm recovery: a store may answer, and refuse what decisions need.
-    pub(crate) async fn poll_health(self, seen: &mut Seen) {
+    pub(crate) async fn poll_health(self, seen: &mut HealthRecord) {
         let stats = self.fallbacks();
         let answered = self.health.answered.load(Ordering::Relaxed);
         let (new_answers, new_fallbacks) = (answered - seen.answered, stats.fallbacks - seen.fallbacks);
@@ -267,10 +267,7 @@ impl<'a> Shared<'a> {
             Some((reason, sharing)) => {
                 self.health.away.store(true, Ordering::Relaxed);
                 if sharing > seen.sharing {
-                    tracing::warn!(
-                        reason,
-                        "limits are not shared; until they are, each policy decides by its fallback"
-                    );
+                    tracing::warn!(reason, "limits are not shared; policies use their fallbacks");
                     seen.sharing = sharing;
                 }
                 seen.away = true;
@@ -278,7 +275,7 @@ impl<'a> Shared<'a> {
             None if new_fallbacks == 0 && self.fallbacks().fallbacks == seen.fallbacks => {
                 self.health.away.store(false, Ordering::Relaxed);
                 if seen.away {
-                    tracing::info!(store = self.url(), "the store answers again; decisions come from it");
+                    tracing::info!(store = self.url(), "store recovered");
                 }
                 (seen.away, seen.sharing) = (false, Sharing::Shared);
             }

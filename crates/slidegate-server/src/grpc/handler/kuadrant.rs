@@ -14,7 +14,7 @@ use tonic::Status;
 
 use super::record::{self, Recorded};
 use super::removed_meanwhile;
-use super::request::{self, Asks, CallRequests, Requests};
+use super::request::{self, CallKind, CallRequests, Requests};
 use super::{NO_DOMAIN, RateLimitHandler};
 use crate::app::ticket_change::{Changed, TicketChange};
 use crate::caller::Caller;
@@ -41,13 +41,13 @@ impl RateLimitHandler {
         let ReserveRequest { domain, descriptors, amount, ttl } = call;
         let ttl = ttl.map(|ttl| span(&ttl)).transpose()?;
         let call = RateLimitRequest { domain, descriptors, hits_addend: 0 };
-        let asks = Asks::Reserve((amount > 0).then_some(amount));
+        let kind = CallKind::Reserve((amount > 0).then_some(amount));
         request::validate(&call)?;
         let config = self.config(&call.domain)?;
-        let targets = request::targets(config.as_deref(), &call, asks)?;
+        let targets = request::targets(config.as_deref(), &call, kind)?;
         let settings = self.files.as_ref().map(|files| &files.settings);
         let mut requests = Requests::new();
-        let batch = CallRequests::new(&self.app, &call, &targets, settings, asks, &mut requests)?;
+        let batch = CallRequests::new(&self.app, &call, &targets, settings, kind, &mut requests)?;
         let options = HoldOptions { ttl, unsettled: Unsettled::Forget, ..HoldOptions::default() };
         let mut holding = self.app.call(caller.clone());
         let reserved = holding.reserve(&requests, options).await;
@@ -92,7 +92,7 @@ impl RateLimitHandler {
         let CommitRequest { domain, descriptors, reservation_id, actual_amount } = call;
         let call = RateLimitRequest { domain, descriptors, hits_addend: 0 };
         if reservation_id.is_empty() {
-            self.decide(&call, caller, Asks::Report(Some(actual_amount))).await?;
+            self.decide(&call, caller, CallKind::Report(Some(actual_amount))).await?;
             return Ok(CommitResponse { reservation_released: false });
         }
         let ticket: Ticket = reservation_id
@@ -117,7 +117,7 @@ impl RateLimitHandler {
         if let Some(files) = &self.files
             && let Some(config) = files.live.current()
             // What it is charged to is in the ticket; descriptors that match nothing now do no harm.
-            && let Ok(targets) = request::targets(Some(&config), &call, Asks::Reserve(None))
+            && let Ok(targets) = request::targets(Some(&config), &call, CallKind::Reserve(None))
         {
             record::committed(files.live.statistics(), &targets, &settlement, actual_amount);
         }

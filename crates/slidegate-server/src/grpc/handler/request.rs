@@ -23,25 +23,25 @@ const DOMAIN: &str = "domain";
 /// compares each with all.
 const MAX_DESCRIPTORS: usize = 64;
 
-/// What a call asks for each of its descriptors.
+/// The kinds of calls: what each does for its descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Asks {
-    /// What the descriptor says: `ShouldRateLimit`.
-    AsSaid,
-    /// Whether one more hit fits.
+pub(crate) enum CallKind {
+    /// `ShouldRateLimit`: its descriptors say what.
+    ShouldRateLimit,
+    /// Checks whether one more hit fits.
     Check,
-    /// To charge its hits, or so many, whatever they exceed.
+    /// Charges its hits, or this many, even above the limit.
     Report(Option<u64>),
-    /// To hold so much, or the estimates of policies.
+    /// Holds this much, or the estimates of policies.
     Reserve(Option<u64>),
 }
 
-impl Asks {
+impl CallKind {
     /// What is done for a descriptor: the verb and the cost.
     fn of(self, call: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> (Verb, Option<u64>) {
         let hits = hits(call, descriptor);
         match self {
-            Self::AsSaid => (verb(descriptor, hits), Some(hits)),
+            Self::ShouldRateLimit => (verb(descriptor, hits), Some(hits)),
             Self::Check => (Verb::Peek, Some(1)),
             Self::Report(None) if descriptor.is_negative_hits => (Verb::Refund, Some(hits)),
             Self::Report(amount) => (Verb::Penalize, Some(amount.unwrap_or(hits))),
@@ -96,18 +96,18 @@ impl CallRequests {
         call: &'r RateLimitRequest,
         targets: &'r [DescriptorTarget<'r>],
         settings: Option<&Settings>,
-        asks: Asks,
+        kind: CallKind,
         requests: &mut Requests<'r>,
     ) -> Result<Self, Status> {
         let mut batch = Self { descriptors: SmallVec::new(), steps: smallvec![0] };
         // A reservation is one step in any case.
         let is_shadow =
-            settings.is_some_and(|settings| settings.shadow_mode) && !matches!(asks, Asks::Reserve(_));
+            settings.is_some_and(|settings| settings.shadow_mode) && !matches!(kind, CallKind::Reserve(_));
         // Refunds come last: a denied client will retry, with the refund.
         for is_refund in [false, true] {
             let mut begins_step = is_refund;
             for (index, (descriptor, target)) in call.descriptors.iter().zip(targets).enumerate() {
-                let (verb, cost) = asks.of(call, descriptor);
+                let (verb, cost) = kind.of(call, descriptor);
                 if matches!(target, DescriptorTarget::None | DescriptorTarget::Unlimited)
                     || (verb == Verb::Refund) != is_refund
                 {
@@ -215,10 +215,10 @@ pub(crate) fn has_refund(call: &RateLimitRequest) -> bool {
 pub(super) fn targets<'c>(
     config: Option<&'c EnvoyConfig>,
     call: &RateLimitRequest,
-    asks: Asks,
+    kind: CallKind,
 ) -> Result<Vec<DescriptorTarget<'c>>, Status> {
-    if let (Asks::Reserve(_), Some(index)) =
-        (asks, call.descriptors.iter().position(|descriptor| descriptor.limit.is_some()))
+    if let (CallKind::Reserve(_), Some(index)) =
+        (kind, call.descriptors.iter().position(|descriptor| descriptor.limit.is_some()))
     {
         return Err(invalid(index, "cost is held under configured limits only; leave `limit` out"));
     }
@@ -239,7 +239,8 @@ pub(super) fn targets<'c>(
         Lookup::Unlimited { .. } => DescriptorTarget::Unlimited,
         Lookup::Limited(limit) => {
             let hits = hits(call, descriptor);
-            let is_counted = asks == Asks::AsSaid && counts_denials(&limit, verb(descriptor, hits), hits);
+            let is_counted =
+                kind == CallKind::ShouldRateLimit && counts_denials(&limit, verb(descriptor, hits), hits);
             let denied_key = is_counted.then(|| envoy::denied_key(&limit.key));
             DescriptorTarget::Limit { limit, denied_key }
         }

@@ -16,7 +16,7 @@ use crate::config::Record;
 /// Bytes that are written at once.
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// What became of lines.
+/// Counts of written and failed lines.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Outcome {
     pub(super) written: u64,

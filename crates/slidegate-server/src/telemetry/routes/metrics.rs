@@ -101,7 +101,7 @@ fn process(page: &mut Page<'_>, app: &App) -> fmt::Result {
     let help = "Open reservations in the memory store, each counted on every key that it holds cost of";
     page.value("holds", help, count(memory.holds))?;
     let help =
-        "Tickets to settle, extend or cancel that the store does not know; nothing was charged or given back";
+        "Tickets to settle, extend or cancel that the store does not know; nothing was charged or released";
     page.total("unknown_tickets", help, app.store().unknown_tickets())?;
     page.value("max_holds", "Maximum open reservations in the memory store", count(memory.max_holds))?;
     let pending = app.store().pending_settlements();
@@ -121,22 +121,22 @@ fn process(page: &mut Page<'_>, app: &App) -> fmt::Result {
 
 fn connections(page: &mut Page<'_>, budget: &ConnectionBudget) -> fmt::Result {
     let protocols = budget.protocols();
-    let doors = || protocols.iter().map(|one| (one, [("door", one.protocol)]));
-    let open = doors().map(|(one, labels)| (labels, count(one.open())));
+    let each = || protocols.iter().map(|one| (one, [("protocol", one.protocol)]));
+    let open = each().map(|(one, labels)| (labels, count(one.open())));
     page.gauge("connections", "Open connections by protocol", open)?;
     let help =
         "Maximum connections of all protocols together; fewer than configured if file descriptors are short";
     page.value("max_connections", help, count(budget.caps().total))?;
-    let accepted = doors().map(|(one, labels)| (labels, one.accepted()));
+    let accepted = each().map(|(one, labels)| (labels, one.accepted()));
     page.counter("connections_accepted", "Accepted connections by protocol", accepted)?;
-    let refused = doors().flat_map(|(one, [door])| {
-        one.refusals().map(move |(reason, count)| ([door, ("reason", reason.name())], count))
+    let refused = each().flat_map(|(one, [protocol])| {
+        one.refusals().map(move |(reason, count)| ([protocol, ("reason", reason.name())], count))
     });
     let help =
         "Refused connections: no room in total, for the peer, for the protocol, or no file descriptors";
     page.counter("connections_refused", help, refused)?;
-    let closed = doors().flat_map(|(one, [door])| {
-        one.closings().map(move |(reason, count)| ([door, ("reason", reason.name())], count))
+    let closed = each().flat_map(|(one, [protocol])| {
+        one.closings().map(move |(reason, count)| ([protocol, ("reason", reason.name())], count))
     });
     let help =
         "Connections that the service closed: evicted to make room for another one, or beyond a timeout";
@@ -241,8 +241,8 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     shown.iter().for_each(|counters| add(counters.name.as_str(), reservations(counters)));
     let rest = others.iter().map(reservations);
     add(OTHERS, rest.fold(Default::default(), |sum, one| std::array::from_fn(|at| sum[at] + one[at])));
-    let help = "Reserved cost by policy, and what became of it: settled, extended, cancelled, an extension that was \
-                denied, a change that came too late, or after it was settled; expired, of those made by this instance";
+    let help = "Reservations by policy and outcome: reserved, settled, extended, cancelled, extension_denied, \
+                already_settled, late, unknown; expired, of those made by this instance";
     page.counter("reservations", help, outcomes)?;
     let share = |counters: &[Arc<PolicyCounters>]| {
         SettledShares::read(&counters.iter().map(|counters| &*counters.settled_shares))
@@ -316,7 +316,7 @@ fn requests(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
                 // Most of the 32 never happen.
                 if count > 0 || (protocol, verb) == (Protocol::Http, Verb::Check) {
                     requests.push((
-                        [("door", protocol.name()), ("verb", verb_name(verb)), ("verdict", name)],
+                        [("protocol", protocol.name()), ("verb", verb_name(verb)), ("verdict", name)],
                         count,
                     ));
                 }
@@ -330,12 +330,12 @@ fn requests(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
         || latencies.iter().filter(|(protocol, latency)| *protocol == Protocol::Http || latency.count > 0);
     let unmatched = used().map(|(protocol, _)| {
         let count = observer.counters.sum(|seen| seen.unmatched[*protocol as usize].load(Relaxed));
-        ([("door", protocol.name())], count)
+        ([("protocol", protocol.name())], count)
     });
     page.counter("unmatched_requests", "Checks that no policy applied to; they are not limited", unmatched)?;
     let left_out = "Denials without an event, because there were too many";
     page.total("denials_unrecorded", left_out, observer.events.left_out())?;
-    let latencies = used().map(|(protocol, latency)| ([("door", protocol.name())], latency));
+    let latencies = used().map(|(protocol, latency)| ([("protocol", protocol.name())], latency));
     let help = "Time from reading a request to its reply, per decision";
     let descriptor = ("decision_duration", help, Some(&Unit::Seconds), MetricType::Histogram);
     page.family(descriptor, latencies, |encoder, reading: &Reading| reading.encode(encoder))
@@ -343,7 +343,7 @@ fn requests(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
 
 fn authentications(page: &mut Page<'_>, attempts: &AuthAttempts) -> fmt::Result {
     let counts = Protocol::ALL.into_iter().flat_map(|protocol| {
-        let labels = move |reason| [("door", protocol.name()), ("reason", reason)];
+        let labels = move |reason| [("protocol", protocol.name()), ("reason", reason)];
         attempts.counts(protocol).map(|(reason, count)| (labels(reason), count))
     });
     let help = "Failed authentications: wrong passwords and tokens, and attempts rejected because the address had too many failures";
@@ -412,9 +412,9 @@ fn store(page: &mut Page<'_>, observer: &Observer, shared: Shared<'_>) -> fmt::R
     let help = "Requests decided by fallbacks, because the store did not reply in time";
     page.total("store_fallbacks", help, shared.fallbacks().fallbacks)?;
     let help = "Checks that were batched with another call";
-    page.total("store_coalesced_checks", help, stats.batched)?;
+    page.total("store_batched_checks", help, stats.batched)?;
     let help = "Checks denied by a cached denial, without a call";
-    page.total("store_remembered_denials", help, stats.cached_denials)?;
+    page.total("store_cached_denials", help, stats.cached_denials)?;
     let help = "Calls that reached the store after their deadline and charged nothing";
     page.total("store_late_calls", help, stats.late)?;
     let errors = stats.errors.iter().map(|(kind, count)| ([("kind", kind.name())], count));

@@ -23,7 +23,7 @@ use crate::telemetry::events::{Event, Filter, Message};
 const DENIALS_A_TICK: usize = 50;
 
 /// The content of a stream.
-enum Wanted {
+enum Content {
     /// Denials that match a filter.
     Denials(Filter),
     /// Rates, some denials, and changes.
@@ -32,7 +32,7 @@ enum Wanted {
 
 struct Listener {
     app: Arc<App>,
-    wanted: Wanted,
+    content: Content,
     messages: Receiver<Message>,
     /// Earlier denials, sent first.
     kept: VecDeque<Arc<Event>>,
@@ -56,7 +56,7 @@ pub(super) fn denials(
     let messages = events.listen();
     let kept: VecDeque<_> = after.map(|seq| events.after(seq, &filter)).unwrap_or_default().into();
     let last_seq = kept.back().map_or(0, |event| event.seq);
-    stream(app, Wanted::Denials(filter), messages, kept, last_seq, permit)
+    stream(app, Content::Denials(filter), messages, kept, last_seq, permit)
 }
 
 /// Streams rates every second, some denials, and changes.
@@ -65,19 +65,20 @@ pub(super) fn live(
     permit: OwnedSemaphorePermit,
 ) -> impl Stream<Item = Result<sse::Event, Infallible>> {
     let messages = app.observer().events.listen();
-    stream(app, Wanted::Live, messages, VecDeque::new(), 0, permit)
+    stream(app, Content::Live, messages, VecDeque::new(), 0, permit)
 }
 
 fn stream(
     app: Arc<App>,
-    wanted: Wanted,
+    content: Content,
     messages: Receiver<Message>,
     kept: VecDeque<Arc<Event>>,
     last_seq: u64,
     permit: OwnedSemaphorePermit,
 ) -> impl Stream<Item = Result<sse::Event, Infallible>> {
     let has_ended = app.observer().is_ending.load(SeqCst);
-    let listener = Listener { app, wanted, messages, kept, last_seq, denials: 0, has_ended, _permit: permit };
+    let listener =
+        Listener { app, content, messages, kept, last_seq, denials: 0, has_ended, _permit: permit };
     unfold(listener, |mut listener| async { listener.next().await.map(|event| (Ok(event), listener)) })
 }
 
@@ -104,25 +105,25 @@ impl Listener {
 
     /// The message in this stream's format, if it is part of the stream.
     fn event(&mut self, message: &Message) -> Option<sse::Event> {
-        match (message, &self.wanted) {
-            (Message::Denial(event), Wanted::Denials(filter)) => {
+        match (message, &self.content) {
+            (Message::Denial(event), Content::Denials(filter)) => {
                 let is_new = event.seq > self.last_seq;
                 (is_new && self.app.observer().events.matches(event, filter)).then(|| denial(event))
             }
-            (Message::Denial(event), Wanted::Live) => {
+            (Message::Denial(event), Content::Live) => {
                 self.denials += 1;
                 (self.denials <= DENIALS_A_TICK).then(|| denial(event))
             }
-            (Message::Rates(rates), Wanted::Live) => {
+            (Message::Rates(rates), Content::Live) => {
                 self.denials = 0;
                 Some(named("rates", rates))
             }
-            (Message::Changed, Wanted::Live) => Some(named("changed", "{}")),
+            (Message::Changed, Content::Live) => Some(named("changed", "{}")),
             (Message::End, _) => {
                 self.has_ended = true;
                 None
             }
-            (Message::Rates(_) | Message::Changed, Wanted::Denials(_)) => None,
+            (Message::Rates(_) | Message::Changed, Content::Denials(_)) => None,
         }
     }
 }

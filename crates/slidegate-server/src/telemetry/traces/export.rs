@@ -1,5 +1,5 @@
 //! The export of spans: the batches of the SDK, sent by OTLP over HTTP, with a bound on how many
-//! spans wait and counters of what became of them.
+//! spans wait and counters of those sent, failed and dropped.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -34,7 +34,7 @@ const MAX_ANSWER: u64 = 64 * 1024;
 /// Maximum characters of an error message that are logged.
 const MAX_MESSAGE: usize = 256;
 
-/// What became of spans.
+/// Counts of spans by outcome.
 #[derive(Debug, Default)]
 pub(super) struct ExportCounters {
     waiting: AtomicU64,

@@ -191,7 +191,7 @@ impl State {
         states
     }
 
-    /// What becomes of it by a call, with each outcome that the call may have.
+    /// Its state after a call, for each outcome that the call may have.
     fn after(self, verb: Verb, Span { sent, replied }: Span, ttl: u64) -> Vec<(Outcome, Self)> {
         let Stage::Open { amount, earliest, latest } = self.stage else {
             return match self.stage {
@@ -216,7 +216,7 @@ impl State {
             Verb::Extend { hold: None } => vec![(Outcome::Changed, renewed(amount, self.charged))],
             Verb::Extend { hold: Some(hold) } => {
                 let extended = renewed(hold.max(self.charged), self.charged);
-                // Where several slots decide, its time may begin anew nevertheless.
+                // Where several slots decide, its time may restart nevertheless.
                 let stage = Stage::Open { amount, earliest, latest: latest.max(replied + ttl) };
                 vec![(Outcome::Changed, extended), (Outcome::Denied, Self { stage, ..self })]
             }

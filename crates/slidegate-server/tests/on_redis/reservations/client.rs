@@ -137,7 +137,7 @@ impl<'f> Client<'f> {
             "attributes": { "user": user_name(user) }, "cost": hold, "ttl": format!("{ttl_ms}ms"),
         });
         let (status, reply) = self.fleet.post(at, "/v1/reserve", &body)?;
-        let is_decided = matches!(reply["source"].as_str(), Some("store" | "remembered"));
+        let is_decided = matches!(reply["source"].as_str(), Some("store" | "cached"));
         match status {
             200 => {
                 let ticket = reply["ticket"].as_str().expect("a reservation has a ticket");
@@ -161,7 +161,7 @@ impl<'f> Client<'f> {
         let command = ["RL.RESERVE", policy.name(), &user, "COST", &hold, "TTL", &ttl];
         // What is in flight counts requests.
         let reply = self.fleet.command(at, &command)?;
-        let is_decided = matches!(&*reply[5], "store" | "remembered");
+        let is_decided = matches!(&*reply[5], "store" | "cached");
         match &*reply[0] {
             "1" => Ok(Some((reply[9].clone(), reply[8].parse().expect("an end")))),
             _ if is_decided => Ok(None),

@@ -58,7 +58,7 @@ pub(crate) struct Change {
     pub(crate) outcomes: Outcomes,
 }
 
-/// What came of a change under each policy.
+/// The outcome of a change under each policy.
 pub(crate) type Outcomes = Vec<(Policy, Outcome)>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

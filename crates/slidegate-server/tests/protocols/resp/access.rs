@@ -121,13 +121,13 @@ fn three_wrong_passwords_close_the_connection_and_thirty_refuse_the_address() {
 
     let metrics = server.get("/metrics").body;
     let count =
-        |reason| format!("slidegate_failed_authentications_total{{door=\"resp\",reason=\"{reason}\"}} ");
+        |reason| format!("slidegate_failed_authentications_total{{protocol=\"resp\",reason=\"{reason}\"}} ");
     assert!(metrics.contains(&format!("{}30\n", count("wrong"))), "{metrics}");
     assert!(metrics.contains(&format!("{}4\n", count("too_many"))), "{metrics}");
     let log = std::fs::read_to_string(&log).unwrap();
     let lines: Vec<_> = log.lines().filter(|line| line.contains("authentication failed")).collect();
     assert_eq!(lines.len(), 1, "one line for each address and minute: {log}");
-    assert!(lines[0].contains("WARN") && lines[0].contains("peer=127.0.0.1 door=\"resp\""), "{log}");
+    assert!(lines[0].contains("WARN") && lines[0].contains("peer=127.0.0.1 protocol=\"resp\""), "{log}");
     assert!(!log.contains("guess") && !log.contains("sesame"), "{log}");
 }
 

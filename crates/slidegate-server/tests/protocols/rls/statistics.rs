@@ -173,7 +173,7 @@ async fn the_debug_port_lists_what_it_has_and_counters_survive_a_reload() {
 /// A denial that needs no call of the store is what the reference has its local cache for, under
 /// shadow as well.
 #[tokio::test(flavor = "multi_thread")]
-async fn remembered_denials_are_counted_as_those_of_the_local_cache_and_fallbacks_as_errors() {
+async fn cached_denials_are_counted_as_those_of_the_local_cache_and_fallbacks_as_errors() {
     let folder = TempDir::new("rls-cached-denials");
     let redis = RedisServer::start();
     let url = redis.address();
@@ -255,12 +255,12 @@ async fn looks_that_refuse_a_call_are_counted_as_the_denials_they_are() {
     );
     let [event, _charge] = &events("tokens")[..] else { panic!("each denial is one event") };
     assert_eq!(
-        (&event["mode"], &event["used"], &event["door"]),
+        (&event["mode"], &event["used"], &event["protocol"]),
         (&"enforce".into(), &9.into(), &"grpc".into())
     );
     assert!(event["retry_after_ms"].as_u64().unwrap() > 1000, "{event}");
     let page = server.get("/metrics").body;
-    let denied = "slidegate_requests_total{door=\"grpc\",verb=\"check\",verdict=\"deny\"} 2";
+    let denied = "slidegate_requests_total{protocol=\"grpc\",verb=\"check\",verdict=\"deny\"} 2";
     assert!(page.lines().any(|line| line == denied), "{page}");
 
     // Of two pools the first is empty, then both.

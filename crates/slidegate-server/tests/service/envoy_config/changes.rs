@@ -91,7 +91,7 @@ fn a_swapped_volume_is_taken_in_and_a_bad_one_is_not() {
     volume.swap("domain: edge\ndescriptors: [{key: user, rate_limit: {unit: eon, requests_per_unit: 1}}]\n");
     let log_text = || fs::read_to_string(&log).unwrap();
     wait_for("the error", || log_text().contains("edge.yaml: invalid rate limit unit 'eon' (line 2)"));
-    wait_for("what becomes of it", || {
+    wait_for("the outcome", || {
         log_text().contains("invalid config rejected; the running config stays active")
     });
     assert_eq!(asked(&server, "check", 4)["remaining"], 0, "the last good configuration is in force");

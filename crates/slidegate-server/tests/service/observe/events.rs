@@ -27,7 +27,7 @@ fn every_denial_says_why_and_can_be_looked_up() {
     assert_eq!((&denial["key"], &denial["attributes"]), (&json!("192.0.2.2"), &json!({ "ip": "192.0.2.2" })));
     assert_eq!([&denial["limit"], &denial["used"], &denial["cost"]], [2, 2, 1]);
     assert_eq!((&denial["window_ms"], &denial["algorithm"]), (&json!(3_600_000), &json!("sliding-log")));
-    assert_eq!([&denial["source"], &denial["mode"], &denial["door"]], ["store", "enforce", "http"]);
+    assert_eq!([&denial["source"], &denial["mode"], &denial["protocol"]], ["store", "enforce", "http"]);
     assert_eq!(denial["verdict"], "deny");
     let at = denial["at"].as_str().unwrap();
     assert!(at.len() == 24 && at.starts_with("20") && at.ends_with('Z'), "{at}");

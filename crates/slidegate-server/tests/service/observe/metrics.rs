@@ -119,7 +119,7 @@ fn metrics_count_known_traffic_exactly() {
     assert_eq!([of("policy_limit", "per-user"), of("policy_window_seconds", "per-user")], [10, 3600]);
     assert_eq!([of("policy_enforced", "per-user"), of("policy_enforced", "tried")], [1, 0]);
     let requests = |verb: &str, verdict: &str| {
-        let labels = format!("door=\"http\",verb=\"{verb}\",verdict=\"{verdict}\"");
+        let labels = format!("protocol=\"http\",verb=\"{verb}\",verdict=\"{verdict}\"");
         count(&now, &format!("slidegate_requests_total{{{labels}}}"))
     };
     assert_eq!([requests("check", "allow"), requests("check", "deny")], [5, 4]);
@@ -127,9 +127,9 @@ fn metrics_count_known_traffic_exactly() {
         [requests("peek", "allow"), requests("refund", "allow"), requests("penalize", "allow")],
         [1; 3]
     );
-    assert_eq!(count(&now, "slidegate_unmatched_requests_total{door=\"http\"}"), 1);
-    assert_eq!(count(&now, "slidegate_decision_duration_seconds_count{door=\"http\"}"), 12);
-    assert_eq!(count(&now, "slidegate_decision_duration_seconds_bucket{le=\"+Inf\",door=\"http\"}"), 12);
+    assert_eq!(count(&now, "slidegate_unmatched_requests_total{protocol=\"http\"}"), 1);
+    assert_eq!(count(&now, "slidegate_decision_duration_seconds_count{protocol=\"http\"}"), 12);
+    assert_eq!(count(&now, "slidegate_decision_duration_seconds_bucket{le=\"+Inf\",protocol=\"http\"}"), 12);
     assert_eq!(count(&now, "slidegate_denials_unrecorded_total"), 0);
     assert_eq!(count(&now, "slidegate_keys"), 3);
 }

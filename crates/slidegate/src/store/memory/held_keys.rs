@@ -144,7 +144,7 @@ impl HeldKeys {
     }
 }
 
-/// Bytes of a key's holds outside of the table, as allocated.
+/// Bytes of a key's holds outside the table, as allocated.
 pub(super) fn heap_bytes(holds: &Holds) -> usize {
     allocated(holds.heap_bytes())
 }

@@ -96,7 +96,7 @@ pub(super) struct Weakest {
 
 /// What a table holds in each slot.
 pub(super) trait Value: Default {
-    /// Bytes that it holds outside of the slot.
+    /// Bytes that it holds outside the slot.
     fn heap_bytes(&self) -> usize;
 }
 
@@ -104,7 +104,7 @@ pub(super) trait Value: Default {
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Removed {
     pub(super) keys: usize,
-    /// Bytes outside of the table that they held, as allocated.
+    /// Bytes outside the table that they held, as allocated.
     pub(super) heap_bytes: usize,
 }
 

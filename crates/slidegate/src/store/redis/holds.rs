@@ -82,7 +82,7 @@ struct NamedChange {
     change: KeyChange,
 }
 
-/// What came of a change of one key.
+/// The outcome of a change of one key.
 struct KeyAnswer {
     /// The position of the change.
     at: usize,
@@ -400,7 +400,7 @@ enum ChangeReply {
     NeedsFullSupport,
 }
 
-/// The server's time, and what came of the changes.
+/// The server's time, and the outcomes of the changes.
 fn read(
     changes: &[(usize, NamedChange)],
     reply: Value,

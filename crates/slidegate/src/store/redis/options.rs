@@ -13,10 +13,10 @@ use crate::store::redis::transport::{ClientCertificate, ConnectionOptions, Pem};
 ///
 /// | URL | meaning |
 /// |---|---|
-/// | `redis://[user:password@]host[:port][/db]` | one server; port 6379 unless said |
+/// | `redis://[user:password@]host[:port][/db]` | one server; default port 6379 |
 /// | `unix:///path/to.sock[?db=N&user=NAME&pass=PASSWORD]` | one server, over a socket file; also `redis+unix://` |
 /// | `redis+cluster://[user:password@]host:port,host:port` | a cluster; some of its nodes are enough |
-/// | `redis+sentinel://[user:password@]host:port,host:port/master[/db]` | the master of that name; Sentinels listen on 26379 unless said, and may want `?sentinel_user=NAME&sentinel_pass=PASSWORD` |
+/// | `redis+sentinel://[user:password@]host:port,host:port/master[/db]` | the master of that name; default port of Sentinels 26379; optionally `?sentinel_user=NAME&sentinel_pass=PASSWORD` |
 ///
 /// `rediss`, `rediss+cluster` and `rediss+sentinel` are the same over TLS. Characters with a
 /// meaning in URLs are written `%40` in names and passwords.
@@ -113,7 +113,7 @@ impl RedisOptions {
     /// The longest a whole decision may take, waiting for a connection and for the script's turn
     /// included.
     ///
-    /// 1 ms to 60 s; 50 ms unless said.
+    /// 1 ms to 60 s. Default: 50 ms.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { connection: ConnectionOptions { deadline, ..self.connection }, ..self }
@@ -122,7 +122,7 @@ impl RedisOptions {
     /// The longest that making one connection may take. Decisions do not wait for it past their own
     /// deadline.
     ///
-    /// 1 ms to 60 s; 250 ms unless said.
+    /// 1 ms to 60 s. Default: 250 ms.
     #[must_use]
     pub fn connect_timeout(self, connect_timeout: Duration) -> Self {
         Self { connection: ConnectionOptions { connect_timeout, ..self.connection }, ..self }
@@ -130,7 +130,7 @@ impl RedisOptions {
 
     /// How many connections to keep to each node; calls take turns.
     ///
-    /// 1 to 16; 1 unless said, which many calls at a time share well.
+    /// 1 to 16. Default: 1, which many concurrent calls share well.
     #[must_use]
     pub fn connections(self, connections: u8) -> Self {
         Self { connection: ConnectionOptions { connections, ..self.connection }, ..self }
@@ -146,7 +146,7 @@ impl RedisOptions {
 
     /// Trusts servers whose certificates these authorities signed, in PEM form, and no others.
     ///
-    /// Unless said, the public authorities that browsers trust. A server's name is always checked
+    /// Default: the public authorities that browsers trust. A server's name is always checked
     /// as well.
     #[must_use]
     pub fn ca_certificates(self, pem: Vec<u8>) -> Self {

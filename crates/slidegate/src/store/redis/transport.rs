@@ -524,7 +524,7 @@ mod tests {
         assert_eq!(script.source(false).text, "#!lua\nreturn 1");
     }
 
-    /// A service must start before its Redis does, and outside of a runtime.
+    /// A service must start before its Redis does, and outside a runtime.
     #[test]
     fn a_transport_is_made_without_a_server_or_a_runtime() {
         for url in ["redis://127.0.0.1:1", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/m"] {

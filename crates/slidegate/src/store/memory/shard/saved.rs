@@ -34,7 +34,7 @@ pub(in crate::store::memory) struct Saved<'a> {
     pub(in crate::store::memory) is_wanted: bool,
 }
 
-/// What became of a saved key.
+/// The outcome of restoring a saved key.
 #[derive(Debug, Clone, core::marker::Copy, PartialEq, Eq)]
 pub(in crate::store::memory) enum Restored {
     Counts,

@@ -151,7 +151,7 @@ impl ManagedConnection {
         });
         if begun {
             let attempt = Attempt { node: node.itself(), number, over: false };
-            // Outside of a runtime the attempt is dropped here, which sets the state back to idle.
+            // Outside a runtime the attempt is dropped here, which sets the state back to idle.
             if let Ok(runtime) = tokio::runtime::Handle::try_current() {
                 runtime.spawn(attempt.until_connected(failures));
             }

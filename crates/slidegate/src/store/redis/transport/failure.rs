@@ -245,7 +245,7 @@ pub struct StoreFailure(Cause);
 #[derive(Debug, Clone)]
 enum Cause {
     Redis(Failure),
-    /// Of a store outside of this crate.
+    /// Of a store outside this crate.
     Other {
         kind: FailureKind,
         text: String,
@@ -253,7 +253,7 @@ enum Cause {
 }
 
 impl StoreFailure {
-    /// A failure of a store outside of this crate. `text` is one line.
+    /// A failure of a store outside this crate. `text` is one line.
     #[must_use]
     pub fn new(kind: FailureKind, text: impl Into<String>) -> Self {
         Self(Cause::Other { kind, text: text.into() })
