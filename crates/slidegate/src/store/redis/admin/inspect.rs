@@ -7,76 +7,69 @@ use std::time::Duration;
 
 use redis::Value;
 
-use super::names::Names;
-use super::{Executed, Failure, FailureKind, RedisStore, ReplyBound, explain, time_of};
+use super::PATIENCE;
 use crate::algorithm::{
     self, FixedWindow, InFlight, LogReply, SlidingLog, SlidingWindow, State, TokenBucket,
 };
 use crate::charge::Charge;
 use crate::hold::{Hold, Holds};
 use crate::quota::{Algorithm, Quota};
+use crate::store::redis::calls::{Calls, explain};
+use crate::store::redis::names::Names;
+use crate::store::redis::transport::{Executed, Failure, FailureKind, ReplyBound};
 use crate::stored::compact;
 use crate::time::{SECOND_US, Timestamp, instant};
 use crate::usage::{KeyInspection, OpenHold};
 
-/// The deadline of one read. No decision waits for it.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// Bytes of a log's header.
 const HEADER: usize = 48;
 /// Bytes of the largest value: a log with the maximum number of runs, each of the maximum width.
 const LARGEST: usize = HEADER + 65_535 * 13;
 
-impl RedisStore {
-    /// The usage of these keys in full, in order.
-    pub(super) async fn inspect_charges(
-        &self,
-        charges: &[Charge<'_>],
-    ) -> Result<Vec<KeyInspection>, Failure> {
-        let mut found = Vec::with_capacity(charges.len());
-        for charge in charges {
-            let name = self.names.name(&charge.key);
-            let deadline = instant() + PATIENCE;
-            let transport = &self.calls.transport;
-            let get = async |name: &[u8]| {
-                let mut get = redis::cmd("GETRANGE");
-                get.arg(name).arg(0).arg(LARGEST);
-                let bound = ReplyBound::of(LARGEST + 1);
-                transport.bounded_command(Some(name), &get, bound, deadline).await.map_err(explain)
-            };
-            let mut value = get(&name).await?;
-            let table = match &value {
-                Value::BulkString(bytes) if bytes.first() == Some(&Holds::TAG) => Some(bytes.clone()),
-                _ => None,
-            };
-            if table.is_some() {
-                value = get(&Names::usage(&name)).await?;
-            }
-            let time = self.calls.server_time(Some(&name), deadline).await.map_err(explain)?;
-            let failed = |detail: String| {
-                let name = String::from_utf8_lossy(&name).into_owned();
-                let detail = format!("`{}` {detail}", name.escape_debug());
-                self.calls.failed(
-                    transport.slot(name.as_bytes()),
-                    Executed::No,
-                    FailureKind::Malformed,
-                    &detail,
-                )
-            };
-            let now = time_of(&time).ok_or_else(|| failed(format!("TIME is {time:?}")))?;
-            let Value::BulkString(bytes) = value else { return Err(failed(format!("reads as {value:?}"))) };
-            let now = Timestamp::from_micros(now);
-            let holds = match table {
-                Some(table) => held(&table).map_err(failed)?,
-                None => Holds::default(),
-            };
-            found.push(read(&bytes, holds, charge.quota, now, charge.part.cost).map_err(failed)?);
+/// The usage of these keys in full, in order.
+pub(crate) async fn inspect(
+    calls: &Calls,
+    names: &Names,
+    charges: &[Charge<'_>],
+) -> Result<Vec<KeyInspection>, Failure> {
+    let mut found = Vec::with_capacity(charges.len());
+    for charge in charges {
+        let name = names.name(&charge.key);
+        let deadline = instant() + PATIENCE;
+        let transport = &calls.transport;
+        let get = async |name: &[u8]| {
+            let mut get = redis::cmd("GETRANGE");
+            get.arg(name).arg(0).arg(LARGEST);
+            let bound = ReplyBound::of(LARGEST + 1);
+            transport.bounded_command(Some(name), &get, bound, deadline).await.map_err(explain)
+        };
+        let mut value = get(&name).await?;
+        let table = match &value {
+            Value::BulkString(bytes) if bytes.first() == Some(&Holds::TAG) => Some(bytes.clone()),
+            _ => None,
+        };
+        if table.is_some() {
+            value = get(&Names::usage(&name)).await?;
         }
-        Ok(found)
+        let now = calls.server_time(&name, deadline).await.map_err(explain)?;
+        let failed = |detail: String| {
+            let name = String::from_utf8_lossy(&name).into_owned();
+            let detail = format!("`{}` {detail}", name.escape_debug());
+            calls.failed(transport.slot(name.as_bytes()), Executed::No, FailureKind::Malformed, &detail)
+        };
+        let Value::BulkString(bytes) = value else { return Err(failed(format!("reads as {value:?}"))) };
+        let now = Timestamp::from_micros(now);
+        let holds = match table {
+            Some(table) => held(&table).map_err(failed)?,
+            None => Holds::default(),
+        };
+        found.push(read(&bytes, holds, charge.quota, now, charge.part.cost).map_err(failed)?);
     }
+    Ok(found)
 }
 
 /// Reads a table of holds.
-pub(super) fn held(table: &[u8]) -> Result<Holds, String> {
+pub(crate) fn held(table: &[u8]) -> Result<Holds, String> {
     let damaged = || format!("is damaged: its table of holds has {} bytes; reset the key", table.len());
     let (header, list) = table.split_at_checked(Holds::HEADER_BYTES).ok_or_else(damaged)?;
     let count = usize::from(u16::from_le_bytes([header[29], header[30]]));
@@ -86,7 +79,7 @@ pub(super) fn held(table: &[u8]) -> Result<Holds, String> {
 }
 
 /// The inspection of a state beside holds. Redis has one clock.
-fn inspect<S: State>(state: S, holds: Holds, quota: &Quota, now: Timestamp, cost: u64) -> KeyInspection {
+fn inspected<S: State>(state: S, holds: Holds, quota: &Quota, now: Timestamp, cost: u64) -> KeyInspection {
     let (mut found, holds) = algorithm::inspect_with_holds(state, holds, quota, (now, now), cost);
     let open = |hold: Hold| OpenHold {
         id: hold.id,
@@ -111,7 +104,7 @@ fn replayed(reply: &LogReply, quota: &Quota) -> SlidingLog {
 }
 
 /// Reads a value. One of another algorithm counts as no usage, as for a decision.
-pub(super) fn read(
+pub(crate) fn read(
     bytes: &[u8],
     holds: Holds,
     quota: &Quota,
@@ -143,15 +136,15 @@ pub(super) fn read(
         Algorithm::SlidingLog => {
             let log = if is_ours { log(bytes, quota, now)? } else { LogReply::default() };
             if holds.is_empty() {
-                return Ok(inspect(log, holds, quota, now, cost));
+                return Ok(inspected(log, holds, quota, now, cost));
             }
-            Ok(inspect(replayed(&log, quota), holds, quota, now, cost))
+            Ok(inspected(replayed(&log, quota), holds, quota, now, cost))
         }
-        Algorithm::InFlight => Ok(inspect(InFlight, holds, quota, now, cost)),
+        Algorithm::InFlight => Ok(inspected(InFlight, holds, quota, now, cost)),
         _ if !is_ours => Ok(match quota.algorithm() {
-            Algorithm::SlidingWindow => inspect(SlidingWindow::default(), holds, quota, now, cost),
-            Algorithm::FixedWindow => inspect(FixedWindow::default(), holds, quota, now, cost),
-            _ => inspect(TokenBucket::default(), holds, quota, now, cost),
+            Algorithm::SlidingWindow => inspected(SlidingWindow::default(), holds, quota, now, cost),
+            Algorithm::FixedWindow => inspected(FixedWindow::default(), holds, quota, now, cost),
+            _ => inspected(TokenBucket::default(), holds, quota, now, cost),
         }),
         Algorithm::SlidingWindow => {
             expect(28)?;
@@ -198,7 +191,7 @@ fn under_window<S: State>(
         let settled = state.settle(&counted, now.as_micros());
         state.adopt(&counted, quota, settled);
     }
-    Ok(inspect(state, holds, quota, now, cost))
+    Ok(inspected(state, holds, quota, now, cost))
 }
 
 /// Reads the runs of a log that still count.
