@@ -153,26 +153,39 @@ impl RedisStore {
         let denials = &self.calls.denials;
         if charges.iter().any(|charge| charge.part.verb == Verb::Refund) {
             // Denials cached before the refund arrives must not outlive it.
-            denials.clear();
+            denials.cache.clear();
             let answers = self.decide(&subjects, cost, deadline).await;
             denials.invalidate(deadline).await;
             return answers;
         }
         // Who waits must find out what other instances settle.
-        let may_be_cached = subjects.may_be_cached() && !charges.iter().any(|charge| charge.is_waiting);
-        let Some(cache) = may_be_cached.then(|| denials.cache()).flatten() else {
-            return self.decide(&subjects, cost, deadline).await;
-        };
-        match cache.answer(&subjects, cost, instant()) {
+        let is_waiting = || charges.iter().any(|charge| charge.is_waiting);
+        if self.options.caches_denials && subjects.may_be_cached() && !is_waiting() {
+            return self.decide_cached(&subjects, cost, deadline).await;
+        }
+        let answers = self.decide(&subjects, cost, deadline).await;
+        for subject in subjects.0.iter().filter(|subject| subject.part.verb == Verb::Penalize) {
+            denials.cache.release(&subject.name, instant());
+        }
+        answers
+    }
+
+    async fn decide_cached(
+        &self,
+        subjects: &Subjects,
+        cost: u64,
+        deadline: Instant,
+    ) -> Result<Answers, Undecided> {
+        let Denials { cache, .. } = &*self.calls.denials;
+        self.calls.denials.subscribe();
+        match cache.answer(subjects, cost, instant()) {
             Ok(answers) => {
                 self.calls.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
                 Ok(answers)
             }
             Err(ticket) => {
-                let answers = self.decide(&subjects, cost, deadline).await?;
-                if subjects.denies(&answers) {
-                    cache.insert(&subjects, cost, &answers, ticket);
-                }
+                let answers = self.decide(subjects, cost, deadline).await?;
+                cache.insert(subjects, cost, &answers, ticket);
                 Ok(answers)
             }
         }
@@ -363,9 +376,15 @@ impl SharedStore for RedisStore {
         self.check_charges_once(charges, id).await
     }
 
+    async fn peek_blocked(&self, charges: &[Charge<'_>]) -> Result<Answers, Undecided> {
+        let deadline = self.calls.deadline();
+        let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
+        self.decide_cached(&self.subjects(charges), cost, deadline).await
+    }
+
     async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, StoreFailure> {
         let deadline = self.calls.deadline();
-        self.calls.denials.clear();
+        self.calls.denials.cache.clear();
         let subjects = self.subjects(charges);
         let deleted = async {
             let mut was_stored = false;
@@ -406,7 +425,7 @@ impl SharedStore for RedisStore {
     }
 
     fn quotas_changed(&self) {
-        self.calls.denials.clear();
+        self.calls.denials.cache.clear();
     }
 }
 

@@ -322,7 +322,7 @@ impl<'a> Released<'a> {
     fn end_denials(&self) {
         let now = instant();
         for (_, change) in self.changes.iter().filter(|(_, change)| change.frees()) {
-            self.calls.denials.release(&change.name, now);
+            self.calls.denials.cache.release(&change.name, now);
         }
     }
 }

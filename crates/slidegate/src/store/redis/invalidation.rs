@@ -28,7 +28,9 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 #[derive(Debug)]
 pub(crate) struct Denials {
     transport: Arc<Transport>,
-    cache: Option<DenialCache>,
+    pub(super) cache: DenialCache,
+    /// Whether denials are cached, not only peeks at blocked keys.
+    are_cached: bool,
     /// The id of this instance, so that it ignores its own messages and is counted once. Random.
     pub(super) instance: String,
     /// Notified when another instance publishes a change of the control document.
@@ -41,40 +43,26 @@ impl Denials {
     pub(super) fn new(transport: Arc<Transport>, are_cached: bool) -> Arc<Self> {
         Arc::new(Self {
             transport,
-            cache: are_cached.then(DenialCache::default),
+            cache: DenialCache::default(),
+            are_cached,
             instance: format!("{:016x}", jitter::below(u64::MAX)),
             control_document_changed: Notify::new(),
             is_subscribing: AtomicBool::new(false),
         })
     }
 
-    /// The cache, if denials are cached. Starts the subscriber task, if it is not running.
-    pub(super) fn cache(self: &Arc<Self>) -> Option<&DenialCache> {
-        let cache = self.cache.as_ref()?;
-        if !self.is_subscribing.load(Ordering::Relaxed) && !self.is_subscribing.swap(true, Ordering::SeqCst) {
+    /// Starts the subscriber task, if denials are cached and it is not running.
+    pub(super) fn subscribe(self: &Arc<Self>) {
+        let is_missing = self.are_cached && !self.is_subscribing.load(Ordering::Relaxed);
+        if is_missing && !self.is_subscribing.swap(true, Ordering::SeqCst) {
             tokio::spawn(Subscriber(Arc::downgrade(self)).run());
-        }
-        Some(cache)
-    }
-
-    /// Clears the cached denials of this process, because capacity may have been freed.
-    pub(super) fn clear(&self) {
-        if let Some(cache) = &self.cache {
-            cache.clear();
-        }
-    }
-
-    /// Ends the cached denials of a key, see [`DenialCache::release`].
-    pub(super) fn release(&self, name: &[u8], now: Instant) {
-        if let Some(cache) = &self.cache {
-            cache.release(name, now);
         }
     }
 
     /// Clears the cached denials of all connected instances, because capacity was freed.
     pub(super) async fn invalidate(&self, deadline: Instant) {
-        self.clear();
-        if self.cache.is_some() {
+        self.cache.clear();
+        if self.are_cached {
             self.publish(self.instance.clone(), deadline).await;
         }
     }
@@ -82,13 +70,13 @@ impl Denials {
     /// The same because the control document was replaced, which may have changed limits. An instance
     /// that does not receive it polls within seconds.
     pub(super) async fn publish_control_document(&self, deadline: Instant) {
-        self.clear();
+        self.cache.clear();
         self.publish(format!("{}{CONTROL_DOCUMENT}", self.instance), deadline).await;
     }
 
     /// Waits until another instance has announced that it wrote the control document.
     pub(super) async fn control_document_changed(self: &Arc<Self>) {
-        self.cache();
+        self.subscribe();
         self.control_document_changed.notified().await;
     }
 
@@ -99,15 +87,9 @@ impl Denials {
         let _ = self.transport.command(None, &command, deadline).await;
     }
 
-    fn set_subscribed(&self, subscribed: bool) {
-        if let Some(cache) = &self.cache {
-            cache.set_subscribed(subscribed);
-        }
-    }
-
     fn receive(&self, message: &[u8]) {
         if !message.starts_with(self.instance.as_bytes()) {
-            self.clear();
+            self.cache.clear();
             if message.ends_with(CONTROL_DOCUMENT.as_bytes()) {
                 self.control_document_changed.notify_one();
             }
@@ -122,7 +104,7 @@ struct Subscriber(Weak<Denials>);
 impl Drop for Subscriber {
     fn drop(&mut self) {
         if let Some(denials) = self.0.upgrade() {
-            denials.set_subscribed(false);
+            denials.cache.set_subscribed(false);
             denials.is_subscribing.store(false, Ordering::SeqCst);
         }
     }
@@ -137,7 +119,7 @@ impl Subscriber {
                 // Whether it failed or the connection was lost, it is tried again.
                 let _ = self.receive(&connector).await;
                 let Some(denials) = self.0.upgrade() else { return };
-                denials.set_subscribed(false);
+                denials.cache.set_subscribed(false);
             }
             tokio::time::sleep(jitter::between(PAUSE.0, PAUSE.1)).await;
         }
@@ -148,7 +130,7 @@ impl Subscriber {
         let (mut sink, mut messages) = connector.subscription().await?.split();
         sink.subscribe(CHANNEL).await?;
         if let Some(denials) = self.0.upgrade() {
-            denials.set_subscribed(true);
+            denials.cache.set_subscribed(true);
         }
         while self.0.strong_count() > 0 {
             match timeout(HEARTBEAT, next(&mut messages)).await {
