@@ -5,7 +5,7 @@
 -- ARGV[2]: how long a line counts, and the table is kept (integer, ms).
 -- ARGV[3]: the largest number of lines (integer).
 -- Reply: how many instances there are, this one included.
--- Layout: docs/redis-layout.md. Rust twin: `src/store/redis/instances.rs`. A value that is not such
+-- Layout: docs/redis-layout.md. Rust twin: `src/store/redis/admin/instances.rs`. A value that is not such
 --   a table is an error and stays unchanged.
 local call = redis.call
 local time = call('TIME')

@@ -14,17 +14,15 @@ use crate::store::memory::MemoryStore;
 use crate::store::redis::{FailureKind, StoreFailure};
 use crate::store::shared::{SharedStore, Undecided};
 use crate::store::{QuotaChanges, Store, StoreDecisions, StoredPolicy};
-use crate::time::{Timestamp, instant};
+use crate::time::Timestamp;
 use crate::usage::KeyInspection;
 use crate::verb::Verb;
 use last_known::LastKnown;
 use local::LocalDecisions;
-use recent_peeks::RecentPeeks;
 
 mod holds;
 mod last_known;
 mod local;
-mod recent_peeks;
 
 /// A store over a [`SharedStore`], such as Redis, that always decides. While that does not reply,
 /// each policy decides by its [fallback](crate::OnStoreError), and every decision says
@@ -46,7 +44,6 @@ mod recent_peeks;
 pub struct FallbackStore<S> {
     primary: S,
     local: LocalDecisions,
-    recent_peeks: RecentPeeks,
     fallbacks: AtomicU64,
     /// Without a lock: while the store is unavailable, every decision writes it.
     last_failure: ArcSwapOption<StoreFailure>,
@@ -76,7 +73,6 @@ impl<S> FallbackStore<S> {
                 instances: AtomicU64::new(1),
                 last_known: LastKnown::default(),
             },
-            recent_peeks: RecentPeeks::default(),
             fallbacks: AtomicU64::new(0),
             last_failure: ArcSwapOption::empty(),
         }
@@ -167,28 +163,18 @@ impl<S> FallbackStore<S> {
         };
         StoreDecisions { decisions, failure }
     }
-
-    /// Refunds and penalties change usage that recent peeks have reported.
-    fn forget_peeks(&self, charges: &[Charge<'_>]) {
-        if charges.iter().any(|charge| !charge.part.verb.is_question()) {
-            self.recent_peeks.forget_all();
-        }
-    }
 }
 
 impl<S: SharedStore> Store for FallbackStore<S> {
     async fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions {
-        self.forget_peeks(charges);
         self.complete(charges, self.primary.apply(charges).await)
     }
 
     async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions {
-        self.forget_peeks(charges);
         self.complete(charges, self.primary.check_once(charges, id).await)
     }
 
     async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, Error> {
-        self.recent_peeks.forget_all();
         self.local.last_known.forget_all();
         let local = self.local.memory.reset(charges);
         let stored = self.primary.reset(charges).await;
@@ -199,19 +185,8 @@ impl<S: SharedStore> Store for FallbackStore<S> {
         self.local.memory.wall_time()
     }
 
-    /// Asks about the same blocked keys at most ten times per second, so that a blocked client is
-    /// cheaper than one that is denied.
     async fn peek_blocked(&self, charges: &[Charge<'_>]) -> StoreDecisions {
-        match self.recent_peeks.find(charges, &self.local.memory, instant()) {
-            Ok(decisions) => decisions.into(),
-            Err(pending) => {
-                let decided = self.apply(charges).await;
-                if decided.failure.is_none() {
-                    self.recent_peeks.keep(pending, &decided.decisions);
-                }
-                decided
-            }
-        }
+        self.complete(charges, self.primary.peek_blocked(charges).await)
     }
 
     fn check_quota(&self, quota: &Quota) -> Result<(), Error> {
@@ -234,7 +209,6 @@ impl<S: SharedStore> Store for FallbackStore<S> {
         from: Option<&ResetCursor>,
         keys: u64,
     ) -> Result<PolicyReset, Error> {
-        self.recent_peeks.forget_all();
         self.local.last_known.forget_all();
         let Some((Place::Memory { shard }, mut done)) = from.map(|from| (from.place, from.done)) else {
             let stepped = self.primary.reset_policy_step(policy.name, from, keys).await;

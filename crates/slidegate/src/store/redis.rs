@@ -6,65 +6,60 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use smallvec::SmallVec;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::charge::Charge;
 use crate::error::Error;
+use crate::hold::HoldStatus;
 use crate::policy_reset::{Done, PolicyReset, ResetCursor};
 use crate::quota::Quota;
-use crate::store::shared::{SharedStore, Undecided};
+use crate::store::shared::{SharedHoldStore, SharedStore, Undecided};
+use crate::store::{HeldCharge, HoldAnswer, HoldCall};
+use crate::ticket::{Ticket, TicketSecret};
 use crate::time::instant;
 use crate::usage::KeyInspection;
 use crate::verb::Verb;
 
+mod admin;
 mod batch;
 mod call;
 mod calls;
-mod control_document;
 mod denial_cache;
-mod examine;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
-mod held_names;
-mod hold_places;
+mod held_hints;
 mod holds;
-mod inspect;
-mod instances;
 mod invalidation;
-mod key_reply;
 mod mixed;
 mod names;
-mod native;
 mod options;
-mod scan;
+mod reply;
 mod scripts;
-mod self_test;
 mod server_time;
 mod spread;
 mod ticket_secret;
 mod transport;
 
+pub use admin::control_document::{ControlDocument, ControlDocumentId};
 pub(crate) use call::{Answers, MOST};
-pub use control_document::{ControlDocument, ControlDocumentId};
 pub use options::RedisOptions;
 pub use server_time::ClockJumps;
 pub use transport::{BreakerState, ClientCertificate, FailureKind, NodeState, StoreErrors, StoreFailure};
 
+use admin::examine::Seen;
+use admin::{control_document, inspect, instances, scan, self_test};
 use batch::Batcher;
 use call::Subjects;
-use calls::{Calls, Counts, EXPIRY_US, Once, RETRY_PAUSE, explain, number, time_of};
-use examine::Seen;
-use held_names::HeldNames;
-use hold_places::HoldPlaces;
-use invalidation::{Invalidations, PublisherId};
-use names::Names;
+use calls::{Calls, Counts, EXPIRY_US};
+use held_hints::HeldHints;
+use invalidation::Denials;
 use server_time::ServerTimes;
-use spread::DenialRates;
+use spread::{DenialRates, SlotCalls};
 use ticket_secret::TicketSecrets;
-use transport::{Call, Executed, Failure, LastFailure, Native, ReplyBound, Transport};
+use transport::{Failure, LastFailure, ReplyBound, Transport, slot};
 
 /// Usage in Redis, Redis Cluster or a master found through Sentinel, shared by many instances.
 ///
@@ -86,10 +81,9 @@ use transport::{Call, Executed, Failure, LastFailure, Native, ReplyBound, Transp
 #[derive(Debug)]
 pub struct RedisStore {
     calls: Arc<Calls>,
-    invalidations: Invalidations,
+    slots: Arc<SlotCalls>,
     seen: Seen,
     tickets: TicketSecrets,
-    names: Names,
     options: RedisOptions,
 }
 
@@ -116,116 +110,132 @@ pub struct RedisStats {
     pub evicted_keys: u64,
 }
 
-impl From<Failure> for Undecided {
-    fn from(failure: Failure) -> Self {
-        Self { failure: failure.into(), denied: None }
-    }
-}
-
 impl RedisStore {
     /// Creates the store, without a connection.
     ///
     /// # Errors
     /// If no connection can be made with these options, such as with an unreadable certificate.
     pub fn new(options: RedisOptions) -> Result<Self, Error> {
-        let transport = Transport::new(&options.connection)?;
-        let slots = if transport.is_cluster() { usize::from(transport::slot::SLOTS) } else { 1 };
-        let calls = Calls {
+        let transport = Arc::new(Transport::new(&options.connection)?);
+        let slots = if transport.is_cluster() { usize::from(slot::SLOTS) } else { 1 };
+        let calls = Arc::new(Calls {
+            denials: Denials::new(Arc::clone(&transport), options.caches_denials),
             transport,
+            patience: options.connection.deadline,
             reads_expiry: AtomicBool::new(false),
             times: ServerTimes::new(slots, instant()),
-            batcher: options.batches_checks.then(Batcher::default),
-            denial_cache: options.caches_denials.then(Arc::default),
-            denials: DenialRates::default(),
-            held_names: HeldNames::default(),
-            hold_places: HoldPlaces::default(),
-            publisher: PublisherId::new(),
-            control_document_changed: Notify::new(),
+            held: HeldHints::default(),
             counts: Counts::default(),
-        };
+        });
         Ok(Self {
-            calls: Arc::new(calls),
-            invalidations: Invalidations::default(),
+            slots: Arc::new(SlotCalls {
+                calls: Arc::clone(&calls),
+                batcher: options.batches_checks.then(Batcher::default),
+                denials: DenialRates::default(),
+            }),
+            calls,
             seen: Seen::default(),
-            tickets: TicketSecrets::default(),
-            names: options.names.clone(),
+            tickets: TicketSecrets::new(options.names.ticket_key()),
             options,
         })
     }
 
     fn subjects(&self, charges: &[Charge<'_>]) -> Subjects {
-        let mut subjects = Subjects::of(charges, &self.names);
+        let mut subjects = Subjects::of(charges, &self.options.names);
         subjects.0.iter_mut().for_each(|subject| subject.quota = self.calls.counted(subject.quota));
         subjects
     }
 
     async fn apply_charges(&self, charges: &[Charge<'_>]) -> Result<Answers, Undecided> {
-        let deadline = instant() + self.options.connection.deadline;
+        let deadline = self.calls.deadline();
         let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
         let subjects = self.subjects(charges);
+        let denials = &self.calls.denials;
         if charges.iter().any(|charge| charge.part.verb == Verb::Refund) {
             // Denials cached before the refund arrives must not outlive it.
-            self.calls.clear_denials();
-            let answers = self.calls.decide(&subjects, cost, deadline).await;
-            self.calls.invalidate_denials(deadline).await;
+            denials.cache.clear();
+            let answers = self.decide(&subjects, cost, deadline).await;
+            denials.invalidate(deadline).await;
             return answers;
         }
         // Waiters must find out what other instances settle.
-        let may_be_cached = subjects.may_be_cached() && !charges.iter().any(|charge| charge.is_waiting);
-        let cache = self.calls.denial_cache.as_ref().filter(|_| may_be_cached);
-        let Some(cache) = cache else {
-            return self.calls.decide(&subjects, cost, deadline).await;
-        };
-        self.invalidations.keep(&self.calls, cache);
-        let sent = instant();
-        match cache.answer(&subjects, cost, sent) {
+        let is_waiting = || charges.iter().any(|charge| charge.is_waiting);
+        if self.options.caches_denials && subjects.may_be_cached() && !is_waiting() {
+            return self.decide_cached(&subjects, cost, deadline).await;
+        }
+        let answers = self.decide(&subjects, cost, deadline).await;
+        for subject in subjects.0.iter().filter(|subject| subject.part.verb == Verb::Penalize) {
+            denials.cache.release(&subject.name, instant());
+        }
+        answers
+    }
+
+    async fn decide_cached(
+        &self,
+        subjects: &Subjects,
+        cost: u64,
+        deadline: Instant,
+    ) -> Result<Answers, Undecided> {
+        let Denials { cache, .. } = &*self.calls.denials;
+        self.calls.denials.subscribe();
+        match cache.answer(subjects, cost, instant()) {
             Ok(answers) => {
                 self.calls.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
                 Ok(answers)
             }
             Err(ticket) => {
-                let answers = self.calls.decide(&subjects, cost, deadline).await?;
-                if subjects.denies(&answers) {
-                    cache.insert(&subjects, cost, &answers, ticket);
-                }
+                let answers = self.decide(subjects, cost, deadline).await?;
+                cache.insert(subjects, cost, &answers, ticket);
                 Ok(answers)
             }
         }
     }
 
+    /// Decides subjects in any slots.
+    ///
+    /// If there are several slots, a task of its own charges them: a caller who gives up must not
+    /// leave only some of them charged.
+    async fn decide(&self, subjects: &Subjects, cost: u64, deadline: Instant) -> Result<Answers, Undecided> {
+        let parts = self.slots.parts(subjects);
+        if parts.len() == 1 {
+            return Ok(self.slots.decide_part(subjects.clone(), cost, deadline).await?);
+        }
+        let slots = Arc::clone(&self.slots);
+        let decided = match subjects.only_verb() {
+            Some(Verb::Peek | Verb::Refund | Verb::Penalize) => {
+                return Ok(slots.on_each_slot(subjects, cost, deadline).await?);
+            }
+            Some(Verb::Check) => tokio::spawn(async move { slots.check_parts(parts, cost, deadline).await }),
+            None => {
+                let subjects = subjects.clone();
+                tokio::spawn(async move { mixed::in_steps(&slots, &subjects, cost, deadline).await })
+            }
+        };
+        decided.await.unwrap_or_else(|_| Err(spread::ended().into()))
+    }
+
     /// The call is repeated if its connection is lost. Keys in several slots of a cluster are
     /// checked without the idempotency key.
     async fn check_charges_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, Undecided> {
-        let deadline = instant() + self.options.connection.deadline;
+        let deadline = self.calls.deadline();
         let subjects = self.subjects(charges);
-        let slots: SmallVec<[u16; 4]> =
-            subjects.0.iter().map(|subject| self.calls.transport.slot(&subject.name)).collect();
-        let (Some(cost), [slot, others @ ..]) =
-            (charges.first().map(|charge| charge.part.cost), slots.as_slice())
-        else {
-            return Ok(SmallVec::new());
-        };
-        if others.iter().any(|other| other != slot) {
+        let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
+        let slot = self.calls.slot(&subjects);
+        if subjects.0.iter().any(|subject| self.calls.transport.slot(&subject.name) != slot) {
             return self.apply_charges(charges).await;
         }
-        let once = Once { id, cost, slot: *slot, names: &self.names };
-        Ok(self.calls.call_once(&subjects, &once, deadline).await?)
+        let once = self.options.names.once(&subjects.keys(), &subjects.what(cost), id);
+        let unread = LastFailure::default();
+        let answers = self.calls.call(&subjects, &[cost], Some(&once), deadline, &unread).await?;
+        Ok(answers.into_iter().next().unwrap_or_default())
     }
 
-    async fn reset_charges(&self, charges: &[Charge<'_>]) -> Result<bool, Failure> {
-        let deadline = instant() + self.options.connection.deadline;
-        self.calls.clear_denials();
-        let counted = self.delete(&self.subjects(charges), deadline).await;
-        self.calls.invalidate_denials(deadline).await;
-        counted
-    }
-
-    async fn delete(&self, subjects: &Subjects, deadline: Instant) -> Result<bool, Failure> {
-        let mut counted = false;
-        for key in subjects.keys() {
-            counted |= self.calls.delete(&key, deadline).await?;
+    /// Nothing is held that no ticket could settle.
+    async fn require_ticket_secret(&self, charges: &[Charge<'_>]) -> Result<(), Failure> {
+        if charges.iter().any(|charge| charge.reserve.is_some()) {
+            self.tickets.sealing(&self.calls).await?;
         }
-        Ok(counted)
+        Ok(())
     }
 
     /// Pings every node that accepts writes. Waits longer than a decision, because connections may
@@ -234,15 +244,95 @@ impl RedisStore {
     /// # Errors
     /// If a node did not reply.
     pub async fn ping(&self) -> Result<(), Error> {
-        self.ping_masters().await.map_err(|failure| Error::store(failure.to_string()))
+        self.ping_masters().await.map_err(|failure| error_of(&failure))
     }
 
     async fn ping_masters(&self) -> Result<(), Failure> {
-        let deadline = instant() + self.options.connection.deadline + self.options.connection.connect_timeout;
+        let deadline = self.calls.deadline() + self.options.connection.connect_timeout;
         let ping = |_: &str| Some(redis::cmd("PING"));
         let answers = self.calls.transport.on_each_master(ping, ReplyBound::SMALL, deadline).await;
         let counted = |failure: &Failure| self.calls.transport.count(failure);
         answers.into_iter().try_for_each(|(_, answer)| answer.map(|_| ()).inspect_err(counted))
+    }
+
+    /// Tests that limits are shared: makes the calls of a check, of a reservation and of a reset, on
+    /// a key of its own on every master, and calls each command that scripts call.
+    ///
+    /// Where scripts may not call `TIME`, but may ask for the expiry of a key, they read the clock by
+    /// that from then on, in whole milliseconds: see
+    /// [`clock_resolution_us`](RedisStats::clock_resolution_us). Charges then count for the
+    /// window and a millisecond, so that no more is admitted.
+    ///
+    /// Without an answer it ends within about four seconds for each master.
+    ///
+    /// # Errors
+    /// If a server is not reachable, or refuses something: the text names the server and what it
+    /// refuses.
+    pub async fn self_test(&self) -> Result<(), StoreFailure> {
+        self.ping_masters().await?;
+        Ok(self_test::test_masters(&self.calls).await?)
+    }
+
+    /// Looks for what silently breaks limits, as far as the store's user has the rights: a server
+    /// that evicts keys, keys that were evicted, history that was lost in a failover, a restart or
+    /// a `FLUSHALL`, a clock that jumped. Returns one line for each finding since the last call.
+    /// Call it from a timer, such as once per minute.
+    pub async fn examine(&self) -> Vec<String> {
+        self.seen.examine(&self.calls).await
+    }
+
+    /// How often to [count](Self::count_instances).
+    pub const COUNT_INTERVAL: Duration = Duration::from_secs(3);
+
+    /// How many instances share the store, this one included: those that have called this within
+    /// the last ten seconds of the server's clock. 1000 stands for any larger number. Call it from
+    /// a timer, every [`COUNT_INTERVAL`](Self::COUNT_INTERVAL), and give the number to
+    /// [`FallbackStore::share_among`](crate::FallbackStore::share_among).
+    ///
+    /// # Errors
+    /// If the store did not reply, or holds a table that slidegate did not write.
+    pub async fn count_instances(&self) -> Result<u64, Error> {
+        instances::count(&self.calls).await.map_err(|failure| error_of(&failure))
+    }
+
+    /// The control document, unless it still is the one that is `known`; see
+    /// [`replace_control_document`](Self::replace_control_document). Without one its id
+    /// [is absent](ControlDocumentId::is_absent) and its text is empty.
+    ///
+    /// # Errors
+    /// If the store did not reply, or holds a document that slidegate did not write.
+    pub async fn control_document(
+        &self,
+        known: Option<ControlDocumentId>,
+    ) -> Result<Option<ControlDocument>, Error> {
+        control_document::read_document(&self.calls, known).await.map_err(|failure| error_of(&failure))
+    }
+
+    /// Replaces the control document `found`, or its absence, in one step. Returns false if another
+    /// one is stored by now. It stays for as long as the store keeps it, and all instances are
+    /// [notified](Self::control_document_changed).
+    ///
+    /// A store can lose a document, or restore an older one. Give each write a new random
+    /// `revision`, so that two documents of one version differ, and a new random `epoch` after a
+    /// loss.
+    ///
+    /// # Errors
+    /// If the document is larger than a mebibyte, a part of its id is 0, or the store did not
+    /// reply: then it may be written or not.
+    pub async fn replace_control_document(
+        &self,
+        found: ControlDocumentId,
+        document: &ControlDocument,
+    ) -> Result<bool, Error> {
+        control_document::write_document(&self.calls, found, document)
+            .await
+            .map_err(|failure| error_of(&failure))
+    }
+
+    /// Waits until another instance announces that it wrote the control document. Announcements can
+    /// be lost, and can come without a change: read the document from a timer as well.
+    pub async fn control_document_changed(&self) {
+        self.calls.denials.control_document_changed().await;
     }
 
     /// How the store has been used since it was created.
@@ -286,12 +376,30 @@ impl SharedStore for RedisStore {
         self.check_charges_once(charges, id).await
     }
 
+    async fn peek_blocked(&self, charges: &[Charge<'_>]) -> Result<Answers, Undecided> {
+        let deadline = self.calls.deadline();
+        let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
+        self.decide_cached(&self.subjects(charges), cost, deadline).await
+    }
+
     async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, StoreFailure> {
-        Ok(self.reset_charges(charges).await?)
+        let deadline = self.calls.deadline();
+        self.calls.denials.cache.clear();
+        let subjects = self.subjects(charges);
+        let deleted = async {
+            let mut was_stored = false;
+            for subject in &subjects.0 {
+                was_stored |= self.calls.delete(&subject.name, deadline).await?;
+            }
+            Ok::<_, Failure>(was_stored)
+        };
+        let was_stored = deleted.await;
+        self.calls.denials.invalidate(deadline).await;
+        Ok(was_stored?)
     }
 
     async fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, StoreFailure> {
-        Ok(self.inspect_charges(charges).await?)
+        Ok(inspect::inspect(&self.calls, &self.options.names, charges).await?)
     }
 
     async fn reset_policy_step(
@@ -301,7 +409,7 @@ impl SharedStore for RedisStore {
         keys: u64,
     ) -> Result<PolicyReset, StoreFailure> {
         let (place, mut done) = from.map_or((None, Done::default()), |from| (Some(from.place), from.done));
-        let next = self.scan_policy(policy, place, keys, &mut done).await?;
+        let next = scan::step(&self.calls, policy, place, keys, &mut done).await?;
         Ok(PolicyReset::after(done, next))
     }
 
@@ -317,6 +425,47 @@ impl SharedStore for RedisStore {
     }
 
     fn quotas_changed(&self) {
-        self.calls.clear_denials();
+        self.calls.denials.cache.clear();
     }
+}
+
+impl SharedHoldStore for RedisStore {
+    fn key_for_ticket(&self, held: &HeldCharge<'_>) -> Vec<u8> {
+        holds::key_for_ticket(held, &self.options.names)
+    }
+
+    fn seal(&self, ticket: &mut Ticket) {
+        if let Some(secret) = self.tickets.current() {
+            ticket.seal(&secret);
+        }
+    }
+
+    fn ticket_secret(&self) -> Option<TicketSecret> {
+        self.tickets.current()
+    }
+
+    async fn prepare_to_seal(&self) {
+        // A failure fails the reservation as well.
+        let _ = self.tickets.sealing(&self.calls).await;
+    }
+
+    async fn change_holds(
+        &self,
+        ticket: &Ticket,
+        changes: &[HoldCall<'_>],
+    ) -> Result<Option<Vec<HoldAnswer>>, StoreFailure> {
+        if !self.tickets.has_sealed(&self.calls, ticket).await? {
+            return Ok(None);
+        }
+        let mut answers = holds::change(&self.calls, changes).await?;
+        let is_settled = |one: &HoldAnswer| one.status == HoldStatus::AlreadySettled;
+        if answers.iter().any(is_settled) && self.tickets.has_lost(&self.calls, ticket).await? {
+            answers.iter_mut().filter(|one| is_settled(one)).for_each(|one| one.status = HoldStatus::Unknown);
+        }
+        Ok(Some(answers))
+    }
+}
+
+fn error_of(failure: &Failure) -> Error {
+    Error::store(failure.to_string())
 }

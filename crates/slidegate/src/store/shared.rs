@@ -35,6 +35,19 @@ pub trait SharedStore: fmt::Debug + Send + Sync {
         id: &str,
     ) -> impl Future<Output = Result<PerCharge<Decision>, Undecided>> + Send;
 
+    /// Peeks at the keys of a check that a block denies. A store may return what it found up to 100 ms
+    /// before, so that such a check is cheaper than one that it denies. By default
+    /// [`apply`](Self::apply).
+    ///
+    /// # Errors
+    /// If the store did not decide all of them.
+    fn peek_blocked(
+        &self,
+        charges: &[Charge<'_>],
+    ) -> impl Future<Output = Result<PerCharge<Decision>, Undecided>> + Send {
+        self.apply(charges)
+    }
+
     /// Removes keys. Returns whether one of them was stored.
     ///
     /// # Errors

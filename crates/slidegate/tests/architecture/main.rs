@@ -177,12 +177,6 @@ const CYCLES: &[(&str, &[&str], &str)] = &[
     ("slidegate", &["limiter", "waiting"], "`acquire` is a method of the limiter whose waiters it wakes"),
     ("slidegate", &["store/memory"], "the store, its shards and their tables are one structure"),
     (
-        "slidegate",
-        &["store/redis/transport"],
-        "connections report to the node and the cluster that opened them",
-    ),
-    ("slidegate", &["store/redis"], "the store's own files add methods to it"),
-    (
         "slidegate-module",
         &["api", "commands", "value"],
         "the entry points that the server calls are in the file with unsafe code",

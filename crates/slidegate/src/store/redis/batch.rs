@@ -11,6 +11,7 @@
 use std::collections::hash_map::{Entry, RandomState};
 use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasher;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
@@ -18,8 +19,8 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::call::{Answers, Subjects};
-use super::{Calls, Ordering};
-use crate::store::redis::transport::{Executed, Failure, FailureKind, LastFailure};
+use super::calls::Calls;
+use super::transport::{Executed, Failure, FailureKind, LastFailure};
 
 /// The maximum number of checks in one call: large enough that a hot key needs few calls, small
 /// enough that the replies are distributed within a millisecond.
@@ -157,7 +158,7 @@ impl Worker {
             // They came in order, so the first has the earliest deadline.
             let deadline = batch[0].deadline;
             let is_shared = batch.len() > 1;
-            let decided = calls.call(&self.subjects, &costs, deadline, &self.last_failure).await;
+            let decided = calls.call(&self.subjects, &costs, None, deadline, &self.last_failure).await;
             self.last_failure.set(decided.as_ref().err().cloned());
             match decided {
                 Ok(answers) => {

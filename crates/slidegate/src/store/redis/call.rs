@@ -1,32 +1,25 @@
-//! Calls: a plan's charges as keys and arguments of a script, and its reply as decisions.
-//!
-//! A script replies the state of each key before it charged anything. The decisions are computed
-//! here from that, by the code of the memory store, so both stores agree to the microsecond.
+//! A plan's charges as keys and arguments of a script, or of a command of the module.
 
-use redis::Value;
 use std::hash::{Hash, Hasher};
 
 use smallvec::SmallVec;
 
-use super::key_reply::{KeyReply, items, unsigned};
 use super::names::Names;
-use super::scripts::Scripts;
+use super::scripts::{Scripts, position};
+use super::transport::{NativeCommand, ReplyBound, Script};
 use crate::charge::{Charge, Excess, Part, PerCharge};
 use crate::decision::Decision;
 use crate::hold::{Holds, MAX_HOLDS, NewHold};
 use crate::quota::{Algorithm, Quota};
-use crate::store::redis::transport::{ReplyBound, Script};
-use crate::store::{Outcome, all_or_none};
-use crate::stored::call::{hold_bytes, linger_ms, mode_letters};
-use crate::stored::{compact, letter};
-use crate::time::Timestamp;
+use crate::stored::call::{
+    CallPart, DecideCall, MAX_PARTS, MAX_REQUESTS, hold_bytes, linger_ms, mode_letters,
+};
+use crate::stored::{compact, letter, quota_bytes};
 use crate::verb::{Role, Verb};
 
 /// Largest limit and cost.
 pub(crate) const MOST: u64 = Quota::MAX_COUNT;
 
-/// Bytes of each number in the reply of a script for one key.
-pub(super) const NUMBER_BYTES: usize = 7;
 /// Bytes of a number in other replies: its type, 16 digits and a line end.
 pub(super) const WIDE_NUMBER_BYTES: usize = 19;
 /// Numbers that are replied about a key, the runs of its log apart, before and after a refund.
@@ -79,6 +72,18 @@ impl Hash for DeniedSubjects<'_> {
 /// The decisions on one request, in the order of its subjects.
 pub(crate) type Answers = PerCharge<Decision>;
 
+/// What a call asks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CallTerms<'c> {
+    /// Those of the requests.
+    pub(crate) costs: &'c [u64],
+    /// Nothing is charged after this, in microseconds of the server's clock.
+    pub(crate) latest: u64,
+    pub(crate) support: HoldSupport,
+    /// Whether the call has an idempotency key. The name of its reply is the last key.
+    pub(crate) is_once: bool,
+}
+
 /// Which scripts a call may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HoldSupport {
@@ -89,22 +94,6 @@ pub(crate) enum HoldSupport {
     /// The one for any call.
     Full,
 }
-
-/// The reply of a script.
-#[derive(Debug)]
-pub(crate) enum Reply {
-    /// The script for one key with holds has done nothing: the call needs
-    /// [full support](HoldSupport::Full). The server's time.
-    NeedsFullSupport(u64),
-    /// The call came too late to charge anything; the server's time.
-    Late(u64),
-    /// The decisions on each request, and the server's time.
-    Done(Vec<Answers>, u64),
-}
-
-/// A reply that no script sends: what is wrong with it.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Unreadable(pub(crate) String);
 
 impl Subjects {
     pub(crate) fn of(charges: &[Charge<'_>], names: &Names) -> Self {
@@ -188,14 +177,11 @@ impl Subjects {
         keys
     }
 
-    /// The script to call for these requests, and its arguments. Nothing is charged after `latest`,
-    /// in microseconds of the server's clock.
+    /// The script to call, and its arguments.
     pub(crate) fn call<'s>(
         &self,
         scripts: &'s Scripts,
-        costs: &[u64],
-        latest: u64,
-        support: HoldSupport,
+        CallTerms { costs, latest, support, is_once }: CallTerms<'_>,
     ) -> (&'s Script, Vec<Vec<u8>>) {
         let number = |number: u64| number.to_string().into_bytes();
         let mut args = vec![number(latest)];
@@ -208,10 +194,10 @@ impl Subjects {
                 (_, Some(_)) => b"h".to_vec(),
             });
             args.extend(subject.hold.as_ref().map(hold_bytes));
-            return (scripts.check_held(subject.quota.algorithm()), args);
+            return (&scripts.check_held[position(subject.quota.algorithm())], args);
         }
         let has_holds = support != HoldSupport::None;
-        if let Some(subject) = self.alone().filter(|_| !has_holds) {
+        if let Some(subject) = self.alone().filter(|_| !has_holds && !is_once) {
             args.push(packed(&subject.quota));
             for same in costs.chunk_by(|one, next| one == next) {
                 args.push(number(subject.own_cost.unwrap_or(same[0])));
@@ -219,13 +205,32 @@ impl Subjects {
             }
             // Most calls carry one request.
             args.pop_if(|requests| requests == b"1");
-            return (scripts.check(subject.quota.algorithm()), args);
+            return (&scripts.check[position(subject.quota.algorithm())], args);
         }
-        args.push(b"apply".to_vec());
+        args.push(if is_once { b"once".to_vec() } else { b"apply".to_vec() });
         args.push(number(costs.len() as u64));
         args.extend(costs.iter().map(|cost| number(*cost)));
-        self.push_quotas(&mut args, has_holds);
-        (self.decider(scripts, has_holds), args)
+        for (at, subject) in self.0.iter().enumerate() {
+            args.push(if subject.key == at {
+                letter(subject.quota.algorithm()).into()
+            } else {
+                number(subject.key as u64 + 1)
+            });
+            args.push(mode_letters(&subject.part, subject.hold.as_ref()).to_vec());
+            args.push(if has_holds {
+                packed_with_holds(&subject.quota, subject.hold.as_ref())
+            } else {
+                packed(&subject.quota)
+            });
+            args.push(subject.own_cost.map(number).unwrap_or_default());
+        }
+        if is_once {
+            args.push(number(self.once_ms()));
+        }
+        if has_holds {
+            return (&scripts.decide_with_holds, args);
+        }
+        (scripts.decide(self.0.iter().map(|subject| subject.quota.algorithm())), args)
     }
 
     /// What a check with an idempotency key is, besides its keys.
@@ -241,26 +246,6 @@ impl Subjects {
             }
         }
         what
-    }
-
-    /// The same for a check that is charged once, however often it is sent: all keys, the script
-    /// and its arguments. The reply is stored under the key `once`, in the slot of the other keys,
-    /// for the longest of the windows and the times of the holds.
-    pub(crate) fn call_once<'s>(
-        &self,
-        scripts: &'s Scripts,
-        once: Vec<u8>,
-        cost: u64,
-        latest: u64,
-        has_holds: bool,
-    ) -> (Vec<Vec<u8>>, &'s Script, Vec<Vec<u8>>) {
-        let mut keys = if has_holds { self.keys_with_holds() } else { self.keys() };
-        keys.push(once);
-        let mut args = vec![latest.to_string().into_bytes(), b"once".to_vec(), b"1".to_vec()];
-        args.push(cost.to_string().into_bytes());
-        self.push_quotas(&mut args, has_holds);
-        args.push(self.once_ms().to_string().into_bytes());
-        (keys, self.decider(scripts, has_holds), args)
     }
 
     /// The only subject, if the script for one key can check it.
@@ -295,139 +280,56 @@ impl Subjects {
         ReplyBound::of((2 + numbers.sum::<usize>()) * WIDE_NUMBER_BYTES + tables)
     }
 
-    fn push_quotas(&self, args: &mut Vec<Vec<u8>>, has_holds: bool) {
+    /// The command of the module that does what the script of [`call`](Self::call) does. `None` if the
+    /// module does not count as far, or reads no call of so many parts.
+    pub(crate) fn native_command(&self, terms: CallTerms<'_>) -> Option<NativeCommand> {
+        let is_countable = |subject: &Subject| subject.quota.limit().max(subject.quota.burst()) <= MOST;
+        let is_decided = self.0.len() <= MAX_PARTS && terms.costs.len() <= MAX_REQUESTS;
+        let is_check = self.alone().is_some() && terms.support == HoldSupport::None && !terms.is_once;
+        let command = if is_check { NativeCommand::Check1 } else { NativeCommand::Decide };
+        (is_decided && self.0.iter().all(is_countable)).then_some(command)
+    }
+
+    /// The call as the module reads it: of a check of one key the quota.
+    pub(crate) fn native_argument(&self, command: NativeCommand, terms: CallTerms<'_>) -> Vec<u8> {
+        if let (NativeCommand::Check1, Some(subject)) = (command, self.alone()) {
+            return quota_bytes(&subject.quota);
+        }
+        let CallTerms { costs, latest, support, is_once } = terms;
+        let mut keys = 0;
+        // By subject: the number of its key.
+        let mut numbers = SmallVec::<[usize; 4]>::new();
         for (at, subject) in self.0.iter().enumerate() {
-            args.push(if subject.key == at {
-                letter(subject.quota.algorithm()).into()
-            } else {
-                (subject.key + 1).to_string().into_bytes()
-            });
-            args.push(mode_letters(&subject.part, subject.hold.as_ref()).to_vec());
-            args.push(if has_holds {
-                packed_with_holds(&subject.quota, subject.hold.as_ref())
-            } else {
-                packed(&subject.quota)
-            });
-            args.push(subject.own_cost.map(|cost| cost.to_string().into_bytes()).unwrap_or_default());
+            numbers.push(numbers.get(subject.key).copied().unwrap_or(keys));
+            keys += usize::from(subject.key == at);
         }
-    }
-
-    fn decider<'s>(&self, scripts: &'s Scripts, has_holds: bool) -> &'s Script {
-        if has_holds {
-            return scripts.decide_with_holds();
-        }
-        scripts.decide(self.0.iter().map(|subject| subject.quota.algorithm()))
-    }
-
-    /// Reads what the script of [`call`](Self::call) replied to the same costs.
-    pub(crate) fn read(
-        &self,
-        costs: &[u64],
-        reply: Value,
-        support: HoldSupport,
-    ) -> Result<Reply, Unreadable> {
-        let form = match support {
-            HoldSupport::None if self.alone().is_some() => ReplyForm::Bytes,
-            // The module decides any call in one form.
-            HoldSupport::OneKey if is_list(&reply) => ReplyForm::Lists,
-            HoldSupport::OneKey => ReplyForm::BytesWithHolds,
-            HoldSupport::None | HoldSupport::Full => ReplyForm::Lists,
+        let part = |(subject, key): (&Subject, &usize)| CallPart {
+            key: *key,
+            quota: subject.quota,
+            part: subject.part,
+            own_cost: subject.own_cost,
+            hold: subject.hold,
         };
-        self.read_as(costs, reply, form)
+        let parts = self.0.iter().zip(&numbers).map(part).collect();
+        let once_ms = is_once.then(|| self.once_ms());
+        DecideCall { latest, has_holds: support != HoldSupport::None, once_ms, costs: costs.into(), parts }
+            .bytes()
     }
 
-    /// Reads what the script of [`call_once`](Self::call_once) replied.
-    pub(crate) fn read_once(&self, cost: u64, reply: Value) -> Result<Reply, Unreadable> {
-        self.read_as(&[cost], reply, ReplyForm::Lists)
-    }
-
-    fn read_as(&self, costs: &[u64], reply: Value, form: ReplyForm) -> Result<Reply, Unreadable> {
-        let is_flat = form != ReplyForm::Lists;
-        let mut items = match form {
-            ReplyForm::Lists => items(reply)?,
-            ReplyForm::Bytes => flat_items(reply)?,
-            ReplyForm::BytesWithHolds => held_items(reply, &self.0[0].quota)?,
+    /// How long the first reply to an idempotency key is stored: the longest of the windows and the
+    /// times of the holds.
+    fn once_ms(&self) -> u64 {
+        let lasts_us = |subject: &Subject| {
+            let ttl_us = subject.hold.map_or(0, |hold| hold.ttl_us);
+            subject.quota.window_us().max(ttl_us)
         };
-        if items.len() < 2 {
-            return Err(Unreadable(format!("{} items instead of 2 and more", items.len())));
-        }
-        let mut rest = items.split_off(2);
-        let (Value::Int(passed), now) = (&items[0], unsigned(&items[1])?) else {
-            return Err(Unreadable(format!("{:?} instead of how many pass", items[0])));
-        };
-        match passed {
-            -1 => return Ok(Reply::Late(now)),
-            -2 if form == ReplyForm::BytesWithHolds => return Ok(Reply::NeedsFullSupport(now)),
-            _ if is_flat => rest = vec![Value::Array(rest)],
-            _ => {}
-        }
-        let now = Timestamp::from_micros(now);
-        let mut found = self.found(rest)?;
-        let outcomes: Vec<_> = costs.iter().map(|cost| self.decide(&mut found, now, *cost)).collect();
-        // Otherwise the script and its Rust twin disagree.
-        let is_charged =
-            |one: &&Outcome| if is_flat { one.decisions[0].is_allowed() } else { !one.is_denied };
-        let ours = outcomes.iter().filter(is_charged).count() as u64;
-        if u64::try_from(*passed) != Ok(ours) {
-            return Err(Unreadable(format!("{passed} requests charged instead of {ours}")));
-        }
-        let answers = outcomes.into_iter().map(|outcome| outcome.decisions).collect();
-        Ok(Reply::Done(answers, now.as_micros()))
-    }
-
-    /// For each subject, the state of its key before anything was charged, if it is the first with
-    /// that key, and after its refund.
-    fn found(&self, reply: Vec<Value>) -> Result<SmallVec<[FoundKey; 2]>, Unreadable> {
-        let length = reply.len();
-        let mut reply = reply.into_iter();
-        let mut next = || {
-            let missing = || Unreadable(format!("{length} keys, which are too few"));
-            reply.next().ok_or_else(missing)
-        };
-        let mut found = SmallVec::<[FoundKey; 2]>::new();
-        for (at, subject) in self.0.iter().enumerate() {
-            let before = if subject.key == at {
-                Some(KeyReply::read(&self.0[at].quota, false, next()?)?)
-            } else {
-                None
-            };
-            found.push(FoundKey { before, refunded: None });
-        }
-        for (subject, found) in self.0.iter().zip(&mut found) {
-            if subject.part.verb == Verb::Refund {
-                found.refunded = Some(KeyReply::read(&self.0[subject.key].quota, true, next()?)?);
-            }
-        }
-        match reply.len() {
-            0 => Ok(found),
-            more => Err(Unreadable(format!("{length} keys instead of {}", length - more))),
-        }
+        self.0.iter().map(lasts_us).max().unwrap_or(0).div_ceil(1000)
     }
 
     /// Whether an enforced policy denies the request.
     pub(crate) fn denies(&self, answers: &Answers) -> bool {
         self.0.iter().zip(answers).any(|(subject, decision)| subject.enforces() && decision.is_denied())
     }
-
-    /// Decides one request as the memory store does.
-    fn decide(&self, found: &mut [FoundKey], now: Timestamp, cost: u64) -> Outcome {
-        let parts: SmallVec<[Part; 4]> = self.0.iter().map(|subject| subject.part(cost)).collect();
-        all_or_none(&parts, |at, verb, cost| {
-            let key = self.0[at].key;
-            let is_refund = verb == Verb::Refund;
-            let reply = if is_refund { &mut found[at].refunded } else { &mut found[key].before };
-            let reply = reply.as_mut().expect("`found` has read each key");
-            reply.decide(&self.0[key].quota, now, verb, cost, self.0[at].hold.as_ref())
-        })
-    }
-}
-
-/// The replies about one subject.
-struct FoundKey {
-    /// Its key before anything was charged, if it is the first with that key.
-    before: Option<KeyReply>,
-    /// Its key after its refund.
-    refunded: Option<KeyReply>,
 }
 
 /// A quota for a script that knows holds: with the hold that is made or cancelled, and how long what
@@ -462,95 +364,4 @@ fn packed(quota: &Quota) -> Vec<u8> {
         }
     }
     bytes
-}
-
-/// How a script replies about its keys.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum ReplyForm {
-    /// A list for each key.
-    Lists,
-    /// The numbers of the only key as bytes.
-    Bytes,
-    /// The same with the header of its table of holds.
-    BytesWithHolds,
-}
-
-/// The first two numbers of a reply about a key that may have holds, and then what the script for
-/// any keys replies about one: its numbers, the header of its table, and its holds.
-fn held_items(value: Value, quota: &Quota) -> Result<Vec<Value>, Unreadable> {
-    let (bytes, list, runs) = match value {
-        Value::BulkString(bytes) => (bytes, Value::BulkString(Vec::new()), Vec::new()),
-        other => {
-            let mut items = items(other)?;
-            match items.as_mut_slice() {
-                [Value::BulkString(bytes), list, ..] => {
-                    let (bytes, list) = (std::mem::take(bytes), std::mem::replace(list, Value::Nil));
-                    (bytes, list, items.split_off(2))
-                }
-                [Value::Int(-2 | -1), _] => return Ok(items),
-                _ => return Err(Unreadable(format!("{items:?} instead of bytes and holds"))),
-            }
-        }
-    };
-    let has_table = bytes.len() % NUMBER_BYTES == Holds::HEADER_BYTES % NUMBER_BYTES;
-    let (found, table) =
-        bytes.split_at(bytes.len().saturating_sub(if has_table { Holds::HEADER_BYTES } else { 0 }));
-    let mut found = numbers(found)?;
-    found.extend(runs);
-    let mut items: Vec<_> = found.drain(..found.len().min(2)).collect();
-    let now = items.get(1).map(unsigned).transpose()?.unwrap_or_default();
-    let header = Holds::header_at(table, now);
-    items.extend([Value::Array(own_numbers(quota, found)), Value::BulkString(header), list]);
-    Ok(items)
-}
-
-/// Whether a reply is one about any number of keys.
-fn is_list(reply: &Value) -> bool {
-    matches!(reply, Value::Array(items) if matches!(items.first(), Some(Value::Int(0..))))
-}
-
-/// How many holds a key had before a request on it alone.
-pub(super) fn open_holds(reply: &Value) -> Option<usize> {
-    let Value::BulkString(bytes) = reply else { return None };
-    let has_table = bytes.len() % NUMBER_BYTES == Holds::HEADER_BYTES % NUMBER_BYTES;
-    let [.., low, high, _] = bytes.as_slice() else { return None };
-    Some(if has_table { u16::from_le_bytes([*low, *high]).into() } else { 0 })
-}
-
-/// The numbers of an algorithm, which a script for one key replies: of a limit on what is in flight
-/// only the time.
-pub(super) fn own_numbers(quota: &Quota, mut found: Vec<Value>) -> Vec<Value> {
-    if quota.algorithm() == Algorithm::InFlight {
-        found.clear();
-    }
-    found
-}
-
-/// The numbers of a flat reply: bytes, or a list that begins with bytes, or the two numbers of a
-/// call that came too late.
-fn flat_items(value: Value) -> Result<Vec<Value>, Unreadable> {
-    if let Value::BulkString(bytes) = value {
-        return numbers(&bytes);
-    }
-    let mut items = items(value)?;
-    match items.first() {
-        Some(Value::BulkString(bytes)) => {
-            let numbers = numbers(bytes)?;
-            items.splice(0..1, numbers);
-        }
-        Some(Value::Int(-1)) => {}
-        _ => return Err(Unreadable(format!("{items:?} instead of bytes"))),
-    }
-    Ok(items)
-}
-
-pub(super) fn numbers(bytes: &[u8]) -> Result<Vec<Value>, Unreadable> {
-    let (numbers, rest) = bytes.as_chunks::<NUMBER_BYTES>();
-    if !rest.is_empty() {
-        return Err(Unreadable(format!("{} bytes instead of {NUMBER_BYTES} for each number", bytes.len())));
-    }
-    let number = |bytes: &[u8; NUMBER_BYTES]| {
-        bytes.iter().rev().fold(0, |number, byte| number << 8 | i64::from(*byte))
-    };
-    Ok(numbers.iter().map(|bytes| Value::Int(number(bytes))).collect())
 }

@@ -12,7 +12,11 @@
 //!
 //! Cost that is held may be settled to less at any time, and instances do not tell each other: there
 //! is one settlement for each request. So a denial of a key with holds is cached for at most
-//! [`HELD_FOR`], and what this instance settles ends those of its keys at once.
+//! [`BRIEFLY`], and what this instance settles ends those of its keys at once.
+//!
+//! Peeks at the keys of a check that a block denies are cached for [`BRIEFLY`] as well, whether
+//! invalidations are received or not: blocking an abusive client must not make its requests more
+//! expensive than denials are. They apply to the same cost only.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,6 +29,7 @@ use tokio::time::Instant;
 use super::call::{Answers, Subjects};
 use crate::decision::{Decision, DecisionSource, Waits};
 use crate::key::HashSeed;
+use crate::verb::Verb;
 
 /// The maximum number of denials in a set. They are compared one by one.
 const WAYS: usize = 8;
@@ -32,8 +37,8 @@ const WAYS: usize = 8;
 /// 160 bytes, so a full cache takes about 10 MB.
 const SETS: usize = 8192;
 
-/// How long a denial of a key with holds is cached at most.
-pub(crate) const HELD_FOR: Duration = Duration::from_millis(100);
+/// How long a denial of a key with holds is cached at most, and a peek at blocked keys.
+const BRIEFLY: Duration = Duration::from_millis(100);
 /// Times at which holds were changed, a power of two: keys that share one end each other's denials.
 /// As many as there are denials, in 512 kB, so that few do, whatever keys a client changes holds of.
 const RELEASES: usize = SETS * WAYS;
@@ -84,6 +89,7 @@ type KeysHash = u128;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ticket {
     keys: KeysHash,
+    is_peek: bool,
     generation: u64,
     sent: Instant,
 }
@@ -118,10 +124,11 @@ impl DenialCache {
         self.clear();
     }
 
-    /// The cached denial for these keys and this cost, with the waits that are left; otherwise the
-    /// ticket for the call that is about to be sent.
+    /// The cached denial or peek for these keys and this cost, with the waits that are left; otherwise
+    /// the ticket for the call that is about to be sent.
     pub(crate) fn answer(&self, subjects: &Subjects, cost: u64, now: Instant) -> Result<Answers, Ticket> {
-        let keys = self.secret.hash_of(&subjects.of_denial());
+        let is_peek = subjects.0.iter().all(|subject| subject.part.verb == Verb::Peek);
+        let keys = self.secret.hash_of(&(subjects.of_denial(), is_peek.then_some(cost)));
         let mut set = self.set(keys);
         let generation = set.generation;
         let denial = set.denials.iter_mut().find(|denial| denial.keys == keys);
@@ -129,7 +136,7 @@ impl DenialCache {
             cost >= denial.cost && now < denial.until && !self.is_released_since(subjects, denial.sent)
         };
         let Some(denial) = denial.filter(is_true) else {
-            return Err(Ticket { keys, generation, sent: now });
+            return Err(Ticket { keys, is_peek, generation, sent: now });
         };
         denial.is_used = true;
         let mut answers: Answers = denial.answers.iter().copied().collect();
@@ -152,36 +159,35 @@ impl DenialCache {
         Ok(answers)
     }
 
-    /// Caches a denial that the call of this ticket replied.
+    /// Caches what the call of this ticket replied, if it is a denial or a peek.
     pub(crate) fn insert(&self, subjects: &Subjects, cost: u64, answers: &Answers, ticket: Ticket) {
-        let Ticket { keys, generation, sent } = ticket;
+        let Ticket { keys, is_peek, generation, sent } = ticket;
         let denying =
             subjects.0.iter().zip(answers).filter(|(subject, one)| subject.part.enforced && one.is_denied());
-        let Some(wait_us) = denying.map(|(_, one)| one.waits.retry_us).min() else { return };
-        // A cost that never fits has no end to cache it until.
-        if wait_us == Waits::NEVER {
-            return;
-        }
-        let mut wait = Duration::from_micros(wait_us);
-        let is_held = answers.iter().any(|one| one.held > 0);
+        let wait_us = denying.map(|(_, one)| one.waits.retry_us).min();
+        let wait = match wait_us.map(Duration::from_micros) {
+            _ if is_peek => BRIEFLY,
+            // A cost that never fits has no end to cache it until.
+            Some(_) if wait_us == Some(Waits::NEVER) => return,
+            Some(wait) if answers.iter().any(|one| one.held > 0) => wait.min(BRIEFLY),
+            Some(wait) => wait,
+            None => return,
+        };
         if self.is_released_since(subjects, sent) {
             return;
-        }
-        if is_held {
-            wait = wait.min(HELD_FOR);
         }
         let until = sent + wait;
         let answers = answers.iter().copied().collect();
         let denial = Denial { keys, cost, answers, sent, until, is_used: false };
         let mut set = self.set(keys);
         // An invalidation after this was read invalidates the denial with its set.
-        if self.subscribed.load(Ordering::SeqCst) && generation == set.generation {
+        if (is_peek || self.subscribed.load(Ordering::SeqCst)) && generation == set.generation {
             set.insert(denial);
         }
     }
 
-    /// Ends the denials of a key of which a hold was changed by now, or a charge given back. A call for the key that
-    /// was sent before may have been decided before.
+    /// Ends the denials and peeks of a key of which a hold was changed by now, a charge given back, or
+    /// a penalty charged. A call for the key that was sent before may have been decided before.
     pub(crate) fn release(&self, name: &[u8], now: Instant) {
         self.release_of(name).fetch_max(self.micros(now) + 1, Ordering::SeqCst);
     }
@@ -344,7 +350,7 @@ mod tests {
     #[test]
     fn checks_of_other_keys_do_not_wait_for_one_another() {
         let (cache, now) = (subscribed(), crate::time::instant());
-        let index = |user| index_of(cache.secret.hash_of(&subjects(user).of_denial()));
+        let index = |user| index_of(cache.secret.hash_of(&(subjects(user).of_denial(), None::<u64>)));
         let other = (2..).find(|user| index(*user) != index(1)).unwrap();
         let stopped = cache.sets[index(1)].lock().unwrap();
         assert!(check(&cache, other, now, HOUR_US));

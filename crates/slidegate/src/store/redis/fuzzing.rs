@@ -2,9 +2,10 @@
 
 use redis::Value;
 
-use super::call::{HoldSupport, Reply, Subjects};
+use super::admin::{control_document as document, inspect, scan};
+use super::call::{CallTerms, HoldSupport, Subjects};
 use super::names::Names;
-use super::{control_document as document, inspect, scan};
+use super::reply::{Reply, number, read};
 use crate::hold::Holds;
 use crate::policy::PolicySet;
 use crate::quota::Quota;
@@ -48,11 +49,12 @@ pub fn script_reply(
     if subjects.0.is_empty() {
         return Ok(Vec::new());
     }
+    let terms = |support| CallTerms { costs, latest: 0, support, is_once: false };
     // As if the key had holds.
     for support in [subjects.hold_support(costs.len()), HoldSupport::Full] {
-        let _ = subjects.read(costs, reply.clone(), support);
+        let _ = read(&subjects, terms(support), reply.clone());
     }
-    match subjects.read(costs, reply, HoldSupport::None) {
+    match read(&subjects, terms(HoldSupport::None), reply) {
         Ok(Reply::Late(_) | Reply::NeedsFullSupport(_)) => Ok(Vec::new()),
         Ok(Reply::Done(answers, _)) => Ok(answers.into_iter().map(|answer| answer.to_vec()).collect()),
         Err(unreadable) => Err(unreadable.0),
@@ -73,6 +75,6 @@ pub fn control_document(bytes: &[u8]) -> Option<Vec<u8>> {
 /// Decodes one step of a scan and other replies about keys.
 pub fn scan_step(reply: &Value) {
     let _ = scan::scan_answer("node", reply);
-    let _ = super::time_of(reply);
-    let _ = super::number(reply);
+    let _ = super::calls::time_of(reply);
+    let _ = number(reply);
 }

@@ -9,22 +9,22 @@ use std::collections::BTreeMap;
 use redis::Value;
 use tokio::time::Instant;
 
-use super::call::{NUMBER_BYTES, Unreadable, numbers, own_numbers, packed_with_holds};
-use super::hold_places::HoldPlaces;
-use super::key_reply::{KeyReply, unsigned};
+use super::call::{MOST, packed_with_holds};
+use super::calls::Calls;
+use super::held_hints::HeldHints;
 use super::names::Names;
-use super::{
-    Call, Calls, Executed, Failure, FailureKind, LastFailure, Native, RETRY_PAUSE, RedisStore, explain,
+use super::reply::{KeyReply, NUMBER_BYTES, Unreadable, number, numbers, own_numbers, unsigned};
+use super::scripts::position;
+use super::transport::{
+    Call, Executed, Failure, FailureKind, LastFailure, Native, NativeCommand, ReplyBound,
 };
 use crate::algorithm::Done;
 use crate::hold::{HoldChange, HoldStatus, Holds, Unsettled};
 use crate::quota::{Algorithm, Quota, QuotaFields};
-use crate::store::redis::transport::{NativeCommand, ReplyBound};
-use crate::store::shared::SharedHoldStore;
-use crate::store::{HeldCharge, HoldAnswer, HoldCall, StoreFailure};
+use crate::store::{HeldCharge, HoldAnswer, HoldCall};
 use crate::stored::call::{ChangeCall, KeyChange, MAX_PARTS};
 use crate::stored::letter;
-use crate::ticket::{Ticket, TicketPart, TicketSecret};
+use crate::ticket::TicketPart;
 use crate::time::{Timestamp, instant};
 
 /// A key as a ticket carries it: the quota if it is not the policy's, and the key's name.
@@ -38,23 +38,24 @@ const QUOTA: usize = 1 + 7 + 7 + 8 + 2;
 /// The burst of a quota without one.
 const NO_BURST: u64 = u64::MAX;
 
-impl<'t> HeldKey<'t> {
-    fn bytes(held: &HeldCharge<'_>, names: &Names) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        if held.has_other_quota {
-            let QuotaFields { limit, window_us, burst, algorithm, slots } = held.charge.quota.fields();
-            bytes.push(letter(algorithm).as_bytes()[0]);
-            bytes.extend_from_slice(&limit.to_le_bytes()[..7]);
-            bytes.extend_from_slice(&window_us.to_le_bytes()[..7]);
-            bytes.extend_from_slice(&burst.unwrap_or(NO_BURST).to_le_bytes());
-            bytes.extend_from_slice(&slots.to_le_bytes());
-        } else {
-            bytes.push(0);
-        }
-        bytes.extend_from_slice(&names.name(&held.charge.key));
-        bytes
+/// What a ticket carries of the key of a charge.
+pub(super) fn key_for_ticket(held: &HeldCharge<'_>, names: &Names) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    if held.has_other_quota {
+        let QuotaFields { limit, window_us, burst, algorithm, slots } = held.charge.quota.fields();
+        bytes.push(letter(algorithm).as_bytes()[0]);
+        bytes.extend_from_slice(&limit.to_le_bytes()[..7]);
+        bytes.extend_from_slice(&window_us.to_le_bytes()[..7]);
+        bytes.extend_from_slice(&burst.unwrap_or(NO_BURST).to_le_bytes());
+        bytes.extend_from_slice(&slots.to_le_bytes());
+    } else {
+        bytes.push(0);
     }
+    bytes.extend_from_slice(&names.name(&held.charge.key));
+    bytes
+}
 
+impl<'t> HeldKey<'t> {
     /// Reads a key of a ticket that is sealed.
     fn read(bytes: &'t [u8]) -> Option<Self> {
         if bytes.first() == Some(&0) {
@@ -96,7 +97,7 @@ impl NamedChange {
         let key = HeldKey::read(change.key)?;
         let (until, unsettled) = match change.part {
             TicketPart::Held { until, unsettled, .. } => (until.as_micros(), unsettled),
-            TicketPart::Charged => (super::MOST, Unsettled::Charge),
+            TicketPart::Charged => (MOST, Unsettled::Charge),
         };
         let HoldCall { id, change, amount, made, policy_quota, .. } = *change;
         let quota = key.quota.unwrap_or(policy_quota);
@@ -137,18 +138,13 @@ impl NamedChange {
         !matches!(self.change.change, HoldChange::Refund { .. })
     }
 
-    /// Where the hold is in the table of its key, if it is known.
-    fn likely_place(&self, places: &HoldPlaces) -> Option<u16> {
-        places.get(&self.name, self.change.id)
-    }
-
     /// Reads the answer of the script for one key to a change that it has made, and notes where holds
     /// are now.
     fn read_bytes(
         &self,
         at: usize,
         bytes: &[u8],
-        places: &HoldPlaces,
+        places: &HeldHints,
     ) -> Result<(u64, KeyAnswer), Unreadable> {
         let wrong = || Unreadable(format!("{} bytes about a changed hold", bytes.len()));
         let (of_header, of_hold) = (Holds::HEADER_BYTES, Holds::HOLD_BYTES);
@@ -171,12 +167,12 @@ impl NamedChange {
         let decision = after.after(&self.change.quota, Timestamp::from_micros(now), Done::Moved(cost));
         let place = usize::try_from(place).unwrap_or(usize::MAX);
         if is_moved {
-            places.note(&self.name, id(moved), place, after.open_holds());
+            places.note_place(&self.name, id(moved), place, after.open_holds());
         }
         let KeyChange { id, change, .. } = self.change;
         match change {
             HoldChange::Settle { ttl_us: None, .. } | HoldChange::Cancel => places.forget(&self.name, id),
-            _ => places.note(&self.name, id, place, after.open_holds()),
+            _ => places.note_place(&self.name, id, place, after.open_holds()),
         }
         let answer = HoldAnswer { status: HoldStatus::Changed, decision };
         let is_extended = matches!(change, HoldChange::Extend { total: Some(_), .. });
@@ -189,14 +185,14 @@ impl NamedChange {
             |what: &Value| Unreadable(format!("{what:?} instead of the answer to a change of a hold"));
         let Value::Array(mut parts) = reply else { return Err(wrong(&reply)) };
         let before = if parts.len() == 4 { parts.pop() } else { None };
-        let before = match before.as_ref().map(|before| super::number(before).ok_or_else(|| wrong(before))) {
+        let before = match before.as_ref().map(|before| number(before).ok_or_else(|| wrong(before))) {
             Some(before) => Some(before?),
             None => None,
         };
         let Ok([status, cost, numbers]) = <[Value; 3]>::try_from(parts) else {
             return Err(Unreadable("a wrong number of parts for a change of a hold".to_owned()));
         };
-        let Some(cost) = super::number(&cost) else { return Err(wrong(&cost)) };
+        let Some(cost) = number(&cost) else { return Err(wrong(&cost)) };
         let status = match status {
             Value::Int(1) => HoldStatus::Changed,
             Value::Int(2) => HoldStatus::AlreadySettled,
@@ -214,145 +210,97 @@ impl NamedChange {
     }
 }
 
-impl SharedHoldStore for RedisStore {
-    fn key_for_ticket(&self, held: &HeldCharge<'_>) -> Vec<u8> {
-        HeldKey::bytes(held, &self.names)
+/// Carries out changes of holds: all of them or none where their keys are in one slot.
+pub(super) async fn change(calls: &Calls, changes: &[HoldCall<'_>]) -> Result<Vec<HoldAnswer>, Failure> {
+    let deadline = calls.deadline();
+    let mut by_slot = BTreeMap::<u16, Vec<(usize, NamedChange)>>::new();
+    for (at, change) in changes.iter().enumerate() {
+        let Some(mut change) = NamedChange::new(change) else {
+            let detail = "a ticket of this store has a key that this release cannot read";
+            return Err(Failure::without_node(Executed::No, FailureKind::Malformed, detail));
+        };
+        change.change.quota = calls.counted(change.change.quota);
+        by_slot.entry(calls.transport.slot(&change.name)).or_default().push((at, change));
     }
-
-    fn seal(&self, ticket: &mut Ticket) {
-        if let Some(secret) = self.tickets.current() {
-            ticket.seal(&secret);
+    let mut answers: Vec<Option<HoldAnswer>> = vec![None; changes.len()];
+    let (is_spread, mut extended) = (by_slot.len() > 1, Vec::new());
+    for (slot, changes) in by_slot {
+        for KeyAnswer { at, answer, before } in change_in_slot(calls, slot, &changes, deadline).await? {
+            answers[at] = Some(answer);
+            let change = changes.iter().find(|(of, _)| *of == at).filter(|_| is_spread);
+            extended
+                .extend(change.zip(before).map(|((_, one), before)| (slot, at, one.clone().undo(before))));
         }
     }
-
-    fn ticket_secret(&self) -> Option<TicketSecret> {
-        self.tickets.current()
-    }
-
-    async fn prepare_to_seal(&self) {
-        // A failure fails the reservation as well.
-        let _ = self.sealing_secret().await;
-    }
-
-    async fn change_holds(
-        &self,
-        ticket: &Ticket,
-        changes: &[HoldCall<'_>],
-    ) -> Result<Option<Vec<HoldAnswer>>, StoreFailure> {
-        if !self.has_sealed(ticket).await? {
-            return Ok(None);
+    if answers.iter().flatten().any(|one| one.status == HoldStatus::Denied) {
+        // Another slot denies what these hold more.
+        for (slot, at, undo) in extended {
+            for KeyAnswer { mut answer, .. } in change_in_slot(calls, slot, &[(at, undo)], deadline).await? {
+                if answer.status == HoldStatus::Changed {
+                    answer.status = HoldStatus::Denied;
+                }
+                answers[at] = Some(answer);
+            }
         }
-        let mut answers = self.change_all(changes).await?;
-        let is_settled = |one: &HoldAnswer| one.status == HoldStatus::AlreadySettled;
-        if answers.iter().any(is_settled) && self.has_lost(ticket).await? {
-            answers.iter_mut().filter(|one| is_settled(one)).for_each(|one| one.status = HoldStatus::Unknown);
-        }
-        Ok(Some(answers))
     }
+    Ok(answers.into_iter().flatten().collect())
 }
 
-impl RedisStore {
-    async fn change_all(&self, changes: &[HoldCall<'_>]) -> Result<Vec<HoldAnswer>, StoreFailure> {
-        let deadline = instant() + self.options.connection.deadline;
-        let mut by_slot = BTreeMap::<u16, Vec<(usize, NamedChange)>>::new();
-        for (at, change) in changes.iter().enumerate() {
-            let Some(mut change) = NamedChange::new(change) else {
-                let detail = "a ticket of this store has a key that this release cannot read";
-                return Err(Failure::without_node(Executed::No, FailureKind::Malformed, detail).into());
-            };
-            change.change.quota = self.calls.counted(change.change.quota);
-            by_slot.entry(self.calls.transport.slot(&change.name)).or_default().push((at, change));
-        }
-        let mut answers: Vec<Option<HoldAnswer>> = vec![None; changes.len()];
-        let (is_spread, mut extended) = (by_slot.len() > 1, Vec::new());
-        for (slot, changes) in by_slot {
-            for KeyAnswer { at, answer, before } in self.change_in_slot(slot, &changes, deadline).await? {
-                answers[at] = Some(answer);
-                let change = changes.iter().find(|(of, _)| *of == at).filter(|_| is_spread);
-                extended.extend(
-                    change.zip(before).map(|((_, one), before)| (slot, at, one.clone().undo(before))),
-                );
+/// Changes holds on keys of one slot, in one step.
+async fn change_in_slot(
+    calls: &Calls,
+    slot: u16,
+    changes: &[(usize, NamedChange)],
+    deadline: Instant,
+) -> Result<Vec<KeyAnswer>, Failure> {
+    let mut keys: Vec<_> = changes.iter().map(|(_, change)| change.name.clone()).collect();
+    keys.extend(changes.iter().map(|(_, change)| Names::usage(&change.name)));
+    let bound = ReplyBound::of(changes.iter().map(|(_, one)| KeyReply::most_bytes(&one.change.quota)).sum());
+    let _released = Released::by(calls, changes);
+    let is_countable = |quota: &Quota| quota.limit().max(quota.burst()) <= MOST;
+    let is_native =
+        changes.len() <= MAX_PARTS && changes.iter().all(|(_, one)| is_countable(&one.change.quota));
+    let mut alone = match changes {
+        [(_, change)] if change.is_of_one_hold() => Some(change),
+        _ => None,
+    };
+    loop {
+        let latest = calls.latest(slot, &keys, deadline).await?;
+        let mut args = vec![latest.to_string().into_bytes()];
+        let script = match alone {
+            Some(change) => {
+                args.extend_from_slice(&change.args()[1..]);
+                let place = calls.held.place(&change.name, change.change.id);
+                args.extend(place.map(|place| place.to_string().into_bytes()));
+                &calls.scripts().change_hold[position(change.change.quota.algorithm())]
             }
-        }
-        if answers.iter().flatten().any(|one| one.status == HoldStatus::Denied) {
-            // Another slot denies what these hold more.
-            for (slot, at, undo) in extended {
-                for KeyAnswer { mut answer, .. } in self.change_in_slot(slot, &[(at, undo)], deadline).await?
-                {
-                    if answer.status == HoldStatus::Changed {
-                        answer.status = HoldStatus::Denied;
-                    }
-                    answers[at] = Some(answer);
-                }
+            None => {
+                args.extend(changes.iter().flat_map(|(_, change)| change.args()));
+                &calls.scripts().change_holds
             }
-        }
-        Ok(answers.into_iter().flatten().collect())
-    }
-
-    /// Changes holds on keys of one slot, in one step.
-    async fn change_in_slot(
-        &self,
-        slot: u16,
-        changes: &[(usize, NamedChange)],
-        deadline: Instant,
-    ) -> Result<Vec<KeyAnswer>, Failure> {
-        let mut keys: Vec<_> = changes.iter().map(|(_, change)| change.name.clone()).collect();
-        keys.extend(changes.iter().map(|(_, change)| Names::usage(&change.name)));
-        let bound =
-            ReplyBound::of(changes.iter().map(|(_, one)| KeyReply::most_bytes(&one.change.quota)).sum());
-        let _released = Released::by(&self.calls, changes);
-        let is_countable = |quota: &Quota| quota.limit().max(quota.burst()) <= super::MOST;
-        let is_native =
-            changes.len() <= MAX_PARTS && changes.iter().all(|(_, one)| is_countable(&one.change.quota));
-        let mut alone = match changes {
-            [(_, change)] if change.is_of_one_hold() => Some(change),
-            _ => None,
         };
-        loop {
-            let latest = self.calls.latest(slot, &keys, deadline).await?;
-            let mut args = vec![latest.to_string().into_bytes()];
-            let script = match alone {
-                Some(change) => {
-                    args.extend_from_slice(&change.args()[1..]);
-                    let place = change.likely_place(&self.calls.hold_places);
-                    args.extend(place.map(|place| place.to_string().into_bytes()));
-                    self.calls.scripts().change_hold(change.change.quota.algorithm())
+        let (sent, unread) = (instant(), LastFailure::default());
+        let argument = || {
+            let changes = changes.iter().map(|(_, one)| one.change).collect();
+            ChangeCall { latest, changes }.bytes()
+        };
+        let native = is_native.then_some(Native { command: NativeCommand::Change, argument: &argument });
+        let call = Call { script, keys: &keys, args: &args, native };
+        match calls.run(call, bound, deadline, &unread).await {
+            Ok(value) => {
+                let replied = read(changes, value, &calls.held);
+                let (now, reply) = replied.map_err(|unreadable| calls.misread(slot, &unreadable))?;
+                calls.observe_time(slot, now, sent, instant());
+                match reply {
+                    ChangeReply::Done(answers) => return Ok(answers),
+                    ChangeReply::NeedsFullSupport => alone = None,
+                    ChangeReply::Late => calls.pause(slot, deadline).await?,
                 }
-                None => {
-                    args.extend(changes.iter().flat_map(|(_, change)| change.args()));
-                    self.calls.scripts().change_holds()
-                }
-            };
-            let (sent, unread) = (instant(), LastFailure::default());
-            let argument = || {
-                let changes = changes.iter().map(|(_, one)| one.change).collect();
-                ChangeCall { latest, changes }.bytes()
-            };
-            let native = is_native.then_some(Native { command: NativeCommand::Change, argument: &argument });
-            let call = Call { script, keys: &keys, args: &args, native };
-            let replied = self.calls.transport.run(call, bound, deadline, &unread).await;
-            match replied.map_err(explain) {
-                Ok(value) => match read(changes, value, &self.calls.hold_places) {
-                    Ok((now, ChangeReply::Done(answers))) => {
-                        self.calls.observe_time(slot, now, sent, instant());
-                        return Ok(answers);
-                    }
-                    Ok((now, ChangeReply::Late)) => self.calls.observe_time(slot, now, sent, instant()),
-                    Ok((now, ChangeReply::NeedsFullSupport)) => {
-                        self.calls.observe_time(slot, now, sent, instant());
-                        alone = None;
-                        continue;
-                    }
-                    Err(unreadable) => return Err(self.calls.misread(slot, &unreadable)),
-                },
-                Err(failure) if failure.kind == FailureKind::ConnectionLost => {}
-                Err(failure) => return Err(failure),
             }
-            if instant() + RETRY_PAUSE >= deadline {
-                let detail = "gave no answer to a change of a hold that was sent again until its deadline";
-                return Err(self.calls.failed(slot, Executed::Maybe, FailureKind::Timeout, detail));
+            Err(failure) if failure.kind == FailureKind::ConnectionLost => {
+                calls.pause(slot, deadline).await?;
             }
-            tokio::time::sleep(RETRY_PAUSE).await;
+            Err(failure) => return Err(failure),
         }
     }
 }
@@ -372,10 +320,9 @@ impl<'a> Released<'a> {
     }
 
     fn end_denials(&self) {
-        let Some(cache) = &self.calls.denial_cache else { return };
         let now = instant();
         for (_, change) in self.changes.iter().filter(|(_, change)| change.frees()) {
-            cache.release(&change.name, now);
+            self.calls.denials.cache.release(&change.name, now);
         }
     }
 }
@@ -404,7 +351,7 @@ enum ChangeReply {
 fn read(
     changes: &[(usize, NamedChange)],
     reply: Value,
-    places: &HoldPlaces,
+    places: &HeldHints,
 ) -> Result<(u64, ChangeReply), Unreadable> {
     let wrong = || Unreadable("no answers to changes of holds".to_owned());
     let mut parts = match (reply, changes) {
@@ -416,7 +363,7 @@ fn read(
         _ => return Err(wrong()),
     };
     let answers = (parts.len() == 3).then(|| parts.pop()).flatten();
-    let now = parts.get(1).and_then(super::number).ok_or_else(wrong)?;
+    let now = parts.get(1).and_then(number).ok_or_else(wrong)?;
     let Some(Value::Array(answers)) = answers else {
         let is_left = parts[0] == Value::Int(-2);
         return Ok((now, if is_left { ChangeReply::NeedsFullSupport } else { ChangeReply::Late }));

@@ -1,4 +1,4 @@
-//! Invalidation of cached denials in every instance, by publish/subscribe.
+//! Cached denials, and their invalidation in every instance by publish/subscribe.
 //!
 //! An instance that refunds or resets usage publishes a message on a channel of the store. An
 //! instance that is not subscribed to the channel caches no denials.
@@ -8,12 +8,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::Cmd;
+use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use super::denial_cache::DenialCache;
-use super::{Calls, Failure};
+use super::transport::{Connector, Transport};
 use crate::jitter;
-use crate::store::redis::transport::Connector;
 
 /// The channel, named as all keys are.
 const CHANNEL: &str = "sg1:forget";
@@ -24,95 +24,119 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 /// The shortest and longest pause before subscribing again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(500));
 
-/// The subscription of a store.
-#[derive(Debug, Default)]
-pub(crate) struct Invalidations {
-    running: Arc<AtomicBool>,
-}
-
-impl Invalidations {
-    /// Starts the subscriber task, if it is not running.
-    pub(crate) fn keep(&self, calls: &Arc<Calls>, cache: &Arc<DenialCache>) {
-        if self.running.load(Ordering::Relaxed) || self.running.swap(true, Ordering::SeqCst) {
-            return;
-        }
-        let subscriber = Subscriber { running: self.running.clone(), cache: cache.clone() };
-        tokio::spawn(subscriber.run(Arc::downgrade(calls)));
-    }
-}
-
-/// The id of an instance, so that it ignores its own messages and is counted once.
+/// The cached denials of a store, and its subscription.
 #[derive(Debug)]
-pub(crate) struct PublisherId(String);
-
-impl PublisherId {
-    /// A random id.
-    pub(crate) fn new() -> Self {
-        Self(format!("{:016x}", jitter::below(u64::MAX)))
-    }
-
-    pub(super) fn as_str(&self) -> &str {
-        &self.0
-    }
+pub(crate) struct Denials {
+    transport: Arc<Transport>,
+    pub(super) cache: DenialCache,
+    /// Whether denials are cached, not only peeks at blocked keys.
+    are_cached: bool,
+    /// The id of this instance, so that it ignores its own messages and is counted once. Random.
+    pub(super) instance: String,
+    /// Notified when another instance publishes a change of the control document.
+    control_document_changed: Notify,
+    /// Whether the subscriber task runs.
+    is_subscribing: AtomicBool,
 }
 
-/// Publishes that usage was refunded or reset.
-pub(crate) async fn publish(calls: &Calls, deadline: Instant) -> Result<(), Failure> {
-    let mut command = Cmd::new();
-    command.arg("PUBLISH").arg(CHANNEL).arg(&calls.publisher.0);
-    calls.transport.command(None, &command, deadline).await.map(|_| ())
-}
+impl Denials {
+    pub(super) fn new(transport: Arc<Transport>, are_cached: bool) -> Arc<Self> {
+        Arc::new(Self {
+            transport,
+            cache: DenialCache::default(),
+            are_cached,
+            instance: format!("{:016x}", jitter::below(u64::MAX)),
+            control_document_changed: Notify::new(),
+            is_subscribing: AtomicBool::new(false),
+        })
+    }
 
-/// Publishes that the control document was replaced, which may have changed limits.
-pub(crate) async fn publish_control_document(calls: &Calls, deadline: Instant) -> Result<(), Failure> {
-    let mut command = Cmd::new();
-    command.arg("PUBLISH").arg(CHANNEL).arg(format!("{}{CONTROL_DOCUMENT}", calls.publisher.0));
-    calls.transport.command(None, &command, deadline).await.map(|_| ())
+    /// Starts the subscriber task, if denials are cached and it is not running.
+    pub(super) fn subscribe(self: &Arc<Self>) {
+        let is_missing = self.are_cached && !self.is_subscribing.load(Ordering::Relaxed);
+        if is_missing && !self.is_subscribing.swap(true, Ordering::SeqCst) {
+            tokio::spawn(Subscriber(Arc::downgrade(self)).run());
+        }
+    }
+
+    /// Clears the cached denials of all connected instances, because capacity was freed.
+    pub(super) async fn invalidate(&self, deadline: Instant) {
+        self.cache.clear();
+        if self.are_cached {
+            self.publish(self.instance.clone(), deadline).await;
+        }
+    }
+
+    /// The same because the control document was replaced, which may have changed limits. An instance
+    /// that does not receive it polls within seconds.
+    pub(super) async fn publish_control_document(&self, deadline: Instant) {
+        self.cache.clear();
+        self.publish(format!("{}{CONTROL_DOCUMENT}", self.instance), deadline).await;
+    }
+
+    /// Waits until another instance has announced that it wrote the control document.
+    pub(super) async fn control_document_changed(self: &Arc<Self>) {
+        self.subscribe();
+        self.control_document_changed.notified().await;
+    }
+
+    /// An instance that misses the message has lost its subscription and caches nothing.
+    async fn publish(&self, message: String, deadline: Instant) {
+        let mut command = Cmd::new();
+        command.arg("PUBLISH").arg(CHANNEL).arg(message);
+        let _ = self.transport.command(None, &command, deadline).await;
+    }
+
+    fn receive(&self, message: &[u8]) {
+        if !message.starts_with(self.instance.as_bytes()) {
+            self.cache.clear();
+            if message.ends_with(CONTROL_DOCUMENT.as_bytes()) {
+                self.control_document_changed.notify_one();
+            }
+        }
+    }
 }
 
 /// The subscriber task. When it ends, however it ends, nothing is cached any more, and another one
 /// may be started.
-struct Subscriber {
-    running: Arc<AtomicBool>,
-    cache: Arc<DenialCache>,
-}
+struct Subscriber(Weak<Denials>);
 
 impl Drop for Subscriber {
     fn drop(&mut self) {
-        self.cache.set_subscribed(false);
-        self.running.store(false, Ordering::SeqCst);
+        if let Some(denials) = self.0.upgrade() {
+            denials.cache.set_subscribed(false);
+            denials.is_subscribing.store(false, Ordering::SeqCst);
+        }
     }
 }
 
 impl Subscriber {
-    async fn run(self, calls: Weak<Calls>) {
-        loop {
-            let Some(connector) = calls.upgrade().map(|calls| calls.transport.connector()) else { return };
+    async fn run(self) {
+        while let Some(denials) = self.0.upgrade() {
+            let connector = denials.transport.connector();
+            drop(denials);
             if let Some(connector) = connector {
                 // Whether it failed or the connection was lost, it is tried again.
-                let _ = self.subscribe(&connector, &calls).await;
-                self.cache.set_subscribed(false);
+                let _ = self.receive(&connector).await;
+                let Some(denials) = self.0.upgrade() else { return };
+                denials.cache.set_subscribed(false);
             }
             tokio::time::sleep(jitter::between(PAUSE.0, PAUSE.1)).await;
         }
     }
 
     /// Subscribes, and invalidates at every message, until the connection or the store is gone.
-    async fn subscribe(&self, connector: &Connector, calls: &Weak<Calls>) -> Result<(), redis::RedisError> {
+    async fn receive(&self, connector: &Connector) -> Result<(), redis::RedisError> {
         let (mut sink, mut messages) = connector.subscription().await?.split();
         sink.subscribe(CHANNEL).await?;
-        self.cache.set_subscribed(true);
-        while calls.strong_count() > 0 {
+        if let Some(denials) = self.0.upgrade() {
+            denials.cache.set_subscribed(true);
+        }
+        while self.0.strong_count() > 0 {
             match timeout(HEARTBEAT, next(&mut messages)).await {
                 Ok(Some(message)) => {
-                    let Some(calls) = calls.upgrade() else { return Ok(()) };
-                    let message = message.get_payload_bytes();
-                    if !message.starts_with(calls.publisher.0.as_bytes()) {
-                        self.cache.clear();
-                        if message.ends_with(CONTROL_DOCUMENT.as_bytes()) {
-                            calls.control_document_changed.notify_one();
-                        }
-                    }
+                    let Some(denials) = self.0.upgrade() else { return Ok(()) };
+                    denials.receive(message.get_payload_bytes());
                 }
                 Ok(None) => return Ok(()),
                 // No message: is the server alive?

@@ -14,9 +14,10 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::call::{Answers, Subjects};
-use super::{Calls, Undecided};
+use super::spread::SlotCalls;
 use crate::charge::{Excess, Part};
 use crate::decision::Decision;
+use crate::store::shared::Undecided;
 use crate::store::{Denials, complete};
 use crate::verb::{Role, Verb};
 
@@ -35,61 +36,59 @@ struct Mixed<'a> {
     answers: Answers,
 }
 
-impl Calls {
-    /// Decides subjects in several slots, step by step.
-    pub(super) async fn in_steps(
-        self: &Arc<Self>,
-        subjects: &Subjects,
-        cost: u64,
-        deadline: Instant,
-    ) -> Result<Answers, Undecided> {
-        let parts: SmallVec<[Part; 4]> = subjects.0.iter().map(|subject| subject.part(cost)).collect();
-        let mut peeks = subjects.with_verb(Verb::Peek);
-        for (peek, part) in peeks.0.iter_mut().zip(&parts) {
-            if !part.verb.is_question() {
-                peek.own_cost = Some(0);
-            }
+/// Decides subjects in several slots, step by step.
+pub(super) async fn in_steps(
+    slots: &Arc<SlotCalls>,
+    subjects: &Subjects,
+    cost: u64,
+    deadline: Instant,
+) -> Result<Answers, Undecided> {
+    let parts: SmallVec<[Part; 4]> = subjects.0.iter().map(|subject| subject.part(cost)).collect();
+    let mut peeks = subjects.with_verb(Verb::Peek);
+    for (peek, part) in peeks.0.iter_mut().zip(&parts) {
+        if !part.verb.is_question() {
+            peek.own_cost = Some(0);
         }
-        let asked = crate::time::instant();
-        let mut answers = self.on_each_slot(&peeks, cost, deadline).await?;
-        complete(&parts, &mut answers);
-        let mut mixed = Mixed { subjects, parts, cost, deadline, asked, answers };
-        match mixed.carry_out(self).await {
-            Ok(()) => Ok(mixed.answers),
-            Err(undecided) => {
-                let checks = mixed.positions(|part| part.verb == Verb::Check);
-                mixed.refund(self, &checks);
-                Err(undecided)
-            }
+    }
+    let asked = crate::time::instant();
+    let mut answers = slots.on_each_slot(&peeks, cost, deadline).await?;
+    complete(&parts, &mut answers);
+    let mut mixed = Mixed { subjects, parts, cost, deadline, asked, answers };
+    match mixed.carry_out(slots).await {
+        Ok(()) => Ok(mixed.answers),
+        Err(undecided) => {
+            let checks = mixed.positions(|part| part.verb == Verb::Check);
+            mixed.refund(slots, &checks);
+            Err(undecided)
         }
     }
 }
 
 impl Mixed<'_> {
     /// Charges and refunds what the peeks admit.
-    async fn carry_out(&mut self, calls: &Arc<Calls>) -> Result<(), Undecided> {
+    async fn carry_out(&mut self, slots: &Arc<SlotCalls>) -> Result<(), Undecided> {
         // All deciding checks are charged or none, and each other one by itself.
         let is_check = |part: &Part| part.verb == Verb::Check;
         let deciding = self.positions(|part| is_check(part) && part.role == Role::Deciding);
         let others = self.positions(|part| is_check(part) && part.role != Role::Deciding);
         let is_denied = self.denials().is_call;
-        self.check(calls, &deciding, is_denied).await?;
+        self.check(slots, &deciding, is_denied).await?;
         let before = self.denials();
         for at in others {
             let is_left_out = before.is_call || self.answers[at].is_denied();
-            self.check(calls, &[at], is_left_out).await?;
+            self.check(slots, &[at], is_left_out).await?;
         }
         let denials = self.denials();
         if denials.is_call && !before.is_call {
             // Other requests were charged since the peeks.
-            self.refund(calls, &deciding);
+            self.refund(slots, &deciding);
         }
         for verb in [Verb::Penalize, Verb::Refund] {
             let mut moved = self.positions(|part| part.verb == verb);
             moved.retain(|at| denials.moves(*at, &self.parts, &self.answers));
             if !moved.is_empty() {
                 let moving = self.subjects.at(&moved).with_verb(verb);
-                let done = calls.on_each_slot(&moving, self.cost, self.deadline).await?;
+                let done = slots.on_each_slot(&moving, self.cost, self.deadline).await?;
                 self.put(&moved, done);
             }
         }
@@ -100,7 +99,7 @@ impl Mixed<'_> {
     /// denials are charged.
     async fn check(
         &mut self,
-        calls: &Arc<Calls>,
+        slots: &Arc<SlotCalls>,
         positions: &[usize],
         left_out: bool,
     ) -> Result<(), Undecided> {
@@ -114,13 +113,13 @@ impl Mixed<'_> {
             .filter(|at| self.parts[*at].over_limit && self.answers[*at].is_denied())
             .collect();
         let checks = self.subjects.at(positions).with_verb(Verb::Check);
-        let parts = calls.parts(&checks);
+        let parts = slots.parts(&checks);
         if !left_out {
-            let decided = calls.check_parts(parts, self.cost, self.deadline).await?;
+            let decided = slots.check_parts(parts, self.cost, self.deadline).await?;
             self.put(positions, decided);
         } else if checks.0.iter().any(|subject| subject.part.excess == Excess::Count) {
             for part in parts {
-                let refused = calls.refuse_part(&part.subjects, self.cost, self.deadline).await?;
+                let refused = slots.refuse_part(&part.subjects, self.cost, self.deadline).await?;
                 let whole: Positions = part.positions.iter().map(|at| positions[*at]).collect();
                 self.put(&whole, refused);
             }
@@ -132,10 +131,10 @@ impl Mixed<'_> {
     }
 
     /// Refunds the charges of the checks at these positions.
-    fn refund(&mut self, calls: &Arc<Calls>, positions: &[usize]) {
+    fn refund(&mut self, slots: &Arc<SlotCalls>, positions: &[usize]) {
         let checks = self.subjects.at(positions).with_verb(Verb::Check);
         let mut charged: Vec<_> = positions.iter().map(|at| Some(self.answers[*at])).collect();
-        calls.refund_parts(&calls.parts(&checks), &mut charged, self.cost, self.asked);
+        slots.refund_parts(&slots.parts(&checks), &mut charged, self.cost, self.asked);
         self.put(positions, charged.into_iter().flatten());
     }
 

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 
 use siphasher::sip128::{Hasher128, SipHasher24};
 
+use super::transport::slot;
 use crate::key::Key;
 use crate::request::Value;
 use crate::secret::Secret;
@@ -70,7 +71,7 @@ impl Names {
 
     /// The name of the usage of a key while it has holds, in the slot of the key.
     pub(crate) fn usage(name: &[u8]) -> Vec<u8> {
-        let tag = crate::store::redis::transport::slot::tag(name);
+        let tag = slot::tag(name);
         // What follows a tag in braces; nothing if the whole name is the tag.
         let rest = if tag.len() == name.len() {
             &[][..]
@@ -90,7 +91,7 @@ impl Names {
     /// slot of the keys. Another request with the same idempotency key, which has other keys or
     /// another `what`, has another name.
     pub(crate) fn once(&self, keys: &[Vec<u8>], what: &[u8], id: &str) -> Vec<u8> {
-        let tag = keys.first().map_or(&[][..], |key| crate::store::redis::transport::slot::tag(key));
+        let tag = keys.first().map_or(&[][..], |key| slot::tag(key));
         let mut name = [ONCE.as_bytes(), tag, b"}:"].concat();
         let mut request = what.to_vec();
         for part in keys.iter().map(Vec::as_slice).chain([id.as_bytes()]) {
@@ -101,7 +102,7 @@ impl Names {
         name
     }
 
-    /// The name of one of the keys by which [`examine`](super::RedisStore::examine) notices lost
+    /// The name of one of the keys by which [`examine`](crate::RedisStore::examine) notices lost
     /// history.
     pub(crate) fn canary(number: usize) -> String {
         format!("{PREFIX}{INTERNAL}canary:{number}")
@@ -112,7 +113,7 @@ impl Names {
         format!("{PREFIX}{INTERNAL}instances").into_bytes()
     }
 
-    /// The name of a key that one run of the [self-test](super::RedisStore::self_test) uses.
+    /// The name of a key that one run of the [self-test](crate::RedisStore::self_test) uses.
     pub(crate) fn self_test(run: u64, number: usize) -> Vec<u8> {
         format!("{PREFIX}{INTERNAL}test:{run:016x}:{number}").into_bytes()
     }
@@ -336,13 +337,7 @@ mod tests {
         let named = name(&names, &["alice", "x"]);
         let other = name(&names, &["alice", "y"]);
         assert!(named.starts_with(b"sg1:{") && named.ends_with(b"}:p:alice,x"));
-        assert_eq!(
-            crate::store::redis::transport::slot::of(&named),
-            crate::store::redis::transport::slot::of(&other)
-        );
-        assert_eq!(
-            crate::store::redis::transport::slot::of(&names.once(std::slice::from_ref(&named), &[1], "id")),
-            crate::store::redis::transport::slot::of(&named)
-        );
+        assert_eq!(slot::of(&named), slot::of(&other));
+        assert_eq!(slot::of(&names.once(std::slice::from_ref(&named), &[1], "id")), slot::of(&named));
     }
 }

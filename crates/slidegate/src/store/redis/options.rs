@@ -6,8 +6,8 @@ use std::fmt;
 use std::time::Duration;
 
 use super::names::Names;
+use super::transport::{ClientCertificate, ConnectionOptions, Pem, url};
 use crate::error::Error;
-use crate::store::redis::transport::{ClientCertificate, ConnectionOptions, Pem};
 
 /// Where Redis is and how to talk to it: one server, a cluster, or the master that Sentinels name.
 ///
@@ -59,7 +59,7 @@ impl RedisOptions {
     /// parameter that the scheme does not have.
     pub fn new(url: &str) -> Result<Self, Error> {
         Ok(Self {
-            connection: ConnectionOptions::parse(url)?,
+            connection: url::parse(url)?,
             batches_checks: true,
             caches_denials: true,
             names: Names { secret: Names::NO_SECRET, always_hashed: false, hash_tag: None },

@@ -10,8 +10,8 @@ mod assemble;
 use std::sync::LazyLock;
 
 use self::assemble::{Assembled, code};
+use super::transport::Script;
 use crate::quota::Algorithm;
-use crate::store::redis::transport::Script;
 
 /// The script that replaces the control document.
 const CONTROL_DOCUMENT: &str = include_str!("../../../lua/control_document.lua");
@@ -29,22 +29,31 @@ const CLOCK_BY_EXPIRY: &str = include_str!("../../../lua/clock.lua");
 /// Every script the store may call.
 #[derive(Debug)]
 pub(crate) struct Scripts {
-    check: [Script; 4],
+    /// Check one key, by the [position] of its algorithm.
+    pub(crate) check: [Script; 4],
     decide: [Script; 4],
     decide_all: Script,
-    check_held: [Script; 5],
-    change_hold: [Script; 5],
-    decide_with_holds: Script,
-    change_holds: Script,
-    control_document: Script,
-    instances: Script,
-    self_test: Script,
-    server_time: Script,
+    /// Decide a request on one key that may have holds.
+    pub(crate) check_held: [Script; 5],
+    /// Change a hold of one key.
+    pub(crate) change_hold: [Script; 5],
+    /// Carries out any call on keys that may have holds.
+    pub(crate) decide_with_holds: Script,
+    /// Changes holds of any keys.
+    pub(crate) change_holds: Script,
+    /// Replaces the control document.
+    pub(crate) control_document: Script,
+    /// Counts instances.
+    pub(crate) instances: Script,
+    /// Tells which commands scripts may not call.
+    pub(crate) self_test: Script,
+    /// Tells the server's time.
+    pub(crate) server_time: Script,
 }
 
 /// The position of an algorithm in [`Algorithm::ALL`]; behind them that of limits on what is in
 /// flight.
-fn position(algorithm: Algorithm) -> usize {
+pub(super) fn position(algorithm: Algorithm) -> usize {
     Algorithm::ALL.iter().position(|one| *one == algorithm).unwrap_or(Algorithm::ALL.len())
 }
 
@@ -73,51 +82,6 @@ impl Scripts {
             self_test: script(code(SELF_TEST)),
             server_time: script(code(SERVER_TIME)),
         }
-    }
-
-    /// The script that replaces the control document.
-    pub(crate) fn control_document(&self) -> &Script {
-        &self.control_document
-    }
-
-    /// The script that counts instances.
-    pub(crate) fn instances(&self) -> &Script {
-        &self.instances
-    }
-
-    /// The script that tells which commands scripts may not call.
-    pub(crate) fn self_test(&self) -> &Script {
-        &self.self_test
-    }
-
-    /// The script that tells the server's time.
-    pub(crate) fn server_time(&self) -> &Script {
-        &self.server_time
-    }
-
-    /// The script that carries out any call on keys that may have holds.
-    pub(crate) fn decide_with_holds(&self) -> &Script {
-        &self.decide_with_holds
-    }
-
-    /// The script that decides a request on one key under this algorithm, which may have holds.
-    pub(crate) fn check_held(&self, algorithm: Algorithm) -> &Script {
-        &self.check_held[position(algorithm)]
-    }
-
-    /// The script that changes a hold of one key under this algorithm.
-    pub(crate) fn change_hold(&self, algorithm: Algorithm) -> &Script {
-        &self.change_hold[position(algorithm)]
-    }
-
-    /// The script that changes holds of any keys.
-    pub(crate) fn change_holds(&self) -> &Script {
-        &self.change_holds
-    }
-
-    /// The script that checks one key under this algorithm.
-    pub(crate) fn check(&self, algorithm: Algorithm) -> &Script {
-        &self.check[position(algorithm)]
     }
 
     /// The script that carries out any call on keys under these algorithms.

@@ -15,53 +15,31 @@ use smallvec::SmallVec;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::batch::Batcher;
 use super::call::{Answers, Subject, Subjects};
-use super::{Calls, Failure, LastFailure, Undecided};
+use super::calls::Calls;
+use super::transport::{Failure, LastFailure};
 use crate::charge::Excess;
 use crate::decision::{Decision, Verdict};
+use crate::store::shared::Undecided;
 use crate::time::instant;
 use crate::verb::Verb;
 
 mod check;
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod model;
 
-pub(super) use check::SlotPart;
-use check::{SlotRefund, SpreadCheck, ended, missing, none_of, put};
+pub(super) use check::{SlotPart, ended};
+use check::{SlotRefund, SpreadCheck, missing, none_of, put};
 
-impl Calls {
-    /// Decides subjects in any slots.
-    ///
-    /// If there are several slots, a task of its own charges them: a caller who gives up must not
-    /// leave only some of them charged.
-    pub(super) async fn decide(
-        self: &Arc<Self>,
-        subjects: &Subjects,
-        cost: u64,
-        deadline: Instant,
-    ) -> Result<Answers, Undecided> {
-        let parts = self.parts(subjects);
-        if parts.len() == 1 {
-            return Ok(self.decide_part(subjects.clone(), cost, deadline).await?);
-        }
-        match subjects.only_verb() {
-            Some(Verb::Peek | Verb::Refund | Verb::Penalize) => {
-                Ok(self.on_each_slot(subjects, cost, deadline).await?)
-            }
-            Some(Verb::Check) => {
-                let calls = Arc::clone(self);
-                let check = tokio::spawn(async move { calls.check_parts(parts, cost, deadline).await });
-                check.await.unwrap_or_else(|_| Err(ended().into()))
-            }
-            None => {
-                let (calls, subjects) = (Arc::clone(self), subjects.clone());
-                let steps = tokio::spawn(async move { calls.in_steps(&subjects, cost, deadline).await });
-                steps.await.unwrap_or_else(|_| Err(ended().into()))
-            }
-        }
-    }
+/// Decides requests slot by slot.
+#[derive(Debug)]
+pub(super) struct SlotCalls {
+    pub(super) calls: Arc<Calls>,
+    /// `None` if checks are not batched.
+    pub(super) batcher: Option<Batcher>,
+    pub(super) denials: DenialRates,
+}
 
+impl SlotCalls {
     /// Checks subjects that are charged all or none, by slot.
     pub(super) async fn check_parts(
         self: &Arc<Self>,
@@ -84,8 +62,8 @@ impl Calls {
         } else {
             let mut checks = JoinSet::new();
             for part in others {
-                let (calls, subjects) = (Arc::clone(self), check.parts()[part].subjects.clone());
-                checks.spawn(async move { (part, calls.decide_part(subjects, cost, deadline).await) });
+                let (slots, subjects) = (Arc::clone(self), check.parts()[part].subjects.clone());
+                checks.spawn(async move { (part, slots.decide_part(subjects, cost, deadline).await) });
             }
             while let Some(checked) = checks.join_next().await {
                 match checked {
@@ -119,12 +97,12 @@ impl Calls {
     async fn call_one(&self, subjects: &Subjects, cost: u64, deadline: Instant) -> Result<Answers, Failure> {
         let last_failure = LastFailure::default();
         // Boxed, because rustc limits how deep futures may nest in those of a caller.
-        let answers = Box::pin(self.call(subjects, &[cost], deadline, &last_failure)).await?;
+        let answers = Box::pin(self.calls.call(subjects, &[cost], None, deadline, &last_failure)).await?;
         Ok(answers.into_iter().next().unwrap_or_default())
     }
 
     /// Decides subjects of one slot; checks share a call with other checks of the same keys.
-    async fn decide_part(
+    pub(super) async fn decide_part(
         self: &Arc<Self>,
         subjects: Subjects,
         cost: u64,
@@ -132,7 +110,7 @@ impl Calls {
     ) -> Result<Answers, Failure> {
         let batched = self.batcher.as_ref().filter(|_| subjects.may_be_batched());
         let answers = match batched {
-            Some(batcher) => batcher.check(self, subjects.clone(), cost, deadline).await?,
+            Some(batcher) => batcher.check(&self.calls, subjects.clone(), cost, deadline).await?,
             None => self.call_one(&subjects, cost, deadline).await?,
         };
         self.denials.record(&subjects, &answers);
@@ -188,17 +166,17 @@ impl Calls {
             return;
         }
         refunds.sort_by_key(|refund| refund.counts_us);
-        let calls = Arc::clone(self);
+        let slots = Arc::clone(self);
         let patience = instant() + REFUND_DEADLINE;
         tokio::spawn(async move {
             for SlotRefund { subjects, counts_us } in refunds {
                 let counts = asked.checked_add(Duration::from_micros(counts_us)).unwrap_or(patience);
                 // A refund that fails stays charged for its window: less is admitted, never more.
                 let refund = subjects.with_verb(Verb::Refund);
-                let _ = calls.call_one(&refund, cost, patience.min(counts)).await;
+                let _ = slots.call_one(&refund, cost, patience.min(counts)).await;
             }
             // Denials that were cached meanwhile may be out of date.
-            calls.invalidate_denials(patience).await;
+            slots.calls.denials.invalidate(patience).await;
         });
     }
 
@@ -206,7 +184,7 @@ impl Calls {
     pub(super) fn parts(&self, subjects: &Subjects) -> Vec<SlotPart> {
         let mut by_slot = BTreeMap::<u16, SmallVec<[usize; 2]>>::new();
         for (at, subject) in subjects.0.iter().enumerate() {
-            by_slot.entry(self.transport.slot(&subject.name)).or_default().push(at);
+            by_slot.entry(self.calls.transport.slot(&subject.name)).or_default().push(at);
         }
         let part =
             |positions: SmallVec<[usize; 2]>| SlotPart { subjects: subjects.at(&positions), positions };

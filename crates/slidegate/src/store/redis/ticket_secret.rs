@@ -8,12 +8,11 @@
 use arc_swap::ArcSwap;
 use redis::Value;
 
-use super::{Executed, Failure, FailureKind, RedisStore};
-use crate::charge::Charge;
+use super::calls::Calls;
+use super::transport::{Executed, Failure, FailureKind};
 use crate::hold::new_id;
 use crate::secret::Secret;
 use crate::ticket::{Ticket, TicketSecret};
-use crate::time::instant;
 
 /// Its key. Keys of policies have a second colon.
 const KEY: &[u8] = b"sg1:tickets";
@@ -25,69 +24,67 @@ const LAYOUT: u8 = 0x31;
 /// the store is emptied more often than that.
 const EARLIER: usize = 3;
 
-/// The secrets that this instance knows, the current one first.
-#[derive(Debug, Default)]
-pub(super) struct TicketSecrets(ArcSwap<Vec<TicketSecret>>);
+/// The secrets that this instance knows.
+#[derive(Debug)]
+pub(super) struct TicketSecrets {
+    /// The current one first.
+    known: ArcSwap<Vec<TicketSecret>>,
+    /// The key of the seals, if a secret is configured.
+    configured: Option<Secret<[u8; 16]>>,
+}
 
 impl TicketSecrets {
+    pub(super) fn new(configured: Option<Secret<[u8; 16]>>) -> Self {
+        Self { known: ArcSwap::default(), configured }
+    }
+
     /// The one that seals. `None` before the store was asked for it.
     pub(super) fn current(&self) -> Option<TicketSecret> {
-        self.0.load().first().cloned()
+        self.known.load().first().cloned()
     }
 
     fn have_sealed(&self, ticket: &Ticket) -> bool {
-        self.0.load().iter().any(|secret| ticket.is_sealed_by(secret))
+        self.known.load().iter().any(|secret| ticket.is_sealed_by(secret))
     }
 
     fn adopt(&self, secret: &TicketSecret) {
-        self.0.rcu(|known| {
+        self.known.rcu(|known| {
             let others = known.iter().filter(|one| *one != secret).take(EARLIER);
             std::iter::once(secret).chain(others).cloned().collect::<Vec<_>>()
         });
     }
-}
 
-impl RedisStore {
     /// The secret that seals. Asks the store for it once.
-    pub(super) async fn sealing_secret(&self) -> Result<TicketSecret, Failure> {
-        match self.tickets.current() {
+    pub(super) async fn sealing(&self, calls: &Calls) -> Result<TicketSecret, Failure> {
+        match self.current() {
             Some(secret) => Ok(secret),
-            None => self.read_ticket_secret().await,
+            None => self.read(calls).await,
         }
-    }
-
-    /// Nothing is held that no ticket could settle.
-    pub(super) async fn require_ticket_secret(&self, charges: &[Charge<'_>]) -> Result<(), Failure> {
-        if charges.iter().any(|charge| charge.reserve.is_some()) {
-            self.sealing_secret().await?;
-        }
-        Ok(())
     }
 
     /// Whether an instance on this store has sealed a ticket as it is.
-    pub(super) async fn has_sealed(&self, ticket: &Ticket) -> Result<bool, Failure> {
-        if self.tickets.have_sealed(ticket) {
+    pub(super) async fn has_sealed(&self, calls: &Calls, ticket: &Ticket) -> Result<bool, Failure> {
+        if self.have_sealed(ticket) {
             return Ok(true);
         }
         // Another instance may have drawn a new one. A reply costs less than a change of a hold, so
         // tickets that are made up are no load.
-        match self.read_ticket_secret().await {
-            Ok(_) => Ok(self.tickets.have_sealed(ticket)),
+        match self.read(calls).await {
+            Ok(_) => Ok(self.have_sealed(ticket)),
             // Or they would fill the queue of settlements that wait for the store.
-            Err(_) if self.tickets.current().is_some() => Ok(false),
+            Err(_) if self.current().is_some() => Ok(false),
             Err(failure) => Err(failure),
         }
     }
 
     /// Whether the store has lost its data since the ticket was made.
-    pub(super) async fn has_lost(&self, ticket: &Ticket) -> Result<bool, Failure> {
-        Ok(self.read_ticket_secret().await?.incarnation != ticket.incarnation())
+    pub(super) async fn has_lost(&self, calls: &Calls, ticket: &Ticket) -> Result<bool, Failure> {
+        Ok(self.read(calls).await?.incarnation != ticket.incarnation())
     }
 
     /// Reads the stored secret. Stores one if the key does not exist.
-    async fn read_ticket_secret(&self) -> Result<TicketSecret, Failure> {
-        let deadline = instant() + self.options.connection.deadline;
-        let transport = &self.calls.transport;
+    async fn read(&self, calls: &Calls) -> Result<TicketSecret, Failure> {
+        let (deadline, transport) = (calls.deadline(), &calls.transport);
         let get = {
             let mut get = redis::cmd("GET");
             get.arg(KEY);
@@ -96,7 +93,7 @@ impl RedisStore {
         let mut stored = transport.command(Some(KEY), &get, deadline).await?;
         if stored == Value::Nil {
             let mut set = redis::cmd("SET");
-            set.arg(KEY).arg(self.drawn_ticket_secret()).arg("NX");
+            set.arg(KEY).arg(self.drawn()).arg("NX");
             transport.command(Some(KEY), &set, deadline).await?;
             // That of an instance that was faster, if there is one.
             stored = transport.command(Some(KEY), &get, deadline).await?;
@@ -109,21 +106,21 @@ impl RedisStore {
             let detail = "`sg1:tickets` is not a secret that this release can read; another program or a newer \
                           slidegate wrote it";
             let slot = transport.slot(KEY);
-            return Err(self.calls.failed(slot, Executed::No, FailureKind::ForeignValue, detail));
+            return Err(calls.failed(slot, Executed::No, FailureKind::ForeignValue, detail));
         };
-        if let Some(configured) = self.names.ticket_key() {
-            secret.key = configured;
+        if let Some(configured) = &self.configured {
+            secret.key = configured.clone();
         }
-        self.tickets.adopt(&secret);
+        self.adopt(&secret);
         Ok(secret)
     }
 
     /// What is stored where nothing is: the secret that was known before, with a new incarnation.
-    fn drawn_ticket_secret(&self) -> Vec<u8> {
+    fn drawn(&self) -> Vec<u8> {
         let mut bytes = vec![LAYOUT];
-        match self.tickets.current() {
+        match self.current() {
             // A configured secret stays out of the store.
-            Some(known) if self.names.ticket_key().is_none() => bytes.extend_from_slice(known.key.expose()),
+            Some(known) if self.configured.is_none() => bytes.extend_from_slice(known.key.expose()),
             _ => bytes.extend([new_id(), new_id()].iter().flat_map(|word| word.to_le_bytes())),
         }
         bytes.extend_from_slice(&new_id().to_le_bytes());

@@ -14,12 +14,13 @@ pub(crate) mod fuzzing;
 mod module_probe;
 mod node;
 mod options;
-mod refresh;
 mod reply_bound;
+mod script;
 mod sentinel;
 pub(crate) mod slot;
 mod stream;
-mod url;
+mod topology;
+pub(crate) mod url;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,14 +30,10 @@ use redis::{Cmd, Value};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use self::cluster::Cluster;
-use self::connector::Serves;
 use self::error_reply::ErrorReply;
 use self::failure::FailureCounts;
 use self::node::{Asking, Job, Node, Terms};
-use self::options::Servers;
-use self::refresh::Renew;
-use self::sentinel::Sentinel;
+use self::topology::Topology;
 use crate::error::Error;
 use crate::jitter;
 use crate::time::instant;
@@ -46,97 +43,21 @@ pub(crate) use connector::Connector;
 pub(crate) use error_reply::{line, without_user};
 pub(crate) use failure::{Executed, Failure, LastFailure};
 pub use failure::{FailureKind, StoreErrors, StoreFailure};
-pub(crate) use module_probe::NativeCommand;
+pub use node::NodeState;
 pub use options::ClientCertificate;
 pub(crate) use options::{ConnectionOptions, Pem};
 pub(crate) use reply_bound::ReplyBound;
+pub(crate) use script::{Call, Native, NativeCommand, Script};
 
 /// The maximum number of redirections that one call follows.
 const MAX_REDIRECTIONS: u32 = 8;
 /// The shortest and longest pause before a call is repeated.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(20));
 
-/// A script in two forms, for servers that know the `#!lua` header and for older ones.
-#[derive(Debug, Clone)]
-pub(crate) struct Script {
-    checked: ScriptText,
-    plain: ScriptText,
-}
-
-/// A script's text and its SHA-1: forty lower-case hexadecimal digits.
-#[derive(Debug, Clone)]
-pub(crate) struct ScriptText {
-    pub(crate) text: String,
-    pub(crate) hash: String,
-}
-
-/// Script header. With it, Redis 7 and later reject a script that may write before it runs if
-/// memory is exhausted, replicas are missing or writes are forbidden. Without it a script could
-/// stop half-way.
-const CHECKED: &str = "#!lua\n";
-
-impl Script {
-    pub(crate) fn new(text: String) -> Self {
-        let source =
-            |text: String| ScriptText { hash: redis::Script::new(&text).get_hash().to_owned(), text };
-        Self { checked: source(format!("{CHECKED}{text}")), plain: source(text) }
-    }
-
-    /// The form with the header, or the plain form for an older server.
-    pub(crate) fn source(&self, plain: bool) -> &ScriptText {
-        if plain { &self.plain } else { &self.checked }
-    }
-}
-
-/// State of one node of a shared store.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct NodeState {
-    /// Its address: `10.0.0.5:6379`, or the path of a socket.
-    pub node: String,
-    /// Whether it is connected.
-    pub connected: bool,
-    /// State of its circuit breaker.
-    pub breaker: BreakerState,
-    /// Reconnects since the first call.
-    pub reconnects: u64,
-    /// `MOVED` redirections it replied.
-    pub moved: u64,
-    /// `ASK` redirections it replied.
-    pub ask: u64,
-    /// Calls that got no reply within their deadline.
-    pub timeouts: u64,
-    /// Whether it has the native module, which then decides instead of a script where it can.
-    pub has_module: bool,
-}
-
-/// The call of a script.
-pub(crate) struct Call<'c> {
-    pub(crate) script: &'c Script,
-    pub(crate) keys: &'c [Vec<u8>],
-    pub(crate) args: &'c [Vec<u8>],
-    /// What a node with the module does instead; `None` if only the script can.
-    pub(crate) native: Option<Native<'c>>,
-}
-
-/// A command of the module instead of a script.
-#[derive(Clone, Copy)]
-pub(crate) struct Native<'c> {
-    pub(crate) command: NativeCommand,
-    /// Makes the argument that the module reads: the quota, or the call. Most nodes need it not.
-    pub(crate) argument: &'c (dyn Fn() -> Vec<u8> + Sync),
-}
-
 /// Sends calls to the node that holds their keys.
 pub(crate) struct Transport {
-    topology: Topology,
+    topology: Arc<Topology>,
     failures: FailureCounts,
-}
-
-enum Topology {
-    Node(Arc<Node>),
-    Cluster(Arc<Cluster>),
-    Sentinel(Arc<Sentinel>),
 }
 
 impl std::fmt::Debug for Transport {
@@ -152,14 +73,7 @@ impl Transport {
     /// Options out of range, or certificates that cannot be read.
     pub(crate) fn new(options: &ConnectionOptions) -> Result<Self, Error> {
         options.check()?;
-        let topology = match &options.servers {
-            Servers::Node(address) => Topology::Node(Node::new(options, address.clone(), Serves::Keys)?),
-            Servers::Cluster(seeds) => Topology::Cluster(Arc::new(Cluster::new(options, seeds)?)),
-            Servers::Sentinel { sentinels, master } => {
-                Topology::Sentinel(Arc::new(Sentinel::new(options, sentinels, master)?))
-            }
-        };
-        Ok(Self { topology, failures: FailureCounts::default() })
+        Ok(Self { topology: Topology::new(options)?, failures: FailureCounts::default() })
     }
 
     /// Runs a script by its hash, or a command of the module where a node has it, at most once, and
@@ -175,24 +89,14 @@ impl Transport {
         deadline: Instant,
         last_failure: &LastFailure,
     ) -> Result<Value, Failure> {
-        let Call { script, keys, args, native } = call;
-        let bytes = keys.iter().chain(args).map(Vec::len).sum::<usize>();
-        let mut command = Cmd::with_capacity(3 + keys.len() + args.len(), 64 + bytes);
-        command.arg("EVALSHA").arg(&script.source(false).hash).arg(keys.len());
-        for part in keys.iter().chain(args) {
-            command.arg(part.as_slice());
-        }
-        let command = &command;
-        let job = match native {
-            Some(native) => Job::Native { script, command, keys: keys.len(), native },
-            None => Job::Script(script, command),
-        };
-        let slot = keys.first().map_or(0, |key| self.slot(key));
-        self.drive(slot, &job, Terms { deadline, bound }, last_failure).await.inspect_err(|failure| {
-            if !failure.is_for_holds() {
-                self.count(failure);
-            }
-        })
+        let slot = call.keys.first().map_or(0, |key| self.slot(key));
+        self.drive(slot, &Job::Script(&call), Terms { deadline, bound }, last_failure).await.inspect_err(
+            |failure| {
+                if !failure.is_for_holds() {
+                    self.count(failure);
+                }
+            },
+        )
     }
 
     /// Sends a command, at most once, to the node that holds `key`, or to any master if there is no
@@ -285,15 +189,12 @@ impl Transport {
 
     /// Whether this is a cluster.
     pub(crate) fn is_cluster(&self) -> bool {
-        matches!(self.topology, Topology::Cluster(_))
+        self.topology.is_cluster()
     }
 
     /// The slot of a key; 0 if this is not a cluster, so that all keys share one slot.
     pub(crate) fn slot(&self, key: &[u8]) -> u16 {
-        match &self.topology {
-            Topology::Cluster(_) => slot::of(key),
-            Topology::Node(_) | Topology::Sentinel(_) => 0,
-        }
+        self.topology.slot(key)
     }
 
     /// The name of the node that holds a slot, for error messages; empty before a node is known.
@@ -305,11 +206,7 @@ impl Transport {
     ///
     /// A cluster node that was never called is reported as not connected, with a closed breaker.
     pub(crate) fn state(&self) -> Vec<NodeState> {
-        match &self.topology {
-            Topology::Node(node) => vec![node.state()],
-            Topology::Cluster(cluster) => cluster.masters().iter().map(|node| node.state()).collect(),
-            Topology::Sentinel(sentinel) => sentinel.master().iter().map(|node| node.state()).collect(),
-        }
+        self.topology.masters().iter().map(|node| node.state()).collect()
     }
 
     /// Sends a job to the node that holds its slot. Follows redirections and retries until there is
@@ -406,15 +303,7 @@ impl Transport {
                 return Ok(node);
             }
             self.topology.refresh_soon();
-            let (node, what, why) = match &self.topology {
-                Topology::Node(node) => (node.name(), String::new(), None),
-                Topology::Cluster(cluster) => {
-                    ("the cluster", format!("slot {slot} has no node"), cluster.last_error())
-                }
-                Topology::Sentinel(sentinel) => {
-                    ("the sentinels' master", "not known".into(), sentinel.last_error())
-                }
-            };
+            let (node, what, why) = self.topology.missing(slot);
             // The last lookup found nothing. Waiting for the next one would delay every call.
             let (kind, detail) = match why {
                 Some(why) => (FailureKind::Connection, format!("{what}: {why}")),
@@ -429,57 +318,8 @@ impl Transport {
     async fn masters(&self, deadline: Instant) -> Result<Vec<Arc<Node>>, Failure> {
         self.topology.start_refresh();
         let first = self.holder(0, deadline).await;
-        match &self.topology {
-            Topology::Cluster(cluster) => {
-                let masters = cluster.masters();
-                if masters.is_empty() { first.map(|node| vec![node]) } else { Ok(masters) }
-            }
-            Topology::Node(_) | Topology::Sentinel(_) => first.map(|node| vec![node]),
-        }
-    }
-}
-
-impl Topology {
-    /// Starts the background refresh, if this topology has one.
-    fn start_refresh(&self) {
-        match self {
-            Self::Node(_) => {}
-            Self::Cluster(cluster) => refresh::start(cluster),
-            Self::Sentinel(sentinel) => refresh::start(sentinel),
-        }
-    }
-
-    /// Requests an early refresh after an error.
-    fn refresh_soon(&self) {
-        match self {
-            Self::Node(_) => {}
-            Self::Cluster(cluster) => cluster.refresh().refresh_soon(),
-            Self::Sentinel(sentinel) => sentinel.refresh().refresh_soon(),
-        }
-    }
-
-    fn holder(&self, slot: u16) -> Option<Arc<Node>> {
-        match self {
-            Self::Node(node) => Some(node.clone()),
-            Self::Cluster(cluster) => cluster.holder(slot),
-            Self::Sentinel(sentinel) => sentinel.master(),
-        }
-    }
-
-    /// Handles a `MOVED` redirection from `from`. Returns whether the call can follow it.
-    fn moved(&self, slot: u16, to: &str, from: &Node) -> bool {
-        match self {
-            Self::Cluster(cluster) => cluster.moved(slot, to, from),
-            Self::Node(_) | Self::Sentinel(_) => false,
-        }
-    }
-
-    /// The node at the address of a redirection from `from`.
-    fn named(&self, address: &str, from: &Node) -> Option<Arc<Node>> {
-        match self {
-            Self::Cluster(cluster) => cluster.named(address, from),
-            Self::Node(_) | Self::Sentinel(_) => None,
-        }
+        let masters = self.topology.masters();
+        if masters.is_empty() { first.map(|node| vec![node]) } else { Ok(masters) }
     }
 }
 
@@ -515,20 +355,11 @@ async fn pause(deadline: Instant) -> bool {
 mod tests {
     use super::*;
 
-    /// With another hash than the server's, every call would reload its script.
-    #[test]
-    fn a_script_is_known_by_the_sha1_of_its_text() {
-        let script = Script::new("return 1".to_owned());
-        assert_eq!(script.source(true).hash, "e0e1f9fabfc9d4800c877a703b823ac0578ff8db");
-        assert_eq!(script.source(true).text, "return 1");
-        assert_eq!(script.source(false).text, "#!lua\nreturn 1");
-    }
-
     /// A service must start before its Redis does, and outside a runtime.
     #[test]
     fn a_transport_is_made_without_a_server_or_a_runtime() {
         for url in ["redis://127.0.0.1:1", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/m"] {
-            let transport = Transport::new(&ConnectionOptions::parse(url).unwrap()).unwrap();
+            let transport = Transport::new(&url::parse(url).unwrap()).unwrap();
             assert!(transport.state().iter().all(|node| !node.connected));
         }
     }
@@ -536,8 +367,7 @@ mod tests {
     /// Only a cluster spreads keys over slots; elsewhere one call carries all keys.
     #[test]
     fn keys_share_one_slot_except_in_a_cluster() {
-        let slot =
-            |url: &str| Transport::new(&ConnectionOptions::parse(url).unwrap()).unwrap().slot(b"123456789");
+        let slot = |url: &str| Transport::new(&url::parse(url).unwrap()).unwrap().slot(b"123456789");
         assert_eq!(slot("redis://h"), 0);
         assert_eq!(slot("redis+sentinel://h/m"), 0);
         assert_eq!(slot("redis+cluster://h"), 12_739);
@@ -547,7 +377,7 @@ mod tests {
     #[tokio::test]
     async fn without_a_server_a_call_fails_within_its_deadline_and_was_not_executed() {
         for url in ["redis://127.0.0.1:1", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/m"] {
-            let transport = Transport::new(&ConnectionOptions::parse(url).unwrap()).unwrap();
+            let transport = Transport::new(&url::parse(url).unwrap()).unwrap();
             let begun = instant();
             let script = Script::new("return 1".to_owned());
             let call = Call { script: &script, keys: &[b"k".to_vec()], args: &[], native: None };

@@ -11,10 +11,9 @@ use redis::aio::MultiplexedConnection;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::connector::{Connected, Driver};
+use super::connector::{Connected, Connector, Driver};
 use super::error_reply;
-use super::failure::{Executed, Failure, FailureKind};
-use super::node::Node;
+use super::failure::FailureKind;
 use super::reply_bound::AcceptedReplies;
 use crate::jitter;
 use crate::time::instant;
@@ -31,9 +30,12 @@ const SHORT_LIFE: Duration = Duration::from_secs(1);
 
 /// A connection to a node that is re-established when it is lost.
 pub(super) struct ManagedConnection {
+    connector: Arc<Connector>,
     state: watch::Sender<ConnectionState>,
     /// Permits for calls in flight.
     pub(super) room: Semaphore,
+    /// Reconnects since the first call.
+    pub(super) reconnects: AtomicU64,
 }
 
 /// State of a managed connection.
@@ -48,9 +50,11 @@ enum ConnectionState {
     Down(Arc<Outage>),
 }
 
-struct Outage {
-    kind: FailureKind,
-    detail: String,
+/// Why there is no connection.
+#[derive(Clone)]
+pub(super) struct Outage {
+    pub(super) kind: FailureKind,
+    pub(super) detail: String,
 }
 
 /// One established connection.
@@ -59,7 +63,8 @@ pub(super) struct Connection {
     /// Bounds its replies.
     pub(super) accepted: Arc<AcceptedReplies>,
     _driver: Driver,
-    /// When the last reply arrived, in microseconds of the node.
+    since: Instant,
+    /// When the last reply arrived, in microseconds since then.
     answered_us: AtomicU64,
     /// Calls since then that timed out.
     timeouts_in_a_row: AtomicU32,
@@ -67,12 +72,12 @@ pub(super) struct Connection {
     lost: Arc<AtomicBool>,
     /// Whether a call was in flight when it was lost.
     missed: AtomicBool,
-    since: Instant,
 }
 
 impl ManagedConnection {
-    pub(super) fn new() -> Self {
-        Self { state: watch::Sender::new(ConnectionState::Idle), room: Semaphore::new(MAX_IN_FLIGHT) }
+    pub(super) fn new(connector: Arc<Connector>) -> Arc<Self> {
+        let (state, room) = (watch::Sender::new(ConnectionState::Idle), Semaphore::new(MAX_IN_FLIGHT));
+        Arc::new(Self { connector, state, room, reconnects: AtomicU64::new(0) })
     }
 
     /// Whether it is connected.
@@ -93,12 +98,7 @@ impl ManagedConnection {
     }
 
     /// The connection. Waits for a connection attempt in progress, at most until the deadline.
-    pub(super) async fn connection(
-        &self,
-        node: &Node,
-        number: usize,
-        deadline: Instant,
-    ) -> Result<Arc<Connection>, Failure> {
+    pub(super) async fn connection(self: &Arc<Self>, deadline: Instant) -> Result<Arc<Connection>, Outage> {
         if let Some(connection) = self.up() {
             return Ok(connection);
         }
@@ -106,43 +106,35 @@ impl ManagedConnection {
         loop {
             match &*state.borrow_and_update() {
                 ConnectionState::Up(connection) if !connection.is_lost() => return Ok(connection.clone()),
-                ConnectionState::Down(outage) => {
-                    return Err(node.failure(Executed::No, outage.kind, &outage.detail));
-                }
+                ConnectionState::Down(outage) => return Err(Outage::clone(outage)),
                 _ => {}
             }
-            self.connect(node, number);
-            match timeout_at(deadline, state.changed()).await {
-                Ok(Ok(())) => {}
-                // `self` holds the sender.
-                Ok(Err(_)) => {
-                    return Err(node.failure(Executed::No, FailureKind::Connection, "the client was closed"));
-                }
-                Err(_) => {
-                    let detail = "not connected within the deadline";
-                    return Err(node.failure(Executed::No, FailureKind::Timeout, detail));
-                }
+            self.connect();
+            // `self` holds the sender, so it ends only with its time.
+            if !matches!(timeout_at(deadline, state.changed()).await, Ok(Ok(()))) {
+                let detail = "not connected within the deadline".to_owned();
+                return Err(Outage { kind: FailureKind::Timeout, detail });
             }
         }
     }
 
     /// Closes a lost connection and reconnects. Returns whether this is the first call to report
     /// the loss.
-    pub(super) fn lose(&self, node: &Node, number: usize, connection: &Connection) -> bool {
+    pub(super) fn lose(self: &Arc<Self>, connection: &Connection) -> bool {
         connection.lost.store(true, Ordering::Release);
-        self.connect(node, number);
+        self.connect();
         !connection.missed.swap(true, Ordering::AcqRel)
     }
 
     /// Starts to connect, unless it is connected or an attempt is in progress.
-    pub(super) fn connect(&self, node: &Node, number: usize) {
+    pub(super) fn connect(self: &Arc<Self>) {
         let mut failures = 0;
         let begun = self.state.send_if_modified(|state| {
             match state {
                 ConnectionState::Idle => {}
                 ConnectionState::Up(connection) if connection.is_lost() => {
                     failures = u32::from(instant().duration_since(connection.since) < SHORT_LIFE);
-                    node.counts.reconnects.fetch_add(1, Ordering::Relaxed);
+                    self.reconnects.fetch_add(1, Ordering::Relaxed);
                 }
                 _ => return false,
             }
@@ -150,10 +142,10 @@ impl ManagedConnection {
             true
         });
         if begun {
-            let attempt = Attempt { node: node.itself(), number, over: false };
-            // Outside a runtime the attempt is dropped here, which sets the state back to idle.
+            let attempt = Attempt { managed: Arc::downgrade(self), is_over: false };
+            // Outside of a runtime the attempt is dropped here, which sets the state back to idle.
             if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-                runtime.spawn(attempt.until_connected(failures));
+                runtime.spawn(attempt.until_connected(Arc::clone(&self.connector), failures));
             }
         }
     }
@@ -165,57 +157,61 @@ impl Connection {
     }
 
     /// Records a reply.
-    pub(super) fn answered(&self, now_us: u64) {
-        self.answered_us.store(now_us, Ordering::Relaxed);
+    pub(super) fn answered(&self, now: Instant) {
+        self.answered_us.store(self.us(now), Ordering::Relaxed);
         self.timeouts_in_a_row.store(0, Ordering::Relaxed);
     }
 
-    /// Records the timeout of a call that was sent at `begun_us`. Returns whether to close the
+    /// Records the timeout of a call that was sent at `begun`. Returns whether to close the
     /// connection.
     ///
     /// A slow server still replies to other calls. Reconnecting would slow it down further.
-    pub(super) fn is_silent(&self, begun_us: u64) -> bool {
-        self.answered_us.load(Ordering::Relaxed) < begun_us
+    pub(super) fn is_silent(&self, begun: Instant) -> bool {
+        self.answered_us.load(Ordering::Relaxed) < self.us(begun)
             && self.timeouts_in_a_row.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_TIMEOUTS
+    }
+
+    fn us(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.since).as_micros()).unwrap_or(u64::MAX)
     }
 }
 
 /// A connection attempt. If it is dropped before it succeeds, as when a runtime ends, the state
 /// becomes idle.
 struct Attempt {
-    node: Weak<Node>,
-    number: usize,
-    over: bool,
+    managed: Weak<ManagedConnection>,
+    is_over: bool,
 }
 
 impl Attempt {
-    async fn until_connected(mut self, mut failures: u32) {
+    async fn until_connected(mut self, connector: Arc<Connector>, mut failures: u32) {
         loop {
             if failures > 0 {
                 sleep(backoff(failures)).await;
             }
-            let Some(connector) = self.node.upgrade().map(|node| node.connector()) else { return };
+            if self.managed.strong_count() == 0 {
+                return;
+            }
             let lost = Arc::new(AtomicBool::new(false));
             let answer = connector.connect(self.losing(lost.clone())).await;
-            let Some(node) = self.node.upgrade() else { return };
-            let Some(managed) = node.connection(self.number) else { return };
+            let Some(managed) = self.managed.upgrade() else { return };
             match answer {
                 Ok(Connected { stream, accepted, driver }) => {
-                    self.over = true;
+                    self.is_over = true;
                     let connection = Connection {
                         stream,
                         accepted,
                         _driver: driver,
-                        answered_us: AtomicU64::new(node.since_us()),
+                        since: instant(),
+                        answered_us: AtomicU64::new(0),
                         timeouts_in_a_row: AtomicU32::new(0),
                         lost: lost.clone(),
                         missed: AtomicBool::new(false),
-                        since: instant(),
                     };
                     managed.state.send_replace(ConnectionState::Up(Arc::new(connection)));
                     // It may have been lost before `losing` could find it.
                     if lost.load(Ordering::Acquire) {
-                        managed.connect(&node, self.number);
+                        managed.connect();
                     }
                     return;
                 }
@@ -232,13 +228,11 @@ impl Attempt {
 
     /// Returns the callback for a connection that ends.
     fn losing(&self, lost: Arc<AtomicBool>) -> impl Fn() + Send + Sync + 'static {
-        let (node, number) = (self.node.clone(), self.number);
+        let managed = self.managed.clone();
         move || {
             lost.store(true, Ordering::Release);
-            if let Some(node) = node.upgrade()
-                && let Some(managed) = node.connection(number)
-            {
-                managed.connect(&node, number);
+            if let Some(managed) = managed.upgrade() {
+                managed.connect();
             }
         }
     }
@@ -246,10 +240,7 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        if !self.over
-            && let Some(node) = self.node.upgrade()
-            && let Some(managed) = node.connection(self.number)
-        {
+        if let Some(managed) = self.managed.upgrade().filter(|_| !self.is_over) {
             managed.state.send_replace(ConnectionState::Idle);
         }
     }

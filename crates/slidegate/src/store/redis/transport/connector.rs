@@ -191,14 +191,14 @@ fn holds_certificate(pem: &[u8]) -> bool {
 mod tests {
     use super::*;
     use crate::store::redis::transport::options::Pem;
+    use crate::store::redis::transport::url;
 
     /// A file of the wrong kind must be an error at start, not at the first connection.
     #[test]
     fn certificates_that_are_none_are_refused() {
         let address = Address::Tcp { host: "h".to_owned(), port: 1 };
         let ca_certificates = Some(Pem(b"no pem".to_vec()));
-        let options =
-            ConnectionOptions { ca_certificates, ..ConnectionOptions::parse("rediss://h:1").unwrap() };
+        let options = ConnectionOptions { ca_certificates, ..url::parse("rediss://h:1").unwrap() };
         let error = Connector::new(&options, &address, Serves::Keys).err().unwrap();
         assert_eq!(
             error.to_string(),

@@ -30,118 +30,82 @@ pub(crate) enum Executed {
     Maybe,
 }
 
-/// Why a call to a shared store failed.
-///
-/// Each kind has a [name](Self::name), which is the label of the metric that counts it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum FailureKind {
+macro_rules! failure_kinds {
+    ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
+        /// Why a call to a shared store failed.
+        ///
+        /// Each kind has a [name](Self::name), which is the label of the metric that counts it.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum FailureKind {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl FailureKind {
+            /// Every kind, in the order of [`StoreErrors::iter`].
+            pub const ALL: [Self; [$($name),*].len()] = [$(Self::$kind),*];
+
+            /// The kind in one lower-case word, such as `timeout`, `readonly` or `oom`. Names are stable.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $name,)*
+                }
+            }
+        }
+    };
+}
+
+failure_kinds! {
     /// No connection could be made.
-    Connection,
+    Connection = "connection",
     /// TLS failed: a certificate is not accepted, or the other side does not speak TLS.
-    Tls,
+    Tls = "tls",
     /// The connection was lost before the reply arrived.
-    ConnectionLost,
+    ConnectionLost = "connection_lost",
     /// The deadline passed without a reply.
-    Timeout,
+    Timeout = "timeout",
     /// The server ran the call after its deadline, so the call charged nothing.
-    Late,
+    Late = "late",
     /// The node's circuit breaker is open, so it was not called.
-    BreakerOpen,
+    BreakerOpen = "breaker_open",
     /// Too many calls are waiting, so this one was not sent.
-    Overloaded,
+    Overloaded = "overloaded",
     /// `READONLY`: the node is a replica.
-    ReadOnly,
+    ReadOnly = "readonly",
     /// `OOM`: the server is at its `maxmemory`.
-    OutOfMemory,
+    OutOfMemory = "oom",
     /// `LOADING`: the server is reading its data from disk.
-    Loading,
+    Loading = "loading",
     /// `BUSY`: the server runs a slow script.
-    Busy,
+    Busy = "busy",
     /// `MISCONF`: the server refuses writes because it cannot save to disk.
-    Misconfigured,
+    Misconfigured = "misconf",
     /// `NOREPLICAS`: the server refuses writes because too few replicas follow it.
-    TooFewReplicas,
+    TooFewReplicas = "noreplicas",
     /// `MASTERDOWN`: the node is a replica without its master.
-    MasterDown,
+    MasterDown = "masterdown",
     /// `CLUSTERDOWN` or `TRYAGAIN`: the cluster does not serve the slot now.
-    ClusterDown,
+    ClusterDown = "clusterdown",
     /// `MOVED`, `ASK` or `CROSSSLOT`: the key is on another node, which could not be followed.
-    Redirected,
+    Redirected = "redirected",
     /// `NOSCRIPT`: the server does not keep the script although it was loaded.
-    NoScript,
+    NoScript = "noscript",
     /// `WRONGTYPE`: the key is of another Redis type, so another program wrote it.
-    WrongType,
+    WrongType = "wrongtype",
     /// The key's value is not one that this release can read.
-    ForeignValue,
+    ForeignValue = "foreign_value",
     /// `NOAUTH` or `WRONGPASS`: user or password is missing or wrong.
-    Authentication,
+    Authentication = "auth",
     /// `NOPERM`: the user may not run the command or use the key.
-    NoPermission,
+    NoPermission = "noperm",
     /// The reply could not be read, or was larger than any that the call can get.
-    Malformed,
+    Malformed = "malformed",
     /// Any other error reply; the failure's text contains it.
-    Other,
+    Other = "other",
 }
 
 impl FailureKind {
-    /// Every kind, in the order of [`StoreErrors::iter`].
-    pub const ALL: [Self; 23] = [
-        Self::Connection,
-        Self::Tls,
-        Self::ConnectionLost,
-        Self::Timeout,
-        Self::Late,
-        Self::BreakerOpen,
-        Self::Overloaded,
-        Self::ReadOnly,
-        Self::OutOfMemory,
-        Self::Loading,
-        Self::Busy,
-        Self::Misconfigured,
-        Self::TooFewReplicas,
-        Self::MasterDown,
-        Self::ClusterDown,
-        Self::Redirected,
-        Self::NoScript,
-        Self::WrongType,
-        Self::ForeignValue,
-        Self::Authentication,
-        Self::NoPermission,
-        Self::Malformed,
-        Self::Other,
-    ];
-
-    /// The kind in one lower-case word, such as `timeout`, `readonly` or `oom`. Names are stable.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Connection => "connection",
-            Self::Tls => "tls",
-            Self::ConnectionLost => "connection_lost",
-            Self::Timeout => "timeout",
-            Self::Late => "late",
-            Self::BreakerOpen => "breaker_open",
-            Self::Overloaded => "overloaded",
-            Self::ReadOnly => "readonly",
-            Self::OutOfMemory => "oom",
-            Self::Loading => "loading",
-            Self::Busy => "busy",
-            Self::Misconfigured => "misconf",
-            Self::TooFewReplicas => "noreplicas",
-            Self::MasterDown => "masterdown",
-            Self::ClusterDown => "clusterdown",
-            Self::Redirected => "redirected",
-            Self::NoScript => "noscript",
-            Self::WrongType => "wrongtype",
-            Self::ForeignValue => "foreign_value",
-            Self::Authentication => "auth",
-            Self::NoPermission => "noperm",
-            Self::Malformed => "malformed",
-            Self::Other => "other",
-        }
-    }
-
     /// The kind of an error reply.
     pub(super) fn of(error: &ServerError) -> Self {
         let details = error.details().unwrap_or_default();

@@ -4,41 +4,15 @@
 //! the script. A node that turns out to have lost the module has executed nothing, so the same call
 //! runs the script.
 
-use std::collections::HashSet;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use redis::{Arg, Cmd, ServerError, Value};
+use redis::{Cmd, ServerError, Value};
+
+use super::script::NativeCommand;
 
 /// How often a node without the module is asked, in microseconds. It takes the module's command as
 /// soon as it is loaded, within this.
 const INTERVAL_US: u64 = 30_000_000;
-
-/// A command of the module.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NativeCommand {
-    /// Does what the script for one key does. The other commands came with later versions.
-    Check1,
-    /// Decides any call.
-    Decide,
-    /// Changes holds.
-    Change,
-}
-
-impl NativeCommand {
-    const ALL: [Self; 3] = [Self::Check1, Self::Decide, Self::Change];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Check1 => "SLIDEGATE.CHECK1",
-            Self::Decide => "SLIDEGATE.DECIDE",
-            Self::Change => "SLIDEGATE.CHANGE",
-        }
-    }
-
-    fn bit(self) -> u8 {
-        1 << self as u8
-    }
-}
 
 /// What is known of a node's module.
 #[derive(Debug, Default)]
@@ -51,7 +25,7 @@ pub(super) struct ModuleProbe {
 
 impl ModuleProbe {
     pub(super) fn has(&self, command: NativeCommand) -> bool {
-        self.commands.load(Ordering::Relaxed) & command.bit() != 0
+        self.commands.load(Ordering::Relaxed) & bit(command) != 0
     }
 
     /// Whether to ask now. True once in each interval.
@@ -67,15 +41,19 @@ impl ModuleProbe {
         let Value::Array(items) = reply else { return self.commands.store(0, Ordering::Relaxed) };
         let is_known = |item: &Value| matches!(item, Value::Array(info) if !info.is_empty());
         let known = NativeCommand::ALL.into_iter().zip(items).filter(|(_, item)| is_known(item));
-        let commands = known.fold(0, |bits, (command, _)| bits | command.bit());
+        let commands = known.fold(0, |bits, (command, _)| bits | bit(command));
         self.commands.store(commands, Ordering::Relaxed);
     }
 
     /// The node does not execute a command any more.
     pub(super) fn is_lost(&self, command: NativeCommand, now_us: u64) {
-        self.commands.fetch_and(!command.bit(), Ordering::Relaxed);
+        self.commands.fetch_and(!bit(command), Ordering::Relaxed);
         self.ask_at_us.store(now_us.saturating_add(INTERVAL_US), Ordering::Relaxed);
     }
+}
+
+fn bit(command: NativeCommand) -> u8 {
+    1 << command as u8
 }
 
 /// Asks a node which of the commands it knows.
@@ -83,44 +61,6 @@ pub(super) fn question() -> Cmd {
     let mut question = redis::cmd("COMMAND");
     question.arg("INFO").arg(&NativeCommand::ALL.map(NativeCommand::name));
     question
-}
-
-/// The module's command for the `EVALSHA` of a script, with the argument that the module reads.
-pub(super) fn command(command: NativeCommand, evalsha: &Cmd, keys: usize, argument: &[u8]) -> Cmd {
-    match command {
-        NativeCommand::Check1 => check(evalsha, argument),
-        NativeCommand::Decide | NativeCommand::Change => call(command, evalsha, keys, argument),
-    }
-}
-
-/// The call, and then its keys. A script is given a key once for each part, the module once.
-fn call(command: NativeCommand, evalsha: &Cmd, keys: usize, packed: &[u8]) -> Cmd {
-    let mut command = redis::cmd(command.name());
-    command.arg(packed);
-    let mut named = HashSet::with_capacity(keys);
-    // EVALSHA hash N keys arguments.
-    for part in evalsha.args_iter().skip(3).take(keys) {
-        if let Arg::Simple(key) = part
-            && named.insert(key)
-        {
-            command.arg(key);
-        }
-    }
-    command
-}
-
-/// The same arguments, but for the packed quota.
-fn check(evalsha: &Cmd, quota: &[u8]) -> Cmd {
-    // EVALSHA hash 1 key latest quota costs.
-    let mut command = redis::cmd(NativeCommand::Check1.name());
-    for (at, part) in evalsha.args_iter().enumerate().skip(3) {
-        match part {
-            Arg::Simple(_) if at == 5 => command.arg(quota),
-            Arg::Simple(bytes) => command.arg(bytes),
-            _ => &mut command,
-        };
-    }
-    command
 }
 
 /// Whether a node refuses the command before it executes anything: it is unknown there, not allowed
@@ -169,29 +109,5 @@ mod tests {
         assert_eq!(NativeCommand::ALL.map(|command| probe.has(command)), [true, false, false]);
         probe.answered(&Value::Okay);
         assert!(!probe.has(NativeCommand::Check1));
-    }
-
-    fn parts(command: &Cmd) -> Vec<Vec<u8>> {
-        let simple = |part| if let Arg::Simple(bytes) = part { bytes } else { panic!("a cursor") };
-        command.args_iter().map(|part| simple(part).to_vec()).collect()
-    }
-
-    /// The module reads the bytes that the script does, but for the quota.
-    #[test]
-    fn the_command_has_the_arguments_of_the_script() {
-        let mut evalsha = redis::cmd("EVALSHA");
-        evalsha.arg("hash").arg(1).arg("key").arg(7).arg("for the script").arg(3).arg(2);
-        let of_module = command(NativeCommand::Check1, &evalsha, 1, b"for the module");
-        let expected: [&[u8]; 6] = [b"SLIDEGATE.CHECK1", b"key", b"7", b"for the module", b"3", b"2"];
-        assert_eq!(parts(&of_module), expected);
-    }
-
-    /// A server finds the keys of a call behind its first argument.
-    #[test]
-    fn a_call_is_followed_by_each_key_of_the_script() {
-        let mut evalsha = redis::cmd("EVALSHA");
-        evalsha.arg("hash").arg(3).arg("one").arg("two").arg("one").arg(7).arg("apply");
-        let decide = command(NativeCommand::Decide, &evalsha, 3, b"call");
-        assert_eq!(parts(&decide), [&b"SLIDEGATE.DECIDE"[..], b"call", b"one", b"two"]);
     }
 }

@@ -3,9 +3,8 @@
 //! A call is sent at most once; the caller decides from the failure whether to retry. Nodes share
 //! no state, so a failing node does not slow down others.
 
-use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -13,14 +12,14 @@ use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::time::{Instant, timeout_at};
 
 use super::breaker::{Breaker, BreakerState};
-use super::connection::{Connection, ManagedConnection};
+use super::connection::{Connection, ManagedConnection, Outage};
 use super::connector::{Connector, Serves};
 use super::error_reply::{self, ErrorReply};
 use super::failure::{Executed, Failure, FailureKind};
-use super::module_probe::{self, ModuleProbe, NativeCommand};
+use super::module_probe::{self, ModuleProbe};
 use super::options::{Address, ConnectionOptions};
 use super::reply_bound::ReplyBound;
-use super::{Native, NodeState, Script};
+use super::script::{Call, NativeCommand};
 use crate::error::Error;
 use crate::jitter;
 use crate::time::instant;
@@ -33,11 +32,10 @@ const MODULE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// One server.
 pub(super) struct Node {
-    itself: Weak<Node>,
     address: Address,
     name: String,
     connector: Arc<Connector>,
-    connections: Box<[ManagedConnection]>,
+    connections: Box<[Arc<ManagedConnection>]>,
     /// Round-robin position in `connections`.
     turn: AtomicUsize,
     health: Mutex<Health>,
@@ -63,8 +61,6 @@ struct Health {
 /// Counters of a node since the first call.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
-    /// Reconnects.
-    pub(super) reconnects: AtomicU64,
     /// `MOVED` redirections.
     pub(super) moved: AtomicU64,
     /// `ASK` redirections.
@@ -73,21 +69,35 @@ pub(super) struct Counts {
     pub(super) timeouts: AtomicU64,
 }
 
+/// State of one node of a shared store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NodeState {
+    /// Its address: `10.0.0.5:6379`, or the path of a socket.
+    pub node: String,
+    /// Whether it is connected.
+    pub connected: bool,
+    /// State of its circuit breaker.
+    pub breaker: BreakerState,
+    /// Reconnects since the first call.
+    pub reconnects: u64,
+    /// `MOVED` redirections it replied.
+    pub moved: u64,
+    /// `ASK` redirections it replied.
+    pub ask: u64,
+    /// Calls that got no reply within their deadline.
+    pub timeouts: u64,
+    /// Whether it has the native module, which then decides instead of a script where it can.
+    pub has_module: bool,
+}
+
 /// What to execute.
 pub(super) enum Job<'a> {
-    /// A script and the `EVALSHA` that runs it.
-    Script(&'a Script, &'a Cmd),
-    /// The same, and what the module does instead.
-    Native {
-        script: &'a Script,
-        command: &'a Cmd,
-        keys: usize,
-        native: Native<'a>,
-    },
+    Script(&'a Call<'a>),
     Command(&'a Cmd),
 }
 
-/// One call: what to send, and what may come back.
+/// When a call ends, and what may come back.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Terms {
     pub(super) deadline: Instant,
@@ -116,12 +126,11 @@ impl Node {
             Serves::Keys => options.connections,
             Serves::Sentinel => 1,
         };
-        Ok(Arc::new_cyclic(|itself| Self {
-            itself: itself.clone(),
+        Ok(Arc::new(Self {
             name: address.to_string(),
             address,
+            connections: (0..connections).map(|_| ManagedConnection::new(connector.clone())).collect(),
             connector,
-            connections: (0..connections).map(|_| ManagedConnection::new()).collect(),
             turn: AtomicUsize::new(0),
             health: Mutex::default(),
             since: instant(),
@@ -140,35 +149,31 @@ impl Node {
         &self.address
     }
 
-    pub(super) fn itself(&self) -> Weak<Self> {
-        self.itself.clone()
-    }
-
     pub(super) fn connector(&self) -> Arc<Connector> {
         self.connector.clone()
     }
 
-    pub(super) fn connection(&self, number: usize) -> Option<&ManagedConnection> {
-        self.connections.get(number)
-    }
-
     /// Whether it is connected and its breaker is closed.
     pub(super) fn is_healthy(&self) -> bool {
-        self.connections.iter().any(ManagedConnection::is_up) && self.breaker_state() == BreakerState::Closed
+        self.is_connected() && self.breaker_state() == BreakerState::Closed
     }
 
     /// Whether it was called and is not healthy.
     pub(super) fn is_suspect(&self) -> bool {
-        !self.connections.iter().all(ManagedConnection::is_idle) && !self.is_healthy()
+        !self.connections.iter().all(|one| one.is_idle()) && !self.is_healthy()
+    }
+
+    fn is_connected(&self) -> bool {
+        self.connections.iter().any(|one| one.is_up())
     }
 
     pub(super) fn state(&self) -> NodeState {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         NodeState {
             node: self.name.clone(),
-            connected: self.connections.iter().any(ManagedConnection::is_up),
+            connected: self.is_connected(),
             breaker: self.breaker_state(),
-            reconnects: count(&self.counts.reconnects),
+            reconnects: self.connections.iter().map(|one| count(&one.reconnects)).sum(),
             moved: count(&self.counts.moved),
             ask: count(&self.counts.ask),
             timeouts: count(&self.counts.timeouts),
@@ -180,33 +185,29 @@ impl Node {
     ///
     /// An error reply is returned as a value.
     pub(super) async fn perform(
-        &self,
+        self: &Arc<Self>,
         job: &Job<'_>,
         asking: Asking,
         terms: Terms,
     ) -> Result<Value, Failure> {
-        let (script, command) = match job {
+        let call = match job {
             Job::Command(command) => return self.ask(command, asking, terms).await,
-            Job::Script(script, command) => (script, *command),
-            Job::Native { script, command, keys, native } => {
-                if self.module.has(native.command) {
-                    let argument = (native.argument)();
-                    let of_module = module_probe::command(native.command, command, *keys, &argument);
-                    let value = self.ask(&of_module, asking, terms).await?;
-                    if !module_probe::is_refused(&value) {
-                        return Ok(value);
-                    }
-                    self.module.is_lost(native.command, self.since_us());
-                }
-                self.look_for_module();
-                (script, *command)
-            }
+            Job::Script(call) => call,
         };
+        if let Some(native) = &call.native {
+            if self.module.has(native.command) {
+                let value = self.ask(&call.of_module(native), asking, terms).await?;
+                if !module_probe::is_refused(&value) {
+                    return Ok(value);
+                }
+                self.module.is_lost(native.command, self.since_us());
+            }
+            self.look_for_module();
+        }
         loop {
             let plain = self.plain_scripts.load(Ordering::Relaxed);
-            let source = script.source(plain);
-            let command =
-                if plain { Cow::Owned(with_hash(command, &source.hash)) } else { Cow::Borrowed(command) };
+            let source = call.script.source(plain);
+            let command = call.evalsha(source);
             let value = self.ask(&command, asking, terms).await?;
             if !is_missing_script(&value) {
                 return Ok(value);
@@ -217,7 +218,7 @@ impl Node {
             if asking == Asking::Yes {
                 all.cmd("ASKING");
             }
-            all.add_command(command.into_owned());
+            all.add_command(command);
             let mut values = self.call_all(&all, terms).await?.into_iter();
             let loaded = values.next().ok_or_else(|| self.malformed())?;
             let answer = self.last(values)?;
@@ -234,13 +235,12 @@ impl Node {
     }
 
     /// Asks in the background whether the node has the module, if it is time to.
-    pub(super) fn look_for_module(&self) {
+    pub(super) fn look_for_module(self: &Arc<Self>) {
         if !self.module.begins(self.since_us()) {
             return;
         }
-        let node = self.itself();
+        let node = Arc::clone(self);
         tokio::spawn(async move {
-            let Some(node) = node.upgrade() else { return };
             let terms = Terms { deadline: instant() + MODULE_DEADLINE, bound: ReplyBound::SMALL };
             if let Ok(reply) = node.call(&module_probe::question(), terms).await {
                 node.module.answered(&reply);
@@ -295,38 +295,38 @@ impl Node {
             ));
         }
         self.admit()?;
-        let (number, managed) = self.next_connection()?;
+        let managed = self.next_connection();
         let Ok(_room) = managed.room.try_acquire() else {
             let detail = "too many calls in flight; raise `connections` or add nodes";
             return Err(self.failure(Executed::No, FailureKind::Overloaded, detail));
         };
-        let connection = match managed.connection(self, number, deadline).await {
+        let connection = match managed.connection(deadline).await {
             Ok(connection) => connection,
-            Err(failure) => {
-                if failure.kind == FailureKind::Timeout {
-                    self.exhausted(&failure.detail);
+            Err(Outage { kind, detail }) => {
+                if kind == FailureKind::Timeout {
+                    self.exhausted(&detail);
                 }
-                return Err(failure);
+                return Err(self.failure(Executed::No, kind, &detail));
             }
         };
         connection.accepted.accept(bound);
         match timeout_at(deadline, send(connection.stream.clone())).await {
             Ok(Ok(value)) => {
-                let now_us = self.since_us();
-                connection.answered(now_us);
+                let now = instant();
+                connection.answered(now);
                 if !asks_for_retry(&value) {
-                    self.with_health(|health| health.breaker.success(now_us));
+                    self.with_health(|health| health.breaker.success(self.us(now)));
                 }
                 Ok(value)
             }
-            Ok(Err(error)) => Err(self.broken(managed, number, &connection, &error)),
+            Ok(Err(error)) => Err(self.broken(managed, &connection, &error)),
             Err(_) => {
                 let waited = instant().duration_since(begun);
                 self.counts.timeouts.fetch_add(1, Ordering::Relaxed);
                 let detail = format!("no reply within {} ms", waited.as_millis());
                 self.exhausted(&detail);
-                if waited >= self.silence && connection.is_silent(self.us(begun)) {
-                    managed.lose(self, number, &connection);
+                if waited >= self.silence && connection.is_silent(begun) {
+                    managed.lose(&connection);
                 }
                 Err(self.failure(Executed::Maybe, FailureKind::Timeout, &detail))
             }
@@ -351,27 +351,22 @@ impl Node {
     }
 
     /// The next connection in turn, or another one if that is not connected.
-    fn next_connection(&self) -> Result<(usize, &ManagedConnection), Failure> {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        let connections =
-            (0..self.connections.len()).map(|step| turn.wrapping_add(step) % self.connections.len());
-        let mut connections = connections.filter_map(|number| Some((number, self.connections.get(number)?)));
-        let Some((number, managed)) = connections.next() else {
-            return Err(self.failure(Executed::No, FailureKind::Connection, "no connection configured"));
-        };
+    fn next_connection(&self) -> &Arc<ManagedConnection> {
+        let next = self.turn.fetch_add(1, Ordering::Relaxed) % self.connections.len();
+        let managed = &self.connections[next];
         if managed.is_up() {
-            return Ok((number, managed));
+            return managed;
         }
-        managed.connect(self, number);
-        Ok(connections.find(|(_, managed)| managed.is_up()).unwrap_or((number, managed)))
+        managed.connect();
+        let (before, after) = self.connections.split_at(next);
+        after.iter().chain(before).find(|other| other.is_up()).unwrap_or(managed)
     }
 
     /// Handles a connection error. A lost connection counts as one failure, however many calls were
     /// on it.
     fn broken(
         &self,
-        managed: &ManagedConnection,
-        number: usize,
+        managed: &Arc<ManagedConnection>,
         connection: &Connection,
         error: &RedisError,
     ) -> Failure {
@@ -385,7 +380,7 @@ impl Node {
                 (kind, format!("{what}: {}", error_reply::error_text(error)))
             }
         };
-        if managed.lose(self, number, connection) {
+        if managed.lose(connection) {
             self.exhausted(&detail);
         }
         self.failure(Executed::Maybe, kind, &detail)
@@ -421,7 +416,7 @@ impl Node {
     }
 
     /// Microseconds since this node was created.
-    pub(super) fn since_us(&self) -> u64 {
+    fn since_us(&self) -> u64 {
         self.us(instant())
     }
 
@@ -433,19 +428,6 @@ impl Node {
 /// Errors that ask for a retry say nothing about the node's health until the deadline passes.
 fn asks_for_retry(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if ErrorReply::of(error) == ErrorReply::Retry)
-}
-
-/// The same `EVALSHA` with another hash.
-fn with_hash(command: &Cmd, hash: &str) -> Cmd {
-    let mut other = Cmd::new();
-    for (at, part) in command.args_iter().enumerate() {
-        match part {
-            _ if at == 1 => other.arg(hash),
-            redis::Arg::Simple(bytes) => other.arg(bytes),
-            _ => &mut other,
-        };
-    }
-    other
 }
 
 /// Whether a server rejected a script's text.

@@ -6,7 +6,6 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::url;
 use crate::error::Error;
 use crate::secret::Secret;
 
@@ -80,11 +79,6 @@ pub struct ClientCertificate {
 }
 
 impl ConnectionOptions {
-    /// Options for the servers of a URL, everything else at its default.
-    pub(crate) fn parse(url: &str) -> Result<Self, Error> {
-        url::parse(url)
-    }
-
     /// The default options for these servers.
     pub(super) fn new(servers: Servers, tls: bool) -> Self {
         Self {

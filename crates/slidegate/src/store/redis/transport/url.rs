@@ -20,7 +20,7 @@ const CLUSTER: &str = "redis+cluster://10.0.0.1:6379,10.0.0.2:6379";
 const SENTINEL: &str = "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster";
 
 /// Parses a URL into options.
-pub(super) fn parse(url: &str) -> Result<ConnectionOptions, Error> {
+pub(crate) fn parse(url: &str) -> Result<ConnectionOptions, Error> {
     read(url).map_err(|Wrong { what, example }| {
         Error::store(format!("redis url `{}`: {what}; give for example `{example}`", without_secrets(url)))
     })

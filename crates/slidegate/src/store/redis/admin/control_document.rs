@@ -5,14 +5,13 @@
 //! first line names the document and is read by itself, so that polling costs little.
 
 use std::fmt;
-use std::time::Duration;
 
 use redis::Value;
 
-use super::{
-    Call, Executed, Failure, FailureKind, LastFailure, MOST, RedisStore, ReplyBound, explain, invalidation,
-};
-use crate::error::Error;
+use super::PATIENCE;
+use crate::store::redis::call::MOST;
+use crate::store::redis::calls::{Calls, explain};
+use crate::store::redis::transport::{Call, Executed, Failure, FailureKind, LastFailure, ReplyBound};
 use crate::time::instant;
 
 /// Its key. Keys of policies have a second colon.
@@ -23,9 +22,6 @@ const LARGEST: usize = 1 << 20;
 /// The longest first line: 16 digits of the version, epoch and revision with 16 each, two spaces
 /// and a line feed.
 const FIRST_LINE: usize = 51;
-/// The deadline of a read or a write. No decision waits for it.
-const PATIENCE: Duration = Duration::from_secs(2);
-
 /// Identifies one write of the control document.
 ///
 /// A version alone does not: a store that loses its data, or fails over to a replica that lags,
@@ -105,121 +101,71 @@ impl ControlDocument {
     }
 }
 
-impl RedisStore {
-    /// The control document, unless it still is the one that is `known`; see
-    /// [`replace_control_document`](Self::replace_control_document). Without one its id
-    /// [is absent](ControlDocumentId::is_absent) and its text is empty.
-    ///
-    /// # Errors
-    /// If the store did not reply, or holds a document that slidegate did not write.
-    pub async fn control_document(
-        &self,
-        known: Option<ControlDocumentId>,
-    ) -> Result<Option<ControlDocument>, Error> {
-        self.read_document(known).await.map_err(|failure| Error::store(failure.to_string()))
+/// The document, unless it still is the one that is `known`.
+pub(crate) async fn read_document(
+    calls: &Calls,
+    known: Option<ControlDocumentId>,
+) -> Result<Option<ControlDocument>, Failure> {
+    let first = stored_bytes(calls, FIRST_LINE).await?;
+    if known.is_some() && known == id_of(&first) {
+        return Ok(None);
     }
+    let bytes = stored_bytes(calls, LARGEST + 1).await?;
+    let document = read(&bytes).ok_or_else(|| {
+        let detail = "`sg1:control` is not a control document that this release can read; another program \
+                      or a newer slidegate wrote it";
+        failed(calls, FailureKind::ForeignValue, detail)
+    })?;
+    Ok(Some(document).filter(|document| Some(document.id) != known))
+}
 
-    /// Replaces the control document `found`, or its absence, in one step. Returns false if another
-    /// one is stored by now. It stays for as long as the store keeps it, and all instances are
-    /// [notified](Self::control_document_changed).
-    ///
-    /// A store can lose a document, or restore an older one. Give each write a new random
-    /// `revision`, so that two documents of one version differ, and a new random `epoch` after a
-    /// loss.
-    ///
-    /// # Errors
-    /// If the document is larger than a mebibyte, a part of its id is 0, or the store did not
-    /// reply: then it may be written or not.
-    pub async fn replace_control_document(
-        &self,
-        found: ControlDocumentId,
-        document: &ControlDocument,
-    ) -> Result<bool, Error> {
-        let written = self.write_document(found, document).await;
-        written.map_err(|failure| Error::store(failure.to_string()))
+/// Replaces the document `found`. Returns false if another one is stored by now.
+pub(crate) async fn write_document(
+    calls: &Calls,
+    found: ControlDocumentId,
+    document: &ControlDocument,
+) -> Result<bool, Failure> {
+    let ControlDocument { id, text } = document;
+    if id.epoch == 0 || id.revision == 0 || !(1..=MOST).contains(&id.version) {
+        let detail = format!(
+            "control document: invalid version {}, epoch {} and revision {}: the version must be 1 to \
+             {MOST}, epoch and revision random numbers other than 0",
+            id.version, id.epoch, id.revision
+        );
+        return Err(Failure::without_node(Executed::No, FailureKind::Other, detail));
     }
+    let value = format!("{id}\n{text}");
+    if value.len() > LARGEST {
+        let detail =
+            format!("control document: invalid size of {} bytes: must be at most {LARGEST}", value.len());
+        return Err(Failure::without_node(Executed::No, FailureKind::Other, detail));
+    }
+    let args = [found.to_string().into_bytes(), value.into_bytes()];
+    let deadline = instant() + PATIENCE;
+    let unread = LastFailure::default();
+    let script = &calls.scripts().control_document;
+    let call = Call { script, keys: &[KEY.to_vec()], args: &args, native: None };
+    let written = calls.run(call, ReplyBound::SMALL, deadline, &unread).await? == Value::Int(1);
+    if written {
+        calls.denials.publish_control_document(deadline).await;
+    }
+    Ok(written)
+}
 
-    async fn read_document(
-        &self,
-        known: Option<ControlDocumentId>,
-    ) -> Result<Option<ControlDocument>, Failure> {
-        let first = self.stored_bytes(FIRST_LINE).await?;
-        if known.is_some() && known == id_of(&first) {
-            return Ok(None);
-        }
-        let bytes = self.stored_bytes(LARGEST + 1).await?;
-        let document = read(&bytes).ok_or_else(|| {
-            let detail = "`sg1:control` is not a control document that this release can read; another program \
-                          or a newer slidegate wrote it";
-            self.failure(FailureKind::ForeignValue, detail)
-        })?;
-        Ok(Some(document).filter(|document| Some(document.id) != known))
+/// The first bytes of the stored document.
+async fn stored_bytes(calls: &Calls, most: usize) -> Result<Vec<u8>, Failure> {
+    let mut command = redis::cmd("GETRANGE");
+    command.arg(KEY).arg(0).arg(most - 1);
+    let bound = ReplyBound::of(most);
+    let read = calls.transport.bounded_command(Some(KEY), &command, bound, instant() + PATIENCE).await;
+    match read.map_err(explain)? {
+        Value::BulkString(bytes) => Ok(bytes),
+        other => Err(failed(calls, FailureKind::Malformed, &format!("answered GETRANGE with {other:?}"))),
     }
+}
 
-    async fn write_document(
-        &self,
-        found: ControlDocumentId,
-        document: &ControlDocument,
-    ) -> Result<bool, Failure> {
-        let ControlDocument { id, text } = document;
-        if id.epoch == 0 || id.revision == 0 || !(1..=MOST).contains(&id.version) {
-            let detail = format!(
-                "control document: invalid version {}, epoch {} and revision {}: the version must be 1 to \
-                 {MOST}, epoch and revision random numbers other than 0",
-                id.version, id.epoch, id.revision
-            );
-            return Err(Failure::without_node(Executed::No, FailureKind::Other, detail));
-        }
-        let value = format!("{id}\n{text}");
-        if value.len() > LARGEST {
-            let detail =
-                format!("control document: invalid size of {} bytes: must be at most {LARGEST}", value.len());
-            return Err(Failure::without_node(Executed::No, FailureKind::Other, detail));
-        }
-        let args = [found.to_string().into_bytes(), value.into_bytes()];
-        let deadline = instant() + PATIENCE;
-        let calls = &self.calls;
-        let script = calls.scripts().control_document();
-        let unread = LastFailure::default();
-        let call = Call { script, keys: &[KEY.to_vec()], args: &args, native: None };
-        let written = calls.transport.run(call, ReplyBound::SMALL, deadline, &unread).await;
-        let written = written.map_err(explain)? == Value::Int(1);
-        if written {
-            calls.clear_denials();
-            // An instance that does not receive it polls within seconds.
-            let _ = invalidation::publish_control_document(calls, deadline).await;
-        }
-        Ok(written)
-    }
-
-    /// Waits until another instance announces that it wrote the control document. Announcements can
-    /// be lost, and can come without a change: read the document from a timer as well.
-    pub async fn control_document_changed(&self) {
-        if let Some(cache) = &self.calls.denial_cache {
-            self.invalidations.keep(&self.calls, cache);
-        }
-        self.calls.control_document_changed.notified().await;
-    }
-
-    /// The first bytes of the stored document.
-    async fn stored_bytes(&self, most: usize) -> Result<Vec<u8>, Failure> {
-        let mut command = redis::cmd("GETRANGE");
-        command.arg(KEY).arg(0).arg(most - 1);
-        match self
-            .calls
-            .transport
-            .bounded_command(Some(KEY), &command, ReplyBound::of(most), instant() + PATIENCE)
-            .await
-            .map_err(explain)?
-        {
-            Value::BulkString(bytes) => Ok(bytes),
-            other => Err(self.failure(FailureKind::Malformed, &format!("answered GETRANGE with {other:?}"))),
-        }
-    }
-
-    fn failure(&self, kind: FailureKind, detail: &str) -> Failure {
-        self.calls.failed(self.calls.transport.slot(KEY), Executed::No, kind, detail)
-    }
+fn failed(calls: &Calls, kind: FailureKind, detail: &str) -> Failure {
+    calls.failed(calls.transport.slot(KEY), Executed::No, kind, detail)
 }
 
 /// What the first bytes of a value say that it is; [`ControlDocumentId::ABSENT`] where there are
@@ -231,7 +177,7 @@ fn id_of(bytes: &[u8]) -> Option<ControlDocumentId> {
     ControlDocumentId::read(&bytes[..bytes.iter().position(|byte| *byte == b'\n')?])
 }
 
-pub(super) fn read(bytes: &[u8]) -> Option<ControlDocument> {
+pub(crate) fn read(bytes: &[u8]) -> Option<ControlDocument> {
     let id = id_of(bytes).filter(|_| bytes.len() <= LARGEST)?;
     let text = bytes.iter().position(|byte| *byte == b'\n').map_or(&[][..], |at| &bytes[at + 1..]);
     Some(ControlDocument { id, text: String::from_utf8(text.to_vec()).ok()? })

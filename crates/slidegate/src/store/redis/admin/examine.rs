@@ -3,17 +3,18 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use redis::Value;
 use tokio::time::Instant;
 
-use super::names::Names;
-use super::{ClockJumps, RedisStore, ReplyBound, number};
+use super::PATIENCE;
+use crate::store::redis::calls::Calls;
+use crate::store::redis::names::Names;
+use crate::store::redis::reply::number;
+use crate::store::redis::server_time::ClockJumps;
+use crate::store::redis::transport::ReplyBound;
 use crate::time::instant;
 
-/// How long one question may take: nobody waits for it.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// Keys whose counts must never sink, spread over the slots of a cluster; the first alone
 /// elsewhere.
 const CANARIES: usize = 16;
@@ -42,7 +43,7 @@ impl Seen {
     }
 
     /// Keys that all nodes have evicted so far.
-    pub(super) fn evicted_keys(&self) -> u64 {
+    pub(crate) fn evicted_keys(&self) -> u64 {
         self.lock().evicted_keys
     }
 
@@ -55,16 +56,11 @@ impl Seen {
         counts.evicted_keys += new;
         new
     }
-}
 
-impl RedisStore {
-    /// Looks for what silently breaks limits, as far as the store's user has the rights: a server
-    /// that evicts keys, keys that were evicted, history that was lost in a failover, a restart or
-    /// a `FLUSHALL`, a clock that jumped. Returns one line for each finding since the last call.
-    /// Call it from a timer, such as once per minute.
-    pub async fn examine(&self) -> Vec<String> {
+    /// One line for each finding since the last call.
+    pub(crate) async fn examine(&self, calls: &Calls) -> Vec<String> {
         let mut findings = Vec::new();
-        for (node, answer) in self.ask_all(&["CONFIG", "GET", "maxmemory-policy"]).await {
+        for (node, answer) in ask_all(calls, &["CONFIG", "GET", "maxmemory-policy"]).await {
             let words = texts(&answer);
             let policy = words.last().filter(|policy| *policy != "noeviction" && words.len() == 2);
             if let Some(policy) = policy {
@@ -74,26 +70,26 @@ impl RedisStore {
                 ));
             }
         }
-        for (node, answer) in self.ask_all(&["INFO", "stats"]).await {
+        for (node, answer) in ask_all(calls, &["INFO", "stats"]).await {
             let Some(evicted) = texts(&answer).iter().find_map(|text| stat(text, "evicted_keys")) else {
                 continue;
             };
-            let new = self.seen.evicted(&node, evicted);
+            let new = self.evicted(&node, evicted);
             if new > 0 {
                 findings.push(format!(
                     "redis at {node} has evicted {new} keys: limits were reset; give it more memory"
                 ));
             }
         }
-        let lost = self.count_canaries().await;
+        let lost = self.count_canaries(calls).await;
         if lost > 0 {
             findings.push(format!(
                 "redis has lost history ({lost} counters went back): after a failover, a restart without persistence or a \
                  FLUSHALL, limits may be admitted twice for one window"
             ));
         }
-        let jumps = self.calls.times.counts();
-        let before = std::mem::replace(&mut self.seen().jumps, jumps);
+        let jumps = calls.times.counts();
+        let before = std::mem::replace(&mut self.lock().jumps, jumps);
         for (times, forward, what) in [
             (
                 jumps.forward - before.forward,
@@ -102,7 +98,7 @@ impl RedisStore {
             ),
             (jumps.backward - before.backward, false, "so keys may stay full for up to one window longer"),
         ] {
-            let Some((us, node)) = self.calls.times.last(forward).filter(|_| times > 0) else { continue };
+            let Some((us, node)) = calls.times.last(forward).filter(|_| times > 0) else { continue };
             let direction = if forward { "ahead" } else { "back" };
             let (secs, millis) = (us.unsigned_abs() / 1_000_000, us.unsigned_abs() / 1000 % 1000);
             findings.push(format!(
@@ -113,51 +109,45 @@ impl RedisStore {
         findings
     }
 
-    fn seen(&self) -> MutexGuard<'_, Counts> {
-        self.seen.lock()
-    }
-
-    async fn ask_all(&self, words: &[&str]) -> Vec<(String, Value)> {
-        let command = |_: &str| {
-            let mut command = redis::Cmd::new();
-            words.iter().for_each(|word| {
-                command.arg(*word);
-            });
-            Some(command)
-        };
-        let answers =
-            self.calls.transport.on_each_master(command, ReplyBound::SMALL, instant() + PATIENCE).await;
-        answers.into_iter().filter_map(|(node, answer)| Some((node, answer.ok()?))).collect()
-    }
-
     /// Counts every canary on by one; returns how many had sunk.
-    async fn count_canaries(&self) -> usize {
-        let canaries = if self.calls.transport.is_cluster() { CANARIES } else { 1 };
+    async fn count_canaries(&self, calls: &Calls) -> usize {
+        let canaries = if calls.transport.is_cluster() { CANARIES } else { 1 };
         let mut lost = 0;
         for canary in 0..canaries {
             let deadline = instant() + PATIENCE;
             let key = Names::canary(canary);
-            let Some(count) = self.canary(&key, deadline).await else { continue };
-            let before = self.seen().canaries.get(&canary).copied().unwrap_or(0);
+            let Some(count) = stored_count(calls, &key, deadline).await else { continue };
+            let before = self.lock().canaries.get(&canary).copied().unwrap_or(0);
             lost += usize::from(count < before);
             let next = count + 1;
             let mut set = redis::cmd("SET");
             set.arg(&key).arg(next).arg("EX").arg(CANARY_LIVES_S);
-            if self.calls.transport.command(Some(key.as_bytes()), &set, deadline).await.is_ok() {
-                self.seen().canaries.insert(canary, next);
+            if calls.transport.command(Some(key.as_bytes()), &set, deadline).await.is_ok() {
+                self.lock().canaries.insert(canary, next);
             }
         }
         lost
     }
+}
 
-    async fn canary(&self, key: &str, deadline: Instant) -> Option<u64> {
-        let mut get = redis::cmd("GET");
-        get.arg(key);
-        match self.calls.transport.command(Some(key.as_bytes()), &get, deadline).await {
-            Ok(Value::Nil) => Some(0),
-            Ok(count) => number(&count),
-            Err(_) => None,
-        }
+async fn ask_all(calls: &Calls, words: &[&str]) -> Vec<(String, Value)> {
+    let command = |_: &str| {
+        let mut command = redis::Cmd::new();
+        command.arg(words);
+        Some(command)
+    };
+    let answers = calls.transport.on_each_master(command, ReplyBound::SMALL, instant() + PATIENCE).await;
+    answers.into_iter().filter_map(|(node, answer)| Some((node, answer.ok()?))).collect()
+}
+
+/// What a canary counted to.
+async fn stored_count(calls: &Calls, key: &str, deadline: Instant) -> Option<u64> {
+    let mut get = redis::cmd("GET");
+    get.arg(key);
+    match calls.transport.command(Some(key.as_bytes()), &get, deadline).await {
+        Ok(Value::Nil) => Some(0),
+        Ok(count) => number(&count),
+        Err(_) => None,
     }
 }
 
