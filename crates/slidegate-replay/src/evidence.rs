@@ -9,6 +9,8 @@ use crate::attributes::named_attributes;
 use crate::batch::{AttributeNames, EntryBatch};
 use crate::call::Call;
 use crate::entry::{Entry, RECORDED};
+use crate::stats::LogStats;
+use crate::wording::count_of;
 
 /// Entries whose attributes are all looked at; of the others, one of each batch.
 const EXAMINED_ENTRIES: usize = 4096;
@@ -70,7 +72,13 @@ impl Evidence {
         &self,
         policies: impl IntoIterator<Item = (&'p Policy, u64)>,
         requests: u64,
+        log: &LogStats,
     ) -> Missing {
+        // The options of commands that read logs are no help where requests are made up.
+        let advice = match log.logs[..] {
+            [] => "",
+            _ => "; map them with --field, or accept this with --allow-empty",
+        };
         let mut missing = Missing::default();
         for (policy, _) in policies.into_iter().filter(|(_, seen)| *seen == 0) {
             let name = policy.name();
@@ -78,16 +86,18 @@ impl Evidence {
             let (list, line) = match &attributes[..] {
                 [] => {
                     let line = format!(
-                        "policy `{name}` applied to none of {requests} requests: its figures say nothing about it"
+                        "policy `{name}` applied to none of {}: its figures say nothing about it",
+                        count_of(requests, "request", "requests")
                     );
                     (&mut missing.warnings, line)
                 }
                 [one] => {
-                    (&mut missing.errors, self.line(name, &format!("attribute `{one}`, which never occurs")))
+                    let what = format!("attribute `{one}`, which never occurs");
+                    (&mut missing.errors, self.line(name, &what, advice))
                 }
                 several => {
                     let what = format!("attributes {}, which never occur", listed(several));
-                    (&mut missing.errors, self.line(name, &what))
+                    (&mut missing.errors, self.line(name, &what, advice))
                 }
             };
             if !list.contains(&line) {
@@ -97,13 +107,10 @@ impl Evidence {
         missing
     }
 
-    fn line(&self, policy: &str, what: &str) -> String {
+    fn line(&self, policy: &str, what: &str, advice: &str) -> String {
         let known: Vec<&str> = self.known.iter().map(String::as_str).collect();
         let known = if known.is_empty() { "no attributes".to_owned() } else { listed(&known) };
-        format!(
-            "policy `{policy}` judged nothing: it needs the {what} in the log, which has {known}; map them with \
-             --field, or accept this with --allow-empty"
-        )
+        format!("policy `{policy}` judged nothing: it needs the {what} in the log, which has {known}{advice}")
     }
 
     /// The attributes without which the policy applies to nothing, and that have not occurred.

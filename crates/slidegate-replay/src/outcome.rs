@@ -17,6 +17,7 @@ use crate::scenario::{Scenario, ScenarioRole};
 use crate::stats::{LogStats, LogSummary};
 use crate::sweep::{Sweep, SweepPoint};
 use crate::timeline::TimeAxis;
+use crate::wording::count_of;
 
 mod sweep;
 
@@ -283,7 +284,10 @@ impl Outcome {
         let missing = judged.map(|one| {
             let policies = one.policies();
             let seen = one.tally.policies.iter().map(|counts| counts.seen);
-            (one.name.as_str(), evidence.of_policies(policies.iter().zip(seen), one.tally.counts.requests))
+            (
+                one.name.as_str(),
+                evidence.of_policies(policies.iter().zip(seen), one.tally.counts.requests, log),
+            )
         });
         let Missing { errors, warnings } =
             Missing::of_all(&missing.collect::<Vec<_>>()).fields(&log.missing_fields);
@@ -300,16 +304,24 @@ impl Outcome {
                 .to_owned(),
         ];
         notes.extend(outcomes.iter().filter(|one| one.unknown_policy > 0).map(|one| {
-            let (count, name) = (one.unknown_policy, &one.name);
-            format!("{name}: {count} recorded requests are under a policy that it does not have: no policy decided them.")
+            let requests = count_of(
+                one.unknown_policy,
+                "recorded request is under a policy that it does not have: no policy decided it.",
+                "recorded requests are under a policy that it does not have: no policy decided them.",
+            );
+            format!("{}: {requests}", one.name)
         }));
         notes.extend(outcomes.iter().flat_map(|one| {
             let notes = one.reservations.iter().flat_map(|reservations| &reservations.notes);
             notes.map(|note| format!("{}: {note}.", one.name))
         }));
         notes.extend(sweep.iter().filter(|sweep| sweep.unknown_policy > 0).map(|sweep| {
-            let count = sweep.unknown_policy;
-            format!("The sweep leaves out {count} recorded requests: they are under a policy that is not part of it.")
+            let requests = count_of(
+                sweep.unknown_policy,
+                "recorded request: it is under a policy that is not part of it.",
+                "recorded requests: they are under a policy that is not part of it.",
+            );
+            format!("The sweep leaves out {requests}")
         }));
         Self {
             schema: SCHEMA,

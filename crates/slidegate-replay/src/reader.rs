@@ -522,6 +522,7 @@ mod tests {
 
     use flate2::Compression;
     use flate2::write::GzEncoder;
+    use slidegate_testkit::TempDir;
 
     use super::*;
     use crate::malformed::{MAX_LINE_BYTES, Malformed};
@@ -709,11 +710,9 @@ mod tests {
     #[test]
     fn progress_counts_compressed_bytes_up_to_the_file_length() {
         let bytes = gzip(&log(&[0; 5_000]));
-        let path = std::env::temp_dir().join(format!("slidegate-log-{}.gz", std::process::id()));
-        std::fs::write(&path, &bytes).unwrap();
-        let mut reader = LogReader::open(&path).unwrap();
+        let folder = TempDir::new("log");
+        let mut reader = LogReader::open(folder.file("access.log.gz", &bytes).as_ref()).unwrap();
         paths(&mut reader).1.unwrap();
-        std::fs::remove_file(&path).unwrap();
         let total = bytes.len() as u64;
         assert_eq!(reader.progress(), Progress { bytes_read: total, total_bytes: Some(total) });
         assert_eq!(reader.stats().entries, 5_000);

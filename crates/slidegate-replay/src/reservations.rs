@@ -215,9 +215,12 @@ impl Reservations {
         let ReservationCounts { asked, without_duration, settled_early, other_costs } = self.counts;
         let mut notes = Vec::new();
         if without_duration > 0 {
-            notes.push(format!(
-                "{without_duration} requests under a policy that reserves have no duration in the log: they are \
-                 decided as checks and hold nothing, so limits on what is in flight deny none of them"
+            notes.push(count_of(
+                without_duration,
+                "request under a policy that reserves has no duration in the log: it is decided as a check and \
+                 holds nothing, so limits on what is in flight do not deny it",
+                "requests under a policy that reserves have no duration in the log: they are decided as checks \
+                 and hold nothing, so limits on what is in flight deny none of them",
             ));
         }
         let has_estimate = policies.iter().any(|one| one.estimated().is_some_and(|cost| cost > 1));

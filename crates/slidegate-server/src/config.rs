@@ -152,6 +152,7 @@ pub(crate) mod tests {
     use std::path::Path;
 
     use slidegate::Policy;
+    use slidegate_testkit::TempDir;
 
     use super::load::MAX_FILE_BYTES;
     use super::*;
@@ -379,12 +380,11 @@ policies:
             missing,
             "no/such.yaml: cannot be read: No such file or directory (os error 2); check the path and its permissions"
         );
-        let path = std::env::temp_dir().join(format!("slidegate-config-{}.yaml", std::process::id()));
+        let folder = TempDir::new("config");
+        let path = folder.path().join("slidegate.yaml");
         let load = |bytes: &[u8]| {
-            std::fs::write(&path, bytes).unwrap();
-            let loaded = Config::load(&path, &Outside::default());
-            std::fs::remove_file(&path).unwrap();
-            loaded
+            folder.file("slidegate.yaml", bytes);
+            Config::load(&path, &Outside::default())
         };
         assert!(load(FIRST.as_bytes()).is_ok());
         assert_eq!(

@@ -36,9 +36,12 @@ impl TempDir {
         self.0.to_str().expect("paths of tests are text")
     }
 
-    /// Writes a file and returns its path.
+    /// Writes a file, in folders that it makes, and returns its path.
     pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
         let path = self.0.join(name);
+        path.parent()
+            .map_or(Ok(()), fs::create_dir_all)
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         fs::write(&path, content).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         path.into_os_string().into_string().expect("paths of tests are text")
     }

@@ -11,6 +11,7 @@ use crate::each::rfc3339;
 use crate::evidence::Missing;
 use crate::outcome::LogOutcome;
 use crate::share::{Share, percent, percent_beside};
+use crate::wording::count_of;
 
 /// The two ways in which a request can be decided otherwise.
 const DENIED: &str = "newly denied";
@@ -245,9 +246,10 @@ impl DiffReport<'_> {
             for (file, side) in [(self.old, &policy.old), (self.new, &policy.new)] {
                 if side.as_ref().is_some_and(|side| side.seen == 0) {
                     errors.push(format!(
-                        "policy `{}` differs, and as in {file} it applied to none of {} requests: this log cannot \
+                        "policy `{}` differs, and as in {file} it applied to none of {}: this log cannot \
                          judge the change; give one with such requests, or accept this with --allow-empty",
-                        policy.name, outcome.requests
+                        policy.name,
+                        count_of(outcome.requests, "request", "requests")
                     ));
                 }
             }
@@ -395,7 +397,10 @@ impl DiffReport<'_> {
             if keys.is_empty() {
                 continue;
             }
-            lines.push(format!("\n<details><summary>{in_all} keys with {name} requests</summary>\n"));
+            lines.push(format!(
+                "\n<details><summary>{} with {name} requests</summary>\n",
+                count_of(in_all, "key", "keys")
+            ));
             lines.push("| policy | key | requests | first | last |".to_owned());
             lines.push("|---|---|--:|---|---|".to_owned());
             for key in keys {
@@ -454,15 +459,19 @@ impl DiffReport<'_> {
             ));
         }
         if outcome.unknown_policy > 0 {
-            warnings.push(format!(
-                "{} recorded requests are under a policy that is not in both files: they are not compared",
-                outcome.unknown_policy
+            warnings.push(count_of(
+                outcome.unknown_policy,
+                "recorded request is under a policy that is not in both files: it is not compared",
+                "recorded requests are under a policy that is not in both files: they are not compared",
             ));
         }
         warnings.extend(outcome.reservation_notes.iter().cloned());
         if outcome.changes_of_keys_not_kept > 0 {
-            let requests = outcome.changes_of_keys_not_kept;
-            warnings.push(format!("{requests} changed requests are of keys that were not kept"));
+            warnings.push(count_of(
+                outcome.changes_of_keys_not_kept,
+                "changed request is of a key that was not kept",
+                "changed requests are of keys that were not kept",
+            ));
         }
         warnings
     }

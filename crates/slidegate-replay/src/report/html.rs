@@ -65,8 +65,7 @@ fn page(outcome: &Outcome, assets: &PageAssets) -> io::Result<String> {
         assets.chart_style
     );
     page.push_str("<header>\n<h1>What the rate limits would have done</h1>\n<p>");
-    let _ =
-        write!(page, "{} {}", grouped(log.requests), if log.requests == 1 { "request" } else { "requests" });
+    page.push_str(&grouped_count(log.requests, "request", "requests"));
     if let (Some(first), Some(last)) = (&log.first, &log.last) {
         let _ = write!(page, " from {} to {}", escaped(first), escaped(last));
     }
@@ -396,21 +395,26 @@ fn tenth_name(tenth: usize) -> String {
 
 fn notes(outcome: &Outcome) -> String {
     let log = &outcome.log;
-    let mut notes =
-        vec![format!("{} lines were read, {} of them requests.", grouped(log.lines), grouped(log.requests))];
+    let mut notes = vec![format!(
+        "{} read, {} of them requests.",
+        grouped_count(log.lines, "line was", "lines were"),
+        grouped(log.requests)
+    )];
     if log.malformed > 0 {
-        notes.push(format!("{} lines could not be parsed and were left out.", grouped(log.malformed)));
+        let (one, several) =
+            ("line could not be parsed and was left out.", "lines could not be parsed and were left out.");
+        notes.push(grouped_count(log.malformed, one, several));
     }
     if log.late > 0 {
         notes.push(format!(
-            "{} requests were later than the slack and decided at the time reached.",
-            grouped(log.late)
+            "{} later than the slack and decided at the time reached.",
+            grouped_count(log.late, "request was", "requests were")
         ));
     }
     for scenario in outcome.scenarios.iter().filter(|one| one.unmatched > 0) {
         notes.push(format!(
-            "{} requests were under no policy ({}).",
-            grouped(scenario.unmatched),
+            "{} under no policy ({}).",
+            grouped_count(scenario.unmatched, "request was", "requests were"),
             scenario.name
         ));
     }
@@ -461,6 +465,11 @@ fn details(summary: &str, content: &str) -> String {
 }
 
 /// 12,345
+/// As `count_of`, with a number that is easy to read.
+fn grouped_count(count: u64, one: &str, several: &str) -> String {
+    format!("{} {}", grouped(count), if count == 1 { one } else { several })
+}
+
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);

@@ -13,6 +13,7 @@ use slidegate::{
 use slidegate_replay::{
     Entry, Extras, LogOptions, LogReader, Options, Outcome, Plan, Replay, RequestLine, Sweep, with_algorithm,
 };
+use slidegate_testkit::TempDir;
 
 use crate::traffic::{Random, START, wording};
 
@@ -262,16 +263,15 @@ fn entries_in_runs_and_one_by_one_are_decided_alike() {
     let mut random = Random(77);
     for round in 0..12 {
         let logs = [random_log(&mut random), random_log(&mut random), random_log(&mut random)];
-        let folder = std::env::temp_dir().join(format!("slidegate-runs-{}-{round}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
+        let folder = TempDir::new("runs");
         for (at, log) in logs.iter().enumerate() {
-            std::fs::write(folder.join(format!("{at}.log")), combined(log, &mut random)).unwrap();
+            folder.file(&format!("{at}.log"), combined(log, &mut random));
         }
         let policies = random_policies(&mut random, round % 2 == 0);
         let open = |threads| {
             let slack = Duration::from_secs([0, 1, 120][round % 3]);
             let options = LogOptions { threads, slack, ..LogOptions::default() };
-            LogReader::open_all(std::slice::from_ref(&folder), options).unwrap()
+            LogReader::open_all(&[folder.path().to_owned()], options).unwrap()
         };
         let start = || Replay::new(Plan::of(policies.clone(), options()), &wording()).unwrap();
 
@@ -290,7 +290,6 @@ fn entries_in_runs_and_one_by_one_are_decided_alike() {
         }
         assert_eq!(at, entries.len());
         assert_eq!(json(&replay.finish(reader.stats()).unwrap()), expected, "round {round}");
-        std::fs::remove_dir_all(folder).unwrap();
     }
 }
 

@@ -153,7 +153,10 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), Failure> {
         }
         // A log on standard output has no other lines.
         None if log.is_some_and(|log| log.is_output) => {}
-        None => output::print(format_args!("{} requests written", stats.entries))?,
+        None => {
+            let requests = if stats.entries == 1 { "request" } else { "requests" };
+            output::print(format_args!("{} {requests} written", stats.entries))?;
+        }
     }
     Ok(())
 }

@@ -245,6 +245,8 @@ fn traces(
 mod tests {
     use std::time::Duration;
 
+    use slidegate_testkit::TempDir;
+
     use super::*;
     use crate::config::Config;
     use crate::config::tests::parse_with;
@@ -289,13 +291,11 @@ mod tests {
     /// Mounted secrets end with a line end that is no part of them, and one of two secrets is old.
     #[test]
     fn secrets_are_read_from_files() {
-        let path = std::env::temp_dir().join(format!("slidegate-secret-{}", std::process::id()));
-        let file = path.to_str().unwrap();
+        let folder = TempDir::new("secret");
+        let file = &format!("{}/secret", folder.as_str());
         let with = |content: &str, variables: &[(&str, &str)]| {
-            std::fs::write(&path, content).unwrap();
-            let outside = read(&Arguments::default(), variables);
-            std::fs::remove_file(&path).unwrap();
-            outside
+            folder.file("secret", content);
+            read(&Arguments::default(), variables)
         };
         let outside = with("redis://:hidden@h\n", &[("SLIDEGATE_REDIS_FILE", file)]).unwrap();
         let expected = RedisOptions::new("redis://:hidden@h").unwrap();

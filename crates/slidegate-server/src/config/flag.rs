@@ -73,17 +73,18 @@ pub(super) fn add(policies: &PolicySet, texts: &[String]) -> Result<PolicySet, C
 
 #[cfg(test)]
 mod tests {
+    use slidegate_testkit::TempDir;
+
     use crate::config::{Config, Outside};
 
     /// What is on the command line comes on top of the file.
     #[test]
     fn policies_of_texts_follow_those_of_the_file() {
-        let path = std::env::temp_dir().join(format!("slidegate-flag-{}.yaml", std::process::id()));
-        std::fs::write(&path, "server: {listen: '127.0.0.1:80'}\npolicies: [{name: per-ip, quota: 1/1s}]\n")
-            .unwrap();
-        let both =
-            Config::from_sources(Some(&path), &["5/1m per user".to_owned()], &Outside::default()).unwrap();
-        std::fs::remove_file(&path).unwrap();
+        let folder = TempDir::new("flag");
+        let text = "server: {listen: '127.0.0.1:80'}\npolicies: [{name: per-ip, quota: 1/1s}]\n";
+        let path = folder.file("slidegate.yaml", text);
+        let texts = ["5/1m per user".to_owned()];
+        let both = Config::from_sources(Some(path.as_ref()), &texts, &Outside::default()).unwrap();
         assert_eq!(both.listen.port(), 80);
         assert_eq!(both.policies.iter().len(), 2);
         let alone = Config::from_sources(None, &["10/s".to_owned()], &Outside::default()).unwrap();

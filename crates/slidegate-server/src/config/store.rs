@@ -121,8 +121,9 @@ impl StoreSection {
     fn build_shared(self, section: &Section<'_>) -> Option<SharedStore> {
         let certificate = certificate(self.cert_file, self.key_file, section);
         let Some(options) = self.redis else {
-            let keys = section.entries().iter().filter_map(|(key, _)| key.scalar());
-            if let Some(key) = keys.into_iter().find(|key| *key != "memory" && !section.has("redis")) {
+            let valid = section.entries().iter().filter(|(_, value)| !value.is_rejected.get());
+            let mut keys = valid.filter_map(|(key, _)| key.scalar());
+            if let Some(key) = keys.find(|key| *key != "memory" && !section.has("redis")) {
                 let why = format!(
                     "needs redis; write for example `redis: redis://127.0.0.1:6379`, give `--redis` or {URL_VARIABLE}, \
                      or leave it out"

@@ -138,54 +138,33 @@ impl FolderState {
 mod tests {
     use std::os::unix::fs::symlink;
 
+    use slidegate_testkit::TempDir;
+
     use super::*;
 
-    /// A temporary folder, removed on drop.
-    struct TempFolder(PathBuf);
-
-    impl TempFolder {
-        fn new(test: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("slidegate-folder-{test}-{}", std::process::id()));
-            fs::create_dir_all(&path).unwrap();
-            Self(path)
-        }
-
-        fn file(&self, name: &str, text: impl AsRef<[u8]>) {
-            let path = self.0.join(name);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
-
-        fn folder(&self, ignores_dotfiles: bool) -> Folder {
-            Folder { path: self.0.clone(), ignores_dotfiles }
-        }
-
-        fn texts(&self, ignores_dotfiles: bool) -> Result<Vec<FileText>, String> {
-            let folder = self.folder(ignores_dotfiles);
-            folder.fingerprint().and_then(|files| files.read(&folder))
-        }
+    fn folder(temp: &TempDir, ignores_dotfiles: bool) -> Folder {
+        Folder { path: temp.path().to_owned(), ignores_dotfiles }
     }
 
-    impl Drop for TempFolder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
+    fn texts(temp: &TempDir, ignores_dotfiles: bool) -> Result<Vec<FileText>, String> {
+        let folder = folder(temp, ignores_dotfiles);
+        folder.fingerprint().and_then(|files| files.read(&folder))
     }
 
     /// The files of a Kubernetes volume must be read once, whether dot files are ignored or not.
     #[test]
     fn files_are_read_in_the_order_of_names_and_those_of_kubernetes_once() {
-        let temp = TempFolder::new("order");
+        let temp = TempDir::new("order");
         temp.file("..2026_01_01/b.yaml", "b");
-        symlink("..2026_01_01", temp.0.join("..data")).unwrap();
-        symlink("..data/b.yaml", temp.0.join("b.yaml")).unwrap();
+        symlink("..2026_01_01", temp.path().join("..data")).unwrap();
+        symlink("..data/b.yaml", temp.path().join("b.yaml")).unwrap();
         temp.file("sub/c.yml", "c");
-        symlink("sub", temp.0.join("linked")).unwrap();
+        symlink("sub", temp.path().join("linked")).unwrap();
         temp.file("a.yaml", "a");
         temp.file(".hidden.yaml", "h");
         temp.file("readme.md", "r");
         let names = |ignores_dotfiles| {
-            let texts = temp.texts(ignores_dotfiles).unwrap().into_iter();
+            let texts = texts(&temp, ignores_dotfiles).unwrap().into_iter();
             texts.map(|(name, text)| format!("{name}={text}")).collect::<Vec<_>>().join(" ")
         };
         assert_eq!(names(true), "a.yaml=a b.yaml=b linked/c.yml=c sub/c.yml=c");
@@ -195,46 +174,46 @@ mod tests {
     /// Swapping a link to a file of the same size and time is a change too.
     #[test]
     fn a_link_to_another_file_is_another_state() {
-        let temp = TempFolder::new("swap");
+        let temp = TempDir::new("swap");
         temp.file("..1/a.yaml", "1");
-        let time = fs::metadata(temp.0.join("..1/a.yaml")).unwrap().modified().unwrap();
+        let time = fs::metadata(temp.path().join("..1/a.yaml")).unwrap().modified().unwrap();
         temp.file("..2/a.yaml", "2");
-        let second = File::options().write(true).open(temp.0.join("..2/a.yaml")).unwrap();
+        let second = File::options().write(true).open(temp.path().join("..2/a.yaml")).unwrap();
         second.set_modified(time).unwrap();
-        symlink("..1/a.yaml", temp.0.join("a.yaml")).unwrap();
-        let before = temp.folder(true).fingerprint().unwrap();
-        assert_eq!(before, temp.folder(true).fingerprint().unwrap());
-        symlink("..2/a.yaml", temp.0.join("new")).unwrap();
-        fs::rename(temp.0.join("new"), temp.0.join("a.yaml")).unwrap();
-        assert_ne!(before, temp.folder(true).fingerprint().unwrap());
+        symlink("..1/a.yaml", temp.path().join("a.yaml")).unwrap();
+        let before = folder(&temp, true).fingerprint().unwrap();
+        assert_eq!(before, folder(&temp, true).fingerprint().unwrap());
+        symlink("..2/a.yaml", temp.path().join("new")).unwrap();
+        fs::rename(temp.path().join("new"), temp.path().join("a.yaml")).unwrap();
+        assert_ne!(before, folder(&temp, true).fingerprint().unwrap());
     }
 
     /// Too many or too large files must be reported, not read until memory is full.
     #[test]
     fn a_folder_has_bounds() {
-        let temp = TempFolder::new("bounds");
+        let temp = TempDir::new("bounds");
         temp.file("a.yaml", "x".repeat(usize::try_from(MAX_FILE_BYTES).unwrap() + 1));
-        assert_eq!(temp.texts(true).unwrap_err(), "a.yaml: larger than 4194304 bytes; split it");
+        assert_eq!(texts(&temp, true).unwrap_err(), "a.yaml: larger than 4194304 bytes; split it");
         temp.file("a.yaml", b"\xff");
         assert_eq!(
-            temp.texts(true).unwrap_err(),
+            texts(&temp, true).unwrap_err(),
             "a.yaml: error loading config file: yaml: this is not UTF-8"
         );
         temp.file("a.yaml", "");
-        let shown = temp.0.display().to_string();
-        symlink(&temp.0, temp.0.join("up")).unwrap();
-        let error = temp.texts(true).unwrap_err();
+        let shown = temp.path().display().to_string();
+        symlink(temp.path(), temp.path().join("up")).unwrap();
+        let error = texts(&temp, true).unwrap_err();
         assert_eq!(
             error,
             format!("{shown}{}: folders nest deeper than 8; remove links to parent folders", "/up".repeat(9))
         );
-        fs::remove_file(temp.0.join("up")).unwrap();
+        fs::remove_file(temp.path().join("up")).unwrap();
         (0..MAX_FILES).for_each(|n| temp.file(&format!("f{n}.yaml"), ""));
-        assert_eq!(temp.texts(true).unwrap_err(), format!("{shown}: more than 1024 files; merge some"));
-        let many = TempFolder::new("bytes");
+        assert_eq!(texts(&temp, true).unwrap_err(), format!("{shown}: more than 1024 files; merge some"));
+        let many = TempDir::new("bytes");
         (0..9).for_each(|n| many.file(&format!("{n}.yaml"), vec![b' '; 4 << 20]));
         assert_eq!(
-            many.texts(true).unwrap_err(),
+            texts(&many, true).unwrap_err(),
             "8.yaml: with it, all files together are larger than 33554432 bytes; remove some"
         );
     }

@@ -202,35 +202,17 @@ impl ConfigWatcher {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::path::PathBuf;
 
     use slidegate::{Gate, Request};
+    use slidegate_testkit::TempDir;
 
     use super::*;
     use crate::envoy::{Lookup, SCOPE};
 
-    /// A temporary folder, removed on drop.
-    struct Files(PathBuf);
-
-    impl Files {
-        fn new(test: &str) -> Self {
-            let path = std::env::temp_dir().join(format!("slidegate-{test}-{}", std::process::id()));
-            fs::create_dir_all(&path).unwrap();
-            Self(path)
-        }
-
-        /// Replaces the file atomically.
-        fn swap(&self, text: &str) {
-            let new = self.0.join(".new");
-            fs::write(&new, text).unwrap();
-            fs::rename(new, self.0.join("edge.yaml")).unwrap();
-        }
-    }
-
-    impl Drop for Files {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
+    /// Replaces the file atomically.
+    fn swap(files: &TempDir, text: &str) {
+        let new = files.file(".new", text);
+        fs::rename(new, files.path().join("edge.yaml")).unwrap();
     }
 
     fn one_limit(key: &str, limit: u32) -> String {
@@ -239,8 +221,8 @@ mod tests {
         )
     }
 
-    fn started(files: &Files) -> (ConfigWatcher, LiveConfig, Gate) {
-        let settings = Settings::of_folder(files.0.clone());
+    fn started(files: &TempDir) -> (ConfigWatcher, LiveConfig, Gate) {
+        let settings = Settings::of_folder(files.path().to_owned());
         let (watcher, live) = ConfigWatcher::start(&settings, &PolicySet::default()).unwrap();
         let gate = Gate::new(watcher.policies().unwrap());
         (watcher, live, gate)
@@ -256,8 +238,8 @@ mod tests {
     /// limit.
     #[test]
     fn a_limit_stays_in_force_until_no_call_holds_it() {
-        let files = Files::new("retire");
-        files.swap(&one_limit("old", 1));
+        let files = TempDir::new("retire");
+        swap(&files, &one_limit("old", 1));
         let (mut watcher, live, gate) = started(&files);
         let poll = |watcher: &mut ConfigWatcher| {
             watcher.poll(&|policies| {
@@ -266,7 +248,7 @@ mod tests {
             });
         };
         let held = live.current().unwrap();
-        files.swap(&one_limit("new", 1));
+        swap(&files, &one_limit("new", 1));
         poll(&mut watcher);
         assert_eq!(live.loads()[0], 1, "a file that has just changed may still be written");
         poll(&mut watcher);
@@ -290,8 +272,8 @@ mod tests {
     /// Alerts count failed loads: one per invalid change, none for unchanged files.
     #[test]
     fn each_change_is_loaded_or_rejected_once() {
-        let files = Files::new("once");
-        files.swap(&one_limit("user", 1));
+        let files = TempDir::new("once");
+        swap(&files, &one_limit("user", 1));
         let (mut watcher, live, gate) = started(&files);
         let mut polls = || {
             for _ in 0..4 {
@@ -303,25 +285,25 @@ mod tests {
             live.loads()
         };
         assert_eq!(polls(), [1, 0]);
-        files.swap(&one_limit("user", 1));
+        swap(&files, &one_limit("user", 1));
         assert_eq!(polls(), [1, 0], "a new file with the same text is not a change");
-        files.swap("domain: ''\n");
+        swap(&files, "domain: ''\n");
         assert_eq!(polls(), [1, 1]);
-        fs::remove_file(files.0.join("edge.yaml")).unwrap();
+        fs::remove_file(files.path().join("edge.yaml")).unwrap();
         assert_eq!(polls(), [1, 2], "an empty folder is an error, not a config without limits");
         assert!(live.current().unwrap().has_domains());
         assert_eq!(names(&gate), ["edge..own-limits", "edge.user"]);
-        files.swap(&one_limit("user", 2));
+        swap(&files, &one_limit("user", 2));
         assert_eq!(polls(), [2, 2]);
     }
 
     /// If the store rejects the limits, the old ones stay in force.
     #[test]
     fn limits_that_the_store_rejects_are_not_loaded() {
-        let files = Files::new("store");
-        files.swap(&one_limit("user", 1));
+        let files = TempDir::new("store");
+        swap(&files, &one_limit("user", 1));
         let (mut watcher, live, _) = started(&files);
-        files.swap(&one_limit("user", 2));
+        swap(&files, &one_limit("user", 2));
         let reject = |_| Err("x/1s".parse::<slidegate::Quota>().unwrap_err());
         (0..2).for_each(|_| watcher.poll(&reject));
         assert_eq!(live.loads(), [1, 1]);

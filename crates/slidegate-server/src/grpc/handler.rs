@@ -215,6 +215,7 @@ mod tests {
     use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
     use envoy_types::pb::google::protobuf::UInt64Value;
     use slidegate::{ManualClock, MemoryStore, PolicySet, Timestamp};
+    use slidegate_testkit::TempDir;
 
     use super::*;
     use crate::caller::Protocol;
@@ -234,10 +235,9 @@ mod tests {
 
     /// A handler with these rules in fixed windows, whose clock is at `secs`.
     fn at(test: &str, secs: u64) -> (RateLimitHandler, ManualClock) {
-        let path = std::env::temp_dir().join(format!("slidegate-rls-{test}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        std::fs::write(path.join("rules.yaml"), RULES).unwrap();
-        let mut settings = Settings::of_folder(path.clone());
+        let folder = TempDir::new(test);
+        folder.file("rules.yaml", RULES);
+        let mut settings = Settings::of_folder(folder.path().to_owned());
         settings.options.algorithm = "fixed-window".parse().unwrap();
         settings.headers = Some(HeaderNames {
             limit: "RateLimit-Limit".into(),
@@ -245,7 +245,6 @@ mod tests {
             reset: "RateLimit-Reset".into(),
         });
         let (watcher, live) = ConfigWatcher::start(&settings, &PolicySet::default()).unwrap();
-        std::fs::remove_dir_all(path).unwrap();
         let clock = ManualClock::at(Timestamp::from_secs(secs));
         let store = MemoryStore::builder().clock(clock.clone()).build();
         let config = Config { policies: watcher.policies().unwrap(), ..config::tests::default() };

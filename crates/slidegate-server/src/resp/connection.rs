@@ -382,3 +382,49 @@ impl Input {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+    use std::slice;
+
+    use slidegate::{MemoryStore, Request, Verb};
+
+    use super::super::shared::ListenerState;
+    use super::super::turn::MAX_COMMANDS;
+    use super::*;
+    use crate::config::{Config, Outside};
+    use crate::listener::{self, ConnectionSpec, Refusal, Timeouts};
+
+    /// A client that streams commands once delayed its neighbours by 140 ms. It is judged by what is
+    /// decided between two turns of a neighbour: how long that takes depends on the machine.
+    #[tokio::test]
+    async fn a_giant_pipeline_is_served_beside_everybody_else() {
+        const COMMANDS: u32 = 20 * MAX_COMMANDS;
+        let policies = ["1000000/1h per user".to_owned()];
+        let config = Config::from_sources(None, &policies, &Outside::default()).unwrap();
+        let app = Arc::new(App::over(config, MemoryStore::new(), None).unwrap());
+        let refusal = Refusal::Resp;
+        let spec = ConnectionSpec { protocol: "resp", max: None, timeouts: Timeouts::default(), refusal };
+        let listener = ListenerState::new(None, 1, app.connections.protocol(spec));
+        let client = listener::Connection { peer: None, user: None, is_local: true, is_verified: false };
+        let session = Session::new(Arc::new(listener), None, client);
+        // All commands have arrived, and every reply is taken at once.
+        let commands = b"*3\r\n$8\r\nRL.CHECK\r\n$8\r\nper-user\r\n$5\r\nalice\r\n".repeat(COMMANDS as usize);
+        let stream = tokio::io::join(Cursor::new(commands), Vec::new());
+        let (_stop, stop) = watch::channel(false);
+        let serving = serve(stream, session, Arc::clone(&app), Duration::from_secs(60), stop);
+        let request = Request::new().with("user", "alice");
+        let neighbour = async {
+            let mut decided = 0;
+            while decided < u64::from(COMMANDS) {
+                tokio::task::yield_now().await;
+                let peeked = app.store().apply(Some(Verb::Peek), slice::from_ref(&request)).await;
+                let now = peeked.iter().next().unwrap().used();
+                assert!(now - decided <= u64::from(MAX_COMMANDS), "{} commands in a turn", now - decided);
+                decided = now;
+            }
+        };
+        tokio::join!(serving, neighbour).0.unwrap();
+    }
+}

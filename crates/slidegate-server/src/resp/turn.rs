@@ -14,7 +14,7 @@ use tokio::time::Instant;
 /// Commands between two clock reads: about 20 µs on the memory store.
 const COMMANDS_PER_CLOCK_READ: u32 = 32;
 /// Commands after which a connection yields, regardless of the clock.
-const MAX_COMMANDS: u32 = 1024;
+pub(super) const MAX_COMMANDS: u32 = 1024;
 /// Time after which a connection yields. A worker's neighbours wait for at most this long per
 /// streaming client.
 const MAX_TIME: Duration = Duration::from_micros(500);

@@ -87,7 +87,7 @@ fn the_report_draws_its_charts_from_one_file_and_hostile_keys_stay_text() {
     );
     let notes = browser.text("#notes");
     assert!(notes.contains("cannot know of retries after a denial"), "{notes}");
-    assert!(notes.contains("1 lines could not be parsed"), "{notes}");
+    assert!(notes.contains("1 line could not be parsed"), "{notes}");
     let recommended = browser.text(".recommended");
     assert!(recommended.starts_with("Recommended limit: "), "{recommended}");
     browser.expect_silence();

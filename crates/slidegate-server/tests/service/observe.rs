@@ -102,10 +102,11 @@ impl Stream {
         stream
     }
 
-    /// The next line without its end. `None` at the end of the stream.
+    /// The next line without its end. `None` at the end of the stream, which may cut a line off.
     fn line(&mut self) -> Option<String> {
         let mut line = String::new();
-        (self.0.read_line(&mut line).unwrap() > 0).then(|| line.trim_end().to_owned())
+        self.0.read_line(&mut line).unwrap();
+        line.ends_with('\n').then(|| line.trim_end().to_owned())
     }
 
     /// The name, id and content of the next event.

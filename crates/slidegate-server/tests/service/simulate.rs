@@ -86,8 +86,10 @@ fn errors_name_the_option_and_the_way_out() {
 fn a_policy_that_judged_nothing_is_an_error_after_the_report() {
     let output = run(&["simulate", "--duration", "1s", "--policy", "5/1m per tenant"]);
     assert_eq!(output.status.code(), Some(2));
-    let error = "it needs the attribute `tenant`, which never occurs";
-    assert!(text(&output.stderr).contains(error), "{}", text(&output.stderr));
+    // It has no options to map attributes, or to accept this.
+    let error = "policy `per-tenant` judged nothing: it needs the attribute `tenant`, which never occurs in the log, \
+                 which has `ip`, `method`, `path`\n";
+    assert_eq!(text(&output.stderr), error);
     let report = text(&output.stdout);
     assert!(report.starts_with("error: policy ") && report.contains("denied 0 "), "{report}");
 }

@@ -97,17 +97,18 @@ fn python() -> Command {
 }
 
 /// The folder of the generated client.
-fn generated() -> &'static TempDir {
-    static GENERATED: LazyLock<TempDir> = LazyLock::new(|| {
-        let folder = TempDir::new("kuadrant-generated");
+fn generated() -> &'static str {
+    // Made once and kept: a static is not dropped.
+    const FOLDER: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/kuadrant-generated");
+    static GENERATED: LazyLock<()> = LazyLock::new(|| {
+        std::fs::create_dir_all(FOLDER).unwrap();
         let mut command = python();
         command.args(["-c", GENERATE]).arg(crate_folder().join("src/grpc/descriptors.binpb"));
-        let output =
-            command.arg(crate_folder().join("proto")).args([OURS, folder.as_str()]).output().unwrap();
+        let output = command.arg(crate_folder().join("proto")).args([OURS, FOLDER]).output().unwrap();
         assert!(output.status.success(), "{}", text(&output.stderr));
-        folder
     });
-    &GENERATED
+    LazyLock::force(&GENERATED);
+    FOLDER
 }
 
 /// Runs a script of the generated client against a server.
@@ -115,7 +116,7 @@ fn run_with(server: &Server, token: &str, script: &str) {
     let address = grpc_url(server);
     let address = address.strip_prefix("http://").unwrap();
     let script = format!("{PRELUDE}{script}");
-    let output = python().args(["-c", &script, generated().as_str(), address, token]).output().unwrap();
+    let output = python().args(["-c", &script, generated(), address, token]).output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
 }
 
@@ -142,7 +143,7 @@ const TOKENS: &str = "policies: [{name: tokens, scope: [user], quota: 100/1h, es
 /// Tools without our files, and the gateway itself, must see what the definition says.
 #[test]
 fn the_descriptors_are_those_of_the_definition() {
-    let fresh = std::fs::read(Path::new(generated().as_str()).join("kuadrant.binpb")).unwrap();
+    let fresh = std::fs::read(Path::new(generated()).join("kuadrant.binpb")).unwrap();
     let ours = std::fs::read(crate_folder().join("src/grpc/kuadrant.binpb")).unwrap();
     assert!(
         fresh == ours,

@@ -52,14 +52,13 @@ descriptors:
 
 /// A server with these files alone, and with this Redis if there is one.
 fn serve(folder: &TempDir, files: &str, redis: Option<&RedisServer>, args: &[&str]) -> Server {
-    folder.file("quota.yaml", files);
+    folder.file("rules/quota.yaml", files);
     let url = redis.map(RedisServer::url).unwrap_or_default();
-    // Beside the folder, whose files are all rules. The default deadline of 50 ms is short for a
-    // busy machine.
-    let settings = format!("{}.settings.conf", folder.as_str());
-    std::fs::write(&settings, "store: {deadline: 10s}\n").unwrap();
+    // The default deadline of 50 ms is short for a busy machine.
+    let settings = folder.file("settings.conf", "store: {deadline: 10s}\n");
     let store: &[&str] = if redis.is_some() { &["--redis", &url, "--config", &settings] } else { &[] };
-    Server::start(&[&["--grpc", "127.0.0.1:0", "--envoy-config", folder.as_str()], store, args].concat())
+    let rules = format!("{}/rules", folder.as_str());
+    Server::start(&[&["--grpc", "127.0.0.1:0", "--envoy-config", &rules], store, args].concat())
 }
 
 /// Asks with the hits of each descriptor; `None` says none, as Envoy does where a route does not.
@@ -257,8 +256,7 @@ async fn every_hit_counts_in_quota_mode_and_beside_looks_where_that_is_asked_for
 async fn healthcheck_follows_redis_where_the_variable_says_so() {
     for (follows, expected) in [(true, 500), (false, 200)] {
         let folder = TempDir::new("rls-health");
-        std::fs::create_dir_all(folder.path().join("config")).unwrap();
-        std::fs::write(folder.path().join("config/quota.yaml"), SERVICES).unwrap();
+        folder.file("config/quota.yaml", SERVICES);
         let redis = RedisServer::start();
         let address = redis.address();
         let variables = [

@@ -68,12 +68,14 @@ fn a_slow_reader_misses_events_and_delays_nobody() {
     let mut missed = 0;
     let mut last = 0;
     while last < seen {
-        match slow.next().unwrap() {
-            (name, None, event) if name == "missed" => missed += event["messages"].as_u64().unwrap(),
-            (_, id, _) => {
+        match slow.next() {
+            Some((name, None, event)) if name == "missed" => missed += event["messages"].as_u64().unwrap(),
+            Some((_, id, _)) => {
                 assert!(id.unwrap() > last);
                 last = id.unwrap();
             }
+            // On a busy machine the rounds take longer than a client may take nothing.
+            None => break,
         }
     }
     // It may have been behind by less than is kept for it, if the sockets hold all of it.
