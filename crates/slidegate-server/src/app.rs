@@ -71,12 +71,10 @@ impl App {
     pub(crate) fn new(config: Config) -> Result<Self, String> {
         let snapshots = config.memory.snapshot.as_ref().map(Snapshots::open).transpose()?;
         let builder = config.memory.builder();
-        let found = snapshots.as_ref().map(Snapshots::found);
-        let memory = match found.as_ref().and_then(|found| found.as_ref()) {
-            Some(snapshot) => builder.for_snapshot(snapshot).build(),
+        let memory = match &snapshots {
+            Some(snapshots) => builder.for_snapshot(&snapshots.file()).build(),
             None => builder.build(),
         };
-        drop(found);
         Self::over(config, memory, snapshots)
     }
 

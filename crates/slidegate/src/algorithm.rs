@@ -16,7 +16,7 @@ pub(crate) use held::{HeldKey, counts_still, inspect_with_holds};
 pub(crate) use in_flight::InFlight;
 #[cfg(feature = "redis")]
 pub(crate) use log_reply::LogReply;
-pub(crate) use saved::{Ages, Input, SavedState};
+pub(crate) use saved::{Ages, SavedHold, SavedState};
 pub(crate) use sliding_log::SlidingLog;
 pub(crate) use sliding_window::SlidingWindow;
 pub(crate) use state::{Done, State, decision, inspect, perform};

@@ -91,9 +91,7 @@ pub use request_path::normalized_path;
 pub use secret::Secret;
 #[cfg(feature = "redis")]
 pub use store::fallback::FallbackStore;
-pub use store::memory::snapshot::{
-    InMemory, RestoredSnapshot, SavedSnapshot, Snapshot, SnapshotError, SnapshotFile,
-};
+pub use store::memory::snapshot::{InMemory, RestoredSnapshot, SavedSnapshot, SnapshotError, SnapshotFile};
 pub use store::memory::{MemoryEstimate, MemoryStats, MemoryStore, MemoryStoreBuilder};
 #[cfg(feature = "redis")]
 pub use store::redis::{ClientCertificate, FailureKind, RedisOptions, RedisStore, StoreFailure};

@@ -20,7 +20,6 @@ mod set;
 pub(crate) use learned_estimate::{SettledCosts, SettledSample};
 pub use matcher::Match;
 pub use set::PolicySet;
-pub(crate) use set::Quotas;
 
 /// A named rule: when it applies, which attributes form its keys, its quota, and whether it is
 /// enforced or a shadow.

@@ -8,6 +8,8 @@ use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::Error;
 use crate::time::{SECOND_US, exact, micros};
 
@@ -144,13 +146,25 @@ struct Prepared {
 }
 
 /// What a quota is built from: its smallest form, for what is kept for each key and in files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct QuotaFields {
     pub(crate) limit: u64,
     pub(crate) window_us: u64,
     pub(crate) burst: Option<u64>,
+    #[serde(with = "SavedAlgorithm")]
     pub(crate) algorithm: Algorithm,
     pub(crate) slots: u16,
+}
+
+/// [`Algorithm`] as it is saved: by its place in this list, to which new ones are added at the end.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Algorithm")]
+pub(crate) enum SavedAlgorithm {
+    SlidingLog,
+    SlidingWindow,
+    FixedWindow,
+    TokenBucket,
+    InFlight,
 }
 
 impl QuotaFields {

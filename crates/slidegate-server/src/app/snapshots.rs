@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use slidegate::{RestoredSnapshot, SavedSnapshot, Snapshot, SnapshotFile};
+use slidegate::{RestoredSnapshot, SavedSnapshot, SnapshotFile};
 use tokio::sync::Notify;
 
 use super::changes::now_ms;
@@ -23,12 +23,10 @@ const DEBOUNCE: Duration = Duration::from_millis(500);
 /// The file that holds the usage of the memory store, and its state.
 #[derive(Debug)]
 pub(crate) struct Snapshots {
-    file: SnapshotFile,
+    path: PathBuf,
+    /// Locked while a snapshot is written or restored.
+    file: Mutex<SnapshotFile>,
     interval: Duration,
-    /// Read and verified at the start, until it is restored.
-    found: Mutex<Option<Snapshot>>,
-    /// One snapshot is written at a time.
-    writing: Mutex<()>,
     /// Asks for a snapshot before the interval is over.
     requested: Notify,
     status: Mutex<SnapshotStatus>,
@@ -69,44 +67,43 @@ impl Snapshots {
     /// # Errors
     /// One line: the file cannot be written, is used by another process, or cannot be read.
     pub(super) fn open(settings: &SnapshotSettings) -> Result<Self, String> {
-        let file = SnapshotFile::open(&settings.path).map_err(|error| error.to_string())?;
+        let mut file = SnapshotFile::open(&settings.path).map_err(|error| error.to_string())?;
         let mut status = SnapshotStatus::default();
-        let found = match file.read() {
-            Ok(found) => found,
+        match file.read() {
+            Ok(_) => {}
             Err(error) if error.is_damaged() => {
                 status.rejected = Some(reject(&file, error.to_string())?);
-                None
             }
             Err(error) => return Err(format!("`{}`: {error}", settings.path.display())),
-        };
+        }
         Ok(Self {
-            file,
+            path: settings.path.clone(),
+            file: Mutex::new(file),
             interval: settings.interval.0,
-            found: Mutex::new(found),
-            writing: Mutex::default(),
             requested: Notify::new(),
             status: Mutex::new(status),
             log_limit: LogLimit::default(),
         })
     }
 
-    /// What a store needs to know before it is built.
-    pub(super) fn found(&self) -> MutexGuard<'_, Option<Snapshot>> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The file, with what was read from it at the start.
+    pub(super) fn file(&self) -> MutexGuard<'_, SnapshotFile> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The run-time changes that the snapshot holds.
     pub(crate) fn changes(&self) -> Option<String> {
-        let found = self.found();
-        let changes = found.as_ref()?.attachment(CHANGES)?;
+        let file = self.file();
+        let changes = file.attachment(CHANGES)?;
         Some(String::from_utf8_lossy(changes).into_owned())
     }
 
     /// Restores the usage that was found, under the policies that are active now.
     pub(crate) fn restore(&self, store: &Store) {
-        let Some(mut snapshot) = self.found().take() else { return };
-        match store.restore(&mut snapshot) {
-            Ok(restored) => {
+        let mut file = self.file();
+        match store.restore(&mut file) {
+            Ok(None) => {}
+            Ok(Some(restored)) => {
                 let RestoredSnapshot { keys, expired, unknown_policy, other_algorithm, downtime, .. } =
                     restored;
                 let downtime_ms = u64::try_from(downtime.as_millis()).unwrap_or(u64::MAX);
@@ -120,7 +117,7 @@ impl Snapshots {
                 );
                 self.status().restored = Some(restored);
             }
-            Err(error) => match reject(&self.file, error.to_string()) {
+            Err(error) => match reject(&file, error.to_string()) {
                 Ok(rejected) => self.status().rejected = Some(rejected),
                 Err(error) => tracing::error!(error, "the damaged snapshot cannot be set aside"),
             },
@@ -129,9 +126,9 @@ impl Snapshots {
 
     /// Writes a snapshot with these run-time changes. Blocks until it is on disk.
     pub(crate) fn save(&self, store: &Store, changes: &str) {
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = self.file();
         let started = store.elapsed();
-        let saved = self.file.save(|out| store.save(&[(CHANGES, changes.as_bytes())], out));
+        let saved = store.save(&mut file, &[(CHANGES, changes.as_bytes())]);
         let took = store.elapsed() - started;
         let mut status = self.status();
         match saved {
@@ -173,7 +170,7 @@ impl Snapshots {
     }
 
     pub(crate) fn path(&self) -> &Path {
-        self.file.path()
+        &self.path
     }
 
     pub(crate) fn interval(&self) -> Duration {

@@ -3,7 +3,6 @@
 //! A shared store may be unavailable: that is counted, logged, reported at `/readyz`, and shown in
 //! every decision.
 
-use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,7 +11,7 @@ use slidegate::store::{PolicyReset, ResetCursor};
 use slidegate::{
     Decisions, Error, FallbackStore, Gate, HoldOptions, HoldStatus, KeyUse, MemoryStats, MemoryStore,
     PendingStats, Policy, PolicySet, RedisStore, Request, Reserved, RestoredSnapshot, SavedSnapshot,
-    Snapshot, SnapshotError, Ticket, Timestamp, Verb,
+    SnapshotError, SnapshotFile, Ticket, Timestamp, Verb,
 };
 
 use super::ticket_change::{Changed, TicketChange};
@@ -207,14 +206,18 @@ impl Store {
         self.gate.inspect_async(request).await
     }
 
-    /// Writes the usage in this process's memory, and texts, to `out`.
-    pub(super) fn save(&self, texts: &[(&str, &[u8])], out: impl Write) -> io::Result<SavedSnapshot> {
-        self.gate.save(texts, out)
+    /// Writes the usage in this process's memory, and attachments, to a file.
+    pub(super) fn save(
+        &self,
+        file: &mut SnapshotFile,
+        attachments: &[(&str, &[u8])],
+    ) -> Result<SavedSnapshot, SnapshotError> {
+        self.gate.save_to(file, attachments)
     }
 
     /// Restores what was saved, under the active policies.
-    pub(super) fn restore(&self, snapshot: &mut Snapshot) -> Result<RestoredSnapshot, SnapshotError> {
-        self.gate.restore(snapshot)
+    pub(super) fn restore(&self, file: &mut SnapshotFile) -> Result<Option<RestoredSnapshot>, SnapshotError> {
+        self.gate.restore(file)
     }
 
     /// Time that passes, from some begin on.

@@ -191,9 +191,9 @@ fn a_damaged_snapshot_is_rejected_loudly_and_kept() {
     let mut newer = whole.clone();
     newer[8] = 9;
     let cases = [
-        (&whole[..whole.len() - 5], "is cut off"),
-        (&flipped, "has a wrong checksum"),
-        (&newer, "the snapshot has format 9, and this release reads 1"),
+        (&whole[..whole.len() - 5], "is cut off or damaged"),
+        (&flipped, "its checksum is wrong"),
+        (&newer, "the snapshot has format 9, and this release reads 2"),
         (b"something else", "the file is not a snapshot of slidegate"),
     ];
     for (number, (content, why)) in cases.into_iter().enumerate() {

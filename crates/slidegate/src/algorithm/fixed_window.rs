@@ -3,7 +3,7 @@
 //! Its error: a client that spends the limit just before a window boundary and again just after it
 //! gets twice the limit within moments. `lua/fixed_window.lua` is its twin; change both or neither.
 
-use super::saved::{Ages, Input, SavedState};
+use super::saved::{Ages, SavedState};
 use super::state::{State, small_step_us};
 use crate::quota::Quota;
 use crate::time::Timestamp;
@@ -72,15 +72,17 @@ impl State for FixedWindow {
 }
 
 impl SavedState for FixedWindow {
-    fn save(&self, ages: Ages, out: &mut Vec<u8>) {
-        out.extend_from_slice(&ages.of(self.end).to_le_bytes());
-        out.extend_from_slice(&self.used.to_le_bytes());
+    /// The age of `end`, and `used`.
+    type Saved = (i64, u64);
+
+    fn save(&self, ages: Ages) -> Self::Saved {
+        (ages.of(self.end), self.used)
     }
 
     /// If the date was corrected meanwhile, the window ends between two multiples of itself, and
     /// counts until then.
-    fn load(input: &mut Input<'_>, ages: Ages, _quota: &Quota, _now: u64) -> Option<Self> {
-        Some(Self { end: ages.at(input.i64()?), used: input.u64()? })
+    fn load((end, used): Self::Saved, ages: Ages, _quota: &Quota, _now: u64) -> Option<Self> {
+        Some(Self { end: ages.at(end), used })
     }
 }
 

@@ -3,7 +3,7 @@
 //! A policy that limits what runs at once has no window and no log: its requests hold permits, see
 //! `hold.rs`, and give them back.
 
-use super::saved::{Ages, Input, SavedState};
+use super::saved::{Ages, SavedState};
 use super::state::State;
 use crate::quota::Quota;
 use crate::usage::RecordedCharge;
@@ -46,9 +46,11 @@ impl State for InFlight {
 }
 
 impl SavedState for InFlight {
-    fn save(&self, _ages: Ages, _out: &mut Vec<u8>) {}
+    type Saved = ();
 
-    fn load(_input: &mut Input<'_>, _ages: Ages, _quota: &Quota, _now: u64) -> Option<Self> {
+    fn save(&self, _ages: Ages) {}
+
+    fn load(_saved: (), _ages: Ages, _quota: &Quota, _now: u64) -> Option<Self> {
         Some(Self)
     }
 }

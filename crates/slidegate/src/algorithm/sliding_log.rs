@@ -8,7 +8,7 @@
 //! Where the entries are kept is the business of [`Entries`]: in memory they are [`PackedEntries`],
 //! and the module for Redis reads those of a stored value.
 
-use super::saved::{Ages, Input, SavedState};
+use super::saved::{Ages, SavedState};
 use super::state::{State, small_step_us};
 use crate::quota::Quota;
 use crate::time::Timestamp;
@@ -141,20 +141,33 @@ impl<E: Entries> State for Log<E> {
 }
 
 impl SavedState for SlidingLog {
-    /// The entries with their distances to the newest, oldest first.
-    fn save(&self, ages: Ages, out: &mut Vec<u8>) {
-        out.extend_from_slice(&ages.of(self.newest).to_le_bytes());
-        self.entries.save(self.newest, out);
+    /// The age of the newest entry, the bits of the step to which it was rounded up, and the entries,
+    /// oldest first: how much later than the one before, and the cost.
+    type Saved = (i64, u8, Vec<(u64, u64)>);
+
+    fn save(&self, ages: Ages) -> Self::Saved {
+        let mut before = self.oldest;
+        let gap = |(at, cost): (u64, u64)| (at.saturating_sub(std::mem::replace(&mut before, at)), cost);
+        (ages.of(self.newest), self.entries.ahead_bits(), self.entries().map(gap).collect())
     }
 
-    fn load(input: &mut Input<'_>, ages: Ages, _quota: &Quota, _now: u64) -> Option<Self> {
-        let newest = ages.at(input.i64()?);
-        let (entries, used) = PackedEntries::load(input, newest)?;
-        if entries.len() == 0 {
+    fn load((newest, ahead_bits, saved): Self::Saved, ages: Ages, quota: &Quota, _now: u64) -> Option<Self> {
+        if saved.is_empty() {
             return Some(Self::default());
         }
-        let oldest = entries.timestamp(0, newest);
-        (used > 0).then_some(Self { oldest, newest, used, entries })
+        let (newest, sum) = (ages.at(newest), |sum: u64, part| sum.checked_add(part));
+        let used = saved.iter().map(|(_, cost)| *cost).try_fold(0, sum)?;
+        let span = saved.iter().map(|(gap, _)| *gap).try_fold(0, sum)?;
+        if used == 0 || ahead_bits >= 64 {
+            return None;
+        }
+        let (mut entries, mut distance) = (PackedEntries::with_room(quota, span, &saved)?, span);
+        for (gap, cost) in saved {
+            distance -= gap;
+            entries.push(quota, newest, newest.saturating_sub(distance), cost);
+        }
+        entries.set_ahead_bits(ahead_bits);
+        Some(Self { oldest: entries.timestamp(0, newest), newest, used, entries })
     }
 }
 
@@ -425,21 +438,15 @@ mod tests {
 
         const AGES: Ages = Ages { at_us: 70_000_000 };
 
-        fn saved(log: &SlidingLog) -> Vec<u8> {
-            let mut bytes = Vec::new();
-            log.save(AGES, &mut bytes);
-            bytes
-        }
-
-        fn load(bytes: &[u8]) -> Option<SlidingLog> {
-            SlidingLog::load(&mut Input(bytes), AGES, &Quota::per_minute(100), AGES.at_us)
+        fn load(saved: <SlidingLog as SavedState>::Saved) -> Option<SlidingLog> {
+            SlidingLog::load(saved, AGES, &Quota::per_minute(100), AGES.at_us)
         }
 
         /// Most keys have a few charges, and must not need more memory after a restart.
         #[test]
         fn a_short_log_lies_beside_its_key_again() {
             let log = charged(&Quota::per_minute(100), &[(60_000_000, 1), (61_000_000, 1)]);
-            let loaded = load(&saved(&log)).unwrap();
+            let loaded = load(log.save(AGES)).unwrap();
             assert_eq!((loaded.entries.capacity, loaded.heap_bytes()), (5, 0));
             assert_eq!((loaded.oldest, loaded.newest, loaded.used), (60_000_000, 61_000_000, 2));
         }
@@ -447,28 +454,31 @@ mod tests {
         /// A damaged file with a valid checksum comes from a bug, and must not become another one.
         #[test]
         fn what_no_log_can_be_is_refused() {
-            let valid = saved(&charged(&Quota::per_minute(100), &[(60_000_000, 3), (61_000_000, 4)]));
-            let log = load(&valid).unwrap();
+            let saved = charged(&Quota::per_minute(100), &[(60_000_000, 3), (61_000_000, 4)]).save(AGES);
+            assert_eq!(saved, (9_000_000, 0, vec![(0, 3), (1_000_000, 4)]));
+            let log = load(saved).unwrap();
             assert_eq!((log.used, log.entries.widths), (7, Widths::new(4, 1)));
-            let with = |at: usize, byte: u8| {
-                let mut bytes = valid.clone();
-                bytes[at] = byte;
-                load(&bytes)
-            };
-            let (widths, ahead, first_cost, second_distance) = (10, 11, 16, 17);
-            for after in [0, 1] {
-                for wrong in [0x43, 0x51] {
-                    let mut bytes = [valid.clone(), vec![after; 16]].concat();
-                    bytes[widths] = wrong;
-                    assert!(load(&bytes).is_none(), "costs of 3 bytes, or timestamps of 5");
-                }
-            }
-            assert!(with(ahead, 64).is_none(), "a step of 2^64 microseconds");
-            assert!(with(second_distance + 3, 1).is_none(), "a later entry that is older");
-            assert!(with(first_cost, 0).is_some());
-            let mut bytes = valid.clone();
-            (bytes[first_cost], bytes[first_cost + 5]) = (0, 0);
-            assert!(load(&bytes).is_none(), "entries without any cost");
+            let of = |ahead_bits, entries: &[(u64, u64)]| load((0, ahead_bits, entries.to_vec()));
+            assert!(of(63, &[(0, 1)]).is_some());
+            assert!(of(64, &[(0, 1)]).is_none(), "a step of 2^64 microseconds");
+            assert!(of(0, &[(0, 0), (9, 1)]).is_some());
+            assert!(of(0, &[(0, 0), (9, 0)]).is_none(), "entries without any cost");
+            assert!(of(0, &[(0, 1), ((1 << 48) - 1, 1)]).is_some());
+            assert!(of(0, &[(0, 1), (1 << 48, 1)]).is_none(), "entries of nine years");
+            assert!(of(0, &[(u64::MAX, 1), (1, 1)]).is_none(), "a time of more than 64 bits");
+            assert!(of(0, &[(0, u64::MAX), (1, 1)]).is_none(), "a cost of more than 64 bits");
+            assert!(of(0, &[(1, 1); 0x1_0000]).is_none(), "more entries than any log has");
+        }
+
+        /// The limit was lowered to a shorter window, and the entries of the longer one are still there.
+        #[test]
+        fn entries_of_a_longer_window_keep_their_times() {
+            let month = Quota::new(9, Duration::from_secs(30 * 86_400)).unwrap();
+            let begin = 100 * 86_400_000_000;
+            let log = charged(&month, &[(begin, 1), (begin + (1 << 32), 200)]);
+            let ages = Ages { at_us: begin + (1 << 33) };
+            let loaded = SlidingLog::load(log.save(ages), ages, &Quota::per_minute(9), 0).unwrap();
+            assert!(loaded.entries().eq(log.entries()));
         }
 
         /// After the clock stepped back to the epoch, entries from before it have one time.
@@ -479,7 +489,7 @@ mod tests {
             assert_eq!(log.settle(&quota, 1), 1);
             let times: Vec<_> = (0..3).map(|at| log.entries.timestamp(at, log.newest)).collect();
             assert_eq!(times, [0, 0, 1]);
-            assert_eq!(load(&saved(&log)).unwrap().used, 3);
+            assert_eq!(load(log.save(AGES)).unwrap().used, 3);
         }
     }
 }

@@ -9,7 +9,7 @@
 //! Pure: no clock, key or store. `lua/sliding_window.lua` is its twin; change both or neither.
 
 use super::fixed_window::{is_small_step_back, window_end};
-use super::saved::{Ages, Input, SavedState};
+use super::saved::{Ages, SavedState};
 use super::state::State;
 use crate::quota::Quota;
 use crate::time::Timestamp;
@@ -148,15 +148,15 @@ impl State for SlidingWindow {
 }
 
 impl SavedState for SlidingWindow {
-    fn save(&self, ages: Ages, out: &mut Vec<u8>) {
-        out.extend_from_slice(&ages.of(self.end).to_le_bytes());
-        out.extend_from_slice(&self.previous.to_le_bytes());
-        out.extend_from_slice(&self.current.to_le_bytes());
+    /// The age of `end`, `previous` and `current`.
+    type Saved = (i64, u64, u64);
+
+    fn save(&self, ages: Ages) -> Self::Saved {
+        (ages.of(self.end), self.previous, self.current)
     }
 
-    fn load(input: &mut Input<'_>, ages: Ages, quota: &Quota, now: u64) -> Option<Self> {
-        let end = ages.at(input.i64()?);
-        let mut loaded = Self { end, previous: input.u64()?, current: input.u64()? };
+    fn load((end, previous, current): Self::Saved, ages: Ages, quota: &Quota, now: u64) -> Option<Self> {
+        let mut loaded = Self { end: ages.at(end), previous, current };
         loaded.align(quota, now);
         Some(loaded)
     }
@@ -267,9 +267,9 @@ mod tests {
     fn saved_counters_move_to_a_window_of_the_new_clock() {
         let (quota, now) = (Quota::per_minute(9), 70_000_000);
         let load = |end| {
-            let (mut bytes, ages) = (Vec::new(), Ages { at_us: now });
-            SlidingWindow { end, previous: 2, current: 3 }.save(ages, &mut bytes);
-            let loaded = SlidingWindow::load(&mut Input(&bytes), ages, &quota, now).unwrap();
+            let ages = Ages { at_us: now };
+            let saved = SlidingWindow { end, previous: 2, current: 3 }.save(ages);
+            let loaded = SlidingWindow::load(saved, ages, &quota, now).unwrap();
             (loaded.end, loaded.previous, loaded.current)
         };
         assert_eq!(load(120_000_000), (120_000_000, 2, 3));

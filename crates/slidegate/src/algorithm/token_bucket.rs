@@ -8,7 +8,7 @@
 //!
 //! `lua/token_bucket.lua` is its twin; change both or neither.
 
-use super::saved::{Ages, Input, SavedState};
+use super::saved::{Ages, SavedState};
 use super::state::{State, small_step_us};
 use crate::quota::Quota;
 use crate::usage::RecordedCharge;
@@ -154,15 +154,15 @@ impl State for TokenBucket {
 }
 
 impl SavedState for TokenBucket {
-    fn save(&self, ages: Ages, out: &mut Vec<u8>) {
-        out.extend_from_slice(&ages.of(self.at).to_le_bytes());
-        out.extend_from_slice(&self.level.to_le_bytes());
-        out.extend_from_slice(&self.fraction.to_le_bytes());
+    /// The age of `at`, `level` and `fraction`.
+    type Saved = (i64, u64, u64);
+
+    fn save(&self, ages: Ages) -> Self::Saved {
+        (ages.of(self.at), self.level, self.fraction)
     }
 
-    fn load(input: &mut Input<'_>, ages: Ages, quota: &Quota, _now: u64) -> Option<Self> {
-        let loaded = Self { at: ages.at(input.i64()?), level: input.u64()?, fraction: input.u64()? };
-        (loaded.fraction < quota.window_us()).then_some(loaded)
+    fn load((at, level, fraction): Self::Saved, ages: Ages, quota: &Quota, _now: u64) -> Option<Self> {
+        (fraction < quota.window_us()).then(|| Self { at: ages.at(at), level, fraction })
     }
 }
 
@@ -232,9 +232,9 @@ mod tests {
     #[test]
     fn a_saved_fraction_is_less_than_one() {
         let load = |fraction| {
-            let (mut bytes, ages) = (Vec::new(), Ages { at_us: 9 });
-            TokenBucket { at: 7, level: 3, fraction }.save(ages, &mut bytes);
-            TokenBucket::load(&mut Input(&bytes), ages, &quota(1), 9)
+            let ages = Ages { at_us: 9 };
+            let saved = TokenBucket { at: 7, level: 3, fraction }.save(ages);
+            TokenBucket::load(saved, ages, &quota(1), 9)
         };
         assert_eq!(load(999_999), Some(TokenBucket { at: 7, level: 3, fraction: 999_999 }));
         assert_eq!(load(1_000_000), None);

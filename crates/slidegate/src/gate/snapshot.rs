@@ -1,88 +1,119 @@
 //! Saving the usage of a gate in memory, and restoring it in the next process.
 
-use std::io::{self, Write};
+use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
 
 use super::Gate;
-use super::numbers::Numbers;
-use crate::key::KeyId;
-use crate::policy::{PolicySet, Quotas};
-use crate::quota::Quota;
+use crate::policy::PolicySet;
+use crate::store::memory::MemoryStore;
 use crate::store::memory::snapshot::{
-    Cursor, InMemory, RestoredSnapshot, SavedPolicy, SavedQuotas, SavedSnapshot, Snapshot, SnapshotError,
-    SnapshotWriter,
+    InMemory, RestoredSnapshot, SavedPolicy, SavedSnapshot, SnapshotError, SnapshotFile, SnapshotWriter,
 };
 
-impl<S: InMemory> Gate<S> {
-    /// Writes the usage of all keys, and named texts of the program, to `out`. Decisions go on
-    /// meanwhile: some 32 KiB of keys are copied at a time while their shard is locked, and nothing
-    /// is locked while `out` is written. What is charged to a key after it was copied is not in the
-    /// snapshot. [`SnapshotFile::save`](crate::SnapshotFile::save) makes `out` a file that is
-    /// replaced as a whole.
+impl Gate {
+    /// A gate with the usage that was [saved](Self::save) to this file, older by the time since then.
+    /// There is none if the file does not exist. The file stays locked against other processes until
+    /// the gate is dropped.
     ///
     /// ```
-    /// use slidegate::{Gate, MemoryStore, Policy, PolicySet, Quota, Request, SnapshotFile};
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
     ///
-    /// # let dir = std::env::temp_dir().join(format!("slidegate-doc-{}", std::process::id()));
+    /// # let dir = std::env::temp_dir().join(format!("slidegate-gate-{}", std::process::id()));
     /// # std::fs::create_dir_all(&dir)?;
     /// # let path = dir.join("usage.snapshot");
     /// let policies = || PolicySet::new([Policy::new("per-user", Quota::per_hour(1))?.scope(["user"])]);
     /// let alice = Request::new().with("user", "alice");
-    /// let file = SnapshotFile::open(&path)?;
-    /// let gate = Gate::new(policies()?);
+    /// let gate = Gate::open(policies()?, &path)?;
     /// assert!(gate.check(&alice).is_allowed());
-    /// file.save(|out| gate.save(&[], out))?;
-    /// drop((gate, file));
+    /// gate.save(&path)?;
+    /// drop(gate);
     ///
     /// // The next process:
-    /// let file = SnapshotFile::open(&path)?;
-    /// let mut snapshot = file.read()?.expect("it was saved");
-    /// let store = MemoryStore::builder().for_snapshot(&snapshot).build();
-    /// let gate = Gate::with_memory(policies()?, store);
-    /// assert_eq!(gate.restore(&mut snapshot)?.keys, 1);
+    /// let gate = Gate::open(policies()?, &path)?;
     /// assert!(gate.check(&alice).is_denied());
     /// # std::fs::remove_dir_all(&dir)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// Those of `out`.
-    pub fn save(&self, attachments: &[(&str, &[u8])], out: impl Write) -> io::Result<SavedSnapshot> {
-        let memory = self.store.in_memory();
-        let mut writer = SnapshotWriter::new(out, memory)?;
-        for (name, content) in attachments {
-            writer.attachment(name, content)?;
-        }
-        let (mut cursor, mut written) = (Cursor::default(), None::<Arc<PolicySet>>);
-        loop {
-            // `configure` holds this lock while it converts keys to other quotas, so the keys that are
-            // copied here are all under the policies that were written before them.
-            let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-            let policies = self.policies.load_full();
-            if !written.as_ref().is_some_and(|written| Arc::ptr_eq(written, &policies)) {
-                drop(numbers);
-                let all = policies.numbered(memory.secret());
-                writer.policies(all.map(|(number, policy, overrides)| SavedPolicy {
-                    number,
-                    name: policy.name(),
-                    scope: policy.scope_attributes(),
-                    quota: policy.quota(),
-                    overrides,
-                }))?;
-                written = Some(policies);
-                continue;
-            }
-            let has_more = writer.copy(memory, &mut cursor);
-            drop(numbers);
-            if !has_more {
-                return writer.end(memory);
-            }
-            writer.write_if_full()?;
+    /// If the directory does not exist or is not writable, another process uses the file, or the file
+    /// cannot be read or [is damaged](SnapshotError::is_damaged).
+    pub fn open(policies: PolicySet, path: impl Into<PathBuf>) -> Result<Self, SnapshotError> {
+        let mut file = SnapshotFile::open(path)?;
+        file.read()?;
+        let gate = Self::with_memory(policies, MemoryStore::builder().for_snapshot(&file).build());
+        gate.restore(&mut file)?;
+        *gate.store.saved_to() = Some(file);
+        Ok(gate)
+    }
+}
+
+impl<S: InMemory> Gate<S> {
+    /// Replaces this file by a snapshot of the usage of all keys. If that fails, the former snapshot
+    /// stays. The file stays locked against other processes until the gate is dropped or saved to
+    /// another one.
+    ///
+    /// # Errors
+    /// If the file cannot be written, or another process uses it.
+    pub fn save(&self, path: impl Into<PathBuf>) -> Result<SavedSnapshot, SnapshotError> {
+        let (path, mut saved_to) = (path.into(), self.store.in_memory().saved_to());
+        match &mut *saved_to {
+            Some(file) if file.path() == path => self.save_to(file, &[]),
+            other => self.save_to(other.insert(SnapshotFile::open(path)?), &[]),
         }
     }
 
-    /// Restores usage, older by the time since the snapshot was written. The store must be
-    /// [built for the snapshot](crate::MemoryStoreBuilder::for_snapshot).
+    /// As [`save`](Self::save), with named attachments of the program, to a file that it keeps open.
+    ///
+    /// Decisions go on meanwhile: some 32 KiB of keys are copied at a time while their shard is
+    /// locked, and nothing is locked while the file is written. What is charged to a key after it was
+    /// copied is not in the snapshot.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub fn save_to(
+        &self,
+        file: &mut SnapshotFile,
+        attachments: &[(&str, &[u8])],
+    ) -> Result<SavedSnapshot, SnapshotError> {
+        let memory = self.store.in_memory();
+        file.save(|out| {
+            let mut writer = SnapshotWriter::new(out, memory, attachments)?;
+            let mut written = None::<Arc<PolicySet>>;
+            loop {
+                // `configure` holds this lock while it converts keys to other quotas, so the keys that
+                // are copied here are all under the policies that were written before them.
+                let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+                let policies = self.policies.load_full();
+                if !written.as_ref().is_some_and(|written| Arc::ptr_eq(written, &policies)) {
+                    drop(numbers);
+                    let saved = policies.numbered(memory.secret()).map(|(number, policy, overrides)| {
+                        let overrides = overrides.into_iter();
+                        SavedPolicy {
+                            number,
+                            name: policy.name().to_owned(),
+                            scope: policy.scope_attributes().to_vec(),
+                            quota: policy.quota().fields(),
+                            overrides: overrides.map(|(id, quota)| (id.to_saved(), quota.fields())).collect(),
+                        }
+                    });
+                    writer.policies(saved.collect());
+                    written = Some(policies);
+                    continue;
+                }
+                let has_more = writer.copy(memory);
+                drop(numbers);
+                if !has_more {
+                    return writer.end(memory);
+                }
+                writer.write_if_full()?;
+            }
+        })
+    }
+
+    /// Restores the usage in a snapshot that was [read](SnapshotFile::read), older by the time since
+    /// it was written. The store must be [built for it](crate::MemoryStoreBuilder::for_snapshot).
+    /// `None` if there is no snapshot.
     ///
     /// Keys belong to a policy by its name and scope. A changed limit or window applies to them as
     /// after [`configure`](Self::configure), and under another algorithm they start afresh. Keys that
@@ -91,27 +122,12 @@ impl<S: InMemory> Gate<S> {
     ///
     /// # Errors
     /// If the store was not built for the snapshot, the file cannot be read any more, or it is malformed
-    /// although its checksums are right.
-    pub fn restore(&self, snapshot: &mut Snapshot) -> Result<RestoredSnapshot, SnapshotError> {
+    /// although its checksum is right.
+    pub fn restore(&self, file: &mut SnapshotFile) -> Result<Option<RestoredSnapshot>, SnapshotError> {
         let memory = self.store.in_memory();
         let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         let policies = self.policies.load_full();
-        snapshot.restore(memory, &Active { numbers: &numbers, quotas: policies.quotas(memory.secret()) })
-    }
-}
-
-/// The active policies.
-struct Active<'a> {
-    numbers: &'a Numbers,
-    quotas: Quotas<'a>,
-}
-
-impl SavedQuotas for Active<'_> {
-    fn number_of(&self, name: &str, scope: &[String]) -> Option<u32> {
-        self.numbers.get(name, scope)
-    }
-
-    fn quota_of(&self, policy: u32, key: KeyId) -> Option<Quota> {
-        self.quotas.of(policy, key)
+        let quotas = policies.quotas(memory.secret());
+        file.restore(memory, |name, scope| numbers.get(name, scope), |policy, key| quotas.of(policy, key))
     }
 }

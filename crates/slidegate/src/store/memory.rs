@@ -77,6 +77,8 @@ pub struct MemoryStore {
     next_ended: AtomicUsize,
     /// Created by the first check with an idempotency key.
     pub(super) idempotent: OnceLock<IdempotencyCache>,
+    /// The file that a gate was last saved to, which stays locked.
+    saved_to: std::sync::Mutex<Option<snapshot::SnapshotFile>>,
 }
 
 /// A shard with its lock. The alignment keeps two shards out of one cache line and out of one pair

@@ -1,16 +1,15 @@
 //! Snapshots: a restart is not noticed by anybody but its operator.
 
-use std::fs::{self, File};
-use std::io::Seek;
+use std::fs;
 use std::net::IpAddr;
-use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
 use slidegate::{
     Algorithm, Clock, Counts, Gate, HoldStatus, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request,
-    RestoredSnapshot, Snapshot, SnapshotError, SnapshotFile, Timestamp, Verdict,
+    RestoredSnapshot, SnapshotError, SnapshotFile, Timestamp, Verdict,
 };
 use slidegate_testkit::TempDir;
 
@@ -29,26 +28,24 @@ fn gate(policies: PolicySet, clock: impl Clock + 'static) -> Gate {
 }
 
 /// Saves a gate to a file, which is read back.
-fn saved(gate: &Gate, dir: &TempDir) -> Snapshot {
-    let path = dir.path().join("snapshot");
-    let mut file = File::options().read(true).write(true).create(true).truncate(true).open(path).unwrap();
-    let written = gate.save(&[("note", b"kept")], &mut file).unwrap();
-    file.rewind().unwrap();
-    let snapshot = Snapshot::read(file).unwrap();
-    assert_eq!((snapshot.keys(), snapshot.bytes()), (written.keys, written.bytes));
-    assert_eq!(snapshot.attachment("note"), Some(&b"kept"[..]));
-    snapshot
+fn saved(gate: &Gate, dir: &TempDir) -> SnapshotFile {
+    let mut file = SnapshotFile::open(dir.path().join("snapshot")).unwrap();
+    let written = gate.save_to(&mut file, &[("note", b"kept")]).unwrap();
+    assert_eq!(fs::metadata(file.path()).unwrap().len(), written.bytes);
+    assert!(file.read().unwrap());
+    assert_eq!((file.attachment("note"), file.attachment("other")), (Some(&b"kept"[..]), None));
+    file
 }
 
 /// The next process: other policies, another clock.
 fn restored(
-    snapshot: &mut Snapshot,
+    snapshot: &mut SnapshotFile,
     policies: PolicySet,
     clock: impl Clock + 'static,
 ) -> (Gate, RestoredSnapshot) {
     let store = MemoryStore::builder().clock(clock).for_snapshot(snapshot).build();
     let gate = Gate::with_memory(policies, store);
-    let restored = gate.restore(snapshot).unwrap();
+    let restored = gate.restore(snapshot).unwrap().unwrap();
     (gate, restored)
 }
 
@@ -202,9 +199,10 @@ fn every_key_of_every_policy_comes_back() {
         }
     }
     let mut snapshot = saved(&gate, &dir);
+    let keys = gate.store().stats().keys as u64;
     clock.advance(Duration::from_secs(5));
     let (after, found) = restored(&mut snapshot, policies(), clock);
-    assert_eq!((found.keys + found.expired, found.downtime.as_secs()), (snapshot.keys(), 5));
+    assert_eq!((found.keys + found.expired, found.downtime.as_secs()), (keys, 5));
     assert_eq!((found.unknown_policy, found.other_algorithm, found.already_used), (0, 0, 0));
     assert_eq!(after.store().stats().keys as u64, found.keys);
     for user in all() {
@@ -212,7 +210,11 @@ fn every_key_of_every_policy_comes_back() {
         let of = |gate: &Gate| gate.inspect(&request).unwrap();
         assert_eq!(format!("{:?}", of(&after)), format!("{:?}", of(&gate)), "{user}");
     }
-    assert_eq!(after.restore(&mut snapshot).unwrap().already_used, found.keys, "nothing is counted twice");
+    assert_eq!(
+        after.restore(&mut snapshot).unwrap().unwrap().already_used,
+        found.keys,
+        "nothing is counted twice"
+    );
 }
 
 /// Policies are changed while a service is stopped: usage follows the name, as after a hot reload.
@@ -335,14 +337,11 @@ fn every_flipped_bit_and_every_cut_is_detected() {
         let _ = gate.check(&Request::new().with("user", user).cost(3));
         drop(gate.reserve(&Request::new().with("user", user).cost(2)));
     }
-    drop(saved(&gate, &dir));
-    let whole = fs::read(dir.path().join("snapshot")).unwrap();
-    let file =
-        File::options().read(true).write(true).create_new(true).open(dir.path().join("damaged")).unwrap();
-    let assert_damaged = |bytes: &[u8], what: String| {
-        file.set_len(0).unwrap();
-        file.write_all_at(bytes, 0).unwrap();
-        let error = Snapshot::read(file.try_clone().unwrap()).map(|_| ()).expect_err(&what);
+    let mut file = saved(&gate, &dir);
+    let whole = fs::read(file.path()).unwrap();
+    let mut assert_damaged = |bytes: &[u8], what: String| {
+        fs::write(file.path(), bytes).unwrap();
+        let error = file.read().expect_err(&what);
         assert!(error.is_damaged(), "{what}: {error}");
         error.to_string()
     };
@@ -355,14 +354,16 @@ fn every_flipped_bit_and_every_cut_is_detected() {
         assert_damaged(&whole[..at], format!("cut after {at} bytes"));
     }
     let longer = [whole.as_slice(), b"\0"].concat();
-    assert_eq!(assert_damaged(&longer, "a byte more".into()), "1 bytes follow its end");
+    let wrong = "the snapshot is cut off or damaged: its checksum is wrong";
+    assert_eq!(assert_damaged(&longer, "a byte more".into()), wrong);
+    assert_eq!(assert_damaged(&whole[..12], "the beginning".into()), wrong);
     assert_eq!(
         assert_damaged(b"GIF89a, and more", "foreign".into()),
         "the file is not a snapshot of slidegate"
     );
     let mut newer = whole.clone();
-    newer[8] = 2;
-    assert_eq!(assert_damaged(&newer, "newer".into()), "the snapshot has format 2, and this release reads 1");
+    newer[8] = 3;
+    assert_eq!(assert_damaged(&newer, "newer".into()), "the snapshot has format 3, and this release reads 2");
 }
 
 /// Snapshots are written while clients are served: none of what was charged before is missing, and
@@ -493,23 +494,43 @@ fn a_wall_clock_that_was_set_back_counts_as_no_downtime() {
     }
 }
 
-/// A disk that is full or a process that dies in the middle must leave the last good file.
+/// Programs that need no more than a path must be as safe from each other as those with a file.
 #[test]
-fn a_file_is_replaced_as_a_whole_or_not_at_all() {
+fn a_gate_opens_its_file_and_is_saved_to_it() {
+    let dir = TempDir::new("open");
+    let [path, other] = ["usage", "other"].map(|name| dir.path().join(name));
+    let policies = || set([policy("p", Quota::per_hour(5))]);
+    let alice = Request::new().with("user", "alice");
+    let gate = Gate::open(policies(), &path).unwrap();
+    assert_eq!(gate.check(&alice).strictest().unwrap().remaining(), 4, "nothing was saved yet");
+    assert!(Gate::open(policies(), &path).unwrap_err().is_in_use());
+    assert_eq!(gate.save(&path).unwrap().keys, 1);
+    gate.check(&alice);
+    gate.save(&path).unwrap();
+    // The other file is locked instead.
+    gate.save(&other).unwrap();
+    assert!(Gate::open(policies(), &other).unwrap_err().is_in_use());
+    assert!(Gate::new(policies()).save(&other).unwrap_err().is_in_use());
+    let next = Gate::open(policies(), &path).unwrap();
+    assert_eq!(next.check(&alice).strictest().unwrap().remaining(), 2);
+    drop((gate, next));
+    fs::write(&path, "something else").unwrap();
+    assert!(Gate::open(policies(), &path).unwrap_err().is_damaged());
+}
+
+/// A process that dies in the middle must leave the last good file, and no file for others to read.
+#[test]
+fn a_file_is_locked_and_replaced_and_damaged_ones_are_kept() {
     let dir = TempDir::new("file");
     let path = dir.path().join("usage.snapshot");
-    let file = SnapshotFile::open(&path).unwrap();
-    assert!(file.read().unwrap().is_none());
+    let mut file = SnapshotFile::open(&path).unwrap();
+    assert!(!file.read().unwrap());
     let gate = gate(set([policy("p", Quota::per_hour(5))]), ManualClock::new());
-    let _ = gate.check(&Request::new().with("user", "alice"));
-    file.save(|out| gate.save(&[], out)).unwrap();
+    assert_eq!(gate.restore(&mut file).unwrap(), None);
+    gate.check(&Request::new().with("user", "alice"));
+    gate.save_to(&mut file, &[]).unwrap();
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600, "keys are in clear");
-    let failed = file.save(|out| -> std::io::Result<()> {
-        out.write_all(&[7; 3_000_000])?;
-        Err(std::io::Error::from(std::io::ErrorKind::StorageFull))
-    });
-    assert_eq!(failed.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
-    assert_eq!(file.read().unwrap().unwrap().keys(), 1);
+    assert!(file.read().unwrap());
     let names = || {
         let names =
             fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -533,7 +554,7 @@ fn a_file_is_replaced_as_a_whole_or_not_at_all() {
     let mut left: Vec<u8> = kept.iter().map(|name| fs::read(dir.path().join(name)).unwrap()[0]).collect();
     left.sort_unstable();
     assert_eq!(left, [4, 5, 6, 7, 8], "the last ones");
-    assert!(file.read().unwrap().is_none());
+    assert!(!file.read().unwrap());
 }
 
 /// A misspelt directory must be an error at the start, not at the first restart.
@@ -583,13 +604,13 @@ fn links_and_pipes_in_place_of_its_files_are_not_followed() {
     assert_eq!(refused, format!("cannot save usage to `{name}`: it is not a regular file"));
     fs::remove_file(&path).unwrap();
 
-    let file = SnapshotFile::open(&path).unwrap();
+    let mut file = SnapshotFile::open(&path).unwrap();
     symlink(&theirs, beside("tmp")).unwrap();
     let gate = gate(set([policy("p", Quota::per_hour(5))]), ManualClock::new());
-    file.save(|out| gate.save(&[], out)).unwrap();
+    gate.save_to(&mut file, &[]).unwrap();
     assert_eq!(fs::read_to_string(&theirs).unwrap(), "theirs");
     assert!(fs::symlink_metadata(&path).unwrap().is_file());
-    assert!(file.read().unwrap().is_some());
+    assert!(file.read().unwrap());
     // One that comes later makes no reader wait either.
     fs::remove_file(&path).unwrap();
     pipe(&path);

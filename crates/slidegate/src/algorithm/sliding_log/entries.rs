@@ -6,7 +6,6 @@
 use std::fmt::Debug;
 
 use super::ring::{Ring, Widths, add, array, cost_bytes, timestamp_bytes};
-use crate::algorithm::saved::Input;
 use crate::quota::Quota;
 
 /// The entries of a log, oldest first, each a timestamp in microseconds and a cost.
@@ -193,55 +192,22 @@ impl Entries for PackedEntries {
 }
 
 impl PackedEntries {
-    /// Writes the entries with their distances to the newest, oldest first.
-    pub(super) fn save(&self, newest: u64, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.len.to_le_bytes());
-        out.extend_from_slice(&[self.widths.0, self.ahead_bits]);
-        let [timestamp_bytes, cost_bytes] = [self.widths.timestamp(), self.widths.cost()].map(usize::from);
-        for at in 0..self.len {
-            let distance = newest - self.timestamp(at, newest);
-            out.extend_from_slice(&distance.to_le_bytes()[..timestamp_bytes]);
-            out.extend_from_slice(&self.cost(at).to_le_bytes()[..cost_bytes]);
-        }
-    }
-
-    /// Reads entries and the sum of their costs. `None` if no log can have them.
-    pub(super) fn load(input: &mut Input<'_>, newest: u64) -> Option<(Self, u64)> {
-        let len = input.u16()?;
-        let (widths, ahead_bits) = (Widths(input.u8()?), input.u8()?);
-        let are_widths = matches!(widths.timestamp(), 4 | 6) && matches!(widths.cost(), 0 | 1 | 2 | 4 | 8);
-        if len == 0 {
-            return Some((Self::default(), 0));
-        }
-        if !are_widths || ahead_bits >= 64 {
-            return None;
-        }
-        #[allow(clippy::cast_possible_truncation)] // at most 23
-        let capacity = len.max((Ring::INLINE_BYTES / widths.entry()) as u16);
+    /// No entries, and a ring for these: each a distance and a cost, the oldest and the newest so many
+    /// microseconds apart. `None` if no log can have them.
+    pub(super) fn with_room(quota: &Quota, span_us: u64, entries: &[(u64, u64)]) -> Option<Self> {
+        let len = u16::try_from(entries.len()).ok()?;
+        let timestamp_bytes = match span_us {
+            0..0x1_0000_0000 => timestamp_bytes(quota),
+            0x1_0000_0000..0x1_0000_0000_0000 => 6,
+            _ => return None,
+        };
+        let cost_bytes = entries.iter().map(|(_, cost)| cost_bytes(*cost)).max()?;
+        let widths = Widths::new(timestamp_bytes, cost_bytes);
+        let capacity = len.max(widths.inline_entries());
         let ring = Ring::new(usize::from(capacity) * widths.entry());
-        let mut entries = Self { ring, head: 0, len, capacity, widths, ahead_bits };
-        let (mut before, mut used) = (u64::MAX, 0u64);
-        for at in 0..len {
-            let mut field = |bytes: u8| {
-                let mut number = [0; 8];
-                number[..usize::from(bytes)].copy_from_slice(input.bytes(bytes.into())?);
-                Some(u64::from_le_bytes(number))
-            };
-            let (distance, cost) = (field(widths.timestamp())?, field(widths.cost())?);
-            let cost = if widths.cost() == 0 { 1 } else { cost };
-            if distance > before {
-                return None;
-            }
-            before = distance;
-            used = used.checked_add(cost)?;
-            entries.write_timestamp(at, newest.wrapping_sub(distance));
-            entries.write_cost(at, cost);
-        }
-        Some((entries, used))
+        Some(Self { ring, capacity, widths, ..Self::default() })
     }
-}
 
-impl PackedEntries {
     #[cold]
     fn add_and_widen(&mut self, newest: u64, cost: u64) {
         let cost = self.cost(self.len - 1) + cost;
@@ -255,9 +221,7 @@ impl PackedEntries {
     fn grow(&mut self, quota: &Quota, newest: u64, widths: Widths) {
         let most = quota.max_entries();
         let fillable = u16::try_from(quota.limit()).unwrap_or(most).min(most);
-        let inline = Ring::INLINE_BYTES / widths.entry();
-        #[allow(clippy::cast_possible_truncation)] // at most 23
-        let inline = inline as u16;
+        let inline = widths.inline_entries();
         let needed = self.len + 1;
         let capacity = if needed <= inline {
             inline

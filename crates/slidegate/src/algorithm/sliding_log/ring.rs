@@ -47,7 +47,7 @@ impl Default for Ring {
 
 /// Widths of the fields in the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Widths(pub(super) u8);
+pub(super) struct Widths(u8);
 
 impl Widths {
     pub(super) fn new(timestamp: u8, cost: u8) -> Self {
@@ -71,6 +71,13 @@ impl Widths {
     #[inline]
     pub(super) fn entry(self) -> usize {
         usize::from(self.timestamp() + self.cost())
+    }
+
+    /// Entries that fit next to the key.
+    #[inline]
+    #[allow(clippy::cast_possible_truncation)] // at most 23
+    pub(super) fn inline_entries(self) -> u16 {
+        (Ring::INLINE_BYTES / self.entry()) as u16
     }
 }
 

@@ -102,14 +102,15 @@ impl MemoryStoreBuilder {
             next_swept: AtomicUsize::new(0),
             next_ended: AtomicUsize::new(0),
             idempotent: OnceLock::new(),
+            saved_to: std::sync::Mutex::default(),
         }
     }
 
-    /// Makes the store identify keys as that of a snapshot did, so that it can be
-    /// [restored](crate::Gate::restore).
+    /// Makes the store identify keys as in the snapshot that was [read](snapshot::SnapshotFile::read),
+    /// so that it can be [restored](crate::Gate::restore).
     #[must_use]
-    pub fn for_snapshot(mut self, snapshot: &snapshot::Snapshot) -> Self {
-        self.identity_seed = Some(snapshot.identity_seed());
+    pub fn for_snapshot(mut self, file: &snapshot::SnapshotFile) -> Self {
+        self.identity_seed = file.identity_seed();
         self
     }
 

@@ -22,7 +22,7 @@ use crate::usage::KeyInspection;
 use crate::verb::Verb;
 use held::open_hold;
 
-pub(super) use saved::{Copy, Restored, Saved};
+pub(super) use saved::{Copy, Restored};
 
 /// The identity of a policy's key, with its hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -69,7 +69,7 @@ const SWEEP_EVERY: u32 = 512;
 /// and eight slots per new key, so that sweeping is faster than the growth of the table.
 const NEW_KEY: u32 = 64;
 /// A state that has a table in a shard.
-trait Stored: State + Clone + Value {
+pub(super) trait Stored: State + Clone + Value {
     fn table(shard: &mut Shard) -> &mut Table<Self>;
 
     /// The same with the table of the holds.

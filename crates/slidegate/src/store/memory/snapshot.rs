@@ -1,8 +1,8 @@
 //! Snapshots: the usage of a memory store in a file, so that it outlives the process.
 //!
-//! A snapshot is a list of sections, each with its own checksum; docs/snapshot-format.md has every
-//! byte. It is written while decisions go on: a shard is locked while a part of it is copied to
-//! memory, some 32 KiB at a time, and never while anything is written to the file.
+//! A snapshot is a list of records under one checksum; docs/snapshot-format.md describes them. It is
+//! written while decisions go on: a shard is locked while a part of it is copied to memory, some 32
+//! KiB at a time, and never while anything is written to the file.
 //!
 //! Keys are copied one after the other, so a snapshot is no picture of one instant: it has each key
 //! as it was when it was copied. What is charged to a key after that is not in it. After a restore
@@ -10,6 +10,7 @@
 
 use std::fmt;
 use std::io;
+use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::store::Store;
@@ -17,21 +18,26 @@ use crate::store::memory::MemoryStore;
 use crate::time::Timestamp;
 
 mod file;
-mod read;
+pub(in crate::store::memory) mod format;
 mod restore;
 mod save;
-mod section;
 
 pub use file::SnapshotFile;
-pub use read::Snapshot;
-pub(crate) use restore::{SavedPolicy, SavedQuotas};
-pub(crate) use save::{Cursor, SnapshotWriter};
+pub(crate) use format::SavedPolicy;
+pub(crate) use save::SnapshotWriter;
 
-/// A store whose usage is in a [`MemoryStore`], so that a gate can [save](crate::Gate::save) and
+/// A store whose usage is in a [`MemoryStore`], so that a gate can [save](crate::Gate::save_to) and
 /// [restore](crate::Gate::restore) it.
 pub trait InMemory: Store {
     /// The memory store that decides.
     fn in_memory(&self) -> &MemoryStore;
+}
+
+impl MemoryStore {
+    /// The file that [`Gate::save`](crate::Gate::save) last wrote, which stays locked.
+    pub(crate) fn saved_to(&self) -> MutexGuard<'_, Option<SnapshotFile>> {
+        self.saved_to.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// What was written.

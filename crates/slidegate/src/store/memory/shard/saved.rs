@@ -1,19 +1,19 @@
 //! A shard's part in snapshots: copying its keys, and restoring one.
 
 use super::{Address, Call, Shard, Stored, Tick, expiry, time_for};
-use crate::algorithm::{Ages, Done, Input, SavedState, State, decision, for_algorithm};
+use crate::algorithm::{Ages, Done, SavedState, State, decision, for_algorithm};
 use crate::hold::Holds;
-use crate::key::{HashSeed, KeyId};
+use crate::key::HashSeed;
 use crate::quota::{Algorithm, Quota};
 use crate::store::memory::held_keys;
 use crate::store::memory::inline_quotas::InlineQuotas;
+use crate::store::memory::snapshot::format::{Record, SavedKey, put};
 use crate::store::memory::table::Slot;
 use crate::time::Moment;
 
 /// Which keys of a shard to copy.
 #[derive(Debug)]
 pub(in crate::store::memory) struct Copy<'a> {
-    pub(in crate::store::memory) algorithm: Algorithm,
     /// The lower half of the hash from which on keys are copied.
     pub(in crate::store::memory) from: u32,
     pub(in crate::store::memory) begin: Moment,
@@ -21,17 +21,11 @@ pub(in crate::store::memory) struct Copy<'a> {
     pub(in crate::store::memory) inline_quotas: &'a InlineQuotas,
 }
 
-/// A key that was saved, up to its state.
-#[derive(Debug)]
-pub(in crate::store::memory) struct Saved<'a> {
-    pub(in crate::store::memory) algorithm: Algorithm,
-    /// The quota that its state was written under.
-    pub(in crate::store::memory) quota: &'a Quota,
-    /// By elapsed time and by the date.
-    pub(in crate::store::memory) ages: [Ages; 2],
-    pub(in crate::store::memory) is_repeated: bool,
-    /// Whether its policy is active.
-    pub(in crate::store::memory) is_wanted: bool,
+impl Copy<'_> {
+    fn key(&self, address: &Address) -> SavedKey {
+        let inline = if self.inline_quotas.is_empty() { None } else { self.inline_quotas.fields(address) };
+        SavedKey { policy: address.policy, id: address.id.to_saved(), inline }
+    }
 }
 
 /// The outcome of restoring a saved key.
@@ -39,8 +33,6 @@ pub(in crate::store::memory) struct Saved<'a> {
 pub(in crate::store::memory) enum Restored {
     Counts,
     Expired,
-    UnknownPolicy,
-    OtherAlgorithm,
     AlreadyUsed,
 }
 
@@ -57,32 +49,24 @@ impl Shard {
     pub(in crate::store::memory) fn copy(
         &mut self,
         copy: &Copy<'_>,
+        algorithm: Algorithm,
         out: &mut Vec<u8>,
     ) -> (u64, Option<u32>) {
         let now = Tick::at(copy.begin.at.as_micros());
         let mut keys = 0;
         let bytes = self.bytes;
-        let next = for_algorithm!(copy.algorithm, S => {
-            let ages = ages_for::<S>([copy.begin.at, copy.begin.wall].map(|at| Ages { at_us: at.as_micros() }));
+        let next = for_algorithm!(algorithm, S => {
+            let ages = ages_for::<S>(copy.begin);
             let table = S::table(self);
             // Logs may take much more than their slots.
             let slots = COPIED_BYTES / (bytes / table.slots().max(1)).max(1);
             table.visit(copy.from, slots.clamp(1, COPIED_SLOTS), copy.secret, |place, slot: &Slot<S>| {
-                if slot.expires().has_come(now) {
-                    return;
+                if !slot.expires().has_come(now) {
+                    let key = copy.key(&Address { id: slot.id(), policy: slot.policy(), place });
+                    put(&Record::Usage { key, algorithm, is_repeated: slot.is_repeated() }, out);
+                    put(&slot.state.save(ages), out);
+                    keys += 1;
                 }
-                let address = Address { id: slot.id(), policy: slot.policy(), place };
-                let inline = if copy.inline_quotas.is_empty() { None } else { copy.inline_quotas.fields(&address) };
-                let repeated = if slot.is_repeated() { KeyId::IS_REPEATED } else { 0 };
-                let flags = repeated | if inline.is_some() { KeyId::HAS_QUOTA } else { 0 };
-                out.extend_from_slice(&[copy.algorithm.to_byte(), flags]);
-                out.extend_from_slice(&address.policy.to_le_bytes());
-                address.id.save(out);
-                if let Some(quota) = inline {
-                    quota.save(out);
-                }
-                slot.state.save(ages, out);
-                keys += 1;
             })
         });
         (keys, next)
@@ -90,22 +74,10 @@ impl Shard {
 
     /// Appends the holds of some keys to a snapshot. Returns from where on to continue, or `None`
     /// after the last.
-    pub(in crate::store::memory) fn copy_holds(
-        &self,
-        from: u32,
-        (begin, secret, inline_quotas): (Moment, &HashSeed, &InlineQuotas),
-        out: &mut Vec<u8>,
-    ) -> Option<u32> {
-        let ages = Ages { at_us: begin.at.as_micros() };
-        self.held.as_ref()?.visit(from, COPIED_TABLES, secret, |address, holds| {
-            let inline = if inline_quotas.is_empty() { None } else { inline_quotas.fields(&address) };
-            out.push(if inline.is_some() { KeyId::HAS_QUOTA } else { 0 });
-            out.extend_from_slice(&address.policy.to_le_bytes());
-            address.id.save(out);
-            if let Some(quota) = inline {
-                quota.save(out);
-            }
-            holds.save(ages, out);
+    pub(in crate::store::memory) fn copy_holds(&self, copy: &Copy<'_>, out: &mut Vec<u8>) -> Option<u32> {
+        let ages = Ages { at_us: copy.begin.at.as_micros() };
+        self.held.as_ref()?.visit(copy.from, COPIED_TABLES, copy.secret, |address, holds| {
+            put(&Record::Holds(copy.key(&address), holds.save(ages)), out);
         })
     }
 
@@ -124,30 +96,18 @@ impl Shard {
         count as u64
     }
 
-    /// Restores a key under the quota of the call. `None` if the input is malformed.
-    pub(in crate::store::memory) fn restore(
+    /// Restores a key under the quota of the call. `old` is the quota that its state was written
+    /// under, by the same algorithm, and `begin` the begin of its snapshot. `None` if it cannot have
+    /// been saved.
+    pub(in crate::store::memory) fn restore<S: Stored + SavedState>(
         &mut self,
         call: &Call<'_>,
-        saved: &Saved<'_>,
-        input: &mut Input<'_>,
+        (saved, is_repeated): (S::Saved, bool),
+        old: &Quota,
+        begin: Moment,
     ) -> Option<Restored> {
-        for_algorithm!(saved.algorithm, S => self.restore_to::<S>(call, saved, input))
-    }
-
-    fn restore_to<S: Stored + SavedState>(
-        &mut self,
-        call: &Call<'_>,
-        saved: &Saved<'_>,
-        input: &mut Input<'_>,
-    ) -> Option<Restored> {
-        let (old, new, time) = (saved.quota, call.quota, time_for::<S>(call.now));
-        let mut state = S::load(input, ages_for::<S>(saved.ages), old, time.as_micros())?;
-        if !saved.is_wanted {
-            return Some(Restored::UnknownPolicy);
-        }
-        if new.algorithm() != saved.algorithm || old.algorithm() != saved.algorithm {
-            return Some(Restored::OtherAlgorithm);
-        }
+        let (new, time) = (call.quota, time_for::<S>(call.now));
+        let mut state = S::load(saved, ages_for::<S>(begin), old, time.as_micros())?;
         if S::table(self).find(&call.address).is_some() {
             return Some(Restored::AlreadyUsed);
         }
@@ -163,15 +123,13 @@ impl Shard {
         let (share, expires) = (new.share_of(decision.used), expiry(call.now, decision.waits.reset_us));
         self.add(call, state, share, expires);
         let table = S::table(self);
-        if saved.is_repeated
-            && let Some(at) = table.find(&call.address)
-        {
+        if is_repeated && let Some(at) = table.find(&call.address) {
             table.slot(at).note(share, expires);
         }
         Some(Restored::Counts)
     }
 }
 
-fn ages_for<S: State>([elapsed, date]: [Ages; 2]) -> Ages {
-    if S::ALIGNS_TO_DATE { date } else { elapsed }
+fn ages_for<S: State>(at: Moment) -> Ages {
+    Ages { at_us: if S::ALIGNS_TO_DATE { at.wall } else { at.at }.as_micros() }
 }

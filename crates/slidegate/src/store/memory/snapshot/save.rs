@@ -2,154 +2,105 @@
 
 use std::io::{self, Write};
 
-use super::section::{self, Kind, MAGIC, PREAMBLE_BYTES, VERSION};
+use super::format::{Header, MAGIC, Record, Summed, VERSION, put};
 use super::{SavedPolicy, SavedSnapshot};
 use crate::quota::Algorithm;
-use crate::store::memory::{MemoryStore, shard};
-use crate::time::{Boot, Moment};
+use crate::store::memory::MemoryStore;
+use crate::store::memory::shard::Copy;
+use crate::time::{Boot, Moment, micros};
 
-/// Keys are written when they take this many bytes.
-const SECTION_BYTES: usize = 256 << 10;
+/// Records are written when they take this many bytes.
+const BLOCK_BYTES: usize = 256 << 10;
 
-/// Writes sections.
+/// Copies keys to blocks, and writes these.
 #[derive(Debug)]
 pub(crate) struct SnapshotWriter<W> {
-    out: W,
+    out: Summed<W>,
     /// The instant at which all ages are taken.
     begin: Moment,
-    /// Keys that are not yet written.
-    keys: Vec<u8>,
-    /// Holds that are not yet written.
-    holds: Vec<u8>,
-    sections: u32,
-    saved: SavedSnapshot,
+    next: Cursor,
+    /// Records that are not yet written.
+    block: Vec<u8>,
+    keys: u64,
 }
 
 /// Which keys are copied next.
 #[derive(Debug, Default)]
-pub(crate) struct Cursor {
-    /// Whether all keys are copied, and their holds are next: so a restored hold finds the usage of
-    /// its key.
-    is_on_holds: bool,
-    shard: usize,
-    algorithm: usize,
+struct Cursor {
+    /// One table of each shard for each algorithm, and then the holds of each shard: so a restored
+    /// hold finds the usage of its key.
+    table: usize,
     /// The lower half of the hash of the first key, by which a table is ordered whatever its size.
     place: u32,
 }
 
 impl<W: Write> SnapshotWriter<W> {
-    pub(crate) fn new(mut out: W, memory: &MemoryStore) -> io::Result<Self> {
-        out.write_all(&MAGIC)?;
-        out.write_all(&VERSION.to_le_bytes())?;
+    pub(crate) fn new(out: W, memory: &MemoryStore, attachments: &[(&str, &[u8])]) -> io::Result<Self> {
         let begin = memory.clock.moment(memory.clock.now());
-        let saved = SavedSnapshot { keys: 0, bytes: PREAMBLE_BYTES as u64 };
-        let (keys, holds) = (Vec::with_capacity(2 * SECTION_BYTES), Vec::new());
-        let mut writer = Self { out, begin, keys, holds, sections: 0, saved };
+        let block = Vec::with_capacity(2 * BLOCK_BYTES);
+        let mut writer = Self { out: Summed::new(out), begin, next: Cursor::default(), block, keys: 0 };
+        writer.out.write_all(&MAGIC)?;
+        writer.out.write_all(&VERSION.to_le_bytes())?;
         let Boot { id, elapsed_us } = memory.clock.boot().unwrap_or_default();
-        let mut header = begin.wall.as_micros().to_le_bytes().to_vec();
-        header.extend_from_slice(&id);
-        header.extend_from_slice(&elapsed_us.to_le_bytes());
-        header.extend_from_slice(&memory.secret.identity_seed());
-        writer.section(Kind::Header, &header)?;
+        let attachments = attachments.iter().map(|(name, content)| ((*name).to_owned(), content.to_vec()));
+        let header = Header {
+            wall_us: begin.wall.as_micros(),
+            boot_us: elapsed_us,
+            boot_id: id,
+            identity_seed: memory.secret.identity_seed(),
+            attachments: attachments.collect(),
+        };
+        put(&header, &mut writer.block);
+        writer.write_block()?;
         Ok(writer)
     }
 
-    pub(crate) fn attachment(&mut self, name: &str, content: &[u8]) -> io::Result<()> {
-        let mut out = Vec::with_capacity(name.len() + content.len() + 2);
-        put_text(&mut out, name);
-        out.extend_from_slice(content);
-        self.section(Kind::Attachment, &out)
-    }
-
-    /// The policies of the keys that follow.
-    pub(crate) fn policies<'p>(
-        &mut self,
-        policies: impl ExactSizeIterator<Item = SavedPolicy<'p>>,
-    ) -> io::Result<()> {
-        self.write_keys()?;
-        let mut out = count_of(policies.len()).to_le_bytes().to_vec();
-        policies.for_each(|policy| policy.save(&mut out));
-        self.section(Kind::Policies, &out)
+    /// The policies of the keys that are copied next.
+    pub(crate) fn policies(&mut self, policies: Vec<SavedPolicy>) {
+        put(&Record::Policies(policies), &mut self.block);
     }
 
     /// Copies some keys. Returns false after the last.
-    pub(crate) fn copy(&mut self, memory: &MemoryStore, cursor: &mut Cursor) -> bool {
-        let kept = &mut *memory.lock(cursor.shard);
-        if cursor.is_on_holds {
-            let copy = (self.begin, &memory.secret, &kept.inline_quotas);
-            let next = kept.shard.copy_holds(cursor.place, copy, &mut self.holds);
-            cursor.place = next.unwrap_or(0);
-            cursor.shard += usize::from(next.is_none());
-            return cursor.shard < memory.shards.len();
-        }
-        let algorithm = Algorithm::ALL[cursor.algorithm];
-        let copy = shard::Copy {
-            algorithm,
-            from: cursor.place,
-            begin: self.begin,
-            secret: &memory.secret,
-            inline_quotas: &kept.inline_quotas,
+    pub(crate) fn copy(&mut self, memory: &MemoryStore) -> bool {
+        let tables = memory.shards.len() * Algorithm::ALL.len();
+        let Cursor { table, place } = self.next;
+        let holds_of = table.checked_sub(tables);
+        let kept = &mut *memory.lock(holds_of.unwrap_or(table / Algorithm::ALL.len()));
+        let inline_quotas = &kept.inline_quotas;
+        let copy = Copy { from: place, begin: self.begin, secret: &memory.secret, inline_quotas };
+        let next = if holds_of.is_some() {
+            kept.shard.copy_holds(&copy, &mut self.block)
+        } else {
+            let algorithm = Algorithm::ALL[table % Algorithm::ALL.len()];
+            let (keys, next) = kept.shard.copy(&copy, algorithm, &mut self.block);
+            self.keys += keys;
+            next
         };
-        let (keys, next) = kept.shard.copy(&copy, &mut self.keys);
-        self.saved.keys += keys;
-        cursor.place = next.unwrap_or(0);
-        if next.is_none() {
-            cursor.algorithm += 1;
-        }
-        if cursor.algorithm == Algorithm::ALL.len() {
-            (cursor.shard, cursor.algorithm) = (cursor.shard + 1, 0);
-        }
-        if cursor.shard == memory.shards.len() {
-            *cursor = Cursor { is_on_holds: true, ..Cursor::default() };
-        }
-        true
+        self.next = match next {
+            Some(place) => Cursor { table, place },
+            None => Cursor { table: table + 1, place: 0 },
+        };
+        self.next.table < tables + memory.shards.len()
     }
 
-    /// Writes the copied keys once there are enough.
+    /// Writes what was copied, once there is enough.
     pub(crate) fn write_if_full(&mut self) -> io::Result<()> {
-        if self.keys.len().max(self.holds.len()) >= SECTION_BYTES { self.write_keys() } else { Ok(()) }
+        if self.block.len() >= BLOCK_BYTES { self.write_block() } else { Ok(()) }
     }
 
-    fn write_keys(&mut self) -> io::Result<()> {
-        if !self.keys.is_empty() {
-            let keys = std::mem::take(&mut self.keys);
-            let written = self.section(Kind::Keys, &keys);
-            self.keys = keys;
-            self.keys.clear();
-            written?;
-        }
-        if self.holds.is_empty() {
-            return Ok(());
-        }
-        let holds = std::mem::take(&mut self.holds);
-        self.section(Kind::Holds, &holds)
+    fn write_block(&mut self) -> io::Result<()> {
+        self.out.write_all(&(self.block.len() as u64).to_le_bytes())?;
+        self.out.write_all(&self.block)?;
+        self.block.clear();
+        Ok(())
     }
 
     /// Completes the snapshot.
     pub(crate) fn end(mut self, memory: &MemoryStore) -> io::Result<SavedSnapshot> {
-        self.write_keys()?;
-        let mut end = self.saved.keys.to_le_bytes().to_vec();
-        let took_us = memory.clock.now() - self.begin.at;
-        end.extend_from_slice(&crate::time::micros(took_us).to_le_bytes());
-        self.section(Kind::End, &end)?;
-        self.out.flush()?;
-        Ok(self.saved)
+        self.write_block()?;
+        let took_us = micros(memory.clock.now() - self.begin.at);
+        self.out.write_all(&took_us.to_le_bytes())?;
+        self.out.write_all(&self.out.checksum())?;
+        Ok(SavedSnapshot { keys: self.keys, bytes: self.out.bytes })
     }
-
-    fn section(&mut self, kind: Kind, content: &[u8]) -> io::Result<()> {
-        self.saved.bytes += section::write(&mut self.out, kind, self.sections, content)?;
-        self.sections += 1;
-        Ok(())
-    }
-}
-
-/// A text with its length in two bytes; a longer one is cut, which no name is.
-pub(super) fn put_text(out: &mut Vec<u8>, text: &str) {
-    let len = u16::try_from(text.len()).unwrap_or(u16::MAX);
-    out.extend_from_slice(&len.to_le_bytes());
-    out.extend_from_slice(&text.as_bytes()[..len.into()]);
-}
-
-pub(super) fn count_of(len: usize) -> u32 {
-    u32::try_from(len).expect("a set has less than 2^32 policies and overrides")
 }
