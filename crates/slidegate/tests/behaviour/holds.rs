@@ -1,6 +1,7 @@
 //! Holds: reserve, settle, extend and cancel, and limits on what is in flight.
 
 mod cases;
+mod edges;
 mod guard;
 mod histories;
 mod in_flight;

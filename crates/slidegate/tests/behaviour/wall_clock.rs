@@ -73,6 +73,11 @@ fn dates_are_right_from_the_correction_on_whichever_way_it_went() {
             let decision = *decisions.strictest().unwrap().decision();
             assert_eq!(decision.at(), date, "{algorithm} after {step} s");
             assert_eq!(decision.reset_at(), date + decision.reset_after());
+            // The same of a key that holds cost.
+            let bob = Request::new().with("user", "bob");
+            let reserved = gate.reserve(&bob).into_ticket().unwrap();
+            let settlement = gate.settle(&reserved, 1).unwrap();
+            assert_eq!(settlement.iter().next().unwrap().decision().at(), date, "{algorithm} after {step} s");
             assert!(decision.reset_after() <= Duration::from_secs(120), "{decision:?}");
             let headers = HeaderOptions::default().headers(&decisions);
             let (_, reset) = headers.iter().find(|(name, _)| *name == "x-ratelimit-reset").unwrap();
