@@ -58,7 +58,7 @@ pub(crate) fn run(options: &Options) {
 
 fn gate(keys: u32, open: u32) -> Gate {
     let quota = Quota::per_hour(LIMIT);
-    let policy = Policy::new("bench", quota).expect("a name").scope(["user"]);
+    let policy = Policy::new("bench", quota).expect("a name").with_scope(["user"]);
     let store = MemoryStore::builder().max_keys((2 * keys as usize).max(MIN_KEYS)).build();
     let gate = Gate::with_memory(PolicySet::new([policy]).expect("one policy"), store);
     let mut text = KeyText::new();

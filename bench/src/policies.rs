@@ -51,7 +51,7 @@ pub(crate) fn run(options: &Options) {
 }
 
 fn policy(at: usize) -> Policy {
-    Policy::new(format!("p{at}"), Quota::per_hour(LIMIT)).expect("a name").scope(["user"])
+    Policy::new(format!("p{at}"), Quota::per_hour(LIMIT)).expect("a name").with_scope(["user"])
 }
 
 fn row(name: String, policies: impl Iterator<Item = Policy>) -> Row {
@@ -73,7 +73,7 @@ fn one_of(policies: usize, condition: Condition) -> Row {
                 ("ip", Match::networks([format!("10.{}.{}.0/24", at / 256, at % 256)]).expect("a network"))
             }
         };
-        policy(at).when(attribute, condition)
+        policy(at).with_condition(attribute, condition)
     };
     // Numbers of five digits: no prefix begins with another.
     let first = if condition == Condition::Network { 0 } else { 10_000 };

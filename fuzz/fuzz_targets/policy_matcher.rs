@@ -92,7 +92,7 @@ fn scope<'r>(rule: &'r Rule<'_>) -> impl Iterator<Item = &'static str> + 'r {
 
 /// `None` if a condition is invalid.
 fn policy(at: usize, rule: &Rule<'_>) -> Option<Policy> {
-    let mut policy = Policy::new(format!("p{at}"), Quota::per_minute(5)).unwrap().scope(scope(rule));
+    let mut policy = Policy::new(format!("p{at}"), Quota::per_minute(5)).unwrap().with_scope(scope(rule));
     if rule.only_when_named {
         policy = policy.only_when_named();
     }
@@ -110,7 +110,7 @@ fn policy(at: usize, rule: &Rule<'_>) -> Option<Policy> {
             Condition::Present => Match::present(),
             Condition::Absent => Match::absent(),
         };
-        policy = policy.when(NAMES[usize::from(*at) % NAMES.len()], condition);
+        policy = policy.with_condition(NAMES[usize::from(*at) % NAMES.len()], condition);
     }
     Some(policy)
 }

@@ -65,7 +65,7 @@ pub(crate) fn run(decisions: u64) -> Result<String, String> {
     let window = Duration::from_millis(WINDOW_MS);
     let policy = |name: &str, limit| {
         let quota = Quota::new(limit, window).expect("the quota is valid");
-        Policy::new(name, quota).expect("the name is valid").scope([name])
+        Policy::new(name, quota).expect("the name is valid").with_scope([name])
     };
     let policies = PolicySet::new([policy("user", USER_LIMIT), policy("group", GROUP_LIMIT)]);
     let clock = ManualClock::at(Timestamp::from_micros(1_000_000_000));
@@ -98,7 +98,7 @@ pub(crate) fn run(decisions: u64) -> Result<String, String> {
                         let request = Request::new()
                             .with("user", names[user].as_str())
                             .with("group", groups[group(user)].as_str())
-                            .cost(cost);
+                            .with_cost(cost);
                         let allowed = gate.check(&request).is_allowed();
                         round.push(Decided { user, cost, allowed });
                     }

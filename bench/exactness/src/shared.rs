@@ -44,14 +44,14 @@ pub(crate) fn run(decisions: u64, is_cluster: bool) -> Result<String, String> {
 
 fn gate(url: &str) -> Result<Gate<FallbackStore<RedisStore>>, String> {
     let quota = Quota::new(LIMIT, WINDOW).map_err(|error| error.to_string())?;
-    let policy = Policy::new("user", quota).map_err(|error| error.to_string())?.scope(["user"]);
-    let policy = policy.on_store_error(OnStoreError::Deny);
+    let policy = Policy::new("user", quota).map_err(|error| error.to_string())?.with_scope(["user"]);
+    let policy = policy.with_on_store_error(OnStoreError::Deny);
     let policies = PolicySet::new([policy]).map_err(|error| error.to_string())?;
     // The machine is loaded on purpose: a decision may take long, and must not be missing.
     let options = RedisOptions::new(url)
         .map_err(|error| error.to_string())?
-        .deadline(Duration::from_secs(30))
-        .connect_timeout(Duration::from_secs(10));
+        .with_deadline(Duration::from_secs(30))
+        .with_connect_timeout(Duration::from_secs(10));
     let store = RedisStore::new(options).map_err(|error| error.to_string())?;
     Gate::with_store(policies, FallbackStore::new(store)).map_err(|error| error.to_string())
 }
@@ -70,7 +70,7 @@ async fn decide(decisions: u64, url: &str, is_cluster: bool) -> Result<String, S
                 while left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
                     let user = random.random_range(0..USERS);
                     let cost = random.random_range(1..4);
-                    let request = Request::new().with("user", names[user].as_str()).cost(cost);
+                    let request = Request::new().with("user", names[user].as_str()).with_cost(cost);
                     let sent = started.elapsed();
                     let decisions = gate.check_async(&request).await;
                     let strictest = decisions.strictest().ok_or("a policy applies")?;

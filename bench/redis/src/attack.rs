@@ -143,9 +143,9 @@ async fn attack_for(gate: Arc<SharedGate>, time: Duration, attacker: u64, first:
 fn gate(server: &Server) -> Result<SharedGate, Failed> {
     let quota = |limit| Quota::new(limit, WINDOW).map(|quota| quota.with_algorithm(Algorithm::FixedWindow));
     let policies = PolicySet::new([
-        Policy::new("per-attacker", quota(1)?)?.scope(["attacker"]),
-        Policy::new("per-page", quota(1_000_000)?)?.scope(["page"]),
-        Policy::new("per-user", quota(1_000_000_000)?)?.scope(["user"]),
+        Policy::new("per-attacker", quota(1)?)?.with_scope(["attacker"]),
+        Policy::new("per-page", quota(1_000_000)?)?.with_scope(["page"]),
+        Policy::new("per-user", quota(1_000_000_000)?)?.with_scope(["user"]),
     ])?;
     Ok(SharedGate::redis(policies, RedisOptions::new(&server.url())?)?)
 }

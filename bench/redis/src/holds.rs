@@ -64,8 +64,8 @@ pub(crate) async fn run(server: &Server, options: &Options) -> Result<(), Failed
 /// A gate whose calls are neither batched nor answered by cached denials.
 pub(crate) fn gate(server: &Server) -> Result<Arc<SharedGate>, Failed> {
     let quota = Quota::new(LIMIT.into(), WINDOW)?.with_slots(LIMIT);
-    let policies = PolicySet::new([Policy::new("bench", quota)?.scope(["user"])])?;
-    let redis = RedisOptions::new(&server.url())?.deadline(DEADLINE).connect_timeout(DEADLINE);
+    let policies = PolicySet::new([Policy::new("bench", quota)?.with_scope(["user"])])?;
+    let redis = RedisOptions::new(&server.url())?.with_deadline(DEADLINE).with_connect_timeout(DEADLINE);
     let redis = redis.without_batching().without_denial_cache();
     Ok(Arc::new(SharedGate::redis(policies, redis)?))
 }

@@ -188,10 +188,10 @@ pub(crate) fn gate(server: &Server, quota: Quota, habits: Habits) -> Result<Peer
 pub(crate) fn gate_of(server: &Server, quotas: &[Quota], habits: Habits) -> Result<Peer, Failed> {
     let policy = |(at, quota): (usize, &Quota)| {
         let name = if at == 0 { "bench".to_owned() } else { format!("bench-{at}") };
-        Ok::<_, Failed>(Policy::new(name, *quota)?.scope(["user"]))
+        Ok::<_, Failed>(Policy::new(name, *quota)?.with_scope(["user"]))
     };
     let policies = PolicySet::new(quotas.iter().enumerate().map(policy).collect::<Result<Vec<_>, _>>()?)?;
-    let mut options = RedisOptions::new(&server.url())?.deadline(DEADLINE).connect_timeout(DEADLINE);
+    let mut options = RedisOptions::new(&server.url())?.with_deadline(DEADLINE).with_connect_timeout(DEADLINE);
     if !habits.coalesces {
         options = options.without_batching();
     }

@@ -96,7 +96,7 @@ fn decide(path: &Path, scopes: [&[&str]; 3], threads: usize) -> Outcome {
     let mut reader = reader(path, threads)?;
     let policies = scopes.iter().map(|scope| {
         let policy = Policy::new(scope.join("-"), Quota::per_minute(100))?;
-        Ok(policy.scope(scope.iter().copied()))
+        Ok(policy.with_scope(scope.iter().copied()))
     });
     let policies = PolicySet::new(policies.collect::<Result<Vec<_>, slidegate::Error>>()?)?;
     let wording: Arc<dyn Wording> = Arc::new(PlainWording);

@@ -158,7 +158,7 @@ where
 
 /// A layer with one policy per address.
 fn slidegate(quota: Quota, headers: HeaderOptions) -> RateLimitLayerBuilder {
-    let policy = Policy::new("per-ip", quota).expect("the name is one").scope(["ip"]);
+    let policy = Policy::new("per-ip", quota).expect("the name is one").with_scope(["ip"]);
     let gate = Gate::new(PolicySet::new([policy]).expect("there is one policy"));
     RateLimitLayer::builder(gate).attribute("ip", Attribute::client_addr()).headers(headers)
 }

@@ -80,9 +80,7 @@ pub(crate) struct Line<'b> {
 pub(crate) fn attribute_names<'a>(sets: impl IntoIterator<Item = &'a PolicySet>) -> AttributeNames {
     let policies = sets.into_iter().flat_map(PolicySet::iter);
     let names: BTreeSet<&String> = policies
-        .flat_map(|policy| {
-            policy.scope_attributes().iter().chain(policy.conditions().iter().map(|(name, _)| name))
-        })
+        .flat_map(|policy| policy.scope().iter().chain(policy.conditions().iter().map(|(name, _)| name)))
         .collect();
     names.into_iter().cloned().collect()
 }
@@ -163,7 +161,7 @@ impl EntryBatch {
                     continue;
                 }
             };
-            let mut request = Request::new().cost(entry.cost).verb(verb);
+            let mut request = Request::new().with_cost(entry.cost).with_verb(verb);
             if let Some(range) = policy {
                 let policy = std::str::from_utf8(self.text(range));
                 request = request.under(policy.expect("the name was text"));

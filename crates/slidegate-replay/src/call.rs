@@ -121,9 +121,9 @@ pub(crate) enum ChangeKind {
 impl RecordedChange {
     /// The extension; one whose time is out of range keeps the time.
     pub(crate) fn extension(&self) -> Extension<'_> {
-        let extension = self.cost.cost().into_iter().fold(Extension::new(), Extension::hold);
+        let extension = self.cost.cost().into_iter().fold(Extension::new(), Extension::with_total);
         let ttl = self.ttl_us.map(Duration::from_micros);
-        ttl.and_then(|ttl| extension.clone().ttl(ttl).ok()).unwrap_or(extension)
+        ttl.and_then(|ttl| extension.clone().with_ttl(ttl).ok()).unwrap_or(extension)
     }
 }
 
@@ -208,9 +208,9 @@ impl Call {
 
 impl CallRequest {
     fn request(&self) -> Request<'_> {
-        let mut request = Request::new().verb(self.verb).role(self.role);
+        let mut request = Request::new().with_verb(self.verb).with_role(self.role);
         if let Some(cost) = self.cost.cost() {
-            request = request.cost(cost);
+            request = request.with_cost(cost);
         }
         for (name, AttributeText(text)) in &self.attributes {
             request = match name.as_str() {
@@ -248,7 +248,7 @@ pub(crate) fn is_counted(decision: &PolicyDecision<'_>) -> bool {
 /// Each check of an entry: one, or those of its call.
 pub(crate) fn for_each_check(entry: &Entry<'_>, mut with: impl FnMut(&Request<'_>)) {
     if let Some(call) = Call::of(entry) {
-        let is_check = |one: &&Request<'_>| one.own_verb() == Verb::Check && one.own_role() != Role::Refusals;
+        let is_check = |one: &&Request<'_>| one.verb() == Verb::Check && one.role() != Role::Refusals;
         call.requests().iter().filter(is_check).for_each(with);
         return;
     }
@@ -257,7 +257,7 @@ pub(crate) fn for_each_check(entry: &Entry<'_>, mut with: impl FnMut(&Request<'_
         return;
     }
     let named: Vec<_> = named_attributes(entry).collect();
-    let mut request = Request::new().cost(entry.cost);
+    let mut request = Request::new().with_cost(entry.cost);
     request.extend(named.iter().map(|(name, value)| (*name, value.value())));
     request.extend(entry.extra.iter());
     with(&policy.into_iter().fold(request, Request::under));
@@ -288,10 +288,15 @@ mod tests {
             .with("user", "alice");
         let expected = [
             alice,
-            Request::new().cost(0).verb(Verb::Peek).role(Role::Together).under("p").deny_over_limit(),
-            Request::new().cost(3).verb(Verb::Refund),
-            Request::new().cost(2).verb(Verb::Penalize).role(Role::Refusals),
-            Request::new().cost([("input", 5), ("output", 7)]),
+            Request::new()
+                .with_cost(0)
+                .with_verb(Verb::Peek)
+                .with_role(Role::Together)
+                .under("p")
+                .deny_over_limit(),
+            Request::new().with_cost(3).with_verb(Verb::Refund),
+            Request::new().with_cost(2).with_verb(Verb::Penalize).with_role(Role::Refusals),
+            Request::new().with_cost([("input", 5), ("output", 7)]),
         ];
         assert_eq!(format!("{:?}", call.requests()), format!("{expected:?}"));
     }

@@ -114,7 +114,7 @@ impl Truth {
         words: &Words,
     ) {
         self.decider.follow(now.as_micros(), |_, _| ());
-        let peeks: Vec<Request<'_>> = requests.iter().map(|one| one.clone().verb(Verb::Peek)).collect();
+        let peeks: Vec<Request<'_>> = requests.iter().map(|one| one.clone().with_verb(Verb::Peek)).collect();
         let used = self.decider.gate().apply(&peeks);
         for (decision, exact) in decisions.iter().zip(used.iter()) {
             let truth = &mut self.policies[decision.position()];
@@ -133,7 +133,7 @@ impl Truth {
         let at_once = decisions.iter().filter(|one| one.cost() > 0 && !holds(one.policy()));
         for decision in at_once {
             let request = requests[decision.request()].clone();
-            let part = request.under(decision.policy().name()).cost(decision.cost());
+            let part = request.under(decision.policy().name()).with_cost(decision.cost());
             self.penalize(&part, words);
         }
     }
@@ -144,7 +144,7 @@ impl Truth {
         // Of several requests, each under a policy of its own, the others lack what its keys consist of.
         for (key, last) in settled.settlement.iter().filter_map(|key| Some((key, key.last()?))) {
             for request in settled.requests {
-                self.penalize(&request.request().under(key.policy()).cost(last.cost), words);
+                self.penalize(&request.request().under(key.policy()).with_cost(last.cost), words);
             }
         }
     }
@@ -177,8 +177,10 @@ impl Truth {
             self.policies[decision.position()].judge(&decision, fitted, words);
         }
         for decision in decisions.iter().filter(|one| one.cost() > 0) {
-            let part =
-                requests[decision.request()].clone().under(decision.policy().name()).cost(decision.cost());
+            let part = requests[decision.request()]
+                .clone()
+                .under(decision.policy().name())
+                .with_cost(decision.cost());
             match decision.verb() {
                 Verb::Peek => {}
                 Verb::Refund => _ = self.decider.gate().refund(&part),
@@ -197,9 +199,9 @@ impl Truth {
 
 /// What peeks at a check. Others change nothing, and stay so that requests have the same positions.
 fn peek_of<'r>(request: &Request<'r>) -> Request<'r> {
-    let is_check = request.own_verb() == Verb::Check && request.own_role() != Role::Refusals;
-    let request = request.clone().role(Role::Deciding);
-    if is_check { request.verb(Verb::Peek) } else { request.verb(Verb::Refund).cost(0) }
+    let is_check = request.verb() == Verb::Check && request.role() != Role::Refusals;
+    let request = request.clone().with_role(Role::Deciding);
+    if is_check { request.with_verb(Verb::Peek) } else { request.with_verb(Verb::Refund).with_cost(0) }
 }
 
 impl PolicyTruth {

@@ -94,7 +94,7 @@ impl Decider {
                 return;
             }
             let single = single_of(line);
-            if let Some(request) = single.filter(|request| request.own_verb() != Verb::Check) {
+            if let Some(request) = single.filter(|request| request.verb() != Verb::Check) {
                 counter.adjust(&self.gate, self.now, request);
                 return;
             }
@@ -160,7 +160,7 @@ impl Decider {
 /// The request of a line that is no call, or of a call with one request that decides.
 pub(crate) fn single_of<'b>(line: Line<'b>) -> Option<&'b Request<'b>> {
     match line.requests {
-        [request] if request.own_role() == Role::Deciding && line.hold.is_none() => Some(request),
+        [request] if request.role() == Role::Deciding && line.hold.is_none() => Some(request),
         _ => None,
     }
 }
@@ -180,8 +180,8 @@ impl<'r> KnownRequests<'r> {
     /// The requests that all of these gates can decide.
     pub(crate) fn of(requests: &'r [Request<'r>], gates: &[&Gate]) -> Self {
         let is_known = |request: &Request<'_>| gates.iter().all(|gate| has_policy_of(gate, request));
-        let is_own = |request: &&Request<'_>| request.own_role() != Role::Refusals;
-        let has_check = requests.iter().filter(is_own).any(|request| request.own_verb() == Verb::Check);
+        let is_own = |request: &&Request<'_>| request.role() != Role::Refusals;
+        let has_check = requests.iter().filter(is_own).any(|request| request.verb() == Verb::Check);
         let unknown = requests.iter().filter(is_own).filter(|request| !is_known(request)).count() as u64;
         let known = match requests.iter().all(is_known) {
             true => Cow::Borrowed(requests),
@@ -193,7 +193,7 @@ impl<'r> KnownRequests<'r> {
 
 /// Refunds or penalizes what a recording says was refunded or penalized. Peeks change nothing.
 pub(crate) fn adjust(gate: &Gate, request: &Request<'_>) {
-    if has_policy_of(gate, request) && request.own_verb() != Verb::Peek {
+    if has_policy_of(gate, request) && request.verb() != Verb::Peek {
         gate.apply(std::slice::from_ref(request));
     }
 }
@@ -239,7 +239,7 @@ mod tests {
     /// The decisions on requests that begin and last so many seconds, with at most two open at once.
     fn decided(limit: u64, requests: &[(u64, u64)]) -> (Counter, Decider) {
         let quota = Quota::in_flight(limit, Duration::from_secs(30)).unwrap();
-        let policy = Policy::new("streams", quota).unwrap().scope(["ip"]).counts(Counts::Requests);
+        let policy = Policy::new("streams", quota).unwrap().with_scope(["ip"]).with_counts(Counts::Requests);
         let policies = PolicySet::new([policy]).unwrap();
         let mut batch = EntryBatch::new(attribute_names([&policies]));
         for (start, duration) in requests {

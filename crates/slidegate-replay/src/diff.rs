@@ -29,7 +29,7 @@ use crate::wording::{Wording, Words};
 /// let log = r#"192.0.2.1 - - [20/Nov/2026:10:00:00 +0000] "GET / HTTP/1.1" 200 5
 /// 192.0.2.1 - - [20/Nov/2026:10:00:01 +0000] "GET / HTTP/1.1" 200 5
 /// "#;
-/// let per_ip = |limit| PolicySet::new([Policy::new("per-ip", Quota::per_minute(limit))?.scope(["ip"])]);
+/// let per_ip = |limit| PolicySet::new([Policy::new("per-ip", Quota::per_minute(limit))?.with_scope(["ip"])]);
 /// let words = || Arc::new(PlainWording);
 /// let mut diff = Diff::new((per_ip(2)?, words()), (per_ip(1)?, words()), DiffOptions::default());
 /// let mut reader = LogReader::from_reader(log.as_bytes())?;
@@ -179,7 +179,7 @@ impl Job for PolicyDiff {
             let (old, new) = (self.old.decider.gate(), self.new.decider.gate());
             let KnownRequests { known, unknown, has_check } = KnownRequests::of(line.requests, &[old, new]);
             self.unknown_policy += unknown;
-            if let Some(request) = single.filter(|request| request.own_verb() != Verb::Check) {
+            if let Some(request) = single.filter(|request| request.verb() != Verb::Check) {
                 adjust(old, request);
                 adjust(new, request);
                 return;

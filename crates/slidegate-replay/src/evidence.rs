@@ -116,7 +116,7 @@ impl Evidence {
     /// The attributes without which the policy applies to nothing, and that have not occurred.
     fn missing_of<'p>(&self, policy: &'p Policy) -> Vec<&'p str> {
         let needed = policy.conditions().iter().filter(|(_, condition)| !condition.holds(None));
-        let needed = needed.map(|(name, _)| name).chain(policy.scope_attributes());
+        let needed = needed.map(|(name, _)| name).chain(policy.scope());
         let mut missing: Vec<&str> = Vec::new();
         for name in needed {
             let has_occurred =

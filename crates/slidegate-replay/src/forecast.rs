@@ -129,7 +129,7 @@ impl Forecast {
             demand,
             charges_per_key,
             algorithms: algorithms
-                .map(|algorithm| load.forecast(&quota.with_algorithm(algorithm), policy.on_excess()))
+                .map(|algorithm| load.forecast(&quota.with_algorithm(algorithm), policy.excess()))
                 .collect(),
         }
     }
@@ -220,7 +220,7 @@ fn log_bytes(quota: &Quota, charges: Charges) -> u64 {
     let store = MemoryStore::builder().max_keys(1).clock(clock.clone()).build();
     let only = Policy::new("only", *quota).and_then(|policy| PolicySet::new([policy]));
     let gate = Gate::with_memory(only.expect("a policy without conditions is a set"), store);
-    let request = Request::new().cost(cost);
+    let request = Request::new().with_cost(cost);
     let mut table = None;
     for entry in 0..entries {
         clock.set(Timestamp::from_micros(start_us + window_us / (entries + 1) * entry));
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     fn policy(quota: Quota) -> Policy {
-        Policy::new("p", quota).unwrap().scope(["user"])
+        Policy::new("p", quota).unwrap().with_scope(["user"])
     }
 
     fn demand(keys: u64, decisions_per_second: f64) -> Demand {

@@ -161,7 +161,7 @@ mod tests {
     /// those before it still are.
     #[test]
     fn keys_beyond_the_bound_are_not_kept() {
-        let policy = Policy::new("per-ip", Quota::per_minute(1)).unwrap().scope(["ip"]);
+        let policy = Policy::new("per-ip", Quota::per_minute(1)).unwrap().with_scope(["ip"]);
         let gate = Gate::new(PolicySet::new([policy]).unwrap());
         let words = Words(Arc::new(PlainWording));
         let mut seen = SeenKeys { keys: KeyMap { max: 2, ..KeyMap::default() }, ..SeenKeys::default() };

@@ -12,7 +12,7 @@
 //! let log = r#"192.0.2.1 - - [20/Nov/2026:10:00:00 +0000] "GET / HTTP/1.1" 200 5
 //! 192.0.2.1 - - [20/Nov/2026:10:00:01 +0000] "GET / HTTP/1.1" 200 5
 //! "#;
-//! let policy = Policy::new("per-ip", Quota::per_minute(1))?.scope(["ip"]);
+//! let policy = Policy::new("per-ip", Quota::per_minute(1))?.with_scope(["ip"]);
 //! let wording: Arc<dyn Wording> = Arc::new(PlainWording);
 //! let mut replay = Replay::new(Plan::of(PolicySet::new([policy])?, Options::default()), &wording)?;
 //! let mut reader = LogReader::from_reader(log.as_bytes())?;

@@ -122,7 +122,7 @@ impl Survey {
         for (name, count) in &mut self.attributes {
             *count += u64::from(request.value(name).is_some());
         }
-        let cost = request.asked_cost();
+        let cost = request.cost();
         let of = |kind| key(&self.hasher, request, kind);
         let keys = [of(Kind::Address), of(Kind::User), of(Kind::Login)];
         for (peaks, key) in [&mut self.ips, &mut self.users, &mut self.logins].into_iter().zip(keys) {
@@ -167,7 +167,7 @@ impl Proposal {
         for_each_check(entry, |request| {
             for policy in &mut self.policies {
                 if let Some(key) = key(&self.survey.hasher, request, policy.kind) {
-                    policy.trial.check(key, self.now, request.asked_cost());
+                    policy.trial.check(key, self.now, request.cost());
                 }
             }
         });

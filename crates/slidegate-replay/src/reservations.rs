@@ -161,7 +161,7 @@ pub(crate) fn reserved_cost(decision: &PolicyDecision<'_>, request: &Request<'_>
 /// What a policy asks for a request that reserves without a cost.
 fn estimated_cost(decision: &PolicyDecision<'_>) -> u64 {
     let policy = decision.policy();
-    match policy.estimated().filter(|_| holds(policy)) {
+    match policy.estimate().filter(|_| holds(policy)) {
         Some(estimate) => estimate.min(decision.limit()),
         None => 1,
     }
@@ -169,7 +169,7 @@ fn estimated_cost(decision: &PolicyDecision<'_>) -> u64 {
 
 /// Whether a policy holds what reservations ask for. Others charge it at once.
 pub(crate) fn holds(policy: &Policy) -> bool {
-    *policy.counted() != Counts::Requests || policy.quota().algorithm() == Algorithm::InFlight
+    *policy.counts() != Counts::Requests || policy.quota().algorithm() == Algorithm::InFlight
 }
 
 fn is_denied_by_held(decision: &PolicyDecision<'_>, request: &Request<'_>) -> bool {
@@ -179,7 +179,7 @@ fn is_denied_by_held(decision: &PolicyDecision<'_>, request: &Request<'_>) -> bo
 
 /// A request without the cost that the log has, which is known at the end only.
 pub(crate) fn without_cost<'r>(request: &Request<'r>) -> Request<'r> {
-    let mut unsaid = Request::new().verb(request.own_verb());
+    let mut unsaid = Request::new().with_verb(request.verb());
     unsaid.extend(request.attributes());
     request.named_policy().into_iter().fold(unsaid, Request::under)
 }
@@ -223,7 +223,7 @@ impl Reservations {
                  and hold nothing, so limits on what is in flight deny none of them",
             ));
         }
-        let has_estimate = policies.iter().any(|one| one.estimated().is_some_and(|cost| cost > 1));
+        let has_estimate = policies.iter().any(|one| one.estimate().is_some_and(|cost| cost > 1));
         if asked > 0 && other_costs == 0 && has_estimate {
             notes.push(
                 "all reservations are settled to a cost of 1: name the cost in the log with --cost-field"

@@ -520,7 +520,7 @@ mod tests {
         let clock = ManualClock::at(Timestamp::EPOCH);
         let store = MemoryStore::builder().clock(clock.clone()).build();
         let quota = Quota::per_minute(100).with_algorithm(algorithm);
-        let policies = PolicySet::new([Policy::new("p", quota).unwrap().scope(["ip"])]).unwrap();
+        let policies = PolicySet::new([Policy::new("p", quota).unwrap().with_scope(["ip"])]).unwrap();
         let gate = Gate::with_memory(policies, store);
         let mut admitted = Vec::new();
         for request in options.clone().requests().unwrap() {

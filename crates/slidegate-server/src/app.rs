@@ -133,9 +133,7 @@ impl App {
         let policies = self.policies();
         let Some(Value::Bytes(counter)) = request.value(envoy::SCOPE) else { return Ok(existed) };
         let is_rule = |policy: &Policy| {
-            policy.is_only_when_named()
-                && policy.scope_attributes() == [envoy::SCOPE]
-                && policy.applies_to(request)
+            policy.is_only_when_named() && policy.scope() == [envoy::SCOPE] && policy.applies_to(request)
         };
         let (Some(rule), Ok(counter)) =
             (policies.iter().find(|policy| is_rule(policy)), std::str::from_utf8(counter))
@@ -214,7 +212,7 @@ impl App {
         let policies = self.policies();
         let Some(policy) = listed(&policies).next() else { return };
         let address = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
-        let request = policy.scope_attributes().iter().fold(Request::new().cost(0), |request, name| {
+        let request = policy.scope().iter().fold(Request::new().with_cost(0), |request, name| {
             if self.attributes.addresses.contains(name) {
                 request.with(name, address)
             } else {

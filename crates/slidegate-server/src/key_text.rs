@@ -28,7 +28,7 @@ impl KeyText {
         text: &str,
         is_address: impl Fn(&str) -> bool,
     ) -> Result<Self, String> {
-        let (name, scope) = (policy.name(), policy.scope_attributes());
+        let (name, scope) = (policy.name(), policy.scope());
         if text.len() > Self::MAX {
             return Err(format!(
                 "the key has {} bytes; {} is the most that can be asked for",
@@ -78,7 +78,7 @@ impl KeyText {
 
     /// A request for this key, decided only by this policy.
     pub(crate) fn request<'r>(&'r self, policy: &'r Policy) -> Request<'r> {
-        let attributes = policy.scope_attributes().iter().zip(self.values());
+        let attributes = policy.scope().iter().zip(self.values());
         let request = attributes.fold(Request::new(), |request, (name, value)| request.with(name, value));
         request.under(policy.name())
     }
@@ -111,7 +111,7 @@ mod tests {
     use slidegate::Quota;
 
     fn policy(scope: &[&str]) -> Policy {
-        Policy::new("p", Quota::per_minute(1)).unwrap().scope(scope.iter().copied())
+        Policy::new("p", Quota::per_minute(1)).unwrap().with_scope(scope.iter().copied())
     }
 
     fn read(scope: &[&str], text: &str) -> Result<KeyText, String> {

@@ -109,7 +109,7 @@ pub(crate) fn can_decide(policies: &PolicySet, name: &str, request: &Request<'_>
             format!("invalid policy `{name}`: must be a policy in force; `slidegate policy list` lists them");
         return Err(Problem::field("policy", detail));
     };
-    match policy.scope_attributes().iter().find(|attribute| request.value(attribute).is_none()) {
+    match policy.scope().iter().find(|attribute| request.value(attribute).is_none()) {
         None => Ok(()),
         Some(missing) => {
             let detail = format!("policy `{name}` counts by `{missing}`; give that attribute");

@@ -46,7 +46,7 @@ impl Attributes {
         cost: u64,
     ) -> Result<Request<'r>, BadRequest> {
         check_cost(cost)?;
-        let mut request = Request::new().cost(cost);
+        let mut request = Request::new().with_cost(cost);
         self.add_to(&mut request, attributes)?;
         Ok(request)
     }
@@ -60,7 +60,7 @@ impl Attributes {
         request: &mut Request<'r>,
         attributes: impl Iterator<Item = (&'r str, &'r [u8])>,
     ) -> Result<(), BadRequest> {
-        check_cost(request.asked_cost())?;
+        check_cost(request.cost())?;
         self.add_to(request, attributes)
     }
 

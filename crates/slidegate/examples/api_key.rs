@@ -15,7 +15,8 @@ use slidegate::{Gate, Policy, PolicySet, Quota};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let gate = Gate::new(PolicySet::new([Policy::new("per-key", Quota::per_minute(5))?.scope(["key"])])?);
+    let gate =
+        Gate::new(PolicySet::new([Policy::new("per-key", Quota::per_minute(5))?.with_scope(["key"])])?);
     let limit = RateLimitLayer::builder(gate)
         // Requests without a key are counted by address, so omitting the key does not bypass the
         // limit.

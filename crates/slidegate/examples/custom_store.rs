@@ -70,7 +70,7 @@ impl<C: Clock> LocalStore for MapStore<C> {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let policies = PolicySet::new([Policy::new("per-user", Quota::per_minute(2))?.scope(["user"])])?;
+    let policies = PolicySet::new([Policy::new("per-user", Quota::per_minute(2))?.with_scope(["user"])])?;
     let gate = Gate::with_store(policies, MapStore::new(SystemClock::new()))?;
     let alice = Request::new().with("user", "alice");
     for _ in 0..3 {
@@ -97,7 +97,7 @@ mod tests {
         let policies = ["narrow", "wide"].into_iter().zip(limits).map(|(name, limit)| {
             let quota = Quota::new(limit, Duration::from_micros(window_us)).unwrap();
             let scope: &[&str] = if name == "narrow" { &["user", "path"] } else { &["user"] };
-            Policy::new(name, quota.with_algorithm(algorithm)).unwrap().scope(scope.iter().copied())
+            Policy::new(name, quota.with_algorithm(algorithm)).unwrap().with_scope(scope.iter().copied())
         });
         PolicySet::new(policies).unwrap()
     }
@@ -128,7 +128,7 @@ mod tests {
                 let verbs = [Verb::Check, Verb::Peek, Verb::Refund, Verb::Penalize];
                 let user = USERS[user];
                 let request =
-                    |path| Request::new().with("user", user).with("path", path).cost(cost).verb(verbs[step as usize % 4]);
+                    |path| Request::new().with("user", user).with("path", path).with_cost(cost).with_verb(verbs[step as usize % 4]);
                 let requests = [request(PATHS[path]), request(PATHS[2])];
                 match step {
                     0..4 => prop_assert_eq!(all([&ours.apply(&requests)]), all([&theirs.apply(&requests)])),
@@ -158,7 +158,7 @@ mod tests {
             MapStore::new(ManualClock::new()),
         );
         let gate = gate.unwrap();
-        let request = Request::new().with("user", "alice").with("path", "/").cost(3);
+        let request = Request::new().with("user", "alice").with("path", "/").with_cost(3);
         let first = all([&gate.check_once(&request, "a")]);
         assert_eq!(all([&gate.check_once(&request, "a")]), first);
         assert!(gate.check_once(&request, "b").is_denied());

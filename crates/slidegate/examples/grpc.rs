@@ -22,11 +22,11 @@ use tonic_types::{ErrorDetails, StatusExt};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let gate = Gate::new(PolicySet::new([
-        Policy::new("per-ip", Quota::per_minute(5))?.scope(["ip"]),
+        Policy::new("per-ip", Quota::per_minute(5))?.with_scope(["ip"]),
         // The path of a gRPC request is its method.
         Policy::new("watches", Quota::per_minute(1))?
-            .when("method", Match::equals("/grpc.health.v1.Health/Watch"))
-            .scope(["ip"]),
+            .with_condition("method", Match::equals("/grpc.health.v1.Health/Watch"))
+            .with_scope(["ip"]),
     ])?);
     let limit = RateLimitLayer::builder(gate)
         .attribute("ip", Attribute::client_addr())

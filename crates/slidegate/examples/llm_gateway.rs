@@ -38,12 +38,12 @@ const MAX_BODY: usize = 64 * 1024;
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let gate = Arc::new(Gate::new(PolicySet::new([
-        Policy::new("requests", Quota::per_minute(60))?.scope(["user"]).counts(Counts::Requests),
-        Policy::new("tokens", Quota::per_minute(2000))?.scope(["user"]),
+        Policy::new("requests", Quota::per_minute(60))?.with_scope(["user"]).with_counts(Counts::Requests),
+        Policy::new("tokens", Quota::per_minute(2000))?.with_scope(["user"]),
         // The permit of a gateway that crashed is free after 30 s.
         Policy::new("streams", Quota::in_flight(2, Duration::from_secs(30))?)?
-            .scope(["user"])
-            .counts(Counts::Requests),
+            .with_scope(["user"])
+            .with_counts(Counts::Requests),
     ])?));
     let limit = RateLimitLayer::reserve(Arc::clone(&gate), |head| {
         head.extensions.get::<Completion>().map_or(0, Completion::most_tokens)

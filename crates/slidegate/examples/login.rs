@@ -30,9 +30,9 @@ struct Login {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let gate = Gate::new(PolicySet::new([
-        Policy::new("login-per-address-and-user", Quota::per_minute(3))?.scope(["ip", "user"]),
-        Policy::new("login-per-address", Quota::per_minute(10))?.scope(["ip"]),
-        Policy::new("login-per-user", Quota::per_hour(20))?.scope(["user"]),
+        Policy::new("login-per-address-and-user", Quota::per_minute(3))?.with_scope(["ip", "user"]),
+        Policy::new("login-per-address", Quota::per_minute(10))?.with_scope(["ip"]),
+        Policy::new("login-per-user", Quota::per_hour(20))?.with_scope(["user"]),
     ])?);
     // Trust proxies on this machine and in private networks.
     let proxies = Trust::Networks(TrustedProxies::new(["private"])?);

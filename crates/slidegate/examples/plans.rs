@@ -27,13 +27,15 @@ struct Account {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let gate = Gate::new(PolicySet::new([
-        Policy::new("free", Quota::per_minute(3))?.when("plan", Match::equals("free")).scope(["account"]),
+        Policy::new("free", Quota::per_minute(3))?
+            .with_condition("plan", Match::equals("free"))
+            .with_scope(["account"]),
         Policy::new("pro", Quota::per_minute(10))?
-            .when("plan", Match::equals("pro"))
-            .scope(["account"])
+            .with_condition("plan", Match::equals("pro"))
+            .with_scope(["account"])
             .with_override(["initech"], Quota::per_minute(12)),
         // On top of every plan: reports are expensive.
-        Policy::new("reports", Quota::per_hour(100))?.when("path", Match::equals("/reports")),
+        Policy::new("reports", Quota::per_hour(100))?.with_condition("path", Match::equals("/reports")),
     ])?);
     let limit = RateLimitLayer::builder(gate)
         .attribute("account", Attribute::extension(|account: &Account| Some(account.name.into())))

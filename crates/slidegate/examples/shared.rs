@@ -18,7 +18,7 @@ use slidegate::{FallbackStore, Gate, Policy, PolicySet, Quota, RedisOptions, Red
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let policies = PolicySet::new([Policy::new("per-ip", Quota::per_minute(10))?.scope(["ip"])])?;
+    let policies = PolicySet::new([Policy::new("per-ip", Quota::per_minute(10))?.with_scope(["ip"])])?;
     let redis =
         RedisOptions::new(&std::env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".into()))?;
     let store = FallbackStore::new(RedisStore::new(redis)?).with_instances(2);

@@ -12,7 +12,7 @@ use crate::time::Timestamp;
 /// use slidegate::{Block, Gate, Policy, PolicySet, Quota, Reason, Request};
 ///
 /// let per_user = Policy::new("per-user", Quota::per_minute(5))?
-///     .scope(["user"])
+///     .with_scope(["user"])
 ///     .with_block(["mallory"], Block::forever().by("ops"));
 /// let gate = Gate::new(PolicySet::new([per_user])?);
 /// let request = Request::new().with("user", "mallory");

@@ -57,8 +57,8 @@ pub use ticket_guard::TicketGuard;
 /// use slidegate::{Gate, Match, Policy, PolicySet, Quota, Request};
 ///
 /// let gate = Gate::new(PolicySet::new([
-///     Policy::new("per-user", Quota::per_minute(100))?.scope(["user"]),
-///     Policy::new("login", Quota::per_minute(1))?.when("path", Match::equals("/login")).scope(["user"]),
+///     Policy::new("per-user", Quota::per_minute(100))?.with_scope(["user"]),
+///     Policy::new("login", Quota::per_minute(1))?.with_condition("path", Match::equals("/login")).with_scope(["user"]),
 /// ])?);
 ///
 /// let login = Request::new().with("user", "alice").with("path", "/login");
@@ -93,7 +93,7 @@ pub struct Gate<S = MemoryStore> {
 /// speak its protocol: limits that many instances share.
 ///
 /// It always answers within its deadline, and needs no Redis to be created. While Redis does not
-/// reply, each policy decides by its [fallback](crate::Policy::on_store_error), and every decision
+/// reply, each policy decides by its [fallback](crate::Policy::with_on_store_error), and every decision
 /// says [who made it](crate::Decision::source). Works within a tokio runtime. In a cluster, a call
 /// whose keys are in several slots takes one step for each slot and verb, and what a later denial
 /// would have prevented is refunded.
@@ -103,7 +103,7 @@ pub struct Gate<S = MemoryStore> {
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), slidegate::Error> {
-/// let policies = PolicySet::new([Policy::new("per-user", Quota::per_minute(100))?.scope(["user"])])?;
+/// let policies = PolicySet::new([Policy::new("per-user", Quota::per_minute(100))?.with_scope(["user"])])?;
 /// let gate = SharedGate::redis(policies, RedisOptions::new("redis://127.0.0.1:6379")?)?;
 /// let request = Request::new().with("user", "alice");
 /// if gate.check_async(&request).await.is_denied() { /* 429 */ }
@@ -125,7 +125,7 @@ impl Gate {
     /// ```
     /// use slidegate::{Gate, MemoryStore, Policy, PolicySet, Quota};
     ///
-    /// let policies = PolicySet::new([Policy::new("per-user", Quota::per_minute(100))?.scope(["user"])])?;
+    /// let policies = PolicySet::new([Policy::new("per-user", Quota::per_minute(100))?.with_scope(["user"])])?;
     /// let gate = Gate::with_memory(policies, MemoryStore::builder().max_keys(10_000).build());
     /// assert_eq!(gate.store().stats().max_keys, 10_000);
     /// # Ok::<(), slidegate::Error>(())
@@ -140,7 +140,7 @@ impl Gate {
     /// ```
     /// use slidegate::{Gate, Policy, Quota, Request};
     ///
-    /// let gate = Gate::single(Policy::new("per-user", Quota::per_minute(1))?.scope(["user"]))?;
+    /// let gate = Gate::single(Policy::new("per-user", Quota::per_minute(1))?.with_scope(["user"]))?;
     /// let alice = Request::new().with("user", "alice");
     /// assert!(gate.check(&alice).is_allowed());
     /// assert!(gate.check(&alice).is_denied());
@@ -301,13 +301,13 @@ impl<S: LocalStore> Gate<S> {
     ///
     /// A denial is decided again, because it has charged nothing. A [`MemoryStore`] keeps the last
     /// 65,536 checks; an earlier one is charged again. In a Redis cluster the request's keys must
-    /// be in one slot, as [`RedisOptions::hash_tag`](crate::RedisOptions::hash_tag) ensures;
+    /// be in one slot, as [`RedisOptions::with_hash_tag`](crate::RedisOptions::with_hash_tag) ensures;
     /// otherwise this is a [`check`](Self::check).
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
     ///
-    /// let gate = Gate::new(PolicySet::new([Policy::new("per-user", Quota::per_minute(5))?.scope(["user"])])?);
+    /// let gate = Gate::new(PolicySet::new([Policy::new("per-user", Quota::per_minute(5))?.with_scope(["user"])])?);
     /// let request = Request::new().with("user", "alice");
     /// for _attempt in 0..3 {
     ///     assert_eq!(gate.check_once(&request, "order-1001").strictest().unwrap().remaining(), 4);
@@ -337,7 +337,7 @@ impl<S: LocalStore> Gate<S> {
         self.decide_now(&self.store, Some(Verb::Penalize), slice::from_ref(request), None)
     }
 
-    /// Carries out several requests, each with its own [verb](Request::verb), [role](Request::role)
+    /// Carries out several requests, each with its own [verb](Request::with_verb), [role](Request::with_role)
     /// and cost, in one atomic step.
     ///
     /// If an enforced policy denies one check or peek, the call is denied and no check is charged
@@ -353,13 +353,13 @@ impl<S: LocalStore> Gate<S> {
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, Verb};
     ///
     /// let gate = Gate::new(PolicySet::new([
-    ///     Policy::new("calls", Quota::per_minute(100))?.scope(["user"]),
-    ///     Policy::new("tokens", Quota::per_minute(5000))?.scope(["user", "model"]),
+    ///     Policy::new("calls", Quota::per_minute(100))?.with_scope(["user"]),
+    ///     Policy::new("tokens", Quota::per_minute(5000))?.with_scope(["user", "model"]),
     /// ])?);
     /// let requests = [
     ///     Request::new().with("user", "alice").under("calls"),
-    ///     Request::new().with("user", "alice").with("model", "small").under("tokens").cost(6000),
-    ///     Request::new().with("user", "bob").under("calls").verb(Verb::Penalize),
+    ///     Request::new().with("user", "alice").with("model", "small").under("tokens").with_cost(6000),
+    ///     Request::new().with("user", "bob").under("calls").with_verb(Verb::Penalize),
     /// ];
     /// let decisions = gate.apply(&requests);
     /// assert!(decisions.is_denied());
@@ -396,7 +396,7 @@ impl<S: LocalStore> Gate<S> {
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
     ///
-    /// let gate = Gate::new(PolicySet::new([Policy::new("per-user", Quota::per_minute(1))?.scope(["user"])])?);
+    /// let gate = Gate::new(PolicySet::new([Policy::new("per-user", Quota::per_minute(1))?.with_scope(["user"])])?);
     /// assert!(gate.check(&Request::new().with("user", "alice")).is_allowed());
     /// assert!(gate.check(&Request::new().with("user", "bob")).is_allowed());
     /// assert_eq!(gate.reset_policy("per-user")?, 2);
@@ -431,7 +431,7 @@ impl<S: LocalStore> Gate<S> {
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
     ///
-    /// let gate = Gate::new(PolicySet::new([Policy::new("per-user", Quota::per_minute(3))?.scope(["user"])])?);
+    /// let gate = Gate::new(PolicySet::new([Policy::new("per-user", Quota::per_minute(3))?.with_scope(["user"])])?);
     /// let alice = Request::new().with("user", "alice");
     /// gate.check(&alice);
     /// gate.check(&alice);

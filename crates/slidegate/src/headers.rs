@@ -79,7 +79,7 @@ impl HeaderOptions {
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
     ///
     /// let gate = Gate::new(PolicySet::new([
-    ///     Policy::new("per-user", Quota::per_minute(5))?.scope(["user"]),
+    ///     Policy::new("per-user", Quota::per_minute(5))?.with_scope(["user"]),
     ///     Policy::new("everyone", Quota::per_hour(100))?,
     /// ])?);
     /// let request = Request::new().with("user", "alice");
@@ -125,9 +125,9 @@ impl HeaderOptions {
     /// use slidegate::headers::{HeaderOptions, XRateLimit};
     /// use slidegate::{CostUnit, Gate, Policy, PolicySet, Quota, Request};
     ///
-    /// let tokens = Policy::new("tokens", Quota::per_minute(1000))?.unit(CostUnit::Tokens);
+    /// let tokens = Policy::new("tokens", Quota::per_minute(1000))?.with_unit(CostUnit::Tokens);
     /// let gate = Gate::new(PolicySet::new([tokens])?);
-    /// let request = Request::new().cost(400);
+    /// let request = Request::new().with_cost(400);
     /// let ticket = gate.reserve(&request).into_ticket().unwrap();
     /// let options = HeaderOptions { x_ratelimit: XRateLimit::OpenAi, ..HeaderOptions::OFF };
     /// let headers = options.settlement_headers(&gate.settle(&ticket, 120)?);
@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn a_limit_of_what_is_in_flight_has_no_window_and_a_short_wait() {
         let quota = Quota::in_flight(1, Duration::from_secs(20)).unwrap();
-        let (gate, clock) = gate([policy("streams", quota).counts(crate::Counts::Requests)]);
+        let (gate, clock) = gate([policy("streams", quota).with_counts(crate::Counts::Requests)]);
         let request = Request::new();
         let _running = gate.reserve(&request);
         let denied = gate.reserve(&request);
@@ -507,7 +507,7 @@ mod tests {
         let (gate, _clock) = gate([
             policy("trial", Quota::per_minute(1)).shadow(),
             policy("real", Quota::per_minute(5)),
-            policy("trial-per-user", Quota::per_minute(1)).scope(["user"]).shadow(),
+            policy("trial-per-user", Quota::per_minute(1)).with_scope(["user"]).shadow(),
         ]);
         let request = Request::new().with("user", "alice");
         let _ = gate.check(&request);
@@ -522,7 +522,7 @@ mod tests {
     /// A paying customer who is shown the default limit would slow down for no reason.
     #[test]
     fn a_key_is_told_the_quota_that_it_is_under() {
-        let per_user = policy("per-user", Quota::per_minute(5)).scope(["user"]);
+        let per_user = policy("per-user", Quota::per_minute(5)).with_scope(["user"]);
         let (gate, _clock) = gate([per_user.with_override(["alice"], Quota::per_hour(1000))]);
         let fields = |user| DRAFT_10.headers(&gate.check(&Request::new().with("user", user)))[0].1.clone();
         assert_eq!(fields("alice"), r#""per-user";q=1000;w=3600"#);

@@ -64,7 +64,7 @@ pub struct HoldOptions<'o> {
     /// 1 h. `None` is one minute, and the lease of a permit.
     pub ttl: Option<Duration>,
     /// What happens to it if it expires unsettled, under policies that do not
-    /// [say it](crate::Policy::unsettled).
+    /// [say it](crate::Policy::with_unsettled).
     pub unsettled: Unsettled,
     /// An idempotency key, so that a reservation whose response was lost can be sent again: a
     /// repeated call with the same key, keys and costs, within the longest window and time of its

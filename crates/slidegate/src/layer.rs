@@ -9,7 +9,7 @@
 //! use slidegate::layer::{Attribute, RateLimitLayer};
 //! use slidegate::{Gate, Policy, PolicySet, Quota};
 //!
-//! let gate = Gate::new(PolicySet::new([Policy::new("per-ip", Quota::per_minute(100))?.scope(["ip"])])?);
+//! let gate = Gate::new(PolicySet::new([Policy::new("per-ip", Quota::per_minute(100))?.with_scope(["ip"])])?);
 //! let limit = RateLimitLayer::builder(gate).attribute("ip", Attribute::client_addr()).build()?;
 //! let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(limit);
 //! # Ok::<(), slidegate::Error>(())
@@ -115,10 +115,10 @@ impl RateLimitLayer {
     ///
     /// # async fn complete() {}
     /// let gate = Gate::new(PolicySet::new([
-    ///     Policy::new("tokens", Quota::per_minute(100_000))?.scope(["key"]),
+    ///     Policy::new("tokens", Quota::per_minute(100_000))?.with_scope(["key"]),
     ///     Policy::new("streams", Quota::in_flight(4, Duration::from_secs(30))?)?
-    ///         .scope(["key"])
-    ///         .counts(Counts::Requests),
+    ///         .with_scope(["key"])
+    ///         .with_counts(Counts::Requests),
     /// ])?);
     /// let limit = RateLimitLayer::reserve(gate, |_| 4096)
     ///     .attribute("key", Attribute::header("x-api-key"))
@@ -185,8 +185,8 @@ impl<S> Layer<S> for AnyBodyLayer {
 /// use slidegate::{Gate, Match, Policy, PolicySet, Quota};
 ///
 /// let gate = Gate::new(PolicySet::new([
-///     Policy::new("per-user", Quota::per_minute(100))?.scope(["user"]),
-///     Policy::new("exports", Quota::per_hour(5))?.when("route", Match::equals("export")).scope(["user"]),
+///     Policy::new("per-user", Quota::per_minute(100))?.with_scope(["user"]),
+///     Policy::new("exports", Quota::per_hour(5))?.with_condition("route", Match::equals("export")).with_scope(["user"]),
 /// ])?);
 /// let limits = RateLimitLayer::builder(gate)
 ///     .attribute("user", Attribute::header("x-api-key").or(Attribute::client_addr()))
@@ -226,8 +226,8 @@ impl<M> RateLimitLayerBuilder<M> {
     /// # async fn home() {}
     /// # async fn login() {}
     /// let gate = Gate::new(PolicySet::new([
-    ///     Policy::new("per-ip", Quota::per_minute(100))?.scope(["ip"]),
-    ///     Policy::new("login", Quota::per_minute(5))?.scope(["ip"]),
+    ///     Policy::new("per-ip", Quota::per_minute(100))?.with_scope(["ip"]),
+    ///     Policy::new("login", Quota::per_minute(5))?.with_scope(["ip"]),
     /// ])?);
     /// let limits = RateLimitLayer::builder(gate).attribute("ip", Attribute::client_addr());
     /// let app: Router = Router::new()
@@ -368,7 +368,7 @@ impl Config {
             let policy = policies
                 .by_name(name)
                 .ok_or_else(|| Error::unknown_policy(name, policies.iter().map(Policy::name)))?;
-            self.check_policy(policy, policy.scope_attributes().iter().map(String::as_str))
+            self.check_policy(policy, policy.scope().iter().map(String::as_str))
         })
     }
 
@@ -391,5 +391,5 @@ impl Config {
 /// The attributes in a policy's scope and conditions.
 fn attributes_of(policy: &Policy) -> impl Iterator<Item = &str> {
     let conditions = policy.conditions().iter().map(|(attribute, _)| attribute);
-    policy.scope_attributes().iter().chain(conditions).map(String::as_str)
+    policy.scope().iter().chain(conditions).map(String::as_str)
 }

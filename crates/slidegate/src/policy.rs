@@ -28,10 +28,10 @@ pub use set::PolicySet;
 /// use slidegate::{Match, Policy, Quota};
 ///
 /// let login = Policy::new("login-per-ip", Quota::per_minute(5))?
-///     .when("path", Match::equals("/login"))
-///     .scope(["ip"]);
+///     .with_condition("path", Match::equals("/login"))
+///     .with_scope(["ip"]);
 /// let plan = Policy::new("per-user", Quota::per_minute(100))?
-///     .scope(["user"])
+///     .with_scope(["user"])
 ///     .with_override(["alice"], Quota::per_minute(1000));
 /// assert_eq!(plan.name(), "per-user");
 /// # Ok::<(), slidegate::Error>(())
@@ -97,7 +97,7 @@ impl Policy {
     /// Adds a condition: the policy applies only to requests whose `attribute` matches. All
     /// conditions must hold.
     #[must_use]
-    pub fn when(mut self, attribute: impl Into<String>, condition: Match) -> Self {
+    pub fn with_condition(mut self, attribute: impl Into<String>, condition: Match) -> Self {
         self.when.push((attribute.into(), condition));
         self
     }
@@ -113,7 +113,7 @@ impl Policy {
     /// Sets the attributes whose values form the key, in this order. The policy does not apply to a
     /// request that lacks one of them. Without a scope, all requests share one key.
     #[must_use]
-    pub fn scope<A: Into<String>>(mut self, attributes: impl IntoIterator<Item = A>) -> Self {
+    pub fn with_scope<A: Into<String>>(mut self, attributes: impl IntoIterator<Item = A>) -> Self {
         self.keys.scope = attributes.into_iter().map(Into::into).collect();
         self
     }
@@ -127,14 +127,14 @@ impl Policy {
 
     /// Sets what happens if a shared store does not reply in time. The memory store always does.
     #[must_use]
-    pub fn on_store_error(mut self, then: OnStoreError) -> Self {
+    pub fn with_on_store_error(mut self, then: OnStoreError) -> Self {
         self.on_store_error = then;
         self
     }
 
     /// What happens if a shared store does not reply in time.
     #[must_use]
-    pub fn fallback(&self) -> OnStoreError {
+    pub fn on_store_error(&self) -> OnStoreError {
         self.on_store_error
     }
 
@@ -154,14 +154,14 @@ impl Policy {
 
     /// Sets what happens to a cost that exceeds what remains. Default: [`Excess::Refuse`].
     #[must_use]
-    pub fn excess(mut self, then: Excess) -> Self {
+    pub fn with_excess(mut self, then: Excess) -> Self {
         self.excess = then;
         self
     }
 
     /// What happens to a cost that exceeds what remains.
     #[must_use]
-    pub fn on_excess(&self) -> Excess {
+    pub fn excess(&self) -> Excess {
         self.excess
     }
 
@@ -171,23 +171,23 @@ impl Policy {
     /// use slidegate::{Counts, Gate, Policy, PolicySet, Quota, Request};
     ///
     /// let gate = Gate::new(PolicySet::new([
-    ///     Policy::new("requests", Quota::per_minute(60))?.scope(["user"]).counts(Counts::Requests),
-    ///     Policy::new("output", Quota::per_minute(9000))?.scope(["user"]).counts(Counts::Named("output".into())),
+    ///     Policy::new("requests", Quota::per_minute(60))?.with_scope(["user"]).with_counts(Counts::Requests),
+    ///     Policy::new("output", Quota::per_minute(9000))?.with_scope(["user"]).with_counts(Counts::Named("output".into())),
     /// ])?);
-    /// let request = Request::new().with("user", "alice").cost([("input", 900), ("output", 4096)]);
+    /// let request = Request::new().with("user", "alice").with_cost([("input", 900), ("output", 4096)]);
     /// let decisions = gate.check(&request);
     /// assert_eq!(decisions.iter().map(|one| one.used()).collect::<Vec<_>>(), [1, 4096]);
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     #[must_use]
-    pub fn counts(mut self, what: Counts) -> Self {
+    pub fn with_counts(mut self, what: Counts) -> Self {
         self.counts = what;
         self
     }
 
     /// What of a request counts.
     #[must_use]
-    pub fn counted(&self) -> &Counts {
+    pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
@@ -200,7 +200,7 @@ impl Policy {
     /// Sets what is held for a request that reserves and does not say its cost. It is lowered to the
     /// key's limit, so that an unused key can always be used. Without one, 1 is held.
     #[must_use]
-    pub fn estimate(mut self, cost: u64) -> Self {
+    pub fn with_estimate(mut self, cost: u64) -> Self {
         self.estimate = Some(cost);
         self
     }
@@ -229,7 +229,7 @@ impl Policy {
 
     /// What is held now for a request that does not say its cost: what was learned, or what was set.
     #[must_use]
-    pub fn estimated(&self) -> Option<u64> {
+    pub fn estimate(&self) -> Option<u64> {
         self.settled_costs.as_ref().and_then(|costs| costs.percentile_90()).or(self.estimate)
     }
 
@@ -247,13 +247,13 @@ impl Policy {
         self.quota.algorithm() == Algorithm::InFlight
             || self.estimate.is_some()
             || self.learns_estimate()
-            || self.on_unsettled() == Unsettled::Forget
+            || self.unsettled() == Unsettled::Forget
     }
 
     /// Sets what happens to holds that expire unsettled. Default: [`Unsettled::Charge`].
     /// Permits of [`Quota::in_flight`] are given back.
     #[must_use]
-    pub fn unsettled(mut self, then: Unsettled) -> Self {
+    pub fn with_unsettled(mut self, then: Unsettled) -> Self {
         self.unsettled = Some(then);
         self
     }
@@ -262,7 +262,7 @@ impl Policy {
     /// [`HoldOptions::unsettled`](crate::HoldOptions::unsettled) says otherwise where the policy says
     /// nothing.
     #[must_use]
-    pub fn on_unsettled(&self) -> Unsettled {
+    pub fn unsettled(&self) -> Unsettled {
         self.unsettled_or(Unsettled::default())
     }
 
@@ -277,7 +277,7 @@ impl Policy {
     /// Sets what a unit of cost is. Header styles that have fields for each unit need it, see
     /// [`XRateLimit::OpenAi`](crate::headers::XRateLimit::OpenAi).
     #[must_use]
-    pub fn unit(mut self, unit: CostUnit) -> Self {
+    pub fn with_unit(mut self, unit: CostUnit) -> Self {
         self.unit = Some(unit);
         self
     }
@@ -285,7 +285,7 @@ impl Policy {
     /// What a unit of cost is: as [set](Self::unit), otherwise requests if it [counts
     /// them](Counts::Requests) against a rate.
     #[must_use]
-    pub fn cost_unit(&self) -> Option<CostUnit> {
+    pub fn unit(&self) -> Option<CostUnit> {
         let counts_requests =
             self.counts == Counts::Requests && self.quota.algorithm() != Algorithm::InFlight;
         self.unit.or(counts_requests.then_some(CostUnit::Requests))
@@ -293,7 +293,7 @@ impl Policy {
 
     /// Groups IPv6 addresses of the scope by this prefix length. Default: /56.
     #[must_use]
-    pub fn ipv6_prefix(mut self, prefix: Ipv6Prefix) -> Self {
+    pub fn with_ipv6_prefix(mut self, prefix: Ipv6Prefix) -> Self {
         self.keys.ipv6_prefix = prefix;
         self
     }
@@ -364,7 +364,7 @@ impl Policy {
     /// ```
     /// use slidegate::{Policy, Quota};
     ///
-    /// let policy = Policy::new("per-user", Quota::per_minute(100))?.scope(["user"]);
+    /// let policy = Policy::new("per-user", Quota::per_minute(100))?.with_scope(["user"]);
     /// let policy = policy.with_override(["alice"], Quota::per_minute(500));
     /// let doubled = policy.map_quotas(|quota| Quota::new(2 * quota.limit(), quota.window()).unwrap());
     /// assert_eq!(doubled.quotas().map(Quota::limit).collect::<Vec<_>>(), [200, 1000]);
@@ -397,7 +397,7 @@ impl Policy {
 
     /// The prefix by which IPv6 addresses of its scope are grouped.
     #[must_use]
-    pub fn grouping_prefix(&self) -> Ipv6Prefix {
+    pub fn ipv6_prefix(&self) -> Ipv6Prefix {
         self.keys.ipv6_prefix
     }
 
@@ -415,7 +415,7 @@ impl Policy {
 
     /// The attributes that form a key.
     #[must_use]
-    pub fn scope_attributes(&self) -> &[String] {
+    pub fn scope(&self) -> &[String] {
         &self.keys.scope
     }
 

@@ -275,7 +275,7 @@ impl Quota {
     /// use std::time::Duration;
     ///
     /// let streams = Quota::in_flight(2, Duration::from_secs(30))?;
-    /// let gate = Gate::new(PolicySet::new([Policy::new("streams", streams)?.scope(["user"])])?);
+    /// let gate = Gate::new(PolicySet::new([Policy::new("streams", streams)?.with_scope(["user"])])?);
     /// let alice = Request::new().with("user", "alice");
     /// let first = gate.reserve(&alice).into_ticket().unwrap();
     /// let second = gate.reserve(&alice).into_ticket().unwrap();

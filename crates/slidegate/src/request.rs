@@ -89,7 +89,7 @@ impl From<Value<'_>> for OwnedValue {
 /// What of a request counts under a policy.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub enum Counts {
-    /// Its [cost](crate::Request::cost), or the sum of its costs by name.
+    /// Its [cost](crate::Request::with_cost), or the sum of its costs by name.
     #[default]
     Cost,
     /// The request itself: 1, whatever it costs, and 0 if its cost is 0. Known at once, so it is
@@ -154,13 +154,13 @@ impl CostUnit {
 }
 
 /// What a request costs: a number, or numbers by name of which a policy
-/// [counts](crate::Policy::counts) one. Policies that count no name count their sum.
+/// [counts](crate::Policy::with_counts) one. Policies that count no name count their sum.
 ///
 /// ```
 /// use slidegate::Request;
 ///
-/// let request = Request::new().cost([("input", 900), ("output", 4096)]);
-/// assert_eq!(request.asked_cost(), 4996);
+/// let request = Request::new().with_cost([("input", 900), ("output", 4096)]);
+/// assert_eq!(request.cost(), 4996);
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cost<'r>(Costs<'r>);
@@ -263,7 +263,7 @@ impl<'r, const N: usize> From<[(&'r str, u64); N]> for Cost<'r> {
 /// use std::net::Ipv4Addr;
 ///
 /// let peer = std::net::IpAddr::from(Ipv4Addr::LOCALHOST);
-/// let request = Request::new().with("user", "alice").with("ip", peer).cost(3);
+/// let request = Request::new().with("user", "alice").with("ip", peer).with_cost(3);
 /// assert_eq!(request.value("user"), Some("alice".into()));
 /// assert_eq!(request.value("token"), None);
 /// ```
@@ -338,7 +338,7 @@ impl<'r> Request<'r> {
     /// nothing.
     #[must_use]
     #[inline]
-    pub fn cost(mut self, cost: impl Into<Cost<'r>>) -> Self {
+    pub fn with_cost(mut self, cost: impl Into<Cost<'r>>) -> Self {
         self.cost = Some(cost.into());
         self
     }
@@ -346,7 +346,7 @@ impl<'r> Request<'r> {
     /// Sets what [`Gate::apply`](crate::Gate::apply) does with it: a check unless set.
     #[must_use]
     #[inline]
-    pub fn verb(mut self, verb: Verb) -> Self {
+    pub fn with_verb(mut self, verb: Verb) -> Self {
         self.verb = verb;
         self
     }
@@ -355,7 +355,7 @@ impl<'r> Request<'r> {
     /// [`Gate::apply`](crate::Gate::apply).
     #[must_use]
     #[inline]
-    pub fn role(mut self, role: Role) -> Self {
+    pub fn with_role(mut self, role: Role) -> Self {
         self.role = role;
         self
     }
@@ -369,11 +369,11 @@ impl<'r> Request<'r> {
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, Verb};
     ///
-    /// let gate = Gate::new(PolicySet::new([Policy::new("tokens", Quota::per_minute(10))?.scope(["user"])])?);
+    /// let gate = Gate::new(PolicySet::new([Policy::new("tokens", Quota::per_minute(10))?.with_scope(["user"])])?);
     /// let alice = Request::new().with("user", "alice");
-    /// let _ = gate.penalize(&alice.clone().cost(11));
-    /// assert!(gate.peek(&alice.clone().cost(0)).is_allowed());
-    /// assert!(gate.peek(&alice.cost(0).deny_over_limit()).is_denied());
+    /// let _ = gate.penalize(&alice.clone().with_cost(11));
+    /// assert!(gate.peek(&alice.clone().with_cost(0)).is_allowed());
+    /// assert!(gate.peek(&alice.with_cost(0).deny_over_limit()).is_denied());
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     #[must_use]
@@ -392,7 +392,7 @@ impl<'r> Request<'r> {
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
     ///
-    /// let gate = Gate::new(PolicySet::new([Policy::new("login", Quota::per_minute(5))?.scope(["user"])])?);
+    /// let gate = Gate::new(PolicySet::new([Policy::new("login", Quota::per_minute(5))?.with_scope(["user"])])?);
     /// let request = Request::new().with("user", "alice").under("logn");
     /// let decisions = gate.check(&request);
     /// assert!(decisions.is_denied());
@@ -415,9 +415,9 @@ impl<'r> Request<'r> {
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
     ///
-    /// let gate = Gate::new(PolicySet::new([Policy::new("inline", Quota::per_minute(0))?.scope(["key"])])?);
+    /// let gate = Gate::new(PolicySet::new([Policy::new("inline", Quota::per_minute(0))?.with_scope(["key"])])?);
     /// let alice = Request::new().with("key", "alice").under("inline");
-    /// assert!(gate.check(&alice.clone().quota(Quota::per_minute(2)).cost(2)).is_allowed());
+    /// assert!(gate.check(&alice.clone().quota(Quota::per_minute(2)).with_cost(2)).is_allowed());
     /// assert!(gate.check(&alice.clone().quota(Quota::per_minute(2))).is_denied());
     /// assert!(gate.check(&alice.quota(Quota::per_minute(3))).is_allowed());
     /// # Ok::<(), slidegate::Error>(())
@@ -426,7 +426,7 @@ impl<'r> Request<'r> {
     /// A [`Quota`] itself is allocated; so keep one that is used again in an [`Arc`].
     #[must_use]
     #[inline]
-    pub fn quota(mut self, quota: impl Into<Arc<Quota>>) -> Self {
+    pub fn with_quota(mut self, quota: impl Into<Arc<Quota>>) -> Self {
         self.quota = Some(quota.into());
         self
     }
@@ -448,7 +448,7 @@ impl<'r> Request<'r> {
     /// What it costs in all: 1 unless [`cost`](Self::cost) said otherwise.
     #[must_use]
     #[inline]
-    pub fn asked_cost(&self) -> u64 {
+    pub fn cost(&self) -> u64 {
         self.cost.as_ref().map_or(1, |cost| cost.under(&Counts::Cost))
     }
 
@@ -477,7 +477,7 @@ impl<'r> Request<'r> {
 
     /// Its own verb: a check unless [`verb`](Self::verb) said otherwise.
     #[must_use]
-    pub fn own_verb(&self) -> Verb {
+    pub fn verb(&self) -> Verb {
         self.verb
     }
 
@@ -485,7 +485,7 @@ impl<'r> Request<'r> {
     /// otherwise.
     #[must_use]
     #[inline]
-    pub fn own_role(&self) -> Role {
+    pub fn role(&self) -> Role {
         self.role
     }
 

@@ -31,9 +31,9 @@ use crate::time::{Timestamp, micros};
 /// ```
 /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, Ticket};
 ///
-/// let tokens = Policy::new("tokens", Quota::per_minute(1000))?.scope(["user"]);
+/// let tokens = Policy::new("tokens", Quota::per_minute(1000))?.with_scope(["user"]);
 /// let gate = Gate::new(PolicySet::new([tokens])?);
-/// let request = Request::new().with("user", "alice").cost(400);
+/// let request = Request::new().with("user", "alice").with_cost(400);
 /// let text = gate.reserve(&request).into_ticket().unwrap().to_string();
 /// // Another task, or another call of the same client.
 /// let ticket: Ticket = text.parse()?;
@@ -283,7 +283,7 @@ impl Ticket {
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
     ///
     /// let gate = Gate::new(PolicySet::new([Policy::new("tokens", Quota::per_minute(1000))?])?);
-    /// let ticket = gate.reserve(&Request::new().cost(400)).into_ticket().unwrap();
+    /// let ticket = gate.reserve(&Request::new().with_cost(400)).into_ticket().unwrap();
     /// let ticket = gate.settle_so_far(&ticket, 150)?.into_ticket();
     /// let hold = ticket.holds().next().unwrap();
     /// assert_eq!((hold.policy, hold.held), ("tokens", 250));

@@ -48,7 +48,7 @@ fn requests_that_lock_the_same_shards_in_opposite_order_do_not_wait_for_each_oth
     // Where a key lies is not to be seen from outside. Of so many pairs some lie crosswise.
     for pair in 0..16 {
         loom::model(move || {
-            let policy = |name: &str| Policy::new(name, Quota::per_minute(1)).unwrap().scope([name]);
+            let policy = |name: &str| Policy::new(name, Quota::per_minute(1)).unwrap().with_scope([name]);
             let policies = PolicySet::new([policy("user"), policy("path")]).unwrap();
             let gate = Arc::new(Gate::with_memory(policies, store()));
             let check = move |gate: &Gate, turn: u32| {
@@ -72,7 +72,7 @@ fn requests_that_meet_under_two_policies_are_charged_on_both_or_none() {
     for pair in 0..4 {
         loom::model(move || {
             let one = Policy::new("all", Quota::per_minute(1)).unwrap();
-            let other = Policy::new("per-user", Quota::per_minute(5)).unwrap().scope(["user"]);
+            let other = Policy::new("per-user", Quota::per_minute(5)).unwrap().with_scope(["user"]);
             let gate = Arc::new(Gate::with_memory(PolicySet::new([other, one]).unwrap(), store()));
             let names = [format!("a{pair}"), format!("b{pair}")];
             let check = |gate: &Gate, user: &str| gate.check(&Request::new().with("user", user)).is_allowed();
@@ -153,7 +153,7 @@ fn requests_that_meet_a_change_of_the_policies_are_all_counted() {
                 let set = |(limit, secs): (u64, u64)| {
                     let quota = Quota::new(limit, std::time::Duration::from_secs(secs)).unwrap();
                     let policy = Policy::new("p", quota.with_algorithm(algorithm)).unwrap();
-                    PolicySet::new([policy.scope(["user"])]).unwrap()
+                    PolicySet::new([policy.with_scope(["user"])]).unwrap()
                 };
                 let gate = Arc::new(Gate::with_memory(set(old), store()));
                 let check =

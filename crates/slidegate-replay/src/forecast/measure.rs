@@ -214,7 +214,7 @@ mod tests {
     }
 
     fn demand(log: &str) -> Demand {
-        let policy = Policy::new("per-ip", Quota::per_minute(10)).unwrap().scope(["ip"]);
+        let policy = Policy::new("per-ip", Quota::per_minute(10)).unwrap().with_scope(["ip"]);
         let mut measurement = Measurement::new(PolicySet::new([policy]).unwrap(), 1000);
         let mut reader = LogReader::from_reader(std::io::Cursor::new(log.as_bytes().to_vec())).unwrap();
         while let Some(entry) = reader.next_entry().unwrap() {

@@ -43,7 +43,7 @@ impl Trial {
         let policies = limits.iter().map(|limit| {
             let quota = Quota::new(*limit, window).expect("the window was checked").with_slots(SLOTS);
             let policy = Policy::new(format!("limit-{limit}"), quota).expect("the name is valid");
-            policy.scope(["key"]).shadow()
+            policy.with_scope(["key"]).shadow()
         });
         let policies = PolicySet::new(policies).expect("policies have names of their own");
         let denied = limits.iter().map(|_| HashMap::new()).collect();
@@ -56,7 +56,7 @@ impl Trial {
         }
         self.clock.set(now);
         let bytes = key.to_le_bytes();
-        let request = Request::new().with("key", &bytes).cost(cost);
+        let request = Request::new().with("key", &bytes).with_cost(cost);
         let decisions = self.gate.check(&request);
         for one in decisions.iter().filter(|one| one.is_denied()) {
             *self.denied[one.position()].entry(key).or_default() += 1;

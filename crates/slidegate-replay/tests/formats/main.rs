@@ -61,7 +61,7 @@ fn naive_decisions(visits: &[Visit], times_us: &[u64], has_user: bool) -> Vec<bo
 fn policies() -> PolicySet {
     let policy = |name: &str, limit, seconds, scope: &[&str]| {
         let quota = Quota::new(limit, std::time::Duration::from_secs(seconds)).unwrap();
-        Policy::new(name, quota).unwrap().scope(scope.iter().copied())
+        Policy::new(name, quota).unwrap().with_scope(scope.iter().copied())
     };
     PolicySet::new([
         policy("per-ip", 20, 60, &["ip"]),

@@ -35,8 +35,8 @@ struct Counts {
 
 impl CallRequest {
     fn request(&self) -> Request<'_> {
-        let request = Request::new().with("user", &self.user).with("path", &self.path).cost(self.cost);
-        let request = request.verb(self.verb).role(self.role);
+        let request = Request::new().with("user", &self.user).with("path", &self.path).with_cost(self.cost);
+        let request = request.with_verb(self.verb).with_role(self.role);
         let request = if self.deny_over_limit { request.deny_over_limit() } else { request };
         self.policy.into_iter().fold(request, Request::under)
     }
@@ -108,10 +108,10 @@ fn random_calls(random: &mut Random) -> Vec<(u64, Vec<CallRequest>)> {
 fn policies(algorithm: Algorithm) -> PolicySet {
     let quota = |text: &str| text.parse::<Quota>().unwrap().with_algorithm(algorithm);
     PolicySet::new([
-        Policy::new("per-user", quota("9/3s")).unwrap().scope(["user"]),
-        Policy::new("shadow", quota("12/2s")).unwrap().scope(["path"]).shadow(),
+        Policy::new("per-user", quota("9/3s")).unwrap().with_scope(["user"]),
+        Policy::new("shadow", quota("12/2s")).unwrap().with_scope(["path"]).shadow(),
         Policy::new("all", quota("14/1s")).unwrap(),
-        Policy::new("named", quota("5/2s")).unwrap().scope(["user"]).only_when_named(),
+        Policy::new("named", quota("5/2s")).unwrap().with_scope(["user"]).only_when_named(),
     ])
     .unwrap()
 }
@@ -156,7 +156,7 @@ fn expected(set: PolicySet, calls: &[(u64, Vec<CallRequest>)]) -> (Vec<bool>, Ve
         let call: Vec<Request<'_>> = requests.iter().map(CallRequest::request).collect();
         let decisions = gate.apply(&call);
         // A single peek decides nothing else.
-        let is_single = call.len() == 1 && call[0].own_role() == Role::Deciding;
+        let is_single = call.len() == 1 && call[0].role() == Role::Deciding;
         let has_check = requests.iter().any(|one| one.verb == Verb::Check && one.role != Role::Refusals);
         if !has_check && (is_single || decisions.is_allowed()) {
             continue;
@@ -226,7 +226,7 @@ fn of(user: &str) -> Value {
 }
 
 fn per_user(quota: &str) -> PolicySet {
-    let policy = Policy::new("per-user", quota.parse().unwrap()).unwrap().scope(["user"]);
+    let policy = Policy::new("per-user", quota.parse().unwrap()).unwrap().with_scope(["user"]);
     PolicySet::new([policy]).unwrap()
 }
 

@@ -67,18 +67,18 @@ fn random_policies(random: &mut Random, is_simple: bool) -> PolicySet {
         let scopes: [&[&str]; 6] =
             [&["ip"], &["ip", "path"], &["user"], &[], &["user", "method", "ip"], &["path"]];
         let scope = pick(random, &scopes);
-        let mut policy = Policy::new(format!("policy-{n}"), quota).unwrap().scope(scope.iter().copied());
+        let mut policy = Policy::new(format!("policy-{n}"), quota).unwrap().with_scope(scope.iter().copied());
         if random.below(3) == 0 {
             policy = policy.shadow();
         }
         if random.below(3) == 0 {
-            policy = policy.ipv6_prefix(Ipv6Prefix::OFF);
+            policy = policy.with_ipv6_prefix(Ipv6Prefix::OFF);
         }
         policy = match random.below(6) {
-            0 => policy.when("path", Match::prefix("/items/1")),
-            1 => policy.when("user", Match::absent()),
-            2 => policy.when("ip", Match::networks(["198.51.100.0/24"]).unwrap()),
-            3 => policy.when("method", Match::equals("POST")),
+            0 => policy.with_condition("path", Match::prefix("/items/1")),
+            1 => policy.with_condition("user", Match::absent()),
+            2 => policy.with_condition("ip", Match::networks(["198.51.100.0/24"]).unwrap()),
+            3 => policy.with_condition("method", Match::equals("POST")),
             _ => policy,
         };
         let other = Quota::new(limit + 2, window * 2).unwrap().with_algorithm(algorithm);
@@ -92,7 +92,7 @@ fn random_policies(random: &mut Random, is_simple: bool) -> PolicySet {
             return policy;
         }
         match random.below(4) {
-            0 => policy.excess(pick(random, &[Excess::Charge, Excess::Count])),
+            0 => policy.with_excess(pick(random, &[Excess::Charge, Excess::Count])),
             1 if scope == ["user"] => policy.with_block(["user-2"], Block::forever()),
             2 => policy.only_when_named(),
             _ => policy,
@@ -151,7 +151,8 @@ fn by_memory_store(policies: &PolicySet, log: &[Traffic]) -> Counts {
     for one in log {
         now_us = one.time_us.max(now_us);
         clock.set(Timestamp::from_micros(now_us));
-        let mut request = Request::new().with("method", one.method).with("path", &one.path).cost(one.cost);
+        let mut request =
+            Request::new().with("method", one.method).with("path", &one.path).with_cost(one.cost);
         let address = one.client.strip_suffix(":8080").unwrap_or(&one.client).parse::<IpAddr>();
         request = match address {
             Ok(ip) => request.with("ip", ip),
@@ -202,10 +203,10 @@ fn each_point_of_a_sweep_is_a_replay_with_its_limit() {
     for seed in 1..=8 {
         let mut random = Random(seed * 104_729);
         let quota = Quota::per_minute(5).with_algorithm(Algorithm::ALL[(seed % 4) as usize]);
-        let other = Policy::new("other", Quota::per_minute(4)).unwrap().scope(["user"]);
+        let other = Policy::new("other", Quota::per_minute(4)).unwrap().with_scope(["user"]);
         let set = |limit| {
             let quota = Quota::per_minute(limit).with_algorithm(quota.algorithm());
-            let swept = Policy::new("swept", quota).unwrap().scope(["ip", "path"]);
+            let swept = Policy::new("swept", quota).unwrap().with_scope(["ip", "path"]);
             PolicySet::new([swept, other.clone()]).unwrap()
         };
         let log = random_log(&mut random);
@@ -237,7 +238,7 @@ fn keys_dropped_for_want_of_memory_are_counted() {
         .unwrap();
     }
     let dropped = |max_keys, algorithm| {
-        let policy = Policy::new("per-ip", Quota::per_minute(1)).unwrap().scope(["ip"]);
+        let policy = Policy::new("per-ip", Quota::per_minute(1)).unwrap().with_scope(["ip"]);
         let policies = with_algorithm(&PolicySet::new([policy]).unwrap(), algorithm);
         let plan = Plan::of(policies, Options { max_keys, ..options() });
         let mut replay = Replay::new(plan, &wording()).unwrap();

@@ -139,7 +139,7 @@ fn added_and_removed_policies_are_shown_as_such() {
 #[test]
 fn requests_recorded_under_a_policy_that_is_missing_are_counted_and_shown() {
     let set = |names: &[&str]| {
-        let policy = |name: &&str| Ok(Policy::new(*name, Quota::per_minute(1))?.scope(["ip"]));
+        let policy = |name: &&str| Ok(Policy::new(*name, Quota::per_minute(1))?.with_scope(["ip"]));
         PolicySet::new(names.iter().map(policy).collect::<Result<Vec<_>, slidegate::Error>>().unwrap())
             .unwrap()
     };

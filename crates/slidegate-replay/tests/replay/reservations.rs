@@ -67,12 +67,12 @@ fn replayed(plan: Plan, requests: &[Timed]) -> Outcome {
 }
 
 fn tokens(limit: u64, estimate: u64) -> Policy {
-    Policy::new("tokens", Quota::per_minute(limit)).unwrap().scope(["user"]).estimate(estimate)
+    Policy::new("tokens", Quota::per_minute(limit)).unwrap().with_scope(["user"]).with_estimate(estimate)
 }
 
 fn streams(limit: u64) -> Policy {
     let quota = Quota::in_flight(limit, Duration::from_secs(30)).unwrap();
-    Policy::new("streams", quota).unwrap().scope(["user"]).counts(Counts::Requests)
+    Policy::new("streams", quota).unwrap().with_scope(["user"]).with_counts(Counts::Requests)
 }
 
 fn set(policies: impl IntoIterator<Item = Policy>) -> PolicySet {
@@ -174,7 +174,7 @@ fn a_log_without_costs_is_reported() {
 /// Policies without reservations are decided as ever, whatever durations the log has.
 #[test]
 fn without_a_policy_that_reserves_nothing_is_held() {
-    let plain = Policy::new("tokens", Quota::per_minute(100)).unwrap().scope(["user"]);
+    let plain = Policy::new("tokens", Quota::per_minute(100)).unwrap().with_scope(["user"]);
     let requests = [timed(0, 50_000, "alice", 60), timed(1_000, 1_000, "alice", 60)];
     let outcome = replayed(Plan::of(set([plain]), options()), &requests);
     let scenario = &outcome.scenarios[0];
@@ -243,10 +243,10 @@ impl Rule {
                 Policy::new(self.name, quota).unwrap()
             }
         };
-        let policy = policy.scope(["user"]);
+        let policy = policy.with_scope(["user"]);
         match self.held {
-            Some(estimate) => policy.estimate(estimate),
-            None => policy.counts(Counts::Requests),
+            Some(estimate) => policy.with_estimate(estimate),
+            None => policy.with_counts(Counts::Requests),
         }
     }
 }

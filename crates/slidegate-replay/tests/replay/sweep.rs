@@ -51,7 +51,7 @@ fn the_smallest_limit_that_denies_little_enough_is_recommended() {
     let plan = |sweep: &str, share: &str| {
         let sweep: Sweep = sweep.parse().unwrap();
         let sweep = sweep.with_deny_at_most(share.parse::<Share>().unwrap());
-        let policy = Policy::new("per-ip", Quota::per_minute(12)).unwrap().scope(["ip"]);
+        let policy = Policy::new("per-ip", Quota::per_minute(12)).unwrap().with_scope(["ip"]);
         Plan { sweep: Some(sweep), ..Plan::of(PolicySet::new([policy]).unwrap(), options()) }
     };
     let swept = replayed(plan("limit=1..120:1", "1%"), &traffic).sweep.unwrap();
@@ -88,7 +88,7 @@ fn of_windows_the_longest_is_recommended() {
     let traffic = random_traffic(31, 5000);
     let sweep: Sweep = "window=1s..2m:1s".parse().unwrap();
     let sweep = sweep.with_deny_at_most("2%".parse().unwrap());
-    let policy = Policy::new("per-ip", Quota::per_minute(20)).unwrap().scope(["ip"]);
+    let policy = Policy::new("per-ip", Quota::per_minute(20)).unwrap().with_scope(["ip"]);
     let plan = Plan { sweep: Some(sweep), ..Plan::of(PolicySet::new([policy]).unwrap(), options()) };
     let swept = replayed(plan, &traffic).sweep.unwrap();
     assert_eq!(swept.points.len(), 120);
@@ -132,7 +132,7 @@ fn what_cannot_be_swept_is_one_line() {
 #[test]
 fn the_window_of_what_is_in_flight_cannot_be_swept() {
     let quota = Quota::in_flight(4, std::time::Duration::from_secs(30)).unwrap();
-    let streams = Policy::new("streams", quota).unwrap().scope(["ip"]);
+    let streams = Policy::new("streams", quota).unwrap().with_scope(["ip"]);
     let plan = Plan {
         sweep: Some("window=10s..1m".parse().unwrap()),
         ..Plan::of(PolicySet::new([streams]).unwrap(), options())

@@ -80,8 +80,11 @@ pub(crate) fn options() -> Options {
 pub(crate) fn two_policies(algorithm: Algorithm) -> PolicySet {
     let quota = |text: &str| text.parse::<Quota>().unwrap().with_algorithm(algorithm);
     PolicySet::new([
-        Policy::new("per-ip", quota("12/1m")).unwrap().scope(["ip"]),
-        Policy::new("login", quota("4/30s")).unwrap().when("path", Match::equals("/login")).scope(["ip"]),
+        Policy::new("per-ip", quota("12/1m")).unwrap().with_scope(["ip"]),
+        Policy::new("login", quota("4/30s"))
+            .unwrap()
+            .with_condition("path", Match::equals("/login"))
+            .with_scope(["ip"]),
     ])
     .unwrap()
 }

@@ -73,7 +73,7 @@ impl KeyTarget {
         // The canonical text of the key.
         let text = known.key_of(&key.request(known)).map_or_else(String::new, |key| key.to_string());
         let wanted = if let Some(shared) = admin.app.shared() { shared.hash_tag() } else { None };
-        let wanted = wanted.filter(|tag| !known.scope_attributes().iter().any(|attribute| attribute == tag));
+        let wanted = wanted.filter(|tag| !known.scope().iter().any(|attribute| attribute == tag));
         let mut tag = None;
         for (name, value) in query::pairs(uri.query().unwrap_or_default()) {
             let name = String::from_utf8_lossy(&name).into_owned();
@@ -380,7 +380,7 @@ impl Admin {
     }
 
     async fn charge(&self, target: &KeyTarget, verb: Verb, cost: u64) -> Result<String, Problem> {
-        let request = target.request(self).cost(cost);
+        let request = target.request(self).with_cost(cost);
         let decisions = self.app.call(Protocol::Http).apply(verb, std::slice::from_ref(&request)).await;
         let moved = decisions.iter().next().map(|one| (one.cost(), one.source()));
         if let Some(error) = decisions.error() {

@@ -117,7 +117,7 @@ impl HoldIdentity {
         let conditions = policy.conditions().iter().map(|(name, _)| name);
         let mut attributes: Vec<(String, OwnedValue)> = Vec::new();
         let mut bytes = 0;
-        for name in policy.scope_attributes().iter().chain(conditions) {
+        for name in policy.scope().iter().chain(conditions) {
             let Some(value) = request.value(name) else { continue };
             bytes += name.len() + if let Value::Bytes(text) = value { text.len() } else { 0 };
             if bytes > MAX_ATTRIBUTES {

@@ -287,7 +287,8 @@ mod tests {
 
     /// A policy with a candidate of a lower limit, and a shadow policy.
     fn gate(limit: u64, candidate: u64) -> Gate {
-        let policy = |name: &str, limit| Policy::new(name, Quota::per_minute(limit)).unwrap().scope(["user"]);
+        let policy =
+            |name: &str, limit| Policy::new(name, Quota::per_minute(limit)).unwrap().with_scope(["user"]);
         let name = format!("p{CANDIDATE}");
         let policies = [policy("p", limit), policy(&name, candidate).shadow(), policy("s", 1).shadow()];
         Gate::new(PolicySet::new(policies).unwrap())

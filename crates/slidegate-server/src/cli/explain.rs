@@ -137,7 +137,7 @@ fn reasons_not_applying(policy: &Policy, request: &Request<'_>) -> Vec<String> {
         }
         None => format!("{name} is not given, and the policy is for requests whose {name} {condition}"),
     });
-    let missing = policy.scope_attributes().iter().filter(|name| request.value(name).is_none());
+    let missing = policy.scope().iter().filter(|name| request.value(name).is_none());
     let missing = missing.map(|name| format!("{name} is not given, and the policy counts by it"));
     failed.chain(missing).collect()
 }
@@ -158,7 +158,7 @@ fn as_text(policy: &Policy, applying: Option<&PolicyDecision<'_>>, missing: &[St
     if quota != policy.quota() {
         let _ = write!(text, ", an override; other keys have {}", quota_text(policy.quota()));
     }
-    match policy.counted() {
+    match policy.counts() {
         Counts::Cost => {}
         Counts::Requests => text += "; each request counts as 1",
         Counts::Named(name) => {
@@ -188,7 +188,7 @@ fn as_json(policy: &Policy, applying: Option<&PolicyDecision<'_>>, missing: &[St
             "window": format_window(quota.window()),
             "algorithm": quota.algorithm().name(),
             "is_override": quota != policy.quota(),
-            "counted": counted_name(policy.counted()),
+            "counted": counted_name(policy.counts()),
         });
     } else {
         explanation["why_not"] = missing.into();

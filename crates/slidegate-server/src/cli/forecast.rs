@@ -85,7 +85,7 @@ fn stated_policies(args: &ForecastArgs) -> Result<PolicySet, Failure> {
         return Ok(args.policies.config()?.policies);
     };
     let quota = Quota::new(limit, window)?.with_algorithm(args.algorithm.unwrap_or_default());
-    Ok(PolicySet::new([Policy::new("per-key", quota)?.scope(["key"])])?)
+    Ok(PolicySet::new([Policy::new("per-key", quota)?.with_scope(["key"])])?)
 }
 
 fn stated_demand(args: &ForecastArgs) -> Result<Demand, Failure> {

@@ -279,7 +279,7 @@ impl Greeting {
     fn of(config: &Config, origin: String, listening: String) -> Self {
         let attributes: Vec<String> = config.policies.iter().next().map_or_else(Vec::new, |policy| {
             let value = |name: &String| if config.is_address(name) { "192.0.2.7" } else { "alice" };
-            policy.scope_attributes().iter().map(|name| format!("{name}={}", value(name))).collect()
+            policy.scope().iter().map(|name| format!("{name}={}", value(name))).collect()
         });
         let query = if attributes.is_empty() { String::new() } else { format!("?{}", attributes.join("&")) };
         let url = listening.split(", ").next().unwrap_or_default();

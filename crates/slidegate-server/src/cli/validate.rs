@@ -127,19 +127,19 @@ fn cost_warnings(config: &Config) -> Vec<String> {
     let warning = |sum: &Policy| {
         let (all, window) = (sum.quota().capacity(), sum.quota().window());
         let exceeds = |one: &&Policy| {
-            let is_named = matches!(one.counted(), Counts::Named(_));
+            let is_named = matches!(one.counts(), Counts::Named(_));
             let is_shorter = one.quota().window() <= window && one.quota().capacity() > all;
-            is_named && (is_shorter || one.estimated().is_some_and(|estimate| estimate > all))
+            is_named && (is_shorter || one.estimate().is_some_and(|estimate| estimate > all))
         };
         let one = config.policies.iter().filter(rate).find(exceeds)?;
-        let Counts::Named(cost) = one.counted() else { return None };
+        let Counts::Named(cost) = one.counts() else { return None };
         let (name, other) = (sum.name(), one.name());
         Some(format!(
             "warning: policy `{name}` adds all costs up and allows {all}, but policy `{other}` allows more of the cost \
              `{cost}` alone. If `{name}` is to count requests, give it `counts: requests`."
         ))
     };
-    let sums = config.policies.iter().filter(rate).filter(|policy| *policy.counted() == Counts::Cost);
+    let sums = config.policies.iter().filter(rate).filter(|policy| *policy.counts() == Counts::Cost);
     sums.filter_map(warning).collect()
 }
 

@@ -65,7 +65,7 @@ impl Memory {
         has_inline_quotas: bool,
     ) -> WorstCase {
         let of_policy = |policy: &'p Policy| {
-            let bytes = policy.quotas().map(|quota| MemoryStore::bytes_per_key(quota, policy.on_excess()));
+            let bytes = policy.quotas().map(|quota| MemoryStore::bytes_per_key(quota, policy.excess()));
             // There are at most as many open reservations as keys. One each takes the most.
             let holds = usize::from(policy.expects_reservations());
             let bytes = bytes.max().unwrap_or(0) + MemoryStore::bytes_per_holds(holds);

@@ -163,32 +163,32 @@ impl PolicySpec {
         let name = &self.name;
         let scope = Scope { attributes: self.scope.0, addresses };
         let policy = Policy::new(name, quota.unwrap_or(Quota::per_minute(1)));
-        let mut policy = policy.expect("the name was checked").scope(scope.attributes.clone());
+        let mut policy = policy.expect("the name was checked").with_scope(scope.attributes.clone());
         for (attribute, condition) in condition::matches(&self.when, &scope, section) {
-            policy = policy.when(attribute, condition);
+            policy = policy.with_condition(attribute, condition);
         }
         if self.mode == Mode::Shadow {
             policy = policy.shadow();
         }
-        policy = policy.excess(self.excess).on_store_error(self.on_store_error);
+        policy = policy.with_excess(self.excess).with_on_store_error(self.on_store_error);
         let is_in_flight = quota.is_some_and(|quota| quota.algorithm() == Algorithm::InFlight);
         let default = if is_in_flight { Counts::Requests } else { Counts::Cost };
-        policy = policy.counts(self.counts.map_or(default, |counts| counts.0));
-        let counts_requests = *policy.counted() == Counts::Requests;
+        policy = policy.with_counts(self.counts.map_or(default, |counts| counts.0));
+        let counts_requests = *policy.counts() == Counts::Requests;
         let has_address = scope.attributes.iter().any(|attribute| scope.is_address(attribute));
         let is_read = |key: &str| section.has(key) && !section.has_rejected(&[key]);
         if let Some(UnsettledValue(unsettled)) = self.unsettled {
-            policy = policy.unsettled(unsettled);
+            policy = policy.with_unsettled(unsettled);
         }
         if let Some(UnitValue(unit)) = self.unit {
-            policy = policy.unit(unit);
+            policy = policy.with_unit(unit);
         }
         if let Some(cost) = self.estimate {
-            policy = policy.estimate(cost);
+            policy = policy.with_estimate(cost);
             policy = if self.learn_estimate { policy.learn_estimate() } else { policy };
         }
         if let Some(bits) = self.ipv6_prefix.filter(|_| has_address) {
-            policy = policy.ipv6_prefix(Ipv6Prefix::new(bits).expect("the range was checked"));
+            policy = policy.with_ipv6_prefix(Ipv6Prefix::new(bits).expect("the range was checked"));
         }
         let is_other_unit = self.unit.is_some_and(|UnitValue(unit)| unit != CostUnit::Requests);
         for (is_wrong, key, why) in [
@@ -311,10 +311,10 @@ mod tests {
         let bucket = policy("quota: 10/s, algorithm: token-bucket, burst: 50");
         assert_eq!((bucket.quota().algorithm(), bucket.quota().burst()), (Algorithm::TokenBucket, 50));
         assert_eq!(policy("quota: 10/s, slots: 65_534").quota().slots(), 65_534);
-        assert_eq!(policy("quota: 10/s").on_excess(), Excess::Refuse);
-        assert_eq!(policy("quota: 10/s, excess: charge").on_excess(), Excess::Charge);
-        assert_eq!(policy("quota: 10/s, excess: count").on_excess(), Excess::Count);
-        assert_eq!(policy("quota: 10/s, scope: user").scope_attributes(), ["user"]);
+        assert_eq!(policy("quota: 10/s").excess(), Excess::Refuse);
+        assert_eq!(policy("quota: 10/s, excess: charge").excess(), Excess::Charge);
+        assert_eq!(policy("quota: 10/s, excess: count").excess(), Excess::Count);
+        assert_eq!(policy("quota: 10/s, scope: user").scope(), ["user"]);
         assert!(
             !policy("quota: 10/s, mode: shadow").is_enforced()
                 && policy("quota: 10/s, mode: enforce").is_enforced()
@@ -327,12 +327,12 @@ mod tests {
         let streams = policy("scope: user, in_flight: 20, overrides: {alice: 40}");
         assert_eq!(streams.quota().algorithm(), Algorithm::InFlight);
         assert_eq!((streams.quota().limit(), streams.quota().window()), (20, Duration::from_secs(30)));
-        assert_eq!(*streams.counted(), Counts::Requests);
+        assert_eq!(*streams.counts(), Counts::Requests);
         let limits: Vec<_> = streams.quotas().map(|quota| (quota.limit(), quota.window())).collect();
         assert_eq!(limits[1], (40, Duration::from_secs(30)));
         let weighted = policy("in_flight: 1_000_000, lease: 5m, counts: input");
         assert_eq!(weighted.quota().window(), Duration::from_secs(300));
-        assert_eq!(*weighted.counted(), Counts::Named("input".to_owned()));
+        assert_eq!(*weighted.counts(), Counts::Named("input".to_owned()));
         let text = "policies: [{name: p, in_flight: 4, lease: 10s, candidate: {limit: 6}}]";
         let config = crate::config::Config::parse(text, "slidegate.yaml").unwrap();
         let candidate = config.candidates["p"];
@@ -343,30 +343,30 @@ mod tests {
     #[test]
     fn a_policy_has_its_cost_and_what_happens_to_reservations() {
         let usual = policy("quota: 10/s");
-        assert_eq!((usual.counted(), usual.estimated()), (&Counts::Cost, None));
-        assert_eq!(usual.on_unsettled(), Unsettled::Charge);
+        assert_eq!((usual.counts(), usual.estimate()), (&Counts::Cost, None));
+        assert_eq!(usual.unsettled(), Unsettled::Charge);
         let tokens = policy("quota: 10_000/1m, counts: output, estimate: 1024, unsettled: forget");
-        assert_eq!(*tokens.counted(), Counts::Named("output".to_owned()));
-        assert_eq!((tokens.estimated(), tokens.on_unsettled()), (Some(1024), Unsettled::Forget));
+        assert_eq!(*tokens.counts(), Counts::Named("output".to_owned()));
+        assert_eq!((tokens.estimate(), tokens.unsettled()), (Some(1024), Unsettled::Forget));
         assert!(!tokens.learns_estimate());
         assert!(policy("quota: 10/s, estimate: 5, learn_estimate: true").learns_estimate());
-        assert_eq!(*policy("quota: 10/s, counts: requests").counted(), Counts::Requests);
-        assert_eq!(*policy("quota: 10/s, counts: cost").counted(), Counts::Cost);
+        assert_eq!(*policy("quota: 10/s, counts: requests").counts(), Counts::Requests);
+        assert_eq!(*policy("quota: 10/s, counts: cost").counts(), Counts::Cost);
     }
 
     /// Client libraries show and wait by the fields of a unit, so it must be the right one.
     #[test]
     fn a_policy_may_have_a_unit_of_its_cost() {
-        assert_eq!(policy("quota: 10/s").cost_unit(), None);
-        assert_eq!(policy("quota: 10/s, counts: requests").cost_unit(), Some(CostUnit::Requests));
-        assert_eq!(policy("in_flight: 5").cost_unit(), None);
+        assert_eq!(policy("quota: 10/s").unit(), None);
+        assert_eq!(policy("quota: 10/s, counts: requests").unit(), Some(CostUnit::Requests));
+        assert_eq!(policy("in_flight: 5").unit(), None);
         for (name, unit) in [
             ("requests", CostUnit::Requests),
             ("tokens", CostUnit::Tokens),
             ("input-tokens", CostUnit::InputTokens),
             ("output-tokens", CostUnit::OutputTokens),
         ] {
-            assert_eq!(policy(&format!("quota: 10/s, unit: {name}")).cost_unit(), Some(unit));
+            assert_eq!(policy(&format!("quota: 10/s, unit: {name}")).unit(), Some(unit));
             assert_eq!(CostUnit::from_name(name), Some(unit));
         }
     }

@@ -135,17 +135,17 @@ impl StoreSection {
         let deadline = self.deadline.0;
         let mut options = options
             .0
-            .deadline(deadline)
-            .connect_timeout(self.connect_timeout.0)
-            .connections(self.connections);
+            .with_deadline(deadline)
+            .with_connect_timeout(self.connect_timeout.0)
+            .with_connections(self.connections);
         if self.keys == KeyForm::Hashed {
             options = options.hashed_keys();
         }
         if let Some(secret) = self.key_secret {
-            options = options.key_secret(&secret);
+            options = options.with_key_secret(&secret);
         }
         if let Some(attribute) = self.hash_tag {
-            options = options.hash_tag(attribute);
+            options = options.with_hash_tag(attribute);
         }
         if !self.batch {
             options = options.without_batching();
@@ -154,10 +154,10 @@ impl StoreSection {
             options = options.without_denial_cache();
         }
         if let Some(pem) = self.ca_file {
-            options = options.ca_certificates(pem.into_bytes());
+            options = options.with_ca_certificates(pem.into_bytes());
         }
         if let Some(certificate) = certificate {
-            options = options.client_certificate(certificate);
+            options = options.with_client_certificate(certificate);
         }
         let requires_sharing = self.require == Requirement::Shared;
         Some(SharedStore { options, deadline, instances: self.instances, requires_sharing })
@@ -239,12 +239,12 @@ mod tests {
         let store = shared(keys, &Outside::default());
         let options = RedisOptions::new("redis://me:hidden@10.0.0.5/2")
             .unwrap()
-            .deadline(std::time::Duration::from_millis(20))
-            .connect_timeout(std::time::Duration::from_secs(1))
-            .connections(2)
+            .with_deadline(std::time::Duration::from_millis(20))
+            .with_connect_timeout(std::time::Duration::from_secs(1))
+            .with_connections(2)
             .hashed_keys()
-            .key_secret("s")
-            .hash_tag("tenant")
+            .with_key_secret("s")
+            .with_hash_tag("tenant")
             .without_batching()
             .without_denial_cache();
         assert_eq!(store.options, options);
@@ -271,9 +271,9 @@ mod tests {
             (store.options.to_string().as_str(), store.deadline.as_millis()),
             ("redis://outside:6379", 7)
         );
-        let options = RedisOptions::new("redis://outside").unwrap().deadline(store.deadline);
-        assert_eq!(store.options, options.clone().key_secret("outside"));
-        assert_ne!(store.options, options.key_secret("inside"));
+        let options = RedisOptions::new("redis://outside").unwrap().with_deadline(store.deadline);
+        assert_eq!(store.options, options.clone().with_key_secret("outside"));
+        assert_ne!(store.options, options.with_key_secret("inside"));
         assert_eq!(shared("deadline: 7ms", &outside).options.to_string(), "redis://outside:6379");
         let alone = |outside| Config::from_sources(None, &[], outside).unwrap().shared;
         assert_eq!(alone(&outside).map(|store| store.instances), Some(None));

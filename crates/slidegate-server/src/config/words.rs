@@ -36,7 +36,7 @@ pub(crate) fn describe(policy: &Policy, storage: Storage) -> String {
     );
     words += &reservations(policy);
     words += if policy.is_enforced() { " Denies." } else { " Shadow: reports and never denies." };
-    words += match policy.on_excess() {
+    words += match policy.excess() {
         Excess::Refuse => "",
         Excess::Charge => " A cost is admitted while anything remains; later requests wait for the excess.",
         Excess::Count => " Denied requests count as well.",
@@ -47,7 +47,7 @@ pub(crate) fn describe(policy: &Policy, storage: Storage) -> String {
     let holds = open_reservations(policy);
     let (size, held, unit) = match storage {
         Storage::Memory => {
-            let size = MemoryStore::bytes_per_key(quota, policy.on_excess());
+            let size = MemoryStore::bytes_per_key(quota, policy.excess());
             (size as u64, MemoryStore::bytes_per_holds(holds) as u64, "bytes")
         }
         Storage::Redis { .. } => (redis_bytes_at_most(quota), redis_holds_bytes(holds), "bytes in Redis"),
@@ -85,7 +85,7 @@ fn open_reservations(policy: &Policy) -> usize {
     if !policy.expects_reservations() {
         return 0;
     }
-    let fitting = policy.quota().capacity() / policy.estimated().unwrap_or(1).max(1);
+    let fitting = policy.quota().capacity() / policy.estimate().unwrap_or(1).max(1);
     usize::try_from(fitting).unwrap_or(MAX_HOLDS).clamp(1, MAX_HOLDS)
 }
 
@@ -111,18 +111,18 @@ pub(crate) fn counted_name(counts: &Counts) -> &str {
 /// The counted cost and the reservations of a policy, where they differ from the defaults.
 fn reservations(policy: &Policy) -> String {
     let is_in_flight = policy.quota().algorithm() == Algorithm::InFlight;
-    let mut words = match policy.counted() {
+    let mut words = match policy.counts() {
         Counts::Requests if is_in_flight => String::new(),
         Counts::Cost if is_in_flight => " A request counts by its cost.".to_owned(),
         Counts::Cost => String::new(),
         Counts::Requests => " Each request counts as 1.".to_owned(),
         Counts::Named(name) => format!(" Only the cost `{name}` counts."),
     };
-    if let Some(estimate) = policy.estimated() {
+    if let Some(estimate) = policy.estimate() {
         let learned = if policy.learns_estimate() { " until an estimate is learned" } else { "" };
         words += &format!(" A reservation without a cost holds {estimate}{learned}.");
     }
-    if !is_in_flight && policy.on_unsettled() == Unsettled::Forget {
+    if !is_in_flight && policy.unsettled() == Unsettled::Forget {
         words += " Reserved cost that expires unsettled is dropped.";
     }
     words
@@ -135,7 +135,7 @@ fn fallback(policy: &Policy, instances: Option<u64>) -> String {
         Some(instances) => quota.limit().div_ceil(instances.max(1)).to_string(),
         None => format!("its share of {}", quota.limit()),
     };
-    let meanwhile = match policy.fallback() {
+    let meanwhile = match policy.on_store_error() {
         OnStoreError::Local if quota.algorithm() == Algorithm::InFlight => {
             format!("each instance counts by itself, up to {share} in flight")
         }
@@ -159,7 +159,7 @@ fn conditions(policy: &Policy) -> String {
 }
 
 fn scope(policy: &Policy) -> String {
-    match policy.scope_attributes() {
+    match policy.scope() {
         [] => "for all of them together".to_owned(),
         attributes => format!("for each {}", attributes.join(" and ")),
     }

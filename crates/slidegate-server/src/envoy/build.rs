@@ -176,12 +176,12 @@ impl Builder {
     fn policy(&mut self, name: &str, quota: Quota, rule: &Rule) {
         let policy = Policy::new(name, quota).expect("names::policy returns valid names");
         let excess = rule.excess.unwrap_or(self.config.options.excess);
-        let mut policy = policy.only_when_named().scope([SCOPE]).excess(excess);
+        let mut policy = policy.only_when_named().with_scope([SCOPE]).with_excess(excess);
         if let Some(estimate) = rule.estimate {
-            policy = policy.estimate(estimate);
+            policy = policy.with_estimate(estimate);
         }
         if let Some(unsettled) = rule.unsettled {
-            policy = policy.unsettled(unsettled);
+            policy = policy.with_unsettled(unsettled);
         }
         self.config.policies.push(if rule.shadow_mode { policy.shadow() } else { policy });
     }
@@ -246,9 +246,7 @@ mod tests {
         let policies = PolicySet::new(envoy.policies().to_vec()).unwrap();
         let compiled: Vec<_> = policies
             .iter()
-            .map(|policy| {
-                (policy.name(), policy.quota().to_string(), policy.is_enforced(), policy.on_excess())
-            })
+            .map(|policy| (policy.name(), policy.quota().to_string(), policy.is_enforced(), policy.excess()))
             .collect();
         let hashed = hit(&envoy, "edge", &[("path", "/files/1")]).policy;
         let day =

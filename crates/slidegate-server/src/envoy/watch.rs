@@ -262,7 +262,7 @@ mod tests {
         let Lookup::Limited(hit) = held.lookup("edge", &[("old", "x")], None) else {
             panic!("it had a limit")
         };
-        let request = Request::new().with(SCOPE, &hit.key).under(hit.policy).cost(2);
+        let request = Request::new().with(SCOPE, &hit.key).under(hit.policy).with_cost(2);
         assert!(gate.check(&request).is_denied(), "the limit that was looked up still applies");
         drop(held);
         poll(&mut watcher);

@@ -134,7 +134,7 @@ impl RateLimitHandler {
         } else if batch.steps() > 1 {
             // What a refund would return to, for its status.
             let refunds = requests[batch.step(1)].iter().cloned();
-            peeks = refunds.map(|refund| refund.verb(Verb::Peek).cost(0)).collect();
+            peeks = refunds.map(|refund| refund.with_verb(Verb::Peek).with_cost(0)).collect();
             more.push(decide(&peeks).await?);
         }
         let decided = || {

@@ -70,7 +70,7 @@ impl ReservationRequest<'_> {
 
     /// What it would hold under a policy.
     fn cost(&self, one: &PolicyDecision<'_>) -> u64 {
-        match one.policy().estimated().filter(|_| !self.says_cost) {
+        match one.policy().estimate().filter(|_| !self.says_cost) {
             Some(estimate) => estimate.min(one.limit()),
             None => one.policy().cost_of(self.request),
         }

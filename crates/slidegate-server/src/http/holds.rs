@@ -152,10 +152,10 @@ async fn extend(State(app): Shared, request: HttpRequest<Body>) -> Answered {
 fn extension(hold: Option<slidegate::Cost<'_>>, ttl: Option<Duration>) -> Result<Extension<'_>, Problem> {
     let mut extension = Extension::new();
     if let Some(hold) = hold {
-        extension = extension.hold(hold);
+        extension = extension.with_total(hold);
     }
     let Some(ttl) = ttl else { return Ok(extension) };
-    extension.ttl(ttl).map_err(|error| Problem::field("ttl", error.to_string()))
+    extension.with_ttl(ttl).map_err(|error| Problem::field("ttl", error.to_string()))
 }
 
 async fn cancel(State(app): Shared, request: HttpRequest<Body>) -> Answered {

@@ -109,7 +109,7 @@ impl<'a> RequestBody<'a> {
     pub(super) fn request<'r>(&'r self, app: &App) -> Result<Request<'r>, Problem> {
         let attributes = self.attributes.0.iter().map(|(name, value)| (&**name, &**value));
         let mut request = match &self.cost {
-            Some(cost) => Request::new().cost(cost.read()?),
+            Some(cost) => Request::new().with_cost(cost.read()?),
             None => Request::new(),
         };
         app.attributes.add_to(&mut request, attributes).map_err(|bad| Problem::of(bad, self.prefix))?;

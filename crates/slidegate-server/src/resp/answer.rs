@@ -127,8 +127,8 @@ pub(super) fn policies(policies: &PolicySet, reply: &mut Reply<'_>) {
         reply.field("algorithm");
         reply.text(quota.algorithm().name());
         reply.field("scope");
-        reply.array(policy.scope_attributes().len());
-        policy.scope_attributes().iter().for_each(|attribute| reply.text(attribute));
+        reply.array(policy.scope().len());
+        policy.scope().iter().for_each(|attribute| reply.text(attribute));
         reply.field("enforced");
         reply.boolean(policy.is_enforced());
     }

@@ -25,7 +25,7 @@ pub(super) fn by_key<'b>(
     let PolicyArguments { policy, keys, rest } = policy_arguments(args, policies)?;
     reject_inline_policy(policy)?;
     let Options { cost, verb } = Options::parse(rest, verb)?;
-    let mut request = Request::new().cost(cost).under(policy.name());
+    let mut request = Request::new().with_cost(cost).under(policy.name());
     add_keys(&mut request, policy, keys, batch.app)?;
     batch.decide(verb, &mut request, ReplyFormat::OnePolicy, reply);
     Ok(Step::Submitted)
@@ -40,7 +40,7 @@ pub(super) fn reset<'b>(
     let PolicyArguments { policy, keys, rest } = policy_arguments(args, policies)?;
     match rest.first() {
         None => {
-            let mut request = Box::new(Request::new().cost(0).under(policy.name()));
+            let mut request = Box::new(Request::new().with_cost(0).under(policy.name()));
             add_keys(&mut request, policy, keys, app)?;
             Ok(Step::Reset(request))
         }
@@ -79,7 +79,7 @@ pub(super) fn request<'b>(
     let attributes = pairs.iter().filter(|[name, _]| !name.eq_ignore_ascii_case(b"COST"));
     // The names were validated above.
     let attributes = attributes.map(|[name, value]| (std::str::from_utf8(name).unwrap_or_default(), *value));
-    let mut request = Request::new().cost(cost.unwrap_or(1.into()));
+    let mut request = Request::new().with_cost(cost.unwrap_or(1.into()));
     batch.app.attributes.add_to(&mut request, attributes).map_err(|error| CommandError::new(error.detail))?;
     batch.decide(verb, &mut request, ReplyFormat::AllPolicies, reply);
     Ok(Step::Submitted)
@@ -106,7 +106,7 @@ pub(super) fn policy_arguments<'a, 'b>(
                 Escaped(args[0])
             ))
         })?;
-    let scope = policy.scope_attributes();
+    let scope = policy.scope();
     let (keys, rest) = args[1..].split_at_checked(scope.len()).ok_or_else(|| {
         let usage: String = scope.iter().map(|attribute| format!(" <{attribute}>")).collect();
         let name = policy.name();
@@ -133,7 +133,7 @@ pub(super) fn add_keys<'b>(
     keys: &[&'b [u8]],
     app: &App,
 ) -> Result<(), CommandError> {
-    let names = policy.scope_attributes().iter().map(String::as_str);
+    let names = policy.scope().iter().map(String::as_str);
     let pairs = names.zip(keys.iter().copied());
     app.attributes.add_to(request, pairs).map_err(|error| CommandError::new(error.detail))
 }
@@ -188,7 +188,8 @@ pub(super) fn throttle<'b>(
 ) -> Result<Step<'b>, CommandError> {
     let arguments = ThrottleArguments::parse(dialect, args)?;
     let (policy, attribute) = arguments.policy();
-    let mut request = Request::new().under(policy).quota(cache.quota(arguments)?).cost(arguments.quantity);
+    let mut request =
+        Request::new().under(policy).with_quota(cache.quota(arguments)?).with_cost(arguments.quantity);
     let key = std::iter::once((attribute, args[0]));
     batch.app.attributes.add_to(&mut request, key).map_err(|error| CommandError::new(error.detail))?;
     batch.decide(Verb::Check, &mut request, ReplyFormat::Throttle(arguments), reply);

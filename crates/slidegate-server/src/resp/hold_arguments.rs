@@ -30,7 +30,7 @@ pub(super) fn reserve<'b>(
     // Without a cost, the policy's estimate is held.
     let mut request = Request::new().under(policy.name());
     if let Some(cost) = cost {
-        request = request.cost(cost);
+        request = request.with_cost(cost);
     }
     add_keys(&mut request, policy, keys, app)?;
     Ok(step(HoldCommand::Reserve { request, ttl: ttl.map(Duration::from_millis), id }))
@@ -55,10 +55,10 @@ pub(super) fn extend<'b>(args: &[&'b [u8]]) -> Result<Step<'b>, CommandError> {
     let (hold, ttl) = options(&args[1..], "HOLD", Some("TTL"))?;
     let mut extension = Extension::new();
     if let Some(hold) = hold {
-        extension = extension.hold(hold);
+        extension = extension.with_total(hold);
     }
     if let Some(ttl_ms) = ttl {
-        let in_range = extension.ttl(Duration::from_millis(ttl_ms));
+        let in_range = extension.with_ttl(Duration::from_millis(ttl_ms));
         extension = in_range.map_err(|error| CommandError::new(error.to_string()))?;
     }
     Ok(step(HoldCommand::Change { ticket, change: TicketChange::Extend(extension) }))

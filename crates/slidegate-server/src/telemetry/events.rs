@@ -286,7 +286,7 @@ impl Events {
         keys_shown: KeysShown,
     ) -> serde_json::Map<String, serde_json::Value> {
         let values = key.split(',').map(|value| self.redactor.show(value, keys_shown).into());
-        policy.scope_attributes().iter().cloned().zip(values).collect()
+        policy.scope().iter().cloned().zip(values).collect()
     }
 
     fn publish(&self, mut event: Event, rated: &str) {

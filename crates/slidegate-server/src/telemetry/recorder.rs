@@ -167,9 +167,8 @@ impl Recorder {
     pub(super) fn follow(&self, policies: &PolicySet, keys_shown: impl Fn(&str) -> KeysShown) {
         let mut hidden: HashMap<String, Hidden> = HashMap::new();
         for policy in policies.iter() {
-            for attribute in policy.scope_attributes() {
-                let new =
-                    Hidden { keys_shown: keys_shown(policy.name()), ipv6_prefix: policy.grouping_prefix() };
+            for attribute in policy.scope() {
+                let new = Hidden { keys_shown: keys_shown(policy.name()), ipv6_prefix: policy.ipv6_prefix() };
                 let known = hidden.entry(attribute.clone()).or_insert(new);
                 known.keys_shown = stricter(known.keys_shown, new.keys_shown);
                 if new.ipv6_prefix.bits() > known.ipv6_prefix.bits() {
@@ -200,7 +199,7 @@ impl Recorder {
         // What was refused of a request is recorded with it, or not at all.
         let mut kept: Vec<usize> = Vec::with_capacity(requests.len());
         for (position, request) in requests.iter().enumerate() {
-            let is_kept = match request.own_role() {
+            let is_kept = match request.role() {
                 Role::Refusals => position > 0 && kept.last() == Some(&(position - 1)),
                 _ => recording.has(position, request, decisions, redactor),
             };
@@ -209,7 +208,7 @@ impl Recorder {
             }
         }
         let lines = LineWriter { hidden: &self.hidden.load(), redactor };
-        let verb_of = |request: &Request<'_>| verb.unwrap_or(request.own_verb());
+        let verb_of = |request: &Request<'_>| verb.unwrap_or(request.verb());
         let rest = match kept[..] {
             [] => return,
             // Of a single request, the other roles decide the same as none.
@@ -406,7 +405,7 @@ mod tests {
     fn attributes_are_redacted_as_the_strictest_policy_requires() {
         let recorder = Recorder::default();
         let policy = |name: &str, scope: &[&str]| {
-            Policy::new(name, Quota::per_minute(1)).unwrap().scope(scope.iter().copied())
+            Policy::new(name, Quota::per_minute(1)).unwrap().with_scope(scope.iter().copied())
         };
         let policies =
             [policy("plain", &["user", "path"]), policy("masked", &["user"]), policy("hashed", &["ip"])];
@@ -496,7 +495,7 @@ mod tests {
     fn every_value_is_one_line_of_json() {
         let recorder = Recorder::default();
         for bytes in [&b"a\"}\n"[..], b"\0\x1f", b"\xff%", "\u{2028}\u{eb}".as_bytes(), b""] {
-            let line = line(&recorder, &Request::new().with("user", bytes).cost(7), "s");
+            let line = line(&recorder, &Request::new().with("user", bytes).with_cost(7), "s");
             assert_eq!(line.matches('\n').count(), 1, "{line:?}");
             let whole: serde_json::Value = serde_json::from_str(&format!("{{\"time\":\"{line}")).unwrap();
             assert_eq!(whole["cost"], 7);

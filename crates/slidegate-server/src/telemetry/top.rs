@@ -300,7 +300,8 @@ mod tests {
     #[test]
     fn what_is_older_than_two_periods_is_forgotten() {
         let (top, redactor) = (Top::new(1), Redactor::new(None));
-        let policy = slidegate::Policy::new("p", slidegate::Quota::per_minute(1)).unwrap().scope(["user"]);
+        let policy =
+            slidegate::Policy::new("p", slidegate::Quota::per_minute(1)).unwrap().with_scope(["user"]);
         let gate = slidegate::Gate::new(slidegate::PolicySet::new([policy]).unwrap());
         let count = |user: &str| {
             let request = slidegate::Request::new().with("user", user);

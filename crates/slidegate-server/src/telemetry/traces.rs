@@ -322,7 +322,7 @@ mod tests {
     }
 
     fn record(traces: &Traces, spans: u64) {
-        let policy = Policy::new("per-user", Quota::per_minute(10)).unwrap().scope(["user"]);
+        let policy = Policy::new("per-user", Quota::per_minute(10)).unwrap().with_scope(["user"]);
         let gate = Gate::new(PolicySet::new([policy]).unwrap());
         let request = Request::new().with("user", "alice");
         let caller = Protocol::Http.into();

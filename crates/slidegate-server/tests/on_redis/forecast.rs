@@ -30,7 +30,7 @@ struct Case {
 impl Case {
     fn policy(self, algorithm: Algorithm) -> PolicySet {
         let quota = Quota::per_minute(self.limit).with_algorithm(algorithm);
-        PolicySet::new([Policy::new("per-user", quota).unwrap().scope(["user"])]).unwrap()
+        PolicySet::new([Policy::new("per-user", quota).unwrap().with_scope(["user"])]).unwrap()
     }
 
     fn forecast(self, algorithm: Algorithm) -> Forecast {
@@ -94,7 +94,7 @@ fn bytes_in_redis_are_within_a_tenth_of_the_forecast_for_every_algorithm() {
             let make = |keys: u64, rounds: u64| {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
                 let options = RedisOptions::new(&server.url()).unwrap();
-                let options = options.deadline(std::time::Duration::from_secs(20));
+                let options = options.with_deadline(std::time::Duration::from_secs(20));
                 runtime.block_on(async {
                     let gate = SharedGate::redis(case.policy(algorithm), options).unwrap();
                     for at in case.times().take(usize::try_from(rounds).unwrap()) {
@@ -103,7 +103,7 @@ fn bytes_in_redis_are_within_a_tenth_of_the_forecast_for_every_algorithm() {
                             let last = keys.min(first + AT_ONCE as u64);
                             let decided = (first..last).map(async |number| {
                                 let id = id(number);
-                                gate.check_async(&Request::new().with("user", &id).cost(case.cost))
+                                gate.check_async(&Request::new().with("user", &id).with_cost(case.cost))
                                     .await
                                     .is_allowed()
                             });
@@ -151,7 +151,7 @@ fn bytes_in_the_memory_store_are_within_a_tenth_of_the_forecast_for_every_algori
                 clock.set(Timestamp::from_micros(at));
                 for number in 0..case.keys {
                     let id = id(number);
-                    let _ = gate.check(&Request::new().with("user", &id).cost(case.cost));
+                    let _ = gate.check(&Request::new().with("user", &id).with_cost(case.cost));
                 }
             }
             let found = gate.store().stats().bytes as u64;

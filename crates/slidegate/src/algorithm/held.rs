@@ -94,7 +94,7 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
             (HoldChange::Extend { total: Some(total), .. }, Some(at)) => {
                 let hold = self.holds.get(at);
                 let more = total.saturating_sub(hold.held + hold.settled);
-                hold.has_ended || more == 0 || self.fits(more)
+                hold.has_ended || self.fits(more)
             }
             _ => true,
         }
@@ -125,7 +125,7 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
                 let hold = self.holds.get(at);
                 let held = total.map_or(hold.held, |total| total.saturating_sub(hold.settled));
                 let more = held.saturating_sub(hold.held);
-                if more > 0 && !self.fits(more) {
+                if !self.fits(more) {
                     return (HoldStatus::Denied, Done::Refused(more));
                 }
                 self.holds.extend(at, held, self.arrived.saturating_add(ttl_us));
@@ -184,10 +184,8 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
                 (Verdict::Deny, 0, late(self.on_state_scale(self.holds.earliest()) - self.settled))
             }
         };
-        let (reset_us, frees_us) = match (used, held) {
-            (0, 0) => (0, 0),
-            _ => (late(self.reset_us()), late(self.frees_us())),
-        };
+        let reset_us = if used > 0 || held > 0 { late(self.reset_us()) } else { 0 };
+        let frees_us = if used > 0 { late(self.state.frees_us(self.quota, self.settled)) } else { 0 };
         let remaining = limit.saturating_sub(used).saturating_sub(held);
         let waits = Waits { retry_us, reset_us, frees_us };
         let (at, source) = (self.now, DecisionSource::Store);
@@ -253,22 +251,11 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
         if self.holds.is_empty() {
             return self.state.wait_us(self.quota, self.settled, 0);
         }
-        let wait_us = self.wait_after(self.state.forecast(), self.holds.latest(), self.holds.sum());
+        // Nothing counts any more if what is held is charged when the last hold ends.
+        let time = self.on_state_scale(self.holds.latest());
+        let charged_us = self.state.forecast().wait_after_charge(self.quota, time, self.holds.sum());
+        let wait_us = (time - self.settled).saturating_add(charged_us);
         wait_us.max(self.state.left_out_us(self.quota, self.settled, 0))
-    }
-
-    /// Microseconds until some cost is free again, at most.
-    fn frees_us(&self) -> u64 {
-        if self.used() > 0 {
-            return self.state.frees_us(self.quota, self.settled);
-        }
-        self.wait_after(S::Forecast::default(), self.holds.earliest(), 1)
-    }
-
-    /// Microseconds until nothing counts, if a cost is charged at the end of a hold.
-    fn wait_after(&self, later: S::Forecast, until: u64, cost: u64) -> u64 {
-        let time = self.on_state_scale(until);
-        (time - self.settled).saturating_add(later.wait_after_charge(self.quota, time, cost))
     }
 }
 

@@ -34,7 +34,7 @@ impl<S: Store> Gate<S> {
     /// Lets no more than these wait in [`acquire`](Self::acquire) and
     /// [`acquire_reservation`](Self::acquire_reservation).
     #[must_use]
-    pub fn max_waiting(mut self, most: MaxWaiting) -> Self {
+    pub fn with_max_waiting(mut self, most: MaxWaiting) -> Self {
         self.queues = Queues::of(most);
         self
     }
@@ -58,8 +58,8 @@ impl<S: Store> Gate<S> {
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let gate = Gate::new(PolicySet::new([Policy::new("api", Quota::per_minute(100))?.scope(["host"])])?);
-    /// let request = Request::new().with("host", "api.example").cost(3);
+    /// let gate = Gate::new(PolicySet::new([Policy::new("api", Quota::per_minute(100))?.with_scope(["host"])])?);
+    /// let request = Request::new().with("host", "api.example").with_cost(3);
     /// let decisions = gate.acquire(&request).timeout(Duration::from_secs(2)).await?;
     /// assert_eq!(decisions.strictest().unwrap().remaining(), 97);
     /// # Ok(())
@@ -156,7 +156,7 @@ impl<S: HoldStore> Gate<S> {
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let jobs = Policy::new("jobs", Quota::in_flight(1, Duration::from_secs(30))?)?.scope(["user"]);
+    /// let jobs = Policy::new("jobs", Quota::in_flight(1, Duration::from_secs(30))?)?.with_scope(["user"]);
     /// let gate = Arc::new(Gate::new(PolicySet::new([jobs])?));
     /// let request = Request::new().with("user", "alice");
     /// let first = gate.reserve(&request).into_guard(&gate).unwrap();

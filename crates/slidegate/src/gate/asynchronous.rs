@@ -26,7 +26,7 @@ impl<S: Store> Gate<S> {
     }
 
     /// As [`check_once`](Self::check_once). In a Redis cluster the request's keys must be in one
-    /// slot, as [`RedisOptions::hash_tag`](crate::RedisOptions::hash_tag) ensures; otherwise this is
+    /// slot, as [`RedisOptions::with_hash_tag`](crate::RedisOptions::with_hash_tag) ensures; otherwise this is
     /// a [`check_async`](Self::check_async).
     pub async fn check_once_async<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
         self.decide_async(Some(Verb::Check), slice::from_ref(request), Some(id), false).await

@@ -237,7 +237,7 @@ impl<'d> PolicyDecision<'d> {
     /// What was to be done with its request's cost.
     #[must_use]
     pub fn verb(&self) -> Verb {
-        self.all.verb.unwrap_or(self.asking().own_verb())
+        self.all.verb.unwrap_or(self.asking().verb())
     }
 
     /// How it takes part in the call: the role of its request, or of another one that it met on its
@@ -250,7 +250,7 @@ impl<'d> PolicyDecision<'d> {
     /// What its request asked for under this policy, charged or not.
     #[must_use]
     pub fn asked(&self) -> u64 {
-        self.asking().cost_of(self.policy().counted())
+        self.asking().cost_of(self.policy().counts())
     }
 
     /// The key that it decided on.

@@ -67,8 +67,8 @@ impl<'r> Deref for Reserved<'r> {
 /// use std::time::Duration;
 ///
 /// let gate = Gate::new(PolicySet::new([Policy::new("tokens", Quota::per_minute(1000))?])?);
-/// let ticket = gate.reserve(&Request::new().cost(200)).into_ticket().unwrap();
-/// let more = Extension::new().hold(500).ttl(Duration::from_secs(300))?;
+/// let ticket = gate.reserve(&Request::new().with_cost(200)).into_ticket().unwrap();
+/// let more = Extension::new().with_total(500).with_ttl(Duration::from_secs(300))?;
 /// assert_eq!(gate.extend_with(&ticket, more)?.iter().next().unwrap().held(), 500);
 /// # Ok::<(), slidegate::Error>(())
 /// ```
@@ -87,19 +87,19 @@ impl<'c> Extension<'c> {
 
     /// Sets what is held in all, which includes what was settled so far.
     #[must_use]
-    pub fn hold(self, cost: impl Into<Cost<'c>>) -> Self {
+    pub fn with_total(self, cost: impl Into<Cost<'c>>) -> Self {
         Self { hold: Some(cost.into()), ..self }
     }
 
     /// What is held in all, if it changes.
     #[must_use]
-    pub fn held(&self) -> Option<&Cost<'c>> {
+    pub fn total(&self) -> Option<&Cost<'c>> {
         self.hold.as_ref()
     }
 
     /// The time, if it changes.
     #[must_use]
-    pub fn time(&self) -> Option<Duration> {
+    pub fn ttl(&self) -> Option<Duration> {
         self.ttl_us.map(Duration::from_micros)
     }
 
@@ -108,7 +108,7 @@ impl<'c> Extension<'c> {
     ///
     /// # Errors
     /// If the time is out of range.
-    pub fn ttl(self, ttl: Duration) -> Result<Self, Error> {
+    pub fn with_ttl(self, ttl: Duration) -> Result<Self, Error> {
         Ok(Self { ttl_us: Some(ttl_us(ttl).map_err(Error::ticket)?), ..self })
     }
 }
@@ -133,7 +133,7 @@ impl Change<'_> {
     /// The change of one key under a policy, if there is one. A key that was charged at once is not
     /// asked whether the reservation is open, unless nothing is held on any key.
     fn of(&self, key: &TicketKey<'_>, policy: &Policy, has_holds: bool) -> Option<HoldChange> {
-        let counts = policy.counted();
+        let counts = policy.counts();
         let TicketPart::Held { ttl_us, unsettled, settled, .. } = key.part else {
             return match self {
                 Self::Cancel => Some(HoldChange::Refund { cost: key.amount }),
@@ -201,10 +201,10 @@ impl Gate {
     /// use slidegate::{Counts, Gate, Policy, PolicySet, Quota, Request};
     ///
     /// let gate = Gate::new(PolicySet::new([
-    ///     Policy::new("requests", Quota::per_minute(60))?.scope(["user"]).counts(Counts::Requests),
-    ///     Policy::new("tokens", Quota::per_minute(10_000))?.scope(["user"]),
+    ///     Policy::new("requests", Quota::per_minute(60))?.with_scope(["user"]).with_counts(Counts::Requests),
+    ///     Policy::new("tokens", Quota::per_minute(10_000))?.with_scope(["user"]),
     /// ])?);
-    /// let request = Request::new().with("user", "alice").cost(4096); // the most that it can take
+    /// let request = Request::new().with("user", "alice").with_cost(4096); // the most that it can take
     /// let reserved = gate.reserve(&request);
     /// if reserved.is_denied() { /* 429 */ }
     /// let ticket = reserved.into_ticket().unwrap();
@@ -234,12 +234,12 @@ impl Gate {
     /// use slidegate::{Gate, HoldOptions, Policy, PolicySet, Quota, Request, Unsettled};
     ///
     /// let gate = Gate::new(PolicySet::new([
-    ///     Policy::new("per-user", Quota::per_minute(1000))?.scope(["user"]),
-    ///     Policy::new("per-model", Quota::per_minute(5000))?.scope(["model"]),
+    ///     Policy::new("per-user", Quota::per_minute(1000))?.with_scope(["user"]),
+    ///     Policy::new("per-model", Quota::per_minute(5000))?.with_scope(["model"]),
     /// ])?);
     /// let requests = [
-    ///     Request::new().with("user", "alice").cost(400),
-    ///     Request::new().with("model", "small").cost(400),
+    ///     Request::new().with("user", "alice").with_cost(400),
+    ///     Request::new().with("model", "small").with_cost(400),
     /// ];
     /// let options = HoldOptions { unsettled: Unsettled::Forget, ..HoldOptions::default() };
     /// let ticket = gate.reserve_all(&requests, options)?.into_ticket().unwrap();
@@ -441,7 +441,7 @@ impl<S: HoldStore> Gate<S> {
                 _ => None,
             };
             settlement.ticket.renew(place, &change, status, &decision);
-            let unit = policy.cost_unit().filter(|_| policy.is_enforced());
+            let unit = policy.unit().filter(|_| policy.is_enforced());
             settlement.keys.push(ChangedKey { place, status, decision, unit, last });
         }
         self.store.seal(&mut settlement.ticket);

@@ -99,7 +99,7 @@ impl<'s> SettledKey<'s> {
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, SettledCost};
     ///
     /// let gate = Gate::new(PolicySet::new([Policy::new("tokens", Quota::per_minute(1000))?])?);
-    /// let ticket = gate.reserve(&Request::new().cost(400)).into_ticket().unwrap();
+    /// let ticket = gate.reserve(&Request::new().with_cost(400)).into_ticket().unwrap();
     /// let settled = gate.settle(&ticket, 120)?;
     /// let last = settled.iter().next().unwrap().last();
     /// assert_eq!(last, Some(SettledCost { held: 400, cost: 120 }));

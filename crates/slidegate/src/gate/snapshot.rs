@@ -21,7 +21,7 @@ impl Gate {
     /// # let dir = std::env::temp_dir().join(format!("slidegate-gate-{}", std::process::id()));
     /// # std::fs::create_dir_all(&dir)?;
     /// # let path = dir.join("usage.snapshot");
-    /// let policies = || PolicySet::new([Policy::new("per-user", Quota::per_hour(1))?.scope(["user"])]);
+    /// let policies = || PolicySet::new([Policy::new("per-user", Quota::per_hour(1))?.with_scope(["user"])]);
     /// let alice = Request::new().with("user", "alice");
     /// let gate = Gate::open(policies()?, &path)?;
     /// assert!(gate.check(&alice).is_allowed());
@@ -92,7 +92,7 @@ impl<S: InMemory> Gate<S> {
                         SavedPolicy {
                             number,
                             name: policy.name().to_owned(),
-                            scope: policy.scope_attributes().to_vec(),
+                            scope: policy.scope().to_vec(),
                             quota: policy.quota().fields(),
                             overrides: overrides.map(|(id, quota)| (id.to_saved(), quota.fields())).collect(),
                         }

@@ -33,9 +33,9 @@ use crate::ticket::Ticket;
 /// use std::sync::Arc;
 /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
 ///
-/// let tokens = Policy::new("tokens", Quota::per_minute(1000))?.scope(["user"]);
+/// let tokens = Policy::new("tokens", Quota::per_minute(1000))?.with_scope(["user"]);
 /// let gate = Arc::new(Gate::new(PolicySet::new([tokens])?));
-/// let request = Request::new().with("user", "alice").cost(400);
+/// let request = Request::new().with("user", "alice").with_cost(400);
 /// let mut guard = gate.reserve(&request).into_guard(&gate).expect("1000 are free");
 /// guard.record(120); // so much has flowed so far
 /// drop(guard); // and then the client disconnected

@@ -29,7 +29,7 @@ use crate::time::Timestamp;
 /// use slidegate::headers::Problem;
 /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
 ///
-/// let gate = Gate::new(PolicySet::new([Policy::new("login", Quota::per_minute(1))?.scope(["user"])])?);
+/// let gate = Gate::new(PolicySet::new([Policy::new("login", Quota::per_minute(1))?.with_scope(["user"])])?);
 /// let request = Request::new().with("user", "alice");
 /// assert_eq!(Problem::of(&gate.check(&request)), None);
 ///
@@ -96,7 +96,7 @@ impl<'d> Problem<'d> {
         let strictest = decisions.strictest().filter(|one| one.is_denied())?;
         let denying = decisions.iter().filter(|one| one.policy().is_enforced() && one.is_denied());
         let violated = denying.map(|one| one.policy().name()).collect();
-        let keyed = !strictest.policy().scope_attributes().is_empty();
+        let keyed = !strictest.policy().scope().is_empty();
         let key = keyed.then(|| truncate(strictest.key().to_string()));
         let ends_at = strictest.block().and_then(Block::ends_at);
         Some(Self::new(&NamedDecision::from(&strictest), key.as_deref(), ends_at, violated))
@@ -324,9 +324,9 @@ mod tests {
     fn a_denial_names_the_policies_the_key_and_the_wait() {
         let (gate, clock) = gate([
             policy("everyone", "100/1h"),
-            policy("per-user", "1/1m").scope(["user"]),
+            policy("per-user", "1/1m").with_scope(["user"]),
             policy("trial", "1/1d").shadow(),
-            policy("burst", "1/1s").scope(["user"]),
+            policy("burst", "1/1s").with_scope(["user"]),
         ]);
         let request = Request::new().with("user", "alice");
         assert_eq!(problem_json(&gate.check(&request)), None);
@@ -348,10 +348,10 @@ mod tests {
     #[test]
     fn what_is_held_is_said_where_it_denies() {
         let streams = Quota::in_flight(1, Duration::from_secs(20)).unwrap();
-        let streams = Policy::new("streams", streams).unwrap().counts(crate::Counts::Requests);
+        let streams = Policy::new("streams", streams).unwrap().with_counts(crate::Counts::Requests);
         let detail = |policy: Policy, cost: u64| {
-            let (gate, _clock) = gate([policy.scope(["user"])]);
-            let request = Request::new().with("user", "alice").cost(cost);
+            let (gate, _clock) = gate([policy.with_scope(["user"])]);
+            let request = Request::new().with("user", "alice").with_cost(cost);
             let _held = gate.reserve(&request);
             Problem::of(&gate.reserve(&request)).unwrap().detail
         };
@@ -372,7 +372,7 @@ mod tests {
     fn bounds_of_reservations_say_whose_they_are() {
         let clock = ManualClock::new();
         let store = MemoryStore::builder().max_keys(3000).clock(clock).build();
-        let set = PolicySet::new([policy("tokens", "1_000_000/1m").scope(["user"])]).unwrap();
+        let set = PolicySet::new([policy("tokens", "1_000_000/1m").with_scope(["user"])]).unwrap();
         let gate = Gate::with_memory(set, store);
         let reserve = |user: &str| {
             let request = Request::new().with("user", user);
@@ -403,7 +403,7 @@ mod tests {
     #[test]
     fn a_request_that_never_fits_says_so() {
         let (gate, _clock) = gate([policy("everyone", "5/1m")]);
-        let request = Request::new().cost(6);
+        let request = Request::new().with_cost(6);
         let body = parsed(&problem_json(&gate.check(&request)).unwrap());
         assert_eq!(body["retry_after_ms"], Value::Null);
         assert_eq!(
@@ -434,7 +434,7 @@ mod tests {
     #[test]
     fn a_block_has_a_type_of_its_own_and_says_when_it_ends() {
         let until = Timestamp::from_secs(1_000_000_600);
-        let policy = policy("per-user", "5/1m").scope(["user"]);
+        let policy = policy("per-user", "5/1m").with_scope(["user"]);
         let policy = policy.with_block(["mallory"], Block::until(until).by("ops"));
         let (gate, _clock) = gate([policy.with_block(["eve"], Block::forever().by("ops"))]);
         let body = |user| parsed(&problem_json(&gate.check(&Request::new().with("user", user))).unwrap());
@@ -510,7 +510,7 @@ mod tests {
     /// A key may be a whole URL or longer, but responses to a flood must stay small.
     #[test]
     fn a_long_key_is_cut_and_a_hostile_one_stays_text() {
-        let (gate, _clock) = gate([policy("per-user", "0/1m").scope(["user"])]);
+        let (gate, _clock) = gate([policy("per-user", "0/1m").with_scope(["user"])]);
         let detail = |user: &str| {
             let request = Request::new().with("user", user);
             let body = parsed(&problem_json(&gate.check(&request)).unwrap());

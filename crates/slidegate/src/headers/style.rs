@@ -89,7 +89,7 @@ pub enum XRateLimit {
     /// `tokens`, as of `OpenAI`'s API, whose client libraries read them.
     ///
     /// Each unit shows the strictest of the policies that count it, see
-    /// [`Policy::unit`](crate::Policy::unit); policies of prompts' or answers' tokens are among
+    /// [`Policy::with_unit`](crate::Policy::with_unit); policies of prompts' or answers' tokens are among
     /// those of `tokens`. A unit that no policy counts has no fields. The reset is the time until
     /// the key is unused as Go writes durations, in milliseconds, rounded up: `12ms`, `1s`,
     /// `6m0s`.

@@ -97,11 +97,11 @@ mod tests {
     fn gate() -> (Gate, ManualClock) {
         let named = |name: &str, limit, counts: &str, unit| {
             let policy = Policy::new(name, Quota::per_minute(limit)).unwrap();
-            policy.counts(Counts::Named(counts.to_owned())).unit(unit)
+            policy.with_counts(Counts::Named(counts.to_owned())).with_unit(unit)
         };
         let policies = PolicySet::new([
-            Policy::new("rpm", Quota::per_minute(60)).unwrap().counts(Counts::Requests),
-            Policy::new("rpd", Quota::per_day(1000)).unwrap().counts(Counts::Requests),
+            Policy::new("rpm", Quota::per_minute(60)).unwrap().with_counts(Counts::Requests),
+            Policy::new("rpd", Quota::per_day(1000)).unwrap().with_counts(Counts::Requests),
             named("itpm", 1000, "input", CostUnit::InputTokens),
             named("otpm", 800, "output", CostUnit::OutputTokens),
             // Nobody may see what a shadow policy decides.
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn openai_shows_the_strictest_of_requests_and_of_tokens() {
         let (gate, clock) = gate();
-        let request = Request::new().cost([("input", 90), ("output", 410)]);
+        let request = Request::new().with_cost([("input", 90), ("output", 410)]);
         assert_eq!(
             lines(OPENAI.headers(&gate.check(&request))),
             [
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn anthropic_shows_each_unit_and_the_tightest_of_all_tokens() {
         let (gate, _clock) = gate();
-        let request = Request::new().cost([("input", 951), ("output", 51)]);
+        let request = Request::new().with_cost([("input", 951), ("output", 51)]);
         assert_eq!(
             lines(ANTHROPIC.headers(&gate.check(&request))),
             [
@@ -176,11 +176,11 @@ mod tests {
             Policy::new("any", Quota::per_minute(5)).unwrap(),
             Policy::new("streams", Quota::in_flight(2, Duration::from_secs(30)).unwrap())
                 .unwrap()
-                .counts(Counts::Requests),
+                .with_counts(Counts::Requests),
         ]);
         let gate = Gate::new(policies.unwrap());
         assert!(OPENAI.headers(&gate.check(&Request::new())).is_empty());
-        let said = Policy::new("any", Quota::per_minute(5)).unwrap().unit(CostUnit::Requests);
+        let said = Policy::new("any", Quota::per_minute(5)).unwrap().with_unit(CostUnit::Requests);
         let gate = Gate::single(said).unwrap();
         assert_eq!(
             lines(OPENAI.headers(&gate.check(&Request::new())))[1],
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn a_settlement_shows_what_it_left() {
         let (gate, clock) = gate();
-        let request = Request::new().cost([("input", 90), ("output", 410)]);
+        let request = Request::new().with_cost([("input", 90), ("output", 410)]);
         let ticket = gate.reserve(&request).into_ticket().unwrap();
         clock.advance(Duration::from_secs(10));
         let settled = gate.settle(&ticket, [("input", 90), ("output", 100)]).unwrap();

@@ -130,7 +130,7 @@ pub(super) struct NamedDecision<'d> {
 impl<'d> From<&PolicyDecision<'d>> for NamedDecision<'d> {
     fn from(one: &PolicyDecision<'d>) -> Self {
         let policy = one.policy();
-        Self { name: policy.name(), quota: one.quota(), decision: one.decision(), unit: policy.cost_unit() }
+        Self { name: policy.name(), quota: one.quota(), decision: one.decision(), unit: policy.unit() }
     }
 }
 

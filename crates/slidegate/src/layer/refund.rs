@@ -144,7 +144,7 @@ impl PendingRefund {
         let with_name = |one: PolicyDecision<'_>| (one.policy().name().to_owned(), self::counts(&one));
         let policies = (!is_alike).then(|| charged().map(with_name).collect());
         let values = config.attributes.iter().map(|(name, _)| request.value(name).map(AttributeValue::owned));
-        let (values, cost) = (values.collect(), request.asked_cost());
+        let (values, cost) = (values.collect(), request.cost());
         Some(Self {
             charged: Some(ChargedRequest {
                 config: Arc::clone(config),

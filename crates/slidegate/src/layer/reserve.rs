@@ -165,7 +165,7 @@ impl Settings {
             return Ok(Pass { limited, ..Pass::default() });
         }
         let (client, owned);
-        let mut request = config.base_request(0).cost((reserves.estimate)(&view.head));
+        let mut request = config.base_request(0).with_cost((reserves.estimate)(&view.head));
         client = config.client_of(view);
         owned = config.set_attributes(&mut request, view, client.as_ref());
         request.extend(owned.iter().map(|(name, bytes)| (*name, &**bytes)));

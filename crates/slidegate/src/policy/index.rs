@@ -226,8 +226,9 @@ mod tests {
         let when = vec((select(&ATTRIBUTES[..]), conditions()), 0..3);
         let scope = vec(select(&ATTRIBUTES[..]), 0..2);
         (when, scope).prop_map(|(when, scope)| {
-            let policy = Policy::new("p", Quota::per_minute(1)).unwrap().scope(scope);
-            when.into_iter().fold(policy, |policy, (attribute, condition)| policy.when(attribute, condition))
+            let policy = Policy::new("p", Quota::per_minute(1)).unwrap().with_scope(scope);
+            when.into_iter()
+                .fold(policy, |policy, (attribute, condition)| policy.with_condition(attribute, condition))
         })
     }
 
@@ -269,24 +270,32 @@ mod tests {
     /// A service with thousands of routes asks only the policies of one of them.
     #[test]
     fn few_others_are_found() {
-        let named = |at: usize| Policy::new(format!("p{at}"), Quota::per_minute(1)).unwrap().scope(["user"]);
+        let named =
+            |at: usize| Policy::new(format!("p{at}"), Quota::per_minute(1)).unwrap().with_scope(["user"]);
         let request = Request::new().with("method", "GET").with("path", "/route/500/x").with("user", "alice");
         let of =
             |policy: &dyn Fn(usize) -> Policy| found(&(0..1000).map(policy).collect::<Vec<_>>(), &request);
-        let get = |at: usize| named(at).when("method", Match::equals("GET"));
-        assert_eq!(of(&|at| get(at).when("path", Match::equals(format!("/route/{at}/x")))), [500]);
-        assert_eq!(of(&|at| get(at).when("path", Match::prefix(format!("/route/{at}/")))), [500]);
-        assert_eq!(of(&|at| get(at).when("path", Match::glob(format!("/route/{at}/*")).unwrap())), [500]);
-        assert_eq!(of(&|at| named(at).when("user", Match::one_of([format!("u{at}"), "bob".into()]))), [0; 0]);
+        let get = |at: usize| named(at).with_condition("method", Match::equals("GET"));
+        assert_eq!(of(&|at| get(at).with_condition("path", Match::equals(format!("/route/{at}/x")))), [500]);
+        assert_eq!(of(&|at| get(at).with_condition("path", Match::prefix(format!("/route/{at}/")))), [500]);
+        assert_eq!(
+            of(&|at| get(at).with_condition("path", Match::glob(format!("/route/{at}/*")).unwrap())),
+            [500]
+        );
+        assert_eq!(
+            of(&|at| named(at).with_condition("user", Match::one_of([format!("u{at}"), "bob".into()]))),
+            [0; 0]
+        );
         let peer: IpAddr = "10.0.3.7".parse().unwrap();
-        let networks =
-            |at: usize| named(at).when("ip", Match::networks([format!("10.0.{}.0/24", at % 250)]).unwrap());
+        let networks = |at: usize| {
+            named(at).with_condition("ip", Match::networks([format!("10.0.{}.0/24", at % 250)]).unwrap())
+        };
         let policies: Vec<_> = (0..250).map(networks).collect();
         assert_eq!(found(&policies, &request.clone().with("ip", peer)), [3]);
         // Longer prefixes do not hide shorter ones.
         let nested = ["/", "/route/", "/route/500/x", "/route/500/x/y", "/other/"];
         let nested: Vec<_> =
-            nested.iter().map(|prefix| named(0).when("path", Match::prefix(*prefix))).collect();
+            nested.iter().map(|prefix| named(0).with_condition("path", Match::prefix(*prefix))).collect();
         assert_eq!(found(&nested, &request), [0, 1, 2]);
     }
 }

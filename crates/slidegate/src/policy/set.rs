@@ -116,7 +116,7 @@ impl PolicySet {
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
     ///
-    /// let per_user = Policy::new("per-user", Quota::per_minute(5))?.scope(["user"]);
+    /// let per_user = Policy::new("per-user", Quota::per_minute(5))?.with_scope(["user"]);
     /// let gate = Gate::new(PolicySet::new([per_user])?.require(["user"]));
     /// let misspelt = gate.check(&Request::new().with("usr", "alice"));
     /// assert!(misspelt.is_denied());
@@ -148,7 +148,7 @@ impl PolicySet {
     /// ```
     /// use slidegate::{Match, Policy, PolicySet, Quota, Request};
     ///
-    /// let login = Policy::new("login", Quota::per_minute(5))?.when("path", Match::equals("/login"));
+    /// let login = Policy::new("login", Quota::per_minute(5))?.with_condition("path", Match::equals("/login"));
     /// let set = PolicySet::new([login, Policy::new("all", Quota::per_minute(100))?])?;
     /// let names: Vec<_> = set.applying_to(&Request::new().with("path", "/")).map(Policy::name).collect();
     /// assert_eq!(names, ["all"]);
@@ -375,8 +375,8 @@ impl PolicySet {
         let (own_quota, block) = rule.own(&key);
         let quota = request.inline_quota().unwrap_or(own_quota);
         let mut part = Part {
-            verb: verb.unwrap_or(request.own_verb()),
-            role: request.own_role(),
+            verb: verb.unwrap_or(request.verb()),
+            role: request.role(),
             over_limit: request.is_denied_over_limit(),
             cost: request.cost_of(&rule.policy.counts),
             enforced: rule.policy.enforced,
@@ -388,7 +388,7 @@ impl PolicySet {
         if reserve.is_some() {
             // What may exceed the limit does so when it is settled.
             part.excess = Excess::Refuse;
-            if let Some(estimate) = rule.policy.estimated().filter(|_| !request.says_cost()) {
+            if let Some(estimate) = rule.policy.estimate().filter(|_| !request.says_cost()) {
                 part.cost = estimate.min(quota.capacity());
             }
         } else if quota.algorithm() == Algorithm::InFlight {
@@ -527,9 +527,9 @@ mod tests {
     fn a_policy_concerns_only_requests_with_all_of_its_scope() {
         let set = PolicySet::new([
             policy("everyone"),
-            policy("per-user").scope(["user"]),
-            policy("per-user-and-path").scope(["user", "path"]),
-            policy("login").when("path", Match::equals("/login")).scope(["ip"]),
+            policy("per-user").with_scope(["user"]),
+            policy("per-user-and-path").with_scope(["user", "path"]),
+            policy("login").with_condition("path", Match::equals("/login")).with_scope(["ip"]),
         ])
         .unwrap();
         assert_eq!(names(&set, &Request::new()), ["everyone"]);
@@ -543,8 +543,8 @@ mod tests {
     fn an_override_binds_one_key_only() {
         let address: IpAddr = "2001:db8::1".parse().unwrap();
         let set = PolicySet::new([
-            policy("per-user").scope(["user"]).with_override(["alice"], Quota::per_minute(1000)),
-            policy("per-ip").scope(["ip"]).with_override([address], Quota::per_minute(50)),
+            policy("per-user").with_scope(["user"]).with_override(["alice"], Quota::per_minute(1000)),
+            policy("per-ip").with_scope(["ip"]).with_override([address], Quota::per_minute(50)),
         ])
         .unwrap();
         let limits = |user: &str, ip: &str| {
@@ -569,15 +569,15 @@ mod tests {
             "duplicate policy `a`: names must be unique; rename one"
         );
         assert_eq!(
-            error(vec![policy("a").scope(["user"]).with_override(["x", "y"], Quota::per_minute(1))]),
+            error(vec![policy("a").with_scope(["user"]).with_override(["x", "y"], Quota::per_minute(1))]),
             "policy `a`: invalid override: has 2 values, the scope has 1 attributes; give one value for each"
         );
         let other = Quota::per_minute(1).with_algorithm(Algorithm::TokenBucket);
         assert_eq!(
-            error(vec![policy("a").scope(["user"]).with_override(["x"], other)]),
+            error(vec![policy("a").with_scope(["user"]).with_override(["x"], other)]),
             "policy `a`: invalid override `x`: its algorithm is token-bucket, that of the policy sliding-log; use one algorithm"
         );
-        let twice = policy("a").scope(["user"]).with_override(["x"], Quota::per_minute(1));
+        let twice = policy("a").with_scope(["user"]).with_override(["x"], Quota::per_minute(1));
         assert_eq!(
             error(vec![twice.with_override(["x"], Quota::per_minute(2))]),
             "policy `a`: duplicate override `x`: must be given once; remove one"

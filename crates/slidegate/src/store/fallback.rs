@@ -35,7 +35,7 @@ mod local;
 /// ```no_run
 /// use slidegate::{FallbackStore, Gate, Policy, PolicySet, Quota, RedisOptions, RedisStore};
 ///
-/// let policies = PolicySet::new([Policy::new("per-user", Quota::per_minute(100))?.scope(["user"])])?;
+/// let policies = PolicySet::new([Policy::new("per-user", Quota::per_minute(100))?.with_scope(["user"])])?;
 /// let redis = RedisStore::new(RedisOptions::new("redis://127.0.0.1:6379")?)?;
 /// let gate = Gate::with_store(policies, FallbackStore::new(redis).with_instances(3))?;
 /// # Ok::<(), slidegate::Error>(())

@@ -156,7 +156,7 @@ mod tests {
         let clock = ManualClock::new();
         let store = MemoryStore::builder().clock(clock.clone()).build();
         let policy = |name: &str, limit| {
-            Policy::new(name, Quota::per_minute(limit)).expect("a plain name").scope(["user"])
+            Policy::new(name, Quota::per_minute(limit)).expect("a plain name").with_scope(["user"])
         };
         let policies = [policy("narrow", limit), policy("wide", 1_000_000)];
         (Gate::with_memory(PolicySet::new(policies).expect("two names"), store), clock)
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn a_check_that_is_sent_again_gives_the_first_answer_and_is_charged_once() {
         let (gate, clock) = gate(10);
-        let request = Request::new().with("user", "alice").cost(3);
+        let request = Request::new().with("user", "alice").with_cost(3);
         let first: Vec<_> = gate.check_once(&request, "a").iter().map(|one| *one.decision()).collect();
         clock.advance(Duration::from_secs(10));
         let _ = gate.check(&request);
@@ -185,7 +185,7 @@ mod tests {
     fn another_id_key_or_cost_is_another_check() {
         let (gate, _clock) = gate(100);
         for (user, cost, id) in [("alice", 1, "a"), ("alice", 1, "b"), ("alice", 2, "a"), ("bob", 1, "a")] {
-            let _ = gate.check_once(&Request::new().with("user", user).cost(cost), id);
+            let _ = gate.check_once(&Request::new().with("user", user).with_cost(cost), id);
         }
         assert_eq!((used(&gate, "alice"), used(&gate, "bob")), (4, 1));
     }
@@ -291,7 +291,7 @@ mod tests {
         let ((stopped, has_stopped), (let_go, go)) =
             (std::sync::mpsc::sync_channel(1), std::sync::mpsc::sync_channel(1));
         let store = MemoryStore::builder().clock(Gated { stopped, go: Mutex::new(go) }).build();
-        let policy = Policy::new("p", Quota::per_minute(1_000)).expect("a plain name").scope(["user"]);
+        let policy = Policy::new("p", Quota::per_minute(1_000)).expect("a plain name").with_scope(["user"]);
         let policies = PolicySet::new([policy]).expect("one name");
         let cache = IdempotencyCache::default();
         let check = |charges: &Charges<'_>, id: &str| {

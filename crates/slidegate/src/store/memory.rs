@@ -57,7 +57,7 @@ use shard::{Address, Call, Shard};
 /// use slidegate::{Gate, MemoryStore, Policy, PolicySet, Quota, Request};
 ///
 /// let store = MemoryStore::builder().max_keys(10_000).build();
-/// let per_user = Policy::new("per-user", Quota::per_minute(100))?.scope(["user"]);
+/// let per_user = Policy::new("per-user", Quota::per_minute(100))?.with_scope(["user"]);
 /// let gate = Gate::with_memory(PolicySet::new([per_user])?, store);
 /// assert!(gate.check(&Request::new().with("user", "alice")).is_allowed());
 /// assert_eq!(gate.store().stats().keys, 1);

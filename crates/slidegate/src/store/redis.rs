@@ -72,7 +72,7 @@ use transport::{Failure, LastFailure, ReplyBound, Transport, slot};
 /// # async fn run() -> Result<(), slidegate::Error> {
 /// let store = RedisStore::new(RedisOptions::new("redis://127.0.0.1:6379")?)?;
 /// store.ping().await?;
-/// let per_user = Policy::new("per-user", Quota::per_minute(100))?.scope(["user"]);
+/// let per_user = Policy::new("per-user", Quota::per_minute(100))?.with_scope(["user"]);
 /// let gate = Gate::with_store(PolicySet::new([per_user])?, FallbackStore::new(store))?;
 /// assert!(gate.check(&Request::new().with("user", "alice")).await.is_allowed());
 /// # Ok(())

@@ -83,9 +83,12 @@ fn decisions_on_a_coarse_log_allocate_nothing() {
 fn decisions_of_a_gate_with_a_few_policies_allocate_nothing() {
     for quota in each(Quota::per_second(50)) {
         let policies = [
-            Policy::new("per-user", quota).unwrap().scope(["user"]).with_override(["bob"], quota),
-            Policy::new("per-pair", quota).unwrap().scope(["ip", "user"]),
-            Policy::new("login", quota).unwrap().when("path", Match::glob("/v?/login*").unwrap()).shadow(),
+            Policy::new("per-user", quota).unwrap().with_scope(["user"]).with_override(["bob"], quota),
+            Policy::new("per-pair", quota).unwrap().with_scope(["ip", "user"]),
+            Policy::new("login", quota)
+                .unwrap()
+                .with_condition("path", Match::glob("/v?/login*").unwrap())
+                .shadow(),
         ];
         let (store, clock) = store(1000);
         let gate = Gate::with_memory(PolicySet::new(policies).unwrap(), store);
@@ -99,7 +102,7 @@ fn decisions_of_a_gate_with_a_few_policies_allocate_nothing() {
                     .with("method", "POST")
                     .with("host", "example.org")
                     .with("token", "0123456789abcdef")
-                    .cost(n % 3);
+                    .with_cost(n % 3);
                 let decisions = gate.check(&request);
                 assert_eq!(decisions.iter().len(), 3);
                 let strictest = decisions.strictest().unwrap();

@@ -13,7 +13,7 @@ const START: Timestamp = Timestamp::from_secs(1_000_000_000);
 const TEN_MINUTES: Duration = Duration::from_secs(600);
 
 fn per_user() -> Policy {
-    Policy::new("per-user", Quota::per_minute(5)).unwrap().scope(["user"])
+    Policy::new("per-user", Quota::per_minute(5)).unwrap().with_scope(["user"])
 }
 
 fn gate(policies: impl IntoIterator<Item = Policy>) -> (Gate, ManualClock) {
@@ -24,7 +24,7 @@ fn gate(policies: impl IntoIterator<Item = Policy>) -> (Gate, ManualClock) {
 
 /// A request of the blocked user. Kept for as long as the test, as decisions borrow it.
 fn mallory(cost: u64) -> &'static Request<'static> {
-    Box::leak(Box::new(Request::new().with("user", "mallory").cost(cost)))
+    Box::leak(Box::new(Request::new().with("user", "mallory").with_cost(cost)))
 }
 
 fn ten_minutes() -> Block {
@@ -37,7 +37,7 @@ fn ten_minutes() -> Block {
 fn a_blocked_key_keeps_its_limit_and_waits_for_the_rest_of_its_block() {
     for algorithm in Algorithm::ALL {
         let policy = Policy::new("per-user", Quota::per_minute(5).with_algorithm(algorithm)).unwrap();
-        let policy = policy.scope(["user"]);
+        let policy = policy.with_scope(["user"]);
         let (gate, clock) = gate([policy.clone()]);
         let request = mallory(2);
         let _ = gate.check(request);

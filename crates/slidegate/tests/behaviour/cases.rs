@@ -351,12 +351,12 @@ fn a_refund_after_the_reset_gives_nothing() {
 fn an_override_binds_at_once_and_its_end_keeps_the_usage() {
     for quota in each(Quota::per_minute(10)) {
         let (store, _) = store();
-        let policy = Policy::new("per-user", quota).unwrap().scope(["user"]);
+        let policy = Policy::new("per-user", quota).unwrap().with_scope(["user"]);
         let three = Quota::per_minute(3).with_algorithm(quota.algorithm());
         let plain = PolicySet::new([policy.clone()]).unwrap();
         let gate =
             Gate::with_memory(PolicySet::new([policy.with_override(["alice"], three)]).unwrap(), store);
-        let alice = |cost| Request::new().with("user", "alice").cost(cost);
+        let alice = |cost| Request::new().with("user", "alice").with_cost(cost);
         let answer = |request: &Request<'_>| {
             let decisions = gate.check(request);
             let one = decisions.strictest().unwrap();
@@ -364,7 +364,7 @@ fn an_override_binds_at_once_and_its_end_keeps_the_usage() {
         };
         assert_eq!(answer(&alice(3)), (true, 3, 0, Some(Duration::ZERO)), "{quota:?}");
         assert_eq!(answer(&alice(5)), (false, 3, 0, None), "{quota:?}");
-        assert_eq!(answer(&Request::new().with("user", "bob").cost(5)).1, 10, "{quota:?}");
+        assert_eq!(answer(&Request::new().with("user", "bob").with_cost(5)).1, 10, "{quota:?}");
         gate.configure(plain).unwrap();
         assert_eq!(answer(&alice(5)), (true, 10, 2, Some(Duration::ZERO)), "{quota:?}");
     }

@@ -121,12 +121,12 @@ fn overlapping() -> PolicySet {
     let policy =
         |name, limit, algorithm| Policy::new(name, Quota::per_hour(limit).with_algorithm(algorithm)).unwrap();
     PolicySet::new([
-        policy("per-user", 700, Algorithm::SlidingLog).scope(["user"]),
-        policy("per-path", 300, Algorithm::SlidingWindow).scope(["path"]),
+        policy("per-user", 700, Algorithm::SlidingLog).with_scope(["user"]),
+        policy("per-path", 300, Algorithm::SlidingWindow).with_scope(["path"]),
         policy("both", 150, Algorithm::FixedWindow)
-            .when("path", Match::one_of(["a", "b"]))
-            .scope(["path", "user"]),
-        policy("watched", WATCHED, Algorithm::TokenBucket).scope(["user"]).shadow(),
+            .with_condition("path", Match::one_of(["a", "b"]))
+            .with_scope(["path", "user"]),
+        policy("watched", WATCHED, Algorithm::TokenBucket).with_scope(["user"]).shadow(),
     ])
     .unwrap()
 }
@@ -147,7 +147,8 @@ fn overlapping_policies_charge_all_or_none_and_never_wait_for_each_other() {
                 let turn = usize::try_from(n * (2 * nth + 1) + nth).unwrap();
                 let (user, path) = (turn % 4, turn / 4 % 4);
                 let cost = 1 + n % 3;
-                let request = Request::new().with("user", NAMES[user]).with("path", NAMES[path]).cost(cost);
+                let request =
+                    Request::new().with("user", NAMES[user]).with("path", NAMES[path]).with_cost(cost);
                 let decisions = gate.check(&request);
                 let charged = decisions.iter().filter(|one| one.cost() > 0).count();
                 if decisions.is_allowed() {

@@ -59,9 +59,9 @@ impl Rule {
     fn policy(&self) -> Policy {
         let (name, window_ms) = NAMES[self.name];
         let quota = |limit| Quota::new(limit, Duration::from_millis(window_ms)).unwrap();
-        let mut policy = Policy::new(name, quota(self.limit)).unwrap().scope(self.scope.iter().copied());
+        let mut policy = Policy::new(name, quota(self.limit)).unwrap().with_scope(self.scope.iter().copied());
         if let Some(path) = self.only_path {
-            policy = policy.when("path", Match::equals(path));
+            policy = policy.with_condition("path", Match::equals(path));
         }
         if let (Some(limit), false) = (self.override_of_first, self.scope.is_empty()) {
             policy = policy.with_override(self.first_key(), quota(limit));
@@ -96,7 +96,7 @@ impl Rule {
 
 impl Asked {
     fn request(&self) -> Request<'static> {
-        let request = Request::new().cost(self.cost);
+        let request = Request::new().with_cost(self.cost);
         let request = self.user.into_iter().fold(request, |request, user| request.with("user", user));
         self.path.into_iter().fold(request, |request, path| request.with("path", path))
     }
@@ -308,14 +308,14 @@ fn used(gate: &Gate, request: &Request<'_>) -> Vec<u64> {
 fn a_denied_request_is_charged_on_no_policy_whichever_algorithms_they_are() {
     for tight in Algorithm::ALL {
         let loose = Algorithm::ALL.map(|algorithm| {
-            policy(algorithm.name(), Quota::per_hour(100).with_algorithm(algorithm)).scope(["user"])
+            policy(algorithm.name(), Quota::per_hour(100).with_algorithm(algorithm)).with_scope(["user"])
         });
-        let tight = policy("tight", Quota::per_hour(2).with_algorithm(tight)).scope(["user"]);
+        let tight = policy("tight", Quota::per_hour(2).with_algorithm(tight)).with_scope(["user"]);
         // The policy that denies stands last, so that those before it have been looked at.
         let (gate, _) = gate(loose.into_iter().chain([tight]));
         let alice = Request::new().with("user", "alice");
         assert!(gate.check(&alice).is_allowed());
-        let two = alice.clone().cost(2);
+        let two = alice.clone().with_cost(2);
         for _ in 0..50 {
             let denied = gate.check(&two);
             assert!(denied.is_denied());
@@ -332,8 +332,8 @@ fn a_denied_request_is_charged_on_no_policy_whichever_algorithms_they_are() {
 #[test]
 fn the_strictest_decision_names_its_policy_key_and_quota() {
     let (gate, _) = gate([
-        policy("short", Quota::per_second(1)).scope(["user"]),
-        policy("long", Quota::per_hour(1)).scope(["path", "user"]),
+        policy("short", Quota::per_second(1)).with_scope(["user"]),
+        policy("long", Quota::per_hour(1)).with_scope(["path", "user"]),
         policy("wide", Quota::per_day(100)),
     ]);
     let request = Request::new().with("user", "alice").with("path", "/a,b");
@@ -369,9 +369,9 @@ fn a_shadow_policy_decides_and_counts_what_fits_it_and_denies_nobody() {
     assert!(gate.check(&request).is_denied());
     // What the real policy denies reaches no trial either.
     clock.advance(Duration::from_secs(30));
-    gate.refund(&request.clone().cost(2));
+    gate.refund(&request.clone().with_cost(2));
     assert_eq!(used(&gate, &request), [0, 3, 2]);
-    assert!(gate.check(&request.clone().cost(3)).is_denied());
+    assert!(gate.check(&request.clone().with_cost(3)).is_denied());
     assert_eq!(used(&gate, &request), [0, 3, 2]);
     let strictest = gate.check(&request);
     assert_eq!(strictest.strictest().unwrap().policy().name(), "real");
@@ -381,9 +381,9 @@ fn a_shadow_policy_decides_and_counts_what_fits_it_and_denies_nobody() {
 #[test]
 fn a_request_without_an_enforced_policy_is_allowed_and_nothing_binds_it() {
     let (gate, _) = gate([
-        policy("login", Quota::per_minute(0)).when("path", Match::equals("/login")),
-        policy("per-user", Quota::per_minute(0)).scope(["user"]),
-        policy("trial", Quota::per_minute(0)).when("path", Match::equals("/trial")).shadow(),
+        policy("login", Quota::per_minute(0)).with_condition("path", Match::equals("/login")),
+        policy("per-user", Quota::per_minute(0)).with_scope(["user"]),
+        policy("trial", Quota::per_minute(0)).with_condition("path", Match::equals("/trial")).shadow(),
     ]);
     let free = Request::new().with("path", "/free");
     let decisions = gate.check(&free);
@@ -405,10 +405,10 @@ fn a_request_without_an_enforced_policy_is_allowed_and_nothing_binds_it() {
 fn refund_penalize_and_reset_reach_every_policy_of_a_request() {
     let (gate, _) = gate([
         policy("all", Quota::per_minute(100)),
-        policy("per-user", Quota::per_minute(10)).scope(["user"]),
-        policy("trial", Quota::per_minute(3)).scope(["user"]).shadow(),
+        policy("per-user", Quota::per_minute(10)).with_scope(["user"]),
+        policy("trial", Quota::per_minute(3)).with_scope(["user"]).shadow(),
     ]);
-    let alice = |cost| Request::new().with("user", "alice").cost(cost);
+    let alice = |cost| Request::new().with("user", "alice").with_cost(cost);
     let bob = Request::new().with("user", "bob");
     let _ = gate.check(&bob);
     let _ = gate.check(&alice(3));
@@ -429,20 +429,21 @@ fn refund_penalize_and_reset_reach_every_policy_of_a_request() {
 /// Who edits a configuration under load moves lines about; usage follows the name, not the line.
 #[test]
 fn usage_follows_the_name_of_a_policy_through_every_change_of_the_set() {
-    let a = |limit| policy("a", Quota::per_minute(limit)).scope(["user"]);
-    let b = || policy("b", Quota::per_minute(50)).scope(["user"]);
-    let c = || policy("c", Quota::per_minute(50)).scope(["user"]);
+    let a = |limit| policy("a", Quota::per_minute(limit)).with_scope(["user"]);
+    let b = || policy("b", Quota::per_minute(50)).with_scope(["user"]);
+    let c = || policy("c", Quota::per_minute(50)).with_scope(["user"]);
     let put = |gate: &Gate, policies: Vec<Policy>| gate.configure(PolicySet::new(policies).unwrap()).unwrap();
     let (gate, _) = gate([a(10), b()]);
     let alice = Request::new().with("user", "alice");
-    let _ = gate.check(&alice.clone().cost(4));
+    let _ = gate.check(&alice.clone().with_cost(4));
     gate.penalize(&alice);
     // Another order, another limit, a newcomer in front.
     put(&gate, vec![c(), b(), a(7)]);
     assert_eq!(used(&gate, &alice), [0, 5, 5]);
-    assert!(gate.check(&alice.clone().cost(3)).is_denied());
+    assert!(gate.check(&alice.clone().with_cost(3)).is_denied());
     // Shadowed, under a condition, with an override: still the same.
-    let conditional = a(7).when("user", Match::present()).with_override(["alice"], Quota::per_minute(6));
+    let conditional =
+        a(7).with_condition("user", Match::present()).with_override(["alice"], Quota::per_minute(6));
     put(&gate, vec![conditional.shadow()]);
     assert_eq!(used(&gate, &alice), [5]);
     // Away for a while, and back.
@@ -463,8 +464,12 @@ fn usage_follows_the_name_of_a_policy_through_every_change_of_the_set() {
 #[test]
 fn policies_with_one_scope_count_apart() {
     let (gate, _) = gate([
-        policy("gets", Quota::per_minute(5)).when("method", Match::equals("GET")).scope(["user"]),
-        policy("posts", Quota::per_minute(1)).when("method", Match::equals("POST")).scope(["user"]),
+        policy("gets", Quota::per_minute(5))
+            .with_condition("method", Match::equals("GET"))
+            .with_scope(["user"]),
+        policy("posts", Quota::per_minute(1))
+            .with_condition("method", Match::equals("POST"))
+            .with_scope(["user"]),
     ]);
     let request = |method| Request::new().with("user", "alice").with("method", method);
     let (get, post) = (request("GET"), request("POST"));
@@ -483,7 +488,7 @@ fn a_request_under_many_policies_is_charged_on_all_or_none() {
         (0..100).map(move |n| policy(&format!("p{n}"), Quota::per_minute(limit(n))))
     };
     let (gate, _) = gate(many(3));
-    let request = Request::new().cost(2);
+    let request = Request::new().with_cost(2);
     assert_eq!([gate.check(&request).is_allowed(), gate.check(&request).is_allowed()], [true, false]);
     assert_eq!(used(&gate, &request), [2; 100]);
     assert_eq!(gate.check(&request).strictest().unwrap().policy().name(), "p99");
@@ -494,7 +499,7 @@ fn a_request_under_many_policies_is_charged_on_all_or_none() {
 #[test]
 fn a_request_is_decided_under_one_set_whole() {
     let named = |names: [&str; 3], limit| {
-        let policies = names.map(|name| policy(name, Quota::per_hour(limit)).scope(["user"]));
+        let policies = names.map(|name| policy(name, Quota::per_hour(limit)).with_scope(["user"]));
         PolicySet::new(policies).unwrap()
     };
     let sets = [(["a1", "a2", "a3"], 1_000_000), (["b1", "b2", "b3"], 2_000_000)];

@@ -59,7 +59,7 @@ fn take(gate: &Arc<Gate>, user: &str) -> TicketGuard<MemoryStore> {
 async fn stand(gate: &Arc<Gate>, user: &'static str, cost: u64) -> JoinHandle<Result<Ticket, NotAcquired>> {
     let gate = Arc::clone(gate);
     let task = tokio::spawn(async move {
-        let request = of(user).cost(cost);
+        let request = of(user).with_cost(cost);
         let reserved = gate.acquire_reservation(&request).await?;
         Ok(reserved.into_ticket().unwrap())
     });
@@ -78,7 +78,7 @@ async fn check_later(gate: &Arc<Gate>) -> JoinHandle<Result<(), NotAcquired>> {
 /// A permit that is free and not used is throughput that is lost.
 #[tokio::test(start_paused = true)]
 async fn a_permit_that_is_given_back_goes_to_the_first_in_line_at_once() {
-    let gate = gate([in_flight("jobs", 1).scope(["user"])]);
+    let gate = gate([in_flight("jobs", 1).with_scope(["user"])]);
     let start = Instant::now();
     let first = take(&gate, "alice");
     let second = stand(&gate, "alice", 1).await;
@@ -116,7 +116,7 @@ async fn a_permit_that_is_never_given_back_is_free_when_its_lease_ends() {
 async fn a_reservation_that_is_settled_to_less_makes_room_at_once() {
     let gate = gate([policy("tokens", "100/1m")]);
     let start = Instant::now();
-    let held = gate.reserve(&Request::new().cost(80)).into_ticket().unwrap();
+    let held = gate.reserve(&Request::new().with_cost(80)).into_ticket().unwrap();
     let waits = stand(&gate, "alice", 60).await;
     gate.settle_so_far(&held, 10).unwrap();
     yield_now().await;
@@ -129,14 +129,14 @@ async fn a_reservation_that_is_settled_to_less_makes_room_at_once() {
 /// Large requests would starve if small ones could overtake them.
 #[tokio::test(start_paused = true)]
 async fn a_small_cost_does_not_overtake_a_large_one() {
-    let gate = gate([policy("tokens", "10/1s").scope(["user"])]);
-    assert!(gate.check(&of("alice").cost(7)).is_allowed());
+    let gate = gate([policy("tokens", "10/1s").with_scope(["user"])]);
+    assert!(gate.check(&of("alice").with_cost(7)).is_allowed());
     let order = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = Vec::new();
     for (number, cost) in [10, 1, 1, 9, 3, 10, 1].into_iter().enumerate() {
         let (gate, order) = (Arc::clone(&gate), Arc::clone(&order));
         tasks.push(tokio::spawn(async move {
-            let request = of("alice").cost(cost);
+            let request = of("alice").with_cost(cost);
             assert!(gate.acquire(&request).await.unwrap().is_allowed());
             order.lock().unwrap().push(number);
         }));
@@ -152,8 +152,8 @@ async fn a_small_cost_does_not_overtake_a_large_one() {
 #[tokio::test(start_paused = true)]
 async fn who_is_denied_by_his_own_key_does_not_block_the_queue_of_a_shared_one() {
     for policies in [
-        [in_flight("per-user", 1).scope(["user"]), in_flight("in-all", 2)],
-        [in_flight("in-all", 2), in_flight("per-user", 1).scope(["user"])],
+        [in_flight("per-user", 1).with_scope(["user"]), in_flight("in-all", 2)],
+        [in_flight("in-all", 2), in_flight("per-user", 1).with_scope(["user"])],
     ] {
         let gate = gate(policies);
         let start = Instant::now();
@@ -174,7 +174,7 @@ async fn who_is_denied_by_his_own_key_does_not_block_the_queue_of_a_shared_one()
 /// Callers that are denied for concurrency must not pay with their rate.
 #[tokio::test(start_paused = true)]
 async fn waiting_for_a_permit_costs_no_rate_and_waiting_for_the_rate_takes_no_permit() {
-    let gate = gate([policy("rpm", "2/1m").counts(Counts::Requests), in_flight("jobs", 1)]);
+    let gate = gate([policy("rpm", "2/1m").with_counts(Counts::Requests), in_flight("jobs", 1)]);
     let start = Instant::now();
     let first = take(&gate, "alice");
     let second = stand(&gate, "alice", 1).await;
@@ -196,7 +196,7 @@ async fn waiting_for_a_permit_costs_no_rate_and_waiting_for_the_rate_takes_no_pe
 async fn a_dropped_future_leaves_its_queue_from_any_position() {
     for leaves in [[0, 1], [1, 2], [0, 2]] {
         let most = MaxWaiting { per_key: 4, in_all: 4 };
-        let gate = on_clock([in_flight("jobs", 1)], PausedClock(Instant::now())).max_waiting(most);
+        let gate = on_clock([in_flight("jobs", 1)], PausedClock(Instant::now())).with_max_waiting(most);
         let gate = Arc::new(gate);
         let start = Instant::now();
         let first = take(&gate, "alice");
@@ -228,12 +228,12 @@ async fn a_dropped_future_leaves_its_queue_from_any_position() {
 /// What can never be must not be waited for.
 #[tokio::test(start_paused = true)]
 async fn what_can_never_fit_is_an_error_at_once() {
-    let blocked = policy("login", "5/1m").scope(["user"]).with_block(["mallory"], Block::forever());
-    let gate = gate([policy("tokens", "10/1m").scope(["user"]), in_flight("jobs", 2), blocked]);
+    let blocked = policy("login", "5/1m").with_scope(["user"]).with_block(["mallory"], Block::forever());
+    let gate = gate([policy("tokens", "10/1m").with_scope(["user"]), in_flight("jobs", 2), blocked]);
     let start = Instant::now();
     let texts = [
         (
-            of("alice").cost(11),
+            of("alice").with_cost(11),
             "policy `tokens`: invalid cost 11: must be at most 10, its limit; ask for less at once",
         ),
         (of("mallory"), "policy `login`: key `mallory` is blocked without end: remove the block"),
@@ -245,7 +245,7 @@ async fn what_can_never_fit_is_an_error_at_once() {
         assert_eq!(never.to_string(), text);
         assert_eq!(gate.acquire_reservation(&request).await.unwrap_err().kind(), NotAcquiredKind::Never);
     }
-    assert!(gate.acquire(&of("alice").cost(0)).await.unwrap().is_allowed());
+    assert!(gate.acquire(&of("alice").with_cost(0)).await.unwrap().is_allowed());
     assert_eq!(start.elapsed(), Duration::ZERO);
 }
 
@@ -253,7 +253,7 @@ async fn what_can_never_fit_is_an_error_at_once() {
 /// back at any time, it is worth waiting for; a rate is not.
 #[tokio::test(start_paused = true)]
 async fn nobody_waits_past_the_deadline() {
-    let gate = gate([in_flight("jobs", 1).scope(["job"]), policy("rate", "1/10s").scope(["user"])]);
+    let gate = gate([in_flight("jobs", 1).with_scope(["job"]), policy("rate", "1/10s").with_scope(["user"])]);
     let start = Instant::now();
     let job = Request::new().with("job", "a");
     let held = gate.reserve(&job).into_ticket().unwrap();
@@ -278,7 +278,7 @@ async fn nobody_waits_past_the_deadline() {
 #[tokio::test(start_paused = true)]
 async fn room_that_a_refund_a_reset_or_other_policies_make_is_noticed_at_once() {
     // The gate's time stands still: nothing but these makes room.
-    let gate = Arc::new(on_clock([policy("rate", "1/1m").scope(["user"])], ManualClock::new()));
+    let gate = Arc::new(on_clock([policy("rate", "1/1m").with_scope(["user"])], ManualClock::new()));
     assert!(gate.check(&of("alice")).is_allowed());
     let start = Instant::now();
     let waits = check_later(&gate).await;
@@ -291,7 +291,7 @@ async fn room_that_a_refund_a_reset_or_other_policies_make_is_noticed_at_once() 
     assert_eq!(gate.reset_policy("rate").unwrap(), 1);
     waits.await.unwrap().unwrap();
     let waits = check_later(&gate).await;
-    gate.configure(PolicySet::new([policy("rate", "2/1m").scope(["user"])]).unwrap()).unwrap();
+    gate.configure(PolicySet::new([policy("rate", "2/1m").with_scope(["user"])]).unwrap()).unwrap();
     waits.await.unwrap().unwrap();
     assert_eq!(start.elapsed(), Duration::ZERO);
 }
@@ -299,7 +299,7 @@ async fn room_that_a_refund_a_reset_or_other_policies_make_is_noticed_at_once() 
 /// A wake-up that is lost is a caller that waits for a lease instead of a microsecond.
 #[tokio::test(start_paused = true)]
 async fn a_crowd_of_several_users_is_served_without_a_lost_wake_up() {
-    let gate = gate([in_flight("per-user", 2).scope(["user"]), in_flight("in-all", 5)]);
+    let gate = gate([in_flight("per-user", 2).with_scope(["user"]), in_flight("in-all", 5)]);
     let start = Instant::now();
     let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let crowd = (0..300).map(|number| {

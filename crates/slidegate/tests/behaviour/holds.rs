@@ -1,6 +1,7 @@
 //! Holds: reserve, settle, extend and cancel, and limits on what is in flight.
 
 mod cases;
+mod edges;
 mod guard;
 mod histories;
 mod in_flight;
@@ -51,7 +52,7 @@ impl Bench {
     }
 
     fn try_reserve(&self, cost: u64, ttl: Duration) -> Result<Ticket, Option<Duration>> {
-        let request = Request::new().cost(cost);
+        let request = Request::new().with_cost(cost);
         let reserved = self.gate.reserve_for(&request, ttl).unwrap();
         let wait = reserved.strictest().unwrap().retry_after();
         reserved.into_ticket().ok_or(wait)
@@ -71,7 +72,7 @@ impl Bench {
 
     /// The wait until a cost fits.
     fn wait(&self, cost: u64) -> Option<Duration> {
-        let request = Request::new().cost(cost);
+        let request = Request::new().with_cost(cost);
         self.gate.peek(&request).iter().next().unwrap().retry_after()
     }
 

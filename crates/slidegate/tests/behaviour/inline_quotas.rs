@@ -13,7 +13,7 @@ fn gate(policies: impl IntoIterator<Item = Policy>) -> (Gate, ManualClock) {
 }
 
 fn policy(name: &str, quota: Quota) -> Policy {
-    Policy::new(name, quota).unwrap().scope(["user"])
+    Policy::new(name, quota).unwrap().with_scope(["user"])
 }
 
 fn used(gate: &Gate, request: &Request<'_>) -> u64 {
@@ -23,7 +23,8 @@ fn used(gate: &Gate, request: &Request<'_>) -> u64 {
 /// Callers that name a policy have chosen: a condition meant for others must not lift the limit.
 #[test]
 fn a_named_policy_decides_alone_and_whatever_its_conditions() {
-    let login = policy("login", Quota::per_minute(1)).when("path", slidegate::Match::equals("/login"));
+    let login =
+        policy("login", Quota::per_minute(1)).with_condition("path", slidegate::Match::equals("/login"));
     let (gate, _) = gate([policy("all", Quota::per_minute(1)), login]);
     let alice = Request::new().with("user", "alice").under("login");
     assert!(gate.check(&alice).is_allowed());
@@ -50,10 +51,11 @@ fn usage_is_kept_between_inline_quotas_and_the_policys_own() {
         let quota = |limit| Quota::per_minute(limit).with_algorithm(algorithm);
         let (gate, _) = gate([policy("p", quota(5))]);
         let alice = || Request::new().with("user", "alice");
-        assert!(gate.check(&alice().cost(4)).is_allowed());
-        let found = gate.check(&alice().quota(quota(3))).strictest().map(|one| (one.limit(), one.used()));
+        assert!(gate.check(&alice().with_cost(4)).is_allowed());
+        let found =
+            gate.check(&alice().with_quota(quota(3))).strictest().map(|one| (one.limit(), one.used()));
         assert_eq!(found, Some((3, 4)), "{algorithm}");
-        assert!(gate.check(&alice().quota(quota(9)).cost(5)).is_allowed());
+        assert!(gate.check(&alice().with_quota(quota(9)).with_cost(5)).is_allowed());
         assert_eq!(used(&gate, &alice()), 9, "{algorithm}");
         gate.configure(PolicySet::new([policy("p", quota(10))]).unwrap()).unwrap();
         assert!(gate.check(&alice()).is_allowed());
@@ -91,8 +93,8 @@ fn run(gate: &Gate, clock: &ManualClock, algorithm: Algorithm, step: Step) -> Op
         |limit, seconds| Quota::new(limit, Duration::from_secs(seconds)).unwrap().with_algorithm(algorithm);
     let inline_quotas = [quota(6, 30), quota(3, 90)];
     let request = |key: usize, inline: Option<usize>, cost| {
-        let request = Request::new().with("user", KEYS[key]).cost(cost);
-        inline.map_or(request.clone(), |at| request.quota(inline_quotas[at]))
+        let request = Request::new().with("user", KEYS[key]).with_cost(cost);
+        inline.map_or(request.clone(), |at| request.with_quota(inline_quotas[at]))
     };
     let text = |decision: &slidegate::Decision| {
         format!(
@@ -166,7 +168,7 @@ fn inline_quotas_of_many_keys_that_leave_do_no_harm() {
     for round in 0..50u64 {
         for key in 0..100u64 {
             let user = format!("{key}-{round}");
-            let request = Request::new().with("user", &user).quota(Quota::per_second(1 + key % 3));
+            let request = Request::new().with("user", &user).with_quota(Quota::per_second(1 + key % 3));
             assert!(gate.check(&request).is_allowed(), "{user}");
         }
         clock.advance(Duration::from_secs(3));
@@ -178,7 +180,7 @@ fn inline_quotas_of_many_keys_that_leave_do_no_harm() {
 #[test]
 fn several_requests_are_charged_all_or_none_at_their_own_costs() {
     let (gate, _) = gate([policy("a", Quota::per_minute(10)), policy("b", Quota::per_minute(5))]);
-    let of = |name, cost| Request::new().with("user", "alice").under(name).cost(cost);
+    let of = |name, cost| Request::new().with("user", "alice").under(name).with_cost(cost);
     assert!(gate.apply_all(Verb::Check, &[of("a", 3), of("b", 6)]).is_denied());
     assert_eq!((used(&gate, &of("a", 0)), used(&gate, &of("b", 0))), (0, 0));
     let both = [of("b", 5), of("a", 3)];
@@ -196,7 +198,7 @@ fn several_requests_are_charged_all_or_none_at_their_own_costs() {
 #[test]
 fn requests_that_meet_on_a_key_are_asked_together() {
     let (gate, _) = gate([policy("a", Quota::per_minute(5))]);
-    let of = |user, cost| Request::new().with("user", user).cost(cost);
+    let of = |user, cost| Request::new().with("user", user).with_cost(cost);
     let three = [of("alice", 3), of("bob", 1), of("alice", 3)];
     let decisions = gate.apply_all(Verb::Check, &three);
     let denied: Vec<_> = decisions.iter().map(|one| (one.request(), one.is_denied(), one.used())).collect();
@@ -215,8 +217,9 @@ fn requests_that_meet_on_a_key_are_asked_together() {
 fn charged_excess_is_admitted_once_and_waited_out() {
     for algorithm in Algorithm::ALL {
         let quota = Quota::per_minute(10).with_algorithm(algorithm);
-        let (gate, clock) = gate([policy("tokens", quota).excess(Excess::Charge), policy("calls", quota)]);
-        let of = |name, cost| Request::new().with("user", "alice").under(name).cost(cost);
+        let (gate, clock) =
+            gate([policy("tokens", quota).with_excess(Excess::Charge), policy("calls", quota)]);
+        let of = |name, cost| Request::new().with("user", "alice").under(name).with_cost(cost);
         assert!(gate.check(&of("tokens", 9)).is_allowed());
         let many = of("tokens", 11);
         let over = gate.check(&many);
@@ -248,8 +251,8 @@ fn charged_excess_is_admitted_once_and_waited_out() {
 fn counted_denials_are_charged_and_waited_out_by_every_policy() {
     for algorithm in Algorithm::ALL {
         let quota = Quota::per_minute(10).with_algorithm(algorithm);
-        let (gate, clock) = gate([policy("all", quota).excess(Excess::Count), policy("calls", quota)]);
-        let of = |name, cost| Request::new().with("user", "alice").under(name).cost(cost);
+        let (gate, clock) = gate([policy("all", quota).with_excess(Excess::Count), policy("calls", quota)]);
+        let of = |name, cost| Request::new().with("user", "alice").under(name).with_cost(cost);
         assert!(gate.check(&of("all", 7)).is_allowed());
         let many = of("all", 5);
         let denied = gate.check(&many);
@@ -291,12 +294,12 @@ proptest! {
             first.advance(Duration::from_millis(ms));
             second.advance(Duration::from_millis(ms));
             let user = ["alice", "bob"][usize::from(user)];
-            let request = Request::new().with("user", user).cost(cost);
-            let with_quota = request.clone().quota(quotas[quota]);
+            let request = Request::new().with("user", user).with_cost(cost);
+            let with_quota = request.clone().with_quota(quotas[quota]);
             configured.configure(PolicySet::new([policy("p", quotas[quota])]).unwrap()).unwrap();
             // The other user's key is under another quota by now in one gate only.
             let other = Request::new().with("user", ["alice", "bob"][usize::from(user == "alice")]);
-            let other = other.quota(quotas[quota]);
+            let other = other.with_quota(quotas[quota]);
             prop_assert_eq!(
                 format!("{:?}", found.peek(&other).strictest().unwrap().decision()),
                 format!("{:?}", configured.peek(&other).strictest().unwrap().decision())

@@ -14,7 +14,7 @@ fn gate(algorithm: Algorithm) -> (Gate, ManualClock) {
     let clock = ManualClock::at(START);
     let store = MemoryStore::builder().clock(clock.clone()).build();
     let quota = Quota::per_minute(10).with_algorithm(algorithm);
-    let policy = Policy::new("per-user", quota).unwrap().scope(["user"]);
+    let policy = Policy::new("per-user", quota).unwrap().with_scope(["user"]);
     (Gate::with_memory(PolicySet::new([policy]).unwrap(), store), clock)
 }
 
@@ -26,7 +26,7 @@ fn seconds(found: &KeyUse) -> Vec<(u64, u64)> {
 #[test]
 fn a_log_shows_every_charge_that_counts_and_when_it_is_free_again() {
     let (gate, clock) = gate(Algorithm::SlidingLog);
-    let alice = |cost| Request::new().with("user", "alice").cost(cost);
+    let alice = |cost| Request::new().with("user", "alice").with_cost(cost);
     for cost in [3, 2, 5] {
         assert!(gate.check(&alice(cost)).is_allowed());
         clock.advance(Duration::from_secs(10));
@@ -55,7 +55,7 @@ fn counters_show_the_sums_that_they_keep() {
         (Algorithm::TokenBucket, vec![], 2),
     ] {
         let (gate, clock) = gate(algorithm);
-        let alice = |cost| Request::new().with("user", "alice").cost(cost);
+        let alice = |cost| Request::new().with("user", "alice").with_cost(cost);
         assert!(gate.check(&alice(4)).is_allowed());
         clock.advance(Duration::from_secs(75));
         assert!(gate.check(&alice(2)).is_allowed());
@@ -71,7 +71,7 @@ fn counters_show_the_sums_that_they_keep() {
 #[test]
 fn looking_changes_nothing() {
     let (gate, _) = gate(Algorithm::SlidingLog);
-    let inline = Request::new().with("user", "alice").under("per-user").quota(Quota::per_hour(3));
+    let inline = Request::new().with("user", "alice").under("per-user").with_quota(Quota::per_hour(3));
     let _ = gate.check(&inline);
     let alice = Request::new().with("user", "alice");
     for _ in 0..2 {
@@ -84,7 +84,7 @@ fn looking_changes_nothing() {
 /// Operators change one thing of a policy, and everything else must stay as it was configured.
 #[test]
 fn a_policy_is_changed_in_one_thing_at_a_time() {
-    let policy = Policy::new("p", Quota::per_minute(5)).unwrap().scope(["ip"]).shadow();
+    let policy = Policy::new("p", Quota::per_minute(5)).unwrap().with_scope(["ip"]).shadow();
     let address = |text: &str| -> IpAddr { text.parse().unwrap() };
     let policy = policy
         .with_override([address("2001:db8::1")], Quota::per_minute(7))

@@ -52,7 +52,7 @@ fn a_store_holds_no_more_than_its_keys_whatever_comes() {
 #[test]
 fn all_policies_of_a_gate_share_the_bound() {
     let policies = each(Quota::per_hour(10))
-        .map(|quota| Policy::new(quota.algorithm().name(), quota).unwrap().scope(["user"]));
+        .map(|quota| Policy::new(quota.algorithm().name(), quota).unwrap().with_scope(["user"]));
     let clock = ManualClock::new();
     // Two shards: a new key in one that is empty finds nothing there whose place it could take.
     let store = MemoryStore::builder().max_keys(2 * KEYS_PER_SHARD).clock(clock).build();
@@ -263,7 +263,7 @@ fn keys_of_any_bytes_and_length_never_meet() {
 /// The same within a gate, where a key has several parts: a border between them must not wander.
 #[test]
 fn keys_of_several_parts_never_meet() {
-    let policy = Policy::new("pair", Quota::per_hour(1_000_000)).unwrap().scope(["a", "b"]);
+    let policy = Policy::new("pair", Quota::per_hour(1_000_000)).unwrap().with_scope(["a", "b"]);
     let store = MemoryStore::builder().max_keys(100_000).clock(ManualClock::new()).build();
     let gate = Gate::with_memory(PolicySet::new([policy]).unwrap(), store);
     let parts: Vec<_> = awkward_keys().into_iter().filter(|part| part.len() < 20).collect();
@@ -301,7 +301,7 @@ fn keys_are_kept_in_any_century() {
 #[test]
 fn a_policy_is_reset_in_steps_under_every_algorithm_and_no_other_policy() {
     for quota in each(Quota::per_hour(9)) {
-        let policy = |name| Policy::new(name, quota).unwrap().scope(["user"]);
+        let policy = |name| Policy::new(name, quota).unwrap().with_scope(["user"]);
         let policies = PolicySet::new([policy("a"), policy("b")]).unwrap();
         let gate = Gate::with_memory(policies.clone(), MemoryStore::builder().max_keys(50_000).build());
         let users: Vec<_> = (0..10_000).map(|user| format!("user-{user}")).collect();

@@ -111,7 +111,9 @@ fn logs_that_grow_take_no_more_than_the_bound() {
 fn keys_of_one_algorithm_make_room_for_those_of_another() {
     let before = counting::live_bytes();
     let policies = Algorithm::ALL.map(|algorithm| {
-        Policy::new(algorithm.name(), Quota::per_hour(50).with_algorithm(algorithm)).unwrap().scope(["user"])
+        Policy::new(algorithm.name(), Quota::per_hour(50).with_algorithm(algorithm))
+            .unwrap()
+            .with_scope(["user"])
     });
     let (store, _clock) = bounded(1 << 20);
     let gate = Gate::with_memory(PolicySet::new(policies).unwrap(), store);
@@ -141,11 +143,11 @@ fn quotas_that_come_with_requests_are_part_of_the_bound() {
     let before = counting::live_bytes();
     let (store, _clock) = bounded(2 << 20);
     let policy = Policy::new("p", Quota::per_minute(1).with_algorithm(Algorithm::TokenBucket)).unwrap();
-    let gate = Gate::with_memory(PolicySet::new([policy.scope(["user"])]).unwrap(), store);
+    let gate = Gate::with_memory(PolicySet::new([policy.with_scope(["user"])]).unwrap(), store);
     for n in 0..100_000_u64 {
         let user = n.to_string();
         let quota = Quota::per_hour(1 + n % 9).with_algorithm(Algorithm::TokenBucket);
-        assert!(gate.check(&Request::new().with("user", &user).quota(quota)).is_allowed());
+        assert!(gate.check(&Request::new().with("user", &user).with_quota(quota)).is_allowed());
         if n % 64 == 0 {
             let stats = gate.store().stats();
             assert!(stats.bytes <= stats.max_bytes.unwrap(), "{stats:?}");
@@ -218,7 +220,7 @@ fn the_estimate_of_open_holds_is_what_keys_with_so_many_take() {
         let max_keys = all_holds + all_holds / 10 + 2 * holds;
         let names: Vec<_> = (0..POLICIES).map(|n| format!("p{n}")).collect();
         let gate = |max_keys| {
-            let policies = names.iter().map(|name| Policy::new(name, quota).unwrap().scope(["user"]));
+            let policies = names.iter().map(|name| Policy::new(name, quota).unwrap().with_scope(["user"]));
             let store = MemoryStore::builder().max_keys(max_keys).clock(ManualClock::new()).build();
             Gate::with_memory(PolicySet::new(policies).unwrap(), store)
         };
@@ -229,7 +231,7 @@ fn the_estimate_of_open_holds_is_what_keys_with_so_many_take() {
             let policy = &names[usize::try_from(n % POLICIES).unwrap()];
             let request = Request::new().with("user", user.as_str()).under(policy);
             // What is used lies in another table than what is held.
-            assert!(in_flight || gate.check(&request.clone().cost(0)).is_allowed());
+            assert!(in_flight || gate.check(&request.clone().with_cost(0)).is_allowed());
             for _ in 0..holds {
                 assert!(gate.reserve(&request).is_allowed());
             }
@@ -248,7 +250,7 @@ fn the_estimate_of_open_holds_is_what_keys_with_so_many_take() {
 #[test]
 fn decisions_on_known_keys_of_a_full_store_allocate_nothing() {
     let (store, clock) = bounded(1 << 20);
-    let policy = Policy::new("p", Quota::per_hour(20)).unwrap().scope(["user"]);
+    let policy = Policy::new("p", Quota::per_hour(20)).unwrap().with_scope(["user"]);
     let policies = PolicySet::new([policy]).unwrap();
     let gate = Gate::with_memory(policies, store);
     for n in 0..30_000 {

@@ -78,9 +78,9 @@ impl Asked {
             None => request,
         };
         if is_refusals {
-            return request.role(Role::Refusals).cost(self.refusals.unwrap());
+            return request.with_role(Role::Refusals).with_cost(self.refusals.unwrap());
         }
-        let request = request.verb(self.verb).role(self.role).cost(self.cost);
+        let request = request.with_verb(self.verb).with_role(self.role).with_cost(self.cost);
         if self.over_limit { request.deny_over_limit() } else { request }
     }
 
@@ -101,7 +101,7 @@ fn requests(call: &[Asked]) -> Vec<Request<'static>> {
 fn policies(limit: u64) -> PolicySet {
     let policies = POLICIES.iter().zip(0..).map(|((name, excess, is_shadow, is_named), more)| {
         let quota = Quota::new(limit + more % 3, Duration::from_micros(WINDOW_US)).unwrap();
-        let policy = Policy::new(*name, quota).unwrap().scope(["key"]).excess(*excess);
+        let policy = Policy::new(*name, quota).unwrap().with_scope(["key"]).with_excess(*excess);
         let policy = if *is_shadow { policy.shadow() } else { policy };
         if *is_named { policy.only_when_named() } else { policy }
     });
@@ -297,7 +297,7 @@ proptest! {
             prop_assert_eq!(decisions.verdict(), verdict, "{:?}", call);
             for (policy, (name, ..)) in POLICIES.iter().enumerate() {
                 for key in KEYS.into_iter().chain(REFUSED_KEYS) {
-                    let request = Request::new().with("key", key).under(name).cost(0);
+                    let request = Request::new().with("key", key).under(name).with_cost(0);
                     let used = gate.peek(&request).iter().next().unwrap().used();
                     prop_assert_eq!(used, ledger.used(policy, key, now), "{} {} after {:?}", name, key, call);
                 }

@@ -16,7 +16,7 @@ use slidegate_testkit::TempDir;
 use crate::oracle::model::Model;
 
 fn policy(name: &str, quota: Quota) -> Policy {
-    Policy::new(name, quota).unwrap().scope(["user"])
+    Policy::new(name, quota).unwrap().with_scope(["user"])
 }
 
 fn set(policies: impl IntoIterator<Item = Policy>) -> PolicySet {
@@ -126,7 +126,7 @@ fn run(mut quota: Quota, start: u64, steps: Vec<Step>) -> Result<(), TestCaseErr
                 if fits {
                     model.charge(now, cost);
                 }
-                let found = *gate.check(&key.cost(cost)).strictest().unwrap().decision();
+                let found = *gate.check(&key.with_cost(cost)).strictest().unwrap().decision();
                 let verdict = if fits { Verdict::Allow } else { Verdict::Deny };
                 prop_assert_eq!(found.verdict(), verdict);
                 if let Some(room) = quota.capacity().checked_sub(cost).filter(|_| !fits) {
@@ -137,11 +137,11 @@ fn run(mut quota: Quota, start: u64, steps: Vec<Step>) -> Result<(), TestCaseErr
             }
             Step::Refund(cost) => {
                 let given = model.refund(now, cost);
-                (*gate.refund(&key.cost(cost)).strictest().unwrap().decision(), given)
+                (*gate.refund(&key.with_cost(cost)).strictest().unwrap().decision(), given)
             }
             Step::Penalize(cost) => {
                 let charged = model.penalize(now, cost);
-                (*gate.penalize(&key.cost(cost)).strictest().unwrap().decision(), charged)
+                (*gate.penalize(&key.with_cost(cost)).strictest().unwrap().decision(), charged)
             }
         };
         prop_assert_eq!((found.used(), found.cost()), (model.used_at(now), moved));
@@ -180,7 +180,8 @@ fn every_key_of_every_policy_comes_back() {
             let narrow = Quota::per_minute(7).with_algorithm(algorithm);
             policy(algorithm.name(), quota).with_override(["bob"], narrow).with_override([long], narrow)
         });
-        let by_ip = Policy::new("ip", Quota::per_hour(2000).with_slots(20)).unwrap().scope(["ip", "user"]);
+        let by_ip =
+            Policy::new("ip", Quota::per_hour(2000).with_slots(20)).unwrap().with_scope(["ip", "user"]);
         set(by_user.into_iter().chain([by_ip]))
     };
     let gate = gate(policies(), clock.clone());
@@ -189,13 +190,13 @@ fn every_key_of_every_policy_comes_back() {
     for (n, user) in all().enumerate() {
         let request = Request::new().with("user", user).with("ip", address);
         for _ in 0..1 + n % 9 {
-            let _ = gate.check(&request.clone().cost(1 + n as u64 % 2));
+            let _ = gate.check(&request.clone().with_cost(1 + n as u64 % 2));
             clock.advance(Duration::from_millis(1));
         }
         // A quota that came with a request belongs to its key.
         if n % 3 == 0 {
             let inline = Quota::per_hour(20).with_algorithm(Algorithm::TokenBucket);
-            let _ = gate.check(&Request::new().with("user", user).under("token-bucket").quota(inline));
+            let _ = gate.check(&Request::new().with("user", user).under("token-bucket").with_quota(inline));
         }
     }
     let mut snapshot = saved(&gate, &dir);
@@ -233,7 +234,7 @@ fn usage_belongs_to_the_name_and_scope_of_its_policy() {
         policy("new", minute),
         policy("other-algorithm", minute.with_algorithm(Algorithm::TokenBucket)),
         policy("lowered", Quota::per_minute(4)),
-        Policy::new("other-scope", minute).unwrap().scope(["user", "path"]),
+        Policy::new("other-scope", minute).unwrap().with_scope(["user", "path"]),
         policy("kept", minute),
     ]);
     let (gate, found) = restored(&mut snapshot, after, clock);
@@ -254,7 +255,7 @@ fn busy_keys_stay_busy_and_the_bounds_of_the_new_store_hold() {
     }
     for n in 0..300 {
         for cost in [1, 6] {
-            let _ = gate.check(&Request::new().with("user", format!("busy-{n}").as_str()).cost(cost));
+            let _ = gate.check(&Request::new().with("user", format!("busy-{n}").as_str()).with_cost(cost));
         }
     }
     let mut snapshot = saved(&gate, &dir);
@@ -277,11 +278,11 @@ fn holds_outlive_a_restart_and_those_that_ended_meanwhile_are_charged() {
     let tokens = || policy("tokens", Quota::per_minute(100));
     let streams = || {
         let quota = Quota::in_flight(2, Duration::from_secs(60)).unwrap();
-        policy("streams", quota).counts(Counts::Requests)
+        policy("streams", quota).with_counts(Counts::Requests)
     };
-    let other = || policy("other", Quota::per_minute(5)).counts(Counts::Named("unused".into()));
+    let other = || policy("other", Quota::per_minute(5)).with_counts(Counts::Named("unused".into()));
     let before = gate(set([tokens(), streams()]), clock.clone());
-    let request = |cost| Request::new().with("user", "alice").cost(cost);
+    let request = |cost| Request::new().with("user", "alice").with_cost(cost);
     let long = before.reserve_for(&request(60), Duration::from_secs(60)).unwrap().into_ticket().unwrap();
     let short = before.reserve_for(&request(10), Duration::from_secs(20)).unwrap().into_ticket().unwrap();
     let mut snapshot = saved(&before, &dir);
@@ -334,8 +335,8 @@ fn every_flipped_bit_and_every_cut_is_detected() {
     let gate =
         gate(set(Algorithm::ALL.map(|a| policy(a.name(), Quota::per_hour(9).with_algorithm(a)))), clock);
     for user in ["alice", "bob"] {
-        let _ = gate.check(&Request::new().with("user", user).cost(3));
-        drop(gate.reserve(&Request::new().with("user", user).cost(2)));
+        let _ = gate.check(&Request::new().with("user", user).with_cost(3));
+        drop(gate.reserve(&Request::new().with("user", user).with_cost(2)));
     }
     let mut file = saved(&gate, &dir);
     let whole = fs::read(file.path()).unwrap();
@@ -453,7 +454,7 @@ fn another_begin_of_elapsed_time_never_frees_usage() {
             let quota = Quota::per_minute(100).with_algorithm(algorithm);
             let former = gate(set([policy("p", quota)]), Apart { elapsed: elapsed.clone(), ahead_us });
             for _ in 0..10 {
-                let _ = former.check(&Request::new().with("user", "alice").cost(4));
+                let _ = former.check(&Request::new().with("user", "alice").with_cost(4));
                 elapsed.advance(Duration::from_secs(3));
             }
             let mut snapshot = saved(&former, &dir);
@@ -484,7 +485,7 @@ fn a_wall_clock_that_was_set_back_counts_as_no_downtime() {
         let quota = Quota::per_minute(10).with_algorithm(algorithm);
         let clock = ManualClock::at(Timestamp::from_secs(2_000_000_000));
         let former = gate(set([policy("p", quota)]), clock.clone());
-        let _ = former.check(&Request::new().with("user", "alice").cost(8));
+        let _ = former.check(&Request::new().with("user", "alice").with_cost(8));
         let mut snapshot = saved(&former, &dir);
         clock.set(Timestamp::from_secs(1_000_000_000));
         let (next, found) = restored(&mut snapshot, set([policy("p", quota)]), clock.clone());

@@ -3,7 +3,7 @@
 use slidegate::{Counts, Gate, Policy, PolicySet, Quota, Request, Verb};
 
 fn policy(name: &str, counts: Counts) -> Policy {
-    Policy::new(name, Quota::per_minute(10_000)).unwrap().counts(counts)
+    Policy::new(name, Quota::per_minute(10_000)).unwrap().with_counts(counts)
 }
 
 fn named(name: &str) -> Counts {
@@ -27,7 +27,7 @@ fn every_verb_with_a_misspelt_cost_is_denied_with_an_error_and_charges_nothing()
     let with_requests = || [policy("rpm", Counts::Requests), policy("tpm", named("output"))];
     for policies in [vec![policy("tpm", named("output"))], with_requests().to_vec()] {
         let gate = gate(policies);
-        let request = Request::new().cost([("ouput", 4096)]);
+        let request = Request::new().with_cost([("ouput", 4096)]);
         for verb in [Verb::Check, Verb::Peek, Verb::Refund, Verb::Penalize] {
             let decisions = gate.apply_all(verb, std::slice::from_ref(&request));
             assert!(decisions.is_denied() && decisions.strictest().is_none(), "{verb:?}");
@@ -39,7 +39,7 @@ fn every_verb_with_a_misspelt_cost_is_denied_with_an_error_and_charges_nothing()
         let reserved = gate.reserve(&request);
         assert!(reserved.is_denied() && reserved.ticket().is_none());
         assert_eq!(reserved.error().unwrap().to_string(), UNKNOWN);
-        let requests = [Request::new().cost([("output", 1)]), request];
+        let requests = [Request::new().with_cost([("output", 1)]), request];
         assert!(gate.apply_all(Verb::Check, &requests).error().is_some());
         assert!(used(&gate).iter().all(|used| *used == 0), "{:?}", used(&gate));
     }
@@ -49,10 +49,10 @@ fn every_verb_with_a_misspelt_cost_is_denied_with_an_error_and_charges_nothing()
 #[test]
 fn a_settlement_or_extension_with_a_misspelt_cost_is_an_error_and_changes_nothing() {
     let gate = gate([policy("tpm", named("output"))]);
-    let ticket = gate.reserve(&Request::new().cost([("output", 4096)])).into_ticket().unwrap();
+    let ticket = gate.reserve(&Request::new().with_cost([("output", 4096)])).into_ticket().unwrap();
     assert_eq!(gate.settle(&ticket, [("ouput", 120)]).unwrap_err().to_string(), UNKNOWN);
     assert_eq!(gate.settle_so_far(&ticket, [("ouput", 120)]).unwrap_err().to_string(), UNKNOWN);
-    let extension = slidegate::Extension::new().hold([("ouput", 1)]);
+    let extension = slidegate::Extension::new().with_total([("ouput", 1)]);
     assert!(gate.extend_with(&ticket, extension).unwrap_err().is_unknown_cost());
     let held = |gate: &Gate| gate.peek(&Request::new()).iter().map(|one| (one.used(), one.held())).next();
     assert_eq!(held(&gate), Some((0, 4096)));
@@ -74,11 +74,11 @@ fn costs_that_nothing_limits_are_no_error_beside_one_that_counts() {
         (vec![policy("rpm", Counts::Requests)], vec![("input", 900)], vec![1]),
     ] {
         let gate = gate(policies);
-        let request = Request::new().cost(cost.as_slice());
+        let request = Request::new().with_cost(cost.as_slice());
         let decisions = gate.check(&request);
         assert!(decisions.is_allowed() && decisions.error().is_none(), "{cost:?}");
         assert_eq!(used(&gate), expected, "{cost:?}");
     }
-    let nothing = gate([policy("tpm", named("output")).scope(["user"])]);
-    assert!(nothing.check(&Request::new().cost([("ouput", 1)])).is_allowed(), "no policy applies");
+    let nothing = gate([policy("tpm", named("output")).with_scope(["user"])]);
+    assert!(nothing.check(&Request::new().with_cost([("ouput", 1)])).is_allowed(), "no policy applies");
 }

@@ -3,7 +3,7 @@
 use slidegate::{Gate, Policy, PolicySet, Quota, Request, Verb};
 
 fn policy(name: &str) -> Policy {
-    Policy::new(name, Quota::per_minute(2)).unwrap().scope(["user"])
+    Policy::new(name, Quota::per_minute(2)).unwrap().with_scope(["user"])
 }
 
 fn gate(names: &[&str]) -> Gate {

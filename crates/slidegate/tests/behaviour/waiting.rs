@@ -198,7 +198,7 @@ async fn a_cost_that_never_fits_is_an_error_at_once() {
 #[tokio::test(start_paused = true)]
 async fn a_full_line_is_an_error_at_once() {
     let most = MaxWaiting { per_key: 2, in_all: 3 };
-    let limiter = Arc::new(limiter("1/10s").max_waiting(most));
+    let limiter = Arc::new(limiter("1/10s").with_max_waiting(most));
     let _ = limiter.check("alice");
     let _ = limiter.check("bob");
     let _ = limiter.check("carol");

@@ -62,7 +62,8 @@ fn dates_are_right_from_the_correction_on_whichever_way_it_went() {
         for algorithm in Algorithm::ALL {
             let clock = Corrected::new();
             let quota = Quota::per_minute(2).with_algorithm(algorithm);
-            let policies = PolicySet::new([Policy::new("per-user", quota).unwrap().scope(["user"])]).unwrap();
+            let policies =
+                PolicySet::new([Policy::new("per-user", quota).unwrap().with_scope(["user"])]).unwrap();
             let gate = Gate::with_memory(policies, clock.store());
             let request = Request::new().with("user", "alice");
             assert_eq!(gate.check(&request).strictest().unwrap().at(), Timestamp::from_secs(STARTED_S));
@@ -73,6 +74,11 @@ fn dates_are_right_from_the_correction_on_whichever_way_it_went() {
             let decision = *decisions.strictest().unwrap().decision();
             assert_eq!(decision.at(), date, "{algorithm} after {step} s");
             assert_eq!(decision.reset_at(), date + decision.reset_after());
+            // The same of a key that holds cost.
+            let bob = Request::new().with("user", "bob");
+            let reserved = gate.reserve(&bob).into_ticket().unwrap();
+            let settlement = gate.settle(&reserved, 1).unwrap();
+            assert_eq!(settlement.iter().next().unwrap().decision().at(), date, "{algorithm} after {step} s");
             assert!(decision.reset_after() <= Duration::from_secs(120), "{decision:?}");
             let headers = HeaderOptions::default().headers(&decisions);
             let (_, reset) = headers.iter().find(|(name, _)| *name == "x-ratelimit-reset").unwrap();
@@ -162,7 +168,7 @@ fn a_correction_neither_drops_nor_keeps_keys() {
 fn charges_are_dated_by_the_corrected_clock() {
     let clock = Corrected::new();
     let quota = Quota::per_minute(10);
-    let policies = PolicySet::new([Policy::new("per-user", quota).unwrap().scope(["user"])]).unwrap();
+    let policies = PolicySet::new([Policy::new("per-user", quota).unwrap().with_scope(["user"])]).unwrap();
     let gate = Gate::with_memory(policies, clock.store());
     let request = Request::new().with("user", "alice");
     let _ = gate.check(&request);
@@ -180,7 +186,7 @@ fn charges_are_dated_by_the_corrected_clock() {
 fn a_block_ends_by_the_corrected_clock() {
     let clock = Corrected::new();
     let until = Timestamp::from_secs(STARTED_S + 600);
-    let policy = Policy::new("per-user", Quota::per_minute(10)).unwrap().scope(["user"]);
+    let policy = Policy::new("per-user", Quota::per_minute(10)).unwrap().with_scope(["user"]);
     let policies = PolicySet::new([policy.with_block(["alice"], Block::until(until))]).unwrap();
     let gate = Gate::with_memory(policies, clock.store());
     let request = Request::new().with("user", "alice");

@@ -56,9 +56,9 @@ async fn left(limited: Limited) -> String {
 #[tokio::test]
 async fn one_gate_limits_many_routes_each_its_own_way() {
     let (gate, _clock) = gate([
-        policy("per-ip", "10/1m").scope(["ip"]),
-        policy("login", "2/1m").scope(["ip"]),
-        policy("per-team", "2/1m").scope(["team", "route"]),
+        policy("per-ip", "10/1m").with_scope(["ip"]),
+        policy("login", "2/1m").with_scope(["ip"]),
+        policy("per-team", "2/1m").with_scope(["team", "route"]),
     ]);
     let limits = RateLimitLayer::builder(gate)
         .attribute("ip", Attribute::client_addr())
@@ -93,7 +93,8 @@ async fn one_gate_limits_many_routes_each_its_own_way() {
 /// A layer around the whole router sees requests before routing, including unrouted ones.
 #[tokio::test]
 async fn a_layer_around_the_router_limits_what_no_route_takes() {
-    let (gate, _clock) = gate([policy("per-ip", "2/1m").scope(["ip"]), policy("p", "0/1m").scope(["param"])]);
+    let (gate, _clock) =
+        gate([policy("per-ip", "2/1m").with_scope(["ip"]), policy("p", "0/1m").with_scope(["param"])]);
     let layer = RateLimitLayer::builder(gate)
         .attribute("ip", Attribute::client_addr())
         .attribute("param", Attribute::path_param("param").or(Attribute::never()));
@@ -113,7 +114,7 @@ async fn handlers_can_ask_for_the_decision_and_the_client() {
         let client = client.addr.unwrap();
         format!("{client} has {} of {} left under {}", one.remaining(), one.limit(), one.policy().name())
     }
-    let (gate, _clock) = gate([policy("per-ip", "5/1m").scope(["ip"]), policy("everyone", "9/1m")]);
+    let (gate, _clock) = gate([policy("per-ip", "5/1m").with_scope(["ip"]), policy("everyone", "9/1m")]);
     let loopback = Trust::Networks(TrustedProxies::new(["loopback"]).unwrap());
     let layer = RateLimitLayer::builder(gate)
         .attribute("ip", Attribute::client_addr())
@@ -161,7 +162,7 @@ async fn a_handler_without_a_layer_is_told_what_is_missing() {
 
 /// The cost used by a client that disconnects before the response.
 async fn used_after_leaving(refund: Refund) -> u64 {
-    let (gate, _clock) = gate([policy("per-ip", "10/1m").scope(["ip"])]);
+    let (gate, _clock) = gate([policy("per-ip", "10/1m").with_scope(["ip"])]);
     let limits = RateLimitLayer::builder(Arc::clone(&gate)).attribute("ip", Attribute::client_addr());
     let layer = limits.refund(refund).build().unwrap();
     let [arrived, dropped] = [(); 2].map(|()| Arc::new(Notify::new()));
@@ -232,7 +233,7 @@ async fn a_layer_without_peer_addresses_warns_once_that_all_clients_share_a_limi
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
     let _log = tracing::subscriber::set_default(subscriber);
     let app = || {
-        let (gate, _clock) = gate([policy("per-ip", "2/1m").scope(["ip"])]);
+        let (gate, _clock) = gate([policy("per-ip", "2/1m").with_scope(["ip"])]);
         let limits = RateLimitLayer::builder(gate).attribute("ip", Attribute::client_addr()).build().unwrap();
         Router::new().route("/", get(|| async {})).layer(limits)
     };

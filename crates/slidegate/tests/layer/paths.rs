@@ -117,10 +117,10 @@ fn layer(settings: &Settings, plans: bool) -> (RateLimitLayer, ManualClock) {
     let quota = Quota::per_second(settings.limit).with_algorithm(settings.algorithm);
     let mut policy = Policy::new("limit", quota).unwrap();
     if settings.counted_by.is_some() {
-        policy = policy.scope(["key"]);
+        policy = policy.with_scope(["key"]);
     }
     if plans {
-        policy = policy.when("always", Match::present());
+        policy = policy.with_condition("always", Match::present());
     }
     let (gate, clock) = gate([policy]);
     let key = match settings.counted_by {
@@ -236,7 +236,7 @@ fn other_policies_decide_on_threads_that_used_the_ones_before() {
 /// Two gates on one thread, one of which is asked while the other finds the value of an attribute.
 #[test]
 fn gates_on_one_thread_keep_their_own_policies() {
-    let (outer, _clock) = gate([policy("outer", "2/1m").scope(["of"])]);
+    let (outer, _clock) = gate([policy("outer", "2/1m").with_scope(["of"])]);
     let (inner, _clock) = gate([policy("inner", "3/1m")]);
     let inner = verdicts(&inner).build().unwrap();
     let asked = inner.clone();

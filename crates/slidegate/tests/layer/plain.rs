@@ -23,7 +23,7 @@ use crate::{ask, fields, gate, policy, request};
 #[tokio::test]
 async fn a_request_that_passes_is_told_about_and_so_is_its_client() {
     let (gate, clock) = gate([
-        policy("per-ip", "5/1m").scope(["ip"]),
+        policy("per-ip", "5/1m").with_scope(["ip"]),
         policy("everyone", "100/1h"),
         policy("trial", "1/1d").shadow(),
     ]);
@@ -48,7 +48,7 @@ async fn a_request_that_passes_is_told_about_and_so_is_its_client() {
 /// A denied request must cost nothing but its response.
 #[tokio::test]
 async fn a_denied_request_never_reaches_the_service() {
-    let (gate, _clock) = gate([policy("per-ip", "1/1m").scope(["ip"])]);
+    let (gate, _clock) = gate([policy("per-ip", "1/1m").with_scope(["ip"])]);
     let layer = RateLimitLayer::builder(gate).attribute("ip", Attribute::client_addr()).build().unwrap();
     let served = Arc::new(AtomicUsize::new(0));
     let counting = Arc::clone(&served);
@@ -83,7 +83,7 @@ async fn a_denied_request_never_reaches_the_service() {
 
 /// The key by which a policy counts a request; `None` if the policy does not apply.
 async fn key(attribute: Attribute, request: Request<String>) -> Option<String> {
-    let (gate, _clock) = gate([policy("p", "0/1m").scope(["it"])]);
+    let (gate, _clock) = gate([policy("p", "0/1m").with_scope(["it"])]);
     let builder = RateLimitLayer::builder(gate).attribute("it", attribute);
     let layer =
         builder.denied(|denied| Response::new(denied.decisions().strictest().unwrap().key().to_string()));
@@ -145,7 +145,7 @@ async fn a_request_without_the_attribute_is_not_under_the_policy() {
 async fn the_client_is_found_behind_trusted_proxies_only() {
     let forwarded = [("x-forwarded-for", "6.6.6.6, 198.51.100.9, 203.0.113.1")];
     let answer = |rule: Option<ClientAddr>, request: Request<String>| async {
-        let (gate, _clock) = gate([policy("per-ip", "0/1m").scope(["ip"])]);
+        let (gate, _clock) = gate([policy("per-ip", "0/1m").with_scope(["ip"])]);
         let builder = RateLimitLayer::builder(gate).attribute("ip", Attribute::client_addr());
         let builder = if let Some(rule) = rule { builder.client_addr(rule) } else { builder };
         let builder =
@@ -167,7 +167,7 @@ async fn the_client_is_found_behind_trusted_proxies_only() {
 /// Each server has its own way to provide the peer's address.
 #[tokio::test]
 async fn the_peer_may_stand_anywhere_in_the_extensions() {
-    let (gate, _clock) = gate([policy("per-ip", "5/1m").scope(["ip"])]);
+    let (gate, _clock) = gate([policy("per-ip", "5/1m").with_scope(["ip"])]);
     let layer = RateLimitLayer::builder(gate)
         .attribute("ip", Attribute::client_addr())
         .peer(|extensions| extensions.get::<Vec<u8>>().map(|octets| [octets[0]; 4].into()));
@@ -272,8 +272,8 @@ async fn header_fields_come_in_the_style_that_was_asked_for() {
 #[tokio::test]
 async fn fields_of_language_model_apis_come_from_policies_with_a_unit() {
     let summary = |x_ratelimit: XRateLimit| async move {
-        let tokens = policy("tokens", "5/1m").unit(CostUnit::OutputTokens);
-        let (gate, _clock) = gate([tokens, policy("requests", "3/1h").unit(CostUnit::Requests)]);
+        let tokens = policy("tokens", "5/1m").with_unit(CostUnit::OutputTokens);
+        let (gate, _clock) = gate([tokens, policy("requests", "3/1h").with_unit(CostUnit::Requests)]);
         let headers = HeaderOptions { x_ratelimit, ..HeaderOptions::OFF };
         fields(&ask(&RateLimitLayer::builder(gate).headers(headers).build().unwrap(), request(&[])).await)
     };
@@ -317,8 +317,8 @@ async fn of_two_limits_the_inner_one_speaks() {
 #[tokio::test]
 async fn routes_differ_by_a_constant_attribute() {
     let (gate, _clock) = gate([
-        policy("per-ip", "5/1m").scope(["ip"]),
-        policy("login", "1/1m").when("route", Match::equals("login")).scope(["ip"]),
+        policy("per-ip", "5/1m").with_scope(["ip"]),
+        policy("login", "1/1m").with_condition("route", Match::equals("login")).with_scope(["ip"]),
     ]);
     let limits = RateLimitLayer::builder(gate).attribute("ip", Attribute::client_addr());
     let home = limits.clone().attribute("route", Attribute::never()).build().unwrap();
@@ -333,9 +333,9 @@ async fn routes_differ_by_a_constant_attribute() {
 #[tokio::test]
 async fn under_names_only_those_policies_decide_all_or_none() {
     let (gate, _clock) = gate([
-        policy("per-ip", "3/1m").scope(["ip"]),
-        policy("login", "1/1m").when("path", Match::equals("/nowhere")).scope(["ip"]),
-        policy("other", "0/1m").scope(["host"]),
+        policy("per-ip", "3/1m").with_scope(["ip"]),
+        policy("login", "1/1m").with_condition("path", Match::equals("/nowhere")).with_scope(["ip"]),
+        policy("other", "0/1m").with_scope(["host"]),
     ]);
     let limits = RateLimitLayer::builder(gate).attribute("ip", Attribute::client_addr());
     let home = limits.clone().under(["per-ip"]).build().unwrap();
@@ -352,18 +352,18 @@ async fn under_names_only_those_policies_decide_all_or_none() {
 #[tokio::test]
 async fn a_layer_whose_policy_is_gone_answers_500_until_it_is_back() {
     let (gate, _clock) =
-        gate([policy("per-ip", "3/1m").scope(["ip"]), policy("login", "1/1m").scope(["ip"])]);
+        gate([policy("per-ip", "3/1m").with_scope(["ip"]), policy("login", "1/1m").with_scope(["ip"])]);
     let limits = RateLimitLayer::builder(Arc::clone(&gate)).attribute("ip", Attribute::client_addr());
     let one = limits.clone().under(["login"]).build().unwrap();
     let both = limits.under(["per-ip", "login"]).build().unwrap();
-    gate.configure(PolicySet::new([policy("per-ip", "3/1m").scope(["ip"])]).unwrap()).unwrap();
+    gate.configure(PolicySet::new([policy("per-ip", "3/1m").with_scope(["ip"])]).unwrap()).unwrap();
     for layer in [&one, &both] {
         let refused = ask(layer, request(&[])).await;
         assert_eq!(refused.status(), 500);
         assert!(!refused.body().contains("per-ip"), "{}", refused.body());
         assert!(refused.headers().get("ratelimit").is_none());
     }
-    let back = [policy("per-ip", "3/1m").scope(["ip"]), policy("login", "1/1m").scope(["ip"])];
+    let back = [policy("per-ip", "3/1m").with_scope(["ip"]), policy("login", "1/1m").with_scope(["ip"])];
     gate.configure(PolicySet::new(back).unwrap()).unwrap();
     assert_eq!(ask(&both, request(&[])).await.body(), "per-ip:2 login:0");
 }
@@ -372,7 +372,7 @@ async fn a_layer_whose_policy_is_gone_answers_500_until_it_is_back() {
 #[tokio::test]
 async fn a_named_policy_without_its_attribute_is_left_out() {
     let (gate, _clock) =
-        gate([policy("per-ip", "3/1m").scope(["ip"]), policy("per-key", "1/1m").scope(["key"])]);
+        gate([policy("per-ip", "3/1m").with_scope(["ip"]), policy("per-key", "1/1m").with_scope(["key"])]);
     let limits = RateLimitLayer::builder(gate).attribute("ip", Attribute::client_addr());
     let limits = limits.attribute("key", Attribute::header("x-api-key"));
     let both = limits.clone().under(["per-ip", "per-key"]).build().unwrap();
@@ -388,7 +388,7 @@ async fn a_named_policy_without_its_attribute_is_left_out() {
 async fn a_blocked_client_is_told_the_end_of_its_block() {
     let until = Timestamp::from_secs(1_000_000_060);
     let blocked =
-        policy("per-key", "5/1m").scope(["key"]).with_block(["mallory"], Block::until(until).by("ops"));
+        policy("per-key", "5/1m").with_scope(["key"]).with_block(["mallory"], Block::until(until).by("ops"));
     let (gate, _clock) = gate([blocked]);
     let limits = RateLimitLayer::builder(gate).attribute("key", Attribute::header("x-api-key"));
     let denied = ask(&limits.build().unwrap(), request(&[("x-api-key", "mallory")])).await;
@@ -408,9 +408,9 @@ async fn a_blocked_client_is_told_the_end_of_its_block() {
 fn a_policy_that_could_never_apply_is_refused_at_the_start() {
     let (gate, _clock) = gate([
         policy("everyone", "5/1m"),
-        policy("per-user", "5/1m").when("path", Match::equals("/")).scope(["user"]),
+        policy("per-user", "5/1m").with_condition("path", Match::equals("/")).with_scope(["user"]),
         // It applies only to requests that name it, so other layers need not define its attributes.
-        policy("named", "5/1m").only_when_named().scope(["tenant"]),
+        policy("named", "5/1m").only_when_named().with_scope(["tenant"]),
     ]);
     let limits = RateLimitLayer::builder(gate);
     assert_eq!(

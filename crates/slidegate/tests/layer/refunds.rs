@@ -12,7 +12,7 @@ use crate::{gate, is_pending, policy, request};
 
 /// A limit of ten per address, for the client of the tests' requests.
 fn limits() -> (Arc<Gate>, RateLimitLayerBuilder) {
-    let (gate, _clock) = gate([policy("per-ip", "10/1m").scope(["ip"])]);
+    let (gate, _clock) = gate([policy("per-ip", "10/1m").with_scope(["ip"])]);
     let builder = RateLimitLayer::builder(Arc::clone(&gate)).attribute("ip", Attribute::client_addr());
     (gate, builder)
 }
@@ -71,7 +71,7 @@ async fn a_response_that_takes_longer_than_the_window_refunds_nothing() {
             async move {
                 tokio::time::sleep(std::time::Duration::from_millis(takes_ms)).await;
                 // Of others, just before the refund.
-                assert!(gate.check(&Asked::new().under("short").cost(2)).is_allowed());
+                assert!(gate.check(&Asked::new().under("short").with_cost(2)).is_allowed());
                 let response = Response::builder().status(500).body(String::new());
                 Ok::<_, Infallible>(response.unwrap())
             }
@@ -106,7 +106,7 @@ async fn nothing_is_given_back_for_what_was_not_charged() {
     let (gate, builder) = limits();
     let builder = builder.refund(Refund::when(|_| true).or_unanswered());
     let client: std::net::IpAddr = "203.0.113.7".parse().unwrap();
-    assert!(gate.check(&Asked::new().with("ip", client).cost(10)).is_allowed());
+    assert!(gate.check(&Asked::new().with("ip", client).with_cost(10)).is_allowed());
     assert_eq!(answered(&builder, 200).await.status(), 429);
     assert_eq!(answered(&builder.clone().skip(|_| true), 200).await.status(), 200);
     assert_eq!(answered(&builder.cost(|_| 0), 200).await.status(), 200);

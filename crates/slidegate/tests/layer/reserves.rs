@@ -37,9 +37,9 @@ const fn secs(n: u64) -> Duration {
 /// Requests a minute, tokens, and one permit with a lease of 3 s.
 fn policies() -> PolicySet {
     PolicySet::new([
-        Policy::new("requests", Quota::per_minute(10)).unwrap().counts(Counts::Requests),
+        Policy::new("requests", Quota::per_minute(10)).unwrap().with_counts(Counts::Requests),
         Policy::new("tokens", Quota::per_minute(10_000)).unwrap(),
-        Policy::new("streams", Quota::in_flight(1, secs(3)).unwrap()).unwrap().counts(Counts::Requests),
+        Policy::new("streams", Quota::in_flight(1, secs(3)).unwrap()).unwrap().with_counts(Counts::Requests),
     ])
     .unwrap()
 }

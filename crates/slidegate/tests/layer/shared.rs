@@ -19,8 +19,8 @@ const PATIENT: Duration = Duration::from_secs(10);
 
 /// A gate over this store with a limit of ten per address.
 fn gate(url: &str) -> Arc<SharedGate> {
-    let policies = PolicySet::new([policy("per-ip", "10/1h").scope(["ip"])]).unwrap();
-    let options = RedisOptions::new(url).unwrap().deadline(PATIENT).connect_timeout(PATIENT);
+    let policies = PolicySet::new([policy("per-ip", "10/1h").with_scope(["ip"])]).unwrap();
+    let options = RedisOptions::new(url).unwrap().with_deadline(PATIENT).with_connect_timeout(PATIENT);
     Arc::new(SharedGate::redis(policies, options).unwrap())
 }
 
@@ -201,9 +201,11 @@ async fn a_reservation_is_cancelled_or_settled_in_the_store_when_its_client_leav
 
     let redis = RedisServer::start();
     let lease = Duration::from_secs(600);
-    let jobs = Policy::new("jobs", Quota::in_flight(1, lease).unwrap()).unwrap().counts(Counts::Requests);
-    let policies = PolicySet::new([policy("requests", "10/1h").counts(Counts::Requests), jobs]).unwrap();
-    let options = RedisOptions::new(&redis.url()).unwrap().deadline(PATIENT).connect_timeout(PATIENT);
+    let jobs =
+        Policy::new("jobs", Quota::in_flight(1, lease).unwrap()).unwrap().with_counts(Counts::Requests);
+    let policies = PolicySet::new([policy("requests", "10/1h").with_counts(Counts::Requests), jobs]).unwrap();
+    let options =
+        RedisOptions::new(&redis.url()).unwrap().with_deadline(PATIENT).with_connect_timeout(PATIENT);
     let gate = Arc::new(SharedGate::redis(policies, options).unwrap());
     let state = || async {
         let request = Asked::new();

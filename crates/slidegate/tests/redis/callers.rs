@@ -38,19 +38,19 @@ pub(crate) fn hourly(limit: u64) -> Policy {
 
 /// The same of any name.
 pub(crate) fn named(name: &str, limit: u64) -> Policy {
-    Policy::new(name, Quota::per_hour(limit)).unwrap().scope(["user"])
+    Policy::new(name, Quota::per_hour(limit)).unwrap().with_scope(["user"])
 }
 
 /// Options for a store that replies, or fails without being waited for. A loaded machine may take
 /// longer to connect than the second that is the default.
 pub(crate) fn options(url: &str) -> RedisOptions {
-    RedisOptions::new(url).unwrap().deadline(LATER).connect_timeout(LATER)
+    RedisOptions::new(url).unwrap().with_deadline(LATER).with_connect_timeout(LATER)
 }
 
 /// Options for a store that keeps callers waiting until their deadline. Replies may miss it on a
 /// busy machine.
 pub(crate) fn hasty(url: &str) -> RedisOptions {
-    options(url).deadline(DEADLINE).connect_timeout(Duration::from_secs(1))
+    options(url).with_deadline(DEADLINE).with_connect_timeout(Duration::from_secs(1))
 }
 
 pub(crate) fn gate(policies: impl IntoIterator<Item = Policy>, options: RedisOptions) -> Arc<SharedGate> {
@@ -92,7 +92,7 @@ pub(crate) async fn until_by_store(gate: &SharedGate, user: &str) -> Outcome {
 
 /// Checks a request of any cost. No caller may hang.
 pub(crate) async fn check_cost(gate: &SharedGate, user: &str, cost: u64) -> Outcome {
-    let request = Request::new().with("user", user).cost(cost);
+    let request = Request::new().with("user", user).with_cost(cost);
     let begun = Instant::now();
     let decisions = gate.check_async(&request).await;
     let took = begun.elapsed();

@@ -28,8 +28,8 @@ async fn admitted(gate: &SharedGate) -> u64 {
 
 fn timed_gate(server: &RedisServer, window: Duration) -> Arc<SharedGate> {
     let quota = Quota::new(CLOCK_LIMIT, window).unwrap();
-    let policy = Policy::new("p", quota).unwrap().scope(["user"]);
-    gate([policy], options(&server.url()).deadline(LATER).without_denial_cache())
+    let policy = Policy::new("p", quota).unwrap().with_scope(["user"]);
+    gate([policy], options(&server.url()).with_deadline(LATER).without_denial_cache())
 }
 
 /// When the server's clock is set back, limits must hold and nobody may be locked out.
@@ -110,8 +110,8 @@ async fn jumps_of_the_servers_clock_are_counted_and_found_by_an_examination() {
 async fn a_failover_to_a_server_with_another_clock_is_a_jump() {
     let first = RedisServer::builder().with_clock().start();
     let quota = Quota::per_hour(CLOCK_LIMIT);
-    let policy = Policy::new("p", quota).unwrap().scope(["user"]);
-    let gate = gate([policy], options(&first.url()).deadline(LATER).without_denial_cache());
+    let policy = Policy::new("p", quota).unwrap().with_scope(["user"]);
+    let gate = gate([policy], options(&first.url()).with_deadline(LATER).without_denial_cache());
     assert!(check_cost(&gate, "alice", 1).await.by_store());
     first.kill();
     let second = RedisServer::builder().with_clock().port(first.port()).start();

@@ -82,7 +82,7 @@ pub(crate) fn masters(cluster: &RedisCluster) -> [&RedisServer; 3] {
 fn a_master_that_freezes_or_dies_is_left_for_its_replica_and_nobody_is_charged_twice() {
     let cluster = RedisCluster::of_three();
     runtime().block_on(async {
-        let gate = gate([hourly(1_000_000)], options(&cluster.url()).deadline(SILENCE));
+        let gate = gate([hourly(1_000_000)], options(&cluster.url()).with_deadline(SILENCE));
         until_all_used(&gate).await;
         let slot = cluster.slot_of("sg1:p:u0");
         let mut all = Tally::default();
@@ -126,7 +126,7 @@ fn a_replica_that_takes_over_without_the_last_charges_admits_those_again_and_no_
     let cluster = RedisCluster::of_three();
     runtime().block_on(async {
         let (limit, heard, unheard) = (10, 4, 5);
-        let gate = gate([hourly(limit)], options(&cluster.url()).deadline(LATER).without_denial_cache());
+        let gate = gate([hourly(limit)], options(&cluster.url()).with_deadline(LATER).without_denial_cache());
         let user = "u0";
         let slot = cluster.slot_of(&format!("sg1:p:{user}"));
         let (old, new) = (cluster.master_of(slot), cluster.replica_of(slot));
@@ -162,7 +162,7 @@ fn a_replica_that_takes_over_without_the_last_charges_admits_those_again_and_no_
 #[test]
 fn a_graceful_failover_fails_no_request() {
     on_cluster(async |cluster| {
-        let gate = gate([hourly(1_000_000)], options(&cluster.url()).deadline(PATIENT));
+        let gate = gate([hourly(1_000_000)], options(&cluster.url()).with_deadline(PATIENT));
         until_all_used(&gate).await;
         let storm = Storm::start(&gate, 16, user);
         let slot = cluster.slot_of("sg1:p:u0");
@@ -181,7 +181,7 @@ fn a_graceful_failover_fails_no_request() {
 #[test]
 fn a_slot_on_its_way_fails_no_request_of_64_callers_for_keys_that_are_not_there() {
     on_cluster(async |cluster| {
-        let options = options(&cluster.url()).deadline(PATIENT).hash_tag("tenant");
+        let options = options(&cluster.url()).with_deadline(PATIENT).with_hash_tag("tenant");
         let gate = gate([hourly(10)], options);
         let over = Arc::new(AtomicBool::new(false));
         let asked = Arc::new(AtomicU64::new(0));
@@ -331,9 +331,10 @@ fn a_policy_is_reset_on_all_nodes_step_by_step() {
         for node in masters {
             node.admin(&["ACL", "SETUSER", USER, "+scan", "+dbsize"]);
         }
-        let policy = |name| Policy::new(name, Quota::per_hour(9)).unwrap().scope(["user"]);
+        let policy = |name| Policy::new(name, Quota::per_hour(9)).unwrap().with_scope(["user"]);
         let policies = PolicySet::new([policy("a"), policy("aa")]).unwrap();
-        let gate = SharedGate::redis(policies, options(&cluster.url_as_user()).deadline(PATIENT)).unwrap();
+        let gate =
+            SharedGate::redis(policies, options(&cluster.url_as_user()).with_deadline(PATIENT)).unwrap();
         let users: Vec<_> = (0..300).map(|user| format!("user-{user}")).collect();
         for user in &users {
             assert!(gate.check_async(&Request::new().with("user", user)).await.is_allowed());

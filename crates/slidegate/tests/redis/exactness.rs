@@ -82,7 +82,7 @@ impl Mode {
         match self {
             Self::Batched => options(url),
             Self::Alone => options(url).without_batching().without_denial_cache(),
-            Self::Tagged => options(url).hash_tag("tenant"),
+            Self::Tagged => options(url).with_hash_tag("tenant"),
         }
     }
 }
@@ -203,8 +203,8 @@ fn limits(options: RedisOptions, window: Duration) -> Arc<SharedGate> {
         let name = format!("{kind}-{}", window.as_millis());
         Policy::new(&name, Quota::new(limit, window).unwrap()).unwrap()
     };
-    let wide = policy("wide", WIDE).scope(["tenant"]);
-    gate([wide, policy("narrow", NARROW).scope(["tenant", "user"])], options)
+    let wide = policy("wide", WIDE).with_scope(["tenant"]);
+    gate([wide, policy("narrow", NARROW).with_scope(["tenant", "user"])], options)
 }
 
 /// Whether the store decided. No round may fall back: the judge knows only what the store decides.

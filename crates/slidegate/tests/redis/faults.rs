@@ -79,7 +79,7 @@ async fn a_server_that_wakes_charges_nobody_who_has_given_up() {
         let server = RedisServer::start();
         let witness = healthy(options(&server.url())).await;
         assert!(check(&witness, "alice").await.by_store());
-        let options = options(&server.url()).deadline(UNDER_WAY);
+        let options = options(&server.url()).with_deadline(UNDER_WAY);
         let gate = gate([hourly(1_000_000)], if batching { options } else { options.without_batching() });
         until_used(&gate, "alice").await;
         let before = evalsha_calls(&server);
@@ -268,7 +268,7 @@ async fn a_server_whose_clients_are_paused_charges_nobody_afterwards() {
         let server = RedisServer::start();
         let witness = healthy(options(&server.url())).await;
         assert!(check(&witness, "alice").await.by_store());
-        let gate = healthy(options(&server.url()).deadline(UNDER_WAY)).await;
+        let gate = healthy(options(&server.url()).with_deadline(UNDER_WAY)).await;
         let before = evalsha_calls(&server);
         server.admin(&["CLIENT", "PAUSE", "5000", what]);
         // Fewer than let the connection be given up, and the calls on it with it.
@@ -286,7 +286,7 @@ async fn a_server_whose_clients_are_paused_charges_nobody_afterwards() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forgotten_scripts_are_loaded_again_without_a_failure() {
     let server = RedisServer::start();
-    let gate = gate([hourly(1_000_000)], options(&server.url()).deadline(LATER));
+    let gate = gate([hourly(1_000_000)], options(&server.url()).with_deadline(LATER));
     let storm_of = |user: &'static str| {
         let gate = gate.clone();
         async move {
@@ -310,7 +310,7 @@ async fn forgotten_scripts_are_loaded_again_without_a_failure() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn usage_starts_anew_on_a_server_that_was_flushed() {
     let server = RedisServer::start();
-    let gate = gate([hourly(2)], options(&server.url()).deadline(LATER).without_denial_cache());
+    let gate = gate([hourly(2)], options(&server.url()).with_deadline(LATER).without_denial_cache());
     for (used, allowed) in [(1, true), (2, true), (2, false)] {
         let outcome = check_cost(&gate, "alice", 1).await;
         assert_eq!((outcome.used, outcome.allowed, outcome.source), (used, allowed, DecisionSource::Store));
@@ -330,7 +330,7 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
         (OnStoreError::Allow, DecisionSource::Allow, [true, true, true]),
         (OnStoreError::Deny, DecisionSource::Deny, [false, false, false]),
     ] {
-        let policies = PolicySet::new([hourly(6).on_store_error(then)]).unwrap();
+        let policies = PolicySet::new([hourly(6).with_on_store_error(then)]).unwrap();
         // Three instances: each has two of six.
         let redis = RedisStore::new(options(&server.url())).unwrap();
         let store = FallbackStore::new(redis).with_instances(3);
@@ -349,7 +349,7 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
         }
         // A limit that is raised meanwhile is raised here as well: two more of each instance's
         // share.
-        gate.configure(PolicySet::new([hourly(12).on_store_error(then)]).unwrap()).unwrap();
+        gate.configure(PolicySet::new([hourly(12).with_on_store_error(then)]).unwrap()).unwrap();
         let allowed = allowed[0];
         assert_eq!(check(&gate, "alice").await.allowed, allowed, "{then:?}");
     }
@@ -357,8 +357,8 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
     let gate = gate(
         [
             named("a", 1),
-            named("b", 1).on_store_error(OnStoreError::Allow),
-            named("c", 1).on_store_error(OnStoreError::Deny),
+            named("b", 1).with_on_store_error(OnStoreError::Allow),
+            named("c", 1).with_on_store_error(OnStoreError::Deny),
         ],
         options(&server.url()),
     );
@@ -380,7 +380,7 @@ async fn the_fallback_gives_what_remained_and_no_more_than_the_share() {
     let server = RedisServer::start();
     let policy = |algorithm: Algorithm, limit| {
         let quota = Quota::per_day(limit).with_algorithm(algorithm);
-        PolicySet::new([Policy::new(algorithm.name(), quota).unwrap().scope(["user"])]).unwrap()
+        PolicySet::new([Policy::new(algorithm.name(), quota).unwrap().with_scope(["user"])]).unwrap()
     };
     let mut cases = Vec::new();
     for algorithm in Algorithm::ALL {
@@ -431,7 +431,7 @@ async fn an_exhausted_key_stays_denied_by_the_fallback_until_its_wait_ends() {
         let options = options(&server.url());
         let options = if caches_denials { options } else { options.without_denial_cache() };
         let quota = Quota::new(2, WINDOW).unwrap();
-        let gate = gate([Policy::new("p", quota).unwrap().scope(["user"])], options);
+        let gate = gate([Policy::new("p", quota).unwrap().with_scope(["user"])], options);
         until_by_store(&gate, "warm-up").await;
         let begun = Instant::now();
         for allowed in [true, true, false] {
@@ -475,8 +475,8 @@ async fn a_denial_of_the_store_never_goes_to_the_fallback() {
     let server = RedisServer::start();
     for then in [OnStoreError::Local, OnStoreError::Allow, OnStoreError::Deny] {
         server.admin(&["FLUSHALL"]);
-        let options = options(&server.url()).deadline(LATER).without_denial_cache();
-        let gate = gate([hourly(1).on_store_error(then)], options);
+        let options = options(&server.url()).with_deadline(LATER).without_denial_cache();
+        let gate = gate([hourly(1).with_on_store_error(then)], options);
         assert!(check_cost(&gate, "alice", 1).await.allowed);
         for _ in 0..5 {
             let outcome = check_cost(&gate, "alice", 1).await;

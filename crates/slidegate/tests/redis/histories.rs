@@ -141,13 +141,13 @@ async fn run(server: &RedisServer, key: &str, mut quotas: Vec<Quota>, said: Said
     let clock = ManualClock::at(Timestamp::from_micros(now));
     let policies = |quotas: &[Quota]| {
         PolicySet::new(quotas.iter().enumerate().map(|(at, quota)| {
-            let policy = Policy::new(NAMES[at], *quota).unwrap().scope(["user"]);
+            let policy = Policy::new(NAMES[at], *quota).unwrap().with_scope(["user"]);
             let excess = match (said, at) {
                 (Said::Outcome { .. }, 0) => Excess::Charge,
                 (Said::Outcome { .. }, 1) | (Said::Counted, _) => Excess::Count,
                 _ => Excess::Refuse,
             };
-            if at == 2 { policy.shadow() } else { policy }.excess(excess)
+            if at == 2 { policy.shadow() } else { policy }.with_excess(excess)
         }))
         .unwrap()
     };
@@ -197,11 +197,11 @@ async fn run(server: &RedisServer, key: &str, mut quotas: Vec<Quota>, said: Said
                     Said::Outcome { .. } => {
                         let each = NAMES.iter().zip(&quotas).zip(0..);
                         each.map(|((name, quota), more)| {
-                            one().under(name).quota(*quota).cost(cost.saturating_add(more))
+                            one().under(name).with_quota(*quota).with_cost(cost.saturating_add(more))
                         })
                         .collect()
                     }
-                    _ => vec![one().cost(*cost)],
+                    _ => vec![one().with_cost(*cost)],
                 };
                 let ours = memory.apply_all(*verb, &requests);
                 let waits = ours.iter().filter_map(|one| one.frees_after());
@@ -362,7 +362,7 @@ fn checks_that_go_together_decide_as_one_after_another_in_memory() {
     {
         let policies = || {
             let quota = quota(limit, 60_000, algorithm);
-            PolicySet::new([Policy::new("p", quota).unwrap().scope(["user"])]).unwrap()
+            PolicySet::new([Policy::new("p", quota).unwrap().with_scope(["user"])]).unwrap()
         };
         let options = crate::callers::options(&server.url_as_user());
         let memory = Gate::with_memory(policies(), MemoryStore::builder().clock(clock.clone()).build());
@@ -371,12 +371,12 @@ fn checks_that_go_together_decide_as_one_after_another_in_memory() {
         let tasks = costs.map(|cost| {
             let (redis, key) = (Arc::clone(&redis), key.clone());
             runtime.spawn(async move {
-                let request = Request::new().with("user", key.as_str()).cost(cost);
+                let request = Request::new().with("user", key.as_str()).with_cost(cost);
                 fields(redis.check_async(&request).await.iter().next().unwrap().decision())
             })
         });
         for (cost, task) in costs.into_iter().zip(tasks) {
-            let request = Request::new().with("user", key.as_str()).cost(cost);
+            let request = Request::new().with("user", key.as_str()).with_cost(cost);
             let ours = fields(memory.check(&request).iter().next().unwrap().decision());
             assert_eq!(runtime.block_on(task).unwrap(), ours, "cost {cost} under {algorithm} of {limit}");
         }

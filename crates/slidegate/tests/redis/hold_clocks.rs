@@ -19,21 +19,21 @@ const HOUR_US: u64 = 3_600 * SECOND_US;
 
 /// 100 tokens per minute, and two in flight with leases of ten seconds.
 fn policies() -> PolicySet {
-    let tokens = Policy::new("tokens", Quota::per_minute(100)).unwrap().scope(["user"]);
+    let tokens = Policy::new("tokens", Quota::per_minute(100)).unwrap().with_scope(["user"]);
     let lease = Duration::from_secs(10);
-    let streams = Policy::new("streams", Quota::in_flight(2, lease).unwrap()).unwrap().scope(["stream"]);
-    PolicySet::new([tokens, streams.counts(Counts::Requests)]).unwrap()
+    let streams = Policy::new("streams", Quota::in_flight(2, lease).unwrap()).unwrap().with_scope(["stream"]);
+    PolicySet::new([tokens, streams.with_counts(Counts::Requests)]).unwrap()
 }
 
 /// Denials are cached for up to a tenth of a second of this machine's time, which goes on while the
 /// server's clock is moved by minutes.
 fn shared(server: &RedisServer) -> SharedGate {
-    let options = options(&server.url_as_user()).deadline(PATIENT).without_denial_cache();
+    let options = options(&server.url_as_user()).with_deadline(PATIENT).without_denial_cache();
     SharedGate::redis(policies(), options).unwrap()
 }
 
 fn tokens(cost: u64) -> Request<'static> {
-    Request::new().with("user", "alice").cost(cost)
+    Request::new().with("user", "alice").with_cost(cost)
 }
 
 fn stream() -> Request<'static> {
@@ -195,12 +195,12 @@ async fn a_reservation_whose_reply_was_lost_ends_by_its_time() {
     let server = RedisServer::builder().with_clock().start();
     server.clock().stand(START_US);
     let deny = |name: &str, quota, scope: &str| {
-        let policy = Policy::new(name, quota).unwrap().scope([scope]);
-        policy.on_store_error(OnStoreError::Deny)
+        let policy = Policy::new(name, quota).unwrap().with_scope([scope]);
+        policy.with_on_store_error(OnStoreError::Deny)
     };
     let streams = Quota::in_flight(2, Duration::from_secs(10)).unwrap();
     let set = || {
-        let streams = deny("streams", streams, "stream").counts(Counts::Requests);
+        let streams = deny("streams", streams, "stream").with_counts(Counts::Requests);
         PolicySet::new([deny("tokens", Quota::per_minute(100), "user"), streams]).unwrap()
     };
     let other = shared(&server);
@@ -217,7 +217,7 @@ async fn a_reservation_whose_reply_was_lost_ends_by_its_time() {
         assert!(cut.reserve_async(&request).await.is_denied());
         proxy.set(Mode::Pass);
         server.clock().stand(start + ttl * SECOND_US - 1);
-        assert_eq!(counted(&other, &request).await, (0, request.asked_cost()));
+        assert_eq!(counted(&other, &request).await, (0, request.cost()));
         server.clock().stand(start + ttl * SECOND_US);
         let (_, held) = counted(&other, &request).await;
         assert_eq!(held, 0);

@@ -103,7 +103,7 @@ impl Pair {
     }
 
     fn request(&self, cost: u64) -> Request<'_> {
-        Request::new().with("user", self.key.as_str()).cost(cost)
+        Request::new().with("user", self.key.as_str()).with_cost(cost)
     }
 
     async fn reserve(&self, request: Request<'_>, ttl: Duration) -> Option<(Ticket, Ticket)> {
@@ -161,15 +161,16 @@ async fn history(
             let limit = if algorithm == Algorithm::TokenBucket { first } else { limit };
             Quota::new(limit, window).unwrap().with_algorithm(algorithm)
         };
-        let policy = |name, quota| Policy::new(name, quota).unwrap().scope(["user"]).unsettled(unsettled);
+        let policy =
+            |name, quota| Policy::new(name, quota).unwrap().with_scope(["user"]).with_unsettled(unsettled);
         let rates = Algorithm::ALL.map(|algorithm| policy(algorithm.name(), quota(algorithm)));
-        let requests = policy("requests", quota(Algorithm::SlidingLog)).counts(Counts::Requests);
+        let requests = policy("requests", quota(Algorithm::SlidingLog)).with_counts(Counts::Requests);
         let in_flight = Quota::in_flight(limit + 3, Duration::from_secs(1)).unwrap();
-        let in_flight = policy("in-flight", in_flight).counts(Counts::Requests);
+        let in_flight = policy("in-flight", in_flight).with_counts(Counts::Requests);
         let mut all: Vec<_> = rates.into_iter().chain([requests, in_flight]).collect();
         if let Shape::Single(at) = shape {
             let beside = Policy::new("beside", Quota::per_hour(1 << 40)).unwrap();
-            all = vec![all.swap_remove(at), beside.scope(["user", "beside"]).unsettled(unsettled)];
+            all = vec![all.swap_remove(at), beside.with_scope(["user", "beside"]).with_unsettled(unsettled)];
         }
         PolicySet::new(all).unwrap()
     };
@@ -224,9 +225,9 @@ async fn history(
             }
             Step::Extend(at, cost, ttl_us) => {
                 let Some(at) = ticket(at) else { continue };
-                let mut extension = cost.map_or(Extension::new(), |cost| Extension::new().hold(cost));
+                let mut extension = cost.map_or(Extension::new(), |cost| Extension::new().with_total(cost));
                 if let Some(ttl_us) = ttl_us {
-                    extension = extension.ttl(Duration::from_micros(*ttl_us)).unwrap();
+                    extension = extension.with_ttl(Duration::from_micros(*ttl_us)).unwrap();
                 }
                 let theirs = pair.redis.extend_with_async(&made[at].1, extension.clone()).await.unwrap();
                 (at, pair.memory.extend_with(&made[at].0, extension).unwrap(), theirs)

@@ -14,7 +14,7 @@ use crate::cluster::{PATIENT, on_cluster};
 use crate::hold_histories::{START_US, compare, decisions};
 
 fn tokens(limit: u64) -> PolicySet {
-    PolicySet::new([Policy::new("tokens", Quota::per_minute(limit)).unwrap().scope(["user"])]).unwrap()
+    PolicySet::new([Policy::new("tokens", Quota::per_minute(limit)).unwrap().with_scope(["user"])]).unwrap()
 }
 
 /// Operators see which keys there are, and a key without holds must not cost more than before.
@@ -22,7 +22,7 @@ fn tokens(limit: u64) -> PolicySet {
 async fn a_key_is_as_it_was_when_its_last_hold_is_settled() {
     let server = RedisServer::builder().start();
     let gate = SharedGate::redis(tokens(100), options(&server.url_as_user())).unwrap();
-    let request = Request::new().with("user", "alice").cost(10);
+    let request = Request::new().with("user", "alice").with_cost(10);
     let mut conn = server.connect();
     let mut kinds = async || {
         let mut kind = |name: &str| match conn.call(&["GETRANGE", name, "0", "0"]).unwrap() {
@@ -49,12 +49,12 @@ async fn a_late_settlement_that_is_repeated_within_a_minute_charges_once_on_any_
     let server = RedisServer::builder().with_clock().start();
     server.clock().stand(START_US);
     let policies = || {
-        let policy = |name| Policy::new(name, Quota::per_hour(1000)).unwrap().scope(["user"]);
-        PolicySet::new([policy("charged"), policy("dropped").unsettled(Unsettled::Forget)]).unwrap()
+        let policy = |name| Policy::new(name, Quota::per_hour(1000)).unwrap().with_scope(["user"]);
+        PolicySet::new([policy("charged"), policy("dropped").with_unsettled(Unsettled::Forget)]).unwrap()
     };
     let gate = || SharedGate::redis(policies(), options(&server.url_as_user())).unwrap();
     let (one, other) = (gate(), gate());
-    let request = Request::new().with("user", "alice").cost(60);
+    let request = Request::new().with("user", "alice").with_cost(60);
     let ticket =
         one.reserve_for_async(&request, Duration::from_secs(10)).await.unwrap().into_ticket().unwrap();
     server.clock().stand(START_US + 15_000_000);
@@ -75,14 +75,14 @@ async fn a_denial_of_a_key_with_holds_is_cached_until_its_instance_settles_or_a_
     let streams = || {
         let quota = Quota::in_flight(1, Duration::from_secs(600)).unwrap();
         let policies = [
-            Policy::new("streams", quota).unwrap().scope(["user"]).counts(Counts::Requests),
-            Policy::new("tokens", Quota::per_hour(1000)).unwrap().scope(["user"]),
+            Policy::new("streams", quota).unwrap().with_scope(["user"]).with_counts(Counts::Requests),
+            Policy::new("tokens", Quota::per_hour(1000)).unwrap().with_scope(["user"]),
         ];
-        SharedGate::redis(PolicySet::new(policies).unwrap(), options(&server.url()).deadline(PATIENT))
+        SharedGate::redis(PolicySet::new(policies).unwrap(), options(&server.url()).with_deadline(PATIENT))
             .unwrap()
     };
     let (one, other) = (streams(), streams());
-    let request = Request::new().with("user", "alice").cost(10);
+    let request = Request::new().with("user", "alice").with_cost(10);
     let source = async |gate: &SharedGate| {
         let reserved = gate.reserve_async(&request).await;
         assert!(reserved.is_denied());
@@ -120,9 +120,9 @@ async fn a_denial_of_a_key_with_holds_is_cached_until_its_instance_settles_or_a_
     let _ticket = one.reserve_async(&request).await.into_ticket().expect("it was settled elsewhere");
 
     // Without the cache, each is asked for.
-    let plain = options(&server.url()).deadline(PATIENT).without_denial_cache();
+    let plain = options(&server.url()).with_deadline(PATIENT).without_denial_cache();
     let quota = Quota::in_flight(1, Duration::from_secs(600)).unwrap();
-    let policy = Policy::new("streams", quota).unwrap().scope(["user"]).counts(Counts::Requests);
+    let policy = Policy::new("streams", quota).unwrap().with_scope(["user"]).with_counts(Counts::Requests);
     let plain = SharedGate::redis(PolicySet::new([policy]).unwrap(), plain).unwrap();
     let before = calls(&plain);
     for _ in 0..5 {
@@ -139,11 +139,11 @@ async fn a_key_with_holds_is_kept_as_long_as_what_is_charged_beside_them_counts(
     for algorithm in Algorithm::ALL.into_iter().filter(|one| *one != Algorithm::FixedWindow) {
         let policies = |quota: Quota| {
             let policy = Policy::new(algorithm.name(), quota.with_algorithm(algorithm)).unwrap();
-            PolicySet::new([policy.scope(["user"])]).unwrap()
+            PolicySet::new([policy.with_scope(["user"])]).unwrap()
         };
         let gate =
             SharedGate::redis(policies(Quota::per_minute(10)), options(&server.url_as_user())).unwrap();
-        let request = |cost| Request::new().with("user", "alice").cost(cost);
+        let request = |cost| Request::new().with("user", "alice").with_cost(cost);
         let ttl_ms = || {
             let name = format!("sg1:{algorithm}:alice");
             server.admin(&["PTTL", &name]).trim().parse::<u64>().unwrap()
@@ -169,7 +169,7 @@ async fn which_hold_ends_first_is_searched_for_once() {
     server.clock().stand(START_US);
     let options = options(&server.url_as_user()).without_denial_cache();
     let gate = SharedGate::redis(tokens(100), options).unwrap();
-    let request = |cost| Request::new().with("user", "alice").cost(cost);
+    let request = |cost| Request::new().with("user", "alice").with_cost(cost);
     let second = Duration::from_secs(1);
     let (short, long) = (request(10), request(60));
     let ticket = gate.reserve_for_async(&short, second).await.unwrap().into_ticket().unwrap();
@@ -191,7 +191,7 @@ async fn holds_are_settled_once_wherever_other_instances_have_moved_them() {
     let server = RedisServer::builder().start();
     let gate = || SharedGate::redis(tokens(1_000_000), options(&server.url_as_user())).unwrap();
     let gates = [gate(), gate()];
-    let request = Request::new().with("user", "alice").cost(10);
+    let request = Request::new().with("user", "alice").with_cost(10);
     let (mut open, mut random, mut used) = (Vec::new(), 1u64, 0);
     for step in 0..1_200 {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -224,7 +224,7 @@ async fn an_instance_that_made_a_hold_settles_it_without_a_search() {
     let server = RedisServer::builder().module(false).start();
     let gate = || SharedGate::redis(tokens(1_000_000), options(&server.url_as_user())).unwrap();
     let (one, other) = (gate(), gate());
-    let request = Request::new().with("user", "alice").cost(10);
+    let request = Request::new().with("user", "alice").with_cost(10);
     let mut tickets = Vec::new();
     for _ in 0..400 {
         tickets.push(one.reserve_async(&request).await.into_ticket().unwrap());
@@ -249,7 +249,7 @@ async fn an_instance_knows_after_one_call_that_a_key_has_holds() {
     let server = RedisServer::builder().start();
     let gate = || SharedGate::redis(tokens(1000), options(&server.url_as_user())).unwrap();
     let (one, other) = (gate(), gate());
-    let request = Request::new().with("user", "alice").cost(10);
+    let request = Request::new().with("user", "alice").with_cost(10);
     let calls = async |gate: &SharedGate| {
         let before = gate.store().primary().stats().calls;
         assert!(gate.check_async(&request).await.is_allowed());
@@ -268,7 +268,7 @@ async fn a_repeated_check_is_charged_once_whether_or_not_its_key_has_holds() {
     let server = RedisServer::builder().start();
     let gate = || SharedGate::redis(tokens(1000), options(&server.url_as_user())).unwrap();
     let (one, other) = (gate(), gate());
-    let request = Request::new().with("user", "alice").cost(10);
+    let request = Request::new().with("user", "alice").with_cost(10);
     let check = async |gate: &SharedGate, id: &str| {
         let decided = gate.check_once_async(&request, id).await;
         let decision = decided.strictest().unwrap();
@@ -290,7 +290,7 @@ async fn another_instance_settles_a_ticket_and_a_repeated_call_charges_once() {
     let server = RedisServer::builder().start();
     let gate = || SharedGate::redis(tokens(100), options(&server.url_as_user())).unwrap();
     let (one, other) = (gate(), gate());
-    let request = Request::new().with("user", "alice").cost(60);
+    let request = Request::new().with("user", "alice").with_cost(60);
     let text = one.reserve_async(&request).await.into_ticket().unwrap().to_string();
     let ticket: Ticket = text.parse().unwrap();
     assert_eq!(other.settle_async(&ticket, 20).await.unwrap().status(), HoldStatus::Changed);
@@ -304,15 +304,15 @@ async fn another_instance_settles_a_ticket_and_a_repeated_call_charges_once() {
 async fn a_repeated_reservation_holds_once_and_has_one_ticket() {
     let server = RedisServer::builder().start();
     let policies = || {
-        let policy = |name, quota| Policy::new(name, quota).unwrap().scope(["user"]);
-        let requests = policy("requests", Quota::per_minute(60)).counts(Counts::Requests);
+        let policy = |name, quota| Policy::new(name, quota).unwrap().with_scope(["user"]);
+        let requests = policy("requests", Quota::per_minute(60)).with_counts(Counts::Requests);
         let permits = policy("permits", Quota::in_flight(5, Duration::from_secs(30)).unwrap());
-        let permits = permits.counts(Counts::Requests);
+        let permits = permits.with_counts(Counts::Requests);
         PolicySet::new([requests, policy("tokens", Quota::per_minute(1000)), permits]).unwrap()
     };
     let shared = || SharedGate::redis(policies(), options(&server.url_as_user())).unwrap();
     let (one, other, memory) = (shared(), shared(), Gate::new(policies()));
-    let request = Request::new().with("user", "alice").cost(100);
+    let request = Request::new().with("user", "alice").with_cost(100);
     let ttl = Some(Duration::from_secs(300));
     let once = |id| HoldOptions { ttl, id: Some(id), ..HoldOptions::default() };
     let theirs = [
@@ -328,7 +328,7 @@ async fn a_repeated_reservation_holds_once_and_has_one_ticket() {
         }
     }
     // Another cost, and a check, are other requests.
-    let more = Request::new().with("user", "alice").cost(200);
+    let more = Request::new().with("user", "alice").with_cost(200);
     let [again, checked] = [
         one.reserve_all_async(std::slice::from_ref(&more), once("order-7"))
             .await
@@ -367,10 +367,10 @@ async fn a_ticket_that_another_store_made_is_unknown() {
     let options = || options(&server.url_as_user());
     let one = SharedGate::redis(tokens(100), options()).unwrap();
     let memory = Gate::new(tokens(100));
-    let request = Request::new().with("user", "alice").cost(60);
+    let request = Request::new().with("user", "alice").with_cost(60);
     let ticket = one.reserve_async(&request).await.into_ticket().unwrap();
     let foreign = memory.reserve(&request).into_ticket().unwrap();
-    let secret = SharedGate::redis(tokens(100), options().key_secret("another")).unwrap();
+    let secret = SharedGate::redis(tokens(100), options().with_key_secret("another")).unwrap();
     for (gate, ticket) in [(&secret, &ticket), (&one, &foreign)] {
         let settled = gate.settle_async(ticket, 20).await.unwrap();
         assert_eq!((settled.status(), settled.iter().len()), (HoldStatus::Unknown, 0));
@@ -385,7 +385,7 @@ async fn a_secret_that_is_not_configured_is_drawn_and_shared_and_outlives_an_emp
     let server = RedisServer::builder().start();
     let gate = || SharedGate::redis(tokens(1000), options(&server.url_as_user())).unwrap();
     let (one, other) = (gate(), gate());
-    let request = Request::new().with("user", "alice").cost(60);
+    let request = Request::new().with("user", "alice").with_cost(60);
     let lost = one.reserve_async(&request).await.into_ticket().unwrap();
     let settled = one.reserve_async(&request).await.into_ticket().unwrap();
     assert_eq!(other.settle_async(&settled, 10).await.unwrap().status(), HoldStatus::Changed);
@@ -405,11 +405,14 @@ async fn a_secret_that_is_not_configured_is_drawn_and_shared_and_outlives_an_emp
 async fn a_ticket_with_any_changed_byte_is_unknown_or_refused_and_changes_nothing() {
     let server = RedisServer::builder().start();
     let policies = PolicySet::new([
-        Policy::new("requests", Quota::per_minute(10)).unwrap().scope(["user"]).counts(Counts::Requests),
-        Policy::new("tokens", Quota::per_minute(1000)).unwrap().scope(["user"]),
+        Policy::new("requests", Quota::per_minute(10))
+            .unwrap()
+            .with_scope(["user"])
+            .with_counts(Counts::Requests),
+        Policy::new("tokens", Quota::per_minute(1000)).unwrap().with_scope(["user"]),
     ]);
     let gate = SharedGate::redis(policies.unwrap(), options(&server.url_as_user())).unwrap();
-    let request = Request::new().with("user", "alice").cost(100);
+    let request = Request::new().with("user", "alice").with_cost(100);
     let text = gate.reserve_async(&request).await.into_ticket().unwrap().to_string();
     let usage = async || {
         let peeked = gate.peek_async(&request).await;
@@ -436,11 +439,12 @@ async fn a_ticket_with_any_changed_byte_is_unknown_or_refused_and_changes_nothin
 async fn callers_at_once_on_three_instances_get_exactly_what_fits() {
     let server = RedisServer::builder().start();
     let policies = || {
-        let scoped = |name: &str, quota| Policy::new(name, quota).unwrap().scope(["user"]);
+        let scoped = |name: &str, quota| Policy::new(name, quota).unwrap().with_scope(["user"]);
         PolicySet::new([
-            scoped("rpm", Quota::per_minute(60)).counts(Counts::Requests),
+            scoped("rpm", Quota::per_minute(60)).with_counts(Counts::Requests),
             scoped("tpm", Quota::per_minute(100_000)),
-            scoped("flight", Quota::in_flight(4, Duration::from_secs(30)).unwrap()).counts(Counts::Requests),
+            scoped("flight", Quota::in_flight(4, Duration::from_secs(30)).unwrap())
+                .with_counts(Counts::Requests),
         ])
         .unwrap()
     };
@@ -454,7 +458,7 @@ async fn callers_at_once_on_three_instances_get_exactly_what_fits() {
         .map(|at| {
             let gate = std::sync::Arc::clone(&gates[at % 3]);
             tokio::spawn(async move {
-                let request = Request::new().with("user", "alice").cost(2500);
+                let request = Request::new().with("user", "alice").with_cost(2500);
                 gate.reserve_async(&request).await.into_ticket()
             })
         })
@@ -482,11 +486,14 @@ fn in_a_cluster_a_denied_reservation_holds_nothing_in_any_slot() {
     on_cluster(async |cluster| {
         let policies = || {
             let policy = |name: &str, limit| Policy::new(name, Quota::per_minute(limit)).unwrap();
-            PolicySet::new([policy("wide", 100).scope(["user"]), policy("narrow", 10).scope(["team"])])
-                .unwrap()
+            PolicySet::new([
+                policy("wide", 100).with_scope(["user"]),
+                policy("narrow", 10).with_scope(["team"]),
+            ])
+            .unwrap()
         };
-        let gate = SharedGate::redis(policies(), options(&cluster.url()).deadline(PATIENT)).unwrap();
-        let request = |cost| Request::new().with("user", "alice").with("team", "red").cost(cost);
+        let gate = SharedGate::redis(policies(), options(&cluster.url()).with_deadline(PATIENT)).unwrap();
+        let request = |cost| Request::new().with("user", "alice").with("team", "red").with_cost(cost);
         let held = async || {
             let request = request(1);
             let found = gate.peek_async(&request).await;
@@ -520,14 +527,14 @@ fn in_a_cluster_a_denied_extension_holds_no_more_in_any_slot() {
     on_cluster(async |cluster| {
         let policies = || {
             let policy = |name: &str, limit| Policy::new(name, Quota::per_minute(limit)).unwrap();
-            let lows = ["a", "b", "c", "d"].map(|name| policy(name, 100).scope(["user"]));
-            PolicySet::new(lows.into_iter().chain([policy("narrow", 10).scope(["team"])])).unwrap()
+            let lows = ["a", "b", "c", "d"].map(|name| policy(name, 100).with_scope(["user"]));
+            PolicySet::new(lows.into_iter().chain([policy("narrow", 10).with_scope(["team"])])).unwrap()
         };
-        let gate = SharedGate::redis(policies(), options(&cluster.url()).deadline(PATIENT)).unwrap();
-        let request = Request::new().with("user", "extender").with("team", "extenders").cost(8);
+        let gate = SharedGate::redis(policies(), options(&cluster.url()).with_deadline(PATIENT)).unwrap();
+        let request = Request::new().with("user", "extender").with("team", "extenders").with_cost(8);
         let ticket = gate.reserve_async(&request).await.into_ticket().unwrap();
         let part = gate.settle_so_far_async(&ticket, 3).await.unwrap();
-        let denied = gate.extend_with_async(part.ticket(), Extension::new().hold(30)).await.unwrap();
+        let denied = gate.extend_with_async(part.ticket(), Extension::new().with_total(30)).await.unwrap();
         assert_eq!(denied.status(), HoldStatus::Denied);
         assert!(denied.iter().all(|one| one.status() == HoldStatus::Denied && one.held() == 5), "{denied:?}");
         let counted: Vec<_> =
@@ -535,7 +542,7 @@ fn in_a_cluster_a_denied_extension_holds_no_more_in_any_slot() {
         assert_eq!(counted, [(3, 5); 5]);
         // The older ticket, and more that fits everywhere.
         assert_eq!(
-            gate.extend_with_async(&ticket, Extension::new().hold(9)).await.unwrap().status(),
+            gate.extend_with_async(&ticket, Extension::new().with_total(9)).await.unwrap().status(),
             HoldStatus::Changed
         );
         assert_eq!(gate.settle_async(&ticket, 9).await.unwrap().status(), HoldStatus::Changed);
@@ -551,12 +558,12 @@ fn in_a_cluster_a_denied_extension_holds_no_more_in_any_slot() {
 async fn a_key_with_1024_holds_takes_no_more_until_one_ends() {
     let server = RedisServer::builder().start();
     let policies = || {
-        let scoped = |name: &str| Policy::new(name, Quota::per_hour(1_000_000)).unwrap().scope(["user"]);
-        PolicySet::new([scoped("requests").counts(Counts::Requests), scoped("tokens")]).unwrap()
+        let scoped = |name: &str| Policy::new(name, Quota::per_hour(1_000_000)).unwrap().with_scope(["user"]);
+        PolicySet::new([scoped("requests").with_counts(Counts::Requests), scoped("tokens")]).unwrap()
     };
-    let gate = SharedGate::redis(policies(), options(&server.url_as_user()).deadline(PATIENT)).unwrap();
+    let gate = SharedGate::redis(policies(), options(&server.url_as_user()).with_deadline(PATIENT)).unwrap();
     let memory = Gate::new(policies());
-    let request = Request::new().with("user", "alice").cost(3);
+    let request = Request::new().with("user", "alice").with_cost(3);
     let mut ticket = None;
     for _ in 0..1024 {
         ticket = gate.reserve_async(&request).await.into_ticket();
@@ -577,11 +584,14 @@ async fn a_key_with_1024_holds_takes_no_more_until_one_ends() {
 async fn a_cancellation_ends_cached_denials_of_its_own_keys_only() {
     let server = RedisServer::start();
     let policies = [
-        Policy::new("requests", Quota::per_hour(1)).unwrap().scope(["user"]).counts(Counts::Requests),
-        Policy::new("tokens", Quota::per_hour(1000)).unwrap().scope(["user"]),
+        Policy::new("requests", Quota::per_hour(1))
+            .unwrap()
+            .with_scope(["user"])
+            .with_counts(Counts::Requests),
+        Policy::new("tokens", Quota::per_hour(1000)).unwrap().with_scope(["user"]),
     ];
     let set = PolicySet::new(policies).unwrap();
-    let gate = SharedGate::redis(set, options(&server.url()).deadline(PATIENT)).unwrap();
+    let gate = SharedGate::redis(set, options(&server.url()).with_deadline(PATIENT)).unwrap();
     let asked = async |user: &str| {
         let request = Request::new().with("user", user).under("requests");
         gate.check_async(&request).await.strictest().map(|one| (one.is_allowed(), one.source())).unwrap()
@@ -593,14 +603,14 @@ async fn a_cancellation_ends_cached_denials_of_its_own_keys_only() {
         tokio::task::yield_now().await;
     }
     for _ in 0..3 {
-        let request = Request::new().with("user", "mallory").cost(10);
+        let request = Request::new().with("user", "mallory").with_cost(10);
         let ticket = gate.reserve_async(&request).await.into_ticket().unwrap();
         assert_eq!(asked("mallory").await, (false, DecisionSource::Store));
         assert_eq!(asked("mallory").await, cached);
         gate.cancel_async(&ticket).await.unwrap();
         assert_eq!(asked("victim").await, cached);
         // What was charged at once is given back, and found at once.
-        let request = Request::new().with("user", "mallory").cost(10);
+        let request = Request::new().with("user", "mallory").with_cost(10);
         let ticket = gate.reserve_async(&request).await.into_ticket().unwrap();
         gate.cancel_async(&ticket).await.unwrap();
     }
@@ -610,8 +620,8 @@ async fn a_cancellation_ends_cached_denials_of_its_own_keys_only() {
 #[tokio::test]
 async fn a_settlement_survives_lost_scripts_and_a_lost_connection() {
     let server = RedisServer::builder().start();
-    let gate = SharedGate::redis(tokens(100), options(&server.url_as_user()).deadline(PATIENT)).unwrap();
-    let request = Request::new().with("user", "alice").cost(10);
+    let gate = SharedGate::redis(tokens(100), options(&server.url_as_user()).with_deadline(PATIENT)).unwrap();
+    let request = Request::new().with("user", "alice").with_cost(10);
     for lost in [&["SCRIPT", "FLUSH"][..], &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]] {
         let ticket = gate.reserve_async(&request).await.into_ticket().unwrap();
         server.admin(lost);
@@ -626,7 +636,7 @@ async fn a_settlement_survives_lost_scripts_and_a_lost_connection() {
 async fn while_the_store_is_away_reservations_are_held_by_the_fallback() {
     let server = RedisServer::builder().start();
     let gate = SharedGate::redis(tokens(100), options(&server.url_as_user())).unwrap();
-    let request = Request::new().with("user", "alice").cost(10);
+    let request = Request::new().with("user", "alice").with_cost(10);
     let before = gate.reserve_async(&request).await.into_ticket().unwrap();
     server.kill();
     let reserved = gate.reserve_async(&request).await;
@@ -642,7 +652,7 @@ async fn while_the_store_is_away_reservations_are_held_by_the_fallback() {
 async fn a_reset_forgets_usage_and_holds() {
     let server = RedisServer::builder().start();
     let gate = SharedGate::redis(tokens(100), options(&server.url())).unwrap();
-    let request = Request::new().with("user", "alice").cost(10);
+    let request = Request::new().with("user", "alice").with_cost(10);
     let names = || server.admin(&["KEYS", "sg1:*alice*"]);
     for by_policy in [false, true] {
         assert!(gate.check_async(&request).await.is_allowed());

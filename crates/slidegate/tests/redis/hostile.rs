@@ -31,7 +31,7 @@ async fn a_call_that_may_have_been_made_is_never_made_again() {
             b"EVALSHA" => first.take().unwrap_or_else(|| well().into()),
             _ => "+OK\r\n".into(),
         });
-        let options = options(&fake.url()).deadline(Duration::from_secs(3));
+        let options = options(&fake.url()).with_deadline(Duration::from_secs(3));
         let gate = gate([one_second()], if batching { options } else { options.without_batching() });
         let outcome = check(&gate, "alice").await;
         assert_eq!((outcome.allowed, outcome.source), (true, DecisionSource::Local), "{answer:?}");
@@ -134,7 +134,7 @@ fn well() -> Vec<u8> {
 /// A policy whose scripts reply as few numbers as any.
 fn one_second() -> Policy {
     let quota = Quota::per_second(5).with_algorithm(Algorithm::FixedWindow);
-    Policy::new("p", quota).unwrap().scope(["user"])
+    Policy::new("p", quota).unwrap().with_scope(["user"])
 }
 
 /// What stands at the address of a server may be anything: it may deny service, but not decide.
@@ -200,12 +200,12 @@ async fn values_that_are_not_ours_are_refused_and_left_alone() {
     for algorithm in Algorithm::ALL {
         let policy = || {
             let quota = Quota::per_hour(5).with_algorithm(algorithm);
-            Policy::new("p", quota).unwrap().scope(["user"])
+            Policy::new("p", quota).unwrap().with_scope(["user"])
         };
         // Alone and with another: two different scripts.
         for with_another in [false, true] {
             let policies = [policy()].into_iter().chain(with_another.then(|| named("q", 5)));
-            let gate = gate(policies, options(&server.url()).deadline(LATER));
+            let gate = gate(policies, options(&server.url()).with_deadline(LATER));
             let values = [
                 "hello",
                 "17",
@@ -258,8 +258,8 @@ async fn a_value_that_was_cut_off_is_never_read_as_something_else() {
     let mut conn = server.connect();
     for algorithm in Algorithm::ALL {
         let quota = Quota::per_hour(5).with_algorithm(algorithm);
-        let policy = Policy::new("p", quota).unwrap().scope(["user"]);
-        let gate = gate([policy], options(&server.url()).deadline(LATER).without_denial_cache());
+        let policy = Policy::new("p", quota).unwrap().with_scope(["user"]);
+        let gate = gate([policy], options(&server.url()).with_deadline(LATER).without_denial_cache());
         let user = algorithm.name();
         let key = format!("sg1:p:{user}");
         for _ in 0..3 {
@@ -298,7 +298,7 @@ async fn a_log_that_was_cut_off_forgets_nothing_before_its_time() {
     const START_US: u64 = 1_700_000_000_000_000;
     let server = RedisServer::builder().with_clock().start();
     let mut conn = server.connect();
-    let gate = gate([hourly(8)], options(&server.url()).deadline(LATER).without_denial_cache());
+    let gate = gate([hourly(8)], options(&server.url()).with_deadline(LATER).without_denial_cache());
     for length in 48..80 {
         let user = format!("u{length}");
         let key = format!("sg1:p:{user}");

@@ -12,9 +12,9 @@ const NOW_US: u64 = 1_700_000_000_000_000;
 fn policies() -> PolicySet {
     let policies = Algorithm::ALL.map(|algorithm| {
         let quota = Quota::per_minute(100).with_algorithm(algorithm);
-        Policy::new(algorithm.name(), quota).unwrap().scope(["user"])
+        Policy::new(algorithm.name(), quota).unwrap().with_scope(["user"])
     });
-    let coarse = Policy::new("coarse", Quota::per_minute(100).with_slots(16)).unwrap().scope(["user"]);
+    let coarse = Policy::new("coarse", Quota::per_minute(100).with_slots(16)).unwrap().with_scope(["user"]);
     PolicySet::new(policies.into_iter().chain([coarse])).unwrap()
 }
 
@@ -38,7 +38,7 @@ async fn what_is_read_is_what_the_scripts_count() {
         now += 1 + step * step * 900_000 % 9_000_000;
         server.clock().stand(now);
         clock.set(Timestamp::from_micros(now));
-        let request = Request::new().with("user", "alice").cost(cost);
+        let request = Request::new().with("user", "alice").with_cost(cost);
         let verb = match step % 5 {
             4 => Verb::Refund,
             3 => Verb::Penalize,
@@ -60,7 +60,7 @@ async fn what_is_read_is_what_the_scripts_count() {
         policy.clone().with_quota(quota)
     });
     shared.configure(PolicySet::new(changed.collect::<Vec<_>>()).unwrap()).unwrap();
-    let look = Request::new().with("user", "alice").cost(3);
+    let look = Request::new().with("user", "alice").with_cost(3);
     let found = shared.inspect_async(&look).await.unwrap();
     let peeked = shared.peek_async(&look).await;
     assert_eq!(found.len(), 5);

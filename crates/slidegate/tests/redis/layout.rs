@@ -27,14 +27,14 @@ fn every_byte_is_where_the_documentation_says() {
     let server = RedisServer::builder().with_clock().start();
     let policies = Algorithm::ALL.map(|algorithm| {
         let quota = Quota::per_minute(100).with_algorithm(algorithm);
-        Policy::new(algorithm.name(), quota).unwrap().scope(["user"])
+        Policy::new(algorithm.name(), quota).unwrap().with_scope(["user"])
     });
     let options = crate::callers::options(&server.url_as_user());
     let gate = SharedGate::redis(PolicySet::new(policies).unwrap(), options).unwrap();
     runtime().block_on(async {
         for (after_us, cost) in [(0, 1), (7, 300), (9, 2)] {
             server.clock().stand(NOW_US + after_us);
-            let request = Request::new().with("user", "alice").cost(cost);
+            let request = Request::new().with("user", "alice").with_cost(cost);
             let charged = if cost > 100 {
                 gate.penalize_async(&request).await
             } else {
@@ -93,7 +93,7 @@ fn every_byte_is_where_the_documentation_says() {
 fn counters(server: &RedisServer, window: Duration) -> SharedGate {
     let policies = [Algorithm::FixedWindow, Algorithm::SlidingWindow].map(|algorithm| {
         let quota = Quota::new(10_000_000_000_000, window).unwrap().with_algorithm(algorithm);
-        Policy::new(algorithm.name(), quota).unwrap().scope(["user"])
+        Policy::new(algorithm.name(), quota).unwrap().with_scope(["user"])
     });
     let options = crate::callers::options(&server.url_as_user());
     SharedGate::redis(PolicySet::new(policies).unwrap(), options).unwrap()
@@ -105,7 +105,7 @@ fn runtime() -> tokio::runtime::Runtime {
 
 /// What each counter of the gate says is used after this.
 async fn used(gate: &SharedGate, verb: Verb, cost: u64) -> Vec<u64> {
-    let request = Request::new().with("user", "alice").cost(cost);
+    let request = Request::new().with("user", "alice").with_cost(cost);
     let applied = gate.apply_all_async(verb, std::slice::from_ref(&request)).await;
     assert!(
         applied.iter().all(|one| one.decision().source() == DecisionSource::Store),

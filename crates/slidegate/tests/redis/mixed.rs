@@ -25,10 +25,10 @@ fn policies(limit: u64, window: Duration, algorithm: usize) -> PolicySet {
     let policies = NAMES.iter().enumerate().map(|(at, name)| {
         let quota = Quota::new(limit + at as u64 % 3, window).unwrap();
         let quota = quota.with_algorithm(Algorithm::ALL[(algorithm + at) % 4]);
-        let policy = Policy::new(*name, quota).unwrap().scope(["key"]);
+        let policy = Policy::new(*name, quota).unwrap().with_scope(["key"]);
         match *name {
-            "overdraft" => policy.excess(Excess::Charge).only_when_named(),
-            "counted" => policy.excess(Excess::Count).only_when_named(),
+            "overdraft" => policy.with_excess(Excess::Charge).only_when_named(),
+            "counted" => policy.with_excess(Excess::Count).only_when_named(),
             "shadow" => policy.shadow().only_when_named(),
             "plain" => policy.only_when_named(),
             _ => policy,
@@ -75,7 +75,8 @@ fn calls() -> impl Strategy<Value = Vec<(u64, Vec<Asked>)>> {
 /// The call with keys that no other case uses.
 fn requests<'r>(asked: &'r [Asked], keys: &'r [String]) -> Vec<Request<'r>> {
     let each = asked.iter().zip(keys).map(|((policy, _, verb, role, cost, over), key)| {
-        let request = Request::new().with("key", key.as_str()).verb(*verb).role(*role).cost(*cost);
+        let request =
+            Request::new().with("key", key.as_str()).with_verb(*verb).with_role(*role).with_cost(*cost);
         let request = if *over { request.deny_over_limit() } else { request };
         policy.iter().fold(request, |request, policy| request.under(policy))
     });
@@ -128,8 +129,10 @@ fn calls_over_several_slots_decide_as_in_memory_while_nobody_else_asks() {
         let policies = || {
             let log = |policy: &Policy| {
                 let quota = policy.quota().with_algorithm(Algorithm::SlidingLog);
-                let same =
-                    Policy::new(policy.name(), quota).unwrap().scope(["key"]).excess(policy.on_excess());
+                let same = Policy::new(policy.name(), quota)
+                    .unwrap()
+                    .with_scope(["key"])
+                    .with_excess(policy.excess());
                 let same = if policy.is_enforced() { same } else { same.shadow() };
                 if policy.is_only_when_named() { same.only_when_named() } else { same }
             };
@@ -151,7 +154,7 @@ fn calls_over_several_slots_decide_as_in_memory_while_nobody_else_asks() {
             // What was charged before a denial of another slot is refunded in the background.
             let looks = NAMES.into_iter().flat_map(|name| keys.iter().map(move |key| (name, key)));
             let looks: Vec<_> = looks
-                .map(|(name, key)| Request::new().with("key", key.as_str()).under(name).cost(0))
+                .map(|(name, key)| Request::new().with("key", key.as_str()).under(name).with_cost(0))
                 .collect();
             let used =
                 |decisions: &Decisions<'_>| -> Vec<_> { decisions.iter().map(|one| one.used()).collect() };

@@ -30,7 +30,7 @@ fn runtime() -> tokio::runtime::Runtime {
 fn keys_of_a_hash_tag_at_both_ends_of_a_moving_slot_are_charged_together_or_not_at_all() {
     let cluster = harness::cluster();
     runtime().block_on(async {
-        let tagged = |deadline| options(&cluster.url()).deadline(deadline).hash_tag("tenant");
+        let tagged = |deadline| options(&cluster.url()).with_deadline(deadline).with_hash_tag("tenant");
         let request = Request::new().with("tenant", "try-again").with("user", "alice");
         // The key of one policy exists, that of the other does not.
         let first = gate([named("a", 9)], tagged(LATER));

@@ -125,7 +125,8 @@ fn replies_without_an_end_take_little_memory() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a server that another test starts"]
 async fn a_program_that_asks_such_a_server() {
-    let gate = gate([hourly(100)], options(&std::env::var(URL).unwrap()).deadline(Duration::from_secs(1)));
+    let gate =
+        gate([hourly(100)], options(&std::env::var(URL).unwrap()).with_deadline(Duration::from_secs(1)));
     let before = peak_bytes();
     for _ in 0..5 {
         assert_eq!(check(&gate, "alice").await.source, DecisionSource::Local);

@@ -32,11 +32,11 @@ struct Both {
 impl Both {
     fn of(quota: Quota) -> Self {
         let server = RedisServer::builder().with_clock().start();
-        let policies = || PolicySet::new([Policy::new("p", quota).unwrap().scope(["user"])]).unwrap();
+        let policies = || PolicySet::new([Policy::new("p", quota).unwrap().with_scope(["user"])]).unwrap();
         let clock = ManualClock::at(Timestamp::from_micros(START_US));
         server.clock().stand(START_US);
         let options =
-            RedisOptions::new(&server.url_as_user()).unwrap().deadline(LATER).without_denial_cache();
+            RedisOptions::new(&server.url_as_user()).unwrap().with_deadline(LATER).without_denial_cache();
         Self {
             memory: Gate::with_memory(policies(), MemoryStore::builder().clock(clock.clone()).build()),
             redis: SharedGate::redis(policies(), options).unwrap(),
@@ -52,7 +52,7 @@ impl Both {
 
     /// What both stores say, which is the same.
     async fn apply(&self, verb: Verb, cost: u64) -> Decision {
-        let request = Request::new().with("user", "alice").cost(cost);
+        let request = Request::new().with("user", "alice").with_cost(cost);
         let ours =
             *self.memory.apply_all(verb, std::slice::from_ref(&request)).strictest().unwrap().decision();
         let theirs = *self
@@ -135,7 +135,8 @@ fn a_bucket_above_a_lowered_limit_is_cut_to_what_it_may_hold_when_it_is_written(
         let bucket = |limit| Quota::new(limit, WINDOW).unwrap().with_algorithm(Algorithm::TokenBucket);
         let both = Both::of(bucket(1000));
         assert!(both.apply(Verb::Check, 1000).await.is_allowed());
-        let lowered = PolicySet::new([Policy::new("p", bucket(LIMIT)).unwrap().scope(["user"])]).unwrap();
+        let lowered =
+            PolicySet::new([Policy::new("p", bucket(LIMIT)).unwrap().with_scope(["user"])]).unwrap();
         both.memory.configure(lowered.clone()).unwrap();
         both.redis.configure(lowered).unwrap();
         assert_eq!(both.apply(Verb::Peek, 1).await.used(), 2 * LIMIT);
@@ -166,7 +167,7 @@ fn a_coarse_log_and_a_shortened_window_leave_no_key_that_lives_longer_than_two_w
         let of = |window| Quota::new(10, window).unwrap();
         let both = Both::of(of(Duration::from_secs(86_400)));
         assert!(both.apply(Verb::Check, 1).await.is_allowed());
-        let minute = PolicySet::new([Policy::new("p", of(WINDOW)).unwrap().scope(["user"])]).unwrap();
+        let minute = PolicySet::new([Policy::new("p", of(WINDOW)).unwrap().with_scope(["user"])]).unwrap();
         both.memory.configure(minute.clone()).unwrap();
         both.redis.configure(minute).unwrap();
         assert!(both.apply(Verb::Check, 1).await.is_allowed());
@@ -184,16 +185,17 @@ fn excess_past_what_a_key_holds_is_not_given_back() {
         let bucket = Quota::per_hour(5).with_algorithm(Algorithm::TokenBucket);
         for number in 0..8 {
             let policies = || {
-                let bucket = Policy::new("bucket", bucket).unwrap().scope(["user"]).excess(Excess::Charge);
+                let bucket =
+                    Policy::new("bucket", bucket).unwrap().with_scope(["user"]).with_excess(Excess::Charge);
                 [bucket, named("denies", 0)]
             };
             // A gate that has denied nothing yet asks the policies by their slots, so that the
             // bucket is first for some users.
-            let gate = gate(policies(), options(&cluster.url()).deadline(LATER).without_denial_cache());
+            let gate = gate(policies(), options(&cluster.url()).with_deadline(LATER).without_denial_cache());
             let user = format!("excess-{number}");
-            let only = Request::new().with("user", &user).under("bucket").cost(3);
+            let only = Request::new().with("user", &user).under("bucket").with_cost(3);
             assert_eq!(gate.penalize_async(&only).await.strictest().unwrap().used(), 3);
-            let both = Request::new().with("user", &user).cost(100);
+            let both = Request::new().with("user", &user).with_cost(100);
             assert!(gate.check_async(&both).await.is_denied());
             let mut used = 10;
             for _ in 0..500 {

@@ -241,7 +241,8 @@ async fn a_refusal_is_reported_although_the_next_attempt_is_not_answered_in_time
         b"EVALSHA" => "-READONLY You can't write against a read only replica.\r\n".into(),
         _ => "+OK\r\n".into(),
     });
-    let gate = gate([hourly(5)], options(&fake.url()).deadline(Duration::from_secs(5)).without_batching());
+    let gate =
+        gate([hourly(5)], options(&fake.url()).with_deadline(Duration::from_secs(5)).without_batching());
     assert_eq!(check(&gate, "alice").await.source, DecisionSource::Local);
     assert!(last_failure(&gate).contains("READONLY You can't write"), "{}", last_failure(&gate));
     assert_eq!(gate.store().stats().last_failure_kind, Some(FailureKind::ReadOnly));

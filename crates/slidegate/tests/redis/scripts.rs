@@ -30,7 +30,7 @@ fn loaded(fake: &FakeRedis) -> BTreeSet<String> {
 async fn every_script_is_sent_without_comments_and_compiles() {
     let fake = forgetful();
     let policy = |name: &str, algorithm| {
-        Policy::new(name, Quota::per_hour(9).with_algorithm(algorithm)).unwrap().scope(["user"])
+        Policy::new(name, Quota::per_hour(9).with_algorithm(algorithm)).unwrap().with_scope(["user"])
     };
     let mut calls: Vec<Vec<Policy>> = vec![Algorithm::ALL.map(|one| policy(one.name(), one)).into()];
     for algorithm in Algorithm::ALL {
@@ -44,11 +44,11 @@ async fn every_script_is_sent_without_comments_and_compiles() {
     let in_flight = Quota::in_flight(9, Duration::from_secs(60)).unwrap();
     let one = |algorithm: Algorithm| vec![policy(algorithm.name(), algorithm)];
     let mut held: Vec<Vec<Policy>> = Algorithm::ALL.map(one).into();
-    held.push(vec![Policy::new("in-flight", in_flight).unwrap().scope(["user"])]);
+    held.push(vec![Policy::new("in-flight", in_flight).unwrap().with_scope(["user"])]);
     held.push(vec![policy("a", Algorithm::SlidingLog), policy("b", Algorithm::SlidingLog)]);
     let request = Request::new().with("user", "alice");
     for policies in held {
-        let of = |url: &str| gate(policies.clone(), options(url).key_secret("secret"));
+        let of = |url: &str| gate(policies.clone(), options(url).with_key_secret("secret"));
         let ticket = of(&server.url()).reserve_async(&request).await.into_ticket().unwrap();
         let forgetful = of(&fake.url());
         assert!(forgetful.reserve_async(&request).await.is_allowed(), "by the fallback");

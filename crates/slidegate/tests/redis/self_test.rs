@@ -139,11 +139,11 @@ async fn where_scripts_may_not_call_time_limits_are_shared_and_never_exceeded() 
     let set = |rights: &[&str]| server.admin(&[&["ACL", "SETUSER", acl::USER], rights].concat());
     set(&["-time", "+pttl", "+pexpiretime"]);
     let window = Duration::from_millis(40);
-    let exact = Policy::new("exact", Quota::new(LIMIT.into(), window).unwrap()).unwrap().scope(["user"]);
+    let exact = Policy::new("exact", Quota::new(LIMIT.into(), window).unwrap()).unwrap().with_scope(["user"]);
     let fixed = Quota::per_hour(1000).with_algorithm(Algorithm::FixedWindow);
     let bucket = Quota::per_hour(1000).with_algorithm(Algorithm::TokenBucket);
-    let others =
-        [fixed, bucket].map(|quota| Policy::new(quota.algorithm().name(), quota).unwrap().scope(["user"]));
+    let others = [fixed, bucket]
+        .map(|quota| Policy::new(quota.algorithm().name(), quota).unwrap().with_scope(["user"]));
     let gate = gate([[exact].as_slice(), &others].concat(), options(&server.url_as_user()));
     let store = gate.store().primary();
     assert_eq!(store.stats().clock_resolution_us, 1);
@@ -167,7 +167,7 @@ async fn where_scripts_may_not_call_time_limits_are_shared_and_never_exceeded() 
     assert!(allowed.len() >= 20 * in_window, "{} are admitted", allowed.len());
 
     let request = Request::new().with("user", "bob");
-    let ticket = gate.reserve_async(&request.clone().cost(3)).await.into_ticket().unwrap();
+    let ticket = gate.reserve_async(&request.clone().with_cost(3)).await.into_ticket().unwrap();
     gate.settle_async(&ticket, 2).await.unwrap();
     let decisions = gate.peek_async(&request).await;
     assert!(decisions.iter().any(|one| one.policy().name() == "fixed-window" && one.used() == 2));

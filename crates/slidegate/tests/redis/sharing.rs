@@ -35,14 +35,15 @@ async fn begin<F: Future + ?Sized>(all: &mut [Pin<Box<F>>]) {
 
 /// A gate that has been answered, and may take its time.
 async fn patient(server: &RedisServer, limit: u64) -> Arc<SharedGate> {
-    let gate = gate([hourly(limit)], options(&server.url()).deadline(LATER));
+    let gate = gate([hourly(limit)], options(&server.url()).with_deadline(LATER));
     until_used(&gate, "alice").await;
     gate
 }
 
 /// Waits until the gate hears what would end a denial: before, it remembers none.
 async fn until_it_remembers(gate: &SharedGate) {
-    let (much, one) = (Request::new().with("user", "nobody").cost(10), Request::new().with("user", "nobody"));
+    let (much, one) =
+        (Request::new().with("user", "nobody").with_cost(10), Request::new().with("user", "nobody"));
     for _ in 0..1000 {
         let decisions = gate.check_async(&one).await;
         if decisions.is_allowed() {
@@ -143,7 +144,7 @@ async fn a_caller_who_gives_up_takes_no_other_along() {
 #[tokio::test]
 async fn without_batching_each_check_is_a_call_of_its_own() {
     let server = RedisServer::start();
-    let gate = gate([hourly(100)], options(&server.url()).deadline(LATER).without_batching());
+    let gate = gate([hourly(100)], options(&server.url()).with_deadline(LATER).without_batching());
     until_used(&gate, "alice").await;
     let (before, calls) = (server.commandstats("evalsha").calls, gate.store().primary().stats().calls);
     let mut all: Vec<_> = (0..10).map(|_| checking(&gate, 1)).collect();
@@ -162,8 +163,8 @@ async fn without_batching_each_check_is_a_call_of_its_own() {
 async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
     let server = RedisServer::start();
     let quota = Quota::new(2, Duration::from_secs(5)).unwrap();
-    let policy = Policy::new("p", quota).unwrap().scope(["user"]);
-    let gate = gate([policy], options(&server.url()).deadline(LATER));
+    let policy = Policy::new("p", quota).unwrap().with_scope(["user"]);
+    let gate = gate([policy], options(&server.url()).with_deadline(LATER));
     until_it_remembers(&gate).await;
     let before_all = gate.store().primary().stats().cached_denials;
     let request = Request::new().with("user", "alice");
@@ -235,7 +236,7 @@ async fn a_remembered_denial_holds_for_costs_at_least_as_large_and_for_its_own_k
         assert_eq!((outcome.allowed, outcome.source), expected, "cost {cost}");
     }
     // More than ever fits: no wait is promised.
-    let request = Request::new().with("user", "alice").cost(11);
+    let request = Request::new().with("user", "alice").with_cost(11);
     assert_eq!(gate.check_async(&request).await.strictest().unwrap().retry_after(), None);
     let other = check_cost(&gate, "bob", 5).await;
     assert_eq!((other.allowed, other.source), (true, DecisionSource::Store));
@@ -270,7 +271,7 @@ async fn a_refund_a_reset_and_another_quota_end_remembered_denials() {
 async fn a_denial_that_a_refund_overtakes_is_not_remembered() {
     for refund_first in [false, true] {
         let server = RedisServer::start();
-        let gate = gate([hourly(1)], options(&server.url()).deadline(LATER).without_batching());
+        let gate = gate([hourly(1)], options(&server.url()).with_deadline(LATER).without_batching());
         until_used(&gate, "alice").await;
         until_it_remembers(&gate).await;
         assert!(check_cost(&gate, "alice", 1).await.allowed);
@@ -305,7 +306,7 @@ async fn a_denial_that_a_refund_overtakes_is_not_remembered() {
 #[tokio::test]
 async fn without_remembering_each_denial_is_asked_for() {
     let server = RedisServer::start();
-    let gate = gate([hourly(1)], options(&server.url()).deadline(LATER).without_denial_cache());
+    let gate = gate([hourly(1)], options(&server.url()).with_deadline(LATER).without_denial_cache());
     assert!(check_cost(&gate, "alice", 1).await.allowed);
     let before = server.commandstats("evalsha").calls;
     for _ in 0..5 {
@@ -320,7 +321,7 @@ async fn without_remembering_each_denial_is_asked_for() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_happens_is_counted() {
     let server = RedisServer::builder().with_clock().start();
-    let gate = gate([named("p", 2)], options(&server.url()).deadline(Duration::from_secs(3)));
+    let gate = gate([named("p", 2)], options(&server.url()).with_deadline(Duration::from_secs(3)));
     until_used(&gate, "alice").await;
     let begun = gate.store().primary().stats();
     assert_eq!((begun.batched, begun.cached_denials, begun.late), (0, 0, 0));
@@ -362,7 +363,7 @@ async fn what_happens_is_counted() {
 async fn a_flood_on_a_blocked_key_asks_the_store_ten_times_a_second_at_most() {
     let server = RedisServer::start();
     let policy = hourly(5).with_block(["mallory"], Block::forever());
-    let gate = gate([policy], options(&server.url()).deadline(LATER));
+    let gate = gate([policy], options(&server.url()).with_deadline(LATER));
     until_used(&gate, "alice").await;
     let mallory = Request::new().with("user", "mallory");
     let before = gate.store().primary().stats().calls;

@@ -31,7 +31,7 @@ fn a_denial_in_any_of_several_slots_leaves_the_other_policies_uncharged() {
             for denier in names {
                 for batching in [true, false] {
                     let policies = names.map(|name| named(name, if name == denier { 1 } else { 100 }));
-                    let options = options(&cluster.url()).deadline(PATIENT).without_denial_cache();
+                    let options = options(&cluster.url()).with_deadline(PATIENT).without_denial_cache();
                     let options = if batching { options } else { options.without_batching() };
                     let gate = gate(policies, options);
                     let request = Request::new().with("user", user);
@@ -92,10 +92,10 @@ fn denied_requests_that_count_are_counted_in_every_slot() {
                 if name == denier {
                     named(name, 1)
                 } else {
-                    named(name, limits.next().unwrap()).excess(Excess::Count)
+                    named(name, limits.next().unwrap()).with_excess(Excess::Count)
                 }
             });
-            let options = options(&cluster.url()).deadline(PATIENT);
+            let options = options(&cluster.url()).with_deadline(PATIENT);
             let gate = gate(policies, options);
             gate.reset_async(&request).await.unwrap();
             assert!(gate.check_async(&request).await.is_allowed());
@@ -138,10 +138,11 @@ fn a_denial_in_one_slot_holds_although_another_does_not_answer() {
             let policies = || {
                 names.map(|name| {
                     let limit = if name == denier { 1 } else { 100 };
-                    named(name, limit).on_store_error(OnStoreError::Allow)
+                    named(name, limit).with_on_store_error(OnStoreError::Allow)
                 })
             };
-            let gate = gate(policies(), options(&cluster.url()).deadline(SILENCE).without_denial_cache());
+            let gate =
+                gate(policies(), options(&cluster.url()).with_deadline(SILENCE).without_denial_cache());
             until_used(&gate, user).await;
             gate.reset_async(&request).await.unwrap();
             assert!(gate.check_async(&request).await.is_allowed());
@@ -188,9 +189,9 @@ fn a_charge_that_no_longer_counts_is_not_refunded() {
         let user = &(0..).map(|number| format!("late-{number}")).find(is_short_first).unwrap();
         let policies = || {
             let short = Policy::new("short", Quota::new(100, WINDOW).unwrap()).unwrap();
-            [short.scope(["user"]), named("long", 1)]
+            [short.with_scope(["user"]), named("long", 1)]
         };
-        let options = || options(&cluster.url()).deadline(PATIENT).without_denial_cache();
+        let options = || options(&cluster.url()).with_deadline(PATIENT).without_denial_cache();
         let (gate, witness) = (gate(policies(), options()), gate(policies(), options()));
         let under = |policy: &'static str| Request::new().with("user", user).under(policy);
         let used = async || witness.peek_async(&under("short")).await.strictest().unwrap().used();
@@ -230,7 +231,7 @@ fn a_caller_who_gives_up_leaves_no_policy_charged_alone() {
         let request = Request::new().with("user", user);
         for silent in names {
             for batching in [true, false] {
-                let options = options(&cluster.url()).deadline(SILENCE).without_denial_cache();
+                let options = options(&cluster.url()).with_deadline(SILENCE).without_denial_cache();
                 let options = if batching { options } else { options.without_batching() };
                 let gate = gate(names.map(|name| named(name, 100)), options);
                 until_used(&gate, user).await;
@@ -260,7 +261,7 @@ fn a_caller_who_gives_up_leaves_no_policy_charged_alone() {
 fn a_hash_tag_puts_the_keys_of_a_request_in_one_slot_and_one_call() {
     on_cluster(async |cluster| {
         let policies = [named("a", 9), named("b", 9), named("c", 9)];
-        let gate = gate(policies, options(&cluster.url()).deadline(PATIENT).hash_tag("user"));
+        let gate = gate(policies, options(&cluster.url()).with_deadline(PATIENT).with_hash_tag("user"));
         let mut slots = BTreeSet::new();
         for user in ["alice", "bob", "{carol}", "dave"] {
             until_used(&gate, user).await;
@@ -317,8 +318,10 @@ fn hostile_ids_never_collide_nor_choose_their_slot() {
         ids.push(Value::from(&[0xff, 0xfe]));
         ids.push(Value::from(IpAddr::from(Ipv4Addr::new(10, 0, 0, 1))));
         ids.extend(long.iter().map(Value::from));
-        let plain = options(&cluster.url()).deadline(PATIENT);
-        for (name, options) in [("p", plain.clone()), ("h", plain.hashed_keys().key_secret("of this test"))] {
+        let plain = options(&cluster.url()).with_deadline(PATIENT);
+        for (name, options) in
+            [("p", plain.clone()), ("h", plain.hashed_keys().with_key_secret("of this test"))]
+        {
             let gate = gate([named(name, 9)], options);
             for round in [1, 2] {
                 for id in &ids {
@@ -343,8 +346,8 @@ fn hostile_ids_never_collide_nor_choose_their_slot() {
         // One tag, many slots; another secret, other slots.
         let mut spread = Vec::new();
         for secret in ["one", "two"] {
-            let options = RedisOptions::new(&cluster.url()).unwrap().deadline(LATER).hashed_keys();
-            let gate = gate([named(secret, 9)], options.key_secret(secret));
+            let options = RedisOptions::new(&cluster.url()).unwrap().with_deadline(LATER).hashed_keys();
+            let gate = gate([named(secret, 9)], options.with_key_secret(secret));
             for number in 0..30 {
                 assert!(check_cost(&gate, &format!("{{a}}{number}"), 1).await.by_store());
             }

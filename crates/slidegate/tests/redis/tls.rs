@@ -36,7 +36,7 @@ impl Secured {
     }
 
     fn options(&self, host: &str) -> RedisOptions {
-        patient(&self.url("rediss", host)).ca_certificates(self.authority.pem().into())
+        patient(&self.url("rediss", host)).with_ca_certificates(self.authority.pem().into())
     }
 }
 
@@ -56,7 +56,7 @@ fn tls(dir: &TempDir, port: u16, authority: &Authority, own: &Certificate) -> Ve
 
 /// Options of a gate whose handshakes have the time they need on a busy machine.
 fn patient(url: &str) -> RedisOptions {
-    RedisOptions::new(url).unwrap().deadline(LATER).connect_timeout(LATER)
+    RedisOptions::new(url).unwrap().with_deadline(LATER).with_connect_timeout(LATER)
 }
 
 fn own(signed: Certificate) -> ClientCertificate {
@@ -114,7 +114,7 @@ async fn a_server_of_another_authority_is_refused_and_charged_nothing() {
     let secured = Secured::start("127.0.0.1", &[]);
     let other = Authority::new("other");
     let url = secured.url("rediss", "127.0.0.1");
-    let stranger = gate([hourly(9)], patient(&url).ca_certificates(other.pem().into()));
+    let stranger = gate([hourly(9)], patient(&url).with_ca_certificates(other.pem().into()));
     is_refused(&stranger, "no trusted authority has signed the server's certificate; trust the one that has")
         .await;
     // Without a file, those that browsers trust; none of them has signed it.
@@ -131,9 +131,9 @@ async fn a_server_that_asks_for_client_certificates_takes_those_of_its_authority
     let stranger = Authority::new("stranger").sign(&["slidegate"]);
     let without = gate([hourly(9)], secured.options("127.0.0.1"));
     is_refused(&without, "the server asks for a client certificate; give one").await;
-    let wrong = gate([hourly(9)], secured.options("127.0.0.1").client_certificate(own(stranger)));
+    let wrong = gate([hourly(9)], secured.options("127.0.0.1").with_client_certificate(own(stranger)));
     is_refused(&wrong, "the server").await;
-    let right = gate([hourly(9)], secured.options("127.0.0.1").client_certificate(own(client)));
+    let right = gate([hourly(9)], secured.options("127.0.0.1").with_client_certificate(own(client)));
     let outcome = check_cost(&right, "alice", 1).await;
     assert!(outcome.by_store() && outcome.used == 1, "{}", last_failure(&right));
 }
@@ -144,8 +144,8 @@ async fn a_port_without_tls_is_distinguished_from_one_that_is_away() {
     let secured = Secured::start("127.0.0.1", &[]);
     let url = format!("rediss://{}", secured.server.address());
     // It takes our greeting for the beginning of a long command.
-    let silent = patient(&url).connect_timeout(Duration::from_millis(500));
-    let wrong = gate([hourly(9)], silent.ca_certificates(secured.authority.pem().into()));
+    let silent = patient(&url).with_connect_timeout(Duration::from_millis(500));
+    let wrong = gate([hourly(9)], silent.with_ca_certificates(secured.authority.pem().into()));
     assert_eq!(check_cost(&wrong, "alice", 1).await.source, DecisionSource::Local);
     let failure = last_failure(&wrong);
     assert!(failure.contains("cannot connect: ") && failure.contains("use its `tls-port`"), "{failure}");
@@ -163,8 +163,8 @@ async fn a_cluster_is_followed_over_tls() {
     until_true("the cluster is whole", || {
         secured.server.admin(&["CLUSTER", "INFO"]).contains("cluster_state:ok")
     });
-    let options =
-        patient(&secured.url("rediss+cluster", "127.0.0.1")).ca_certificates(secured.authority.pem().into());
+    let options = patient(&secured.url("rediss+cluster", "127.0.0.1"))
+        .with_ca_certificates(secured.authority.pem().into());
     let gate: Arc<SharedGate> = gate([named("a", 9), named("b", 9)], options);
     let outcome = check_cost(&gate, "alice", 1).await;
     assert!(outcome.by_store() && outcome.used == 1, "{}", last_failure(&gate));
@@ -184,7 +184,7 @@ async fn a_sentinel_is_asked_over_tls() {
         sentinel.admin(&["SENTINEL", "MASTER", "limits"]).lines().any(|line| line == "master")
     });
     let url = format!("rediss+sentinel://127.0.0.1:{sentinel_tls_port}/limits");
-    let gate = gate([hourly(9)], patient(&url).ca_certificates(secured.authority.pem().into()));
+    let gate = gate([hourly(9)], patient(&url).with_ca_certificates(secured.authority.pem().into()));
     // On a busy machine the first handshakes may take longer than a Sentinel is waited for.
     assert_eq!(until_used(&gate, "alice").await, [0]);
     let outcome = check_cost(&gate, "alice", 1).await;

@@ -16,7 +16,7 @@ fn runtime() -> tokio::runtime::Runtime {
 
 /// A gate of one policy, `per-user`, whose decisions have all the time they need.
 fn gate(server: &RedisServer, quota: Quota) -> SharedGate {
-    let policies = PolicySet::new([Policy::new("per-user", quota).unwrap().scope(["user"])]).unwrap();
+    let policies = PolicySet::new([Policy::new("per-user", quota).unwrap().with_scope(["user"])]).unwrap();
     let options = crate::callers::options(&server.url_as_user());
     SharedGate::redis(policies, options).unwrap()
 }
@@ -81,10 +81,10 @@ fn a_policy_is_forgotten_whole_and_no_other() {
     let server = RedisServer::start();
     server.admin(&[&["ACL", "SETUSER", USER][..], &BESIDES.split(' ').collect::<Vec<_>>()].concat());
     runtime().block_on(async {
-        let policy = |name: &str| Policy::new(name, Quota::per_hour(10)).unwrap().scope(["user"]);
+        let policy = |name: &str| Policy::new(name, Quota::per_hour(10)).unwrap().with_scope(["user"]);
         let policies = PolicySet::new([policy("a"), policy("aa"), policy("b")]).unwrap();
         let options = crate::callers::options(&server.url_as_user());
-        for options in [options.clone(), options.hash_tag("user").hashed_keys()] {
+        for options in [options.clone(), options.with_hash_tag("user").hashed_keys()] {
             let gate = SharedGate::redis(policies.clone(), options).unwrap();
             let users: Vec<_> = (0..2500).map(|user| format!("user-{user}")).collect();
             for user in &users {
@@ -111,7 +111,7 @@ fn policies_called_as_the_stores_own_keys_meet_none_of_them() {
     server.admin(&[&["ACL", "SETUSER", USER][..], &BESIDES.split(' ').collect::<Vec<_>>()].concat());
     runtime().block_on(async {
         let names = ["canary", "control", "once", "forget"];
-        let policy = |name: &str| Policy::new(name, Quota::per_hour(10)).unwrap().scope(["user"]);
+        let policy = |name: &str| Policy::new(name, Quota::per_hour(10)).unwrap().with_scope(["user"]);
         let policies = PolicySet::new(names.map(policy)).unwrap();
         let options = crate::callers::options(&server.url_as_user());
         let gate = SharedGate::redis(policies, options.without_denial_cache()).unwrap();
@@ -221,7 +221,8 @@ fn a_server_that_cannot_check_scripts_gets_plain_ones() {
     });
     runtime().block_on(async {
         let quota = Quota::per_hour(10).with_algorithm(Algorithm::FixedWindow);
-        let policies = PolicySet::new([Policy::new("per-user", quota).unwrap().scope(["user"])]).unwrap();
+        let policies =
+            PolicySet::new([Policy::new("per-user", quota).unwrap().with_scope(["user"])]).unwrap();
         let options = crate::callers::options(&server.url());
         let gate = SharedGate::redis(policies, options).unwrap();
         for _ in 0..2 {
@@ -248,17 +249,18 @@ fn a_server_that_cannot_check_scripts_gets_plain_ones() {
 fn an_id_is_that_of_one_request_and_of_no_other() {
     let server = RedisServer::start();
     runtime().block_on(async {
-        let policy = |name: &str| Policy::new(name, Quota::per_hour(10)).unwrap().scope(["user"]);
+        let policy = |name: &str| Policy::new(name, Quota::per_hour(10)).unwrap().with_scope(["user"]);
         let policies =
-            PolicySet::new([policy("all"), policy("some").when("path", Match::equals("/x"))]).unwrap();
+            PolicySet::new([policy("all"), policy("some").with_condition("path", Match::equals("/x"))])
+                .unwrap();
         let options = crate::callers::options(&server.url_as_user());
         let gate = SharedGate::redis(policies, options).unwrap();
         let request = Request::new().with("user", "alice");
         for (request, used) in [
             (request.clone(), vec![1]),
-            (request.clone().cost(3), vec![4]),
+            (request.clone().with_cost(3), vec![4]),
             (request.clone().with("path", "/x"), vec![5, 1]),
-            (request.clone().cost(3), vec![4]),
+            (request.clone().with_cost(3), vec![4]),
         ] {
             let decisions = gate.check_once_async(&request, "1").await;
             let outcome: Vec<_> = decisions.iter().map(|one| (one.source(), one.used())).collect();
@@ -270,7 +272,7 @@ fn an_id_is_that_of_one_request_and_of_no_other() {
         assert_eq!(peeked.iter().map(|one| one.used()).collect::<Vec<_>>(), [5, 1]);
 
         // What costs nothing is stored nowhere.
-        let nobody = Request::new().with("user", "nobody").cost(0);
+        let nobody = Request::new().with("user", "nobody").with_cost(0);
         assert!(gate.check_once_async(&nobody, "1").await.is_allowed());
         assert_eq!(server.admin(&["KEYS", "*nobody*"]).trim(), "");
     });
@@ -282,7 +284,8 @@ fn a_request_with_an_id_is_charged_once_and_answered_alike() {
     let server = RedisServer::start();
     let proxy = Proxy::before(server.port());
     runtime().block_on(async {
-        let policy = |name: &str, limit| Policy::new(name, Quota::per_hour(limit)).unwrap().scope(["user"]);
+        let policy =
+            |name: &str, limit| Policy::new(name, Quota::per_hour(limit)).unwrap().with_scope(["user"]);
         let policies = PolicySet::new([policy("a", 3), policy("b", 2)]).unwrap();
         let options = crate::callers::options(&proxy.url());
         let gate = SharedGate::redis(policies, options).unwrap();

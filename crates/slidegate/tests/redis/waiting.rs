@@ -16,10 +16,10 @@ fn gate(server: &RedisServer) -> Arc<SharedGate> {
     let lease = Duration::from_secs(600);
     let jobs = Policy::new("jobs", Quota::in_flight(1, lease).unwrap()).unwrap();
     let policies = [
-        jobs.scope(["user"]).counts(Counts::Requests),
-        Policy::new("tokens", Quota::per_hour(1000)).unwrap().scope(["user"]),
+        jobs.with_scope(["user"]).with_counts(Counts::Requests),
+        Policy::new("tokens", Quota::per_hour(1000)).unwrap().with_scope(["user"]),
     ];
-    let options = options(&server.url_as_user()).deadline(Duration::from_secs(10));
+    let options = options(&server.url_as_user()).with_deadline(Duration::from_secs(10));
     Arc::new(SharedGate::redis(PolicySet::new(policies).unwrap(), options).unwrap())
 }
 
@@ -47,7 +47,7 @@ async fn until_state(gate: &SharedGate, wanted: (u64, u64)) {
 async fn a_permit_goes_to_who_waits_on_the_same_instance_and_on_another() {
     let server = RedisServer::builder().start();
     let (one, other) = (gate(&server), gate(&server));
-    let request = Request::new().with("user", "alice").cost(10);
+    let request = Request::new().with("user", "alice").with_cost(10);
     for holder in [&one, &other] {
         let held = holder.reserve_async(&request).await.into_guard(holder).unwrap();
         let waits = one.acquire_reservation(&request).timeout(Duration::from_secs(60));
@@ -69,7 +69,7 @@ fn a_dropped_guard_settles_in_the_background_wherever_it_is_dropped() {
     let server = RedisServer::builder().start();
     let runtime =
         || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let request = Request::new().with("user", "alice").cost(10);
+    let request = Request::new().with("user", "alice").with_cost(10);
     let first = runtime();
     let (shared, mut guard) = first.block_on(async {
         let shared = gate(&server);

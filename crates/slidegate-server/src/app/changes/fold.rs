@@ -155,7 +155,7 @@ mod tests {
     use slidegate::{Gate, ManualClock, MemoryStore, Reason, Request};
 
     fn base() -> Base {
-        let policy = |name| Policy::new(name, Quota::per_minute(5)).unwrap().scope(["user"]);
+        let policy = |name| Policy::new(name, Quota::per_minute(5)).unwrap().with_scope(["user"]);
         let candidates = BTreeMap::from([("q".to_owned(), Quota::per_minute(2))]);
         Base { policies: PolicySet::new([policy("p"), policy("q")]).unwrap(), candidates }
     }
@@ -245,6 +245,6 @@ mod tests {
         let named: Vec<_> = folded.policies.iter().map(|one| (one.name(), one.quota().limit())).collect();
         assert_eq!(named, [("p", 5), ("q", 5), ("q.candidate", 2), ("new", 3), ("new.candidate", 1)]);
         assert_eq!(folded.keys_shown, HashMap::from([("new".to_owned(), KeysShown::Masked)]));
-        assert_eq!(folded.policies.by_name("new").unwrap().scope_attributes(), ["ip"]);
+        assert_eq!(folded.policies.by_name("new").unwrap().scope(), ["ip"]);
     }
 }

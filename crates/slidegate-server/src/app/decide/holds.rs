@@ -169,7 +169,7 @@ fn recorded_change<'c>(id: u64, change: &'c TicketChange<'_>) -> RecordedChange<
     let (kind, cost, ttl) = match change {
         TicketChange::Settle { cost, is_final: true } => ("settle", Some(cost), None),
         TicketChange::Settle { cost, is_final: false } => ("settle_so_far", Some(cost), None),
-        TicketChange::Extend(extension) => ("extend", extension.held(), extension.time()),
+        TicketChange::Extend(extension) => ("extend", extension.total(), extension.ttl()),
         TicketChange::Cancel => ("cancel", None, None),
     };
     RecordedChange { id, kind, cost, ttl }

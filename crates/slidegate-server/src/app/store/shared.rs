@@ -120,7 +120,7 @@ impl<'a> Shared<'a> {
 
     /// The `hash_tag` attribute, if configured.
     pub(crate) fn hash_tag(self) -> Option<&'a str> {
-        self.redis().options().tag_attribute()
+        self.redis().options().hash_tag()
     }
 
     /// Its URL, without secrets.

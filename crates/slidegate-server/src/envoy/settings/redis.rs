@@ -27,13 +27,13 @@ impl Redis {
     /// Applies what the URL cannot express.
     pub(crate) fn apply(self, mut options: RedisOptions) -> RedisOptions {
         if let Some(deadline) = self.deadline {
-            options = options.deadline(deadline);
+            options = options.with_deadline(deadline);
         }
         if let Some(pem) = self.ca_pem {
-            options = options.ca_certificates(pem);
+            options = options.with_ca_certificates(pem);
         }
         if let Some(certificate) = self.certificate {
-            options = options.client_certificate(certificate);
+            options = options.with_client_certificate(certificate);
         }
         options
     }

@@ -117,9 +117,9 @@ impl CallRequests {
                     batch.steps.push(requests.len());
                 }
                 begins_step = false;
-                let mut request = Request::new().verb(verb).role(role(target, settings));
+                let mut request = Request::new().with_verb(verb).with_role(role(target, settings));
                 if let Some(cost) = cost {
-                    request = request.cost(cost);
+                    request = request.with_cost(cost);
                 }
                 if (verb, cost) == (Verb::Peek, Some(0)) {
                     // A peek of 0 hits asks whether the key is over its limit; 0 hits always fit.
@@ -135,8 +135,8 @@ impl CallRequests {
                     completed.map_err(|detail| invalid(index, &detail))?;
                 }
                 if let DescriptorTarget::Limit { limit, denied_key: Some(key) } = target {
-                    let denied_hits = Request::new().with(SCOPE, key).cost(cost.unwrap_or_default());
-                    requests.push(under(denied_hits, limit).role(Role::Refusals));
+                    let denied_hits = Request::new().with(SCOPE, key).with_cost(cost.unwrap_or_default());
+                    requests.push(under(denied_hits, limit).with_role(Role::Refusals));
                     batch.descriptors.push(index);
                 }
             }
@@ -283,7 +283,7 @@ fn under_policies<'r>(
     let policies = app.policies();
     let policy = policies.applying_to(request).next();
     let algorithm = policy.map_or(quota.algorithm(), |policy| policy.quota().algorithm());
-    *request = std::mem::take(request).quota(quota.with_algorithm(algorithm));
+    *request = std::mem::take(request).with_quota(quota.with_algorithm(algorithm));
     Ok(())
 }
 
@@ -307,7 +307,7 @@ fn complete<'r>(
 fn under<'r>(request: Request<'r>, limit: &LimitMatch<'r>) -> Request<'r> {
     let request = request.under(limit.policy);
     match limit.quota {
-        Some(quota) => request.quota(quota),
+        Some(quota) => request.with_quota(quota),
         None => request,
     }
 }

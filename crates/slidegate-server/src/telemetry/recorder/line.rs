@@ -79,7 +79,7 @@ impl LineWriter<'_> {
         rest.extend_from_slice(b"\"requests\":[");
         for (at, (verb, request)) in requests.enumerate() {
             rest.extend_from_slice(if at == 0 { b"{" } else { b",{" });
-            if let Some(role) = role_name(request.own_role()) {
+            if let Some(role) = role_name(request.role()) {
                 rest.extend_from_slice(b"\"role\":\"");
                 rest.extend_from_slice(role.as_bytes());
                 rest.extend_from_slice(b"\",");
@@ -99,7 +99,7 @@ impl LineWriter<'_> {
         match request.own_cost() {
             Some(cost) => write_cost(rest, cost),
             None if reserves => rest.extend_from_slice(b"\"cost\":null"),
-            None => write_cost(rest, &Cost::from(request.asked_cost())),
+            None => write_cost(rest, &Cost::from(request.cost())),
         }
         if verb != Verb::Check {
             rest.extend_from_slice(b",\"verb\":\"");

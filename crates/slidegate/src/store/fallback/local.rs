@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn waits_for_a_store_that_is_unavailable_are_short_and_spread() {
         let policy = Policy::new("login", Quota::per_minute(5)).expect("a plain name");
-        let set = PolicySet::new([policy.on_store_error(OnStoreError::Deny)]).expect("one policy");
+        let set = PolicySet::new([policy.with_on_store_error(OnStoreError::Deny)]).expect("one policy");
         let last_known = LastKnown::default();
         let fallback = LocalDecisions { memory: MemoryStore::new(), instances: 1.into(), last_known };
         let request = Request::new();

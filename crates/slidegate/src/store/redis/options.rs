@@ -26,7 +26,7 @@ use crate::error::Error;
 /// use std::time::Duration;
 ///
 /// let options = RedisOptions::new("redis://127.0.0.1:6379")?
-///     .deadline(Duration::from_millis(20))
+///     .with_deadline(Duration::from_millis(20))
 ///     .connections(2);
 ///
 /// let error = RedisOptions::new("redis://me:secret@10.0.0.5:port").unwrap_err();
@@ -93,20 +93,20 @@ impl RedisOptions {
     /// What ids are hashed with: the same text in every instance, unknown to clients. Without one,
     /// anyone can compute which slot an id is in.
     #[must_use]
-    pub fn key_secret(self, secret: &str) -> Self {
+    pub fn with_key_secret(self, secret: &str) -> Self {
         Self { names: Names { secret: Names::secret_of(secret), ..self.names }, ..self }
     }
 
     /// Puts all keys of requests that share this attribute's value in one slot of a cluster, so
     /// that they are decided in one step. Requests without it lie wherever their keys say.
     #[must_use]
-    pub fn hash_tag(self, attribute: impl Into<String>) -> Self {
+    pub fn with_hash_tag(self, attribute: impl Into<String>) -> Self {
         Self { names: Names { hash_tag: Some(attribute.into()), ..self.names }, ..self }
     }
 
     /// The attribute of [`hash_tag`](Self::hash_tag), if there is one.
     #[must_use]
-    pub fn tag_attribute(&self) -> Option<&str> {
+    pub fn hash_tag(&self) -> Option<&str> {
         self.names.hash_tag.as_deref()
     }
 
@@ -115,7 +115,7 @@ impl RedisOptions {
     ///
     /// 1 ms to 60 s. Default: 50 ms.
     #[must_use]
-    pub fn deadline(self, deadline: Duration) -> Self {
+    pub fn with_deadline(self, deadline: Duration) -> Self {
         Self { connection: ConnectionOptions { deadline, ..self.connection }, ..self }
     }
 
@@ -124,7 +124,7 @@ impl RedisOptions {
     ///
     /// 1 ms to 60 s. Default: 250 ms.
     #[must_use]
-    pub fn connect_timeout(self, connect_timeout: Duration) -> Self {
+    pub fn with_connect_timeout(self, connect_timeout: Duration) -> Self {
         Self { connection: ConnectionOptions { connect_timeout, ..self.connection }, ..self }
     }
 
@@ -132,7 +132,7 @@ impl RedisOptions {
     ///
     /// 1 to 16. Default: 1, which many concurrent calls share well.
     #[must_use]
-    pub fn connections(self, connections: u8) -> Self {
+    pub fn with_connections(self, connections: u8) -> Self {
         Self { connection: ConnectionOptions { connections, ..self.connection }, ..self }
     }
 
@@ -149,14 +149,14 @@ impl RedisOptions {
     /// Default: the public authorities that browsers trust. A server's name is always checked
     /// as well.
     #[must_use]
-    pub fn ca_certificates(self, pem: Vec<u8>) -> Self {
+    pub fn with_ca_certificates(self, pem: Vec<u8>) -> Self {
         let ca_certificates = Some(Pem(pem));
         Self { connection: ConnectionOptions { ca_certificates, ..self.connection }, ..self }
     }
 
     /// Shows servers this certificate.
     #[must_use]
-    pub fn client_certificate(self, certificate: ClientCertificate) -> Self {
+    pub fn with_client_certificate(self, certificate: ClientCertificate) -> Self {
         let client_certificate = Some(certificate);
         Self { connection: ConnectionOptions { client_certificate, ..self.connection }, ..self }
     }
@@ -198,19 +198,19 @@ mod tests {
         let error = |options: RedisOptions| options.connection.check().unwrap_err().to_string();
         assert_eq!(options.connection.check(), Ok(()));
         assert_eq!(
-            error(options.clone().connections(0)),
+            error(options.clone().with_connections(0)),
             "redis connections is 0; give 1 to 16 for each node"
         );
         assert_eq!(
-            error(options.clone().deadline(Duration::ZERO)),
+            error(options.clone().with_deadline(Duration::ZERO)),
             "redis deadline is 0ns; give 1ms to 60s, for example 50ms"
         );
         assert_eq!(
-            error(options.clone().connect_timeout(Duration::from_secs(61))),
+            error(options.clone().with_connect_timeout(Duration::from_secs(61))),
             "redis connect timeout is 61s; give 1ms to 60s, for example 250ms"
         );
         assert_eq!(
-            error(options.ca_certificates(vec![1])),
+            error(options.with_ca_certificates(vec![1])),
             "redis has certificates but its url does not encrypt; give a url that begins with `rediss`"
         );
     }
@@ -236,7 +236,7 @@ mod tests {
         let of = |url: &str, key_pem: &[u8], key_secret| {
             let certificate_pem = b"public".to_vec();
             let key = ClientCertificate { certificate_pem, key_pem: Secret::new(key_pem.to_vec()) };
-            RedisOptions::new(url).unwrap().client_certificate(key).key_secret(key_secret)
+            RedisOptions::new(url).unwrap().with_client_certificate(key).with_key_secret(key_secret)
         };
         let options = of(url, b"hidden-key", "hidden-secret");
         let shown = format!("{options:?}");
@@ -260,12 +260,15 @@ mod tests {
         };
         assert_eq!(options(), options());
         assert_ne!(options(), RedisOptions::new("rediss://me:two@h").unwrap());
-        assert_eq!(options().key_secret("a"), options().key_secret("a"));
-        assert_ne!(options().key_secret("a"), options().key_secret("b"));
-        assert_ne!(options().key_secret("a"), options());
-        let with = |key| options().client_certificate(certificate(key));
+        assert_eq!(options().with_key_secret("a"), options().with_key_secret("a"));
+        assert_ne!(options().with_key_secret("a"), options().with_key_secret("b"));
+        assert_ne!(options().with_key_secret("a"), options());
+        let with = |key| options().with_client_certificate(certificate(key));
         assert_eq!(with(b"one"), with(b"one"));
         assert_ne!(with(b"one"), with(b"two"));
-        assert_ne!(options().ca_certificates(b"one".to_vec()), options().ca_certificates(b"two".to_vec()));
+        assert_ne!(
+            options().with_ca_certificates(b"one".to_vec()),
+            options().with_ca_certificates(b"two".to_vec())
+        );
     }
 }

@@ -100,7 +100,7 @@ fn a_late_settlement_charges_only_what_exceeds_the_hold() {
 /// Gateways that lose many tickets choose to charge only what they know.
 #[test]
 fn a_forgotten_hold_is_free_until_it_is_settled_late() {
-    let policy = Policy::new("tokens", Quota::per_minute(100)).unwrap().unsettled(Unsettled::Forget);
+    let policy = Policy::new("tokens", Quota::per_minute(100)).unwrap().with_unsettled(Unsettled::Forget);
     let bench = Bench::new([policy]);
     let ticket = bench.reserve(60, secs(30));
     bench.at(secs(30));
@@ -151,11 +151,11 @@ fn an_extension_is_decided_like_a_check_and_time_alone_is_never_denied() {
     let bench = log();
     let ticket = bench.reserve(60, secs(30));
     bench.at(secs(5));
-    let extended = bench.gate.extend_with(&ticket, Extension::new().hold(90)).unwrap();
+    let extended = bench.gate.extend_with(&ticket, Extension::new().with_total(90)).unwrap();
     assert_eq!(extended.status(), HoldStatus::Changed);
     let ticket = extended.into_ticket();
     assert_eq!(bench.usage(), (0, 90, 10));
-    let denied = bench.gate.extend_with(&ticket, Extension::new().hold(120)).unwrap();
+    let denied = bench.gate.extend_with(&ticket, Extension::new().with_total(120)).unwrap();
     assert_eq!(denied.status(), HoldStatus::Denied);
     assert_eq!(bench.usage(), (0, 90, 10));
     // Full, and yet it may go on.
@@ -176,19 +176,19 @@ fn an_extension_may_change_the_time_of_a_hold() {
     let bench = log();
     let ticket = bench.reserve(60, secs(30));
     bench.at(secs(10));
-    let longer = Extension::new().ttl(secs(300)).unwrap();
+    let longer = Extension::new().with_ttl(secs(300)).unwrap();
     let ticket = bench.gate.extend_with(&ticket, longer).unwrap().into_ticket();
     assert_eq!(ticket.until(), Some(START + secs(310)));
     bench.at(secs(309));
     let ticket = bench.gate.extend(&ticket).unwrap().into_ticket();
     assert_eq!((bench.usage(), ticket.until()), ((0, 60, 40), Some(START + secs(609))));
-    let shorter = Extension::new().hold(80).ttl(secs(1)).unwrap();
+    let shorter = Extension::new().with_total(80).with_ttl(secs(1)).unwrap();
     assert_eq!(bench.gate.extend_with(&ticket, shorter).unwrap().status(), HoldStatus::Changed);
     assert_eq!(bench.usage(), (0, 80, 20));
     bench.at(secs(310));
     assert_eq!(bench.usage(), (80, 0, 20));
     assert_eq!(
-        Extension::new().ttl(secs(7200)).unwrap_err().to_string(),
+        Extension::new().with_ttl(secs(7200)).unwrap_err().to_string(),
         "invalid ttl `2h`: must be 1ms to 1h; extend the hold, or settle it in parts, if the request takes longer"
     );
 }
@@ -198,7 +198,7 @@ fn an_extension_may_change_the_time_of_a_hold() {
 fn a_learned_estimate_is_the_percentile_of_settled_costs_and_outlives_a_reload() {
     let policy = || {
         let policy = Policy::new("tokens", Quota::per_minute(1_000_000)).unwrap();
-        policy.counts(Counts::Named("output".to_owned())).estimate(5000).learn_estimate()
+        policy.with_counts(Counts::Named("output".to_owned())).with_estimate(5000).learn_estimate()
     };
     let bench = Bench::new([policy()]);
     let held = || {
@@ -224,9 +224,9 @@ fn a_learned_estimate_is_the_percentile_of_settled_costs_and_outlives_a_reload()
     bench.gate.cancel(&ticket).unwrap();
     bench.gate.configure(PolicySet::new([policy()]).unwrap()).unwrap();
     assert_eq!(held().1, 89);
-    let other = policy().counts(Counts::Cost);
+    let other = policy().with_counts(Counts::Cost);
     bench.gate.configure(PolicySet::new([other]).unwrap()).unwrap();
-    assert_eq!(bench.gate.policies().by_name("tokens").unwrap().estimated(), Some(5000));
+    assert_eq!(bench.gate.policies().by_name("tokens").unwrap().estimate(), Some(5000));
 }
 
 /// One denied key must not leave another one extended.
@@ -236,7 +236,7 @@ fn an_extension_changes_all_keys_or_none() {
     let bench = Bench::new([tokens("wide", 1000), tokens("narrow", 100)]);
     let ticket = bench.reserve(60, secs(30));
     assert_eq!(
-        bench.gate.extend_with(&ticket, Extension::new().hold(120)).unwrap().status(),
+        bench.gate.extend_with(&ticket, Extension::new().with_total(120)).unwrap().status(),
         HoldStatus::Denied
     );
     let request = Request::new();
@@ -250,18 +250,18 @@ fn one_call_decides_rates_tokens_and_what_is_in_flight() {
     let policies = |in_flight: Option<u64>| {
         let policy = |name, quota| Policy::new(name, quota).unwrap();
         let mut all = vec![
-            policy("rpm", Quota::per_minute(60)).counts(Counts::Requests),
+            policy("rpm", Quota::per_minute(60)).with_counts(Counts::Requests),
             policy("tpm", Quota::per_minute(100_000)),
             policy("tpd", Quota::per_day(1_000_000)),
         ];
         all.extend(in_flight.map(|most| {
-            policy("in-flight", Quota::in_flight(most, secs(30)).unwrap()).counts(Counts::Requests)
+            policy("in-flight", Quota::in_flight(most, secs(30)).unwrap()).with_counts(Counts::Requests)
         }));
         all
     };
     for (in_flight, passing) in [(Some(4), 4), (None, 40)] {
         let bench = Bench::new(policies(in_flight));
-        let request = Request::new().cost(2500);
+        let request = Request::new().with_cost(2500);
         let tickets: Vec<_> = (0..50).filter_map(|_| bench.gate.reserve(&request).into_ticket()).collect();
         assert_eq!(tickets.len(), passing);
         let request = Request::new();
@@ -277,7 +277,7 @@ fn one_call_decides_rates_tokens_and_what_is_in_flight() {
 fn a_denial_costs_no_rate_and_takes_no_permit() {
     for rpm in [2, 1] {
         let bench = Bench::new([
-            Policy::new("rpm", Quota::per_minute(rpm)).unwrap().counts(Counts::Requests),
+            Policy::new("rpm", Quota::per_minute(rpm)).unwrap().with_counts(Counts::Requests),
             Policy::new("in-flight", Quota::in_flight(1, secs(30)).unwrap()).unwrap(),
         ]);
         let request = Request::new();
@@ -302,7 +302,7 @@ fn a_denial_costs_no_rate_and_takes_no_permit() {
 /// taken at its word.
 #[test]
 fn an_estimate_is_lowered_to_the_limit_and_a_stated_cost_is_not() {
-    let bench = Bench::new([Policy::new("tokens", Quota::per_minute(100)).unwrap().estimate(1024)]);
+    let bench = Bench::new([Policy::new("tokens", Quota::per_minute(100)).unwrap().with_estimate(1024)]);
     let request = Request::new();
     let ticket = bench.gate.reserve(&request).into_ticket().unwrap();
     assert_eq!(bench.usage(), (0, 100, 0));
@@ -339,7 +339,7 @@ fn windows_and_buckets_charge_what_is_settled_when_it_is_settled() {
 #[test]
 fn a_cancelled_reservation_gives_everything_back_while_it_counts() {
     let bench = Bench::new([
-        Policy::new("rpm", Quota::per_minute(60)).unwrap().counts(Counts::Requests),
+        Policy::new("rpm", Quota::per_minute(60)).unwrap().with_counts(Counts::Requests),
         Policy::new("tpm", Quota::per_minute(100)).unwrap(),
     ]);
     let usage = || {
@@ -354,7 +354,7 @@ fn a_cancelled_reservation_gives_everything_back_while_it_counts() {
         assert_eq!(usage(), [(1, 0), (0, 50)]);
     }
     bench.at(secs(61));
-    let request = Request::new().cost(1);
+    let request = Request::new().with_cost(1);
     assert!(bench.gate.check(&request).is_allowed());
     bench.gate.cancel(&second).unwrap();
     assert_eq!(usage()[0], (1, 0), "what another request charged since stays");
@@ -409,7 +409,7 @@ fn a_key_holds_at_most_1024_and_says_so() {
 #[test]
 fn a_policy_has_at_most_half_as_many_holds_as_the_store_has_keys() {
     let store = MemoryStore::builder().max_keys(100).build();
-    let policy = Policy::new("per-user", Quota::per_minute(10)).unwrap().scope(["user"]);
+    let policy = Policy::new("per-user", Quota::per_minute(10)).unwrap().with_scope(["user"]);
     let gate = Gate::with_memory(PolicySet::new([policy]).unwrap(), store);
     let reserve = |user: u32| {
         let user = user.to_string();
@@ -447,9 +447,9 @@ fn holds_outlive_a_change_of_the_limit_and_the_window() {
 /// Overrides have other windows; a settlement must read a key as it was written.
 #[test]
 fn a_settlement_is_charged_under_the_override_of_its_key() {
-    let policy = Policy::new("per-user", Quota::per_minute(10)).unwrap().scope(["user"]);
+    let policy = Policy::new("per-user", Quota::per_minute(10)).unwrap().with_scope(["user"]);
     let bench = Bench::new([policy.with_override(["alice"], Quota::per_hour(500))]);
-    let alice = Request::new().with("user", "alice").cost(400);
+    let alice = Request::new().with("user", "alice").with_cost(400);
     let ticket = bench.gate.reserve(&alice).into_ticket().unwrap();
     let settled = bench.settle(&ticket, 300);
     assert_eq!((only(&settled).limit(), only(&settled).used()), (500, 300));
@@ -460,9 +460,9 @@ fn a_settlement_is_charged_under_the_override_of_its_key() {
 /// A blocked client gets no reservation, and what it held before is settled as ever.
 #[test]
 fn a_blocked_key_reserves_nothing() {
-    let per_user = || Policy::new("per-user", Quota::per_minute(10)).unwrap().scope(["user"]);
+    let per_user = || Policy::new("per-user", Quota::per_minute(10)).unwrap().with_scope(["user"]);
     let bench = Bench::new([per_user()]);
-    let alice = Request::new().with("user", "alice").cost(4);
+    let alice = Request::new().with("user", "alice").with_cost(4);
     let ticket = bench.gate.reserve(&alice).into_ticket().unwrap();
     let blocked = per_user().with_block(["alice"], Block::forever());
     bench.gate.configure(PolicySet::new([blocked]).unwrap()).unwrap();
@@ -528,14 +528,14 @@ fn a_time_out_of_range_is_an_error() {
 fn named_costs_are_held_and_settled_where_they_count() {
     let policy = |name: &str, limit| {
         let counts = Counts::Named(name.to_owned());
-        Policy::new(name, Quota::per_minute(limit)).unwrap().counts(counts)
+        Policy::new(name, Quota::per_minute(limit)).unwrap().with_counts(counts)
     };
     let bench = Bench::new([
         policy("input", 10_000),
         policy("output", 5000),
         Policy::new("all", Quota::per_minute(20_000)).unwrap(),
     ]);
-    let request = Request::new().cost([("input", 900), ("output", 4096)]);
+    let request = Request::new().with_cost([("input", 900), ("output", 4096)]);
     let ticket = bench.gate.reserve(&request).into_ticket().unwrap();
     let usage = || {
         let request = Request::new();

@@ -10,8 +10,8 @@ use super::*;
 /// Tokens, and a permit, on a clock that stands still.
 fn gate(unsettled: Unsettled) -> Arc<Gate> {
     let policies = [
-        Policy::new("tokens", Quota::per_minute(100)).unwrap().unsettled(unsettled),
-        Policy::new("jobs", Quota::in_flight(1, secs(30)).unwrap()).unwrap().counts(Counts::Requests),
+        Policy::new("tokens", Quota::per_minute(100)).unwrap().with_unsettled(unsettled),
+        Policy::new("jobs", Quota::in_flight(1, secs(30)).unwrap()).unwrap().with_counts(Counts::Requests),
     ];
     Arc::new(Bench::new(policies).gate)
 }
@@ -25,7 +25,7 @@ fn state(gate: &Gate) -> [u64; 3] {
 }
 
 fn reserve(gate: &Arc<Gate>) -> slidegate::TicketGuard<MemoryStore> {
-    gate.reserve(&Request::new().cost(60)).into_guard(gate).unwrap()
+    gate.reserve(&Request::new().with_cost(60)).into_guard(gate).unwrap()
 }
 
 /// Streams break off at any time; what has flowed counts, and if nobody said it, what was held.
@@ -92,7 +92,7 @@ fn a_panic_and_a_cancelled_task_give_back() {
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         let mut guard = reserve(&gate);
         guard.record(7);
-        assert!(gate.peek(&Request::new().cost(100)).is_allowed(), "a handler's bug");
+        assert!(gate.peek(&Request::new().with_cost(100)).is_allowed(), "a handler's bug");
     }));
     assert!(panicked.is_err());
     assert_eq!(state(&gate), [7, 0, 0]);

@@ -122,7 +122,7 @@ struct History {
 
 impl History {
     fn new(quota: Quota, unsettled: Unsettled) -> Self {
-        let policy = Policy::new("tokens", quota).unwrap().unsettled(unsettled);
+        let policy = Policy::new("tokens", quota).unwrap().with_unsettled(unsettled);
         let mut used = Model::new(&quota);
         used.settle(START.as_micros());
         Self {
@@ -143,7 +143,7 @@ impl History {
             }
             Step::Reserve(cost, ttl) => self.reserve(cost, ttl),
             Step::Check(cost) => {
-                let request = Request::new().cost(cost);
+                let request = Request::new().with_cost(cost);
                 let fits = self.model.fits(now, cost) || cost == 0;
                 assert_eq!(self.bench.gate.check(&request).is_allowed(), fits, "check {cost}");
                 if fits {
@@ -151,7 +151,7 @@ impl History {
                 }
             }
             Step::Penalize(cost) => {
-                let request = Request::new().cost(cost);
+                let request = Request::new().with_cost(cost);
                 let charged = self.bench.gate.penalize(&request).iter().next().unwrap().cost();
                 assert_eq!(charged, self.model.used.penalize(now, cost));
             }
@@ -185,7 +185,7 @@ impl History {
     }
 
     fn configure(&mut self, quota: &Quota) {
-        let policy = Policy::new("tokens", *quota).unwrap().unsettled(self.model.unsettled);
+        let policy = Policy::new("tokens", *quota).unwrap().with_unsettled(self.model.unsettled);
         self.bench.gate.configure(PolicySet::new([policy]).unwrap()).unwrap();
         self.model.used.configure(quota);
         self.model.limit = quota.capacity();
@@ -259,7 +259,9 @@ impl History {
             return;
         }
         let extended = match cost {
-            Some(cost) => self.bench.gate.extend_with(&made.ticket, Extension::new().hold(cost)).unwrap(),
+            Some(cost) => {
+                self.bench.gate.extend_with(&made.ticket, Extension::new().with_total(cost)).unwrap()
+            }
             None => self.bench.gate.extend(&made.ticket).unwrap(),
         };
         made.ticket = extended.ticket().clone();

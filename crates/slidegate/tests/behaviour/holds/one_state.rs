@@ -57,7 +57,7 @@ fn usage(bench: &Bench) -> Vec<(u64, u64)> {
 fn history(steps: &[Step]) {
     let window = micros(WINDOW_US);
     let bench = Bench::new([
-        Policy::new("requests", Quota::new(1000, window).unwrap()).unwrap().counts(Counts::Requests),
+        Policy::new("requests", Quota::new(1000, window).unwrap()).unwrap().with_counts(Counts::Requests),
         Policy::new("tokens", Quota::new(1000, window).unwrap()).unwrap(),
     ]);
     let (mut now, mut made) = (0, Vec::<Made>::new());
@@ -70,7 +70,7 @@ fn history(steps: &[Step]) {
                 bench.at(micros(now));
             }
             Step::Reserve(cost, ttl, is_alone) => {
-                let mut request = Request::new().cost(cost);
+                let mut request = Request::new().with_cost(cost);
                 if is_alone {
                     request = request.under("requests");
                 }
@@ -138,12 +138,12 @@ proptest! {
 fn a_cancellation_after_the_last_settlement_gives_no_request_back() {
     for name in [None, Some("requests")] {
         let bench = Bench::new([
-            Policy::new("requests", Quota::per_minute(60)).unwrap().counts(Counts::Requests),
+            Policy::new("requests", Quota::per_minute(60)).unwrap().with_counts(Counts::Requests),
             Policy::new("tokens", Quota::per_minute(100_000)).unwrap(),
         ]);
         let mut passed = 0;
         for _ in 0..200 {
-            let mut request = Request::new().cost(100);
+            let mut request = Request::new().with_cost(100);
             if let Some(name) = name {
                 request = request.under(name);
             }
@@ -160,7 +160,7 @@ fn a_cancellation_after_the_last_settlement_gives_no_request_back() {
 #[test]
 fn a_cancellation_of_an_open_reservation_gives_its_request_back_once() {
     let bench = Bench::new([
-        Policy::new("requests", Quota::per_minute(2)).unwrap().counts(Counts::Requests),
+        Policy::new("requests", Quota::per_minute(2)).unwrap().with_counts(Counts::Requests),
         Policy::new("tokens", Quota::per_hour(1000)).unwrap(),
     ]);
     let first = bench.reserve(10, secs(600));
@@ -179,7 +179,7 @@ fn a_cancellation_of_an_open_reservation_gives_its_request_back_once() {
 #[test]
 fn a_ticket_with_any_changed_byte_is_unknown_or_refused_and_changes_nothing() {
     let bench = Bench::new([
-        Policy::new("requests", Quota::per_minute(10)).unwrap().counts(Counts::Requests),
+        Policy::new("requests", Quota::per_minute(10)).unwrap().with_counts(Counts::Requests),
         Policy::new("tokens", Quota::per_minute(1000)).unwrap(),
     ]);
     let text = bench.reserve(100, secs(60)).to_string();

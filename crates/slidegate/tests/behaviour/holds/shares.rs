@@ -8,7 +8,7 @@ use super::secs;
 fn gate(max_keys: usize) -> (Gate, ManualClock) {
     let clock = ManualClock::new();
     let store = MemoryStore::builder().max_keys(max_keys).clock(clock.clone()).build();
-    let scoped = |name: &str, quota| Policy::new(name, quota).unwrap().scope(["user"]);
+    let scoped = |name: &str, quota| Policy::new(name, quota).unwrap().with_scope(["user"]);
     let policies = [
         scoped("attacked", Quota::per_day(1_000_000)),
         scoped("other", Quota::per_minute(10)),

@@ -113,7 +113,7 @@ fn simulate(way: Way, demand: u64) -> (u64, u64) {
         let (flowed, ends) = (stream.flowed(now), stream.ends());
         match &mut stream.ticket {
             None => {
-                let request = Request::new().cost(flowed);
+                let request = Request::new().with_cost(flowed);
                 bench.gate.penalize(&request);
             }
             Some(ticket) if now >= ends => {

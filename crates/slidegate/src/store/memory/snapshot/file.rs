@@ -23,7 +23,7 @@ use super::{Kind, SnapshotError};
 /// # let dir = std::env::temp_dir().join(format!("slidegate-file-{}", std::process::id()));
 /// # std::fs::create_dir_all(&dir)?;
 /// # let path = dir.join("usage.snapshot");
-/// let policies = || PolicySet::new([Policy::new("per-user", Quota::per_hour(1))?.scope(["user"])]);
+/// let policies = || PolicySet::new([Policy::new("per-user", Quota::per_hour(1))?.with_scope(["user"])]);
 /// let mut file = SnapshotFile::open(&path)?;
 /// file.read()?; // finds nothing the first time
 /// let store = MemoryStore::builder().max_keys(10_000).for_snapshot(&file).build();
