@@ -17,7 +17,6 @@ use crate::decision::Decision;
 use crate::hold::{Holds, NewHold};
 use crate::quota::{Algorithm, Quota};
 use crate::store::{Outcome, all_or_none};
-use crate::stored::Checked;
 use crate::time::Timestamp;
 use crate::verb::Verb;
 
@@ -238,14 +237,14 @@ pub(super) fn number(value: &Value) -> Option<u64> {
 pub(super) struct KeyReply {
     /// The time that the key was settled to, in microseconds.
     settled: u64,
-    pub(super) state: StateReply,
+    state: StateReply,
     /// The cost that was refunded.
     refunded: u64,
     /// From a script that knows holds.
     holds: Option<Holds>,
 }
 
-pub(super) enum StateReply {
+enum StateReply {
     Log(LogReply),
     Window(SlidingWindow),
     Fixed(FixedWindow),
@@ -291,20 +290,6 @@ impl KeyReply {
     /// How many holds the key has.
     pub(super) fn open_holds(&self) -> usize {
         self.holds.as_ref().map_or(0, Holds::count)
-    }
-
-    /// What was found of a key whose value was read here.
-    pub(super) fn of_checked(quota: &Quota, checked: &Checked) -> Result<Self, Unreadable> {
-        // How many were charged and when, and then what the algorithm found.
-        let mut found = numbers(checked.numbers.as_bytes())?.split_off(2);
-        let entries = checked.entries.iter().flat_map(|(at, cost)| [*at, *cost]);
-        found.extend(entries.map(|number| Value::Int(number.cast_signed())));
-        // A denial that waits for one unit is replied without its entry.
-        if let (Algorithm::SlidingLog, [_, Value::Int(1), newest, _]) = (quota.algorithm(), found.as_slice())
-        {
-            found.extend([newest.clone(), Value::Int(1)]);
-        }
-        Self::read_numbers(quota, false, Value::Array(found))
     }
 
     pub(super) fn read(quota: &Quota, is_refunded: bool, reply: Value) -> Result<Self, Unreadable> {

@@ -3,23 +3,28 @@
 //! It reads the bytes that docs/redis-layout.md documents, without a script. A value that is not of
 //! that layout is an error that names the key.
 
+use std::time::Duration;
+
 use redis::Value;
 
 use super::PATIENCE;
-use crate::algorithm::{self, InFlight, LogReply, SlidingLog, State};
+use crate::algorithm::{
+    self, FixedWindow, InFlight, LogReply, SlidingLog, SlidingWindow, State, TokenBucket,
+};
 use crate::charge::Charge;
 use crate::hold::{Hold, Holds};
-use crate::quota::{Algorithm, Quota, QuotaFields};
+use crate::quota::{Algorithm, Quota};
 use crate::store::redis::calls::{Calls, explain};
 use crate::store::redis::names::Names;
-use crate::store::redis::reply::{KeyReply, StateReply};
 use crate::store::redis::transport::{Executed, Failure, FailureKind, ReplyBound};
-use crate::stored::{self, Requests};
-use crate::time::{Timestamp, instant};
+use crate::stored::compact;
+use crate::time::{SECOND_US, Timestamp, instant};
 use crate::usage::{KeyInspection, OpenHold};
 
+/// Bytes of a log's header.
+const HEADER: usize = 48;
 /// Bytes of the largest value: a log with the maximum number of runs, each of the maximum width.
-const LARGEST: usize = 48 + 65_535 * 13;
+const LARGEST: usize = HEADER + 65_535 * 13;
 
 /// The usage of these keys in full, in order.
 pub(crate) async fn inspect(
@@ -98,7 +103,7 @@ fn replayed(reply: &LogReply, quota: &Quota) -> SlidingLog {
     log
 }
 
-/// Reads a value as decisions do: one of another algorithm counts as no usage.
+/// Reads a value. One of another algorithm counts as no usage, as for a decision.
 pub(crate) fn read(
     bytes: &[u8],
     holds: Holds,
@@ -106,30 +111,151 @@ pub(crate) fn read(
     now: Timestamp,
     cost: u64,
 ) -> Result<KeyInspection, String> {
-    let (counted, asked) = match quota.algorithm() {
-        Algorithm::InFlight => return Ok(inspected(InFlight, holds, quota, now, cost)),
-        // A denial under this limit replies all entries.
-        Algorithm::SlidingLog => {
-            let least = QuotaFields { limit: 1, burst: None, ..quota.fields() }.quota();
-            (least.unwrap_or(*quota), Some(Requests { cost: 1, count: 1 }))
+    let algorithm = match bytes.first() {
+        None => None,
+        Some(0x11 | 0x21) => Some(Algorithm::FixedWindow),
+        Some(0x12 | 0x22) => Some(Algorithm::SlidingWindow),
+        Some(0x13) => Some(Algorithm::TokenBucket),
+        Some(0x14) => Some(Algorithm::SlidingLog),
+        Some(0x1f) => return Err("is damaged: its ring was cut off; reset the key".to_owned()),
+        Some(other) => {
+            return Err(format!(
+                "is not of layout 1 or 2: its first byte is {other}; another program writes it, or a newer slidegate does"
+            ));
         }
-        _ => (*quota, None),
     };
-    let value = Some(bytes).filter(|bytes| !bytes.is_empty());
-    let checked = stored::check(value, &counted, now.as_micros(), asked.as_slice()).map_err(|unusable| {
-        let is_damaged = unusable.message.starts_with("damaged");
-        let how =
-            if is_damaged { "reset the key" } else { "another program writes it, or a newer slidegate does" };
-        format!("is {}; {how}", unusable.message)
-    })?;
-    let reply = KeyReply::of_checked(quota, &checked)
-        .map_err(|unreadable| format!("is damaged: it reads as {}; reset the key", unreadable.0))?;
-    Ok(match reply.state {
-        StateReply::Log(log) if holds.is_empty() => inspected(log, holds, quota, now, cost),
-        StateReply::Log(log) => inspected(replayed(&log, quota), holds, quota, now, cost),
-        StateReply::Window(state) => inspected(state, holds, quota, now, cost),
-        StateReply::Fixed(state) => inspected(state, holds, quota, now, cost),
-        StateReply::Bucket(state) => inspected(state, holds, quota, now, cost),
-        StateReply::InFlight(state) => inspected(state, holds, quota, now, cost),
-    })
+    let is_ours = algorithm == Some(quota.algorithm());
+    let mut fields = Fields { bytes, at: 1 };
+    let is_compact = bytes.first().copied() == compact::tag(quota.algorithm());
+    let expect = |wide: usize| {
+        let damaged = || format!("is damaged: it has {} bytes; reset the key", bytes.len());
+        let length = if is_compact { compact::BYTES } else { wide };
+        if bytes.len() == length { Ok(()) } else { Err(damaged()) }
+    };
+    match quota.algorithm() {
+        Algorithm::SlidingLog => {
+            let log = if is_ours { log(bytes, quota, now)? } else { LogReply::default() };
+            if holds.is_empty() {
+                return Ok(inspected(log, holds, quota, now, cost));
+            }
+            Ok(inspected(replayed(&log, quota), holds, quota, now, cost))
+        }
+        Algorithm::InFlight => Ok(inspected(InFlight, holds, quota, now, cost)),
+        _ if !is_ours => Ok(match quota.algorithm() {
+            Algorithm::SlidingWindow => inspected(SlidingWindow::default(), holds, quota, now, cost),
+            Algorithm::FixedWindow => inspected(FixedWindow::default(), holds, quota, now, cost),
+            _ => inspected(TokenBucket::default(), holds, quota, now, cost),
+        }),
+        Algorithm::SlidingWindow => {
+            expect(28)?;
+            let (window, end, previous, current) = if is_compact {
+                let (window, end, counts) = fields.compact();
+                (window, end, counts >> 20, counts & ((1 << 20) - 1))
+            } else {
+                (fields.number(6), fields.number(7), fields.number(7), fields.number(7))
+            };
+            under_window(SlidingWindow::from_parts(end, previous, current), window, holds, quota, now, cost)
+        }
+        Algorithm::FixedWindow => {
+            expect(21)?;
+            let (window, end, used) = if is_compact {
+                fields.compact()
+            } else {
+                (fields.number(6), fields.number(7), fields.number(7))
+            };
+            under_window(FixedWindow::from_parts(end, used), window, holds, quota, now, cost)
+        }
+        Algorithm::TokenBucket => {
+            expect(27)?;
+            let (window, at, level, fraction) =
+                (fields.number(6), fields.number(7), fields.number(7), fields.number(6));
+            under_window(TokenBucket::from_parts(at, level, fraction), window, holds, quota, now, cost)
+        }
+    }
+}
+
+/// Reads counters whose window may differ from the quota's.
+fn under_window<S: State>(
+    mut state: S,
+    window_us: u64,
+    holds: Holds,
+    quota: &Quota,
+    now: Timestamp,
+    cost: u64,
+) -> Result<KeyInspection, String> {
+    if window_us != quota.window_us() {
+        let counted = Quota::new(quota.limit(), Duration::from_micros(window_us))
+            .map_err(|_| format!("is damaged: its window is {window_us} us; reset the key"))?
+            .with_algorithm(quota.algorithm())
+            .with_burst(quota.burst());
+        let settled = state.settle(&counted, now.as_micros());
+        state.adopt(&counted, quota, settled);
+    }
+    Ok(inspected(state, holds, quota, now, cost))
+}
+
+/// Reads the runs of a log that still count.
+fn log(bytes: &[u8], quota: &Quota, now: Timestamp) -> Result<LogReply, String> {
+    let damaged = |what: &str| format!("is damaged: {what}; reset the key");
+    if bytes.len() < HEADER {
+        return Err(damaged(&format!("it has {} bytes", bytes.len())));
+    }
+    let mut fields = Fields { bytes, at: 2 };
+    let (used, newest, _oldest) = (fields.number(7), fields.number(7), fields.number(7));
+    let widths = fields.size(1);
+    let (stamp_bytes, cost_bytes) = (widths / 16, widths % 16);
+    let (head, len, room) = (fields.size(2), fields.size(2), fields.size(2));
+    let (newest_cost, shift) = (fields.number(7), fields.number(6));
+    let run_bytes = stamp_bytes + cost_bytes;
+    if !matches!(stamp_bytes, 4 | 6) || cost_bytes > 7 {
+        return Err(damaged(&format!("its widths are {stamp_bytes} and {cost_bytes}")));
+    }
+    if bytes.len() != HEADER + room * run_bytes || len > room || head >= room.max(1) {
+        return Err(damaged("its ring is cut off"));
+    }
+    let span = 1u64 << (8 * stamp_bytes);
+    let mut runs = Vec::with_capacity(len + 1);
+    for place in 0..len {
+        fields.at = HEADER + (head + place) % room * run_bytes;
+        let low = fields.number(stamp_bytes);
+        let cost = if cost_bytes == 0 { 1 } else { fields.number(cost_bytes) };
+        let back = (newest + shift).wrapping_sub(low) % span;
+        runs.push((newest.saturating_sub(back), cost));
+    }
+    runs.push((newest, newest_cost));
+    // In `u128`, because costs of 7 bytes that another program wrote may overflow.
+    if runs.iter().map(|(_, cost)| u128::from(*cost)).sum::<u128>() != u128::from(used) && used > 0 {
+        return Err(damaged("the sum of its runs is not its usage"));
+    }
+    runs.retain(|(stamp, cost)| *cost > 0 && used > 0 && stamp + quota.window_us() > now.as_micros());
+    let (Some((oldest, _)), Some((newest, _))) = (runs.first().copied(), runs.last().copied()) else {
+        return Ok(LogReply::default());
+    };
+    let used = runs.iter().map(|(_, cost)| cost).sum();
+    Ok(LogReply::new(used, newest, oldest, runs))
+}
+
+/// Reads little-endian numbers one after the other. The bytes must be long enough.
+struct Fields<'b> {
+    bytes: &'b [u8],
+    at: usize,
+}
+
+impl Fields<'_> {
+    fn number(&mut self, width: usize) -> u64 {
+        let bytes = &self.bytes[self.at..self.at + width];
+        self.at += width;
+        bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+    }
+
+    /// The window, the end and the counts of a compact value, after its first byte.
+    fn compact(&mut self) -> (u64, u64, u64) {
+        let (code, end_s) = (self.number(2), self.number(4));
+        (compact::window_us(code), end_s * SECOND_US, self.number(5))
+    }
+
+    /// A number of at most 2 bytes.
+    fn size(&mut self, width: usize) -> usize {
+        usize::try_from(self.number(width)).unwrap_or(usize::MAX)
+    }
 }

@@ -11,9 +11,9 @@ use crate::store::shared::Undecided;
 
 /// The subjects of a request that are in one slot, and their positions in the request.
 #[derive(Debug, Clone)]
-pub(in crate::store::redis) struct SlotPart {
-    pub(in crate::store::redis) subjects: Subjects,
-    pub(in crate::store::redis) positions: SmallVec<[usize; 2]>,
+pub(crate) struct SlotPart {
+    pub(crate) subjects: Subjects,
+    pub(crate) positions: SmallVec<[usize; 2]>,
 }
 
 impl From<Failure> for Undecided {
@@ -173,7 +173,7 @@ fn complete(answers: Known, denied: bool, failure: Option<Failure>) -> Result<An
     })
 }
 
-pub(in crate::store::redis) fn ended() -> Failure {
+pub(crate) fn ended() -> Failure {
     Failure::without_node(
         Executed::Maybe,
         FailureKind::ConnectionLost,
