@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use cpu_time::ThreadTime;
-use slidegate::{Gate, MemoryStore, Policy, PolicySet, Quota, Request, Ticket};
+use slidegate::{Gate, MemoryStore, Policy, PolicySet, Quota, Request, reserve::Ticket};
 
 use crate::keys::KeyText;
 use crate::options::Options;

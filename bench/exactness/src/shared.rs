@@ -9,10 +9,7 @@ use std::time::{Duration, Instant};
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use slidegate::{
-    DecisionSource, FallbackStore, Gate, OnStoreError, Policy, PolicySet, Quota, RedisOptions, RedisStore,
-    Request,
-};
+use slidegate::{DecisionSource, Gate, OnStoreError, Policy, PolicySet, Quota, RedisOptions, Request, redis::{FallbackStore, RedisStore}};
 use slidegate_testkit::redis::{RedisCluster, RedisServer};
 use slidegate_testkit::window_checker::{Admission, greatest_in_one_window};
 

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use slidegate::{Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, Ticket};
+use slidegate::{Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, reserve::Ticket};
 use tokio::task::JoinSet;
 
 use crate::Failed;

@@ -11,10 +11,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 
 use serde::Serialize;
-use slidegate::{
-    Algorithm, Cost, Counts, Decisions, Gate, OwnedValue, Policy, PolicyDecision, PolicySet, Request,
-    Settlement, Ticket, Timestamp, Verb,
-};
+use slidegate::{Algorithm, Cost, Counts, Decisions, Gate, OwnedValue, Policy, PolicyDecision, PolicySet, Request, Timestamp, Verb, reserve::{Settlement, Ticket}};
 
 use crate::batch::BatchEntry;
 use crate::call::{ChangeKind, RecordedChange, RecordedReservation};

@@ -6,7 +6,7 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use slidegate::{Decisions, Gate, MemoryStats, PolicySet, Request, Timestamp};
+use slidegate::{Decisions, Gate, PolicySet, Request, Timestamp, store::MemoryStats};
 
 use crate::batch::{BatchEntry, EntryBatch};
 use crate::call::is_counted;

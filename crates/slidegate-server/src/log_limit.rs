@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use slidegate::client_addr::{self, Ipv6Prefix};
-use slidegate::{Limiter, MemoryStore, MemoryStoreBuilder, Quota};
+use slidegate::{Limiter, MemoryStore, Quota, store::MemoryStoreBuilder};
 
 /// Minimum interval between lines of one call site about one client: short enough to see that a
 /// problem continues.

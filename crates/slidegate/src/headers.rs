@@ -15,7 +15,6 @@ use crate::decision::Decision;
 use crate::gate::{Decisions, Settlement};
 use crate::quota::Quota;
 use crate::request::CostUnit;
-use crate::time::secs_ceil;
 
 #[cfg(feature = "tower")]
 mod buffer;
@@ -27,6 +26,7 @@ mod write;
 
 #[cfg(feature = "tower")]
 pub(crate) use buffer::FieldBuffer;
+pub use crate::time::{millis_ceil, secs_ceil};
 pub use problem::{Problem, problem_json};
 pub use style::{Draft, XRateLimit};
 use unit_field::Dialect;

@@ -14,20 +14,21 @@
 //! is the default.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 /// The README's examples, run with the doctests.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
+#[doc = include_str!("../README.md")]
 mod readme {}
 
 /// The examples of docs/embedding.md, run with the doctests.
-#[cfg(all(doctest, feature = "axum", feature = "wait"))]
-#[doc = include_str!("../../../docs/embedding.md")]
+#[cfg(all(doctest, feature = "axum", feature = "redis", feature = "wait"))]
+#[doc = include_str!("../docs/embedding.md")]
 mod embedding {}
 
 /// The examples of docs/reserve.md, run with the doctests.
 #[cfg(all(doctest, feature = "axum", feature = "wait"))]
-#[doc = include_str!("../../../docs/reserve.md")]
+#[doc = include_str!("../docs/reserve.md")]
 mod reserving {}
 
 pub mod client_addr;
@@ -72,16 +73,11 @@ pub use block::Block;
 pub use charge::{Excess, OnStoreError};
 pub use decision::{Decision, DecisionSource, Reason, Verdict};
 pub use error::Error;
-#[cfg(feature = "redis")]
-pub use gate::PendingStats;
+#[cfg(feature = "wait")]
+pub use gate::GateAcquire;
 #[cfg(feature = "redis")]
 pub use gate::SharedGate;
-#[cfg(feature = "wait")]
-pub use gate::{AcquireReservation, GateAcquire};
-pub use gate::{
-    Decisions, Extension, Gate, PolicyDecision, Reserved, SettledCost, SettledKey, Settlement, TicketGuard,
-};
-pub use hold::{HoldOptions, HoldStatus, Unsettled};
+pub use gate::{Decisions, Gate, PolicyDecision};
 pub use key::Key;
 pub use limiter::Limiter;
 pub use policy::{Match, Policy, PolicySet};
@@ -89,15 +85,32 @@ pub use quota::{Algorithm, Quota, format_window, parse_window};
 pub use request::{Cost, CostUnit, Counts, OwnedValue, Request, Value};
 pub use request_path::normalized_path;
 pub use secret::Secret;
+pub use store::memory::MemoryStore;
 #[cfg(feature = "redis")]
-pub use store::fallback::FallbackStore;
-pub use store::memory::snapshot::{InMemory, RestoredSnapshot, SavedSnapshot, SnapshotError, SnapshotFile};
-pub use store::memory::{MemoryEstimate, MemoryStats, MemoryStore, MemoryStoreBuilder};
-#[cfg(feature = "redis")]
-pub use store::redis::{ClientCertificate, FailureKind, RedisOptions, RedisStore, StoreFailure};
-pub use ticket::{Ticket, TicketHold};
-pub use time::{Clock, ManualClock, SystemClock, Timestamp, millis_ceil, secs_ceil};
-pub use usage::{KeyUse, OpenHold, RecordedCharge, UsageForecast};
+pub use store::redis::RedisOptions;
+pub use time::{Clock, ManualClock, SystemClock, Timestamp};
 pub use verb::{Role, Verb};
 #[cfg(feature = "wait")]
 pub use waiting::{Acquire, MaxWaiting, NotAcquired, NotAcquiredKind};
+
+/// Reservations: cost that is held until it is known. [`Gate::reserve`] makes one.
+pub mod reserve {
+    #[cfg(feature = "wait")]
+    pub use crate::gate::AcquireReservation;
+    #[cfg(feature = "redis")]
+    pub use crate::gate::PendingStats;
+    pub use crate::gate::{Extension, Reserved, SettledCost, SettledKey, Settlement, TicketGuard};
+    pub use crate::hold::{HoldOptions, HoldStatus, Unsettled};
+    pub use crate::ticket::{Ticket, TicketHold};
+}
+
+/// Limits that instances share through Redis, and what is known of its servers. [`SharedGate`] is a
+/// gate over it.
+#[cfg(feature = "redis")]
+pub mod redis {
+    pub use crate::store::fallback::{FallbackStats, FallbackStore};
+    pub use crate::store::redis::{
+        BreakerState, ClientCertificate, ClockJumps, ControlDocument, ControlDocumentId, FailureKind,
+        NodeState, RedisStats, RedisStore, StoreErrors, StoreFailure,
+    };
+}

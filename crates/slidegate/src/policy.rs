@@ -259,7 +259,7 @@ impl Policy {
     }
 
     /// What happens to holds that expire unsettled, unless
-    /// [`HoldOptions::unsettled`](crate::HoldOptions::unsettled) says otherwise where the policy says
+    /// [`HoldOptions::unsettled`](crate::reserve::HoldOptions::unsettled) says otherwise where the policy says
     /// nothing.
     #[must_use]
     pub fn unsettled(&self) -> Unsettled {

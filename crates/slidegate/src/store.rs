@@ -6,14 +6,14 @@
 //! | store | trait | methods of its gate |
 //! |---|---|---|
 //! | [`MemoryStore`](crate::MemoryStore) | [`LocalStore`] | [`check`](crate::Gate::check) and others return their result, [`check_async`](crate::Gate::check_async) and others a future |
-//! | [`FallbackStore`](crate::FallbackStore) over [`RedisStore`](crate::RedisStore) | [`Store`] | return a future |
-//! | [`RedisStore`](crate::RedisStore) | [`SharedStore`]: its calls can fail | - |
+//! | [`FallbackStore`](crate::redis::FallbackStore) over [`RedisStore`](crate::redis::RedisStore) | [`Store`] | return a future |
+//! | [`RedisStore`](crate::redis::RedisStore) | [`SharedStore`]: its calls can fail | - |
 //!
 //! To write another store, implement [`LocalStore`] if it decides at once, and [`Store`] if it has to
 //! be awaited. [`KeyState`] computes the decisions on one key by the same code as the other stores,
 //! [`decide`] applies them to all keys of a call or to none, and [`IdempotencyCache`] answers
 //! repeated checks. If calls of the store can fail, implement [`SharedStore`] (feature `redis`) and
-//! wrap it in a [`FallbackStore`](crate::FallbackStore). The example `custom_store` is a complete
+//! wrap it in a [`FallbackStore`](crate::redis::FallbackStore). The example `custom_store` is a complete
 //! store of some sixty lines.
 
 use std::fmt;
@@ -56,13 +56,9 @@ pub use crate::policy_reset::{PolicyReset, ResetCursor, ScannedKeys};
 #[cfg(feature = "redis")]
 use crate::store::redis::StoreFailure;
 pub use crate::ticket::TicketSecret;
-pub use crate::usage::KeyInspection;
-#[cfg(feature = "redis")]
-pub use fallback::FallbackStats;
-#[cfg(feature = "redis")]
-pub use redis::{
-    BreakerState, ClockJumps, ControlDocument, ControlDocumentId, NodeState, RedisStats, StoreErrors,
-};
+pub use crate::usage::{KeyInspection, KeyUse, OpenHold, RecordedCharge, UsageForecast};
+pub use memory::snapshot::{InMemory, RestoredSnapshot, SavedSnapshot, SnapshotError, SnapshotFile};
+pub use memory::{MemoryEstimate, MemoryStats, MemoryStoreBuilder};
 
 /// A store that a [`Gate`](crate::Gate) can decide with. A [`LocalStore`] is one.
 pub trait Store: fmt::Debug + Send + Sync {

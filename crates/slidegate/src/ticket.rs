@@ -24,12 +24,12 @@ use crate::time::{Timestamp, micros};
 ///
 /// Its text is opaque and at most [`MAX_TEXT`](Self::MAX_TEXT) bytes, and mostly below 200. It holds
 /// the names of the policies, and their keys as the store knows them, under a seal of the store: one
-/// that is made up or changed is [`Unknown`](crate::HoldStatus::Unknown). It grants nothing but to
+/// that is made up or changed is [`Unknown`](crate::reserve::HoldStatus::Unknown). It grants nothing but to
 /// end or extend its own reservation. A ticket that is dropped is charged by its time, see
 /// [`Unsettled`]. Of a request that no policy limits, it holds nothing, and settling it does nothing.
 ///
 /// ```
-/// use slidegate::{Gate, Policy, PolicySet, Quota, Request, Ticket};
+/// use slidegate::{Gate, Policy, PolicySet, Quota, Request, reserve::Ticket};
 ///
 /// let tokens = Policy::new("tokens", Quota::per_minute(1000))?.with_scope(["user"]);
 /// let gate = Gate::new(PolicySet::new([tokens])?);
@@ -230,7 +230,7 @@ impl Ticket {
         self.queues.0.get(place.nth).copied()
     }
 
-    /// The id of its holds, as [`OpenHold::id`](crate::OpenHold::id) has it.
+    /// The id of its holds, as [`OpenHold::id`](crate::store::OpenHold::id) has it.
     #[must_use]
     pub fn id(&self) -> u64 {
         number(&self.bytes[ID..MADE])
@@ -277,7 +277,7 @@ impl Ticket {
     }
 
     /// What it holds under each policy, in their order, as far as it knows: a settlement returns a
-    /// [newer one](crate::Settlement::ticket).
+    /// [newer one](crate::reserve::Settlement::ticket).
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};

@@ -109,8 +109,8 @@ pub(crate) fn micros(span: Duration) -> u64 {
 /// ```
 /// use std::time::Duration;
 ///
-/// assert_eq!(slidegate::secs_ceil(Duration::from_millis(1001)), 2);
-/// assert_eq!(slidegate::secs_ceil(Duration::ZERO), 0);
+/// assert_eq!(slidegate::headers::secs_ceil(Duration::from_millis(1001)), 2);
+/// assert_eq!(slidegate::headers::secs_ceil(Duration::ZERO), 0);
 /// ```
 #[must_use]
 pub fn secs_ceil(span: Duration) -> u64 {
@@ -123,8 +123,8 @@ pub fn secs_ceil(span: Duration) -> u64 {
 /// ```
 /// use std::time::Duration;
 ///
-/// assert_eq!(slidegate::millis_ceil(Duration::from_micros(1)), 1);
-/// assert_eq!(slidegate::millis_ceil(Duration::ZERO), 0);
+/// assert_eq!(slidegate::headers::millis_ceil(Duration::from_micros(1)), 1);
+/// assert_eq!(slidegate::headers::millis_ceil(Duration::ZERO), 0);
 /// ```
 #[must_use]
 pub fn millis_ceil(span: Duration) -> u64 {

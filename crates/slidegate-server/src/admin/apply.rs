@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
-use slidegate::{Algorithm, Policy, PolicySet, Quota, millis_ceil};
+use slidegate::{Algorithm, Policy, PolicySet, Quota, headers::millis_ceil};
 
 use super::reply::audit;
 use super::state::Admin;

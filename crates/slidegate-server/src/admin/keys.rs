@@ -10,10 +10,7 @@ use axum::http::{Request as HttpRequest, StatusCode, Uri};
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use slidegate::{
-    Algorithm, DecisionSource, KeyUse, Policy, PolicySet, Quota, Reason, RecordedCharge, Request, Verb,
-    millis_ceil, parse_window,
-};
+use slidegate::{Algorithm, DecisionSource, Policy, PolicySet, Quota, Reason, Request, Verb, parse_window, store::{KeyUse, RecordedCharge}, headers::millis_ceil};
 
 use super::apply::unknown;
 use super::reply::{InPath, audit, body};

@@ -9,7 +9,7 @@ use axum::response::Response;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
-use slidegate::{Algorithm, CostUnit, Policy, PolicySet, Quota, millis_ceil};
+use slidegate::{Algorithm, CostUnit, Policy, PolicySet, Quota, headers::millis_ceil};
 
 use super::added;
 use super::apply::{in_words, numbers, put_in_force, unknown};

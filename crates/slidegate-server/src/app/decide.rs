@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use futures_util::future::join_all;
-use slidegate::{Decisions, Error, PolicySet, Request, Ticket, Timestamp, Verb};
+use slidegate::{Decisions, Error, PolicySet, Request, Timestamp, Verb, reserve::Ticket};
 
 use super::open_reservations::OpenReservations;
 use super::shadow::{CandidateCharge, Shadows};

@@ -34,7 +34,7 @@ use crate::service_manager::ServiceManager;
 use crate::shutdown::{DRAIN_DELAY, Signals};
 use crate::{dashboard, telemetry};
 use clap::Args;
-use slidegate::RedisStore;
+use slidegate::redis::RedisStore;
 
 #[derive(Debug, Args)]
 pub(super) struct ServeArgs {

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use slidegate::client_addr::Ipv6Prefix;
-use slidegate::{Algorithm, CostUnit, Counts, Excess, OnStoreError, Policy, PolicySet, Quota, Unsettled};
+use slidegate::{Algorithm, CostUnit, Counts, Excess, OnStoreError, Policy, PolicySet, Quota, reserve::Unsettled};
 
 use super::condition::{self, Condition};
 use super::observe::KeysShown;
@@ -293,7 +293,7 @@ fn check_name(name: &str, has_candidate: bool, section: &Section<'_>) {
 mod tests {
     use std::time::Duration;
 
-    use slidegate::{Algorithm, CostUnit, Counts, Excess, Unsettled};
+    use slidegate::{Algorithm, CostUnit, Counts, Excess, reserve::Unsettled};
 
     use crate::config::tests::policy;
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::yaml::Node;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate::{ClientCertificate, FallbackStore, Gate, PolicySet, RedisOptions, RedisStore, Secret};
+use slidegate::{Gate, PolicySet, RedisOptions, Secret, redis::{ClientCertificate, FallbackStore, RedisStore}};
 
 use super::environment::URL_VARIABLE;
 use super::memory::Memory;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use slidegate::{Algorithm, Excess, Quota, Unsettled};
+use slidegate::{Algorithm, Excess, Quota, reserve::Unsettled};
 
 /// Largest estimate: that of a limit.
 const MAX_ESTIMATE: u64 = u32::MAX as u64;

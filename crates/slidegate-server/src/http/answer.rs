@@ -2,9 +2,7 @@
 
 use serde::{Serialize, Serializer};
 use slidegate::headers::Problem;
-use slidegate::{
-    Decision, Decisions, HoldStatus, PolicyDecision, Reason, Request, Settlement, Ticket, millis_ceil,
-};
+use slidegate::{Decision, Decisions, PolicyDecision, Reason, Request, reserve::{HoldStatus, Settlement, Ticket}, headers::millis_ceil};
 
 use crate::app::explanation;
 use crate::app::ticket_change::Changed;

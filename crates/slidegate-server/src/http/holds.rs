@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Request as HttpRequest, Sta
 use axum::response::Response as HttpResponse;
 use axum::routing::{MethodRouter, post};
 use serde::Deserialize;
-use slidegate::{Error, Extension, HoldOptions, HoldStatus, Settlement, Ticket, secs_ceil};
+use slidegate::{Error, reserve::{Extension, HoldOptions, HoldStatus, Settlement, Ticket}, headers::secs_ceil};
 
 use super::answer::{self, ReservationRequest};
 use super::cost::Cost;

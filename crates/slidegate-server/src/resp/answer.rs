@@ -1,6 +1,6 @@
 //! Decisions as replies: of one policy, or of all that apply.
 
-use slidegate::{Decision, Decisions, Error, PolicyDecision, PolicySet, Reason, millis_ceil};
+use slidegate::{Decision, Decisions, Error, PolicyDecision, PolicySet, Reason, headers::millis_ceil};
 
 use super::reply::Reply;
 use crate::app::explanation;

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use slidegate::{HoldOptions, Request, SettledKey, Settlement, Ticket, Timestamp};
+use slidegate::{Request, Timestamp, reserve::{HoldOptions, SettledKey, Settlement, Ticket}};
 
 use super::answer;
 use super::reply::Reply;

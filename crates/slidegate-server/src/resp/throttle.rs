@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slidegate::{Algorithm, Decisions, Quota, secs_ceil};
+use slidegate::{Algorithm, Decisions, Quota, headers::secs_ceil};
 
 use super::answer;
 use super::error::{CommandError, parse_integer};

@@ -14,10 +14,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use axum::http::HeaderMap;
-use slidegate::{
-    Clock, DecisionSource, Decisions, Policy, PolicyDecision, PolicySet, Request, Role, SettledCost,
-    SystemClock, Ticket, Timestamp, Verb,
-};
+use slidegate::{Clock, DecisionSource, Decisions, Policy, PolicyDecision, PolicySet, Request, Role, SystemClock, Timestamp, Verb, reserve::{SettledCost, Ticket}};
 use tokio::sync::Semaphore;
 
 use super::VERBS;

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use slidegate::{Decision, DecisionSource, HoldStatus, Policy, PolicySet, Verb};
+use slidegate::{Decision, DecisionSource, Policy, PolicySet, Verb, reserve::HoldStatus};
 
 use super::per_thread::{PerThread, copies_wanted};
 use super::settled_shares::SettledShares;

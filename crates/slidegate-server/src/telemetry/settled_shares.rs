@@ -3,7 +3,7 @@
 use std::array::from_fn;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use slidegate::SettledCost;
+use slidegate::reserve::SettledCost;
 
 use super::histogram::Reading;
 

@@ -16,7 +16,7 @@ use opentelemetry::trace::{
 use opentelemetry::{Array, Context, KeyValue, StringValue, Value};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
-use slidegate::{Decisions, PolicyDecision, Timestamp, Verb, millis_ceil};
+use slidegate::{Decisions, PolicyDecision, Timestamp, Verb, headers::millis_ceil};
 
 use crate::app::explanation;
 use crate::caller::{Caller, Protocol};

@@ -63,7 +63,7 @@ impl<'r> Deref for Reserved<'r> {
 /// What a reservation holds from now on, and for how long.
 ///
 /// ```
-/// use slidegate::{Extension, Gate, Policy, PolicySet, Quota, Request};
+/// use slidegate::{Gate, Policy, PolicySet, Quota, Request, reserve::Extension};
 /// use std::time::Duration;
 ///
 /// let gate = Gate::new(PolicySet::new([Policy::new("tokens", Quota::per_minute(1000))?])?);
@@ -231,7 +231,7 @@ impl Gate {
     /// meet on a key hold the larger of their costs there, not the sum.
     ///
     /// ```
-    /// use slidegate::{Gate, HoldOptions, Policy, PolicySet, Quota, Request, Unsettled};
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, reserve::{HoldOptions, Unsettled}};
     ///
     /// let gate = Gate::new(PolicySet::new([
     ///     Policy::new("per-user", Quota::per_minute(1000))?.with_scope(["user"]),

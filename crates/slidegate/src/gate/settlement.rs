@@ -96,7 +96,7 @@ impl<'s> SettledKey<'s> {
     /// after other changes, and under policies that limit what is in flight.
     ///
     /// ```
-    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, SettledCost};
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, reserve::SettledCost};
     ///
     /// let gate = Gate::new(PolicySet::new([Policy::new("tokens", Quota::per_minute(1000))?])?);
     /// let ticket = gate.reserve(&Request::new().with_cost(400)).into_ticket().unwrap();

@@ -112,7 +112,7 @@ impl<S: InMemory> Gate<S> {
     }
 
     /// Restores the usage in a snapshot that was [read](SnapshotFile::read), older by the time since
-    /// it was written. The store must be [built for it](crate::MemoryStoreBuilder::for_snapshot).
+    /// it was written. The store must be [built for it](crate::store::MemoryStoreBuilder::for_snapshot).
     /// `None` if there is no snapshot.
     ///
     /// Keys belong to a policy by its name and scope. A changed limit or window applies to them as

@@ -21,7 +21,7 @@ use crate::ticket::Ticket;
 /// - Dropped after [`record`](Self::record) or [`settle_so_far`](Self::settle_so_far), it is settled
 ///   to that cost: for streams, which cost what has flowed until they break off.
 /// - Dropped otherwise, it ends as its time would end it, but now: charged in full, or
-///   [forgotten](crate::Unsettled::Forget) if its policy says so. Permits are given back in any
+///   [forgotten](crate::reserve::Unsettled::Forget) if its policy says so. Permits are given back in any
 ///   case.
 ///
 /// A gate in memory does that before the guard is gone. A shared gate hands it to a task of the

@@ -12,7 +12,7 @@ use crate::request::Cost;
 ///
 /// Whatever it is, the reservation is settled when the response body has ended, failed, or been
 /// dropped because the client disconnected. If no cost was found by then, it is settled to what was
-/// held, or forgotten if the policy [says so](crate::Unsettled::Forget).
+/// held, or forgotten if the policy [says so](crate::reserve::Unsettled::Forget).
 ///
 /// ```
 /// use slidegate::layer::Settle;

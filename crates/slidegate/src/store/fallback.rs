@@ -33,7 +33,7 @@ mod local;
 /// of this process. That is kept for 65,536 keys, until nothing of the key counts any more.
 ///
 /// ```no_run
-/// use slidegate::{FallbackStore, Gate, Policy, PolicySet, Quota, RedisOptions, RedisStore};
+/// use slidegate::{Gate, Policy, PolicySet, Quota, RedisOptions, redis::{FallbackStore, RedisStore}};
 ///
 /// let policies = PolicySet::new([Policy::new("per-user", Quota::per_minute(100))?.with_scope(["user"])])?;
 /// let redis = RedisStore::new(RedisOptions::new("redis://127.0.0.1:6379")?)?;

@@ -64,10 +64,10 @@ use transport::{Failure, LastFailure, ReplyBound, Transport, slot};
 /// Usage in Redis, Redis Cluster or a master found through Sentinel, shared by many instances.
 ///
 /// It connects on first use. Calls can fail, so a gate needs it within a
-/// [`FallbackStore`](crate::FallbackStore). Requires a tokio runtime.
+/// [`FallbackStore`](crate::redis::FallbackStore). Requires a tokio runtime.
 ///
 /// ```no_run
-/// use slidegate::{FallbackStore, Gate, Policy, PolicySet, Quota, RedisOptions, RedisStore, Request};
+/// use slidegate::{Gate, Policy, PolicySet, Quota, RedisOptions, Request, redis::{FallbackStore, RedisStore}};
 ///
 /// # async fn run() -> Result<(), slidegate::Error> {
 /// let store = RedisStore::new(RedisOptions::new("redis://127.0.0.1:6379")?)?;
@@ -287,7 +287,7 @@ impl RedisStore {
     /// How many instances share the store, this one included: those that have called this within
     /// the last ten seconds of the server's clock. 1000 stands for any larger number. Call it from
     /// a timer, every [`COUNT_INTERVAL`](Self::COUNT_INTERVAL), and give the number to
-    /// [`FallbackStore::share_among`](crate::FallbackStore::share_among).
+    /// [`FallbackStore::share_among`](crate::redis::FallbackStore::share_among).
     ///
     /// # Errors
     /// If the store did not reply, or holds a table that slidegate did not write.

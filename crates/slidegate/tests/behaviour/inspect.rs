@@ -3,9 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use slidegate::{
-    Algorithm, Gate, KeyUse, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp,
-};
+use slidegate::{Algorithm, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp, store::KeyUse};
 
 const START: Timestamp = Timestamp::from_secs(1_000_000_020);
 

@@ -3,10 +3,7 @@
 
 use std::time::Duration;
 
-use slidegate::{
-    Algorithm, Excess, Gate, Limiter, ManualClock, MemoryStats, MemoryStore, Policy, PolicySet, Quota,
-    Request, Verb,
-};
+use slidegate::{Algorithm, Excess, Gate, Limiter, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Verb, store::MemoryStats};
 
 use crate::counting;
 

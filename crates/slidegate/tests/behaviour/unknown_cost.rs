@@ -52,7 +52,7 @@ fn a_settlement_or_extension_with_a_misspelt_cost_is_an_error_and_changes_nothin
     let ticket = gate.reserve(&Request::new().with_cost([("output", 4096)])).into_ticket().unwrap();
     assert_eq!(gate.settle(&ticket, [("ouput", 120)]).unwrap_err().to_string(), UNKNOWN);
     assert_eq!(gate.settle_so_far(&ticket, [("ouput", 120)]).unwrap_err().to_string(), UNKNOWN);
-    let extension = slidegate::Extension::new().with_total([("ouput", 1)]);
+    let extension = slidegate::reserve::Extension::new().with_total([("ouput", 1)]);
     assert!(gate.extend_with(&ticket, extension).unwrap_err().is_unknown_cost());
     let held = |gate: &Gate| gate.peek(&Request::new()).iter().map(|one| (one.used(), one.held())).next();
     assert_eq!(held(&gate), Some((0, 4096)));

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use proptest::test_runner::{Config, TestRunner};
-use slidegate::store::BreakerState;
-use slidegate::{DecisionSource, FailureKind, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate};
+use slidegate::redis::BreakerState;
+use slidegate::{DecisionSource, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, redis::FailureKind};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 

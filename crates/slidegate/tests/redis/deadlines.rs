@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use slidegate::{DecisionSource, FailureKind, Policy, Request, SharedGate, Verb};
+use slidegate::{DecisionSource, Policy, Request, SharedGate, Verb, redis::FailureKind};
 use slidegate_testkit::redis::{FakeRedis, FakeReply};
 use tokio::time::{Instant, sleep};
 

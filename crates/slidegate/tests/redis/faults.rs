@@ -8,11 +8,8 @@ use std::fs::File;
 use std::process::Command;
 use std::time::Duration;
 
-use slidegate::store::BreakerState;
-use slidegate::{
-    Algorithm, DecisionSource, FailureKind, FallbackStore, Gate, OnStoreError, Policy, PolicySet, Quota,
-    RedisStore, Request, Verb,
-};
+use slidegate::redis::BreakerState;
+use slidegate::{Algorithm, DecisionSource, Gate, OnStoreError, Policy, PolicySet, Quota, Request, Verb, redis::{FailureKind, FallbackStore, RedisStore}};
 use slidegate_testkit::proxy::{Mode, Proxy};
 use slidegate_testkit::redis::{Connection, RedisSentinels, RedisServer, Reply};
 use slidegate_testkit::until_true;

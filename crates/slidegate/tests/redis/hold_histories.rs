@@ -6,10 +6,7 @@ use std::time::Duration;
 
 use proptest::option;
 use proptest::prelude::*;
-use slidegate::{
-    Algorithm, Counts, Extension, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request,
-    Reserved, Settlement, SharedGate, Ticket, Timestamp, Unsettled, Verb,
-};
+use slidegate::{Algorithm, Counts, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, SharedGate, Timestamp, Verb, reserve::{Extension, Reserved, Settlement, Ticket, Unsettled}};
 use slidegate_testkit::redis::RedisServer;
 
 use crate::callers::{options, random_cases};
@@ -127,7 +124,7 @@ impl Pair {
         let ours = self.memory.inspect(&request).unwrap();
         let theirs = self.redis.inspect_async(&request).await.unwrap();
         for (ours, theirs) in ours.iter().zip(&theirs) {
-            let holds = |found: &slidegate::KeyUse| {
+            let holds = |found: &slidegate::store::KeyUse| {
                 found.holds.iter().map(|hold| (hold.held, hold.settled, hold.until)).collect::<Vec<_>>()
             };
             assert_eq!(holds(theirs), holds(ours));

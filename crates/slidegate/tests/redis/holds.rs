@@ -3,10 +3,7 @@
 
 use std::time::Duration;
 
-use slidegate::{
-    Algorithm, Counts, DecisionSource, Extension, Gate, HoldOptions, HoldStatus, Policy, PolicySet, Quota,
-    Request, SharedGate, Ticket, Unsettled,
-};
+use slidegate::{Algorithm, Counts, DecisionSource, Gate, Policy, PolicySet, Quota, Request, SharedGate, reserve::{Extension, HoldOptions, HoldStatus, Ticket, Unsettled}};
 use slidegate_testkit::redis::{RedisServer, Reply};
 
 use crate::callers::options;

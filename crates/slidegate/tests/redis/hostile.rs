@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use slidegate::{Algorithm, DecisionSource, FailureKind, Policy, Quota};
+use slidegate::{Algorithm, DecisionSource, Policy, Quota, redis::FailureKind};
 use slidegate_testkit::redis::{FakeRedis, FakeReply, RedisServer, Reply};
 
 use crate::callers::{

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use slidegate::{HoldStatus, Request, SharedGate};
+use slidegate::{Request, SharedGate, reserve::HoldStatus};
 use slidegate_testkit::redis::{RedisServer, Reply};
 
 use crate::callers::{LATER, check_cost, gate, hourly, named, options, until_used, used};

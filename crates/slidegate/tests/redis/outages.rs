@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use slidegate::{DecisionSource, FailureKind, Request, SharedGate};
+use slidegate::{DecisionSource, Request, SharedGate, redis::FailureKind};
 use slidegate_testkit::clock::ClockOffset;
 use slidegate_testkit::proxy::{Mode, Proxy};
 use slidegate_testkit::redis::RedisServer;
@@ -246,5 +246,5 @@ async fn a_client_whose_clock_is_set() {
     assert_eq!((denied.is_denied(), denied.source()), (true, DecisionSource::Store));
     let wait = denied.retry_after().unwrap();
     assert!((Duration::from_secs(3400)..=Duration::from_secs(3600)).contains(&wait), "{wait:?}");
-    assert_eq!(gate.store().primary().stats().clock_jumps, slidegate::store::ClockJumps::default());
+    assert_eq!(gate.store().primary().stats().clock_jumps, slidegate::redis::ClockJumps::default());
 }

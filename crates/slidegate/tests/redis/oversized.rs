@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use slidegate::{DecisionSource, FailureKind};
+use slidegate::{DecisionSource, redis::FailureKind};
 use slidegate_testkit::redis::{FakeRedis, FakeReply};
 
 use crate::callers::{check, errors, gate, hourly, last_failure, options};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use slidegate::{DecisionSource, FailureKind};
+use slidegate::{DecisionSource, redis::FailureKind};
 use slidegate_testkit::redis::{FakeRedis, FakeReply, RedisServer, acl};
 use slidegate_testkit::until_true;
 

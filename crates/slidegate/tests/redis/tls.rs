@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slidegate::{ClientCertificate, DecisionSource, FailureKind, RedisOptions, SharedGate};
+use slidegate::{DecisionSource, RedisOptions, SharedGate, redis::{ClientCertificate, FailureKind}};
 use slidegate_testkit::certificates::{Authority, Certificate};
 use slidegate_testkit::ports;
 use slidegate_testkit::redis::RedisServer;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
-use slidegate::{Algorithm, Quota, millis_ceil};
+use slidegate::{Algorithm, Quota, headers::millis_ceil};
 
 use super::refusal::{Cause, Refusal};
 use super::terms::Terms;

@@ -16,7 +16,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use slidegate::store::ControlDocumentId;
+use slidegate::redis::ControlDocumentId;
 
 use super::document::Document;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use slidegate::{Algorithm, Policy, Quota, millis_ceil};
+use slidegate::{Algorithm, Policy, Quota, headers::millis_ceil};
 
 use crate::config::{Mode, Parsed, QuotaSpec, Span};
 use crate::limits::MAX_COST;

@@ -4,7 +4,7 @@ use slidegate::store::{
     Charge, HeldCharge, HoldAnswers, HoldCall, HoldStore, KeyInspection, PolicyReset, QuotaChanges,
     ResetCursor, Store, StoreDecisions, StoredPolicy, TicketKeyBytes, TicketSecret,
 };
-use slidegate::{Error, FallbackStore, InMemory, MemoryStore, Quota, RedisStore, Ticket, Timestamp};
+use slidegate::{Error, MemoryStore, Quota, Timestamp, redis::{FallbackStore, RedisStore}, store::InMemory, reserve::Ticket};
 
 /// The store that the configuration selects.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 use slidegate::store::{BreakerState, FallbackStats};
-use slidegate::{DecisionSource, Decisions, Error, FailureKind, FallbackStore, RedisStore};
+use slidegate::{DecisionSource, Decisions, Error, redis::{FailureKind, FallbackStore, RedisStore}};
 
 use crate::log_limit::LogLimit;
 

@@ -3,7 +3,7 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use slidegate::{ClientCertificate, RedisOptions, Secret, parse_window};
+use slidegate::{RedisOptions, Secret, parse_window, redis::ClientCertificate};
 
 use super::reader::Reader;
 

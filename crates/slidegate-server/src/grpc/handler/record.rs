@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use slidegate::{DecisionSource, HoldStatus, Settlement, Verb};
+use slidegate::{DecisionSource, Verb, reserve::{HoldStatus, Settlement}};
 
 use super::request::{Decided, DescriptorTarget};
 use super::response::is_over;

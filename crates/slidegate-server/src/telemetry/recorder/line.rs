@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use slidegate::client_addr::{Ipv6Prefix, group};
-use slidegate::{Cost, Request, Role, Unsettled, Value, Verb};
+use slidegate::{Cost, Request, Role, Value, Verb, reserve::Unsettled};
 
 use crate::config::KeysShown;
 use crate::telemetry::redaction::Redactor;

@@ -13,7 +13,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, MetricEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
-use slidegate::store::BreakerState;
+use slidegate::redis::BreakerState;
 use slidegate::{PolicySet, Timestamp, Verb};
 
 use super::envoy_metrics::{EnvoyMetrics, OTHERS};

@@ -71,7 +71,7 @@ fn a_ticket_with_any_changed_byte_is_unknown_or_an_error_and_changes_nothing() {
     for at in 0..ticket.len() {
         let letter = if ticket.as_bytes()[at] == b'A' { "B" } else { "A" };
         let changed = format!("{}{letter}{}", &ticket[..at], &ticket[at + 1..]);
-        if changed.parse::<slidegate::Ticket>().is_err() {
+        if changed.parse::<slidegate::reserve::Ticket>().is_err() {
             continue;
         }
         for command in [&["RL.CANCEL", &changed][..], &["RL.SETTLE", &changed, "COST", "7"]] {

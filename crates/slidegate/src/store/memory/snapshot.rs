@@ -101,7 +101,7 @@ impl SnapshotError {
         self.kind == Kind::InUse
     }
 
-    /// Whether the store was not [built for the snapshot](crate::MemoryStoreBuilder::for_snapshot). The
+    /// Whether the store was not [built for the snapshot](crate::store::MemoryStoreBuilder::for_snapshot). The
     /// file is whole.
     #[must_use]
     pub fn is_for_another_store(&self) -> bool {

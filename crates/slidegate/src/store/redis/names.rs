@@ -102,7 +102,7 @@ impl Names {
         name
     }
 
-    /// The name of one of the keys by which [`examine`](crate::RedisStore::examine) notices lost
+    /// The name of one of the keys by which [`examine`](crate::redis::RedisStore::examine) notices lost
     /// history.
     pub(crate) fn canary(number: usize) -> String {
         format!("{PREFIX}{INTERNAL}canary:{number}")
@@ -113,7 +113,7 @@ impl Names {
         format!("{PREFIX}{INTERNAL}instances").into_bytes()
     }
 
-    /// The name of a key that one run of the [self-test](crate::RedisStore::self_test) uses.
+    /// The name of a key that one run of the [self-test](crate::redis::RedisStore::self_test) uses.
     pub(crate) fn self_test(run: u64, number: usize) -> Vec<u8> {
         format!("{PREFIX}{INTERNAL}test:{run:016x}:{number}").into_bytes()
     }

@@ -1,6 +1,6 @@
 //! Cases of reservations, one by one, with every number.
 
-use slidegate::{Algorithm, Block, Counts, Extension, HoldStatus, Reason, Unsettled};
+use slidegate::{Algorithm, Block, Counts, Reason, reserve::{Extension, HoldStatus, Unsettled}};
 
 use super::*;
 

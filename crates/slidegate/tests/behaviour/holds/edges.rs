@@ -1,6 +1,6 @@
 //! Holds at the edges of times, bounds and costs.
 
-use slidegate::{Algorithm, Counts, Extension, HoldStatus};
+use slidegate::{Algorithm, Counts, reserve::{Extension, HoldStatus}};
 
 use super::*;
 

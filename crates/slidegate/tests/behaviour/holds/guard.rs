@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use slidegate::{Counts, HoldStatus, Unsettled};
+use slidegate::{Counts, reserve::{HoldStatus, Unsettled}};
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn state(gate: &Gate) -> [u64; 3] {
     [all[0].0, all[0].1, all[1].1]
 }
 
-fn reserve(gate: &Arc<Gate>) -> slidegate::TicketGuard<MemoryStore> {
+fn reserve(gate: &Arc<Gate>) -> slidegate::reserve::TicketGuard<MemoryStore> {
     gate.reserve(&Request::new().with_cost(60)).into_guard(gate).unwrap()
 }
 

@@ -1,6 +1,6 @@
 //! Limits on what is in flight.
 
-use slidegate::HoldStatus;
+use slidegate::reserve::HoldStatus;
 
 use super::*;
 

@@ -1,7 +1,7 @@
 //! A reservation has one state for all of its keys, and only its own store knows its ticket.
 
 use proptest::prelude::*;
-use slidegate::{Counts, HoldStatus};
+use slidegate::{Counts, reserve::HoldStatus};
 
 use super::*;
 

@@ -1,6 +1,6 @@
 //! Shares of the room for holds in memory: what one client takes, others must still find.
 
-use slidegate::{Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Reason, Request, Ticket};
+use slidegate::{Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Reason, Request, reserve::Ticket};
 
 use super::secs;
 

@@ -18,7 +18,7 @@ use super::{Kind, SnapshotError};
 /// stored in clear.
 ///
 /// ```
-/// use slidegate::{Gate, MemoryStore, Policy, PolicySet, Quota, Request, SnapshotFile};
+/// use slidegate::{Gate, MemoryStore, Policy, PolicySet, Quota, Request, store::SnapshotFile};
 ///
 /// # let dir = std::env::temp_dir().join(format!("slidegate-file-{}", std::process::id()));
 /// # std::fs::create_dir_all(&dir)?;

@@ -197,7 +197,7 @@ impl FailureCounts {
 /// an error: `redis at 10.0.0.5:6379: READONLY You can't write against a read only replica.`
 ///
 /// ```
-/// use slidegate::{FailureKind, StoreFailure};
+/// use slidegate::{redis::{FailureKind, StoreFailure}};
 ///
 /// let failure = StoreFailure::new(FailureKind::Timeout, "table at 10.0.0.5: no reply within 50 ms");
 /// assert_eq!(failure.kind(), FailureKind::Timeout);
