@@ -208,10 +208,10 @@ mod tests {
             format!("{shown}{}: folders nest deeper than 8; remove links to parent folders", "/up".repeat(9))
         );
         fs::remove_file(temp.path().join("up")).unwrap();
-        (0..MAX_FILES).for_each(|n| temp.file(&format!("f{n}.yaml"), ""));
+        (0..MAX_FILES).for_each(|n| drop(temp.file(&format!("f{n}.yaml"), "")));
         assert_eq!(texts(&temp, true).unwrap_err(), format!("{shown}: more than 1024 files; merge some"));
         let many = TempDir::new("bytes");
-        (0..9).for_each(|n| many.file(&format!("{n}.yaml"), vec![b' '; 4 << 20]));
+        (0..9).for_each(|n| drop(many.file(&format!("{n}.yaml"), vec![b' '; 4 << 20])));
         assert_eq!(
             texts(&many, true).unwrap_err(),
             "8.yaml: with it, all files together are larger than 33554432 bytes; remove some"

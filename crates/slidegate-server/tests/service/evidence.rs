@@ -79,7 +79,7 @@ fn a_changed_policy_that_judged_nothing_does_not_pass() {
     let (code, out, _) = diff(&[]);
     assert_eq!(code, Some(0));
     assert!(out.contains(warning), "{out}");
-    let one = folder.file("one.log", log().lines().next().unwrap());
+    let one = folder.file("one.log", self::log().lines().next().unwrap());
     let out = text(&run(&["diff", &old, &new, "--log", &one]).stdout);
     assert!(out.contains("`items` applied to none of 1 request: "), "{out}");
     let line = format!(
