@@ -2,14 +2,12 @@
 //!
 //! The algorithms decide, as for the memory store. What is replied and stored is that of the scripts.
 
-use super::entries::StoredEntries;
 use super::key::OpenKey;
 use super::pair::{Effect, Pair, Patch, holds_cut_off, is_sound, read_table, table_expires_ms};
 use super::reply::Reply;
-use super::state::{Numbers, Stored, Unusable};
+use super::state::{Numbers, Stored, Unusable, Value};
 use super::write::Write;
-use crate::algorithm::sliding_log::Log;
-use crate::algorithm::{Done, FixedWindow, HeldKey, InFlight, SlidingWindow, TokenBucket, perform};
+use crate::algorithm::{Done, HeldKey, for_algorithm, perform};
 use crate::decision::{Decision, DecisionSource, Verdict, Waits};
 use crate::hold::{EndedHold, HEADER_BYTES, Hold, HoldChange, HoldStatus, Holds, NewHold, TableList};
 use crate::quota::{Algorithm, Quota};
@@ -66,169 +64,74 @@ struct OpenHolds<'v> {
 }
 
 /// A key under any algorithm.
-#[expect(clippy::large_enum_variant, reason = "most keys are logs, and calls have few keys")]
-pub(super) enum CallKey<'v> {
-    Log(KeyOf<'v, Log<StoredEntries<'v>>>),
-    Window(KeyOf<'v, SlidingWindow>),
-    Fixed(KeyOf<'v, FixedWindow>),
-    Bucket(KeyOf<'v, TokenBucket>),
-    InFlight(KeyOf<'v, InFlight>),
-}
-
-macro_rules! on {
-    ($key:expr, $one:ident => $run:expr) => {
-        match $key {
-            CallKey::Log($one) => $run,
-            CallKey::Window($one) => $run,
-            CallKey::Fixed($one) => $run,
-            CallKey::Bucket($one) => $run,
-            CallKey::InFlight($one) => $run,
-        }
-    };
-}
-
-impl<'v> CallKey<'v> {
-    /// Opens a key whose holds that are over are charged already.
-    pub(super) fn open(pair: &'v Pair<'_>, quota: &Quota, terms: Terms) -> Result<Self, Unusable> {
-        Ok(match quota.algorithm() {
-            Algorithm::SlidingLog => Self::Log(KeyOf::open(pair, quota, terms)?),
-            Algorithm::SlidingWindow => Self::Window(KeyOf::open(pair, quota, terms)?),
-            Algorithm::FixedWindow => Self::Fixed(KeyOf::open(pair, quota, terms)?),
-            Algorithm::TokenBucket => Self::Bucket(KeyOf::open(pair, quota, terms)?),
-            Algorithm::InFlight => Self::InFlight(KeyOf::open(pair, quota, terms)?),
-        })
-    }
-
+pub(super) trait CallKey {
     /// Carries out a verb other than a refund. The decision has no waits.
-    pub(super) fn apply(&mut self, verb: Verb, cost: u64, new: Option<&NewHold>) -> Decision {
-        on!(self, key => key.apply(verb, cost, new))
-    }
+    fn apply(&mut self, verb: Verb, cost: u64, new: Option<&NewHold>) -> Decision;
 
     /// The decision on nothing.
-    pub(super) fn decision(&self) -> Decision {
-        on!(self, key => key.decision(Done::Moved(0)))
-    }
+    fn peek(&self) -> Decision;
 
     /// Has the key written even if nothing is charged: if it was moved, or in any case.
-    pub(super) fn write_anyway(&mut self, is_moved_only: bool) {
-        on!(self, key => key.is_written |= !is_moved_only || key.has_moved());
-    }
+    fn write_anyway(&mut self, is_moved_only: bool);
 
     /// Counts a cost as denied although it is charged.
-    pub(super) fn count_denied(&mut self, cost: u64) {
-        on!(self, key => key.need(cost));
-    }
+    fn count_denied(&mut self, cost: u64);
 
-    pub(super) fn is_charged(&self) -> bool {
-        on!(self, key => key.charged > 0 || key.held > 0)
-    }
+    fn is_charged(&self) -> bool;
 
-    pub(super) fn will_be_written(&self) -> bool {
-        self.is_charged() || on!(self, key => key.is_written)
-    }
+    fn will_be_written(&self) -> bool;
 
     /// What is replied of the key before anything was charged.
-    pub(super) fn report_before(&self, reply: &mut Reply) {
-        on!(self, key => key.report_before(reply));
-    }
+    fn report_before(&self, reply: &mut Reply);
 
     /// What is replied of the key as it is now, with what was refunded.
-    pub(super) fn report_refunded(&self, refunded: u64, reply: &mut Reply) {
-        on!(self, key => key.report_now(Some(refunded), reply));
-    }
+    fn report_now(&self, refunded: Option<u64>, reply: &mut Reply);
 
     /// The effects of what was charged.
-    pub(super) fn charge_effects(&self, effects: &mut Vec<Effect>) -> Result<(), Unusable> {
-        on!(self, key => key.charge_effects(effects))
-    }
+    fn charge_effects(&self, effects: &mut Vec<Effect>) -> Result<(), Unusable>;
 
-    /// Refunds a cost, or cancels a hold instead. Returns what was refunded or released.
-    pub(super) fn refund(
-        &mut self,
-        cost: u64,
-        hold: Option<&NewHold>,
-        effects: &mut Vec<Effect>,
-    ) -> Result<u64, Unusable> {
-        on!(self, key => match hold {
-            Some(hold) => key.cancel(hold.id, effects),
-            None => key.refund(cost, effects),
-        })
-    }
+    /// Refunds a cost. Returns what was given back.
+    fn refund(&mut self, cost: u64, effects: &mut Vec<Effect>) -> Result<u64, Unusable>;
 
-    /// Whether a change of a hold fits.
-    pub(super) fn change_fits(&self, id: u64, change: &HoldChange) -> bool {
-        on!(self, key => key.change_fits(id, change))
-    }
+    /// Cancels a hold instead. Returns what was given back.
+    fn cancel(&mut self, id: u64, effects: &mut Vec<Effect>) -> Result<u64, Unusable>;
+
+    /// What an extension of a hold asks for that does not fit; 0 for all other changes.
+    fn excess(&self, id: u64, change: &HoldChange) -> u64;
 
     /// Replies that a change of a hold is denied, by this key or by another one.
-    pub(super) fn deny_change(
+    fn deny_change(
         &mut self,
         id: u64,
         change: &HoldChange,
         reply: &mut Reply,
         effects: &mut Vec<Effect>,
-    ) -> Result<(), Unusable> {
-        on!(self, key => key.deny_change(id, change, reply, effects))
-    }
+    ) -> Result<(), Unusable>;
 
-    /// Changes a hold, and replies the outcome.
-    pub(super) fn change(
+    /// Changes a hold, and replies what came of it.
+    fn change(
         &mut self,
         id: u64,
         change: &HoldChange,
         ended: &EndedHold,
         reply: &mut Reply,
         effects: &mut Vec<Effect>,
-    ) -> Result<(), Unusable> {
-        on!(self, key => key.change(id, change, ended, reply, effects))
-    }
+    ) -> Result<(), Unusable>;
 
     /// Whether all that was read is there.
-    pub(super) fn is_readable(&self) -> Result<(), Unusable> {
-        on!(self, key => key.is_readable())
-    }
+    fn is_readable(&self) -> Result<(), Unusable>;
 }
 
-impl<'v, S: Stored<'v>> KeyOf<'v, S> {
-    fn open(pair: &'v Pair<'_>, quota: &Quota, terms: Terms) -> Result<Self, Unusable> {
-        let Terms { now, has_holds, .. } = terms;
-        let holds = if has_holds { Some(OpenHolds::open(pair, quota, now)?) } else { None };
-        let state = if has_holds { pair.state() } else { pair.key.as_deref() };
-        let mut open = OpenKey::<S>::open(state, quota, now)?;
-        if let (Algorithm::InFlight, Some(of_holds)) = (quota.algorithm(), &holds) {
-            open.settled = of_holds.holds.seen();
-        }
-        let found = holds.as_ref().map(|open| &open.holds);
-        let before = BeforeCharges {
-            state: open.state.clone(),
-            header: found.map_or([0; HEADER_BYTES], Holds::header),
-            count: found.map_or(0, Holds::count),
-            held: found.map_or(0, Holds::sum),
-        };
-        let (charged, held, needed, is_written) = (0, 0, 0, false);
-        Ok(Self { quota: *quota, terms, open, holds, before, charged, held, needed, is_written })
-    }
+/// Opens a key whose holds that are over are charged already.
+pub(super) fn open<'v>(
+    pair: &'v Pair<'_>,
+    quota: &Quota,
+    terms: Terms,
+) -> Result<Box<dyn CallKey + 'v>, Unusable> {
+    Ok(for_algorithm!(quota.algorithm(), S => Box::new(KeyOf::<Value<'v, S>>::open(pair, quota, terms)?)))
+}
 
-    fn used(&self) -> u64 {
-        self.open.used(&self.quota)
-    }
-
-    fn holds_now(&self) -> Option<&TableHolds<'v>> {
-        self.holds.as_ref().map(|open| &open.holds)
-    }
-
-    fn held_now(&self) -> u64 {
-        self.holds.as_ref().map_or(0, |open| open.holds.sum())
-    }
-
-    fn used_before(&self) -> u64 {
-        self.before.state.used(&self.quota, self.open.settled)
-    }
-
-    fn has_moved(&self) -> bool {
-        self.open.has_moved || self.holds.as_ref().is_some_and(|open| open.has_moved)
-    }
-
+impl<'v, S: Stored<'v>> CallKey for KeyOf<'v, S> {
     fn apply(&mut self, verb: Verb, cost: u64, new: Option<&NewHold>) -> Decision {
         let done = match &mut self.holds {
             None => perform(&mut self.open.state, &self.quota, self.open.settled, verb, cost),
@@ -243,43 +146,24 @@ impl<'v, S: Stored<'v>> KeyOf<'v, S> {
         self.decision(done)
     }
 
-    /// Notes that a cost does not fit, if that depends on what counts.
-    fn need(&mut self, cost: u64) {
-        let capacity = self.quota.capacity();
-        if cost <= capacity {
-            let counts = self.used().saturating_add(self.held_now());
-            self.needed = self.needed.max(counts.saturating_add(cost).saturating_sub(capacity));
-        }
+    fn peek(&self) -> Decision {
+        self.decision(Done::Moved(0))
     }
 
-    fn with_holds<T>(&mut self, run: impl FnOnce(&mut HeldKey<'_, S, TableList<'v>>) -> T) -> T {
-        let none = &mut TableHolds::default();
-        let holds = self.holds.as_mut().map_or(none, |open| &mut open.holds);
-        let now = Timestamp::from_micros(self.terms.now);
-        let OpenKey { state, settled, .. } = &mut self.open;
-        run(&mut HeldKey::settled(state, holds, &self.quota, now, *settled))
+    fn write_anyway(&mut self, is_moved_only: bool) {
+        self.is_written |= !is_moved_only || self.has_moved();
     }
 
-    fn decision(&self, done: Done) -> Decision {
-        let (used, held, limit) = (self.used(), self.held_now(), self.quota.capacity());
-        let (verdict, cost) = match done {
-            Done::Moved(cost) => (Verdict::Allow, cost),
-            Done::Refused(_) | Done::NoMoreHolds(_) => (Verdict::Deny, 0),
-        };
-        Decision {
-            verdict,
-            limit,
-            used,
-            held,
-            remaining: limit.saturating_sub(used).saturating_sub(held),
-            cost,
-            at: Timestamp::from_micros(self.terms.now),
-            source: DecisionSource::Store,
-            is_blocked: false,
-            hold_bound: done.hold_bound(),
-            // The caller computes them from the reply.
-            waits: Waits { retry_us: 0, reset_us: 0, frees_us: 0 },
-        }
+    fn count_denied(&mut self, cost: u64) {
+        self.need(cost);
+    }
+
+    fn is_charged(&self) -> bool {
+        self.charged > 0 || self.held > 0
+    }
+
+    fn will_be_written(&self) -> bool {
+        self.is_charged() || self.is_written
     }
 
     fn report_before(&self, reply: &mut Reply) {
@@ -296,45 +180,9 @@ impl<'v, S: Stored<'v>> KeyOf<'v, S> {
         self.report(&self.open.state, (&header, Vec::new()), 0, refunded, reply);
     }
 
-    /// Replies the numbers of a state, and of a log the oldest entries that hold what is needed; then
-    /// the header of the holds, and these if something is needed.
-    fn report(
-        &self,
-        state: &S,
-        (header, list): (&[u8; HEADER_BYTES], Vec<u8>),
-        needed: u64,
-        refunded: Option<u64>,
-        reply: &mut Reply,
-    ) {
-        let used = state.used(&self.quota, self.open.settled);
-        let has_numbers = self.quota.algorithm() != Algorithm::InFlight;
-        let numbers = state.numbers(Numbers::default().with(self.open.settled));
-        let oldest = if needed.min(used) > 1 { state.oldest(needed.min(used)) } else { Vec::new() };
-        let mut length = if has_numbers { numbers.iter().len() + 2 * oldest.len() } else { 0 };
-        let has_holds = self.holds.is_some();
-        if has_holds {
-            reply.list(3 + usize::from(refunded.is_some()));
-        } else {
-            length += usize::from(refunded.is_some());
-        }
-        reply.list(length);
-        if has_numbers {
-            numbers.iter().for_each(|number| reply.number(number));
-            for (timestamp, cost) in oldest {
-                reply.number(timestamp);
-                reply.number(cost);
-            }
-        }
-        if has_holds {
-            reply.bytes(header.to_vec());
-            reply.bytes(list);
-        }
-        refunded.into_iter().for_each(|refunded| reply.number(refunded));
-    }
-
     fn charge_effects(&self, effects: &mut Vec<Effect>) -> Result<(), Unusable> {
         let used = self.used_before();
-        let is_charged = self.charged > 0 || self.held > 0;
+        let is_charged = self.is_charged();
         let is_used = used.saturating_add(self.before.held) > 0;
         if !(is_charged || self.is_written && is_used) {
             return Ok(());
@@ -344,41 +192,6 @@ impl<'v, S: Stored<'v>> KeyOf<'v, S> {
             self.write_state(effects)?;
         }
         self.write_table(self.held > 0, effects)
-    }
-
-    fn write_state(&self, effects: &mut Vec<Effect>) -> Result<(), Unusable> {
-        let write: Option<Write> = self.open.state.write(&self.quota, self.terms.now, &self.open.before)?;
-        effects.extend(write.map(Effect::Usage));
-        Ok(())
-    }
-
-    /// The effects of changed holds. `renews` is whether one of them may end later than before.
-    fn write_table(&self, renews: bool, effects: &mut Vec<Effect>) -> Result<(), Unusable> {
-        let Some(OpenHolds { holds, is_stored, has_moved }) = &self.holds else { return Ok(()) };
-        if holds.is_empty() {
-            effects.extend(is_stored.then_some(Effect::NoTable));
-            return Ok(());
-        }
-        let Terms { now, is_one_key, .. } = self.terms;
-        let expires_ms = table_expires_ms(&self.quota, now, holds.latest());
-        if !is_stored || holds.is_replaced() {
-            let bytes = [&holds.header()[..], &holds.list(holds.count())].concat();
-            let has_usage = self.quota.algorithm() != Algorithm::InFlight;
-            effects.push(Effect::NewTable { bytes, expire_at_ms: expires_ms, has_usage });
-            return Ok(());
-        }
-        let counts_longer = self.charged > 0
-            && self.open.state.counts_until(&self.quota, self.open.settled) > holds.latest() + KEPT_US;
-        let expire_at_ms = (renews || counts_longer).then_some(expires_ms);
-        let leaves_it = is_one_key && !has_moved && !holds.is_changed() && holds.seen() == now;
-        if leaves_it && expire_at_ms.is_none() {
-            return Ok(());
-        }
-        let header: Patch = (0, holds.header().to_vec());
-        let changed = holds.patches().map(|(from, bytes)| (from, bytes.to_vec()));
-        let patches = if leaves_it { Default::default() } else { changed.chain([header]).collect() };
-        effects.push(Effect::Table { patches, expire_at_ms });
-        Ok(())
     }
 
     fn refund(&mut self, cost: u64, effects: &mut Vec<Effect>) -> Result<u64, Unusable> {
@@ -402,12 +215,7 @@ impl<'v, S: Stored<'v>> KeyOf<'v, S> {
         Ok(held)
     }
 
-    fn change_fits(&self, id: u64, change: &HoldChange) -> bool {
-        self.more(id, change) == 0
-    }
-
-    /// What an extension asks for that does not fit; 0 if it fits.
-    fn more(&self, id: u64, change: &HoldChange) -> u64 {
+    fn excess(&self, id: u64, change: &HoldChange) -> u64 {
         let (Some(open), HoldChange::Extend { total: Some(total), .. }) = (&self.holds, change) else {
             return 0;
         };
@@ -429,7 +237,7 @@ impl<'v, S: Stored<'v>> KeyOf<'v, S> {
         if self.holds.as_ref().is_some_and(|open| open.has_moved) {
             self.write_table(false, effects)?;
         }
-        let more = self.more(id, change);
+        let more = self.excess(id, change);
         if more > 0 {
             self.need(more);
         }
@@ -491,16 +299,167 @@ impl<'v, S: Stored<'v>> KeyOf<'v, S> {
         Ok(())
     }
 
-    fn has_fewer_holds(&self) -> bool {
-        self.holds_now().map_or(0, Holds::count) < self.before.count
-    }
-
     fn is_readable(&self) -> Result<(), Unusable> {
         self.open.is_readable()?;
         if self.before.state.is_cut_off() {
             return Err(Unusable::cut_off());
         }
         if self.holds_now().is_some_and(Holds::is_cut_off) { Err(holds_cut_off()) } else { Ok(()) }
+    }
+}
+
+impl<'v, S: Stored<'v>> KeyOf<'v, S> {
+    fn open(pair: &'v Pair<'_>, quota: &Quota, terms: Terms) -> Result<Self, Unusable> {
+        let Terms { now, has_holds, .. } = terms;
+        let holds = if has_holds { Some(OpenHolds::open(pair, quota, now)?) } else { None };
+        let state = if has_holds { pair.state() } else { pair.key.as_deref() };
+        let mut open = OpenKey::<S>::open(state, quota, now)?;
+        if let (Algorithm::InFlight, Some(of_holds)) = (quota.algorithm(), &holds) {
+            open.settled = of_holds.holds.seen();
+        }
+        let found = holds.as_ref().map(|open| &open.holds);
+        let before = BeforeCharges {
+            state: open.state.clone(),
+            header: found.map_or([0; HEADER_BYTES], Holds::header),
+            count: found.map_or(0, Holds::count),
+            held: found.map_or(0, Holds::sum),
+        };
+        let (charged, held, needed, is_written) = (0, 0, 0, false);
+        Ok(Self { quota: *quota, terms, open, holds, before, charged, held, needed, is_written })
+    }
+
+    fn used(&self) -> u64 {
+        self.open.used(&self.quota)
+    }
+
+    fn holds_now(&self) -> Option<&TableHolds<'v>> {
+        self.holds.as_ref().map(|open| &open.holds)
+    }
+
+    fn held_now(&self) -> u64 {
+        self.holds.as_ref().map_or(0, |open| open.holds.sum())
+    }
+
+    fn used_before(&self) -> u64 {
+        self.before.state.used(&self.quota, self.open.settled)
+    }
+
+    fn has_moved(&self) -> bool {
+        self.open.has_moved || self.holds.as_ref().is_some_and(|open| open.has_moved)
+    }
+
+    /// Notes that a cost does not fit, if that depends on what counts.
+    fn need(&mut self, cost: u64) {
+        let capacity = self.quota.capacity();
+        if cost <= capacity {
+            let counts = self.used().saturating_add(self.held_now());
+            self.needed = self.needed.max(counts.saturating_add(cost).saturating_sub(capacity));
+        }
+    }
+
+    fn with_holds<T>(&mut self, run: impl FnOnce(&mut HeldKey<'_, S, TableList<'v>>) -> T) -> T {
+        let none = &mut TableHolds::default();
+        let holds = self.holds.as_mut().map_or(none, |open| &mut open.holds);
+        let now = Timestamp::from_micros(self.terms.now);
+        let OpenKey { state, settled, .. } = &mut self.open;
+        run(&mut HeldKey::settled(state, holds, &self.quota, now, *settled))
+    }
+
+    fn decision(&self, done: Done) -> Decision {
+        let (used, held, limit) = (self.used(), self.held_now(), self.quota.capacity());
+        let (verdict, cost) = match done {
+            Done::Moved(cost) => (Verdict::Allow, cost),
+            Done::Refused(_) | Done::NoMoreHolds(_) => (Verdict::Deny, 0),
+        };
+        Decision {
+            verdict,
+            limit,
+            used,
+            held,
+            remaining: limit.saturating_sub(used).saturating_sub(held),
+            cost,
+            at: Timestamp::from_micros(self.terms.now),
+            source: DecisionSource::Store,
+            is_blocked: false,
+            hold_bound: done.hold_bound(),
+            // The caller computes them from the reply.
+            waits: Waits { retry_us: 0, reset_us: 0, frees_us: 0 },
+        }
+    }
+
+    /// Replies the numbers of a state, and of a log the oldest entries that hold what is needed; then
+    /// the header of the holds, and these if something is needed.
+    fn report(
+        &self,
+        state: &S,
+        (header, list): (&[u8; HEADER_BYTES], Vec<u8>),
+        needed: u64,
+        refunded: Option<u64>,
+        reply: &mut Reply,
+    ) {
+        let used = state.used(&self.quota, self.open.settled);
+        let has_numbers = self.quota.algorithm() != Algorithm::InFlight;
+        let numbers = state.numbers(Numbers::default().with(self.open.settled));
+        let oldest = if needed.min(used) > 1 { state.oldest(needed.min(used)) } else { Vec::new() };
+        let mut length = if has_numbers { numbers.iter().len() + 2 * oldest.len() } else { 0 };
+        let has_holds = self.holds.is_some();
+        if has_holds {
+            reply.list(3 + usize::from(refunded.is_some()));
+        } else {
+            length += usize::from(refunded.is_some());
+        }
+        reply.list(length);
+        if has_numbers {
+            numbers.iter().for_each(|number| reply.number(number));
+            for (timestamp, cost) in oldest {
+                reply.number(timestamp);
+                reply.number(cost);
+            }
+        }
+        if has_holds {
+            reply.bytes(header.to_vec());
+            reply.bytes(list);
+        }
+        refunded.into_iter().for_each(|refunded| reply.number(refunded));
+    }
+
+    fn write_state(&self, effects: &mut Vec<Effect>) -> Result<(), Unusable> {
+        let write: Option<Write> = self.open.state.write(&self.quota, self.terms.now, &self.open.before)?;
+        effects.extend(write.map(Effect::Usage));
+        Ok(())
+    }
+
+    /// The effects of changed holds. `renews` is whether one of them may end later than before.
+    fn write_table(&self, renews: bool, effects: &mut Vec<Effect>) -> Result<(), Unusable> {
+        let Some(OpenHolds { holds, is_stored, has_moved }) = &self.holds else { return Ok(()) };
+        if holds.is_empty() {
+            effects.extend(is_stored.then_some(Effect::NoTable));
+            return Ok(());
+        }
+        let Terms { now, is_one_key, .. } = self.terms;
+        let expires_ms = table_expires_ms(&self.quota, now, holds.latest());
+        if !is_stored || holds.is_replaced() {
+            let bytes = [&holds.header()[..], &holds.list(holds.count())].concat();
+            let has_usage = self.quota.algorithm() != Algorithm::InFlight;
+            effects.push(Effect::NewTable { bytes, expire_at_ms: expires_ms, has_usage });
+            return Ok(());
+        }
+        let counts_longer = self.charged > 0
+            && self.open.state.counts_until(&self.quota, self.open.settled) > holds.latest() + KEPT_US;
+        let expire_at_ms = (renews || counts_longer).then_some(expires_ms);
+        let leaves_it = is_one_key && !has_moved && !holds.is_changed() && holds.seen() == now;
+        if leaves_it && expire_at_ms.is_none() {
+            return Ok(());
+        }
+        let header: Patch = (0, holds.header().to_vec());
+        let changed = holds.patches().map(|(from, bytes)| (from, bytes.to_vec()));
+        let patches = if leaves_it { Default::default() } else { changed.chain([header]).collect() };
+        effects.push(Effect::Table { patches, expire_at_ms });
+        Ok(())
+    }
+
+    fn has_fewer_holds(&self) -> bool {
+        self.holds_now().map_or(0, Holds::count) < self.before.count
     }
 }
 

@@ -3,7 +3,7 @@
 //! A value is written in the compact form if the numbers fit, as the scripts do.
 
 use super::compact;
-use super::state::{Before, Numbers, Step, Stored, Unusable};
+use super::state::{Before, Numbers, Step, Stored, StoredAs, Unusable};
 use super::write::{Bytes, Fields, Write};
 use crate::algorithm::{FixedWindow, InFlight, SlidingWindow, State, TokenBucket};
 use crate::quota::{Algorithm, Quota};
@@ -38,6 +38,10 @@ fn in_place_or_whole(bytes: Bytes, before: &Before, end: u64, expire_at_ms: u64)
     } else {
         Write::Value { bytes, expire_at_ms }
     }
+}
+
+impl StoredAs for FixedWindow {
+    type Value<'v> = Self;
 }
 
 impl<'v> Stored<'v> for FixedWindow {
@@ -87,6 +91,10 @@ impl<'v> Stored<'v> for FixedWindow {
         let ttl_ms = (end - now).div_ceil(1000) + 5000;
         Ok(Some(in_place_or_whole(bytes.unwrap_or_else(wide), before, end, now / 1000 + ttl_ms)))
     }
+}
+
+impl StoredAs for SlidingWindow {
+    type Value<'v> = Self;
 }
 
 impl<'v> Stored<'v> for SlidingWindow {
@@ -142,6 +150,10 @@ impl<'v> Stored<'v> for SlidingWindow {
     }
 }
 
+impl StoredAs for TokenBucket {
+    type Value<'v> = Self;
+}
+
 impl<'v> Stored<'v> for TokenBucket {
     const NUMBER: u8 = 3;
 
@@ -180,6 +192,10 @@ impl<'v> Stored<'v> for TokenBucket {
         let ttl_ms = ttl_us / 1000 + 4000;
         Ok(Some(Write::Value { bytes, expire_at_ms: now / 1000 + ttl_ms }))
     }
+}
+
+impl StoredAs for InFlight {
+    type Value<'v> = Self;
 }
 
 impl<'v> Stored<'v> for InFlight {

@@ -6,7 +6,7 @@
 use smallvec::SmallVec;
 
 use super::call::{CallPart, ChangeCall, DecideCall};
-use super::call_key::{CallKey, Terms};
+use super::call_key::{CallKey, Terms, open};
 use super::pair::{Effect, Pair, settle_due};
 use super::reply::{Item, Reply};
 use super::state::Unusable;
@@ -70,7 +70,7 @@ impl DecideCall {
         let (pairs, settled) = (&*pairs, decided.effects.len());
         let mut keys = Vec::with_capacity(pairs.len());
         for (key, (pair, quota)) in pairs.iter().zip(&quotas).enumerate() {
-            keys.push(CallKey::open(pair, quota, terms).map_err(wrong(key))?);
+            keys.push(open(pair, quota, terms).map_err(wrong(key))?);
         }
         let (passed, refunds) = self.decide_requests(&mut keys);
         let reported = keys.len() + refunds.len();
@@ -86,10 +86,14 @@ impl DecideCall {
         }
         for (at, cost) in refunds {
             let CallPart { key, hold, .. } = self.parts[at];
-            let mut refund = |opened: &mut CallKey<'_>, decided: &mut Decided| {
-                let refunded = opened.refund(cost, hold.as_ref(), &mut effects).map_err(wrong(key))?;
+            let mut refund = |opened: &mut dyn CallKey, decided: &mut Decided| {
+                let refunded = match hold {
+                    Some(hold) => opened.cancel(hold.id, &mut effects),
+                    None => opened.refund(cost, &mut effects),
+                };
+                let refunded = refunded.map_err(wrong(key))?;
                 opened.is_readable().map_err(wrong(key))?;
-                opened.report_refunded(refunded, &mut decided.reply);
+                opened.report_now(Some(refunded), &mut decided.reply);
                 decided.effects.extend(effects.drain(..).map(|effect| (key, effect)));
                 Ok(())
             };
@@ -98,14 +102,14 @@ impl DecideCall {
                 let mut written = pairs[key].clone();
                 let of_key = decided.effects[settled..].iter().filter(|(of, _)| *of == key);
                 of_key.for_each(|(_, effect)| written.apply(effect));
-                let mut again = CallKey::open(&written, &quotas[key], terms).map_err(wrong(key))?;
-                refund(&mut again, &mut decided)?;
+                let mut again = open(&written, &quotas[key], terms).map_err(wrong(key))?;
+                refund(&mut *again, &mut decided)?;
             } else {
-                refund(&mut keys[key], &mut decided)?;
+                refund(&mut *keys[key], &mut decided)?;
                 keys[key].write_anyway(false);
             }
         }
-        let is_charged = keys.iter().any(CallKey::is_charged);
+        let is_charged = keys.iter().any(|key| key.is_charged());
         if let Some(once_ms) = self.once_ms.filter(|_| is_charged && passed > 0) {
             let bytes = decided.reply.packed();
             decided.first_reply = Some((bytes, (now_us / 1000).saturating_add(once_ms)));
@@ -120,7 +124,7 @@ impl DecideCall {
     }
 
     /// Decides the requests in order. Returns how many pass, and the refunds to carry out.
-    fn decide_requests(&self, keys: &mut [CallKey<'_>]) -> (u64, SmallVec<[Refund; 2]>) {
+    fn decide_requests(&self, keys: &mut [Box<dyn CallKey + '_>]) -> (u64, SmallVec<[Refund; 2]>) {
         for CallPart { key, part, .. } in self.parts.iter().filter(|one| one.part.verb == Verb::Check) {
             keys[*key].write_anyway(part.excess != Excess::Count);
         }
@@ -133,7 +137,7 @@ impl DecideCall {
                 if verb == Verb::Refund {
                     // Carried out when all charges are.
                     refunds.push((at, cost));
-                    return opened.decision();
+                    return opened.peek();
                 }
                 let decision = opened.apply(verb, cost, hold.as_ref());
                 if verb == Verb::Penalize {
@@ -182,9 +186,9 @@ impl ChangeCall {
         let terms = Terms { now: now_us, has_holds: true, is_one_key: false };
         let mut keys = Vec::with_capacity(pairs.len());
         for (key, (pair, quota)) in pairs.iter().zip(&quotas).enumerate() {
-            keys.push(CallKey::open(pair, quota, terms).map_err(wrong(key))?);
+            keys.push(open(pair, quota, terms).map_err(wrong(key))?);
         }
-        let fits = keys.iter().zip(&self.changes).all(|(key, one)| key.change_fits(one.id, &one.change));
+        let fits = keys.iter().zip(&self.changes).all(|(key, one)| key.excess(one.id, &one.change) == 0);
         let Reply(items) = &mut decided.reply;
         items.extend([Item::List(3), Item::Number(0)]);
         decided.reply.number(now_us);

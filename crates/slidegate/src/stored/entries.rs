@@ -5,8 +5,9 @@
 
 use std::cell::Cell;
 
-use super::state::{Before, Numbers, Stored, Unusable};
+use super::state::{Before, Numbers, Stored, StoredAs, Unusable};
 use super::write::{Bytes, Fields, Write, number};
+use crate::algorithm::SlidingLog;
 use crate::algorithm::sliding_log::{Entries, Log};
 use crate::quota::Quota;
 use crate::time::SECOND_US;
@@ -231,6 +232,10 @@ impl Entries for StoredEntries<'_> {
     fn most_heap_bytes(_quota: &Quota, _entries: u64, _cost: u64) -> usize {
         0
     }
+}
+
+impl StoredAs for SlidingLog {
+    type Value<'v> = Log<StoredEntries<'v>>;
 }
 
 impl<'v> Stored<'v> for Log<StoredEntries<'v>> {

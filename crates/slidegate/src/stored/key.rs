@@ -4,12 +4,11 @@
 //! before any charge, from which the caller computes the decisions.
 
 use super::entries::StoredEntries;
-use super::state::{Before, Numbers, Step, Stored, Unusable};
+use super::state::{Before, Numbers, Step, Stored, Unusable, Value};
 use super::write::Write;
-use crate::algorithm::sliding_log::Log;
-use crate::algorithm::{self, FixedWindow, SlidingWindow, TokenBucket};
+use crate::algorithm::{self, for_algorithm};
 use crate::decision::Decision;
-use crate::quota::{Algorithm, Quota, QuotaFields};
+use crate::quota::{Quota, QuotaFields};
 use crate::time::Timestamp;
 use crate::verb::Verb;
 
@@ -136,35 +135,10 @@ fn may_be_replaced<'v, S: Stored<'v>>(value: &[u8]) -> Result<(), Unusable> {
     }
 }
 
-macro_rules! with_stored {
-    ($value:expr, $quota:expr, $now:expr, $key:ident => $run:expr) => {
-        match $quota.algorithm() {
-            Algorithm::SlidingLog => {
-                let $key = OpenKey::<Log<StoredEntries<'_>>>::open($value, $quota, $now)?;
-                $run
-            }
-            Algorithm::SlidingWindow => {
-                let $key = OpenKey::<SlidingWindow>::open($value, $quota, $now)?;
-                $run
-            }
-            Algorithm::FixedWindow => {
-                let $key = OpenKey::<FixedWindow>::open($value, $quota, $now)?;
-                $run
-            }
-            Algorithm::TokenBucket => {
-                let $key = OpenKey::<TokenBucket>::open($value, $quota, $now)?;
-                $run
-            }
-            Algorithm::InFlight => {
-                let message = "not that of a rate: what is in flight needs a script".to_owned();
-                return Err(Unusable { message, write: None });
-            }
-        }
-    };
-}
-
 /// Charges those of the requests that fit, in order, at this time in microseconds since the Unix
 /// epoch. `value` is what is stored, if anything.
+///
+/// The quota is that of a rate: what is in flight is held, and needs a [call](super::DecideCall).
 ///
 /// # Errors
 /// If another program wrote the value, it is damaged, or it has holds.
@@ -174,9 +148,8 @@ pub fn check(
     now_us: u64,
     requests: &[Requests],
 ) -> Result<Checked, Unusable> {
-    with_stored!(value, quota, now_us, key => {
-        let mut key = key;
-        key.check(quota, now_us, requests)
+    for_algorithm!(quota.algorithm(), S => {
+        OpenKey::<Value<'_, S>>::open(value, quota, now_us)?.check(quota, now_us, requests)
     })
 }
 
@@ -190,7 +163,9 @@ pub fn decide(
     now_us: u64,
     cost: u64,
 ) -> Result<(Decision, Option<Write>), Unusable> {
-    with_stored!(value, quota, now_us, key => key.decide(quota, now_us, cost))
+    for_algorithm!(quota.algorithm(), S => {
+        OpenKey::<Value<'_, S>>::open(value, quota, now_us)?.decide(quota, now_us, cost)
+    })
 }
 
 #[cfg(test)]
@@ -200,6 +175,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::quota::Algorithm;
 
     const NOW_US: u64 = 1_700_000_000_000_000;
 

@@ -8,14 +8,12 @@ use std::borrow::Cow;
 use smallvec::SmallVec;
 
 use super::call::linger_ms;
-use super::entries::StoredEntries;
 use super::key::OpenKey;
-use super::state::{Stored, Unusable};
+use super::state::{Stored, Unusable, Value};
 use super::write::Write;
-use crate::algorithm::sliding_log::Log;
-use crate::algorithm::{FixedWindow, SlidingWindow, TokenBucket};
+use crate::algorithm::for_algorithm;
 use crate::hold::{Holds, TAG, TableList};
-use crate::quota::{Algorithm, Quota};
+use crate::quota::Quota;
 use crate::time::SECOND_US;
 
 /// A part of a value, and where it begins.
@@ -140,7 +138,10 @@ pub(super) fn settle_due(
         Effect::NewTable { bytes, expire_at_ms, has_usage: true }
     };
     for hold in due.iter().filter(|hold| hold.charged_at_end() > 0) {
-        let charged = charge_at_end(pair.state(), quota, hold.until, hold.charged_at_end())?;
+        // What ends in flight charges nothing.
+        let charged = for_algorithm!(quota.algorithm(), S => {
+            charge_at_end::<Value<'_, S>>(pair.state(), quota, hold.until, hold.charged_at_end())?
+        });
         if let Some(write) = charged {
             // Its expiry was computed as of the end.
             let later_ms = (now / 1000).saturating_sub(hold.until / 1000);
@@ -170,23 +171,7 @@ pub(super) fn holds_cut_off() -> Unusable {
     Unusable::damaged("its holds are cut off")
 }
 
-fn charge_at_end(
-    value: Option<&[u8]>,
-    quota: &Quota,
-    until: u64,
-    cost: u64,
-) -> Result<Option<Write>, Unusable> {
-    match quota.algorithm() {
-        Algorithm::SlidingLog => charge_as::<Log<StoredEntries<'_>>>(value, quota, until, cost),
-        Algorithm::SlidingWindow => charge_as::<SlidingWindow>(value, quota, until, cost),
-        Algorithm::FixedWindow => charge_as::<FixedWindow>(value, quota, until, cost),
-        Algorithm::TokenBucket => charge_as::<TokenBucket>(value, quota, until, cost),
-        // What ends is no longer in flight.
-        Algorithm::InFlight => Ok(None),
-    }
-}
-
-fn charge_as<'v, S: Stored<'v>>(
+fn charge_at_end<'v, S: Stored<'v>>(
     value: Option<&'v [u8]>,
     quota: &Quota,
     until: u64,

@@ -43,6 +43,15 @@ pub(super) struct Step {
     pub(super) settled: u64,
 }
 
+/// A state of memory, of which values are stored.
+pub(super) trait StoredAs {
+    /// The same state where it is read from a value: a log leaves its entries there.
+    type Value<'v>: Stored<'v>;
+}
+
+/// What is read from a value of the state `S`.
+pub(super) type Value<'v, S> = <S as StoredAs>::Value<'v>;
+
 /// A state that is read from a stored value and written to one.
 pub(super) trait Stored<'v>: State {
     /// The algorithm's number in the first byte.

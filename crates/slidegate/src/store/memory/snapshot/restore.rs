@@ -103,6 +103,7 @@ impl SnapshotFile {
     }
 }
 
+#[allow(clippy::needless_pass_by_value)] // as `map_err` passes it
 fn unreadable(error: io::Error) -> SnapshotError {
     SnapshotError::io("cannot read the snapshot", &error)
 }
@@ -184,8 +185,7 @@ impl<N: Fn(&str, &[String]) -> Option<u32>, Q: Fn(u32, KeyId) -> Option<Quota>> 
             Record::Holds(key, holds) => self.holds(&key, holds),
             Record::Usage { key, algorithm, is_repeated } => {
                 for_algorithm!(algorithm, S => {
-                    let state = take::<<S as SavedState>::Saved>(input)?;
-                    self.usage::<S>(&key, algorithm, (state, is_repeated))
+                    self.usage::<S>(&key, algorithm, (take(input)?, is_repeated))
                 })
             }
         }
