@@ -7,7 +7,10 @@ use slidegate::stored::{
     ChangeCall, DecideCall, Decided, Item, Pair, Reply, Requests, Unusable, UnusableKey, check, decide,
     quota_of,
 };
-use slidegate::{Algorithm, Decision, Quota, headers::{millis_ceil, secs_ceil}};
+use slidegate::{
+    Algorithm, Decision, Quota,
+    headers::{millis_ceil, secs_ceil},
+};
 
 use crate::api::{Arguments, Context, Key, WrongType, server_time_us};
 use crate::arguments::{MOST, named, number, requests};

@@ -8,7 +8,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use slidegate::{Cost, PolicyDecision, Request, Role, Verb, reserve::{Extension, HoldOptions, Unsettled}};
+use slidegate::{
+    Cost, PolicyDecision, Request, Role, Verb,
+    reserve::{Extension, HoldOptions, Unsettled},
+};
 
 use crate::attributes::{RecordedRequest, address, named_attributes};
 use crate::block::MAX_EXTRAS;

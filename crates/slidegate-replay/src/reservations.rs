@@ -11,7 +11,11 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 
 use serde::Serialize;
-use slidegate::{Algorithm, Cost, Counts, Decisions, Gate, OwnedValue, Policy, PolicyDecision, PolicySet, Request, Timestamp, Verb, reserve::{Settlement, Ticket}};
+use slidegate::{
+    Algorithm, Cost, Counts, Decisions, Gate, OwnedValue, Policy, PolicyDecision, PolicySet, Request,
+    Timestamp, Verb,
+    reserve::{Settlement, Ticket},
+};
 
 use crate::batch::BatchEntry;
 use crate::call::{ChangeKind, RecordedChange, RecordedReservation};

@@ -14,7 +14,10 @@ use std::net::SocketAddr;
 
 use axum::{Router, routing::get};
 use slidegate::layer::{Attribute, Limited, RateLimitLayer};
-use slidegate::{Gate, Policy, PolicySet, Quota, RedisOptions, redis::{FallbackStore, RedisStore}};
+use slidegate::{
+    Gate, Policy, PolicySet, Quota, RedisOptions,
+    redis::{FallbackStore, RedisStore},
+};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {

@@ -24,9 +24,9 @@ mod unit_field;
 mod units;
 mod write;
 
+pub use crate::time::{millis_ceil, secs_ceil};
 #[cfg(feature = "tower")]
 pub(crate) use buffer::FieldBuffer;
-pub use crate::time::{millis_ceil, secs_ceil};
 pub use problem::{Problem, problem_json};
 pub use style::{Draft, XRateLimit};
 use unit_field::Dialect;

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use slidegate::{Decision, Limiter, MemoryStore, Quota, store::MemoryStoreBuilder, headers::secs_ceil};
+use slidegate::{Decision, Limiter, MemoryStore, Quota, headers::secs_ceil, store::MemoryStoreBuilder};
 use smallvec::SmallVec;
 
 use crate::caller::Protocol;

@@ -10,7 +10,12 @@ use axum::http::{Request as HttpRequest, StatusCode, Uri};
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use slidegate::{Algorithm, DecisionSource, Policy, PolicySet, Quota, Reason, Request, Verb, parse_window, store::{KeyUse, RecordedCharge}, headers::millis_ceil};
+use slidegate::{
+    Algorithm, DecisionSource, Policy, PolicySet, Quota, Reason, Request, Verb,
+    headers::millis_ceil,
+    parse_window,
+    store::{KeyUse, RecordedCharge},
+};
 
 use super::apply::unknown;
 use super::reply::{InPath, audit, body};

@@ -11,7 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use slidegate::{DecisionSource, OwnedValue, PolicyDecision, Quota, Request, Timestamp, Value, reserve::{HoldStatus, Reserved, Settlement, TicketHold, Unsettled}, store::{KeyUse, OpenHold}};
+use slidegate::{
+    DecisionSource, OwnedValue, PolicyDecision, Quota, Request, Timestamp, Value,
+    reserve::{HoldStatus, Reserved, Settlement, TicketHold, Unsettled},
+    store::{KeyUse, OpenHold},
+};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 

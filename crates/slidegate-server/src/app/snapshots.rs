@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use slidegate::{store::{RestoredSnapshot, SavedSnapshot, SnapshotFile}};
+use slidegate::store::{RestoredSnapshot, SavedSnapshot, SnapshotFile};
 use tokio::sync::Notify;
 
 use super::changes::now_ms;

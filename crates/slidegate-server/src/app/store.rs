@@ -8,7 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use slidegate::store::{PolicyReset, ResetCursor};
-use slidegate::{Decisions, Error, Gate, MemoryStore, Policy, PolicySet, Request, Timestamp, Verb, redis::{FallbackStore, RedisStore}, reserve::{HoldOptions, HoldStatus, PendingStats, Reserved, Ticket}, store::{KeyUse, MemoryStats, RestoredSnapshot, SavedSnapshot, SnapshotError, SnapshotFile}};
+use slidegate::{
+    Decisions, Error, Gate, MemoryStore, Policy, PolicySet, Request, Timestamp, Verb,
+    redis::{FallbackStore, RedisStore},
+    reserve::{HoldOptions, HoldStatus, PendingStats, Reserved, Ticket},
+    store::{KeyUse, MemoryStats, RestoredSnapshot, SavedSnapshot, SnapshotError, SnapshotFile},
+};
 
 use super::ticket_change::{Changed, TicketChange};
 use crate::config::{SharedStore, Storage};

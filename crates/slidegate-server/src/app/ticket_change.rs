@@ -1,6 +1,9 @@
 //! What is done with a reservation, by its ticket.
 
-use slidegate::{Cost, reserve::{Extension, Settlement}};
+use slidegate::{
+    Cost,
+    reserve::{Extension, Settlement},
+};
 
 /// What to do with a reservation.
 #[derive(Debug, Clone)]

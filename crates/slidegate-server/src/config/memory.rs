@@ -5,7 +5,10 @@ use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate::{Algorithm, Excess, MemoryStore, Policy, Quota, format_window, store::{MemoryEstimate, MemoryStoreBuilder}};
+use slidegate::{
+    Algorithm, Excess, MemoryStore, Policy, Quota, format_window,
+    store::{MemoryEstimate, MemoryStoreBuilder},
+};
 
 use super::values::{ByteSize, Parsed, Span, format_bytes, some_bytes};
 

@@ -6,7 +6,9 @@ use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use slidegate::client_addr::Ipv6Prefix;
-use slidegate::{Algorithm, CostUnit, Counts, Excess, OnStoreError, Policy, PolicySet, Quota, reserve::Unsettled};
+use slidegate::{
+    Algorithm, CostUnit, Counts, Excess, OnStoreError, Policy, PolicySet, Quota, reserve::Unsettled,
+};
 
 use super::condition::{self, Condition};
 use super::observe::KeysShown;

@@ -10,7 +10,10 @@ use std::time::Duration;
 use super::yaml::Node;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate::{Gate, PolicySet, RedisOptions, Secret, redis::{ClientCertificate, FallbackStore, RedisStore}};
+use slidegate::{
+    Gate, PolicySet, RedisOptions, Secret,
+    redis::{ClientCertificate, FallbackStore, RedisStore},
+};
 
 use super::environment::URL_VARIABLE;
 use super::memory::Memory;

@@ -1,6 +1,8 @@
 //! Describes a policy in words, for `slidegate validate`.
 
-use slidegate::{Algorithm, Counts, Excess, MemoryStore, OnStoreError, Policy, Quota, format_window, reserve::Unsettled};
+use slidegate::{
+    Algorithm, Counts, Excess, MemoryStore, OnStoreError, Policy, Quota, format_window, reserve::Unsettled,
+};
 use slidegate_replay::{redis_bytes_at_most, redis_holds_bytes};
 
 /// Most open reservations of a key.

@@ -2,7 +2,11 @@
 
 use serde::{Serialize, Serializer};
 use slidegate::headers::Problem;
-use slidegate::{Decision, Decisions, PolicyDecision, Reason, Request, reserve::{HoldStatus, Settlement, Ticket}, headers::millis_ceil};
+use slidegate::{
+    Decision, Decisions, PolicyDecision, Reason, Request,
+    headers::millis_ceil,
+    reserve::{HoldStatus, Settlement, Ticket},
+};
 
 use crate::app::explanation;
 use crate::app::ticket_change::Changed;

@@ -9,7 +9,11 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Request as HttpRequest, Sta
 use axum::response::Response as HttpResponse;
 use axum::routing::{MethodRouter, post};
 use serde::Deserialize;
-use slidegate::{Error, reserve::{Extension, HoldOptions, HoldStatus, Settlement, Ticket}, headers::secs_ceil};
+use slidegate::{
+    Error,
+    headers::secs_ceil,
+    reserve::{Extension, HoldOptions, HoldStatus, Settlement, Ticket},
+};
 
 use super::answer::{self, ReservationRequest};
 use super::cost::Cost;

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use slidegate::{Cost, Error, PolicySet, Request, reserve::{Extension, Ticket}};
+use slidegate::{
+    Cost, Error, PolicySet, Request,
+    reserve::{Extension, Ticket},
+};
 
 use super::batch::Step;
 use super::cost::parse_cost;

@@ -4,7 +4,10 @@
 
 use std::time::Duration;
 
-use slidegate::{Request, Timestamp, reserve::{HoldOptions, SettledKey, Settlement, Ticket}};
+use slidegate::{
+    Request, Timestamp,
+    reserve::{HoldOptions, SettledKey, Settlement, Ticket},
+};
 
 use super::answer;
 use super::reply::Reply;

@@ -11,7 +11,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
-use slidegate::{Block, DecisionSource, Limiter, MemoryStore, Policy, PolicyDecision, Quota, Reason, Secret, Timestamp, headers::millis_ceil};
+use slidegate::{
+    Block, DecisionSource, Limiter, MemoryStore, Policy, PolicyDecision, Quota, Reason, Secret, Timestamp,
+    headers::millis_ceil,
+};
 use tokio::sync::broadcast;
 
 use super::redaction::Redactor;

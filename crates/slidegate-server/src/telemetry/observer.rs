@@ -14,7 +14,11 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use axum::http::HeaderMap;
-use slidegate::{Clock, DecisionSource, Decisions, Policy, PolicyDecision, PolicySet, Request, Role, SystemClock, Timestamp, Verb, reserve::{SettledCost, Ticket}};
+use slidegate::{
+    Clock, DecisionSource, Decisions, Policy, PolicyDecision, PolicySet, Request, Role, SystemClock,
+    Timestamp, Verb,
+    reserve::{SettledCost, Ticket},
+};
 use tokio::sync::Semaphore;
 
 use super::VERBS;

@@ -8,7 +8,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use slidegate::{Block, Clock, Counts, Gate, ManualClock, MaxWaiting, MemoryStore, NotAcquired, NotAcquiredKind, Policy, PolicySet, Quota, Request, Timestamp, reserve::{Ticket, TicketGuard}};
+use slidegate::{
+    Block, Clock, Counts, Gate, ManualClock, MaxWaiting, MemoryStore, NotAcquired, NotAcquiredKind, Policy,
+    PolicySet, Quota, Request, Timestamp,
+    reserve::{Ticket, TicketGuard},
+};
 use tokio::task::{JoinHandle, yield_now};
 use tokio::time::Instant;
 

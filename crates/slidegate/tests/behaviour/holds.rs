@@ -11,7 +11,10 @@ mod simulation;
 
 use std::time::Duration;
 
-use slidegate::{Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp, reserve::{SettledKey, Settlement, Ticket}};
+use slidegate::{
+    Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp,
+    reserve::{SettledKey, Settlement, Ticket},
+};
 
 /// Windows of 60 s begin here.
 const START: Timestamp = Timestamp::from_secs(1_000_000_020);

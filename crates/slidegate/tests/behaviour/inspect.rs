@@ -3,7 +3,9 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use slidegate::{Algorithm, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp, store::KeyUse};
+use slidegate::{
+    Algorithm, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp, store::KeyUse,
+};
 
 const START: Timestamp = Timestamp::from_secs(1_000_000_020);
 

@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use slidegate::{Algorithm, Excess, Gate, Limiter, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Verb, store::MemoryStats};
+use slidegate::{
+    Algorithm, Excess, Gate, Limiter, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Verb,
+    store::MemoryStats,
+};
 
 use crate::counting;
 

@@ -7,7 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use slidegate::{Algorithm, Clock, Counts, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp, Verdict, reserve::HoldStatus, store::{RestoredSnapshot, SnapshotError, SnapshotFile}};
+use slidegate::{
+    Algorithm, Clock, Counts, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp,
+    Verdict,
+    reserve::HoldStatus,
+    store::{RestoredSnapshot, SnapshotError, SnapshotFile},
+};
 use slidegate_testkit::TempDir;
 
 use crate::oracle::model::Model;

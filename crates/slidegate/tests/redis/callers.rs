@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use proptest::test_runner::{Config, TestRunner};
 use slidegate::redis::BreakerState;
-use slidegate::{DecisionSource, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, redis::FailureKind};
+use slidegate::{
+    DecisionSource, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, redis::FailureKind,
+};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 

@@ -3,7 +3,11 @@
 
 use std::time::Duration;
 
-use slidegate::{Counts, Gate, ManualClock, MemoryStore, OnStoreError, Policy, PolicySet, Quota, Request, SharedGate, Timestamp, reserve::{HoldStatus, Ticket}};
+use slidegate::{
+    Counts, Gate, ManualClock, MemoryStore, OnStoreError, Policy, PolicySet, Quota, Request, SharedGate,
+    Timestamp,
+    reserve::{HoldStatus, Ticket},
+};
 use slidegate_testkit::proxy::{Mode, Proxy};
 use slidegate_testkit::redis::RedisServer;
 

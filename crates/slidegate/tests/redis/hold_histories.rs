@@ -6,7 +6,11 @@ use std::time::Duration;
 
 use proptest::option;
 use proptest::prelude::*;
-use slidegate::{Algorithm, Counts, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, SharedGate, Timestamp, Verb, reserve::{Extension, Reserved, Settlement, Ticket, Unsettled}};
+use slidegate::{
+    Algorithm, Counts, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, SharedGate,
+    Timestamp, Verb,
+    reserve::{Extension, Reserved, Settlement, Ticket, Unsettled},
+};
 use slidegate_testkit::redis::RedisServer;
 
 use crate::callers::{options, random_cases};

@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use slidegate::{Algorithm, Counts, DecisionSource, Gate, Policy, PolicySet, Quota, Request, SharedGate, reserve::{Extension, HoldOptions, HoldStatus, Ticket, Unsettled}};
+use slidegate::{
+    Algorithm, Counts, DecisionSource, Gate, Policy, PolicySet, Quota, Request, SharedGate,
+    reserve::{Extension, HoldOptions, HoldStatus, Ticket, Unsettled},
+};
 use slidegate_testkit::redis::{RedisServer, Reply};
 
 use crate::callers::options;

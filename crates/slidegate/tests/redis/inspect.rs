@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use slidegate::store::{ControlDocument, ControlDocumentId};
+use slidegate::redis::{ControlDocument, ControlDocumentId};
 use slidegate::{Algorithm, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota};
 use slidegate::{Request, SharedGate, Timestamp, Verb};
 use slidegate_testkit::redis::RedisServer;

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use slidegate::{Gate, PolicySet, redis::{FallbackStore, RedisStore}};
+use slidegate::{
+    Gate, PolicySet,
+    redis::{FallbackStore, RedisStore},
+};
 use slidegate_testkit::redis::RedisServer;
 
 use crate::callers::{check, hourly, options};

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slidegate::{DecisionSource, RedisOptions, SharedGate, redis::{ClientCertificate, FailureKind}};
+use slidegate::{
+    DecisionSource, RedisOptions, SharedGate,
+    redis::{ClientCertificate, FailureKind},
+};
 use slidegate_testkit::certificates::{Authority, Certificate};
 use slidegate_testkit::ports;
 use slidegate_testkit::redis::RedisServer;

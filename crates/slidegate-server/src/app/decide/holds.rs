@@ -1,7 +1,10 @@
 //! Reservations: made by a request, and settled, extended or cancelled by their tickets.
 
 use futures_util::future::join_all;
-use slidegate::{Algorithm, Error, Request, Verb, reserve::{Extension, HoldOptions, HoldStatus, Reserved, Ticket}};
+use slidegate::{
+    Algorithm, Error, Request, Verb,
+    reserve::{Extension, HoldOptions, HoldStatus, Reserved, Ticket},
+};
 
 use super::{Call, Engine};
 use crate::app::open_reservations::Due;

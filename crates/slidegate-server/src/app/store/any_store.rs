@@ -4,7 +4,12 @@ use slidegate::store::{
     Charge, HeldCharge, HoldAnswers, HoldCall, HoldStore, KeyInspection, PolicyReset, QuotaChanges,
     ResetCursor, Store, StoreDecisions, StoredPolicy, TicketKeyBytes, TicketSecret,
 };
-use slidegate::{Error, MemoryStore, Quota, Timestamp, redis::{FallbackStore, RedisStore}, store::InMemory, reserve::Ticket};
+use slidegate::{
+    Error, MemoryStore, Quota, Timestamp,
+    redis::{FallbackStore, RedisStore},
+    reserve::Ticket,
+    store::InMemory,
+};
 
 /// The store that the configuration selects.
 #[derive(Debug)]

@@ -6,8 +6,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use slidegate::store::{BreakerState, FallbackStats};
-use slidegate::{DecisionSource, Decisions, Error, redis::{FailureKind, FallbackStore, RedisStore}};
+use slidegate::redis::{BreakerState, FallbackStats};
+use slidegate::{
+    DecisionSource, Decisions, Error,
+    redis::{FailureKind, FallbackStore, RedisStore},
+};
 
 use crate::log_limit::LogLimit;
 

@@ -9,7 +9,10 @@ use std::time::Duration;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::google::protobuf;
-use slidegate::{Error, reserve::{HoldOptions, HoldStatus, Ticket, Unsettled}};
+use slidegate::{
+    Error,
+    reserve::{HoldOptions, HoldStatus, Ticket, Unsettled},
+};
 use tonic::Status;
 
 use super::record::{self, Recorded};

@@ -2,7 +2,10 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use slidegate::{DecisionSource, Verb, reserve::{HoldStatus, Settlement}};
+use slidegate::{
+    DecisionSource, Verb,
+    reserve::{HoldStatus, Settlement},
+};
 
 use super::request::{Decided, DescriptorTarget};
 use super::response::is_over;

@@ -1,6 +1,9 @@
 //! Cases of reservations, one by one, with every number.
 
-use slidegate::{Algorithm, Block, Counts, Reason, reserve::{Extension, HoldStatus, Unsettled}};
+use slidegate::{
+    Algorithm, Block, Counts, Reason,
+    reserve::{Extension, HoldStatus, Unsettled},
+};
 
 use super::*;
 

@@ -1,6 +1,9 @@
 //! Holds at the edges of times, bounds and costs.
 
-use slidegate::{Algorithm, Counts, reserve::{Extension, HoldStatus}};
+use slidegate::{
+    Algorithm, Counts,
+    reserve::{Extension, HoldStatus},
+};
 
 use super::*;
 

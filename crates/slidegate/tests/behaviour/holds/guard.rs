@@ -3,7 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use slidegate::{Counts, reserve::{HoldStatus, Unsettled}};
+use slidegate::{
+    Counts,
+    reserve::{HoldStatus, Unsettled},
+};
 
 use super::*;
 

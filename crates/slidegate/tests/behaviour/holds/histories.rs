@@ -1,7 +1,10 @@
 //! Random histories of reservations, beside a naive model: a list of charges and a list of holds.
 
 use proptest::prelude::*;
-use slidegate::{Algorithm, reserve::{Extension, HoldStatus, Unsettled}};
+use slidegate::{
+    Algorithm,
+    reserve::{Extension, HoldStatus, Unsettled},
+};
 
 use super::*;
 use crate::oracle::model::Model;
