@@ -233,7 +233,7 @@ pub(crate) type Charges<'a> = PerCharge<Charge<'a>>;
 
 /// What there is one of for each charge of a call: in place for as many as most calls have, else in one
 /// allocation.
-pub(crate) type PerCharge<T> = SmallVec<[T; 2]>;
+pub(crate) type PerCharge<T> = SmallVec<[T; 3]>;
 
 /// What requests would charge: in their order and that of the policies, each key at most once.
 #[derive(Debug, Default)]

@@ -44,8 +44,6 @@ pub use decisions::{Decisions, PolicyDecision};
 use numbers::Numbers;
 #[cfg(feature = "redis")]
 pub use pending::PendingStats;
-#[cfg(all(feature = "tower", feature = "wait"))]
-pub(crate) use reserve::Change;
 pub use reserve::{Extension, Reserved};
 pub use settlement::{SettledCost, SettledKey, Settlement};
 pub use ticket_guard::TicketGuard;

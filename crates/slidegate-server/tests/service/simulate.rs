@@ -88,7 +88,7 @@ fn a_policy_that_judged_nothing_is_an_error_after_the_report() {
     assert_eq!(output.status.code(), Some(2));
     // It has no options to map attributes, or to accept this.
     let error = "policy `per-tenant` judged nothing: it needs the attribute `tenant`, which never occurs in the log, \
-                 which has `ip`, `method`, `path`\n";
+                 which has `ip`, `method`, `path`, `status`, `user`, `user_agent`\n";
     assert_eq!(text(&output.stderr), error);
     let report = text(&output.stdout);
     assert!(report.starts_with("error: policy ") && report.contains("denied 0 "), "{report}");

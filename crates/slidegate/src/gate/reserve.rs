@@ -115,7 +115,7 @@ impl<'c> Extension<'c> {
 
 /// What is to be done with all holds of a ticket.
 #[derive(Debug, Clone)]
-pub(crate) enum Change<'c> {
+pub(super) enum Change<'c> {
     Settle {
         cost: Cost<'c>,
         is_final: bool,
@@ -315,7 +315,7 @@ impl Gate {
 }
 
 impl<S: HoldStore> Gate<S> {
-    pub(crate) async fn reserve_under<'r>(
+    pub(super) async fn reserve_under<'r>(
         &self,
         requests: &'r [Request<'r>],
         mut terms: HoldTerms,
@@ -378,7 +378,7 @@ impl<S: HoldStore> Gate<S> {
         Some(ticket)
     }
 
-    pub(crate) async fn change_holds(
+    pub(super) async fn change_holds(
         &self,
         ticket: &Ticket,
         change: Change<'_>,

@@ -4,10 +4,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use super::config::ErasedGate;
-use crate::charge::HoldTerms;
 use crate::error::Error;
-use crate::gate::{Change, Gate, Reserved, Settlement, TicketGuard};
-use crate::hold::Unsettled;
+use crate::gate::{Extension, Gate, Reserved, Settlement, TicketGuard};
+use crate::hold::HoldOptions;
 use crate::request::{Cost, Request};
 use crate::store::HoldStore;
 use crate::ticket::Ticket;
@@ -56,7 +55,10 @@ pub(super) trait HoldGate: ErasedGate {
 
 impl<S: HoldStore + 'static> HoldGate for Gate<S> {
     fn reserve<'g, 'r: 'g>(&'g self, requests: &'r [Request<'r>]) -> Answer<'g, Reserved<'r>> {
-        Box::pin(self.reserve_under(requests, HoldTerms::new(None, Unsettled::default()), None))
+        Box::pin(async {
+            let reserved = self.reserve_all_async(requests, HoldOptions::default()).await;
+            reserved.expect("a policy's own time is in range")
+        })
     }
 
     fn settle_part<'g>(
@@ -72,7 +74,8 @@ impl<S: HoldStore + 'static> HoldGate for Gate<S> {
         ticket: &'g Ticket,
         cost: Option<Cost<'static>>,
     ) -> Answer<'g, Result<Settlement, Error>> {
-        Box::pin(self.change_holds(ticket, Change::Extend { cost, ttl_us: None }))
+        let extension = cost.into_iter().fold(Extension::new(), Extension::with_total);
+        Box::pin(self.extend_with_async(ticket, extension))
     }
 
     fn guard(self: Arc<Self>, ticket: Ticket) -> Box<dyn Guard> {

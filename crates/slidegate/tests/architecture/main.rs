@@ -161,6 +161,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "error",
             "gate",
             "headers",
+            "hold",
             "policy",
             "request",
             "store",
