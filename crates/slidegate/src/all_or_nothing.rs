@@ -6,16 +6,6 @@ use crate::charge::{Charge, Charges, Excess, Part, PerCharge};
 use crate::decision::{Decision, Verdict};
 use crate::verb::{Role, Verb};
 
-/// The outcome of a call's parts.
-#[derive(Debug)]
-pub(crate) struct Outcome {
-    /// In the order of the parts.
-    pub(crate) decisions: PerCharge<Decision>,
-    /// Whether enforced policies deny the call.
-    #[cfg_attr(not(feature = "stored-values"), expect(dead_code, reason = "compared with what scripts say"))]
-    pub(crate) is_denied: bool,
-}
-
 /// Decides a call on all its keys or on none. `apply` does to one key what a verb says, with a
 /// cost.
 ///
@@ -25,20 +15,11 @@ pub(crate) struct Outcome {
 /// deny. Where an overdraft is admitted, room for the first unit of the cost is enough. Where
 /// denials count, the cost is charged whatever any policy says, and a denial tells what is used
 /// after that.
+///
+/// Appends the decisions to a list, because moving one takes as long as a part of a decision. Returns
+/// whether enforced policies deny the call.
 #[inline]
 pub(crate) fn all_or_none<P: AsRef<Part>>(
-    parts: &[P],
-    apply: impl FnMut(usize, Verb, u64) -> Decision,
-) -> Outcome {
-    let mut decisions = PerCharge::new();
-    let is_denied = decide_all(parts, apply, &mut decisions);
-    Outcome { decisions, is_denied }
-}
-
-/// Does the same. Appends the decisions to a list, which would take as long to move as one of them
-/// takes. Returns whether enforced policies deny the call.
-#[inline]
-pub(crate) fn decide_all<P: AsRef<Part>>(
     parts: &[P],
     mut apply: impl FnMut(usize, Verb, u64) -> Decision,
     decisions: &mut PerCharge<Decision>,

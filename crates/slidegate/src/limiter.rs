@@ -83,10 +83,10 @@ impl Limiter {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), slidegate::NotAcquired> {
     /// let limiter = Limiter::new(Quota::per_minute(100));
-    /// let decision = limiter.acquire("alice").with_cost(3).timeout(Duration::from_secs(2)).await?;
+    /// let decision = limiter.acquire("alice").cost(3).timeout(Duration::from_secs(2)).await?;
     /// assert_eq!(decision.remaining(), 97);
     ///
-    /// let never = limiter.acquire("alice").with_cost(101).await.unwrap_err();
+    /// let never = limiter.acquire("alice").cost(101).await.unwrap_err();
     /// assert_eq!(never.to_string(), "invalid cost 101: must be at most 100, the capacity of the quota; ask for less at once");
     /// # Ok(())
     /// # }

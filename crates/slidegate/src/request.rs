@@ -417,9 +417,9 @@ impl<'r> Request<'r> {
     ///
     /// let gate = Gate::new(PolicySet::new([Policy::new("inline", Quota::per_minute(0))?.with_scope(["key"])])?);
     /// let alice = Request::new().with("key", "alice").under("inline");
-    /// assert!(gate.check(&alice.clone().quota(Quota::per_minute(2)).with_cost(2)).is_allowed());
-    /// assert!(gate.check(&alice.clone().quota(Quota::per_minute(2))).is_denied());
-    /// assert!(gate.check(&alice.quota(Quota::per_minute(3))).is_allowed());
+    /// assert!(gate.check(&alice.clone().with_quota(Quota::per_minute(2)).with_cost(2)).is_allowed());
+    /// assert!(gate.check(&alice.clone().with_quota(Quota::per_minute(2))).is_denied());
+    /// assert!(gate.check(&alice.with_quota(Quota::per_minute(3))).is_allowed());
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     ///

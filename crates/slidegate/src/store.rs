@@ -43,8 +43,8 @@ pub(crate) mod redis;
 pub(crate) mod shared;
 
 #[cfg(feature = "redis")]
-pub(crate) use crate::all_or_nothing::{Denials, Outcome, complete};
-pub(crate) use crate::all_or_nothing::{all_or_none, decide_all, with_denials};
+pub(crate) use crate::all_or_nothing::{Denials, complete};
+pub(crate) use crate::all_or_nothing::{all_or_none, with_denials};
 pub use holds::{HeldCharge, HoldAnswer, HoldAnswers, HoldCall, HoldStore, TicketKeyBytes};
 pub use idempotency::IdempotencyCache;
 pub use key_state::KeyState;
@@ -304,6 +304,6 @@ impl From<PerCharge<Decision>> for StoreDecisions {
 /// [`Role`](crate::Role) and [`Excess`](crate::Excess) for charges that take part in another way.
 pub fn decide(charges: &[Charge<'_>], apply: impl FnMut(usize, Verb, u64) -> Decision) -> StoreDecisions {
     let mut decided = StoreDecisions::default();
-    decide_all(charges, apply, &mut decided.decisions);
+    all_or_none(charges, apply, &mut decided.decisions);
     decided
 }

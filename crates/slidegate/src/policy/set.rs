@@ -118,7 +118,8 @@ impl PolicySet {
     ///
     /// let per_user = Policy::new("per-user", Quota::per_minute(5))?.with_scope(["user"]);
     /// let gate = Gate::new(PolicySet::new([per_user])?.require(["user"]));
-    /// let misspelt = gate.check(&Request::new().with("usr", "alice"));
+    /// let request = Request::new().with("usr", "alice");
+    /// let misspelt = gate.check(&request);
     /// assert!(misspelt.is_denied());
     /// assert_eq!(
     ///     misspelt.error().unwrap().to_string(),

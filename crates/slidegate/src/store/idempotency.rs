@@ -295,7 +295,7 @@ mod tests {
         let policies = PolicySet::new([policy]).expect("one name");
         let cache = IdempotencyCache::default();
         let check = |charges: &Charges<'_>, id: &str| {
-            cache.check(charges, id, store.now(), || store.apply(charges).into()).decisions[0]
+            cache.check(charges, id, store.now(), || store.apply(charges)).decisions[0]
         };
         let on_charges = |user: &str, verb, run: &dyn Fn(&Charges<'_>)| {
             let request = Request::new().with("user", user);

@@ -13,7 +13,7 @@ use super::state::Unusable;
 use super::write::Write;
 use crate::algorithm::counts_still;
 use crate::all_or_nothing::all_or_none;
-use crate::charge::{Excess, Part};
+use crate::charge::{Excess, Part, PerCharge};
 use crate::hold::HoldChange;
 use crate::quota::Quota;
 use crate::time::Timestamp;
@@ -131,7 +131,7 @@ impl DecideCall {
         let (mut passed, mut refunds) = (0, SmallVec::new());
         for cost in &self.costs {
             let parts: SmallVec<[Part; 4]> = self.parts.iter().map(|one| one.part(*cost)).collect();
-            let outcome = all_or_none(&parts, |at, verb, cost| {
+            let apply = |at: usize, verb, cost| {
                 let CallPart { key, hold, part, .. } = &self.parts[at];
                 let opened = &mut keys[*key];
                 if verb == Verb::Refund {
@@ -151,8 +151,8 @@ impl DecideCall {
                     }
                 }
                 decision
-            });
-            passed += u64::from(!outcome.is_denied);
+            };
+            passed += u64::from(!all_or_none(&parts, apply, &mut PerCharge::new()));
         }
         (passed, refunds)
     }

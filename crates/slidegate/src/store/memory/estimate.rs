@@ -82,9 +82,9 @@ impl MemoryStoreBuilder {
     ///
     /// let quota = Quota::per_minute(100).with_algorithm(Algorithm::TokenBucket);
     /// let bytes_per_key = MemoryStore::bytes_per_key(&quota, slidegate::Excess::Refuse);
-    /// let estimate = MemoryStore::builder().max_keys(1_000_000).with_estimate(bytes_per_key);
+    /// let estimate = MemoryStore::builder().max_keys(1_000_000).estimate(bytes_per_key);
     /// assert_eq!(estimate.bytes / 1_000_000, 63);
-    /// assert_eq!(MemoryStore::builder().max_bytes(16 << 20).with_estimate(bytes_per_key).bytes, 16 << 20);
+    /// assert_eq!(MemoryStore::builder().max_bytes(16 << 20).estimate(bytes_per_key).bytes, 16 << 20);
     /// ```
     #[must_use]
     pub fn estimate(&self, bytes_per_key: usize) -> MemoryEstimate {

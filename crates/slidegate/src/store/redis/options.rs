@@ -27,7 +27,7 @@ use crate::error::Error;
 ///
 /// let options = RedisOptions::new("redis://127.0.0.1:6379")?
 ///     .with_deadline(Duration::from_millis(20))
-///     .connections(2);
+///     .with_connections(2);
 ///
 /// let error = RedisOptions::new("redis://me:secret@10.0.0.5:port").unwrap_err();
 /// assert!(error.is_store());

@@ -16,7 +16,7 @@ use crate::charge::Part;
 use crate::decision::Decision;
 use crate::hold::{Holds, NewHold};
 use crate::quota::{Algorithm, Quota};
-use crate::store::{Outcome, all_or_none};
+use crate::store::all_or_none;
 use crate::time::Timestamp;
 use crate::verb::Verb;
 
@@ -74,14 +74,18 @@ pub(super) fn read(
     }
     let now = Timestamp::from_micros(now);
     let mut found = found(subjects, rest)?;
-    let outcomes: Vec<_> = costs.iter().map(|cost| decide(subjects, &mut found, now, *cost)).collect();
+    let mut ours = 0;
+    let mut answers = Vec::with_capacity(costs.len());
+    for cost in costs {
+        let mut decisions = Answers::new();
+        let is_denied = decide(subjects, &mut found, now, *cost, &mut decisions);
+        ours += u64::from(if is_flat { decisions[0].is_allowed() } else { !is_denied });
+        answers.push(decisions);
+    }
     // Otherwise the script and its Rust twin disagree.
-    let is_charged = |one: &&Outcome| if is_flat { one.decisions[0].is_allowed() } else { !one.is_denied };
-    let ours = outcomes.iter().filter(is_charged).count() as u64;
     if u64::try_from(*passed) != Ok(ours) {
         return Err(Unreadable(format!("{passed} requests charged instead of {ours}")));
     }
-    let answers = outcomes.into_iter().map(|outcome| outcome.decisions).collect();
     Ok(Reply::Done(answers, now.as_micros()))
 }
 
@@ -114,16 +118,23 @@ fn found(subjects: &Subjects, reply: Vec<Value>) -> Result<SmallVec<[FoundKey; 2
     }
 }
 
-/// Decides one request as the memory store does.
-fn decide(subjects: &Subjects, found: &mut [FoundKey], now: Timestamp, cost: u64) -> Outcome {
+/// Decides one request as the memory store does. Returns whether it is denied.
+fn decide(
+    subjects: &Subjects,
+    found: &mut [FoundKey],
+    now: Timestamp,
+    cost: u64,
+    decisions: &mut Answers,
+) -> bool {
     let parts: SmallVec<[Part; 4]> = subjects.0.iter().map(|subject| subject.part(cost)).collect();
-    all_or_none(&parts, |at, verb, cost| {
+    let apply = |at: usize, verb, cost| {
         let key = subjects.0[at].key;
         let is_refund = verb == Verb::Refund;
         let reply = if is_refund { &mut found[at].refunded } else { &mut found[key].before };
         let reply = reply.as_mut().expect("`found` has read each key");
         reply.decide(&subjects.0[key].quota, now, verb, cost, subjects.0[at].hold.as_ref())
-    })
+    };
+    all_or_none(&parts, apply, decisions)
 }
 
 /// The replies about one subject.

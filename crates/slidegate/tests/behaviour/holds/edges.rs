@@ -96,7 +96,7 @@ fn waits_of_a_key_with_holds_reach_to_the_end_of_their_charges() {
     assert_eq!(waits(&bench), (secs(80), Some(secs(55))), "what is used is free first");
     bench.at(secs(35) - micros(1));
     let cancelled = bench.gate.cancel(&ticket).unwrap();
-    let after = only(&cancelled).decision().clone();
+    let after = *only(&cancelled).decision();
     assert_eq!(
         (after.reset_after(), after.frees_after()),
         (secs(35) + micros(1), Some(secs(35) + micros(1)))
