@@ -298,9 +298,7 @@ impl<S: LocalStore> Gate<S> {
     /// is repeated.
     ///
     /// A denial is decided again, because it has charged nothing. A [`MemoryStore`] keeps the last
-    /// 65,536 checks; an earlier one is charged again. In a Redis cluster the request's keys must
-    /// be in one slot, as [`RedisOptions::with_hash_tag`](crate::RedisOptions::with_hash_tag) ensures;
-    /// otherwise this is a [`check`](Self::check).
+    /// 65,536 checks; an earlier one is charged again.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};

@@ -180,9 +180,14 @@ pub trait LocalStore: fmt::Debug + Send + Sync {
 
 /// The output of a future that calls a local store, and so never waits.
 pub(crate) fn at_once<F: Future>(future: F) -> F::Output {
+    poll_once(future).expect("a local store does not wait")
+}
+
+/// The output of a future if it is ready when it is first polled.
+pub(crate) fn poll_once<F: Future>(future: F) -> Option<F::Output> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(output) => output,
-        Poll::Pending => unreachable!("a local store does not wait"),
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
     }
 }
 

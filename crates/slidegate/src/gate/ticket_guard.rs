@@ -12,7 +12,7 @@ use super::settlement::Settlement;
 use crate::error::Error;
 use crate::request::Cost;
 use crate::store::memory::MemoryStore;
-use crate::store::{HoldStore, at_once};
+use crate::store::{HoldStore, at_once, poll_once};
 use crate::ticket::Ticket;
 
 /// A [`Ticket`] with its gate, which is settled when it is dropped.
@@ -204,7 +204,7 @@ impl TicketGuard<MemoryStore> {
     /// Keeps the reservation for its time from now on, see [`Gate::extend`].
     ///
     /// # Errors
-    /// None.
+    /// The memory store has none.
     pub fn extend(&mut self) -> Result<Settlement, Error> {
         at_once(self.extend_async())
     }
@@ -220,7 +220,7 @@ impl TicketGuard<MemoryStore> {
     /// Cancels the reservation of a request that did not run, see [`Gate::cancel`].
     ///
     /// # Errors
-    /// None.
+    /// The memory store has none.
     pub fn cancel(self) -> Result<Settlement, Error> {
         at_once(self.cancel_async())
     }
@@ -233,19 +233,18 @@ impl<S: HoldStore + 'static> Drop for TicketGuard<S> {
     fn drop(&mut self) {
         let Some(open) = self.open.take() else { return };
         let (gate, ticket, change) = (open.gate, open.ticket, open.at_drop);
-        if gate.store().as_local().is_some() {
-            // The memory store always replies.
-            drop(at_once(gate.change_holds(&ticket, change)));
-        } else {
-            // Refused, it ends by its time.
-            #[cfg(feature = "redis")]
-            drop(gate.end_later(open.runtime, ticket, &change));
-            #[cfg(all(feature = "wait", not(feature = "redis")))]
-            if let Ok(runtime) =
-                tokio::runtime::Handle::try_current().or_else(|error| open.runtime.ok_or(error))
-            {
-                runtime.spawn(async move { drop(gate.change_holds(&ticket, change).await) });
-            }
+        if gate.store().as_local().is_some()
+            && poll_once(gate.change_holds(&ticket, change.clone())).is_some()
+        {
+            return;
+        }
+        // Refused, it ends by its time.
+        #[cfg(feature = "redis")]
+        drop(gate.end_later(open.runtime, ticket, &change));
+        #[cfg(all(feature = "wait", not(feature = "redis")))]
+        if let Ok(runtime) = tokio::runtime::Handle::try_current().or_else(|error| open.runtime.ok_or(error))
+        {
+            runtime.spawn(async move { drop(gate.change_holds(&ticket, change).await) });
         }
     }
 }

@@ -121,6 +121,7 @@ impl PolicySet {
     /// let request = Request::new().with("usr", "alice");
     /// let misspelt = gate.check(&request);
     /// assert!(misspelt.is_denied());
+    /// assert!(gate.check(&Request::new().with("user", "alice")).is_allowed());
     /// assert_eq!(
     ///     misspelt.error().unwrap().to_string(),
     ///     "missing attribute `user`: every request must have it; set it, or do not require it"

@@ -22,9 +22,9 @@ pub(super) const CHECKSUM_BYTES: u64 = 4;
 /// The first block.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Header {
-    /// The begin by the wall clock, in microseconds since the epoch.
+    /// When writing began, by the wall clock, in microseconds since the epoch.
     pub(super) wall_us: u64,
-    /// The begin by the clock that counts since the machine was started, and which start that was.
+    /// The same by the clock that counts since the machine was started, and which start that was.
     pub(super) boot_us: u64,
     pub(super) boot_id: [u8; 16],
     pub(super) identity_seed: [u8; 16],
