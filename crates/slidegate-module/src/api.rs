@@ -1,7 +1,7 @@
 //! The binding to the server's module API: with `allocator.rs` the only code that is `unsafe`.
 //!
 //! Functions are asked for by name when the module is loaded, so one library runs in Redis 7.0 and
-//! later and in Valkey. Everything outside of these files sees byte slices and guards.
+//! later and in Valkey. Everything outside these files sees byte slices and guards.
 
 #![allow(unsafe_code)]
 
@@ -14,6 +14,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::allocator::{ALLOC, FREE, REALLOC};
+use crate::arguments::{PREFIX, prefix_of};
 
 /// What functions return that succeed.
 const OK: c_int = 0;
@@ -101,6 +102,7 @@ api! {
     replicate "Replicate": fn(*mut RawContext, *const c_char, *const c_char; ...) -> c_int;
     microseconds "Microseconds": fn() -> c_longlong;
     get_server_version "GetServerVersion": fn() -> c_int;
+    log "Log": fn(*mut RawContext, *const c_char, *const c_char; ...);
     reply_with_string_buffer "ReplyWithStringBuffer": fn(*mut RawContext, *const c_char, usize) -> c_int;
     reply_with_array "ReplyWithArray": fn(*mut RawContext, c_long) -> c_int;
     reply_with_long_long "ReplyWithLongLong": fn(*mut RawContext, c_longlong) -> c_int;
@@ -182,6 +184,16 @@ pub(crate) struct Key<'c> {
 pub(crate) struct WrongType;
 
 impl<'c> Arguments<'c> {
+    /// # Safety
+    /// These are so many pointers to strings, which live for `'c`. Without any, the first may be NULL.
+    unsafe fn new(first: *mut *mut RawString, count: c_int) -> Self {
+        match usize::try_from(count) {
+            // SAFETY: the caller's.
+            Ok(count @ 1..) => Self(unsafe { slice::from_raw_parts(first, count) }),
+            _ => Self(&[]),
+        }
+    }
+
     pub(crate) fn len(self) -> usize {
         self.0.len()
     }
@@ -383,8 +395,8 @@ pub(crate) unsafe fn run(
     let Some(raw) = NonNull::new(context) else { return ERR };
     let context = Context { raw, lifetime: PhantomData };
     // SAFETY: the server passes this many pointers to strings, which live until the command ends.
-    let arguments = unsafe { slice::from_raw_parts(arguments, usize::try_from(count).unwrap_or(0)) };
-    let run = || command(&context, Arguments(arguments));
+    let arguments = unsafe { Arguments::new(arguments, count) };
+    let run = || command(&context, arguments);
     if catch_unwind(AssertUnwindSafe(run)).is_err() {
         let report =
             || context.reply_error("SLIDEGATE internal error: the module panicked; nothing was charged");
@@ -397,9 +409,10 @@ pub(crate) unsafe fn run(
 /// Registers the module and its commands. Returns what `RedisModule_OnLoad` must.
 ///
 /// # Safety
-/// `context` is that of `RedisModule_OnLoad`.
+/// `context` and `arguments` are those of `RedisModule_OnLoad`.
 pub(crate) unsafe fn load(
     context: *mut RawContext,
+    arguments: Arguments<'_>,
     name: &CStr,
     version: c_int,
     commands: &[Command],
@@ -427,6 +440,15 @@ pub(crate) unsafe fn load(
         if !has_all || call!(is_module_name_busy(name.as_ptr())) != 0 {
             return ERR;
         }
+        let given: Vec<_> = (0..arguments.len()).map(|at| arguments.get(at)).collect();
+        let prefix = match prefix_of(&given) {
+            Ok(prefix) => prefix,
+            Err(error) => {
+                let error = CString::new(error.replace('\0', "\\0")).unwrap_or_default();
+                call!(log(context, c"warning".as_ptr(), c"%s".as_ptr(), error.as_ptr()));
+                return ERR;
+            }
+        };
         call!(set_module_attribs(context, name.as_ptr(), version, API_VERSION));
         // A key that is opened for writing counts as changed otherwise, also by a denial.
         call!(set_module_options(context, NO_IMPLICIT_SIGNAL_MODIFIED));
@@ -439,6 +461,9 @@ pub(crate) unsafe fn load(
             call!(add_acl_category(context, c"slidegate".as_ptr()));
         }
         for Command { name, keys: KeyArguments { first, last }, run } in commands {
+            let named = name.to_bytes().strip_prefix(PREFIX.as_bytes());
+            let named = named.and_then(|rest| CString::new([prefix.as_bytes(), rest].concat()).ok());
+            let name = named.as_deref().unwrap_or(name);
             let flags = c"write fast deny-oom".as_ptr();
             if call!(create_command(context, name.as_ptr(), *run, flags, *first, *last, 1)) != OK {
                 return ERR;
@@ -478,12 +503,15 @@ macro_rules! commands {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn RedisModule_OnLoad(
             context: *mut RawContext,
-            _arguments: *mut *mut RawString,
-            _count: c_int,
+            arguments: *mut *mut RawString,
+            count: c_int,
         ) -> c_int {
             let commands = [$(Command { name: $name, keys: $keys, run: $function }),*];
             // SAFETY: the server calls it to load the module.
-            unsafe { load(context, c"slidegate", crate::commands::VERSION, &commands) }
+            unsafe {
+                let arguments = Arguments::new(arguments, count);
+                load(context, arguments, c"slidegate", crate::commands::VERSION, &commands)
+            }
         }
 
         /// Called by the server before it unloads the module, which this may refuse.

@@ -1,9 +1,37 @@
-//! Arguments of commands: numbers and words.
+//! Arguments of commands, numbers and words, and those with which the module is loaded.
 
 use slidegate::stored::Requests;
 
 /// The largest limit and cost: scripts count in doubles, which are exact up to here.
 pub(crate) const MOST: u64 = (1 << 53) - 1;
+
+/// What the names of commands for applications begin with, if the module is loaded without arguments.
+pub(crate) const PREFIX: &str = "rl.";
+/// Most bytes of another prefix.
+const MAX_PREFIX: usize = 32;
+
+/// The command prefix of these load arguments: `SG.` for `prefix SG.`. The error describes the invalid argument.
+pub(crate) fn prefix_of(arguments: &[&[u8]]) -> Result<String, String> {
+    let quoted = |text: &[u8]| String::from_utf8_lossy(text).escape_debug().to_string();
+    match arguments {
+        [] => Ok(PREFIX.to_owned()),
+        [word, prefix] if word.eq_ignore_ascii_case(b"prefix") => {
+            let is_named = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-".contains(byte);
+            let is_prefix = (1..=MAX_PREFIX).contains(&prefix.len()) && prefix.iter().all(is_named);
+            let text = || String::from_utf8_lossy(prefix).to_ascii_lowercase();
+            is_prefix.then(text).ok_or_else(|| {
+                format!(
+                    "invalid prefix `{}`: must be 1 to {MAX_PREFIX} letters, digits, `.`, `_` or `-`, for example `SG.`",
+                    quoted(prefix)
+                )
+            })
+        }
+        _ => Err(format!(
+            "invalid arguments `{}`: must be none, or `prefix` and a prefix, for example `prefix SG.`",
+            arguments.iter().map(|argument| quoted(argument)).collect::<Vec<_>>().join(" ")
+        )),
+    }
+}
 
 /// A decimal number. `None` if the text is not one, or if it is not in the range.
 pub(crate) fn number(text: &[u8], least: u64, most: u64) -> Option<u64> {

@@ -112,7 +112,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// A store outside of the crate must decide as those inside do.
+        /// A store outside the crate must decide as those inside do.
         #[test]
         fn it_decides_as_the_memory_store(
             algorithm in prop::sample::select(&Algorithm::ALL[..]),

@@ -39,6 +39,11 @@ local function counts_still(letter, packed, cost, made)
     if rest > 0 then drained = drained + 1 end
     return math.max(cost - drained, 0)
   end
+  if window >= 140737488355328 then
+    -- Fixed windows by a calendar, whose borders the call has.
+    local first, second = struct.unpack('<I7I7', packed, 17)
+    return made >= (now < first and 0 or now < second and first or second) and cost or 0
+  end
   return letter ~= 'P' and math.floor(made / window) == math.floor(now / window) and cost or 0
 end
 

@@ -1,9 +1,13 @@
--- Fixed window: one counter, reset at every multiple of the window since the epoch.
+-- Fixed window: one counter, reset at every multiple of the window since the epoch, or at dates.
 -- Twin of `src/algorithm/fixed_window.rs`: change both or neither.
 
 --[quota]
 -- `head` is the first three bytes of a compact value of this window; 0 if it has no compact form.
 local window, capacity, head = struct.unpack('<I6I7I3', packed)
+-- From 2^47 on, the window is the code of a calendar. The call has its borders: when a window begins, and when it
+-- and the next two end.
+local first, second, third, fourth
+if window >= 140737488355328 then first, second, third, fourth = struct.unpack('<I7I7I7I7', packed, 17) end
 
 --[settle]
 -- `stop` is the end of the window that `used` counts in.
@@ -30,20 +34,41 @@ if raw then
   end
   expires = stop
 end
-local current_stop = now - now % counted + counted
+local current_stop, next_stop, latest_stop
+if counted < 140737488355328 then
+  current_stop = now - now % counted + counted
+  next_stop, latest_stop = current_stop + counted, now + counted
+elseif counted == window then
+  current_stop, next_stop = third, fourth
+  if now < first then
+    current_stop, next_stop = first, second
+  elseif now < second then
+    current_stop, next_stop = second, third
+  end
+  latest_stop = next_stop
+  if first < stop and stop < fourth and stop ~= second and stop ~= third then
+    wrong = wrong or 'counted to another date: instances have different time zone data'
+  end
+elseif now < stop then
+  -- Usage under another calendar counts until its end.
+  current_stop = stop
+else
+  current_stop = 0
+end
 if current_stop ~= stop then
   if now >= stop then
     stop, used = current_stop, 0
-  elseif stop - counted == current_stop and current_stop - now <= (counted < 1000000 and counted or 1000000) then
+  elseif stop == next_stop and current_stop - now <= (counted < 1000000 and counted or 1000000) then
     settled = current_stop
   else
     -- A large step back of the clock: the counter stays until its end, at most one window from now.
-    stop, moved = math.min(stop, now + counted), true
+    stop, moved = math.min(stop, latest_stop), true
   end
 end
 if counted ~= window then
   -- A denial writes this as well, or each one would move usage anew, to a later window.
   stop, moved = settled - settled % window + window, true
+  if third then stop = settled < first and first or settled < second and second or third end
 end
 
 --[numbers]

@@ -1,5 +1,9 @@
 //! Charges: what a request would take from each of its policies, ready for a store.
 
+use std::collections::HashMap;
+use std::hash::BuildHasher;
+
+use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 
 use crate::block::Block;
@@ -14,9 +18,11 @@ pub struct Charge<'a> {
     /// Tells the policy's usage from that of others. Stays with the policy's name when policies are
     /// configured again.
     pub(crate) number: u32,
-    /// What binds: the policy's own quota or the key's override.
+    /// What binds: the request's inline quota, the key's override, the request's tier, or the policy's own
+    /// quota.
     pub(crate) quota: &'a Quota,
-    /// The policy's own quota, if the request carries an inline quota.
+    /// The key's override or the policy's own quota, if something else binds, which a store must know for as
+    /// long as it knows the key.
     pub(crate) instead_of: Option<&'a Quota>,
     pub(crate) key: Key<'a>,
     /// The key's block, which may be over.
@@ -93,7 +99,8 @@ impl<'a> Charge<'a> {
         &self.key
     }
 
-    /// The active quota: of the request, else the key's override, else the policy's.
+    /// The active quota: of the request, else the key's override, else the request's tier, else the
+    /// policy's.
     #[must_use]
     pub fn quota(&self) -> &'a Quota {
         self.quota
@@ -236,7 +243,7 @@ pub(crate) type Charges<'a> = PerCharge<Charge<'a>>;
 pub(crate) type PerCharge<T> = SmallVec<[T; 3]>;
 
 /// What requests would charge: in their order and that of the policies, each key at most once.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Plan<'a> {
     /// Whether its requests are reserved as one.
     pub(crate) is_reservation: bool,
@@ -244,9 +251,20 @@ pub(crate) struct Plan<'a> {
     /// Requests that met an earlier one on a key, with the position of its charge, which carries
     /// the cost of both.
     pub(crate) met: Vec<(u32, usize)>,
+    /// Where charges other than of refusals stand, by the hash of what they may meet on: of calls with
+    /// more than [`MOST_SCANNED`].
+    index: Option<HashMap<u64, usize, RandomState>>,
 }
 
+/// Among so few charges, to compare each takes less time than to hash keys.
+const MOST_SCANNED: usize = 16;
+
 impl<'a> Plan<'a> {
+    /// An empty plan.
+    pub(crate) fn new(is_reservation: bool) -> Self {
+        Self { is_reservation, charges: Charges::new(), met: Vec::new(), index: None }
+    }
+
     /// Its requests are asked for again until they are allowed; see [`Charge::is_waiting`].
     pub(crate) fn set_waiting(&mut self) {
         #[cfg(feature = "redis")]
@@ -281,16 +299,24 @@ impl<'a> Plan<'a> {
                 && (known.part.role == Role::Refusals) == is_refusals
                 && known.key == charge.key
         };
-        let Some(position) = self.charges[among.clone()].iter().position(same) else {
+        let is_indexed = !is_refusals && charge.request > 0 && self.charges.len() > MOST_SCANNED;
+        let indexed = is_indexed.then(|| self.indexed(&charge)).flatten();
+        let met = match indexed {
+            // An equal hash is no proof, and refusals that came between move what stands behind them.
+            Some(at) if same(&self.charges[at]) => Some(at),
+            None if is_indexed => None,
+            Some(_) | None => among.clone().find(|at| same(&self.charges[*at])),
+        };
+        let Some(position) = met else {
             if among.end == self.charges.len() {
                 self.charges.push(charge);
                 return;
             }
             self.charges.insert(among.end, charge);
-            self.met.iter_mut().filter(|(_, at)| *at >= among.end).for_each(|(_, at)| *at += 1);
+            let met = self.met.iter_mut().map(|(_, at)| at);
+            met.filter(|at| **at >= among.end).for_each(|at| *at += 1);
             return;
         };
-        let position = among.start + position;
         self.met.push((charge.request, position));
         let known = &mut self.charges[position].part;
         known.cost = if self.is_reservation {
@@ -300,6 +326,24 @@ impl<'a> Plan<'a> {
         };
         known.over_limit |= part.over_limit;
         known.role = known.role.min(part.role);
+    }
+
+    /// The position of the first charge with this one's hash, which stands at the end from now on if
+    /// there is none.
+    fn indexed(&mut self, charge: &Charge<'_>) -> Option<usize> {
+        let hash = |by: &RandomState, one: &Charge<'_>| by.hash_one((one.policy, one.part.verb, &one.key));
+        let charges = &self.charges;
+        let index = self.index.get_or_insert_with(|| {
+            let mut index = HashMap::with_hasher(RandomState::default());
+            for (at, known) in charges.iter().enumerate().filter(|(_, one)| one.part.role != Role::Refusals) {
+                let hash = hash(index.hasher(), known);
+                index.entry(hash).or_insert(at);
+            }
+            index
+        });
+        let hash = hash(index.hasher(), charge);
+        let at = *index.entry(hash).or_insert(charges.len());
+        (at < charges.len()).then_some(at)
     }
 
     /// The position of the charge that a charge for refusals belongs to: under the same policy, of

@@ -342,8 +342,7 @@ impl<S: LocalStore> Gate<S> {
     ///
     /// All is decided on the usage before the call. Then checks are charged, then penalties, and
     /// refunds come last. Where two checks or two peeks meet on one key, their costs are asked
-    /// together and both get that answer. Takes time in the square of the charges, as each is
-    /// compared with those before: meant for a few dozen.
+    /// together and both get that answer. Takes time in proportion to the charges.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, Verb};

@@ -362,7 +362,7 @@ impl Config {
         let policies = self.gate.0.policies();
         if self.under.is_empty() {
             let mut unnamed = policies.iter().filter(|policy| !policy.is_only_when_named());
-            return unnamed.try_for_each(|policy| self.check_policy(policy, attributes_of(policy)));
+            return unnamed.try_for_each(|policy| self.check_policy(policy, policy.attributes()));
         }
         self.under.iter().try_for_each(|name| {
             let policy = policies
@@ -386,10 +386,4 @@ impl Config {
             )))
         })
     }
-}
-
-/// The attributes in a policy's scope and conditions.
-fn attributes_of(policy: &Policy) -> impl Iterator<Item = &str> {
-    let conditions = policy.conditions().iter().map(|(attribute, _)| attribute);
-    policy.scope().iter().chain(conditions).map(String::as_str)
 }

@@ -81,7 +81,7 @@ pub use gate::{Decisions, Gate, PolicyDecision};
 pub use key::Key;
 pub use limiter::Limiter;
 pub use policy::{Match, Policy, PolicySet};
-pub use quota::{Algorithm, Quota, format_window, parse_window};
+pub use quota::{Algorithm, Calendar, Quota, format_window, parse_window, time_zone_data};
 pub use request::{Cost, CostUnit, Counts, OwnedValue, Request, Value};
 pub use request_path::normalized_path;
 pub use secret::Secret;
@@ -111,6 +111,6 @@ pub mod redis {
     pub use crate::store::fallback::{FallbackStats, FallbackStore};
     pub use crate::store::redis::{
         BreakerState, ClientCertificate, ClockJumps, ControlDocument, ControlDocumentId, FailureKind,
-        NodeState, RedisStats, RedisStore, StoreErrors, StoreFailure,
+        InstanceRecord, NodeState, RedisStats, RedisStore, ServerInfo, StoreErrors, StoreFailure,
     };
 }

@@ -16,10 +16,12 @@ mod index;
 mod learned_estimate;
 mod matcher;
 mod set;
+mod tiers;
 
 pub(crate) use learned_estimate::{SettledCosts, SettledSample};
 pub use matcher::Match;
 pub use set::PolicySet;
+use tiers::Tiers;
 
 /// A named rule: when it applies, which attributes form its keys, its quota, and whether it is
 /// enforced or a shadow.
@@ -51,7 +53,12 @@ pub struct Policy {
     /// `None` if nothing is said.
     unsettled: Option<Unsettled>,
     unit: Option<CostUnit>,
+    /// Shares of the limit, in percent, whose crossing is reported. Ascending.
+    notify: Box<[u8]>,
     only_when_named: bool,
+    tiers: Option<Tiers>,
+    /// The attribute that says on which day of the month windows begin.
+    anchor_attribute: Option<String>,
     overrides: Vec<(Vec<OwnedValue>, Quota)>,
     blocks: Vec<(Vec<OwnedValue>, Block)>,
 }
@@ -89,6 +96,9 @@ impl Policy {
             unsettled: None,
             unit: None,
             only_when_named: false,
+            tiers: None,
+            anchor_attribute: None,
+            notify: Box::default(),
             overrides: Vec::new(),
             blocks: Vec::new(),
         })
@@ -123,6 +133,25 @@ impl Policy {
     pub fn shadow(mut self) -> Self {
         self.enforced = false;
         self
+    }
+
+    /// Sets the shares of a key's limit, in percent, that
+    /// [`PolicyDecision::crossed`](crate::PolicyDecision::crossed) reports, for notifications
+    /// before a key is denied. Default: none.
+    #[must_use]
+    pub fn with_notify(mut self, percents: impl IntoIterator<Item = u8>) -> Self {
+        let mut percents: Vec<_> = percents.into_iter().collect();
+        percents.sort_unstable();
+        percents.dedup();
+        self.notify = percents.into();
+        self
+    }
+
+    /// The shares of a key's limit, in percent, whose crossing is reported, in ascending order.
+    #[must_use]
+    #[inline]
+    pub fn notify(&self) -> &[u8] {
+        &self.notify
     }
 
     /// Sets what happens if a shared store does not reply in time. The memory store always does.
@@ -298,6 +327,74 @@ impl Policy {
         self
     }
 
+    /// Sets tiers: quotas by the value of an attribute that clients cannot choose, such as their plan.
+    /// Requests without one of the values are under [`quota`](Self::quota), and keys with an
+    /// [override](Self::with_override) under theirs. A key that changes its tier keeps its usage. The
+    /// quotas must have the policy's algorithm, or building the set fails.
+    ///
+    /// ```
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
+    ///
+    /// let per_user = Policy::new("per-user", Quota::per_hour(100))?
+    ///     .with_scope(["user"])
+    ///     .with_tiers("plan", [("pro", Quota::per_hour(10_000))]);
+    /// let gate = Gate::new(PolicySet::new([per_user])?);
+    /// let request = Request::new().with("user", "alice");
+    /// assert_eq!(gate.check(&request).strictest().unwrap().remaining(), 99);
+    /// assert_eq!(gate.check(&request.with("plan", "pro")).strictest().unwrap().remaining(), 9_998);
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_tiers<V: Into<String>>(
+        mut self,
+        attribute: impl Into<String>,
+        quotas: impl IntoIterator<Item = (V, Quota)>,
+    ) -> Self {
+        let quotas = quotas.into_iter().map(|(value, quota)| (value.into(), quota)).collect();
+        self.tiers = Some(Tiers { attribute: attribute.into(), quotas });
+        self
+    }
+
+    /// Sets the attribute that says on which day of the month [calendar](Quota::calendar) windows of a request
+    /// begin: 1 to 31, for example the day on which a customer is billed. Requests without it, or with
+    /// another text, have the anchor of the quota. Clients must not be able to choose it.
+    #[must_use]
+    pub fn with_anchor_attribute(mut self, attribute: impl Into<String>) -> Self {
+        self.anchor_attribute = Some(attribute.into());
+        self
+    }
+
+    /// The attribute that says on which day of the month windows begin, if there is one.
+    #[must_use]
+    pub fn anchor_attribute(&self) -> Option<&str> {
+        self.anchor_attribute.as_deref()
+    }
+
+    /// The day on which a request's windows begin, if an attribute says so.
+    fn anchor_of(&self, request: &Request<'_>) -> Option<u8> {
+        match request.value(self.anchor_attribute.as_deref()?)? {
+            Value::Bytes(day) => std::str::from_utf8(day).ok()?.parse().ok(),
+            Value::Address(_) => None,
+        }
+    }
+
+    /// The attribute that chooses the tier, if there are tiers.
+    #[must_use]
+    pub fn tier_attribute(&self) -> Option<&str> {
+        self.tiers.as_ref().map(|tiers| &*tiers.attribute)
+    }
+
+    /// The tiers: values of [`tier_attribute`](Self::tier_attribute), in their order, with their quotas.
+    pub fn tiers(&self) -> impl Iterator<Item = (&str, &Quota)> {
+        let quotas = self.tiers.iter().flat_map(|tiers| &tiers.quotas);
+        quotas.map(|(value, quota)| (&**value, quota))
+    }
+
+    /// The quota of a request's tier, if it has one.
+    fn tier_of(&self, request: &Request<'_>) -> Option<&Quota> {
+        self.tiers.as_ref()?.of(request)
+    }
+
     /// Adds an override: a quota for the key with these values, one per attribute of the scope.
     ///
     /// The quota must have the policy's algorithm, or building the set fails. Adding or removing an
@@ -347,19 +444,23 @@ impl Policy {
         self
     }
 
-    /// The same policy with another quota. Overrides keep their limits and get the algorithm of
+    /// The same policy with another quota. Tiers and overrides keep their limits and get the algorithm of
     /// `quota`.
     #[must_use]
     pub fn with_quota(mut self, quota: Quota) -> Self {
         self.quota = quota;
-        for (_, own) in &mut self.overrides {
-            *own = own.with_algorithm(quota.algorithm());
-        }
+        self.special_quotas().for_each(|own| *own = own.with_algorithm(quota.algorithm()));
         self
     }
 
-    /// The same policy with each of its quotas changed: its own and those of its overrides. All of
-    /// them must keep one algorithm, or building the set fails.
+    /// The quotas of tiers and overrides.
+    fn special_quotas(&mut self) -> impl Iterator<Item = &mut Quota> {
+        let tiers = self.tiers.iter_mut().flat_map(|tiers| tiers.quotas.values_mut());
+        tiers.chain(self.overrides.iter_mut().map(|(_, quota)| quota))
+    }
+
+    /// The same policy with each of its quotas changed: its own and those of its tiers and overrides. All
+    /// of them must keep one algorithm, or building the set fails.
     ///
     /// ```
     /// use slidegate::{Policy, Quota};
@@ -373,9 +474,7 @@ impl Policy {
     #[must_use]
     pub fn map_quotas(mut self, change: impl Fn(&Quota) -> Quota) -> Self {
         self.quota = change(&self.quota);
-        for (_, own) in &mut self.overrides {
-            *own = change(own);
-        }
+        self.special_quotas().for_each(|own| *own = change(own));
         self
     }
 
@@ -407,7 +506,7 @@ impl Policy {
         &self.keys.policy
     }
 
-    /// The quota of keys without an override.
+    /// The quota of keys without an override, and of requests without a tier.
     #[must_use]
     pub fn quota(&self) -> &Quota {
         &self.quota
@@ -431,9 +530,18 @@ impl Policy {
         self.enforced
     }
 
-    /// Every quota of this policy: its own and those of its overrides.
+    /// The attributes that it asks for: those of its scope, of its conditions, of its tiers and of its anchor.
+    /// One may be there more than once.
+    pub fn attributes(&self) -> impl Iterator<Item = &str> {
+        let conditions = self.when.iter().map(|(attribute, _)| attribute);
+        let special = self.tier_attribute().into_iter().chain(self.anchor_attribute());
+        self.keys.scope.iter().chain(conditions).map(String::as_str).chain(special)
+    }
+
+    /// Every quota of this policy: its own and those of its tiers and overrides.
     pub fn quotas(&self) -> impl Iterator<Item = &Quota> {
-        std::iter::once(&self.quota).chain(self.overrides.iter().map(|(_, quota)| quota))
+        let overrides = self.overrides.iter().map(|(_, quota)| quota);
+        std::iter::once(&self.quota).chain(self.tiers().map(|(_, quota)| quota)).chain(overrides)
     }
 
     /// The overrides by the identities of their keys.

@@ -28,18 +28,18 @@ pub struct PolicyReset {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResetCursor {
     pub(crate) place: Place,
-    pub(crate) done: Done,
+    pub(crate) done: ResetCounts,
 }
 
 /// What was done before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Done {
+pub(crate) struct ResetCounts {
     pub(crate) forgotten: u64,
     pub(crate) scanned: u64,
     pub(crate) keys: Option<u64>,
 }
 
-impl Done {
+impl ResetCounts {
     pub(crate) fn add(&mut self, found: ScannedKeys) {
         self.forgotten = self.forgotten.saturating_add(found.forgotten);
         self.scanned = self.scanned.saturating_add(found.scanned);
@@ -95,7 +95,7 @@ impl PolicyReset {
         scan: impl FnOnce(u64) -> (ScannedKeys, Option<u64>),
     ) -> Result<Self, Error> {
         let (position, mut done) = match from.map(|from| (from.place, from.done)) {
-            None => (0, Done { keys: Some(keys), ..Done::default() }),
+            None => (0, ResetCounts { keys: Some(keys), ..ResetCounts::default() }),
             Some((Place::Memory { shard }, done)) => (shard, done),
             Some((Place::Node { .. }, _)) => {
                 return Err(Error::policy(
@@ -109,8 +109,8 @@ impl PolicyReset {
     }
 
     /// After a step that continues at `next`, if it does.
-    pub(crate) fn after(done: Done, next: Option<Place>) -> Self {
-        let Done { forgotten, scanned, keys } = done;
+    pub(crate) fn after(done: ResetCounts, next: Option<Place>) -> Self {
+        let ResetCounts { forgotten, scanned, keys } = done;
         let next = next.map(|place| ResetCursor { place, done });
         Self { forgotten, scanned, keys, next }
     }
@@ -122,7 +122,7 @@ impl fmt::Display for ResetCursor {
             Place::Memory { shard } => write!(f, "memory.{shard}")?,
             Place::Node { nodes, at, cursor } => write!(f, "node.{nodes}.{at}.{cursor}")?,
         }
-        let Done { forgotten, scanned, keys } = self.done;
+        let ResetCounts { forgotten, scanned, keys } = self.done;
         write!(f, ".{forgotten}.{scanned}.")?;
         match keys {
             Some(keys) => write!(f, "{keys}"),
@@ -157,7 +157,7 @@ fn read(text: &str) -> Option<ResetCursor> {
         }
         _ => return None,
     };
-    Some(ResetCursor { place, done: Done { forgotten, scanned, keys } })
+    Some(ResetCursor { place, done: ResetCounts { forgotten, scanned, keys } })
 }
 
 #[cfg(test)]
@@ -168,9 +168,9 @@ mod tests {
     /// forgotten.
     #[test]
     fn a_cursor_is_read_back_from_its_text() {
-        let done = Done { forgotten: 7, scanned: u64::MAX, keys: None };
+        let done = ResetCounts { forgotten: 7, scanned: u64::MAX, keys: None };
         for place in [Place::Memory { shard: 0 }, Place::Node { nodes: u64::MAX, at: 2, cursor: 1 << 63 }] {
-            for done in [done, Done { keys: Some(12), ..done }] {
+            for done in [done, ResetCounts { keys: Some(12), ..done }] {
                 let cursor = ResetCursor { place, done };
                 assert_eq!(cursor.to_string().parse(), Ok(cursor));
             }

@@ -5,7 +5,6 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -13,90 +12,17 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::time::{SECOND_US, exact, micros};
 
+mod algorithm;
+mod calendar;
 mod divisor;
 mod text;
 
+pub use algorithm::Algorithm;
+pub use calendar::{Calendar, time_zone_data};
 pub use text::{format_window, parse_window};
 
+pub(crate) use calendar::Period;
 pub(crate) use divisor::Divisor;
-
-/// How the cost in a window is counted.
-///
-/// [`docs/algorithms.md`](https://docs.rs/slidegate) compares the algorithms with measured figures.
-/// Each variant states its error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[non_exhaustive]
-pub enum Algorithm {
-    /// The exact sliding window: a log of charges with 4 to 14 bytes each, at most [`Quota::slots`]
-    /// of them.
-    ///
-    /// Exact to the microsecond while `limit <= slots`. Above that, a charge may count up to
-    /// `window / slots` too long, so this algorithm may deny too early but never admits too much.
-    #[default]
-    SlidingLog,
-    /// Two counters. The older one is weighted by its overlap with the sliding window.
-    ///
-    /// 24 bytes per key at any limit. Not exact, because it assumes that the charges of the older
-    /// window were spread evenly: at 100 per minute, an adversary gets 199 through in 60 seconds.
-    /// The weighted part rounds up, so it never admits more than the real-valued formula does.
-    SlidingWindow,
-    /// One counter per window. Windows are aligned to the Unix epoch.
-    ///
-    /// 16 bytes per key. Admits up to twice the limit around a window boundary.
-    FixedWindow,
-    /// A bucket of size [`Quota::burst`] that drains by `limit` per window: the generic cell rate
-    /// algorithm (ITU-T I.371), with the level kept in exact integers.
-    ///
-    /// 24 bytes per key. Admits `burst` at once and `limit` per window after that: up to
-    /// `burst + limit - 1` in one window.
-    TokenBucket,
-    /// No rate: how much may be held at once, see [`Quota::in_flight`].
-    ///
-    /// Nothing is used. Requests [reserve](crate::Gate::reserve) permits and give them back, and one
-    /// that is not given back ends with its lease.
-    InFlight,
-}
-
-impl Algorithm {
-    /// Every algorithm that counts a rate, in the order of the documentation.
-    pub const ALL: [Self; 4] = [Self::SlidingLog, Self::SlidingWindow, Self::FixedWindow, Self::TokenBucket];
-
-    /// The name in configuration files, responses and metrics.
-    ///
-    /// ```
-    /// # use slidegate::Algorithm;
-    /// assert_eq!(Algorithm::SlidingLog.name(), "sliding-log");
-    /// ```
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::SlidingLog => "sliding-log",
-            Self::SlidingWindow => "sliding-window",
-            Self::FixedWindow => "fixed-window",
-            Self::TokenBucket => "token-bucket",
-            Self::InFlight => "in-flight",
-        }
-    }
-}
-
-impl fmt::Display for Algorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// Parses an algorithm's [name](Algorithm::name), in any case.
-impl FromStr for Algorithm {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        Self::ALL.into_iter().find(|algorithm| text.eq_ignore_ascii_case(algorithm.name())).ok_or_else(|| {
-            Error::quota(format!(
-                "invalid algorithm `{text}`: must be `sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`"
-            ))
-        })
-    }
-}
 
 /// A limit per window, counted by one [`Algorithm`].
 ///
@@ -121,13 +47,25 @@ pub struct Quota {
     burst: Option<u64>,
     algorithm: Algorithm,
     slots: u16,
+    borders: Borders,
     /// Derived from the fields above.
-    prepared: Prepared,
+    derived: DerivedValues,
+}
+
+/// Where fixed windows begin and end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Borders {
+    /// At multiples of the window since the epoch.
+    Multiples,
+    Calendar(Calendar),
+    /// Of a calendar that another process knows: its code, when a window began, and when it and the next two end.
+    #[allow(dead_code)] // calls to a shared store carry it
+    Given(u64, [u64; 4]),
 }
 
 /// Values that decisions use often, computed when the quota is built.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Prepared {
+struct DerivedValues {
     /// Divides by the window in microseconds.
     by_window: Divisor,
     /// Divides by the limit, or by 1 if the limit is 0, so that a bucket whose limit was lowered to
@@ -154,6 +92,7 @@ pub(crate) struct QuotaFields {
     #[serde(with = "SavedAlgorithm")]
     pub(crate) algorithm: Algorithm,
     pub(crate) slots: u16,
+    pub(crate) calendar: Option<Calendar>,
 }
 
 /// [`Algorithm`] as it is saved: by its place in this list, to which new ones are added at the end.
@@ -170,13 +109,13 @@ pub(crate) enum SavedAlgorithm {
 impl QuotaFields {
     /// The quota, unless a field is out of its range.
     pub(crate) fn quota(self) -> Option<Quota> {
-        let Self { limit, window_us, burst, algorithm, slots } = self;
+        let Self { window_us, algorithm, slots, .. } = self;
         let window = Duration::from_micros(window_us);
         let is_window = match algorithm {
             Algorithm::InFlight => is_lease(window),
             _ => (Quota::MIN_WINDOW..=Quota::MAX_WINDOW).contains(&window),
         };
-        (is_window && slots > 0).then(|| Quota::build(limit, window_us, burst, algorithm, slots))
+        (is_window && slots > 0).then(|| Quota::build(self))
     }
 }
 
@@ -192,7 +131,7 @@ fn invalid_lease(lease: Duration) -> String {
 impl Quota {
     pub(crate) fn fields(&self) -> QuotaFields {
         let Self { limit, window_us, burst, algorithm, slots, .. } = *self;
-        QuotaFields { limit, window_us, burst, algorithm, slots }
+        QuotaFields { limit, window_us, burst, algorithm, slots, calendar: self.calendar_window() }
     }
 
     /// With a window that is longer by so many microseconds, if that is in range. Fixed windows and
@@ -231,7 +170,7 @@ impl Quota {
                 exact(window)
             )));
         }
-        Ok(Self::build(limit, micros(window), None, Algorithm::SlidingLog, Self::DEFAULT_SLOTS))
+        Ok(Self::of(limit, micros(window), Algorithm::SlidingLog))
     }
 
     /// `limit` per second.
@@ -292,14 +231,35 @@ impl Quota {
         if !is_lease(lease) {
             return Err(Error::quota(invalid_lease(lease)));
         }
-        Ok(Self::build(limit, micros(lease), None, Algorithm::InFlight, Self::DEFAULT_SLOTS))
+        Ok(Self::of(limit, micros(lease), Algorithm::InFlight))
     }
 
     fn per_seconds(limit: u64, secs: u64) -> Self {
-        Self::build(limit, secs * SECOND_US, None, Algorithm::SlidingLog, Self::DEFAULT_SLOTS)
+        Self::of(limit, secs * SECOND_US, Algorithm::SlidingLog)
     }
 
-    /// The same quota counted by another algorithm.
+    fn of(limit: u64, window_us: u64, algorithm: Algorithm) -> Self {
+        let slots = Self::DEFAULT_SLOTS;
+        Self::build(QuotaFields { limit, window_us, algorithm, slots, ..QuotaFields::default() })
+    }
+
+    /// `limit` per window of a calendar, counted by fixed windows whose borders are dates. What is used at
+    /// the end of a window and at the begin of the next may be twice the limit.
+    ///
+    /// ```
+    /// use slidegate::{Calendar, Quota};
+    ///
+    /// let monthly = Quota::calendar(10_000, Calendar::month());
+    /// assert_eq!(monthly.window().as_secs(), 31 * 86_400, "the longest month");
+    /// ```
+    #[must_use]
+    pub fn calendar(limit: u64, calendar: Calendar) -> Self {
+        let fixed = Self::of(limit, micros(calendar.longest()), Algorithm::FixedWindow);
+        Self::build(QuotaFields { calendar: Some(calendar), ..fixed.fields() })
+    }
+
+    /// The same quota counted by another algorithm. Only fixed windows follow a calendar; for others, the
+    /// window is as long as the longest of it.
     ///
     /// # Panics
     /// If it becomes one of what is [in flight](Self::in_flight) and the window is not a lease: 1 s to
@@ -309,7 +269,13 @@ impl Quota {
         if algorithm == Algorithm::InFlight {
             assert!(is_lease(self.window()), "{}", invalid_lease(self.window()));
         }
-        Self::build(self.limit, self.window_us, self.burst, algorithm, self.slots)
+        Self::build(QuotaFields { algorithm, ..self.fields() })
+    }
+
+    /// The same quota with another limit. A burst that was set stays.
+    #[must_use]
+    pub fn with_limit(self, limit: u64) -> Self {
+        Self::build(QuotaFields { limit, ..self.fields() })
     }
 
     /// The same quota with the burst of the token bucket. Other algorithms ignore it.
@@ -317,7 +283,7 @@ impl Quota {
     /// Without this, the burst is the limit. A limit of 0 admits nothing, whatever the burst.
     #[must_use]
     pub fn with_burst(self, burst: u64) -> Self {
-        Self::build(self.limit, self.window_us, Some(burst), self.algorithm, self.slots)
+        Self::build(QuotaFields { burst: Some(burst), ..self.fields() })
     }
 
     /// The same quota with at most `slots` entries in a key's log. Other algorithms ignore it.
@@ -326,17 +292,19 @@ impl Quota {
     /// treated as 1.
     #[must_use]
     pub fn with_slots(self, slots: u16) -> Self {
-        Self::build(self.limit, self.window_us, self.burst, self.algorithm, slots.clamp(1, u16::MAX - 1))
+        Self::build(QuotaFields { slots: slots.clamp(1, u16::MAX - 1), ..self.fields() })
     }
 
-    fn build(limit: u64, window_us: u64, burst: Option<u64>, algorithm: Algorithm, slots: u16) -> Self {
+    fn build(fields: QuotaFields) -> Self {
+        let QuotaFields { limit, window_us, burst, algorithm, slots, calendar } = fields;
+        let calendar = calendar.filter(|_| algorithm == Algorithm::FixedWindow);
         let capacity = match algorithm {
             _ if limit == 0 => 0,
             Algorithm::TokenBucket => burst.unwrap_or(limit),
             _ => limit,
         };
         let step_us = if limit <= u64::from(slots) { 1 } else { window_us.div_ceil(u64::from(slots)) };
-        let prepared = Prepared {
+        let derived = DerivedValues {
             by_window: Divisor::new(window_us),
             by_limit: Divisor::new(limit.max(1)),
             by_step: Divisor::new(step_us),
@@ -346,7 +314,8 @@ impl Quota {
             step_bits: (64 - (step_us - 1).leading_zeros()) as u8,
             share: u64::MAX / capacity.max(1),
         };
-        Self { limit, window_us, burst, algorithm, slots, prepared }
+        let borders = calendar.map_or(Borders::Multiples, Borders::Calendar);
+        Self { limit, window_us, burst, algorithm, slots, borders, derived }
     }
 
     /// The same quota with the limit and burst of one of `instances` instances, rounded up so that
@@ -354,7 +323,7 @@ impl Quota {
     #[cfg(feature = "redis")]
     pub(crate) fn share(&self, instances: u64) -> Self {
         let share = |whole: u64| whole.div_ceil(instances);
-        Self::build(share(self.limit), self.window_us, self.burst.map(share), self.algorithm, self.slots)
+        Self::build(QuotaFields { limit: share(self.limit), burst: self.burst.map(share), ..self.fields() })
     }
 
     /// The same quota with a smaller capacity, at which a bucket still drains as fast.
@@ -367,7 +336,7 @@ impl Quota {
             Algorithm::TokenBucket => (self.limit, Some(capacity)),
             _ => (capacity, self.burst),
         };
-        Self::build(limit, self.window_us, burst, self.algorithm, self.slots)
+        Self::build(QuotaFields { limit, burst, ..self.fields() })
     }
 
     /// Most cost per window.
@@ -376,10 +345,17 @@ impl Quota {
         self.limit
     }
 
-    /// The window's length, in whole microseconds.
+    /// The window's length, in whole microseconds. Of a [calendar](Self::calendar_window) the longest, without
+    /// changes of the clock.
     #[must_use]
     pub fn window(&self) -> Duration {
         Duration::from_micros(self.window_us)
+    }
+
+    /// The calendar whose dates are the borders of its windows, if that is so.
+    #[must_use]
+    pub fn calendar_window(&self) -> Option<Calendar> {
+        if let Borders::Calendar(calendar) = self.borders { Some(calendar) } else { None }
     }
 
     /// The algorithm that counts.
@@ -405,7 +381,7 @@ impl Quota {
     /// A larger cost is always denied, without a `retry_after`.
     #[must_use]
     pub fn capacity(&self) -> u64 {
-        self.prepared.capacity
+        self.derived.capacity
     }
 
     /// Most cost that counts for one key. A penalty is charged only up to this.
@@ -431,24 +407,92 @@ impl Quota {
         self.window_us
     }
 
+    /// What usage belongs to: the window's length, or a number above every length that stands for its
+    /// calendar. Usage under another one has to be adopted.
+    #[inline]
+    pub(crate) fn window_code(&self) -> u64 {
+        match self.borders {
+            Borders::Multiples => self.window_us,
+            Borders::Calendar(calendar) => calendar.code(),
+            Borders::Given(code, _) => code,
+        }
+    }
+
+    /// The fixed window that contains this time, and the end of the next.
+    #[inline]
+    pub(crate) fn period(&self, now: u64) -> Period {
+        match self.borders {
+            Borders::Multiples => {
+                let begin = self.by_window().floor(now) * self.window_us;
+                let end = begin.saturating_add(self.window_us);
+                Period { begin, end, next_end: end.saturating_add(self.window_us) }
+            }
+            Borders::Calendar(calendar) => calendar.period(now),
+            Borders::Given(_, [begin, end, _, _]) if now < begin => {
+                Period { begin: 0, end: begin, next_end: end }
+            }
+            Borders::Given(_, [begin, end, next_end, _]) if now < end => Period { begin, end, next_end },
+            Borders::Given(_, [_, begin, end, next_end]) => Period { begin, end, next_end },
+        }
+    }
+
+    /// The latest end that usage has after a clock was set back far.
+    #[inline]
+    pub(crate) fn latest_end(&self, now: u64) -> u64 {
+        match self.borders {
+            Borders::Multiples => now.saturating_add(self.window_us),
+            _ => self.period(now).next_end,
+        }
+    }
+
+    /// Of fixed windows by a calendar of another process, with its code.
+    #[cfg(feature = "stored-values")]
+    pub(crate) fn with_borders(self, code: u64, borders: [u64; 4]) -> Self {
+        Self { borders: Borders::Given(code, borders), ..self }
+    }
+
+    /// As a call to a shared store carries it: a calendar by its borders around `now`, of which the server picks
+    /// by its own clock.
+    #[cfg(feature = "redis")]
+    pub(crate) fn sent_at(&self, now: u64) -> Self {
+        let Borders::Calendar(calendar) = self.borders else { return *self };
+        self.with_borders(calendar.code(), calendar.borders_at(now))
+    }
+
+    /// The borders of a calendar that a call carries.
+    #[cfg(feature = "stored-values")]
+    pub(crate) fn borders(&self) -> Option<[u64; 4]> {
+        if let Borders::Given(_, borders) = self.borders { Some(borders) } else { None }
+    }
+
+    /// The same quota for usage that was counted in a window with this code, which ends at `end`. `None` if
+    /// there is no such window.
+    #[cfg(feature = "stored-values")]
+    pub(crate) fn counted_in(&self, code: u64, end: u64) -> Option<Self> {
+        if code >= Calendar::LEAST_CODE && self.algorithm == Algorithm::FixedWindow {
+            return Some(self.with_borders(code, [0, end, u64::MAX, u64::MAX]));
+        }
+        QuotaFields { window_us: code, calendar: None, ..self.fields() }.quota()
+    }
+
     #[inline]
     pub(crate) fn by_window(&self) -> &Divisor {
-        &self.prepared.by_window
+        &self.derived.by_window
     }
 
     #[inline]
     pub(crate) fn by_limit(&self) -> &Divisor {
-        &self.prepared.by_limit
+        &self.derived.by_limit
     }
 
     #[inline]
     pub(crate) fn by_step(&self) -> &Divisor {
-        &self.prepared.by_step
+        &self.derived.by_step
     }
 
     #[inline]
     pub(crate) fn step_us(&self) -> u64 {
-        self.prepared.step_us
+        self.derived.step_us
     }
 
     /// Most entries in a log: one per step of the window, and if entries are merged, one more for
@@ -460,25 +504,25 @@ impl Quota {
 
     #[inline]
     pub(crate) fn step_bits(&self) -> u8 {
-        self.prepared.step_bits
+        self.derived.step_bits
     }
 
     /// How full a key is: 0 (fresh) to 127 (at its capacity or above).
     #[inline]
     pub(crate) fn share_of(&self, used: u64) -> u8 {
-        if used >= self.prepared.capacity {
+        if used >= self.derived.capacity {
             return 127;
         }
         #[allow(clippy::cast_possible_truncation)] // the upper 7 bits of a fraction of 2^64
-        let share = ((used * self.prepared.share) >> 57) as u8;
+        let share = ((used * self.derived.share) >> 57) as u8;
         share
     }
 }
 
 impl Hash for Quota {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Self { limit, window_us, burst, algorithm, slots, prepared: _ } = self;
-        (limit, window_us, burst, algorithm, slots).hash(state);
+        let Self { limit, window_us: _, burst, algorithm, slots, borders: _, derived: _ } = self;
+        (limit, self.window_code(), burst, algorithm, slots).hash(state);
     }
 }
 
@@ -536,7 +580,7 @@ mod tests {
     fn fields_of_what_is_in_flight_need_a_lease() {
         let quota = |window_us| {
             let algorithm = Algorithm::InFlight;
-            QuotaFields { limit: 2, window_us, burst: None, algorithm, slots: 1024 }.quota()
+            QuotaFields { limit: 2, window_us, algorithm, slots: 1024, ..QuotaFields::default() }.quota()
         };
         assert!(quota(3_600_000_000).is_some());
         assert_eq!((quota(3_600_000_001), quota(999_999)), (None, None));

@@ -49,7 +49,7 @@ pub use holds::{HeldCharge, HoldAnswer, HoldAnswers, HoldCall, HoldStore, Ticket
 pub use idempotency::IdempotencyCache;
 pub use key_state::KeyState;
 #[cfg(feature = "redis")]
-pub use shared::{SharedHoldStore, SharedStore, Undecided};
+pub use shared::{DecideError, SharedHoldStore, SharedStore};
 
 pub use crate::charge::Charge;
 pub use crate::policy_reset::{PolicyReset, ResetCursor, ScannedKeys};

@@ -16,7 +16,7 @@ use crate::time::millis_ceil;
 pub(crate) mod queue_key;
 pub(crate) mod queues;
 
-use queues::{Asked, Asker, Denial, Queues, wait};
+use queues::{AskOutcome, Asker, Denial, Queues, wait};
 
 /// Bounds on the number of waiters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,14 +98,14 @@ impl Asker for LimiterAsker<'_> {
         current.is_none().then(|| self.limiter.id_of(&self.key))
     }
 
-    async fn ask(&self) -> Asked<Decision, KeyId> {
+    async fn ask(&self) -> AskOutcome<Decision, KeyId> {
         let Self { limiter, key, cost } = self;
         let decision = limiter.check_cost(key, *cost);
         match decision.retry_after() {
-            _ if decision.is_allowed() => Asked::Allowed(decision),
-            None => Asked::Never(NotAcquired(Cause::Never { cost: *cost, most: decision.limit })),
+            _ if decision.is_allowed() => AskOutcome::Allowed(decision),
+            None => AskOutcome::Never(NotAcquired(Cause::Never { cost: *cost, most: decision.limit })),
             Some(wait) => {
-                Asked::Denied(Denial { key: limiter.id_of(key), wait, is_held: false, ask_again: None })
+                AskOutcome::Denied(Denial { key: limiter.id_of(key), wait, is_held: false, ask_again: None })
             }
         }
     }

@@ -42,7 +42,7 @@ fn of_requests_that_meet_on_a_limit_of_one_exactly_one_is_admitted() {
 }
 
 /// Two keys of each of two requests, in two shards: locked as they come, each waits for the other
-/// for ever.
+/// forever.
 #[test]
 fn requests_that_lock_the_same_shards_in_opposite_order_do_not_wait_for_each_other() {
     // Where a key lies is not to be seen from outside. Of so many pairs some lie crosswise.

@@ -1,6 +1,6 @@
 //! `RL.CHECK` and `CL.THROTTLE`, as applications call them without slidegate.
 
-use slidegate_testkit::redis::{Connection, RedisServer, Reply};
+use slidegate_testkit::redis::{Connection, RedisServer, Reply, module};
 
 use crate::calls::NOW_US;
 
@@ -95,4 +95,42 @@ fn wrong_arguments_are_named() {
         assert_eq!(replied, Reply::Error(expected.to_owned()));
     }
     assert_eq!(server.admin(&["DBSIZE"]), "0");
+}
+
+/// A server that has an `RL.CHECK` of its own, or of another module, still loads this one.
+#[test]
+fn another_prefix_renames_the_commands_for_applications_alone() {
+    let path = module().to_str().unwrap();
+    let load = ["--enable-module-command", "yes", "--loadmodule", path, "prefix", "SG."];
+    let server = RedisServer::builder().module(false).args(load).start();
+    let mut conn = server.connect();
+    assert_eq!(numbers(&mut conn, "sg.check alice 3 10s"), [1, 3, 2, 0, 10_000]);
+    assert_eq!(numbers(&mut conn, "CL.THROTTLE bob 2 1 60"), [0, 3, 2, -1, 60]);
+    assert!(error(&mut conn, "RL.CHECK alice 3 10s").contains("unknown command"));
+    // Instances of slidegate find theirs.
+    for command in ["slidegate.check1", "slidegate.decide", "slidegate.change"] {
+        assert!(server.admin(&["COMMAND", "INFO", command]).starts_with(command));
+    }
+}
+
+/// The server says only that the module was not loaded: its log has to say why.
+#[test]
+fn load_arguments_that_are_none_are_named_in_the_log() {
+    let server = RedisServer::builder().module(false).args(["--enable-module-command", "yes"]).start();
+    let path = module().to_str().unwrap();
+    for (arguments, line) in [
+        (
+            &["prefix", "S G."][..],
+            "invalid prefix `S G.`: must be 1 to 32 letters, digits, `.`, `_` or `-`, for example `SG.`",
+        ),
+        (
+            &["SG."],
+            "invalid arguments `SG.`: must be none, or `prefix` and a prefix, for example `prefix SG.`",
+        ),
+    ] {
+        let reply = server.ask(&[&["MODULE", "LOAD", path], arguments].concat()).unwrap();
+        assert!(matches!(&reply, Reply::Error(_)), "{reply:?}");
+        let log = std::fs::read_to_string(server.dir().join("log")).unwrap();
+        assert!(log.lines().any(|one| one.ends_with(line)), "{line}: {log}");
+    }
 }

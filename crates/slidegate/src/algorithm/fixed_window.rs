@@ -1,11 +1,12 @@
-//! Fixed window: one counter, reset at every multiple of the window since the Unix epoch.
+//! Fixed window: one counter, reset at every multiple of the window since the Unix epoch, or at the dates
+//! of a calendar.
 //!
 //! Its error: a client that spends the limit just before a window boundary and again just after it
 //! gets twice the limit within moments. `lua/fixed_window.lua` is its twin; change both or neither.
 
 use super::saved::{Ages, SavedState};
 use super::state::{State, small_step_us};
-use crate::quota::Quota;
+use crate::quota::{Period, Quota};
 use crate::time::Timestamp;
 use crate::usage::RecordedCharge;
 
@@ -18,13 +19,6 @@ pub(crate) struct FixedWindow {
     used: u64,
 }
 
-/// The end of the window that contains `now`.
-#[inline]
-pub(super) fn window_end(quota: &Quota, now: u64) -> u64 {
-    let window = quota.window_us();
-    (quota.by_window().floor(now) * window).saturating_add(window)
-}
-
 impl State for FixedWindow {
     const ALIGNS_TO_DATE: bool = true;
     type Forecast = Self;
@@ -35,13 +29,13 @@ impl State for FixedWindow {
 
     #[inline(always)]
     fn settle(&mut self, quota: &Quota, now: u64) -> u64 {
-        let end = window_end(quota, now);
-        if end == self.end { now } else { self.roll(quota, now, end) }
+        let period = quota.period(now);
+        if period.end == self.end { now } else { self.roll(quota, now, period) }
     }
 
     /// Usage moves to the new window that contains `now`.
     fn adopt(&mut self, _old: &Quota, quota: &Quota, now: u64) {
-        self.end = window_end(quota, now);
+        self.end = quota.period(now).end;
     }
 
     #[inline]
@@ -66,7 +60,7 @@ impl State for FixedWindow {
     }
 
     fn charges(&self, quota: &Quota) -> Vec<RecordedCharge> {
-        let begin = self.end.saturating_sub(quota.window_us());
+        let begin = quota.period(self.end.saturating_sub(1)).begin;
         vec![RecordedCharge { at: Timestamp::from_micros(begin), cost: self.used }]
     }
 }
@@ -99,28 +93,26 @@ impl FixedWindow {
         (self.end, self.used)
     }
 
-    /// `now` is in the window that ends at `end`, but the counter is not: time has passed or
-    /// stepped back.
+    /// `now` is in this period, but the counter is not: time has passed or stepped back.
     #[cold]
-    fn roll(&mut self, quota: &Quota, now: u64, end: u64) -> u64 {
-        let window = quota.window_us();
+    fn roll(&mut self, quota: &Quota, now: u64, period: Period) -> u64 {
         if now >= self.end {
-            *self = Self { end, used: 0 };
+            *self = Self { end: period.end, used: 0 };
             return now;
         }
-        if is_small_step_back(self.end, now, end, window) {
-            return end;
+        if is_small_step_back(self.end, now, period, quota.window_us()) {
+            return period.end;
         }
         // A large backward step. Usage keeps counting until the end of its window, but for at most
         // one window from now. If it ended with the window that is entered again, every step would
         // grant the limit again.
-        self.end = self.end.min(now.saturating_add(window));
+        self.end = self.end.min(quota.latest_end(now));
         now
     }
 }
 
 /// Whether `now` is so little before the counter's window that the clock stepped back over the
 /// boundary. The request is then decided at the boundary.
-pub(super) fn is_small_step_back(counted_end: u64, now: u64, end: u64, window: u64) -> bool {
-    counted_end.checked_sub(window) == Some(end) && end - now <= small_step_us(window)
+pub(super) fn is_small_step_back(counted_end: u64, now: u64, period: Period, window: u64) -> bool {
+    counted_end == period.next_end && period.end - now <= small_step_us(window)
 }

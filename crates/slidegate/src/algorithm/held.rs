@@ -4,7 +4,7 @@
 //! holds, the algorithm alone would have admitted on the real history: usage only falls with time,
 //! and a charge at a later time never counts less.
 
-use super::state::{Done, NO_MORE_HOLDS_US, State, charge, inspect, small_step_us};
+use super::state::{NO_MORE_HOLDS_US, State, VerbEffect, charge, inspect, small_step_us};
 use crate::decision::{Decision, DecisionSource, HoldBound, Verdict, Waits};
 use crate::hold::{
     DEFAULT_TTL_US, EndedHold, HoldChange, HoldList, HoldStatus, HoldVec, Holds, MAX_TTL, NewHold, Unsettled,
@@ -67,24 +67,30 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
 
     /// Carries out a verb. A check that reserves sets the cost aside instead of charging it, unless
     /// the key has as many holds as it may, or as many as the store has room for.
-    pub(crate) fn perform(&mut self, verb: Verb, cost: u64, new: Option<&NewHold>, room: usize) -> Done {
+    pub(crate) fn perform(
+        &mut self,
+        verb: Verb,
+        cost: u64,
+        new: Option<&NewHold>,
+        room: usize,
+    ) -> VerbEffect {
         match (verb, new) {
-            (Verb::Check | Verb::Peek, _) if !self.fits(cost) => Done::Refused(cost),
+            (Verb::Check | Verb::Peek, _) if !self.fits(cost) => VerbEffect::Refused(cost),
             // A peek finds it as well: all keys of a request are peeked at before one is charged.
             (Verb::Check | Verb::Peek, Some(_)) if cost > 0 && self.holds.is_full() => {
-                Done::NoMoreHolds(HoldBound::OfKey)
+                VerbEffect::NoMoreHolds(HoldBound::OfKey)
             }
             (Verb::Check | Verb::Peek, Some(_)) if cost > 0 && self.holds.count() >= room => {
-                Done::NoMoreHolds(HoldBound::OfStore)
+                VerbEffect::NoMoreHolds(HoldBound::OfStore)
             }
-            (Verb::Peek, _) => Done::Moved(0),
-            (Verb::Check, Some(_)) if cost == 0 => Done::Moved(0),
+            (Verb::Peek, _) => VerbEffect::Moved(0),
+            (Verb::Check, Some(_)) if cost == 0 => VerbEffect::Moved(0),
             (Verb::Check, Some(new)) => {
                 self.holds.add(new, self.arrived, cost);
-                Done::Moved(cost)
+                VerbEffect::Moved(cost)
             }
-            (Verb::Check | Verb::Penalize, _) => Done::Moved(self.charge(self.settled, cost)),
-            (Verb::Refund, _) => Done::Moved(self.state.refund(self.quota, self.settled, cost)),
+            (Verb::Check | Verb::Penalize, _) => VerbEffect::Moved(self.charge(self.settled, cost)),
+            (Verb::Refund, _) => VerbEffect::Moved(self.state.refund(self.quota, self.settled, cost)),
         }
     }
 
@@ -101,7 +107,12 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
     }
 
     /// Changes a hold. Returns the outcome and the charged cost.
-    pub(crate) fn change(&mut self, id: u64, change: &HoldChange, ended: &EndedHold) -> (HoldStatus, Done) {
+    pub(crate) fn change(
+        &mut self,
+        id: u64,
+        change: &HoldChange,
+        ended: &EndedHold,
+    ) -> (HoldStatus, VerbEffect) {
         if let HoldChange::Refund { cost } = *change {
             return self.refund(id, cost);
         }
@@ -109,47 +120,47 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
         let status = match (self.holds.get(at).has_ended, change) {
             (false, _) => HoldStatus::Changed,
             (true, HoldChange::Settle { .. }) => HoldStatus::Expired,
-            (true, _) => return (HoldStatus::Expired, Done::Moved(0)),
+            (true, _) => return (HoldStatus::Expired, VerbEffect::Moved(0)),
         };
         match *change {
             HoldChange::Settle { total, ttl_us } => {
                 let next = ttl_us.map(|ttl_us| self.arrived.saturating_add(ttl_us));
                 let cost = self.holds.settle(at, total, next);
-                (status, Done::Moved(self.charge(self.settled, cost)))
+                (status, VerbEffect::Moved(self.charge(self.settled, cost)))
             }
             HoldChange::Cancel | HoldChange::Refund { .. } => {
                 self.holds.settle(at, 0, None);
-                (HoldStatus::Changed, Done::Moved(0))
+                (HoldStatus::Changed, VerbEffect::Moved(0))
             }
             HoldChange::Extend { total, ttl_us } => {
                 let hold = self.holds.get(at);
                 let held = total.map_or(hold.held, |total| total.saturating_sub(hold.settled));
                 let more = held.saturating_sub(hold.held);
                 if !self.fits(more) {
-                    return (HoldStatus::Denied, Done::Refused(more));
+                    return (HoldStatus::Denied, VerbEffect::Refused(more));
                 }
                 self.holds.extend(at, held, self.arrived.saturating_add(ttl_us));
-                (HoldStatus::Changed, Done::Moved(0))
+                (HoldStatus::Changed, VerbEffect::Moved(0))
             }
         }
     }
 
     /// Ends a reservation that holds nothing on this key, and gives back what was charged at once.
     /// Later changes find that it has ended. Without room to note that, nothing is given back.
-    fn refund(&mut self, id: u64, cost: u64) -> (HoldStatus, Done) {
+    fn refund(&mut self, id: u64, cost: u64) -> (HoldStatus, VerbEffect) {
         if self.holds.find(id).is_some() {
-            return (HoldStatus::AlreadySettled, Done::Moved(0));
+            return (HoldStatus::AlreadySettled, VerbEffect::Moved(0));
         }
         if self.holds.is_full() {
-            return (HoldStatus::Changed, Done::Moved(0));
+            return (HoldStatus::Changed, VerbEffect::Moved(0));
         }
         // Later the charge does not count any more, or the caller has long given up.
         let kept_us = self.quota.window_us().min(micros(MAX_TTL));
         self.holds.add_ended(id, 0, self.arrived.saturating_add(kept_us));
-        (HoldStatus::Changed, Done::Moved(self.state.refund(self.quota, self.settled, cost)))
+        (HoldStatus::Changed, VerbEffect::Moved(self.state.refund(self.quota, self.settled, cost)))
     }
 
-    fn change_ended(&mut self, id: u64, change: &HoldChange, ended: &EndedHold) -> (HoldStatus, Done) {
+    fn change_ended(&mut self, id: u64, change: &HoldChange, ended: &EndedHold) -> (HoldStatus, VerbEffect) {
         let status = if ended.is_over { HoldStatus::Expired } else { HoldStatus::AlreadySettled };
         let cost = match (change, ended.is_over, ended.unsettled) {
             // A permit is given back by its time, and charges nothing.
@@ -166,21 +177,21 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
             };
             self.holds.add_ended(id, settled, self.arrived.saturating_add(DEFAULT_TTL_US));
         }
-        (status, Done::Moved(self.charge(self.settled, cost)))
+        (status, VerbEffect::Moved(self.charge(self.settled, cost)))
     }
 
     /// The decision after a verb or a change. As without holds, but what is held does not remain,
     /// and the waits assume that each hold lasts to its end.
-    pub(crate) fn decision(&self, done: Done) -> Decision {
+    pub(crate) fn decision(&self, done: VerbEffect) -> Decision {
         let (used, held, limit) = (self.used(), self.holds.sum(), self.quota.capacity());
         let lag = self.settled.saturating_sub(self.now.as_micros());
         let late = |wait_us: u64| wait_us.saturating_add(lag);
         let (verdict, cost, retry_us) = match done {
-            Done::Moved(cost) => (Verdict::Allow, cost, 0),
-            Done::Refused(cost) if cost > limit => (Verdict::Deny, 0, Waits::NEVER),
-            Done::Refused(cost) => (Verdict::Deny, 0, late(self.wait_us(limit - cost))),
-            Done::NoMoreHolds(HoldBound::OfStore) => (Verdict::Deny, 0, NO_MORE_HOLDS_US),
-            Done::NoMoreHolds(HoldBound::OfKey) => {
+            VerbEffect::Moved(cost) => (Verdict::Allow, cost, 0),
+            VerbEffect::Refused(cost) if cost > limit => (Verdict::Deny, 0, Waits::NEVER),
+            VerbEffect::Refused(cost) => (Verdict::Deny, 0, late(self.wait_us(limit - cost))),
+            VerbEffect::NoMoreHolds(HoldBound::OfStore) => (Verdict::Deny, 0, NO_MORE_HOLDS_US),
+            VerbEffect::NoMoreHolds(HoldBound::OfKey) => {
                 (Verdict::Deny, 0, late(self.on_state_scale(self.holds.earliest()) - self.settled))
             }
         };
@@ -281,10 +292,10 @@ pub(crate) fn inspect_with_holds<S: State>(
 /// state. A refund of more would take away what others charged since.
 pub(crate) fn counts_still(quota: &Quota, cost: u64, made: Timestamp, now: Timestamp) -> u64 {
     let age_us = now.as_micros().saturating_sub(made.as_micros());
-    let window = |time: Timestamp| quota.by_window().floor(time.as_micros());
+    let begin = |time: Timestamp| quota.period(time.as_micros()).begin;
     let counts = match quota.algorithm() {
         Algorithm::SlidingLog => age_us < quota.window_us(),
-        Algorithm::SlidingWindow | Algorithm::FixedWindow => window(made) == window(now),
+        Algorithm::SlidingWindow | Algorithm::FixedWindow => begin(made) == begin(now),
         Algorithm::TokenBucket => {
             let drained = u128::from(age_us) * u128::from(quota.limit());
             let drained = drained.div_ceil(u128::from(quota.window_us()));

@@ -97,7 +97,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::algorithm::{Done, SlidingLog, decision, perform};
+    use crate::algorithm::{SlidingLog, VerbEffect, decision, perform};
     use crate::verb::Verb;
 
     /// The reply of a script about this log.
@@ -144,7 +144,7 @@ mod tests {
                 prop_assert_eq!(perform(&mut reply, &quota, now, verb, cost), done);
                 let of_reply = decision(&reply, &quota, at, now, done);
                 prop_assert_eq!(of_reply, decision(&log, &quota, at, now, done));
-                if done != Done::Moved(0) && matches!(done, Done::Moved(_)) {
+                if done != VerbEffect::Moved(0) && matches!(done, VerbEffect::Moved(_)) {
                     // A script replies the entries from before its charges.
                     break;
                 }

@@ -8,10 +8,10 @@
 //!
 //! Pure: no clock, key or store. `lua/sliding_window.lua` is its twin; change both or neither.
 
-use super::fixed_window::{is_small_step_back, window_end};
+use super::fixed_window::is_small_step_back;
 use super::saved::{Ages, SavedState};
 use super::state::State;
-use crate::quota::Quota;
+use crate::quota::{Period, Quota};
 use crate::time::Timestamp;
 use crate::usage::RecordedCharge;
 
@@ -73,15 +73,15 @@ impl State for SlidingWindow {
 
     #[inline(always)]
     fn settle(&mut self, quota: &Quota, now: u64) -> u64 {
-        let end = window_end(quota, now);
-        if end == self.end { now } else { self.roll(quota, now, end) }
+        let period = quota.period(now);
+        if period.end == self.end { now } else { self.roll(quota, now, period) }
     }
 
     /// What counts now counts as charged in the window of the new length that contains `now`.
     fn adopt(&mut self, old: &Quota, quota: &Quota, now: u64) {
         self.current = self.used(old, now).min(quota.max_used());
         self.previous = 0;
-        self.end = window_end(quota, now);
+        self.end = quota.period(now).end;
     }
 
     #[inline]
@@ -166,9 +166,9 @@ impl SlidingWindow {
     /// `now` is in the window that ends at `end`, but the counters are not: time has passed or
     /// stepped back.
     #[cold]
-    fn roll(&mut self, quota: &Quota, now: u64, end: u64) -> u64 {
-        let window = quota.window_us();
-        if is_small_step_back(self.end, now, end, window) {
+    fn roll(&mut self, quota: &Quota, now: u64, period: Period) -> u64 {
+        let end = period.end;
+        if is_small_step_back(self.end, now, period, quota.window_us()) {
             return end;
         }
         if now < self.end {
@@ -177,7 +177,7 @@ impl SlidingWindow {
             return now;
         }
         // The counter still weighs if its window ended where this one started.
-        let follows = self.end == end.saturating_sub(window);
+        let follows = self.end == period.begin;
         self.previous = if follows { self.current } else { 0 };
         self.current = 0;
         self.end = end;
@@ -189,7 +189,7 @@ impl SlidingWindow {
     fn align(&mut self, quota: &Quota, now: u64) {
         let window = quota.window_us();
         let later = quota.by_window().ceil(self.end).saturating_mul(window);
-        let end = window_end(quota, now);
+        let end = quota.period(now).end;
         if later == self.end {
             return;
         }

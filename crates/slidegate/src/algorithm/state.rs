@@ -125,7 +125,7 @@ pub(super) fn charge<S: State>(state: &mut S, quota: &Quota, at: u64, cost: u64)
 
 /// The effect of a verb on the state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Done {
+pub(crate) enum VerbEffect {
     /// The cost fits. This much was charged or refunded; 0 for a peek.
     Moved(u64),
     /// The cost does not fit.
@@ -134,7 +134,7 @@ pub(crate) enum Done {
     NoMoreHolds(HoldBound),
 }
 
-impl Done {
+impl VerbEffect {
     /// The bound of holds that denies it.
     #[inline]
     pub(crate) fn hold_bound(self) -> Option<HoldBound> {
@@ -144,19 +144,25 @@ impl Done {
 
 /// Applies a verb to the state.
 #[inline(always)] // as `decision`
-pub(crate) fn perform<S: State>(state: &mut S, quota: &Quota, settled: u64, verb: Verb, cost: u64) -> Done {
+pub(crate) fn perform<S: State>(
+    state: &mut S,
+    quota: &Quota,
+    settled: u64,
+    verb: Verb,
+    cost: u64,
+) -> VerbEffect {
     match verb {
-        Verb::Check | Verb::Peek if !fits(state, quota, settled, cost) => Done::Refused(cost),
-        Verb::Peek => Done::Moved(0),
-        Verb::Refund => Done::Moved(state.refund(quota, settled, cost)),
+        Verb::Check | Verb::Peek if !fits(state, quota, settled, cost) => VerbEffect::Refused(cost),
+        Verb::Peek => VerbEffect::Moved(0),
+        Verb::Refund => VerbEffect::Moved(state.refund(quota, settled, cost)),
         Verb::Check => {
             state.charge(quota, settled, cost);
-            Done::Moved(cost)
+            VerbEffect::Moved(cost)
         }
         Verb::Penalize => {
             // Without this bound, one penalty could close a bucket for years, and two could exceed
             // what stores can count.
-            Done::Moved(charge(state, quota, settled, cost))
+            VerbEffect::Moved(charge(state, quota, settled, cost))
         }
     }
 }
@@ -171,17 +177,17 @@ pub(crate) fn decision<S: State>(
     quota: &Quota,
     now: Timestamp,
     settled: u64,
-    done: Done,
+    done: VerbEffect,
 ) -> Decision {
     let used = state.used(quota, settled);
     let limit = quota.capacity();
     let lag = settled.saturating_sub(now.as_micros());
     let late = |wait_us: u64| wait_us.saturating_add(lag);
     let (verdict, cost, retry_us) = match done {
-        Done::Moved(cost) => (Verdict::Allow, cost, 0),
-        Done::Refused(cost) if cost > limit => (Verdict::Deny, 0, Waits::NEVER),
-        Done::Refused(cost) => (Verdict::Deny, 0, late(state.wait_us(quota, settled, limit - cost))),
-        Done::NoMoreHolds(_) => (Verdict::Deny, 0, NO_MORE_HOLDS_US),
+        VerbEffect::Moved(cost) => (Verdict::Allow, cost, 0),
+        VerbEffect::Refused(cost) if cost > limit => (Verdict::Deny, 0, Waits::NEVER),
+        VerbEffect::Refused(cost) => (Verdict::Deny, 0, late(state.wait_us(quota, settled, limit - cost))),
+        VerbEffect::NoMoreHolds(_) => (Verdict::Deny, 0, NO_MORE_HOLDS_US),
     };
     let (reset_us, frees_us) = match used {
         0 => (0, 0),

@@ -20,7 +20,7 @@ use crate::request::Request;
 use crate::store::{HoldStore, Store};
 use crate::verb::Verb;
 use crate::waiting::queue_key::QueueKey;
-use crate::waiting::queues::{Asked, Asker, Denial, Queues, wait};
+use crate::waiting::queues::{AskOutcome, Asker, Denial, Queues, wait};
 use crate::waiting::{Acquire, Cause, MaxWaiting, NotAcquired};
 
 /// How long a head waits before it asks a shared store again about a key with open holds, which
@@ -88,8 +88,8 @@ impl<S: Store> Gate<S> {
     }
 
     /// What to wait for after a denial.
-    fn denial<A>(&self, decisions: &Decisions<'_>) -> Asked<A, QueueKey> {
-        let never = |why: String| Asked::Never(NotAcquired(Cause::NeverOfGate(why)));
+    fn denial<A>(&self, decisions: &Decisions<'_>) -> AskOutcome<A, QueueKey> {
+        let never = |why: String| AskOutcome::Never(NotAcquired(Cause::NeverOfGate(why)));
         let Some(denied) = decisions.strictest().filter(|strictest| strictest.is_denied()) else {
             let error = decisions.error().map(|error| error.to_string());
             return never(error.unwrap_or_else(|| "no policy that denies can be waited for".to_owned()));
@@ -117,7 +117,7 @@ impl<S: Store> Gate<S> {
             (false, true) => None,
             (true, true) | (false, false) => Some(ASK_OTHERS),
         };
-        Asked::Denied(Denial { key: QueueKey::new(number, &denied.key()), wait, is_held, ask_again })
+        AskOutcome::Denied(Denial { key: QueueKey::new(number, &denied.key()), wait, is_held, ask_again })
     }
 
     /// Wakes the waiters for what was refunded.
@@ -250,10 +250,10 @@ impl<'r, S: Store> Asker for GateAcquire<'_, 'r, S> {
         self.gate.queue_before(self.request, current)
     }
 
-    async fn ask(&self) -> Asked<Decisions<'r>, QueueKey> {
+    async fn ask(&self) -> AskOutcome<Decisions<'r>, QueueKey> {
         let decisions =
             self.gate.decide_async(Some(Verb::Check), slice::from_ref(self.request), None, true).await;
-        if decisions.is_allowed() { Asked::Allowed(decisions) } else { self.gate.denial(&decisions) }
+        if decisions.is_allowed() { AskOutcome::Allowed(decisions) } else { self.gate.denial(&decisions) }
     }
 }
 
@@ -269,10 +269,10 @@ impl<'r, S: HoldStore> Asker for AcquireReservation<'_, 'r, S> {
         self.gate.queue_before(self.request, current)
     }
 
-    async fn ask(&self) -> Asked<Reserved<'r>, QueueKey> {
+    async fn ask(&self) -> AskOutcome<Reserved<'r>, QueueKey> {
         let terms = HoldTerms { is_waiting: true, ..HoldTerms::new(self.ttl_us, Unsettled::default()) };
         let reserved = self.gate.reserve_under(slice::from_ref(self.request), terms, None).await;
-        if reserved.is_allowed() { Asked::Allowed(reserved) } else { self.gate.denial(&reserved) }
+        if reserved.is_allowed() { AskOutcome::Allowed(reserved) } else { self.gate.denial(&reserved) }
     }
 }
 

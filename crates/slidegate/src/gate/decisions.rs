@@ -247,6 +247,33 @@ impl<'d> PolicyDecision<'d> {
         self.place.role
     }
 
+    /// The [shares](Policy::notify) of the limit, in percent, that the key crossed by what this decision
+    /// charged or reserved, in ascending order. What it used before was below them. Empty for a
+    /// refund, and for a denial that charged nothing.
+    ///
+    /// A key can cross a share several times in a window, as its usage goes down as well.
+    ///
+    /// ```
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
+    ///
+    /// let policy = Policy::new("per-user", Quota::per_minute(10))?.with_scope(["user"]).with_notify([80, 100]);
+    /// let gate = Gate::new(PolicySet::new([policy])?);
+    /// let request = Request::new().with("user", "alice").with_cost(9);
+    /// let decisions = gate.check(&request);
+    /// let crossed: Vec<u8> = decisions.iter().flat_map(|one| one.crossed().collect::<Vec<_>>()).collect();
+    /// assert_eq!(crossed, [80]);
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    pub fn crossed(&self) -> impl Iterator<Item = u8> + use<'_> {
+        let (now, cost, limit) = (self.used().saturating_add(self.held()), self.cost(), self.limit());
+        let before = now.saturating_sub(cost);
+        let charges = matches!(self.verb(), Verb::Check | Verb::Penalize) && cost > 0 && limit > 0;
+        let reaches =
+            move |used: u64, percent: u8| u128::from(used) * 100 >= u128::from(percent) * u128::from(limit);
+        let percents = if charges { self.policy().notify() } else { &[] };
+        percents.iter().copied().filter(move |percent| reaches(now, *percent) && !reaches(before, *percent))
+    }
+
     /// What its request asked for under this policy, charged or not.
     #[must_use]
     pub fn asked(&self) -> u64 {
@@ -259,11 +286,11 @@ impl<'d> PolicyDecision<'d> {
         self.policy().key(self.asking())
     }
 
-    /// The quota that it decided by: the inline quota, the key's override, or the policy's own.
+    /// The quota that it decided by: the inline quota, the key's override, the request's tier, or the
+    /// policy's own.
     #[must_use]
     pub fn quota(&self) -> &'d Quota {
-        let inline = self.asking().inline_quota();
-        inline.unwrap_or_else(|| self.all.policies.quota_of(self.position(), &self.key()))
+        self.all.policies.quota_of(self.position(), &self.key(), self.asking())
     }
 
     /// The block of its key, if the key [is blocked](Decision::is_blocked).

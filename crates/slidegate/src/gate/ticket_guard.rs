@@ -26,7 +26,7 @@ use crate::ticket::Ticket;
 ///
 /// A gate in memory does that before the guard is gone. A shared gate hands it to a task of the
 /// tokio runtime that the guard was made or is dropped in (feature `redis` or `wait`), which with
-/// feature `redis` [waits for the store](Gate::settle_later). Outside of any runtime, the reservation
+/// feature `redis` [waits for the store](Gate::settle_later). Outside any runtime, the reservation
 /// ends by its time.
 ///
 /// ```
@@ -230,6 +230,8 @@ impl TicketGuard<MemoryStore> {
 const OPEN: &str = "a guard that can be used is open";
 
 impl<S: HoldStore + 'static> Drop for TicketGuard<S> {
+    // Without a runtime nothing follows.
+    #[cfg_attr(not(any(feature = "redis", feature = "wait")), expect(clippy::needless_return))]
     fn drop(&mut self) {
         let Some(open) = self.open.take() else { return };
         let (gate, ticket, change) = (open.gate, open.ticket, open.at_drop);

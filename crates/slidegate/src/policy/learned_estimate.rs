@@ -37,7 +37,7 @@ pub(crate) struct SettledCosts {
 
 #[derive(Debug, Default)]
 struct Recent {
-    costs: Vec<Known>,
+    costs: Vec<RecentCost>,
     /// How many are of each key.
     of_key: HashMap<u64, usize>,
     /// How many were added.
@@ -46,7 +46,7 @@ struct Recent {
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Known {
+struct RecentCost {
     key: u64,
     cost: u64,
     /// The number of costs before it.
@@ -57,7 +57,7 @@ impl Recent {
     /// Adds a cost. Once all places are taken, it takes that of the oldest: of its own key if that has
     /// as many as one key may have, else of the key that has more than that.
     fn add(&mut self, key: u64, cost: u64) {
-        let known = Known { key, cost, number: self.added };
+        let known = RecentCost { key, cost, number: self.added };
         self.added += 1;
         if self.costs.len() < KNOWN {
             self.costs.push(known);

@@ -4,6 +4,7 @@
 //! tests alike.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::sync::{Arc, OnceLock};
 
 use foldhash::fast::RandomState;
@@ -11,7 +12,7 @@ use foldhash::fast::RandomState;
 use super::Policy;
 use super::index::{Places, PolicyIndex};
 use crate::block::Block;
-use crate::charge::{Charge, Charges, Excess, HoldTerms, Part, Plan, Reserve, place};
+use crate::charge::{Charge, Excess, HoldTerms, Part, Plan, Reserve, place};
 use crate::error::Error;
 use crate::key::{HashSeed, Key, KeyId};
 use crate::quota::{Algorithm, Quota};
@@ -60,6 +61,8 @@ struct Rule {
     overrides: HashMap<Box<[u8]>, Quota>,
     /// Blocks by the canonical bytes of keys.
     blocks: HashMap<Box<[u8]>, Block>,
+    /// The policy's quotas with windows from the first day of the month to the 31st, if an attribute says which.
+    anchored: HashMap<Quota, [Quota; 31]>,
     /// Quotas of overridden keys by what the store knows them by, for tickets.
     by_id: OnceLock<HashMap<KeyId, Quota>>,
 }
@@ -167,8 +170,10 @@ impl PolicySet {
         &self.rules[at].policy
     }
 
-    pub(crate) fn quota_of(&self, at: usize, key: &Key<'_>) -> &Quota {
-        self.rules[at].own(key).0
+    /// The quota that a request meets.
+    pub(crate) fn quota_of<'a>(&'a self, at: usize, key: &Key<'_>, request: &'a Request<'_>) -> &'a Quota {
+        let rule = &self.rules[at];
+        rule.quota_met(request, rule.own(key).0)
     }
 
     pub(crate) fn block_of(&self, at: usize, key: &Key<'_>) -> Option<&Block> {
@@ -259,7 +264,7 @@ impl PolicySet {
         verb: Option<Verb>,
         terms: Option<&'a HoldTerms>,
     ) -> Plan<'a> {
-        let mut plan = Plan { is_reservation: terms.is_some(), charges: Charges::new(), met: Vec::new() };
+        let mut plan = Plan::new(terms.is_some());
         // Most have one charge each; growing copies them all.
         plan.charges.reserve_exact(requests.len());
         for (number, request) in requests.iter().enumerate() {
@@ -374,8 +379,9 @@ impl PolicySet {
     ) -> Charge<'a> {
         let rule = &self.rules[at];
         let key = rule.policy.key(request);
-        let (own_quota, block) = rule.own(&key);
-        let quota = request.inline_quota().unwrap_or(own_quota);
+        let (overridden, block) = rule.own(&key);
+        let own_quota = overridden.unwrap_or(&rule.policy.quota);
+        let quota = rule.quota_met(request, overridden);
         let mut part = Part {
             verb: verb.unwrap_or(request.verb()),
             role: request.role(),
@@ -403,7 +409,7 @@ impl PolicySet {
             #[cfg(feature = "redis")]
             on_store_error: rule.policy.on_store_error,
             quota,
-            instead_of: request.inline_quota().map(|_| own_quota),
+            instead_of: (!std::ptr::eq(quota, own_quota)).then_some(own_quota),
             key,
             block,
             part,
@@ -458,6 +464,17 @@ impl Changes<'_> {
     }
 }
 
+/// The quota with windows from each day of the month, if it has windows of months.
+fn by_anchor(quota: &Quota) -> Option<[Quota; 31]> {
+    let calendar = quota.calendar_window()?;
+    calendar.anchor()?;
+    let from = |day: usize| {
+        let from = u8::try_from(day + 1).ok().and_then(|day| calendar.with_anchor(day).ok());
+        from.map_or(*quota, |from| Quota::calendar(quota.limit(), from))
+    };
+    Some(std::array::from_fn(from))
+}
+
 impl Rule {
     fn new(policy: Policy) -> Result<Self, Error> {
         let name = policy.name();
@@ -471,18 +488,22 @@ impl Rule {
                 policy.keys.scope.len()
             )))
         };
+        let counts_alike = |what: &str, whose: &dyn Display, quota: &Quota| {
+            let (own, algorithm) = (quota.algorithm(), policy.quota.algorithm());
+            if own == algorithm {
+                return Ok(());
+            }
+            Err(Error::policy(format!(
+                "policy `{name}`: invalid {what} `{whose}`: its algorithm is {own}, that of the policy {algorithm}; use one algorithm"
+            )))
+        };
+        policy.tiers().try_for_each(|(value, quota)| counts_alike("tier", &value, quota))?;
         let mut overrides = HashMap::with_capacity(policy.overrides.len());
         for (values, quota) in &policy.overrides {
             fits("override", values)?;
             let request = policy.request_of(values);
             let key = policy.key(&request);
-            if quota.algorithm() != policy.quota.algorithm() {
-                return Err(Error::policy(format!(
-                    "policy `{name}`: invalid override `{key}`: its algorithm is {}, that of the policy {}; use one algorithm",
-                    quota.algorithm(),
-                    policy.quota.algorithm()
-                )));
-            }
+            counts_alike("override", &key, quota)?;
             if overrides.insert(key.canonical().into_boxed_slice(), *quota).is_some() {
                 return Err(Error::policy(format!(
                     "policy `{name}`: duplicate override `{key}`: must be given once; remove one"
@@ -495,16 +516,35 @@ impl Rule {
             let key = policy.key(&policy.request_of(values)).canonical();
             blocks.insert(key.into_boxed_slice(), block.clone());
         }
-        Ok(Self { policy, number: 0, overrides, blocks, by_id: OnceLock::new() })
+        let anchored = match policy.anchor_attribute() {
+            Some(_) => policy.quotas().filter_map(|quota| Some((*quota, by_anchor(quota)?))).collect(),
+            None => HashMap::new(),
+        };
+        Ok(Self { policy, number: 0, overrides, blocks, anchored, by_id: OnceLock::new() })
     }
 
-    /// The quota of a key, and its block.
-    fn own(&self, key: &Key<'_>) -> (&Quota, Option<&Block>) {
+    /// The override of a key, and its block.
+    fn own(&self, key: &Key<'_>) -> (Option<&Quota>, Option<&Block>) {
         if self.overrides.is_empty() && self.blocks.is_empty() {
-            return (&self.policy.quota, None);
+            return (None, None);
         }
         let key = &*key.canonical();
-        (self.overrides.get(key).unwrap_or(&self.policy.quota), self.blocks.get(key))
+        (self.overrides.get(key), self.blocks.get(key))
+    }
+
+    /// What binds a request on a key: its inline quota, the key's override, the request's tier, or the
+    /// policy's own quota.
+    fn quota_met<'a>(&'a self, request: &'a Request<'_>, overridden: Option<&'a Quota>) -> &'a Quota {
+        if let Some(inline) = request.inline_quota() {
+            return inline;
+        }
+        let quota = overridden.or_else(|| self.policy.tier_of(request)).unwrap_or(&self.policy.quota);
+        if self.anchored.is_empty() {
+            return quota;
+        }
+        let day = self.policy.anchor_of(request).and_then(|day| day.checked_sub(1));
+        let anchored = self.anchored.get(quota).zip(day);
+        anchored.and_then(|(by_day, day)| by_day.get(usize::from(day))).unwrap_or(quota)
     }
 }
 

@@ -92,6 +92,14 @@ impl Quota {
     }
 }
 
+impl Quota {
+    /// The window for people: `1m`, or its calendar, such as `month in Europe/Berlin`.
+    #[must_use]
+    pub fn window_text(&self) -> String {
+        self.calendar_window().map_or_else(|| format_window(self.window()), |calendar| calendar.to_string())
+    }
+}
+
 /// Writes `limit/window` with the window in its largest whole unit. The algorithm is not included.
 ///
 /// ```
@@ -101,7 +109,7 @@ impl Quota {
 /// ```
 impl fmt::Display for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.limit(), format_window(self.window()))
+        write!(f, "{}/{}", self.limit(), self.window_text())
     }
 }
 

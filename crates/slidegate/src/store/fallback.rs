@@ -8,11 +8,11 @@ use arc_swap::ArcSwapOption;
 use crate::charge::{Charge, Charges, PerCharge};
 use crate::decision::Decision;
 use crate::error::Error;
-use crate::policy_reset::{Done, Place, PolicyReset, ResetCursor};
+use crate::policy_reset::{Place, PolicyReset, ResetCounts, ResetCursor};
 use crate::quota::Quota;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{FailureKind, StoreFailure};
-use crate::store::shared::{SharedStore, Undecided};
+use crate::store::shared::{DecideError, SharedStore};
 use crate::store::{QuotaChanges, Store, StoreDecisions, StoredPolicy};
 use crate::time::Timestamp;
 use crate::usage::KeyInspection;
@@ -140,9 +140,9 @@ impl<S> FallbackStore<S> {
     fn complete(
         &self,
         charges: &[Charge<'_>],
-        decided: Result<PerCharge<Decision>, Undecided>,
+        decided: Result<PerCharge<Decision>, DecideError>,
     ) -> StoreDecisions {
-        let Undecided { failure, denied } = match decided {
+        let DecideError { failure, denied } = match decided {
             Ok(decisions) => {
                 self.local.record(charges, &decisions);
                 return decisions.into();
@@ -214,7 +214,8 @@ impl<S: SharedStore> Store for FallbackStore<S> {
             let stepped = self.primary.reset_policy_step(policy.name, from, keys).await;
             let mut reset = stepped.map_err(|failure| Error::store(failure.to_string()))?;
             if reset.next.is_none() {
-                let done = Done { forgotten: reset.forgotten, scanned: reset.scanned, keys: reset.keys };
+                let done =
+                    ResetCounts { forgotten: reset.forgotten, scanned: reset.scanned, keys: reset.keys };
                 reset = PolicyReset::after(done, Some(Place::Memory { shard: 0 }));
             }
             return Ok(reset);

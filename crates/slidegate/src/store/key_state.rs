@@ -79,7 +79,7 @@ impl<S: State + Clone + Send + Sync> Usage for S {
 
     fn adopt(&mut self, old: &Quota, new: &Quota, now: Timestamp) {
         let settled = self.settle(old, now.as_micros());
-        if old.window_us() != new.window_us() {
+        if old.window_code() != new.window_code() {
             State::adopt(self, old, new, settled);
         }
     }

@@ -14,9 +14,9 @@ use tokio::time::Instant;
 use crate::charge::Charge;
 use crate::error::Error;
 use crate::hold::HoldStatus;
-use crate::policy_reset::{Done, PolicyReset, ResetCursor};
+use crate::policy_reset::{PolicyReset, ResetCounts, ResetCursor};
 use crate::quota::Quota;
-use crate::store::shared::{SharedHoldStore, SharedStore, Undecided};
+use crate::store::shared::{DecideError, SharedHoldStore, SharedStore};
 use crate::store::{HeldCharge, HoldAnswer, HoldCall};
 use crate::ticket::{Ticket, TicketSecret};
 use crate::time::instant;
@@ -44,13 +44,15 @@ mod ticket_secret;
 mod transport;
 
 pub use admin::control_document::{ControlDocument, ControlDocumentId};
+pub use admin::instances::InstanceRecord;
+pub use admin::servers::ServerInfo;
 pub(crate) use call::{Answers, MOST};
 pub use options::RedisOptions;
 pub use server_time::ClockJumps;
 pub use transport::{BreakerState, ClientCertificate, FailureKind, NodeState, StoreErrors, StoreFailure};
 
-use admin::examine::Seen;
-use admin::{control_document, inspect, instances, scan, self_test};
+use admin::examine::LastCounts;
+use admin::{claim, control_document, inspect, instances, scan, self_test, servers};
 use batch::Batcher;
 use call::Subjects;
 use calls::{Calls, Counts, EXPIRY_US};
@@ -82,7 +84,7 @@ use transport::{Failure, LastFailure, ReplyBound, Transport, slot};
 pub struct RedisStore {
     calls: Arc<Calls>,
     slots: Arc<SlotCalls>,
-    seen: Seen,
+    seen: LastCounts,
     tickets: TicketSecrets,
     options: RedisOptions,
 }
@@ -134,7 +136,7 @@ impl RedisStore {
                 denials: DenialRates::default(),
             }),
             calls,
-            seen: Seen::default(),
+            seen: LastCounts::default(),
             tickets: TicketSecrets::new(options.names.ticket_key()),
             options,
         })
@@ -146,7 +148,7 @@ impl RedisStore {
         subjects
     }
 
-    async fn apply_charges(&self, charges: &[Charge<'_>]) -> Result<Answers, Undecided> {
+    async fn apply_charges(&self, charges: &[Charge<'_>]) -> Result<Answers, DecideError> {
         let deadline = self.calls.deadline();
         let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
         let subjects = self.subjects(charges);
@@ -175,7 +177,7 @@ impl RedisStore {
         subjects: &Subjects,
         cost: u64,
         deadline: Instant,
-    ) -> Result<Answers, Undecided> {
+    ) -> Result<Answers, DecideError> {
         let Denials { cache, .. } = &*self.calls.denials;
         self.calls.denials.subscribe();
         match cache.answer(subjects, cost, instant()) {
@@ -195,7 +197,12 @@ impl RedisStore {
     ///
     /// If there are several slots, a task of its own charges them: a caller who gives up must not
     /// leave only some of them charged.
-    async fn decide(&self, subjects: &Subjects, cost: u64, deadline: Instant) -> Result<Answers, Undecided> {
+    async fn decide(
+        &self,
+        subjects: &Subjects,
+        cost: u64,
+        deadline: Instant,
+    ) -> Result<Answers, DecideError> {
         let parts = self.slots.parts(subjects);
         if parts.len() == 1 {
             return Ok(self.slots.decide_part(subjects.clone(), cost, deadline).await?);
@@ -216,7 +223,7 @@ impl RedisStore {
 
     /// The call is repeated if its connection is lost. Keys in several slots of a cluster are
     /// checked without the idempotency key.
-    async fn check_charges_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, Undecided> {
+    async fn check_charges_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, DecideError> {
         let deadline = self.calls.deadline();
         let subjects = self.subjects(charges);
         let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
@@ -281,6 +288,12 @@ impl RedisStore {
         self.seen.examine(&self.calls).await
     }
 
+    /// What every master says about itself, sorted by address; one that does not reply is missing.
+    /// Needs the rights to `INFO` and `TIME`.
+    pub async fn servers(&self) -> Vec<ServerInfo> {
+        servers::ask(&self.calls).await
+    }
+
     /// How often to [count](Self::count_instances).
     pub const COUNT_INTERVAL: Duration = Duration::from_secs(3);
 
@@ -292,7 +305,41 @@ impl RedisStore {
     /// # Errors
     /// If the store did not reply, or holds a table that slidegate did not write.
     pub async fn count_instances(&self) -> Result<u64, Error> {
-        instances::count(&self.calls).await.map_err(|failure| error_of(&failure))
+        instances::count(&self.calls, None).await.map_err(|failure| error_of(&failure))
+    }
+
+    /// The same, and publishes a record about this instance to the others, for as long as it
+    /// counts. See [`instance_records`](Self::instance_records).
+    ///
+    /// # Errors
+    /// If the record has more than 4096 bytes, or as [`count_instances`](Self::count_instances).
+    pub async fn publish_instance(&self, record: &[u8]) -> Result<u64, Error> {
+        instances::count(&self.calls, Some(record)).await.map_err(|failure| error_of(&failure))
+    }
+
+    /// What the instances that count have [published](Self::publish_instance) about themselves, this
+    /// one included, in no order. At most 1000.
+    ///
+    /// # Errors
+    /// If the store did not reply.
+    pub async fn instance_records(&self) -> Result<Vec<InstanceRecord>, Error> {
+        instances::records(&self.calls).await.map_err(|failure| error_of(&failure))
+    }
+
+    /// The id of this instance in [`instance_records`](Self::instance_records).
+    #[must_use]
+    pub fn instance_id(&self) -> &str {
+        &self.calls.denials.instance
+    }
+
+    /// Claims `what` for as long as a duration, which the server's clock measures. Returns whether
+    /// nobody had claimed it: of all instances that ask, one gets true.
+    ///
+    /// # Errors
+    /// If the store did not reply: then it may be claimed or not.
+    pub async fn claim(&self, what: &[u8], duration: Duration) -> Result<bool, Error> {
+        let key = self.options.names.claim(what);
+        claim::claim(&self.calls, &key, duration).await.map_err(|failure| error_of(&failure))
     }
 
     /// The control document, unless it still is the one that is `known`; see
@@ -366,17 +413,17 @@ impl RedisStore {
 }
 
 impl SharedStore for RedisStore {
-    async fn apply(&self, charges: &[Charge<'_>]) -> Result<Answers, Undecided> {
+    async fn apply(&self, charges: &[Charge<'_>]) -> Result<Answers, DecideError> {
         self.require_ticket_secret(charges).await?;
         self.apply_charges(charges).await
     }
 
-    async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, Undecided> {
+    async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, DecideError> {
         self.require_ticket_secret(charges).await?;
         self.check_charges_once(charges, id).await
     }
 
-    async fn peek_blocked(&self, charges: &[Charge<'_>]) -> Result<Answers, Undecided> {
+    async fn peek_blocked(&self, charges: &[Charge<'_>]) -> Result<Answers, DecideError> {
         let deadline = self.calls.deadline();
         let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
         self.decide_cached(&self.subjects(charges), cost, deadline).await
@@ -408,7 +455,8 @@ impl SharedStore for RedisStore {
         from: Option<&ResetCursor>,
         keys: u64,
     ) -> Result<PolicyReset, StoreFailure> {
-        let (place, mut done) = from.map_or((None, Done::default()), |from| (Some(from.place), from.done));
+        let (place, mut done) =
+            from.map_or((None, ResetCounts::default()), |from| (Some(from.place), from.done));
         let next = scan::step(&self.calls, policy, place, keys, &mut done).await?;
         Ok(PolicyReset::after(done, next))
     }

@@ -23,7 +23,7 @@ pub trait SharedStore: fmt::Debug + Send + Sync {
     fn apply(
         &self,
         charges: &[Charge<'_>],
-    ) -> impl Future<Output = Result<PerCharge<Decision>, Undecided>> + Send;
+    ) -> impl Future<Output = Result<PerCharge<Decision>, DecideError>> + Send;
 
     /// The same with an idempotency key.
     ///
@@ -33,7 +33,7 @@ pub trait SharedStore: fmt::Debug + Send + Sync {
         &self,
         charges: &[Charge<'_>],
         id: &str,
-    ) -> impl Future<Output = Result<PerCharge<Decision>, Undecided>> + Send;
+    ) -> impl Future<Output = Result<PerCharge<Decision>, DecideError>> + Send;
 
     /// Peeks at the keys of a check that a block denies. A store may return what it found up to 100 ms
     /// before, so that such a check is cheaper than one that it denies. By default
@@ -44,7 +44,7 @@ pub trait SharedStore: fmt::Debug + Send + Sync {
     fn peek_blocked(
         &self,
         charges: &[Charge<'_>],
-    ) -> impl Future<Output = Result<PerCharge<Decision>, Undecided>> + Send {
+    ) -> impl Future<Output = Result<PerCharge<Decision>, DecideError>> + Send {
         self.apply(charges)
     }
 
@@ -113,7 +113,7 @@ pub trait SharedHoldStore: SharedStore {
 
 /// Why there is not a decision on every charge.
 #[derive(Debug, Clone)]
-pub struct Undecided {
+pub struct DecideError {
     /// Why the store did not decide.
     pub failure: StoreFailure,
     /// Where an enforced policy denies although another was not asked: what is known, in the order

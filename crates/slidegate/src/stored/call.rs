@@ -12,7 +12,7 @@ use super::write::number;
 use crate::charge::{Excess, Part};
 use crate::hold::EndedHold;
 use crate::hold::{HoldChange, NewHold, Unsettled};
-use crate::quota::{Algorithm, Quota};
+use crate::quota::{Algorithm, Calendar, Quota};
 use crate::verb::{Role, Verb};
 
 /// The version of the format.
@@ -135,6 +135,8 @@ pub(crate) fn linger_ms(quota: &Quota) -> u64 {
     let windows = match quota.algorithm() {
         Algorithm::TokenBucket => quota.max_used().div_ceil(quota.limit().max(1)).max(2),
         Algorithm::InFlight => 0,
+        // The module does not know how long the windows of a calendar are.
+        _ if quota.window_code() >= Calendar::LEAST_CODE => return MOST_LINGER_MS,
         _ => 2,
     };
     (windows.saturating_mul(quota.window_us()) / 1000).saturating_add(LINGER_MS).min(MOST_LINGER_MS)

@@ -7,7 +7,7 @@ use super::pair::{Effect, Pair, Patch, holds_cut_off, is_sound, read_table, tabl
 use super::reply::Reply;
 use super::state::{Numbers, Stored, Unusable, Value};
 use super::write::Write;
-use crate::algorithm::{Done, HeldKey, for_algorithm, perform};
+use crate::algorithm::{HeldKey, VerbEffect, for_algorithm, perform};
 use crate::decision::{Decision, DecisionSource, Verdict, Waits};
 use crate::hold::{EndedHold, HEADER_BYTES, Hold, HoldChange, HoldStatus, Holds, NewHold, TableList};
 use crate::quota::{Algorithm, Quota};
@@ -138,16 +138,16 @@ impl<'v, S: Stored<'v>> CallKey for KeyOf<'v, S> {
             Some(_) => self.with_holds(|key| key.perform(verb, cost, new, usize::MAX)),
         };
         match done {
-            Done::Moved(cost) if verb == Verb::Check && new.is_some() => self.held += cost,
-            Done::Moved(cost) => self.charged += cost,
-            Done::Refused(cost) => self.need(cost),
-            Done::NoMoreHolds(_) => self.needed = self.needed.max(1),
+            VerbEffect::Moved(cost) if verb == Verb::Check && new.is_some() => self.held += cost,
+            VerbEffect::Moved(cost) => self.charged += cost,
+            VerbEffect::Refused(cost) => self.need(cost),
+            VerbEffect::NoMoreHolds(_) => self.needed = self.needed.max(1),
         }
         self.decision(done)
     }
 
     fn peek(&self) -> Decision {
-        self.decision(Done::Moved(0))
+        self.decision(VerbEffect::Moved(0))
     }
 
     fn write_anyway(&mut self, is_moved_only: bool) {
@@ -261,7 +261,7 @@ impl<'v, S: Stored<'v>> CallKey for KeyOf<'v, S> {
             Some(hold.held.saturating_add(hold.settled))
         });
         let (status, done) = self.with_holds(|key| key.change(id, change, ended));
-        let Done::Moved(cost) = done else { return self.deny_change(id, change, reply, effects) };
+        let VerbEffect::Moved(cost) = done else { return self.deny_change(id, change, reply, effects) };
         let is_refund = matches!(change, HoldChange::Refund { .. });
         if is_refund && cost > 0 && self.used() == 0 {
             effects.push(Effect::NoUsage);
@@ -365,11 +365,11 @@ impl<'v, S: Stored<'v>> KeyOf<'v, S> {
         run(&mut HeldKey::settled(state, holds, &self.quota, now, *settled))
     }
 
-    fn decision(&self, done: Done) -> Decision {
+    fn decision(&self, done: VerbEffect) -> Decision {
         let (used, held, limit) = (self.used(), self.held_now(), self.quota.capacity());
         let (verdict, cost) = match done {
-            Done::Moved(cost) => (Verdict::Allow, cost),
-            Done::Refused(_) | Done::NoMoreHolds(_) => (Verdict::Deny, 0),
+            VerbEffect::Moved(cost) => (Verdict::Allow, cost),
+            VerbEffect::Refused(_) | VerbEffect::NoMoreHolds(_) => (Verdict::Deny, 0),
         };
         Decision {
             verdict,

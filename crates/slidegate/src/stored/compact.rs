@@ -4,7 +4,7 @@
 //! allocation of 48. Counters that do not fit are stored in the wide form of layout 1. The scripts
 //! read and write the same form; docs/redis-layout.md documents every byte.
 
-use crate::quota::Algorithm;
+use crate::quota::{Algorithm, Calendar};
 
 /// Bytes of a compact value.
 pub(crate) const BYTES: usize = 12;
@@ -26,6 +26,9 @@ pub(crate) fn tag(algorithm: Algorithm) -> Option<u8> {
 /// The code of a window: four times the number of its units, plus the unit. `None` for a window
 /// that has no code.
 pub(crate) fn code(window_us: u64) -> Option<u64> {
+    if window_us >= Calendar::LEAST_CODE {
+        return None;
+    }
     (0u64..).zip(UNITS_US).find_map(|(unit, us)| {
         let count = window_us / us;
         (window_us.is_multiple_of(us) && count <= MAX_UNITS).then_some(count * 4 + unit)

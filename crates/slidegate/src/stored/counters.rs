@@ -26,7 +26,7 @@ fn compact(algorithm: Algorithm, value: &[u8]) -> Option<(u64, u64, u64)> {
 
 /// The compact form, if the window and the end have one.
 fn write_compact(quota: &Quota, end: u64, counts: u64) -> Option<Bytes> {
-    let head = compact::head(quota.algorithm(), quota.window_us());
+    let head = compact::head(quota.algorithm(), quota.window_code());
     let fits = head > 0 && end.is_multiple_of(SECOND_US) && end / SECOND_US <= MOST_SECONDS;
     fits.then(|| Bytes::default().with(head, 3).with(end / SECOND_US, 4).with(counts, 5))
 }
@@ -66,8 +66,7 @@ impl<'v> Stored<'v> for FixedWindow {
 
     /// The counter may keep its end, which is then in a later window than the clock.
     fn has_moved(&self, counted: &Quota, Step { moment, now, settled }: Step) -> bool {
-        let window = counted.window_us();
-        now < moment && settled == now && now - now % window + window != moment
+        now < moment && settled == now && counted.period(now).end != moment
     }
 
     fn expires(&self, _has_same_window: bool) -> u64 {
@@ -79,6 +78,13 @@ impl<'v> Stored<'v> for FixedWindow {
         end
     }
 
+    fn refusal(&self, quota: &Quota) -> Option<&'static str> {
+        let [first, second, third, fourth] = quota.borders()?;
+        let (end, _) = self.parts();
+        let is_between = first < end && end < fourth && end != second && end != third;
+        is_between.then_some("counted to another date: instances have different time zone data")
+    }
+
     fn numbers(&self, numbers: Numbers) -> Numbers {
         let (end, used) = self.parts();
         numbers.with(end).with(used)
@@ -87,7 +93,7 @@ impl<'v> Stored<'v> for FixedWindow {
     fn write(&self, quota: &Quota, now: u64, before: &Before) -> Result<Option<Write>, Unusable> {
         let (end, used) = self.parts();
         let bytes = (used < 1 << 40).then(|| write_compact(quota, end, used)).flatten();
-        let wide = || Bytes::default().with(0x11, 1).with(quota.window_us(), 6).with(end, 7).with(used, 7);
+        let wide = || Bytes::default().with(0x11, 1).with(quota.window_code(), 6).with(end, 7).with(used, 7);
         let ttl_ms = (end - now).div_ceil(1000) + 5000;
         Ok(Some(in_place_or_whole(bytes.unwrap_or_else(wide), before, end, now / 1000 + ttl_ms)))
     }

@@ -269,7 +269,7 @@ mod tests {
                 let burst = (algorithm == Algorithm::TokenBucket).then_some(limit);
                 let is_lease = algorithm == Algorithm::InFlight;
                 let window_us = if is_lease { window_us.clamp(1_000_000, 3_600_000_000) } else { window_us };
-                let fields = QuotaFields { limit, window_us, burst, algorithm, slots };
+                let fields = QuotaFields { limit, window_us, burst, algorithm, slots, calendar: None };
                 fields.quota().expect("a window in its range")
             },
         )

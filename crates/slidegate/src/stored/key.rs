@@ -8,7 +8,7 @@ use super::state::{Before, Numbers, Step, Stored, Unusable, Value};
 use super::write::Write;
 use crate::algorithm::{self, for_algorithm};
 use crate::decision::Decision;
-use crate::quota::{Quota, QuotaFields};
+use crate::quota::Quota;
 use crate::time::Timestamp;
 use crate::verb::Verb;
 
@@ -51,7 +51,10 @@ impl<'v, S: Stored<'v>> OpenKey<S> {
         }
         let length = value.map_or(0, <[u8]>::len);
         let (mut state, window_us) = found.unwrap_or_default();
-        let has_same_window = window_us.is_none_or(|window_us| window_us == quota.window_us());
+        let has_same_window = window_us.is_none_or(|window_us| window_us == quota.window_code());
+        if let Some(why) = state.refusal(quota).filter(|_| has_same_window) {
+            return Err(Unusable { message: why.to_owned(), write: None });
+        }
         let (moment, expires) = (state.moment(), state.expires(has_same_window));
         let before = Before { length, expires };
         let Some(window_us) = window_us.filter(|_| !has_same_window) else {
@@ -59,7 +62,7 @@ impl<'v, S: Stored<'v>> OpenKey<S> {
             let has_moved = state.has_moved(quota, Step { moment, now, settled });
             return Ok(Self { state, settled, has_moved, before });
         };
-        let counted = QuotaFields { window_us, ..quota.fields() }.quota();
+        let counted = quota.counted_in(window_us, moment);
         let counted = counted.ok_or_else(|| Unusable::damaged(&format!("its window is {window_us} us")))?;
         let settled = state.settle(&counted, now);
         state.adopt(&counted, quota, settled);

@@ -2,11 +2,17 @@
 //!
 //! 1 byte: the algorithm's letter in scripts; 6: window in microseconds; 7: limit; then for a log 2:
 //! slots, and for a token bucket 7: burst. Little-endian.
+//!
+//! Windows of a calendar have the letter C, their code instead of the window, and after the limit 4 times 7: when
+//! a window begins, and when it and the next two end.
 
-use crate::quota::{Algorithm, Quota, QuotaFields};
+use crate::quota::{Algorithm, Calendar, Quota, QuotaFields};
 
 /// Bytes of the letter, the window and the limit.
 const COMMON: usize = 14;
+
+/// The letter of fixed windows by a calendar.
+const CALENDAR: &[u8] = b"C";
 
 /// The algorithm's letter in scripts and in the module's commands.
 pub(crate) fn letter(algorithm: Algorithm) -> &'static str {
@@ -22,14 +28,18 @@ pub(crate) fn letter(algorithm: Algorithm) -> &'static str {
 /// A quota as the module reads it.
 #[cfg(any(feature = "redis", test))]
 pub(crate) fn quota_bytes(quota: &Quota) -> Vec<u8> {
-    let QuotaFields { limit, window_us, slots, algorithm, .. } = quota.fields();
-    let mut bytes = letter(algorithm).as_bytes().to_vec();
-    bytes.extend_from_slice(&window_us.to_le_bytes()[..6]);
+    let QuotaFields { limit, slots, algorithm, .. } = quota.fields();
+    let borders = quota.borders();
+    let mut bytes = borders.map_or(letter(algorithm).as_bytes(), |_| CALENDAR).to_vec();
+    bytes.extend_from_slice(&quota.window_code().to_le_bytes()[..6]);
     bytes.extend_from_slice(&limit.to_le_bytes()[..7]);
     match algorithm {
         Algorithm::SlidingLog => bytes.extend_from_slice(&slots.to_le_bytes()),
         Algorithm::TokenBucket => bytes.extend_from_slice(&quota.burst().to_le_bytes()[..7]),
         Algorithm::SlidingWindow | Algorithm::FixedWindow | Algorithm::InFlight => {}
+    }
+    for border in borders.into_iter().flatten() {
+        bytes.extend_from_slice(&border.to_le_bytes()[..7]);
     }
     bytes
 }
@@ -40,6 +50,7 @@ pub(super) fn quota_length(first: u8) -> Option<usize> {
         b'L' => 2,
         b'B' => 7,
         b'W' | b'F' | b'P' => 0,
+        b'C' => 28,
         _ => return None,
     };
     Some(COMMON + own)
@@ -55,12 +66,19 @@ pub fn quota_of(bytes: &[u8]) -> Option<Quota> {
 /// The same, or a limit on what is in flight.
 pub(super) fn read_quota(bytes: &[u8]) -> Option<Quota> {
     let number = |from: usize, to: usize| super::write::number(&bytes[from..to]);
-    let is_of = |one: &Algorithm| bytes.starts_with(letter(*one).as_bytes());
-    let algorithm = Algorithm::ALL.into_iter().chain([Algorithm::InFlight]).find(is_of)?;
     if bytes.len() != quota_length(*bytes.first()?)? {
         return None;
     }
     let (window_us, limit) = (number(1, 7), number(7, COMMON));
+    if bytes.starts_with(CALENDAR) {
+        let borders = [number(14, 21), number(21, 28), number(28, 35), number(35, 42)];
+        let is_valid = window_us >= Calendar::LEAST_CODE && borders.is_sorted_by(|one, next| one < next);
+        let quota = Quota::new(limit, Quota::MAX_WINDOW).ok().filter(|_| limit <= Quota::MAX_COUNT)?;
+        let quota = quota.with_algorithm(Algorithm::FixedWindow);
+        return is_valid.then(|| quota.with_borders(window_us, borders));
+    }
+    let is_of = |one: &Algorithm| bytes.starts_with(letter(*one).as_bytes());
+    let algorithm = Algorithm::ALL.into_iter().chain([Algorithm::InFlight]).find(is_of)?;
     let last = number(COMMON, bytes.len());
     let is_bucket = algorithm == Algorithm::TokenBucket;
     let burst = is_bucket.then_some(last);
@@ -69,7 +87,7 @@ pub(super) fn read_quota(bytes: &[u8]) -> Option<Quota> {
         _ => Quota::DEFAULT_SLOTS,
     };
     let is_countable = limit.max(burst.unwrap_or(0)) <= Quota::MAX_COUNT;
-    let fields = QuotaFields { limit, window_us, burst, algorithm, slots };
+    let fields = QuotaFields { limit, window_us, burst, algorithm, slots, calendar: None };
     fields.quota().filter(|_| is_countable)
 }
 

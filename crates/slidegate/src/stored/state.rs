@@ -75,6 +75,11 @@ pub(super) trait Stored<'v>: State {
         0
     }
 
+    /// Why a call with this quota may not use the state, which was counted in a window of the same calendar.
+    fn refusal(&self, _quota: &Quota) -> Option<&'static str> {
+        None
+    }
+
     /// When nothing that is charged now counts any more.
     fn counts_until(&self, quota: &Quota, settled: u64) -> u64;
 

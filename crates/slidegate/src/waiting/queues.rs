@@ -31,11 +31,11 @@ pub(crate) trait Asker: Sync {
     fn queue_before(&self, current: Option<Self::Key>) -> Option<Self::Key>;
 
     /// Asks once, and takes what is asked for if it fits.
-    fn ask(&self) -> impl Future<Output = Asked<Self::Answer, Self::Key>> + Send;
+    fn ask(&self) -> impl Future<Output = AskOutcome<Self::Answer, Self::Key>> + Send;
 }
 
 /// What an [`Asker`] was answered.
-pub(crate) enum Asked<A, K> {
+pub(crate) enum AskOutcome<A, K> {
     Allowed(A),
     Denied(Denial<K>),
     /// It can never fit.
@@ -86,9 +86,9 @@ pub(crate) async fn wait<A: Asker>(asker: &A, within: Duration) -> Result<A::Ans
                 break before;
             }
             let Denial { key, wait, is_held, ask_again } = match asker.ask().await {
-                Asked::Allowed(answer) => return Ok(answer),
-                Asked::Never(never) => return Err(never),
-                Asked::Denied(denial) => denial,
+                AskOutcome::Allowed(answer) => return Ok(answer),
+                AskOutcome::Never(never) => return Err(never),
+                AskOutcome::Denied(denial) => denial,
             };
             let left = deadline.saturating_duration_since(instant());
             if left.is_zero() || wait > left && !is_held {

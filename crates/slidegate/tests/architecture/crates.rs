@@ -9,18 +9,39 @@ use super::source_tree::{CRATES_FOLDER, SourceTree, Table};
 /// may import. The modules of the library and of the service have tables of their own.
 const CRATES: &[(&str, &[&str], Option<&Table>)] = &[
     ("slidegate", &[], None),
+    ("slidegate-config", &["slidegate"], Some(CONFIG)),
     ("slidegate-module", &["slidegate"], Some(MODULE)),
     ("slidegate-replay", &["slidegate"], Some(REPLAY)),
-    ("slidegate-server", &["slidegate", "slidegate-replay"], None),
+    ("slidegate-server", &["slidegate", "slidegate-config", "slidegate-replay"], None),
     // It tests the others from outside, so it knows none of them.
     ("slidegate-testkit", &[], Some(TESTKIT)),
+];
+
+/// What validates values knows no policy, and policies know no file.
+const CONFIG: &Table = &[
+    ("lib", &[]),
+    ("yaml", &[]),
+    ("names", &[]),
+    ("foreign", &[]),
+    ("values", &[]),
+    ("errors", &["yaml"]),
+    ("section", &["errors", "foreign", "yaml"]),
+    ("schema", &["values"]),
+    ("check", &["errors", "schema", "section", "values", "yaml"]),
+    ("quota", &["foreign", "section", "values"]),
+    ("overrides", &["quota", "section", "values", "yaml"]),
+    ("condition", &["overrides", "section", "values", "yaml"]),
+    ("policy", &["condition", "names", "overrides", "quota", "schema", "section", "values"]),
+    ("added", &["check", "errors", "policy", "section", "yaml"]),
+    ("text", &["added", "values", "yaml"]),
+    ("policies", &["check", "errors", "policy", "schema", "section", "values", "yaml"]),
 ];
 
 /// Arguments know no server.
 const MODULE: &Table = &[
     ("lib", &[]),
     ("allocator", &[]),
-    ("api", &["allocator", "commands"]),
+    ("api", &["allocator", "arguments", "commands"]),
     ("arguments", &[]),
     ("value", &["api"]),
     ("commands", &["api", "arguments", "value"]),

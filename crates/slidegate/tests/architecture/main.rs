@@ -8,6 +8,7 @@
 
 mod crates;
 mod documented_tests;
+mod fault_matrix;
 mod imports;
 mod service;
 mod source_tree;

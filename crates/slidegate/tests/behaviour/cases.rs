@@ -431,7 +431,7 @@ fn a_bucket_holds_no_more_than_its_burst_however_long_it_was_idle() {
     }
 }
 
-/// A denial that deepens the debt keeps a client that retries out for ever.
+/// A denial that deepens the debt keeps a client that retries out forever.
 #[test]
 fn a_denied_call_never_deepens_the_debt_of_a_bucket() {
     let (limiter, clock) = limiter(per(10, secs(10)).with_algorithm(Algorithm::TokenBucket));

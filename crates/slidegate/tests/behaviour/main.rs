@@ -2,6 +2,7 @@
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
 
+mod calendar;
 mod cases;
 mod configure;
 mod gate;
@@ -10,6 +11,7 @@ mod holds;
 mod inline_quotas;
 mod mixed;
 mod refunds;
+mod tiers;
 mod unknown_cost;
 mod unknown_policy;
 mod waiting;

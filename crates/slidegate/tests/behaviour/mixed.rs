@@ -66,7 +66,12 @@ fn asked() -> impl Strategy<Value = Asked> {
 }
 
 fn calls() -> impl Strategy<Value = Vec<(u64, Vec<Asked>)>> {
-    proptest::collection::vec((0u64..700, proptest::collection::vec(asked(), 1..5)), 1..40)
+    // Where charges meet is looked up in long calls.
+    let requests = prop_oneof![
+        15 => proptest::collection::vec(asked(), 1..5),
+        1 => proptest::collection::vec(asked(), 5..60),
+    ];
+    proptest::collection::vec((0u64..700, requests), 1..40)
 }
 
 impl Asked {

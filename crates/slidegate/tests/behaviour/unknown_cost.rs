@@ -21,7 +21,7 @@ fn used(gate: &Gate) -> Vec<u64> {
 const UNKNOWN: &str = "unknown cost `ouput`: no policy counts it, and policy `tpm` counts `output`, which is missing; \
                        correct the name, or add `output`";
 
-/// A gateway that misspells a cost would let through any number of tokens, for ever.
+/// A gateway that misspells a cost would let through any number of tokens, forever.
 #[test]
 fn every_verb_with_a_misspelt_cost_is_denied_with_an_error_and_charges_nothing() {
     let with_requests = || [policy("rpm", Counts::Requests), policy("tpm", named("output"))];

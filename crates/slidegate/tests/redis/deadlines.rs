@@ -165,7 +165,7 @@ fn a_check_whose_repeated_call_gets_no_reply_reports_what_the_server_refused() {
 }
 
 /// At the start there is no connection, and a network that swallows packets makes none. Nobody may
-/// burn a core meanwhile: this clock would then stand still for ever.
+/// burn a core meanwhile: this clock would then stand still forever.
 #[test]
 fn without_a_connection_a_check_is_answered_within_5_ms_after_its_deadline() {
     // The kernel takes connections for it, and nobody ever answers them.

@@ -95,7 +95,7 @@ fn a_server_is_gone_when_its_test_is_killed() {
 
 /// What the test above kills.
 #[test]
-#[ignore = "runs for ever, for another test to kill it"]
+#[ignore = "runs forever, for another test to kill it"]
 fn a_test_that_never_ends() {
     let server = RedisServer::start();
     println!("serving: {} {}", server.port(), server.dir().display());

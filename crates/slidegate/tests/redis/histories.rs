@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use slidegate::{
-    Algorithm, Decision, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request,
+    Algorithm, Calendar, Decision, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request,
     SharedGate, Timestamp, Verb,
 };
 use slidegate_testkit::redis::{RedisServer, Reply};
@@ -32,6 +32,8 @@ enum Step {
     /// Another window, in milliseconds.
     Window(u64),
     Slots(u16),
+    /// Fixed windows by one of the [`calendars`].
+    Calendar(usize),
 }
 
 /// Penalties, and a clock that is set back by less than a window and by more.
@@ -102,13 +104,14 @@ fn steps_of_quotas(algorithm: Algorithm) -> impl Strategy<Value = Vec<Step>> {
         3 => windows.prop_map(Step::Window),
         1 => (0u64..40).prop_map(Step::Limit),
         1 => (1u16..60).prop_map(Step::Slots),
+        1 => (0usize..3).prop_map(Step::Calendar),
     ];
     let (one, penalty) = (Step::Apply(Verb::Check, 1), Step::Apply(Verb::Penalize, 1));
     let with_checks = move |step: Step| match (&step, algorithm) {
         (Step::Limit(_), Algorithm::TokenBucket) | (Step::Window(_), Algorithm::SlidingLog) => {
             vec![penalty.clone(), step, penalty.clone()]
         }
-        (Step::Limit(_) | Step::Window(_) | Step::Slots(_), _) => vec![step, one.clone()],
+        (Step::Limit(_) | Step::Window(_) | Step::Slots(_) | Step::Calendar(_), _) => vec![step, one.clone()],
         _ => vec![step],
     };
     let steps = proptest::collection::vec(step, 1..60);
@@ -134,8 +137,14 @@ enum Said {
     Counted,
 }
 
-/// Runs a history on both stores, under these quotas at once.
-async fn run(server: &RedisServer, key: &str, mut quotas: Vec<Quota>, said: Said, steps: &[Step]) {
+/// Runs a history on both stores, under these quotas at once. The one in Redis is reached by this URL.
+async fn run(
+    (server, url): (&RedisServer, &str),
+    key: &str,
+    mut quotas: Vec<Quota>,
+    said: Said,
+    steps: &[Step],
+) {
     let mut now = START_US;
     server.clock().stand(now);
     let clock = ManualClock::at(Timestamp::from_micros(now));
@@ -151,7 +160,7 @@ async fn run(server: &RedisServer, key: &str, mut quotas: Vec<Quota>, said: Said
         }))
         .unwrap()
     };
-    let options = crate::callers::options(&server.url_as_user()).without_denial_cache();
+    let options = crate::callers::options(url).without_denial_cache();
     let memory = Gate::with_memory(policies(&quotas), MemoryStore::builder().clock(clock.clone()).build());
     let redis = SharedGate::redis(policies(&quotas), options).unwrap();
     let mut wait = Duration::ZERO;
@@ -170,8 +179,12 @@ async fn run(server: &RedisServer, key: &str, mut quotas: Vec<Quota>, said: Said
                 };
                 server.clock().stand(now);
                 clock.set(Timestamp::from_micros(now));
+                if matches!(step, Step::Back(_)) {
+                    // The store learns of the step with a reply; a call before that has the dates of before.
+                    let _ = redis.peek_async(&Request::new().with("user", "nobody")).await;
+                }
             }
-            Step::Limit(_) | Step::Window(_) | Step::Slots(_)
+            Step::Limit(_) | Step::Window(_) | Step::Slots(_) | Step::Calendar(_)
                 if matches!(said, Said::Configured | Said::Outcome { limits_change: true }) =>
             {
                 for quota in &mut quotas {
@@ -183,6 +196,13 @@ async fn run(server: &RedisServer, key: &str, mut quotas: Vec<Quota>, said: Said
                         _ => {}
                     }
                     let changed = Quota::new(limit, window).unwrap().with_algorithm(quota.algorithm());
+                    let calendar = match step {
+                        Step::Calendar(at) => Some(calendars()[*at]),
+                        Step::Window(_) => None,
+                        _ => quota.calendar_window(),
+                    };
+                    let calendar = calendar.filter(|_| quota.algorithm() == Algorithm::FixedWindow);
+                    let changed = calendar.map_or(changed, |calendar| Quota::calendar(limit, calendar));
                     *quota = changed.with_slots(slots);
                 }
                 if said == Said::Configured {
@@ -190,7 +210,7 @@ async fn run(server: &RedisServer, key: &str, mut quotas: Vec<Quota>, said: Said
                     redis.configure(policies(&quotas)).unwrap();
                 }
             }
-            Step::Limit(_) | Step::Window(_) | Step::Slots(_) => {}
+            Step::Limit(_) | Step::Window(_) | Step::Slots(_) | Step::Calendar(_) => {}
             Step::Apply(verb, cost) => {
                 let one = || Request::new().with("user", key);
                 let requests: Vec<_> = match said {
@@ -251,6 +271,16 @@ fn histories_of(
     said: Said,
 ) {
     let server = RedisServer::builder().with_clock().start();
+    histories_on((&server, &server.url_as_user()), steps, cases, quotas, said);
+}
+
+fn histories_on(
+    server: (&RedisServer, &str),
+    steps: impl Strategy<Value = Vec<Step>>,
+    cases: u32,
+    quotas: impl Fn(u64, u64) -> Vec<Quota>,
+    said: Said,
+) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut runner = random_cases(cases);
     let mut number = 0;
@@ -259,14 +289,34 @@ fn histories_of(
         .run(&(1u64..40, 1u64..100, steps), |(limit, window_ms, steps)| {
             **number.borrow_mut() += 1;
             let key = format!("key-{}", number.borrow());
-            runtime.block_on(run(&server, &key, quotas(limit, window_ms), said, &steps));
+            runtime.block_on(run(server, &key, quotas(limit, window_ms), said, &steps));
             Ok(())
         })
         .unwrap();
 }
 
+/// An hour that may last half an hour, a day of 23 to 25 hours, and a month from its last day on.
+fn calendars() -> [Calendar; 3] {
+    [
+        Calendar::hour().with_time_zone("Australia/Lord_Howe").unwrap(),
+        Calendar::day().with_time_zone("Europe/Berlin").unwrap(),
+        Calendar::month().with_anchor(31).unwrap(),
+    ]
+}
+
 fn quota(limit: u64, window_ms: u64, algorithm: Algorithm) -> Quota {
     Quota::new(limit, Duration::from_millis(window_ms)).unwrap().with_algorithm(algorithm)
+}
+
+/// Runs histories of each algorithm alone, and of all together, on a server that this URL leads to.
+pub(crate) fn decide_as_in_memory(server: &RedisServer, url: &str) {
+    for algorithm in Algorithm::ALL {
+        histories_on((server, url), steps(), 20, |limit, ms| vec![quota(limit, ms, algorithm)], Said::Once);
+        server.admin(&["FLUSHALL"]);
+    }
+    let all = |limit: u64, ms: u64| Algorithm::ALL.map(|algorithm| quota(limit, ms, algorithm)).to_vec();
+    histories_on((server, url), steps(), 20, all, Said::Once);
+    server.admin(&["FLUSHALL"]);
 }
 
 /// A fleet that moves from memory to Redis must get the same decisions.
@@ -293,6 +343,16 @@ fn the_sliding_window_in_redis_decides_as_the_one_in_memory() {
 #[test]
 fn the_fixed_window_in_redis_decides_as_the_one_in_memory() {
     histories(100, |limit, ms| vec![quota(limit, ms, Algorithm::FixedWindow)], Said::Configured);
+}
+
+/// The server picks a window by its own clock, of the borders that a call carries.
+#[test]
+fn calendar_windows_in_redis_decide_as_those_in_memory() {
+    for (calendar, times) in calendars().into_iter().zip([50_000, 500_000, 20_000_000]) {
+        let quotas = move |limit: u64, _| vec![Quota::calendar(limit, calendar)];
+        histories_of(stretched(steps(), times, 1), 40, quotas, Said::Configured);
+        histories_of(stretched(steps_back(), times, 1), 40, quotas, Said::Once);
+    }
 }
 
 /// Windows of whole seconds are kept in 12 bytes while the counts fit, and limits in the millions

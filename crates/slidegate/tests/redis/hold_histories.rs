@@ -93,12 +93,12 @@ pub(crate) fn compare(theirs: &[String], ours: &[String], what: &str) {
 }
 
 impl Pair {
-    fn new(server: &RedisServer, key: &str, policies: &dyn Fn() -> PolicySet) -> Self {
+    fn new((server, url): (&RedisServer, &str), key: &str, policies: &dyn Fn() -> PolicySet) -> Self {
         server.clock().stand(START_US);
         let clock = ManualClock::at(Timestamp::from_micros(START_US));
         let memory = Gate::with_memory(policies(), MemoryStore::builder().clock(clock.clone()).build());
         // A cached denial shows the time of this process.
-        let options = options(&server.url_as_user()).without_denial_cache();
+        let options = options(url).without_denial_cache();
         let redis = SharedGate::redis(policies(), options).unwrap();
         Self { memory, redis, clock, key: key.to_owned() }
     }
@@ -148,7 +148,7 @@ enum Shape {
 
 /// A history of one user. With the attribute `beside` a further policy applies, and other scripts run.
 async fn history(
-    server: &RedisServer,
+    (server, url): (&RedisServer, &str),
     (key, shape): (&str, Shape),
     (limit, ms): (u64, u64),
     unsettled: Unsettled,
@@ -175,7 +175,7 @@ async fn history(
         }
         PolicySet::new(all).unwrap()
     };
-    let pair = Pair::new(server, key, &policies);
+    let pair = Pair::new((server, url), key, &policies);
     let mut now = START_US;
     let mut made: Vec<(Ticket, Ticket)> = Vec::new();
     for (step, is_beside) in steps {
@@ -246,6 +246,15 @@ async fn history(
 
 fn histories(cases: u32, unsettled: Unsettled, shape: impl Strategy<Value = Shape>) {
     let server = RedisServer::builder().with_clock().start();
+    histories_on((&server, &server.url_as_user()), cases, unsettled, shape);
+}
+
+fn histories_on(
+    server: (&RedisServer, &str),
+    cases: u32,
+    unsettled: Unsettled,
+    shape: impl Strategy<Value = Shape>,
+) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut runner = random_cases(cases);
     let number = RefCell::new(0);
@@ -253,10 +262,17 @@ fn histories(cases: u32, unsettled: Unsettled, shape: impl Strategy<Value = Shap
         .run(&((1u64..40, 1u64..60), shape, steps()), |(quota, shape, steps)| {
             *number.borrow_mut() += 1;
             let key = format!("key-{}", number.borrow());
-            runtime.block_on(history(&server, (&key, shape), quota, unsettled, &steps));
+            runtime.block_on(history(server, (&key, shape), quota, unsettled, &steps));
             Ok(())
         })
         .unwrap();
+}
+
+/// Runs histories of each kind on a server that this URL leads to.
+pub(crate) fn decide_as_in_memory(server: &RedisServer, url: &str) {
+    histories_on((server, url), 20, Unsettled::Charge, Just(Shape::All));
+    server.admin(&["FLUSHALL"]);
+    histories_on((server, url), 40, Unsettled::Charge, (0usize..6).prop_map(Shape::Single));
 }
 
 /// A fleet that moves from memory to Redis must get the same decisions, to the microsecond.

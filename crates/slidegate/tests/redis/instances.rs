@@ -18,7 +18,7 @@ fn store(server: &RedisServer) -> RedisStore {
 }
 
 /// An autoscaler starts and ends instances, and nobody changes a setting: each must know how many
-/// there are, and none may count for ever.
+/// there are, and none may count forever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn instances_count_themselves_by_the_servers_clock() {
     let server = RedisServer::builder().with_clock().start();
@@ -38,7 +38,7 @@ async fn instances_count_themselves_by_the_servers_clock() {
     server.clock().set(12 * SECOND_US);
     assert_eq!(one.count_instances().await.unwrap(), 2);
     assert_eq!(three.count_instances().await.unwrap(), 3, "it is back");
-    // A clock that is set back neither loses instances nor keeps them for ever.
+    // A clock that is set back neither loses instances nor keeps them forever.
     server.clock().set(-3600 * SECOND_US);
     assert_eq!(one.count_instances().await.unwrap(), 3);
     server.clock().set(-3589 * SECOND_US);
@@ -94,4 +94,54 @@ async fn the_table_of_instances_is_bounded_and_never_taken_from_others() {
     let left = server.admin(&["GET", TABLE]);
     assert_eq!(left.lines().filter(|line| !line.is_empty()).count(), 1000);
     assert!(RedisStore::COUNT_INTERVAL * 3 <= Duration::from_secs(10), "an instance may miss two");
+}
+
+/// Operators ask one instance what all of them do, and must not be shown one that has ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_instance_publishes_is_read_by_all_until_it_no_longer_counts() {
+    let server = RedisServer::builder().with_clock().start();
+    let [one, two, silent] = [(); 3].map(|()| store(&server));
+    assert_eq!(one.publish_instance(b"first").await.unwrap(), 1);
+    assert_eq!(two.publish_instance(b"second").await.unwrap(), 2);
+    assert_eq!(silent.count_instances().await.unwrap(), 3);
+    assert_eq!(one.publish_instance(b"third").await.unwrap(), 3);
+    let records = async || {
+        let mut records = silent.instance_records().await.unwrap();
+        records.sort_by(|a, b| a.record.cmp(&b.record));
+        records.into_iter().map(|one| (one.id, one.record)).collect::<Vec<_>>()
+    };
+    let of = |store: &RedisStore, record: &[u8]| (store.instance_id().to_owned(), record.to_vec());
+    assert_eq!(records().await, [of(&two, b"second"), of(&one, b"third")]);
+    // They lie in one slot, so that a cluster reads them at once, and none stays for long.
+    for name in server.admin(&["KEYS", "sg1:~instance:*"]).lines() {
+        assert!(name.starts_with("sg1:~instance:{sg1:~instances}:"), "{name}");
+        let ttl: u64 = server.admin(&["PTTL", name]).trim().parse().unwrap();
+        assert!((1..=10_000).contains(&ttl), "{ttl}");
+    }
+    let failure = one.publish_instance(&[b'x'; 4097]).await.unwrap_err().to_string();
+    assert_eq!(failure, "redis: record: invalid size of 4097 bytes: must be at most 4096");
+    server.clock().set(11 * SECOND_US);
+    assert_eq!(one.publish_instance(b"fourth").await.unwrap(), 1);
+    assert_eq!(records().await, [of(&one, b"fourth")]);
+}
+
+/// Two instances must not notify a customer twice of the same threshold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_all_instances_one_gets_a_claim_until_it_ends() {
+    let server = RedisServer::start();
+    let [one, two] = [(); 2].map(|()| store(&server));
+    let long = Duration::from_secs(3600);
+    let (first, second) = tokio::join!(one.claim(b"alice:80", long), two.claim(b"alice:80", long));
+    assert_ne!(first.unwrap(), second.unwrap(), "one of two");
+    assert!(two.claim(b"alice:100", long).await.unwrap());
+    assert!(!one.claim(b"alice:100", long).await.unwrap());
+    let names = server.admin(&["KEYS", "sg1:~claim:*"]);
+    assert_eq!(names.trim().lines().count(), 2);
+    assert!(!names.contains("alice"), "{names}");
+    let short = Duration::from_millis(1);
+    assert!(one.claim(b"bob", short).await.unwrap());
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert!(two.claim(b"bob", short).await.unwrap());
+    server.kill();
+    assert!(one.claim(b"carol", short).await.is_err());
 }

@@ -6,6 +6,7 @@
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
 
+mod calendar;
 mod callers;
 mod clocks;
 mod cluster;
@@ -18,11 +19,13 @@ mod hold_clocks;
 mod hold_histories;
 mod holds;
 mod hostile;
+mod increx;
 mod inspect;
 mod instances;
 mod layout;
 mod mixed;
 mod native;
+mod offers;
 mod outages;
 mod oversized;
 mod penalties;

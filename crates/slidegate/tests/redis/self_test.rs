@@ -82,13 +82,17 @@ async fn a_self_test_names_what_keeps_scripts_from_running() {
         assert!(text.contains("NOPERM ") && text.contains(named), "{taken}: {text}");
     }
     let server = RedisServer::start();
+    let refused_with = async |words: &str| {
+        let text = refusal(&store(&server.url())).await;
+        assert!(text.contains(words), "{words}: {text}");
+    };
     server.admin(&["CONFIG", "SET", "maxmemory", "1"]);
-    assert!(refusal(&store(&server.url())).await.contains("OOM "));
+    refused_with("OOM ").await;
     server.admin(&["CONFIG", "SET", "maxmemory", "0"]);
     server.admin(&["REPLICAOF", "127.0.0.1", "1"]);
-    assert!(refusal(&store(&server.url())).await.contains("READONLY "));
+    refused_with("READONLY ").await;
     server.kill();
-    assert!(refusal(&store(&server.url())).await.contains("cannot connect"));
+    refused_with("cannot connect").await;
 }
 
 /// Users belong to one node: a cluster in which one master refuses shares most limits, not all.
@@ -176,6 +180,19 @@ async fn where_scripts_may_not_call_time_limits_are_shared_and_never_exceeded() 
     assert!(decisions.iter().any(|one| one.policy().name() == "fixed-window" && one.used() == 2));
     assert_eq!(store.count_instances().await.unwrap(), 1);
     assert!(gate.reset_async(&request).await.unwrap());
+
+    // Nothing is written for the clock but the key itself, and not to a value that is another program's.
+    assert!(gate.peek_async(&Request::new().with("user", "dave")).await.is_allowed());
+    assert_eq!(server.admin(&["KEYS", "*dave*"]), "");
+    server.admin(&["SET", "sg1:exact:mallory", "foreign"]);
+    assert!(!check(&gate, "mallory").await.by_store());
+    let failure = gate.store().stats().last_failure.unwrap();
+    assert!(
+        failure.contains("SLIDEGATE value is without an expiry; another program writes keys"),
+        "{failure}"
+    );
+    assert_eq!(server.admin(&["GET", "sg1:exact:mallory"]), "foreign");
+    server.admin(&["DEL", "sg1:exact:mallory"]);
 
     set(&["+time"]);
     store.self_test().await.unwrap();

@@ -1,4 +1,4 @@
-//! Sharing: checks of one key that go together, and denials that are remembered.
+//! Sharing: checks of one key that go together, and denials that are cached.
 //!
 //! Both save calls, and neither may change a decision.
 
@@ -54,7 +54,7 @@ async fn until_it_remembers(gate: &SharedGate) {
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    panic!("no denial is ever remembered");
+    panic!("no denial is ever cached");
 }
 
 /// Checks in a batch are decided in order, and each caller gets its own decision.
@@ -179,7 +179,7 @@ async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
     let free = Instant::now() + wait;
 
     let before = server.commandstats("evalsha").calls;
-    let mut remembered = 0;
+    let mut cached = 0;
     loop {
         let begun = Instant::now();
         let outcome = strictest(&gate.check_async(&request).await);
@@ -195,14 +195,14 @@ async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
         // Never longer than the truth.
         assert!(begun + outcome.retry_after().unwrap() <= free);
         assert!(begun < free);
-        remembered += 1;
-        if remembered == 100 {
+        cached += 1;
+        if cached == 100 {
             assert_eq!(server.commandstats("evalsha").calls, before);
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    assert!(remembered > 100, "{remembered}");
-    assert_eq!(gate.store().primary().stats().cached_denials - before_all, remembered);
+    assert!(cached > 100, "{cached}");
+    assert_eq!(gate.store().primary().stats().cached_denials - before_all, cached);
     assert_eq!(server.commandstats("evalsha").calls, before + 1);
 
     // A promised wait is kept: who comes then is admitted.
@@ -218,7 +218,7 @@ async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
 
 /// What did not fit says nothing about what is smaller.
 #[tokio::test]
-async fn a_remembered_denial_holds_for_costs_at_least_as_large_and_for_its_own_key() {
+async fn a_cached_denial_holds_for_costs_at_least_as_large_and_for_its_own_key() {
     let server = RedisServer::start();
     let gate = patient(&server, 10).await;
     until_it_remembers(&gate).await;
@@ -244,7 +244,7 @@ async fn a_remembered_denial_holds_for_costs_at_least_as_large_and_for_its_own_k
 
 /// Support gives a client its quota back, and the client tries again at once.
 #[tokio::test]
-async fn a_refund_a_reset_and_another_quota_end_remembered_denials() {
+async fn a_refund_a_reset_and_another_quota_end_cached_denials() {
     let server = RedisServer::start();
     let gate = patient(&server, 1).await;
     until_it_remembers(&gate).await;
@@ -268,7 +268,7 @@ async fn a_refund_a_reset_and_another_quota_end_remembered_denials() {
 
 /// A denial that arrives when the refund is already on its way is true no longer than that takes.
 #[tokio::test]
-async fn a_denial_that_a_refund_overtakes_is_not_remembered() {
+async fn a_denial_that_a_refund_overtakes_is_not_cached() {
     for refund_first in [false, true] {
         let server = RedisServer::start();
         let gate = gate([hourly(1)], options(&server.url()).with_deadline(LATER).without_batching());

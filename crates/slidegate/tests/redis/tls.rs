@@ -90,7 +90,7 @@ async fn a_server_whose_authority_is_trusted_decides() {
     }
     // The script is not known to the first.
     assert!(secured.server.commandstats("evalsha").calls >= 3);
-    // Denials are remembered only by who hears the channel, which is a connection of its own.
+    // Denials are cached only by who hears the channel, which is a connection of its own.
     for _ in 0..500 {
         if check_cost(&gate, "alice", 1).await.source == DecisionSource::CachedDenial {
             return;

@@ -22,7 +22,7 @@ fn gate(server: &RedisServer, quota: Quota) -> SharedGate {
 }
 
 /// Asks until a denial comes from memory: from then on this gate hears what others tell.
-async fn until_remembered(gate: &SharedGate, request: &Request<'_>) {
+async fn until_cached(gate: &SharedGate, request: &Request<'_>) {
     for _ in 0..500 {
         let decisions = gate.check_async(request).await;
         assert!(decisions.is_denied());
@@ -31,20 +31,20 @@ async fn until_remembered(gate: &SharedGate, request: &Request<'_>) {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("no denial is ever remembered");
+    panic!("no denial is ever cached");
 }
 
 /// Support gives a customer room again on one machine; nobody must have to wait for the others to
 /// notice.
 #[test]
-fn a_refund_or_a_reset_ends_remembered_denials_in_every_instance() {
+fn a_refund_or_a_reset_ends_cached_denials_in_every_instance() {
     let server = RedisServer::start();
     runtime().block_on(async {
         let (here, there) = (gate(&server, Quota::per_hour(2)), gate(&server, Quota::per_hour(2)));
         let request = Request::new().with("user", "alice");
         for give_room in ["refund", "reset"] {
             while here.check_async(&request).await.is_allowed() {}
-            until_remembered(&here, &request).await;
+            until_cached(&here, &request).await;
             match give_room {
                 "refund" => assert_eq!(there.refund_async(&request).await.iter().next().unwrap().cost(), 1),
                 _ => assert!(there.reset_async(&request).await.unwrap()),
@@ -61,7 +61,7 @@ fn a_refund_or_a_reset_ends_remembered_denials_in_every_instance() {
 
 /// A denial that nobody can end would lock out anyone who was given room.
 #[test]
-fn nothing_is_remembered_while_no_news_arrive() {
+fn nothing_is_cached_while_no_invalidations_arrive() {
     let server = RedisServer::start();
     server.admin(&["ACL", "SETUSER", USER, "-subscribe"]);
     runtime().block_on(async {
@@ -314,7 +314,7 @@ fn a_request_with_an_id_is_charged_once_and_answered_alike() {
         );
         assert_eq!(used().await, [2, 2]);
 
-        // A denial has charged nothing, and is no answer for ever.
+        // A denial has charged nothing, and is no answer forever.
         assert!(gate.check_once_async(&request, "three").await.is_denied());
         gate.refund_async(&request).await;
         assert!(gate.check_once_async(&request, "three").await.is_allowed());

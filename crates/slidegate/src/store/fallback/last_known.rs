@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::charge::{Charge, OnStoreError};
-use crate::decision::{Decision, Waits};
+use crate::decision::{Decision, DecisionSource, Waits};
 use crate::key::{HashSeed, KeyId};
 use crate::time::Timestamp;
 
@@ -63,6 +63,9 @@ pub(super) struct Remainder {
 impl LastKnown {
     /// Records what the store said of these charges. Takes one lock and at most eight comparisons for
     /// each, and allocates nothing after the first time.
+    ///
+    /// Cached denials are left out: they repeat an earlier reply, and their waits count from when the
+    /// question was sent, so they may end before those of the store.
     pub(super) fn record(
         &self,
         charges: &[Charge<'_>],
@@ -70,8 +73,10 @@ impl LastKnown {
         secret: &HashSeed,
         now: Timestamp,
     ) {
-        let local = |charge: &Charge<'_>| charge.on_store_error == OnStoreError::Local;
-        for (charge, decision) in charges.iter().zip(decisions).filter(|(charge, _)| local(charge)) {
+        let is_of_store = |(charge, decision): &(&Charge<'_>, &Decision)| {
+            charge.on_store_error == OnStoreError::Local && decision.source == DecisionSource::Store
+        };
+        for (charge, decision) in charges.iter().zip(decisions).filter(is_of_store) {
             let (id, policy) = (charge.key.id(secret), charge.number);
             let later = |us: u64| Timestamp::from_micros(now.as_micros().saturating_add(us));
             let waits = decision.waits;
@@ -152,5 +157,33 @@ impl Set {
 impl Entry {
     fn is_of(&self, policy: u32, id: KeyId) -> bool {
         self.policy == policy && self.id == id
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Gate, Policy, PolicySet, Quota, Request};
+
+    /// A wait that a cached denial shortens would let a key through before the store does.
+    #[test]
+    fn a_cached_denial_does_not_shorten_the_wait_that_the_store_gave() {
+        let set = PolicySet::new([Policy::new("p", Quota::per_minute(1)).expect("a name")]).expect("one");
+        let gate = Gate::new(set.clone());
+        let request = Request::new();
+        assert!(gate.check(&request).is_allowed());
+        let denied = *gate.check(&request).strictest().expect("one policy").decision();
+        assert!(denied.is_denied());
+        let after = |retry_us| Waits { retry_us, reset_us: retry_us, frees_us: retry_us };
+        let stored = Decision { waits: after(3_000_000), source: DecisionSource::Store, ..denied };
+        let cached = Decision { waits: after(2_000_000), source: DecisionSource::CachedDenial, ..denied };
+        let plan = set.plan(std::slice::from_ref(&request), None);
+        let (known, seed) = (LastKnown::default(), HashSeed::random());
+        let begin = Timestamp::from_micros(1_000_000);
+        known.record(&plan.charges, &[stored], &seed, begin);
+        known.record(&plan.charges, &[cached], &seed, begin);
+        let later = Timestamp::from_micros(3_500_000);
+        let left = known.remainder(&plan.charges[0], &seed, later).expect("it still counts");
+        assert_eq!((left.cost, left.more_in_us), (0, 500_000));
     }
 }

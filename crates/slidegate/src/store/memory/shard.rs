@@ -9,7 +9,7 @@ use super::accounting::{Accounting, allocated};
 use super::held_keys::{HeldKeys, KeyHolds};
 use super::table::{Removed, Slot, Table, Tick, Value, first_table_bytes};
 use crate::algorithm::{
-    self, Done, InFlight, State, decision, for_algorithm, for_each_rate, inspect_with_holds, perform,
+    self, InFlight, State, VerbEffect, decision, for_algorithm, for_each_rate, inspect_with_holds, perform,
 };
 use crate::decision::Decision;
 use crate::hold::NewHold;
@@ -494,11 +494,11 @@ fn time_for<S: State>(now: Moment) -> Timestamp {
 fn refit<S: State>(slot: &mut Slot<S>, old: &Quota, new: &Quota, now: Moment) -> bool {
     let time = time_for::<S>(now);
     let settled = slot.state.settle(old, time.as_micros());
-    if old.window_us() != new.window_us() {
+    if old.window_code() != new.window_code() {
         slot.state.adopt(old, new, settled);
     }
     let settled = slot.state.settle(new, time.as_micros());
-    let decision = decision(&slot.state, new, time, settled, Done::Moved(0));
+    let decision = decision(&slot.state, new, time, settled, VerbEffect::Moved(0));
     slot.note_again(new.share_of(decision.used), expiry(now, decision.waits.reset_us));
     decision.used > 0
 }

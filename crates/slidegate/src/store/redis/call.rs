@@ -186,7 +186,7 @@ impl Subjects {
         let number = |number: u64| number.to_string().into_bytes();
         let mut args = vec![number(latest)];
         if let (HoldSupport::OneKey, [subject]) = (support, self.0.as_slice()) {
-            args.push(packed_with_holds(&subject.quota, None));
+            args.push(packed_with_holds(&subject.quota.sent_at(latest), None));
             args.push(number(subject.own_cost.unwrap_or(costs[0])));
             args.push(match (subject.part.verb, &subject.hold) {
                 (Verb::Peek, _) => b"p".to_vec(),
@@ -198,7 +198,7 @@ impl Subjects {
         }
         let has_holds = support != HoldSupport::None;
         if let Some(subject) = self.alone().filter(|_| !has_holds && !is_once) {
-            args.push(packed(&subject.quota));
+            args.push(packed(&subject.quota.sent_at(latest)));
             for same in costs.chunk_by(|one, next| one == next) {
                 args.push(number(subject.own_cost.unwrap_or(same[0])));
                 args.push(number(same.len() as u64));
@@ -218,9 +218,9 @@ impl Subjects {
             });
             args.push(mode_letters(&subject.part, subject.hold.as_ref()).to_vec());
             args.push(if has_holds {
-                packed_with_holds(&subject.quota, subject.hold.as_ref())
+                packed_with_holds(&subject.quota.sent_at(latest), subject.hold.as_ref())
             } else {
-                packed(&subject.quota)
+                packed(&subject.quota.sent_at(latest))
             });
             args.push(subject.own_cost.map(number).unwrap_or_default());
         }
@@ -293,7 +293,7 @@ impl Subjects {
     /// The call as the module reads it: of a check of one key the quota.
     pub(crate) fn native_argument(&self, command: NativeCommand, terms: CallTerms<'_>) -> Vec<u8> {
         if let (NativeCommand::Check1, Some(subject)) = (command, self.alone()) {
-            return quota_bytes(&subject.quota);
+            return quota_bytes(&subject.quota.sent_at(terms.latest));
         }
         let CallTerms { costs, latest, support, is_once } = terms;
         let mut keys = 0;
@@ -305,7 +305,7 @@ impl Subjects {
         }
         let part = |(subject, key): (&Subject, &usize)| CallPart {
             key: *key,
-            quota: subject.quota,
+            quota: subject.quota.sent_at(latest),
             part: subject.part,
             own_cost: subject.own_cost,
             hold: subject.hold,
@@ -345,13 +345,14 @@ pub(super) fn packed_with_holds(quota: &Quota, hold: Option<&NewHold>) -> Vec<u8
 
 /// A quota as the `quota` piece of its algorithm's script unpacks it: little-endian.
 fn packed(quota: &Quota) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(25);
+    let mut bytes = Vec::with_capacity(44);
     let mut push = |number: u64, width: usize| bytes.extend_from_slice(&number.to_le_bytes()[..width]);
-    push(quota.window_us(), 6);
+    push(quota.window_code(), 6);
     push(quota.capacity(), 7);
     match quota.algorithm() {
         Algorithm::SlidingWindow | Algorithm::FixedWindow => {
-            push(compact::head(quota.algorithm(), quota.window_us()), 3);
+            push(compact::head(quota.algorithm(), quota.window_code()), 3);
+            quota.borders().into_iter().flatten().for_each(|border| push(border, 7));
         }
         Algorithm::TokenBucket => push(quota.limit(), 7),
         Algorithm::InFlight => {}

@@ -18,7 +18,7 @@ use super::scripts::position;
 use super::transport::{
     Call, Executed, Failure, FailureKind, LastFailure, Native, NativeCommand, ReplyBound,
 };
-use crate::algorithm::Done;
+use crate::algorithm::VerbEffect;
 use crate::hold::{HoldChange, HoldStatus, Holds, Unsettled};
 use crate::quota::{Algorithm, Quota, QuotaFields};
 use crate::store::{HeldCharge, HoldAnswer, HoldCall};
@@ -35,6 +35,8 @@ struct HeldKey<'t> {
 
 /// Bytes of a quota: algorithm, limit, window, burst, slots.
 const QUOTA: usize = 1 + 7 + 7 + 8 + 2;
+/// Stands for fixed windows by a calendar, whose text follows the quota with its length.
+const CALENDAR: u8 = b'C';
 /// The burst of a quota without one.
 const NO_BURST: u64 = u64::MAX;
 
@@ -42,12 +44,16 @@ const NO_BURST: u64 = u64::MAX;
 pub(super) fn key_for_ticket(held: &HeldCharge<'_>, names: &Names) -> Vec<u8> {
     let mut bytes = Vec::new();
     if held.has_other_quota {
-        let QuotaFields { limit, window_us, burst, algorithm, slots } = held.charge.quota.fields();
-        bytes.push(letter(algorithm).as_bytes()[0]);
+        let QuotaFields { limit, window_us, burst, algorithm, slots, calendar } = held.charge.quota.fields();
+        bytes.push(calendar.map_or(letter(algorithm).as_bytes()[0], |_| CALENDAR));
         bytes.extend_from_slice(&limit.to_le_bytes()[..7]);
         bytes.extend_from_slice(&window_us.to_le_bytes()[..7]);
         bytes.extend_from_slice(&burst.unwrap_or(NO_BURST).to_le_bytes());
         bytes.extend_from_slice(&slots.to_le_bytes());
+        if let Some(text) = calendar.map(|calendar| calendar.to_string()) {
+            bytes.push(u8::try_from(text.len()).unwrap_or(u8::MAX));
+            bytes.extend_from_slice(text.as_bytes());
+        }
     } else {
         bytes.push(0);
     }
@@ -61,16 +67,24 @@ impl<'t> HeldKey<'t> {
         if bytes.first() == Some(&0) {
             return Some(Self { quota: None, name: &bytes[1..] });
         }
-        let (quota, name) = bytes.split_at_checked(QUOTA)?;
+        let (quota, mut name) = bytes.split_at_checked(QUOTA)?;
+        let mut calendar = None;
+        if quota[0] == CALENDAR {
+            let (length, rest) = name.split_first()?;
+            let (text, rest) = rest.split_at_checked(usize::from(*length))?;
+            (calendar, name) = (Some(std::str::from_utf8(text).ok()?.parse().ok()?), rest);
+        }
         let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte));
         let of = |algorithm: &Algorithm| letter(*algorithm).as_bytes()[0] == quota[0];
-        let algorithm = Algorithm::ALL.into_iter().chain([Algorithm::InFlight]).find(of)?;
+        let mut algorithms = Algorithm::ALL.into_iter().chain([Algorithm::InFlight]);
+        let algorithm = if calendar.is_some() { Algorithm::FixedWindow } else { algorithms.find(of)? };
         let fields = QuotaFields {
             limit: number(&quota[1..8]),
             window_us: number(&quota[8..15]),
             burst: Some(number(&quota[15..23])).filter(|burst| *burst != NO_BURST),
             algorithm,
             slots: u16::from_le_bytes([quota[23], quota[24]]),
+            calendar,
         };
         Some(Self { quota: Some(fields.quota()?), name })
     }
@@ -107,8 +121,8 @@ impl NamedChange {
     }
 
     /// Its arguments for the script: letter, quota and change.
-    fn args(&self) -> [Vec<u8>; 3] {
-        let KeyChange { quota, .. } = &self.change;
+    fn args(&self, latest: u64) -> [Vec<u8>; 3] {
+        let quota = &self.change.quota.sent_at(latest);
         let algorithm = letter(quota.algorithm()).as_bytes().to_vec();
         [algorithm, packed_with_holds(quota, None), self.change.bytes()]
     }
@@ -164,7 +178,7 @@ impl NamedChange {
         let (cost, now) = (unsigned(&found[0])?, unsigned(&found[1])?);
         let held = [Value::Array(own), Value::BulkString(header.to_vec()), Value::BulkString(Vec::new())];
         let mut after = KeyReply::read_with_holds(&self.change.quota, false, Value::Array(held.into()))?;
-        let decision = after.after(&self.change.quota, Timestamp::from_micros(now), Done::Moved(cost));
+        let decision = after.after(&self.change.quota, Timestamp::from_micros(now), VerbEffect::Moved(cost));
         let place = usize::try_from(place).unwrap_or(usize::MAX);
         if is_moved {
             places.note_place(&self.name, id(moved), place, after.open_holds());
@@ -201,8 +215,8 @@ impl NamedChange {
             other => return Err(wrong(&other)),
         };
         let done = match status {
-            HoldStatus::Denied if cost > 0 => Done::Refused(cost),
-            _ => Done::Moved(cost),
+            HoldStatus::Denied if cost > 0 => VerbEffect::Refused(cost),
+            _ => VerbEffect::Moved(cost),
         };
         let mut after = KeyReply::read_with_holds(&self.change.quota, false, numbers)?;
         let answer = HoldAnswer { status, decision: after.after(&self.change.quota, now, done) };
@@ -269,19 +283,20 @@ async fn change_in_slot(
         let mut args = vec![latest.to_string().into_bytes()];
         let script = match alone {
             Some(change) => {
-                args.extend_from_slice(&change.args()[1..]);
+                args.extend_from_slice(&change.args(latest)[1..]);
                 let place = calls.held.place(&change.name, change.change.id);
                 args.extend(place.map(|place| place.to_string().into_bytes()));
                 &calls.scripts().change_hold[position(change.change.quota.algorithm())]
             }
             None => {
-                args.extend(changes.iter().flat_map(|(_, change)| change.args()));
+                args.extend(changes.iter().flat_map(|(_, change)| change.args(latest)));
                 &calls.scripts().change_holds
             }
         };
         let (sent, unread) = (instant(), LastFailure::default());
         let argument = || {
-            let changes = changes.iter().map(|(_, one)| one.change).collect();
+            let sent = |one: &KeyChange| KeyChange { quota: one.quota.sent_at(latest), ..*one };
+            let changes = changes.iter().map(|(_, one)| sent(&one.change)).collect();
             ChangeCall { latest, changes }.bytes()
         };
         let native = is_native.then_some(Native { command: NativeCommand::Change, argument: &argument });

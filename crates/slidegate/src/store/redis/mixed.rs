@@ -17,7 +17,7 @@ use super::call::{Answers, Subjects};
 use super::spread::SlotCalls;
 use crate::charge::{Excess, Part};
 use crate::decision::Decision;
-use crate::store::shared::Undecided;
+use crate::store::shared::DecideError;
 use crate::store::{Denials, complete};
 use crate::verb::{Role, Verb};
 
@@ -42,7 +42,7 @@ pub(super) async fn in_steps(
     subjects: &Subjects,
     cost: u64,
     deadline: Instant,
-) -> Result<Answers, Undecided> {
+) -> Result<Answers, DecideError> {
     let parts: SmallVec<[Part; 4]> = subjects.0.iter().map(|subject| subject.part(cost)).collect();
     let mut peeks = subjects.with_verb(Verb::Peek);
     for (peek, part) in peeks.0.iter_mut().zip(&parts) {
@@ -66,7 +66,7 @@ pub(super) async fn in_steps(
 
 impl Mixed<'_> {
     /// Charges and refunds what the peeks admit.
-    async fn carry_out(&mut self, slots: &Arc<SlotCalls>) -> Result<(), Undecided> {
+    async fn carry_out(&mut self, slots: &Arc<SlotCalls>) -> Result<(), DecideError> {
         // All deciding checks are charged or none, and each other one by itself.
         let is_check = |part: &Part| part.verb == Verb::Check;
         let deciding = self.positions(|part| is_check(part) && part.role == Role::Deciding);
@@ -102,7 +102,7 @@ impl Mixed<'_> {
         slots: &Arc<SlotCalls>,
         positions: &[usize],
         left_out: bool,
-    ) -> Result<(), Undecided> {
+    ) -> Result<(), DecideError> {
         if positions.is_empty() {
             return Ok(());
         }

@@ -113,6 +113,18 @@ impl Names {
         format!("{PREFIX}{INTERNAL}instances").into_bytes()
     }
 
+    /// The name of the record of an instance, in the slot of the table.
+    pub(crate) fn instance(id: &str) -> Vec<u8> {
+        format!("{PREFIX}{INTERNAL}instance:{{{PREFIX}{INTERNAL}instances}}:{id}").into_bytes()
+    }
+
+    /// The name of a claim on `what`. It tells nothing of it.
+    pub(crate) fn claim(&self, what: &[u8]) -> Vec<u8> {
+        let mut name = format!("{PREFIX}{INTERNAL}claim:").into_bytes();
+        push_hash(&mut name, self.hash(&[b"claim", what].concat()));
+        name
+    }
+
     /// The name of a key that one run of the [self-test](crate::redis::RedisStore::self_test) uses.
     pub(crate) fn self_test(run: u64, number: usize) -> Vec<u8> {
         format!("{PREFIX}{INTERNAL}test:{run:016x}:{number}").into_bytes()
@@ -289,11 +301,18 @@ mod tests {
     /// A client whose key had an internal name would change the store's own data.
     #[test]
     fn no_policy_can_have_a_name_of_the_stores_own() {
-        for internal in [Names::canary(0).into_bytes(), Names::instances(), Names::self_test(1, 0)] {
+        for internal in [
+            Names::canary(0).into_bytes(),
+            Names::instances(),
+            Names::instance("00000000000000ab"),
+            names(false).claim(b"what"),
+            Names::self_test(1, 0),
+        ] {
             let internal = String::from_utf8(internal).unwrap();
             let first_part = internal.strip_prefix(PREFIX).unwrap().split(':').next().unwrap();
             assert!(crate::Policy::new(first_part, crate::Quota::per_second(1)).is_err(), "{first_part}");
         }
+        assert_eq!(slot::of(&Names::instance("00000000000000ab")), slot::of(&Names::instances()));
         let once = names(false).once(&[name(&names(false), &["alice"])], &[1], "id");
         assert!(!Names::is_key(&once));
         for id in ["{", "{sg1:p:alice}", "alice", "*", ""] {

@@ -10,7 +10,7 @@ use super::call::{
     Answers, CallTerms, HoldSupport, KEY_NUMBERS, MOST, MOST_TABLE_BYTES, Subjects, WIDE_NUMBER_BYTES,
 };
 use crate::algorithm::{
-    Done, FixedWindow, HeldKey, InFlight, LogReply, SlidingWindow, TokenBucket, decision, perform,
+    FixedWindow, HeldKey, InFlight, LogReply, SlidingWindow, TokenBucket, VerbEffect, decision, perform,
 };
 use crate::charge::Part;
 use crate::decision::Decision;
@@ -349,14 +349,14 @@ impl KeyReply {
     ) -> Decision {
         let done = match verb {
             // The script has refunded, and replied the state afterwards.
-            Verb::Refund => Some(Done::Moved(self.refunded)),
+            Verb::Refund => Some(VerbEffect::Moved(self.refunded)),
             _ => None,
         };
         self.decide_as(quota, now, done, verb, cost, new)
     }
 
     /// The decision after this was done by a script.
-    pub(super) fn after(&mut self, quota: &Quota, now: Timestamp, done: Done) -> Decision {
+    pub(super) fn after(&mut self, quota: &Quota, now: Timestamp, done: VerbEffect) -> Decision {
         self.decide_as(quota, now, Some(done), Verb::Peek, 0, None)
     }
 
@@ -364,7 +364,7 @@ impl KeyReply {
         &mut self,
         quota: &Quota,
         now: Timestamp,
-        done: Option<Done>,
+        done: Option<VerbEffect>,
         verb: Verb,
         cost: u64,
         new: Option<&NewHold>,
@@ -397,8 +397,11 @@ impl KeyReply {
 
 /// A script has settled the key, so its time is in the window that ends at `end`.
 fn within_window(quota: &Quota, settled: u64, end: u64) -> Result<(), Unreadable> {
+    const DAY_US: u64 = 86_400_000_000;
+    // Clocks are changed within dates, and after a step back of the server's it may be the next window.
+    let most = quota.calendar_window().map_or(quota.window_us(), |_| 2 * quota.window_us() + DAY_US);
     match end.checked_sub(settled) {
-        Some(left) if left <= quota.window_us() => Ok(()),
+        Some(left) if left <= most => Ok(()),
         _ => Err(Unreadable(format!("a window that ends at {end} for a key at {settled}"))),
     }
 }

@@ -17,6 +17,8 @@ use crate::quota::Algorithm;
 const CONTROL_DOCUMENT: &str = include_str!("../../../lua/control_document.lua");
 /// The script that counts instances.
 const INSTANCES: &str = include_str!("../../../lua/instances.lua");
+/// The script that reads the records of instances.
+const INSTANCE_RECORDS: &str = include_str!("../../../lua/instance_records.lua");
 /// The script that tells which commands scripts may not call.
 const SELF_TEST: &str = include_str!("../../../lua/self_test.lua");
 /// The script that tells the server's time.
@@ -45,6 +47,8 @@ pub(crate) struct Scripts {
     pub(crate) control_document: Script,
     /// Counts instances.
     pub(crate) instances: Script,
+    /// Reads the records of instances.
+    pub(crate) instance_records: Script,
     /// Tells which commands scripts may not call.
     pub(crate) self_test: Script,
     /// Tells the server's time.
@@ -79,6 +83,7 @@ impl Scripts {
             change_holds: script(change_holds),
             control_document: script(code(CONTROL_DOCUMENT)),
             instances: script(code(INSTANCES)),
+            instance_records: script(code(INSTANCE_RECORDS)),
             self_test: script(code(SELF_TEST)),
             server_time: script(code(SERVER_TIME)),
         }
@@ -110,12 +115,14 @@ mod tests {
             scripts.iter().zip(algorithms).map(move |(script, of)| (format!("{name} {of:?}"), script))
         });
         let Scripts { decide_all, decide_with_holds, change_holds, .. } = Scripts::of(reads_expiry);
-        let Scripts { control_document, instances, self_test, server_time, .. } = Scripts::of(reads_expiry);
+        let Scripts { control_document, instances, instance_records, self_test, server_time, .. } =
+            Scripts::of(reads_expiry);
         let others = [
             ("decide_all", decide_all),
             ("decide_with_holds", decide_with_holds),
             ("change_holds", change_holds),
             ("instances", instances),
+            ("instance_records", instance_records),
             ("server_time", server_time),
             ("control_document", control_document),
             ("self_test", self_test),
@@ -147,7 +154,8 @@ mod tests {
     #[test]
     fn every_script_with_a_clock_can_read_it_by_expiry() {
         for ((name, by_time), (_, by_expiry)) in all(false).into_iter().zip(all(true)) {
-            let reads = usize::from(!["control_document", "self_test"].contains(&name.as_str()));
+            let reads =
+                usize::from(!["control_document", "instance_records", "self_test"].contains(&name.as_str()));
             assert_eq!(by_time.matches("'TIME'").count(), reads, "{name}: {by_time}");
             assert_eq!(by_expiry.matches("'PEXPIRETIME'").count(), reads, "{name}: {by_expiry}");
             assert!(!by_expiry.contains("'TIME'"), "{name}: {by_expiry}");

@@ -23,7 +23,7 @@ pub(crate) struct ServerTimes {
 /// How often the clocks of a shared store's servers were seen to jump.
 ///
 /// A forward jump expires history early, so up to one limit more is admitted; see
-/// `docs/operations.md`. A failover to a server with another clock counts as a jump, and so does a
+/// `docs/failures.md`. A failover to a server with another clock counts as a jump, and so does a
 /// suspension of the machine that this process runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]

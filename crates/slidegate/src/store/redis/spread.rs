@@ -21,7 +21,7 @@ use super::calls::Calls;
 use super::transport::{Failure, LastFailure};
 use crate::charge::Excess;
 use crate::decision::{Decision, Verdict};
-use crate::store::shared::Undecided;
+use crate::store::shared::DecideError;
 use crate::time::instant;
 use crate::verb::Verb;
 
@@ -46,7 +46,7 @@ impl SlotCalls {
         mut parts: Vec<SlotPart>,
         cost: u64,
         deadline: Instant,
-    ) -> Result<Answers, Undecided> {
+    ) -> Result<Answers, DecideError> {
         let asked = instant();
         parts.sort_by_key(|part| std::cmp::Reverse(self.denials.of(&part.subjects)));
         let mut check = SpreadCheck::new(parts);

@@ -1,7 +1,7 @@
 //! A shard's keys with holds.
 
 use super::{Call, Shard, Stored, expiry, time_for};
-use crate::algorithm::{Done, HeldKey, State, for_algorithm};
+use crate::algorithm::{HeldKey, State, VerbEffect, for_algorithm};
 use crate::decision::Decision;
 use crate::hold::{EndedHold, Hold, HoldChange, HoldStatus, Holds};
 use crate::key::HashSeed;
@@ -37,7 +37,7 @@ impl Shard {
         change: &HoldChange,
     ) -> bool {
         for_algorithm!(call.quota.algorithm(), S => self.on_held::<S, _>(call, |key| {
-            (key.change_fits(id, change), Done::Moved(0))
+            (key.change_fits(id, change), VerbEffect::Moved(0))
         }).0)
     }
 
@@ -57,7 +57,7 @@ impl Shard {
         for_algorithm!(call.quota.algorithm(), S => self.on_held::<S, _>(call, |key| {
             let before = key.holds.count();
             if !has_room && matches!(change, HoldChange::Refund { .. }) && key.holds.find(id).is_none() {
-                return (HoldStatus::Changed, Done::Moved(0));
+                return (HoldStatus::Changed, VerbEffect::Moved(0));
             }
             let changed = key.change(id, change, ended);
             if !has_room && key.holds.count() > before {
@@ -77,7 +77,7 @@ impl Shard {
     fn on_held<S: Stored, T>(
         &mut self,
         call: &Call<'_>,
-        run: impl FnOnce(&mut HeldKey<'_, S>) -> (T, Done),
+        run: impl FnOnce(&mut HeldKey<'_, S>) -> (T, VerbEffect),
     ) -> (T, Decision) {
         let (usage, held) = S::beside_holds(self);
         let (used_at, held_at) = (usage.find(&call.address), held.find(&call.address));
@@ -187,7 +187,7 @@ impl Shard {
 
     /// Charges the holds of a key whose time is over.
     pub(super) fn settle_holds(&mut self, call: &Call<'_>) {
-        for_algorithm!(call.quota.algorithm(), S => self.on_held::<S, _>(call, |_| ((), Done::Moved(0))));
+        for_algorithm!(call.quota.algorithm(), S => self.on_held::<S, _>(call, |_| ((), VerbEffect::Moved(0))));
     }
 }
 

@@ -1,7 +1,7 @@
 //! A shard's part in snapshots: copying its keys, and restoring one.
 
 use super::{Address, Call, Shard, Stored, Tick, expiry, time_for};
-use crate::algorithm::{Ages, Done, SavedState, State, decision, for_algorithm};
+use crate::algorithm::{Ages, SavedState, State, VerbEffect, decision, for_algorithm};
 use crate::hold::Holds;
 use crate::key::HashSeed;
 use crate::quota::{Algorithm, Quota};
@@ -112,11 +112,11 @@ impl Shard {
             return Some(Restored::AlreadyUsed);
         }
         let settled = state.settle(old, time.as_micros());
-        if old.window_us() != new.window_us() {
+        if old.window_code() != new.window_code() {
             state.adopt(old, new, settled);
         }
         let settled = state.settle(new, time.as_micros());
-        let decision = decision(&state, new, time, settled, Done::Moved(0));
+        let decision = decision(&state, new, time, settled, VerbEffect::Moved(0));
         if decision.used == 0 {
             return Some(Restored::Expired);
         }

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::restore::Found;
+use super::restore::VerifiedSnapshot;
 use super::{Kind, SnapshotError};
 
 /// The place of a program's snapshot, locked against other processes until this value is dropped, and
@@ -45,7 +45,7 @@ pub struct SnapshotFile {
     path: PathBuf,
     /// Held for its lock.
     _lock: File,
-    pub(super) found: Option<Found>,
+    pub(super) found: Option<VerifiedSnapshot>,
 }
 
 /// Most damaged files that are kept.
@@ -85,7 +85,7 @@ impl SnapshotFile {
     /// If it cannot be read, is damaged, or is of another version of the format.
     pub fn read(&mut self) -> Result<bool, SnapshotError> {
         self.found = match open(OpenOptions::new().read(true), &self.path, Links::Follow) {
-            Ok(file) => Some(Found::read(file)?),
+            Ok(file) => Some(VerifiedSnapshot::read(file)?),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => return Err(SnapshotError::io("cannot read the snapshot", &error)),
         };

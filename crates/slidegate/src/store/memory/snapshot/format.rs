@@ -12,7 +12,7 @@ use crate::quota::{Algorithm, QuotaFields, SavedAlgorithm};
 /// The first bytes of every snapshot.
 pub(super) const MAGIC: [u8; 8] = *b"slidgate";
 /// The version of the format that this release writes, and the only one that it reads.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 /// Bytes before the first block: the magic and the version.
 pub(super) const PREAMBLE_BYTES: u64 = 12;
 /// Bytes after the last block: how long writing took, and the checksum.

@@ -25,7 +25,7 @@ const CLOCK_NOISE: Duration = Duration::from_millis(1);
 
 /// A verified snapshot.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct VerifiedSnapshot {
     file: BufReader<File>,
     pub(super) header: Header,
     /// How long it took to write.
@@ -34,7 +34,7 @@ pub(super) struct Found {
     records: [u64; 2],
 }
 
-impl Found {
+impl VerifiedSnapshot {
     /// Reads the whole file and verifies it.
     pub(super) fn read(file: File) -> Result<Self, SnapshotError> {
         let bytes = file.metadata().map_err(unreadable)?.len();
@@ -74,7 +74,9 @@ impl SnapshotFile {
         number_of: impl Fn(&str, &[String]) -> Option<u32>,
         quota_of: impl Fn(u32, KeyId) -> Option<Quota>,
     ) -> Result<Option<RestoredSnapshot>, SnapshotError> {
-        let Some(Found { file, header, took_us, records }) = &mut self.found else { return Ok(None) };
+        let Some(VerifiedSnapshot { file, header, took_us, records }) = &mut self.found else {
+            return Ok(None);
+        };
         if header.identity_seed != memory.secret.identity_seed() {
             let message =
                 "the store hashes keys in another way: build it with `MemoryStoreBuilder::for_snapshot`";

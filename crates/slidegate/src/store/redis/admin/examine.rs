@@ -7,12 +7,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use redis::Value;
 use tokio::time::Instant;
 
-use super::PATIENCE;
+use super::{PATIENCE, servers};
 use crate::store::redis::calls::Calls;
 use crate::store::redis::names::Names;
 use crate::store::redis::reply::number;
 use crate::store::redis::server_time::ClockJumps;
-use crate::store::redis::transport::ReplyBound;
 use crate::time::instant;
 
 /// Keys whose counts must never sink, spread over the slots of a cluster; the first alone
@@ -23,7 +22,7 @@ const CANARY_LIVES_S: u64 = 86_400;
 
 /// What earlier examinations saw.
 #[derive(Debug, Default)]
-pub(crate) struct Seen(Mutex<Counts>);
+pub(crate) struct LastCounts(Mutex<Counts>);
 
 #[derive(Debug, Default)]
 struct Counts {
@@ -37,7 +36,7 @@ struct Counts {
     jumps: ClockJumps,
 }
 
-impl Seen {
+impl LastCounts {
     fn lock(&self) -> MutexGuard<'_, Counts> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -60,21 +59,16 @@ impl Seen {
     /// One line for each finding since the last call.
     pub(crate) async fn examine(&self, calls: &Calls) -> Vec<String> {
         let mut findings = Vec::new();
-        for (node, answer) in ask_all(calls, &["CONFIG", "GET", "maxmemory-policy"]).await {
-            let words = texts(&answer);
-            let policy = words.last().filter(|policy| *policy != "noeviction" && words.len() == 2);
-            if let Some(policy) = policy {
+        for server in servers::ask(calls).await {
+            let node = &server.node;
+            if let Some(policy) = server.field("maxmemory_policy").filter(|policy| *policy != "noeviction") {
                 findings.push(format!(
                     "redis at {node} evicts keys when it is full (maxmemory-policy is `{policy}`), which resets limits; set it \
                      to `noeviction`"
                 ));
             }
-        }
-        for (node, answer) in ask_all(calls, &["INFO", "stats"]).await {
-            let Some(evicted) = texts(&answer).iter().find_map(|text| stat(text, "evicted_keys")) else {
-                continue;
-            };
-            let new = self.evicted(&node, evicted);
+            let evicted = server.field("evicted_keys").and_then(|evicted| evicted.parse().ok());
+            let new = evicted.map_or(0, |evicted| self.evicted(node, evicted));
             if new > 0 {
                 findings.push(format!(
                     "redis at {node} has evicted {new} keys: limits were reset; give it more memory"
@@ -130,16 +124,6 @@ impl Seen {
     }
 }
 
-async fn ask_all(calls: &Calls, words: &[&str]) -> Vec<(String, Value)> {
-    let command = |_: &str| {
-        let mut command = redis::Cmd::new();
-        command.arg(words);
-        Some(command)
-    };
-    let answers = calls.transport.on_each_master(command, ReplyBound::SMALL, instant() + PATIENCE).await;
-    answers.into_iter().filter_map(|(node, answer)| Some((node, answer.ok()?))).collect()
-}
-
 /// What a canary counted to.
 async fn stored_count(calls: &Calls, key: &str, deadline: Instant) -> Option<u64> {
     let mut get = redis::cmd("GET");
@@ -149,22 +133,4 @@ async fn stored_count(calls: &Calls, key: &str, deadline: Instant) -> Option<u64
         Ok(count) => number(&count),
         Err(_) => None,
     }
-}
-
-/// Every text in an answer, whatever holds it.
-fn texts(value: &Value) -> Vec<String> {
-    match value {
-        Value::BulkString(bytes) => vec![String::from_utf8_lossy(bytes).into_owned()],
-        Value::SimpleString(text) | Value::VerbatimString { text, .. } => vec![text.clone()],
-        Value::Array(items) => items.iter().flat_map(texts).collect(),
-        Value::Map(pairs) => {
-            pairs.iter().flat_map(|(key, value)| [texts(key), texts(value)].concat()).collect()
-        }
-        _ => Vec::new(),
-    }
-}
-
-/// A number in the text of INFO.
-fn stat(info: &str, name: &str) -> Option<u64> {
-    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.trim().parse().ok())
 }

@@ -3,8 +3,6 @@
 //! It reads the bytes that docs/redis-layout.md documents, without a script. A value that is not of
 //! that layout is an error that names the key.
 
-use std::time::Duration;
-
 use redis::Value;
 
 use super::PATIENCE;
@@ -154,7 +152,14 @@ pub(crate) fn read(
             } else {
                 (fields.number(6), fields.number(7), fields.number(7), fields.number(7))
             };
-            under_window(SlidingWindow::from_parts(end, previous, current), window, holds, quota, now, cost)
+            under_window(
+                SlidingWindow::from_parts(end, previous, current),
+                (window, end),
+                holds,
+                quota,
+                now,
+                cost,
+            )
         }
         Algorithm::FixedWindow => {
             expect(21)?;
@@ -163,13 +168,13 @@ pub(crate) fn read(
             } else {
                 (fields.number(6), fields.number(7), fields.number(7))
             };
-            under_window(FixedWindow::from_parts(end, used), window, holds, quota, now, cost)
+            under_window(FixedWindow::from_parts(end, used), (window, end), holds, quota, now, cost)
         }
         Algorithm::TokenBucket => {
             expect(27)?;
             let (window, at, level, fraction) =
                 (fields.number(6), fields.number(7), fields.number(7), fields.number(6));
-            under_window(TokenBucket::from_parts(at, level, fraction), window, holds, quota, now, cost)
+            under_window(TokenBucket::from_parts(at, level, fraction), (window, at), holds, quota, now, cost)
         }
     }
 }
@@ -177,17 +182,15 @@ pub(crate) fn read(
 /// Reads counters whose window may differ from the quota's.
 fn under_window<S: State>(
     mut state: S,
-    window_us: u64,
+    (window, end): (u64, u64),
     holds: Holds,
     quota: &Quota,
     now: Timestamp,
     cost: u64,
 ) -> Result<KeyInspection, String> {
-    if window_us != quota.window_us() {
-        let counted = Quota::new(quota.limit(), Duration::from_micros(window_us))
-            .map_err(|_| format!("is damaged: its window is {window_us} us; reset the key"))?
-            .with_algorithm(quota.algorithm())
-            .with_burst(quota.burst());
+    if window != quota.window_code() {
+        let damaged = || format!("is damaged: its window is {window} us; reset the key");
+        let counted = quota.counted_in(window, end).ok_or_else(damaged)?;
         let settled = state.settle(&counted, now.as_micros());
         state.adopt(&counted, quota, settled);
     }

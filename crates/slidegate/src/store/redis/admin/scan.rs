@@ -7,7 +7,7 @@ use redis::Value;
 use siphasher::sip::SipHasher24;
 
 use super::PATIENCE;
-use crate::policy_reset::{Done, Place};
+use crate::policy_reset::{Place, ResetCounts};
 use crate::store::redis::calls::Calls;
 use crate::store::redis::names::Names;
 use crate::store::redis::reply::number;
@@ -27,7 +27,7 @@ pub(crate) async fn step(
     policy: &str,
     from: Option<Place>,
     keys: u64,
-    done: &mut Done,
+    done: &mut ResetCounts,
 ) -> Result<Option<Place>, Failure> {
     let names = calls.transport.master_names(instant() + PATIENCE).await?;
     let nodes = fingerprint(&names);

@@ -61,8 +61,13 @@ pub(crate) async fn test_masters(calls: &Calls) -> Result<(), Failure> {
 async fn test_key(calls: &Calls, key: &[u8], already: bool) -> Result<bool, Failure> {
     let deadline = instant() + PATIENCE;
     let called = test_calls(calls, key, deadline).await;
-    // Not every server says in the reply to a call which command it refuses.
-    let reads_expiry = test_commands(calls, key, deadline).await? || already;
+    // Not every server says in the reply to a call which command it refuses. Whatever else is wrong, the
+    // first calls have met it, and may have used up the time.
+    let tested = test_commands(calls, key, deadline).await;
+    if called.is_err() && tested.as_ref().is_err_and(|failure| failure.kind != FailureKind::NoPermission) {
+        return called.map(|()| already);
+    }
+    let reads_expiry = tested? || already;
     let had_read = calls.reads_expiry.fetch_or(reads_expiry, Ordering::Relaxed);
     match (had_read, reads_expiry) {
         (false, true) => test_calls(calls, key, deadline).await?,

@@ -7,7 +7,7 @@ use crate::charge::Excess;
 use crate::decision::Decision;
 use crate::store::redis::call::{Answers, Subject, Subjects};
 use crate::store::redis::transport::{Executed, Failure, FailureKind};
-use crate::store::shared::Undecided;
+use crate::store::shared::DecideError;
 
 /// The subjects of a request that are in one slot, and their positions in the request.
 #[derive(Debug, Clone)]
@@ -16,14 +16,14 @@ pub(crate) struct SlotPart {
     pub(crate) positions: SmallVec<[usize; 2]>,
 }
 
-impl From<Failure> for Undecided {
+impl From<Failure> for DecideError {
     fn from(failure: Failure) -> Self {
         Self { failure: failure.into(), denied: None }
     }
 }
 
 /// The decisions known so far, in the order of the subjects.
-pub(super) type Known = SmallVec<[Option<Decision>; 4]>;
+pub(super) type PartialDecisions = SmallVec<[Option<Decision>; 4]>;
 
 /// Charges in one slot that are to be refunded.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub(super) struct SlotRefund {
 #[derive(Debug, Clone)]
 pub(super) struct SpreadCheck {
     parts: Vec<SlotPart>,
-    answers: Known,
+    answers: PartialDecisions,
     /// Positions in `parts`.
     charged: SmallVec<[usize; 4]>,
     denied: bool,
@@ -90,7 +90,7 @@ impl SpreadCheck {
 
     /// The outcome once every call has ended, and what is to be refunded, see
     /// [`refunds`].
-    pub(super) fn end(mut self, cost: u64, soon_us: u64) -> (Result<Answers, Undecided>, Vec<SlotRefund>) {
+    pub(super) fn end(mut self, cost: u64, soon_us: u64) -> (Result<Answers, DecideError>, Vec<SlotRefund>) {
         let is_refunded = self.denied || self.failure.is_some();
         let charged = self.charged.iter().filter(|_| is_refunded).map(|part| &self.parts[*part]);
         let refunds = refunds(charged, &mut self.answers, cost, soon_us);
@@ -146,7 +146,7 @@ pub(super) fn refunds<'p>(
 }
 
 /// No decision yet for any subject of these parts.
-pub(super) fn none_of(parts: &[SlotPart]) -> Known {
+pub(super) fn none_of(parts: &[SlotPart]) -> PartialDecisions {
     SmallVec::from_elem(None, parts.iter().map(|part| part.positions.len()).sum())
 }
 
@@ -161,13 +161,17 @@ pub(super) fn put(
 }
 
 /// The decisions, if there is one for each subject.
-fn complete(answers: Known, denied: bool, failure: Option<Failure>) -> Result<Answers, Undecided> {
+fn complete(
+    answers: PartialDecisions,
+    denied: bool,
+    failure: Option<Failure>,
+) -> Result<Answers, DecideError> {
     if failure.is_none()
         && let Some(whole) = answers.iter().copied().collect()
     {
         return Ok(whole);
     }
-    Err(Undecided {
+    Err(DecideError {
         failure: failure.unwrap_or_else(missing).into(),
         denied: denied.then(|| answers.into_vec()),
     })

@@ -143,7 +143,7 @@ impl ManagedConnection {
         });
         if begun {
             let attempt = Attempt { managed: Arc::downgrade(self), is_over: false };
-            // Outside of a runtime the attempt is dropped here, which sets the state back to idle.
+            // Outside a runtime the attempt is dropped here, which sets the state back to idle.
             if let Ok(runtime) = tokio::runtime::Handle::try_current() {
                 runtime.spawn(attempt.until_connected(Arc::clone(&self.connector), failures));
             }

@@ -47,7 +47,7 @@ pub(super) struct Topology {
     options: ConnectionOptions,
     map: ArcSwap<Map>,
     /// Of a cluster every node in the map, and those that redirections have named since.
-    nodes: Mutex<HashMap<Address, Known>>,
+    nodes: Mutex<HashMap<Address, KnownNode>>,
     /// Those whom to ask for the master.
     sentinels: Vec<Arc<Node>>,
     wake: Arc<Notify>,
@@ -57,7 +57,7 @@ pub(super) struct Topology {
     why: ArcSwapOption<String>,
 }
 
-struct Known {
+struct KnownNode {
     node: Arc<Node>,
     /// Whether a redirection has named it since the last refresh.
     fresh: AtomicBool,
@@ -166,16 +166,20 @@ impl Topology {
         Some(known.node.clone())
     }
 
-    fn known<'a>(&self, nodes: &'a mut HashMap<Address, Known>, address: &Address) -> Option<&'a Known> {
+    fn known<'a>(
+        &self,
+        nodes: &'a mut HashMap<Address, KnownNode>,
+        address: &Address,
+    ) -> Option<&'a KnownNode> {
         if !nodes.contains_key(address) {
             // Cannot fail: the same certificates were read for the seeds.
             let node = Node::new(&self.options, address.clone(), Serves::Keys).ok()?;
-            nodes.insert(address.clone(), Known { node, fresh: AtomicBool::new(false) });
+            nodes.insert(address.clone(), KnownNode { node, fresh: AtomicBool::new(false) });
         }
         nodes.get(address)
     }
 
-    fn nodes(&self) -> MutexGuard<'_, HashMap<Address, Known>> {
+    fn nodes(&self) -> MutexGuard<'_, HashMap<Address, KnownNode>> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

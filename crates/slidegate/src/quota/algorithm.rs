@@ -1,0 +1,84 @@
+//! The algorithms, by name.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::Error;
+
+/// How the cost in a window is counted.
+///
+/// [`docs/algorithms.md`](https://docs.rs/slidegate) compares the algorithms with measured figures.
+/// Each variant states its error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// The exact sliding window: a log of charges with 4 to 14 bytes each, at most [`Quota::slots`](super::Quota::slots)
+    /// of them.
+    ///
+    /// Exact to the microsecond while `limit <= slots`. Above that, a charge may count up to
+    /// `window / slots` too long, so this algorithm may deny too early but never admits too much.
+    #[default]
+    SlidingLog,
+    /// Two counters. The older one is weighted by its overlap with the sliding window.
+    ///
+    /// 24 bytes per key at any limit. Not exact, because it assumes that the charges of the older
+    /// window were spread evenly: at 100 per minute, an adversary gets 199 through in 60 seconds.
+    /// The weighted part rounds up, so it never admits more than the real-valued formula does.
+    SlidingWindow,
+    /// One counter per window. Windows are aligned to the Unix epoch.
+    ///
+    /// 16 bytes per key. Admits up to twice the limit around a window boundary.
+    FixedWindow,
+    /// A bucket of size [`Quota::burst`](super::Quota::burst) that drains by `limit` per window: the generic cell rate
+    /// algorithm (ITU-T I.371), with the level kept in exact integers.
+    ///
+    /// 24 bytes per key. Admits `burst` at once and `limit` per window after that: up to
+    /// `burst + limit - 1` in one window.
+    TokenBucket,
+    /// No rate: how much may be held at once, see [`Quota::in_flight`](super::Quota::in_flight).
+    ///
+    /// Nothing is used. Requests [reserve](crate::Gate::reserve) permits and give them back, and one
+    /// that is not given back ends with its lease.
+    InFlight,
+}
+
+impl Algorithm {
+    /// Every algorithm that counts a rate, in the order of the documentation.
+    pub const ALL: [Self; 4] = [Self::SlidingLog, Self::SlidingWindow, Self::FixedWindow, Self::TokenBucket];
+
+    /// The name in configuration files, responses and metrics.
+    ///
+    /// ```
+    /// # use slidegate::Algorithm;
+    /// assert_eq!(Algorithm::SlidingLog.name(), "sliding-log");
+    /// ```
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SlidingLog => "sliding-log",
+            Self::SlidingWindow => "sliding-window",
+            Self::FixedWindow => "fixed-window",
+            Self::TokenBucket => "token-bucket",
+            Self::InFlight => "in-flight",
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Parses an algorithm's [name](Algorithm::name), in any case.
+impl FromStr for Algorithm {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|algorithm| text.eq_ignore_ascii_case(algorithm.name())).ok_or_else(|| {
+            Error::quota(format!(
+                "invalid algorithm `{text}`: must be `sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`"
+            ))
+        })
+    }
+}

