@@ -3,6 +3,7 @@
 mod cluster;
 mod fake;
 mod module;
+mod offer;
 mod resp;
 mod sentinel;
 mod server;
@@ -12,6 +13,7 @@ pub mod acl;
 pub use cluster::{Migration, RedisCluster, Shape};
 pub use fake::{FakeRedis, FakeReply};
 pub use module::module;
+pub use offer::{Offer, OfferRules};
 pub use resp::{Command, Connection, Reply};
 pub use sentinel::RedisSentinels;
 pub use server::{Builder, CommandStats, RedisServer};

@@ -17,7 +17,7 @@ fn binary() -> PathBuf {
 }
 
 /// Variables that the service and its commands read, without their common beginning.
-const SETTINGS: [&str; 9] = [
+const SETTINGS: [&str; 10] = [
     "ADMIN_TOKENS",
     "CONFIG",
     "DRAIN_DELAY",
@@ -27,6 +27,7 @@ const SETTINGS: [&str; 9] = [
     "REDIS",
     "RESP_PASSWORD",
     "TOKEN",
+    "URL",
 ];
 
 /// The binary under test, without the settings of anyone who runs the tests.
@@ -86,7 +87,7 @@ impl Server {
 
     /// The same as another build: the command is its binary.
     pub fn start_as(mut command: Command, listen: &str, args: &[&str], log: impl Into<Stdio>) -> Self {
-        Self::run(command.args(["serve", "--listen", listen]).args(args), log)
+        Self::start_command(command.args(["serve", "--listen", listen]).args(args), log)
     }
 
     /// The same with variables in its environment.
@@ -101,7 +102,7 @@ impl Server {
         command.arg("-c").arg(format!("ulimit -n {descriptors} && exec \"$@\"")).arg("sh");
         command.arg(slidegate.get_program()).args(["serve", "--listen", "127.0.0.1:0"]).args(args);
         slidegate.get_envs().for_each(|(name, _)| _ = command.env_remove(name));
-        Self::run(&mut command, Stdio::inherit())
+        Self::start_command(&mut command, Stdio::inherit())
     }
 
     /// The number of its process.
@@ -109,7 +110,8 @@ impl Server {
         self.process.id()
     }
 
-    fn run(command: &mut Command, log: impl Into<Stdio>) -> Self {
+    /// A server that this command starts.
+    pub fn start_command(command: &mut Command, log: impl Into<Stdio>) -> Self {
         let mut process = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

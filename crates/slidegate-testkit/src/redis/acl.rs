@@ -22,9 +22,8 @@ pub const MINIMUM: &str = "~sg1:* resetchannels &sg1:* -@all \
     +publish +subscribe \
     +role +cluster|slots +asking";
 
-/// What may be permitted besides: the first two for examinations, the others to forget a whole
-/// policy.
-pub const BESIDES: &str = "+info +config|get +scan +dbsize";
+/// What may be permitted besides: the first for examinations, the others to forget a whole policy.
+pub const BESIDES: &str = "+info +scan +dbsize";
 
 /// What is permitted besides where servers have the native module: to ask for it, and to run it.
 pub const MODULE: &str = "+command|info +slidegate.check1 +slidegate.decide +slidegate.change";

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::acl;
 use super::resp::Reply;
-use super::server::{Builder, RedisServer, addresses};
+use super::server::{Builder, RedisServer, addresses, is_old};
 use crate::poll::{until, until_true};
 use crate::ports;
 
@@ -45,8 +45,10 @@ impl RedisCluster {
         let (leaders, followers) = cluster.nodes.split_at(usize::from(masters));
         for (number, leader) in (0..).zip(leaders) {
             let bound = |number: u16| u32::from(number) * u32::from(SLOTS) / u32::from(masters);
-            let (first, last) = (bound(number), bound(number + 1) - 1);
-            leader.admin(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &last.to_string()]);
+            // One by one, as Redis 6 knows no ranges.
+            let slots: Vec<_> = (bound(number)..bound(number + 1)).map(|slot| slot.to_string()).collect();
+            let slots = slots.iter().map(String::as_str);
+            leader.admin(&["CLUSTER", "ADDSLOTS"].into_iter().chain(slots).collect::<Vec<_>>());
             // Or they would have to find out by themselves that they have the same.
             leader.admin(&["CLUSTER", "SET-CONFIG-EPOCH", &(number + 1).to_string()]);
         }
@@ -146,8 +148,10 @@ impl RedisCluster {
         for (number, node) in self.nodes.iter().enumerate() {
             for other in &self.nodes[number + 1..] {
                 let (port, bus) = (other.port().to_string(), other.admin(&["CONFIG", "GET", "cluster-port"]));
-                let bus = bus.lines().last().unwrap().to_owned();
-                node.admin(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
+                match bus.lines().last() {
+                    Some(bus) => node.admin(&["CLUSTER", "MEET", "127.0.0.1", &port, bus]),
+                    None => node.admin(&["CLUSTER", "MEET", "127.0.0.1", &port]),
+                };
             }
         }
         let all = format!("cluster_known_nodes:{}", self.nodes.len());
@@ -213,11 +217,11 @@ fn start_nodes(count: u16) -> Vec<RedisServer> {
 
 fn node() -> Builder {
     let bus = ports::free().to_string();
-    RedisServer::builder().args([
+    // Redis 6 has it 10,000 above the other port.
+    let bus = if is_old() { vec![] } else { vec!["--cluster-port", &bus] };
+    RedisServer::builder().args(bus).args([
         "--cluster-enabled",
         "yes",
-        "--cluster-port",
-        &bus,
         "--cluster-node-timeout",
         NODE_TIMEOUT_MS,
         // A replica stays with its master, whatever befalls the others.

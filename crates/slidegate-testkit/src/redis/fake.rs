@@ -89,7 +89,7 @@ impl FakeRedis {
 }
 
 /// What clients send first, and what they expect.
-fn greet(command: &Command) -> Option<FakeReply> {
+pub(super) fn greet(command: &Command) -> Option<FakeReply> {
     let name = command.first()?.to_ascii_uppercase();
     let wants_resp3 = command.get(1).is_some_and(|version| version == b"3");
     Some(FakeReply::from(match name.as_slice() {

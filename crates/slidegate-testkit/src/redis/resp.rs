@@ -89,6 +89,19 @@ impl Connection {
 
     /// Sends a command and reads its reply. After an error the connection is of no more use.
     pub fn call(&mut self, command: &[impl AsRef<[u8]>]) -> io::Result<Reply> {
+        self.send(command)?;
+        self.reply()
+    }
+
+    /// Sends a command and returns its reply as it came.
+    pub(super) fn relay(&mut self, command: &[impl AsRef<[u8]>]) -> io::Result<Vec<u8>> {
+        self.send(command)?;
+        let mut reply = Vec::new();
+        self.read_raw(&mut reply)?;
+        Ok(reply)
+    }
+
+    fn send(&mut self, command: &[impl AsRef<[u8]>]) -> io::Result<()> {
         let mut bytes = format!("*{}\r\n", command.len()).into_bytes();
         for argument in command {
             let argument = argument.as_ref();
@@ -96,8 +109,24 @@ impl Connection {
             bytes.extend_from_slice(argument);
             bytes.extend_from_slice(b"\r\n");
         }
-        self.0.get_mut().write_all(&bytes)?;
-        self.reply()
+        self.0.get_mut().write_all(&bytes)
+    }
+
+    fn read_raw(&mut self, bytes: &mut Vec<u8>) -> io::Result<()> {
+        let begin = bytes.len();
+        self.0.read_until(b'\n', bytes)?;
+        let line = str::from_utf8(&bytes[begin..]).unwrap_or_default();
+        let length = line.get(1..).and_then(|rest| rest.trim().parse::<usize>().ok());
+        let Some(kind) = line.chars().next() else {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        };
+        match (kind, length) {
+            ('$', Some(length)) => bytes.extend(self.bulk_with_end(length)?),
+            ('*', Some(items)) => (0..items).try_for_each(|_| self.read_raw(bytes))?,
+            // A line, or what is missing: a length of -1.
+            _ => {}
+        }
+        Ok(())
     }
 
     fn reply(&mut self) -> io::Result<Reply> {
@@ -122,9 +151,14 @@ impl Connection {
     }
 
     fn bulk(&mut self, length: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = self.bulk_with_end(length)?;
+        bytes.truncate(length);
+        Ok(bytes)
+    }
+
+    fn bulk_with_end(&mut self, length: usize) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; length + 2];
         self.0.read_exact(&mut bytes)?;
-        bytes.truncate(length);
         Ok(bytes)
     }
 }

@@ -1,6 +1,6 @@
 //! One server: a process, a port, a socket and a directory of its own.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -42,11 +42,16 @@ const ALWAYS: [&str; 12] = [
 /// Arguments for Redis 7 and later, so that tests may use DEBUG; older servers always allow it.
 const SINCE_7: [&str; 2] = ["--enable-debug-command", "yes"];
 
-/// Whether a server is older than Redis 7.
-fn is_old(program: &OsStr) -> bool {
+/// The program that the tests run.
+fn program() -> OsString {
+    std::env::var_os("REDIS_SERVER").unwrap_or_else(|| OsString::from("redis-server"))
+}
+
+/// Whether the servers of the tests are older than Redis 7.
+pub(super) fn is_old() -> bool {
     static OLD: OnceLock<bool> = OnceLock::new();
     *OLD.get_or_init(|| {
-        let said = Command::new(program).arg("--version").output();
+        let said = Command::new(program()).arg("--version").output();
         said.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains(" v=6."))
     })
 }
@@ -217,8 +222,7 @@ impl RedisServer {
         // One that was killed leaves it behind.
         let _ = fs::remove_file(self.socket());
         let log = File::create(self.log()).unwrap();
-        let program = std::env::var_os("REDIS_SERVER").unwrap_or_else(|| OsString::from("redis-server"));
-        let mut command = Command::new(program);
+        let mut command = Command::new(program());
         command.current_dir(dir).stdout(log.try_clone().unwrap()).stderr(log);
         if let Some(clock) = &self.clock {
             clock.put_on(&mut command);
@@ -228,7 +232,7 @@ impl RedisServer {
             fs::write(&path, config).unwrap();
             command.arg(path).arg("--sentinel");
         } else {
-            if !is_old(command.get_program()) {
+            if !is_old() {
                 command.args(SINCE_7);
             }
             command.args(ALWAYS).arg("--user").args(acl::directive(self.builder.loads_module()));

@@ -1,0 +1,128 @@
+//! `when:` which requests a policy limits.
+//!
+//! A plain text means equality. `*` or `?` in it is an error that asks for the intent, and so is a
+//! condition that can never hold.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use slidegate::Match;
+
+use crate::overrides::Scope;
+use crate::section::Section;
+use crate::values::{List, Scalar};
+use crate::yaml::{Excerpt, Node, quoted};
+
+/// A value, several values, or a test.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub(crate) enum Condition {
+    Plain(List<Scalar>),
+    Test(Test),
+}
+
+/// A test of an attribute's value: exactly one of these.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(extend("minProperties" = 1, "maxProperties" = 1, "x-example" = "prefix: /api/"))]
+pub(crate) struct Test {
+    /// Exactly this value; `*` and `?` are plain characters.
+    equals: Option<Scalar>,
+    /// Any of these values.
+    one_of: Option<List<Scalar>>,
+    /// Values with this prefix.
+    prefix: Option<String>,
+    /// Values that match this pattern: `*` is any bytes, `?` is one byte.
+    glob: Option<String>,
+    /// Addresses in any of these networks.
+    r#in: Option<List<String>>,
+    /// Whether the request has the attribute.
+    present: Option<bool>,
+}
+
+/// The conditions of a policy; those that are invalid are reported.
+pub(crate) fn matches(
+    when: &BTreeMap<String, Condition>,
+    scope: &Scope<'_>,
+    policy: &Section<'_>,
+) -> Vec<(String, Match)> {
+    let section = policy.child("when");
+    let mut conditions = Vec::with_capacity(when.len());
+    // In the order of the file.
+    for (key, value) in section.entries() {
+        let name = key.scalar().unwrap_or_default();
+        let mut parts = value.elements().iter().chain(value.entries().iter().map(|(_, value)| value));
+        if parts.any(|part: &Node| part.is_rejected.get()) {
+            continue;
+        }
+        let Some(condition) = when.get(name) else { continue };
+        match build(name, scope.is_address(name), condition) {
+            Ok(condition)
+                if condition == Match::absent() && scope.attributes.iter().any(|one| one == name) =>
+            {
+                let why = "must be absent and is in the scope, so the policy limits no request; remove it from `when` \
+                           or from `scope`";
+                section.invalid(name, why);
+            }
+            Ok(condition) => conditions.push((name.to_owned(), condition)),
+            Err(message) => section.report(name, format_args!("invalid {name}{message}")),
+        }
+    }
+    conditions
+}
+
+/// # Errors
+/// The error after the name of the attribute.
+fn build(name: &str, is_address: bool, condition: &Condition) -> Result<Match, String> {
+    let text = |Scalar(text): &Scalar| match text.parse::<IpAddr>() {
+        Err(_) if is_address => Err(format!(
+            " `{}`: must be an IP address such as `192.0.2.1`, or `{{in: [10.0.0.0/8]}}`",
+            Excerpt(text)
+        )),
+        _ => Ok(text.clone()),
+    };
+    let plain = |value: &Scalar| match text(value)? {
+        text if text.contains(['*', '?']) => Err(format!(
+            " `{}`: `*` and `?` stand for themselves here; write `{name}: {{glob: {1}}}` for a pattern, or `{name}: \
+             {{equals: {1}}}` for this very text",
+            Excerpt(&text),
+            quoted(&text)
+        )),
+        text => Ok(text),
+    };
+    let several = |values: &[Scalar], read: &dyn Fn(&Scalar) -> Result<String, String>| match values {
+        [] => Err(format!(": an empty list matches nothing; write for example `{name}: [a, b]`")),
+        [one] => read(one).map(Match::equals),
+        values => values.iter().map(read).collect::<Result<Vec<_>, _>>().map(Match::one_of),
+    };
+    let network = "write a network, for example";
+    let Test { equals, one_of, prefix, glob, r#in, present } = match condition {
+        Condition::Plain(values) => return several(&values.0, &plain),
+        Condition::Test(test) => test,
+    };
+    if let Some(value) = equals {
+        text(value).map(Match::equals)
+    } else if let Some(values) = one_of {
+        several(&values.0, &text)
+    } else if let Some(present) = present {
+        Ok(if *present { Match::present() } else { Match::absent() })
+    } else if is_address && (prefix.is_some() || glob.is_some()) {
+        Err(format!(": an address has no prefix or pattern; {network} `{name}: {{in: [10.0.0.0/8]}}`"))
+    } else if let Some(prefix) = prefix {
+        Ok(Match::prefix(prefix))
+    } else if let Some(pattern) = glob {
+        Match::glob(pattern).map_err(|error| format!(": {error}"))
+    } else if !is_address {
+        Err(format!(
+            ": not an address, so it is in no network; name it in `attributes: {{addresses: [{name}]}}`, or write \
+             `{{one_of: [...]}}`"
+        ))
+    } else {
+        match r#in.as_ref().map(|list| list.0.as_slice()).unwrap_or_default() {
+            [] => Err(format!(": an empty list matches nothing; {network} `{name}: {{in: [10.0.0.0/8]}}`")),
+            networks => Match::networks(networks).map_err(|error| format!(": {error}")),
+        }
+    }
+}

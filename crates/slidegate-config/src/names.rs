@@ -1,0 +1,30 @@
+//! Names of policies that the service makes itself: no configured policy may have one of them.
+//!
+//! Candidates are named after their policy. The policies of RESP commands that bring their own
+//! quota, such as `CL.THROTTLE`, belong to every policy set while the RESP port is open.
+
+use slidegate::{Policy, PolicySet};
+
+/// The suffix that a candidate's name adds to the name of its policy.
+pub const CANDIDATE: &str = ".candidate";
+
+/// The policy that this one is the candidate of.
+#[must_use]
+pub fn candidate_of(name: &str) -> Option<&str> {
+    name.strip_suffix(CANDIDATE)
+}
+
+/// The policies of commands with an inline quota, each with the attribute it counts by. They apply
+/// only to requests that name them.
+pub const INLINE_POLICIES: [(&str, &str); 2] = [("CL.THROTTLE", "key"), ("THROTTLE", "key")];
+
+/// Whether a policy of this name is one of [`INLINE_POLICIES`].
+#[must_use]
+pub fn is_inline(name: &str) -> bool {
+    INLINE_POLICIES.iter().any(|(inline, _)| *inline == name)
+}
+
+/// The policies without [`INLINE_POLICIES`].
+pub fn listed(policies: &PolicySet) -> impl Iterator<Item = &Policy> {
+    policies.iter().filter(|policy| !is_inline(policy.name()))
+}

@@ -1,0 +1,250 @@
+//! `overrides:` keys of a policy with a quota of their own.
+//!
+//! An override inherits what it leaves out from its policy: always the algorithm, and the window
+//! and the burst unless it has its own.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use slidegate::Quota;
+
+use crate::quota::QuotaSpec;
+use crate::section::{Section, element};
+use crate::values::{List, Parsed, Scalar, Window};
+use crate::yaml::Excerpt;
+
+/// The values of one key, one for each attribute of the scope.
+type Key = Vec<Part>;
+
+/// The value of one attribute.
+#[derive(Debug)]
+pub(crate) enum Part {
+    Text(String),
+    Address(IpAddr),
+}
+
+impl Part {
+    /// As the library takes it.
+    pub(crate) fn borrowed(&self) -> slidegate::Value<'_> {
+        match self {
+            Self::Text(text) => text.into(),
+            Self::Address(ip) => (*ip).into(),
+        }
+    }
+}
+
+/// A map from keys to limits, or a list.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub(crate) enum Overrides {
+    Map(BTreeMap<String, ShortOverride>),
+    List(Vec<Override>),
+}
+
+/// A limit in the policy's window, or a quota.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub(crate) enum ShortOverride {
+    Number(u64),
+    Scalar(Parsed<Quota>),
+}
+
+/// A key and its quota.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(extend("x-example" = "key: alice, limit: 1000"))]
+pub(crate) struct Override {
+    /// One value for each attribute of the scope, in its order.
+    key: List<Scalar>,
+    /// Most cost per window.
+    limit: Option<u64>,
+    /// The window's length. Default: the policy's.
+    window: Option<Window>,
+    /// Limit and window in one.
+    quota: Option<Parsed<Quota>>,
+    /// What a token bucket admits at once. Default: the policy's.
+    #[schemars(range(min = 1))]
+    burst: Option<u64>,
+}
+
+/// What a policy counts by, and which attributes are addresses.
+#[derive(Debug)]
+pub(crate) struct Scope<'a> {
+    pub(crate) attributes: Vec<String>,
+    pub(crate) addresses: &'a [String],
+}
+
+impl Scope<'_> {
+    pub(crate) fn is_address(&self, attribute: &str) -> bool {
+        self.addresses.iter().any(|address| address == attribute)
+    }
+
+    /// The key of these values.
+    ///
+    /// # Errors
+    /// Why the values are not a key.
+    fn key<'v>(
+        &self,
+        values: impl IntoIterator<Item = &'v str, IntoIter: ExactSizeIterator>,
+    ) -> Result<Key, String> {
+        let (values, attributes) = (values.into_iter(), &self.attributes);
+        if values.len() != attributes.len() {
+            let (given, expected) = (values.len(), attributes.len());
+            return Err(format!(
+                "invalid key: has {given} values and the scope {expected} attributes; write one for each"
+            ));
+        }
+        values.zip(attributes).map(|(text, attribute)| part(text, attribute, self)).collect()
+    }
+}
+
+/// The overrides of a policy; those that are invalid are reported. Without `base`, the quotas are
+/// not checked.
+pub(crate) fn overrides(
+    overrides: &Overrides,
+    base: Option<&QuotaSpec>,
+    scope: &Scope<'_>,
+    policy: &Section<'_>,
+) -> Vec<(Key, Quota)> {
+    let attributes = scope.attributes.as_slice();
+    match overrides {
+        _ if attributes.is_empty() => {
+            if !policy.has_rejected(&["scope"]) {
+                let why =
+                    "the policy has no scope, so it has one key only; write for example `scope: [user]`";
+                policy.invalid("overrides", why);
+            }
+            Vec::new()
+        }
+        Overrides::Map(_) if attributes.len() > 1 => {
+            let message = format!(
+                "invalid overrides (a map): the scope has {} attributes; write a list, for example `[{{key: [{}], \
+                 limit: 1000}}]`",
+                attributes.len(),
+                attributes.join("-value, ") + "-value"
+            );
+            policy.report("overrides", message);
+            Vec::new()
+        }
+        Overrides::Map(pairs) => {
+            let section = policy.child("overrides");
+            let read = |(text, short): (&String, &ShortOverride)| {
+                let spec = match short {
+                    ShortOverride::Number(limit) => QuotaSpec { limit: Some(*limit), ..QuotaSpec::default() },
+                    ShortOverride::Scalar(quota) => QuotaSpec::text(quota.0),
+                };
+                let key = scope.key([text.as_str()]).map_err(|message| section.report(text, message)).ok()?;
+                Some((key, spec.over(base?).build(&section)?))
+            };
+            pairs.iter().filter_map(read).collect()
+        }
+        Overrides::List(list) => {
+            let nodes = policy.elements("overrides").iter().enumerate();
+            let nodes = nodes.filter(|(_, node)| !node.is_rejected.get());
+            let read = |(one, (position, node)): (&Override, _)| {
+                let place = format!("{}: {}", policy.place, element("overrides", node, position));
+                one.build(base, scope, &policy.element(node, place))
+            };
+            list.iter().zip(nodes).filter_map(read).collect()
+        }
+    }
+}
+
+impl Override {
+    fn build(
+        &self,
+        base: Option<&QuotaSpec>,
+        scope: &Scope<'_>,
+        section: &Section<'_>,
+    ) -> Option<(Key, Quota)> {
+        let Self { key: List(values), limit, window, quota, burst } = self;
+        let is_read = !section.elements("key").iter().any(|part| part.is_rejected.get());
+        let key = scope.key(values.iter().map(|Scalar(text)| text.as_str()));
+        let key = key.map_err(|message| is_read.then(|| section.report("key", message))).ok();
+        if limit.is_none() && quota.is_none() && !section.has_rejected(&["limit", "quota"]) {
+            section.report("limit", "missing limit: write it, for example `limit: 1000`");
+            return None;
+        }
+        let (quota, limit, window, burst) = (*quota, *limit, *window, *burst);
+        let own = QuotaSpec { quota, limit, window, burst, ..QuotaSpec::default() };
+        key.zip(own.over(base?).build(section))
+    }
+}
+
+/// A key's value of one attribute.
+///
+/// # Errors
+/// Why the value is not valid in a key.
+fn part(text: &str, attribute: &str, scope: &Scope<'_>) -> Result<Part, String> {
+    if scope.is_address(attribute) {
+        let address = text.parse().map(Part::Address);
+        return address.map_err(|_| {
+            format!(
+                "invalid key `{}`: {attribute} is an address; write for example `192.0.2.1`",
+                Excerpt(text)
+            )
+        });
+    }
+    if text.contains('*') {
+        return Err(format!(
+            "invalid key `{}`: `*` stands for itself; name each key, or write a policy with `when: {{{attribute}: \
+             {{glob: ...}}}}`",
+            Excerpt(text)
+        ));
+    }
+    Ok(Part::Text(text.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use slidegate::{Gate, PolicySet, Request};
+
+    use crate::policies::tests::policy;
+
+    /// The quota and the capacity that a request meets under a policy.
+    fn met(keys: &str, request: &Request<'_>) -> (String, u64) {
+        let gate = Gate::new(PolicySet::new([policy(keys)]).unwrap());
+        let decisions = gate.peek(request);
+        let quota = *decisions.iter().next().unwrap().quota();
+        (quota.to_string(), quota.capacity())
+    }
+
+    /// Somebody pays for the limit of an override.
+    #[test]
+    fn a_key_meets_its_own_quota_and_all_others_the_policys() {
+        let keys = "scope: user, quota: 10/1m, overrides: {alice: 1000, bob: 5/1s, 42: 7}";
+        for (user, quota) in [("alice", "1000/1m"), ("bob", "5/1s"), ("42", "7/1m"), ("carol", "10/1m")] {
+            assert_eq!(met(keys, &Request::new().with("user", user)).0, quota);
+        }
+        let keys = "scope: [user, path], limit: 10, window: 1m, \
+                    overrides: [{key: [alice, /login], limit: 3}, {key: [bob, 7], quota: 4/1h}]";
+        for (user, path, quota) in
+            [("alice", "/login", "3/1m"), ("alice", "/", "10/1m"), ("bob", "7", "4/1h")]
+        {
+            assert_eq!(met(keys, &Request::new().with("user", user).with("path", path)).0, quota);
+        }
+        let keys = "scope: ip, quota: 10/1m, overrides: {192.0.2.1: 50, '2001:db8::1': 60}";
+        for (ip, quota) in
+            [("::ffff:192.0.2.1", "50/1m"), ("2001:db8:0:ff::9", "60/1m"), ("192.0.2.2", "10/1m")]
+        {
+            let ip: IpAddr = ip.parse().unwrap();
+            assert_eq!(met(keys, &Request::new().with("ip", ip)).0, quota);
+        }
+    }
+
+    /// An override that forgot the policy's burst would let its key through at another rate than
+    /// anyone wrote.
+    #[test]
+    fn missing_keys_of_an_override_are_those_of_the_policy() {
+        let alice = Request::new().with("user", "alice");
+        let bucket = "scope: user, quota: 10/1m, algorithm: token-bucket";
+        assert_eq!(met(&format!("{bucket}, overrides: {{alice: 20}}"), &alice).1, 20);
+        assert_eq!(met(&format!("{bucket}, burst: 50, overrides: {{alice: 20}}"), &alice).1, 50);
+        let own = "overrides: [{key: alice, limit: 20, burst: 30}]";
+        assert_eq!(met(&format!("{bucket}, burst: 50, {own}"), &alice), ("20/1m".to_owned(), 30));
+    }
+}

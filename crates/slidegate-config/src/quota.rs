@@ -1,0 +1,345 @@
+//! Quotas as users write them: in the file, in JSON, in the control document and on the command
+//! line.
+
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use slidegate::{Algorithm, Calendar, Quota};
+
+use crate::foreign;
+use crate::section::Section;
+use crate::values::{Form, Lease, Parsed, Span, Text, TimeZone, Window};
+
+/// A quota, or what differs from another one.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(extend("x-example" = "quota: 200/1m"))]
+pub struct QuotaSpec {
+    /// Limit and window in one, instead of both.
+    pub quota: Option<Parsed<Quota>>,
+    /// Most cost per window. 0 denies every request that costs anything.
+    pub limit: Option<u64>,
+    /// The window's length, 1 ms to 366 days; or `hour`, `day`, `week`, `month`, `quarter` or `year` of the
+    /// calendar.
+    pub window: Option<Window>,
+    /// The time zone of a calendar window. Default: UTC.
+    pub time_zone: Option<Parsed<TimeZone>>,
+    /// The day on which a month, quarter or year begins, or the last of a shorter month. Default: 1.
+    #[schemars(range(min = 1, max = 31))]
+    pub anchor: Option<u8>,
+    /// The day on which a week begins. Default: Monday.
+    pub week_starts: Option<WeekDay>,
+    /// How cost is counted: `sliding-log`, the default of a policy, is exact.
+    #[schemars(extend("enum" = ["sliding-log", "sliding-window", "fixed-window", "token-bucket"]))]
+    pub algorithm: Option<Parsed<Algorithm>>,
+    /// What a token bucket admits at once. Default: the limit.
+    #[schemars(range(min = 1))]
+    pub burst: Option<u64>,
+    /// Most entries in the log of a key, 1024 by default. With a larger limit, a charge may count
+    /// up to `window / slots` too long.
+    #[schemars(range(min = 1, max = 65534))]
+    pub slots: Option<u16>,
+    /// Maximum cost in flight at once, instead of a limit and a window. Requests reserve and release
+    /// it.
+    pub in_flight: Option<u64>,
+    /// Lease of a reservation, 1 s to 1 h. Default: 30 s.
+    pub lease: Option<Lease>,
+}
+
+impl QuotaSpec {
+    /// Every key of a quota.
+    const KEYS: [&str; 11] = [
+        "quota",
+        "limit",
+        "window",
+        "time_zone",
+        "anchor",
+        "week_starts",
+        "algorithm",
+        "burst",
+        "slots",
+        "in_flight",
+        "lease",
+    ];
+    /// The default lease of permits: several heartbeats of a usual client.
+    const DEFAULT_LEASE: Duration = Duration::from_secs(30);
+
+    /// A quota in one text.
+    #[must_use]
+    pub fn text(quota: Quota) -> Self {
+        Self { quota: Some(Parsed(quota)), ..Self::default() }
+    }
+
+    /// The spec of a quota.
+    #[must_use]
+    pub fn of(quota: &Quota) -> Self {
+        if quota.algorithm() == Algorithm::InFlight {
+            let (in_flight, lease) = (Some(quota.limit()), Some(Span(quota.window())));
+            return Self { in_flight, lease, ..Self::default() };
+        }
+        let is_bucket = quota.algorithm() == Algorithm::TokenBucket;
+        let is_log = quota.algorithm() == Algorithm::SlidingLog;
+        Self {
+            quota: None,
+            limit: Some(quota.limit()),
+            window: Some(quota.calendar_window().map_or(Window::Length(quota.window()), Window::Calendar)),
+            algorithm: Some(Parsed(quota.algorithm())),
+            burst: Some(quota.burst()).filter(|burst| is_bucket && *burst != quota.limit()),
+            slots: Some(quota.slots()).filter(|slots| is_log && *slots != Quota::DEFAULT_SLOTS),
+            ..Self::default()
+        }
+    }
+
+    /// Whether it has no key.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn limit(&self) -> Option<u64> {
+        self.quota.map(|quota| quota.limit()).or(self.limit)
+    }
+
+    fn window(&self) -> Option<Window> {
+        self.quota.map(|quota| Window::Length(quota.window())).or(self.window)
+    }
+
+    fn algorithm(&self) -> Algorithm {
+        let is_calendar = matches!(self.window(), Some(Window::Calendar(_)));
+        let usual = if is_calendar { Algorithm::FixedWindow } else { Algorithm::default() };
+        self.algorithm.map_or(usual, |algorithm| algorithm.0)
+    }
+
+    /// The calendar with its zone, anchor and first day of the week. Reports which of them is invalid.
+    fn calendar(&self, mut calendar: Calendar, mut mistake: impl FnMut(&'static str, String)) -> Calendar {
+        let mut set =
+            |calendar: &mut Calendar, key, changed: Result<Calendar, slidegate::Error>| match changed {
+                Ok(changed) => *calendar = changed,
+                Err(error) => mistake(key, error.to_string()),
+            };
+        if let Some(Parsed(TimeZone(zone))) = self.time_zone {
+            let changed = calendar.with_time_zone(zone);
+            set(&mut calendar, "time_zone", changed);
+        }
+        if let Some(day) = self.anchor {
+            let changed = calendar.with_anchor(day);
+            set(&mut calendar, "anchor", changed);
+        }
+        if let Some(day) = self.week_starts {
+            let changed = calendar.with_week_start(day.name());
+            set(&mut calendar, "week_starts", changed);
+        }
+        calendar
+    }
+
+    /// This spec, with what it leaves out taken from `base`. `burst` and `slots` are not taken from
+    /// another algorithm. A `limit` over a base that is in flight is how much may be in flight.
+    #[must_use]
+    pub fn over(self, base: &Self) -> Self {
+        let mut spec = self;
+        if base.in_flight.is_some() {
+            let limit = if spec.in_flight.is_none() { spec.limit.take() } else { None };
+            spec.in_flight = spec.in_flight.or(limit).or(base.in_flight);
+            spec.lease = spec.lease.or(base.lease);
+            return spec;
+        }
+        if spec.in_flight.is_some() {
+            return spec;
+        }
+        if spec.quota.is_none() {
+            spec.limit = spec.limit.or(base.limit());
+            // A calendar has its own algorithm.
+            let is_calendar = matches!(spec.window, Some(Window::Calendar(_)));
+            if spec.window.is_none() {
+                spec.window = base.window();
+                spec.time_zone = spec.time_zone.or(base.time_zone);
+                spec.anchor = spec.anchor.or(base.anchor);
+                spec.week_starts = spec.week_starts.or(base.week_starts);
+            }
+            if is_calendar && spec.algorithm.is_none() {
+                return spec;
+            }
+        }
+        if spec.algorithm.is_none() || spec.algorithm() == base.algorithm() {
+            spec.algorithm = base.algorithm;
+            spec.burst = spec.burst.or(base.burst);
+            spec.slots = spec.slots.or(base.slots);
+        }
+        spec
+    }
+
+    /// The quota of a section. Mistakes are reported, unless they follow from invalid keys.
+    pub(crate) fn build(&self, section: &Section<'_>) -> Option<Quota> {
+        if section.has_rejected(&Self::KEYS) {
+            return None;
+        }
+        let mistakes = match self.quota() {
+            Ok(quota) => return Some(quota),
+            Err(mistakes) => mistakes,
+        };
+        mistakes.iter().for_each(|(key, message)| section.report(key, message));
+        None
+    }
+
+    /// The quota of this spec.
+    ///
+    /// # Errors
+    /// Every mistake, with its key.
+    pub fn quota(&self) -> Result<Quota, Vec<(&'static str, String)>> {
+        if self.in_flight.is_some() || self.lease.is_some() {
+            return self.in_flight_quota();
+        }
+        let mut mistakes = Vec::new();
+        let mut mistake = |key: &'static str, message: String| mistakes.push((key, message));
+        if self.quota.is_some() && (self.limit.is_some() || self.window.is_some()) {
+            let message =
+                "invalid quota: conflicts with limit or window; keep `quota`, or keep `limit` and `window`";
+            mistake("quota", message.to_owned());
+        }
+        let (limit, window, algorithm) = (self.limit(), self.window(), self.algorithm());
+        for (key, is_missing, example) in
+            [("limit", limit.is_none(), "limit: 100"), ("window", window.is_none(), "window: 60s")]
+        {
+            if is_missing {
+                mistake(key, format!("missing {key}: write it, for example `{example}`"));
+            }
+        }
+        for (key, value, reader) in [
+            ("burst", self.burst, Algorithm::TokenBucket),
+            ("slots", self.slots.map(u64::from), Algorithm::SlidingLog),
+        ] {
+            if value == Some(0) {
+                mistake(
+                    key,
+                    format!("invalid {key} `0`: must be at least 1; to deny everything write `limit: 0`"),
+                );
+            }
+            if let Some(value) = value.filter(|_| algorithm != reader) {
+                let message = format!(
+                    "invalid {key} `{value}`: the algorithm is {algorithm} and only {reader} has {key}; leave it out or \
+                     write `algorithm: {reader}`"
+                );
+                mistake(key, message);
+            }
+        }
+        if !matches!(window, None | Some(Window::Calendar(_))) {
+            for (key, is_given) in [
+                ("time_zone", self.time_zone.is_some()),
+                ("anchor", self.anchor.is_some()),
+                ("week_starts", self.week_starts.is_some()),
+            ] {
+                if is_given {
+                    let message = format!(
+                        "invalid {key}: only calendar windows have one; write for example `window: month`, or leave it out"
+                    );
+                    mistake(key, message);
+                }
+            }
+        } else if window.is_some() && algorithm != Algorithm::FixedWindow {
+            let message = format!(
+                "invalid algorithm `{algorithm}`: calendar windows are counted by fixed-window; leave it out, or write the \
+                 length of the window, for example `window: 30d`"
+            );
+            mistake("algorithm", message);
+        }
+        let quota = limit.zip(window).map(|(limit, window)| match window {
+            Window::Length(length) => {
+                Quota::new(limit, length).map_err(|error| mistake("window", error.to_string()))
+            }
+            Window::Calendar(calendar) => Ok(Quota::calendar(limit, self.calendar(calendar, &mut mistake))),
+        });
+        match quota {
+            Some(Ok(quota)) if mistakes.is_empty() => {
+                let quota = quota.with_algorithm(algorithm);
+                let quota = self.burst.map_or(quota, |burst| quota.with_burst(burst));
+                Ok(self.slots.map_or(quota, |slots| quota.with_slots(slots)))
+            }
+            _ => Err(mistakes),
+        }
+    }
+
+    /// The quota of this spec, which has a key of those that are in flight.
+    fn in_flight_quota(&self) -> Result<Quota, Vec<(&'static str, String)>> {
+        let Some(most) = self.in_flight else {
+            let message = "invalid lease: only limits on what is in flight have one; write for example \
+                           `in_flight: 20`, or leave it out";
+            return Err(vec![("lease", message.to_owned())]);
+        };
+        let others = [
+            ("quota", self.quota.is_some()),
+            ("limit", self.limit.is_some()),
+            ("window", self.window.is_some()),
+            ("algorithm", self.algorithm.is_some()),
+            ("burst", self.burst.is_some()),
+            ("slots", self.slots.is_some()),
+        ];
+        let conflicts = others.into_iter().filter(|(_, is_given)| *is_given);
+        let mut mistakes: Vec<_> = conflicts
+            .map(|(key, _)| {
+                let message = format!(
+                    "invalid {key}: conflicts with in_flight, which limits what runs at once and has no window; keep \
+                     `in_flight`, or write a policy of its own for the rate"
+                );
+                (key, message)
+            })
+            .collect();
+        let lease = self.lease.map_or(Self::DEFAULT_LEASE, |lease| lease.0);
+        match Quota::in_flight(most, lease) {
+            Ok(quota) if mistakes.is_empty() => return Ok(quota),
+            Ok(_) => {}
+            Err(error) => mistakes.push(("lease", error.to_string())),
+        }
+        Err(mistakes)
+    }
+}
+
+/// A day of the week.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+#[allow(missing_docs)] // their names say it
+pub enum WeekDay {
+    Monday,
+    Tuesday,
+    Wednesday,
+    Thursday,
+    Friday,
+    Saturday,
+    Sunday,
+}
+
+impl WeekDay {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Monday => "monday",
+            Self::Tuesday => "tuesday",
+            Self::Wednesday => "wednesday",
+            Self::Thursday => "thursday",
+            Self::Friday => "friday",
+            Self::Saturday => "saturday",
+            Self::Sunday => "sunday",
+        }
+    }
+}
+
+impl Text for Quota {
+    const FORM: Form = Form::of::<Self>("quota", "a limit and a window, for example `100/1m`")
+        .pattern(r"^\s*\d[\d_]*\s*(/|\s[Pp][Ee][Rr]\s)\s*((\d+\s*)?[A-Za-z]+\s*)+$");
+
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: slidegate::Error| error.to_string())
+    }
+}
+
+impl Text for Algorithm {
+    const FORM: Form =
+        Form::of::<Self>("algorithm", "`sliding-log`, `sliding-window`, `fixed-window` or `token-bucket`");
+
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|_| match foreign::algorithm(text) {
+            Some(ours) => format!("must be {}; did you mean `{ours}`?", Self::FORM.expected),
+            None => String::new(),
+        })
+    }
+}
