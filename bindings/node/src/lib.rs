@@ -1,0 +1,19 @@
+//! The native part of the npm package `slidegate`.
+//!
+//! The package's JavaScript, in `lib/`, is the only caller. It checks and names arguments; this part
+//! converts values. No panic crosses into Node: every function catches them.
+
+// Numbers of JavaScript are `f64`. Its side checks that they are whole and not negative; casts saturate.
+#![allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
+// Functions of Node-API take values that were converted for the call.
+#![allow(clippy::needless_pass_by_value)]
+
+mod client_rule;
+mod clock;
+mod error;
+mod gate;
+mod limiter;
+mod pending;
+#[cfg(feature = "redis")]
+mod runtime;
+mod values;

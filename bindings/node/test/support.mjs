@@ -1,0 +1,111 @@
+// Starts what the tests need, on free loopback ports, and stops only that.
+
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { createServer } from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after } from "node:test";
+import { setTimeout as sleep } from "node:timers/promises";
+
+const SERVICE = process.env.SLIDEGATE_BIN ?? new URL("../../../target/debug/slidegate", import.meta.url).pathname;
+
+let step = process.pid * 251;
+
+/**
+ * Below the range of ephemeral ports: a connection could be given one of those before the server binds it. Test
+ * files, which run at once, begin in different places.
+ */
+export async function freePort() {
+  for (let tries = 0; tries < 16_384; tries++) {
+    const port = 16_384 + (step++ % 16_384);
+    const server = createServer().listen(port, "127.0.0.1");
+    try {
+      await once(server, "listening");
+    } catch {
+      continue;
+    }
+    server.close();
+    await once(server, "close");
+    return port;
+  }
+  throw new Error("no port of 127.0.0.1 from 16384 to 32767 is free");
+}
+
+/** A folder that is removed after the tests. */
+export function folder() {
+  const path = mkdtempSync(join(tmpdir(), "slidegate-node-"));
+  after(() => rmSync(path, { recursive: true, force: true }));
+  return path;
+}
+
+/** The service with a configuration in YAML. */
+export async function startService(yaml, { port } = {}) {
+  const address = `127.0.0.1:${port ?? (await freePort())}`;
+  const config = join(folder(), "slidegate.yaml");
+  writeFileSync(config, `server: { listen: "${address}" }\n${yaml}`);
+  const child = run(SERVICE, ["serve", "--config", config]);
+  const url = `http://${address}`;
+  await until(async () => (await fetch(`${url}/healthz`)).ok, child);
+  return { url, address, stop: child.stop, child };
+}
+
+export async function startRedis({ port } = {}) {
+  const at = port ?? (await freePort());
+  const child = run("redis-server", ["--port", String(at), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder()]);
+  await until(() => ping(at), child);
+  return { url: `redis://127.0.0.1:${at}`, port: at, stop: child.stop, signal: (name) => child.process.kill(name) };
+}
+
+async function ping(port) {
+  const { connect } = await import("node:net");
+  const socket = connect(port, "127.0.0.1");
+  try {
+    await once(socket, "connect");
+    socket.write("PING\r\n");
+    const [reply] = await once(socket, "data");
+    return String(reply).startsWith("+PONG");
+  } finally {
+    socket.destroy();
+  }
+}
+
+/** A child process whose output is shown if it does not start. */
+function run(command, args) {
+  const child = spawn(command, args, { stdio: ["ignore", "pipe", "pipe"] });
+  const output = [];
+  child.stdout.on("data", (text) => output.push(text));
+  child.stderr.on("data", (text) => output.push(text));
+  const ended = new Promise((resolve) => {
+    child.once("exit", resolve);
+    child.once("error", (error) => resolve(output.push(String(error))));
+  });
+  const stop = async () => {
+    child.kill("SIGCONT");
+    child.kill("SIGKILL");
+    await ended;
+  };
+  after(stop);
+  return { process: child, stop, output: () => `${command}: ${output.join("")}`, hasEnded: () => child.exitCode !== null };
+}
+
+async function until(isReady, child) {
+  for (let attempt = 0; attempt < 400; attempt++) {
+    if (child.hasEnded()) break;
+    if (await Promise.resolve(isReady()).catch(() => false)) return;
+    await sleep(25);
+  }
+  throw new Error(`did not start: ${child.output()}`);
+}
+
+/** A listening `http` server for an application; resolves with its URL. */
+export async function listen(server, host = "127.0.0.1") {
+  server.listen(0, host);
+  await once(server, "listening");
+  after(() => {
+    server.closeAllConnections?.();
+    server.close();
+  });
+  return `http://127.0.0.1:${server.address().port}`;
+}

@@ -1,0 +1,48 @@
+"""slidegate: exact sliding-window rate limits, in the process, over Redis, or by the slidegate service.
+
+    limiter = slidegate.Limiter("100/1m")
+    if not limiter.allows("alice"): ...  # 429
+"""
+
+from typing import TYPE_CHECKING
+
+from .decision import Decision, PolicyDecision
+from .errors import InvalidRequest, SlidegateError
+from .fields import QuotaPolicy, RateLimit, RateLimits, parse_rate_limit
+from .reservation import AsyncReservation, Reservation, SettledPolicy, Settlement
+
+if TYPE_CHECKING:
+    from ._slidegate import Limiter, ManualClock
+    from .gate import Gate, SharedGate
+else:
+    try:
+        from ._slidegate import Limiter, LimiterDecision, ManualClock
+    except ModuleNotFoundError:
+        # A platform without a wheel: `slidegate.client`, the middleware over it and the parser work.
+        def __getattr__(name):
+            if name in ("Gate", "Limiter", "ManualClock", "SharedGate"):
+                raise ImportError(f"slidegate.{name} needs the native part of slidegate, which this installation lacks")
+            raise AttributeError(f"module 'slidegate' has no attribute {name!r}")
+    else:
+        from .gate import Gate, SharedGate
+
+        Decision.register(LimiterDecision)
+
+__all__ = [
+    "AsyncReservation",
+    "Decision",
+    "Gate",
+    "InvalidRequest",
+    "Limiter",
+    "ManualClock",
+    "PolicyDecision",
+    "QuotaPolicy",
+    "RateLimit",
+    "RateLimits",
+    "Reservation",
+    "SettledPolicy",
+    "Settlement",
+    "SharedGate",
+    "SlidegateError",
+    "parse_rate_limit",
+]
