@@ -1,0 +1,3 @@
+module example.com/slidegate/clients/go
+
+go 1.19
