@@ -13,18 +13,19 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use arc_swap::ArcSwap;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
+use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::Response;
 
 use crate::access::attempts::{AuthAttempts, AuthFailure};
 use crate::caller::Protocol;
-use crate::config::{AccessRules, Right};
+use crate::config::{AccessRules, Right, Token};
 use crate::listener::Connection;
 use crate::problem::Problem;
 
 pub(crate) mod attempts;
 mod cross_site;
+mod own_key;
 pub(crate) mod tokens;
 
 /// The access rules. They are hot-reloaded; the listen address is not.
@@ -122,12 +123,21 @@ impl Access {
     pub(crate) fn operator(
         &self,
         request: &HeaderMap,
+        uri: &Uri,
         wanted: Right,
         connection: Connection,
     ) -> Result<By, Problem> {
         let rules = self.rules.load();
         if !rules.tokens.is_empty() {
-            return self.token(&rules, &Credentials::over_http(request, connection.peer), wanted);
+            let token = self.token(&rules, &Credentials::over_http(request, connection.peer), wanted)?;
+            if let Some(key) = token.key.as_ref().filter(|key| !own_key::may_read(key, uri)) {
+                return Err(forbidden(format!(
+                    "token `{}` is limited to the key `{}`: it reads `/v1/keys/POLICY/KEY` and \
+                     `/v1/events?policy=POLICY&key=KEY` of this key only",
+                    token.name, **key
+                )));
+            }
+            return Ok(By(token.name.clone()));
         }
         if !connection.is_local {
             return Err(forbidden(format!(
@@ -255,13 +265,13 @@ impl Access {
         self.token(&self.rules.load(), credentials, Right::Decide).map(drop)
     }
 
-    /// The owner of the presented token, if it has this right.
-    fn token(
+    /// The presented token, if it has this right.
+    fn token<'t>(
         &self,
-        rules: &AccessRules,
+        rules: &'t AccessRules,
         credentials: &Credentials<'_>,
         wanted: Right,
-    ) -> Result<By, Problem> {
+    ) -> Result<&'t Token, Problem> {
         let wanted_name = wanted.name();
         if rules.tokens.is_empty() {
             return Err(forbidden(format!(
@@ -294,7 +304,7 @@ impl Access {
                 token.name, token.rights,
             )));
         }
-        Ok(By(token.name.clone()))
+        Ok(token)
     }
 }
 
@@ -332,7 +342,8 @@ pub(crate) async fn may_operate(
     mut request: Request<Body>,
     next: Next,
 ) -> Result<Response, Problem> {
-    let by = access.operator(request.headers(), right, Connection::of(request.extensions()))?;
+    let by =
+        access.operator(request.headers(), request.uri(), right, Connection::of(request.extensions()))?;
     if right == Right::Write {
         cross_site::reject_cross_site_change(request.headers())?;
     }

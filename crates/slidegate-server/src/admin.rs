@@ -16,6 +16,7 @@ use crate::telemetry;
 
 mod added;
 mod apply;
+mod history;
 mod keys;
 mod policies;
 mod reply;
@@ -40,6 +41,7 @@ pub(crate) fn routes(admin: &Arc<Admin>) -> Routes {
         ("/v1/shadow", get(shadows::shadow)),
         ("/v1/keys/{policy}/{key}", get(keys::show)),
         ("/v1/changes", get(policies::changes)),
+        ("/v1/history", get(history::history)),
     ];
     let changing = [
         ("/v1/policies/{name}", delete(policies::unset).put(policies::set)),

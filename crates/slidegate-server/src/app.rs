@@ -8,6 +8,7 @@ use std::future::{Ready, ready};
 use std::net::{IpAddr, Ipv6Addr};
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::Either;
@@ -19,22 +20,24 @@ use crate::caller::Caller;
 use crate::config::{Config, describe};
 use crate::envoy;
 use crate::listener::ConnectionBudget;
-use crate::policy_names::listed;
 use crate::request::Attributes;
-use crate::telemetry::Observer;
+use crate::telemetry::{NotDelivered, Observer};
 use changes::Base;
 use decide::{Call, Engine};
+use fleet::{Fleet, FleetView};
 pub(crate) use open_reservations::OpenCost;
 use open_reservations::OpenReservations;
 use policies::ActivePolicies;
 use readiness::Readiness;
 use shadow::Shadows;
+use slidegate_config::names::listed;
 use snapshots::Snapshots;
 use store::{Shared, Store};
 
 pub(crate) mod changes;
 pub(crate) mod decide;
 pub(crate) mod explanation;
+pub(crate) mod fleet;
 mod open_reservations;
 pub(crate) mod policies;
 pub(crate) mod readiness;
@@ -62,6 +65,8 @@ pub(crate) struct App {
     pub(crate) connections: Arc<ConnectionBudget>,
     /// Where usage outlives a restart, if configured.
     pub(crate) snapshots: Option<Snapshots>,
+    /// The instances that share the store, unless that is turned off.
+    fleet: Option<Fleet>,
 }
 
 impl App {
@@ -91,10 +96,13 @@ impl App {
         let policies = policies::initial(&base, &addresses, has_inline).map_err(in_words)?;
         let observer = Observer::new(config.observe, &policies)?;
         observer.recorder.activate(observer.recorder.prepare(config.record.as_ref())?);
+        let port = config.listen.port();
+        let has_fleet = config.shared.as_ref().is_some_and(|shared| shared.fleet);
         let store = Store::new(policies, memory, config.shared).map_err(in_words)?;
         let (shadows, open_reservations) = (Shadows::default(), OpenReservations::default());
         let engine = Arc::new(Engine { store, observer, shadows, open_reservations });
         Ok(Self {
+            fleet: has_fleet.then(|| Fleet::new(Arc::clone(&engine), port)),
             active: ActivePolicies::new(Arc::clone(&engine), base, addresses.clone(), has_inline),
             engine,
             access: Arc::new(Access::new(config.listen, config.admin)),
@@ -170,6 +178,28 @@ impl App {
         self.engine.open_reservations.not_noted()
     }
 
+    /// Reports keys that cross thresholds, until the process ends. With a shared store, one instance
+    /// reports each.
+    pub(crate) async fn report_crossings(&self) {
+        let notifications = &self.observer().notifications;
+        let Some(mut queue) = notifications.take_queue() else { return };
+        while let Some(crossing) = queue.recv().await {
+            let is_first = match self.shared() {
+                None => Ok(true),
+                Some(shared) => shared.redis().claim(&crossing.claim(), crossing.quiet).await,
+            };
+            match is_first {
+                Ok(false) => {}
+                Err(_) => notifications.dropped(NotDelivered::StoreUnavailable),
+                Ok(true) => {
+                    if let Some(policy) = self.policies().by_name(&crossing.policy) {
+                        self.observer().record_crossing(&crossing, policy);
+                    }
+                }
+            }
+        }
+    }
+
     /// Reports reservations that expire, until the process ends.
     pub(crate) async fn watch_reservations(&self) {
         self.engine.watch_reservations().await;
@@ -183,6 +213,37 @@ impl App {
     /// The shared store, if there is one.
     pub(crate) fn shared(&self) -> Option<Shared<'_>> {
         self.engine.store.shared()
+    }
+
+    /// Counts the instances that share the store, and publishes what this one does, if configured.
+    pub(crate) async fn count_instances(&self) {
+        let Some(shared) = self.shared() else { return };
+        match &self.fleet {
+            Some(fleet) => fleet.publish(&self.active, shared).await,
+            None => shared.count_instances(None).await,
+        }
+    }
+
+    /// The instances that share the store: all, or the one with this name or id. `None` if there is
+    /// no fleet.
+    ///
+    /// # Errors
+    /// There is no such instance.
+    pub(crate) async fn fleet(&self, instance: Option<&str>) -> Result<Option<FleetView>, String> {
+        match (&self.fleet, self.shared()) {
+            (Some(fleet), Some(shared)) => fleet.view(&self.active, shared, instance).await.map(Some),
+            _ if instance.is_some() => {
+                Err("there is no fleet: instances show each other only with a shared store \
+                                            and `store.fleet: true`; leave `instance` out"
+                    .to_owned())
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// How long the instances have differed in version or configuration. `None` if there is no fleet.
+    pub(crate) fn fleet_differs_for(&self) -> Option<Duration> {
+        self.fleet.as_ref().map(|fleet| fleet.differs_for().unwrap_or_default())
     }
 
     /// Whether decisions may currently come from fallbacks, because the shared store is

@@ -6,10 +6,14 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use failure::Failure;
 
+mod annotations;
 mod check;
 mod client;
 mod completions;
+mod demo;
+mod demo_traffic;
 mod diff;
+mod doctor;
 mod explain;
 pub(crate) mod failure;
 mod forecast;
@@ -34,12 +38,23 @@ mod validate;
 pub(crate) mod values;
 mod wording;
 
+/// The version as a bug report needs it. `-V` prints the first line.
+const VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    "\nrevision: ",
+    env!("SLIDEGATE_REVISION"),
+    "\ntarget:   ",
+    env!("SLIDEGATE_TARGET"),
+    "\nfeatures: ",
+    env!("SLIDEGATE_FEATURES"),
+);
+
 /// An exact sliding-window rate limiter.
 ///
 /// `slidegate serve` without options listens on loopback with a default policy and prints how to
 /// try it.
 #[derive(Debug, Parser)]
-#[command(name = "slidegate", version, max_term_width = 100)]
+#[command(name = "slidegate", version, long_version = VERSION, max_term_width = 100)]
 pub(crate) struct Cli {
     /// Level of messages on standard error: error, warn, info, debug, trace, or a filter such as
     /// `slidegate=debug` [default: info]
@@ -57,9 +72,15 @@ enum Command {
     /// Run the service
     #[command(after_help = help::SERVE)]
     Serve(serve::ServeArgs),
+    /// Run the service on loopback with synthetic traffic, to look at its page
+    #[command(after_help = help::DEMO)]
+    Demo(demo::DemoArgs),
     /// Ask the service on this machine whether it is ready
     #[command(after_help = help::HEALTH)]
     Health(health::HealthArgs),
+    /// Examine the Redis that limits are shared in, and say how to fix what is wrong
+    #[command(after_help = help::DOCTOR)]
+    Doctor(doctor::DoctorArgs),
     /// Check one request on a running server
     #[command(after_help = help::CHECK)]
     Check(check::CheckArgs),
@@ -131,10 +152,12 @@ impl Cli {
         start_log(&self.log_level(), self.writes_json_messages)?;
         match self.command {
             Command::Serve(args) => serve::run(&args, self.writes_json_messages)?,
+            Command::Demo(args) => demo::run(&args, self.writes_json_messages)?,
             Command::Health(args) => return Ok(health::run(&args)),
+            Command::Doctor(args) => return doctor::run(&args),
             Command::Check(args) => return check::run(&args),
             Command::Top(args) => top::run(&args)?,
-            Command::Validate(args) => validate::run(&args)?,
+            Command::Validate(args) => return validate::run(&args),
             Command::Schema => output::print(format_args!("{:#}", crate::config::published_schema()))?,
             Command::Key(args) => key::run(&args)?,
             Command::Policy(args) => policy::run(&args)?,

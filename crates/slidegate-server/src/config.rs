@@ -3,38 +3,33 @@
 //! An invalid file is rejected as a whole. All mistakes are listed, each in one line with its line
 //! number and how to fix it. Nothing is guessed: a limiter that enforces the wrong limits is worse
 //! than one that does not start. docs/config.md is the reference.
+//!
+//! The crate `slidegate-config` reads policies and validates values; here are the sections of the
+//! service, and what comes from elsewhere than the file.
 
 mod load;
 mod sections;
 
 mod admin;
 mod auth;
-mod condition;
 mod grpc;
 mod grpc_settings;
 mod listener;
 mod memory;
 mod observe;
-mod overrides;
-mod policy;
-mod quota;
 mod record;
 mod resp;
 mod store;
 mod traces;
+mod webhook;
 
-mod check;
-mod errors;
 mod foreign;
 mod schema;
-mod section;
 mod values;
-pub(crate) mod yaml;
 
-mod added;
 mod environment;
 mod flag;
-mod reload;
+mod sources;
 mod words;
 
 use std::collections::BTreeMap;
@@ -47,25 +42,21 @@ use slidegate::{PolicySet, Quota};
 
 use crate::listener::{ConnectionCaps, SocketFile, TlsFiles};
 
-pub(crate) use added::Added;
-pub(crate) use admin::{AccessRules, Right, Rights, Token};
+pub(crate) use admin::{AccessRules, OwnKey, Right, Rights, Token};
 pub(crate) use auth::{Attribute, Auth, Denial, Mapping, Origin};
 pub(crate) use environment::{Arguments, Outside};
 pub(crate) use grpc_settings::GrpcSettings;
 pub(crate) use load::{http_address, http_setting, starting_file};
 pub(crate) use memory::{Memory, SnapshotSettings};
-pub(crate) use observe::{KeysShown, Observe};
-pub(crate) use policy::Mode;
-pub(crate) use quota::QuotaSpec;
+pub(crate) use observe::Observe;
 pub(crate) use record::Record;
-pub(crate) use reload::{Fingerprint, Sources, differences};
 pub(crate) use resp::{Password, Resp};
 pub(crate) use schema::published as published_schema;
+pub(crate) use sources::{Fingerprint, Sources, differences};
 pub(crate) use store::SharedStore;
 pub(crate) use traces::Traces;
-pub(crate) use values::{ByteSize, Lease, Parsed, Span, Text, Window, address, format_bytes, is_name};
+pub(crate) use values::{ByteSize, address, format_bytes};
 pub(crate) use words::{Storage, counted_name, describe, quota_text};
-pub(crate) use yaml::one_line;
 
 /// The longest drain delay.
 const MAX_DRAIN_DELAY: Duration = Duration::from_secs(3600);
@@ -152,9 +143,11 @@ pub(crate) mod tests {
     use std::path::Path;
 
     use slidegate::Policy;
+    use slidegate_config::added::Added;
+    use slidegate_config::policies::MAX_FILE_BYTES;
+    use slidegate_config::text::policy_from_text;
     use slidegate_testkit::TempDir;
 
-    use super::load::MAX_FILE_BYTES;
     use super::*;
 
     /// What there is without a file.
@@ -179,15 +172,8 @@ pub(crate) mod tests {
     }
 
     /// Every line about a text that is not a configuration.
-    pub(crate) fn errors(text: &str) -> Vec<String> {
-        Config::parse(text, "slidegate.yaml").unwrap_err().0
-    }
-
-    /// The only line about a text.
-    pub(crate) fn error(text: &str) -> String {
-        let errors = errors(text);
-        assert_eq!(errors.len(), 1, "{errors:#?}");
-        errors[0].clone()
+    fn errors(text: &str) -> Vec<String> {
+        Config::parse(text, "slidegate.yaml").unwrap_err().lines().to_vec()
     }
 
     fn file_of(keys: &str) -> String {
@@ -225,7 +211,7 @@ policies:
     fn the_example_loads_and_every_policy_is_described() {
         let config = Config::parse(EXAMPLE, "slidegate.example.yaml").unwrap();
         let described = described(&config);
-        assert_eq!(described.len(), 9);
+        assert_eq!(described.len(), 11);
         for (words, policy) in described.iter().zip(config.policies.iter()) {
             assert!(words.starts_with(&format!("{}: requests", policy.name())), "{words}");
         }
@@ -352,7 +338,7 @@ policies:
             match kind.split_once(' ') {
                 None if kind == "memory" => describe(&policy(line), Storage::Memory),
                 None if kind == "shared" => shared(None),
-                None => describe(&flag::policy_from_text(line).unwrap(), Storage::Memory),
+                None => describe(&policy_from_text(line).unwrap(), Storage::Memory),
                 Some(("shared", instances)) => shared(instances.parse().ok()),
                 Some(_) => {
                     let config = Config::parse(input, "slidegate.yaml").unwrap();
@@ -360,16 +346,6 @@ policies:
                 }
             }
         });
-    }
-
-    /// Each policy costs memory in every thread.
-    #[test]
-    fn too_many_policies_are_refused() {
-        let many: String = (0..16_385).map(|n| format!("  - {{name: p{n}, quota: 1/1s}}\n")).collect();
-        assert_eq!(
-            error(&format!("\npolicies:\n{many}")),
-            "slidegate.yaml:3: invalid policies: must be at most 16384, not 16385; remove some"
-        );
     }
 
     /// The path is the first thing that is wrong.
@@ -421,8 +397,8 @@ policies:
             let noise: String = (0..random(40)).map(|_| spice[random(spice.len())]).collect();
             let text: String = if round % 2 == 0 { text.into_iter().collect() } else { noise };
             if let Err(errors) = Config::parse(&text, "f") {
-                assert!(!errors.0.is_empty());
-                for line in &errors.0 {
+                assert!(!errors.lines().is_empty());
+                for line in errors.lines() {
                     assert!(
                         line.starts_with("f:") && !line.contains(char::is_control),
                         "{line:?} of {text:?}"

@@ -32,17 +32,23 @@ const STYLE: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";
 
-static FILES: [File; 23] = [
+static FILES: [File; 29] = [
     file!("/", HTML, "index.html"),
     file!("/dashboard/style.css", STYLE, "style.css"),
     file!("/dashboard/icon.svg", "image/svg+xml", "icon.svg"),
+    file!("/dashboard/icon_alarm.svg", "image/svg+xml", "icon_alarm.svg"),
+    file!("/dashboard/runbooks.md", TEXT, "runbooks.md"),
     file!("/dashboard/theme.js", SCRIPT, "theme.js"),
     file!("/dashboard/app.js", SCRIPT, "app.js"),
+    file!("/dashboard/alarms.js", SCRIPT, "alarms.js"),
     file!("/dashboard/api.js", SCRIPT, "api.js"),
     file!("/dashboard/chart.js", SCRIPT, "chart.js"),
+    file!("/dashboard/confirm.js", SCRIPT, "confirm.js"),
     file!("/dashboard/denials.js", SCRIPT, "denials.js"),
     file!("/dashboard/dom.js", SCRIPT, "dom.js"),
+    file!("/dashboard/exports.js", SCRIPT, "exports.js"),
     file!("/dashboard/format.js", SCRIPT, "format.js"),
+    file!("/dashboard/history.js", SCRIPT, "history.js"),
     file!("/dashboard/key.js", SCRIPT, "key.js"),
     file!("/dashboard/limit_dialog.js", SCRIPT, "limit_dialog.js"),
     file!("/dashboard/panel.js", SCRIPT, "panel.js"),

@@ -29,7 +29,6 @@ mod key_text;
 mod limits;
 mod listener;
 mod log_limit;
-mod policy_names;
 mod ports;
 mod problem;
 mod protocol;

@@ -2,7 +2,7 @@
 //!
 //! All connections share one budget. When it is used up, the longest-idle connection is closed for
 //! a new one; if none has been idle for a second, the new one is refused in its own protocol.
-//! docs/operations.md states the policy.
+//! docs/topology.md states the policy.
 
 mod accept;
 mod budget;

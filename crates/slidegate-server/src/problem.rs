@@ -34,6 +34,11 @@ impl Problem {
         Self { field: Some(field.into()), ..Self::new(StatusCode::BAD_REQUEST, detail) }
     }
 
+    /// An instance that is not in the fleet.
+    pub(crate) fn unknown_instance(detail: String) -> Self {
+        Self::field("instance", detail).with_status(StatusCode::NOT_FOUND)
+    }
+
     /// The same about another member.
     pub(super) fn in_field(self, field: &str) -> Self {
         Self { field: Some(field.to_owned()), ..self }

@@ -4,11 +4,12 @@
 
 use std::borrow::Cow;
 
+use axum::http::{StatusCode, Uri};
 use percent_encoding::percent_decode;
 use slidegate::{PolicySet, Request};
+use slidegate_config::names::is_inline;
 
 use crate::limits::MAX_COST;
-use crate::policy_names::is_inline;
 use crate::problem::Problem;
 
 /// A request in a query string.
@@ -74,6 +75,47 @@ pub(crate) fn texts(query: &str) -> Result<Vec<(String, String)>, Problem> {
         Ok((name.into_owned(), value.into_owned()))
     };
     pairs(query).map(read).collect()
+}
+
+/// The parameters of a query string in which everything is text, each taken once.
+pub(crate) struct Parameters(Vec<(String, String)>);
+
+impl Parameters {
+    /// # Errors
+    /// A name or a value that is not UTF-8.
+    pub(crate) fn of(uri: &Uri) -> Result<Self, Problem> {
+        texts(uri.query().unwrap_or_default()).map(Self)
+    }
+
+    pub(crate) fn take(&mut self, name: &str) -> Option<String> {
+        let permit = self.0.iter().position(|(known, _)| known == name)?;
+        Some(self.0.swap_remove(permit).1)
+    }
+
+    /// A whole number from 1 to `most`.
+    pub(crate) fn number(
+        &mut self,
+        name: &'static str,
+        default: usize,
+        most: usize,
+    ) -> Result<usize, Problem> {
+        let Some(text) = self.take(name) else { return Ok(default) };
+        text.parse().ok().filter(|number| (1..=most).contains(number)).ok_or_else(|| {
+            Problem::field(
+                name,
+                format!("invalid {name} `{}`: must be a whole number from 1 to {most}", text.escape_debug()),
+            )
+        })
+    }
+
+    /// Rejects unknown parameters: a misspelled filter would be ignored.
+    pub(crate) fn nothing_else(&self, known: &str) -> Result<(), Problem> {
+        self.0.first().map_or(Ok(()), |(name, _)| {
+            let detail =
+                format!("unknown parameter `{}`: must be one of {known}, once each", name.escape_debug());
+            Err(Problem::new(StatusCode::BAD_REQUEST, detail))
+        })
+    }
 }
 
 /// The pairs of a query string. `+` is a space, and a `%` without two hexadecimal digits stands for

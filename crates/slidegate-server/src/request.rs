@@ -1,8 +1,9 @@
 //! Builds requests from attributes and a cost, with the same bounds for all protocols.
 
 use slidegate::{Request, Value};
+use slidegate_config::values::MAX_ATTRIBUTE_NAME;
 
-use crate::limits::{MAX_ATTRIBUTES, MAX_COST, MAX_NAME, MAX_VALUE};
+use crate::limits::{MAX_ATTRIBUTES, MAX_COST, MAX_VALUE};
 
 /// Builds requests from attributes.
 #[derive(Debug, Clone, Default)]
@@ -81,11 +82,11 @@ impl Attributes {
                     format!("there are more than {MAX_ATTRIBUTES} attributes; give those that policies use"),
                 );
             }
-            if name.is_empty() || name.len() > MAX_NAME {
+            if name.is_empty() || name.len() > MAX_ATTRIBUTE_NAME {
                 return bad(
                     Field::Attributes,
                     format!(
-                        "the name of attribute {} has {} bytes; give 1 to {MAX_NAME}",
+                        "the name of attribute {} has {} bytes; give 1 to {MAX_ATTRIBUTE_NAME}",
                         at + 1,
                         name.len()
                     ),

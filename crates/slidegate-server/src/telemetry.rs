@@ -4,8 +4,11 @@
 
 use slidegate::Verb;
 
+mod control_state;
 mod events;
 mod histogram;
+mod history;
+mod notifications;
 mod observer;
 mod per_thread;
 mod policy_counters;
@@ -14,16 +17,22 @@ mod redaction;
 mod routes;
 mod sampler;
 mod settled_shares;
+mod shown_keys;
 mod top;
 mod traces;
+mod webhook;
 
 pub(crate) use events::{EVENTS_KEPT, Expired, Filter};
+pub(crate) use history::{Marker, MarkerKind, bytes_at_most as history_bytes};
+pub(crate) use notifications::Drop as NotDelivered;
 pub(crate) use observer::Observer;
-pub(crate) use policy_counters::HoldOutcome;
+pub(crate) use policy_counters::{Counts, HoldOutcome};
 pub(crate) use recorder::{RecordedChange, RecordedReservation, RecorderStatus};
 pub(crate) use redaction::Redactor;
+pub(crate) use routes::history::{last_hour, read as history};
 pub(crate) use routes::live::tick;
 pub(crate) use routes::{metrics_routes, routes};
+pub(crate) use top::{By, KeyCount, Ranking};
 pub(crate) use traces::Spans;
 
 /// All verbs, in the order of their discriminants.

@@ -35,7 +35,7 @@ pub(super) fn find<'t>(tokens: &'t [Token], presented: &str) -> Option<&'t Token
     let presented = digest(&SHA256, presented.as_bytes());
     let mut found = None;
     for token in tokens {
-        if bool::from(token.sha256.expose().as_slice().ct_eq(presented.as_ref())) {
+        if bool::from(token.sha256.0.expose().as_slice().ct_eq(presented.as_ref())) {
             found = Some(token);
         }
     }
@@ -60,7 +60,12 @@ mod tests {
         for (at, byte) in bytes.iter_mut().enumerate() {
             *byte = u8::from_str_radix(&sha256[2 * at..2 * at + 2], 16).unwrap();
         }
-        let known = [Token { name: "ops".into(), rights: Rights::of([Right::Write]), sha256: bytes.into() }];
+        let known = [Token {
+            name: "ops".into(),
+            rights: Rights::of([Right::Write]),
+            sha256: bytes.into(),
+            key: None,
+        }];
         assert_eq!(find(&known, &token).map(|token| token.name.as_str()), Some("ops"));
         for other in ["", &sha256, &token[..66], &format!("{token} "), &"x".repeat(300)] {
             assert_eq!(find(&known, other), None);

@@ -7,16 +7,16 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Map, Value};
+use slidegate_config::policy::Mode;
 
 use super::apply::put_in_force;
 use super::state::Admin;
 use crate::access::By;
 use crate::app::changes::{Cause, Counting, Refusal, Terms, What};
-use crate::config::Mode;
 use crate::problem::Problem;
 
 /// Keys that only an added policy may have; for others they are in the config file.
-const ITS_OWN: [&str; 11] = [
+const ITS_OWN: [&str; 12] = [
     "scope",
     "when",
     "excess",
@@ -28,6 +28,7 @@ const ITS_OWN: [&str; 11] = [
     "overrides",
     "ipv6_prefix",
     "keys_shown",
+    "notify",
 ];
 /// Maximum added policies: every request is matched against each. Permanent ones belong in the
 /// config file.

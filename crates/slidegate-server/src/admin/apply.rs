@@ -6,13 +6,14 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 use slidegate::{Algorithm, Policy, PolicySet, Quota, headers::millis_ceil};
+use slidegate_config::names::{self, candidate_of};
+use slidegate_config::policy::Mode;
 
 use super::reply::audit;
 use super::state::Admin;
 use crate::access::By;
 use crate::app::changes::{Cause, Counting, Document, Refusal, Terms, What};
-use crate::config::{Mode, quota_text};
-use crate::policy_names::{self, candidate_of};
+use crate::config::quota_text;
 use crate::problem::{self, Problem};
 
 type Answered = Result<Response, Problem>;
@@ -102,6 +103,7 @@ pub(super) fn numbers(quota: &Quota) -> Value {
     json!({
         "limit": quota.limit(),
         "window_ms": millis_ceil(quota.window()),
+        "calendar": quota.calendar_window().map(|calendar| calendar.to_string()),
         "algorithm": quota.algorithm().name(),
         "burst": (quota.algorithm() == Algorithm::TokenBucket).then(|| quota.burst()),
     })
@@ -109,10 +111,8 @@ pub(super) fn numbers(quota: &Quota) -> Value {
 
 /// The error for an unknown policy.
 pub(super) fn unknown(policies: &PolicySet, name: &str) -> Problem {
-    let names: Vec<_> = policy_names::listed(policies)
-        .map(Policy::name)
-        .filter(|name| candidate_of(name).is_none())
-        .collect();
+    let names: Vec<_> =
+        names::listed(policies).map(Policy::name).filter(|name| candidate_of(name).is_none()).collect();
     let more = if names.len() > MAX_LISTED { ", ..." } else { "" };
     let listed = names.iter().take(MAX_LISTED).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     let detail = format!("unknown policy `{}`: must be one of {listed}{more}", name.escape_debug());

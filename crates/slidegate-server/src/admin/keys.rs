@@ -16,6 +16,7 @@ use slidegate::{
     parse_window,
     store::{KeyUse, RecordedCharge},
 };
+use slidegate_config::names::candidate_of;
 
 use super::apply::unknown;
 use super::reply::{InPath, audit, body};
@@ -26,7 +27,6 @@ use crate::caller::Protocol;
 use crate::config::quota_text;
 use crate::key_text::KeyText;
 use crate::limits::MAX_COST;
-use crate::policy_names::candidate_of;
 use crate::problem::{self, Problem};
 use crate::query;
 use crate::telemetry::{self, Filter};
@@ -222,6 +222,7 @@ fn used(found: &KeyUse) -> Value {
         "key": found.key,
         "limit": decision.limit(),
         "window_ms": millis_ceil(found.quota.window()),
+        "calendar": found.quota.calendar_window().map(|calendar| calendar.to_string()),
         "algorithm": found.quota.algorithm().name(),
         "used": decision.used(),
         "held": decision.held(),
@@ -361,7 +362,7 @@ impl KeyAction {
                 return Err(wrong(detail));
             }
             // A limit without a window uses the policy's.
-            Ok(limit) => Quota::new(limit, policy.quota().window()),
+            Ok(limit) => Ok(policy.quota().with_limit(limit)),
             Err(_) => text.parse(),
         }
         .map_err(|error| wrong(error.to_string()))?;

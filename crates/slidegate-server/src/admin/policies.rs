@@ -4,12 +4,16 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{Request as HttpRequest, StatusCode};
+use axum::http::{Request as HttpRequest, StatusCode, Uri};
 use axum::response::Response;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use slidegate::{Algorithm, CostUnit, Policy, PolicySet, Quota, headers::millis_ceil};
+use slidegate_config::names::{self, CANDIDATE, candidate_of};
+use slidegate_config::policy::Mode;
+use slidegate_config::quota::{QuotaSpec, WeekDay};
+use slidegate_config::values::{Lease, Parsed, TimeZone, Window};
 
 use super::added;
 use super::apply::{in_words, numbers, put_in_force, unknown};
@@ -17,28 +21,42 @@ use super::reply::{InPath, body, bytes};
 use super::state::Admin;
 use crate::access::By;
 use crate::app::changes::{Cause, Change, ControlStatus, Counting, Document, Refusal, Terms, What, at_text};
-use crate::config::{Lease, Mode, Parsed, QuotaSpec, Window, counted_name, quota_text};
+use crate::app::fleet::PolicyTotals;
+use crate::config::{counted_name, quota_text};
 use crate::json_body;
-use crate::policy_names::{self, CANDIDATE, candidate_of};
 use crate::problem::{self, Problem};
+use crate::query::Parameters;
 
 type Shared = State<Arc<Admin>>;
 type Answered = Result<Response, Problem>;
 
-pub(super) async fn list(State(admin): Shared) -> Response {
+pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
+    let mut query = Parameters::of(&uri)?;
+    let instance = query.take("instance");
+    query.nothing_else("instance")?;
+    let fleet = admin.app.fleet(instance.as_deref()).await.map_err(Problem::unknown_instance)?;
     let document = admin.control.document();
     let base = admin.app.active.base();
     let now = crate::app::changes::now_ms();
     let policies = admin.app.policies();
     let open = admin.app.open_reservations();
-    let listed = policy_names::listed(&policies).filter(|policy| candidate_of(policy.name()).is_none());
+    let listed = names::listed(&policies).filter(|policy| candidate_of(policy.name()).is_none());
     let policies = listed.map(|policy| {
         let name = policy.name();
         let quota = policy.quota();
         let when = policy.conditions().iter().map(|(attribute, is)| format!("{attribute} {is}"));
         let keys = document.living(now).filter(|change| change.policy == name).count();
-        let counts = admin.app.observer().counts(name).unwrap_or_default();
-        let open = open.get(name).copied().unwrap_or_default();
+        let totals = fleet.as_ref().map_or_else(
+            || {
+                let open = open.get(name).copied().unwrap_or_default();
+                PolicyTotals::new(
+                    name.to_owned(),
+                    admin.app.observer().counts(name).unwrap_or_default(),
+                    open,
+                )
+            },
+            |fleet| fleet.totals(name),
+        );
         json!({
             "name": name,
             "description": admin.app.describe(policy),
@@ -46,6 +64,11 @@ pub(super) async fn list(State(admin): Shared) -> Response {
             "scope": policy.scope(),
             "limit": quota.limit(),
             "window_ms": millis_ceil(quota.window()),
+            "calendar": quota.calendar_window().map(|calendar| calendar.to_string()),
+            "tiers": policy.tier_attribute().map(|attribute| {
+                let limits: Map<_, _> = policy.tiers().map(|(value, quota)| (value.to_owned(), quota.limit().into())).collect();
+                json!({ "by": attribute, "limits": limits })
+            }),
             "algorithm": quota.algorithm().name(),
             "burst": (quota.algorithm() == Algorithm::TokenBucket).then(|| quota.burst()),
             "counted": counted_name(policy.counts()),
@@ -53,24 +76,31 @@ pub(super) async fn list(State(admin): Shared) -> Response {
             "estimate_learned": policy.learns_estimate(),
             "unsettled": policy.unsettled().name(),
             "unit": policy.unit().map(CostUnit::name),
-            "open_reservations": open.reservations,
-            "held_cost": open.held,
+            "open_reservations": totals.open_reservations,
+            "held_cost": totals.held,
             "mode": Mode::of(policy),
             "overrides": policy.override_count(),
             "keys_changed": keys,
             "origin": admin.origin(&document, name),
             "candidate": base.candidate(&document, name).map(|quota| numbers(&quota)),
             "counts": {
-                "allowed": counts.allowed,
-                "denied": counts.denied,
-                "shadow_denied": counts.shadow_denied,
-                "cost_allowed": counts.cost_allowed,
-                "cost_denied": counts.cost_denied,
-                "near_limit": counts.near_limit,
+                "allowed": totals.allowed,
+                "denied": totals.denied,
+                "shadow_denied": totals.shadow_denied,
+                "cost_allowed": totals.cost_allowed,
+                "cost_denied": totals.cost_denied,
+                "near_limit": totals.near_limit,
             },
         })
     });
-    problem::ok(&json!({ "policies": policies.collect::<Vec<_>>() }))
+    let policies: Vec<_> = policies.collect();
+    let left_out = fleet.iter().flat_map(|fleet| &fleet.instances).map(|one| one.record.more_policies).max();
+    Ok(problem::ok(&json!({
+        "instances": fleet.as_ref().map_or(1, |fleet| fleet.instances.len()),
+        "fleet_error": fleet.as_ref().and_then(|fleet| fleet.error.as_deref()),
+        "policies_left_out": left_out.unwrap_or(0),
+        "policies": policies,
+    })))
 }
 
 /// A change of a policy. Omitted fields stay unchanged.
@@ -80,6 +110,9 @@ struct Put {
     quota: Option<Parsed<Quota>>,
     limit: Option<u64>,
     window: Option<Window>,
+    time_zone: Option<Parsed<TimeZone>>,
+    anchor: Option<u8>,
+    week_starts: Option<WeekDay>,
     algorithm: Option<Parsed<Algorithm>>,
     burst: Option<u64>,
     slots: Option<u16>,
@@ -152,8 +185,34 @@ pub(super) async fn set(
         if policies.by_name(&name).is_some() { problem } else { problem.and(added::HOW_TO_ADD) }
     })?;
     let candidate_now = admin.app.active.base().candidate(&document, &name);
-    let Put { quota, limit, window, algorithm, burst, slots, in_flight, lease, mode, candidate } = put;
-    let spec = QuotaSpec { quota, limit, window, algorithm, burst, slots, in_flight, lease };
+    let Put {
+        quota,
+        limit,
+        window,
+        time_zone,
+        anchor,
+        week_starts,
+        algorithm,
+        burst,
+        slots,
+        in_flight,
+        lease,
+        mode,
+        candidate,
+    } = put;
+    let spec = QuotaSpec {
+        quota,
+        limit,
+        window,
+        time_zone,
+        anchor,
+        week_starts,
+        algorithm,
+        burst,
+        slots,
+        in_flight,
+        lease,
+    };
     if spec.is_empty() && mode.is_none() && candidate.is_none() {
         let detail = "no field is given; give for example `{\"quota\": \"200/1m\"}`, `mode` or `candidate`";
         return Err(Problem::field("body", detail));

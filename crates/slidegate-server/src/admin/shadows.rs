@@ -5,10 +5,10 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use serde_json::json;
+use slidegate_config::names::{CANDIDATE, candidate_of};
 
 use super::apply::numbers;
 use super::state::Admin;
-use crate::policy_names::{CANDIDATE, candidate_of};
 use crate::problem;
 
 /// Maximum keys per candidate in a response, the most affected first.

@@ -3,18 +3,33 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::extract::State;
+use axum::http::Request;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
 use super::state::Admin;
 use crate::app::changes::{ControlStatus, at_text, now_ms};
-use crate::listener::{ConnectionBudget, ConnectionCaps};
-use crate::problem;
+use crate::app::fleet::{FleetView, Instance, ROLLOUT};
+use crate::config::Right;
+use crate::listener::{Connection, ConnectionBudget, ConnectionCaps};
+use crate::problem::{self, Problem};
+use crate::query::Parameters;
 use crate::telemetry::{RecorderStatus, Spans};
 
-pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
+pub(super) async fn status(
+    State(admin): State<Arc<Admin>>,
+    request: Request<Body>,
+) -> Result<Response, Problem> {
     let app = &admin.app;
+    let mut query = Parameters::of(request.uri())?;
+    let instance = query.take("instance");
+    query.nothing_else("instance")?;
+    let connection = Connection::of(request.extensions());
+    let may_write = app.access.operator(request.headers(), request.uri(), Right::Write, connection).is_ok();
+    drop(request);
+    let fleet = app.fleet(instance.as_deref()).await.map_err(Problem::unknown_instance)?;
     let observer = app.observer();
     let config = observer.config();
     let date = |at| at_text(observer.wall_time(at).as_micros() / 1000);
@@ -24,10 +39,12 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
     let stats = app.store().stats();
     let mut store = app.store_status();
     store["degraded"] = app.is_degraded().into();
-    problem::ok(&json!({
+    Ok(problem::ok(&json!({
         "version": env!("CARGO_PKG_VERSION"),
+        "time_zones": slidegate::time_zone_data().map(|(version, source)| json!({ "version": version, "source": source })),
         "started_at": date(observer.started_at),
         "uptime_ms": millis(observer.uptime()),
+        "may_write": may_write,
         "ready": app.readiness.is_ready(),
         "listeners": admin.listeners,
         "connections": connections(&app.connections),
@@ -36,9 +53,11 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
             "hash": config.hash,
             "loaded_at": date(config.at),
             "reloads": config.loads,
+            "rejected": config.error.is_some(),
             "error": config.error.or(config.pending),
         },
         "store": store,
+        "fleet": fleet.as_ref().map(fleet_json),
         "traces": observer.traces().map(|traces| {
             let Spans { sent, failed, dropped } = traces.spans();
             json!({ "endpoint": traces.endpoint(), "sent": sent, "failed": failed, "dropped": dropped })
@@ -62,6 +81,8 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
             "dropped": stats.dropped,
             "bytes": stats.bytes,
             "max_bytes": stats.max_bytes,
+            "holds": stats.holds,
+            "max_holds": stats.max_holds,
         },
         "snapshot": app.snapshots.as_ref().map(|snapshots| {
             let status = snapshots.status().clone();
@@ -106,7 +127,46 @@ pub(super) async fn status(State(admin): State<Arc<Admin>>) -> Response {
             "error": problem,
             "refused": app.active.refused(),
         },
-    }))
+    })))
+}
+
+/// The instances, what they do together, and whether they differ.
+fn fleet_json(fleet: &FleetView) -> Value {
+    let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
+    let [versions, configs] = fleet.distinct();
+    let [allowed, denied] = fleet.rates();
+    let instances = fleet.instances.iter().map(|Instance { id, is_this, record }| {
+        let [allowed, denied] = record.recent.rates();
+        json!({
+            "name": record.name,
+            "id": id,
+            "this": is_this,
+            "version": record.version,
+            "started_at": at_text(record.started_ms),
+            "config": record.config,
+            "changes": record.changes,
+            "changes_digest": record.changes_digest,
+            "degraded": record.degraded,
+            "allowed": record.allowed,
+            "denied": record.denied,
+            "allowed_per_s": allowed,
+            "denied_per_s": denied,
+        })
+    });
+    json!({
+        "error": fleet.error,
+        "unreadable_records": fleet.unreadable,
+        "allowed_per_s": allowed,
+        "denied_per_s": denied,
+        "degraded": fleet.instances.iter().filter(|one| one.record.degraded).count(),
+        "differ": fleet.differs_for.map(|differs_for| json!({
+            "for_ms": millis(differs_for),
+            "longer_than_a_rollout": differs_for >= ROLLOUT,
+            "versions": versions,
+            "configs": configs,
+        })),
+        "instances": instances.collect::<Vec<_>>(),
+    })
 }
 
 /// Open connections and their caps, file descriptors, and counts of connections by protocol.

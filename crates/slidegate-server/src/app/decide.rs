@@ -8,12 +8,12 @@ use std::collections::HashMap;
 
 use futures_util::future::join_all;
 use slidegate::{Decisions, Error, PolicySet, Request, Timestamp, Verb, reserve::Ticket};
+use slidegate_config::policy::KeysShown;
 
 use super::open_reservations::OpenReservations;
 use super::shadow::{CandidateCharge, Shadows};
 use super::store::Store;
 use crate::caller::Caller;
-use crate::config::KeysShown;
 use crate::telemetry::{Observer, RecordedReservation};
 
 mod holds;

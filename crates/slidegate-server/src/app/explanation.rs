@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use slidegate::{Algorithm, Block, PolicyDecision, Reason, Timestamp, format_window};
+use slidegate::{Algorithm, Block, PolicyDecision, Reason, Timestamp};
 
 /// The explanation if no enforced policy applies.
 pub(crate) const NOTHING: &str =
@@ -82,7 +82,7 @@ fn used(said: &mut String, intro: &str, decision: &PolicyDecision<'_>) {
     said.push_str(" of ");
     said.push_str(digits.format(decision.limit()));
     said.push_str(" per ");
-    said.push_str(&format_window(decision.quota().window()));
+    said.push_str(&decision.quota().window_text());
     if decision.held() > 0 {
         said.push_str(" and holds ");
         said.push_str(digits.format(decision.held()));

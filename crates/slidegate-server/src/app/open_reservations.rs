@@ -115,16 +115,15 @@ impl HoldIdentity {
     /// The key of a decision; `None` if it is too long.
     fn of(decision: &PolicyDecision<'_>, request: &Request<'_>, protocol: Protocol) -> Option<Self> {
         let policy = decision.policy();
-        let conditions = policy.conditions().iter().map(|(name, _)| name);
         let mut attributes: Vec<(String, OwnedValue)> = Vec::new();
         let mut bytes = 0;
-        for name in policy.scope().iter().chain(conditions) {
+        for name in policy.attributes() {
             let Some(value) = request.value(name) else { continue };
             bytes += name.len() + if let Value::Bytes(text) = value { text.len() } else { 0 };
             if bytes > MAX_ATTRIBUTES {
                 return None;
             }
-            attributes.push((name.clone(), value.into()));
+            attributes.push((name.to_owned(), value.into()));
         }
         Some(Self {
             policy: policy.name().into(),

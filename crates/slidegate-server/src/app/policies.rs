@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Map, Value};
 use slidegate::{Algorithm, Error, Policy, PolicySet, Quota};
+use slidegate_config::added::Added;
+use slidegate_config::names::INLINE_POLICIES;
+use slidegate_config::policy::KeysShown;
 
 use super::changes::{Base, Document, Folded, fold, now_ms};
 use super::decide::Engine;
-use crate::config::{Added, KeysShown};
-use crate::policy_names::INLINE_POLICIES;
 
 /// The active policies and the parts that they are built from.
 #[derive(Debug)]

@@ -16,9 +16,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use slidegate::{Decisions, PolicyDecision, PolicySet, Quota, Verb};
+use slidegate_config::names::candidate_of;
 
 use crate::key_text::KeyText;
-use crate::policy_names::candidate_of;
 
 /// Maximum keys tracked per candidate. Further keys, and keys longer than a lookup accepts, only
 /// count in the totals.
@@ -283,7 +283,7 @@ mod tests {
     use slidegate::{Gate, Policy, Request};
 
     use super::*;
-    use crate::policy_names::CANDIDATE;
+    use slidegate_config::names::CANDIDATE;
 
     /// A policy with a candidate of a lower limit, and a shadow policy.
     fn gate(limit: u64, candidate: u64) -> Gate {

@@ -39,7 +39,7 @@ pub(super) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
         return fail("an attribute is given twice; give each attribute once");
     }
     let path = if args.peek { "/v1/peek" } else { "/v1/check" };
-    let client = args.server.client(None)?;
+    let client = args.server.client()?;
     let body = json!({ "attributes": attributes, "cost": args.cost });
     let (status, text) = client.send(Method::POST, path, Some(&body))?;
     let failed = |why: &str| Failure(format!("{} returned {status}{why}", client.url(path)));

@@ -18,12 +18,14 @@ use crate::http_client;
 
 /// The environment variable with the token.
 const TOKEN_VARIABLE: &str = "SLIDEGATE_TOKEN";
+/// Where `serve` listens by default.
+const DEFAULT_URL: &str = "http://127.0.0.1:7979";
 
 /// Options of every command that talks to a server.
 #[derive(Debug, Args)]
 pub(super) struct ServerArgs {
     /// URL of the server
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:7979", global = true)]
+    #[arg(long, value_name = "URL", env = "SLIDEGATE_URL", default_value = DEFAULT_URL, global = true)]
     url: String,
     /// File with the token, or set the variable `SLIDEGATE_TOKEN` to the token; a server on
     /// loopback may need none
@@ -56,17 +58,17 @@ pub(super) struct Client {
 }
 
 impl ServerArgs {
-    /// A client of the server, with this token or the one of the options.
+    /// A client of the server.
     ///
     /// # Errors
     /// The file with the token cannot be read or is empty, the token has invalid characters, or the
     /// URL uses TLS and the system trusts no certificate authority.
-    pub(super) fn client(&self, token: Option<&str>) -> Result<Client, Failure> {
-        let url = self.url.trim_end_matches('/').to_owned();
+    pub(super) fn client(&self) -> Result<Client, Failure> {
+        // An empty variable counts as unset.
+        let url = if self.url.is_empty() { DEFAULT_URL } else { self.url.trim_end_matches('/') }.to_owned();
         let agent = http_client::agent(&url, self.timeout, self.ca_file.as_deref())
             .map_err(|error| Failure(format!("cannot connect to {url}: {error}")))?;
-        let token = token.map_or_else(|| self.token(), |token| Ok(Some(token.trim().to_owned())))?;
-        Ok(Client { agent, url, authorization: token.map(|token| format!("Bearer {token}")) })
+        Ok(Client { agent, url, authorization: self.token()?.map(|token| format!("Bearer {token}")) })
     }
 
     fn token(&self) -> Result<Option<String>, Failure> {
@@ -138,7 +140,7 @@ impl Client {
 impl ClientArgs {
     /// Sends a request, with a JSON body if there is one, and returns the JSON of the response.
     pub(super) fn send(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
-        let client = self.server.client(None)?;
+        let client = self.server.client()?;
         let (status, text) = client.send(method, path, body)?;
         let json: Value = serde_json::from_str(&text).map_err(|_| {
             let url = client.url(path);
@@ -177,7 +179,30 @@ pub(super) fn duration(ms: &Value) -> String {
     }
 }
 
-/// Formats a window as in quotas: `1h`, `90s`.
-pub(super) fn window(ms: &Value) -> String {
-    slidegate::format_window(Duration::from_millis(ms.as_u64().unwrap_or(0)))
+/// Formats the window of a quota in a response: `1h`, `90s`, `month in Europe/Berlin`.
+pub(super) fn window(quota: &Value) -> String {
+    let length = || slidegate::format_window(Duration::from_millis(quota["window_ms"].as_u64().unwrap_or(0)));
+    quota["calendar"].as_str().map_or_else(length, str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        server: ServerArgs,
+    }
+
+    /// A unit file with `SLIDEGATE_URL=` means that nothing is set.
+    #[test]
+    fn an_empty_url_is_the_default() {
+        let url =
+            |text: &str| Command::parse_from(["c", "--url", text]).server.client().expect("a client").url("");
+        assert_eq!(url(""), DEFAULT_URL);
+        assert_eq!(url("http://192.0.2.7:80/"), "http://192.0.2.7:80");
+    }
 }

@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
-use slidegate::{Algorithm, Counts, Gate, Policy, PolicyDecision, Request, format_window};
+use slidegate::{Algorithm, Counts, Gate, Policy, PolicyDecision, Request};
 
 use super::failure::{Failure, fail};
 use super::output;
@@ -116,8 +116,10 @@ fn attributes(args: &ExplainArgs) -> Result<(String, Value), Failure> {
     for (at, policy) in policies.iter().enumerate() {
         let applying = decisions.iter().find(|decision| decision.position() == at);
         let missing = applying.is_none().then(|| reasons_not_applying(policy, &request));
-        text.push(as_text(policy, applying.as_ref(), missing.as_deref().unwrap_or_default()));
-        json_list.push(as_json(policy, applying.as_ref(), missing.as_deref().unwrap_or_default()));
+        let missing = missing.as_deref().unwrap_or_default();
+        let tier = applying.as_ref().and_then(|applying| tier(applying, &request));
+        text.push(as_text(policy, applying.as_ref(), tier, missing));
+        json_list.push(as_json(policy, applying.as_ref(), tier, missing));
     }
     let count = decisions.iter().len();
     text.push(match count {
@@ -142,6 +144,15 @@ fn reasons_not_applying(policy: &Policy, request: &Request<'_>) -> Vec<String> {
     failed.chain(missing).collect()
 }
 
+/// The tier whose quota the request meets. An override wins over it.
+fn tier<'a>(applying: &PolicyDecision<'a>, request: &Request<'_>) -> Option<&'a str> {
+    let policy = applying.policy();
+    let slidegate::Value::Bytes(value) = request.value(policy.tier_attribute()?)? else { return None };
+    let met =
+        |(tier, quota): &(&str, &slidegate::Quota)| tier.as_bytes() == value && *quota == applying.quota();
+    policy.tiers().find(met).map(|(tier, _)| tier)
+}
+
 fn text_of(value: slidegate::Value<'_>) -> String {
     match value {
         slidegate::Value::Address(ip) => ip.to_string(),
@@ -150,12 +161,21 @@ fn text_of(value: slidegate::Value<'_>) -> String {
     }
 }
 
-fn as_text(policy: &Policy, applying: Option<&PolicyDecision<'_>>, missing: &[String]) -> String {
+fn as_text(
+    policy: &Policy,
+    applying: Option<&PolicyDecision<'_>>,
+    tier: Option<&str>,
+    missing: &[String],
+) -> String {
     let name = policy.name();
     let Some(applying) = applying else { return format!("{name}: does not apply: {}", missing.join("; ")) };
     let quota = applying.quota();
     let mut text = format!("{name}: applies to key `{}`: {}", applying.key(), quota_text(quota));
-    if quota != policy.quota() {
+    if let Some(tier) = tier {
+        let attribute = policy.tier_attribute().unwrap_or_default();
+        let _ =
+            write!(text, ", the limit for {attribute} `{tier}`; others have {}", quota_text(policy.quota()));
+    } else if quota != policy.quota() {
         let _ = write!(text, ", an override; other keys have {}", quota_text(policy.quota()));
     }
     match policy.counts() {
@@ -174,7 +194,12 @@ fn as_text(policy: &Policy, applying: Option<&PolicyDecision<'_>>, missing: &[St
     text
 }
 
-fn as_json(policy: &Policy, applying: Option<&PolicyDecision<'_>>, missing: &[String]) -> Value {
+fn as_json(
+    policy: &Policy,
+    applying: Option<&PolicyDecision<'_>>,
+    tier: Option<&str>,
+    missing: &[String],
+) -> Value {
     let mut explanation = json!({
         "policy": policy.name(),
         "applies": applying.is_some(),
@@ -185,9 +210,10 @@ fn as_json(policy: &Policy, applying: Option<&PolicyDecision<'_>>, missing: &[St
         explanation["key"] = applying.key().to_string().into();
         explanation["quota"] = json!({
             "limit": quota.limit(),
-            "window": format_window(quota.window()),
+            "window": quota.window_text(),
             "algorithm": quota.algorithm().name(),
-            "is_override": quota != policy.quota(),
+            "is_override": quota != policy.quota() && tier.is_none(),
+            "tier": tier,
             "counted": counted_name(policy.counts()),
         });
     } else {

@@ -10,12 +10,27 @@ Examples:
 
 Exit codes: 0 stopped by a signal, 2 error";
 
+pub(super) const DEMO: &str = "\
+Examples:
+  slidegate demo
+  slidegate demo --for 10m --listen 127.0.0.1:8000
+
+Exit codes: 0 stopped by a signal or at its end, 2 error";
+
 pub(super) const HEALTH: &str = "\
 Examples:
   slidegate health
   slidegate health --live --listen 127.0.0.1:8000
 
 Exit codes: 0 ready (or alive, with --live), 1 not, 2 invalid arguments";
+
+pub(super) const DOCTOR: &str = "\
+Examples:
+  slidegate doctor
+  slidegate doctor --redis redis://127.0.0.1:6379
+  slidegate doctor --config slidegate.yaml --json
+
+Exit codes: 0 limits are shared and exact, 1 shared with reservations, 2 not shared, not exact, or error";
 
 pub(super) const CHECK: &str = "\
 Examples:
@@ -36,6 +51,7 @@ Exit codes: 0 success, 2 error";
 pub(super) const VALIDATE: &str = "\
 Examples:
   slidegate validate slidegate.yaml
+  slidegate validate slidegate.yaml --format github
   slidegate validate --envoy-config /etc/ratelimit/config
 
 Exit codes: 0 valid, 2 invalid or not readable";

@@ -109,7 +109,7 @@ const MAX_CHARGES: usize = 20;
 fn describe(response: &Value) -> String {
     let text = |name: &str| response[name].as_str().unwrap_or_default().to_owned();
     let is_in_flight = response["algorithm"] == Algorithm::InFlight.name();
-    let (limit, window) = (&response["limit"], window(&response["window_ms"]));
+    let (limit, window) = (&response["limit"], window(response));
     let usage = if is_in_flight {
         format!("{} of {limit} in flight (lease {window})", response["held"])
     } else {
@@ -139,7 +139,11 @@ fn describe(response: &Value) -> String {
     }
     let holds = response["holds"].as_array().map_or(&[][..], Vec::as_slice);
     if !holds.is_empty() {
-        lines.push(format!("{} open reservations hold {}:", response["open_holds"], response["held"]));
+        let open = match response["open_holds"].as_u64() {
+            Some(1) => "1 open reservation holds".to_owned(),
+            _ => format!("{} open reservations hold", response["open_holds"]),
+        };
+        lines.push(format!("{open} {}:", response["held"]));
     }
     for hold in holds.iter().take(MAX_CHARGES) {
         let then = match hold["unsettled"].as_str() {

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use slidegate_config::names::{candidate_of, listed};
 use tokio::time::{sleep, timeout};
 
 use crate::app::App;
-use crate::policy_names::{candidate_of, listed};
 use crate::service_manager::ServiceManager;
 
 /// Time between polls of the status.

@@ -4,16 +4,17 @@ use std::fs::File;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 
+use clap::builder::PossibleValue;
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value, json};
 use slidegate::Algorithm;
+use slidegate_config::yaml::one_line;
 use ureq::http::Method;
 
 use super::client::{ClientArgs, segment, window};
 use super::failure::{Failure, fail};
 use super::output;
-use crate::config::{Mode, one_line};
 
 /// Reset steps per progress line without a terminal: about 100,000 keys.
 const STEPS_PER_LINE: u64 = 100;
@@ -30,8 +31,12 @@ pub(super) struct PolicyCommands {
 
 #[derive(Debug, Subcommand)]
 enum PolicyCommand {
-    /// List the active policies
-    List,
+    /// List the active policies, with the counts of all instances that share the store
+    List {
+        /// Count only this instance, by name or id
+        #[arg(long, value_name = "NAME")]
+        instance: Option<String>,
+    },
     /// Change a policy on all instances, or add one with --scope. Unset options and usage stay
     /// unchanged
     Set(Box<SetArgs>),
@@ -76,8 +81,11 @@ struct SetArgs {
     #[arg(long, value_parser = super::values::cost)]
     burst: Option<u64>,
     /// Whether the policy denies requests
-    #[arg(long, value_enum)]
-    mode: Option<Mode>,
+    #[arg(long, value_parser = [
+        PossibleValue::new("enforce").help("Deny requests over the limit"),
+        PossibleValue::new("shadow").help("Report what would be denied, and deny nothing"),
+    ])]
+    mode: Option<String>,
     /// Candidate quota to try on the same traffic; `none` removes it
     #[arg(long, value_name = "QUOTA")]
     candidate: Option<String>,
@@ -108,7 +116,7 @@ impl SetArgs {
             ("quota", self.quota.clone().map(Value::from)),
             ("algorithm", self.algorithm.clone().map(Value::from)),
             ("burst", self.burst.map(Value::from)),
-            ("mode", self.mode.map(|mode| json!(mode))),
+            ("mode", self.mode.clone().map(Value::from)),
             ("candidate", candidate),
             ("scope", scope),
             ("when", Some(when).filter(|when| !when.is_empty()).map(Value::from)),
@@ -140,8 +148,10 @@ pub(super) fn run(args: &PolicyCommands) -> Result<(), Failure> {
     let client = &args.client;
     let path = |name: &str| format!("/v1/policies/{}", segment(name));
     let answer = match &args.command {
-        PolicyCommand::List => {
-            let answer = client.send(Method::GET, "/v1/policies", None)?;
+        PolicyCommand::List { instance } => {
+            let instance = instance.as_deref().map(|instance| format!("?instance={}", segment(instance)));
+            let path = format!("/v1/policies{}", instance.unwrap_or_default());
+            let answer = client.send(Method::GET, &path, None)?;
             client.print(&answer, |answer| lines(&answer["policies"], policy))?;
             return Ok(());
         }
@@ -236,9 +246,9 @@ fn policy(one: &Value) -> String {
     let text = |name: &str| one[name].as_str().unwrap_or_default().to_owned();
     let is_in_flight = one["algorithm"] == Algorithm::InFlight.name();
     let mut line = if is_in_flight {
-        format!("{}: {} in flight (lease {})", text("name"), one["limit"], window(&one["window_ms"]))
+        format!("{}: {} in flight (lease {})", text("name"), one["limit"], window(one))
     } else {
-        let window = window(&one["window_ms"]);
+        let window = window(one);
         format!("{}: {} per {window} ({})", text("name"), one["limit"], text("algorithm"))
     };
     if text("mode") == "shadow" {
@@ -253,7 +263,7 @@ fn policy(one: &Value) -> String {
         let candidate = &one["candidate"];
         line += &format!(", candidate {}", candidate["limit"]);
         if !is_in_flight {
-            line += &format!(" per {}", window(&candidate["window_ms"]));
+            line += &format!(" per {}", window(candidate));
         }
     }
     let counts = &one["counts"];

@@ -2,15 +2,18 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::future::pending;
 use std::iter::once;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
+use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+use super::demo_traffic::Demo;
 use super::failure::{Failure, fail};
 use super::notify::Notifier;
 use super::output;
@@ -20,7 +23,7 @@ use super::sources::{EnvoyArgs, PolicyArgs};
 use crate::admin::{self, Admin};
 use crate::app::App;
 use crate::app::store::HealthRecord;
-use crate::config::{Arguments, Config, Fingerprint, Sources, describe};
+use crate::config::{Arguments, Config, Fingerprint, Outside, Sources, describe};
 use crate::debounce::{Debounced, POLL_EVERY};
 use crate::envoy::{ConfigWatcher, EnvoyConfig, Settings};
 use crate::grpc::{self, ConfigFiles, RateLimitHandler};
@@ -84,12 +87,27 @@ pub(super) fn run(args: &ServeArgs, is_json: bool) -> Result<(), Failure> {
     let sources = Sources { complete: Arc::new(complete), ..sources };
     let watched = Debounced::new(sources.look());
     let config = sources.load()?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure(format!("cannot start threads: {error}")))?;
     let origin = args.policies.origin();
-    runtime.block_on(serve(config, origin, sources, watched, envoy, is_json))
+    runtime()?.block_on(serve(config, origin, sources, watched, (envoy, None), is_json))
+}
+
+/// Runs the service with this configuration and with traffic of its own, until that is over.
+pub(super) fn run_demo(config: Config, demo: Demo, is_json: bool) -> Result<(), Failure> {
+    let running = config.clone();
+    let sources = Sources {
+        file: None,
+        texts: Vec::new(),
+        outside: Outside::default(),
+        has_others: false,
+        complete: Arc::new(move |_| running.clone()),
+    };
+    let watched = Debounced::new(sources.look());
+    runtime()?.block_on(serve(config, demo.origin(), sources, watched, (None, Some(demo)), is_json))
+}
+
+fn runtime() -> Result<Runtime, Failure> {
+    let builder = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    builder.map_err(|error| Failure(format!("cannot start threads: {error}")))
 }
 
 async fn serve(
@@ -97,7 +115,7 @@ async fn serve(
     origin: String,
     sources: Sources,
     watched: Debounced<Fingerprint>,
-    envoy: Option<Settings>,
+    (envoy, demo): (Option<Settings>, Option<Demo>),
     is_json: bool,
 ) -> Result<(), Failure> {
     let running = config.clone();
@@ -146,7 +164,7 @@ async fn serve(
     if let Some(shared) = app.shared() {
         greeting.store = match shared.test().await {
             Ok(()) => {
-                shared.count_instances().await;
+                shared.count_instances(None).await;
                 match shared.restriction() {
                     None => format!("{}, shared", shared.url()),
                     Some(restriction) => format!("{}, shared; {restriction}", shared.url()),
@@ -174,6 +192,8 @@ async fn serve(
     tasks.spawn(telemetry::tick(Arc::clone(&app)));
     let reserving = Arc::clone(&app);
     tasks.spawn(async move { reserving.watch_reservations().await });
+    let notifying = Arc::clone(&app);
+    tasks.spawn(async move { notifying.report_crossings().await });
     app.observer().config_loaded(&running.file.hash, None);
     let admin = Arc::new(Admin::new(Arc::clone(&app), listeners, sources.name()));
     if !app.access.is_open() {
@@ -213,8 +233,14 @@ async fn serve(
     notifier.ready();
     tasks.spawn(notifier.clone().follow_status());
     tasks.spawn(notifier.clone().feed_watchdog());
+    if let Some(demo) = demo {
+        tasks.spawn(demo.traffic(Arc::clone(&app)));
+    }
     let stop = async {
-        let signal = signals.next().await;
+        let signal = tokio::select! {
+            signal = signals.next() => signal,
+            () = end_of(demo) => "end of the demo",
+        };
         notifier.stopping(drain_delay + grace + EXIT_TIME);
         app.readiness.begin_drain();
         drain.send_replace(true);
@@ -256,6 +282,14 @@ async fn serve(
     }
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Waits until the demo is over, for ever without one.
+async fn end_of(demo: Option<Demo>) {
+    match demo {
+        Some(demo) => demo.end().await,
+        None => pending().await,
+    }
 }
 
 /// The startup message: listeners, policies, and a command to try.
@@ -372,7 +406,7 @@ async fn follow_folder(app: Arc<App>, watcher: Option<ConfigWatcher>) {
 }
 
 /// Watches a shared store: logs that it is unavailable, at most once a second, and settings that
-/// silently break limits; counts the instances that share it.
+/// silently break limits; counts the instances that share it, and publishes what this one does.
 async fn watch_store(app: Arc<App>) {
     let Some(shared) = app.shared() else { return };
     let mut seen = HealthRecord::default();
@@ -391,7 +425,7 @@ async fn watch_store(app: Arc<App>) {
     let count = async {
         loop {
             sleep(RedisStore::COUNT_INTERVAL).await;
-            shared.count_instances().await;
+            app.count_instances().await;
         }
     };
     tokio::join!(watch, examine, count);

@@ -1,11 +1,12 @@
 //! `slidegate token new`: creates a token and prints its config line.
 
 use clap::{Args, Subcommand};
+use slidegate_config::values::is_name;
 
 use super::failure::Failure;
 use super::output;
 use crate::access::tokens;
-use crate::config::{Right, Rights, is_name};
+use crate::config::{Right, Rights};
 
 #[derive(Debug, Args)]
 pub(super) struct TokenArgs {

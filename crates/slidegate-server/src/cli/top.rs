@@ -9,15 +9,18 @@ use clap::{Args, ValueEnum};
 use serde::Deserialize;
 use ureq::http::Method;
 
+use super::client;
 use super::failure::{Failure, fail};
 use super::values::{keys, milliseconds};
-use super::{client, output};
 
 #[derive(Debug, Args)]
 pub(super) struct TopArgs {
     /// Show only keys of this policy
     #[arg(long, value_name = "NAME")]
     policy: Option<String>,
+    /// Show only this instance, by name or id, instead of all that share the store
+    #[arg(long, value_name = "NAME")]
+    instance: Option<String>,
     /// Sort order
     #[arg(long, value_enum, default_value_t = TopBy::Used)]
     by: TopBy,
@@ -35,9 +38,6 @@ pub(super) struct TopArgs {
     json: bool,
     #[command(flatten)]
     server: client::ServerArgs,
-    /// The token itself, visible to all local users in the process list: use `--token-file`
-    #[arg(long, value_name = "TOKEN", hide = true)]
-    token: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -58,6 +58,10 @@ struct TopKeys {
     error_bound: u64,
     sampled: bool,
     period_s: u64,
+    /// How many instances are summed up; a server of an earlier release does not say it.
+    #[serde(default)]
+    instances: u64,
+    fleet_error: Option<String>,
     keys: Vec<Key>,
 }
 
@@ -73,13 +77,7 @@ struct Key {
 }
 
 pub(super) fn run(args: &TopArgs) -> Result<(), Failure> {
-    if args.token.is_some() {
-        output::print_error(
-            "warning: --token is visible to all local users in the process list; use SLIDEGATE_TOKEN or \
-             --token-file",
-        );
-    }
-    let client = args.server.client(args.token.as_deref())?;
+    let client = args.server.client()?;
     let refreshes = !args.once && !args.json && std::io::stdout().is_terminal();
     loop {
         let text = fetch(&client, args)?;
@@ -107,8 +105,11 @@ fn fetch(client: &client::Client, args: &TopArgs) -> Result<String, Failure> {
         TopBy::Used => "used",
         TopBy::Denied => "denied",
     };
-    let policy = args.policy.as_deref().map(|policy| format!("&policy={}", client::segment(policy)));
-    let path = format!("/v1/top?by={by}&limit={}{}", args.limit, policy.unwrap_or_default());
+    let parameter = |name: &str, value: &Option<String>| {
+        value.as_deref().map_or_else(String::new, |value| format!("&{name}={}", client::segment(value)))
+    };
+    let (policy, instance) = (parameter("policy", &args.policy), parameter("instance", &args.instance));
+    let path = format!("/v1/top?by={by}&limit={}{policy}{instance}", args.limit);
     let (status, text) = client.send(Method::GET, &path, None)?;
     if status.is_success() {
         return Ok(text);
@@ -125,6 +126,14 @@ fn table(top: &TopKeys, args: &TopArgs) -> String {
     let of = args.policy.as_ref().map_or_else(String::new, |policy| format!(" of {policy}"));
     let (from, to) = (top.period_s / 60, 2 * top.period_s / 60);
     let mut table = format!("Top keys{of} by {what} in the last {from} to {to} minutes");
+    if let Some(instance) = &args.instance {
+        table += &format!(" on {}", printable(instance));
+    } else if top.instances > 1 {
+        table += &format!(" on {} instances", top.instances);
+    }
+    if let Some(error) = &top.fleet_error {
+        table += &format!("; the other instances are unknown: {}", printable(error));
+    }
     if top.sampled {
         table += "; estimated from a sample";
     }

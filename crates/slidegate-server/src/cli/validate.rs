@@ -1,19 +1,21 @@
 //! `slidegate validate`: parses a configuration as `serve` does and describes it.
 
+use std::fmt::Display;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
+use clap::{Args, ValueEnum};
 use slidegate::{Algorithm, Counts, Policy, PolicySet, format_window};
 
+use super::annotations::{Annotation, Severity};
 use super::failure::{Failure, fail};
 use super::output;
 use super::sources::{EnvoyArgs, PolicyArgs};
-use crate::config::{Arguments, Config, describe};
+use crate::config::{Arguments, Config, Sources, describe, format_bytes};
 use crate::envoy::{EnvoyConfig, Settings};
 use crate::listener::SocketFile;
-use crate::protocols;
-use clap::Args;
-use std::path::PathBuf;
+use crate::{protocols, telemetry};
 
 #[derive(Debug, Args)]
 pub(super) struct ValidateArgs {
@@ -22,11 +24,27 @@ pub(super) struct ValidateArgs {
     /// The same, as `serve` and `health` take it
     #[arg(long, value_name = "FILE", conflicts_with = "file")]
     config: Option<PathBuf>,
+    /// What to print
+    #[arg(long, value_enum, default_value_t = ValidateFormat::Text)]
+    format: ValidateFormat,
     #[command(flatten)]
     envoy: EnvoyArgs,
 }
 
-pub(super) fn run(args: &ValidateArgs) -> Result<(), Failure> {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ValidateFormat {
+    /// A description of each policy and limit, or the errors
+    Text,
+    /// Errors and warnings as an array of JSON; see docs/commands.md
+    Json,
+    /// Errors and warnings as annotations of GitHub Actions
+    Github,
+}
+
+/// Exit code of an invalid configuration.
+const INVALID: u8 = 2;
+
+pub(super) fn run(args: &ValidateArgs) -> Result<ExitCode, Failure> {
     let settings = args.envoy.settings()?;
     let policies = PolicyArgs::of_file(args.file.clone().or_else(|| args.config.clone()));
     let file = policies.file();
@@ -39,20 +57,81 @@ pub(super) fn run(args: &ValidateArgs) -> Result<(), Failure> {
         Some(settings) => policies.sources_with_envoy(settings, Arguments::default())?,
         None => policies.sources(&Arguments::default())?,
     };
-    let config = sources.load()?;
-    protocols::check_certificates(&config)?;
-    let envoy = settings.as_ref().map(|settings| load_envoy(settings, &config)).transpose()?;
-    if let Some(file) = &file {
-        output::print(file_summary(file, &config, envoy.as_ref()))?;
+    let name = file.as_ref().map(|file| file.display().to_string());
+    let validated = Validated::load(&sources, settings.as_ref(), name.as_deref());
+    let found = match (args.format, validated) {
+        (ValidateFormat::Text, Ok(valid)) => {
+            if let Some(file) = &file {
+                output::print(file_summary(file, &valid))?;
+            }
+            if let Some((settings, envoy)) = settings.zip(valid.envoy) {
+                output::print(folder_summary(&settings, &envoy))?;
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        (ValidateFormat::Text, Err(invalid)) => return Err(invalid.failure),
+        (_, Ok(valid)) => (ExitCode::SUCCESS, valid.annotations(name.as_deref())),
+        (_, Err(invalid)) => (ExitCode::from(INVALID), invalid.annotations),
+    };
+    let (code, annotations) = found;
+    if args.format == ValidateFormat::Json {
+        output::print(serde_json::to_string_pretty(&annotations)?)?;
+    } else {
+        for annotation in &annotations {
+            output::print(annotation.workflow_command())?;
+        }
     }
-    if let Some((settings, envoy)) = settings.zip(envoy) {
-        output::print(folder_summary(&settings, &envoy))?;
+    Ok(code)
+}
+
+/// A valid configuration.
+struct Validated {
+    config: Config,
+    envoy: Option<EnvoyConfig>,
+}
+
+/// Why a configuration is invalid, in both forms.
+struct Invalid {
+    failure: Failure,
+    annotations: Vec<Annotation>,
+}
+
+impl Invalid {
+    /// Lines that are about no line of the file.
+    fn lines(text: impl Display, file: Option<&str>) -> Self {
+        let failure = Failure(text.to_string());
+        let annotation = |line| Annotation::whole_file(Severity::Error, file, line);
+        Self { annotations: failure.0.lines().map(annotation).collect(), failure }
     }
-    Ok(())
+}
+
+impl Validated {
+    fn load(sources: &Sources, settings: Option<&Settings>, file: Option<&str>) -> Result<Self, Invalid> {
+        let config = sources.load().map_err(|errors| Invalid {
+            annotations: Annotation::of_errors(&errors, file),
+            failure: errors.into(),
+        })?;
+        protocols::check_certificates(&config).map_err(|line| Invalid::lines(line, file))?;
+        let envoy = settings.map(|settings| load_envoy(settings, &config)).transpose();
+        // These lines name their files.
+        Ok(Self { config, envoy: envoy.map_err(|Failure(lines)| Invalid::lines(lines, None))? })
+    }
+
+    /// What is valid, and probably not meant, in the file.
+    fn warnings(&self) -> Vec<String> {
+        in_flight_warning(&self.config).into_iter().chain(cost_warnings(&self.config)).collect()
+    }
+
+    fn annotations(&self, file: Option<&str>) -> Vec<Annotation> {
+        let annotation = |file| move |line: &String| Annotation::whole_file(Severity::Warning, file, line);
+        let of_envoy = self.envoy.iter().flat_map(EnvoyConfig::warnings).map(annotation(None));
+        self.warnings().iter().map(annotation(file)).chain(of_envoy).collect()
+    }
 }
 
 /// Describes the policies and settings of the file.
-fn file_summary(file: &Path, config: &Config, envoy: Option<&EnvoyConfig>) -> String {
+fn file_summary(file: &Path, valid: &Validated) -> String {
+    let Validated { config, envoy } = valid;
     let mut lines = Vec::new();
     let count = config.policies.iter().len();
     let plural = if count == 1 { "policy" } else { "policies" };
@@ -76,10 +155,9 @@ fn file_summary(file: &Path, config: &Config, envoy: Option<&EnvoyConfig>) -> St
         let addresses = addresses(resp.listen, resp.socket.as_ref());
         lines.push(format!("RESP listens on {addresses} {password}{}.", over_tls(resp.tls.is_some())));
     }
-    lines.extend(in_flight_warning(config));
-    lines.extend(cost_warnings(config));
+    lines.extend(valid.warnings().iter().map(|warning| format!("warning: {warning}")));
     let candidates = config.candidates.iter().map(|(name, quota)| (name.as_str(), quota));
-    let policies = config.policies.iter().chain(envoy.into_iter().flat_map(EnvoyConfig::policies));
+    let policies = config.policies.iter().chain(envoy.iter().flat_map(EnvoyConfig::policies));
     let worst_case = config.memory.worst_case(policies, candidates, config.resp.is_some());
     lines.push(format!(
         "HTTP listens on {}{}. The memory store holds up to {} keys.",
@@ -88,6 +166,11 @@ fn file_summary(file: &Path, config: &Config, envoy: Option<&EnvoyConfig>) -> St
         worst_case.estimate.keys
     ));
     lines.push(worst_case.to_string());
+    if config.observe.metrics {
+        let policies = config.policies.iter().len() + envoy.iter().flat_map(EnvoyConfig::policies).count();
+        let bytes = format_bytes(telemetry::history_bytes(policies) as u64);
+        lines.push(format!("The history of the last hour takes up to {bytes}."));
+    }
     if let Some(snapshot) = &config.memory.snapshot {
         lines.push(format!(
             "Usage is saved to {} every {} and at shutdown.",
@@ -113,7 +196,7 @@ fn in_flight_warning(config: &Config) -> Option<String> {
     let names: Vec<_> = limits.map(|policy| format!("`{}`", policy.name())).collect();
     (!names.is_empty()).then(|| {
         format!(
-            "warning: in flight under {}: only reservations count. Checks, Envoy's ShouldRateLimit, the routes for nginx, \
+            "in flight under {}: only reservations count. Checks, Envoy's ShouldRateLimit, the routes for nginx, \
              Caddy and Traefik, and CL.THROTTLE cannot release a reservation, so they only check the limit.",
             names.join(", ")
         )
@@ -135,7 +218,7 @@ fn cost_warnings(config: &Config) -> Vec<String> {
         let Counts::Named(cost) = one.counts() else { return None };
         let (name, other) = (sum.name(), one.name());
         Some(format!(
-            "warning: policy `{name}` adds all costs up and allows {all}, but policy `{other}` allows more of the cost \
+            "policy `{name}` adds all costs up and allows {all}, but policy `{other}` allows more of the cost \
              `{cost}` alone. If `{name}` is to count requests, give it `counts: requests`."
         ))
     };

@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use slidegate::{Excess, Quota, parse_window};
+use slidegate_config::values::Text as _;
+use slidegate_config::yaml::one_line;
 
-use crate::config::{ByteSize, Text as _, one_line};
+use crate::config::ByteSize;
 use crate::envoy::{Rate, Unit};
 use crate::limits::MAX_COST;
 

@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use slidegate::{Policy, PolicyDecision};
+use slidegate_config::policy::KeysShown;
 use slidegate_replay::Wording;
 
 use crate::app::explanation;
-use crate::config::{Config, KeysShown, Storage, describe};
+use crate::config::{Config, Storage, describe};
 use crate::telemetry::Redactor;
 
 /// Words for the policies of some configurations.

@@ -6,16 +6,17 @@
 
 use std::fmt;
 
-use super::yaml::Excerpt;
 use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value as Json, json};
 use slidegate::Secret;
+use slidegate_config::errors::ConfigErrors;
+use slidegate_config::section::Section;
+use slidegate_config::values::{Form, List, Parsed, Text, is_name, only_if};
+use slidegate_config::yaml::Excerpt;
 
-use super::errors::ConfigErrors;
-use super::section::Section;
-use super::values::{Form, List, Text, is_name, only_if, parsed};
+use super::values::parsed;
 
 /// The variable with more tokens.
 pub(super) const TOKENS_VARIABLE: &str = "SLIDEGATE_ADMIN_TOKENS";
@@ -69,7 +70,48 @@ pub(crate) struct Token {
     /// The SHA-256 that `slidegate token new` prints.
     #[serde(deserialize_with = "parsed")]
     #[schemars(with = "String", extend("format" = "sha256"))]
-    pub(crate) sha256: Secret<[u8; 32]>,
+    pub(crate) sha256: TokenHash,
+    /// The only key that it reads, `POLICY/KEY`, for a customer's own view. Only with `scope: read`.
+    pub(crate) key: Option<Parsed<OwnKey>>,
+}
+
+/// The only key that a token reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct OwnKey {
+    pub(crate) policy: String,
+    /// As `slidegate key show` takes it.
+    pub(crate) key: String,
+}
+
+impl Text for OwnKey {
+    const FORM: Form = Form::of::<Self>(
+        "own-key",
+        "a policy and a key of it, 1 to 1024 bytes, with a slash between them, for example `per-user/alice`",
+    );
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let parts = text.split_once('/').filter(|(policy, _)| is_name(policy));
+        let parts = parts.filter(|(_, key)| (1..=1024).contains(&key.len()));
+        parts
+            .map(|(policy, key)| Self { policy: policy.to_owned(), key: key.to_owned() })
+            .ok_or_else(String::new)
+    }
+}
+
+impl fmt::Display for OwnKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.policy, self.key)
+    }
+}
+
+/// The SHA-256 of a token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TokenHash(pub(crate) Secret<[u8; 32]>);
+
+impl From<[u8; 32]> for TokenHash {
+    fn from(sha256: [u8; 32]) -> Self {
+        Self(Secret::new(sha256))
+    }
 }
 
 /// One thing that a token permits.
@@ -153,6 +195,14 @@ impl AccessRules {
                 section.invalid("tokens", format_args!("the name `{name}` is used twice; give each its own"));
             }
         }
+        let is_wrong = |token: &&Token| token.key.is_some() && token.rights != Rights::of([Right::Read]);
+        if let Some(token) = self.tokens.iter().find(is_wrong) {
+            let why = format_args!(
+                "`{}` has a key and the scope `{}`; a token of one key only reads, so write `scope: read`",
+                token.name, token.rights
+            );
+            section.invalid("tokens", why);
+        }
         if self.decisions_need_token {
             let invalid = "invalid decisions `token`:";
             if self.tokens.is_empty() && !section.has_rejected(&["tokens"]) {
@@ -175,8 +225,7 @@ pub(super) const HOST: Form =
     })
     .pattern("^[A-Za-z0-9._-]{1,253}$");
 
-/// The SHA-256 of a token.
-impl Text for Secret<[u8; 32]> {
+impl Text for TokenHash {
     const FORM: Form =
         Form::of::<Self>("sha256", "the 64 hexadecimal digits that `slidegate token new` prints")
             .pattern("^[0-9A-Fa-f]{64}$")
@@ -187,19 +236,19 @@ impl Text for Secret<[u8; 32]> {
             return Err(String::new());
         }
         let byte = |at: usize| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap_or_default();
-        Ok(Self::new(std::array::from_fn(byte)))
+        Ok(std::array::from_fn(byte).into())
     }
 }
 
 /// Parses `NAME:SCOPE:SHA256,...` of the environment into tokens as in the file.
 pub(super) fn from_variable(value: &str) -> Result<Vec<Json>, ConfigErrors> {
-    let expected = <Secret<[u8; 32]>>::FORM.expected;
+    let expected = TokenHash::FORM.expected;
     let token = |entry: &str| {
         let mut parts = entry.trim().splitn(3, ':');
         let name = parts.next().filter(|name| is_name(name))?;
         let scope = parts.next()?.split('+').map(|right| Right::from_str(right, false));
         let scope = scope.collect::<Result<Vec<_>, _>>().ok()?;
-        let sha256 = parts.next().filter(|digits| <Secret<[u8; 32]>>::parse(digits).is_ok())?;
+        let sha256 = parts.next().filter(|digits| TokenHash::parse(digits).is_ok())?;
         let scope: Vec<_> = scope.into_iter().map(Right::name).collect();
         Some(json!({ "name": name, "scope": scope, "sha256": sha256 }))
     };
@@ -240,15 +289,18 @@ mod tests {
         );
         let tokens = parse(&text).admin.tokens;
         let write = Rights::of([Right::Write]);
-        assert_eq!(tokens[0], Token { name: "ops".into(), rights: write, sha256: Secret::new([10; 32]) });
+        assert_eq!(
+            tokens[0],
+            Token { name: "ops".into(), rights: write, sha256: [10; 32].into(), key: None }
+        );
         let several = Rights::of([Right::Decide, Right::Read]);
-        assert_eq!((tokens[1].rights, &tokens[1].sha256), (several, &Secret::new([0x12; 32])));
+        assert_eq!((tokens[1].rights, &tokens[1].sha256), (several, &[0x12; 32].into()));
         assert_eq!((several.to_string(), several.listed()), ("read+decide".into(), "[read, decide]".into()));
         let both = from_variable(&format!("ops:write:{hash}, g:read+decide:{hash},")).unwrap();
         let outside = crate::config::Outside { tokens: both, ..Default::default() };
         let all = parse_with(&text, &outside).admin.tokens;
         assert_eq!(all.iter().map(|token| token.name.as_str()).collect::<Vec<_>>(), ["ops", "g", "ops", "g"]);
-        assert_eq!((all[3].rights, &all[3].sha256), (several, &Secret::new([10; 32])));
+        assert_eq!((all[3].rights, &all[3].sha256), (several, &[10; 32].into()));
     }
 
     /// A right too many lets somebody in; `write` without `read` would lock out every token that

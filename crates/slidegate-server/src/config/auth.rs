@@ -10,9 +10,9 @@ use axum::http::HeaderName;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::client_addr::{ClientAddr, Source, Trust, TrustedProxies};
+use slidegate_config::section::Section;
+use slidegate_config::values::{Form, List, Parsed, Text};
 
-use super::section::Section;
-use super::values::{Form, List, Parsed, Text};
 use crate::limits::MAX_ATTRIBUTES;
 
 /// Attributes of the file, each with its source.

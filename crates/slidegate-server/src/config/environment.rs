@@ -2,17 +2,18 @@
 
 use std::net::SocketAddr;
 
-use super::yaml::Excerpt;
 use serde_json::Value as Json;
-use slidegate::{RedisOptions, parse_window};
+use slidegate::parse_window;
+use slidegate_config::errors::ConfigErrors;
+use slidegate_config::values::{Form, Text, only_if};
+use slidegate_config::yaml::Excerpt;
 
 use super::MAX_DRAIN_DELAY;
 use super::admin;
-use super::errors::ConfigErrors;
 use super::resp::Password;
 use super::store::read_line;
 use super::traces::{ENDPOINT, endpoint};
-use super::values::{ADDRESS, ByteSize, Form, NEW_FILE, Text, address, only_if};
+use super::values::{ADDRESS, ByteSize, NEW_FILE, RedisUrl, address};
 
 /// The variable with the store's URL.
 pub(super) const URL_VARIABLE: &str = "SLIDEGATE_REDIS";
@@ -120,7 +121,7 @@ impl Outside {
         for (pointer, flag, argument, name, form) in [
             ("/server/listen", "--listen", listen, LISTEN_VARIABLE, ADDRESS),
             ("/server/drain_delay", "--drain-delay", drain_delay, "SLIDEGATE_DRAIN_DELAY", DRAIN_DELAY),
-            ("/store/redis", "--redis", redis, URL_VARIABLE, RedisOptions::FORM),
+            ("/store/redis", "--redis", redis, URL_VARIABLE, RedisUrl::FORM),
             ("/store/key_secret", "", &None, "SLIDEGATE_KEY_SECRET", KEY_SECRET),
             ("/store/memory/max_bytes", "--max-bytes", max_bytes, "SLIDEGATE_MAX_BYTES", ByteSize::FORM),
             ("/store/memory/snapshot/path", "--snapshot", snapshot, "SLIDEGATE_SNAPSHOT", NEW_FILE),
@@ -245,6 +246,7 @@ fn traces(
 mod tests {
     use std::time::Duration;
 
+    use slidegate::RedisOptions;
     use slidegate_testkit::TempDir;
 
     use super::*;

@@ -1,55 +1,8 @@
-//! A policy in one line, for `--policy`: `100/1m per user using token-bucket named api`.
+//! `--policy`: policies in one line each.
 
-use super::yaml::one_line;
-use serde_json::Map;
-use slidegate::{Policy, PolicySet, Quota};
-
-use super::added::Added;
-use super::errors::ConfigErrors;
-use super::values::safe_name;
-
-/// Parses `QUOTA [per ATTRIBUTE[,ATTRIBUTE...]] [using ALGORITHM] [named NAME]`, the last two in
-/// either order.
-///
-/// A quota may contain ` per ` itself: the scope begins after the last ` per ` that follows a
-/// complete quota. The default name is made from the scope: `per-user-path`, or `everyone` without
-/// a scope.
-///
-/// # Errors
-/// A part of the text is invalid. The error is one line with the text.
-pub(crate) fn policy_from_text(text: &str) -> Result<Policy, String> {
-    let place = format!("--policy `{text}`");
-    let mut words: Vec<&str> = text.split_whitespace().collect();
-    let mut keys = Map::new();
-    while let [.., keyword, value] = words.as_slice() {
-        let key = match *keyword {
-            "using" => "algorithm",
-            "named" => "name",
-            _ => break,
-        };
-        if keys.insert(key.to_owned(), (*value).into()).is_some() {
-            return Err(format!("{place}: contains `{keyword}` twice; keep one"));
-        }
-        words.truncate(words.len() - 2);
-    }
-    let text = words.join(" ");
-    let (quota, scope) = quota_and_scope(&text);
-    keys.insert("quota".to_owned(), quota.into());
-    keys.entry("name").or_insert_with(|| default_name(&scope).into());
-    keys.insert("scope".to_owned(), scope.into());
-    Added::read_at(place, &keys, &[]).map(|added| added.policy)
-}
-
-fn quota_and_scope(text: &str) -> (&str, Vec<&str>) {
-    let lower = text.to_ascii_lowercase();
-    let split = lower.rmatch_indices(" per ").map(|(at, per)| (&text[..at], &text[at + per.len()..]));
-    let split = split.into_iter().find(|(quota, _)| quota.parse::<Quota>().is_ok());
-    split.map_or((text, Vec::new()), |(quota, scope)| (quota, scope.split(',').map(str::trim).collect()))
-}
-
-fn default_name(scope: &[&str]) -> String {
-    if scope.is_empty() { "everyone".to_owned() } else { safe_name(&format!("per-{}", scope.join("-"))) }
-}
+use slidegate::{Policy, PolicySet};
+use slidegate_config::errors::ConfigErrors;
+use slidegate_config::text::policy_from_text;
 
 /// Adds the policies of these texts.
 pub(super) fn add(policies: &PolicySet, texts: &[String]) -> Result<PolicySet, ConfigErrors> {
@@ -62,11 +15,11 @@ pub(super) fn add(policies: &PolicySet, texts: &[String]) -> Result<PolicySet, C
                 policy.name()
             )),
             Ok(policy) => all.push(policy),
-            Err(message) => errors.push(message),
+            Err(message) => errors.push(format!("--policy {message}")),
         }
     }
     if !errors.is_empty() {
-        return Err(ConfigErrors(errors.iter().map(|error| one_line(error)).collect()));
+        return Err(ConfigErrors::new(&errors));
     }
     PolicySet::new(all).map_err(|error| ConfigErrors::one("--policy", error))
 }

@@ -6,12 +6,12 @@ use std::net::SocketAddr;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
+use slidegate_config::section::Section;
+use slidegate_config::values::Span;
 
 use super::environment::Outside;
 use super::grpc_settings::GrpcSettings;
 use super::listener::ListenerKeys;
-use super::section::Section;
-use super::values::Span;
 
 /// Envoy's rate-limit service.
 #[derive(Debug, Deserialize, JsonSchema)]

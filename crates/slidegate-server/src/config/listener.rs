@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
+use slidegate_config::section::Section;
+use slidegate_config::values::{Form, Parsed, Text};
 
-use super::section::Section;
-use super::values::{Form, Parsed, Text};
 use crate::listener::{SocketFile, TlsFiles};
 
 /// Permissions of a Unix socket's file.

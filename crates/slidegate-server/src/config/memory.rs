@@ -9,8 +9,9 @@ use slidegate::{
     Algorithm, Excess, MemoryStore, Policy, Quota, format_window,
     store::{MemoryEstimate, MemoryStoreBuilder},
 };
+use slidegate_config::values::{Parsed, Span};
 
-use super::values::{ByteSize, Parsed, Span, format_bytes, some_bytes};
+use super::values::{ByteSize, format_bytes, some_bytes};
 
 /// The memory store.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -69,7 +70,9 @@ impl Memory {
             let bytes = policy.quotas().map(|quota| MemoryStore::bytes_per_key(quota, policy.excess()));
             // There are at most as many open reservations as keys. One each takes the most.
             let holds = usize::from(policy.expects_reservations());
-            let bytes = bytes.max().unwrap_or(0) + MemoryStore::bytes_per_holds(holds);
+            let special = policy.tier_attribute().or(policy.anchor_attribute());
+            let tier = special.map_or(0, |_| MemoryStore::bytes_per_inline_quota());
+            let bytes = bytes.max().unwrap_or(0) + tier + MemoryStore::bytes_per_holds(holds);
             (bytes, format!("policy `{}`", policy.name()))
         };
         let of_candidate = |(policy, quota): (&str, &Quota)| {

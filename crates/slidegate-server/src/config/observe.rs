@@ -8,8 +8,10 @@ use std::collections::HashMap;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Secret;
+use slidegate_config::policy::KeysShown;
 
 use super::traces::Traces;
+use super::webhook::WebhookSettings;
 
 /// What the service reports about its decisions.
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
@@ -30,25 +32,15 @@ pub(crate) struct Observe {
     pub(crate) log_denials: bool,
     /// Where spans of decisions are sent, by OTLP.
     pub(crate) traces: Option<Traces>,
+    /// Where notifications are sent.
+    #[serde(skip)]
+    pub(crate) webhook: Option<WebhookSettings>,
     /// By the names of policies. The default is [`KeysShown::Plain`].
     #[serde(skip)]
     pub(crate) keys_shown: HashMap<String, KeysShown>,
     /// The secret that keys are hashed with: the same in all instances.
     #[serde(skip)]
     pub(crate) key_secret: Option<Secret<String>>,
-}
-
-/// How a policy's keys are shown in the log, events, top keys and pages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum KeysShown {
-    /// In full.
-    #[default]
-    Plain,
-    /// The first one or two characters of each value, and a mark that tells keys apart.
-    Masked,
-    /// A hash.
-    Hashed,
 }
 
 #[cfg(test)]

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
+use slidegate_config::values::Parsed;
 
-use super::values::{ByteSize, Parsed, bytes};
+use super::values::{ByteSize, bytes};
 
 /// The file in which the service records what it decides on.
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]

@@ -10,12 +10,12 @@ use ::ring::digest::{SHA256, digest};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Secret;
+use slidegate_config::section::Section;
+use slidegate_config::values::{Form, Parsed, Span, Text};
 use subtle::ConstantTimeEq;
 
 use super::listener::ListenerKeys;
-use super::section::Section;
 use super::store::read_line;
-use super::values::{Form, Parsed, Span, Text};
 use crate::listener::{SocketFile, TlsFiles};
 
 /// The port for clients of Redis.

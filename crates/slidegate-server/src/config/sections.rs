@@ -3,42 +3,36 @@
 //! Reading continues after a mistake to find all of them. The result is valid only if none was
 //! reported.
 
-use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::headers::{Draft, HeaderOptions, XRateLimit};
-use slidegate::{PolicySet, Quota};
+use slidegate_config::policies::{MINIMAL, Policies, PolicySections, lists_policies, report_missing};
+use slidegate_config::section::Section;
+use slidegate_config::values::Span;
 
 use super::admin::AccessRules;
 use super::auth::AuthSection;
 use super::environment::Outside;
-use super::foreign::MINIMAL;
 use super::grpc::GrpcSection;
 use super::listener::ListenerKeys;
 use super::observe::Observe;
-use super::policy::PolicySpec;
 use super::record::Record;
 use super::resp::{Resp, RespSection};
-use super::section::Section;
 use super::store::{StoreSection, try_out};
-use super::values::{List, Span, from_str};
+use super::values::from_str;
+use super::webhook::WebhookSection;
 use super::{Config, FileContent};
 use crate::listener::ConnectionCaps;
-
-/// What `policies` must be.
-const POLICIES: &str = "a list of at least one policy, for example `policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]`";
 
 /// The config file. docs/config.md is the reference.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = MINIMAL))]
 pub(super) struct File {
-    /// The limits. Every policy applies whose conditions hold and whose scope the request has.
-    #[serde(default)]
-    #[schemars(length(min = 1, max = 16384), extend("x-expected" = POLICIES))]
-    policies: Vec<PolicySpec>,
+    #[serde(flatten)]
+    limits: PolicySections,
     /// The HTTP interface.
     server: ServerSection,
     /// Envoy's rate-limit service. Without `listen` and `socket` it is not served.
@@ -47,8 +41,6 @@ pub(super) struct File {
     store: StoreSection,
     /// The port for clients of Redis. Not served without this section.
     resp: Option<RespSection>,
-    /// Attributes that are not plain text.
-    attributes: AttributesSection,
     /// The header fields of responses.
     headers: HeadersSection,
     /// Authorization requests of proxies.
@@ -60,6 +52,8 @@ pub(super) struct File {
     /// A file in which the service records what it decides on, for `slidegate replay`. Disabled
     /// without this section. Hot-reloaded.
     record: Option<Record>,
+    /// Where notifications of policies with `notify` are sent. Disabled without this section.
+    webhook: Option<WebhookSection>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -92,16 +86,6 @@ struct ServerSection {
 
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(extend("x-example" = "addresses: [ip]"))]
-struct AttributesSection {
-    /// Attributes whose text is an IP address. They are compared and counted as addresses, whatever
-    /// their spelling.
-    #[schemars(extend("default" = ["ip"], "format" = "attribute", "uniqueItems" = true))]
-    addresses: List<String>,
-}
-
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "draft: draft-10"))]
 struct HeadersSection {
     /// The version of the `RateLimit` and `RateLimit-Policy` fields.
@@ -126,24 +110,19 @@ impl File {
     /// The configuration; `top` is the section of the whole file, and `content` its JSON.
     pub(super) fn build(self, top: &Section<'_>, outside: &Outside, content: FileContent) -> Config {
         let auth = self.auth.build(&top.child("auth"));
-        let mut address_attributes = self.attributes.addresses.0;
-        for name in auth.address_attributes() {
-            if !address_attributes.iter().any(|known| known == name) {
-                address_attributes.push(name.to_owned());
-            }
-        }
         let mut observe = self.observe;
         if let Some(traces) = &observe.traces {
             traces.check(&top.child("observe").child("traces"));
         }
-        let shown = self.policies.iter().filter_map(|policy| Some((policy.name.clone(), policy.keys_shown?)));
-        observe.keys_shown = shown.collect();
         observe.key_secret = self.store.key_secret();
-        let has_policies = top.get("policies").is_some() || top.has_rejected(&["policies"]);
+        let has_policies = lists_policies(top);
         if !has_policies && !outside.has_other_limits {
-            top.report("", format_args!("missing policies: must be {POLICIES}"));
+            report_missing(top);
         }
-        let (policies, candidates) = build_policies(self.policies, top, &address_attributes);
+        let Policies { set: policies, candidates, keys_shown, addresses } =
+            self.limits.build(top, auth.address_attributes());
+        observe.keys_shown = keys_shown;
+        observe.webhook = self.webhook.and_then(|webhook| webhook.build(&top.child("webhook")));
         let resp = self.resp.and_then(|resp| resp.build(&top.child("resp")));
         let has_open_port = resp.as_ref().is_some_and(Resp::is_open);
         self.admin.check(&top.child("admin"), outside.tokens.len(), has_open_port);
@@ -179,7 +158,7 @@ impl File {
             memory,
             shared,
             resp,
-            address_attributes,
+            address_attributes: addresses,
             headers: HeaderOptions { draft, x_ratelimit, retry_after, retry_after_ms },
             auth,
             admin: self.admin,
@@ -188,36 +167,6 @@ impl File {
             file: content,
         }
     }
-}
-
-fn build_policies(
-    specs: Vec<PolicySpec>,
-    top: &Section<'_>,
-    addresses: &[String],
-) -> (PolicySet, BTreeMap<String, Quota>) {
-    let mut policies = Vec::with_capacity(specs.len());
-    let mut candidates = BTreeMap::new();
-    let mut lines = HashMap::new();
-    let nodes = top.elements("policies").iter();
-    for (spec, node) in specs.into_iter().zip(nodes.filter(|node| !node.is_rejected.get())) {
-        let name = spec.name.clone();
-        let section = top.element(node, format!("policy `{name}`"));
-        let (policy, candidate) = spec.build(&section, addresses);
-        candidates.extend(candidate.map(|candidate| (name.clone(), candidate)));
-        if let Some(first) = lines.insert(name.clone(), node.line) {
-            section
-                .report("", format_args!("invalid name `{name}`: also used in line {first}; choose another"));
-        }
-        policies.push(policy);
-    }
-    // Mistakes in one policy were reported with their lines; this is about all policies together.
-    let set = PolicySet::new(policies).unwrap_or_else(|error| {
-        if top.is_valid_so_far() {
-            top.report("policies", error);
-        }
-        PolicySet::default()
-    });
-    (set, candidates)
 }
 
 #[cfg(test)]

@@ -7,18 +7,19 @@ use std::fs::File;
 use std::io::Read;
 use std::time::Duration;
 
-use super::yaml::Node;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::{
     Gate, PolicySet, RedisOptions, Secret,
     redis::{ClientCertificate, FallbackStore, RedisStore},
 };
+use slidegate_config::section::Section;
+use slidegate_config::values::{Form, Parsed, Span};
+use slidegate_config::yaml::Node;
 
 use super::environment::URL_VARIABLE;
 use super::memory::Memory;
-use super::section::Section;
-use super::values::{Form, Parsed, Span};
+use super::values::RedisUrl;
 
 /// Largest file of certificates: all authorities that browsers trust take a fifth of it.
 const MAX_PEM_BYTES: u64 = 1 << 20;
@@ -31,7 +32,7 @@ pub(super) struct StoreSection {
     /// The memory store. Instances use it as the fallback while the shared store is unavailable.
     memory: Memory,
     /// URL of the shared store. `serve --redis` and `SLIDEGATE_REDIS` take precedence.
-    redis: Option<Parsed<RedisOptions>>,
+    redis: Option<Parsed<RedisUrl>>,
     /// The longest a decision may take. After it, each policy decides by its `on_store_error`.
     #[schemars(extend("default" = "50ms"))]
     deadline: Span<1, 60_000>,
@@ -45,6 +46,10 @@ pub(super) struct StoreSection {
     /// `local` limit. By default, instances count themselves through the store.
     #[schemars(range(min = 1, max = 10000))]
     instances: Option<u64>,
+    /// Whether instances publish what they do to each other through the store, and show the fleet's
+    /// sum.
+    #[schemars(extend("default" = true))]
+    fleet: bool,
     /// What must be true for the service to start.
     #[schemars(extend("default" = "nothing"))]
     require: Requirement,
@@ -104,6 +109,8 @@ pub(crate) struct SharedStore {
     pub(crate) instances: Option<u64>,
     /// Whether the service starts only if limits are shared.
     pub(crate) requires_sharing: bool,
+    /// Whether instances publish what they do.
+    pub(crate) fleet: bool,
 }
 
 impl StoreSection {
@@ -138,6 +145,7 @@ impl StoreSection {
         let deadline = self.deadline.0;
         let mut options = options
             .0
+            .0
             .with_deadline(deadline)
             .with_connect_timeout(self.connect_timeout.0)
             .with_connections(self.connections);
@@ -163,7 +171,13 @@ impl StoreSection {
             options = options.with_client_certificate(certificate);
         }
         let requires_sharing = self.require == Requirement::Shared;
-        Some(SharedStore { options, deadline, instances: self.instances, requires_sharing })
+        Some(SharedStore {
+            options,
+            deadline,
+            instances: self.instances,
+            requires_sharing,
+            fleet: self.fleet,
+        })
     }
 }
 
@@ -238,7 +252,7 @@ mod tests {
     fn every_setting_of_the_store_arrives() {
         let keys = "redis: 'redis://me:hidden@10.0.0.5/2', deadline: 20ms, connect_timeout: 1s, connections: 2, \
                     instances: 3, require: shared, keys: hashed, key_secret: s, hash_tag: tenant, batch: false, \
-                    cache_denials: false";
+                    cache_denials: false, fleet: false";
         let store = shared(keys, &Outside::default());
         let options = RedisOptions::new("redis://me:hidden@10.0.0.5/2")
             .unwrap()
@@ -252,16 +266,16 @@ mod tests {
             .without_denial_cache();
         assert_eq!(store.options, options);
         assert_eq!(
-            (store.instances, store.requires_sharing, store.deadline.as_millis()),
-            (Some(3), true, 20)
+            (store.instances, store.requires_sharing, store.deadline.as_millis(), store.fleet),
+            (Some(3), true, 20, false)
         );
         let plain = "redis: 'redis://h', require: nothing, keys: plain, batch: true, cache_denials: true";
         let (plain, bare) =
             (shared(plain, &Outside::default()), shared("redis: redis://h", &Outside::default()));
         assert_eq!(plain, bare);
         assert_eq!(
-            (bare.instances, bare.requires_sharing, bare.deadline),
-            (None, false, std::time::Duration::from_millis(50))
+            (bare.instances, bare.requires_sharing, bare.deadline, bare.fleet),
+            (None, false, std::time::Duration::from_millis(50), true)
         );
     }
 

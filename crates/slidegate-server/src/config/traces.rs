@@ -5,14 +5,13 @@
 
 use std::collections::BTreeMap;
 
-use super::yaml::Excerpt;
 use axum::http::{HeaderName, HeaderValue, Uri};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Secret;
-
-use super::section::Section;
-use super::values::{Form, Parsed, Text, only_if};
+use slidegate_config::section::Section;
+use slidegate_config::values::{Form, Parsed, Text, only_if};
+use slidegate_config::yaml::Excerpt;
 
 /// The path of traces after a collector's URL, as the OTLP standard has it.
 const PATH: &str = "/v1/traces";
@@ -29,7 +28,7 @@ pub(crate) struct Traces {
     /// Header fields that the collector expects, such as a key.
     #[serde(default)]
     #[schemars(extend("propertyNames" = {"format": "header-name"}, "maxProperties" = 16))]
-    pub(crate) headers: BTreeMap<String, Parsed<Secret<String>>>,
+    pub(crate) headers: BTreeMap<String, Parsed<HeaderText>>,
     /// The share of decisions that have a span, of those whose caller sent no trace. The others
     /// follow their caller.
     #[schemars(range(min = 0, max = 1), extend("default" = 1))]
@@ -82,20 +81,24 @@ pub(super) const FIELD: Form =
         only_if(text.parse::<HeaderName>().is_ok(), text)
     });
 
-impl Text for Secret<String> {
+/// The text of a header field.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HeaderText(pub(crate) Secret<String>);
+
+impl Text for HeaderText {
     const FORM: Form = Form::of::<Self>("header-value", "the text of a header field").secret();
 
     fn parse(text: &str) -> Result<Self, String> {
-        HeaderValue::from_str(text).map(|_| Self::new(text.to_owned())).map_err(|_| String::new())
+        HeaderValue::from_str(text).map(|_| Self(Secret::new(text.to_owned()))).map_err(|_| String::new())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::errors::ConfigErrors;
     use crate::config::tests::parse_with;
     use crate::config::{Arguments, Outside};
+    use slidegate_config::errors::ConfigErrors;
 
     fn outside(variables: &[(&str, &str)]) -> Result<Outside, ConfigErrors> {
         let value = |name: &str| variables.iter().find(|(known, _)| *known == name);
@@ -120,7 +123,7 @@ mod tests {
             ("https://otlp.example/in/v1/traces", 0.25)
         );
         assert_eq!(traces.service_name, "edge");
-        assert_eq!(traces.headers["Api-Key"].0, Secret::new("k".into()));
+        assert_eq!(traces.headers["Api-Key"].0.0, Secret::new("k".into()));
         assert!(!format!("{traces:?}").contains("\"k\""), "{traces:?}");
         let variables = [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://h:4318"),

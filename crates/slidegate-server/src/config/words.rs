@@ -24,8 +24,7 @@ pub(crate) enum Storage {
 pub(crate) fn describe(policy: &Policy, storage: Storage) -> String {
     let quota = policy.quota();
     let is_in_flight = quota.algorithm() == Algorithm::InFlight;
-    let per =
-        if is_in_flight { "in flight".to_owned() } else { format!("per {}", format_window(quota.window())) };
+    let per = if is_in_flight { "in flight".to_owned() } else { format!("per {}", quota.window_text()) };
     let mut words = format!(
         "{}: requests{} are limited to {} {per} {} ({}).",
         policy.name(),
@@ -34,6 +33,10 @@ pub(crate) fn describe(policy: &Policy, storage: Storage) -> String {
         scope(policy),
         algorithm(quota)
     );
+    words += &tiers(policy);
+    if let Some(attribute) = policy.anchor_attribute() {
+        words += &format!(" Windows begin on the day of the month that {attribute} says.");
+    }
     words += &reservations(policy);
     words += if policy.is_enforced() { " Denies." } else { " Shadow: reports and never denies." };
     words += match policy.excess() {
@@ -45,13 +48,17 @@ pub(crate) fn describe(policy: &Policy, storage: Storage) -> String {
         words += " Nothing passes that costs anything.";
     }
     let holds = open_reservations(policy);
+    let quotas = std::iter::once(quota).chain(policy.tiers().map(|(_, quota)| quota));
     let (size, held, unit) = match storage {
         Storage::Memory => {
-            let size = MemoryStore::bytes_per_key(quota, policy.excess());
-            (size as u64, MemoryStore::bytes_per_holds(holds) as u64, "bytes")
+            let size = |quota| MemoryStore::bytes_per_key(quota, policy.excess()) as u64;
+            (quotas.map(size).max(), MemoryStore::bytes_per_holds(holds) as u64, "bytes")
         }
-        Storage::Redis { .. } => (redis_bytes_at_most(quota), redis_holds_bytes(holds), "bytes in Redis"),
+        Storage::Redis { .. } => {
+            (quotas.map(redis_bytes_at_most).max(), redis_holds_bytes(holds), "bytes in Redis")
+        }
     };
+    let size = size.unwrap_or_default();
     let held = format!("about {held} {unit}");
     let more = match holds {
         0 => String::new(),
@@ -140,13 +147,30 @@ fn fallback(policy: &Policy, instances: Option<u64>) -> String {
             format!("each instance counts by itself, up to {share} in flight")
         }
         OnStoreError::Local => {
-            format!("each instance counts by itself, up to {share} per {}", format_window(quota.window()))
+            format!("each instance counts by itself, up to {share} per {}", quota.window_text())
         }
         OnStoreError::Allow => "it allows everything".to_owned(),
         OnStoreError::Deny if policy.is_enforced() => "it denies everything".to_owned(),
         OnStoreError::Deny => "it reports everything as denied".to_owned(),
     };
     format!("While Redis is unreachable, {meanwhile}.")
+}
+
+/// The limits of tiers, the first of them if there are many.
+fn tiers(policy: &Policy) -> String {
+    const MOST: usize = 8;
+    let Some(attribute) = policy.tier_attribute() else { return String::new() };
+    let mut limits: Vec<_> =
+        policy.tiers().take(MOST).map(|(value, quota)| format!("{} for `{value}`", quota.limit())).collect();
+    let more = policy.tiers().skip(MOST).count();
+    if more > 0 {
+        limits.push(format!("others for {more} more"));
+    }
+    format!(
+        " The limit is chosen by {attribute}: {}; anything else has {}.",
+        limits.join(", "),
+        policy.quota().limit()
+    )
 }
 
 fn conditions(policy: &Policy) -> String {
@@ -177,6 +201,9 @@ fn algorithm(quota: &Quota) -> String {
             )
         }
         Algorithm::SlidingWindow => "sliding window of two counters, not exact".to_owned(),
+        Algorithm::FixedWindow if quota.calendar_window().is_some() => {
+            "calendar window: up to twice the limit around its border".to_owned()
+        }
         Algorithm::FixedWindow => "fixed window: up to twice the limit around its border".to_owned(),
         Algorithm::TokenBucket => format!("token bucket, {} at once", quota.capacity()),
         Algorithm::InFlight => {

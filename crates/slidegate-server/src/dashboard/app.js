@@ -8,6 +8,8 @@ import { HttpError, live } from './api.js';
 import { errorText } from './panel.js';
 import { duration, time } from './format.js';
 import { TokenDialog } from './token_dialog.js';
+import { Alarms } from './alarms.js';
+import { History } from './history.js';
 import { Rates } from './rates.js';
 import { Policies } from './policies.js';
 import { Top } from './top.js';
@@ -25,20 +27,33 @@ const hooks = {
   readOnly,
   editLimit: (policy) => limit.edit(policy),
   openKey: (policy, key) => keys.open(policy, key),
+  link,
   policyChosen: (policy) => {
+    rates.choose(policy);
     top.choose(policy);
     denials.choose(policy);
   },
   policiesChanged: (all) => {
     keys.policiesChanged(all);
+    rates.policiesChanged(all);
     firstSteps();
     top.refresh();
   },
   changed: () => refreshAll(),
+  statusChanged: (now) => {
+    alarms.setStatus(now);
+    document.documentElement.dataset.access = now.may_write === false ? 'read' : 'write';
+  },
 };
 
-const rates = new Rates();
+const alarms = new Alarms(() => status.refresh());
+const rates = new Rates((at) => link(at === null ? '' : `at/${new Date(at).toISOString()}`));
 const policies = new Policies(hooks);
+const history = new History(hooks, (last) => {
+  rates.draw(last);
+  policies.drawHistory(last);
+  alarms.setHistory(last);
+});
 const top = new Top(hooks);
 const denials = new Denials(hooks);
 const keys = new Key(hooks);
@@ -51,20 +66,12 @@ const dialog = new TokenDialog(() => {
 });
 
 async function refreshAll() {
-  await Promise.all([policies.refresh(), status.refresh(), shadow.refresh(), denials.refresh(), keys.refresh()]);
-  if (readOnlyError) readOnly(readOnlyError);
+  await Promise.all([history.refresh(), policies.refresh(), status.refresh(), shadow.refresh(), denials.refresh(), keys.refresh()]);
 }
 
-/** The error of the first change rejected with 403. */
-let readOnlyError = null;
-
-/** Disables the buttons of changes for a read-only token, with the reason as their title. */
-function readOnly(error) {
-  readOnlyError = error;
-  for (const button of document.querySelectorAll('.key-acts button, button.write')) {
-    button.disabled = true;
-    button.title = error.message;
-  }
+/** Removes the buttons of changes, for a token that may only read. */
+function readOnly() {
+  document.documentElement.dataset.access = 'read';
 }
 
 // --- the connection ---------------------------------------------------------------------------------------------
@@ -77,7 +84,7 @@ function connection(state, text) {
   badge.dataset.state = state;
   setText(badge, text);
   document.documentElement.dataset.connection = state;
-  document.title = state === 'lost' ? 'disconnected · slidegate' : 'slidegate';
+  alarms.setLost(state === 'lost');
 }
 
 const stream = live({
@@ -91,8 +98,7 @@ const stream = live({
     lastEventAt = new Date();
     if (name === 'rates') {
       rates.add(data);
-      policies.addRates(data.by_policy);
-      status.setStore(data.store_degraded);
+      alarms.setDegraded(data.store_degraded);
       denials.draw();
       if (data.allowed + data.denied + data.shadow_denied > 0) show(byId('first'), false);
     } else if (name === 'denial' || name === 'expired') {
@@ -104,10 +110,10 @@ const stream = live({
     }
   },
   lost(error, pauseMs) {
-    rates.interrupt();
     connection('lost', 'Disconnected');
     if (error instanceof HttpError && error.status === 401) dialog.open(error);
-    const since = lastEventAt ? ` The figures below are from ${time(lastEventAt)}.` : '';
+    const at = lastEventAt ?? history.last?.at_ms.at(-1);
+    const since = at ? ` The figures below are from ${time(at)}.` : '';
     setText(byId('banner-text'), `${errorText(error, 'Live figures')}${/[.!?]$/.test(error.message) ? '' : '.'}${since}`);
     show(byId('banner'), true);
     clearInterval(countdown);
@@ -145,6 +151,35 @@ byId('first-copy').addEventListener('click', async (event) => {
   setText(event.target, 'Copied');
 });
 
+// --- links ---------------------------------------------------------------------------------------------------
+
+/** Shows what a fragment names, and puts it into the address, so that it can be shared. An empty one shows all. */
+function link(fragment) {
+  const address = fragment ? `#${fragment}` : location.pathname + location.search;
+  globalThis.history.replaceState(null, '', address);
+  route();
+}
+
+/** Follows the fragment of the address: `#at/TIME`, `#policy/NAME` or `#key/POLICY/KEY`. */
+function route() {
+  const [, what, rest] = /^#(at|policy|key)\/(.+)$/.exec(location.hash) ?? [];
+  if (what === 'key') keys.openFromUrl();
+  rates.pin(what === 'at' ? timeOf(rest) : null);
+  if (what === 'policy' || !location.hash) policies.choose(what ? decodeURIComponent(rest) : '');
+}
+
+/** The linked time, in milliseconds; null if it is not one. */
+function timeOf(text) {
+  const at = Date.parse(text);
+  if (Number.isNaN(at)) return null;
+  setText(byId('rates-pinned'), history.show(at) ? '' : 'The service keeps an hour; the linked time is older.');
+  history.refresh();
+  byId('rates').scrollIntoView({ block: 'start' });
+  return at;
+}
+
+addEventListener('hashchange', route);
+
 // --- polling -----------------------------------------------------------------------------------------------
 
 const isActive = () => document.visibilityState === 'visible' && byId('connection').dataset.state === 'live';
@@ -152,9 +187,10 @@ const isActive = () => document.visibilityState === 'visible' && byId('connectio
 setInterval(() => isActive() && keys.refresh(), KEY_POLL_MS);
 setInterval(() => {
   if (!isActive()) return;
+  history.refresh();
   policies.refresh();
   status.refresh();
   shadow.refresh();
 }, POLL_MS);
 
-keys.openFromUrl();
+route();

@@ -1,10 +1,11 @@
 // Denials panel: live, redrawn once a second. Reservations that expired are listed with them.
 //
-// Denials of one key within one second are one row, so that one retrying client does not fill the list.
+// Denials of one key for one reason are one row, so that one retrying client does not fill the list.
 
 import { byId, el, list, setText, show } from './dom.js';
+import { exports } from './exports.js';
 import { Panel } from './panel.js';
-import { count, isCandidate, time, why } from './format.js';
+import { count, isCandidate, rate, time, why } from './format.js';
 
 /** Maximum events kept, and rows shown. */
 const MAX_EVENTS = 500;
@@ -24,6 +25,7 @@ export class Denials {
   constructor(hooks) {
     this.hooks = hooks;
     this.#panel = new Panel('denials', 'Denials', hooks);
+    exports(byId('denials'), 'denials', () => this.#events.map(({ attributes, block, ...event }) => event));
     const form = byId('denials-form');
     form.addEventListener('submit', (event) => event.preventDefault());
     form.addEventListener('change', () => this.refresh());
@@ -109,56 +111,67 @@ export class Denials {
 
   #row({ policy, key, mode, protocol, verdict }) {
     const open = () => this.hooks.openKey(policy, key);
-    const at = el('time');
+    const [last, first] = [el('time'), el('time')];
     const times = el('b', { class: 'times' });
+    const rates = el('p', { class: 'under' });
     const reason = el('span');
     return {
       node: el(
         'tr',
         { 'data-mode': mode },
-        el('td', { class: 'time' }, at),
+        el('td', { class: 'time' }, last),
         el(
           'th',
           { scope: 'row' },
           el('button', { type: 'button', class: 'link key', title: key, onclick: open }, key),
-          el('p', { class: 'under narrow' }, policy),
+          el('p', { class: 'under' }, policy),
         ),
-        el('td', { class: 'wide' }, policy),
+        el('td', { class: 'n' }, times, rates),
         el(
           'td',
           { class: 'why' },
-          times,
           mode === 'shadow' ? el('b', { class: 'tag' }, 'shadow') : null,
           verdict === 'expired' ? el('b', { class: 'tag' }, 'expired') : null,
           reason,
         ),
+        el('td', { class: 'wide time' }, first),
         el('td', { class: 'wide' }, protocol),
       ),
-      update: ({ last, count: n }) => {
-        at.dateTime = last.at;
-        at.title = last.at;
-        setText(at, time(last.at));
-        setText(times, n > 1 ? `${count(n)}×` : '');
-        show(times, n > 1);
-        setText(reason, `${why(last)}${last.source === 'store' ? '' : `, decided by ${last.source}`}`);
+      update: (row) => {
+        for (const [node, { at }] of [
+          [last, row.last],
+          [first, row.first],
+        ]) {
+          node.dateTime = at;
+          node.title = at;
+          setText(node, time(at));
+        }
+        setText(times, count(row.count));
+        setText(rates, rateText(row));
+        setText(reason, `${why(row.last)}${row.last.source === 'store' ? '' : `, decided by ${row.last.source}`}`);
       },
     };
   }
 }
 
-/** Groups events, newest first, into rows by second, policy, key, protocol and verdict. */
+/** The rate between the first and the last of them, if there are several. */
+function rateText({ first, last, count: n }) {
+  const ms = new Date(last.at) - new Date(first.at);
+  return n > 1 && ms > 0 ? rate((1000 * (n - 1)) / ms) : '';
+}
+
+/** Groups events, newest first, into rows by policy, key, reason, protocol and verdict. */
 function rows(events) {
   const found = new Map();
   for (const event of events) {
-    const { policy, key, mode, protocol, verdict } = event;
-    const second = Math.floor(new Date(event.at).getTime() / 1000);
-    const id = identity({ second, policy, key, mode, protocol, verdict });
-    const row = found.get(id) ?? { second, policy, key, mode, protocol, verdict, last: event, count: 0 };
+    const id = identity(event);
+    const row = found.get(id) ?? { ...event, last: event, count: 0 };
+    row.first = event;
     row.count += 1;
     found.set(id, row);
   }
   return [...found.values()].slice(0, MAX_ROWS);
 }
 
-const identity = ({ second, policy, key, mode, protocol, verdict }) =>
-  JSON.stringify([second, policy, key, mode, protocol, verdict]);
+const identity = ({ policy, key, mode, reason, protocol, verdict }) =>
+  JSON.stringify([policy, key, mode, reason, protocol, verdict]);

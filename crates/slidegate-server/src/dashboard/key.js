@@ -1,28 +1,61 @@
 // Key panel: one key's usage over time, and its actions.
 
 import { byId, el, fact, list, setText, show } from './dom.js';
+import { confirmed } from './confirm.js';
 import { HttpError, Unavailable, keyPath, request } from './api.js';
 import { errorText } from './panel.js';
 import { count, duration, identity, quota, time, why } from './format.js';
 import { UsageChart, chargesOf } from './usage_chart.js';
 
-/** Actions: the form or button, and the request body. */
+/**
+ * Actions: the form or button, and the request body. `preview(state, body)` are the facts of a confirmation, `undo(state,
+ * body)` the action that takes it back, if there is one.
+ */
 const ACTIONS = {
-  reset: { form: 'act-reset', body: () => ({}) },
+  reset: {
+    form: 'act-reset',
+    body: () => ({}),
+    preview: (state) => [
+      ['Now', usedText(state)],
+      ['After', `used 0 of ${quotaOf(state)}. It cannot be undone.`],
+    ],
+  },
   refund: { form: 'act-refund', body: (form) => ({ cost: form.cost.valueAsNumber }) },
-  penalize: { form: 'act-penalize', body: (form) => ({ cost: form.cost.valueAsNumber }) },
-  block: { form: 'act-block', body: (form) => ({ for: form.for.value.trim() }) },
+  penalize: {
+    form: 'act-penalize',
+    body: (form) => ({ cost: form.cost.valueAsNumber }),
+    undo: (_, { cost }) => ['refund', { cost }],
+  },
+  block: {
+    form: 'act-block',
+    body: (form) => ({ for: form.for.value.trim() }),
+    preview: (state, body) => [
+      ['Now', `${usedText(state)}, cost 1 fits ${waitText(state)}`],
+      ['After', `every request is denied for ${body.for}, on all instances`],
+    ],
+    undo: ({ block }) => !block && ['unblock', {}],
+  },
   override: {
     form: 'act-override',
     body: (form) => ({ quota: form.quota.value.trim(), for: form.for.value.trim() }),
+    preview: (state, body) => [
+      ['Now', quotaOf(state)],
+      ['After', `${body.quota} for ${body.for}, on all instances. Usage is kept.`],
+    ],
+    undo: ({ override }) => !override && ['clear-override', {}],
   },
   unblock: { button: 'act-unblock', body: () => ({}) },
   'clear-override': { button: 'act-clear-override', body: () => ({}) },
 };
 
+const quotaOf = (state) => quota(state.limit, state.window_ms, state.algorithm);
+const usedText = (state) => `used ${count(state.used)} of ${quotaOf(state)}`;
+
 export class Key {
   #hooks;
   #open = null;
+  /** The last response about the open key. */
+  #state = null;
   #requests = 0;
   #chart = new UsageChart();
   #note = document.querySelector('#keys > .note');
@@ -44,7 +77,6 @@ export class Key {
       if (action.form) byId(action.form).addEventListener('submit', run);
       else byId(action.button).addEventListener('click', run);
     }
-    addEventListener('hashchange', () => this.openFromUrl());
   }
 
   policiesChanged(policies) {
@@ -131,6 +163,7 @@ export class Key {
   }
 
   #draw(state) {
+    this.#state = state;
     show(byId('key-view'), true);
     setText(byId('key-name'), state.key);
     setText(byId('key-under'), state.policy);
@@ -201,6 +234,19 @@ export class Key {
       },
     );
 
+    const holds = state.holds ?? [];
+    show(byId('key-holds'), holds.length > 0);
+    setText(byId('key-holds-count'), count(state.open_holds ?? holds.length));
+    list(
+      byId('key-holds-list'),
+      holds,
+      ({ id }) => id,
+      () => {
+        const node = el('li');
+        return { node, update: (one) => setText(node, holdText(one)) };
+      },
+    );
+
     show(byId('key-denials'), state.denials.length > 0);
     setText(byId('key-denials-count'), count(state.denials.length));
     list(byId('key-denials-list'), state.denials, identity, (event) => ({
@@ -212,16 +258,31 @@ export class Key {
   async #act(name, action) {
     if (!this.#open) return;
     const { policy, key } = this.#open;
+    const before = this.#state;
     const body = action.body(action.form ? byId(action.form).elements : null);
+    if (action.preview) {
+      const facts = [...action.preview(before, body), ['Affects', `one key: ${before.key} under ${policy}`]];
+      const title = byId(action.form).querySelector('button').textContent;
+      if (!(await confirmed({ title, facts, action: title }))) return;
+    }
+    await this.#send(name, body, { policy, key }, action.undo?.(before, body));
+  }
+
+  /** Sends a change, and shows the result, with a button that sends `undo`, an action and its body. */
+  async #send(name, body, target, undo) {
     const result = byId('act-result');
     this.#setBusy(true);
     try {
-      const { done } = await request(`${keyPath(policy, key)}/${name}`, { method: 'POST', body });
+      const { done } = await request(`${keyPath(target.policy, target.key)}/${name}`, { method: 'POST', body });
       setText(result, `Done: ${done}.`);
+      if (undo) {
+        const onclick = () => this.#send(undo[0], undo[1], target);
+        result.append(' ', el('button', { type: 'button', class: 'quiet', onclick }, 'Undo'));
+      }
       result.dataset.state = 'done';
     } catch (error) {
       if (error instanceof HttpError && error.status === 401) this.#hooks.tokenRequired(error);
-      if (error instanceof HttpError && error.status === 403) this.#hooks.readOnly(error);
+      if (error instanceof HttpError && error.status === 403) this.#hooks.readOnly();
       setText(result, errorText(error, 'Not done'));
       result.dataset.state = 'failed';
     } finally {
@@ -235,6 +296,9 @@ export class Key {
     document.querySelector('.key-acts').toggleAttribute('aria-busy', isBusy);
   }
 }
+
+const holdText = ({ id, held, settled, ends_in_ms: ends }) =>
+  `${id}: holds ${count(held)}${settled ? `, ${count(settled)} settled` : ''}, ends in ${duration(ends)}`;
 
 const nextFreeText = ({ frees_after_ms: ms, reason }) => {
   if (ms === null) return reason === 'blocked' ? 'not while blocked' : 'no usage';

@@ -126,7 +126,7 @@ export class LimitDialog {
     setText(container, errorText(error, what));
     container.dataset.state = 'failed';
     if (!(error instanceof HttpError && error.status === 403)) return false;
-    this.#hooks.readOnly(error);
+    this.#hooks.readOnly();
     return true;
   }
 }

@@ -3,8 +3,10 @@
 import { byId, setText, show } from './dom.js';
 import { HttpError, Unavailable, request } from './api.js';
 
-/** Describes an error for the user. */
-export function errorText(error, what) {
+/** Describes an error for the user. Backquotes of the service are shown as quotation marks. */
+export const errorText = (error, what) => describe(error, what).replaceAll(/`([^`]*)`/g, '“$1”');
+
+function describe(error, what) {
   if (error instanceof Unavailable) return `${what}: ${error.message}`;
   if (!(error instanceof HttpError)) throw error; // a bug of this page: report it in the console
   switch (error.status) {

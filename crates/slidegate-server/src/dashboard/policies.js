@@ -1,25 +1,27 @@
-// Policies panel: quota, decisions, and a sparkline of the last minute.
+// Policies panel: quota, rates, and a sparkline of the chosen range.
 
 import { byId, el, list, options, setText, show, svg } from './dom.js';
 import { Panel } from './panel.js';
-import { compact, count, percent, quota } from './format.js';
+import { exports } from './exports.js';
+import { checksOf, total } from './history.js';
+import { count, duration, percent, quota, rate } from './format.js';
 
-const SPARK_S = 60;
 const WIDTH = 120;
 const HEIGHT = 22;
 
 export class Policies {
   #panel;
   #hooks;
-  /** The last minute of each policy: a list of `[allowed, denied]`. */
-  #minutes = new Map();
+  #history = null;
   #chosen = '';
-  #sparks = new Map();
+  /** Update functions of the rows, by policy. */
+  #rows = new Map();
   all = [];
 
   constructor(hooks) {
     this.#hooks = hooks;
     this.#panel = new Panel('policies', 'Policies', hooks);
+    exports(byId('policies'), 'policies', () => this.all.map((policy) => this.#exported(policy)));
   }
 
   refresh() {
@@ -31,20 +33,33 @@ export class Policies {
     return this.all.every(({ counts }) => counts && counts.allowed + counts.denied + counts.shadow_denied === 0);
   }
 
-  addRates(byPolicy) {
-    for (const { name } of this.all) {
-      const minute = this.#minutes.get(name) ?? [];
-      const { allowed = 0, denied = 0 } = byPolicy?.[name] ?? {};
-      minute.push([allowed, denied]);
-      if (minute.length > SPARK_S) minute.shift();
-      this.#minutes.set(name, minute);
-      this.#sparks.get(name)?.(minute);
-    }
+  /** Shows the figures of the chosen range. */
+  drawHistory(history) {
+    this.#history = history;
+    setText(byId('policies-range'), `Last ${duration(spanMs(history))}`);
+    for (const draw of this.#rows.values()) draw();
+  }
+
+  #figures(name) {
+    const history = this.#history;
+    const of = (verdict) => checksOf(history, (one) => one.policy === name && one.verdict === verdict);
+    const [allowed, denied, shadow] = ['allow', 'deny', 'shadow_deny'].map(of);
+    return { allowed, denied, shadow };
+  }
+
+  #exported(policy) {
+    const { name, scope, limit, window_ms: windowMs, algorithm, mode, open_reservations: open, held_cost: held } = policy;
+    const row = { name, scope: scope.join(' '), limit, window_ms: windowMs, algorithm, mode, open_reservations: open, held };
+    if (!this.#history) return row;
+    const { allowed, denied, shadow } = this.#figures(name);
+    const sums = { allowed: total(allowed), denied: total(denied), shadow_denied: total(shadow) };
+    return { ...row, ...sums, range_ms: spanMs(this.#history) };
   }
 
   #draw(policies) {
     this.all = policies;
     const names = policies.map(({ name }) => [name, name]);
+    for (const name of this.#rows.keys()) if (!policies.some((one) => one.name === name)) this.#rows.delete(name);
     options(byId('top-policy'), [['', 'All'], ...names]);
     options(byId('denials-policy'), [['', 'All'], ...names]);
     options(byId('key-policy'), names);
@@ -57,12 +72,13 @@ export class Policies {
     this.#hooks.policiesChanged(policies);
   }
 
-  #choose(name) {
-    this.#chosen = this.#chosen === name ? '' : name;
+  /** Chooses a policy, or all with an empty name. */
+  choose(name) {
+    this.#chosen = name;
     for (const button of byId('policies-rows').querySelectorAll('button.link')) {
-      button.setAttribute('aria-pressed', String(button.textContent === this.#chosen));
+      button.setAttribute('aria-pressed', String(button.textContent === name));
     }
-    this.#hooks.policyChosen(this.#chosen);
+    this.#hooks.policyChosen(name);
   }
 
   #edit(name) {
@@ -72,7 +88,7 @@ export class Policies {
   #row({ name }) {
     const button = el(
       'button',
-      { type: 'button', class: 'link', 'aria-pressed': 'false', onclick: () => this.#choose(name) },
+      { type: 'button', class: 'link', 'aria-pressed': 'false', onclick: () => this.#hooks.link(this.#chosen === name ? '' : `policy/${encodeURIComponent(name)}`) },
       name,
     );
     const edit = el(
@@ -90,13 +106,27 @@ export class Policies {
     const narrow = el('p', { class: 'under narrow' });
     const quotaCell = el('td', { class: 'wide' });
     const spark = el('td', { class: 'wide spark' });
-    const [allowed, denied, nearLimit, shadow] = [0, 1, 2, 3].map(() => el('td', { class: 'n' }));
-    nearLimit.classList.add('wide');
+    const [allowed, denied, shadow] = [0, 1, 2].map(() => el('td', { class: 'n' }));
     shadow.classList.add('wide');
     const bar = el('i', { class: 'bar', 'aria-hidden': 'true' });
     const share = el('span');
-    this.#sparks.set(name, sparkline(spark));
-    this.#sparks.get(name)(this.#minutes.get(name) ?? []);
+    const draw = sparkline(spark);
+    const figures = () => {
+      if (!this.#history) return;
+      const of = this.#figures(name);
+      draw(of);
+      const ms = spanMs(this.#history);
+      const sums = [total(of.allowed), total(of.denied), total(of.shadow)];
+      [allowed, denied, shadow].forEach((cell, at) => {
+        setText(cell, rate((1000 * sums[at]) / ms));
+        cell.title = `${count(sums[at])} in ${duration(ms)}`;
+      });
+      const decided = sums[0] + sums[1];
+      setText(share, percent(sums[1], decided));
+      bar.style.setProperty('--part', decided ? sums[1] / decided : 0);
+    };
+    this.#rows.set(name, figures);
+    figures();
     return {
       node: el(
         'tr',
@@ -107,11 +137,9 @@ export class Policies {
         allowed,
         denied,
         el('td', { class: 'n share' }, share, bar),
-        nearLimit,
         shadow,
       ),
       update: (policy) => {
-        const counts = policy.counts ?? {};
         const isShadow = policy.mode === 'shadow';
         const text = quotaText(policy);
         setText(
@@ -130,13 +158,6 @@ export class Policies {
         setText(under, [scopeText(policy), openText(policy)].filter(Boolean).join('; '));
         setText(quotaCell, text);
         setText(narrow, text);
-        setText(allowed, figure(counts.allowed));
-        setText(denied, figure(counts.denied));
-        setText(nearLimit, figure(counts.near_limit));
-        setText(shadow, figure(counts.shadow_denied));
-        const decided = (counts.allowed ?? 0) + (counts.denied ?? 0);
-        setText(share, percent(counts.denied ?? 0, decided));
-        bar.style.setProperty('--part', decided ? counts.denied / decided : 0);
         show(marks, marks.textContent !== '');
         show(under, under.textContent !== '');
       },
@@ -144,8 +165,8 @@ export class Policies {
   }
 }
 
-/** A figure, or a dash if it is missing. */
-const figure = (n) => (n === undefined ? '–' : compact(n));
+/** The time that the history covers, at least a second. */
+const spanMs = ({ lasted_ms: lasted }) => Math.max(1000, total(lasted));
 
 const quotaText = (policy) =>
   `${quota(policy.limit, policy.window_ms, policy.algorithm)} ${policy.algorithm}${policy.burst ? `, burst ${count(policy.burst)}` : ''}`;
@@ -165,25 +186,22 @@ function openText({ open_reservations: open, held_cost: held }) {
   return open > 0 && `${count(open)} open reservation${open === 1 ? '' : 's'} of ${count(held)}`;
 }
 
-/** The last minute: allowed as an area, denied as a line. Returns the draw function. */
+/** Allowed as an area, denied as a line, as wide as the column. Returns the draw function. */
 function sparkline(container) {
   const allowed = svg('path', { class: 'allowed' });
   const denied = svg('path', { class: 'denied' });
-  const drawing = svg(
-    'svg',
-    { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, width: WIDTH, height: HEIGHT, role: 'img' },
-    allowed,
-    denied,
-  );
+  const box = { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: 'none', role: 'img' };
+  const drawing = svg('svg', box, allowed, denied);
   container.append(drawing);
-  return (minute) => {
-    const most = Math.max(1, ...minute.map((pair) => Math.max(...pair)));
-    const x = (at) => (WIDTH * (SPARK_S - minute.length + at)) / (SPARK_S - 1);
+  return (of) => {
+    const steps = of.allowed.length;
+    const most = Math.max(1, ...of.allowed, ...of.denied);
+    const x = (at) => ((WIDTH * at) / Math.max(1, steps - 1)).toFixed(1);
     const y = (n) => (HEIGHT - 2 - ((HEIGHT - 4) * n) / most).toFixed(1);
-    const line = (which) => minute.map((pair, at) => `${at ? 'L' : 'M'}${x(at).toFixed(1)} ${y(pair[which])}`).join('');
-    const sum = (which) => minute.reduce((total, pair) => total + pair[which], 0);
-    allowed.setAttribute('d', minute.length ? `${line(0)}L${WIDTH} ${HEIGHT}L${x(0).toFixed(1)} ${HEIGHT}Z` : '');
-    denied.setAttribute('d', sum(1) ? line(1) : '');
-    drawing.setAttribute('aria-label', `${count(sum(0))} allowed and ${count(sum(1))} denied in the last minute`);
+    const line = (values) => values.map((n, at) => `${at ? 'L' : 'M'}${x(at)} ${y(n)}`).join('');
+    const sums = [total(of.allowed), total(of.denied)];
+    allowed.setAttribute('d', steps ? `${line(of.allowed)}L${WIDTH} ${HEIGHT}L0 ${HEIGHT}Z` : '');
+    denied.setAttribute('d', sums[1] ? line(of.denied) : '');
+    drawing.setAttribute('aria-label', `${count(sums[0])} allowed and ${count(sums[1])} denied in the range`);
   };
 }

@@ -1,6 +1,7 @@
 // Shadow panel: what candidates and shadow policies would change.
 
 import { byId, el, list, setText, show } from './dom.js';
+import { confirmed } from './confirm.js';
 import { HttpError, request } from './api.js';
 import { Panel, errorText } from './panel.js';
 import { compact, count, percent, quota } from './format.js';
@@ -25,7 +26,7 @@ export class Shadow {
     show(byId('shadows'), shadows.length > 0);
     if (candidates.length + shadows.length === 0) {
       this.#panel.note(
-        'No policy is in shadow mode or has a candidate. Set `mode: shadow` or a `candidate` to try a limit.',
+        'No limit is being tried. Put a policy in shadow mode, or give it a candidate, to see what it would deny.',
       );
     }
     list(
@@ -58,13 +59,14 @@ export class Shadow {
   }
 
   #candidate({ policy }) {
+    let shown;
     const [requests, denied, allowed] = [0, 1, 2].map(() => el('td', { class: 'n' }));
     requests.classList.add('wide');
     const quotas = el('span', { class: 'quotas' });
     const keys = el('td', { class: 'wide' });
     const promote = el(
       'button',
-      { type: 'button', class: 'write', onclick: () => this.#promote(policy, promote) },
+      { type: 'button', class: 'write', onclick: () => this.#promote(shown) },
       'Promote',
     );
     promote.setAttribute('aria-label', `Promote the candidate of ${policy}`);
@@ -80,6 +82,7 @@ export class Shadow {
         keys,
       ),
       update: (now) => {
+        shown = now;
         setText(quotas, `${quotaText(now.live)} → ${quotaText(now.candidate)}`);
         setText(requests, compact(now.requests));
         setText(denied, compact(now.newly_denied));
@@ -106,17 +109,29 @@ export class Shadow {
     };
   }
 
-  async #promote(policy, button) {
-    button.disabled = true;
+  async #promote({ policy, live, candidate, requests, newly_denied: denied, newly_allowed: allowed }) {
+    const share = (n, what) => `${percent(n, requests)} of ${compact(requests)} compared requests are ${what}`;
+    const facts = [
+      ['Now', quotaText(live)],
+      ['After', `${quotaText(candidate)}, at once and on all instances. Usage is kept.`],
+      ['Affects', `all keys of ${policy}: ${share(denied, 'newly denied')}, ${percent(allowed, requests)} newly allowed`],
+    ];
+    if (!(await confirmed({ title: `Promote the candidate of ${policy}`, facts, action: 'Promote' }))) return;
+    await this.#send(`/v1/policies/${encodeURIComponent(policy)}/promote`, 'Promote', ({ change }) => {
+      const onclick = () => this.#send(`/v1/changes/${change}/undo`, 'Undo', () => `Undone. ${policy} is as before.`);
+      return [`The candidate of ${policy} is active. `, el('button', { type: 'button', class: 'quiet write', onclick }, 'Undo')];
+    });
+  }
+
+  /** Sends a change, and shows what `done(response)` returns. */
+  async #send(path, what, done) {
+    const result = byId('shadow-result');
     try {
-      await request(`/v1/policies/${encodeURIComponent(policy)}/promote`, { method: 'POST', body: {} });
-      setText(byId('shadow-result'), `The candidate of ${policy} is active. Undo it under Status, Changes.`);
+      result.replaceChildren(...[done(await request(path, { method: 'POST', body: {} }))].flat());
       this.hooks.changed();
     } catch (error) {
-      if (error instanceof HttpError && error.status === 403) this.hooks.readOnly(error);
-      setText(byId('shadow-result'), errorText(error, 'Promote'));
-    } finally {
-      button.disabled = false;
+      if (error instanceof HttpError && error.status === 403) this.hooks.readOnly();
+      setText(result, errorText(error, what));
     }
   }
 }

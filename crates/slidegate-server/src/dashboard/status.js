@@ -18,7 +18,9 @@ export class Status {
     await this.#refreshChanges();
   }
 
-  #draw({ version, started_at: startedAt, uptime_ms: uptime, listeners, config, store, memory, traces, changes }) {
+  #draw(status) {
+    this.hooks.statusChanged(status);
+    const { version, started_at: startedAt, uptime_ms: uptime, listeners, config, store, memory, traces, changes } = status;
     setText(byId('version'), version);
     const redis = store.kind !== 'memory';
     const facts = [
@@ -48,6 +50,7 @@ export class Status {
         'Loaded',
         `${time(config.loaded_at)}, ${config.reloads === 1 ? '1 reload' : `${count(config.reloads ?? 0)} reloads`}`,
       ],
+      ...(config.error && !config.rejected ? [['Needs a restart', config.error, true]] : []),
       ...(traces ? [['Spans', spanText(traces), traces.failed + traces.dropped > 0]] : []),
       ...(changes.error ? [['Changes', `not synchronized with the store: ${changes.error}`, true]] : []),
       ...(changes.last_loss ? [['Changes lost by the store', lossText(changes), !changes.last_loss.restored_at]] : []),
@@ -73,15 +76,6 @@ export class Status {
         };
       },
     );
-    show(byId('config-error'), Boolean(config.error));
-    setText(byId('config-error-text'), config.error ?? '');
-    this.setStore(store.degraded, store.not_shared ?? store.last_failure);
-  }
-
-  /** Also called by the stream, every second. */
-  setStore(isDegraded, failure) {
-    show(byId('store-error'), Boolean(isDegraded));
-    if (failure) setText(byId('store-error-text'), failure);
   }
 
   async #refreshChanges() {
@@ -102,7 +96,7 @@ export class Status {
         const text = el('span');
         const undo = el(
           'button',
-          { type: 'button', class: 'quiet', onclick: () => this.#undo(change.id, undo) },
+          { type: 'button', class: 'quiet write', onclick: () => this.#undo(change.id, undo) },
           'Undo',
         );
         return {
@@ -122,7 +116,7 @@ export class Status {
       await request(`/v1/changes/${encodeURIComponent(id)}/undo`, { method: 'POST', body: {} });
       this.hooks.changed();
     } catch (error) {
-      if (error instanceof HttpError && error.status === 403) this.hooks.readOnly(error);
+      if (error instanceof HttpError && error.status === 403) this.hooks.readOnly();
       this.#panel.note(errorText(error, 'Undo'));
       button.disabled = false;
     }

@@ -1,20 +1,31 @@
-// Top keys panel: the keys with the most usage or denials. Counts are estimates with an error bound.
+// Lists of keys: most used, most denied, closest to their limit, and blocked. Counts are estimates with an error bound.
 
 import { byId, el, list, setText } from './dom.js';
+import { exports } from './exports.js';
 import { Panel } from './panel.js';
-import { ago, compact, count, isCandidate } from './format.js';
+import { ago, compact, count, duration, isCandidate, percent, time } from './format.js';
 
 const LIMIT = 20;
+
+/** The heading of the figures, and the end of the caption. */
+const ORDERS = {
+  used: ['Used', 'by charged cost'],
+  denied: ['Denied', 'by denials'],
+  closest: ['Taken', 'closest to their limit'],
+  blocked: ['Until', 'that are blocked'],
+};
 
 export class Top {
   #panel;
   #form = byId('top-form');
+  #shown = [];
 
   constructor(hooks) {
     this.hooks = hooks;
     this.#panel = new Panel('top', 'Top keys', hooks);
     this.#form.addEventListener('change', () => this.refresh());
     this.#form.addEventListener('submit', (event) => event.preventDefault());
+    exports(byId('top'), 'keys', () => this.#shown.map(({ now, ...one }) => ({ ...one, ...now })));
   }
 
   choose(policy) {
@@ -34,24 +45,28 @@ export class Top {
     );
   }
 
-  #draw({ policy, by, keys, error_bound: bound }) {
-    setText(byId('top-count'), by === 'denied' ? 'Denied' : 'Used');
-    setText(byId('top-caption'), `Top keys of ${policy ?? 'all policies'} by ${by === 'denied' ? 'denials' : 'usage'}`);
+  #draw({ policy, by, keys, error_bound: bound, period_s: period }) {
+    const [heading, what] = ORDERS[by];
+    setText(byId('top-count'), heading);
+    setText(byId('top-last'), by === 'blocked' ? 'By' : 'Last');
+    setText(byId('top-caption'), `Keys of ${policy ?? 'all policies'} ${what}`);
+    this.#shown = keys.filter((one) => !isCandidate(one.policy));
+    const isCounted = by === 'used' || by === 'denied';
+    const span = isCounted && `In the last ${period / 60} to ${(2 * period) / 60} minutes.`;
+    const error = isCounted && (bound ? `Counts are at most ${count(bound)} too high.` : 'Counts are exact.');
+    const bars = by !== 'blocked' && 'Bars: taken of the limit now.';
     setText(
       byId('top-bound'),
-      keys.length === 0 ? 'No keys yet.' : bound ? `Counts are at most ${count(bound)} too high.` : 'Counts are exact.',
+      this.#shown.length === 0 ? 'No keys.' : [span, error, bars].filter(Boolean).join(' '),
     );
-    const shown = keys.filter((one) => !isCandidate(one.policy));
-    const most = Math.max(1, ...shown.map((one) => one.count));
-    const items = shown.map((one) => ({ ...one, by, part: one.count / most }));
     list(
       byId('top-rows'),
-      items,
+      this.#shown.map((one) => ({ ...one, by, blocker: one.by })),
       (one) => JSON.stringify([policy, one.policy, one.key]),
       ({ key, policy: under }) => {
-        const n = el('span');
-        const over = el('span', { class: 'over' });
-        const bar = el('i', { class: 'bar', 'aria-hidden': 'true' });
+        const figure = el('span');
+        const bar = el('i', { class: 'bar', 'aria-hidden': 'true', 'data-by': 'used' });
+        const more = el('p', { class: 'under' });
         const last = el('td', { class: 'n last' });
         const open = () => this.hooks.openKey(under, key);
         return {
@@ -64,20 +79,47 @@ export class Top {
               el('button', { type: 'button', class: 'link key', title: key, onclick: open }, key),
               policy ? null : el('p', { class: 'under' }, under),
             ),
-            el('td', { class: 'n counted' }, n, over, bar),
+            el('td', { class: 'n counted' }, figure, bar, more),
             last,
           ),
-          update: (now) => {
-            setText(n, compact(now.count));
-            n.title = count(now.count);
-            const held = now.held ? ` +${compact(now.held)} held` : '';
-            setText(over, (now.at_most_over ? ` −${compact(now.at_most_over)}` : '') + held);
-            bar.dataset.by = now.by;
-            bar.style.setProperty('--part', now.part);
-            setText(last, now.last_at ? ago(now.last_at) : '–');
+          update: (one) => {
+            setText(figure, figureOf(one));
+            setText(more, moreOf(one));
+            const { now } = one;
+            bar.hidden = !now;
+            if (now) bar.style.setProperty('--part', part(now));
+            bar.toggleAttribute('data-full', Boolean(now) && part(now) >= 1);
+            setText(last, one.by === 'blocked' ? one.blocker : one.last_at ? ago(one.last_at) : '–');
           },
         };
       },
     );
   }
+}
+
+/** The part of the limit that is taken, from 0 to 1. */
+const part = ({ limit, remaining }) => (limit === 0 ? 1 : Math.max(0, limit - remaining) / limit);
+
+function figureOf({ by, count: counted, at_most_over: over, until, now }) {
+  if (by === 'blocked') return time(until);
+  if (by === 'closest') return percent(Math.round(1000 * part(now)), 1000);
+  return compact(counted) + (over ? ` −${compact(over)}` : '');
+}
+
+function moreOf({ by, held, now }) {
+  if (by === 'blocked') return '';
+  const wait = now && waitText(now);
+  return [
+    now && `${compact(Math.max(0, now.limit - now.remaining))} of ${compact(now.limit)}`,
+    held ? `${compact(held)} held` : '',
+    wait,
+  ]
+    .filter(Boolean)
+    .join(', ');
+}
+
+function waitText({ is_blocked: isBlocked, retry_after_ms: wait }) {
+  if (isBlocked) return 'blocked';
+  if (wait === null) return 'never fits';
+  return wait > 0 ? `wait ${duration(wait)}` : '';
 }

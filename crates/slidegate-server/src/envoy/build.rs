@@ -5,13 +5,13 @@
 use std::collections::BTreeMap;
 
 use slidegate::{Policy, PolicySet, Quota};
+use slidegate_config::yaml::one_line;
 
 use super::file::{self, ConfigFile, Descriptor, RateLimitEntry};
 use super::matcher::{DescriptorNode, Level, Limit};
 use super::names::{self, node_name};
 use super::rule::Rule;
 use super::{ConfigError, EnvoyConfig, ReadOptions, SCOPE};
-use crate::config::yaml;
 
 /// Most descriptors of all files: two for each limit, on the path to it or as its exceptions.
 const MAX_DESCRIPTORS: usize = 32_768;
@@ -56,7 +56,7 @@ impl EnvoyConfig {
 fn located(file: &str, line: u64, message: &str) -> String {
     // Messages of the YAML parser contain the line already.
     let has_line = message.contains(&format!("line {line}: "));
-    yaml::one_line(&if has_line {
+    one_line(&if has_line {
         format!("{file}: {message}")
     } else {
         format!("{file}: {message} (line {line})")

@@ -8,9 +8,9 @@
 use std::fmt::{self, Write as _};
 
 use serde_json::{Map, Value as Json};
+use slidegate_config::yaml::{Node, Value, YamlFormat};
 
 use super::rule::{Rate, Rule, Unit};
-use crate::config::yaml::{Node, Value, YamlFormat};
 
 /// YAML 1.1. A level of descriptors nests two deep, so there are about 30; Envoy sends fewer.
 const FORMAT: YamlFormat =
@@ -88,14 +88,15 @@ pub(super) fn parse(text: &str) -> ConfigFile {
     let root = match FORMAT.read(text) {
         Ok(root) => root,
         Err(error) => {
-            let message = format!("error loading config file: yaml: line {}: {}", error.line, error.message);
-            file.errors.push((error.line, message));
+            let message =
+                format!("error loading config file: yaml: line {}: {}", error.position.line, error.message);
+            file.errors.push((error.position.line, message));
             return file;
         }
     };
     file.check_keys(root.entries());
     if file.errors.is_empty() {
-        file.domain_line = root.get("domain").map_or(1, |node| node.line);
+        file.domain_line = root.get("domain").map_or(1, |node| node.position.line);
         file.take_root(&root);
     }
     file
@@ -107,13 +108,16 @@ impl ConfigFile {
     fn check_keys(&mut self, entries: &[(Node, Node)]) {
         for (key, value) in entries {
             let Value::Text(name) = &key.value else {
-                self.error(key.line, format!("config error, key is not of type string: {}", Printed(key)));
+                self.error(
+                    key.position.line,
+                    format!("config error, key is not of type string: {}", Printed(key)),
+                );
                 continue;
             };
             // Every key is accepted at every level, and anything below `metadata`.
             let name = name.as_str();
             if name != "domain" && !DESCRIPTOR_KEYS.contains(&name) && !RATE_LIMIT_KEYS.contains(&name) {
-                self.error(key.line, format!("config error, unknown key '{name}'"));
+                self.error(key.position.line, format!("config error, unknown key '{name}'"));
                 continue;
             }
             if name == "metadata" {
@@ -127,11 +131,11 @@ impl ConfigFile {
                             self.check_keys(entries);
                         } else {
                             let message = "config error, yaml file contains list of type other than map";
-                            self.error(node.line, format!("{message}: {}", Printed(node)));
+                            self.error(node.position.line, format!("{message}: {}", Printed(node)));
                         }
                     }
                 }
-                Value::Float => self.error(value.line, "error checking config".into()),
+                Value::Float => self.error(value.position.line, "error checking config".into()),
                 Value::Null | Value::Bool(_) | Value::Integer(_) | Value::Text(_) => {}
             }
         }
@@ -165,11 +169,11 @@ impl ConfigFile {
         if let Some(metadata) = node.get("metadata")
             && let Err(message) = self.metadata(metadata).and_then(|map| rule.take_metadata(map))
         {
-            self.error(metadata.line, message);
+            self.error(metadata.position.line, message);
         }
         let limit = node.get("rate_limit").and_then(|node| self.limit(node, &mut rule));
         Descriptor {
-            line: node.line,
+            line: node.position.line,
             key: self.text(node, "key"),
             value: self.text(node, "value"),
             limit,
@@ -194,14 +198,14 @@ impl ConfigFile {
         let replaces = self.list(node, "replaces", "[]config.yamlReplaces");
         rule.replaces = replaces.iter().map(|node| self.text(node, "name")).collect();
         let limit = RateLimitEntry {
-            line: node.line,
+            line: node.position.line,
             requests_per_unit: self.count(node, "requests_per_unit"),
             unit: self.text(node, "unit"),
             unlimited: self.flag(node, "unlimited"),
         };
         if !limit.unlimited && node.get("requests_per_unit").is_none() {
             self.warnings.push((
-                node.line,
+                node.position.line,
                 "rate_limit has no requests_per_unit, so every request is denied; add it".into(),
             ));
         }
@@ -219,7 +223,7 @@ impl ConfigFile {
                     name if DESCRIPTOR_KEYS.contains(&name) => "; move it into a descriptor",
                     _ => "",
                 };
-                self.warnings.push((key.line, format!("`{name}` is ignored {place}{home}")));
+                self.warnings.push((key.position.line, format!("`{name}` is ignored {place}{home}")));
             }
         }
     }
@@ -276,7 +280,7 @@ impl ConfigFile {
     }
 
     fn wrong_type(&mut self, node: &Node, type_name: &str) {
-        self.error(node.line, unmarshal(node, type_name));
+        self.error(node.position.line, unmarshal(node, type_name));
     }
 
     fn error(&mut self, line: u64, message: String) {
@@ -286,8 +290,10 @@ impl ConfigFile {
 
 /// The error for a value of the wrong type.
 fn unmarshal(node: &Node, type_name: &str) -> String {
-    let mut message =
-        format!("error loading config file: yaml: unmarshal errors: line {}: cannot unmarshal ", node.line);
+    let mut message = format!(
+        "error loading config file: yaml: unmarshal errors: line {}: cannot unmarshal ",
+        node.position.line
+    );
     message += match node.value {
         Value::Null => "!!null",
         Value::Bool(_) => "!!bool",

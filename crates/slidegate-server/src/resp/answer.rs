@@ -1,10 +1,10 @@
 //! Decisions as replies: of one policy, or of all that apply.
 
 use slidegate::{Decision, Decisions, Error, PolicyDecision, PolicySet, Reason, headers::millis_ceil};
+use slidegate_config::names;
 
 use super::reply::Reply;
 use crate::app::explanation;
-use crate::policy_names;
 
 /// Writes the decision of one policy.
 pub(super) fn write_one_policy(decisions: &Decisions<'_>, reply: &mut Reply<'_>) {
@@ -114,8 +114,8 @@ pub(super) fn decision_fields(allowed: bool, one: &PolicyDecision<'_>, reply: &m
 
 /// `RL.POLICIES`
 pub(super) fn policies(policies: &PolicySet, reply: &mut Reply<'_>) {
-    reply.array(policy_names::listed(policies).count());
-    for policy in policy_names::listed(policies) {
+    reply.array(names::listed(policies).count());
+    for policy in names::listed(policies) {
         let quota = policy.quota();
         reply.fields(6);
         reply.field("policy");

@@ -4,6 +4,7 @@
 //! `COST` and `PEEK`.
 
 use slidegate::{Cost, Policy, PolicySet, Request, Verb};
+use slidegate_config::names;
 
 use super::batch::{Batch, ReplyFormat, Step};
 use super::cost::parse_cost;
@@ -11,7 +12,6 @@ use super::error::CommandError;
 use super::reply::{Escaped, Reply};
 use super::throttle::{Dialect, QuotaCache, ThrottleArguments};
 use crate::app::App;
-use crate::policy_names;
 
 /// `RL.CHECK policy key [key ...] [COST n] [PEEK]`, and `RL.REFUND` with the same arguments but
 /// `PEEK`.
@@ -117,7 +117,7 @@ pub(super) fn policy_arguments<'a, 'b>(
 
 /// Rejects the policies of redis-cell and throttlecrab commands: their quota is given inline.
 pub(super) fn reject_inline_policy(policy: &Policy) -> Result<(), CommandError> {
-    if policy_names::is_inline(policy.name()) {
+    if names::is_inline(policy.name()) {
         let name = policy.name();
         return Err(CommandError::new(format!(
             "policy `{name}` has no configured quota; send the command {name} with an inline quota"

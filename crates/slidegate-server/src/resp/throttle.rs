@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slidegate::{Algorithm, Decisions, Quota, headers::secs_ceil};
+use slidegate_config::names::INLINE_POLICIES;
 
 use super::answer;
 use super::error::{CommandError, parse_integer};
 use super::reply::Reply;
 use crate::limits::MAX_COST;
-use crate::policy_names::INLINE_POLICIES;
 
 /// Maximum period in seconds: the maximum window.
 const MAX_PERIOD_SECS: u64 = Quota::MAX_WINDOW.as_secs();

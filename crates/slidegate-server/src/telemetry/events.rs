@@ -1,26 +1,31 @@
-//! Events: one record per denial, with its reason, and per reservation that expires.
+//! Events: one record per denial, with its reason, per reservation that expires, and per key that
+//! reaches a share of its limit.
 //!
 //! Events go to a ring buffer in memory, to subscribers, and to the log, which a separate thread
 //! writes so that a slow or stuck log never delays a decision. Each output is rate-limited per key
 //! by a limiter of the library, so one key cannot flood it. Suppressed events are counted.
 
 use std::collections::VecDeque;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::Serialize;
+use serde_json::json;
 use slidegate::{
     Block, DecisionSource, Limiter, MemoryStore, Policy, PolicyDecision, Quota, Reason, Secret, Timestamp,
     headers::millis_ceil,
 };
+use slidegate_config::policy::KeysShown;
 use tokio::sync::broadcast;
 
+use super::notifications::Crossing;
 use super::redaction::Redactor;
 use crate::app::explanation;
 use crate::caller::Protocol;
-use crate::config::KeysShown;
 use crate::key_text::KeyText;
 use crate::log_limit::{LogLimit, LogRates};
 
@@ -39,7 +44,7 @@ const RATED_KEYS: usize = 4096;
 /// Messages that a subscriber may lag behind before it misses some.
 const BEHIND: usize = 1024;
 
-/// One denial, or a reservation that was not settled in time.
+/// One denial, a reservation that was not settled in time, or a key near its limit.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Event {
     /// Sequence number of recorded events, from 1.
@@ -62,8 +67,11 @@ pub(crate) struct Event {
     /// `null`: the cost never fits.
     retry_after_ms: Option<u64>,
     /// The reason: `over_limit`, `blocked`, `too_many_holds`, `store_full` or
-    /// `store_unavailable`; [`EXPIRED`].
+    /// `store_unavailable`; [`EXPIRED`]; [`THRESHOLD`].
     reason: &'static str,
+    /// The share of the limit that was reached, in percent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    threshold: Option<u8>,
     /// When the reservation ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     until: Option<String>,
@@ -76,7 +84,7 @@ pub(crate) struct Event {
     store_failure: Option<String>,
     mode: &'static str,
     protocol: &'static str,
-    /// `deny` or [`EXPIRED`].
+    /// [`DENY`], [`EXPIRED`] or [`NOTIFY`].
     verdict: &'static str,
     #[serde(skip)]
     keys_shown: KeysShown,
@@ -86,8 +94,15 @@ pub(crate) struct Event {
     raw: Secret<Box<str>>,
 }
 
+/// The verdict of an event about a denial.
+const DENY: &str = "deny";
 /// The verdict and the reason of an event about a reservation.
 const EXPIRED: &str = "expired";
+/// The verdict and the reason of an event about a key that reached a share of its limit.
+const NOTIFY: &str = "notify";
+const THRESHOLD: &str = "threshold";
+/// The type of a message to the webhook about it.
+const THRESHOLD_REACHED: &str = "limit.threshold_reached";
 
 /// A reservation that was not settled in time, under one policy.
 #[derive(Debug)]
@@ -224,13 +239,14 @@ impl Events {
             cost: one.asked(),
             retry_after_ms: wait.map(millis_ceil),
             reason: reason.name(),
+            threshold: None,
             until: None,
             block: one.block().map(Blocked::from),
             store_failure: one.store_failure().map(ToString::to_string),
             source: one.source().name(),
             mode: if denies { "enforce" } else { "shadow" },
             protocol: protocol.name(),
-            verdict: "deny",
+            verdict: DENY,
             keys_shown,
             raw: raw(key),
         };
@@ -255,6 +271,7 @@ impl Events {
             cost: one.cost,
             retry_after_ms: None,
             reason: EXPIRED,
+            threshold: None,
             until: Some(explanation::time(one.until)),
             block: None,
             store_failure: None,
@@ -265,6 +282,41 @@ impl Events {
             keys_shown,
             raw: raw(&one.key),
         };
+        self.publish(event, &rated);
+    }
+
+    /// The event of a key that crossed a threshold.
+    pub(super) fn of_crossing(&self, one: &Crossing, policy: &Policy, keys_shown: KeysShown) -> Event {
+        Event {
+            seq: 0,
+            at: one.at,
+            policy: one.policy.clone(),
+            attributes: self.attributes(policy, &one.key, keys_shown),
+            key: self.redactor.show(&one.key, keys_shown).into_owned(),
+            limit: one.limit,
+            window_ms: millis_ceil(one.window),
+            algorithm: one.algorithm,
+            used: one.used,
+            held: one.held,
+            cost: one.cost,
+            retry_after_ms: None,
+            reason: THRESHOLD,
+            threshold: Some(one.threshold),
+            until: None,
+            block: None,
+            store_failure: None,
+            source: one.source,
+            mode: if one.is_enforced { "enforce" } else { "shadow" },
+            protocol: one.protocol.name(),
+            verdict: NOTIFY,
+            keys_shown,
+            raw: raw(&one.key),
+        }
+    }
+
+    /// Records, publishes and logs it. It is logged apart from denials of the key.
+    pub(super) fn record_crossing(&self, event: Event, one: &Crossing) {
+        let rated = format!("{}:{}:{}", one.policy, one.threshold, one.key);
         self.publish(event, &rated);
     }
 
@@ -344,7 +396,7 @@ impl Events {
         let is_key =
             |key: &String| *key == event.key || self.redactor.show(key, event.keys_shown) == event.key;
         filter.policy.as_ref().is_none_or(|policy| *policy == event.policy)
-            && (event.verdict != EXPIRED || !filter.only_denials)
+            && (event.verdict == DENY || !filter.only_denials)
             && filter.key.as_ref().is_none_or(is_key)
     }
 
@@ -375,6 +427,11 @@ impl Events {
     }
 }
 
+/// A random number.
+fn random() -> u64 {
+    RandomState::new().hash_one(0)
+}
+
 /// The key, for lookups.
 fn raw(key: &str) -> Secret<Box<str>> {
     Secret::new(if key.len() > KeyText::MAX { "" } else { key }.into())
@@ -383,7 +440,19 @@ fn raw(key: &str) -> Secret<Box<str>> {
 impl Event {
     /// The name of the message that a stream has of it.
     pub(super) fn name(&self) -> &'static str {
-        if self.verdict == EXPIRED { EXPIRED } else { "denial" }
+        match self.verdict {
+            EXPIRED => EXPIRED,
+            NOTIFY => "notification",
+            _ => "denial",
+        }
+    }
+
+    /// The id and the body of a message to the webhook.
+    pub(super) fn message(&self) -> (String, String) {
+        let id = format!("msg_{:016x}{:016x}", random(), random());
+        let body =
+            json!({ "type": THRESHOLD_REACHED, "timestamp": explanation::time(self.at), "data": self });
+        (id, body.to_string())
     }
 }
 
@@ -421,6 +490,23 @@ fn write_log(lines: &Receiver<LogLine>) {
                 protocol = event.protocol,
                 suppressed = (suppressed > 0).then_some(suppressed),
                 "expired"
+            );
+            continue;
+        }
+        if event.verdict == NOTIFY {
+            tracing::info!(
+                target: "slidegate::notifications",
+                policy = event.policy,
+                key = event.key,
+                threshold_percent = event.threshold,
+                limit = event.limit,
+                window_ms = event.window_ms,
+                used = event.used,
+                held = (event.held > 0).then_some(event.held),
+                mode = event.mode,
+                protocol = event.protocol,
+                suppressed = (suppressed > 0).then_some(suppressed),
+                "threshold reached"
             );
             continue;
         }

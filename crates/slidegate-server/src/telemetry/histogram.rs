@@ -26,7 +26,7 @@ struct Buckets {
 }
 
 /// A snapshot of a histogram.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Reading {
     /// Upper bound, in seconds if it is of durations, the last infinite, and the count of this
     /// bucket alone.

@@ -19,11 +19,16 @@ use slidegate::{
     Timestamp, Verb,
     reserve::{SettledCost, Ticket},
 };
+use slidegate_config::names::candidate_of;
+use slidegate_config::policy::KeysShown;
 use tokio::sync::Semaphore;
 
 use super::VERBS;
+use super::control_state::{ChangesSeen, ConfigState};
 use super::events::{self, Expired, Message};
 use super::histogram::Histogram;
+use super::history::{History, MarkerKind};
+use super::notifications::{Crossing, Notifications};
 use super::per_thread::{PerThread, copies_wanted, thread};
 use super::policy_counters::{Counts, HoldOutcome, Outcome};
 use super::policy_counters::{PolicyCounters, PolicyRegistry};
@@ -32,10 +37,10 @@ use super::redaction::Redactor;
 use super::sampler::Sampler;
 use super::top::{By, Top, Weight};
 use super::traces::{SpanOf, Traces};
+use super::webhook::Webhook;
 use crate::caller::{Caller, Protocol};
-use crate::config::{KeysShown, Observe};
+use crate::config::Observe;
 use crate::envoy::LiveConfig;
-use crate::policy_names::candidate_of;
 
 /// Maximum open streams of events and rates. Each is a connection, and every message goes to all of
 /// them.
@@ -53,8 +58,12 @@ pub(crate) struct Observer {
     pub(super) counters: PerThread<RequestCounters>,
     pub(super) latency: [Histogram; Protocol::ALL.len()],
     pub(super) store_latency: Histogram,
+    pub(super) history: History,
     pub(super) events: events::Events,
     pub(super) top: Top,
+    pub(crate) notifications: Notifications,
+    /// Whether an active policy has thresholds.
+    has_thresholds: AtomicBool,
     pub(super) redactor: Arc<Redactor>,
     /// Records what is decided on, if configured.
     pub(crate) recorder: Recorder,
@@ -91,37 +100,15 @@ pub(super) struct RequestCounters {
     pub(super) denials: Sampler,
 }
 
-/// The state of the configuration.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct ConfigState {
-    /// SHA-256 of the active config file.
-    pub(crate) hash: String,
-    /// When it was loaded, by the observer's clock.
-    pub(crate) at: Timestamp,
-    /// Number of successful and rejected reloads since the start.
-    pub(crate) loads: u64,
-    pub(super) failures: u64,
-    /// The error of the last reload, if it was rejected.
-    pub(crate) error: Option<String>,
-    /// Settings of the file that need a restart, in one line.
-    pub(crate) pending: Option<String>,
-}
-
-/// The state of run-time changes in a shared store.
-#[derive(Debug, Default)]
-pub(super) struct ChangesSeen {
-    /// How often the store lost changes that are active here.
-    pub(super) losses: AtomicU64,
-    /// Whether the store held the active changes when last read.
-    pub(super) are_stored: AtomicBool,
-}
-
 impl Observer {
     /// # Errors
     /// One line: the configured trace exporter cannot be created.
     pub(crate) fn new(options: Observe, policies: &PolicySet) -> Result<Self, String> {
         let traces = options.traces.as_ref().map(Traces::start).transpose()?;
         let copies = copies_wanted();
+        let webhook =
+            options.webhook.as_ref().map(|webhook| Webhook::start(&webhook.url, webhook.key.clone()));
+        let notifications = Notifications::new(webhook.transpose()?.map(Arc::new));
         let Observe { metrics, events, top, .. } = options;
         let redactor =
             Arc::new(Redactor::new(options.key_secret.as_ref().map(|secret| secret.expose().as_str())));
@@ -132,8 +119,11 @@ impl Observer {
             counters: PerThread::new(copies),
             latency: std::array::from_fn(|_| Histogram::new(copies)),
             store_latency: Histogram::new(copies),
+            history: History::default(),
             events: events::Events::new(Arc::clone(&redactor), events && options.log_denials),
             top: Top::new(copies),
+            notifications,
+            has_thresholds: AtomicBool::new(false),
             redactor,
             recorder: Recorder::default(),
             configuration: Mutex::new(ConfigState { at: clock.now(), ..ConfigState::default() }),
@@ -147,6 +137,7 @@ impl Observer {
             options: Enabled { metrics, events, top },
         };
         observer.follow(policies, &HashMap::new());
+        observer.mark(MarkerKind::Started, concat!("slidegate ", env!("CARGO_PKG_VERSION")));
         Ok(observer)
     }
 
@@ -200,7 +191,7 @@ impl Observer {
             self.trace(traces, caller, verb.unwrap_or_default(), span_start, decisions);
         }
         let Enabled { metrics, events, top } = self.options;
-        if !(metrics || events || top) {
+        if !(metrics || events || top || self.has_thresholds.load(Relaxed)) {
             return;
         }
         let thread = thread();
@@ -264,6 +255,23 @@ impl Observer {
         }
     }
 
+    /// Reports a key that crossed a threshold: as an event, in the log and to the webhook.
+    pub(crate) fn record_crossing(&self, crossing: &Crossing, policy: &Policy) {
+        let registry = self.registry.load();
+        let Some(known) = registry.by_name(&crossing.policy) else { return };
+        if self.options.metrics {
+            known.record_notification(thread());
+        }
+        let event = self.events.of_crossing(crossing, policy, known.keys_shown);
+        if let Some(webhook) = &self.notifications.webhook {
+            let (id, body) = event.message();
+            webhook.send(id, body);
+        }
+        if self.options.events {
+            self.events.record_crossing(event, crossing);
+        }
+    }
+
     /// Counts and reports a reservation that was not settled in time.
     pub(crate) fn record_expired(&self, expired: &Expired, policy: &Policy) {
         self.record_hold(&expired.policy, HoldOutcome::Expired);
@@ -321,6 +329,8 @@ impl Observer {
             }
         }
         self.registry.store(Arc::new(after));
+        let has_thresholds = policies.iter().any(|policy| !policy.notify().is_empty());
+        self.has_thresholds.store(has_thresholds, Relaxed);
         drop(keys_shown);
         self.mark_changed();
     }
@@ -336,7 +346,7 @@ impl Observer {
     }
 
     /// Allowed and denied checks, over all policies.
-    pub(super) fn checks(&self) -> [u64; 2] {
+    pub(crate) fn checks(&self) -> [u64; 2] {
         let check = Verb::Check as usize;
         let of = |seen: &RequestCounters, verdict: usize| {
             seen.requests[verdict][check].iter().map(|n| n.load(Relaxed)).sum()
@@ -374,6 +384,12 @@ impl Observer {
         }
     }
 
+    /// Marks what has just happened in the history.
+    fn mark(&self, what: MarkerKind, text: &str) {
+        let at_ms = self.wall_time(self.clock.now()).as_micros() / 1000;
+        self.history.mark(at_ms, what, text);
+    }
+
     /// Notifies subscribers that policies, the config or run-time changes have changed.
     pub(crate) fn mark_changed(&self) {
         self.events.send(Message::Changed);
@@ -392,6 +408,9 @@ impl Observer {
         let failures = known.failures;
         *known = ConfigState { hash: hash.to_owned(), at, loads, failures, error: None, pending };
         drop(known);
+        if loads > 0 {
+            self.mark(MarkerKind::Reloaded, hash);
+        }
         self.mark_changed();
     }
 
@@ -400,8 +419,9 @@ impl Observer {
         let error: String = error.chars().take(MAX_ERROR).collect();
         let mut known = self.configuration.lock().unwrap_or_else(PoisonError::into_inner);
         known.failures += 1;
-        known.error = Some(error);
+        known.error = Some(error.clone());
         drop(known);
+        self.mark(MarkerKind::Rejected, &error);
         self.mark_changed();
     }
 
@@ -409,6 +429,7 @@ impl Observer {
     pub(crate) fn changes_lost(&self) {
         self.changes.losses.fetch_add(1, Relaxed);
         self.changes_are_stored(false);
+        self.mark(MarkerKind::ChangesLost, "the store lost run-time changes; they stay active");
         self.mark_changed();
     }
 
@@ -439,32 +460,6 @@ impl Observer {
     /// Converts a time of the observer's clock to the current wall clock.
     pub(crate) fn wall_time(&self, at: Timestamp) -> Timestamp {
         self.clock.wall_time(at)
-    }
-
-    /// The keys of a policy that are redacted to this text, among the top keys of this and the
-    /// previous period and the recorded denials. `None` if the text is an unredacted key.
-    pub(crate) fn keys_shown_as(&self, policy: &str, text: &str) -> Option<Vec<Box<str>>> {
-        let registry = self.registry.load();
-        let policy_counters =
-            registry.by_name(policy).filter(|known| Redactor::is_shown(text, known.keys_shown))?;
-        let mut keys = self.events.keys_shown_as(policy, text);
-        for by in [By::Used, By::Denied] {
-            let known = self.top.ranking(policy_counters.number, by).keys.into_iter().map(|one| one.key);
-            let known = known.filter(|key| {
-                !Redactor::is_cut(key) && self.redactor.show(key, policy_counters.keys_shown) == text
-            });
-            keys.extend(known.map(|key| Box::from(&*key)));
-        }
-        keys.sort_unstable();
-        keys.dedup();
-        Some(keys)
-    }
-
-    /// A key, redacted as its policy configures.
-    pub(crate) fn shown(&self, policy: &str, key: &str) -> String {
-        let keys_shown =
-            self.registry.load().by_name(policy).map(|known| known.keys_shown).unwrap_or_default();
-        self.redactor.show(key, keys_shown).into_owned()
     }
 }
 
@@ -544,6 +539,9 @@ impl CallRecorder<'_> {
         if metrics {
             let cost = if is_held { 0 } else { one.asked() };
             policy.record(self.thread, verb, one.decision(), outcome, cost);
+        }
+        if !one.policy().notify().is_empty() && one.crossed().next().is_some() {
+            self.observer.notifications.record(one, self.protocol);
         }
         match (verb, outcome) {
             (Verb::Check, Outcome::Deny | Outcome::ShadowDeny) => self.record_denial(policy, one, outcome),

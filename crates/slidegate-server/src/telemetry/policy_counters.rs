@@ -9,11 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use slidegate::{Decision, DecisionSource, Policy, PolicySet, Verb, reserve::HoldStatus};
+use slidegate_config::policy::KeysShown;
 
 use super::per_thread::{PerThread, copies_wanted};
 use super::settled_shares::SettledShares;
-use crate::config::KeysShown;
 
+/// The name of everything without figures of its own. No policy can have this name.
+pub(super) const OTHERS: &str = "~others";
 /// Maximum inactive policies whose counters are kept.
 const MAX_GONE: usize = 1024;
 /// With more policies than this, each has only one copy of its counters: sixteen copies of 16,384
@@ -156,6 +158,8 @@ struct Cells {
     blocked: AtomicU64,
     /// Admitted checks after which the key was at 80 % of its limit or above.
     near_limit: AtomicU64,
+    /// Thresholds that keys crossed and that this instance reported.
+    notifications: AtomicU64,
 }
 
 /// A snapshot of a policy's counters since the start.
@@ -169,6 +173,7 @@ pub(crate) struct Counts {
     pub(crate) cost_refunded: u64,
     pub(crate) blocked: u64,
     pub(crate) near_limit: u64,
+    pub(crate) notifications: u64,
 }
 
 impl PolicyCounters {
@@ -220,6 +225,11 @@ impl PolicyCounters {
         self.cells.of(thread).cost_refunded.fetch_add(cost, Relaxed);
     }
 
+    /// Counts a threshold that a key crossed.
+    pub(super) fn record_notification(&self, thread: usize) {
+        self.cells.of(thread).notifications.fetch_add(1, Relaxed);
+    }
+
     /// Counts a reservation, or a change of one.
     pub(super) fn record_hold(&self, outcome: HoldOutcome) {
         self.holds[outcome as usize].fetch_add(1, Relaxed);
@@ -246,6 +256,7 @@ impl PolicyCounters {
             cost_refunded: self.cells.sum(|cells| cells.cost_refunded.load(Relaxed)),
             blocked: self.cells.sum(|cells| cells.blocked.load(Relaxed)),
             near_limit: self.cells.sum(|cells| cells.near_limit.load(Relaxed)),
+            notifications: self.cells.sum(|cells| cells.notifications.load(Relaxed)),
         }
     }
 }
@@ -305,6 +316,11 @@ impl PolicyRegistry {
 
     pub(super) fn by_name(&self, name: &str) -> Option<&Arc<PolicyCounters>> {
         self.positions.get(name).map(|position| &self.all[*position])
+    }
+
+    /// The counters of all policies, inactive ones included.
+    pub(super) fn all(&self) -> &[Arc<PolicyCounters>] {
+        &self.all
     }
 
     /// The counters of the active policies, in order.

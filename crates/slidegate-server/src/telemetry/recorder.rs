@@ -19,11 +19,12 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use slidegate::{Decisions, PolicySet, Request, Role, Timestamp, Verb};
 
 use super::redaction::Redactor;
-use crate::config::{KeysShown, Record};
-use crate::policy_names::is_inline;
+use crate::config::Record;
 use file::RotatedFile;
 use line::{Hidden, LineWriter, is_line, values_of};
 pub(crate) use line::{RecordedChange, RecordedReservation};
+use slidegate_config::names::is_inline;
+use slidegate_config::policy::KeysShown;
 
 mod file;
 mod line;

@@ -9,8 +9,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
 use siphasher::sip128::SipHasher24;
-
-use crate::config::KeysShown;
+use slidegate_config::policy::KeysShown;
 
 /// Maximum bytes of a displayed key. Longer keys are cut and get a hash that distinguishes them.
 pub(super) const MAX_SHOWN: usize = 256;

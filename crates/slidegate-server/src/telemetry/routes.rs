@@ -2,6 +2,7 @@
 //!
 //! Access control is applied where these routes are mounted.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use axum::Router;
@@ -11,19 +12,23 @@ use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde::Serialize;
+use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::events::{EVENTS_KEPT, Event, Filter};
 use super::observer::MAX_STREAMS;
-use super::top::{By, PERIOD, Ranking};
+use super::top::{By, KeyCount, PERIOD};
 use crate::app::App;
 use crate::problem::{self, Problem};
-use crate::query;
+use crate::query::Parameters;
 use crate::routes::Routes;
 use exposition::Format;
+use key_usage::KeyUsage;
 
 mod envoy_metrics;
 mod exposition;
+pub(super) mod history;
+mod key_usage;
 pub(super) mod live;
 mod metrics;
 mod stream;
@@ -69,7 +74,7 @@ async fn events(State(app): Shared, uri: Uri, headers: HeaderMap) -> Result<Resp
     if !app.observer().options.events {
         return Err(off("events"));
     }
-    let mut query = Query::of(&uri)?;
+    let mut query = Parameters::of(&uri)?;
     let (policy, key) = (policy(&mut query, &app)?, query.take("key"));
     let filter = Filter { policy, key, only_denials: false };
     let limit = query.number("limit", EVENTS, EVENTS_KEPT)?;
@@ -88,45 +93,133 @@ async fn top(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
     if !observer.options.top {
         return Err(off("top"));
     }
-    let mut query = Query::of(&uri)?;
+    let mut query = Parameters::of(&uri)?;
     let policy = policy(&mut query, &app)?;
-    let by = match query.take("by").as_deref() {
-        None | Some("used") => By::Used,
-        Some("denied") => By::Denied,
-        Some(other) => {
-            let detail = format!("invalid by `{}`: must be `used` or `denied`", other.escape_debug());
-            return Err(Problem::field("by", detail));
-        }
+    let order = match query.take("by").as_deref() {
+        None => Order::Counted(By::Used),
+        Some(text) => Order::of(text)?,
     };
     let limit = query.number("limit", KEYS, MAX_KEYS)?;
-    query.nothing_else("policy, by and limit")?;
-    let registry = observer.registry.load();
-    let registered = registry
-        .in_force()
+    let instance = query.take("instance");
+    query.nothing_else("policy, by, limit and instance")?;
+    let fleet = app.fleet(instance.as_deref()).await.map_err(Problem::unknown_instance)?;
+    let instances = fleet.as_ref().map_or(1, |fleet| fleet.instances.len());
+    if order == Order::Blocked {
+        let keys = key_usage::blocked(&app, policy.as_deref(), limit);
+        return Ok(problem::ok(&json!({ "policy": policy, "by": order.name(), "keys": keys })));
+    }
+    let names: Vec<_> = observer
+        .policies()
+        .into_iter()
+        .filter(|name| policy.as_ref().is_none_or(|one| one == name))
+        .collect();
+    let ranked = |name| order.counted().iter().map(move |by| (name, *by));
+    let rankings: Vec<_> = names
         .iter()
-        .filter(|counters| policy.as_ref().is_none_or(|name| *name == counters.name));
-    let rankings: Vec<_> =
-        registered.map(|counters| (counters, observer.top.ranking(counters.number, by))).collect();
+        .flat_map(ranked)
+        .map(|(name, by): (&String, By)| {
+            let own = observer.ranking(name, by);
+            let ranking = match &fleet {
+                Some(fleet) => fleet.ranking(name, by, own),
+                None => own,
+            };
+            (name, ranking)
+        })
+        .collect();
     let error_bound = rankings.iter().map(|(_, ranking)| ranking.error_bound).max().unwrap_or(0);
-    let is_sampled = rankings.iter().any(|(_, Ranking { is_sampled, .. })| *is_sampled);
-    let mut keys: Vec<_> = rankings
+    let sampled = rankings.iter().any(|(_, ranking)| ranking.is_sampled);
+    let mut keys: Vec<(&String, &KeyCount)> = rankings
         .iter()
-        .flat_map(|(counters, ranking)| ranking.keys.iter().map(move |one| (counters, one)))
+        .flat_map(|(name, ranking)| ranking.keys.iter().map(move |one| (*name, one)))
         .collect();
     keys.sort_by_key(|(_, one)| std::cmp::Reverse(one.count));
-    let held = app.held_by_key(policy.as_deref());
-    let held_of = |policy: &str, key: &Arc<str>| held.get(&(policy.into(), Arc::clone(key))).copied();
-    let keys = keys.into_iter().take(limit).map(|(counters, one)| TopKey {
-        held: held_of(&counters.name, &one.key).unwrap_or(0),
-        policy: &counters.name,
-        key: observer.redactor.show(&one.key, counters.keys_shown).into_owned(),
+    if order == Order::Closest {
+        // The keys that had decisions last, each once.
+        keys.sort_by_key(|(_, one)| std::cmp::Reverse(one.last_at));
+        let mut seen = HashSet::new();
+        keys.retain(|(name, one)| seen.insert((*name, Arc::clone(&one.key))));
+        keys.truncate(key_usage::MAX_KEYS);
+    } else {
+        keys.truncate(limit);
+    }
+    // What is shown may stand for a key that only another instance knows.
+    let unredacted = |policy: &str, shown: &str| match observer.keys_shown_as(policy, shown) {
+        None => Some(shown.to_owned()),
+        Some(known) => <[Box<str>; 1]>::try_from(known).ok().map(|[key]| key.into()),
+    };
+    let looked_up = keys.iter().take(key_usage::MAX_KEYS);
+    let named: Vec<_> =
+        looked_up.map(|(policy, one)| Some(((*policy).clone(), unredacted(policy, &one.key)?))).collect();
+    let asked: Vec<_> = named.iter().flatten().cloned().collect();
+    let usage = key_usage::usage_of(&app, &asked).await;
+    let now = |at: usize| named.get(at)?.as_ref().and_then(|name| usage.get(name).copied());
+    let mut held: HashMap<(Arc<str>, String), u64> = HashMap::new();
+    let shows_this =
+        fleet.as_ref().is_none_or(|fleet| fleet.instances.iter().any(|instance| instance.is_this));
+    for ((policy, key), cost) in app.held_by_key(policy.as_deref()).into_iter().filter(|_| shows_this) {
+        let shown = observer.shown(&policy, &key);
+        *held.entry((policy, shown)).or_default() += cost;
+    }
+    let listed = keys.iter().enumerate().map(|(at, (policy, one))| TopKey {
+        held: held.get(&(policy.as_str().into(), one.key.to_string())).copied().unwrap_or(0),
+        policy,
+        key: one.key.to_string(),
         count: one.count,
         at_most_over: one.over,
         last_at: crate::app::explanation::time(one.last_at),
+        now: now(at),
     });
-    let keys = keys.collect();
-    let (by, period_s) = (by.name(), PERIOD.as_secs());
-    Ok(problem::ok(&Tops { policy: policy.as_deref(), by, error_bound, sampled: is_sampled, period_s, keys }))
+    let mut keys: Vec<_> = listed.collect();
+    if order == Order::Closest {
+        keys.retain(|key| key.now.is_some_and(|now| now.part() > 0));
+        keys.sort_by_key(|key| std::cmp::Reverse(key.now.map(|now| now.part())));
+        keys.truncate(limit);
+    }
+    let (by, period_s) = (order.name(), PERIOD.as_secs());
+    let fleet_error = fleet.and_then(|fleet| fleet.error);
+    let policy = policy.as_deref();
+    Ok(problem::ok(&Tops { policy, by, instances, fleet_error, error_bound, sampled, period_s, keys }))
+}
+
+/// How keys are listed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Counted(By),
+    /// The part of the limit that is taken now.
+    Closest,
+    /// Blocked by an operator.
+    Blocked,
+}
+
+impl Order {
+    const ALL: [Self; 4] = [Self::Counted(By::Used), Self::Counted(By::Denied), Self::Closest, Self::Blocked];
+
+    fn of(text: &str) -> Result<Self, Problem> {
+        Self::ALL.into_iter().find(|order| order.name() == text).ok_or_else(|| {
+            let detail = format!(
+                "invalid by `{}`: must be `used`, `denied`, `closest` or `blocked`",
+                text.escape_debug()
+            );
+            Problem::field("by", detail)
+        })
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Counted(by) => by.name(),
+            Self::Closest => "closest",
+            Self::Blocked => "blocked",
+        }
+    }
+
+    /// The counts that are listed.
+    fn counted(self) -> &'static [By] {
+        match self {
+            Self::Counted(By::Used) => &[By::Used],
+            Self::Counted(By::Denied) => &[By::Denied],
+            Self::Closest | Self::Blocked => &[By::Used, By::Denied],
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -140,6 +233,11 @@ struct Tops<'a> {
     /// `null`: all policies.
     policy: Option<&'a str>,
     by: &'static str,
+    /// How many instances are summed up.
+    instances: usize,
+    /// Why the other instances are unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fleet_error: Option<String>,
     /// Upper bound of the count of any key not listed.
     error_bound: u64,
     /// Whether counts are estimated from a sample.
@@ -160,10 +258,12 @@ struct TopKey<'a> {
     /// What open reservations of this instance hold.
     held: u64,
     last_at: String,
+    /// `null`: not known.
+    now: Option<KeyUsage>,
 }
 
 async fn live(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
-    Query::of(&uri)?.nothing_else("nothing")?;
+    Parameters::of(&uri)?.nothing_else("nothing")?;
     let permit = permit(&app)?;
     Ok(streamed(Sse::new(stream::live(app, permit))))
 }
@@ -207,47 +307,13 @@ fn last_event_id(value: &HeaderValue) -> Result<u64, Problem> {
 }
 
 /// The requested policy, which must be active.
-fn policy(query: &mut Query, app: &App) -> Result<Option<String>, Problem> {
+fn policy(query: &mut Parameters, app: &App) -> Result<Option<String>, Problem> {
     let Some(name) = query.take("policy") else { return Ok(None) };
     if app.observer().registry.load().in_force().iter().any(|counters| counters.name == name) {
         return Ok(Some(name));
     }
     let detail = format!("unknown policy `{}`: must be one that /v1/policies lists", name.escape_debug());
     Err(Problem::field("policy", detail).with_status(StatusCode::NOT_FOUND))
-}
-
-/// The query parameters, each taken once.
-struct Query(Vec<(String, String)>);
-
-impl Query {
-    fn of(uri: &Uri) -> Result<Self, Problem> {
-        query::texts(uri.query().unwrap_or_default()).map(Self)
-    }
-
-    fn take(&mut self, name: &str) -> Option<String> {
-        let permit = self.0.iter().position(|(known, _)| known == name)?;
-        Some(self.0.swap_remove(permit).1)
-    }
-
-    /// A whole number from 1 to `most`.
-    fn number(&mut self, name: &'static str, default: usize, most: usize) -> Result<usize, Problem> {
-        let Some(text) = self.take(name) else { return Ok(default) };
-        text.parse().ok().filter(|number| (1..=most).contains(number)).ok_or_else(|| {
-            Problem::field(
-                name,
-                format!("invalid {name} `{}`: must be a whole number from 1 to {most}", text.escape_debug()),
-            )
-        })
-    }
-
-    /// Rejects unknown parameters: a misspelled filter would be ignored.
-    fn nothing_else(&self, known: &str) -> Result<(), Problem> {
-        self.0.first().map_or(Ok(()), |(name, _)| {
-            let detail =
-                format!("unknown parameter `{}`: must be one of {known}, once each", name.escape_debug());
-            Err(Problem::new(StatusCode::BAD_REQUEST, detail))
-        })
-    }
 }
 
 /// The error for data that the config disables.

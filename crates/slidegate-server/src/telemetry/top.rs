@@ -28,7 +28,7 @@ pub(super) const PERIOD: Duration = Duration::from_secs(300);
 
 /// The sort order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum By {
+pub(crate) enum By {
     /// Charged cost: of reservations when they are settled, or their time is over.
     Used,
     /// Denials, those of shadow policies included.
@@ -36,7 +36,7 @@ pub(super) enum By {
 }
 
 impl By {
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Used => "used",
             Self::Denied => "denied",
@@ -77,23 +77,23 @@ pub(super) struct Weight {
 
 /// A key and its count.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct KeyCount {
-    pub(super) key: Arc<str>,
-    pub(super) count: u64,
+pub(crate) struct KeyCount {
+    pub(crate) key: Arc<str>,
+    pub(crate) count: u64,
     /// Maximum overestimate of the count.
-    pub(super) over: u64,
-    pub(super) last_at: Timestamp,
+    pub(crate) over: u64,
+    pub(crate) last_at: Timestamp,
 }
 
 /// The top of one policy.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Ranking {
+pub(crate) struct Ranking {
     /// Highest count first; ties in the order of the key's text.
-    pub(super) keys: Vec<KeyCount>,
+    pub(crate) keys: Vec<KeyCount>,
     /// Upper bound of the count of any key not listed.
-    pub(super) error_bound: u64,
+    pub(crate) error_bound: u64,
     /// Whether counts are estimated from a sample.
-    pub(super) is_sampled: bool,
+    pub(crate) is_sampled: bool,
 }
 
 impl Top {
@@ -134,16 +134,16 @@ impl Top {
 
     /// The top of a policy.
     pub(super) fn ranking(&self, policy: u32, by: By) -> Ranking {
-        let mut sketches = Vec::new();
+        let mut rankings = Vec::new();
         for copy in self.copies.iter() {
             let copy = copy.lock().unwrap_or_else(PoisonError::into_inner);
-            sketches.extend(
+            rankings.extend(
                 [&copy.now, &copy.before]
                     .into_iter()
-                    .filter_map(|half| half.get(&policy).map(|sketches| sketches[by as usize].clone())),
+                    .filter_map(|half| half.get(&policy).map(|sketches| sketches[by as usize].ranking())),
             );
         }
-        merged(&sketches)
+        Ranking::merged(&rankings)
     }
 }
 
@@ -191,33 +191,36 @@ impl Sketch {
         (0..self.counters.len()).min_by_key(|index| self.counters[*index].count)
     }
 
-    /// Upper bound of the count of a key without a counter.
-    fn missing(&self) -> u64 {
+    /// Its keys, in no order, and the upper bound of the count of a key without a counter.
+    fn ranking(&self) -> Ranking {
         let smallest = self.smallest().filter(|_| self.has_lost);
-        smallest.map_or(0, |index| self.counters[index].count)
+        let error_bound = smallest.map_or(0, |index| self.counters[index].count);
+        Ranking { keys: self.counters.clone(), error_bound, is_sampled: self.is_sampled }
     }
 }
 
-fn merged(sketches: &[Sketch]) -> Ranking {
-    let error_bound = sketches.iter().map(Sketch::missing).sum();
-    let mut keys: HashMap<&str, KeyCount> = HashMap::new();
-    for sketch in sketches {
-        let missing = sketch.missing();
-        for one in &sketch.counters {
-            // Start as if the key were missing in every sketch; replace the bound where it is not.
-            let sum = keys.entry(&one.key).or_insert_with(|| KeyCount {
-                count: error_bound,
-                over: error_bound,
-                ..one.clone()
-            });
-            sum.count = (sum.count - missing).saturating_add(one.count);
-            sum.over = (sum.over - missing).saturating_add(one.over);
-            sum.last_at = sum.last_at.max(one.last_at);
+impl Ranking {
+    /// The ranking of all keys of these, which may be in any order.
+    pub(crate) fn merged(rankings: &[Self]) -> Self {
+        let error_bound = rankings.iter().fold(0, |sum: u64, one| sum.saturating_add(one.error_bound));
+        let mut keys: HashMap<&str, KeyCount> = HashMap::new();
+        for Self { keys: counted, error_bound: missing, .. } in rankings {
+            for one in counted {
+                // Start as if the key were missing in every ranking; replace the bound where it is not.
+                let sum = keys.entry(&one.key).or_insert_with(|| KeyCount {
+                    count: error_bound,
+                    over: error_bound,
+                    ..one.clone()
+                });
+                sum.count = sum.count.saturating_sub(*missing).saturating_add(one.count);
+                sum.over = sum.over.saturating_sub(*missing).saturating_add(one.over);
+                sum.last_at = sum.last_at.max(one.last_at);
+            }
         }
+        let mut keys: Vec<_> = keys.into_values().collect();
+        keys.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.key.cmp(&b.key)));
+        Self { keys, error_bound, is_sampled: rankings.iter().any(|one| one.is_sampled) }
     }
-    let mut keys: Vec<_> = keys.into_values().collect();
-    keys.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.key.cmp(&b.key)));
-    Ranking { keys, error_bound, is_sampled: sketches.iter().any(|sketch| sketch.is_sampled) }
 }
 
 #[cfg(test)]
@@ -257,9 +260,10 @@ mod tests {
             total += weight;
         }
         for sketches in [vec![one.clone()], vec![one, two]] {
-            let ranking = merged(&sketches);
+            let rankings: Vec<_> = sketches.iter().map(Sketch::ranking).collect();
+            let ranking = Ranking::merged(&rankings);
             assert!(ranking.error_bound <= total / COUNTERS as u64 && ranking.error_bound > 0);
-            if sketches.len() < 2 {
+            if rankings.len() < 2 {
                 continue;
             }
             for counted in &ranking.keys {
@@ -285,7 +289,7 @@ mod tests {
                 sketch.add(&n.to_string(), each(2), Timestamp::from_secs(n as u64));
             }
         }
-        let ranking = merged(&[sketch]);
+        let ranking = Ranking::merged(&[sketch.ranking()]);
         assert_eq!((ranking.error_bound, ranking.keys.len()), (0, COUNTERS));
         for counted in ranking.keys {
             let n: u64 = counted.key.parse().unwrap();

@@ -20,13 +20,14 @@ use slidegate::{Decisions, PolicyDecision, Timestamp, Verb, headers::millis_ceil
 
 use crate::app::explanation;
 use crate::caller::{Caller, Protocol};
-use crate::config::{self, KeysShown};
+use crate::config;
 use crate::log_limit::LogLimit;
 use crate::telemetry::redaction::Redactor;
 use crate::telemetry::verb_name;
 
 use export::ExportCounters;
 pub(crate) use export::Spans;
+use slidegate_config::policy::KeysShown;
 
 mod export;
 

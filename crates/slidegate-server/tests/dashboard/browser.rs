@@ -2,7 +2,8 @@
 //!
 //! One at a time in this process: each takes a core and hundreds of megabytes.
 
-use std::io::{BufRead, BufReader};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -60,6 +61,7 @@ impl Browser {
         ];
         let wanted = json!({ "capabilities": { "alwaysMatch": {
             "browserName": "chrome",
+            "timeouts": { "script": ANSWER.as_millis() },
             "goog:loggingPrefs": { "browser": "ALL" },
             "goog:chromeOptions": { "args": arguments },
         } } });
@@ -93,6 +95,11 @@ impl Browser {
     /// The value of an expression in the page.
     pub(crate) fn value(&self, expression: &str) -> Value {
         self.ask("POST", "/execute/sync", &json!({ "script": format!("return {expression}"), "args": [] }))
+    }
+
+    /// Runs a script of several statements in the page.
+    pub(crate) fn run(&self, script: &str) {
+        self.ask("POST", "/execute/sync", &json!({ "script": script, "args": [] }));
     }
 
     /// Waits until an expression is true.
@@ -175,9 +182,31 @@ impl Browser {
         self.devtools("Emulation.setDeviceMetricsOverride", &metrics);
     }
 
+    /// A window of this size on a desk.
+    pub(crate) fn size(&self, width: u32, height: u32) {
+        let metrics = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
+        self.devtools("Emulation.setDeviceMetricsOverride", &metrics);
+    }
+
     pub(crate) fn prefer(&self, scheme: &str) {
         let features = json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
         self.devtools("Emulation.setEmulatedMedia", &features);
+    }
+
+    /// Writes what the window shows to a file, as a PNG, and returns its size.
+    pub(crate) fn screenshot(&self, file: &str) -> u64 {
+        let picture = self.ask("GET", "/screenshot", &Value::Null);
+        let mut decoder = Command::new("base64")
+            .arg("--decode")
+            .stdin(Stdio::piped())
+            .stdout(File::create(file).expect("the folder is writable"))
+            .spawn()
+            .expect("base64 is there");
+        let mut input = decoder.stdin.take().expect("its input is piped");
+        input.write_all(picture.as_str().expect("a picture is text").as_bytes()).expect("it reads");
+        drop(input);
+        assert!(decoder.wait().expect("it ends").success());
+        std::fs::metadata(file).expect("it was written").len()
     }
 
     fn devtools(&self, command: &str, parameters: &Value) {

@@ -5,8 +5,10 @@
 
 mod ci;
 mod envoy;
+mod helm;
 mod image;
 mod kubernetes;
+mod prometheus;
 mod proxies;
 mod snippets;
 mod systemd;

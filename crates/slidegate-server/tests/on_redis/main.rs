@@ -3,9 +3,12 @@
 #![allow(clippy::unwrap_used)]
 
 mod control;
+mod doctor;
 mod expired_reservations;
 mod failover;
+mod fleet;
 mod forecast;
+mod notifications;
 mod reservations;
 mod rollout;
 mod shared_store;

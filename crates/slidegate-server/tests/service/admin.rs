@@ -528,3 +528,32 @@ mod on_redis {
         assert_eq!(other.json()["detail"], "`colour` says nothing about this key; leave it out");
     }
 }
+
+/// A monthly limit has to be seen as one wherever it is shown or changed.
+#[test]
+fn a_calendar_window_survives_a_change_of_its_limit_and_an_override() {
+    let folder = TempDir::new("admin-calendar");
+    let policies =
+        "policies: [{name: monthly, scope: [user], limit: 10, window: month, time_zone: Europe/Berlin}]\n";
+    let server = Server::start(&["--config", &folder.file("slidegate.yaml", policies)]);
+    let put = |body: &Value| server.change("PUT", "/v1/policies/monthly", &[], &body.to_string());
+    let listed = || said(&server, &["policy", "list"]);
+    assert!(listed().starts_with("monthly: 10 per month in Europe/Berlin (fixed-window)"), "{}", listed());
+    for (body, expected) in [
+        (json!({ "limit": 20 }), "monthly: 20 per month in Europe/Berlin (fixed-window), changed"),
+        (
+            json!({ "anchor": 15 }),
+            "monthly: 20 per month in Europe/Berlin from day 15 (fixed-window), changed",
+        ),
+    ] {
+        let answer = put(&body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert!(listed().starts_with(expected), "{}", listed());
+    }
+    let wrong = put(&json!({ "time_zone": "Mars/Phobos" }));
+    assert!(wrong.status >= 400 && wrong.body.contains("IANA time zone database"), "{}", wrong.body);
+    let overridden = post(&server, "/v1/keys/monthly/alice/override", &json!({ "quota": "70", "for": "1h" }));
+    assert_eq!(overridden.status, 200, "{}", overridden.body);
+    let shown = said(&server, &["key", "show", "monthly", "alice"]);
+    assert!(shown.contains("used 0 of 70 per month in Europe/Berlin from day 15"), "{shown}");
+}

@@ -140,10 +140,116 @@ fn commands_ask_a_server_behind_tls() {
 /// A bug report names a version, and it must be the one that runs.
 #[test]
 fn the_version_is_the_same_everywhere() {
-    let version = text(&run(&["--version"]).stdout);
+    let version = text(&run(&["-V"]).stdout);
     let server = Server::start(&[]);
     assert_eq!(server.greeting.lines().next(), Some(version.trim_end()));
     assert_eq!(version.trim_end(), format!("slidegate {}", env!("CARGO_PKG_VERSION")));
+
+    let long = text(&run(&["--version"]).stdout);
+    assert_eq!(long.lines().next(), Some(version.trim_end()));
+    let value = |name: &str| {
+        let line = long.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.unwrap_or_else(|| panic!("{name}: {long}")).trim().to_owned()
+    };
+    assert!(value("target").contains(std::env::consts::ARCH), "{long}");
+    assert_eq!(value("features"), "none", "the package has no features");
+    // In a checkout it is the commit; sources without one, such as a package, have none.
+    let mut git = std::process::Command::new("git");
+    let head = git.args(["rev-parse", "HEAD"]).current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+    let commit = if head.status.success() { text(&head.stdout) } else { "unknown".to_owned() };
+    assert_eq!(value("revision"), commit.trim());
+}
+
+/// Editors and pull requests show a mistake at its line if the output has the form that they read.
+#[test]
+fn validate_names_the_place_of_each_mistake_in_the_form_that_is_asked_for() {
+    let folder = TempDir::new("annotations");
+    let file = folder.file(
+        "slidegate.yaml",
+        "policies:\n  - name: a\n    quota: 1/1m\n    scpoe: [user]\n  - {name: b, quota: 0%}\n",
+    );
+    let validate = |file: &str, format: &str| {
+        let output = run(&["validate", file, "--format", format]);
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let (code, github, errors) = validate(&file, "github");
+    assert_eq!((code, errors.as_str()), (Some(2), ""));
+    let [first, second] = github.lines().collect::<Vec<_>>()[..] else { panic!("{github}") };
+    let expected =
+        format!("::error file={file},line=4,col=5::policy `a`: unknown key `scpoe`: did you mean `scope`?");
+    assert_eq!(first, expected);
+    let expected = format!("::error file={file},line=5,col=22::policy `b`: invalid quota `0%25`: ");
+    assert!(second.starts_with(&expected), "{second}");
+
+    let (code, json, errors) = validate(&file, "json");
+    assert_eq!((code, errors.as_str()), (Some(2), ""));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(
+        json[0],
+        serde_json::json!({
+            "severity": "error", "file": file, "line": 4, "column": 5,
+            "message": "policy `a`: unknown key `scpoe`: did you mean `scope`?",
+        })
+    );
+    assert_eq!((&json[1]["line"], json.as_array().unwrap().len()), (&5.into(), 2));
+
+    // Mistakes of the file as a whole, of its syntax, of what it names, and what is only a warning.
+    let (code, github, _) = validate(&folder.file("broken.yaml", "policies: [\n"), "github");
+    assert_eq!(code, Some(2));
+    assert!(github.contains("/broken.yaml,line=") && github.contains(",col="), "{github}");
+    let (code, github, _) = validate("nowhere.yaml", "github");
+    assert_eq!(code, Some(2));
+    assert!(github.starts_with("::error file=nowhere.yaml::cannot be read: "), "{github}");
+    let tls = "server: {cert_file: nothing.pem, key_file: nothing.pem}\npolicies: [{name: a, quota: 1/1m}]\n";
+    let (code, github, _) = validate(&folder.file("tls.yaml", tls), "github");
+    assert_eq!(code, Some(2));
+    assert!(github.contains("/tls.yaml::") && github.contains("nothing.pem"), "{github}");
+    let warned = "policies: [{name: a, in_flight: 5, lease: 1m}]\n";
+    let (code, github, _) = validate(&folder.file("warned.yaml", warned), "github");
+    assert_eq!(code, Some(0), "{github}");
+    assert!(github.starts_with("::warning file=") && github.contains("::in flight under `a`: "), "{github}");
+    let valid = folder.file("valid.yaml", "policies: [{name: a, quota: 1/1m}]\n");
+    assert_eq!(validate(&valid, "json"), (Some(0), "[]\n".to_owned(), String::new()));
+    assert_eq!(validate(&valid, "github"), (Some(0), String::new(), String::new()));
+}
+
+/// Who administers one server does not want to repeat its address.
+#[test]
+fn the_url_of_the_environment_is_used_unless_another_is_given() {
+    let server = Server::start(&["--policy", "5/1h per user"]);
+    let check = |variable: &str, args: &[&str]| {
+        let mut command = slidegate();
+        command.args(["check", "user=alice"]).args(args).env("SLIDEGATE_URL", variable);
+        command.output().unwrap()
+    };
+    assert_eq!(check(&server.url, &[]).status.code(), Some(0));
+    assert_eq!(check("http://127.0.0.1:1", &["--url", &server.url]).status.code(), Some(0));
+    let unreachable = check("http://127.0.0.1:1", &[]);
+    assert_eq!(unreachable.status.code(), Some(2));
+    assert!(text(&unreachable.stderr).contains("http://127.0.0.1:1"), "{}", text(&unreachable.stderr));
+    let help = |args: &[&str]| text(&check("", args).stdout);
+    assert!(help(&["--help"]).contains("[default: http://127.0.0.1:7979]"), "{}", help(&["--help"]));
+}
+
+/// A script that a shell cannot read completes nothing, and the shell complains at each start.
+#[test]
+fn bash_completes_commands_and_options_by_the_script() {
+    let script = text(&run(&["completions", "bash"]).stdout);
+    let complete = |words: &str| {
+        let program = format!(
+            "{script}\nCOMP_WORDS=({words})\nCOMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n\
+             _slidegate slidegate \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD - 1]}}\"\n\
+             printf '%s\\n' \"${{COMPREPLY[@]}}\"\n"
+        );
+        let mut bash = std::process::Command::new("bash");
+        let output = bash.args(["--norc", "-c", &program]).output().expect("bash is there");
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout).lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(complete("slidegate valid"), ["validate"]);
+    assert_eq!(complete("slidegate validate --form"), ["--format"]);
+    assert_eq!(complete("slidegate validate --format gi"), ["github"]);
+    assert!(complete("slidegate policy s").contains(&"set".to_owned()));
 }
 
 /// A collector of containers' logs reads both outputs line by line, and drops what is not JSON.

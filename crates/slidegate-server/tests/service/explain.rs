@@ -26,6 +26,45 @@ fn explain(args: &[&str]) -> (String, Option<i32>) {
     (text(&output.stdout) + &text(&output.stderr), output.status.code())
 }
 
+/// Who asks why a customer is limited has to see that it is their plan.
+#[test]
+fn the_plan_that_chose_a_limit_is_named() {
+    let folder = TempDir::new("explain-tiers");
+    let policies = "
+policies:
+  - name: per-user
+    scope: [user]
+    limit: {by: plan, values: {free: 100, pro: 10000}, default: 10}
+    window: month
+    time_zone: Europe/Berlin
+    overrides: {vip: 7}
+";
+    let file = folder.file("slidegate.yaml", policies);
+    for (attributes, expected) in [
+        (
+            &["user=a", "plan=pro"][..],
+            "10000/month in Europe/Berlin, the limit for plan `pro`; others have 10/month in Europe/Berlin",
+        ),
+        (&["user=a", "plan=gold"], "10/month in Europe/Berlin"),
+        (
+            &["user=vip", "plan=pro"],
+            "7/month in Europe/Berlin, an override; other keys have 10/month in Europe/Berlin",
+        ),
+    ] {
+        let (found, code) = explain(&[&["--config", &file][..], attributes].concat());
+        assert_eq!(code, Some(0), "{found}");
+        let line = found.lines().next().unwrap();
+        assert_eq!(line.split_once("`: ").unwrap().1, expected, "{found}");
+    }
+    let (found, _) = explain(&["--config", &file, "--json", "user=a", "plan=pro"]);
+    let found: Value = serde_json::from_str(&found).unwrap();
+    let quota = &found["policies"][0]["quota"];
+    assert_eq!(
+        (&quota["tier"], &quota["is_override"], &quota["window"]),
+        (&json!("pro"), &json!(false), &json!("month in Europe/Berlin"))
+    );
+}
+
 /// Anyone who asks why a request was denied, or why it was not, needs every policy and the reason.
 #[test]
 fn each_policy_is_said_to_apply_or_why_it_does_not() {
@@ -68,7 +107,7 @@ fn each_policy_is_said_to_apply_or_why_it_does_not() {
             "applies": true,
             "mode": "enforce",
             "key": "alice",
-            "quota": {"limit": 1000, "window": "1m", "algorithm": "sliding-log", "is_override": true, "counted": "cost"},
+            "quota": {"limit": 1000, "window": "1m", "algorithm": "sliding-log", "is_override": true, "tier": null, "counted": "cost"},
         })
     );
     assert_eq!(found["policies"][1]["why_not"].as_array().unwrap().len(), 3, "{found}");

@@ -385,6 +385,11 @@ fn open_reservations_are_listed_and_counted() {
     let first = ticket(&reserve(&server, &json!({ "cost": 2500, "ttl": "10m" })));
     let part = json!({ "ticket": first, "cost": 100, "final": false }).to_string();
     server.post("/v1/settle", &part);
+    let show = || {
+        let shown = run(&["key", "show", "tpm", "alice", "--url", &format!("http://{}", server.address)]);
+        text(&shown.stdout) + &text(&shown.stderr)
+    };
+    assert!(show().contains("\n1 open reservation holds 2400:\n"), "{}", show());
     let _second = ticket(&reserve(&server, &json!({ "cost": 70 })));
     let key = server.get("/v1/keys/tpm/alice").json();
     assert_eq!((&key["open_holds"], &key["held"]), (&json!(2), &json!(2470)));
@@ -394,8 +399,7 @@ fn open_reservations_are_listed_and_counted() {
         (&json!(70), &json!(2400), &json!(100))
     );
     assert!(holds[1]["ends_in_ms"].as_u64().unwrap() > 500_000 && holds[1]["unsettled"] == "charge");
-    let shown = run(&["key", "show", "tpm", "alice", "--url", &format!("http://{}", server.address)]);
-    let shown = text(&shown.stdout) + &text(&shown.stderr);
+    let shown = show();
     assert!(shown.contains("2 open reservations hold 2470:"), "{shown}");
     assert!(shown.contains("70 held, 0 settled, charged then"), "{shown}");
     let metrics = server.get("/metrics").body;

@@ -500,6 +500,8 @@ fn openapi_is_true_to_the_routes() {
         "/v1/changes",
         "/v1/events",
         "/v1/top",
+        "/v1/history",
+        "/v1/history?minutes=5",
         "/healthz",
         "/readyz",
         "/openapi.json",

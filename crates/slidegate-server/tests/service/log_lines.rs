@@ -26,6 +26,8 @@ const UNLIMITED: &[(&str, &str)] = &[
     ("telemetry/recorder.rs", "the first of several failed writes, and the next success, by a timer"),
     ("telemetry/traces.rs", "lost spans, by a timer and a `LogLimit`"),
     ("listener/certificates.rs", "changed files"),
+    ("telemetry/webhook.rs", "messages that are given up, by a `LogLimit`"),
+    ("app/fleet.rs", "once when instances begin to differ for long, by a timer"),
     ("app/store/shared.rs", "the state of the shared store, by timers; fallbacks, by a `LogLimit`"),
 ];
 

@@ -2,7 +2,9 @@
 
 mod alerts;
 mod events;
+mod history;
 mod metrics;
+mod notifications;
 mod redaction;
 mod streams;
 mod top_keys;

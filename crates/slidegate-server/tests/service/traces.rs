@@ -17,7 +17,7 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
 use serde_json::json;
-use slidegate_testkit::TempDir;
+use slidegate_testkit::{TempDir, ports};
 use slidegate_testkit::service::Server;
 
 /// Longer than anything takes here. Who waits as long has found a fault.
@@ -143,7 +143,10 @@ fn a_decision_is_a_span_of_the_callers_trace_that_says_why() {
     assert_eq!(check(&server, &fields, r#"{"user": "alice"}"#), 200);
     let (head, about, span) = collector.next();
     assert!(head.to_ascii_lowercase().contains("\r\napi-key: secret\r\n"), "{head}");
-    assert_eq!((about["service.name"].as_str(), about["service.version"].as_str()), ("edge", "0.1.0"));
+    assert_eq!(
+        (about["service.name"].as_str(), about["service.version"].as_str()),
+        ("edge", env!("CARGO_PKG_VERSION"))
+    );
     assert_eq!((span.name.as_str(), span.kind), ("slidegate.check", 2));
     assert_eq!((hex(&span.trace_id), hex(&span.parent_span_id)), (TRACE.into(), PARENT.into()));
     assert_eq!(span.trace_state, "vendor=x");
@@ -194,7 +197,7 @@ fn a_decision_is_a_span_of_the_callers_trace_that_says_why() {
 fn spans_tell_the_operation_a_block_and_a_failure_of_the_store() {
     let collector = Collector::start();
     let folder = TempDir::new("traces-attributes");
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = format!("127.0.0.1:{}", ports::free());
     let traces = format!("endpoint: '{}'", collector.url);
     let server = start(&folder, &traces, &[]);
     let alice = r#"{"attributes": {"user": "alice"}}"#;
@@ -350,8 +353,7 @@ fn a_grpc_call_is_a_child_of_its_callers_span() {
 #[test]
 fn the_log_says_why_a_collector_does_not_take_spans() {
     let folder = TempDir::new("traces-refused");
-    // A port that was free a moment ago.
-    let url = format!("http://{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
+    let url = format!("http://127.0.0.1:{}", ports::free());
     let log = folder.file("log", "");
     let file = folder.file("slidegate.yaml", format!("observe: {{traces: {{endpoint: '{url}'}}}}{POLICIES}"));
     let output = Stdio::from(std::fs::File::create(&log).unwrap());

@@ -120,6 +120,9 @@ impl KeyKind {
             // The lease is the policy's.
             return Quota::in_flight(*limit, policy.window()).map(Some).map_err(|error| error.to_string());
         }
+        if policy.calendar_window().is_some() && *window_ms == millis_ceil(policy.window()) {
+            return Ok(Some(policy.with_limit(*limit)));
+        }
         let window = Duration::from_millis(*window_ms);
         let quota = Quota::new(*limit, window).map_err(|error| error.to_string())?;
         Ok(Some(quota.with_algorithm(policy.algorithm()).with_slots(policy.slots())))
@@ -417,11 +420,17 @@ impl Document {
 mod tests {
     use super::*;
     use crate::app::changes::terms::Counting;
-    use crate::config::Mode;
+    use slidegate_config::policy::Mode;
 
     fn terms(limit: u64) -> Option<Terms> {
-        let quota =
-            Counting { limit, window_ms: 1000, algorithm: "sliding-log".into(), burst: None, slots: None };
+        let quota = Counting {
+            limit,
+            window_ms: 1000,
+            algorithm: "sliding-log".into(),
+            calendar: None,
+            burst: None,
+            slots: None,
+        };
         Some(Terms { quota, mode: Mode::Enforce, candidate: None, added: None })
     }
 

@@ -6,13 +6,14 @@
 use std::collections::{BTreeMap, HashMap};
 
 use slidegate::{Block, Error, Policy, PolicySet, Quota, Timestamp};
+use slidegate_config::added::Added;
+use slidegate_config::names::CANDIDATE;
+use slidegate_config::policy::KeysShown;
+use slidegate_config::policy::Mode;
 
 use super::document::{Document, KeyChange};
 use super::terms::Terms;
-use crate::config::Mode;
-use crate::config::{Added, KeysShown};
 use crate::key_text::KeyText;
-use crate::policy_names::CANDIDATE;
 
 /// The configured policies.
 #[derive(Debug, Clone, Default)]
@@ -110,7 +111,7 @@ pub(crate) fn fold(
             };
         }
         let candidate = base.candidate(document, name);
-        let candidate = candidate.map(|quota| policy.clone().with_quota(quota).shadow());
+        let candidate = candidate.map(|quota| policy.clone().with_quota(quota).shadow().with_notify([]));
         let own = keys.get(name).map_or(&[][..], Vec::as_slice);
         policy = with_keys(policy, own, &is_address, &mut refused);
         if let Some(candidate) = candidate {

@@ -183,11 +183,17 @@ mod tests {
     use super::*;
     use crate::app::changes::Counting;
     use crate::app::changes::document::KeyKind;
-    use crate::config::Mode;
+    use slidegate_config::policy::Mode;
 
     fn terms(limit: u64) -> Option<Terms> {
-        let quota =
-            Counting { limit, window_ms: 1000, algorithm: "sliding-log".into(), burst: None, slots: None };
+        let quota = Counting {
+            limit,
+            window_ms: 1000,
+            algorithm: "sliding-log".into(),
+            calendar: None,
+            burst: None,
+            slots: None,
+        };
         Some(Terms { quota, mode: Mode::Enforce, candidate: None, added: None })
     }
 

@@ -113,7 +113,7 @@ mod tests {
 
     use super::*;
     use crate::app::changes::{Counting, KeyChange, KeyKind, Terms, What};
-    use crate::config::Mode;
+    use slidegate_config::policy::Mode;
 
     /// When changes of keys expire by default.
     const FAR_MS: u64 = 1_000_000_000;
@@ -124,8 +124,14 @@ mod tests {
     }
 
     fn terms(limit: u64) -> Terms {
-        let quota =
-            Counting { limit, window_ms: 1000, algorithm: "sliding-log".into(), burst: None, slots: None };
+        let quota = Counting {
+            limit,
+            window_ms: 1000,
+            algorithm: "sliding-log".into(),
+            calendar: None,
+            burst: None,
+            slots: None,
+        };
         Terms { quota, mode: Mode::Enforce, candidate: None, added: None }
     }
 

@@ -6,8 +6,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use slidegate::{Algorithm, Policy, Quota, headers::millis_ceil};
+use slidegate_config::policy::Mode;
+use slidegate_config::quota::QuotaSpec;
+use slidegate_config::values::{Parsed, Window};
 
-use crate::config::{Mode, Parsed, QuotaSpec, Span};
 use crate::limits::MAX_COST;
 
 /// A quota in serialized form.
@@ -15,6 +17,9 @@ use crate::limits::MAX_COST;
 pub(crate) struct Counting {
     pub(crate) limit: u64,
     pub(crate) window_ms: u64,
+    /// The calendar that the windows follow.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) calendar: Option<String>,
     pub(crate) algorithm: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) burst: Option<u64>,
@@ -38,7 +43,15 @@ impl Counting {
     pub(crate) fn of(quota: &Quota) -> Self {
         let QuotaSpec { burst, slots, .. } = QuotaSpec::of(quota);
         let algorithm = quota.algorithm().name().to_owned();
-        Self { limit: quota.limit(), window_ms: millis_ceil(quota.window()), algorithm, burst, slots }
+        let calendar = quota.calendar_window().map(|calendar| calendar.to_string());
+        Self {
+            limit: quota.limit(),
+            window_ms: millis_ceil(quota.window()),
+            calendar,
+            algorithm,
+            burst,
+            slots,
+        }
     }
 
     /// Converts to a quota.
@@ -55,10 +68,16 @@ impl Counting {
                 .map_err(|error| error.to_string());
         }
         let algorithm = self.algorithm.parse().map_err(|error: slidegate::Error| error.to_string())?;
+        let window = match &self.calendar {
+            Some(text) => {
+                Window::Calendar(text.parse().map_err(|error: slidegate::Error| error.to_string())?)
+            }
+            None => Window::Length(Duration::from_millis(self.window_ms)),
+        };
         let spec = QuotaSpec {
             quota: None,
             limit: Some(self.limit),
-            window: Some(Span(Duration::from_millis(self.window_ms))),
+            window: Some(window),
             algorithm: Some(Parsed(algorithm)),
             burst: self.burst,
             slots: self.slots,

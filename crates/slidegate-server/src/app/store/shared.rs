@@ -159,11 +159,16 @@ impl<'a> Shared<'a> {
         self.health.fixed_instances.or(Some(counted).filter(|counted| *counted > 0))
     }
 
-    /// Tells the other instances of this one and counts them, for the shares of fallbacks. While the
+    /// Tells the other instances of this one, with a record about it if there is one, and counts them,
+    /// for the shares of fallbacks. While the
     /// store is unavailable, the last count stays.
-    pub(crate) async fn count_instances(self) {
+    pub(crate) async fn count_instances(self, record: Option<&[u8]>) {
+        let counted = match record {
+            Some(record) => self.redis().publish_instance(record).await,
+            None => self.redis().count_instances().await,
+        };
         // Why it fails is found by the next check of the health.
-        let Ok(counted) = self.redis().count_instances().await else { return };
+        let Ok(counted) = counted else { return };
         self.health.counted_instances.store(counted, Ordering::Relaxed);
         if self.health.fixed_instances.is_none() {
             self.store.share_among(counted);

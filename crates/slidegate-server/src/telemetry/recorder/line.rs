@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use slidegate::client_addr::{Ipv6Prefix, group};
 use slidegate::{Cost, Request, Role, Value, Verb, reserve::Unsettled};
+use slidegate_config::policy::KeysShown;
 
-use crate::config::KeysShown;
 use crate::telemetry::redaction::Redactor;
 use crate::telemetry::verb_name;
 

@@ -15,9 +15,8 @@ use prometheus_client::metrics::MetricType;
 
 use crate::app::App;
 use crate::envoy::{HitCounter, LiveConfig};
+use crate::telemetry::policy_counters::OTHERS;
 
-/// The label value of everything without its own series. No policy can have this name.
-pub(super) const OTHERS: &str = "~others";
 /// Maximum label sets, with six series each. Other limits are summed under [`OTHERS`].
 const MAX_SETS: usize = 2000;
 

@@ -1,5 +1,5 @@
-//! The once-a-second task: publishes the rates of the last second and rotates the periods of the
-//! top keys.
+//! The once-a-second task: publishes the rates of the last second, samples the history, and rotates
+//! the periods of the top keys.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,10 +7,13 @@ use std::time::Duration;
 
 use serde::Serialize;
 use slidegate::{Clock, Timestamp};
+use slidegate_config::names::candidate_of;
 use tokio::time::MissedTickBehavior;
 
+use super::history;
 use crate::app::App;
 use crate::telemetry::events::Message;
+use crate::telemetry::history::STEP;
 use crate::telemetry::observer::Observer;
 use crate::telemetry::policy_counters::Counts;
 use crate::telemetry::top::PERIOD;
@@ -55,6 +58,7 @@ pub(crate) async fn tick(app: Arc<App>) {
     let mut ticks = tokio::time::interval(EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut turned_at = observer.clock.now();
+    let mut sampled_at = observer.started_at;
     let mut last: Option<Totals> = None;
     loop {
         ticks.tick().await;
@@ -64,6 +68,10 @@ pub(crate) async fn tick(app: Arc<App>) {
             let outdated = observer.top.turn();
             // In the background: neither decisions nor other tasks may wait for the drop.
             drop(tokio::task::spawn_blocking(move || drop(outdated)));
+        }
+        if at - sampled_at >= STEP {
+            sampled_at = at;
+            history::sample(&app);
         }
         if let Some(traces) = &observer.traces {
             traces.report_losses();
@@ -92,7 +100,8 @@ impl Totals {
     fn of(observer: &Observer) -> Self {
         let registry = observer.registry.load();
         let by_policy = registry.in_force().iter().map(|counters| (counters.name.clone(), counters.counts()));
-        let by_policy: BTreeMap<_, _> = by_policy.collect();
+        // What a candidate would deny is compared at `/v1/shadow`.
+        let by_policy: BTreeMap<_, _> = by_policy.filter(|(name, _)| candidate_of(name).is_none()).collect();
         let [allowed, denied] = observer.checks();
         let shadow_denied = by_policy.values().map(|counts| counts.shadow_denied).sum();
         Self { all: Rates { allowed, denied, shadow_denied }, by_policy }

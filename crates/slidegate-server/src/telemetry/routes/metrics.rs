@@ -15,20 +15,22 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use slidegate::redis::BreakerState;
 use slidegate::{PolicySet, Timestamp, Verb};
+use slidegate_config::names;
 
-use super::envoy_metrics::{EnvoyMetrics, OTHERS};
+use super::envoy_metrics::EnvoyMetrics;
 use crate::access::attempts::AuthAttempts;
 use crate::app::changes::now_ms;
 use crate::app::store::Shared;
 use crate::app::{App, OpenCost};
 use crate::caller::Protocol;
 use crate::listener::ConnectionBudget;
-use crate::policy_names;
 use crate::telemetry::histogram::Reading;
+use crate::telemetry::notifications::Drop;
 use crate::telemetry::observer::Observer;
-use crate::telemetry::policy_counters::{Counts, HoldOutcome, Outcome, PolicyCounters, SOURCES};
+use crate::telemetry::policy_counters::{Counts, HoldOutcome, OTHERS, Outcome, PolicyCounters, SOURCES};
 use crate::telemetry::settled_shares::SettledShares;
 use crate::telemetry::traces::Spans;
+use crate::telemetry::webhook::WebhookCounts;
 use crate::telemetry::{VERBS, verb_name};
 
 /// Maximum policies with their own series, up to 20 each. The others are summed under [`OTHERS`].
@@ -79,10 +81,11 @@ impl Collector for Scrape {
         configuration(&mut page, app.observer())?;
         spans(&mut page, app.observer())?;
         recording(&mut page, app.observer())?;
+        notifications(&mut page, app.observer())?;
         snapshots(&mut page, app)?;
         let Some(shared) = app.shared() else { return Ok(()) };
         changes(&mut page, app)?;
-        store(&mut page, app.observer(), shared)
+        store(&mut page, app, shared)
     }
 }
 
@@ -191,6 +194,21 @@ fn recording(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
     page.counter("recorded", help, outcomes.map(|(outcome, count)| ([("outcome", outcome)], count)))
 }
 
+fn notifications(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
+    let notifications = &observer.notifications;
+    let reasons = Drop::ALL.map(|why| ([("reason", why.name())], notifications.count_of(why)));
+    let help = "Notifications that were not reported: too many keys, too many waiting, or the shared store did not say \
+                which instance reports";
+    page.counter("notifications_dropped", help, reasons)?;
+    let Some(webhook) = &notifications.webhook else { return Ok(()) };
+    let WebhookCounts { sent, failed, dropped, retries } = webhook.counts();
+    let outcomes = [("sent", sent), ("failed", failed), ("dropped", dropped)];
+    let outcomes = outcomes.map(|(outcome, count)| ([("outcome", outcome)], count.load(Relaxed)));
+    let help = "Messages to the webhook by outcome: failed means that all attempts failed, dropped that too many waited";
+    page.counter("webhook_messages", help, outcomes)?;
+    page.total("webhook_retries", "Attempts to send a message to the webhook again", retries.load(Relaxed))
+}
+
 fn count(count: usize) -> u64 {
     u64::try_from(count).unwrap_or(u64::MAX)
 }
@@ -269,8 +287,10 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     each("blocked", "Checks denied because their key is blocked", |counts| counts.blocked)?;
     let near = "Charged checks that left their key at 80 % of its limit or more";
     each("near_limit", near, |counts| counts.near_limit)?;
+    let help = "Keys that reached a share of their limit that `notify` names, reported by this instance";
+    each("notifications", help, |counts| counts.notifications)?;
 
-    let shown = || policy_names::listed(policies).take(MAX_POLICIES);
+    let shown = || names::listed(policies).take(MAX_POLICIES);
     let limits = shown().map(|policy| ([("policy", policy.name())], policy.quota().limit()));
     page.gauge("policy_limit", "Maximum cost per window", limits)?;
     let windows = shown().map(|policy| ([("policy", policy.name())], policy.quota().window().as_secs_f64()));
@@ -392,7 +412,8 @@ fn changes(page: &mut Page<'_>, app: &App) -> fmt::Result {
     page.total("control_losses", help, seen.losses.load(Relaxed))
 }
 
-fn store(page: &mut Page<'_>, observer: &Observer, shared: Shared<'_>) -> fmt::Result {
+fn store(page: &mut Page<'_>, app: &App, shared: Shared<'_>) -> fmt::Result {
+    let (observer, fleet_differs_for) = (app.observer(), app.fleet_differs_for());
     let (stats, nodes) = (shared.redis().stats(), shared.redis().nodes());
     let degraded = u64::from(shared.is_degraded());
     page.value(
@@ -407,6 +428,10 @@ fn store(page: &mut Page<'_>, observer: &Observer, shared: Shared<'_>) -> fmt::R
         let help = "Instances that share the store, as configured or last counted; each has that share of a limit in \
                     fallbacks";
         page.value("store_instances", help, instances)?;
+    }
+    if let Some(differs_for) = fleet_differs_for {
+        let help = "How long instances that share the store have differed in version or configuration; 0: they agree";
+        page.seconds("fleet_differs", help, differs_for.as_secs_f64())?;
     }
     page.total("store_calls", "Script calls to the store", stats.calls)?;
     let help = "Requests decided by fallbacks, because the store did not reply in time";

@@ -89,7 +89,7 @@ pub(super) fn processor(
     counters: &Arc<ExportCounters>,
 ) -> Result<impl SpanProcessor + use<>, io::Error> {
     let agent = http_client::agent(&settings.endpoint, TIMEOUT, None)?;
-    let headers = settings.headers.iter().map(|(name, value)| (name.clone(), value.expose().clone()));
+    let headers = settings.headers.iter().map(|(name, value)| (name.clone(), value.0.0.expose().clone()));
     let exporter = opentelemetry_otlp::SpanExporter::builder()
         .with_http()
         .with_http_client(CollectorClient { agent, counters: Arc::clone(counters) })

@@ -68,12 +68,12 @@ fn what_cannot_be_asked_is_a_problem_that_names_it() {
         ),
         ("/v1/events?limit=0", 400, "invalid limit `0`: must be a whole number from 1 to 1024"),
         ("/v1/events?policy=p", 404, "unknown policy `p`: must be one that /v1/policies lists"),
-        ("/v1/top?by=name", 400, "invalid by `name`: must be `used` or `denied`"),
+        ("/v1/top?by=name", 400, "invalid by `name`: must be `used`, `denied`, `closest` or `blocked`"),
         ("/v1/top?limit=1001", 400, "invalid limit `1001`: must be a whole number from 1 to 1000"),
         (
             "/v1/top?key=a&limit=1",
             400,
-            "unknown parameter `key`: must be one of policy, by and limit, once each",
+            "unknown parameter `key`: must be one of policy, by, limit and instance, once each",
         ),
         ("/v1/live?x", 400, "unknown parameter `x`: must be one of nothing, once each"),
     ] {

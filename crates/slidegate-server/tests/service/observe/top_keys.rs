@@ -69,3 +69,43 @@ fn top_keys_are_within_the_stated_error_of_a_skewed_stream() {
     token.args(["top", "--url", "http://127.0.0.1:1", "--once"]).env("SLIDEGATE_TOKEN", "t");
     assert_eq!(token.output().unwrap().status.code(), Some(2));
 }
+
+/// Who looks for the next incident asks which keys are nearly full, not which have used most.
+#[test]
+fn keys_are_listed_by_the_part_of_their_limit_and_blocked_ones_by_their_end() {
+    let folder = TempDir::new("closest");
+    let server = start(&folder, POLICIES);
+    for (user, ip, checks) in [("alice", "192.0.2.1", 4), ("bob", "192.0.2.2", 1)] {
+        for _ in 0..checks {
+            check(&server, &json!({ "user": user, "ip": ip }));
+        }
+    }
+    let closest = top(&server, "?by=closest&limit=3");
+    let row = |one: &Value| {
+        let now = &one["now"];
+        let figure = |name: &str| now[name].as_u64().unwrap();
+        (one["policy"].clone(), one["key"].clone(), figure("remaining"), figure("limit"))
+    };
+    let rows: Vec<_> = closest["keys"].as_array().unwrap().iter().map(row).collect();
+    assert_eq!(rows.len(), 3, "{closest}");
+    assert_eq!(rows[0], (json!("per-ip"), json!("192.0.2.1"), 0, 2));
+    assert_eq!(rows[1], (json!("tried"), json!("alice"), 1, 3), "denied by per-ip twice, so used twice");
+    assert_eq!(rows[2], (json!("per-ip"), json!("192.0.2.2"), 1, 2));
+    assert!(closest["keys"][0]["now"]["retry_after_ms"].as_u64() > Some(3_500_000), "{closest}");
+    assert_eq!(closest["keys"][1]["now"]["retry_after_ms"], 0);
+    // Looking is not use.
+    let again = top(&server, "?by=closest&limit=3");
+    assert_eq!(again["keys"].as_array().unwrap().iter().map(row).collect::<Vec<_>>(), rows);
+
+    assert_eq!(top(&server, "?by=blocked")["keys"], json!([]));
+    for (user, time) in [("alice", "20m"), ("bob", "10m")] {
+        let path = format!("/v1/keys/per-user/{user}/block");
+        assert_eq!(server.change("POST", &path, &[], &json!({ "for": time }).to_string()).status, 200);
+    }
+    let blocked = top(&server, "?by=blocked");
+    let keys: Vec<_> = blocked["keys"].as_array().unwrap().iter().map(|one| one["key"].clone()).collect();
+    assert_eq!(keys, ["bob", "alice"], "{blocked}");
+    assert_eq!(blocked["keys"][0]["by"], "loopback");
+    let used = top(&server, "?policy=per-user");
+    assert_eq!(used["keys"][0]["now"]["is_blocked"], true, "{used}");
+}

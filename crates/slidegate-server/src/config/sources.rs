@@ -1,4 +1,4 @@
-//! Hot reload: the sources of the configuration, and what a change of the file affects.
+//! The sources of the configuration, and what a change of the file affects. `cli::reload` watches them.
 //!
 //! Links are resolved: volumes of Kubernetes change by replacing a link.
 
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use serde_json::{Map, Value};
+use slidegate_config::errors::ConfigErrors;
 
 use super::Config;
 use super::environment::Outside;
-use super::errors::ConfigErrors;
 
 /// Where a configuration comes from.
 #[derive(Clone)]
@@ -59,7 +59,8 @@ pub(crate) fn differences(old: &Config, new: &Config) -> Vec<String> {
     let keys =
         |json: &Value| json.as_object().into_iter().flat_map(Map::keys).cloned().collect::<BTreeSet<_>>();
     let mut changed = Vec::new();
-    for section in ["server", "store", "attributes", "grpc", "resp", "headers", "auth", "observe"] {
+    for section in ["server", "store", "attributes", "grpc", "resp", "headers", "auth", "observe", "webhook"]
+    {
         let (old, new) = (&old.file.json[section], &new.file.json[section]);
         let all = &keys(old) | &keys(new);
         changed

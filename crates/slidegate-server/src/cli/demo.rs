@@ -1,0 +1,50 @@
+//! `slidegate demo`: the service on loopback with synthetic traffic, so that its page has something
+//! to show.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::demo_traffic::Demo;
+use super::failure::{Failure, fail};
+use super::serve;
+use super::values::window;
+use crate::config::Config;
+
+/// The policies: one of each kind.
+const CONFIG: &str = "\
+policies:
+  - {name: per-user, scope: [user], quota: 60/1m, candidate: 40/1m}
+  - {name: per-address, scope: [ip], quota: 1200/1m}
+  - {name: login, when: {path: /login}, scope: [ip], quota: 5/1m}
+  - {name: tokens, scope: [user], quota: 200000/1h, counts: tokens}
+  - {name: concurrent, scope: [user], in_flight: 4, lease: 30s}
+  - {name: stricter, scope: [user], quota: 30/1m, mode: shadow}
+";
+
+#[derive(Debug, Args)]
+pub(super) struct DemoArgs {
+    /// Address of the page, on loopback; port 0 takes any
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7979")]
+    listen: SocketAddr,
+    /// How long it runs, at most a day
+    #[arg(long = "for", value_name = "DURATION", default_value = "1h", value_parser = window)]
+    duration: Duration,
+}
+
+pub(super) fn run(args: &DemoArgs, is_json: bool) -> Result<(), Failure> {
+    if !args.listen.ip().is_loopback() {
+        let listen = args.listen;
+        return fail(format!(
+            "invalid --listen `{listen}`: the demo has no token, so it must be on loopback, for example \
+             127.0.0.1:7979"
+        ));
+    }
+    if args.duration > Duration::from_secs(86_400) {
+        return fail("invalid --for: must be at most 1d");
+    }
+    let mut config = Config::parse(CONFIG, "demo")?;
+    config.listen = args.listen;
+    serve::run_demo(config, Demo::new(args.duration), is_json)
+}

@@ -1,0 +1,105 @@
+//! The traffic of `slidegate demo`: decided in this process, by the code that decides requests.
+//!
+//! It is the same in each run, but for its times.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use slidegate::reserve::{HoldOptions, Ticket};
+use slidegate::{Request, Verb};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use crate::app::App;
+use crate::app::ticket_change::TicketChange;
+use crate::caller::Protocol;
+
+/// Interval of the traffic: 25 requests a second, and more in bursts.
+const EVERY: Duration = Duration::from_millis(40);
+/// Users and addresses of the traffic.
+const USERS: u64 = 40;
+/// Reservations that are open at once; older ones are settled.
+const MAX_OPEN: usize = 6;
+
+/// Traffic of a limited duration.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Demo {
+    duration: Duration,
+}
+
+impl Demo {
+    pub(super) fn new(duration: Duration) -> Self {
+        Self { duration }
+    }
+
+    /// Waits until it is over.
+    pub(super) async fn end(self) {
+        tokio::time::sleep(self.duration).await;
+    }
+
+    /// The line that says what runs.
+    pub(super) fn origin(self) -> String {
+        let minutes = self.duration.as_secs().div_ceil(60);
+        format!("demo with synthetic traffic; ends after {minutes} min, or with Ctrl-C")
+    }
+
+    /// Decides requests until dropped.
+    pub(super) async fn traffic(self, app: Arc<App>) {
+        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        let mut open: Vec<Ticket> = Vec::new();
+        let started = Instant::now();
+        let mut ticks = interval(EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        loop {
+            ticks.tick().await;
+            // A client that floods for ten seconds of each minute.
+            let is_flood = started.elapsed().as_secs() % 60 >= 50;
+            for _ in 0..if is_flood { 4 } else { 1 } {
+                request(&app, &mut random, &mut open, is_flood).await;
+            }
+        }
+    }
+}
+
+/// Decides one request, now and then a reservation.
+async fn request(app: &App, random: &mut Random, open: &mut Vec<Ticket>, is_flood: bool) {
+    // The minimum of two: some users ask for more than others.
+    let user = if is_flood { 0 } else { random.below(USERS).min(random.below(USERS)) };
+    let user = format!("user-{user}");
+    let ip = IpAddr::from([198, 51, 100, u8::try_from(random.below(USERS)).unwrap_or(0)]);
+    let path = if random.below(20) == 0 { "/login" } else { "/search" };
+    let request = Request::new().with("user", &user).with("ip", ip).with("path", path);
+    let protocol = Protocol::ALL[usize::try_from(random.below(4)).unwrap_or(0)];
+    let mut call = app.call(protocol);
+    if is_flood || random.below(6) > 0 {
+        call.apply(Verb::Check, std::slice::from_ref(&request)).await;
+        return;
+    }
+    let request = request.with_cost([("tokens", 200 + random.below(4000))]);
+    let options = HoldOptions { ttl: Some(Duration::from_secs(20)), ..HoldOptions::default() };
+    let reserved = call.reserve(std::slice::from_ref(&request), options).await;
+    open.extend(reserved.ok().and_then(|reserved| reserved.ticket().cloned()));
+    // One in twenty is never settled.
+    if open.len() > MAX_OPEN {
+        let ticket = open.remove(0);
+        if random.below(20) > 0 {
+            let cost = [("tokens", 100 + random.below(2000))].into();
+            let change = TicketChange::Settle { cost, is_final: true };
+            // A store in memory always replies.
+            let _ = call.change(&ticket, change).await;
+        }
+    }
+}
+
+/// xorshift64 (Marsaglia, 2003).
+struct Random(u64);
+
+impl Random {
+    /// A number below `end`.
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+}

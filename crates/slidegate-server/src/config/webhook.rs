@@ -1,0 +1,159 @@
+//! `webhook:` where notifications are sent.
+//!
+//! The secret is one of Standard Webhooks. It may be in a file of its own. No error and no log shows it.
+
+use axum::http::Uri;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use slidegate::Secret;
+use slidegate_config::section::Section;
+use slidegate_config::values::{Form, Parsed, Text};
+use slidegate_config::yaml::Excerpt;
+
+use super::store::read_line;
+
+/// Begins a secret.
+const PREFIX: &str = "whsec_";
+
+/// Where notifications of policies with `notify` are sent, by `POST`.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(extend("x-example" = "{url: https://example.com/hooks, secret_file: /etc/slidegate/webhook}"))]
+pub(super) struct WebhookSection {
+    /// The URL, `http` or `https`. Redirects are not followed.
+    #[serde(default)]
+    #[schemars(extend("format" = "webhook-url", "default" = null))]
+    url: String,
+    /// The secret that messages are signed with.
+    secret: Option<Parsed<WebhookSecret>>,
+    /// A file that holds the secret, instead of `secret`.
+    #[schemars(with = "Option<String>", extend("format" = "webhook-secret-file"))]
+    secret_file: Option<Parsed<WebhookSecret>>,
+}
+
+/// The webhook as configured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct WebhookSettings {
+    pub(crate) url: String,
+    /// The key of the signatures, 24 to 64 bytes.
+    pub(crate) key: Secret<Vec<u8>>,
+}
+
+/// A secret: `whsec_` and 24 to 64 bytes in base64.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct WebhookSecret(Secret<Vec<u8>>);
+
+impl Text for WebhookSecret {
+    const FORM: Form = Form::of::<Self>(
+        "webhook-secret",
+        "`whsec_` and 24 to 64 random bytes in base64, for example the output of \
+         `echo whsec_$(openssl rand -base64 32)`",
+    )
+    .secret();
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let key = text.strip_prefix(PREFIX).and_then(|text| STANDARD.decode(text).ok());
+        let key = key.filter(|key| (24..=64).contains(&key.len()));
+        key.map(|key| Self(Secret::new(key))).ok_or_else(String::new)
+    }
+}
+
+/// The form of secrets, for the schema.
+pub(super) const SECRET: Form = WebhookSecret::FORM;
+
+/// The path of a file with a secret. The text to keep is the secret.
+pub(super) const SECRET_FILE: Form = Form::new("webhook-secret-file", "the path of a file", |path| {
+    let secret = read_line(path)?;
+    let is_valid = WebhookSecret::parse(&secret).is_ok();
+    if is_valid { Ok(secret) } else { Err(format!("must be a file that holds {}", SECRET.expected)) }
+});
+
+/// The URL of a receiver.
+pub(super) const URL: Form =
+    Form::new("webhook-url", "the receiver's URL, for example `https://example.com/hooks`", |url| {
+        let uri: Option<Uri> = url.parse().ok();
+        let is_http = uri.as_ref().is_some_and(|uri| {
+            matches!(uri.scheme_str(), Some("http" | "https"))
+                && uri.host().is_some_and(|host| !host.is_empty())
+        });
+        if url.contains('@') {
+            // Not repeated: a password may stand before the `@`.
+            return Err("contains a name or password; receivers verify the signature instead".to_owned());
+        }
+        if is_http {
+            Ok(url.to_owned())
+        } else {
+            Err(format!("must be {}, not `{}`", URL.expected, Excerpt(url)))
+        }
+    })
+    .pattern("^https?://")
+    .secret();
+
+impl WebhookSection {
+    /// The webhook. `None` if it is invalid, which is reported.
+    pub(super) fn build(self, section: &Section<'_>) -> Option<WebhookSettings> {
+        if section.has("secret") && section.has("secret_file") {
+            section.invalid("secret_file", "conflicts with secret; keep one");
+        }
+        if self.url.is_empty() && !section.has("url") {
+            section.report("", format_args!("missing url: must be {}", URL.expected));
+        }
+        let secret = self.secret.or(self.secret_file);
+        if secret.is_none() && !section.has("secret") && !section.has("secret_file") {
+            section
+                .report("", format_args!("missing secret: must be {}, or give secret_file", SECRET.expected));
+        }
+        Some(WebhookSettings { url: Some(self.url).filter(|url| !url.is_empty())?, key: secret?.0.0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+    use crate::config::tests::parse;
+    use slidegate_testkit::TempDir;
+
+    const SECRET_TEXT: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+
+    /// Messages that are signed with another key are thrown away by their receiver.
+    #[test]
+    fn url_and_secret_arrive() {
+        assert_eq!(parse("").observe.webhook, None);
+        let said =
+            parse(&format!("webhook: {{url: 'https://h/x?y=1', secret: {SECRET_TEXT}}}")).observe.webhook;
+        let said = said.unwrap();
+        assert_eq!((said.url.as_str(), said.key.expose().len()), ("https://h/x?y=1", 24));
+        assert!(!format!("{said:?}").contains("MfKQ"), "{said:?}");
+        let folder = TempDir::new("webhook");
+        let file = folder.file("secret", format!("{SECRET_TEXT}\n"));
+        let read =
+            parse(&format!("webhook: {{url: 'https://h/x?y=1', secret_file: '{file}'}}")).observe.webhook;
+        assert_eq!(read, Some(said));
+    }
+
+    /// A mistyped webhook must fail at the start, not with the first lost notification.
+    #[test]
+    fn what_is_missing_or_wrong_is_reported_and_no_secret_is_shown() {
+        let errors = |keys: &str| {
+            let text = format!("webhook: {keys}\npolicies: [{{name: p, quota: 1/1s}}]\n");
+            Config::parse(&text, "f").unwrap_err().to_string()
+        };
+        assert_eq!(
+            errors("{}"),
+            "f:1: webhook: missing url: must be the receiver's URL, for example `https://example.com/hooks`\n\
+             f:1: webhook: missing secret: must be `whsec_` and 24 to 64 random bytes in base64, for example the output \
+             of `echo whsec_$(openssl rand -base64 32)`, or give secret_file"
+        );
+        let short = errors("{url: 'https://h', secret: whsec_hidden}");
+        assert!(short.starts_with("f:1: webhook: invalid secret: must be `whsec_` and 24 to 64"), "{short}");
+        assert!(!short.contains("hidden"), "{short}");
+        let url = errors(&format!("{{url: 'ftp://h', secret: {SECRET_TEXT}}}"));
+        assert!(url.starts_with("f:1: webhook: invalid url: must be the receiver's URL"), "{url}");
+        let password = errors(&format!("{{url: 'https://me:hidden@h', secret: {SECRET_TEXT}}}"));
+        assert!(!password.contains("hidden"), "{password}");
+        let both = errors(&format!("{{url: 'https://h', secret: {SECRET_TEXT}, secret_file: /nowhere}}"));
+        assert!(both.contains("/nowhere") || both.contains("conflicts with secret"), "{both}");
+    }
+}

@@ -1,0 +1,136 @@
+// Alarms: what an operator must know first, at the top of the page at every width.
+//
+// Each says what happened, what to do, and where its runbook is. A new alarm is an entry of the list.
+
+import { byId, el, list, setText, show } from './dom.js';
+import { compact, count, percent, time } from './format.js';
+import { total } from './history.js';
+
+const ALARMS = [
+  {
+    name: 'SlidegateConfigRefused',
+    title: 'Config rejected',
+    text: ({ status: { config } }) => config.rejected && config.error,
+    todo: 'The running config stays active. Correct the file: it is loaded again within a second.',
+  },
+  {
+    name: 'SlidegateStoreNotShared',
+    section: 'SlidegateStoreDegraded',
+    title: 'Limits are not shared',
+    text: ({ status }) => status.store.degraded && status.store.not_shared,
+    todo: 'Each instance counts alone, by the fallback of each policy. Give the user of the store what is missing.',
+  },
+  {
+    name: 'SlidegateStoreDegraded',
+    title: 'Store unavailable',
+    text: ({ status: { store } }) => store.degraded && !store.not_shared && (store.last_failure ?? 'It does not reply.'),
+    todo:
+      'Each policy uses its fallback. Check process, memory, network, user and password of the store. ' +
+      'The service recovers by itself; a restart does not help.',
+  },
+  {
+    name: 'SlidegateKeysDropped',
+    title: 'Keys dropped',
+    text: ({ status, history }) => {
+      if (!history) return false;
+      // Before the first step nothing was dropped, if it is the first of the service.
+      const isWhole = total(history.lasted_ms) + history.step_ms > status.uptime_ms;
+      const dropped = status.memory.dropped - (isWhole ? 0 : history.dropped_keys[0]);
+      return dropped > 0 && `${count(dropped)} keys were evicted from a full memory store while they counted.`;
+    },
+    todo: 'Their limits were not fully enforced. Raise the maximum of keys or bytes of the memory store.',
+  },
+  {
+    name: 'SlidegateManyReservations',
+    title: 'Store full of reservations',
+    text: ({ status: { memory } }) =>
+      2 * memory.holds >= memory.max_holds &&
+      `${compact(memory.holds)} of ${compact(memory.max_holds)} (${percent(memory.holds, memory.max_holds)}) are open.`,
+    todo: 'Each policy and key only gets a share now. Find who reserves and never settles, in the list of most used keys.',
+  },
+  {
+    name: 'SlidegateChangesLost',
+    title: 'Run-time changes lost by the store',
+    text: ({ status: { changes } }) =>
+      changes.last_loss && !changes.last_loss.restored_at && `At ${time(changes.last_loss.at)}: ${changes.last_loss.found}.`,
+    todo: 'They are still active here. Do not restart the last instance that has them.',
+  },
+  {
+    name: 'SlidegateChangesNotStored',
+    title: 'Run-time changes are not stored',
+    text: ({ status: { changes } }) => changes.error,
+    todo: 'An instance that starts now does not have them. Repair the store; they are written back.',
+  },
+];
+
+const OFF = '/dashboard/icon.svg';
+const ON = '/dashboard/icon_alarm.svg';
+
+export class Alarms {
+  #status = null;
+  #history = null;
+  #isLost = false;
+  #refresh;
+
+  /** `refresh()` loads the status again. */
+  constructor(refresh) {
+    this.#refresh = refresh;
+  }
+
+  setStatus(status) {
+    this.#status = status;
+    this.#draw();
+  }
+
+  setHistory(history) {
+    this.#history = history;
+    this.#draw();
+  }
+
+  /** Called by the stream, every second. */
+  setDegraded(isDegraded) {
+    if (this.#status && Boolean(this.#status.store.degraded) !== isDegraded) this.#refresh();
+  }
+
+  /** Whether the service is unreachable, which the page says elsewhere. */
+  setLost(isLost) {
+    this.#isLost = isLost;
+    this.#draw();
+  }
+
+  #draw() {
+    if (!this.#status) {
+      this.#title([]);
+      return;
+    }
+    const known = { status: this.#status, history: this.#history };
+    const active = ALARMS.map((alarm) => ({ ...alarm, said: alarm.text(known) })).filter(({ said }) => said);
+    show(byId('alarms'), active.length > 0);
+    list(
+      byId('alarms-list'),
+      active,
+      ({ name }) => name,
+      ({ name, title, todo, section = name }) => {
+        const text = el('p');
+        const runbook = el(
+          'a',
+          { href: `/dashboard/runbooks.md#:~:text=%23%23%20${section}`, target: '_blank', rel: 'noreferrer' },
+          `Runbook: ${section}`,
+        );
+        return {
+          node: el('li', { id: `alarm-${name}` }, el('h3', {}, title), text, el('p', { class: 'hint' }, `${todo} `, runbook)),
+          update: ({ said }) => setText(text, said),
+        };
+      },
+    );
+    this.#title(active);
+  }
+
+  #title(active) {
+    const said = this.#isLost ? 'disconnected' : active.map(({ title }) => title).join(', ');
+    const title = said ? `${said} · slidegate` : 'slidegate';
+    if (document.title !== title) document.title = title;
+    const icon = said ? ON : OFF;
+    if (byId('icon').getAttribute('href') !== icon) byId('icon').setAttribute('href', icon);
+  }
+}

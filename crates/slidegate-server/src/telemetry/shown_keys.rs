@@ -1,0 +1,52 @@
+//! Keys of the observer's policies, as they may be shown.
+
+use super::observer::Observer;
+use super::redaction::Redactor;
+use super::top::{By, Ranking};
+
+impl Observer {
+    /// The names of the active policies.
+    pub(crate) fn policies(&self) -> Vec<String> {
+        self.registry.load().in_force().iter().map(|policy| policy.name.clone()).collect()
+    }
+
+    /// The keys of an active policy with the most usage or denials, redacted as it configures. Empty
+    /// if they are not recorded.
+    pub(crate) fn ranking(&self, policy: &str, by: By) -> Ranking {
+        let registry = self.registry.load();
+        let Some(policy) = registry.by_name(policy).filter(|_| self.options.top) else {
+            return Ranking::default();
+        };
+        let mut ranking = self.top.ranking(policy.number, by);
+        for one in &mut ranking.keys {
+            one.key = self.redactor.show(&one.key, policy.keys_shown).into();
+        }
+        ranking
+    }
+
+    /// The keys of a policy that are redacted to this text, among the top keys of this and the
+    /// previous period and the recorded denials. `None` if the text is an unredacted key.
+    pub(crate) fn keys_shown_as(&self, policy: &str, text: &str) -> Option<Vec<Box<str>>> {
+        let registry = self.registry.load();
+        let policy_counters =
+            registry.by_name(policy).filter(|known| Redactor::is_shown(text, known.keys_shown))?;
+        let mut keys = self.events.keys_shown_as(policy, text);
+        for by in [By::Used, By::Denied] {
+            let known = self.top.ranking(policy_counters.number, by).keys.into_iter().map(|one| one.key);
+            let known = known.filter(|key| {
+                !Redactor::is_cut(key) && self.redactor.show(key, policy_counters.keys_shown) == text
+            });
+            keys.extend(known.map(|key| Box::from(&*key)));
+        }
+        keys.sort_unstable();
+        keys.dedup();
+        Some(keys)
+    }
+
+    /// A key, redacted as its policy configures.
+    pub(crate) fn shown(&self, policy: &str, key: &str) -> String {
+        let keys_shown =
+            self.registry.load().by_name(policy).map(|known| known.keys_shown).unwrap_or_default();
+        self.redactor.show(key, keys_shown).into_owned()
+    }
+}

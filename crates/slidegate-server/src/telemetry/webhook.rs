@@ -1,0 +1,161 @@
+//! The webhook: notifications are sent to a URL, signed as Standard Webhooks describes.
+//!
+//! A thread of its own sends one after the other, so that a slow receiver delays nothing else. What
+//! exceeds its queue is dropped and counted; what waits when the process ends is lost.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use ring::hmac::{self, HMAC_SHA256};
+use slidegate::Secret;
+
+use crate::http_client;
+use crate::log_limit::LogLimit;
+
+/// Messages that wait to be sent: about 200 kB.
+const QUEUE: usize = 256;
+/// The longest that one attempt may take.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The pauses between attempts. After the last attempt a message is given up.
+const PAUSES: [Duration; 4] =
+    [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(5), Duration::from_secs(15)];
+/// The least time between two lines of the log about failures.
+const REPORT_EVERY: Duration = Duration::from_secs(60);
+
+/// Where notifications are sent.
+#[derive(Debug)]
+pub(crate) struct Webhook {
+    queue: SyncSender<Message>,
+    counts: Arc<WebhookCounts>,
+}
+
+/// Counters since the start.
+#[derive(Debug, Default)]
+pub(super) struct WebhookCounts {
+    pub(super) sent: AtomicU64,
+    /// Given up after the last attempt.
+    pub(super) failed: AtomicU64,
+    /// Not sent as too many waited.
+    pub(super) dropped: AtomicU64,
+    /// Attempts after the first.
+    pub(super) retries: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Message {
+    /// Unique, the same in each attempt.
+    id: String,
+    body: String,
+}
+
+/// The thread's state.
+struct Sending {
+    agent: ureq::Agent,
+    url: String,
+    key: Secret<Vec<u8>>,
+    counts: Arc<WebhookCounts>,
+    log_limit: LogLimit,
+}
+
+impl Webhook {
+    /// # Errors
+    /// One line: the system trusts no certificate authority, or starts no thread.
+    pub(super) fn start(url: &str, key: Secret<Vec<u8>>) -> Result<Self, String> {
+        let agent =
+            http_client::agent(url, TIMEOUT, None).map_err(|error| format!("webhook: {url}: {error}"))?;
+        let (queue, messages) = sync_channel(QUEUE);
+        let counts = Arc::new(WebhookCounts::default());
+        let sending = Sending {
+            agent,
+            url: url.to_owned(),
+            key,
+            counts: Arc::clone(&counts),
+            log_limit: LogLimit::every(REPORT_EVERY),
+        };
+        let thread = std::thread::Builder::new().name("webhook".to_owned());
+        thread
+            .spawn(move || sending.run(&messages))
+            .map_err(|error| format!("webhook: cannot start a thread: {error}"))?;
+        Ok(Self { queue, counts })
+    }
+
+    /// Queues a message with this body.
+    pub(super) fn send(&self, id: String, body: String) {
+        if self.queue.try_send(Message { id, body }).is_err() {
+            self.counts.dropped.fetch_add(1, Relaxed);
+        }
+    }
+
+    pub(super) fn counts(&self) -> &WebhookCounts {
+        &self.counts
+    }
+}
+
+impl Sending {
+    /// Sends until the queue closes.
+    fn run(&self, messages: &Receiver<Message>) {
+        for message in messages {
+            let mut pauses = PAUSES.iter();
+            let failure = loop {
+                let Err(failure) = self.attempt(&message) else { break None };
+                let Some(pause) = pauses.next() else { break Some(failure) };
+                std::thread::sleep(*pause);
+                self.counts.retries.fetch_add(1, Relaxed);
+            };
+            let Some(failure) = failure else {
+                self.counts.sent.fetch_add(1, Relaxed);
+                continue;
+            };
+            self.counts.failed.fetch_add(1, Relaxed);
+            if self.log_limit.admit_key(b"").is_some() {
+                tracing::warn!(url = self.url, failure, "the webhook failed; the notification is given up");
+            }
+        }
+    }
+
+    /// Sends a message once. Any status but 2xx is a failure.
+    fn attempt(&self, message: &Message) -> Result<(), String> {
+        let seconds = jiff::Timestamp::now().as_second().to_string();
+        let request = self
+            .agent
+            .post(&self.url)
+            .header("content-type", "application/json")
+            .header("user-agent", concat!("slidegate/", env!("CARGO_PKG_VERSION")))
+            .header("webhook-id", &message.id)
+            .header("webhook-timestamp", &seconds)
+            .header("webhook-signature", signature(&self.key, message, &seconds));
+        let response = request.send(&message.body).map_err(|error| error.to_string())?;
+        let status = response.status();
+        if status.is_success() { Ok(()) } else { Err(format!("the receiver returned {status}")) }
+    }
+}
+
+/// The signature of a message at this time, in seconds since the epoch.
+fn signature(key: &Secret<Vec<u8>>, message: &Message, seconds: &str) -> String {
+    let Message { id, body } = message;
+    let key = hmac::Key::new(HMAC_SHA256, key.expose());
+    let signed = hmac::sign(&key, format!("{id}.{seconds}.{body}").as_bytes());
+    format!("v1,{}", STANDARD.encode(signed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Receivers verify with the libraries of Standard Webhooks, so the example of that specification
+    /// must come out.
+    #[test]
+    fn messages_are_signed_as_the_specification_has_it() {
+        let key = STANDARD.decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
+        let message = Message {
+            id: "msg_p5jXN8AQM9LWM0D4loKWxJek".to_owned(),
+            body: r#"{"test": 2432232314}"#.to_owned(),
+        };
+        let signed = signature(&Secret::new(key), &message, "1614265330");
+        assert_eq!(signed, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
+    }
+}

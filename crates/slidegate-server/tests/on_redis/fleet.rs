@@ -1,0 +1,227 @@
+//! The fleet: what instances on one store show of each other.
+
+use serde_json::{Value, json};
+use slidegate_testkit::redis::RedisServer;
+use slidegate_testkit::service::{Server, run, text};
+use slidegate_testkit::{TempDir, until, until_true};
+
+const POLICY: &str = "policies: [{name: per-user, scope: [user], quota: 3/1h}]\n";
+
+/// The configuration of an instance whose decisions have all the time they need.
+fn config(folder: &TempDir, name: &str, redis: &RedisServer, keys: &str) -> String {
+    let store = format!("store: {{redis: '{}', deadline: 10s{keys}}}\n", redis.url_as_user());
+    folder.file(name, format!("{store}{POLICY}"))
+}
+
+fn pair(file: &str) -> [Server; 2] {
+    [(); 2].map(|()| Server::start(&["--config", file]))
+}
+
+fn check(server: &Server, user: &str, times: usize) {
+    for _ in 0..times {
+        server.post("/v1/check", &json!({ "attributes": { "user": user } }).to_string());
+    }
+}
+
+fn fleet(server: &Server) -> Value {
+    server.get("/v1/status").json()["fleet"].clone()
+}
+
+/// The ids of the instances that a server shows, or only its own.
+fn ids(fleet: &Value, only_this: bool) -> Vec<String> {
+    let instances = fleet["instances"].as_array().unwrap().iter();
+    let shown = instances.filter(|one| !only_this || one["this"] == true);
+    shown.map(|one| one["id"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Waits until a server shows this many instances.
+fn until_it_shows(server: &Server, instances: usize) -> Value {
+    until("the instances are shown", || {
+        Some(fleet(server)).filter(|fleet| ids(fleet, false).len() == instances)
+    })
+}
+
+fn metric(server: &Server, name: &str) -> f64 {
+    let page = server.get("/metrics").body;
+    let value = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("{name} is not in {page}")).parse().unwrap()
+}
+
+fn key_counts(server: &Server, query: &str) -> Vec<(String, u64)> {
+    let top = server.get(&format!("/v1/top{query}")).json();
+    let keys = top["keys"].as_array().unwrap_or_else(|| panic!("{top}")).iter();
+    keys.map(|key| (key["key"].as_str().unwrap().to_owned(), key["count"].as_u64().unwrap())).collect()
+}
+
+/// Whoever asks one instance behind a load balancer sees what all of them do, and can look at one.
+#[test]
+fn totals_and_top_keys_are_those_of_all_instances_or_of_one() {
+    let (folder, redis) = (TempDir::new("fleet"), RedisServer::start());
+    let [one, two] = pair(&config(&folder, "slidegate.yaml", &redis, ""));
+    check(&one, "alice", 2);
+    check(&two, "alice", 3);
+    check(&two, "bob", 1);
+    // Of four requests of alice that fit or not, three were admitted.
+    let counts = |server: &Server, query: &str| {
+        let policies = server.get(&format!("/v1/policies{query}")).json();
+        let counts = &policies["policies"][0]["counts"];
+        (policies["instances"].clone(), counts["allowed"].clone(), counts["denied"].clone())
+    };
+    for server in [&one, &two] {
+        until_true("all is summed", || counts(server, "") == (json!(2), json!(4), json!(2)));
+        let keys = [("alice".to_owned(), 3), ("bob".to_owned(), 1)];
+        until_true("top keys are summed", || key_counts(server, "") == keys);
+        until_true("denials, too", || key_counts(server, "?by=denied") == [("alice".to_owned(), 2)]);
+        server.assert_matches_openapi("GET", "/v1/status", None, 200);
+        server.assert_matches_openapi("GET", "/v1/policies", None, 200);
+    }
+    let shown = until_it_shows(&one, 2);
+    assert_eq!(
+        (&shown["error"], &shown["differ"], &shown["degraded"]),
+        (&json!(null), &json!(null), &json!(0))
+    );
+    let [other] = &ids(&fleet(&two), true)[..] else { panic!("{shown}") };
+    assert_ne!(*other, ids(&shown, true)[0]);
+    assert_eq!(counts(&one, &format!("?instance={other}")), (json!(1), json!(2), json!(2)));
+    let alone = fleet_of(&one, other);
+    let name = alone["instances"][0]["name"].as_str().unwrap();
+    assert!(name.ends_with(&two.address.replace("127.0.0.1", "")), "{name}");
+    assert_eq!(
+        key_counts(&one, &format!("?instance={name}")),
+        [("alice".to_owned(), 1), ("bob".to_owned(), 1)]
+    );
+    assert_eq!(metric(&one, "slidegate_fleet_differs_seconds"), 0.0);
+
+    // The same from the shell.
+    let said = |args: &[&str]| text(&run(&[args, &["--url", &one.url]].concat()).stdout);
+    let title = "Top keys by usage in the last 5 to 10 minutes";
+    assert!(said(&["top", "--once"]).starts_with(&format!("{title} on 2 instances\n")), "{}", said(&["top"]));
+    assert!(said(&["top", "--instance", name]).starts_with(&format!("{title} on {name}\n")));
+    assert!(said(&["policy", "list"]).trim_end().ends_with("allowed 4, denied 2"));
+    assert!(said(&["policy", "list", "--instance", other]).trim_end().ends_with("allowed 2, denied 2"));
+    let unknown = one.get("/v1/top?instance=x%1b");
+    assert_eq!(unknown.status, 404);
+    assert_eq!(
+        unknown.json()["detail"],
+        "unknown instance `x\\u{1b}`: must be a name or id that /v1/status lists under `fleet`"
+    );
+}
+
+fn fleet_of(server: &Server, instance: &str) -> Value {
+    server.get(&format!("/v1/status?instance={instance}")).json()["fleet"].clone()
+}
+
+/// An instance that is shown after it died is searched for, and one that hangs is not counted on.
+#[test]
+fn instances_that_are_killed_or_hang_are_no_longer_shown() {
+    let (folder, redis) = (TempDir::new("fleet-killed"), RedisServer::start());
+    let file = config(&folder, "slidegate.yaml", &redis, "");
+    let [one, two] = pair(&file);
+    let three = Server::start(&["--config", &file]);
+    until_it_shows(&one, 3);
+    two.signal("KILL");
+    three.signal("STOP");
+    let left = until_it_shows(&one, 1);
+    assert_eq!(ids(&left, false), ids(&left, true));
+    three.signal("CONT");
+    let back = until_it_shows(&one, 2);
+    assert!(ids(&back, false).contains(&ids(&fleet(&three), true)[0]));
+    // Without the store an instance knows itself, and says why.
+    redis.kill();
+    let alone =
+        until("the others are unknown", || Some(fleet(&one)).filter(|fleet| !fleet["error"].is_null()));
+    assert_eq!(ids(&alone, false), ids(&left, true));
+}
+
+/// A shared limit that instances understand differently is not the limit that anybody wrote.
+#[test]
+fn instances_with_different_policies_are_reported_until_they_agree() {
+    let (folder, redis) = (TempDir::new("fleet-differs"), RedisServer::start());
+    let files = ["one.yaml", "two.yaml"].map(|name| config(&folder, name, &redis, ""));
+    let [one, two] = files.each_ref().map(|file| Server::start(&["--config", file]));
+    until_it_shows(&one, 2);
+    assert_eq!(fleet(&one)["differ"], json!(null));
+    let same = std::fs::read_to_string(&files[1]).unwrap();
+    folder.file("two.yaml", same.replace("3/1h", "4/1h"));
+    two.signal("HUP");
+    for server in [&one, &two] {
+        let differ = until("they differ", || {
+            let differ = fleet(server)["differ"].clone();
+            Some(differ).filter(|differ| !differ.is_null())
+        });
+        assert_eq!(differ["configs"].as_array().unwrap().len(), 2, "{differ}");
+        assert_eq!(differ["versions"], json!([env!("CARGO_PKG_VERSION")]));
+        assert_eq!(differ["longer_than_a_rollout"], false);
+        until_true("it is measured", || metric(server, "slidegate_fleet_differs_seconds") > 0.0);
+        server.assert_matches_openapi("GET", "/v1/status", None, 200);
+    }
+    folder.file("two.yaml", same);
+    two.signal("HUP");
+    for server in [&one, &two] {
+        until_true("they agree", || fleet(server)["differ"].is_null());
+        assert_eq!(metric(server, "slidegate_fleet_differs_seconds"), 0.0);
+    }
+}
+
+/// Whoever may write to the store must not write on the terminals of operators.
+#[test]
+fn records_that_no_instance_wrote_are_counted_and_not_shown() {
+    let (folder, redis) = (TempDir::new("fleet-hostile"), RedisServer::start());
+    let server = Server::start(&["--config", &config(&folder, "slidegate.yaml", &redis, "")]);
+    until_true("it has published", || redis.admin(&["KEYS", "sg1:~instance:*"]).contains("sg1:~instance:"));
+    let (table, id) = ("sg1:~instances", "00000000000000ab");
+    let name = format!("sg1:~instance:{{{table}}}:{id}");
+    let own = redis.admin(&["GET", &format!("sg1:~instance:{{{table}}}:{}", ids(&fleet(&server), true)[0])]);
+    let good: Value = serde_json::from_str(own.trim()).unwrap_or_else(|error| panic!("{error}: {own}"));
+    let publish = |record: &str| {
+        until_true("the table names it", || {
+            let lines = redis.admin(&["GET", table]);
+            let now = redis.admin(&["TIME"]).lines().next().unwrap().parse::<u64>().unwrap() * 1000;
+            let own: String =
+                lines.lines().filter(|line| !line.starts_with(id)).map(|line| format!("{line}\n")).collect();
+            redis.admin(&["SET", table, &format!("{}\n{id} {now}\n", own.trim())]);
+            redis.admin(&["SET", &name, record]);
+            let shown = fleet(&server);
+            shown["unreadable_records"] == 1 || ids(&shown, false).len() == 2
+        });
+        fleet(&server)
+    };
+    let mut other = good.clone();
+    other["name"] = "other:1".into();
+    assert_eq!(ids(&publish(&other.to_string()), false).len(), 2);
+    other["name"] = "\u{1b}[2J".into();
+    for hostile in [other.to_string(), "{}".to_owned(), "x".repeat(10_000)] {
+        redis.admin(&["DEL", &name]);
+        until_it_shows(&server, 1);
+        let shown = publish(&hostile);
+        assert_eq!((ids(&shown, false).len(), &shown["unreadable_records"]), (1, &json!(1)), "{hostile}");
+    }
+}
+
+/// Where Redis is paid by the command, or others may read it, one setting keeps the service silent.
+#[test]
+fn an_instance_that_is_told_to_publishes_nothing() {
+    let (folder, redis) = (TempDir::new("fleet-off"), RedisServer::start());
+    let server = Server::start(&["--config", &config(&folder, "slidegate.yaml", &redis, ", fleet: false")]);
+    let other = Server::start(&["--config", &config(&folder, "other.yaml", &redis, "")]);
+    let counted = |server: &Server| server.get("/readyz").json()["store"]["instances"].clone();
+    until_true("it counts", || counted(&server) == 2);
+    until_true("the other one has published", || {
+        redis.admin(&["KEYS", "sg1:~instance:*"]).contains("sg1:~instance:")
+    });
+    assert_eq!(redis.admin(&["KEYS", "sg1:~instance:*"]).trim().lines().count(), 1);
+    assert_eq!(ids(&fleet(&other), false).len(), 1);
+    assert_eq!(fleet(&server), json!(null));
+    let alone = Server::start(&["--policy", "3/1h per user"]);
+    assert_eq!(fleet(&alone), json!(null));
+    for server in [&server, &alone] {
+        assert!(!server.get("/metrics").body.contains("slidegate_fleet_"));
+        let refused = server.get("/v1/status?instance=a");
+        assert_eq!(refused.status, 404);
+        assert_eq!(
+            refused.json()["detail"],
+            "there is no fleet: instances show each other only with a shared store and `store.fleet: true`; leave \
+             `instance` out"
+        );
+    }
+}
