@@ -28,10 +28,14 @@ pub(crate) enum Contender {
     SortedSet,
     Gcra,
     Incr,
+    /// What `INCREX` does, by a script.
+    IncrexScript,
+    /// The command, of servers that have it.
+    Increx,
 }
 
 impl Contender {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Slidegate(Algorithm::SlidingLog),
         Self::ExactLog,
         Self::SortedSet,
@@ -40,6 +44,8 @@ impl Contender {
         Self::Slidegate(Algorithm::TokenBucket),
         Self::Gcra,
         Self::Incr,
+        Self::IncrexScript,
+        Self::Increx,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -49,6 +55,8 @@ impl Contender {
             Self::SortedSet => "sorted set",
             Self::Gcra => "GCRA",
             Self::Incr => "INCR, EXPIRE",
+            Self::IncrexScript => "INCREX as a script",
+            Self::Increx => "INCREX",
         }
     }
 
@@ -57,13 +65,17 @@ impl Contender {
         match self {
             Self::Slidegate(Algorithm::SlidingLog) | Self::ExactLog => Some(Self::SortedSet),
             Self::Slidegate(_) => Some(Self::Gcra),
-            Self::SortedSet | Self::Gcra | Self::Incr => None,
+            Self::SortedSet | Self::Gcra | Self::Incr | Self::IncrexScript | Self::Increx => None,
         }
     }
 
-    /// Whether it differs from other contenders at this limit.
-    pub(crate) fn takes_part(self, limit: u64) -> bool {
-        self != Self::ExactLog || limit > u64::from(Quota::DEFAULT_SLOTS)
+    /// Whether it differs from other contenders at this limit, and the server has its command.
+    pub(crate) fn takes_part(self, limit: u64, has_increx: bool) -> bool {
+        match self {
+            Self::ExactLog => limit > u64::from(Quota::DEFAULT_SLOTS),
+            Self::Increx => has_increx,
+            _ => true,
+        }
     }
 }
 
@@ -74,11 +86,12 @@ pub(crate) enum Peer {
     Rival(Rival),
 }
 
-/// Another script, called as a program would call it.
+/// Another script or a command, called as a program would call it.
 #[derive(Debug)]
 pub(crate) struct Rival {
     contender: Contender,
-    script: Script,
+    /// None for a command.
+    script: Option<Script>,
     connection: MultiplexedConnection,
     limit: u64,
     serial: AtomicU64,
@@ -94,13 +107,15 @@ impl Peer {
                 let slots = u16::try_from(limit).unwrap_or(u16::MAX);
                 return gate(server, quota(limit)?.with_slots(slots), Habits::NONE);
             }
-            Contender::SortedSet => include_str!("../rivals/sorted_set.lua"),
-            Contender::Gcra => include_str!("../rivals/gcra.lua"),
-            Contender::Incr => include_str!("../rivals/incr.lua"),
+            Contender::SortedSet => Some(include_str!("../rivals/sorted_set.lua")),
+            Contender::Gcra => Some(include_str!("../rivals/gcra.lua")),
+            Contender::Incr => Some(include_str!("../rivals/incr.lua")),
+            Contender::IncrexScript => Some(include_str!("../rivals/increx.lua")),
+            Contender::Increx => None,
         };
         let connection = server.connect().await?;
-        let rival =
-            Rival { contender, script: Script::new(text), connection, limit, serial: AtomicU64::new(0) };
+        let script = text.map(Script::new);
+        let rival = Rival { contender, script, connection, limit, serial: AtomicU64::new(0) };
         Ok(Self::Rival(rival))
     }
 
@@ -134,8 +149,17 @@ impl Peer {
 impl Rival {
     async fn decide(&self, user: u64) -> Result<bool, Failed> {
         // As long as slidegate's key names.
-        let mut call = self.script.key(format!("log:bench:user-{user:07}"));
+        let key = format!("log:bench:user-{user:07}");
         let (window_us, window_ms) = (WINDOW.as_micros(), WINDOW.as_millis());
+        let mut connection = self.connection.clone();
+        let Some(script) = &self.script else {
+            let mut increx = redis::cmd("INCREX");
+            increx.arg(key).arg("BYINT").arg(1).arg("LBOUND").arg(0).arg("UBOUND").arg(self.limit);
+            increx.arg("PX").arg(window_ms.to_string()).arg("ENX");
+            let [_, added]: [i64; 2] = increx.query_async(&mut connection).await?;
+            return Ok(added == 1);
+        };
+        let mut call = script.key(key);
         match self.contender {
             Contender::SortedSet => {
                 // Sixteen digits distinguish the requests of several instances; common members are
@@ -145,9 +169,14 @@ impl Rival {
                 call.arg(window_us.to_string()).arg(self.limit).arg(member).arg(window_ms.to_string())
             }
             Contender::Gcra => call.arg((window_us / u128::from(self.limit)).to_string()).arg(self.limit),
+            Contender::IncrexScript => {
+                let [_, added]: [i64; 2] =
+                    call.arg(1).arg(self.limit).arg(window_ms.to_string()).invoke_async(&mut connection).await?;
+                return Ok(added == 1);
+            }
             _ => call.arg(window_ms.to_string()).arg(self.limit),
         };
-        let reply: Vec<i64> = call.invoke_async(&mut self.connection.clone()).await?;
+        let reply: Vec<i64> = call.invoke_async(&mut connection).await?;
         Ok(reply.first() == Some(&1))
     }
 }

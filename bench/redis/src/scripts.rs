@@ -39,10 +39,11 @@ struct Cost {
 
 pub(crate) async fn run(server: &Server, options: &Options) -> Result<(), Failed> {
     let mut meter = server.meter().await?;
+    let has_increx = meter.has_command("INCREX").await?;
     let mut tables = Vec::new();
     for &limit in &options.limits {
         let mut entrants = Vec::new();
-        for contender in Contender::ALL.into_iter().filter(|one| one.takes_part(limit)) {
+        for contender in Contender::ALL.into_iter().filter(|one| one.takes_part(limit, has_increx)) {
             let peer = Arc::new(Peer::new(contender, server, limit).await?);
             meter.forget_keys().await?;
             // Connects, and loads the script.

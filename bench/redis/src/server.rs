@@ -110,6 +110,7 @@ impl Meter {
             match name {
                 "used_cpu_sys" | "used_cpu_user" => work.cpu_us += value.parse().unwrap_or(f64::NAN) * 1e6,
                 "cmdstat_evalsha"
+                | "cmdstat_increx"
                 | "cmdstat_slidegate.check1"
                 | "cmdstat_slidegate.decide"
                 | "cmdstat_slidegate.change" => {
@@ -126,6 +127,11 @@ impl Meter {
         let info: String = redis::cmd("INFO").arg("server").query_async(&mut self.0).await?;
         let version = info.lines().find_map(|line| line.strip_prefix("redis_version:"));
         Ok(version.unwrap_or("of an unknown version").to_owned())
+    }
+
+    pub(crate) async fn has_command(&mut self, name: &str) -> RedisResult<bool> {
+        let info: Vec<redis::Value> = redis::cmd("COMMAND").arg("INFO").arg(name).query_async(&mut self.0).await?;
+        Ok(matches!(info.first(), Some(redis::Value::Array(_))))
     }
 
     /// Deletes all keys; scripts stay.

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use slidegate::{PolicySet, Request, Value, Verb};
+use slidegate::{Policy, PolicySet, Request, Value, Verb};
 
 use crate::attributes::{AttributeValue, RecordedRequest, attribute};
 use crate::call::{Call, RecordedHold};
@@ -79,10 +79,8 @@ pub(crate) struct Line<'b> {
 /// The attributes that these sets ask for.
 pub(crate) fn attribute_names<'a>(sets: impl IntoIterator<Item = &'a PolicySet>) -> AttributeNames {
     let policies = sets.into_iter().flat_map(PolicySet::iter);
-    let names: BTreeSet<&String> = policies
-        .flat_map(|policy| policy.scope().iter().chain(policy.conditions().iter().map(|(name, _)| name)))
-        .collect();
-    names.into_iter().cloned().collect()
+    let names: BTreeSet<&str> = policies.flat_map(Policy::attributes).collect();
+    names.into_iter().map(str::to_owned).collect()
 }
 
 impl EntryBatch {

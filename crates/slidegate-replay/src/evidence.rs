@@ -80,8 +80,15 @@ impl Evidence {
             _ => "; map them with --field, or accept this with --allow-empty",
         };
         let mut missing = Missing::default();
-        for (policy, _) in policies.into_iter().filter(|(_, seen)| *seen == 0) {
+        for (policy, seen) in policies {
             let name = policy.name();
+            if seen > 0 {
+                let tier = policy.tier_attribute().filter(|tier| !self.has_occurred(tier));
+                missing.warnings.extend(tier.map(|tier| {
+                    format!("policy `{name}` applied its default limit only: attribute `{tier}`, which chooses another, never occurs")
+                }));
+                continue;
+            }
             let attributes = self.missing_of(policy);
             let (list, line) = match &attributes[..] {
                 [] => {
@@ -113,15 +120,17 @@ impl Evidence {
         format!("policy `{policy}` judged nothing: it needs the {what} in the log, which has {known}{advice}")
     }
 
+    fn has_occurred(&self, attribute: &str) -> bool {
+        self.names.iter().zip(&self.occurred).any(|(known, occurred)| *occurred && known == attribute)
+    }
+
     /// The attributes without which the policy applies to nothing, and that have not occurred.
     fn missing_of<'p>(&self, policy: &'p Policy) -> Vec<&'p str> {
         let needed = policy.conditions().iter().filter(|(_, condition)| !condition.holds(None));
         let needed = needed.map(|(name, _)| name).chain(policy.scope());
         let mut missing: Vec<&str> = Vec::new();
         for name in needed {
-            let has_occurred =
-                self.names.iter().zip(&self.occurred).any(|(known, occurred)| *occurred && known == name);
-            if !has_occurred && !missing.contains(&name.as_str()) {
+            if !self.has_occurred(name) && !missing.contains(&name.as_str()) {
                 missing.push(name);
             }
         }

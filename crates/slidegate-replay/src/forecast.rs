@@ -8,7 +8,6 @@
 use serde::Serialize;
 use slidegate::{
     Algorithm, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp,
-    format_window,
 };
 
 use charges::Charges;
@@ -124,7 +123,7 @@ impl Forecast {
         Self {
             policy: policy.name().to_owned(),
             limit: quota.limit(),
-            window: format_window(quota.window()),
+            window: quota.window_text(),
             algorithm: own.name(),
             demand,
             charges_per_key,
@@ -206,7 +205,7 @@ fn memory_key(quota: &Quota, charges: Charges) -> u64 {
     most * 17 / 18 + log_bytes(quota, charges)
 }
 
-/// What a log holds outside of the table: measured on a store with one key, whose table is there
+/// What a log holds outside the table: measured on a store with one key, whose table is there
 /// with the first charge.
 fn log_bytes(quota: &Quota, charges: Charges) -> u64 {
     if quota.algorithm() != Algorithm::SlidingLog {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
-use slidegate::{Policy, format_window};
+use slidegate::Policy;
 
 use crate::compare::share;
 use crate::each::rfc3339;
@@ -144,7 +144,7 @@ pub struct ScenarioOutcome {
     pub reservations: Option<ReservationsOutcome>,
 }
 
-/// What became of requests under policies that reserve.
+/// Outcome of requests under policies that reserve.
 #[derive(Debug, Clone, Serialize)]
 pub struct ReservationsOutcome {
     /// Requests that were decided as reservations.
@@ -447,7 +447,7 @@ impl PolicyOutcome {
             enforced: policy.is_enforced(),
             algorithm: policy.quota().algorithm().to_string(),
             limit: policy.quota().limit(),
-            window: format_window(policy.quota().window()),
+            window: policy.quota().window_text(),
             seen: counts.seen,
             allowed: counts.seen - counts.denied,
             denied: counts.denied,

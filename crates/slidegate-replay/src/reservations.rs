@@ -58,7 +58,7 @@ pub(crate) struct Reservations {
     pub(crate) policies: Vec<PolicyReservations>,
 }
 
-/// What became of requests that could reserve.
+/// Outcome of requests that could reserve.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ReservationCounts {
     /// Requests that were decided as reservations.

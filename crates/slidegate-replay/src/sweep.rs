@@ -185,6 +185,9 @@ impl SweptSetting {
     }
 
     fn quota(self, quota: &Quota, value: u64) -> Result<Quota, String> {
+        if self == Self::Limit && quota.calendar_window().is_some() {
+            return Ok(quota.with_limit(value));
+        }
         let (limit, window) = match self {
             Self::Limit => (value, quota.window()),
             Self::Window => (quota.limit(), Duration::from_micros(value)),

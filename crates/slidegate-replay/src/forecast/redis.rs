@@ -156,7 +156,8 @@ fn allocated(bytes: u64) -> u64 {
 
 fn has_window_code(quota: &Quota) -> bool {
     let us = u64::try_from(quota.window().as_micros()).unwrap_or(u64::MAX);
-    UNITS_US.iter().any(|unit| us.is_multiple_of(*unit) && us / unit <= MAX_UNITS)
+    quota.calendar_window().is_none()
+        && UNITS_US.iter().any(|unit| us.is_multiple_of(*unit) && us / unit <= MAX_UNITS)
 }
 
 /// The header and the ring: the newest entry is in the header. A full ring gets room for twice as
