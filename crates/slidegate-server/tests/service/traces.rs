@@ -17,8 +17,8 @@ use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
 use serde_json::json;
-use slidegate_testkit::{TempDir, ports};
 use slidegate_testkit::service::Server;
+use slidegate_testkit::{TempDir, ports};
 
 /// Longer than anything takes here. Who waits as long has found a fault.
 const LONG: Duration = Duration::from_secs(60);
