@@ -51,7 +51,8 @@ type Outcome struct {
 	Block *Block
 }
 
-// Usage is the state of a key, in units of cost.
+// Usage is the state of a key, in whole units of cost: under a policy that weighs costs, what is used, held or
+// charged is rounded up, and what remains down.
 type Usage struct {
 	Limit, Used uint64
 	// Held is what open reservations hold. Remaining is without it.
@@ -149,11 +150,11 @@ type wireOutcome struct {
 }
 
 type wireUsage struct {
-	Limit        uint64  `json:"limit"`
-	Used         uint64  `json:"used"`
-	Held         uint64  `json:"held"`
-	Remaining    uint64  `json:"remaining"`
-	Cost         uint64  `json:"cost"`
+	Limit        float64 `json:"limit"`
+	Used         float64 `json:"used"`
+	Held         float64 `json:"held"`
+	Remaining    float64 `json:"remaining"`
+	Cost         float64 `json:"cost"`
 	RetryAfterMS *uint64 `json:"retry_after_ms"`
 	ResetAfterMS uint64  `json:"reset_after_ms"`
 }
@@ -181,13 +182,25 @@ func (w *wireOutcome) outcome() Outcome {
 
 func (w *wireUsage) usage() Usage {
 	u := Usage{
-		Limit: w.Limit, Used: w.Used, Held: w.Held, Remaining: w.Remaining, Cost: w.Cost,
+		Limit: units(math.Floor(w.Limit)), Used: units(math.Ceil(w.Used)), Held: units(math.Ceil(w.Held)),
+		Remaining: units(math.Floor(w.Remaining)), Cost: units(math.Ceil(w.Cost)),
 		ResetAfter: millis(w.ResetAfterMS), Never: w.RetryAfterMS == nil,
 	}
 	if !u.Never {
 		u.RetryAfter = millis(*w.RetryAfterMS)
 	}
 	return u
+}
+
+// units saturates.
+func units(whole float64) uint64 {
+	switch {
+	case whole >= math.MaxUint64:
+		return math.MaxUint64
+	case whole > 0:
+		return uint64(whole)
+	}
+	return 0
 }
 
 // millis saturates: 292 years are as good as any longer time.

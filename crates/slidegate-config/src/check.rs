@@ -86,7 +86,9 @@ impl Checker<'_> {
                 Some(Json::Array(items))
             }
             Value::Bool(flag) if schema["type"] == "boolean" => Some(Json::from(*flag)),
-            Value::Integer(_) | Value::Float if schema["type"] == "number" => {
+            Value::Integer(_) | Value::Float
+                if schema["type"] == "number" && form(schema, self.forms).is_none() =>
+            {
                 let number = node.scalar().and_then(|text| text.parse::<f64>().ok());
                 number.filter(|number| (0.0..=1.0).contains(number)).map(Json::from)
             }
@@ -202,7 +204,10 @@ impl Checker<'_> {
                     .filter(|span| span_range(schema).is_some_and(|range| range.contains(span)));
                 span.map(|span| format_window(span).into()).ok_or_else(String::new)
             }
-            Some("string") => self.check_text(text, schema).map(Json::from),
+            // The text of a number has all of its decimals.
+            Some("string" | "number") if schema["type"] == "string" || form(schema, self.forms).is_some() => {
+                self.check_text(text, schema).map(Json::from)
+            }
             // A text that may look like a number or a flag.
             _ if schema["type"].is_array() => Ok(Json::from(text)),
             _ => Err(String::new()),

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use slidegate::client_addr::Ipv6Prefix;
 use slidegate::{
-    Algorithm, CostUnit, Counts, Excess, OnStoreError, Policy, PolicySet, Quota, reserve::Unsettled,
+    Algorithm, Amount, CostUnit, Counts, Excess, OnStoreError, Policy, PolicySet, Quota, reserve::Unsettled,
 };
 
 use crate::condition::{self, Condition};
@@ -20,8 +20,17 @@ use crate::section::Section;
 use crate::values::{ATTRIBUTE, Form, List, NAME, Parsed, Text, TimeZone};
 
 /// The forms of the texts in a policy, for [`check::read`](crate::check::read).
-pub const POLICY_FORMS: [Form; 7] =
-    [NAME, ATTRIBUTE, Quota::FORM, Algorithm::FORM, Counts::FORM, TimeZone::FORM, Percent::FORM];
+pub const POLICY_FORMS: [Form; 9] = [
+    NAME,
+    ATTRIBUTE,
+    Quota::FORM,
+    Algorithm::FORM,
+    Counts::FORM,
+    Unit::FORM,
+    Amount::FORM,
+    TimeZone::FORM,
+    Percent::FORM,
+];
 
 /// Why a policy must not have the name of a RESP command.
 const TAKEN: &str = "is the name of a RESP command, whose keys are kept under it; choose another";
@@ -68,11 +77,12 @@ pub(crate) struct PolicySpec {
     #[serde(with = "ExcessChoice")]
     excess: Excess,
     /// What is counted: `cost` (the total cost of a request), `requests` (1 per request, never held),
-    /// or the name of a cost. Default: `cost`, or `requests` with `in_flight`.
-    counts: Option<Parsed<Counts>>,
-    /// What a reservation without a cost holds; lowered to the limit of the key. Default: 1.
-    #[schemars(range(min = 1, max = 9007199254740991_u64))]
-    estimate: Option<u64>,
+    /// or the name of a cost; or costs by name with their weights, whose weighted sum counts, exact to six
+    /// decimals. Default: `cost`, or `requests` with `in_flight`.
+    counts: Option<CountsValue>,
+    /// What a reservation without a cost holds; lowered to the limit of the key. With decimals only if `counts` has
+    /// weights. Default: 1.
+    estimate: Option<Parsed<Amount>>,
     /// Whether the estimate is learned: the 90th percentile of the last 1,024 costs that reservations
     /// were settled to, in this process; `estimate` until so many are known.
     #[schemars(extend("default" = false))]
@@ -80,9 +90,10 @@ pub(crate) struct PolicySpec {
     /// What happens to reserved cost that expires unsettled. Default: `charge`, or `forget` for
     /// reservations of Kuadrant's gRPC service.
     unsettled: Option<UnsettledValue>,
-    /// What a unit of cost is, for `headers.x_ratelimit: openai` and `anthropic`. Default: `requests` with
-    /// `counts: requests`, otherwise unknown.
-    unit: Option<UnitValue>,
+    /// What a unit of cost is: `requests`, `tokens`, `input-tokens` or `output-tokens`, which
+    /// `headers.x_ratelimit: openai` and `anthropic` need, or another word, such as `usd`, for explanations. Default:
+    /// `requests` with `counts: requests`, otherwise unknown.
+    unit: Option<Parsed<Unit>>,
     /// What to do while the shared store is unreachable: count in this process's memory, allow, or
     /// deny.
     #[schemars(extend("default" = "local"))]
@@ -126,6 +137,23 @@ struct LimitByAttribute {
     default: u64,
 }
 
+// A comment for documentation would be that of the key.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum CountsValue {
+    What(Parsed<Counts>),
+    Weights(Weights),
+}
+
+/// Weights of costs by name.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(extend(
+    "propertyNames" = {"format": "name"},
+    "maxProperties" = Counts::MAX_WEIGHTS,
+    "x-example" = "input: 0.2, cached: 0.02, output: 1"
+))]
+struct Weights(BTreeMap<String, Parsed<Amount>>);
+
 /// A day of the month, or the attribute that has it.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(untagged)]
@@ -167,22 +195,6 @@ enum UnsettledChoice {
 // A comment for documentation would be that of the key.
 #[derive(Debug, Deserialize, JsonSchema)]
 struct UnsettledValue(#[serde(with = "UnsettledChoice")] Unsettled);
-
-#[derive(Deserialize, JsonSchema)]
-#[serde(remote = "CostUnit", rename_all = "kebab-case")]
-enum UnitChoice {
-    /// A request.
-    Requests,
-    /// A token of a language model.
-    Tokens,
-    /// A token of a prompt.
-    InputTokens,
-    /// A token of an answer.
-    OutputTokens,
-}
-
-#[derive(Debug, Deserialize, JsonSchema)]
-struct UnitValue(#[serde(with = "UnitChoice")] CostUnit);
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(remote = "OnStoreError", rename_all = "lowercase")]
@@ -290,24 +302,33 @@ impl PolicySpec {
         policy = policy.with_notify(self.notify.iter().flat_map(|list| &list.0).map(|percent| percent.0.0));
         let is_in_flight = quota.is_some_and(|quota| quota.algorithm() == Algorithm::InFlight);
         let default = if is_in_flight { Counts::Requests } else { Counts::Cost };
-        policy = policy.with_counts(self.counts.map_or(default, |counts| counts.0));
+        policy = policy.with_counts(match self.counts {
+            None => default,
+            Some(CountsValue::What(counts)) => counts.0,
+            Some(CountsValue::Weights(Weights(weights))) => weights_of(weights, section),
+        });
         let counts_requests = *policy.counts() == Counts::Requests;
+        let is_weighted = matches!(policy.counts(), Counts::Weighted(_));
         let has_address = scope.attributes.iter().any(|attribute| scope.is_address(attribute));
         let is_read = |key: &str| section.has(key) && !section.has_rejected(&[key]);
         if let Some(UnsettledValue(unsettled)) = self.unsettled {
             policy = policy.with_unsettled(unsettled);
         }
-        if let Some(UnitValue(unit)) = self.unit {
-            policy = policy.with_unit(unit);
-        }
-        if let Some(cost) = self.estimate {
+        policy = match self.unit.clone() {
+            Some(Parsed(Unit::Known(unit))) => policy.with_unit(unit),
+            Some(Parsed(Unit::Other(name))) => policy.with_unit_name(name),
+            None => policy,
+        };
+        if let Some(Parsed(cost)) = self.estimate {
             policy = policy.with_estimate(cost);
             policy = if self.learn_estimate { policy.learn_estimate() } else { policy };
         }
         if let Some(bits) = self.ipv6_prefix.filter(|_| has_address) {
             policy = policy.with_ipv6_prefix(Ipv6Prefix::new(bits).expect("the range was checked"));
         }
-        let is_other_unit = self.unit.is_some_and(|UnitValue(unit)| unit != CostUnit::Requests);
+        let is_other_unit = self.unit.is_some_and(|Parsed(unit)| unit != Unit::Known(CostUnit::Requests));
+        let estimate = self.estimate.map(|estimate| estimate.0);
+        let has_decimals = estimate.is_some_and(|estimate| estimate != estimate.floor().into());
         for (is_wrong, key, why) in [
             (
                 is_in_flight && is_read("excess"),
@@ -324,6 +345,17 @@ impl PolicySpec {
                 "unit",
                 "each request counts as 1, which is not a number of tokens; write `unit: requests`, or for example \
                  `counts: cost`",
+            ),
+            (
+                has_decimals && !is_weighted,
+                "estimate",
+                "has decimals, which only weights count; write a whole number, or for example \
+                 `counts: {output: 0.01}`",
+            ),
+            (
+                estimate == Some(Amount::default()),
+                "estimate",
+                "`0` is nothing to hold; write for example `estimate: 2000`",
             ),
             (
                 counts_requests && self.estimate.is_some(),
@@ -385,6 +417,44 @@ impl Text for Percent {
         let number = text.strip_suffix('%').filter(|digits| digits.bytes().all(|one| one.is_ascii_digit()));
         let percent = number.and_then(|digits| digits.parse().ok()).filter(|one| (1..=100).contains(one));
         percent.map(Self).ok_or_else(String::new)
+    }
+}
+
+/// The weights of a policy, of which those that are too large are reported.
+fn weights_of(weights: BTreeMap<String, Parsed<Amount>>, section: &Section<'_>) -> Counts {
+    let counts = section.child("counts");
+    if weights.is_empty() && counts.node.is_none_or(|node| node.entries().is_empty()) {
+        section.invalid("counts", "has no weights; write for example `counts: {input: 0.2, output: 1}`");
+    }
+    for (name, weight) in weights.iter().filter(|(_, weight)| ***weight > Counts::MAX_WEIGHT.into()) {
+        let most = Counts::MAX_WEIGHT;
+        counts.report(name, format_args!("invalid weight `{}` of `{name}`: must be 0 to {most}", weight.0));
+    }
+    if weights.is_empty() {
+        return Counts::Cost;
+    }
+    Counts::Weighted(
+        weights.into_iter().map(|(name, weight)| (name, weight.0.min(Counts::MAX_WEIGHT.into()))).collect(),
+    )
+}
+
+/// What a unit of cost is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Unit {
+    Known(CostUnit),
+    Other(String),
+}
+
+impl Text for Unit {
+    const FORM: Form = Form::of::<Self>(
+        "unit",
+        "`requests`, `tokens`, `input-tokens`, `output-tokens`, or another word of 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `usd`",
+    )
+    .pattern(NAME.pattern);
+
+    fn parse(text: &str) -> Result<Self, String> {
+        CostUnit::from_name(text)
+            .map_or_else(|| (NAME.check)(text).map(Self::Other), |unit| Ok(Self::Known(unit)))
     }
 }
 
@@ -479,7 +549,7 @@ mod tests {
         assert_eq!(usual.unsettled(), Unsettled::Charge);
         let tokens = policy("quota: 10_000/1m, counts: output, estimate: 1024, unsettled: forget");
         assert_eq!(*tokens.counts(), Counts::Named("output".to_owned()));
-        assert_eq!((tokens.estimate(), tokens.unsettled()), (Some(1024), Unsettled::Forget));
+        assert_eq!((tokens.estimate(), tokens.unsettled()), (Some(1024.into()), Unsettled::Forget));
         assert!(!tokens.learns_estimate());
         assert!(policy("quota: 10/s, estimate: 5, learn_estimate: true").learns_estimate());
         assert_eq!(*policy("quota: 10/s, counts: requests").counts(), Counts::Requests);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserialize, Deserializer, Error, IntoDeserializer};
-use slidegate::{Calendar, format_window, parse_window};
+use slidegate::{Amount, Calendar, format_window, parse_window};
 
 /// Longest name of an attribute, in bytes.
 pub const MAX_ATTRIBUTE_NAME: usize = 128;
@@ -72,6 +72,8 @@ pub fn only_if(is_valid: bool, text: &str) -> Result<String, String> {
 pub trait Text: Sized {
     /// What a valid text is.
     const FORM: Form;
+    /// The `type` of a JSON Schema: of texts that are numbers, `number`.
+    const KIND: &str = "string";
 
     /// Reads the text.
     ///
@@ -105,7 +107,16 @@ impl<T: Text> JsonSchema for Parsed<T> {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": "string", "format": T::FORM.name })
+        json_schema!({ "type": T::KIND, "format": T::FORM.name })
+    }
+}
+
+impl Text for Amount {
+    const FORM: Form = Form::of::<Self>("amount", "a number with at most 6 decimals, for example `0.25`");
+    const KIND: &str = "number";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|_| String::new())
     }
 }
 

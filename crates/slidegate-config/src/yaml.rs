@@ -276,7 +276,12 @@ impl From<&Json> for Node {
                 Value::Map(map.iter().map(entry).collect())
             }
         };
-        let source = if json.is_object() || json.is_array() { String::new() } else { json.to_string() };
+        let source = match json {
+            Json::Object(_) | Json::Array(_) => String::new(),
+            // Without an exponent.
+            Json::Number(number) if number.is_f64() => number.as_f64().unwrap_or_default().to_string(),
+            _ => json.to_string(),
+        };
         let position = Position { line: 0, column: 0 };
         Self { position, value, source, span: None, is_rejected: Cell::default() }
     }

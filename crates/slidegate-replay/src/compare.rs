@@ -9,7 +9,8 @@
 use std::collections::HashSet;
 
 use slidegate::{
-    Algorithm, Decisions, Policy, PolicyDecision, PolicySet, Quota, Request, Role, Timestamp, Verb,
+    Algorithm, Amount, Amounts, Decisions, Policy, PolicyDecision, PolicySet, Quota, Request, Role,
+    Timestamp, Verb,
 };
 
 use crate::decider::{Bounds, Decider, adjust};
@@ -126,14 +127,15 @@ impl Truth {
                 continue;
             }
             let cost = reserved_cost(&decision, &requests[decision.request()]);
-            let others = decision.held() - if holds(decision.policy()) { decision.cost() } else { 0 };
-            let fitted = exact.used().saturating_add(others).saturating_add(cost) <= exact.limit();
+            let (Amounts { held, cost: own, .. }, exact) = (decision.amounts(), exact.amounts());
+            let held_with_others = if holds(decision.policy()) { own } else { Amount::default() };
+            let fitted = exact.used + held + cost <= exact.limit + held_with_others;
             truth.judge(&decision, fitted, words);
         }
         let at_once = decisions.iter().filter(|one| one.cost() > 0 && !holds(one.policy()));
         for decision in at_once {
             let request = requests[decision.request()].clone();
-            let part = request.under(decision.policy().name()).with_cost(decision.cost());
+            let part = request.under(decision.policy().name()).with_cost(decision.amounts().cost);
             self.penalize(&part, words);
         }
     }
@@ -180,7 +182,7 @@ impl Truth {
             let part = requests[decision.request()]
                 .clone()
                 .under(decision.policy().name())
-                .with_cost(decision.cost());
+                .with_cost(decision.amounts().cost);
             match decision.verb() {
                 Verb::Peek => {}
                 Verb::Refund => _ = self.decider.gate().refund(&part),

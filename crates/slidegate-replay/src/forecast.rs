@@ -102,8 +102,8 @@ impl Forecast {
     /// The forecast for a policy.
     #[must_use]
     pub fn of(policy: &Policy, demand: Demand, shard: Shard) -> Self {
-        let quota = policy.quota();
-        let cost = demand.cost.clamp(1, quota.capacity().max(1));
+        let quota = &policy.counted(policy.quota());
+        let cost = policy.count(demand.cost.into()).clamp(1, quota.capacity().max(1));
         let demand = Demand { cost, ..demand };
         let most = (quota.capacity() / cost).max(1);
         #[allow(clippy::cast_precision_loss)] // an average
@@ -122,7 +122,7 @@ impl Forecast {
         let load = Load { name_bytes: policy.name().len() as u64, demand, typical, shard };
         Self {
             policy: policy.name().to_owned(),
-            limit: quota.limit(),
+            limit: policy.quota().limit(),
             window: quota.window_text(),
             algorithm: own.name(),
             demand,

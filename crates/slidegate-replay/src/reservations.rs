@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 
 use serde::Serialize;
 use slidegate::{
-    Algorithm, Cost, Counts, Decisions, Gate, OwnedValue, Policy, PolicyDecision, PolicySet, Request,
-    Timestamp, Verb,
+    Algorithm, Amount, Amounts, Cost, Counts, Decisions, Gate, OwnedValue, Policy, PolicyDecision, PolicySet,
+    Request, Timestamp, Verb,
     reserve::{Settlement, Ticket},
 };
 
@@ -93,9 +93,9 @@ pub struct PolicyReservationsOutcome {
     /// Reservations that were settled. The others were open when the log ended.
     pub settled: u64,
     /// What those held in all. 0 under `in_flight`, as is the next.
-    pub held_cost: u64,
+    pub held_cost: Amount,
     /// What those cost in all.
-    pub settled_cost: u64,
+    pub settled_cost: Amount,
     /// Those that cost more than they held.
     pub above_held: u64,
 }
@@ -151,7 +151,7 @@ impl OwnedRequest {
 }
 
 /// What a policy asks for a request that reserves.
-pub(crate) fn reserved_cost(decision: &PolicyDecision<'_>, request: &Request<'_>) -> u64 {
+pub(crate) fn reserved_cost(decision: &PolicyDecision<'_>, request: &Request<'_>) -> Amount {
     let policy = decision.policy();
     if request.own_cost().is_some() {
         return policy.cost_of(request);
@@ -160,11 +160,11 @@ pub(crate) fn reserved_cost(decision: &PolicyDecision<'_>, request: &Request<'_>
 }
 
 /// What a policy asks for a request that reserves without a cost.
-fn estimated_cost(decision: &PolicyDecision<'_>) -> u64 {
+fn estimated_cost(decision: &PolicyDecision<'_>) -> Amount {
     let policy = decision.policy();
     match policy.estimate().filter(|_| holds(policy)) {
-        Some(estimate) => estimate.min(decision.limit()),
-        None => 1,
+        Some(estimate) => estimate.min(decision.amounts().limit),
+        None => 1.into(),
     }
 }
 
@@ -174,7 +174,8 @@ pub(crate) fn holds(policy: &Policy) -> bool {
 }
 
 fn is_denied_by_held(decision: &PolicyDecision<'_>, request: &Request<'_>) -> bool {
-    let is_by_usage = decision.used().saturating_add(reserved_cost(decision, request)) > decision.limit();
+    let Amounts { used, limit, .. } = decision.amounts();
+    let is_by_usage = used + reserved_cost(decision, request) > limit;
     decision.is_denied() && !decision.is_blocked() && !is_by_usage
 }
 
@@ -224,7 +225,7 @@ impl Reservations {
                  and hold nothing, so limits on what is in flight deny none of them",
             ));
         }
-        let has_estimate = policies.iter().any(|one| one.estimate().is_some_and(|cost| cost > 1));
+        let has_estimate = policies.iter().any(|one| one.estimate().is_some_and(|cost| cost > 1.into()));
         if asked > 0 && other_costs == 0 && has_estimate {
             notes.push(
                 "all reservations are settled to a cost of 1: name the cost in the log with --cost-field"
@@ -448,8 +449,8 @@ impl Reservations {
             let (Some(at), Some(last)) = (at, key.last()) else { continue };
             let Some(position) = held_under.get(at) else { continue };
             let counts = &mut self.policies[*position as usize].counts;
-            counts.held_cost = counts.held_cost.saturating_add(last.held);
-            counts.settled_cost = counts.settled_cost.saturating_add(last.cost);
+            counts.held_cost = counts.held_cost + last.held;
+            counts.settled_cost = counts.settled_cost + last.cost;
             counts.above_held += u64::from(last.cost > last.held);
         }
     }

@@ -61,7 +61,8 @@ impl fmt::Display for Share {
 }
 
 /// A part of a whole in percent, with one decimal place: `3.1%`; `< 0.1%` for the least there is.
-pub(crate) fn percent(part: u64, whole: u64) -> String {
+pub(crate) fn percent(part: impl Into<u128>, whole: impl Into<u128>) -> String {
+    let (part, whole) = (part.into(), whole.into());
     if whole == 0 || part == 0 {
         return "0%".to_owned();
     }

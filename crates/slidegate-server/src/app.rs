@@ -165,12 +165,22 @@ impl App {
 
     /// What the reservations hold that this process made and that are open, by policy.
     pub(crate) fn open_reservations(&self) -> HashMap<Arc<str>, OpenCost> {
-        self.engine.open_reservations.costs()
+        let mut costs = self.engine.open_reservations.costs();
+        let policies = self.policies();
+        for (policy, cost) in &mut costs {
+            cost.held = policies.by_name(policy).map_or(cost.held, |policy| policy.amount(cost.held).ceil());
+        }
+        costs
     }
 
     /// What reservations that this process made hold, by policy and key: of one policy, or of all.
     pub(crate) fn held_by_key(&self, policy: Option<&str>) -> HashMap<(Arc<str>, Arc<str>), u64> {
-        self.engine.open_reservations.held(policy)
+        let mut held = self.engine.open_reservations.held(policy);
+        let policies = self.policies();
+        for ((policy, _), held) in &mut held {
+            *held = policies.by_name(policy).map_or(*held, |policy| policy.amount(*held).ceil());
+        }
+        held
     }
 
     /// How many reservations of this process are missing among the open ones, as there were too many.

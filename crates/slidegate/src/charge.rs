@@ -41,6 +41,8 @@ pub struct Charge<'a> {
     pub(crate) policy: u32,
     /// Which of the requests it is for.
     pub(crate) request: u32,
+    /// Whether costs and limits are millionths of a unit, which stores need not know.
+    pub(crate) in_millionths: bool,
 }
 
 /// How a cost is held.
@@ -100,7 +102,7 @@ impl<'a> Charge<'a> {
     }
 
     /// The active quota: of the request, else the key's override, else the request's tier, else the
-    /// policy's.
+    /// policy's. In millionths of a unit, as the cost, if the policy [weighs](crate::Counts::Weighted) costs.
     #[must_use]
     pub fn quota(&self) -> &'a Quota {
         self.quota

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use crate::amount::{Amount, MILLION};
 use crate::time::Timestamp;
 
 /// Whether a request is allowed.
@@ -41,6 +42,24 @@ pub struct Decision {
     /// The bound of holds that denies it.
     pub(crate) hold_bound: Option<HoldBound>,
     pub(crate) waits: Waits,
+    /// Whether the counts above are millionths of a unit. Set where a decision leaves the gate.
+    pub(crate) in_millionths: bool,
+}
+
+/// The numbers of a [`Decision`], exact to a millionth of a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Amounts {
+    /// See [`Decision::limit`].
+    pub limit: Amount,
+    /// See [`Decision::used`].
+    pub used: Amount,
+    /// See [`Decision::held`].
+    pub held: Amount,
+    /// See [`Decision::remaining`].
+    pub remaining: Amount,
+    /// See [`Decision::cost`].
+    pub cost: Amount,
 }
 
 /// Why a decision denies a request.
@@ -169,11 +188,37 @@ impl Decision {
         self.verdict
     }
 
+    /// The numbers without rounding. The methods below round under policies that [weigh](crate::Counts::Weighted)
+    /// costs: what is used, held or charged up, and what remains down.
+    #[must_use]
+    pub fn amounts(&self) -> Amounts {
+        let amount = |count| Amount::counted(count, self.in_millionths);
+        Amounts {
+            limit: amount(self.limit),
+            used: amount(self.used),
+            held: amount(self.held),
+            remaining: amount(self.remaining),
+            cost: amount(self.cost),
+        }
+    }
+
+    /// Whole units of a count, rounded down.
+    #[inline]
+    fn floor(&self, count: u64) -> u64 {
+        if self.in_millionths { count / MILLION } else { count }
+    }
+
+    /// Whole units of a count, rounded up.
+    #[inline]
+    fn ceil(&self, count: u64) -> u64 {
+        if self.in_millionths { count.div_ceil(MILLION) } else { count }
+    }
+
     /// Most cost that a fresh key admits: the quota's limit, or the burst of a token bucket.
     #[must_use]
     #[inline]
     pub fn limit(&self) -> u64 {
-        self.limit
+        self.floor(self.limit)
     }
 
     /// Cost that counts now, including this request's if it was charged. Above `limit` after a
@@ -181,7 +226,7 @@ impl Decision {
     #[must_use]
     #[inline]
     pub fn used(&self) -> u64 {
-        self.used
+        self.ceil(self.used)
     }
 
     /// Cost that open holds set aside, including this request's if it reserved. 0 for a key without
@@ -189,7 +234,7 @@ impl Decision {
     #[must_use]
     #[inline]
     pub fn held(&self) -> u64 {
-        self.held
+        self.ceil(self.held)
     }
 
     /// Cost still available after this request, neither used nor held; unchanged by a denial. At most `limit`; 0 while the
@@ -197,7 +242,7 @@ impl Decision {
     #[must_use]
     #[inline]
     pub fn remaining(&self) -> u64 {
-        self.remaining
+        self.floor(self.remaining)
     }
 
     /// Cost that this call charged (check, penalize) or returned (refund). 0 for a peek, and for a
@@ -205,7 +250,7 @@ impl Decision {
     #[must_use]
     #[inline]
     pub fn cost(&self) -> u64 {
-        self.cost
+        self.ceil(self.cost)
     }
 
     /// Time of the decision, from which the waits count. In process it is the date by the machine's
@@ -312,7 +357,7 @@ impl Decision {
                 let rank = |one: &Self| (one.reason() != Some(Reason::StoreUnavailable), one.waits.retry_us);
                 rank(self) > rank(other)
             }
-            (Verdict::Allow, Verdict::Allow) => self.remaining < other.remaining,
+            (Verdict::Allow, Verdict::Allow) => self.amounts().remaining < other.amounts().remaining,
         }
     }
 }
@@ -332,6 +377,7 @@ mod tests {
             at: Timestamp::EPOCH,
             source: DecisionSource::Store,
             is_blocked: false,
+            in_millionths: false,
             hold_bound: None,
             waits: Waits { retry_us, reset_us: 0, frees_us: 0 },
         }

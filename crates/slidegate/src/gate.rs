@@ -238,10 +238,12 @@ impl<S: Store> Gate<S> {
             return decided;
         }
         let Some(blocks) = Blocks::of(charges, || self.store.wall_time()) else {
-            return match id.filter(|_| has_check(charges)) {
+            let mut decided = match id.filter(|_| has_check(charges)) {
                 Some(id) => self.store.check_once(charges, id).await,
                 None => self.store.apply(charges).await,
             };
+            say_units(charges, &mut decided);
+            return decided;
         };
         let left = blocks.without_blocked(charges);
         let mut decided = if has_check(charges) && left.iter().all(|one| one.part.verb == Verb::Peek) {
@@ -252,6 +254,7 @@ impl<S: Store> Gate<S> {
             self.store.apply(&left).await
         };
         blocks.apply(charges, &mut decided.decisions);
+        say_units(charges, &mut decided);
         decided
     }
 }
@@ -277,6 +280,15 @@ fn decide_now(
     };
     if let Some(blocks) = blocks {
         blocks.apply(charges, &mut decided.decisions);
+    }
+    say_units(charges, decided);
+}
+
+/// Notes which decisions count millionths of a unit.
+#[inline]
+fn say_units(charges: &[Charge<'_>], decided: &mut StoreDecisions) {
+    for (charge, decision) in charges.iter().zip(&mut decided.decisions) {
+        decision.in_millionths = charge.in_millionths;
     }
 }
 

@@ -571,6 +571,7 @@ mod tests {
             cost: 0,
             at: Timestamp::EPOCH,
             is_blocked: false,
+            in_millionths: false,
             hold_bound: None,
             held: 0,
             source: crate::decision::DecisionSource::Store,

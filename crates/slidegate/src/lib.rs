@@ -38,6 +38,7 @@ pub mod layer;
 
 mod algorithm;
 mod all_or_nothing;
+mod amount;
 mod block;
 mod charge;
 mod decision;
@@ -69,9 +70,10 @@ mod verb;
 #[cfg(feature = "wait")]
 mod waiting;
 
+pub use amount::Amount;
 pub use block::Block;
 pub use charge::{Excess, OnStoreError};
-pub use decision::{Decision, DecisionSource, Reason, Verdict};
+pub use decision::{Amounts, Decision, DecisionSource, Reason, Verdict};
 pub use error::Error;
 #[cfg(feature = "wait")]
 pub use gate::GateAcquire;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::amount::Amount;
 use crate::block::Block;
 use crate::charge::{Excess, OnStoreError};
 use crate::client_addr::Ipv6Prefix;
@@ -17,6 +18,7 @@ mod learned_estimate;
 mod matcher;
 mod set;
 mod tiers;
+mod units;
 
 pub(crate) use learned_estimate::{SettledCosts, SettledSample};
 pub use matcher::Match;
@@ -47,12 +49,16 @@ pub struct Policy {
     on_store_error: OnStoreError,
     excess: Excess,
     counts: Counts,
-    estimate: Option<u64>,
+    /// Whether quotas are in millionths of a unit already: of the copy that stores are told of.
+    is_in_millionths: bool,
+    estimate: Option<Amount>,
     /// What is learned of settled costs, if the estimate is.
     settled_costs: Option<Arc<SettledCosts>>,
     /// `None` if nothing is said.
     unsettled: Option<Unsettled>,
     unit: Option<CostUnit>,
+    /// A unit of another name.
+    unit_name: Option<Box<str>>,
     /// Shares of the limit, in percent, whose crossing is reported. Ascending.
     notify: Box<[u8]>,
     only_when_named: bool,
@@ -91,10 +97,12 @@ impl Policy {
             on_store_error: OnStoreError::default(),
             excess: Excess::default(),
             counts: Counts::default(),
+            is_in_millionths: false,
             estimate: None,
             settled_costs: None,
             unsettled: None,
             unit: None,
+            unit_name: None,
             only_when_named: false,
             tiers: None,
             anchor_attribute: None,
@@ -220,17 +228,11 @@ impl Policy {
         &self.counts
     }
 
-    /// What a request costs under this policy: what it [counts](Self::counts) of it.
-    #[must_use]
-    pub fn cost_of(&self, request: &Request<'_>) -> u64 {
-        request.cost_of(&self.counts)
-    }
-
     /// Sets what is held for a request that reserves and does not say its cost. It is lowered to the
     /// key's limit, so that an unused key can always be used. Without one, 1 is held.
     #[must_use]
-    pub fn with_estimate(mut self, cost: u64) -> Self {
-        self.estimate = Some(cost);
+    pub fn with_estimate(mut self, cost: impl Into<Amount>) -> Self {
+        self.estimate = Some(cost.into());
         self
     }
 
@@ -258,8 +260,14 @@ impl Policy {
 
     /// What is held now for a request that does not say its cost: what was learned, or what was set.
     #[must_use]
-    pub fn estimate(&self) -> Option<u64> {
-        self.settled_costs.as_ref().and_then(|costs| costs.percentile_90()).or(self.estimate)
+    pub fn estimate(&self) -> Option<Amount> {
+        let learned = self.settled_costs.as_ref().and_then(|costs| costs.percentile_90());
+        learned.map(|learned| self.amount(learned)).or(self.estimate)
+    }
+
+    /// The same in what it counts.
+    fn counted_estimate(&self) -> Option<u64> {
+        self.estimate().map(|estimate| self.count(estimate))
     }
 
     /// Learns from a request that was settled.
@@ -301,23 +309,6 @@ impl Policy {
             Algorithm::InFlight => Unsettled::Forget,
             _ => self.unsettled.unwrap_or(unsaid),
         }
-    }
-
-    /// Sets what a unit of cost is. Header styles that have fields for each unit need it, see
-    /// [`XRateLimit::OpenAi`](crate::headers::XRateLimit::OpenAi).
-    #[must_use]
-    pub fn with_unit(mut self, unit: CostUnit) -> Self {
-        self.unit = Some(unit);
-        self
-    }
-
-    /// What a unit of cost is: as [set](Self::unit), otherwise requests if it [counts
-    /// them](Counts::Requests) against a rate.
-    #[must_use]
-    pub fn unit(&self) -> Option<CostUnit> {
-        let counts_requests =
-            self.counts == Counts::Requests && self.quota.algorithm() != Algorithm::InFlight;
-        self.unit.or(counts_requests.then_some(CostUnit::Requests))
     }
 
     /// Groups IPv6 addresses of the scope by this prefix length. Default: /56.

@@ -278,6 +278,21 @@ impl Quota {
         Self::build(QuotaFields { limit, ..self.fields() })
     }
 
+    /// The same quota with limit and burst times a factor.
+    pub(crate) fn times(self, factor: u64) -> Self {
+        let times = |one: u64| one.saturating_mul(factor);
+        Self::build(QuotaFields { limit: times(self.limit), burst: self.burst.map(times), ..self.fields() })
+    }
+
+    /// The same quota with limit and burst divided.
+    pub(crate) fn divided(self, by: u64) -> Self {
+        Self::build(QuotaFields {
+            limit: self.limit / by,
+            burst: self.burst.map(|one| one / by),
+            ..self.fields()
+        })
+    }
+
     /// The same quota with the burst of the token bucket. Other algorithms ignore it.
     ///
     /// Without this, the burst is the limit. A limit of 0 admits nothing, whatever the burst.

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::amount::{Amount, MILLION};
 use crate::quota::Quota;
 use crate::verb::{Role, Verb};
 
@@ -99,21 +100,55 @@ pub enum Counts {
     /// policy's. A request without the cost that counts and with one by a name that no policy counts is
     /// [not decided](crate::Decisions::error): a typo must not lift a limit.
     Named(String),
+    /// The sum of the costs of these names, each times its weight: one to 16 names with weights of at most a
+    /// million, zero included. Such a policy counts millionths of a unit, so sums are exact. A cost without a name
+    /// counts in whole units. The policy's limits are whole units, at most [`Counts::MAX_WEIGHTED_LIMIT`].
+    ///
+    /// ```
+    /// use slidegate::{Counts, Gate, Policy, PolicySet, Quota, Request};
+    ///
+    /// let usd = Counts::Weighted(vec![("input".into(), "0.000002".parse()?), ("output".into(), "0.00001".parse()?)]);
+    /// let spend = Policy::new("spend", Quota::per_day(5))?.with_scope(["user"]).with_counts(usd);
+    /// let gate = Gate::new(PolicySet::new([spend])?);
+    /// let request = Request::new().with("user", "alice").with_cost([("input", 90_000), ("output", 4_000)]);
+    /// let decisions = gate.check(&request);
+    /// let spent = decisions.strictest().unwrap();
+    /// assert_eq!(spent.amounts().used.to_string(), "0.22");
+    /// assert_eq!((spent.limit(), spent.remaining()), (5, 4));
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    Weighted(Vec<(String, Amount)>),
 }
 
 impl Counts {
+    /// The largest limit and burst of a policy that weighs costs, in whole units: every store and a double count
+    /// its millionths.
+    pub const MAX_WEIGHTED_LIMIT: u64 = 8_000_000_000;
+    /// Most costs that a policy weighs.
+    pub const MAX_WEIGHTS: usize = 16;
+    /// The largest weight.
+    pub const MAX_WEIGHT: u64 = 1_000_000;
+
+    /// Whether usage is counted in millionths of a unit.
+    #[must_use]
+    pub(crate) fn is_weighted(&self) -> bool {
+        matches!(self, Self::Weighted(_))
+    }
+
     /// The cost of this name.
     #[must_use]
     pub fn named(name: impl Into<String>) -> Self {
         Self::Named(name.into())
     }
 
-    /// The name of the cost that counts, if one counts by name.
-    pub(crate) fn name(&self) -> Option<&str> {
-        match self {
-            Self::Named(name) => Some(name),
-            Self::Cost | Self::Requests => None,
-        }
+    /// The names of the costs that count, if some count by name.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        let (name, weights) = match self {
+            Self::Named(name) => (Some(name), &[][..]),
+            Self::Weighted(weights) => (None, &weights[..]),
+            Self::Cost | Self::Requests => (None, &[][..]),
+        };
+        name.into_iter().chain(weights.iter().map(|(name, _)| name)).map(String::as_str)
     }
 }
 
@@ -154,7 +189,8 @@ impl CostUnit {
 }
 
 /// What a request costs: a number, or numbers by name of which a policy
-/// [counts](crate::Policy::with_counts) one. Policies that count no name count their sum.
+/// [counts](crate::Policy::with_counts) one. Policies that count no name count their sum. A number may be an
+/// [`Amount`], whose decimals count under policies that [weigh](Counts::Weighted) costs, and are rounded up under others.
 ///
 /// ```
 /// use slidegate::Request;
@@ -168,6 +204,7 @@ pub struct Cost<'r>(Costs<'r>);
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Costs<'r> {
     Bare(u64),
+    Exact(Amount),
     /// Behind a pointer, as requests are moved and few have any.
     Named(Box<[(&'r str, u64)]>),
 }
@@ -177,7 +214,7 @@ impl Cost<'_> {
     #[must_use]
     pub fn named(&self) -> &[(&str, u64)] {
         match &self.0 {
-            Costs::Bare(_) => &[],
+            Costs::Bare(_) | Costs::Exact(_) => &[],
             Costs::Named(costs) => costs,
         }
     }
@@ -188,15 +225,19 @@ impl Cost<'_> {
         self.under(&Counts::Cost)
     }
 
-    /// What counts of it.
+    /// What counts of it, in what the policy counts.
     #[inline]
     pub(crate) fn under(&self, counts: &Counts) -> u64 {
         let sum = |sum: u64, (_, cost): &(&str, u64)| sum.saturating_add(*cost);
         match (counts, &self.0) {
             (Counts::Cost | Counts::Named(_), Costs::Bare(cost)) => *cost,
             (Counts::Requests, Costs::Bare(cost)) => 1.min(*cost),
+            (Counts::Requests, Costs::Exact(cost)) => 1.min(cost.ceil()),
+            (counts, Costs::Exact(cost)) => cost.count(counts.is_weighted()),
             (Counts::Requests, Costs::Named(_)) => 1,
             (Counts::Cost, Costs::Named(costs)) => costs.iter().fold(0, sum),
+            (Counts::Weighted(_), Costs::Bare(cost)) => cost.saturating_mul(MILLION),
+            (Counts::Weighted(weights), Costs::Named(costs)) => weighted(weights, costs),
             (Counts::Named(name), Costs::Named(costs)) => {
                 costs.iter().filter(|(known, _)| known == name).fold(0, sum)
             }
@@ -204,11 +245,22 @@ impl Cost<'_> {
     }
 }
 
+/// The sum of the costs, each times its weight, in millionths.
+fn weighted(weights: &[(String, Amount)], costs: &[(&str, u64)]) -> u64 {
+    let weight_of = |name: &str| weights.iter().find(|(known, _)| known == name).map(|(_, weight)| *weight);
+    let millionths = |(name, cost): &(&str, u64)| {
+        weight_of(name).map_or(0, |weight| weight.millionths().saturating_mul(u128::from(*cost)))
+    };
+    let sum = costs.iter().map(millionths).fold(0, u128::saturating_add);
+    u64::try_from(sum).unwrap_or(u64::MAX)
+}
+
 /// A [`Cost`] that is kept.
 #[cfg(feature = "redis")]
 #[derive(Debug, Clone)]
 pub(crate) enum OwnedCost {
     Bare(u64),
+    Exact(Amount),
     Named(Box<[(Box<str>, u64)]>),
 }
 
@@ -217,6 +269,7 @@ impl Cost<'_> {
     pub(crate) fn to_owned_cost(&self) -> OwnedCost {
         match &self.0 {
             Costs::Bare(cost) => OwnedCost::Bare(*cost),
+            Costs::Exact(cost) => OwnedCost::Exact(*cost),
             Costs::Named(costs) => {
                 OwnedCost::Named(costs.iter().map(|(name, cost)| (Box::from(*name), *cost)).collect())
             }
@@ -229,6 +282,7 @@ impl OwnedCost {
     pub(crate) fn as_cost(&self) -> Cost<'_> {
         match self {
             Self::Bare(cost) => Cost::from(*cost),
+            Self::Exact(cost) => Cost::from(*cost),
             Self::Named(costs) => {
                 Cost(Costs::Named(costs.iter().map(|(name, cost)| (&**name, *cost)).collect()))
             }
@@ -240,6 +294,12 @@ impl From<u64> for Cost<'_> {
     #[inline]
     fn from(cost: u64) -> Self {
         Self(Costs::Bare(cost))
+    }
+}
+
+impl From<Amount> for Cost<'_> {
+    fn from(cost: Amount) -> Self {
+        Self(Costs::Exact(cost))
     }
 }
 
@@ -458,10 +518,11 @@ impl<'r> Request<'r> {
         self.cost.as_ref()
     }
 
-    /// What it costs under a policy that counts this.
+    /// What it costs under a policy that counts this, in what it counts.
     #[inline]
     pub(crate) fn cost_of(&self, counts: &Counts) -> u64 {
-        self.cost.as_ref().map_or(1, |cost| cost.under(counts))
+        let unsaid = || if counts.is_weighted() { MILLION } else { 1 };
+        self.cost.as_ref().map_or_else(unsaid, |cost| cost.under(counts))
     }
 
     /// Whether it has costs by name.

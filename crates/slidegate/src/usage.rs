@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use crate::amount::Amount;
 use crate::decision::Decision;
 use crate::hold::Unsettled;
 use crate::quota::Quota;
@@ -33,6 +34,15 @@ pub struct KeyUse {
     pub holds: Vec<OpenHold>,
 }
 
+impl KeyUse {
+    /// What a count of this key stands for: as many units, or millionths under a policy that
+    /// [weighs](crate::Counts::Weighted) costs.
+    #[must_use]
+    pub fn amount(&self, count: u64) -> Amount {
+        Amount::counted(count, self.decision.in_millionths)
+    }
+}
+
 /// Cost that was charged at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -40,7 +50,7 @@ pub struct RecordedCharge {
     /// Time of the charge by the store's clock. A log that merges charges rounds it up to the end
     /// of its step, which may be in the future.
     pub at: Timestamp,
-    /// Cost charged at that time; at least 1.
+    /// Count of the cost charged at that time, see [`KeyUse::amount`]; at least 1.
     pub cost: u64,
 }
 
@@ -50,9 +60,9 @@ pub struct RecordedCharge {
 pub struct OpenHold {
     /// The id that is in the request's ticket.
     pub id: u64,
-    /// Cost that is still held.
+    /// Count of the cost that is still held, see [`KeyUse::amount`].
     pub held: u64,
-    /// Cost that its settlements charged so far.
+    /// Count of the cost that its settlements charged so far.
     pub settled: u64,
     /// When it ends unless it is settled or extended before, by the store's clock.
     pub until: Timestamp,
@@ -66,7 +76,7 @@ pub struct OpenHold {
 pub struct UsageForecast {
     /// Wait from the decision's time.
     pub after: Duration,
-    /// Most cost that still counts after this wait.
+    /// Count of the most cost that still counts after this wait, see [`KeyUse::amount`].
     pub used: u64,
 }
 

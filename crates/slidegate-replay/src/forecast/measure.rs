@@ -92,7 +92,7 @@ impl Measurement {
             let hash = self.hasher.hash_one(&key);
             let bytes = || decision.key().to_string().len() as u64;
             keys.count(hash, self.now.as_micros(), decisions.is_allowed(), bytes);
-            keys.max_cost = keys.max_cost.max(decision.asked());
+            keys.max_cost = keys.max_cost.max(decision.asked().ceil());
         }
     }
 

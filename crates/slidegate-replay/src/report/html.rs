@@ -330,10 +330,9 @@ fn policy_section(
             ("most open at once", grouped(reservations.most_open)),
             ("most held by a key", grouped(reservations.most_held)),
         ]);
-        if reservations.held_cost > 0 {
-            let share = percent(reservations.settled_cost, reservations.held_cost);
-            facts
-                .push(("cost of what was held", format!("{} ({share})", grouped(reservations.settled_cost))));
+        if reservations.held_cost.millionths() > 0 {
+            let share = percent(reservations.settled_cost.millionths(), reservations.held_cost.millionths());
+            facts.push(("cost of what was held", format!("{} ({share})", reservations.settled_cost)));
         }
     }
     let fact =

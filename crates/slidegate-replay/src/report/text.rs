@@ -156,7 +156,7 @@ fn write_reservations(f: &mut fmt::Formatter<'_>, one: &PolicyReservationsOutcom
         "  reservations {}  denied because of what was held {}  most open at once {}  most held by a key {}",
         one.admitted, one.denied_by_held, one.most_open, one.most_held
     )?;
-    if one.held_cost == 0 {
+    if one.held_cost.millionths() == 0 {
         return Ok(());
     }
     writeln!(
@@ -165,7 +165,7 @@ fn write_reservations(f: &mut fmt::Formatter<'_>, one: &PolicyReservationsOutcom
         one.settled,
         one.held_cost,
         one.settled_cost,
-        percent(one.settled_cost, one.held_cost),
+        percent(one.settled_cost.millionths(), one.held_cost.millionths()),
         one.above_held
     )
 }

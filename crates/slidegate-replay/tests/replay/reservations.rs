@@ -103,7 +103,10 @@ fn an_estimate_is_held_until_the_end_and_then_the_cost_counts() {
     assert_eq!((reservations.admitted, reservations.denied_by_held), (3, 1));
     assert_eq!((reservations.most_open, reservations.most_held), (1, 60));
     // The last one ends when the log does, so it is open.
-    assert_eq!((reservations.settled, reservations.held_cost, reservations.settled_cost), (2, 120, 70));
+    assert_eq!(
+        (reservations.settled, reservations.held_cost, reservations.settled_cost),
+        (2, 120.into(), 70.into())
+    );
     let text = outcome.text(TextStyle::default()).to_string();
     assert!(
         text.contains(
@@ -398,7 +401,7 @@ fn found_in(scenario: &slidegate_replay::ScenarioOutcome) -> Vec<Found> {
             admitted: number(|one| one.admitted),
             denied_by_held: number(|one| one.denied_by_held),
             settled: number(|one| one.settled),
-            settled_cost: number(|one| one.settled_cost),
+            settled_cost: number(|one| one.settled_cost.ceil()),
             most_held: number(|one| one.most_held),
             most_open: number(|one| one.most_open),
             worst: policy.truth.as_ref().map_or(0, |truth| truth.worst_window.cost),

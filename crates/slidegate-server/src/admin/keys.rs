@@ -11,7 +11,7 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use slidegate::{
-    Algorithm, DecisionSource, Policy, PolicySet, Quota, Reason, Request, Verb,
+    Algorithm, Amounts, DecisionSource, Policy, PolicySet, Quota, Reason, Request, Verb,
     headers::millis_ceil,
     parse_window,
     store::{KeyUse, RecordedCharge},
@@ -203,16 +203,19 @@ impl Admin {
 /// The usage of a key, as JSON.
 fn used(found: &KeyUse) -> Value {
     let decision = &found.decision;
-    let charges = joined(&found.charges)
-        .into_iter()
-        .map(|run| json!({ "at_ms_ago": millis_ceil(decision.at() - run.at), "cost": run.cost }));
-    let room =
-        found.forecast.iter().map(|room| json!({ "in_ms": millis_ceil(room.after), "used": room.used }));
+    let Amounts { limit, used, held, remaining, .. } = decision.amounts();
+    let charges = joined(&found.charges).into_iter().map(
+        |run| json!({ "at_ms_ago": millis_ceil(decision.at() - run.at), "cost": found.amount(run.cost) }),
+    );
+    let room = found
+        .forecast
+        .iter()
+        .map(|room| json!({ "in_ms": millis_ceil(room.after), "used": found.amount(room.used) }));
     let holds = found.holds.iter().take(MAX_HOLDS).map(|hold| {
         json!({
             "id": format!("{:016x}", hold.id),
-            "held": hold.held,
-            "settled": hold.settled,
+            "held": found.amount(hold.held),
+            "settled": found.amount(hold.settled),
             "ends_in_ms": millis_ceil(hold.until - decision.at()),
             "unsettled": hold.unsettled.name(),
         })
@@ -220,13 +223,13 @@ fn used(found: &KeyUse) -> Value {
     json!({
         "policy": found.policy,
         "key": found.key,
-        "limit": decision.limit(),
+        "limit": limit,
         "window_ms": millis_ceil(found.quota.window()),
         "calendar": found.quota.calendar_window().map(|calendar| calendar.to_string()),
         "algorithm": found.quota.algorithm().name(),
-        "used": decision.used(),
-        "held": decision.held(),
-        "remaining": decision.remaining(),
+        "used": used,
+        "held": held,
+        "remaining": remaining,
         "reason": decision.reason().map(Reason::name),
         "retry_after_ms": decision.retry_after().map(millis_ceil),
         "reset_after_ms": millis_ceil(decision.reset_after()),
@@ -385,7 +388,7 @@ impl Admin {
     async fn charge(&self, target: &KeyTarget, verb: Verb, cost: u64) -> Result<String, Problem> {
         let request = target.request(self).with_cost(cost);
         let decisions = self.app.call(Protocol::Http).apply(verb, std::slice::from_ref(&request)).await;
-        let moved = decisions.iter().next().map(|one| (one.cost(), one.source()));
+        let moved = decisions.iter().next().map(|one| (one.amounts().cost, one.source()));
         if let Some(error) = decisions.error() {
             return Err(Problem::new(StatusCode::CONFLICT, format!("{error}; it was removed a moment ago")));
         }

@@ -9,7 +9,7 @@ use axum::response::Response;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
-use slidegate::{Algorithm, CostUnit, Policy, PolicySet, Quota, headers::millis_ceil};
+use slidegate::{Algorithm, Policy, PolicySet, Quota, headers::millis_ceil};
 use slidegate_config::names::{self, CANDIDATE, candidate_of};
 use slidegate_config::policy::Mode;
 use slidegate_config::quota::{QuotaSpec, WeekDay};
@@ -75,7 +75,7 @@ pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
             "estimate": policy.estimate(),
             "estimate_learned": policy.learns_estimate(),
             "unsettled": policy.unsettled().name(),
-            "unit": policy.unit().map(CostUnit::name),
+            "unit": policy.unit_name(),
             "open_reservations": totals.open_reservations,
             "held_cost": totals.held,
             "mode": Mode::of(policy),

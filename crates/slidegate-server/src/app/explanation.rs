@@ -5,7 +5,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use slidegate::{Algorithm, Block, PolicyDecision, Reason, Timestamp};
+use slidegate::{Algorithm, Amount, Amounts, Block, PolicyDecision, Reason, Timestamp};
 
 /// The explanation if no enforced policy applies.
 pub(crate) const NOTHING: &str =
@@ -67,34 +67,43 @@ const USUAL: usize = 128;
 
 /// Appends the usage of the key.
 fn used(said: &mut String, intro: &str, decision: &PolicyDecision<'_>) {
-    let mut digits = itoa::Buffer::new();
+    let Amounts { limit, used, held, .. } = decision.amounts();
     said.push_str(intro);
     if decision.quota().algorithm() == Algorithm::InFlight {
-        said.push(' ');
-        said.push_str(digits.format(decision.held()));
-        said.push_str(" of ");
-        said.push_str(digits.format(decision.limit()));
+        number(said, " ", held);
+        number(said, " of ", limit);
         said.push_str(" in flight");
         return;
     }
-    said.push_str(" used ");
-    said.push_str(digits.format(decision.used()));
-    said.push_str(" of ");
-    said.push_str(digits.format(decision.limit()));
+    number(said, " used ", used);
+    number(said, " of ", limit);
+    // Those that header fields know are left out: most count requests.
+    if let Some(unit) = decision.policy().unit_name().filter(|_| decision.policy().unit().is_none()) {
+        said.push(' ');
+        said.push_str(unit);
+    }
     said.push_str(" per ");
     said.push_str(&decision.quota().window_text());
     if decision.held() > 0 {
-        said.push_str(" and holds ");
-        said.push_str(digits.format(decision.held()));
+        number(said, " and holds ", held);
         said.push_str(" for open reservations");
+    }
+}
+
+/// Appends an amount.
+fn number(said: &mut String, intro: &str, amount: Amount) {
+    said.push_str(intro);
+    if amount == amount.floor().into() {
+        said.push_str(itoa::Buffer::new().format(amount.floor()));
+    } else {
+        write!(said, "{amount}").expect("writing to a String cannot fail");
     }
 }
 
 /// Appends what remains or the wait.
 fn room(said: &mut String, decision: &PolicyDecision<'_>) {
     if decision.is_allowed() {
-        said.push_str(", ");
-        said.push_str(itoa::Buffer::new().format(decision.remaining()));
+        number(said, ", ", decision.amounts().remaining);
         said.push_str(" remain");
         return;
     }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use slidegate::{
-    DecisionSource, OwnedValue, PolicyDecision, Quota, Request, Timestamp, Value,
+    Amount, DecisionSource, OwnedValue, PolicyDecision, Quota, Request, Timestamp, Value,
     reserve::{HoldStatus, Reserved, Settlement, TicketHold, Unsettled},
     store::{KeyUse, OpenHold},
 };
@@ -92,7 +92,7 @@ struct StoredHold {
     unsettled: Unsettled,
     quota: Quota,
     limit: u64,
-    used: u64,
+    used: Amount,
 }
 
 /// Something that is due.
@@ -167,7 +167,7 @@ impl HoldEntry {
                 unsettled: hold.unsettled,
                 quota: key.quota,
                 limit: key.decision.limit(),
-                used: key.decision.used(),
+                used: key.decision.amounts().used,
             });
         }
     }
@@ -181,7 +181,6 @@ impl HoldEntry {
         let StoredHold { until, unsettled, quota, limit, used } = self.found?;
         let cost = if unsettled == Unsettled::Charge { self.held } else { 0 };
         let HoldIdentity { policy, key, protocol, .. } = self.hold.clone();
-        let used = used.saturating_add(cost);
         Some(Expired { policy, key, protocol, held: self.held, cost, until, quota, limit, used })
     }
 }

@@ -184,6 +184,9 @@ fn as_text(
         Counts::Named(name) => {
             let _ = write!(text, "; counts the cost `{name}`");
         }
+        weighted @ Counts::Weighted(_) => {
+            let _ = write!(text, "; counts {}", counted_name(weighted));
+        }
     }
     if quota.algorithm() == Algorithm::InFlight {
         text += "; only reservations count, other requests only check";

@@ -212,7 +212,7 @@ fn cost_warnings(config: &Config) -> Vec<String> {
         let exceeds = |one: &&Policy| {
             let is_named = matches!(one.counts(), Counts::Named(_));
             let is_shorter = one.quota().window() <= window && one.quota().capacity() > all;
-            is_named && (is_shorter || one.estimate().is_some_and(|estimate| estimate > all))
+            is_named && (is_shorter || one.estimate().is_some_and(|estimate| estimate > all.into()))
         };
         let one = config.policies.iter().filter(rate).find(exceeds)?;
         let Counts::Named(cost) = one.counts() else { return None };

@@ -67,7 +67,9 @@ impl Memory {
         has_inline_quotas: bool,
     ) -> WorstCase {
         let of_policy = |policy: &'p Policy| {
-            let bytes = policy.quotas().map(|quota| MemoryStore::bytes_per_key(quota, policy.excess()));
+            let bytes = policy
+                .quotas()
+                .map(|quota| MemoryStore::bytes_per_key(&policy.counted(quota), policy.excess()));
             // There are at most as many open reservations as keys. One each takes the most.
             let holds = usize::from(policy.expects_reservations());
             let special = policy.tier_attribute().or(policy.anchor_attribute());

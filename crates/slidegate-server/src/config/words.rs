@@ -1,5 +1,7 @@
 //! Describes a policy in words, for `slidegate validate`.
 
+use std::borrow::Cow;
+
 use slidegate::{
     Algorithm, Counts, Excess, MemoryStore, OnStoreError, Policy, Quota, format_window, reserve::Unsettled,
 };
@@ -49,14 +51,17 @@ pub(crate) fn describe(policy: &Policy, storage: Storage) -> String {
     }
     let holds = open_reservations(policy);
     let quotas = std::iter::once(quota).chain(policy.tiers().map(|(_, quota)| quota));
+    let quotas = quotas.map(|quota| policy.counted(quota));
     let (size, held, unit) = match storage {
         Storage::Memory => {
-            let size = |quota| MemoryStore::bytes_per_key(quota, policy.excess()) as u64;
+            let size = |quota| MemoryStore::bytes_per_key(&quota, policy.excess()) as u64;
             (quotas.map(size).max(), MemoryStore::bytes_per_holds(holds) as u64, "bytes")
         }
-        Storage::Redis { .. } => {
-            (quotas.map(redis_bytes_at_most).max(), redis_holds_bytes(holds), "bytes in Redis")
-        }
+        Storage::Redis { .. } => (
+            quotas.map(|quota| redis_bytes_at_most(&quota)).max(),
+            redis_holds_bytes(holds),
+            "bytes in Redis",
+        ),
     };
     let size = size.unwrap_or_default();
     let held = format!("about {held} {unit}");
@@ -92,7 +97,8 @@ fn open_reservations(policy: &Policy) -> usize {
     if !policy.expects_reservations() {
         return 0;
     }
-    let fitting = policy.quota().capacity() / policy.estimate().unwrap_or(1).max(1);
+    let each = policy.estimate().map_or(1, |estimate| policy.count(estimate)).max(1);
+    let fitting = policy.counted(policy.quota()).capacity() / each;
     usize::try_from(fitting).unwrap_or(MAX_HOLDS).clamp(1, MAX_HOLDS)
 }
 
@@ -107,11 +113,15 @@ pub(crate) fn quota_text(quota: &Quota) -> String {
 }
 
 /// The counted cost, as in the configuration.
-pub(crate) fn counted_name(counts: &Counts) -> &str {
+pub(crate) fn counted_name(counts: &Counts) -> Cow<'_, str> {
     match counts {
-        Counts::Cost => "cost",
-        Counts::Requests => "requests",
-        Counts::Named(name) => name,
+        Counts::Cost => "cost".into(),
+        Counts::Requests => "requests".into(),
+        Counts::Named(name) => name.into(),
+        Counts::Weighted(weights) => {
+            let weights = weights.iter().map(|(name, weight)| format!("{weight} {name}"));
+            weights.collect::<Vec<_>>().join(" + ").into()
+        }
     }
 }
 
@@ -124,6 +134,13 @@ fn reservations(policy: &Policy) -> String {
         Counts::Cost => String::new(),
         Counts::Requests => " Each request counts as 1.".to_owned(),
         Counts::Named(name) => format!(" Only the cost `{name}` counts."),
+        weighted @ Counts::Weighted(_) => {
+            format!(
+                " What counts is {}, in {}.",
+                counted_name(weighted),
+                policy.unit_name().unwrap_or("units")
+            )
+        }
     };
     if let Some(estimate) = policy.estimate() {
         let learned = if policy.learns_estimate() { " until an estimate is learned" } else { "" };

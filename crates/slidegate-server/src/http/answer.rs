@@ -3,7 +3,7 @@
 use serde::{Serialize, Serializer};
 use slidegate::headers::Problem;
 use slidegate::{
-    Decision, Decisions, PolicyDecision, Reason, Request,
+    Amount, Amounts, Decision, Decisions, PolicyDecision, Reason, Request,
     headers::millis_ceil,
     reserve::{HoldStatus, Settlement, Ticket},
 };
@@ -71,9 +71,9 @@ impl ReservationRequest<'_> {
     }
 
     /// What it would hold under a policy.
-    fn cost(&self, one: &PolicyDecision<'_>) -> u64 {
+    fn cost(&self, one: &PolicyDecision<'_>) -> Amount {
         match one.policy().estimate().filter(|_| !self.says_cost) {
-            Some(estimate) => estimate.min(one.limit()),
+            Some(estimate) => estimate.min(one.amounts().limit),
             None => one.policy().cost_of(self.request),
         }
     }
@@ -91,7 +91,8 @@ pub(super) fn reserved(
     let denying = decisions.strictest().filter(|one| one.reason() == Some(Reason::OverLimit));
     answer.over_limit = denying.map(|one| {
         let requested = asked.cost(&one);
-        let fits_without_holds = one.used().saturating_add(requested) <= one.limit();
+        let Amounts { used, limit, .. } = one.amounts();
+        let fits_without_holds = used + requested <= limit;
         OverLimit { requested, fits_without_holds }
     });
     json(&answer)
@@ -128,7 +129,7 @@ struct Answer<'a> {
     policy: Option<&'a str>,
     key: Option<String>,
     why: String,
-    limit: Option<u64>,
+    limit: Option<Amount>,
     #[serde(flatten)]
     outcome: Outcome<'a>,
     #[serde(serialize_with = "policies")]
@@ -148,7 +149,7 @@ struct PolicyAnswer<'a> {
     key: String,
     allowed: bool,
     enforced: bool,
-    limit: u64,
+    limit: Amount,
     window_ms: u64,
     #[serde(flatten)]
     outcome: Outcome<'a>,
@@ -175,11 +176,11 @@ struct BlockMembers<'a> {
 /// The numbers of a key.
 #[derive(Default, Serialize)]
 struct Usage {
-    used: Option<u64>,
+    used: Option<Amount>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    held: Option<u64>,
-    remaining: Option<u64>,
-    cost: Option<u64>,
+    held: Option<Amount>,
+    remaining: Option<Amount>,
+    cost: Option<Amount>,
     retry_after_ms: Option<u64>,
     reset_after_ms: Option<u64>,
 }
@@ -203,7 +204,7 @@ struct TicketMembers {
 
 #[derive(Serialize)]
 struct OverLimit {
-    requested: u64,
+    requested: Amount,
     fits_without_holds: bool,
 }
 
@@ -222,7 +223,7 @@ struct ChangeAnswer<'a> {
 struct SettledPolicy<'a> {
     policy: &'a str,
     status: &'static str,
-    limit: u64,
+    limit: Amount,
     #[serde(flatten)]
     usage: Usage,
 }
@@ -237,7 +238,7 @@ impl<'a> Answer<'a> {
             policy: strictest.map(|one| one.policy().name()),
             key: strictest.map(|one| one.key().to_string()),
             why: strictest.map_or_else(|| explanation::NOTHING.to_owned(), |one| explanation::one(&one)),
-            limit: strictest.map(|one| one.limit()),
+            limit: strictest.map(|one| one.amounts().limit),
             outcome: strictest.map_or_else(nothing, Outcome::new),
             policies: decisions,
             problem: Problem::of(decisions).map(|problem| ProblemMembers {
@@ -270,11 +271,12 @@ impl<'a> Outcome<'a> {
 
 impl Usage {
     fn new(one: &Decision) -> Self {
+        let Amounts { used, held, remaining, cost, .. } = one.amounts();
         Self {
-            used: Some(one.used()),
-            held: Some(one.held()).filter(|held| *held > 0),
-            remaining: Some(one.remaining()),
-            cost: Some(one.cost()),
+            used: Some(used),
+            held: Some(held).filter(|held| *held > Amount::default()),
+            remaining: Some(remaining),
+            cost: Some(cost),
             retry_after_ms: one.retry_after().map(millis_ceil),
             reset_after_ms: Some(millis_ceil(one.reset_after())),
         }
@@ -296,7 +298,7 @@ impl<'a> ChangeAnswer<'a> {
         let policies = settlement.iter().map(|one| SettledPolicy {
             policy: one.policy(),
             status: one.status().name(),
-            limit: one.limit(),
+            limit: one.amounts().limit,
             usage: Usage::new(one.decision()),
         });
         let ticket = settlement.ticket();
@@ -332,7 +334,7 @@ fn policies<S: Serializer>(decisions: &Decisions<'_>, serializer: S) -> Result<S
         key: one.key().to_string(),
         allowed: one.is_allowed(),
         enforced: one.policy().is_enforced(),
-        limit: one.limit(),
+        limit: one.amounts().limit,
         window_ms: millis_ceil(one.quota().window()),
         outcome: Outcome::new(one),
     }))

@@ -16,8 +16,8 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::json;
 use slidegate::{
-    Block, DecisionSource, Limiter, MemoryStore, Policy, PolicyDecision, Quota, Reason, Secret, Timestamp,
-    headers::millis_ceil,
+    Amount, Block, DecisionSource, Limiter, MemoryStore, Policy, PolicyDecision, Quota, Reason, Secret,
+    Timestamp, headers::millis_ceil,
 };
 use slidegate_config::policy::KeysShown;
 use tokio::sync::broadcast;
@@ -59,11 +59,11 @@ pub(crate) struct Event {
     limit: u64,
     window_ms: u64,
     algorithm: &'static str,
-    used: u64,
+    used: Amount,
     /// Cost that open reservations hold.
     #[serde(skip_serializing_if = "is_zero")]
-    held: u64,
-    cost: u64,
+    held: Amount,
+    cost: Amount,
     /// `null`: the cost never fits.
     retry_after_ms: Option<u64>,
     /// The reason: `over_limit`, `blocked`, `too_many_holds`, `store_full` or
@@ -111,16 +111,16 @@ pub(crate) struct Expired {
     pub(crate) key: Arc<str>,
     /// By which it was made.
     pub(crate) protocol: Protocol,
-    /// What it held.
+    /// What it held, as stores count it.
     pub(crate) held: u64,
-    /// What was charged for it.
+    /// What was charged for it, as stores count it.
     pub(crate) cost: u64,
     /// When it ended, by the store's clock.
     pub(crate) until: Timestamp,
     pub(crate) quota: Quota,
     pub(crate) limit: u64,
-    /// What the key has used, with what was charged.
-    pub(crate) used: u64,
+    /// What the key had used before.
+    pub(crate) used: Amount,
 }
 
 /// A block: its end and its author.
@@ -138,8 +138,8 @@ impl From<&Block> for Blocked {
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde passes references
-fn is_zero(number: &u64) -> bool {
-    *number == 0
+fn is_zero(amount: &Amount) -> bool {
+    *amount == Amount::default()
 }
 
 fn as_text<S: serde::Serializer>(at: &Timestamp, serializer: S) -> Result<S::Ok, S::Error> {
@@ -234,8 +234,8 @@ impl Events {
             limit: one.limit(),
             window_ms: millis_ceil(quota.window()),
             algorithm: quota.algorithm().name(),
-            used: one.used(),
-            held: one.held(),
+            used: one.amounts().used,
+            held: one.amounts().held,
             cost: one.asked(),
             retry_after_ms: wait.map(millis_ceil),
             reason: reason.name(),
@@ -266,9 +266,9 @@ impl Events {
             limit: one.limit,
             window_ms: millis_ceil(one.quota.window()),
             algorithm: one.quota.algorithm().name(),
-            used: one.used,
-            held: one.held,
-            cost: one.cost,
+            used: one.used + policy.amount(one.cost),
+            held: policy.amount(one.held),
+            cost: policy.amount(one.cost),
             retry_after_ms: None,
             reason: EXPIRED,
             threshold: None,
@@ -483,8 +483,8 @@ fn write_log(lines: &Receiver<LogLine>) {
                 target: "slidegate::reservations",
                 policy = event.policy,
                 key = event.key,
-                held = event.held,
-                cost = event.cost,
+                held = event.held.ceil(),
+                cost = event.cost.ceil(),
                 until = event.until,
                 mode = event.mode,
                 protocol = event.protocol,
@@ -501,8 +501,8 @@ fn write_log(lines: &Receiver<LogLine>) {
                 threshold_percent = event.threshold,
                 limit = event.limit,
                 window_ms = event.window_ms,
-                used = event.used,
-                held = (event.held > 0).then_some(event.held),
+                used = event.used.ceil(),
+                held = (event.held > Amount::default()).then_some(event.held.ceil()),
                 mode = event.mode,
                 protocol = event.protocol,
                 suppressed = (suppressed > 0).then_some(suppressed),
@@ -517,9 +517,9 @@ fn write_log(lines: &Receiver<LogLine>) {
             key = event.key,
             limit = event.limit,
             window_ms = event.window_ms,
-            used = event.used,
-            held = (event.held > 0).then_some(event.held),
-            cost = event.cost,
+            used = event.used.ceil(),
+            held = (event.held > Amount::default()).then_some(event.held.ceil()),
+            cost = event.cost.ceil(),
             retry_after_ms = event.retry_after_ms,
             reason = event.reason,
             blocked_until = event.block.as_ref().and_then(|block| block.until.as_deref()),

@@ -418,7 +418,7 @@ mod tests {
     fn decide(registry: &PolicyRegistry, policy: usize, outcome: Outcome) {
         let limiter = slidegate::Limiter::new(Quota::per_minute(1));
         let decision: Decision = limiter.check("alice");
-        registry.all()[policy].record(0, Verb::Check, &decision, outcome, 1);
+        registry.all()[policy].record(0, Verb::Check, &decision, outcome, 1, 1);
     }
 
     /// The state after this many steps.

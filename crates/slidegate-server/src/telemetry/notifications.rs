@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use slidegate::{Algorithm, PolicyDecision, Timestamp};
+use slidegate::{Algorithm, Amount, PolicyDecision, Timestamp};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::webhook::Webhook;
@@ -34,9 +34,9 @@ pub(crate) struct Crossing {
     pub(super) limit: u64,
     pub(super) window: Duration,
     pub(super) algorithm: &'static str,
-    pub(super) used: u64,
-    pub(super) held: u64,
-    pub(super) cost: u64,
+    pub(super) used: Amount,
+    pub(super) held: Amount,
+    pub(super) cost: Amount,
     pub(super) source: &'static str,
     pub(super) is_enforced: bool,
     pub(super) protocol: Protocol,
@@ -101,9 +101,9 @@ impl Crossing {
             limit: one.limit(),
             window: quota.window(),
             algorithm: quota.algorithm().name(),
-            used: one.used(),
-            held: one.held(),
-            cost: one.cost(),
+            used: one.amounts().used,
+            held: one.amounts().held,
+            cost: one.amounts().cost,
             source: one.source().name(),
             is_enforced: one.policy().is_enforced(),
             protocol,
@@ -199,9 +199,9 @@ mod tests {
             limit: 10,
             window: Duration::from_secs(60),
             algorithm: "sliding-log",
-            used: 8,
-            held: 0,
-            cost: 1,
+            used: 8.into(),
+            held: 0.into(),
+            cost: 1.into(),
             source: "store",
             is_enforced: true,
             protocol: Protocol::Http,
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(notifications.count_of(Drop::QueueFull), 1);
         let mut queue = notifications.take_queue().unwrap();
         let first = queue.try_recv().unwrap();
-        assert_eq!((first.key.as_str(), first.threshold, first.used, first.limit), ("0", 100, 1, 1));
+        assert_eq!((first.key.as_str(), first.threshold, first.used, first.limit), ("0", 100, 1.into(), 1));
         assert!(notifications.take_queue().is_none());
     }
 }

@@ -228,7 +228,7 @@ impl Observer {
         }
     }
 
-    /// Counts what was charged for a reservation, when it was settled or its time was over. The key is
+    /// Counts what was charged for a reservation, as stores count it, when it was settled or its time was over. The key is
     /// known if this instance made the reservation.
     pub(crate) fn record_charge_of_hold(&self, policy: &str, key: Option<&str>, cost: u64, at: Timestamp) {
         let registry = self.registry.load();
@@ -246,7 +246,7 @@ impl Observer {
         }
     }
 
-    /// Counts what the cancellation of a reservation released.
+    /// Counts what the cancellation of a reservation released, as stores count it.
     pub(crate) fn record_refund(&self, policy: &str, cost: u64) {
         if self.options.metrics
             && let Some(counters) = self.registry.load().by_name(policy)
@@ -537,8 +537,9 @@ impl CallRecorder<'_> {
         let is_held =
             self.ticket.is_some_and(|ticket| ticket.holds().any(|hold| hold.policy == one.policy().name()));
         if metrics {
-            let cost = if is_held { 0 } else { one.asked() };
-            policy.record(self.thread, verb, one.decision(), outcome, cost);
+            let count = |amount| one.policy().count(amount);
+            let asked = if is_held { 0 } else { count(one.asked()) };
+            policy.record(self.thread, verb, one.decision(), outcome, asked, count(one.amounts().cost));
         }
         if !one.policy().notify().is_empty() && one.crossed().next().is_some() {
             self.observer.notifications.record(one, self.protocol);
@@ -547,7 +548,7 @@ impl CallRecorder<'_> {
             (Verb::Check, Outcome::Deny | Outcome::ShadowDeny) => self.record_denial(policy, one, outcome),
             (Verb::Check, Outcome::Allow) if top && one.cost() > 0 => {
                 // What is held is listed, with nothing charged yet.
-                let cost = if is_held { 0 } else { one.asked() };
+                let cost = if is_held { 0 } else { one.policy().count(one.asked()) };
                 self.record_charge(policy, one, cost);
             }
             _ => {}

@@ -140,6 +140,8 @@ pub(super) struct PolicyCounters {
     /// Unique, and never reused for another policy.
     pub(super) number: u32,
     pub(super) keys_shown: KeysShown,
+    /// What stores count for a unit of cost.
+    per_unit: u64,
     cells: Arc<PerThread<Cells>>,
     /// Not per thread: few requests reserve, and most policies have none.
     holds: Arc<[AtomicU64; HoldOutcome::ALL.len()]>,
@@ -162,7 +164,7 @@ struct Cells {
     notifications: AtomicU64,
 }
 
-/// A snapshot of a policy's counters since the start.
+/// A snapshot of a policy's counters since the start. Costs are in whole units.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) allowed: u64,
@@ -177,7 +179,8 @@ pub(crate) struct Counts {
 }
 
 impl PolicyCounters {
-    /// Counts a decision on a request of this cost; `outcome` is that of a check.
+    /// Counts a decision on a request that asked for a cost and was charged one, or was refunded, as stores count
+    /// them; `outcome` is that of a check.
     #[inline]
     pub(super) fn record(
         &self,
@@ -186,20 +189,21 @@ impl PolicyCounters {
         decision: &Decision,
         outcome: Outcome,
         asked: u64,
+        charged: u64,
     ) {
         let cells = self.cells.of(thread);
         match (verb, outcome) {
             (Verb::Peek, _) => return,
             (Verb::Refund, _) => {
-                cells.cost_refunded.fetch_add(decision.cost(), Relaxed);
+                cells.cost_refunded.fetch_add(charged, Relaxed);
                 return;
             }
             (Verb::Penalize, _) => {
-                cells.cost_allowed.fetch_add(decision.cost(), Relaxed);
+                cells.cost_allowed.fetch_add(charged, Relaxed);
                 return;
             }
             // If another policy denied the request, nothing was charged here.
-            (Verb::Check, Outcome::Allow) if decision.cost() > 0 => {
+            (Verb::Check, Outcome::Allow) if charged > 0 => {
                 // The decision's own cost is the sum over all requests of the call on this key.
                 cells.cost_allowed.fetch_add(asked, Relaxed);
                 if decision.used() >= decision.limit() - decision.limit() / 5 {
@@ -245,15 +249,20 @@ impl PolicyCounters {
         self.cells.sum(|cells| cells.checks[outcome as usize][index_of(source)].load(Relaxed))
     }
 
+    /// Whole units of what stores counted.
+    pub(super) fn units(&self, count: u64) -> u64 {
+        count / self.per_unit
+    }
+
     pub(super) fn counts(&self) -> Counts {
         let of = |outcome| SOURCES.iter().map(|source| self.checks(outcome, *source)).sum();
         Counts {
             allowed: of(Outcome::Allow),
             denied: of(Outcome::Deny),
             shadow_denied: of(Outcome::ShadowDeny),
-            cost_allowed: self.cells.sum(|cells| cells.cost_allowed.load(Relaxed)),
-            cost_denied: self.cells.sum(|cells| cells.cost_denied.load(Relaxed)),
-            cost_refunded: self.cells.sum(|cells| cells.cost_refunded.load(Relaxed)),
+            cost_allowed: self.units(self.cells.sum(|cells| cells.cost_allowed.load(Relaxed))),
+            cost_denied: self.units(self.cells.sum(|cells| cells.cost_denied.load(Relaxed))),
+            cost_refunded: self.units(self.cells.sum(|cells| cells.cost_refunded.load(Relaxed))),
             blocked: self.cells.sum(|cells| cells.blocked.load(Relaxed)),
             near_limit: self.cells.sum(|cells| cells.near_limit.load(Relaxed)),
             notifications: self.cells.sum(|cells| cells.notifications.load(Relaxed)),
@@ -280,7 +289,9 @@ impl PolicyRegistry {
         let counters = |policy: &Policy| {
             let name = policy.name();
             let keys_shown = keys_shown(name);
-            let known = self.by_name(name);
+            let per_unit = policy.count(1.into());
+            // What was counted in another unit does not add up.
+            let known = self.by_name(name).filter(|known| known.per_unit == per_unit);
             if let Some(known) = known.filter(|known| known.keys_shown == keys_shown) {
                 return Arc::clone(known);
             }
@@ -292,6 +303,7 @@ impl PolicyRegistry {
                 name: name.to_owned(),
                 number: numbered,
                 keys_shown,
+                per_unit,
                 cells: Arc::new(PerThread::new(copies)),
                 holds: Arc::default(),
                 settled_shares: Arc::default(),

@@ -21,14 +21,14 @@ pub(super) struct SettledShares {
 impl SettledShares {
     /// Adds a reservation. One that held nothing is left out.
     pub(super) fn add(&self, SettledCost { held, cost }: SettledCost) {
-        let (held, cost) = (u128::from(held), u128::from(cost));
+        let (held, cost) = (held.millionths(), cost.millionths());
         if held == 0 {
             return;
         }
         let bucket = ENDS_PERCENT.partition_point(|end| u128::from(*end) * held < cost * 100);
         self.counts[bucket].fetch_add(1, Relaxed);
         // A hundred million times what was held is wrong anyhow, and must not overflow the sum.
-        let ppm = (cost * 1_000_000 / held).min(100_000_000_000_000);
+        let ppm = (cost.saturating_mul(1_000_000) / held).min(100_000_000_000_000);
         self.sum_ppm.fetch_add(u64::try_from(ppm).unwrap_or(u64::MAX), Relaxed);
     }
 
@@ -50,15 +50,16 @@ impl SettledShares {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use slidegate::Amount;
 
     /// An estimate that is met exactly is not too low.
     #[test]
     fn a_share_is_in_the_first_bucket_that_is_as_large() {
         let [one, other] = [SettledShares::default(), SettledShares::default()];
         for (held, cost) in [(400, 0), (400, 20), (400, 21), (400, 400), (400, 401), (0, 7), (1, u64::MAX)] {
-            one.add(SettledCost { held, cost });
+            one.add(SettledCost { held: Amount::from(held), cost: cost.into() });
         }
-        other.add(SettledCost { held: u64::MAX, cost: u64::MAX });
+        other.add(SettledCost { held: u64::MAX.into(), cost: u64::MAX.into() });
         let reading = SettledShares::read(&[&one, &other].into_iter());
         assert_eq!(reading.count, 7);
         let filled: Vec<_> = reading.buckets.iter().filter(|(_, count)| *count > 0).copied().collect();

@@ -18,6 +18,12 @@ impl Observer {
             return Ranking::default();
         };
         let mut ranking = self.top.ranking(policy.number, by);
+        if by == By::Used {
+            ranking.error_bound = policy.units(ranking.error_bound);
+            for one in &mut ranking.keys {
+                (one.count, one.over) = (policy.units(one.count), policy.units(one.over));
+            }
+        }
         for one in &mut ranking.keys {
             one.key = self.redactor.show(&one.key, policy.keys_shown).into();
         }

@@ -202,7 +202,7 @@ fn attributes(one: &PolicyDecision<'_>, key: Cow<'_, str>) -> Vec<KeyValue> {
         number("slidegate.limit", one.limit()),
         number("slidegate.window_ms", millis_ceil(one.quota().window())),
         number("slidegate.remaining", one.remaining()),
-        number("slidegate.cost", one.asked()),
+        number("slidegate.cost", one.asked().ceil()),
         KeyValue::new("slidegate.source", one.source().name()),
         KeyValue::new("slidegate.shadow", !one.policy().is_enforced()),
     ];

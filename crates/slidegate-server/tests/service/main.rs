@@ -32,6 +32,7 @@ mod log_lines;
 mod observe;
 mod recording;
 mod traces;
+mod weighted;
 
 mod replay;
 mod replay_outcome;

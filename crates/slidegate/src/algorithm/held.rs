@@ -201,7 +201,20 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
         let waits = Waits { retry_us, reset_us, frees_us };
         let (at, source) = (self.now, DecisionSource::Store);
         let (is_blocked, hold_bound) = (false, done.hold_bound());
-        Decision { verdict, limit, used, held, remaining, cost, at, source, is_blocked, hold_bound, waits }
+        Decision {
+            verdict,
+            limit,
+            used,
+            held,
+            remaining,
+            cost,
+            at,
+            source,
+            is_blocked,
+            hold_bound,
+            waits,
+            in_millionths: false,
+        }
     }
 
     fn used(&self) -> u64 {

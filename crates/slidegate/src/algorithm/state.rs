@@ -197,7 +197,20 @@ pub(crate) fn decision<S: State>(
     let waits = Waits { retry_us, reset_us, frees_us };
     let (at, source, held) = (now, DecisionSource::Store, 0);
     let (is_blocked, hold_bound) = (false, done.hold_bound());
-    Decision { verdict, limit, used, held, remaining, cost, at, source, is_blocked, hold_bound, waits }
+    Decision {
+        verdict,
+        limit,
+        used,
+        held,
+        remaining,
+        cost,
+        at,
+        source,
+        is_blocked,
+        hold_bound,
+        waits,
+        in_millionths: false,
+    }
 }
 
 /// The largest backward step of the clock that is waited out. A larger step moves the history back.

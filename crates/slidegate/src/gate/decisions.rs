@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use arc_swap::Guard;
 
+use crate::amount::{Amount, MILLION};
 use crate::block::Block;
-use crate::charge::{self, PerCharge, Plan};
+use crate::charge::{self, Charge, PerCharge, Plan};
 #[cfg(feature = "redis")]
 use crate::decision::DecisionSource;
 use crate::decision::{Decision, Verdict};
@@ -49,7 +50,14 @@ impl Plan<'_> {
     /// What was found on the charges' keys.
     pub(crate) fn uses(&self, found: Vec<KeyInspection>) -> Vec<KeyUse> {
         let charges = self.charges.iter().zip(found);
-        charges.map(|(charge, found)| found.of(charge.policy_name(), &charge.key)).collect()
+        let named = |(charge, mut found): (&Charge<'_>, KeyInspection)| {
+            if charge.in_millionths {
+                found.decision.in_millionths = true;
+                found.quota = found.quota.divided(MILLION);
+            }
+            found.of(charge.policy_name(), &charge.key)
+        };
+        charges.map(named).collect()
     }
 
     /// Shows the blocked keys among those that were found.
@@ -265,7 +273,8 @@ impl<'d> PolicyDecision<'d> {
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     pub fn crossed(&self) -> impl Iterator<Item = u8> + use<'_> {
-        let (now, cost, limit) = (self.used().saturating_add(self.held()), self.cost(), self.limit());
+        let Decision { used, held, cost, limit, .. } = *self.decision();
+        let now = used.saturating_add(held);
         let before = now.saturating_sub(cost);
         let charges = matches!(self.verb(), Verb::Check | Verb::Penalize) && cost > 0 && limit > 0;
         let reaches =
@@ -276,8 +285,8 @@ impl<'d> PolicyDecision<'d> {
 
     /// What its request asked for under this policy, charged or not.
     #[must_use]
-    pub fn asked(&self) -> u64 {
-        self.asking().cost_of(self.policy().counts())
+    pub fn asked(&self) -> Amount {
+        self.policy().cost_of(self.asking())
     }
 
     /// The key that it decided on.

@@ -352,7 +352,7 @@ impl<S: HoldStore> Gate<S> {
         let mut ticket = Ticket::new(terms.id, made);
         for (charge, decision) in charges.iter().zip(decisions) {
             let is_taken = charge.part.verb == Verb::Check && decision.is_allowed() && charge.part.cost > 0;
-            let has_other_quota = set.policy(charge.policy as usize).quota() != charge.quota;
+            let has_other_quota = set.counted_policy(charge.policy as usize).quota() != charge.quota;
             let held = HeldCharge { charge, decision, has_other_quota };
             let key = is_taken.then(|| self.store.key_for_ticket(&held)).flatten();
             let Some(key) = key else { continue };
@@ -417,7 +417,7 @@ impl<S: HoldStore> Gate<S> {
             changed.extend(self.change_keys(ticket, set, refunds).await?.into_iter().flatten());
             changed.sort_unstable_by_key(|(one, _)| one.place);
         }
-        for (one, HoldAnswer { status, decision }) in changed {
+        for (one, HoldAnswer { status, mut decision }) in changed {
             let TicketKeyChange { place, key, change, at, .. } = one;
             #[cfg(feature = "wait")]
             self.wake_after(ticket.queue(place), one.number, &change, status);
@@ -429,18 +429,14 @@ impl<S: HoldStore> Gate<S> {
                     policy.learn(|| {
                         let mut hasher = DefaultHasher::new();
                         hasher.write(key.key);
-                        SettledSample {
-                            key: hasher.finish(),
-                            cost,
-                            held: key.amount,
-                            limit: decision.limit(),
-                        }
+                        SettledSample { key: hasher.finish(), cost, held: key.amount, limit: decision.limit }
                     });
-                    Some(SettledCost { held: key.amount, cost })
+                    Some(SettledCost { held: policy.amount(key.amount), cost: policy.amount(cost) })
                 }
                 _ => None,
             };
             settlement.ticket.renew(place, &change, status, &decision);
+            decision.in_millionths = policy.counts().is_weighted();
             let unit = policy.unit().filter(|_| policy.is_enforced());
             settlement.keys.push(ChangedKey { place, status, decision, unit, last });
         }
@@ -472,7 +468,7 @@ impl<S: HoldStore> Gate<S> {
                 part: key.part,
                 amount: key.amount,
                 quota_of,
-                policy_quota: *set.policy(at).quota(),
+                policy_quota: *set.counted_policy(at).quota(),
                 share_of: 1,
             });
         }

@@ -4,6 +4,7 @@ use std::ops::Deref;
 
 use smallvec::SmallVec;
 
+use crate::amount::Amount;
 use crate::decision::Decision;
 use crate::hold::HoldStatus;
 use crate::request::CostUnit;
@@ -39,9 +40,9 @@ pub struct SettledKey<'s> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SettledCost {
     /// What it held in all, including what was settled in parts.
-    pub held: u64,
+    pub held: Amount,
     /// What it was settled to.
-    pub cost: u64,
+    pub cost: Amount,
 }
 
 impl Settlement {
@@ -102,7 +103,7 @@ impl<'s> SettledKey<'s> {
     /// let ticket = gate.reserve(&Request::new().with_cost(400)).into_ticket().unwrap();
     /// let settled = gate.settle(&ticket, 120)?;
     /// let last = settled.iter().next().unwrap().last();
-    /// assert_eq!(last, Some(SettledCost { held: 400, cost: 120 }));
+    /// assert_eq!(last, Some(SettledCost { held: 400.into(), cost: 120.into() }));
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     #[must_use]

@@ -8,7 +8,7 @@ use std::fmt::{self, Write as _};
 
 use super::write::NamedDecision;
 use crate::block::Block;
-use crate::decision::{Decision, Reason};
+use crate::decision::{Amounts, Decision, Reason};
 use crate::gate::Decisions;
 use crate::hold::MAX_HOLDS;
 use crate::quota::{Algorithm, Quota};
@@ -145,17 +145,17 @@ impl<'d> Problem<'d> {
             Reason::OverLimit => {
                 detail.push_str(" would be exceeded: ");
                 push_key(&mut detail);
-                let (has, count) =
-                    if is_in_flight { (" has ", decision.held) } else { (" has used ", decision.used) };
+                let Amounts { limit, used, held, .. } = decision.amounts();
+                let (has, count) = if is_in_flight { (" has ", held) } else { (" has used ", used) };
                 detail.push_str(has);
                 detail.push_str(&count.to_string());
                 detail.push_str(" of ");
-                detail.push_str(&decision.limit.to_string());
+                detail.push_str(&limit.to_string());
                 if is_in_flight {
                     detail.push_str(" in flight");
                 } else if decision.held > 0 {
                     detail.push_str(" and holds ");
-                    detail.push_str(&decision.held.to_string());
+                    detail.push_str(&held.to_string());
                     detail.push_str(" for open reservations");
                 }
                 ". The request never fits, however long it waits."

@@ -157,7 +157,7 @@ impl NamedDecision<'_> {
 
     /// Limit, remaining and `reset_s`.
     pub(super) fn numbers(&self, reset_s: u64) -> [u64; 3] {
-        [self.decision.limit, self.decision.remaining, reset_s].map(integer)
+        [self.decision.limit(), self.decision.remaining(), reset_s].map(integer)
     }
 
     /// Writes the policy as drafts 6 and 7 do. `w` is required there, so windows under one second are
@@ -186,7 +186,7 @@ impl NamedDecision<'_> {
     /// An item of draft 10's `RateLimit`.
     pub(super) fn limit_item(&self, out: &mut String, retry_after_s: Option<u64>) {
         self.write_name(out);
-        write_part(out, ";r=", self.decision.remaining);
+        write_part(out, ";r=", self.decision.remaining());
         let frees_s = self.decision.frees_after().map(secs_ceil);
         // `Retry-After` takes precedence and must not end before `t`, so a later `t` is omitted.
         let sooner = |secs: &u64| retry_after_s.is_none_or(|retry_after_s| *secs <= retry_after_s);

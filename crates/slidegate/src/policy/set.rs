@@ -44,6 +44,8 @@ pub struct PolicySet {
     cost_names: Vec<String>,
     /// What every request must have; see [`PolicySet::require`].
     required: Vec<String>,
+    /// Whether a policy weighs costs.
+    weighs: bool,
     /// The same by what they require, if they are too many to ask each.
     index: Option<PolicyIndex>,
 }
@@ -65,6 +67,8 @@ struct Rule {
     anchored: HashMap<Quota, [Quota; 31]>,
     /// Quotas of overridden keys by what the store knows them by, for tickets.
     by_id: OnceLock<HashMap<KeyId, Quota>>,
+    /// What stores are told instead, of a policy that counts millionths of a unit.
+    counted: Option<Box<Self>>,
 }
 
 impl PolicySet {
@@ -101,7 +105,7 @@ impl PolicySet {
                 )));
             }
         }
-        let mut cost_names: Vec<_> = rules.iter().filter_map(|rule| rule.policy.counts.name()).collect();
+        let mut cost_names: Vec<_> = rules.iter().flat_map(|rule| rule.policy.counts.names()).collect();
         cost_names.sort_unstable();
         cost_names.dedup();
         let cost_names = cost_names.into_iter().map(str::to_owned).collect();
@@ -109,7 +113,8 @@ impl PolicySet {
         let unnamed: Vec<_> = (0..rules.len()).filter(needs_no_name).collect();
         let listed = || PolicyIndex::new(unnamed.iter().map(|at| (*at, &rules[*at].policy)));
         let index = (unnamed.len() > MOST_ASKED).then(listed);
-        Ok(Self { rules, places, unnamed, cost_names, required: Vec::new(), index })
+        let weighs = rules.iter().any(|rule| rule.counted.is_some());
+        Ok(Self { rules, places, unnamed, cost_names, required: Vec::new(), weighs, index })
     }
 
     /// Denies requests that lack one of these attributes, with an
@@ -170,6 +175,11 @@ impl PolicySet {
         &self.rules[at].policy
     }
 
+    /// The policy at a place as stores are told of it: with limits in what it counts.
+    pub(crate) fn counted_policy(&self, at: usize) -> &Policy {
+        &self.rules[at].counted().policy
+    }
+
     /// The quota that a request meets.
     pub(crate) fn quota_of<'a>(&'a self, at: usize, key: &Key<'_>, request: &'a Request<'_>) -> &'a Quota {
         let rule = &self.rules[at];
@@ -184,10 +194,12 @@ impl PolicySet {
     pub(crate) fn keep_learned(&mut self, before: &Self) {
         for rule in &mut self.rules {
             let known = before.by_name(rule.policy.name()).filter(|known| known.counts == rule.policy.counts);
-            if let (Some(learned), Some(known)) =
-                (&mut rule.policy.settled_costs, known.and_then(|known| known.settled_costs.as_ref()))
-            {
-                *learned = Arc::clone(known);
+            let known = known.and_then(|known| known.settled_costs.as_ref());
+            let policies = rule.counted.as_mut().map(|counted| &mut counted.policy);
+            for policy in policies.into_iter().chain([&mut rule.policy]) {
+                if let (Some(learned), Some(known)) = (&mut policy.settled_costs, known) {
+                    *learned = Arc::clone(known);
+                }
             }
         }
     }
@@ -197,12 +209,16 @@ impl PolicySet {
         for rule in &mut self.rules {
             rule.number = number_of(&rule.policy);
             rule.by_id = OnceLock::new();
+            if let Some(counted) = &mut rule.counted {
+                counted.number = rule.number;
+                counted.by_id = OnceLock::new();
+            }
         }
     }
 
     /// The quota of every key, by what a store knows policies and keys by.
     pub(crate) fn quotas<'a>(&'a self, secret: &HashSeed) -> Quotas<'a> {
-        let by_policy = self.rules.iter().map(|rule| {
+        let by_policy = self.rules.iter().map(Rule::counted).map(|rule| {
             let overrides = rule.policy.override_ids(secret).collect();
             (rule.number, (&rule.policy.quota, overrides))
         });
@@ -217,7 +233,7 @@ impl PolicySet {
 
     /// The quota of a key, by what the store with this seed knows it by.
     pub(crate) fn quota_by_id(&self, at: usize, seed: &HashSeed, key: KeyId) -> Quota {
-        let rule = &self.rules[at];
+        let rule = self.rules[at].counted();
         let policy = &rule.policy;
         if policy.overrides.is_empty() {
             return policy.quota;
@@ -227,13 +243,14 @@ impl PolicySet {
         *by_id.get(&key).unwrap_or(&policy.quota)
     }
 
-    /// The policies with their numbers, and the quotas of keys with an override.
+    /// The policies as stores are told of them, with their numbers, and the quotas of keys with an override.
     pub(crate) fn numbered(
         &self,
         secret: &HashSeed,
     ) -> impl ExactSizeIterator<Item = (u32, &Policy, Vec<(KeyId, &Quota)>)> {
         self.rules
             .iter()
+            .map(Rule::counted)
             .map(move |rule| (rule.number, &rule.policy, rule.policy.override_ids(secret).collect()))
     }
 
@@ -275,7 +292,9 @@ impl PolicySet {
                 plan.add(self.charge(at, number, request, verb, terms));
             }
             let is_under_none = plan.charges.len() + plan.met.len() == before;
-            let is_doubtful = is_under_none || request.names_costs() || !self.required.is_empty();
+            let has_own_quota = self.weighs && request.inline_quota().is_some();
+            let is_doubtful =
+                is_under_none || request.names_costs() || has_own_quota || !self.required.is_empty();
             if is_doubtful && self.cannot_decide(request) {
                 plan.charges.clear();
                 plan.met.clear();
@@ -313,6 +332,10 @@ impl PolicySet {
                 "missing attribute `{attribute}`: every request must have it; set it, or do not require it"
             )),
             Obstacle::UnknownCost(error) => error,
+            Obstacle::OwnQuota(policy) => Error::policy(format!(
+                "policy `{policy}`: the request has a quota of its own, which does not say its unit, and the policy \
+                 weighs costs; leave the quota out, or name another policy"
+            )),
         })
     }
 
@@ -326,6 +349,11 @@ impl PolicySet {
             if let Some(missing) = missing {
                 return (!request.may_lack_attributes()).then_some(Obstacle::MissingAttribute(missing));
             }
+        }
+        if request.inline_quota().is_some()
+            && let Some(weighing) = self.applying_to(request).find(|policy| policy.counts.is_weighted())
+        {
+            return Some(Obstacle::OwnQuota(weighing.name()));
         }
         let cost = request.own_cost().filter(|_| request.names_costs())?;
         self.unknown_cost(cost, self.applying_to(request)).map(Obstacle::UnknownCost)
@@ -346,7 +374,12 @@ impl PolicySet {
             match &policy.counts {
                 Counts::Cost => return None,
                 Counts::Named(name) if cost.named().iter().all(|(one, _)| one != name) => {
-                    lacking = lacking.or(Some((policy, name)));
+                    lacking = lacking.or(Some((policy, name.as_str())));
+                }
+                Counts::Weighted(_) => {
+                    let is_missing = |one: &&str| cost.named().iter().all(|(name, _)| name != one);
+                    let missing = policy.counts.names().find(is_missing);
+                    lacking = lacking.or(missing.map(|missing| (policy, missing)));
                 }
                 Counts::Named(_) | Counts::Requests => {}
             }
@@ -377,7 +410,7 @@ impl PolicySet {
         verb: Option<Verb>,
         terms: Option<&'a HoldTerms>,
     ) -> Charge<'a> {
-        let rule = &self.rules[at];
+        let rule = self.rules[at].counted();
         let key = rule.policy.key(request);
         let (overridden, block) = rule.own(&key);
         let own_quota = overridden.unwrap_or(&rule.policy.quota);
@@ -396,7 +429,7 @@ impl PolicySet {
         if reserve.is_some() {
             // What may exceed the limit does so when it is settled.
             part.excess = Excess::Refuse;
-            if let Some(estimate) = rule.policy.estimate().filter(|_| !request.says_cost()) {
+            if let Some(estimate) = rule.policy.counted_estimate().filter(|_| !request.says_cost()) {
                 part.cost = estimate.min(quota.capacity());
             }
         } else if quota.algorithm() == Algorithm::InFlight {
@@ -416,6 +449,7 @@ impl PolicySet {
             reserve,
             policy: place(at),
             request: place(number),
+            in_millionths: rule.policy.counts.is_weighted(),
         }
     }
 }
@@ -437,6 +471,8 @@ enum Obstacle<'a> {
     MissingRequired(&'a str),
     /// It has a cost by a name that no policy counts.
     UnknownCost(Error),
+    /// It has a quota of its own, under this policy, which counts millionths of a unit.
+    OwnQuota(&'a str),
 }
 
 /// See [`PolicySet::quotas`].
@@ -520,7 +556,14 @@ impl Rule {
             Some(_) => policy.quotas().filter_map(|quota| Some((*quota, by_anchor(quota)?))).collect(),
             None => HashMap::new(),
         };
-        Ok(Self { policy, number: 0, overrides, blocks, anchored, by_id: OnceLock::new() })
+        let counted = policy.in_millionths()?.map(Self::new).transpose()?.map(Box::new);
+        Ok(Self { policy, number: 0, overrides, blocks, anchored, by_id: OnceLock::new(), counted })
+    }
+
+    /// The rule as stores are told of it.
+    #[inline]
+    fn counted(&self) -> &Self {
+        self.counted.as_deref().unwrap_or(self)
     }
 
     /// The override of a key, and its block.

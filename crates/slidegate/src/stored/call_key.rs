@@ -381,6 +381,7 @@ impl<'v, S: Stored<'v>> KeyOf<'v, S> {
             at: Timestamp::from_micros(self.terms.now),
             source: DecisionSource::Store,
             is_blocked: false,
+            in_millionths: false,
             hold_bound: done.hold_bound(),
             // The caller computes them from the reply.
             waits: Waits { retry_us: 0, reset_us: 0, frees_us: 0 },

@@ -28,22 +28,26 @@ const MODULES: &[(&str, &[&str])] = &[
     ("jitter", &[]),
     ("time", &[]),
     ("quota", &["error", "time"]),
-    ("decision", &["time"]),
+    ("amount", &["error"]),
+    ("decision", &["amount", "time"]),
     ("verb", &[]),
     ("hold", &["time"]),
     ("ticket", &["error", "hold", "secret", "time"]),
     ("block", &["decision", "time"]),
-    ("usage", &["decision", "hold", "quota", "time"]),
+    ("usage", &["amount", "decision", "hold", "quota", "time"]),
     ("algorithm", &["decision", "hold", "quota", "time", "usage", "verb"]),
     ("all_or_nothing", &["charge", "decision", "verb"]),
     ("stored", &["algorithm", "all_or_nothing", "charge", "decision", "hold", "quota", "time", "verb"]),
-    ("request", &["quota", "verb"]),
+    ("request", &["amount", "quota", "verb"]),
     ("request_path", &[]),
     ("client_addr", &["error"]),
     ("key", &["client_addr", "request"]),
     ("charge", &["block", "hold", "key", "quota", "verb"]),
     ("policy_reset", &["error"]),
-    ("policy", &["block", "charge", "client_addr", "error", "hold", "key", "quota", "request", "verb"]),
+    (
+        "policy",
+        &["amount", "block", "charge", "client_addr", "error", "hold", "key", "quota", "request", "verb"],
+    ),
     (
         "store",
         &[
@@ -131,6 +135,7 @@ const MODULES: &[(&str, &[&str])] = &[
     (
         "gate",
         &[
+            "amount",
             "block",
             "charge",
             "decision",

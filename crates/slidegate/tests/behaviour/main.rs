@@ -15,6 +15,7 @@ mod tiers;
 mod unknown_cost;
 mod unknown_policy;
 mod waiting;
+mod weighted;
 
 mod blocks;
 mod inspect;

@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use slidegate::{
     Algorithm, Error, Request, Verb,
-    reserve::{Extension, HoldOptions, HoldStatus, Reserved, Ticket},
+    reserve::{Extension, HoldOptions, HoldStatus, Reserved, SettledKey, Ticket},
 };
 
 use super::{Call, Engine};
@@ -124,6 +124,9 @@ impl Call<'_> {
             let policy = policies.by_name(policy);
             policy.is_some_and(|policy| policy.quota().algorithm() == Algorithm::InFlight)
         };
+        let cost_of = |key: &SettledKey<'_>| {
+            policies.by_name(key.policy()).map_or(0, |policy| policy.count(key.amounts().cost))
+        };
         for key in settlement.iter() {
             self.engine.observer.record_hold(key.policy(), HoldOutcome::of(key.status(), outcome));
             if let Some(last) = key.last() {
@@ -131,10 +134,12 @@ impl Call<'_> {
             }
             let of_key = noted.iter().find(|(policy, _)| **policy == *key.policy()).map(|(_, text)| &**text);
             match outcome {
-                HoldOutcome::Cancelled => self.engine.observer.record_refund(key.policy(), key.cost()),
+                HoldOutcome::Cancelled => self.engine.observer.record_refund(key.policy(), cost_of(&key)),
                 // A permit charges nothing.
                 _ if is_in_flight(key.policy()) => {}
-                _ => self.engine.observer.record_charge_of_hold(key.policy(), of_key, key.cost(), key.at()),
+                _ => {
+                    self.engine.observer.record_charge_of_hold(key.policy(), of_key, cost_of(&key), key.at())
+                }
             }
         }
         Ok(changed)

@@ -37,9 +37,9 @@ pub(super) fn statistics<'d>(
         let DescriptorTarget::Limit { limit, .. } = &targets[descriptor] else { continue };
         // `used` contains what was charged. Descriptors that share a key are each recorded as the
         // last one.
-        let charged = if one.cost() > 0 { one.asked() } else { 0 };
+        let charged = if one.cost() > 0 { one.asked().ceil() } else { 0 };
         let hits = RecordedHits {
-            hits: one.asked(),
+            hits: one.asked().ceil(),
             before: one.used().saturating_sub(charged),
             limit: one.limit(),
             is_over: is_over(&one),

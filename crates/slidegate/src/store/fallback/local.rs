@@ -103,6 +103,7 @@ impl LocalDecisions {
                     at: now,
                     source,
                     is_blocked: false,
+                    in_millionths: false,
                     hold_bound: None,
                     held: 0,
                     waits: Waits { retry_us, reset_us: 0, frees_us: 0 },

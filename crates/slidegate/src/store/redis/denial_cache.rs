@@ -292,6 +292,7 @@ mod tests {
             cost: 0,
             at: Timestamp::EPOCH,
             is_blocked: false,
+            in_millionths: false,
             hold_bound: None,
             held: 0,
             source: DecisionSource::Store,

@@ -229,7 +229,7 @@ fn a_learned_estimate_is_the_percentile_of_settled_costs_and_outlives_a_reload()
     assert_eq!(held().1, 89);
     let other = policy().with_counts(Counts::Cost);
     bench.gate.configure(PolicySet::new([other]).unwrap()).unwrap();
-    assert_eq!(bench.gate.policies().by_name("tokens").unwrap().estimate(), Some(5000));
+    assert_eq!(bench.gate.policies().by_name("tokens").unwrap().estimate(), Some(5000.into()));
 }
 
 /// One denied key must not leave another one extended.

@@ -389,6 +389,7 @@ mod tests {
                 at: Timestamp::EPOCH,
                 source: DecisionSource::Store,
                 is_blocked: false,
+                in_millionths: false,
                 hold_bound: None,
                 held: 0,
                 waits: Waits { retry_us: 0, reset_us: 60_000_000, frees_us: 0 },
