@@ -85,7 +85,7 @@ fn map_rates(policy: &Policy, change: impl Fn(&Quota) -> Quota) -> Policy {
 
 /// Whether another algorithm would make another promise of it: what is in flight is not a rate, and a
 /// month is not any 31 days.
-pub(crate) fn has_one_algorithm(quota: &Quota) -> bool {
+fn has_one_algorithm(quota: &Quota) -> bool {
     quota.algorithm() == Algorithm::InFlight || quota.calendar_window().is_some()
 }
 

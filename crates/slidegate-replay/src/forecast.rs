@@ -10,7 +10,6 @@ use slidegate::{
     Algorithm, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp,
 };
 
-use crate::compare::has_one_algorithm;
 use charges::Charges;
 pub use measure::Measurement;
 use redis::RedisKey;
@@ -116,7 +115,9 @@ impl Forecast {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // at most `most`
         let typical = (charges_per_key.ceil() as u64).clamp(1, most);
         let own = quota.algorithm();
-        let is_other = |algorithm: &Algorithm| *algorithm != own && !has_one_algorithm(quota);
+        // Neither what is in flight nor a month can be counted by another one.
+        let has_others = own != Algorithm::InFlight && quota.calendar_window().is_none();
+        let is_other = |algorithm: &Algorithm| has_others && *algorithm != own;
         let others = Algorithm::ALL.into_iter().filter(is_other);
         let algorithms = std::iter::once(own).chain(others);
         let load = Load { name_bytes: policy.name().len() as u64, demand, typical, shard };
