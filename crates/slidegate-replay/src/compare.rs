@@ -78,13 +78,20 @@ pub(crate) fn exact(policies: &PolicySet) -> PolicySet {
     PolicySet::new(policies).expect("another algorithm keeps a set valid")
 }
 
-/// A policy with its quotas changed, unless they limit what is in flight, which is not a rate.
+/// A policy with its quotas changed, unless only their own algorithm can count them.
 fn map_rates(policy: &Policy, change: impl Fn(&Quota) -> Quota) -> Policy {
     let policy = policy.clone();
-    if policy.quota().algorithm() == Algorithm::InFlight { policy } else { policy.map_quotas(change) }
+    if has_one_algorithm(policy.quota()) { policy } else { policy.map_quotas(change) }
 }
 
-/// The same policies under another algorithm. Those that limit what is in flight stay as they are.
+/// Whether another algorithm would make another promise of it: what is in flight is not a rate, and a
+/// month is not any 31 days.
+fn has_one_algorithm(quota: &Quota) -> bool {
+    quota.algorithm() == Algorithm::InFlight || quota.calendar_window().is_some()
+}
+
+/// The same policies under another algorithm. Limits on what is in flight and calendar windows stay
+/// as they are.
 #[must_use]
 pub fn with_algorithm(policies: &PolicySet, algorithm: Algorithm) -> PolicySet {
     let change = |policy: &Policy| map_rates(policy, |quota| quota.with_algorithm(algorithm));

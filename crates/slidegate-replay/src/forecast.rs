@@ -115,8 +115,9 @@ impl Forecast {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // at most `most`
         let typical = (charges_per_key.ceil() as u64).clamp(1, most);
         let own = quota.algorithm();
-        // What is in flight cannot be limited by another one.
-        let is_other = |algorithm: &Algorithm| *algorithm != own && own != Algorithm::InFlight;
+        // Neither what is in flight nor a month can be counted by another one.
+        let has_others = own != Algorithm::InFlight && quota.calendar_window().is_none();
+        let is_other = |algorithm: &Algorithm| has_others && *algorithm != own;
         let others = Algorithm::ALL.into_iter().filter(is_other);
         let algorithms = std::iter::once(own).chain(others);
         let load = Load { name_bytes: policy.name().len() as u64, demand, typical, shard };
@@ -275,6 +276,15 @@ mod tests {
         let bytes = few.own().redis.full;
         assert_eq!(of(1000.0, Some(bytes / 4 - 1)).own().shards, 5);
         assert_eq!(few.algorithms.len(), 4);
+    }
+
+    /// Bytes of another algorithm would be those of any 31 days, not of a month.
+    #[test]
+    fn a_calendar_window_is_shown_under_its_own_algorithm_only() {
+        let monthly = policy(Quota::calendar(100, slidegate::Calendar::month()));
+        let forecast = Forecast::of(&monthly, demand(1000, 10.0), Shard::default());
+        let algorithms: Vec<_> = forecast.algorithms.iter().map(|one| one.algorithm).collect();
+        assert_eq!((forecast.window.as_str(), algorithms), ("month", vec!["fixed-window"]));
     }
 
     /// A quota that admits nothing stores nothing, and the command must still answer.

@@ -309,8 +309,8 @@ impl Sweep {
     /// A gate for each value.
     ///
     /// # Errors
-    /// As [`position`](Self::position); or a window is not 1 ms to 366 days, or the policy has no
-    /// window.
+    /// As [`position`](Self::position); or a window is not 1 ms to 366 days, or that of the policy
+    /// has no length.
     pub(crate) fn points(&self, policies: &PolicySet, bounds: Bounds) -> Result<Vec<SweepPoint>, String> {
         let position = self.position(policies)?;
         let swept = policies.iter().nth(position).expect("a position of the set");
@@ -318,6 +318,13 @@ impl Sweep {
             return Err(format!(
                 "invalid --sweep: policy `{}` limits what is in flight and has no window: sweep its `limit`",
                 swept.name()
+            ));
+        }
+        if self.setting == SweptSetting::Window && swept.quota().calendar_window().is_some() {
+            return Err(format!(
+                "invalid --sweep: policy `{}` has the calendar window `{}`, which has no length: sweep its `limit`",
+                swept.name(),
+                swept.quota().window_text()
             ));
         }
         let point = |value| {

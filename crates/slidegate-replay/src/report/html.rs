@@ -178,7 +178,8 @@ fn comparison(outcome: &Outcome) -> String {
     let mut section = "<section class=\"panel\"><h2>Compared with the exact log</h2>\
         <p class=\"hint\">Each is judged by the exact log of what it admitted itself. Wrongly allowed: admitted although \
         the last window was full. Wrongly denied: denied although it would have fitted. Worst window: the greatest cost \
-        admitted in any one window of a key, as a multiple of its limit.</p>"
+        admitted in any one window of a key, as a multiple of its limit. Calendar windows and limits on what is in flight \
+        are the same under each algorithm, and judged as they are.</p>"
         .to_owned();
     let names = compared_policies(&outcome.scenarios);
     for (at, name) in names.iter().take(MAX_POLICIES).enumerate() {

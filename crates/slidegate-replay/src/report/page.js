@@ -151,7 +151,7 @@
     const allowed = [...usage.allowed_keys_by_tenth, null];
     const denied = [...usage.allowed_keys_by_tenth.map(() => null), usage.denied_keys];
     const labels = allowed.map((_, at) => (at < 10 ? `< ${(at + 1) * 10} %` : at === 10 ? 'full' : 'denied'));
-    const narrow = labels.map((label, at) => (at < 10 ? (at % 3 ? '' : label.replace(' %', '')) : label));
+    const narrow = labels.map((label, at) => (at % 4 === 0 || at === 11 ? label.replace(' %', '') : ''));
     const bars = (name) => ({
       stroke: () => colour(name),
       fill: () => colour(name, 0.55),

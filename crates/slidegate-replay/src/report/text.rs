@@ -351,7 +351,8 @@ impl TextReport<'_> {
 
 /// What the columns of a comparison mean.
 const TRUTH: &str = "wrongly allowed: admitted although the last window was full; wrongly denied: denied although it \
-                     would have fitted;\nworst window: the greatest cost admitted in any one window, and the limit";
+                     would have fitted;\nworst window: the greatest cost admitted in any one window, and the limit;\n\
+                     calendar windows and limits on what is in flight are the same under each algorithm, and judged as they are";
 
 /// The names of the policies of what is compared.
 pub(super) fn compared_policies(scenarios: &[ScenarioOutcome]) -> Vec<&str> {

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use slidegate::{Algorithm, Gate, ManualClock, MemoryStore, PolicySet, Request, Timestamp};
+use slidegate::{
+    Algorithm, Calendar, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp,
+};
 use slidegate_replay::{NamedPolicies, Outcome, Plan, with_algorithm};
 
 use crate::traffic::{START, TestRequest, options, random_traffic, replayed, two_policies};
@@ -145,4 +147,23 @@ fn shadow_policies_are_judged_by_what_they_would_have_admitted() {
     assert_eq!((truth.wrongly_allowed, truth.wrongly_denied), (0, 0));
     assert_eq!(truth.worst_window.cost, truth.worst_window.limit);
     assert!(outcome.scenarios[1].policies[0].truth.as_ref().unwrap().worst_window.multiple > 1.0);
+}
+
+/// A customer may use the limit at the end of an hour and again in the next: that is the promise.
+#[test]
+fn a_calendar_window_is_judged_by_its_own_borders_under_each_algorithm() {
+    let hourly = Policy::new("hourly", Quota::calendar(4, Calendar::hour())).unwrap().with_scope(["ip"]);
+    let base = PolicySet::new([hourly]).unwrap();
+    let burst =
+        |second: u64| (0..5).map(move |_| TestRequest { second, ip: "192.0.2.1".to_owned(), path: "/" });
+    let traffic: Vec<_> = burst(3599).chain(burst(3600)).collect();
+    let outcome = compared(&base, &[Algorithm::SlidingLog, Algorithm::TokenBucket], &traffic);
+    for scenario in &outcome.scenarios {
+        let policy = &scenario.policies[0];
+        assert_eq!((policy.window.as_str(), policy.denied), ("hour", 2), "{}", scenario.name);
+        if let Some(truth) = &policy.truth {
+            let wrong = (truth.wrongly_allowed, truth.wrongly_denied, truth.worst_window.cost);
+            assert_eq!(wrong, (0, 0, 4), "{}", scenario.name);
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! A sweep is as many replays.
 
-use slidegate::{Algorithm, Policy, PolicySet, Quota};
+use slidegate::{Algorithm, Calendar, Policy, PolicySet, Quota};
 use slidegate_replay::{Plan, Replay, Share, Sweep};
 
 use crate::traffic::{options, random_traffic, replayed, two_policies, wording};
@@ -140,5 +140,19 @@ fn the_window_of_what_is_in_flight_cannot_be_swept() {
     assert_eq!(
         Replay::new(plan, &wording()).unwrap_err(),
         "invalid --sweep: policy `streams` limits what is in flight and has no window: sweep its `limit`"
+    );
+}
+
+/// Its values would be windows of so many days since 1970, which nobody was promised.
+#[test]
+fn a_calendar_window_cannot_be_swept() {
+    let monthly = Policy::new("monthly", Quota::calendar(4, Calendar::month())).unwrap().with_scope(["ip"]);
+    let plan = Plan {
+        sweep: Some("window=1d..31d".parse().unwrap()),
+        ..Plan::of(PolicySet::new([monthly]).unwrap(), options())
+    };
+    assert_eq!(
+        Replay::new(plan, &wording()).unwrap_err(),
+        "invalid --sweep: policy `monthly` has the calendar window `month`, which has no length: sweep its `limit`"
     );
 }

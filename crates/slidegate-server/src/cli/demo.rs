@@ -12,15 +12,15 @@ use super::serve;
 use super::values::window;
 use crate::config::Config;
 
-/// The policies: one of each kind.
+/// The policies: one of each kind. Those of requests do not count tokens, so that reservations fit.
 const CONFIG: &str = "\
 policies:
-  - {name: per-user, scope: [user], quota: 60/1m, candidate: 40/1m}
-  - {name: per-address, scope: [ip], quota: 1200/1m}
-  - {name: login, when: {path: /login}, scope: [ip], quota: 5/1m}
+  - {name: per-user, scope: [user], quota: 60/1m, counts: requests, candidate: 40/1m}
+  - {name: per-address, scope: [ip], quota: 1200/1m, counts: requests}
+  - {name: login, when: {path: /login}, scope: [ip], quota: 5/1m, counts: requests}
   - {name: tokens, scope: [user], quota: 200000/1h, counts: tokens}
   - {name: concurrent, scope: [user], in_flight: 4, lease: 30s}
-  - {name: stricter, scope: [user], quota: 30/1m, mode: shadow}
+  - {name: stricter, scope: [user], quota: 30/1m, counts: requests, mode: shadow}
 ";
 
 #[derive(Debug, Args)]

@@ -47,13 +47,26 @@ export function duration(ms) {
   return parts.join(' ');
 }
 
-/** `100 / 1m`. The window is exact, not rounded. */
-export function quota(limit, windowMs, algorithm) {
-  if (algorithm === 'in-flight') return `${count(limit)} in flight`;
-  return `${count(limit)} / ${exactDuration(windowMs)}`;
+/** `100 / 1m`. */
+export const quota = (one) =>
+  one.algorithm === 'in-flight' ? `${count(one.limit)} in flight` : `${count(one.limit)} / ${exactWindow(one)}`;
+
+/** `100 / 1m token-bucket, burst 20, by plan: 10 for free`. */
+export function policyQuota(policy) {
+  const { algorithm, burst, tiers } = policy;
+  const tier = ([value, limit]) => `${count(limit)} for ${value}`;
+  return [
+    algorithm === 'in-flight' ? quota(policy) : `${quota(policy)} ${algorithm}`,
+    burst && `burst ${count(burst)}`,
+    tiers && `by ${tiers.by}: ${Object.entries(tiers.limits).map(tier).join(', ')}`,
+  ]
+    .filter(Boolean)
+    .join(', ');
 }
 
-export function exactDuration(ms) {
+/** `90s`, not rounded, or `month in Europe/Berlin`. */
+export function exactWindow({ window_ms: ms, calendar }) {
+  if (calendar) return calendar;
   const [unit, size] = UNITS.find(([, size]) => ms >= size && ms % size === 0) ?? ['ms', 1];
   return `${ms / size}${unit}`;
 }
@@ -81,7 +94,7 @@ export function why(event) {
     const charged = event.cost ? `${count(event.cost)} charged` : 'nothing charged';
     return `not settled by ${time(event.until)}: held ${count(event.held)}, ${charged}`;
   }
-  const most = quota(event.limit, event.window_ms, event.algorithm);
+  const most = quota(event);
   const held = event.held ? `, ${count(event.held)} held` : '';
   const used =
     event.algorithm === 'in-flight'

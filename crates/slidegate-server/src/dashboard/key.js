@@ -17,7 +17,7 @@ const ACTIONS = {
     body: () => ({}),
     preview: (state) => [
       ['Now', usedText(state)],
-      ['After', `used 0 of ${quotaOf(state)}. It cannot be undone.`],
+      ['After', `used 0 of ${quota(state)}. It cannot be undone.`],
     ],
   },
   refund: { form: 'act-refund', body: (form) => ({ cost: form.cost.valueAsNumber }) },
@@ -39,7 +39,7 @@ const ACTIONS = {
     form: 'act-override',
     body: (form) => ({ quota: form.quota.value.trim(), for: form.for.value.trim() }),
     preview: (state, body) => [
-      ['Now', quotaOf(state)],
+      ['Now', quota(state)],
       ['After', `${body.quota} for ${body.for}, on all instances. Usage is kept.`],
     ],
     undo: ({ override }) => !override && ['clear-override', {}],
@@ -48,8 +48,7 @@ const ACTIONS = {
   'clear-override': { button: 'act-clear-override', body: () => ({}) },
 };
 
-const quotaOf = (state) => quota(state.limit, state.window_ms, state.algorithm);
-const usedText = (state) => `used ${count(state.used)} of ${quotaOf(state)}`;
+const usedText = (state) => `used ${count(state.used)} of ${quota(state)}`;
 
 export class Key {
   #hooks;
@@ -172,7 +171,7 @@ export class Key {
       block && ['blocked', `blocked until ${time(block.until)} by ${block.by}`],
       override && [
         'override',
-        `override ${quota(override.limit, override.window_ms)} until ${time(override.until)} by ${override.by}`,
+        `override ${quota(override)} until ${time(override.until)} by ${override.by}`,
       ],
     ].filter(Boolean);
     list(
@@ -189,9 +188,9 @@ export class Key {
 
     const facts = [
       ['Used', count(state.used)],
-      ...(state.held ? [['Held', `${count(state.held)} by ${count(state.open_holds)} reservations`]] : []),
+      ...(state.held ? [['Held', `${count(state.held)} by ${count(state.open_holds)} reservation${state.open_holds === 1 ? '' : 's'}`]] : []),
       ['Remaining', count(state.remaining)],
-      ['Quota', quota(state.limit, state.window_ms, state.algorithm)],
+      ['Quota', quota(state)],
       ['Algorithm', state.algorithm],
       ['Cost 1 fits', waitText(state)],
       ['Next free', nextFreeText(state)],

@@ -5,7 +5,7 @@
 import { byId, el, setText, show } from './dom.js';
 import { HttpError, request } from './api.js';
 import { errorText } from './panel.js';
-import { count, exactDuration, quota } from './format.js';
+import { count, exactWindow, policyQuota } from './format.js';
 
 export class LimitDialog {
   #hooks;
@@ -34,9 +34,16 @@ export class LimitDialog {
   edit(policy) {
     this.#policy = policy;
     setText(byId('limit-title'), `Limit of ${policy.name}`);
-    setText(byId('limit-now'), `Now ${quotaText(policy)}${policy.mode === 'shadow' ? ', in shadow' : ''}.`);
+    const { mode, calendar, tiers } = policy;
+    const now = [
+      `Now ${policyQuota(policy)}${mode === 'shadow' ? ', in shadow' : ''}.`,
+      tiers && `Only the limit of everything else is changed here; those by ${tiers.by} are in the config file.`,
+      calendar && 'A calendar window is changed in the config file.',
+    ];
+    setText(byId('limit-now'), now.filter(Boolean).join(' '));
     this.#form.limit.value = policy.limit;
-    this.#form.window.value = exactDuration(policy.window_ms);
+    this.#form.window.value = exactWindow(policy);
+    this.#form.window.readOnly = Boolean(calendar);
     this.#unconfirm();
     this.#dialog.showModal();
     this.#form.limit.select();
@@ -57,18 +64,19 @@ export class LimitDialog {
   }
 
   #review() {
-    const { name, limit, window_ms: windowMs } = this.#policy;
+    const { name, limit, algorithm } = this.#policy;
     const wanted = { limit: this.#form.limit.valueAsNumber, window: this.#form.window.value.trim() };
-    if (wanted.limit === limit && wanted.window === exactDuration(windowMs)) {
+    const now = { limit, window: exactWindow(this.#policy) };
+    if (wanted.limit === now.limit && wanted.window === now.window) {
       this.#setNote('This is the current limit.', 'failed');
       return;
     }
-    // What is in flight has a lease instead of a window.
-    const isInFlight = this.#policy.algorithm === 'in-flight';
-    this.#change = isInFlight ? { limit: wanted.limit, lease: wanted.window } : wanted;
+    // What stays is not sent: a length would replace a calendar. What is in flight has a lease instead of a window.
+    const key = algorithm === 'in-flight' ? 'lease' : 'window';
+    this.#change = { limit: wanted.limit, ...(wanted.window !== now.window && { [key]: wanted.window }) };
     this.#setNote(
-      `Change ${name} from ${quota(limit, windowMs)} to ${count(wanted.limit)} / ${wanted.window}, at once and on all ` +
-        'instances? Usage is kept.',
+      `Change ${name} from ${count(now.limit)} / ${now.window} to ${count(wanted.limit)} / ${wanted.window}, at once ` +
+        'and on all instances? Usage is kept.',
       'asked',
     );
     show(byId('limit-back'), true);
@@ -130,8 +138,5 @@ export class LimitDialog {
     return true;
   }
 }
-
-const quotaText = ({ limit, window_ms: windowMs, algorithm, burst }) =>
-  `${quota(limit, windowMs, algorithm)} ${algorithm}${burst ? `, burst ${count(burst)}` : ''}`;
 
 const path = (name) => `/v1/policies/${encodeURIComponent(name)}`;

@@ -4,7 +4,7 @@ import { byId, el, list, options, setText, show, svg } from './dom.js';
 import { Panel } from './panel.js';
 import { exports } from './exports.js';
 import { checksOf, total } from './history.js';
-import { count, duration, percent, quota, rate } from './format.js';
+import { count, duration, percent, policyQuota, rate } from './format.js';
 
 const WIDTH = 120;
 const HEIGHT = 22;
@@ -141,7 +141,7 @@ export class Policies {
       ),
       update: (policy) => {
         const isShadow = policy.mode === 'shadow';
-        const text = quotaText(policy);
+        const text = policyQuota(policy);
         setText(
           marks,
           [
@@ -167,9 +167,6 @@ export class Policies {
 
 /** The time that the history covers, at least a second. */
 const spanMs = ({ lasted_ms: lasted }) => Math.max(1000, total(lasted));
-
-const quotaText = (policy) =>
-  `${quota(policy.limit, policy.window_ms, policy.algorithm)} ${policy.algorithm}${policy.burst ? `, burst ${count(policy.burst)}` : ''}`;
 
 function scopeText({ scope, when }) {
   const conditions = Array.isArray(when) ? when : [];

@@ -83,7 +83,7 @@ export class Shadow {
       ),
       update: (now) => {
         shown = now;
-        setText(quotas, `${quotaText(now.live)} → ${quotaText(now.candidate)}`);
+        setText(quotas, `${quota(now.live)} → ${quota(now.candidate)}`);
         setText(requests, compact(now.requests));
         setText(denied, compact(now.newly_denied));
         setText(allowed, compact(now.newly_allowed));
@@ -112,8 +112,8 @@ export class Shadow {
   async #promote({ policy, live, candidate, requests, newly_denied: denied, newly_allowed: allowed }) {
     const share = (n, what) => `${percent(n, requests)} of ${compact(requests)} compared requests are ${what}`;
     const facts = [
-      ['Now', quotaText(live)],
-      ['After', `${quotaText(candidate)}, at once and on all instances. Usage is kept.`],
+      ['Now', quota(live)],
+      ['After', `${quota(candidate)}, at once and on all instances. Usage is kept.`],
       ['Affects', `all keys of ${policy}: ${share(denied, 'newly denied')}, ${percent(allowed, requests)} newly allowed`],
     ];
     if (!(await confirmed({ title: `Promote the candidate of ${policy}`, facts, action: 'Promote' }))) return;
@@ -135,5 +135,3 @@ export class Shadow {
     }
   }
 }
-
-const quotaText = (one) => quota(one.limit, one.window_ms);
