@@ -180,7 +180,7 @@ fn denials_of<'r>(policy: &'r str, key: &'r str) -> Request<'r> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use slidegate::ManualClock;
+    use slidegate::{ManualClock, OnStoreError, RedisOptions};
 
     const MINUTE: Duration = Duration::from_secs(60);
 
@@ -207,6 +207,31 @@ mod tests {
         // It was not blocked, as too many were.
         clock.advance(MINUTE);
         assert_eq!([count(0), count(0), count(0)], [false, false, true]);
+    }
+
+    /// While the store is away, a fallback denies what the shared limit would admit: nobody earns a
+    /// block by that.
+    #[tokio::test]
+    async fn denials_by_fallbacks_do_not_count() {
+        let (escalations, rule, _) = counted(5);
+        let blocks = rule.lengths.to_vec();
+        escalations.follow(&HashMap::from([("p".to_owned(), Escalation { after: *rule.after, blocks })]));
+        let policy = |then| {
+            let policy = Policy::new("p", Quota::per_hour(0)).unwrap().with_scope(["user"]);
+            PolicySet::new([policy.with_on_store_error(then)]).unwrap()
+        };
+        let request = Request::new().with("user", "alice");
+        for then in [OnStoreError::Local, OnStoreError::Deny] {
+            let nowhere = RedisOptions::new("redis://127.0.0.1:1").unwrap();
+            let gate = Gate::redis(policy(then), nowhere).unwrap();
+            let decisions = gate.check_async(&request).await;
+            assert!(decisions.is_denied());
+            decisions.iter().for_each(|one| escalations.record(&one));
+            assert_eq!(escalations.counts.store().stats().keys, 0, "{decisions:?}");
+        }
+        let gate = Gate::new(policy(OnStoreError::Local));
+        gate.check(&request).iter().for_each(|one| escalations.record(&one));
+        assert_eq!(escalations.counts.store().stats().keys, 1);
     }
 
     /// Whoever was unblocked by an operator starts afresh.
