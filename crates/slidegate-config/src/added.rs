@@ -7,7 +7,8 @@ use slidegate::{Policy, Quota};
 
 use crate::check;
 use crate::errors::Findings;
-use crate::policy::{self, KeysShown, POLICY_FORMS, PolicySpec};
+use crate::escalate::Escalation;
+use crate::policy::{self, Built, KeysShown, POLICY_FORMS, PolicySpec};
 use crate::section::Section;
 use crate::yaml::{Excerpt, Node};
 
@@ -20,6 +21,8 @@ pub struct Added {
     pub candidate: Option<Quota>,
     /// How its keys are shown.
     pub keys_shown: KeysShown,
+    /// Which keys the service blocks.
+    pub escalation: Option<Escalation>,
 }
 
 impl Added {
@@ -51,8 +54,8 @@ impl Added {
         let added = check::read(&section, policy::schema(), &POLICY_FORMS, |_| {}).map(
             |(spec, _): (PolicySpec, _)| {
                 let keys_shown = spec.keys_shown.unwrap_or_default();
-                let (policy, candidate) = spec.build(&section, addresses);
-                Self { policy, candidate, keys_shown }
+                let Built { policy, candidate, escalation } = spec.build(&section, addresses);
+                Self { policy, candidate, keys_shown, escalation }
             },
         );
         match (findings.messages().as_slice(), added) {

@@ -48,6 +48,7 @@
 pub mod policies;
 
 pub mod added;
+pub mod escalate;
 pub mod policy;
 pub mod quota;
 pub mod text;

@@ -12,7 +12,8 @@ use slidegate::{PolicySet, Quota};
 
 use crate::check;
 use crate::errors::{ConfigErrors, Findings};
-use crate::policy::{KeysShown, POLICY_FORMS, PolicySpec};
+use crate::escalate::Escalation;
+use crate::policy::{Built, KeysShown, POLICY_FORMS, PolicySpec};
 use crate::schema::schema_of;
 use crate::section::Section;
 use crate::values::List;
@@ -46,6 +47,9 @@ pub struct Policies {
     pub candidates: BTreeMap<String, Quota>,
     /// How keys are shown, by the names of policies. The default is [`KeysShown::Plain`].
     pub keys_shown: HashMap<String, KeysShown>,
+    /// Which keys the service blocks, by the names of policies with `escalate`. A gate does not block any
+    /// by itself.
+    pub escalations: HashMap<String, Escalation>,
     /// Attributes whose text is an IP address, in no order. Requests must have them as addresses.
     pub addresses: Vec<String>,
 }
@@ -160,15 +164,17 @@ impl PolicySections {
             }
         }
         let mut policies = Vec::with_capacity(self.policies.len());
-        let (mut candidates, mut keys_shown) = (BTreeMap::new(), HashMap::new());
+        let (mut candidates, mut keys_shown, mut escalations) =
+            (BTreeMap::new(), HashMap::new(), HashMap::new());
         let mut lines = HashMap::new();
         let nodes = file.elements("policies").iter();
         for (spec, node) in self.policies.into_iter().zip(nodes.filter(|node| !node.is_rejected.get())) {
             let name = spec.name.clone();
             let section = file.element(node, format!("policy `{name}`"));
             keys_shown.extend(spec.keys_shown.map(|shown| (name.clone(), shown)));
-            let (policy, candidate) = spec.build(&section, &addresses);
+            let Built { policy, candidate, escalation } = spec.build(&section, &addresses);
             candidates.extend(candidate.map(|candidate| (name.clone(), candidate)));
+            escalations.extend(escalation.map(|escalation| (name.clone(), escalation)));
             if let Some(first) = lines.insert(name.clone(), node.position.line) {
                 let other = match first {
                     0 => "by an earlier policy".to_owned(),
@@ -185,7 +191,7 @@ impl PolicySections {
             }
             PolicySet::default()
         });
-        Policies { set, candidates, keys_shown, addresses }
+        Policies { set, candidates, keys_shown, escalations, addresses }
     }
 }
 

@@ -12,6 +12,7 @@ use slidegate::{
 };
 
 use crate::condition::{self, Condition};
+use crate::escalate::{Denials, EscalateSpec, Escalation};
 use crate::names::{CANDIDATE, candidate_of, is_inline};
 use crate::overrides::{self, Overrides, Scope};
 use crate::quota::QuotaSpec;
@@ -20,7 +21,7 @@ use crate::section::Section;
 use crate::values::{ATTRIBUTE, Form, List, NAME, Parsed, Text, TimeZone};
 
 /// The forms of the texts in a policy, for [`check::read`](crate::check::read).
-pub const POLICY_FORMS: [Form; 9] = [
+pub const POLICY_FORMS: [Form; 10] = [
     NAME,
     ATTRIBUTE,
     Quota::FORM,
@@ -30,6 +31,7 @@ pub const POLICY_FORMS: [Form; 9] = [
     Amount::FORM,
     TimeZone::FORM,
     Percent::FORM,
+    Denials::FORM,
 ];
 
 /// Why a policy must not have the name of a RESP command.
@@ -110,9 +112,18 @@ pub(crate) struct PolicySpec {
     /// and to the webhook.
     #[schemars(extend("uniqueItems" = true, "maxItems" = 8))]
     notify: Option<List<Parsed<Percent>>>,
+    /// Blocks of keys that are denied again and again, each longer than the one before.
+    escalate: Option<EscalateSpec>,
     /// How keys are shown in the log, events, top keys and pages.
     #[schemars(extend("default" = "plain"))]
     pub(crate) keys_shown: Option<KeysShown>,
+}
+
+/// What one policy of a file makes.
+pub(crate) struct Built {
+    pub(crate) policy: Policy,
+    pub(crate) candidate: Option<Quota>,
+    pub(crate) escalation: Option<Escalation>,
 }
 
 /// One limit, or limits by the value of an attribute.
@@ -247,9 +258,9 @@ impl Mode {
 }
 
 impl PolicySpec {
-    /// The policy and its candidate. Mistakes are reported and replaced by defaults, so that the
-    /// rest is validated as well.
-    pub(crate) fn build(self, section: &Section<'_>, addresses: &[String]) -> (Policy, Option<Quota>) {
+    /// Builds the policy. Mistakes are reported and replaced by defaults, so that the rest is
+    /// validated as well.
+    pub(crate) fn build(self, section: &Section<'_>, addresses: &[String]) -> Built {
         let mut spec = self.quota;
         let tiers = match self.limit {
             Some(Limit::ByAttribute(tiers)) => {
@@ -402,7 +413,19 @@ impl PolicySpec {
             Some(candidate)
         });
         check_name(name, self.candidate.is_some(), section);
-        (policy, candidate)
+        let must_not = if !policy.is_enforced() {
+            Some(
+                "a policy in shadow denies nobody, so it blocks nobody; leave it out, or write `mode: enforce`",
+            )
+        } else if policy.scope().is_empty() && !section.has_rejected(&["scope"]) {
+            Some(
+                "all requests share one key, so one client would block everybody; write for example `scope: [ip]`",
+            )
+        } else {
+            None
+        };
+        let escalation = self.escalate.map(|escalate| escalate.build(section, must_not));
+        Built { policy, candidate, escalation }
     }
 }
 

@@ -91,11 +91,16 @@ impl App {
     ) -> Result<Self, String> {
         let in_words = |error: Error| error.to_string();
         let has_inline = config.resp.is_some();
-        let base = Base { policies: config.policies, candidates: config.candidates };
+        let base = Base {
+            policies: config.policies,
+            candidates: config.candidates,
+            escalations: config.escalations,
+        };
         let addresses = config.address_attributes;
         let policies = policies::initial(&base, &addresses, has_inline).map_err(in_words)?;
         let observer = Observer::new(config.observe, &policies)?;
         observer.recorder.activate(observer.recorder.prepare(config.record.as_ref())?);
+        observer.escalations.follow(&base.escalations);
         let port = config.listen.port();
         let has_fleet = config.shared.as_ref().is_some_and(|shared| shared.fleet);
         let store = Store::new(policies, memory, config.shared).map_err(in_words)?;

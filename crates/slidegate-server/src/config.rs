@@ -32,13 +32,14 @@ mod flag;
 mod sources;
 mod words;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use slidegate::headers::HeaderOptions;
 use slidegate::{PolicySet, Quota};
+use slidegate_config::escalate::Escalation;
 
 use crate::listener::{ConnectionCaps, SocketFile, TlsFiles};
 
@@ -68,6 +69,8 @@ pub(crate) struct Config {
     pub(crate) policies: PolicySet,
     /// Candidates by the names of their policies.
     pub(crate) candidates: BTreeMap<String, Quota>,
+    /// Which keys are blocked, by the names of policies.
+    pub(crate) escalations: HashMap<String, Escalation>,
     /// Where the HTTP interface listens.
     pub(crate) listen: SocketAddr,
     /// Certificates of the HTTP interface. `None`: no encryption.

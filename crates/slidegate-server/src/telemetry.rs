@@ -5,6 +5,7 @@
 use slidegate::Verb;
 
 mod control_state;
+mod escalations;
 mod events;
 mod histogram;
 mod history;
@@ -22,6 +23,7 @@ mod top;
 mod traces;
 mod webhook;
 
+pub(crate) use escalations::{EarnedBlock, NotBlocked};
 pub(crate) use events::{EVENTS_KEPT, Expired, Filter};
 pub(crate) use history::{Marker, MarkerKind, bytes_at_most as history_bytes};
 pub(crate) use notifications::Drop as NotDelivered;

@@ -16,7 +16,7 @@ use crate::app::changes::{Cause, Counting, Refusal, Terms, What};
 use crate::problem::Problem;
 
 /// Keys that only an added policy may have; for others they are in the config file.
-const ITS_OWN: [&str; 12] = [
+const ITS_OWN: [&str; 13] = [
     "scope",
     "when",
     "excess",
@@ -29,6 +29,7 @@ const ITS_OWN: [&str; 12] = [
     "ipv6_prefix",
     "keys_shown",
     "notify",
+    "escalate",
 ];
 /// Maximum added policies: every request is matched against each. Permanent ones belong in the
 /// config file.

@@ -433,6 +433,7 @@ impl Admin {
             until_ms,
             by: by.0.clone(),
             at_ms: 0,
+            level: None,
         };
         self.control.change(|document, now| document.set_key(change.clone(), now)).await?;
         let until = at_text(until_ms);
@@ -446,6 +447,9 @@ impl Admin {
         let (policy, key) = (target.policy.as_str(), target.text.as_str());
         let was_there =
             self.control.change(|document, now| Ok(document.clear_key(policy, key, like, now))).await?;
+        if *like == KeyKind::Block {
+            self.app.observer().escalations.forget(policy, key);
+        }
         Ok(match (*like == KeyKind::Block, was_there) {
             (true, true) => "it is blocked no more",
             (true, false) => "it was not blocked",

@@ -3,6 +3,7 @@
 mod clock;
 mod control;
 mod document;
+mod escalate;
 mod fold;
 mod merge;
 mod reconcile;

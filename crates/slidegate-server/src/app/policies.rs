@@ -12,7 +12,7 @@ use slidegate_config::added::Added;
 use slidegate_config::names::INLINE_POLICIES;
 use slidegate_config::policy::KeysShown;
 
-use super::changes::{Base, Document, Folded, fold, now_ms};
+use super::changes::{Base, Document, Folded, KeyKind, fold, now_ms};
 use super::decide::Engine;
 
 /// The active policies and the parts that they are built from.
@@ -133,12 +133,19 @@ impl ActivePolicies {
         let external =
             next.external.iter().filter(|policy| next.base.policies.by_name(policy.name()).is_none());
         let all = PolicySet::new(own.chain(external).cloned())?;
-        let base = Base { policies: all, candidates: next.base.candidates.clone() };
+        let base = Base { policies: all, ..next.base.clone() };
         let folded = fold(&base, &next.document, now_ms, &self.addresses)?;
         (next.refused, next.keys_shown) = (folded.refused, folded.keys_shown);
         next.next_expiry = next.document.living(now_ms).map(|change| change.until_ms).min();
         let policies = if self.has_inline { with_inline(&folded.policies)? } else { folded.policies };
         self.engine.activate(policies, &next.keys_shown, &parts.keys_shown)?;
+        let escalations = &self.engine.observer.escalations;
+        escalations.follow(&folded.escalations);
+        if escalations.is_used() {
+            // While a key is blocked none of its denials counts, so that it has none when the block ends.
+            let blocks = next.document.living(now_ms).filter(|change| change.kind == KeyKind::Block);
+            blocks.for_each(|change| escalations.forget(&change.policy, &change.key));
+        }
         *parts = next;
         Ok(parts.refused.clone())
     }

@@ -208,6 +208,8 @@ async fn serve(
     tasks.spawn(snapshots::run(Arc::clone(&admin)));
     let changes = Arc::clone(&admin);
     tasks.spawn(async move { changes.control.run().await });
+    let escalating = Arc::clone(&admin);
+    tasks.spawn(async move { escalating.control.escalate().await });
     let listening = once(&greeting.listening).chain(greeting.ports.iter().map(|(_, urls)| urls));
     let listening = listening.map(String::as_str).collect::<Vec<_>>().join(", ");
     let notifier = Notifier::new(ServiceManager::of_environment(), Arc::clone(&app), listening);

@@ -119,7 +119,7 @@ impl File {
         if !has_policies && !outside.has_other_limits {
             report_missing(top);
         }
-        let Policies { set: policies, candidates, keys_shown, addresses } =
+        let Policies { set: policies, candidates, keys_shown, escalations, addresses } =
             self.limits.build(top, auth.address_attributes());
         observe.keys_shown = keys_shown;
         observe.webhook = self.webhook.and_then(|webhook| webhook.build(&top.child("webhook")));
@@ -144,6 +144,7 @@ impl File {
         Config {
             policies,
             candidates,
+            escalations,
             listen: self.server.listen,
             tls,
             socket,

@@ -25,6 +25,7 @@ use tokio::sync::Semaphore;
 
 use super::VERBS;
 use super::control_state::{ChangesSeen, ConfigState};
+use super::escalations::Escalations;
 use super::events::{self, Expired, Message};
 use super::histogram::Histogram;
 use super::history::{History, MarkerKind};
@@ -62,6 +63,7 @@ pub(crate) struct Observer {
     pub(super) events: events::Events,
     pub(super) top: Top,
     pub(crate) notifications: Notifications,
+    pub(crate) escalations: Escalations,
     /// Whether an active policy has thresholds.
     has_thresholds: AtomicBool,
     pub(super) redactor: Arc<Redactor>,
@@ -123,6 +125,7 @@ impl Observer {
             events: events::Events::new(Arc::clone(&redactor), events && options.log_denials),
             top: Top::new(copies),
             notifications,
+            escalations: Escalations::new(),
             has_thresholds: AtomicBool::new(false),
             redactor,
             recorder: Recorder::default(),
@@ -191,7 +194,8 @@ impl Observer {
             self.trace(traces, caller, verb.unwrap_or_default(), span_start, decisions);
         }
         let Enabled { metrics, events, top } = self.options;
-        if !(metrics || events || top || self.has_thresholds.load(Relaxed)) {
+        let is_watched = || self.has_thresholds.load(Relaxed) || self.escalations.is_used();
+        if !(metrics || events || top || is_watched()) {
             return;
         }
         let thread = thread();
@@ -566,7 +570,10 @@ impl CallRecorder<'_> {
     }
 
     fn record_denial(&self, policy: &PolicyCounters, one: &PolicyDecision<'_>, outcome: Outcome) {
-        let Observer { options, events, top, redactor, .. } = self.observer;
+        let Observer { options, events, top, redactor, escalations, .. } = self.observer;
+        if outcome == Outcome::Deny {
+            escalations.record(one);
+        }
         let decisions = self.counters.denials.weigh(one.at());
         if decisions == 0 {
             events.leave_out();

@@ -4,6 +4,7 @@
 
 mod control;
 mod doctor;
+mod escalation;
 mod expired_reservations;
 mod failover;
 mod fleet;

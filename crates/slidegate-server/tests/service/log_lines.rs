@@ -19,6 +19,7 @@ const UNLIMITED: &[(&str, &str)] = &[
     ("envoy/statistics.rs", "one line of each process"),
     ("envoy/watch.rs", "changed files"),
     ("app/changes/control.rs", "changes of operators, by a timer"),
+    ("app/changes/escalate.rs", "keys that are blocked, by a `LogLimit`"),
     ("app/snapshots.rs", "the start, and snapshots by a timer"),
     ("app/policies.rs", "changes of operators, by a timer"),
     ("log_limit.rs", "the helper itself"),

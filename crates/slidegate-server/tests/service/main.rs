@@ -16,6 +16,7 @@ mod reload_storm;
 mod snapshots;
 
 mod blocked;
+mod escalation;
 mod hidden_keys;
 mod holds;
 mod http;

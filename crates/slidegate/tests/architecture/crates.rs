@@ -31,10 +31,11 @@ const CONFIG: &Table = &[
     ("quota", &["foreign", "section", "values"]),
     ("overrides", &["quota", "section", "values", "yaml"]),
     ("condition", &["overrides", "section", "values", "yaml"]),
-    ("policy", &["condition", "names", "overrides", "quota", "schema", "section", "values"]),
-    ("added", &["check", "errors", "policy", "section", "yaml"]),
+    ("escalate", &["section", "values"]),
+    ("policy", &["condition", "escalate", "names", "overrides", "quota", "schema", "section", "values"]),
+    ("added", &["check", "errors", "escalate", "policy", "section", "yaml"]),
     ("text", &["added", "values", "yaml"]),
-    ("policies", &["check", "errors", "policy", "schema", "section", "values", "yaml"]),
+    ("policies", &["check", "errors", "escalate", "policy", "schema", "section", "values", "yaml"]),
 ];
 
 /// Arguments know no server.

@@ -41,7 +41,7 @@ const MODULES: &[(&str, &[&str])] = &[
         "app",
         &["access", "caller", "config", "envoy", "key_text", "listener", "log_limit", "request", "telemetry"],
     ),
-    ("app/changes", &["app", "app/store", "key_text", "limits"]),
+    ("app/changes", &["app", "app/store", "key_text", "limits", "log_limit", "telemetry"]),
     // Protocols and pages: they know no store and not each other.
     (
         "http",

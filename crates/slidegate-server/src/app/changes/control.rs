@@ -21,6 +21,7 @@ use super::reconcile::{Held, Reconciliation, StoredDocument, next_id, reconcile}
 use super::refusal::{Cause, Refusal};
 use crate::app::App;
 use crate::app::store::Shared;
+use crate::log_limit::log_limited;
 
 /// Poll interval of the document, in addition to the store's notifications. A poll that finds
 /// no change reads 51 bytes.
@@ -33,7 +34,7 @@ const MAX_TRIES: u32 = 16;
 /// The active document, and the way to change it.
 #[derive(Debug)]
 pub(crate) struct Control {
-    app: Arc<App>,
+    pub(super) app: Arc<App>,
     state: Mutex<State>,
     /// Serializes writers of this process.
     writing: tokio::sync::Mutex<()>,
@@ -316,7 +317,8 @@ impl Control {
             if held.id.is_absent() {
                 tracing::info!(version, "run-time changes were read from the store and are active");
             } else if is_other {
-                tracing::info!(version, "another instance changed limits; its changes are active");
+                // Clients cause such changes as well, by denials that block their keys.
+                log_limited!(INFO, None, version, "another instance changed limits; its changes are active");
             } else {
                 tracing::info!(version, "another instance wrote the run-time changes back to the store");
             }

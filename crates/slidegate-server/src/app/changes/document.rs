@@ -96,6 +96,18 @@ pub(crate) struct KeyChange {
     /// Its stamp, set by [`Document::set_key`]. 0 if made by an older release.
     #[serde(default)]
     pub(crate) at_ms: u64,
+    /// Of a block that the key's denials earned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) level: Option<Level>,
+}
+
+/// Which of the blocks of a key's policy with `escalate` a block is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Level {
+    /// Its place in the list, from 0.
+    pub(super) number: usize,
+    /// Until when the next block that the key earns is the next of the list. After the block's end.
+    pub(super) forgotten_ms: u64,
 }
 
 /// The kind of a key's change.
@@ -307,7 +319,9 @@ impl Document {
     }
 
     fn drop_ended(&mut self, now_ms: u64) {
-        self.keys.retain(|change| change.until_ms > now_ms);
+        let kept_ms =
+            |change: &KeyChange| change.level.as_ref().map_or(change.until_ms, |level| level.forgotten_ms);
+        self.keys.retain(|change| kept_ms(change) > now_ms);
         self.cleared.retain(|one| one.until_ms > now_ms);
     }
 
@@ -337,12 +351,15 @@ impl Document {
         Ok(())
     }
 
-    /// Removes a key's block or override. Returns whether there was one.
+    /// Removes a key's block or override, and forgets the level of an earlier block. Returns whether
+    /// there was one in force.
     pub(crate) fn clear_key(&mut self, policy: &str, key: &str, kind: &KeyKind, now_ms: u64) -> bool {
         let slot = (policy, key, *kind == KeyKind::Block);
-        let Some(at) = self.keys.iter().position(|one| one.slot() == slot && one.until_ms > now_ms) else {
+        let Some(at) = self.keys.iter().position(|one| one.slot() == slot) else { return false };
+        if self.keys[at].until_ms <= now_ms {
+            self.keys[at].level = None;
             return false;
-        };
+        }
         let KeyChange { policy, key, kind, until_ms, .. } = self.keys.remove(at);
         let is_block = kind == KeyKind::Block;
         let at_ms = self.stamp(now_ms);
@@ -436,7 +453,7 @@ mod tests {
 
     fn block(key: &str, until_ms: u64) -> KeyChange {
         let (policy, key, kind) = ("p".to_owned(), key.to_owned(), KeyKind::Block);
-        KeyChange { policy, key, kind, until_ms, by: "ops".to_owned(), at_ms: 0 }
+        KeyChange { policy, key, kind, until_ms, by: "ops".to_owned(), at_ms: 0, level: None }
     }
 
     fn limit(document: &Document) -> Option<u64> {

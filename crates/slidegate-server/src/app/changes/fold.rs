@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use slidegate::{Block, Error, Policy, PolicySet, Quota, Timestamp};
 use slidegate_config::added::Added;
+use slidegate_config::escalate::Escalation;
 use slidegate_config::names::CANDIDATE;
 use slidegate_config::policy::KeysShown;
 use slidegate_config::policy::Mode;
@@ -21,6 +22,8 @@ pub(crate) struct Base {
     pub(crate) policies: PolicySet,
     /// Candidate quotas, by policy name.
     pub(crate) candidates: BTreeMap<String, Quota>,
+    /// Which keys are blocked, by policy name.
+    pub(crate) escalations: HashMap<String, Escalation>,
 }
 
 impl Base {
@@ -42,6 +45,8 @@ pub(crate) struct Folded {
     pub(crate) refused: Vec<String>,
     /// Policies added at run time, and their redaction of keys.
     pub(crate) keys_shown: HashMap<String, KeysShown>,
+    /// Which keys are blocked, by policy name.
+    pub(crate) escalations: HashMap<String, Escalation>,
 }
 
 /// Applies changes to the configured policies. `addresses` are the attributes with IP addresses.
@@ -57,6 +62,7 @@ pub(crate) fn fold(
     let is_address = |attribute: &str| addresses.iter().any(|known| known == attribute);
     let mut refused = Vec::new();
     let mut keys_shown = HashMap::new();
+    let mut escalations = base.escalations.clone();
     let room = PolicySet::MAX_POLICIES.saturating_sub(2 * base.policies.iter().len());
     let mut policies: Vec<Policy> = base.policies.iter().cloned().collect();
     for (name, keys) in
@@ -77,6 +83,7 @@ pub(crate) fn fold(
             }
             Ok(added) => {
                 keys_shown.insert(name.clone(), added.keys_shown);
+                escalations.extend(added.escalation.map(|escalation| (name.clone(), escalation)));
                 policies.push(added.policy);
             }
             Err(why) => {
@@ -123,7 +130,7 @@ pub(crate) fn fold(
             all.push(policy);
         }
     }
-    Ok(Folded { policies: PolicySet::new(all)?, refused, keys_shown })
+    Ok(Folded { policies: PolicySet::new(all)?, refused, keys_shown, escalations })
 }
 
 /// Adds the overridden and blocked keys to a policy.
@@ -158,11 +165,20 @@ mod tests {
     fn base() -> Base {
         let policy = |name| Policy::new(name, Quota::per_minute(5)).unwrap().with_scope(["user"]);
         let candidates = BTreeMap::from([("q".to_owned(), Quota::per_minute(2))]);
-        Base { policies: PolicySet::new([policy("p"), policy("q")]).unwrap(), candidates }
+        let policies = PolicySet::new([policy("p"), policy("q")]).unwrap();
+        Base { policies, candidates, ..Base::default() }
     }
 
     fn key(kind: KeyKind, until_ms: u64) -> KeyChange {
-        KeyChange { policy: "q".into(), key: "alice".into(), kind, until_ms, by: "ops".into(), at_ms: 0 }
+        KeyChange {
+            policy: "q".into(),
+            key: "alice".into(),
+            kind,
+            until_ms,
+            by: "ops".into(),
+            at_ms: 0,
+            level: None,
+        }
     }
 
     /// The active policies are the configured ones with changes, and the configured ones again

@@ -199,7 +199,8 @@ mod tests {
 
     fn block(document: &mut Document, key: &str, now_ms: u64) {
         let (policy, key, kind) = ("p".to_owned(), key.to_owned(), KeyKind::Block);
-        let change = KeyChange { policy, key, kind, until_ms: 1_000_000, by: "ops".to_owned(), at_ms: 0 };
+        let change =
+            KeyChange { policy, key, kind, until_ms: 1_000_000, by: "ops".to_owned(), at_ms: 0, level: None };
         document.set_key(change, now_ms).unwrap();
     }
 

@@ -120,7 +120,7 @@ mod tests {
 
     fn block(key: &str, until_ms: u64) -> KeyChange {
         let (policy, key, kind) = ("p".to_owned(), key.to_owned(), KeyKind::Block);
-        KeyChange { policy, key, kind, until_ms, by: "ops".to_owned(), at_ms: 0 }
+        KeyChange { policy, key, kind, until_ms, by: "ops".to_owned(), at_ms: 0, level: None }
     }
 
     fn terms(limit: u64) -> Terms {

@@ -82,6 +82,7 @@ impl Collector for Scrape {
         spans(&mut page, app.observer())?;
         recording(&mut page, app.observer())?;
         notifications(&mut page, app.observer())?;
+        escalations(&mut page, app.observer())?;
         snapshots(&mut page, app)?;
         let Some(shared) = app.shared() else { return Ok(()) };
         changes(&mut page, app)?;
@@ -207,6 +208,16 @@ fn notifications(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
     let help = "Messages to the webhook by outcome: failed means that all attempts failed, dropped that too many waited";
     page.counter("webhook_messages", help, outcomes)?;
     page.total("webhook_retries", "Attempts to send a message to the webhook again", retries.load(Relaxed))
+}
+
+fn escalations(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
+    let escalations = &observer.escalations;
+    let help = "Keys that this instance blocked, as they were denied as often as `escalate` names";
+    page.total("escalations", help, escalations.count_blocked())?;
+    let reasons = escalations.count_dropped().map(|(reason, count)| ([("reason", reason)], count));
+    let help =
+        "Keys that were not blocked although they earned it, or whose count of denials was lost, by reason";
+    page.counter("escalations_dropped", help, reasons)
 }
 
 fn count(count: usize) -> u64 {

@@ -1,0 +1,251 @@
+//! Escalation: blocks the keys that were denied too often, each time for longer.
+//!
+//! The block is one as an operator sets it. How far a key has come is kept beside it in the document,
+//! for as long as the block lasted, so that all instances know it and an unblock forgets it.
+
+use std::time::Duration;
+
+use slidegate::{Policy, headers::millis_ceil};
+use tokio::time::sleep;
+
+use super::clock::at_text;
+use super::control::Control;
+use super::document::{Document, KeyChange, KeyKind, Level};
+use super::refusal::{Cause, Refusal};
+use crate::key_text::KeyText;
+use crate::log_limit::{LogLimit, log_limited};
+use crate::telemetry::{EarnedBlock, NotBlocked};
+
+/// The author of these blocks.
+const AUTHOR: &str = "escalation";
+/// Most keys that are blocked by it at a time, or were and are remembered: the other half of the
+/// document is for operators.
+const MAX_BLOCKED: usize = 500;
+/// Most bytes of these keys, so that they leave room for the other changes.
+const MAX_KEY_BYTES: usize = 256 << 10;
+/// Least time between two changes of the document: each visits all keys in memory.
+const CHANGE_INTERVAL: Duration = Duration::from_secs(1);
+/// Most blocks in one change.
+const MAX_TOGETHER: usize = 1024;
+
+/// What came of blocks that were earned.
+#[derive(Debug, Default)]
+struct Blocked {
+    keys: Vec<KeyChange>,
+    /// Keys for which there was no room.
+    refused: usize,
+}
+
+impl Control {
+    /// Blocks keys that earned it, until the process ends.
+    pub(crate) async fn escalate(&self) {
+        let Some(mut queue) = self.app.observer().escalations.take_queue() else { return };
+        let log_limit = LogLimit::default();
+        let mut earned = Vec::new();
+        while queue.recv_many(&mut earned, MAX_TOGETHER).await > 0 {
+            self.block_all(&earned, &log_limit).await;
+            earned.clear();
+            sleep(CHANGE_INTERVAL).await;
+        }
+    }
+
+    async fn block_all(&self, earned: &[EarnedBlock], log_limit: &LogLimit) {
+        let escalations = &self.app.observer().escalations;
+        let policies = self.app.policies();
+        let is_enforced = |one: &&EarnedBlock| policies.by_name(&one.policy).is_some_and(Policy::is_enforced);
+        let (earned, too_long): (Vec<_>, Vec<_>) =
+            earned.iter().filter(is_enforced).partition(|one| one.key.len() <= KeyText::MAX);
+        escalations.dropped(NotBlocked::KeyTooLong, too_long.len());
+        let mut blocked = Blocked::default();
+        let edit = |document: &mut Document, now_ms| {
+            blocked = document.escalate(&earned, now_ms);
+            // Then there is nothing to write.
+            let nothing = || Refusal::new(Cause::Conflict, "no further key can be blocked");
+            (!blocked.keys.is_empty()).then_some(()).ok_or_else(nothing)
+        };
+        let changed = self.change(edit).await;
+        escalations.dropped(NotBlocked::TooManyBlocks, blocked.refused);
+        if blocked.refused > 0 {
+            log_limited!(
+                WARN,
+                None,
+                keys = blocked.refused,
+                max_keys = MAX_BLOCKED,
+                max_bytes = MAX_KEY_BYTES,
+                "not blocked: escalation blocks as many keys as it may"
+            );
+        }
+        match changed {
+            Ok(()) => {
+                escalations.blocked(blocked.keys.len());
+                self.app.observer().mark_changed();
+                self.log_blocked(&blocked.keys, log_limit);
+            }
+            Err(refusal) if refusal.cause == Cause::Away || !blocked.keys.is_empty() => {
+                escalations.dropped(NotBlocked::NotStored, earned.len() - blocked.refused);
+                log_limited!(WARN, None, error = refusal.detail, "keys could not be blocked");
+            }
+            Err(_) => {}
+        }
+    }
+
+    fn log_blocked(&self, keys: &[KeyChange], log_limit: &LogLimit) {
+        for KeyChange { policy, key, until_ms, level, .. } in keys {
+            let Some(suppressed) = log_limit.admit_key(format!("{policy} {key}").as_bytes()) else {
+                continue;
+            };
+            tracing::info!(
+                target: "slidegate::escalations",
+                policy,
+                key = self.app.observer().shown(policy, key),
+                block = level.as_ref().map_or(1, |level| level.number + 1),
+                until = at_text(*until_ms),
+                suppressed = (suppressed > 0).then_some(suppressed),
+                "blocked"
+            );
+        }
+    }
+}
+
+impl Document {
+    /// Blocks these keys, except those that are blocked already and those for which there is no room.
+    fn escalate(&mut self, earned: &[&EarnedBlock], now_ms: u64) -> Blocked {
+        let mut blocked = Blocked::default();
+        for EarnedBlock { policy, key, lengths } in earned {
+            let slot = (policy.as_str(), key.as_str(), true);
+            let known = self.keys.iter().find(|change| change.slot() == slot);
+            if known.is_some_and(|change| change.until_ms > now_ms) {
+                continue;
+            }
+            let level = known.and_then(|change| change.level.as_ref());
+            let level = level
+                .filter(|level| level.forgotten_ms > now_ms)
+                .map_or(0, |level| level.number.saturating_add(1));
+            let number = level.min(lengths.len() - 1);
+            let length_ms = millis_ceil(lengths[number]);
+            let until_ms = now_ms.saturating_add(length_ms);
+            let change = KeyChange {
+                policy: policy.clone(),
+                key: key.clone(),
+                kind: KeyKind::Block,
+                until_ms,
+                by: AUTHOR.to_owned(),
+                at_ms: 0,
+                level: Some(Level { number, forgotten_ms: until_ms.saturating_add(length_ms) }),
+            };
+            if self.makes_room(key.len(), now_ms) && self.set_key(change.clone(), now_ms).is_ok() {
+                blocked.keys.push(change);
+            } else {
+                blocked.refused += 1;
+            }
+        }
+        blocked
+    }
+
+    /// Whether there is room for one more key of so many bytes, when those are forgotten whose block
+    /// ended first.
+    fn makes_room(&mut self, bytes: usize, now_ms: u64) -> bool {
+        loop {
+            let own = || self.keys.iter().enumerate().filter(|(_, change)| change.level.is_some());
+            let taken: usize = own().map(|(_, change)| change.key.len()).sum();
+            if own().count() < MAX_BLOCKED && taken + bytes <= MAX_KEY_BYTES {
+                return true;
+            }
+            let ended = own().filter(|(_, change)| change.until_ms <= now_ms);
+            let Some((first, _)) = ended.min_by_key(|(_, change)| change.until_ms) else { return false };
+            self.keys.remove(first);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE_MS: u64 = 60_000;
+    const HOUR_MS: u64 = 60 * MINUTE_MS;
+
+    fn earned(key: &str) -> EarnedBlock {
+        let lengths = [2, 10, 60].map(|minutes| Duration::from_secs(minutes * 60));
+        EarnedBlock { policy: "p".to_owned(), key: key.to_owned(), lengths: lengths.into() }
+    }
+
+    /// Until when this block lasts, if one is placed.
+    fn block(document: &mut Document, key: &str, now_ms: u64) -> Option<u64> {
+        let blocked = document.escalate(&[&earned(key)], now_ms);
+        document.trim(now_ms);
+        blocked.keys.first().map(|change| change.until_ms - now_ms)
+    }
+
+    /// Whoever goes on is blocked for longer each time, and whoever behaved for as long starts afresh.
+    #[test]
+    fn each_block_is_longer_until_the_key_was_free_for_as_long_as_it_was_blocked() {
+        let (mut document, mut now) = (Document::default(), 1_000_000);
+        for (pause, expected) in [
+            (0, Some(2 * MINUTE_MS)),
+            (2 * MINUTE_MS - 1, None), // blocked
+            (1, Some(10 * MINUTE_MS)),
+            (20 * MINUTE_MS - 1, Some(HOUR_MS)),
+            (2 * HOUR_MS - 1, Some(HOUR_MS)),
+            (2 * HOUR_MS, Some(2 * MINUTE_MS)),
+        ] {
+            now += pause;
+            assert_eq!(block(&mut document, "alice", now), expected, "at {now}");
+        }
+        assert_eq!(block(&mut document, "bob", now), Some(2 * MINUTE_MS));
+        // A config with fewer blocks.
+        now += 2 * MINUTE_MS;
+        let shorter = EarnedBlock { lengths: [Duration::from_secs(60)].into(), ..earned("bob") };
+        assert_eq!(document.escalate(&[&shorter], now).keys[0].until_ms - now, MINUTE_MS);
+    }
+
+    /// Another instance, or one that restarts, must go on where the last one was.
+    #[test]
+    fn the_level_is_stored_with_the_block() {
+        let mut document = Document::default();
+        block(&mut document, "alice", 0);
+        let mut read = Document::from_text(&document.stored().unwrap()).unwrap();
+        assert_eq!(read, document);
+        assert_eq!(block(&mut read, "alice", 3 * MINUTE_MS), Some(10 * MINUTE_MS));
+    }
+
+    /// An operator who unblocks a customer gives a fresh start, and one who blocks is not overruled.
+    #[test]
+    fn operators_end_blocks_and_levels_and_set_their_own() {
+        let mut document = Document::default();
+        block(&mut document, "alice", 0);
+        assert!(document.clear_key("p", "alice", &KeyKind::Block, MINUTE_MS));
+        assert_eq!(block(&mut document, "alice", MINUTE_MS), Some(2 * MINUTE_MS));
+        assert!(!document.clear_key("p", "alice", &KeyKind::Block, 4 * MINUTE_MS), "it has ended");
+        assert_eq!(block(&mut document, "alice", 4 * MINUTE_MS), Some(2 * MINUTE_MS));
+
+        let own = KeyChange { until_ms: HOUR_MS, by: "ops".into(), level: None, ..document.keys[0].clone() };
+        document.set_key(own, 5 * MINUTE_MS).unwrap();
+        assert_eq!(block(&mut document, "alice", 6 * MINUTE_MS), None);
+        assert_eq!((document.keys.len(), &*document.keys[0].by), (1, "ops"));
+    }
+
+    /// Clients without credentials can invent keys: they must not take the room of operators.
+    #[test]
+    fn half_of_the_changes_and_a_quarter_of_the_bytes_are_the_most() {
+        let mut document = Document::default();
+        let many: Vec<_> = (0..10_000).map(|n| earned(&format!("invented-{n}"))).collect();
+        let many: Vec<_> = many.iter().collect();
+        let first = document.escalate(&many[..5000], 0);
+        assert_eq!((first.keys.len(), first.refused), (MAX_BLOCKED, 5000 - MAX_BLOCKED));
+        for n in 0..500 {
+            let key = format!("operator-{n}");
+            document.set_key(KeyChange { key, level: None, ..first.keys[0].clone() }, 0).unwrap();
+        }
+        assert_eq!(block(&mut document, "mallory", MINUTE_MS), None, "all are still blocked");
+        // Those that ended make room, though they are remembered.
+        let again = document.escalate(&many[5000..], 2 * MINUTE_MS);
+        assert_eq!((again.keys.len(), again.refused), (MAX_BLOCKED, 5000 - MAX_BLOCKED));
+
+        let mut document = Document::default();
+        let long: Vec<_> = (0..400).map(|n| earned(&format!("{n:01000}"))).collect();
+        let blocked = document.escalate(&long.iter().collect::<Vec<_>>(), 0);
+        assert_eq!((blocked.keys.len(), blocked.refused), (262, 138));
+        assert!(document.stored().unwrap().len() < 512 << 10);
+    }
+}
