@@ -67,7 +67,7 @@ pub(crate) fn percent(part: impl Into<u128>, whole: impl Into<u128>) -> String {
         return "0%".to_owned();
     }
     // Per mille, rounded.
-    let tenths = (u128::from(part) * 1000 + u128::from(whole) / 2) / u128::from(whole);
+    let tenths = (part * 1000 + whole / 2) / whole;
     if tenths == 0 {
         return "< 0.1%".to_owned();
     }

@@ -101,7 +101,7 @@ pub(super) enum Due {
     /// Whether the store has the hold.
     LookUp(Place, HoldIdentity),
     /// It was not settled.
-    Ended(Expired),
+    Ended(Box<Expired>),
 }
 
 /// Where a hold is: its ticket, and its number there.
@@ -237,7 +237,7 @@ impl Shard {
                 one.due = None;
                 if let Some(expired) = one.expired() {
                     one.close();
-                    taken.push(Due::Ended(expired));
+                    taken.push(Due::Ended(Box::new(expired)));
                 } else if one.ends <= now {
                     // Too late to know: this process was suspended, or the store took too long.
                     one.close();

@@ -6,8 +6,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use slidegate::reserve::Unsettled;
 use slidegate::{
-    Algorithm, Amount, Counts, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp,
-    Verb,
+    Algorithm, Amount, Amounts, Counts, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request,
+    Timestamp, Verb,
 };
 
 const LIMIT: u64 = 5;
@@ -61,6 +61,12 @@ fn named(costs: [u64; 3]) -> [(&'static str, u64); 3] {
     std::array::from_fn(|at| (WEIGHTS[at].0, costs[at]))
 }
 
+/// In millionths.
+fn all_of(amounts: Amounts) -> [u128; 5] {
+    let Amounts { limit, used, held, remaining, cost, .. } = amounts;
+    [limit, used, held, remaining, cost].map(Amount::millionths)
+}
+
 fn sum(costs: [u64; 3]) -> u64 {
     costs.iter().zip(WEIGHTS).map(|(cost, (_, weight))| cost * weight).sum()
 }
@@ -82,10 +88,8 @@ proptest! {
                         let requests = ([one], [other]);
                         let (one, other) = (weighed.apply_all(verb, &requests.0), plain.apply_all(verb, &requests.1));
                         let (one, other) = (one.strictest().unwrap(), other.strictest().unwrap());
-                        let (amounts, counts) = (one.amounts(), other.amounts());
-                        let scaled = [amounts.limit, amounts.used, amounts.held, amounts.remaining, amounts.cost].map(|one| one.millionths());
-                        let counted = [counts.limit, counts.used, counts.held, counts.remaining, counts.cost].map(|one| u128::from(one.ceil()));
-                        prop_assert_eq!(scaled, counted);
+                        let (amounts, counts) = (all_of(one.amounts()), all_of(other.amounts()));
+                        prop_assert_eq!(amounts, counts.map(|units| units / u128::from(MILLION)));
                         prop_assert_eq!(one.verdict(), other.verdict());
                         prop_assert_eq!(one.retry_after(), other.retry_after());
                         prop_assert_eq!(one.used(), other.used().div_ceil(MILLION));

@@ -138,7 +138,7 @@ impl Call<'_> {
                 // A permit charges nothing.
                 _ if is_in_flight(key.policy()) => {}
                 _ => {
-                    self.engine.observer.record_charge_of_hold(key.policy(), of_key, cost_of(&key), key.at())
+                    self.engine.observer.record_charge_of_hold(key.policy(), of_key, cost_of(&key), key.at());
                 }
             }
         }
