@@ -38,3 +38,4 @@ mod slots;
 mod tls;
 mod upkeep;
 mod waiting;
+mod weighted;

@@ -1,0 +1,60 @@
+//! Weighted costs that instances share: fractions of a unit add up exactly in the server.
+
+use slidegate::{Algorithm, Counts, Policy, Quota, Request};
+use slidegate_testkit::redis::RedisServer;
+
+use crate::callers::{gate, options};
+
+/// A thousand costs of a tenth, a cent and a millionth are a hundred, ten and a thousandth: not nearly, and on whatever
+/// instance they were charged, up to the largest limit that weights may have.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fractions_of_several_instances_add_up() {
+    let server = RedisServer::start();
+    for algorithm in Algorithm::ALL {
+        let quota = Quota::per_day(Counts::MAX_WEIGHTED_LIMIT).with_algorithm(algorithm);
+        let weights = [("tenths", "0.1"), ("cents", "0.01"), ("millionths", "0.000001"), ("most", "1000000")];
+        let weights = weights.map(|(name, weight)| (name.to_owned(), weight.parse().unwrap()));
+        let policy =
+            Policy::new(algorithm.name(), quota).unwrap().with_counts(Counts::Weighted(weights.into()));
+        let gates = [0, 1].map(|_| {
+            gate([policy.clone()], options(&server.url()).without_denial_cache().without_batching())
+        });
+        let request = |costs: &[(&'static str, u64)]| Request::new().with_cost(costs);
+        // Almost all of the limit, so that doubles have no bits to spare.
+        let most = request(&[("most", 7_999)]);
+        assert!(gates[0].check_async(&most).await.is_allowed(), "{algorithm}");
+        for step in 0..1_000 {
+            let one = request(&[("tenths", 1), ("cents", 1), ("millionths", 1)]);
+            assert!(gates[step % 2].check_async(&one).await.is_allowed(), "{algorithm} {step}");
+        }
+        let nothing = request(&[("tenths", 0)]);
+        let decisions = gates[1].peek_async(&nothing).await;
+        let used = decisions.strictest().unwrap();
+        assert_eq!(used.source().name(), "store", "{:?}", used.store_failure());
+        if algorithm != Algorithm::TokenBucket {
+            assert_eq!(used.amounts().used.to_string(), "7999000110.001", "{algorithm}");
+            assert_eq!(used.amounts().remaining.to_string(), "999889.999", "{algorithm}");
+        }
+        let over = request(&[("millionths", 999_889_999_001)]);
+        let fits = request(&[("millionths", 999_889_999_000)]);
+        if algorithm != Algorithm::TokenBucket {
+            assert!(gates[0].check_async(&over).await.is_denied(), "{algorithm}");
+            assert!(gates[1].check_async(&fits).await.is_allowed(), "{algorithm}");
+        }
+        let cent = request(&[("cents", 1)]);
+        let held = gates[0].reserve_async(&cent).await;
+        assert_eq!(held.is_allowed(), algorithm == Algorithm::TokenBucket, "{algorithm}");
+        let refund = request(&[("tenths", 3)]);
+        let refunded = gates[1].refund_async(&refund).await;
+        assert_eq!(refunded.strictest().unwrap().amounts().cost.to_string(), "0.3", "{algorithm}");
+        let cents = request(&[("cents", 30)]);
+        let held = gates[0].reserve_async(&cents).await;
+        let ticket = held.into_ticket().unwrap();
+        let settled = gates[1].settle_async(&ticket, &[("cents", 1), ("millionths", 7)][..]).await.unwrap();
+        assert_eq!(
+            settled.iter().next().unwrap().last().unwrap().cost.to_string(),
+            "0.010007",
+            "{algorithm}"
+        );
+    }
+}
