@@ -42,6 +42,7 @@ const hooks = {
   changed: () => refreshAll(),
   statusChanged: (now) => {
     alarms.setStatus(now);
+    top.fleetChanged(now.fleet);
     document.documentElement.dataset.access = now.may_write === false ? 'read' : 'write';
   },
 };

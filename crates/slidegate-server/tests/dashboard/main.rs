@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod browser;
+mod fleet;
 mod report;
 
 use std::io::Write;
