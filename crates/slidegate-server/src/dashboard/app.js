@@ -25,7 +25,7 @@ const POLL_MS = 5000;
 const hooks = {
   tokenRequired: (error) => dialog.open(error),
   readOnly,
-  editLimit: (policy) => limit.edit(policy),
+  editLimit: (policy, recent) => limit.edit(policy, recent),
   openKey: (policy, key) => keys.open(policy, key),
   link,
   policyChosen: (policy) => {
