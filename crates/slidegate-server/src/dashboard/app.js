@@ -43,6 +43,7 @@ const hooks = {
   statusChanged: (now) => {
     alarms.setStatus(now);
     top.fleetChanged(now.fleet);
+    rates.fleetChanged(now.fleet);
     document.documentElement.dataset.access = now.may_write === false ? 'read' : 'write';
   },
 };

@@ -32,6 +32,9 @@ fn the_page_of_one_instance_shows_and_changes_the_fleet_and_tells_when_its_store
     for instance in instances.as_array().unwrap() {
         browser.until_text("#status-facts", instance["name"].as_str().unwrap());
     }
+    let this = instances.as_array().unwrap().iter().find(|instance| instance["this"] == true).unwrap();
+    let name = this["name"].as_str().unwrap();
+    browser.until_text("#rates-instance", &format!("are those of this instance only: {name}."));
     let used = |sum: u64| {
         browser.until(&format!("document.querySelector('#top-rows td.n span')?.innerText === '{sum}'"));
     };
