@@ -36,6 +36,7 @@ const hooks = {
   policiesChanged: (all) => {
     keys.policiesChanged(all);
     rates.policiesChanged(all);
+    denials.policiesChanged(all);
     firstSteps();
     top.refresh();
   },

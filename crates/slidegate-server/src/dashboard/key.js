@@ -249,7 +249,7 @@ export class Key {
     show(byId('key-denials'), state.denials.length > 0);
     setText(byId('key-denials-count'), count(state.denials.length));
     list(byId('key-denials-list'), state.denials, identity, (event) => ({
-      node: el('li', {}, el('time', { datetime: event.at }, time(event.at)), ` ${why(event)}`),
+      node: el('li', {}, el('time', { datetime: event.at }, time(event.at)), ` ${why(event, state)}`),
       update: () => {},
     }));
   }

@@ -382,12 +382,14 @@ fn a_limit_is_edited_confirmed_and_undone() {
 #[test]
 fn a_limit_with_a_calendar_or_tiers_keeps_them_when_it_is_edited() {
     let folder = TempDir::new("calendar-and-tiers");
-    let policies = "policies:\n  - {name: monthly, scope: [user], limit: 100, window: month, time_zone: Europe/Berlin}\n  \
+    let policies = "policies:\n  - {name: monthly, scope: [user], limit: 1, window: month, time_zone: Europe/Berlin}\n  \
                     - {name: tiers, scope: [user], window: 1h, limit: {by: plan, values: {free: 10, pro: 10000}, default: 100}}\n";
     let server = Server::start(&["--config", &folder.file("slidegate.yaml", policies)]);
     let browser = Browser::start("calendar");
     watch(&browser, &server);
-    browser.until_text("#policies-rows", "100 / month in Europe/Berlin fixed-window");
+    browser.until_text("#policies-rows", "1 / month in Europe/Berlin fixed-window");
+    traffic(&server, "alice", 2);
+    browser.until_text("#denials-rows", "used 1 of 1 / month in Europe/Berlin; cost 1 fits in ");
     browser.click("#policies-rows tr:first-child button.write");
     browser.until_text("#limit-now", "A calendar window is changed in the config file.");
     browser.until("document.querySelector('#limit-form [name=window]').readOnly");
