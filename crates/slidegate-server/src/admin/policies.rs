@@ -9,7 +9,7 @@ use axum::response::Response;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
-use slidegate::{Algorithm, Policy, PolicySet, Quota, headers::millis_ceil};
+use slidegate::{Algorithm, Calendar, Policy, PolicySet, Quota, headers::millis_ceil};
 use slidegate_config::names::{self, CANDIDATE, candidate_of};
 use slidegate_config::policy::Mode;
 use slidegate_config::quota::{QuotaSpec, WeekDay};
@@ -149,7 +149,10 @@ fn candidate_spec(candidate: Value) -> Result<QuotaSpec, Problem> {
 }
 
 /// A policy's quota with these changes.
-fn changed_quota(spec: QuotaSpec, current: &Quota) -> Result<Counting, Problem> {
+fn changed_quota(mut spec: QuotaSpec, current: &Quota) -> Result<Counting, Problem> {
+    if let (Some(Window::Calendar(calendar)), Some(now)) = (&mut spec.window, current.calendar_window()) {
+        *calendar = with_borders_of(*calendar, now);
+    }
     let quota = spec.over(&QuotaSpec::of(current)).quota().map_err(|mut mistakes| {
         let (field, detail) = mistakes.swap_remove(0);
         Problem::field(field, detail)
@@ -164,6 +167,13 @@ fn changed_quota(spec: QuotaSpec, current: &Quota) -> Result<Counting, Problem> 
     let counting = Counting::of(&quota);
     counting.quota().map_err(|detail| Problem::field("quota", detail))?;
     Ok(counting)
+}
+
+/// A calendar with the time zone of another, and its anchor or first day of the week if it has one.
+fn with_borders_of(calendar: Calendar, other: Calendar) -> Calendar {
+    let calendar = calendar.with_time_zone(other.time_zone()).unwrap_or(calendar);
+    let anchored = other.anchor().and_then(|day| calendar.with_anchor(day).ok()).unwrap_or(calendar);
+    other.week_start().and_then(|day| anchored.with_week_start(day).ok()).unwrap_or(anchored)
 }
 
 pub(super) async fn set(

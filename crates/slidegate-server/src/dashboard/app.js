@@ -25,7 +25,7 @@ const POLL_MS = 5000;
 const hooks = {
   tokenRequired: (error) => dialog.open(error),
   readOnly,
-  editLimit: (policy) => limit.edit(policy),
+  editLimit: (policy, recent) => limit.edit(policy, recent),
   openKey: (policy, key) => keys.open(policy, key),
   link,
   policyChosen: (policy) => {
@@ -36,12 +36,15 @@ const hooks = {
   policiesChanged: (all) => {
     keys.policiesChanged(all);
     rates.policiesChanged(all);
+    denials.policiesChanged(all);
     firstSteps();
     top.refresh();
   },
   changed: () => refreshAll(),
   statusChanged: (now) => {
     alarms.setStatus(now);
+    top.fleetChanged(now.fleet);
+    rates.fleetChanged(now.fleet);
     document.documentElement.dataset.access = now.may_write === false ? 'read' : 'write';
   },
 };

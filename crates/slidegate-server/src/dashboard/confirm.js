@@ -12,8 +12,9 @@ byId('confirm-form').addEventListener('submit', (event) => {
 byId('confirm-cancel').addEventListener('click', () => byId('confirm-dialog').close());
 byId('confirm-dialog').addEventListener('close', () => answer(false));
 
-/** Asks. `facts` are pairs of a name and a text. Resolves to whether it was confirmed. */
-export function confirmed({ title, facts, action }) {
+/** Asks, unless it already does. `facts` are pairs of a name and a text. Resolves to whether it was confirmed. */
+export async function confirmed({ title, facts, action }) {
+  if (byId('confirm-dialog').open) return false;
   setText(byId('confirm-title'), title);
   byId('confirm-facts').replaceChildren(
     ...facts.map(([name, text]) => el('div', {}, el('dt', {}, name), el('dd', {}, text))),

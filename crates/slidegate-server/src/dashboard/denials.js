@@ -21,6 +21,7 @@ export class Denials {
   #newest = 0;
   #isPaused = false;
   #dropped = 0;
+  #policies = new Map();
 
   constructor(hooks) {
     this.hooks = hooks;
@@ -35,6 +36,11 @@ export class Denials {
   choose(policy) {
     byId('denials-policy').value = policy;
     this.refresh();
+  }
+
+  policiesChanged(policies) {
+    this.#policies = new Map(policies.map((policy) => [policy.name, policy]));
+    if (this.#events.length) this.#show();
   }
 
   #pause(isPaused) {
@@ -148,7 +154,7 @@ export class Denials {
         }
         setText(times, count(row.count));
         setText(rates, rateText(row));
-        setText(reason, `${why(row.last)}${row.last.source === 'store' ? '' : `, decided by ${row.last.source}`}`);
+        setText(reason, `${why(row.last, this.#policies.get(row.policy))}${row.last.source === 'store' ? '' : `, decided by ${row.last.source}`}`);
       },
     };
   }

@@ -88,13 +88,14 @@ export const isCandidate = (policy) => policy.endsWith('.candidate');
 /** Identifies an event. `at` distinguishes restarts, after which `seq` starts again. */
 export const identity = ({ seq, at }) => `${seq} ${at}`;
 
-/** The reason of a denial, or the outcome of a reservation. */
-export function why(event) {
+/** The reason of a denial, or the outcome of a reservation. Events know no calendar: it is that of `policy`, if known. */
+export function why(event, policy) {
   if (event.verdict === 'expired') {
     const charged = event.cost ? `${count(event.cost)} charged` : 'nothing charged';
     return `not settled by ${time(event.until)}: held ${count(event.held)}, ${charged}`;
   }
-  const most = quota(event);
+  const isCalendar = policy?.calendar && policy.window_ms === event.window_ms;
+  const most = quota(isCalendar ? { ...event, calendar: policy.calendar } : event);
   const held = event.held ? `, ${count(event.held)} held` : '';
   const used =
     event.algorithm === 'in-flight'

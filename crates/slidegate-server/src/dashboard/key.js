@@ -249,7 +249,7 @@ export class Key {
     show(byId('key-denials'), state.denials.length > 0);
     setText(byId('key-denials-count'), count(state.denials.length));
     list(byId('key-denials-list'), state.denials, identity, (event) => ({
-      node: el('li', {}, el('time', { datetime: event.at }, time(event.at)), ` ${why(event)}`),
+      node: el('li', {}, el('time', { datetime: event.at }, time(event.at)), ` ${why(event, state)}`),
       update: () => {},
     }));
   }
@@ -260,7 +260,8 @@ export class Key {
     const before = this.#state;
     const body = action.body(action.form ? byId(action.form).elements : null);
     if (action.preview) {
-      const facts = [...action.preview(before, body), ['Affects', `one key: ${before.key} under ${policy}`]];
+      const affects = [`one key: ${before.key} under ${policy}`, await recentText(policy, before.key)];
+      const facts = [...action.preview(before, body), ['Affects', affects.filter(Boolean).join('\n')]];
       const title = byId(action.form).querySelector('button').textContent;
       if (!(await confirmed({ title, facts, action: title }))) return;
     }
@@ -293,6 +294,24 @@ export class Key {
 
   #setBusy(isBusy) {
     document.querySelector('.key-acts').toggleAttribute('aria-busy', isBusy);
+  }
+}
+
+/** What the lists of top keys say about a key; empty if it is in none of them, or they are off. */
+async function recentText(policy, key) {
+  const counted = async ([by, word]) => {
+    const { keys, sampled, period_s: period } = await request(`/v1/top?${new URLSearchParams({ policy, by, limit: 100 })}`);
+    const one = keys.find((one) => one.key === key);
+    if (!one) return '';
+    const most = one.at_most_over ? `${count(one.count - one.at_most_over)} to ${count(one.count)}` : count(one.count);
+    return `${word} ${sampled ? 'about ' : ''}${most} in the last ${period / 60} to ${(2 * period) / 60} minutes`;
+  };
+  try {
+    const texts = await Promise.all([['used', 'cost charged:'], ['denied', 'requests denied:']].map(counted));
+    return texts.filter(Boolean).join('\n');
+  } catch (error) {
+    errorText(error, 'Top keys'); // rethrows bugs of this page
+    return '';
   }
 }
 

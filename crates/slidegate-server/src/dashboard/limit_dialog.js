@@ -30,13 +30,14 @@ export class LimitDialog {
     });
   }
 
-  /** Opens the dialog for a policy. */
-  edit(policy) {
+  /** Opens the dialog for a policy. `recent` says what its limit has done lately. */
+  edit(policy, recent) {
     this.#policy = policy;
     setText(byId('limit-title'), `Limit of ${policy.name}`);
     const { mode, calendar, tiers } = policy;
     const now = [
       `Now ${policyQuota(policy)}${mode === 'shadow' ? ', in shadow' : ''}.`,
+      recent,
       tiers && `Only the limit of everything else is changed here; those by ${tiers.by} are in the config file.`,
       calendar && 'A calendar window is changed in the config file.',
     ];

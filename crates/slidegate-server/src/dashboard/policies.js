@@ -47,6 +47,14 @@ export class Policies {
     return { allowed, denied, shadow };
   }
 
+  /** What the current limit has done in the chosen range; empty if nothing was decided. */
+  #recentText({ name, mode }) {
+    const [allowed, denied, shadow] = Object.values(this.#figures(name)).map(total);
+    const checks = allowed + denied + shadow;
+    const would = mode === 'shadow' ? 'would have denied' : 'denied';
+    return checks && `In the last ${duration(spanMs(this.#history))} this instance ${would} ${count(denied + shadow)} of ${count(checks)} checks.`;
+  }
+
   #exported(policy) {
     const { name, scope, limit, window_ms: windowMs, algorithm, mode, open_reservations: open, held_cost: held } = policy;
     const row = { name, scope: scope.join(' '), limit, window_ms: windowMs, algorithm, mode, open_reservations: open, held };
@@ -82,7 +90,8 @@ export class Policies {
   }
 
   #edit(name) {
-    this.#hooks.editLimit(this.all.find((policy) => policy.name === name));
+    const policy = this.all.find((policy) => policy.name === name);
+    this.#hooks.editLimit(policy, this.#history && this.#recentText(policy));
   }
 
   #row({ name }) {

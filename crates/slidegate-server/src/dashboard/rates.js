@@ -71,6 +71,15 @@ export class Rates {
     options(this.#form.policy, [['', 'All'], ...policies.map(({ name }) => [name, name])]);
   }
 
+  /** Says whose history it is, if there are or may be other instances. */
+  fleetChanged(fleet) {
+    const isOneOfSeveral = Boolean(fleet) && (fleet.instances.length > 1 || Boolean(fleet.error));
+    show(byId('rates-instance'), isOneOfSeveral);
+    if (!isOneOfSeveral) return;
+    const { name } = fleet.instances.find((one) => one.this);
+    setText(byId('rates-instance'), `The chart and the rates of the policies are those of this instance only: ${name}.`);
+  }
+
   choose(policy) {
     this.#form.policy.value = policy;
     this.#update();

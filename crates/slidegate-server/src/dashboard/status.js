@@ -3,7 +3,7 @@
 import { byId, el, fact, list, setText, show } from './dom.js';
 import { HttpError, request } from './api.js';
 import { Panel, errorText } from './panel.js';
-import { ago, count, duration, percent, time } from './format.js';
+import { ago, count, duration, percent, rate, time } from './format.js';
 
 export class Status {
   #panel;
@@ -20,7 +20,7 @@ export class Status {
 
   #draw(status) {
     this.hooks.statusChanged(status);
-    const { version, started_at: startedAt, uptime_ms: uptime, listeners, config, store, memory, traces, changes } = status;
+    const { version, started_at: startedAt, uptime_ms: uptime, listeners, config, store, fleet, memory, traces, changes } = status;
     setText(byId('version'), version);
     const redis = store.kind !== 'memory';
     const facts = [
@@ -35,6 +35,7 @@ export class Status {
             ['Fallback decisions', count(store.fallbacks ?? 0)],
           ]
         : []),
+      ...(fleet ? [['Fleet', fleetText(fleet), Boolean(fleet.error)]] : []),
       [
         'Keys in memory',
         `${count(memory.keys)} of ${count(memory.max_keys)} (${percent(memory.keys, memory.max_keys)})`,
@@ -127,6 +128,14 @@ function storeText({ kind, url, shared, degraded }) {
   if (kind === 'memory') return 'in-process memory';
   const state = degraded ? 'unavailable' : 'healthy';
   return `${kind} ${url ?? ''}, ${shared ? state : 'limits are not shared'}`;
+}
+
+/** The sum of all instances, then one line for each. */
+function fleetText({ instances, error, ...all }) {
+  const rates = (one) => `${rate(one.allowed_per_s)} allowed, ${rate(one.denied_per_s)} denied`;
+  const line = (one) => `${one.name}${one.this ? ' (this)' : ''}: ${rates(one)}${one.degraded ? ', store unavailable' : ''}`;
+  const lines = [`${count(instances.length)} instance${instances.length === 1 ? '' : 's'}: ${rates(all)}`, ...instances.map(line)];
+  return [...lines, error && `others are unknown: ${error}`].filter(Boolean).join('\n');
 }
 
 /** Exported and lost spans. */

@@ -1,6 +1,6 @@
 // Lists of keys: most used, most denied, closest to their limit, and blocked. Counts are estimates with an error bound.
 
-import { byId, el, list, setText } from './dom.js';
+import { byId, el, list, options, setText, show } from './dom.js';
 import { exports } from './exports.js';
 import { Panel } from './panel.js';
 import { ago, compact, count, duration, isCandidate, percent, time } from './format.js';
@@ -33,9 +33,16 @@ export class Top {
     this.refresh();
   }
 
+  /** Keys are those of all instances, unless one of several is chosen. */
+  fleetChanged(fleet) {
+    const instances = fleet?.instances ?? [];
+    show(byId('top-of'), instances.length > 1);
+    options(byId('top-instance'), [['', 'All'], ...instances.map(({ id, name }) => [id, name])]);
+  }
+
   #query() {
-    const policy = byId('top-policy').value;
-    return { ...(policy && { policy }), by: this.#form.elements.by.value, limit: LIMIT };
+    const [policy, instance] = ['top-policy', 'top-instance'].map((id) => byId(id).value);
+    return { ...(policy && { policy }), ...(instance && { instance }), by: this.#form.elements.by.value, limit: LIMIT };
   }
 
   refresh() {

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod browser;
+mod fleet;
 mod report;
 
 use std::io::Write;
@@ -257,6 +258,8 @@ fn a_key_is_looked_up_and_changed() {
     browser.click("#act-reset button");
     browser.until_text("#confirm-facts", "used 5 of 5 / 1h");
     browser.until_text("#confirm-facts", "one key: alice under per-user");
+    browser.until_text("#confirm-facts", "cost charged: 5 in the last 5 to 10 minutes");
+    browser.until_text("#confirm-facts", "requests denied: 2 in the last 5 to 10 minutes");
     browser.click("#confirm-cancel");
     browser.until("!document.getElementById('confirm-dialog').open");
     assert_eq!(fact(&browser, "Used"), "5", "it was only asked");
@@ -322,10 +325,12 @@ fn a_limit_is_edited_confirmed_and_undone() {
     let browser = Browser::start("limit");
     watch(&browser, &server);
     let edit = "#policies-rows tr:first-child button.write";
+    browser.until("document.querySelectorAll('#policies-rows td.n')[1].title.startsWith('1 in ')");
     let limit = || server.get("/v1/policies").json()["policies"][0].clone();
     browser.click(edit);
     browser.until_text("#limit-title", "Limit of per-user");
-    browser.until_text("#limit-now", "Now 3 / 1h sliding-log.");
+    browser.until_text("#limit-now", "Now 3 / 1h sliding-log. In the last ");
+    browser.until_text("#limit-now", " this instance denied 1 of 4 checks.");
     assert_eq!(browser.value("document.querySelector('#limit-form [name=window]').value"), "1h");
     browser.click("#limit-go");
     browser.until_text("#limit-said", "This is the current limit.");
@@ -377,12 +382,14 @@ fn a_limit_is_edited_confirmed_and_undone() {
 #[test]
 fn a_limit_with_a_calendar_or_tiers_keeps_them_when_it_is_edited() {
     let folder = TempDir::new("calendar-and-tiers");
-    let policies = "policies:\n  - {name: monthly, scope: [user], limit: 100, window: month, time_zone: Europe/Berlin}\n  \
+    let policies = "policies:\n  - {name: monthly, scope: [user], limit: 1, window: month, time_zone: Europe/Berlin}\n  \
                     - {name: tiers, scope: [user], window: 1h, limit: {by: plan, values: {free: 10, pro: 10000}, default: 100}}\n";
     let server = Server::start(&["--config", &folder.file("slidegate.yaml", policies)]);
     let browser = Browser::start("calendar");
     watch(&browser, &server);
-    browser.until_text("#policies-rows", "100 / month in Europe/Berlin fixed-window");
+    browser.until_text("#policies-rows", "1 / month in Europe/Berlin fixed-window");
+    traffic(&server, "alice", 2);
+    browser.until_text("#denials-rows", "used 1 of 1 / month in Europe/Berlin; cost 1 fits in ");
     browser.click("#policies-rows tr:first-child button.write");
     browser.until_text("#limit-now", "A calendar window is changed in the config file.");
     browser.until("document.querySelector('#limit-form [name=window]').readOnly");

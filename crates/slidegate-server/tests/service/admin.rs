@@ -545,6 +545,22 @@ fn a_calendar_window_survives_a_change_of_its_limit_and_an_override() {
             json!({ "anchor": 15 }),
             "monthly: 20 per month in Europe/Berlin from day 15 (fixed-window), changed",
         ),
+        (
+            json!({ "window": "month", "time_zone": "Asia/Tokyo" }),
+            "monthly: 20 per month in Asia/Tokyo from day 15 (fixed-window), changed",
+        ),
+        (
+            json!({ "window": "day", "time_zone": "Europe/Berlin" }),
+            "monthly: 20 per day in Europe/Berlin (fixed-window), changed",
+        ),
+        (
+            json!({ "window": "month", "anchor": 15 }),
+            "monthly: 20 per month in Europe/Berlin from day 15 (fixed-window), changed",
+        ),
+        (
+            json!({ "window": "month" }),
+            "monthly: 20 per month in Europe/Berlin from day 15 (fixed-window), changed",
+        ),
     ] {
         let answer = put(&body);
         assert_eq!(answer.status, 200, "{}", answer.body);

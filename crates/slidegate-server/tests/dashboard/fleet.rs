@@ -1,0 +1,75 @@
+//! The page of one instance, where two share a store.
+
+use serde_json::{Value, json};
+use slidegate_testkit::redis::RedisServer;
+use slidegate_testkit::service::Server;
+use slidegate_testkit::{TempDir, until, until_true};
+
+use crate::browser::Browser;
+use crate::{check, confirm, look_up, traffic, watch};
+
+/// Whoever opens the page behind a load balancer does not know which instance serves it.
+#[test]
+fn the_page_of_one_instance_shows_and_changes_the_fleet_and_tells_when_its_store_is_gone() {
+    let (folder, redis) = (TempDir::new("dashboard-fleet"), RedisServer::start());
+    let config = format!(
+        "policies: [{{name: per-user, scope: [user], quota: 100/1h}}]\nstore: {{redis: '{}', deadline: 1s}}\n",
+        redis.url_as_user()
+    );
+    let file = folder.file("slidegate.yaml", config);
+    let [one, two] = [(); 2].map(|()| Server::start(&["--config", &file]));
+    traffic(&one, "alice", 3);
+    traffic(&two, "alice", 4);
+    let instances = until("both know each other", || {
+        let instances = one.get("/v1/status").json()["fleet"]["instances"].clone();
+        Some(instances).filter(|instances| instances.as_array().unwrap().len() == 2)
+    });
+    let other = instances.as_array().unwrap().iter().find(|instance| instance["this"] == false).unwrap();
+
+    let browser = Browser::start("fleet");
+    watch(&browser, &one);
+    browser.until_text("#status-facts", "2 instances: ");
+    for instance in instances.as_array().unwrap() {
+        browser.until_text("#status-facts", instance["name"].as_str().unwrap());
+    }
+    let this = instances.as_array().unwrap().iter().find(|instance| instance["this"] == true).unwrap();
+    let name = this["name"].as_str().unwrap();
+    browser.until_text("#rates-instance", &format!("are those of this instance only: {name}."));
+    let used = |sum: u64| {
+        browser.until(&format!("document.querySelector('#top-rows td.n span')?.innerText === '{sum}'"));
+    };
+    used(7);
+    let choose = |id: &Value| {
+        browser.run(&format!(
+            "const select = document.getElementById('top-instance'); select.value = {id}; \
+             select.dispatchEvent(new Event('change', {{ bubbles: true }}))"
+        ));
+    };
+    choose(&other["id"]);
+    used(4);
+    choose(&json!(""));
+    used(7);
+
+    look_up(&browser, "alice");
+    confirm(&browser, "#act-block button[type=submit]");
+    until_true("it is blocked on the other", || check(&two, &json!({ "user": "alice" })) == 429);
+    browser.expect_silence();
+
+    redis.kill();
+    for width in [1400, 390] {
+        if width == 390 {
+            browser.narrow(width);
+        } else {
+            browser.size(width, 900);
+        }
+        watch(&browser, &one);
+        browser.until_text("#alarm-SlidegateStoreDegraded", "Store unavailable");
+        browser.until_text("#alarm-SlidegateStoreDegraded", &redis.address());
+        browser.until("document.title.startsWith('Store unavailable')");
+        let top = "document.getElementById('alarms').getBoundingClientRect().top < 200";
+        assert_eq!(browser.value(top), true, "above everything else at {width}");
+        assert_eq!(browser.value("document.documentElement.scrollWidth"), width);
+    }
+    redis.restart();
+    browser.until("document.getElementById('alarms').hidden && document.title === 'slidegate'");
+}
