@@ -33,7 +33,7 @@ use names::StatKey;
 pub(crate) use explain::Explanation;
 pub(crate) use folder::Folder;
 pub(crate) use names::denied_key;
-pub(crate) use rule::{Rate, Rule, Unit};
+pub(crate) use rule::{CalendarWindows, Rate, Rule, Unit};
 pub(crate) use settings::{HeaderNames, Settings};
 pub(crate) use statistics::{HitCounter, LimitCounters, RecordedHits, Statistics};
 pub(crate) use watch::{ConfigWatcher, LiveConfig};
@@ -65,10 +65,28 @@ pub(crate) struct ReadOptions {
     pub(crate) merge_domains: bool,
     /// The algorithm of limits that do not set one.
     pub(crate) algorithm: Algorithm,
+    /// What units of an hour and longer are, if not lengths of time.
+    pub(crate) calendar: Option<CalendarWindows>,
     /// How limits that do not set it treat a cost above what remains.
     pub(crate) excess: Excess,
     /// The prefix of every counter key.
     pub(crate) key_prefix: String,
+}
+
+impl ReadOptions {
+    /// The quota of a limit, which may name an algorithm of its own. That decides about the window too:
+    /// only fixed windows follow a calendar.
+    fn quota(&self, rate: Rate, own: Option<Algorithm>) -> Quota {
+        let limit = rate.requests_per_unit.into();
+        let calendar = self.calendar.and_then(|windows| windows.of(rate.unit));
+        match calendar.filter(|_| own.is_none_or(|own| own == Algorithm::FixedWindow)) {
+            Some(calendar) => Quota::calendar(limit, calendar),
+            None => {
+                let quota = Quota::new(limit, rate.unit.window()).expect("every unit is a window");
+                quota.with_algorithm(own.unwrap_or(self.algorithm))
+            }
+        }
+    }
 }
 
 /// Why config files or settings are invalid: one line per error.
@@ -190,7 +208,7 @@ impl EnvoyConfig {
                 policy: &domain.request_limits.policy,
                 key,
                 rate,
-                quota: Some(rate.quota(self.options.algorithm)),
+                quota: Some(self.options.quota(rate, None)),
                 excess: self.options.excess,
                 stat_key: Cow::Owned(names::stat_key(domain_name, parts.iter().map(String::as_str))),
                 counters: &domain.request_limits.counters,
@@ -301,6 +319,8 @@ pub(crate) fn replaced(lookups: &[Lookup<'_>]) -> Vec<bool> {
 
 #[cfg(test)]
 mod tests {
+    use slidegate::Calendar;
+
     use super::*;
 
     fn read(text: &str) -> EnvoyConfig {
@@ -363,6 +383,12 @@ mod tests {
         assert_eq!(found.quota, Some(Quota::per_day(10)));
         assert_eq!((found.policy, found.rule.shadow_mode), ("test-domain..own-limits", false));
         assert_eq!(found.key, "test-domain~key1=value1~subkey1=something~DAY");
+        let berlin =
+            ReadOptions { calendar: Some("Europe/Berlin".parse().unwrap()), ..ReadOptions::default() };
+        let envoy = EnvoyConfig::parse(&[("edge.yaml".to_owned(), LEVELS.to_owned())], berlin).unwrap();
+        let day = Calendar::day().with_time_zone("Europe/Berlin").unwrap();
+        let found = hit(&envoy, "test-domain", &entries, Some(own));
+        assert_eq!(found.quota, Some(Quota::calendar(10, day)));
         assert!(matches!(
             envoy.lookup("foo_domain", &entries, Some(own)),
             Lookup::NoMatch { domain_found: false }

@@ -11,7 +11,7 @@ use super::failure::{Failure, fail};
 use super::output;
 use super::values::excess;
 use crate::config::{Arguments, Config, Outside, SharedStore, Sources};
-use crate::envoy::Settings;
+use crate::envoy::{CalendarWindows, Settings};
 
 /// The environment variable with the path of the config file.
 const CONFIG_VARIABLE: &str = "SLIDEGATE_CONFIG";
@@ -121,6 +121,10 @@ pub(super) struct EnvoyArgs {
     /// Algorithm of limits in those files that name none [default: sliding-log]
     #[arg(long, value_name = "ALGORITHM")]
     envoy_algorithm: Option<Algorithm>,
+    /// Time zone, such as `Europe/Berlin`, in whose calendar units of hour to year of those files begin and
+    /// end, counted by fixed-window. Without it a month is 30 days and a year 365
+    #[arg(long, value_name = "ZONE")]
+    envoy_calendar: Option<CalendarWindows>,
     /// How limits in those files treat hits over the limit by default: `refuse` counts
     /// none; `count` counts all, as envoyproxy/ratelimit does; `charge` admits any cost while
     /// something remains [default: refuse]
@@ -137,12 +141,13 @@ impl EnvoyArgs {
         let mut settings = match (&self.envoy_config, self.envoy_env) {
             (None, false)
                 if self.envoy_algorithm.is_some()
+                    || self.envoy_calendar.is_some()
                     || self.envoy_excess.is_some()
                     || self.envoy_merge_domains =>
             {
                 return fail(
-                    "--envoy-algorithm, --envoy-excess and --envoy-merge-domains require envoyproxy/ratelimit \
-                     files; give their folder with --envoy-config",
+                    "--envoy-algorithm, --envoy-calendar, --envoy-excess and --envoy-merge-domains require \
+                     envoyproxy/ratelimit files; give their folder with --envoy-config",
                 );
             }
             (None, false) => return Ok(None),
@@ -157,6 +162,9 @@ impl EnvoyArgs {
         }
         if let Some(algorithm) = self.envoy_algorithm {
             settings.options.algorithm = algorithm;
+        }
+        if let Some(calendar) = self.envoy_calendar {
+            settings.options.calendar = Some(calendar);
         }
         if let Some(excess) = self.envoy_excess {
             settings.options.excess = excess;

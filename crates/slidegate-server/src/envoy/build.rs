@@ -165,8 +165,7 @@ impl Builder {
         let mut policy = String::new();
         if let Some(rate) = rate {
             policy = names::policy(parent.domain, path);
-            let algorithm = rule.algorithm.unwrap_or(self.config.options.algorithm);
-            self.policy(&policy, rate.quota(algorithm), &rule);
+            self.policy(&policy, self.config.options.quota(rate, rule.algorithm), &rule);
         }
         let parts: Vec<_> = path.iter().map(|(key, value)| node_name(key, value)).collect();
         let stat_key = names::stat_key(parent.domain, parts.iter().map(String::as_str));

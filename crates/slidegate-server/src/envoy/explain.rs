@@ -54,6 +54,9 @@ enum LimitOutcome {
 struct Limited {
     requests_per_unit: u32,
     unit: &'static str,
+    /// If the unit is a calendar window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    time_zone: Option<&'static str>,
     algorithm: &'static str,
     /// What is special about the limit.
     notes: Vec<String>,
@@ -122,11 +125,12 @@ fn explanation(
             note(hit.excess == Excess::Count, "denied hits are charged too");
             let shares = steps.iter().any(|step| step.found.is_some_and(|(node, _)| node.share_threshold));
             note(shares, "all values of the wildcard share one counter");
-            let algorithm = hit.rule.algorithm.unwrap_or(envoy.options.algorithm);
+            let quota = envoy.options.quota(hit.rate, hit.rule.algorithm);
             LimitOutcome::Limited(Limited {
                 requests_per_unit: hit.rate.requests_per_unit,
                 unit: hit.rate.unit.name(),
-                algorithm: algorithm.name(),
+                time_zone: quota.calendar_window().map(|calendar| calendar.time_zone()),
+                algorithm: quota.algorithm().name(),
                 notes,
                 name: hit.rule.name.clone(),
                 replaces: hit.rule.replaces.clone(),
@@ -249,8 +253,20 @@ impl fmt::Display for Explanation {
 
 impl fmt::Display for Limited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { requests_per_unit, unit, algorithm, notes, name, replaces, policy, key, stat_key } = self;
-        writeln!(f, "limit      {requests_per_unit} per {unit} by {algorithm}")?;
+        let Self {
+            requests_per_unit,
+            unit,
+            time_zone,
+            algorithm,
+            notes,
+            name,
+            replaces,
+            policy,
+            key,
+            stat_key,
+        } = self;
+        let zone = time_zone.map_or_else(String::new, |zone| format!(" in {zone}"));
+        writeln!(f, "limit      {requests_per_unit} per {unit}{zone} by {algorithm}")?;
         for note in notes {
             writeln!(f, "           {note}")?;
         }

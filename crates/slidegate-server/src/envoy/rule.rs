@@ -1,9 +1,10 @@
-//! A `rate_limit` and the options beside it, converted to a quota.
+//! A `rate_limit` and the options beside it, and what its unit means.
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use slidegate::{Algorithm, Excess, Quota, reserve::Unsettled};
+use slidegate::{Algorithm, Calendar, Error, Excess, Quota, reserve::Unsettled};
 
 /// Largest estimate: that of a limit.
 const MAX_ESTIMATE: u64 = u32::MAX as u64;
@@ -19,9 +20,9 @@ pub(crate) enum Unit {
     Hour = 3,
     /// 24 hours.
     Day = 4,
-    /// 30 days.
+    /// 30 days, or a month of the calendar.
     Month = 5,
-    /// 365 days.
+    /// 365 days, or a year of the calendar.
     Year = 6,
     /// 7 days.
     Week = 7,
@@ -47,6 +48,14 @@ impl Unit {
         Self::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))
     }
 
+    /// The unit of a quota's window, if it has one.
+    pub(crate) fn of(quota: &Quota) -> Option<Self> {
+        match quota.calendar_window() {
+            Some(calendar) => Self::from_name(calendar.unit()),
+            None => Self::ALL.into_iter().find(|unit| unit.window() == quota.window()),
+        }
+    }
+
     /// The name in upper case: `SECOND`.
     pub(crate) const fn name(self) -> &'static str {
         match self {
@@ -60,7 +69,7 @@ impl Unit {
         }
     }
 
-    /// The length of the window.
+    /// The length of the window, unless it follows a calendar.
     pub(crate) const fn window(self) -> Duration {
         const DAY_SECS: u64 = 86_400;
         Duration::from_secs(match self {
@@ -84,10 +93,36 @@ pub(crate) struct Rate {
     pub(crate) unit: Unit,
 }
 
-impl Rate {
-    pub(super) fn quota(self, algorithm: Algorithm) -> Quota {
-        let quota = Quota::new(self.requests_per_unit.into(), self.unit.window());
-        quota.expect("every unit is a window").with_algorithm(algorithm)
+/// The calendar windows of one time zone: hour, day, week, month and year. Parsed from its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CalendarWindows([Calendar; 5]);
+
+impl CalendarWindows {
+    /// The window of a unit. Seconds and minutes begin at the same time in every zone.
+    pub(super) fn of(self, unit: Unit) -> Option<Calendar> {
+        let [hour, day, week, month, year] = self.0;
+        match unit {
+            Unit::Second | Unit::Minute => None,
+            Unit::Hour => Some(hour),
+            Unit::Day => Some(day),
+            Unit::Week => Some(week),
+            Unit::Month => Some(month),
+            Unit::Year => Some(year),
+        }
+    }
+}
+
+impl FromStr for CalendarWindows {
+    type Err = Error;
+
+    fn from_str(zone: &str) -> Result<Self, Error> {
+        Ok(Self([
+            Calendar::hour().with_time_zone(zone)?,
+            Calendar::day().with_time_zone(zone)?,
+            Calendar::week().with_time_zone(zone)?,
+            Calendar::month().with_time_zone(zone)?,
+            Calendar::year().with_time_zone(zone)?,
+        ]))
     }
 }
 

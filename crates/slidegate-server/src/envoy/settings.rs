@@ -120,6 +120,7 @@ impl Reader<'_> {
                 algorithm: self
                     .read("SLIDEGATE_ENVOY_ALGORITHM", str::parse::<Algorithm>)
                     .unwrap_or_default(),
+                calendar: self.read("SLIDEGATE_ENVOY_CALENDAR", str::parse),
                 excess: self.excess(),
                 key_prefix,
             },
@@ -297,6 +298,7 @@ mod tests {
             ("MERGE_DOMAIN_CONFIG", "T"),
             ("CACHE_KEY_PREFIX", "p"),
             ("SLIDEGATE_ENVOY_ALGORITHM", "fixed-window"),
+            ("SLIDEGATE_ENVOY_CALENDAR", "Europe/Berlin"),
             ("SLIDEGATE_ENVOY_EXCESS", "count"),
             ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
             ("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "true"),
@@ -333,6 +335,7 @@ mod tests {
         let options = ReadOptions {
             merge_domains: true,
             algorithm: Algorithm::FixedWindow,
+            calendar: Some("Europe/Berlin".parse().unwrap()),
             excess: Excess::Count,
             key_prefix: "p".into(),
         };
@@ -415,6 +418,7 @@ mod tests {
                 ("REDIS_TYPE", "MANY"),
                 ("REDIS_URL", "h:1"),
                 ("LOG_LEVEL", "loud"),
+                ("SLIDEGATE_ENVOY_CALENDAR", "Mars"),
                 ("USE_PROMETHEUS", "true"),
                 ("PROMETHEUS_ADDR", "9090"),
                 ("PROMETHEUS_PATH", "/{all}"),
@@ -427,6 +431,8 @@ mod tests {
                 "invalid CONFIG_TYPE `GRPC_XDS_SOTW`: set it to `FILE` or unset it, and put the limits into the folder that \
                  RUNTIME_ROOT or --envoy-config names; a management server (xDS) is not supported",
                 "invalid RUNTIME_IGNOREDOTFILES `maybe`: must be `true` or `false`",
+                "SLIDEGATE_ENVOY_CALENDAR: invalid time zone `Mars`: must be a name of the IANA time zone database, for \
+                 example `Europe/Berlin`",
                 "invalid HOST `here`: must be an IP address, for example `0.0.0.0` or `127.0.0.1`",
                 "invalid GRPC_SERVER_USE_TLS `true`: set GRPC_SERVER_TLS_CERT and GRPC_SERVER_TLS_KEY too",
                 "GRPC_MAX_CONNECTION_AGE: invalid window `long`: unknown unit `long`; use ms, s, m, h, d or w, for \

@@ -220,7 +220,7 @@ mod tests {
     use super::*;
     use crate::caller::Protocol;
     use crate::config::{self, Config};
-    use crate::envoy::{ConfigWatcher, HeaderNames};
+    use crate::envoy::{ConfigWatcher, HeaderNames, ReadOptions, Unit};
 
     const RULES: &str = "
     domain: domain
@@ -231,14 +231,25 @@ mod tests {
       - {key: day, rate_limit: {unit: day, requests_per_unit: 10}}
       - {key: fifteen, rate_limit: {unit: hour, requests_per_unit: 15}}
       - {key: fourteen, rate_limit: {unit: hour, requests_per_unit: 14}}
+      - {key: week, rate_limit: {unit: week, requests_per_unit: 10}}
+      - {key: month, rate_limit: {unit: month, requests_per_unit: 10}}
+      - {key: year, rate_limit: {unit: year, requests_per_unit: 10}}
+      - {key: bucket, metadata: {slidegate: {algorithm: token-bucket}}, rate_limit: {unit: month, requests_per_unit: 10}}
+      - {key: fixed, metadata: {slidegate: {algorithm: fixed-window}}, rate_limit: {unit: month, requests_per_unit: 10}}
     ";
 
     /// A handler with these rules in fixed windows, whose clock is at `secs`.
     fn at(test: &str, secs: u64) -> (RateLimitHandler, ManualClock) {
+        let options = ReadOptions { algorithm: "fixed-window".parse().unwrap(), ..ReadOptions::default() };
+        with_options(test, secs, options)
+    }
+
+    /// A handler with these rules, whose clock is at `secs`.
+    fn with_options(test: &str, secs: u64, options: ReadOptions) -> (RateLimitHandler, ManualClock) {
         let folder = TempDir::new(test);
         folder.file("rules.yaml", RULES);
         let mut settings = Settings::of_folder(folder.path().to_owned());
-        settings.options.algorithm = "fixed-window".parse().unwrap();
+        settings.options = options;
         settings.headers = Some(HeaderNames {
             limit: "RateLimit-Limit".into(),
             remaining: "RateLimit-Remaining".into(),
@@ -299,6 +310,54 @@ mod tests {
             [(Code::Ok, 0, 800)],
             "a peek at a full key is OK"
         );
+    }
+
+    /// 22:30:10 on February 28, 2026 in Berlin, where the clock skips an hour in March.
+    const END_OF_FEBRUARY: u64 = 1_772_314_210;
+
+    /// A customer's month is back when it is on the invoice, whatever counts the short limits.
+    #[tokio::test]
+    async fn a_calendar_has_the_units_of_an_hour_and_longer() {
+        let options =
+            ReadOptions { calendar: Some("Europe/Berlin".parse().unwrap()), ..ReadOptions::default() };
+        let (handler, clock) = with_options("calendar", END_OF_FEBRUARY, options);
+        let keys = ["minute", "hour", "day", "week", "month", "year", "fixed"];
+        let used_up = send(&handler, &keys, 10).await;
+        let resets: Vec<_> = statuses(&used_up).iter().map(|(_, _, reset)| *reset).collect();
+        // That of the minute slides, the others end by the clock on the wall.
+        assert_eq!(resets, [60, 1790, 5390, 91_790, 5390, 26_443_790, 5390]);
+        let units = used_up.statuses.iter().map(|status| status.current_limit.as_ref().unwrap().unit);
+        let units: Vec<_> = units.map(|number| Unit::from_number(number).map(Unit::name)).collect();
+        assert_eq!(
+            units,
+            ["MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "YEAR", "MONTH"].map(Some),
+            "Envoy shows the units of the files"
+        );
+        // A limit that names another algorithm has that, and 30 days.
+        assert_eq!(statuses(&send(&handler, &["bucket"], 10).await), [(Code::Ok, 0, 2_592_000)]);
+
+        clock.advance(Duration::from_secs(5389));
+        let over = send(&handler, &["month"], 1).await;
+        assert_eq!((over.overall_code(), statuses(&over)), (Code::OverLimit, vec![(Code::OverLimit, 0, 1)]));
+        let header = over.response_headers_to_add.iter().find(|header| header.key == "RateLimit-Reset");
+        assert_eq!(header.unwrap().value, "1");
+        clock.advance(Duration::from_secs(1));
+        // March has 31 days less one hour.
+        assert_eq!(statuses(&send(&handler, &["month"], 1).await), [(Code::Ok, 9, 2_674_800)]);
+        assert_eq!(statuses(&send(&handler, &["year"], 1).await)[0].0, Code::OverLimit);
+    }
+
+    /// Without the option nothing may change for those who compare with envoyproxy/ratelimit.
+    #[tokio::test]
+    async fn without_a_calendar_a_month_is_30_days_and_a_year_365() {
+        let (handler, _) = at("lengths", END_OF_FEBRUARY);
+        let response = send(&handler, &["month", "year"], 1).await;
+        let until = |days: u64| days * 86_400 - END_OF_FEBRUARY % (days * 86_400);
+        let resets: Vec<_> = statuses(&response).iter().map(|(_, _, reset)| *reset).collect();
+        assert_eq!(resets, [until(30), until(365)].map(|secs| i64::try_from(secs).unwrap()));
+        let (handler, _) = with_options("sliding", END_OF_FEBRUARY, ReadOptions::default());
+        let response = send(&handler, &["month", "year"], 1).await;
+        assert_eq!(statuses(&response), [(Code::Ok, 9, 30 * 86_400), (Code::Ok, 9, 365 * 86_400)]);
     }
 
     /// The three headers describe the descriptor that limits the client first.

@@ -6,7 +6,6 @@
 //! it from an unset field.
 
 use std::ops::Range;
-use std::time::Duration;
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -333,10 +332,4 @@ fn carried_rate(descriptor: &RateLimitDescriptor) -> Result<Option<Rate>, String
         format!("invalid limit.unit `{}`: must be SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR", limit.unit)
     })?;
     Ok(Some(Rate { requests_per_unit: limit.requests_per_unit, unit }))
-}
-
-/// The protocol's number for a window; 0, which is UNKNOWN, if no unit has this length.
-pub(super) fn unit_number(window: Duration) -> i32 {
-    let mut units = (1..=7).filter_map(Unit::from_number);
-    units.find(|unit| unit.window() == window).map_or(0, Unit::number)
 }

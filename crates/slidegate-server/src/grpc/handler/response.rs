@@ -15,8 +15,8 @@ use envoy_types::pb::google::protobuf;
 use slidegate::{PolicyDecision, Role, Verb, headers::secs_ceil};
 
 use super::denial::{CallDenial, header, wait};
-use super::request::{Decided, DescriptorTarget, unit_number};
-use crate::envoy::HeaderNames;
+use super::request::{Decided, DescriptorTarget};
+use crate::envoy::{HeaderNames, Unit};
 
 /// The outcome of a call.
 #[derive(Debug)]
@@ -120,7 +120,8 @@ fn status(target: &DescriptorTarget<'_>, one: &PolicyDecision<'_>, is_over: bool
         name: name.to_owned(),
         // Most often that of the policy; a key may have an override.
         requests_per_unit: narrow(one.limit()),
-        unit: unit_number(one.quota().window()),
+        // 0 is UNKNOWN.
+        unit: Unit::of(one.quota()).map_or(0, Unit::number),
     };
     let reset_s = i64::try_from(secs_ceil(until_reset(one, is_over))).unwrap_or(i64::MAX);
     DescriptorStatus {

@@ -7,6 +7,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_li
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use envoy_types::pb::google::protobuf::value::Kind;
 use slidegate_testkit::TempDir;
+use slidegate_testkit::clock::ClockOffset;
 use slidegate_testkit::service::Server;
 use tonic::Code as GrpcCode;
 use tonic_health::pb::HealthCheckRequest;
@@ -101,6 +102,30 @@ async fn the_references_files_decide_as_they_do_there() {
     assert_eq!(statuses(&answer), [(Code::Ok, 7)]);
     let elsewhere = RateLimitRequest { domain: "foo_domain".into(), ..request };
     assert_eq!(statuses(&client.should_rate_limit(elsewhere).await.unwrap().into_inner()), [(Code::Ok, 0)]);
+}
+
+/// Billing by the month needs the month of the calendar, in the service as it is started and in what
+/// operators read.
+#[tokio::test]
+async fn a_year_of_the_calendar_ends_at_midnight_in_its_time_zone() {
+    const NEW_YEAR_S: u64 = 1_798_758_000; // 2027-01-01T00:00:00+01:00
+    let folder = TempDir::new("rls-calendar");
+    let clock = ClockOffset::create(folder.path());
+    clock.stand((NEW_YEAR_S - 10) * 1_000_000);
+    let [shim, offset] = clock.variables();
+    let calendar = ("SLIDEGATE_ENVOY_CALENDAR", "Europe/Berlin");
+    let server = in_place(&folder, &[("SLIDEGATE_ENVOY_ALGORITHM", "sliding-log"), calendar, shim, offset]);
+    let mut client = client(&server).await;
+    let key4: &[_] = &[("key4", "x")];
+    let used_up = asked(&mut client, &[key4]).await;
+    assert_eq!(limit(&used_up.statuses[0]), (1, Unit::Year, "key4_rate_limit"));
+    assert_eq!((statuses(&used_up), seconds(&used_up.statuses[0])), (vec![(Code::Ok, 0)], 10));
+    assert_eq!(asked(&mut client, &[key4]).await.overall_code(), Code::OverLimit);
+    let limits = server.get("/rlconfig").body;
+    assert!(limits.contains("test-domain.key4: unit=YEAR requests_per_unit=1,"), "{limits}");
+    clock.stand((NEW_YEAR_S + 1) * 1_000_000);
+    until("the year is over", async || asked(&mut client, &[key4]).await.statuses[0].code() == Code::Ok)
+        .await;
 }
 
 /// What may not deny must not, and what denies only together must not deny alone.

@@ -194,7 +194,7 @@ fn policies_of_ours_stand_beside_their_files_and_survive_a_reload() {
     let output = run(&["serve", "--envoy-algorithm", "token-bucket"]);
     assert_eq!(
         text(&output.stderr),
-        "--envoy-algorithm, --envoy-excess and --envoy-merge-domains require envoyproxy/ratelimit files; give their \
-         folder with --envoy-config\n"
+        "--envoy-algorithm, --envoy-calendar, --envoy-excess and --envoy-merge-domains require envoyproxy/ratelimit \
+         files; give their folder with --envoy-config\n"
     );
 }

@@ -236,6 +236,14 @@ fn the_environment_counts_only_where_it_is_asked() {
     );
     let report = run(&[&asked[..], &["--envoy-algorithm", "token-bucket"]].concat(), &variables);
     assert!(report.contains("\"token-bucket\""), "{report}");
+    assert!(!report.contains("time_zone"), "{report}");
+    let report = run(&asked, &[("SLIDEGATE_ENVOY_CALENDAR", "Asia/Tokyo")]);
+    assert!(
+        report.contains("\"time_zone\": \"Asia/Tokyo\"") && report.contains("\"fixed-window\""),
+        "{report}"
+    );
+    let report = run(&[&asked[..], &["--envoy-calendar", "Europe/Berlin"]].concat(), &variables);
+    assert!(report.contains("\"time_zone\": \"Europe/Berlin\""), "{report}");
     let found =
         run(&asked, &[("BACKEND_TYPE", "memcache"), ("GRPC_PORT", "many"), ("SHADOW_MODE", "perhaps")]);
     assert_eq!(
