@@ -18,7 +18,9 @@ const ALARMS = [
     section: 'SlidegateStoreDegraded',
     title: 'Limits are not shared',
     text: ({ status }) => status.store.degraded && status.store.not_shared,
-    todo: 'Each instance counts alone, by the fallback of each policy. Give the user of the store what is missing.',
+    todo:
+      'Each instance counts alone, by the fallback of each policy. Check that the store runs and can be reached, and ' +
+      'give its user what is missing.',
   },
   {
     name: 'SlidegateStoreDegraded',
