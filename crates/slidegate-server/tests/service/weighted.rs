@@ -8,9 +8,8 @@ const POLICIES: &str = "
 policies:
   - name: spend
     scope: [user]
-    limit: 5
+    limit: { by: plan, values: { team: 500 }, default: 5 }
     window: 1h
-    algorithm: fixed-window
     counts: { input: 0.000002, output: 0.00001 }
     unit: usd
     estimate: 0.05
@@ -102,6 +101,8 @@ fn sums_are_not_those_of_rounded_costs() {
         line("slidegate_policy_limit{policy=\"spend\"}"),
         "slidegate_policy_limit{policy=\"spend\"} 5"
     );
+    let of_team = "slidegate_policy_tier_limit{policy=\"spend\",tier=\"team\"}";
+    assert_eq!(line(of_team), format!("{of_team} 500"));
     let top = server.get("/v1/top?policy=spend").json();
     assert_eq!(top["keys"][0]["count"], 4, "{top}");
     let counts = server.get("/v1/policies").json()["policies"][0]["counts"].clone();

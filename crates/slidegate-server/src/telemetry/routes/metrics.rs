@@ -14,7 +14,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, MetricEncod
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use slidegate::redis::BreakerState;
-use slidegate::{PolicySet, Timestamp, Verb};
+use slidegate::{Policy, PolicySet, Timestamp, Verb};
 use slidegate_config::names;
 
 use super::envoy_metrics::EnvoyMetrics;
@@ -304,6 +304,14 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     let shown = || names::listed(policies).take(MAX_POLICIES);
     let limits = shown().map(|policy| ([("policy", policy.name())], policy.quota().limit()));
     page.gauge("policy_limit", "Maximum cost per window", limits)?;
+    let of_tiers = |policy: &Policy| {
+        let name = policy.name().to_owned();
+        let tiers = policy.tiers().map(|(tier, quota)| (tier.to_owned(), quota.limit()));
+        tiers
+            .map(move |(tier, limit)| ([("policy", name.clone()), ("tier", tier)], limit))
+            .collect::<Vec<_>>()
+    };
+    page.gauge("policy_tier_limit", "Maximum cost per window of a tier", shown().flat_map(of_tiers))?;
     let windows = shown().map(|policy| ([("policy", policy.name())], policy.quota().window().as_secs_f64()));
     let descriptor =
         ("policy_window", "Length of the window, in seconds", Some(&Unit::Seconds), MetricType::Gauge);
