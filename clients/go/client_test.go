@@ -492,3 +492,12 @@ func TestABaseURLWithAPath(t *testing.T) {
 		t.Fatalf("%+v", d)
 	}
 }
+
+// Under a policy that weighs costs, what is used is not less than it is, and what remains not more.
+func TestDecimalsAreRoundedToTheSafeSide(t *testing.T) {
+	server := serve(t, text(200, `{"allowed": true, "limit": 5, "used": 0.22, "held": 0.05, "remaining": 4.73, "cost": 0.000001}`))
+	d := newClient(t, server.URL, slidegate.Options{}).Check(ctx, user("a"))
+	if got := [5]uint64{d.Limit, d.Used, d.Held, d.Remaining, d.Cost}; d.Err != nil || got != [5]uint64{5, 1, 1, 4, 1} {
+		t.Fatal(got, d.Err)
+	}
+}

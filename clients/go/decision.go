@@ -2,6 +2,7 @@ package slidegate
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"net/http"
 	"strings"
@@ -150,11 +151,11 @@ type wireOutcome struct {
 }
 
 type wireUsage struct {
-	Limit        float64 `json:"limit"`
-	Used         float64 `json:"used"`
-	Held         float64 `json:"held"`
-	Remaining    float64 `json:"remaining"`
-	Cost         float64 `json:"cost"`
+	Limit        amount  `json:"limit"`
+	Used         amount  `json:"used"`
+	Held         amount  `json:"held"`
+	Remaining    amount  `json:"remaining"`
+	Cost         amount  `json:"cost"`
 	RetryAfterMS *uint64 `json:"retry_after_ms"`
 	ResetAfterMS uint64  `json:"reset_after_ms"`
 }
@@ -182,8 +183,8 @@ func (w *wireOutcome) outcome() Outcome {
 
 func (w *wireUsage) usage() Usage {
 	u := Usage{
-		Limit: units(math.Floor(w.Limit)), Used: units(math.Ceil(w.Used)), Held: units(math.Ceil(w.Held)),
-		Remaining: units(math.Floor(w.Remaining)), Cost: units(math.Ceil(w.Cost)),
+		Limit: w.Limit.floor(), Used: w.Used.ceil(), Held: w.Held.ceil(),
+		Remaining: w.Remaining.floor(), Cost: w.Cost.ceil(),
 		ResetAfter: millis(w.ResetAfterMS), Never: w.RetryAfterMS == nil,
 	}
 	if !u.Never {
@@ -192,15 +193,31 @@ func (w *wireUsage) usage() Usage {
 	return u
 }
 
+// amount has decimals under policies that weigh costs.
+type amount float64
+
+func (a *amount) UnmarshalJSON(text []byte) error {
+	var number float64
+	if err := json.Unmarshal(text, &number); err != nil {
+		return err
+	}
+	if number < 0 {
+		return fmt.Errorf("amount %s: must be 0 or more", text)
+	}
+	*a = amount(number)
+	return nil
+}
+
+func (a amount) floor() uint64 { return units(math.Floor(float64(a))) }
+
+func (a amount) ceil() uint64 { return units(math.Ceil(float64(a))) }
+
 // units saturates.
 func units(whole float64) uint64 {
-	switch {
-	case whole >= math.MaxUint64:
+	if whole >= math.MaxUint64 {
 		return math.MaxUint64
-	case whole > 0:
-		return uint64(whole)
 	}
-	return 0
+	return uint64(whole)
 }
 
 // millis saturates: 292 years are as good as any longer time.
