@@ -413,7 +413,7 @@ func TestInvalidRequestsAreNeverAllowed(t *testing.T) {
 	}
 }
 
-// A token that is wrong must be told from an outage.
+// A token that is wrong must not look like an outage.
 func TestTokens(t *testing.T) {
 	service := slidegatetest.Start(t, "--config", configWithToken(t))
 	for token, code := range map[string]string{"": slidegate.CodeUnauthorized, "sg_wrong": slidegate.CodeUnauthorized, testToken: ""} {

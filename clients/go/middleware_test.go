@@ -80,7 +80,7 @@ func TestMiddlewareLimitsByAddress(t *testing.T) {
 	}
 }
 
-// Behind a proxy, clients are told apart; of IPv6, networks are, which is up to the policy.
+// Behind a proxy, clients are distinguished; of IPv6, networks are, which is up to the policy.
 func TestMiddlewareBehindAProxy(t *testing.T) {
 	service := startWith(t, "policies: [{name: per-ip, scope: [ip], quota: 1/1h, ipv6_prefix: 64}]")
 	options := slidegate.MiddlewareOptions{TrustedProxies: trusting(t, "loopback")}
@@ -322,7 +322,7 @@ func TestMiddlewareWithoutTheService(t *testing.T) {
 	}
 }
 
-// Who disconnects at once has been charged all the same.
+// Who disconnects at once has still been charged.
 func TestMiddlewareChargesClientsThatDisconnect(t *testing.T) {
 	service := slidegatetest.Start(t, "--policy", "100/1h per user")
 	client := newClient(t, service.URL, slidegate.Options{})

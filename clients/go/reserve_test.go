@@ -120,7 +120,7 @@ func TestCloseSettlesWhatWasRecordedOrCancels(t *testing.T) {
 	}
 }
 
-// The request's context ends with its client; the deferred settlement must be made all the same.
+// The request's context ends with its client; the deferred settlement must still be made.
 func TestCloseSettlesAfterTheContextHasEnded(t *testing.T) {
 	client := newClient(t, startWith(t, tokensAndStreams).URL, slidegate.Options{})
 	r := client.Reserve(ctx, reserve("alice", 1000))

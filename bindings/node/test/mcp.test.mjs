@@ -20,7 +20,7 @@ async function connected(options, config = { inputSchema: { text: z.string() } }
   return (args = { text: "x" }) => client.callTool({ name: "echo", arguments: args });
 }
 
-// A model that is not told to wait asks again at once.
+// A model that gets no wait asks again at once.
 test("a denied call is a tool error that says how long to wait", async () => {
   const call = await connected({ limit: "2/1m" });
   for (let i = 0; i < 2; i++) assert.equal((await call()).content[0].text, "done");

@@ -54,6 +54,7 @@ pub mod quota;
 pub mod text;
 
 mod condition;
+mod counts;
 mod overrides;
 
 pub mod check;

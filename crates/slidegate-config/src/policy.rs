@@ -12,6 +12,7 @@ use slidegate::{
 };
 
 use crate::condition::{self, Condition};
+use crate::counts::{CountsValue, Unit};
 use crate::escalate::{Denials, EscalateSpec, Escalation};
 use crate::names::{CANDIDATE, candidate_of, is_inline};
 use crate::overrides::{self, Overrides, Scope};
@@ -147,23 +148,6 @@ struct LimitByAttribute {
     /// The limit of requests that lack the attribute, or have another value of it.
     default: u64,
 }
-
-// A comment for documentation would be that of the key.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[serde(untagged)]
-enum CountsValue {
-    What(Parsed<Counts>),
-    Weights(Weights),
-}
-
-/// Weights of costs by name.
-#[derive(Debug, Deserialize, JsonSchema)]
-#[schemars(extend(
-    "propertyNames" = {"format": "name"},
-    "maxProperties" = Counts::MAX_WEIGHTS,
-    "x-example" = "input: 0.2, cached: 0.02, output: 1"
-))]
-struct Weights(BTreeMap<String, Parsed<Amount>>);
 
 /// A day of the month, or the attribute that has it.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -316,7 +300,7 @@ impl PolicySpec {
         policy = policy.with_counts(match self.counts {
             None => default,
             Some(CountsValue::What(counts)) => counts.0,
-            Some(CountsValue::Weights(Weights(weights))) => weights_of(weights, section),
+            Some(CountsValue::Weights(weights)) => weights.read(section),
         });
         let counts_requests = *policy.counts() == Counts::Requests;
         let is_weighted = matches!(policy.counts(), Counts::Weighted(_));
@@ -440,60 +424,6 @@ impl Text for Percent {
         let number = text.strip_suffix('%').filter(|digits| digits.bytes().all(|one| one.is_ascii_digit()));
         let percent = number.and_then(|digits| digits.parse().ok()).filter(|one| (1..=100).contains(one));
         percent.map(Self).ok_or_else(String::new)
-    }
-}
-
-/// The weights of a policy, of which those that are too large are reported.
-fn weights_of(weights: BTreeMap<String, Parsed<Amount>>, section: &Section<'_>) -> Counts {
-    let counts = section.child("counts");
-    if weights.is_empty() && counts.node.is_none_or(|node| node.entries().is_empty()) {
-        section.invalid("counts", "has no weights; write for example `counts: {input: 0.2, output: 1}`");
-    }
-    for (name, weight) in weights.iter().filter(|(_, weight)| ***weight > Counts::MAX_WEIGHT.into()) {
-        let most = Counts::MAX_WEIGHT;
-        counts.report(name, format_args!("invalid weight `{}` of `{name}`: must be 0 to {most}", weight.0));
-    }
-    if weights.is_empty() {
-        return Counts::Cost;
-    }
-    Counts::Weighted(
-        weights.into_iter().map(|(name, weight)| (name, weight.0.min(Counts::MAX_WEIGHT.into()))).collect(),
-    )
-}
-
-/// What a unit of cost is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Unit {
-    Known(CostUnit),
-    Other(String),
-}
-
-impl Text for Unit {
-    const FORM: Form = Form::of::<Self>(
-        "unit",
-        "`requests`, `tokens`, `input-tokens`, `output-tokens`, or another word of 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `usd`",
-    )
-    .pattern(NAME.pattern);
-
-    fn parse(text: &str) -> Result<Self, String> {
-        CostUnit::from_name(text)
-            .map_or_else(|| (NAME.check)(text).map(Self::Other), |unit| Ok(Self::Known(unit)))
-    }
-}
-
-impl Text for Counts {
-    const FORM: Form = Form::of::<Self>(
-        "counts",
-        "`cost`, `requests`, or the name of a cost, 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `output`",
-    )
-    .pattern(NAME.pattern);
-
-    fn parse(text: &str) -> Result<Self, String> {
-        match text {
-            "cost" => Ok(Self::Cost),
-            "requests" => Ok(Self::Requests),
-            name => (NAME.check)(name).map(Self::Named),
-        }
     }
 }
 

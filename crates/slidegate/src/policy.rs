@@ -49,7 +49,7 @@ pub struct Policy {
     on_store_error: OnStoreError,
     excess: Excess,
     counts: Counts,
-    /// Whether quotas are in millionths of a unit already: of the copy that stores are told of.
+    /// Whether quotas are in millionths of a unit already: of the copy that stores get.
     is_in_millionths: bool,
     estimate: Option<Amount>,
     /// What is learned of settled costs, if the estimate is.

@@ -67,7 +67,7 @@ struct Rule {
     anchored: HashMap<Quota, [Quota; 31]>,
     /// Quotas of overridden keys by what the store knows them by, for tickets.
     by_id: OnceLock<HashMap<KeyId, Quota>>,
-    /// What stores are told instead, of a policy that counts millionths of a unit.
+    /// The rule with limits in millionths of a unit, which stores get instead, of a policy that weighs costs.
     counted: Option<Box<Self>>,
 }
 
@@ -175,7 +175,7 @@ impl PolicySet {
         &self.rules[at].policy
     }
 
-    /// The policy at a place as stores are told of it: with limits in what it counts.
+    /// The policy at a place as stores get it: with limits in what it counts.
     pub(crate) fn counted_policy(&self, at: usize) -> &Policy {
         &self.rules[at].counted().policy
     }
@@ -243,7 +243,7 @@ impl PolicySet {
         *by_id.get(&key).unwrap_or(&policy.quota)
     }
 
-    /// The policies as stores are told of them, with their numbers, and the quotas of keys with an override.
+    /// The policies as stores get them, with their numbers, and the quotas of keys with an override.
     pub(crate) fn numbered(
         &self,
         secret: &HashSeed,
@@ -560,7 +560,7 @@ impl Rule {
         Ok(Self { policy, number: 0, overrides, blocks, anchored, by_id: OnceLock::new(), counted })
     }
 
-    /// The rule as stores are told of it.
+    /// The rule as stores get it.
     #[inline]
     fn counted(&self) -> &Self {
         self.counted.as_deref().unwrap_or(self)

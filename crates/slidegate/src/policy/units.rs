@@ -13,7 +13,7 @@ impl Policy {
         self.amount(request.cost_of(&self.counts))
     }
 
-    /// One of its quotas in what it counts, as stores are told of it: with limits in millionths of a unit if it
+    /// One of its quotas in what it counts, as stores get it: with limits in millionths of a unit if it
     /// [weighs](Counts::Weighted) costs.
     #[must_use]
     pub fn counted(&self, quota: &Quota) -> Quota {

@@ -32,7 +32,11 @@ const CONFIG: &Table = &[
     ("overrides", &["quota", "section", "values", "yaml"]),
     ("condition", &["overrides", "section", "values", "yaml"]),
     ("escalate", &["section", "values"]),
-    ("policy", &["condition", "escalate", "names", "overrides", "quota", "schema", "section", "values"]),
+    ("counts", &["section", "values"]),
+    (
+        "policy",
+        &["condition", "counts", "escalate", "names", "overrides", "quota", "schema", "section", "values"],
+    ),
     ("added", &["check", "errors", "escalate", "policy", "section", "yaml"]),
     ("text", &["added", "values", "yaml"]),
     ("policies", &["check", "errors", "escalate", "policy", "schema", "section", "values", "yaml"]),

@@ -142,7 +142,7 @@ impl<'a> Shared<'a> {
         tested
     }
 
-    /// What the servers do not let scripts do, where limits are shared all the same.
+    /// What the servers do not let scripts do, where limits are shared nevertheless.
     pub(crate) fn restriction(self) -> Option<&'static str> {
         let is_coarse = self.redis().stats().clock_resolution_us > 1;
         is_coarse.then_some("scripts may not call `time`: charges count for their window and up to 2 ms")

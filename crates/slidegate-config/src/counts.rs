@@ -1,0 +1,88 @@
+//! What of a request a policy counts: its cost, a cost by name, or weights of costs, and in which unit.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use slidegate::{Amount, CostUnit, Counts};
+
+use crate::section::Section;
+use crate::values::{Form, NAME, Parsed, Text};
+
+// A comment for documentation would be that of the key.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub(crate) enum CountsValue {
+    What(Parsed<Counts>),
+    Weights(Weights),
+}
+
+/// Weights of costs by name.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[schemars(extend(
+    "propertyNames" = {"format": "name"},
+    "maxProperties" = Counts::MAX_WEIGHTS,
+    "x-example" = "input: 0.2, cached: 0.02, output: 1"
+))]
+pub(crate) struct Weights(BTreeMap<String, Parsed<Amount>>);
+
+impl Weights {
+    /// The weights, of which those that are too large are reported.
+    pub(crate) fn read(self, section: &Section<'_>) -> Counts {
+        let Self(weights) = self;
+        let counts = section.child("counts");
+        if weights.is_empty() && counts.node.is_none_or(|node| node.entries().is_empty()) {
+            section.invalid("counts", "has no weights; write for example `counts: {input: 0.2, output: 1}`");
+        }
+        for (name, weight) in weights.iter().filter(|(_, weight)| ***weight > Counts::MAX_WEIGHT.into()) {
+            let most = Counts::MAX_WEIGHT;
+            counts
+                .report(name, format_args!("invalid weight `{}` of `{name}`: must be 0 to {most}", weight.0));
+        }
+        if weights.is_empty() {
+            return Counts::Cost;
+        }
+        Counts::Weighted(
+            weights
+                .into_iter()
+                .map(|(name, weight)| (name, weight.0.min(Counts::MAX_WEIGHT.into())))
+                .collect(),
+        )
+    }
+}
+
+/// What a unit of cost is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Known(CostUnit),
+    Other(String),
+}
+
+impl Text for Unit {
+    const FORM: Form = Form::of::<Self>(
+        "unit",
+        "`requests`, `tokens`, `input-tokens`, `output-tokens`, or another word of 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `usd`",
+    )
+    .pattern(NAME.pattern);
+
+    fn parse(text: &str) -> Result<Self, String> {
+        CostUnit::from_name(text)
+            .map_or_else(|| (NAME.check)(text).map(Self::Other), |unit| Ok(Self::Known(unit)))
+    }
+}
+
+impl Text for Counts {
+    const FORM: Form = Form::of::<Self>(
+        "counts",
+        "`cost`, `requests`, or the name of a cost, 1 to 64 of the characters A-Z a-z 0-9 _ . -, for example `output`",
+    )
+    .pattern(NAME.pattern);
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "cost" => Ok(Self::Cost),
+            "requests" => Ok(Self::Requests),
+            name => (NAME.check)(name).map(Self::Named),
+        }
+    }
+}
