@@ -71,6 +71,12 @@ impl Browser {
     }
 
     fn command(&self, method: &str, path: &str, body: &Value) -> Value {
+        self.try_command(method, path, body)
+            .unwrap_or_else(|refusal| panic!("{method} {path} {body}: {refusal}"))
+    }
+
+    /// The driver's value, or its refusal as it is.
+    fn try_command(&self, method: &str, path: &str, body: &Value) -> Result<Value, String> {
         let url = format!("http://127.0.0.1:{}{path}", self.driver.port);
         let answer = match method {
             "GET" => self.agent.get(&url).call(),
@@ -79,9 +85,11 @@ impl Browser {
         };
         let mut answer = answer.unwrap_or_else(|error| panic!("chromedriver: {error} at {method} {path}"));
         let text = answer.body_mut().read_to_string().expect("chromedriver answers with text");
-        assert!(answer.status().is_success(), "{method} {path} {body}: {text}");
+        if !answer.status().is_success() {
+            return Err(text);
+        }
         let mut value: Value = serde_json::from_str(&text).expect("chromedriver answers with JSON");
-        value["value"].take()
+        Ok(value["value"].take())
     }
 
     fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
@@ -131,24 +139,41 @@ impl Browser {
         text.as_str().expect("elements have text").to_owned()
     }
 
-    fn element(&self, selector: &str) -> String {
-        let found = self.ask("POST", "/element", &json!({ "using": "css selector", "value": selector }));
+    fn element(&self, selector: &str) -> Result<String, String> {
+        self.until(&format!("document.querySelector({})", json!(selector)));
+        let path = format!("/session/{}/element", self.session);
+        let found =
+            self.try_command("POST", &path, &json!({ "using": "css selector", "value": selector }))?;
         let (_, id) = found.as_object().and_then(|one| one.iter().next()).expect("one reference");
-        id.as_str().expect("a reference is text").to_owned()
+        Ok(id.as_str().expect("a reference is text").to_owned())
     }
 
-    /// Presses it as a pointer would: it must be there, visible, and not below something else.
+    /// Presses it as a pointer would: it must be there after a while, visible, and not below
+    /// something else. Rows that the page draws again between the look and the press are looked for
+    /// again.
     pub(crate) fn click(&self, selector: &str) {
-        self.value(&format!(
-            "document.querySelector({}).scrollIntoView({{ block: 'center', behavior: 'instant' }})",
+        let scroll = format!(
+            "document.querySelector({})?.scrollIntoView({{ block: 'center', behavior: 'instant' }})",
             json!(selector)
-        ));
-        self.ask("POST", &format!("/element/{}/click", self.element(selector)), &json!({}));
+        );
+        for _ in 0..MOST_LOOKS {
+            let pressed = self.element(selector).and_then(|element| {
+                self.value(&scroll);
+                let path = format!("/session/{}/element/{element}/click", self.session);
+                self.try_command("POST", &path, &json!({}))
+            });
+            match pressed {
+                Ok(_) => return,
+                Err(refusal) if is_gone(&refusal) => {}
+                Err(refusal) => panic!("{selector} cannot be pressed: {refusal}"),
+            }
+        }
+        panic!("{selector} is drawn again whenever it is pressed");
     }
 
     /// Types into a field instead of what is there.
     pub(crate) fn fill(&self, selector: &str, text: &str) {
-        let element = self.element(selector);
+        let element = self.element(selector).unwrap_or_else(|refusal| panic!("{selector}: {refusal}"));
         self.ask("POST", &format!("/element/{element}/clear"), &json!({}));
         self.ask("POST", &format!("/element/{element}/value"), &json!({ "text": text }));
     }
@@ -225,6 +250,11 @@ impl Browser {
     pub(crate) fn expect_silence(&self) {
         assert_eq!(self.console(), [""; 0]);
     }
+}
+
+/// Whether the page took the element away between two commands.
+fn is_gone(refusal: &str) -> bool {
+    ["stale element reference", "no such element"].iter().any(|error| refusal.contains(error))
 }
 
 impl Drop for Browser {
