@@ -24,6 +24,8 @@ pub(crate) struct KeySpace {
     pub(crate) scope: Vec<String>,
     /// How many bits of an IPv6 address count.
     pub(crate) ipv6_prefix: Ipv6Prefix,
+    /// Whether usage is counted in millionths of a unit. It is kept apart from usage in units.
+    pub(crate) in_millionths: bool,
 }
 
 /// The values of a policy's scope in one request: what the policy counts by.
@@ -345,7 +347,8 @@ mod tests {
         let scope: Vec<_> = (0..values.len()).map(|n| n.to_string()).collect();
         let values = values.iter().map(|value| -> Value<'v> { (*value).into() });
         let request = scope.iter().zip(values).fold(Request::new(), |r, (name, value)| r.with(name, value));
-        let space = KeySpace { policy: "p".to_owned(), scope: scope.clone(), ipv6_prefix };
+        let space =
+            KeySpace { policy: "p".to_owned(), scope: scope.clone(), ipv6_prefix, in_millionths: false };
         let key = Key { space: &space, request: &request };
         (key.id(secret), key.to_string())
     }

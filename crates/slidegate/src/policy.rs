@@ -49,8 +49,6 @@ pub struct Policy {
     on_store_error: OnStoreError,
     excess: Excess,
     counts: Counts,
-    /// Whether quotas are in millionths of a unit already: of the copy that stores get.
-    is_in_millionths: bool,
     estimate: Option<Amount>,
     /// What is learned of settled costs, if the estimate is.
     settled_costs: Option<Arc<SettledCosts>>,
@@ -90,14 +88,18 @@ impl Policy {
             )));
         }
         Ok(Self {
-            keys: KeySpace { policy: name, scope: Vec::new(), ipv6_prefix: Ipv6Prefix::default() },
+            keys: KeySpace {
+                policy: name,
+                scope: Vec::new(),
+                ipv6_prefix: Ipv6Prefix::default(),
+                in_millionths: false,
+            },
             when: Vec::new(),
             quota,
             enforced: true,
             on_store_error: OnStoreError::default(),
             excess: Excess::default(),
             counts: Counts::default(),
-            is_in_millionths: false,
             estimate: None,
             settled_costs: None,
             unsettled: None,

@@ -193,7 +193,7 @@ fn a_damaged_snapshot_is_rejected_loudly_and_kept() {
     let cases = [
         (&whole[..whole.len() - 5], "is cut off or damaged"),
         (&flipped, "its checksum is wrong"),
-        (&newer, "the snapshot has format 9, and this release reads 3"),
+        (&newer, "the snapshot has format 9, and this release reads 4"),
         (b"something else", "the file is not a snapshot of slidegate"),
     ];
     for (number, (content, why)) in cases.into_iter().enumerate() {

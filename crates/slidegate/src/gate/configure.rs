@@ -20,19 +20,18 @@ impl<S: Store> Gate<S> {
     /// Activates other policies. A request is decided under the old set or the new one, never under
     /// parts of both. Usage is kept by policy name. It counts by the old quota until now and by the
     /// new one from now on. In a shared store that happens with the next decision on a key. It
-    /// starts afresh if the scope or the algorithm changes.
+    /// starts afresh if the scope or the algorithm changes, or if the policy begins or ceases to
+    /// [weigh](crate::Counts::Weighted) costs.
     ///
     /// Takes time proportional to the number of keys in this process's memory, while decisions go
     /// on.
     ///
     /// # Errors
-    /// If a limit is too large for the store, or a policy [weighs](crate::Counts::Weighted) costs and did not before,
-    /// or the other way round: what its keys have used would be misread. The old set stays active. A
-    /// [`MemoryStore`](crate::MemoryStore) takes any limit.
+    /// If a limit is too large for the store. The old set stays active. A [`MemoryStore`](crate::MemoryStore) takes any
+    /// limit.
     pub fn configure(&self, mut policies: PolicySet) -> Result<(), Error> {
         check(&policies, &self.store)?;
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-        same_units(&self.policies.load(), &policies)?;
         numbers.number(&mut policies);
         policies.keep_learned(&self.policies.load());
         let new = Arc::new(policies);
@@ -70,18 +69,4 @@ fn check_policy(policy: &Policy, store: &impl Store) -> Result<(), Error> {
     let mut quotas = policy.quotas();
     let checked = quotas.try_for_each(|quota| store.check_quota(&policy.counted(quota)));
     checked.map_err(|error| Error::policy(format!("policy `{}`: {error}", policy.name())))
-}
-
-/// Whether policies of one name count in one unit.
-fn same_units(old: &PolicySet, new: &PolicySet) -> Result<(), Error> {
-    let known = |policy: &&Policy| {
-        let known = old.by_name(policy.name());
-        known.is_some_and(|known| known.counts().is_weighted() != policy.counts().is_weighted())
-    };
-    let Some(changed) = new.iter().find(known) else { return Ok(()) };
-    Err(Error::policy(format!(
-        "policy `{}`: weights of costs cannot be added or removed, as what its keys have used would be misread; give \
-         the policy another name",
-        changed.name()
-    )))
 }

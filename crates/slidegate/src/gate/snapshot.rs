@@ -93,6 +93,7 @@ impl<S: InMemory> Gate<S> {
                             number,
                             name: policy.name().to_owned(),
                             scope: policy.scope().to_vec(),
+                            in_millionths: policy.counts().is_weighted(),
                             quota: policy.quota().fields(),
                             overrides: overrides.map(|(id, quota)| (id.to_saved(), quota.fields())).collect(),
                         }
@@ -115,8 +116,8 @@ impl<S: InMemory> Gate<S> {
     /// it was written. The store must be [built for it](crate::store::MemoryStoreBuilder::for_snapshot).
     /// `None` if there is no snapshot.
     ///
-    /// Keys belong to a policy by its name and scope. A changed limit or window applies to them as
-    /// after [`configure`](Self::configure), and under another algorithm they start afresh. Keys that
+    /// Keys belong to a policy by its name, its scope, and whether it weighs costs. A changed limit or window applies to
+    /// them as after [`configure`](Self::configure), and under another algorithm they start afresh. Keys that
     /// were used already are left as they are: restore before the first decision. Policies cannot be
     /// configured meanwhile.
     ///
@@ -128,6 +129,10 @@ impl<S: InMemory> Gate<S> {
         let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         let policies = self.policies.load_full();
         let quotas = policies.quotas(memory.secret());
-        file.restore(memory, |name, scope| numbers.get(name, scope), |policy, key| quotas.of(policy, key))
+        file.restore(
+            memory,
+            |name, scope, in_millionths| numbers.get(name, scope, in_millionths),
+            |policy, key| quotas.of(policy, key),
+        )
     }
 }

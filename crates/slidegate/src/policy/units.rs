@@ -39,7 +39,7 @@ impl Policy {
     /// If the weights or a limit are out of range.
     pub(super) fn in_millionths(&self) -> Result<Option<Self>, Error> {
         let Counts::Weighted(weights) = &self.counts else { return Ok(None) };
-        if self.is_in_millionths {
+        if self.keys.in_millionths {
             return Ok(None);
         }
         let invalid = |what: String| Err(Error::policy(format!("policy `{}`: invalid {what}", self.name())));
@@ -65,8 +65,9 @@ impl Policy {
                 "limit `{largest}`: a policy that weighs costs counts millionths; must be at most {most}"
             ));
         }
-        let counted = self.clone().map_quotas(|quota| self.counted(quota));
-        Ok(Some(Self { is_in_millionths: true, ..counted }))
+        let mut counted = self.clone().map_quotas(|quota| self.counted(quota));
+        counted.keys.in_millionths = true;
+        Ok(Some(counted))
     }
 
     /// Sets what a unit of cost is. Header styles that have fields for each unit need it, see

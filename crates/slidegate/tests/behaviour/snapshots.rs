@@ -365,8 +365,8 @@ fn every_flipped_bit_and_every_cut_is_detected() {
         "the file is not a snapshot of slidegate"
     );
     let mut newer = whole.clone();
-    newer[8] = 4;
-    assert_eq!(assert_damaged(&newer, "newer".into()), "the snapshot has format 4, and this release reads 3");
+    newer[8] = 5;
+    assert_eq!(assert_damaged(&newer, "newer".into()), "the snapshot has format 5, and this release reads 4");
 }
 
 /// Snapshots are written while clients are served: none of what was charged before is missing, and

@@ -5,10 +5,12 @@ use std::time::Duration;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use slidegate::reserve::Unsettled;
+use slidegate::store::SnapshotFile;
 use slidegate::{
     Algorithm, Amount, Amounts, Counts, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request,
     Timestamp, Verb,
 };
+use slidegate_testkit::TempDir;
 
 const LIMIT: u64 = 5;
 const MILLION: u64 = 1_000_000;
@@ -187,22 +189,34 @@ fn usage_is_kept_when_limits_change() {
     }
 }
 
-/// Five units would be five millionths, and four million millionths four million units.
+/// Five units would be five millionths, and four million millionths four million units: in a running gate, and after a
+/// restart with other policies.
 #[test]
-fn weights_are_not_added_to_a_policy_with_usage() {
+fn usage_in_units_and_in_millionths_is_kept_apart() {
     let clock = ManualClock::at(Timestamp::from_secs(1_700_000_000));
+    let set = |policy| PolicySet::new([policy]).unwrap();
+    let plain = || spend(Algorithm::SlidingLog).with_counts(Counts::Cost);
+    let used = |gate: &Gate| gate.peek(&alice(&[("output", 1)])).strictest().unwrap().used();
     let gate = gate([spend(Algorithm::SlidingLog)], &clock);
-    let plain = || PolicySet::new([spend(Algorithm::SlidingLog).with_counts(Counts::Cost)]).unwrap();
     assert!(gate.check(&alice(&[("output", 4)])).is_allowed());
-    let error = gate.configure(plain()).unwrap_err().to_string();
-    assert!(error.contains("give the policy another name"), "{error}");
-    assert_eq!(
-        gate.peek(&alice(&[("output", 1)])).strictest().unwrap().used(),
-        4,
-        "the old policy is active"
-    );
+
+    let folder = TempDir::new("weights-restart");
+    let mut file = SnapshotFile::open(folder.path().join("usage")).unwrap();
+    gate.save_to(&mut file, &[]).unwrap();
+    for (policy, expected) in [(plain(), 0), (spend(Algorithm::SlidingLog), 4)] {
+        assert!(file.read().unwrap());
+        let store = MemoryStore::builder().clock(clock.clone()).for_snapshot(&file).build();
+        let restarted = Gate::with_memory(set(policy), store);
+        restarted.restore(&mut file).unwrap().unwrap();
+        assert_eq!(used(&restarted), expected);
+    }
+
+    gate.configure(set(plain())).unwrap();
+    assert_eq!(used(&gate), 0);
+    assert!(gate.check(&alice(&[("output", 5)])).is_allowed());
     let heavier = Counts::Weighted(vec![("output".to_owned(), 2.into())]);
-    gate.configure(PolicySet::new([spend(Algorithm::SlidingLog).with_counts(heavier)]).unwrap()).unwrap();
+    gate.configure(set(spend(Algorithm::SlidingLog).with_counts(heavier))).unwrap();
+    assert_eq!(used(&gate), 4, "other weights leave what was charged as it was charged");
     assert!(gate.check(&alice(&[("output", 1)])).is_denied(), "4 of 5 are used, and it weighs 2");
 }
 

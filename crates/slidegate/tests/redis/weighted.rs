@@ -1,6 +1,6 @@
 //! Weighted costs that instances share: fractions of a unit add up exactly in the server.
 
-use slidegate::{Algorithm, Counts, Policy, Quota, Request};
+use slidegate::{Algorithm, Counts, Policy, PolicySet, Quota, Request};
 use slidegate_testkit::redis::RedisServer;
 
 use crate::callers::{gate, options};
@@ -57,4 +57,28 @@ async fn fractions_of_several_instances_add_up() {
             "{algorithm}"
         );
     }
+}
+
+/// After a deployment that adds weights, or takes them back, five units must not be five millionths, nor four million
+/// millionths four million units.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn usage_in_units_and_in_millionths_is_kept_apart() {
+    let server = RedisServer::start();
+    let policy = |counts| Policy::new("spend", Quota::per_day(5)).unwrap().with_counts(counts);
+    let weighted = || policy(Counts::Weighted(vec![("output".to_owned(), 1.into())]));
+    let units = gate([policy(Counts::Cost)], options(&server.url()));
+    let millionths = gate([weighted()], options(&server.url()));
+    let cost = |cost| Request::new().with_cost([("output", cost)]);
+    assert!(units.check_async(&Request::new().with_cost(5)).await.is_allowed());
+    assert!(millionths.check_async(&cost(4)).await.is_allowed());
+    for (gate, used) in [(&units, 5), (&millionths, 4)] {
+        let asked = cost(1);
+        let decisions = gate.peek_async(&asked).await;
+        assert_eq!((decisions.strictest().unwrap().used(), decisions.error()), (used, None));
+    }
+    units.configure(PolicySet::new([weighted()]).unwrap()).unwrap();
+    let asked = cost(1);
+    assert_eq!(units.peek_async(&asked).await.strictest().unwrap().used(), 4);
+    let forgotten = units.reset_policy_async("spend").await.unwrap();
+    assert_eq!(forgotten, 2, "the usage of a policy is all usage under its name");
 }

@@ -21,6 +21,8 @@ const PREFIX: &str = "sg1:";
 const ONCE: &str = "sg1:once:{";
 /// Prefix of the usage of keys that have holds. No key of a policy begins so.
 const USAGE: &str = "sg1:usage:{";
+/// Before the id of a key whose usage is in millionths of a unit. No id begins so.
+const MILLIONTHS: u8 = b'%';
 /// Begins the first part of the store's internal names. No policy's name may contain this
 /// character.
 const INTERNAL: char = '~';
@@ -60,6 +62,9 @@ impl Names {
         }
         name.extend_from_slice(policy.as_bytes());
         name.push(b':');
+        if key.space.in_millionths {
+            name.push(MILLIONTHS);
+        }
         let start = name.len();
         if self.always_hashed && !key.space.scope.is_empty() || !push_plain(&mut name, key) {
             name.truncate(start);
@@ -236,9 +241,15 @@ mod tests {
         let scope: Vec<_> = (0..values.len()).map(|n| n.to_string()).collect();
         let values = values.iter().map(|value| -> Value<'v> { (*value).into() });
         let request = scope.iter().zip(values).fold(Request::new(), |r, (name, value)| r.with(name, value));
-        let space =
-            KeySpace { policy: "p".to_owned(), scope: scope.clone(), ipv6_prefix: Ipv6Prefix::default() };
-        names.name(&Key { space: &space, request: &request })
+        let (policy, ipv6_prefix) = ("p".to_owned(), Ipv6Prefix::default());
+        let mut space = KeySpace { policy, scope: scope.clone(), ipv6_prefix, in_millionths: false };
+        let name = names.name(&Key { space: &space, request: &request });
+        space.in_millionths = true;
+        let in_millionths = names.name(&Key { space: &space, request: &request });
+        let id = name.iter().position(|byte| *byte == b'%');
+        assert_eq!(id, None, "no id begins with the mark of millionths");
+        assert!(in_millionths.contains(&b'%') && Names::is_of("p", &in_millionths));
+        name
     }
 
     /// Two users with one name would share a limit; an id that opens a hash tag would choose its

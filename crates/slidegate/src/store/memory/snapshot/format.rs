@@ -12,7 +12,7 @@ use crate::quota::{Algorithm, QuotaFields, SavedAlgorithm};
 /// The first bytes of every snapshot.
 pub(super) const MAGIC: [u8; 8] = *b"slidgate";
 /// The version of the format that this release writes, and the only one that it reads.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 4;
 /// Bytes before the first block: the magic and the version.
 pub(super) const PREAMBLE_BYTES: u64 = 12;
 /// Bytes after the last block: how long writing took, and the checksum.
@@ -62,6 +62,8 @@ pub(crate) struct SavedPolicy {
     pub(crate) number: u32,
     pub(crate) name: String,
     pub(crate) scope: Vec<String>,
+    /// Whether its usage and quotas are in millionths of a unit.
+    pub(crate) in_millionths: bool,
     pub(crate) quota: QuotaFields,
     /// By identity of the key.
     pub(crate) overrides: Vec<([u8; 16], QuotaFields)>,

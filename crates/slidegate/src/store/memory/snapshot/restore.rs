@@ -66,12 +66,12 @@ impl VerifiedSnapshot {
 
 impl SnapshotFile {
     /// Restores what was read, if anything was, to a store in which policies are known by the number
-    /// that `number_of` returns for their name and scope. `quota_of` returns the quota of a key, if its
+    /// that `number_of` returns for their name, their scope, and whether they count millionths. `quota_of` returns the quota of a key, if its
     /// policy is active.
     pub(crate) fn restore(
         &mut self,
         memory: &MemoryStore,
-        number_of: impl Fn(&str, &[String]) -> Option<u32>,
+        number_of: impl Fn(&str, &[String], bool) -> Option<u32>,
         quota_of: impl Fn(u32, KeyId) -> Option<Quota>,
     ) -> Result<Option<RestoredSnapshot>, SnapshotError> {
         let Some(VerifiedSnapshot { file, header, took_us, records }) = &mut self.found else {
@@ -175,7 +175,7 @@ struct FormerKey {
     has_inline: bool,
 }
 
-impl<N: Fn(&str, &[String]) -> Option<u32>, Q: Fn(u32, KeyId) -> Option<Quota>> Restorer<'_, N, Q> {
+impl<N: Fn(&str, &[String], bool) -> Option<u32>, Q: Fn(u32, KeyId) -> Option<Quota>> Restorer<'_, N, Q> {
     /// Restores the next record. `None` if it is malformed.
     fn record(&mut self, input: &mut &[u8]) -> Option<()> {
         match take(input)? {
@@ -195,7 +195,7 @@ impl<N: Fn(&str, &[String]) -> Option<u32>, Q: Fn(u32, KeyId) -> Option<Quota>> 
 
     fn policy(&self, saved: SavedPolicy) -> Option<(u32, Former)> {
         let overrides = saved.overrides.into_iter().map(|(key, quota)| Some((key, quota.quota()?)));
-        let number = (self.number_of)(&saved.name, &saved.scope);
+        let number = (self.number_of)(&saved.name, &saved.scope, saved.in_millionths);
         let former =
             Former { number, quota: saved.quota.quota()?, overrides: overrides.collect::<Option<_>>()? };
         Some((saved.number, former))
