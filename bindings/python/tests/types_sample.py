@@ -22,7 +22,7 @@ def limiter() -> None:
 
 def gate() -> None:
     one = Gate([{"name": "tokens", "scope": ["user"], "quota": "100/1m"}])
-    assert_type(one.check({"user": "alice"}, cost={"input": 1}).remaining, int)
+    assert_type(one.check({"user": "alice"}, cost={"input": 1}).remaining, float)
     with one.reserve({"user": "alice"}, cost=4096, ttl=timedelta(seconds=30)) as reservation:
         assert_type(reservation, Reservation)
         reservation.record(12)

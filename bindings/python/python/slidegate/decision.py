@@ -23,7 +23,10 @@ def wait(microseconds: int | None) -> timedelta | None:
 
 
 class PolicyDecision:
-    """The decision of one policy. Numbers are in units of cost."""
+    """The decision of one policy. Numbers are in units of cost.
+
+    Of a client of the service, `used`, `held`, `remaining` and `cost` have decimals under a policy that weighs costs.
+    """
 
     __slots__ = (
         "policy", "key", "allowed", "enforced", "limit", "used", "held", "remaining", "cost",
@@ -39,12 +42,12 @@ class PolicyDecision:
     limit: int
     #: The window, or the lease of a permit. `None` after a change to a reservation.
     window: timedelta | None
-    used: int
+    used: float
     #: What open reservations hold. `remaining` is without it.
-    held: int
-    remaining: int
+    held: float
+    remaining: float
     #: What this call charged or refunded.
-    cost: int
+    cost: float
     #: `over_limit`, `blocked`, `too_many_holds`, `store_full` or `store_unavailable`; `None` if it is allowed.
     reason: str | None
     #: `store`, `cached`, `local`, `allow` or `deny`.
@@ -61,10 +64,10 @@ class PolicyDecision:
         enforced: bool = True,
         limit: int = 0,
         window: timedelta | None = None,
-        used: int = 0,
-        held: int = 0,
-        remaining: int = 0,
-        cost: int = 0,
+        used: float = 0,
+        held: float = 0,
+        remaining: float = 0,
+        cost: float = 0,
         retry_after_us: int | None = 0,
         reset_after_us: int = 0,
         reason: str | None = None,
@@ -173,20 +176,20 @@ class Decision(metaclass=ABCMeta):
         return self._strictest.limit
 
     @property
-    def used(self) -> int:
+    def used(self) -> float:
         return self._strictest.used
 
     @property
-    def held(self) -> int:
+    def held(self) -> float:
         """What open reservations hold. `remaining` is without it."""
         return self._strictest.held
 
     @property
-    def remaining(self) -> int:
+    def remaining(self) -> float:
         return self._strictest.remaining
 
     @property
-    def cost(self) -> int:
+    def cost(self) -> float:
         """What this call charged or refunded."""
         return self._strictest.cost
 

@@ -62,9 +62,9 @@ class SlidegateStorage(Storage, MovingWindowSupport):
         if used.used == 0:
             return time.time(), 0
         # The oldest entry ends when one more than what remains fits.
-        oldest = self._peek(key, limit, expiry, min(used.remaining + 1, limit))
+        oldest = self._peek(key, limit, expiry, min(int(used.remaining) + 1, limit))
         left = oldest.retry_after or timedelta(0)
-        return time.time() + left.total_seconds() - expiry, used.used
+        return time.time() + left.total_seconds() - expiry, int(used.used)
 
     def _peek(self, key: str, limit: int, expiry: int, amount: int) -> Decision:
         return self._engine.run(Job.decide("peek", {"key": key}, amount, None, None, f"{limit}/{expiry}s"))

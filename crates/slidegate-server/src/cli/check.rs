@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use ureq::http::Method;
 
 use super::failure::{Failure, fail};
-use super::values::{attribute, cost};
+use super::values::{attribute, costs};
 use super::{client, output};
 
 #[derive(Debug, Args)]
@@ -15,9 +15,9 @@ pub(super) struct CheckArgs {
     /// Attributes of the request, such as `user=alice`
     #[arg(required = true, value_name = "NAME=VALUE", value_parser = attribute)]
     attributes: Vec<(String, String)>,
-    /// Cost of the request
-    #[arg(long, default_value = "1", value_parser = cost, allow_hyphen_values = true)]
-    cost: u64,
+    /// Cost of the request: a number, or numbers by name, such as `input=900,output=4096`
+    #[arg(long, value_parser = costs, allow_hyphen_values = true)]
+    cost: Option<Value>,
     /// Decide without charging
     #[arg(long)]
     peek: bool,
@@ -40,7 +40,10 @@ pub(super) fn run(args: &CheckArgs) -> Result<ExitCode, Failure> {
     }
     let path = if args.peek { "/v1/peek" } else { "/v1/check" };
     let client = args.server.client()?;
-    let body = json!({ "attributes": attributes, "cost": args.cost });
+    let mut body = json!({ "attributes": attributes });
+    if let Some(cost) = &args.cost {
+        body["cost"] = cost.clone();
+    }
     let (status, text) = client.send(Method::POST, path, Some(&body))?;
     let failed = |why: &str| Failure(format!("{} returned {status}{why}", client.url(path)));
     let decision: Value = serde_json::from_str(&text)

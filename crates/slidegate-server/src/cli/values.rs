@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use serde_json::{Map, Value};
 use slidegate::{Excess, Quota, parse_window};
 use slidegate_config::values::Text as _;
 use slidegate_config::yaml::one_line;
@@ -58,6 +59,23 @@ pub(super) fn milliseconds(text: &str) -> Result<Duration, String> {
 pub(super) fn cost(text: &str) -> Result<u64, String> {
     let cost = text.parse().ok().filter(|cost| *cost <= MAX_COST);
     cost.ok_or_else(|| format!("must be a whole number from 0 to {MAX_COST}"))
+}
+
+/// A cost, or costs by name, as JSON. The server knows which names may be.
+pub(super) fn costs(text: &str) -> Result<Value, String> {
+    if !text.contains('=') {
+        return cost(text).map(Value::from);
+    }
+    let mut costs = Map::new();
+    for part in text.split(',') {
+        let (name, number) = part
+            .split_once('=')
+            .ok_or("must be a number, or numbers by name, for example input=900,output=4096")?;
+        if costs.insert(name.to_owned(), cost(number)?.into()).is_some() {
+            return Err(format!("`{name}` is given twice; give it once"));
+        }
+    }
+    Ok(costs.into())
 }
 
 /// A whole number, with `k`, `M` or `G` for thousands, millions and thousand millions.

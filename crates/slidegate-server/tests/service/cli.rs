@@ -350,7 +350,7 @@ fn a_token_goes_to_no_proxy_in_clear_text_and_not_where_a_redirect_leads() {
     let proxy = Recorder::start("HTTP/1.1 502 Bad Gateway\r\ncontent-length: 0\r\n\r\n".to_owned());
     let check = |url: &str, no_proxy: &str| {
         let mut command = slidegate();
-        command.args(["check", "user=alice", "--url", url, "--ca-file", &ca_file]);
+        command.args(["check", "user=alice", "--url", url, "--ca-file", &ca_file, "--timeout", "60000"]);
         for name in ["ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY"] {
             command.env_remove(name.to_lowercase()).env(name, format!("http://{}", proxy.address));
         }
@@ -376,6 +376,8 @@ fn a_token_goes_to_no_proxy_in_clear_text_and_not_where_a_redirect_leads() {
     let redirect = format!("HTTP/1.1 307 Temporary Redirect\r\n{location}\r\ncontent-length: 0\r\n\r\n");
     let redirects = Recorder::start(redirect);
     assert_eq!(check(&format!("http://{}", redirects.address), ""), Some(2));
-    assert!(redirects.take()[0].contains("authorization: bearer secret"));
+    let requests = redirects.take();
+    let [request] = &requests[..] else { panic!("one request to the server that redirects: {requests:?}") };
+    assert!(request.contains("authorization: bearer secret"), "{request}");
     assert_eq!(server.get("/v1/keys/per-user/alice").json()["used"], 1, "the redirect was not followed");
 }

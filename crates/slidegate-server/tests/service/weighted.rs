@@ -135,6 +135,22 @@ fn commands_and_changes_are_in_units() {
     assert_eq!(lowered.status, 200, "{}", lowered.body);
     let bob = server.post("/v1/check", r#"{"attributes": {"user": "bob"}, "cost": {"output": 200001}}"#);
     assert_eq!((bob.status, bob.json()["limit"].clone()), (429, json!(2)));
+    let check = |cost| {
+        let ran = run(&["check", "user=dave", "--cost", cost, "--url", &server.url]);
+        (ran.status.code(), String::from_utf8([ran.stdout, ran.stderr].concat()).unwrap())
+    };
+    let (code, said) = check("input=90000,output=4000");
+    assert!(code == Some(0) && said.contains("has used 0.22 of 2 usd"), "{code:?} {said}");
+    let (code, said) = check("output=178001");
+    assert_eq!(code, Some(1), "{said}");
+    for (cost, problem) in [
+        ("output=1,output=2", "`output` is given twice; give it once"),
+        ("output=1,2", "must be a number, or numbers by name, for example input=900,output=4096"),
+        ("output=-1", "must be a whole number from 0 to 9007199254740991"),
+    ] {
+        let (code, said) = check(cost);
+        assert!(code == Some(2) && said.contains(problem), "{cost}: {code:?} {said}");
+    }
     let added =
         r#"{"scope": ["user"], "quota": "9/1m", "counts": {"input": 0.000001, "output": 1}, "unit": "usd"}"#;
     let added = server.change("PUT", "/v1/policies/added", &[], added);

@@ -111,10 +111,11 @@ class Key:
     limit: int
     window: timedelta
     algorithm: str
-    used: int
-    held: int
+    #: `used`, `held` and `remaining` have decimals under a policy that weighs costs.
+    used: float
+    held: float
     open_holds: int
-    remaining: int
+    remaining: float
     #: Until cost 1 fits: `None` if it never does.
     retry_after: timedelta | None
     reset_after: timedelta
