@@ -23,7 +23,7 @@ mod timeouts;
 pub(crate) use accept::{Accepted, Acceptor, Admission, Connection};
 pub(crate) use budget::{ConnectionBudget, Slot};
 pub(crate) use certificates::{Certificates, TlsFiles, TlsProfile};
-pub(crate) use counters::{ConnectionSpec, ProtocolConnections, Refusal};
+pub(crate) use counters::{ConnectionSpec, ProtocolConnections};
 pub(crate) use descriptors::raise_limit;
 pub(crate) use http::{Handler, HttpListener, SharedRoutes};
 pub(crate) use refusal::linger;

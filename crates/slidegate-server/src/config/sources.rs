@@ -53,14 +53,17 @@ impl Sources {
     }
 }
 
+/// The sections whose changes are activated without a restart.
+const HOT_RELOADED: [&str; 3] = ["policies", "admin", "record"];
+
 /// The keys whose change needs a restart. Values are compared, including secrets and the contents
 /// of certificates.
 pub(crate) fn differences(old: &Config, new: &Config) -> Vec<String> {
     let keys =
         |json: &Value| json.as_object().into_iter().flat_map(Map::keys).cloned().collect::<BTreeSet<_>>();
     let mut changed = Vec::new();
-    for section in ["server", "store", "attributes", "grpc", "resp", "headers", "auth", "observe", "webhook"]
-    {
+    let sections = &keys(&old.file.json) | &keys(&new.file.json);
+    for section in sections.iter().filter(|section| !HOT_RELOADED.contains(&section.as_str())) {
         let (old, new) = (&old.file.json[section], &new.file.json[section]);
         let all = &keys(old) | &keys(new);
         changed

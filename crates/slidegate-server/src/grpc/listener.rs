@@ -16,7 +16,7 @@ use super::services::GrpcServices;
 use crate::config::GrpcSettings;
 use crate::listener::{
     Accepted, Acceptor, Admission, BoundSocket, Certificates, Connection, ConnectionBudget, ConnectionSpec,
-    Refusal, Slot, Timeouts, TlsProfile, WRITE_TIMEOUT,
+    Slot, Timeouts, TlsProfile, WRITE_TIMEOUT,
 };
 use crate::log_limit::log_limited;
 use crate::ports::{Port, Shutdown, listed};
@@ -26,6 +26,10 @@ pub(crate) const TLS: TlsProfile = TlsProfile { section: "grpc", alpn: "h2" };
 /// A client that does not complete the HTTP/2 preface and settings within this time is
 /// disconnected.
 const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
+/// The reply to a client for which there is no room: empty SETTINGS, and GOAWAY with `ENHANCE_YOUR_CALM`, so no stream
+/// was processed.
+const REFUSAL: &[u8] = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00\
+    \x00\x00\x1c\x07\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x0btoo many connections";
 /// Time between polls of the health.
 const POLL_EVERY: Duration = Duration::from_secs(1);
 
@@ -99,7 +103,7 @@ impl GrpcListener {
                 idle: None,
                 write: Some(WRITE_TIMEOUT),
             },
-            refusal: Refusal::Grpc,
+            refusal: REFUSAL,
         };
         let admission = Admission::new(&self.sockets, self.certificates, &budget, spec);
         let mut acceptor = match Acceptor::over(self.sockets, &admission) {
@@ -236,5 +240,17 @@ async fn report_health(services: Arc<GrpcServices>, shutdown: Shutdown) {
             () = tokio::time::sleep(POLL_EVERY) => {}
             () = &mut draining => return services.set_health(false).await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A client that misreads the refusal reports a protocol error instead.
+    #[test]
+    fn the_length_of_the_refusal_is_right() {
+        // The 9 bytes of a frame's head do not count.
+        assert_eq!(usize::from(REFUSAL[11]), REFUSAL.len() - 9 - 9);
     }
 }

@@ -14,8 +14,9 @@ use tokio::time::sleep;
 
 use super::budget::ConnectionBudget;
 use super::certificates::Certificates;
-use super::counters::{ConnectionSpec, ProtocolConnections, Refusal};
+use super::counters::{ConnectionSpec, ProtocolConnections};
 use super::reasons::RefusalReason;
+use super::refusal;
 use super::socket::{BoundSocket, ListeningSocket, SingleSocket, Socket};
 use super::stream::{DetachedStream, TrackedStream};
 use crate::log_limit::log_limited;
@@ -150,7 +151,7 @@ impl Acceptor {
                 let refusal = self.admission.refusal(&socket);
                 // Closed at once: the spare descriptor is needed again.
                 if let (Some(refusal), Ok(socket)) = (refusal, socket.detach()) {
-                    refusal.tell(&socket);
+                    refusal::tell(&socket, refusal);
                 }
             }
         });
@@ -237,7 +238,7 @@ impl Admission {
     }
 
     /// The refusal for the client of this socket. None before a TLS handshake.
-    fn refusal(&self, socket: &Socket) -> Option<Refusal> {
+    fn refusal(&self, socket: &Socket) -> Option<&'static [u8]> {
         let is_encrypted = self.certificates.is_some() && matches!(socket, Socket::Tcp(_));
         (!is_encrypted).then_some(self.connections.refusal)
     }

@@ -17,18 +17,8 @@ pub(crate) struct ConnectionSpec {
     /// Most connections of this protocol, within the budget of all. `None`: the whole budget.
     pub(crate) max: Option<usize>,
     pub(crate) timeouts: Timeouts,
-    pub(crate) refusal: Refusal,
-}
-
-/// The reply to a refused client, in its own protocol.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    /// 503 with `Retry-After`.
-    Http,
-    /// The error of Redis.
-    Resp,
-    /// GOAWAY: no call of this connection was processed.
-    Grpc,
+    /// The reply to a refused client, in its own protocol.
+    pub(crate) refusal: &'static [u8],
 }
 
 /// The connections of one protocol.
@@ -37,7 +27,7 @@ pub(crate) struct ProtocolConnections {
     pub(crate) protocol: &'static str,
     pub(crate) max: Option<usize>,
     pub(super) timeouts: Timeouts,
-    pub(super) refusal: Refusal,
+    pub(super) refusal: &'static [u8],
     open: AtomicUsize,
     /// Whether connections are to end after the request that they are serving.
     ending: AtomicBool,

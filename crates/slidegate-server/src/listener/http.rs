@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use super::accept::{Accepted, Admission, Connection};
 use super::budget::{ConnectionBudget, Slot};
 use super::certificates::Certificates;
-use super::counters::{ConnectionSpec, Refusal};
+use super::counters::ConnectionSpec;
 use super::socket::BoundSocket;
 use super::timeouts::{Timeouts, WRITE_TIMEOUT};
 use super::workers::{Serve, Workers};
@@ -30,6 +30,14 @@ use crate::log_limit::log_limited;
 
 /// A client that does not send a complete request head within this time is disconnected.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// The reply to a client for which there is no room.
+const REFUSAL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
+    content-type: application/problem+json\r\n\
+    content-length: 116\r\n\
+    cache-control: no-store\r\n\
+    retry-after: 1\r\n\
+    connection: close\r\n\r\n\
+    {\"type\":\"about:blank\",\"title\":\"Service Unavailable\",\"status\":503,\"detail\":\"too many connections; retry in a second\"}";
 const NO_SNIFF: HeaderValue = HeaderValue::from_static("nosniff");
 /// Maximum size of a request head, query string included.
 const MAX_HEADER_BYTES: usize = 64 * 1024;
@@ -114,7 +122,7 @@ impl HttpListener {
             idle: Some(self.idle_timeout),
             write: Some(WRITE_TIMEOUT),
         };
-        let (protocol, refusal) = (self.protocol, Refusal::Http);
+        let (protocol, refusal) = (self.protocol, REFUSAL);
         let spec = ConnectionSpec { protocol, max: None, timeouts, refusal };
         let admission = Admission::new(&self.sockets, self.certificates, budget, spec);
         let mut accepting = workers.accept(self.sockets, &admission, &HttpConnections { handler });
@@ -191,5 +199,20 @@ impl<H: Handler> HttpConnections<H> {
         if let Err(error) = ended {
             log_limited!(DEBUG, client.peer, %error, "connection closed with an error");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A client that misreads the refusal reports a protocol error instead.
+    #[test]
+    fn the_length_of_the_refusal_is_right() {
+        let text = std::str::from_utf8(REFUSAL).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(&format!("\r\ncontent-length: {}\r\n", body.len())), "{}", body.len());
+        let body: serde_json::Value = serde_json::from_str(body).unwrap();
+        assert_eq!(body["status"], 503);
     }
 }

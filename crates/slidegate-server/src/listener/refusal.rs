@@ -10,7 +10,6 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::counters::Refusal;
 use super::socket::{DetachedSocket, Socket};
 
 /// Refused connections that are open at once, so that their clients can read why. Further ones are
@@ -20,19 +19,6 @@ pub(super) const MAX_REFUSALS: usize = 32;
 const LINGER: Duration = Duration::from_secs(1);
 /// Maximum bytes that are read of a refused client.
 const MAX_LINGER: usize = 64 * 1024;
-
-const HTTP: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
-    content-type: application/problem+json\r\n\
-    content-length: 116\r\n\
-    cache-control: no-store\r\n\
-    retry-after: 1\r\n\
-    connection: close\r\n\r\n\
-    {\"type\":\"about:blank\",\"title\":\"Service Unavailable\",\"status\":503,\"detail\":\"too many connections; retry in a second\"}";
-/// Redis's own text, which clients know.
-const RESP: &[u8] = b"-ERR max number of clients reached\r\n";
-/// Empty SETTINGS, and GOAWAY with `ENHANCE_YOUR_CALM`: no stream was processed.
-const GRPC: &[u8] = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00\
-    \x00\x00\x1c\x07\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x0btoo many connections";
 
 /// The connections that are being refused.
 #[derive(Debug)]
@@ -46,8 +32,8 @@ impl Default for Refusals {
 
 impl Refusals {
     /// Tells the client that it is refused, and closes the connection.
-    pub(super) fn refuse(&self, socket: DetachedSocket, refusal: Refusal) {
-        refusal.tell(&socket);
+    pub(super) fn refuse(&self, socket: DetachedSocket, refusal: &[u8]) {
+        tell(&socket, refusal);
         let Ok(permit) = Arc::clone(&self.0).try_acquire_owned() else { return };
         tokio::spawn(async move {
             // A client that is gone needs no reply.
@@ -61,17 +47,10 @@ impl Refusals {
     }
 }
 
-impl Refusal {
-    /// Writes the refusal, without waiting: the buffer of a new socket has room for it.
-    pub(super) fn tell(self, socket: &DetachedSocket) {
-        let text = match self {
-            Self::Http => HTTP,
-            Self::Resp => RESP,
-            Self::Grpc => GRPC,
-        };
-        // A client that is gone needs no reply.
-        let _ = socket.write(text);
-    }
+/// Writes the refusal, without waiting: the buffer of a new socket has room for it.
+pub(super) fn tell(socket: &DetachedSocket, refusal: &[u8]) {
+    // A client that is gone needs no reply.
+    let _ = socket.write(refusal);
 }
 
 /// Ends the reply and reads until the client closes, at most this many bytes and for a second.
@@ -93,21 +72,4 @@ pub(crate) async fn linger(
         Ok(())
     };
     timeout(LINGER, rest).await.unwrap_or(Ok(()))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A client that misreads the refusal reports a protocol error instead.
-    #[test]
-    fn the_lengths_of_the_refusals_are_right() {
-        let text = std::str::from_utf8(HTTP).unwrap();
-        let (head, body) = text.split_once("\r\n\r\n").unwrap();
-        assert!(head.contains(&format!("\r\ncontent-length: {}\r\n", body.len())), "{}", body.len());
-        let body: serde_json::Value = serde_json::from_str(body).unwrap();
-        assert_eq!(body["status"], 503);
-        // The 9 bytes of a frame's head do not count.
-        assert_eq!(usize::from(GRPC[11]), GRPC.len() - 9 - 9);
-    }
 }

@@ -196,7 +196,7 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
-    use super::super::counters::{ConnectionSpec, Refusal};
+    use super::super::counters::ConnectionSpec;
     use super::super::timeouts::Timeouts;
     use super::*;
 
@@ -207,7 +207,7 @@ mod tests {
             protocol: "test",
             max: None,
             timeouts: Timeouts::default(),
-            refusal: Refusal::Http,
+            refusal: b"",
         }))
     }
 

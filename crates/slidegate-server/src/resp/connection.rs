@@ -394,7 +394,7 @@ mod tests {
     use super::super::turn::MAX_COMMANDS;
     use super::*;
     use crate::config::{Config, Outside};
-    use crate::listener::{self, ConnectionSpec, Refusal, Timeouts};
+    use crate::listener::{self, ConnectionSpec, Timeouts};
 
     /// A client that streams commands once delayed its neighbours by 140 ms. It is judged by what is
     /// decided between two turns of a neighbour: how long that takes depends on the machine.
@@ -404,8 +404,8 @@ mod tests {
         let policies = ["1000000/1h per user".to_owned()];
         let config = Config::from_sources(None, &policies, &Outside::default()).unwrap();
         let app = Arc::new(App::over(config, MemoryStore::new(), None).unwrap());
-        let refusal = Refusal::Resp;
-        let spec = ConnectionSpec { protocol: "resp", max: None, timeouts: Timeouts::default(), refusal };
+        let spec =
+            ConnectionSpec { protocol: "resp", max: None, timeouts: Timeouts::default(), refusal: b"" };
         let listener = ListenerState::new(None, 1, app.connections.protocol(spec));
         let client = listener::Connection { peer: None, user: None, is_local: true, is_verified: false };
         let session = Session::new(Arc::new(listener), None, client);

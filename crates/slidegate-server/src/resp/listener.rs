@@ -12,7 +12,7 @@ use super::shared::ListenerState;
 use crate::app::App;
 use crate::config::Resp;
 use crate::listener::{
-    Accepted, Admission, BoundSocket, Certificates, ConnectionSpec, Refusal, Serve, Timeouts, TlsProfile,
+    Accepted, Admission, BoundSocket, Certificates, ConnectionSpec, Serve, Timeouts, TlsProfile,
     WRITE_TIMEOUT, Workers,
 };
 use crate::log_limit::log_limited;
@@ -20,6 +20,8 @@ use crate::ports::{Port, Shutdown, listed};
 
 /// TLS of the port.
 pub(crate) const TLS: TlsProfile = TlsProfile { section: "resp", alpn: "" };
+/// The reply to a client for which there is no room: Redis's own text, which clients know.
+const REFUSAL: &[u8] = b"-ERR max number of clients reached\r\n";
 /// A client that does not complete a command within this time is disconnected.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -68,7 +70,7 @@ impl BoundResp {
                 idle: None,
                 write: Some(WRITE_TIMEOUT),
             },
-            refusal: Refusal::Resp,
+            refusal: REFUSAL,
         };
         let admission = Admission::new(&self.sockets, self.certificates, &app.connections, spec);
         let connections = Arc::clone(&admission.connections);

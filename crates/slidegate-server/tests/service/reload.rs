@@ -57,7 +57,7 @@ fn a_changed_file_is_in_force_at_once_and_a_bad_one_changes_nothing() {
     let others = "server: {listen: '127.0.0.1:1', shutdown_grace: 7s}\nauth: {preset: nginx}\n";
     fs::write(&file, policy(4) + others).unwrap();
     until_true("the corrected file is in force", || limit(&server) == 4);
-    let left = "server: shutdown_grace, auth: preset changed, which cannot be hot-reloaded; restart the service to apply it";
+    let left = "auth: preset, server: shutdown_grace changed, which cannot be hot-reloaded; restart the service to apply it";
     until_true("the pending restart is reported", || config(&server)["error"] == json!(left));
 }
 
