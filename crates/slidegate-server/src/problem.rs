@@ -66,6 +66,7 @@ impl Problem {
             Field::Attribute(name) => Self::field(format!("{prefix}{name}"), bad.detail),
             Field::Attributes => Self::field("attributes", bad.detail),
             Field::Cost => Self::field("cost", bad.detail),
+            Field::NamedCost(name) => Self::field(format!("cost.{name}"), bad.detail),
         }
     }
 

@@ -1,9 +1,9 @@
 //! Builds requests from attributes and a cost, with the same bounds for all protocols.
 
-use slidegate::{Request, Value};
+use slidegate::{Cost, Request, Value};
 use slidegate_config::values::MAX_ATTRIBUTE_NAME;
 
-use crate::limits::{MAX_ATTRIBUTES, MAX_COST, MAX_VALUE};
+use crate::limits::{MAX_ATTRIBUTES, MAX_COST, MAX_COST_NAME, MAX_COST_NAMES, MAX_VALUE};
 
 /// Builds requests from attributes.
 #[derive(Debug, Clone, Default)]
@@ -28,6 +28,8 @@ pub(crate) enum Field {
     /// The attributes as a whole.
     Attributes,
     Cost,
+    /// The cost of this name.
+    NamedCost(String),
 }
 
 impl Attributes {
@@ -126,8 +128,47 @@ impl Attributes {
     }
 }
 
+/// Numbers by name as a cost.
+///
+/// # Errors
+/// No name or too many, one that policies cannot count, one that is given twice, or a sum above
+/// [`MAX_COST`].
+pub(crate) fn named_cost<'r>(costs: &[(&'r str, u64)]) -> Result<Cost<'r>, BadRequest> {
+    let bad = |field, detail| Err(BadRequest { field, detail });
+    if costs.is_empty() || costs.len() > MAX_COST_NAMES {
+        return bad(
+            Field::Cost,
+            format!(
+                "the cost has {} names; give 1 to {MAX_COST_NAMES} that policies count, or a number",
+                costs.len()
+            ),
+        );
+    }
+    for (at, (name, _)) in costs.iter().enumerate() {
+        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');
+        if !(1..=MAX_COST_NAME).contains(&name.len()) || !name.bytes().all(is_allowed) {
+            return bad(
+                Field::Cost,
+                format!(
+                    "invalid name of a cost `{}`: must be 1 to {} of the characters A-Z a-z 0-9 _ . -",
+                    name.chars().take(64).collect::<String>().escape_debug(),
+                    MAX_COST_NAME
+                ),
+            );
+        }
+        if costs[..at].iter().any(|(before, _)| before == name) {
+            return bad(
+                Field::NamedCost((*name).to_owned()),
+                format!("cost `{name}` is given more than once; give it once"),
+            );
+        }
+    }
+    check_cost(costs.iter().fold(0, |sum, (_, cost)| sum.saturating_add(*cost)))?;
+    Ok(costs.into())
+}
+
 /// Rejects a cost above [`MAX_COST`].
-fn check_cost(cost: u64) -> Result<(), BadRequest> {
+pub(crate) fn check_cost(cost: u64) -> Result<(), BadRequest> {
     if cost <= MAX_COST {
         return Ok(());
     }

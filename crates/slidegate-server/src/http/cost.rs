@@ -5,11 +5,11 @@ use std::fmt;
 
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, de};
-use slidegate::Policy;
 
 use super::text::Text;
 use crate::limits::{MAX_COST, MAX_COST_NAMES};
 use crate::problem::Problem;
+use crate::request::{check_cost, named_cost};
 
 /// `5`, or `{"input": 900, "output": 4096}`.
 #[derive(Debug)]
@@ -30,51 +30,15 @@ impl Cost<'_> {
 
     /// The cost for the library.
     pub(super) fn read(&self) -> Result<slidegate::Cost<'_>, Problem> {
-        let costs = match self {
-            Self::Number(cost) => {
-                is_small(*cost)?;
-                return Ok((*cost).into());
+        let read = match self {
+            Self::Number(cost) => check_cost(*cost).map(|()| (*cost).into()),
+            Self::Named(costs) => {
+                let named: Vec<(&str, u64)> = costs.iter().map(|(name, cost)| (&**name, *cost)).collect();
+                named_cost(&named)
             }
-            Self::Named(costs) => costs,
         };
-        if costs.is_empty() || costs.len() > MAX_COST_NAMES {
-            let detail = format!(
-                "the cost has {} names; give 1 to {MAX_COST_NAMES} that policies count, or a number",
-                costs.len()
-            );
-            return Err(Problem::field("cost", detail));
-        }
-        for (at, (name, _)) in costs.iter().enumerate() {
-            if !is_name(name) {
-                let detail = format!(
-                    "invalid name of a cost `{}`: must be 1 to 64 of the characters A-Z a-z 0-9 _ . -",
-                    name.chars().take(64).collect::<String>().escape_debug()
-                );
-                return Err(Problem::field("cost", detail));
-            }
-            if costs[..at].iter().any(|(before, _)| before == name) {
-                let detail = format!("cost `{name}` is given more than once; give it once");
-                return Err(Problem::field(format!("cost.{name}"), detail));
-            }
-        }
-        is_small(costs.iter().fold(0, |sum, (_, cost)| sum.saturating_add(*cost)))?;
-        let named: Vec<(&str, u64)> = costs.iter().map(|(name, cost)| (&**name, *cost)).collect();
-        Ok(named.as_slice().into())
+        read.map_err(|bad| Problem::of(bad, ""))
     }
-}
-
-/// Whether policies can count a cost of this name.
-fn is_name(name: &str) -> bool {
-    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');
-    (1..=Policy::MAX_NAME).contains(&name.len()) && name.bytes().all(is_allowed)
-}
-
-fn is_small(cost: u64) -> Result<(), Problem> {
-    if cost <= MAX_COST {
-        return Ok(());
-    }
-    let detail = format!("cost {cost} is too large; give a whole number from 0 to {MAX_COST}");
-    Err(Problem::field("cost", detail))
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for Cost<'a> {

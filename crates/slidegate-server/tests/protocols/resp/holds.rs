@@ -224,8 +224,8 @@ resp:
     assert_eq!((settled[0].as_str(), settled[2].as_str()), ("changed", "4488"));
     assert_eq!(
         ask(&server, "RL.CHECK output bob COST output=5,6"),
-        "-ERR RL.CHECK: invalid COST `6`: must be a name of 1 to 64 of the characters A-Z a-z 0-9 _ . -, `=` and a \
-         number, for example `COST input=900,output=4096`\\r\\n"
+        "-ERR RL.CHECK: invalid COST `6`: must be a number, or numbers by name, for example \
+         `COST input=900,output=4096`\\r\\n"
     );
 }
 
