@@ -6,14 +6,14 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request as HttpRequest, StatusCode, Uri};
 use axum::response::Response;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 use slidegate::{Algorithm, Calendar, Policy, PolicySet, Quota, headers::millis_ceil};
 use slidegate_config::names::{self, CANDIDATE, candidate_of};
 use slidegate_config::policy::Mode;
-use slidegate_config::quota::{QuotaSpec, WeekDay};
-use slidegate_config::values::{Lease, Parsed, TimeZone, Window};
+use slidegate_config::quota::QuotaSpec;
+use slidegate_config::values::{Parsed, Window};
 
 use super::added;
 use super::apply::{in_words, numbers, put_in_force, unknown};
@@ -103,37 +103,15 @@ pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
     })))
 }
 
-/// A change of a policy. Omitted fields stay unchanged.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Put {
-    quota: Option<Parsed<Quota>>,
-    limit: Option<u64>,
-    window: Option<Window>,
-    time_zone: Option<Parsed<TimeZone>>,
-    anchor: Option<u8>,
-    week_starts: Option<WeekDay>,
-    algorithm: Option<Parsed<Algorithm>>,
-    burst: Option<u64>,
-    slots: Option<u16>,
-    in_flight: Option<u64>,
-    lease: Option<Lease>,
-    mode: Option<Mode>,
-    /// `"200/1m"`, or the differences from the policy. `null` removes the candidate.
-    #[serde(default, deserialize_with = "present")]
-    candidate: Option<Value>,
-}
-
-/// Distinguishes `null` from an absent field.
-fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
-    Value::deserialize(deserializer).map(Some)
-}
-
-/// A value of the body, with the field that is invalid in it.
-fn read<T: DeserializeOwned>(value: Value) -> Result<T, Problem> {
+/// A value of the body, with the field that is invalid in it: `field`, or one below it.
+fn read<T: DeserializeOwned>(field: &str, value: Value) -> Result<T, Problem> {
     serde_path_to_error::deserialize(value).map_err(|error| {
-        let field = Some(error.path().to_string()).filter(|path| path != ".");
-        Problem::field(field.unwrap_or_else(|| "body".to_owned()), error.inner().to_string())
+        let path = Some(error.path().to_string()).filter(|path| path != ".");
+        let mut detail = error.inner().to_string();
+        if detail.starts_with("unknown field") {
+            detail += ", `mode`, `candidate`";
+        }
+        Problem::field(path.unwrap_or_else(|| field.to_owned()), detail)
     })
 }
 
@@ -182,11 +160,14 @@ pub(super) async fn set(
     request: HttpRequest<Body>,
 ) -> Answered {
     let (by, bytes) = bytes(request).await?;
-    let keys = json_body::members(&bytes)?;
+    let mut keys = json_body::members(&bytes)?;
     if added::is_policy(&keys) {
         return added::add(&admin, &by, &name, keys).await;
     }
-    let put: Put = read(Value::Object(keys))?;
+    // Beside them, the keys are those of a quota. `null` removes the candidate.
+    let mode: Option<Mode> = keys.remove("mode").map(|mode| read("mode", mode)).transpose()?.flatten();
+    let candidate = keys.remove("candidate");
+    let spec: QuotaSpec = read("body", Value::Object(keys))?;
     // Omitted fields keep their current values, including changes made by other instances.
     admin.control.poll().await;
     let policies = admin.app.policies();
@@ -195,34 +176,6 @@ pub(super) async fn set(
         if policies.by_name(&name).is_some() { problem } else { problem.and(added::HOW_TO_ADD) }
     })?;
     let candidate_now = admin.app.active.base().candidate(&document, &name);
-    let Put {
-        quota,
-        limit,
-        window,
-        time_zone,
-        anchor,
-        week_starts,
-        algorithm,
-        burst,
-        slots,
-        in_flight,
-        lease,
-        mode,
-        candidate,
-    } = put;
-    let spec = QuotaSpec {
-        quota,
-        limit,
-        window,
-        time_zone,
-        anchor,
-        week_starts,
-        algorithm,
-        burst,
-        slots,
-        in_flight,
-        lease,
-    };
     if spec.is_empty() && mode.is_none() && candidate.is_none() {
         let detail = "no field is given; give for example `{\"quota\": \"200/1m\"}`, `mode` or `candidate`";
         return Err(Problem::field("body", detail));

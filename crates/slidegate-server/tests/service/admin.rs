@@ -291,7 +291,15 @@ fn policies_are_changed_listed_undone_and_put_back() {
         let answer = put(body);
         assert_eq!((answer.status, answer.json()["detail"].as_str().unwrap()), (400, detail));
     }
-    assert_eq!(put(json!({ "candiate": "1/1s" })).status, 400);
+    for (body, field, detail) in [
+        (json!({ "candiate": "1/1s" }), "candiate", "`lease`, `mode`, `candidate`"),
+        (json!({ "mode": "shaddow" }), "mode", "`shadow`"),
+        (json!({ "limit": "ten" }), "limit", "expected u64"),
+    ] {
+        let answer = put(body).json();
+        assert_eq!((&answer["status"], &answer["field"]), (&json!(400), &json!(field)), "{answer}");
+        assert!(answer["detail"].as_str().unwrap().contains(detail), "{answer}");
+    }
     assert_eq!(server.change("PUT", "/v1/policies/nope", &[], r#"{"limit":1}"#).status, 404);
     assert_eq!(server.change("DELETE", "/v1/policies/per-user", &[], "").status, 404);
     assert_eq!(limit()["limit"], 2);
