@@ -183,17 +183,11 @@ mod tests {
     use super::*;
     use crate::app::changes::Counting;
     use crate::app::changes::document::KeyKind;
+    use slidegate::Quota;
     use slidegate_config::policy::Mode;
 
     fn terms(limit: u64) -> Option<Terms> {
-        let quota = Counting {
-            limit,
-            window_ms: 1000,
-            algorithm: "sliding-log".into(),
-            calendar: None,
-            burst: None,
-            slots: None,
-        };
+        let quota = Counting::of(&Quota::per_second(limit));
         Some(Terms { quota, mode: Mode::Enforce, candidate: None, added: None })
     }
 

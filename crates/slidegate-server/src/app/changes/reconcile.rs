@@ -113,6 +113,7 @@ mod tests {
 
     use super::*;
     use crate::app::changes::{Counting, KeyChange, KeyKind, Terms, What};
+    use slidegate::Quota;
     use slidegate_config::policy::Mode;
 
     /// When changes of keys expire by default.
@@ -124,14 +125,7 @@ mod tests {
     }
 
     fn terms(limit: u64) -> Terms {
-        let quota = Counting {
-            limit,
-            window_ms: 1000,
-            algorithm: "sliding-log".into(),
-            calendar: None,
-            burst: None,
-            slots: None,
-        };
+        let quota = Counting::of(&Quota::per_second(limit));
         Terms { quota, mode: Mode::Enforce, candidate: None, added: None }
     }
 
