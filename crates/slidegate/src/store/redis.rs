@@ -282,8 +282,9 @@ impl RedisStore {
 
     /// Looks for what silently breaks limits, as far as the store's user has the rights: a server
     /// that evicts keys, keys that were evicted, history that was lost in a failover, a restart or
-    /// a `FLUSHALL`, a clock that jumped. Returns one line for each finding since the last call.
-    /// Call it from a timer, such as once per minute.
+    /// a `FLUSHALL`, a clock that jumped. Returns one line for each finding since the last call, and
+    /// clears the cached denials of all instances if usage was lost. Call it from a timer, such as once
+    /// per minute.
     pub async fn examine(&self) -> Vec<String> {
         self.seen.examine(&self.calls).await
     }

@@ -177,6 +177,32 @@ fn examinations_find_what_silently_breaks_limits() {
     });
 }
 
+/// A denial may be cached until the end of a month. Once usage is lost, nobody is denied by what is only remembered.
+#[test]
+fn cached_denials_end_everywhere_when_history_is_lost() {
+    let server = RedisServer::builder().with_clock().start();
+    server.admin(&[&["ACL", "SETUSER", USER][..], &BESIDES.split(' ').collect::<Vec<_>>()].concat());
+    runtime().block_on(async {
+        let gates = [(); 2].map(|()| gate(&server, Quota::per_day(1)));
+        let request = Request::new().with("user", "alice");
+        assert_eq!(gates[0].store().primary().examine().await, [""; 0]);
+        assert!(gates[0].check_async(&request).await.is_allowed());
+        for gate in &gates {
+            until_cached(gate, &request).await;
+        }
+        server.admin(&["FLUSHALL"]);
+        assert!(gates[0].check_async(&request).await.is_denied(), "it is not known yet");
+        assert_eq!(gates[0].store().primary().examine().await.len(), 1);
+        let mut asked = 0;
+        while gates[1].peek_async(&request).await.is_denied() {
+            asked += 1;
+            assert!(asked < 1000, "the other instance has not heard");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(gates[0].check_async(&request).await.is_allowed());
+    });
+}
+
 /// A user without the permission gets no result, and nothing else fails.
 #[test]
 fn the_least_user_is_examined_as_far_as_it_may() {

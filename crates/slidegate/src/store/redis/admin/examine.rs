@@ -58,7 +58,7 @@ impl LastCounts {
 
     /// One line for each finding since the last call.
     pub(crate) async fn examine(&self, calls: &Calls) -> Vec<String> {
-        let mut findings = Vec::new();
+        let (mut findings, mut has_lost_usage) = (Vec::new(), false);
         for server in servers::ask(calls).await {
             let node = &server.node;
             if let Some(policy) = server.field("maxmemory_policy").filter(|policy| *policy != "noeviction") {
@@ -70,6 +70,7 @@ impl LastCounts {
             let evicted = server.field("evicted_keys").and_then(|evicted| evicted.parse().ok());
             let new = evicted.map_or(0, |evicted| self.evicted(node, evicted));
             if new > 0 {
+                has_lost_usage = true;
                 findings.push(format!(
                     "redis at {node} has evicted {new} keys: limits were reset; give it more memory"
                 ));
@@ -77,10 +78,15 @@ impl LastCounts {
         }
         let lost = self.count_canaries(calls).await;
         if lost > 0 {
+            has_lost_usage = true;
             findings.push(format!(
                 "redis has lost history ({lost} counters went back): after a failover, a restart without persistence or a \
                  FLUSHALL, limits may be admitted twice for one window"
             ));
+        }
+        if has_lost_usage {
+            // What was denied has capacity again, and a denial may be cached for as long as a month.
+            calls.denials.invalidate(instant() + PATIENCE).await;
         }
         let jumps = calls.times.counts();
         let before = std::mem::replace(&mut self.lock().jumps, jumps);
