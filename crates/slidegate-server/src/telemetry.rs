@@ -25,7 +25,7 @@ mod webhook;
 
 pub(crate) use escalations::{EarnedBlock, NotBlocked};
 pub(crate) use events::{EVENTS_KEPT, Expired, Filter};
-pub(crate) use history::{Marker, MarkerKind, bytes_at_most as history_bytes};
+pub(crate) use history::{HistoryReport, Marker, MarkerKind, OtherCounts, bytes_at_most as history_bytes};
 pub(crate) use notifications::Drop as NotDelivered;
 pub(crate) use observer::Observer;
 pub(crate) use policy_counters::{Counts, HoldOutcome};
