@@ -78,10 +78,8 @@ fn the_page_of_one_instance_shows_and_changes_the_fleet_and_tells_when_its_store
             browser.size(width, 900);
         }
         watch(&browser, &one);
-        // Either alarm is right: the instance cannot use the store, so it cannot share limits.
-        let alarm = "#alarm-SlidegateStoreNotShared, #alarm-SlidegateStoreDegraded";
-        browser.until_text(alarm, &redis.address());
-        browser.until("/^(Limits are not shared|Store unavailable)/.test(document.title)");
+        browser.until_text("#alarm-SlidegateStoreDegraded", &redis.address());
+        browser.until("document.title === 'Store unavailable · slidegate'");
         let top = "document.getElementById('alarms').getBoundingClientRect().top < 200";
         assert_eq!(browser.value(top), true, "above everything else at {width}");
         let fits = "document.documentElement.scrollWidth <= document.documentElement.clientWidth";

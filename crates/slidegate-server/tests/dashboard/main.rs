@@ -636,7 +636,7 @@ fn alarms_stand_at_the_top_in_the_title_and_in_the_icon_until_they_are_over() {
     let browser = Browser::start("alarms");
     browser.narrow(390);
     watch(&browser, &server);
-    browser.until_text("#alarm-SlidegateStoreNotShared, #alarm-SlidegateStoreDegraded", "127.0.0.1:1");
+    browser.until_text("#alarm-SlidegateStoreDegraded", "127.0.0.1:1");
     folder.file("slidegate.yaml", format!("{}{store}", policies.replace("5/1h", "many")));
     server.signal("HUP");
     browser.until_text("#alarm-SlidegateConfigRefused", "many");
