@@ -15,6 +15,7 @@ mod per_thread;
 mod policy_counters;
 mod recorder;
 mod redaction;
+mod reports;
 mod routes;
 mod sampler;
 mod settled_shares;

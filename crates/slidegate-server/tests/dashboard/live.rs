@@ -1,7 +1,7 @@
 //! Figures that follow the traffic, and what the page says when there are none.
 
-use slidegate_testkit::TempDir;
 use slidegate_testkit::service::Server;
+use slidegate_testkit::{TempDir, until_true};
 
 use crate::browser::Browser;
 use crate::{traffic, watch};
@@ -67,6 +67,22 @@ fn figures_follow_the_traffic_by_themselves() {
     browser.until_text("#top-count", "Taken");
     browser.until_text("#top-rows tr:first-child", "100 %");
     browser.until_text("#top-rows tr:first-child", "5 of 5, wait ");
+    browser.expect_silence();
+}
+
+/// A key that nears its limit is not denied yet: who reads otherwise calls the wrong customer.
+#[test]
+fn notifications_are_not_among_the_denials() {
+    let folder = TempDir::new("dashboard-notify");
+    let policies = "policies: [{name: per-user, scope: [user], quota: 1/1h, notify: 100%}]\n";
+    let server = Server::start(&["--config", &folder.file("slidegate.yaml", policies)]);
+    traffic(&server, "alice", 2);
+    let events = || server.get("/v1/events").json()["events"].as_array().unwrap().len();
+    until_true("both are reported", || events() == 2);
+    let browser = Browser::start("notify");
+    watch(&browser, &server);
+    browser.until_text("#denials-rows", "used 1 of 1 / 1h; cost 1 fits in ");
+    assert_eq!(browser.value("document.querySelectorAll('#denials-rows tr').length"), 1);
     browser.expect_silence();
 }
 
