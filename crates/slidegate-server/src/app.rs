@@ -21,7 +21,7 @@ use crate::config::{Config, describe};
 use crate::envoy;
 use crate::listener::ConnectionBudget;
 use crate::request::Attributes;
-use crate::telemetry::{NotDelivered, Observer};
+use crate::telemetry::{HistoryReport, NotDelivered, Observer};
 use changes::Base;
 use decide::{Call, Engine};
 use fleet::{Fleet, FleetView};
@@ -253,6 +253,13 @@ impl App {
                     .to_owned())
             }
             _ => Ok(None),
+        }
+    }
+
+    /// Adds what the other instances decided to a history of this one.
+    pub(crate) fn add_other_instances(&self, history: &mut HistoryReport) {
+        if let Some(fleet) = &self.fleet {
+            history.add_others(fleet.other_counts(&history.times_ms()));
         }
     }
 

@@ -15,6 +15,7 @@ mod per_thread;
 mod policy_counters;
 mod recorder;
 mod redaction;
+mod reports;
 mod routes;
 mod sampler;
 mod settled_shares;
@@ -25,7 +26,7 @@ mod webhook;
 
 pub(crate) use escalations::{EarnedBlock, NotBlocked};
 pub(crate) use events::{EVENTS_KEPT, Expired, Filter};
-pub(crate) use history::{Marker, MarkerKind, bytes_at_most as history_bytes};
+pub(crate) use history::{HistoryReport, Marker, MarkerKind, OtherCounts, bytes_at_most as history_bytes};
 pub(crate) use notifications::Drop as NotDelivered;
 pub(crate) use observer::Observer;
 pub(crate) use policy_counters::{Counts, HoldOutcome};

@@ -9,20 +9,32 @@ use axum::response::Response;
 use super::apply::in_words;
 use super::state::Admin;
 use crate::problem::{self, Problem};
-use crate::query;
+use crate::query::Parameters;
 use crate::telemetry::{self, Marker, MarkerKind};
 
 /// Longest history, in minutes.
 const LONGEST: usize = 60;
 
 pub(super) async fn history(State(admin): State<Arc<Admin>>, uri: Uri) -> Result<Response, Problem> {
-    let minutes = minutes(&uri)?;
+    let mut query = Parameters::of(&uri)?;
+    let instance = query.take("instance");
+    let minutes = query.number("minutes", LONGEST, LONGEST)?;
+    query.nothing_else("instance, minutes")?;
+    let fleet = admin.app.fleet(instance.as_deref()).await.map_err(Problem::unknown_instance)?;
+    let mut named = fleet.iter().flat_map(|fleet| &fleet.instances).filter(|_| instance.is_some());
+    if let Some(other) = named.find(|one| !one.is_this) {
+        let detail = format!("instance {} keeps its history itself; ask it", other.record.name);
+        return Err(Problem::unknown_instance(detail));
+    }
     let steps = telemetry::last_hour() * minutes / LONGEST;
     let mut report = telemetry::history(&admin.app, steps).ok_or_else(|| {
         let detail =
             "the history is switched off; write `metrics: true` under `observe` in the configuration";
         Problem::new(StatusCode::NOT_FOUND, detail)
     })?;
+    if instance.is_none() {
+        admin.app.add_other_instances(&mut report);
+    }
     let document = admin.control.document();
     report.markers.extend(document.changes.iter().map(|change| {
         let words = in_words(change.before.as_ref(), change.after.as_ref());
@@ -31,24 +43,4 @@ pub(super) async fn history(State(admin): State<Arc<Admin>>, uri: Uri) -> Result
     }));
     report.trim_markers();
     Ok(problem::ok(&report))
-}
-
-/// The length that is asked for.
-fn minutes(uri: &Uri) -> Result<usize, Problem> {
-    let mut minutes = None;
-    for (name, value) in query::texts(uri.query().unwrap_or_default())? {
-        if name != "minutes" || minutes.is_some() {
-            let detail = format!("unknown parameter `{}`: must be `minutes`, once", name.escape_debug());
-            return Err(Problem::new(StatusCode::BAD_REQUEST, detail));
-        }
-        let wanted = value.parse().ok().filter(|wanted| (1..=LONGEST).contains(wanted));
-        minutes = Some(wanted.ok_or_else(|| {
-            let value = value.escape_debug();
-            Problem::field(
-                "minutes",
-                format!("invalid minutes `{value}`: must be a whole number from 1 to {LONGEST}"),
-            )
-        })?);
-    }
-    Ok(minutes.unwrap_or(LONGEST))
 }

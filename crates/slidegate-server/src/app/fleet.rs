@@ -16,11 +16,14 @@ use super::decide::Engine;
 use super::policies::ActivePolicies;
 use super::store::Shared;
 use crate::config::{Storage, describe};
-use crate::telemetry::{By, Ranking};
+use crate::telemetry::{By, OtherCounts, Ranking};
 
+mod history;
 mod record;
 
-pub(crate) use record::{PolicyTotals, Record};
+use history::FleetHistory;
+pub(crate) use history::bytes_at_most as history_bytes;
+pub(crate) use record::{Instance, PolicyTotals, Record};
 use record::{Recent, TopPart};
 
 /// How old the records of others may be before they are read again, when they are asked for.
@@ -55,6 +58,7 @@ struct State {
     error: Option<String>,
     /// Records that are not those of instances.
     unreadable: u64,
+    history: FleetHistory,
     /// Since when instances differ, as the time since the start, and whether that was logged.
     differ: Option<Difference>,
     published: Published,
@@ -77,16 +81,6 @@ struct Published {
 struct Difference {
     since: Duration,
     is_logged: bool,
-}
-
-/// One instance.
-#[derive(Debug, Clone)]
-pub(crate) struct Instance {
-    /// 16 hexadecimal digits.
-    pub(crate) id: String,
-    /// Whether it is this one.
-    pub(crate) is_this: bool,
-    pub(crate) record: Record,
 }
 
 /// The instances that are shown: all of them, or the one that was asked for.
@@ -201,6 +195,7 @@ impl Fleet {
         state.read_at = Some(now);
         match records {
             Err(error) => {
+                state.history.interrupt();
                 // Whether they still differ is not known.
                 state.others = Arc::default();
                 state.error = Some(error.to_string());
@@ -222,8 +217,19 @@ impl Fleet {
                 let differ = differ.map(|differ| report(differ, now, &others));
                 state.differ = differ;
                 (state.others, state.unreadable, state.error) = (others.into(), unreadable, None);
+                let observer = &self.engine.observer;
+                let at_ms = observer.wall_time(observer.started_at + now).as_micros() / 1000;
+                let policies = self.engine.store.policies();
+                let State { history, others, .. } = &mut *state;
+                history.add(at_ms, others, |name| policies.by_name(name).is_some());
             }
         }
+    }
+
+    /// What the others counted in steps that end at these times, after a first time at which they
+    /// begin.
+    pub(super) fn other_counts(&self, times_ms: &[u64]) -> OtherCounts {
+        self.state().history.counts(times_ms)
     }
 
     /// The top keys of this instance.

@@ -12,6 +12,7 @@ use super::annotations::{Annotation, Severity};
 use super::failure::{Failure, fail};
 use super::output;
 use super::sources::{EnvoyArgs, PolicyArgs};
+use crate::app::fleet;
 use crate::config::{Arguments, Config, Sources, describe, format_bytes};
 use crate::envoy::{EnvoyConfig, Settings};
 use crate::listener::SocketFile;
@@ -168,7 +169,11 @@ fn file_summary(file: &Path, valid: &Validated) -> String {
     lines.push(worst_case.to_string());
     if config.observe.metrics {
         let policies = config.policies.iter().len() + envoy.iter().flat_map(EnvoyConfig::policies).count();
-        let bytes = format_bytes(telemetry::history_bytes(policies) as u64);
+        let mut bytes = telemetry::history_bytes(policies);
+        if config.shared.as_ref().is_some_and(|shared| shared.fleet) {
+            bytes += fleet::history_bytes(policies);
+        }
+        let bytes = format_bytes(bytes as u64);
         lines.push(format!("The history of the last hour takes up to {bytes}."));
     }
     if let Some(snapshot) = &config.memory.snapshot {

@@ -52,7 +52,7 @@ pub(super) struct File {
     /// A file in which the service records what it decides on, for `slidegate replay`. Disabled
     /// without this section. Hot-reloaded.
     record: Option<Record>,
-    /// Where notifications of policies with `notify` are sent. Disabled without this section.
+    /// Where notifications of policies with `notify` or `escalate` are sent. Disabled without this section.
     webhook: Option<WebhookSection>,
 }
 

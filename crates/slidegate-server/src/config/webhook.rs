@@ -17,7 +17,7 @@ use super::store::read_line;
 /// Begins a secret.
 const PREFIX: &str = "whsec_";
 
-/// Where notifications of policies with `notify` are sent, by `POST`.
+/// Where notifications of policies with `notify` or `escalate` are sent, by `POST`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "{url: https://example.com/hooks, secret_file: /etc/slidegate/webhook}"))]

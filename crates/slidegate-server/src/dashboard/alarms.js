@@ -17,15 +17,16 @@ const ALARMS = [
     name: 'SlidegateStoreNotShared',
     section: 'SlidegateStoreDegraded',
     title: 'Limits are not shared',
-    text: ({ status }) => status.store.degraded && status.store.not_shared,
+    text: ({ status: { store } }) => store.degraded && store.refuses_decisions && store.not_shared,
     todo:
-      'Each instance counts alone, by the fallback of each policy. Check that the store runs and can be reached, and ' +
-      'give its user what is missing.',
+      'The store answers and refuses what decisions need, so each instance counts alone, by the fallback of each ' +
+      'policy. Give its user what is missing.',
   },
   {
     name: 'SlidegateStoreDegraded',
     title: 'Store unavailable',
-    text: ({ status: { store } }) => store.degraded && !store.not_shared && (store.last_failure ?? 'It does not reply.'),
+    text: ({ status: { store } }) =>
+      store.degraded && !store.refuses_decisions && (store.not_shared ?? store.last_failure ?? 'It does not reply.'),
     todo:
       'Each policy uses its fallback. Check process, memory, network, user and password of the store. ' +
       'The service recovers by itself; a restart does not help.',
@@ -60,7 +61,8 @@ const ALARMS = [
   {
     name: 'SlidegateChangesNotStored',
     title: 'Run-time changes are not stored',
-    text: ({ status: { changes } }) => changes.error,
+    // While the store is unavailable, that is the alarm.
+    text: ({ status: { store, changes } }) => !store.degraded && changes.error,
     todo: 'An instance that starts now does not have them. Repair the store; they are written back.',
   },
 ];

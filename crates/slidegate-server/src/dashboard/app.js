@@ -44,7 +44,7 @@ const hooks = {
   statusChanged: (now) => {
     alarms.setStatus(now);
     top.fleetChanged(now.fleet);
-    rates.fleetChanged(now.fleet);
+    rates.fleetChanged(now.fleet, Date.parse(now.started_at) + now.uptime_ms);
     document.documentElement.dataset.access = now.may_write === false ? 'read' : 'write';
   },
 };

@@ -77,7 +77,7 @@ export class Denials {
     };
     return this.#panel.load(path, ({ events }) => {
       this.#newest = Math.max(0, ...events.map(({ seq }) => seq));
-      this.#events = events.filter((event) => !isCandidate(event.policy));
+      this.#events = events.filter((event) => !isCandidate(event.policy) && event.verdict !== 'notify');
       // Keep streamed events that are newer than the response.
       this.#fresh = this.#fresh.filter((event) => event.seq > this.#newest && this.#matches(event));
       this.#show();

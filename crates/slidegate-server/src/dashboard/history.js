@@ -12,7 +12,7 @@ export class History {
   #panel;
   #form = byId('history-form');
   #onDraw;
-  /** The last response, without a step that has just begun. */
+  /** The last response, without steps that are not complete. */
   last = null;
 
   /** Calls `onDraw(history)` whenever it was loaded. */
@@ -20,7 +20,8 @@ export class History {
     this.#panel = new Panel('rates', 'History', hooks);
     this.#onDraw = onDraw;
     this.#form.addEventListener('submit', (event) => event.preventDefault());
-    for (const input of this.#form.querySelectorAll('input')) input.addEventListener('change', () => this.refresh());
+    const controls = [...this.#form.querySelectorAll('input'), this.#form.elements.instance];
+    for (const control of controls) control.addEventListener('change', () => this.refresh());
   }
 
   /** The chosen range. */
@@ -35,22 +36,31 @@ export class History {
     return minutes !== undefined;
   }
 
+  #query() {
+    const instance = this.#form.elements.instance.value;
+    return new URLSearchParams({ minutes: this.minutes, ...(instance && { instance }) });
+  }
+
   refresh() {
     return this.#panel.load(
-      () => `/v1/history?minutes=${this.minutes}`,
+      () => `/v1/history?${this.#query()}`,
       (history) => {
-        this.last = isShort(history) ? withoutLast(history) : history;
+        this.last = withoutLast(history, incomplete(history));
         this.#onDraw(this.last);
       },
     );
   }
 }
 
-const isShort = ({ lasted_ms: lasted }) => lasted.length > 1 && lasted.at(-1) < MIN_STEP_MS;
+/** How many steps at the end have only just begun, or lack what other instances have yet to report. */
+function incomplete({ at_ms: at, lasted_ms: lasted, complete_until_ms: until }) {
+  const isShort = lasted.length > 1 && lasted.at(-1) < MIN_STEP_MS;
+  return Math.max(Number(isShort), until === null ? 0 : at.filter((end) => end > until).length);
+}
 
-/** The history without its last step. */
-function withoutLast(history) {
-  const cut = (value) => (Array.isArray(value) ? value.slice(0, -1) : value);
+/** The history without so many steps at its end. */
+function withoutLast(history, steps) {
+  const cut = (value) => (Array.isArray(value) ? value.slice(0, value.length - steps) : value);
   const { decisions, held, markers, ...lists } = history;
   return {
     ...Object.fromEntries(Object.entries(lists).map(([name, value]) => [name, cut(value)])),
@@ -77,5 +87,5 @@ export const checksOf = (history, matches) =>
 
 export const total = (values) => values.reduce((sum, value) => sum + value, 0);
 
-/** Whether a fallback decided, instead of the store or a denial that it made before. */
-export const isFallback = ({ source }) => !['store', 'cached'].includes(source);
+/** Whether a fallback of this instance decided, instead of the store or a denial that it made before. */
+export const isFallback = ({ source }) => ['local', 'allow', 'deny'].includes(source);

@@ -50,9 +50,10 @@ export class Policies {
   /** What the current limit has done in the chosen range; empty if nothing was decided. */
   #recentText({ name, mode }) {
     const [allowed, denied, shadow] = Object.values(this.#figures(name)).map(total);
+    const who = this.#history?.instances > 1 ? 'all instances' : 'this instance';
     const checks = allowed + denied + shadow;
     const would = mode === 'shadow' ? 'would have denied' : 'denied';
-    return checks && `In the last ${duration(spanMs(this.#history))} this instance ${would} ${count(denied + shadow)} of ${count(checks)} checks.`;
+    return checks && `In the last ${duration(spanMs(this.#history))} ${who} ${would} ${count(denied + shadow)} of ${count(checks)} checks.`;
   }
 
   #exported(policy) {

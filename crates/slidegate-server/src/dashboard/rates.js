@@ -1,6 +1,7 @@
 // Chart of the last hour: decisions, denials and fallbacks by policy, reservations, keys, and durations of the store.
 //
 // The last seconds of the decisions come from the live stream: a step of the history is only complete every ten seconds.
+// Those of several instances come from the status.
 
 import { byId, el, list, options, setText, show } from './dom.js';
 import { ROUND, axis, ceiling, chart, colour } from './chart.js';
@@ -43,9 +44,12 @@ export class Rates {
   #at = [];
   #markers = [];
   #history = null;
-  /** Seconds of the live stream, newest last. */
+  #fleet = null;
+  /** Whether the decisions are those of several instances. */
+  #isSum = false;
+  /** The last seconds, newest last. */
   #seconds = [];
-  /** The last second of the live stream. */
+  /** The last of them. */
   #second = null;
   #hovered = null;
   /** The time that a link names, in seconds. */
@@ -60,6 +64,7 @@ export class Rates {
       Object.entries(VIEWS).map(([name, { title }]) => [name, title]),
     );
     for (const select of [this.#form.view, this.#form.policy]) select.addEventListener('change', () => this.#update());
+    this.#form.instance.addEventListener('change', () => this.fleetChanged(this.#fleet));
     byId('rates-table').addEventListener('toggle', () => this.#table());
     byId('rates-now').addEventListener('click', () => this.onPin(null));
     exports(byId('rates'), 'history', () => this.#rows());
@@ -71,13 +76,25 @@ export class Rates {
     options(this.#form.policy, [['', 'All'], ...policies.map(({ name }) => [name, name])]);
   }
 
-  /** Says whose history it is, if there are or may be other instances. */
-  fleetChanged(fleet) {
-    const isOneOfSeveral = Boolean(fleet) && (fleet.instances.length > 1 || Boolean(fleet.error));
-    show(byId('rates-instance'), isOneOfSeveral);
-    if (!isOneOfSeveral) return;
-    const { name } = fleet.instances.find((one) => one.this);
-    setText(byId('rates-instance'), `The chart and the rates of the policies are those of this instance only: ${name}.`);
+  /** Says whose decisions are shown, if there are or may be other instances, and adds theirs. `at` is in milliseconds. */
+  fleetChanged(fleet, at) {
+    this.#fleet = fleet;
+    const instances = fleet?.instances ?? [];
+    show(byId('history-of'), instances.length > 1);
+    show(byId('rates-instance'), instances.length > 1 || Boolean(fleet?.error));
+    if (!fleet) return;
+    const { id, name } = instances.find((one) => one.this);
+    options(this.#form.instance, [['', 'All'], [id, name]]);
+    const isSum = instances.length > 1 && !this.#form.instance.value;
+    const since = fleet.error ? 'While the store does not reply, the' : 'The';
+    if (isSum !== this.#isSum) [this.#isSum, this.#seconds, this.#second] = [isSum, [], null];
+    setText(
+      byId('rates-instance'),
+      isSum
+        ? `Decisions, denials and the rates of the policies are those of ${instances.length} instances together. The rest is of this one: ${name}.`
+        : `${since} chart and the rates of the policies are those of this instance only: ${name}.`,
+    );
+    if (isSum && at) this.#addSecond({ at: at / 1000, allowed: fleet.allowed_per_s, denied: fleet.denied_per_s });
   }
 
   choose(policy) {
@@ -95,9 +112,12 @@ export class Rates {
 
   /** Adds a second of the live stream. */
   add(second) {
-    const at = new Date(second.at).getTime() / 1000;
-    this.#second = { ...second, at };
-    this.#seconds.push(this.#second);
+    if (!this.#isSum) this.#addSecond({ ...second, at: new Date(second.at).getTime() / 1000 });
+  }
+
+  #addSecond(second) {
+    this.#second = second;
+    this.#seconds.push(second);
     if (this.#seconds.length > TAIL_S) this.#seconds.shift();
     if (this.#form.view.value === 'decisions') this.#update();
     this.#readOut();
@@ -129,11 +149,12 @@ export class Rates {
   }
 
   #appendSeconds(policy) {
+    if (this.#isSum && policy) return;
     const last = this.#at.at(-1) ?? 0;
     for (const second of this.#seconds.filter(({ at }) => at > last)) {
       const figures = policy ? (second.by_policy[policy] ?? NONE) : second;
       this.#at.push(second.at);
-      this.#lines.forEach((line) => line.values.push(figures[line.live]));
+      this.#lines.forEach((line) => line.values.push(figures[line.live] ?? null));
     }
   }
 
@@ -254,7 +275,7 @@ export class Rates {
     const second = this.#second;
     const isLive = isNow && second !== null;
     const at = isLive ? second.at : this.#at[shown];
-    setText(byId('rates-when'), isLive ? 'in the last second' : at === undefined ? '' : `at ${time(at * 1000)}`);
+    setText(byId('rates-when'), isLive ? (this.#isSum ? 'in the last seconds' : 'in the last second') : at === undefined ? '' : `at ${time(at * 1000)}`);
     const isDecisions = this.#form.view.value === 'decisions';
     if (isLive || isDecisions) {
       const of = (name) =>
@@ -352,7 +373,7 @@ function byPolicy(matches) {
   };
 }
 
-const SOURCES = { store: 'Store', cached: 'Cached denial', local: 'Local', allow: 'Allow', deny: 'Deny' };
+const SOURCES = { store: 'Store', cached: 'Cached denial', local: 'Local', allow: 'Allow', deny: 'Deny', other_instances: 'Other instances' };
 
 function bySource(history, isChosen) {
   const of = (source) => checksOf(history, (one) => one.source === source && isChosen(one.policy));

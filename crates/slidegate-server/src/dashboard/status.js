@@ -124,10 +124,10 @@ export class Status {
   }
 }
 
-function storeText({ kind, url, shared, degraded }) {
+function storeText({ kind, url, refuses_decisions: refuses, degraded }) {
   if (kind === 'memory') return 'in-process memory';
   const state = degraded ? 'unavailable' : 'healthy';
-  return `${kind} ${url ?? ''}, ${shared ? state : 'limits are not shared'}`;
+  return `${kind} ${url ?? ''}, ${refuses ? 'limits are not shared' : state}`;
 }
 
 /** The sum of all instances, then one line for each. */

@@ -16,6 +16,8 @@ use slidegate::{
 use slidegate_config::escalate::Escalation;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
+use super::events::Event;
+
 /// Keys whose denials are counted.
 const MAX_COUNTED: usize = 65_536;
 /// Bytes that the counts take at most.
@@ -34,6 +36,8 @@ pub(crate) struct EarnedBlock {
     pub(crate) key: String,
     /// How long its first block lasts, the next one, and so on.
     pub(crate) lengths: Arc<[Duration]>,
+    /// The last of its denials. `None` if nothing is to be told of the block.
+    pub(crate) denial: Option<Event>,
 }
 
 /// Why a key is not blocked that earned it.
@@ -115,14 +119,16 @@ impl Escalations {
     }
 
     /// Counts a denial by an enforced policy, if the store decided it and for the policy's limit.
-    pub(super) fn record(&self, one: &PolicyDecision<'_>) {
+    /// `event` makes its event, of its key.
+    pub(super) fn record(&self, one: &PolicyDecision<'_>, event: impl FnOnce(&str) -> Option<Event>) {
         let is_counted = one.reason() == Some(Reason::OverLimit)
             && matches!(one.source(), DecisionSource::Store | DecisionSource::CachedDenial);
         let rules = self.rules.load();
         let Some(rule) = rules.get(one.policy().name()).filter(|_| is_counted) else { return };
         let (policy, key) = (one.policy().name(), one.key().to_string());
         if self.count(rule, policy, &key) {
-            let earned = EarnedBlock { policy: policy.to_owned(), key, lengths: Arc::clone(&rule.lengths) };
+            let (denial, lengths) = (event(&key), Arc::clone(&rule.lengths));
+            let earned = EarnedBlock { policy: policy.to_owned(), key, lengths, denial };
             if self.sender.try_send(earned).is_err() {
                 self.dropped(NotBlocked::QueueFull, 1);
             }
@@ -226,11 +232,11 @@ mod tests {
             let gate = Gate::redis(policy(then), nowhere).unwrap();
             let decisions = gate.check_async(&request).await;
             assert!(decisions.is_denied());
-            decisions.iter().for_each(|one| escalations.record(&one));
+            decisions.iter().for_each(|one| escalations.record(&one, |_| None));
             assert_eq!(escalations.counts.store().stats().keys, 0, "{decisions:?}");
         }
         let gate = Gate::new(policy(OnStoreError::Local));
-        gate.check(&request).iter().for_each(|one| escalations.record(&one));
+        gate.check(&request).iter().for_each(|one| escalations.record(&one, |_| None));
         assert_eq!(escalations.counts.store().stats().keys, 1);
     }
 

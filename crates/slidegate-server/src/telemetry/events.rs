@@ -1,5 +1,5 @@
 //! Events: one record per denial, with its reason, per reservation that expires, and per key that
-//! reaches a share of its limit.
+//! reaches a share of its limit or is blocked by escalation.
 //!
 //! Events go to a ring buffer in memory, to subscribers, and to the log, which a separate thread
 //! writes so that a slow or stuck log never delays a decision. Each output is rate-limited per key
@@ -44,7 +44,8 @@ const RATED_KEYS: usize = 4096;
 /// Messages that a subscriber may lag behind before it misses some.
 const BEHIND: usize = 1024;
 
-/// One denial, a reservation that was not settled in time, or a key near its limit.
+/// One denial, a reservation that was not settled in time, or a key near its limit or blocked for
+/// its denials.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Event {
     /// Sequence number of recorded events, from 1.
@@ -67,7 +68,7 @@ pub(crate) struct Event {
     /// `null`: the cost never fits.
     retry_after_ms: Option<u64>,
     /// The reason: `over_limit`, `blocked`, `too_many_holds`, `store_full` or
-    /// `store_unavailable`; [`EXPIRED`]; [`THRESHOLD`].
+    /// `store_unavailable`; [`EXPIRED`]; [`THRESHOLD`]; [`ESCALATED`].
     reason: &'static str,
     /// The share of the limit that was reached, in percent.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -98,11 +99,14 @@ pub(crate) struct Event {
 const DENY: &str = "deny";
 /// The verdict and the reason of an event about a reservation.
 const EXPIRED: &str = "expired";
-/// The verdict and the reason of an event about a key that reached a share of its limit.
+/// The verdict of an event about a key that reached a share of its limit, or that was blocked by
+/// escalation, and its reasons.
 const NOTIFY: &str = "notify";
 const THRESHOLD: &str = "threshold";
-/// The type of a message to the webhook about it.
+const ESCALATED: &str = "escalated";
+/// The types of messages to the webhook about them.
 const THRESHOLD_REACHED: &str = "limit.threshold_reached";
+const KEY_BLOCKED: &str = "key.blocked";
 
 /// A reservation that was not settled in time, under one policy.
 #[derive(Debug)]
@@ -216,16 +220,27 @@ impl Events {
         keys_shown: KeysShown,
         denies: bool,
     ) {
-        let policy = one.policy();
-        let Some(rated) = self.rated(policy, key) else { return };
-        let quota = one.quota();
+        let Some(rated) = self.rated(one.policy(), key) else { return };
+        self.publish(self.of_denial(protocol, one, key, keys_shown, denies), &rated);
+    }
+
+    /// The event of a denial.
+    pub(super) fn of_denial(
+        &self,
+        protocol: Protocol,
+        one: &PolicyDecision<'_>,
+        key: &str,
+        keys_shown: KeysShown,
+        denies: bool,
+    ) -> Event {
+        let (policy, quota) = (one.policy(), one.quota());
         // A peek of cost 0 always fits, so report the time until the key is unused.
         let (reason, wait) = match one.reason() {
             Some(reason) => (reason, one.retry_after()),
             None if one.is_blocked() => (Reason::Blocked, one.frees_after()),
             None => (Reason::OverLimit, Some(one.reset_after())),
         };
-        let event = Event {
+        Event {
             seq: 0,
             at: one.at(),
             policy: policy.name().to_owned(),
@@ -249,8 +264,7 @@ impl Events {
             verdict: DENY,
             keys_shown,
             raw: raw(key),
-        };
-        self.publish(event, &rated);
+        }
     }
 
     /// Records, publishes and logs a reservation that was not settled in time, within its key's
@@ -341,7 +355,18 @@ impl Events {
         policy.scope().iter().cloned().zip(values).collect()
     }
 
-    fn publish(&self, mut event: Event, rated: &str) {
+    fn publish(&self, event: Event, rated: &str) {
+        let event = self.keep(event);
+        if let Some(log) = &self.log
+            && let Some(suppressed) = self.log_limit.admit_key(rated.as_bytes())
+        {
+            // A stuck log loses lines; it never delays decisions.
+            let _ = log.try_send(LogLine { event, suppressed });
+        }
+    }
+
+    /// Records and publishes it. Only blocks are logged elsewhere.
+    pub(super) fn keep(&self, mut event: Event) -> Arc<Event> {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         ring.last_seq += 1;
         event.seq = ring.last_seq;
@@ -352,12 +377,7 @@ impl Events {
         self.send(Message::Denial(Arc::clone(&event)));
         drop(ring);
         drop(oldest);
-        if let Some(log) = &self.log
-            && let Some(suppressed) = self.log_limit.admit_key(rated.as_bytes())
-        {
-            // A stuck log loses lines; it never delays decisions.
-            let _ = log.try_send(LogLine { event, suppressed });
-        }
+        event
     }
 
     /// Counts a denial that is not recorded.
@@ -447,11 +467,23 @@ impl Event {
         }
     }
 
+    /// The block that this denial earned.
+    pub(super) fn escalated(&self, until_ms: u64, by: &str) -> Self {
+        let until = Timestamp::from_micros(until_ms.saturating_mul(1000));
+        Self {
+            retry_after_ms: Some(until_ms.saturating_sub(self.at.as_micros() / 1000)),
+            reason: ESCALATED,
+            block: Some(Blocked { until: Some(explanation::time(until)), by: Some(by.into()) }),
+            verdict: NOTIFY,
+            ..self.clone()
+        }
+    }
+
     /// The id and the body of a message to the webhook.
     pub(super) fn message(&self) -> (String, String) {
         let id = format!("msg_{:016x}{:016x}", random(), random());
-        let body =
-            json!({ "type": THRESHOLD_REACHED, "timestamp": explanation::time(self.at), "data": self });
+        let kind = if self.reason == ESCALATED { KEY_BLOCKED } else { THRESHOLD_REACHED };
+        let body = json!({ "type": kind, "timestamp": explanation::time(self.at), "data": self });
         (id, body.to_string())
     }
 }

@@ -4,7 +4,7 @@
 //! verdict and a source; when there are too many, further policies are summed, so memory is bounded
 //! for any number of policies ([`bytes_at_most`]).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -262,6 +262,8 @@ impl Record {
         }
         let holds = |outcome: HoldOutcome| steps.iter().map(|step| step.holds[outcome as usize]).collect();
         HistoryReport {
+            instances: 1,
+            complete_until_ms: None,
             step_ms: millis(STEP),
             at_ms: steps.iter().map(|step| step.at_ms).collect(),
             lasted_ms: steps.iter().map(|step| step.lasted_ms).collect(),
@@ -353,6 +355,10 @@ fn millis(span: Duration) -> u64 {
 /// `/v1/history`. Lists have one entry per step, oldest first.
 #[derive(Debug, Serialize)]
 pub(crate) struct HistoryReport {
+    /// How many instances decided what is counted here.
+    instances: usize,
+    /// Steps that end later lack what other instances have yet to report. `None`: none do.
+    complete_until_ms: Option<u64>,
     step_ms: u64,
     /// The end of each step. The last step is unfinished.
     at_ms: Vec<u64>,
@@ -386,6 +392,17 @@ struct DecisionSeries {
     counts: Vec<u64>,
 }
 
+/// What other instances decided, step by step.
+#[derive(Debug)]
+pub(crate) struct OtherCounts {
+    pub(crate) instances: usize,
+    pub(crate) complete_until_ms: Option<u64>,
+    /// Allowed and denied requests.
+    pub(crate) requests: [Vec<u64>; 2],
+    /// Checks by policy and [`Outcome`].
+    pub(crate) policies: BTreeMap<String, [Vec<u64>; 3]>,
+}
+
 #[derive(Debug, Serialize)]
 struct HeldSeries {
     policy: String,
@@ -393,6 +410,35 @@ struct HeldSeries {
 }
 
 impl HistoryReport {
+    /// When the first step begins, and when each ends.
+    pub(crate) fn times_ms(&self) -> Vec<u64> {
+        let first = self.at_ms.first().zip(self.lasted_ms.first());
+        let begin = first.map(|(at, lasted)| at.saturating_sub(*lasted));
+        begin.into_iter().chain(self.at_ms.iter().copied()).collect()
+    }
+
+    /// Adds the decisions of other instances, whose sources are not known.
+    pub(crate) fn add_others(&mut self, others: OtherCounts) {
+        self.instances += others.instances;
+        self.complete_until_ms = others.complete_until_ms;
+        for (own, others) in [&mut self.allowed, &mut self.denied].into_iter().zip(others.requests) {
+            own.iter_mut().zip(others).for_each(|(own, others)| *own = own.saturating_add(others));
+        }
+        for (policy, counts) in others.policies {
+            for (outcome, counts) in Outcome::ALL.into_iter().zip(counts) {
+                if counts.iter().any(|count| *count > 0) {
+                    let (policy, verdict) = (policy.clone(), outcome.name());
+                    self.decisions.push(DecisionSeries {
+                        policy,
+                        verdict,
+                        source: "other_instances",
+                        counts,
+                    });
+                }
+            }
+        }
+    }
+
     /// Sorts the markers, and removes those that are older than the steps.
     pub(crate) fn trim_markers(&mut self) {
         let first = self.at_ms.first().zip(self.lasted_ms.first());

@@ -15,8 +15,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use axum::http::HeaderMap;
 use slidegate::{
-    Clock, DecisionSource, Decisions, Policy, PolicyDecision, PolicySet, Request, Role, SystemClock,
-    Timestamp, Verb,
+    Clock, DecisionSource, Decisions, PolicyDecision, PolicySet, Request, Role, SystemClock, Timestamp, Verb,
     reserve::{SettledCost, Ticket},
 };
 use slidegate_config::names::candidate_of;
@@ -26,10 +25,10 @@ use tokio::sync::Semaphore;
 use super::VERBS;
 use super::control_state::{ChangesSeen, ConfigState};
 use super::escalations::Escalations;
-use super::events::{self, Expired, Message};
+use super::events::{self, Message};
 use super::histogram::Histogram;
 use super::history::{History, MarkerKind};
-use super::notifications::{Crossing, Notifications};
+use super::notifications::Notifications;
 use super::per_thread::{PerThread, copies_wanted, thread};
 use super::policy_counters::{Counts, HoldOutcome, Outcome};
 use super::policy_counters::{PolicyCounters, PolicyRegistry};
@@ -256,33 +255,6 @@ impl Observer {
             && let Some(counters) = self.registry.load().by_name(policy)
         {
             counters.record_refund(thread(), cost);
-        }
-    }
-
-    /// Reports a key that crossed a threshold: as an event, in the log and to the webhook.
-    pub(crate) fn record_crossing(&self, crossing: &Crossing, policy: &Policy) {
-        let registry = self.registry.load();
-        let Some(known) = registry.by_name(&crossing.policy) else { return };
-        if self.options.metrics {
-            known.record_notification(thread());
-        }
-        let event = self.events.of_crossing(crossing, policy, known.keys_shown);
-        if let Some(webhook) = &self.notifications.webhook {
-            let (id, body) = event.message();
-            webhook.send(id, body);
-        }
-        if self.options.events {
-            self.events.record_crossing(event, crossing);
-        }
-    }
-
-    /// Counts and reports a reservation that was not settled in time.
-    pub(crate) fn record_expired(&self, expired: &Expired, policy: &Policy) {
-        self.record_hold(&expired.policy, HoldOutcome::Expired);
-        self.record_charge_of_hold(&expired.policy, Some(&*expired.key), expired.cost, expired.until);
-        let keys_shown = self.registry.load().by_name(&expired.policy).map(|known| known.keys_shown);
-        if let Some(keys_shown) = keys_shown.filter(|_| self.options.events) {
-            self.events.record_expired(expired, policy, keys_shown);
         }
     }
 
@@ -570,9 +542,12 @@ impl CallRecorder<'_> {
     }
 
     fn record_denial(&self, policy: &PolicyCounters, one: &PolicyDecision<'_>, outcome: Outcome) {
-        let Observer { options, events, top, redactor, escalations, .. } = self.observer;
+        let Observer { options, events, top, redactor, escalations, notifications, .. } = self.observer;
         if outcome == Outcome::Deny {
-            escalations.record(one);
+            let is_told = options.events || notifications.webhook.is_some();
+            escalations.record(one, |key| {
+                is_told.then(|| events.of_denial(self.protocol, one, key, policy.keys_shown, true))
+            });
         }
         let decisions = self.counters.denials.weigh(one.at());
         if decisions == 0 {

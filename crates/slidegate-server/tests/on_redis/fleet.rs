@@ -91,6 +91,13 @@ fn totals_and_top_keys_are_those_of_all_instances_or_of_one() {
         [("alice".to_owned(), 1), ("bob".to_owned(), 1)]
     );
     assert_eq!(metric(&one, "slidegate_fleet_differs_seconds"), 0.0);
+    let history = |query: &str| one.get(&format!("/v1/history{query}")).json();
+    assert_eq!(history("")["instances"], 2);
+    assert_eq!(history(&format!("?instance={}", ids(&shown, true)[0]))["instances"], 1);
+    assert_eq!(
+        history(&format!("?instance={other}"))["detail"],
+        format!("instance {name} keeps its history itself; ask it")
+    );
 
     // The same from the shell.
     let said = |args: &[&str]| text(&run(&[args, &["--url", &one.url]].concat()).stdout);

@@ -52,6 +52,7 @@ fn a_store_that_refuses_decisions_is_not_called_shared_anywhere() {
             let reason = ready["store"]["not_shared"].as_str().unwrap_or_default().to_owned();
             ready["degraded"] == true
                 && ready["store"]["shared"] == false
+                && ready["store"]["refuses_decisions"] == true
                 && reason.starts_with(&refused(command))
         });
         assert_eq!(server.get("/v1/status").json()["store"]["shared"], false);

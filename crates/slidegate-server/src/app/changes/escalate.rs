@@ -80,6 +80,12 @@ impl Control {
                 escalations.blocked(blocked.keys.len());
                 self.app.observer().mark_changed();
                 self.log_blocked(&blocked.keys, log_limit);
+                for KeyChange { policy, key, until_ms, by, .. } in &blocked.keys {
+                    let denial = earned.iter().find(|one| one.policy == *policy && one.key == *key);
+                    if let Some(denial) = denial.and_then(|one| one.denial.as_ref()) {
+                        self.app.observer().record_block(denial, *until_ms, by);
+                    }
+                }
             }
             Err(refusal) if refusal.cause == Cause::Away || !blocked.keys.is_empty() => {
                 escalations.dropped(NotBlocked::NotStored, earned.len() - blocked.refused);
@@ -111,7 +117,7 @@ impl Document {
     /// Blocks these keys, except those that are blocked already and those for which there is no room.
     fn escalate(&mut self, earned: &[&EarnedBlock], now_ms: u64) -> Blocked {
         let mut blocked = Blocked::default();
-        for EarnedBlock { policy, key, lengths } in earned {
+        for EarnedBlock { policy, key, lengths, .. } in earned {
             let slot = (policy.as_str(), key.as_str(), true);
             let known = self.keys.iter().find(|change| change.slot() == slot);
             if known.is_some_and(|change| change.until_ms > now_ms) {
@@ -167,7 +173,7 @@ mod tests {
 
     fn earned(key: &str) -> EarnedBlock {
         let lengths = [2, 10, 60].map(|minutes| Duration::from_secs(minutes * 60));
-        EarnedBlock { policy: "p".to_owned(), key: key.to_owned(), lengths: lengths.into() }
+        EarnedBlock { policy: "p".to_owned(), key: key.to_owned(), lengths: lengths.into(), denial: None }
     }
 
     /// Until when this block lasts, if one is placed.

@@ -17,6 +17,16 @@ pub(super) const MAX_KEYS: usize = 10;
 /// The longest name, version and digest of a record, in bytes.
 const MAX_TEXT: usize = 128;
 
+/// One instance.
+#[derive(Debug, Clone)]
+pub(crate) struct Instance {
+    /// 16 hexadecimal digits.
+    pub(crate) id: String,
+    /// Whether it is this one.
+    pub(crate) is_this: bool,
+    pub(crate) record: Record,
+}
+
 /// An instance, as it describes itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Record {

@@ -29,7 +29,7 @@ pub(super) struct Health {
     /// Whether a call failed and the store was not found healthy since.
     pub(super) away: AtomicBool,
     /// Why limits are not shared, as the last test found.
-    not_shared: Mutex<Option<String>>,
+    not_shared: Mutex<Option<(String, Sharing)>>,
     /// How many instances share the store, if that is configured.
     pub(super) fixed_instances: Option<u64>,
     /// How many there were when they were last counted; 0 before.
@@ -87,7 +87,7 @@ impl Sharing {
 }
 
 impl Health {
-    fn not_shared(&self) -> MutexGuard<'_, Option<String>> {
+    fn not_shared(&self) -> MutexGuard<'_, Option<(String, Sharing)>> {
         self.not_shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -136,10 +136,16 @@ impl<'a> Shared<'a> {
     /// # Errors
     /// Why they are not: the store is unreachable, or refuses what decisions need.
     pub(crate) async fn test(self) -> Result<(), String> {
-        let tested = self.redis().self_test().await.map_err(|failure| failure.to_string());
-        self.health.away.store(tested.is_err(), Ordering::Relaxed);
-        *self.health.not_shared() = tested.as_ref().err().cloned();
-        tested
+        let not_shared = self.self_test().await;
+        self.health.away.store(not_shared.is_some(), Ordering::Relaxed);
+        self.health.not_shared().clone_from(&not_shared);
+        not_shared.map_or(Ok(()), |(reason, _)| Err(reason))
+    }
+
+    /// Why limits are not shared, if they are not.
+    async fn self_test(self) -> Option<(String, Sharing)> {
+        let failure = self.redis().self_test().await.err()?;
+        Some((failure.to_string(), Sharing::after(failure.kind())))
     }
 
     /// What the servers do not let scripts do, where limits are shared nevertheless.
@@ -150,7 +156,7 @@ impl<'a> Shared<'a> {
 
     /// Why limits are not shared, as the last test found.
     pub(crate) fn not_shared(self) -> Option<String> {
-        self.health.not_shared().clone()
+        self.health.not_shared().as_ref().map(|(reason, _)| reason.clone())
     }
 
     /// How many instances share the store: as configured, or as they were last counted. `None` before.
@@ -207,7 +213,8 @@ impl<'a> Shared<'a> {
                 "timeouts": node.timeouts,
             })
         });
-        let (redis, stats, not_shared) = (self.redis().stats(), self.fallbacks(), self.not_shared());
+        let (redis, stats) = (self.redis().stats(), self.fallbacks());
+        let (not_shared, sharing) = self.health.not_shared().clone().unzip();
         let errors = redis.errors.iter().filter(|(_, count)| *count > 0);
         let errors: Map<_, _> = errors.map(|(kind, count)| (kind.name().to_owned(), count.into())).collect();
         json!({
@@ -215,6 +222,7 @@ impl<'a> Shared<'a> {
             "url": self.url(),
             "shared": not_shared.is_none(),
             "not_shared": not_shared,
+            "refuses_decisions": sharing == Some(Sharing::Refused),
             "instances": self.instances(),
             "nodes": nodes.collect::<Vec<_>>(),
             "fallbacks": stats.fallbacks,
@@ -264,13 +272,10 @@ impl<'a> Shared<'a> {
         let needs_test = is_away || has_reconnected || new_fallbacks > 0;
         let not_shared = match answer {
             Err(failure) => Some((failure.to_string(), Sharing::Unreachable)),
-            Ok(()) if needs_test => {
-                let failure = self.redis().self_test().await.err();
-                failure.map(|failure| (failure.to_string(), Sharing::after(failure.kind())))
-            }
+            Ok(()) if needs_test => self.self_test().await,
             Ok(()) => None,
         };
-        *self.health.not_shared() = not_shared.as_ref().map(|(reason, _)| reason.clone());
+        self.health.not_shared().clone_from(&not_shared);
         match not_shared {
             Some((reason, sharing)) => {
                 self.health.away.store(true, Ordering::Relaxed);

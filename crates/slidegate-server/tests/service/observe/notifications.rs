@@ -142,6 +142,36 @@ fn a_key_that_nears_its_limit_is_reported_once_for_each_threshold() {
     until_true("all are logged", || std::fs::read_to_string(&log).unwrap().matches(line).count() == 4);
 }
 
+/// Who is on duty must hear of an attack that was stopped where they hear of limits that are reached.
+#[test]
+fn a_key_that_is_blocked_for_its_denials_is_reported_once_with_its_block() {
+    let folder = TempDir::new("notify-blocked");
+    let (url, received) = receiver(&[204]);
+    let policy = "{name: login, scope: [user], quota: 0/1h, keys_shown: masked, \
+                  escalate: {after: 3 denials in 1h, block: 10m}}";
+    let webhook = format!("webhook: {{url: '{url}', secret: whsec_{KEY}}}");
+    let server = start(&folder, &format!("{webhook}\npolicies: [{policy}]\n"));
+    (0..3).for_each(|_| assert!(!check(&server, &json!({ "user": "mallory" }))));
+    let message = received.recv_timeout(LONG).unwrap();
+    assert!(!message.body.contains("mallory"), "the policy masks keys: {}", message.body);
+    let message = message.verified();
+    assert_eq!(message["type"], "key.blocked");
+    let data = &message["data"];
+    let told = ["policy", "verdict", "reason", "limit", "used"].map(|field| data[field].clone());
+    assert_eq!(json!(told), json!(["login", "notify", "escalated", 0, 0]));
+    assert_eq!(data["block"]["by"], "escalation");
+    let wait_ms = data["retry_after_ms"].as_u64().unwrap();
+    assert!((500_000..3_600_000).contains(&wait_ms), "that of the block: {wait_ms}");
+
+    let events = || server.get("/v1/events").json()["events"].as_array().unwrap().clone();
+    let told = || events().into_iter().filter(|event| event["verdict"] == "notify").collect::<Vec<_>>();
+    until_true("the event is there", || !told().is_empty());
+    let [event] = &told()[..] else { panic!("{:?}", told()) };
+    assert_eq!((&event["reason"], &event["block"]), (&data["reason"], &data["block"]));
+    assert_eq!(metric(&server, "slidegate_escalations_total"), 1);
+    assert!(received.try_recv().is_err(), "no other one");
+}
+
 /// A receiver that restarts must get what happened meanwhile, and be able to tell that it is the same.
 #[test]
 fn a_message_is_sent_again_until_its_receiver_takes_it() {

@@ -1,0 +1,52 @@
+//! What the observer reports on its own: keys near their limit or blocked for their denials, and
+//! reservations that expired.
+
+use slidegate::Policy;
+
+use super::events::{Event, Expired};
+use super::notifications::Crossing;
+use super::observer::Observer;
+use super::per_thread::thread;
+use super::policy_counters::HoldOutcome;
+
+impl Observer {
+    /// Reports a key that crossed a threshold: as an event, in the log and to the webhook.
+    pub(crate) fn record_crossing(&self, crossing: &Crossing, policy: &Policy) {
+        let registry = self.registry.load();
+        let Some(known) = registry.by_name(&crossing.policy) else { return };
+        if self.options.metrics {
+            known.record_notification(thread());
+        }
+        let event = self.events.of_crossing(crossing, policy, known.keys_shown);
+        self.send_to_webhook(&event);
+        if self.options.events {
+            self.events.record_crossing(event, crossing);
+        }
+    }
+
+    /// Reports the block that a key earned with this denial: as an event and to the webhook.
+    pub(crate) fn record_block(&self, denial: &Event, until_ms: u64, by: &str) {
+        let event = denial.escalated(until_ms, by);
+        self.send_to_webhook(&event);
+        if self.options.events {
+            self.events.keep(event);
+        }
+    }
+
+    fn send_to_webhook(&self, event: &Event) {
+        if let Some(webhook) = &self.notifications.webhook {
+            let (id, body) = event.message();
+            webhook.send(id, body);
+        }
+    }
+
+    /// Counts and reports a reservation that was not settled in time.
+    pub(crate) fn record_expired(&self, expired: &Expired, policy: &Policy) {
+        self.record_hold(&expired.policy, HoldOutcome::Expired);
+        self.record_charge_of_hold(&expired.policy, Some(&*expired.key), expired.cost, expired.until);
+        let keys_shown = self.registry.load().by_name(&expired.policy).map(|known| known.keys_shown);
+        if let Some(keys_shown) = keys_shown.filter(|_| self.options.events) {
+            self.events.record_expired(expired, policy, keys_shown);
+        }
+    }
+}
