@@ -29,7 +29,6 @@ use crate::client_addr::ClientAddr;
 use crate::error::Error;
 use crate::headers::HeaderOptions;
 use crate::policy::Policy;
-#[cfg(feature = "wait")]
 use crate::request::Cost;
 
 mod attribute;
@@ -39,18 +38,13 @@ mod body;
 mod config;
 mod denied;
 mod head;
-#[cfg(feature = "wait")]
 mod hold_gate;
 mod limited;
 mod refund;
-#[cfg(feature = "wait")]
 mod reservation;
-#[cfg(feature = "wait")]
 mod reserve;
-#[cfg(feature = "wait")]
 mod reserved_body;
 mod service;
-#[cfg(feature = "wait")]
 mod settle;
 
 #[cfg(feature = "axum")]
@@ -62,20 +56,14 @@ pub use config::AnyGate;
 use config::Config;
 pub use denied::Denied;
 pub use head::Head;
-#[cfg(feature = "wait")]
 pub use hold_gate::AnyHoldGate;
 pub use limited::{Limited, LimitedDecision};
 pub use refund::Refund;
-#[cfg(feature = "wait")]
 pub use reservation::Reservation;
-#[cfg(feature = "wait")]
 use reserve::Settings;
-#[cfg(feature = "wait")]
 pub use reserve::{ReserveLayer, ReserveService, Reserves};
-#[cfg(feature = "wait")]
 pub use reserved_body::ReservedBody;
 pub use service::{RateLimit, ResponseFuture};
-#[cfg(feature = "wait")]
 pub use settle::Settle;
 
 /// Limits the services it wraps. Clones share the limit, so one layer can wrap many routes.
@@ -96,7 +84,7 @@ impl RateLimitLayer {
 
     /// Starts to build a layer that [reserves](crate::Gate::reserve) what a request may cost at
     /// most, and settles it to the true cost: for costs that are known at the end, and for limits on
-    /// what is [in flight](crate::Quota::in_flight) (feature `wait`, for its timers).
+    /// what is [in flight](crate::Quota::in_flight).
     ///
     /// The reservation is open until the response body has ended, failed, or been dropped because
     /// the client disconnected. Until then a task keeps it every third of its time, or settles it in
@@ -127,7 +115,6 @@ impl RateLimitLayer {
     /// let app: Router = Router::new().route("/complete", post(complete)).layer(limit);
     /// # Ok::<(), slidegate::Error>(())
     /// ```
-    #[cfg(feature = "wait")]
     pub fn reserve<C: Into<Cost<'static>>>(
         gate: impl Into<AnyHoldGate>,
         estimate: impl Fn(&Head<'_>) -> C + Send + Sync + 'static,
@@ -339,7 +326,6 @@ impl RateLimitLayerBuilder {
     }
 }
 
-#[cfg(feature = "wait")]
 impl RateLimitLayerBuilder<Reserves> {
     /// Sets where the true cost of a request is found. Default: [`Settle::recorded`].
     pub fn settle(mut self, settle: Settle) -> Self {

@@ -1,14 +1,11 @@
 //! The limiter: one quota, many keys.
 
 use crate::decision::Decision;
-#[cfg(feature = "wait")]
 use crate::key::KeyId;
 use crate::quota::{Algorithm, Quota};
 use crate::store::memory::{MemoryStats, MemoryStore};
 use crate::verb::Verb;
-#[cfg(feature = "wait")]
 use crate::waiting::queues::Queues;
-#[cfg(feature = "wait")]
 use crate::waiting::{Acquire, MaxWaiting};
 
 /// One quota for many keys, in the memory of this process.
@@ -30,7 +27,6 @@ use crate::waiting::{Acquire, MaxWaiting};
 #[derive(Debug)]
 pub struct Limiter {
     store: MemoryStore,
-    #[cfg(feature = "wait")]
     queues: Queues<KeyId>,
 }
 
@@ -53,15 +49,10 @@ impl Limiter {
     pub fn with_store(quota: Quota, store: MemoryStore) -> Self {
         assert_rate(&quota);
         store.set_quota(quota);
-        Self {
-            store,
-            #[cfg(feature = "wait")]
-            queues: Queues::default(),
-        }
+        Self { store, queues: Queues::default() }
     }
 
     /// Lets no more than these wait in [`acquire`](Self::acquire).
-    #[cfg(feature = "wait")]
     #[must_use]
     pub fn with_max_waiting(mut self, most: MaxWaiting) -> Self {
         self.queues = Queues::of(most);
@@ -95,17 +86,14 @@ impl Limiter {
     /// # Errors
     /// When awaited, [`NotAcquired`](crate::NotAcquired): it can never fit, as many wait as may, or
     /// there is no room in time.
-    #[cfg(feature = "wait")]
     pub fn acquire(&self, key: impl AsRef<[u8]>) -> Acquire<'_> {
         Acquire::new(self, key.as_ref())
     }
 
-    #[cfg(feature = "wait")]
     pub(crate) fn queues(&self) -> &Queues<KeyId> {
         &self.queues
     }
 
-    #[cfg(feature = "wait")]
     pub(crate) fn id_of(&self, key: &[u8]) -> KeyId {
         self.store.secret().id_of(key)
     }
@@ -168,7 +156,6 @@ impl Limiter {
     /// ```
     pub fn refund(&self, key: impl AsRef<[u8]>, cost: u64) -> Decision {
         let decision = self.store.apply_one(Verb::Refund, key.as_ref(), cost);
-        #[cfg(feature = "wait")]
         self.queues.wake(|| self.id_of(key.as_ref()));
         decision
     }
@@ -201,7 +188,6 @@ impl Limiter {
     /// ```
     pub fn reset(&self, key: impl AsRef<[u8]>) -> bool {
         let counted = self.store.reset_one(key.as_ref());
-        #[cfg(feature = "wait")]
         self.queues.wake(|| self.id_of(key.as_ref()));
         counted
     }
@@ -224,7 +210,6 @@ impl Limiter {
     pub fn configure(&self, quota: Quota) {
         assert_rate(&quota);
         self.store.set_quota(quota);
-        #[cfg(feature = "wait")]
         self.queues.wake_all();
     }
 

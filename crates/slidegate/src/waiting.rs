@@ -1,4 +1,4 @@
-//! Waiting for capacity instead of being denied (feature `wait`).
+//! Waiting for capacity instead of being denied.
 //!
 //! [`queues`] has the queues of all waiters, [`Acquire`] the waiters of a limiter; those of a gate
 //! are in `gate/acquire.rs`.

@@ -1,4 +1,4 @@
-//! Waiting for a gate: until a check or a reservation is allowed (feature `wait`).
+//! Waiting for a gate: until a check or a reservation is allowed.
 //!
 //! A caller waits in the queue of the key that denied it, and moves to that of another key if that
 //! one denies it at the head. What frees cost of a key in this process wakes the head of its queue.

@@ -12,7 +12,6 @@ use http::request::Parts;
 use http::{Extensions, Request, StatusCode};
 
 use super::Limited;
-#[cfg(feature = "wait")]
 use super::Reservation;
 use crate::client_addr::Resolved;
 
@@ -69,7 +68,6 @@ impl IntoResponse for NotLimited {
 const NO_LAYER: NotLimited = NotLimited(
     "no rate limit decision in the request: the route has no `RateLimitLayer`, or it has `.without_extension()`; add the layer",
 );
-#[cfg(feature = "wait")]
 const NO_RESERVATION: NotLimited = NotLimited(
     "no reservation in the request: the route has no `ReserveLayer`, or the request bypassed it; add the layer",
 );
@@ -96,7 +94,6 @@ impl<S: Sync> OptionalFromRequestParts<S> for Limited {
 }
 
 /// The reservation of the request.
-#[cfg(feature = "wait")]
 impl<S: Sync> FromRequestParts<S> for Reservation {
     type Rejection = NotLimited;
 

@@ -106,7 +106,7 @@ impl fmt::Debug for Refund {
 pub(super) struct PendingRefund {
     /// `None` once the refund was started or cancelled.
     charged: Option<ChargedRequest>,
-    #[cfg(feature = "redis")]
+    /// For a shared gate, whose refund is not to depend on its future.
     runtime: Option<tokio::runtime::Handle>,
 }
 
@@ -124,8 +124,7 @@ struct ChargedRequest {
     policies: Option<Vec<(String, Duration)>>,
 }
 
-/// A refund in progress. It completes even if this future is dropped, within a tokio runtime and
-/// with feature `redis`.
+/// A refund in progress. It completes even if this future is dropped, within a tokio runtime.
 pub(super) type RefundFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl PendingRefund {
@@ -154,8 +153,9 @@ impl PendingRefund {
                 counts,
                 policies,
             }),
-            #[cfg(feature = "redis")]
-            runtime: tokio::runtime::Handle::try_current().ok(),
+            runtime: (!config.gate.0.is_local())
+                .then(tokio::runtime::Handle::try_current)
+                .and_then(Result::ok),
         })
     }
 
@@ -186,7 +186,6 @@ impl PendingRefund {
             return None;
         }
         let refund = async move { drop(gate.0.decide(Verb::Refund, &charged.requests(after)).await) };
-        #[cfg(feature = "redis")]
         if let Some(runtime) = self.runtime.take() {
             let task = runtime.spawn(refund);
             // The task fails only if the runtime shuts down, which also drops this future.

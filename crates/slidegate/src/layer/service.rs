@@ -19,9 +19,7 @@ use super::attribute::RequestView;
 use super::axum::PathParams;
 use super::body::{ResponseBody, SameBody};
 use super::config::{Config, Outcome, Pass};
-#[cfg(feature = "redis")]
-use super::refund::Refund;
-use super::refund::{PendingRefund, RefundFuture};
+use super::refund::{PendingRefund, Refund, RefundFuture};
 
 /// A service with a limit, created by a [`RateLimitLayer`](super::RateLimitLayer).
 pub struct RateLimit<S, A = SameBody> {
@@ -216,13 +214,11 @@ struct DecisionFuture {
     decision: Pin<Box<dyn Future<Output = (Parts, Outcome)> + Send>>,
     /// Completes the decision in the background if this future is dropped and the charge would be
     /// refunded. `None` once the decision has completed.
-    #[cfg(feature = "redis")]
     runtime: Option<tokio::runtime::Handle>,
 }
 
 impl DecisionFuture {
     fn new(config: &Arc<Config>, head: Parts) -> Self {
-        #[cfg(feature = "redis")]
         let is_refundable = config.refund.as_ref().is_some_and(Refund::is_for_unanswered);
         let config = Arc::clone(config);
         Self {
@@ -239,24 +235,19 @@ impl DecisionFuture {
                 let outcome = config.decide(&view).await;
                 (head, outcome)
             }),
-            #[cfg(feature = "redis")]
             runtime: is_refundable.then(tokio::runtime::Handle::try_current).and_then(Result::ok),
         }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<(Parts, Outcome)> {
         let decided = ready!(self.decision.as_mut().poll(cx));
-        #[cfg(feature = "redis")]
-        {
-            self.runtime = None;
-        }
+        self.runtime = None;
         Poll::Ready(decided)
     }
 }
 
 /// The client disconnected while the store was deciding, which may still charge it. The outcome is
 /// awaited, and dropping it refunds the charge.
-#[cfg(feature = "redis")]
 impl Drop for DecisionFuture {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
