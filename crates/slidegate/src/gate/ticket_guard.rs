@@ -69,22 +69,6 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
         self.open.as_mut().expect(OPEN).at_drop = change;
     }
 
-    /// What the layer does with guards.
-    #[cfg(feature = "tower")]
-    pub(crate) fn cancel_at_drop(&mut self) {
-        self.set_at_drop(Change::Cancel);
-    }
-
-    #[cfg(feature = "tower")]
-    pub(crate) fn end_at_drop(&mut self) {
-        self.set_at_drop(Change::End);
-    }
-
-    #[cfg(feature = "tower")]
-    pub(crate) fn renew(&mut self, ticket: Ticket) {
-        self.open.as_mut().expect(OPEN).ticket = ticket;
-    }
-
     fn open(&self) -> &Open<S> {
         self.open.as_ref().expect(OPEN)
     }
@@ -171,6 +155,22 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
         let changed = open.gate.change_holds(&open.ticket, change).await?;
         open.ticket = changed.ticket().clone();
         Ok(changed)
+    }
+}
+
+/// What the layer does with guards.
+#[cfg(feature = "tower")]
+impl<S: HoldStore + 'static> TicketGuard<S> {
+    pub(crate) fn cancel_at_drop(&mut self) {
+        self.set_at_drop(Change::Cancel);
+    }
+
+    pub(crate) fn end_at_drop(&mut self) {
+        self.set_at_drop(Change::End);
+    }
+
+    pub(crate) fn renew(&mut self, ticket: Ticket) {
+        self.open.as_mut().expect(OPEN).ticket = ticket;
     }
 }
 
