@@ -34,12 +34,19 @@ use crate::request::Cost;
 mod attribute;
 #[cfg(feature = "axum")]
 mod axum;
+#[cfg(feature = "axum")]
+mod axum_request;
+#[cfg(not(feature = "axum"))]
+#[path = "layer/without_axum.rs"]
+mod axum_request;
 mod body;
 mod config;
+mod decide;
 mod denied;
 mod head;
 mod hold_gate;
 mod limited;
+mod pending_refund;
 mod refund;
 mod reservation;
 mod reserve;
@@ -299,10 +306,7 @@ impl<M> RateLimitLayerBuilder<M> {
         self.0.check_attributes()?;
         let attributes = self.0.attributes.iter().map(|(_, attribute)| attribute);
         self.0.finds_client |= attributes.clone().any(Attribute::needs_client_addr);
-        #[cfg(feature = "axum")]
-        {
-            self.0.reads_params = attributes.clone().any(Attribute::needs_path_params);
-        }
+        self.0.reads_params = attributes.clone().any(Attribute::needs_path_params);
         Ok((Arc::new(self.0), self.1))
     }
 }

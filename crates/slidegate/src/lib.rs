@@ -78,7 +78,7 @@ pub use gate::GateAcquire;
 pub use gate::SharedGate;
 pub use gate::{Decisions, Gate, PolicyDecision};
 pub use key::Key;
-pub use limiter::Limiter;
+pub use limiter::{Acquire, Limiter};
 pub use policy::{Match, Policy, PolicySet};
 pub use quota::{Algorithm, Calendar, Quota, format_window, parse_window, time_zone_data};
 pub use request::{Cost, CostUnit, Counts, OwnedValue, Request, Value};
@@ -89,7 +89,7 @@ pub use store::memory::MemoryStore;
 pub use store::redis::RedisOptions;
 pub use time::{Clock, ManualClock, SystemClock, Timestamp};
 pub use verb::{Role, Verb};
-pub use waiting::{Acquire, MaxWaiting, NotAcquired, NotAcquiredKind};
+pub use waiting::{MaxWaiting, NotAcquired, NotAcquiredKind};
 
 /// Reservations: cost that is held until it is known. [`Gate::reserve`] makes one.
 pub mod reserve {

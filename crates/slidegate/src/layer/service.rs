@@ -15,11 +15,12 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::attribute::RequestView;
-#[cfg(feature = "axum")]
-use super::axum::PathParams;
+use super::axum_request::PathParams;
 use super::body::{ResponseBody, SameBody};
-use super::config::{Config, Outcome, Pass};
-use super::refund::{PendingRefund, Refund, RefundFuture};
+use super::config::Config;
+use super::decide::{Outcome, Pass};
+use super::pending_refund::{PendingRefund, RefundFuture};
+use super::refund::Refund;
 
 /// A service with a limit, created by a [`RateLimitLayer`](super::RateLimitLayer).
 pub struct RateLimit<S, A = SameBody> {
@@ -61,13 +62,8 @@ where
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         // Not in a function of its own, because the request would have to be moved into it.
-        #[cfg(feature = "axum")]
         let params = self.config.reads_params.then(|| PathParams::of(request.extensions_mut())).flatten();
-        let view = RequestView {
-            head: (&request).into(),
-            #[cfg(feature = "axum")]
-            params: params.as_ref(),
-        };
+        let view = RequestView { head: (&request).into(), params: params.as_ref() };
         let is_local = self.config.gate.0.is_local();
         let outcome = is_local.then(|| self.config.decide_now(&view)).flatten();
         let Some(outcome) = outcome else { return self.call_later(request) };
@@ -218,20 +214,13 @@ struct DecisionFuture {
 }
 
 impl DecisionFuture {
-    fn new(config: &Arc<Config>, head: Parts) -> Self {
+    fn new(config: &Arc<Config>, mut head: Parts) -> Self {
         let is_refundable = config.refund.as_ref().is_some_and(Refund::is_for_unanswered);
         let config = Arc::clone(config);
         Self {
             decision: Box::pin(async move {
-                #[cfg(feature = "axum")]
-                let mut head = head;
-                #[cfg(feature = "axum")]
                 let params = config.reads_params.then(|| PathParams::of(&mut head.extensions)).flatten();
-                let view = RequestView {
-                    head: (&head).into(),
-                    #[cfg(feature = "axum")]
-                    params: params.as_ref(),
-                };
+                let view = RequestView { head: (&head).into(), params: params.as_ref() };
                 let outcome = config.decide(&view).await;
                 (head, outcome)
             }),
