@@ -159,9 +159,9 @@ pub(crate) struct KeyArguments {
 }
 
 /// The first argument is the only key.
-const ONE_KEY: KeyArguments = KeyArguments { first: 1, last: 1 };
+pub(crate) const ONE_KEY: KeyArguments = KeyArguments { first: 1, last: 1 };
 /// All arguments but the first are keys.
-const KEYS_AT_END: KeyArguments = KeyArguments { first: 2, last: -1 };
+pub(crate) const KEYS_AT_END: KeyArguments = KeyArguments { first: 2, last: -1 };
 
 /// The context of a command that runs.
 pub(crate) struct Context<'c> {
@@ -412,11 +412,14 @@ pub(crate) unsafe fn run(
 /// `context` and `arguments` are those of `RedisModule_OnLoad`.
 pub(crate) unsafe fn load(
     context: *mut RawContext,
-    arguments: Arguments<'_>,
-    name: &CStr,
+    arguments: *mut *mut RawString,
+    count: c_int,
     version: c_int,
     commands: &[Command],
 ) -> c_int {
+    let name = c"slidegate";
+    // SAFETY: the server passes this many pointers to strings, which live until the module is loaded.
+    let arguments = unsafe { Arguments::new(arguments, count) };
     // SAFETY: the server's context begins with this pointer.
     let Some(get) = (unsafe { context.as_ref() }).and_then(|context| context.get_api) else { return ERR };
     // SAFETY: it is the server's.
@@ -481,17 +484,24 @@ pub(crate) unsafe fn load(
     catch_unwind(AssertUnwindSafe(register)).unwrap_or(ERR)
 }
 
-macro_rules! commands {
-    ($($name:literal $keys:ident $function:ident = $run:path;)*) => {
+/// Unloads the module if the server survives it. Returns what `RedisModule_OnUnload` must.
+pub(crate) fn unload() -> c_int {
+    if catch_unwind(may_be_unloaded).unwrap_or(false) { OK } else { ERR }
+}
+
+/// The entry points: one for each command, and those that the server calls when it loads and unloads the module.
+macro_rules! entry_points {
+    ($version:ident: $($name:literal $keys:ident $function:ident = $command:path;)*) => {
         $(
             /// As the server calls it.
+            #[allow(unsafe_code)]
             unsafe extern "C" fn $function(
                 context: *mut $crate::api::RawContext,
                 arguments: *mut *mut $crate::api::RawString,
                 count: std::ffi::c_int,
             ) -> std::ffi::c_int {
                 // SAFETY: the server calls it as a command.
-                unsafe { $crate::api::run(context, arguments, count, $run) }
+                unsafe { $crate::api::run(context, arguments, count, $command) }
             }
         )*
 
@@ -500,18 +510,17 @@ macro_rules! commands {
         /// # Safety
         /// Only a server may call it.
         // SAFETY: the name is the one that servers look for, and nothing else defines it.
+        #[allow(unsafe_code)]
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn RedisModule_OnLoad(
-            context: *mut RawContext,
-            arguments: *mut *mut RawString,
-            count: c_int,
-        ) -> c_int {
-            let commands = [$(Command { name: $name, keys: $keys, run: $function }),*];
+            context: *mut $crate::api::RawContext,
+            arguments: *mut *mut $crate::api::RawString,
+            count: std::ffi::c_int,
+        ) -> std::ffi::c_int {
+            use $crate::api::{Command, load};
+            let commands = [$(Command { name: $name, keys: $crate::api::$keys, run: $function }),*];
             // SAFETY: the server calls it to load the module.
-            unsafe {
-                let arguments = Arguments::new(arguments, count);
-                load(context, arguments, c"slidegate", crate::commands::VERSION, &commands)
-            }
+            unsafe { load(context, arguments, count, $version, &commands) }
         }
 
         /// Called by the server before it unloads the module, which this may refuse.
@@ -519,17 +528,11 @@ macro_rules! commands {
         /// # Safety
         /// Only a server may call it.
         // SAFETY: as above.
+        #[allow(unsafe_code)]
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn RedisModule_OnUnload(_context: *mut RawContext) -> c_int {
-            if catch_unwind(may_be_unloaded).unwrap_or(false) { OK } else { ERR }
+        pub unsafe extern "C" fn RedisModule_OnUnload(_context: *mut $crate::api::RawContext) -> std::ffi::c_int {
+            $crate::api::unload()
         }
     };
 }
-
-commands! {
-    c"slidegate.check1" ONE_KEY run_check = crate::commands::check1;
-    c"slidegate.decide" KEYS_AT_END run_decide = crate::commands::decide_call;
-    c"slidegate.change" KEYS_AT_END run_change = crate::commands::change_call;
-    c"rl.check" ONE_KEY run_rl_check = crate::commands::rl_check;
-    c"cl.throttle" ONE_KEY run_cl_throttle = crate::commands::cl_throttle;
-}
+pub(crate) use entry_points;

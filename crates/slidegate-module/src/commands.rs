@@ -12,12 +12,21 @@ use slidegate::{
     headers::{millis_ceil, secs_ceil},
 };
 
-use crate::api::{Arguments, Context, Key, WrongType, server_time_us};
+use crate::api::{Arguments, Context, Key, WrongType, entry_points, server_time_us};
 use crate::arguments::{MOST, named, number, requests};
 use crate::value::{Keys, store};
 
 /// The version of the module that `MODULE LIST` shows: what its commands take and reply.
-pub(crate) const VERSION: c_int = 2;
+const VERSION: c_int = 2;
+
+entry_points! {
+    VERSION:
+    c"slidegate.check1" ONE_KEY run_check1 = check1;
+    c"slidegate.decide" KEYS_AT_END run_decide = decide_call;
+    c"slidegate.change" KEYS_AT_END run_change = change_call;
+    c"rl.check" ONE_KEY run_rl_check = rl_check;
+    c"cl.throttle" ONE_KEY run_cl_throttle = cl_throttle;
+}
 
 /// Most requests of a call, as the library sends: each is a step.
 const MAX_REQUESTS: usize = 1024;
@@ -50,7 +59,7 @@ fn now_us() -> u64 {
 ///
 /// `latest` is the latest time at which it may still charge, in microseconds. `quota` is packed, see
 /// `stored/quota_bytes.rs`. The reply is the script's.
-pub(crate) fn check1(context: &Context<'_>, arguments: Arguments<'_>) {
+fn check1(context: &Context<'_>, arguments: Arguments<'_>) {
     const FIRST: usize = 4;
     let count = arguments.len().saturating_sub(FIRST);
     if count == 0 {
@@ -104,7 +113,7 @@ pub(crate) fn check1(context: &Context<'_>, arguments: Arguments<'_>) {
 ///
 /// The call is packed, see `stored/call.rs`. If keys may have holds, as many keys of usage follow;
 /// with an idempotency key, last the key of the first reply.
-pub(crate) fn decide_call(context: &Context<'_>, arguments: Arguments<'_>) {
+fn decide_call(context: &Context<'_>, arguments: Arguments<'_>) {
     let Some(call) = DecideCall::read(arguments.get(1)) else { return context.reply_error(MISMATCH) };
     let (keys, is_once) = (call.keys(), call.is_once());
     let named = keys * if call.has_holds() { 2 } else { 1 };
@@ -137,7 +146,7 @@ pub(crate) fn decide_call(context: &Context<'_>, arguments: Arguments<'_>) {
 
 /// `SLIDEGATE.CHANGE call key [key ...] usage [usage ...]`: settles, extends and cancels holds, as
 /// `change_holds.lua`.
-pub(crate) fn change_call(context: &Context<'_>, arguments: Arguments<'_>) {
+fn change_call(context: &Context<'_>, arguments: Arguments<'_>) {
     let Some(call) = ChangeCall::read(arguments.get(1)) else { return context.reply_error(MISMATCH) };
     if !are_keys(arguments, 2 * call.keys()) {
         return context.reply_error(WRONG_KEYS);
@@ -211,7 +220,7 @@ fn send(context: &Context<'_>, reply: &Reply) {
 }
 
 /// `RL.CHECK key limit window [COST n]`: the exact sliding window.
-pub(crate) fn rl_check(context: &Context<'_>, arguments: Arguments<'_>) {
+fn rl_check(context: &Context<'_>, arguments: Arguments<'_>) {
     let has_cost = arguments.len() == 6 && arguments.get(4).eq_ignore_ascii_case(b"COST");
     if arguments.len() != 4 && !has_cost {
         return context.reply_wrong_arity();
@@ -235,7 +244,7 @@ pub(crate) fn rl_check(context: &Context<'_>, arguments: Arguments<'_>) {
 }
 
 /// `CL.THROTTLE key max_burst count period [quantity]`: the command and the reply of redis-cell.
-pub(crate) fn cl_throttle(context: &Context<'_>, arguments: Arguments<'_>) {
+fn cl_throttle(context: &Context<'_>, arguments: Arguments<'_>) {
     if !(5..=6).contains(&arguments.len()) {
         return context.reply_wrong_arity();
     }

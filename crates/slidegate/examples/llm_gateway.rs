@@ -8,7 +8,7 @@
 //! 20 ms, each with the usage so far.
 //!
 //! ```sh
-//! cargo run -p slidegate --example llm_gateway --features axum,wait
+//! cargo run -p slidegate --example llm_gateway --features axum
 //! curl -N -H 'x-user: alice' http://127.0.0.1:3000/v1/complete -d '{"prompt": "hello", "max_tokens": 50}'
 //! curl -H 'x-user: alice' http://127.0.0.1:3000/usage
 //! ```

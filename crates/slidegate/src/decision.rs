@@ -156,6 +156,25 @@ impl Waits {
 }
 
 impl Decision {
+    /// A store allows a cost of 0 on a key that is not used. Other decisions say in what they differ.
+    #[inline(always)] // as `algorithm::decision`
+    pub(crate) fn unused(limit: u64, at: Timestamp) -> Self {
+        Self {
+            verdict: Verdict::Allow,
+            limit,
+            used: 0,
+            held: 0,
+            remaining: limit,
+            cost: 0,
+            at,
+            source: DecisionSource::Store,
+            is_blocked: false,
+            hold_bound: None,
+            waits: Waits { retry_us: 0, reset_us: 0, frees_us: 0 },
+            in_millionths: false,
+        }
+    }
+
     /// Adds the usage of another key under the same quota. Keeps the verdict.
     pub(crate) fn add_usage(&mut self, other: &Self) {
         if !self.is_blocked {
@@ -367,20 +386,9 @@ mod tests {
     use super::*;
 
     fn decision(verdict: Verdict, remaining: u64, retry_us: u64) -> Decision {
-        Decision {
-            verdict,
-            limit: 10,
-            used: 10 - remaining,
-            held: 0,
-            remaining,
-            cost: 0,
-            at: Timestamp::EPOCH,
-            source: DecisionSource::Store,
-            is_blocked: false,
-            in_millionths: false,
-            hold_bound: None,
-            waits: Waits { retry_us, reset_us: 0, frees_us: 0 },
-        }
+        let waits = Waits { retry_us, reset_us: 0, frees_us: 0 };
+        let used = 10 - remaining;
+        Decision { verdict, used, remaining, waits, ..Decision::unused(10, Timestamp::EPOCH) }
     }
 
     /// The client must get the wait that ends its denial, not the first one found.

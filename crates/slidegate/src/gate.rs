@@ -18,31 +18,25 @@ use crate::store::redis::{RedisOptions, RedisStore};
 use crate::store::{LocalStore, Store, StoreDecisions, at_once};
 use crate::usage::KeyUse;
 use crate::verb::Verb;
-#[cfg(feature = "wait")]
 use crate::waiting::{queue_key::QueueKey, queues::Queues};
 
-#[cfg(feature = "wait")]
 mod acquire;
 mod asynchronous;
 mod blocks;
 mod configure;
 mod decisions;
-#[cfg(feature = "redis")]
 mod later;
 mod numbers;
-#[cfg(feature = "redis")]
 mod pending;
 mod reserve;
 mod settlement;
 mod snapshot;
 mod ticket_guard;
 
-#[cfg(feature = "wait")]
 pub use acquire::{AcquireReservation, GateAcquire};
 use blocks::Blocks;
 pub use decisions::{Decisions, PolicyDecision};
 use numbers::Numbers;
-#[cfg(feature = "redis")]
 pub use pending::PendingStats;
 pub use reserve::{Extension, Reserved};
 pub use settlement::{SettledCost, SettledKey, Settlement};
@@ -81,9 +75,7 @@ pub struct Gate<S = MemoryStore> {
     store: S,
     policies: ArcSwap<PolicySet>,
     numbers: Mutex<Numbers>,
-    #[cfg(feature = "wait")]
     queues: Queues<QueueKey>,
-    #[cfg(feature = "redis")]
     pending: pending::PendingSettlements,
 }
 
@@ -173,9 +165,7 @@ impl<S: Store> Gate<S> {
             store,
             policies: ArcSwap::from_pointee(policies),
             numbers: Mutex::new(numbers),
-            #[cfg(feature = "wait")]
             queues: Queues::default(),
-            #[cfg(feature = "redis")]
             pending: pending::PendingSettlements::default(),
         }
     }
@@ -201,7 +191,6 @@ impl<S: Store> Gate<S> {
         decide_now(store, &plan.charges, id, &mut decisions.decided);
         plan.places(&mut decisions.places);
         drop(plan);
-        #[cfg(feature = "wait")]
         self.wake_refunded(&decisions);
         decisions
     }
@@ -225,7 +214,6 @@ impl<S: Store> Gate<S> {
         decisions.decided = self.decide_charges(&plan.charges, id).await;
         plan.places(&mut decisions.places);
         drop(plan);
-        #[cfg(feature = "wait")]
         self.wake_refunded(&decisions);
         decisions
     }

@@ -565,17 +565,9 @@ mod tests {
         let quota = Quota::per_day(u64::MAX);
         let decision = Decision {
             verdict: crate::Verdict::Deny,
-            limit: u64::MAX,
             used: 1,
-            remaining: u64::MAX,
-            cost: 0,
-            at: Timestamp::EPOCH,
-            is_blocked: false,
-            in_millionths: false,
-            hold_bound: None,
-            held: 0,
-            source: crate::decision::DecisionSource::Store,
             waits: crate::decision::Waits { retry_us: u64::MAX - 1, reset_us: u64::MAX, frees_us: u64::MAX },
+            ..Decision::unused(u64::MAX, Timestamp::EPOCH)
         };
         let headers = DRAFT_10.headers_of("p", &quota, &decision);
         assert_eq!(items(&headers[0].1), [item("p", &[("q", MAX_INTEGER), ("w", 86_400)])]);

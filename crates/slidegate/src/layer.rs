@@ -29,28 +29,29 @@ use crate::client_addr::ClientAddr;
 use crate::error::Error;
 use crate::headers::HeaderOptions;
 use crate::policy::Policy;
-#[cfg(feature = "wait")]
 use crate::request::Cost;
 
 mod attribute;
 #[cfg(feature = "axum")]
 mod axum;
+#[cfg(feature = "axum")]
+mod axum_request;
+#[cfg(not(feature = "axum"))]
+#[path = "layer/without_axum.rs"]
+mod axum_request;
 mod body;
 mod config;
+mod decide;
 mod denied;
 mod head;
-#[cfg(feature = "wait")]
 mod hold_gate;
 mod limited;
+mod pending_refund;
 mod refund;
-#[cfg(feature = "wait")]
 mod reservation;
-#[cfg(feature = "wait")]
 mod reserve;
-#[cfg(feature = "wait")]
 mod reserved_body;
 mod service;
-#[cfg(feature = "wait")]
 mod settle;
 
 #[cfg(feature = "axum")]
@@ -62,20 +63,14 @@ pub use config::AnyGate;
 use config::Config;
 pub use denied::Denied;
 pub use head::Head;
-#[cfg(feature = "wait")]
 pub use hold_gate::AnyHoldGate;
 pub use limited::{Limited, LimitedDecision};
 pub use refund::Refund;
-#[cfg(feature = "wait")]
 pub use reservation::Reservation;
-#[cfg(feature = "wait")]
 use reserve::Settings;
-#[cfg(feature = "wait")]
 pub use reserve::{ReserveLayer, ReserveService, Reserves};
-#[cfg(feature = "wait")]
 pub use reserved_body::ReservedBody;
 pub use service::{RateLimit, ResponseFuture};
-#[cfg(feature = "wait")]
 pub use settle::Settle;
 
 /// Limits the services it wraps. Clones share the limit, so one layer can wrap many routes.
@@ -96,7 +91,7 @@ impl RateLimitLayer {
 
     /// Starts to build a layer that [reserves](crate::Gate::reserve) what a request may cost at
     /// most, and settles it to the true cost: for costs that are known at the end, and for limits on
-    /// what is [in flight](crate::Quota::in_flight) (feature `wait`, for its timers).
+    /// what is [in flight](crate::Quota::in_flight).
     ///
     /// The reservation is open until the response body has ended, failed, or been dropped because
     /// the client disconnected. Until then a task keeps it every third of its time, or settles it in
@@ -127,7 +122,6 @@ impl RateLimitLayer {
     /// let app: Router = Router::new().route("/complete", post(complete)).layer(limit);
     /// # Ok::<(), slidegate::Error>(())
     /// ```
-    #[cfg(feature = "wait")]
     pub fn reserve<C: Into<Cost<'static>>>(
         gate: impl Into<AnyHoldGate>,
         estimate: impl Fn(&Head<'_>) -> C + Send + Sync + 'static,
@@ -312,10 +306,7 @@ impl<M> RateLimitLayerBuilder<M> {
         self.0.check_attributes()?;
         let attributes = self.0.attributes.iter().map(|(_, attribute)| attribute);
         self.0.finds_client |= attributes.clone().any(Attribute::needs_client_addr);
-        #[cfg(feature = "axum")]
-        {
-            self.0.reads_params = attributes.clone().any(Attribute::needs_path_params);
-        }
+        self.0.reads_params = attributes.clone().any(Attribute::needs_path_params);
         Ok((Arc::new(self.0), self.1))
     }
 }
@@ -339,7 +330,6 @@ impl RateLimitLayerBuilder {
     }
 }
 
-#[cfg(feature = "wait")]
 impl RateLimitLayerBuilder<Reserves> {
     /// Sets where the true cost of a request is found. Default: [`Settle::recorded`].
     pub fn settle(mut self, settle: Settle) -> Self {

@@ -22,12 +22,12 @@
 mod readme {}
 
 /// The examples of docs/embedding.md, run with the doctests.
-#[cfg(all(doctest, feature = "axum", feature = "redis", feature = "wait"))]
+#[cfg(all(doctest, feature = "axum", feature = "redis"))]
 #[doc = include_str!("../docs/embedding.md")]
 mod embedding {}
 
 /// The examples of docs/reserve.md, run with the doctests.
-#[cfg(all(doctest, feature = "axum", feature = "wait"))]
+#[cfg(all(doctest, feature = "axum"))]
 #[doc = include_str!("../docs/reserve.md")]
 mod reserving {}
 
@@ -48,7 +48,6 @@ mod error;
 pub mod fuzzing;
 mod gate;
 mod hold;
-#[cfg(any(feature = "redis", feature = "wait"))]
 mod jitter;
 mod key;
 mod limiter;
@@ -67,7 +66,6 @@ mod ticket;
 mod time;
 mod usage;
 mod verb;
-#[cfg(feature = "wait")]
 mod waiting;
 
 pub use amount::Amount;
@@ -75,13 +73,12 @@ pub use block::Block;
 pub use charge::{Excess, OnStoreError};
 pub use decision::{Amounts, Decision, DecisionSource, Reason, Verdict};
 pub use error::Error;
-#[cfg(feature = "wait")]
 pub use gate::GateAcquire;
 #[cfg(feature = "redis")]
 pub use gate::SharedGate;
 pub use gate::{Decisions, Gate, PolicyDecision};
 pub use key::Key;
-pub use limiter::Limiter;
+pub use limiter::{Acquire, Limiter};
 pub use policy::{Match, Policy, PolicySet};
 pub use quota::{Algorithm, Calendar, Quota, format_window, parse_window, time_zone_data};
 pub use request::{Cost, CostUnit, Counts, OwnedValue, Request, Value};
@@ -92,16 +89,14 @@ pub use store::memory::MemoryStore;
 pub use store::redis::RedisOptions;
 pub use time::{Clock, ManualClock, SystemClock, Timestamp};
 pub use verb::{Role, Verb};
-#[cfg(feature = "wait")]
-pub use waiting::{Acquire, MaxWaiting, NotAcquired, NotAcquiredKind};
+pub use waiting::{MaxWaiting, NotAcquired, NotAcquiredKind};
 
 /// Reservations: cost that is held until it is known. [`Gate::reserve`] makes one.
 pub mod reserve {
-    #[cfg(feature = "wait")]
-    pub use crate::gate::AcquireReservation;
-    #[cfg(feature = "redis")]
-    pub use crate::gate::PendingStats;
-    pub use crate::gate::{Extension, Reserved, SettledCost, SettledKey, Settlement, TicketGuard};
+    pub use crate::gate::{
+        AcquireReservation, Extension, PendingStats, Reserved, SettledCost, SettledKey, Settlement,
+        TicketGuard,
+    };
     pub use crate::hold::{HoldOptions, HoldStatus, Unsettled};
     pub use crate::ticket::{Ticket, TicketHold};
 }

@@ -1,15 +1,15 @@
 //! The limiter: one quota, many keys.
 
 use crate::decision::Decision;
-#[cfg(feature = "wait")]
 use crate::key::KeyId;
 use crate::quota::{Algorithm, Quota};
 use crate::store::memory::{MemoryStats, MemoryStore};
 use crate::verb::Verb;
-#[cfg(feature = "wait")]
 use crate::waiting::queues::Queues;
-#[cfg(feature = "wait")]
-use crate::waiting::{Acquire, MaxWaiting};
+
+mod acquire;
+
+pub use acquire::Acquire;
 
 /// One quota for many keys, in the memory of this process.
 ///
@@ -30,7 +30,6 @@ use crate::waiting::{Acquire, MaxWaiting};
 #[derive(Debug)]
 pub struct Limiter {
     store: MemoryStore,
-    #[cfg(feature = "wait")]
     queues: Queues<KeyId>,
 }
 
@@ -53,61 +52,7 @@ impl Limiter {
     pub fn with_store(quota: Quota, store: MemoryStore) -> Self {
         assert_rate(&quota);
         store.set_quota(quota);
-        Self {
-            store,
-            #[cfg(feature = "wait")]
-            queues: Queues::default(),
-        }
-    }
-
-    /// Lets no more than these wait in [`acquire`](Self::acquire).
-    #[cfg(feature = "wait")]
-    #[must_use]
-    pub fn with_max_waiting(mut self, most: MaxWaiting) -> Self {
-        self.queues = Queues::of(most);
-        self
-    }
-
-    /// Waits until the cost fits and charges it, instead of being denied: first come, first served
-    /// for each key, and never beyond a deadline.
-    ///
-    /// A future that is dropped gives its place in the line back and charges nothing.
-    /// [`check`](Self::check) and its kin do not stand in line. Capacity that a refund, a reset or
-    /// another quota makes is noticed at once. Needs a tokio runtime with timers, which wake to the
-    /// millisecond.
-    ///
-    /// ```
-    /// use slidegate::{Limiter, Quota};
-    /// use std::time::Duration;
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), slidegate::NotAcquired> {
-    /// let limiter = Limiter::new(Quota::per_minute(100));
-    /// let decision = limiter.acquire("alice").cost(3).timeout(Duration::from_secs(2)).await?;
-    /// assert_eq!(decision.remaining(), 97);
-    ///
-    /// let never = limiter.acquire("alice").cost(101).await.unwrap_err();
-    /// assert_eq!(never.to_string(), "invalid cost 101: must be at most 100, the capacity of the quota; ask for less at once");
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// When awaited, [`NotAcquired`](crate::NotAcquired): it can never fit, as many wait as may, or
-    /// there is no room in time.
-    #[cfg(feature = "wait")]
-    pub fn acquire(&self, key: impl AsRef<[u8]>) -> Acquire<'_> {
-        Acquire::new(self, key.as_ref())
-    }
-
-    #[cfg(feature = "wait")]
-    pub(crate) fn queues(&self) -> &Queues<KeyId> {
-        &self.queues
-    }
-
-    #[cfg(feature = "wait")]
-    pub(crate) fn id_of(&self, key: &[u8]) -> KeyId {
-        self.store.secret().id_of(key)
+        Self { store, queues: Queues::default() }
     }
 
     /// Decides a request of cost 1 and charges it if it is allowed.
@@ -168,7 +113,6 @@ impl Limiter {
     /// ```
     pub fn refund(&self, key: impl AsRef<[u8]>, cost: u64) -> Decision {
         let decision = self.store.apply_one(Verb::Refund, key.as_ref(), cost);
-        #[cfg(feature = "wait")]
         self.queues.wake(|| self.id_of(key.as_ref()));
         decision
     }
@@ -201,7 +145,6 @@ impl Limiter {
     /// ```
     pub fn reset(&self, key: impl AsRef<[u8]>) -> bool {
         let counted = self.store.reset_one(key.as_ref());
-        #[cfg(feature = "wait")]
         self.queues.wake(|| self.id_of(key.as_ref()));
         counted
     }
@@ -224,7 +167,6 @@ impl Limiter {
     pub fn configure(&self, quota: Quota) {
         assert_rate(&quota);
         self.store.set_quota(quota);
-        #[cfg(feature = "wait")]
         self.queues.wake_all();
     }
 
@@ -243,6 +185,10 @@ impl Limiter {
     /// Removes expired keys; see [`MemoryStore::sweep`].
     pub fn sweep(&self, slots: usize) -> usize {
         self.store.sweep(slots)
+    }
+
+    fn id_of(&self, key: &[u8]) -> KeyId {
+        self.store.secret().id_of(key)
     }
 }
 

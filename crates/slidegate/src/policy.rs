@@ -16,6 +16,7 @@ use crate::request::{CostUnit, Counts, OwnedValue, Request, Value};
 mod index;
 mod learned_estimate;
 mod matcher;
+mod rule;
 mod set;
 mod tiers;
 mod units;

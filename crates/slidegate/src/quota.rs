@@ -15,11 +15,15 @@ use crate::time::{SECOND_US, exact, micros};
 mod algorithm;
 mod calendar;
 mod divisor;
+#[cfg(feature = "stored-values")]
+mod stored;
 mod text;
+mod time_zones;
 
 pub use algorithm::Algorithm;
-pub use calendar::{Calendar, time_zone_data};
+pub use calendar::Calendar;
 pub use text::{format_window, parse_window};
+pub use time_zones::time_zone_data;
 
 pub(crate) use calendar::Period;
 pub(crate) use divisor::Divisor;
@@ -132,17 +136,6 @@ impl Quota {
     pub(crate) fn fields(&self) -> QuotaFields {
         let Self { limit, window_us, burst, algorithm, slots, .. } = *self;
         QuotaFields { limit, window_us, burst, algorithm, slots, calendar: self.calendar_window() }
-    }
-
-    /// With a window that is longer by so many microseconds, if that is in range. Fixed windows and
-    /// leases stay as they are: they begin and end on the clock.
-    #[cfg(feature = "redis")]
-    pub(crate) fn widened(self, us: u64) -> Self {
-        let fields = self.fields();
-        match self.algorithm {
-            Algorithm::FixedWindow | Algorithm::InFlight => self,
-            _ => QuotaFields { window_us: fields.window_us + us, ..fields }.quota().unwrap_or(self),
-        }
     }
 
     /// The shortest window: 1 ms. A loopback round trip takes longer than shorter windows.
@@ -333,27 +326,6 @@ impl Quota {
         Self { limit, window_us, burst, algorithm, slots, borders, derived }
     }
 
-    /// The same quota with the limit and burst of one of `instances` instances, rounded up so that
-    /// neither becomes 0.
-    #[cfg(feature = "redis")]
-    pub(crate) fn share(&self, instances: u64) -> Self {
-        let share = |whole: u64| whole.div_ceil(instances);
-        Self::build(QuotaFields { limit: share(self.limit), burst: self.burst.map(share), ..self.fields() })
-    }
-
-    /// The same quota with a smaller capacity, at which a bucket still drains as fast.
-    #[cfg(feature = "redis")]
-    pub(crate) fn at_most(&self, capacity: u64) -> Self {
-        if capacity >= self.capacity() {
-            return *self;
-        }
-        let (limit, burst) = match self.algorithm {
-            Algorithm::TokenBucket => (self.limit, Some(capacity)),
-            _ => (capacity, self.burst),
-        };
-        Self::build(QuotaFields { limit, burst, ..self.fields() })
-    }
-
     /// Most cost per window.
     #[must_use]
     pub fn limit(&self) -> u64 {
@@ -458,36 +430,6 @@ impl Quota {
             Borders::Multiples => now.saturating_add(self.window_us),
             _ => self.period(now).next_end,
         }
-    }
-
-    /// Of fixed windows by a calendar of another process, with its code.
-    #[cfg(feature = "stored-values")]
-    pub(crate) fn with_borders(self, code: u64, borders: [u64; 4]) -> Self {
-        Self { borders: Borders::Given(code, borders), ..self }
-    }
-
-    /// As a call to a shared store carries it: a calendar by its borders around `now`, of which the server picks
-    /// by its own clock.
-    #[cfg(feature = "redis")]
-    pub(crate) fn sent_at(&self, now: u64) -> Self {
-        let Borders::Calendar(calendar) = self.borders else { return *self };
-        self.with_borders(calendar.code(), calendar.borders_at(now))
-    }
-
-    /// The borders of a calendar that a call carries.
-    #[cfg(feature = "stored-values")]
-    pub(crate) fn borders(&self) -> Option<[u64; 4]> {
-        if let Borders::Given(_, borders) = self.borders { Some(borders) } else { None }
-    }
-
-    /// The same quota for usage that was counted in a window with this code, which ends at `end`. `None` if
-    /// there is no such window.
-    #[cfg(feature = "stored-values")]
-    pub(crate) fn counted_in(&self, code: u64, end: u64) -> Option<Self> {
-        if code >= Calendar::LEAST_CODE && self.algorithm == Algorithm::FixedWindow {
-            return Some(self.with_borders(code, [0, end, u64::MAX, u64::MAX]));
-        }
-        QuotaFields { window_us: code, calendar: None, ..self.fields() }.quota()
     }
 
     #[inline]

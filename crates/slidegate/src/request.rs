@@ -256,7 +256,6 @@ fn weighted(weights: &[(String, Amount)], costs: &[(&str, u64)]) -> u64 {
 }
 
 /// A [`Cost`] that is kept.
-#[cfg(feature = "redis")]
 #[derive(Debug, Clone)]
 pub(crate) enum OwnedCost {
     Bare(u64),
@@ -264,7 +263,6 @@ pub(crate) enum OwnedCost {
     Named(Box<[(Box<str>, u64)]>),
 }
 
-#[cfg(feature = "redis")]
 impl Cost<'_> {
     pub(crate) fn to_owned_cost(&self) -> OwnedCost {
         match &self.0 {
@@ -277,7 +275,6 @@ impl Cost<'_> {
     }
 }
 
-#[cfg(feature = "redis")]
 impl OwnedCost {
     pub(crate) fn as_cost(&self) -> Cost<'_> {
         match self {

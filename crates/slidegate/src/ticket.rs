@@ -48,7 +48,6 @@ pub struct Ticket {
     /// Kept as it is written, so that a ticket of one policy is made, copied and changed without
     /// memory of its own.
     bytes: SmallVec<[u8; INLINE]>,
-    #[cfg(feature = "wait")]
     queues: QueueHints,
 }
 
@@ -79,7 +78,6 @@ pub(crate) struct TicketKey<'t> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TicketPlace {
     /// Its position among the keys.
-    #[cfg(feature = "wait")]
     nth: usize,
     /// Its first byte.
     from: usize,
@@ -87,18 +85,15 @@ pub(crate) struct TicketPlace {
 
 /// Which queues wait for the keys, for a ticket that is settled by the process that made it: a hash
 /// for each key in their order. Not part of the text, so tickets that differ in this alone are equal.
-#[cfg(feature = "wait")]
 #[derive(Debug, Clone, Default)]
 struct QueueHints(SmallVec<[u64; 2]>);
 
-#[cfg(feature = "wait")]
 impl PartialEq for QueueHints {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-#[cfg(feature = "wait")]
 impl Eq for QueueHints {}
 
 /// What was done with a key.
@@ -162,11 +157,7 @@ impl Ticket {
         bytes.extend_from_slice(&id.to_le_bytes());
         bytes.extend_from_slice(&made.as_micros().to_le_bytes());
         bytes.extend_from_slice(&[0; TTL]);
-        Self {
-            bytes,
-            #[cfg(feature = "wait")]
-            queues: QueueHints::default(),
-        }
+        Self { bytes, queues: QueueHints::default() }
     }
 
     /// Adds a key.
@@ -219,13 +210,11 @@ impl Ticket {
     }
 
     /// Notes which queue waits for the key that was added last. Either all keys have one or none.
-    #[cfg(feature = "wait")]
     pub(crate) fn push_queue(&mut self, queue: u64) {
         self.queues.0.push(queue);
     }
 
     /// The queue that waits for a key, if this process made the ticket.
-    #[cfg(feature = "wait")]
     pub(crate) fn queue(&self, place: TicketPlace) -> Option<u64> {
         self.queues.0.get(place.nth).copied()
     }
@@ -250,14 +239,9 @@ impl Ticket {
     pub(crate) fn keys(&self) -> impl Iterator<Item = (TicketPlace, TicketKey<'_>)> {
         let made = self.made();
         let mut rest = &self.bytes[HEADER..];
-        #[cfg(feature = "wait")]
         let mut nth = 0..;
         iter::from_fn(move || {
-            let place = TicketPlace {
-                #[cfg(feature = "wait")]
-                nth: nth.next()?,
-                from: self.bytes.len() - rest.len(),
-            };
+            let place = TicketPlace { nth: nth.next()?, from: self.bytes.len() - rest.len() };
             Some((place, TicketKey::read(&mut rest, made)?))
         })
     }
@@ -305,7 +289,6 @@ impl Ticket {
     }
 
     /// When the last of its holds ends, by the date.
-    #[cfg(feature = "redis")]
     pub(crate) fn last_until(&self) -> Option<Timestamp> {
         self.holds().map(|hold| hold.until).max()
     }
@@ -325,11 +308,7 @@ impl Ticket {
         if bytes.len() < HEADER || bytes[0] != VERSION {
             return None;
         }
-        let ticket = Self {
-            bytes: bytes.into(),
-            #[cfg(feature = "wait")]
-            queues: QueueHints::default(),
-        };
+        let ticket = Self { bytes: bytes.into(), queues: QueueHints::default() };
         let (made, mut rest) = (ticket.made(), &bytes[HEADER..]);
         for _ in 0..MAX_KEYS {
             if rest.is_empty() {

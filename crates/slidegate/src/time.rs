@@ -134,7 +134,6 @@ pub fn millis_ceil(span: Duration) -> u64 {
 
 /// tokio's monotonic clock, for the deadlines of network calls and of `Limiter::acquire`. Tests can
 /// pause and advance it.
-#[cfg(any(feature = "redis", feature = "wait"))]
 pub(crate) fn instant() -> tokio::time::Instant {
     tokio::time::Instant::now()
 }

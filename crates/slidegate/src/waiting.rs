@@ -1,22 +1,13 @@
-//! Waiting for capacity instead of being denied (feature `wait`).
-//!
-//! [`queues`] has the queues of all waiters, [`Acquire`] the waiters of a limiter; those of a gate
-//! are in `gate/acquire.rs`.
+//! Waiting for capacity instead of being denied: its bounds and errors, and in [`queues`] the queues of
+//! all waiters. What waits for a limiter is in `limiter/acquire.rs`, and for a gate in `gate/acquire.rs`.
 
 use std::fmt;
-use std::future::IntoFuture;
-use std::pin::Pin;
 use std::time::Duration;
 
-use crate::decision::Decision;
-use crate::key::KeyId;
-use crate::limiter::Limiter;
 use crate::time::millis_ceil;
 
 pub(crate) mod queue_key;
 pub(crate) mod queues;
-
-use queues::{AskOutcome, Asker, Denial, Queues, wait};
 
 /// Bounds on the number of waiters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,91 +25,8 @@ impl Default for MaxWaiting {
     }
 }
 
-/// A future that waits until the cost fits, created by [`Limiter::acquire`]. It joins the queue
-/// when it is first awaited.
-#[derive(Debug)]
-#[must_use = "it waits only when it is awaited"]
-pub struct Acquire<'l> {
-    limiter: &'l Limiter,
-    key: Box<[u8]>,
-    cost: u64,
-    within: Duration,
-}
-
-impl<'l> Acquire<'l> {
-    /// The default timeout: one minute.
-    pub const TIMEOUT: Duration = Duration::from_secs(60);
-
-    pub(crate) fn new(limiter: &'l Limiter, key: &[u8]) -> Self {
-        Self { limiter, key: key.into(), cost: 1, within: Self::TIMEOUT }
-    }
-
-    /// Sets the cost. Default: 1.
-    pub fn cost(mut self, cost: u64) -> Self {
-        self.cost = cost;
-        self
-    }
-
-    /// Sets the longest wait, from the first await on and by tokio's clock. Default:
-    /// [`TIMEOUT`](Self::TIMEOUT). With zero, the call fails at once if it would have to wait; it
-    /// does not overtake waiters.
-    pub fn timeout(mut self, longest: Duration) -> Self {
-        self.within = longest;
-        self
-    }
-
-    async fn wait(self) -> Result<Decision, NotAcquired> {
-        let Self { limiter, key, cost, within } = self;
-        if cost == 0 {
-            return Ok(limiter.check_cost(&key, 0));
-        }
-        if limiter.peek_cost(&key, cost).retry_after().is_none() {
-            return Err(NotAcquired(Cause::Never { cost, most: limiter.quota().capacity() }));
-        }
-        wait(&LimiterAsker { limiter, key, cost }, within).await
-    }
-}
-
-/// Asks a limiter for cost of one key, always from its queue.
-struct LimiterAsker<'l> {
-    limiter: &'l Limiter,
-    key: Box<[u8]>,
-    cost: u64,
-}
-
-impl Asker for LimiterAsker<'_> {
-    type Key = KeyId;
-    type Answer = Decision;
-
-    fn queues(&self) -> &Queues<KeyId> {
-        self.limiter.queues()
-    }
-
-    fn queue_before(&self, current: Option<KeyId>) -> Option<KeyId> {
-        current.is_none().then(|| self.limiter.id_of(&self.key))
-    }
-
-    async fn ask(&self) -> AskOutcome<Decision, KeyId> {
-        let Self { limiter, key, cost } = self;
-        let decision = limiter.check_cost(key, *cost);
-        match decision.retry_after() {
-            _ if decision.is_allowed() => AskOutcome::Allowed(decision),
-            None => AskOutcome::Never(NotAcquired(Cause::Never { cost: *cost, most: decision.limit })),
-            Some(wait) => {
-                AskOutcome::Denied(Denial { key: limiter.id_of(key), wait, is_held: false, ask_again: None })
-            }
-        }
-    }
-}
-
-impl<'l> IntoFuture for Acquire<'l> {
-    type Output = Result<Decision, NotAcquired>;
-    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'l>>;
-
-    fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.wait())
-    }
-}
+/// How long is waited by default.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Why nothing was charged or held. Its text is one line.
 #[derive(Debug, Clone, PartialEq, Eq)]

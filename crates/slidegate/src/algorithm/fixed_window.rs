@@ -80,19 +80,21 @@ impl SavedState for FixedWindow {
     }
 }
 
+/// What is stored in Redis.
+#[cfg(feature = "stored-values")]
 impl FixedWindow {
     /// A counter from a script's reply.
-    #[cfg(feature = "stored-values")]
     pub(crate) fn from_parts(end: u64, used: u64) -> Self {
         Self { end, used }
     }
 
     /// End of the window and what was charged in it.
-    #[cfg(feature = "stored-values")]
     pub(crate) fn parts(&self) -> (u64, u64) {
         (self.end, self.used)
     }
+}
 
+impl FixedWindow {
     /// `now` is in this period, but the counter is not: time has passed or stepped back.
     #[cold]
     fn roll(&mut self, quota: &Quota, now: u64, period: Period) -> u64 {

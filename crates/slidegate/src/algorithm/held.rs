@@ -5,7 +5,7 @@
 //! and a charge at a later time never counts less.
 
 use super::state::{NO_MORE_HOLDS_US, State, VerbEffect, charge, inspect, small_step_us};
-use crate::decision::{Decision, DecisionSource, HoldBound, Verdict, Waits};
+use crate::decision::{Decision, HoldBound, Verdict, Waits};
 use crate::hold::{
     DEFAULT_TTL_US, EndedHold, HoldChange, HoldList, HoldStatus, HoldVec, Holds, MAX_TTL, NewHold, Unsettled,
 };
@@ -199,21 +199,16 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
         let frees_us = if used > 0 { late(self.state.frees_us(self.quota, self.settled)) } else { 0 };
         let remaining = limit.saturating_sub(used).saturating_sub(held);
         let waits = Waits { retry_us, reset_us, frees_us };
-        let (at, source) = (self.now, DecisionSource::Store);
-        let (is_blocked, hold_bound) = (false, done.hold_bound());
+        let hold_bound = done.hold_bound();
         Decision {
             verdict,
-            limit,
             used,
             held,
             remaining,
             cost,
-            at,
-            source,
-            is_blocked,
             hold_bound,
             waits,
-            in_millionths: false,
+            ..Decision::unused(limit, self.now)
         }
     }
 

@@ -171,20 +171,22 @@ impl SavedState for SlidingLog {
     }
 }
 
+/// What is stored in Redis.
+#[cfg(feature = "stored-values")]
 impl<E: Entries> Log<E> {
     /// A log of these entries, of which the oldest and the newest have these timestamps, and all
     /// together this cost.
-    #[cfg(feature = "stored-values")]
     pub(crate) fn from_parts(used: u64, newest: u64, oldest: u64, entries: E) -> Self {
         Self { oldest, newest, used, entries }
     }
 
     /// Cost of all entries, and the timestamps of the newest and the oldest.
-    #[cfg(feature = "stored-values")]
     pub(crate) fn parts(&self) -> (u64, u64, u64, &E) {
         (self.used, self.newest, self.oldest, &self.entries)
     }
+}
 
+impl<E: Entries> Log<E> {
     /// Timestamp and cost of each entry, oldest first.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         (0..self.entries.len()).map(|at| (self.entries.timestamp(at, self.newest), self.entries.cost(at)))

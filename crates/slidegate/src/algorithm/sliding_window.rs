@@ -26,19 +26,21 @@ pub(crate) struct SlidingWindow {
     current: u64,
 }
 
+/// What is stored in Redis.
+#[cfg(feature = "stored-values")]
 impl SlidingWindow {
     /// Counters from a script's reply.
-    #[cfg(feature = "stored-values")]
     pub(crate) fn from_parts(end: u64, previous: u64, current: u64) -> Self {
         Self { end, previous, current }
     }
 
     /// End of the current window, and what was charged in the previous and the current one.
-    #[cfg(feature = "stored-values")]
     pub(crate) fn parts(&self) -> (u64, u64, u64) {
         (self.end, self.previous, self.current)
     }
+}
 
+impl SlidingWindow {
     /// What still counts of `previous` when the current window ends in `left` microseconds, rounded
     /// up.
     #[inline]

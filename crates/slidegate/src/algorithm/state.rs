@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::decision::{Decision, DecisionSource, HoldBound, Verdict, Waits};
+use crate::decision::{Decision, HoldBound, Verdict, Waits};
 use crate::quota::Quota;
 use crate::time::{SECOND_US, Timestamp};
 use crate::usage::{KeyInspection, RecordedCharge, UsageForecast};
@@ -195,22 +195,8 @@ pub(crate) fn decision<S: State>(
     };
     let remaining = limit.saturating_sub(used);
     let waits = Waits { retry_us, reset_us, frees_us };
-    let (at, source, held) = (now, DecisionSource::Store, 0);
-    let (is_blocked, hold_bound) = (false, done.hold_bound());
-    Decision {
-        verdict,
-        limit,
-        used,
-        held,
-        remaining,
-        cost,
-        at,
-        source,
-        is_blocked,
-        hold_bound,
-        waits,
-        in_millionths: false,
-    }
+    let hold_bound = done.hold_bound();
+    Decision { verdict, used, remaining, cost, hold_bound, waits, ..Decision::unused(limit, now) }
 }
 
 /// The largest backward step of the clock that is waited out. A larger step moves the history back.

@@ -30,19 +30,21 @@ fn rate(quota: &Quota) -> u64 {
     quota.limit().max(1)
 }
 
+/// What is stored in Redis.
+#[cfg(feature = "stored-values")]
 impl TokenBucket {
     /// A bucket from a script's reply.
-    #[cfg(feature = "stored-values")]
     pub(crate) fn from_parts(at: u64, level: u64, fraction: u64) -> Self {
         Self { at, level, fraction }
     }
 
     /// When the content was computed, its whole cost and its fraction.
-    #[cfg(feature = "stored-values")]
     pub(crate) fn parts(&self) -> (u64, u64, u64) {
         (self.at, self.level, self.fraction)
     }
+}
 
+impl TokenBucket {
     /// The content in cost times microseconds. It fits in 128 bits: 2^64 times a window below 2^45.
     #[inline]
     fn content(&self, quota: &Quota) -> u128 {

@@ -1,4 +1,4 @@
-//! Waiting for a gate: until a check or a reservation is allowed (feature `wait`).
+//! Waiting for a gate: until a check or a reservation is allowed.
 //!
 //! A caller waits in the queue of the key that denied it, and moves to that of another key if that
 //! one denies it at the head. What frees cost of a key in this process wakes the head of its queue.
@@ -21,7 +21,7 @@ use crate::store::{HoldStore, Store};
 use crate::verb::Verb;
 use crate::waiting::queue_key::QueueKey;
 use crate::waiting::queues::{AskOutcome, Asker, Denial, Queues, wait};
-use crate::waiting::{Acquire, Cause, MaxWaiting, NotAcquired};
+use crate::waiting::{Cause, MaxWaiting, NotAcquired, TIMEOUT};
 
 /// How long a head waits before it asks a shared store again about a key with open holds, which
 /// other instances may settle at any time: 50 ms on average, and never in step.
@@ -70,7 +70,7 @@ impl<S: Store> Gate<S> {
     /// When awaited, [`NotAcquired`]: it can never fit, as many wait as may, or there is no room in
     /// time.
     pub fn acquire<'g, 'r>(&'g self, request: &'r Request<'r>) -> GateAcquire<'g, 'r, S> {
-        GateAcquire { gate: self, request, within: Acquire::TIMEOUT }
+        GateAcquire { gate: self, request, within: TIMEOUT }
     }
 
     /// The queue to join before asking: of a key that others wait for, after the current one in the
@@ -169,7 +169,7 @@ impl<S: HoldStore> Gate<S> {
     /// # Errors
     /// When awaited, as [`acquire`](Self::acquire).
     pub fn acquire_reservation<'g, 'r>(&'g self, request: &'r Request<'r>) -> AcquireReservation<'g, 'r, S> {
-        AcquireReservation { gate: self, request, ttl_us: None, within: Acquire::TIMEOUT }
+        AcquireReservation { gate: self, request, ttl_us: None, within: TIMEOUT }
     }
 
     /// Wakes the waiters of a key, if a change of its hold has freed cost.

@@ -66,7 +66,6 @@ impl<S: Store> Gate<S> {
         let policies = self.policies.load();
         let plan = policies.plan_of_one(request)?;
         let reset = self.store.reset(&plan.charges).await;
-        #[cfg(feature = "wait")]
         self.wake_charged(&plan);
         reset
     }
@@ -103,7 +102,6 @@ impl<S: Store> Gate<S> {
         let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).of(policy);
         let policy = StoredPolicy { name: policy, numbers: &numbers };
         let reset = self.store.reset_policy_step(&policy, from, keys).await;
-        #[cfg(feature = "wait")]
         self.queues.wake_where(|queue| numbers.contains(&queue.policy));
         reset
     }

@@ -40,7 +40,6 @@ impl<S: Store> Gate<S> {
             let changes = new.changes_since(&old, seed);
             Box::new(move |policy, key| changes.of(policy, key))
         }));
-        #[cfg(feature = "wait")]
         self.queues.wake_all();
         Ok(())
     }

@@ -106,7 +106,6 @@ impl<'r> Decisions<'r> {
 
 impl Decisions<'_> {
     /// The policies that were active at the decision.
-    #[cfg(any(feature = "tower", feature = "wait"))]
     pub(crate) fn policies(&self) -> &Arc<PolicySet> {
         &self.policies
     }

@@ -20,7 +20,6 @@ use crate::request::{Cost, Request};
 use crate::store::{HeldCharge, HoldAnswer, HoldCall, HoldStore, at_once};
 use crate::ticket::{Ticket, TicketKey, TicketPart, TicketPlace, TicketSecret};
 use crate::verb::Verb;
-#[cfg(feature = "wait")]
 use crate::waiting::queue_key::QueueKey;
 
 /// What a reservation was answered: the decisions and, if they allow it, the ticket. Derefs to
@@ -371,7 +370,6 @@ impl<S: HoldStore> Gate<S> {
                 amount: charge.part.cost,
                 part,
             });
-            #[cfg(feature = "wait")]
             ticket.push_queue(QueueKey::hash(&charge.key));
         }
         self.store.seal(&mut ticket);
@@ -419,7 +417,6 @@ impl<S: HoldStore> Gate<S> {
         }
         for (one, HoldAnswer { status, mut decision }) in changed {
             let TicketKeyChange { place, key, change, at, .. } = one;
-            #[cfg(feature = "wait")]
             self.wake_after(ticket.queue(place), one.number, &change, status);
             let policy = set.policy(at);
             let last = match change {

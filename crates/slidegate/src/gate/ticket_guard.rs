@@ -25,9 +25,8 @@ use crate::ticket::Ticket;
 ///   case.
 ///
 /// A gate in memory does that before the guard is gone. A shared gate hands it to a task of the
-/// tokio runtime that the guard was made or is dropped in (feature `redis` or `wait`), which with
-/// feature `redis` [waits for the store](Gate::settle_later). Outside any runtime, the reservation
-/// ends by its time.
+/// tokio runtime that the guard was made or is dropped in, which
+/// [waits for the store](Gate::settle_later). Outside any runtime, the reservation ends by its time.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -55,41 +54,19 @@ struct Open<S> {
     /// What is done if it is dropped.
     at_drop: Change<'static>,
     /// For guards that are dropped on other threads.
-    #[cfg(any(feature = "redis", feature = "wait"))]
     runtime: Option<tokio::runtime::Handle>,
 }
 
 impl<S: HoldStore + 'static> TicketGuard<S> {
     /// Guards a ticket of this gate, or of another one on the same shared store.
     pub fn new(gate: Arc<Gate<S>>, ticket: Ticket) -> Self {
-        let open = Open {
-            gate,
-            ticket,
-            at_drop: Change::End,
-            #[cfg(any(feature = "redis", feature = "wait"))]
-            runtime: tokio::runtime::Handle::try_current().ok(),
-        };
+        let open =
+            Open { gate, ticket, at_drop: Change::End, runtime: tokio::runtime::Handle::try_current().ok() };
         Self { open: Some(open) }
     }
 
     fn set_at_drop(&mut self, change: Change<'static>) {
         self.open.as_mut().expect(OPEN).at_drop = change;
-    }
-
-    /// What the layer does with guards.
-    #[cfg(all(feature = "tower", feature = "wait"))]
-    pub(crate) fn cancel_at_drop(&mut self) {
-        self.set_at_drop(Change::Cancel);
-    }
-
-    #[cfg(all(feature = "tower", feature = "wait"))]
-    pub(crate) fn end_at_drop(&mut self) {
-        self.set_at_drop(Change::End);
-    }
-
-    #[cfg(all(feature = "tower", feature = "wait"))]
-    pub(crate) fn renew(&mut self, ticket: Ticket) {
-        self.open.as_mut().expect(OPEN).ticket = ticket;
     }
 
     fn open(&self) -> &Open<S> {
@@ -181,6 +158,22 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
     }
 }
 
+/// What the layer does with guards.
+#[cfg(feature = "tower")]
+impl<S: HoldStore + 'static> TicketGuard<S> {
+    pub(crate) fn cancel_at_drop(&mut self) {
+        self.set_at_drop(Change::Cancel);
+    }
+
+    pub(crate) fn end_at_drop(&mut self) {
+        self.set_at_drop(Change::End);
+    }
+
+    pub(crate) fn renew(&mut self, ticket: Ticket) {
+        self.open.as_mut().expect(OPEN).ticket = ticket;
+    }
+}
+
 /// The changes of a guard over the memory store, which always replies.
 impl TicketGuard<MemoryStore> {
     /// Settles to the true cost, see [`Gate::settle`].
@@ -230,8 +223,6 @@ impl TicketGuard<MemoryStore> {
 const OPEN: &str = "a guard that can be used is open";
 
 impl<S: HoldStore + 'static> Drop for TicketGuard<S> {
-    // Without a runtime nothing follows.
-    #[cfg_attr(not(any(feature = "redis", feature = "wait")), expect(clippy::needless_return))]
     fn drop(&mut self) {
         let Some(open) = self.open.take() else { return };
         let (gate, ticket, change) = (open.gate, open.ticket, open.at_drop);
@@ -241,13 +232,7 @@ impl<S: HoldStore + 'static> Drop for TicketGuard<S> {
             return;
         }
         // Refused, it ends by its time.
-        #[cfg(feature = "redis")]
         drop(gate.end_later(open.runtime, ticket, &change));
-        #[cfg(all(feature = "wait", not(feature = "redis")))]
-        if let Ok(runtime) = tokio::runtime::Handle::try_current().or_else(|error| open.runtime.ok_or(error))
-        {
-            runtime.spawn(async move { drop(gate.change_holds(&ticket, change).await) });
-        }
     }
 }
 

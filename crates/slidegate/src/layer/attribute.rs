@@ -9,12 +9,10 @@ use std::sync::Arc;
 
 use http::HeaderName;
 
+use super::axum_request::{PathParams, matched_path};
 use super::head::Head;
 use crate::client_addr::Resolved;
 use crate::request::Value;
-
-#[cfg(feature = "axum")]
-use super::axum::PathParams;
 
 /// Where the value of an attribute is in a request.
 ///
@@ -31,6 +29,7 @@ pub struct Attribute(AttributeSource);
 type Read = dyn for<'p> Fn(&Head<'p>) -> Option<AttributeValue<'p>> + Send + Sync;
 
 #[derive(Clone)]
+#[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "the last two are axum's"))]
 enum AttributeSource {
     ClientAddr,
     Header(HeaderName),
@@ -40,9 +39,7 @@ enum AttributeSource {
     Read(Arc<Read>),
     Either(Arc<[Attribute; 2]>),
     Never,
-    #[cfg(feature = "axum")]
     MatchedPath,
-    #[cfg(feature = "axum")]
     PathParam(Arc<str>),
 }
 
@@ -108,22 +105,6 @@ impl Attribute {
         Self(AttributeSource::Read(Arc::new(read)))
     }
 
-    /// The path pattern that axum matched, such as `/users/{id}`. Absent outside the routes of a
-    /// `Router`.
-    #[cfg(feature = "axum")]
-    #[must_use]
-    pub fn matched_path() -> Self {
-        Self(AttributeSource::MatchedPath)
-    }
-
-    /// A parameter of the path pattern that axum matched, percent-decoded. Absent outside the
-    /// routes of a `Router`.
-    #[cfg(feature = "axum")]
-    #[must_use]
-    pub fn path_param(name: impl Into<Arc<str>>) -> Self {
-        Self(AttributeSource::PathParam(name.into()))
-    }
-
     /// Absent in every request: for the attributes of policies that are meant for other layers of
     /// the same gate.
     #[must_use]
@@ -160,9 +141,7 @@ impl Attribute {
                 either[0].of(view, client).or_else(|| either[1].of(view, client))
             }
             AttributeSource::Never => None,
-            #[cfg(feature = "axum")]
-            AttributeSource::MatchedPath => super::axum::matched_path(view.head.extensions).map(Into::into),
-            #[cfg(feature = "axum")]
+            AttributeSource::MatchedPath => matched_path(view.head.extensions).map(Into::into),
             AttributeSource::PathParam(name) => view.params?.value(name).map(Into::into),
         }
     }
@@ -179,9 +158,26 @@ impl Attribute {
         self.any(&|source| matches!(source, AttributeSource::ClientAddr))
     }
 
-    #[cfg(feature = "axum")]
     pub(super) fn needs_path_params(&self) -> bool {
         self.any(&|source| matches!(source, AttributeSource::PathParam(_)))
+    }
+}
+
+/// What axum knows of a request.
+#[cfg(feature = "axum")]
+impl Attribute {
+    /// The path pattern that axum matched, such as `/users/{id}`. Absent outside the routes of a
+    /// `Router`.
+    #[must_use]
+    pub fn matched_path() -> Self {
+        Self(AttributeSource::MatchedPath)
+    }
+
+    /// A parameter of the path pattern that axum matched, percent-decoded. Absent outside the
+    /// routes of a `Router`.
+    #[must_use]
+    pub fn path_param(name: impl Into<Arc<str>>) -> Self {
+        Self(AttributeSource::PathParam(name.into()))
     }
 }
 
@@ -199,9 +195,7 @@ impl fmt::Debug for Attribute {
             AttributeSource::Read(_) => f.write_str("read"),
             AttributeSource::Either(either) => write!(f, "{:?}.or({:?})", either[0], either[1]),
             AttributeSource::Never => f.write_str("never"),
-            #[cfg(feature = "axum")]
             AttributeSource::MatchedPath => f.write_str("matched_path"),
-            #[cfg(feature = "axum")]
             AttributeSource::PathParam(name) => write!(f, "path_param({name})"),
         }
     }
@@ -211,7 +205,6 @@ impl fmt::Debug for Attribute {
 #[derive(Clone, Copy)]
 pub(super) struct RequestView<'p> {
     pub(super) head: Head<'p>,
-    #[cfg(feature = "axum")]
     pub(super) params: Option<&'p PathParams>,
 }
 

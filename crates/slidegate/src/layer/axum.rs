@@ -1,51 +1,12 @@
-//! Attributes from axum, and extractors for handlers.
-//!
-//! axum reads path parameters in an asynchronous function that never waits, so one poll is enough.
+//! Extractors for handlers of axum.
 
-use std::future::Future;
-use std::pin::pin;
-use std::task::{Context, Poll, Waker};
-
-use axum::extract::{FromRequestParts, MatchedPath, OptionalFromRequestParts, RawPathParams};
+use axum::extract::{FromRequestParts, OptionalFromRequestParts};
 use axum::response::{IntoResponse, Response};
+use http::StatusCode;
 use http::request::Parts;
-use http::{Extensions, Request, StatusCode};
 
-use super::Limited;
-#[cfg(feature = "wait")]
-use super::Reservation;
+use super::{Limited, Reservation};
 use crate::client_addr::Resolved;
-
-/// The parameters of the path pattern that axum matched.
-pub(super) struct PathParams(RawPathParams);
-
-impl PathParams {
-    /// `None` outside the routes of a router, and if a parameter is not UTF-8.
-    pub(super) fn of(extensions: &mut Extensions) -> Option<Self> {
-        // The extractor needs a request head, but reads only its extensions.
-        let (mut head, ()) = Request::new(()).into_parts();
-        std::mem::swap(&mut head.extensions, extensions);
-        let read = poll_once(RawPathParams::from_request_parts(&mut head, &()));
-        std::mem::swap(&mut head.extensions, extensions);
-        read?.ok().map(Self)
-    }
-
-    pub(super) fn value(&self, name: &str) -> Option<&str> {
-        self.0.iter().find(|(known, _)| *known == name).map(|(_, value)| value)
-    }
-}
-
-/// The output of a future that never waits.
-fn poll_once<T>(read: impl Future<Output = T>) -> Option<T> {
-    match pin!(read).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(read) => Some(read),
-        Poll::Pending => None,
-    }
-}
-
-pub(super) fn matched_path(extensions: &Extensions) -> Option<&str> {
-    extensions.get::<MatchedPath>().map(MatchedPath::as_str)
-}
 
 /// Why an extractor failed. The response has status 500, because the application is set up
 /// incorrectly.
@@ -69,7 +30,6 @@ impl IntoResponse for NotLimited {
 const NO_LAYER: NotLimited = NotLimited(
     "no rate limit decision in the request: the route has no `RateLimitLayer`, or it has `.without_extension()`; add the layer",
 );
-#[cfg(feature = "wait")]
 const NO_RESERVATION: NotLimited = NotLimited(
     "no reservation in the request: the route has no `ReserveLayer`, or the request bypassed it; add the layer",
 );
@@ -96,7 +56,6 @@ impl<S: Sync> OptionalFromRequestParts<S> for Limited {
 }
 
 /// The reservation of the request.
-#[cfg(feature = "wait")]
 impl<S: Sync> FromRequestParts<S> for Reservation {
     type Rejection = NotLimited;
 

@@ -56,12 +56,11 @@ impl<R: Body<Data = Bytes>> ResponseBody<R> for AnyBody {
     type Body = LimitedBody<R>;
 
     fn served(body: R) -> LimitedBody<R> {
-        LimitedBody { of: Of::Served { body } }
+        LimitedBody::served(body)
     }
 
     fn denied(text: String) -> LimitedBody<R> {
-        let text = (!text.is_empty()).then(|| text.into());
-        LimitedBody { of: Of::Denied { text } }
+        LimitedBody::denied(text)
     }
 }
 
@@ -83,6 +82,17 @@ pin_project! {
         Served { #[pin] body: R },
         /// A denial: the text that is still to be sent.
         Denied { text: Option<Bytes> },
+    }
+}
+
+impl<R> LimitedBody<R> {
+    pub(super) fn served(body: R) -> Self {
+        Self { of: Of::Served { body } }
+    }
+
+    pub(super) fn denied(text: String) -> Self {
+        let text = (!text.is_empty()).then(|| text.into());
+        Self { of: Of::Denied { text } }
     }
 }
 

@@ -1,27 +1,25 @@
-//! The settings of a layer, and the path from a request to its outcome.
+//! The settings of a layer, and what it reads from requests.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::slice;
 use std::sync::{Arc, Once};
-use std::time::Instant;
 
 use http::Extensions;
 use http::response::Response;
 
-use super::Limited;
 use super::attribute::{Attribute, AttributeValue, Repr, RequestView};
+use super::axum_request::connected_peer;
 use super::denied::Denied;
 use super::head::Head;
-use super::refund::{PendingRefund, Refund};
+use super::refund::Refund;
 use crate::client_addr::{ClientAddr, Resolved};
 use crate::gate::{Decisions, Gate};
 use crate::headers::{FieldBuffer, HeaderOptions};
 use crate::policy::PolicySet;
 use crate::request::Request;
 use crate::store::Store;
-use crate::time::monotonic;
 use crate::verb::Verb;
 
 /// The gate of a layer, over any store. Created with `From`, from a gate or an [`Arc`] of one.
@@ -94,7 +92,6 @@ pub(super) struct Config {
     pub(super) finds_client: bool,
     /// Whether allowed requests carry [`Limited`] in their extensions.
     pub(super) sets_extension: bool,
-    #[cfg(feature = "axum")]
     pub(super) reads_params: bool,
     pub(super) peer: Option<Arc<PeerOf>>,
     /// Done once a client had no address.
@@ -114,23 +111,6 @@ pub(super) type Deny = dyn Fn(&Denied<'_>) -> Response<String> + Send + Sync;
 /// Attributes that a layer's function has computed.
 pub(super) type OwnedAttributes<'p> = Vec<(&'p str, Box<[u8]>)>;
 
-/// The outcome of a request.
-#[expect(clippy::large_enum_variant, reason = "boxed, most requests would allocate")]
-pub(super) enum Outcome {
-    /// The request is allowed. [`Limited`] is for its extensions.
-    Pass(Pass, Option<Limited>),
-    /// The request is denied with this response. Boxed because moving it would take as long for an
-    /// allowed request, and denials allocate as it is.
-    Deny(Box<Response<String>>),
-}
-
-/// What an allowed request needs when its response arrives.
-#[derive(Default)]
-pub(super) struct Pass {
-    pub(super) fields: FieldBuffer,
-    pub(super) refund: Option<Box<PendingRefund>>,
-}
-
 impl Config {
     pub(super) fn new(gate: AnyGate) -> Self {
         Self {
@@ -140,7 +120,6 @@ impl Config {
             client: ClientAddr::default(),
             finds_client: false,
             sets_extension: true,
-            #[cfg(feature = "axum")]
             reads_params: false,
             peer: None,
             no_address: Arc::new(Once::new()),
@@ -150,68 +129,6 @@ impl Config {
             headers: HeaderOptions::default(),
             deny: None,
         }
-    }
-
-    /// Decides a request at once. `None` if its gate has to be awaited, see [`decide`](Self::decide).
-    #[inline]
-    pub(super) fn decide_now(self: &Arc<Self>, view: &RequestView<'_>) -> Option<Outcome> {
-        if self.skips(view) {
-            return Some(self.passed_by());
-        }
-        let (mut request, owned, client) = self.read(view);
-        request.extend(owned.iter().map(|(name, bytes)| (*name, &**bytes)));
-        let several = self.named_requests(&request);
-        let asked = self.refund.as_ref().map(|_| monotonic());
-        let decisions = self.gate.0.decide_now(Verb::Check, requests(&request, &several))?;
-        Some(self.outcome(view, &request, &decisions, client, asked))
-    }
-
-    /// Decides a request.
-    pub(super) async fn decide(self: &Arc<Self>, view: &RequestView<'_>) -> Outcome {
-        if self.skips(view) {
-            return self.passed_by();
-        }
-        let (mut request, owned, client) = self.read(view);
-        request.extend(owned.iter().map(|(name, bytes)| (*name, &**bytes)));
-        let several = self.named_requests(&request);
-        let asked = self.refund.as_ref().map(|_| monotonic());
-        let decisions = self.gate.0.decide(Verb::Check, requests(&request, &several)).await;
-        self.outcome(view, &request, &decisions, client, asked)
-    }
-
-    /// What decides about a request: its cost, its borrowed attributes, its owned ones, which the
-    /// caller adds, and its client.
-    #[inline]
-    fn read<'p>(&'p self, view: &RequestView<'p>) -> (Request<'p>, OwnedAttributes<'p>, Option<Resolved>) {
-        let mut request = self.base_request(self.cost.as_ref().map_or(1, |cost_of| cost_of(&view.head)));
-        let client = self.client_of(view);
-        let owned = self.set_attributes(&mut request, view, client.as_ref());
-        (request, owned, client)
-    }
-
-    /// The outcome of a request that bypasses the limit.
-    fn passed_by(&self) -> Outcome {
-        Outcome::Pass(Pass::default(), self.sets_extension.then(Limited::default))
-    }
-
-    #[inline]
-    fn outcome(
-        self: &Arc<Self>,
-        view: &RequestView<'_>,
-        request: &Request<'_>,
-        decisions: &Decisions<'_>,
-        client: Option<Resolved>,
-        asked: Option<Instant>,
-    ) -> Outcome {
-        let mut fields = FieldBuffer::default();
-        self.headers.write_all(decisions, &mut fields);
-        if decisions.is_denied() {
-            let denied = Denied { decisions, request: view.head };
-            return Outcome::Deny(Box::new(self.denial(&denied, fields)));
-        }
-        let refund =
-            asked.and_then(|asked| PendingRefund::new(self, decisions, request, asked)).map(Box::new);
-        Outcome::Pass(Pass { fields, refund }, self.sets_extension.then(|| Limited::new(decisions, client)))
     }
 
     /// Whether the request bypasses the limit.
@@ -292,12 +209,7 @@ pub(super) fn request_per_policy<'r>(request: &Request<'r>, policies: &'r [Strin
 /// The peer's address in the extensions: axum's `ConnectInfo<SocketAddr>` or a plain `SocketAddr`.
 #[inline]
 fn peer_of(extensions: &Extensions) -> Option<&SocketAddr> {
-    #[cfg(feature = "axum")]
-    if let Some(axum::extract::ConnectInfo(peer)) = extensions.get::<axum::extract::ConnectInfo<SocketAddr>>()
-    {
-        return Some(peer);
-    }
-    extensions.get::<SocketAddr>()
+    connected_peer(extensions).or_else(|| extensions.get::<SocketAddr>())
 }
 
 impl fmt::Debug for Config {

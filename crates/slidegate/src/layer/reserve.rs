@@ -15,8 +15,7 @@ use tower_service::Service;
 
 use super::Limited;
 use super::attribute::RequestView;
-#[cfg(feature = "axum")]
-use super::axum::PathParams;
+use super::axum_request::PathParams;
 use super::config::{Config, requests};
 use super::denied::Denied;
 use super::head::Head;
@@ -129,18 +128,11 @@ type Outcome = Result<Pass, Box<Response<String>>>;
 
 /// Decides a request. If the client disconnects while a shared store decides, the outcome is awaited
 /// in the background, and its reservation cancelled.
-async fn decide(settings: Arc<Settings>, head: Parts) -> (Parts, Outcome) {
+async fn decide(settings: Arc<Settings>, mut head: Parts) -> (Parts, Outcome) {
     let is_local = settings.reserves.gate.0.is_local();
     let deciding = async move {
-        #[cfg(feature = "axum")]
-        let mut head = head;
-        #[cfg(feature = "axum")]
         let params = settings.config.reads_params.then(|| PathParams::of(&mut head.extensions)).flatten();
-        let view = RequestView {
-            head: (&head).into(),
-            #[cfg(feature = "axum")]
-            params: params.as_ref(),
-        };
+        let view = RequestView { head: (&head).into(), params: params.as_ref() };
         let outcome = settings.reserve(&view).await;
         (head, outcome)
     };

@@ -8,6 +8,7 @@ use bytes::{Buf, Bytes};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
+use super::body::LimitedBody;
 use super::reservation::OpenReservation;
 
 pin_project! {
@@ -15,9 +16,7 @@ pin_project! {
     /// is dropped, its reservation is settled.
     pub struct ReservedBody<R> {
         #[pin]
-        body: Option<R>,
-        // A denial: the text that is still to be sent.
-        denial: Option<Bytes>,
+        body: LimitedBody<R>,
         open: Option<OpenReservation>,
     }
 }
@@ -25,11 +24,11 @@ pin_project! {
 impl<R: Body> ReservedBody<R> {
     pub(super) fn served(body: R, open: Option<OpenReservation>) -> Self {
         let open = open.filter(|_| !body.is_end_stream());
-        Self { body: Some(body), denial: None, open }
+        Self { body: LimitedBody::served(body), open }
     }
 
     pub(super) fn denied(text: String) -> Self {
-        Self { body: None, denial: (!text.is_empty()).then(|| text.into()), open: None }
+        Self { body: LimitedBody::denied(text), open: None }
     }
 }
 
@@ -42,10 +41,7 @@ impl<R: Body<Data = Bytes>> Body for ReservedBody<R> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, R::Error>>> {
         let mut this = self.project();
-        let Some(mut body) = this.body.as_mut().as_pin_mut() else {
-            return Poll::Ready(this.denial.take().map(Frame::data).map(Ok));
-        };
-        let frame = ready!(body.as_mut().poll_frame(cx));
+        let frame = ready!(this.body.as_mut().poll_frame(cx));
         if let (Some(Ok(frame)), Some(open)) = (&frame, &mut *this.open) {
             if let Some(data) = frame.data_ref() {
                 open.flowed(data.remaining());
@@ -53,19 +49,18 @@ impl<R: Body<Data = Bytes>> Body for ReservedBody<R> {
                 open.trailers(trailers);
             }
         }
-        if !matches!(frame, Some(Ok(_))) || body.is_end_stream() {
+        if !matches!(frame, Some(Ok(_))) || this.body.is_end_stream() {
             drop(this.open.take());
         }
         Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.as_ref().map_or(self.denial.is_none(), Body::is_end_stream)
+        self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        let denied = || SizeHint::with_exact(self.denial.as_ref().map_or(0, |text| text.len() as u64));
-        self.body.as_ref().map_or_else(denied, Body::size_hint)
+        self.body.size_hint()
     }
 }
 

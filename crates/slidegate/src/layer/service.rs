@@ -15,13 +15,12 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::attribute::RequestView;
-#[cfg(feature = "axum")]
-use super::axum::PathParams;
+use super::axum_request::PathParams;
 use super::body::{ResponseBody, SameBody};
-use super::config::{Config, Outcome, Pass};
-#[cfg(feature = "redis")]
+use super::config::Config;
+use super::decide::{Outcome, Pass};
+use super::pending_refund::{PendingRefund, RefundFuture};
 use super::refund::Refund;
-use super::refund::{PendingRefund, RefundFuture};
 
 /// A service with a limit, created by a [`RateLimitLayer`](super::RateLimitLayer).
 pub struct RateLimit<S, A = SameBody> {
@@ -63,13 +62,8 @@ where
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
         // Not in a function of its own, because the request would have to be moved into it.
-        #[cfg(feature = "axum")]
         let params = self.config.reads_params.then(|| PathParams::of(request.extensions_mut())).flatten();
-        let view = RequestView {
-            head: (&request).into(),
-            #[cfg(feature = "axum")]
-            params: params.as_ref(),
-        };
+        let view = RequestView { head: (&request).into(), params: params.as_ref() };
         let is_local = self.config.gate.0.is_local();
         let outcome = is_local.then(|| self.config.decide_now(&view)).flatten();
         let Some(outcome) = outcome else { return self.call_later(request) };
@@ -216,47 +210,33 @@ struct DecisionFuture {
     decision: Pin<Box<dyn Future<Output = (Parts, Outcome)> + Send>>,
     /// Completes the decision in the background if this future is dropped and the charge would be
     /// refunded. `None` once the decision has completed.
-    #[cfg(feature = "redis")]
     runtime: Option<tokio::runtime::Handle>,
 }
 
 impl DecisionFuture {
-    fn new(config: &Arc<Config>, head: Parts) -> Self {
-        #[cfg(feature = "redis")]
+    fn new(config: &Arc<Config>, mut head: Parts) -> Self {
         let is_refundable = config.refund.as_ref().is_some_and(Refund::is_for_unanswered);
         let config = Arc::clone(config);
         Self {
             decision: Box::pin(async move {
-                #[cfg(feature = "axum")]
-                let mut head = head;
-                #[cfg(feature = "axum")]
                 let params = config.reads_params.then(|| PathParams::of(&mut head.extensions)).flatten();
-                let view = RequestView {
-                    head: (&head).into(),
-                    #[cfg(feature = "axum")]
-                    params: params.as_ref(),
-                };
+                let view = RequestView { head: (&head).into(), params: params.as_ref() };
                 let outcome = config.decide(&view).await;
                 (head, outcome)
             }),
-            #[cfg(feature = "redis")]
             runtime: is_refundable.then(tokio::runtime::Handle::try_current).and_then(Result::ok),
         }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<(Parts, Outcome)> {
         let decided = ready!(self.decision.as_mut().poll(cx));
-        #[cfg(feature = "redis")]
-        {
-            self.runtime = None;
-        }
+        self.runtime = None;
         Poll::Ready(decided)
     }
 }
 
 /// The client disconnected while the store was deciding, which may still charge it. The outcome is
 /// awaited, and dropping it refunds the charge.
-#[cfg(feature = "redis")]
 impl Drop for DecisionFuture {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {

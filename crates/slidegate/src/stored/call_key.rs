@@ -8,7 +8,7 @@ use super::reply::Reply;
 use super::state::{Numbers, Stored, Unusable, Value};
 use super::write::Write;
 use crate::algorithm::{HeldKey, VerbEffect, for_algorithm, perform};
-use crate::decision::{Decision, DecisionSource, Verdict, Waits};
+use crate::decision::{Decision, Verdict};
 use crate::hold::{EndedHold, HEADER_BYTES, Hold, HoldChange, HoldStatus, Holds, NewHold, TableList};
 use crate::quota::{Algorithm, Quota};
 use crate::time::{SECOND_US, Timestamp};
@@ -371,21 +371,10 @@ impl<'v, S: Stored<'v>> KeyOf<'v, S> {
             VerbEffect::Moved(cost) => (Verdict::Allow, cost),
             VerbEffect::Refused(_) | VerbEffect::NoMoreHolds(_) => (Verdict::Deny, 0),
         };
-        Decision {
-            verdict,
-            limit,
-            used,
-            held,
-            remaining: limit.saturating_sub(used).saturating_sub(held),
-            cost,
-            at: Timestamp::from_micros(self.terms.now),
-            source: DecisionSource::Store,
-            is_blocked: false,
-            in_millionths: false,
-            hold_bound: done.hold_bound(),
-            // The caller computes them from the reply.
-            waits: Waits { retry_us: 0, reset_us: 0, frees_us: 0 },
-        }
+        let remaining = limit.saturating_sub(used).saturating_sub(held);
+        let (now, hold_bound) = (Timestamp::from_micros(self.terms.now), done.hold_bound());
+        // The caller computes the waits from the reply.
+        Decision { verdict, used, held, remaining, cost, hold_bound, ..Decision::unused(limit, now) }
     }
 
     /// Replies the numbers of a state, and of a log the oldest entries that hold what is needed; then

@@ -46,7 +46,7 @@ const CONFIG: &Table = &[
 const MODULE: &Table = &[
     ("lib", &[]),
     ("allocator", &[]),
-    ("api", &["allocator", "arguments", "commands"]),
+    ("api", &["allocator", "arguments"]),
     ("arguments", &[]),
     ("value", &["api"]),
     ("commands", &["api", "arguments", "value"]),

@@ -2,7 +2,6 @@
 //!
 //! Gate and runtime share one paused clock, which jumps to the next timer when nothing else is to be
 //! done: no test waits, and a wake-up that is lost shows as time that has passed.
-#![cfg(feature = "wait")]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

@@ -2,7 +2,6 @@
 //!
 //! Limiter and runtime share one paused clock, which jumps to the next timer when nothing else is
 //! to be done: no test waits.
-#![cfg(feature = "wait")]
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -261,7 +261,6 @@ fn usage(example: &Example, user: &str) -> [u64; 3] {
 
 /// Users see their limit filled by what they use and not by what they might have used, while no
 /// more streams run than may.
-#[cfg(feature = "wait")]
 #[test]
 fn llm_gateway_reserves_the_most_and_settles_what_flows() {
     let example = Example::start("llm_gateway", &[]);

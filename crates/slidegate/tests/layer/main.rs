@@ -10,7 +10,6 @@ mod examples;
 mod paths;
 mod plain;
 mod refunds;
-#[cfg(feature = "wait")]
 mod reserves;
 #[cfg(feature = "redis")]
 mod shared;

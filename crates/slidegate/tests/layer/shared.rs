@@ -193,7 +193,6 @@ async fn without_the_store_the_fallback_decides_and_says_so() {
 
 /// Reservations in the store, with a client that leaves while it decides, and one that leaves while
 /// the response is sent.
-#[cfg(feature = "wait")]
 #[tokio::test]
 async fn a_reservation_is_cancelled_or_settled_in_the_store_when_its_client_leaves() {
     use slidegate::layer::Settle;

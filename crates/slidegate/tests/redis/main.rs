@@ -35,6 +35,7 @@ mod scripts;
 mod self_test;
 mod sharing;
 mod slots;
+mod tickets;
 mod tls;
 mod upkeep;
 mod waiting;

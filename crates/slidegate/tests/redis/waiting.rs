@@ -1,5 +1,4 @@
 //! Waiting for permits that other instances hold, and guards of tickets in Redis.
-#![cfg(feature = "wait")]
 
 use std::future::poll_fn;
 use std::sync::Arc;

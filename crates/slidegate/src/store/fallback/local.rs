@@ -96,17 +96,10 @@ impl LocalDecisions {
                 let limit = charge.quota.capacity();
                 let blind = |verdict, source, retry_us| Decision {
                     verdict,
-                    limit,
-                    used: 0,
                     remaining: if verdict == Verdict::Allow { limit } else { 0 },
-                    cost: 0,
-                    at: now,
                     source,
-                    is_blocked: false,
-                    in_millionths: false,
-                    hold_bound: None,
-                    held: 0,
                     waits: Waits { retry_us, reset_us: 0, frees_us: 0 },
+                    ..Decision::unused(limit, now)
                 };
                 match charge.on_store_error {
                     OnStoreError::Local => {

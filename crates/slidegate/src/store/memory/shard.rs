@@ -161,6 +161,20 @@ pub(super) struct Call<'a> {
     pub(super) secret: &'a HashSeed,
 }
 
+impl<'a> Call<'a> {
+    /// A peek that costs nothing.
+    #[inline]
+    pub(super) fn peek(
+        address: Address,
+        quota: &'a Quota,
+        now: Moment,
+        accounting: &'a Accounting,
+        secret: &'a HashSeed,
+    ) -> Self {
+        Self { verb: Verb::Peek, address, quota, cost: 0, reserve: None, now, accounting, secret }
+    }
+}
+
 impl Shard {
     /// The time to decide at, for a thread that read `now` before it got the lock.
     ///

@@ -286,17 +286,10 @@ mod tests {
     fn denied(retry_us: u64) -> Answers {
         Answers::from_iter([Decision {
             verdict: Verdict::Deny,
-            limit: 1,
             used: 1,
             remaining: 0,
-            cost: 0,
-            at: Timestamp::EPOCH,
-            is_blocked: false,
-            in_millionths: false,
-            hold_bound: None,
-            held: 0,
-            source: DecisionSource::Store,
             waits: Waits { retry_us, reset_us: retry_us, frees_us: retry_us },
+            ..Decision::unused(1, Timestamp::EPOCH)
         }])
     }
 

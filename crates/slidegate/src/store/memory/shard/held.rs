@@ -11,7 +11,6 @@ use crate::store::memory::held_keys;
 use crate::store::memory::shard::Address;
 use crate::time::{Moment, Timestamp};
 use crate::usage::OpenHold;
-use crate::verb::Verb;
 
 impl Shard {
     /// Applies the verb in a shard in which keys have holds.
@@ -138,17 +137,7 @@ impl Shard {
         let Some(held) = &mut self.held else { return };
         for address in held.addresses(secret) {
             if let Some((old, new)) = requote(address.policy, address.id) {
-                let call = Call {
-                    verb: Verb::Peek,
-                    address,
-                    quota: &old,
-                    cost: 0,
-                    reserve: None,
-                    now,
-                    accounting,
-                    secret,
-                };
-                self.settle_holds(&call);
+                self.settle_holds(&Call::peek(address, &old, now, accounting, secret));
                 if let Some(held) = &mut self.held
                     && let Some(at) = held.find(&address)
                 {
@@ -170,17 +159,7 @@ impl Shard {
         let held = self.held.as_mut().filter(|held| held.earliest <= now_us)?;
         let due = held.take_due(now_us, secret);
         for (address, quota) in &due {
-            let call = Call {
-                verb: Verb::Peek,
-                address: *address,
-                quota,
-                cost: 0,
-                reserve: None,
-                now,
-                accounting,
-                secret,
-            };
-            self.settle_holds(&call);
+            self.settle_holds(&Call::peek(*address, quota, now, accounting, secret));
         }
         Some(due.len())
     }

@@ -17,7 +17,6 @@ use crate::quota::{Algorithm, Quota, QuotaFields};
 use crate::store::memory::shard::{Call, Restored, Shard, Stored};
 use crate::store::memory::{MemoryStore, ShardData};
 use crate::time::{Boot, Moment, Timestamp, micros};
-use crate::verb::Verb;
 
 /// Difference of two clocks up to which both are taken for right: they are read one after the
 /// other.
@@ -257,16 +256,8 @@ impl<N: Fn(&str, &[String], bool) -> Option<u32>, Q: Fn(u32, KeyId) -> Option<Qu
         let memory = self.memory;
         let address = memory.address(key.id, key.policy);
         let ShardData { shard, inline_quotas, .. } = &mut *memory.lock(memory.shard_of(address.place));
-        let call = Call {
-            reserve: None,
-            verb: Verb::Peek,
-            address,
-            quota: &key.quota,
-            cost: 0,
-            now: shard.arrive(memory.clock.now(), &memory.clock),
-            accounting: &memory.accounting,
-            secret: &memory.secret,
-        };
+        let now = shard.arrive(memory.clock.now(), &memory.clock);
+        let call = Call::peek(address, &key.quota, now, &memory.accounting, &memory.secret);
         let (restored, is_stored) = restore(shard, &call);
         if is_stored {
             inline_quotas.after(&call, key.has_inline, shard);

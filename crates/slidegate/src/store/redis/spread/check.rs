@@ -201,7 +201,7 @@ mod tests {
 
     use super::*;
     use crate::charge::Part;
-    use crate::decision::{DecisionSource, Verdict, Waits};
+    use crate::decision::{Verdict, Waits};
     use crate::quota::Quota;
     use crate::time::Timestamp;
 
@@ -382,17 +382,11 @@ mod tests {
             self.used[slot] += cost;
             let decision = Decision {
                 verdict: if fits { Verdict::Allow } else { Verdict::Deny },
-                limit,
                 used: self.used[slot],
                 remaining: limit - self.used[slot],
                 cost,
-                at: Timestamp::EPOCH,
-                source: DecisionSource::Store,
-                is_blocked: false,
-                in_millionths: false,
-                hold_bound: None,
-                held: 0,
                 waits: Waits { retry_us: 0, reset_us: 60_000_000, frees_us: 0 },
+                ..Decision::unused(limit, Timestamp::EPOCH)
             };
             smallvec![decision]
         }

@@ -1,0 +1,63 @@
+//! Quotas as shared stores know them: by the numbers that a call or a stored value carries.
+
+use super::{Algorithm, Borders, Calendar, Quota, QuotaFields};
+
+impl Quota {
+    /// Of fixed windows by a calendar of another process, with its code.
+    pub(crate) fn with_borders(self, code: u64, borders: [u64; 4]) -> Self {
+        Self { borders: Borders::Given(code, borders), ..self }
+    }
+
+    /// The borders of a calendar that a call carries.
+    pub(crate) fn borders(&self) -> Option<[u64; 4]> {
+        if let Borders::Given(_, borders) = self.borders { Some(borders) } else { None }
+    }
+
+    /// The same quota for usage that was counted in a window with this code, which ends at `end`. `None` if
+    /// there is no such window.
+    pub(crate) fn counted_in(&self, code: u64, end: u64) -> Option<Self> {
+        if code >= Calendar::LEAST_CODE && self.algorithm == Algorithm::FixedWindow {
+            return Some(self.with_borders(code, [0, end, u64::MAX, u64::MAX]));
+        }
+        QuotaFields { window_us: code, calendar: None, ..self.fields() }.quota()
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Quota {
+    /// The same quota with the limit and burst of one of `instances` instances, rounded up so that
+    /// neither becomes 0.
+    pub(crate) fn share(&self, instances: u64) -> Self {
+        let share = |whole: u64| whole.div_ceil(instances);
+        Self::build(QuotaFields { limit: share(self.limit), burst: self.burst.map(share), ..self.fields() })
+    }
+
+    /// The same quota with a smaller capacity, at which a bucket still drains as fast.
+    pub(crate) fn at_most(&self, capacity: u64) -> Self {
+        if capacity >= self.capacity() {
+            return *self;
+        }
+        let (limit, burst) = match self.algorithm {
+            Algorithm::TokenBucket => (self.limit, Some(capacity)),
+            _ => (capacity, self.burst),
+        };
+        Self::build(QuotaFields { limit, burst, ..self.fields() })
+    }
+
+    /// With a window that is longer by so many microseconds, if that is in range. Fixed windows and
+    /// leases stay as they are: they begin and end on the clock.
+    pub(crate) fn widened(self, us: u64) -> Self {
+        let fields = self.fields();
+        match self.algorithm {
+            Algorithm::FixedWindow | Algorithm::InFlight => self,
+            _ => QuotaFields { window_us: fields.window_us + us, ..fields }.quota().unwrap_or(self),
+        }
+    }
+
+    /// As a call to a shared store carries it: a calendar by its borders around `now`, of which the server picks
+    /// by its own clock.
+    pub(crate) fn sent_at(&self, now: u64) -> Self {
+        let Borders::Calendar(calendar) = self.borders else { return *self };
+        self.with_borders(calendar.code(), calendar.borders_at(now))
+    }
+}
