@@ -55,6 +55,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "limits",
             "problem",
             "query",
+            "request",
             "routes",
         ],
     ),
@@ -72,6 +73,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "listener",
             "log_limit",
             "ports",
+            "request",
         ],
     ),
     (
