@@ -133,7 +133,7 @@ _CLOSING: set[asyncio.Future[Settlement]] = set()
 def _closed(task: asyncio.Future[Settlement]) -> None:
     _CLOSING.discard(task)
     if not task.cancelled():
-        task.exception()  # whoever waited got it, or nobody does
+        task.exception()  # marks it as retrieved: asyncio logs errors that nobody reads
 
 
 class Reservation(_Held):

@@ -151,7 +151,7 @@ impl Acceptor {
                 let refusal = self.admission.refusal(&socket);
                 // Closed at once: the spare descriptor is needed again.
                 if let (Some(refusal), Ok(socket)) = (refusal, socket.detach()) {
-                    refusal::tell(&socket, refusal);
+                    refusal::write_to(&socket, refusal);
                 }
             }
         });

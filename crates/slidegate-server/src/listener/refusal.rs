@@ -33,7 +33,7 @@ impl Default for Refusals {
 impl Refusals {
     /// Tells the client that it is refused, and closes the connection.
     pub(super) fn refuse(&self, socket: DetachedSocket, refusal: &[u8]) {
-        tell(&socket, refusal);
+        write_to(&socket, refusal);
         let Ok(permit) = Arc::clone(&self.0).try_acquire_owned() else { return };
         tokio::spawn(async move {
             // A client that is gone needs no reply.
@@ -48,7 +48,7 @@ impl Refusals {
 }
 
 /// Writes the refusal, without waiting: the buffer of a new socket has room for it.
-pub(super) fn tell(socket: &DetachedSocket, refusal: &[u8]) {
+pub(super) fn write_to(socket: &DetachedSocket, refusal: &[u8]) {
     // A client that is gone needs no reply.
     let _ = socket.write(refusal);
 }

@@ -36,7 +36,7 @@ pub(crate) struct EarnedBlock {
     pub(crate) key: String,
     /// How long its first block lasts, the next one, and so on.
     pub(crate) lengths: Arc<[Duration]>,
-    /// The last of its denials. `None` if nothing is to be told of the block.
+    /// The last of its denials. `None` if blocks are not reported.
     pub(crate) denial: Option<Event>,
 }
 

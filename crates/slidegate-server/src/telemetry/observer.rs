@@ -544,9 +544,9 @@ impl CallRecorder<'_> {
     fn record_denial(&self, policy: &PolicyCounters, one: &PolicyDecision<'_>, outcome: Outcome) {
         let Observer { options, events, top, redactor, escalations, notifications, .. } = self.observer;
         if outcome == Outcome::Deny {
-            let is_told = options.events || notifications.webhook.is_some();
+            let is_reported = options.events || notifications.webhook.is_some();
             escalations.record(one, |key| {
-                is_told.then(|| events.of_denial(self.protocol, one, key, policy.keys_shown, true))
+                is_reported.then(|| events.of_denial(self.protocol, one, key, policy.keys_shown, true))
             });
         }
         let decisions = self.counters.denials.weigh(one.at());

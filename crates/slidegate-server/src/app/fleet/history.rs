@@ -45,7 +45,7 @@ pub(crate) fn bytes_at_most(policies: usize) -> usize {
 
 impl FleetHistory {
     /// Adds what was counted since earlier records, if they are old enough. Policies that are not
-    /// `known` are left out: whoever may write to the store can name some.
+    /// `known` are left out: any client of the store can write records that name some.
     pub(super) fn add(&mut self, at_ms: u64, records: &[Instance], known: impl Fn(&str) -> bool) {
         let (last_ms, mut before) = self.last.take().unwrap_or_else(|| (at_ms, HashMap::new()));
         let now = |one: &Instance| (one.id.clone(), one.record.clone());

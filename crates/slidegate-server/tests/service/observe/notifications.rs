@@ -157,16 +157,16 @@ fn a_key_that_is_blocked_for_its_denials_is_reported_once_with_its_block() {
     let message = message.verified();
     assert_eq!(message["type"], "key.blocked");
     let data = &message["data"];
-    let told = ["policy", "verdict", "reason", "limit", "used"].map(|field| data[field].clone());
-    assert_eq!(json!(told), json!(["login", "notify", "escalated", 0, 0]));
+    let reported = ["policy", "verdict", "reason", "limit", "used"].map(|field| data[field].clone());
+    assert_eq!(json!(reported), json!(["login", "notify", "escalated", 0, 0]));
     assert_eq!(data["block"]["by"], "escalation");
     let wait_ms = data["retry_after_ms"].as_u64().unwrap();
     assert!((500_000..3_600_000).contains(&wait_ms), "that of the block: {wait_ms}");
 
     let events = || server.get("/v1/events").json()["events"].as_array().unwrap().clone();
-    let told = || events().into_iter().filter(|event| event["verdict"] == "notify").collect::<Vec<_>>();
-    until_true("the event is there", || !told().is_empty());
-    let [event] = &told()[..] else { panic!("{:?}", told()) };
+    let reported = || events().into_iter().filter(|event| event["verdict"] == "notify").collect::<Vec<_>>();
+    until_true("the event is there", || !reported().is_empty());
+    let [event] = &reported()[..] else { panic!("{:?}", reported()) };
     assert_eq!((&event["reason"], &event["block"]), (&data["reason"], &data["block"]));
     assert_eq!(metric(&server, "slidegate_escalations_total"), 1);
     assert!(received.try_recv().is_err(), "no other one");
