@@ -9,11 +9,14 @@ import socket
 import subprocess
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).parents[3]
+#: The deadline of a store in tests that are not about time: slow machines must not make them fail.
+PATIENT = timedelta(seconds=5)
 
 
 # Below the range of ephemeral ports: a connection could be given one of those before the server binds it. Programs

@@ -1,4 +1,4 @@
-"""The programs of docs/python.md and README.md run as they are written, but for addresses; the example serves."""
+"""The programs of docs/python.md and README.md run as they are written, but for addresses and deadlines; the example serves."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import REPOSITORY, accepts, free_port, wait_until
+from conftest import PATIENT, REPOSITORY, accepts, free_port, wait_until
 
 PAGES = [REPOSITORY / "docs" / "python.md", Path(__file__).parents[1] / "README.md"]
 #: Asks the application of a program, if it has one, until it denies.
@@ -27,6 +27,12 @@ if "app" in globals():
 """
 
 
+def patient(program):
+    """With the deadline of tests for its store."""
+    deadline = f"__import__('datetime').timedelta(seconds={PATIENT.total_seconds()})"
+    return program.replace("SharedGate(", f"__import__('functools').partial(SharedGate, deadline={deadline})(")
+
+
 def programs():
     for page in PAGES:
         for number, program in enumerate(re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S)):
@@ -35,7 +41,7 @@ def programs():
 
 @pytest.mark.parametrize("program", programs())
 def test_a_program_of_the_docs_runs(program, redis, service, tmp_path):
-    source = program.replace("redis://127.0.0.1:6379", redis.url).replace("http://127.0.0.1:7979", service.url)
+    source = patient(program).replace("redis://127.0.0.1:6379", redis.url).replace("http://127.0.0.1:7979", service.url)
     path = tmp_path / "program.py"
     path.write_text(f"SOURCE = {source!r}\n{source}\n{ASK}")
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60)
@@ -45,12 +51,14 @@ def test_a_program_of_the_docs_runs(program, redis, service, tmp_path):
 
 
 @pytest.mark.parametrize("store", ["memory", "redis"])
-def test_the_example_serves(store, redis):
+def test_the_example_serves(store, redis, tmp_path):
+    example = Path(__file__).parents[1] / "example" / "app.py"
+    (tmp_path / "app.py").write_text(patient(example.read_text()))
     port = free_port()
     environment = os.environ | ({"REDIS_URL": redis.url} if store == "redis" else {})
     server = subprocess.Popen(
         [sys.executable, "-m", "uvicorn", "app:app", "--port", str(port), "--log-level", "warning"],
-        cwd=Path(__file__).parents[1] / "example",
+        cwd=tmp_path,
         env=environment,
     )
     try:
@@ -76,9 +84,10 @@ def test_gunicorn_workers_share_a_limit_that_was_made_before_the_fork(redis, tmp
     (tmp_path / "app.py").write_text(
         f"""
 import os
+from datetime import timedelta
 from slidegate import SharedGate
 from slidegate.wsgi import RateLimit
-gate = SharedGate("{redis.url}", [{{"name": "all", "quota": "20/1m"}}])
+gate = SharedGate("{redis.url}", [{{"name": "all", "quota": "20/1m"}}], deadline=timedelta(seconds=5))
 assert gate.check_sync({{}}).used == 1  # used before the fork
 def pid(environ, start_response):
     start_response("200 OK", [("content-type", "text/plain")])

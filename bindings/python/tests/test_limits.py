@@ -7,6 +7,7 @@ import flask
 import flask_limiter
 import limits
 import pytest
+from conftest import PATIENT
 from limits.strategies import FixedWindowRateLimiter, MovingWindowRateLimiter
 
 import slidegate.limits
@@ -15,14 +16,16 @@ from slidegate.limits import SlidegateStorage
 
 
 @pytest.fixture(params=["slidegate://", "slidegate+redis"])
-def uri(request):
+def storage(request):
+    """The URI of a storage, and its options."""
     if request.param == "slidegate://":
-        return request.param
-    return "slidegate+" + request.getfixturevalue("redis").url
+        return request.param, {}
+    return "slidegate+" + request.getfixturevalue("redis").url, {"deadline": PATIENT}
 
 
-def test_the_moving_window_is_exact_and_a_denial_counts_nowhere(uri):
-    strategy = MovingWindowRateLimiter(limits.storage.storage_from_string(uri))
+def test_the_moving_window_is_exact_and_a_denial_counts_nowhere(storage):
+    uri, options = storage
+    strategy = MovingWindowRateLimiter(limits.storage.storage_from_string(uri, **options))
     item = limits.parse("5/minute")
     assert strategy.hit(item, "alice", cost=4) and not strategy.hit(item, "alice", cost=2)
     assert strategy.test(item, "alice") and strategy.hit(item, "alice") and not strategy.test(item, "alice")
@@ -64,11 +67,12 @@ def test_other_strategies_are_refused_with_the_way_out():
     assert storage.check() and storage.reset() is None
 
 
-def test_flask_limiter_uses_it(uri):
+def test_flask_limiter_uses_it(storage):
+    uri, options = storage
     app = flask.Flask("app")
     limiter = flask_limiter.Limiter(
-        lambda: "alice", app=app, strategy="moving-window", storage_uri=uri, headers_enabled=True,
-        default_limits=["3/minute"],
+        lambda: "alice", app=app, strategy="moving-window", storage_uri=uri, storage_options=options,
+        headers_enabled=True, default_limits=["3/minute"],
     )  # fmt: skip
 
     @app.get("/")
@@ -83,7 +87,7 @@ def test_flask_limiter_uses_it(uri):
 
 
 def test_a_redis_that_is_away_is_an_error_of_limits_or_a_fallback(redis):
-    storage = limits.storage.storage_from_string("slidegate+" + redis.url)
+    storage = limits.storage.storage_from_string("slidegate+" + redis.url, deadline=PATIENT)
     assert storage.check()
     redis.stop()
     assert not storage.check()
