@@ -52,8 +52,8 @@ impl Demo {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         loop {
             ticks.tick().await;
-            // A client that floods for ten seconds of each minute.
-            let is_flood = started.elapsed().as_secs() % 60 >= 50;
+            // A client that floods for ten seconds of each minute, soon after the page was opened.
+            let is_flood = (5..15).contains(&(started.elapsed().as_secs() % 60));
             for _ in 0..if is_flood { 4 } else { 1 } {
                 request(&app, &mut random, &mut open, is_flood).await;
             }

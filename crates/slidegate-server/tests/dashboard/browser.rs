@@ -1,17 +1,12 @@
 //! A headless Chromium, driven over the `WebDriver` protocol, which is JSON over HTTP.
-//!
-//! One at a time in this process: each takes a core and hundreds of megabytes.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use slidegate_testkit::TempDir;
-
-static ONE: Mutex<()> = Mutex::new(());
 
 /// A condition that has not come true after so many looks, 90 s or more, never will, however loaded
 /// the machine is.
@@ -27,7 +22,6 @@ pub(crate) struct Browser {
     agent: ureq::Agent,
     // Removed after the browser that writes to it has ended.
     _profile: TempDir,
-    _turn: MutexGuard<'static, ()>,
 }
 
 struct Driver {
@@ -37,7 +31,6 @@ struct Driver {
 
 impl Browser {
     pub(crate) fn start(test: &str) -> Self {
-        let turn = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let profile = TempDir::new(&format!("chromium-{test}"));
         let driver = Driver::start();
         let agent: ureq::Agent = ureq::Agent::config_builder()
@@ -45,7 +38,7 @@ impl Browser {
             .timeout_global(Some(ANSWER))
             .build()
             .into();
-        let mut browser = Self { session: String::new(), driver, agent, _profile: profile, _turn: turn };
+        let mut browser = Self { session: String::new(), driver, agent, _profile: profile };
         // Root, as whom tests run in containers, has no sandbox; shared memory is often small
         // there.
         let arguments = [

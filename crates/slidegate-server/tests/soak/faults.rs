@@ -46,7 +46,7 @@ pub(crate) struct Faults {
     counts: BTreeMap<Fault, u64>,
     /// By key: the last limit that was acknowledged, and the last that was asked for.
     limits: BTreeMap<String, (u64, u64)>,
-    /// Of the first instance, after a quarter of the time.
+    /// Of the first instance, after half of the time.
     pub(crate) usage: Usage,
 }
 
@@ -63,7 +63,7 @@ impl Faults {
             fault.inject(fleet);
             *faults.counts.entry(fault).or_default() += 1;
             sleep(PAUSE);
-            if !is_warm && started.elapsed() >= time / 4 {
+            if !is_warm && started.elapsed() >= time / 2 {
                 (is_warm, faults.usage) = (true, fleet.usage());
             }
             if started.elapsed() >= time {

@@ -1,7 +1,7 @@
 //! A mixed load with faults for a long time: two instances on one Redis, asked over HTTP, RESP and
 //! gRPC, while servers are stopped, killed, cut off and reloaded, and clients are hostile.
 //!
-//! Two minutes, or as many seconds as `SLIDEGATE_SOAK_SECONDS` says; see CONTRIBUTING.md.
+//! One minute, or as many seconds as `SLIDEGATE_SOAK_SECONDS` says; see CONTRIBUTING.md.
 
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
@@ -21,11 +21,11 @@ use fleet::Fleet;
 use load::Load;
 
 /// Without the variable.
-const SECONDS: u64 = 120;
+const SECONDS: u64 = 60;
 /// Which limit every user has, per [`WINDOW`].
 const LIMIT: u64 = 20;
 const WINDOW: Duration = Duration::from_secs(2);
-/// Growth of the instance that is never restarted, after a quarter of the time. Caches and buffers
+/// Growth of the instance that is never restarted, after half of the time. Caches and buffers
 /// of the allocator fill for a while; a leak grows with every request and goes past any constant.
 const MAX_GROWTH: u64 = 24 * 1024 * 1024;
 
