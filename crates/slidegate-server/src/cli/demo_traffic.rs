@@ -52,7 +52,7 @@ impl Demo {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         loop {
             ticks.tick().await;
-            // A client that floods for ten seconds of each minute, soon after the page was opened.
+            // A client that floods for ten seconds of each minute, half of it logins.
             let is_flood = (5..15).contains(&(started.elapsed().as_secs() % 60));
             for _ in 0..if is_flood { 4 } else { 1 } {
                 request(&app, &mut random, &mut open, is_flood).await;
@@ -66,8 +66,9 @@ async fn request(app: &App, random: &mut Random, open: &mut Vec<Ticket>, is_floo
     // The minimum of two: some users ask for more than others.
     let user = if is_flood { 0 } else { random.below(USERS).min(random.below(USERS)) };
     let user = format!("user-{user}");
-    let ip = IpAddr::from([198, 51, 100, u8::try_from(random.below(USERS)).unwrap_or(0)]);
-    let path = if random.below(20) == 0 { "/login" } else { "/search" };
+    let (address, one_login_in) = if is_flood { (0, 2) } else { (random.below(USERS), 20) };
+    let ip = IpAddr::from([198, 51, 100, u8::try_from(address).unwrap_or(0)]);
+    let path = if random.below(one_login_in) == 0 { "/login" } else { "/search" };
     let request = Request::new().with("user", &user).with("ip", ip).with("path", path);
     let protocol = Protocol::ALL[usize::try_from(random.below(4)).unwrap_or(0)];
     let mut call = app.call(protocol);
