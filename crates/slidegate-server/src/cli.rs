@@ -54,7 +54,7 @@ const VERSION: &str = concat!(
 /// `slidegate serve` without options listens on loopback with a default policy and prints how to
 /// try it.
 #[derive(Debug, Parser)]
-#[command(name = "slidegate", version, long_version = VERSION, max_term_width = 100)]
+#[command(name = "slidegate", version, long_version = VERSION, after_long_help = help::FILES, max_term_width = 100)]
 pub(crate) struct Cli {
     /// Level of messages on standard error: error, warn, info, debug, trace, or a filter such as
     /// `slidegate=debug` [default: info]

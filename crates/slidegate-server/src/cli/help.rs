@@ -2,6 +2,16 @@
 //!
 //! A test parses every example. docs/commands.md has the exit codes of all commands in one table.
 
+/// Of the program itself.
+pub(super) const FILES: &str = "\
+Files of the packages for Debian and Red Hat:
+  /etc/slidegate/slidegate.yaml    policies, which are read again when the file changes, and settings
+  /etc/slidegate/environment       variables, such as SLIDEGATE_REDIS=redis://HOST:6379, which shares
+                                   limits through Redis, and SLIDEGATE_LISTEN=0.0.0.0:7979
+  /usr/share/doc/slidegate/docs    what these pages call docs/
+
+After a change of settings or variables: systemctl restart slidegate";
+
 pub(super) const SERVE: &str = "\
 Examples:
   slidegate serve
