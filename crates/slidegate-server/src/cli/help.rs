@@ -5,10 +5,14 @@
 /// Of the program itself.
 pub(super) const FILES: &str = "\
 Files of the packages for Debian and Red Hat:
-  /etc/slidegate/slidegate.yaml    policies, which are read again when the file changes, and settings
-  /etc/slidegate/environment       variables, such as SLIDEGATE_REDIS=redis://HOST:6379, which shares
-                                   limits through Redis, and SLIDEGATE_LISTEN=0.0.0.0:7979
-  /usr/share/doc/slidegate/docs    what these pages call docs/
+  /etc/slidegate/slidegate.yaml
+      Policies, which are read again when the file changes, and settings.
+  /etc/slidegate/environment
+      Variables, a line each: SLIDEGATE_REDIS=redis://HOST:6379 shares
+      limits through Redis, SLIDEGATE_LISTEN=0.0.0.0:7979 listens on every
+      address.
+  /usr/share/doc/slidegate/docs
+      What these pages call docs/.
 
 After a change of settings or variables: systemctl restart slidegate";
 
