@@ -170,12 +170,7 @@ impl App {
 
     /// What the reservations hold that this process made and that are open, by policy.
     pub(crate) fn open_reservations(&self) -> HashMap<Arc<str>, OpenCost> {
-        let mut costs = self.engine.open_reservations.costs();
-        let policies = self.policies();
-        for (policy, cost) in &mut costs {
-            cost.held = policies.by_name(policy).map_or(cost.held, |policy| policy.amount(cost.held).ceil());
-        }
-        costs
+        self.engine.open_reservations.costs(&self.policies())
     }
 
     /// What reservations that this process made hold, by policy and key: of one policy, or of all.

@@ -69,6 +69,8 @@ pub(crate) struct TicketKey<'t> {
     pub(crate) policy: &'t str,
     /// What the store knows the key by: at most 255 bytes.
     pub(crate) key: &'t [u8],
+    /// Whether it counts millionths of a unit.
+    pub(crate) in_millionths: bool,
     /// Held or charged in all.
     pub(crate) amount: u64,
     pub(crate) part: TicketPart,
@@ -139,6 +141,8 @@ const HEADER: usize = MADE + 8 + TTL;
 const TTL: usize = 5;
 /// Bytes of the time from when a ticket was made to the end of a hold.
 const UNTIL: usize = 7;
+/// Added to the first byte of a key that counts millionths.
+const MILLIONTHS: u8 = 4;
 /// Bytes of what was held of a key.
 const HELD: usize = 1 + UNTIL + TTL + 8;
 /// A ticket of one policy needs no memory of its own.
@@ -164,6 +168,7 @@ impl Ticket {
     pub(crate) fn push(&mut self, key: &TicketKey<'_>) {
         let mut bytes = [0; HELD];
         let length = key.part.write(self.made(), &mut bytes);
+        bytes[0] |= if key.in_millionths { MILLIONTHS } else { 0 };
         self.bytes.reserve(length + 8 + 2 + key.policy.len() + key.key.len());
         self.bytes.extend_from_slice(&bytes[..length]);
         self.bytes.extend_from_slice(&key.amount.to_le_bytes());
@@ -256,6 +261,7 @@ impl Ticket {
         let mut bytes = [0; HELD];
         let length = part.write(self.made(), &mut bytes);
         let (to, amount_to) = self.bytes[place.from..].split_at_mut(length);
+        bytes[0] |= to[0] & MILLIONTHS;
         to.copy_from_slice(&bytes[..length]);
         amount_to[..8].copy_from_slice(&amount.to_le_bytes());
     }
@@ -336,12 +342,14 @@ impl<'t> TicketKey<'t> {
     /// Reads the next key, and moves `bytes` behind it. `None` at the end, or if there is no key.
     fn read(bytes: &mut &'t [u8], made: Timestamp) -> Option<Self> {
         let mut take = |count: usize| bytes.split_off(..count);
-        let unsettled = match take(1)? {
-            [0] => None,
-            [1] => Some(Unsettled::Charge),
-            [2] => Some(Unsettled::Forget),
+        let first = take(1)?[0];
+        let unsettled = match first & !MILLIONTHS {
+            0 => None,
+            1 => Some(Unsettled::Charge),
+            2 => Some(Unsettled::Forget),
             _ => return None,
         };
+        let in_millionths = first & MILLIONTHS != 0;
         let part = match unsettled {
             None => TicketPart::Charged,
             Some(unsettled) => {
@@ -355,7 +363,7 @@ impl<'t> TicketKey<'t> {
             take(length)
         };
         let policy = str::from_utf8(text()?).ok()?;
-        Some(Self { policy, key: text()?, amount, part })
+        Some(Self { policy, key: text()?, in_millionths, amount, part })
     }
 }
 
@@ -416,7 +424,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn key() -> impl Strategy<Value = (String, Vec<u8>, u64, TicketPart)> {
+    fn key() -> impl Strategy<Value = (String, Vec<u8>, bool, u64, TicketPart)> {
         let part = prop_oneof![
             Just(TicketPart::Charged),
             (any::<bool>(), 0..1u64 << 40, 1..1u64 << 38, any::<u64>()).prop_map(
@@ -426,7 +434,13 @@ mod tests {
                 }
             ),
         ];
-        ("[a-z]{1,64}", prop::collection::vec(any::<u8>(), 0..100), any::<u64>(), part)
+        ("[a-z]{1,64}", prop::collection::vec(any::<u8>(), 0..100), any::<bool>(), any::<u64>(), part)
+    }
+
+    fn as_key(
+        (policy, key, in_millionths, amount, part): &(String, Vec<u8>, bool, u64, TicketPart),
+    ) -> TicketKey<'_> {
+        TicketKey { policy, key, in_millionths: *in_millionths, amount: *amount, part: *part }
     }
 
     proptest! {
@@ -438,10 +452,7 @@ mod tests {
             change in any::<(prop::sample::Index, u64, u64)>(),
         ) {
             let mut ticket = Ticket::new(id, Timestamp::EPOCH);
-            let mut expected: Vec<_> = keys
-                .iter()
-                .map(|(policy, key, amount, part)| TicketKey { policy, key, amount: *amount, part: *part })
-                .collect();
+            let mut expected: Vec<_> = keys.iter().map(as_key).collect();
             expected.iter().for_each(|key| ticket.push(key));
             prop_assert_eq!(Ticket::read(&ticket.bytes), Some(ticket.clone()));
             prop_assert_eq!(ticket.id(), id);
@@ -472,9 +483,7 @@ mod tests {
         ) {
             let secret = TicketSecret { key: Secret::new([7; 16]), incarnation: 9 };
             let mut ticket = Ticket::new(1, Timestamp::EPOCH);
-            for (policy, key, amount, part) in &keys {
-                ticket.push(&TicketKey { policy, key, amount: *amount, part: *part });
-            }
+            keys.iter().for_each(|key| ticket.push(&as_key(key)));
             ticket.seal(&secret);
             prop_assert!(ticket.is_sealed_by(&secret));
             let other = TicketSecret { key: Secret::new([8; 16]), ..secret.clone() };

@@ -34,7 +34,9 @@ pub(super) async fn put_in_force(
         .control
         .change(|document, now| {
             unchanged_since(document, name, version)?;
-            Ok(document.set_policy(name, Some(terms.clone()), what.0.clone(), &by.0, now))
+            let id = document.set_policy(name, Some(terms.clone()), what.0.clone(), &by.0, now);
+            admin.app.active.check(document)?;
+            Ok(id)
         })
         .await?;
     Ok(admin.changed(by, what.1, name, id, &in_words(None, Some(terms))))

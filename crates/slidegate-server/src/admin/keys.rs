@@ -22,7 +22,7 @@ use super::apply::unknown;
 use super::reply::{InPath, audit, body};
 use super::state::Admin;
 use crate::access::By;
-use crate::app::changes::{KeyChange, KeyKind, at_text, now_ms};
+use crate::app::changes::{Document, KeyChange, KeyKind, at_text, now_ms};
 use crate::caller::Protocol;
 use crate::config::quota_text;
 use crate::key_text::KeyText;
@@ -435,7 +435,11 @@ impl Admin {
             at_ms: 0,
             level: None,
         };
-        self.control.change(|document, now| document.set_key(change.clone(), now)).await?;
+        let edit = |document: &mut Document, now| {
+            document.set_key(change.clone(), now)?;
+            self.app.active.check(document)
+        };
+        self.control.change(edit).await?;
         let until = at_text(until_ms);
         Ok(match quota {
             None => format!("it is blocked until {until}"),

@@ -21,7 +21,7 @@ use super::reply::{InPath, body, bytes};
 use super::state::Admin;
 use crate::access::By;
 use crate::app::changes::{Cause, Change, ControlStatus, Counting, Document, Refusal, Terms, What, at_text};
-use crate::app::fleet::PolicyTotals;
+use crate::app::fleet::{FleetView, PolicyTotals};
 use crate::config::{counted_name, quota_text};
 use crate::json_body;
 use crate::problem::{self, Problem};
@@ -40,13 +40,14 @@ pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
     let now = crate::app::changes::now_ms();
     let policies = admin.app.policies();
     let open = admin.app.open_reservations();
+    let mut sums = fleet.as_ref().map(FleetView::totals);
     let listed = names::listed(&policies).filter(|policy| candidate_of(policy.name()).is_none());
     let policies = listed.map(|policy| {
         let name = policy.name();
         let quota = policy.quota();
         let when = policy.conditions().iter().map(|(attribute, is)| format!("{attribute} {is}"));
         let keys = document.living(now).filter(|change| change.policy == name).count();
-        let totals = fleet.as_ref().map_or_else(
+        let totals = sums.as_mut().map_or_else(
             || {
                 let open = open.get(name).copied().unwrap_or_default();
                 PolicyTotals::new(
@@ -55,7 +56,7 @@ pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
                     open,
                 )
             },
-            |fleet| fleet.totals(name),
+            |sums| sums.remove(name).unwrap_or_default(),
         );
         json!({
             "name": name,
@@ -259,7 +260,12 @@ pub(super) async fn undo(
             Problem::field("id", detail)
         })?),
     };
-    let change = admin.control.change(|document, now| document.undo(id, &by.0, now)).await?;
+    let edit = |document: &mut Document, now| {
+        let change = document.undo(id, &by.0, now)?;
+        admin.app.active.check(document)?;
+        Ok(change)
+    };
+    let change = admin.control.change(edit).await?;
     let done = in_words(change.before.as_ref(), change.after.as_ref());
     Ok(admin.changed(&by, "undo", &change.policy, change.id, &done))
 }

@@ -4,7 +4,7 @@
 //! that has ended or hangs is missing after ten seconds. Nothing depends on the records but what
 //! operators are shown.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -253,7 +253,7 @@ impl Fleet {
         let observer = &self.engine.observer;
         let (now, document) = (now_ms(), active.document());
         let changes = document.count_in_force(now) as u64;
-        let open = self.engine.open_reservations.costs();
+        let open = self.engine.open_reservations.costs(&self.engine.store.policies());
         let mut policies = Vec::new();
         for name in observer.policies() {
             let open = open.get(name.as_str()).copied().unwrap_or_default();
@@ -320,13 +320,13 @@ fn report(differ: Difference, now: Duration, others: &[Instance]) -> Difference 
 }
 
 impl FleetView {
-    /// The sum of the totals of a policy.
-    pub(crate) fn totals(&self, policy: &str) -> PolicyTotals {
-        let mut sum = PolicyTotals { policy: policy.to_owned(), ..PolicyTotals::default() };
-        for one in self.instances.iter().filter_map(|one| one.record.totals(policy)) {
-            sum.add(one);
+    /// The sums of the totals, by policy.
+    pub(crate) fn totals(&self) -> HashMap<&str, PolicyTotals> {
+        let mut sums: HashMap<_, PolicyTotals> = HashMap::new();
+        for one in self.instances.iter().flat_map(|one| &one.record.policies) {
+            sums.entry(one.policy.as_str()).or_default().add(one);
         }
-        sum
+        sums
     }
 
     /// The keys of a policy, of all that are shown. `own` are those of this instance, of which its

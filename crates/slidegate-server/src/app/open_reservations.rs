@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use slidegate::{
-    Amount, DecisionSource, OwnedValue, PolicyDecision, Quota, Request, Timestamp, Value,
+    Amount, DecisionSource, OwnedValue, PolicyDecision, PolicySet, Quota, Request, Timestamp, Value,
     reserve::{HoldStatus, Reserved, Settlement, TicketHold, Unsettled},
     store::{KeyUse, OpenHold},
 };
@@ -51,7 +51,7 @@ pub(crate) struct OpenReservations {
 pub(crate) struct OpenCost {
     /// Reservations.
     pub(crate) reservations: u64,
-    /// The sum of what they hold.
+    /// The sum of what they hold, in units, rounded up.
     pub(crate) held: u64,
 }
 
@@ -344,8 +344,8 @@ impl OpenReservations {
         held
     }
 
-    /// What is open under each policy.
-    pub(crate) fn costs(&self) -> HashMap<Arc<str>, OpenCost> {
+    /// What is open under each of these policies.
+    pub(crate) fn costs(&self, policies: &PolicySet) -> HashMap<Arc<str>, OpenCost> {
         let mut costs: HashMap<Arc<str>, OpenCost> = HashMap::new();
         for shard in &self.shards {
             let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
@@ -354,6 +354,9 @@ impl OpenReservations {
                 cost.reservations += 1;
                 cost.held = cost.held.saturating_add(one.held);
             }
+        }
+        for (policy, cost) in &mut costs {
+            cost.held = policies.by_name(policy).map_or(cost.held, |policy| policy.amount(cost.held).ceil());
         }
         costs
     }

@@ -12,7 +12,7 @@ use slidegate_config::added::Added;
 use slidegate_config::names::INLINE_POLICIES;
 use slidegate_config::policy::KeysShown;
 
-use super::changes::{Base, Document, Folded, KeyKind, fold, now_ms};
+use super::changes::{Base, Cause, Document, Folded, KeyKind, Refusal, fold, now_ms};
 use super::decide::Engine;
 
 /// The active policies and the parts that they are built from.
@@ -122,6 +122,19 @@ impl ActivePolicies {
         Ok(added)
     }
 
+    /// Checks that a document makes no policy invalid that is valid now.
+    ///
+    /// # Errors
+    /// Which one, and why.
+    pub(crate) fn check(&self, document: &Document) -> Result<(), Refusal> {
+        let parts = self.parts();
+        let next = Parts { document: Arc::new(document.clone()), ..parts.clone() };
+        let folded = tokio::task::block_in_place(|| self.folded(&next, now_ms()));
+        let invalid = folded.map_or_else(|why| vec![why.to_string()], |folded| folded.invalid);
+        let new = invalid.into_iter().find(|one| !parts.refused.contains(one));
+        new.map_or(Ok(()), |why| Err(Refusal::new(Cause::Conflict, why)))
+    }
+
     /// Changes the parts and activates the resulting policies. Returns run-time changes that do not
     /// apply.
     fn update(&self, change: impl FnOnce(&mut Parts)) -> Result<Vec<String>, Error> {
@@ -129,12 +142,7 @@ impl ActivePolicies {
         let now_ms = now_ms();
         let mut next = Parts { next_expiry: None, ..parts.clone() };
         change(&mut next);
-        let own = next.base.policies.iter();
-        let external =
-            next.external.iter().filter(|policy| next.base.policies.by_name(policy.name()).is_none());
-        let all = PolicySet::new(own.chain(external).cloned())?;
-        let base = Base { policies: all, ..next.base.clone() };
-        let folded = fold(&base, &next.document, now_ms, &self.addresses)?;
+        let folded = self.folded(&next, now_ms)?;
         (next.refused, next.keys_shown) = (folded.refused, folded.keys_shown);
         next.next_expiry = next.document.living(now_ms).map(|change| change.until_ms).min();
         let policies = if self.has_inline { with_inline(&folded.policies)? } else { folded.policies };
@@ -148,6 +156,13 @@ impl ActivePolicies {
         }
         *parts = next;
         Ok(parts.refused.clone())
+    }
+
+    fn folded(&self, parts: &Parts, now_ms: u64) -> Result<Folded, Error> {
+        let Parts { base, external, document, .. } = parts;
+        let external = external.iter().filter(|policy| base.policies.by_name(policy.name()).is_none());
+        let policies = PolicySet::new(base.policies.iter().chain(external).cloned())?;
+        fold(&Base { policies, ..base.clone() }, document, now_ms, &self.addresses)
     }
 
     fn parts(&self) -> MutexGuard<'_, Parts> {

@@ -35,7 +35,8 @@ pub(crate) enum Changed {
 impl Changed {
     /// The error for a ticket that the store does not know.
     pub(crate) const UNKNOWN: &str = "unknown ticket: another store made it, the store has lost it, its policies were \
-                                      removed, or its text was changed; nothing was charged or released";
+                                      removed or count another unit, or its text was changed; nothing was charged or \
+                                      released";
     /// The outcome in responses of a change that was queued.
     pub(crate) const QUEUED: &str = "queued";
 }

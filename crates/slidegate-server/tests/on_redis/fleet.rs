@@ -114,6 +114,24 @@ fn totals_and_top_keys_are_those_of_all_instances_or_of_one() {
     );
 }
 
+/// What is held is in units, as on one instance: in millionths, half a dollar would look like half a million.
+#[test]
+fn open_reservations_are_summed_in_the_unit_of_their_policy() {
+    let (folder, redis) = (TempDir::new("fleet-held"), RedisServer::start());
+    let policy = "policies: [{name: spend, scope: [user], limit: 100, window: 1h, counts: {tokens: 0.25}}]";
+    let store = format!("store: {{redis: '{}', deadline: 10s}}\n{policy}\n", redis.url_as_user());
+    let [one, two] = pair(&folder.file("slidegate.yaml", store));
+    for server in [&one, &two] {
+        let body = json!({ "attributes": { "user": "alice" }, "cost": { "tokens": 40 } });
+        assert_eq!(server.post("/v1/reserve", &body.to_string()).status, 200);
+    }
+    until_true("what both hold is summed", || {
+        let policies = one.get("/v1/policies").json();
+        let of = &policies["policies"][0];
+        of["open_reservations"] == 2 && of["held_cost"] == 20
+    });
+}
+
 fn fleet_of(server: &Server, instance: &str) -> Value {
     server.get(&format!("/v1/status?instance={instance}")).json()["fleet"].clone()
 }

@@ -159,3 +159,27 @@ fn commands_and_changes_are_in_units() {
         .post("/v1/check", r#"{"attributes": {"user": "carol"}, "policy": "added", "cost": {"input": 7}}"#);
     assert_eq!(carol.json()["used"], 0.000_007, "{}", carol.body);
 }
+
+/// One limit that cannot be in force must not look as if it were, nor keep the next changes from it: a block, above all.
+#[test]
+fn a_limit_beyond_what_weights_allow_is_refused_at_run_time() {
+    let folder = TempDir::new("weighted-change");
+    let server = start(&folder);
+    let change =
+        |method, path: &str, body: &serde_json::Value| server.change(method, path, &[], &body.to_string());
+    let why = "invalid limit `9000000000`: a policy that weighs costs counts millionths; must be at most 8000000000";
+    let added = json!({ "scope": [], "limit": 9_000_000_000_u64, "window": "1h", "counts": { "input": 1 } });
+    for (method, path, body) in [
+        ("PUT", "/v1/policies/spend", json!({ "limit": 9_000_000_000_u64 })),
+        ("PUT", "/v1/policies/spend", json!({ "candidate": { "limit": 9_000_000_000_u64 } })),
+        ("POST", "/v1/keys/spend/alice/override", json!({ "quota": "9000000000", "for": "1h" })),
+        ("PUT", "/v1/policies/new", added),
+    ] {
+        let refused = change(method, path, &body);
+        assert!((400..500).contains(&refused.status), "{path}: {}", refused.body);
+        assert!(refused.body.contains(why), "{path}: {}", refused.body);
+    }
+    assert_eq!(server.get("/v1/changes").json()["changes"], json!([]));
+    assert_eq!(change("POST", "/v1/keys/spend/alice/block", &json!({ "for": "1h" })).status, 200);
+    assert_eq!(server.post("/v1/check", &body(&json!({ "input": 1 }))).status, 429);
+}

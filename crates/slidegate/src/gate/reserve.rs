@@ -367,6 +367,7 @@ impl<S: HoldStore> Gate<S> {
             ticket.push(&TicketKey {
                 policy: charge.policy_name(),
                 key: &key,
+                in_millionths: charge.in_millionths,
                 amount: charge.part.cost,
                 part,
             });
@@ -394,8 +395,10 @@ impl<S: HoldStore> Gate<S> {
         let (mut changes, mut refunds) = (TicketKeyChanges::new(), TicketKeyChanges::new());
         let mut is_removed = false;
         for (place, key) in ticket.keys() {
-            // A policy that was removed since counts nothing any more.
-            let Some((number, at)) = set.numbered_place(key.policy) else {
+            // A policy that was removed since counts nothing any more, and one that counts another unit has other keys.
+            let counts_it =
+                |(_, at): &(u32, usize)| set.policy(*at).counts().is_weighted() == key.in_millionths;
+            let Some((number, at)) = set.numbered_place(key.policy).filter(counts_it) else {
                 is_removed = true;
                 continue;
             };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use slidegate::reserve::Unsettled;
+use slidegate::reserve::{HoldStatus, Unsettled};
 use slidegate::store::SnapshotFile;
 use slidegate::{
     Algorithm, Amount, Amounts, Counts, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request,
@@ -318,4 +318,30 @@ fn a_hold_that_expires_is_charged_exactly() {
     assert!(held.is_allowed());
     clock.advance(Duration::from_secs(2));
     assert_eq!(gate.peek(&request).strictest().unwrap().amounts().used.to_string(), "0.000003");
+}
+
+/// A request that runs while weights are added or removed was reserved in the unit of before: a settlement in the other
+/// one would be a million times too much, or nothing.
+#[test]
+fn a_reservation_is_not_settled_in_another_unit() {
+    let clock = ManualClock::at(Timestamp::from_secs(1_700_000_000));
+    let plain = || spend(Algorithm::SlidingLog).with_counts(Counts::Cost);
+    for (before, after) in [(spend(Algorithm::SlidingLog), plain()), (plain(), spend(Algorithm::SlidingLog))]
+    {
+        let gate = gate([before.clone()], &clock);
+        let configure = |policy: &Policy| gate.configure(PolicySet::new([policy.clone()]).unwrap()).unwrap();
+        let request = alice(&[("output", 4)]);
+        let ticket = gate.reserve(&request).into_ticket().unwrap();
+        configure(&after);
+        for settlement in
+            [gate.settle(&ticket, &[("output", 1)][..]), gate.extend(&ticket), gate.cancel(&ticket)]
+        {
+            assert_eq!(settlement.unwrap().status(), HoldStatus::Unknown);
+        }
+        assert_eq!(gate.peek(&request).strictest().unwrap().used(), 0);
+        configure(&before);
+        assert_eq!(gate.peek(&request).strictest().unwrap().held(), 4);
+        assert_eq!(gate.settle(&ticket, &[("output", 1)][..]).unwrap().status(), HoldStatus::Changed);
+        assert_eq!(gate.peek(&request).strictest().unwrap().used(), 1);
+    }
 }

@@ -1,5 +1,6 @@
 //! Weighted costs that instances share: fractions of a unit add up exactly in the server.
 
+use slidegate::reserve::HoldStatus;
 use slidegate::{Algorithm, Counts, Policy, PolicySet, Quota, Request};
 use slidegate_testkit::redis::RedisServer;
 
@@ -81,4 +82,24 @@ async fn usage_in_units_and_in_millionths_is_kept_apart() {
     assert_eq!(units.peek_async(&asked).await.strictest().unwrap().used(), 4);
     let forgotten = units.reset_policy_async("spend").await.unwrap();
     assert_eq!(forgotten, 2, "the usage of a policy is all usage under its name");
+}
+
+/// During such a deployment an instance may be asked to settle what another one reserved in the other unit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reservation_is_not_settled_in_another_unit() {
+    let server = RedisServer::start();
+    let policy = |counts| Policy::new("spend", Quota::per_day(5)).unwrap().with_counts(counts);
+    let units = gate([policy(Counts::Cost)], options(&server.url()));
+    let weights = Counts::Weighted(vec![("output".to_owned(), 1.into())]);
+    let millionths = gate([policy(weights)], options(&server.url()));
+    let request = Request::new().with_cost([("output", 4)]);
+    let cost = &[("output", 1)][..];
+    for (one, other) in [(&units, &millionths), (&millionths, &units)] {
+        let ticket = one.reserve_async(&request).await.into_ticket().unwrap();
+        let refused = other.settle_async(&ticket, cost).await.unwrap();
+        assert_eq!((refused.status(), refused.iter().len()), (HoldStatus::Unknown, 0));
+        assert_eq!(one.peek_async(&request).await.strictest().unwrap().held(), 4);
+        assert_eq!(one.settle_async(&ticket, cost).await.unwrap().status(), HoldStatus::Changed);
+        assert_eq!(one.peek_async(&request).await.strictest().unwrap().used(), 1);
+    }
 }

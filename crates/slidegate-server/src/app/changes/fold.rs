@@ -12,7 +12,7 @@ use slidegate_config::names::CANDIDATE;
 use slidegate_config::policy::KeysShown;
 use slidegate_config::policy::Mode;
 
-use super::document::{Document, KeyChange};
+use super::document::{Document, KeyChange, KeyKind};
 use super::terms::Terms;
 use crate::key_text::KeyText;
 
@@ -43,6 +43,8 @@ pub(crate) struct Folded {
     pub(crate) policies: PolicySet,
     /// Changes that could not be applied, with reasons.
     pub(crate) refused: Vec<String>,
+    /// Those of them that make a policy invalid.
+    pub(crate) invalid: Vec<String>,
     /// Policies added at run time, and their redaction of keys.
     pub(crate) keys_shown: HashMap<String, KeysShown>,
     /// Which keys are blocked, by policy name.
@@ -60,7 +62,7 @@ pub(crate) fn fold(
     addresses: &[String],
 ) -> Result<Folded, Error> {
     let is_address = |attribute: &str| addresses.iter().any(|known| known == attribute);
-    let mut refused = Vec::new();
+    let (mut refused, mut invalid) = (Vec::new(), Vec::new());
     let mut keys_shown = HashMap::new();
     let mut escalations = base.escalations.clone();
     let room = PolicySet::MAX_POLICIES.saturating_sub(2 * base.policies.iter().len());
@@ -119,18 +121,28 @@ pub(crate) fn fold(
         }
         let candidate = base.candidate(document, name);
         let candidate = candidate.map(|quota| policy.clone().with_quota(quota).shadow().with_notify([]));
-        let own = keys.get(name).map_or(&[][..], Vec::as_slice);
-        policy = with_keys(policy, own, &is_address, &mut refused);
-        if let Some(candidate) = candidate {
-            // The candidate has the same blocks and overrides: they are not what is tried.
-            let candidate = with_keys(candidate, own, &is_address, &mut Vec::new());
+        let mut own = keys.get(name).cloned().unwrap_or_default();
+        policy = with_keys(policy, &own, &is_address, &mut refused);
+        if (terms.is_some() || !own.is_empty()) && !is_valid(&policy, &mut invalid) {
+            own.retain(|change| change.kind == KeyKind::Block);
+            policy = with_keys(configured.clone(), &own, &is_address, &mut refused);
+        }
+        // The candidate has the same blocks and overrides: they are not what is tried.
+        let candidate = candidate.map(|one| with_keys(one, &own, &is_address, &mut Vec::new()));
+        if let Some(candidate) = candidate.filter(|one| is_valid(one, &mut invalid)) {
             all.push(policy);
             all.push(candidate.renamed(format!("{name}{CANDIDATE}"))?);
         } else {
             all.push(policy);
         }
     }
-    Ok(Folded { policies: PolicySet::new(all)?, refused, keys_shown, escalations })
+    refused.extend(invalid.iter().cloned());
+    Ok(Folded { policies: PolicySet::new(all)?, refused, invalid, keys_shown, escalations })
+}
+
+/// Whether a set may have this policy. Otherwise says why not.
+fn is_valid(policy: &Policy, invalid: &mut Vec<String>) -> bool {
+    PolicySet::new([policy.clone()]).inspect_err(|why| invalid.push(why.to_string())).is_ok()
 }
 
 /// Adds the overridden and blocked keys to a policy.
@@ -159,7 +171,7 @@ fn with_keys(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::app::changes::{Counting, KeyKind, What};
+    use crate::app::changes::{Counting, What};
     use slidegate::{Gate, ManualClock, MemoryStore, Reason, Request};
 
     fn base() -> Base {
@@ -230,6 +242,39 @@ mod tests {
         assert_eq!(limits(19), expected(7, 7, Some(Reason::Blocked)));
         assert_eq!(limits(20), expected(7, 7, None));
         assert_eq!(limits(30), expected(5, 2, None));
+    }
+
+    /// A limit that another instance could have in force, with another config, must not keep all other changes out.
+    #[test]
+    fn a_change_that_fits_no_policy_here_is_left_out_alone() {
+        let weights = slidegate::Counts::Weighted(vec![("tokens".to_owned(), 1.into())]);
+        let weighted = base()
+            .policies
+            .iter()
+            .map(|policy| policy.clone().with_counts(weights.clone()))
+            .collect::<Vec<_>>();
+        let base = Base { policies: PolicySet::new(weighted).unwrap(), ..Base::default() };
+        let large = Counting::of(&Quota::per_minute(9_000_000_000));
+        let terms = |quota, candidate| Terms { quota, mode: Mode::Enforce, candidate, added: None };
+        let mut document = Document::default();
+        document.set_policy("p", Some(terms(large.clone(), None)), What::Set, "ops", 0);
+        document.set_policy(
+            "q",
+            Some(terms(Counting::of(&Quota::per_minute(6)), Some(large))),
+            What::Set,
+            "ops",
+            0,
+        );
+        document.set_key(key(KeyKind::Block, 20), 0).unwrap();
+        let Folded { policies, refused, .. } = fold(&base, &document, 0, &[]).unwrap();
+        let why = "a policy that weighs costs counts millionths; must be at most 8000000000";
+        assert_eq!(
+            refused,
+            ["p", "q"].map(|name| format!("policy `{name}`: invalid limit `9000000000`: {why}"))
+        );
+        let limits: Vec<_> =
+            policies.iter().map(|one| (one.name(), one.quota().limit(), one.block_count())).collect();
+        assert_eq!(limits, [("p", 5, 0), ("q", 6, 1)]);
     }
 
     /// An added policy is active until the file defines one of that name, with its redaction of

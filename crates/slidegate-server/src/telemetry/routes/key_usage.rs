@@ -4,10 +4,12 @@
 //! store only, which is asked for all listed keys at once.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
+use futures_util::future::join_all;
 use serde::Serialize;
 use slidegate::headers::millis_ceil;
-use slidegate::{Policy, Reason, Request, Verb};
+use slidegate::{Decision, Policy, Quota, Reason, Request, Verb};
 use slidegate_config::names::candidate_of;
 
 use crate::app::App;
@@ -30,6 +32,17 @@ pub(super) struct KeyUsage {
 }
 
 impl KeyUsage {
+    fn of(decision: &Decision, quota: &Quota) -> Self {
+        let wait = if decision.is_denied() { decision.retry_after() } else { Some(Duration::ZERO) };
+        Self {
+            limit: decision.limit(),
+            window_ms: millis_ceil(quota.window()),
+            remaining: decision.remaining(),
+            retry_after_ms: wait.map(millis_ceil),
+            is_blocked: decision.reason() == Some(Reason::Blocked),
+        }
+    }
+
     /// The part of the limit that is taken, in millionths.
     pub(super) fn part(&self) -> u64 {
         let taken = u128::from(self.limit - self.remaining.min(self.limit));
@@ -65,22 +78,17 @@ pub(super) async fn usage_of(app: &App, keys: &[(String, String)]) -> HashMap<(S
     if requests.is_empty() {
         return HashMap::new();
     }
+    if app.store().is_in_memory() {
+        // A peek would count the key by the policy's own limit from now on, whatever its tier.
+        let found = join_all(requests.iter().map(|request| app.store().inspect(request))).await;
+        let found = found.into_iter().flatten().flatten();
+        return found.map(|one| ((one.policy, one.key), KeyUsage::of(&one.decision, &one.quota))).collect();
+    }
     let decisions = app.store().apply(Some(Verb::Peek), &requests).await;
     let enforced = decisions.iter().filter(|one| candidate_of(one.policy().name()).is_none());
     enforced
         .map(|one| {
-            let decision = one.decision();
-            let usage = KeyUsage {
-                limit: decision.limit(),
-                window_ms: millis_ceil(one.policy().quota().window()),
-                remaining: decision.remaining(),
-                retry_after_ms: if decision.is_denied() {
-                    decision.retry_after().map(millis_ceil)
-                } else {
-                    Some(0)
-                },
-                is_blocked: decision.reason() == Some(Reason::Blocked),
-            };
+            let usage = KeyUsage::of(one.decision(), one.policy().quota());
             ((one.policy().name().to_owned(), one.key().to_string()), usage)
         })
         .collect()

@@ -123,8 +123,8 @@ fn a_foreign_or_changed_ticket_is_404_and_changes_no_key() {
     assert_eq!((unknown.status, &problem["field"]), (404, &json!("ticket")));
     assert_eq!(
         problem["detail"],
-        "unknown ticket: another store made it, the store has lost it, its policies were removed, or its text \
-         was changed; nothing was charged or released"
+        "unknown ticket: another store made it, the store has lost it, its policies were removed or count \
+         another unit, or its text was changed; nothing was charged or released"
     );
     assert_eq!(usage(&server, "tokens"), (0, 10, 90));
     let mut counted = 1;

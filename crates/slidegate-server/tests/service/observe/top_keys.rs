@@ -109,3 +109,24 @@ fn keys_are_listed_by_the_part_of_their_limit_and_blocked_ones_by_their_end() {
     let used = top(&server, "?policy=per-user");
     assert_eq!(used["keys"][0]["now"]["is_blocked"], true, "{used}");
 }
+
+/// A page that polls this list must not count a customer by another plan's limit, as a peek without the plan would.
+#[test]
+fn a_look_leaves_a_key_under_the_limit_of_its_plan() {
+    let folder = TempDir::new("observe-top-tiers");
+    let server = start(
+        &folder,
+        "policies: [{name: p, scope: [user], window: 1h, algorithm: token-bucket, \
+         limit: {by: plan, values: {team: 600}, default: 6}}]",
+    );
+    let check = |cost: u64| {
+        let body = json!({ "attributes": { "user": "alice", "plan": "team" }, "cost": cost });
+        server.post("/v1/check", &body.to_string()).status
+    };
+    assert_eq!(check(590), 200);
+    let closest = top(&server, "?by=closest");
+    let now = &closest["keys"][0]["now"];
+    assert_eq!(now["limit"], 600, "{closest}");
+    assert!(now["remaining"].as_u64() < Some(300), "{closest}");
+    assert_eq!(check(300), 429);
+}
