@@ -65,7 +65,8 @@ mod propose;
 mod simulate;
 
 pub use compare::with_algorithm;
-pub use diff::{Diff, DiffOptions, WordedPolicies};
+pub use decider::Options;
+pub use diff::{Diff, WordedPolicies};
 pub use entry::{Entry, Extras, RequestLine};
 pub use evidence::Missing;
 pub use forecast::{
@@ -79,7 +80,7 @@ pub use outcome::{
 };
 pub use propose::{Proposal, ProposalOptions, Survey};
 pub use reader::{LogOptions, LogReader, Progress};
-pub use replay::{MAX_COMPARED, NamedPolicies, Options, Plan, Replay};
+pub use replay::{MAX_COMPARED, NamedPolicies, Plan, Replay};
 pub use report::{
     ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide, DiffReport, PageAssets, TextReport, TextStyle,
     Threshold, Thresholds,
