@@ -87,9 +87,7 @@ pub use report::{
 };
 pub use reservations::PolicyReservationsOutcome;
 pub use share::Share;
-pub use simulate::{
-    Boundary, Bursts, EntryText, LogStyle, Requests, SimulatedRequest, Simulation, write_line,
-};
+pub use simulate::{Boundary, Bursts, LogStyle, Requests, SimulatedRequest, Simulation, write_line};
 pub use stats::{LogStats, LogSummary, MalformedLine, TimeJump};
 pub use sweep::{MAX_SWEEP_POINTS, Sweep};
 pub use wording::{PlainWording, Wording};
