@@ -83,7 +83,7 @@ pub use reader::{LogOptions, LogReader, Progress};
 pub use replay::{MAX_COMPARED, NamedPolicies, Plan, Replay};
 pub use report::{
     ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide, DiffReport, PageAssets, TextReport, TextStyle,
-    Threshold, Thresholds,
+    Threshold, Thresholds, grouped,
 };
 pub use reservations::PolicyReservationsOutcome;
 pub use share::Share;
