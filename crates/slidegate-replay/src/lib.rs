@@ -75,8 +75,8 @@ pub use forecast::{
 pub use format::name::LogFormat;
 pub use malformed::Malformed;
 pub use outcome::{
-    FileOutcome, KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, ReservationsOutcome,
-    ScenarioOutcome, SweepOutcome, SweepPointOutcome, TimeOutcome, TruthOutcome, UsageOutcome, WindowOutcome,
+    KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, ReservationsOutcome, ScenarioOutcome,
+    SweepOutcome, SweepPointOutcome, TimeOutcome, TruthOutcome, UsageOutcome, WindowOutcome,
 };
 pub use propose::{Proposal, ProposalOptions, Survey};
 pub use reader::{LogOptions, LogReader, Progress};
