@@ -24,9 +24,9 @@ mod write;
 
 pub use crate::time::{millis_ceil, secs_ceil};
 pub(crate) use buffer::FieldBuffer;
+pub use buffer::Header;
 pub use problem::{Problem, problem_json};
 pub use style::{Draft, XRateLimit};
-pub use write::Header;
 use write::{
     NamedDecision, PARTS, POLICY, RATELIMIT, RETRY_AFTER, RETRY_AFTER_MS, X_PARTS, write_list, write_numbers,
     write_part,

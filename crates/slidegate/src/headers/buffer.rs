@@ -10,7 +10,8 @@ use bytes::Bytes;
 use http::header::{Entry, HeaderMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
 
-use super::write::{Header, write_number};
+/// A header field: its name in lower case and its value in printable ASCII.
+pub type Header = (&'static str, String);
 
 /// Header fields, in the order in which they were written.
 #[derive(Default)]
@@ -63,7 +64,13 @@ impl FieldBuffer {
     }
 }
 
-#[cfg(all(test, feature = "tower"))]
+/// Writes decimal digits.
+pub(super) fn write_number(out: &mut String, number: u64) {
+    out.push_str(itoa::Buffer::new().format(number));
+}
+
+#[cfg(test)]
+#[cfg(feature = "tower")]
 mod tests {
     use super::*;
     use crate::headers::{Draft, HeaderOptions, NamedDecision, XRateLimit};

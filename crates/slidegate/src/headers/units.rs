@@ -6,10 +6,9 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use super::buffer::FieldBuffer;
+use super::buffer::{FieldBuffer, write_number};
 use super::problem::date_time;
 use super::style::XRateLimit;
-use super::write::write_number;
 use crate::decision::Decision;
 use crate::request::CostUnit;
 use crate::time::millis_ceil;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::buffer::FieldBuffer;
+use super::buffer::{FieldBuffer, write_number};
 use crate::decision::{Decision, Reason};
 use crate::gate::PolicyDecision;
 use crate::quota::{Algorithm, Quota};
@@ -11,9 +11,6 @@ use crate::time::{SECOND_US, millis_ceil, secs_ceil};
 
 /// When to ask again whether another request has ended.
 const SOON: Duration = Duration::from_secs(1);
-
-/// A header field: its name in lower case and its value in printable ASCII.
-pub type Header = (&'static str, String);
 
 /// The three numbers of draft 6.
 pub(super) const PARTS: [&str; 3] = ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"];
@@ -136,11 +133,6 @@ pub(super) fn write_numbers(out: &mut FieldBuffer, names: [&'static str; 3], num
 pub(super) fn write_part(out: &mut String, name: &str, number: u64) {
     out.push_str(name);
     write_number(out, integer(number));
-}
-
-/// Writes decimal digits.
-pub(super) fn write_number(out: &mut String, number: u64) {
-    out.push_str(itoa::Buffer::new().format(number));
 }
 
 /// Writes a List (RFC 9651).
