@@ -58,23 +58,7 @@ pub(crate) fn percent_decoded_twice(text: &[u8]) -> Cow<'_, [u8]> {
 }
 
 fn percent_decoded(text: &[u8]) -> Cow<'_, [u8]> {
-    if memchr::memchr(b'%', text).is_none() {
-        return Cow::Borrowed(text);
-    }
-    let mut plain = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((&byte, after)) = rest.split_first() {
-        let (byte, after) = match (byte, after) {
-            (b'%', [high, low, after @ ..]) => match (hex(*high), hex(*low)) {
-                (Some(high), Some(low)) => (high << 4 | low, after),
-                _ => (byte, &rest[1..]),
-            },
-            _ => (byte, after),
-        };
-        plain.push(byte);
-        rest = after;
-    }
-    Cow::Owned(plain)
+    percent_encoding::percent_decode(text).into()
 }
 
 /// Decodes `+` to a space.
@@ -86,12 +70,7 @@ pub(crate) fn plus_decoded(text: &[u8]) -> Cow<'_, [u8]> {
 }
 
 fn hex(digit: u8) -> Option<u8> {
-    match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        b'A'..=b'F' => Some(digit - b'A' + 10),
-        _ => None,
-    }
+    char::from(digit).to_digit(16)?.try_into().ok()
 }
 
 /// `None` for the texts that servers write for an absent value.

@@ -13,7 +13,7 @@ use slidegate::{
     Timestamp, Verb,
 };
 
-use crate::decider::{Bounds, Decider, adjust};
+use crate::decider::{Decider, Options, adjust};
 use crate::keys::{KeyMap, MAX_DENIED_KEYS};
 use crate::reservations::{Settled, holds, reserved_cost};
 use crate::timeline::{Greatest, MAX_BUCKETS, Timeline};
@@ -101,7 +101,7 @@ pub fn with_algorithm(policies: &PolicySet, algorithm: Algorithm) -> PolicySet {
 impl Truth {
     pub(crate) fn of(policies: &PolicySet, max_keys: usize) -> Self {
         Self {
-            decider: Decider::new(exact(policies), Bounds { max_keys, is_recorded: false }),
+            decider: Decider::new(exact(policies), Options { max_keys, ..Options::default() }),
             policies: policies.iter().map(|_| PolicyTruth::default()).collect(),
         }
     }

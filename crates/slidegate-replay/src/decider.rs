@@ -20,13 +20,26 @@ pub(crate) struct Decider {
     reservations: Option<Reservations>,
 }
 
-/// What a decider is made for.
+/// Bounds of a replay, or of a diff.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Bounds {
-    /// Most keys in its store.
-    pub(crate) max_keys: usize,
-    /// Whether there may be recorded reservations, also under policies that expect none.
-    pub(crate) is_recorded: bool,
+pub struct Options {
+    /// Most keys in memory at once, for each set of policies and each value of a sweep. The outcome
+    /// says if more were needed.
+    pub max_keys: usize,
+    /// Whether the logs are recordings of the service, which may have reservations, also under
+    /// policies that expect none.
+    pub is_recorded: bool,
+    /// Most keys that the outcome lists for each policy, or in each direction of a diff.
+    pub top: usize,
+    /// Threads that decide, besides the one that reads; 0 for none. The outcome is the same with
+    /// any number.
+    pub threads: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { max_keys: MemoryStore::DEFAULT_MAX_KEYS, is_recorded: false, top: 5, threads: 0 }
+    }
 }
 
 /// Counts what is decided.
@@ -70,12 +83,12 @@ impl Asker<'_> {
 
 impl Decider {
     /// A gate with an empty store.
-    pub(crate) fn new(policies: PolicySet, bounds: Bounds) -> Self {
-        let may_reserve = bounds.is_recorded || policies.iter().any(Policy::expects_reservations);
+    pub(crate) fn new(policies: PolicySet, options: Options) -> Self {
+        let may_reserve = options.is_recorded || policies.iter().any(Policy::expects_reservations);
         let policies = unlearned(policies);
         let reservations = may_reserve.then(|| Reservations::new(&policies));
         let clock = ManualClock::at(Timestamp::EPOCH);
-        let store = MemoryStore::builder().max_keys(bounds.max_keys).clock(clock.clone()).build();
+        let store = MemoryStore::builder().max_keys(options.max_keys).clock(clock.clone()).build();
         Self { gate: Gate::with_memory(policies, store), clock, now: Timestamp::EPOCH, reservations }
     }
 
@@ -260,8 +273,7 @@ mod tests {
             });
         }
         let reservations = Some(Reservations::bounded(&policies, 2));
-        let mut decider =
-            Decider { reservations, ..Decider::new(policies, Bounds { max_keys: 100, is_recorded: false }) };
+        let mut decider = Decider { reservations, ..Decider::new(policies, Options::default()) };
         let mut counter = Counter::default();
         decider.decide(&batch, &mut counter);
         (counter, decider)

@@ -8,7 +8,7 @@ use slidegate::{Decisions, PolicyDecision, PolicySet, Verb};
 
 use crate::batch::{EntryBatch, attribute_names};
 use crate::call::{RecordedHold, is_counted};
-use crate::decider::{Bounds, Decider, KnownRequests, adjust, single_of};
+use crate::decider::{Decider, KnownRequests, Options, adjust, single_of};
 use crate::entry::Entry;
 use crate::evidence::Evidence;
 use crate::keys::{KeyMap, MAX_DENIED_KEYS};
@@ -24,14 +24,14 @@ use crate::wording::{Wording, Words};
 /// ```
 /// use std::sync::Arc;
 /// use slidegate::{Policy, PolicySet, Quota};
-/// use slidegate_replay::{Diff, DiffOptions, LogReader, PlainWording};
+/// use slidegate_replay::{Diff, LogReader, Options, PlainWording};
 ///
 /// let log = r#"192.0.2.1 - - [20/Nov/2026:10:00:00 +0000] "GET / HTTP/1.1" 200 5
 /// 192.0.2.1 - - [20/Nov/2026:10:00:01 +0000] "GET / HTTP/1.1" 200 5
 /// "#;
 /// let per_ip = |limit| PolicySet::new([Policy::new("per-ip", Quota::per_minute(limit))?.with_scope(["ip"])]);
 /// let words = || Arc::new(PlainWording);
-/// let mut diff = Diff::new((per_ip(2)?, words()), (per_ip(1)?, words()), DiffOptions::default());
+/// let mut diff = Diff::new((per_ip(2)?, words()), (per_ip(1)?, words()), Options::default());
 /// let mut reader = LogReader::from_reader(log.as_bytes())?;
 /// while let Some(entry) = reader.next_entry()? {
 ///     diff.push(&entry);
@@ -44,25 +44,6 @@ use crate::wording::{Wording, Words};
 pub struct Diff {
     pass: Pass<PolicyDiff>,
     top: usize,
-}
-
-/// Bounds of a diff.
-#[derive(Debug, Clone, Copy)]
-pub struct DiffOptions {
-    /// Most keys in memory at once, for each of the two sets.
-    pub max_keys: usize,
-    /// Whether the logs are recordings of the service, which may have reservations.
-    pub is_recorded: bool,
-    /// Most changed keys in the outcome, in each direction.
-    pub top: usize,
-    /// Threads besides the one that reads. The two sets are decided on one: 0 or 1.
-    pub threads: usize,
-}
-
-impl Default for DiffOptions {
-    fn default() -> Self {
-        Self { max_keys: slidegate::MemoryStore::DEFAULT_MAX_KEYS, is_recorded: false, top: 10, threads: 1 }
-    }
 }
 
 /// A set of policies with the words for it.
@@ -105,17 +86,15 @@ struct SideCounts {
 }
 
 impl Diff {
-    /// Starts with two empty stores.
+    /// Starts with two empty stores. Both sets are decided on one thread.
     #[must_use]
-    pub fn new(old: WordedPolicies, new: WordedPolicies, options: DiffOptions) -> Self {
+    pub fn new(old: WordedPolicies, new: WordedPolicies, options: Options) -> Self {
         let names = attribute_names([&old.0, &new.0]);
-        let DiffOptions { max_keys, is_recorded, .. } = options;
-        let bounds = Bounds { max_keys, is_recorded };
         let side = |(policies, wording): WordedPolicies| {
             let counts = vec![SideCounts::default(); policies.iter().len()];
             DiffSide {
                 policies: counts,
-                decider: Decider::new(policies, bounds),
+                decider: Decider::new(policies, options),
                 words: Words(wording),
                 denied: 0,
                 changed: HashMap::new(),

@@ -71,56 +71,32 @@ pub(crate) const CHANGE: &str = "slidegate change";
 pub(crate) const RECORDED: [&str; 5] = [VERB, POLICY, REQUESTS, RESERVATION, CHANGE];
 
 /// Attributes of an entry besides those that have a field of their own.
-#[derive(Clone, Copy)]
-pub struct Extras<'a>(Source<'a>);
-
-#[derive(Clone, Copy)]
-enum Source<'a> {
-    Given(&'a [(&'a str, &'a [u8])]),
-    Parsed(&'a Block, &'a [(Span, Span)]),
+#[derive(Clone, Copy, Default)]
+pub struct Extras<'a> {
+    block: Option<&'a Block>,
+    spans: &'a [(Span, Span)],
 }
 
 impl<'a> Extras<'a> {
-    /// Attributes from a list.
-    #[must_use]
-    pub fn of(pairs: &'a [(&'a str, &'a [u8])]) -> Self {
-        Self(Source::Given(pairs))
-    }
-
     /// Whether there is no entry.
     #[must_use]
     #[inline]
     pub fn is_empty(self) -> bool {
-        match self.0 {
-            Source::Given(pairs) => pairs.is_empty(),
-            Source::Parsed(_, spans) => spans.is_empty(),
-        }
+        self.spans.is_empty()
     }
 
     /// Name and value of each, in the order of the log.
     pub fn iter(self) -> impl Iterator<Item = (&'a str, &'a [u8])> {
-        let (given, parsed) = match self.0 {
-            Source::Given(pairs) => (pairs, None),
-            Source::Parsed(block, spans) => (&[][..], Some((block, spans))),
-        };
-        let parsed = parsed.into_iter().flat_map(|(block, spans)| {
-            spans.iter().filter_map(|&(name, value)| {
-                Some((std::str::from_utf8(block.text(name)?).ok()?, block.text(value)?))
-            })
-        });
-        given.iter().copied().chain(parsed)
+        self.spans.iter().filter_map(move |&(name, value)| {
+            let block = self.block?;
+            Some((std::str::from_utf8(block.text(name)?).ok()?, block.text(value)?))
+        })
     }
 
     /// The value of an attribute; of two with one name the first.
     #[must_use]
     pub fn get(self, name: &str) -> Option<&'a [u8]> {
         self.iter().find(|(known, _)| *known == name).map(|(_, value)| value)
-    }
-}
-
-impl Default for Extras<'_> {
-    fn default() -> Self {
-        Self(Source::Given(&[]))
     }
 }
 
@@ -162,7 +138,7 @@ impl<'a> Entry<'a> {
             cost: record.cost,
             referer: text(Text::Referer).map(Cow::Borrowed),
             user_agent: text(Text::UserAgent).map(Cow::Borrowed),
-            extra: Extras(Source::Parsed(block, block.extras(record))),
+            extra: Extras { block: Some(block), spans: block.extras(record) },
         }
     }
 }

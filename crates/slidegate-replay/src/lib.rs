@@ -65,7 +65,8 @@ mod propose;
 mod simulate;
 
 pub use compare::with_algorithm;
-pub use diff::{Diff, DiffOptions, WordedPolicies};
+pub use decider::Options;
+pub use diff::{Diff, WordedPolicies};
 pub use entry::{Entry, Extras, RequestLine};
 pub use evidence::Missing;
 pub use forecast::{
@@ -74,21 +75,19 @@ pub use forecast::{
 pub use format::name::LogFormat;
 pub use malformed::Malformed;
 pub use outcome::{
-    FileOutcome, KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, ReservationsOutcome,
-    ScenarioOutcome, SweepOutcome, SweepPointOutcome, TimeOutcome, TruthOutcome, UsageOutcome, WindowOutcome,
+    KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, ReservationsOutcome, ScenarioOutcome,
+    SweepOutcome, SweepPointOutcome, TimeOutcome, TruthOutcome, UsageOutcome, WindowOutcome,
 };
 pub use propose::{Proposal, ProposalOptions, Survey};
 pub use reader::{LogOptions, LogReader, Progress};
-pub use replay::{MAX_COMPARED, NamedPolicies, Options, Plan, Replay};
+pub use replay::{MAX_COMPARED, NamedPolicies, Plan, Replay};
 pub use report::{
     ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide, DiffReport, PageAssets, TextReport, TextStyle,
-    Threshold, Thresholds,
+    Threshold, Thresholds, grouped,
 };
 pub use reservations::PolicyReservationsOutcome;
 pub use share::Share;
-pub use simulate::{
-    Boundary, Bursts, EntryText, LogStyle, Requests, SimulatedRequest, Simulation, write_line,
-};
+pub use simulate::{Boundary, Bursts, LogStyle, Requests, SimulatedRequest, Simulation, write_line};
 pub use stats::{LogStats, LogSummary, MalformedLine, TimeJump};
 pub use sweep::{MAX_SWEEP_POINTS, Sweep};
 pub use wording::{PlainWording, Wording};

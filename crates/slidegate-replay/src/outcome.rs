@@ -76,24 +76,7 @@ pub struct LogOutcome {
     /// How times were read, and what else a reader of the figures should know, in sentences.
     pub notes: Vec<String>,
     /// Each log.
-    pub files: Vec<FileOutcome>,
-}
-
-/// One log.
-#[derive(Debug, Clone, Serialize)]
-pub struct FileOutcome {
-    /// The path, or `-`.
-    pub name: String,
-    /// The format, with what is around it.
-    pub format: String,
-    /// Whether the format was detected, not named.
-    pub is_detected: bool,
-    /// Lines of any kind.
-    pub lines: u64,
-    /// Lines that are requests.
-    pub requests: u64,
-    /// Lines that could not be parsed.
-    pub malformed: u64,
+    pub files: Vec<LogSummary>,
 }
 
 /// The buckets of time.
@@ -365,20 +348,7 @@ impl LogOutcome {
             gaps: log.gaps,
             jumps: log.jumps.iter().map(ToString::to_string).collect(),
             notes: log.notes(),
-            files: log.logs.iter().map(FileOutcome::of).collect(),
-        }
-    }
-}
-
-impl FileOutcome {
-    fn of(log: &LogSummary) -> Self {
-        Self {
-            name: log.name.to_string(),
-            format: log.format.clone(),
-            is_detected: log.is_detected,
-            lines: log.lines,
-            requests: log.entries,
-            malformed: log.malformed,
+            files: log.logs.clone(),
         }
     }
 }

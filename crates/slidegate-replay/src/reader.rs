@@ -10,10 +10,9 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
 
 use crate::entry::Entry;
 use crate::format::detect::detect;
@@ -82,14 +81,6 @@ pub struct LogReader {
 }
 
 impl LogReader {
-    /// Opens a file, a directory, a pattern, or standard input for `-`, with the default options.
-    ///
-    /// # Errors
-    /// As for [`open_all`](Self::open_all).
-    pub fn open(path: &Path) -> io::Result<Self> {
-        Self::open_all(&[path.to_owned()], LogOptions::default())
-    }
-
     /// Opens logs: files, directories (the files in them, not their directories), patterns such as
     /// `logs/access.log*`, and `-` for standard input. A log that is given twice is read once.
     ///
@@ -239,17 +230,6 @@ impl LogReader {
             threads => Pool::start(threads.min(MAX_PARSING_THREADS)),
         };
         Ok(())
-    }
-
-    /// Sorts lines that are out of order by up to `slack` instead of two minutes. Zero keeps the
-    /// order of each log.
-    ///
-    /// Call it before the first [`next_entry`](Self::next_entry).
-    #[must_use]
-    pub fn with_slack(mut self, slack: Duration) -> Self {
-        debug_assert_eq!(self.stats.lines, 0, "the slack changed while lines were waiting");
-        self.options.slack = slack;
-        self
     }
 
     /// The next entry in order of time; equal times in the order of the logs and their lines. It is
@@ -519,6 +499,7 @@ impl LogReader {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use std::io::{Cursor, ErrorKind, Write};
+    use std::time::Duration;
 
     use flate2::Compression;
     use flate2::write::GzEncoder;
@@ -594,7 +575,8 @@ mod tests {
         let mut two_minutes = reader(&bytes[..]);
         assert_eq!(paths(&mut two_minutes).0, ["/0", "/2", "/4", "/1", "/3"]);
         assert_eq!(two_minutes.stats().late, 1);
-        let mut none = reader(&bytes[..]).with_slack(Duration::ZERO);
+        let options = LogOptions { slack: Duration::ZERO, ..LogOptions::default() };
+        let mut none = LogReader::from_reader_with(Cursor::new(bytes), options).unwrap();
         assert_eq!(paths(&mut none).0, ["/0", "/1", "/2", "/3", "/4"]);
         assert_eq!(none.stats().late, 2);
     }
@@ -711,7 +693,8 @@ mod tests {
     fn progress_counts_compressed_bytes_up_to_the_file_length() {
         let bytes = gzip(&log(&[0; 5_000]));
         let folder = TempDir::new("log");
-        let mut reader = LogReader::open(folder.file("access.log.gz", &bytes).as_ref()).unwrap();
+        let log = folder.file("access.log.gz", &bytes);
+        let mut reader = LogReader::open_all(&[log.into()], LogOptions::default()).unwrap();
         paths(&mut reader).1.unwrap();
         let total = bytes.len() as u64;
         assert_eq!(reader.progress(), Progress { bytes_read: total, total_bytes: Some(total) });

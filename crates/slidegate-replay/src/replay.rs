@@ -7,7 +7,7 @@ use slidegate::PolicySet;
 
 use crate::batch::{EntryBatch, attribute_names};
 use crate::compare::exact;
-use crate::decider::Bounds;
+use crate::decider::Options;
 use crate::entry::Entry;
 use crate::outcome::Outcome;
 use crate::pass::{Job, Pass};
@@ -42,33 +42,6 @@ pub struct NamedPolicies {
     /// Which of those compared have the same policies but for the algorithms: they share one
     /// exact scenario.
     pub family: usize,
-}
-
-/// Bounds of a replay.
-#[derive(Debug, Clone, Copy)]
-pub struct Options {
-    /// Most keys in memory at once, for each scenario and each value of a sweep. The outcome says
-    /// if more were needed.
-    pub max_keys: usize,
-    /// Whether the logs are recordings of the service, which may have reservations.
-    pub is_recorded: bool,
-    /// Most keys that the outcome lists for each policy.
-    pub top: usize,
-    /// Threads that decide, besides the one that reads; 0 for none. The outcome is the same with
-    /// any number.
-    pub threads: usize,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { max_keys: slidegate::MemoryStore::DEFAULT_MAX_KEYS, is_recorded: false, top: 5, threads: 0 }
-    }
-}
-
-impl Options {
-    fn bounds(self) -> Bounds {
-        Bounds { max_keys: self.max_keys, is_recorded: self.is_recorded }
-    }
 }
 
 impl Plan {
@@ -150,19 +123,13 @@ impl Replay {
         }
         let words = Words(Arc::clone(wording));
         let names = attribute_names(compare.iter().map(|one| &one.policies).chain([&policies]));
-        let points = sweep.as_ref().map(|sweep| sweep.points(&policies, options.bounds())).transpose()?;
+        let points = sweep.as_ref().map(|sweep| sweep.points(&policies, options)).transpose()?;
         let mut scenarios = if compare.is_empty() || points.is_some() {
-            vec![Scenario::new(
-                "configured",
-                ScenarioRole::Configured,
-                policies,
-                options.bounds(),
-                words.clone(),
-            )]
+            vec![Scenario::new("configured", ScenarioRole::Configured, policies, options, words.clone())]
         } else {
             Vec::new()
         };
-        scenarios.extend(compared(compare, scenarios.len(), options.bounds(), &words));
+        scenarios.extend(compared(compare, scenarios.len(), options, &words));
         let threads = if let (Some(each), Some(first)) = (each, scenarios.first_mut()) {
             first.write_each(each);
             0
@@ -204,7 +171,7 @@ impl Replay {
 }
 
 /// The scenarios of a comparison: those to compare, then an exact one for each family.
-fn compared(compare: Vec<NamedPolicies>, before: usize, bounds: Bounds, words: &Words) -> Vec<Scenario> {
+fn compared(compare: Vec<NamedPolicies>, before: usize, options: Options, words: &Words) -> Vec<Scenario> {
     let mut families: Vec<(usize, PolicySet, String)> = Vec::new();
     for one in &compare {
         if !families.iter().any(|(family, ..)| *family == one.family) {
@@ -218,12 +185,12 @@ fn compared(compare: Vec<NamedPolicies>, before: usize, bounds: Bounds, words: &
         .into_iter()
         .map(|NamedPolicies { name, policies, family }| {
             let role = ScenarioRole::Compared { exact: first_exact + position(family) };
-            Scenario::new(name, role, policies, bounds, words.clone())
+            Scenario::new(name, role, policies, options, words.clone())
         })
         .collect();
     let exacts = families.into_iter().map(|(_, policies, of)| {
         let name = if is_one { "exact".to_owned() } else { format!("exact {of}") };
-        Scenario::new(name, ScenarioRole::Exact, policies, bounds, words.clone())
+        Scenario::new(name, ScenarioRole::Exact, policies, options, words.clone())
     });
     subjects.into_iter().chain(exacts).collect()
 }

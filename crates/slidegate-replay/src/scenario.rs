@@ -11,7 +11,7 @@ use slidegate::{Decisions, Gate, PolicySet, Request, Timestamp, store::MemorySta
 use crate::batch::{BatchEntry, EntryBatch};
 use crate::call::is_counted;
 use crate::compare::Truth;
-use crate::decider::{Asker, Bounds, Decider, DecisionCounter, KnownRequests, adjust, has_policy_of};
+use crate::decider::{Asker, Decider, DecisionCounter, KnownRequests, Options, adjust, has_policy_of};
 use crate::each::DecisionLine;
 use crate::keys::SeenKeys;
 use crate::reservations::{Reservations, Settled};
@@ -90,11 +90,11 @@ impl Scenario {
         name: impl Into<String>,
         role: ScenarioRole,
         policies: PolicySet,
-        bounds: Bounds,
+        options: Options,
         words: Words,
     ) -> Self {
         let is_compared = matches!(role, ScenarioRole::Compared { .. });
-        let truth = is_compared.then(|| Box::new(Truth::of(&policies, bounds.max_keys)));
+        let truth = is_compared.then(|| Box::new(Truth::of(&policies, options.max_keys)));
         let tally = Tally {
             policies: policies.iter().map(|_| PolicyCounts::default()).collect(),
             words,
@@ -104,7 +104,7 @@ impl Scenario {
             each: None,
             written: Ok(()),
         };
-        let decider = Decider::new(policies, bounds);
+        let decider = Decider::new(policies, options);
         let decider = if is_compared { decider.keeping_requests() } else { decider };
         Self { name: name.into(), role, decider, tally }
     }

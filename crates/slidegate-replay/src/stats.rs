@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use serde::Serialize;
+
 use crate::malformed::Malformed;
 use crate::wording::count_of;
 
@@ -46,7 +48,7 @@ pub struct LogStats {
 }
 
 /// One log.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LogSummary {
     /// The path, or `-`.
     pub name: Arc<str>,
@@ -55,15 +57,19 @@ pub struct LogSummary {
     /// Whether the format was detected, not named.
     pub is_detected: bool,
     /// Whether the log may have the start or the end of requests: the format alone does not say.
+    #[serde(skip)]
     pub is_time_ambiguous: bool,
     /// Lines of any kind.
     pub lines: u64,
     /// Lines that are requests.
+    #[serde(rename = "requests")]
     pub entries: u64,
     /// Lines that could not be parsed.
     pub malformed: u64,
     /// Columns that `--field` or `--cost-field` names, and that the log does not have.
+    #[serde(skip)]
     pub missing_columns: Vec<String>,
+    #[serde(skip)]
     pub(crate) first_us: Option<u64>,
 }
 

@@ -12,7 +12,7 @@ use slidegate::{
 
 use crate::batch::EntryBatch;
 use crate::call::is_counted;
-use crate::decider::{Asker, Bounds, Decider, DecisionCounter, KnownRequests, adjust, has_policy_of};
+use crate::decider::{Asker, Decider, DecisionCounter, KnownRequests, Options, adjust, has_policy_of};
 use crate::keys::KeyMap;
 use crate::share::{Share, percent_beside};
 use crate::wording::count_of;
@@ -28,11 +28,11 @@ const DEFAULT_POINTS: u64 = 50;
 pub struct Sweep {
     /// The policy; `None` for the only one of a set.
     policy: Option<String>,
-    setting: SweptSetting,
+    pub(crate) setting: SweptSetting,
     from: u64,
     to: u64,
     step: u64,
-    deny_at_most: Share,
+    pub(crate) deny_at_most: Share,
 }
 
 /// What a sweep changes.
@@ -199,18 +199,10 @@ impl SweptSetting {
 }
 
 impl Sweep {
-    pub(crate) fn setting(&self) -> SweptSetting {
-        self.setting
-    }
-
     /// Recommends a value that denies at most this share of the policy's requests. Default: 0.1 %.
     #[must_use]
     pub fn with_deny_at_most(self, deny_at_most: Share) -> Self {
         Self { deny_at_most, ..self }
-    }
-
-    pub(crate) fn deny_at_most(&self) -> Share {
-        self.deny_at_most
     }
 
     /// The strictest value that denies little enough, and why: the smallest limit, or the longest
@@ -311,7 +303,7 @@ impl Sweep {
     /// # Errors
     /// As [`position`](Self::position); or a window is not 1 ms to 366 days, or that of the policy
     /// has no length.
-    pub(crate) fn points(&self, policies: &PolicySet, bounds: Bounds) -> Result<Vec<SweepPoint>, String> {
+    pub(crate) fn points(&self, policies: &PolicySet, options: Options) -> Result<Vec<SweepPoint>, String> {
         let position = self.position(policies)?;
         let swept = policies.iter().nth(position).expect("a position of the set");
         if self.setting == SweptSetting::Window && swept.quota().algorithm() == Algorithm::InFlight {
@@ -342,7 +334,7 @@ impl Sweep {
             let policy = set.iter().position(|one| Some(one.name()) == name).unwrap_or(0);
             Ok(SweepPoint {
                 value,
-                decider: Decider::new(set, bounds),
+                decider: Decider::new(set, options),
                 counts: SweepCounts {
                     policy,
                     denied: 0,

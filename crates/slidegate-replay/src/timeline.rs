@@ -97,23 +97,12 @@ impl<B: Bucket> Timeline<B> {
     fn widen(&mut self) {
         let seconds = self.width_us / SECOND_US;
         let wider = WIDTHS_SECONDS.into_iter().find(|width| *width > seconds);
-        *self = self.resampled(wider.unwrap_or(2 * seconds) * SECOND_US);
-    }
-
-    /// The same with wider buckets. `width_us` is a multiple of the width.
-    fn resampled(&self, width_us: u64) -> Self {
+        let width_us = wider.unwrap_or(2 * seconds) * SECOND_US;
         let start_us = self.start_us - self.start_us % width_us;
-        let mut buckets: Vec<B> = Vec::new();
-        for (at, bucket) in self.buckets.iter().enumerate() {
-            let time_us = self.start_us + at as u64 * self.width_us;
-            let to = usize::try_from((time_us - start_us) / width_us).expect("fewer than before");
-            if to >= buckets.len() {
-                buckets.resize(to + 1, B::default());
-            }
-            buckets[to].merge(bucket);
-        }
-        let end_us = start_us + buckets.len() as u64 * width_us;
-        Self { max_buckets: self.max_buckets, width_us, start_us, buckets, end_us }
+        let last_us = self.start_us + self.buckets.len() as u64 * self.width_us - 1;
+        let buckets = usize::try_from((last_us - start_us) / width_us + 1).expect("fewer than before");
+        self.buckets = self.on(TimeAxis { start_us, width_us, buckets });
+        (self.start_us, self.width_us) = (start_us, width_us);
     }
 
     pub(crate) fn axis(&self) -> TimeAxis {

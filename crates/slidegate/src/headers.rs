@@ -16,22 +16,21 @@ use crate::gate::{Decisions, Settlement};
 use crate::quota::Quota;
 use crate::request::CostUnit;
 
-#[cfg(feature = "tower")]
 mod buffer;
 mod problem;
 mod style;
-mod unit_field;
 mod units;
 mod write;
 
 pub use crate::time::{millis_ceil, secs_ceil};
-#[cfg(feature = "tower")]
 pub(crate) use buffer::FieldBuffer;
+pub use buffer::Header;
 pub use problem::{Problem, problem_json};
 pub use style::{Draft, XRateLimit};
-use unit_field::Dialect;
-pub use write::Header;
-use write::{FieldName, FieldSink, NamedDecision, write_list, write_numbers, write_part};
+use write::{
+    NamedDecision, PARTS, POLICY, RATELIMIT, RETRY_AFTER, RETRY_AFTER_MS, X_PARTS, write_list, write_numbers,
+    write_part,
+};
 
 /// Which header fields a response carries.
 ///
@@ -91,9 +90,9 @@ impl HeaderOptions {
     /// ```
     #[must_use]
     pub fn headers(&self, decisions: &Decisions<'_>) -> Vec<Header> {
-        let mut headers = Vec::with_capacity(8);
-        self.write_all(decisions, &mut headers);
-        headers
+        let mut fields = FieldBuffer::default();
+        self.write_all(decisions, &mut fields);
+        fields.into_list()
     }
 
     /// Adds the fields for a gate's decisions to a response, except those that it already has
@@ -136,18 +135,14 @@ impl HeaderOptions {
     /// ```
     #[must_use]
     pub fn settlement_headers(&self, settlement: &Settlement) -> Vec<Header> {
-        let mut headers = Vec::new();
-        if let Some(dialect) = Dialect::of(self.x_ratelimit) {
-            dialect.write(
-                &settlement.iter().filter_map(|key| Some((key.unit()?, *key.decision()))),
-                &mut headers,
-            );
-        }
-        headers
+        let mut fields = FieldBuffer::default();
+        let decisions = settlement.iter().filter_map(|key| Some((key.unit()?, *key.decision())));
+        self.x_ratelimit.write_units(&decisions, &mut fields);
+        fields.into_list()
     }
 
     /// Writes the fields for a gate's decisions.
-    pub(crate) fn write_all(&self, decisions: &Decisions<'_>, out: &mut impl FieldSink) {
+    pub(crate) fn write_all(&self, decisions: &Decisions<'_>, out: &mut FieldBuffer) {
         if *self == Self::OFF {
             return;
         }
@@ -177,9 +172,9 @@ impl HeaderOptions {
         // A limiter counts requests unless its caller says a cost.
         let unit = Some(CostUnit::Requests);
         let answer = NamedDecision { name, quota, decision, unit };
-        let mut headers = Vec::with_capacity(8);
-        self.write(slice::from_ref(&answer), &answer, &mut headers);
-        headers
+        let mut fields = FieldBuffer::default();
+        self.write(slice::from_ref(&answer), &answer, &mut fields);
+        fields.into_list()
     }
 
     /// The names of all fields that these options can produce. List them in
@@ -190,30 +185,23 @@ impl HeaderOptions {
         match self.draft {
             Draft::Off => {}
             Draft::Draft6 => {
-                names.push(FieldName::RateLimitPolicy);
-                names.extend(FieldName::PARTS);
+                names.push(POLICY);
+                names.extend(PARTS);
             }
             Draft::Draft7 | Draft::Draft10 => {
-                names.extend([FieldName::RateLimitPolicy, FieldName::RateLimit]);
+                names.extend([POLICY, RATELIMIT]);
             }
         }
         if matches!(self.x_ratelimit, XRateLimit::EpochSeconds | XRateLimit::DeltaSeconds) {
-            names.extend(FieldName::X_PARTS);
+            names.extend(X_PARTS);
         }
-        names.extend(self.retry_after.then_some(FieldName::RetryAfter));
-        names.extend(self.retry_after_ms.then_some(FieldName::RetryAfterMs));
-        if let Some(dialect) = Dialect::of(self.x_ratelimit) {
-            names.extend(dialect.fields().map(FieldName::Unit));
-        }
-        names.into_iter().map(FieldName::as_str).collect()
+        names.extend(self.retry_after.then_some(RETRY_AFTER));
+        names.extend(self.retry_after_ms.then_some(RETRY_AFTER_MS));
+        names.extend(self.x_ratelimit.unit_fields().iter().flat_map(|(_, fields)| fields));
+        names
     }
 
-    fn write(
-        &self,
-        decisions: &[NamedDecision<'_>],
-        strictest: &NamedDecision<'_>,
-        out: &mut impl FieldSink,
-    ) {
+    fn write(&self, decisions: &[NamedDecision<'_>], strictest: &NamedDecision<'_>, out: &mut FieldBuffer) {
         let retry_after_s = strictest.retry_after_s().filter(|_| self.retry_after);
         let reset_s = secs_ceil(strictest.decision.reset_after());
         let is_counted = strictest.decision.is_counted();
@@ -225,29 +213,29 @@ impl HeaderOptions {
             Draft::Draft6 => {
                 let numbers = strictest.numbers(retry_after_s.unwrap_or(reset_s));
                 strictest.unnamed_policy(out);
-                write_numbers(out, FieldName::PARTS, numbers);
+                write_numbers(out, PARTS, numbers);
             }
             Draft::Draft7 => {
                 let [limit, remaining, reset] = strictest.numbers(retry_after_s.unwrap_or(reset_s));
                 strictest.unnamed_policy(out);
-                out.field(FieldName::RateLimit, |text| {
+                out.field(RATELIMIT, |text| {
                     write_part(text, "limit=", limit);
                     write_part(text, ", remaining=", remaining);
                     write_part(text, ", reset=", reset);
                 });
             }
             Draft::Draft10 => {
-                out.field(FieldName::RateLimitPolicy, |text| {
+                out.field(POLICY, |text| {
                     write_list(text, decisions, NamedDecision::policy_item);
                 });
                 let item = |one: &NamedDecision<'_>, text: &mut String| one.limit_item(text, retry_after_s);
                 if decisions.iter().all(|one| one.decision.is_counted()) {
-                    out.field(FieldName::RateLimit, |text| write_list(text, decisions, item));
+                    out.field(RATELIMIT, |text| write_list(text, decisions, item));
                 } else {
                     let counted: SmallVec<[_; 4]> =
                         decisions.iter().filter(|one| one.decision.is_counted()).copied().collect();
                     if !counted.is_empty() {
-                        out.field(FieldName::RateLimit, |text| write_list(text, &counted, item));
+                        out.field(RATELIMIT, |text| write_list(text, &counted, item));
                     }
                 }
             }
@@ -259,18 +247,16 @@ impl HeaderOptions {
             XRateLimit::DeltaSeconds => Some(reset_s),
         };
         if let Some(x_reset_s) = x_reset_s {
-            write_numbers(out, FieldName::X_PARTS, strictest.numbers(x_reset_s));
+            write_numbers(out, X_PARTS, strictest.numbers(x_reset_s));
         }
         if let Some(secs) = retry_after_s {
-            out.number(FieldName::RetryAfter, secs);
+            out.number(RETRY_AFTER, secs);
         }
         if let Some(millis) = strictest.retry_after_ms().filter(|_| self.retry_after_ms) {
-            out.number(FieldName::RetryAfterMs, millis);
+            out.number(RETRY_AFTER_MS, millis);
         }
-        if let Some(dialect) = Dialect::of(self.x_ratelimit) {
-            let unit = |one: &NamedDecision<'_>| Some((one.unit?, *one.decision));
-            dialect.write(&decisions.iter().filter_map(unit), out);
-        }
+        let unit = |one: &NamedDecision<'_>| Some((one.unit?, *one.decision));
+        self.x_ratelimit.write_units(&decisions.iter().filter_map(unit), out);
     }
 }
 
@@ -497,7 +483,7 @@ mod tests {
         assert!(headers.iter().all(|(name, _)| !name.starts_with("retry-after")), "{headers:?}");
         // Nothing is used, so nothing will be freed and the reset is now.
         assert_eq!(headers[1].1, r#""p";r=5"#);
-        assert_eq!(headers[4], (FieldName::XRateLimitReset.as_str(), "1000000000".into()));
+        assert_eq!(headers[4], ("x-ratelimit-reset", "1000000000".into()));
         assert_eq!(DELTA.headers_of("p", &limiter.quota(), &denied)[2].1, "0");
     }
 

@@ -5,7 +5,7 @@
 
 use jiff::tz::TimeZone;
 
-use crate::block::{Escape, RecordWriter, Text};
+use crate::block::{Escape, RecordWriter, TEXTS, Text};
 use crate::column::present;
 use crate::format::request::set_request;
 use crate::format::time::{TimeReader, Unit, duration_us};
@@ -124,15 +124,14 @@ pub(crate) struct FieldReader {
     pub(crate) time: TimeReader,
     derive_start: bool,
     has_cost_field: bool,
-    start: Ranked<u64>,
-    end: Ranked<u64>,
+    start_us: Option<u64>,
+    end_us: Option<u64>,
     end_date: [u8; 16],
     end_date_len: usize,
     duration_us: Option<u64>,
     cost: Option<u64>,
-    texts: [u8; crate::block::TEXTS],
-    bytes_rank: u8,
-    status_rank: u8,
+    /// The rank of each value of the line so far: texts, and then those of the constants below.
+    ranks: [u8; RANKS],
     /// Of the lines so far.
     pub(crate) counts: FieldCounts,
 }
@@ -150,20 +149,12 @@ pub(crate) struct FieldCounts {
     pub(crate) sources: SourceSet,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Ranked<T>(Option<(u8, T)>);
-
-impl<T: Copy> Ranked<T> {
-    fn set(&mut self, rank: u8, value: T) {
-        if self.0.is_none_or(|(known, _)| rank < known) {
-            self.0 = Some((rank, value));
-        }
-    }
-
-    fn get(self) -> Option<T> {
-        self.0.map(|(_, value)| value)
-    }
-}
+/// Places in the ranks after those of texts.
+const START: usize = TEXTS;
+const END: usize = TEXTS + 1;
+const STATUS: usize = TEXTS + 2;
+const BYTES: usize = TEXTS + 3;
+const RANKS: usize = TEXTS + 4;
 
 const TIME_EXPECTED: &str = "RFC 3339, Unix time, or `17/May/2015:10:05:03 +0000`, from 1970 on";
 
@@ -173,29 +164,25 @@ impl FieldReader {
             time: TimeReader::new(rules.zone.clone()),
             derive_start: rules.derive_start,
             has_cost_field,
-            start: Ranked(None),
-            end: Ranked(None),
+            start_us: None,
+            end_us: None,
             end_date: [0; 16],
             end_date_len: 0,
             duration_us: None,
             cost: None,
-            texts: [u8::MAX; crate::block::TEXTS],
-            bytes_rank: u8::MAX,
-            status_rank: u8::MAX,
+            ranks: [u8::MAX; RANKS],
             counts: FieldCounts { sources, ..FieldCounts::default() },
         }
     }
 
     /// Begins a line.
     pub(crate) fn begin(&mut self) {
-        self.start = Ranked(None);
-        self.end = Ranked(None);
+        self.start_us = None;
+        self.end_us = None;
         self.end_date_len = 0;
         self.duration_us = None;
         self.cost = None;
-        self.texts = [u8::MAX; crate::block::TEXTS];
-        self.bytes_rank = u8::MAX;
-        self.status_rank = u8::MAX;
+        self.ranks = [u8::MAX; RANKS];
     }
 
     /// Takes the value of a column. Absent values, such as `-`, are left out.
@@ -217,7 +204,7 @@ impl FieldReader {
         }
         match field {
             Field::Text(which) => {
-                if self.outranks(which, rank) {
+                if self.outranks(which as usize, rank) {
                     // CloudFront and IIS have the path as it was sent.
                     let is_sent = which == Text::Target && matches!(escape, Escape::Percent | Escape::Plus);
                     out.text(which, text, if is_sent { Escape::None } else { escape });
@@ -230,13 +217,13 @@ impl FieldReader {
                     Some(colon) if is_port(&text[colon + 1..]) => &text[..colon],
                     _ => text,
                 };
-                if self.outranks(Text::Client, rank) {
+                if self.outranks(Text::Client as usize, rank) {
                     out.text(Text::Client, address, escape);
                 }
             }
             Field::Request => {
-                if self.outranks(Text::Target, rank) {
-                    self.texts[Text::Method as usize] = rank;
+                if self.outranks(Text::Target as usize, rank) {
+                    self.ranks[Text::Method as usize] = rank;
                     set_request(text, escape, out);
                 }
             }
@@ -256,17 +243,20 @@ impl FieldReader {
             }
             Field::Url => {
                 let (host, target) = split_url(text);
-                if let Some(host) = host.filter(|_| self.outranks(Text::Host, rank)) {
+                if let Some(host) = host.filter(|_| self.outranks(Text::Host as usize, rank)) {
                     out.text(Text::Host, host, escape);
                 }
-                if self.outranks(Text::Target, rank) {
+                if self.outranks(Text::Target as usize, rank) {
                     out.text(Text::Target, target, escape);
                 }
             }
             Field::Start | Field::End => {
                 let time_us = self.time.read(text).ok_or(Malformed::Field("time", TIME_EXPECTED))?;
-                let time = if field == Field::Start { &mut self.start } else { &mut self.end };
-                time.set(rank, time_us);
+                if field == Field::Start && self.outranks(START, rank) {
+                    self.start_us = Some(time_us);
+                } else if field == Field::End && self.outranks(END, rank) {
+                    self.end_us = Some(time_us);
+                }
             }
             Field::EndDate => {
                 let room = self.end_date.get_mut(..text.len());
@@ -277,7 +267,10 @@ impl FieldReader {
                 let date = &self.end_date[..self.end_date_len];
                 let time_us = self.time.date_and_clock(date, text);
                 let expected = "a date such as 2026-11-21 and a time such as 10:15:32 after it";
-                self.end.set(rank, time_us.ok_or(Malformed::Field("time", expected))?);
+                let time_us = time_us.ok_or(Malformed::Field("time", expected))?;
+                if self.outranks(END, rank) {
+                    self.end_us = Some(time_us);
+                }
             }
             Field::Duration(unit) => self.duration_us = duration_us(text, unit),
             Field::DurationPart(unit) => {
@@ -288,15 +281,15 @@ impl FieldReader {
             Field::Status => {
                 let status = crate::column::number::<u16>(text).filter(|status| *status <= 999);
                 let status = status.ok_or(Malformed::Field("status", "a number from 0 to 999"))?;
-                if rank < self.status_rank {
-                    (self.status_rank, out.record.status) = (rank, status);
+                if self.outranks(STATUS, rank) {
+                    out.record.status = status;
                 }
             }
             Field::Bytes => {
                 let bytes = crate::column::number(text);
                 let bytes = bytes.ok_or(Malformed::Field("bytes", "a whole number"))?;
-                if rank < self.bytes_rank {
-                    (self.bytes_rank, out.record.bytes) = (rank, bytes);
+                if self.outranks(BYTES, rank) {
+                    out.record.bytes = bytes;
                 }
             }
             Field::Cost => self.cost = cost(text),
@@ -305,9 +298,9 @@ impl FieldReader {
         Ok(())
     }
 
-    /// Whether a text of this rank counts; it does from now on.
-    fn outranks(&mut self, which: Text, rank: u8) -> bool {
-        let known = &mut self.texts[which as usize];
+    /// Whether a value of this rank counts; it does from now on.
+    fn outranks(&mut self, place: usize, rank: u8) -> bool {
+        let known = &mut self.ranks[place];
         let counts = rank < *known;
         if counts {
             *known = rank;
@@ -325,7 +318,7 @@ impl FieldReader {
     /// # Errors
     /// The line has no time.
     pub(crate) fn finish(&mut self, out: &mut RecordWriter<'_>) -> Result<(), Malformed> {
-        out.record.time_us = match (self.start.get(), self.end.get(), self.duration_us) {
+        out.record.time_us = match (self.start_us, self.end_us, self.duration_us) {
             (Some(start_us), ..) => start_us,
             (None, Some(end_us), Some(duration_us)) if self.derive_start => {
                 self.counts.derived += 1;
@@ -337,7 +330,7 @@ impl FieldReader {
             }
             (None, None, _) => return Err(Malformed::Field("time", TIME_EXPECTED)),
         };
-        let between = self.start.get().zip(self.end.get());
+        let between = self.start_us.zip(self.end_us);
         let duration_us =
             self.duration_us.or_else(|| between.and_then(|(start_us, end_us)| end_us.checked_sub(start_us)));
         if let Some(duration_us) = duration_us {

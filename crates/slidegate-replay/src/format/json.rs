@@ -25,18 +25,37 @@ pub(crate) struct Tree {
     /// What keys mean that are not among the children.
     others: Others,
     /// The value is kept as a whole, for this part of a recorded call.
-    recorded: Option<RecordedPart>,
+    recorded: Option<&'static RecordedPart>,
     /// The value must begin with this, or the line is no request.
     must_begin: Option<&'static str>,
 }
 
-/// What a recording has of a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RecordedPart {
-    Requests,
-    Reservation,
-    Change,
+/// A part of a recorded call.
+#[derive(Clone, Copy, Debug)]
+struct RecordedPart {
+    /// Its key in the line, and among the attributes of an entry.
+    key: &'static str,
+    attribute: &'static str,
+    /// The text that is kept of it; `None` if it is not what the service records.
+    text_of: fn(Value) -> Option<Vec<u8>>,
+    expected: &'static str,
 }
+
+const RECORDED_PARTS: [RecordedPart; 3] = [
+    RecordedPart { key: "requests", attribute: REQUESTS, text_of: Call::of_line, expected: call::EXPECTED },
+    RecordedPart {
+        key: "reservation",
+        attribute: RESERVATION,
+        text_of: call::checked::<call::RecordedReservation>,
+        expected: call::EXPECTED_RESERVATION,
+    },
+    RecordedPart {
+        key: "change",
+        attribute: CHANGE,
+        text_of: call::checked::<call::RecordedChange>,
+        expected: call::EXPECTED_CHANGE,
+    },
+];
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Others {
@@ -158,9 +177,9 @@ impl JsonFormat {
                     tree.insert(path, &targets);
                 }
                 tree.at("attributes").others = Others::Attributes;
-                tree.at("requests").recorded = Some(RecordedPart::Requests);
-                tree.at("reservation").recorded = Some(RecordedPart::Reservation);
-                tree.at("change").recorded = Some(RecordedPart::Change);
+                for part in &RECORDED_PARTS {
+                    tree.at(part.key).recorded = Some(part);
+                }
             }
             _ => {}
         }
@@ -227,7 +246,7 @@ impl Walk<'_, '_> {
         let mut kind = LineKind::Request;
         for (key, value) in object {
             match (tree.child(key), tree.others) {
-                (Some(Tree { recorded: Some(part), .. }), _) => self.recorded(*part, value)?,
+                (Some(Tree { recorded: Some(part), .. }), _) => self.recorded(part, value)?,
                 (Some(child), _) => {
                     if self.value(child, value)? == LineKind::Other {
                         kind = LineKind::Other;
@@ -268,21 +287,10 @@ impl Walk<'_, '_> {
         text_of(value).map_or(Ok(()), |text| self.out.named_extra(name, text.as_bytes()))
     }
 
-    fn recorded(&mut self, part: RecordedPart, value: &Value) -> Result<(), Malformed> {
-        let value = value.clone();
-        let (name, key, text, expected) = match part {
-            RecordedPart::Requests => ("requests", REQUESTS, Call::of_line(value), call::EXPECTED),
-            RecordedPart::Reservation => {
-                let text = call::checked::<call::RecordedReservation>(value);
-                ("reservation", RESERVATION, text, call::EXPECTED_RESERVATION)
-            }
-            RecordedPart::Change => {
-                let text = call::checked::<call::RecordedChange>(value);
-                ("change", CHANGE, text, call::EXPECTED_CHANGE)
-            }
-        };
+    fn recorded(&mut self, part: &RecordedPart, value: &Value) -> Result<(), Malformed> {
         self.fields.note_own_costs();
-        self.out.named_extra(key, &text.ok_or(Malformed::Field(name, expected))?)
+        let text = (part.text_of)(value.clone()).ok_or(Malformed::Field(part.key, part.expected))?;
+        self.out.named_extra(part.attribute, &text)
     }
 }
 

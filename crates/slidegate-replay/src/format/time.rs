@@ -154,25 +154,15 @@ impl Unit {
     }
 }
 
+const MONTHS: [&[u8; 3]; 12] =
+    [b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec"];
+
 /// Reads `17/May/2015:10:05:03`.
 #[inline]
 fn slashed(text: &[u8]) -> Option<(Civil, &[u8])> {
     let [d1, d2, b'/', m1, m2, m3, b'/', y1, y2, y3, y4, b':', rest @ ..] = text else { return None };
-    let month = match [*m1, *m2, *m3] {
-        [b'J', b'a', b'n'] => 1,
-        [b'F', b'e', b'b'] => 2,
-        [b'M', b'a', b'r'] => 3,
-        [b'A', b'p', b'r'] => 4,
-        [b'M', b'a', b'y'] => 5,
-        [b'J', b'u', b'n'] => 6,
-        [b'J', b'u', b'l'] => 7,
-        [b'A', b'u', b'g'] => 8,
-        [b'S', b'e', b'p'] => 9,
-        [b'O', b'c', b't'] => 10,
-        [b'N', b'o', b'v'] => 11,
-        [b'D', b'e', b'c'] => 12,
-        _ => return None,
-    };
+    let month = MONTHS.iter().position(|month| **month == [*m1, *m2, *m3])? + 1;
+    let month = i8::try_from(month).ok()?;
     let year = year([*y1, *y2, *y3, *y4])?;
     clock(Civil { year, month, day: two(*d1, *d2)?, hour: 0, minute: 0, second: 0 }, rest)
 }

@@ -15,7 +15,7 @@ pub(crate) struct Pool {
     jobs: Sender<Job>,
 }
 
-struct Job {
+pub(crate) struct Job {
     reader: BlockReader,
     spare: Block,
     reply: SyncSender<(BlockReader, ReadBlock)>,
@@ -46,9 +46,7 @@ fn work(queue: &Mutex<Receiver<Job>>) {
 }
 
 /// Where the blocks of one log come from.
-pub(crate) struct Feed(State);
-
-enum State {
+pub(crate) enum Feed {
     /// Parsed by the thread that wants them.
     Here(Box<BlockReader>),
     Pooled {
@@ -62,29 +60,29 @@ enum State {
 impl Feed {
     /// Begins with the first block at once, if there is a pool.
     pub(crate) fn new(reader: BlockReader, pool: Option<&Pool>) -> Self {
-        Self(match pool {
-            None => State::Here(Box::new(reader)),
+        match pool {
+            None => Self::Here(Box::new(reader)),
             Some(pool) => {
-                State::Pooled { block: order(&pool.jobs, reader, Block::default()), jobs: pool.jobs.clone() }
+                Self::Pooled { block: order(&pool.jobs, reader, Block::default()), jobs: pool.jobs.clone() }
             }
-        })
+        }
     }
 
     /// The next block. `None` after the one with the end.
     pub(crate) fn next(&mut self, spare: Block) -> Option<ReadBlock> {
-        let read = match &mut self.0 {
-            State::Here(reader) => reader.next_block(spare),
-            State::Pooled { jobs, block } => {
+        let read = match self {
+            Self::Here(reader) => reader.next_block(spare),
+            Self::Pooled { jobs, block } => {
                 let (reader, read) = block.recv().expect("a parsing thread ends only with the pool");
                 if read.end.is_none() {
                     *block = order(jobs, reader, spare);
                 }
                 read
             }
-            State::Ended => return None,
+            Self::Ended => return None,
         };
         if read.end.is_some() {
-            self.0 = State::Ended;
+            *self = Self::Ended;
         }
         Some(read)
     }

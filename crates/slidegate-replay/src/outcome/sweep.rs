@@ -53,7 +53,7 @@ impl SweepOutcome {
         let policies = configured.policies();
         let at = sweep.position(&policies).expect("the sweep was started with these policies");
         let policy = policies.iter().nth(at).expect("a position of the set");
-        let setting = sweep.setting();
+        let setting = sweep.setting;
         let seen = configured.tally.policies[at].seen;
         let keys = configured.tally.policies[at].keys.keys.len() as u64;
         let outcomes = points.iter().map(|point| SweepPointOutcome {
@@ -73,7 +73,7 @@ impl SweepOutcome {
             seen,
             keys,
             unknown_policy: points.first().map_or(0, |point| point.counts.unknown_policy),
-            deny_at_most: sweep.deny_at_most().to_string(),
+            deny_at_most: sweep.deny_at_most.to_string(),
             points: outcomes,
             recommended,
             reason,

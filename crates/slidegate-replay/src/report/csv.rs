@@ -8,34 +8,9 @@ use std::io::{self, Write};
 use crate::outcome::{Outcome, PolicyOutcome, ScenarioOutcome};
 
 /// The columns. New ones are added at the end.
-const COLUMNS: [&str; 26] = [
-    "row",
-    "scenario",
-    "policy",
-    "key",
-    "setting",
-    "value",
-    "time",
-    "seen",
-    "allowed",
-    "denied",
-    "keys",
-    "denied_keys",
-    "wrongly_allowed",
-    "wrongly_denied",
-    "worst_window_cost",
-    "worst_window_limit",
-    "first",
-    "last",
-    "enforced",
-    "algorithm",
-    "reservations",
-    "denied_by_held",
-    "most_open",
-    "most_held",
-    "held_cost",
-    "settled_cost",
-];
+const COLUMNS: &str = "row,scenario,policy,key,setting,value,time,seen,allowed,denied,keys,denied_keys,wrongly_allowed,\
+     wrongly_denied,worst_window_cost,worst_window_limit,first,last,enforced,algorithm,reservations,denied_by_held,\
+     most_open,most_held,held_cost,settled_cost";
 
 /// A row, by the names of its columns.
 type Row = Vec<(&'static str, String)>;
@@ -46,7 +21,7 @@ impl Outcome {
     /// # Errors
     /// It cannot be written.
     pub fn write_csv(&self, mut out: impl Write) -> io::Result<()> {
-        write_line(&mut out, COLUMNS)?;
+        write_line(&mut out, COLUMNS.split(','))?;
         for scenario in &self.scenarios {
             write_row(&mut out, &of_scenario(scenario))?;
             for policy in &scenario.policies {
@@ -171,12 +146,8 @@ fn keys(scenario: &ScenarioOutcome, policy: &PolicyOutcome) -> Vec<Row> {
 }
 
 fn write_row(out: &mut impl Write, row: &[(&'static str, String)]) -> io::Result<()> {
-    let cell = |column: &&str| {
-        let found = row.iter().find(|(name, _)| name == column);
-        found.map_or_else(String::new, |(_, value)| value.clone())
-    };
-    let cells: Vec<String> = COLUMNS.iter().map(cell).collect();
-    write_line(out, cells.iter().map(String::as_str))
+    let value = |column| row.iter().find(|(name, _)| *name == column).map(|(_, value)| value.as_str());
+    write_line(out, COLUMNS.split(',').map(|column| value(column).unwrap_or_default()))
 }
 
 fn write_line<'a>(out: &mut impl Write, cells: impl IntoIterator<Item = &'a str>) -> io::Result<()> {

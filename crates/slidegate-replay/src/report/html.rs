@@ -7,7 +7,7 @@
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-use super::markup::{Element, base64, cell, escaped, sparkline, table};
+use super::markup::{Element, cell, escaped, sparkline, table};
 use super::text::{compared_policies, top_lines};
 use crate::outcome::{Outcome, PolicyOutcome, ScenarioOutcome, SweepOutcome};
 use crate::share::percent;
@@ -30,8 +30,8 @@ pub struct PageAssets {
     pub chart_script: &'static str,
     /// The style of uPlot.
     pub chart_style: &'static str,
-    /// SHA-256.
-    pub sha256: fn(&[u8]) -> [u8; 32],
+    /// SHA-256 in Base64.
+    pub sha256: fn(&[u8]) -> String,
 }
 
 impl Outcome {
@@ -46,7 +46,7 @@ impl Outcome {
 }
 
 fn page(outcome: &Outcome, assets: &PageAssets) -> io::Result<String> {
-    let hash = |text: &str| format!("'sha256-{}'", base64(&(assets.sha256)(text.as_bytes())));
+    let hash = |text: &str| format!("'sha256-{}'", (assets.sha256)(text.as_bytes()));
     // Without `<` nothing in the data can end its element.
     let data = serde_json::to_string(outcome)?.replace('<', "\\u003c");
     let log = &outcome.log;
@@ -464,13 +464,13 @@ fn details(summary: &str, content: &str) -> String {
     format!("<details><summary>{summary}</summary>{content}</details>")
 }
 
-/// 12,345
 /// As `count_of`, with a number that is easy to read.
 fn grouped_count(count: u64, one: &str, several: &str) -> String {
     format!("{} {}", grouped(count), if count == 1 { one } else { several })
 }
 
-fn grouped(number: u64) -> String {
+/// A number that is easy to read: `12,345`.
+pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
     for (at, digit) in digits.chars().enumerate() {

@@ -113,44 +113,9 @@ pub(super) fn sparkline(counts: &BTreeMap<usize, u32>, buckets: usize) -> String
     )
 }
 
-/// Base64 with padding (RFC 4648), as hashes in a content security policy are written.
-pub(super) fn base64(bytes: &[u8]) -> String {
-    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for chunk in bytes.chunks(3) {
-        let byte = |at: usize| u32::from(chunk.get(at).copied().unwrap_or(0));
-        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-        for at in 0..4 {
-            if at > chunk.len() {
-                text.push('=');
-            } else {
-                let letter = (bits >> (18 - 6 * at)) & 63;
-                text.push(char::from(LETTERS[letter as usize]));
-            }
-        }
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A hash that is written wrongly keeps the page's own scripts from running.
-    #[test]
-    fn base64_is_that_of_the_rfc() {
-        for (text, expected) in [
-            ("", ""),
-            ("f", "Zg=="),
-            ("fo", "Zm8="),
-            ("foo", "Zm9v"),
-            ("foob", "Zm9vYg=="),
-            ("fooba", "Zm9vYmE="),
-            ("foobar", "Zm9vYmFy"),
-        ] {
-            assert_eq!(base64(text.as_bytes()), expected);
-        }
-    }
 
     /// A key is what a client chose.
     #[test]

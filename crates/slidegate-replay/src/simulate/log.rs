@@ -42,28 +42,13 @@ pub fn write_line(out: &mut impl Write, request: &SimulatedRequest, style: LogSt
     }
 }
 
-/// The texts that an [`Entry`] borrows.
-#[derive(Debug)]
-pub struct EntryText<'r> {
-    request: &'r SimulatedRequest,
-    ip: String,
-}
-
 impl SimulatedRequest {
-    /// The request with its address as text, to make an [`Entry`] of.
-    #[must_use]
-    pub fn text(&self) -> EntryText<'_> {
-        EntryText { request: self, ip: self.ip.to_string() }
-    }
-}
-
-impl EntryText<'_> {
     /// The entry that a log would have for the request.
     #[must_use]
     pub fn entry(&self) -> Entry<'_> {
-        let SimulatedRequest { time_us, user, path, cost, .. } = self.request;
+        let Self { time_us, ip, user, path, cost } = self;
         Entry {
-            client: self.ip.as_bytes(),
+            client: ip.as_bytes(),
             ident: None,
             user: Some(user.as_bytes().into()),
             time_us: *time_us,

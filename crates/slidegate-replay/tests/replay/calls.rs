@@ -1,18 +1,15 @@
 //! Recorded calls of several requests are decided as a gate decides them: in one step.
 
 use std::fmt::Write as _;
-use std::io::Cursor;
 
 use serde_json::{Value, json};
 use slidegate::{
     Algorithm, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Role, Timestamp, Verb,
 };
-use slidegate_replay::{
-    Diff, DiffOptions, LogReader, LogStats, Measurement, Outcome, Plan, Replay, with_algorithm,
-};
+use slidegate_replay::{LogStats, Measurement, Options, Outcome, Plan, Replay, with_algorithm};
 
 use crate::diff::Shared;
-use crate::traffic::{Random, START, options, wording};
+use crate::traffic::{Random, START, diffed, finished, options, reader, wording};
 
 /// A request of a call.
 #[derive(Clone)]
@@ -137,14 +134,6 @@ fn time_text(time_us: u64) -> String {
     format!("2026-11-20T10:{:02}:{:02}.{us:06}Z", second / 60, second % 60)
 }
 
-fn replayed(mut replay: Replay, log: &str) -> Outcome {
-    let mut reader = LogReader::from_reader(Cursor::new(log.to_owned())).unwrap();
-    while let Some(entry) = reader.next_entry().unwrap() {
-        replay.push(&entry).unwrap();
-    }
-    replay.finish(reader.stats()).unwrap()
-}
-
 /// Whether each call with a check is allowed, and what each policy decided, says a gate.
 fn expected(set: PolicySet, calls: &[(u64, Vec<CallRequest>)]) -> (Vec<bool>, Vec<Counts>) {
     let clock = ManualClock::at(Timestamp::EPOCH);
@@ -185,14 +174,14 @@ fn calls_are_decided_in_one_step_whatever_their_verbs_and_roles() {
             let lines = Shared::default();
             let plan = Plan::of(policies(algorithm), options());
             let each = Replay::with_each(plan.clone(), &wording(), Box::new(lines.clone())).unwrap();
-            let outcome = replayed(each, &log);
+            let outcome = finished(each, reader(log.as_str()));
             let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
             let found: Vec<bool> = lines
                 .lines()
                 .map(|line| serde_json::from_str::<Value>(line).unwrap()["allowed"] == true)
                 .collect();
             assert_eq!(found, allowed, "seed {seed}, {algorithm}");
-            let short = replayed(Replay::new(plan, &wording()).unwrap(), &log);
+            let short = finished(Replay::new(plan, &wording()).unwrap(), reader(log.as_str()));
             for outcome in [&outcome, &short] {
                 let scenario = &outcome.scenarios[0];
                 assert_eq!(scenario.requests, allowed.len() as u64);
@@ -252,7 +241,7 @@ fn comparisons_sweeps_and_diffs_decide_calls_in_one_step() {
     }];
     let plan =
         Plan { compare, sweep: Some("limit=1..4:1".parse().unwrap()), ..Plan::of(configured, options()) };
-    let outcome = replayed(Replay::new(plan, &wording()).unwrap(), &log);
+    let outcome = finished(Replay::new(plan, &wording()).unwrap(), reader(log.as_str()));
     assert_eq!(denied(&outcome), [2, 2, 2]);
     let truth = outcome.scenarios[1].policies[0].truth.as_ref().unwrap();
     assert_eq!((truth.wrongly_allowed, truth.wrongly_denied), (0, 0));
@@ -262,13 +251,7 @@ fn comparisons_sweeps_and_diffs_decide_calls_in_one_step() {
     // With one, the first call takes all that alice and bob have; with three, alice's fourth is denied.
     assert_eq!(points, [4, 2, 1, 0]);
 
-    let mut diff =
-        Diff::new((per_user("2/1m"), wording()), (per_user("3/1m"), wording()), DiffOptions::default());
-    let mut reader = LogReader::from_reader(Cursor::new(log)).unwrap();
-    while let Some(entry) = reader.next_entry().unwrap() {
-        diff.push(&entry);
-    }
-    let outcome = diff.finish(reader.stats());
+    let outcome = diffed(per_user("2/1m"), per_user("3/1m"), Options::default(), reader(log));
     assert_eq!((outcome.requests, outcome.denied_old, outcome.denied_new), (5, 2, 1));
     assert_eq!((outcome.newly_allowed, outcome.newly_denied), (1, 0));
 }
@@ -278,7 +261,7 @@ fn comparisons_sweeps_and_diffs_decide_calls_in_one_step() {
 fn a_forecast_measures_each_request_of_a_call() {
     let log = lines(&[json!([of("alice"), of("bob"), of("carol")]), json!([of("alice"), of("dave")])]);
     let mut measurement = Measurement::new(per_user("9/1m"), 1000);
-    let mut reader = LogReader::from_reader(Cursor::new(log)).unwrap();
+    let mut reader = reader(log);
     while let Some(entry) = reader.next_entry().unwrap() {
         measurement.count(&entry);
     }
@@ -290,17 +273,12 @@ fn a_forecast_measures_each_request_of_a_call() {
 fn requests_of_a_call_under_a_policy_that_is_missing_are_left_out_and_counted() {
     let gone = json!({"policy": "gone", "attributes": {"user": "alice"}});
     let log = lines(&[json!([of("alice"), gone]), json!([gone, gone]), json!([of("alice"), gone])]);
-    let outcome = replayed(Replay::new(Plan::of(per_user("1/1m"), options()), &wording()).unwrap(), &log);
+    let plan = Plan::of(per_user("1/1m"), options());
+    let outcome = finished(Replay::new(plan, &wording()).unwrap(), reader(log.as_str()));
     let scenario = &outcome.scenarios[0];
     assert_eq!((scenario.requests, scenario.unknown_policy), (3, 4));
     assert_eq!((scenario.allowed, scenario.denied, scenario.unmatched), (2, 1, 1));
-    let mut diff =
-        Diff::new((per_user("1/1m"), wording()), (per_user("2/1m"), wording()), DiffOptions::default());
-    let mut reader = LogReader::from_reader(Cursor::new(log)).unwrap();
-    while let Some(entry) = reader.next_entry().unwrap() {
-        diff.push(&entry);
-    }
-    let outcome = diff.finish(reader.stats());
+    let outcome = diffed(per_user("1/1m"), per_user("2/1m"), Options::default(), reader(log));
     assert_eq!((outcome.requests, outcome.unknown_policy, outcome.newly_allowed), (3, 4, 1));
 }
 
@@ -308,7 +286,7 @@ fn requests_of_a_call_under_a_policy_that_is_missing_are_left_out_and_counted() 
 #[test]
 fn a_list_that_cannot_be_read_is_a_malformed_line() {
     let log = lines(&[json!([of("alice")]), json!([{"role": "leading", "attributes": {}}]), json!([])]);
-    let mut reader = LogReader::from_reader(Cursor::new(log)).unwrap();
+    let mut reader = reader(log);
     let mut entries = 0;
     while reader.next_entry().unwrap().is_some() {
         entries += 1;

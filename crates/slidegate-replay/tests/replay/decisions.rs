@@ -15,7 +15,7 @@ use slidegate_replay::{
 };
 use slidegate_testkit::TempDir;
 
-use crate::traffic::{Random, START, wording};
+use crate::traffic::{Random, START, finished, reader, wording};
 
 /// A request of a random log.
 struct Traffic {
@@ -241,12 +241,7 @@ fn keys_dropped_for_want_of_memory_are_counted() {
         let policy = Policy::new("per-ip", Quota::per_minute(1)).unwrap().with_scope(["ip"]);
         let policies = with_algorithm(&PolicySet::new([policy]).unwrap(), algorithm);
         let plan = Plan::of(policies, Options { max_keys, ..options() });
-        let mut replay = Replay::new(plan, &wording()).unwrap();
-        let mut reader = LogReader::from_reader(std::io::Cursor::new(log.clone())).unwrap();
-        while let Some(entry) = reader.next_entry().unwrap() {
-            replay.push(&entry).unwrap();
-        }
-        let outcome = replay.finish(reader.stats()).unwrap();
+        let outcome = finished(Replay::new(plan, &wording()).unwrap(), reader(log.as_str()));
         let scenario = &outcome.scenarios[0];
         assert_eq!(scenario.policies[0].keys, 100);
         (scenario.dropped_keys > 0, scenario.denied == 400)

@@ -1,14 +1,15 @@
 //! A diff is two replays, request by request.
 
 use std::collections::BTreeMap;
-use std::io::Cursor;
 use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
 use slidegate::{Algorithm, Policy, PolicySet, Quota};
-use slidegate_replay::{Diff, DiffOptions, DiffReport, LogReader, Plan, Replay, TextStyle, Thresholds};
+use slidegate_replay::{DiffReport, Options, Plan, Replay, TextStyle, Thresholds};
 
-use crate::traffic::{TestRequest, log_of, options, random_traffic, two_policies, wording};
+use crate::traffic::{
+    TestRequest, diffed, finished, log_of, options, random_traffic, reader, two_policies, wording,
+};
 
 /// A buffer that outlives its writer.
 #[derive(Clone, Default)]
@@ -28,13 +29,9 @@ impl std::io::Write for Shared {
 /// Whether each request is allowed, with the policy and key that bind it.
 fn each(policies: PolicySet, traffic: &[TestRequest]) -> Vec<(bool, String, String)> {
     let lines = Shared::default();
-    let mut replay =
+    let replay =
         Replay::with_each(Plan::of(policies, options()), &wording(), Box::new(lines.clone())).unwrap();
-    let mut reader = LogReader::from_reader(Cursor::new(log_of(traffic))).unwrap();
-    while let Some(entry) = reader.next_entry().unwrap() {
-        replay.push(&entry).unwrap();
-    }
-    replay.finish(reader.stats()).unwrap();
+    finished(replay, reader(log_of(traffic)));
     let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
     let line = |line: &str| {
         let line: Value = serde_json::from_str(line).unwrap();
@@ -59,16 +56,8 @@ fn newly_denied_and_newly_allowed_are_those_of_two_replays() {
     // One policy becomes stricter and another laxer.
     let old = with_limit("login", "3/30s");
     let new = with_limit("per-ip", "9/1m");
-    let mut diff = Diff::new(
-        (old.clone(), wording()),
-        (new.clone(), wording()),
-        DiffOptions { max_keys: 100_000, top: 10_000, ..DiffOptions::default() },
-    );
-    let mut reader = LogReader::from_reader(Cursor::new(log_of(&traffic))).unwrap();
-    while let Some(entry) = reader.next_entry().unwrap() {
-        diff.push(&entry);
-    }
-    let outcome = diff.finish(reader.stats());
+    let bounds = Options { max_keys: 100_000, top: 10_000, ..Options::default() };
+    let outcome = diffed(old.clone(), new.clone(), bounds, reader(log_of(&traffic)));
 
     let mut denied: BTreeMap<(String, String), u64> = BTreeMap::new();
     let mut allowed = denied.clone();
@@ -120,12 +109,7 @@ fn added_and_removed_policies_are_shown_as_such() {
         if one.name() == "login" { one.clone().renamed("login-per-ip").unwrap() } else { one.clone() }
     });
     let new = PolicySet::new(renamed).unwrap();
-    let mut diff = Diff::new((old, wording()), (new, wording()), DiffOptions::default());
-    let mut reader = LogReader::from_reader(Cursor::new(log_of(&traffic))).unwrap();
-    while let Some(entry) = reader.next_entry().unwrap() {
-        diff.push(&entry);
-    }
-    let outcome = diff.finish(reader.stats());
+    let outcome = diffed(old, new, Options::default(), reader(log_of(&traffic)));
     assert_eq!((outcome.newly_denied, outcome.newly_allowed), (0, 0));
     let sides: Vec<_> = outcome
         .policies
@@ -155,12 +139,7 @@ fn requests_recorded_under_a_policy_that_is_missing_are_counted_and_shown() {
         line(4, ",\"verb\":\"refund\",\"policy\":\"gone\""),
     ]
     .concat();
-    let mut diff = Diff::new((set(&["a", "b"]), wording()), (set(&["a"]), wording()), DiffOptions::default());
-    let mut reader = LogReader::from_reader(Cursor::new(log.clone())).unwrap();
-    while let Some(entry) = reader.next_entry().unwrap() {
-        diff.push(&entry);
-    }
-    let outcome = diff.finish(reader.stats());
+    let outcome = diffed(set(&["a", "b"]), set(&["a"]), Options::default(), reader(log.clone()));
     assert_eq!((outcome.requests, outcome.unknown_policy, outcome.newly_denied), (3, 3, 0));
     let thresholds = &Thresholds::default();
     let text =
@@ -169,13 +148,8 @@ fn requests_recorded_under_a_policy_that_is_missing_are_counted_and_shown() {
     assert!(text.contains(warning), "{text}");
 
     let sweep = Some("a.limit=1..2".parse().unwrap());
-    let mut replay =
-        Replay::new(Plan { sweep, ..Plan::of(set(&["a", "b"]), options()) }, &wording()).unwrap();
-    let mut reader = LogReader::from_reader(Cursor::new(log)).unwrap();
-    while let Some(entry) = reader.next_entry().unwrap() {
-        replay.push(&entry).unwrap();
-    }
-    let outcome = replay.finish(reader.stats()).unwrap();
+    let plan = Plan { sweep, ..Plan::of(set(&["a", "b"]), options()) };
+    let outcome = finished(Replay::new(plan, &wording()).unwrap(), reader(log));
     let counts = (outcome.scenarios[0].unknown_policy, outcome.sweep.as_ref().unwrap().unknown_policy);
     assert_eq!(counts, (2, 2));
     let notes = outcome.notes.join("\n");

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use slidegate::{Algorithm, Counts, Policy, PolicySet, Quota};
 use slidegate_replay::{
-    Diff, DiffOptions, LogFormat, LogOptions, LogReader, NamedPolicies, Outcome, PlainWording, Plan,
-    PolicyReservationsOutcome, Replay, Sweep, TextStyle, with_algorithm,
+    LogFormat, LogOptions, LogReader, NamedPolicies, Options, Outcome, Plan, PolicyReservationsOutcome,
+    Replay, Sweep, TextStyle, with_algorithm,
 };
 
-use crate::traffic::{Random, START, options, wording};
+use crate::traffic::{Random, START, diffed, finished, options, wording};
 
 /// A request: when it began, how long it took, and what it cost, in the order of the log.
 #[derive(Debug, Clone)]
@@ -56,12 +56,7 @@ fn reader(requests: &[Timed]) -> LogReader {
 }
 
 fn replayed(plan: Plan, requests: &[Timed]) -> Outcome {
-    let mut replay = Replay::new(plan, &wording()).unwrap();
-    let mut reader = reader(requests);
-    while let Some(entry) = reader.next_entry().unwrap() {
-        replay.push(&entry).unwrap();
-    }
-    let outcome = replay.finish(reader.stats()).unwrap();
+    let outcome = finished(Replay::new(plan, &wording()).unwrap(), reader(requests));
     assert_eq!((outcome.log.malformed, outcome.log.late), (0, 0), "{:?}", outcome.log);
     outcome
 }
@@ -491,16 +486,8 @@ fn a_difference_knows_what_is_in_flight() {
     let mut random = Random(4_242);
     let requests = random_requests(&mut random, 600);
     let rules = |limit| vec![Rule { name: "streams", limit, window_ms: None, held: Some(1) }];
-    let side = |limit| {
-        let words: std::sync::Arc<dyn slidegate_replay::Wording> = std::sync::Arc::new(PlainWording);
-        (set(rules(limit).iter().map(Rule::policy)), words)
-    };
-    let mut diff = Diff::new(side(4), side(2), DiffOptions::default());
-    let mut reader = reader(&requests);
-    while let Some(entry) = reader.next_entry().unwrap() {
-        diff.push(&entry);
-    }
-    let outcome = diff.finish(reader.stats());
+    let side = |limit| set(rules(limit).iter().map(Rule::policy));
+    let outcome = diffed(side(4), side(2), Options::default(), reader(&requests));
     let denied = |limit| brute_force(&rules(limit), &requests).0;
     assert_eq!((outcome.denied_old, outcome.denied_new), (denied(4), denied(2)));
     assert!(outcome.denied_new > outcome.denied_old && outcome.denied_old > 0, "{outcome:?}");

@@ -4,7 +4,7 @@ use std::io::Cursor;
 use std::sync::Arc;
 
 use slidegate::{Algorithm, Match, Policy, PolicySet, Quota};
-use slidegate_replay::{LogReader, Options, Outcome, PlainWording, Plan, Replay, Wording};
+use slidegate_replay::{Diff, DiffOutcome, LogReader, Options, Outcome, PlainWording, Plan, Replay, Wording};
 
 /// A request of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,12 +64,28 @@ pub(crate) fn wording() -> Arc<dyn Wording> {
 }
 
 pub(crate) fn replayed(plan: Plan, traffic: &[TestRequest]) -> Outcome {
-    let mut replay = Replay::new(plan, &wording()).unwrap();
-    let mut reader = LogReader::from_reader(Cursor::new(log_of(traffic))).unwrap();
+    finished(Replay::new(plan, &wording()).unwrap(), reader(log_of(traffic)))
+}
+
+pub(crate) fn reader(log: impl Into<Vec<u8>>) -> LogReader {
+    LogReader::from_reader(Cursor::new(log.into())).unwrap()
+}
+
+/// Replays a whole log.
+pub(crate) fn finished(mut replay: Replay, mut reader: LogReader) -> Outcome {
     while let Some(entry) = reader.next_entry().unwrap() {
         replay.push(&entry).unwrap();
     }
     replay.finish(reader.stats()).unwrap()
+}
+
+/// How two sets of policies differ on a whole log.
+pub(crate) fn diffed(old: PolicySet, new: PolicySet, options: Options, mut reader: LogReader) -> DiffOutcome {
+    let mut diff = Diff::new((old, wording()), (new, wording()), options);
+    while let Some(entry) = reader.next_entry().unwrap() {
+        diff.push(&entry);
+    }
+    diff.finish(reader.stats())
 }
 
 pub(crate) fn options() -> Options {

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 
-use slidegate_replay::{Diff, DiffOptions, DiffReport, Threshold, Thresholds};
+use slidegate_replay::{Diff, DiffReport, Options, Threshold, Thresholds};
 
 use super::failure::{Failure, fail};
 use super::logs::{LogArgs, read_all};
@@ -68,11 +68,11 @@ pub(super) fn run(args: &DiffArgs) -> Result<ExitCode, Failure> {
     let is_other_client = client != old.auth.client();
     let logs: Vec<PathBuf> = args.logs.iter().map(PathBuf::from).collect();
     let mut log = args.log.open(&logs, client)?;
-    let options = DiffOptions {
+    let options = Options {
         max_keys: old.memory.most_keys().max(new.memory.most_keys()),
         is_recorded: log.has_recording(),
         top: args.top,
-        ..DiffOptions::default()
+        threads: 1,
     };
     let mut diff = Diff::new((old.policies, wording.clone()), (new.policies, wording), options);
     // Half a log must not pass a check.

@@ -192,13 +192,13 @@ impl Finding {
     }
 }
 
-/// The self-test, as one finding for each stage.
 /// Instances with different time zone data refuse one another's calendar windows.
 fn time_zones() -> Finding {
     let (version, source) = slidegate::time_zone_data().unwrap_or(("none", "bundled"));
     Finding::ok("time zones", format!("version {version} ({source}); all instances need the same"))
 }
 
+/// The self-test, as one finding for each stage.
 async fn self_test(redis: &RedisStore, url: &str) -> Vec<Finding> {
     let failed = match timeout(SELF_TEST, redis.self_test()).await {
         Ok(tested) => tested.err().map(|failure| (failure.kind(), failure.to_string())),

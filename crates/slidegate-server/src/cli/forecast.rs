@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use slidegate::{Algorithm, Policy, PolicySet, Quota};
-use slidegate_replay::{Bytes, Demand, Forecast, Measurement, Shard};
+use slidegate_replay::{Bytes, Demand, Forecast, Measurement, Shard, grouped};
 
 use super::failure::{Failure, fail};
 use super::logs::LogArgs;
@@ -187,17 +187,4 @@ fn size(all: u64, each: u64) -> String {
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // saturates
 fn rounded(number: f64) -> u64 {
     number.ceil() as u64
-}
-
-/// `1,000,000`
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() * 4 / 3);
-    for (at, digit) in digits.char_indices() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }

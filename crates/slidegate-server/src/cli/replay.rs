@@ -5,6 +5,7 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use clap::Args;
 
 use slidegate::Algorithm;
@@ -62,10 +63,7 @@ pub(super) struct ReplayArgs {
 const PAGE_ASSETS: PageAssets = PageAssets {
     chart_script: CHART_SCRIPT,
     chart_style: CHART_STYLE,
-    sha256: |bytes| {
-        let digest = ring::digest::digest(&ring::digest::SHA256, bytes);
-        digest.as_ref().try_into().expect("SHA-256 has 32 bytes")
-    },
+    sha256: |bytes| BASE64_STANDARD.encode(ring::digest::digest(&ring::digest::SHA256, bytes)),
 };
 
 pub(super) fn run(args: &ReplayArgs) -> Result<(), Failure> {

@@ -135,7 +135,7 @@ pub(super) fn run(args: &SimulateArgs) -> Result<(), Failure> {
             return log.written(Err(error));
         }
         if let Some(replay) = &mut replay {
-            replay.push(&request.text().entry()).expect("nothing is written");
+            replay.push(&request.entry()).expect("nothing is written");
         }
     }
     if let Some(log) = &mut log

@@ -18,7 +18,7 @@ use super::counters::{ConnectionSpec, ProtocolConnections};
 use super::reasons::RefusalReason;
 use super::refusal;
 use super::socket::{BoundSocket, ListeningSocket, SingleSocket, Socket};
-use super::stream::{DetachedStream, TrackedStream};
+use super::stream::TrackedStream;
 use crate::log_limit::log_limited;
 
 /// Pause after a failed accept that the service can do nothing about, such as a lack of memory.
@@ -59,10 +59,10 @@ pub(crate) struct Connection {
     pub(crate) is_verified: bool,
 }
 
-/// An accepted connection. `S`: its stream, which belongs to a runtime or to none.
+/// An accepted connection.
 #[derive(Debug)]
-pub(crate) struct Accepted<S = TrackedStream> {
-    pub(crate) stream: S,
+pub(crate) struct Accepted {
+    pub(crate) stream: TrackedStream,
     /// `None` on a Unix socket.
     pub(crate) peer: Option<SocketAddr>,
     /// What holds once the TLS handshake, if any, has succeeded.
@@ -159,28 +159,6 @@ impl Acceptor {
     }
 }
 
-impl Accepted {
-    /// Takes its socket out of this thread's runtime.
-    ///
-    /// # Errors
-    /// The system refuses.
-    pub(super) fn detach(self) -> io::Result<Accepted<DetachedStream>> {
-        let Self { stream, peer, connection, certificates } = self;
-        Ok(Accepted { stream: stream.detach()?, peer, connection, certificates })
-    }
-}
-
-impl Accepted<DetachedStream> {
-    /// Registers its socket with this thread's runtime.
-    ///
-    /// # Errors
-    /// The system refuses.
-    pub(super) fn attach(self) -> io::Result<Accepted> {
-        let Self { stream, peer, connection, certificates } = self;
-        Ok(Accepted { stream: stream.attach()?, peer, connection, certificates })
-    }
-}
-
 impl Admission {
     /// `certificates` are those of the TCP sockets. They are hot-reloaded, on this runtime.
     pub(crate) fn new(
@@ -211,7 +189,7 @@ impl Admission {
     fn admit(&self, socket: Socket, peer: Option<SocketAddr>) -> Option<TrackedStream> {
         let ip = peer.map(|peer| peer.ip());
         match self.budget.admit(&self.connections, ip) {
-            Ok(slot) => Some(TrackedStream::new(socket, slot)),
+            Ok(slot) => Some(TrackedStream::new(socket, Arc::new(slot))),
             Err(reason) => {
                 self.refuse(socket, reason);
                 let (protocol, reason) = (self.connections.protocol, reason.name());

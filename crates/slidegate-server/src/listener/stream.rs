@@ -20,16 +20,9 @@ pub(crate) struct TrackedStream {
     slot: Arc<Slot>,
 }
 
-/// A connection that belongs to no runtime, on its way to another thread.
-#[derive(Debug)]
-pub(super) struct DetachedStream {
-    socket: DetachedSocket,
-    slot: Arc<Slot>,
-}
-
 impl TrackedStream {
-    pub(super) fn new(socket: Socket, slot: Slot) -> Self {
-        Self { socket, slot: Arc::new(slot) }
+    pub(super) fn new(socket: Socket, slot: Arc<Slot>) -> Self {
+        Self { socket, slot }
     }
 
     /// Its place in the budget, which is free once all clones are dropped.
@@ -45,12 +38,12 @@ impl TrackedStream {
         }
     }
 
-    /// Takes the socket out of this thread's runtime.
+    /// Takes the socket out of this thread's runtime, on the way to another one.
     ///
     /// # Errors
     /// The system refuses.
-    pub(super) fn detach(self) -> io::Result<DetachedStream> {
-        Ok(DetachedStream { socket: self.socket.detach()?, slot: self.slot })
+    pub(super) fn detach(self) -> io::Result<(DetachedSocket, Arc<Slot>)> {
+        Ok((self.socket.detach()?, self.slot))
     }
 
     /// Waits for room until the next poll, and fails if the connection is to be closed.
@@ -73,16 +66,6 @@ impl TrackedStream {
             }
         }
         polled
-    }
-}
-
-impl DetachedStream {
-    /// Registers the socket with this thread's runtime.
-    ///
-    /// # Errors
-    /// The system refuses.
-    pub(super) fn attach(self) -> io::Result<TrackedStream> {
-        Ok(TrackedStream { socket: self.socket.attach()?, slot: self.slot })
     }
 }
 

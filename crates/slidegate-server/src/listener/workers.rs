@@ -14,6 +14,7 @@ use tokio::task::{JoinSet, yield_now};
 
 use super::accept::{Accepted, Acceptor, Admission};
 use super::socket::BoundSocket;
+use super::stream::TrackedStream;
 use crate::log_limit::log_limited;
 
 /// Connections that a worker accepts before it serves those it has.
@@ -138,18 +139,21 @@ impl Place {
 
     /// Serves a connection of another worker here.
     fn hand_over(self, accepted: Accepted, serve: impl Serve) {
-        let peer = accepted.connection.peer;
-        let failed = move |error| log_limited!(WARN, peer, %error, "cannot move a connection to its thread");
-        let detached = match accepted.detach() {
+        let Accepted { stream, peer, connection, certificates } = accepted;
+        let failed = move |error| {
+            log_limited!(WARN, connection.peer, %error, "cannot move a connection to its thread");
+        };
+        let (socket, slot) = match stream.detach() {
             Ok(detached) => detached,
             Err(error) => return failed(error),
         };
         let runtime = self.workers.0[self.number].runtime.clone();
         runtime.spawn(async move {
-            match detached.attach() {
-                Ok(accepted) => self.serve(accepted, serve).await,
-                Err(error) => failed(error),
-            }
+            let stream = match socket.attach() {
+                Ok(socket) => TrackedStream::new(socket, slot),
+                Err(error) => return failed(error),
+            };
+            self.serve(Accepted { stream, peer, connection, certificates }, serve).await;
         });
     }
 }

@@ -86,7 +86,8 @@ where
             Progress::Close => break,
         }
     }
-    connection.close().await
+    // The client has time to read the last reply.
+    linger(connection.stream, MAX_LINGER).await
 }
 
 /// Detects idle clients. Evaluated when the timer fires and not per command, which would read a
@@ -191,11 +192,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         self.input.consume(at);
         write(&mut self.stream, &mut self.out).await?;
         Ok(if closes { Progress::Close } else { progress })
-    }
-
-    /// Closes the connection after the client has had time to read the last reply.
-    async fn close(self) -> std::io::Result<()> {
-        linger(self.stream, MAX_LINGER).await
     }
 }
 

@@ -56,9 +56,11 @@ pub(super) fn step<'b>(
             answer::policies(policies, &mut reply);
             Ok(Step::Replied)
         }
-        (Name::CellThrottle | Name::CrabThrottle, _) => {
-            let dialect = Dialect::of(spec.name == Name::CellThrottle);
-            decide::throttle(dialect, args, &mut session.quota_cache, batch, &mut reply)
+        (Name::CellThrottle, _) => {
+            decide::throttle(Dialect::RedisCell, args, &mut session.quota_cache, batch, &mut reply)
+        }
+        (Name::CrabThrottle, _) => {
+            decide::throttle(Dialect::Throttlecrab, args, &mut session.quota_cache, batch, &mut reply)
         }
         (name @ (Name::Multi | Name::Exec | Name::Discard), _) => {
             return session.transact(name, &mut reply);

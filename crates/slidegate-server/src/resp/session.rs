@@ -286,7 +286,7 @@ impl Session {
     /// Clients wait until `loading` is 0, and read `role`.
     fn info(&self, sections: &[&[u8]], app: &App) -> String {
         let stats = app.store().stats();
-        let connected = self.listener.connected();
+        let connected = self.listener.connections.open();
         let all = [
             (
                 "Server",
@@ -300,7 +300,7 @@ impl Session {
                 format!("connected_clients:{connected}\r\nmaxclients:{}\r\n", self.listener.max_connections),
             ),
             ("Persistence", "loading:0\r\n".to_owned()),
-            ("Stats", format!("total_connections_received:{}\r\n", self.listener.accepted())),
+            ("Stats", format!("total_connections_received:{}\r\n", self.listener.connections.accepted())),
             ("Replication", "role:master\r\nconnected_slaves:0\r\n".to_owned()),
             (
                 "Slidegate",

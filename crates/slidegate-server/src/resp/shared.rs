@@ -10,7 +10,7 @@ use crate::listener::ProtocolConnections;
 pub(super) struct ListenerState {
     pub(super) password: Option<Password>,
     pub(super) max_connections: usize,
-    connections: Arc<ProtocolConnections>,
+    pub(super) connections: Arc<ProtocolConnections>,
     /// The id of the last connection.
     last_id: AtomicU64,
 }
@@ -24,18 +24,8 @@ impl ListenerState {
         Self { password, max_connections, connections, last_id: AtomicU64::new(0) }
     }
 
-    /// Connections that are open now.
-    pub(super) fn connected(&self) -> usize {
-        self.connections.open()
-    }
-
     /// The id of a new connection, from 1.
     pub(super) fn next_id(&self) -> u64 {
         self.last_id.fetch_add(1, Ordering::Relaxed) + 1
-    }
-
-    /// Connections accepted since the start.
-    pub(super) fn accepted(&self) -> u64 {
-        self.connections.accepted()
     }
 }

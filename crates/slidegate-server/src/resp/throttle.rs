@@ -39,12 +39,6 @@ pub(super) struct ThrottleArguments {
 #[derive(Debug, Default)]
 pub(super) struct QuotaCache(Option<(ThrottleArguments, Arc<Quota>)>);
 
-impl Dialect {
-    pub(super) fn of(is_redis_cell: bool) -> Self {
-        if is_redis_cell { Self::RedisCell } else { Self::Throttlecrab }
-    }
-}
-
 impl QuotaCache {
     /// The quota of these arguments, from the cache if it is the last one.
     pub(super) fn quota(&mut self, arguments: ThrottleArguments) -> Result<Arc<Quota>, CommandError> {

@@ -6,22 +6,81 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use super::buffer::{FieldBuffer, write_number};
 use super::problem::date_time;
-use super::unit_field::{Dialect, NUMBERS, Number, UnitField};
-use super::write::{FieldName, FieldSink, write_number};
+use super::style::XRateLimit;
 use crate::decision::Decision;
 use crate::request::CostUnit;
 use crate::time::millis_ceil;
 
-impl Dialect {
+/// Units in the order of [`CostUnit`], with the names of their limit, of what remains and of the
+/// reset.
+type UnitFields = [(CostUnit, [&'static str; 3])];
+
+const OPENAI: &UnitFields = &[
+    (
+        CostUnit::Requests,
+        ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"],
+    ),
+    (
+        CostUnit::Tokens,
+        ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"],
+    ),
+];
+
+const ANTHROPIC: &UnitFields = &[
+    (
+        CostUnit::Requests,
+        [
+            "anthropic-ratelimit-requests-limit",
+            "anthropic-ratelimit-requests-remaining",
+            "anthropic-ratelimit-requests-reset",
+        ],
+    ),
+    (
+        CostUnit::Tokens,
+        [
+            "anthropic-ratelimit-tokens-limit",
+            "anthropic-ratelimit-tokens-remaining",
+            "anthropic-ratelimit-tokens-reset",
+        ],
+    ),
+    (
+        CostUnit::InputTokens,
+        [
+            "anthropic-ratelimit-input-tokens-limit",
+            "anthropic-ratelimit-input-tokens-remaining",
+            "anthropic-ratelimit-input-tokens-reset",
+        ],
+    ),
+    (
+        CostUnit::OutputTokens,
+        [
+            "anthropic-ratelimit-output-tokens-limit",
+            "anthropic-ratelimit-output-tokens-remaining",
+            "anthropic-ratelimit-output-tokens-reset",
+        ],
+    ),
+];
+
+impl XRateLimit {
+    /// The units that have fields in this style.
+    pub(super) fn unit_fields(self) -> &'static UnitFields {
+        match self {
+            Self::OpenAi => OPENAI,
+            Self::Anthropic => ANTHROPIC,
+            Self::Off | Self::EpochSeconds | Self::DeltaSeconds => &[],
+        }
+    }
+
     /// Writes the fields of each unit that is counted. Decisions that counted nothing, because a
     /// shared store is unavailable, are left out.
-    pub(super) fn write(
+    pub(super) fn write_units(
         self,
         decisions: &(impl Iterator<Item = (CostUnit, Decision)> + Clone),
-        out: &mut impl FieldSink,
+        out: &mut FieldBuffer,
     ) {
-        for unit in self.units() {
+        for (unit, [limit, remaining, reset]) in self.unit_fields() {
             let is_of_unit = |asked: CostUnit| match unit {
                 CostUnit::Tokens => asked != CostUnit::Requests,
                 unit => asked == *unit,
@@ -33,15 +92,12 @@ impl Dialect {
                     strictest = one;
                 }
             }
-            for number in NUMBERS {
-                let field = FieldName::Unit(UnitField { dialect: self, unit: *unit, number });
-                out.field(field, |text| match (number, self) {
-                    (Number::Limit, _) => write_number(text, strictest.limit()),
-                    (Number::Remaining, _) => write_number(text, strictest.remaining()),
-                    (Number::Reset, Self::OpenAi) => write_go_duration(text, strictest.reset_after()),
-                    (Number::Reset, Self::Anthropic) => text.push_str(&date_time(strictest.reset_at())),
-                });
-            }
+            out.number(limit, strictest.limit());
+            out.number(remaining, strictest.remaining());
+            out.field(reset, |text| match self {
+                Self::OpenAi => write_go_duration(text, strictest.reset_after()),
+                _ => text.push_str(&date_time(strictest.reset_at())),
+            });
         }
     }
 }
@@ -230,15 +286,6 @@ mod tests {
             (86_400_050_000, "24h0m0.05s"),
         ] {
             assert_eq!(written(micros), text, "{micros}");
-        }
-    }
-
-    /// The names are looked up by their position.
-    #[cfg(feature = "tower")]
-    #[test]
-    fn every_field_is_at_its_own_position() {
-        for (at, field) in UnitField::all().into_iter().enumerate() {
-            assert_eq!(field.index(), at, "{}", field.as_str());
         }
     }
 }

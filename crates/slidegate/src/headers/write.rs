@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::unit_field::UnitField;
+use super::buffer::{FieldBuffer, write_number};
 use crate::decision::{Decision, Reason};
 use crate::gate::PolicyDecision;
 use crate::quota::{Algorithm, Quota};
@@ -12,80 +12,14 @@ use crate::time::{SECOND_US, millis_ceil, secs_ceil};
 /// When to ask again whether another request has ended.
 const SOON: Duration = Duration::from_secs(1);
 
-/// A header field: its name in lower case and its value in printable ASCII.
-pub type Header = (&'static str, String);
-
-/// The name of a field. Fields are written in this order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FieldName {
-    RateLimitPolicy,
-    RateLimit,
-    RateLimitLimit,
-    RateLimitRemaining,
-    RateLimitReset,
-    XRateLimitLimit,
-    XRateLimitRemaining,
-    XRateLimitReset,
-    RetryAfter,
-    RetryAfterMs,
-    /// Of a unit of cost. Written last.
-    Unit(UnitField),
-}
-
-impl FieldName {
-    /// All but those of units, in their order.
-    #[cfg(feature = "tower")]
-    pub(super) const PLAIN: [Self; 10] = [
-        Self::RateLimitPolicy,
-        Self::RateLimit,
-        Self::RateLimitLimit,
-        Self::RateLimitRemaining,
-        Self::RateLimitReset,
-        Self::XRateLimitLimit,
-        Self::XRateLimitRemaining,
-        Self::XRateLimitReset,
-        Self::RetryAfter,
-        Self::RetryAfterMs,
-    ];
-    pub(super) const PARTS: [Self; 3] =
-        [Self::RateLimitLimit, Self::RateLimitRemaining, Self::RateLimitReset];
-    pub(super) const X_PARTS: [Self; 3] =
-        [Self::XRateLimitLimit, Self::XRateLimitRemaining, Self::XRateLimitReset];
-
-    pub(super) const fn as_str(self) -> &'static str {
-        match self {
-            Self::RateLimitPolicy => "ratelimit-policy",
-            Self::RateLimit => "ratelimit",
-            Self::RateLimitLimit => "ratelimit-limit",
-            Self::RateLimitRemaining => "ratelimit-remaining",
-            Self::RateLimitReset => "ratelimit-reset",
-            Self::XRateLimitLimit => "x-ratelimit-limit",
-            Self::XRateLimitRemaining => "x-ratelimit-remaining",
-            Self::XRateLimitReset => "x-ratelimit-reset",
-            Self::RetryAfter => "retry-after",
-            Self::RetryAfterMs => "retry-after-ms",
-            Self::Unit(unit) => unit.as_str(),
-        }
-    }
-
-    /// The position among those of [`PLAIN`](Self::PLAIN); `Err` has the field of a unit.
-    #[cfg(feature = "tower")]
-    pub(super) const fn plain(self) -> Result<usize, UnitField> {
-        Ok(match self {
-            Self::RateLimitPolicy => 0,
-            Self::RateLimit => 1,
-            Self::RateLimitLimit => 2,
-            Self::RateLimitRemaining => 3,
-            Self::RateLimitReset => 4,
-            Self::XRateLimitLimit => 5,
-            Self::XRateLimitRemaining => 6,
-            Self::XRateLimitReset => 7,
-            Self::RetryAfter => 8,
-            Self::RetryAfterMs => 9,
-            Self::Unit(unit) => return Err(unit),
-        })
-    }
-}
+/// The three numbers of draft 6.
+pub(super) const PARTS: [&str; 3] = ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"];
+/// The same of the older standard.
+pub(super) const X_PARTS: [&str; 3] = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];
+pub(super) const POLICY: &str = "ratelimit-policy";
+pub(super) const RATELIMIT: &str = "ratelimit";
+pub(super) const RETRY_AFTER: &str = "retry-after";
+pub(super) const RETRY_AFTER_MS: &str = "retry-after-ms";
 
 /// The largest Integer of a structured field: 15 digits (RFC 9651, 3.3.1). Larger numbers are
 /// written as this one.
@@ -94,27 +28,6 @@ pub(super) const MAX_INTEGER: u64 = 999_999_999_999_999;
 /// A number that a structured field can contain.
 pub(super) fn integer(number: u64) -> u64 {
     number.min(MAX_INTEGER)
-}
-
-/// Where header fields are written to: a list, or a buffer.
-pub(crate) trait FieldSink {
-    /// Adds a field. `write` appends the value to the given text, which may already contain other
-    /// values.
-    fn field(&mut self, name: FieldName, write: impl FnOnce(&mut String));
-
-    /// Adds a field that is one number.
-    #[inline]
-    fn number(&mut self, name: FieldName, number: u64) {
-        self.field(name, |text| write_number(text, number));
-    }
-}
-
-impl FieldSink for Vec<Header> {
-    fn field(&mut self, name: FieldName, write: impl FnOnce(&mut String)) {
-        let mut value = String::new();
-        write(&mut value);
-        self.push((name.as_str(), value));
-    }
 }
 
 /// A decision with the name and the quota of its policy.
@@ -162,11 +75,11 @@ impl NamedDecision<'_> {
 
     /// Writes the policy as drafts 6 and 7 do. `w` is required there, so windows under one second are
     /// written as 1, and what has no window is left out.
-    pub(super) fn unnamed_policy(&self, out: &mut impl FieldSink) {
+    pub(super) fn unnamed_policy(&self, out: &mut FieldBuffer) {
         if self.quota.algorithm() == Algorithm::InFlight {
             return;
         }
-        out.field(FieldName::RateLimitPolicy, |text| {
+        out.field(POLICY, |text| {
             write_number(text, integer(self.quota.limit()));
             write_part(text, ";w=", secs_ceil(self.quota.window()));
         });
@@ -210,7 +123,7 @@ impl NamedDecision<'_> {
 }
 
 /// Writes three fields of one number each.
-pub(super) fn write_numbers(out: &mut impl FieldSink, names: [FieldName; 3], numbers: [u64; 3]) {
+pub(super) fn write_numbers(out: &mut FieldBuffer, names: [&'static str; 3], numbers: [u64; 3]) {
     for (name, number) in names.into_iter().zip(numbers) {
         out.number(name, number);
     }
@@ -220,11 +133,6 @@ pub(super) fn write_numbers(out: &mut impl FieldSink, names: [FieldName; 3], num
 pub(super) fn write_part(out: &mut String, name: &str, number: u64) {
     out.push_str(name);
     write_number(out, integer(number));
-}
-
-/// Writes decimal digits.
-pub(super) fn write_number(out: &mut String, number: u64) {
-    out.push_str(itoa::Buffer::new().format(number));
 }
 
 /// Writes a List (RFC 9651).
