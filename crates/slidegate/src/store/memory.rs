@@ -283,10 +283,11 @@ impl MemoryStore {
         let mut locked = self.lock_charges(charges);
         let has_inline = charges.iter().any(|charge| charge.instead_of.is_some())
             || locked.shards.iter().any(|data| !data.inline_quotas.is_empty());
+        let mut converted = Vec::new();
         if has_inline {
             for (at, charge) in charges.iter().enumerate() {
                 let (ShardData { shard, inline_quotas, .. }, call) = locked.key(at, charge.quota);
-                inline_quotas.before(&call, charge.instead_of, shard);
+                converted.extend(inline_quotas.before(&call, charge.instead_of, shard).map(|one| (at, one)));
             }
         }
         let decided = decide(charges, |at, verb, cost| {
@@ -298,6 +299,16 @@ impl MemoryStore {
             for (at, charge) in charges.iter().enumerate() {
                 let (ShardData { shard, inline_quotas, .. }, call) = locked.key(at, charge.quota);
                 inline_quotas.after(&call, charge.instead_of.is_some(), shard);
+            }
+        }
+        // What charges nothing to a key changes nothing of it.
+        for (at, one) in converted.into_iter().rev() {
+            let (ShardData { shard, inline_quotas, .. }, call) = locked.key(at, charges[at].quota);
+            let is_moved = |(charge, after): (&Charge<'_>, &Decision)| {
+                after.cost > 0 && (charge.number, &charge.key) == (charges[at].number, &charges[at].key)
+            };
+            if !charges.iter().zip(&decided.decisions).any(is_moved) {
+                inline_quotas.undo(&call, one, shard);
             }
         }
         decided

@@ -76,6 +76,24 @@ fn an_attribute_says_on_which_day_the_month_of_a_request_begins() {
     }
 }
 
+/// A look without the day of a customer must not move what they used into their next month.
+#[test]
+fn a_peek_in_other_windows_moves_no_usage() {
+    let (store, clock) = store(JANUARY);
+    let policy = Policy::new("p", Quota::calendar(10, Calendar::month())).unwrap().with_scope(["user"]);
+    let policy = policy.with_anchor_attribute("billing_day");
+    let gate = Gate::with_memory(PolicySet::new([policy]).unwrap(), store);
+    let bare = Request::new().with("user", "alice");
+    let alice = bare.clone().with("billing_day", "15");
+    let used = || gate.peek(&alice).strictest().unwrap().used();
+    assert!(gate.check(&alice.clone().with_cost(7)).is_allowed());
+    for (day, expected) in [(0, 7), (10, 7), (15, 0)] {
+        clock.set(Timestamp::from_secs(JANUARY + day * DAY));
+        assert_eq!(used(), expected, "{day}");
+        assert_eq!(gate.peek(&bare).verdict(), slidegate::Verdict::Allow);
+    }
+}
+
 /// Moving a customer to another billing day or another zone is no reason to forget what they used.
 #[test]
 fn another_anchor_keeps_the_usage_of_the_running_window() {

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::Requote;
 use super::accounting::allocated;
-use super::shard::{Address, Call, Shard};
+use super::shard::{Address, Call, PutBack, Shard};
 use super::table::{Table, Tick, Value, table_bytes};
 use crate::key::HashSeed;
 use crate::quota::{Quota, QuotaFields};
@@ -32,6 +32,13 @@ struct Lists {
 /// The quota of a slot that is in use.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct InlineQuota(QuotaFields);
+
+/// A key that was converted for a call.
+pub(super) struct Converted {
+    old: Quota,
+    is_inline: bool,
+    put_back: PutBack,
+}
 
 impl Value for InlineQuota {
     fn heap_bytes(&self) -> usize {
@@ -86,27 +93,39 @@ impl InlineQuotas {
     /// Converts a key to the quota of the call, if it was last under another inline quota or under
     /// the quota `instead_of`. Costs nothing if there are no inline quotas.
     #[inline]
-    pub(super) fn before(&mut self, call: &Call<'_>, instead_of: Option<&Quota>, shard: &mut Shard) {
-        if instead_of.is_some() || self.0.is_some() {
-            self.refit(call, instead_of, shard);
+    pub(super) fn before(
+        &mut self,
+        call: &Call<'_>,
+        instead_of: Option<&Quota>,
+        shard: &mut Shard,
+    ) -> Option<Converted> {
+        let may_differ = instead_of.is_some() || self.0.is_some();
+        if may_differ { self.refit(call, instead_of, shard) } else { None }
+    }
+
+    fn refit(&mut self, call: &Call<'_>, instead_of: Option<&Quota>, shard: &mut Shard) -> Option<Converted> {
+        let stored = self.fields(&call.address).and_then(QuotaFields::quota);
+        let old = stored.or(instead_of.copied()).filter(|old| old != call.quota)?;
+        let put_back = shard.requote_one(call, &old);
+        self.unlist(call);
+        Some(Converted { old, is_inline: stored.is_some(), put_back: put_back? })
+    }
+
+    fn unlist(&mut self, call: &Call<'_>) {
+        if let Some(lists) = &mut self.0
+            && let Some(at) = lists.quotas.find(&call.address)
+        {
+            lists.quotas.remove(at, call.secret);
         }
     }
 
-    fn refit(&mut self, call: &Call<'_>, instead_of: Option<&Quota>, shard: &mut Shard) {
-        let stored = self.fields(&call.address);
-        if stored == Some(call.quota.fields()) {
-            return;
-        }
-        if let Some(old) = stored.and_then(QuotaFields::quota).or(instead_of.copied())
-            && old != *call.quota
-        {
-            shard.requote_one(call, &old);
-            if let Some(lists) = &mut self.0
-                && let Some(at) = lists.quotas.find(&call.address)
-            {
-                lists.quotas.remove(at, call.secret);
-            }
-        }
+    /// Puts a key back under the quota of before the call, which charged nothing.
+    pub(super) fn undo(&mut self, call: &Call<'_>, converted: Converted, shard: &mut Shard) {
+        let Converted { old, is_inline, put_back } = converted;
+        let by_old = Call { quota: &old, ..*call };
+        put_back(shard, &by_old);
+        self.unlist(&by_old);
+        self.after(&by_old, is_inline, shard);
     }
 
     /// Stores the quota of a key, if the key is stored and under another one than it would be taken

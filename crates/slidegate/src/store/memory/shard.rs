@@ -161,6 +161,9 @@ pub(super) struct Call<'a> {
     pub(super) secret: &'a HashSeed,
 }
 
+/// Puts a key back as it was before it was converted, under the quota of the call.
+pub(super) type PutBack = Box<dyn FnOnce(&mut Shard, &Call<'_>)>;
+
 impl<'a> Call<'a> {
     /// A peek that costs nothing.
     #[inline]
@@ -200,7 +203,7 @@ impl Shard {
     fn apply_to<S: Stored>(&mut self, call: &Call<'_>) -> Decision {
         let Call { verb, quota, cost, now, .. } = *call;
         let table = S::table(self);
-        let Some(at) = table.find(&call.address) else { return self.apply_to_new::<S>(*call) };
+        let Some(at) = table.find(&call.address) else { return self.apply_to_new(*call, S::default()) };
         let slot = table.slot(at);
         let time = time_for::<S>(now);
         let heap_bytes = State::heap_bytes(&slot.state);
@@ -215,13 +218,12 @@ impl Shard {
         Decision { at: now.wall, ..decision }
     }
 
-    /// Applies the verb to a key that is not stored. It is stored only if something is charged.
+    /// Applies the verb to a key that is not stored, in this state. It is stored only if something counts.
     ///
     /// Takes the call by value, so that it is on the stack only here.
     #[inline(never)]
-    fn apply_to_new<S: Stored>(&mut self, call: Call<'_>) -> Decision {
+    fn apply_to_new<S: Stored>(&mut self, call: Call<'_>, mut state: S) -> Decision {
         let Call { verb, quota, cost, now, .. } = call;
-        let mut state = S::default();
         let time = time_for::<S>(now);
         let settled = state.settle(quota, time.as_micros());
         let done = perform(&mut state, quota, settled, verb, cost);
@@ -379,24 +381,30 @@ impl Shard {
         }
     }
 
-    /// Converts one key from its old quota to the call's.
-    pub(super) fn requote_one(&mut self, call: &Call<'_>, old: &Quota) {
+    /// Converts one key from its old quota to the call's. Returns what puts it back.
+    pub(super) fn requote_one(&mut self, call: &Call<'_>, old: &Quota) -> Option<PutBack> {
         let by_old = Call { quota: old, ..*call };
         if self.holds_of(&call.address).is_some() {
             self.settle_holds(&by_old);
         }
         if old.algorithm() != call.quota.algorithm() {
             self.forget_usage(&by_old);
-            return;
+            return None;
         }
         for_algorithm!(old.algorithm(), S => {
             let table = S::table(self);
-            if let Some(at) = table.find(&call.address)
-                && !refit(table.slot(at), old, call.quota, call.now)
-            {
+            let at = table.find(&call.address)?;
+            let state = table.slot(at).state.clone();
+            if !refit(table.slot(at), old, call.quota, call.now) {
                 self.remove::<S>(at, call);
             }
-        });
+            Some(Box::new(move |shard, call| {
+                if let Some(at) = S::table(shard).find(&call.address) {
+                    shard.remove::<S>(at, call);
+                }
+                shard.apply_to_new(Call { verb: Verb::Peek, cost: 0, ..*call }, state);
+            }))
+        })
     }
 
     /// The full usage of a key.
