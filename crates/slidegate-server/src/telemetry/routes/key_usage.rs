@@ -79,7 +79,7 @@ pub(super) async fn usage_of(app: &App, keys: &[(String, String)]) -> HashMap<(S
         return HashMap::new();
     }
     if app.store().is_in_memory() {
-        // A peek would count the key by the policy's own limit from now on, whatever its tier.
+        // Memory knows by which tier each key counts.
         let found = join_all(requests.iter().map(|request| app.store().inspect(request))).await;
         let found = found.into_iter().flatten().flatten();
         return found.map(|one| ((one.policy, one.key), KeyUsage::of(&one.decision, &one.quota))).collect();
