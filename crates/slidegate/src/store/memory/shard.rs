@@ -382,6 +382,7 @@ impl Shard {
     }
 
     /// Converts one key from its old quota to the call's. Returns what puts it back.
+    #[allow(clippy::clone_on_copy)] // a log is no copy
     pub(super) fn requote_one(&mut self, call: &Call<'_>, old: &Quota) -> Option<PutBack> {
         let by_old = Call { quota: old, ..*call };
         if self.holds_of(&call.address).is_some() {
