@@ -71,7 +71,8 @@ fn apache_logs_are_read_as_the_requests_were_sent() {
     let seen = Seen { user: false, host: false, ..Seen::ALL };
     Running::start("apache2-bin", &[("apache.conf", APACHE)], |dir| {
         let mut command = Command::new("/usr/sbin/apache2");
-        command.arg("-f").arg(dir.join("apache.conf")).args(["-D", "FOREGROUND"]);
+        // One process, which is the one that is ended.
+        command.arg("-X").arg("-f").arg(dir.join("apache.conf"));
         command
     })
     .assert_logs(&[
