@@ -83,11 +83,11 @@ pub use reader::{LogOptions, LogReader, Progress};
 pub use replay::{MAX_COMPARED, NamedPolicies, Plan, Replay};
 pub use report::{
     ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide, DiffReport, PageAssets, TextReport, TextStyle,
-    Threshold, Thresholds, grouped,
+    Threshold, Thresholds,
 };
 pub use reservations::PolicyReservationsOutcome;
 pub use share::Share;
 pub use simulate::{Boundary, Bursts, LogStyle, Requests, SimulatedRequest, Simulation, write_line};
 pub use stats::{LogStats, LogSummary, MalformedLine, TimeJump};
 pub use sweep::{MAX_SWEEP_POINTS, Sweep};
-pub use wording::{PlainWording, Wording};
+pub use wording::{PlainWording, Wording, grouped};

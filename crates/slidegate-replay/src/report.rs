@@ -9,5 +9,5 @@ mod markup;
 mod text;
 
 pub use diff::{ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide, DiffReport, Threshold, Thresholds};
-pub use html::{PageAssets, grouped};
+pub use html::PageAssets;
 pub use text::{TextReport, TextStyle};

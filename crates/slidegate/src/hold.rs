@@ -426,8 +426,8 @@ pub enum HoldStatus {
     /// The extension does not fit. The hold stays as it was.
     Denied,
     /// The store does not know the reservation: another store made it, it was lost with the store's
-    /// data, its policies are gone or began or ceased to [weigh](crate::Counts::Weighted) costs, or its ticket
-    /// was changed or made up. Nothing is charged or given back.
+    /// data, its policies are gone, they count another unit because [weights](crate::Counts::Weighted)
+    /// were added or removed, or its ticket was changed or made up. Nothing is charged or given back.
     Unknown,
 }
 

@@ -11,7 +11,7 @@ use super::markup::{Element, cell, escaped, sparkline, table};
 use super::text::{compared_policies, top_lines};
 use crate::outcome::{Outcome, PolicyOutcome, ScenarioOutcome, SweepOutcome};
 use crate::share::percent;
-use crate::wording::count_of;
+use crate::wording::{count_of, grouped};
 
 /// Most policies that the page shows: it is for people. The JSON has all.
 const MAX_POLICIES: usize = 50;
@@ -467,19 +467,6 @@ fn details(summary: &str, content: &str) -> String {
 /// As `count_of`, with a number that is easy to read.
 fn grouped_count(count: u64, one: &str, several: &str) -> String {
     format!("{} {}", grouped(count), if count == 1 { one } else { several })
-}
-
-/// A number that is easy to read: `12,345`.
-pub fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 fn seconds(seconds: u64) -> String {

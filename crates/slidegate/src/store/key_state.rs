@@ -39,8 +39,8 @@ impl KeyState {
 
     /// Carries out a verb with a cost under this quota, at this time of the store's clock.
     ///
-    /// Usage counts by the former quota until now and by this one from now on, and starts afresh if
-    /// the algorithm changes. A key whose decision says that [nothing is used](Decision::used)
+    /// Usage counts by the former quota until now and by this one from now on, whatever the verb and
+    /// the decision, and starts afresh if the algorithm changes. A key whose decision says that [nothing is used](Decision::used)
     /// after this need not be kept. Takes constant time on average; a `sliding-log` takes time in
     /// proportion to the charges that expired.
     pub fn apply(&mut self, quota: &Quota, verb: Verb, cost: u64, now: Timestamp) -> Decision {

@@ -280,6 +280,20 @@ fn counted_denials_are_charged_and_waited_out_by_every_policy() {
     }
 }
 
+/// A request in vain, or a look, under another algorithm must not give back what was used.
+#[test]
+fn usage_under_one_algorithm_outlives_what_another_does_not_charge() {
+    for (own, other) in Algorithm::ALL.into_iter().flat_map(|own| Algorithm::ALL.map(|other| (own, other))) {
+        let [own, other] = [own, other].map(|algorithm| Quota::per_minute(5).with_algorithm(algorithm));
+        let (gate, _) = gate([policy("p", own)]);
+        let alice = || Request::new().with("user", "alice");
+        assert!(gate.check(&alice().with_cost(5)).is_allowed());
+        gate.peek(&alice().with_quota(other));
+        assert!(gate.check(&alice().with_quota(other).with_cost(6)).is_denied());
+        assert_eq!(used(&gate, &alice()), 5, "{own:?} {other:?}");
+    }
+}
+
 /// What a gate decides whose quota is configured before each request; of those before, only what was charged counts.
 fn configured(
     charged: &[(Timestamp, Quota, u64)],

@@ -36,6 +36,7 @@ mod self_test;
 mod sharing;
 mod slots;
 mod tickets;
+mod tiers;
 mod tls;
 mod upkeep;
 mod waiting;

@@ -1,7 +1,7 @@
 //! What listed keys use now, and which keys are blocked.
 //!
 //! The lists count charges of the last minutes. How close a key is to its limit is known to the
-//! store only, which is asked for all listed keys at once.
+//! store only.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -388,15 +388,14 @@ impl Shard {
         if self.holds_of(&call.address).is_some() {
             self.settle_holds(&by_old);
         }
-        if old.algorithm() != call.quota.algorithm() {
-            self.forget_usage(&by_old);
-            return None;
-        }
         for_algorithm!(old.algorithm(), S => {
             let table = S::table(self);
             let at = table.find(&call.address)?;
             let state = table.slot(at).state.clone();
-            if !refit(table.slot(at), old, call.quota, call.now) {
+            // Usage under one algorithm means nothing to another.
+            let is_kept = old.algorithm() == call.quota.algorithm()
+                && refit(table.slot(at), old, call.quota, call.now);
+            if !is_kept {
                 self.remove::<S>(at, call);
             }
             Some(Box::new(move |shard, call| {
