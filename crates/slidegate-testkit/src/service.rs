@@ -16,38 +16,50 @@ fn binary() -> PathBuf {
     binary
 }
 
-/// Variables that the service and its commands read, without their common beginning.
-const SETTINGS: [&str; 10] = [
-    "ADMIN_TOKENS",
-    "CONFIG",
-    "DRAIN_DELAY",
-    "INSTANCES",
-    "KEY_SECRET",
-    "LISTEN",
-    "REDIS",
-    "RESP_PASSWORD",
-    "TOKEN",
-    "URL",
+/// Beginnings of variables that the service and its commands read: settings of ours, of
+/// envoyproxy/ratelimit, of OpenTelemetry and of the service manager.
+const SETTINGS: [&str; 7] =
+    ["SLIDEGATE_", "REDIS_", "RUNTIME_", "OTEL_", "NOTIFY_SOCKET", "WATCHDOG_", "LIMIT_"];
+
+/// The same of all programs.
+const USUAL: [&str; 14] = [
+    "ALL_PROXY",
+    "all_proxy",
+    "HTTP_PROXY",
+    "http_proxy",
+    "HTTPS_PROXY",
+    "https_proxy",
+    "NO_PROXY",
+    "no_proxy",
+    "NO_COLOR",
+    "RUST_LOG",
+    "LOG_LEVEL",
+    "HOST",
+    "PORT",
+    "GRPC_PORT",
 ];
+
+/// Moves the clock of the process: see [`crate::clock`].
+const CLOCK: &str = "SLIDEGATE_CLOCK_OFFSET";
 
 /// The binary under test, without the settings of anyone who runs the tests.
 pub fn slidegate() -> Command {
     let mut command = Command::new(binary());
-    for name in SETTINGS {
-        command.env_remove(format!("SLIDEGATE_{name}")).env_remove(format!("SLIDEGATE_{name}_FILE"));
-    }
-    // Set if the tests themselves run under systemd.
-    for name in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"] {
-        command.env_remove(name);
-    }
-    for name in ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"] {
-        command.env_remove(name);
+    for (name, _) in std::env::vars_os() {
+        let is_setting = name.to_str().is_some_and(|name| {
+            USUAL.contains(&name) || name != CLOCK && SETTINGS.iter().any(|start| name.starts_with(start))
+        });
+        if is_setting {
+            command.env_remove(name);
+        }
     }
     command
 }
 
 /// Runs the binary to its end.
 pub fn run(args: &[&str]) -> Output {
+    // The usual port may be somebody else's.
+    assert!(args[0] != "serve" || args.contains(&"--listen"), "{args:?}: give the address of a free port");
     slidegate().args(args).stdin(Stdio::null()).output().expect("the binary starts")
 }
 

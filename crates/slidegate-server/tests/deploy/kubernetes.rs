@@ -236,7 +236,12 @@ fn several_replicas_without_redis_do_not_start() {
     let volumes = Volumes::new("redis://127.0.0.1:1");
     volumes.publish("1", &config());
     let without = volumes.variables(&container()).into_iter().filter(|(name, _)| !name.contains("REDIS"));
-    let output = slidegate().arg("serve").envs(without).stdin(Stdio::null()).output().unwrap();
+    let output = slidegate()
+        .args(["serve", "--listen", "127.0.0.1:0"])
+        .envs(without)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(
         text(&output.stderr),

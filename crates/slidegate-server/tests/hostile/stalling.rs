@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 
 use crate::http2::{self, END_HEADERS, HEADERS};
-use crate::victim::{Protocol, SERVED_WITHIN, Victim, fill, until_closed};
+use crate::victim::{Protocol, Victim, fill, until_closed};
 
 /// More of them than there are places.
 const MANY: usize = 300;
@@ -192,8 +192,13 @@ fn half_open_connections_are_closed() {
             let mut stream = victim.connect(protocol);
             stream.write_all(half).unwrap();
             stream.shutdown(Shutdown::Write).unwrap();
-            stream.set_read_timeout(Some(SERVED_WITHIN)).unwrap();
             until_closed(&mut stream);
+        }
+        // At once: no timeout was needed.
+        let name = protocol.name();
+        for reason in ["opening_timeout", "request_timeout", "idle_timeout"] {
+            let closed = victim.connections(&format!("/protocols/{name}/closed/{reason}"));
+            assert_eq!(closed, 0, "{name}: {reason}");
         }
     }
     slidegate_testkit::until_true("no connection is left but the one that asks", || {

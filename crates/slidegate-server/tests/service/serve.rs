@@ -71,18 +71,26 @@ fn what_is_wrong_at_the_start_is_told_and_ends_with_2() {
     assert!(printed.starts_with(&format!("cannot listen on {}: ", taken.address)), "{printed}");
     assert!(printed.contains("choose another address with --listen"), "{printed}");
 
-    let output = run(&["serve", "--policy", "100/1m per user", "--policy", "5/1s per user"]);
+    let output = run(&[
+        "serve",
+        "--listen",
+        "127.0.0.1:0",
+        "--policy",
+        "100/1m per user",
+        "--policy",
+        "5/1s per user",
+    ]);
     assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(2), ""));
     assert!(text(&output.stderr).contains("per-user"), "{}", text(&output.stderr));
 
-    let output = run(&["serve", "--config", "nowhere.yaml"]);
+    let output = run(&["serve", "--listen", "127.0.0.1:0", "--config", "nowhere.yaml"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("nowhere.yaml"), "{}", text(&output.stderr));
 
     let folder = TempDir::new("bad-start");
     let file =
         folder.file("bad.yaml", "policies:\n  - name: a\n    scope: [user]\n    limit: 5\n    window: 0s\n");
-    let output = run(&["serve", "--config", &file]);
+    let output = run(&["serve", "--listen", "127.0.0.1:0", "--config", &file]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
         text(&output.stderr)

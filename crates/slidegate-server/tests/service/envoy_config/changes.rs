@@ -191,7 +191,7 @@ fn policies_of_ours_stand_beside_their_files_and_survive_a_reload() {
         "1/s named edge.user",
     ]);
     assert_eq!(text(&output.stderr), "duplicate policy `edge.user`: names must be unique; rename one\n");
-    let output = run(&["serve", "--envoy-algorithm", "token-bucket"]);
+    let output = run(&["serve", "--listen", "127.0.0.1:0", "--envoy-algorithm", "token-bucket"]);
     assert_eq!(
         text(&output.stderr),
         "--envoy-algorithm, --envoy-calendar, --envoy-excess and --envoy-merge-domains require envoyproxy/ratelimit \

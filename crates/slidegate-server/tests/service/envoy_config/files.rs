@@ -122,11 +122,11 @@ fn files_are_refused_in_the_words_of_the_reference() {
     ] {
         let folder = TempDir::new("envoy-refused");
         folder.file("bad.yaml", file);
-        let output = run(&["serve", "--envoy-config", folder.as_str()]);
+        let output = run(&["serve", "--listen", "127.0.0.1:0", "--envoy-config", folder.as_str()]);
         assert!(text(&output.stderr).starts_with(beginning), "{}", text(&output.stderr));
     }
     let empty = TempDir::new("envoy-empty");
-    let output = run(&["serve", "--envoy-config", empty.as_str()]);
+    let output = run(&["serve", "--listen", "127.0.0.1:0", "--envoy-config", empty.as_str()]);
     assert_eq!(
         text(&output.stderr),
         format!(
@@ -134,7 +134,7 @@ fn files_are_refused_in_the_words_of_the_reference() {
             empty.as_str()
         )
     );
-    let output = run(&["serve", "--envoy-config", "/no/such/folder"]);
+    let output = run(&["serve", "--listen", "127.0.0.1:0", "--envoy-config", "/no/such/folder"]);
     assert_eq!(
         text(&output.stderr),
         "/no/such/folder: cannot be read: No such file or directory (os error 2); check the path and its permissions\n"
