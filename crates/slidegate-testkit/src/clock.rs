@@ -13,23 +13,24 @@ use crate::process::run;
 /// Compiled by the tests that need it.
 const SHIM: &str = include_str!("clock_shim.c");
 
+const SHIM_NAME: &str = "clock_shim.so";
+
 /// How far a server's wall clock is off, and the library that puts it there.
 pub struct ClockOffset {
     file: File,
     path: PathBuf,
-    shim: PathBuf,
+    folder: PathBuf,
 }
 
 impl ClockOffset {
     /// An offset of zero, kept in `dir`, with the library compiled into the same place.
     pub fn create(dir: &Path) -> Self {
-        let (path, shim, source) =
-            (dir.join("clock-offset"), dir.join("clock_shim.so"), dir.join("clock_shim.c"));
+        let (path, shim, source) = (dir.join("clock-offset"), dir.join(SHIM_NAME), dir.join("clock_shim.c"));
         std::fs::write(&source, SHIM).unwrap();
         let mut compiler = Command::new("cc");
         compiler.args(["-shared", "-fPIC", "-O1", "-Wall", "-o"]).arg(&shim).arg(source);
         run(compiler, "gcc");
-        let offset = Self { file: File::create(&path).unwrap(), path, shim };
+        let offset = Self { file: File::create(&path).unwrap(), path, folder: dir.to_owned() };
         offset.set(0);
         offset
     }
@@ -54,9 +55,10 @@ impl ClockOffset {
         command.envs(self.variables());
     }
 
-    /// The environment variables of a process that sees this clock.
-    pub fn variables(&self) -> [(&'static str, &str); 2] {
-        let [shim, path] = [&self.shim, &self.path].map(|path| path.to_str().unwrap());
-        [("LD_PRELOAD", shim), ("SLIDEGATE_CLOCK_OFFSET", path)]
+    /// The environment variables of a process that sees this clock. `LD_PRELOAD` is divided at spaces, which a path
+    /// may have: the library is found by its name.
+    pub fn variables(&self) -> [(&'static str, &str); 3] {
+        let [folder, path] = [&self.folder, &self.path].map(|path| path.to_str().unwrap());
+        [("LD_LIBRARY_PATH", folder), ("LD_PRELOAD", SHIM_NAME), ("SLIDEGATE_CLOCK_OFFSET", path)]
     }
 }

@@ -4,6 +4,7 @@
 //! nothing is dropped: when the tests are killed or interrupted, and for servers that live in a
 //! `static`.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -77,6 +78,43 @@ impl Drop for Process {
             let _ = process.wait();
         }
     }
+}
+
+/// Beginnings of variables that slidegate reads: settings of its own, of envoyproxy/ratelimit, of
+/// OpenTelemetry and of the service manager.
+const SETTINGS: [&str; 7] =
+    ["SLIDEGATE_", "REDIS_", "RUNTIME_", "OTEL_", "NOTIFY_SOCKET", "WATCHDOG_", "LIMIT_"];
+
+/// The same of all programs, in capitals.
+const USUAL: [&str; 10] = [
+    "ALL_PROXY",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "NO_COLOR",
+    "RUST_LOG",
+    "LOG_LEVEL",
+    "HOST",
+    "PORT",
+    "GRPC_PORT",
+];
+
+/// Moves the clock of a process: see [`crate::clock`].
+const CLOCK: &str = "SLIDEGATE_CLOCK_OFFSET";
+
+/// A program, without the settings of anyone who runs the tests.
+pub fn command(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        let is_setting = name.to_str().is_some_and(|name| {
+            USUAL.contains(&name.to_uppercase().as_str())
+                || name != CLOCK && SETTINGS.iter().any(|start| name.starts_with(start))
+        });
+        if is_setting {
+            command.env_remove(name);
+        }
+    }
+    command
 }
 
 /// Runs a program that has to succeed, to its end.

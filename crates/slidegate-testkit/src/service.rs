@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
 use crate::http::{self, Response};
+use crate::process::command;
 
 /// The binary that Cargo built for the tests of `slidegate-server`: `target/PROFILE/slidegate`.
 fn binary() -> PathBuf {
@@ -16,44 +17,9 @@ fn binary() -> PathBuf {
     binary
 }
 
-/// Beginnings of variables that the service and its commands read: settings of ours, of
-/// envoyproxy/ratelimit, of OpenTelemetry and of the service manager.
-const SETTINGS: [&str; 7] =
-    ["SLIDEGATE_", "REDIS_", "RUNTIME_", "OTEL_", "NOTIFY_SOCKET", "WATCHDOG_", "LIMIT_"];
-
-/// The same of all programs.
-const USUAL: [&str; 14] = [
-    "ALL_PROXY",
-    "all_proxy",
-    "HTTP_PROXY",
-    "http_proxy",
-    "HTTPS_PROXY",
-    "https_proxy",
-    "NO_PROXY",
-    "no_proxy",
-    "NO_COLOR",
-    "RUST_LOG",
-    "LOG_LEVEL",
-    "HOST",
-    "PORT",
-    "GRPC_PORT",
-];
-
-/// Moves the clock of the process: see [`crate::clock`].
-const CLOCK: &str = "SLIDEGATE_CLOCK_OFFSET";
-
 /// The binary under test, without the settings of anyone who runs the tests.
 pub fn slidegate() -> Command {
-    let mut command = Command::new(binary());
-    for (name, _) in std::env::vars_os() {
-        let is_setting = name.to_str().is_some_and(|name| {
-            USUAL.contains(&name) || name != CLOCK && SETTINGS.iter().any(|start| name.starts_with(start))
-        });
-        if is_setting {
-            command.env_remove(name);
-        }
-    }
-    command
+    command(binary())
 }
 
 /// Runs the binary to its end.

@@ -9,8 +9,8 @@ mod server;
 
 use server::{Log, Running, Seen, package};
 
+use slidegate_testkit::process::command;
 use slidegate_testkit::service::installed;
-use std::process::Command;
 
 const NGINX: &str = r#"
 pid nginx.pid; daemon off; master_process off;
@@ -35,7 +35,7 @@ fn nginx_logs_are_read_as_the_requests_were_sent() {
     let format =
         "nginx:$remote_addr $remote_user $msec $request_time $host \"$request\" $status \"$http_user_agent\"";
     Running::start("nginx-light", &[("nginx.conf", NGINX)], |_| {
-        let mut command = Command::new("nginx");
+        let mut command = command("nginx");
         command.args(["-p", ".", "-e", "error.log", "-c", "nginx.conf"]);
         command
     })
@@ -70,7 +70,7 @@ CustomLog vhost.log vhost_combined
 fn apache_logs_are_read_as_the_requests_were_sent() {
     let seen = Seen { user: false, host: false, ..Seen::ALL };
     Running::start("apache2-bin", &[("apache.conf", APACHE)], |dir| {
-        let mut command = Command::new("/usr/sbin/apache2");
+        let mut command = command("/usr/sbin/apache2");
         // One process, which is the one that is ended.
         command.arg("-X").arg("-f").arg(dir.join("apache.conf"));
         command
@@ -99,7 +99,7 @@ http://:{port} {
 #[test]
 fn caddy_logs_are_read_as_the_requests_were_sent() {
     Running::start("caddy", &[("Caddyfile", CADDY)], |dir| {
-        let mut command = Command::new("caddy");
+        let mut command = command("caddy");
         command.args(["run", "--adapter", "caddyfile", "--config", "Caddyfile"]);
         command.env("HOME", dir).env("XDG_DATA_HOME", dir).env("XDG_CONFIG_HOME", dir);
         command
@@ -118,7 +118,7 @@ fn traefik_logs_are_read_as_the_requests_were_sent() {
     for (format, detected, host) in [("common", "traefik", false), ("json", "traefik-json", true)] {
         let config = TRAEFIK.replace("{format}", format);
         Running::start(package::TRAEFIK, &[("traefik.yml", &config)], |_| {
-            let mut command = Command::new(installed("python/bin/traefik"));
+            let mut command = command(installed("python/bin/traefik"));
             command.arg("--configFile=traefik.yml");
             command
         })
@@ -176,7 +176,7 @@ static_resources:
 fn envoy_logs_are_read_as_the_requests_were_sent() {
     let seen = Seen { user: false, ..Seen::ALL };
     Running::start(package::ENVOY, &[("envoy.yaml", ENVOY)], |_| {
-        let mut command = Command::new(installed("python/bin/envoy"));
+        let mut command = command(installed("python/bin/envoy"));
         command.args(["--disable-hot-restart", "--concurrency", "1", "-l", "warning"]);
         command.args(["--file-flush-interval-msec", "50", "-c", "envoy.yaml"]);
         command
@@ -215,7 +215,7 @@ fn haproxy_logs_are_read_as_the_requests_were_sent() {
         [("raw", "haproxy"), ("rfc3164", "haproxy in syslog"), ("rfc5424", "haproxy in syslog")]
     {
         Running::start("haproxy", &[("haproxy.cfg", &target(format))], |_| {
-            let mut command = Command::new("/usr/sbin/haproxy");
+            let mut command = command("/usr/sbin/haproxy");
             command.args(["-db", "-f", "haproxy.cfg"]);
             command
         })

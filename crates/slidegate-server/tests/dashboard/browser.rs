@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use slidegate_testkit::TempDir;
+use slidegate_testkit::process::command;
 
 /// A condition that has not come true after so many looks, 90 s or more, never will, however loaded
 /// the machine is.
@@ -262,7 +263,7 @@ impl Drop for Browser {
 
 impl Driver {
     fn start() -> Self {
-        let mut process = Command::new("chromedriver")
+        let mut process = command("chromedriver")
             .arg("--port=0")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -10,13 +10,14 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use slidegate::{Clock, SystemClock};
 use slidegate_testkit::TempDir;
 use slidegate_testkit::http::Response;
+use slidegate_testkit::process::command;
 use slidegate_testkit::service::{Server, installed};
 
 const PROXY: &str = include_str!("../../../../deploy/envoy/envoy.yaml");
@@ -99,7 +100,7 @@ impl<'a> Envoy<'a> {
             .fold(edit(PROXY.to_owned()), |text, (from, to)| replaced(text, from, to));
         let config = folder.file("envoy.yaml", config);
         let log = File::create(folder.path().join("log")).unwrap();
-        let process = Command::new(program)
+        let process = command(program)
             .args([
                 "--disable-hot-restart",
                 "--concurrency",

@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::{Value, json};
 use slidegate_testkit::TempDir;
+use slidegate_testkit::process::command;
 use slidegate_testkit::service::{Server, installed, text};
 
 use super::kubernetes::{Volumes, config_of, documents, parse, resources, validate};
@@ -52,7 +53,7 @@ fn read(file: &str) -> String {
 }
 
 fn helm<S: AsRef<std::ffi::OsStr>>(arguments: &[S]) -> Output {
-    Command::new(installed("node/layer/helm/helm")).args(arguments).output().unwrap()
+    command(installed("node/layer/helm/helm")).args(arguments).output().unwrap()
 }
 
 /// What helm says when it renders a chart, a folder or a package, with values.

@@ -12,6 +12,7 @@ use std::thread;
 
 use serde_json::{Value, json};
 use slidegate_testkit::http::{send, try_send};
+use slidegate_testkit::process::command;
 use slidegate_testkit::process::{self, Process};
 use slidegate_testkit::service::{installed, slidegate, text};
 use slidegate_testkit::{TempDir, ports, until_true};
@@ -31,7 +32,7 @@ const LATE_REQUESTS: usize = 50;
 #[test]
 fn the_dockerfile_has_no_findings() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/Dockerfile");
-    let output = Command::new(installed("python/bin/hadolint")).arg(file).output().unwrap();
+    let output = command(installed("python/bin/hadolint")).arg(file).output().unwrap();
     assert_eq!(text(&output.stdout) + &text(&output.stderr), "");
     assert!(output.status.success());
 }
@@ -82,7 +83,7 @@ impl Image {
         let file = format!("FROM scratch AS build\nCOPY image /image\n{}", &DOCKERFILE[last..]);
         fs::write(context.join("Dockerfile"), file).unwrap();
         let buildah = || {
-            let mut command = Command::new("buildah");
+            let mut command = command("buildah");
             command.args(["--storage-driver", "vfs", "--root"]).arg(&storage);
             command.arg("--runroot").arg(dir.join("run")).current_dir(&context);
             command
@@ -134,7 +135,7 @@ impl Image {
     /// file system that cannot be written. `SLIDEGATE_LISTEN` has this port.
     fn command(&self, port: u16, words: &[&Value]) -> Command {
         let script = "mount --bind \"$0\" \"$0\" && mount -o remount,ro,bind \"$0\" && exec chroot $USERSPEC \"$0\" \"$@\"";
-        let mut command = Command::new("unshare");
+        let mut command = command("unshare");
         // Who is not root becomes it in a namespace, where nobody else exists.
         let is_root = text(&Command::new("id").arg("-u").output().unwrap().stdout).trim() == "0";
         command.args(if is_root { &["--mount"][..] } else { &["--map-root-user", "--mount"] });

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use serde_json::{Value, json};
+use slidegate_testkit::process::command;
 use slidegate_testkit::redis::RedisServer;
 use slidegate_testkit::service::{Server, installed, slidegate, text};
 use slidegate_testkit::{TempDir, until_true};
@@ -33,7 +34,7 @@ pub(super) fn parse(document: &str) -> Value {
 /// Fails unless Kubernetes knows every field of the files, in each version.
 pub(super) fn validate(files: &[PathBuf]) {
     for version in VERSIONS {
-        let mut command = Command::new(installed("python/bin/kubernetes-validate"));
+        let mut command = command(installed("python/bin/kubernetes-validate"));
         command.args(["--strict", "--kubernetes-version", version]).args(files);
         let output = command.output().unwrap();
         let said = text(&output.stdout) + &text(&output.stderr);

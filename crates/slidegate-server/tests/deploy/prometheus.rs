@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use serde_json::Value;
+use slidegate_testkit::process::command;
 use slidegate_testkit::service::text;
 
 use super::kubernetes::parse;
@@ -35,7 +35,7 @@ fn name(alert: &Value) -> &str {
 #[test]
 fn every_alert_fires_in_its_example_and_only_then() {
     let examples = repository().join("deploy/prometheus/alerts_test.yml");
-    let output = Command::new("promtool").args(["test", "rules"]).arg(examples).output().unwrap();
+    let output = command("promtool").args(["test", "rules"]).arg(examples).output().unwrap();
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
     let examples = parse(&read("deploy/prometheus/alerts_test.yml"));
     let evaluations = list(&examples, "tests").iter().flat_map(|test| list(test, "alert_rule_test"));

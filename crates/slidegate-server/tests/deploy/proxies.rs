@@ -11,7 +11,7 @@ mod store_unavailable;
 
 use slidegate_testkit::http::Response;
 use slidegate_testkit::ports;
-use slidegate_testkit::process::Process;
+use slidegate_testkit::process::{Process, command};
 use slidegate_testkit::service::{Server, installed, text};
 use slidegate_testkit::{TempDir, until, until_true};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -70,7 +70,7 @@ const NGINX: Kind = Kind {
             "pid nginx.pid; events {{}} http {{ access_log off; {paths} include slidegate.conf; }} master_process off;"
         );
         std::fs::write(dir.join("nginx.conf"), around).unwrap();
-        let mut command = Command::new("nginx");
+        let mut command = command("nginx");
         command.arg("-p").arg(dir).args(["-e", "error.log", "-c", "nginx.conf", "-g", "daemon off;"]);
         command
     },
@@ -88,7 +88,7 @@ const CADDY: Kind = Kind {
         let file = dir.join("Caddyfile");
         let written = std::fs::read_to_string(&file).unwrap();
         std::fs::write(&file, format!("{{\n\tadmin off\n}}\n{written}")).unwrap();
-        let mut command = Command::new("caddy");
+        let mut command = command("caddy");
         command.args(["run", "--adapter", "caddyfile", "--config"]).arg(file);
         command.env("HOME", dir).env("XDG_DATA_HOME", dir).env("XDG_CONFIG_HOME", dir);
         command
@@ -103,7 +103,7 @@ const TRAEFIK: Kind = Kind {
     open: "service: slidegate-or-pass\n",
     closed: "service: slidegate\n",
     command: |dir| {
-        let mut command = Command::new(installed("python/bin/traefik"));
+        let mut command = command(installed("python/bin/traefik"));
         command.arg("--configFile=traefik.yml").current_dir(dir);
         command
     },

@@ -1,7 +1,7 @@
 //! Programs and commands in `docs/`, run as they are written but for their addresses.
 
 use slidegate_testkit::ports;
-use slidegate_testkit::process::Process;
+use slidegate_testkit::process::{Process, command};
 use slidegate_testkit::service::{Server, text};
 use slidegate_testkit::{TempDir, until, until_true};
 use std::io::{Read, Write};
@@ -92,7 +92,7 @@ fn reserves(first: &str, command: impl Fn(&Path, &Path, u16) -> Command) {
 #[test]
 fn the_node_gateway_reserves_and_settles() {
     reserves("// gateway.mjs", |_, file, _| {
-        let mut command = Command::new("node");
+        let mut command = command("node");
         command.arg(file);
         command
     });
@@ -102,7 +102,7 @@ fn the_node_gateway_reserves_and_settles() {
 #[test]
 fn the_python_gateway_reserves_and_settles() {
     reserves("# gateway.py", |_, file, _| {
-        let mut command = Command::new("python3");
+        let mut command = command("python3");
         command.arg(file);
         command
     });
@@ -119,7 +119,7 @@ fn the_curl_lines_answer() {
     assert_eq!(lines.len(), 4);
     for line in lines {
         let line = line.replace("http://127.0.0.1:7979", &server.url).replace("curl ", "curl -sSf ");
-        let output = Command::new("sh").args(["-c", &line]).output().expect("a shell is there");
+        let output = command("sh").args(["-c", &line]).output().expect("a shell is there");
         let answer = text(&output.stdout);
         assert!(output.status.success(), "{line}: {}", text(&output.stderr));
         assert!(

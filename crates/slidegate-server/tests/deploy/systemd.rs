@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::json;
 use slidegate::parse_window;
 use slidegate_testkit::http::try_send;
-use slidegate_testkit::process::Process;
+use slidegate_testkit::process::{Process, command};
 use slidegate_testkit::service::{slidegate, text};
 use slidegate_testkit::{TempDir, ports, until};
 
@@ -64,7 +64,7 @@ fn the_service_runs_where_proc_has_only_processes() {
     let address = format!("127.0.0.1:{}", ports::free());
     let script = "mount -t proc -o subset=pid,hidepid=invisible proc /proc && ! test -e /proc/cpuinfo && \
                   exec \"$0\" serve --listen \"$1\"";
-    let mut command = Command::new("unshare");
+    let mut command = command("unshare");
     command.args(["--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script]);
     command.arg(slidegate().get_program()).arg(&address).stdout(Stdio::null());
     let mut service = Process::start(command, &dir, "util-linux");

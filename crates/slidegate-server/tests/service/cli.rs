@@ -10,6 +10,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use slidegate_testkit::TempDir;
 use slidegate_testkit::certificates::{Authority, Certificate};
+use slidegate_testkit::process::command;
 use slidegate_testkit::service::{Server, run, slidegate, text};
 
 /// Runs a command whose standard output and error nobody reads.
@@ -241,7 +242,7 @@ fn bash_completes_commands_and_options_by_the_script() {
              _slidegate slidegate \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD - 1]}}\"\n\
              printf '%s\\n' \"${{COMPREPLY[@]}}\"\n"
         );
-        let mut bash = std::process::Command::new("bash");
+        let mut bash = command("bash");
         let output = bash.args(["--norc", "-c", &program]).output().expect("bash is there");
         assert!(output.status.success(), "{}", text(&output.stderr));
         text(&output.stdout).lines().map(str::to_owned).collect::<Vec<_>>()

@@ -1,8 +1,8 @@
 //! The README's commands and files, run as they are written.
 
 use slidegate_testkit::TempDir;
+use slidegate_testkit::process::command;
 use slidegate_testkit::service::{Server, slidegate, text};
-use std::process::Command;
 
 fn readme() -> String {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md");
@@ -23,7 +23,7 @@ fn the_first_curl_answers_as_shown() {
     let server = Server::start(&[]);
     let curl = blocks("sh").into_iter().find(|block| block.starts_with("curl ")).unwrap();
     let curl = curl.replace("http://127.0.0.1:7979", &server.url);
-    let answer = text(&Command::new("sh").args(["-c", &curl]).output().expect("a shell is there").stdout);
+    let answer = text(&command("sh").args(["-c", &curl]).output().expect("a shell is there").stdout);
     let shown = blocks("text").into_iter().find(|block| block.starts_with("HTTP/1.1 200 OK")).unwrap();
     for line in shown.lines().filter(|line| !line.is_empty()) {
         let line = line.split(",...").next().unwrap();

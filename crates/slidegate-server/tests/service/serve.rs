@@ -1,9 +1,9 @@
 //! Starting, trying and ending the service, as a person does it.
 
 use slidegate_testkit::TempDir;
+use slidegate_testkit::process::command;
 use slidegate_testkit::service::{Server, run, text};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::process::Command;
 
 /// The whole first minute of a new user: start it, copy the line it prints, see a decision.
 #[test]
@@ -11,7 +11,7 @@ fn the_curl_line_that_it_prints_works() {
     let server = Server::start(&[]);
     let line = server.greeting.lines().find_map(|line| line.strip_prefix("try        ")).unwrap();
     assert!(server.greeting.contains("policies   per-user"), "{}", server.greeting);
-    let output = Command::new("sh").args(["-c", line]).output().expect("a shell is there");
+    let output = command("sh").args(["-c", line]).output().expect("a shell is there");
     let answer = text(&output.stdout);
     assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}{}", text(&output.stderr));
     assert!(answer.contains("\"remaining\":99"), "{answer}");

@@ -1,6 +1,7 @@
 //! Auth requests as proxies send them: mappings, mistakes, and untrusted proxies.
 
 use super::*;
+use slidegate_testkit::process::command;
 
 fn auth(server: &Server, path: &str, fields: &str) -> Response {
     let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}\r\n");
@@ -151,7 +152,7 @@ fn each_proxy_that_is_not_trusted_is_reported_once_a_minute() {
     assert!(found.len() == 1 && found[0].contains("peer=127.0.0.1"), "{found:?}");
     // One that anybody can cause must not hide the next.
     let url = format!("{}/v1/auth/caddy", server.url);
-    let mut curl = Command::new("curl");
+    let mut curl = command("curl");
     curl.args([
         "-sf",
         "--interface",

@@ -1,8 +1,8 @@
 //! Clients that people have: redis-cli, redis-benchmark, redis-py, ioredis.
 
 use slidegate_testkit::TempDir;
+use slidegate_testkit::process::command;
 use slidegate_testkit::service::{installed, text};
-use std::process::Command;
 
 use super::{cli, client, port, serve, succeed};
 
@@ -107,7 +107,7 @@ except redis.AuthenticationError:
 print('served')
 ";
     let output =
-        Command::new(installed("python/bin/python")).args(["-c", script, port(&server)]).output().unwrap();
+        command(installed("python/bin/python")).args(["-c", script, port(&server)]).output().unwrap();
     assert_eq!(succeed(&output), "served\n", "{}", text(&output.stderr));
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use slidegate::{Clock, SystemClock};
+use slidegate_testkit::process::command;
 use slidegate_testkit::service::installed;
 
 const STREAMS: &str = "
@@ -290,6 +291,6 @@ for protocol in (2, 3):
 print('served')
 ";
     let output =
-        Command::new(installed("python/bin/python")).args(["-c", script, port(&server)]).output().unwrap();
+        command(installed("python/bin/python")).args(["-c", script, port(&server)]).output().unwrap();
     assert_eq!(succeed(&output), "served\n", "{}", text(&output.stderr));
 }

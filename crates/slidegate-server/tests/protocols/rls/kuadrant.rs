@@ -5,6 +5,7 @@ use std::process::Command;
 use std::sync::LazyLock;
 
 use slidegate_testkit::TempDir;
+use slidegate_testkit::process::command;
 use slidegate_testkit::redis::RedisServer;
 use slidegate_testkit::service::{self, Server, installed, text};
 
@@ -93,7 +94,7 @@ fn crate_folder() -> PathBuf {
 }
 
 fn python() -> Command {
-    Command::new(installed("python/bin/python"))
+    command(installed("python/bin/python"))
 }
 
 /// The folder of the generated client.

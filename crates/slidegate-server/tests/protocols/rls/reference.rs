@@ -112,9 +112,10 @@ async fn a_year_of_the_calendar_ends_at_midnight_in_its_time_zone() {
     let folder = TempDir::new("rls-calendar");
     let clock = ClockOffset::create(folder.path());
     clock.stand((NEW_YEAR_S - 10) * 1_000_000);
-    let [shim, offset] = clock.variables();
-    let calendar = ("SLIDEGATE_ENVOY_CALENDAR", "Europe/Berlin");
-    let server = in_place(&folder, &[("SLIDEGATE_ENVOY_ALGORITHM", "sliding-log"), calendar, shim, offset]);
+    let mut variables =
+        vec![("SLIDEGATE_ENVOY_ALGORITHM", "sliding-log"), ("SLIDEGATE_ENVOY_CALENDAR", "Europe/Berlin")];
+    variables.extend(clock.variables());
+    let server = in_place(&folder, &variables);
     let mut client = client(&server).await;
     let key4: &[_] = &[("key4", "x")];
     let used_up = asked(&mut client, &[key4]).await;

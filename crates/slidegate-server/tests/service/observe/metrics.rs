@@ -1,6 +1,7 @@
 //! Metrics: formats and counts.
 
 use super::*;
+use slidegate_testkit::process::command;
 
 /// Prints every sample of a page, one a line, as the parsers of Prometheus' own Python client read
 /// it.
@@ -20,7 +21,7 @@ for family in text_string_to_metric_families(page):
 
 /// The samples that a real parser finds in a page, in a fixed order.
 fn parsed(format: &str, page: &str) -> Vec<String> {
-    let mut parser = Command::new(installed("python/bin/python"))
+    let mut parser = command(installed("python/bin/python"))
         .args(["-c", READ_METRICS, format])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
