@@ -5,6 +5,8 @@ use std::net::IpAddr;
 
 use slidegate::{Policy, Request, Value};
 
+use crate::request::UNKNOWN;
+
 /// The values of a policy's scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KeyText(Vec<Part>);
@@ -53,7 +55,7 @@ impl KeyText {
             ));
         }
         let part = |(value, attribute): (&str, &String)| {
-            if !is_address(attribute) {
+            if !is_address(attribute) || value == UNKNOWN {
                 return unescape(value).map(Part::Bytes);
             }
             // The printed address includes the prefix that it is counted by.

@@ -247,7 +247,6 @@ fn a_policy_that_is_named_decides_alone_and_one_that_cannot_is_told() {
 #[test]
 fn bad_input_is_refused_by_name_and_charges_nothing() {
     let mut server = Server::start(&POLICIES);
-    let long = format!(r#"{{"attributes":{{"user":"{}"}}}}"#, "x".repeat(8193));
     let deep = format!(r#"{{"attributes":{}"#, "[".repeat(5000));
     let many: String = (0..40).map(|n| format!(r#""a{n}":"x","#)).collect();
     let many = format!(r#"{{"attributes":{{{many}"z":"x"}}}}"#);
@@ -268,18 +267,12 @@ fn bad_input_is_refused_by_name_and_charges_nothing() {
         (r#"{"attributes":{"user":null}}"#, "attributes.user", "expected a text"),
         (r#"{"attributes":{"user":"a","user":"b"}}"#, "attributes.user", "attribute `user` is given twice"),
         (r#"{"attributes":{"":"a"}}"#, "attributes", "the name of attribute 1 has 0 bytes"),
-        (
-            r#"{"attributes":{"ip":"localhost"}}"#,
-            "attributes.ip",
-            "invalid ip `localhost`: must be an IP address",
-        ),
         (r#"{"attributes":{},"cost":-1}"#, "cost", "integer `-1`, expected a whole number from 0"),
         (r#"{"attributes":{},"cost":1.5}"#, "cost", "floating point `1.5`, expected a whole number"),
         (r#"{"attributes":{},"cost":1e300}"#, "cost", "expected a whole number"),
         (r#"{"attributes":{},"cost":"2"}"#, "cost", r#"string "2", expected a whole number"#),
         (r#"{"attributes":{},"cost":9007199254740992}"#, "cost", "cost 9007199254740992 is too large"),
         (r#"{"attributes":{},"cost":99999999999999999999999}"#, "cost", "expected a whole number"),
-        (&long, "attributes.user", "attribute `user` has 8193 bytes; give at most 8192"),
         (&deep, "attributes", "invalid type: sequence"),
         (&many, "attributes", "more than 32 attributes"),
     ];
