@@ -21,6 +21,8 @@ const MANY: usize = 40;
 const FEW: usize = 3;
 /// How long an answer is waited for. Some requests get none, as the proxy waits for their rest.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long more of an answer is waited for.
+const AFTERWARDS: Duration = Duration::from_millis(200);
 
 /// Sends bytes, of which the proxy may not read all, and returns what comes back.
 fn provoke(port: u16, bytes: &[u8]) -> Vec<u8> {
@@ -35,7 +37,11 @@ fn provoke(port: u16, bytes: &[u8]) -> Vec<u8> {
         loop {
             match (&stream).read(&mut part) {
                 Ok(0) | Err(_) => break,
-                Ok(read) => answer.extend_from_slice(&part[..read]),
+                Ok(read) => {
+                    answer.extend_from_slice(&part[..read]);
+                    // The connection may stay open for the rest of the request.
+                    stream.set_read_timeout(Some(AFTERWARDS)).unwrap();
+                }
             }
         }
         // Ends a write that still waits. The proxy may have closed before.

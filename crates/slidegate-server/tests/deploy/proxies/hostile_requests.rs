@@ -329,7 +329,6 @@ fn login_targets() -> Rows {
         ("/%6c%6f%67%69%6e", line("GET /%6c%6f%67%69%6e")),
         ("/x/%2e%2e/login", line("GET /x/%2e%2e/login")),
         ("an absolute /login", line("GET http://free.example/login")),
-        ("/login with a fragment", line("GET /login#x")),
         (
             "/login that is elsewhere",
             request(
