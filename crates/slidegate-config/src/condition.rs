@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate::Match;
+use slidegate::{Match, normalized_host};
 
 use crate::overrides::Scope;
 use crate::section::Section;
@@ -73,6 +73,23 @@ pub(crate) fn matches(
     conditions
 }
 
+/// The attribute that requests over HTTP have normalized.
+const HOST: &str = "host";
+
+/// Any of these values. Those of a host are as the file has them, for programs that send them so, and
+/// normalized.
+fn one_of_values(name: &str, mut values: Vec<String>) -> Match {
+    if name == HOST {
+        let spelled = |value: &String| {
+            let host = String::from_utf8_lossy(&normalized_host(value.as_bytes())).into_owned();
+            (host != *value).then_some(host)
+        };
+        let normalized: Vec<_> = values.iter().filter_map(spelled).collect();
+        values.extend(normalized);
+    }
+    Match::one_of(values)
+}
+
 /// # Errors
 /// The error after the name of the attribute.
 fn build(name: &str, is_address: bool, condition: &Condition) -> Result<Match, String> {
@@ -94,8 +111,9 @@ fn build(name: &str, is_address: bool, condition: &Condition) -> Result<Match, S
     };
     let several = |values: &[Scalar], read: &dyn Fn(&Scalar) -> Result<String, String>| match values {
         [] => Err(format!(": an empty list matches nothing; write for example `{name}: [a, b]`")),
-        [one] => read(one).map(Match::equals),
-        values => values.iter().map(read).collect::<Result<Vec<_>, _>>().map(Match::one_of),
+        values => {
+            values.iter().map(read).collect::<Result<Vec<_>, _>>().map(|values| one_of_values(name, values))
+        }
     };
     let network = "write a network, for example";
     let Test { equals, one_of, prefix, glob, r#in, present } = match condition {
@@ -103,7 +121,7 @@ fn build(name: &str, is_address: bool, condition: &Condition) -> Result<Match, S
         Condition::Test(test) => test,
     };
     if let Some(value) = equals {
-        text(value).map(Match::equals)
+        text(value).map(|value| one_of_values(name, vec![value]))
     } else if let Some(values) = one_of {
         several(&values.0, &text)
     } else if let Some(present) = present {
@@ -111,8 +129,9 @@ fn build(name: &str, is_address: bool, condition: &Condition) -> Result<Match, S
     } else if is_address && (prefix.is_some() || glob.is_some()) {
         Err(format!(": an address has no prefix or pattern; {network} `{name}: {{in: [10.0.0.0/8]}}`"))
     } else if let Some(prefix) = prefix {
-        Ok(Match::prefix(prefix))
+        Ok(Match::prefix(if name == HOST { prefix.to_ascii_lowercase() } else { prefix.clone() }))
     } else if let Some(pattern) = glob {
+        let pattern = if name == HOST { pattern.to_ascii_lowercase() } else { pattern.clone() };
         Match::glob(pattern).map_err(|error| format!(": {error}"))
     } else if !is_address {
         Err(format!(

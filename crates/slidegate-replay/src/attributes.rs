@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::net::IpAddr;
 
-use slidegate::{Value, Verb, normalized_path};
+use slidegate::{Value, Verb, normalized_host, normalized_path};
 
 use crate::entry::{Entry, POLICY, VERB};
 
@@ -49,7 +49,7 @@ pub(crate) fn attribute<'e>(entry: &'e Entry<'_>, name: &str) -> Option<Attribut
         "method" => line.filter(|line| !line.method.is_empty()).map(|line| Cow::Borrowed(line.method)),
         "user" => column(&entry.user),
         "user_agent" => column(&entry.user_agent),
-        "host" => column(&entry.host),
+        "host" => entry.host.as_deref().map(normalized_host),
         "referer" => column(&entry.referer),
         "status" if entry.status > 0 => Some(Cow::Owned(entry.status.to_string().into_bytes())),
         _ => None,

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use arc_swap::ArcSwap;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Uri, header};
+use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::Response;
 
@@ -207,6 +207,24 @@ impl Access {
         }))
     }
 
+    /// Rejects a decision by `GET` that a page may have made a browser send to an address in plain HTTP.
+    /// Browsers mark such a request neither with `Sec-Fetch-Site` nor with `Origin`, as they do others.
+    /// A valid token shows a program.
+    fn reject_unmarked_page(&self, request: &HeaderMap, peer: Option<IpAddr>) -> Result<(), Problem> {
+        if !cross_site::is_unmarked_browser(request) {
+            return Ok(());
+        }
+        let credentials = Credentials::over_http(request, peer);
+        if credentials.authorization.is_some() && !self.rules.load().tokens.is_empty() {
+            return self.decider(&credentials);
+        }
+        Err(forbidden(
+            "request of a browser without `Sec-Fetch-Site` rejected: another site may have caused it; call from a \
+             program whose `User-Agent` does not begin with `Mozilla/`, use `POST`, or send a token with the scope \
+             `decide`",
+        ))
+    }
+
     /// Checks an auth request of a proxy. Its `Host`, `Origin` and `Sec-Fetch-Site` are those of
     /// the proxy's client. DNS rebinding shows in the port: a browser sends this service's port in
     /// `Host`, a proxy's client sends the proxy's.
@@ -331,7 +349,11 @@ pub(crate) async fn may_act(
     request: Request<Body>,
     next: Next,
 ) -> Result<Response, Problem> {
-    access.decision(request.headers(), action, Connection::of(request.extensions()))?;
+    let connection = Connection::of(request.extensions());
+    access.decision(request.headers(), action, connection)?;
+    if matches!(*request.method(), Method::GET | Method::HEAD) {
+        access.reject_unmarked_page(request.headers(), connection.peer)?;
+    }
     Ok(next.run(request).await)
 }
 

@@ -4,15 +4,18 @@
 //! Attributes come from headers that the proxy sets and from the query of its auth request, never
 //! from the client: the files in `deploy/` remove these headers from client requests. nginx accepts
 //! only 2xx, 401 and 403, so it gets 403 with the actual status, 429 or 503, in a header.
+//!
+//! Whatever a proxy's client chooses is decided: any method, and values of any bytes and length. A proxy
+//! may take an error for an unavailable service and let the request pass.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
 
 use axum::body::Bytes;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
-use slidegate::Verb;
 use slidegate::client_addr::{ClientAddr, Found};
+use slidegate::{Verb, normalized_host, normalized_path};
 
 use crate::app::App;
 use crate::caller::Protocol;
@@ -21,6 +24,7 @@ use crate::fields;
 use crate::log_limit::log_limited;
 use crate::problem::{self, Problem};
 use crate::query::{self, can_decide};
+use crate::request::UNKNOWN;
 
 /// The paths of auth requests.
 pub(super) const PATHS: [&str; 2] = ["/v1/auth", "/v1/auth/{proxy}"];
@@ -52,9 +56,6 @@ impl AuthHandler {
         proxy: &str,
         request: &Request<B>,
     ) -> Response<Full<Bytes>> {
-        if !matches!(*request.method(), Method::GET | Method::HEAD | Method::POST) {
-            return wrong_method(request);
-        }
         let query = request.uri().query().unwrap_or_default();
         match app.complete(self.decide(app, peer, proxy, request.headers(), query)).await {
             Ok(answer) => answer,
@@ -80,11 +81,15 @@ impl AuthHandler {
                     one(attribute, name, headers)?.map(|value| Cow::Borrowed(value.as_bytes()))
                 }
                 Origin::Path(name) => {
-                    one(attribute, name, headers)?.map(|target| slidegate::normalized_path(target.as_bytes()))
+                    one(attribute, name, headers)?.map(|target| normalized_path(target.as_bytes()))
                 }
-                Origin::Client(rule) => {
-                    self.client(rule, peer, headers).map(|ip| Cow::Owned(ip.to_string().into_bytes()))
+                Origin::Host(name) => {
+                    one(attribute, name, headers)?.map(|host| normalized_host(host.as_bytes()))
                 }
+                Origin::Client(rule) => Some(match client(rule, peer, headers) {
+                    Some(ip) => Cow::Owned(ip.to_string().into_bytes()),
+                    None => Cow::Borrowed(UNKNOWN.as_bytes()),
+                }),
             };
             attributes.extend(value.map(|value| (Cow::Borrowed(attribute.name.as_str()), value)));
         }
@@ -134,22 +139,42 @@ impl AuthHandler {
             )
         })
     }
+}
 
-    /// The client's address; the proxy's own if the proxy is not trusted.
-    fn client(&self, rule: &ClientAddr, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<IpAddr> {
-        let fields = headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
-        let client = rule.resolve(peer, fields);
-        if client.found == Found::Untrusted {
+/// The client's address; the proxy's own if the proxy is not trusted or forwards none. `None` if what it
+/// forwards cannot be read, or nobody has an address: such clients count as one, and as nobody else.
+fn client(rule: &ClientAddr, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<IpAddr> {
+    let fields = headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
+    let client = rule.resolve(peer, fields);
+    let shown = peer.map(tracing::field::display);
+    let why = match client.found {
+        Found::Header | Found::Peer => return client.addr,
+        Found::Absent if peer.is_some() => return client.addr,
+        Found::Untrusted => {
             log_limited!(
                 WARN,
                 peer,
-                peer = peer.map(tracing::field::display),
+                peer = shown,
                 "an untrusted proxy forwards client addresses, so all its clients count as one; if it is yours, add it to \
                  auth.trusted_proxies"
             );
+            return client.addr;
         }
-        client.addr
-    }
+        Found::Absent => "is absent",
+        Found::TooFew => "has too few addresses",
+        Found::TooMany => "has too many addresses or lines",
+        _ => "has something that is not an address",
+    };
+    let header = rule.header().unwrap_or_default();
+    log_limited!(
+        WARN,
+        peer,
+        peer = shown,
+        header,
+        why,
+        "the client address that a proxy forwards cannot be read; such clients count as one, `unknown`"
+    );
+    None
 }
 
 /// The only value of a header; `None` if it is absent or empty.
@@ -171,10 +196,4 @@ fn one<'h>(
         return Err(wrong("is not there; let the proxy send it, or write `none` for the attribute"));
     }
     Ok(value)
-}
-
-fn wrong_method<B>(request: &Request<B>) -> Response<Full<Bytes>> {
-    let mut response = Problem::wrong_method(request.uri(), request.method()).response::<Full<Bytes>>();
-    response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET,HEAD,POST"));
-    response
 }

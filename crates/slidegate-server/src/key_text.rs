@@ -3,7 +3,9 @@
 
 use std::net::IpAddr;
 
-use slidegate::{Policy, Request, Value};
+use slidegate::{Key, Policy, Request, Value};
+
+use crate::request::UNKNOWN;
 
 /// The values of a policy's scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,7 +55,7 @@ impl KeyText {
             ));
         }
         let part = |(value, attribute): (&str, &String)| {
-            if !is_address(attribute) {
+            if !is_address(attribute) || value == UNKNOWN {
                 return unescape(value).map(Part::Bytes);
             }
             // The printed address includes the prefix that it is counted by.
@@ -83,6 +85,22 @@ impl KeyText {
         request.under(policy.name())
     }
 }
+
+/// The text of a key in responses. One that is longer than routes take is cut, and ends in `...`: clients
+/// choose keys, and each policy that applies prints one.
+pub(crate) fn shown(key: &Key<'_>) -> String {
+    let mut text = key.to_string();
+    if text.len() > KeyText::MAX {
+        let boundary = |at: &usize| text.is_char_boundary(*at);
+        let end = (0..=KeyText::MAX - CUT.len()).rev().find(boundary).unwrap_or(0);
+        text.truncate(end);
+        text.push_str(CUT);
+    }
+    text
+}
+
+/// The end of a text that is cut.
+const CUT: &str = "...";
 
 /// Decodes percent-encoded text.
 fn unescape(text: &str) -> Result<Vec<u8>, String> {
@@ -139,6 +157,17 @@ mod tests {
         assert_eq!(printed, "2001:db8:1:2300::/56");
         assert_eq!(read(&["ip"], &printed).unwrap().values().count(), 1);
         assert_eq!(read(&[], "*").unwrap().values().count(), 0);
+    }
+
+    /// One client with a key of 64 KiB must not get a response of megabytes under fifty policies.
+    #[test]
+    fn long_keys_are_cut_in_responses() {
+        let policy = policy(&["user"]);
+        let shown_of = |user: &str| shown(&policy.key_of(&Request::new().with("user", user)).unwrap());
+        assert_eq!(shown_of(&"x".repeat(1024)), "x".repeat(1024));
+        let cut = shown_of(&"\u{e9}".repeat(30_000));
+        assert!((1022..=1024).contains(&cut.len()) && cut.ends_with("\u{e9}..."), "{} bytes", cut.len());
+        assert_eq!(shown_of(&"\0".repeat(60_000)).len(), 1024);
     }
 
     /// A block on another key than was meant is no block.

@@ -1,9 +1,10 @@
 //! Bounds of a request, equal in all protocols.
+//!
+//! Values of attributes are bounded by what carries them only, at most 64 KiB: clients of proxies choose
+//! them, and stores hash long keys.
 
 /// Maximum attributes of a request. Policies search them linearly.
 pub(crate) const MAX_ATTRIBUTES: usize = 32;
-/// Maximum length of an attribute value, in bytes: longer than any reasonable token or path.
-pub(crate) const MAX_VALUE: usize = 8192;
 /// Maximum cost. Above it, JSON parsers that use doubles would read a different number.
 pub(crate) const MAX_COST: u64 = (1 << 53) - 1;
 /// Maximum costs by name in a request. Every policy that applies searches them.

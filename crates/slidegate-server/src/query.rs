@@ -11,6 +11,7 @@ use slidegate_config::names::is_inline;
 
 use crate::limits::MAX_COST;
 use crate::problem::Problem;
+use crate::request::sent_value;
 
 /// A request in a query string.
 #[derive(Debug, Default)]
@@ -51,6 +52,7 @@ pub(super) fn request(query: &str) -> Result<RequestQuery<'_>, Problem> {
             let detail = format!("the name of parameter {} is not UTF-8; attribute names are text", at + 1);
             Problem::field("attributes", detail)
         })?;
+        let value = sent_value(&name, value);
         asked.attributes.push((name, value));
     }
     Ok(asked)

@@ -1,9 +1,19 @@
 //! Builds requests from attributes and a cost, with the same bounds for all protocols.
 
-use slidegate::{Cost, Request, Value};
+use std::borrow::Cow;
+
+use slidegate::{Cost, Request, Value, normalized_host};
 use slidegate_config::values::MAX_ATTRIBUTE_NAME;
 
-use crate::limits::{MAX_ATTRIBUTES, MAX_COST, MAX_COST_NAME, MAX_COST_NAMES, MAX_VALUE};
+use crate::limits::{MAX_ATTRIBUTES, MAX_COST, MAX_COST_NAME, MAX_COST_NAMES};
+use crate::log_limit::log_limited;
+
+/// The value of an address that cannot be read, which all such requests share. It is text, so no
+/// address equals it.
+pub(crate) const UNKNOWN: &str = "unknown";
+
+/// The attribute whose spellings count as one over HTTP.
+pub(crate) const HOST: &str = "host";
 
 /// Builds requests from attributes.
 #[derive(Debug, Clone, Default)]
@@ -41,8 +51,8 @@ impl Attributes {
     /// Builds a request, with addresses parsed.
     ///
     /// # Errors
-    /// Too many attributes, a duplicate, a name or value that is empty or too long, an invalid
-    /// address, or a cost above [`MAX_COST`].
+    /// Too many attributes, a duplicate, a name that is empty or too long, or a cost above
+    /// [`MAX_COST`]. Never a value: clients of proxies choose those, and an error is not a denial.
     pub(crate) fn request<'r>(
         &self,
         attributes: impl Iterator<Item = (&'r str, &'r [u8])>,
@@ -94,37 +104,49 @@ impl Attributes {
                     ),
                 );
             }
-            if value.len() > MAX_VALUE {
-                return bad(
-                    Field::Attribute(name.to_owned()),
-                    format!("attribute `{name}` has {} bytes; give at most {MAX_VALUE}", value.len()),
-                );
-            }
             if request.value(name).is_some() {
                 return bad(
                     Field::Attribute(name.to_owned()),
                     format!("attribute `{name}` is given twice; give it once"),
                 );
             }
-            let value = if self.is_address(name) {
-                match std::str::from_utf8(value).ok().and_then(|text| text.parse().ok()) {
-                    Some(ip) => Value::Address(ip),
-                    None => {
-                        return bad(
-                            Field::Attribute(name.to_owned()),
-                            format!(
-                                "invalid {name} `{}`: must be an IP address, for example `192.0.2.7` or `2001:db8::7`",
-                                String::from_utf8_lossy(value).escape_debug()
-                            ),
-                        );
-                    }
-                }
-            } else {
-                Value::Bytes(value)
-            };
+            let value = if self.is_address(name) { address(name, value) } else { Value::Bytes(value) };
             request.extend([(name, value)]);
         }
         Ok(())
+    }
+}
+
+/// A value that came over HTTP: one of `host` normalized, any other as it is.
+pub(crate) fn sent_value<'v>(name: &str, value: Cow<'v, [u8]>) -> Cow<'v, [u8]> {
+    if name != HOST {
+        return value;
+    }
+    match value {
+        Cow::Borrowed(value) => normalized_host(value),
+        Cow::Owned(value) => Cow::Owned(normalized_host(&value).into_owned()),
+    }
+}
+
+/// The address in this text, or [`UNKNOWN`]: if each text counted by itself, clients could choose any
+/// number of keys.
+fn address<'r>(name: &str, text: &[u8]) -> Value<'r> {
+    match std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()) {
+        Some(ip) => Value::Address(ip),
+        None => {
+            if text != UNKNOWN.as_bytes() {
+                // Without the text, which may be anything and of any length.
+                log_limited!(
+                    WARN,
+                    None,
+                    attribute = name,
+                    bytes = text.len(),
+                    "an attribute is not an IP address such as 192.0.2.7 or 2001:db8::7; requests like this one \
+                     count as one client, `unknown`"
+                );
+            }
+            Value::from(UNKNOWN)
+        }
     }
 }
 

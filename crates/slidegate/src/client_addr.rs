@@ -62,6 +62,12 @@ impl ClientAddr {
         Self { source, trust }
     }
 
+    /// The name of the header that is read, or `None` for the peer.
+    #[must_use]
+    pub fn header(&self) -> Option<&str> {
+        self.source.header()
+    }
+
     /// The client of one request. Never fails: [`Resolved::found`] says why a header was not used.
     ///
     /// `peer` is the other end of the connection, or `None` for a Unix socket. `headers` are all

@@ -82,7 +82,7 @@ pub use limiter::{Acquire, Limiter};
 pub use policy::{Match, Policy, PolicySet};
 pub use quota::{Algorithm, Calendar, Quota, format_window, parse_window, time_zone_data};
 pub use request::{Cost, CostUnit, Counts, OwnedValue, Request, Value};
-pub use request_path::normalized_path;
+pub use request_path::{normalized_host, normalized_path};
 pub use secret::Secret;
 pub use store::memory::MemoryStore;
 #[cfg(feature = "redis")]

@@ -1,7 +1,8 @@
-//! Request paths, normalized as servers behind a proxy do.
+//! Request paths and hosts, normalized as servers behind a proxy do.
 //!
 //! A client can write one path in many ways, and a proxy forwards it unchanged: `/%6Cogin`,
-//! `//login` and `/x/../login` must match a limit on `/login`. Bytes that are not UTF-8 are kept.
+//! `//login` and `/x/../login` must match a limit on `/login`. So it is with hosts: `API.example.com:443`
+//! is `api.example.com`. Bytes that are not UTF-8 are kept.
 
 use std::borrow::Cow;
 
@@ -23,6 +24,43 @@ pub fn normalized_path(target: &[u8]) -> Cow<'_, [u8]> {
             Cow::Owned(normalize(&target[..end]))
         }
     }
+}
+
+/// The normalized host of a `Host` header: in lower case, without port and trailing dots. One that is
+/// normalized already is not copied.
+///
+/// ```
+/// use slidegate::normalized_host;
+///
+/// assert_eq!(*normalized_host(b"API.example.com.:443"), *b"api.example.com");
+/// assert_eq!(*normalized_host(b"[2001:DB8::1]:80"), *b"[2001:db8::1]");
+/// ```
+#[must_use]
+pub fn normalized_host(host: &[u8]) -> Cow<'_, [u8]> {
+    let host = without_port(host);
+    if host.iter().any(u8::is_ascii_uppercase) {
+        return Cow::Owned(host.to_ascii_lowercase());
+    }
+    Cow::Borrowed(host)
+}
+
+/// Without ports and dots at the end, in whatever order: a client may write several.
+fn without_port(mut host: &[u8]) -> &[u8] {
+    loop {
+        let digits = host.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();
+        host = match host.split_at(host.len() - digits).0 {
+            [name @ .., b':'] if !is_in_brackets(host) => name,
+            _ => match host {
+                [name @ .., b'.'] => name,
+                _ => return host,
+            },
+        };
+    }
+}
+
+/// Whether the end is inside of the brackets of an IPv6 address, where a colon begins no port.
+fn is_in_brackets(host: &[u8]) -> bool {
+    host.first() == Some(&b'[') && !host.contains(&b']')
 }
 
 /// The length of the path, if nothing in it has to be decoded or resolved; `None` if that is not
@@ -138,6 +176,36 @@ mod tests {
         ] {
             assert_eq!(of(target.as_bytes()), path.as_bytes(), "{target}");
         }
+    }
+
+    /// Anyone who finds a second spelling of a host has a second limit.
+    #[test]
+    fn a_host_is_one_host_in_every_spelling() {
+        for (host, normalized) in [
+            ("api.example.com", "api.example.com"),
+            ("API.example.com", "api.example.com"),
+            ("api.example.com:443", "api.example.com"),
+            ("api.example.com.", "api.example.com"),
+            ("Api.Example.Com.:8080", "api.example.com"),
+            ("api.example.com:80.", "api.example.com"),
+            ("api.example.com..:80:80", "api.example.com"),
+            ("api.example.com:", "api.example.com"),
+            ("localhost", "localhost"),
+            ("192.0.2.7:80", "192.0.2.7"),
+            ("[2001:DB8::1]", "[2001:db8::1]"),
+            ("[2001:db8::1]:80", "[2001:db8::1]"),
+            ("[2001:db8::1", "[2001:db8::1"),
+            ("a:b", "a:b"),
+            ("shop1", "shop1"),
+            ("shop.80", "shop.80"),
+            ("", ""),
+            (":80", ""),
+        ] {
+            let found = normalized_host(host.as_bytes());
+            assert_eq!(*found, *normalized.as_bytes(), "{host}");
+            assert_eq!(*normalized_host(&found), *found, "{host} is normalized at once");
+        }
+        assert_eq!(*normalized_host(b"\xffA:1"), *b"\xffa");
     }
 
     /// Two files whose names differ in one byte must not share a limit because the byte is not

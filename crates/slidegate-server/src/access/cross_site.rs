@@ -52,6 +52,17 @@ pub(super) fn is_cross_site(headers: &HeaderMap) -> bool {
         || headers.get(header::ORIGIN).is_some_and(differs_from_host)
 }
 
+/// Whether a browser sent the request and did not say for which site: it adds `Sec-Fetch-Site` for
+/// addresses with HTTPS and on loopback only, and no `Origin` to a `GET`.
+///
+/// Every browser's name begins with `Mozilla/`, and a page cannot change it for another site.
+pub(super) fn is_unmarked_browser(headers: &HeaderMap) -> bool {
+    let is_browser = |agent: &HeaderValue| agent.as_bytes().starts_with(b"Mozilla/");
+    headers.get(header::USER_AGENT).is_some_and(is_browser)
+        && !headers.contains_key(SEC_FETCH_SITE)
+        && !headers.contains_key(header::ORIGIN)
+}
+
 /// Rejects cross-site changes. A browser sends JSON to another site only after a CORS preflight,
 /// which this service never grants.
 pub(super) fn reject_cross_site_change(headers: &HeaderMap) -> Result<(), Problem> {
@@ -140,6 +151,25 @@ mod tests {
             (&[HOST, ("origin", "")], true),
         ] {
             assert_eq!(is_cross_site(&headers(pairs)), expected, "{pairs:?}");
+        }
+    }
+
+    /// An image whose address is a check must not charge anyone; curl and programs must.
+    #[test]
+    fn a_browser_that_says_no_site_is_told_from_programs() {
+        const FIREFOX: (&str, &str) =
+            ("user-agent", "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101");
+        for (pairs, expected) in [
+            (&[FIREFOX][..], true),
+            (&[FIREFOX, ("accept", "image/*"), ("referer", "http://evil.example/")], true),
+            (&[FIREFOX, ("sec-fetch-site", "none")], false),
+            (&[FIREFOX, ("origin", "http://gate:7979")], false),
+            (&[("user-agent", "curl/8.5.0")], false),
+            (&[("user-agent", "node"), ("accept-language", "*"), ("sec-fetch-mode", "cors")], false),
+            (&[("user-agent", "like Mozilla/5.0")], false),
+            (&[], false),
+        ] {
+            assert_eq!(is_unmarked_browser(&headers(pairs)), expected, "{pairs:?}");
         }
     }
 

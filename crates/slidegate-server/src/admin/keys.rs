@@ -29,6 +29,7 @@ use crate::key_text::KeyText;
 use crate::limits::MAX_COST;
 use crate::problem::{self, Problem};
 use crate::query;
+use crate::request::UNKNOWN;
 use crate::telemetry::{self, Filter};
 
 /// Maximum charges in a response; further ones are merged with their neighbours.
@@ -83,7 +84,10 @@ impl KeyTarget {
                 let detail = format!("`{}` says nothing about this key; leave it out", name.escape_debug());
                 return Err(Problem::field(name, detail));
             }
-            if admin.app.attributes.is_address(&name) && address(&value).is_none() {
+            if admin.app.attributes.is_address(&name)
+                && address(&value).is_none()
+                && *value != *UNKNOWN.as_bytes()
+            {
                 let value = String::from_utf8_lossy(&value).escape_debug().to_string();
                 let detail =
                     format!("invalid {name} `{value}`: must be an IP address, for example `192.0.2.7`");

@@ -7,13 +7,15 @@ use std::time::Duration;
 
 use slidegate::{Algorithm, Amount, Amounts, Block, PolicyDecision, Reason, Timestamp};
 
+use crate::key_text;
+
 /// The explanation if no enforced policy applies.
 pub(crate) const NOTHING: &str =
     "no enforced policy applies to these attributes, so nothing limits the request";
 
 /// Explains one policy's decision.
 pub(crate) fn one(decision: &PolicyDecision<'_>) -> String {
-    of_key(decision, &decision.key().to_string())
+    of_key(decision, &key_text::shown(&decision.key()))
 }
 
 /// Like [`one`], with the text of the key.

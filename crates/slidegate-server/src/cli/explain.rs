@@ -4,6 +4,7 @@
 //! no server.
 
 use std::fmt::Write as _;
+use std::net::IpAddr;
 
 use serde_json::{Value, json};
 use slidegate::{Algorithm, Counts, Gate, Policy, PolicyDecision, Request};
@@ -15,6 +16,7 @@ use super::values::{attribute, rate};
 use crate::app::App;
 use crate::config::{counted_name, quota_text};
 use crate::envoy::{EnvoyConfig, Explanation, Rate, Settings};
+use crate::request::{UNKNOWN, sent_value};
 use clap::Args;
 
 #[derive(Debug, Args)]
@@ -108,7 +110,18 @@ fn attributes(args: &ExplainArgs) -> Result<(String, Value), Failure> {
     });
     let attributes = attributes.collect::<Result<Vec<_>, _>>()?;
     let app = App::new(config)?;
-    let borrowed = attributes.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
+    for (name, value) in &attributes {
+        // The service would count it as `unknown`, which is hardly what is asked here.
+        if app.attributes.is_address(name) && value != UNKNOWN && value.parse::<IpAddr>().is_err() {
+            return Err(Failure(format!(
+                "invalid {name} `{}`: must be an IP address, for example `192.0.2.7` or `2001:db8::7`",
+                value.escape_debug()
+            )));
+        }
+    }
+    let sent = |(name, value): &(String, String)| sent_value(name, value.as_bytes().into()).into_owned();
+    let values: Vec<_> = attributes.iter().map(sent).collect();
+    let borrowed = attributes.iter().zip(&values).map(|((name, _), value)| (name.as_str(), value.as_slice()));
     let request = app.attributes.request(borrowed, 1).map_err(|bad| Failure(bad.detail))?;
     let decisions = gate.peek(&request);
     let policies = gate.policies();

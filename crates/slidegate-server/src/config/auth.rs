@@ -14,6 +14,7 @@ use slidegate_config::section::Section;
 use slidegate_config::values::{Form, List, Parsed, Text};
 
 use crate::limits::MAX_ATTRIBUTES;
+use crate::request::HOST;
 
 /// Attributes of the file, each with its source.
 type Sources = BTreeMap<String, Parsed<AttributeSource>>;
@@ -26,8 +27,8 @@ type Sources = BTreeMap<String, Parsed<AttributeSource>>;
 pub(super) struct AuthSection {
     /// The proxy of `/v1/auth`. Without it, that path returns 404.
     preset: Option<Preset>,
-    /// Proxies whose headers about the client address are trusted: networks, addresses, `loopback`
-    /// and `private`.
+    /// Proxies whose headers about the client address are trusted: networks, addresses, `loopback`,
+    /// `private` and `unix`. Proxies on the Unix socket always are.
     #[schemars(extend("format" = "trusted-proxy", "default" = ["loopback"]))]
     trusted_proxies: List<String>,
     /// Attributes and their sources; they replace those of every preset.
@@ -87,6 +88,8 @@ pub(crate) enum Origin {
     Header(HeaderName),
     /// The path of the URI in a header.
     Path(HeaderName),
+    /// The host in a header, normalized.
+    Host(HeaderName),
     /// The client's address.
     Client(ClientAddr),
 }
@@ -114,7 +117,7 @@ impl Auth {
     pub(crate) fn client(&self) -> ClientAddr {
         let client = self.attributes().filter(|one| one.name == "ip").find_map(|one| match &one.source {
             Origin::Client(rule) => Some(rule.clone()),
-            Origin::Header(_) | Origin::Path(_) => None,
+            Origin::Header(_) | Origin::Path(_) | Origin::Host(_) => None,
         });
         client.unwrap_or_default()
     }
@@ -143,13 +146,13 @@ impl Preset {
         let mut attributes = vec![
             of("ip", Origin::Client(ClientAddr::new(Source::XForwardedFor, trust.clone())), false),
             of("user", Origin::Header(header("x-user")), false),
-            of("host", Origin::Header(header("x-forwarded-host")), false),
+            of(HOST, Origin::Host(header("x-forwarded-host")), false),
             of("method", Origin::Header(header(method)), true),
             of("path", Origin::Path(header(uri)), true),
         ];
         for (name, source) in sources.into_iter().flatten() {
             attributes.retain(|attribute| attribute.name != *name);
-            attributes.extend(source.origin(trust).map(|origin| of(name, origin, false)));
+            attributes.extend(source.origin(name, trust).map(|origin| of(name, origin, false)));
         }
         Mapping { attributes, denial }
     }
@@ -158,9 +161,12 @@ impl Preset {
 impl AuthSection {
     pub(super) fn build(&self, section: &Section<'_>) -> Auth {
         let Self { preset, trusted_proxies, attributes, proxies } = self;
-        let trust = Trust::Networks(TrustedProxies::new(&trusted_proxies.0).unwrap_or_else(|error| {
+        // Who may connect to a Unix socket is decided by its file. Such a peer has no address of its own,
+        // so without the header its requests would have none.
+        let trusted = trusted_proxies.0.iter().map(String::as_str).chain(["unix"]);
+        let trust = Trust::Networks(TrustedProxies::new(trusted).unwrap_or_else(|error| {
             section.invalid("trusted_proxies", error);
-            TrustedProxies::new(["loopback"]).expect("loopback is a word of its own")
+            TrustedProxies::new(["loopback", "unix"]).expect("these are words of their own")
         }));
         let mut named: Vec<_> =
             [("nginx", Preset::Nginx), ("caddy", Preset::Caddy), ("traefik", Preset::Traefik)]
@@ -174,10 +180,10 @@ impl AuthSection {
     }
 }
 
-/// A network, an address, `loopback` or `private`.
+/// A network, an address, `loopback`, `private` or `unix`.
 pub(super) const TRUSTED_PROXY: Form = Form::new(
     "trusted-proxy",
-    "a network, an address, `loopback` or `private`, for example `[loopback, 10.0.0.0/8]`",
+    "a network, an address, `loopback`, `private` or `unix`, for example `[loopback, 10.0.0.0/8]`",
     |text| {
         let proxies = TrustedProxies::new([text]).map_err(|_| String::new())?;
         if proxies.trusts_everyone() {
@@ -200,8 +206,9 @@ pub(super) enum AttributeSource {
 }
 
 impl AttributeSource {
-    fn origin(&self, trust: &Trust) -> Option<Origin> {
+    fn origin(&self, attribute: &str, trust: &Trust) -> Option<Origin> {
         match self {
+            Self::Header(name) if attribute == HOST => Some(Origin::Host(name.clone())),
             Self::Header(name) => Some(Origin::Header(name.clone())),
             Self::Path(name) => Some(Origin::Path(name.clone())),
             Self::Client(source) => Some(Origin::Client(ClientAddr::new(source.clone(), trust.clone()))),
@@ -246,6 +253,7 @@ mod tests {
             let source = match &attribute.source {
                 Origin::Header(name) => format!("header {name}"),
                 Origin::Path(name) => format!("path {name}"),
+                Origin::Host(name) => format!("host {name}"),
                 Origin::Client(_) => "client".to_owned(),
             };
             format!("{}: {source}{}", attribute.name, if attribute.required { "!" } else { "" })
@@ -262,7 +270,7 @@ mod tests {
                 [
                     "ip: client",
                     "user: header x-user",
-                    "host: header x-forwarded-host",
+                    "host: host x-forwarded-host",
                     "method: header x-original-method!",
                     "path: path x-original-uri!"
                 ]

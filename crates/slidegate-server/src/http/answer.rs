@@ -10,6 +10,7 @@ use slidegate::{
 
 use crate::app::explanation;
 use crate::app::ticket_change::Changed;
+use crate::key_text;
 use crate::problem::json;
 
 /// The body for one request.
@@ -236,7 +237,7 @@ impl<'a> Answer<'a> {
         Self {
             allowed: decisions.is_allowed(),
             policy: strictest.map(|one| one.policy().name()),
-            key: strictest.map(|one| one.key().to_string()),
+            key: strictest.map(|one| key_text::shown(&one.key())),
             why: strictest.map_or_else(|| explanation::NOTHING.to_owned(), |one| explanation::one(&one)),
             limit: strictest.map(|one| one.amounts().limit),
             outcome: strictest.map_or_else(nothing, Outcome::new),
@@ -331,7 +332,7 @@ impl<'a> ProblemMembers<'a> {
 fn policies<S: Serializer>(decisions: &Decisions<'_>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(decisions.iter().map(|one| PolicyAnswer {
         policy: one.policy().name(),
-        key: one.key().to_string(),
+        key: key_text::shown(&one.key()),
         allowed: one.is_allowed(),
         enforced: one.policy().is_enforced(),
         limit: one.amounts().limit,

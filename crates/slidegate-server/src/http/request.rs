@@ -9,11 +9,12 @@ use serde::de::{Deserializer, MapAccess, Visitor};
 
 use super::cost::Cost;
 use super::reply::undecided;
-use super::text::{Text, Ttl};
+use super::text::{Bytes, Text, Ttl};
 use crate::app::App;
 use crate::limits::MAX_ATTRIBUTES;
 use crate::problem::Problem;
 use crate::query::{self, can_decide};
+use crate::request::sent_value;
 use slidegate::{Request, parse_window};
 
 /// Maximum body of one request: a hundred times the size of real ones.
@@ -140,10 +141,11 @@ impl<'de: 'a, 'a> Deserialize<'de> for Attributes<'a> {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
                 let mut pairs = Vec::new();
-                while let Some((Text(name), Text(value))) = map.next_entry()? {
+                while let Some((Text(name), Bytes(value))) = map.next_entry()? {
                     // Keep one too many, so that the request is rejected with the right error.
                     if pairs.len() <= MAX_ATTRIBUTES {
-                        pairs.push((name, into_bytes(value)));
+                        let value = sent_value(&name, value);
+                        pairs.push((name, value));
                     }
                 }
                 Ok(Attributes(pairs))
@@ -151,13 +153,5 @@ impl<'de: 'a, 'a> Deserialize<'de> for Attributes<'a> {
         }
 
         deserializer.deserialize_map(Pairs)
-    }
-}
-
-/// The bytes of a text, without a copy.
-fn into_bytes(text: Cow<'_, str>) -> Cow<'_, [u8]> {
-    match text {
-        Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
-        Cow::Owned(text) => Cow::Owned(text.into_bytes()),
     }
 }

@@ -6,6 +6,9 @@ use std::fmt;
 use serde::de::{Deserializer, Visitor};
 use serde::{Deserialize, de};
 
+/// What a string must be.
+const TEXT: &str = "a text; write numbers as \"42\"";
+
 /// A string, borrowed from the body unless it has escapes.
 #[derive(Debug)]
 pub(super) struct Text<'a>(pub(super) Cow<'a, str>);
@@ -21,7 +24,36 @@ impl Ttl<'_> {
 
 impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_str(Borrowing { expected: "a text; write numbers as \"42\"" }).map(Self)
+        deserializer.deserialize_str(Borrowing { expected: TEXT }).map(Self)
+    }
+}
+
+/// The bytes of a string, of any content: a program may pass on what is not UTF-8, or half of a surrogate
+/// pair.
+#[derive(Debug)]
+pub(super) struct Bytes<'a>(pub(super) Cow<'a, [u8]>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Bytes<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Any;
+
+        impl<'de> Visitor<'de> for Any {
+            type Value = Cow<'de, [u8]>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(TEXT)
+            }
+
+            fn visit_borrowed_bytes<E: de::Error>(self, bytes: &'de [u8]) -> Result<Self::Value, E> {
+                Ok(Cow::Borrowed(bytes))
+            }
+
+            fn visit_bytes<E: de::Error>(self, bytes: &[u8]) -> Result<Self::Value, E> {
+                Ok(Cow::Owned(bytes.to_owned()))
+            }
+        }
+
+        deserializer.deserialize_bytes(Any).map(Self)
     }
 }
 

@@ -5,11 +5,12 @@ use std::future::{pending, poll_fn};
 use std::panic::resume_unwind;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::header::{self, HeaderValue};
 use hyper::service::{Service as _, service_fn};
 use hyper::{Request, Response};
@@ -23,6 +24,7 @@ use super::accept::{Accepted, Admission, Connection};
 use super::budget::{ConnectionBudget, Slot};
 use super::certificates::Certificates;
 use super::counters::ConnectionSpec;
+use super::refusal::linger;
 use super::socket::BoundSocket;
 use super::timeouts::{Timeouts, WRITE_TIMEOUT};
 use super::workers::{Serve, Workers};
@@ -41,6 +43,10 @@ const REFUSAL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
 const NO_SNIFF: HeaderValue = HeaderValue::from_static("nosniff");
 /// Maximum size of a request head, query string included.
 const MAX_HEADER_BYTES: usize = 64 * 1024;
+/// Maximum bytes that are read and dropped after a reply to a client that may still be writing: four
+/// times the largest head that proxies in Go forward by default. A proxy that sees a broken pipe instead
+/// of the reply may let the request pass.
+const MAX_LINGER: usize = 4 * 1024 * 1024;
 
 /// Handles the requests of a listener.
 pub(crate) trait Handler: Clone + Send + Sync + 'static {
@@ -160,12 +166,27 @@ impl<H: Handler> HttpConnections<H> {
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
+        let mut io = TokioIo::new(io);
+        if self.exchange(&mut io, &slot, client).await == End::MaybeUnread {
+            // A client that is gone needs no reply. The place in the budget is kept meanwhile, so
+            // there are no more of these than connections.
+            let _ = linger(io.into_inner(), MAX_LINGER).await;
+        }
+    }
+
+    /// Responds to requests until none follows.
+    async fn exchange<I>(self, io: &mut TokioIo<I>, slot: &Arc<Slot>, client: Connection) -> End
+    where
+        I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         // Each request counts a reference. A count that all connections share would pass between
         // the processors.
-        let shared = Arc::new((Arc::clone(&slot), self.handler));
-        let service = service_fn(move |request| {
-            let shared = Arc::clone(&shared);
+        let shared = Arc::new((Arc::clone(slot), self.handler, AtomicBool::new(false)));
+        let of_requests = Arc::clone(&shared);
+        let service = service_fn(move |request: Request<Incoming>| {
+            let shared = Arc::clone(&of_requests);
             shared.0.serving();
+            shared.2.store(!request.body().is_end_stream(), Ordering::Relaxed);
             async move {
                 let mut response = shared.1.handle(client, request).await;
                 // Keys of clients are in some answers, and no browser may take one for a page.
@@ -179,7 +200,7 @@ impl<H: Handler> HttpConnections<H> {
             // For small responses, copying head and body together is faster than vectored writes.
             .writev(false)
             .max_buf_size(MAX_HEADER_BYTES)
-            .serve_connection(TokioIo::new(io), service);
+            .serve_connection(io, service);
         let mut connection = pin!(connection);
         let mut is_ending = false;
         let ended = poll_fn(|cx| {
@@ -196,10 +217,22 @@ impl<H: Handler> HttpConnections<H> {
             }
         });
         let ended = ended.await;
+        let last_had_body = shared.2.load(Ordering::Relaxed);
+        let end = if ended.is_err() || last_had_body && !is_ending { End::MaybeUnread } else { End::AllRead };
         if let Err(error) = ended {
             log_limited!(DEBUG, client.peer, %error, "connection closed with an error");
         }
+        end
     }
+}
+
+/// What a client may still be sending when its connection ends.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    /// Nothing: the last request was read to its end.
+    AllRead,
+    /// The rest of a head that was too large or invalid, or of a body that nobody read.
+    MaybeUnread,
 }
 
 #[cfg(test)]

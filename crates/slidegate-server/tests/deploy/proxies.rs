@@ -6,6 +6,8 @@
 //! afresh and counts again.
 
 mod auth_requests;
+mod hostile;
+mod hostile_requests;
 mod limits;
 mod store_unavailable;
 
@@ -19,7 +21,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -87,7 +89,8 @@ const CADDY: Kind = Kind {
         // Several may run at once on this machine.
         let file = dir.join("Caddyfile");
         let written = std::fs::read_to_string(&file).unwrap();
-        std::fs::write(&file, format!("{{\n\tadmin off\n}}\n{written}")).unwrap();
+        assert_eq!(written.matches("\n{\n").count(), 1, "one block of global options");
+        std::fs::write(&file, written.replacen("\n{\n", "\n{\n\tadmin off\n", 1)).unwrap();
         let mut command = command("caddy");
         command.args(["run", "--adapter", "caddyfile", "--config"]).arg(file);
         command.env("HOME", dir).env("XDG_DATA_HOME", dir).env("XDG_CONFIG_HOME", dir);
@@ -116,7 +119,7 @@ struct Beside {
     proxy: Process,
     port: u16,
     /// Ends with the value.
-    _application: Application,
+    application: Application,
     limiter: Server,
     limiter_address: String,
     policies: String,
@@ -130,6 +133,12 @@ impl Beside {
 
     /// The same with another configuration of slidegate.
     fn start_with(kind: &Kind, closed: bool, config: &str) -> Self {
+        let choice = closed.then_some((kind.open, kind.closed));
+        Self::start_edited(kind, config, choice.as_slice())
+    }
+
+    /// The same with other texts in the proxy's files.
+    fn start_edited(kind: &Kind, config: &str, edits: &[(&str, &str)]) -> Self {
         let dir = TempDir::new("proxies");
         let policies = dir.path().join("slidegate.yaml").to_str().unwrap().to_owned();
         std::fs::write(&policies, config).unwrap();
@@ -143,9 +152,8 @@ impl Beside {
                 let from = format!("{}/../../deploy/{}/{file}", env!("CARGO_MANIFEST_DIR"), kind.name);
                 let mut written =
                     std::fs::read_to_string(&from).unwrap_or_else(|error| panic!("{from}: {error}"));
-                if closed && written.contains(kind.open) {
-                    assert_eq!(written.matches(kind.open).count(), 1, "one line chooses");
-                    written = written.replace(kind.open, kind.closed);
+                for (from, to) in edits {
+                    written = written.replace(from, to);
                 }
                 let written = written
                     .replace("127.0.0.1:7979", &limiter_address)
@@ -174,7 +182,7 @@ impl Beside {
             // charges nothing.
             until_true("the rules are in force", || exchange(inner, "GET /healthz", "").status == 200);
         }
-        Self { proxy, port, _application: application, limiter, limiter_address, policies, dir }
+        Self { proxy, port, application, limiter, limiter_address, policies, dir }
     }
 
     /// Sends a request through the proxy.
@@ -219,6 +227,8 @@ fn exchange(port: u16, line: &str, fields: &str) -> Response {
 /// What is protected: says 200 and gives the request back.
 struct Application {
     port: u16,
+    /// Requests that it has received.
+    served: Arc<AtomicUsize>,
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -228,30 +238,38 @@ impl Application {
         let listener = ports::listener();
         let port = ports::port_of(&listener);
         let ends = Arc::new(AtomicBool::new(false));
-        let until_then = Arc::clone(&ends);
-        let thread = std::thread::spawn(move || Self::serve(&listener, &until_then));
-        Self { port, ends, thread: Some(thread) }
+        let served = Arc::new(AtomicUsize::new(0));
+        let (until_then, counted) = (Arc::clone(&ends), Arc::clone(&served));
+        let thread = std::thread::spawn(move || Self::serve(&listener, &until_then, &counted));
+        Self { port, served, ends, thread: Some(thread) }
     }
 
-    fn serve(listener: &TcpListener, ends: &AtomicBool) {
+    fn served(&self) -> usize {
+        self.served.load(Ordering::SeqCst)
+    }
+
+    fn serve(listener: &TcpListener, ends: &AtomicBool, served: &AtomicUsize) {
         for stream in listener.incoming() {
             if ends.load(Ordering::Relaxed) {
                 return;
             }
             // A proxy that closes early has its reasons.
-            let _ = Self::answer(&stream.unwrap());
+            let _ = Self::answer(&stream.unwrap(), served);
         }
     }
 
     /// One request to a connection.
-    fn answer(mut stream: &TcpStream) -> std::io::Result<()> {
+    fn answer(mut stream: &TcpStream, served: &AtomicUsize) -> std::io::Result<()> {
+        stream.set_read_timeout(Some(BOUNDED))?;
         let mut reader = BufReader::new(stream);
-        let mut request = String::new();
-        while !request.ends_with("\r\n\r\n") {
-            if reader.read_line(&mut request)? == 0 {
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            if reader.read_until(b'\n', &mut head)? == 0 {
                 return Ok(());
             }
         }
+        let mut request = String::from_utf8_lossy(&head).into_owned();
+        served.fetch_add(1, Ordering::SeqCst);
         let length = request
             .to_lowercase()
             .lines()

@@ -9,5 +9,6 @@ mod floods;
 mod grpc_floods;
 mod http2;
 mod stalling;
+mod still_writing;
 mod unread;
 mod victim;

@@ -263,6 +263,12 @@ fn web_pages_of_other_sites_reach_no_decision() {
             assert_eq!(refused.status, 403, "{method} {path} {host} {fields}: {}", refused.body);
         }
     }
+    // An image on a page in plain HTTP: the browser says neither a site nor an origin.
+    let firefox = "user-agent: Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0\r\n";
+    for method in ["GET", "HEAD"] {
+        let refused = ask(&server, method, "/v1/check?user=alice", own, firefox, "");
+        assert_eq!(refused.status, 403, "{method}: {}", refused.body);
+    }
     let rlconfig = ask(&server, "GET", "/rlconfig", "evil.example", "", "");
     assert_eq!(rlconfig.status, 403, "{}", rlconfig.body);
     assert_eq!(server.get("/v1/keys/per-user/alice").json()["used"], 0, "nothing was charged");

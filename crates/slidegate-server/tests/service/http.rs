@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use slidegate_testkit::TempDir;
+use slidegate_testkit::http::Response;
 use slidegate_testkit::service::Server;
 
 const POLICIES: [&str; 6] = [
@@ -156,9 +157,9 @@ fn a_batch_is_answered_in_order_and_refused_whole_if_one_cannot_be_read() {
         decisions.iter().map(|d| (d["key"].as_str().unwrap(), d["allowed"].as_bool().unwrap())).collect();
     assert_eq!(found, [("a", true), ("b", true), ("a", false), ("c", false)]);
 
-    let body = json!({ "requests": [one("z", 1), { "attributes": { "user": "z", "ip": "nowhere" } }] });
+    let body = json!({ "requests": [one("z", 1), { "attributes": { "user": "z", "": "nowhere" } }] });
     let answer = server.post("/v1/check/batch", &body.to_string());
-    assert_eq!((answer.status, &answer.json()["field"]), (400, &json!("requests[1].attributes.ip")));
+    assert_eq!((answer.status, &answer.json()["field"]), (400, &json!("requests[1].attributes")));
     assert_eq!(
         server.post("/v1/peek", &body["requests"][0].to_string()).json()["used"],
         0,
@@ -243,11 +244,69 @@ fn a_policy_that_is_named_decides_alone_and_one_that_cannot_is_told() {
     }
 }
 
+/// A program that is a proxy's limiter may take an error for an unavailable service, so what its clients
+/// choose is decided: each value is limited by itself, and what is no address as one client.
+#[test]
+fn values_of_any_bytes_and_length_are_decided() {
+    let policies = "
+policies:
+  - {name: per-user, scope: [user], quota: 1/1h}
+  - {name: per-ip, scope: [ip], quota: 1/1h}
+  - {name: per-host, scope: [host], quota: 1/1h}
+  - {name: api, when: {host: API.example.com}, quota: 0/1h}
+";
+    let dir = TempDir::new("http-values");
+    let server = Server::start(&["--config", &dir.file("slidegate.yaml", policies)]);
+    let (long, longer) = ("x".repeat(9000), "x".repeat(60_000));
+    let (other, nine) = (format!("{}y", "x".repeat(8999)), "x".repeat(9001));
+    let by_query = |name: &str, value: &str| {
+        let request =
+            format!("GET /v1/check?{name}={value} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        Response::parse(&server.raw(request.as_bytes())).status
+    };
+    let by_body = |name: &str, value: &[u8]| {
+        let body = [format!(r#"{{"attributes":{{"{name}":""#).as_bytes(), value, b"\"}}"].concat();
+        let head = format!(
+            "POST /v1/check HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        Response::parse(&server.raw(&[head.as_bytes(), &body].concat())).status
+    };
+    for (status, again) in [(200, ""), (429, " again")] {
+        for value in [&long, &longer, &other, "%ff", "%fe", "%00", "%0d%0a", "%22", "%F0%9F%98", "+", "%"] {
+            assert_eq!(by_query("user", value), status, "{}{again}", &value[..value.len().min(20)]);
+        }
+        let values: [&[u8]; 8] =
+            [b"\xfd", b"a\xffb", br"\ud800", br"\udfff\ud800", br"\u0001", nine.as_bytes(), b"", br"\\"];
+        for value in values {
+            assert_eq!(by_body("user", value), status, "{}{again}", value.escape_ascii());
+        }
+        for host in ["shop.example", "shop.example:80", "SHOP.example."] {
+            let expected = if host == "shop.example" { status } else { 429 };
+            assert_eq!(by_query("host", host), expected, "{host}{again}");
+        }
+    }
+    assert_eq!(by_body("host", b"Shop.Example:8080"), 429);
+    for host in ["api.example.com", "API.example.com", "api.example.com:443", "Api.Example.Com."] {
+        assert_eq!((by_query("host", host), by_body("host", host.as_bytes())), (429, 429), "{host}");
+    }
+    // What is no address is one client, whatever it is.
+    let first = by_query("ip", "localhost");
+    assert_eq!(first, 200);
+    for ip in
+        ["localhost", "unknown", "", "1.2.3", "192.0.2.7:80", "%ff", &long, "[::1]", "192.0.2.7,192.0.2.8"]
+    {
+        assert_eq!(by_query("ip", ip), 429, "{}", &ip[..ip.len().min(20)]);
+    }
+    assert_eq!(by_query("ip", "192.0.2.7"), 200, "an address is counted by itself");
+    let key = server.get("/v1/keys/per-ip/unknown");
+    assert_eq!((key.status, &key.json()["used"]), (200, &json!(1)), "{}", key.body);
+}
+
 /// Every kind of bad input: a 4xx that names the field, and a server that lives on.
 #[test]
 fn bad_input_is_refused_by_name_and_charges_nothing() {
     let mut server = Server::start(&POLICIES);
-    let long = format!(r#"{{"attributes":{{"user":"{}"}}}}"#, "x".repeat(8193));
     let deep = format!(r#"{{"attributes":{}"#, "[".repeat(5000));
     let many: String = (0..40).map(|n| format!(r#""a{n}":"x","#)).collect();
     let many = format!(r#"{{"attributes":{{{many}"z":"x"}}}}"#);
@@ -268,18 +327,12 @@ fn bad_input_is_refused_by_name_and_charges_nothing() {
         (r#"{"attributes":{"user":null}}"#, "attributes.user", "expected a text"),
         (r#"{"attributes":{"user":"a","user":"b"}}"#, "attributes.user", "attribute `user` is given twice"),
         (r#"{"attributes":{"":"a"}}"#, "attributes", "the name of attribute 1 has 0 bytes"),
-        (
-            r#"{"attributes":{"ip":"localhost"}}"#,
-            "attributes.ip",
-            "invalid ip `localhost`: must be an IP address",
-        ),
         (r#"{"attributes":{},"cost":-1}"#, "cost", "integer `-1`, expected a whole number from 0"),
         (r#"{"attributes":{},"cost":1.5}"#, "cost", "floating point `1.5`, expected a whole number"),
         (r#"{"attributes":{},"cost":1e300}"#, "cost", "expected a whole number"),
         (r#"{"attributes":{},"cost":"2"}"#, "cost", r#"string "2", expected a whole number"#),
         (r#"{"attributes":{},"cost":9007199254740992}"#, "cost", "cost 9007199254740992 is too large"),
         (r#"{"attributes":{},"cost":99999999999999999999999}"#, "cost", "expected a whole number"),
-        (&long, "attributes.user", "attribute `user` has 8193 bytes; give at most 8192"),
         (&deep, "attributes", "invalid type: sequence"),
         (&many, "attributes", "more than 32 attributes"),
     ];
@@ -446,6 +499,10 @@ fn openapi_is_true_to_the_routes() {
         let allow = server.ask("PATCH", path, None);
         if path == "/json" {
             assert_eq!(allow.status, 400, "the reference takes any method, and so it is said");
+            continue;
+        }
+        if path.starts_with("/v1/auth") {
+            assert_ne!(allow.status, 405, "{path} takes any method, and so it is said");
             continue;
         }
         assert_eq!(allow.status, 405, "{path}");

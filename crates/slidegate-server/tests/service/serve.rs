@@ -121,9 +121,9 @@ fn check_answers_in_words_and_by_its_exit_code() {
         "{found}"
     );
     assert!(check(&["user=alice", "--json"]).1.contains("\"remaining\":0"));
-    let (code, found) = check(&["ip=here"]);
+    let (code, found) = check(&[&format!("{}=x", "a".repeat(129))]);
     assert_eq!(code, Some(2));
-    assert!(found.contains("returned 400 Bad Request: invalid ip `here`: must be an IP address"), "{found}");
+    assert!(found.contains("returned 400 Bad Request: the name of attribute 1 has 129 bytes"), "{found}");
     let (code, found) = check(&["user=a", "user=b"]);
     assert_eq!((code, found.as_str()), (Some(2), "an attribute is given twice; give each attribute once\n"));
 

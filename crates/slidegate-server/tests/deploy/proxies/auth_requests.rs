@@ -128,6 +128,144 @@ policies:
     }
 }
 
+/// A proxy may hand an error to its client, or take it for an unavailable service: each method is decided.
+#[test]
+fn every_method_is_decided_with_or_without_a_body() {
+    let dir = TempDir::new("auth-methods");
+    let server = Server::start(&["--config", &dir.file("slidegate.yaml", POLICIES)]);
+    let methods =
+        ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "QUERY", "PURGE", "get", "X-Y"];
+    for (at, method) in methods.into_iter().enumerate() {
+        for (path, denied, uri) in [
+            ("/v1/auth/traefik", 429, "x-forwarded-uri: /\r\nx-forwarded-method"),
+            ("/v1/auth/nginx", 403, "x-original-uri: /\r\nx-original-method"),
+        ] {
+            let fields = format!("{uri}: {method}\r\nx-forwarded-for: 192.0.2.{at}\r\n");
+            let ask = |body: &str| {
+                let request = format!(
+                    "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}content-length: {}\r\n\r\n{body}",
+                    body.len()
+                );
+                Response::parse(&server.raw(request.as_bytes())).status
+            };
+            let usage = server
+                .post("/v1/reset", &format!(r#"{{"attributes":{{"ip":"192.0.2.{at}"}},"policy":"per-ip"}}"#));
+            assert_eq!(usage.status, 200, "{}", usage.body);
+            let statuses: Vec<_> = ["", "hi", &"x".repeat(100_000), ""].map(ask).into();
+            assert_eq!(statuses, [200, 200, 200, denied], "{method} {path}");
+        }
+    }
+}
+
+/// One host in several spellings has one limit, and a file may spell it in any way.
+#[test]
+fn a_host_counts_in_every_spelling() {
+    let policies = "
+policies:
+  - {name: api, when: {host: API.example.com}, quota: 0/1h}
+  - {name: shops, when: {host: {glob: '*.Shop.example'}}, quota: 0/1h}
+  - {name: v6, when: {host: {one_of: ['[2001:DB8::1]', other.example]}}, quota: 0/1h}
+auth: {proxies: {edge: {preset: caddy, attributes: {host: header X-Host}}}}
+";
+    let dir = TempDir::new("auth-hosts");
+    let server = Server::start(&["--config", &dir.file("slidegate.yaml", policies)]);
+    for (host, is_denied) in [
+        ("api.example.com", true),
+        ("API.EXAMPLE.COM", true),
+        ("Api.example.com:443", true),
+        ("api.example.com.", true),
+        ("api.example.com.:8080", true),
+        ("api.example.com:", true),
+        ("a.SHOP.example:80", true),
+        ("[2001:db8::1]:443", true),
+        ("OTHER.example.", true),
+        ("api.example.org", false),
+        ("xapi.example.com", false),
+    ] {
+        for (path, header, denied) in [
+            ("nginx", "x-forwarded-host", 403),
+            ("caddy", "x-forwarded-host", 429),
+            ("traefik", "x-forwarded-host", 429),
+            ("edge", "x-host", 429),
+        ] {
+            let fields = format!(
+                "x-forwarded-uri: /\r\nx-forwarded-method: GET\r\nx-original-uri: /\r\nx-original-method: GET\r\n{header}: {host}\r\n"
+            );
+            let found = auth(&server, &format!("/v1/auth/{path}"), &fields).status;
+            assert_eq!(found, if is_denied { denied } else { 200 }, "{path} {host}");
+        }
+    }
+}
+
+/// What a trusted proxy forwards and nobody can read is one client with a limit of its own, not the proxy
+/// itself, and the log says so.
+#[test]
+fn addresses_that_cannot_be_read_count_as_one_client_and_are_logged_once_a_minute() {
+    let dir = TempDir::new("auth-unreadable");
+    let config = dir.file("slidegate.yaml", POLICIES);
+    let log = dir.file("log", "");
+    let server = Server::start_logging_to(&["--config", &config], std::fs::File::create(&log).unwrap());
+    let proxied = "x-forwarded-uri: /\r\nx-forwarded-method: GET\r\n";
+    let ask = |forwarded: &str| auth(&server, "/v1/auth/caddy", &format!("{proxied}{forwarded}")).status;
+    let many = "x-forwarded-for: 127.0.0.1\r\n".repeat(17);
+    let long = format!("x-forwarded-for: {}\r\n", "a".repeat(9000));
+    let unreadable = [
+        "x-forwarded-for: unknown\r\n",
+        "x-forwarded-for: 192.0.2.1, not-an-address\r\n",
+        "x-forwarded-for: 192.0.2.1, 999.1.1.1\r\n",
+        "x-forwarded-for: \u{e9}\r\n",
+        "x-forwarded-for: 192.0.2.1;\r\n",
+        &many,
+        &long,
+    ];
+    let statuses: Vec<_> = unreadable.into_iter().map(ask).collect();
+    assert_eq!(statuses, [200, 200, 200, 429, 429, 429, 429], "they are one client");
+    assert_eq!(ask("x-forwarded-for: 192.0.2.9\r\n"), 200, "which is not that of others");
+    assert_eq!(ask(""), 200, "nor the proxy");
+    assert_eq!(server.get("/v1/keys/per-ip/unknown").json()["used"], 3);
+    let line = until("the log says so", || {
+        let log = std::fs::read_to_string(&log).unwrap();
+        log.lines().find(|line| line.contains("cannot be read")).map(str::to_owned)
+    });
+    assert!(line.contains("peer=127.0.0.1") && line.contains("x-forwarded-for"), "{line}");
+    assert_eq!(std::fs::read_to_string(&log).unwrap().matches("cannot be read").count(), 1);
+}
+
+/// A proxy on the Unix socket is trusted: its clients are told apart without a line of configuration.
+#[test]
+fn clients_of_a_proxy_on_the_unix_socket_have_limits_of_their_own() {
+    for trusted in
+        ["", "auth: {trusted_proxies: [unix, 10.0.0.0/8]}\n", "auth: {trusted_proxies: 10.0.0.0/8}\n"]
+    {
+        let dir = TempDir::new("auth-socket");
+        let socket = dir.path().join("http.sock").to_str().unwrap().to_owned();
+        let config = dir.file("slidegate.yaml", format!("{POLICIES}server: {{socket: {socket}}}\n{trusted}"));
+        let log = dir.file("log", "");
+        let _server = Server::start_logging_to(&["--config", &config], std::fs::File::create(&log).unwrap());
+        let ask = |forwarded: &str| {
+            let request = format!(
+                "GET /v1/auth/nginx HTTP/1.1\r\nhost: slidegate\r\nconnection: close\r\nx-original-uri: /\r\nx-original-method: \
+                 GET\r\n{forwarded}\r\n"
+            );
+            let mut stream = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+            stream.write_all(request.as_bytes()).unwrap();
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).unwrap();
+            Response::parse(&text(&answer)).status
+        };
+        let of = |client: &str| format!("x-forwarded-for: {client}\r\n");
+        let statuses: Vec<_> = (0..4).map(|_| ask(&of("192.0.2.1"))).collect();
+        assert_eq!(statuses, [200, 200, 200, 403], "{trusted}");
+        assert_eq!(ask(&of("192.0.2.2")), 200, "{trusted}");
+        let before = std::fs::read_to_string(&log).unwrap();
+        assert!(!before.contains("count as one"), "{before}");
+        // Without an address they are limited all the same, and the log says how.
+        let statuses: Vec<_> = (0..4).map(|_| ask("")).collect();
+        assert_eq!(statuses, [200, 200, 200, 403], "{trusted}");
+        until_true("the log says so", || std::fs::read_to_string(&log).unwrap().contains("count as one"));
+    }
+}
+
 /// All clients of a proxy that nobody declared count as one, and nobody would guess why.
 #[test]
 fn each_proxy_that_is_not_trusted_is_reported_once_a_minute() {

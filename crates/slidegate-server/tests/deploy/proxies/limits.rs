@@ -13,6 +13,22 @@ fn limits_hold(kind: &Kind, beside: &mut Beside) {
     });
 }
 
+/// Whether CORS lets pages of other origins read slidegate's fields.
+fn exposes_fields(answer: &Response) -> bool {
+    let exposed = answer.header("access-control-expose-headers").unwrap_or_default();
+    let is_exposed = |name: &str| exposed.split(',').any(|one| one.trim().eq_ignore_ascii_case(name));
+    [
+        "Retry-After",
+        "RateLimit",
+        "RateLimit-Policy",
+        "X-RateLimit-Limit",
+        "X-RateLimit-Remaining",
+        "X-RateLimit-Reset",
+    ]
+    .into_iter()
+    .all(is_exposed)
+}
+
 /// Counts from a fresh slidegate. An answer without it ends the count.
 fn limits_hold_once(kind: &Kind, beside: &mut Beside) -> Result<(), NotAnswered> {
     let mut ask = |line: &str, fields: &str| {
@@ -32,6 +48,7 @@ fn limits_hold_once(kind: &Kind, beside: &mut Beside) -> Result<(), NotAnswered>
     assert_eq!(header(&passed, "x-ratelimit-limit").as_deref(), Some("3"));
     assert_eq!(header(&passed, "x-ratelimit-remaining").as_deref(), Some("2"));
     assert!(header(&passed, "x-ratelimit-reset").is_some());
+    assert!(exposes_fields(&passed), "{}: pages of other origins may read the fields", kind.name);
 
     // The path is the client's own, in whatever spelling.
     assert_eq!(ask("GET /%6Cogin?next=/", SPOOFED)?.status, 200);
@@ -41,6 +58,7 @@ fn limits_hold_once(kind: &Kind, beside: &mut Beside) -> Result<(), NotAnswered>
 
     let denied = ask("GET /c", SPOOFED)?;
     assert_eq!(denied.status, 429);
+    assert!(exposes_fields(&denied), "{}: pages of other origins may read why", kind.name);
     let wait: u64 = denied.header("retry-after").unwrap().parse().unwrap();
     assert!((3000..=3600).contains(&wait), "{wait}");
     assert_eq!(denied.header("ratelimit-policy"), Some("\"per-ip\";q=3;w=3600"));
@@ -119,6 +137,18 @@ fn slower_than_the_timeout(kind: &Kind, closed: bool, beside: &mut Beside) {
 #[test]
 fn nginx_limits_and_passes_requests_while_slidegate_is_away() {
     absence_is_bounded(&NGINX, false);
+}
+
+/// The same where nginx calls slidegate on a Unix socket, as on machines without free ports.
+#[test]
+fn nginx_limits_addresses_over_a_unix_socket() {
+    let dir = TempDir::new("nginx-socket");
+    let socket = dir.path().join("http.sock").to_str().unwrap().to_owned();
+    let config = format!("{POLICIES}server: {{socket: {socket}}}\n");
+    let upstream = format!("server unix:{socket};");
+    let mut beside = Beside::start_edited(&NGINX, &config, &[("server 127.0.0.1:7979;", &upstream)]);
+    limits_hold(&NGINX, &mut beside);
+    assert_eq!(beside.status(), 429);
 }
 
 /// The other choice of the same line.

@@ -104,7 +104,7 @@ fn a_request_is_decided_under_every_policy_that_applies() {
 fn keys_are_any_bytes() {
     let folder = TempDir::new("resp-bytes");
     let server = serve(&folder, "");
-    let keys: [&[u8]; 8] = [b"", b"\0", b"\r\n", b"\xff\xfe", b"\xff\xff", b"COST", b"PEEK", &[b'x'; 8192]];
+    let keys: [&[u8]; 8] = [b"", b"\0", b"\r\n", b"\xff\xfe", b"\xff\xff", b"COST", b"PEEK", &[b'x'; 50_000]];
     for key in keys {
         let remaining = exchange(&server, &command(&[b"RL.CHECK", b"per-user", key, b"COST", b"4"]));
         assert!(
@@ -202,10 +202,6 @@ fn every_wrong_argument_is_named_with_the_way_out() {
             "RL.CHECK THROTTLE x",
             "RL.CHECK: policy `THROTTLE` has no configured quota; send the command THROTTLE with an inline quota".into(),
         ),
-        (
-            "RL.CHECK per-ip here",
-            "RL.CHECK: invalid ip `here`: must be an IP address, for example `192.0.2.7` or `2001:db8::7`".into(),
-        ),
         ("RL.REQUEST user", "RL.REQUEST: attribute `user` has no value; give one".into()),
         ("RL.REQUEST user a user b", "RL.REQUEST: attribute `user` is given twice; give it once".into()),
         ("RL.REQUEST COST x", format!("RL.REQUEST: invalid COST `x`: {cost}")),
@@ -225,11 +221,6 @@ fn every_wrong_argument_is_named_with_the_way_out() {
     ] {
         assert_eq!(ask(&server, line), format!("-ERR {error}\\r\\n"), "{line}");
     }
-    let long = "x".repeat(8193);
-    assert_eq!(
-        ask(&server, &format!("RL.CHECK per-user {long}")),
-        "-ERR RL.CHECK: attribute `user` has 8193 bytes; give at most 8192\\r\\n"
-    );
     let pairs: Vec<_> = (0..33).map(|at| format!("a{at} v")).collect();
     assert_eq!(
         ask(&server, &format!("RL.REQUEST {}", pairs.join(" "))),
