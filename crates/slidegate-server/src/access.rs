@@ -307,7 +307,8 @@ impl Access {
     /// Nobody else gets the ticket of a reservation by repeating its key.
     pub(crate) fn caller(&self, request: &HeaderMap, connection: Connection) -> String {
         let rules = self.rules.load();
-        match presented(request.get(header::AUTHORIZATION)).and_then(|text| tokens::find(&rules.tokens, text)) {
+        match presented(request.get(header::AUTHORIZATION)).and_then(|text| tokens::find(&rules.tokens, text))
+        {
             Some(token) => format!("token {}", token.name),
             None => connection.caller(),
         }
@@ -316,7 +317,8 @@ impl Access {
     /// Whether the token of a request reads one key only.
     fn is_of_one_key(&self, request: &HeaderMap) -> bool {
         let rules = self.rules.load();
-        let token = presented(request.get(header::AUTHORIZATION)).and_then(|text| tokens::find(&rules.tokens, text));
+        let token =
+            presented(request.get(header::AUTHORIZATION)).and_then(|text| tokens::find(&rules.tokens, text));
         token.is_some_and(|token| token.key.is_some())
     }
 
@@ -427,8 +429,14 @@ pub(crate) async fn may_operate(
     let by = access.operator(request.headers(), request.uri(), right, connection)?;
     let is_of_one_key = access.is_of_one_key(request.headers());
     let target = Arc::new((request.headers().clone(), request.uri().clone()));
-    let grant =
-        Grant { access: Arc::clone(&access), request: target, wanted: right, connection, changes, is_of_one_key };
+    let grant = Grant {
+        access: Arc::clone(&access),
+        request: target,
+        wanted: right,
+        connection,
+        changes,
+        is_of_one_key,
+    };
     request.extensions_mut().insert(grant);
     if right == Right::Write {
         cross_site::reject_cross_site_change(request.headers())?;

@@ -143,7 +143,11 @@ impl Store {
             TicketChange::Settle { .. } | TicketChange::Extend(_) => return Err(failure),
         };
         // Another change of it was queued meanwhile.
-        if is_queued? { Ok(Changed::Later) } else { self.change_hold_now(ticket, change).await.map(Changed::Now) }
+        if is_queued? {
+            Ok(Changed::Later)
+        } else {
+            self.change_hold_now(ticket, change).await.map(Changed::Now)
+        }
     }
 
     async fn change_hold_now(&self, ticket: &Ticket, change: TicketChange<'_>) -> Result<Settlement, Error> {

@@ -317,7 +317,8 @@ impl<'a> ProblemMembers<'a> {
     fn of_extension(settlement: &'a Settlement) -> Self {
         let denying = settlement.iter().filter(|one| one.status() == HoldStatus::Denied && one.is_denied());
         let is_blocked = denying.clone().any(|one| one.reason() == Some(Reason::Blocked));
-        let why = if is_blocked { "is denied, as a key of the reservation is blocked," } else { "does not fit" };
+        let why =
+            if is_blocked { "is denied, as a key of the reservation is blocked," } else { "does not fit" };
         let denying: Vec<_> = denying.map(|one| one.policy()).collect();
         let names = denying.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         Self {

@@ -6,11 +6,11 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::{Extension, Router};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Extension, Router};
 use serde::Serialize;
 use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;

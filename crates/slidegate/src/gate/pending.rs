@@ -108,7 +108,10 @@ impl PendingSettlements {
         if self.kept.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        self.queue().kept.get(&id).is_some_and(|kept| LastChange::of(change).is_none_or(|new| new != kept.change))
+        self.queue()
+            .kept
+            .get(&id)
+            .is_some_and(|kept| LastChange::of(change).is_none_or(|new| new != kept.change))
     }
 
     /// Adds one, unless one of its reservation waits already. O(1).

@@ -7,8 +7,8 @@ use std::time::Duration;
 use siphasher::sip::SipHasher24;
 use smallvec::SmallVec;
 
-use super::settlement::{ChangedKey, SettledCost, Settlement};
 use super::blocks::blocked;
+use super::settlement::{ChangedKey, SettledCost, Settlement};
 use super::{Decisions, Gate};
 use crate::charge::{Charge, HoldTerms, MetQuota};
 use crate::decision::{Decision, Verdict, Waits};
@@ -417,10 +417,16 @@ impl<S: HoldStore> Gate<S> {
             };
             let of_key = match blocks.is_empty() {
                 true => change.of(&key, set.policy(at), has_holds),
-                false => Some(HoldChange::Extend { total: key.is_held().then_some(Quota::MAX_COUNT), ttl_us: 0 }),
+                false => {
+                    Some(HoldChange::Extend { total: key.is_held().then_some(Quota::MAX_COUNT), ttl_us: 0 })
+                }
             };
             if let Some(change) = of_key {
-                let of = if key.is_held() || !has_holds || !blocks.is_empty() { &mut changes } else { &mut refunds };
+                let of = if key.is_held() || !has_holds || !blocks.is_empty() {
+                    &mut changes
+                } else {
+                    &mut refunds
+                };
                 let own = self.own_of(set, at, &key);
                 of.push(TicketKeyChange { place, key, change, number, at, own });
             }
@@ -471,7 +477,12 @@ impl<S: HoldStore> Gate<S> {
     /// The blocks that deny a change, with what is left of them: of any key of the reservation, if the
     /// change holds more than before. What was used is settled, and what is held is kept, whatever is
     /// blocked.
-    fn blocks_of_extension(&self, ticket: &Ticket, set: &PolicySet, change: &Change<'_>) -> Vec<(TicketPlace, u64)> {
+    fn blocks_of_extension(
+        &self,
+        ticket: &Ticket,
+        set: &PolicySet,
+        change: &Change<'_>,
+    ) -> Vec<(TicketPlace, u64)> {
         let Change::Extend { cost: Some(cost), .. } = change else { return Vec::new() };
         let of_set = |(place, key): (TicketPlace, TicketKey<'_>)| {
             let (_, at) = set.numbered_place(key.policy)?;
@@ -562,7 +573,9 @@ struct TicketKeyChange<'t> {
 fn deny_blocked(changed: &mut ChangedTicketKeys<'_>, blocks: &[(TicketPlace, u64)]) {
     let is_denied = |(_, answer): &(TicketKeyChange<'_>, HoldAnswer)| answer.status == HoldStatus::Denied;
     let is_open = changed.iter().any(is_denied);
-    changed.retain(|(one, _)| one.key.is_held() || is_open && blocks.iter().any(|(place, _)| *place == one.place));
+    changed.retain(|(one, _)| {
+        one.key.is_held() || is_open && blocks.iter().any(|(place, _)| *place == one.place)
+    });
     for (one, answer) in changed {
         if one.key.is_held() && answer.status != HoldStatus::Denied {
             continue;

@@ -8,8 +8,8 @@ use smallvec::SmallVec;
 
 use super::Policy;
 use crate::block::Block;
-use crate::error::Error;
 use crate::charge::MetQuota;
+use crate::error::Error;
 use crate::key::{Key, TicketKeyBytes};
 use crate::quota::Quota;
 use crate::request::{OwnedValue, Request};
@@ -142,7 +142,8 @@ impl Rule {
             return quota;
         };
         let plans = || self.policy.tiers().map(|(_, quota)| *quota).chain([quota]);
-        let is_plan = |quota: Quota| quota == met || self.anchored.get(&quota).is_some_and(|days| days.contains(&met));
+        let is_plan =
+            |quota: Quota| quota == met || self.anchored.get(&quota).is_some_and(|days| days.contains(&met));
         let largest = plans().max_by_key(Quota::capacity).unwrap_or(quota);
         if plans().any(is_plan) || met.capacity() <= largest.capacity() { met } else { largest }
     }

@@ -65,10 +65,7 @@ pub(super) fn denials(
 }
 
 /// Streams rates every second, some denials, and changes.
-pub(super) fn live(
-    app: Arc<App>,
-    held: Held,
-) -> impl Stream<Item = Result<sse::Event, Infallible>> {
+pub(super) fn live(app: Arc<App>, held: Held) -> impl Stream<Item = Result<sse::Event, Infallible>> {
     let messages = app.observer().events.listen();
     stream(app, Content::Live, messages, (VecDeque::new(), 0), held)
 }

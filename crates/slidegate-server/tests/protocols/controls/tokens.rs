@@ -2,14 +2,17 @@
 
 use std::io::Read;
 
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 use slidegate_testkit::service::{run, text};
 use tonic::Code as GrpcCode;
 use tonic::metadata::MetadataValue;
 
 use super::*;
 use crate::rls::client::channel;
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
-use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
+
+/// Without RESP, whose credential is a password that is not reloaded.
+const CONFIG: &str = "grpc: {listen: '127.0.0.1:0'}\nauth: {preset: caddy}\n";
 
 /// A token and its line in the file.
 struct Token {
@@ -21,14 +24,15 @@ struct Token {
 impl Token {
     fn new(name: &'static str) -> Self {
         let made = text(&run(&["token", "new", "--name", name, "--scope", "read"]).stdout);
-        let of = |word: &str| made.split_whitespace().skip_while(|one| *one != word).nth(1).unwrap().to_owned();
+        let of =
+            |word: &str| made.split_whitespace().skip_while(|one| *one != word).nth(1).unwrap().to_owned();
         let sha256 = of("sha256:").trim_end_matches(['}', ']']).to_owned();
         Self { name, secret: of("token"), sha256 }
     }
 
     /// Its line, with these rights and maybe a key.
     fn line(&self, scope: &str, key: Option<&str>) -> String {
-        let key = key.map(|key| format!(", key: {key}")).unwrap_or_default();
+        let key = key.map(|key| format!(", key: '{key}'")).unwrap_or_default();
         format!("{{name: {}, scope: [{scope}]{key}, sha256: {}}}", self.name, self.sha256)
     }
 
@@ -123,7 +127,8 @@ fn a_token_that_was_removed_does_nothing_on_any_path() {
     let (ops, other) = (Token::new("ops"), Token::new("other"));
     let with = |scope: Option<&str>| {
         let line = scope.map(|scope| other.line(scope, None));
-        let lines: Vec<_> = [Some(ops.line("read, write, decide", None)), line].into_iter().flatten().collect();
+        let lines: Vec<_> =
+            [Some(ops.line("read, write, decide", None)), line].into_iter().flatten().collect();
         admin("token", &lines)
     };
     let instance = start(&folder, "", &with(Some("decide, read")));
@@ -162,10 +167,9 @@ fn a_token_that_was_removed_does_nothing_on_any_path() {
             client.should_rate_limit(request).await.map_or_else(|status| status.code(), |_| GrpcCode::Ok)
         })
     };
-    for (rules, status, code) in [
-        (with(Some("decide, read")), 200, GrpcCode::Ok),
-        (with(None), 401, GrpcCode::Unauthenticated),
-    ] {
+    for (rules, status, code) in
+        [(with(Some("decide, read")), 200, GrpcCode::Ok), (with(None), 401, GrpcCode::Unauthenticated)]
+    {
         reload(&instance, &rules, &ops);
         for (method, path, body) in &paths {
             let body = (*method == "POST").then(|| body.to_string());
@@ -249,6 +253,7 @@ fn a_token_of_one_key_sees_no_events_of_other_keys() {
         let body = json!({ "attributes": { "tenant": tenant, "user": user } });
         assert_eq!(instance.post("/v1/check", &body, "").0, 429);
     }
-    let answer = instance.server.ask_with(&own.header(), "GET", "/v1/events?policy=per-user&key=acme%2Calice1", None);
+    let answer =
+        instance.server.ask_with(&own.header(), "GET", "/v1/events?policy=per-user&key=acme%2Calice1", None);
     assert_eq!(answer.json()["events"].as_array().unwrap().len(), 1, "{}", answer.body);
 }

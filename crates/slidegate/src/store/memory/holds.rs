@@ -2,8 +2,8 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{MemoryStore, ShardData};
 use super::shard::{Call, Shard};
+use super::{MemoryStore, ShardData};
 use crate::charge::{MetQuota, PerCharge};
 use crate::error::Error;
 use crate::hold::HoldStatus;
@@ -53,9 +53,7 @@ impl MemoryStore {
 
     fn change_all(&self, changes: &[HoldCall<'_>]) -> HoldAnswers {
         let mut answers = HoldAnswers::new();
-        let with_quota = |one: &HoldCall<'_>| {
-            (KeyId::from_bytes(one.key), one.quota(MetQuota::OfPolicy))
-        };
+        let with_quota = |one: &HoldCall<'_>| (KeyId::from_bytes(one.key), one.quota(MetQuota::OfPolicy));
         let keys: PerCharge<(KeyId, Quota)> = changes.iter().map(with_quota).collect();
         let ids = changes.iter().zip(&keys).map(|(one, (id, _))| (*id, one.number));
         let mut locked = self.lock_keys(ids);
@@ -90,7 +88,8 @@ impl ShardData {
     ) -> T {
         let stored = self.inline_quotas.quota(&call.address).filter(|_| one.is_of_whole_limit());
         let now = stored.map(|stored| (stored, one.quota(MetQuota::Listed(stored))));
-        let Some((stored, now)) = now.filter(|(stored, now)| one.change.is_extension() && now != stored) else {
+        let Some((stored, now)) = now.filter(|(stored, now)| one.change.is_extension() && now != stored)
+        else {
             return self.on_key(call, run);
         };
         let call = Call { quota: &now, ..*call };
