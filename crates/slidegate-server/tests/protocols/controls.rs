@@ -8,7 +8,10 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
+use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::rate_limit::Unit;
 use serde_json::{Value, json};
 use slidegate_testkit::redis::{Connection, RedisServer, Reply};
 use slidegate_testkit::service::Server;
@@ -41,6 +44,7 @@ RL.REQUEST    | allowed  | denied   | allowed  | denied           | allowed     
 CL.THROTTLE   | allowed  | denied   | allowed  | refused          | refused         | refused          | refused       | refused      | refused  | allowed
 THROTTLE      | allowed  | denied   | allowed  | refused          | refused         | refused          | refused       | refused      | refused  | allowed
 Envoy         | allowed  | denied   | allowed  | denied           | allowed         | allowed          | denied        | allowed      | allowed  | allowed
+Envoy's limit | allowed  | denied   | allowed  | allowed          | allowed         | allowed          | allowed       | allowed      | allowed  | allowed
 reserve       | allowed  | denied   | allowed  | denied           | allowed         | allowed          | denied        | allowed      | allowed  | allowed
 RL.RESERVE    | allowed  | denied   | allowed  | denied           | allowed         | allowed          | denied        | allowed      | allowed  | error
 extend        | allowed  | denied   | allowed  | denied           | allowed         | allowed          | denied        | allowed      | allowed  | unknown
@@ -136,7 +140,7 @@ impl Instance {
 
     /// What every key has before the control.
     fn prepare<'t>(&self, path: &'t str, control: &str, expected: &'t str) -> Cell<'t> {
-        let key = format!("{path}-{control}").replace(' ', "-");
+        let key = format!("{path}-{control}").replace([' ', '\''], "-");
         let mut cell = Cell { path, ticket: String::new(), events: None, expected, key };
         let key = &cell.key;
         let policy = cell.policy();
@@ -227,8 +231,11 @@ impl Instance {
             "RL.REQUEST" => of_reply(self.command(&format!("RL.REQUEST user {key}")), 1).to_owned(),
             "CL.THROTTLE" => of_reply(self.command(&format!("CL.THROTTLE {key} 99 100 3600")), 0).to_owned(),
             "THROTTLE" => of_reply(self.command(&format!("THROTTLE {key} 99 100 3600")), 1).to_owned(),
-            "Envoy" => runtime.block_on(async {
-                let answer = ask(&mut client(&self.server).await, &[user(key)], 1).await.unwrap();
+            "Envoy" | "Envoy's limit" => runtime.block_on(async {
+                let own = RateLimitOverride { requests_per_unit: 100, unit: Unit::Hour.into() };
+                let limit = (*path == "Envoy's limit").then_some(own);
+                let asked = [RateLimitDescriptor { limit, ..user(key) }];
+                let answer = ask(&mut client(&self.server).await, &asked, 1).await.unwrap();
                 if answer.overall_code() == Code::Ok { "allowed" } else { "denied" }.to_owned()
             }),
             "reserve" => change("/v1/reserve", one).to_owned(),

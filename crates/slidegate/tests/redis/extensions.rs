@@ -102,13 +102,6 @@ fn cases() -> Vec<Case> {
             Denied,
         ),
         case(
-            "tiers removed",
-            |policy| tiered(limited(policy, 5), 50),
-            pro,
-            |policy| limited(policy, 10),
-            Denied,
-        ),
-        case(
             "default lowered below the tier",
             |policy| tiered(policy, 50),
             pro,
