@@ -280,7 +280,8 @@ async fn live(State(app): Shared, Extension(grant): Extension<Grant>, uri: Uri) 
 /// Checks that the text of a key stands for one key. By the store's `hash_tag`, it may be that of one key
 /// for each value of an attribute, so that a token of one key would read the others as well.
 fn one_key(app: &App, policy: Option<&str>) -> Result<(), Problem> {
-    let Some(tag) = app.shared().and_then(|shared| shared.hash_tag()) else { return Ok(()) };
+    let tag = if let Some(shared) = app.shared() { shared.hash_tag() } else { None };
+    let Some(tag) = tag else { return Ok(()) };
     let name = policy.unwrap_or_default();
     if app.policies().by_name(name).is_some_and(|policy| policy.scope().iter().any(|one| one == tag)) {
         return Ok(());
