@@ -24,6 +24,15 @@ pub fn is_inline(name: &str) -> bool {
     INLINE_POLICIES.iter().any(|(inline, _)| *inline == name)
 }
 
+/// Why a key of one of [`INLINE_POLICIES`] has no override.
+#[must_use]
+pub fn no_override(policy: &str) -> String {
+    format!(
+        "each command of policy `{policy}` brings its own quota, so an override would bind nothing; block the key, or \
+         send another quota with the command"
+    )
+}
+
 /// The policies without [`INLINE_POLICIES`].
 pub fn listed(policies: &PolicySet) -> impl Iterator<Item = &Policy> {
     policies.iter().filter(|policy| !is_inline(policy.name()))

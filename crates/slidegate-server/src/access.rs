@@ -16,6 +16,7 @@ use axum::extract::State;
 use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header};
 use axum::middleware::Next;
 use axum::response::Response;
+use tokio::sync::watch;
 
 use crate::access::attempts::{AuthAttempts, AuthFailure};
 use crate::caller::Protocol;
@@ -38,6 +39,21 @@ pub(crate) struct Access {
     /// The rules that every decision needs, as flags in one atomic: [`TOKEN_TO_DECIDE`],
     /// [`HAS_TOKENS`].
     flags: AtomicU8,
+    /// Notified when the rules have changed.
+    changes: watch::Sender<()>,
+}
+
+/// The permission of a request, which a long response asks for again when the rules change.
+#[derive(Debug, Clone)]
+pub(crate) struct Grant {
+    access: Arc<Access>,
+    /// The request: its header fields and its target.
+    request: Arc<(HeaderMap, Uri)>,
+    wanted: Right,
+    connection: Connection,
+    changes: watch::Receiver<()>,
+    /// Whether the token reads one key only.
+    pub(crate) is_of_one_key: bool,
 }
 
 /// Flag: every decision requires a token.
@@ -81,6 +97,15 @@ impl Connection {
         extensions.get().copied().unwrap_or(unknown)
     }
 
+    /// The client by its address, or its user on a Unix socket, for idempotency keys.
+    pub(crate) fn caller(self) -> String {
+        match (self.peer, self.user) {
+            (Some(peer), _) => format!("address {}", peer.to_canonical()),
+            (None, Some(user)) => format!("user {user}"),
+            (None, None) => "unknown".to_owned(),
+        }
+    }
+
     /// Whether a web page may have caused the request by DNS rebinding, so that `Host` must name
     /// this machine. Pages cannot connect to a Unix socket.
     fn needs_own_host(self) -> bool {
@@ -91,7 +116,8 @@ impl Connection {
 impl Access {
     pub(crate) fn new(listen: SocketAddr, rules: AccessRules) -> Self {
         let (attempts, flags) = (AuthAttempts::default(), AtomicU8::new(0));
-        let access = Self { listen, rules: ArcSwap::default(), attempts, flags };
+        let changes = watch::Sender::default();
+        let access = Self { listen, rules: ArcSwap::default(), attempts, flags, changes };
         access.set(rules);
         access
     }
@@ -103,6 +129,7 @@ impl Access {
         // Rules before flags: no client may be asked for a token that is not yet known.
         self.rules.store(Arc::new(rules));
         self.flags.store(to_decide | has_tokens, Ordering::Release);
+        self.changes.send_replace(());
     }
 
     /// The limit on failed authentications, shared by all protocols.
@@ -127,9 +154,20 @@ impl Access {
         wanted: Right,
         connection: Connection,
     ) -> Result<By, Problem> {
+        let credentials = Credentials::over_http(request, connection.peer);
+        self.operator_with(&credentials, request, uri, (wanted, connection))
+    }
+
+    fn operator_with(
+        &self,
+        credentials: &Credentials<'_>,
+        request: &HeaderMap,
+        uri: &Uri,
+        (wanted, connection): (Right, Connection),
+    ) -> Result<By, Problem> {
         let rules = self.rules.load();
         if !rules.tokens.is_empty() {
-            let token = self.token(&rules, &Credentials::over_http(request, connection.peer), wanted)?;
+            let token = self.token(&rules, credentials, wanted)?;
             if let Some(key) = token.key.as_ref().filter(|key| !own_key::may_read(key, uri)) {
                 return Err(forbidden(format!(
                     "token `{}` is limited to the key `{}`: it reads `/v1/keys/POLICY/KEY` and \
@@ -283,6 +321,25 @@ impl Access {
         self.token(&self.rules.load(), credentials, Right::Decide).map(drop)
     }
 
+    /// Whose idempotency keys those of a request are: those of its token, else of its address or user.
+    /// Nobody else gets the ticket of a reservation by repeating its key.
+    pub(crate) fn caller(&self, request: &HeaderMap, connection: Connection) -> String {
+        let rules = self.rules.load();
+        match presented(request.get(header::AUTHORIZATION)).and_then(|text| tokens::find(&rules.tokens, text))
+        {
+            Some(token) => format!("token {}", token.name),
+            None => connection.caller(),
+        }
+    }
+
+    /// Whether the token of a request reads one key only.
+    fn is_of_one_key(&self, request: &HeaderMap) -> bool {
+        let rules = self.rules.load();
+        let token =
+            presented(request.get(header::AUTHORIZATION)).and_then(|text| tokens::find(&rules.tokens, text));
+        token.is_some_and(|token| token.key.is_some())
+    }
+
     /// The presented token, if it has this right.
     fn token<'t>(
         &self,
@@ -297,11 +354,7 @@ impl Access {
                  `slidegate token new --scope {wanted_name}`, or listen on 127.0.0.1"
             )));
         }
-        let presented = credentials.authorization.and_then(|value| {
-            let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
-            scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
-        });
-        let Some(presented) = presented else {
+        let Some(presented) = presented(credentials.authorization) else {
             return Err(unauthorized("token required; send `Authorization: Bearer TOKEN`"));
         };
         let Some(token) = tokens::find(&rules.tokens, presented) else {
@@ -323,6 +376,34 @@ impl Access {
             )));
         }
         Ok(token)
+    }
+}
+
+impl Grant {
+    /// Waits until the rules do not permit the request any more, such as those of a reload that removes
+    /// its token.
+    pub(crate) async fn revoked(&mut self) {
+        while self.changes.changed().await.is_ok() {
+            if !self.is_permitted() {
+                return;
+            }
+        }
+    }
+
+    /// Whether the rules have changed and do not permit the request any more.
+    pub(crate) fn is_revoked(&mut self) -> bool {
+        if !self.changes.has_changed().unwrap_or(false) {
+            return false;
+        }
+        self.changes.mark_unchanged();
+        !self.is_permitted()
+    }
+
+    fn is_permitted(&self) -> bool {
+        let (headers, uri) = &*self.request;
+        // Without its address: a token that was removed is no guess.
+        let credentials = Credentials::over_http(headers, None);
+        self.access.operator_with(&credentials, headers, uri, (self.wanted, self.connection)).is_ok()
     }
 }
 
@@ -364,13 +445,32 @@ pub(crate) async fn may_operate(
     mut request: Request<Body>,
     next: Next,
 ) -> Result<Response, Problem> {
-    let by =
-        access.operator(request.headers(), request.uri(), right, Connection::of(request.extensions()))?;
+    let connection = Connection::of(request.extensions());
+    // Before the rules are read, so that no change of them is missed.
+    let changes = access.changes.subscribe();
+    let by = access.operator(request.headers(), request.uri(), right, connection)?;
+    let is_of_one_key = access.is_of_one_key(request.headers());
+    let target = Arc::new((request.headers().clone(), request.uri().clone()));
+    let grant = Grant {
+        access: Arc::clone(&access),
+        request: target,
+        wanted: right,
+        connection,
+        changes,
+        is_of_one_key,
+    };
+    request.extensions_mut().insert(grant);
     if right == Right::Write {
         cross_site::reject_cross_site_change(request.headers())?;
     }
     request.extensions_mut().insert(by);
     Ok(next.run(request).await)
+}
+
+/// The token that a field presents.
+fn presented(authorization: Option<&HeaderValue>) -> Option<&str> {
+    let (scheme, token) = authorization?.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
 fn forbidden(detail: impl Into<String>) -> Problem {

@@ -45,6 +45,21 @@ pub struct Charge<'a> {
     pub(crate) in_millionths: bool,
 }
 
+/// The quota that requests met on a key, as far as a store knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MetQuota {
+    /// That of the policy, or an override.
+    OfPolicy,
+    /// An inline quota.
+    #[cfg(feature = "redis")]
+    Inline(Quota),
+    /// That of a tier or an anchor, or an inline quota.
+    Listed(Quota),
+    /// That of an override, a tier or an anchor.
+    #[cfg(feature = "redis")]
+    Other(Quota),
+}
+
 /// How a cost is held.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reserve<'a> {

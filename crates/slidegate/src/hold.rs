@@ -69,7 +69,9 @@ pub struct HoldOptions<'o> {
     /// An idempotency key, so that a reservation whose response was lost can be sent again: a
     /// repeated call with the same key, keys and costs, within the longest window and time of its
     /// holds, gets the first decisions and the first ticket, and holds nothing more. As with
-    /// [`check_once`](crate::Gate::check_once), it is decided again after a denial.
+    /// [`check_once`](crate::Gate::check_once), it is decided again after a denial. Whoever repeats the
+    /// call gets the ticket: where callers do not trust each other, put the name of the caller before its
+    /// key.
     pub id: Option<&'o str>,
 }
 

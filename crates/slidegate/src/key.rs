@@ -147,6 +147,9 @@ fn write_escaped(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     Ok(())
 }
 
+/// What a store knows a key by in a ticket.
+pub type TicketKeyBytes = SmallVec<[u8; 32]>;
+
 /// The identity of a key in a table: 15 bytes and a tag in the last byte, which defines their
 /// meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

@@ -256,7 +256,7 @@ fn weighted(weights: &[(String, Amount)], costs: &[(&str, u64)]) -> u64 {
 }
 
 /// A [`Cost`] that is kept.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum OwnedCost {
     Bare(u64),
     Exact(Amount),

@@ -45,13 +45,14 @@ pub(crate) mod shared;
 #[cfg(feature = "redis")]
 pub(crate) use crate::all_or_nothing::{Denials, complete};
 pub(crate) use crate::all_or_nothing::{all_or_none, with_denials};
-pub use holds::{HeldCharge, HoldAnswer, HoldAnswers, HoldCall, HoldStore, TicketKeyBytes};
+pub use holds::{HeldCharge, HoldAnswer, HoldAnswers, HoldCall, HoldStore};
 pub use idempotency::IdempotencyCache;
 pub use key_state::KeyState;
 #[cfg(feature = "redis")]
 pub use shared::{DecideError, SharedHoldStore, SharedStore};
 
 pub use crate::charge::Charge;
+pub use crate::key::TicketKeyBytes;
 pub use crate::policy_reset::{PolicyReset, ResetCursor, ScannedKeys};
 #[cfg(feature = "redis")]
 use crate::store::redis::StoreFailure;

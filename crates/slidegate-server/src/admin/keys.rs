@@ -16,7 +16,7 @@ use slidegate::{
     parse_window,
     store::{KeyUse, RecordedCharge},
 };
-use slidegate_config::names::candidate_of;
+use slidegate_config::names::{self, candidate_of};
 
 use super::apply::unknown;
 use super::reply::{InPath, audit, body};
@@ -192,7 +192,7 @@ impl Admin {
             json
         });
         let (policy, key) = (Some(target.policy.clone()), Some(target.text.clone()));
-        let filter = Filter { policy, key, only_denials: true };
+        let filter = Filter { policy, key, is_exact: true, only_denials: true };
         let denials = self.app.observer().events().recent(&filter, MAX_DENIALS);
         let denials: Vec<_> = denials.iter().map(|event| &**event).collect();
         let mut view = used(&found);
@@ -289,6 +289,9 @@ pub(super) async fn act(
         }
         "override" => {
             given.expect(&action, &["for", "quota"])?;
+            if names::is_inline(&target.policy) {
+                return Err(Problem::new(StatusCode::CONFLICT, names::no_override(&target.policy)));
+            }
             admin.set(&target, given.kind(target.policy())?, given.until_ms()?, &by).await?
         }
         "unblock" | "clear-override" => {

@@ -145,8 +145,7 @@ impl ActivePolicies {
         let folded = self.folded(&next, now_ms)?;
         (next.refused, next.keys_shown) = (folded.refused, folded.keys_shown);
         next.next_expiry = next.document.living(now_ms).map(|change| change.until_ms).min();
-        let policies = if self.has_inline { with_inline(&folded.policies)? } else { folded.policies };
-        self.engine.activate(policies, &next.keys_shown, &parts.keys_shown)?;
+        self.engine.activate(folded.policies, &next.keys_shown, &parts.keys_shown)?;
         let escalations = &self.engine.observer.escalations;
         escalations.follow(&folded.escalations);
         if escalations.is_used() {
@@ -161,7 +160,11 @@ impl ActivePolicies {
     fn folded(&self, parts: &Parts, now_ms: u64) -> Result<Folded, Error> {
         let Parts { base, external, document, .. } = parts;
         let external = external.iter().filter(|policy| base.policies.by_name(policy.name()).is_none());
-        let policies = PolicySet::new(base.policies.iter().chain(external).cloned())?;
+        let mut policies = PolicySet::new(base.policies.iter().chain(external).cloned())?;
+        if self.has_inline {
+            // Before the changes, which are those of their keys as well.
+            policies = with_inline(&policies)?;
+        }
         fold(&Base { policies, ..base.clone() }, document, now_ms, &self.addresses)
     }
 
@@ -175,8 +178,10 @@ impl ActivePolicies {
 /// # Errors
 /// The policies and their candidates are too many.
 pub(super) fn initial(base: &Base, addresses: &[String], has_inline: bool) -> Result<PolicySet, Error> {
-    let Folded { policies, .. } = fold(base, &Document::default(), 0, addresses)?;
-    if has_inline { with_inline(&policies) } else { Ok(policies) }
+    let policies = if has_inline { with_inline(&base.policies)? } else { base.policies.clone() };
+    let Folded { policies, .. } =
+        fold(&Base { policies, ..base.clone() }, &Document::default(), 0, addresses)?;
+    Ok(policies)
 }
 
 /// These policies and [`INLINE_POLICIES`].

@@ -11,7 +11,7 @@ use slidegate::store::{PolicyReset, ResetCursor};
 use slidegate::{
     Decisions, Error, Gate, MemoryStore, Policy, PolicySet, Request, Timestamp, Verb,
     redis::{FallbackStore, RedisStore},
-    reserve::{HoldOptions, HoldStatus, PendingStats, Reserved, Ticket},
+    reserve::{HoldOptions, HoldStatus, PendingStats, Reserved, Settlement, Ticket},
     store::{KeyUse, MemoryStats, RestoredSnapshot, SavedSnapshot, SnapshotError, SnapshotFile},
 };
 
@@ -123,14 +123,7 @@ impl Store {
         change: TicketChange<'_>,
     ) -> Result<Changed, Error> {
         let gate = &self.gate;
-        let queued = change.clone();
-        let changed = match change {
-            TicketChange::Settle { cost, is_final: true } => gate.settle_async(ticket, cost).await,
-            TicketChange::Settle { cost, is_final: false } => gate.settle_so_far_async(ticket, cost).await,
-            TicketChange::Extend(extension) => gate.extend_with_async(ticket, extension).await,
-            TicketChange::Cancel => gate.cancel_async(ticket).await,
-        };
-        let failure = match changed {
+        let failure = match self.change_hold_now(ticket, change.clone()).await {
             Ok(settlement) => {
                 if settlement.status() == HoldStatus::Unknown {
                     self.unknown_tickets.fetch_add(1, Ordering::Relaxed);
@@ -143,13 +136,28 @@ impl Store {
             return Err(failure);
         }
         self.health.away.store(true, Ordering::Relaxed);
-        let is_queued = match queued {
+        let is_queued = match change.clone() {
             TicketChange::Settle { cost, is_final: true } => gate.settle_later(ticket.clone(), cost),
             TicketChange::Cancel => gate.cancel_later(ticket.clone()),
             // The next part or extension supersedes this one.
             TicketChange::Settle { .. } | TicketChange::Extend(_) => return Err(failure),
         };
-        is_queued.map(|()| Changed::Later)
+        // Another change of it was queued meanwhile.
+        if is_queued? {
+            Ok(Changed::Later)
+        } else {
+            self.change_hold_now(ticket, change).await.map(Changed::Now)
+        }
+    }
+
+    async fn change_hold_now(&self, ticket: &Ticket, change: TicketChange<'_>) -> Result<Settlement, Error> {
+        let gate = &self.gate;
+        match change {
+            TicketChange::Settle { cost, is_final: true } => gate.settle_async(ticket, cost).await,
+            TicketChange::Settle { cost, is_final: false } => gate.settle_so_far_async(ticket, cost).await,
+            TicketChange::Extend(extension) => gate.extend_with_async(ticket, extension).await,
+            TicketChange::Cancel => gate.cancel_async(ticket).await,
+        }
     }
 
     /// How many tickets the store did not know.

@@ -317,13 +317,16 @@ impl<'a> ProblemMembers<'a> {
     /// The problem of an extension that does not fit.
     fn of_extension(settlement: &'a Settlement) -> Self {
         let denying = settlement.iter().filter(|one| one.status() == HoldStatus::Denied && one.is_denied());
+        let is_blocked = denying.clone().any(|one| one.reason() == Some(Reason::Blocked));
+        let why =
+            if is_blocked { "is denied, as a key of the reservation is blocked," } else { "does not fit" };
         let denying: Vec<_> = denying.map(|one| one.policy()).collect();
         let names = denying.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         Self {
             r#type: "https://iana.org/assignments/http-problem-types#quota-exceeded",
             title: "Request cannot be satisfied as assigned quota has been exceeded",
             status: 429,
-            detail: format!("The extension does not fit under {names}. The reservation stays as it was."),
+            detail: format!("The extension {why} under {names}. The reservation stays as it was."),
             violated_policies: denying,
         }
     }

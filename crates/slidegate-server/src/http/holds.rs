@@ -25,6 +25,7 @@ use crate::app::App;
 use crate::app::ticket_change::{Changed, TicketChange};
 use crate::fields::{self, NO_STORE};
 use crate::json_body;
+use crate::listener::Connection;
 use crate::problem::{self, Problem};
 
 /// Maximum tickets that one call extends. All are extended concurrently.
@@ -85,12 +86,14 @@ pub(super) fn routes() -> [(&'static str, MethodRouter<Arc<App>>); 4] {
 async fn reserve(State(app): Shared, request: HttpRequest<Body>) -> Answered {
     let (head, body) = request.into_parts();
     let headers = head.headers;
-    let id = idempotency::id(slidegate::Verb::Check, &headers)?;
+    // Bound to its caller, so that a ticket is not given to who guesses the key.
+    let caller = || app.access.caller(&headers, Connection::of(&head.extensions));
+    let id = idempotency::id(slidegate::Verb::Check, &headers)?.map(|id| format!("{}\n{id}", caller()));
     let bytes = json_body::read(body, MAX_BODY).await?;
     let mut call = call(&app, &headers);
     let (ask, ttl) = json_body::parse::<ReserveBody<'_>>(&bytes)?.into_parts()?;
     let request = ask.request(&app)?;
-    let options = HoldOptions { ttl, id, ..HoldOptions::default() };
+    let options = HoldOptions { ttl, id: id.as_deref(), ..HoldOptions::default() };
     let reserved = call
         .reserve(std::slice::from_ref(&request), options)
         .await

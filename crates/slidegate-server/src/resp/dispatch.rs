@@ -48,7 +48,7 @@ pub(super) fn step<'b>(
         (Name::Request, _) => decide::request(args, batch, &mut reply),
         (Name::Refund, _) => decide::by_key(Verb::Refund, args, policies, batch, &mut reply),
         (Name::Reset, _) => decide::reset(args, policies, batch.app),
-        (Name::Reserve, _) => hold_arguments::reserve(args, policies, batch.app),
+        (Name::Reserve, _) => hold_arguments::reserve(args, policies, batch.app, session.connection()),
         (Name::Settle, _) => hold_arguments::settle(args),
         (Name::Extend, _) => hold_arguments::extend(args),
         (Name::Cancel, _) => hold_arguments::cancel(args),

@@ -16,6 +16,7 @@ use super::reply::Escaped;
 use crate::app::App;
 use crate::app::ticket_change::TicketChange;
 use crate::limits::MAX_ID;
+use crate::listener::Connection;
 
 /// Longest time of a reservation in milliseconds: that of the library.
 const MAX_TTL_MS: u64 = 3_600_000;
@@ -25,10 +26,13 @@ pub(super) fn reserve<'b>(
     args: &[&'b [u8]],
     policies: &'b PolicySet,
     app: &App,
+    connection: Connection,
 ) -> Result<Step<'b>, CommandError> {
     let PolicyArguments { policy, keys, rest } = policy_arguments(args, policies)?;
     reject_inline_policy(policy)?;
     let (id, rest) = split_id(rest)?;
+    // As over HTTP: bound to its caller, so that a ticket is not given to who guesses the key.
+    let id = id.map(|id| format!("{}\n{id}", connection.caller()));
     let (cost, ttl) = options(&rest, "COST", Some("TTL"))?;
     // Without a cost, the policy's estimate is held.
     let mut request = Request::new().under(policy.name());

@@ -18,7 +18,7 @@ use crate::app::ticket_change::{Changed, TicketChange};
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant)] // steps have it in a box
 pub(super) enum HoldCommand<'b> {
-    Reserve { request: Request<'b>, ttl: Option<Duration>, id: Option<&'b str> },
+    Reserve { request: Request<'b>, ttl: Option<Duration>, id: Option<String> },
     Change { ticket: Ticket, change: TicketChange<'b> },
 }
 
@@ -27,7 +27,7 @@ impl HoldCommand<'_> {
     pub(super) async fn execute(self, call: &mut Call<'_>, reply: &mut Reply<'_>) {
         match self {
             Self::Reserve { request, ttl, id } => {
-                let options = HoldOptions { ttl, id, ..HoldOptions::default() };
+                let options = HoldOptions { ttl, id: id.as_deref(), ..HoldOptions::default() };
                 match call.reserve(std::slice::from_ref(&request), options).await {
                     Ok(reserved) => {
                         let Some(one) = reserved.iter().next() else {

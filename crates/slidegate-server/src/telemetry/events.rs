@@ -156,6 +156,8 @@ pub(crate) struct Filter {
     pub(crate) policy: Option<String>,
     /// The key, redacted or not.
     pub(crate) key: Option<String>,
+    /// Whether the key is not redacted. Different keys may be redacted to one text.
+    pub(crate) is_exact: bool,
     /// Whether only denials match.
     pub(crate) only_denials: bool,
 }
@@ -413,8 +415,12 @@ impl Events {
 
     /// Whether an event matches.
     pub(super) fn matches(&self, event: &Event, filter: &Filter) -> bool {
-        let is_key =
-            |key: &String| *key == event.key || self.redactor.show(key, event.keys_shown) == event.key;
+        let is_key = |key: &String| {
+            if filter.is_exact {
+                return **event.raw.expose() == **key;
+            }
+            *key == event.key || self.redactor.show(key, event.keys_shown) == event.key
+        };
         filter.policy.as_ref().is_none_or(|policy| *policy == event.policy)
             && (event.verdict == DENY || !filter.only_denials)
             && filter.key.as_ref().is_none_or(is_key)

@@ -5,12 +5,12 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Extension, Router};
 use serde::Serialize;
 use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
@@ -18,6 +18,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::events::{EVENTS_KEPT, Event, Filter};
 use super::observer::MAX_STREAMS;
 use super::top::{By, KeyCount, PERIOD};
+use crate::access::Grant;
 use crate::app::App;
 use crate::problem::{self, Problem};
 use crate::query::Parameters;
@@ -70,19 +71,27 @@ async fn metrics(State(app): Shared, headers: HeaderMap) -> Result<Response, Pro
     Ok((headers, format.write(metrics::page(&app))).into_response())
 }
 
-async fn events(State(app): Shared, uri: Uri, headers: HeaderMap) -> Result<Response, Problem> {
+async fn events(
+    State(app): Shared,
+    Extension(grant): Extension<Grant>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
     if !app.observer().options.events {
         return Err(off("events"));
     }
     let mut query = Parameters::of(&uri)?;
     let (policy, key) = (policy(&mut query, &app)?, query.take("key"));
-    let filter = Filter { policy, key, only_denials: false };
+    if grant.is_of_one_key {
+        one_key(&app, policy.as_deref())?;
+    }
+    let filter = Filter { policy, key, is_exact: grant.is_of_one_key, only_denials: false };
     let limit = query.number("limit", EVENTS, EVENTS_KEPT)?;
     query.nothing_else("policy, key and limit")?;
     if wants_stream(&headers) {
         let permit = permit(&app)?;
         let after = headers.get("last-event-id").map(last_event_id).transpose()?;
-        return Ok(streamed(Sse::new(stream::denials(app, filter, after, permit))));
+        return Ok(streamed(Sse::new(stream::denials(app, filter, after, (permit, grant)))));
     }
     let events = app.observer().events().recent(&filter, limit);
     Ok(problem::ok(&Events { events: events.iter().map(|event| &**event).collect() }))
@@ -262,10 +271,26 @@ struct TopKey<'a> {
     now: Option<KeyUsage>,
 }
 
-async fn live(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
+async fn live(State(app): Shared, Extension(grant): Extension<Grant>, uri: Uri) -> Result<Response, Problem> {
     Parameters::of(&uri)?.nothing_else("nothing")?;
     let permit = permit(&app)?;
-    Ok(streamed(Sse::new(stream::live(app, permit))))
+    Ok(streamed(Sse::new(stream::live(app, (permit, grant)))))
+}
+
+/// Checks that the text of a key stands for one key. By the store's `hash_tag`, it may be that of one key
+/// for each value of an attribute, so that a token of one key would read the others as well.
+fn one_key(app: &App, policy: Option<&str>) -> Result<(), Problem> {
+    let tag = if let Some(shared) = app.shared() { shared.hash_tag() } else { None };
+    let Some(tag) = tag else { return Ok(()) };
+    let name = policy.unwrap_or_default();
+    if app.policies().by_name(name).is_some_and(|policy| policy.scope().iter().any(|one| one == tag)) {
+        return Ok(());
+    }
+    let detail = format!(
+        "a token of one key does not read events of policy `{name}`: keys lie in the store by `{tag}` (hash_tag), which \
+         the policy does not count by, so that other keys have the same text; add `{tag}` to its scope"
+    );
+    Err(Problem::new(StatusCode::FORBIDDEN, detail))
 }
 
 /// Reserves a stream.

@@ -2,6 +2,7 @@
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
 
+mod controls;
 mod drain;
 mod resp;
 mod rls;

@@ -32,8 +32,12 @@ impl<S: HoldStore + 'static> Gate<S> {
     /// repeat it. It is sent again until the time of the hold is over; then the store has charged
     /// what was held, or dropped it, and this is given up.
     ///
-    /// At most 65,536 reservations wait. What waits is lost with the process. A later call for the
-    /// same reservation replaces one that waits.
+    /// At most 65,536 reservations wait. What waits is lost with the process.
+    ///
+    /// The first change of a reservation that waits stays, as the first one would count if the store
+    /// replied. Returns whether this change waits: `false` if another one does, and this one is
+    /// dropped. Until the store replies, [`settle_async`](Self::settle_async) and its kin answer that the
+    /// reservation is [`AlreadySettled`](crate::reserve::HoldStatus::AlreadySettled).
     ///
     /// # Errors
     /// If too many wait, or there is no tokio runtime: nothing is sent.
@@ -41,7 +45,7 @@ impl<S: HoldStore + 'static> Gate<S> {
         self: &Arc<Self>,
         ticket: Ticket,
         cost: impl Into<Cost<'c>>,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         self.change_later(None, ticket, LastChange::Settle(cost.into().to_owned_cost()))
     }
 
@@ -49,7 +53,7 @@ impl<S: HoldStore + 'static> Gate<S> {
     ///
     /// # Errors
     /// As [`settle_later`](Self::settle_later).
-    pub fn cancel_later(self: &Arc<Self>, ticket: Ticket) -> Result<(), Error> {
+    pub fn cancel_later(self: &Arc<Self>, ticket: Ticket) -> Result<bool, Error> {
         self.change_later(None, ticket, LastChange::Cancel)
     }
 
@@ -59,7 +63,7 @@ impl<S: HoldStore + 'static> Gate<S> {
         runtime: Option<Handle>,
         ticket: Ticket,
         change: &Change<'static>,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let change = match change {
             Change::Settle { cost, .. } => LastChange::Settle(cost.to_owned_cost()),
             Change::Cancel => LastChange::Cancel,
@@ -73,32 +77,33 @@ impl<S: HoldStore + 'static> Gate<S> {
         runtime: Option<Handle>,
         ticket: Ticket,
         change: LastChange,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let missing = "settlements wait for the store in a tokio runtime, and this thread has none";
         let runtime = Handle::try_current().ok().or(runtime).ok_or_else(|| Error::store(missing));
         let pushed =
             runtime.and_then(|runtime| Ok((runtime, self.pending.push(Pending { ticket, change })?)));
-        let (runtime, is_first) = pushed.inspect_err(|_| self.pending.drop_one())?;
-        if is_first {
+        let (runtime, pushed) = pushed.inspect_err(|_| self.pending.drop_one())?;
+        if pushed.needs_task {
             runtime.spawn(send_all(Task { gate: Arc::downgrade(self), has_ended: false }));
         }
-        Ok(())
+        Ok(pushed.is_kept)
     }
 
-    /// Sends one. Returns it if the store did not reply and it is to be sent again.
-    async fn send_pending(self: Arc<Self>, pending: Pending) -> Option<Pending> {
+    /// Sends one. Returns the id of its reservation if the store did not reply and it is to be sent
+    /// again.
+    async fn send_pending(self: Arc<Self>, pending: Pending) -> Option<u64> {
         let change = match &pending.change {
             LastChange::Settle(cost) => Change::Settle { cost: cost.as_cost(), is_final: true },
             LastChange::Cancel => Change::Cancel,
             LastChange::End => Change::End,
         };
-        match self.change_holds(&pending.ticket, change).await {
+        match self.change_holds_now(&pending.ticket, change).await {
             Ok(_) => {
                 self.pending.sent_one();
                 None
             }
             Err(failure) if failure.is_store() && !is_over(&pending.ticket, self.store.wall_time()) => {
-                Some(pending)
+                Some(pending.ticket.id())
             }
             Err(_) => {
                 self.pending.drop_one();
@@ -135,13 +140,14 @@ async fn send_all<S: HoldStore + 'static>(mut task: Task<S>) {
             task.has_ended = true;
             return;
         };
+        let ids: Vec<_> = batch.iter().map(|one| one.ticket.id()).collect();
         let mut sends = JoinSet::new();
         for pending in batch {
             sends.spawn(Arc::clone(&gate).send_pending(pending));
         }
         let unsent: Vec<_> = sends.join_all().await.into_iter().flatten().collect();
         let is_away = !unsent.is_empty();
-        gate.pending.put_back(unsent);
+        gate.pending.finish(&ids, &unsent);
         drop(gate);
         if is_away {
             tokio::time::sleep(pause).await;

@@ -1,10 +1,10 @@
 //! The queue of settlements that wait until a shared store replies.
 
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::reserve::Change;
 use crate::error::Error;
 use crate::request::OwnedCost;
 use crate::ticket::Ticket;
@@ -18,17 +18,18 @@ const SENT_AT_ONCE: usize = 32;
 #[derive(Debug, Default)]
 pub(super) struct PendingSettlements {
     queue: Mutex<Queue>,
+    /// How many of them the queue keeps, so that no change locks it while there are none.
+    kept: AtomicUsize,
     sent: AtomicU64,
     dropped: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
-    waiting: HashMap<u64, Pending>,
-    /// Each id of `waiting` once, those that wait longest first.
+    /// Also those that are being sent.
+    kept: HashMap<u64, Pending>,
+    /// The ids of those that are to be sent, those that wait longest first.
     order: VecDeque<u64>,
-    /// Those that are being sent.
-    in_flight: usize,
     /// Whether a task sends them.
     has_task: bool,
 }
@@ -41,13 +42,22 @@ pub(super) struct Pending {
 }
 
 /// What is done last with a reservation.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum LastChange {
     /// It is settled to what it cost in all.
     Settle(OwnedCost),
     Cancel,
     /// What the end of its time would do.
     End,
+}
+
+/// What came of adding a settlement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Pushed {
+    /// Whether it waits. Otherwise another change of its reservation does, and this one is dropped.
+    pub(super) is_kept: bool,
+    /// Whether a task has to be started.
+    pub(super) needs_task: bool,
 }
 
 /// Settlements that were handed to [`Gate::settle_later`](crate::Gate::settle_later) and
@@ -71,7 +81,7 @@ impl PendingSettlements {
     pub(super) fn stats(&self) -> PendingStats {
         let queue = self.queue();
         PendingStats {
-            waiting: (queue.waiting.len() + queue.in_flight) as u64,
+            waiting: queue.kept.len() as u64,
             sent: self.sent.load(Ordering::Relaxed),
             dropped: self.dropped.load(Ordering::Relaxed),
         }
@@ -81,29 +91,46 @@ impl PendingSettlements {
         self.sent.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The task is gone with what it was sending, as its runtime was shut down.
+    /// The task is gone, as its runtime was shut down. The next one also sends what it was sending.
     pub(super) fn lose_task(&self) {
         let mut queue = self.queue();
-        (queue.has_task, queue.in_flight) = (false, 0);
+        queue.has_task = false;
+        queue.order = queue.kept.keys().copied().collect();
     }
 
     pub(super) fn drop_one(&self) {
         self.dropped.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Adds one, and returns whether a task has to be started. O(1).
-    pub(super) fn push(&self, pending: Pending) -> Result<bool, Error> {
+    /// Whether another last change of this reservation waits for the store. The first one stays, as it
+    /// would if the store had replied.
+    pub(super) fn keeps_another(&self, id: u64, change: &Change<'_>) -> bool {
+        if self.kept.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        self.queue()
+            .kept
+            .get(&id)
+            .is_some_and(|kept| LastChange::of(change).is_none_or(|new| new != kept.change))
+    }
+
+    /// Adds one, unless one of its reservation waits already. O(1).
+    pub(super) fn push(&self, pending: Pending) -> Result<Pushed, Error> {
         let mut queue = self.queue();
         let id = pending.ticket.id();
-        if queue.waiting.len() + queue.in_flight >= MAX_PENDING && !queue.waiting.contains_key(&id) {
+        let is_kept = queue.kept.get(&id).is_none_or(|kept| kept.change == pending.change);
+        let is_new = !queue.kept.contains_key(&id);
+        if is_new && queue.kept.len() >= MAX_PENDING {
             return Err(Error::store(format!(
                 "{MAX_PENDING} settlements wait for the store already; repeat this one later"
             )));
         }
-        if queue.waiting.insert(id, pending).is_none() {
+        if is_new {
+            queue.kept.insert(id, pending);
             queue.order.push_back(id);
+            self.kept.store(queue.kept.len(), Ordering::Relaxed);
         }
-        Ok(!std::mem::replace(&mut queue.has_task, true))
+        Ok(Pushed { is_kept, needs_task: !std::mem::replace(&mut queue.has_task, true) })
     }
 
     /// Those to send next. If there are none, the task has ended: the next settlement starts one.
@@ -111,23 +138,28 @@ impl PendingSettlements {
         let mut queue = self.queue();
         let count = queue.order.len().min(SENT_AT_ONCE);
         let ids: Vec<_> = queue.order.drain(..count).collect();
-        let taken: Vec<_> = ids.iter().filter_map(|id| queue.waiting.remove(id)).collect();
-        queue.in_flight = taken.len();
+        let taken: Vec<_> = ids.iter().filter_map(|id| queue.kept.get(id).cloned()).collect();
         queue.has_task = !taken.is_empty();
         (!taken.is_empty()).then_some(taken)
     }
 
-    /// Puts back those that the store did not reply to, unless their reservation was settled again.
-    pub(super) fn put_back(&self, unsent: Vec<Pending>) {
+    /// Forgets those of a batch that are done, and sends the others first.
+    pub(super) fn finish(&self, batch: &[u64], unsent: &[u64]) {
         let mut queue = self.queue();
-        let queue = &mut *queue;
-        queue.in_flight = 0;
-        for pending in unsent.into_iter().rev() {
-            let id = pending.ticket.id();
-            if let Entry::Vacant(place) = queue.waiting.entry(id) {
-                place.insert(pending);
-                queue.order.push_front(id);
-            }
+        batch.iter().filter(|id| !unsent.contains(id)).for_each(|id| drop(queue.kept.remove(id)));
+        unsent.iter().rev().for_each(|id| queue.order.push_front(*id));
+        self.kept.store(queue.kept.len(), Ordering::Relaxed);
+    }
+}
+
+impl LastChange {
+    /// The last change that this is, if it is one.
+    pub(super) fn of(change: &Change<'_>) -> Option<Self> {
+        match change {
+            Change::Settle { cost, is_final: true } => Some(Self::Settle(cost.to_owned_cost())),
+            Change::Cancel => Some(Self::Cancel),
+            Change::End => Some(Self::End),
+            Change::Settle { is_final: false, .. } | Change::Extend { .. } => None,
         }
     }
 }
@@ -137,6 +169,10 @@ mod tests {
     use super::*;
     use crate::time::Timestamp;
 
+    const FIRST: Pushed = Pushed { is_kept: true, needs_task: true };
+    const AGAIN: Pushed = Pushed { is_kept: true, needs_task: false };
+    const TOO_LATE: Pushed = Pushed { is_kept: false, needs_task: false };
+
     fn pending(id: u64, cost: u64) -> Pending {
         let ticket = Ticket::new(id, Timestamp::EPOCH);
         Pending { ticket, change: LastChange::Settle(OwnedCost::Bare(cost)) }
@@ -144,42 +180,68 @@ mod tests {
 
     /// An outage of an hour must not fill the memory of an API server.
     #[test]
-    fn a_bounded_number_waits_and_one_that_waits_may_be_replaced() {
+    fn a_bounded_number_waits() {
         let settlements = PendingSettlements::default();
-        assert!(settlements.push(pending(0, 1)).unwrap(), "the first starts a task");
+        assert_eq!(settlements.push(pending(0, 1)).unwrap(), FIRST, "it starts a task");
         for id in 1..MAX_PENDING as u64 {
-            assert!(!settlements.push(pending(id, 1)).unwrap());
+            assert_eq!(settlements.push(pending(id, 1)).unwrap(), AGAIN);
         }
         let refused = settlements.push(pending(u64::MAX, 1)).unwrap_err();
         assert_eq!(
             refused.to_string(),
             "65536 settlements wait for the store already; repeat this one later"
         );
-        assert!(settlements.push(pending(7, 2)).is_ok());
+        assert_eq!(settlements.push(pending(7, 1)).unwrap(), AGAIN);
         let taken = settlements.take().expect("they wait");
         assert_eq!(taken.iter().map(|one| one.ticket.id()).collect::<Vec<_>>(), (0..32).collect::<Vec<_>>());
-        assert!(matches!(taken[7].change, LastChange::Settle(OwnedCost::Bare(2))));
         assert!(settlements.push(pending(u64::MAX, 1)).is_err(), "those that are sent count");
     }
 
-    /// A settlement that was sent in vain must neither be lost nor undo a newer one.
+    /// A client that settles and then cancels must be charged, whether the store replied between the two
+    /// or not.
     #[test]
-    fn what_was_sent_in_vain_is_first_again_unless_it_was_replaced() {
+    fn the_first_change_of_a_reservation_stays_while_it_waits_and_while_it_is_sent() {
+        let settlements = PendingSettlements::default();
+        let is_kept = |change: &Change<'_>| !settlements.keeps_another(3, change);
+        let settle = |cost: u64, is_final| Change::Settle { cost: cost.into(), is_final };
+        assert!(is_kept(&Change::Cancel), "nothing waits");
+        settlements.push(pending(3, 1)).unwrap();
+        let taken = settlements.take().expect("it waits");
+        for is_sent in [true, false] {
+            let other = Pending { change: LastChange::Cancel, ..taken[0].clone() };
+            assert_eq!(settlements.push(other).unwrap(), TOO_LATE);
+            assert_eq!(settlements.push(pending(3, 2)).unwrap(), TOO_LATE);
+            assert_eq!(settlements.push(pending(3, 1)).unwrap(), AGAIN);
+            for other in [settle(2, true), settle(1, false), Change::Cancel, Change::End] {
+                assert!(!is_kept(&other), "{other:?}, being sent: {is_sent}");
+            }
+            assert!(!is_kept(&Change::Extend { cost: None, ttl_us: None }));
+            assert!(is_kept(&settle(1, true)), "the same again is sent again");
+            settlements.finish(&[3], if is_sent { &[3] } else { &[] });
+            if !is_sent {
+                assert!(is_kept(&Change::Cancel), "the store has replied");
+            }
+        }
+    }
+
+    /// A settlement that was sent in vain must neither be lost nor wait behind newer ones.
+    #[test]
+    fn what_was_sent_in_vain_is_first_again() {
         let settlements = PendingSettlements::default();
         for id in 0..40 {
             settlements.push(pending(id, 1)).unwrap();
         }
-        let taken = settlements.take().expect("they wait");
-        settlements.push(pending(3, 9)).unwrap();
-        settlements.put_back(taken);
-        let mut order = Vec::new();
-        while let Some(taken) = settlements.take() {
-            order.extend(taken.into_iter().map(|one| (one.ticket.id(), one.change)));
-        }
-        let ids: Vec<u64> = order.iter().map(|(id, _)| *id).collect();
-        let expected: Vec<u64> = (0..3).chain(4..40).chain([3]).collect();
-        assert_eq!(ids, expected);
-        assert!(matches!(order.last(), Some((3, LastChange::Settle(OwnedCost::Bare(9))))));
-        assert!(settlements.push(pending(1, 1)).unwrap(), "the task has ended");
+        let ids = |taken: Vec<Pending>| taken.iter().map(|one| one.ticket.id()).collect::<Vec<_>>();
+        let taken = ids(settlements.take().expect("they wait"));
+        settlements.finish(&taken, &taken[..3]);
+        assert_eq!(ids(settlements.take().expect("they wait")), [0, 1, 2, 32, 33, 34, 35, 36, 37, 38, 39]);
+        // The runtime of the task is shut down.
+        settlements.lose_task();
+        assert_eq!(settlements.push(pending(50, 1)).unwrap(), FIRST);
+        let taken = ids(settlements.take().expect("they wait"));
+        assert_eq!(taken.len(), 12);
+        settlements.finish(&taken, &[]);
+        assert!(settlements.take().is_none());
+        assert_eq!(settlements.push(pending(1, 1)).unwrap(), FIRST, "the task has ended");
     }
 }

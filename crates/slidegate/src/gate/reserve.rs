@@ -7,15 +7,15 @@ use std::time::Duration;
 use siphasher::sip::SipHasher24;
 use smallvec::SmallVec;
 
+use super::blocks::blocked;
 use super::settlement::{ChangedKey, SettledCost, Settlement};
 use super::{Decisions, Gate};
-use crate::charge::{Charge, HoldTerms};
-use crate::decision::Decision;
+use crate::charge::{Charge, HoldTerms, MetQuota};
+use crate::decision::{Decision, Verdict, Waits};
 use crate::error::Error;
 use crate::hold::{HoldChange, HoldOptions, HoldStatus, Unsettled, ttl_us};
-use crate::key::{HashSeed, KeyId};
-use crate::policy::{Policy, PolicySet, SettledSample};
-use crate::quota::Algorithm;
+use crate::policy::{OwnOfKey, Policy, PolicySet, SettledSample};
+use crate::quota::{Algorithm, Quota};
 use crate::request::{Cost, Request};
 use crate::store::{HeldCharge, HoldAnswer, HoldCall, HoldStore, at_once};
 use crate::ticket::{Ticket, TicketKey, TicketPart, TicketPlace, TicketSecret};
@@ -294,8 +294,9 @@ impl Gate {
     }
 
     /// The same, with another amount or another time, see [`Extension`]. More than before is decided
-    /// like a check: if it does not fit under one policy, nothing is changed and the
-    /// [status](Settlement::status) is [`HoldStatus::Denied`].
+    /// like a check: if it does not fit under one policy as it is now, or a key of the reservation is
+    /// [blocked](crate::Policy::with_block), nothing is changed and the [status](Settlement::status) is
+    /// [`HoldStatus::Denied`].
     ///
     /// # Errors
     /// As [`settle`](Self::settle).
@@ -382,9 +383,20 @@ impl<S: HoldStore> Gate<S> {
         ticket: &Ticket,
         change: Change<'_>,
     ) -> Result<Settlement, Error> {
+        if self.pending.keeps_another(ticket.id(), &change) {
+            return Ok(Settlement::of_all(ticket, HoldStatus::AlreadySettled));
+        }
+        self.change_holds_now(ticket, change).await
+    }
+
+    /// The same, also of a reservation whose last change waits for the store.
+    pub(super) async fn change_holds_now(
+        &self,
+        ticket: &Ticket,
+        change: Change<'_>,
+    ) -> Result<Settlement, Error> {
         let policies = self.policies.load();
         let set = &**policies;
-        let mut settlement = Settlement { keys: SmallVec::new(), ticket: ticket.clone(), is_unknown: false };
         if let Change::Settle { cost, .. } | Change::Extend { cost: Some(cost), .. } = &change
             && let Some(error) =
                 set.unknown_cost(cost, ticket.policies().filter_map(|name| set.by_name(name)))
@@ -394,6 +406,7 @@ impl<S: HoldStore> Gate<S> {
         let has_holds = ticket.holds().next().is_some();
         let (mut changes, mut refunds) = (TicketKeyChanges::new(), TicketKeyChanges::new());
         let mut is_removed = false;
+        let blocks = self.blocks_of_extension(ticket, set, &change);
         for (place, key) in ticket.keys() {
             // A policy that was removed since counts nothing any more, and one that counts another unit has other keys.
             let counts_it =
@@ -402,17 +415,29 @@ impl<S: HoldStore> Gate<S> {
                 is_removed = true;
                 continue;
             };
-            if let Some(change) = change.of(&key, set.policy(at), has_holds) {
-                let of = if key.is_held() || !has_holds { &mut changes } else { &mut refunds };
-                of.push(TicketKeyChange { place, key, change, number, at });
+            let of_key = match blocks.is_empty() {
+                true => change.of(&key, set.policy(at), has_holds),
+                false => {
+                    Some(HoldChange::Extend { total: key.is_held().then_some(Quota::MAX_COUNT), ttl_us: 0 })
+                }
+            };
+            if let Some(change) = of_key {
+                let of = if key.is_held() || !has_holds || !blocks.is_empty() {
+                    &mut changes
+                } else {
+                    &mut refunds
+                };
+                let own = self.own_of(set, at, &key);
+                of.push(TicketKeyChange { place, key, change, number, at, own });
             }
         }
         let none_is_left = is_removed && changes.is_empty() && refunds.is_empty();
-        let changed = if none_is_left { None } else { self.change_keys(ticket, set, changes).await? };
-        let Some(mut changed) = changed else {
-            settlement.is_unknown = true;
-            return Ok(settlement);
-        };
+        let changed = if none_is_left { None } else { self.change_enforced(ticket, set, changes).await? };
+        let Some(mut changed) = changed else { return Ok(Settlement::of_all(ticket, HoldStatus::Unknown)) };
+        if !blocks.is_empty() {
+            deny_blocked(&mut changed, &blocks);
+        }
+        let mut settlement = Settlement::new(ticket);
         // What was charged at once is given back only if the holds show that the reservation was open.
         if !refunds.is_empty() && changed.iter().any(|(_, answer)| answer.status == HoldStatus::Changed) {
             changed.extend(self.change_keys(ticket, set, refunds).await?.into_iter().flatten());
@@ -444,21 +469,75 @@ impl<S: HoldStore> Gate<S> {
         Ok(settlement)
     }
 
+    /// What is set for a key of a ticket.
+    fn own_of<'s>(&self, set: &'s PolicySet, at: usize, key: &TicketKey<'_>) -> Option<&'s OwnOfKey> {
+        set.own_of_ticket(at, |key| self.store.ids_in_tickets(key), || self.store.id_in_ticket(key.key))
+    }
+
+    /// The blocks that deny a change, with what is left of them: of any key of the reservation, if the
+    /// change holds more than before. What was used is settled, and what is held is kept, whatever is
+    /// blocked.
+    fn blocks_of_extension(
+        &self,
+        ticket: &Ticket,
+        set: &PolicySet,
+        change: &Change<'_>,
+    ) -> Vec<(TicketPlace, u64)> {
+        let Change::Extend { cost: Some(cost), .. } = change else { return Vec::new() };
+        let of_set = |(place, key): (TicketPlace, TicketKey<'_>)| {
+            let (_, at) = set.numbered_place(key.policy)?;
+            let asks = key.is_held() && cost.under(set.policy(at).counts()) > key.amount;
+            let block = self.own_of(set, at, &key).and_then(|own| own.block.as_ref());
+            Some((place, asks, block.filter(|_| set.policy(at).is_enforced())))
+        };
+        let keys: SmallVec<[_; 4]> = ticket.keys().filter_map(of_set).collect();
+        if !keys.iter().any(|(_, asks, _)| *asks) || keys.iter().all(|(.., block)| block.is_none()) {
+            return Vec::new();
+        }
+        let now = self.store.wall_time();
+        keys.iter().filter_map(|(place, _, block)| Some((*place, block.as_ref()?.rest_us(now)?))).collect()
+    }
+
+    /// Changes keys of a ticket in one step. If only shadow policies deny an extension, they hold what they
+    /// held.
+    async fn change_enforced<'t>(
+        &self,
+        ticket: &Ticket,
+        set: &'t PolicySet,
+        mut changes: TicketKeyChanges<'t>,
+    ) -> Result<Option<ChangedTicketKeys<'t>>, Error> {
+        let changed = self.change_keys(ticket, set, changes.clone()).await?;
+        let denies = |(one, answer): &&(TicketKeyChange<'_>, HoldAnswer)| {
+            one.change.is_extension() && answer.status == HoldStatus::Denied && answer.decision.is_denied()
+        };
+        let denying: SmallVec<[_; 1]> =
+            changed.iter().flatten().filter(denies).map(|(one, _)| (one.place, one.at)).collect();
+        if denying.is_empty() || denying.iter().any(|(_, at)| set.policy(*at).is_enforced()) {
+            return Ok(changed);
+        }
+        for one in changes.iter_mut().filter(|one| denying.iter().any(|(place, _)| *place == one.place)) {
+            if let HoldChange::Extend { total, .. } = &mut one.change {
+                *total = None;
+            }
+        }
+        self.change_keys(ticket, set, changes).await
+    }
+
     /// Changes keys of a ticket in one step. `None` if the store does not know the ticket.
     async fn change_keys<'t>(
         &self,
         ticket: &Ticket,
-        set: &PolicySet,
+        set: &'t PolicySet,
         changes: TicketKeyChanges<'t>,
     ) -> Result<Option<ChangedTicketKeys<'t>>, Error> {
-        let quota_of = |one: &TicketKeyChange<'_>| {
-            let at = one.at;
-            move |seed: &HashSeed, id: KeyId| set.quota_by_id(at, seed, id)
+        let quota_of = |one: &TicketKeyChange<'t>| {
+            let (at, own) = (one.at, one.own);
+            move |met: MetQuota| set.quota_now(at, own, met)
         };
         let quotas: SmallVec<[_; 1]> = changes.iter().map(quota_of).collect();
         let mut calls = SmallVec::<[_; 1]>::new();
         for (one, quota_of) in changes.iter().zip(&quotas) {
-            let TicketKeyChange { key, change, number, at, .. } = *one;
+            let TicketKeyChange { key, change, number, .. } = *one;
             calls.push(HoldCall {
                 number,
                 key: key.key,
@@ -468,7 +547,6 @@ impl<S: HoldStore> Gate<S> {
                 part: key.part,
                 amount: key.amount,
                 quota_of,
-                policy_quota: *set.counted_policy(at).quota(),
                 share_of: 1,
             });
         }
@@ -478,6 +556,7 @@ impl<S: HoldStore> Gate<S> {
 }
 
 /// What is to be done with one key of a ticket.
+#[derive(Clone)]
 struct TicketKeyChange<'t> {
     place: TicketPlace,
     key: TicketKey<'t>,
@@ -485,6 +564,28 @@ struct TicketKeyChange<'t> {
     /// The number of its policy, and where that stands in the set.
     number: u32,
     at: usize,
+    /// What is set for it.
+    own: Option<&'t OwnOfKey>,
+}
+
+/// Turns the answers of a store to an extension that no key has room for into those of blocks. What is
+/// not open any more is not denied.
+fn deny_blocked(changed: &mut ChangedTicketKeys<'_>, blocks: &[(TicketPlace, u64)]) {
+    let is_denied = |(_, answer): &(TicketKeyChange<'_>, HoldAnswer)| answer.status == HoldStatus::Denied;
+    let is_open = changed.iter().any(is_denied);
+    changed.retain(|(one, _)| {
+        one.key.is_held() || is_open && blocks.iter().any(|(place, _)| *place == one.place)
+    });
+    for (one, answer) in changed {
+        if one.key.is_held() && answer.status != HoldStatus::Denied {
+            continue;
+        }
+        answer.status = HoldStatus::Denied;
+        let waits = Waits { retry_us: 0, ..answer.decision.waits };
+        let usage = Decision { verdict: Verdict::Allow, cost: 0, waits, ..answer.decision };
+        let rest_us = blocks.iter().find(|(place, _)| *place == one.place);
+        answer.decision = rest_us.map_or(usage, |(_, rest_us)| blocked(usage, *rest_us, true));
+    }
 }
 
 type TicketKeyChanges<'t> = SmallVec<[TicketKeyChange<'t>; 1]>;

@@ -15,8 +15,9 @@ use crate::ticket::{Ticket, TicketPlace};
 pub struct Settlement {
     pub(super) keys: SmallVec<[ChangedKey; 1]>,
     pub(super) ticket: Ticket,
-    /// Whether the store knows the reservation under none of its policies.
-    pub(super) is_unknown: bool,
+    /// The outcome, if it is known without the keys: the store knows the reservation under none of its
+    /// policies, or another last change of it waits for the store.
+    of_all: Option<HoldStatus>,
 }
 
 /// The outcome on a key of the ticket.
@@ -46,13 +47,23 @@ pub struct SettledCost {
 }
 
 impl Settlement {
+    /// One without keys so far.
+    pub(super) fn new(ticket: &Ticket) -> Self {
+        Self { keys: SmallVec::new(), ticket: ticket.clone(), of_all: None }
+    }
+
+    /// One whose outcome is known without the keys.
+    pub(super) fn of_all(ticket: &Ticket, status: HoldStatus) -> Self {
+        Self { of_all: Some(status), ..Self::new(ticket) }
+    }
+
     /// The outcome: [`Unknown`](HoldStatus::Unknown) if the store does not know the reservation,
     /// [`Denied`](HoldStatus::Denied) if one key denied an extension, else the status of the first
     /// key that is not [`Changed`](HoldStatus::Changed).
     #[must_use]
     pub fn status(&self) -> HoldStatus {
-        if self.is_unknown {
-            return HoldStatus::Unknown;
+        if let Some(status) = self.of_all {
+            return status;
         }
         let is = |status| self.keys.iter().any(|key| key.status == status);
         let order =

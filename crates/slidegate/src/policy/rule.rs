@@ -4,10 +4,13 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::sync::OnceLock;
 
+use smallvec::SmallVec;
+
 use super::Policy;
 use crate::block::Block;
+use crate::charge::MetQuota;
 use crate::error::Error;
-use crate::key::{Key, KeyId};
+use crate::key::{Key, TicketKeyBytes};
 use crate::quota::Quota;
 use crate::request::{OwnedValue, Request};
 
@@ -23,8 +26,8 @@ pub(super) struct Rule {
     blocks: HashMap<Box<[u8]>, Block>,
     /// The policy's quotas with windows from the first day of the month to the 31st, if an attribute says which.
     anchored: HashMap<Quota, [Quota; 31]>,
-    /// Quotas of overridden keys by what the store knows them by, for tickets.
-    pub(super) by_id: OnceLock<HashMap<KeyId, Quota>>,
+    /// What is set for keys, by what tickets know them by.
+    pub(super) of_tickets: OnceLock<HashMap<TicketKeyBytes, OwnOfKey>>,
     /// The rule with limits in millionths of a unit, which stores get instead, of a policy that weighs costs.
     pub(super) counted: Option<Box<Self>>,
 }
@@ -75,7 +78,7 @@ impl Rule {
             None => HashMap::new(),
         };
         let counted = policy.in_millionths()?.map(Self::new).transpose()?.map(Box::new);
-        Ok(Self { policy, number: 0, overrides, blocks, anchored, by_id: OnceLock::new(), counted })
+        Ok(Self { policy, number: 0, overrides, blocks, anchored, of_tickets: OnceLock::new(), counted })
     }
 
     /// The rule as stores get it.
@@ -91,6 +94,58 @@ impl Rule {
         }
         let key = &*key.canonical();
         (self.overrides.get(key), self.blocks.get(key))
+    }
+
+    /// What is set for the key that a store knows by this id in tickets. `ids_of` says by which ids it
+    /// knows a key.
+    pub(super) fn own_of_ticket(
+        &self,
+        ids_of: impl Fn(&Key<'_>) -> SmallVec<[TicketKeyBytes; 2]>,
+        id: impl FnOnce() -> TicketKeyBytes,
+    ) -> Option<&OwnOfKey> {
+        let Policy { overrides, blocks, .. } = &self.policy;
+        if overrides.is_empty() && blocks.is_empty() {
+            return None;
+        }
+        let of_tickets = self.of_tickets.get_or_init(|| {
+            let mut all = HashMap::<_, OwnOfKey>::new();
+            let mut each = |values: &[OwnedValue], set: &dyn Fn(&mut OwnOfKey)| {
+                let ids = ids_of(&self.policy.key(&self.policy.request_of(values)));
+                ids.into_iter().for_each(|id| set(all.entry(id).or_default()));
+            };
+            overrides.iter().for_each(|(values, quota)| each(values, &|own| own.quota = Some(*quota)));
+            blocks.iter().for_each(|(values, block)| each(values, &|own| own.block = Some(block.clone())));
+            all
+        });
+        of_tickets.get(&id())
+    }
+
+    /// The quota that binds the key of a ticket now. As [`quota_met`](Self::quota_met), but the requests
+    /// are not known any more: where the quota of their tier was changed since, the largest of all tiers
+    /// bounds it.
+    pub(super) fn quota_now(&self, own: Option<&OwnOfKey>, met: MetQuota) -> Quota {
+        let has_plans = self.policy.tier_attribute().is_some() || !self.anchored.is_empty();
+        let met = match met {
+            #[cfg(feature = "redis")]
+            MetQuota::Inline(inline) => return inline,
+            MetQuota::Listed(inline) if !has_plans => return inline,
+            MetQuota::Listed(met) => Some(met),
+            #[cfg(feature = "redis")]
+            MetQuota::Other(met) => Some(met),
+            MetQuota::OfPolicy => None,
+        };
+        if let Some(overridden) = own.and_then(|own| own.quota) {
+            return overridden;
+        }
+        let quota = self.policy.quota;
+        let Some(met) = met.filter(|met| has_plans && met.algorithm() == quota.algorithm()) else {
+            return quota;
+        };
+        let plans = || self.policy.tiers().map(|(_, quota)| *quota).chain([quota]);
+        let is_plan =
+            |quota: Quota| quota == met || self.anchored.get(&quota).is_some_and(|days| days.contains(&met));
+        let largest = plans().max_by_key(Quota::capacity).unwrap_or(quota);
+        if plans().any(is_plan) || met.capacity() <= largest.capacity() { met } else { largest }
     }
 
     /// What binds a request on a key: its inline quota, the key's override, the request's tier, or the
@@ -111,6 +166,13 @@ impl Rule {
         let anchored = self.anchored.get(quota).zip(day);
         anchored.and_then(|(by_day, day)| by_day.get(usize::from(day))).unwrap_or(quota)
     }
+}
+
+/// What is set for one key.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct OwnOfKey {
+    pub(crate) quota: Option<Quota>,
+    pub(crate) block: Option<Block>,
 }
 
 /// The quota with windows from each day of the month, if it has windows of months.

@@ -7,14 +7,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use foldhash::fast::RandomState;
+use smallvec::SmallVec;
 
 use super::Policy;
 use super::index::{Places, PolicyIndex};
-use super::rule::Rule;
+use super::rule::{OwnOfKey, Rule};
 use crate::block::Block;
-use crate::charge::{Charge, Excess, HoldTerms, Part, Plan, Reserve, place};
+use crate::charge::{Charge, Excess, HoldTerms, MetQuota, Part, Plan, Reserve, place};
 use crate::error::Error;
-use crate::key::{HashSeed, Key, KeyId};
+use crate::key::{HashSeed, Key, KeyId, TicketKeyBytes};
 use crate::quota::{Algorithm, Quota};
 use crate::request::{Cost, Counts, Request};
 use crate::verb::Verb;
@@ -190,10 +191,10 @@ impl PolicySet {
     pub(crate) fn number(&mut self, mut number_of: impl FnMut(&Policy) -> u32) {
         for rule in &mut self.rules {
             rule.number = number_of(&rule.policy);
-            rule.by_id = OnceLock::new();
+            rule.of_tickets = OnceLock::new();
             if let Some(counted) = &mut rule.counted {
                 counted.number = rule.number;
-                counted.by_id = OnceLock::new();
+                counted.of_tickets = OnceLock::new();
             }
         }
     }
@@ -213,16 +214,20 @@ impl PolicySet {
         Some((self.rules[at].number, at))
     }
 
-    /// The quota of a key, by what the store with this seed knows it by.
-    pub(crate) fn quota_by_id(&self, at: usize, seed: &HashSeed, key: KeyId) -> Quota {
-        let rule = self.rules[at].counted();
-        let policy = &rule.policy;
-        if policy.overrides.is_empty() {
-            return policy.quota;
-        }
-        let by_id =
-            rule.by_id.get_or_init(|| policy.override_ids(seed).map(|(id, quota)| (id, *quota)).collect());
-        *by_id.get(&key).unwrap_or(&policy.quota)
+    /// What is set for the key that a store knows by this id in tickets. `ids_of` says by which ids it
+    /// knows a key.
+    pub(crate) fn own_of_ticket(
+        &self,
+        at: usize,
+        ids_of: impl Fn(&Key<'_>) -> SmallVec<[TicketKeyBytes; 2]>,
+        id: impl FnOnce() -> TicketKeyBytes,
+    ) -> Option<&OwnOfKey> {
+        self.rules[at].counted().own_of_ticket(ids_of, id)
+    }
+
+    /// The quota that binds the key of a ticket now, whose requests met another one before.
+    pub(crate) fn quota_now(&self, at: usize, own: Option<&OwnOfKey>, met: MetQuota) -> Quota {
+        self.rules[at].counted().quota_now(own, met)
     }
 
     /// The policies as stores get them, with their numbers, and the quotas of keys with an override.

@@ -6,11 +6,11 @@ use smallvec::SmallVec;
 
 use super::Store;
 use crate::algorithm::counts_still;
-use crate::charge::Charge;
+use crate::charge::{Charge, MetQuota};
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::hold::{EndedHold, HoldChange, HoldStatus, Unsettled};
-use crate::key::{HashSeed, KeyId};
+use crate::key::{Key, TicketKeyBytes};
 use crate::quota::Quota;
 use crate::ticket::{Ticket, TicketPart, TicketSecret};
 use crate::time::Timestamp;
@@ -21,6 +21,13 @@ pub trait HoldStore: Store {
     /// What the store knows the key of a charge by, for the ticket of this hold: at most 255 bytes.
     /// `None` if the decision holds nothing, because it was made without the store.
     fn key_for_ticket(&self, charge: &HeldCharge<'_>) -> Option<TicketKeyBytes>;
+
+    /// What tickets may know a key by, whatever else its requests have: [`id_in_ticket`](Self::id_in_ticket)
+    /// of each of its tickets is one of these. So a ticket meets what is set for its key.
+    fn ids_in_tickets(&self, key: &Key<'_>) -> SmallVec<[TicketKeyBytes; 2]>;
+
+    /// The identity of a key, of what its ticket knows it by.
+    fn id_in_ticket(&self, key: &[u8]) -> TicketKeyBytes;
 
     /// Seals a ticket, so that the store knows it again.
     fn seal(&self, ticket: &mut Ticket);
@@ -71,15 +78,12 @@ pub struct HoldCall<'a> {
     /// What was held or charged in all.
     pub(crate) amount: u64,
     pub(crate) quota_of: &'a QuotaOfKey<'a>,
-    /// The quota that the policy has now. A shared store, which does not know its keys' quotas, has
-    /// others in the ticket.
-    pub(crate) policy_quota: Quota,
     /// How many instances share the quota: 1, but for holds of a fallback.
     pub(crate) share_of: u64,
 }
 
-/// The quota of a key, by the identity that a store with this seed knows it by.
-type QuotaOfKey<'a> = dyn Fn(&HashSeed, KeyId) -> Quota + Sync + 'a;
+/// The quota that binds a key now, by what the store knows of the one that its requests met.
+type QuotaOfKey<'a> = dyn Fn(MetQuota) -> Quota + Sync + 'a;
 
 impl fmt::Debug for HoldCall<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -88,11 +92,17 @@ impl fmt::Debug for HoldCall<'_> {
 }
 
 impl HoldCall<'_> {
-    pub(crate) fn quota(&self, seed: &HashSeed, key: KeyId) -> Quota {
-        let quota = (self.quota_of)(seed, key);
+    /// The quota that binds the key now.
+    pub(crate) fn quota(&self, met: MetQuota) -> Quota {
+        let quota = (self.quota_of)(met);
         #[cfg(feature = "redis")]
         let quota = quota.share(self.share_of);
         quota
+    }
+
+    /// Whether it is not of a fallback, whose quotas are parts of those of policies.
+    pub(crate) fn is_of_whole_limit(&self) -> bool {
+        self.share_of == 1
     }
 
     /// The outcome of the hold if it is no longer open at this date.
@@ -117,9 +127,6 @@ impl HoldCall<'_> {
 
 /// The outcomes of changes of holds, in their order. Most are of one.
 pub type HoldAnswers = SmallVec<[HoldAnswer; 1]>;
-
-/// What a store knows a key by in a ticket.
-pub type TicketKeyBytes = SmallVec<[u8; 32]>;
 
 /// The outcome of a change of the hold on one key.
 #[derive(Debug, Clone, Copy)]

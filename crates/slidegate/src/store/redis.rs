@@ -14,10 +14,11 @@ use tokio::time::Instant;
 use crate::charge::Charge;
 use crate::error::Error;
 use crate::hold::HoldStatus;
+use crate::key::Key;
 use crate::policy_reset::{PolicyReset, ResetCounts, ResetCursor};
 use crate::quota::Quota;
 use crate::store::shared::{DecideError, SharedHoldStore, SharedStore};
-use crate::store::{HeldCharge, HoldAnswer, HoldCall};
+use crate::store::{HeldCharge, HoldAnswer, HoldCall, TicketKeyBytes};
 use crate::ticket::{Ticket, TicketSecret};
 use crate::time::instant;
 use crate::usage::KeyInspection;
@@ -58,6 +59,7 @@ use call::Subjects;
 use calls::{Calls, Counts, EXPIRY_US};
 use held_hints::HeldHints;
 use invalidation::Denials;
+use names::Names;
 use server_time::ServerTimes;
 use spread::{DenialRates, SlotCalls};
 use ticket_secret::TicketSecrets;
@@ -481,6 +483,14 @@ impl SharedStore for RedisStore {
 impl SharedHoldStore for RedisStore {
     fn key_for_ticket(&self, held: &HeldCharge<'_>) -> Vec<u8> {
         holds::key_for_ticket(held, &self.options.names)
+    }
+
+    fn id_of_key(&self, key: &Key<'_>) -> TicketKeyBytes {
+        Names::untagged(&self.options.names.name(key)).into()
+    }
+
+    fn id_in_ticket(&self, key: &[u8]) -> TicketKeyBytes {
+        holds::id_in_ticket(key)
     }
 
     fn seal(&self, ticket: &mut Ticket) {

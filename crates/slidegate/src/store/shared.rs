@@ -5,8 +5,10 @@ use std::fmt;
 use crate::charge::{Charge, PerCharge};
 use crate::decision::Decision;
 use crate::error::Error;
+use crate::key::Key;
 use crate::policy_reset::{PolicyReset, ResetCursor};
 use crate::quota::Quota;
+use crate::store::TicketKeyBytes;
 use crate::store::holds::{HeldCharge, HoldAnswer, HoldCall};
 use crate::store::redis::StoreFailure;
 use crate::ticket::{Ticket, TicketSecret};
@@ -89,6 +91,12 @@ pub trait SharedStore: fmt::Debug + Send + Sync {
 pub trait SharedHoldStore: SharedStore {
     /// See [`HoldStore::key_for_ticket`](crate::store::HoldStore::key_for_ticket): at most 254 bytes.
     fn key_for_ticket(&self, charge: &HeldCharge<'_>) -> Vec<u8>;
+
+    /// See [`HoldStore::ids_in_tickets`](crate::store::HoldStore::ids_in_tickets).
+    fn id_of_key(&self, key: &Key<'_>) -> TicketKeyBytes;
+
+    /// See [`HoldStore::id_in_ticket`](crate::store::HoldStore::id_in_ticket).
+    fn id_in_ticket(&self, key: &[u8]) -> TicketKeyBytes;
 
     /// See [`HoldStore::seal`](crate::store::HoldStore::seal).
     fn seal(&self, ticket: &mut Ticket);

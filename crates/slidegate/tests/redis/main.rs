@@ -12,6 +12,7 @@ mod clocks;
 mod cluster;
 mod deadlines;
 mod exactness;
+mod extensions;
 mod faults;
 mod harness;
 mod histories;

@@ -43,10 +43,13 @@ async fn settlements_wait_for_the_store_and_are_sent_when_it_replies() {
     let settled = gate.reserve_async(&request).await.into_ticket().unwrap();
     let cancelled = gate.reserve_async(&request).await.into_ticket().unwrap();
     server.pause();
-    gate.settle_later(settled.clone(), 7).unwrap();
-    gate.settle_later(settled, [("input", 90), ("output", 20)]).unwrap();
-    gate.cancel_later(cancelled).unwrap();
-    assert_eq!(gate.pending_settlements().waiting, 2, "one was replaced");
+    let cost = [("input", 90), ("output", 20)];
+    assert!(gate.settle_later(settled.clone(), cost).unwrap());
+    assert!(gate.settle_later(settled.clone(), cost).unwrap(), "the same again");
+    assert!(!gate.settle_later(settled.clone(), 7).unwrap(), "the first one counts");
+    assert!(!gate.cancel_later(settled).unwrap());
+    assert!(gate.cancel_later(cancelled).unwrap());
+    assert_eq!(gate.pending_settlements().waiting, 2);
     // Until a first attempt has failed.
     let checked = gate.check_async(&request).await;
     let is_awake = server.is_awake();
@@ -97,8 +100,8 @@ fn without_a_runtime_a_settlement_is_refused() {
     server.resume();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        gate.settle_later(ticket, 6).unwrap();
+        assert!(!gate.settle_later(ticket, 6).unwrap(), "what waited waits still");
         until_nothing_waits(&gate).await;
-        assert_eq!(until_used(&gate, "alice").await, [1, 6, 6]);
+        assert_eq!(until_used(&gate, "alice").await, [1, 5, 5]);
     });
 }

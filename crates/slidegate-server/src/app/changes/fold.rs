@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use slidegate::{Block, Error, Policy, PolicySet, Quota, Timestamp};
 use slidegate_config::added::Added;
 use slidegate_config::escalate::Escalation;
-use slidegate_config::names::CANDIDATE;
+use slidegate_config::names::{self, CANDIDATE};
 use slidegate_config::policy::KeysShown;
 use slidegate_config::policy::Mode;
 
@@ -155,6 +155,10 @@ fn with_keys(
     changes.iter().fold(policy, |policy, change| {
         let key = KeyText::read(&policy, &change.key, is_address);
         match key.and_then(|key| Ok((key, change.kind.quota(policy.quota())?))) {
+            Ok((_, Some(_))) if names::is_inline(policy.name()) => {
+                refused.push(names::no_override(policy.name()));
+                policy
+            }
             Ok((key, Some(quota))) => policy.with_override_instead(key.values(), quota),
             Ok((key, None)) => {
                 let end = Timestamp::from_micros(change.until_ms.saturating_mul(1000));

@@ -1,11 +1,13 @@
 //! The memory store or a shared one, as the configuration selects: a [`Store`] that passes calls on.
 
+use smallvec::SmallVec;
+
 use slidegate::store::{
     Charge, HeldCharge, HoldAnswers, HoldCall, HoldStore, KeyInspection, PolicyReset, QuotaChanges,
     ResetCursor, Store, StoreDecisions, StoredPolicy, TicketKeyBytes, TicketSecret,
 };
 use slidegate::{
-    Error, MemoryStore, Quota, Timestamp,
+    Error, Key, MemoryStore, Quota, Timestamp,
     redis::{FallbackStore, RedisStore},
     reserve::Ticket,
     store::InMemory,
@@ -94,6 +96,14 @@ impl Store for AnyStore {
 impl HoldStore for AnyStore {
     fn key_for_ticket(&self, held: &HeldCharge<'_>) -> Option<TicketKeyBytes> {
         on_store!(self, store => store.key_for_ticket(held))
+    }
+
+    fn ids_in_tickets(&self, key: &Key<'_>) -> SmallVec<[TicketKeyBytes; 2]> {
+        on_store!(self, store => store.ids_in_tickets(key))
+    }
+
+    fn id_in_ticket(&self, key: &[u8]) -> TicketKeyBytes {
+        on_store!(self, store => store.id_in_ticket(key))
     }
 
     fn seal(&self, ticket: &mut Ticket) {

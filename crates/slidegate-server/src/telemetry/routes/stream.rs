@@ -1,7 +1,7 @@
 //! Server-sent events of denials and rates, as defined by the HTML standard.
 //!
 //! A slow reader misses messages and receives their number; nothing is buffered beyond its socket.
-//! Streams end at shutdown, so that they do not delay it.
+//! Streams end at shutdown, so that they do not delay it, and when their reader may not read any more.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -16,6 +16,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
+use crate::access::Grant;
 use crate::app::App;
 use crate::telemetry::events::{Event, Filter, Message};
 
@@ -41,54 +42,63 @@ struct Listener {
     /// Denials since the last message of rates.
     denials: usize,
     has_ended: bool,
+    grant: Grant,
     _permit: OwnedSemaphorePermit,
 }
+
+/// What a stream has: its place among the streams, and the permission to read.
+pub(super) type Held = (OwnedSemaphorePermit, Grant);
 
 /// Streams matching denials from now on, or those recorded after this sequence number first.
 pub(super) fn denials(
     app: Arc<App>,
     filter: Filter,
     after: Option<u64>,
-    permit: OwnedSemaphorePermit,
+    held: Held,
 ) -> impl Stream<Item = Result<sse::Event, Infallible>> {
     let events = &app.observer().events;
     // Subscribe before reading the recorded events, so that none is missed.
     let messages = events.listen();
     let kept: VecDeque<_> = after.map(|seq| events.after(seq, &filter)).unwrap_or_default().into();
     let last_seq = kept.back().map_or(0, |event| event.seq);
-    stream(app, Content::Denials(filter), messages, kept, last_seq, permit)
+    stream(app, Content::Denials(filter), messages, (kept, last_seq), held)
 }
 
 /// Streams rates every second, some denials, and changes.
-pub(super) fn live(
-    app: Arc<App>,
-    permit: OwnedSemaphorePermit,
-) -> impl Stream<Item = Result<sse::Event, Infallible>> {
+pub(super) fn live(app: Arc<App>, held: Held) -> impl Stream<Item = Result<sse::Event, Infallible>> {
     let messages = app.observer().events.listen();
-    stream(app, Content::Live, messages, VecDeque::new(), 0, permit)
+    stream(app, Content::Live, messages, (VecDeque::new(), 0), held)
 }
 
 fn stream(
     app: Arc<App>,
     content: Content,
     messages: Receiver<Message>,
-    kept: VecDeque<Arc<Event>>,
-    last_seq: u64,
-    permit: OwnedSemaphorePermit,
+    (kept, last_seq): (VecDeque<Arc<Event>>, u64),
+    (permit, grant): Held,
 ) -> impl Stream<Item = Result<sse::Event, Infallible>> {
     let has_ended = app.observer().is_ending.load(SeqCst);
     let listener =
-        Listener { app, content, messages, kept, last_seq, denials: 0, has_ended, _permit: permit };
+        Listener { app, content, messages, kept, last_seq, denials: 0, has_ended, grant, _permit: permit };
     unfold(listener, |mut listener| async { listener.next().await.map(|event| (Ok(event), listener)) })
 }
 
 impl Listener {
     async fn next(&mut self) -> Option<sse::Event> {
+        // Before what is ready: a reader that is slow must not read on.
+        if self.grant.is_revoked() {
+            return None;
+        }
         if let Some(event) = self.kept.pop_front() {
             return Some(denial(&event));
         }
         while !self.has_ended {
-            match self.messages.recv().await {
+            let message = tokio::select! {
+                biased;
+                () = self.grant.revoked() => return None,
+                message = self.messages.recv() => message,
+            };
+            match message {
                 Ok(message) => {
                     if let Some(event) = self.event(&message) {
                         return Some(event);

@@ -3,9 +3,12 @@
 //! The first byte of a key in a ticket says which. A hold that a fallback made is settled in the
 //! memory of the process that made it; elsewhere it ends by its time.
 
+use smallvec::SmallVec;
+
 use super::FallbackStore;
 use crate::decision::DecisionSource;
 use crate::error::Error;
+use crate::key::Key;
 use crate::store::{HeldCharge, HoldAnswers, HoldCall, HoldStore, SharedHoldStore, TicketKeyBytes};
 use crate::ticket::{Ticket, TicketSecret};
 
@@ -21,10 +24,20 @@ impl<S: SharedHoldStore> HoldStore for FallbackStore<S> {
             DecisionSource::Local => (LOCAL, self.local.memory.key_for_ticket(held)?),
             DecisionSource::Allow | DecisionSource::Deny | DecisionSource::CachedDenial => return None,
         };
-        let mut bytes = TicketKeyBytes::new();
-        bytes.push(kind);
-        bytes.extend_from_slice(&key);
-        Some(bytes)
+        Some(of_kind(kind, &key))
+    }
+
+    fn ids_in_tickets(&self, key: &Key<'_>) -> SmallVec<[TicketKeyBytes; 2]> {
+        let local = self.local.memory.ids_in_tickets(key).into_iter().map(|id| of_kind(LOCAL, &id));
+        local.chain([of_kind(SHARED, &self.primary.id_of_key(key))]).collect()
+    }
+
+    fn id_in_ticket(&self, key: &[u8]) -> TicketKeyBytes {
+        match key.split_first() {
+            Some((&LOCAL, key)) => of_kind(LOCAL, &self.local.memory.id_in_ticket(key)),
+            Some((&kind, key)) => of_kind(kind, &self.primary.id_in_ticket(key)),
+            None => TicketKeyBytes::new(),
+        }
     }
 
     fn seal(&self, ticket: &mut Ticket) {
@@ -58,6 +71,10 @@ impl<S: SharedHoldStore> HoldStore for FallbackStore<S> {
         let changed = changed.map_err(|failure| Error::store(self.remember(failure).to_string()))?;
         Ok(changed.map(HoldAnswers::from_vec))
     }
+}
+
+fn of_kind(kind: u8, key: &[u8]) -> TicketKeyBytes {
+    std::iter::once(kind).chain(key.iter().copied()).collect()
 }
 
 /// Whether a fallback made the ticket. One call is decided by fallbacks or by the shared store, so

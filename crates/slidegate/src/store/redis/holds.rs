@@ -19,9 +19,10 @@ use super::transport::{
     Call, Executed, Failure, FailureKind, LastFailure, Native, NativeCommand, ReplyBound,
 };
 use crate::algorithm::VerbEffect;
+use crate::charge::MetQuota;
 use crate::hold::{HoldChange, HoldStatus, Holds, Unsettled};
 use crate::quota::{Algorithm, Quota, QuotaFields};
-use crate::store::{HeldCharge, HoldAnswer, HoldCall};
+use crate::store::{HeldCharge, HoldAnswer, HoldCall, TicketKeyBytes};
 use crate::stored::call::{ChangeCall, KeyChange, MAX_PARTS};
 use crate::stored::letter;
 use crate::ticket::TicketPart;
@@ -29,7 +30,7 @@ use crate::time::{Timestamp, instant};
 
 /// A key as a ticket carries it: the quota if it is not the policy's, and the key's name.
 struct HeldKey<'t> {
-    quota: Option<Quota>,
+    quota: MetQuota,
     name: &'t [u8],
 }
 
@@ -37,6 +38,8 @@ struct HeldKey<'t> {
 const QUOTA: usize = 1 + 7 + 7 + 8 + 2;
 /// Stands for fixed windows by a calendar, whose text follows the quota with its length.
 const CALENDAR: u8 = b'C';
+/// Before an inline quota. Earlier releases, which did not mark them, cannot read such a ticket.
+const INLINE: u8 = b'Q';
 /// The burst of a quota without one.
 const NO_BURST: u64 = u64::MAX;
 
@@ -44,6 +47,9 @@ const NO_BURST: u64 = u64::MAX;
 pub(super) fn key_for_ticket(held: &HeldCharge<'_>, names: &Names) -> Vec<u8> {
     let mut bytes = Vec::new();
     if held.has_other_quota {
+        if held.charge.key.request.inline_quota().is_some() {
+            bytes.push(INLINE);
+        }
         let QuotaFields { limit, window_us, burst, algorithm, slots, calendar } = held.charge.quota.fields();
         bytes.push(calendar.map_or(letter(algorithm).as_bytes()[0], |_| CALENDAR));
         bytes.extend_from_slice(&limit.to_le_bytes()[..7]);
@@ -65,8 +71,10 @@ impl<'t> HeldKey<'t> {
     /// Reads a key of a ticket that is sealed.
     fn read(bytes: &'t [u8]) -> Option<Self> {
         if bytes.first() == Some(&0) {
-            return Some(Self { quota: None, name: &bytes[1..] });
+            return Some(Self { quota: MetQuota::OfPolicy, name: &bytes[1..] });
         }
+        let is_inline = bytes.first() == Some(&INLINE);
+        let bytes = if is_inline { &bytes[1..] } else { bytes };
         let (quota, mut name) = bytes.split_at_checked(QUOTA)?;
         let mut calendar = None;
         if quota[0] == CALENDAR {
@@ -86,8 +94,14 @@ impl<'t> HeldKey<'t> {
             slots: u16::from_le_bytes([quota[23], quota[24]]),
             calendar,
         };
-        Some(Self { quota: Some(fields.quota()?), name })
+        let quota = fields.quota()?;
+        Some(Self { quota: if is_inline { MetQuota::Inline(quota) } else { MetQuota::Other(quota) }, name })
     }
+}
+
+/// The identity of a key: its name without what the other attributes of its requests add.
+pub(super) fn id_in_ticket(key: &[u8]) -> TicketKeyBytes {
+    HeldKey::read(key).map_or_else(TicketKeyBytes::new, |key| Names::untagged(key.name).into())
 }
 
 /// A change of the hold on one key, by its name.
@@ -113,8 +127,8 @@ impl NamedChange {
             TicketPart::Held { until, unsettled, .. } => (until.as_micros(), unsettled),
             TicketPart::Charged => (MOST, Unsettled::Charge),
         };
-        let HoldCall { id, change, amount, made, policy_quota, .. } = *change;
-        let quota = key.quota.unwrap_or(policy_quota);
+        let quota = change.quota(key.quota);
+        let HoldCall { id, change, amount, made, .. } = *change;
         let made = made.as_micros();
         let change = KeyChange { quota, id, change, amount, until, unsettled, made };
         Some(Self { name: key.name.to_vec(), change })

@@ -23,6 +23,8 @@ const ONCE: &str = "sg1:once:{";
 const USAGE: &str = "sg1:usage:{";
 /// Before the id of a key whose usage is in millionths of a unit. No id begins so.
 const MILLIONTHS: u8 = b'%';
+/// Characters of a hash in a name.
+const HASH_CHARS: usize = 22;
 /// Begins the first part of the store's internal names. No policy's name may contain this
 /// character.
 const INTERNAL: char = '~';
@@ -72,6 +74,13 @@ impl Names {
             push_hash(&mut name, self.hash(&key.canonical()));
         }
         name
+    }
+
+    /// The policy and the id of a name, without the tag that the request's other attributes may add.
+    pub(crate) fn untagged(name: &[u8]) -> &[u8] {
+        let name = name.strip_prefix(PREFIX.as_bytes()).unwrap_or(name);
+        let tagged = name.strip_prefix(b"{").and_then(|tagged| tagged.get(HASH_CHARS..)?.strip_prefix(b"}:"));
+        tagged.unwrap_or(name)
     }
 
     /// The name of the usage of a key while it has holds, in the slot of the key.
@@ -154,10 +163,9 @@ impl Names {
             return false;
         }
         let Some(name) = name.strip_prefix(PREFIX.as_bytes()) else { return false };
-        // 22 characters of a hash in braces, and a colon.
         let name = match name.strip_prefix(b"{") {
-            Some(tagged) => match tagged.get(22..24) {
-                Some(b"}:") => &tagged[24..],
+            Some(tagged) => match tagged.get(HASH_CHARS..HASH_CHARS + 2) {
+                Some(b"}:") => &tagged[HASH_CHARS + 2..],
                 _ => return false,
             },
             None => name,
