@@ -12,11 +12,11 @@ use axum::response::sse;
 use futures_util::Stream;
 use futures_util::stream::unfold;
 use serde_json::json;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::app::App;
+use crate::shares::Share;
 use crate::telemetry::events::{Event, Filter, Message};
 
 /// Maximum denials between two messages of rates. Nobody can read more.
@@ -41,7 +41,7 @@ struct Listener {
     /// Denials since the last message of rates.
     denials: usize,
     has_ended: bool,
-    _permit: OwnedSemaphorePermit,
+    _permit: Share<String>,
 }
 
 /// Streams matching denials from now on, or those recorded after this sequence number first.
@@ -49,7 +49,7 @@ pub(super) fn denials(
     app: Arc<App>,
     filter: Filter,
     after: Option<u64>,
-    permit: OwnedSemaphorePermit,
+    permit: Share<String>,
 ) -> impl Stream<Item = Result<sse::Event, Infallible>> {
     let events = &app.observer().events;
     // Subscribe before reading the recorded events, so that none is missed.
@@ -62,7 +62,7 @@ pub(super) fn denials(
 /// Streams rates every second, some denials, and changes.
 pub(super) fn live(
     app: Arc<App>,
-    permit: OwnedSemaphorePermit,
+    permit: Share<String>,
 ) -> impl Stream<Item = Result<sse::Event, Infallible>> {
     let messages = app.observer().events.listen();
     stream(app, Content::Live, messages, VecDeque::new(), 0, permit)
@@ -74,7 +74,7 @@ fn stream(
     messages: Receiver<Message>,
     kept: VecDeque<Arc<Event>>,
     last_seq: u64,
-    permit: OwnedSemaphorePermit,
+    permit: Share<String>,
 ) -> impl Stream<Item = Result<sse::Event, Infallible>> {
     let has_ended = app.observer().is_ending.load(SeqCst);
     let listener =
