@@ -6,10 +6,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How much more an owner that has `own` may take, where all together have `taken` of `max`.
+/// How much more an owner that has `own` may take, where all together have `taken` of `max`: then it has
+/// as much as is free, or one more.
 #[must_use]
 pub const fn room(max: usize, taken: usize, own: usize) -> usize {
-    max.saturating_sub(taken).saturating_sub(own)
+    max.saturating_sub(taken).saturating_sub(own).div_ceil(2)
 }
 
 /// A bounded amount, and what each owner has of it. Everything takes O(log owners).
@@ -110,14 +111,14 @@ mod tests {
     fn what_is_lacking_is_given_back_by_the_largest() {
         let mut shares = Shares::new(100);
         assert!(shares.take(&"large", 50) && shares.take(&"small", 20));
-        assert_eq!((shares.lacking(&"small", 10), shares.lacking(&"small", 15)), (0, 5));
+        assert_eq!((shares.lacking(&"small", 5), shares.lacking(&"small", 20)), (0, 15));
         assert_eq!(shares.largest(), Some(&"large"));
-        shares.give_back(&"large", 5);
-        shares.add(&"small", 15);
-        assert_eq!((shares.of(&"small"), shares.of(&"large"), shares.taken()), (35, 45, 80));
-        shares.give_back(&"large", 45);
+        shares.give_back(&"large", 15);
+        shares.add(&"small", 20);
+        assert_eq!((shares.of(&"small"), shares.of(&"large"), shares.taken()), (40, 35, 75));
+        shares.give_back(&"large", 35);
         assert_eq!(shares.largest(), Some(&"small"));
-        shares.give_back(&"small", 35);
+        shares.give_back(&"small", 40);
         assert_eq!((shares.largest(), shares.taken()), (None, 0));
     }
 }

@@ -301,7 +301,7 @@ mod tests {
         for n in 0..2 * MAX_REMEMBERED {
             assert!(of("own", &n.to_string(), 100), "each is reported");
         }
-        assert_eq!(remembered(), MAX_REMEMBERED / 2);
+        assert_eq!(remembered(), MAX_REMEMBERED / 2 + 1);
         assert!(!of("other", "known", 101), "what another policy remembers stays");
         for n in 0..MAX_REMEMBERED {
             assert!(of("other", &n.to_string(), 101));
