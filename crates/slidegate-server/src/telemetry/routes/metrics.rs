@@ -464,6 +464,8 @@ fn store(page: &mut Page<'_>, app: &App, shared: Shared<'_>) -> fmt::Result {
                     fallbacks";
         page.value("store_instances", help, instances)?;
     }
+    let help = "How often the list of instances held what no instance wrote, and was replaced";
+    page.total("store_instances_replaced", help, stats.instances_replaced)?;
     if let Some(differs_for) = fleet_differs_for {
         let help = "How long instances that share the store have differed in version or configuration; 0: they agree";
         page.seconds("fleet_differs", help, differs_for.as_secs_f64())?;
