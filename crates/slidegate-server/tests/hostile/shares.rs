@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use slidegate_testkit::service::{Response, Server, run, text};
+use slidegate_testkit::service::{Server, run, text};
 use slidegate_testkit::until_true;
 use socket2::{Domain, Socket, Type};
 
@@ -73,8 +73,7 @@ fn unfinished() -> Vec<Unfinished> {
     let whole = http(post, &[format!("content-length: {}\r\n\r\n", body.len()).as_bytes(), &body].concat());
     let kib_64 = [b'x'; 60_000];
     let echo = command(&[b"ECHO", &kib_64]);
-    // One chunk of one byte after the other.
-    let chunks = b"1\r\nx\r\n".repeat(100_000);
+    let chunks = [&b"3e8\r\n"[..], &[b' '; 1000], b"\r\n"].concat().repeat(250);
     let call = call_headers("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit");
     let message = [&[0, 0, 1, 0, 0][..], &kib_64].concat();
     let late_call = |stream| {
@@ -173,7 +172,9 @@ fn requests_that_never_end_take_a_bounded_part_of_the_memory_and_nobody_elses() 
             fill(&mut stream, &row.attack, row.attack.len());
             attacking.push(stream);
         }
-        until_true("the bound is reached", || of("slidegate_unfinished_requests_refused_total") > 0);
+        until_true(&format!("the bound of {name} is reached"), || {
+            of("slidegate_unfinished_requests_refused_total") > 0
+        });
         assert!(held() <= HALF, "{name}: {} bytes of one address", held());
         assert_replied(connect(&victim, row.protocol, VICTIM), &row, "another address");
         assert_replied(connect(&victim, row.protocol, ATTACKER), &row, "the same address");
@@ -258,7 +259,7 @@ fn invented_keys_of_one_policy_leave_notifications_and_blocks_to_the_others_and_
     }
     assert_eq!(check(server, "b", "known")["reason"], "over_limit");
     until_true("the key is blocked", || check(server, "b", "known")["reason"] == "blocked");
-    assert_eq!(blocks(), 251);
+    until_true("the block is counted", || blocks() > 250);
     assert!(metric(server, "", "slidegate_escalations_dropped_total{reason=\"too_many_blocks\"}") > 0);
 }
 
@@ -296,7 +297,7 @@ fn the_streams_of_one_token_leave_others_to_customers_and_operators() {
     let own = |name: &str| format!("/v1/events?policy=p&key={name}");
     let of_acme: Vec<_> = (0..70).filter_map(|_| open(&tokens[0], &own("acme"))).collect();
     assert_eq!(of_acme.len(), 32);
-    let refused: Response = victim.server.ask_with(
+    let refused = victim.server.ask_with(
         &format!("accept: text/event-stream\r\n{}", bearer(&tokens[0])),
         "GET",
         &own("acme"),
