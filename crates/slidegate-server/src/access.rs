@@ -85,9 +85,19 @@ impl<'r> Credentials<'r> {
     }
 }
 
-/// The operator: the name of the token, or `loopback` or `unix socket` without one.
+/// The operator: the name of the token, or `loopback` or `unix socket` without one; and what a token is
+/// limited to.
 #[derive(Debug, Clone)]
-pub(crate) struct By(pub(crate) String);
+pub(crate) struct By(pub(crate) String, pub(crate) Limited);
+
+/// What a token may read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Limited {
+    /// All that its scope permits.
+    No,
+    /// One key, as that of a customer.
+    ToOneKey,
+}
 
 impl Connection {
     /// The client of an HTTP request.
@@ -175,7 +185,8 @@ impl Access {
                     token.name, **key
                 )));
             }
-            return Ok(By(token.name.clone()));
+            let limited = if token.key.is_some() { Limited::ToOneKey } else { Limited::No };
+            return Ok(By(token.name.clone(), limited));
         }
         if !connection.is_local {
             return Err(forbidden(format!(
@@ -190,7 +201,8 @@ impl Access {
                  addresses; create a token with `slidegate token new`, or add the name to admin.hosts",
             ));
         }
-        Ok(By(if connection.peer.is_some() { "loopback" } else { "unix socket" }.to_owned()))
+        let name = if connection.peer.is_some() { "loopback" } else { "unix socket" };
+        Ok(By(name.to_owned(), Limited::No))
     }
 
     /// Checks a request for a decision or a change of usage.

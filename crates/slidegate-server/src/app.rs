@@ -193,7 +193,7 @@ impl App {
     pub(crate) async fn report_crossings(&self) {
         let notifications = &self.observer().notifications;
         let Some(mut queue) = notifications.take_queue() else { return };
-        while let Some(crossing) = queue.recv().await {
+        while let Some((crossing, _place)) = queue.recv().await {
             let is_first = match self.shared() {
                 None => Ok(true),
                 Some(shared) => shared.redis().claim(&crossing.claim(), crossing.quiet).await,

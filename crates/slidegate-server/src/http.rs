@@ -13,7 +13,6 @@ use axum::response::Response as HttpResponse;
 use axum::routing::{MethodRouter, get, post};
 use futures_util::FutureExt;
 use http_body_util::Full;
-use hyper::body::Incoming;
 use serde_json::json;
 use slidegate::{Decisions, Verb};
 
@@ -21,6 +20,7 @@ use crate::access::{self, Action};
 use crate::app::App;
 use crate::fields::{self, NO_STORE};
 use crate::json_body;
+use crate::listener::TrackedBody;
 use crate::problem::{self, Problem};
 use crate::routes::Routes;
 use reply::{Answered, Shared, call, ok, status_of, undecided};
@@ -83,7 +83,7 @@ fn post_verb(verb: Verb) -> MethodRouter<Arc<App>> {
 /// `POST /v1/check`.
 pub(super) fn check(
     app: &App,
-    request: HttpRequest<Incoming>,
+    request: HttpRequest<TrackedBody>,
 ) -> impl Future<Output = HttpResponse<Full<Bytes>>> {
     by_body(app, Verb::Check, request).map(|decided| decided.unwrap_or_else(Problem::response))
 }

@@ -1,6 +1,8 @@
 //! JSON request bodies: bounded in size and time, with errors that name the field.
 
+use std::error::Error;
 use std::fmt;
+use std::iter::successors;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -13,6 +15,7 @@ use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, de};
 use serde_json::{Map, Value};
 
+use crate::listener::TooMuch;
 use crate::problem::Problem;
 
 /// A client that does not send its whole body within this time gets an error.
@@ -36,6 +39,10 @@ where
             StatusCode::PAYLOAD_TOO_LARGE,
             format!("the body is larger than {most} bytes; send less, or several requests"),
         )),
+        Ok(Err(error)) if is_too_much(&*error) => {
+            Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, TooMuch.to_string())
+                .after(Duration::from_secs(1)))
+        }
         Ok(Err(error)) => {
             Err(Problem::new(StatusCode::BAD_REQUEST, format!("the body could not be read: {error}")))
         }
@@ -44,6 +51,11 @@ where
             format!("the body did not arrive within {} seconds", BODY_TIMEOUT.as_secs()),
         )),
     }
+}
+
+/// Whether a body could not be kept. Routers wrap its errors.
+fn is_too_much(error: &(dyn Error + 'static)) -> bool {
+    successors(Some(error), |error| Error::source(*error)).any(<dyn Error>::is::<TooMuch>)
 }
 
 /// All of a body. The usual one is a single frame, which is not copied.
@@ -56,8 +68,15 @@ async fn whole<B: Body<Data = Bytes>>(body: B) -> Result<Bytes, B::Error> {
     if body.is_end_stream() {
         return Ok(first);
     }
-    let rest = Box::pin(body.collect()).await?.to_bytes();
-    Ok(if rest.is_empty() { first } else { [first, rest].concat().into() })
+    // Copied, as a frame of one byte may keep the whole buffer that it was read into.
+    let mut bytes = first.to_vec();
+    drop(first);
+    while let Some(frame) = body.frame().await {
+        if let Ok(data) = frame?.into_data() {
+            bytes.extend_from_slice(&data);
+        }
+    }
+    Ok(bytes.into())
 }
 
 /// Parses JSON. An error names the field and the position.

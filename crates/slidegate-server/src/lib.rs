@@ -38,6 +38,7 @@ mod request;
 mod resp;
 mod routes;
 mod service_manager;
+mod shares;
 mod shutdown;
 mod telemetry;
 

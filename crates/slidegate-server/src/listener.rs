@@ -19,6 +19,7 @@ mod reasons;
 mod refusal;
 mod table;
 mod timeouts;
+mod unfinished;
 
 pub(crate) use accept::{Accepted, Acceptor, Admission, Connection};
 pub(crate) use budget::{ConnectionBudget, Slot};
@@ -30,4 +31,5 @@ pub(crate) use refusal::linger;
 pub(crate) use socket::{BoundSocket, SocketFile};
 pub(crate) use table::ConnectionCaps;
 pub(crate) use timeouts::{Timeouts, WRITE_TIMEOUT};
+pub(crate) use unfinished::{Part, TooMuch, TrackedBody};
 pub(crate) use workers::{Serve, Workers};

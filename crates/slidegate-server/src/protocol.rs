@@ -10,12 +10,11 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, Method, Request, Response, header};
 use futures_util::{FutureExt, future};
 use http_body_util::{Either, Full};
-use hyper::body::Incoming;
 
 use crate::access::{Action, reject_repeated};
 use crate::app::App;
 use crate::config::Auth;
-use crate::listener::{Connection, Handler, SharedRoutes};
+use crate::listener::{Connection, Handler, SharedRoutes, TrackedBody};
 use crate::routes::Routes;
 use crate::{auth, http};
 
@@ -41,7 +40,7 @@ impl HttpService {
     pub(crate) fn respond(
         &self,
         client: Connection,
-        request: Request<Incoming>,
+        request: Request<TrackedBody>,
     ) -> impl Future<Output = HttpResponse> {
         self.route(client, request).map(|mut response| {
             if !self.app.readiness.is_ready() {
@@ -53,7 +52,7 @@ impl HttpService {
 
     /// Decisions are not boxed. Like [`respond`](Self::respond) it is not `async` itself: each such
     /// function would contain the request once more, and its future is moved.
-    fn route(&self, client: Connection, request: Request<Incoming>) -> impl Future<Output = HttpResponse> {
+    fn route(&self, client: Connection, request: Request<TrackedBody>) -> impl Future<Output = HttpResponse> {
         if let Err(problem) = reject_repeated(request.headers()) {
             return future::Either::Right(ready(problem.response().map(Either::Left)).boxed());
         }
@@ -69,7 +68,7 @@ impl HttpService {
         }
     }
 
-    async fn route_others(&self, client: Connection, mut request: Request<Incoming>) -> HttpResponse {
+    async fn route_others(&self, client: Connection, mut request: Request<TrackedBody>) -> HttpResponse {
         if let Some(proxy) = auth::proxy(request.uri().path()) {
             if let Err(problem) = self.app.access.proxy(request.headers(), client) {
                 return problem.response().map(Either::Left);
@@ -87,7 +86,7 @@ impl Handler for Arc<HttpService> {
     fn handle(
         &self,
         client: Connection,
-        request: Request<Incoming>,
+        request: Request<TrackedBody>,
     ) -> impl Future<Output = HttpResponse> + Send {
         HttpService::respond(self, client, request)
     }

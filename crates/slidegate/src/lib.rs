@@ -57,6 +57,8 @@ mod quota;
 mod request;
 mod request_path;
 mod secret;
+#[doc(hidden)]
+pub mod shares;
 pub mod store;
 #[cfg(feature = "stored-values")]
 #[doc(hidden)]

@@ -296,6 +296,21 @@ fn missing_right(text: &str) -> String {
 }
 
 /// What the servers say about themselves, and what the store finds there.
+/// Whether another program writes into the list of instances.
+async fn instances(redis: &RedisStore) -> Finding {
+    let fix = "find the program that writes to `sg1:~instances`; instances replace it within 3 seconds";
+    match timeout(STEP, redis.foreign_instances()).await {
+        Ok(Ok(0)) => Finding::ok("instances", "their list holds what instances wrote"),
+        Ok(Ok(bytes)) => Finding::warning(
+            "instances",
+            format!("their list holds {bytes} bytes that no instance wrote"),
+            fix,
+        ),
+        Ok(Err(error)) => Finding::warning("instances", format!("their list is not readable: {error}"), fix),
+        Err(_) => Finding::warning("instances", "their list was not read in time", fix),
+    }
+}
+
 async fn servers(redis: &RedisStore) -> Vec<Finding> {
     let Ok(servers) = timeout(STEP, redis.servers()).await else {
         return vec![Finding::warning("server", "no reply to INFO", fix(FailureKind::Timeout, ""))];
@@ -319,6 +334,7 @@ async fn servers(redis: &RedisStore) -> Vec<Finding> {
         }
         findings.extend(history(redis).await);
     }
+    findings.push(instances(redis).await);
     findings.extend(worst(servers.iter().map(clock)));
     findings
 }

@@ -28,7 +28,7 @@ use super::received::{ReadTurn, Received};
 use super::reflection::MAX_CALLS;
 use super::services::{ConnectionCalls, GrpcServices};
 use super::unread::{CountedBody, UnreadResponses};
-use crate::listener::Connection;
+use crate::listener::{Connection, Slot};
 
 /// Most concurrent calls of one connection, as Envoy's own default. Clients queue further ones.
 const MAX_STREAMS: u32 = 1024;
@@ -81,7 +81,7 @@ impl std::error::Error for ConnectionError {}
 pub(super) async fn serve_connection<R, W>(
     (sent, to_client): (R, W),
     services: Arc<GrpcServices>,
-    client: Connection,
+    (client, slot): (Connection, Arc<Slot>),
     stop: impl Future<Output = ()>,
 ) -> Result<(), ConnectionError>
 where
@@ -91,7 +91,7 @@ where
     let mut unread = UnreadResponses::default();
     let waiting = unread.waiting();
     let calls = ConnectionCalls {
-        incomplete: Arc::new(IncompleteCalls::new(&services.memory)),
+        incomplete: Arc::new(IncompleteCalls::new(slot)),
         reflections: Arc::new(Semaphore::new(MAX_CALLS)),
     };
     let turn = Arc::new(ReadTurn::default());

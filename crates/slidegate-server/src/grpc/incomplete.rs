@@ -16,14 +16,13 @@ use tokio::time::{Sleep, sleep};
 use tonic::Status;
 
 use super::{BODY_TIMEOUT, MAX_MESSAGE_BYTES};
+use crate::listener::{Part, Slot};
 
 /// What a call holds beside the bytes of its message: its state here and in the HTTP/2 library, as
 /// measured (6.3 kB).
 pub(super) const CALL_BYTES: usize = 7 * 1024;
-/// What the calls of one connection may always hold, whatever others do: 64 calls.
-pub(super) const OWN_BYTES: usize = 64 * CALL_BYTES;
-/// What the calls of all connections may hold beyond that.
-const SHARED_BYTES: usize = 32 * 1024 * 1024;
+/// What the calls of one connection may hold without being counted: two calls.
+pub(super) const OWN_BYTES: usize = 2 * CALL_BYTES;
 /// The length of the prefix of a message.
 const PREFIX_BYTES: usize = 5;
 /// The field that tonic reads.
@@ -31,49 +30,33 @@ const ENCODING: &str = "grpc-encoding";
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What connections hold beyond their own [`OWN_BYTES`].
-#[derive(Debug, Default)]
-pub(super) struct SharedMemory(AtomicUsize);
-
 /// What the calls of one connection hold.
 #[derive(Debug)]
 pub(super) struct IncompleteCalls {
     bytes: AtomicUsize,
-    shared: Arc<SharedMemory>,
-}
-
-impl SharedMemory {
-    fn take(&self, bytes: usize) -> Option<()> {
-        let more = |held: usize| Some(held + bytes).filter(|held| *held <= SHARED_BYTES);
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(drop)
-    }
+    slot: Arc<Slot>,
 }
 
 impl IncompleteCalls {
-    pub(super) fn new(shared: &Arc<SharedMemory>) -> Self {
-        Self { bytes: AtomicUsize::new(0), shared: Arc::clone(shared) }
+    pub(super) fn new(slot: Arc<Slot>) -> Self {
+        Self { bytes: AtomicUsize::new(0), slot }
     }
 
     /// Holds so many more bytes. All calls of a connection run in one task, so no other one comes
     /// between.
     fn take(&self, bytes: usize) -> Result<(), Status> {
-        let held = self.bytes.load(Ordering::Relaxed);
-        let shared = (held + bytes).saturating_sub(OWN_BYTES.max(held));
-        if shared > 0 && self.shared.take(shared).is_none() {
-            return Err(Status::resource_exhausted(format!(
-                "too many calls of this connection whose message has not arrived: they may hold {OWN_BYTES} bytes \
-                 while others hold what is shared; send each message with its headers"
-            )));
-        }
-        self.bytes.store(held + bytes, Ordering::Relaxed);
+        let held = self.bytes.load(Ordering::Relaxed) + bytes;
+        let counted = self.slot.hold(Part::Requests, held.saturating_sub(OWN_BYTES));
+        counted.map_err(|too_much| Status::resource_exhausted(too_much.to_string()))?;
+        self.bytes.store(held, Ordering::Relaxed);
         Ok(())
     }
 
     fn give_back(&self, bytes: usize) {
-        let held = self.bytes.load(Ordering::Relaxed);
-        let shared = held.saturating_sub(OWN_BYTES.max(held - bytes));
-        self.shared.0.fetch_sub(shared, Ordering::Relaxed);
-        self.bytes.store(held - bytes, Ordering::Relaxed);
+        let held = self.bytes.load(Ordering::Relaxed) - bytes;
+        // Less is always held.
+        let _ = self.slot.hold(Part::Requests, held.saturating_sub(OWN_BYTES));
+        self.bytes.store(held, Ordering::Relaxed);
     }
 }
 
@@ -188,6 +171,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::*;
+    use crate::listener::{ConnectionBudget, ConnectionCaps, ConnectionSpec, ProtocolConnections, Timeouts};
 
     /// A body of these frames, which then ends or waits.
     struct Pieces {
@@ -215,8 +199,21 @@ mod tests {
         }
     }
 
-    fn calls(shared: &Arc<SharedMemory>) -> Arc<IncompleteCalls> {
-        Arc::new(IncompleteCalls::new(shared))
+    /// The listener's connections.
+    struct All(Arc<ConnectionBudget>, Arc<ProtocolConnections>);
+
+    fn all() -> All {
+        let budget = ConnectionBudget::new(ConnectionCaps { total: 1000, per_peer: 1000 });
+        let spec =
+            ConnectionSpec { protocol: "grpc", max: None, timeouts: Timeouts::default(), refusal: b"" };
+        let protocol = budget.protocol(spec);
+        All(Arc::new(budget), protocol)
+    }
+
+    /// The calls of a new connection of this address.
+    fn calls(All(budget, protocol): &All, host: u8) -> Arc<IncompleteCalls> {
+        let slot = budget.admit(protocol, Some([192, 0, 2, host].into())).unwrap();
+        Arc::new(IncompleteCalls::new(Arc::new(slot)))
     }
 
     fn body(calls: &Arc<IncompleteCalls>, pieces: &[&'static [u8]], ends: bool) -> MessageBody<Pieces> {
@@ -236,7 +233,7 @@ mod tests {
     /// Clients and proxies split messages anywhere, and a message is decoded once.
     #[tokio::test]
     async fn a_message_is_one_frame_however_it_arrives() {
-        let calls = calls(&Arc::default());
+        let calls = calls(&all(), 1);
         let cuts: [&[&'static [u8]]; 3] = [&[], &[b"abc"], &[b"a", b"", b"bc"]];
         for pieces in cuts {
             let mut body = body(&calls, pieces, true);
@@ -256,16 +253,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_message_that_is_late_ends_its_call() {
         let begun = tokio::time::Instant::now();
-        let error = body(&calls(&Arc::default()), &[b"a"], false).frame().await.unwrap().unwrap_err();
+        let error = body(&calls(&all(), 1), &[b"a"], false).frame().await.unwrap().unwrap_err();
         assert!(error.to_string().contains("the body did not arrive within 10 seconds"), "{error}");
         assert_eq!(begun.elapsed(), BODY_TIMEOUT);
     }
 
     /// An attacker who holds what is shared must not refuse the calls of others.
     #[tokio::test(start_paused = true)]
-    async fn each_connection_has_room_of_its_own_and_all_of_them_a_bounded_part() {
-        let shared = Arc::<SharedMemory>::default();
-        let attacker = calls(&shared);
+    async fn an_address_holds_a_bounded_part_and_leaves_room_for_others() {
+        let all = all();
+        let attacker = calls(&all, 1);
         let (mut held, mut refused) = (Vec::new(), String::new());
         let sizes: [&[&'static [u8]]; 2] = [&[&[0; 60_000]], &[]];
         for pieces in sizes {
@@ -277,20 +274,16 @@ mod tests {
             };
         }
         let bytes: usize = held.iter().map(|body| body.held).sum();
-        assert!((SHARED_BYTES..=SHARED_BYTES + OWN_BYTES).contains(&bytes), "{bytes}");
-        assert!(refused.contains("they may hold 458752 bytes while others hold what is shared"), "{refused}");
-
-        let other = calls(&shared);
-        let mut own = Vec::new();
-        for _ in 0..OWN_BYTES / CALL_BYTES {
-            own.push(waiting(body(&other, &[], false)).await.unwrap());
-        }
-        assert!(waiting(body(&other, &[], false)).await.is_err());
+        assert!(((16 << 20) - CALL_BYTES..=(16 << 20) + OWN_BYTES).contains(&bytes), "{bytes}");
+        assert!(refused.contains("too many unfinished requests"), "{refused}");
         // A message that has arrived is never refused.
-        assert!(body(&other, &[b"abc"], true).frame().await.unwrap().is_ok());
-        drop(held);
-        assert!(waiting(body(&other, &[], false)).await.is_ok());
-        drop(own);
-        assert_eq!((shared.0.load(Ordering::Relaxed), other.bytes.load(Ordering::Relaxed)), (0, 0));
+        assert!(body(&attacker, &[b"abc"], true).frame().await.unwrap().is_ok());
+
+        // Another connection of this address takes the place of the first one.
+        let other = calls(&all, 1);
+        assert!(waiting(body(&other, &[&[0; 60_000]], false)).await.is_ok());
+        assert!(waiting(body(&attacker, &[], false)).await.is_err(), "it is closed");
+        drop((held, attacker, other));
+        assert_eq!(all.1.unfinished_bytes(), 0);
     }
 }

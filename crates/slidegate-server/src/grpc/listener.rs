@@ -182,7 +182,7 @@ impl Connections {
         let stopping = Arc::clone(&stop);
         let services = Arc::clone(&self.services);
         let stopped = Box::pin(async move { stopping.notified().await });
-        let connection = serve_connection(halves, services, client, stopped);
+        let connection = serve_connection(halves, services, (client, Arc::clone(&slot)), stopped);
         let mut goaway = self.goaway.subscribe();
         let GrpcSettings { max_connection_age, max_connection_age_grace, .. } = self.settings;
         tokio::spawn(async move {

@@ -23,7 +23,7 @@ use tower::service_fn;
 
 use super::codec::{grpc, unary};
 use super::handler::{CallKind, RateLimitHandler, has_refund};
-use super::incomplete::{IncompleteCalls, SharedMemory, message_of};
+use super::incomplete::{IncompleteCalls, message_of};
 use super::{kuadrant, reflection};
 use crate::access::{Access, Action};
 use crate::caller::Protocol;
@@ -46,8 +46,6 @@ pub(super) struct GrpcServices {
     health_reporter: HealthReporter,
     /// By the prefix of their paths.
     reflection: Vec<(&'static str, reflection::BoxService)>,
-    /// What incomplete calls hold beyond the share of their connection.
-    pub(super) memory: Arc<SharedMemory>,
 }
 
 /// What the calls of one connection share.
@@ -64,7 +62,7 @@ impl GrpcServices {
         let health_reporter = HealthReporter::new();
         let health = HealthService::from_health_reporter(health_reporter.clone());
         let reflection = reflection::services();
-        Self { handler, health, health_reporter, reflection, memory: Arc::default() }
+        Self { handler, health, health_reporter, reflection }
     }
 
     /// Handles one call of a connection.

@@ -128,7 +128,7 @@ impl ConnectionBudget {
 
     /// A place for a connection of this peer; closes the longest-idle connection if there is no
     /// room.
-    pub(super) fn admit(
+    pub(crate) fn admit(
         self: &Arc<Self>,
         protocol: &Arc<ProtocolConnections>,
         peer: Option<IpAddr>,
@@ -221,6 +221,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
+        self.hold_nothing();
         self.budget.table().remove(&self.entry);
         self.entry.protocol.end();
     }

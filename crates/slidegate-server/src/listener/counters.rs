@@ -8,6 +8,7 @@ use tokio::time::timeout;
 
 use super::reasons::{CloseReason, RefusalReason};
 use super::timeouts::Timeouts;
+use super::unfinished::UnfinishedRequests;
 
 /// How a protocol accepts connections.
 #[derive(Debug, Clone, Copy)]
@@ -28,6 +29,7 @@ pub(crate) struct ProtocolConnections {
     pub(crate) max: Option<usize>,
     pub(super) timeouts: Timeouts,
     pub(super) refusal: &'static [u8],
+    pub(super) unfinished: UnfinishedRequests,
     open: AtomicUsize,
     /// Whether connections are to end after the request that they are serving.
     ending: AtomicBool,
@@ -46,6 +48,7 @@ impl ProtocolConnections {
             max,
             timeouts,
             refusal,
+            unfinished: UnfinishedRequests::default(),
             open: AtomicUsize::new(0),
             ending: AtomicBool::new(false),
             emptied: Notify::new(),
@@ -58,6 +61,16 @@ impl ProtocolConnections {
     /// Connections that are open now.
     pub(crate) fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that connections hold of requests that have not arrived whole.
+    pub(crate) fn unfinished_bytes(&self) -> usize {
+        self.unfinished.bytes()
+    }
+
+    /// Requests that were given up as there was no memory for the rest of them.
+    pub(crate) fn unfinished_refused(&self) -> u64 {
+        self.unfinished.refused()
     }
 
     /// Connections admitted since the start.

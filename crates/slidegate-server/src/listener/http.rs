@@ -2,10 +2,12 @@
 
 use std::convert::Infallible;
 use std::future::{pending, poll_fn};
+use std::io;
 use std::panic::resume_unwind;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -16,7 +18,7 @@ use hyper::service::{Service as _, service_fn};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
@@ -27,6 +29,7 @@ use super::counters::ConnectionSpec;
 use super::refusal::linger;
 use super::socket::BoundSocket;
 use super::timeouts::{Timeouts, WRITE_TIMEOUT};
+use super::unfinished::{Part, TrackedBody};
 use super::workers::{Serve, Workers};
 use crate::log_limit::log_limited;
 
@@ -47,6 +50,8 @@ const MAX_HEADER_BYTES: usize = 64 * 1024;
 /// times the largest head that proxies in Go forward by default. A proxy that sees a broken pipe instead
 /// of the reply may let the request pass.
 const MAX_LINGER: usize = 4 * 1024 * 1024;
+/// Most bytes that are read at once, as many as the first buffer of the HTTP library has.
+const READ_BYTES: usize = 8 * 1024;
 
 /// Handles the requests of a listener.
 pub(crate) trait Handler: Clone + Send + Sync + 'static {
@@ -58,7 +63,7 @@ pub(crate) trait Handler: Clone + Send + Sync + 'static {
     fn handle(
         &self,
         client: Connection,
-        request: Request<Incoming>,
+        request: Request<TrackedBody>,
     ) -> impl Future<Output = Response<Self::Body>> + Send;
 }
 
@@ -77,7 +82,7 @@ impl SharedRoutes {
     }
 
     /// Responds to a request.
-    pub(crate) async fn call(&self, request: Request<Incoming>) -> Response<Body> {
+    pub(crate) async fn call(&self, request: Request<TrackedBody>) -> Response<Body> {
         // Dropped when the client disconnects, which aborts the request.
         let mut task = JoinSet::new();
         task.spawn_on(self.routes.call(request), &self.runtime);
@@ -93,7 +98,7 @@ impl SharedRoutes {
 impl Handler for SharedRoutes {
     type Body = Body;
 
-    async fn handle(&self, _: Connection, request: Request<Incoming>) -> Response<Self::Body> {
+    async fn handle(&self, _: Connection, request: Request<TrackedBody>) -> Response<Self::Body> {
         self.call(request).await
     }
 }
@@ -181,14 +186,20 @@ impl<H: Handler> HttpConnections<H> {
     {
         // Each request counts a reference. A count that all connections share would pass between
         // the processors.
-        let shared = Arc::new((Arc::clone(slot), self.handler, AtomicBool::new(false)));
+        let heads = Arc::new(AtomicUsize::new(0));
+        let io = io.inner_mut();
+        let input = HeadReader { io, slot: Arc::clone(slot), heads: Arc::clone(&heads), known: 0, bytes: 0 };
+        let shared = Arc::new((Arc::clone(slot), self.handler, heads, AtomicBool::new(false)));
         let of_requests = Arc::clone(&shared);
         let service = service_fn(move |request: Request<Incoming>| {
             let shared = Arc::clone(&of_requests);
             shared.0.serving();
-            shared.2.store(!request.body().is_end_stream(), Ordering::Relaxed);
+            shared.2.fetch_add(1, Ordering::Relaxed);
+            shared.3.store(!request.body().is_end_stream(), Ordering::Relaxed);
+            let request = request.map(|body| TrackedBody::new(body, &shared.0));
             async move {
                 let mut response = shared.1.handle(client, request).await;
+                shared.2.fetch_add(1, Ordering::Relaxed);
                 // Keys of clients are in some answers, and no browser may take one for a page.
                 response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, NO_SNIFF);
                 Ok::<_, Infallible>(response)
@@ -200,7 +211,7 @@ impl<H: Handler> HttpConnections<H> {
             // For small responses, copying head and body together is faster than vectored writes.
             .writev(false)
             .max_buf_size(MAX_HEADER_BYTES)
-            .serve_connection(io, service);
+            .serve_connection(TokioIo::new(input), service);
         let mut connection = pin!(connection);
         let mut is_ending = false;
         let ended = poll_fn(|cx| {
@@ -217,7 +228,7 @@ impl<H: Handler> HttpConnections<H> {
             }
         });
         let ended = ended.await;
-        let last_had_body = shared.2.load(Ordering::Relaxed);
+        let last_had_body = shared.3.load(Ordering::Relaxed);
         let end = if ended.is_err() || last_had_body && !is_ending { End::MaybeUnread } else { End::AllRead };
         if let Err(error) = ended {
             log_limited!(DEBUG, client.peer, %error, "connection closed with an error");
@@ -233,6 +244,71 @@ enum End {
     AllRead,
     /// The rest of a head that was too large or invalid, or of a body that nobody read.
     MaybeUnread,
+}
+
+/// Counts what is read of a request head, and what the HTTP library keeps for reading. It reads in
+/// small parts, as the library else keeps as large a buffer as what was read at once.
+struct HeadReader<I> {
+    io: I,
+    slot: Arc<Slot>,
+    /// Heads that were complete, and the responses to them: odd while a request is served.
+    heads: Arc<AtomicUsize>,
+    /// Those when it was last read.
+    known: usize,
+    /// What was read since then, if no request is served.
+    bytes: usize,
+}
+
+impl<I: AsyncRead + Unpin> AsyncRead for HeadReader<I> {
+    #[inline]
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let heads = this.heads.load(Ordering::Relaxed);
+        if heads != this.known {
+            (this.known, this.bytes) = (heads, 0);
+        }
+        let (spare, before) = (buffer.remaining(), buffer.filled().len());
+        let polled = if spare <= READ_BYTES {
+            Pin::new(&mut this.io).poll_read(cx, buffer)
+        } else {
+            let mut part = ReadBuf::new(buffer.initialize_unfilled_to(READ_BYTES));
+            let polled = Pin::new(&mut this.io).poll_read(cx, &mut part);
+            let read = part.filled().len();
+            buffer.advance(read);
+            polled
+        };
+        if heads.is_multiple_of(2) {
+            this.bytes += buffer.filled().len() - before;
+        }
+        if polled.is_pending()
+            && let Err(too_much) =
+                this.slot.hold(Part::Buffers, this.bytes + spare.saturating_sub(2 * READ_BYTES))
+        {
+            this.slot.too_much();
+            return Poll::Ready(Err(io::Error::other(too_much)));
+        }
+        polled
+    }
+}
+
+impl<I: AsyncWrite + Unpin> AsyncWrite for HeadReader<I> {
+    #[inline]
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    #[inline]
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
 }
 
 #[cfg(test)]

@@ -31,6 +31,8 @@ pub(crate) enum CloseReason {
     Handshake,
     /// The client sent too many frames that belong to no call.
     Flood,
+    /// It held a request that had not arrived whole, for which there was no memory.
+    Memory,
 }
 
 impl RefusalReason {
@@ -47,8 +49,16 @@ impl RefusalReason {
 }
 
 impl CloseReason {
-    pub(super) const ALL: [Self; 7] =
-        [Self::Evicted, Self::Opening, Self::Request, Self::Idle, Self::Write, Self::Handshake, Self::Flood];
+    pub(super) const ALL: [Self; 8] = [
+        Self::Evicted,
+        Self::Opening,
+        Self::Request,
+        Self::Idle,
+        Self::Write,
+        Self::Handshake,
+        Self::Flood,
+        Self::Memory,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -59,6 +69,7 @@ impl CloseReason {
             Self::Write => "write_timeout",
             Self::Handshake => "tls_handshake",
             Self::Flood => "flood",
+            Self::Memory => "memory",
         }
     }
 

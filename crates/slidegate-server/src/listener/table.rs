@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
 
 use futures_util::task::AtomicWaker;
 
@@ -29,6 +29,8 @@ pub(super) struct Entry {
     id: u64,
     /// `None` on a Unix socket.
     peer: Option<PeerKey>,
+    /// Bytes of requests that have not arrived whole, by [`Part`](super::unfinished::Part).
+    pub(super) unfinished: [AtomicUsize; 2],
     pub(super) protocol: Arc<ProtocolConnections>,
     pub(super) activity: Activity,
     /// Why it is being closed; 0 while it is not.
@@ -48,6 +50,19 @@ impl Entry {
             self.protocol.closed(reason);
             self.waker.wake();
         }
+    }
+
+    /// Unique among all connections.
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub(super) fn peer(&self) -> Option<PeerKey> {
+        self.peer
+    }
+
+    pub(super) fn unfinished_bytes(&self) -> usize {
+        self.unfinished.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
     }
 
     /// Why it is being closed.
@@ -94,6 +109,7 @@ impl Table {
         let entry = Arc::new(Entry {
             id: self.next_id,
             peer,
+            unfinished: Default::default(),
             protocol: Arc::clone(protocol),
             activity: Activity::new(now),
             closing: AtomicU8::new(0),

@@ -20,10 +20,12 @@ use super::session::Session;
 use super::transaction::Transaction;
 use super::turn::Turn;
 use crate::app::App;
-use crate::listener::linger;
+use crate::listener::{Part, Slot, linger};
 
 /// Initial size of the read buffer: about 80 commands.
 const INITIAL_BUFFER: usize = 4096;
+/// What is kept of a read buffer that was larger, while the client sends less.
+const KEPT_BUFFER: usize = 4 * INITIAL_BUFFER;
 /// Bytes of buffered replies at which they are written before more is decided. A single reply may
 /// be longer.
 const MAX_BUFFERED_REPLIES: usize = 64 * 1024;
@@ -38,7 +40,7 @@ const MAX_LINGER: usize = 1024 * 1024;
 /// service stops.
 pub(super) async fn serve<S>(
     stream: S,
-    session: Session,
+    (session, slot): (Session, Arc<Slot>),
     app: Arc<App>,
     idle: Duration,
     mut stop: watch::Receiver<bool>,
@@ -80,7 +82,13 @@ where
             return Ok(());
         }
         connection.input.has_read(read);
-        match connection.process().await? {
+        let progress = connection.process().await?;
+        if let Err(too_much) = slot.hold(Part::Buffers, connection.unfinished_bytes()) {
+            slot.too_much();
+            connection.refuse(&too_much.to_string()).await?;
+            break;
+        }
+        match progress {
             Progress::Incomplete => {}
             Progress::Replied => idle_check.is_idle = false,
             Progress::Close => break,
@@ -128,6 +136,20 @@ struct Connection<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
+    /// What it holds between two reads, beyond what a connection always may: a command that has not
+    /// arrived whole, what is queued since `MULTI`, and the buffer of replies.
+    fn unfinished_bytes(&self) -> usize {
+        let queued = self.session.transaction.as_ref().map_or(0, |transaction| transaction.bytes());
+        let input = self.input.buffer.len().saturating_sub(KEPT_BUFFER);
+        input + queued + self.out.capacity().saturating_sub(KEPT_BUFFER)
+    }
+
+    /// The last reply: there is no memory for what the client goes on sending.
+    async fn refuse(&mut self, why: &str) -> std::io::Result<()> {
+        Reply { out: &mut self.out, version: self.session.version }.error(format_args!("ERR {why}"));
+        write(&mut self.stream, &mut self.out).await
+    }
+
     /// Replies to all complete commands that have arrived.
     async fn process(&mut self) -> std::io::Result<Progress> {
         let policies = self.app.policies();
@@ -327,7 +349,7 @@ async fn write<S: AsyncWrite + Unpin>(stream: &mut S, out: &mut Vec<u8>) -> std:
     stream.write_all(out).await?;
     stream.flush().await?;
     out.clear();
-    out.shrink_to(2 * MAX_BUFFERED_REPLIES);
+    out.shrink_to(KEPT_BUFFER);
     Ok(())
 }
 
@@ -368,13 +390,17 @@ impl Input {
         }
     }
 
-    /// Removes processed bytes from the start. A full buffer grows.
+    /// Removes processed bytes from the start. A full buffer grows, and one that was not filled
+    /// shrinks again once its commands are processed.
     fn consume(&mut self, bytes: usize) {
         let was_full = self.filled == self.buffer.len();
         self.buffer.copy_within(bytes..self.filled, 0);
         self.filled -= bytes;
         if was_full {
             self.buffer.resize((2 * self.buffer.len()).min(2 * MAX_FRAME), 0);
+        } else if self.buffer.len() > KEPT_BUFFER && self.filled < KEPT_BUFFER {
+            self.buffer.truncate(KEPT_BUFFER);
+            self.buffer.shrink_to_fit();
         }
     }
 }
@@ -402,14 +428,16 @@ mod tests {
         let app = Arc::new(App::over(config, MemoryStore::new(), None).unwrap());
         let spec =
             ConnectionSpec { protocol: "resp", max: None, timeouts: Timeouts::default(), refusal: b"" };
-        let listener = ListenerState::new(None, 1, app.connections.protocol(spec));
+        let connections = app.connections.protocol(spec);
+        let slot = Arc::new(app.connections.admit(&connections, None).unwrap());
+        let listener = ListenerState::new(None, 1, connections);
         let client = listener::Connection { peer: None, user: None, is_local: true, is_verified: false };
         let session = Session::new(Arc::new(listener), None, client);
         // All commands have arrived, and every reply is taken at once.
         let commands = b"*3\r\n$8\r\nRL.CHECK\r\n$8\r\nper-user\r\n$5\r\nalice\r\n".repeat(COMMANDS as usize);
         let stream = tokio::io::join(Cursor::new(commands), Vec::new());
         let (_stop, stop) = watch::channel(false);
-        let serving = serve(stream, session, Arc::clone(&app), Duration::from_secs(60), stop);
+        let serving = serve(stream, (session, slot), Arc::clone(&app), Duration::from_secs(60), stop);
         let request = Request::new().with("user", "alice");
         let neighbour = async {
             let mut decided = 0;

@@ -107,12 +107,13 @@ impl RespConnections {
     async fn try_serve(self, accepted: Accepted) -> io::Result<()> {
         let Self { shared, app, idle, stop } = self;
         let Accepted { stream, peer, connection: client, certificates } = accepted;
+        let slot = Arc::clone(stream.slot());
         let session = Session::new(shared, peer, client);
         let Some(certificates) = certificates else {
-            return connection::serve(stream, session, app, idle, stop).await;
+            return connection::serve(stream, (session, slot), app, idle, stop).await;
         };
         match certificates.accept(stream, client.peer).await {
-            Some(stream) => connection::serve(stream, session, app, idle, stop).await,
+            Some(stream) => connection::serve(stream, (session, slot), app, idle, stop).await,
             None => Ok(()),
         }
     }

@@ -88,6 +88,12 @@ impl Transaction {
         self.has_failed
     }
 
+    /// The memory that it takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes.capacity()
+            + (self.argument_ends.capacity() + self.command_ends.capacity()) * size_of::<u32>()
+    }
+
     /// The number of queued commands.
     pub(super) fn len(&self) -> usize {
         self.command_ends.len()

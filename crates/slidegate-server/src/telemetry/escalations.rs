@@ -17,6 +17,7 @@ use slidegate_config::escalate::Escalation;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::events::Event;
+use crate::shares::{Bound, Share};
 
 /// Keys whose denials are counted.
 const MAX_COUNTED: usize = 65_536;
@@ -43,9 +44,9 @@ pub(crate) struct EarnedBlock {
 /// Why a key is not blocked that earned it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NotBlocked {
-    /// Too many wait to be blocked.
+    /// Too many of its policy wait to be blocked.
     QueueFull,
-    /// As many keys are blocked as clients may cause.
+    /// As many keys of its policy are blocked as clients may cause.
     TooManyBlocks,
     /// The key is longer than a change may have it.
     KeyTooLong,
@@ -66,6 +67,9 @@ impl NotBlocked {
     }
 }
 
+/// A block that waits, with its place in the queue.
+pub(crate) type Queued = (EarnedBlock, Share<String>);
+
 /// What a policy blocks for.
 #[derive(Debug)]
 struct Rule {
@@ -79,9 +83,11 @@ pub(crate) struct Escalations {
     /// By the names of policies.
     rules: ArcSwap<HashMap<String, Rule>>,
     counts: Gate,
-    sender: Sender<EarnedBlock>,
+    /// Policies share the queue.
+    queued: Bound<String>,
+    sender: Sender<Queued>,
     /// Taken by the task that blocks.
-    receiver: Mutex<Option<Receiver<EarnedBlock>>>,
+    receiver: Mutex<Option<Receiver<Queued>>>,
     blocked: AtomicU64,
     dropped: [AtomicU64; NotBlocked::ALL.len()],
 }
@@ -99,6 +105,7 @@ impl Escalations {
         Self {
             rules: ArcSwap::default(),
             counts: Gate::with_memory(counts.expect("one policy is a set"), store),
+            queued: Bound::new(QUEUE),
             sender,
             receiver: Mutex::new(Some(receiver)),
             blocked: AtomicU64::new(0),
@@ -129,7 +136,8 @@ impl Escalations {
         if self.count(rule, policy, &key) {
             let (denial, lengths) = (event(&key), Arc::clone(&rule.lengths));
             let earned = EarnedBlock { policy: policy.to_owned(), key, lengths, denial };
-            if self.sender.try_send(earned).is_err() {
+            let place = self.queued.take(&earned.policy);
+            if place.is_none_or(|place| self.sender.try_send((earned, place)).is_err()) {
                 self.dropped(NotBlocked::QueueFull, 1);
             }
         }
@@ -173,7 +181,7 @@ impl Escalations {
     }
 
     /// The queue, for the one task that blocks.
-    pub(crate) fn take_queue(&self) -> Option<Receiver<EarnedBlock>> {
+    pub(crate) fn take_queue(&self) -> Option<Receiver<Queued>> {
         self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }

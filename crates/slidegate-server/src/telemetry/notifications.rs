@@ -3,21 +3,27 @@
 //!
 //! A decision that crosses a threshold is noticed by its numbers. What goes further is queued, because
 //! with a shared store that decides which instance is the first, which no decision waits for.
+//!
+//! Clients choose keys, so policies [share](slidegate::shares) the table and the queue. In a full table
+//! the policy that has most forgets its earliest key: a key that is forgotten is reported again only if
+//! it falls below its threshold and crosses it once more in its window.
 
-use std::collections::HashMap;
-use std::collections::hash_map::{Entry, RandomState};
+use std::collections::hash_map::RandomState;
+use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use slidegate::shares::Shares;
 use slidegate::{Algorithm, Amount, PolicyDecision, Timestamp};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::webhook::Webhook;
 use crate::caller::Protocol;
+use crate::shares::{Bound, Share};
 
-/// Keys with a threshold that was crossed in their window: about two megabytes.
+/// Keys with a threshold that was crossed in their window: about four megabytes.
 const MAX_REMEMBERED: usize = 65_536;
 /// Crossings that wait to be claimed and reported.
 const QUEUE: usize = 1024;
@@ -47,20 +53,17 @@ pub(crate) struct Crossing {
 /// Why a notification is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Drop {
-    /// Too many keys crossed a threshold in their windows.
-    TableFull,
-    /// Too many wait to be reported.
+    /// Too many of its policy wait to be reported.
     QueueFull,
     /// The shared store did not say who is the first.
     StoreUnavailable,
 }
 
 impl Drop {
-    pub(super) const ALL: [Self; 3] = [Self::TableFull, Self::QueueFull, Self::StoreUnavailable];
+    pub(super) const ALL: [Self; 2] = [Self::QueueFull, Self::StoreUnavailable];
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::TableFull => "table_full",
             Self::QueueFull => "queue_full",
             Self::StoreUnavailable => "store_unavailable",
         }
@@ -72,19 +75,95 @@ impl Drop {
 pub(crate) struct Notifications {
     table: Mutex<Table>,
     hasher: RandomState,
-    sender: Sender<Crossing>,
+    queued: Bound<String>,
+    sender: Sender<Queued>,
     /// Taken by the task that reports.
-    receiver: Mutex<Option<Receiver<Crossing>>>,
+    receiver: Mutex<Option<Receiver<Queued>>>,
     dropped: [AtomicU64; Drop::ALL.len()],
     pub(super) webhook: Option<Arc<Webhook>>,
 }
 
+/// A crossing that waits, with its place in the queue.
+type Queued = (Crossing, Share<String>);
+
 /// Until when a key has no further notification at a threshold.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Table {
     until: HashMap<u64, Timestamp>,
-    /// When entries that are over are removed again, if it is full.
+    /// The same by policy, in the order in which they were remembered.
+    of_policies: HashMap<String, VecDeque<(u64, Timestamp)>>,
+    /// How many each policy has.
+    shares: Shares<String>,
+    /// When entries that are over are removed from all policies again, if one lacks room.
     next_sweep: Timestamp,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        let shares = Shares::new(MAX_REMEMBERED);
+        Self { until: HashMap::new(), of_policies: HashMap::new(), shares, next_sweep: Timestamp::EPOCH }
+    }
+}
+
+impl Table {
+    /// Whether a crossing is the first in its window, which is remembered. The work is constant, but for
+    /// entries that are over, each of which is removed once.
+    fn is_first(&mut self, hash: u64, crossing: &Crossing) -> bool {
+        let now = crossing.at;
+        if self.until.get(&hash).is_some_and(|until| *until > now) {
+            return false;
+        }
+        let policy = &crossing.policy;
+        self.forget_over(policy, now);
+        if self.shares.lacking(policy, 1) > 0 {
+            self.make_room(now);
+        }
+        let until = now + crossing.quiet;
+        self.until.insert(hash, until);
+        self.of_policies.entry(policy.clone()).or_default().push_back((hash, until));
+        self.shares.add(policy, 1);
+        true
+    }
+
+    /// The policy that has most forgets its earliest key. Once a second, those that are over make room
+    /// instead.
+    #[cold]
+    fn make_room(&mut self, now: Timestamp) {
+        let taken = self.shares.taken();
+        if now >= self.next_sweep {
+            self.next_sweep = now + Duration::from_secs(1);
+            let policies: Vec<_> = self.of_policies.keys().cloned().collect();
+            policies.iter().for_each(|policy| self.forget_over(policy, now));
+        }
+        if self.shares.taken() == taken
+            && let Some(largest) = self.shares.largest().cloned()
+        {
+            self.forget_first(&largest, |_| true);
+        }
+    }
+
+    /// Forgets the keys of a policy that are over, up to the first that is not.
+    fn forget_over(&mut self, policy: &String, now: Timestamp) {
+        while self.forget_first(policy, |until| until <= now) {}
+    }
+
+    /// Forgets the earliest key of a policy, if its end is such. Returns whether it is.
+    fn forget_first(&mut self, policy: &String, is_such: impl Fn(Timestamp) -> bool) -> bool {
+        let Some(keys) = self.of_policies.get_mut(policy) else { return false };
+        let Some((hash, until)) = keys.front().copied().filter(|(_, until)| is_such(*until)) else {
+            return false;
+        };
+        keys.pop_front();
+        if keys.is_empty() {
+            self.of_policies.remove(policy);
+        }
+        self.shares.give_back(policy, 1);
+        // One that was remembered again has a later end.
+        if self.until.get(&hash) == Some(&until) {
+            self.until.remove(&hash);
+        }
+        true
+    }
 }
 
 impl Crossing {
@@ -124,6 +203,7 @@ impl Notifications {
         Self {
             table: Mutex::default(),
             hasher: RandomState::new(),
+            queued: Bound::new(QUEUE),
             sender,
             receiver: Mutex::new(Some(receiver)),
             dropped: Default::default(),
@@ -136,37 +216,22 @@ impl Notifications {
     pub(super) fn record(&self, one: &PolicyDecision<'_>, protocol: Protocol) {
         let key = one.key().to_string();
         for threshold in one.crossed() {
-            let crossing = Crossing::of(one, threshold, key.clone(), protocol);
-            match self.remember(&crossing) {
-                Ok(false) => {}
-                Err(full) => self.dropped(full),
-                Ok(true) => {
-                    if self.sender.try_send(crossing).is_err() {
-                        self.dropped(Drop::QueueFull);
-                    }
-                }
-            }
+            self.queue(Crossing::of(one, threshold, key.clone(), protocol));
+        }
+    }
+
+    fn queue(&self, crossing: Crossing) {
+        // Before it is remembered, as one that is not queued may be reported later.
+        let Some(place) = self.queued.take(&crossing.policy) else { return self.dropped(Drop::QueueFull) };
+        if self.remember(&crossing) && self.sender.try_send((crossing, place)).is_err() {
+            self.dropped(Drop::QueueFull);
         }
     }
 
     /// Whether a crossing is the first of this instance in its window.
-    fn remember(&self, crossing: &Crossing) -> Result<bool, Drop> {
+    fn remember(&self, crossing: &Crossing) -> bool {
         let hash = self.hasher.hash_one((&crossing.policy, crossing.threshold, &crossing.key));
-        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = crossing.at;
-        if table.until.len() >= MAX_REMEMBERED && now >= table.next_sweep {
-            table.until.retain(|_, until| *until > now);
-            table.next_sweep = now + Duration::from_secs(1);
-        }
-        let is_full = table.until.len() >= MAX_REMEMBERED;
-        match table.until.entry(hash) {
-            Entry::Occupied(known) if *known.get() > now => Ok(false),
-            Entry::Vacant(_) if is_full => Err(Drop::TableFull),
-            entry => {
-                entry.insert_entry(now + crossing.quiet);
-                Ok(true)
-            }
-        }
+        self.table.lock().unwrap_or_else(PoisonError::into_inner).is_first(hash, crossing)
     }
 
     /// Counts one that is not reported.
@@ -180,7 +245,7 @@ impl Notifications {
     }
 
     /// The queue, for the one task that reports.
-    pub(crate) fn take_queue(&self) -> Option<Receiver<Crossing>> {
+    pub(crate) fn take_queue(&self) -> Option<Receiver<Queued>> {
         self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
@@ -214,25 +279,43 @@ mod tests {
     fn each_key_and_threshold_is_queued_once_in_a_window() {
         let notifications = Notifications::new(None);
         let first = |key: &str, threshold, at| notifications.remember(&crossing(key, threshold, at));
-        assert_eq!(first("alice", 80, 100), Ok(true));
-        assert_eq!(first("alice", 80, 159), Ok(false));
-        assert_eq!(first("alice", 100, 110), Ok(true));
-        assert_eq!(first("bob", 80, 110), Ok(true));
-        assert_eq!(first("alice", 80, 160), Ok(true), "the next window");
+        assert!(first("alice", 80, 100));
+        assert!(!first("alice", 80, 159));
+        assert!(first("alice", 100, 110));
+        assert!(first("bob", 80, 110));
+        assert!(first("alice", 80, 160), "the next window");
+        assert!(!first("alice", 80, 219), "and no other in it, though the first has been forgotten");
     }
 
-    /// Clients choose keys: the table of those that crossed a threshold must not grow with them.
+    /// Clients choose keys: the table of those that crossed a threshold must not grow with them, and
+    /// neither their own policy nor another one may go unreported until their windows end.
     #[test]
-    fn a_full_table_drops_and_counts_until_windows_end() {
+    fn a_flood_of_keys_forgets_the_earliest_of_its_own_policy_only() {
         let notifications = Notifications::new(None);
-        for n in 0..MAX_REMEMBERED {
-            assert_eq!(notifications.remember(&crossing(&n.to_string(), 80, 100)), Ok(true));
+        let of = |policy: &str, key: &str, at| {
+            let crossing = Crossing { policy: policy.to_owned(), ..crossing(key, 80, at) };
+            notifications.remember(&crossing)
+        };
+        let remembered = || notifications.table.lock().unwrap().until.len();
+        assert!(of("own", "early", 100) && of("other", "known", 100));
+        for n in 0..2 * MAX_REMEMBERED {
+            assert!(of("own", &n.to_string(), 100), "each is reported");
         }
-        assert_eq!(notifications.remember(&crossing("late", 80, 101)), Err(Drop::TableFull));
-        assert_eq!(notifications.remember(&crossing("7", 80, 101)), Ok(false), "those known stay known");
-        assert_eq!(notifications.table.lock().unwrap().until.len(), MAX_REMEMBERED);
-        assert_eq!(notifications.remember(&crossing("late", 80, 160)), Ok(true));
-        assert_eq!(notifications.table.lock().unwrap().until.len(), 1);
+        assert_eq!(remembered(), MAX_REMEMBERED / 2 + 1);
+        assert!(!of("other", "known", 101), "what another policy remembers stays");
+        for n in 0..MAX_REMEMBERED {
+            assert!(of("other", &n.to_string(), 101));
+        }
+        assert!(remembered() <= MAX_REMEMBERED);
+        assert!(of("third", "late", 101) && !of("third", "late", 102));
+        let table = notifications.table.lock().unwrap();
+        let of_other = table.shares.of(&"other".to_owned());
+        assert!(of_other >= MAX_REMEMBERED / 4, "{of_other} of the second flood");
+        drop(table);
+        for policy in ["own", "other", "third"] {
+            assert!(of(policy, "next", 162));
+        }
+        assert_eq!(remembered(), 3, "what is over makes room");
     }
 
     /// A slow webhook or store must not slow decisions down.
@@ -241,15 +324,17 @@ mod tests {
         let notifications = Notifications::new(None);
         let policy = Policy::new("p", Quota::per_hour(1)).unwrap().with_scope(["user"]);
         let gate = Gate::new(PolicySet::new([policy.with_notify([100])]).unwrap());
-        for n in 0..=QUEUE {
+        for n in 0..=QUEUE / 2 {
             let user = n.to_string();
             let request = Request::new().with("user", &user);
             let decisions = gate.apply_all(Verb::Check, std::slice::from_ref(&request));
             notifications.record(&decisions.iter().next().unwrap(), Protocol::Resp);
         }
         assert_eq!(notifications.count_of(Drop::QueueFull), 1);
+        notifications.queue(Crossing { policy: "other".to_owned(), ..crossing("late", 80, 100) });
+        assert_eq!(notifications.count_of(Drop::QueueFull), 1, "another policy has a part of its own");
         let mut queue = notifications.take_queue().unwrap();
-        let first = queue.try_recv().unwrap();
+        let (first, _) = queue.try_recv().unwrap();
         assert_eq!((first.key.as_str(), first.threshold, first.used, first.limit), ("0", 100, 1.into(), 1));
         assert!(notifications.take_queue().is_none());
     }

@@ -20,7 +20,6 @@ use slidegate::{
 };
 use slidegate_config::names::candidate_of;
 use slidegate_config::policy::KeysShown;
-use tokio::sync::Semaphore;
 
 use super::VERBS;
 use super::control_state::{ChangesSeen, ConfigState};
@@ -41,10 +40,11 @@ use super::webhook::Webhook;
 use crate::caller::{Caller, Protocol};
 use crate::config::Observe;
 use crate::envoy::LiveConfig;
+use crate::shares::Bound;
 
-/// Maximum open streams of events and rates. Each is a connection, and every message goes to all of
-/// them.
-pub(super) const MAX_STREAMS: usize = 64;
+/// Maximum open streams of events and rates, of operators and of tokens of one key each. Each is a
+/// connection, and every message goes to all of them. A token has at most half of what is free.
+pub(super) const MAX_STREAMS: [usize; 2] = [128, 64];
 /// Maximum bytes stored of a config error.
 const MAX_ERROR: usize = 4096;
 
@@ -70,7 +70,8 @@ pub(crate) struct Observer {
     pub(crate) recorder: Recorder,
     pub(super) configuration: Mutex<ConfigState>,
     pub(super) changes: ChangesSeen,
-    pub(super) streams: Arc<Semaphore>,
+    /// By the names of tokens: of operators, and of tokens of one key.
+    pub(super) streams: [Bound<String>; 2],
     pub(super) is_ending: AtomicBool,
     /// The envoyproxy/ratelimit files, if used.
     pub(super) files: OnceLock<LiveConfig>,
@@ -130,7 +131,7 @@ impl Observer {
             recorder: Recorder::default(),
             configuration: Mutex::new(ConfigState { at: clock.now(), ..ConfigState::default() }),
             changes: ChangesSeen::default(),
-            streams: Arc::new(Semaphore::new(MAX_STREAMS)),
+            streams: MAX_STREAMS.map(Bound::new),
             is_ending: AtomicBool::new(false),
             files: OnceLock::new(),
             traces,

@@ -35,8 +35,7 @@ impl Observer {
 
     fn send_to_webhook(&self, event: &Event) {
         if let Some(webhook) = &self.notifications.webhook {
-            let (id, body) = event.message();
-            webhook.send(id, body);
+            webhook.send(&event.policy, event.message());
         }
     }
 

@@ -5,24 +5,23 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::{Extension, Router};
+use axum::Router;
 use serde::Serialize;
 use serde_json::json;
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::events::{EVENTS_KEPT, Event, Filter};
-use super::observer::MAX_STREAMS;
 use super::top::{By, KeyCount, PERIOD};
-use crate::access::Grant;
+use crate::access::{self, Grant, Limited};
 use crate::app::App;
 use crate::problem::{self, Problem};
 use crate::query::Parameters;
 use crate::routes::Routes;
+use crate::shares::Share;
 use exposition::Format;
 use key_usage::KeyUsage;
 
@@ -74,6 +73,7 @@ async fn metrics(State(app): Shared, headers: HeaderMap) -> Result<Response, Pro
 async fn events(
     State(app): Shared,
     Extension(grant): Extension<Grant>,
+    Extension(by): Extension<access::By>,
     uri: Uri,
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
@@ -89,7 +89,7 @@ async fn events(
     let limit = query.number("limit", EVENTS, EVENTS_KEPT)?;
     query.nothing_else("policy, key and limit")?;
     if wants_stream(&headers) {
-        let permit = permit(&app)?;
+        let permit = permit(&app, &by)?;
         let after = headers.get("last-event-id").map(last_event_id).transpose()?;
         return Ok(streamed(Sse::new(stream::denials(app, filter, after, (permit, grant)))));
     }
@@ -271,9 +271,14 @@ struct TopKey<'a> {
     now: Option<KeyUsage>,
 }
 
-async fn live(State(app): Shared, Extension(grant): Extension<Grant>, uri: Uri) -> Result<Response, Problem> {
+async fn live(
+    State(app): Shared,
+    Extension(grant): Extension<Grant>,
+    Extension(by): Extension<access::By>,
+    uri: Uri,
+) -> Result<Response, Problem> {
     Parameters::of(&uri)?.nothing_else("nothing")?;
-    let permit = permit(&app)?;
+    let permit = permit(&app, &by)?;
     Ok(streamed(Sse::new(stream::live(app, (permit, grant)))))
 }
 
@@ -293,10 +298,13 @@ fn one_key(app: &App, policy: Option<&str>) -> Result<(), Problem> {
     Err(Problem::new(StatusCode::FORBIDDEN, detail))
 }
 
-/// Reserves a stream.
-fn permit(app: &App) -> Result<OwnedSemaphorePermit, Problem> {
-    Arc::clone(&app.observer().streams).try_acquire_owned().map_err(|_| {
-        let detail = format!("{MAX_STREAMS} streams are open, the maximum; close one");
+/// Reserves a stream. Customers have a part of their own, so that operators always get in.
+fn permit(app: &App, access::By(name, limited): &access::By) -> Result<Share<String>, Problem> {
+    let [operators, keys] = &app.observer().streams;
+    let streams = if *limited == Limited::ToOneKey { keys } else { operators };
+    streams.take(name).ok_or_else(|| {
+        let name = name.escape_debug();
+        let detail = format!("`{name}` has as many streams open as it leaves free for others; close one");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     })
 }

@@ -15,6 +15,7 @@ use slidegate::Secret;
 
 use crate::http_client;
 use crate::log_limit::LogLimit;
+use crate::shares::{Bound, Share};
 
 /// Messages that wait to be sent: about 200 kB.
 const QUEUE: usize = 256;
@@ -30,6 +31,8 @@ const REPORT_EVERY: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct Webhook {
     queue: SyncSender<Message>,
+    /// Policies share the queue.
+    queued: Bound<String>,
     counts: Arc<WebhookCounts>,
 }
 
@@ -50,6 +53,8 @@ struct Message {
     /// Unique, the same in each attempt.
     id: String,
     body: String,
+    /// `None` in tests.
+    _place: Option<Share<String>>,
 }
 
 /// The thread's state.
@@ -80,12 +85,13 @@ impl Webhook {
         thread
             .spawn(move || sending.run(&messages))
             .map_err(|error| format!("webhook: cannot start a thread: {error}"))?;
-        Ok(Self { queue, counts })
+        Ok(Self { queue, queued: Bound::new(QUEUE), counts })
     }
 
-    /// Queues a message with this body.
-    pub(super) fn send(&self, id: String, body: String) {
-        if self.queue.try_send(Message { id, body }).is_err() {
+    /// Queues a message about a policy: its id and its body.
+    pub(super) fn send(&self, policy: &String, (id, body): (String, String)) {
+        let place = self.queued.take(policy);
+        if place.is_none() || self.queue.try_send(Message { id, body, _place: place }).is_err() {
             self.counts.dropped.fetch_add(1, Relaxed);
         }
     }
@@ -136,7 +142,7 @@ impl Sending {
 
 /// The signature of a message at this time, in seconds since the epoch.
 fn signature(key: &Secret<Vec<u8>>, message: &Message, seconds: &str) -> String {
-    let Message { id, body } = message;
+    let Message { id, body, .. } = message;
     let key = hmac::Key::new(HMAC_SHA256, key.expose());
     let signed = hmac::sign(&key, format!("{id}.{seconds}.{body}").as_bytes());
     format!("v1,{}", STANDARD.encode(signed))
@@ -154,6 +160,7 @@ mod tests {
         let message = Message {
             id: "msg_p5jXN8AQM9LWM0D4loKWxJek".to_owned(),
             body: r#"{"test": 2432232314}"#.to_owned(),
+            _place: None,
         };
         let signed = signature(&Secret::new(key), &message, "1614265330");
         assert_eq!(signed, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");

@@ -8,6 +8,7 @@ mod descriptors;
 mod floods;
 mod grpc_floods;
 mod http2;
+mod shares;
 mod stalling;
 mod still_writing;
 mod unread;

@@ -112,6 +112,8 @@ pub struct RedisStats {
     pub clock_resolution_us: u64,
     /// Keys that the servers have evicted, as far as [`examine`](RedisStore::examine) has found.
     pub evicted_keys: u64,
+    /// How often the table of instances held what no instance wrote, and was replaced.
+    pub instances_replaced: u64,
 }
 
 impl RedisStore {
@@ -329,6 +331,15 @@ impl RedisStore {
         instances::records(&self.calls).await.map_err(|failure| error_of(&failure))
     }
 
+    /// How many bytes of the table of instances no instance wrote, of at most 32,000. The next
+    /// [count](Self::count_instances) replaces them.
+    ///
+    /// # Errors
+    /// If the store does not reply, or the table is no text.
+    pub async fn foreign_instances(&self) -> Result<usize, Error> {
+        instances::foreign(&self.calls).await.map_err(|failure| error_of(&failure))
+    }
+
     /// The id of this instance in [`instance_records`](Self::instance_records).
     #[must_use]
     pub fn instance_id(&self) -> &str {
@@ -388,7 +399,7 @@ impl RedisStore {
     /// How the store has been used since it was created.
     #[must_use]
     pub fn stats(&self) -> RedisStats {
-        let Counts { calls, batched, cached_denials, late } = &self.calls.counts;
+        let Counts { calls, batched, cached_denials, late, instances_replaced } = &self.calls.counts;
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         RedisStats {
             calls: of(calls),
@@ -399,6 +410,7 @@ impl RedisStore {
             clock_jumps: self.calls.times.counts(),
             clock_resolution_us: if self.calls.reads_expiry() { EXPIRY_US } else { 1 },
             evicted_keys: self.seen.evicted_keys(),
+            instances_replaced: of(instances_replaced),
         }
     }
 

@@ -76,17 +76,31 @@ async fn the_fallbacks_share_is_that_of_the_last_count() {
     assert_eq!(admitted, [true, false]);
 }
 
-/// Another program's value is not overwritten, and a crowd does not make the script slow.
+/// Whatever another program writes, instances go on counting themselves, read a bounded part of it, and
+/// tell of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_table_of_instances_is_bounded_and_never_taken_from_others() {
+async fn what_no_instance_wrote_into_the_table_is_not_counted_and_is_replaced() {
     let server = RedisServer::start();
     let store = store(&server);
-    for foreign in ["hello", "1 x\n"] {
+    let other = self::store(&server);
+    let long = "what no instance wrote ".repeat(130_000);
+    let after = |line: &str| ["ffffffffffffffff 99999999999999\n", line].concat();
+    let texts = ["hello", "1 x\n", "\n", "00ff 99999999999999\n", "\u{1b}[2J 1\n", &long, "\u{0}\u{1}"];
+    let mixed = texts.map(after);
+    let mixed = mixed.iter().map(|text| (text.as_str(), 3));
+    for (at, (foreign, instances)) in texts.map(|text| (text, 2)).into_iter().chain(mixed).enumerate() {
         server.admin(&["SET", TABLE, foreign]);
-        let failure = store.count_instances().await.unwrap_err().to_string();
-        assert!(failure.contains("SLIDEGATE value is not a table of instances"), "{failure}");
-        assert_eq!(server.admin(&["GET", TABLE]).trim(), foreign.trim());
+        assert!(store.foreign_instances().await.unwrap() > 0, "{at}");
+        assert!(other.count_instances().await.unwrap() < instances, "{at}");
+        assert_eq!(store.count_instances().await.unwrap(), instances, "{at}");
+        assert_eq!(store.foreign_instances().await.unwrap(), 0, "{at}");
+        let table = server.admin(&["GET", TABLE]);
+        assert!(table.len() < 200 && table.contains(store.instance_id()), "{at}: {table}");
+        assert_eq!((other.stats().instances_replaced, store.stats().instances_replaced), (at as u64 + 1, 0));
     }
+    server.admin(&["DEL", TABLE]);
+    server.admin(&["RPUSH", TABLE, "a list"]);
+    assert_eq!((store.count_instances().await.unwrap(), store.stats().instances_replaced), (1, 1));
     let now = server.admin(&["TIME"]).lines().next().unwrap().parse::<u64>().unwrap() * 1000;
     let crowd: String = (0..5000).map(|number| format!("{number:016x} {now}\n")).collect();
     server.admin(&["SET", TABLE, &crowd]);

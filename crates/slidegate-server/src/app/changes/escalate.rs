@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use slidegate::shares::Shares;
 use slidegate::{Policy, headers::millis_ceil};
 use tokio::time::sleep;
 
@@ -34,6 +35,14 @@ struct Blocked {
     keys: Vec<KeyChange>,
     /// Keys for which there was no room.
     refused: usize,
+    /// The policy of the last one of them.
+    refused_of: String,
+}
+
+/// What the blocks of policies take of the document.
+struct Room {
+    keys: Shares<String>,
+    bytes: Shares<String>,
 }
 
 impl Control {
@@ -41,10 +50,10 @@ impl Control {
     pub(crate) async fn escalate(&self) {
         let Some(mut queue) = self.app.observer().escalations.take_queue() else { return };
         let log_limit = LogLimit::default();
-        let mut earned = Vec::new();
-        while queue.recv_many(&mut earned, MAX_TOGETHER).await > 0 {
+        let mut queued = Vec::new();
+        while queue.recv_many(&mut queued, MAX_TOGETHER).await > 0 {
+            let earned: Vec<_> = queued.drain(..).map(|(earned, _)| earned).collect();
             self.block_all(&earned, &log_limit).await;
-            earned.clear();
             sleep(CHANGE_INTERVAL).await;
         }
     }
@@ -70,9 +79,10 @@ impl Control {
                 WARN,
                 None,
                 keys = blocked.refused,
+                policy = blocked.refused_of,
                 max_keys = MAX_BLOCKED,
                 max_bytes = MAX_KEY_BYTES,
-                "not blocked: escalation blocks as many keys as it may"
+                "not blocked: escalation blocks at most as many keys of a policy as it leaves free for others"
             );
         }
         match changed {
@@ -116,7 +126,7 @@ impl Control {
 impl Document {
     /// Blocks these keys, except those that are blocked already and those for which there is no room.
     fn escalate(&mut self, earned: &[&EarnedBlock], now_ms: u64) -> Blocked {
-        let mut blocked = Blocked::default();
+        let (mut blocked, mut room) = (Blocked::default(), self.room());
         for EarnedBlock { policy, key, lengths, .. } in earned {
             let slot = (policy.as_str(), key.as_str(), true);
             let known = self.keys.iter().find(|change| change.slot() == slot);
@@ -124,6 +134,8 @@ impl Document {
                 continue;
             }
             let level = known.and_then(|change| change.level.as_ref());
+            // Its next block takes the place of the last one.
+            let has_place = level.is_some();
             let level = level
                 .filter(|level| level.forgotten_ms > now_ms)
                 .map_or(0, |level| level.number.saturating_add(1));
@@ -139,28 +151,61 @@ impl Document {
                 at_ms: 0,
                 level: Some(Level { number, forgotten_ms: until_ms.saturating_add(length_ms) }),
             };
-            if self.makes_room(key.len(), now_ms) && self.set_key(change.clone(), now_ms).is_ok() {
+            if (has_place || self.makes_room(&mut room, &change, now_ms))
+                && self.set_key(change.clone(), now_ms).is_ok()
+            {
+                if !has_place {
+                    room.add(&change);
+                }
                 blocked.keys.push(change);
             } else {
                 blocked.refused += 1;
+                blocked.refused_of.clone_from(policy);
             }
         }
         blocked
     }
 
-    /// Whether there is room for one more key of so many bytes, when those are forgotten whose block
-    /// ended first.
-    fn makes_room(&mut self, bytes: usize, now_ms: u64) -> bool {
-        loop {
-            let own = || self.keys.iter().enumerate().filter(|(_, change)| change.level.is_some());
-            let taken: usize = own().map(|(_, change)| change.key.len()).sum();
-            if own().count() < MAX_BLOCKED && taken + bytes <= MAX_KEY_BYTES {
-                return true;
-            }
-            let ended = own().filter(|(_, change)| change.until_ms <= now_ms);
+    fn room(&self) -> Room {
+        let mut room = Room { keys: Shares::new(MAX_BLOCKED), bytes: Shares::new(MAX_KEY_BYTES) };
+        self.keys.iter().filter(|change| change.level.is_some()).for_each(|change| room.add(change));
+        room
+    }
+
+    /// Whether there is room for this block. Blocks that have ended make room, the earliest first; those
+    /// that are still remembered, if their policy has no fewer than this one.
+    fn makes_room(&mut self, room: &mut Room, one: &KeyChange, now_ms: u64) -> bool {
+        while !room.has(one) {
+            let own = room.keys.of(&one.policy);
+            let may_go = |change: &KeyChange| {
+                let is_over = |level: &Level| {
+                    level.forgotten_ms <= now_ms
+                        || change.until_ms <= now_ms && room.keys.of(&change.policy) >= own
+                };
+                change.level.as_ref().is_some_and(is_over)
+            };
+            let ended = self.keys.iter().enumerate().filter(|(_, change)| may_go(change));
             let Some((first, _)) = ended.min_by_key(|(_, change)| change.until_ms) else { return false };
-            self.keys.remove(first);
+            room.give_back(&self.keys.remove(first));
         }
+        true
+    }
+}
+
+impl Room {
+    fn has(&self, one: &KeyChange) -> bool {
+        let KeyChange { policy, key, .. } = one;
+        self.keys.lacking(policy, 1) == 0 && self.bytes.lacking(policy, key.len()) == 0
+    }
+
+    fn add(&mut self, one: &KeyChange) {
+        self.keys.add(&one.policy, 1);
+        self.bytes.add(&one.policy, one.key.len());
+    }
+
+    fn give_back(&mut self, one: &KeyChange) {
+        self.keys.give_back(&one.policy, 1);
+        self.bytes.give_back(&one.policy, one.key.len());
     }
 }
 
@@ -231,27 +276,43 @@ mod tests {
         assert_eq!((document.keys.len(), &*document.keys[0].by), (1, "ops"));
     }
 
-    /// Clients without credentials can invent keys: they must not take the room of operators.
+    /// Clients without credentials can invent keys: they must not take the room of operators, nor all
+    /// that there is for the blocks of other policies.
     #[test]
-    fn half_of_the_changes_and_a_quarter_of_the_bytes_are_the_most() {
+    fn a_policy_takes_half_of_what_is_free_of_half_of_the_changes_and_a_quarter_of_the_bytes() {
         let mut document = Document::default();
-        let many: Vec<_> = (0..10_000).map(|n| earned(&format!("invented-{n}"))).collect();
-        let many: Vec<_> = many.iter().collect();
-        let first = document.escalate(&many[..5000], 0);
-        assert_eq!((first.keys.len(), first.refused), (MAX_BLOCKED, 5000 - MAX_BLOCKED));
+        let many = |policy: &str| -> Vec<_> {
+            let of = |n| EarnedBlock { policy: policy.to_owned(), ..earned(&format!("invented-{n}")) };
+            (0..5000).map(of).collect()
+        };
+        let blocks = |document: &mut Document, policy: &str, now_ms| {
+            let blocked = document.escalate(&many(policy).iter().collect::<Vec<_>>(), now_ms);
+            assert_eq!(blocked.keys.len() + blocked.refused, 5000);
+            assert_eq!(blocked.refused_of, policy);
+            blocked.keys.len()
+        };
+        assert_eq!(blocks(&mut document, "p", 0), MAX_BLOCKED / 2);
+        let victim = EarnedBlock { policy: "login".to_owned(), ..earned("mallory") };
+        assert_eq!(document.escalate(&[&victim], 1).keys.len(), 1, "other policies go on blocking");
+        assert_eq!(blocks(&mut document, "q", 2), MAX_BLOCKED / 4);
         for n in 0..500 {
             let key = format!("operator-{n}");
-            document.set_key(KeyChange { key, level: None, ..first.keys[0].clone() }, 0).unwrap();
+            document.set_key(KeyChange { key, level: None, ..document.keys[0].clone() }, 0).unwrap();
         }
-        assert_eq!(block(&mut document, "mallory", MINUTE_MS), None, "all are still blocked");
-        // Those that ended make room, though they are remembered.
-        let again = document.escalate(&many[5000..], 2 * MINUTE_MS);
-        assert_eq!((again.keys.len(), again.refused), (MAX_BLOCKED, 5000 - MAX_BLOCKED));
+        assert_eq!(block(&mut document, "mallory", MINUTE_MS), None, "all of `p` are still blocked");
+        // Those that ended make room, though they are remembered; not those of who has fewer.
+        assert!(blocks(&mut document, "r", 2 * MINUTE_MS + 2) >= MAX_BLOCKED / 4);
+        let again = document.escalate(&[&victim], 2 * MINUTE_MS + 3);
+        assert_eq!(again.keys[0].level.as_ref().unwrap().number, 1, "it is remembered");
+        assert!(
+            blocks(&mut document, "s", 5 * MINUTE_MS) >= MAX_BLOCKED / 4,
+            "those that are forgotten leave"
+        );
 
         let mut document = Document::default();
         let long: Vec<_> = (0..400).map(|n| earned(&format!("{n:01000}"))).collect();
         let blocked = document.escalate(&long.iter().collect::<Vec<_>>(), 0);
-        assert_eq!((blocked.keys.len(), blocked.refused), (262, 138));
+        assert_eq!((blocked.keys.len(), blocked.refused), (131, 269));
         assert!(document.stored().unwrap().len() < 512 << 10);
     }
 }

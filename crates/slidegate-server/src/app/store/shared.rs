@@ -12,7 +12,7 @@ use slidegate::{
     redis::{FailureKind, FallbackStore, RedisStore},
 };
 
-use crate::log_limit::LogLimit;
+use crate::log_limit::{LogLimit, log_limited};
 
 /// A shared store, with its health.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +34,8 @@ pub(super) struct Health {
     pub(super) fixed_instances: Option<u64>,
     /// How many there were when they were last counted; 0 before.
     counted_instances: AtomicU64,
+    /// How often their list was replaced, as it was last logged.
+    instances_replaced: AtomicU64,
 }
 
 /// The state of a shared store at the last health check.
@@ -173,6 +175,15 @@ impl<'a> Shared<'a> {
             Some(record) => self.redis().publish_instance(record).await,
             None => self.redis().count_instances().await,
         };
+        let replaced = self.redis().stats().instances_replaced;
+        if self.health.instances_replaced.swap(replaced, Ordering::Relaxed) < replaced {
+            log_limited!(
+                WARN,
+                None,
+                "the list of instances in the store held what no instance wrote, and was replaced; find the \
+                 program that writes to `sg1:~instances`"
+            );
+        }
         // Why it fails is found by the next check of the health.
         let Ok(counted) = counted else { return };
         self.health.counted_instances.store(counted, Ordering::Relaxed);
@@ -224,6 +235,7 @@ impl<'a> Shared<'a> {
             "not_shared": not_shared,
             "refuses_decisions": sharing == Some(Sharing::Refused),
             "instances": self.instances(),
+            "instances_replaced": redis.instances_replaced,
             "nodes": nodes.collect::<Vec<_>>(),
             "fallbacks": stats.fallbacks,
             "last_failure": stats.last_failure,

@@ -83,6 +83,7 @@ impl Collector for Scrape {
         recording(&mut page, app.observer())?;
         notifications(&mut page, app.observer())?;
         escalations(&mut page, app.observer())?;
+        streams(&mut page, app.observer())?;
         snapshots(&mut page, app)?;
         let Some(shared) = app.shared() else { return Ok(()) };
         changes(&mut page, app)?;
@@ -145,6 +146,13 @@ fn connections(page: &mut Page<'_>, budget: &ConnectionBudget) -> fmt::Result {
     let help =
         "Connections that the service closed: evicted to make room for another one, or beyond a timeout";
     page.counter("connections_closed", help, closed)?;
+    let bytes = each().map(|(one, labels)| (labels, count(one.unfinished_bytes())));
+    let help =
+        "Memory of requests that have not arrived whole, beyond what each connection may hold uncounted";
+    page.gauge("unfinished_request_bytes", help, bytes)?;
+    let refused = each().map(|(one, labels)| (labels, one.unfinished_refused()));
+    let help = "Requests that were given up before they arrived whole, as the memory for these was full";
+    page.counter("unfinished_requests_refused", help, refused)?;
     let (limit, open) = budget.descriptors();
     if let Some(open) = open {
         page.value("open_fds", "Open file descriptors of the process", count(open))?;
@@ -218,6 +226,14 @@ fn escalations(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
     let help =
         "Keys that were not blocked although they earned it, or whose count of denials was lost, by reason";
     page.counter("escalations_dropped", help, reasons)
+}
+
+fn streams(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
+    let [operators, keys] = &observer.streams;
+    let refused = [("operators", operators.refused()), ("keys", keys.refused())];
+    let help = "Event streams that were refused, as their token had as many as it leaves free for others: tokens of \
+                operators, and of one key";
+    page.counter("streams_refused", help, refused.map(|(tokens, count)| ([("tokens", tokens)], count)))
 }
 
 fn count(count: usize) -> u64 {
@@ -448,6 +464,8 @@ fn store(page: &mut Page<'_>, app: &App, shared: Shared<'_>) -> fmt::Result {
                     fallbacks";
         page.value("store_instances", help, instances)?;
     }
+    let help = "How often the list of instances held what no instance wrote, and was replaced";
+    page.total("store_instances_replaced", help, stats.instances_replaced)?;
     if let Some(differs_for) = fleet_differs_for {
         let help = "How long instances that share the store have differed in version or configuration; 0: they agree";
         page.seconds("fleet_differs", help, differs_for.as_secs_f64())?;

@@ -12,12 +12,12 @@ use axum::response::sse;
 use futures_util::Stream;
 use futures_util::stream::unfold;
 use serde_json::json;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::access::Grant;
 use crate::app::App;
+use crate::shares::Share;
 use crate::telemetry::events::{Event, Filter, Message};
 
 /// Maximum denials between two messages of rates. Nobody can read more.
@@ -43,11 +43,11 @@ struct Listener {
     denials: usize,
     has_ended: bool,
     grant: Grant,
-    _permit: OwnedSemaphorePermit,
+    _permit: Share<String>,
 }
 
 /// What a stream has: its place among the streams, and the permission to read.
-pub(super) type Held = (OwnedSemaphorePermit, Grant);
+pub(super) type Held = (Share<String>, Grant);
 
 /// Streams matching denials from now on, or those recorded after this sequence number first.
 pub(super) fn denials(

@@ -6,6 +6,7 @@
 
 use std::sync::OnceLock;
 
+use crate::shares;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 
 /// Numbers of keys and bytes over all shards.
@@ -90,12 +91,9 @@ impl Accounting {
         }
     }
 
-    /// How many more holds a policy may have: it may have as many as all of them together leave free.
-    /// So one policy takes at most half of the room, and of those that want more than there is, each
-    /// gets as much as the others.
+    /// How many more holds a policy may have: its [share](crate::shares).
     pub(super) fn room_for_holds(&self, policy: u32) -> usize {
-        let free = self.max_holds.saturating_sub(self.holds());
-        free.saturating_sub(self.holds_of(policy).load(Ordering::Relaxed))
+        shares::room(self.max_holds, self.holds(), self.holds_of(policy).load(Ordering::Relaxed))
     }
 
     fn holds_of(&self, policy: u32) -> &AtomicUsize {

@@ -41,6 +41,7 @@ pub(super) struct Counts {
     pub(super) batched: AtomicU64,
     pub(super) cached_denials: AtomicU64,
     pub(super) late: AtomicU64,
+    pub(super) instances_replaced: AtomicU64,
 }
 
 /// Pause before a call that may be sent again is repeated.

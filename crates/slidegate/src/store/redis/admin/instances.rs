@@ -4,9 +4,11 @@
 //! an instance that ends is no longer counted then. A record expires with its line.
 
 use std::collections::HashSet;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use redis::Value;
+use tokio::time::Instant;
 
 use super::PATIENCE;
 use crate::store::redis::calls::{Calls, explain};
@@ -59,25 +61,26 @@ pub(crate) async fn count(calls: &Calls, record: Option<&[u8]>) -> Result<u64, F
     let slot = calls.transport.slot(&keys[0]);
     let call = Call { script: &calls.scripts().instances, keys: &keys, args: &args, native: None };
     let counted = calls.run(call, ReplyBound::SMALL, instant() + PATIENCE, &LastFailure::default()).await?;
-    number(&counted).filter(|count| *count > 0).ok_or_else(|| {
+    let numbers = match &counted {
+        Value::Array(both) => both.iter().map(number).collect::<Option<Vec<_>>>().unwrap_or_default(),
+        _ => Vec::new(),
+    };
+    let &[count @ 1..=u64::MAX, foreign] = numbers.as_slice() else {
         let detail = format!("counted {counted:?} instances");
-        calls.failed(slot, Executed::Maybe, FailureKind::Malformed, &detail)
-    })
+        return Err(calls.failed(slot, Executed::Maybe, FailureKind::Malformed, &detail));
+    };
+    if foreign > 0 {
+        calls.counts.instances_replaced.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(count)
 }
 
 /// The records of all instances, this one included, in no order.
 pub(crate) async fn records(calls: &Calls) -> Result<Vec<InstanceRecord>, Failure> {
-    let table = Names::instances();
-    let slot = calls.transport.slot(&table);
+    let slot = calls.transport.slot(&Names::instances());
     let malformed = |detail: &str| calls.failed(slot, Executed::No, FailureKind::Malformed, detail);
     let deadline = instant() + PATIENCE;
-    let mut command = redis::cmd("GETRANGE");
-    command.arg(&table).arg(0).arg(MAX_TABLE - 1);
-    let read = calls.transport.bounded_command(Some(&table), &command, ReplyBound::of(MAX_TABLE), deadline);
-    let ids = match read.await.map_err(explain)? {
-        Value::BulkString(bytes) => ids(&bytes),
-        other => return Err(malformed(&format!("answered GETRANGE with {other:?}"))),
-    };
+    let ids = ids(&table(calls, deadline).await?);
     let mut records = Vec::with_capacity(ids.len());
     for ids in ids.chunks(RECORDS_AT_ONCE) {
         let keys: Vec<_> = ids.iter().map(|id| Names::instance(id)).collect();
@@ -95,6 +98,28 @@ pub(crate) async fn records(calls: &Calls) -> Result<Vec<InstanceRecord>, Failur
         }));
     }
     Ok(records)
+}
+
+/// How many bytes of the table no instance wrote, of at most as many as it may have.
+pub(crate) async fn foreign(calls: &Calls) -> Result<usize, Failure> {
+    let table = table(calls, instant() + PATIENCE).await?;
+    let lines = table.split_inclusive(|byte| *byte == b'\n');
+    Ok(lines.filter(|line| ids(line).is_empty()).map(<[u8]>::len).sum())
+}
+
+/// The table, as far as instances may fill it.
+async fn table(calls: &Calls, deadline: Instant) -> Result<Vec<u8>, Failure> {
+    let table = Names::instances();
+    let mut command = redis::cmd("GETRANGE");
+    command.arg(&table).arg(0).arg(MAX_TABLE - 1);
+    let read = calls.transport.bounded_command(Some(&table), &command, ReplyBound::of(MAX_TABLE), deadline);
+    match read.await.map_err(explain)? {
+        Value::BulkString(bytes) => Ok(bytes),
+        other => {
+            let (slot, detail) = (calls.transport.slot(&table), format!("answered GETRANGE with {other:?}"));
+            Err(calls.failed(slot, Executed::No, FailureKind::Malformed, &detail))
+        }
+    }
 }
 
 /// The instances in a table, each once. Other lines are skipped: another program may have written

@@ -1,0 +1,58 @@
+//! Bounds that clients fill, with an owner for each part of them.
+
+use std::fmt::Debug;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use slidegate::shares::Shares;
+
+/// A bounded number of things, each of an owner, under the rule of [`slidegate::shares`].
+#[derive(Debug)]
+pub(crate) struct Bound<K>(Arc<State<K>>);
+
+#[derive(Debug)]
+struct State<K> {
+    shares: Mutex<Shares<K>>,
+    refused: AtomicU64,
+}
+
+/// One of these things. Dropping it gives its place back.
+#[derive(Debug)]
+pub(crate) struct Share<K: Ord + Clone> {
+    owner: K,
+    of: Arc<State<K>>,
+}
+
+impl<K> Clone for Bound<K> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<K: Ord + Clone> Bound<K> {
+    pub(crate) fn new(max: usize) -> Self {
+        Self(Arc::new(State { shares: Mutex::new(Shares::new(max)), refused: AtomicU64::new(0) }))
+    }
+
+    /// A place for one more thing of this owner. `None` if it has as many as are free, which counts as
+    /// refused.
+    pub(crate) fn take(&self, owner: &K) -> Option<Share<K>> {
+        let has_room = self.0.shares.lock().unwrap_or_else(PoisonError::into_inner).take(owner, 1);
+        if !has_room {
+            self.0.refused.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(Share { owner: owner.clone(), of: Arc::clone(&self.0) })
+    }
+
+    /// How many were refused.
+    pub(crate) fn refused(&self) -> u64 {
+        self.0.refused.load(Ordering::Relaxed)
+    }
+}
+
+impl<K: Ord + Clone> Drop for Share<K> {
+    fn drop(&mut self) {
+        self.of.shares.lock().unwrap_or_else(PoisonError::into_inner).give_back(&self.owner, 1);
+    }
+}
