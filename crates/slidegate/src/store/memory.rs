@@ -10,6 +10,7 @@ use crate::decision::Decision;
 use crate::error::Error;
 use crate::hold::MAX_HOLDS;
 use crate::key::{HashSeed, KeyId};
+use crate::policy::ChangedPolicy;
 use crate::policy_reset::{PolicyReset, ResetCursor, ScannedKeys};
 use crate::quota::Quota;
 use crate::store::{IdempotencyCache, LocalStore, QuotaChanges, StoreDecisions, StoredPolicy, decide};
@@ -20,6 +21,7 @@ use crate::verb::Verb;
 
 mod accounting;
 mod builder;
+mod debts;
 mod estimate;
 mod held_keys;
 mod holds;
@@ -31,6 +33,7 @@ mod table;
 use accounting::Accounting;
 use builder::KEYS_PER_SHARD;
 pub use builder::MemoryStoreBuilder;
+use debts::ChangedDebts;
 pub use estimate::MemoryEstimate;
 use inline_quotas::InlineQuotas;
 use shard::{Address, Call, Shard};
@@ -149,7 +152,8 @@ impl LocalStore for MemoryStore {
     }
 
     fn quotas_changed(&self, changes: &QuotaChanges<'_>) {
-        self.requote(&*(changes.0)(&self.secret));
+        let (requote, changed) = (changes.0)(&self.secret);
+        self.requote(&*requote, &changed);
     }
 
     fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, Error> {
@@ -268,11 +272,13 @@ impl MemoryStore {
     /// [`requote`](Self::requote).
     pub(crate) fn set_quota(&self, quota: Quota) {
         let quota = Arc::new(quota);
+        let changed = |old: Quota| ChangedPolicy { number: OWN_POLICY, old: vec![old], new: vec![*quota] };
+        let debts = [self.changed_debts(&changed(self.quota()))];
         for at in 0..self.shards.len() {
             let mut guard = self.lock(at);
             let old = std::mem::replace(&mut guard.quota, Arc::clone(&quota));
             if old != quota {
-                self.requote_locked(&mut guard.shard, &|_, _| Some((*old, *quota)));
+                self.requote_locked(&mut guard.shard, &|_, _| Some((*old, *quota)), &debts);
             }
         }
     }
@@ -382,22 +388,38 @@ impl MemoryStore {
     /// Usage counts by the old quota until now and by the new one from now on. Without this, the
     /// time since a key's last use would count by the new quota, and a key could expire by the old
     /// one. Goes through all keys, locking one shard at a time.
-    pub(crate) fn requote(&self, requote: Requote<'_>) {
+    pub(crate) fn requote(&self, requote: Requote<'_>, changed: &[ChangedPolicy]) {
+        let debts: Vec<_> = changed.iter().map(|policy| self.changed_debts(policy)).collect();
         for at in 0..self.shards.len() {
             let ShardData { shard, inline_quotas, .. } = &mut *self.lock(at);
-            self.requote_locked(shard, &|policy, key| {
-                let changed = requote(policy, key)?;
-                let is_inline = !inline_quotas.is_empty()
-                    && inline_quotas.has_inline(&self.address(key, policy), &changed.0);
-                (!is_inline).then_some(changed)
-            });
+            self.requote_locked(
+                shard,
+                &|policy, key| {
+                    let changed = requote(policy, key)?;
+                    let is_inline = !inline_quotas.is_empty()
+                        && inline_quotas.has_inline(&self.address(key, policy), &changed.0);
+                    (!is_inline).then_some(changed)
+                },
+                &debts,
+            );
             inline_quotas.requote(requote, &self.secret);
         }
     }
 
-    fn requote_locked(&self, shard: &mut Shard, requote: Requote<'_>) {
+    fn requote_locked(&self, shard: &mut Shard, requote: Requote<'_>, debts: &[ChangedDebts]) {
         let now = shard.arrive(self.clock.now(), &self.clock);
-        shard.requote(now, requote, &self.accounting, &self.secret);
+        shard.requote(now, requote, debts, &self.accounting, &self.secret);
+    }
+
+    fn changed_debts(&self, policy: &ChangedPolicy) -> ChangedDebts {
+        let now = self.clock.moment(self.clock.now());
+        let lasts_us = |quota: &Quota| shard::longest_us(quota, now);
+        let keeps = |quota: &Quota| policy.old.iter().any(|old| old.algorithm() == quota.algorithm());
+        ChangedDebts {
+            policy: policy.number,
+            lasts_us: policy.new.iter().map(lasts_us).max().unwrap_or(0),
+            is_fresh: !policy.new.iter().any(keeps),
+        }
     }
 
     /// The seed of the keys' hashes.
