@@ -45,15 +45,22 @@ use shard::{Address, Call, Shard};
 /// `sliding-log` it takes 93 to 104 bytes, plus 4 bytes per log entry if there are more than five
 /// (up to 14 for large costs or long windows). A million keys of counters take at most 63 MB, a
 /// million full logs of 100 entries 505 MB. The store itself takes 256 bytes per 1024 of
-/// `max_keys`. Memory grows and shrinks with the number of keys.
+/// `max_keys`, and 33 bytes per key of `max_keys` more from when it evicts a key until nothing of those that
+/// were evicted counts. Memory grows and shrinks with the number of keys.
 /// [`max_bytes`](MemoryStoreBuilder::max_bytes) bounds it for any mix of algorithms.
 ///
 /// A key is removed once nothing of it counts any more: when it is accessed, or by the sweeps of
 /// other decisions. If the store is full, a new key evicts the weakest of some keys: an expired
 /// one, else one that was used only once, else the one that has used the smallest share of its
-/// limit. The limit of an evicted key is not fully enforced. [`stats`](Self::stats) counts keys
-/// that were evicted while they still counted: monitor that count, and configure some spare
-/// capacity.
+/// limit.
+///
+/// What an evicted key owes is kept, in bounded memory: the sum of what it has used, until the last of
+/// it no longer counts. So no key starts again, and an evicted key may be denied for too long, and
+/// never too short. If far more keys are evicted than the store holds, they share what they owe: a key
+/// that is new may then be denied like one that is not, for at most the time that usage counts under
+/// the policies of the keys that it is taken for. [`stats`](Self::stats) counts keys that were evicted
+/// while they still counted: monitor that count, and configure some spare capacity. A
+/// [snapshot](crate::Gate::save) does not contain what evicted keys owe.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -110,7 +117,8 @@ pub struct MemoryStats {
     /// Most keys that the store holds.
     pub max_keys: usize,
     /// Keys evicted while they still counted, since the store was created. If above zero,
-    /// `max_keys` or `max_bytes` is too small: the limits of those keys were not fully enforced.
+    /// `max_keys` or `max_bytes` is too small: those keys may be denied too long, and, if they are many
+    /// more than the store holds, new keys like them.
     pub dropped: u64,
     /// Open holds of all keys, including those whose time is over and whose keys were not accessed
     /// since: they end before room is short. If this is above half of `max_holds`, a policy may have
@@ -179,7 +187,7 @@ impl snapshot::InMemory for MemoryStore {
 
 impl MemoryStore {
     /// Default maximum of keys: a million, which takes at most 63 MB for counters or 105 MB for
-    /// logs with few entries.
+    /// logs with few entries, and 35 MB more once the store is full.
     pub const DEFAULT_MAX_KEYS: usize = 1 << 20;
     /// The least bound of bytes: 1 MiB.
     pub const MIN_MAX_BYTES: usize = 1 << 20;

@@ -4,7 +4,10 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use slidegate::{Algorithm, Gate, Limiter, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp};
+use slidegate::{
+    Algorithm, Calendar, Gate, Limiter, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request,
+    Timestamp,
+};
 
 use crate::oracle::model::Model;
 
@@ -86,8 +89,7 @@ fn flood(quota: Quota, max_keys: usize, new_keys: usize, flood: Use) -> Aftermat
     for n in 0..new_keys {
         admitted.push(flood.of(&limiter, &format!("flood-{n}")));
     }
-    let mut after =
-        Aftermath { started_again: 0, got_less: 0, flood_started_again: 0, newcomers_denied: 0 };
+    let mut after = Aftermath { started_again: 0, got_less: 0, flood_started_again: 0, newcomers_denied: 0 };
     for n in 0..3000 {
         let (key, used) = victim(n);
         let left = rest(&limiter, &key);
@@ -247,6 +249,73 @@ fn a_changed_quota_holds_for_evicted_keys() {
     }
 }
 
+/// Customers with a monthly allowance are quiet for weeks, and must not get it twice for that.
+#[test]
+fn an_evicted_key_owes_until_the_end_of_its_month() {
+    let (limiter, clock) = limiter(Quota::calendar(5, Calendar::month()), 100);
+    let decision = limiter.check_cost("alice", 5);
+    push_out(&limiter, &clock, "flood");
+    let border = decision.reset_at();
+    for before_us in [20 * 86_400_000_000, 3_600_000_000, 200_000, 100_000, 1] {
+        clock.set(Timestamp::from_micros(border.as_micros().max(before_us) - before_us));
+        assert!(limiter.check("alice").is_denied(), "{before_us} us before the border");
+    }
+    clock.set(border);
+    assert!(limiter.check_cost("alice", 5).is_allowed(), "not a moment longer");
+}
+
+/// What a request brings as its quota must not let it start again.
+#[test]
+fn an_evicted_key_owes_under_quotas_that_come_with_requests() {
+    for algorithm in Algorithm::ALL {
+        let policy = Policy::new("p", Quota::per_hour(5).with_algorithm(algorithm)).unwrap();
+        let (gate, clock) = gate([policy.with_scope(["user"])], 100);
+        let ask = |user: &str, secs, cost| {
+            let quota = Quota::new(5, Duration::from_secs(secs)).unwrap().with_algorithm(algorithm);
+            gate.check(&Request::new().with("user", user).with_cost(cost).with_quota(quota)).is_allowed()
+        };
+        assert!(ask("alice", 60, 4));
+        clock.advance(Duration::from_secs(1));
+        for n in 0..200 {
+            ask(&n.to_string(), 60, 5);
+        }
+        // Used in the last hour are 4, whatever the quota was then.
+        assert!(ask("alice", 3600, 1) && !ask("alice", 3600, 1), "{algorithm}");
+        for n in 200..400 {
+            ask(&n.to_string(), 3600, 5);
+        }
+        clock.advance(Duration::from_secs(30));
+        assert!(!ask("alice", 3600, 2), "{algorithm}");
+    }
+}
+
+/// Callers who settle late must not get more than the limit because others came meanwhile.
+#[test]
+fn what_is_settled_on_an_evicted_key_adds_to_what_it_owes() {
+    for quota in each(Quota::per_hour(10)) {
+        let (gate, clock) = gate([Policy::new("p", quota).unwrap().with_scope(["user"])], 100);
+        fn request(user: &str, cost: u64) -> Request<'_> {
+            Request::new().with("user", user).with_cost(cost)
+        }
+        let flood = |name: &str| {
+            clock.advance(Duration::from_secs(1));
+            for n in 0..200 {
+                let _ = gate.check(&request(&format!("{name}-{n}"), 10));
+            }
+        };
+        assert!(gate.check(&request("alice", 3)).is_allowed());
+        let held = request("alice", 4);
+        let reserved = gate.reserve(&held);
+        let ticket = reserved.into_ticket().expect("it fits");
+        flood("a");
+        assert!(gate.check(&request("alice", 4)).is_denied(), "{quota:?}: 3 are used and 4 held");
+        gate.settle(&ticket, 5).unwrap();
+        flood("b");
+        assert!(gate.check(&request("alice", 3)).is_denied(), "{quota:?}: 8 are used");
+        assert!(gate.check(&request("alice", 2)).is_allowed(), "{quota:?}");
+    }
+}
+
 /// A store that was full once must not keep the memory of that.
 #[test]
 fn debts_take_memory_only_while_they_count() {
@@ -285,7 +354,8 @@ const KEYS: usize = 12;
 
 fn step() -> impl Strategy<Value = Step> {
     let key = 0..KEYS;
-    let advance = prop_oneof![0u64..1_000, 0u64..400_000, 0u64..4_000_000, (0u64..40).prop_map(|n| n * 250_000)];
+    let advance =
+        prop_oneof![0u64..1_000, 0u64..400_000, 0u64..4_000_000, (0u64..40).prop_map(|n| n * 250_000)];
     prop_oneof![
         8 => advance.prop_map(Step::Advance),
         24 => (key.clone(), 0u64..5).prop_map(|(key, cost)| Step::Check(key, cost)),

@@ -48,7 +48,8 @@ impl MemoryStoreBuilder {
     /// They count as allocated: the tables with their empty slots, logs, quotas that came with
     /// requests, and the store itself. Beside them, checks with an idempotency key take up to
     /// [`IDEMPOTENCY_BYTES`](MemoryStore::IDEMPOTENCY_BYTES), and a table of about 1000 keys exists
-    /// twice while it grows. If there are no bytes for a new key or a longer log, the store evicts
+    /// twice while it grows. An eighth of them at most is set aside for what evicted keys
+    /// owe. If there are no bytes for a new key or a longer log, the store evicts
     /// keys as if it had too many; see [`MemoryStore`].
     ///
     /// ```
