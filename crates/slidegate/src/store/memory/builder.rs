@@ -150,7 +150,7 @@ pub(super) const KEYS_PER_SHARD: usize = 1024;
 /// Least bytes per shard of a store with a byte bound: four times a full log of 1024 entries of
 /// the widest kind, so that what is guaranteed to a shard holds any key.
 const BYTES_PER_SHARD: usize = 64 << 10;
-/// Debts that a full store has room for, per key. With four, 4 keys of 100 that are new are taken for
+/// Debts that a full store has room for, per key. With four, 6 keys of 100 that are new are taken for
 /// one that owes after four times as many keys as fit were evicted; with two, 38.
 const DEBTS_PER_KEY: usize = 4;
 /// Bytes of a debt, and the part of a byte bound that is for all of them.
