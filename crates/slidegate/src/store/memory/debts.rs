@@ -221,7 +221,7 @@ fn prefix_mask(keys: u32) -> u32 {
 fn common(one: u32, other: u32) -> u32 {
     let mask = prefix_mask(one) & prefix_mask(other);
     let end = match (one ^ other) & mask {
-        0 => !mask + 1 >> 1,
+        0 => (!mask + 1) >> 1,
         differ => 1 << differ.ilog2(),
     };
     one & !(end | (end - 1)) | end

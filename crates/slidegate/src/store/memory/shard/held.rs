@@ -118,8 +118,11 @@ impl Shard {
             held.earliest = held.earliest.min(earliest);
         }
         call.accounting.count_holds(call.address.policy, before.0, after.0);
-        let is_changed = owes_until.is_none() || before.0 > 0 || has_holds || done.has_moved();
-        if used_at.is_none() && decision.used > 0 && is_changed {
+        let is_stored = match owes_until {
+            None => decision.used > 0,
+            Some(_) => before.0 > 0 || has_holds || done.has_moved(),
+        };
+        if used_at.is_none() && is_stored {
             self.add(call, new_state, share, expires);
         } else if used_at.is_some() && before.2 != after.2 {
             self.resized(before.2, after.2, call);
