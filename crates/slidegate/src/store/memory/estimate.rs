@@ -25,6 +25,8 @@ pub struct MemoryEstimate {
     pub unbounded_bytes: usize,
     /// Most bytes of the store: at most its byte bound, if it has one.
     pub bytes: usize,
+    /// Of these, what a store takes that has evicted keys, for what they owe.
+    pub evicted_bytes: usize,
 }
 
 impl MemoryStore {
@@ -91,9 +93,10 @@ impl MemoryStoreBuilder {
     pub fn estimate(&self, bytes_per_key: usize) -> MemoryEstimate {
         let keys = self.key_bound();
         let shards = 1usize << self.shards().ilog2();
-        let shard_bytes = size_of::<PaddedShard>() + Debts::bytes_of(self.debt_buckets());
-        let unbounded_bytes = keys.saturating_mul(bytes_per_key).saturating_add(shards * shard_bytes);
+        let evicted_bytes = shards * Debts::bytes_of(self.debt_buckets());
+        let store_bytes = shards * size_of::<PaddedShard>() + evicted_bytes;
+        let unbounded_bytes = keys.saturating_mul(bytes_per_key).saturating_add(store_bytes);
         let bytes = self.max_bytes.map_or(unbounded_bytes, |max_bytes| max_bytes.min(unbounded_bytes));
-        MemoryEstimate { keys, bytes_per_key, unbounded_bytes, bytes }
+        MemoryEstimate { keys, bytes_per_key, unbounded_bytes, bytes, evicted_bytes }
     }
 }
