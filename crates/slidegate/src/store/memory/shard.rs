@@ -256,7 +256,7 @@ impl Shard {
             None if decision.used > 0 => self.add(call, state, share, expires),
             // It has come back, so it was used more than once.
             Some(until) if done.has_moved() => {
-                self.add(call, state, share | REPEATED, expires.later(until, tick(now)))
+                self.add(call, state, share | REPEATED, expires.later(until, tick(now)));
             }
             _ => {}
         }
