@@ -166,7 +166,9 @@ impl Load {
         });
         let tables = redis::table_bytes(keys);
         let memory = charges.map(|charges| memory_key(quota, Charges { charges, cost }));
-        let shards_bytes = MemoryStore::builder().max_keys(clamped(keys)).estimate(0).bytes as u64;
+        // No key is evicted from a store that has room for all.
+        let empty = MemoryStore::builder().max_keys(clamped(keys)).estimate(0);
+        let shards_bytes = (empty.bytes - empty.evicted_bytes) as u64;
         let redis_cpu_us = redis::cpu_us(quota.algorithm());
         let redis = Bytes::of(keys, redis, tables);
         let for_rate = self.demand.decisions_per_second * redis_cpu_us / 1e6 / SHARD_UTILIZATION;

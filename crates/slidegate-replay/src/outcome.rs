@@ -113,7 +113,7 @@ pub struct ScenarioOutcome {
     pub unknown_policy: u64,
     /// Denied requests that the log shows as answered with a status from 200 to 399.
     pub denied_successes: u64,
-    /// Keys that the store dropped although they still counted: above 0, some denials are missing.
+    /// Keys that the store dropped although they still counted: above 0, some denials are too many.
     pub dropped_keys: u64,
     /// Most keys in memory.
     pub max_keys: usize,

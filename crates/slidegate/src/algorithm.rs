@@ -19,7 +19,7 @@ pub(crate) use log_reply::LogReply;
 pub(crate) use saved::{Ages, SavedHold, SavedState};
 pub(crate) use sliding_log::SlidingLog;
 pub(crate) use sliding_window::SlidingWindow;
-pub(crate) use state::{State, VerbEffect, decision, inspect, perform};
+pub(crate) use state::{State, VerbEffect, charge, decision, inspect, perform};
 pub(crate) use token_bucket::TokenBucket;
 
 /// Runs a macro on the four algorithms that count a rate: the name of the state type, which is also that of the variant of

@@ -24,6 +24,7 @@ mod units;
 pub(crate) use learned_estimate::{SettledCosts, SettledSample};
 pub use matcher::Match;
 pub(crate) use rule::OwnOfKey;
+pub(crate) use set::ChangedPolicy;
 pub use set::PolicySet;
 use tiers::Tiers;
 

@@ -27,6 +27,7 @@ use crate::charge::PerCharge;
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::key::{HashSeed, KeyId};
+use crate::policy::ChangedPolicy;
 use crate::quota::Quota;
 use crate::time::Timestamp;
 use crate::verb::Verb;
@@ -260,8 +261,9 @@ impl StoredPolicy<'_> {
 pub struct QuotaChanges<'a>(pub(crate) &'a ChangesByKey<'a>);
 
 /// With the seed by which a store hashes keys, the former and the new quota of a policy's key, if
-/// they differ.
-type ChangesByKey<'a> = dyn Fn(&HashSeed) -> Box<dyn Fn(u32, KeyId) -> Option<(Quota, Quota)> + 'a> + 'a;
+/// they differ, and the policies that have such keys.
+type ChangesByKey<'a> = dyn Fn(&HashSeed) -> (Box<ChangeOfKey<'a>>, Vec<ChangedPolicy>) + 'a;
+type ChangeOfKey<'a> = dyn Fn(u32, KeyId) -> Option<(Quota, Quota)> + 'a;
 
 impl fmt::Debug for QuotaChanges<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -49,7 +49,7 @@ pub struct DiffOutcome {
     pub changes_of_keys_not_kept: u64,
     /// Recorded requests under a policy that one of the sets does not have: they are not compared.
     pub unknown_policy: u64,
-    /// Keys that a store dropped although they still counted: above 0, the figures are too low.
+    /// Keys that a store dropped although they still counted: above 0, some denials are too many.
     pub dropped_keys: u64,
     /// What reservations mean for the figures, in sentences.
     pub reservation_notes: Vec<String>,
@@ -453,7 +453,7 @@ impl DiffReport<'_> {
         let mut warnings = Vec::new();
         if outcome.dropped_keys > 0 {
             warnings.push(format!(
-                "The memory stores were full and dropped {} keys that still counted: some denials are missing; raise \
+                "The memory stores were full and dropped {} keys that still counted: some denials are too many; raise \
                  store.memory.max_keys",
                 outcome.dropped_keys
             ));

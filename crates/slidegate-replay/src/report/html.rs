@@ -420,7 +420,7 @@ fn notes(outcome: &Outcome) -> String {
     }
     for scenario in outcome.scenarios.iter().filter(|one| one.dropped_keys > 0) {
         notes.push(format!(
-            "The memory store was full and dropped {} keys that still counted ({}): some denials are missing; raise \
+            "The memory store was full and dropped {} keys that still counted ({}): some denials are too many; raise \
              store.memory.max_keys above {}.",
             grouped(scenario.dropped_keys),
             scenario.name,

@@ -132,7 +132,7 @@ fn write_dropped(f: &mut fmt::Formatter<'_>, scenario: &ScenarioOutcome) -> fmt:
     }
     writeln!(
         f,
-        "the memory store was full and dropped {} keys that still counted: some denials are missing; raise \
+        "the memory store was full and dropped {} keys that still counted: some denials are too many; raise \
          store.memory.max_keys above {}",
         scenario.dropped_keys, scenario.max_keys
     )

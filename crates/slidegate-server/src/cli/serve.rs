@@ -446,7 +446,7 @@ async fn sweep(app: Arc<App>) {
                 dropped = stats.dropped - reported,
                 max_keys = stats.max_keys,
                 max_bytes = stats.max_bytes,
-                "memory store full: dropped keys with usage, so their limits were not fully enforced; raise {}",
+                "memory store full: evicted keys with usage, which may be denied too long now, and new keys with them; raise {}",
                 if stats.keys < stats.max_keys { "store.memory.max_bytes" } else { "store.memory.max_keys" }
             );
             reported = stats.dropped;

@@ -18,8 +18,8 @@ use super::values::{ByteSize, format_bytes, some_bytes};
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "max_bytes: 1GiB"))]
 pub(crate) struct Memory {
-    /// Most keys held. A full store evicts the least important key, and reports it. Default:
-    /// 1048576, or with `max_bytes` as many as fit.
+    /// Most keys held. A full store evicts the least important key, reports it, and keeps what it
+    /// owes. Default: 1048576, or with `max_bytes` as many as fit.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub(crate) max_keys: Option<usize>,
     /// Most bytes of all keys, as allocated. `serve --max-bytes` and `SLIDEGATE_MAX_BYTES` take

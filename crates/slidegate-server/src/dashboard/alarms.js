@@ -41,7 +41,7 @@ const ALARMS = [
       const dropped = status.memory.dropped - (isWhole ? 0 : history.dropped_keys[0]);
       return dropped > 0 && `${count(dropped)} keys were evicted from a full memory store while they counted.`;
     },
-    todo: 'Their limits were not fully enforced. Raise the maximum of keys or bytes of the memory store.',
+    todo: 'They may be denied too long, and new keys with them. Raise the maximum of keys or bytes of the memory store.',
   },
   {
     name: 'SlidegateManyReservations',

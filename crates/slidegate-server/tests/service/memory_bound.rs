@@ -10,7 +10,8 @@ use slidegate_testkit::service::Server;
 /// Unique keys, six times as many as fit.
 const KEYS: usize = 60_000;
 const PIPELINE: usize = 1000;
-/// Lines of a reply to a check that is allowed: the array, five numbers, the source, no reason.
+/// Lines of a reply to a check that is allowed: the array, five numbers, the source, no reason. One that is
+/// denied has one more.
 const LINES_PER_REPLY: usize = 8;
 
 fn command(words: &[&str]) -> String {
@@ -42,6 +43,12 @@ fn a_flood_over_resp_leaves_memory_flat_and_busy_keys_their_counts() {
             assert_eq!(server.post("/v1/check", &body).status, 200);
         }
     }
+    let spend = |user: usize| {
+        let body = json!({ "attributes": { "user": format!("spent-{user}") }, "cost": 1000 }).to_string();
+        server.post("/v1/check", &body).status
+    };
+    // Keys that were used once are evicted first.
+    assert!((0..100).all(|user| spend(user) == 200));
     let resp = server.greeting.lines().find_map(|line| line.strip_prefix("resp")).unwrap();
     let mut stream =
         TcpStream::connect(resp.split_once("://").unwrap().1.split(' ').next().unwrap()).unwrap();
@@ -75,5 +82,6 @@ fn a_flood_over_resp_leaves_memory_flat_and_busy_keys_their_counts() {
     assert!(end < full + 4096, "{full} KiB when it was full, {end} KiB at the end");
     for user in 0..100 {
         assert_eq!(used(&server, &format!("busy-{user}")), json!(41 + user), "busy-{user}");
+        assert_eq!(spend(user), 429, "spent-{user} starts again");
     }
 }

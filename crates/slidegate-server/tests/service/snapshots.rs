@@ -309,6 +309,6 @@ fn the_variables_and_the_summary_name_the_file_and_the_bounds() {
     let summary = slidegate().args(["validate", &place.config]).output().unwrap();
     let summary = text(&summary.stdout);
     assert!(summary.contains(&format!("Usage is saved to {path} every 5s and at shutdown.")), "{summary}");
-    let worst = "At worst it takes 10.1 GiB: 1048576 keys of up to 10377 bytes, as of policy `log`.";
+    let worst = "At worst it takes 10.2 GiB: 1048576 keys of up to 10377 bytes, as of policy `log`.";
     assert!(summary.contains(worst), "{summary}");
 }

@@ -78,6 +78,15 @@ impl SavedState for FixedWindow {
     fn load((end, used): Self::Saved, ages: Ages, _quota: &Quota, _now: u64) -> Option<Self> {
         Some(Self { end: ages.at(end), used })
     }
+
+    fn most_used(&self) -> u64 {
+        self.used
+    }
+
+    /// In the window that ended after `after`: any time in it is as late.
+    fn charged_by(quota: &Quota, _cost: u64, after: u64, by: u64) -> u64 {
+        if by - after < quota.window_us() { after } else { by }
+    }
 }
 
 /// What is stored in Redis.

@@ -20,6 +20,13 @@ pub(crate) trait SavedState: State {
     /// The state that was saved, under the quota of then. `None` if it cannot have been. `now` is the
     /// time of the algorithm.
     fn load(saved: Self::Saved, ages: Ages, quota: &Quota, now: u64) -> Option<Self>;
+
+    /// At least what counts, whatever the quota: what a store keeps of a key that it evicts.
+    fn most_used(&self) -> u64;
+
+    /// The latest time at which a key can have been charged that has used at most this cost and of
+    /// which nothing counts from some time on: later than `after`, and not later than `by`.
+    fn charged_by(quota: &Quota, cost: u64, after: u64, by: u64) -> u64;
 }
 
 /// A hold as it is saved.

@@ -169,6 +169,14 @@ impl SavedState for SlidingLog {
         entries.set_ahead_bits(ahead_bits);
         Some(Self { oldest: entries.timestamp(0, newest), newest, used, entries })
     }
+
+    fn most_used(&self) -> u64 {
+        self.used
+    }
+
+    fn charged_by(quota: &Quota, _cost: u64, _after: u64, by: u64) -> u64 {
+        by.saturating_sub(quota.window_us())
+    }
 }
 
 /// What is stored in Redis.

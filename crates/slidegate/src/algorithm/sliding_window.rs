@@ -162,6 +162,16 @@ impl SavedState for SlidingWindow {
         loaded.align(quota, now);
         Some(loaded)
     }
+
+    fn most_used(&self) -> u64 {
+        self.current.saturating_add(self.previous)
+    }
+
+    /// In the window before the one that ended after `after`.
+    fn charged_by(quota: &Quota, _cost: u64, after: u64, by: u64) -> u64 {
+        let window = quota.window_us();
+        if by - after < window { after.saturating_sub(window) } else { by }
+    }
 }
 
 impl SlidingWindow {

@@ -117,7 +117,7 @@ pub(crate) fn fits<S: State>(state: &S, quota: &Quota, now: u64, cost: u64) -> b
 }
 
 /// Charges a cost, up to the most that a key counts. Returns the charged cost.
-pub(super) fn charge<S: State>(state: &mut S, quota: &Quota, at: u64, cost: u64) -> u64 {
+pub(crate) fn charge<S: State>(state: &mut S, quota: &Quota, at: u64, cost: u64) -> u64 {
     let cost = cost.min(quota.max_used().saturating_sub(state.used(quota, at)));
     state.charge(quota, at, cost);
     cost
@@ -135,6 +135,11 @@ pub(crate) enum VerbEffect {
 }
 
 impl VerbEffect {
+    /// Whether something was charged or refunded.
+    pub(crate) fn has_moved(self) -> bool {
+        matches!(self, Self::Moved(cost) if cost > 0)
+    }
+
     /// The bound of holds that denies it.
     #[inline]
     pub(crate) fn hold_bound(self) -> Option<HoldBound> {

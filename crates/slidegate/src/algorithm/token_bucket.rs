@@ -24,6 +24,9 @@ pub(crate) struct TokenBucket {
     fraction: u64,
 }
 
+/// Buckets that drain longer do so for more than any window.
+const MAX_DRAIN_US: u64 = 366 * 86_400_000_000;
+
 /// What drains per microsecond, in cost per window. A limit of 0 drains like 1, so that earlier
 /// usage is forgotten.
 fn rate(quota: &Quota) -> u64 {
@@ -165,6 +168,16 @@ impl SavedState for TokenBucket {
 
     fn load((at, level, fraction): Self::Saved, ages: Ages, quota: &Quota, _now: u64) -> Option<Self> {
         (fraction < quota.window_us()).then(|| Self { at: ages.at(at), level, fraction })
+    }
+
+    fn most_used(&self) -> u64 {
+        self.level.saturating_add(u64::from(self.fraction > 0))
+    }
+
+    /// When this content drains until `by`. A store does not know when one ends that drains for years.
+    fn charged_by(quota: &Quota, cost: u64, _after: u64, by: u64) -> u64 {
+        let drains_us = quota.by_limit().ceil_wide(u128::from(cost) * u128::from(quota.window_us()));
+        if drains_us > MAX_DRAIN_US { by } else { by.saturating_sub(drains_us) }
     }
 }
 

@@ -38,7 +38,8 @@ impl<S: Store> Gate<S> {
         let old = self.policies.swap(Arc::clone(&new));
         self.store.quotas_changed(&QuotaChanges(&|seed| {
             let changes = new.changes_since(&old, seed);
-            Box::new(move |policy, key| changes.of(policy, key))
+            let policies = changes.policies();
+            (Box::new(move |policy, key| changes.of(policy, key)), policies)
         }));
         self.queues.wake_all();
         Ok(())

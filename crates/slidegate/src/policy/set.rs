@@ -485,6 +485,27 @@ impl Changes<'_> {
         let change = self.old.of(policy, key).zip(self.new.of(policy, key));
         change.filter(|(old, new)| old != new)
     }
+
+    /// The policies of which some keys have another quota.
+    pub(crate) fn policies(&self) -> Vec<ChangedPolicy> {
+        let changed = self.new.0.iter().filter_map(|(number, new)| {
+            let old = self.old.0.get(number).filter(|old| *old != new)?;
+            let all = |(quota, overrides): &(&Quota, HashMap<KeyId, &Quota>)| -> Vec<Quota> {
+                std::iter::once(**quota).chain(overrides.values().map(|quota| **quota)).collect()
+            };
+            Some(ChangedPolicy { number: *number, old: all(old), new: all(new) })
+        });
+        changed.collect()
+    }
+}
+
+/// A policy of which some keys have another quota than before.
+#[derive(Debug)]
+pub(crate) struct ChangedPolicy {
+    pub(crate) number: u32,
+    /// All its quotas before, and now.
+    pub(crate) old: Vec<Quota>,
+    pub(crate) new: Vec<Quota>,
 }
 
 #[cfg(test)]

@@ -195,7 +195,8 @@ impl<S: SharedStore> Store for FallbackStore<S> {
 
     fn quotas_changed(&self, changes: &QuotaChanges<'_>) {
         self.primary.quotas_changed();
-        self.local.requote(&*(changes.0)(self.local.memory.secret()));
+        let (requote, changed) = (changes.0)(self.local.memory.secret());
+        self.local.requote(&*requote, changed);
     }
 
     async fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, Error> {

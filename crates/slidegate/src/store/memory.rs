@@ -10,6 +10,7 @@ use crate::decision::Decision;
 use crate::error::Error;
 use crate::hold::MAX_HOLDS;
 use crate::key::{HashSeed, KeyId};
+use crate::policy::ChangedPolicy;
 use crate::policy_reset::{PolicyReset, ResetCursor, ScannedKeys};
 use crate::quota::Quota;
 use crate::store::{IdempotencyCache, LocalStore, QuotaChanges, StoreDecisions, StoredPolicy, decide};
@@ -20,6 +21,7 @@ use crate::verb::Verb;
 
 mod accounting;
 mod builder;
+mod debts;
 mod estimate;
 mod held_keys;
 mod holds;
@@ -31,6 +33,7 @@ mod table;
 use accounting::Accounting;
 use builder::KEYS_PER_SHARD;
 pub use builder::MemoryStoreBuilder;
+use debts::ChangedDebts;
 pub use estimate::MemoryEstimate;
 use inline_quotas::InlineQuotas;
 use shard::{Address, Call, Shard};
@@ -42,15 +45,22 @@ use shard::{Address, Call, Shard};
 /// `sliding-log` it takes 93 to 104 bytes, plus 4 bytes per log entry if there are more than five
 /// (up to 14 for large costs or long windows). A million keys of counters take at most 63 MB, a
 /// million full logs of 100 entries 505 MB. The store itself takes 256 bytes per 1024 of
-/// `max_keys`. Memory grows and shrinks with the number of keys.
+/// `max_keys`, and 33 bytes per key of `max_keys` more from when it evicts a key until nothing of those that
+/// were evicted counts. Memory grows and shrinks with the number of keys.
 /// [`max_bytes`](MemoryStoreBuilder::max_bytes) bounds it for any mix of algorithms.
 ///
 /// A key is removed once nothing of it counts any more: when it is accessed, or by the sweeps of
 /// other decisions. If the store is full, a new key evicts the weakest of some keys: an expired
 /// one, else one that was used only once, else the one that has used the smallest share of its
-/// limit. The limit of an evicted key is not fully enforced. [`stats`](Self::stats) counts keys
-/// that were evicted while they still counted: monitor that count, and configure some spare
-/// capacity.
+/// limit.
+///
+/// What an evicted key owes is kept, in bounded memory: the sum of what it has used, until the last of
+/// it no longer counts. So no key starts again, and an evicted key may be denied for too long, and
+/// never too short. If far more keys are evicted than the store holds, they share what they owe: a key
+/// that is new may then be denied like one that is not, for at most the time that usage counts under
+/// the policies of the keys that it is taken for. [`stats`](Self::stats) counts keys that were evicted
+/// while they still counted: monitor that count, and configure some spare capacity. A
+/// [snapshot](crate::Gate::save) does not contain what evicted keys owe.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -107,7 +117,8 @@ pub struct MemoryStats {
     /// Most keys that the store holds.
     pub max_keys: usize,
     /// Keys evicted while they still counted, since the store was created. If above zero,
-    /// `max_keys` or `max_bytes` is too small: the limits of those keys were not fully enforced.
+    /// `max_keys` or `max_bytes` is too small: those keys may be denied too long, and, if they are many
+    /// more than the store holds, new keys like them.
     pub dropped: u64,
     /// Open holds of all keys, including those whose time is over and whose keys were not accessed
     /// since: they end before room is short. If this is above half of `max_holds`, a policy may have
@@ -149,7 +160,8 @@ impl LocalStore for MemoryStore {
     }
 
     fn quotas_changed(&self, changes: &QuotaChanges<'_>) {
-        self.requote(&*(changes.0)(&self.secret));
+        let (requote, changed) = (changes.0)(&self.secret);
+        self.requote(&*requote, &changed);
     }
 
     fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, Error> {
@@ -175,7 +187,7 @@ impl snapshot::InMemory for MemoryStore {
 
 impl MemoryStore {
     /// Default maximum of keys: a million, which takes at most 63 MB for counters or 105 MB for
-    /// logs with few entries.
+    /// logs with few entries, and 35 MB more once the store is full.
     pub const DEFAULT_MAX_KEYS: usize = 1 << 20;
     /// The least bound of bytes: 1 MiB.
     pub const MIN_MAX_BYTES: usize = 1 << 20;
@@ -268,11 +280,13 @@ impl MemoryStore {
     /// [`requote`](Self::requote).
     pub(crate) fn set_quota(&self, quota: Quota) {
         let quota = Arc::new(quota);
+        let changed = |old: Quota| ChangedPolicy { number: OWN_POLICY, old: vec![old], new: vec![*quota] };
+        let debts = [self.changed_debts(&changed(self.quota()))];
         for at in 0..self.shards.len() {
             let mut guard = self.lock(at);
             let old = std::mem::replace(&mut guard.quota, Arc::clone(&quota));
             if old != quota {
-                self.requote_locked(&mut guard.shard, &|_, _| Some((*old, *quota)));
+                self.requote_locked(&mut guard.shard, &|_, _| Some((*old, *quota)), &debts);
             }
         }
     }
@@ -382,22 +396,38 @@ impl MemoryStore {
     /// Usage counts by the old quota until now and by the new one from now on. Without this, the
     /// time since a key's last use would count by the new quota, and a key could expire by the old
     /// one. Goes through all keys, locking one shard at a time.
-    pub(crate) fn requote(&self, requote: Requote<'_>) {
+    pub(crate) fn requote(&self, requote: Requote<'_>, changed: &[ChangedPolicy]) {
+        let debts: Vec<_> = changed.iter().map(|policy| self.changed_debts(policy)).collect();
         for at in 0..self.shards.len() {
             let ShardData { shard, inline_quotas, .. } = &mut *self.lock(at);
-            self.requote_locked(shard, &|policy, key| {
-                let changed = requote(policy, key)?;
-                let is_inline = !inline_quotas.is_empty()
-                    && inline_quotas.has_inline(&self.address(key, policy), &changed.0);
-                (!is_inline).then_some(changed)
-            });
+            self.requote_locked(
+                shard,
+                &|policy, key| {
+                    let changed = requote(policy, key)?;
+                    let is_inline = !inline_quotas.is_empty()
+                        && inline_quotas.has_inline(&self.address(key, policy), &changed.0);
+                    (!is_inline).then_some(changed)
+                },
+                &debts,
+            );
             inline_quotas.requote(requote, &self.secret);
         }
     }
 
-    fn requote_locked(&self, shard: &mut Shard, requote: Requote<'_>) {
+    fn requote_locked(&self, shard: &mut Shard, requote: Requote<'_>, debts: &[ChangedDebts]) {
         let now = shard.arrive(self.clock.now(), &self.clock);
-        shard.requote(now, requote, &self.accounting, &self.secret);
+        shard.requote(now, requote, debts, &self.accounting, &self.secret);
+    }
+
+    fn changed_debts(&self, policy: &ChangedPolicy) -> ChangedDebts {
+        let now = self.clock.moment(self.clock.now());
+        let lasts_us = |quota: &Quota| shard::longest_us(quota, now);
+        let keeps = |quota: &Quota| policy.old.iter().any(|old| old.algorithm() == quota.algorithm());
+        ChangedDebts {
+            policy: policy.number,
+            lasts_us: policy.new.iter().map(lasts_us).max().unwrap_or(0),
+            is_fresh: !policy.new.iter().any(keeps),
+        }
     }
 
     /// The seed of the keys' hashes.

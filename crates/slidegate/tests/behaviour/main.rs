@@ -29,6 +29,7 @@ mod oracle;
 mod counting;
 
 mod allocation;
+mod evicted;
 mod figures;
 mod memory;
 mod memory_bytes;

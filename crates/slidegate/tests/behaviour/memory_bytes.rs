@@ -46,8 +46,11 @@ fn a_flood_of_keys_takes_no_more_than_the_bound_and_uses_most_of_it() {
             let before = counting::live_bytes();
             let (store, _clock) = bounded(max_bytes);
             let limiter = Limiter::with_store(Quota::per_hour(10).with_algorithm(algorithm), store);
+            let mut admitted = 0;
             for n in 0..150_000_u32 {
-                assert!(limiter.check(n.to_le_bytes()).is_allowed(), "a new key has its limit");
+                // A new key may be taken for one that was evicted. Costs of more than one take as much
+                // room beside the key as their sums.
+                admitted += u64::from(limiter.check_cost(n.to_le_bytes(), 2).is_allowed());
                 if n % 64 == 0 {
                     assert_bounded(limiter.stats(), live_since(before), algorithm.name());
                 }
@@ -55,7 +58,7 @@ fn a_flood_of_keys_takes_no_more_than_the_bound_and_uses_most_of_it() {
             let stats = limiter.stats();
             assert_true(stats, live_since(before), algorithm.name());
             assert!(stats.bytes > max_bytes / 8 * 7, "{algorithm}: room is wasted: {stats:?}");
-            assert_eq!(stats.dropped + stats.keys as u64, 150_000, "{algorithm}: each eviction is counted");
+            assert_eq!(stats.dropped + stats.keys as u64, admitted, "{algorithm}: each eviction is counted");
         }
     }
 }
@@ -128,7 +131,7 @@ fn keys_of_one_algorithm_make_room_for_those_of_another() {
         }
         let user = format!("{turn}-39999");
         let last = Request::new().with("user", &user).under(algorithm.name());
-        assert_eq!(gate.peek(&last).strictest().unwrap().used(), 1, "{algorithm}: the newest key is held");
+        assert!(gate.peek(&last).strictest().unwrap().used() >= 1, "{algorithm}: the newest key is held");
         let (keys, fit) = (gate.store().stats().keys, (1 << 20) / 110);
         assert!(keys > fit / 2, "{algorithm}: {keys} keys where {fit} fit");
     }
@@ -149,7 +152,7 @@ fn quotas_that_come_with_requests_are_part_of_the_bound() {
     for n in 0..100_000_u64 {
         let user = n.to_string();
         let quota = Quota::per_hour(1 + n % 9).with_algorithm(Algorithm::TokenBucket);
-        assert!(gate.check(&Request::new().with("user", &user).with_quota(quota)).is_allowed());
+        let _ = gate.check(&Request::new().with("user", &user).with_quota(quota));
         if n % 64 == 0 {
             let stats = gate.store().stats();
             assert!(stats.bytes <= stats.max_bytes.unwrap(), "{stats:?}");
@@ -193,6 +196,10 @@ fn the_worst_case_is_no_less_than_what_a_full_store_takes_and_not_much_more() {
                 for n in 0..KEYS {
                     let _ = limiter.check(n.to_le_bytes());
                 }
+            }
+            // A full store keeps what evicted keys owe.
+            for n in KEYS..KEYS + KEYS / 20 {
+                let _ = limiter.check(n.to_le_bytes());
             }
             let (stats, live) = (limiter.stats(), live_since(before));
             let what = format!("{quota:?}, first cost {cost}");

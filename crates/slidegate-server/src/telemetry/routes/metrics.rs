@@ -120,7 +120,8 @@ fn process(page: &mut Page<'_>, app: &App) -> fmt::Result {
     if let Some(max_bytes) = memory.max_bytes {
         page.value("max_memory_bytes", "Maximum bytes of the memory store", count(max_bytes))?;
     }
-    let dropped = "Keys evicted from a full memory store while they still counted; their limits were not fully enforced";
+    let dropped =
+        "Keys evicted from a full memory store while they still counted; they may be denied too long";
     page.total("keys_dropped", dropped, memory.dropped)
 }
 

@@ -12,6 +12,7 @@ use super::last_known::{LastKnown, Remainder};
 use crate::charge::{Charge, Charges, OnStoreError, PerCharge};
 use crate::decision::{Decision, DecisionSource, Verdict, Waits};
 use crate::jitter;
+use crate::policy::ChangedPolicy;
 use crate::quota::Quota;
 use crate::store::memory::{MemoryStore, Requote};
 use crate::store::with_denials;
@@ -41,10 +42,12 @@ impl LocalDecisions {
 
     /// Fits every key to its share of the quota that is in force from now on; see
     /// [`MemoryStore::requote`].
-    pub(super) fn requote(&self, requote: Requote<'_>) {
+    pub(super) fn requote(&self, requote: Requote<'_>, mut changed: Vec<ChangedPolicy>) {
         let instances = self.instances();
         let share = |quota: Quota| quota.share(instances);
-        self.memory.requote(&|policy, key| requote(policy, key).map(|(old, new)| (share(old), share(new))));
+        changed.iter_mut().flat_map(|policy| &mut policy.new).for_each(|quota| *quota = share(*quota));
+        let requote = |policy, key| requote(policy, key).map(|(old, new)| (share(old), share(new)));
+        self.memory.requote(&requote, &changed);
     }
 
     /// Records what the shared store decided.

@@ -20,6 +20,8 @@ pub(super) struct Accounting {
     pub(super) max_holds: usize,
     /// Those of each policy, by its number modulo their length. Allocated by the first hold.
     policy_holds: OnceLock<Box<[AtomicUsize]>>,
+    /// Buckets for what a shard's evicted keys owe.
+    pub(super) debt_buckets: usize,
     /// Bytes of all shards, as allocated.
     bytes: AtomicUsize,
     /// What the shards hold beyond what is guaranteed to each.
@@ -58,6 +60,7 @@ impl Accounting {
         shards: usize,
         shard_bytes: usize,
         reserved: usize,
+        debt_buckets: usize,
     ) -> Self {
         let empty = shards * shard_bytes;
         let bound = max_bytes.map(|max_bytes| {
@@ -69,7 +72,7 @@ impl Accounting {
         let max_holds = max_bytes.map_or(max_keys, |bytes| max_keys.min(bytes / BYTES_PER_HOLD));
         let (held, dropped, bytes, common) = (count(0), AtomicU64::new(0), count(empty), count(0));
         let (holds, policy_holds) = (count(0), OnceLock::new());
-        Self { held, max_keys, dropped, holds, max_holds, policy_holds, bytes, common, bound }
+        Self { held, max_keys, dropped, holds, max_holds, policy_holds, debt_buckets, bytes, common, bound }
     }
 
     /// Holds of all keys.
@@ -150,7 +153,8 @@ impl Accounting {
         self.bound.map_or(0, |bound| bytes.saturating_sub(bound.guaranteed))
     }
 
-    fn count(&self, from: usize, to: usize) {
+    /// Counts bytes without asking for them: a bound sets those of debts aside.
+    pub(super) fn count(&self, from: usize, to: usize) {
         if to > from {
             self.bytes.fetch_add(to - from, Ordering::Relaxed);
         } else {
@@ -175,7 +179,7 @@ mod tests {
     /// A shard that is hit first must not take everything: others would evict their only key.
     #[test]
     fn a_shard_gets_what_is_guaranteed_to_it_whatever_the_others_took() {
-        let accounting = Accounting::new(1000, Some(10_000), 4, 100, 0);
+        let accounting = Accounting::new(1000, Some(10_000), 4, 100, 0, 1);
         // 2400 for each shard, 1800 of them guaranteed: 2400 are common.
         assert!(accounting.admit(0, 4200));
         assert!(!accounting.admit(0, 1801), "all that is common is taken");
@@ -190,7 +194,7 @@ mod tests {
     /// What was taken beyond the bound has to be given back before anybody takes more.
     #[test]
     fn a_forced_excess_is_short_until_it_is_given_back() {
-        let accounting = Accounting::new(1000, Some(10_000), 4, 100, 0);
+        let accounting = Accounting::new(1000, Some(10_000), 4, 100, 0, 1);
         accounting.force(0, 5000);
         assert!(accounting.is_short(5000) && !accounting.is_short(1800));
         assert!(accounting.admit(5000, 4200) && !accounting.is_short(4200));
@@ -199,7 +203,7 @@ mod tests {
     /// Without a bound, bytes are only counted.
     #[test]
     fn a_store_without_a_byte_bound_is_never_short() {
-        let accounting = Accounting::new(1000, None, 4, 100, 0);
+        let accounting = Accounting::new(1000, None, 4, 100, 0, 1);
         assert!(accounting.admit(0, usize::MAX / 2) && !accounting.is_short(usize::MAX / 2));
     }
 }

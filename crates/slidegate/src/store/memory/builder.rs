@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::accounting::Accounting;
+use super::debts::Debts;
 use super::inline_quotas::InlineQuotas;
 use super::shard::Shard;
 use super::snapshot;
@@ -47,7 +48,8 @@ impl MemoryStoreBuilder {
     /// They count as allocated: the tables with their empty slots, logs, quotas that came with
     /// requests, and the store itself. Beside them, checks with an idempotency key take up to
     /// [`IDEMPOTENCY_BYTES`](MemoryStore::IDEMPOTENCY_BYTES), and a table of about 1000 keys exists
-    /// twice while it grows. If there are no bytes for a new key or a longer log, the store evicts
+    /// twice while it grows. An eighth of them at most is set aside for what evicted keys
+    /// owe. If there are no bytes for a new key or a longer log, the store evicts
     /// keys as if it had too many; see [`MemoryStore`].
     ///
     /// ```
@@ -77,7 +79,7 @@ impl MemoryStoreBuilder {
     /// Creates the store.
     #[must_use]
     pub fn build(self) -> MemoryStore {
-        let max_keys = self.key_bound();
+        let (max_keys, debt_buckets) = (self.key_bound(), self.debt_buckets());
         let bits = self.shards().ilog2();
         let shards = 1usize << bits;
         let none = Arc::new(Quota::per_second(0));
@@ -97,7 +99,8 @@ impl MemoryStoreBuilder {
                 self.max_bytes,
                 shards,
                 size_of::<PaddedShard>(),
-                Shard::first_tables_bytes(),
+                Shard::first_tables_bytes() + Debts::bytes_of(debt_buckets),
+                debt_buckets,
             ),
             next_swept: AtomicUsize::new(0),
             next_ended: AtomicUsize::new(0),
@@ -127,6 +130,13 @@ impl MemoryStoreBuilder {
         self.max_keys.or(fitting).unwrap_or(MemoryStore::DEFAULT_MAX_KEYS)
     }
 
+    /// Buckets for what the evicted keys of a shard owe.
+    pub(super) fn debt_buckets(&self) -> usize {
+        let shards = 1 << self.shards().ilog2();
+        let by_bytes = self.max_bytes.map_or(usize::MAX, |bytes| bytes / shards / DEBT_PART / DEBT_BYTES);
+        Debts::buckets_for(self.key_bound().div_ceil(shards).saturating_mul(DEBTS_PER_KEY).min(by_bytes))
+    }
+
     /// Number of shards, not yet rounded down to a power of two.
     pub(super) fn shards(&self) -> usize {
         let by_bytes = self.max_bytes.map_or(usize::MAX, |bytes| bytes / BYTES_PER_SHARD);
@@ -140,6 +150,12 @@ pub(super) const KEYS_PER_SHARD: usize = 1024;
 /// Least bytes per shard of a store with a byte bound: four times a full log of 1024 entries of
 /// the widest kind, so that what is guaranteed to a shard holds any key.
 const BYTES_PER_SHARD: usize = 64 << 10;
+/// Debts that a full store has room for, per key. With four, 6 keys of 100 that are new are taken for
+/// one that owes after four times as many keys as fit were evicted; with two, 38.
+const DEBTS_PER_KEY: usize = 4;
+/// Bytes of a debt, and the part of a byte bound that is for all of them.
+const DEBT_BYTES: usize = 8;
+const DEBT_PART: usize = 8;
 /// What the smallest key takes without empty slots, so that no more keys fit than bytes divided by
 /// this.
 const SMALLEST_KEY_BYTES: usize = 41;

@@ -3,6 +3,7 @@
 //! `slidegate validate` prints it, and the test below compares it with what a full store holds.
 
 use super::accounting::allocated;
+use super::debts::Debts;
 use super::held_keys::KeyHolds;
 use super::inline_quotas::InlineQuota;
 use super::table::most_bytes_per_key;
@@ -24,6 +25,8 @@ pub struct MemoryEstimate {
     pub unbounded_bytes: usize,
     /// Most bytes of the store: at most its byte bound, if it has one.
     pub bytes: usize,
+    /// Of these, what a store takes that has evicted keys, for what they owe.
+    pub evicted_bytes: usize,
 }
 
 impl MemoryStore {
@@ -83,16 +86,17 @@ impl MemoryStoreBuilder {
     /// let quota = Quota::per_minute(100).with_algorithm(Algorithm::TokenBucket);
     /// let bytes_per_key = MemoryStore::bytes_per_key(&quota, slidegate::Excess::Refuse);
     /// let estimate = MemoryStore::builder().max_keys(1_000_000).estimate(bytes_per_key);
-    /// assert_eq!(estimate.bytes / 1_000_000, 63);
+    /// assert_eq!(estimate.bytes / 1_000_000, 95);
     /// assert_eq!(MemoryStore::builder().max_bytes(16 << 20).estimate(bytes_per_key).bytes, 16 << 20);
     /// ```
     #[must_use]
     pub fn estimate(&self, bytes_per_key: usize) -> MemoryEstimate {
         let keys = self.key_bound();
         let shards = 1usize << self.shards().ilog2();
-        let unbounded_bytes =
-            keys.saturating_mul(bytes_per_key).saturating_add(shards * size_of::<PaddedShard>());
+        let evicted_bytes = shards * Debts::bytes_of(self.debt_buckets());
+        let store_bytes = shards * size_of::<PaddedShard>() + evicted_bytes;
+        let unbounded_bytes = keys.saturating_mul(bytes_per_key).saturating_add(store_bytes);
         let bytes = self.max_bytes.map_or(unbounded_bytes, |max_bytes| max_bytes.min(unbounded_bytes));
-        MemoryEstimate { keys, bytes_per_key, unbounded_bytes, bytes }
+        MemoryEstimate { keys, bytes_per_key, unbounded_bytes, bytes, evicted_bytes }
     }
 }

@@ -100,7 +100,11 @@ impl InlineQuotas {
         shard: &mut Shard,
     ) -> Option<Converted> {
         let may_differ = instead_of.is_some() || self.0.is_some();
-        if may_differ { self.refit(call, instead_of, shard) } else { None }
+        if !may_differ {
+            return None;
+        }
+        shard.has_inline_quotas = true;
+        self.refit(call, instead_of, shard)
     }
 
     fn refit(&mut self, call: &Call<'_>, instead_of: Option<&Quota>, shard: &mut Shard) -> Option<Converted> {

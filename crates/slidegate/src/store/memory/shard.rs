@@ -6,10 +6,12 @@ mod saved;
 
 use super::Requote;
 use super::accounting::{Accounting, allocated};
+use super::debts::{ChangedDebts, Debts};
 use super::held_keys::{HeldKeys, KeyHolds};
-use super::table::{Removed, Slot, Table, Tick, Value, first_table_bytes};
+use super::table::{REPEATED, Removed, Slot, Table, Tick, Value, first_table_bytes};
 use crate::algorithm::{
-    self, InFlight, State, VerbEffect, decision, for_algorithm, for_each_rate, inspect_with_holds, perform,
+    self, InFlight, SavedState, State, VerbEffect, decision, for_algorithm, for_each_rate,
+    inspect_with_holds, perform,
 };
 use crate::decision::Decision;
 use crate::hold::NewHold;
@@ -45,10 +47,14 @@ pub(super) struct Shard {
     latest: Timestamp,
     /// Work since the start, wrapping: 1 per decision, [`NEW_KEY`] per new key. It triggers sweeps.
     done: u32,
+    /// Whether the quota of a key may differ from call to call.
+    pub(super) has_inline_quotas: bool,
     /// Bytes of the tables and of what their keys have on the heap, as allocated.
     bytes: usize,
+    /// What evicted keys owe, if there are any.
+    debts: Option<Box<Debts>>,
     /// Aligns the tables.
-    _padding: [u64; 4],
+    _padding: [u64; 3],
     tables: Tables,
 }
 
@@ -69,7 +75,7 @@ const SWEEP_EVERY: u32 = 512;
 /// and eight slots per new key, so that sweeping is faster than the growth of the table.
 const NEW_KEY: u32 = 64;
 /// A state that has a table in a shard.
-pub(super) trait Stored: State + Clone + Value {
+pub(super) trait Stored: SavedState + Clone + Value {
     fn table(shard: &mut Shard) -> &mut Table<Self>;
 
     /// The same with the table of the holds.
@@ -203,7 +209,7 @@ impl Shard {
     fn apply_to<S: Stored>(&mut self, call: &Call<'_>) -> Decision {
         let Call { verb, quota, cost, now, .. } = *call;
         let table = S::table(self);
-        let Some(at) = table.find(&call.address) else { return self.apply_to_new(*call, S::default()) };
+        let Some(at) = table.find(&call.address) else { return self.apply_to_missing::<S>(*call) };
         let slot = table.slot(at);
         let time = time_for::<S>(now);
         let heap_bytes = State::heap_bytes(&slot.state);
@@ -215,30 +221,53 @@ impl Shard {
         if heap_bytes_now != heap_bytes {
             self.resized(heap_bytes, heap_bytes_now, call);
         }
+        if decision.used == 0 {
+            self.keep_forgiven::<S>(call);
+        }
         Decision { at: now.wall, ..decision }
     }
 
-    /// Applies the verb to a key that is not stored, in this state. It is stored only if something counts.
+    /// Applies the verb to a key that is not stored, and may owe something.
     ///
     /// Takes the call by value, so that it is on the stack only here.
     #[inline(never)]
-    fn apply_to_new<S: Stored>(&mut self, call: Call<'_>, mut state: S) -> Decision {
-        let Call { verb, quota, cost, now, .. } = call;
+    fn apply_to_missing<S: Stored>(&mut self, call: Call<'_>) -> Decision {
+        match self.owed::<S>(&call) {
+            Some((state, until)) => self.apply_to_new(&call, state, Some(until)),
+            None => self.apply_to_new(&call, S::default(), None),
+        }
+    }
+
+    /// Applies the verb to a key that is not stored, in this state. It is stored only if something counts,
+    /// and a key that owes only if something was charged or refunded.
+    fn apply_to_new<S: Stored>(
+        &mut self,
+        call: &Call<'_>,
+        mut state: S,
+        owes_until: Option<Tick>,
+    ) -> Decision {
+        let Call { verb, quota, cost, now, .. } = *call;
         let time = time_for::<S>(now);
         let settled = state.settle(quota, time.as_micros());
         let done = perform(&mut state, quota, settled, verb, cost);
         let decision = decision(&state, quota, time, settled, done);
-        if decision.used > 0 {
-            self.add(&call, state, quota.share_of(decision.used), expiry(now, decision.waits.reset_us));
+        let (share, expires) = (quota.share_of(decision.used), expiry(now, decision.waits.reset_us));
+        match owes_until {
+            None if decision.used > 0 => self.add(call, state, share, expires),
+            // It has come back, so it was used more than once.
+            Some(until) if done.has_moved() => {
+                self.add(call, state, share | REPEATED, expires.later(until, tick(now)));
+            }
+            _ => {}
         }
         Decision { at: now.wall, ..decision }
     }
 
     /// Stores a new key.
-    fn add<S: Stored>(&mut self, call: &Call<'_>, state: S, share: u8, expires: Tick) {
+    fn add<S: Stored>(&mut self, call: &Call<'_>, state: S, rank: u8, expires: Tick) {
         self.admit::<S>(call);
         let heap_bytes = State::heap_bytes(&state);
-        S::table(self).insert(&call.address, state, share, expires, call.secret);
+        S::table(self).insert(&call.address, state, rank, expires, call.secret);
         if heap_bytes > 0 {
             self.resized(0, heap_bytes, call);
         }
@@ -350,6 +379,10 @@ impl Shard {
         let now = Tick::at(now.as_micros());
         let removed = self.track(accounting, |tables| tables.sweep(now, slots, secret));
         self.removed(removed, accounting);
+        if self.debts.as_ref().is_some_and(|debts| debts.is_over(now)) {
+            self.debts = None;
+            accounting.count(Debts::bytes_of(accounting.debt_buckets), 0);
+        }
         if let Some(held) = &mut self.held {
             let before = held.bytes();
             let swept = held.sweep(now, slots, accounting, secret);
@@ -364,10 +397,14 @@ impl Shard {
         &mut self,
         now: Moment,
         requote: Requote<'_>,
+        changed: &[ChangedDebts],
         accounting: &Accounting,
         secret: &HashSeed,
     ) {
         self.settle_holds_before(now, requote, accounting, secret);
+        if let Some(debts) = &mut self.debts {
+            debts.requote(changed, now.at.as_micros());
+        }
         for algorithm in Algorithm::ALL {
             let removed = for_algorithm!(algorithm, S => {
                 S::table(self).retain(secret, |policy, id, slot| match requote(policy, id) {
@@ -402,7 +439,7 @@ impl Shard {
                 if let Some(at) = S::table(shard).find(&call.address) {
                     shard.remove::<S>(at, call);
                 }
-                shard.apply_to_new(Call { verb: Verb::Peek, cost: 0, ..*call }, state);
+                shard.apply_to_new(&Call { verb: Verb::Peek, cost: 0, ..*call }, state, None);
             }))
         })
     }
@@ -414,6 +451,7 @@ impl Shard {
         for_algorithm!(call.quota.algorithm(), S => {
             let table = S::table(self);
             let state = table.find(&call.address).map(|at| table.slot(at).state.clone());
+            let state = state.or_else(|| self.owed::<S>(call).map(|(state, _)| state));
             let times = (time_for::<S>(call.now), call.now.at);
             let (mut found, holds) =
                 inspect_with_holds(state.unwrap_or_default(), holds, call.quota, times, call.cost);
@@ -447,6 +485,9 @@ impl Shard {
             });
             self.removed(removed, accounting);
             forgot.forgotten += removed.keys as u64;
+        }
+        if let Some(debts) = &mut self.debts {
+            policies.iter().for_each(|policy| debts.forget_policy(*policy));
         }
         if let Some(held) = &mut self.held {
             let removed = held.forget_policies(policies, accounting, secret);
@@ -482,7 +523,9 @@ impl Shard {
                 self.give(removed.heap_bytes, call.accounting);
             }
         }
-        self.forget_usage(call) || is_held
+        let is_used = self.forget_usage(call);
+        let is_owed = for_algorithm!(call.quota.algorithm(), S => self.forgive::<S>(call));
+        is_used || is_owed || is_held
     }
 
     /// Removes the usage of a key under every algorithm. Returns whether anything still counted.
@@ -523,6 +566,18 @@ fn refit<S: State>(slot: &mut Slot<S>, old: &Quota, new: &Quota, now: Moment) ->
     let decision = decision(&slot.state, new, time, settled, VerbEffect::Moved(0));
     slot.note_again(new.share_of(decision.used), expiry(now, decision.waits.reset_us));
     decision.used > 0
+}
+
+/// The longest that any usage of a key can count from now on.
+pub(super) fn longest_us(quota: &Quota, now: Moment) -> u64 {
+    for_algorithm!(quota.algorithm(), S => {
+        S::default().wait_after_charge(quota, time_for::<S>(now).as_micros(), quota.max_used())
+    })
+}
+
+/// The time by which keys expire.
+fn tick(now: Moment) -> Tick {
+    Tick::at(now.at.as_micros())
 }
 
 /// When nothing counts any more, by elapsed time, which wall clock corrections do not change.

@@ -69,10 +69,33 @@ impl Tick {
     fn left(self, now: Self) -> i32 {
         self.0.wrapping_sub(now.0).cast_signed()
     }
+
+    /// The later of two, seen from `now`.
+    #[inline]
+    pub(super) fn later(self, other: Self, now: Self) -> Self {
+        if self.left(now) < other.left(now) { other } else { self }
+    }
+
+    /// The times in microseconds between which the end lay that this was [rounded up](Self::after)
+    /// from: it was later than the first, and no later than the second, from which on it has come.
+    pub(super) fn rounded_from(self, now_us: u64) -> (u64, u64) {
+        let left = self.left(Self::at(now_us));
+        let until = (now_us >> Self::BITS).saturating_add_signed(left.into()) << Self::BITS;
+        (until.saturating_sub((1 << Self::BITS) + 1), until)
+    }
+
+    /// The bits to store.
+    pub(super) const fn bits(self) -> u32 {
+        self.0
+    }
+
+    pub(super) const fn from_bits(bits: u32) -> Self {
+        Self(bits)
+    }
 }
 
 /// Bit of the rank for keys that were used more than once, which are evicted last.
-const REPEATED: u32 = 0x80;
+pub(super) const REPEATED: u8 = 0x80;
 /// Bits of the rank for how full the key is.
 const SHARE: u32 = 0x7F;
 
@@ -136,7 +159,7 @@ impl<S> Slot<S> {
 
     /// Whether it was used more than once.
     pub(super) fn is_repeated(&self) -> bool {
-        self.policy_and_rank & REPEATED != 0
+        self.policy_and_rank & u32::from(REPEATED) != 0
     }
 
     fn is_at(&self, address: &Address) -> bool {
@@ -146,7 +169,7 @@ impl<S> Slot<S> {
     /// Stores how full the key is (0 to 127) and when it expires, after another use.
     #[inline]
     pub(super) fn note(&mut self, share: u8, expires: Tick) {
-        self.policy_and_rank |= REPEATED;
+        self.policy_and_rank |= u32::from(REPEATED);
         self.note_again(share, expires);
     }
 
@@ -235,18 +258,11 @@ impl<S: Value> Table<S> {
     }
 
     /// Inserts a key that is not stored.
-    pub(super) fn insert(
-        &mut self,
-        address: &Address,
-        state: S,
-        share: u8,
-        expires: Tick,
-        secret: &HashSeed,
-    ) {
+    pub(super) fn insert(&mut self, address: &Address, state: S, rank: u8, expires: Tick, secret: &HashSeed) {
         if let Some(slots) = self.grows_to() {
             self.resize(slots, secret);
         }
-        let policy_and_rank = address.policy << 8 | u32::from(share);
+        let policy_and_rank = address.policy << 8 | u32::from(rank);
         self.place(address.place, Slot { id: address.id, policy_and_rank, expires, state });
         self.len += 1;
     }
@@ -378,7 +394,9 @@ impl<S: Value> Table<S> {
                 let found = Weakest { counts: left > 0, rank, left, at };
                 weakest = Some(weakest.map_or(found, |best| best.min(found)));
             }
-            let enough = |best: Weakest| !best.counts || seen >= few && best.rank < REPEATED || seen >= many;
+            let enough = |best: Weakest| {
+                !best.counts || seen >= few && best.rank < u32::from(REPEATED) || seen >= many
+            };
             let enough = weakest.is_some_and(enough);
             if enough {
                 break;

@@ -1,10 +1,12 @@
-//! Eviction: room for new keys and longer logs in a full store.
+//! Eviction: room for new keys and longer logs in a full store, and what evicted keys owe.
 
-use super::{Call, Shard, Stored, Tick};
-use crate::algorithm::for_algorithm;
+use super::{Address, Call, Shard, Stored, Tick, tick, time_for};
+use crate::algorithm::{charge, for_algorithm};
 use crate::quota::Algorithm;
+use crate::store::memory::debts::{Debt, Debts};
 use crate::store::memory::table::{Weakest, table_bytes};
 use crate::sync::Ordering;
+use crate::time::Timestamp;
 
 /// Slots among which the weakest key is searched when the store is full.
 const FEW: usize = 16;
@@ -82,9 +84,65 @@ impl Shard {
     }
 
     fn evict<S: Stored>(&mut self, weakest: Weakest, call: &Call<'_>) {
-        self.remove::<S>(weakest.at, call);
-        if weakest.counts {
-            call.accounting.dropped.fetch_add(1, Ordering::Relaxed);
+        let slot = S::table(self).slot(weakest.at);
+        let (id, policy, until) = (slot.id(), slot.policy(), slot.expires());
+        let state = self.remove::<S>(weakest.at, call);
+        let cost = state.most_used();
+        if !weakest.counts || cost == 0 {
+            return;
+        }
+        call.accounting.dropped.fetch_add(1, Ordering::Relaxed);
+        let now = tick(call.now);
+        let debts = self.debts.get_or_insert_with(|| {
+            let buckets = call.accounting.debt_buckets;
+            call.accounting.count(0, Debts::bytes_of(buckets));
+            Box::new(Debts::new(buckets, now))
+        });
+        let address = Address { id, policy, place: call.secret.place_of(id, policy) };
+        debts.add(&address, Debt { cost, until }, now);
+    }
+
+    /// The state of a key that is not stored and may owe something: charged as late as it can have been.
+    /// With it, the time until which it may owe.
+    pub(super) fn owed<S: Stored>(&self, call: &Call<'_>) -> Option<(S, Tick)> {
+        let Call { quota, now, .. } = *call;
+        let Debt { cost, until } = self.debts.as_ref()?.find(&call.address, tick(now))?;
+        let (time, cost) = (time_for::<S>(now).as_micros(), cost.min(quota.max_used()));
+        let at = if self.has_inline_quotas {
+            // It may have been charged under another quota.
+            time
+        } else {
+            let (after, by) = until.rounded_from(now.at.as_micros());
+            let on_scale = |us| {
+                let us = Timestamp::from_micros(us);
+                if S::ALIGNS_TO_DATE { now.wall_time_of(us) } else { us }.as_micros()
+            };
+            S::charged_by(quota, cost, on_scale(after), on_scale(by)).min(time)
+        };
+        let mut state = S::default();
+        let at = state.settle(quota, at);
+        charge(&mut state, quota, at, cost);
+        let settled = state.settle(quota, time);
+        (state.used(quota, settled) > 0).then_some((state, until))
+    }
+
+    /// Forgives what a key may owe that is not stored: stores it unused for as long. Returns whether it
+    /// owed something.
+    pub(super) fn forgive<S: Stored>(&mut self, call: &Call<'_>) -> bool {
+        let Some((_, until)) = self.owed::<S>(call) else { return false };
+        self.add(call, S::default(), 0, until);
+        true
+    }
+
+    /// Keeps a stored key of which nothing counts any more, for as long as it would owe something
+    /// otherwise.
+    #[cold]
+    pub(super) fn keep_forgiven<S: Stored>(&mut self, call: &Call<'_>) {
+        let debt = self.debts.as_ref().and_then(|debts| debts.find(&call.address, tick(call.now)));
+        if let Some(debt) = debt
+            && let Some(at) = S::table(self).find(&call.address)
+        {
+            S::table(self).slot(at).note_again(0, debt.until);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A shard's keys with holds.
 
-use super::{Call, Shard, Stored, expiry, time_for};
+use super::{Call, Shard, Stored, expiry, tick, time_for};
 use crate::algorithm::{HeldKey, State, VerbEffect, for_algorithm};
 use crate::decision::Decision;
 use crate::hold::{EndedHold, Hold, HoldChange, HoldStatus, Holds};
@@ -78,9 +78,11 @@ impl Shard {
         call: &Call<'_>,
         run: impl FnOnce(&mut HeldKey<'_, S>) -> (T, VerbEffect),
     ) -> (T, Decision) {
+        let is_missing = self.debts.is_some() && S::table(self).find(&call.address).is_none();
+        let (owed, owes_until) = is_missing.then(|| self.owed::<S>(call)).flatten().unzip();
         let (usage, held) = S::beside_holds(self);
         let (used_at, held_at) = (usage.find(&call.address), held.find(&call.address));
-        let (mut new_state, mut new_holds) = (S::default(), Holds::default());
+        let (mut new_state, mut new_holds) = (owed.unwrap_or_default(), Holds::default());
         let state = used_at.map_or(&mut new_state, |at| &mut usage.slot(at).state);
         let holds = held_at.map_or(&mut new_holds, |at| &mut held.slot(at).state.holds);
         let sizes = |state: &S, holds: &Holds| {
@@ -95,6 +97,7 @@ impl Shard {
         // A key with holds is evicted last.
         let share = if has_holds { u8::MAX >> 1 } else { call.quota.share_of(decision.used) };
         let expires = expiry(call.now, decision.waits.reset_us);
+        let expires = owes_until.map_or(expires, |until| expires.later(until, tick(call.now)));
         if let Some(at) = used_at {
             usage.slot(at).note(share, expires);
         }
@@ -115,13 +118,20 @@ impl Shard {
             held.earliest = held.earliest.min(earliest);
         }
         call.accounting.count_holds(call.address.policy, before.0, after.0);
-        if used_at.is_none() && decision.used > 0 {
+        let is_stored = match owes_until {
+            None => decision.used > 0,
+            Some(_) => before.0 > 0 || has_holds || done.has_moved(),
+        };
+        if used_at.is_none() && is_stored {
             self.add(call, new_state, share, expires);
         } else if used_at.is_some() && before.2 != after.2 {
             self.resized(before.2, after.2, call);
         }
         if before.1 != after.1 + grown {
             self.changed_bytes(before.1, after.1 + grown, call);
+        }
+        if decision.used == 0 && used_at.is_some() {
+            self.keep_forgiven::<S>(call);
         }
         (outcome, Decision { at: call.now.wall, ..decision })
     }

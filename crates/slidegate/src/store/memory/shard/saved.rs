@@ -1,6 +1,6 @@
 //! A shard's part in snapshots: copying its keys, and restoring one.
 
-use super::{Address, Call, Shard, Stored, Tick, expiry, time_for};
+use super::{Address, Call, REPEATED, Shard, Stored, Tick, expiry, time_for};
 use crate::algorithm::{Ages, SavedState, State, VerbEffect, decision, for_algorithm};
 use crate::hold::Holds;
 use crate::key::HashSeed;
@@ -99,7 +99,7 @@ impl Shard {
     /// Restores a key under the quota of the call. `old` is the quota that its state was written
     /// under, by the same algorithm, and `begin` the begin of its snapshot. `None` if it cannot have
     /// been saved.
-    pub(in crate::store::memory) fn restore<S: Stored + SavedState>(
+    pub(in crate::store::memory) fn restore<S: Stored>(
         &mut self,
         call: &Call<'_>,
         (saved, is_repeated): (S::Saved, bool),
@@ -120,12 +120,8 @@ impl Shard {
         if decision.used == 0 {
             return Some(Restored::Expired);
         }
-        let (share, expires) = (new.share_of(decision.used), expiry(call.now, decision.waits.reset_us));
-        self.add(call, state, share, expires);
-        let table = S::table(self);
-        if is_repeated && let Some(at) = table.find(&call.address) {
-            table.slot(at).note(share, expires);
-        }
+        let rank = new.share_of(decision.used) | if is_repeated { REPEATED } else { 0 };
+        self.add(call, state, rank, expiry(call.now, decision.waits.reset_us));
         Some(Restored::Counts)
     }
 }
