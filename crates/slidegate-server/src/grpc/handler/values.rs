@@ -109,7 +109,7 @@ mod tests {
             b"\xfe".to_vec(),
             as_text,
             "\u{fffd}".into(),
-            "\u{10ffff}".into(),
+            "\u{10ff00}".into(),
             vec![],
         ];
         let texts = each(&values, make_text);
