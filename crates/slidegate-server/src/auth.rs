@@ -59,7 +59,10 @@ impl AuthHandler {
         let query = request.uri().query().unwrap_or_default();
         match app.complete(self.decide(app, peer, proxy, request.headers(), query)).await {
             Ok(answer) => answer,
-            Err(problem) => problem.response(),
+            Err(problem) => {
+                app.observer().malformed.refused(Protocol::AuthRequest, problem.status());
+                problem.response()
+            }
         }
     }
 

@@ -32,7 +32,7 @@ use names::StatKey;
 
 pub(crate) use explain::Explanation;
 pub(crate) use folder::Folder;
-pub(crate) use names::denied_key;
+pub(crate) use names::{BYTES_AS_TEXT, denied_key, hash};
 pub(crate) use rule::{CalendarWindows, Rate, Rule, Unit};
 pub(crate) use settings::{HeaderNames, Settings};
 pub(crate) use statistics::{HitCounter, LimitCounters, RecordedHits, Statistics};
@@ -202,6 +202,7 @@ impl EnvoyConfig {
             entries.iter().for_each(|(name, value)| names::push_entry(&mut key, name, value));
             // Counts of different units must not mix.
             let _ = write!(key, "~{}", rate.unit.name());
+            names::shorten(&mut key);
             let parts: Vec<_> = entries.iter().map(|(name, value)| names::node_name(name, value)).collect();
             return Lookup::Limited(LimitMatch {
                 rule: &domain.request_limits.rule,
@@ -232,6 +233,7 @@ impl EnvoyConfig {
             let (name, value) = if node.share_threshold { shared } else { (*name, *value) };
             names::push_entry(&mut key, name, value);
         }
+        names::shorten(&mut key);
         let excess = rule.excess.unwrap_or(self.options.excess);
         Lookup::Limited(LimitMatch { rule, policy, key, rate, quota: None, excess, stat_key, counters })
     }

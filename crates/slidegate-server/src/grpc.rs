@@ -1,14 +1,15 @@
 //! Envoy's rate-limit service and Kuadrant's over gRPC, and the HTTP paths of envoyproxy/ratelimit:
 //! the listener, the HTTP/2 connections and their bounds, the services, and the handler of calls.
 
-mod authority;
 mod codec;
 mod connection;
 mod handler;
+mod header_blocks;
 mod incomplete;
 mod json;
 mod kuadrant;
 mod listener;
+mod message;
 mod received;
 mod reflection;
 mod services;
@@ -20,7 +21,8 @@ pub(crate) use handler::{ConfigFiles, RateLimitHandler};
 pub(crate) use json::{config_routes, debug_router, routes};
 pub(crate) use listener::{TLS, bind};
 
-/// Largest message of a call: 64 descriptors of a kilobyte each.
-const MAX_MESSAGE_BYTES: usize = 64 * 1024;
+/// Largest message of a call. Envoy accepts request heads of 60 KiB, and may copy all of one into each of
+/// several descriptors.
+const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
 /// A client that does not send the whole body of a call within this time gets an error.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);

@@ -8,7 +8,7 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, Method, Request as HttpRequest, StatusCode, Uri, header};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn_with_state, map_response_with_state};
 use axum::response::Response as HttpResponse;
 use axum::routing::{MethodRouter, get, post};
 use futures_util::FutureExt;
@@ -18,6 +18,7 @@ use slidegate::{Decisions, Verb};
 
 use crate::access::{self, Action};
 use crate::app::App;
+use crate::caller::Protocol;
 use crate::fields::{self, NO_STORE};
 use crate::json_body;
 use crate::listener::TrackedBody;
@@ -46,6 +47,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub(super) fn routes(app: Arc<App>, others: Routes, direct_paths: &[&'static str]) -> Router {
     let deciders = (Arc::clone(&app.access), Action::Decide);
     let adjusters = (Arc::clone(&app.access), Action::Adjust);
+    let counting = Arc::clone(&app);
     let deciding = [
         (CHECK, get(check_by_query).merge(post_verb(Verb::Check))),
         ("/v1/check/batch", post(batch::check_batch)),
@@ -59,7 +61,8 @@ pub(super) fn routes(app: Arc<App>, others: Routes, direct_paths: &[&'static str
     // Without access control: they reveal nothing about limits, keys or clients.
     let open = [("/healthz", get(healthz)), ("/readyz", get(readyz)), ("/openapi.json", get(openapi))];
     let deciding = Routes::over(Arc::clone(&app), deciding.into_iter().chain(holds::routes()))
-        .behind(|router| router.route_layer(from_fn_with_state(deciders, access::may_act)));
+        .behind(|router| router.route_layer(from_fn_with_state(deciders, access::may_act)))
+        .behind(|router| router.layer(map_response_with_state(counting, count_refused)));
     let adjusting = Routes::over(Arc::clone(&app), adjusting)
         .behind(|router| router.route_layer(from_fn_with_state(adjusters, access::may_act)));
     let (router, mut paths) = deciding.and(adjusting).and(Routes::over(app, open)).and(others).into_parts();
@@ -71,6 +74,12 @@ pub(super) fn routes(app: Arc<App>, others: Routes, direct_paths: &[&'static str
             Problem::new(StatusCode::NOT_FOUND, detail)
         })
         .method_not_allowed_fallback(async |method: Method, uri: Uri| Problem::wrong_method(&uri, &method))
+}
+
+/// Counts malformed requests, of the routes that decide.
+async fn count_refused(State(app): Shared, response: HttpResponse) -> HttpResponse {
+    app.observer().malformed.refused(Protocol::Http, response.status());
+    response
 }
 
 /// `POST` of one request, with this verb.
@@ -85,7 +94,12 @@ pub(super) fn check(
     app: &App,
     request: HttpRequest<TrackedBody>,
 ) -> impl Future<Output = HttpResponse<Full<Bytes>>> {
-    by_body(app, Verb::Check, request).map(|decided| decided.unwrap_or_else(Problem::response))
+    by_body(app, Verb::Check, request).map(|decided| {
+        decided.unwrap_or_else(|problem| {
+            app.observer().malformed.refused(Protocol::Http, problem.status());
+            problem.response()
+        })
+    })
 }
 
 async fn check_by_query(State(app): Shared, uri: Uri, headers: HeaderMap) -> Answered {

@@ -7,6 +7,7 @@ use slidegate_config::values::MAX_ATTRIBUTE_NAME;
 
 use crate::limits::{MAX_ATTRIBUTES, MAX_COST, MAX_COST_NAME, MAX_COST_NAMES};
 use crate::log_limit::log_limited;
+use crate::telemetry::Flaw;
 
 /// The value of an address that cannot be read, which all such requests share. It is text, so no
 /// address equals it.
@@ -64,19 +65,6 @@ impl Attributes {
         Ok(request)
     }
 
-    /// Adds attributes to a request that has its cost, with addresses parsed.
-    ///
-    /// # Errors
-    /// Those of [`request`](Self::request); the request must then not be used.
-    pub(crate) fn complete<'r>(
-        &self,
-        request: &mut Request<'r>,
-        attributes: impl Iterator<Item = (&'r str, &'r [u8])>,
-    ) -> Result<(), BadRequest> {
-        check_cost(request.cost())?;
-        self.add_to(request, attributes)
-    }
-
     /// Adds attributes to a request, with addresses parsed.
     ///
     /// # Errors
@@ -114,6 +102,51 @@ impl Attributes {
             request.extend([(name, value)]);
         }
         Ok(())
+    }
+
+    /// Adds the attributes that count to a request whose sender cannot correct them: clients of a proxy
+    /// choose some of them, so an error would be a way around limits. Reports the flaws.
+    ///
+    /// Of two with one name the first counts. What no policy can name is left out, and so is what is
+    /// beyond the maximum. The text of an address attribute that is not an address is a key like any
+    /// other, and in no network. Values may have any length.
+    pub(crate) fn add_all_that_count<'r>(
+        &self,
+        request: &mut Request<'r>,
+        attributes: impl Iterator<Item = (&'r [u8], &'r [u8])>,
+        mut report: impl FnMut(Flaw),
+    ) {
+        let mut added = 0;
+        for (name, value) in attributes {
+            let Ok(name) = std::str::from_utf8(name) else {
+                report(Flaw::Encoding);
+                continue;
+            };
+            if name.is_empty() || name.len() > MAX_ATTRIBUTE_NAME {
+                report(Flaw::Length);
+                continue;
+            }
+            if request.value(name).is_some() {
+                report(Flaw::Repeated);
+                continue;
+            }
+            if added == MAX_ATTRIBUTES {
+                report(Flaw::TooMany);
+                return;
+            }
+            added += 1;
+            let is_address = self.is_address(name);
+            let address = || std::str::from_utf8(value).ok()?.parse().ok();
+            match is_address.then(address).flatten() {
+                Some(ip) => request.extend([(name, Value::Address(ip))]),
+                None => {
+                    if is_address {
+                        report(Flaw::Address);
+                    }
+                    request.extend([(name, Value::Bytes(value))]);
+                }
+            }
+        }
     }
 }
 

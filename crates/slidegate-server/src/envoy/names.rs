@@ -4,11 +4,21 @@
 //! `c` share a counter. Here no two descriptors do, because separators are escaped. The separators
 //! are characters that the shared store writes unescaped, so that short keys stay readable there.
 
+use std::fmt::Write as _;
+
+use ring::digest::{SHA256, digest};
+
 /// Longest policy name, in characters.
 const MAX_NAME: usize = slidegate::Policy::MAX_NAME;
 /// Hexadecimal digits of a name's hash: 48 bits. Two of 1024 rules collide once in 500 million
 /// configurations.
 const HASH_DIGITS: usize = 12;
+/// Characters that stand for bytes of requests that are not text. They are written as `\xFF` in keys.
+pub(crate) const BYTES_AS_TEXT: std::ops::Range<u32> = 0x10_FF00..0x11_0000;
+/// Longest counter key, in bytes: it is in responses, events and logs. A longer one is its beginning and
+/// its hash.
+const MAX_COUNTER: usize = 1024;
+const KEPT_OF_COUNTER: usize = 256;
 
 /// The start of a counter key: `test-domain`, or `prefix~test-domain`.
 pub(super) fn start_key(prefix: &str, domain: &str) -> String {
@@ -35,8 +45,32 @@ pub(crate) fn denied_key(counter: &str) -> String {
     format!("{counter}~refused")
 }
 
+/// Shortens a counter key that is too long. No other has the key: after a backslash, those have a special
+/// character or an `x`.
+pub(super) fn shorten(counter: &mut String) {
+    if counter.len() > MAX_COUNTER {
+        let hash = hash(counter.as_bytes());
+        let mut kept = KEPT_OF_COUNTER;
+        while !counter.is_char_boundary(kept) {
+            kept -= 1;
+        }
+        counter.truncate(kept);
+        counter.push_str("\\h");
+        counter.push_str(&hash);
+    }
+}
+
+/// The SHA-256 hash of what is too long, in 64 hexadecimal digits.
+pub(crate) fn hash(bytes: &[u8]) -> String {
+    digest(&SHA256, bytes).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 fn push_escaped(out: &mut String, text: &str, special: &[char]) {
     for c in text.chars() {
+        if BYTES_AS_TEXT.contains(&u32::from(c)) {
+            let _ = write!(out, "\\x{:02X}", u32::from(c) - BYTES_AS_TEXT.start);
+            continue;
+        }
         if special.contains(&c) {
             out.push('\\');
         }
@@ -148,7 +182,10 @@ pub(crate) fn stat_key<'n>(domain: &str, names: impl IntoIterator<Item = &'n str
 /// Replaces what a statsd name must not contain: `:`, `|`, control characters, and the dots of IPv4
 /// addresses.
 pub(crate) fn sanitised(text: &str) -> String {
-    let text = text.replace(|c: char| matches!(c, ':' | '|') || c.is_control(), "_");
+    let text = text.replace(
+        |c: char| matches!(c, ':' | '|') || c.is_control() || BYTES_AS_TEXT.contains(&u32::from(c)),
+        "_",
+    );
     let mut out = String::with_capacity(text.len());
     let mut rest = text.as_str();
     while let Some(at) = rest.find(|c: char| c.is_ascii_digit()) {

@@ -22,7 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
-use super::authority::MAX_FRAME_BYTES;
+use super::header_blocks::{Authority, HeaderBlocks, MAX_FRAME_BYTES};
 use super::incomplete::IncompleteCalls;
 use super::received::{ReadTurn, Received};
 use super::reflection::MAX_CALLS;
@@ -32,16 +32,19 @@ use crate::listener::{Connection, Slot};
 
 /// Most concurrent calls of one connection, as Envoy's own default. Clients queue further ones.
 const MAX_STREAMS: u32 = 1024;
-/// Largest header list of a call, uncompressed: the path, and headers of gRPC and of tracing.
-const MAX_HEADER_LIST_BYTES: u32 = 4 * 1024;
+/// Largest header list of a call, uncompressed. Larger than any block that was rewritten may become; those
+/// that pass unread take at most a hundred bytes of memory for each of theirs.
+const MAX_HEADER_LIST_BYTES: u32 = 256 * 1024;
 /// Flow-control windows: one message for a call, several for a connection.
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
 /// Most bytes buffered for a client that does not read, per call: larger than any response but
 /// those of reflection, which go out in parts.
 const MAX_SEND_BYTES: usize = 16 * 1024;
-/// Most pending calls that the client has reset, against rapid reset attacks (CVE-2023-44487).
-const MAX_RESETS: usize = 64;
+/// Most pending calls that the client has reset, against rapid reset attacks (CVE-2023-44487). A proxy resets
+/// the calls of its clients that are gone, so one of those must not end the connection: a [`ReadTurn`] has
+/// fewer frames, and after each turn none is pending.
+const MAX_RESETS: usize = 1024;
 /// Time that completed calls may take before other connections have their turn, and calls between two
 /// clock reads.
 const MAX_TURN: Duration = Duration::from_micros(500);
@@ -95,7 +98,9 @@ where
         reflections: Arc::new(Semaphore::new(MAX_CALLS)),
     };
     let turn = Arc::new(ReadTurn::default());
-    let stream = tokio::io::join(Received::new(sent, Arc::clone(&turn)), to_client);
+    let authority = if client.peer.is_none() { Authority::Replaced } else { Authority::Kept };
+    let received = HeaderBlocks::new(Received::new(sent, Arc::clone(&turn)), authority);
+    let stream = tokio::io::join(received, to_client);
     let answer = hyper::service::service_fn(move |request| {
         let (services, waiting) = (Arc::clone(&services), Arc::clone(&waiting));
         let calls = calls.clone();

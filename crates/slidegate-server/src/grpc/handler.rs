@@ -11,18 +11,20 @@ mod metadata;
 mod record;
 mod request;
 mod response;
+mod values;
 
 use std::iter::once;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
-use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use futures_util::future::try_join_all;
 use slidegate::headers::{HeaderOptions, Problem};
 use slidegate::{Decisions, Reason, Role, Verb};
 use tonic::Status;
 
+use super::message::RateLimitRequest;
 use crate::app::App;
 use crate::caller::Caller;
 use crate::config::GrpcSettings;
@@ -32,7 +34,7 @@ use record::Recorded;
 use request::{CallRequests, Requests};
 use response::CallOutcome;
 
-pub(super) use request::{CallKind, has_refund};
+pub(super) use request::{CallKind, has_refund, without_refunds};
 
 /// Calls of Kuadrant without a domain get this code and no error, as from Limitador.
 const NO_DOMAIN: Code = Code::Unknown;
@@ -79,11 +81,11 @@ impl RateLimitHandler {
     /// Does what a call asks for its descriptors, all of them together.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` for a malformed call, `UNAVAILABLE` without a config or during a reload, or
+    /// `INVALID_ARGUMENT` for a call without a domain or descriptors, `UNAVAILABLE` without a config or during a reload, or
     /// if reported hits cannot be charged.
     pub(super) async fn answer(
         &self,
-        call: &RateLimitRequest,
+        call: RateLimitRequest,
         caller: &Caller,
         kind: CallKind,
     ) -> Result<RateLimitResponse, Status> {
@@ -110,17 +112,19 @@ impl RateLimitHandler {
 
     async fn decide(
         &self,
-        call: &RateLimitRequest,
+        mut call: RateLimitRequest,
         caller: &Caller,
         kind: CallKind,
     ) -> Result<RateLimitResponse, Status> {
-        request::validate(call)?;
+        request::validate(&call)?;
         let files = self.files.as_ref();
+        request::make_decidable(&mut call, &self.app, files.is_some());
+        let call = &call;
         let config = self.config(&call.domain)?;
         let settings = files.map(|files| &files.settings);
         let targets = request::targets(config.as_deref(), call, kind)?;
         let mut requests = Requests::new();
-        let batch = CallRequests::new(&self.app, call, &targets, settings, kind, &mut requests)?;
+        let batch = CallRequests::new(&self.app, call, &targets, settings, kind, &mut requests);
         let is_shadow = settings.is_some_and(|settings| settings.shadow_mode);
         let decide = async |requests| {
             let decisions = self.app.call(caller.clone()).apply_mixed(requests).await;
@@ -211,8 +215,6 @@ mod tests {
     use std::time::Duration;
 
     use axum::http::HeaderMap;
-    use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-    use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
     use envoy_types::pb::google::protobuf::UInt64Value;
     use slidegate::{ManualClock, MemoryStore, PolicySet, Timestamp};
     use slidegate_testkit::TempDir;
@@ -221,6 +223,7 @@ mod tests {
     use crate::caller::Protocol;
     use crate::config::{self, Config};
     use crate::envoy::{ConfigWatcher, HeaderNames, ReadOptions, Unit};
+    use crate::grpc::message::{Entry, RateLimitDescriptor};
 
     const RULES: &str = "
     domain: domain
@@ -267,14 +270,14 @@ mod tests {
     /// Decides descriptors of one entry each, with so many hits.
     async fn send(handler: &RateLimitHandler, keys: &[&str], hits: u64) -> RateLimitResponse {
         let descriptor = |key: &&str| RateLimitDescriptor {
-            entries: vec![Entry { key: (*key).into(), value: "value".into() }],
+            entries: vec![Entry { key: (*key).to_owned().into(), value: "value".into() }],
             hits_addend: Some(UInt64Value { value: hits }),
             ..RateLimitDescriptor::default()
         };
         let descriptors = keys.iter().map(descriptor).collect();
         let call = RateLimitRequest { domain: "domain".into(), descriptors, hits_addend: 0 };
         let caller = handler.app.observer().caller(Protocol::Grpc, &HeaderMap::new());
-        handler.answer(&call, &caller, CallKind::ShouldRateLimit).await.unwrap()
+        handler.answer(call, &caller, CallKind::ShouldRateLimit).await.unwrap()
     }
 
     fn statuses(response: &RateLimitResponse) -> Vec<(Code, u32, i64)> {

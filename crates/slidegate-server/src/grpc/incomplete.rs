@@ -246,7 +246,7 @@ mod tests {
         assert!(body(&calls, &[large], true).frame().await.unwrap().is_ok());
         let mut too_large = body(&calls, &[large, b"x"], true);
         let error = too_large.frame().await.unwrap().unwrap_err();
-        assert!(error.to_string().contains("message too large: must be at most 65536 bytes"), "{error}");
+        assert!(error.to_string().contains("message too large: must be at most 1048576 bytes"), "{error}");
     }
 
     /// A client that stops in the middle of a message must not keep what it holds.

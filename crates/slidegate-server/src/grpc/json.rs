@@ -12,19 +12,23 @@ use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, any, get};
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use http_body_util::{BodyExt, Limited};
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
 use serde_json::Deserializer;
 use tokio::time::timeout;
 
-use super::handler::{CallKind, RateLimitHandler, has_refund};
-use super::{BODY_TIMEOUT, MAX_MESSAGE_BYTES, reflection};
+use super::handler::{CallKind, RateLimitHandler, has_refund, without_refunds};
+use super::message::RateLimitRequest;
+use super::{BODY_TIMEOUT, reflection};
 use crate::access::Action;
 use crate::caller::Protocol;
 use crate::listener::Connection;
 use crate::log_limit::log_limited;
+use crate::telemetry::{Flaw, Handling};
+
+/// Largest body: parsed, it takes many times as much.
+const MAX_BODY: usize = 64 * 1024;
 
 /// A route of the HTTP listener.
 type Route = (&'static str, MethodRouter<Arc<RateLimitHandler>>);
@@ -58,17 +62,22 @@ async fn decide(State(handler): State<Arc<RateLimitHandler>>, request: Request) 
     if let Err(problem) = authorize(Action::Decide) {
         return problem.into_response();
     }
-    let Some(call) = read(body).await else { return bad_request() };
+    let refused = || {
+        app.observer().malformed.record(Protocol::Grpc, Flaw::Invalid, Handling::Refused);
+        bad_request()
+    };
+    let Some(mut call) = read(body).await else { return refused() };
     if has_refund(&call)
         && let Err(problem) = authorize(Action::Adjust)
+        && !without_refunds(&mut call, app)
     {
         return problem.into_response();
     }
-    let mut response = match handler.answer(&call, &caller, CallKind::ShouldRateLimit).await {
+    let mut response = match handler.answer(call, &caller, CallKind::ShouldRateLimit).await {
         Ok(response) => response,
         Err(status) => {
             log_limited!(DEBUG, None, %status, "rejected a call of /json");
-            return bad_request();
+            return if status.code() == tonic::Code::InvalidArgument { refused() } else { bad_request() };
         }
     };
     let status = match response.overall_code() {
@@ -91,7 +100,7 @@ fn bad_request() -> Response {
 
 /// Reads a call; `None` if the body is malformed, too large or late.
 async fn read(body: Body) -> Option<RateLimitRequest> {
-    let body = timeout(BODY_TIMEOUT, Limited::new(body, MAX_MESSAGE_BYTES).collect());
+    let body = timeout(BODY_TIMEOUT, Limited::new(body, MAX_BODY).collect());
     let bytes = body.await.ok()?.ok()?.to_bytes();
     let mut json = Deserializer::from_slice(&bytes);
     let call = DynamicMessage::deserialize(descriptor("RateLimitRequest"), &mut json).ok()?;

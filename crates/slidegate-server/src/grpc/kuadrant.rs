@@ -2,7 +2,7 @@
 //!
 //! `proto/` has the service's definition; a test compares these types with it.
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
+use super::message::RateLimitDescriptor;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::google::protobuf::Duration;
 

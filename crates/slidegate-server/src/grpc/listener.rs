@@ -10,7 +10,6 @@ use tokio::io::{AsyncRead, AsyncWrite, split};
 use tokio::sync::{Notify, watch};
 
 use super::RateLimitHandler;
-use super::authority::RewriteAuthority;
 use super::connection::{ConnectionError, serve_connection};
 use super::services::GrpcServices;
 use crate::config::GrpcSettings;
@@ -159,10 +158,6 @@ impl Connections {
     fn spawn(&self, accepted: Accepted) {
         let Accepted { stream, connection: client, certificates, .. } = accepted;
         let slot = Arc::clone(stream.slot());
-        if client.peer.is_none() {
-            let (sent, to_client) = split(stream);
-            return self.serve((RewriteAuthority::new(sent), to_client), client, slot);
-        }
         let Some(certificates) = certificates else { return self.serve(split(stream), client, slot) };
         let connections = self.clone();
         tokio::spawn(async move {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::Instant;
 
-use super::authority::{HEAD_BYTES, HEADERS, PREFACE, payload_bytes};
+use super::header_blocks::{CONTINUATION, HEAD_BYTES, HEADERS, PREFACE, payload_bytes};
 
 /// Bytes that a connection reads before its calls are handled and other connections have their
 /// turn: about 500 frames.
@@ -26,6 +26,8 @@ const MAX_FRAMES: u32 = 8 * 1024;
 /// Frames that a client may send in a period in any case.
 const FRAMES_PER_PERIOD: u32 = 1024;
 const PERIOD: Duration = Duration::from_secs(10);
+/// A part of a header block of at least so many bytes is not counted as a frame.
+const LONG_FRAME_BYTES: usize = 1024;
 
 /// The turn of a connection, which its task and its socket share.
 #[derive(Debug, Default)]
@@ -102,6 +104,8 @@ impl Frames {
             self.passing = payload_bytes([a, b, c]);
             if kind == HEADERS {
                 self.allowed = (self.allowed + FRAMES_PER_CALL).min(MAX_FRAMES);
+            } else if kind == CONTINUATION && self.passing >= LONG_FRAME_BYTES {
+                // A long header block, of a client of the proxy: its bytes are what it costs.
             } else if !self.allow(&now) {
                 return false;
             }

@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
 use futures_util::TryFutureExt;
 use hyper::body::Incoming;
@@ -14,7 +13,7 @@ use hyper::{Request as HttpRequest, Response as HttpResponse, StatusCode};
 use tokio::sync::Semaphore;
 use tokio::task::unconstrained;
 use tonic::body::Body;
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 use tonic_health::ServingStatus;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_server::Health;
@@ -22,21 +21,20 @@ use tonic_health::server::{HealthReporter, HealthService};
 use tower::service_fn;
 
 use super::codec::{grpc, unary};
-use super::handler::{CallKind, RateLimitHandler, has_refund};
+use super::handler::{CallKind, RateLimitHandler, has_refund, without_refunds};
 use super::incomplete::{IncompleteCalls, message_of};
+use super::message::RateLimitRequest;
 use super::{kuadrant, reflection};
 use crate::access::{Access, Action};
 use crate::caller::Protocol;
 use crate::listener::Connection;
+use crate::telemetry::{Flaw, Handling};
 
 /// The path of the rate-limit call.
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 /// Names in the health service: the whole server, the name that envoyproxy/ratelimit uses, and the
 /// services.
 const HEALTH_NAMES: [&str; 4] = ["", "ratelimit", SERVICE_NAME, kuadrant::SERVICE_NAME];
-
-/// Most header fields of a call. A call of Envoy has about ten.
-const MAX_HEADER_FIELDS: usize = 32;
 
 /// All gRPC services: rate limits, health and reflection.
 #[allow(missing_debug_implementations)] // boxed closures have none
@@ -72,14 +70,11 @@ impl GrpcServices {
         connection: Connection,
         calls: ConnectionCalls,
     ) -> HttpResponse<Body> {
-        let fields = request.headers().len();
-        if fields > MAX_HEADER_FIELDS {
-            let detail = format!("the call has {fields} header fields: must be at most {MAX_HEADER_FIELDS}");
-            return Status::resource_exhausted(detail).into_http();
-        }
         let path = request.uri().path();
         if let Some(method) = Method::of(path) {
-            return self.rate_limit(method, request, connection, &calls.incomplete).await;
+            let response = self.rate_limit(method, request, connection, &calls.incomplete).await;
+            self.count_refused(&response);
+            return response;
         }
         match path.strip_prefix("/grpc.health.v1.Health/") {
             // Boxed, because the rate-limit calls would otherwise be as large as these.
@@ -145,15 +140,35 @@ impl GrpcServices {
             Method::Reserve => unary(request, |call| Box::pin(handler.reserve(call, caller))).await,
             Method::Commit => unary(request, |call| Box::pin(handler.commit(call, caller))).await,
             Method::Decide(kind) => {
-                let answer = async move |call: RateLimitRequest| {
-                    if has_refund(&call) {
-                        authorize(&app.access, authorization, Action::Adjust, connection)?;
+                let answer = async move |mut call: RateLimitRequest| {
+                    if has_refund(&call)
+                        && let Err(status) = authorize(&app.access, authorization, Action::Adjust, connection)
+                        && !without_refunds(&mut call, app)
+                    {
+                        return Err(status);
                     }
-                    handler.answer(&call, caller, kind).await
+                    handler.answer(call, caller, kind).await
                 };
                 unary(request, |call| app.complete(answer(call))).await
             }
         }
+    }
+
+    /// Counts a rate-limit call that is refused as malformed.
+    fn count_refused(&self, response: &HttpResponse<Body>) {
+        let malformed = &self.handler.app.observer().malformed;
+        malformed.refused(Protocol::Grpc, response.status());
+        // An error has no message, so its status is in the headers.
+        let Some(status) = Status::from_header_map(response.headers()) else { return };
+        let flaw = match status.code() {
+            // Internal: what cannot be decoded.
+            Code::InvalidArgument | Code::Internal => Flaw::Invalid,
+            Code::OutOfRange => Flaw::TooLarge,
+            Code::DeadlineExceeded => Flaw::Late,
+            Code::ResourceExhausted => Flaw::TooMany,
+            _ => return,
+        };
+        malformed.record(Protocol::Grpc, flaw, Handling::Refused);
     }
 
     /// Sets the health status of all services.

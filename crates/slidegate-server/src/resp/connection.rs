@@ -20,7 +20,9 @@ use super::session::Session;
 use super::transaction::Transaction;
 use super::turn::Turn;
 use crate::app::App;
+use crate::caller::Protocol;
 use crate::listener::{Part, Slot, linger};
+use crate::telemetry::{Flaw, Handling};
 
 /// Initial size of the read buffer: about 80 commands.
 const INITIAL_BUFFER: usize = 4096;
@@ -191,7 +193,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
                 }
                 Err(error) => {
                     flush(&mut batch, &mut self.out).await;
-                    write_error(*error, &mut self.out);
+                    write_error(*error, &self.app, &mut self.out);
                     break true;
                 }
             };
@@ -262,7 +264,7 @@ async fn inline_command(
     let arguments = match frame::split_inline(line) {
         Ok(arguments) => arguments,
         Err(error) => {
-            write_error(error, out);
+            write_error(error, app, out);
             return Next::Close;
         }
     };
@@ -335,7 +337,8 @@ async fn flush(batch: &mut Batch<'_>, out: &mut Vec<u8>) {
     pending.iter().zip(&decided).for_each(|(one, decisions)| one.write(decisions, out));
 }
 
-fn write_error(error: ProtocolError, out: &mut Vec<u8>) {
+fn write_error(error: ProtocolError, app: &App, out: &mut Vec<u8>) {
+    app.observer().malformed.record(Protocol::Resp, Flaw::Invalid, Handling::Refused);
     let mut reply = Reply { out, version: RespVersion::Resp2 };
     reply.error(format_args!("ERR Protocol error: {}", error.0));
 }

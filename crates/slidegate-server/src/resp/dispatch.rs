@@ -16,6 +16,8 @@ use super::transaction::Queueing;
 use super::{answer, decide, hold_arguments};
 use crate::access::Action;
 use crate::app::App;
+use crate::caller::Protocol;
+use crate::telemetry::{Flaw, Handling};
 
 /// Executes a command, queues it if a transaction is open, or adds its decision to the batch.
 pub(super) fn step<'b>(
@@ -75,7 +77,10 @@ pub(super) fn step<'b>(
         let reply = &mut Reply { out, version: session.version };
         match error.code {
             Some(code) => reply.error(format_args!("{code} {}", error.detail)),
-            None => reply.error(format_args!("ERR {}: {}", spec.word, error.detail)),
+            None => {
+                batch.app.observer().malformed.record(Protocol::Resp, Flaw::Invalid, Handling::Refused);
+                reply.error(format_args!("ERR {}: {}", spec.word, error.detail));
+            }
         }
         if error.closes { Step::Close } else { Step::Replied }
     })

@@ -27,6 +27,7 @@ use super::escalations::Escalations;
 use super::events::{self, Message};
 use super::histogram::Histogram;
 use super::history::{History, MarkerKind};
+use super::malformed::Malformed;
 use super::notifications::Notifications;
 use super::per_thread::{PerThread, copies_wanted, thread};
 use super::policy_counters::{Counts, HoldOutcome, Outcome};
@@ -61,6 +62,7 @@ pub(crate) struct Observer {
     pub(super) history: History,
     pub(super) events: events::Events,
     pub(super) top: Top,
+    pub(crate) malformed: Malformed,
     pub(crate) notifications: Notifications,
     pub(crate) escalations: Escalations,
     /// Whether an active policy has thresholds.
@@ -124,6 +126,7 @@ impl Observer {
             history: History::default(),
             events: events::Events::new(Arc::clone(&redactor), events && options.log_denials),
             top: Top::new(copies),
+            malformed: Malformed::default(),
             notifications,
             escalations: Escalations::new(),
             has_thresholds: AtomicBool::new(false),

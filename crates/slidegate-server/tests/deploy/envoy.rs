@@ -8,7 +8,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +19,9 @@ use slidegate_testkit::TempDir;
 use slidegate_testkit::http::Response;
 use slidegate_testkit::process::command;
 use slidegate_testkit::service::{Server, installed};
+use socket2::{Domain, Socket, Type};
+
+use super::hostile_inputs::hostile_inputs;
 
 const PROXY: &str = include_str!("../../../../deploy/envoy/envoy.yaml");
 const LIMITS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/envoy/slidegate.yaml");
@@ -90,14 +93,12 @@ impl<'a> Envoy<'a> {
         let program = installed("python/bin/envoy");
         let folder = TempDir::new(test);
         let admin = folder.path().join("admin");
-        let replaced = |text: String, from: u16, to: u16| {
-            let from = format!("port_value: {from} ");
-            assert_eq!(text.matches(&from).count(), 1, "{from}");
-            text.replace(&from, &format!("port_value: {to} "))
+        let port = |text: String, from: u16, to: u16| {
+            replaced(&text, &format!("port_value: {from} "), &format!("port_value: {to} "))
         };
         let config = [(9901, 0), (10000, 0), (8080, upstream()), (8081, slidegate)]
             .into_iter()
-            .fold(edit(PROXY.to_owned()), |text, (from, to)| replaced(text, from, to));
+            .fold(edit(PROXY.to_owned()), |text, (from, to)| port(text, from, to));
         let config = folder.file("envoy.yaml", config);
         let log = File::create(folder.path().join("log")).unwrap();
         let process = command(program)
@@ -185,6 +186,16 @@ fn unedited(text: String) -> String {
     text
 }
 
+/// `x-user` reaches the limits, as if an authentication filter had set it.
+fn authenticated(text: String) -> String {
+    replaced(&text, "                        - remove: x-user\n", "")
+}
+
+fn replaced(text: &str, from: &str, to: &str) -> String {
+    assert_eq!(text.matches(from).count(), 1, "{from}");
+    text.replace(from, to)
+}
+
 /// slidegate with a gRPC listener on this port, 0 for a free one, and the actual port.
 fn slidegate(port: u16, args: &[&str]) -> (Server, u16) {
     let server = Server::start(&[&["--grpc", &format!("127.0.0.1:{port}")], args].concat());
@@ -200,7 +211,7 @@ fn slidegate(port: u16, args: &[&str]) -> (Server, u16) {
 fn the_files_of_deploy_limit_by_path_and_tell_the_client() {
     in_time(|gave_up| {
         let (_server, port) = slidegate(0, &["--config", LIMITS]);
-        let envoy = Envoy::start("envoy-deploy", port, gave_up, unedited);
+        let envoy = Envoy::start("envoy-deploy", port, gave_up, authenticated);
         let alice = [("x-user", "alice")];
         for remaining in (0..5).rev() {
             let answer = envoy.get("/login", &alice);
@@ -210,20 +221,37 @@ fn the_files_of_deploy_limit_by_path_and_tell_the_client() {
             assert!(limit.starts_with("5, ") && limit.contains("5;w=60;name=\"login\""), "{limit}");
             assert_eq!(answer.header("retry-after"), None);
         }
-        let denied = envoy.get("/login", &alice);
+        // Another user of the same address.
+        let denied = envoy.get("/login?next=/", &[("x-user", "bob")]);
         assert_eq!((denied.status, denied.header("x-ratelimit-remaining")), (429, Some("0")));
         let wait: u64 = denied.header("retry-after").unwrap().parse().unwrap();
         assert!((1..=60).contains(&wait), "{wait}");
         assert_eq!(denied.header("x-ratelimit-reset"), denied.header("retry-after"));
-        assert_eq!(envoy.statuses(2, "/login", &[("x-user", "bob")]), [200, 200]);
-        // What was refused has cost nothing elsewhere: five of the hundred are used, and these two.
+        // What was refused has cost nothing elsewhere: five of the hundred are used.
         assert_eq!(envoy.statuses(95, "/", &alice), [200; 95]);
         assert_eq!(envoy.get("/", &alice).status, 429);
+        assert_eq!(envoy.get("/", &[("x-user", "bob")]).status, 200);
         envoy.until("the access log says why", |envoy| {
-            envoy.log().contains(
-                "GET /login 429 RL policy=login key=alice why=\"login: `alice` has used 5 of 5 per 1m;",
-            )
+            envoy
+                .log()
+                .contains("policy=login key=127.0.0.1 why=\"login: `127.0.0.1` has used 5 of 5 per 1m;")
         });
+    });
+}
+
+/// A client that chooses who it is has a new limit with every request.
+#[test]
+fn fields_that_only_the_proxy_may_set_are_removed() {
+    in_time(|gave_up| {
+        let (_server, port) = slidegate(0, &["--config", LIMITS]);
+        let envoy = Envoy::start("envoy-removed", port, gave_up, unedited);
+        let statuses = |path: &str| -> Vec<u16> {
+            let user = |at: usize| format!("user-{at}");
+            (0..6).map(|at| envoy.get(path, &[("x-user", &user(at)), ("x-items", "0")]).status).collect()
+        };
+        assert_eq!(statuses("/login"), [200, 200, 200, 200, 200, 429]);
+        let answer = envoy.get("/", &[("x-user", "alice")]);
+        assert!(!answer.header("x-ratelimit-limit").unwrap().contains("per-user"), "{answer:?}");
     });
 }
 
@@ -239,7 +267,7 @@ fn a_policy_that_denies_without_its_store_answers_503_through_envoy() {
     );
         // Nothing listens at port 1.
         let (_server, port) = slidegate(0, &["--config", &config, "--redis", "redis://127.0.0.1:1"]);
-        let envoy = Envoy::start("envoy-store-away", port, gave_up, unedited);
+        let envoy = Envoy::start("envoy-store-away", port, gave_up, authenticated);
         let alice = [("x-user", "alice")];
         envoy.until("slidegate answers in time", |envoy| envoy.get("/login", &alice).status != 200);
         let denied = envoy.get("/login", &alice);
@@ -271,25 +299,24 @@ fn a_store_that_hangs_is_decided_by_the_policies_from_the_first_request_on() {
             store.local_addr().unwrap()
         );
         let (_server, port) = slidegate(0, &["--config", &folder.file("slidegate.yaml", text)]);
-        let envoy = Envoy::start("envoy-store-hangs", port, gave_up, unedited);
+        let envoy = Envoy::start("envoy-store-hangs", port, gave_up, authenticated);
         assert_eq!(envoy.statuses(3, "/login", &[("x-user", "alice")]), [503; 3]);
     });
 }
 
-/// A batch that counts as one is no limit; Envoy reads the number only if the route configures it.
+/// A batch that counts as one is no limit, and one whose client says what it costs is none either.
 #[test]
-fn a_batch_costs_as_much_as_it_says_and_one_that_is_refused_nothing() {
+fn a_batch_costs_what_the_proxy_says_whatever_its_client_says() {
     in_time(|gave_up| {
         let (_server, port) = slidegate(0, &["--config", LIMITS]);
         let envoy = Envoy::start("envoy-batch", port, gave_up, unedited);
-        let batch = |items: &str| {
-            let answer = envoy.get("/batch", &[("x-user", "alice"), ("x-items", items)]);
-            (answer.status, answer.header("x-ratelimit-remaining").unwrap().to_owned())
-        };
-        assert_eq!(batch("600"), (200, "400".into()));
-        assert_eq!(batch("600"), (429, "400".into()));
-        assert_eq!(batch("400"), (200, "0".into()));
-        assert_eq!(batch("1"), (429, "0".into()));
+        for (remaining, items) in (0..10).rev().zip(["0", "-5", "abc", "1000", "", "1", "-1", "x", "0", "7"])
+        {
+            let answer = envoy.get("/batch", &[("x-items", items)]);
+            let left = (remaining * 100).to_string();
+            assert_eq!((answer.status, answer.header("x-ratelimit-remaining")), (200, Some(&*left)));
+        }
+        assert_eq!(envoy.statuses(3, "/batch", &[("x-items", "-5")]), [429; 3]);
     });
 }
 
@@ -300,8 +327,8 @@ fn costs_known_at_the_end_of_the_stream_count_for_later_requests() {
     in_time(|gave_up| {
         let (_server, port) = slidegate(0, &["--config", LIMITS]);
         let envoy = Envoy::start("envoy-tokens", port, gave_up, unedited);
-        let generate = || envoy.get("/generate", &[("x-user", "alice"), ("x-cost", "40000")]).status;
-        let left = || envoy.get("/generate", &[("x-user", "alice"), ("x-cost", "0")]);
+        let generate = || envoy.get("/generate", &[("x-cost", "40000")]).status;
+        let left = || envoy.get("/generate", &[("x-cost", "0")]);
         assert_eq!(generate(), 200);
         // The charge follows the answer.
         envoy.until("the first is charged", |_| left().header("x-ratelimit-remaining") == Some("10000"));
@@ -397,7 +424,7 @@ fn a_limit_that_is_changed_under_traffic_counts_at_once_and_keeps_what_was_used(
         let config = folder.file("slidegate.yaml", text("quota: 5/1h"));
         let (_server, port) = slidegate(0, &["--config", &config]);
         let envoy = Envoy::start("envoy-reload", port, gave_up, unedited);
-        let alice = [("x-user", "alice")];
+        let alice = [];
         assert_eq!(envoy.statuses(6, "/login", &alice), [200, 200, 200, 200, 200, 429]);
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -438,7 +465,7 @@ fn without_slidegate_requests_pass_or_fail_as_failure_mode_deny_says() {
         assert_eq!(open.statuses(7, "/login", &alice), [200; 7]);
         assert_eq!(closed.statuses(3, "/login", &alice), [500; 3]);
         let (_server, _) = slidegate(port, &["--config", LIMITS]);
-        closed.until("it is asked again", |_| closed.get("/login", &[("x-user", "bob")]).status == 200);
+        closed.until("it is asked again", |_| closed.get("/", &[]).status == 200);
         open.until("limits hold again", |_| open.get("/login", &alice).status == 429);
     });
 }
@@ -451,7 +478,7 @@ fn no_window_wherever_it_begins_lets_more_than_the_limit_through() {
         const LIMIT: usize = 20;
         const WINDOW: Duration = Duration::from_secs(2);
         let (_server, port) = slidegate(0, &["--policy", &format!("{LIMIT}/2s per user")]);
-        let envoy = Envoy::start("envoy-window", port, gave_up, unedited);
+        let envoy = Envoy::start("envoy-window", port, gave_up, authenticated);
         let clock = SystemClock::new();
         // When each request that passed was sent at the earliest and decided at the latest.
         let mut passed = Vec::new();
@@ -469,4 +496,104 @@ fn no_window_wherever_it_begins_lets_more_than_the_limit_through() {
             assert!(last.1 - first.0 >= WINDOW, "{} requests within {:?}", LIMIT + 1, last.1 - first.0);
         }
     });
+}
+
+/// The status of a raw request from this address, 0 if the connection ends without one.
+fn raw(port: u16, from: [u8; 4], request: &[u8]) -> u16 {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from((from, 0)).into()).unwrap();
+    socket.connect(&SocketAddr::from(([127, 0, 0, 1], port)).into()).unwrap();
+    let mut stream = TcpStream::from(socket);
+    // Envoy may answer and close before it has read all.
+    let _ = stream.write_all(request);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    let answer = String::from_utf8_lossy(&answer);
+    answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0)
+}
+
+/// All that protects the limits in the proxy's own file is off, and the tracer copies fields of clients.
+fn open_wide(text: String) -> String {
+    let text = authenticated(text);
+    let text = replaced(&text, "                        - remove: tracestate\n", "");
+    let text = replaced(&text, "                        - remove: traceparent\n", "");
+    let text = replaced(&text, "max_request_headers_kb: 16", "max_request_headers_kb: 1000");
+    let tracing = "stat_prefix: http
+                tracing:
+                  provider:
+                    name: envoy.tracers.opentelemetry
+                    typed_config:
+                      \"@type\": type.googleapis.com/envoy.config.trace.v3.OpenTelemetryConfig
+                      grpc_service: { envoy_grpc: { cluster_name: slidegate } }
+                      service_name: edge
+";
+    replaced(&text, "stat_prefix: http\n", tracing)
+}
+
+/// Limits of the reference for the same descriptors.
+const REFERENCE: &str = "domain: web
+descriptors:
+  - key: remote_address
+    rate_limit: { unit: day, requests_per_unit: 5 }
+  - key: user
+    rate_limit: { unit: day, requests_per_unit: 1000 }
+";
+
+/// An error is not a denial: Envoy passes a request on if its question is one, so nothing that a client
+/// sends may make it one, neither its own nor that of another client on the same connection.
+#[test]
+fn no_request_of_a_client_that_used_up_its_limit_passes_and_none_lifts_the_limits_of_others() {
+    const CLIENT: [u8; 4] = [127, 0, 0, 1];
+    const OTHER: [u8; 4] = [127, 0, 0, 2];
+    let plain = b"GET /login HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n";
+    let folder = TempDir::new("envoy-hostile-limits");
+    let limits = std::fs::read_to_string(LIMITS).unwrap();
+    // Windows that no test outlasts.
+    let limits = replaced(&replaced(&limits, "quota: 5/1m", "quota: 5/1d"), "quota: 300/1m", "quota: 6/1d");
+    let config = folder.file("slidegate.yaml", limits);
+    let rules = TempDir::new("envoy-hostile-rules");
+    rules.file("web.yaml", REFERENCE);
+    for (what, args) in [("policies", ["--config", &config]), ("files", ["--envoy-config", rules.as_str()])] {
+        for (file, edit) in [("shipped", unedited as fn(String) -> String), ("open", open_wide)] {
+            let gave_up = GaveUp::default();
+            let (server, port) = slidegate(0, &args);
+            let patient = |text| replaced(&edit(text), "timeout: 0.1s", "timeout: 60s");
+            let envoy = Envoy::start(&format!("envoy-hostile-{what}-{file}"), port, &gave_up, patient);
+            for client in [CLIENT, OTHER] {
+                let used: Vec<_> = (0..6).map(|_| raw(envoy.port, client, plain)).collect();
+                assert_eq!(used, [200, 200, 200, 200, 200, 429], "{what} {file}");
+            }
+            let mut outcomes = Vec::new();
+            for hostile in hostile_inputs() {
+                let status = raw(envoy.port, CLIENT, &hostile.bytes);
+                let beside = raw(envoy.port, OTHER, plain);
+                outcomes.push((hostile.name, status, beside));
+            }
+            let passed: Vec<_> = outcomes
+                .iter()
+                .filter(|(_, status, beside)| matches!(status, 200..=299) || *beside != 429)
+                .collect();
+            assert!(passed.is_empty(), "{what} {file}: {passed:?}\n{}", envoy.log());
+            let limited = outcomes.iter().filter(|(_, status, _)| *status == 429).count();
+            assert!(
+                limited >= 60,
+                "{what} {file}: {limited} of {} were decided: {outcomes:?}",
+                outcomes.len()
+            );
+            let stats = envoy.admin("/stats").expect("the admin port answers").body;
+            for name in ["cluster.service.ratelimit.error", "cluster.slidegate.upstream_cx_destroy_remote"] {
+                let odd = stats
+                    .lines()
+                    .find(|line| line.starts_with(&format!("{name}: ")) && !line.ends_with(": 0"));
+                assert_eq!(odd, None, "{what} {file}");
+            }
+            let metrics = server.get("/metrics").body;
+            let refused = metrics.lines().find(|line| {
+                line.starts_with("slidegate_malformed_total{protocol=\"grpc\"")
+                    && line.contains("outcome=\"refused\"")
+                    && !line.ends_with(" 0")
+            });
+            assert_eq!(refused, None, "{what} {file}");
+        }
+    }
 }

@@ -6,6 +6,7 @@
 mod ci;
 mod envoy;
 mod helm;
+mod hostile_inputs;
 mod image;
 mod kubernetes;
 mod prometheus;

@@ -4,7 +4,9 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::thread;
 
-use crate::http2::{DATA, END_HEADERS, HEADERS, PING, call_headers, frame, preface};
+use crate::http2::{
+    DATA, END_HEADERS, HEADERS, PING, RST_STREAM, SERVING, call_headers, frame, next_health_check, preface,
+};
 use crate::victim::{LATE, Protocol, Victim, until_closed};
 
 const RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
@@ -94,4 +96,25 @@ fn a_client_that_sends_pings_without_end_is_closed() {
     });
     assert!(waits.p99 < LATE, "{waits:?}");
     assert_eq!(victim.connections("/protocols/grpc/closed/flood"), 4);
+}
+
+/// A proxy resets the calls of its clients that are gone. A client that begins and cancels many requests must
+/// not end the connection, which carries the calls of all.
+#[test]
+fn calls_that_are_reset_at_once_leave_the_connection_to_the_others() {
+    let victim = Victim::start("hostile-resets", "");
+    let headers = call_headers(RATE_LIMIT);
+    let reset = |call| {
+        let cancel = frame(RST_STREAM, 0, stream(call), &[0, 0, 0, 8]);
+        [frame(HEADERS, END_HEADERS, stream(call), &headers), cancel].concat()
+    };
+    let calls: Vec<u8> = (0..CALLS).flat_map(reset).collect();
+    let mut connection = victim.connect(Protocol::Grpc);
+    connection.write_all(&[preface(), calls, next_health_check(stream(CALLS))].concat()).unwrap();
+    let (mut replies, mut buffer) = (Vec::new(), [0; 4096]);
+    while !replies.windows(SERVING.len()).any(|part| part == SERVING) {
+        let read = connection.read(&mut buffer).unwrap();
+        assert!(read > 0, "the connection has ended: {}", replies.escape_ascii());
+        replies.extend_from_slice(&buffer[..read]);
+    }
 }

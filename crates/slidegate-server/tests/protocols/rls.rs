@@ -3,6 +3,7 @@
 
 mod calls;
 pub(crate) mod client;
+mod hostile;
 mod kuadrant;
 mod listener;
 mod recorded;

@@ -6,7 +6,6 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use envoy_types::pb::google::protobuf;
 use slidegate::{
@@ -22,6 +21,7 @@ use super::{NO_DOMAIN, RateLimitHandler};
 use crate::app::ticket_change::{Changed, TicketChange};
 use crate::caller::Caller;
 use crate::grpc::kuadrant::{CommitRequest, CommitResponse, ReserveRequest, ReserveResponse};
+use crate::grpc::message::RateLimitRequest;
 use crate::limits::MAX_COST;
 
 impl RateLimitHandler {
@@ -43,14 +43,15 @@ impl RateLimitHandler {
     async fn hold(&self, call: ReserveRequest, caller: &Caller) -> Result<ReserveResponse, Status> {
         let ReserveRequest { domain, descriptors, amount, ttl } = call;
         let ttl = ttl.map(|ttl| span(&ttl)).transpose()?;
-        let call = RateLimitRequest { domain, descriptors, hits_addend: 0 };
+        let mut call = RateLimitRequest { domain, descriptors, hits_addend: 0 };
         let kind = CallKind::Reserve((amount > 0).then_some(amount));
         request::validate(&call)?;
+        request::make_decidable(&mut call, &self.app, self.files.is_some());
         let config = self.config(&call.domain)?;
         let targets = request::targets(config.as_deref(), &call, kind)?;
         let settings = self.files.as_ref().map(|files| &files.settings);
         let mut requests = Requests::new();
-        let batch = CallRequests::new(&self.app, &call, &targets, settings, kind, &mut requests)?;
+        let batch = CallRequests::new(&self.app, &call, &targets, settings, kind, &mut requests);
         let options = HoldOptions { ttl, unsettled: Unsettled::Forget, ..HoldOptions::default() };
         let mut holding = self.app.call(caller.clone());
         let reserved = holding.reserve(&requests, options).await;
@@ -93,9 +94,9 @@ impl RateLimitHandler {
 
     async fn settle(&self, call: CommitRequest, caller: &Caller) -> Result<CommitResponse, Status> {
         let CommitRequest { domain, descriptors, reservation_id, actual_amount } = call;
-        let call = RateLimitRequest { domain, descriptors, hits_addend: 0 };
+        let mut call = RateLimitRequest { domain, descriptors, hits_addend: 0 };
         if reservation_id.is_empty() {
-            self.decide(&call, caller, CallKind::Report(Some(actual_amount))).await?;
+            self.decide(call, caller, CallKind::Report(Some(actual_amount))).await?;
             return Ok(CommitResponse { reservation_released: false });
         }
         let ticket: Ticket = reservation_id
@@ -117,6 +118,7 @@ impl RateLimitHandler {
                 return Err(Status::unavailable(format!("{error}; {detail}")));
             }
         };
+        request::make_decidable(&mut call, &self.app, self.files.is_some());
         if let Some(files) = &self.files
             && let Some(config) = files.live.current()
             // What it is charged to is in the ticket; descriptors that match nothing now do no harm.

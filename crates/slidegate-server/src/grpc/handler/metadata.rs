@@ -4,8 +4,6 @@
 //! response contains the call, as in envoyproxy/ratelimit, and the `metadata` of the limits that
 //! allowed it.
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{ListValue, Struct, Value};
@@ -16,6 +14,8 @@ use super::denial::{CallDenial, wait};
 use super::request::DescriptorTarget;
 use crate::app::explanation;
 use crate::envoy::Unit;
+use crate::grpc::message::{RateLimitDescriptor, RateLimitRequest};
+use crate::limits::MAX_VALUE;
 
 /// Which policy and key denied, and why.
 pub(super) fn denial(denial: &CallDenial<'_>) -> Map<String, Json> {
@@ -60,7 +60,10 @@ pub(super) fn of_call(
 }
 
 fn descriptor(descriptor: &RateLimitDescriptor) -> Json {
-    let entries = descriptor.entries.iter().map(|entry| format!("{}={}", entry.key, entry.value));
+    let entries = descriptor.entries.iter().map(|entry| {
+        let [key, value] = [&entry.key, &entry.value].map(|bytes| &bytes[..bytes.len().min(MAX_VALUE)]);
+        format!("{}={}", String::from_utf8_lossy(key), String::from_utf8_lossy(value))
+    });
     let mut out = json!({ "entries": entries.collect::<Vec<_>>() });
     if let Some(limit) = descriptor.limit {
         let unit = Unit::from_number(limit.unit).map_or("UNKNOWN", Unit::name);

@@ -7,21 +7,23 @@
 
 use std::ops::Range;
 
-use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
-use slidegate::{Decisions, Excess, PolicyDecision, Quota, Request, Role, Verb};
+use envoy_types::pb::google::protobuf::UInt64Value;
+use slidegate::{Decisions, Excess, PolicyDecision, Quota, Request, Role, Value, Verb};
 use smallvec::{SmallVec, smallvec};
 use tonic::Status;
 
+use super::values;
 use crate::app::App;
+use crate::caller::Protocol;
 use crate::envoy::{self, EnvoyConfig, LimitMatch, Lookup, Rate, SCOPE, Settings, Unit};
+use crate::grpc::message::{MAX_DESCRIPTORS, RateLimitDescriptor, RateLimitRequest};
+use crate::limits::{MAX_COST, MAX_VALUE};
+use crate::telemetry::{Flaw, Handling};
 
 /// The attribute with the domain of a call.
 const DOMAIN: &str = "domain";
-/// Most descriptors of a call. Envoy sends one per rate limit action of a route, and planning
-/// compares each with all.
-const MAX_DESCRIPTORS: usize = 64;
-
+/// The attribute with the path of a request, as Envoy's `:path` has it: with its query.
+const PATH: &str = "path";
 /// The kinds of calls: what each does for its descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CallKind {
@@ -36,16 +38,17 @@ pub(crate) enum CallKind {
 }
 
 impl CallKind {
-    /// What is done for a descriptor: the verb and the cost.
+    /// What is done for a descriptor: the verb and the cost, which is at most [`MAX_COST`].
     fn of(self, call: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> (Verb, Option<u64>) {
         let hits = hits(call, descriptor);
-        match self {
+        let (verb, cost) = match self {
             Self::ShouldRateLimit => (verb(descriptor, hits), Some(hits)),
             Self::Check => (Verb::Peek, Some(1)),
             Self::Report(None) if descriptor.is_negative_hits => (Verb::Refund, Some(hits)),
             Self::Report(amount) => (Verb::Penalize, Some(amount.unwrap_or(hits))),
             Self::Reserve(amount) => (Verb::Check, amount),
-        }
+        };
+        (verb, cost.map(|cost| cost.min(MAX_COST)))
     }
 }
 
@@ -87,9 +90,6 @@ pub(super) struct CallRequests {
 impl CallRequests {
     /// Makes the requests of a call, whose descriptors have these targets, in `requests`, which is
     /// empty: a list of them is not to be moved.
-    ///
-    /// # Errors
-    /// `INVALID_ARGUMENT` for a malformed descriptor.
     pub(super) fn new<'r>(
         app: &App,
         call: &'r RateLimitRequest,
@@ -97,7 +97,7 @@ impl CallRequests {
         settings: Option<&Settings>,
         kind: CallKind,
         requests: &mut Requests<'r>,
-    ) -> Result<Self, Status> {
+    ) -> Self {
         let mut batch = Self { descriptors: SmallVec::new(), steps: smallvec![0] };
         // A reservation is one step in any case.
         let is_shadow =
@@ -127,11 +127,10 @@ impl CallRequests {
                 requests.push(request);
                 batch.descriptors.push(index);
                 if let Some(request) = requests.last_mut() {
-                    let completed = match target {
-                        DescriptorTarget::Limit { limit, .. } => under_limit(app, request, limit),
+                    match target {
+                        DescriptorTarget::Limit { limit, .. } => under_limit(request, limit),
                         _ => under_policies(app, request, call, descriptor),
-                    };
-                    completed.map_err(|detail| invalid(index, &detail))?;
+                    }
                 }
                 if let DescriptorTarget::Limit { limit, denied_key: Some(key) } = target {
                     let denied_hits = Request::new().with(SCOPE, key).with_cost(cost.unwrap_or_default());
@@ -140,7 +139,7 @@ impl CallRequests {
                 }
             }
         }
-        Ok(batch)
+        batch
     }
 
     /// The number of steps, at least one.
@@ -185,21 +184,18 @@ fn role(target: &DescriptorTarget<'_>, settings: Option<&Settings>) -> Role {
     }
 }
 
-/// Validates a call apart from its descriptors. The first two messages are those of
-/// envoyproxy/ratelimit.
+/// Validates a call apart from its descriptors. The messages are those of envoyproxy/ratelimit.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`.
 pub(super) fn validate(call: &RateLimitRequest) -> Result<(), Status> {
-    let count = call.descriptors.len();
-    match count {
-        _ if call.domain.is_empty() => Err(Status::invalid_argument("rate limit domain must not be empty")),
-        0 => Err(Status::invalid_argument("rate limit descriptor list must not be empty")),
-        1..=MAX_DESCRIPTORS => Ok(()),
-        _ => Err(Status::invalid_argument(format!(
-            "invalid descriptors ({count} of them): must be at most {MAX_DESCRIPTORS}"
-        ))),
+    if call.domain.is_empty() {
+        return Err(Status::invalid_argument("rate limit domain must not be empty"));
     }
+    if call.descriptors.is_empty() {
+        return Err(Status::invalid_argument("rate limit descriptor list must not be empty"));
+    }
+    Ok(())
 }
 
 /// Whether a call has refunds, which need a permission of their own.
@@ -207,10 +203,24 @@ pub(crate) fn has_refund(call: &RateLimitRequest) -> bool {
     call.descriptors.iter().any(|descriptor| descriptor.is_negative_hits)
 }
 
+/// Makes the refunds of a call peeks, as its sender may not refund, and counts that. `false` if it has
+/// nothing else. The others must be decided: a proxy may derive the sign from what its client sends.
+pub(crate) fn without_refunds(call: &mut RateLimitRequest, app: &App) -> bool {
+    if call.descriptors.iter().all(|descriptor| descriptor.is_negative_hits) {
+        return false;
+    }
+    for descriptor in call.descriptors.iter_mut().filter(|descriptor| descriptor.is_negative_hits) {
+        descriptor.is_negative_hits = false;
+        descriptor.hits_addend = Some(UInt64Value { value: 0 });
+    }
+    decided(app, Flaw::Cost);
+    true
+}
+
 /// What limits each descriptor. Without config files, policies do.
 ///
 /// # Errors
-/// `INVALID_ARGUMENT` if a descriptor carries an invalid limit, or any where cost is held.
+/// `INVALID_ARGUMENT` if a descriptor carries a limit where cost is held.
 pub(super) fn targets<'c>(
     config: Option<&'c EnvoyConfig>,
     call: &RateLimitRequest,
@@ -219,17 +229,17 @@ pub(super) fn targets<'c>(
     if let (CallKind::Reserve(_), Some(index)) =
         (kind, call.descriptors.iter().position(|descriptor| descriptor.limit.is_some()))
     {
-        return Err(invalid(index, "cost is held under configured limits only; leave `limit` out"));
+        let detail = "cost is held under configured limits only; leave `limit` out";
+        return Err(Status::invalid_argument(format!("descriptors[{index}]: {detail}")));
     }
     let Some(config) = config else {
         return Ok(call.descriptors.iter().map(|_| DescriptorTarget::Policies).collect());
     };
-    let lookup = |(index, descriptor): (usize, &RateLimitDescriptor)| {
-        let carried = carried_rate(descriptor).map_err(|detail| invalid(index, &detail))?;
-        let entries: Vec<_> = entries(descriptor).collect();
-        Ok(config.lookup(&call.domain, &entries, carried))
+    let lookup = |descriptor: &RateLimitDescriptor| {
+        let entries: Vec<_> = texts(descriptor).collect();
+        config.lookup(&call.domain, &entries, carried_rate(descriptor))
     };
-    let lookups = call.descriptors.iter().enumerate().map(lookup).collect::<Result<Vec<_>, Status>>()?;
+    let lookups: Vec<_> = call.descriptors.iter().map(lookup).collect();
     let replaced = envoy::replaced(&lookups);
     let targets = call.descriptors.iter().zip(lookups).zip(replaced);
     let targets = targets.map(|((descriptor, lookup), is_replaced)| match lookup {
@@ -272,35 +282,24 @@ fn under_policies<'r>(
     request: &mut Request<'r>,
     call: &'r RateLimitRequest,
     descriptor: &'r RateLimitDescriptor,
-) -> Result<(), String> {
-    let domain = std::iter::once((DOMAIN, call.domain.as_str()));
-    complete(app, request, domain.chain(entries(descriptor)))?;
-    let Some(rate) = carried_rate(descriptor)? else { return Ok(()) };
-    let quota = Quota::new(u64::from(rate.requests_per_unit), rate.unit.window());
-    let quota = quota.map_err(|error| error.to_string())?;
+) {
+    let entries = descriptor.entries.iter().map(|entry| (&entry.key[..], &entry.value[..]));
+    let domain = std::iter::once((DOMAIN.as_bytes(), call.domain.as_bytes()));
+    app.attributes.add_all_that_count(request, domain.chain(entries), |flaw| decided(app, flaw));
+    let Some(rate) = carried_rate(descriptor) else { return };
+    let Ok(quota) = Quota::new(u64::from(rate.requests_per_unit), rate.unit.window()) else { return };
     // With the algorithm of the policy that it replaces, so that usage is kept.
     let policies = app.policies();
     let policy = policies.applying_to(request).next();
     let algorithm = policy.map_or(quota.algorithm(), |policy| policy.quota().algorithm());
     *request = std::mem::take(request).with_quota(quota.with_algorithm(algorithm));
-    Ok(())
 }
 
-/// Completes a request that a limit of the config files decides.
-fn under_limit<'r>(app: &App, request: &mut Request<'r>, limit: &'r LimitMatch<'r>) -> Result<(), String> {
-    complete(app, request, std::iter::once((SCOPE, limit.key.as_str())))?;
+/// Completes a request that a limit of the config files decides, where it is, because moving one
+/// takes as long.
+fn under_limit<'r>(request: &mut Request<'r>, limit: &'r LimitMatch<'r>) {
+    request.extend([(SCOPE, Value::Bytes(limit.key.as_bytes()))]);
     *request = under(std::mem::take(request), limit);
-    Ok(())
-}
-
-/// Adds attributes to a request where it is, because moving one takes as long.
-fn complete<'r>(
-    app: &App,
-    request: &mut Request<'r>,
-    attributes: impl Iterator<Item = (&'r str, &'r str)>,
-) -> Result<(), String> {
-    let attributes = attributes.map(|(name, value)| (name, value.as_bytes()));
-    app.attributes.complete(request, attributes).map_err(|error| error.detail)
 }
 
 fn under<'r>(request: Request<'r>, limit: &LimitMatch<'r>) -> Request<'r> {
@@ -311,13 +310,54 @@ fn under<'r>(request: Request<'r>, limit: &LimitMatch<'r>) -> Request<'r> {
     }
 }
 
-fn invalid(index: usize, detail: &str) -> Status {
-    Status::invalid_argument(format!("descriptors[{index}]: {detail}"))
+/// Counts a flaw of a call that is decided all the same.
+fn decided(app: &App, flaw: Flaw) {
+    app.observer().malformed.record(Protocol::Grpc, flaw, Handling::Decided);
 }
 
-/// The key and the value of each entry.
-fn entries(descriptor: &RateLimitDescriptor) -> impl Iterator<Item = (&str, &str)> {
-    descriptor.entries.iter().map(|entry| (entry.key.as_str(), entry.value.as_str()))
+/// Replaces what a call cannot be decided by, and counts it: clients of a proxy choose what is in it, so
+/// none of it may be an error.
+///
+/// With config files, entries become text, which is compared with that of the files. Under policies, long
+/// values are shortened and paths are normalized.
+pub(super) fn make_decidable(call: &mut RateLimitRequest, app: &App, has_files: bool) {
+    if call.descriptors.len() > MAX_DESCRIPTORS {
+        call.descriptors.truncate(MAX_DESCRIPTORS);
+        decided(app, Flaw::TooMany);
+    }
+    for descriptor in &mut call.descriptors {
+        if descriptor.hits_addend.is_some_and(|hits| hits.value > MAX_COST) {
+            decided(app, Flaw::Cost);
+        }
+        if descriptor.limit.is_some_and(|limit| Unit::from_number(limit.unit).is_none()) {
+            // Its configured limits apply.
+            descriptor.limit = None;
+            decided(app, Flaw::Invalid);
+        }
+        for entry in &mut descriptor.entries {
+            if std::str::from_utf8(&entry.value).is_err() || std::str::from_utf8(&entry.key).is_err() {
+                decided(app, Flaw::Encoding);
+            }
+            if entry.value.len() > MAX_VALUE {
+                decided(app, Flaw::Length);
+            }
+            if has_files {
+                values::make_text(&mut entry.key);
+                values::make_text(&mut entry.value);
+                continue;
+            }
+            if entry.key == PATH {
+                values::normalize_path(&mut entry.value);
+            }
+            values::shorten(&mut entry.value);
+        }
+    }
+}
+
+/// The key and the value of each entry as text, after [`make_decidable`].
+fn texts(descriptor: &RateLimitDescriptor) -> impl Iterator<Item = (&str, &str)> {
+    let text = |bytes| std::str::from_utf8(bytes).unwrap_or_default();
+    descriptor.entries.iter().map(move |entry| (text(&entry.key), text(&entry.value)))
 }
 
 /// The number of hits of a descriptor, without its sign.
@@ -326,10 +366,7 @@ fn hits(call: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> u64 {
 }
 
 /// The limit that a descriptor carries.
-fn carried_rate(descriptor: &RateLimitDescriptor) -> Result<Option<Rate>, String> {
-    let Some(limit) = descriptor.limit else { return Ok(None) };
-    let unit = Unit::from_number(limit.unit).ok_or_else(|| {
-        format!("invalid limit.unit `{}`: must be SECOND, MINUTE, HOUR, DAY, WEEK, MONTH or YEAR", limit.unit)
-    })?;
-    Ok(Some(Rate { requests_per_unit: limit.requests_per_unit, unit }))
+fn carried_rate(descriptor: &RateLimitDescriptor) -> Option<Rate> {
+    let limit = descriptor.limit?;
+    Some(Rate { requests_per_unit: limit.requests_per_unit, unit: Unit::from_number(limit.unit)? })
 }

@@ -25,6 +25,7 @@ use crate::app::{App, OpenCost};
 use crate::caller::Protocol;
 use crate::listener::ConnectionBudget;
 use crate::telemetry::histogram::Reading;
+use crate::telemetry::malformed::{Flaw, Handling};
 use crate::telemetry::notifications::Drop;
 use crate::telemetry::observer::Observer;
 use crate::telemetry::policy_counters::{Counts, HoldOutcome, OTHERS, Outcome, PolicyCounters, SOURCES};
@@ -77,6 +78,7 @@ impl Collector for Scrape {
         policies(&mut page, app.observer(), &app.policies())?;
         open_reservations(&mut page, app)?;
         requests(&mut page, app.observer())?;
+        malformed(&mut page, app.observer())?;
         authentications(&mut page, app.access.attempts())?;
         configuration(&mut page, app.observer())?;
         spans(&mut page, app.observer())?;
@@ -395,6 +397,27 @@ fn requests(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
     let help = "Time from reading a request to its reply, per decision";
     let descriptor = ("decision_duration", help, Some(&Unit::Seconds), MetricType::Histogram);
     page.family(descriptor, latencies, |encoder, reading: &Reading| reading.encode(encoder))
+}
+
+fn malformed(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
+    let mut counts = Vec::new();
+    for protocol in Protocol::ALL {
+        for handling in Handling::ALL {
+            for flaw in Flaw::ALL {
+                let labels =
+                    [("protocol", protocol.name()), ("reason", flaw.name()), ("outcome", handling.name())];
+                let count = observer.malformed.count(protocol, flaw, handling);
+                // Most combinations never happen. A counter that appears with its first event has no
+                // increase, so each protocol has one from the start.
+                if count > 0 || (flaw, handling) == (Flaw::Invalid, Handling::Refused) {
+                    counts.push((labels, count));
+                }
+            }
+        }
+    }
+    let help = "Malformed input of clients by protocol and reason; refused means that the client, or a proxy for it, \
+                got an error instead of a decision";
+    page.counter("malformed", help, counts)
 }
 
 fn authentications(page: &mut Page<'_>, attempts: &AuthAttempts) -> fmt::Result {

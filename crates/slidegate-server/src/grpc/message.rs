@@ -1,0 +1,190 @@
+//! The request of `ShouldRateLimit`, whose keys and values are any bytes.
+//!
+//! protobuf requires UTF-8 in them, and a header field that a client sends to its proxy need not be. As text,
+//! one such value would make the whole call an error, which a proxy that fails open passes on. Decoding keeps
+//! one part more than is read, whatever a message has, so that its memory is bounded.
+
+use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
+use envoy_types::pb::google::protobuf::UInt64Value;
+use prost::bytes::{Buf, BufMut, Bytes};
+use prost::encoding::{self, DecodeContext, WireType, skip_field};
+use prost::{DecodeError, Message};
+
+use crate::limits::MAX_ATTRIBUTES;
+
+/// Most descriptors of a call. Envoy sends one per rate limit action of a route, and planning
+/// compares each with all.
+pub(crate) const MAX_DESCRIPTORS: usize = 64;
+
+/// `envoy.service.ratelimit.v3.RateLimitRequest`.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct RateLimitRequest {
+    pub(crate) domain: String,
+    /// At most one more than [`MAX_DESCRIPTORS`].
+    pub(crate) descriptors: Vec<RateLimitDescriptor>,
+    pub(crate) hits_addend: u32,
+}
+
+/// `envoy.extensions.common.ratelimit.v3.RateLimitDescriptor`.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct RateLimitDescriptor {
+    /// At most one more than [`MAX_ATTRIBUTES`].
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) limit: Option<RateLimitOverride>,
+    pub(crate) hits_addend: Option<UInt64Value>,
+    pub(crate) is_negative_hits: bool,
+}
+
+/// An entry of a descriptor.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(crate) struct Entry {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub(crate) key: Bytes,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub(crate) value: Bytes,
+}
+
+impl Message for RateLimitRequest {
+    fn encode_raw(&self, buf: &mut impl BufMut) {
+        if !self.domain.is_empty() {
+            encoding::string::encode(1, &self.domain, buf);
+        }
+        encoding::message::encode_repeated(2, &self.descriptors, buf);
+        if self.hits_addend > 0 {
+            encoding::uint32::encode(3, &self.hits_addend, buf);
+        }
+    }
+
+    fn merge_field(
+        &mut self,
+        tag: u32,
+        wire_type: WireType,
+        buf: &mut impl Buf,
+        ctx: DecodeContext,
+    ) -> Result<(), DecodeError> {
+        match tag {
+            1 => encoding::string::merge(wire_type, &mut self.domain, buf, ctx),
+            2 if self.descriptors.len() <= MAX_DESCRIPTORS => {
+                encoding::message::merge_repeated(wire_type, &mut self.descriptors, buf, ctx)
+            }
+            3 => encoding::uint32::merge(wire_type, &mut self.hits_addend, buf, ctx),
+            _ => skip_field(wire_type, tag, buf, ctx),
+        }
+    }
+
+    fn encoded_len(&self) -> usize {
+        let domain = if self.domain.is_empty() { 0 } else { encoding::string::encoded_len(1, &self.domain) };
+        let hits = if self.hits_addend > 0 { encoding::uint32::encoded_len(3, &self.hits_addend) } else { 0 };
+        domain + encoding::message::encoded_len_repeated(2, &self.descriptors) + hits
+    }
+
+    fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+impl Message for RateLimitDescriptor {
+    fn encode_raw(&self, buf: &mut impl BufMut) {
+        encoding::message::encode_repeated(1, &self.entries, buf);
+        if let Some(limit) = &self.limit {
+            encoding::message::encode(2, limit, buf);
+        }
+        if let Some(hits) = &self.hits_addend {
+            encoding::message::encode(3, hits, buf);
+        }
+        if self.is_negative_hits {
+            encoding::bool::encode(4, &self.is_negative_hits, buf);
+        }
+    }
+
+    fn merge_field(
+        &mut self,
+        tag: u32,
+        wire_type: WireType,
+        buf: &mut impl Buf,
+        ctx: DecodeContext,
+    ) -> Result<(), DecodeError> {
+        match tag {
+            1 if self.entries.len() <= MAX_ATTRIBUTES => {
+                encoding::message::merge_repeated(wire_type, &mut self.entries, buf, ctx)
+            }
+            2 => encoding::message::merge(wire_type, self.limit.get_or_insert_default(), buf, ctx),
+            3 => encoding::message::merge(wire_type, self.hits_addend.get_or_insert_default(), buf, ctx),
+            4 => encoding::bool::merge(wire_type, &mut self.is_negative_hits, buf, ctx),
+            _ => skip_field(wire_type, tag, buf, ctx),
+        }
+    }
+
+    fn encoded_len(&self) -> usize {
+        let limit = self.limit.as_ref().map_or(0, |limit| encoding::message::encoded_len(2, limit));
+        let hits = self.hits_addend.as_ref().map_or(0, |hits| encoding::message::encoded_len(3, hits));
+        let negative = if self.is_negative_hits { encoding::bool::encoded_len(4, &true) } else { 0 };
+        encoding::message::encoded_len_repeated(1, &self.entries) + limit + hits + negative
+    }
+
+    fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use envoy_types::pb::envoy::extensions::common::ratelimit::v3 as common;
+    use envoy_types::pb::envoy::service::ratelimit::v3 as service;
+
+    use super::*;
+
+    fn generated(descriptors: usize, entries: usize) -> service::RateLimitRequest {
+        let entry = |at: usize| common::rate_limit_descriptor::Entry {
+            key: format!("key-{at}"),
+            value: if at == 0 { String::new() } else { "välue".repeat(at) },
+        };
+        let descriptor = |at: u32| common::RateLimitDescriptor {
+            entries: (0..entries).map(entry).collect(),
+            limit: at.is_multiple_of(2).then_some(RateLimitOverride { requests_per_unit: at, unit: 3 }),
+            hits_addend: at.is_multiple_of(3).then_some(UInt64Value { value: u64::from(at) << 40 }),
+            is_negative_hits: at.is_multiple_of(5),
+        };
+        let descriptors = (0..u32::try_from(descriptors).unwrap()).map(descriptor).collect();
+        service::RateLimitRequest { domain: "web".into(), descriptors, hits_addend: 7 }
+    }
+
+    /// Envoy sends what its own definition says.
+    #[test]
+    fn a_request_is_the_same_bytes_as_the_generated_message() {
+        for message in [service::RateLimitRequest::default(), generated(1, 1), generated(12, 5)] {
+            let bytes = message.encode_to_vec();
+            let read = RateLimitRequest::decode(&bytes[..]).unwrap();
+            assert_eq!(read.encode_to_vec(), bytes);
+            assert_eq!(read.encoded_len(), bytes.len());
+            assert_eq!((&read.domain, read.hits_addend), (&message.domain, message.hits_addend));
+            let texts = |bytes: &Bytes| std::str::from_utf8(bytes).unwrap().to_owned();
+            for (read, sent) in read.descriptors.iter().zip(&message.descriptors) {
+                assert_eq!((read.limit, read.hits_addend), (sent.limit, sent.hits_addend));
+                assert_eq!(read.is_negative_hits, sent.is_negative_hits);
+                let entries: Vec<_> =
+                    read.entries.iter().map(|one| (texts(&one.key), texts(&one.value))).collect();
+                let expected: Vec<_> =
+                    sent.entries.iter().map(|one| (one.key.clone(), one.value.clone())).collect();
+                assert_eq!(entries, expected);
+            }
+        }
+    }
+
+    /// A megabyte of empty parts, two bytes each, must not become 50 of them in memory.
+    #[test]
+    fn of_too_many_parts_one_too_many_is_kept() {
+        let read = RateLimitRequest::decode(&[0x12, 0].repeat(500_000)[..]).unwrap();
+        assert_eq!(read.descriptors.len(), MAX_DESCRIPTORS + 1);
+        let read = RateLimitDescriptor::decode(&[0x0a, 0].repeat(500_000)[..]).unwrap();
+        assert_eq!(read.entries.len(), MAX_ATTRIBUTES + 1);
+    }
+
+    /// A header field is any bytes, and so is what a proxy makes of it.
+    #[test]
+    fn keys_and_values_are_any_bytes() {
+        let entry = Entry { key: Bytes::from_static(b"\xffk"), value: Bytes::from_static(b"\x00\xfe\n") };
+        let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
+        assert_eq!(RateLimitDescriptor::decode(&descriptor.encode_to_vec()[..]).unwrap(), descriptor);
+    }
+}
