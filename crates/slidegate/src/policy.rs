@@ -8,6 +8,7 @@ use crate::block::Block;
 use crate::charge::{Excess, OnStoreError};
 use crate::client_addr::Ipv6Prefix;
 use crate::error::Error;
+use crate::fold::Fold;
 use crate::hold::Unsettled;
 use crate::key::{HashSeed, Key, KeyId, KeySpace};
 use crate::quota::{Algorithm, Quota};
@@ -16,6 +17,8 @@ use crate::request::{CostUnit, Counts, OwnedValue, Request, Value};
 mod index;
 mod learned_estimate;
 mod matcher;
+mod missing;
+mod overrides;
 mod rule;
 mod set;
 mod tiers;
@@ -23,6 +26,9 @@ mod units;
 
 pub(crate) use learned_estimate::{SettledCosts, SettledSample};
 pub use matcher::Match;
+pub use missing::OnMissing;
+use overrides::Override;
+pub use overrides::OverridePart;
 pub use set::PolicySet;
 use tiers::Tiers;
 
@@ -61,10 +67,14 @@ pub struct Policy {
     /// Shares of the limit, in percent, whose crossing is reported. Ascending.
     notify: Box<[u8]>,
     only_when_named: bool,
+    /// `None` if nothing is said.
+    on_missing: Option<OnMissing>,
+    /// What attributes are folded by, if anything is.
+    folds: Vec<(String, Fold)>,
     tiers: Option<Tiers>,
     /// The attribute that says on which day of the month windows begin.
     anchor_attribute: Option<String>,
-    overrides: Vec<(Vec<OwnedValue>, Quota)>,
+    overrides: Vec<Override>,
     blocks: Vec<(Vec<OwnedValue>, Block)>,
 }
 
@@ -92,6 +102,7 @@ impl Policy {
             keys: KeySpace {
                 policy: name,
                 scope: Vec::new(),
+                folds: Box::default(),
                 ipv6_prefix: Ipv6Prefix::default(),
                 in_millionths: false,
             },
@@ -107,6 +118,8 @@ impl Policy {
             unit: None,
             unit_name: None,
             only_when_named: false,
+            on_missing: None,
+            folds: Vec::new(),
             tiers: None,
             anchor_attribute: None,
             notify: Box::default(),
@@ -119,7 +132,9 @@ impl Policy {
     /// conditions must hold.
     #[must_use]
     pub fn with_condition(mut self, attribute: impl Into<String>, condition: Match) -> Self {
-        self.when.push((attribute.into(), condition));
+        let attribute = attribute.into();
+        let condition = condition.folded(self.fold_of(&attribute));
+        self.when.push((attribute, condition));
         self
     }
 
@@ -131,12 +146,51 @@ impl Policy {
         Self::new(name, Quota::in_flight(limit, lease)?)
     }
 
-    /// Sets the attributes whose values form the key, in this order. The policy does not apply to a
-    /// request that lacks one of them. Without a scope, all requests share one key.
+    /// Sets the attributes whose values form the key, in this order. What happens to a request that lacks
+    /// one of them says [`with_on_missing`](Self::with_on_missing). Without a scope, all requests share one
+    /// key.
     #[must_use]
     pub fn with_scope<A: Into<String>>(mut self, attributes: impl IntoIterator<Item = A>) -> Self {
         self.keys.scope = attributes.into_iter().map(Into::into).collect();
+        self.fold_keys();
         self
+    }
+
+    /// Counts several spellings of an attribute's value as one: in conditions, keys, overrides, blocks and
+    /// tiers. A fold that is added to an earlier one of the attribute does both. See [`Fold`].
+    ///
+    /// Keys that are folded otherwise than before start afresh.
+    #[must_use]
+    pub fn with_fold(mut self, attribute: impl Into<String>, fold: Fold) -> Self {
+        let attribute = attribute.into();
+        let fold = self.fold_of(&attribute).and(fold);
+        self.folds.retain(|(known, _)| *known != attribute);
+        for (_, condition) in self.when.iter_mut().filter(|(name, _)| *name == attribute) {
+            *condition = condition.clone().folded(fold);
+        }
+        self.tiers = self.tiers.map(|tiers| tiers.folded(&attribute, fold));
+        if fold != Fold::NONE {
+            self.folds.push((attribute, fold));
+        }
+        self.fold_keys();
+        self
+    }
+
+    fn fold_keys(&mut self) {
+        let folds: Vec<_> = self.keys.scope.iter().map(|attribute| self.fold_of(attribute)).collect();
+        let is_any = folds.iter().any(|fold| *fold != Fold::NONE);
+        self.keys.folds = if is_any { folds.into() } else { Box::default() };
+    }
+
+    fn fold_of(&self, attribute: &str) -> Fold {
+        let known = self.folds.iter().find(|(known, _)| known == attribute);
+        known.map_or(Fold::NONE, |(_, fold)| *fold)
+    }
+
+    /// The attributes that are folded, and by what.
+    #[must_use]
+    pub fn folds(&self) -> &[(String, Fold)] {
+        &self.folds
     }
 
     /// Makes the policy a shadow: it decides and reports but never denies.
@@ -344,8 +398,11 @@ impl Policy {
         attribute: impl Into<String>,
         quotas: impl IntoIterator<Item = (V, Quota)>,
     ) -> Self {
+        let attribute = attribute.into();
+        let fold = self.fold_of(&attribute);
         let quotas = quotas.into_iter().map(|(value, quota)| (value.into(), quota)).collect();
-        self.tiers = Some(Tiers { attribute: attribute.into(), quotas });
+        let tiers = Tiers { attribute: attribute.clone(), quotas, fold: Fold::NONE };
+        self.tiers = Some(tiers.folded(&attribute, fold));
         self
     }
 
@@ -389,37 +446,77 @@ impl Policy {
         self.tiers.as_ref()?.of(request)
     }
 
-    /// Adds an override: a quota for the key with these values, one per attribute of the scope.
+    /// Adds an override: a quota for the key with these values, one per attribute of the scope. A value may
+    /// be a [`Network`](crate::client_addr::Network): the override is then for each key whose address is in
+    /// it, by itself. The override of the very key binds, else that of the longest prefix; with several
+    /// networks in a key, that of the longest prefix of the first.
     ///
     /// The quota must have the policy's algorithm, or building the set fails. Adding or removing an
-    /// override keeps the key's usage. Looking up overrides costs one hash of the key, and nothing
-    /// in policies without overrides.
+    /// override keeps the key's usage. Looking up overrides costs one hash of the key, one more for each
+    /// length of prefix, and nothing in policies without overrides.
+    ///
+    /// ```
+    /// use slidegate::client_addr::Network;
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
+    /// use std::net::IpAddr;
+    ///
+    /// let office: Network = "10.0.0.0/8".parse()?;
+    /// let robot: IpAddr = "10.0.0.9".parse().unwrap();
+    /// let per_ip = Policy::new("per-ip", Quota::per_minute(5))?
+    ///     .with_scope(["ip"])
+    ///     .with_override([office], Quota::per_minute(50))
+    ///     .with_unlimited([robot]);
+    /// let gate = Gate::new(PolicySet::new([per_ip])?);
+    /// let limit = |ip: &str| {
+    ///     let ip: IpAddr = ip.parse().unwrap();
+    ///     gate.peek(&Request::new().with("ip", ip)).strictest().map(|one| one.limit())
+    /// };
+    /// assert_eq!((limit("192.0.2.1"), limit("10.0.0.1"), limit("10.0.0.9")), (Some(5), Some(50), None));
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
     #[must_use]
-    pub fn with_override<'v, V: Into<Value<'v>>>(
+    pub fn with_override<P: Into<OverridePart>>(
         mut self,
-        key: impl IntoIterator<Item = V>,
+        key: impl IntoIterator<Item = P>,
         quota: Quota,
     ) -> Self {
-        self.overrides.push((key.into_iter().map(|value| value.into().into()).collect(), quota));
+        self.overrides.push(Override { key: key.into_iter().map(Into::into).collect(), quota: Some(quota) });
+        self
+    }
+
+    /// Exempts the key with these values, or the keys in these networks, as an
+    /// [override](Self::with_override): the policy does not apply to them and counts nothing, unless a
+    /// [block](Self::with_block) denies them.
+    #[must_use]
+    pub fn with_unlimited<P: Into<OverridePart>>(mut self, key: impl IntoIterator<Item = P>) -> Self {
+        self.overrides.push(Override { key: key.into_iter().map(Into::into).collect(), quota: None });
+        self
+    }
+
+    /// Takes the override of the key with these values away, if there is one. One of a network that the key
+    /// is in stays.
+    #[must_use]
+    pub fn without_override<'v, V: Into<Value<'v>>>(mut self, key: impl IntoIterator<Item = V>) -> Self {
+        let values: Vec<Value<'v>> = key.into_iter().map(Into::into).collect();
+        let removed = self.key(&self.request_of(values)).canonical();
+        let is_kept = |one: &Override| {
+            !one.is_exact() || self.key(&self.request_of(one.values())).canonical() != removed
+        };
+        let kept: Vec<bool> = self.overrides.iter().map(is_kept).collect();
+        let mut kept = kept.into_iter();
+        self.overrides.retain(|_| kept.next().unwrap_or(true));
         self
     }
 
     /// As [`with_override`](Self::with_override), but replaces an existing override of the key.
     #[must_use]
     pub fn with_override_instead<'v, V: Into<Value<'v>>>(
-        mut self,
+        self,
         key: impl IntoIterator<Item = V>,
         quota: Quota,
     ) -> Self {
-        let values: Vec<OwnedValue> = key.into_iter().map(|value| value.into().into()).collect();
-        let canonical = |values: &[OwnedValue]| self.key(&self.request_of(values)).canonical();
-        let written = canonical(&values);
-        let others: Vec<bool> =
-            self.overrides.iter().map(|(values, _)| canonical(values) != written).collect();
-        let mut others = others.into_iter();
-        self.overrides.retain(|_| others.next().unwrap_or(true));
-        self.overrides.push((values, quota));
-        self
+        let values: Vec<Value<'v>> = key.into_iter().map(Into::into).collect();
+        self.without_override(values.iter().copied()).with_override(values, quota)
     }
 
     /// Blocks the key with these values, one per attribute of the scope: until the block ends,
@@ -450,7 +547,7 @@ impl Policy {
     /// The quotas of tiers and overrides.
     fn special_quotas(&mut self) -> impl Iterator<Item = &mut Quota> {
         let tiers = self.tiers.iter_mut().flat_map(|tiers| tiers.quotas.values_mut());
-        tiers.chain(self.overrides.iter_mut().map(|(_, quota)| quota))
+        tiers.chain(self.overrides.iter_mut().filter_map(|one| one.quota.as_mut()))
     }
 
     /// The same policy with each of its quotas changed: its own and those of its tiers and overrides. All
@@ -534,19 +631,20 @@ impl Policy {
 
     /// Every quota of this policy: its own and those of its tiers and overrides.
     pub fn quotas(&self) -> impl Iterator<Item = &Quota> {
-        let overrides = self.overrides.iter().map(|(_, quota)| quota);
+        let overrides = self.overrides.iter().filter_map(|one| one.quota.as_ref());
         std::iter::once(&self.quota).chain(self.tiers().map(|(_, quota)| quota)).chain(overrides)
     }
 
-    /// The overrides by the identities of their keys.
+    /// The quotas of single keys with an override, by the identities of the keys.
     pub(crate) fn override_ids(&self, secret: &HashSeed) -> impl Iterator<Item = (KeyId, &Quota)> {
-        self.overrides.iter().map(|(values, quota)| {
-            let request = self.request_of(values);
-            (self.key(&request).id(secret), quota)
+        let exact = self.overrides.iter().filter(|one| one.is_exact());
+        exact.filter_map(|one| {
+            let request = self.request_of(one.values());
+            Some((self.key(&request).id(secret), one.quota.as_ref()?))
         })
     }
 
-    /// Number of keys with an override.
+    /// Number of overrides.
     #[must_use]
     pub fn override_count(&self) -> usize {
         self.overrides.len()
@@ -559,17 +657,23 @@ impl Policy {
     }
 
     /// Whether the policy applies to a request: its conditions hold and the request has all
-    /// attributes of the scope. For a request that is [`under`](Request::under) a policy, that
+    /// attributes of the scope, or [`on_missing`](Self::on_missing) is not [`OnMissing::Skip`]. For a request that is [`under`](Request::under) a policy, that
     /// policy's conditions are ignored and no other policy applies.
     #[must_use]
     pub fn applies_to(&self, request: &Request<'_>) -> bool {
-        let holds = || {
-            let mut conditions = self.when.iter();
-            !self.only_when_named
-                && conditions.all(|(attribute, condition)| condition.holds(request.value(attribute)))
-        };
-        request.named_policy().map_or_else(holds, |name| name == self.keys.policy)
-            && self.keys.scope.iter().all(|attribute| request.value(attribute).is_some())
+        request.named_policy().map_or_else(|| self.is_meant_for(request), |name| name == self.keys.policy)
+            && (self.has_scope(request) || self.when_missing() != OnMissing::Skip)
+    }
+
+    /// Whether the conditions hold for a request that names no policy.
+    fn is_meant_for(&self, request: &Request<'_>) -> bool {
+        let mut conditions = self.when.iter();
+        !self.only_when_named
+            && conditions.all(|(attribute, condition)| condition.holds(request.value(attribute)))
+    }
+
+    fn has_scope(&self, request: &Request<'_>) -> bool {
+        self.keys.scope.iter().all(|attribute| request.value(attribute).is_some())
     }
 
     /// The key of a request under this policy; `None` if the policy does not
@@ -580,9 +684,9 @@ impl Policy {
     }
 
     /// A request with these values of the scope's attributes.
-    fn request_of<'r>(&'r self, values: &'r [OwnedValue]) -> Request<'r> {
+    fn request_of<'r>(&'r self, values: impl IntoIterator<Item = Value<'r>>) -> Request<'r> {
         let attributes = self.keys.scope.iter().zip(values);
-        attributes.fold(Request::new(), |request, (name, value)| request.with(name, value.value()))
+        attributes.fold(Request::new(), |request, (name, value)| request.with(name, value))
     }
 
     /// The key of a request that the policy applies to.
