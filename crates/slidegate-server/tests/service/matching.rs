@@ -62,7 +62,6 @@ fn what_is_missing_counts_as_one_or_is_denied() {
     assert_eq!([(); 3].map(|()| check(&server, &nobody).0), [200, 200, 429]);
     let key = server.get("/v1/keys/one/*").json();
     assert_eq!((&key["used"], &key["key"]), (&json!(2), &json!("*")));
-    server.assert_matches_openapi("GET", "/v1/keys/one/*", None, 200);
     let blocked = server.change("POST", "/v1/keys/one/*/block", &[], r#"{"for": "1h"}"#);
     assert_eq!(blocked.status, 409, "{}", blocked.body);
     for path in ["/login", "/Login/", "/LOGIN;a=1"] {
@@ -101,7 +100,6 @@ fn networks_and_unlimited_keys_are_shown_as_they_are() {
     let done = server.change("POST", "/v1/keys/net/192.0.2.1/override", &[], given);
     assert_eq!(done.status, 200, "{}", done.body);
     assert!(done.json()["done"].as_str().unwrap().starts_with("it is unlimited until "), "{}", done.body);
-    server.assert_matches_openapi("GET", "/v1/keys/net/192.0.2.1", None, 200);
     assert_eq!([(); 9].map(|()| check(&server, &request("192.0.2.1")).0), [200; 9]);
     assert_eq!(limit("192.0.2.1")["override"]["limit"], Value::Null);
     let shown = run(&["key", "show", "net", "192.0.2.1", "--url", &server.url]);
