@@ -69,6 +69,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "charge",
             "decision",
             "error",
+            "fold",
             "hold",
             "key",
             "policy_reset",
