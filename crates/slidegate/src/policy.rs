@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::amount::Amount;
 use crate::block::Block;
-use crate::charge::{Excess, OnStoreError};
+use crate::charge::{Excess, OnMissing, OnStoreError};
 use crate::client_addr::Ipv6Prefix;
 use crate::error::Error;
 use crate::fold::Fold;
@@ -14,10 +14,12 @@ use crate::key::{HashSeed, Key, KeyId, KeySpace};
 use crate::quota::{Algorithm, Quota};
 use crate::request::{CostUnit, Counts, OwnedValue, Request, Value};
 
+mod folds;
 mod index;
 mod learned_estimate;
 mod matcher;
 mod missing;
+mod overridden;
 mod overrides;
 mod rule;
 mod set;
@@ -26,7 +28,6 @@ mod units;
 
 pub(crate) use learned_estimate::{SettledCosts, SettledSample};
 pub use matcher::Match;
-pub use missing::OnMissing;
 use overrides::Override;
 pub use overrides::OverridePart;
 pub use set::PolicySet;
@@ -154,43 +155,6 @@ impl Policy {
         self.keys.scope = attributes.into_iter().map(Into::into).collect();
         self.fold_keys();
         self
-    }
-
-    /// Counts several spellings of an attribute's value as one: in conditions, keys, overrides, blocks and
-    /// tiers. A fold that is added to an earlier one of the attribute does both. See [`Fold`].
-    ///
-    /// Keys that are folded otherwise than before start afresh.
-    #[must_use]
-    pub fn with_fold(mut self, attribute: impl Into<String>, fold: Fold) -> Self {
-        let attribute = attribute.into();
-        let fold = self.fold_of(&attribute).and(fold);
-        self.folds.retain(|(known, _)| *known != attribute);
-        for (_, condition) in self.when.iter_mut().filter(|(name, _)| *name == attribute) {
-            *condition = condition.clone().folded(fold);
-        }
-        self.tiers = self.tiers.map(|tiers| tiers.folded(&attribute, fold));
-        if fold != Fold::NONE {
-            self.folds.push((attribute, fold));
-        }
-        self.fold_keys();
-        self
-    }
-
-    fn fold_keys(&mut self) {
-        let folds: Vec<_> = self.keys.scope.iter().map(|attribute| self.fold_of(attribute)).collect();
-        let is_any = folds.iter().any(|fold| *fold != Fold::NONE);
-        self.keys.folds = if is_any { folds.into() } else { Box::default() };
-    }
-
-    fn fold_of(&self, attribute: &str) -> Fold {
-        let known = self.folds.iter().find(|(known, _)| known == attribute);
-        known.map_or(Fold::NONE, |(_, fold)| *fold)
-    }
-
-    /// The attributes that are folded, and by what.
-    #[must_use]
-    pub fn folds(&self) -> &[(String, Fold)] {
-        &self.folds
     }
 
     /// Makes the policy a shadow: it decides and reports but never denies.
@@ -444,79 +408,6 @@ impl Policy {
     /// The quota of a request's tier, if it has one.
     fn tier_of(&self, request: &Request<'_>) -> Option<&Quota> {
         self.tiers.as_ref()?.of(request)
-    }
-
-    /// Adds an override: a quota for the key with these values, one per attribute of the scope. A value may
-    /// be a [`Network`](crate::client_addr::Network): the override is then for each key whose address is in
-    /// it, by itself. The override of the very key binds, else that of the longest prefix; with several
-    /// networks in a key, that of the longest prefix of the first.
-    ///
-    /// The quota must have the policy's algorithm, or building the set fails. Adding or removing an
-    /// override keeps the key's usage. Looking up overrides costs one hash of the key, one more for each
-    /// length of prefix, and nothing in policies without overrides.
-    ///
-    /// ```
-    /// use slidegate::client_addr::Network;
-    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
-    /// use std::net::IpAddr;
-    ///
-    /// let office: Network = "10.0.0.0/8".parse()?;
-    /// let robot: IpAddr = "10.0.0.9".parse().unwrap();
-    /// let per_ip = Policy::new("per-ip", Quota::per_minute(5))?
-    ///     .with_scope(["ip"])
-    ///     .with_override([office], Quota::per_minute(50))
-    ///     .with_unlimited([robot]);
-    /// let gate = Gate::new(PolicySet::new([per_ip])?);
-    /// let limit = |ip: &str| {
-    ///     let ip: IpAddr = ip.parse().unwrap();
-    ///     gate.peek(&Request::new().with("ip", ip)).strictest().map(|one| one.limit())
-    /// };
-    /// assert_eq!((limit("192.0.2.1"), limit("10.0.0.1"), limit("10.0.0.9")), (Some(5), Some(50), None));
-    /// # Ok::<(), slidegate::Error>(())
-    /// ```
-    #[must_use]
-    pub fn with_override<P: Into<OverridePart>>(
-        mut self,
-        key: impl IntoIterator<Item = P>,
-        quota: Quota,
-    ) -> Self {
-        self.overrides.push(Override { key: key.into_iter().map(Into::into).collect(), quota: Some(quota) });
-        self
-    }
-
-    /// Exempts the key with these values, or the keys in these networks, as an
-    /// [override](Self::with_override): the policy does not apply to them and counts nothing, unless a
-    /// [block](Self::with_block) denies them.
-    #[must_use]
-    pub fn with_unlimited<P: Into<OverridePart>>(mut self, key: impl IntoIterator<Item = P>) -> Self {
-        self.overrides.push(Override { key: key.into_iter().map(Into::into).collect(), quota: None });
-        self
-    }
-
-    /// Takes the override of the key with these values away, if there is one. One of a network that the key
-    /// is in stays.
-    #[must_use]
-    pub fn without_override<'v, V: Into<Value<'v>>>(mut self, key: impl IntoIterator<Item = V>) -> Self {
-        let values: Vec<Value<'v>> = key.into_iter().map(Into::into).collect();
-        let removed = self.key(&self.request_of(values)).canonical();
-        let is_kept = |one: &Override| {
-            !one.is_exact() || self.key(&self.request_of(one.values())).canonical() != removed
-        };
-        let kept: Vec<bool> = self.overrides.iter().map(is_kept).collect();
-        let mut kept = kept.into_iter();
-        self.overrides.retain(|_| kept.next().unwrap_or(true));
-        self
-    }
-
-    /// As [`with_override`](Self::with_override), but replaces an existing override of the key.
-    #[must_use]
-    pub fn with_override_instead<'v, V: Into<Value<'v>>>(
-        self,
-        key: impl IntoIterator<Item = V>,
-        quota: Quota,
-    ) -> Self {
-        let values: Vec<Value<'v>> = key.into_iter().map(Into::into).collect();
-        self.without_override(values.iter().copied()).with_override(values, quota)
     }
 
     /// Blocks the key with these values, one per attribute of the scope: until the block ends,

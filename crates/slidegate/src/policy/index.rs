@@ -11,8 +11,9 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use smallvec::SmallVec;
 
+use super::Policy;
 use super::matcher::Term;
-use super::{OnMissing, Policy};
+use crate::charge::OnMissing;
 use crate::client_addr::canonical;
 use crate::fold::Fold;
 use crate::request::{Request, Value};

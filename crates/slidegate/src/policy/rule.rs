@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::sync::OnceLock;
 
+use super::Policy;
 use super::overrides::{OverridePart, Overrides};
-use super::{OnMissing, Policy};
 use crate::block::Block;
+use crate::charge::OnMissing;
 use crate::error::Error;
 use crate::key::{Key, KeyId};
 use crate::quota::Quota;

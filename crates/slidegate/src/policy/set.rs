@@ -8,11 +8,11 @@ use std::sync::{Arc, OnceLock};
 
 use foldhash::fast::RandomState;
 
+use super::Policy;
 use super::index::{Places, PolicyIndex};
 use super::rule::Rule;
-use super::{OnMissing, Policy};
 use crate::block::Block;
-use crate::charge::{Charge, Excess, HoldTerms, Part, Plan, Reserve, place};
+use crate::charge::{Charge, Excess, HoldTerms, OnMissing, Part, Plan, Reserve, place};
 use crate::error::Error;
 use crate::key::{HashSeed, Key, KeyId};
 use crate::quota::{Algorithm, Quota};
