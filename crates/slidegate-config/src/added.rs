@@ -54,7 +54,7 @@ impl Added {
         let added = check::read(&section, policy::schema(), &POLICY_FORMS, |_| {}).map(
             |(spec, _): (PolicySpec, _)| {
                 let keys_shown = spec.keys_shown.unwrap_or_default();
-                let Built { policy, candidate, escalation } = spec.build(&section, addresses);
+                let Built { policy, candidate, escalation, .. } = spec.build(&section, addresses);
                 Self { policy, candidate, keys_shown, escalation }
             },
         );

@@ -25,9 +25,32 @@ pub(crate) enum Condition {
 
 /// A test of an attribute's value: exactly one of these.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
+#[schemars(extend(
+    "additionalProperties" = false,
+    "minProperties" = 1,
+    "maxProperties" = 1,
+    "x-example" = "prefix: /api/"
+))]
+pub(crate) struct Test {
+    #[serde(flatten)]
+    plain: PlainTest,
+    /// The opposite of a value, of several, or of a test: also of requests without the attribute.
+    not: Option<Opposite>,
+}
+
+/// What must not be: a value, several values, or a test.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum Opposite {
+    Plain(List<Scalar>),
+    Test(PlainTest),
+}
+
+/// A test of an attribute's value: exactly one of these.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(extend("minProperties" = 1, "maxProperties" = 1, "x-example" = "prefix: /api/"))]
-pub(crate) struct Test {
+struct PlainTest {
     /// Exactly this value; `*` and `?` are plain characters.
     equals: Option<Scalar>,
     /// Any of these values.
@@ -53,12 +76,18 @@ pub(crate) fn matches(
     // In the order of the file.
     for (key, value) in section.entries() {
         let name = key.scalar().unwrap_or_default();
-        let mut parts = value.elements().iter().chain(value.entries().iter().map(|(_, value)| value));
-        if parts.any(|part: &Node| part.is_rejected.get()) {
+        if parts(value).any(|part| part.is_rejected.get() || parts(part).any(|part| part.is_rejected.get())) {
             continue;
         }
         let Some(condition) = when.get(name) else { continue };
-        match build(name, scope.is_address(name), condition) {
+        let (plain, opposite) = match condition {
+            Condition::Plain(values) => (Ok(values), false),
+            Condition::Test(Test { not: Some(Opposite::Plain(values)), .. }) => (Ok(values), true),
+            Condition::Test(Test { not: Some(Opposite::Test(test)), .. }) => (Err(test), true),
+            Condition::Test(Test { plain, not: None }) => (Err(plain), false),
+        };
+        let built = build(name, scope.is_address(name), plain);
+        match built.map(|condition| if opposite { Match::not(condition) } else { condition }) {
             Ok(condition)
                 if condition == Match::absent() && scope.attributes.iter().any(|one| one == name) =>
             {
@@ -90,9 +119,20 @@ fn one_of_values(name: &str, mut values: Vec<String>) -> Match {
     Match::one_of(values)
 }
 
+/// The elements of a list, or the values of a map.
+fn parts(node: &Node) -> impl Iterator<Item = &Node> {
+    node.elements().iter().chain(node.entries().iter().map(|(_, value)| value))
+}
+
+/// The condition of values, or of a test.
+///
 /// # Errors
 /// The error after the name of the attribute.
-fn build(name: &str, is_address: bool, condition: &Condition) -> Result<Match, String> {
+fn build(
+    name: &str,
+    is_address: bool,
+    condition: Result<&List<Scalar>, &PlainTest>,
+) -> Result<Match, String> {
     let text = |Scalar(text): &Scalar| match text.parse::<IpAddr>() {
         Err(_) if is_address => Err(format!(
             " `{}`: must be an IP address such as `192.0.2.1`, or `{{in: [10.0.0.0/8]}}`",
@@ -116,9 +156,9 @@ fn build(name: &str, is_address: bool, condition: &Condition) -> Result<Match, S
         }
     };
     let network = "write a network, for example";
-    let Test { equals, one_of, prefix, glob, r#in, present } = match condition {
-        Condition::Plain(values) => return several(&values.0, &plain),
-        Condition::Test(test) => test,
+    let PlainTest { equals, one_of, prefix, glob, r#in, present } = match condition {
+        Ok(values) => return several(&values.0, &plain),
+        Err(test) => test,
     };
     if let Some(value) = equals {
         text(value).map(|value| one_of_values(name, vec![value]))

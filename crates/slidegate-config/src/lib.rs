@@ -56,6 +56,7 @@ pub mod text;
 mod condition;
 mod counts;
 mod overrides;
+mod unlikely;
 
 pub mod check;
 pub mod errors;

@@ -8,30 +8,29 @@ use std::net::IpAddr;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate::Quota;
+use slidegate::client_addr::Network;
+use slidegate::{OverridePart, Quota};
 
 use crate::quota::QuotaSpec;
 use crate::section::{Section, element};
-use crate::values::{List, Parsed, Scalar, Window};
+use crate::values::{Form, List, Parsed, Scalar, Text, Window};
 use crate::yaml::Excerpt;
 
-/// The values of one key, one for each attribute of the scope.
-type Key = Vec<Part>;
+/// What an override has for each attribute of the scope.
+type Key = Vec<OverridePart>;
 
-/// The value of one attribute.
-#[derive(Debug)]
-pub(crate) enum Part {
-    Text(String),
-    Address(IpAddr),
-}
+/// The word for a key that the policy does not limit.
+pub const UNLIMITED: &str = "unlimited";
 
-impl Part {
-    /// As the library takes it.
-    pub(crate) fn borrowed(&self) -> slidegate::Value<'_> {
-        match self {
-            Self::Text(text) => text.into(),
-            Self::Address(ip) => (*ip).into(),
-        }
+/// The word [`UNLIMITED`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Unlimited;
+
+impl Text for Unlimited {
+    const FORM: Form = Form::of::<Self>("unlimited", "`unlimited`").pattern("^unlimited$");
+
+    fn parse(text: &str) -> Result<Self, String> {
+        (text == UNLIMITED).then_some(Self).ok_or_else(String::new)
     }
 }
 
@@ -43,12 +42,33 @@ pub(crate) enum Overrides {
     List(Vec<Override>),
 }
 
-/// A limit in the policy's window, or a quota.
+/// A limit in the policy's window, a quota, or `unlimited`.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub(crate) enum ShortOverride {
     Number(u64),
-    Scalar(Parsed<Quota>),
+    Scalar(Parsed<OwnQuota>),
+}
+
+/// A quota; `None` is unlimited.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OwnQuota(Option<Quota>);
+
+impl Text for OwnQuota {
+    const FORM: Form =
+        Form::of::<Self>("own-quota", "a limit and a window, for example `100/1m`, or `unlimited`");
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text == UNLIMITED { Ok(Self(None)) } else { Quota::parse(text).map(|quota| Self(Some(quota))) }
+    }
+}
+
+/// A limit, or `unlimited`.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum OwnLimit {
+    Number(u64),
+    Unlimited(Parsed<Unlimited>),
 }
 
 /// A key and its quota.
@@ -58,8 +78,8 @@ pub(crate) enum ShortOverride {
 pub(crate) struct Override {
     /// One value for each attribute of the scope, in its order.
     key: List<Scalar>,
-    /// Most cost per window.
-    limit: Option<u64>,
+    /// Most cost per window, or `unlimited`: the policy does not limit the key.
+    limit: Option<OwnLimit>,
     /// The window's length. Default: the policy's.
     window: Option<Window>,
     /// Limit and window in one.
@@ -107,7 +127,7 @@ pub(crate) fn overrides(
     base: Option<&QuotaSpec>,
     scope: &Scope<'_>,
     policy: &Section<'_>,
-) -> Vec<(Key, Quota)> {
+) -> Vec<(Key, Option<Quota>)> {
     let attributes = scope.attributes.as_slice();
     match overrides {
         _ if attributes.is_empty() => {
@@ -132,11 +152,14 @@ pub(crate) fn overrides(
             let section = policy.child("overrides");
             let read = |(text, short): (&String, &ShortOverride)| {
                 let spec = match short {
-                    ShortOverride::Number(limit) => QuotaSpec { limit: Some(*limit), ..QuotaSpec::default() },
-                    ShortOverride::Scalar(quota) => QuotaSpec::text(quota.0),
+                    ShortOverride::Number(limit) => {
+                        Some(QuotaSpec { limit: Some(*limit), ..QuotaSpec::default() })
+                    }
+                    ShortOverride::Scalar(Parsed(OwnQuota(quota))) => quota.map(QuotaSpec::text),
                 };
                 let key = scope.key([text.as_str()]).map_err(|message| section.report(text, message)).ok()?;
-                Some((key, spec.over(base?).build(&section)?))
+                let Some(spec) = spec else { return Some((key, None)) };
+                Some((key, Some(spec.over(base?).build(&section)?)))
             };
             pairs.iter().filter_map(read).collect()
         }
@@ -158,7 +181,7 @@ impl Override {
         base: Option<&QuotaSpec>,
         scope: &Scope<'_>,
         section: &Section<'_>,
-    ) -> Option<(Key, Quota)> {
+    ) -> Option<(Key, Option<Quota>)> {
         let Self { key: List(values), limit, window, quota, burst } = self;
         let is_read = !section.elements("key").iter().any(|part| part.is_rejected.get());
         let key = scope.key(values.iter().map(|Scalar(text)| text.as_str()));
@@ -167,9 +190,19 @@ impl Override {
             section.report("limit", "missing limit: write it, for example `limit: 1000`");
             return None;
         }
-        let (quota, limit, window, burst) = (*quota, *limit, *window, *burst);
+        let limit = match limit {
+            Some(OwnLimit::Unlimited(_)) => {
+                for other in ["quota", "window", "burst"].into_iter().filter(|other| section.has(other)) {
+                    section.invalid(other, "the key is unlimited; leave it out");
+                }
+                return Some((key?, None));
+            }
+            Some(OwnLimit::Number(limit)) => Some(*limit),
+            None => None,
+        };
+        let (quota, window, burst) = (*quota, *window, *burst);
         let own = QuotaSpec { quota, limit, window, burst, ..QuotaSpec::default() };
-        key.zip(own.over(base?).build(section))
+        Some((key?, Some(own.over(base?).build(section)?)))
     }
 }
 
@@ -177,12 +210,15 @@ impl Override {
 ///
 /// # Errors
 /// Why the value is not valid in a key.
-fn part(text: &str, attribute: &str, scope: &Scope<'_>) -> Result<Part, String> {
+fn part(text: &str, attribute: &str, scope: &Scope<'_>) -> Result<OverridePart, String> {
     if scope.is_address(attribute) {
-        let address = text.parse().map(Part::Address);
-        return address.map_err(|_| {
+        if let Ok(address) = text.parse::<IpAddr>() {
+            return Ok(address.into());
+        }
+        return text.parse::<Network>().map(OverridePart::from).map_err(|_| {
             format!(
-                "invalid key `{}`: {attribute} is an address; write for example `192.0.2.1`",
+                "invalid key `{}`: {attribute} is an address; write for example `192.0.2.1`, or a network such as \
+                 `10.0.0.0/8`",
                 Excerpt(text)
             )
         });
@@ -194,7 +230,7 @@ fn part(text: &str, attribute: &str, scope: &Scope<'_>) -> Result<Part, String> 
             Excerpt(text)
         ));
     }
-    Ok(Part::Text(text.to_owned()))
+    Ok(text.into())
 }
 
 #[cfg(test)]
@@ -233,6 +269,31 @@ mod tests {
         {
             let ip: IpAddr = ip.parse().unwrap();
             assert_eq!(met(keys, &Request::new().with("ip", ip)).0, quota);
+        }
+    }
+
+    /// A partner's network, a robot without a limit, and everybody else.
+    #[test]
+    fn keys_may_be_networks_and_unlimited() {
+        let limit = |keys: &str, ip: &str| {
+            let gate = Gate::new(PolicySet::new([policy(keys)]).unwrap());
+            let request = Request::new().with("ip", ip.parse::<IpAddr>().unwrap()).with("user", "alice");
+            gate.peek(&request).iter().next().map(|one| one.quota().to_string())
+        };
+        let map = "scope: ip, quota: 10/1m, overrides: {10.0.0.0/8: 50, 10.1.0.0/16: unlimited, 10.1.2.3: 7/1s, '2001:db8::/32': 60}";
+        let list = "scope: [ip, user], quota: 10/1m, overrides: [{key: [10.0.0.0/8, alice], limit: 50}, \
+                    {key: [10.1.0.0/16, alice], limit: unlimited}, {key: [10.1.2.3, alice], quota: 7/1s}, \
+                    {key: ['2001:db8::/32', alice], limit: 60}]";
+        for keys in [map, list] {
+            for (ip, quota) in [
+                ("10.9.9.9", Some("50/1m")),
+                ("10.1.9.9", None),
+                ("10.1.2.3", Some("7/1s")),
+                ("2001:db8::1", Some("60/1m")),
+                ("192.0.2.1", Some("10/1m")),
+            ] {
+                assert_eq!(limit(keys, ip).as_deref(), quota, "{ip}");
+            }
         }
     }
 

@@ -16,6 +16,7 @@ use crate::escalate::Escalation;
 use crate::policy::{Built, KeysShown, POLICY_FORMS, PolicySpec};
 use crate::schema::schema_of;
 use crate::section::Section;
+use crate::unlikely;
 use crate::values::List;
 use crate::yaml::{Node, Value, YamlFormat};
 
@@ -52,6 +53,8 @@ pub struct Policies {
     pub escalations: HashMap<String, Escalation>,
     /// Attributes whose text is an IP address, in no order. Requests must have them as addresses.
     pub addresses: Vec<String>,
+    /// Names and values that probably no request has, one line each: they are valid, and never match.
+    pub warnings: Vec<String>,
 }
 
 impl Policies {
@@ -158,6 +161,8 @@ impl PolicySections {
         more_addresses: impl IntoIterator<Item = &'a str>,
     ) -> Policies {
         let mut addresses = self.attributes.addresses.0;
+        let odd = addresses.iter().filter_map(|name| unlikely::name_of(name));
+        let mut warnings: Vec<_> = odd.map(|why| format!("attributes: addresses: {why}")).collect();
         for name in more_addresses {
             if !addresses.iter().any(|known| known == name) {
                 addresses.push(name.to_owned());
@@ -172,7 +177,9 @@ impl PolicySections {
             let name = spec.name.clone();
             let section = file.element(node, format!("policy `{name}`"));
             keys_shown.extend(spec.keys_shown.map(|shown| (name.clone(), shown)));
-            let Built { policy, candidate, escalation } = spec.build(&section, &addresses);
+            let Built { policy, candidate, escalation, warnings: unlikely } =
+                spec.build(&section, &addresses);
+            warnings.extend(unlikely);
             candidates.extend(candidate.map(|candidate| (name.clone(), candidate)));
             escalations.extend(escalation.map(|escalation| (name.clone(), escalation)));
             if let Some(first) = lines.insert(name.clone(), node.position.line) {
@@ -191,7 +198,7 @@ impl PolicySections {
             }
             PolicySet::default()
         });
-        Policies { set, candidates, keys_shown, escalations, addresses }
+        Policies { set, candidates, keys_shown, escalations, addresses, warnings }
     }
 }
 

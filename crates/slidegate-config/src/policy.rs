@@ -8,21 +8,24 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use slidegate::client_addr::Ipv6Prefix;
 use slidegate::{
-    Algorithm, Amount, CostUnit, Counts, Excess, OnStoreError, Policy, PolicySet, Quota, reserve::Unsettled,
+    Algorithm, Amount, CostUnit, Counts, Excess, Fold, OnMissing, OnStoreError, Policy, PolicySet, Quota,
+    reserve::Unsettled,
 };
 
 use crate::condition::{self, Condition};
 use crate::counts::{CountsValue, Unit};
 use crate::escalate::{Denials, EscalateSpec, Escalation};
 use crate::names::{CANDIDATE, candidate_of, is_inline};
-use crate::overrides::{self, Overrides, Scope};
+pub use crate::overrides::UNLIMITED;
+use crate::overrides::{self, Overrides, OwnQuota, Scope, Unlimited};
 use crate::quota::QuotaSpec;
 use crate::schema::schema_of;
 use crate::section::Section;
+use crate::unlikely;
 use crate::values::{ATTRIBUTE, Form, List, NAME, Parsed, Text, TimeZone};
 
 /// The forms of the texts in a policy, for [`check::read`](crate::check::read).
-pub const POLICY_FORMS: [Form; 10] = [
+pub const POLICY_FORMS: [Form; 13] = [
     NAME,
     ATTRIBUTE,
     Quota::FORM,
@@ -33,6 +36,9 @@ pub const POLICY_FORMS: [Form; 10] = [
     TimeZone::FORM,
     Percent::FORM,
     Denials::FORM,
+    Fold::FORM,
+    OwnQuota::FORM,
+    Unlimited::FORM,
 ];
 
 /// Why a policy must not have the name of a RESP command.
@@ -56,11 +62,20 @@ pub(crate) struct PolicySpec {
     #[serde(default)]
     #[schemars(extend("propertyNames" = {"format": "attribute"}))]
     when: BTreeMap<String, Condition>,
-    /// The attributes that form a key. A request that lacks one of them is not under the policy.
+    /// The attributes that form a key. What happens to a request that lacks one of them says `on_missing`.
     /// Without a scope, all requests share one key.
     #[serde(default)]
     #[schemars(extend("format" = "attribute", "uniqueItems" = true))]
     scope: List<String>,
+    /// What happens to a request that the conditions hold for and that lacks an attribute of the scope: `skip`
+    /// does not limit it by this policy, `one-key` counts all such requests as one, `deny` denies it. Default:
+    /// `skip`, which is logged once unless it is written.
+    on_missing: Option<OnMissingValue>,
+    /// Spellings of an attribute that are one value, in `when`, keys, overrides and tiers: `case` takes upper
+    /// and lower case as one, `slash` a path with and without a slash at its end and `;parameters`.
+    #[serde(default)]
+    #[schemars(extend("propertyNames" = {"format": "attribute"}))]
+    fold: BTreeMap<String, List<Parsed<Fold>>>,
     #[serde(flatten)]
     quota: QuotaSpec,
     // Below the quota, whose keys of these names they replace.
@@ -125,6 +140,8 @@ pub(crate) struct Built {
     pub(crate) policy: Policy,
     pub(crate) candidate: Option<Quota>,
     pub(crate) escalation: Option<Escalation>,
+    /// What is valid, and probably never matches.
+    pub(crate) warnings: Vec<String>,
 }
 
 /// One limit, or limits by the value of an attribute.
@@ -187,7 +204,22 @@ enum UnsettledChoice {
     Forget,
 }
 
+#[derive(Deserialize, JsonSchema)]
+#[serde(remote = "OnMissing", rename_all = "kebab-case")]
+enum OnMissingChoice {
+    /// Do not limit it by this policy.
+    Skip,
+    /// Count all such requests as one.
+    OneKey,
+    /// Deny it.
+    Deny,
+}
+
 // A comment for documentation would be that of the key.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+struct OnMissingValue(#[serde(with = "OnMissingChoice")] OnMissing);
+
+// As above.
 #[derive(Debug, Deserialize, JsonSchema)]
 struct UnsettledValue(#[serde(with = "UnsettledChoice")] Unsettled);
 
@@ -270,6 +302,22 @@ impl PolicySpec {
         let scope = Scope { attributes: self.scope.0, addresses };
         let policy = Policy::new(name, quota.unwrap_or(Quota::per_minute(1)));
         let mut policy = policy.expect("the name was checked").with_scope(scope.attributes.clone());
+        for (attribute, folds) in self.fold {
+            if scope.is_address(&attribute) {
+                let why = "is an address, which has one spelling already; leave it out";
+                section.child("fold").invalid(&attribute, why);
+            }
+            let fold = folds.0.iter().fold(Fold::NONE, |all, Parsed(one)| all.and(*one));
+            policy = policy.with_fold(attribute, fold);
+        }
+        if let Some(OnMissingValue(then)) = self.on_missing {
+            if scope.attributes.is_empty() && !section.has_rejected(&["scope"]) {
+                let why = "the policy has no scope, so nothing is missing; leave it out, or write for example \
+                           `scope: [user]`";
+                section.invalid("on_missing", why);
+            }
+            policy = policy.with_on_missing(then);
+        }
         if let Some(LimitByAttribute { by, values, .. }) = tiers {
             if scope.is_address(&by) {
                 let why = "is an address, and limits are for words; write for example `by: plan`";
@@ -377,7 +425,10 @@ impl PolicySpec {
         let base = quota.map(|_| spec);
         if let Some(overrides) = &self.overrides {
             for (key, quota) in overrides::overrides(overrides, base.as_ref(), &scope, section) {
-                policy = policy.with_override(key.iter().map(overrides::Part::borrowed), quota);
+                policy = match quota {
+                    Some(quota) => policy.with_override(key, quota),
+                    None => policy.with_unlimited(key),
+                };
             }
         }
         if let Err(error) = PolicySet::new([policy.clone()]) {
@@ -409,7 +460,21 @@ impl PolicySpec {
             None
         };
         let escalation = self.escalate.map(|escalate| escalate.build(section, must_not));
-        Built { policy, candidate, escalation }
+        let fold_of = |attribute: &str| {
+            let known = policy.folds().iter().find(|(known, _)| known == attribute);
+            known.map_or(Fold::NONE, |(_, fold)| *fold)
+        };
+        let used: Vec<_> = policy.attributes().collect();
+        let warnings = unlikely::of_policy(section, &scope, &fold_of, &used);
+        Built { policy, candidate, escalation, warnings }
+    }
+}
+
+impl Text for Fold {
+    const FORM: Form = Form::of::<Self>("fold", "`case` or `slash`").pattern("^(case|slash)$");
+
+    fn parse(text: &str) -> Result<Self, String> {
+        Self::from_name(text).ok_or_else(String::new)
     }
 }
 

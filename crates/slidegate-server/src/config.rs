@@ -96,6 +96,8 @@ pub(crate) struct Config {
     pub(crate) resp: Option<Resp>,
     /// Attributes whose text is read as an IP address, in no order.
     pub(crate) address_attributes: Vec<String>,
+    /// Names and values of the file that probably never match, one line each.
+    pub(crate) warnings: Vec<String>,
     /// The header fields of responses.
     pub(crate) headers: HeaderOptions,
     /// The attributes of authorization requests of proxies.
@@ -132,6 +134,17 @@ impl Config {
         match &self.shared {
             Some(shared) => Storage::Redis { instances: shared.instances },
             None => Storage::Memory,
+        }
+    }
+
+    /// Logs what probably never matches in the file, the first of it if there is much.
+    pub(crate) fn log_warnings(&self) {
+        const MOST: usize = 20;
+        for warning in self.warnings.iter().take(MOST) {
+            tracing::warn!("{warning}");
+        }
+        if let Some(more @ 1..) = self.warnings.len().checked_sub(MOST) {
+            tracing::warn!("{more} more warnings; `slidegate validate` shows them");
         }
     }
 

@@ -3,9 +3,13 @@
 
 use std::net::IpAddr;
 
-use slidegate::{Key, Policy, Request, Value};
+use slidegate::{Key, OnMissing, Policy, Request, Value};
 
 use crate::request::UNKNOWN;
+
+/// Why a key of requests that lack an attribute has no block and no limit of its own.
+pub(crate) const OF_MISSING: &str = "requests that lack an attribute cannot be blocked or have a limit of their own; \
+                                     the policy's `on_missing` says what happens to them";
 
 /// The values of a policy's scope.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,6 +19,8 @@ pub(crate) struct KeyText(Vec<Part>);
 enum Part {
     Bytes(Vec<u8>),
     Address(IpAddr),
+    /// The request lacks the attribute.
+    Missing,
 }
 
 impl KeyText {
@@ -54,7 +60,12 @@ impl KeyText {
                 scope.join(",")
             ));
         }
+        let counts_missing = matches!(policy.on_missing(), Some(OnMissing::OneKey | OnMissing::Deny));
         let part = |(value, attribute): (&str, &String)| {
+            // A value that is this text is printed as `%2A`.
+            if value == "*" && counts_missing {
+                return Ok(Part::Missing);
+            }
             if !is_address(attribute) || value == UNKNOWN {
                 return unescape(value).map(Part::Bytes);
             }
@@ -70,19 +81,29 @@ impl KeyText {
         values.into_iter().zip(scope).map(part).collect::<Result<_, _>>().map(Self)
     }
 
-    /// The values for the library.
-    pub(crate) fn values(&self) -> impl Iterator<Item = Value<'_>> {
-        self.0.iter().map(|part| match part {
-            Part::Bytes(bytes) => bytes.as_slice().into(),
-            Part::Address(ip) => (*ip).into(),
-        })
+    /// The values for the library; `None` if one is missing.
+    pub(crate) fn values(&self) -> Option<Vec<Value<'_>>> {
+        self.0.iter().map(Part::value).collect()
     }
 
     /// A request for this key, decided only by this policy.
     pub(crate) fn request<'r>(&'r self, policy: &'r Policy) -> Request<'r> {
-        let attributes = policy.scope().iter().zip(self.values());
-        let request = attributes.fold(Request::new(), |request, (name, value)| request.with(name, value));
+        let attributes = policy.scope().iter().zip(self.0.iter().map(Part::value));
+        let request = attributes.fold(Request::new(), |request, (name, value)| match value {
+            Some(value) => request.with(name, value),
+            None => request,
+        });
         request.under(policy.name())
+    }
+}
+
+impl Part {
+    fn value(&self) -> Option<Value<'_>> {
+        match self {
+            Self::Bytes(bytes) => Some(bytes.as_slice().into()),
+            Self::Address(ip) => Some((*ip).into()),
+            Self::Missing => None,
+        }
     }
 }
 
@@ -149,14 +170,23 @@ mod tests {
         for request in &requests {
             let printed = policy(&scope).key_of(request).unwrap().to_string();
             let key = read(&scope, &printed).unwrap();
-            let again: Vec<_> = key.values().collect();
+            let again = key.values().unwrap();
             assert_eq!(again, [request.value("user").unwrap(), request.value("path").unwrap()], "{printed}");
         }
         let asked = Request::new().with("ip", address);
         let printed = policy(&["ip"]).key_of(&asked).unwrap().to_string();
         assert_eq!(printed, "2001:db8:1:2300::/56");
-        assert_eq!(read(&["ip"], &printed).unwrap().values().count(), 1);
-        assert_eq!(read(&[], "*").unwrap().values().count(), 0);
+        assert_eq!(read(&["ip"], &printed).unwrap().values().unwrap().len(), 1);
+        assert_eq!(read(&[], "*").unwrap().values().unwrap().len(), 0);
+        // A missing value, where the policy counts these.
+        let counting = policy(&scope).with_on_missing(OnMissing::OneKey);
+        let lacking = Request::new().with("path", "*");
+        let printed = counting.key_of(&lacking).unwrap().to_string();
+        assert_eq!(printed, "*,%2A");
+        let key = KeyText::read(&counting, &printed, |_| false).unwrap();
+        assert_eq!(key.values(), None);
+        assert_eq!(counting.key_of(&key.request(&counting)).unwrap().to_string(), printed);
+        assert_eq!(read(&["user"], "*").unwrap().values(), Some(vec!["*".into()]));
     }
 
     /// One client with a key of 64 KiB must not get a response of megabytes under fifty policies.

@@ -39,8 +39,10 @@ impl Block {
     /// A block that ends when it is taken out of the policy.
     #[must_use]
     pub fn forever() -> Self {
-        Self { until: None, by: None }
+        Self::PERMANENT
     }
+
+    pub(crate) const PERMANENT: Self = Self { until: None, by: None };
 
     /// The same block with the name of its author. The name is for operators: header fields
     /// and problem bodies, which reach end users, do not contain it.

@@ -235,6 +235,33 @@ impl Excess {
     }
 }
 
+/// What a policy does with a request that its conditions hold for and that lacks an attribute of its
+/// scope.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum OnMissing {
+    /// Does not apply, as policies for other requests do not.
+    #[default]
+    Skip,
+    /// Counts all such requests under one key, whose missing value is written `*`. What else the scope has
+    /// stays in the key.
+    OneKey,
+    /// Denies it, as it denies a blocked key: nothing is charged, and the wait does not end.
+    Deny,
+}
+
+impl OnMissing {
+    /// The one of this name, as configurations write it: `skip`, `one-key` or `deny`.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "skip" => Some(Self::Skip),
+            "one-key" => Some(Self::OneKey),
+            "deny" => Some(Self::Deny),
+            _ => None,
+        }
+    }
+}
+
 /// What a policy does when the shared store does not answer in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum OnStoreError {

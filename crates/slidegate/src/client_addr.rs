@@ -18,8 +18,7 @@ mod node;
 mod resolved;
 mod trusted;
 
-pub(crate) use group::network;
-pub use group::{Grouped, Ipv6Prefix, canonical, group};
+pub use group::{Grouped, Ipv6Prefix, Network, canonical, group};
 use lines::Lines;
 pub use lines::{MAX_ENTRIES, MAX_LINES};
 use node::{forwarded_node, is_token, node};

@@ -13,6 +13,7 @@ use siphasher::sip128::{Hasher128, SipHasher13, SipHasher24};
 use smallvec::SmallVec;
 
 use crate::client_addr::{Grouped, Ipv6Prefix, group};
+use crate::fold::{Fold, Folded};
 use crate::request::{Request, Value};
 
 /// The keys of a policy.
@@ -22,6 +23,8 @@ pub(crate) struct KeySpace {
     pub(crate) policy: String,
     /// The attributes that form a key.
     pub(crate) scope: Vec<String>,
+    /// What their values are folded by, in their order. Empty if none is.
+    pub(crate) folds: Box<[Fold]>,
     /// How many bits of an IPv6 address count.
     pub(crate) ipv6_prefix: Ipv6Prefix,
     /// Whether usage is counted in millionths of a unit. It is kept apart from usage in units.
@@ -32,26 +35,56 @@ pub(crate) struct KeySpace {
 ///
 /// Its text, as in responses and logs, is the values joined by commas. Within a value, commas,
 /// percent signs, control characters and bytes that are not UTF-8 are percent-encoded, so that
-/// different keys have different texts. The key of a policy without a scope is `*`.
+/// different keys have different texts. The key of a policy without a scope is `*`, and so is an attribute that
+/// the request lacks.
 #[derive(Debug, Clone, Copy)]
 pub struct Key<'r> {
-    /// What it is one of. The request has all attributes of the scope.
+    /// What it is one of.
     pub(crate) space: &'r KeySpace,
     pub(crate) request: &'r Request<'r>,
 }
 
 impl<'r> Key<'r> {
-    /// The values in the order of the scope. Addresses are truncated to their group.
-    pub fn parts(&self) -> impl Iterator<Item = Value<'r>> {
-        self.space.scope.iter().filter_map(|attribute| self.part(attribute))
+    /// The values in the order of the scope, `None` for what the request lacks. Addresses are truncated to
+    /// their group.
+    #[inline]
+    pub(crate) fn parts(&self) -> impl Iterator<Item = Option<Folded<'r>>> {
+        self.space.scope.iter().enumerate().map(|(at, attribute)| {
+            Some(match self.request.value(attribute)? {
+                Value::Address(ip) => Folded::Same(Value::Address(group(ip, self.space.ipv6_prefix))),
+                bytes @ Value::Bytes(_) => self.fold_at(at).of(bytes),
+            })
+        })
     }
 
     #[inline]
-    fn part(&self, attribute: &str) -> Option<Value<'r>> {
-        Some(match self.request.value(attribute)? {
-            Value::Address(ip) => Value::Address(group(ip, self.space.ipv6_prefix)),
-            bytes @ Value::Bytes(_) => bytes,
-        })
+    fn fold_at(&self, at: usize) -> Fold {
+        self.space.folds.get(at).copied().unwrap_or_default()
+    }
+
+    /// The value of an attribute as the key has it, or else as the request has it.
+    #[cfg(feature = "redis")]
+    pub(crate) fn value(&self, attribute: &str) -> Option<Folded<'r>> {
+        let at = self.space.scope.iter().position(|one| one == attribute);
+        let fold = at.map_or(Fold::NONE, |at| self.fold_at(at));
+        self.request.value(attribute).map(|value| fold.of(value))
+    }
+
+    /// The first attribute of the scope that the request lacks.
+    ///
+    /// ```
+    /// use slidegate::{OnMissing, Policy, Quota, Request};
+    ///
+    /// let policy = Policy::new("per-user", Quota::per_minute(5))?.with_scope(["user"]).with_on_missing(OnMissing::OneKey);
+    /// let request = Request::new();
+    /// let key = policy.key_of(&request).unwrap();
+    /// assert_eq!((key.missing(), key.to_string()), (Some("user"), "*".to_owned()));
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    #[must_use]
+    pub fn missing(&self) -> Option<&'r str> {
+        let scope = self.space.scope.iter().map(String::as_str);
+        scope.into_iter().find(|attribute| self.request.value(attribute).is_none())
     }
 
     /// The key as bytes that no other key of its policy has, for stores that outlive this process.
@@ -63,30 +96,32 @@ impl<'r> Key<'r> {
     /// An unambiguous encoding of this key, on the stack for keys of usual length.
     pub(crate) fn canonical(&self) -> SmallVec<[u8; 64]> {
         let mut out = SmallVec::new();
-        self.parts().for_each(|part| write_canonical(part, |bytes| out.extend_from_slice(bytes)));
+        self.parts().for_each(|part| write_canonical(part.as_ref(), |bytes| out.extend_from_slice(bytes)));
         out
     }
 
     pub(crate) fn id(&self, secret: &HashSeed) -> KeyId {
         let only = if let [attribute] = &*self.space.scope { self.request.value(attribute) } else { None };
         match only {
-            Some(value) => secret.id_of_value(value, self.space.ipv6_prefix),
+            Some(value) if self.space.folds.is_empty() => secret.id_of_value(value, self.space.ipv6_prefix),
+            Some(value) => secret.id_of_value(self.fold_at(0).of(value).value(), self.space.ipv6_prefix),
             None => secret.hashed(self.parts()),
         }
     }
 }
 
 /// Passes an unambiguous encoding of this part to `sink`: its kind, length and content.
-fn write_canonical(part: Value<'_>, mut sink: impl FnMut(&[u8])) {
+pub(crate) fn write_canonical(part: Option<&Folded<'_>>, mut sink: impl FnMut(&[u8])) {
     let mut write = |kind: u8, bytes: &[u8]| {
         sink(&[kind]);
         sink(&bytes.len().to_le_bytes());
         sink(bytes);
     };
-    match part {
-        Value::Bytes(bytes) => write(b'b', bytes),
-        Value::Address(IpAddr::V4(ip)) => write(b'4', &ip.octets()),
-        Value::Address(IpAddr::V6(ip)) => write(b'6', &ip.octets()),
+    match part.map(Folded::value) {
+        Some(Value::Bytes(bytes)) => write(b'b', bytes),
+        Some(Value::Address(IpAddr::V4(ip))) => write(b'4', &ip.octets()),
+        Some(Value::Address(IpAddr::V6(ip))) => write(b'6', &ip.octets()),
+        None => write(b'-', b""),
     }
 }
 
@@ -101,7 +136,7 @@ impl Eq for Key<'_> {}
 /// Equal keys hash alike: for tables that know keys by a hash, without a copy of each.
 impl Hash for Key<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.parts().for_each(|part| write_canonical(part, |bytes| state.write(bytes)));
+        self.parts().for_each(|part| write_canonical(part.as_ref(), |bytes| state.write(bytes)));
     }
 }
 
@@ -114,10 +149,11 @@ impl fmt::Display for Key<'_> {
             if at > 0 {
                 f.write_char(',')?;
             }
-            match part {
-                Value::Bytes(b"*") => f.write_str("%2A")?,
-                Value::Bytes(bytes) => write_escaped(f, bytes)?,
-                Value::Address(ip) => write!(f, "{}", Grouped(ip, self.space.ipv6_prefix))?,
+            match part.as_ref().map(Folded::value) {
+                None => f.write_char('*')?,
+                Some(Value::Bytes(b"*")) => f.write_str("%2A")?,
+                Some(Value::Bytes(bytes)) => write_escaped(f, bytes)?,
+                Some(Value::Address(ip)) => write!(f, "{}", Grouped(ip, self.space.ipv6_prefix))?,
             }
         }
         Ok(())
@@ -261,7 +297,7 @@ impl HashSeed {
                 let halves = [bits as u64, (bits >> 64) as u64];
                 KeyId([halves[0], halves[1] | KeyId::tag(KeyId::V6)])
             }
-            long @ IpAddr::V6(_) => self.hashed([Value::Address(long)]),
+            long @ IpAddr::V6(_) => self.hashed([Some(Folded::Same(Value::Address(long)))]),
         }
     }
 
@@ -290,16 +326,16 @@ impl HashSeed {
             4..=7 => (half(0) | half(len - 4) << (8 * (len - 4)), 0),
             8 => (word(0), 0),
             9..=KeyId::INLINE => (word(0), word(len - 8) >> (8 * (16 - len))),
-            _ => return self.hashed([Value::Bytes(key)]),
+            _ => return self.hashed([Some(Folded::Same(Value::Bytes(key)))]),
         };
         KeyId([low, high | (len as u64 + 1) << 56])
     }
 
     /// SipHash-1-3 with 128 bits of output (Aumasson and Bernstein, 2012); the tag replaces 8 of
     /// them.
-    fn hashed<'v>(&self, parts: impl IntoIterator<Item = Value<'v>>) -> KeyId {
+    fn hashed<'v>(&self, parts: impl IntoIterator<Item = Option<Folded<'v>>>) -> KeyId {
         let mut hasher = SipHasher13::new_with_keys(self.sip[0], self.sip[1]);
-        parts.into_iter().for_each(|part| write_canonical(part, |bytes| hasher.write(bytes)));
+        parts.into_iter().for_each(|part| write_canonical(part.as_ref(), |bytes| hasher.write(bytes)));
         let hash = hasher.finish128();
         KeyId([hash.h1, hash.h2 >> 8 | KeyId::tag(KeyId::HASHED)])
     }
@@ -350,8 +386,13 @@ mod tests {
         let scope: Vec<_> = (0..values.len()).map(|n| n.to_string()).collect();
         let values = values.iter().map(|value| -> Value<'v> { (*value).into() });
         let request = scope.iter().zip(values).fold(Request::new(), |r, (name, value)| r.with(name, value));
-        let space =
-            KeySpace { policy: "p".to_owned(), scope: scope.clone(), ipv6_prefix, in_millionths: false };
+        let space = KeySpace {
+            policy: "p".to_owned(),
+            scope: scope.clone(),
+            folds: Box::default(),
+            ipv6_prefix,
+            in_millionths: false,
+        };
         let key = Key { space: &space, request: &request };
         (key.id(secret), key.to_string())
     }

@@ -43,6 +43,7 @@ mod block;
 mod charge;
 mod decision;
 mod error;
+mod fold;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -72,16 +73,17 @@ mod waiting;
 
 pub use amount::Amount;
 pub use block::Block;
-pub use charge::{Excess, OnStoreError};
+pub use charge::{Excess, OnMissing, OnStoreError};
 pub use decision::{Amounts, Decision, DecisionSource, Reason, Verdict};
 pub use error::Error;
+pub use fold::Fold;
 pub use gate::GateAcquire;
 #[cfg(feature = "redis")]
 pub use gate::SharedGate;
 pub use gate::{Decisions, Gate, PolicyDecision};
 pub use key::Key;
 pub use limiter::{Acquire, Limiter};
-pub use policy::{Match, Policy, PolicySet};
+pub use policy::{Match, OverridePart, Policy, PolicySet};
 pub use quota::{Algorithm, Calendar, Quota, format_window, parse_window, time_zone_data};
 pub use request::{Cost, CostUnit, Counts, OwnedValue, Request, Value};
 pub use request_path::{normalized_host, normalized_path};

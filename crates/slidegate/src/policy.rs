@@ -5,17 +5,22 @@ use std::time::Duration;
 
 use crate::amount::Amount;
 use crate::block::Block;
-use crate::charge::{Excess, OnStoreError};
+use crate::charge::{Excess, OnMissing, OnStoreError};
 use crate::client_addr::Ipv6Prefix;
 use crate::error::Error;
+use crate::fold::Fold;
 use crate::hold::Unsettled;
 use crate::key::{HashSeed, Key, KeyId, KeySpace};
 use crate::quota::{Algorithm, Quota};
 use crate::request::{CostUnit, Counts, OwnedValue, Request, Value};
 
+mod folds;
 mod index;
 mod learned_estimate;
 mod matcher;
+mod missing;
+mod overridden;
+mod overrides;
 mod rule;
 mod set;
 mod tiers;
@@ -23,6 +28,8 @@ mod units;
 
 pub(crate) use learned_estimate::{SettledCosts, SettledSample};
 pub use matcher::Match;
+use overrides::Override;
+pub use overrides::OverridePart;
 pub(crate) use rule::OwnOfKey;
 pub(crate) use set::ChangedPolicy;
 pub use set::PolicySet;
@@ -63,10 +70,14 @@ pub struct Policy {
     /// Shares of the limit, in percent, whose crossing is reported. Ascending.
     notify: Box<[u8]>,
     only_when_named: bool,
+    /// `None` if nothing is said.
+    on_missing: Option<OnMissing>,
+    /// What attributes are folded by, if anything is.
+    folds: Vec<(String, Fold)>,
     tiers: Option<Tiers>,
     /// The attribute that says on which day of the month windows begin.
     anchor_attribute: Option<String>,
-    overrides: Vec<(Vec<OwnedValue>, Quota)>,
+    overrides: Vec<Override>,
     blocks: Vec<(Vec<OwnedValue>, Block)>,
 }
 
@@ -94,6 +105,7 @@ impl Policy {
             keys: KeySpace {
                 policy: name,
                 scope: Vec::new(),
+                folds: Box::default(),
                 ipv6_prefix: Ipv6Prefix::default(),
                 in_millionths: false,
             },
@@ -109,6 +121,8 @@ impl Policy {
             unit: None,
             unit_name: None,
             only_when_named: false,
+            on_missing: None,
+            folds: Vec::new(),
             tiers: None,
             anchor_attribute: None,
             notify: Box::default(),
@@ -121,7 +135,9 @@ impl Policy {
     /// conditions must hold.
     #[must_use]
     pub fn with_condition(mut self, attribute: impl Into<String>, condition: Match) -> Self {
-        self.when.push((attribute.into(), condition));
+        let attribute = attribute.into();
+        let condition = condition.folded(self.fold_of(&attribute));
+        self.when.push((attribute, condition));
         self
     }
 
@@ -133,11 +149,13 @@ impl Policy {
         Self::new(name, Quota::in_flight(limit, lease)?)
     }
 
-    /// Sets the attributes whose values form the key, in this order. The policy does not apply to a
-    /// request that lacks one of them. Without a scope, all requests share one key.
+    /// Sets the attributes whose values form the key, in this order. What happens to a request that lacks
+    /// one of them says [`with_on_missing`](Self::with_on_missing). Without a scope, all requests share one
+    /// key.
     #[must_use]
     pub fn with_scope<A: Into<String>>(mut self, attributes: impl IntoIterator<Item = A>) -> Self {
         self.keys.scope = attributes.into_iter().map(Into::into).collect();
+        self.fold_keys();
         self
     }
 
@@ -346,8 +364,11 @@ impl Policy {
         attribute: impl Into<String>,
         quotas: impl IntoIterator<Item = (V, Quota)>,
     ) -> Self {
+        let attribute = attribute.into();
+        let fold = self.fold_of(&attribute);
         let quotas = quotas.into_iter().map(|(value, quota)| (value.into(), quota)).collect();
-        self.tiers = Some(Tiers { attribute: attribute.into(), quotas });
+        let tiers = Tiers { attribute: attribute.clone(), quotas, fold: Fold::NONE };
+        self.tiers = Some(tiers.folded(&attribute, fold));
         self
     }
 
@@ -391,39 +412,6 @@ impl Policy {
         self.tiers.as_ref()?.of(request)
     }
 
-    /// Adds an override: a quota for the key with these values, one per attribute of the scope.
-    ///
-    /// The quota must have the policy's algorithm, or building the set fails. Adding or removing an
-    /// override keeps the key's usage. Looking up overrides costs one hash of the key, and nothing
-    /// in policies without overrides.
-    #[must_use]
-    pub fn with_override<'v, V: Into<Value<'v>>>(
-        mut self,
-        key: impl IntoIterator<Item = V>,
-        quota: Quota,
-    ) -> Self {
-        self.overrides.push((key.into_iter().map(|value| value.into().into()).collect(), quota));
-        self
-    }
-
-    /// As [`with_override`](Self::with_override), but replaces an existing override of the key.
-    #[must_use]
-    pub fn with_override_instead<'v, V: Into<Value<'v>>>(
-        mut self,
-        key: impl IntoIterator<Item = V>,
-        quota: Quota,
-    ) -> Self {
-        let values: Vec<OwnedValue> = key.into_iter().map(|value| value.into().into()).collect();
-        let canonical = |values: &[OwnedValue]| self.key(&self.request_of(values)).canonical();
-        let written = canonical(&values);
-        let others: Vec<bool> =
-            self.overrides.iter().map(|(values, _)| canonical(values) != written).collect();
-        let mut others = others.into_iter();
-        self.overrides.retain(|_| others.next().unwrap_or(true));
-        self.overrides.push((values, quota));
-        self
-    }
-
     /// Blocks the key with these values, one per attribute of the scope: until the block ends,
     /// every cost above 0 is denied and nothing is charged. A later block of the same key replaces
     /// an earlier one. The key keeps its quota and its usage.
@@ -452,7 +440,7 @@ impl Policy {
     /// The quotas of tiers and overrides.
     fn special_quotas(&mut self) -> impl Iterator<Item = &mut Quota> {
         let tiers = self.tiers.iter_mut().flat_map(|tiers| tiers.quotas.values_mut());
-        tiers.chain(self.overrides.iter_mut().map(|(_, quota)| quota))
+        tiers.chain(self.overrides.iter_mut().filter_map(|one| one.quota.as_mut()))
     }
 
     /// The same policy with each of its quotas changed: its own and those of its tiers and overrides. All
@@ -536,19 +524,20 @@ impl Policy {
 
     /// Every quota of this policy: its own and those of its tiers and overrides.
     pub fn quotas(&self) -> impl Iterator<Item = &Quota> {
-        let overrides = self.overrides.iter().map(|(_, quota)| quota);
+        let overrides = self.overrides.iter().filter_map(|one| one.quota.as_ref());
         std::iter::once(&self.quota).chain(self.tiers().map(|(_, quota)| quota)).chain(overrides)
     }
 
-    /// The overrides by the identities of their keys.
+    /// The quotas of single keys with an override, by the identities of the keys.
     pub(crate) fn override_ids(&self, secret: &HashSeed) -> impl Iterator<Item = (KeyId, &Quota)> {
-        self.overrides.iter().map(|(values, quota)| {
-            let request = self.request_of(values);
-            (self.key(&request).id(secret), quota)
+        let exact = self.overrides.iter().filter(|one| one.is_exact());
+        exact.filter_map(|one| {
+            let request = self.request_of(one.values());
+            Some((self.key(&request).id(secret), one.quota.as_ref()?))
         })
     }
 
-    /// Number of keys with an override.
+    /// Number of overrides.
     #[must_use]
     pub fn override_count(&self) -> usize {
         self.overrides.len()
@@ -561,17 +550,23 @@ impl Policy {
     }
 
     /// Whether the policy applies to a request: its conditions hold and the request has all
-    /// attributes of the scope. For a request that is [`under`](Request::under) a policy, that
+    /// attributes of the scope, or [`on_missing`](Self::on_missing) is not [`OnMissing::Skip`]. For a request that is [`under`](Request::under) a policy, that
     /// policy's conditions are ignored and no other policy applies.
     #[must_use]
     pub fn applies_to(&self, request: &Request<'_>) -> bool {
-        let holds = || {
-            let mut conditions = self.when.iter();
-            !self.only_when_named
-                && conditions.all(|(attribute, condition)| condition.holds(request.value(attribute)))
-        };
-        request.named_policy().map_or_else(holds, |name| name == self.keys.policy)
-            && self.keys.scope.iter().all(|attribute| request.value(attribute).is_some())
+        request.named_policy().map_or_else(|| self.is_meant_for(request), |name| name == self.keys.policy)
+            && (self.has_scope(request) || self.when_missing() != OnMissing::Skip)
+    }
+
+    /// Whether the conditions hold for a request that names no policy.
+    fn is_meant_for(&self, request: &Request<'_>) -> bool {
+        let mut conditions = self.when.iter();
+        !self.only_when_named
+            && conditions.all(|(attribute, condition)| condition.holds(request.value(attribute)))
+    }
+
+    fn has_scope(&self, request: &Request<'_>) -> bool {
+        self.keys.scope.iter().all(|attribute| request.value(attribute).is_some())
     }
 
     /// The key of a request under this policy; `None` if the policy does not
@@ -582,9 +577,9 @@ impl Policy {
     }
 
     /// A request with these values of the scope's attributes.
-    fn request_of<'r>(&'r self, values: &'r [OwnedValue]) -> Request<'r> {
+    fn request_of<'r>(&'r self, values: impl IntoIterator<Item = Value<'r>>) -> Request<'r> {
         let attributes = self.keys.scope.iter().zip(values);
-        attributes.fold(Request::new(), |request, (name, value)| request.with(name, value.value()))
+        attributes.fold(Request::new(), |request, (name, value)| request.with(name, value))
     }
 
     /// The key of a request that the policy applies to.

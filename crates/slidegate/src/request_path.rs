@@ -89,9 +89,18 @@ fn normalized_len(target: &[u8]) -> Option<usize> {
 
 fn normalize(target: &[u8]) -> Vec<u8> {
     let decoded = percent_decoded(without_origin(target));
-    let mut path = Vec::with_capacity(decoded.len() + 1);
+    let (mut path, is_folder) = resolved(decoded.split(|byte| *byte == b'/'));
+    if is_folder {
+        path.push(b'/');
+    }
+    path
+}
+
+/// The path of these segments, without empty ones, `.` and `..`, and whether the last is one of them.
+pub(crate) fn resolved<'s>(segments: impl Iterator<Item = &'s [u8]>) -> (Vec<u8>, bool) {
+    let mut path = Vec::new();
     let mut is_folder = false;
-    for segment in decoded.split(|byte| *byte == b'/') {
+    for segment in segments {
         is_folder = matches!(segment, b"" | b"." | b"..");
         match segment {
             b"" | b"." => {}
@@ -102,10 +111,7 @@ fn normalize(target: &[u8]) -> Vec<u8> {
             }
         }
     }
-    if is_folder {
-        path.push(b'/');
-    }
-    path
+    (path, is_folder)
 }
 
 /// Decodes `%41`. Other text is kept.

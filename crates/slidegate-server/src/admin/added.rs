@@ -16,9 +16,11 @@ use crate::app::changes::{Cause, Counting, Refusal, Terms, What};
 use crate::problem::Problem;
 
 /// Keys that only an added policy may have; for others they are in the config file.
-const ITS_OWN: [&str; 13] = [
+const ITS_OWN: [&str; 15] = [
     "scope",
     "when",
+    "on_missing",
+    "fold",
     "excess",
     "counts",
     "estimate",

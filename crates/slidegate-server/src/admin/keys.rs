@@ -17,15 +17,16 @@ use slidegate::{
     store::{KeyUse, RecordedCharge},
 };
 use slidegate_config::names::{self, candidate_of};
+use slidegate_config::policy::UNLIMITED;
 
 use super::apply::unknown;
 use super::reply::{InPath, audit, body};
 use super::state::Admin;
 use crate::access::By;
-use crate::app::changes::{Document, KeyChange, KeyKind, at_text, now_ms};
+use crate::app::changes::{Document, KeyChange, KeyKind, KeyTerms, at_text, now_ms};
 use crate::caller::Protocol;
 use crate::config::quota_text;
-use crate::key_text::KeyText;
+use crate::key_text::{KeyText, OF_MISSING};
 use crate::limits::MAX_COST;
 use crate::problem::{self, Problem};
 use crate::query;
@@ -120,6 +121,11 @@ impl KeyTarget {
         }
     }
 
+    /// Whether the policy does not limit the key, by an override.
+    fn is_unlimited(&self, request: &Request<'_>) -> bool {
+        self.policies.exempting(request).next().is_some()
+    }
+
     fn policy(&self) -> &Policy {
         self.policies.by_name(&self.policy).expect("the policy was found in this set")
     }
@@ -185,8 +191,8 @@ impl Admin {
         let until = |change: &KeyChange| json!({ "until": at_text(change.until_ms), "by": change.by });
         let own = living(false).map(|change| {
             let mut json = until(change);
-            if let KeyKind::Override { limit, window_ms } = change.kind {
-                json["limit"] = limit.into();
+            if let KeyKind::Override { limit, window_ms, unlimited } = change.kind {
+                json["limit"] = if unlimited { Value::Null } else { limit.into() };
                 json["window_ms"] = window_ms.into();
             }
             json
@@ -197,6 +203,9 @@ impl Admin {
         let denials: Vec<_> = denials.iter().map(|event| &**event).collect();
         let mut view = used(&found);
         view["key"] = target.text_for_caller().into();
+        // Of the policies after the change, if there was one.
+        let is_unlimited = self.app.policies().exempting(&request).next().is_some();
+        view["unlimited"] = is_unlimited.into();
         view["denials"] = json!(denials);
         view["override"] = own.unwrap_or(Value::Null);
         view["block"] = living(true).map_or(Value::Null, until);
@@ -360,6 +369,9 @@ impl KeyAction {
         let text = self.quota.as_deref();
         let text = text
             .ok_or_else(|| wrong("quota is missing; give for example `{\"quota\": \"1000/1m\"}`".into()))?;
+        if text == UNLIMITED {
+            return Ok(KeyKind::unlimited(policy.quota()));
+        }
         let is_in_flight = policy.quota().algorithm() == Algorithm::InFlight;
         let quota: Quota = match text.trim().parse::<u64>() {
             Ok(limit) if is_in_flight => Quota::in_flight(limit, policy.quota().window()),
@@ -394,6 +406,9 @@ impl Admin {
 
     async fn charge(&self, target: &KeyTarget, verb: Verb, cost: u64) -> Result<String, Problem> {
         let request = target.request(self).with_cost(cost);
+        if target.is_unlimited(&request) {
+            return Err(Problem::new(StatusCode::CONFLICT, "the key is unlimited, so nothing counts for it"));
+        }
         let decisions = self.app.call(Protocol::Http).apply(verb, std::slice::from_ref(&request)).await;
         let moved = decisions.iter().next().map(|one| (one.amounts().cost, one.source()));
         if let Some(error) = decisions.error() {
@@ -432,7 +447,10 @@ impl Admin {
             );
             return Err(Problem::new(StatusCode::CONFLICT, detail));
         }
-        let quota = kind.quota(policy.quota()).map_err(|detail| Problem::field("quota", detail))?;
+        if target.key.values().is_none() {
+            return Err(Problem::new(StatusCode::CONFLICT, OF_MISSING));
+        }
+        let terms = kind.terms(policy.quota()).map_err(|detail| Problem::field("quota", detail))?;
         let change = KeyChange {
             policy: target.policy.clone(),
             key: target.text.clone(),
@@ -448,9 +466,10 @@ impl Admin {
         };
         self.control.change(edit).await?;
         let until = at_text(until_ms);
-        Ok(match quota {
-            None => format!("it is blocked until {until}"),
-            Some(quota) => format!("it has {} until {until}", quota_text(&quota)),
+        Ok(match terms {
+            KeyTerms::Blocked => format!("it is blocked until {until}"),
+            KeyTerms::Quota(quota) => format!("it has {} until {until}", quota_text(&quota)),
+            KeyTerms::Unlimited => format!("it is unlimited until {until}"),
         })
     }
 

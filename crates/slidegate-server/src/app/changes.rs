@@ -12,7 +12,7 @@ mod terms;
 
 pub(crate) use clock::{at_text, now_ms};
 pub(crate) use control::{Control, ControlStatus};
-pub(crate) use document::{Change, Document, KeyChange, KeyKind, What};
+pub(crate) use document::{Change, Document, KeyChange, KeyKind, KeyTerms, What};
 pub(crate) use fold::{Base, Folded, fold};
 pub(crate) use refusal::{Cause, Refusal};
 pub(crate) use terms::{Counting, Terms};

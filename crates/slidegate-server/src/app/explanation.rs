@@ -25,8 +25,17 @@ pub(crate) fn of_key(decision: &PolicyDecision<'_>, key: &str) -> String {
         said.push_str(piece);
     }
     if let Some(block) = decision.block() {
-        said.push_str("` is ");
-        said.push_str(&blocked(block));
+        match decision.key().missing() {
+            Some(attribute) => {
+                said.push_str("` lacks ");
+                said.push_str(attribute);
+                said.push_str(", and is denied by on_missing");
+            }
+            None => {
+                said.push_str("` is ");
+                said.push_str(&blocked(block));
+            }
+        }
         if decision.is_counted() {
             used(&mut said, ", and has", decision);
         }

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
-use slidegate::{Algorithm, Counts, Gate, Policy, PolicyDecision, Request};
+use slidegate::{Algorithm, Counts, Gate, OnMissing, Policy, PolicyDecision, Request};
 
 use super::failure::{Failure, fail};
 use super::output;
@@ -128,7 +128,14 @@ fn attributes(args: &ExplainArgs) -> Result<(String, Value), Failure> {
     let (mut text, mut json_list) = (Vec::new(), Vec::new());
     for (at, policy) in policies.iter().enumerate() {
         let applying = decisions.iter().find(|decision| decision.position() == at);
-        let missing = applying.is_none().then(|| reasons_not_applying(policy, &request));
+        let is_exempt = policies.exempting(&request).any(|one| one.name() == policy.name());
+        let missing = applying.is_none().then(|| {
+            if is_exempt {
+                vec!["its key is unlimited by an override".to_owned()]
+            } else {
+                reasons_not_applying(policy, &request)
+            }
+        });
         let missing = missing.as_deref().unwrap_or_default();
         let tier = applying.as_ref().and_then(|applying| tier(applying, &request));
         text.push(as_text(policy, applying.as_ref(), tier, missing));
@@ -152,9 +159,21 @@ fn reasons_not_applying(policy: &Policy, request: &Request<'_>) -> Vec<String> {
         }
         None => format!("{name} is not given, and the policy is for requests whose {name} {condition}"),
     });
+    let failed: Vec<_> = failed.collect();
+    // Otherwise it would apply.
+    let skipped = if failed.is_empty() { " (on_missing: skip)" } else { "" };
     let missing = policy.scope().iter().filter(|name| request.value(name).is_none());
-    let missing = missing.map(|name| format!("{name} is not given, and the policy counts by it"));
-    failed.chain(missing).collect()
+    let missing = missing.map(|name| format!("{name} is not given, and the policy counts by it{skipped}"));
+    failed.into_iter().chain(missing).collect()
+}
+
+/// What the policy does with requests that lack an attribute of its scope, as configurations write it.
+fn on_missing(policy: &Policy) -> &'static str {
+    match policy.on_missing().unwrap_or_default() {
+        OnMissing::Skip => "skip",
+        OnMissing::OneKey => "one-key",
+        OnMissing::Deny => "deny",
+    }
 }
 
 /// The tier whose quota the request meets. An override wins over it.
@@ -190,6 +209,9 @@ fn as_text(
             write!(text, ", the limit for {attribute} `{tier}`; others have {}", quota_text(policy.quota()));
     } else if quota != policy.quota() {
         let _ = write!(text, ", an override; other keys have {}", quota_text(policy.quota()));
+    }
+    if let Some(attribute) = applying.key().missing() {
+        let _ = write!(text, "; {attribute} is not given (on_missing: {})", on_missing(policy));
     }
     match policy.counts() {
         Counts::Cost => {}

@@ -63,7 +63,7 @@ enum KeyCommand {
     Override {
         #[command(flatten)]
         key: KeyRef,
-        /// A quota such as `1000/1m`, or a limit in the policy's window
+        /// A quota such as `1000/1m`, a limit in the policy's window, or `unlimited`
         quota: String,
         /// Duration, such as `1h`
         #[arg(long = "for", value_name = "SPAN")]
@@ -117,6 +117,9 @@ fn describe(response: &Value) -> String {
     };
     let mut lines =
         vec![format!("{}: `{}` has {usage}, {} remain", text("policy"), text("key"), response["remaining"])];
+    if response["unlimited"] == true {
+        lines.push("unlimited by an override: its requests are not counted".to_owned());
+    }
     lines.push(match response["retry_after_ms"].as_u64() {
         Some(0) => "a cost of 1 fits now".to_owned(),
         Some(_) => format!("a cost of 1 fits in {}", duration(&response["retry_after_ms"])),

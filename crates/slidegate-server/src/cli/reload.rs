@@ -65,6 +65,7 @@ fn apply(app: &App, running: &Config, config: Config) -> Result<(), String> {
         let differences = differences.join(", ");
         format!("{differences} changed, which cannot be hot-reloaded; restart the service to apply it")
     });
+    config.log_warnings();
     let Config { policies, candidates, escalations, admin: rules, observe, record, file, .. } = config;
     let count = policies.iter().len();
     let observer = app.observer();

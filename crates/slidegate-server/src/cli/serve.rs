@@ -87,6 +87,7 @@ pub(super) fn run(args: &ServeArgs, is_json: bool) -> Result<(), Failure> {
     let sources = Sources { complete: Arc::new(complete), ..sources };
     let watched = Debounced::new(sources.look());
     let config = sources.load()?;
+    config.log_warnings();
     let origin = args.policies.origin();
     runtime()?.block_on(serve(config, origin, sources, watched, (envoy, None), is_json))
 }

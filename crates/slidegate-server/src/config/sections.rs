@@ -119,7 +119,7 @@ impl File {
         if !has_policies && !outside.has_other_limits {
             report_missing(top);
         }
-        let Policies { set: policies, candidates, keys_shown, escalations, addresses } =
+        let Policies { set: policies, candidates, keys_shown, escalations, addresses, warnings } =
             self.limits.build(top, auth.address_attributes());
         observe.keys_shown = keys_shown;
         observe.webhook = self.webhook.and_then(|webhook| webhook.build(&top.child("webhook")));
@@ -160,6 +160,7 @@ impl File {
             shared,
             resp,
             address_attributes: addresses,
+            warnings,
             headers: HeaderOptions { draft, x_ratelimit, retry_after, retry_after_ms },
             auth,
             admin: self.admin,

@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 
 use slidegate::{
-    Algorithm, Counts, Excess, MemoryStore, OnStoreError, Policy, Quota, format_window, reserve::Unsettled,
+    Algorithm, Counts, Excess, MemoryStore, OnMissing, OnStoreError, Policy, Quota, format_window,
+    reserve::Unsettled,
 };
 use slidegate_replay::{redis_bytes_at_most, redis_holds_bytes};
 
@@ -35,6 +36,8 @@ pub(crate) fn describe(policy: &Policy, storage: Storage) -> String {
         scope(policy),
         algorithm(quota)
     );
+    words += &missing(policy);
+    words += &folds(policy);
     words += &tiers(policy);
     if let Some(attribute) = policy.anchor_attribute() {
         words += &format!(" Windows begin on the day of the month that {attribute} says.");
@@ -197,6 +200,24 @@ fn conditions(policy: &Policy) -> String {
     let conditions: Vec<_> =
         policy.conditions().iter().map(|(attribute, condition)| format!("{attribute} {condition}")).collect();
     if conditions.is_empty() { String::new() } else { format!(" whose {}", conditions.join(" and ")) }
+}
+
+/// What happens to requests that lack an attribute of the scope, if the policy says so.
+fn missing(policy: &Policy) -> String {
+    let attributes = policy.scope().join(" or ");
+    match policy.on_missing() {
+        None => String::new(),
+        Some(OnMissing::Skip) => format!(" Requests without {attributes} are not under it."),
+        Some(OnMissing::OneKey) => format!(" Requests without {attributes} count as one."),
+        Some(OnMissing::Deny) => format!(" Requests without {attributes} are denied."),
+    }
+}
+
+/// The attributes that are folded.
+fn folds(policy: &Policy) -> String {
+    let folds: Vec<_> =
+        policy.folds().iter().map(|(attribute, fold)| format!("{attribute} by {fold}")).collect();
+    if folds.is_empty() { String::new() } else { format!(" Spellings are one: {}.", folds.join(", ")) }
 }
 
 fn scope(policy: &Policy) -> String {

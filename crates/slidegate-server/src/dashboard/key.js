@@ -171,7 +171,7 @@ export class Key {
       block && ['blocked', `blocked until ${time(block.until)} by ${block.by}`],
       override && [
         'override',
-        `override ${quota(override)} until ${time(override.until)} by ${override.by}`,
+        `override ${override.limit === null ? 'unlimited' : quota(override)} until ${time(override.until)} by ${override.by}`,
       ],
     ].filter(Boolean);
     list(

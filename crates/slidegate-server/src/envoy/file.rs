@@ -135,7 +135,15 @@ impl ConfigFile {
                         }
                     }
                 }
-                Value::Float => self.error(value.position.line, "error checking config".into()),
+                Value::Float => {
+                    let text = value.scalar().unwrap_or_default();
+                    let fix = match name {
+                        "requests_per_unit" => "write a whole number".to_owned(),
+                        _ => format!("write `{name}: \"{text}\"`, in quotes"),
+                    };
+                    let why = format!("`{name}: {text}` is a number with decimals or an exponent; {fix}");
+                    self.error(value.position.line, format!("error checking config: {why}"));
+                }
                 Value::Null | Value::Bool(_) | Value::Integer(_) | Value::Text(_) => {}
             }
         }
@@ -170,6 +178,11 @@ impl ConfigFile {
             && let Err(message) = self.metadata(metadata).and_then(|map| rule.take_metadata(map))
         {
             self.error(metadata.position.line, message);
+        }
+        if let Some(empty) = node.get("value").filter(|value| matches!(value.value, Value::Null)) {
+            let warning = "`value` is empty, so the descriptor is for every value of its key; leave it out, or write a text \
+                           such as `null` in quotes";
+            self.warnings.push((empty.position.line, warning.into()));
         }
         let limit = node.get("rate_limit").and_then(|node| self.limit(node, &mut rule));
         Descriptor {
@@ -363,6 +376,59 @@ impl fmt::Display for Printed<'_> {
                 f.write_str("]")
             }
             Value::Map(_) => f.write_str("map"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Versions and codes look like numbers to YAML, and requests have them as they are written.
+    #[test]
+    fn a_value_is_the_text_that_was_written_or_an_error_that_says_how_to_write_it() {
+        for (written, read) in [
+            ("yes", Some("yes")),
+            ("off", Some("off")),
+            ("True", Some("True")),
+            ("0x10", Some("0x10")),
+            ("010", Some("010")),
+            ("1_000", Some("1_000")),
+            ("-5", Some("-5")),
+            ("2024-01-31", Some("2024-01-31")),
+            ("12:30", Some("12:30")),
+            ("1.2.3", Some("1.2.3")),
+            ("\"1.10\"", Some("1.10")),
+            ("'1e3'", Some("1e3")),
+            ("\"null\"", Some("null")),
+            ("1.10", None),
+            ("1e3", None),
+            (".5", None),
+            ("-0.0", None),
+        ] {
+            for key in ["key", "value"] {
+                let other = if key == "key" { "value: x" } else { "key: x" };
+                let file = parse(&format!("domain: d\ndescriptors:\n  - {other}\n    {key}: {written}\n"));
+                let values =
+                    file.descriptors.first().map(|one| if key == "key" { &one.key } else { &one.value });
+                let fix = format!(
+                    "error checking config: `{key}: {written}` is a number with decimals or an exponent; write `{key}: \"{written}\"`, in quotes"
+                );
+                match read {
+                    Some(read) => assert_eq!(
+                        (values.map(String::as_str), &*file.errors),
+                        (Some(read), &[][..]),
+                        "{key}: {written}"
+                    ),
+                    None => assert_eq!(file.errors, [(4, fix)]),
+                }
+            }
+        }
+        for empty in ["null", "~", "", "Null"] {
+            let file = parse(&format!("domain: d\ndescriptors:\n  - key: x\n    value: {empty}\n"));
+            let told: Vec<_> = file.warnings.iter().map(|(line, warning)| (*line, &warning[..18])).collect();
+            assert_eq!(told, [(4, "`value` is empty, ")], "{empty:?}");
+            assert_eq!((file.descriptors[0].value.as_str(), &*file.errors), ("", &[][..]));
         }
     }
 }

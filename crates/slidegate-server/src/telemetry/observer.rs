@@ -272,9 +272,34 @@ impl Observer {
         decisions: &Decisions<'_>,
         reservation: Option<RecordedReservation>,
     ) {
+        if verb.unwrap_or_default() == Verb::Check {
+            self.record_skipped(decisions);
+        }
         if self.recorder.is_on() {
             let now = || self.clock.wall_time(self.clock.now());
             self.recorder.record(verb, requests, decisions, reservation, &self.redactor, now);
+        }
+    }
+
+    /// Counts the policies that were skipped as an attribute of their scope is missing, and logs the first
+    /// time of each that does not say that it is to be skipped.
+    #[inline]
+    fn record_skipped(&self, decisions: &Decisions<'_>) {
+        for policy in decisions.skipped() {
+            let registry = self.registry.load();
+            let Some(counters) = registry.by_name(policy.name()) else { continue };
+            if self.options.metrics {
+                counters.record_missing_attribute(thread());
+            }
+            let is_candidate = candidate_of(policy.name()).is_some();
+            if policy.on_missing().is_none() && !is_candidate && counters.is_first_skip() {
+                tracing::warn!(
+                    policy = policy.name(),
+                    scope = policy.scope().join(","),
+                    "a request lacks an attribute of the policy's scope, so the policy does not limit it; say what is to \
+                     happen with `on_missing: one-key`, `deny` or `skip`; more such requests are only counted"
+                );
+            }
         }
     }
 

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use slidegate::{Decision, DecisionSource, Policy, PolicySet, Verb, reserve::HoldStatus};
 use slidegate_config::policy::KeysShown;
@@ -146,6 +146,8 @@ pub(super) struct PolicyCounters {
     /// Not per thread: few requests reserve, and most policies have none.
     holds: Arc<[AtomicU64; HoldOutcome::ALL.len()]>,
     pub(super) settled_shares: Arc<SettledShares>,
+    /// Whether a request was seen that lacks an attribute of the scope.
+    has_skipped: Arc<AtomicBool>,
 }
 
 #[derive(Debug, Default)]
@@ -162,6 +164,8 @@ struct Cells {
     near_limit: AtomicU64,
     /// Thresholds that keys crossed and that this instance reported.
     notifications: AtomicU64,
+    /// Checks that the policy skipped, as an attribute of its scope is missing.
+    missing_attribute: AtomicU64,
 }
 
 /// A snapshot of a policy's counters since the start. Costs are in whole units.
@@ -176,6 +180,7 @@ pub(crate) struct Counts {
     pub(crate) blocked: u64,
     pub(crate) near_limit: u64,
     pub(crate) notifications: u64,
+    pub(crate) missing_attribute: u64,
 }
 
 impl PolicyCounters {
@@ -234,6 +239,16 @@ impl PolicyCounters {
         self.cells.of(thread).notifications.fetch_add(1, Relaxed);
     }
 
+    /// Counts a check that the policy skipped.
+    pub(super) fn record_missing_attribute(&self, thread: usize) {
+        self.cells.of(thread).missing_attribute.fetch_add(1, Relaxed);
+    }
+
+    /// Whether it skips a check for the first time.
+    pub(super) fn is_first_skip(&self) -> bool {
+        !self.has_skipped.load(Relaxed) && !self.has_skipped.swap(true, Relaxed)
+    }
+
     /// Counts a reservation, or a change of one.
     pub(super) fn record_hold(&self, outcome: HoldOutcome) {
         self.holds[outcome as usize].fetch_add(1, Relaxed);
@@ -266,6 +281,7 @@ impl PolicyCounters {
             blocked: self.cells.sum(|cells| cells.blocked.load(Relaxed)),
             near_limit: self.cells.sum(|cells| cells.near_limit.load(Relaxed)),
             notifications: self.cells.sum(|cells| cells.notifications.load(Relaxed)),
+            missing_attribute: self.cells.sum(|cells| cells.missing_attribute.load(Relaxed)),
         }
     }
 }
@@ -307,6 +323,7 @@ impl PolicyRegistry {
                 cells: Arc::new(PerThread::new(copies)),
                 holds: Arc::default(),
                 settled_shares: Arc::default(),
+                has_skipped: Arc::default(),
             })
         };
         let mut all: Vec<_> = policies.iter().map(counters).collect();

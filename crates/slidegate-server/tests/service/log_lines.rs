@@ -22,6 +22,8 @@ const UNLIMITED: &[(&str, &str)] = &[
     ("app/changes/escalate.rs", "keys that are blocked, by a `LogLimit`"),
     ("app/snapshots.rs", "the start, and snapshots by a timer"),
     ("app/policies.rs", "changes of operators, by a timer"),
+    ("config.rs", "the start and a changed file, a few lines each"),
+    ("telemetry/observer.rs", "the first request that a policy skips, once for each policy"),
     ("log_limit.rs", "the helper itself"),
     ("telemetry/events.rs", "denials, by a `LogLimit`; a thread that cannot be started"),
     ("telemetry/recorder.rs", "the first of several failed writes, and the next success, by a timer"),

@@ -30,6 +30,7 @@ mod added;
 mod admin;
 
 mod log_lines;
+mod matching;
 mod observe;
 mod recording;
 mod traces;

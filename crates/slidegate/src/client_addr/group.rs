@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
 
 use ipnet::{IpNet, Ipv4Net};
 
@@ -125,6 +126,28 @@ impl Ipv6Prefix {
 impl Default for Ipv6Prefix {
     fn default() -> Self {
         Self(56)
+    }
+}
+
+/// A network: `10.0.0.0/8`, `2001:db8::/32`, or a single address. An IPv4-mapped one is IPv4.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Network(pub(crate) IpNet);
+
+impl FromStr for Network {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        network(text).map(Self).ok_or_else(|| {
+            Error::policy(format!(
+                "invalid network `{text}`: must be a network or an address, for example `10.0.0.0/8` or `2001:db8::/32`"
+            ))
+        })
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 

@@ -187,6 +187,12 @@ impl Decisions<'_> {
         self.places.iter().map(|place| PolicyDecision { all: self, place: *place })
     }
 
+    /// The policies that [do not apply](crate::OnMissing::Skip) to a request of the call, as that lacks an
+    /// attribute of their scope.
+    pub fn skipped(&self) -> impl Iterator<Item = &Policy> {
+        self.requests.iter().flat_map(|request| self.policies.skipped(request))
+    }
+
     /// The decision that binds: the [strictest](Decision::is_stricter_than) of the enforced
     /// policies, the first of those that are even. A denial that denies nothing, see [`Role`], does
     /// not bind. `None` when no enforced policy applies.

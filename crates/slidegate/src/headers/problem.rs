@@ -9,7 +9,7 @@ use std::fmt::{self, Write as _};
 use super::write::NamedDecision;
 use crate::block::Block;
 use crate::decision::{Amounts, Decision, Reason};
-use crate::gate::Decisions;
+use crate::gate::{Decisions, PolicyDecision};
 use crate::hold::MAX_HOLDS;
 use crate::quota::{Algorithm, Quota};
 use crate::time::Timestamp;
@@ -99,7 +99,19 @@ impl<'d> Problem<'d> {
         let keyed = !strictest.policy().scope().is_empty();
         let key = keyed.then(|| truncate(strictest.key().to_string()));
         let ends_at = strictest.block().and_then(Block::ends_at);
-        Some(Self::new(&NamedDecision::from(&strictest), key.as_deref(), ends_at, violated))
+        let problem = Self::new(&NamedDecision::from(&strictest), key.as_deref(), ends_at, violated);
+        Some(match strictest.key().missing() {
+            Some(attribute) if strictest.is_blocked() => problem.of_missing(&strictest, attribute),
+            _ => problem,
+        })
+    }
+
+    /// The same of a request that is denied as it lacks an attribute.
+    fn of_missing(self, strictest: &PolicyDecision<'_>, attribute: &str) -> Self {
+        let (name, quota) = (strictest.policy().name(), strictest.quota());
+        let detail =
+            format!("Policy `{name}` ({quota}) does not admit the request: the request lacks `{attribute}`.");
+        Self { detail, ..self }
     }
 
     /// The problem for a [`Limiter`](crate::Limiter)'s decision, with `name` as the policy name;

@@ -13,7 +13,9 @@ use smallvec::SmallVec;
 
 use super::Policy;
 use super::matcher::Term;
+use crate::charge::OnMissing;
 use crate::client_addr::canonical;
+use crate::fold::Fold;
 use crate::request::{Request, Value};
 
 /// Places of policies in their set, in ascending order.
@@ -24,7 +26,8 @@ pub(super) type Places = SmallVec<[usize; 16]>;
 pub(super) struct PolicyIndex {
     /// Policies that require nothing, such as one that counts all requests together.
     always: Vec<usize>,
-    attributes: HashMap<String, AttributeIndex>,
+    /// By attributes, and by what their values are folded by.
+    attributes: HashMap<String, Vec<(Fold, AttributeIndex)>>,
 }
 
 /// The policies that are listed under one attribute.
@@ -52,24 +55,41 @@ impl PolicyIndex {
     /// Lists policies by their places, given in ascending order. Takes time proportional to the
     /// number of values in their conditions.
     pub(super) fn new<'p>(policies: impl Iterator<Item = (usize, &'p Policy)> + Clone) -> Self {
-        let mut sharing: HashMap<(&str, Term<'_>), usize> = HashMap::new();
-        for (attribute, terms) in policies.clone().flat_map(|(_, policy)| requirements(policy)) {
-            terms.into_iter().for_each(|term| *sharing.entry((attribute, term)).or_default() += 1);
+        Self::by(policies, |policy| conditions(policy).chain(scope(policy)).collect())
+    }
+
+    /// Lists policies by their conditions alone, for requests that lack attributes of their scopes.
+    pub(super) fn by_conditions<'p>(policies: impl Iterator<Item = (usize, &'p Policy)> + Clone) -> Self {
+        Self::by(policies, |policy| conditions(policy).collect())
+    }
+
+    fn by<'p>(
+        policies: impl Iterator<Item = (usize, &'p Policy)> + Clone,
+        requirements: impl Fn(&'p Policy) -> Vec<Requirement<'p>>,
+    ) -> Self {
+        let mut sharing: HashMap<(&str, Fold, Term<'_>), usize> = HashMap::new();
+        for (attribute, fold, terms) in policies.clone().flat_map(|(_, policy)| requirements(policy)) {
+            terms.into_iter().for_each(|term| *sharing.entry((attribute, fold, term)).or_default() += 1);
         }
         let mut index = Self::default();
         for (at, policy) in policies {
-            let most_shared = |(attribute, terms): &(&'p str, Vec<Term<'p>>)| {
-                terms.iter().map(|term| sharing[&(*attribute, term.clone())]).max()
+            let most_shared = |(attribute, fold, terms): &Requirement<'p>| {
+                terms.iter().map(|term| sharing[&(*attribute, *fold, term.clone())]).max()
             };
-            match requirements(policy).min_by_key(most_shared) {
+            match requirements(policy).into_iter().min_by_key(most_shared) {
                 None => index.always.push(at),
-                Some((attribute, terms)) => {
-                    let listed = index.attributes.entry(attribute.to_owned()).or_default();
+                Some((attribute, fold, terms)) => {
+                    let folded = index.attributes.entry(attribute.to_owned()).or_default();
+                    let known = folded.iter().position(|(known, _)| *known == fold).unwrap_or_else(|| {
+                        folded.push((fold, AttributeIndex::default()));
+                        folded.len() - 1
+                    });
+                    let listed = &mut folded[known].1;
                     terms.into_iter().for_each(|term| listed.add(term, at));
                 }
             }
         }
-        index.attributes.values_mut().for_each(AttributeIndex::link_prefixes);
+        index.attributes.values_mut().flatten().for_each(|(_, listed)| listed.link_prefixes());
         index
     }
 
@@ -79,8 +99,8 @@ impl PolicyIndex {
         for (nth, (name, value)) in request.attributes().enumerate() {
             // Of two with one name the first counts.
             let is_first = || request.attributes().take(nth).all(|(before, _)| before != name);
-            if let Some(listed) = self.attributes.get(name).filter(|_| is_first()) {
-                listed.find(value, found);
+            for (fold, listed) in self.attributes.get(name).filter(|_| is_first()).into_iter().flatten() {
+                listed.find(fold.of(value).value(), found);
             }
         }
         found.sort_unstable();
@@ -171,13 +191,20 @@ impl AttributeIndex {
     }
 }
 
-/// What a policy requires of attributes. Each requirement is met by any of its terms.
-fn requirements(policy: &Policy) -> impl Iterator<Item = (&str, Vec<Term<'_>>)> {
-    let conditions = policy
-        .when
-        .iter()
-        .filter_map(|(attribute, condition)| Some((attribute.as_str(), condition.terms()?)));
-    conditions.chain(policy.keys.scope.iter().map(|attribute| (attribute.as_str(), vec![Term::Present])))
+/// What a policy requires of an attribute, whose value is folded: any of these terms.
+type Requirement<'p> = (&'p str, Fold, Vec<Term<'p>>);
+
+/// What a policy's conditions require.
+fn conditions(policy: &Policy) -> impl Iterator<Item = Requirement<'_>> {
+    let conditions = policy.when.iter();
+    conditions
+        .filter_map(|(attribute, condition)| Some((attribute.as_str(), condition.fold(), condition.terms()?)))
+}
+
+/// What its scope requires.
+fn scope(policy: &Policy) -> impl Iterator<Item = Requirement<'_>> {
+    let scope = policy.keys.scope.iter().filter(|_| policy.when_missing() == OnMissing::Skip);
+    scope.map(|attribute| (attribute.as_str(), Fold::NONE, vec![Term::Present]))
 }
 
 #[cfg(test)]
@@ -193,7 +220,7 @@ mod tests {
 
     fn texts() -> impl Strategy<Value = String> {
         prop_oneof![
-            "[ab/]{0,4}",
+            "[abA/;]{0,4}",
             select(vec!["10.1.2.3".to_owned(), "::ffff:10.1.2.3".into(), "2001:db8::1".into()])
         ]
     }
@@ -222,13 +249,21 @@ mod tests {
         ]
     }
 
+    fn folds() -> impl Strategy<Value = Fold> {
+        select(vec![Fold::NONE, Fold::CASE, Fold::SLASH, Fold::CASE.and(Fold::SLASH)])
+    }
+
     fn policies() -> impl Strategy<Value = Policy> {
-        let when = vec((select(&ATTRIBUTES[..]), conditions()), 0..3);
+        let when = vec((select(&ATTRIBUTES[..]), conditions(), any::<bool>()), 0..3);
         let scope = vec(select(&ATTRIBUTES[..]), 0..2);
-        (when, scope).prop_map(|(when, scope)| {
+        let on_missing = select(vec![OnMissing::Skip, OnMissing::Deny, OnMissing::OneKey]);
+        (when, scope, on_missing, folds()).prop_map(|(when, scope, on_missing, fold)| {
             let policy = Policy::new("p", Quota::per_minute(1)).unwrap().with_scope(scope);
-            when.into_iter()
-                .fold(policy, |policy, (attribute, condition)| policy.with_condition(attribute, condition))
+            let policy = policy.with_on_missing(on_missing).with_fold("path", fold);
+            when.into_iter().fold(policy, |policy, (attribute, condition, is_opposite)| {
+                let condition = if is_opposite { Match::not(condition) } else { condition };
+                policy.with_condition(attribute, condition)
+            })
         })
     }
 
@@ -258,6 +293,11 @@ mod tests {
             let wanted: Vec<_> = (0..policies.len()).filter(applying).collect();
             let kept: Vec<_> = found.into_iter().filter(applying).collect();
             prop_assert_eq!(kept, wanted);
+            let skips = |at: &usize| policies[*at].skips(&request);
+            let wanted: Vec<_> = (0..policies.len()).filter(skips).collect();
+            let mut found = Places::new();
+            PolicyIndex::by_conditions(policies.iter().enumerate()).find(&request, &mut found);
+            prop_assert_eq!(found.into_iter().filter(skips).collect::<Vec<_>>(), wanted);
         }
     }
 

@@ -1,18 +1,24 @@
-//! Conditions on one attribute: equal, one of, prefix, glob, network, present, absent.
+//! Conditions on one attribute: equal, one of, prefix, glob, network, present, absent, and their opposites.
 
 use std::fmt;
 
 use ipnet::IpNet;
 
-use crate::client_addr::{canonical, network};
+use crate::client_addr::{Network, canonical};
 use crate::error::Error;
+use crate::fold::Fold;
 use crate::request::Value;
 
-/// What an attribute must be for a policy to apply. Bytes are compared, so case matters.
+/// What an attribute must be for a policy to apply. Bytes are compared, so case matters unless it is
+/// [folded](crate::Policy::with_fold).
 ///
-/// Only [`absent`](Self::absent) holds for a request that lacks the attribute.
+/// Only [`absent`](Self::absent) and [`not`](Self::not) hold for a request that lacks the attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Match(Kind);
+pub struct Match {
+    kind: Kind,
+    /// What its texts are folded by, and values are before they are compared.
+    fold: Fold,
+}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Kind {
@@ -22,6 +28,7 @@ enum Kind {
     Networks(Vec<IpNet>),
     Present,
     Absent,
+    Not(Box<Self>),
 }
 
 /// Something that an attribute can be looked up by.
@@ -46,20 +53,20 @@ impl Match {
     /// their texts.
     #[must_use]
     pub fn equals(value: impl Into<String>) -> Self {
-        Self(Kind::OneOf(vec![value.into()]))
+        Self::of(Kind::OneOf(vec![value.into()]))
     }
 
     /// Holds for any of these values.
     #[must_use]
     pub fn one_of<V: Into<String>>(values: impl IntoIterator<Item = V>) -> Self {
-        Self(Kind::OneOf(values.into_iter().map(Into::into).collect()))
+        Self::of(Kind::OneOf(values.into_iter().map(Into::into).collect()))
     }
 
     /// Holds for values that begin with `prefix`. Never holds for an address; see
     /// [`networks`](Self::networks).
     #[must_use]
     pub fn prefix(prefix: impl Into<String>) -> Self {
-        Self(Kind::Prefix(prefix.into()))
+        Self::of(Kind::Prefix(prefix.into()))
     }
 
     /// Holds for values that match the pattern. `*` matches any number of bytes, including `/`. `?`
@@ -91,7 +98,7 @@ impl Match {
                 "invalid pattern `{pattern}`: ends in an unpaired backslash; write `\\\\` for a backslash"
             )));
         }
-        Ok(Self(Kind::Glob(pattern)))
+        Ok(Self::of(Kind::Glob(pattern)))
     }
 
     /// Holds for addresses in any of these networks: `10.0.0.0/8`, `2001:db8::/32` or a single
@@ -100,39 +107,75 @@ impl Match {
     /// # Errors
     /// If an entry is neither a network nor an address.
     pub fn networks<N: AsRef<str>>(networks: impl IntoIterator<Item = N>) -> Result<Self, Error> {
-        let read = |text: &str| {
-            network(text).ok_or_else(|| {
-                Error::policy(format!(
-                    "invalid network `{text}`: must be a network or an address, for example `10.0.0.0/8` or `2001:db8::/32`"
-                ))
-            })
-        };
-        let networks = networks.into_iter().map(|text| read(text.as_ref())).collect::<Result<_, _>>()?;
-        Ok(Self(Kind::Networks(networks)))
+        let read = |text: N| text.as_ref().parse().map(|Network(network)| network);
+        let networks = networks.into_iter().map(read).collect::<Result<_, _>>()?;
+        Ok(Self::of(Kind::Networks(networks)))
     }
 
     /// Holds for any value, including an empty one.
     #[must_use]
     pub fn present() -> Self {
-        Self(Kind::Present)
+        Self::of(Kind::Present)
     }
 
     /// Holds for requests that lack the attribute.
     #[must_use]
     pub fn absent() -> Self {
-        Self(Kind::Absent)
+        Self::of(Kind::Absent)
     }
 
-    /// What a value must have at least one of for the condition to hold. `None` if it holds without
-    /// a value.
+    /// Holds where `condition` does not, so also for requests that lack the attribute, unless
+    /// `condition` holds for these.
+    ///
+    /// ```
+    /// # use slidegate::Match;
+    /// let all_but_health = Match::not(Match::one_of(["/healthz", "/readyz"]));
+    /// assert!(all_but_health.holds(Some("/login".into())) && all_but_health.holds(None));
+    /// assert!(!all_but_health.holds(Some("/healthz".into())));
+    /// ```
+    #[must_use]
+    #[allow(clippy::should_implement_trait)] // it takes no `self`
+    pub fn not(condition: Self) -> Self {
+        let kind = match condition.kind {
+            Kind::Present => Kind::Absent,
+            Kind::Absent => Kind::Present,
+            Kind::Not(kind) => *kind,
+            kind => Kind::Not(Box::new(kind)),
+        };
+        Self { kind, ..condition }
+    }
+
+    fn of(kind: Kind) -> Self {
+        Self { kind, fold: Fold::NONE }
+    }
+
+    /// The same condition on folded values.
+    pub(super) fn folded(self, fold: Fold) -> Self {
+        Self { kind: self.kind.folded(fold), fold: self.fold.and(fold) }
+    }
+
+    /// What values are folded by before they are compared.
+    pub(super) fn fold(&self) -> Fold {
+        self.fold
+    }
+
+    /// What a folded value must have at least one of for the condition to hold. `None` if it holds
+    /// without a value.
     pub(super) fn terms(&self) -> Option<Vec<Term<'_>>> {
-        Some(match &self.0 {
+        // With folded slashes, `/api` is in the folder `/api/`.
+        let beginning = |mut bytes: Vec<u8>| {
+            if self.fold.folds_slash() && bytes.last() == Some(&b'/') {
+                bytes.pop();
+            }
+            vec![Term::Prefix(bytes)]
+        };
+        Some(match &self.kind {
             Kind::OneOf(values) => values.iter().map(|value| Term::Text(value)).collect(),
-            Kind::Prefix(prefix) => vec![Term::Prefix(prefix.as_bytes().to_vec())],
-            Kind::Glob(pattern) => vec![Term::Prefix(literal_start(pattern.as_bytes()))],
+            Kind::Prefix(prefix) => beginning(prefix.as_bytes().to_vec()),
+            Kind::Glob(pattern) => beginning(literal_start(pattern.as_bytes())),
             Kind::Networks(networks) => networks.iter().map(|net| Term::Network(net.trunc())).collect(),
             Kind::Present => vec![Term::Present],
-            Kind::Absent => return None,
+            Kind::Absent | Kind::Not(_) => return None,
         })
     }
 
@@ -140,43 +183,85 @@ impl Match {
     /// attribute.
     #[must_use]
     pub fn holds(&self, value: Option<Value<'_>>) -> bool {
-        let Some(value) = value else { return self.0 == Kind::Absent };
-        match (&self.0, value) {
-            (Kind::Absent, _) => false,
-            (Kind::Present, _) => true,
-            (Kind::OneOf(values), Value::Bytes(bytes)) => values.iter().any(|v| v.as_bytes() == bytes),
-            (Kind::OneOf(values), Value::Address(ip)) => {
-                let ip = canonical(ip);
-                values.iter().any(|v| v.parse().is_ok_and(|v| canonical(v) == ip))
+        match value {
+            Some(value) if self.fold != Fold::NONE => {
+                self.kind.holds(Some(self.fold.of(value).value()), self.fold)
             }
-            (Kind::Prefix(prefix), Value::Bytes(bytes)) => bytes.starts_with(prefix.as_bytes()),
-            (Kind::Glob(pattern), Value::Bytes(bytes)) => glob_matches(pattern.as_bytes(), bytes),
-            (Kind::Networks(networks), Value::Address(ip)) => {
-                let ip = canonical(ip);
-                networks.iter().any(|network| network.contains(&ip))
-            }
-            (Kind::Prefix(_) | Kind::Glob(_), Value::Address(_)) | (Kind::Networks(_), Value::Bytes(_)) => {
-                false
-            }
+            value => self.kind.holds(value, Fold::NONE),
         }
     }
 }
 
-/// The condition in words: "is `/login`", "begins with `/api/`", "is absent".
+impl Kind {
+    /// Whether it holds for this value, which `fold` folded.
+    fn holds(&self, value: Option<Value<'_>>, fold: Fold) -> bool {
+        if let Self::Not(kind) = self {
+            return !kind.holds(value, fold);
+        }
+        let Some(value) = value else { return *self == Self::Absent };
+        // Folding takes the slash from the folder itself.
+        let folder = |bytes: &[u8]| fold.folds_slash().then(|| [bytes, b"/"].concat());
+        match (self, value) {
+            (Self::Absent | Self::Not(_), _) => false,
+            (Self::Present, _) => true,
+            (Self::OneOf(values), Value::Bytes(bytes)) => values.iter().any(|v| v.as_bytes() == bytes),
+            (Self::OneOf(values), Value::Address(ip)) => {
+                let ip = canonical(ip);
+                values.iter().any(|v| v.parse().is_ok_and(|v| canonical(v) == ip))
+            }
+            (Self::Prefix(prefix), Value::Bytes(bytes)) => {
+                bytes.starts_with(prefix.as_bytes())
+                    || folder(bytes).is_some_and(|folder| folder.starts_with(prefix.as_bytes()))
+            }
+            (Self::Glob(pattern), Value::Bytes(bytes)) => {
+                glob_matches(pattern.as_bytes(), bytes)
+                    || folder(bytes).is_some_and(|folder| glob_matches(pattern.as_bytes(), &folder))
+            }
+            (Self::Networks(networks), Value::Address(ip)) => {
+                let ip = canonical(ip);
+                networks.iter().any(|network| network.contains(&ip))
+            }
+            (Self::Prefix(_) | Self::Glob(_), Value::Address(_)) | (Self::Networks(_), Value::Bytes(_)) => {
+                false
+            }
+        }
+    }
+
+    fn folded(self, fold: Fold) -> Self {
+        match self {
+            Self::OneOf(values) => Self::OneOf(values.iter().map(|value| fold.of_text(value)).collect()),
+            Self::Prefix(prefix) => Self::Prefix(fold.of_pattern(&prefix)),
+            Self::Glob(pattern) => Self::Glob(fold.of_pattern(&pattern)),
+            Self::Not(kind) => Self::Not(Box::new(kind.folded(fold))),
+            other @ (Self::Networks(_) | Self::Present | Self::Absent) => other,
+        }
+    }
+}
+
+/// The condition in words: "is `/login`", "begins with `/api/`", "is not `/healthz`", "is absent".
 impl fmt::Display for Match {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.kind.describe(f, true)
+    }
+}
+
+impl Kind {
+    fn describe(&self, f: &mut fmt::Formatter<'_>, holds: bool) -> fmt::Result {
         let list = |values: Vec<String>| values.join(" or ");
-        match &self.0 {
-            Kind::OneOf(values) => {
-                write!(f, "is {}", list(values.iter().map(|v| format!("`{v}`")).collect()))
+        let (is, begins, looks) =
+            if holds { ("is", "begins", "looks") } else { ("is not", "does not begin", "does not look") };
+        match self {
+            Self::OneOf(values) => {
+                write!(f, "{is} {}", list(values.iter().map(|v| format!("`{v}`")).collect()))
             }
-            Kind::Prefix(prefix) => write!(f, "begins with `{prefix}`"),
-            Kind::Glob(pattern) => write!(f, "looks like `{pattern}`"),
-            Kind::Networks(networks) => {
-                write!(f, "is in {}", list(networks.iter().map(ToString::to_string).collect()))
+            Self::Prefix(prefix) => write!(f, "{begins} with `{prefix}`"),
+            Self::Glob(pattern) => write!(f, "{looks} like `{pattern}`"),
+            Self::Networks(networks) => {
+                write!(f, "{is} in {}", list(networks.iter().map(ToString::to_string).collect()))
             }
-            Kind::Present => f.write_str("is present"),
-            Kind::Absent => f.write_str("is absent"),
+            Self::Present => write!(f, "{is} present"),
+            Self::Absent => write!(f, "{is} absent"),
+            Self::Not(kind) => kind.describe(f, !holds),
         }
     }
 }

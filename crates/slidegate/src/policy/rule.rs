@@ -7,8 +7,9 @@ use std::sync::OnceLock;
 use smallvec::SmallVec;
 
 use super::Policy;
+use super::overrides::{OverridePart, Overrides};
 use crate::block::Block;
-use crate::charge::MetQuota;
+use crate::charge::{MetQuota, OnMissing};
 use crate::error::Error;
 use crate::key::{Key, TicketKeyBytes};
 use crate::quota::Quota;
@@ -20,8 +21,7 @@ pub(super) struct Rule {
     pub(super) policy: Policy,
     /// What the policy's usage is stored under; see [`PolicySet::number`].
     pub(super) number: u32,
-    /// Quotas by the canonical bytes of keys.
-    overrides: HashMap<Box<[u8]>, Quota>,
+    overrides: Overrides,
     /// Blocks by the canonical bytes of keys.
     blocks: HashMap<Box<[u8]>, Block>,
     /// The policy's quotas with windows from the first day of the month to the 31st, if an attribute says which.
@@ -35,13 +35,12 @@ pub(super) struct Rule {
 impl Rule {
     pub(super) fn new(policy: Policy) -> Result<Self, Error> {
         let name = policy.name();
-        let fits = |what: &str, values: &[OwnedValue]| {
-            if values.len() == policy.keys.scope.len() {
+        let fits = |what: &str, values: usize| {
+            if values == policy.keys.scope.len() {
                 return Ok(());
             }
             Err(Error::policy(format!(
-                "policy `{name}`: invalid {what}: has {} values, the scope has {} attributes; give one value for each",
-                values.len(),
+                "policy `{name}`: invalid {what}: has {values} values, the scope has {} attributes; give one value for each",
                 policy.keys.scope.len()
             )))
         };
@@ -55,22 +54,33 @@ impl Rule {
             )))
         };
         policy.tiers().try_for_each(|(value, quota)| counts_alike("tier", &value, quota))?;
-        let mut overrides = HashMap::with_capacity(policy.overrides.len());
-        for (values, quota) in &policy.overrides {
-            fits("override", values)?;
-            let request = policy.request_of(values);
-            let key = policy.key(&request);
-            counts_alike("override", &key, quota)?;
-            if overrides.insert(key.canonical().into_boxed_slice(), *quota).is_some() {
+        let mut overrides = Overrides::default();
+        for one in &policy.overrides {
+            fits("override", one.key.len())?;
+            let groups = policy.keys.ipv6_prefix.bits();
+            let networks = one.key.iter().filter_map(OverridePart::network);
+            if let Some(network) =
+                networks.into_iter().find(|net| !net.addr().is_ipv4() && net.prefix_len() > groups)
+            {
                 return Err(Error::policy(format!(
-                    "policy `{name}`: duplicate override `{key}`: must be given once; remove one"
+                    "policy `{name}`: invalid override `{network}`: the policy counts IPv6 addresses by their first {groups} \
+                     bits; write a network of at most these, or a longer `ipv6_prefix`"
+                )));
+            }
+            let request = policy.request_of(one.values());
+            let key = policy.key(&request);
+            let shown: &dyn Display = if one.is_exact() { &key } else { one };
+            one.quota.iter().try_for_each(|quota| counts_alike("override", shown, quota))?;
+            if overrides.add(one, &key) {
+                return Err(Error::policy(format!(
+                    "policy `{name}`: duplicate override `{shown}`: must be given once; remove one"
                 )));
             }
         }
         let mut blocks = HashMap::with_capacity(policy.blocks.len());
         for (values, block) in &policy.blocks {
-            fits("block", values)?;
-            let key = policy.key(&policy.request_of(values)).canonical();
+            fits("block", values.len())?;
+            let key = policy.key(&policy.request_of(values.iter().map(OwnedValue::value))).canonical();
             blocks.insert(key.into_boxed_slice(), block.clone());
         }
         let anchored = match policy.anchor_attribute() {
@@ -87,13 +97,50 @@ impl Rule {
         self.counted.as_deref().unwrap_or(self)
     }
 
-    /// The override of a key, and its block.
-    pub(super) fn own(&self, key: &Key<'_>) -> (Option<&Quota>, Option<&Block>) {
-        if self.overrides.is_empty() && self.blocks.is_empty() {
-            return (None, None);
+    /// What a key has of its own.
+    #[inline]
+    pub(super) fn own(&self, key: &Key<'_>) -> Own<'_> {
+        if self.overrides.is_empty()
+            && self.blocks.is_empty()
+            && self.policy.when_missing() != OnMissing::Deny
+        {
+            return Own::default();
         }
-        let key = &*key.canonical();
-        (self.overrides.get(key), self.blocks.get(key))
+        self.look_up(key)
+    }
+
+    fn look_up(&self, key: &Key<'_>) -> Own<'_> {
+        let canonical = &*key.canonical();
+        let exact = self.overrides.exact(canonical);
+        let special = exact.or_else(|| self.overrides.of_networks(key));
+        let denies = self.policy.when_missing() == OnMissing::Deny && key.missing().is_some();
+        Own {
+            quota: exact.flatten(),
+            of_network: special.flatten().filter(|_| exact.is_none()),
+            is_unlimited: special == Some(None),
+            block: if denies { Some(&MISSING) } else { self.blocks.get(canonical) },
+        }
+    }
+
+    /// Whether the policy applies to a request.
+    #[inline]
+    pub(super) fn applies_to(&self, request: &Request<'_>) -> bool {
+        self.policy.applies_to(request)
+    }
+
+    /// Whether it applies and the key is not unlimited.
+    #[inline]
+    pub(super) fn binds(&self, request: &Request<'_>) -> bool {
+        self.applies_to(request) && !self.exempts(request)
+    }
+
+    /// Whether a request is exempt from the policy that applies to it.
+    #[inline]
+    pub(super) fn exempts(&self, request: &Request<'_>) -> bool {
+        self.overrides.exempts && request.inline_quota().is_none() && {
+            let own = self.look_up(&self.policy.key(request));
+            own.is_unlimited && own.block.is_none()
+        }
     }
 
     /// What is set for the key that a store knows by this id in tickets. `ids_of` says by which ids it
@@ -109,12 +156,17 @@ impl Rule {
         }
         let of_tickets = self.of_tickets.get_or_init(|| {
             let mut all = HashMap::<_, OwnOfKey>::new();
-            let mut each = |values: &[OwnedValue], set: &dyn Fn(&mut OwnOfKey)| {
-                let ids = ids_of(&self.policy.key(&self.policy.request_of(values)));
+            let mut each = |request: &Request<'_>, set: &dyn Fn(&mut OwnOfKey)| {
+                let ids = ids_of(&self.policy.key(request));
                 ids.into_iter().for_each(|id| set(all.entry(id).or_default()));
             };
-            overrides.iter().for_each(|(values, quota)| each(values, &|own| own.quota = Some(*quota)));
-            blocks.iter().for_each(|(values, block)| each(values, &|own| own.block = Some(block.clone())));
+            for one in overrides.iter().filter(|one| one.is_exact()) {
+                each(&self.policy.request_of(one.values()), &|own| own.quota = one.quota);
+            }
+            for (values, block) in blocks {
+                let request = self.policy.request_of(values.iter().map(OwnedValue::value));
+                each(&request, &|own| own.block = Some(block.clone()));
+            }
             all
         });
         of_tickets.get(&id())
@@ -124,7 +176,10 @@ impl Rule {
     /// are not known any more: where the quota of their tier was changed since, the largest of all tiers
     /// bounds it.
     pub(super) fn quota_now(&self, own: Option<&OwnOfKey>, met: MetQuota) -> Quota {
-        let has_plans = self.policy.tier_attribute().is_some() || !self.anchored.is_empty();
+        let of_networks = || self.policy.overrides.iter().filter(|one| !one.is_exact()).filter_map(|one| one.quota);
+        let has_plans = self.policy.tier_attribute().is_some()
+            || !self.anchored.is_empty()
+            || of_networks().next().is_some();
         let met = match met {
             #[cfg(feature = "redis")]
             MetQuota::Inline(inline) => return inline,
@@ -141,7 +196,7 @@ impl Rule {
         let Some(met) = met.filter(|met| has_plans && met.algorithm() == quota.algorithm()) else {
             return quota;
         };
-        let plans = || self.policy.tiers().map(|(_, quota)| *quota).chain([quota]);
+        let plans = || self.policy.tiers().map(|(_, quota)| *quota).chain(of_networks()).chain([quota]);
         let is_plan =
             |quota: Quota| quota == met || self.anchored.get(&quota).is_some_and(|days| days.contains(&met));
         let largest = plans().max_by_key(Quota::capacity).unwrap_or(quota);
@@ -150,14 +205,11 @@ impl Rule {
 
     /// What binds a request on a key: its inline quota, the key's override, the request's tier, or the
     /// policy's own quota.
-    pub(super) fn quota_met<'a>(
-        &'a self,
-        request: &'a Request<'_>,
-        overridden: Option<&'a Quota>,
-    ) -> &'a Quota {
+    pub(super) fn quota_met<'a>(&'a self, request: &'a Request<'_>, own: &Own<'a>) -> &'a Quota {
         if let Some(inline) = request.inline_quota() {
             return inline;
         }
+        let overridden = own.quota.or(own.of_network);
         let quota = overridden.or_else(|| self.policy.tier_of(request)).unwrap_or(&self.policy.quota);
         if self.anchored.is_empty() {
             return quota;
@@ -174,6 +226,20 @@ pub(crate) struct OwnOfKey {
     pub(crate) quota: Option<Quota>,
     pub(crate) block: Option<Block>,
 }
+
+/// What a key has of its own under a policy.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Own<'a> {
+    /// The quota of an override of the key itself.
+    pub(super) quota: Option<&'a Quota>,
+    /// The quota of a network that it is in. Stores know it as they know a tier's.
+    pub(super) of_network: Option<&'a Quota>,
+    pub(super) is_unlimited: bool,
+    pub(super) block: Option<&'a Block>,
+}
+
+/// The block of requests that lack an attribute.
+static MISSING: Block = Block::PERMANENT;
 
 /// The quota with windows from each day of the month, if it has windows of months.
 fn by_anchor(quota: &Quota) -> Option<[Quota; 31]> {

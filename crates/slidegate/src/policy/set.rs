@@ -13,7 +13,7 @@ use super::Policy;
 use super::index::{Places, PolicyIndex};
 use super::rule::{OwnOfKey, Rule};
 use crate::block::Block;
-use crate::charge::{Charge, Excess, HoldTerms, MetQuota, Part, Plan, Reserve, place};
+use crate::charge::{Charge, Excess, HoldTerms, MetQuota, OnMissing, Part, Plan, Reserve, place};
 use crate::error::Error;
 use crate::key::{HashSeed, Key, KeyId, TicketKeyBytes};
 use crate::quota::{Algorithm, Quota};
@@ -49,6 +49,10 @@ pub struct PolicySet {
     weighs: bool,
     /// The same by what they require, if they are too many to ask each.
     index: Option<PolicyIndex>,
+    /// The attributes without which a policy is skipped, each once.
+    skipped_without: Vec<String>,
+    /// The places of unnamed policies by their conditions, if they are too many to ask each.
+    by_conditions: Option<PolicyIndex>,
 }
 
 /// Sets of more policies are looked up. To ask each of so few takes less time.
@@ -96,8 +100,25 @@ impl PolicySet {
         let unnamed: Vec<_> = (0..rules.len()).filter(needs_no_name).collect();
         let listed = || PolicyIndex::new(unnamed.iter().map(|at| (*at, &rules[*at].policy)));
         let index = (unnamed.len() > MOST_ASKED).then(listed);
+        let skips = |at: &&usize| rules[**at].policy.when_missing() == OnMissing::Skip;
+        let skipping = || unnamed.iter().filter(skips).map(|at| (*at, &rules[*at].policy));
+        let mut skipped_without: Vec<_> =
+            skipping().flat_map(|(_, policy)| policy.scope()).cloned().collect();
+        skipped_without.sort_unstable();
+        skipped_without.dedup();
+        let by_conditions = (unnamed.len() > MOST_ASKED).then(|| PolicyIndex::by_conditions(skipping()));
         let weighs = rules.iter().any(|rule| rule.counted.is_some());
-        Ok(Self { rules, places, unnamed, cost_names, required: Vec::new(), weighs, index })
+        Ok(Self {
+            rules,
+            places,
+            unnamed,
+            cost_names,
+            required: Vec::new(),
+            weighs,
+            index,
+            skipped_without,
+            by_conditions,
+        })
     }
 
     /// Denies requests that lack one of these attributes, with an
@@ -154,6 +175,48 @@ impl PolicySet {
         applying.into_iter().map(|at| self.policy(at))
     }
 
+    /// The policies whose conditions hold for a request and that [do not apply](crate::OnMissing::Skip) as it
+    /// lacks an attribute of their scope, in their order. None for a request that
+    /// [names](Request::under) a policy.
+    ///
+    /// ```
+    /// use slidegate::{Policy, PolicySet, Quota, Request};
+    ///
+    /// let per_ip = Policy::new("per-ip", Quota::per_minute(5))?.with_scope(["ip"]);
+    /// let set = PolicySet::new([per_ip])?;
+    /// let request = Request::new().with("user", "alice");
+    /// assert_eq!(set.skipped(&request).map(Policy::name).collect::<Vec<_>>(), ["per-ip"]);
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    pub fn skipped<'s>(&'s self, request: &Request<'_>) -> impl Iterator<Item = &'s Policy> + use<'s> {
+        self.skipped_places(request).into_iter().map(|at| self.policy(at))
+    }
+
+    /// The policies that would apply to a request if its key were not
+    /// [unlimited](Policy::with_unlimited), in their order.
+    pub fn exempting<'s>(&'s self, request: &Request<'_>) -> impl Iterator<Item = &'s Policy> + use<'s> {
+        let mut found = Places::new();
+        let places = self.rules_for(request, &mut found).iter().copied();
+        let exempting: Places = places
+            .filter(|at| self.rules[*at].applies_to(request) && self.rules[*at].exempts(request))
+            .collect();
+        exempting.into_iter().map(|at| self.policy(at))
+    }
+
+    fn skipped_places(&self, request: &Request<'_>) -> Places {
+        let mut found = Places::new();
+        let lacks = |attribute: &String| request.value(attribute).is_none();
+        if request.named_policy().is_some() || !self.skipped_without.iter().any(lacks) {
+            return found;
+        }
+        match &self.by_conditions {
+            Some(index) => index.find(request, &mut found),
+            None => found.extend_from_slice(&self.unnamed),
+        }
+        found.retain(|at| self.policy(*at).skips(request));
+        found
+    }
+
     pub(crate) fn policy(&self, at: usize) -> &Policy {
         &self.rules[at].policy
     }
@@ -166,11 +229,11 @@ impl PolicySet {
     /// The quota that a request meets.
     pub(crate) fn quota_of<'a>(&'a self, at: usize, key: &Key<'_>, request: &'a Request<'_>) -> &'a Quota {
         let rule = &self.rules[at];
-        rule.quota_met(request, rule.own(key).0)
+        rule.quota_met(request, &rule.own(key))
     }
 
     pub(crate) fn block_of(&self, at: usize, key: &Key<'_>) -> Option<&Block> {
-        self.rules[at].own(key).1
+        self.rules[at].own(key).block
     }
 
     /// Keeps what policies of another set have learned, unless they count something else.
@@ -250,7 +313,7 @@ impl PolicySet {
     /// decided](Self::error_of). Each is charged as its own verb says, unless `verb` says it for
     /// all. Pure: touches no state.
     pub(crate) fn plan<'a>(&'a self, requests: &'a [Request<'a>], verb: Option<Verb>) -> Plan<'a> {
-        self.plan_under(requests, verb, None)
+        self.plan_under(requests, verb, None, Rule::binds)
     }
 
     /// The plan of a reservation: checks whose costs are held, where they are not known at once.
@@ -259,7 +322,7 @@ impl PolicySet {
         requests: &'a [Request<'a>],
         terms: &'a HoldTerms,
     ) -> Plan<'a> {
-        self.plan_under(requests, Some(Verb::Check), Some(terms))
+        self.plan_under(requests, Some(Verb::Check), Some(terms), Rule::binds)
     }
 
     fn plan_under<'a>(
@@ -267,6 +330,7 @@ impl PolicySet {
         requests: &'a [Request<'a>],
         verb: Option<Verb>,
         terms: Option<&'a HoldTerms>,
+        binds: impl Fn(&Rule, &Request<'_>) -> bool,
     ) -> Plan<'a> {
         let mut plan = Plan::new(terms.is_some());
         // Most have one charge each; growing copies them all.
@@ -275,7 +339,7 @@ impl PolicySet {
             let before = plan.charges.len() + plan.met.len();
             let mut found = Places::new();
             let places = self.rules_for(request, &mut found).iter().copied();
-            for at in places.filter(|at| self.policy(*at).applies_to(request)) {
+            for at in places.filter(|at| binds(&self.rules[*at], request)) {
                 plan.add(self.charge(at, number, request, verb, terms));
             }
             let is_under_none = plan.charges.len() + plan.met.len() == before;
@@ -291,12 +355,13 @@ impl PolicySet {
         plan
     }
 
-    /// The plan of one request.
+    /// The plan of a look at one request's keys, unlimited ones included.
     ///
     /// # Errors
     /// The request cannot be decided.
     pub(crate) fn plan_of_one<'a>(&'a self, request: &'a Request<'a>) -> Result<Plan<'a>, Error> {
-        let plan = || self.plan(std::slice::from_ref(request), Some(Verb::Peek));
+        let requests = std::slice::from_ref(request);
+        let plan = || self.plan_under(requests, Some(Verb::Peek), None, Rule::applies_to);
         self.error_of(request).map_or_else(|| Ok(plan()), Err)
     }
 
@@ -333,7 +398,7 @@ impl PolicySet {
         if let Some(name) = request.named_policy() {
             let Some(policy) = self.by_name(name) else { return Some(Obstacle::UnknownPolicy) };
             let missing = policy.keys.scope.iter().find(|attribute| request.value(attribute).is_none());
-            if let Some(missing) = missing {
+            if let Some(missing) = missing.filter(|_| policy.when_missing() == OnMissing::Skip) {
                 return (!request.may_lack_attributes()).then_some(Obstacle::MissingAttribute(missing));
             }
         }
@@ -399,9 +464,9 @@ impl PolicySet {
     ) -> Charge<'a> {
         let rule = self.rules[at].counted();
         let key = rule.policy.key(request);
-        let (overridden, block) = rule.own(&key);
-        let own_quota = overridden.unwrap_or(&rule.policy.quota);
-        let quota = rule.quota_met(request, overridden);
+        let own = rule.own(&key);
+        let own_quota = own.quota.unwrap_or(&rule.policy.quota);
+        let quota = rule.quota_met(request, &own);
         let mut part = Part {
             verb: verb.unwrap_or(request.verb()),
             role: request.role(),
@@ -431,7 +496,7 @@ impl PolicySet {
             quota,
             instead_of: (!std::ptr::eq(quota, own_quota)).then_some(own_quota),
             key,
-            block,
+            block: own.block,
             part,
             reserve,
             policy: place(at),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::fold::Fold;
 use crate::quota::Quota;
 use crate::request::{Request, Value};
 
@@ -10,14 +11,25 @@ use crate::request::{Request, Value};
 pub(super) struct Tiers {
     pub(super) attribute: String,
     pub(super) quotas: BTreeMap<String, Quota>,
+    /// What the values are folded by, as the attribute is.
+    pub(super) fold: Fold,
 }
 
 impl Tiers {
     /// The quota of a request's tier, if it has one.
     pub(super) fn of(&self, request: &Request<'_>) -> Option<&Quota> {
-        match request.value(&self.attribute)? {
+        match self.fold.of(request.value(&self.attribute)?).value() {
             Value::Bytes(value) => self.quotas.get(std::str::from_utf8(value).ok()?),
             Value::Address(_) => None,
         }
+    }
+
+    /// The same with folded values, if this is their attribute.
+    pub(super) fn folded(self, attribute: &str, fold: Fold) -> Self {
+        if self.attribute != attribute || fold == Fold::NONE {
+            return self;
+        }
+        let quotas = self.quotas.into_iter().map(|(value, quota)| (fold.of_text(&value), quota));
+        Self { quotas: quotas.collect(), fold: self.fold.and(fold), ..self }
     }
 }

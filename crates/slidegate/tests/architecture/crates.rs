@@ -31,15 +31,30 @@ const CONFIG: &Table = &[
     ("quota", &["foreign", "section", "values"]),
     ("overrides", &["quota", "section", "values", "yaml"]),
     ("condition", &["overrides", "section", "values", "yaml"]),
+    ("unlikely", &["overrides", "section", "yaml"]),
     ("escalate", &["section", "values"]),
     ("counts", &["section", "values"]),
     (
         "policy",
-        &["condition", "counts", "escalate", "names", "overrides", "quota", "schema", "section", "values"],
+        &[
+            "condition",
+            "counts",
+            "escalate",
+            "names",
+            "overrides",
+            "quota",
+            "schema",
+            "section",
+            "unlikely",
+            "values",
+        ],
     ),
     ("added", &["check", "errors", "escalate", "policy", "section", "yaml"]),
     ("text", &["added", "values", "yaml"]),
-    ("policies", &["check", "errors", "escalate", "policy", "schema", "section", "values", "yaml"]),
+    (
+        "policies",
+        &["check", "errors", "escalate", "policy", "schema", "section", "unlikely", "values", "yaml"],
+    ),
 ];
 
 /// Arguments know no server.

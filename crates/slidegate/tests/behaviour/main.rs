@@ -9,6 +9,7 @@ mod gate;
 mod gate_waiting;
 mod holds;
 mod inline_quotas;
+mod matching;
 mod mixed;
 mod refunds;
 mod tiers;

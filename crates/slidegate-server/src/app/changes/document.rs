@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
-use slidegate::{Algorithm, Quota, headers::millis_ceil};
+use slidegate::{Algorithm, Counts, Quota, headers::millis_ceil};
 
 use super::refusal::{Cause, Refusal};
 use super::terms::Terms;
@@ -117,27 +117,61 @@ pub(crate) enum KeyKind {
     /// A block: denies every cost above 0.
     Block,
     /// An override: another limit, with the policy's algorithm.
-    Override { limit: u64, window_ms: u64 },
+    Override {
+        limit: u64,
+        window_ms: u64,
+        /// Whether the key has no limit. Releases that do not know this use `limit`, which is
+        /// [`KeyKind::ABOUT_UNLIMITED`].
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        unlimited: bool,
+    },
+}
+
+/// The terms of a key while a change of it lasts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KeyTerms {
+    /// It keeps its quota and is blocked.
+    Blocked,
+    /// It has this quota.
+    Quota(Quota),
+    Unlimited,
 }
 
 impl KeyKind {
     pub(crate) fn of(quota: &Quota) -> Self {
-        Self::Override { limit: quota.limit(), window_ms: millis_ceil(quota.window()) }
+        Self::Override { limit: quota.limit(), window_ms: millis_ceil(quota.window()), unlimited: false }
     }
 
-    /// The key's quota in a policy with this quota; `None` for a block, which keeps the quota.
-    pub(crate) fn quota(&self, policy: &Quota) -> Result<Option<Quota>, String> {
-        let Self::Override { limit, window_ms } = self else { return Ok(None) };
+    /// A limit that every store can count, and that nobody reaches.
+    pub(crate) const ABOUT_UNLIMITED: u64 = Counts::MAX_WEIGHTED_LIMIT;
+
+    /// No limit, in a policy with this quota.
+    pub(crate) fn unlimited(policy: &Quota) -> Self {
+        let window_ms = millis_ceil(policy.window());
+        Self::Override { limit: Self::ABOUT_UNLIMITED, window_ms, unlimited: true }
+    }
+
+    /// The key's terms in a policy with this quota.
+    pub(crate) fn terms(&self, policy: &Quota) -> Result<KeyTerms, String> {
+        match self {
+            Self::Block => Ok(KeyTerms::Blocked),
+            Self::Override { unlimited: true, .. } => Ok(KeyTerms::Unlimited),
+            Self::Override { limit, window_ms, .. } => {
+                Self::quota(*limit, *window_ms, policy).map(KeyTerms::Quota)
+            }
+        }
+    }
+
+    fn quota(limit: u64, window_ms: u64, policy: &Quota) -> Result<Quota, String> {
         if policy.algorithm() == Algorithm::InFlight {
             // The lease is the policy's.
-            return Quota::in_flight(*limit, policy.window()).map(Some).map_err(|error| error.to_string());
+            return Quota::in_flight(limit, policy.window()).map_err(|error| error.to_string());
         }
-        if policy.calendar_window().is_some() && *window_ms == millis_ceil(policy.window()) {
-            return Ok(Some(policy.with_limit(*limit)));
+        if policy.calendar_window().is_some() && window_ms == millis_ceil(policy.window()) {
+            return Ok(policy.with_limit(limit));
         }
-        let window = Duration::from_millis(*window_ms);
-        let quota = Quota::new(*limit, window).map_err(|error| error.to_string())?;
-        Ok(Some(quota.with_algorithm(policy.algorithm()).with_slots(policy.slots())))
+        let quota = Quota::new(limit, Duration::from_millis(window_ms)).map_err(|error| error.to_string())?;
+        Ok(quota.with_algorithm(policy.algorithm()).with_slots(policy.slots()))
     }
 }
 

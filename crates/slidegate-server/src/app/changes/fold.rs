@@ -5,16 +5,16 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use slidegate::{Block, Error, Policy, PolicySet, Quota, Timestamp};
+use slidegate::{Block, Error, OwnedValue, Policy, PolicySet, Quota, Timestamp};
 use slidegate_config::added::Added;
 use slidegate_config::escalate::Escalation;
 use slidegate_config::names::{self, CANDIDATE};
 use slidegate_config::policy::KeysShown;
 use slidegate_config::policy::Mode;
 
-use super::document::{Document, KeyChange, KeyKind};
+use super::document::{Document, KeyChange, KeyKind, KeyTerms};
 use super::terms::Terms;
-use crate::key_text::KeyText;
+use crate::key_text::{KeyText, OF_MISSING};
 
 /// The configured policies.
 #[derive(Debug, Clone, Default)]
@@ -154,15 +154,26 @@ fn with_keys(
 ) -> Policy {
     changes.iter().fold(policy, |policy, change| {
         let key = KeyText::read(&policy, &change.key, is_address);
-        match key.and_then(|key| Ok((key, change.kind.quota(policy.quota())?))) {
-            Ok((_, Some(_))) if names::is_inline(policy.name()) => {
+        let read = key.and_then(|key| {
+            // One of requests that lack an attribute is not accepted, and other releases read it otherwise.
+            let values = key.values().ok_or_else(|| OF_MISSING.to_owned())?.into_iter().map(OwnedValue::from);
+            Ok((values.collect::<Vec<_>>(), change.kind.terms(policy.quota())?))
+        });
+        match read {
+            Ok((_, KeyTerms::Quota(_) | KeyTerms::Unlimited)) if names::is_inline(policy.name()) => {
                 refused.push(names::no_override(policy.name()));
                 policy
             }
-            Ok((key, Some(quota))) => policy.with_override_instead(key.values(), quota),
-            Ok((key, None)) => {
-                let end = Timestamp::from_micros(change.until_ms.saturating_mul(1000));
-                policy.with_block(key.values(), Block::until(end).by(change.by.as_str()))
+            Ok((key, terms)) => {
+                let key = || key.iter().map(OwnedValue::value);
+                match terms {
+                    KeyTerms::Quota(quota) => policy.with_override_instead(key(), quota),
+                    KeyTerms::Unlimited => policy.without_override(key()).with_unlimited(key()),
+                    KeyTerms::Blocked => {
+                        let end = Timestamp::from_micros(change.until_ms.saturating_mul(1000));
+                        policy.with_block(key(), Block::until(end).by(change.by.as_str()))
+                    }
+                }
             }
             Err(why) => {
                 refused.push(format!("policy `{}`: {why}", change.policy));

@@ -319,6 +319,9 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     each("near_limit", near, |counts| counts.near_limit)?;
     let help = "Keys that reached a share of their limit that `notify` names, reported by this instance";
     each("notifications", help, |counts| counts.notifications)?;
+    let help =
+        "Checks that the policy did not limit, as they lack an attribute of its scope (on_missing: skip)";
+    each("missing_attribute", help, |counts| counts.missing_attribute)?;
 
     let shown = || names::listed(policies).take(MAX_POLICIES);
     let limits = shown().map(|policy| ([("policy", policy.name())], policy.quota().limit()));

@@ -86,7 +86,21 @@ fn files_are_refused_in_the_words_of_the_reference() {
             "domain: d\ndescriptors: [[a, 5]]\n".into(),
             "config error, yaml file contains list of type other than map: [a 5] (line 2)",
         ),
-        (limit("{unit: day, requests_per_unit: 2.5}"), "error checking config (line 5)"),
+        (
+            limit("{unit: day, requests_per_unit: 2.5}"),
+            "error checking config: `requests_per_unit: 2.5` is a number with decimals or an exponent; write a whole \
+             number (line 5)",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: version\n    value: 1.10\n".into(),
+            "error checking config: `value: 1.10` is a number with decimals or an exponent; write `value: \"1.10\"`, in \
+             quotes (line 4)",
+        ),
+        (
+            "domain: d\ndescriptors:\n  - key: version\n    value: 1e3\n".into(),
+            "error checking config: `value: 1e3` is a number with decimals or an exponent; write `value: \"1e3\"`, in \
+             quotes (line 4)",
+        ),
         (
             limit("{unit: day, requests_per_unit: -5}"),
             "error loading config file: yaml: unmarshal errors: line 5: cannot unmarshal !!int `-5` into uint32",

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use siphasher::sip128::{Hasher128, SipHasher24};
 
 use super::transport::slot;
+use crate::fold::Folded;
 use crate::key::Key;
 use crate::request::Value;
 use crate::secret::Secret;
@@ -56,10 +57,10 @@ impl Names {
         let policy = &key.space.policy;
         let mut name = Vec::with_capacity(PREFIX.len() + policy.len() + 32);
         name.extend_from_slice(PREFIX.as_bytes());
-        if let Some(value) = self.hash_tag.as_deref().and_then(|attribute| key.request.value(attribute)) {
+        if let Some(value) = self.hash_tag.as_deref().and_then(|attribute| key.value(attribute)) {
             // Always hashed: otherwise a client could choose its slot.
             name.push(b'{');
-            push_hash(&mut name, self.hash(&canonical_of(value)));
+            push_hash(&mut name, self.hash(&canonical_of(value.value())));
             name.extend_from_slice(b"}:");
         }
         name.extend_from_slice(policy.as_bytes());
@@ -201,11 +202,11 @@ fn push_plain(name: &mut Vec<u8>, key: &Key<'_>) -> bool {
         if at > 0 {
             name.push(b',');
         }
-        match part {
-            Value::Bytes(bytes) if bytes.iter().copied().all(is_plain) => name.extend_from_slice(bytes),
-            Value::Bytes(_) => return false,
-            Value::Address(IpAddr::V4(ip)) => name.extend_from_slice(format!("@{ip}").as_bytes()),
-            Value::Address(IpAddr::V6(ip)) => {
+        match part.as_ref().map(Folded::value) {
+            Some(Value::Bytes(bytes)) if bytes.iter().copied().all(is_plain) => name.extend_from_slice(bytes),
+            Some(Value::Bytes(_)) | None => return false,
+            Some(Value::Address(IpAddr::V4(ip))) => name.extend_from_slice(format!("@{ip}").as_bytes()),
+            Some(Value::Address(IpAddr::V6(ip))) => {
                 name.extend_from_slice(format!("@{:032x}", ip.to_bits()).as_bytes());
             }
         }
@@ -250,7 +251,13 @@ mod tests {
         let values = values.iter().map(|value| -> Value<'v> { (*value).into() });
         let request = scope.iter().zip(values).fold(Request::new(), |r, (name, value)| r.with(name, value));
         let (policy, ipv6_prefix) = ("p".to_owned(), Ipv6Prefix::default());
-        let mut space = KeySpace { policy, scope: scope.clone(), ipv6_prefix, in_millionths: false };
+        let mut space = KeySpace {
+            policy,
+            scope: scope.clone(),
+            folds: Box::default(),
+            ipv6_prefix,
+            in_millionths: false,
+        };
         let name = names.name(&Key { space: &space, request: &request });
         space.in_millionths = true;
         let in_millionths = names.name(&Key { space: &space, request: &request });

@@ -1,0 +1,81 @@
+//! Setting the overrides of a policy.
+
+use super::Policy;
+use super::overrides::{Override, OverridePart};
+use crate::quota::Quota;
+use crate::request::Value;
+
+impl Policy {
+    /// Adds an override: a quota for the key with these values, one per attribute of the scope. A value may
+    /// be a [`Network`](crate::client_addr::Network): the override is then for each key whose address is in
+    /// it, by itself. The override of the very key binds, else that of the longest prefix; with several
+    /// networks in a key, that of the longest prefix of the first.
+    ///
+    /// The quota must have the policy's algorithm, or building the set fails. Adding or removing an
+    /// override keeps the key's usage. Looking up overrides costs one hash of the key, one more for each
+    /// length of prefix, and nothing in policies without overrides.
+    ///
+    /// ```
+    /// use slidegate::client_addr::Network;
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
+    /// use std::net::IpAddr;
+    ///
+    /// let office: Network = "10.0.0.0/8".parse()?;
+    /// let robot: IpAddr = "10.0.0.9".parse().unwrap();
+    /// let per_ip = Policy::new("per-ip", Quota::per_minute(5))?
+    ///     .with_scope(["ip"])
+    ///     .with_override([office], Quota::per_minute(50))
+    ///     .with_unlimited([robot]);
+    /// let gate = Gate::new(PolicySet::new([per_ip])?);
+    /// let limit = |ip: &str| {
+    ///     let ip: IpAddr = ip.parse().unwrap();
+    ///     gate.peek(&Request::new().with("ip", ip)).strictest().map(|one| one.limit())
+    /// };
+    /// assert_eq!((limit("192.0.2.1"), limit("10.0.0.1"), limit("10.0.0.9")), (Some(5), Some(50), None));
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_override<P: Into<OverridePart>>(
+        mut self,
+        key: impl IntoIterator<Item = P>,
+        quota: Quota,
+    ) -> Self {
+        self.overrides.push(Override { key: key.into_iter().map(Into::into).collect(), quota: Some(quota) });
+        self
+    }
+
+    /// Exempts the key with these values, or the keys in these networks, as an
+    /// [override](Self::with_override): the policy does not apply to them and counts nothing, unless a
+    /// [block](Self::with_block) denies them.
+    #[must_use]
+    pub fn with_unlimited<P: Into<OverridePart>>(mut self, key: impl IntoIterator<Item = P>) -> Self {
+        self.overrides.push(Override { key: key.into_iter().map(Into::into).collect(), quota: None });
+        self
+    }
+
+    /// Takes the override of the key with these values away, if there is one. One of a network that the key
+    /// is in stays.
+    #[must_use]
+    pub fn without_override<'v, V: Into<Value<'v>>>(mut self, key: impl IntoIterator<Item = V>) -> Self {
+        let values: Vec<Value<'v>> = key.into_iter().map(Into::into).collect();
+        let removed = self.key(&self.request_of(values)).canonical();
+        let is_kept = |one: &Override| {
+            !one.is_exact() || self.key(&self.request_of(one.values())).canonical() != removed
+        };
+        let kept: Vec<bool> = self.overrides.iter().map(is_kept).collect();
+        let mut kept = kept.into_iter();
+        self.overrides.retain(|_| kept.next().unwrap_or(true));
+        self
+    }
+
+    /// As [`with_override`](Self::with_override), but replaces an existing override of the key.
+    #[must_use]
+    pub fn with_override_instead<'v, V: Into<Value<'v>>>(
+        self,
+        key: impl IntoIterator<Item = V>,
+        quota: Quota,
+    ) -> Self {
+        let values: Vec<Value<'v>> = key.into_iter().map(Into::into).collect();
+        self.without_override(values.iter().copied()).with_override(values, quota)
+    }
+}

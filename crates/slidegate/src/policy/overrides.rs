@@ -1,0 +1,166 @@
+//! Overrides of a policy: of one key, or of all keys whose addresses are in networks.
+//!
+//! A network is looked up as the keys are: cut to each length of prefix that an override has, the
+//! longest first. So the look-up takes as long with one network as with a thousand.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use ipnet::IpNet;
+use smallvec::SmallVec;
+
+use crate::client_addr::Network;
+use crate::fold::Folded;
+use crate::key::{Key, write_canonical};
+use crate::quota::Quota;
+use crate::request::{OwnedValue, Value};
+
+/// What an override has for one attribute of the scope: a value, or a network of addresses.
+///
+/// Made by `From` from whatever makes a [`Value`], and from a [`Network`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OverridePart(PartKind);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum PartKind {
+    Value(OwnedValue),
+    Network(IpNet),
+}
+
+impl<'v, V: Into<Value<'v>>> From<V> for OverridePart {
+    fn from(value: V) -> Self {
+        Self(PartKind::Value(value.into().into()))
+    }
+}
+
+impl From<Network> for OverridePart {
+    fn from(network: Network) -> Self {
+        Self(PartKind::Network(network.0))
+    }
+}
+
+impl OverridePart {
+    /// The value, or the first address of the network.
+    pub(super) fn value(&self) -> Value<'_> {
+        match &self.0 {
+            PartKind::Value(value) => value.value(),
+            PartKind::Network(network) => Value::Address(network.addr()),
+        }
+    }
+
+    pub(super) fn network(&self) -> Option<IpNet> {
+        match &self.0 {
+            PartKind::Value(_) => None,
+            PartKind::Network(network) => Some(*network),
+        }
+    }
+}
+
+/// An override.
+#[derive(Debug, Clone)]
+pub(super) struct Override {
+    /// One part for each attribute of the scope.
+    pub(super) key: Vec<OverridePart>,
+    /// `None`: unlimited.
+    pub(super) quota: Option<Quota>,
+}
+
+impl Override {
+    pub(super) fn values(&self) -> impl ExactSizeIterator<Item = Value<'_>> {
+        self.key.iter().map(OverridePart::value)
+    }
+
+    /// Whether it is for one key.
+    pub(super) fn is_exact(&self) -> bool {
+        self.key.iter().all(|part| part.network().is_none())
+    }
+}
+
+/// As keys are written: `alice`, `10.0.0.0/8`.
+impl fmt::Display for Override {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, part) in self.key.iter().enumerate() {
+            if at > 0 {
+                f.write_str(",")?;
+            }
+            match (part.network(), part.value()) {
+                (Some(network), _) => write!(f, "{network}")?,
+                (None, Value::Address(ip)) => write!(f, "{ip}")?,
+                (None, Value::Bytes(bytes)) => write!(f, "{}", bytes.escape_ascii())?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The overrides of a policy by the canonical bytes of their keys. `None` is unlimited.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Overrides {
+    exact: HashMap<Box<[u8]>, Option<Quota>>,
+    /// Those of networks, by their prefixes, from the longest to the shortest.
+    networks: Vec<(Prefixes, HashMap<Box<[u8]>, Option<Quota>>)>,
+    /// Whether one is unlimited.
+    pub(super) exempts: bool,
+}
+
+/// For each attribute of a scope the length of the prefix, and whether it is of IPv4; `None` for a
+/// value. The first attribute counts most when lengths are compared.
+type Prefixes = SmallVec<[Option<(u8, bool)>; 2]>;
+
+impl Overrides {
+    pub(super) fn is_empty(&self) -> bool {
+        self.exact.is_empty() && self.networks.is_empty()
+    }
+
+    /// Adds an override, whose key is that of its values. Returns whether there was one of that key.
+    pub(super) fn add(&mut self, one: &Override, key: &Key<'_>) -> bool {
+        self.exempts |= one.quota.is_none();
+        let prefix = |part: &OverridePart| part.network().map(|net| (net.prefix_len(), net.addr().is_ipv4()));
+        let prefixes: Prefixes = one.key.iter().map(prefix).collect();
+        let Some(bytes) = cut(key, &prefixes).map(SmallVec::into_boxed_slice) else { return false };
+        let table = if one.is_exact() {
+            &mut self.exact
+        } else {
+            let at = self.networks.iter().position(|(known, _)| *known == prefixes).unwrap_or_else(|| {
+                // A value is more than any prefix.
+                let length = |prefixes: &Prefixes| -> Vec<u8> {
+                    prefixes.iter().map(|prefix| prefix.map_or(u8::MAX, |(length, _)| length)).collect()
+                };
+                let at = self.networks.partition_point(|(known, _)| length(known) > length(&prefixes));
+                self.networks.insert(at, (prefixes, HashMap::new()));
+                at
+            });
+            &mut self.networks[at].1
+        };
+        table.insert(bytes, one.quota).is_some()
+    }
+
+    /// What a key has instead of its policy's quota, by an override of its own. `Some(None)` is
+    /// unlimited.
+    pub(super) fn exact(&self, canonical: &[u8]) -> Option<Option<&Quota>> {
+        self.exact.get(canonical).map(Option::as_ref)
+    }
+
+    /// The same by the override of the smallest networks that it is in.
+    pub(super) fn of_networks(&self, key: &Key<'_>) -> Option<Option<&Quota>> {
+        let mut tables = self.networks.iter();
+        tables.find_map(|(prefixes, table)| table.get(&*cut(key, prefixes)?)).map(Option::as_ref)
+    }
+}
+
+/// The canonical bytes of a key with its addresses cut to these prefixes; `None` if one has no such
+/// address.
+fn cut(key: &Key<'_>, prefixes: &Prefixes) -> Option<SmallVec<[u8; 64]>> {
+    let mut bytes = SmallVec::new();
+    for (part, prefix) in key.parts().zip(prefixes) {
+        let part = match (prefix, part) {
+            (None, part) => part,
+            (Some((length, is_ipv4)), Some(Folded::Same(Value::Address(ip)))) if ip.is_ipv4() == *is_ipv4 => {
+                Some(Folded::Same(Value::Address(IpNet::new(ip, *length).ok()?.trunc().addr())))
+            }
+            _ => return None,
+        };
+        write_canonical(part.as_ref(), |part| bytes.extend_from_slice(part));
+    }
+    Some(bytes)
+}
