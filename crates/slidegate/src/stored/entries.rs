@@ -284,6 +284,11 @@ impl<'v> Stored<'v> for Log<StoredEntries<'v>> {
         self.parts().1
     }
 
+    /// Another quota's steps may have changed the newest timestamp as well.
+    fn has_moved(&self, moment: u64) -> bool {
+        self.parts().3.anchor < moment
+    }
+
     fn counts_until(&self, quota: &Quota, _settled: u64) -> u64 {
         self.parts().1 + quota.window_us()
     }
