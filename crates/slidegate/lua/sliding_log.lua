@@ -251,9 +251,9 @@ else
     end
     len = len + 1
   end
-  -- A TTL that is too short loses usage. It is too long after the window was shortened or the clock
+  -- `expires` is rounded down. A TTL that is too short loses usage. It is too long after the window was shortened or the clock
   -- was set back.
-  if until_us > expires * 1000000 or expires * 1000000 > now + 2 * window + 5000000 then
+  if until_us > expires * 1000000 or (expires + 1) * 1000000 > now + 2 * window + 5000000 then
     --@ttl
     call('PEXPIRE', key, ttl_ms)
     expires = math.floor((now + ttl_ms * 1000) / 1000000)
