@@ -106,10 +106,10 @@ fn steps_of_quotas() -> impl Strategy<Value = Vec<Step>> {
         1 => (1u16..60).prop_map(Step::Slots),
         1 => (0usize..3).prop_map(Step::Calendar),
     ];
-    let (room, penalty) = (Step::Apply(Verb::Refund, 2), Step::Apply(Verb::Penalize, 1));
+    let (room, penalty) = (Step::Apply(Verb::Refund, 1), Step::Apply(Verb::Penalize, 1));
     let with_charges = move |step: Step| match &step {
         Step::Limit(_) | Step::Window(_) | Step::Slots(_) | Step::Calendar(_) => {
-            vec![penalty.clone(), room.clone(), step, penalty.clone()]
+            vec![penalty.clone(), step, room.clone(), penalty.clone()]
         }
         _ => vec![step],
     };
