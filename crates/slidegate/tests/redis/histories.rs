@@ -108,8 +108,10 @@ fn steps_of_quotas() -> impl Strategy<Value = Vec<Step>> {
     ];
     let (room, penalty) = (Step::Apply(Verb::Refund, 1), Step::Apply(Verb::Penalize, 1));
     let with_charges = move |step: Step| match &step {
-        Step::Limit(_) | Step::Window(_) | Step::Slots(_) | Step::Calendar(_) => {
-            vec![penalty.clone(), step, room.clone(), penalty.clone()]
+        // A bucket above a lowered limit is cut by the refund.
+        Step::Limit(_) => vec![penalty.clone(), step, room.clone(), penalty.clone()],
+        Step::Window(_) | Step::Slots(_) | Step::Calendar(_) => {
+            vec![penalty.clone(), room.clone(), step, penalty.clone()]
         }
         _ => vec![step],
     };
