@@ -38,6 +38,7 @@ opens.ALGORITHM = function(key, now, packed)
   end
   local function refund(cost)
     --@refund
+    --@refund_kept
     if refunded > 0 and used == 0 then
       call('DEL', key)
     elseif refunded > 0 then
@@ -47,7 +48,7 @@ opens.ALGORITHM = function(key, now, packed)
     return refunded
   end
   --@most
-  return used, capacity, most, wrong, moved, report, charge, save, refund
+  return used, capacity, most, wrong, moved, report, charge, save, refund, is_own
 end
 
 --[decide]
@@ -75,7 +76,7 @@ local TOGETHER, REFUSALS = 116, 107
 local verb, enforced, excess, role, over, own, at = {}, {}, {}, {}, {}, {}, {}
 -- By key, at the index of its first part.
 local used, capacity, most, moved, adds, needed, writes = {}, {}, {}, {}, {}, {}, {}
-local report, charge, save, refund = {}, {}, {}, {}
+local report, charge, save, refund, is_own = {}, {}, {}, {}, {}
 for p = 1, parts do
   local from = 3 + requests + (p - 1) * 4
   local letter = argv[from + 1]
@@ -86,7 +87,7 @@ for p = 1, parts do
   if opens[letter] then
     local wrong
     at[p], adds[p], needed[p] = p, 0, 0
-    used[p], capacity[p], most[p], wrong, moved[p], report[p], charge[p], save[p], refund[p] =
+    used[p], capacity[p], most[p], wrong, moved[p], report[p], charge[p], save[p], refund[p], is_own[p] =
       opens[letter](KEYS[p], now, argv[from + 3])
     if wrong then return redis.error_reply('SLIDEGATE value ' .. p .. ' is ' .. wrong) end
   else
@@ -139,7 +140,7 @@ for request = 4, 3 + requests do
       local passes = not is_denied and not denied[p]
       if excess[p] == COUNT or passes and excess[p] == CHARGE then
         adds[k] = math.max(adds[k], math.min(adds[k] + takes, most[k] - used[k]))
-        writes[k] = writes[k] or excess[p] == COUNT
+        writes[k] = writes[k] or excess[p] == COUNT and takes > 0 and is_own[k]
         -- The wait includes a denied cost that was counted.
         local excess_cost = takes - capacity[k] + used[k] + adds[k]
         if excess[p] == COUNT and excess_cost > needed[k] and takes <= capacity[k] then
@@ -165,7 +166,9 @@ for request = 4, 3 + requests do
       end
       if is_done then
         local k, takes = at[p], own[p] or cost
-        adds[k], writes[k] = math.max(adds[k], math.min(adds[k] + takes, most[k] - used[k])), true
+        adds[k] = math.max(adds[k], math.min(adds[k] + takes, most[k] - used[k]))
+        -- A penalty on a full key is written too, so that all stores have settled to the same time.
+        writes[k] = writes[k] or takes > 0 and is_own[k]
       end
     end
   end
@@ -180,7 +183,6 @@ for p = 1, parts do
       local failed = charge[p](adds[p])
       if failed then return failed end
     elseif writes[p] and used[p] > 0 then
-      -- A penalty on a full key is written too, so that all stores have settled to the same time.
       save[p]()
     end
   end

@@ -7,7 +7,12 @@ local window, capacity, head = struct.unpack('<I6I7I3', packed)
 -- From 2^47 on, the window is the code of a calendar. The call has its borders: when a window begins, and when it
 -- and the next two end.
 local first, second, third, fourth
-if window >= 140737488355328 then first, second, third, fourth = struct.unpack('<I7I7I7I7', packed, 17) end
+-- How much later than a value ends a border may be that is the same to other time zone data.
+local slack = 0
+if window >= 140737488355328 then
+  first, second, third, fourth = struct.unpack('<I7I7I7I7', packed, 17)
+  slack = math.min(math.floor((third - second) / 2), 86400000000)
+end
 
 --[settle]
 -- `stop` is the end of the window that `used` counts in.
@@ -32,7 +37,7 @@ if raw then
     counted, stop, used = window, 0, 0
     --@foreign
   end
-  expires = stop
+  if counted == window then expires = stop end
 end
 local current_stop, next_stop, latest_stop
 if counted < 140737488355328 then
@@ -46,9 +51,10 @@ elseif counted == window then
     current_stop, next_stop = second, third
   end
   latest_stop = next_stop
-  if first < stop and stop < fourth and stop ~= second and stop ~= third then
-    wrong = wrong or 'counted to another date: instances have different time zone data'
-  end
+  -- The end may be no border here: an instance had other time zone data. Of both, the later one counts.
+  local border = stop <= first and first or stop <= second and second or stop <= third and third
+    or stop <= fourth and fourth or stop
+  if border - stop <= slack then stop = border end
 elseif now < stop then
   -- Usage under another calendar counts until its end.
   current_stop = stop
@@ -62,12 +68,14 @@ if current_stop ~= stop then
     settled = current_stop
   else
     -- A large step back of the clock: the counter stays until its end, at most one window from now.
-    stop, moved = math.min(stop, latest_stop), true
+    moved = stop > latest_stop
+    stop = math.min(stop, latest_stop)
   end
 end
-if counted ~= window then
-  -- A denial writes this as well, or each one would move usage anew, to a later window.
-  stop, moved = settled - settled % window + window, true
+local is_own = counted == window
+if not is_own then
+  -- Only a charge writes this: until then the key stays in its window.
+  stop = settled - settled % window + window
   if third then stop = settled < first and first or settled < second and second or third end
 end
 
@@ -84,6 +92,16 @@ used = used + cost
 local refunded = math.min(cost, used)
 used = used - refunded
 
+--[refund_kept]
+if not is_own and refunded > 0 and used > 0 and not moved then
+  if #raw == 12 then
+    call('SETRANGE', key, '7', struct.pack('<I5', used))
+  else
+    call('SETRANGE', key, '14', struct.pack('<I7', used))
+  end
+  return refunded
+end
+
 --[counts_until]
 local counts_until = stop
 
@@ -98,5 +116,5 @@ if expires == stop and #value == #raw then
   -- In place, which keeps the TTL: half the cost of `SET`.
   call('SETRANGE', key, '0', value)
 else
-  call('SET', key, value, 'PX', math.ceil((stop - now) / 1000) + 5000)
+  call('SET', key, value, 'PX', math.ceil((stop - now + slack) / 1000) + 5000)
 end

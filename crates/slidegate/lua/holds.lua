@@ -11,7 +11,7 @@ opens.P = function(key, now, packed)
   local _, capacity = struct.unpack('<I6I7', packed)
   local function report() return {} end
   local function nothing() end
-  return 0, capacity, 9007199254740991, nil, false, report, nothing, nothing, function() return 0 end
+  return 0, capacity, 9007199254740991, nil, false, report, nothing, nothing, function() return 0 end, true
 end
 
 --[tables]
@@ -190,8 +190,9 @@ local function open_with_holds(letter, key, usage, now, packed)
       holds.is_changed, holds.is_rebuilt = is_changed or #due == 0, is_rebuilt
     end
   end
-  local used, capacity, most, wrong, moved, report, charge, save, refund = opens[letter](state, now, packed)
-  local own = { used = used, report = report, charge = charge, save = save, refund = refund, most = most }
+  local used, capacity, most, wrong, moved, report, charge, save, refund, is_own = opens[letter](state, now, packed)
+  local own = { used = used, report = report, charge = charge, save = save, refund = refund, most = most,
+    is_own = is_own }
   -- The numbers of the algorithm, the header of the holds, and the holds if `needed` is not 0.
   local function report_with_holds(needed)
     local listed = ''
@@ -229,7 +230,7 @@ for letter in pairs(opens) do
     end
     local function save()
       local failed
-      if own.used > 0 then failed = own.save() end
+      if (moved or own.is_own) and own.used > 0 then failed = own.save() end
       save_holds()
       return failed
     end
@@ -245,7 +246,7 @@ for letter in pairs(opens) do
       return held
     end
     -- Holds that were moved with the clock are written by a denial as well: they must end.
-    return used, capacity, most, wrong, moved or holds.is_changed, report, charge, save, refund
+    return used, capacity, most, wrong, moved or holds.is_changed, report, charge, save, refund, own.is_own
   end
 end
 local opens = with_holds

@@ -11,6 +11,8 @@ local window, capacity, step, step_bits, runs, fills = struct.unpack('<I6I7I6BI2
 
 --[settle]
 local tag, settled, moved, wrong = 20, now, false, nil
+-- Timestamps do not depend on the window.
+local is_own = true
 local ahead_bits, used, newest, oldest = 0, 0, 0, 0
 local widths, stamp_bytes, cost_bytes, head, len, room, newest_cost, shift, expires
 local chunk, chunk_from, chunk_to = nil, 0, 0
@@ -51,7 +53,8 @@ if used > 0 then
     end
     if stamp < newest then
       if len == 0 then oldest = stamp end
-      newest, ahead_bits, moved = stamp, step_bits, true
+      -- Only a charge writes this, unless the clock was set back.
+      newest, ahead_bits = stamp, step_bits
     end
   end
   if oldest + window <= settled then
@@ -248,9 +251,9 @@ else
     end
     len = len + 1
   end
-  -- A TTL that is too short loses usage. It is too long after the window was shortened or the clock
+  -- `expires` is rounded down. A TTL that is too short loses usage. It is too long after the window was shortened or the clock
   -- was set back.
-  if until_us > expires * 1000000 or expires * 1000000 > now + 2 * window + 5000000 then
+  if until_us > expires * 1000000 or (expires + 1) * 1000000 > now + 2 * window + 5000000 then
     --@ttl
     call('PEXPIRE', key, ttl_ms)
     expires = math.floor((now + ttl_ms * 1000) / 1000000)

@@ -8,6 +8,8 @@ local window, capacity, head = struct.unpack('<I6I7I3', packed)
 --[settle]
 -- `stop` is the end of the window that `current` counts in.
 local tag, stop, previous, current, settled, moved, wrong = 18, 0, 0, 0, now, false, nil
+-- The counters under another window, which refunds leave them in.
+local own_stop, own_previous, own_current
 -- The end that the stored value's TTL was set for.
 local expires = 0
 local raw = call('GET', key)
@@ -61,10 +63,11 @@ if previous > 0 then
   end
   used = math.min(current + weighted, 9007199254740991)
 end
-if counted ~= window then
-  -- What counts now counts as charged in the window of the new length. A denial writes that as well,
-  -- or each one would do it anew, in a later window.
-  current, previous, stop, moved = used, 0, settled - settled % window + window, true
+local is_own = counted == window
+if not is_own then
+  -- What counts now counts as charged in the window of the new length. Only a charge writes that.
+  own_stop, own_previous, own_current = stop, previous, current
+  current, previous, stop = used, 0, settled - settled % window + window
 end
 
 --[numbers]
@@ -85,6 +88,23 @@ if refunded > from_current then
   --@mul_div
   local kept = mul_div(used, window, stop - settled)
   previous = math.min(previous, kept)
+end
+
+--[refund_kept]
+if not is_own and refunded > 0 and used > 0 and not moved then
+  local from_current = math.min(refunded, own_current)
+  own_current = own_current - from_current
+  if refunded > from_current then
+    --@mul_div
+    local kept = mul_div(used, counted, own_stop - settled)
+    own_previous = math.min(own_previous, kept)
+  end
+  if #raw == 12 then
+    call('SETRANGE', key, '3', struct.pack('<I4I5', own_stop / 1000000, own_previous * 1048576 + own_current))
+  else
+    call('SETRANGE', key, '7', struct.pack('<I7I7I7', own_stop, own_previous, own_current))
+  end
+  return refunded
 end
 
 --[counts_until]

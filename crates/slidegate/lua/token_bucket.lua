@@ -9,6 +9,10 @@ local window, capacity, limit = struct.unpack('<I6I7I7', packed)
 -- microseconds, less than the window.
 local tag, at, level, fraction, settled, moved, wrong = 19, now, 0, 0, now, false, nil
 local rate = limit > 0 and limit or 1
+-- Whether the content is as this quota counts it; whether it was counted under another window.
+local is_own, is_other = true, false
+-- Content under another window that this quota does not count.
+local cut = 0
 local raw = call('GET', key)
 if raw then
   local found, counted
@@ -17,6 +21,8 @@ if raw then
     counted, at, level, fraction = window, now, 0, 0
     --@foreign
   end
+  is_other = counted ~= window
+  is_own = not is_other
   --@bound
   if now < at then
     if (level > 0 or fraction > 0) and at - now <= (counted < 1000000 and counted or 1000000) then
@@ -42,12 +48,8 @@ if raw then
       level, fraction = level - whole, part
     end
   end
-  if counted ~= window then
-    -- A denial writes this as well, or what drains would go on to count by the former window.
-    moved = true
-    -- A fraction rounds up to a whole.
-    if fraction > 0 then level, fraction = level + 1, 0 end
-  end
+  -- Under another window a fraction rounds up to a whole. Only a charge writes that.
+  if counted ~= window and fraction > 0 then level, fraction = level + 1, 0 end
 end
 local used = fraction > 0 and level + 1 or level
 
@@ -62,23 +64,33 @@ level, used = level + cost, used + cost
 
 --[refund]
 local refunded = math.min(cost, used)
-if refunded <= level then
-  level = level - refunded
+-- What this quota does not count is refunded first.
+local counted_cost = math.max(refunded - cut, 0)
+if counted_cost <= level then
+  level = level - counted_cost
 else
   level, fraction = 0, 0
 end
 used = fraction > 0 and level + 1 or level
+
+--[refund_kept]
+if is_other and refunded > 0 and used > 0 and not moved then
+  local _, _, _, stored = struct.unpack('<BI6I7I7', raw)
+  call('SETRANGE', key, '14', struct.pack('<I7', stored - refunded))
+  return refunded
+end
 
 --[most]
 -- The maximum usage of a key: one window's drain above the capacity.
 local most = math.min(capacity + rate, 9007199254740991)
 
 --[bound]
--- Drops content above the maximum, which a lowered limit may leave.
+-- Content above the maximum, which a lowered limit may leave, does not count.
 do
   --@most
   if level > most or level == most and fraction > 0 then
-    level, fraction = most, 0
+    if is_other then cut = level - most end
+    is_own, level, fraction = false, most, 0
   end
 end
 

@@ -432,6 +432,30 @@ impl Quota {
         }
     }
 
+    /// The end of usage that was counted until `end` in a window of the same calendar. If that is no border, it was
+    /// one by other time zone data: usage counts until the border that is up to [`slack_us`](Self::slack_us)
+    /// later, or else until `end`. So no window ends before the limit of it may be used again.
+    pub(crate) fn later_end(&self, end: u64) -> u64 {
+        let border = match self.borders {
+            Borders::Multiples => end,
+            Borders::Calendar(calendar) => calendar.period(end.saturating_sub(1)).end,
+            Borders::Given(_, borders) => borders.into_iter().find(|border| *border >= end).unwrap_or(end),
+        };
+        if border - end <= self.slack_us() { border } else { end }
+    }
+
+    /// How much later than a value ends a border may be that is the same to other time zone data: half a window, at
+    /// most a day. 0 without a calendar.
+    pub(crate) fn slack_us(&self) -> u64 {
+        const DAY_US: u64 = 86_400 * SECOND_US;
+        let window_us = match self.borders {
+            Borders::Multiples => 0,
+            Borders::Calendar(_) => self.window_us,
+            Borders::Given(_, [_, second, third, _]) => third.saturating_sub(second),
+        };
+        (window_us / 2).min(DAY_US)
+    }
+
     #[inline]
     pub(crate) fn by_window(&self) -> &Divisor {
         &self.derived.by_window

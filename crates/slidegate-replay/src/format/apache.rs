@@ -16,6 +16,7 @@ pub(crate) const SYNTAX: Syntax = Syntax {
     header_attribute,
     time_examples: "`%t`",
     required: usize::MAX,
+    is_list: |variable| variable.to_ascii_lowercase().contains("forwarded"),
 };
 
 /// Reads a format's text: `%h`, `%>s`, `%{User-Agent}i`, `%!200,304{Referer}i`, `%%` and literals. A

@@ -5,8 +5,10 @@
 //! of its client. A line is malformed only if the client, the time, the status or the length cannot
 //! be read.
 
+use crate::attributes::address;
 use crate::block::{Escape, RecordWriter, Text};
 use crate::column::{number, number_or_dash, present, quoted, split_at_space};
+use crate::format::mapping::FORWARDED_ATTRIBUTE;
 use crate::format::request::set_request;
 use crate::format::time::{TimeReader, Unit, duration_us};
 use crate::malformed::Malformed;
@@ -49,11 +51,14 @@ pub(crate) fn parse(
     }
     set_request(request, Escape::Backslash, out);
     let (referer, rest) = header(rest);
-    let (user_agent, _further_columns) = header(rest);
+    let (user_agent, further_columns) = header(rest);
     for (which, text) in [(Text::Referer, referer), (Text::UserAgent, user_agent)] {
         if let Some(text) = text {
             out.text(which, text, Escape::Backslash);
         }
+    }
+    if let Some(forwarded) = further_columns.and_then(forwarded) {
+        out.named_extra(FORWARDED_ATTRIBUTE, forwarded)?;
     }
     if ends_with_duration
         && let Some(space) = memchr::memrchr(b' ', line)
@@ -130,6 +135,20 @@ fn split_vhost(columns: &[u8]) -> (Option<&[u8]>, &[u8]) {
 
 fn is_ipv6(text: &[u8]) -> bool {
     std::str::from_utf8(text).is_ok_and(|text| text.parse::<std::net::Ipv6Addr>().is_ok())
+}
+
+/// The first quoted column that has nothing but addresses: what proxies forwarded, as nginx's `main` format has it.
+fn forwarded(mut columns: &[u8]) -> Option<&[u8]> {
+    /// A longer list is taken for one of addresses.
+    const MOST: usize = 64;
+    loop {
+        columns = &columns[memchr::memchr(b'"', columns)?..];
+        let (text, rest) = quoted(columns)?;
+        if text.split(|byte| *byte == b',').take(MOST).all(|one| address(one.trim_ascii()).is_some()) {
+            return Some(text);
+        }
+        columns = rest;
+    }
 }
 
 /// A header's column: ` "value"`, and what follows it.

@@ -9,7 +9,7 @@ use crate::format::field::{
     CLIENT, Columns, Field, FieldReader, HOST, METHOD, PATH, PROTOCOL, REFERER, Target, USER, USER_AGENT,
     target,
 };
-use crate::format::mapping::{Mapping, USUAL};
+use crate::format::mapping::{FORWARDED_NAMES, Mapping, USUAL};
 use crate::format::time::Unit;
 use crate::malformed::Malformed;
 
@@ -184,7 +184,13 @@ impl DelimitedParser {
         while let Some(text) = rest.filter(|_| self.columns.len() < MAX_COLUMNS) {
             let (cell, after) = csv_cell(text, self.separator).ok_or(Malformed::Quote)?;
             let name = String::from_utf8_lossy(&cell).trim().to_owned();
-            self.columns.push(self.mapping.targets(&name, usual_target(&name), None));
+            let is_forwarded =
+                FORWARDED_NAMES.contains(&name.to_ascii_lowercase().replace('-', "_").as_str());
+            self.columns.push(if is_forwarded {
+                self.mapping.forwarded(&name)
+            } else {
+                self.mapping.targets(&name, usual_target(&name), None)
+            });
             rest = after;
         }
         self.set_needed();

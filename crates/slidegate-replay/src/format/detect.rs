@@ -110,6 +110,7 @@ fn candidates(lines: &[&[u8]], options: &ParserOptions) -> Vec<Format> {
     };
     let mut candidates =
         vec![Format::Haproxy, name::alb(), name::ingress(), name::istio(), name::envoy(), Format::Clf(clf)];
+    candidates.extend(name::proxy_manager());
     if is_csv_header(first, options) {
         candidates.push(Format::Delimited(Kind::Csv));
     }

@@ -14,6 +14,7 @@ pub(crate) const SYNTAX: Syntax = Syntax {
     header_attribute,
     time_examples: "`%START_TIME%`",
     required: usize::MAX,
+    is_list: |variable| variable.to_ascii_lowercase().contains("forwarded"),
 };
 
 /// Envoy's default.

@@ -13,7 +13,7 @@ use crate::format::LineKind;
 use crate::format::field::{
     CLIENT, Columns, Field, FieldReader, HOST, METHOD, PATH, PROTOCOL, REFERER, Target, USER, USER_AGENT,
 };
-use crate::format::mapping::{Mapping, USUAL};
+use crate::format::mapping::{FORWARDED_NAMES, Mapping, USUAL};
 use crate::format::time::Unit;
 use crate::malformed::Malformed;
 
@@ -179,6 +179,12 @@ impl JsonFormat {
                 tree.at("attributes").others = Others::Attributes;
                 for part in &RECORDED_PARTS {
                     tree.at(part.key).recorded = Some(part);
+                }
+            }
+            Self::Any => {
+                for name in ["X-Forwarded-For", "x-forwarded-for"].iter().chain(&FORWARDED_NAMES) {
+                    let targets = mapping.forwarded(name);
+                    tree.insert(name, &targets);
                 }
             }
             _ => {}

@@ -52,6 +52,12 @@ impl Mapping {
         targets
     }
 
+    /// The targets of a column that usually has the forwarded addresses, unless the user maps it.
+    pub(crate) fn forwarded(&mut self, source: &str) -> Vec<Target> {
+        let is_mapped = self.fields.iter().any(|(_, mapped)| mapped == source);
+        self.targets(source, None, (!is_mapped).then(|| FORWARDED_ATTRIBUTE.to_owned()))
+    }
+
     /// `--cost-field bytes` is the column of the response's length, whatever its name.
     fn is_cost(&self, cost: &str, source: &str, targets: &[Target]) -> bool {
         cost == source || (cost == "bytes" && targets.iter().any(|target| target.field == Field::Bytes))
@@ -84,6 +90,13 @@ impl Mapping {
         missing
     }
 }
+
+/// The attribute of columns and keys that usually have the addresses that proxies forwarded.
+pub(crate) const FORWARDED_ATTRIBUTE: &str = "header.x-forwarded-for";
+
+/// What these are usually called, in lower case, with `_` for `-`.
+pub(crate) const FORWARDED_NAMES: [&str; 4] =
+    ["http_x_forwarded_for", "x_forwarded_for", "request_x_forwarded_for", "xff"];
 
 /// What columns and keys of logs without a fixed format usually mean: names in lower case, and
 /// ranks.

@@ -47,7 +47,7 @@ const MAX_CONFIG_BYTES: u64 = 4 * 1024 * 1024;
 
 impl LogFormat {
     /// The names, for help and errors.
-    pub const NAMES: &'static str = "`common`, `combined`, `apache:FORMAT`, `nginx:FORMAT`, `nginx:@FILE`, `ingress-nginx`, \
+    pub const NAMES: &'static str = "`common`, `combined`, `apache:FORMAT`, `nginx:FORMAT`, `nginx:@FILE`, `ingress-nginx`, `nginx-proxy-manager`, \
          `caddy`, `traefik`, `traefik-json`, `envoy`, `envoy:FORMAT`, `envoy-json`, `istio`, `haproxy`, `alb`, `cloudfront`, \
          `w3c`, `gcp`, `json`, `csv` or `slidegate`";
 
@@ -64,6 +64,7 @@ impl LogFormat {
             "combined" | "nginx" | "apache" | "vhost_combined" => Format::Clf("combined"),
             "traefik" => Format::Clf("traefik"),
             "ingress-nginx" => ingress(),
+            "nginx-proxy-manager" => proxy_manager()[0].clone(),
             "caddy" => Format::Json(JsonFormat::Caddy),
             "traefik-json" => Format::Json(JsonFormat::Traefik),
             "envoy" => envoy(),
@@ -104,6 +105,10 @@ fn template(syntax: Syntax, name: &str, text: &str) -> Format {
 
 pub(crate) fn ingress() -> Format {
     template(nginx::SYNTAX, "ingress-nginx", nginx::INGRESS)
+}
+
+pub(crate) fn proxy_manager() -> [Format; 2] {
+    nginx::PROXY_MANAGER.map(|text| template(nginx::SYNTAX, "nginx-proxy-manager", text))
 }
 
 pub(crate) fn envoy() -> Format {
@@ -238,9 +243,10 @@ fn template_of(
     let template = Template::new(&pieces, syntax.escape, syntax.required, |variable| {
         let target = (syntax.target)(variable);
         // The list of forwarded addresses is a header as well as a client.
-        let is_header = target.is_none() || variable == nginx::FORWARDED;
+        let is_header = target.is_none() || nginx::is_forwarded(variable);
         mapping.targets(variable, target, (syntax.header_attribute)(variable).filter(|_| is_header))
     })
+    .and_then(|template| template.with_lists(syntax.is_list))
     .map_err(|error| format!("format `{name}`: {error}"))?;
     if let Some(missing) = mapping.missing().first() {
         let variables = pieces.iter().filter_map(|piece| match piece {

@@ -14,13 +14,31 @@ pub(crate) const SYNTAX: Syntax = Syntax {
     header_attribute,
     time_examples: "`$time_local`, `$time_iso8601` or `$msec`",
     required: usize::MAX,
+    is_list,
 };
+
+/// Whether a variable may hold several values: of each server that a request was passed on to, or of a header.
+/// Those of `$upstream_status` are separated by `, `, and by ` : ` where a request was redirected meanwhile.
+fn is_list(variable: &str) -> bool {
+    const PREFIXES: [&str; 3] = ["upstream_", "sent_http_", "sent_trailer_"];
+    PREFIXES.iter().any(|prefix| variable.starts_with(prefix))
+        || matches!(variable, FORWARDED | ADDED_FORWARDED | "http_forwarded" | "http_via")
+}
 
 /// ingress-nginx's default.
 pub(crate) const INGRESS: &str = "$remote_addr - $remote_user [$time_local] \"$request\" $status $body_bytes_sent \
      \"$http_referer\" \"$http_user_agent\" $request_length $request_time [$proxy_upstream_name] \
      [$proxy_alternative_upstream_name] $upstream_addr $upstream_response_length $upstream_response_time \
      $upstream_status $req_id";
+
+/// Nginx Proxy Manager's default for hosts that it passes on, and for others.
+pub(crate) const PROXY_MANAGER: [&str; 2] = [
+    "[$time_local] $upstream_cache_status $upstream_status $status - $request_method $scheme $host \"$request_uri\" \
+     [Client $remote_addr] [Length $body_bytes_sent] [Gzip $gzip_ratio] [Sent-to $server] \"$http_user_agent\" \
+     \"$http_referer\"",
+    "[$time_local] $status - $request_method $scheme $host \"$request_uri\" [Client $remote_addr] \
+     [Length $body_bytes_sent] [Gzip $gzip_ratio] \"$http_user_agent\" \"$http_referer\"",
+];
 
 /// Reads a format's text: `$name`, `${name}` and literals.
 pub(crate) fn pieces(format: &str) -> Vec<Piece> {
@@ -153,11 +171,20 @@ impl Iterator for Tokens<'_> {
 /// The variable with the addresses that proxies before this server forwarded.
 pub(crate) const FORWARDED: &str = "http_x_forwarded_for";
 
+/// The same with the address that this server saw at the end.
+const ADDED_FORWARDED: &str = "proxy_add_x_forwarded_for";
+
+/// Whether a variable has the forwarded addresses: a header as well as a client.
+pub(crate) fn is_forwarded(variable: &str) -> bool {
+    matches!(variable, FORWARDED | ADDED_FORWARDED)
+}
+
 const VARIABLES: &Columns = &[
     ("remote_addr", CLIENT, 1),
     ("proxy_protocol_addr", CLIENT, 2),
     (FORWARDED, CLIENT, 3),
     ("realip_remote_addr", CLIENT, 4),
+    (ADDED_FORWARDED, CLIENT, 5),
     ("remote_user", USER, 1),
     ("msec", Field::End, 1),
     ("time_iso8601", Field::End, 2),
@@ -180,6 +207,7 @@ const VARIABLES: &Columns = &[
 
 /// The attribute of a variable that has a request header: `header.x-tenant` of `http_x_tenant`.
 fn header_attribute(variable: &str) -> Option<String> {
+    let variable = if variable == ADDED_FORWARDED { FORWARDED } else { variable };
     let name = variable.strip_prefix("http_")?;
     Some(format!("header.{}", name.replace('_', "-").to_ascii_lowercase()))
 }

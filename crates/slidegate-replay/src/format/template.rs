@@ -34,6 +34,8 @@ struct Part {
     finder: memmem::Finder<'static>,
     /// Whether the variable is in double quotes, in which a backslash escapes a quote.
     is_quoted: bool,
+    /// Whether it may hold several values, whose separators begin as the literal does.
+    is_list: bool,
 }
 
 /// A piece of a format.
@@ -76,6 +78,8 @@ pub(crate) struct Syntax {
     pub(crate) time_examples: &'static str,
     /// Variables that a line must have.
     pub(crate) required: usize,
+    /// Whether a variable may hold several values.
+    pub(crate) is_list: fn(&str) -> bool,
 }
 
 impl Template {
@@ -120,11 +124,32 @@ impl Template {
                     finder: memmem::Finder::new(until.as_bytes()).into_owned(),
                     until: until.into(),
                     is_quoted,
+                    is_list: false,
                 }
             })
             .collect();
         let required = required.min(parts.len());
         Ok(Self { start: start.into(), parts, required, escape })
+    }
+
+    /// The same with variables that may hold several values, separated by `, `, `; ` or ` : `.
+    ///
+    /// # Errors
+    /// The literal after one of them begins as a separator does.
+    pub(crate) fn with_lists(mut self, is_list: fn(&str) -> bool) -> Result<Self, String> {
+        for part in self.parts.iter_mut().filter(|part| !part.is_quoted && is_list(&part.name)) {
+            let literal = part.until.trim_start_matches(' ');
+            if literal.starts_with([',', ';', ':']) {
+                return Err(format!(
+                    "`{name}` may hold several values, separated by `, ` or ` : `, and cannot be told from what follows \
+                     `{until}`: put it in double quotes, `\"${name}\"`, in the server's configuration and here",
+                    name = part.name,
+                    until = part.until
+                ));
+            }
+            part.is_list = part.until.starts_with(' ');
+        }
+        Ok(self)
     }
 
     /// Whether any variable is one of these targets.
@@ -174,6 +199,19 @@ impl Part {
     fn end(&self, text: &[u8]) -> Option<usize> {
         match self.until.as_bytes() {
             [] => Some(text.len()),
+            _ if self.is_list => {
+                let mut at = 0;
+                loop {
+                    at += self.finder.find(text.get(at..)?)?;
+                    if text[..at].ends_with(b",") || text[..at].ends_with(b";") {
+                        at += 1;
+                    } else if text[at..].starts_with(b" : ") {
+                        at += 3;
+                    } else {
+                        return Some(at);
+                    }
+                }
+            }
             [byte] if !self.is_quoted => memchr::memchr(*byte, text),
             until if self.is_quoted => {
                 let mut at = 0;

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use slidegate::{Policy, PolicySet, Quota};
 use slidegate_replay::{LogFormat, LogOptions, LogReader, Options, PlainWording, Plan, Replay, Wording};
 
+mod columns;
 mod inputs;
 mod visit;
 mod writer;

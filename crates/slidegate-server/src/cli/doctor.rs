@@ -192,7 +192,7 @@ impl Finding {
     }
 }
 
-/// Instances with different time zone data refuse one another's calendar windows.
+/// Instances with different time zone data end calendar windows at different times.
 fn time_zones() -> Finding {
     let (version, source) = slidegate::time_zone_data().unwrap_or(("none", "bundled"));
     Finding::ok("time zones", format!("version {version} ({source}); all instances need the same"))

@@ -75,8 +75,10 @@ impl SavedState for FixedWindow {
 
     /// If the date was corrected meanwhile, the window ends between two multiples of itself, and
     /// counts until then.
-    fn load((end, used): Self::Saved, ages: Ages, _quota: &Quota, _now: u64) -> Option<Self> {
-        Some(Self { end: ages.at(end), used })
+    fn load((end, used): Self::Saved, ages: Ages, quota: &Quota, _now: u64) -> Option<Self> {
+        let mut loaded = Self { end: ages.at(end), used };
+        loaded.align(quota);
+        Some(loaded)
     }
 
     fn most_used(&self) -> u64 {
@@ -104,6 +106,11 @@ impl FixedWindow {
 }
 
 impl FixedWindow {
+    /// Corrects an end that other time zone data made to the border of this calendar, if that is later.
+    pub(crate) fn align(&mut self, quota: &Quota) {
+        self.end = quota.later_end(self.end);
+    }
+
     /// `now` is in this period, but the counter is not: time has passed or stepped back.
     #[cold]
     fn roll(&mut self, quota: &Quota, now: u64, period: Period) -> u64 {
@@ -126,4 +133,34 @@ impl FixedWindow {
 /// boundary. The request is then decided at the boundary.
 pub(super) fn is_small_step_back(counted_end: u64, now: u64, period: Period, window: u64) -> bool {
     counted_end == period.next_end && period.end - now <= small_step_us(window)
+}
+
+#[cfg(all(test, feature = "time-zones"))]
+mod tests {
+    use super::*;
+    use crate::quota::Calendar;
+
+    /// A snapshot by the time zone data of before must not give a month's limit twice.
+    #[test]
+    fn a_saved_window_by_other_time_zone_data_counts_until_the_later_end() {
+        let quota = Quota::calendar(10, Calendar::month().with_time_zone("Europe/Berlin").unwrap());
+        let now = 1_795_672_800_000_000;
+        let (end, hour) = (quota.period(now).end, 3_600_000_000);
+        let ages = Ages { at_us: now };
+        for (saved, expected) in [
+            (end, end),
+            (end - hour, end),
+            (end - 24 * hour, end),
+            (end + hour, end + hour),
+            (end - 48 * hour, end - 48 * hour),
+        ] {
+            let mut loaded = FixedWindow::load((ages.of(saved), 7), ages, &quota, now).unwrap();
+            assert_eq!(loaded.settle(&quota, now), now);
+            assert_eq!((loaded.end, loaded.used), (expected, 7), "saved until {saved}");
+            loaded.settle(&quota, expected - 1);
+            assert_eq!(loaded.used, 7);
+            loaded.settle(&quota, expected);
+            assert_eq!(loaded.used, 0);
+        }
+    }
 }

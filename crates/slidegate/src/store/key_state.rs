@@ -39,27 +39,46 @@ impl KeyState {
 
     /// Carries out a verb with a cost under this quota, at this time of the store's clock.
     ///
-    /// Usage counts by the former quota until now and by this one from now on, whatever the verb and
-    /// the decision, and starts afresh if the algorithm changes. A key whose decision says that [nothing is used](Decision::used)
+    /// What is charged moves the key to this quota: usage counts by the former one until now and by this one
+    /// from now on, and starts afresh if the algorithm changes. Without a charge the key stays under its own
+    /// quota, and a refund leaves it in its window. A key whose decision says that [nothing is used](Decision::used)
     /// after this need not be kept. Takes constant time on average; a `sliding-log` takes time in
     /// proportion to the charges that expired.
     pub fn apply(&mut self, quota: &Quota, verb: Verb, cost: u64, now: Timestamp) -> Decision {
-        if self.quota != *quota {
-            if self.quota.algorithm() == quota.algorithm() {
-                self.usage.adopt(&self.quota, quota, now);
-                self.quota = *quota;
-            } else {
-                *self = Self::new(quota);
-            }
+        if self.quota == *quota {
+            return self.usage.apply(quota, verb, cost, now);
         }
-        self.usage.apply(quota, verb, cost, now)
+        let mut under = self.under(quota, now);
+        if verb == Verb::Refund && self.quota.window_code() != quota.window_code() {
+            // No more than counts under this quota.
+            let counts = under.usage.apply(quota, Verb::Peek, 0, now).used();
+            let refunded = self.usage.apply(&self.quota, verb, cost.min(counts), now).cost;
+            return Decision {
+                cost: refunded,
+                ..self.under(quota, now).usage.apply(quota, Verb::Peek, 0, now)
+            };
+        }
+        let decision = under.usage.apply(quota, verb, cost, now);
+        if decision.cost > 0 {
+            *self = under;
+        }
+        decision
     }
 
     /// The full usage under this quota, with the decision of a peek at `cost`.
     #[must_use]
     pub fn inspect(&mut self, quota: &Quota, cost: u64, now: Timestamp) -> KeyInspection {
-        self.apply(quota, Verb::Peek, 0, now);
-        self.usage.inspect(quota, cost, now)
+        self.under(quota, now).usage.inspect(quota, cost, now)
+    }
+
+    /// A copy of the key that was moved to this quota.
+    fn under(&self, quota: &Quota, now: Timestamp) -> Self {
+        if self.quota.algorithm() != quota.algorithm() {
+            return Self::new(quota);
+        }
+        let mut usage = self.usage.copy();
+        usage.adopt(&self.quota, quota, now);
+        Self { quota: *quota, usage }
     }
 }
 
@@ -68,9 +87,10 @@ trait Usage: fmt::Debug + Send + Sync {
     fn apply(&mut self, quota: &Quota, verb: Verb, cost: u64, now: Timestamp) -> Decision;
     fn adopt(&mut self, old: &Quota, new: &Quota, now: Timestamp);
     fn inspect(&self, quota: &Quota, cost: u64, now: Timestamp) -> KeyInspection;
+    fn copy(&self) -> Box<dyn Usage>;
 }
 
-impl<S: State + Clone + Send + Sync> Usage for S {
+impl<S: State + Clone + Send + Sync + 'static> Usage for S {
     fn apply(&mut self, quota: &Quota, verb: Verb, cost: u64, now: Timestamp) -> Decision {
         let settled = self.settle(quota, now.as_micros());
         let done = perform(self, quota, settled, verb, cost);
@@ -86,5 +106,9 @@ impl<S: State + Clone + Send + Sync> Usage for S {
 
     fn inspect(&self, quota: &Quota, cost: u64, now: Timestamp) -> KeyInspection {
         inspect(self.clone(), quota, now, cost)
+    }
+
+    fn copy(&self) -> Box<dyn Usage> {
+        Box::new(self.clone())
     }
 }

@@ -298,6 +298,12 @@ impl MemoryStore {
         let has_inline = charges.iter().any(|charge| charge.instead_of.is_some())
             || locked.shards.iter().any(|data| !data.inline_quotas.is_empty());
         let mut converted = Vec::new();
+        if has_inline && charges.iter().all(|charge| charge.part.verb == Verb::Refund) {
+            return decide(charges, |at, verb, cost| {
+                let (data, call) = locked.key(at, charges[at].quota);
+                data.refund_in_own_window(&Call { verb, cost, ..call }, charges[at].instead_of)
+            });
+        }
         if has_inline {
             for (at, charge) in charges.iter().enumerate() {
                 let (ShardData { shard, inline_quotas, .. }, call) = locked.key(at, charge.quota);
@@ -319,7 +325,9 @@ impl MemoryStore {
         for (at, one) in converted.into_iter().rev() {
             let (ShardData { shard, inline_quotas, .. }, call) = locked.key(at, charges[at].quota);
             let is_moved = |(charge, after): (&Charge<'_>, &Decision)| {
-                after.cost > 0 && (charge.number, &charge.key) == (charges[at].number, &charges[at].key)
+                after.cost > 0
+                    && charge.reserve.is_none()
+                    && (charge.number, &charge.key) == (charges[at].number, &charges[at].key)
             };
             if !charges.iter().zip(&decided.decisions).any(is_moved) {
                 inline_quotas.undo(&call, one, shard);
@@ -513,6 +521,34 @@ impl<'s> LockedKeys<'s> {
 }
 
 impl ShardData {
+    /// Refunds in the window that the key is in, and decides under the quota of the call.
+    fn refund_in_own_window(&mut self, call: &Call<'_>, instead_of: Option<&Quota>) -> Decision {
+        let Self { shard, inline_quotas, .. } = self;
+        let own = inline_quotas.quota(&call.address).or(instead_of.copied());
+        let Some(own) = own.filter(|own| own.window_code() != call.quota.window_code()) else {
+            let converted = inline_quotas.before(call, instead_of, shard);
+            let decision = shard.apply(call);
+            match converted {
+                Some(converted) if decision.cost == 0 => inline_quotas.undo(call, converted, shard),
+                _ => inline_quotas.after(call, instead_of.is_some(), shard),
+            }
+            return decision;
+        };
+        let mut peek = |shard: &mut Shard| {
+            let call = Call { verb: Verb::Peek, cost: 0, ..*call };
+            let converted = inline_quotas.before(&call, instead_of, shard);
+            let decision = shard.apply(&call);
+            if let Some(converted) = converted {
+                inline_quotas.undo(&call, converted, shard);
+            }
+            decision
+        };
+        // No more than counts under the quota of the call.
+        let cost = call.cost.min(peek(shard).used);
+        let refunded = shard.apply(&Call { quota: &own, cost, ..*call }).cost;
+        Decision { cost: refunded, ..peek(shard) }
+    }
+
     /// Runs this on a key, under the inline quota that it has.
     fn on_key<T>(&mut self, call: &Call<'_>, run: impl FnOnce(&mut Shard, &Call<'_>) -> T) -> T {
         match self.inline_quotas.quota(&call.address) {

@@ -35,6 +35,8 @@ pub(super) struct KeyOf<'v, S> {
     quota: Quota,
     terms: Terms,
     open: OpenKey<S>,
+    /// The value of its usage.
+    value: Option<&'v [u8]>,
     holds: Option<OpenHolds<'v>>,
     before: BeforeCharges<S>,
     /// What was charged, and what was held.
@@ -73,6 +75,10 @@ pub(super) trait CallKey {
 
     /// Has the key written even if nothing is charged: if it was moved, or in any case.
     fn write_anyway(&mut self, is_moved_only: bool);
+
+    /// Has the key written for a penalty of more than 0, although it may be full: so all stores have settled to
+    /// the same time. Under another quota the key stays as it is.
+    fn note_penalty(&mut self, cost: u64);
 
     /// Counts a cost as denied although it is charged.
     fn count_denied(&mut self, cost: u64);
@@ -154,6 +160,10 @@ impl<'v, S: Stored<'v>> CallKey for KeyOf<'v, S> {
         self.is_written |= !is_moved_only || self.has_moved();
     }
 
+    fn note_penalty(&mut self, cost: u64) {
+        self.is_written |= cost > 0 && self.open.is_own;
+    }
+
     fn count_denied(&mut self, cost: u64) {
         self.need(cost);
     }
@@ -188,20 +198,17 @@ impl<'v, S: Stored<'v>> CallKey for KeyOf<'v, S> {
             return Ok(());
         }
         let is_moved = self.open.has_moved && used > 0;
-        if self.charged > 0 || is_moved || !is_charged && used > 0 {
+        if self.charged > 0 || is_moved || !is_charged && used > 0 && self.open.is_own {
             self.write_state(effects)?;
         }
         self.write_table(self.held > 0, effects)
     }
 
     fn refund(&mut self, cost: u64, effects: &mut Vec<Effect>) -> Result<u64, Unusable> {
-        let settled = self.open.settled;
-        let refunded = self.open.state.refund(&self.quota, settled, cost);
+        let (refunded, write) = self.open.refund(&self.quota, self.value, cost);
         self.is_readable()?;
-        if refunded > 0 && self.used() == 0 {
-            effects.push(Effect::NoUsage);
-        } else if refunded > 0 {
-            self.write_state(effects)?;
+        if refunded > 0 {
+            self.write_refund(write, effects)?;
         }
         Ok(refunded)
     }
@@ -262,13 +269,13 @@ impl<'v, S: Stored<'v>> CallKey for KeyOf<'v, S> {
         });
         let (status, done) = self.with_holds(|key| key.change(id, change, ended));
         let VerbEffect::Moved(cost) = done else { return self.deny_change(id, change, reply, effects) };
-        let is_refund = matches!(change, HoldChange::Refund { .. });
-        if is_refund && cost > 0 && self.used() == 0 {
-            effects.push(Effect::NoUsage);
+        if matches!(change, HoldChange::Refund { .. }) && cost > 0 {
+            // Once more, in the window that the key is in.
+            self.open.state = self.before.state.clone();
+            let (_, write) = self.open.refund(&self.quota, self.value, cost);
+            self.write_refund(write, effects)?;
         } else if cost > 0 {
-            if !is_refund {
-                self.charged = cost;
-            }
+            self.charged = cost;
             self.write_state(effects)?;
         }
         let is_changed = self.holds.as_ref().is_some_and(|open| open.has_moved || open.holds.is_changed());
@@ -325,7 +332,18 @@ impl<'v, S: Stored<'v>> KeyOf<'v, S> {
             held: found.map_or(0, Holds::sum),
         };
         let (charged, held, needed, is_written) = (0, 0, 0, false);
-        Ok(Self { quota: *quota, terms, open, holds, before, charged, held, needed, is_written })
+        Ok(Self {
+            quota: *quota,
+            terms,
+            open,
+            value: state,
+            holds,
+            before,
+            charged,
+            held,
+            needed,
+            is_written,
+        })
     }
 
     fn used(&self) -> u64 {
@@ -416,6 +434,16 @@ impl<'v, S: Stored<'v>> KeyOf<'v, S> {
     fn write_state(&self, effects: &mut Vec<Effect>) -> Result<(), Unusable> {
         let write: Option<Write> = self.open.state.write(&self.quota, self.terms.now, &self.open.before)?;
         effects.extend(write.map(Effect::Usage));
+        Ok(())
+    }
+
+    /// What a refund leaves of the usage: the state, or what was written of it in the key's own window.
+    fn write_refund(&self, write: Option<Write>, effects: &mut Vec<Effect>) -> Result<(), Unusable> {
+        match write {
+            Some(write) => effects.push(Effect::Usage(write)),
+            None if self.used() == 0 => effects.push(Effect::NoUsage),
+            None => self.write_state(effects)?,
+        }
         Ok(())
     }
 

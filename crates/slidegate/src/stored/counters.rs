@@ -3,8 +3,8 @@
 //! A value is written in the compact form if the numbers fit, as the scripts do.
 
 use super::compact;
-use super::state::{Before, Numbers, Step, Stored, StoredAs, Unusable};
-use super::write::{Bytes, Fields, Write};
+use super::state::{Before, Numbers, Stored, StoredAs, Unusable};
+use super::write::{Bytes, Fields, Write, number};
 use crate::algorithm::{FixedWindow, InFlight, SlidingWindow, State, TokenBucket};
 use crate::quota::{Algorithm, Quota};
 use crate::time::SECOND_US;
@@ -29,6 +29,16 @@ fn write_compact(quota: &Quota, end: u64, counts: u64) -> Option<Bytes> {
     let head = compact::head(quota.algorithm(), quota.window_code());
     let fits = head > 0 && end.is_multiple_of(SECOND_US) && end / SECOND_US <= MOST_SECONDS;
     fits.then(|| Bytes::default().with(head, 3).with(end / SECOND_US, 4).with(counts, 5))
+}
+
+/// The same value with other numbers from this byte on, each with its width.
+fn replaced(value: &[u8], from: usize, numbers: &[(u64, usize)]) -> Bytes {
+    let mut bytes = Bytes::default();
+    bytes.extend(&value[..from]);
+    let mut bytes = numbers.iter().fold(bytes, |bytes, (number, width)| bytes.with(*number, *width));
+    let length = bytes.len();
+    bytes.extend(&value[length..]);
+    bytes
 }
 
 /// In place if the value keeps its length and its end, because then it keeps its expiry.
@@ -64,13 +74,8 @@ impl<'v> Stored<'v> for FixedWindow {
         self.parts().0
     }
 
-    /// The counter may keep its end, which is then in a later window than the clock.
-    fn has_moved(&self, counted: &Quota, Step { moment, now, settled }: Step) -> bool {
-        now < moment && settled == now && counted.period(now).end != moment
-    }
-
-    fn expires(&self, _has_same_window: bool) -> u64 {
-        self.parts().0
+    fn expires(&self, has_same_window: bool) -> u64 {
+        if has_same_window { self.parts().0 } else { 0 }
     }
 
     fn counts_until(&self, _quota: &Quota, _settled: u64) -> u64 {
@@ -78,11 +83,14 @@ impl<'v> Stored<'v> for FixedWindow {
         end
     }
 
-    fn refusal(&self, quota: &Quota) -> Option<&'static str> {
-        let [first, second, third, fourth] = quota.borders()?;
-        let (end, _) = self.parts();
-        let is_between = first < end && end < fourth && end != second && end != third;
-        is_between.then_some("counted to another date: instances have different time zone data")
+    fn align(&mut self, quota: &Quota) {
+        Self::align(self, quota);
+    }
+
+    fn refund_kept(&self, _own: &Quota, _settled: u64, refunded: u64, value: &[u8]) -> Option<Bytes> {
+        let (_, used) = self.parts();
+        let (counts_from, width) = if value.len() == compact::BYTES { (7, 5) } else { (14, 7) };
+        Some(replaced(value, counts_from, &[(used.saturating_sub(refunded), width)]))
     }
 
     fn numbers(&self, numbers: Numbers) -> Numbers {
@@ -94,7 +102,7 @@ impl<'v> Stored<'v> for FixedWindow {
         let (end, used) = self.parts();
         let bytes = (used < 1 << 40).then(|| write_compact(quota, end, used)).flatten();
         let wide = || Bytes::default().with(0x11, 1).with(quota.window_code(), 6).with(end, 7).with(used, 7);
-        let ttl_ms = (end - now).div_ceil(1000) + 5000;
+        let ttl_ms = (end - now + quota.slack_us()).div_ceil(1000) + 5000;
         Ok(Some(in_place_or_whole(bytes.unwrap_or_else(wide), before, end, now / 1000 + ttl_ms)))
     }
 }
@@ -133,6 +141,17 @@ impl<'v> Stored<'v> for SlidingWindow {
     fn counts_until(&self, quota: &Quota, _settled: u64) -> u64 {
         let (end, _, _) = self.parts();
         end + quota.window_us()
+    }
+
+    fn refund_kept(&self, own: &Quota, settled: u64, refunded: u64, value: &[u8]) -> Option<Bytes> {
+        let mut left = *self;
+        left.refund(own, settled, refunded);
+        let (end, previous, current) = left.parts();
+        Some(if value.len() == compact::BYTES {
+            replaced(value, 3, &[(end / SECOND_US, 4), (previous << COUNTER_BITS | current, 5)])
+        } else {
+            replaced(value, 7, &[(end, 7), (previous, 7), (current, 7)])
+        })
     }
 
     fn numbers(&self, numbers: Numbers) -> Numbers {
@@ -178,6 +197,18 @@ impl<'v> Stored<'v> for TokenBucket {
 
     fn counts_until(&self, quota: &Quota, settled: u64) -> u64 {
         settled.saturating_add(self.wait_us(quota, settled, 0))
+    }
+
+    fn cut(&self, quota: &Quota) -> Option<u64> {
+        let (_, level, fraction) = self.parts();
+        let is_more = level.saturating_add(u64::from(fraction > 0)) > quota.max_used();
+        is_more.then(|| level.saturating_sub(quota.max_used()))
+    }
+
+    /// What is left drains as before, since the same time.
+    fn refund_kept(&self, _own: &Quota, _settled: u64, refunded: u64, value: &[u8]) -> Option<Bytes> {
+        let level = number(&value[14..21]);
+        Some(replaced(value, 14, &[(level.saturating_sub(refunded), 7)]))
     }
 
     fn numbers(&self, numbers: Numbers) -> Numbers {

@@ -125,8 +125,8 @@ impl DecideCall {
 
     /// Decides the requests in order. Returns how many pass, and the refunds to carry out.
     fn decide_requests(&self, keys: &mut [Box<dyn CallKey + '_>]) -> (u64, SmallVec<[Refund; 2]>) {
-        for CallPart { key, part, .. } in self.parts.iter().filter(|one| one.part.verb == Verb::Check) {
-            keys[*key].write_anyway(part.excess != Excess::Count);
+        for CallPart { key, .. } in self.parts.iter().filter(|one| one.part.verb == Verb::Check) {
+            keys[*key].write_anyway(true);
         }
         let (mut passed, mut refunds) = (0, SmallVec::new());
         for cost in &self.costs {
@@ -140,15 +140,14 @@ impl DecideCall {
                     return opened.peek();
                 }
                 let decision = opened.apply(verb, cost, hold.as_ref());
-                if verb == Verb::Penalize {
-                    match (part.verb, part.excess) {
+                match (verb, part.verb, part.excess) {
+                    (Verb::Penalize, Verb::Check, Excess::Count) => {
                         // The wait includes a denied cost that was counted.
-                        (Verb::Check, Excess::Count) => opened.count_denied(cost),
-                        (Verb::Check, _) => {}
-                        // A penalty on a full key is written too, so that all stores have settled to
-                        // the same time.
-                        _ => opened.write_anyway(false),
+                        opened.count_denied(cost);
+                        opened.note_penalty(cost);
                     }
+                    (Verb::Penalize, Verb::Penalize, _) => opened.note_penalty(cost),
+                    _ => {}
                 }
                 decision
             };

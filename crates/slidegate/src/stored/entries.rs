@@ -284,6 +284,11 @@ impl<'v> Stored<'v> for Log<StoredEntries<'v>> {
         self.parts().1
     }
 
+    /// Another quota's steps may have changed the newest timestamp as well.
+    fn has_moved(&self, moment: u64) -> bool {
+        self.parts().3.anchor < moment
+    }
+
     fn counts_until(&self, quota: &Quota, _settled: u64) -> u64 {
         self.parts().1 + quota.window_us()
     }
@@ -352,10 +357,10 @@ impl<'v> Stored<'v> for Log<StoredEntries<'v>> {
             }
             None => run.map(|run| (HEADER + entries.offset(in_ring), run)),
         };
-        // One that is too short loses usage. It is too long after the window was shortened or the clock
+        // The stored second is rounded down. One that is too short loses usage. It is too long after the window was shortened or the clock
         // was set back.
         let stored_until = entries.expires_s * SECOND_US;
-        let renews = until > stored_until || stored_until > now + 2 * window + 5 * SECOND_US;
+        let renews = until > stored_until || stored_until + SECOND_US > now + 2 * window + 5 * SECOND_US;
         let expires_s = if renews { expires_s } else { entries.expires_s };
         let ring = RingFields { widths, head: entries.head, len, room: entries.room };
         let head = entries.header(self, ring, expires_s);

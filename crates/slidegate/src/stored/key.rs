@@ -4,7 +4,7 @@
 //! before any charge, from which the caller computes the decisions.
 
 use super::entries::StoredEntries;
-use super::state::{Before, Numbers, Step, Stored, Unusable, Value};
+use super::state::{Before, Numbers, Stored, Unusable, Value};
 use super::write::Write;
 use crate::algorithm::{self, for_algorithm};
 use crate::decision::Decision;
@@ -37,10 +37,23 @@ pub struct Checked {
 pub(super) struct OpenKey<S> {
     pub(super) state: S,
     pub(super) settled: u64,
-    /// Whether the state was changed by another quota, or by a clock that was set back far: what a
-    /// denial records as well.
+    /// Whether the state was changed by a clock that was set back far: what a denial records as well.
     pub(super) has_moved: bool,
     pub(super) before: Before,
+    /// Whether it was counted under the call's window and is no more than the call's quota counts.
+    pub(super) is_own: bool,
+    /// The key as it stays until something is charged, if it was counted under another window.
+    pub(super) kept: Option<Kept<S>>,
+}
+
+/// A key that was counted under another window than the call's.
+pub(super) struct Kept<S> {
+    /// Its state in its own window, settled.
+    pub(super) state: S,
+    /// The quota of the call with that window.
+    pub(super) quota: Quota,
+    /// What the quota of the call does not count.
+    pub(super) cut: u64,
 }
 
 impl<'v, S: Stored<'v>> OpenKey<S> {
@@ -52,22 +65,37 @@ impl<'v, S: Stored<'v>> OpenKey<S> {
         let length = value.map_or(0, <[u8]>::len);
         let (mut state, window_us) = found.unwrap_or_default();
         let has_same_window = window_us.is_none_or(|window_us| window_us == quota.window_code());
-        if let Some(why) = state.refusal(quota).filter(|_| has_same_window) {
-            return Err(Unusable { message: why.to_owned(), write: None });
+        let before = Before { length, expires: state.expires(has_same_window) };
+        if has_same_window {
+            state.align(quota);
         }
-        let (moment, expires) = (state.moment(), state.expires(has_same_window));
-        let before = Before { length, expires };
+        let moment = state.moment();
         let Some(window_us) = window_us.filter(|_| !has_same_window) else {
+            let is_own = state.cut(quota).is_none();
             let settled = state.settle(quota, now);
-            let has_moved = state.has_moved(quota, Step { moment, now, settled });
-            return Ok(Self { state, settled, has_moved, before });
+            let has_moved = state.has_moved(moment);
+            return Ok(Self { state, settled, has_moved, before, is_own, kept: None });
         };
         let counted = quota.counted_in(window_us, moment);
         let counted = counted.ok_or_else(|| Unusable::damaged(&format!("its window is {window_us} us")))?;
+        let cut = state.cut(&counted).unwrap_or_default();
         let settled = state.settle(&counted, now);
+        let has_moved = state.has_moved(moment);
+        let kept = (!has_moved).then(|| Kept { state: state.clone(), quota: counted, cut });
         state.adopt(&counted, quota, settled);
-        // Until it is written, each decision would adopt it again, at a later time.
-        Ok(Self { state, settled, has_moved: true, before })
+        Ok(Self { state, settled, has_moved, before, is_own: false, kept })
+    }
+
+    /// Refunds up to this cost in the window that the key is in. Returns the refund, and what is written
+    /// of it unless that is the state.
+    pub(super) fn refund(&mut self, quota: &Quota, value: Option<&[u8]>, cost: u64) -> (u64, Option<Write>) {
+        let refunded = cost.min(self.used(quota));
+        let cut = self.kept.as_ref().map_or(0, |kept| kept.cut);
+        self.state.refund(quota, self.settled, refunded.saturating_sub(cut));
+        let kept = self.kept.as_ref().zip(value).filter(|_| refunded > 0 && self.used(quota) > 0);
+        let head =
+            kept.and_then(|(kept, value)| kept.state.refund_kept(&kept.quota, self.settled, refunded, value));
+        (refunded, head.map(|head| Write::Patch { head, entry: None, expire_at_ms: None }))
     }
 
     pub(super) fn used(&self, quota: &Quota) -> u64 {

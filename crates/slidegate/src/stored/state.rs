@@ -1,6 +1,6 @@
 //! A state that is read from a stored value and written to one, and what is replied of it.
 
-use super::write::Write;
+use super::write::{Bytes, Write};
 use crate::algorithm::State;
 use crate::quota::Quota;
 
@@ -34,15 +34,6 @@ pub(super) struct Before {
     pub(super) expires: u64,
 }
 
-/// How a state was settled.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Step {
-    /// Its [moment](Stored::moment) before.
-    pub(super) moment: u64,
-    pub(super) now: u64,
-    pub(super) settled: u64,
-}
-
 /// A state of memory, of which values are stored.
 pub(super) trait StoredAs {
     /// The same state where it is read from a value: a log leaves its entries there.
@@ -64,10 +55,10 @@ pub(super) trait Stored<'v>: State {
     /// A time that only moves back if the clock did.
     fn moment(&self) -> u64;
 
-    /// Whether the clock was set back so far that the state was changed: what a denial records as
-    /// well.
-    fn has_moved(&self, _counted: &Quota, step: Step) -> bool {
-        self.moment() < step.moment
+    /// Whether the clock was set back so far that the state was changed, which had this
+    /// [moment](Self::moment) before: what a denial records as well.
+    fn has_moved(&self, moment: u64) -> bool {
+        self.moment() < moment
     }
 
     /// The end that the expiry was computed from; 0 if the expiry must be computed again.
@@ -75,8 +66,19 @@ pub(super) trait Stored<'v>: State {
         0
     }
 
-    /// Why a call with this quota may not use the state, which was counted in a window of the same calendar.
-    fn refusal(&self, _quota: &Quota) -> Option<&'static str> {
+    /// Corrects the state, which was counted in a window of the same calendar, if that was by other time
+    /// zone data.
+    fn align(&mut self, _quota: &Quota) {}
+
+    /// Whole content that this quota does not count, if its maximum is smaller than the content.
+    fn cut(&self, _quota: &Quota) -> Option<u64> {
+        None
+    }
+
+    /// The value after a refund of so much, in the window `own` that the state was counted in: as long as
+    /// before, and with the same expiry. The state is settled. `None` if a refund changes the key as a
+    /// charge does.
+    fn refund_kept(&self, _own: &Quota, _settled: u64, _refunded: u64, _value: &[u8]) -> Option<Bytes> {
         None
     }
 

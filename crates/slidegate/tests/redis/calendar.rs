@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use slidegate::{Calendar, Policy, Quota, Request, SharedGate};
+use slidegate::{Calendar, Policy, Quota, SharedGate};
 use slidegate_testkit::redis::{RedisServer, Reply};
 
 use crate::callers::{check_cost, gate, options};
@@ -71,25 +71,65 @@ async fn another_zone_or_anchor_keeps_the_usage_of_the_running_month() {
     }
 }
 
-/// A value by other borders of the same calendar is of an instance with other time zone data. It is refused, and
-/// nothing is charged.
+const HOUR_US: u64 = 3_600_000_000;
+
+/// The end of the month that a key counts in, in its value: bytes 7 to 14.
+fn end_of(value: &[u8]) -> u64 {
+    value[7..14].iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+/// A government moves its clocks: what was counted by the data of before goes on counting on all instances, until the
+/// later of both ends, and nobody has to reset a key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn borders_that_differ_between_instances_are_refused_with_the_reason() {
-    let server = RedisServer::builder().with_clock().start();
-    server.clock().stand(APRIL_US + 86_400_000_000);
-    let gate = monthly(&server, berlin());
-    assert!(check_cost(&gate, "alice", 7).await.allowed);
-    let mut redis = server.connect();
-    let Reply::Bytes(value) = redis.call(&["GET", "sg1:p:alice"]).unwrap() else { panic!("no value") };
-    // Bytes 7 to 14 are the end of the month: an hour later, as without the change of the clock.
-    let end = value[7..14].iter().rev().fold(0u64, |number, byte| number << 8 | u64::from(*byte));
-    let mut other = value;
-    other[7..14].copy_from_slice(&(end + 3_600_000_000).to_le_bytes()[..7]);
-    redis.call(&[&b"SET"[..], b"sg1:p:alice", &other]).unwrap();
-    let request = Request::new().with("user", "alice");
-    let decisions = gate.check_async(&request).await;
-    let decision = decisions.iter().next().unwrap();
-    let failure = decision.store_failure().unwrap().to_string();
-    assert!(failure.contains("instances have different time zone data"), "{failure}");
-    assert_eq!(redis.call(&["GET", "sg1:p:alice"]).unwrap(), Reply::Bytes(other));
+async fn usage_by_other_time_zone_data_counts_until_the_later_end() {
+    // How much later the value ends than this instance's month, and when it counts no longer.
+    let cases =
+        [(HOUR_US.cast_signed(), HOUR_US), (-HOUR_US.cast_signed(), 0), (1_800_000_000, 1_800_000_000)];
+    let cases = cases.into_iter().chain([(-3 * HOUR_US.cast_signed(), 0), (-24 * HOUR_US.cast_signed(), 0)]);
+    for (with_module, (offset_us, later_us)) in
+        [false, true].into_iter().flat_map(|with| cases.clone().map(move |one| (with, one)))
+    {
+        let what = format!("{offset_us} us, with the module: {with_module}");
+        let server = RedisServer::builder().with_clock().module(with_module).start();
+        let day = 86_400_000_000;
+        server.clock().stand(APRIL_US + day);
+        let gates = [monthly(&server, berlin()), monthly(&server, berlin())];
+        assert!(check_cost(&gates[0], "alice", 7).await.allowed);
+        let mut redis = server.connect();
+        let mut value = async || match redis.call(&["GET", "sg1:p:alice"]).unwrap() {
+            Reply::Bytes(value) => value,
+            other => panic!("{what}: {other:?}"),
+        };
+        let may = end_of(&value().await);
+        let old_end = may.checked_add_signed(offset_us).unwrap();
+        let mut by_old_data = value().await;
+        by_old_data[7..14].copy_from_slice(&old_end.to_le_bytes()[..7]);
+        let mut admin = server.connect();
+        admin.call(&[&b"SETRANGE"[..], b"sg1:p:alice", b"0", &by_old_data]).unwrap();
+        let denied = check_cost(&gates[0], "alice", 4).await;
+        assert!(denied.by_store() && !denied.allowed && denied.used == 7, "{what}: {denied:?}");
+        assert_eq!(value().await, by_old_data, "a denial leaves it, {what}");
+        let ends = may + later_us;
+        for time in [old_end.min(may) - 1, old_end.min(may), ends - 1] {
+            server.clock().stand(time);
+            for gate in &gates {
+                let denied = check_cost(gate, "alice", 4).await;
+                assert!(
+                    denied.by_store() && !denied.allowed && denied.used == 7,
+                    "{what} at {time}: {denied:?}"
+                );
+            }
+        }
+        // With a charge, the later end is stored.
+        assert!(check_cost(&gates[1], "alice", 3).await.allowed);
+        assert_eq!(end_of(&value().await), ends, "{what}");
+        server.clock().stand(ends);
+        for gate in &gates {
+            let allowed = check_cost(gate, "alice", 5).await;
+            assert!(allowed.by_store() && allowed.allowed, "{what}: {allowed:?}");
+        }
+        assert!(!check_cost(&gates[0], "alice", 1).await.allowed, "one month for both, {what}");
+        let june = end_of(&value().await);
+        assert_eq!(june - may, 31 * day, "all end with the same date again, {what}");
+    }
 }

@@ -88,10 +88,10 @@ fn stretched(
 
 /// Steps among which quotas change: windows to usual ones and to some that have no compact form.
 ///
-/// Memory changes what it has at once, Redis with the next check, allowed or denied. A penalty writes
-/// what neither store would change by itself: what drained of a bucket by its former limit or left a
-/// log by its former window, and how long Redis keeps a value.
-fn steps_of_quotas(algorithm: Algorithm) -> impl Strategy<Value = Vec<Step>> {
+/// Memory changes what it has at once, Redis with the next charge: a penalty, for which a refund makes room. A
+/// penalty before it writes what neither store would change by itself: what drained of a bucket by its former
+/// limit or left a log by its former window, and how long Redis keeps a value.
+fn steps_of_quotas() -> impl Strategy<Value = Vec<Step>> {
     let windows =
         proptest::sample::select(vec![1_000u64, 1_500, 2_000, 60_000, 60_001, 3_600_000, 86_400_000]);
     let step = prop_oneof![
@@ -106,16 +106,17 @@ fn steps_of_quotas(algorithm: Algorithm) -> impl Strategy<Value = Vec<Step>> {
         1 => (1u16..60).prop_map(Step::Slots),
         1 => (0usize..3).prop_map(Step::Calendar),
     ];
-    let (one, penalty) = (Step::Apply(Verb::Check, 1), Step::Apply(Verb::Penalize, 1));
-    let with_checks = move |step: Step| match (&step, algorithm) {
-        (Step::Limit(_), Algorithm::TokenBucket) | (Step::Window(_), Algorithm::SlidingLog) => {
-            vec![penalty.clone(), step, penalty.clone()]
+    let (room, penalty) = (Step::Apply(Verb::Refund, 1), Step::Apply(Verb::Penalize, 1));
+    let with_charges = move |step: Step| match &step {
+        // A bucket above a lowered limit is cut by the refund.
+        Step::Limit(_) => vec![penalty.clone(), step, room.clone(), penalty.clone()],
+        Step::Window(_) | Step::Slots(_) | Step::Calendar(_) => {
+            vec![penalty.clone(), room.clone(), step, penalty.clone()]
         }
-        (Step::Limit(_) | Step::Window(_) | Step::Slots(_) | Step::Calendar(_), _) => vec![step, one.clone()],
         _ => vec![step],
     };
     let steps = proptest::collection::vec(step, 1..60);
-    steps.prop_map(move |steps| steps.into_iter().flat_map(with_checks.clone()).collect())
+    steps.prop_map(move |steps| steps.into_iter().flat_map(with_charges.clone()).collect())
 }
 
 /// All that a decision says. Its `Debug` form leaves nothing out.
@@ -378,7 +379,7 @@ fn compact_and_wide_counters_in_redis_decide_as_those_in_memory() {
 fn quotas_that_change_are_met_in_redis_as_in_memory() {
     for algorithm in Algorithm::ALL {
         histories_of(
-            steps_of_quotas(algorithm),
+            steps_of_quotas(),
             150,
             |limit, _| vec![quota(limit, 60_000, algorithm)],
             Said::Configured,

@@ -59,7 +59,9 @@ fn steps() -> impl Strategy<Value = Vec<(Step, bool)>> {
     let written = |(step, is_beside): (Step, bool)| match step {
         Step::Window(_) => {
             let charge = (Step::Apply(Verb::Penalize, 1), is_beside);
-            vec![charge.clone(), (step, is_beside), charge]
+            // A full bucket has no room for a penalty.
+            let room = (Step::Apply(Verb::Refund, 2), is_beside);
+            vec![charge.clone(), room, (step, is_beside), charge]
         }
         _ => vec![(step, is_beside)],
     };

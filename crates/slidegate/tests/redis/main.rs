@@ -8,6 +8,7 @@
 
 mod calendar;
 mod callers;
+mod charges_nothing;
 mod clocks;
 mod cluster;
 mod deadlines;

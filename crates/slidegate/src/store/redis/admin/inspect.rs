@@ -168,7 +168,11 @@ pub(crate) fn read(
             } else {
                 (fields.number(6), fields.number(7), fields.number(7))
             };
-            under_window(FixedWindow::from_parts(end, used), (window, end), holds, quota, now, cost)
+            let mut state = FixedWindow::from_parts(end, used);
+            if window == quota.window_code() {
+                state.align(quota);
+            }
+            under_window(state, (window, end), holds, quota, now, cost)
         }
         Algorithm::TokenBucket => {
             expect(27)?;

@@ -37,7 +37,8 @@ pub(crate) const ALGORITHMS: [(&str, &str); 5] = [
     ("in_flight", "P"),
 ];
 /// Pieces that not every script has.
-const OPTIONAL: [&str; 7] = ["needed", "list", "opens_with_holds", "parts", "verbs", "full", "reserve"];
+const OPTIONAL: [&str; 8] =
+    ["needed", "list", "refund_kept", "opens_with_holds", "parts", "verbs", "full", "reserve"];
 
 /// Every script that is assembled. Lists are by algorithm, in the order of the other stores.
 #[derive(Debug)]
