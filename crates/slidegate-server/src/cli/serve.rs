@@ -23,7 +23,7 @@ use super::sources::{EnvoyArgs, PolicyArgs};
 use crate::admin::{self, Admin};
 use crate::app::App;
 use crate::app::store::HealthRecord;
-use crate::config::{Arguments, Config, Fingerprint, Outside, Sources, describe};
+use crate::config::{Arguments, Config, Fingerprint, Outside, Sources, Traces, describe};
 use crate::debounce::{Debounced, POLL_EVERY};
 use crate::envoy::{ConfigWatcher, EnvoyConfig, Settings};
 use crate::grpc::{self, ConfigFiles, RateLimitHandler};
@@ -87,6 +87,9 @@ pub(super) fn run(args: &ServeArgs, is_json: bool) -> Result<(), Failure> {
     let sources = Sources { complete: Arc::new(complete), ..sources };
     let watched = Debounced::new(sources.look());
     let config = sources.load()?;
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
     let origin = args.policies.origin();
     runtime()?.block_on(serve(config, origin, sources, watched, (envoy, None), is_json))
 }
@@ -325,7 +328,7 @@ impl Greeting {
             listening,
             ports: Vec::new(),
             store: config.memory.to_string(),
-            traces: config.observe.traces.as_ref().map(|traces| traces.endpoint.clone()),
+            traces: config.observe.traces.as_ref().map(Traces::shown),
             policies: config.policies.iter().map(|policy| describe(policy, config.storage())).collect(),
             envoy: None,
         }

@@ -120,7 +120,8 @@ impl Validated {
 
     /// What is valid, and probably not meant, in the file.
     fn warnings(&self) -> Vec<String> {
-        in_flight_warning(&self.config).into_iter().chain(cost_warnings(&self.config)).collect()
+        let exposed = self.config.warnings.iter().cloned();
+        exposed.chain(in_flight_warning(&self.config)).chain(cost_warnings(&self.config)).collect()
     }
 
     fn annotations(&self, file: Option<&str>) -> Vec<Annotation> {
