@@ -268,9 +268,7 @@ fn is_known(name: &str) -> bool {
     let is_variable = |(known, is_secret): &(&str, bool)| {
         name == *known || *is_secret && name.strip_suffix("_FILE") == Some(known)
     };
-    name == "URL"
-        || VARIABLES.iter().any(|known| is_variable(known))
-        || OF_TESTS.iter().any(|known| of_tests(&known))
+    name == "URL" || VARIABLES.iter().any(is_variable) || OF_TESTS.iter().any(of_tests)
 }
 
 /// Whether Kubernetes sets this for a Service whose name begins with `slidegate`, as it does in all
