@@ -118,8 +118,10 @@ pub(crate) fn suggest<'k>(unknown: &str, known: &[&'k str]) -> (Option<&'k str>,
     }
 }
 
-/// The known key that was most likely meant: a letter or two away, more in long keys.
-fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
+/// The known key that was most likely meant: a letter or two away, more in long keys. Known keys are
+/// in lower case.
+#[must_use]
+pub fn nearest<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
     let key = key.to_lowercase().replace('-', "_");
     let distance = |known: &str| strsim::damerau_levenshtein(&key, known);
     let nearest = known.iter().copied().min_by_key(|known| distance(known));

@@ -205,6 +205,14 @@ impl Access {
         Ok(By(name.to_owned(), Limited::No))
     }
 
+    /// Whether a request that needs no token may see what a token reads. One without a token is no
+    /// failed attempt.
+    pub(crate) fn may_read(&self, request: &HeaderMap, uri: &Uri, connection: Connection) -> bool {
+        let has_tokens = self.flags.load(Ordering::Acquire) & HAS_TOKENS != 0;
+        (!has_tokens || request.contains_key(header::AUTHORIZATION))
+            && self.operator(request, uri, Right::Read, connection).is_ok()
+    }
+
     /// Checks a request for a decision or a change of usage.
     ///
     /// # Errors

@@ -269,6 +269,11 @@ impl App {
         self.shared().is_some_and(Shared::is_degraded)
     }
 
+    /// Why decisions may come from fallbacks, in words without addresses and errors.
+    pub(crate) fn degradation(&self) -> Option<&'static str> {
+        self.shared().and_then(Shared::degradation)
+    }
+
     /// The kind and state of the store, as JSON.
     pub(crate) fn store_status(&self) -> serde_json::Value {
         self.shared().map_or_else(|| serde_json::json!({ "kind": "memory" }), Shared::state)

@@ -131,13 +131,15 @@ enum Command {
 impl Cli {
     /// Parses the command line. Exits for `--help`, `--version` and invalid arguments.
     pub(crate) fn read() -> Self {
-        Self::try_parse().unwrap_or_else(|error| match values::invalid_value(&error) {
-            Some(line) => {
-                output::print_error(format_args!("{line}; see --help"));
-                std::process::exit(2)
-            }
-            None => error.exit(),
-        })
+        Self::try_parse().map_err(values::without_secrets).unwrap_or_else(
+            |error| match values::invalid_value(&error) {
+                Some(line) => {
+                    output::print_error(format_args!("{line}; see --help"));
+                    std::process::exit(2)
+                }
+                None => error.exit(),
+            },
+        )
     }
 
     /// Runs the command. Errors go to standard error, with exit code 2.

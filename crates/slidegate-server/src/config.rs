@@ -8,6 +8,7 @@
 //! service, and what comes from elsewhere than the file.
 
 mod load;
+mod secret_files;
 mod sections;
 
 mod admin;
@@ -45,7 +46,7 @@ use crate::listener::{ConnectionCaps, SocketFile, TlsFiles};
 
 pub(crate) use admin::{AccessRules, OwnKey, Right, Rights, Token};
 pub(crate) use auth::{Attribute, Auth, Denial, Mapping, Origin};
-pub(crate) use environment::{Arguments, Outside};
+pub(crate) use environment::{Arguments, Outside, check_names};
 pub(crate) use grpc_settings::GrpcSettings;
 pub(crate) use load::{http_address, http_setting, starting_file};
 pub(crate) use memory::{Memory, SnapshotSettings};
@@ -108,6 +109,8 @@ pub(crate) struct Config {
     pub(crate) observe: Observe,
     /// Where the service records what it decides on.
     pub(crate) record: Option<Record>,
+    /// What is valid, and exposes a secret.
+    pub(crate) warnings: Vec<String>,
     /// The content of the file.
     pub(crate) file: FileContent,
 }

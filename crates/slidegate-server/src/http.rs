@@ -21,7 +21,7 @@ use crate::app::App;
 use crate::caller::Protocol;
 use crate::fields::{self, NO_STORE};
 use crate::json_body;
-use crate::listener::TrackedBody;
+use crate::listener::{Connection, TrackedBody};
 use crate::problem::{self, Problem};
 use crate::routes::Routes;
 use reply::{Answered, Shared, call, ok, status_of, undecided};
@@ -183,20 +183,26 @@ async fn healthz() -> HttpResponse {
     problem::ok(&json!({ "status": "ok" }))
 }
 
-/// Readiness: see [`crate::app::readiness`].
-async fn readyz(State(app): Shared) -> HttpResponse {
-    let stats = app.store().stats();
+/// Readiness: see [`crate::app::readiness`]. Addresses, errors and numbers are for those who may
+/// read the status.
+async fn readyz(State(app): Shared, request: HttpRequest<Body>) -> HttpResponse {
     let ready = app.readiness.is_ready();
-    let body = json!({
+    let mut body = json!({
         "status": if ready { "ready" } else { "shutting down" },
-        "keys": stats.keys,
-        "max_keys": stats.max_keys,
-        "dropped_keys": stats.dropped,
-        "memory_bytes": stats.bytes,
-        "max_memory_bytes": stats.max_bytes,
         "degraded": app.is_degraded(),
-        "store": app.store_status(),
+        "reason": app.degradation(),
     });
+    let connection = Connection::of(request.extensions());
+    if app.access.may_read(request.headers(), request.uri(), connection) {
+        let stats = app.store().stats();
+        body["keys"] = stats.keys.into();
+        body["max_keys"] = stats.max_keys.into();
+        body["dropped_keys"] = stats.dropped.into();
+        body["memory_bytes"] = stats.bytes.into();
+        body["max_memory_bytes"] = stats.max_bytes.into();
+        body["store"] = app.store_status();
+    }
+    drop(request);
     let mut response = problem::ok(&body);
     if !ready {
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;

@@ -35,6 +35,38 @@ pub(crate) fn agent(url: &str, timeout: Duration, ca_file: Option<&Path>) -> Res
     Ok(config.build().into())
 }
 
+/// The scheme, host and port of a URL, for messages: its path and query, and a name and password
+/// before the host, may be secret.
+pub(crate) fn origin(url: &str) -> String {
+    let uri: Option<Uri> = url.parse().ok();
+    let parts = uri.as_ref().and_then(|uri| Some((uri.scheme_str()?, uri.authority()?.as_str())));
+    let Some((scheme, authority)) = parts else { return "an invalid URL".to_owned() };
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    format!("{scheme}://{host}")
+}
+
+/// A URL without the name and password before its host, for messages.
+pub(crate) fn without_login(url: &str) -> String {
+    let Some((before, rest)) = url.rsplit_once('@') else { return url.to_owned() };
+    let scheme = before.split_once("://").map_or("", |(scheme, _)| scheme);
+    let scheme = if scheme.chars().all(|c| c.is_ascii_alphabetic()) { scheme } else { "" };
+    format!("{scheme}{}***@{rest}", if scheme.is_empty() { "" } else { "://" })
+}
+
+/// An error without the URL that it may repeat.
+pub(crate) fn without_url(error: &ureq::Error, url: &str) -> String {
+    hidden(&error.to_string(), url)
+}
+
+fn hidden(error: &str, url: &str) -> String {
+    let path = url.parse::<Uri>().ok().and_then(|uri| Some(uri.path_and_query()?.as_str().to_owned()));
+    let error = error.replace(url, "the URL");
+    match path.filter(|path| path.len() > 1) {
+        Some(path) => error.replace(&path, "/..."),
+        None => error,
+    }
+}
+
 /// Whether the proxy of `ALL_PROXY`, `HTTPS_PROXY` or `HTTP_PROXY` may be used for a URL. It then
 /// still bypasses the hosts of `NO_PROXY`.
 fn may_use_proxy(url: &str) -> bool {
@@ -89,6 +121,23 @@ fn read_certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, io::Er
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Messages are read by people who may not have what a URL holds.
+    #[test]
+    fn messages_about_a_url_have_no_secret_of_it() {
+        for (url, of_url, shown) in [
+            ("https://hooks.example.com/T0/hidden?key=hidden", "https://hooks.example.com", None),
+            ("http://me:hidden@[::1]:80/x", "http://[::1]:80", Some("http://***@[::1]:80/x")),
+            ("http://hid@hidden@h", "http://h", Some("http://***@h")),
+            ("me:hidden@h", "an invalid URL", Some("***@h")),
+        ] {
+            assert_eq!(origin(url), of_url);
+            assert_eq!(shown.map(|_| without_login(url)).as_deref(), shown);
+            let error = format!("Bad uri: {url}: no such thing");
+            assert!(!hidden(&error, url).contains("hidden"), "{url}");
+        }
+        assert_eq!(without_login("http://h/x"), "http://h/x");
+    }
 
     /// A proxy must never read a token, and has no business between a machine and itself.
     #[test]

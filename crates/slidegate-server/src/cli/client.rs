@@ -14,7 +14,7 @@ use ureq::http::{Method, Request, StatusCode};
 use super::failure::{Failure, fail};
 use super::output;
 use super::values::milliseconds;
-use crate::http_client;
+use crate::{config, http_client};
 
 /// The environment variable with the token.
 const TOKEN_VARIABLE: &str = "SLIDEGATE_TOKEN";
@@ -25,7 +25,7 @@ const DEFAULT_URL: &str = "http://127.0.0.1:7979";
 #[derive(Debug, Args)]
 pub(super) struct ServerArgs {
     /// URL of the server
-    #[arg(long, value_name = "URL", env = "SLIDEGATE_URL", default_value = DEFAULT_URL, global = true)]
+    #[arg(long, value_name = "URL", env = "SLIDEGATE_URL", hide_env_values = true, default_value = DEFAULT_URL, global = true)]
     url: String,
     /// File with the token, or set the variable `SLIDEGATE_TOKEN` to the token; a server on
     /// loopback may need none
@@ -64,10 +64,12 @@ impl ServerArgs {
     /// The file with the token cannot be read or is empty, the token has invalid characters, or the
     /// URL uses TLS and the system trusts no certificate authority.
     pub(super) fn client(&self) -> Result<Client, Failure> {
+        config::check_names()?;
         // An empty variable counts as unset.
         let url = if self.url.is_empty() { DEFAULT_URL } else { self.url.trim_end_matches('/') }.to_owned();
-        let agent = http_client::agent(&url, self.timeout, self.ca_file.as_deref())
-            .map_err(|error| Failure(format!("cannot connect to {url}: {error}")))?;
+        let agent = http_client::agent(&url, self.timeout, self.ca_file.as_deref()).map_err(|error| {
+            Failure(format!("cannot connect to {}: {error}", http_client::without_login(&url)))
+        })?;
         Ok(Client { agent, url, authorization: self.token()?.map(|token| format!("Bearer {token}")) })
     }
 
@@ -96,9 +98,9 @@ impl ServerArgs {
 }
 
 impl Client {
-    /// The URL of a path on the server.
+    /// The URL of a path on the server, for messages.
     pub(super) fn url(&self, path: &str) -> String {
-        format!("{}{path}", self.url)
+        format!("{}{path}", http_client::without_login(&self.url))
     }
 
     /// Sends a request, with a JSON body if there is one, and returns the status and the body of
@@ -112,14 +114,16 @@ impl Client {
         path: &str,
         body: Option<&Value>,
     ) -> Result<(StatusCode, String), Failure> {
+        let sent_to = format!("{}{path}", self.url);
         let url = self.url(path);
-        let mut request = Request::builder().method(method).uri(&url);
+        let mut request = Request::builder().method(method).uri(&sent_to);
         if let Some(authorization) = &self.authorization {
             request = request.header("authorization", authorization);
         }
         let invalid =
             |error: &dyn std::fmt::Display| Failure(format!("invalid URL `{url}`: {error}; see --url"));
         let unreachable = |error: ureq::Error| {
+            let error = error.to_string().replace(&sent_to, &url);
             Failure(format!(
                 "no response from {url}: {error}; check that `slidegate serve` is running there, or set --url"
             ))

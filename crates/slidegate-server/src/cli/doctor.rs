@@ -106,13 +106,13 @@ struct Diagnosis {
 }
 
 pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode, Failure> {
-    let shared = args.shared_store()?;
+    let (shared, exposed) = args.shared_store()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
         .build()
         .map_err(|error| Failure(format!("cannot start threads: {error}")))?;
-    let diagnosis = runtime.block_on(diagnose(shared))?;
+    let diagnosis = runtime.block_on(diagnose(shared, &exposed))?;
     if args.json {
         output::print(serde_json::to_string(&diagnosis)?)?;
     } else {
@@ -126,7 +126,8 @@ pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode, Failure> {
 }
 
 impl DoctorArgs {
-    fn shared_store(&self) -> Result<SharedStore, Failure> {
+    /// The store, and files with secrets that everybody may read.
+    fn shared_store(&self) -> Result<(SharedStore, Vec<String>), Failure> {
         let policies = PolicyArgs::of_file(self.config.clone());
         // Listeners do not matter.
         let arguments = Arguments { redis: self.redis.clone(), has_other_grpc: true, ..Arguments::default() };
@@ -136,18 +137,19 @@ impl DoctorArgs {
         } else {
             policies.sources(&arguments)?
         };
-        let Some(shared) = sources.load()?.shared else {
+        let config = sources.load()?;
+        let Some(shared) = config.shared else {
             return fail(format!(
                 "no Redis to examine: this configuration counts in memory ({}); give a url with --redis or \
                  SLIDEGATE_REDIS, or a config file that has `store: {{redis: ...}}`",
                 policies.origin()
             ));
         };
-        Ok(shared)
+        Ok((shared, config.warnings))
     }
 }
 
-async fn diagnose(shared: SharedStore) -> Result<Diagnosis, Failure> {
+async fn diagnose(shared: SharedStore, exposed: &[String]) -> Result<Diagnosis, Failure> {
     let deadline = shared.deadline;
     let quota = Quota::new(1_000_000, POLICY_WINDOW)?;
     let policies = PolicySet::new([Policy::new(POLICY, quota)?.with_scope(["user"])])?;
@@ -174,6 +176,10 @@ async fn diagnose(shared: SharedStore) -> Result<Diagnosis, Failure> {
         checks.push(latency(&store, deadline).await);
     }
     checks.push(time_zones());
+    checks.extend(exposed.iter().map(|warning| {
+        let (found, fix) = warning.split_once("; ").unwrap_or((warning, ""));
+        Finding::warning("secrets", found, fix)
+    }));
     let result = checks.iter().map(|check| check.result).max().unwrap_or(Grade::Fault);
     Ok(Diagnosis { redis: shared.url(), result, checks })
 }

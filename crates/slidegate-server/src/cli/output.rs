@@ -3,6 +3,7 @@
 //! `println!` panics on a closed pipe, as in `slidegate policy list | head -1`. Here a closed pipe
 //! is not an error, and the command keeps its exit code.
 
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind, Write};
@@ -67,8 +68,29 @@ impl Target {
 }
 
 fn write_line(out: &mut impl Write, line: impl Display) -> io::Result<()> {
-    writeln!(out, "{line}")?;
+    writeln!(out, "{}", printable(&line.to_string()))?;
     out.flush()
+}
+
+/// Text without control of the terminal, as servers and files may send it: control characters but
+/// line ends and tabs are escaped, in a form that JSON has as well.
+pub(super) fn printable(text: &str) -> Cow<'_, str> {
+    let is_control = |c: char| {
+        c.is_control() && !matches!(c, '\n' | '\t')
+            || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(is_control) {
+        return Cow::Borrowed(text);
+    }
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_control(c) {
+            escaped += &format!("\\u{:04x}", u32::from(c));
+        } else {
+            escaped.push(c);
+        }
+    }
+    escaped.into()
 }
 
 /// A word as it can be pasted into a shell.
@@ -78,4 +100,16 @@ pub(super) fn shell_word(word: &str) -> String {
         return word.to_owned();
     }
     format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::printable;
+
+    /// What a server says must not clear, colour or rewrite an operator's terminal.
+    #[test]
+    fn control_characters_are_escaped_and_lines_stay() {
+        assert_eq!(printable("a\n\tb \u{e9}"), "a\n\tb \u{e9}");
+        assert_eq!(printable("a\u{1b}[2J\u{9b}1m\r\u{7}\u{202e}"), r"a\u001b[2J\u009b1m\u000d\u0007\u202e");
+    }
 }

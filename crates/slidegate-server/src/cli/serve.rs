@@ -23,7 +23,7 @@ use super::sources::{EnvoyArgs, PolicyArgs};
 use crate::admin::{self, Admin};
 use crate::app::App;
 use crate::app::store::HealthRecord;
-use crate::config::{Arguments, Config, Fingerprint, Outside, Sources, describe};
+use crate::config::{Arguments, Config, Fingerprint, Outside, Sources, Traces, describe};
 use crate::debounce::{Debounced, POLL_EVERY};
 use crate::envoy::{ConfigWatcher, EnvoyConfig, Settings};
 use crate::grpc::{self, ConfigFiles, RateLimitHandler};
@@ -326,7 +326,7 @@ impl Greeting {
             listening,
             ports: Vec::new(),
             store: config.memory.to_string(),
-            traces: config.observe.traces.as_ref().map(|traces| traces.endpoint.clone()),
+            traces: config.observe.traces.as_ref().map(Traces::shown),
             policies: config.policies.iter().map(|policy| describe(policy, config.storage())).collect(),
             envoy: None,
         }

@@ -11,6 +11,7 @@ use ureq::http::Method;
 
 use super::client;
 use super::failure::{Failure, fail};
+use super::output;
 use super::values::{keys, milliseconds};
 
 #[derive(Debug, Args)]
@@ -82,7 +83,7 @@ pub(super) fn run(args: &TopArgs) -> Result<(), Failure> {
     loop {
         let text = fetch(&client, args)?;
         let output = if args.json {
-            text
+            output::printable(&text).into_owned()
         } else {
             let top: TopKeys = serde_json::from_str(&text).map_err(|_| {
                 let url = client.url("");

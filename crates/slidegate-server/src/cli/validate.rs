@@ -120,8 +120,8 @@ impl Validated {
 
     /// What is valid, and probably not meant, in the file.
     fn warnings(&self) -> Vec<String> {
-        let unlikely = self.config.warnings.iter().cloned();
-        unlikely.chain(in_flight_warning(&self.config)).chain(cost_warnings(&self.config)).collect()
+        let of_file = self.config.warnings.iter().cloned();
+        of_file.chain(in_flight_warning(&self.config)).chain(cost_warnings(&self.config)).collect()
     }
 
     fn annotations(&self, file: Option<&str>) -> Vec<Annotation> {

@@ -130,6 +130,30 @@ pub(super) fn keys(text: &str) -> Result<u16, String> {
     keys.ok_or_else(|| format!("must be a whole number from 1 to {MAX_KEYS}"))
 }
 
+/// The error without texts that are more than a word, where no text was expected: a URL without its
+/// option may hold a password.
+pub(super) fn without_secrets(mut error: clap::Error) -> clap::Error {
+    let is_word = |text: &str| text.chars().all(|c| c.is_alphanumeric() || "-_./".contains(c));
+    for kind in [ContextKind::InvalidArg, ContextKind::InvalidSubcommand] {
+        let is_unexpected = matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand);
+        if let Some(ContextValue::String(text)) = error.get(kind)
+            && is_unexpected
+            && !is_word(text)
+        {
+            error.insert(kind, ContextValue::String("***".to_owned()));
+            // It has the text as well.
+            error.remove(ContextKind::Suggested);
+        }
+    }
+    if let Some(ContextValue::String(text)) = error.get(ContextKind::InvalidValue)
+        && text.contains('@')
+        && text.contains("://")
+    {
+        error.insert(ContextKind::InvalidValue, ContextValue::String("***".to_owned()));
+    }
+    error
+}
+
 /// One line about an invalid value; `None` for any other error.
 pub(super) fn invalid_value(error: &clap::Error) -> Option<String> {
     let text = |kind| match error.get(kind) {
@@ -171,6 +195,26 @@ mod tests {
     #[test]
     fn invalid_values_are_reported_as_in_the_golden_file() {
         compare_golden("arguments", |_, line| invalid_value(&parse(line.trim_end())).unwrap());
+    }
+
+    /// A URL whose option was forgotten stands in the log of the unit that did not start.
+    #[test]
+    fn unexpected_arguments_are_shown_only_if_they_are_words() {
+        for line in [
+            "serve redis://:hidden@h",
+            "serve h:6380,password=hidden",
+            "serve --redis redis-cli -a=hidden",
+            "doctor --rediss=redis://:hidden@h",
+            "redis://:hidden@h",
+            "serve --listen redis://:hidden@h",
+            "validate a redis://:hidden@h",
+        ] {
+            let error = without_secrets(parse(line));
+            let shown = format!("{error} {:?} {}", invalid_value(&error), error.render());
+            assert!(!shown.contains("hidden"), "{line}: {shown}");
+        }
+        let shown = without_secrets(parse("serve --lisetn x")).to_string();
+        assert!(shown.contains("--lisetn") && shown.contains("--listen"), "{shown}");
     }
 
     #[test]

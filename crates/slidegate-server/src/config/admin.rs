@@ -14,7 +14,6 @@ use slidegate::Secret;
 use slidegate_config::errors::ConfigErrors;
 use slidegate_config::section::Section;
 use slidegate_config::values::{Form, List, Parsed, Text, is_name, only_if};
-use slidegate_config::yaml::Excerpt;
 
 use super::values::parsed;
 
@@ -259,13 +258,11 @@ pub(super) fn from_variable(value: &str) -> Result<Vec<Json>, ConfigErrors> {
     }
     let read = entries.iter().enumerate().map(|(at, entry)| {
         token(entry).ok_or_else(|| {
-            // Only a name is shown: the entry may be the token itself by mistake.
-            let name = entry.split(':').next().filter(|name| is_name(name) && name.len() < 32);
+            // Nothing of it is shown: it may be the token itself by mistake.
             let message = format!(
-                "invalid token {} (`{}`): must be NAME:SCOPE:SHA256, for example `ops:write:` or `web:read+decide:` and \
+                "invalid token {}: must be NAME:SCOPE:SHA256, for example `ops:write:` or `web:read+decide:` and \
                  {expected}",
                 at + 1,
-                Excerpt(name.unwrap_or("?")),
             );
             ConfigErrors::one(TOKENS_VARIABLE, message)
         })

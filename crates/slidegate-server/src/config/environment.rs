@@ -1,12 +1,14 @@
 //! Settings from the command line and the environment. They take precedence over the file.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use serde_json::Value as Json;
 use slidegate::parse_window;
 use slidegate_config::errors::ConfigErrors;
+use slidegate_config::section::nearest;
 use slidegate_config::values::{Form, Text, only_if};
-use slidegate_config::yaml::Excerpt;
+use slidegate_config::yaml::{Excerpt, one_line};
 
 use super::MAX_DRAIN_DELAY;
 use super::admin;
@@ -14,6 +16,57 @@ use super::resp::Password;
 use super::store::read_line;
 use super::traces::{ENDPOINT, endpoint};
 use super::values::{ADDRESS, ByteSize, NEW_FILE, RedisUrl, address};
+
+/// What the names of all our variables begin with.
+const PREFIX: &str = "SLIDEGATE_";
+/// Every variable that the service and its commands read, without the prefix. Those with a secret
+/// can be `NAME_FILE` as well.
+const VARIABLES: [(&str, bool); 14] = [
+    ("ADMIN_TOKENS", true),
+    ("CONFIG", false),
+    ("DRAIN_DELAY", false),
+    ("ENVOY_ALGORITHM", false),
+    ("ENVOY_CALENDAR", false),
+    ("ENVOY_EXCESS", false),
+    ("INSTANCES", false),
+    ("KEY_SECRET", true),
+    ("LISTEN", false),
+    ("MAX_BYTES", false),
+    ("REDIS", true),
+    ("RESP_PASSWORD", true),
+    ("SNAPSHOT", false),
+    ("TOKEN", false),
+];
+/// What users call some of them elsewhere.
+const SYNONYMS: [(&str, &str); 7] = [
+    ("REDIS_URL", "REDIS"),
+    ("REDIS_PASSWORD", "REDIS"),
+    ("PORT", "LISTEN"),
+    ("ADDRESS", "LISTEN"),
+    ("HOST", "LISTEN"),
+    ("PASSWORD", "RESP_PASSWORD"),
+    ("TOKENS", "ADMIN_TOKENS"),
+];
+/// Builds, tests and scripts of slidegate have such variables for themselves, and start the binary
+/// with them: `cargo run` those of the build.
+const OF_TESTS: [&str; 16] = [
+    "FEATURES",
+    "REVISION",
+    "TARGET",
+    "BIN",
+    "CLOCK_OFFSET",
+    "EXACTNESS_",
+    "FIELD_VECTORS",
+    "IMAGE_BINARY",
+    "MODULE_",
+    "OLD_BINARY",
+    "RELEASE_",
+    "RESERVATION_",
+    "SCREENSHOTS",
+    "SOAK_",
+    "TEST_",
+    "WHEEL",
+];
 
 /// The variable with the store's URL.
 pub(super) const URL_VARIABLE: &str = "SLIDEGATE_REDIS";
@@ -58,6 +111,8 @@ pub(crate) struct Outside {
     pub(super) has_other_grpc: bool,
     /// Whether limits come from elsewhere as well, so that a file needs no policies.
     pub(super) has_other_limits: bool,
+    /// Variables that name files with secrets, and those files.
+    pub(super) secret_files: Vec<(String, PathBuf)>,
 }
 
 /// Arguments of `serve` that take precedence over the file.
@@ -101,6 +156,7 @@ pub(crate) struct Arguments {
 impl Outside {
     /// Reads the environment. The command line takes precedence.
     pub(crate) fn read(arguments: &Arguments) -> Result<Self, ConfigErrors> {
+        check_names()?;
         Self::read_by(arguments, variable)
     }
 
@@ -143,7 +199,14 @@ impl Outside {
         settings.extend(traces(&variable)?);
         let tokens = secret(admin::TOKENS_VARIABLE, &variable)?;
         let tokens = tokens.map(|value| admin::from_variable(&value)).transpose()?.unwrap_or_default();
-        Ok(Self { settings, tokens, has_other_grpc: arguments.has_other_grpc, has_other_limits: false })
+        let mut secret_files = Vec::new();
+        for (name, _) in VARIABLES.iter().filter(|(_, is_secret)| *is_secret) {
+            let source = format!("{PREFIX}{name}_FILE");
+            let path = variable(&source)?.map(PathBuf::from);
+            secret_files.extend(path.map(|path| (source, path)));
+        }
+        let has_other_grpc = arguments.has_other_grpc;
+        Ok(Self { settings, tokens, has_other_grpc, has_other_limits: false, secret_files })
     }
 
     /// Rejects several instances whose limits are not shared: each would admit the whole limit.
@@ -165,6 +228,98 @@ impl Outside {
             ),
         ))
     }
+}
+
+/// Rejects variables that begin as ours do and are none: a limiter that ignores a misspelt setting
+/// enforces the wrong limits.
+///
+/// # Errors
+/// The name of the first one, and what was probably meant.
+pub(crate) fn check_names() -> Result<(), ConfigErrors> {
+    let variables = std::env::vars_os().filter(|(_, value)| !value.is_empty());
+    let variables =
+        variables.map(|(name, value)| [name, value].map(|text| text.to_string_lossy().into_owned()));
+    check_names_of(variables)
+}
+
+fn check_names_of(variables: impl Iterator<Item = [String; 2]>) -> Result<(), ConfigErrors> {
+    let mut unknown: Vec<_> = variables
+        .filter(|[name, value]| !is_known(name) && !is_of_service_link(name, value))
+        .map(|[name, _]| name)
+        .collect();
+    unknown.sort_unstable();
+    let Some(first) = unknown.first() else { return Ok(()) };
+    let what = match meant(&first[PREFIX.len()..]) {
+        Some(meant) => format!("did you mean `{PREFIX}{meant}`?"),
+        None => {
+            let known = VARIABLES.map(|(name, _)| format!("{PREFIX}{name}")).join(", ");
+            format!("must be one of {known}, SLIDEGATE_URL;")
+        }
+    };
+    let message = format!("unknown variable: {what} if it is not meant for slidegate, unset it or rename it");
+    Err(ConfigErrors::one(one_line(first), message))
+}
+
+/// Whether this is no name of ours, or one that is read.
+fn is_known(name: &str) -> bool {
+    let Some(name) = name.strip_prefix(PREFIX) else { return true };
+    let of_tests =
+        |known: &&str| if known.ends_with('_') { name.starts_with(*known) } else { name == *known };
+    let is_variable = |(known, is_secret): &(&str, bool)| {
+        name == *known || *is_secret && name.strip_suffix("_FILE") == Some(known)
+    };
+    name == "URL" || VARIABLES.iter().any(is_variable) || OF_TESTS.iter().any(of_tests)
+}
+
+/// Whether Kubernetes sets this for a Service whose name begins with `slidegate`, as it does in all
+/// pods of its namespace: `SLIDEGATE_SERVICE_PORT_HTTP`, `SLIDEGATE_PORT_7979_TCP_ADDR`.
+fn is_of_service_link(name: &str, value: &str) -> bool {
+    let is_port = |text: &str| text.parse::<u16>().is_ok();
+    let is_url = |protocol: &str| {
+        value.strip_prefix(protocol).and_then(|rest| rest.strip_prefix("://")).is_some_and(|address| {
+            address.rsplit_once(':').is_some_and(|(host, port)| is_port(port) && !host.contains(['@', '/']))
+        })
+    };
+    let parts: Vec<_> = name.split('_').collect();
+    let is_end = |at: usize| match parts[at..] {
+        ["SERVICE", "HOST"] => true,
+        ["SERVICE", "PORT", ..] => is_port(value),
+        ["PORT"] => ["tcp", "udp", "sctp"].iter().any(|protocol| is_url(protocol)),
+        ["PORT", number, protocol, ref rest @ ..] => {
+            let protocol = ["TCP", "UDP", "SCTP"].iter().find(|known| **known == protocol);
+            is_port(number)
+                && protocol.is_some_and(|protocol| match rest {
+                    [] => is_url(&protocol.to_ascii_lowercase()),
+                    ["PROTO" | "PORT" | "ADDR"] => true,
+                    _ => false,
+                })
+        }
+        _ => false,
+    };
+    (1..parts.len()).any(is_end)
+}
+
+/// The variable that was probably meant, without the prefix.
+fn meant(unknown: &str) -> Option<String> {
+    let synonym = SYNONYMS.iter().find(|(theirs, _)| *theirs == unknown).map(|(_, ours)| (*ours).to_owned());
+    let mut names: Vec<String> = VARIABLES.iter().map(|(name, _)| (*name).to_owned()).collect();
+    names.push("URL".to_owned());
+    let files = VARIABLES.iter().filter(|(_, is_secret)| *is_secret).map(|(name, _)| format!("{name}_FILE"));
+    // `REDIS_URL` is `REDIS` with something behind it, `REDIS_FIEL` a file.
+    let all: Vec<_> = names.iter().cloned().chain(files).collect();
+    let near = || {
+        let all: Vec<_> = all.iter().map(|name| name.to_lowercase()).collect();
+        let all: Vec<_> = all.iter().map(String::as_str).collect();
+        nearest(unknown, &all).map(str::to_uppercase)
+    };
+    let longer = || {
+        let mut longer: Vec<_> =
+            names.iter().filter(|name| unknown.starts_with(&format!("{name}_"))).collect();
+        longer.sort_unstable_by_key(|name| std::cmp::Reverse(name.len()));
+        longer.first().map(|name| (*name).clone())
+    };
+    let part = || names.iter().find(|name| name.split('_').any(|part| part == unknown)).cloned();
+    synonym.or_else(near).or_else(longer).or_else(part)
 }
 
 /// A variable of the environment. An empty one counts as unset.
@@ -203,7 +358,8 @@ fn secret(
     if value.is_some() {
         return Err(ConfigErrors::one(source, format_args!("conflicts with {name}; keep one")));
     }
-    let invalid = |why: String| ConfigErrors::one(&source, format_args!("`{path}` {why}"));
+    // The path is not shown: it may be the secret itself by mistake.
+    let invalid = |why: String| ConfigErrors::one(&source, format_args!("the file that it names {why}"));
     match read_line(&path).map_err(invalid)? {
         text if text.is_empty() => Err(invalid(format!("is empty; put the value of {name} in it"))),
         text => Ok(Some(text)),
@@ -288,6 +444,109 @@ mod tests {
         assert_eq!(load(&[("SLIDEGATE_INSTANCES", "3"), redis]), Some(Some(3)));
         assert_eq!(load(&[("SLIDEGATE_INSTANCES", "auto"), redis]), Some(None));
         assert_eq!(load(&[("SLIDEGATE_INSTANCES", "1")]), None);
+    }
+
+    /// A misspelt variable means that each instance has the whole limit; those that Kubernetes and
+    /// tests set mean nothing.
+    #[test]
+    fn unknown_variables_are_rejected_with_what_was_meant() {
+        let check = |name: &str, value: &str| {
+            let variable = [name, value].map(str::to_owned);
+            check_names_of([variable].into_iter()).map_err(|errors| errors.to_string())
+        };
+        for (name, meant) in [
+            ("SLIDEGATE_REDIS_URL", "SLIDEGATE_REDIS"),
+            ("SLIDEGATE_REDIS_PASSWORD", "SLIDEGATE_REDIS"),
+            ("SLIDEGATE_REDIS_PORT", "SLIDEGATE_REDIS"),
+            ("SLIDEGATE_REDIS_FIEL", "SLIDEGATE_REDIS_FILE"),
+            ("SLIDEGATE_REDSI", "SLIDEGATE_REDIS"),
+            ("SLIDEGATE_REDISS", "SLIDEGATE_REDIS"),
+            ("SLIDEGATE_redis", "SLIDEGATE_REDIS"),
+            ("SLIDEGATE_INSTANCE", "SLIDEGATE_INSTANCES"),
+            ("SLIDEGATE_ADMIN_TOKEN", "SLIDEGATE_ADMIN_TOKENS"),
+            ("SLIDEGATE_TOKENS", "SLIDEGATE_ADMIN_TOKENS"),
+            ("SLIDEGATE_TOKEN_FILE", "SLIDEGATE_TOKEN"),
+            ("SLIDEGATE_CONFIG_FILE", "SLIDEGATE_CONFIG"),
+            ("SLIDEGATE_LISTEN_ADDR", "SLIDEGATE_LISTEN"),
+            ("SLIDEGATE_PORT", "SLIDEGATE_LISTEN"),
+            ("SLIDEGATE_PASSWORD", "SLIDEGATE_RESP_PASSWORD"),
+            ("SLIDEGATE_SECRET", "SLIDEGATE_KEY_SECRET"),
+            ("SLIDEGATE_DRAIN", "SLIDEGATE_DRAIN_DELAY"),
+            ("SLIDEGATE_ENVOY_CALENDER", "SLIDEGATE_ENVOY_CALENDAR"),
+        ] {
+            let error = check(name, "7979").unwrap_err();
+            let expected = format!("{name}: unknown variable: did you mean `{meant}`? ");
+            assert!(error.starts_with(&expected), "{error}");
+        }
+        let error = check("SLIDEGATE_FLAVOUR", "hidden").unwrap_err();
+        assert!(
+            error.contains("must be one of SLIDEGATE_ADMIN_TOKENS, ") && !error.contains("hidden"),
+            "{error}"
+        );
+        for (name, value) in [
+            ("SLIDEGATE_SERVICE_HOST", "10.0.0.1"),
+            ("SLIDEGATE_SERVICE_PORT", "7979"),
+            ("SLIDEGATE_SERVICE_PORT_HTTP", "7979"),
+            ("SLIDEGATE_SERVICE_PORT_GRPC_V3", "8081"),
+            ("SLIDEGATE_PORT", "tcp://10.0.0.1:7979"),
+            ("SLIDEGATE_PORT", "tcp://[fd00::1]:7979"),
+            ("SLIDEGATE_PORT_7979_TCP", "tcp://10.0.0.1:7979"),
+            ("SLIDEGATE_PORT_7979_TCP_PROTO", "tcp"),
+            ("SLIDEGATE_PORT_7979_TCP_PORT", "7979"),
+            ("SLIDEGATE_PORT_7979_TCP_ADDR", "10.0.0.1"),
+            ("SLIDEGATE_PORT_53_UDP", "udp://10.0.0.1:53"),
+            ("SLIDEGATE_REDIS_SERVICE_HOST", "10.0.0.1"),
+            ("SLIDEGATE_REDIS_PORT", "tcp://10.0.0.1:6379"),
+            ("SLIDEGATE_REDIS_PORT_6379_TCP_ADDR", "10.0.0.1"),
+            ("SLIDEGATE_MY_API_SERVICE_PORT_HTTP", "80"),
+            ("SLIDEGATE_BIN", "x"),
+            ("SLIDEGATE_TEST_HISTORIES", "9"),
+            ("SLIDEGATE_SOAK_SECONDS", "9"),
+            ("SLIDEGATE_RESERVATION_SEED", "9"),
+            ("SLIDEGATE_REDIS_FILE", "x"),
+            ("SLIDEGATE_URL", "x"),
+            ("SLIDEGATEX", "x"),
+            ("PATH", "x"),
+        ] {
+            assert_eq!(check(name, value), Ok(()), "{name}={value}");
+        }
+        for (name, value) in [
+            ("SLIDEGATE_SERVICE_PORT", "tcp://x"),
+            ("SLIDEGATE_PORT", "tcp://me:hidden@h:1"),
+            ("SLIDEGATE_PORT_X_TCP_ADDR", "10.0.0.1"),
+            ("SLIDEGATE_KEY_SECRET_FILE_", "x"),
+            ("SLIDEGATE_LISTEN_FILE", "x"),
+        ] {
+            assert!(check(name, value).is_err(), "{name}={value}");
+        }
+    }
+
+    /// A variable that is read and not known would stop the start.
+    #[test]
+    fn every_variable_in_the_code_is_known_and_documented() {
+        let code = [
+            include_str!("environment.rs").split("#[cfg(test)]").next().unwrap_or_default(),
+            include_str!("admin.rs"),
+            include_str!("../cli/sources.rs"),
+            include_str!("../cli/client.rs"),
+            include_str!("../envoy/settings.rs").split("#[cfg(test)]").next().unwrap_or_default(),
+        ];
+        let texts = code.iter().flat_map(|file| file.split('"').skip(1).step_by(2));
+        let names: Vec<_> =
+            texts.filter(|text| text.starts_with(PREFIX) && text.len() > PREFIX.len()).collect();
+        assert!(names.len() > VARIABLES.len() - 3, "{names:?}");
+        for name in names.into_iter().filter(|name| !name.contains(' ')) {
+            assert!(is_known(name), "{name}");
+        }
+        let pages = [
+            include_str!("../../../../docs/config.md"),
+            include_str!("../../../../docs/envoy.md"),
+            include_str!("../../../../docs/commands.md"),
+        ]
+        .concat();
+        for (name, _) in VARIABLES {
+            assert!(pages.contains(&format!("`{PREFIX}{name}`")), "{name}");
+        }
     }
 
     /// Mounted secrets end with a line end that is no part of them, and one of two secrets is old.

@@ -14,7 +14,7 @@ use slidegate_config::schema::defaults_in;
 use slidegate_config::section::Section;
 use slidegate_config::yaml::{Excerpt, Node, Position, Value};
 
-use super::environment::{LISTEN_VARIABLE, Outside, variable};
+use super::environment::{LISTEN_VARIABLE, Outside, check_names, variable};
 use super::schema::{FORMS, schema};
 use super::values::ADDRESS;
 use super::{Config, FileContent, flag, foreign, sections};
@@ -141,8 +141,9 @@ pub(crate) fn starting_file() -> String {
 /// the default. The rest of the file may be invalid.
 ///
 /// # Errors
-/// The file is not readable YAML, or the address is invalid.
+/// The file is not readable YAML, the address is invalid, or a variable is unknown.
 pub(crate) fn http_address(file: Option<&Path>) -> Result<SocketAddr, ConfigErrors> {
+    check_names()?;
     let (place, text) = match variable(LISTEN_VARIABLE)? {
         Some(text) => (LISTEN_VARIABLE.to_owned(), text),
         None => http_setting(file, "listen")?.unwrap_or_else(|| (String::new(), DEFAULT_LISTEN.to_owned())),

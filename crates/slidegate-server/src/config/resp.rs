@@ -87,7 +87,8 @@ pub(super) const PASSWORD_FILE: Form = Form::new("password-file", "the path of a
         Ok(_) if !password.contains(char::REPLACEMENT_CHARACTER) => Ok(password),
         _ => Err(format!("must be a file that holds {}", Password::FORM.expected)),
     }
-});
+})
+.secret();
 
 impl RespSection {
     /// The port. `None` if it is invalid, which is reported.

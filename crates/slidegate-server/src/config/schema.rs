@@ -12,7 +12,7 @@ use super::auth::{AttributeSource, TRUSTED_PROXY};
 use super::listener::SocketMode;
 use super::resp::{PASSWORD_FILE, Password};
 use super::sections::File;
-use super::store::READABLE_FILE;
+use super::store::{KEY_FILE, READABLE_FILE};
 use super::traces::{ENDPOINT, FIELD, HeaderText};
 use super::values::{ADDRESS, ByteSize, NEW_FILE, RedisUrl};
 use super::webhook;
@@ -27,6 +27,7 @@ pub(super) static FORMS: LazyLock<Vec<Form>> = LazyLock::new(|| {
         FIELD,
         ENDPOINT,
         READABLE_FILE,
+        KEY_FILE,
         PASSWORD_FILE,
         Password::FORM,
         TokenHash::FORM,

@@ -20,6 +20,7 @@ use super::listener::ListenerKeys;
 use super::observe::Observe;
 use super::record::Record;
 use super::resp::{Resp, RespSection};
+use super::secret_files;
 use super::store::{StoreSection, try_out};
 use super::values::from_str;
 use super::webhook::WebhookSection;
@@ -166,6 +167,7 @@ impl File {
             admin: self.admin,
             observe,
             record: self.record,
+            warnings: secret_files::warnings(top, outside),
             file: content,
         }
     }

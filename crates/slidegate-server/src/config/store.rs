@@ -1,7 +1,7 @@
 //! `store:` where usage is kept: in memory, or in a store that instances share.
 //!
 //! The command line takes precedence over the environment, and the environment over the file.
-//! Errors show hosts and ports of a URL, and never its other parts or a secret.
+//! Errors repeat no part of a URL: it may hold a password.
 
 use std::fs::File;
 use std::io::Read;
@@ -76,7 +76,7 @@ pub(super) struct StoreSection {
     #[schemars(extend("format" = "readable-file"))]
     cert_file: Option<String>,
     /// The key of `cert_file`, in PEM.
-    #[schemars(extend("format" = "readable-file"))]
+    #[schemars(extend("format" = "key-file"))]
     key_file: Option<String>,
 }
 
@@ -183,6 +183,9 @@ impl StoreSection {
 
 /// The path of a file with certificates or a key. The text to keep is its content.
 pub(super) const READABLE_FILE: Form = Form::new("readable-file", "the path of a file", read_file);
+
+/// The same of a file with a secret, which may be given instead of its path by mistake.
+pub(super) const KEY_FILE: Form = Form::new("key-file", READABLE_FILE.expected, read_file).secret();
 
 /// The content of a file. PEM is ASCII, so other bytes are replaced.
 fn read_file(path: &str) -> Result<String, String> {

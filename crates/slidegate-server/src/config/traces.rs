@@ -11,7 +11,8 @@ use serde::Deserialize;
 use slidegate::Secret;
 use slidegate_config::section::Section;
 use slidegate_config::values::{Form, Parsed, Text, only_if};
-use slidegate_config::yaml::Excerpt;
+
+use crate::http_client::origin;
 
 /// The path of traces after a collector's URL, as the OTLP standard has it.
 const PATH: &str = "/v1/traces";
@@ -39,6 +40,13 @@ pub(crate) struct Traces {
 }
 
 impl Traces {
+    /// The endpoint for messages. Its path is shown only if it is the usual one: others may hold a
+    /// key.
+    pub(crate) fn shown(&self) -> String {
+        let origin = origin(&self.endpoint);
+        if self.endpoint == format!("{origin}{PATH}") { self.endpoint.clone() } else { origin }
+    }
+
     /// Reports a missing endpoint.
     pub(super) fn check(&self, section: &Section<'_>) {
         if self.endpoint.is_empty() && !section.has("endpoint") {
@@ -69,7 +77,7 @@ pub(super) const ENDPOINT: Form = Form::new(
                 "contains a name or password; put what the collector expects under `headers`".to_owned()
             );
         }
-        endpoint(url, false).ok_or_else(|| format!("must be {}, not `{}`", ENDPOINT.expected, Excerpt(url)))
+        endpoint(url, false).ok_or_else(String::new)
     },
 )
 .pattern("^https?://")

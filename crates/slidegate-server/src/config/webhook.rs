@@ -9,8 +9,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::Secret;
 use slidegate_config::section::Section;
-use slidegate_config::values::{Form, Parsed, Text};
-use slidegate_config::yaml::Excerpt;
+use slidegate_config::values::{Form, Parsed, Text, only_if};
 
 use super::store::read_line;
 
@@ -68,7 +67,8 @@ pub(super) const SECRET_FILE: Form = Form::new("webhook-secret-file", "the path 
     let secret = read_line(path)?;
     let is_valid = WebhookSecret::parse(&secret).is_ok();
     if is_valid { Ok(secret) } else { Err(format!("must be a file that holds {}", SECRET.expected)) }
-});
+})
+.secret();
 
 /// The URL of a receiver.
 pub(super) const URL: Form =
@@ -82,11 +82,7 @@ pub(super) const URL: Form =
             // Not repeated: a password may stand before the `@`.
             return Err("contains a name or password; receivers verify the signature instead".to_owned());
         }
-        if is_http {
-            Ok(url.to_owned())
-        } else {
-            Err(format!("must be {}, not `{}`", URL.expected, Excerpt(url)))
-        }
+        only_if(is_http, url)
     })
     .pattern("^https?://")
     .secret();

@@ -8,6 +8,7 @@ use slidegate::{Policy, PolicySet, Quota};
 use slidegate_config::yaml::one_line;
 
 use super::file::{self, ConfigFile, Descriptor, RateLimitEntry};
+use super::folder::is_config;
 use super::matcher::{DescriptorNode, Level, Limit};
 use super::names::{self, node_name};
 use super::rule::Rule;
@@ -30,6 +31,11 @@ impl EnvoyConfig {
             errors: Vec::new(),
             descriptors: 0,
         };
+        let (files, left_out): (Vec<_>, Vec<_>) =
+            files.iter().partition(|(name, text)| is_config(name, text));
+        builder.config.warnings.extend(left_out.iter().map(|(name, _)| {
+            format!("{name}: left out, as its name does not end in .yaml or .yml and it has no `domain`")
+        }));
         let parsed: Vec<_> = files.iter().map(|(name, text)| (name.as_str(), file::parse(text))).collect();
         for (name, file) in &parsed {
             builder.errors.extend(file.errors.iter().map(|(line, message)| located(name, *line, message)));

@@ -1,5 +1,6 @@
 //! The folder of config files: which files it has, their contents, and a fingerprint to detect
-//! changes.
+//! changes. envoyproxy/ratelimit reads every file, whatever its name ends in. Here one that does not
+//! end as YAML does must have a `domain`: a README beside the files is left out, with a warning.
 //!
 //! Changes are detected by polling, not by file system events. Kubernetes swaps a link two levels
 //! above the files, other tools swap the link to the folder itself; events would need a watch on
@@ -83,7 +84,7 @@ impl Folder {
             let name = format!("{prefix}{name}");
             if metadata.is_dir() {
                 self.collect(&path, &format!("{name}/"), depth + 1, files)?;
-            } else if is_yaml(&path) {
+            } else if metadata.is_file() {
                 if files.len() == MAX_FILES {
                     return Err(format!("{}: more than {MAX_FILES} files; merge some", self.path.display()));
                 }
@@ -96,19 +97,19 @@ impl Folder {
     }
 }
 
-fn is_yaml(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
+fn is_yaml(name: &str) -> bool {
+    [".yaml", ".yml"].iter().any(|ending| name.ends_with(ending))
+}
+
+/// Whether a file is to be read, or to be left out.
+pub(super) fn is_config(name: &str, text: &str) -> bool {
+    let mut after_domain = text.split("domain").skip(1);
+    is_yaml(name) || after_domain.any(|rest| rest.trim_start_matches(['"', '\'', ' ', '\t']).starts_with(':'))
 }
 
 impl FolderState {
-    /// The texts of the files, in the order of their names. At least one.
+    /// The texts of the files, in the order of their names. At least one is to be read.
     pub(super) fn read(&self, folder: &Folder) -> Result<Vec<FileText>, String> {
-        if self.0.is_empty() {
-            return Err(format!(
-                "{}: contains no .yaml or .yml file; give the folder with the config files",
-                folder.path.display()
-            ));
-        }
         let mut texts = Vec::with_capacity(self.0.len());
         let mut total = 0;
         for file in &self.0 {
@@ -116,8 +117,11 @@ impl FolderState {
             File::open(&file.path)
                 .and_then(|open| open.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes))
                 .map_err(|error| format!("{}: cannot be read: {error}; check its permissions", file.name))?;
-            if bytes.len() as u64 > MAX_FILE_BYTES {
+            if bytes.len() as u64 > MAX_FILE_BYTES && is_yaml(&file.name) {
                 return Err(format!("{}: larger than {MAX_FILE_BYTES} bytes; split it", file.name));
+            }
+            if bytes.len() as u64 > MAX_FILE_BYTES {
+                bytes.clear();
             }
             total += bytes.len();
             if total > MAX_TOTAL_BYTES {
@@ -126,9 +130,22 @@ impl FolderState {
                     file.name
                 ));
             }
-            let text = String::from_utf8(bytes)
-                .map_err(|_| format!("{}: error loading config file: yaml: this is not UTF-8", file.name))?;
+            let text = match String::from_utf8(bytes) {
+                Ok(text) => text,
+                Err(error) if !is_config(&file.name, &String::from_utf8_lossy(error.as_bytes())) => {
+                    String::new()
+                }
+                Err(_) => {
+                    return Err(format!("{}: error loading config file: yaml: this is not UTF-8", file.name));
+                }
+            };
             texts.push((file.name.clone(), text));
+        }
+        if !texts.iter().any(|(name, text)| is_config(name, text)) {
+            return Err(format!(
+                "{}: contains no .yaml or .yml file; give the folder with the config files",
+                folder.path.display()
+            ));
         }
         Ok(texts)
     }
@@ -162,13 +179,46 @@ mod tests {
         symlink("sub", temp.path().join("linked")).unwrap();
         temp.file("a.yaml", "a");
         temp.file(".hidden.yaml", "h");
-        temp.file("readme.md", "r");
+        temp.file("limits.conf", "domain: l");
+        temp.file("plain", "p");
+        temp.file("image", b"\xff");
+        std::os::unix::net::UnixListener::bind(temp.path().join("socket")).unwrap();
         let names = |ignores_dotfiles| {
             let texts = texts(&temp, ignores_dotfiles).unwrap().into_iter();
             texts.map(|(name, text)| format!("{name}={text}")).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(names(true), "a.yaml=a b.yaml=b linked/c.yml=c sub/c.yml=c");
-        assert_eq!(names(false), ".hidden.yaml=h a.yaml=a b.yaml=b linked/c.yml=c sub/c.yml=c");
+        assert_eq!(
+            names(true),
+            "a.yaml=a b.yaml=b image= limits.conf=domain: l linked/c.yml=c plain=p sub/c.yml=c"
+        );
+        assert_eq!(
+            names(false),
+            ".hidden.yaml=h a.yaml=a b.yaml=b image= limits.conf=domain: l linked/c.yml=c plain=p sub/c.yml=c"
+        );
+    }
+
+    /// A file whose limits do not apply is noticed only under load, and a README must not stop the
+    /// start.
+    #[test]
+    fn any_file_with_a_domain_is_read() {
+        for (name, text, expected) in [
+            ("a.yaml", "", true),
+            ("a.yml", "# domain", true),
+            ("a.conf", "domain: a", true),
+            ("a", "# limits\n\ndomain : a\n", true),
+            ("a.yaml.bak", "domain: [", true),
+            ("a.json", "{\"domain\": \"a\"}", true),
+            ("a.json", "{\"domain\" : \"a\"}", true),
+            ("README.md", "The domain of these limits is one.", false),
+            ("a.txt", "not a config file", false),
+            (".gitkeep", "", false),
+        ] {
+            assert_eq!(is_config(name, text), expected, "{name}: {text}");
+        }
+        let temp = TempDir::new("no-config");
+        temp.file("README.md", "nothing");
+        let error = texts(&temp, true).unwrap_err();
+        assert!(error.contains("contains no .yaml or .yml file"), "{error}");
     }
 
     /// Swapping a link to a file of the same size and time is a change too.

@@ -374,35 +374,78 @@ mod tests {
         assert_eq!((socket.listen, socket.socket), (None, Some(file)));
     }
 
-    /// envoyproxy/ratelimit has several variables where we have one URL.
+    /// envoyproxy/ratelimit has several variables where we have one URL, and its client reads URLs in
+    /// each of them.
     #[test]
     fn every_kind_of_redis_becomes_a_url() {
-        assert_eq!(
-            redis_url(&[("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", "redis:6379")]),
-            "redis://redis:6379"
-        );
-        assert_eq!(redis_url(&[("REDIS_URL", "/run/redis.sock")]), "unix:///run/redis.sock");
-        assert_eq!(
-            redis_url(&[("REDIS_URL", "/run/redis.sock"), ("REDIS_AUTH", "me:p w")]),
-            "unix:///run/redis.sock?user=me&pass=p%20w"
-        );
-        assert_eq!(
-            redis_url(&[("REDIS_URL", "h:1"), ("REDIS_AUTH", "p@ss"), ("REDIS_TLS", "true")]),
-            "rediss://:p%40ss@h:1"
-        );
-        assert_eq!(
-            redis_url(&[("REDIS_TYPE", "cluster"), ("REDIS_URL", "a:1,b:2"), ("REDIS_AUTH", "u:p")]),
-            "redis+cluster://u:p@a:1,b:2"
-        );
-        assert_eq!(
-            redis_url(&[
-                ("REDIS_TYPE", "SENTINEL"),
-                ("REDIS_URL", "main,a:1,b:2"),
-                ("REDIS_AUTH", "u:p"),
-                ("REDIS_SENTINEL_AUTH", "su:sp"),
-            ]),
-            "redis+sentinel://u:p@a:1,b:2/main?sentinel_user=su&sentinel_pass=sp"
-        );
+        for (variables, expected) in [
+            ("REDIS_SOCKET_TYPE=tcp REDIS_URL=redis:6379", "redis://redis:6379"),
+            ("REDIS_URL=/run/redis.sock", "unix:///run/redis.sock"),
+            ("REDIS_URL=/run/r.sock REDIS_AUTH=secret", "unix:///run/r.sock?pass=secret"),
+            ("REDIS_URL=/run/r.sock REDIS_AUTH=:secret", "unix:///run/r.sock?pass=secret"),
+            ("REDIS_URL=/run/r.sock REDIS_AUTH=me:p&w", "unix:///run/r.sock?user=me&pass=p%26w"),
+            ("REDIS_URL=h:1 REDIS_AUTH=p@ss REDIS_TLS=true", "rediss://:p%40ss@h:1"),
+            ("REDIS_URL=h:1 REDIS_AUTH=:p", "redis://:p@h:1"),
+            ("REDIS_URL=h:1 REDIS_AUTH=me:p:q", "redis://me:p%3Aq@h:1"),
+            ("REDIS_URL=[::1]:1 REDIS_AUTH=p", "redis://:p@[::1]:1"),
+            ("REDIS_URL=redis://h:1", "redis://h:1"),
+            ("REDIS_URL=redis://h", "redis://h"),
+            ("REDIS_URL=redis://:pw@h:1", "redis://:pw@h:1"),
+            ("REDIS_URL=redis://me:p%40w@h:1/2", "redis://me:p%40w@h:1/2"),
+            ("REDIS_URL=redis://me:p@w@h:1/", "redis://me:p%40w@h:1"),
+            ("REDIS_URL=redis://h:1?db=3&password=a+b&username=me", "redis://me:a%20b@h:1/3"),
+            ("REDIS_URL=redis://:theirs@h:1 REDIS_AUTH=ours", "redis://:ours@h:1"),
+            ("REDIS_URL=redis://me:theirs@h:1 REDIS_AUTH=ours", "redis://me:ours@h:1"),
+            ("REDIS_URL=rediss://h:1", "rediss://h:1"),
+            ("REDIS_URL=redis://h:1 REDIS_TLS=1", "rediss://h:1"),
+            ("REDIS_TYPE=cluster REDIS_URL=a:1,b:2 REDIS_AUTH=u:p", "redis+cluster://u:p@a:1,b:2"),
+            ("REDIS_TYPE=CLUSTER REDIS_URL=a:1,b:2 REDIS_AUTH=p", "redis+cluster://:p@a:1,b:2"),
+            ("REDIS_TYPE=CLUSTER REDIS_URL=redis://:p@a:1,redis://:p@b:2", "redis+cluster://:p@a:1,b:2"),
+            ("REDIS_TYPE=CLUSTER REDIS_URL=redis://:p@a:1,b:2", "redis+cluster://:p@a:1,b:2"),
+            ("REDIS_TYPE=SENTINEL REDIS_URL=main,a:1,b:2", "redis+sentinel://a:1,b:2/main"),
+            (
+                "REDIS_TYPE=SENTINEL REDIS_URL=main,a:1,b:2 REDIS_AUTH=u:p REDIS_SENTINEL_AUTH=su:sp",
+                "redis+sentinel://u:p@a:1,b:2/main?sentinel_user=su&sentinel_pass=sp",
+            ),
+            (
+                "REDIS_TYPE=SENTINEL REDIS_URL=main,a:1 REDIS_AUTH=p REDIS_SENTINEL_AUTH=sp",
+                "redis+sentinel://:p@a:1/main?sentinel_pass=sp",
+            ),
+            (
+                "REDIS_TYPE=SENTINEL REDIS_URL=main,redis://:sp@a:1 REDIS_AUTH=p",
+                "redis+sentinel://:p@a:1/main?sentinel_pass=sp",
+            ),
+        ] {
+            let variables: Vec<_> =
+                variables.split(' ').map(|one| one.split_once('=').expect("a variable")).collect();
+            assert_eq!(redis_url(&variables), expected, "{variables:?}");
+        }
+    }
+
+    /// What cannot be read may be a password, whatever it looks like.
+    #[test]
+    fn no_error_about_redis_repeats_what_was_given() {
+        for (kind, url) in [
+            ("SINGLE", "h:1,password=hidden,ssl=True"),
+            ("SINGLE", "redis://:hidden@h:x"),
+            ("SINGLE", "redis:/:hidden@h:1"),
+            ("SINGLE", "http://:hidden@h:1"),
+            ("SINGLE", "redis://h:1/hidden"),
+            ("SINGLE", "redis://h:1?pass=hidden"),
+            ("SINGLE", "redis-cli -a hidden -h h"),
+            ("SINGLE", "/r.sock hidden"),
+            ("CLUSTER", "redis://:hidden@a:1,redis://:hidden2@b:1"),
+            ("CLUSTER", "a:1,password=hidden"),
+            ("SENTINEL", "hidden"),
+            ("SENTINEL", "hidden main,a:1"),
+            ("SENTINEL", "main,http://hidden"),
+        ] {
+            let error = read(&[("REDIS_TYPE", kind), ("REDIS_URL", url)]).unwrap_err();
+            assert!(!error.contains("hidden") && error.contains("REDIS_URL: "), "{url}: {error}");
+        }
+        let pem = "-----BEGIN PRIVATE KEY-----\nhidden";
+        let error = read(&[("REDIS_URL", "h:1"), ("REDIS_TLS_CLIENT_KEY", pem)]).unwrap_err();
+        assert!(!error.contains("hidden"), "{error}");
     }
 
     /// Invalid values must stop the start, and all of them must be reported.
@@ -446,7 +489,7 @@ mod tests {
         );
         assert_eq!(
             read(&[("REDIS_TYPE", "SENTINEL"), ("REDIS_URL", "main")]).unwrap_err(),
-            "invalid REDIS_URL `main`: must be the master's name and the sentinels, for example `main,10.0.0.5:26379`"
+            "invalid REDIS_URL: must be the master's name and the sentinels, for example `main,10.0.0.5:26379`"
         );
         assert_eq!(
             read(&[("REDIS_URL", "h:1"), ("REDIS_TIMEOUT", "0s")]).unwrap_err(),

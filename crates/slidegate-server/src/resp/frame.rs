@@ -95,7 +95,7 @@ impl<'b> Frame<'b> {
         match window.iter().position(|byte| *byte == b'\n') {
             Some(end) => {
                 let line = window[..end].strip_suffix(b"\r").unwrap_or(&window[..end]);
-                if line.trim_ascii().is_empty() {
+                if line.iter().all(|byte| is_space(*byte)) {
                     return Ok(Self::Empty(end + 1));
                 }
                 Ok(Self::Inline(line, end + 1))
@@ -127,60 +127,70 @@ fn number(input: &[u8], invalid: ProtocolError) -> Result<Option<(usize, usize)>
     Ok(None)
 }
 
-/// Splits an inline command into arguments: `"a b"` with backslash escapes, `'a b'` without.
+/// Splits an inline command into arguments as Redis does: `"a b"` with backslash escapes, and
+/// `'a b'`, in which `\'` is a quote. A quote may begin within an argument and ends it.
 pub(super) fn split_inline(line: &[u8]) -> Result<Vec<Vec<u8>>, ProtocolError> {
-    const QUOTES: ProtocolError =
-        ProtocolError("unbalanced quotes in inline command: quotes must enclose a whole argument");
+    const QUOTES: ProtocolError = ProtocolError(
+        "unbalanced quotes in inline command: a quote must be closed, and a space or the end must follow",
+    );
     let mut words = Vec::new();
-    let mut rest = line.trim_ascii_start();
-    while let Some(first) = rest.first() {
+    let mut rest = line.iter().copied().peekable();
+    loop {
+        while rest.next_if(|byte| is_space(*byte)).is_some() {}
+        if rest.peek().is_none() {
+            return Ok(words);
+        }
         if words.len() == MAX_ARGUMENTS {
             return Err(ProtocolError("too many arguments in inline command: must be at most 80"));
         }
-        let (word, after) = match first {
-            b'"' => double_quoted(&rest[1..]).ok_or(QUOTES)?,
-            b'\'' => {
-                let end = rest[1..].iter().position(|byte| *byte == b'\'').ok_or(QUOTES)?;
-                (rest[1..=end].to_vec(), &rest[end + 2..])
+        let mut word = Vec::new();
+        while let Some(byte) = rest.next_if(|byte| !matches!(byte, b' ' | b'\n' | b'\r' | b'\t')) {
+            let (b'"' | b'\'') = byte else {
+                word.push(byte);
+                continue;
+            };
+            quoted(byte, &mut rest, &mut word).ok_or(QUOTES)?;
+            if rest.peek().is_some_and(|byte| !is_space(*byte)) {
+                return Err(QUOTES);
             }
-            _ => {
-                let end = rest.iter().position(u8::is_ascii_whitespace).unwrap_or(rest.len());
-                (rest[..end].to_vec(), &rest[end..])
-            }
-        };
-        if after.first().is_some_and(|byte| !byte.is_ascii_whitespace()) {
-            return Err(QUOTES);
+            break;
         }
         words.push(word);
-        rest = after.trim_ascii_start();
     }
-    Ok(words)
 }
 
-/// The text up to the closing quote, and the rest.
-fn double_quoted(input: &[u8]) -> Option<(Vec<u8>, &[u8])> {
-    let mut word = Vec::new();
-    let mut at = 0;
+/// C's `isspace`.
+fn is_space(byte: u8) -> bool {
+    byte.is_ascii_whitespace() || byte == 0x0b
+}
+
+/// Reads up to the closing quote. `None` if there is none.
+fn quoted(quote: u8, rest: &mut (impl Iterator<Item = u8> + Clone), word: &mut Vec<u8>) -> Option<()> {
     loop {
-        match input.get(at)? {
-            b'"' => return Some((word, &input[at + 1..])),
-            b'\\' => {
-                let escaped = *input.get(at + 1)?;
-                let hex = input.get(at + 2..at + 4).filter(|_| escaped == b'x');
-                let hex = hex.and_then(|two| u8::from_str_radix(std::str::from_utf8(two).ok()?, 16).ok());
-                at += if hex.is_some() { 4 } else { 2 };
-                word.push(hex.unwrap_or(match escaped {
-                    b'n' => b'\n',
-                    b'r' => b'\r',
-                    b't' => b'\t',
-                    other => other,
-                }));
-            }
-            byte => {
-                word.push(*byte);
-                at += 1;
-            }
+        let mut byte = rest.next()?;
+        if byte == quote {
+            return Some(());
         }
+        let mut after = rest.clone();
+        let next = after.next();
+        if byte == b'\\' && (quote == b'"' && next.is_some() || next == Some(quote)) {
+            let mut digit = || after.next().and_then(|digit| char::from(digit).to_digit(16));
+            let code = if next == Some(b'x') { digit().zip(digit()) } else { None };
+            let code = code.and_then(|(high, low)| u8::try_from(high * 16 + low).ok());
+            byte = match rest.next()? {
+                _ if code.is_some() => {
+                    *rest = after;
+                    code?
+                }
+                b'n' if quote == b'"' => b'\n',
+                b'r' if quote == b'"' => b'\r',
+                b't' if quote == b'"' => b'\t',
+                b'b' if quote == b'"' => 0x08,
+                b'a' if quote == b'"' => 0x07,
+                other => other,
+            };
+        }
+        word.push(byte);
     }
 }
 
@@ -242,21 +252,39 @@ mod tests {
         const { assert!(MAX_ARGUMENTS > 2 * crate::limits::MAX_ATTRIBUTES + 4) };
     }
 
-    /// Operators use `telnet` when no client is installed.
+    /// Operators use `telnet` when no client is installed, and paste what Redis takes.
     #[test]
-    fn an_inline_command_is_split_into_arguments_that_may_be_quoted() {
+    fn an_inline_command_is_split_into_arguments_as_redis_does() {
         let split = |line: &[u8]| split_inline(line).map(|words| words.join(&b"|"[..]));
         for (line, expected) in [
             (&b"  RL.CHECK  per-user\talice "[..], &b"RL.CHECK|per-user|alice"[..]),
             (br#"ECHO "a b\n\x41\"\q" 'c "d'"#, b"ECHO|a b\nA\"q|c \"d"),
             (br#"ECHO "" '' "\x4""#, b"ECHO|||x4"),
+            (br"ECHO 'x\'y'", b"ECHO|x'y"),
+            (br"ECHO 'x\ny\\ ' z", b"ECHO|x\\ny\\\\ |z"),
+            (br#"ECHO "\r\t\b\a\\\x7f\xZZ\'""#, b"ECHO|\r\t\x08\x07\\\x7fxZZ'"),
+            (br#"ECHO a"b c" d'e f'"#, b"ECHO|ab c|de f"),
+            (b"ECHO\x0b a\x0bb", b"ECHO\x0b|a\x0bb"),
+            (b"ECHO 'a'\x0bb", b"ECHO|a|b"),
+            (b"ECHO 'a\"b' \"a'b\"", b"ECHO|a\"b|a'b"),
+            (b"   ", b""),
         ] {
             assert_eq!(split(line).as_deref(), Ok(expected), "{}", line.escape_ascii());
         }
-        let quotes =
-            ProtocolError("unbalanced quotes in inline command: quotes must enclose a whole argument");
-        for line in [&b"ECHO \"a"[..], b"ECHO 'a", b"ECHO \"a\"b", b"ECHO 'a'b", b"ECHO \"a\\"] {
-            assert_eq!(split(line), Err(quotes), "{}", line.escape_ascii());
+        for line in [
+            &b"ECHO \"a"[..],
+            b"ECHO 'a",
+            b"ECHO \"a\"b",
+            b"ECHO 'a'b",
+            b"ECHO \"a\\",
+            b"ECHO 'a\\'",
+            b"ECHO \"a\\\"",
+            b"ECHO ''a",
+            b"ECHO x'y",
+            b"ECHO 'a''b'",
+        ] {
+            let error = split(line).unwrap_err();
+            assert!(error.0.starts_with("unbalanced quotes in inline command"), "{}", line.escape_ascii());
         }
         let many = ProtocolError("too many arguments in inline command: must be at most 80");
         assert_eq!(split(&b"a ".repeat(81)), Err(many));

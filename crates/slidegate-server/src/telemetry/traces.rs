@@ -66,7 +66,7 @@ impl Traces {
     pub(super) fn start(settings: &config::Traces) -> Result<Self, String> {
         let counters = Arc::new(ExportCounters::default());
         let processor = export::processor(settings, &counters).map_err(|error| {
-            format!("cannot export spans to {}: {error}; see observe: traces", settings.endpoint)
+            format!("cannot export spans to {}: {error}; see observe: traces", settings.shown())
         })?;
         let root = Sampler::TraceIdRatioBased(settings.sample_ratio);
         let provider = SdkTracerProvider::builder()
@@ -78,7 +78,7 @@ impl Traces {
             tracer: provider.tracer("slidegate"),
             provider,
             counters,
-            endpoint: settings.endpoint.clone(),
+            endpoint: settings.shown(),
             log_limit: LogLimit::every(LOGGED_EVERY),
             reported: AtomicU64::new(0),
         })
@@ -136,7 +136,7 @@ impl Traces {
         self.counters.spans()
     }
 
-    /// The full URL of the collector.
+    /// The URL of the collector, for people.
     pub(crate) fn endpoint(&self) -> &str {
         &self.endpoint
     }

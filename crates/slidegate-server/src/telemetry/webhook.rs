@@ -70,8 +70,7 @@ impl Webhook {
     /// # Errors
     /// One line: the system trusts no certificate authority, or starts no thread.
     pub(super) fn start(url: &str, key: Secret<Vec<u8>>) -> Result<Self, String> {
-        let agent =
-            http_client::agent(url, TIMEOUT, None).map_err(|error| format!("webhook: {url}: {error}"))?;
+        let agent = http_client::agent(url, TIMEOUT, None).map_err(|error| format!("webhook: {error}"))?;
         let (queue, messages) = sync_channel(QUEUE);
         let counts = Arc::new(WebhookCounts::default());
         let sending = Sending {
@@ -118,7 +117,8 @@ impl Sending {
             };
             self.counts.failed.fetch_add(1, Relaxed);
             if self.log_limit.admit_key(b"").is_some() {
-                tracing::warn!(url = self.url, failure, "the webhook failed; the notification is given up");
+                let receiver = http_client::origin(&self.url);
+                tracing::warn!(receiver, failure, "the webhook failed; the notification is given up");
             }
         }
     }
@@ -134,7 +134,8 @@ impl Sending {
             .header("webhook-id", &message.id)
             .header("webhook-timestamp", &seconds)
             .header("webhook-signature", signature(&self.key, message, &seconds));
-        let response = request.send(&message.body).map_err(|error| error.to_string())?;
+        let response =
+            request.send(&message.body).map_err(|error| http_client::without_url(&error, &self.url))?;
         let status = response.status();
         if status.is_success() { Ok(()) } else { Err(format!("the receiver returned {status}")) }
     }

@@ -10,6 +10,7 @@ mod failover;
 mod fleet;
 mod forecast;
 mod notifications;
+mod passwords;
 mod reservations;
 mod rollout;
 mod shared_store;

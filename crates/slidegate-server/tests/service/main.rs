@@ -7,6 +7,7 @@ mod evidence;
 mod explain;
 mod health;
 mod readme;
+mod secrets;
 mod serve;
 mod service_manager;
 

@@ -207,6 +207,21 @@ impl<'a> Shared<'a> {
         self.health.away.load(Ordering::Relaxed) || self.redis().nodes().iter().all(|node| !node.connected)
     }
 
+    /// Why limits may not be shared, in words without addresses and errors.
+    pub(crate) fn degradation(self) -> Option<&'static str> {
+        let sharing = self.health.not_shared().as_ref().map(|(_, sharing)| *sharing);
+        match sharing {
+            Some(Sharing::Refused) => {
+                Some("the shared store refuses what decisions need; each policy uses its fallback")
+            }
+            Some(_) => Some("the shared store is unavailable; each policy uses its fallback"),
+            None if self.is_degraded() => {
+                Some("the shared store is unavailable; each policy uses its fallback")
+            }
+            None => None,
+        }
+    }
+
     /// The state of the store and its nodes, as JSON.
     pub(crate) fn state(self) -> Value {
         let nodes = self.redis().nodes().into_iter().map(|node| {

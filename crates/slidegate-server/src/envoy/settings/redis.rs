@@ -67,70 +67,175 @@ impl Reader<'_> {
         })
     }
 
-    /// The URL for several variables.
+    /// The URL for several variables. What they have is never repeated: it may be a password.
     fn redis_url(&mut self, address: &str) -> Option<String> {
-        let scheme = if self.bool("REDIS_TLS") { "rediss" } else { "redis" };
-        let login = self.text("REDIS_AUTH").map(|auth| Login::of(&auth));
-        let at =
-            login.as_ref().map(|login| format!("{}:{}@", login.user, login.password)).unwrap_or_default();
         let kind = self.text("REDIS_TYPE").unwrap_or_else(|| "SINGLE".into());
-        match kind.to_ascii_uppercase().as_str() {
-            "SINGLE"
-                if self.text("REDIS_SOCKET_TYPE").is_none_or(|kind| kind == "unix")
-                    && address.starts_with('/') =>
-            {
-                let query = login.map(|login| format!("?user={}&pass={}", login.user, login.password));
-                Some(format!("unix://{address}{}", query.unwrap_or_default()))
+        let auth = self.text("REDIS_AUTH").map(|auth| Login::of(&auth)).unwrap_or_default();
+        let is_socket = self.text("REDIS_SOCKET_TYPE").is_none_or(|kind| kind == "unix");
+        let (kind, master, list) = match kind.to_ascii_uppercase().as_str() {
+            "SINGLE" if is_socket && address.starts_with('/') => {
+                return Some(format!("unix://{address}{}", auth.parameters("user", "pass")));
             }
-            "SINGLE" => Some(format!("{scheme}://{at}{address}")),
-            "CLUSTER" => Some(format!("{scheme}+cluster://{at}{address}")),
-            "SENTINEL" => {
-                let Some((master, sentinels)) = address.split_once(',') else {
-                    let fix =
-                        "must be the master's name and the sentinels, for example `main,10.0.0.5:26379`";
-                    self.invalid("REDIS_URL", address, fix);
-                    return None;
-                };
-                let query = self.text("REDIS_SENTINEL_AUTH").map(|auth| Login::of(&auth));
-                let query = query
-                    .map(|login| format!("?sentinel_user={}&sentinel_pass={}", login.user, login.password))
-                    .unwrap_or_default();
-                Some(format!("{scheme}+sentinel://{at}{sentinels}/{}{query}", encoded(master)))
-            }
+            "SINGLE" => ("", None, address),
+            "CLUSTER" => ("+cluster", None, address),
+            "SENTINEL" => match address.split_once(',') {
+                Some((master, sentinels)) => ("+sentinel", Some(master), sentinels),
+                None => {
+                    return self.invalid_url(
+                        "must be the master's name and the sentinels, for example `main,10.0.0.5:26379`",
+                    );
+                }
+            },
             _ => {
                 self.invalid("REDIS_TYPE", &kind, "must be `SINGLE`, `SENTINEL` or `CLUSTER`");
-                None
+                return None;
             }
+        };
+        let Some(servers) = list.split(',').map(Server::of).collect::<Option<Vec<_>>>() else {
+            return self.invalid_url(
+                "must be addresses such as `10.0.0.5:6379` or `redis://:PASSWORD@10.0.0.5:6379/0`, or the path of a \
+                 socket",
+            );
+        };
+        let mut logins =
+            servers.iter().map(|server| &server.login).filter(|login| **login != Login::default());
+        let of_url = logins.next().cloned().unwrap_or_default();
+        if logins.any(|login| *login != of_url) {
+            return self
+                .invalid_url("must have one user and password for all servers; give them in REDIS_AUTH");
         }
+        let is_encrypted = self.bool("REDIS_TLS") || servers.iter().any(|server| server.is_encrypted);
+        let scheme = if is_encrypted { "rediss" } else { "redis" };
+        let hosts = servers.iter().map(|server| server.host.as_str()).collect::<Vec<_>>().join(",");
+        let database = servers.iter().find_map(|server| server.database.as_ref());
+        let database = database.map(|number| format!("/{number}")).unwrap_or_default();
+        Some(match master {
+            None => format!("{scheme}{kind}://{}{hosts}{database}", auth.or(of_url).prefix()),
+            Some(master) => {
+                // URLs of Sentinels have the Sentinels' password.
+                let own = self.text("REDIS_SENTINEL_AUTH").map(|auth| Login::of(&auth)).unwrap_or_default();
+                let own = own.or(of_url).parameters("sentinel_user", "sentinel_pass");
+                format!("{scheme}{kind}://{}{hosts}/{}{database}{own}", auth.prefix(), encoded(master))
+            }
+        })
+    }
+
+    fn invalid_url(&mut self, expected: &str) -> Option<String> {
+        self.errors.push(format!("invalid REDIS_URL: {expected}"));
+        None
     }
 
     fn pem(&mut self, name: &str) -> Option<Vec<u8>> {
+        // A key that is given instead of its path must not be shown.
+        let shown = |path: &str| {
+            if path.starts_with("-----") { "the PEM text".to_owned() } else { format!("`{path}`") }
+        };
         self.read(name, |path| {
             let length = std::fs::metadata(path).map(|file| file.len());
             match length.and_then(|length| Ok((length, std::fs::read(path)?))) {
                 Ok((length, _)) if length > MAX_PEM_BYTES => {
-                    Err(format!("`{path}` is larger than {MAX_PEM_BYTES} bytes; give a PEM file"))
+                    Err(format!("{} is larger than {MAX_PEM_BYTES} bytes; give a PEM file", shown(path)))
                 }
                 Ok((_, pem)) => Ok(pem),
-                Err(error) => {
-                    Err(format!("`{path}` cannot be read: {error}; check the path and its permissions"))
-                }
+                Err(error) => Err(format!(
+                    "{} cannot be read: {error}; check the path and its permissions",
+                    shown(path)
+                )),
             }
         })
     }
 }
 
-/// `user:password` or only a password, percent-encoded.
+/// A user and a password, percent-encoded. Without a user, `AUTH` has the password only.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Login {
-    user: String,
-    password: String,
+    user: Option<String>,
+    password: Option<String>,
 }
 
 impl Login {
+    /// `user:password`, or only a password.
     fn of(auth: &str) -> Self {
         let (user, password) = auth.split_once(':').unwrap_or(("", auth));
-        Self { user: encoded(user), password: encoded(password) }
+        Self { user: given(user).map(encoded), password: Some(encoded(password)) }
     }
+
+    /// What this one lacks is that of the other.
+    fn or(self, other: Self) -> Self {
+        Self { user: self.user.or(other.user), password: self.password.or(other.password) }
+    }
+
+    /// What stands before the address.
+    fn prefix(&self) -> String {
+        let text = |part: &Option<String>| part.clone().unwrap_or_default();
+        if *self == Self::default() {
+            return String::new();
+        }
+        format!("{}:{}@", text(&self.user), text(&self.password))
+    }
+
+    /// The same as parameters with these names.
+    fn parameters(&self, user: &str, password: &str) -> String {
+        let pairs = [(user, &self.user), (password, &self.password)].into_iter();
+        let pairs = pairs.filter_map(|(name, part)| Some(format!("{name}={}", part.as_ref()?)));
+        let pairs = pairs.collect::<Vec<_>>().join("&");
+        if pairs.is_empty() { pairs } else { format!("?{pairs}") }
+    }
+}
+
+/// One address of `REDIS_URL`: `host:port`, or a URL as the client of envoyproxy/ratelimit reads
+/// it: `redis://user:password@host:port/database?username=...&password=...&db=...`.
+struct Server {
+    host: String,
+    is_encrypted: bool,
+    login: Login,
+    database: Option<String>,
+}
+
+impl Server {
+    /// `None`: another scheme, or a parameter that there is not.
+    fn of(text: &str) -> Option<Self> {
+        let (scheme, rest) = text.trim().split_once("://").unwrap_or(("redis", text.trim()));
+        if !["redis", "rediss"].contains(&scheme) {
+            return None;
+        }
+        let (login, rest) = rest.rsplit_once('@').unwrap_or(("", rest));
+        // `redis:/` is no scheme.
+        if !text.contains("://") && login.contains('/') {
+            return None;
+        }
+        let (user, password) = login.split_once(':').unwrap_or((login, ""));
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let mut of_query = Login::default();
+        let mut database = given(path).map(str::to_owned);
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=')?;
+            let value = given(value).map(|value| escaped(&value.replace('+', " ")));
+            match name {
+                "username" => of_query.user = value,
+                "password" => of_query.password = value,
+                "db" => database = database.or(value),
+                _ => return None,
+            }
+        }
+        let login = Login { user: given(user).map(escaped), password: given(password).map(escaped) };
+        Some(Self {
+            host: host.to_owned(),
+            is_encrypted: scheme == "rediss",
+            login: login.or(of_query),
+            database,
+        })
+    }
+}
+
+fn given(text: &str) -> Option<&str> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
+/// A text of a URL, percent-encoded where it is not yet.
+fn escaped(text: &str) -> String {
+    text.split('%').map(encoded).collect::<Vec<_>>().join("%")
 }
 
 /// Percent-encodes everything but unreserved characters.

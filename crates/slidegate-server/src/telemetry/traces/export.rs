@@ -19,6 +19,7 @@ use opentelemetry_sdk::trace::{
 };
 use prost::Message as _;
 
+use crate::http_client::without_url;
 use crate::{config, http_client};
 
 /// Timeout of a request and its repetitions: the default of the OpenTelemetry specification.
@@ -190,9 +191,10 @@ struct CollectorClient {
 impl HttpClient for CollectorClient {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let (head, body) = request.into_parts();
+        let url = head.uri.to_string();
         let answer = self.agent.run(Request::from_parts(head, &body[..]));
         let (head, mut body) =
-            answer.inspect_err(|error| self.counters.set_error(&error.to_string()))?.into_parts();
+            answer.inspect_err(|error| self.counters.set_error(&without_url(error, &url)))?.into_parts();
         // It has the spans, whatever it says about them.
         let body = body.with_config().limit(MAX_ANSWER).read_to_vec().unwrap_or_default();
         let response = ExportTraceServiceResponse::decode(body.as_slice()).unwrap_or_default();

@@ -41,7 +41,7 @@ fn a_malformed_frame_is_answered_and_ends_the_connection_only() {
         ),
         (
             b"ECHO \"a\r\n".to_vec(),
-            "unbalanced quotes in inline command: quotes must enclose a whole argument",
+            "unbalanced quotes in inline command: a quote must be closed, and a space or the end must follow",
         ),
     ] {
         let answer = exchange(&server, &[&words("PING")[..], &bytes, &words("PING")].concat());

@@ -4,7 +4,7 @@
 use super::matching::limit_of;
 use super::{SHADOW, one_limit};
 use slidegate_testkit::TempDir;
-use slidegate_testkit::service::{run, slidegate, text};
+use slidegate_testkit::service::{Server, run, slidegate, text};
 
 /// Who splits a domain over files has either forgotten one or means it.
 #[test]
@@ -35,6 +35,36 @@ fn files_of_one_domain_are_merged_only_where_that_is_wanted() {
         text(&output.stderr),
         "b.yaml: duplicate descriptor composite key 'test-domain.a_a' (line 2)\n"
     );
+}
+
+/// envoyproxy/ratelimit reads each file: a limit that is left out without a word is none.
+#[test]
+fn files_of_any_name_are_read_or_named() {
+    let folder = TempDir::new("envoy-names");
+    let file = |domain: &str| {
+        format!(
+            "domain: {domain}\ndescriptors: [{{key: a, rate_limit: {{unit: day, requests_per_unit: 1}}}}]\n"
+        )
+    };
+    for (name, domain) in [("a.yaml", "one"), ("b.conf", "two"), ("limits", "three"), ("c.json", "four")] {
+        folder.file(name, file(domain));
+        assert_eq!(limit_of(&folder, &[], domain, "a=x"), format!("1/DAY {domain}.a"), "{name}");
+    }
+    folder.file("README.md", "Limits of the edge.\n");
+    let output = run(&["validate", "--envoy-config", folder.as_str()]);
+    let out = text(&output.stdout);
+    let expected =
+        "warning: README.md: left out, as its name does not end in .yaml or .yml and it has no `domain`";
+    assert!(output.status.success() && out.contains(expected), "{out}");
+    let elsewhere = TempDir::new("envoy-names-log");
+    let log = elsewhere.path().join("log");
+    let server = Server::start_logging_to(
+        &["--envoy-config", folder.as_str()],
+        std::fs::File::create(&log).expect("a log"),
+    );
+    drop(server);
+    let logged = std::fs::read_to_string(&log).expect("a log");
+    assert!(logged.contains("README.md: left out"), "{logged}");
 }
 
 /// Scripts and people look for the reference's words; people need the line, too.

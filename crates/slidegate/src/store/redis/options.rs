@@ -33,8 +33,7 @@ use crate::error::Error;
 /// assert!(error.is_store());
 /// assert_eq!(
 ///     error.to_string(),
-///     "redis url `redis://***@10.0.0.5:port`: invalid port `port`: must be a number from 1 to 65535; \
-///      give for example `redis://127.0.0.1:6379`"
+///     "redis url: a port must be a number from 1 to 65535; give for example `redis://127.0.0.1:6379`"
 /// );
 /// # Ok::<(), slidegate::Error>(())
 /// ```

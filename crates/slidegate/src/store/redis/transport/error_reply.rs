@@ -140,8 +140,12 @@ pub(crate) fn without_user(text: &str) -> String {
 /// Maximum length of a server's error text, in characters.
 const MAX_ERROR_CHARS: usize = 300;
 
-/// Text from outside as one line of bounded length.
+/// Text from outside as one line of bounded length. Servers repeat the arguments of a command that
+/// they do not know, which may be a password or keys.
 pub(crate) fn line(text: &str) -> String {
+    let text = text
+        .split_once("with args beginning with")
+        .map_or(text, |(before, _)| before.trim_end_matches([',', ' ']));
     let words = text.split(|c: char| c.is_whitespace() || c.is_control()).filter(|word| !word.is_empty());
     words.collect::<Vec<_>>().join(" ").chars().take(MAX_ERROR_CHARS).collect()
 }

@@ -223,12 +223,24 @@ impl Node {
             let loaded = values.next().ok_or_else(|| self.malformed())?;
             let answer = self.last(values)?;
             // If loading failed but another client had loaded the script meanwhile, the call
-            // succeeded. Only if it did not run is the load error the result.
+            // succeeded.
             if !is_missing_script(&answer) {
                 return Ok(answer);
             }
-            if plain || !is_uncompiled(&loaded) {
-                return Ok(loaded);
+            // It did not run. A user or host may refuse `SCRIPT LOAD` and permit `EVAL`, after which
+            // most servers know the script as well.
+            let value = if is_uncompiled(&loaded) {
+                loaded
+            } else {
+                let value = self.ask(&call.eval(source), asking, terms).await?;
+                match (is_refused_command(&value), loaded) {
+                    (false, _) => value,
+                    (true, refusal @ Value::ServerError(_)) => refusal,
+                    (true, _) => answer,
+                }
+            };
+            if plain || !is_uncompiled(&value) {
+                return Ok(value);
             }
             self.plain_scripts.store(true, Ordering::Relaxed);
         }
@@ -433,6 +445,16 @@ fn asks_for_retry(value: &Value) -> bool {
 /// Whether a server rejected a script's text.
 fn is_uncompiled(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if error.details().is_some_and(|words| words.contains("compiling script")))
+}
+
+/// Whether the server does not let this user run a command, or has none of this name.
+fn is_refused_command(value: &Value) -> bool {
+    let Value::ServerError(error) = value else { return false };
+    let is_unknown =
+        |words: &str| words.starts_with("unknown command") || words.contains("unknown subcommand");
+    // A script that may not call a command was run.
+    let of_script = error.details().is_some_and(|words| words.contains("script"));
+    error.code() == "NOPERM" && !of_script || error.details().is_some_and(is_unknown)
 }
 
 fn is_missing_script(value: &Value) -> bool {

@@ -47,10 +47,19 @@ pub(crate) struct Call<'c> {
 
 impl Call<'_> {
     pub(super) fn evalsha(&self, source: &ScriptText) -> Cmd {
+        self.evaluation("EVALSHA", &source.hash)
+    }
+
+    /// The same with the text of the script, which the server then keeps.
+    pub(super) fn eval(&self, source: &ScriptText) -> Cmd {
+        self.evaluation("EVAL", &source.text)
+    }
+
+    fn evaluation(&self, name: &str, script: &str) -> Cmd {
         let parts = || self.keys.iter().chain(self.args);
         let bytes = parts().map(Vec::len).sum::<usize>();
-        let mut command = Cmd::with_capacity(3 + parts().count(), 64 + bytes);
-        command.arg("EVALSHA").arg(&source.hash).arg(self.keys.len());
+        let mut command = Cmd::with_capacity(3 + parts().count(), 64 + script.len() + bytes);
+        command.arg(name).arg(script).arg(self.keys.len());
         for part in parts() {
             command.arg(part.as_slice());
         }

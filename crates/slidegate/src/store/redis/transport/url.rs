@@ -1,7 +1,11 @@
 //! Redis URLs: one server, the nodes of a cluster, or Sentinels and a master's name.
 //!
 //! Parsed here because URL libraries accept a single host only, and their errors would show
-//! passwords.
+//! passwords. No error repeats any part of the text: in one that cannot be parsed, a password may be
+//! anywhere. For the same reason a host or path has only the characters of one: what was parsed is
+//! printed.
+
+use std::net::Ipv6Addr;
 
 use super::options::{Address, ConnectionOptions, Credentials, Servers};
 use crate::error::Error;
@@ -21,8 +25,8 @@ const SENTINEL: &str = "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster"
 
 /// Parses a URL into options.
 pub(crate) fn parse(url: &str) -> Result<ConnectionOptions, Error> {
-    read(url).map_err(|Wrong { what, example }| {
-        Error::store(format!("redis url `{}`: {what}; give for example `{example}`", without_secrets(url)))
+    read(url.trim_ascii()).map_err(|Wrong { what, example }| {
+        Error::store(format!("redis url: {what}; give for example `{example}`"))
     })
 }
 
@@ -37,7 +41,12 @@ fn wrong<T>(what: impl Into<String>, example: &'static str) -> Result<T, Wrong> 
 }
 
 fn read(url: &str) -> Result<ConnectionOptions, Wrong> {
-    let Some((scheme, rest)) = url.split_once("://") else { return wrong("it has no scheme", SERVER) };
+    if url.contains(char::is_control) {
+        return wrong("it has a control character, such as a line end", SERVER);
+    }
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return wrong("it must begin with `redis://` or another scheme", SERVER);
+    };
     let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
     match scheme {
         "redis" | "rediss" => server(rest, query, scheme == "rediss"),
@@ -57,7 +66,11 @@ fn server(rest: &str, query: &str, tls: bool) -> Result<ConnectionOptions, Wrong
     let (credentials, rest) = credentials(rest, SERVER)?;
     let (host, database) = rest.split_once('/').unwrap_or((rest, ""));
     if host.contains(',') {
-        return wrong("it names several servers, which only a cluster or Sentinels have", CLUSTER);
+        return wrong(
+            "a comma separates several servers, which only a cluster or Sentinels have; options belong into the \
+             form of a URL",
+            CLUSTER,
+        );
     }
     let database = number(database, SERVER)?;
     let servers = Servers::Node(address(host, SERVER_PORT, SERVER)?);
@@ -70,6 +83,10 @@ fn socket(path: &str, query: &str) -> Result<ConnectionOptions, Wrong> {
     };
     if !path.starts_with('/') || path.len() == 1 {
         return wrong("its path does not begin with `/`", SOCKET);
+    }
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+~%".contains(c);
+    if !path.chars().all(is_plain) {
+        return wrong("its path has a character that must be percent-encoded", SOCKET);
     }
     let servers = Servers::Node(Address::Unix(decoded(path, SOCKET)?.into()));
     let database = number(database.unwrap_or_default(), SOCKET)?;
@@ -100,7 +117,12 @@ fn sentinel(rest: &str, query: &str, tls: bool) -> Result<ConnectionOptions, Wro
         return wrong("it names no master", SENTINEL);
     }
     let sentinels = addresses(hosts, SENTINEL_PORT, SENTINEL)?;
-    let servers = Servers::Sentinel { sentinels, master: decoded(master, SENTINEL)? };
+    let master = decoded(master, SENTINEL)?;
+    // As Sentinel has it. It is printed, so it must not be an option with a password.
+    if !master.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_')) {
+        return wrong("the master's name may have letters, digits, `.`, `-` and `_`", SENTINEL);
+    }
+    let servers = Servers::Sentinel { sentinels, master };
     let database = number(database, SENTINEL)?;
     Ok(ConnectionOptions {
         credentials,
@@ -110,9 +132,15 @@ fn sentinel(rest: &str, query: &str, tls: bool) -> Result<ConnectionOptions, Wro
     })
 }
 
-/// User and password before the last `@`, and the rest.
+/// User and password before the last `@`, and the rest. They are those of all servers.
 fn credentials<'a>(rest: &'a str, example: &'static str) -> Result<(Credentials, &'a str), Wrong> {
     let Some((before, rest)) = rest.rsplit_once('@') else { return Ok((Credentials::default(), rest)) };
+    if before.contains('@') && before.contains(',') {
+        return wrong(
+            "user and password stand once, before the first server; in a password, `@` is `%40` and `,` is `%2C`",
+            example,
+        );
+    }
     let Some((user, password)) = before.split_once(':') else {
         return wrong("it names a user without a password", "redis://user:password@127.0.0.1:6379");
     };
@@ -146,18 +174,20 @@ fn addresses(hosts: &str, port: u16, example: &'static str) -> Result<Vec<Addres
 }
 
 fn address(text: &str, default_port: u16, example: &'static str) -> Result<Address, Wrong> {
+    const IPV6: &str = "redis://[::1]:6379";
     let (host, port) = if let Some(bracketed) = text.strip_prefix('[') {
         let Some((host, port)) = bracketed.split_once(']') else {
-            return wrong(
-                format!("invalid address `{text}`: the bracket must be closed"),
-                "redis://[::1]:6379",
-            );
+            return wrong("a bracket must be closed", IPV6);
         };
+        let (ip, zone) = host.split_once('%').unwrap_or((host, "0"));
+        if ip.parse::<Ipv6Addr>().is_err() || !zone.chars().all(is_of_host) {
+            return wrong("brackets must hold an IPv6 address", IPV6);
+        }
         (host, port.strip_prefix(':').unwrap_or(port))
     } else if text.matches(':').count() > 1 {
         return wrong(
-            format!("invalid address `{text}`: an IPv6 address must be in brackets"),
-            "redis://[::1]:6379",
+            "an address has several colons: put an IPv6 address in brackets, and a password before an `@`",
+            IPV6,
         );
     } else {
         text.split_once(':').unwrap_or((text, ""))
@@ -165,14 +195,21 @@ fn address(text: &str, default_port: u16, example: &'static str) -> Result<Addre
     if host.is_empty() {
         return wrong("it names no host", example);
     }
+    if !text.starts_with('[') && !host.chars().all(is_of_host) {
+        return wrong("a host has a character that no host name has", example);
+    }
     let port = match port {
         "" => default_port,
         text => match text.parse() {
             Ok(port) if port > 0 => port,
-            _ => return wrong(format!("invalid port `{text}`: must be a number from 1 to 65535"), example),
+            _ => return wrong("a port must be a number from 1 to 65535", example),
         },
     };
     Ok(Address::Tcp { host: host.to_owned(), port })
+}
+
+fn is_of_host(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '.' | '-' | '_')
 }
 
 fn number(database: &str, example: &'static str) -> Result<u32, Wrong> {
@@ -182,7 +219,7 @@ fn number(database: &str, example: &'static str) -> Result<u32, Wrong> {
     // Redis numbers databases with C integers.
     match database.parse::<i32>().ok().and_then(|number| u32::try_from(number).ok()) {
         Some(number) => Ok(number),
-        None => wrong(format!("invalid database `{database}`: must be a number from 0"), example),
+        None => wrong("the database behind `/` must be a number from 0", example),
     }
 }
 
@@ -224,17 +261,6 @@ fn decoded(text: &str, example: &'static str) -> Result<String, Wrong> {
         bytes.push(code);
     }
     String::from_utf8(bytes).or_else(|_| wrong("invalid text after decoding `%`: must be UTF-8", example))
-}
-
-/// The URL without possible passwords: no text before the last `@`, and no values after `?`.
-fn without_secrets(url: &str) -> String {
-    let (url, query) = url.split_once('?').map_or((url, ""), |(url, _)| (url, "?***"));
-    let (scheme, rest) =
-        url.split_once("://").map_or((String::new(), url), |(scheme, rest)| (format!("{scheme}://"), rest));
-    match rest.rsplit_once('@') {
-        Some((_, rest)) => format!("{scheme}***@{rest}{query}"),
-        None => format!("{scheme}{rest}{query}"),
-    }
 }
 
 #[cfg(test)]
@@ -281,63 +307,99 @@ mod tests {
         assert_eq!(sentinel.sentinel_credentials.password, Some(Secret::new("s".to_owned())));
     }
 
-    /// Anyone who mistypes a URL must see where, and a valid example.
+    /// Anyone who mistypes a URL must learn what is expected, from a text that may hold a password.
     #[test]
-    fn wrong_urls_say_what_is_wrong_and_what_is_right() {
-        assert_eq!(
-            error("localhost:6379"),
-            "redis url `localhost:6379`: it has no scheme; give for example `redis://127.0.0.1:6379`"
-        );
-        assert_eq!(
-            error("http://h"),
-            "redis url `http://h`: its scheme is none of `redis`, `rediss`, `unix`, `redis+cluster`, \
-             `rediss+cluster`, `redis+sentinel`, `rediss+sentinel`; give for example `redis://127.0.0.1:6379`"
-        );
-        assert_eq!(
-            error("redis://h/x"),
-            "redis url `redis://h/x`: invalid database `x`: must be a number from 0; give for example `redis://127.0.0.1:6379`"
-        );
-        assert_eq!(
-            error("redis://a,b"),
-            "redis url `redis://a,b`: it names several servers, which only a cluster or Sentinels have; \
-             give for example `redis+cluster://10.0.0.1:6379,10.0.0.2:6379`"
-        );
-        assert_eq!(
-            error("redis+sentinel://a:1"),
-            "redis url `redis+sentinel://a:1`: it names no master; \
-             give for example `redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster`"
-        );
-        assert_eq!(
-            error("redis+cluster://a:1/2"),
-            "redis url `redis+cluster://a:1/2`: a cluster has only database 0; \
-             give for example `redis+cluster://10.0.0.1:6379,10.0.0.2:6379`"
-        );
-        assert_eq!(
-            error("unix://r.sock"),
-            "redis url `unix://r.sock`: its path does not begin with `/`; \
-             give for example `unix:///run/redis/redis.sock`"
-        );
-        assert_eq!(
-            error("redis://fe80::1:6379"),
-            "redis url `redis://fe80::1:6379`: invalid address `fe80::1:6379`: an IPv6 address must be in brackets; \
-             give for example `redis://[::1]:6379`"
-        );
+    fn wrong_urls_say_what_is_right() {
+        for (url, what, example) in [
+            ("localhost:6379", "it must begin with `redis://` or another scheme", SERVER),
+            ("redis://h/x", "the database behind `/` must be a number from 0", SERVER),
+            (
+                "redis://a,b",
+                "a comma separates several servers, which only a cluster or Sentinels have; options belong into the \
+                 form of a URL",
+                CLUSTER,
+            ),
+            ("redis+sentinel://a:1", "it names no master", SENTINEL),
+            ("redis+cluster://a:1/2", "a cluster has only database 0", CLUSTER),
+            ("unix://r.sock", "its path does not begin with `/`", SOCKET),
+            (
+                "redis://fe80::1:6379",
+                "an address has several colons: put an IPv6 address in brackets, and a password before an `@`",
+                "redis://[::1]:6379",
+            ),
+            ("redis://h:0", "a port must be a number from 1 to 65535", SERVER),
+        ] {
+            assert_eq!(error(url), format!("redis url: {what}; give for example `{example}`"), "{url}");
+        }
+        assert!(error("http://h").starts_with("redis url: its scheme is none of `redis`, `rediss`"));
     }
 
-    /// Errors end up in logs and tickets.
+    /// Errors end up in logs and tickets, and so do URLs that were parsed, without their passwords.
     #[test]
-    fn errors_show_no_password() {
+    fn no_form_of_a_url_shows_a_password() {
         for url in [
+            "h:6380,password=hidden,ssl=True,abortConnect=False",
+            "redis://h:6380,password=hidden,ssl=True",
+            "redis+cluster://h:6380,password=hidden",
+            "redis+cluster://:hidden@a:1,:hidden@b:2",
+            "redis+cluster://a:1,:hidden@b:2",
+            "redis://:a@h:1,:hidden@h:2",
+            "redis+sentinel://a:1,b:2/m,password=hidden",
+            "redis+sentinel://a:1/m?sentinel_pass=hidden&x=1",
+            "redis+sentinel://:hidden@a,:hidden@b/m",
             "redis://me:hidden@h:0",
-            "redis://me:hid@den@h:x",
+            "redis://me:hid@hidden@h:x",
+            "redis://me:hidden",
+            "redis://hidden@h",
+            "redis:/:hidden@h",
+            "redis:hidden@h",
+            "redis//:hidden@h",
+            "://:hidden@h",
+            "hidden",
             "me:hidden@h",
             "redis://:hidden@:1",
+            "redis://:hidden@[::1",
+            "redis://[hidden]:1",
+            "redis://[::1%hidden!]:1",
+            "redis://::hidden",
+            "redis://h:hidden",
+            "redis://h:1:hidden",
+            "redis://h hidden",
+            "redis://h\nhidden",
+            "redis://:hidden@h:1\nredis://:hidden@h:2",
+            "redis://h/hidden",
+            "redis://h:1/0/hidden",
             "redis://me:hidden%@h",
+            "redis://me:hidden%ff@h",
+            "redis://h?pass=hidden",
+            "redis://u:hid?hidden@h",
             "unix:///r.sock?password=hidden",
             "unix:///r.sock?hidden",
-            "redis://h?pass=hidden",
+            "unix:///r.sock password=hidden",
+            "unix:///r.sock,password=hidden",
+            "unix://:hidden@/r.sock",
+            "redis-cli -a hidden -h h",
+            "\"redis://:hidden@h\"",
+            "{\"host\": \"h\", \"password\": \"hidden\"}",
+            // These are valid.
+            "redis://:hidden@h",
+            " redis://:hidden@h\r\n",
+            "redis://me:hid@hidden/#hidden@h:1/1",
+            "rediss+cluster://:hidden@a,b",
+            "unix:///r.sock?user=me&pass=hidden",
+            "redis+sentinel://:hidden@a,b/m?sentinel_pass=hidden",
         ] {
-            assert!(!error(url).contains("hid"), "{}", error(url));
+            let shown = match parse(url) {
+                Err(error) => format!("{error} {error:?}"),
+                Ok(options) => format!("{options} {options:?}"),
+            };
+            assert!(!shown.contains("hid"), "{url}: {shown}");
         }
+    }
+
+    /// White space around a secret comes from files and variables of orchestrators.
+    #[test]
+    fn white_space_around_a_url_is_no_part_of_it() {
+        assert_eq!(parse(" redis://:p@h:1\r\n").unwrap(), parse("redis://:p@h:1").unwrap());
     }
 }

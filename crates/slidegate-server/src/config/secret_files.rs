@@ -1,0 +1,80 @@
+//! Files with secrets that everybody on this machine may read.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use slidegate_config::section::Section;
+use slidegate_config::yaml::Node;
+
+use super::environment::Outside;
+
+/// The keys of the file that name a file with a secret.
+const KEYS: [(&str, &str); 6] = [
+    ("server", "key_file"),
+    ("grpc", "key_file"),
+    ("resp", "key_file"),
+    ("resp", "password_file"),
+    ("store", "key_file"),
+    ("webhook", "secret_file"),
+];
+/// The permission of others to read.
+const OTHERS_READ: u32 = 0o004;
+
+/// A warning about each of them.
+pub(super) fn warnings(top: &Section<'_>, outside: &Outside) -> Vec<String> {
+    let of_file = KEYS.iter().filter_map(|(section, key)| {
+        let path = top.get(section)?.get(key).and_then(Node::scalar)?;
+        Some((format!("{section}: {key}"), Path::new(path)))
+    });
+    let of_variables = outside.secret_files.iter().map(|(name, path)| (name.clone(), path.as_path()));
+    let is_open =
+        |path: &Path| path.metadata().is_ok_and(|file| file.is_file() && file.mode() & OTHERS_READ != 0);
+    let exposed = of_file.chain(of_variables).filter(|(_, path)| is_open(path));
+    let warning = |(name, path): (String, &Path)| {
+        let path = path.display();
+        format!("{name}: everybody on this machine may read `{path}`; run `chmod o-r` on it")
+    };
+    exposed.map(warning).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{Permissions, set_permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    use slidegate_testkit::TempDir;
+
+    use crate::config::Outside;
+    use crate::config::tests::parse_with;
+
+    /// A secret that every account of a machine can read is none, and nobody looks at modes.
+    #[test]
+    fn files_with_secrets_that_everybody_may_read_are_warned_about() {
+        let folder = TempDir::new("exposed");
+        let secret = folder.file("secret", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n");
+        let warnings = |mode: u32, text: &str, outside: &Outside| {
+            set_permissions(&secret, Permissions::from_mode(mode)).unwrap();
+            parse_with(text, outside).warnings
+        };
+        let webhook = format!("webhook: {{url: 'https://h', secret_file: '{secret}'}}");
+        let resp = format!("resp: {{listen: '127.0.0.1:1', password_file: '{secret}'}}");
+        let outside = Outside {
+            secret_files: vec![("SLIDEGATE_REDIS_FILE".to_owned(), secret.clone().into())],
+            ..Outside::default()
+        };
+        for (name, text, outside) in [
+            ("webhook: secret_file", webhook.as_str(), &Outside::default()),
+            ("resp: password_file", &resp, &Outside::default()),
+            ("SLIDEGATE_REDIS_FILE", "", &outside),
+        ] {
+            let expected =
+                format!("{name}: everybody on this machine may read `{secret}`; run `chmod o-r` on it");
+            for mode in [0o644, 0o604, 0o666] {
+                assert_eq!(warnings(mode, text, outside), [expected.clone()], "{mode:o}");
+            }
+            for mode in [0o600, 0o640, 0o400] {
+                assert_eq!(warnings(mode, text, outside), [""; 0], "{mode:o}");
+            }
+        }
+    }
+}
