@@ -131,9 +131,9 @@ fn hostile() -> Vec<(String, Descriptor)> {
         all.push((format!("{hits} hits"), hitting(format!("hits-{hits}").as_bytes(), hits)));
     }
     let limit =
-        |unit| Descriptor { limit: Some(Limit { requests_per_unit: 2, unit }), ..of(&[(b"user", b"limit")]) };
-    all.push(("a limit of no unit".into(), limit(0)));
-    all.push(("a limit of an unknown unit".into(), limit(99)));
+        |unit| Descriptor { limit: Some(Limit { requests_per_unit: 2, unit }), ..of(&[(b"user", user)]) };
+    all.push(("a limit of no unit".into(), limit(b"unit-0", 0)));
+    all.push(("a limit of an unknown unit".into(), limit(b"unit-99", 99)));
     all
 }
 
@@ -288,7 +288,6 @@ async fn no_metadata_makes_a_call_an_error_or_ends_the_connection_of_others() {
     lists.extend([
         vec![("x-a", "y".to_owned()); 40],
         vec![("x-a", "y".to_owned()); 90],
-        vec![("x-a", "y".to_owned()); 1000],
         vec![("x-long", "z".repeat(10_000)); 10],
         vec![("baggage", "k=v,".repeat(5000)), ("x-request-id", "r".repeat(20_000))],
         vec![("traceparent", "no trace".to_owned()), ("tracestate", "=,=".repeat(3000))],
