@@ -409,6 +409,8 @@ impl<I: AsyncRead + Unpin> AsyncRead for HeaderBlocks<I> {
                 this.incoming.extend_from_slice(&bytes[unchanged..]);
                 let is_end = bytes.is_empty();
                 buffer.set_filled(before + unchanged);
+                // The whole blocks among them must not wait for more bytes.
+                this.advance()?;
                 if unchanged > 0 || is_end {
                     return Poll::Ready(Ok(()));
                 }
@@ -423,8 +425,8 @@ impl<I: AsyncRead + Unpin> AsyncRead for HeaderBlocks<I> {
                     break;
                 }
                 this.incoming.extend_from_slice(read.filled());
+                this.advance()?;
             }
-            this.advance()?;
         }
         let now = buffer.remaining().min(this.outgoing.len());
         buffer.put_slice(&this.outgoing[..now]);

@@ -130,10 +130,12 @@ fn hostile() -> Vec<(String, Descriptor)> {
     for hits in [3, u64::from(u32::MAX) + 1, 1 << 53, u64::MAX - 1, u64::MAX] {
         all.push((format!("{hits} hits"), hitting(format!("hits-{hits}").as_bytes(), hits)));
     }
-    let limit =
-        |unit| Descriptor { limit: Some(Limit { requests_per_unit: 2, unit }), ..of(&[(b"user", b"limit")]) };
-    all.push(("a limit of no unit".into(), limit(0)));
-    all.push(("a limit of an unknown unit".into(), limit(99)));
+    let limit = |user: &[u8], unit| Descriptor {
+        limit: Some(Limit { requests_per_unit: 2, unit }),
+        ..of(&[(b"user", user)])
+    };
+    all.push(("a limit of no unit".into(), limit(b"unit-0", 0)));
+    all.push(("a limit of an unknown unit".into(), limit(b"unit-99", 99)));
     all
 }
 
@@ -179,18 +181,6 @@ async fn whatever_a_client_chooses_is_limited_and_so_is_what_is_beside_it() {
         let channel = channel(&server).await;
         for (at, (name, descriptor)) in hostile().into_iter().enumerate() {
             let name = format!("{kind}: {name}");
-            let mut codes = Vec::new();
-            for _ in 0..3 {
-                let answer = send(&channel, vec![descriptor.clone()], &[]).await;
-                codes.push(answer.unwrap_or_else(|status| panic!("{name}: {status}")).overall_code());
-            }
-            let is_one = descriptor.hits_addend.is_none();
-            let expected = if is_one { [Code::Ok, Code::Ok, Code::OverLimit] } else { [Code::OverLimit; 3] };
-            assert_eq!(codes, expected, "{name}");
-            // With files, peeks see denied hits.
-            if !is_one {
-                continue;
-            }
             // Another one's limit beside it.
             let beside = || of(&[(b"user", format!("beside-{at}").as_bytes())]);
             for expected in [Code::Ok, Code::Ok, Code::OverLimit] {
@@ -199,6 +189,14 @@ async fn whatever_a_client_chooses_is_limited_and_so_is_what_is_beside_it() {
                 assert_eq!(answer.statuses.len(), 2, "{name}");
                 assert_eq!(answer.statuses[1].code(), expected, "{name}");
             }
+            let mut codes = Vec::new();
+            for _ in 0..3 {
+                let answer = send(&channel, vec![descriptor.clone()], &[]).await;
+                codes.push(answer.unwrap_or_else(|status| panic!("{name}: {status}")).overall_code());
+            }
+            let is_one = descriptor.hits_addend.is_none();
+            let expected = if is_one { [Code::Ok, Code::Ok, Code::OverLimit] } else { [Code::OverLimit; 3] };
+            assert_eq!(codes, expected, "{name}");
         }
         let metrics = server.get("/metrics").body;
         let reasons: &[&str] = if kind == "policies" {
@@ -288,7 +286,6 @@ async fn no_metadata_makes_a_call_an_error_or_ends_the_connection_of_others() {
     lists.extend([
         vec![("x-a", "y".to_owned()); 40],
         vec![("x-a", "y".to_owned()); 90],
-        vec![("x-a", "y".to_owned()); 1000],
         vec![("x-long", "z".repeat(10_000)); 10],
         vec![("baggage", "k=v,".repeat(5000)), ("x-request-id", "r".repeat(20_000))],
         vec![("traceparent", "no trace".to_owned()), ("tracestate", "=,=".repeat(3000))],
