@@ -18,8 +18,10 @@ enum Test {
     Network,
 }
 
+type IsOdd = fn(char) -> bool;
+
 /// Characters that editors and chat programs put in the place of plain ones, or that nobody sees.
-const ODD: [(&str, fn(char) -> bool); 5] = [
+const ODD: [(&str, IsOdd); 5] = [
     (
         "an invisible character",
         |c| matches!(c, '\u{ad}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'),
@@ -192,7 +194,8 @@ fn path(text: &str, test: Test) -> Option<String> {
         |at: usize| text.get(at + 1..at + 3).is_some_and(|two| two.bytes().all(|c| c.is_ascii_hexdigit()));
     let is_glob = test == Test::Glob;
     let why =
-        if !text.is_empty() && !text.starts_with('/') && !(is_glob && text.starts_with(['*', '?', '\\'])) {
+        let begins_as_path = text.starts_with('/') || is_glob && text.starts_with(['*', '?', '\\']);
+        if !text.is_empty() && !begins_as_path {
             "does not begin with `/`"
         } else if text.contains("//") {
             "has `//`, which is one `/` in requests"

@@ -109,8 +109,8 @@ pub(crate) struct Config {
     pub(crate) observe: Observe,
     /// Where the service records what it decides on.
     pub(crate) record: Option<Record>,
-    /// What is valid, and exposes a secret.
-    pub(crate) warnings: Vec<String>,
+    /// Files with secrets that everybody may read, a warning about each.
+    pub(crate) exposed: Vec<String>,
     /// The content of the file.
     pub(crate) file: FileContent,
 }
@@ -140,13 +140,18 @@ impl Config {
         }
     }
 
-    /// Logs what probably never matches in the file, the first of it if there is much.
+    /// What is valid, and probably not meant: what exposes a secret first.
+    pub(crate) fn all_warnings(&self) -> impl Iterator<Item = &String> {
+        self.exposed.iter().chain(&self.warnings)
+    }
+
+    /// Logs the warnings, the first of them if there are many.
     pub(crate) fn log_warnings(&self) {
         const MOST: usize = 20;
-        for warning in self.warnings.iter().take(MOST) {
+        for warning in self.all_warnings().take(MOST) {
             tracing::warn!("{warning}");
         }
-        if let Some(more @ 1..) = self.warnings.len().checked_sub(MOST) {
+        if let Some(more @ 1..) = self.all_warnings().count().checked_sub(MOST) {
             tracing::warn!("{more} more warnings; `slidegate validate` shows them");
         }
     }

@@ -145,7 +145,7 @@ impl DoctorArgs {
                 policies.origin()
             ));
         };
-        Ok((shared, config.warnings))
+        Ok((shared, config.exposed))
     }
 }
 

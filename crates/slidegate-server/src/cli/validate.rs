@@ -120,7 +120,7 @@ impl Validated {
 
     /// What is valid, and probably not meant, in the file.
     fn warnings(&self) -> Vec<String> {
-        let of_file = self.config.warnings.iter().cloned();
+        let of_file = self.config.all_warnings().cloned();
         of_file.chain(in_flight_warning(&self.config)).chain(cost_warnings(&self.config)).collect()
     }
 

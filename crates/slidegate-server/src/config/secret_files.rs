@@ -54,7 +54,7 @@ mod tests {
         let secret = folder.file("secret", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n");
         let warnings = |mode: u32, text: &str, outside: &Outside| {
             set_permissions(&secret, Permissions::from_mode(mode)).unwrap();
-            parse_with(text, outside).warnings
+            parse_with(text, outside).exposed
         };
         let webhook = format!("webhook: {{url: 'https://h', secret_file: '{secret}'}}");
         let resp = format!("resp: {{listen: '127.0.0.1:1', password_file: '{secret}'}}");
@@ -70,7 +70,7 @@ mod tests {
             let expected =
                 format!("{name}: everybody on this machine may read `{secret}`; run `chmod o-r` on it");
             for mode in [0o644, 0o604, 0o666] {
-                assert_eq!(warnings(mode, text, outside), [expected.clone()], "{mode:o}");
+                assert_eq!(warnings(mode, text, outside), std::slice::from_ref(&expected), "{mode:o}");
             }
             for mode in [0o600, 0o640, 0o400] {
                 assert_eq!(warnings(mode, text, outside), [""; 0], "{mode:o}");

@@ -167,7 +167,7 @@ impl File {
             admin: self.admin,
             observe,
             record: self.record,
-            warnings: secret_files::warnings(top, outside),
+            exposed: secret_files::warnings(top, outside),
             file: content,
         }
     }

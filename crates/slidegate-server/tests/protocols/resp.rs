@@ -9,7 +9,6 @@ mod service;
 mod transactions;
 
 use slidegate_testkit::TempDir;
-use slidegate_testkit::process::command;
 use slidegate_testkit::service::{Server, text};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -95,9 +94,9 @@ fn succeed(output: &Output) -> String {
 }
 
 fn client(program: &str, package: &str) -> Command {
-    let found = command(program).arg("--version").output();
+    let found = slidegate_testkit::process::command(program).arg("--version").output();
     assert!(found.is_ok(), "`{program}` is missing: install {package}");
-    command(program)
+    slidegate_testkit::process::command(program)
 }
 
 /// redis-cli with these arguments, and what it prints.

@@ -96,12 +96,15 @@ impl fmt::Display for Override {
 /// The overrides of a policy by the canonical bytes of their keys. `None` is unlimited.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Overrides {
-    exact: HashMap<Box<[u8]>, Option<Quota>>,
+    exact: QuotasByKey,
     /// Those of networks, by their prefixes, from the longest to the shortest.
-    networks: Vec<(Prefixes, HashMap<Box<[u8]>, Option<Quota>>)>,
+    networks: Vec<(Prefixes, QuotasByKey)>,
     /// Whether one is unlimited.
     pub(super) exempts: bool,
 }
+
+/// By the canonical bytes of keys; `None` is unlimited.
+type QuotasByKey = HashMap<Box<[u8]>, Option<Quota>>;
 
 /// For each attribute of a scope the length of the prefix, and whether it is of IPv4; `None` for a
 /// value. The first attribute counts most when lengths are compared.

@@ -176,7 +176,8 @@ impl Rule {
     /// are not known any more: where the quota of their tier was changed since, the largest of all tiers
     /// bounds it.
     pub(super) fn quota_now(&self, own: Option<&OwnOfKey>, met: MetQuota) -> Quota {
-        let of_networks = || self.policy.overrides.iter().filter(|one| !one.is_exact()).filter_map(|one| one.quota);
+        let of_networks =
+            || self.policy.overrides.iter().filter(|one| !one.is_exact()).filter_map(|one| one.quota);
         let has_plans = self.policy.tier_attribute().is_some()
             || !self.anchored.is_empty()
             || of_networks().next().is_some();

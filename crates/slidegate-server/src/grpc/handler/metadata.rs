@@ -12,10 +12,10 @@ use slidegate::headers::millis_ceil;
 
 use super::denial::{CallDenial, wait};
 use super::request::DescriptorTarget;
+use super::values::MAX_VALUE;
 use crate::app::explanation;
 use crate::envoy::Unit;
 use crate::grpc::message::{RateLimitDescriptor, RateLimitRequest};
-use crate::limits::MAX_VALUE;
 
 /// Which policy and key denied, and why.
 pub(super) fn denial(denial: &CallDenial<'_>) -> Map<String, Json> {

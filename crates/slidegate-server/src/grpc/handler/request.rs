@@ -12,12 +12,12 @@ use slidegate::{Decisions, Excess, PolicyDecision, Quota, Request, Role, Value, 
 use smallvec::{SmallVec, smallvec};
 use tonic::Status;
 
-use super::values;
+use super::values::{self, MAX_VALUE};
 use crate::app::App;
 use crate::caller::Protocol;
 use crate::envoy::{self, EnvoyConfig, LimitMatch, Lookup, Rate, SCOPE, Settings, Unit};
 use crate::grpc::message::{MAX_DESCRIPTORS, RateLimitDescriptor, RateLimitRequest};
-use crate::limits::{MAX_COST, MAX_VALUE};
+use crate::limits::MAX_COST;
 use crate::telemetry::{Flaw, Handling};
 
 /// The attribute with the domain of a call.

@@ -6,8 +6,9 @@ use prost::bytes::Bytes;
 use slidegate::normalized_path;
 
 use crate::envoy::{BYTES_AS_TEXT, hash};
-use crate::limits::MAX_VALUE;
 
+/// The longest value that is counted as it is, in bytes: longer than any usual token or path.
+pub(super) const MAX_VALUE: usize = 8192;
 /// What is kept of a longer value, so that conditions on its beginning hold: longer than any prefix in a
 /// config is likely to be.
 const KEPT_BYTES: usize = 1024;
@@ -82,7 +83,7 @@ mod tests {
     #[test]
     fn different_values_stay_different_and_what_is_too_long_is_short() {
         let long = vec![b'u'; MAX_VALUE + 1];
-        let short_form = each(&[long.clone()], shorten)[0].to_vec();
+        let short_form = each(std::slice::from_ref(&long), shorten)[0].to_vec();
         let values = [
             b"alice".to_vec(),
             vec![b'u'; MAX_VALUE],
