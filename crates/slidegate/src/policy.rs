@@ -23,7 +23,6 @@ mod units;
 
 pub(crate) use learned_estimate::{SettledCosts, SettledSample};
 pub use matcher::Match;
-pub(crate) use set::ChangedPolicy;
 pub use set::PolicySet;
 use tiers::Tiers;
 
