@@ -20,7 +20,7 @@ use crate::yaml::{Excerpt, Node, quoted};
 #[serde(untagged)]
 pub(crate) enum Condition {
     Plain(List<Scalar>),
-    Test(Test),
+    Test(Box<Test>),
 }
 
 /// A test of an attribute's value: exactly one of these.
@@ -82,9 +82,11 @@ pub(crate) fn matches(
         let Some(condition) = when.get(name) else { continue };
         let (plain, opposite) = match condition {
             Condition::Plain(values) => (Ok(values), false),
-            Condition::Test(Test { not: Some(Opposite::Plain(values)), .. }) => (Ok(values), true),
-            Condition::Test(Test { not: Some(Opposite::Test(test)), .. }) => (Err(test), true),
-            Condition::Test(Test { plain, not: None }) => (Err(plain), false),
+            Condition::Test(test) => match &test.not {
+                Some(Opposite::Plain(values)) => (Ok(values), true),
+                Some(Opposite::Test(test)) => (Err(test), true),
+                None => (Err(&test.plain), false),
+            },
         };
         let built = build(name, scope.is_address(name), plain);
         match built.map(|condition| if opposite { Match::not(condition) } else { condition }) {

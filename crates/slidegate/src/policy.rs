@@ -31,7 +31,6 @@ pub use matcher::Match;
 use overrides::Override;
 pub use overrides::OverridePart;
 pub(crate) use rule::OwnOfKey;
-pub(crate) use set::ChangedPolicy;
 pub use set::PolicySet;
 use tiers::Tiers;
 

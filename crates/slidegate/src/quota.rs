@@ -500,6 +500,15 @@ impl Quota {
     }
 }
 
+/// A policy of which some keys have another quota than before.
+#[derive(Debug)]
+pub(crate) struct ChangedPolicy {
+    pub(crate) number: u32,
+    /// All its quotas before, and now.
+    pub(crate) old: Vec<Quota>,
+    pub(crate) new: Vec<Quota>,
+}
+
 impl Hash for Quota {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let Self { limit, window_us: _, burst, algorithm, slots, borders: _, derived: _ } = self;

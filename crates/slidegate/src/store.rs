@@ -27,8 +27,7 @@ use crate::charge::PerCharge;
 use crate::decision::Decision;
 use crate::error::Error;
 use crate::key::{HashSeed, KeyId};
-use crate::policy::ChangedPolicy;
-use crate::quota::Quota;
+use crate::quota::{ChangedPolicy, Quota};
 use crate::time::Timestamp;
 use crate::verb::Verb;
 

@@ -16,7 +16,7 @@ use crate::block::Block;
 use crate::charge::{Charge, Excess, HoldTerms, MetQuota, OnMissing, Part, Plan, Reserve, place};
 use crate::error::Error;
 use crate::key::{HashSeed, Key, KeyId, TicketKeyBytes};
-use crate::quota::{Algorithm, Quota};
+use crate::quota::{Algorithm, ChangedPolicy, Quota};
 use crate::request::{Cost, Counts, Request};
 use crate::verb::Verb;
 
@@ -562,15 +562,6 @@ impl Changes<'_> {
         });
         changed.collect()
     }
-}
-
-/// A policy of which some keys have another quota than before.
-#[derive(Debug)]
-pub(crate) struct ChangedPolicy {
-    pub(crate) number: u32,
-    /// All its quotas before, and now.
-    pub(crate) old: Vec<Quota>,
-    pub(crate) new: Vec<Quota>,
 }
 
 #[cfg(test)]
