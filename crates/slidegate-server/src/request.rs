@@ -4,7 +4,7 @@ use slidegate::{Cost, Request, Value};
 use slidegate_config::values::MAX_ATTRIBUTE_NAME;
 
 use crate::limits::{MAX_ATTRIBUTES, MAX_COST, MAX_COST_NAME, MAX_COST_NAMES, MAX_VALUE};
-use crate::telemetry::Flaw;
+use crate::malformed::Flaw;
 
 /// Builds requests from attributes.
 #[derive(Debug, Clone, Default)]

@@ -28,7 +28,6 @@ use super::escalations::Escalations;
 use super::events::{self, Message};
 use super::histogram::Histogram;
 use super::history::{History, MarkerKind};
-use super::malformed::Malformed;
 use super::notifications::Notifications;
 use super::per_thread::{PerThread, copies_wanted, thread};
 use super::policy_counters::{Counts, HoldOutcome, Outcome};
@@ -42,6 +41,7 @@ use super::webhook::Webhook;
 use crate::caller::{Caller, Protocol};
 use crate::config::Observe;
 use crate::envoy::LiveConfig;
+use crate::malformed::Malformed;
 
 /// Maximum open streams of events and rates. Each is a connection, and every message goes to all of
 /// them.

@@ -186,6 +186,7 @@ fn unedited(text: String) -> String {
 }
 
 /// `x-user` reaches the limits, as if an authentication filter had set it.
+#[allow(clippy::needless_pass_by_value)] // as all edits
 fn authenticated(text: String) -> String {
     replaced(&text, "                        - remove: x-user\n", "")
 }

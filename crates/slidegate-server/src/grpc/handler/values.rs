@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn different_values_stay_different_and_what_is_too_long_is_short() {
         let long = vec![b'u'; MAX_VALUE + 1];
-        let short_form = each(&[long.clone()], shorten)[0].to_vec();
+        let short_form = each(std::slice::from_ref(&long), shorten)[0].to_vec();
         let values = [
             b"alice".to_vec(),
             vec![b'u'; MAX_VALUE],
