@@ -193,21 +193,20 @@ fn path(text: &str, test: Test) -> Option<String> {
     let is_escape =
         |at: usize| text.get(at + 1..at + 3).is_some_and(|two| two.bytes().all(|c| c.is_ascii_hexdigit()));
     let is_glob = test == Test::Glob;
-    let why =
-        let begins_as_path = text.starts_with('/') || is_glob && text.starts_with(['*', '?', '\\']);
-        if !text.is_empty() && !begins_as_path {
-            "does not begin with `/`"
-        } else if text.contains("//") {
-            "has `//`, which is one `/` in requests"
-        } else if ["/./", "/../"].iter().any(|dots| text.contains(dots)) {
-            "has `.` or `..`, which is resolved in requests"
-        } else if text.contains('#') || !is_glob && text.contains('?') {
-            "has a query or fragment, which is not in the path"
-        } else if text.match_indices('%').any(|(at, _)| is_escape(at)) {
-            "has a percent-encoded character, which is decoded in requests"
-        } else {
-            return None;
-        };
+    let begins_as_path = text.starts_with('/') || is_glob && text.starts_with(['*', '?', '\\']);
+    let why = if !text.is_empty() && !begins_as_path {
+        "does not begin with `/`"
+    } else if text.contains("//") {
+        "has `//`, which is one `/` in requests"
+    } else if ["/./", "/../"].iter().any(|dots| text.contains(dots)) {
+        "has `.` or `..`, which is resolved in requests"
+    } else if text.contains('#') || !is_glob && text.contains('?') {
+        "has a query or fragment, which is not in the path"
+    } else if text.match_indices('%').any(|(at, _)| is_escape(at)) {
+        "has a percent-encoded character, which is decoded in requests"
+    } else {
+        return None;
+    };
     Some(format!("{why}, so it never matches; write it as it is in requests"))
 }
 

@@ -29,6 +29,7 @@ mod key_text;
 mod limits;
 mod listener;
 mod log_limit;
+mod malformed;
 mod ports;
 mod problem;
 mod protocol;

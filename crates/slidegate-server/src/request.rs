@@ -7,7 +7,7 @@ use slidegate_config::values::MAX_ATTRIBUTE_NAME;
 
 use crate::limits::{MAX_ATTRIBUTES, MAX_COST, MAX_COST_NAME, MAX_COST_NAMES};
 use crate::log_limit::log_limited;
-use crate::telemetry::Flaw;
+use crate::malformed::Flaw;
 
 /// The value of an address that cannot be read, which all such requests share. It is text, so no
 /// address equals it.

@@ -47,7 +47,7 @@ const OTHER_NAME: &[u8] = &[1, b'x'];
 /// Bytes per read.
 const READ_BYTES: usize = 8 * 1024;
 /// A block of at most so many bytes passes as it is.
-const SHORT_BLOCK_BYTES: usize = 1024;
+const SHORT_BLOCK_BYTES: usize = 256;
 /// Longest value and name, encoded: longer than a token, and than what is propagated of a trace.
 const MAX_VALUE_BYTES: usize = 1024;
 const MAX_NAME_BYTES: usize = 256;
@@ -588,9 +588,9 @@ mod tests {
     /// Nearly all calls are short, and must cost nothing.
     #[tokio::test]
     async fn short_blocks_and_other_frames_pass_unchanged() {
-        let block = literal(0x40, b"tracestate", &[b'v'; 900]);
+        let block = literal(0x40, b"tracestate", &[b'v'; 200]);
         let bytes =
-            [frames(&block, 1024), frame(HEADERS, END_HEADERS | PADDED, &[1, 0x83, 0]), frame(6, 0, &[7; 8])]
+            [frames(&block, 256), frame(HEADERS, END_HEADERS | PADDED, &[1, 0x83, 0]), frame(6, 0, &[7; 8])]
                 .concat();
         for at_once in [1, 100, 10_000] {
             assert_eq!(through(&bytes, at_once, Authority::Kept).await, bytes);

@@ -25,7 +25,7 @@ use crate::access::Action;
 use crate::caller::Protocol;
 use crate::listener::Connection;
 use crate::log_limit::log_limited;
-use crate::telemetry::{Flaw, Handling};
+use crate::malformed::{Flaw, Handling};
 
 /// Largest body: parsed, it takes many times as much.
 const MAX_BODY: usize = 64 * 1024;

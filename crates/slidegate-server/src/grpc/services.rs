@@ -28,7 +28,7 @@ use super::{kuadrant, reflection};
 use crate::access::{Access, Action};
 use crate::caller::Protocol;
 use crate::listener::Connection;
-use crate::telemetry::{Flaw, Handling};
+use crate::malformed::{Flaw, Handling};
 
 /// The path of the rate-limit call.
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";

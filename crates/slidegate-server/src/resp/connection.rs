@@ -22,7 +22,7 @@ use super::turn::Turn;
 use crate::app::App;
 use crate::caller::Protocol;
 use crate::listener::{Part, Slot, linger};
-use crate::telemetry::{Flaw, Handling};
+use crate::malformed::{Flaw, Handling};
 
 /// Initial size of the read buffer: about 80 commands.
 const INITIAL_BUFFER: usize = 4096;

@@ -17,7 +17,7 @@ use super::{answer, decide, hold_arguments};
 use crate::access::Action;
 use crate::app::App;
 use crate::caller::Protocol;
-use crate::telemetry::{Flaw, Handling};
+use crate::malformed::{Flaw, Handling};
 
 /// Executes a command, queues it if a transaction is open, or adds its decision to the batch.
 pub(super) fn step<'b>(

@@ -27,7 +27,6 @@ use super::escalations::Escalations;
 use super::events::{self, Message};
 use super::histogram::Histogram;
 use super::history::{History, MarkerKind};
-use super::malformed::Malformed;
 use super::notifications::Notifications;
 use super::per_thread::{PerThread, copies_wanted, thread};
 use super::policy_counters::{Counts, HoldOutcome, Outcome};
@@ -41,6 +40,7 @@ use super::webhook::Webhook;
 use crate::caller::{Caller, Protocol};
 use crate::config::Observe;
 use crate::envoy::LiveConfig;
+use crate::malformed::Malformed;
 use crate::shares::Bound;
 
 /// Maximum open streams of events and rates, of operators and of tokens of one key each. Each is a

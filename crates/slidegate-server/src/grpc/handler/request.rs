@@ -18,7 +18,7 @@ use crate::caller::Protocol;
 use crate::envoy::{self, EnvoyConfig, LimitMatch, Lookup, Rate, SCOPE, Settings, Unit};
 use crate::grpc::message::{MAX_DESCRIPTORS, RateLimitDescriptor, RateLimitRequest};
 use crate::limits::MAX_COST;
-use crate::telemetry::{Flaw, Handling};
+use crate::malformed::{Flaw, Handling};
 
 /// The attribute with the domain of a call.
 const DOMAIN: &str = "domain";
