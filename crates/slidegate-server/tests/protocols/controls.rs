@@ -329,7 +329,7 @@ fn every_cell_is_as_the_table_says(instances: &[Instance], store: &str) {
         }
         if control == "removed" {
             instances.iter().for_each(|one| {
-                one.reload(store, "policies: [{name: other, scope: [other], quota: 1/1h}]\n")
+                one.reload(store, "policies: [{name: other, scope: [other], quota: 1/1h}]\n");
             });
         }
         let digest = |one: &Instance| one.server.get("/v1/status").json()["changes"]["digest"].clone();
