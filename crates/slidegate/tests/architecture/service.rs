@@ -122,6 +122,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "envoy",
             "key_text",
             "listener",
+            "malformed",
             "problem",
             "query",
             "routes",
