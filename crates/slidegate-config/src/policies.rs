@@ -228,7 +228,7 @@ pub(crate) mod tests {
     fn a_file_of_the_service_is_read_without_its_other_sections() {
         const EXAMPLE: &str = include_str!("../../../docs/slidegate.example.yaml");
         let example = Policies::parse(EXAMPLE, "slidegate.example.yaml").unwrap();
-        assert_eq!(example.set.iter().len(), 11);
+        assert_eq!(example.set.iter().len(), 12);
         // Even if they are invalid: they may be of another release.
         let others = SERVICE_SECTIONS.map(|section| format!("{section}: {{nonsense: true}}\n")).concat();
         let policies = Policies::parse(&format!("{others}{MINIMAL}"), "f").unwrap();

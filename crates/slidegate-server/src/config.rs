@@ -235,7 +235,7 @@ policies:
     fn the_example_loads_and_every_policy_is_described() {
         let config = Config::parse(EXAMPLE, "slidegate.example.yaml").unwrap();
         let described = described(&config);
-        assert_eq!(described.len(), 11);
+        assert_eq!(described.len(), 12);
         for (words, policy) in described.iter().zip(config.policies.iter()) {
             assert!(words.starts_with(&format!("{}: requests", policy.name())), "{words}");
         }

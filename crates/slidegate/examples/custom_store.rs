@@ -138,11 +138,18 @@ mod tests {
                         let window_us = 1_000 + later_us;
                         ours.configure(quotas(limits, window_us)).unwrap();
                         theirs.configure(quotas(limits, window_us)).unwrap();
-                        // A `KeyState` takes the new quota over at its next decision, the memory
-                        // store now.
+                        // A `KeyState` takes the new quota over with its next charge, the memory
+                        // store now. A penalty of a key that has all it may have charges nothing.
                         for user in USERS {
                             for path in PATHS {
-                                ours.peek(&Request::new().with("user", user).with("path", path));
+                                let one = Request::new().with("user", user).with("path", path);
+                                let one = [one.with_cost(1).with_verb(Verb::Penalize)];
+                                let (own, other) = (all([&ours.apply(&one)]), all([&theirs.apply(&one)]));
+                                if own.iter().all(|decision| decision.cost() > 0) {
+                                    prop_assert_eq!(own, other);
+                                } else {
+                                    prop_assert_eq!(ours.reset(&one[0]), theirs.reset(&one[0]));
+                                }
                             }
                         }
                     }

@@ -23,6 +23,7 @@ use crate::waiting::{queue_key::QueueKey, queues::Queues};
 mod acquire;
 mod asynchronous;
 mod blocks;
+mod change;
 mod configure;
 mod decisions;
 mod later;

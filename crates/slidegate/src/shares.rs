@@ -6,11 +6,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How much more an owner that has `own` may take, where all together have `taken` of `max`: then it has
-/// as much as is free, or one more.
+/// How much more is free than an owner has that has `own`, where all together have `taken` of `max`. An owner may take one
+/// more while this is not 0.
+#[must_use]
+pub const fn left(max: usize, taken: usize, own: usize) -> usize {
+    max.saturating_sub(taken).saturating_sub(own)
+}
+
+/// How much more such an owner may take at once: then it has as much as is free, or one more.
 #[must_use]
 pub const fn room(max: usize, taken: usize, own: usize) -> usize {
-    max.saturating_sub(taken).saturating_sub(own).div_ceil(2)
+    left(max, taken, own).div_ceil(2)
 }
 
 /// A bounded amount, and what each owner has of it. Everything takes O(log owners).

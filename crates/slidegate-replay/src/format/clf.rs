@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn columns_after_the_known_ones_are_ignored() {
         let good = r#"a - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.1" 200 1 "r" "u""#;
-        for extra in [r#" "10.1.1.1, 10.2.2.2""#, r#" 0.003 0.002 . "x""#, r#" "open"#] {
+        for extra in [r#" "not, addresses""#, r#" 0.003 0.002 . "x""#, r#" "open"#] {
             assert_eq!(parse(&format!("{good}{extra}")), parse(good), "{extra}");
         }
         let common = r#"a - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.1" 200 1"#;

@@ -224,7 +224,8 @@ fn each_point_of_a_sweep_is_a_replay_with_its_limit() {
     }
 }
 
-/// A log with more keys at once than memory is distinguished from one that was decided in full.
+/// A log with more keys at once than memory is distinguished from one that was decided in full. What the
+/// dropped ones owe is kept, so none of them is admitted again.
 #[test]
 fn keys_dropped_for_want_of_memory_are_counted() {
     let mut log = String::new();
@@ -244,11 +245,11 @@ fn keys_dropped_for_want_of_memory_are_counted() {
         let outcome = finished(Replay::new(plan, &wording()).unwrap(), reader(log.as_str()));
         let scenario = &outcome.scenarios[0];
         assert_eq!(scenario.policies[0].keys, 100);
-        (scenario.dropped_keys > 0, scenario.denied == 400)
+        (scenario.dropped_keys > 0, scenario.denied >= 400)
     };
     for algorithm in Algorithm::ALL {
         assert_eq!(dropped(100, algorithm), (false, true), "{algorithm}");
-        assert_eq!(dropped(60, algorithm), (true, false), "{algorithm}");
+        assert_eq!(dropped(60, algorithm), (true, true), "{algorithm}");
     }
 }
 

@@ -94,7 +94,9 @@ pub(crate) struct Escalations {
 
 impl Escalations {
     pub(super) fn new() -> Self {
-        Self::over(MemoryStore::builder().max_keys(MAX_COUNTED).max_bytes(MAX_BYTES).build())
+        // A key must not be blocked for the denials of others.
+        let builder = MemoryStore::builder().max_keys(MAX_COUNTED).max_bytes(MAX_BYTES);
+        Self::over(builder.forget_evicted().build())
     }
 
     fn over(store: MemoryStore) -> Self {
@@ -200,7 +202,7 @@ mod tests {
 
     fn counted(after: u64) -> (Escalations, Rule, ManualClock) {
         let clock = ManualClock::new();
-        let store = MemoryStore::builder().max_keys(1024).clock(clock.clone()).build();
+        let store = MemoryStore::builder().max_keys(1024).forget_evicted().clock(clock.clone()).build();
         let rule = Rule { after: Arc::new(Quota::per_minute(after)), lengths: Arc::new([MINUTE]) };
         (Escalations::over(store), rule, clock)
     }

@@ -31,6 +31,7 @@ pub(super) mod history;
 mod key_usage;
 pub(super) mod live;
 mod metrics;
+mod page;
 mod stream;
 
 type Shared = State<Arc<App>>;

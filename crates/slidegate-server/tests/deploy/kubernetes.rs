@@ -180,8 +180,9 @@ impl Volumes {
         let (config, secrets) = (root.join("config"), root.join("secrets"));
         fs::create_dir(&config).unwrap();
         fs::create_dir(&secrets).unwrap();
-        let tokens = format!("prometheus:read:{}", "0".repeat(64));
-        for (key, value) in [("redis-url", redis), ("key-secret", "secret"), ("admin-tokens", &tokens)] {
+        // The SHA-256 of `monitoring`.
+        let tokens = "prometheus:read:14a2326b6bb54f4045dad6bee6f667f64f143e354a6aa77f4bdb5f6ed19ca167";
+        for (key, value) in [("redis-url", redis), ("key-secret", "secret"), ("admin-tokens", tokens)] {
             fs::write(secrets.join(key), value).unwrap();
         }
         Self { _folder: folder, config, secrets }
@@ -270,7 +271,8 @@ fn a_pod_starts_with_its_manifests_and_reloads_a_changed_config_map() {
         answer.json()["remaining"].clone()
     };
     until_true("it decides", || remaining() == 100);
-    assert_eq!(server.get("/readyz").json()["store"]["instances"], 1, "it counts itself");
+    let ready = server.ask_with("authorization: Bearer monitoring\r\n", "GET", "/readyz", None);
+    assert_eq!(ready.json()["store"]["instances"], 1, "it counts itself");
     let changed = config().replace("limit: 100", "limit: 7");
     volumes.publish("2", &changed);
     until_true("the new limit is in force", || remaining() == 7);

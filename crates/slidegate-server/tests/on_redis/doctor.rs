@@ -88,6 +88,7 @@ fn a_healthy_server_is_exit_code_0_and_keeps_nothing() {
             "persistence",
             "module",
             "history",
+            "instances",
             "clock",
             "latency",
             "time zones"

@@ -283,6 +283,7 @@ fn commands_reach_a_server_with_tls() {
 fn invalid_certificates_are_found_by_validate_and_at_the_start() {
     let folder = TempDir::new("listeners-invalid");
     let empty = folder.file("empty", "");
+    std::fs::set_permissions(&empty, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     for section in ["server", "resp", "grpc"] {
         let listen = if section == "server" { "" } else { "listen: '127.0.0.1:0', " };
         let text_of = format!("{POLICY}{section}: {{{listen}cert_file: {empty}, key_file: {empty}}}\n");

@@ -23,6 +23,7 @@ const UNLIMITED: &[(&str, &str)] = &[
     ("app/snapshots.rs", "the start, and snapshots by a timer"),
     ("app/policies.rs", "changes of operators, by a timer"),
     ("config.rs", "the start and a changed file, a few lines each"),
+    ("malformed.rs", "input of clients, by a `LogLimit`"),
     ("telemetry/observer.rs", "the first request that a policy skips, once for each policy"),
     ("log_limit.rs", "the helper itself"),
     ("telemetry/events.rs", "denials, by a `LogLimit`; a thread that cannot be started"),

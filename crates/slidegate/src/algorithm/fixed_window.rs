@@ -135,7 +135,8 @@ pub(super) fn is_small_step_back(counted_end: u64, now: u64, period: Period, win
     counted_end == period.next_end && period.end - now <= small_step_us(window)
 }
 
-#[cfg(all(test, feature = "time-zones"))]
+#[cfg(test)]
+#[cfg(feature = "time-zones")]
 mod tests {
     use super::*;
     use crate::quota::Calendar;

@@ -4,7 +4,7 @@ use std::slice;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use super::reserve::Change;
+use super::change::Change;
 use super::{Decisions, Extension, Gate, Reserved, Settlement};
 use crate::charge::HoldTerms;
 use crate::error::Error;

@@ -8,8 +8,8 @@ use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 use super::Gate;
+use super::change::Change;
 use super::pending::{LastChange, Pending, PendingStats};
-use super::reserve::Change;
 use crate::error::Error;
 use crate::request::Cost;
 use crate::store::HoldStore;

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::reserve::Change;
+use super::change::Change;
 use crate::error::Error;
 use crate::request::OwnedCost;
 use crate::ticket::Ticket;

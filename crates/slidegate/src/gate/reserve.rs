@@ -8,13 +8,14 @@ use siphasher::sip::SipHasher24;
 use smallvec::SmallVec;
 
 use super::blocks::blocked;
+use super::change::Change;
 use super::settlement::{ChangedKey, SettledCost, Settlement};
 use super::{Decisions, Gate};
 use crate::charge::{Charge, HoldTerms, MetQuota};
 use crate::decision::{Decision, Verdict, Waits};
 use crate::error::Error;
-use crate::hold::{HoldChange, HoldOptions, HoldStatus, Unsettled, ttl_us};
-use crate::policy::{OwnOfKey, Policy, PolicySet, SettledSample};
+use crate::hold::{HoldChange, HoldOptions, HoldStatus, ttl_us};
+use crate::policy::{OwnOfKey, PolicySet, SettledSample};
 use crate::quota::{Algorithm, Quota};
 use crate::request::{Cost, Request};
 use crate::store::{HeldCharge, HoldAnswer, HoldCall, HoldStore, at_once};
@@ -109,58 +110,6 @@ impl<'c> Extension<'c> {
     /// If the time is out of range.
     pub fn with_ttl(self, ttl: Duration) -> Result<Self, Error> {
         Ok(Self { ttl_us: Some(ttl_us(ttl).map_err(Error::ticket)?), ..self })
-    }
-}
-
-/// What is to be done with all holds of a ticket.
-#[derive(Debug, Clone)]
-pub(super) enum Change<'c> {
-    Settle {
-        cost: Cost<'c>,
-        is_final: bool,
-    },
-    Extend {
-        cost: Option<Cost<'c>>,
-        ttl_us: Option<u64>,
-    },
-    Cancel,
-    /// What the end of its time would do.
-    End,
-}
-
-impl Change<'_> {
-    /// The change of one key under a policy, if there is one. A key that was charged at once is not
-    /// asked whether the reservation is open, unless nothing is held on any key.
-    fn of(&self, key: &TicketKey<'_>, policy: &Policy, has_holds: bool) -> Option<HoldChange> {
-        let counts = policy.counts();
-        let TicketPart::Held { ttl_us, unsettled, settled, .. } = key.part else {
-            return match self {
-                Self::Cancel => Some(HoldChange::Refund { cost: key.amount }),
-                Self::Settle { is_final: true, .. } | Self::End if !has_holds => {
-                    Some(HoldChange::Refund { cost: 0 })
-                }
-                _ => None,
-            };
-        };
-        let is_in_flight = policy.quota().algorithm() == Algorithm::InFlight;
-        Some(match self {
-            // The request is in flight until its last settlement.
-            Self::Settle { is_final: false, .. } if is_in_flight => {
-                HoldChange::Extend { total: None, ttl_us }
-            }
-            Self::Settle { cost, is_final } => {
-                HoldChange::Settle { total: cost.under(counts), ttl_us: (!is_final).then_some(ttl_us) }
-            }
-            Self::Extend { cost, ttl_us: asked } => {
-                let total = cost.as_ref().map(|cost| cost.under(counts));
-                HoldChange::Extend { total, ttl_us: asked.unwrap_or(ttl_us) }
-            }
-            Self::Cancel => HoldChange::Cancel,
-            Self::End => {
-                let total = if unsettled == Unsettled::Charge { key.amount } else { settled };
-                HoldChange::Settle { total, ttl_us: None }
-            }
-        })
     }
 }
 

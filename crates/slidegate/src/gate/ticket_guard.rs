@@ -7,7 +7,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::Gate;
-use super::reserve::{Change, Reserved};
+use super::change::Change;
+use super::reserve::Reserved;
 use super::settlement::Settlement;
 use crate::error::Error;
 use crate::request::Cost;

@@ -77,7 +77,7 @@ const REPLAY: &Table = &[
     ("attributes", &["entry"]),
     ("call", &["attributes", "block", "entry"]),
     ("client", &["attributes", "block"]),
-    ("format", &["block", "call", "client", "column", "entry", "malformed"]),
+    ("format", &["attributes", "block", "call", "client", "column", "entry", "malformed"]),
     ("input", &["block", "format", "malformed"]),
     ("reorder", &[]),
     ("stats", &["malformed", "wording"]),
@@ -154,7 +154,7 @@ const TESTKIT: &Table = &[
     ("clock", &["process"]),
     ("proxy", &["background", "poll", "ports"]),
     ("redis", &["background", "clock", "poll", "ports", "process", "temp_dir"]),
-    ("service", &["http"]),
+    ("service", &["http", "process"]),
 ];
 
 /// Anyone who reads or replaces a part of these crates must know what it relies on.

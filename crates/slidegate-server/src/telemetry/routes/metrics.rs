@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, MetricEncoder, NoLabelSet, text};
+use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 use slidegate::redis::BreakerState;
@@ -18,6 +18,7 @@ use slidegate::{Policy, PolicySet, Timestamp, Verb};
 use slidegate_config::names;
 
 use super::envoy_metrics::EnvoyMetrics;
+use super::page::Page;
 use crate::access::attempts::AuthAttempts;
 use crate::app::changes::now_ms;
 use crate::app::store::Shared;
@@ -545,77 +546,4 @@ fn store(page: &mut Page<'_>, app: &App, shared: Shared<'_>) -> fmt::Result {
     page.counter("store_node_reconnects", "Reconnects after lost connections", reconnects)?;
     let redirects = nodes().map(|(node, labels)| (labels, node.moved + node.ask));
     page.counter("store_node_redirects", "Redirects to another node (MOVED and ASK)", redirects)
-}
-
-/// The page while it is written.
-struct Page<'e>(DescriptorEncoder<'e>);
-
-impl Page<'_> {
-    /// A fact that is in a label; `_info` is added to its name.
-    fn info<const N: usize>(&mut self, name: &str, help: &str, labels: [(&str, &str); N]) -> fmt::Result {
-        self.0.encode_descriptor(name, help, None, MetricType::Info)?.encode_info(&labels)
-    }
-
-    /// A counter without labels; `_total` is added to its name.
-    fn total(&mut self, name: &str, help: &str, count: u64) -> fmt::Result {
-        let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-        encoder.encode_counter::<NoLabelSet, _, u64>(&count, None)
-    }
-
-    /// A gauge without labels.
-    fn value(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        self.0.encode_descriptor(name, help, None, MetricType::Gauge)?.encode_gauge(&value)
-    }
-
-    /// A gauge of seconds without labels; `_seconds` is added to its name.
-    fn seconds(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
-        self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Gauge)?.encode_gauge(&value)
-    }
-
-    /// A histogram of seconds without labels; `_seconds` is added to its name.
-    fn histogram(&mut self, name: &str, help: &str, reading: &Reading) -> fmt::Result {
-        let encoder = self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
-        reading.encode(encoder)
-    }
-
-    /// A counter with labels; `_total` is added to its name.
-    fn counter<L: EncodeLabelSet>(
-        &mut self,
-        name: &str,
-        help: &str,
-        samples: impl IntoIterator<Item = (L, u64)>,
-    ) -> fmt::Result {
-        self.family((name, help, None, MetricType::Counter), samples, |mut encoder, count| {
-            encoder.encode_counter::<NoLabelSet, _, u64>(&count, None)
-        })
-    }
-
-    /// A gauge with labels.
-    fn gauge<L: EncodeLabelSet>(
-        &mut self,
-        name: &str,
-        help: &str,
-        samples: impl IntoIterator<Item = (L, u64)>,
-    ) -> fmt::Result {
-        self.family((name, help, None, MetricType::Gauge), samples, |mut encoder, value| {
-            encoder.encode_gauge(&value)
-        })
-    }
-
-    /// Writes the samples of a metric with labels; a unit is added to its name.
-    fn family<L: EncodeLabelSet, V>(
-        &mut self,
-        (name, help, unit, kind): (&str, &str, Option<&Unit>, MetricType),
-        samples: impl IntoIterator<Item = (L, V)>,
-        encode: impl Fn(MetricEncoder<'_>, V) -> fmt::Result,
-    ) -> fmt::Result {
-        let mut encoder = self.0.encode_descriptor(name, help, unit, kind)?;
-        samples.into_iter().try_for_each(|(labels, value)| encode(encoder.encode_family(&labels)?, value))
-    }
-}
-
-impl Reading {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        encoder.encode_histogram::<NoLabelSet>(self.sum, self.count, &self.buckets, None)
-    }
 }

@@ -306,6 +306,7 @@ async fn with_a_client_authority_only_its_clients_come_in() {
 fn a_certificate_that_is_none_ends_the_start_with_a_reason() {
     let folder = TempDir::new("rls-bad-tls");
     let key = folder.file("key", "");
+    std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     let config = folder.file(
         "tls.yaml",
         format!("policies: [{{name: p, quota: 1/1h}}]\ngrpc: {{listen: '127.0.0.1:0', cert_file: /none, key_file: {key}}}\n"),

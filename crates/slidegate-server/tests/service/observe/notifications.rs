@@ -205,8 +205,8 @@ fn messages_that_exceed_the_queue_are_dropped_and_counted() {
     until_true("all are reported", || {
         metric(&server, "slidegate_notifications_total{policy=\"per-user\"}") == 400
     });
-    // 256 wait, and one is being sent.
+    // Half of the 256 wait, as the policy leaves the rest to others, and one may be sent.
     let dropped = metric(&server, "slidegate_webhook_messages_total{outcome=\"dropped\"}");
-    assert!((142..=144).contains(&dropped), "{dropped}");
+    assert!((270..=272).contains(&dropped), "{dropped}");
     assert!(check(&server, &json!({ "user": "zoe" })));
 }

@@ -94,9 +94,9 @@ impl Accounting {
         }
     }
 
-    /// How many more holds a policy may have: its [share](crate::shares).
+    /// How many more holds are free than a policy has: what bounds its [share](crate::shares).
     pub(super) fn room_for_holds(&self, policy: u32) -> usize {
-        shares::room(self.max_holds, self.holds(), self.holds_of(policy).load(Ordering::Relaxed))
+        shares::left(self.max_holds, self.holds(), self.holds_of(policy).load(Ordering::Relaxed))
     }
 
     fn holds_of(&self, policy: u32) -> &AtomicUsize {

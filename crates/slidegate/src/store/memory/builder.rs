@@ -21,6 +21,7 @@ pub struct MemoryStoreBuilder {
     pub(super) max_bytes: Option<usize>,
     /// What the identities of keys depend on.
     identity_seed: Option<[u8; 16]>,
+    forgets_evicted: bool,
 }
 
 impl MemoryStoreBuilder {
@@ -30,6 +31,7 @@ impl MemoryStoreBuilder {
             max_keys: None,
             max_bytes: None,
             identity_seed: None,
+            forgets_evicted: false,
         }
     }
 
@@ -73,6 +75,14 @@ impl MemoryStoreBuilder {
     #[must_use]
     pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
         self.clock = TimeSource::Other(Arc::new(clock));
+        self
+    }
+
+    /// Lets a key that was evicted start again. Otherwise what it owes is kept, so a key that was never
+    /// used may be denied for what others owe. For counts that limit nobody.
+    #[must_use]
+    pub fn forget_evicted(mut self) -> Self {
+        self.forgets_evicted = true;
         self
     }
 
@@ -132,6 +142,9 @@ impl MemoryStoreBuilder {
 
     /// Buckets for what the evicted keys of a shard owe.
     pub(super) fn debt_buckets(&self) -> usize {
+        if self.forgets_evicted {
+            return 0;
+        }
         let shards = 1 << self.shards().ilog2();
         let by_bytes = self.max_bytes.map_or(usize::MAX, |bytes| bytes / shards / DEBT_PART / DEBT_BYTES);
         Debts::buckets_for(self.key_bound().div_ceil(shards).saturating_mul(DEBTS_PER_KEY).min(by_bytes))

@@ -93,8 +93,11 @@ impl Shard {
         }
         call.accounting.dropped.fetch_add(1, Ordering::Relaxed);
         let now = tick(call.now);
+        let buckets = call.accounting.debt_buckets;
+        if buckets == 0 {
+            return;
+        }
         let debts = self.debts.get_or_insert_with(|| {
-            let buckets = call.accounting.debt_buckets;
             call.accounting.count(0, Debts::bytes_of(buckets));
             Box::new(Debts::new(buckets, now))
         });
