@@ -9,6 +9,7 @@ impl Quota {
     }
 
     /// The borders of a calendar that a call carries.
+    #[cfg(any(feature = "redis", test))]
     pub(crate) fn borders(&self) -> Option<[u64; 4]> {
         if let Borders::Given(_, borders) = self.borders { Some(borders) } else { None }
     }

@@ -64,7 +64,6 @@ pub struct HeldCharge<'a> {
 }
 
 /// A change of the hold on one key.
-#[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "shared stores need more than memory"))]
 #[derive(Clone, Copy)]
 pub struct HoldCall<'a> {
     pub(crate) number: u32,

@@ -226,7 +226,9 @@ fn a_flood_of_one_policy_leaves_newcomers_of_another_their_limit() {
     };
     let flood = (0..100_000).filter(|user| ask(*user, "login")).count();
     assert!(flood < 50_000, "the flood denies itself: {flood}");
-    assert!((0..1000).all(|user| ask(user, "search")));
+    // Where keys meet depends on a random seed: of a thousand, one or two may meet a key of their own policy.
+    let admitted = (0..1000).filter(|user| ask(*user, "search")).count();
+    assert!(admitted > 990, "{admitted}");
 }
 
 /// Changed policies hold for evicted keys as for others.
