@@ -306,11 +306,8 @@ func TestMiddlewareWithoutTheService(t *testing.T) {
 	}
 	open := application(t, newClient(t, service.URL, slidegate.Options{}), options, hello)
 	closed := application(t, newClient(t, service.URL, slidegate.Options{OnFailure: slidegate.FailClosed}), options, hello)
-	for _, value := range []string{"\xf1", strings.Repeat("x", 9000)} {
-		response, body := get(t, open.URL, "X-User", value)
-		if response.StatusCode != 400 || strings.Contains(body, "xxx") || reported.Swap(0) != 1 {
-			t.Fatalf("%v %s", response, body)
-		}
+	if response, body := get(t, open.URL, "X-User", "\xf1"); response.StatusCode != 400 || reported.Swap(0) != 1 {
+		t.Fatalf("%v %s", response, body)
 	}
 	service.Kill()
 	if response, body := get(t, open.URL, "X-User", "a"); response.StatusCode != 200 || body != "hello" || response.Header.Get("RateLimit") != "" || reported.Swap(0) != 1 {
