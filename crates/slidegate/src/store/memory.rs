@@ -362,7 +362,7 @@ impl MemoryStore {
         let mut locked = self.lock_charges(charges);
         charges.iter().enumerate().fold(false, |counted, (at, charge)| {
             let (data, call) = locked.key(at, charge.quota);
-            data.shard.forget(&call) || counted
+            data.on_key(&call, Shard::forget) || counted
         })
     }
 

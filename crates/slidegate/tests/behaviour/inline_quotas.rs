@@ -66,6 +66,22 @@ fn usage_is_kept_between_inline_quotas_and_the_policys_own() {
     }
 }
 
+/// Usage that has expired under the key's inline quota would still count under the policy's own.
+#[test]
+fn a_reset_judges_usage_by_the_quota_it_is_under() {
+    for algorithm in Algorithm::ALL {
+        let quota = |seconds| Quota::new(5, Duration::from_secs(seconds)).unwrap().with_algorithm(algorithm);
+        let (gate, clock) = gate([policy("p", quota(3600))]);
+        for (user, seconds) in [("alice", 1), ("bob", 7200)] {
+            let request = Request::new().with("user", user).with_quota(quota(seconds)).with_cost(4);
+            assert!(gate.check(&request).is_allowed());
+        }
+        clock.advance(Duration::from_secs(2));
+        let is_used = |user| gate.reset(&Request::new().with("user", user)).unwrap();
+        assert_eq!(["alice", "bob"].map(is_used), [false, true], "{algorithm}");
+    }
+}
+
 /// A step of a random history: on a key, without or with one of two inline quotas.
 #[derive(Debug, Clone, Copy)]
 enum Step {
