@@ -17,7 +17,7 @@ use slidegate_config::yaml::{Excerpt, Node, Position, Value};
 use super::environment::{LISTEN_VARIABLE, Outside, check_names, variable};
 use super::schema::{FORMS, schema};
 use super::values::ADDRESS;
-use super::{Config, FileContent, flag, foreign, sections};
+use super::{Config, FileContent, flag, foreign, secret_files, sections};
 
 /// The default address of the HTTP interface, as in the schema.
 const DEFAULT_LISTEN: &str = "127.0.0.1:7979";
@@ -48,7 +48,10 @@ impl Config {
 
     /// Reads a file.
     pub(super) fn load(path: &Path, outside: &Outside) -> Result<Self, ConfigErrors> {
-        Self::parse_with(&read(path)?, &path.display().to_string(), outside)
+        let (text, name) = (read(path)?, path.display().to_string());
+        let mut config = Self::parse_with(&text, &name, outside)?;
+        config.exposed.extend(secret_files::inline(path, &document(&text, &name)?));
+        Ok(config)
     }
 
     /// Reads a text without the environment; errors name it `name`.

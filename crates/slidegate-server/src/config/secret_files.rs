@@ -17,6 +17,9 @@ const KEYS: [(&str, &str); 6] = [
     ("store", "key_file"),
     ("webhook", "secret_file"),
 ];
+/// The keys of the file that are secrets themselves. A URL is one if it has a password.
+const INLINE: [(&str, &str); 4] =
+    [("store", "redis"), ("store", "key_secret"), ("resp", "password"), ("webhook", "secret")];
 /// The permission of others to read.
 const OTHERS_READ: u32 = 0o004;
 
@@ -27,8 +30,6 @@ pub(super) fn warnings(top: &Section<'_>, outside: &Outside) -> Vec<String> {
         Some((format!("{section}: {key}"), Path::new(path)))
     });
     let of_variables = outside.secret_files.iter().map(|(name, path)| (name.clone(), path.as_path()));
-    let is_open =
-        |path: &Path| path.metadata().is_ok_and(|file| file.is_file() && file.mode() & OTHERS_READ != 0);
     let exposed = of_file.chain(of_variables).filter(|(_, path)| is_open(path));
     let warning = |(name, path): (String, &Path)| {
         let path = path.display();
@@ -37,15 +38,34 @@ pub(super) fn warnings(top: &Section<'_>, outside: &Outside) -> Vec<String> {
     exposed.map(warning).collect()
 }
 
+/// A warning about a config file with a secret in it.
+pub(super) fn inline(file: &Path, content: &Node) -> Option<String> {
+    let is_secret = |(section, key): &&(&str, &str)| {
+        let value = content.get(section).and_then(|section| section.get(key)).and_then(Node::scalar);
+        value.is_some_and(|value| *key != "redis" || value.contains('@'))
+    };
+    let (section, key) = INLINE.iter().find(is_secret).filter(|_| is_open(file))?;
+    Some(format!(
+        "{section}: {key}: everybody on this machine may read the secret in `{}`; run `chmod o-r` on it",
+        file.display()
+    ))
+}
+
+fn is_open(path: &Path) -> bool {
+    path.metadata().is_ok_and(|file| file.is_file() && file.mode() & OTHERS_READ != 0)
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::{Permissions, set_permissions};
     use std::os::unix::fs::PermissionsExt;
 
+    use slidegate_config::policies::MINIMAL;
     use slidegate_testkit::TempDir;
 
-    use crate::config::Outside;
+    use super::Path;
     use crate::config::tests::parse_with;
+    use crate::config::{Config, Outside};
 
     /// A secret that every account of a machine can read is none, and nobody looks at modes.
     #[test]
@@ -74,6 +94,31 @@ mod tests {
             }
             for mode in [0o600, 0o640, 0o400] {
                 assert_eq!(warnings(mode, text, outside), [""; 0], "{mode:o}");
+            }
+        }
+    }
+
+    #[test]
+    fn config_files_with_a_secret_that_everybody_may_read_are_warned_about() {
+        let folder = TempDir::new("exposed-config");
+        for (text, key) in [
+            ("store: {redis: 'redis://:pw@h'}", Some("store: redis")),
+            ("store: {redis: 'redis://h'}", None),
+            ("store: {redis: 'redis://h', key_secret: s}", Some("store: key_secret")),
+            ("resp: {listen: '127.0.0.1:1', password: s}", Some("resp: password")),
+            (
+                "webhook: {url: 'https://h', secret: whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw}",
+                Some("webhook: secret"),
+            ),
+        ] {
+            let file = folder.file("slidegate.yaml", format!("{MINIMAL}\n{text}\n"));
+            for (mode, is_open) in [(0o644, true), (0o640, false)] {
+                set_permissions(&file, Permissions::from_mode(mode)).unwrap();
+                let config = Config::load(Path::new(&file), &Outside::default()).unwrap();
+                let expected = key.filter(|_| is_open).map(|key| {
+                    format!("{key}: everybody on this machine may read the secret in `{file}`; run `chmod o-r` on it")
+                });
+                assert_eq!(config.exposed, Vec::from_iter(expected), "{text}");
             }
         }
     }
