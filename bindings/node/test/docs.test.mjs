@@ -6,6 +6,7 @@ import { once } from "node:events";
 import { existsSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { after, before, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
+import { fileURLToPath } from "node:url";
 
 import { startRedis, startService } from "./support.mjs";
 
@@ -23,7 +24,7 @@ after(() => Promise.all([redis, service].map((server) => server?.stop())));
 
 /** Starts a program. */
 function run(file, environment = {}) {
-  const child = spawn(process.execPath, [file.pathname], { env: { ...process.env, ...environment } });
+  const child = spawn(process.execPath, [fileURLToPath(file)], { env: { ...process.env, ...environment } });
   let output = "", errors = "";
   child.stdout.on("data", (text) => (output += text));
   child.stderr.on("data", (text) => (errors += text));

@@ -8,8 +8,9 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
+import { fileURLToPath } from "node:url";
 
-const SERVICE = process.env.SLIDEGATE_BIN ?? new URL("../../../target/debug/slidegate", import.meta.url).pathname;
+const SERVICE = process.env.SLIDEGATE_BIN ?? fileURLToPath(new URL("../../../target/debug/slidegate", import.meta.url));
 
 let step = process.pid * 251;
 

@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
 import { test } from "node:test";
+import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { Worker } from "node:worker_threads";
 
@@ -129,7 +130,7 @@ test("processes of a cluster count alone with a Limiter and together with a Shar
   const file = new URL("cluster-program.mjs", import.meta.url);
   writeFileSync(file, code);
   try {
-    const { stdout } = await promisify(execFile)(process.execPath, [file.pathname], { cwd: here, timeout: 30_000 });
+    const { stdout } = await promisify(execFile)(process.execPath, [fileURLToPath(file)], { cwd: here, timeout: 30_000 });
     assert.deepEqual(JSON.parse(stdout), { alone: 20, together: 10 });
   } finally {
     rmSync(file);

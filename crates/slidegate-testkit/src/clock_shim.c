@@ -2,7 +2,7 @@
  *
  * SLIDEGATE_CLOCK_OFFSET names a file of two signed 64-bit numbers in the machine's byte order: microseconds that are
  * added to every reading, or, where the second is not 0, the reading itself. It is mapped, so that a change counts from
- * the next reading on. System calls are made by number: allocators ask for the time before there is anything to look a
+ * the next reading on. SLIDEGATE_CLOCK_MACHINE is the same for all processes of a machine whose clock is moved. System calls are made by number: allocators ask for the time before there is anything to look a
  * symbol up with.
  *
  * Valkey asks the processor how much time has passed, which nothing can move. It asks the system instead where
@@ -20,22 +20,27 @@
 #include <time.h>
 #include <unistd.h>
 
-static const volatile int64_t *offset_us;
+static const volatile int64_t none[2], *offset_us = none, *machine_us = none;
 
-__attribute__((constructor)) static void map_offset(void) {
-    const char *path = getenv("SLIDEGATE_CLOCK_OFFSET");
+static const volatile int64_t *map(const char *path) {
     int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    if (file < 0) return;
-    void *page = mmap(NULL, 2 * sizeof *offset_us, PROT_READ, MAP_SHARED, file, 0);
-    if (page != MAP_FAILED) offset_us = page;
+    if (file < 0) return none;
+    void *page = mmap(NULL, sizeof none, PROT_READ, MAP_SHARED, file, 0);
     close(file);
+    return page == MAP_FAILED ? none : page;
+}
+
+__attribute__((constructor)) static void map_offsets(void) {
+    offset_us = map(getenv("SLIDEGATE_CLOCK_OFFSET"));
+    machine_us = map(getenv("SLIDEGATE_CLOCK_MACHINE"));
 }
 
 int clock_gettime(clockid_t id, struct timespec *out) {
     int result = (int)syscall(SYS_clock_gettime, id, out);
-    if (result != 0 || !offset_us || (id != CLOCK_REALTIME && id != CLOCK_REALTIME_COARSE)) return result;
+    if (result != 0 || (id != CLOCK_REALTIME && id != CLOCK_REALTIME_COARSE)) return result;
     int64_t us = offset_us[0];
     if (offset_us[1]) out->tv_sec = out->tv_nsec = 0;
+    else us += machine_us[0];
     int64_t ns = out->tv_nsec + us % 1000000 * 1000;
     out->tv_sec += us / 1000000 + (ns >= 1000000000) - (ns < 0);
     out->tv_nsec = ns + (ns < 0) * 1000000000 - (ns >= 1000000000) * 1000000000;

@@ -99,8 +99,8 @@ const USUAL: [&str; 10] = [
     "GRPC_PORT",
 ];
 
-/// Moves the clock of a process: see [`crate::clock`].
-const CLOCK: &str = "SLIDEGATE_CLOCK_OFFSET";
+/// Moves the clock of a process, or of all: see [`crate::clock`].
+const CLOCK: &str = "SLIDEGATE_CLOCK_";
 
 /// A program, without the settings of anyone who runs the tests.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
@@ -108,7 +108,7 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
     for (name, _) in std::env::vars_os() {
         let is_setting = name.to_str().is_some_and(|name| {
             USUAL.contains(&name.to_uppercase().as_str())
-                || name != CLOCK && SETTINGS.iter().any(|start| name.starts_with(start))
+                || !name.starts_with(CLOCK) && SETTINGS.iter().any(|start| name.starts_with(start))
         });
         if is_setting {
             command.env_remove(name);

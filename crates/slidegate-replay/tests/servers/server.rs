@@ -97,7 +97,8 @@ impl Running {
             let output = File::create(dir.path().join(OUTPUT)).unwrap();
             let errors = File::create(dir.path().join("errors")).unwrap();
             let mut command = command(dir.path());
-            command.current_dir(dir.path()).stdout(output).stderr(errors);
+            // Some write local times without an offset.
+            command.current_dir(dir.path()).env("TZ", "UTC").stdout(output).stderr(errors);
             let mut process = Process::start(command, dir.path(), package);
             let ended = until("the server listens or ends", || {
                 let ended = process.has_ended();

@@ -54,7 +54,7 @@ const OF_TESTS: [&str; 16] = [
     "REVISION",
     "TARGET",
     "BIN",
-    "CLOCK_OFFSET",
+    "CLOCK_",
     "EXACTNESS_",
     "FIELD_VECTORS",
     "IMAGE_BINARY",

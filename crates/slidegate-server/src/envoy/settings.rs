@@ -381,6 +381,7 @@ mod tests {
         for (variables, expected) in [
             ("REDIS_SOCKET_TYPE=tcp REDIS_URL=redis:6379", "redis://redis:6379"),
             ("REDIS_URL=/run/redis.sock", "unix:///run/redis.sock"),
+            ("REDIS_URL=/my%run?/ü.sock", "unix:///my%25run%3F/%C3%BC.sock"),
             ("REDIS_URL=/run/r.sock REDIS_AUTH=secret", "unix:///run/r.sock?pass=secret"),
             ("REDIS_URL=/run/r.sock REDIS_AUTH=:secret", "unix:///run/r.sock?pass=secret"),
             ("REDIS_URL=/run/r.sock REDIS_AUTH=me:p&w", "unix:///run/r.sock?user=me&pass=p%26w"),

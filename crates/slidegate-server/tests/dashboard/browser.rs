@@ -37,6 +37,7 @@ impl Browser {
         let agent: ureq::Agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .timeout_global(Some(ANSWER))
+            .proxy(None)
             .build()
             .into();
         let mut browser = Self { session: String::new(), driver, agent, _profile: profile };

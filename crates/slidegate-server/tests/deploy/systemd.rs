@@ -27,7 +27,7 @@ fn setting(name: &str) -> &str {
 fn analyze(args: &[&str]) -> Output {
     let folder = TempDir::new("systemd");
     let binary = slidegate().get_program().to_str().unwrap().to_owned();
-    let unit = UNIT.replace("/usr/bin/slidegate", &binary);
+    let unit = UNIT.replace("/usr/bin/slidegate", &format!("\"{binary}\""));
     let output =
         Command::new("systemd-analyze").args(args).arg(folder.file("slidegate.service", unit)).output();
     output.expect("systemd-analyze is missing: install the Debian package `systemd`")

@@ -224,6 +224,9 @@ fn node() -> Builder {
         "yes",
         "--cluster-node-timeout",
         NODE_TIMEOUT_MS,
+        // It takes over however old its data seems after a step of the machine's clock.
+        "--cluster-replica-validity-factor",
+        "0",
         // A replica stays with its master, whatever befalls the others.
         "--cluster-allow-replica-migration",
         "no",

@@ -43,14 +43,14 @@ impl Example {
     fn get(&self, path: &str, fields: &[(&str, &str)]) -> Answer {
         let request = ureq::get(format!("http://{}{path}", self.address));
         let request = fields.iter().fold(request, |request, (name, value)| request.header(*name, *value));
-        Answer::of(request.config().http_status_as_error(false).build().call())
+        Answer::of(request.config().proxy(None).http_status_as_error(false).build().call())
     }
 
     fn post(&self, path: &str, fields: &[(&str, &str)], form: &str) -> Answer {
         let request = ureq::post(format!("http://{}{path}", self.address));
         let request = fields.iter().fold(request, |request, (name, value)| request.header(*name, *value));
         let request = request.content_type("application/x-www-form-urlencoded");
-        Answer::of(request.config().http_status_as_error(false).build().send(form))
+        Answer::of(request.config().proxy(None).http_status_as_error(false).build().send(form))
     }
 }
 
@@ -245,7 +245,7 @@ fn grpc_denials_are_resource_exhausted_and_say_when_to_retry() {
 fn stream(example: &Example, user: &str, max_tokens: u64) -> Result<impl BufRead + use<>, Answer> {
     let asked = serde_json::json!({"prompt": "hello", "max_tokens": max_tokens}).to_string();
     let request = ureq::post(format!("http://{}/v1/complete", example.address)).header("x-user", user);
-    let answer = request.config().http_status_as_error(false).build().send(asked).unwrap();
+    let answer = request.config().proxy(None).http_status_as_error(false).build().send(asked).unwrap();
     if answer.status() == 200 {
         return Ok(BufReader::new(answer.into_body().into_reader()));
     }

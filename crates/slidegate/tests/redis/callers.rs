@@ -34,13 +34,13 @@ const PACE: Duration = Duration::from_millis(1);
 pub(crate) const MAX_POLLS: usize = 6000;
 
 /// A policy by user, called `p`, of which nothing expires during a test.
-pub(crate) fn hourly(limit: u64) -> Policy {
+pub(crate) fn daily(limit: u64) -> Policy {
     named("p", limit)
 }
 
 /// The same of any name.
 pub(crate) fn named(name: &str, limit: u64) -> Policy {
-    Policy::new(name, Quota::per_hour(limit)).unwrap().with_scope(["user"])
+    Policy::new(name, Quota::per_day(limit)).unwrap().with_scope(["user"])
 }
 
 /// Options for a store that replies, or fails without being waited for. A loaded machine may take
@@ -128,9 +128,9 @@ pub(crate) async fn until_used(gate: &SharedGate, user: &str) -> Vec<u64> {
     panic!("asked {MAX_POLLS} times in vain what is used: {:?}", gate.store().stats());
 }
 
-/// What is really charged to a user under [`hourly`], by a gate that is made for this one question.
+/// What is really charged to a user under [`daily`], by a gate that is made for this one question.
 pub(crate) async fn used(url: &str, user: &str) -> u64 {
-    let witness = gate([hourly(1_000_000)], options(url));
+    let witness = gate([daily(1_000_000)], options(url));
     until_used(&witness, user).await[0]
 }
 
@@ -218,7 +218,7 @@ pub(crate) async fn all_at_once(gate: &Arc<SharedGate>, callers: usize, user: &'
 /// A gate of one ample policy, on a server that nothing has happened to yet: the store has decided
 /// once.
 pub(crate) async fn healthy(options: RedisOptions) -> Arc<SharedGate> {
-    let gate = gate([hourly(1_000_000)], options.without_batching());
+    let gate = gate([daily(1_000_000)], options.without_batching());
     until_by_store(&gate, "first").await;
     gate
 }

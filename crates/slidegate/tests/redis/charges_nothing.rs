@@ -90,7 +90,7 @@ fn alice<'r>() -> Request<'r> {
 
 /// `p` has the quota under test, of which `full` admits nothing, so that it denies what is asked together.
 fn policies(own: Quota) -> [Policy; 2] {
-    let full = Quota::per_hour(0).with_algorithm(own.algorithm());
+    let full = Quota::per_day(0).with_algorithm(own.algorithm());
     [("p", own), ("full", full)].map(|(name, quota)| Policy::new(name, quota).unwrap().with_scope(["user"]))
 }
 

@@ -11,7 +11,7 @@ use slidegate_testkit::until_true;
 use tokio::task::JoinSet;
 
 use crate::callers::{
-    LATER, Storm, Tally, check_cost, fails_with, gate, hasty, hourly, options, until_by_store, until_used,
+    LATER, Storm, Tally, check_cost, daily, fails_with, gate, hasty, options, until_by_store, until_used,
     used,
 };
 use crate::harness;
@@ -82,7 +82,7 @@ pub(crate) fn masters(cluster: &RedisCluster) -> [&RedisServer; 3] {
 fn a_master_that_freezes_or_dies_is_left_for_its_replica_and_nobody_is_charged_twice() {
     let cluster = RedisCluster::of_three();
     runtime().block_on(async {
-        let gate = gate([hourly(1_000_000)], options(&cluster.url()).with_deadline(SILENCE));
+        let gate = gate([daily(1_000_000)], options(&cluster.url()).with_deadline(SILENCE));
         until_all_used(&gate).await;
         let slot = cluster.slot_of("sg1:p:u0");
         let mut all = Tally::default();
@@ -126,7 +126,7 @@ fn a_replica_that_takes_over_without_the_last_charges_admits_those_again_and_no_
     let cluster = RedisCluster::of_three();
     runtime().block_on(async {
         let (limit, heard, unheard) = (10, 4, 5);
-        let gate = gate([hourly(limit)], options(&cluster.url()).with_deadline(LATER).without_denial_cache());
+        let gate = gate([daily(limit)], options(&cluster.url()).with_deadline(LATER).without_denial_cache());
         let user = "u0";
         let slot = cluster.slot_of(&format!("sg1:p:{user}"));
         let (old, new) = (cluster.master_of(slot), cluster.replica_of(slot));
@@ -162,7 +162,7 @@ fn a_replica_that_takes_over_without_the_last_charges_admits_those_again_and_no_
 #[test]
 fn a_graceful_failover_fails_no_request() {
     on_cluster(async |cluster| {
-        let gate = gate([hourly(1_000_000)], options(&cluster.url()).with_deadline(PATIENT));
+        let gate = gate([daily(1_000_000)], options(&cluster.url()).with_deadline(PATIENT));
         until_all_used(&gate).await;
         let storm = Storm::start(&gate, 16, user);
         let slot = cluster.slot_of("sg1:p:u0");
@@ -182,7 +182,7 @@ fn a_graceful_failover_fails_no_request() {
 fn a_slot_on_its_way_fails_no_request_of_64_callers_for_keys_that_are_not_there() {
     on_cluster(async |cluster| {
         let options = options(&cluster.url()).with_deadline(PATIENT).with_hash_tag("tenant");
-        let gate = gate([hourly(10)], options);
+        let gate = gate([daily(10)], options);
         let over = Arc::new(AtomicBool::new(false));
         let asked = Arc::new(AtomicU64::new(0));
         let callers = (0..64).map(|_| {
@@ -237,7 +237,7 @@ fn a_slot_on_its_way_fails_no_request_of_64_callers_for_keys_that_are_not_there(
 #[test]
 fn killed_connections_to_one_node_charge_nobody_twice_and_leave_the_other_nodes_alone() {
     on_cluster(async |cluster| {
-        let gate = gate([hourly(1_000_000)], options(&cluster.url()));
+        let gate = gate([daily(1_000_000)], options(&cluster.url()));
         until_all_used(&gate).await;
         let master = cluster.master_of(cluster.slot_of("sg1:p:u0"));
         let address = master.address();
@@ -263,7 +263,7 @@ fn killed_connections_to_one_node_charge_nobody_twice_and_leave_the_other_nodes_
 fn a_cluster_without_a_majority_decides_nothing_and_is_used_again_when_it_has_one() {
     let cluster = RedisCluster::start(Shape { masters: 3, replicas_each: 0 });
     runtime().block_on(async {
-        let gate = gate([hourly(100)], hasty(&cluster.url()));
+        let gate = gate([daily(100)], hasty(&cluster.url()));
         let users = thirty_users(&gate).await;
         let (last, lost) = cluster.nodes().split_last().unwrap();
         lost.iter().for_each(RedisServer::kill);
@@ -287,7 +287,7 @@ fn a_cluster_without_a_majority_decides_nothing_and_is_used_again_when_it_has_on
 fn a_cluster_that_requires_full_coverage_stops_whole_and_another_in_part() {
     let cluster = RedisCluster::start(Shape { masters: 3, replicas_each: 0 });
     runtime().block_on(async {
-        let gate = gate([hourly(100)], hasty(&cluster.url()));
+        let gate = gate([daily(100)], hasty(&cluster.url()));
         let users = thirty_users(&gate).await;
         let lost = cluster.master_of(0);
         let is_lost = |user: &str| cluster.slot_of(&format!("sg1:p:{user}")) < 5461;
@@ -331,7 +331,7 @@ fn a_policy_is_reset_on_all_nodes_step_by_step() {
         for node in masters {
             node.admin(&["ACL", "SETUSER", USER, "+scan", "+dbsize"]);
         }
-        let policy = |name| Policy::new(name, Quota::per_hour(9)).unwrap().with_scope(["user"]);
+        let policy = |name| Policy::new(name, Quota::per_day(9)).unwrap().with_scope(["user"]);
         let policies = PolicySet::new([policy("a"), policy("aa")]).unwrap();
         let gate =
             SharedGate::redis(policies, options(&cluster.url_as_user()).with_deadline(PATIENT)).unwrap();

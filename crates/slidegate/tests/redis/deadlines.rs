@@ -15,7 +15,7 @@ use slidegate_testkit::redis::{FakeRedis, FakeReply};
 use tokio::time::{Instant, sleep};
 
 use crate::callers::{
-    DEADLINE, check, check_cost, errors, fails_with, gate, hasty, hourly, last_failure, named, options,
+    DEADLINE, check, check_cost, daily, errors, fails_with, gate, hasty, last_failure, named, options,
 };
 
 /// What an answer may come later than its deadline.
@@ -68,7 +68,7 @@ fn every_call_to_a_server_that_hangs_is_answered_within_5_ms_after_its_deadline(
     let fake = silent();
     let request = || Request::new().with("user", "alice");
     for verb in [Verb::Check, Verb::Peek, Verb::Refund, Verb::Penalize] {
-        for policies in [vec![hourly(9)], vec![named("a", 9), named("b", 9)]] {
+        for policies in [vec![daily(9)], vec![named("a", 9), named("b", 9)]] {
             on_one_thread(async {
                 let gate = connected(&fake, policies).await;
                 tokio::time::pause();
@@ -87,7 +87,7 @@ fn every_call_to_a_server_that_hangs_is_answered_within_5_ms_after_its_deadline(
         }
     }
     on_one_thread(async {
-        let gate = connected(&fake, [hourly(9)]).await;
+        let gate = connected(&fake, [daily(9)]).await;
         tokio::time::pause();
         let request = request();
         let (source, took) =
@@ -99,7 +99,7 @@ fn every_call_to_a_server_that_hangs_is_answered_within_5_ms_after_its_deadline(
         assert_kept(took, "a reset");
     });
     on_one_thread(async {
-        let gate = connected(&fake, [hourly(9)]).await;
+        let gate = connected(&fake, [daily(9)]).await;
         tokio::time::pause();
         let requests = ["alice", "bob", "carol"].map(|user| Request::new().with("user", user));
         let (all, took) =
@@ -114,7 +114,7 @@ fn every_call_to_a_server_that_hangs_is_answered_within_5_ms_after_its_deadline(
 fn those_who_wait_for_a_call_that_is_under_way_are_answered_by_their_own_deadlines() {
     let fake = silent();
     on_one_thread(async {
-        let gate = connected(&fake, [hourly(9)]).await;
+        let gate = connected(&fake, [daily(9)]).await;
         tokio::time::pause();
         let late = |ms| {
             let gate = Arc::clone(&gate);
@@ -150,7 +150,7 @@ fn a_check_whose_repeated_call_gets_no_reply_reports_what_the_server_refused() {
         _ => FakeReply::Send(Vec::new()),
     });
     on_one_thread(async {
-        let gate = gate([hourly(9)], options(&fake.url()).without_denial_cache());
+        let gate = gate([daily(9)], options(&fake.url()).without_denial_cache());
         let repeated = async {
             while attempts.load(Ordering::SeqCst) < 2 {
                 sleep(TICK).await;
@@ -177,7 +177,7 @@ fn without_a_connection_a_check_is_answered_within_5_ms_after_its_deadline() {
         format!("redis+sentinel://{address}/mymaster"),
     ] {
         on_one_thread(async {
-            let gate = gate([hourly(9)], hasty(&url).without_denial_cache());
+            let gate = gate([daily(9)], hasty(&url).without_denial_cache());
             tokio::time::pause();
             let (outcome, took) = takes(check_cost(&gate, "alice", 1)).await;
             assert_eq!(outcome.source, DecisionSource::Local, "{}", last_failure(&gate));

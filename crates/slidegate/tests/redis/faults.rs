@@ -19,7 +19,7 @@ use slidegate_testkit::until_true;
 use tokio::time::Instant;
 
 use crate::callers::{
-    self, LATER, Storm, Tally, all_at_once, check, check_cost, errors, gate, hasty, healthy, hourly,
+    self, LATER, Storm, Tally, all_at_once, check, check_cost, daily, errors, gate, hasty, healthy,
     last_failure, named, options, until_by_store, until_used, used,
 };
 
@@ -38,7 +38,7 @@ fn evalsha_calls(server: &RedisServer) -> u64 {
 async fn a_server_that_is_absent_at_the_start_is_used_when_it_appears() {
     let server = RedisServer::start();
     server.kill();
-    let gate = gate([hourly(100)], options(&server.url()));
+    let gate = gate([daily(100)], options(&server.url()));
     for _ in 0..3 {
         let outcome = check(&gate, "alice").await;
         assert_eq!((outcome.allowed, outcome.source), (true, DecisionSource::Local));
@@ -80,7 +80,7 @@ async fn a_server_that_wakes_charges_nobody_who_has_given_up() {
         let witness = healthy(options(&server.url())).await;
         assert!(check(&witness, "alice").await.by_store());
         let options = options(&server.url()).with_deadline(UNDER_WAY);
-        let gate = gate([hourly(1_000_000)], if batching { options } else { options.without_batching() });
+        let gate = gate([daily(1_000_000)], if batching { options } else { options.without_batching() });
         until_used(&gate, "alice").await;
         let before = evalsha_calls(&server);
 
@@ -286,7 +286,7 @@ async fn a_server_whose_clients_are_paused_charges_nobody_afterwards() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn forgotten_scripts_are_loaded_again_without_a_failure() {
     let server = RedisServer::start();
-    let gate = gate([hourly(1_000_000)], options(&server.url()).with_deadline(LATER));
+    let gate = gate([daily(1_000_000)], options(&server.url()).with_deadline(LATER));
     let storm_of = |user: &'static str| {
         let gate = gate.clone();
         async move {
@@ -310,7 +310,7 @@ async fn forgotten_scripts_are_loaded_again_without_a_failure() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn usage_starts_anew_on_a_server_that_was_flushed() {
     let server = RedisServer::start();
-    let gate = gate([hourly(2)], options(&server.url()).with_deadline(LATER).without_denial_cache());
+    let gate = gate([daily(2)], options(&server.url()).with_deadline(LATER).without_denial_cache());
     for (used, allowed) in [(1, true), (2, true), (2, false)] {
         let outcome = check_cost(&gate, "alice", 1).await;
         assert_eq!((outcome.used, outcome.allowed, outcome.source), (used, allowed, DecisionSource::Store));
@@ -330,7 +330,7 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
         (OnStoreError::Allow, DecisionSource::Allow, [true, true, true]),
         (OnStoreError::Deny, DecisionSource::Deny, [false, false, false]),
     ] {
-        let policies = PolicySet::new([hourly(6).with_on_store_error(then)]).unwrap();
+        let policies = PolicySet::new([daily(6).with_on_store_error(then)]).unwrap();
         // Three instances: each has two of six.
         let redis = RedisStore::new(options(&server.url())).unwrap();
         let store = FallbackStore::new(redis).with_instances(3);
@@ -349,7 +349,7 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
         }
         // A limit that is raised meanwhile is raised here as well: two more of each instance's
         // share.
-        gate.configure(PolicySet::new([hourly(12).with_on_store_error(then)]).unwrap()).unwrap();
+        gate.configure(PolicySet::new([daily(12).with_on_store_error(then)]).unwrap()).unwrap();
         let allowed = allowed[0];
         assert_eq!(check(&gate, "alice").await.allowed, allowed, "{then:?}");
     }
@@ -456,7 +456,7 @@ async fn an_exhausted_key_stays_denied_by_the_fallback_until_its_wait_ends() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reset_key_has_its_whole_share_in_the_fallback() {
     let server = RedisServer::start();
-    let gate = gate([hourly(3)], options(&server.url()));
+    let gate = gate([daily(3)], options(&server.url()));
     for _ in 0..4 {
         check(&gate, "alice").await;
     }
@@ -476,7 +476,7 @@ async fn a_denial_of_the_store_never_goes_to_the_fallback() {
     for then in [OnStoreError::Local, OnStoreError::Allow, OnStoreError::Deny] {
         server.admin(&["FLUSHALL"]);
         let options = options(&server.url()).with_deadline(LATER).without_denial_cache();
-        let gate = gate([hourly(1).with_on_store_error(then)], options);
+        let gate = gate([daily(1).with_on_store_error(then)], options);
         assert!(check_cost(&gate, "alice", 1).await.allowed);
         for _ in 0..5 {
             let outcome = check_cost(&gate, "alice", 1).await;
@@ -525,7 +525,7 @@ fn a_program_without_file_descriptors_is_answered_for_and_connects_when_it_has_s
 #[tokio::test]
 #[ignore = "needs a limit on file descriptors, which another test sets"]
 async fn a_program_that_opens_files_until_it_may_not() {
-    let gate = gate([hourly(100)], options(&std::env::var(URL).unwrap()));
+    let gate = gate([daily(100)], options(&std::env::var(URL).unwrap()));
     let files: Vec<_> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
     assert!((10..64).contains(&files.len()), "{} files", files.len());
     for _ in 0..20 {
@@ -542,7 +542,7 @@ async fn a_program_that_opens_files_until_it_may_not() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_with_too_many_clients_is_answered_for_and_used_when_it_has_room() {
     let server = RedisServer::start();
-    let gate = gate([hourly(100)], options(&server.url()));
+    let gate = gate([daily(100)], options(&server.url()));
     let mut others = Vec::new();
     server.admin(&["CONFIG", "SET", "maxclients", "3"]);
     while let Ok(mut other) = Connection::tcp(server.port(), Duration::from_secs(5)) {

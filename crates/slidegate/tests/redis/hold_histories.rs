@@ -172,7 +172,7 @@ async fn history(
         let in_flight = policy("in-flight", in_flight).with_counts(Counts::Requests);
         let mut all: Vec<_> = rates.into_iter().chain([requests, in_flight]).collect();
         if let Shape::Single(at) = shape {
-            let beside = Policy::new("beside", Quota::per_hour(1 << 40)).unwrap();
+            let beside = Policy::new("beside", Quota::per_day(1 << 40)).unwrap();
             all = vec![all.swap_remove(at), beside.with_scope(["user", "beside"]).with_unsettled(unsettled)];
         }
         PolicySet::new(all).unwrap()

@@ -49,7 +49,7 @@ async fn a_late_settlement_that_is_repeated_within_a_minute_charges_once_on_any_
     let server = RedisServer::builder().with_clock().start();
     server.clock().stand(START_US);
     let policies = || {
-        let policy = |name| Policy::new(name, Quota::per_hour(1000)).unwrap().with_scope(["user"]);
+        let policy = |name| Policy::new(name, Quota::per_day(1000)).unwrap().with_scope(["user"]);
         PolicySet::new([policy("charged"), policy("dropped").with_unsettled(Unsettled::Forget)]).unwrap()
     };
     let gate = || SharedGate::redis(policies(), options(&server.url_as_user())).unwrap();
@@ -76,7 +76,7 @@ async fn a_denial_of_a_key_with_holds_is_cached_until_its_instance_settles_or_a_
         let quota = Quota::in_flight(1, Duration::from_secs(600)).unwrap();
         let policies = [
             Policy::new("streams", quota).unwrap().with_scope(["user"]).with_counts(Counts::Requests),
-            Policy::new("tokens", Quota::per_hour(1000)).unwrap().with_scope(["user"]),
+            Policy::new("tokens", Quota::per_day(1000)).unwrap().with_scope(["user"]),
         ];
         SharedGate::redis(PolicySet::new(policies).unwrap(), options(&server.url()).with_deadline(PATIENT))
             .unwrap()
@@ -408,7 +408,7 @@ fn in_a_cluster_a_denied_extension_holds_no_more_in_any_slot() {
 async fn a_key_with_1024_holds_takes_no_more_until_one_ends() {
     let server = RedisServer::builder().start();
     let policies = || {
-        let scoped = |name: &str| Policy::new(name, Quota::per_hour(1_000_000)).unwrap().with_scope(["user"]);
+        let scoped = |name: &str| Policy::new(name, Quota::per_day(1_000_000)).unwrap().with_scope(["user"]);
         PolicySet::new([scoped("requests").with_counts(Counts::Requests), scoped("tokens")]).unwrap()
     };
     let gate = SharedGate::redis(policies(), options(&server.url_as_user()).with_deadline(PATIENT)).unwrap();
@@ -434,11 +434,11 @@ async fn a_key_with_1024_holds_takes_no_more_until_one_ends() {
 async fn a_cancellation_ends_cached_denials_of_its_own_keys_only() {
     let server = RedisServer::start();
     let policies = [
-        Policy::new("requests", Quota::per_hour(1))
+        Policy::new("requests", Quota::per_day(1))
             .unwrap()
             .with_scope(["user"])
             .with_counts(Counts::Requests),
-        Policy::new("tokens", Quota::per_hour(1000)).unwrap().with_scope(["user"]),
+        Policy::new("tokens", Quota::per_day(1000)).unwrap().with_scope(["user"]),
     ];
     let set = PolicySet::new(policies).unwrap();
     let gate = SharedGate::redis(set, options(&server.url()).with_deadline(PATIENT)).unwrap();

@@ -10,7 +10,7 @@ use slidegate::{Algorithm, DecisionSource, Policy, Quota, redis::FailureKind};
 use slidegate_testkit::redis::{FakeRedis, FakeReply, RedisServer, Reply};
 
 use crate::callers::{
-    LATER, check, check_cost, gate, hasty, hourly, last_failure, named, options, until_by_store,
+    LATER, check, check_cost, daily, gate, hasty, last_failure, named, options, until_by_store,
 };
 
 /// Nobody here knows whether such a call was made: it was, as often as not, and then a second one
@@ -187,7 +187,7 @@ async fn lies_about_the_time_decide_nothing() {
             b"TIME" => lie.into(),
             _ => "*2\r\n:-1\r\n:0\r\n".into(),
         });
-        let gate = gate([hourly(5)], hasty(&fake.url()).without_batching());
+        let gate = gate([daily(5)], hasty(&fake.url()).without_batching());
         let outcome = check(&gate, "alice").await;
         assert_eq!((outcome.allowed, outcome.source), (true, DecisionSource::Local), "{lie:?}");
     }
@@ -298,7 +298,7 @@ async fn a_log_that_was_cut_off_forgets_nothing_before_its_time() {
     const START_US: u64 = 1_700_000_000_000_000;
     let server = RedisServer::builder().with_clock().start();
     let mut conn = server.connect();
-    let gate = gate([hourly(8)], options(&server.url()).with_deadline(LATER).without_denial_cache());
+    let gate = gate([daily(8)], options(&server.url()).with_deadline(LATER).without_denial_cache());
     for length in 48..80 {
         let user = format!("u{length}");
         let key = format!("sg1:p:{user}");
@@ -309,14 +309,14 @@ async fn a_log_that_was_cut_off_forgets_nothing_before_its_time() {
         }
         let Reply::Bytes(whole) = conn.call(&["GET", &key]).unwrap() else { panic!("{user} has no value") };
         let Some(cut) = whole.get(..length) else { continue };
-        conn.call(&[b"SET", key.as_bytes(), cut, b"PX", b"7200000"]).unwrap();
+        conn.call(&[b"SET", key.as_bytes(), cut, b"PX", b"172800000"]).unwrap();
         at(5);
         let mut used = 5;
         for _ in 0..2 {
             used += u64::from(check_cost(&gate, &user, 1).await.by_store());
         }
         // The first has expired, and no other.
-        at(3600);
+        at(86_400);
         let request = slidegate::Request::new().with("user", &user);
         let peeked = gate.peek_async(&request).await;
         let outcome = peeked.strictest().unwrap();

@@ -56,7 +56,7 @@ async fn what_is_read_is_what_the_scripts_count() {
     // Under another window, as a script that decides then reads it.
     let before = policies();
     let changed = before.iter().map(|policy| {
-        let quota = Quota::per_hour(50).with_algorithm(policy.quota().algorithm());
+        let quota = Quota::per_day(50).with_algorithm(policy.quota().algorithm());
         policy.clone().with_quota(quota)
     });
     shared.configure(PolicySet::new(changed.collect::<Vec<_>>()).unwrap()).unwrap();

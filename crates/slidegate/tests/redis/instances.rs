@@ -8,7 +8,7 @@ use slidegate::{
 };
 use slidegate_testkit::redis::RedisServer;
 
-use crate::callers::{check, hourly, options};
+use crate::callers::{check, daily, options};
 
 const TABLE: &str = "sg1:~instances";
 const SECOND_US: i64 = 1_000_000;
@@ -50,7 +50,7 @@ async fn instances_count_themselves_by_the_servers_clock() {
 async fn the_fallbacks_share_is_that_of_the_last_count() {
     let server = RedisServer::start();
     let gates = [(); 3].map(|()| {
-        let policies = PolicySet::new([hourly(6)]).unwrap();
+        let policies = PolicySet::new([daily(6)]).unwrap();
         Gate::with_store(policies, FallbackStore::new(store(&server))).unwrap()
     });
     for _ in 0..2 {

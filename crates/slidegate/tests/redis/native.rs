@@ -5,7 +5,7 @@ use std::time::Duration;
 use slidegate::{Request, SharedGate, reserve::HoldStatus};
 use slidegate_testkit::redis::{RedisServer, Reply};
 
-use crate::callers::{LATER, check_cost, gate, hourly, named, options, until_used, used};
+use crate::callers::{LATER, check_cost, daily, gate, named, options, until_used, used};
 
 const COMMAND: &str = "slidegate.check1";
 
@@ -41,7 +41,7 @@ async fn charge(gate: &SharedGate, times: u64) {
 #[tokio::test]
 async fn a_node_decides_by_the_module_until_that_is_unloaded() {
     let server = RedisServer::builder().module(true).args(["--enable-module-command", "yes"]).start();
-    let gate = gate([hourly(10_000)], options(&server.url_as_user()).with_deadline(LATER));
+    let gate = gate([daily(10_000)], options(&server.url_as_user()).with_deadline(LATER));
     let mut charged = charge_until_known(&gate).await;
     let before = calls(&server);
     charge(&gate, 20).await;
@@ -66,7 +66,7 @@ async fn a_node_decides_by_the_module_until_that_is_unloaded() {
 #[tokio::test]
 async fn a_node_that_is_pinged_is_known_to_have_the_module() {
     let server = RedisServer::builder().module(true).start();
-    let gate = gate([hourly(10_000)], options(&server.url_as_user()).with_deadline(LATER));
+    let gate = gate([daily(10_000)], options(&server.url_as_user()).with_deadline(LATER));
     gate.store().primary().ping().await.unwrap();
     for _ in 0..1000 {
         if has_module(&gate) {
@@ -82,7 +82,7 @@ async fn a_node_that_is_pinged_is_known_to_have_the_module() {
 #[tokio::test]
 async fn a_user_who_may_not_run_the_command_runs_the_scripts() {
     let server = RedisServer::builder().module(true).start();
-    let gate = gate([hourly(10_000)], options(&server.url_as_user()).with_deadline(LATER));
+    let gate = gate([daily(10_000)], options(&server.url_as_user()).with_deadline(LATER));
     let charged = charge_until_known(&gate).await;
     server.admin(&["ACL", "SETUSER", "slidegate", "-slidegate.check1", "-command|info"]);
     charge(&gate, 20).await;
@@ -107,7 +107,7 @@ fn since(server: &RedisServer, before: [u64; 4]) -> [u64; 4] {
 #[tokio::test]
 async fn the_module_decides_whatever_scripts_decide() {
     let server = RedisServer::builder().module(true).start();
-    let policies = [hourly(10_000), named("both", 100)];
+    let policies = [daily(10_000), named("both", 100)];
     let gate = gate(policies, options(&server.url_as_user()).with_deadline(LATER).without_denial_cache());
     let request = |cost| Request::new().with("user", "carol").with_cost(cost);
     // Asked for in the background.
@@ -139,14 +139,14 @@ async fn the_module_decides_whatever_scripts_decide() {
 #[tokio::test]
 async fn holds_are_made_and_changed_by_the_module() {
     let server = RedisServer::builder().module(true).start();
-    let gate = gate([hourly(10_000)], options(&server.url_as_user()).with_deadline(LATER));
+    let gate = gate([daily(10_000)], options(&server.url_as_user()).with_deadline(LATER));
     charge_until_known(&gate).await;
     let before = all_calls(&server);
     let held = Request::new().with("user", "bob").with_cost(10_000);
     let ticket = gate.reserve_async(&held).await.into_ticket().unwrap();
     assert_eq!(since(&server, before), [0, 1, 0, 0]);
     // Another instance does not know that there are holds.
-    let other = crate::callers::gate([hourly(10_000)], options(&server.url_as_user()).with_deadline(LATER));
+    let other = crate::callers::gate([daily(10_000)], options(&server.url_as_user()).with_deadline(LATER));
     charge_until_known(&other).await;
     let before = all_calls(&server);
     let denied = check_cost(&other, "bob", 1).await;
@@ -167,7 +167,7 @@ async fn holds_are_made_and_changed_by_the_module() {
 async fn a_user_of_the_first_commands_runs_the_scripts_for_the_others() {
     let server = RedisServer::builder().module(true).start();
     server.admin(&["ACL", "SETUSER", "slidegate", "-slidegate.decide", "-slidegate.change"]);
-    let gate = gate([hourly(10_000)], options(&server.url_as_user()).with_deadline(LATER));
+    let gate = gate([daily(10_000)], options(&server.url_as_user()).with_deadline(LATER));
     charge_until_known(&gate).await;
     let before = all_calls(&server);
     charge(&gate, 5).await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use slidegate::{DecisionSource, redis::FailureKind};
 use slidegate_testkit::redis::{FakeRedis, FakeReply};
 
-use crate::callers::{check, errors, gate, hourly, last_failure, options};
+use crate::callers::{check, daily, errors, gate, last_failure, options};
 
 /// What a server sends instead of a reply, and what the operator reads.
 fn oversized() -> Vec<(&'static str, FakeReply, &'static str)> {
@@ -66,7 +66,7 @@ fn fake(reply: FakeReply, greets: bool) -> FakeRedis {
 async fn a_reply_that_is_too_large_is_a_failure_that_names_the_node_and_the_bound() {
     for (what, reply, expected) in oversized() {
         let fake = fake(reply, true);
-        let gate = gate([hourly(5)], options(&fake.url()).without_batching());
+        let gate = gate([daily(5)], options(&fake.url()).without_batching());
         let outcome = check(&gate, "alice").await;
         assert_eq!((outcome.allowed, outcome.source), (true, DecisionSource::Local), "{what}");
         let failure = last_failure(&gate);
@@ -84,7 +84,7 @@ async fn a_reply_that_is_too_large_is_a_failure_that_names_the_node_and_the_boun
 async fn a_greeting_that_is_too_large_is_no_connection() {
     for (what, reply, expected) in oversized() {
         let fake = fake(reply, false);
-        let gate = gate([hourly(5)], options(&fake.url()));
+        let gate = gate([daily(5)], options(&fake.url()));
         assert_eq!(check(&gate, "alice").await.source, DecisionSource::Local, "{what}");
         let failure = last_failure(&gate);
         assert!(failure.contains("cannot connect: ") && failure.contains(expected), "{what}: {failure}");
@@ -126,7 +126,7 @@ fn replies_without_an_end_take_little_memory() {
 #[ignore = "needs a server that another test starts"]
 async fn a_program_that_asks_such_a_server() {
     let gate =
-        gate([hourly(100)], options(&std::env::var(URL).unwrap()).with_deadline(Duration::from_secs(1)));
+        gate([daily(100)], options(&std::env::var(URL).unwrap()).with_deadline(Duration::from_secs(1)));
     let before = peak_bytes();
     for _ in 0..5 {
         assert_eq!(check(&gate, "alice").await.source, DecisionSource::Local);

@@ -182,7 +182,7 @@ fn a_coarse_log_and_a_shortened_window_leave_no_key_that_lives_longer_than_two_w
 fn excess_past_what_a_key_holds_is_not_given_back() {
     let cluster = harness::cluster();
     runtime().block_on(async {
-        let bucket = Quota::per_hour(5).with_algorithm(Algorithm::TokenBucket);
+        let bucket = Quota::per_day(5).with_algorithm(Algorithm::TokenBucket);
         for number in 0..8 {
             let policies = || {
                 let bucket =

@@ -10,7 +10,7 @@ use slidegate_testkit::redis::{FakeRedis, FakeReply, RedisServer, acl};
 use slidegate_testkit::until_true;
 
 use crate::callers::{
-    self, check, errors, fails_with, gate, hasty, healthy, hourly, last_failure, named, options,
+    self, check, daily, errors, fails_with, gate, hasty, healthy, last_failure, named, options,
     until_by_store, until_used,
 };
 
@@ -93,7 +93,7 @@ async fn a_missing_right_is_named_and_found_when_it_is_granted() {
         set(taken);
         if named == "'time'" {
             // Asked for by itself once for each server, and by scripts.
-            let gate = callers::gate([hourly(9)], options(&server.url_as_user()));
+            let gate = callers::gate([daily(9)], options(&server.url_as_user()));
             assert_eq!(check(&gate, "alice").await.source, DecisionSource::Local);
             let failure = last_failure(&gate);
             assert!(failure.contains("NOPERM ") && failure.contains(named), "{taken:?}: {failure}");
@@ -242,7 +242,7 @@ async fn a_refusal_is_reported_although_the_next_attempt_is_not_answered_in_time
         _ => "+OK\r\n".into(),
     });
     let gate =
-        gate([hourly(5)], options(&fake.url()).with_deadline(Duration::from_secs(5)).without_batching());
+        gate([daily(5)], options(&fake.url()).with_deadline(Duration::from_secs(5)).without_batching());
     assert_eq!(check(&gate, "alice").await.source, DecisionSource::Local);
     assert!(last_failure(&gate).contains("READONLY You can't write"), "{}", last_failure(&gate));
     assert_eq!(gate.store().stats().last_failure_kind, Some(FailureKind::ReadOnly));

@@ -10,7 +10,7 @@ use slidegate_testkit::redis::{RedisCluster, RedisServer, acl};
 use slidegate_testkit::until_true;
 use tokio::time::Instant;
 
-use crate::callers::{check, gate, hourly, options};
+use crate::callers::{check, daily, gate, options};
 use crate::cluster::on_cluster;
 
 /// The limit of the window that is watched.
@@ -125,7 +125,7 @@ async fn reaches_every_master(cluster: &RedisCluster) {
         store.self_test().await.unwrap();
         assert_eq!(store.stats().clock_resolution_us, 1000, "one clock for all keys");
     }
-    let gate = gate([hourly(1)], options(&cluster.url_as_user()));
+    let gate = gate([daily(1)], options(&cluster.url_as_user()));
     gate.store().primary().self_test().await.unwrap();
     for user in 0..50 {
         let user = format!("user-{user}");
@@ -147,8 +147,8 @@ async fn where_scripts_may_not_call_time_limits_are_shared_and_never_exceeded() 
     set(&["-time", "+pttl", "+pexpiretime"]);
     let window = Duration::from_millis(40);
     let exact = Policy::new("exact", Quota::new(LIMIT.into(), window).unwrap()).unwrap().with_scope(["user"]);
-    let fixed = Quota::per_hour(1000).with_algorithm(Algorithm::FixedWindow);
-    let bucket = Quota::per_hour(1000).with_algorithm(Algorithm::TokenBucket);
+    let fixed = Quota::per_day(1000).with_algorithm(Algorithm::FixedWindow);
+    let bucket = Quota::per_day(1000).with_algorithm(Algorithm::TokenBucket);
     let others = [fixed, bucket]
         .map(|quota| Policy::new(quota.algorithm().name(), quota).unwrap().with_scope(["user"]));
     let gate = gate([[exact].as_slice(), &others].concat(), options(&server.url_as_user()));

@@ -13,7 +13,7 @@ use slidegate_testkit::redis::RedisServer;
 use slidegate_testkit::until_true;
 use tokio::time::{Instant, sleep_until};
 
-use crate::callers::{LATER, Outcome, check_cost, gate, hourly, named, options, until_used, used};
+use crate::callers::{LATER, Outcome, check_cost, daily, gate, named, options, until_used, used};
 
 /// A call that has begun.
 type Begun<'f> = Pin<Box<dyn Future<Output = Outcome> + 'f>>;
@@ -35,7 +35,7 @@ async fn begin<F: Future + ?Sized>(all: &mut [Pin<Box<F>>]) {
 
 /// A gate that has been answered, and may take its time.
 async fn patient(server: &RedisServer, limit: u64) -> Arc<SharedGate> {
-    let gate = gate([hourly(limit)], options(&server.url()).with_deadline(LATER));
+    let gate = gate([daily(limit)], options(&server.url()).with_deadline(LATER));
     until_used(&gate, "alice").await;
     gate
 }
@@ -144,7 +144,7 @@ async fn a_caller_who_gives_up_takes_no_other_along() {
 #[tokio::test]
 async fn without_batching_each_check_is_a_call_of_its_own() {
     let server = RedisServer::start();
-    let gate = gate([hourly(100)], options(&server.url()).with_deadline(LATER).without_batching());
+    let gate = gate([daily(100)], options(&server.url()).with_deadline(LATER).without_batching());
     until_used(&gate, "alice").await;
     let (before, calls) = (server.commandstats("evalsha").calls, gate.store().primary().stats().calls);
     let mut all: Vec<_> = (0..10).map(|_| checking(&gate, 1)).collect();
@@ -258,7 +258,7 @@ async fn a_refund_a_reset_and_another_quota_end_cached_denials() {
         match end {
             "refund" => assert_eq!(gate.refund_async(&request).await.strictest().unwrap().cost(), 1),
             "reset" => assert!(gate.reset_async(&request).await.unwrap()),
-            _ => gate.configure(PolicySet::new([hourly(2)]).unwrap()).unwrap(),
+            _ => gate.configure(PolicySet::new([daily(2)]).unwrap()).unwrap(),
         }
         let outcome = check_cost(&gate, "alice", 1).await;
         assert_eq!((outcome.allowed, outcome.source), (true, DecisionSource::Store), "{end}");
@@ -271,7 +271,7 @@ async fn a_refund_a_reset_and_another_quota_end_cached_denials() {
 async fn a_denial_that_a_refund_overtakes_is_not_cached() {
     for refund_first in [false, true] {
         let server = RedisServer::start();
-        let gate = gate([hourly(1)], options(&server.url()).with_deadline(LATER).without_batching());
+        let gate = gate([daily(1)], options(&server.url()).with_deadline(LATER).without_batching());
         until_used(&gate, "alice").await;
         until_it_remembers(&gate).await;
         assert!(check_cost(&gate, "alice", 1).await.allowed);
@@ -306,7 +306,7 @@ async fn a_denial_that_a_refund_overtakes_is_not_cached() {
 #[tokio::test]
 async fn without_remembering_each_denial_is_asked_for() {
     let server = RedisServer::start();
-    let gate = gate([hourly(1)], options(&server.url()).with_deadline(LATER).without_denial_cache());
+    let gate = gate([daily(1)], options(&server.url()).with_deadline(LATER).without_denial_cache());
     assert!(check_cost(&gate, "alice", 1).await.allowed);
     let before = server.commandstats("evalsha").calls;
     for _ in 0..5 {
@@ -362,7 +362,7 @@ async fn what_happens_is_counted() {
 #[tokio::test]
 async fn a_flood_on_a_blocked_key_asks_the_store_ten_times_a_second_at_most() {
     let server = RedisServer::start();
-    let policy = hourly(5).with_block(["mallory"], Block::forever());
+    let policy = daily(5).with_block(["mallory"], Block::forever());
     let gate = gate([policy], options(&server.url()).with_deadline(LATER));
     until_used(&gate, "alice").await;
     let mallory = Request::new().with("user", "mallory");

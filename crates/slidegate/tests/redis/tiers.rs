@@ -10,7 +10,7 @@ use crate::callers::{gate, options};
 async fn what_charges_nothing_leaves_a_key_under_its_quota() {
     let server = RedisServer::start();
     for (own, other) in Algorithm::ALL.into_iter().flat_map(|own| Algorithm::ALL.map(|other| (own, other))) {
-        let quota = |algorithm, limit| Quota::per_hour(limit).with_algorithm(algorithm);
+        let quota = |algorithm, limit| Quota::per_day(limit).with_algorithm(algorithm);
         let policy = Policy::new(format!("{own}-{other}"), quota(own, 100)).unwrap().with_scope(["user"]);
         let gate = gate([policy], options(&server.url()).without_denial_cache());
         let alice = || Request::new().with("user", "alice");

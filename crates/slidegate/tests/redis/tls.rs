@@ -12,7 +12,7 @@ use slidegate_testkit::ports;
 use slidegate_testkit::redis::RedisServer;
 use slidegate_testkit::{TempDir, until_true};
 
-use crate::callers::{LATER, check_cost, errors, gate, hourly, last_failure, named, until_used};
+use crate::callers::{LATER, check_cost, daily, errors, gate, last_failure, named, until_used};
 
 /// A server that speaks TLS at a port of its own, and who signed what.
 struct Secured {
@@ -82,7 +82,7 @@ async fn is_refused(gate: &SharedGate, hint: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_whose_authority_is_trusted_decides() {
     let secured = Secured::start("127.0.0.1", &[]);
-    let gate = gate([hourly(2)], secured.options("127.0.0.1"));
+    let gate = gate([daily(2)], secured.options("127.0.0.1"));
     for (allowed, used) in [(true, 1), (true, 2), (false, 2)] {
         let outcome = check_cost(&gate, "alice", 1).await;
         assert!(outcome.by_store(), "{}", last_failure(&gate));
@@ -104,9 +104,9 @@ async fn a_server_whose_authority_is_trusted_decides() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_is_known_by_the_name_in_its_url() {
     let secured = Secured::start("localhost", &[]);
-    let by_name = gate([hourly(9)], secured.options("localhost"));
+    let by_name = gate([daily(9)], secured.options("localhost"));
     assert!(check_cost(&by_name, "alice", 1).await.by_store(), "{}", last_failure(&by_name));
-    let by_address = gate([hourly(9)], secured.options("127.0.0.1"));
+    let by_address = gate([daily(9)], secured.options("127.0.0.1"));
     is_refused(&by_address, "the server's certificate is for another name").await;
     assert_eq!(until_used(&by_name, "alice").await, [1]);
 }
@@ -117,11 +117,11 @@ async fn a_server_of_another_authority_is_refused_and_charged_nothing() {
     let secured = Secured::start("127.0.0.1", &[]);
     let other = Authority::new("other");
     let url = secured.url("rediss", "127.0.0.1");
-    let stranger = gate([hourly(9)], patient(&url).with_ca_certificates(other.pem().into()));
+    let stranger = gate([daily(9)], patient(&url).with_ca_certificates(other.pem().into()));
     is_refused(&stranger, "no trusted authority has signed the server's certificate; trust the one that has")
         .await;
     // Without a file, those that browsers trust; none of them has signed it.
-    let public = gate([hourly(9)], patient(&url));
+    let public = gate([daily(9)], patient(&url));
     is_refused(&public, "no trusted authority has signed").await;
     assert_eq!(secured.server.commandstats("evalsha").calls, 0);
 }
@@ -132,11 +132,11 @@ async fn a_server_that_asks_for_client_certificates_takes_those_of_its_authority
     let secured = Secured::start("127.0.0.1", &["--tls-auth-clients", "yes"]);
     let client = secured.authority.sign(&["slidegate"]);
     let stranger = Authority::new("stranger").sign(&["slidegate"]);
-    let without = gate([hourly(9)], secured.options("127.0.0.1"));
+    let without = gate([daily(9)], secured.options("127.0.0.1"));
     is_refused(&without, "the server asks for a client certificate; give one").await;
-    let wrong = gate([hourly(9)], secured.options("127.0.0.1").with_client_certificate(own(stranger)));
+    let wrong = gate([daily(9)], secured.options("127.0.0.1").with_client_certificate(own(stranger)));
     is_refused(&wrong, "the server").await;
-    let right = gate([hourly(9)], secured.options("127.0.0.1").with_client_certificate(own(client)));
+    let right = gate([daily(9)], secured.options("127.0.0.1").with_client_certificate(own(client)));
     let outcome = check_cost(&right, "alice", 1).await;
     assert!(outcome.by_store() && outcome.used == 1, "{}", last_failure(&right));
 }
@@ -148,7 +148,7 @@ async fn a_port_without_tls_is_distinguished_from_one_that_is_away() {
     let url = format!("rediss://{}", secured.server.address());
     // It takes our greeting for the beginning of a long command.
     let silent = patient(&url).with_connect_timeout(Duration::from_millis(500));
-    let wrong = gate([hourly(9)], silent.with_ca_certificates(secured.authority.pem().into()));
+    let wrong = gate([daily(9)], silent.with_ca_certificates(secured.authority.pem().into()));
     assert_eq!(check_cost(&wrong, "alice", 1).await.source, DecisionSource::Local);
     let failure = last_failure(&wrong);
     assert!(failure.contains("cannot connect: ") && failure.contains("use its `tls-port`"), "{failure}");
@@ -187,7 +187,7 @@ async fn a_sentinel_is_asked_over_tls() {
         sentinel.admin(&["SENTINEL", "MASTER", "limits"]).lines().any(|line| line == "master")
     });
     let url = format!("rediss+sentinel://127.0.0.1:{sentinel_tls_port}/limits");
-    let gate = gate([hourly(9)], patient(&url).with_ca_certificates(secured.authority.pem().into()));
+    let gate = gate([daily(9)], patient(&url).with_ca_certificates(secured.authority.pem().into()));
     // On a busy machine the first handshakes may take longer than a Sentinel is waited for.
     assert_eq!(until_used(&gate, "alice").await, [0]);
     let outcome = check_cost(&gate, "alice", 1).await;

@@ -16,7 +16,7 @@ fn gate(server: &RedisServer) -> Arc<SharedGate> {
     let jobs = Policy::new("jobs", Quota::in_flight(1, lease).unwrap()).unwrap();
     let policies = [
         jobs.with_scope(["user"]).with_counts(Counts::Requests),
-        Policy::new("tokens", Quota::per_hour(1000)).unwrap().with_scope(["user"]),
+        Policy::new("tokens", Quota::per_day(1000)).unwrap().with_scope(["user"]),
     ];
     let options = options(&server.url_as_user()).with_deadline(Duration::from_secs(10));
     Arc::new(SharedGate::redis(PolicySet::new(policies).unwrap(), options).unwrap())

@@ -74,7 +74,8 @@ impl Reader<'_> {
         let is_socket = self.text("REDIS_SOCKET_TYPE").is_none_or(|kind| kind == "unix");
         let (kind, master, list) = match kind.to_ascii_uppercase().as_str() {
             "SINGLE" if is_socket && address.starts_with('/') => {
-                return Some(format!("unix://{address}{}", auth.parameters("user", "pass")));
+                let path = address.split('/').map(encoded).collect::<Vec<_>>().join("/");
+                return Some(format!("unix://{path}{}", auth.parameters("user", "pass")));
             }
             "SINGLE" => ("", None, address),
             "CLUSTER" => ("+cluster", None, address),

@@ -144,8 +144,8 @@ fn nginx_limits_and_passes_requests_while_slidegate_is_away() {
 fn nginx_limits_addresses_over_a_unix_socket() {
     let dir = TempDir::new("nginx-socket");
     let socket = dir.path().join("http.sock").to_str().unwrap().to_owned();
-    let config = format!("{POLICIES}server: {{socket: {socket}}}\n");
-    let upstream = format!("server unix:{socket};");
+    let config = format!("{POLICIES}server: {{socket: '{socket}'}}\n");
+    let upstream = format!("server 'unix:{socket}';");
     let mut beside = Beside::start_edited(&NGINX, &config, &[("server 127.0.0.1:7979;", &upstream)]);
     limits_hold(&NGINX, &mut beside);
     assert_eq!(beside.status(), 429);
