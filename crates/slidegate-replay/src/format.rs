@@ -7,6 +7,7 @@ pub(crate) mod delimited;
 pub(crate) mod detect;
 pub(crate) mod envoy;
 pub(crate) mod field;
+pub(crate) mod fold;
 pub(crate) mod haproxy;
 pub(crate) mod json;
 pub(crate) mod mapping;

@@ -33,6 +33,7 @@ mod attributes;
 mod block;
 mod call;
 mod client;
+mod clock_changes;
 mod column;
 mod entry;
 mod format;
@@ -64,6 +65,7 @@ mod forecast;
 mod propose;
 mod simulate;
 
+pub use clock_changes::ClockChanges;
 pub use compare::with_algorithm;
 pub use decider::Options;
 pub use diff::{Diff, WordedPolicies};

@@ -14,9 +14,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use crate::block::Block;
 use crate::entry::Entry;
 use crate::format::detect::detect;
 use crate::format::field::{FieldCounts, SourceSet, TimeRules};
+use crate::format::fold::FoldOrder;
 use crate::format::name::ParserOptions;
 use crate::format::wrapper::Unwrapper;
 use crate::input::blocks::{BlockReader, MAX_EXAMPLES, Tally};
@@ -148,7 +150,11 @@ impl LogReader {
             cost_field: options.cost_field.clone(),
             client: options.client.clone(),
             needs_time: true,
-            time: TimeRules { zone: options.zone.clone(), derive_start: options.derive_start },
+            time: TimeRules {
+                zone: options.zone.clone(),
+                derive_start: options.derive_start,
+                slack_us: u64::try_from(options.slack.as_micros()).unwrap_or(u64::MAX),
+            },
         };
         Self {
             options,
@@ -204,11 +210,18 @@ impl LogReader {
             first_us: detected.first_us,
         });
         let first_us = detected.first_us.unwrap_or(0);
-        self.logs.push(Log { source, input, detected, first_us });
+        self.logs.push(Log { source, input, detected, first_us, is_start_known: false });
     }
 
     /// Orders the logs, checks their formats, and starts the threads.
     fn start(&mut self) -> io::Result<()> {
+        for at in 0..self.logs.len() {
+            if let Some(opening_us) = self.opening_us(&self.logs[at]) {
+                let log = &mut self.logs[at];
+                log.first_us += opening_us;
+                log.is_start_known = true;
+            }
+        }
         let mut order: Vec<usize> = (0..self.logs.len()).collect();
         let names = &self.stats.logs;
         order.sort_by_key(|log| (self.logs[*log].first_us, &names[*log].name));
@@ -230,6 +243,35 @@ impl LogReader {
             threads => Pool::start(threads.min(MAX_PARSING_THREADS)),
         };
         Ok(())
+    }
+
+    /// How much later than assumed a log begins, as far as its lines tell: they are read ahead if it
+    /// begins at a time that the clock repeated. A pipe cannot be read twice.
+    fn opening_us(&self, log: &Log) -> Option<u64> {
+        let Source::File(path) = &log.source else { return None };
+        if !log.detected.is_repeated {
+            return None;
+        }
+        let stream = LogStream::open(path, &Arc::default()).ok()?;
+        let mut reader = self.block_reader(log, stream).ok()?;
+        let mut spare = Block::default();
+        loop {
+            let read = reader.next_block(spare);
+            if !reader.fold().is_opening() || read.end.is_some() {
+                return reader.fold().opening_us();
+            }
+            spare = read.block;
+        }
+    }
+
+    fn block_reader(&self, log: &Log, stream: LogStream) -> io::Result<BlockReader> {
+        let mut parser = log.detected.format.parser(&self.parser_options).map_err(io::Error::other)?;
+        if log.is_start_known {
+            parser.fields.fold = FoldOrder::new(self.parser_options.time.slack_us, Some(log.first_us));
+        }
+        let unwrapper = log.detected.wrapper.map(Unwrapper::new);
+        let block_bytes = if self.logs.len() > MANY_LOGS { SMALL_BLOCK_BYTES } else { BLOCK_BYTES };
+        Ok(BlockReader::new(stream, parser, unwrapper, block_bytes))
     }
 
     /// The next entry in order of time; equal times in the order of the logs and their lines. It is
@@ -280,7 +322,7 @@ impl LogReader {
     }
 
     fn slack_us(&self) -> u64 {
-        u64::try_from(self.options.slack.as_micros()).unwrap_or(u64::MAX)
+        self.parser_options.time.slack_us
     }
 
     fn open_next(&mut self) -> io::Result<()> {
@@ -289,12 +331,12 @@ impl LogReader {
         let name = Arc::clone(&self.stats.logs[at].name);
         let log = &mut self.logs[at];
         let opened = match &mut log.source {
-            Source::File(path) => {
-                LogStream::open(path, &self.bytes_read).map(|stream| Some((stream.bytes, stream.compression)))
+            Source::File(path) => LogStream::open(path, &self.bytes_read).map(Some),
+            Source::Stream(stream) => {
+                Ok(stream.take().map(|(bytes, compression)| LogStream { bytes, compression }))
             }
-            Source::Stream(stream) => Ok(stream.take()),
         };
-        let (bytes, compression) = match opened {
+        let stream = match opened {
             Ok(Some(opened)) => opened,
             Ok(None) => return Ok(()),
             Err(error) => {
@@ -302,10 +344,7 @@ impl LogReader {
                 return Ok(());
             }
         };
-        let parser = log.detected.format.parser(&self.parser_options).map_err(io::Error::other)?;
-        let unwrapper = log.detected.wrapper.map(Unwrapper::new);
-        let block_bytes = if self.logs.len() > MANY_LOGS { SMALL_BLOCK_BYTES } else { BLOCK_BYTES };
-        let reader = BlockReader::new(bytes, compression, parser, unwrapper, block_bytes);
+        let reader = self.block_reader(&self.logs[at], stream)?;
         let open = OpenLog {
             log: at,
             feed: Feed::new(reader, self.pool.as_ref()),
@@ -392,6 +431,7 @@ impl LogReader {
         stats.derived_starts += tally.counts.derived - before.derived;
         stats.ends += tally.counts.ended - before.ended;
         stats.without_cost += tally.counts.without_cost - before.without_cost;
+        stats.clock_changes.add_since(tally.counts.clock_changes, before.clock_changes);
         let sources = self.sources.union(tally.counts.sources);
         if std::mem::replace(&mut self.sources, sources) != sources || stats.lines == tally.lines {
             stats.missing_fields = self.options.missing_fields(sources);

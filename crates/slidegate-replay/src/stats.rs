@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use crate::clock_changes::ClockChanges;
 use crate::malformed::Malformed;
 use crate::wording::count_of;
 
@@ -32,6 +33,8 @@ pub struct LogStats {
     pub ends: u64,
     /// Entries without a readable cost, although a cost field was given: they cost 1.
     pub without_cost: u64,
+    /// Entries with a local time that the clock repeated or skipped.
+    pub clock_changes: ClockChanges,
     /// The least time of all entries, in microseconds since the Unix epoch. `None` before the
     /// first.
     pub first_us: Option<u64>,
@@ -146,6 +149,7 @@ impl LogStats {
                 count_of(self.ends, "request is decided", "requests are decided")
             ));
         }
+        notes.extend(self.clock_changes.notes());
         if self.logs.iter().any(|log| log.is_time_ambiguous && log.entries > 0) {
             notes.push(
                 "times are as logged: nginx logs the end of a request, Apache and Traefik its start"

@@ -17,6 +17,8 @@ pub(crate) struct Detected {
     pub(crate) format: Format,
     /// The least time among the first lines, in microseconds since the Unix epoch.
     pub(crate) first_us: Option<u64>,
+    /// Whether the clock was that time twice, so that another line has to tell which one is meant.
+    pub(crate) is_repeated: bool,
 }
 
 /// Detects wrapper and format, unless the format is given, from the beginning of a log. A log that
@@ -48,12 +50,14 @@ pub(crate) fn detect(sample: &[u8], given: Option<&Format>, options: &ParserOpti
         }
     }
     match best_wrapped {
-        Some((wrapper, fit)) => Detected { wrapper, format: fit.format, first_us: fit.first_us },
+        Some((wrapper, fit)) => {
+            Detected { wrapper, format: fit.format, first_us: fit.first_us, is_repeated: fit.is_repeated }
+        }
         None => {
             let is_json = lines.first().is_some_and(|line| json::detect(line).is_some());
             let unknown = if is_json { Format::Json(JsonFormat::Any) } else { Format::Clf("combined") };
             let format = given.cloned().unwrap_or(unknown);
-            Detected { wrapper: None, format, first_us: None }
+            Detected { wrapper: None, format, first_us: None, is_repeated: false }
         }
     }
 }
@@ -68,6 +72,7 @@ struct Fit {
     format: Format,
     requests: usize,
     first_us: Option<u64>,
+    is_repeated: bool,
 }
 
 /// The format that reads the most lines; of equals the more special one. `None` if none reads any.
@@ -75,9 +80,9 @@ fn best(lines: &[&[u8]], given: Option<&Format>, options: &ParserOptions) -> Opt
     let candidates = given.map_or_else(|| candidates(lines, options), |format| vec![format.clone()]);
     let mut best: Option<Fit> = None;
     for format in candidates {
-        let (requests, first_us) = fit(&format, lines, options);
-        if requests > best.as_ref().map_or(0, |best| best.requests) {
-            best = Some(Fit { format, requests, first_us });
+        let fit = fit(format, lines, options);
+        if fit.requests > best.as_ref().map_or(0, |best| best.requests) {
+            best = Some(fit);
         }
     }
     best
@@ -145,20 +150,22 @@ fn is_csv_header(line: &[u8], options: &ParserOptions) -> bool {
 }
 
 /// How many of the lines are requests, and the least time of theirs.
-fn fit(format: &Format, lines: &[&[u8]], options: &ParserOptions) -> (usize, Option<u64>) {
-    let Ok(mut parser) = format.parser(options) else { return (0, None) };
+fn fit(format: Format, lines: &[&[u8]], options: &ParserOptions) -> Fit {
+    let parser = format.parser(options);
+    let mut fit = Fit { format, requests: 0, first_us: None, is_repeated: false };
+    let Ok(mut parser) = parser else { return fit };
     let mut block = Block::default();
     parser.begin_block(&mut block.parsed);
-    let mut requests = 0;
-    let mut first_us = None;
     for line in lines {
         let mut out = RecordWriter::new(line, &mut block.parsed);
         out.begin(1);
         if parser.parse(line, &mut out) == Ok(LineKind::Request) {
-            requests += 1;
+            fit.requests += 1;
             let time_us = out.record.time_us;
-            first_us = Some(first_us.map_or(time_us, |first_us: u64| first_us.min(time_us)));
+            fit.first_us = Some(fit.first_us.map_or(time_us, |first_us| first_us.min(time_us)));
         }
     }
-    (requests, first_us)
+    let fold = &parser.fields.fold;
+    fit.is_repeated = fold.is_opening() || fold.opening_us().is_some();
+    fit
 }

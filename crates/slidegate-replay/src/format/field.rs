@@ -6,9 +6,11 @@
 use jiff::tz::TimeZone;
 
 use crate::block::{Escape, RecordWriter, TEXTS, Text};
+use crate::clock_changes::ClockChanges;
 use crate::column::present;
+use crate::format::fold::FoldOrder;
 use crate::format::request::set_request;
-use crate::format::time::{TimeReader, Unit, duration_us};
+use crate::format::time::{Clock, TimeReader, Unit, duration_us};
 use crate::malformed::Malformed;
 
 /// What a column means.
@@ -116,16 +118,19 @@ pub(crate) struct TimeRules {
     pub(crate) zone: TimeZone,
     /// Whether the duration is taken off the end.
     pub(crate) derive_start: bool,
+    /// How late a line may come, in microseconds.
+    pub(crate) slack_us: u64,
 }
 
 /// Collects the fields of a line.
 #[derive(Debug)]
 pub(crate) struct FieldReader {
     pub(crate) time: TimeReader,
+    pub(crate) fold: FoldOrder,
     derive_start: bool,
     has_cost_field: bool,
-    start_us: Option<u64>,
-    end_us: Option<u64>,
+    start: Option<(u64, Clock)>,
+    end: Option<(u64, Clock)>,
     end_date: [u8; 16],
     end_date_len: usize,
     duration_us: Option<u64>,
@@ -147,6 +152,7 @@ pub(crate) struct FieldCounts {
     pub(crate) without_cost: u64,
     /// Which of the user's sources have had a value.
     pub(crate) sources: SourceSet,
+    pub(crate) clock_changes: ClockChanges,
 }
 
 /// Places in the ranks after those of texts.
@@ -162,10 +168,11 @@ impl FieldReader {
     pub(crate) fn new(rules: &TimeRules, has_cost_field: bool, sources: SourceSet) -> Self {
         Self {
             time: TimeReader::new(rules.zone.clone()),
+            fold: FoldOrder::new(rules.slack_us, None),
             derive_start: rules.derive_start,
             has_cost_field,
-            start_us: None,
-            end_us: None,
+            start: None,
+            end: None,
             end_date: [0; 16],
             end_date_len: 0,
             duration_us: None,
@@ -177,8 +184,8 @@ impl FieldReader {
 
     /// Begins a line.
     pub(crate) fn begin(&mut self) {
-        self.start_us = None;
-        self.end_us = None;
+        self.start = None;
+        self.end = None;
         self.end_date_len = 0;
         self.duration_us = None;
         self.cost = None;
@@ -253,9 +260,9 @@ impl FieldReader {
             Field::Start | Field::End => {
                 let time_us = self.time.read(text).ok_or(Malformed::Field("time", TIME_EXPECTED))?;
                 if field == Field::Start && self.outranks(START, rank) {
-                    self.start_us = Some(time_us);
+                    self.start = Some((time_us, self.time.clock));
                 } else if field == Field::End && self.outranks(END, rank) {
-                    self.end_us = Some(time_us);
+                    self.end = Some((time_us, self.time.clock));
                 }
             }
             Field::EndDate => {
@@ -269,7 +276,7 @@ impl FieldReader {
                 let expected = "a date such as 2026-11-21 and a time such as 10:15:32 after it";
                 let time_us = time_us.ok_or(Malformed::Field("time", expected))?;
                 if self.outranks(END, rank) {
-                    self.end_us = Some(time_us);
+                    self.end = Some((time_us, self.time.clock));
                 }
             }
             Field::Duration(unit) => self.duration_us = duration_us(text, unit),
@@ -298,6 +305,16 @@ impl FieldReader {
         Ok(())
     }
 
+    /// Decides which occurrence the time of a line is of, if it can be of two.
+    #[inline]
+    pub(crate) fn place(&mut self, out: &mut RecordWriter<'_>) {
+        if self.time.clock != Clock::Absolute {
+            let is_end = self.start.is_none() && !self.derive_start;
+            let open_us = if is_end { 0 } else { out.record.duration_us().unwrap_or(0) };
+            self.fold.place(self.time.clock, open_us, &mut out.record, &mut self.counts.clock_changes);
+        }
+    }
+
     /// Whether a value of this rank counts; it does from now on.
     fn outranks(&mut self, place: usize, rank: u8) -> bool {
         let known = &mut self.ranks[place];
@@ -318,21 +335,23 @@ impl FieldReader {
     /// # Errors
     /// The line has no time.
     pub(crate) fn finish(&mut self, out: &mut RecordWriter<'_>) -> Result<(), Malformed> {
-        out.record.time_us = match (self.start_us, self.end_us, self.duration_us) {
-            (Some(start_us), ..) => start_us,
-            (None, Some(end_us), Some(duration_us)) if self.derive_start => {
+        (out.record.time_us, self.time.clock) = match (self.start, self.end, self.duration_us) {
+            (Some(start), ..) => start,
+            (None, Some((end_us, clock)), Some(duration_us)) if self.derive_start => {
                 self.counts.derived += 1;
-                end_us.saturating_sub(duration_us)
+                (end_us.saturating_sub(duration_us), clock)
             }
-            (None, Some(end_us), _) => {
+            (None, Some(end), _) => {
                 self.counts.ended += 1;
-                end_us
+                end
             }
             (None, None, _) => return Err(Malformed::Field("time", TIME_EXPECTED)),
         };
-        let between = self.start_us.zip(self.end_us);
-        let duration_us =
-            self.duration_us.or_else(|| between.and_then(|(start_us, end_us)| end_us.checked_sub(start_us)));
+        let duration_us = self.duration_us.or_else(|| {
+            let ((start_us, _), (end_us, clock)) = self.start.zip(self.end)?;
+            let again_us = if let Clock::Repeated { shift_us } = clock { end_us + shift_us } else { end_us };
+            end_us.checked_sub(start_us).or_else(|| again_us.checked_sub(start_us))
+        });
         if let Some(duration_us) = duration_us {
             out.record.duration_us = duration_us;
         }

@@ -93,7 +93,7 @@ impl LogFormat {
             client: ClientAddr::default(),
             // A field that the user maps can be the time.
             needs_time: false,
-            time: TimeRules { zone: jiff::tz::TimeZone::UTC, derive_start: true },
+            time: TimeRules { zone: jiff::tz::TimeZone::UTC, derive_start: true, slack_us: 0 },
         };
         format.parser(&options).map(|_| Self(format))
     }

@@ -49,8 +49,11 @@ impl LineParser {
         if self.cost_is_bytes {
             out.record.cost = out.record.bytes;
         }
-        if let (LineKind::Request, Some(rule)) = (&kind, &self.client) {
-            client::derive(rule, out);
+        if kind == LineKind::Request {
+            fields.place(out);
+            if let Some(rule) = &self.client {
+                client::derive(rule, out);
+            }
         }
         Ok(kind)
     }

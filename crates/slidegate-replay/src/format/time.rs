@@ -4,7 +4,7 @@
 //! without a zone is one of the zone that the reader was given.
 
 use jiff::civil::DateTime;
-use jiff::tz::TimeZone;
+use jiff::tz::{AmbiguousOffset, TimeZone};
 
 const SECOND_US: u64 = 1_000_000;
 
@@ -12,8 +12,28 @@ const SECOND_US: u64 = 1_000_000;
 #[derive(Clone, Debug)]
 pub(crate) struct TimeReader {
     zone: TimeZone,
-    /// Date, clock and zone of the last time, and its microseconds.
-    last: (Civil, Zone, u64),
+    /// Date, clock and zone of the last time, and what they are.
+    last: (Civil, Zone, u64, Clock),
+    /// How the last time said its moment.
+    pub(crate) clock: Clock,
+}
+
+/// How a time says its moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Clock {
+    /// With an offset, or as Unix time.
+    Absolute,
+    /// In the zone of the reader.
+    Local,
+    /// In the zone of the reader, whose clock was set back: it was this time twice. It is read as
+    /// the first.
+    Repeated {
+        /// From the first to the second.
+        shift_us: u64,
+    },
+    /// In the zone of the reader, whose clock was set forward: it never was this time. It is read as
+    /// if the clock had not been set yet.
+    Skipped,
 }
 
 /// A date and a clock.
@@ -48,7 +68,7 @@ impl TimeReader {
     /// Times without a zone are in this one.
     pub(crate) fn new(zone: TimeZone) -> Self {
         let epoch = Civil { year: 1970, month: 1, day: 1, hour: 0, minute: 0, second: 0 };
-        Self { zone, last: (epoch, Zone::Offset(0), 0) }
+        Self { zone, last: (epoch, Zone::Offset(0), 0, Clock::Absolute), clock: Clock::Absolute }
     }
 
     /// Reads any of the forms that servers write. `None` for anything else, for dates that do not
@@ -60,6 +80,7 @@ impl TimeReader {
         } else if matches!(text.get(4), Some(b'-' | b'/')) {
             iso(text)?
         } else {
+            self.clock = Clock::Absolute;
             return unix(text);
         };
         let (fraction_us, rest) = fraction(rest)?;
@@ -81,20 +102,33 @@ impl TimeReader {
 
     fn micros(&mut self, civil: Civil, zone: Zone) -> Option<u64> {
         if self.last.0 == civil && self.last.1 == zone {
+            self.clock = self.last.3;
             return Some(self.last.2);
         }
         let Civil { year, month, day, hour, minute, second } = civil;
         // A leap second is the second before it, as POSIX clocks count.
         let time = DateTime::new(year, month, day, hour, minute, second.min(59), 0).ok()?;
-        let seconds = match zone {
+        let (seconds, clock) = match zone {
             Zone::Offset(east) => {
                 let utc = TimeZone::UTC.to_timestamp(time).ok()?.as_second();
-                utc - i64::from(east)
+                (utc - i64::from(east), Clock::Absolute)
             }
-            Zone::Unsaid => self.zone.to_timestamp(time).ok()?.as_second(),
+            Zone::Unsaid => {
+                let moment = self.zone.to_ambiguous_timestamp(time);
+                let clock = match moment.offset() {
+                    AmbiguousOffset::Unambiguous { .. } => Clock::Local,
+                    AmbiguousOffset::Gap { .. } => Clock::Skipped,
+                    AmbiguousOffset::Fold { before, after } => {
+                        let shift = before.seconds().abs_diff(after.seconds());
+                        Clock::Repeated { shift_us: u64::from(shift) * SECOND_US }
+                    }
+                };
+                (moment.compatible().ok()?.as_second(), clock)
+            }
         };
         let micros = u64::try_from(seconds).ok()? * SECOND_US;
-        self.last = (civil, zone, micros);
+        self.last = (civil, zone, micros, clock);
+        self.clock = clock;
         Some(micros)
     }
 }

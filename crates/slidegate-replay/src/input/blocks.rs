@@ -10,9 +10,10 @@ use memchr::{memchr, memrchr};
 use crate::block::{Block, RecordWriter};
 use crate::format::LineKind;
 use crate::format::field::FieldCounts;
+use crate::format::fold::FoldOrder;
 use crate::format::parser::LineParser;
 use crate::format::wrapper::Unwrapper;
-use crate::input::stream::Compression;
+use crate::input::stream::{Compression, LogStream};
 use crate::malformed::{MAX_LINE_BYTES, Malformed};
 
 /// Malformed lines kept as examples: enough to see what is wrong with a log.
@@ -63,8 +64,7 @@ pub(crate) struct Tally {
 
 impl BlockReader {
     pub(crate) fn new(
-        bytes: Box<dyn Read + Send>,
-        compression: Compression,
+        LogStream { bytes, compression }: LogStream,
         parser: LineParser,
         unwrapper: Option<Unwrapper>,
         block_bytes: usize,
@@ -90,6 +90,11 @@ impl BlockReader {
         read.tally.missing_columns = self.parser.missing_columns().into_iter().map(str::to_owned).collect();
         read.end = read.end.map(|end| end.map_err(|error| self.explained(error)));
         read
+    }
+
+    /// What the lines so far tell of times that the clock repeated.
+    pub(crate) fn fold(&self) -> &FoldOrder {
+        &self.parser.fields.fold
     }
 
     /// Fills a block with whole lines, and keeps the beginning of the line after them.

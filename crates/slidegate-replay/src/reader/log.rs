@@ -15,6 +15,8 @@ pub(crate) struct Log {
     pub(crate) input: usize,
     pub(crate) detected: Detected,
     pub(crate) first_us: u64,
+    /// Whether `first_us` is known to be right although the clock was that time twice.
+    pub(crate) is_start_known: bool,
 }
 
 pub(crate) enum Source {

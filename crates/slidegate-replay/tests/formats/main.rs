@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use slidegate::{Policy, PolicySet, Quota};
 use slidegate_replay::{LogFormat, LogOptions, LogReader, Options, PlainWording, Plan, Replay, Wording};
 
+mod clock_changes;
 mod columns;
 mod inputs;
 mod visit;
@@ -101,9 +102,13 @@ impl Write for Shared {
 
 /// Whether each request of a log is allowed, in the order of decision.
 fn decisions(reader: &mut LogReader) -> Vec<bool> {
+    decisions_of(policies(), reader)
+}
+
+fn decisions_of(policies: PolicySet, reader: &mut LogReader) -> Vec<bool> {
     let wording: Arc<dyn Wording> = Arc::new(PlainWording);
     let each = Shared::default();
-    let plan = Plan::of(policies(), Options::default());
+    let plan = Plan::of(policies, Options::default());
     let mut replay = Replay::with_each(plan, &wording, Box::new(each.clone())).unwrap();
     while let Some(entry) = reader.next_entry().unwrap() {
         replay.push(&entry).unwrap();
