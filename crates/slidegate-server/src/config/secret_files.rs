@@ -20,8 +20,10 @@ const KEYS: [(&str, &str); 6] = [
 /// The keys of the file that are secrets themselves. A URL is one if it has a password.
 const INLINE: [(&str, &str); 4] =
     [("store", "redis"), ("store", "key_secret"), ("resp", "password"), ("webhook", "secret")];
-/// The permission of others to read.
+/// The permission of others to read a file.
 const OTHERS_READ: u32 = 0o004;
+/// The permission of others to enter a folder.
+const OTHERS_ENTER: u32 = 0o001;
 
 /// A warning about each of them.
 pub(super) fn warnings(top: &Section<'_>, outside: &Outside) -> Vec<String> {
@@ -52,7 +54,9 @@ pub(super) fn inline(file: &Path, content: &Node) -> Option<String> {
 }
 
 fn is_open(path: &Path) -> bool {
-    path.metadata().is_ok_and(|file| file.is_file() && file.mode() & OTHERS_READ != 0)
+    let may = |path: &Path, what| path.metadata().is_ok_and(|found| found.mode() & what != 0);
+    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    path.is_file() && may(path, OTHERS_READ) && may(folder, OTHERS_ENTER)
 }
 
 #[cfg(test)]
@@ -71,6 +75,7 @@ mod tests {
     #[test]
     fn files_with_secrets_that_everybody_may_read_are_warned_about() {
         let folder = TempDir::new("exposed");
+        set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
         let secret = folder.file("secret", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n");
         let warnings = |mode: u32, text: &str, outside: &Outside| {
             set_permissions(&secret, Permissions::from_mode(mode)).unwrap();
@@ -95,12 +100,16 @@ mod tests {
             for mode in [0o600, 0o640, 0o400] {
                 assert_eq!(warnings(mode, text, outside), [""; 0], "{mode:o}");
             }
+            set_permissions(folder.path(), Permissions::from_mode(0o700)).unwrap();
+            assert_eq!(warnings(0o644, text, outside), [""; 0], "nobody may enter the folder");
+            set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
         }
     }
 
     #[test]
     fn config_files_with_a_secret_that_everybody_may_read_are_warned_about() {
         let folder = TempDir::new("exposed-config");
+        set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
         for (text, key) in [
             ("store: {redis: 'redis://:pw@h'}", Some("store: redis")),
             ("store: {redis: 'redis://h'}", None),

@@ -262,7 +262,7 @@ fn a_pod_starts_with_its_manifests_and_reloads_a_changed_config_map() {
     let variables = volumes.variables(&container());
     let variables: Vec<_> = variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
     let server = Server::start_with(&[], &variables);
-    let expected = format!("store      redis://{}, shared\n", redis.address());
+    let expected = format!("store      redis://{}, ", redis.address());
     assert!(server.greeting.contains(&expected), "{}", server.greeting);
     assert!(server.greeting.contains("grpc       http://"), "{}", server.greeting);
     assert_eq!(server.get("/metrics").status, 401, "it needs the token of the secret");
@@ -271,8 +271,13 @@ fn a_pod_starts_with_its_manifests_and_reloads_a_changed_config_map() {
         answer.json()["remaining"].clone()
     };
     until_true("it decides", || remaining() == 100);
-    let ready = server.ask_with("authorization: Bearer monitoring\r\n", "GET", "/readyz", None);
-    assert_eq!(ready.json()["store"]["instances"], 1, "it counts itself");
+    let store = || {
+        let ready = server.ask_with("authorization: Bearer monitoring\r\n", "GET", "/readyz", None);
+        ready.json()["store"].clone()
+    };
+    // On a busy machine its first call may be late.
+    until_true("limits are shared", || store()["shared"] == true);
+    assert_eq!(store()["instances"], 1, "it counts itself");
     let changed = config().replace("limit: 100", "limit: 7");
     volumes.publish("2", &changed);
     until_true("the new limit is in force", || remaining() == 7);
