@@ -21,8 +21,10 @@ pub(crate) use handler::{ConfigFiles, RateLimitHandler};
 pub(crate) use json::{config_routes, debug_router, routes};
 pub(crate) use listener::{TLS, bind};
 
-/// Largest message of a call. Envoy accepts request heads of 60 KiB, and may copy all of one into each of
-/// several descriptors.
-const MAX_MESSAGE_BYTES: usize = 1024 * 1024;
+/// Largest message of a call, as gRPC servers have by default, that of envoyproxy/ratelimit included. Envoy
+/// accepts request heads of 60 KiB, and may copy all of one into each descriptor.
+const MAX_MESSAGE_BYTES: usize = 4 << 20;
+/// Largest message of Kuadrant's reservations, of which all parts are decoded, of health checks and of reflection.
+const MAX_OTHER_MESSAGE_BYTES: usize = 1 << 20;
 /// A client that does not send the whole body of a call within this time gets an error.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);

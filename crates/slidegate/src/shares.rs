@@ -4,7 +4,7 @@
 //! Each owner may have as much as all of them together leave free. So one takes at most half of what
 //! is there, and of those that want more than there is, each gets as much as the others.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// How much more is free than an owner has that has `own`, where all together have `taken` of `max`. An owner may take one
 /// more while this is not 0.
@@ -92,6 +92,68 @@ impl<K: Ord + Clone> Shares<K> {
             self.of.insert(owner.clone(), amount);
             self.by_size.insert((amount, owner.clone()));
         }
+    }
+}
+
+/// Things in a table, by their owners, each owner's oldest first. A full table forgets the oldest thing of
+/// the owner that has most.
+#[derive(Debug)]
+pub struct Queues<K, T> {
+    of: BTreeMap<K, VecDeque<T>>,
+    shares: Shares<K>,
+}
+
+impl<K: Ord + Clone, T> Queues<K, T> {
+    /// Nobody has anything yet.
+    #[must_use]
+    pub const fn new(max: usize) -> Self {
+        Self { of: BTreeMap::new(), shares: Shares::new(max) }
+    }
+
+    /// What each owner has.
+    #[must_use]
+    pub const fn shares(&self) -> &Shares<K> {
+        &self.shares
+    }
+
+    /// The owners that have something.
+    pub fn owners(&self) -> impl Iterator<Item = &K> {
+        self.of.keys()
+    }
+
+    /// Adds a thing, whether or not its owner may have it.
+    pub fn push(&mut self, owner: &K, thing: T) {
+        if let Some(things) = self.of.get_mut(owner) {
+            things.push_back(thing);
+        } else {
+            self.of.insert(owner.clone(), VecDeque::from([thing]));
+        }
+        self.shares.add(owner, 1);
+    }
+
+    /// Takes the oldest thing of an owner, if it is such.
+    pub fn pop_if(&mut self, owner: &K, is_such: impl FnOnce(&T) -> bool) -> Option<T> {
+        let things = self.of.get_mut(owner)?;
+        if !things.front().is_some_and(is_such) {
+            return None;
+        }
+        let oldest = things.pop_front();
+        if things.is_empty() {
+            self.of.remove(owner);
+        }
+        self.shares.give_back(owner, 1);
+        oldest
+    }
+
+    /// Takes the oldest thing of the owner that has most.
+    pub fn pop_largest(&mut self) -> Option<T> {
+        let largest = self.shares.largest()?.clone();
+        self.pop_if(&largest, |_| true)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn capacity(&self) -> usize {
+        self.of.values().map(VecDeque::capacity).sum()
     }
 }
 

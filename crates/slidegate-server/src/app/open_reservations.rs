@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use slidegate::shares::Shares;
 use slidegate::{
     Amount, DecisionSource, OwnedValue, PolicyDecision, PolicySet, Quota, Request, Timestamp, Value,
     reserve::{HoldStatus, Reserved, Settlement, TicketHold, Unsettled},
@@ -24,8 +25,8 @@ use crate::telemetry::Expired;
 
 /// Locks, each of some of the reservations.
 const SHARDS: usize = 16;
-/// Most reservations that are noted, in each shard: about 0.5 kB for each key that holds cost. More
-/// are not counted as open, nor as expired.
+/// Most reservations that are noted, in each shard: about 0.5 kB for each key that holds cost. Policies
+/// share them. More are not counted as open, nor as expired.
 const MAX_IN_SHARD: usize = 4096;
 /// Most bytes of attributes that are noted for a key. One with more is not noted.
 const MAX_ATTRIBUTES: usize = 1024;
@@ -55,12 +56,23 @@ pub(crate) struct OpenCost {
     pub(crate) held: u64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shard {
     /// By the ids of the tickets.
     tickets: HashMap<u64, Vec<HoldEntry>>,
+    /// How many of them the policies have that have any.
+    shares: Shares<Policies>,
     /// What is due when: the number of the hold among those of its ticket.
     due: BTreeSet<(Instant, u64, usize)>,
+}
+
+/// The policies of a reservation.
+type Policies = Vec<Arc<str>>;
+
+impl Default for Shard {
+    fn default() -> Self {
+        Self { tickets: HashMap::new(), shares: Shares::new(MAX_IN_SHARD), due: BTreeSet::new() }
+    }
 }
 
 /// One hold.
@@ -185,11 +197,15 @@ impl HoldEntry {
     }
 }
 
+fn policies_of(holds: &[HoldEntry]) -> Policies {
+    holds.iter().map(|one| Arc::clone(&one.hold.policy)).collect()
+}
+
 impl Shard {
     /// Notes the holds of a ticket, instead of those that are noted. False if there is no room.
     fn add(&mut self, id: u64, holds: Vec<HoldEntry>) -> bool {
         self.remove(id);
-        if self.tickets.len() >= MAX_IN_SHARD {
+        if !self.shares.take(&policies_of(&holds), 1) {
             return false;
         }
         self.due.extend(holds.iter().enumerate().filter_map(|(number, one)| Some((one.due?, id, number))));
@@ -198,7 +214,9 @@ impl Shard {
     }
 
     fn remove(&mut self, id: u64) {
-        for (number, one) in self.tickets.remove(&id).into_iter().flatten().enumerate() {
+        let Some(holds) = self.tickets.remove(&id) else { return };
+        self.shares.give_back(&policies_of(&holds), 1);
+        for (number, one) in holds.into_iter().enumerate() {
             if let Some(due) = one.due {
                 self.due.remove(&(due, id, number));
             }
@@ -419,9 +437,12 @@ mod tests {
     use super::*;
 
     fn noted(now: Instant, lasts: Duration) -> HoldEntry {
-        let attributes = Arc::new([]);
-        let hold =
-            HoldIdentity { policy: "tokens".into(), key: "*".into(), attributes, protocol: Protocol::Http };
+        noted_of("tokens", now, lasts)
+    }
+
+    fn noted_of(policy: &str, now: Instant, lasts: Duration) -> HoldEntry {
+        let (policy, attributes) = (policy.into(), Arc::new([]));
+        let hold = HoldIdentity { policy, key: "*".into(), attributes, protocol: Protocol::Http };
         HoldEntry::new(hold, 7, now, lasts)
     }
 
@@ -477,18 +498,29 @@ mod tests {
         assert!(looked_up > 1_000, "{looked_up}");
     }
 
-    /// Memory is bounded however many are never settled.
+    /// Memory is bounded however many are never settled, and one policy leaves half of it to others.
     #[test]
-    fn a_full_shard_takes_no_more_but_knows_those_that_it_has() {
+    fn a_full_shard_takes_no_more_of_a_policy_but_knows_those_that_it_has() {
         let (mut shard, now) = (Shard::default(), Instant::now());
-        let add = |shard: &mut Shard, id| shard.add(id, vec![noted(now, Duration::from_secs(1))]);
-        for id in 0..MAX_IN_SHARD as u64 {
-            assert!(add(&mut shard, id));
+        let add = |shard: &mut Shard, policies: &[&str], id| {
+            let hold = |policy: &&str| noted_of(policy, now, Duration::from_secs(1));
+            shard.add(id, policies.iter().map(hold).collect())
+        };
+        let (attacked, half) = (["global", "attacked"], MAX_IN_SHARD as u64 / 2);
+        for id in 0..half {
+            assert!(add(&mut shard, &attacked, id));
         }
-        assert!(!add(&mut shard, MAX_IN_SHARD as u64));
-        assert!(add(&mut shard, 5), "one that is noted may be noted again");
-        shard.remove(6);
-        assert!(add(&mut shard, MAX_IN_SHARD as u64));
+        assert!(!add(&mut shard, &attacked, half));
+        for id in half..half + half / 2 {
+            assert!(add(&mut shard, &["global", "other"], id));
+        }
+        assert!(!add(&mut shard, &attacked, u64::MAX));
+        for id in 0..half {
+            shard.remove(id);
+        }
+        assert!(add(&mut shard, &attacked, 5));
+        assert!(add(&mut shard, &attacked, 5), "one that is noted may be noted again");
+        assert_eq!(shard.shares.taken(), shard.tickets.len());
         assert_consistent(&shard);
     }
 }

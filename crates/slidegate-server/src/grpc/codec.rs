@@ -23,9 +23,10 @@ const REQUEST_BYTES: usize = 1024;
 /// Initial size of the buffer of a response: most are smaller.
 const RESPONSE_BYTES: usize = 256;
 
-/// Decodes the message of a call, answers it, and encodes the response.
+/// Decodes the message of a call, of so many bytes at most, answers it, and encodes the response.
 pub(super) async fn unary<D, E, F>(
     request: HttpRequest<MessageBody<Incoming>>,
+    max_bytes: usize,
     mut answer: impl FnMut(D) -> F,
 ) -> HttpResponse<Body>
 where
@@ -37,16 +38,16 @@ where
         let answered = answer(request.into_inner());
         async move { answered.await.map(Response::new) }
     });
-    grpc::<E, D>().unary(answer, request).await
+    grpc::<E, D>(max_bytes).unary(answer, request).await
 }
 
-/// tonic's implementation of a call, with these buffers.
-pub(super) fn grpc<E, D>() -> Grpc<SmallCodec<E, D>>
+/// tonic's implementation of a call, with these buffers and messages of so many bytes at most.
+pub(super) fn grpc<E, D>(max_bytes: usize) -> Grpc<SmallCodec<E, D>>
 where
     E: Message + 'static,
     D: Message + Default + 'static,
 {
-    Grpc::new(SmallCodec(PhantomData)).max_decoding_message_size(MAX_MESSAGE_BYTES)
+    Grpc::new(SmallCodec(PhantomData)).max_decoding_message_size(max_bytes)
 }
 
 /// The codec of tonic with smaller buffers.

@@ -246,7 +246,7 @@ mod tests {
         assert!(body(&calls, &[large], true).frame().await.unwrap().is_ok());
         let mut too_large = body(&calls, &[large, b"x"], true);
         let error = too_large.frame().await.unwrap().unwrap_err();
-        assert!(error.to_string().contains("message too large: must be at most 1048576 bytes"), "{error}");
+        assert!(error.to_string().contains("message too large: must be at most 4194304 bytes"), "{error}");
     }
 
     /// A client that stops in the middle of a message must not keep what it holds.
@@ -264,7 +264,7 @@ mod tests {
         let all = all();
         let attacker = calls(&all, 1);
         let (mut held, mut refused) = (Vec::new(), String::new());
-        let sizes: [&[&'static [u8]]; 2] = [&[&[0; 60_000]], &[]];
+        let sizes: [&[&'static [u8]]; 3] = [&[&[0; MAX_MESSAGE_BYTES]], &[&[0; 60_000]], &[]];
         for pieces in sizes {
             refused = loop {
                 match waiting(body(&attacker, pieces, false)).await {

@@ -17,7 +17,7 @@ use tonic::body::Body;
 use tonic_reflection::server::Builder;
 use tower::Service;
 
-use super::{MAX_MESSAGE_BYTES, kuadrant};
+use super::{MAX_OTHER_MESSAGE_BYTES, kuadrant};
 
 /// A `FileDescriptorSet` of `envoy/service/ratelimit/v3/rls.proto` and what it imports.
 pub(super) const DESCRIPTORS: &[u8] = include_bytes!("descriptors.binpb");
@@ -63,10 +63,13 @@ pub(super) fn services() -> Vec<(&'static str, BoxService)> {
     let v1 = builder().build_v1().expect("the descriptors are a FileDescriptorSet");
     let v1alpha = builder().build_v1alpha().expect("the descriptors are a FileDescriptorSet");
     vec![
-        ("/grpc.reflection.v1.ServerReflection/", boxed(v1.max_decoding_message_size(MAX_MESSAGE_BYTES))),
+        (
+            "/grpc.reflection.v1.ServerReflection/",
+            boxed(v1.max_decoding_message_size(MAX_OTHER_MESSAGE_BYTES)),
+        ),
         (
             "/grpc.reflection.v1alpha.ServerReflection/",
-            boxed(v1alpha.max_decoding_message_size(MAX_MESSAGE_BYTES)),
+            boxed(v1alpha.max_decoding_message_size(MAX_OTHER_MESSAGE_BYTES)),
         ),
     ]
 }

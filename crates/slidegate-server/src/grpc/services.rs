@@ -24,7 +24,7 @@ use super::codec::{grpc, unary};
 use super::handler::{CallKind, RateLimitHandler, has_refund, without_refunds};
 use super::incomplete::{IncompleteCalls, message_of};
 use super::message::RateLimitRequest;
-use super::{kuadrant, reflection};
+use super::{MAX_MESSAGE_BYTES, MAX_OTHER_MESSAGE_BYTES, kuadrant, reflection};
 use crate::access::{Access, Action};
 use crate::caller::Protocol;
 use crate::listener::Connection;
@@ -85,12 +85,16 @@ impl GrpcServices {
                 let check = |message| {
                     unconstrained(self.health.check(Request::new(message))).map_ok(Response::into_inner)
                 };
-                return Box::pin(unary(message_of(request, &calls.incomplete), check)).await;
+                let request = message_of(request, &calls.incomplete);
+                return Box::pin(unary(request, MAX_OTHER_MESSAGE_BYTES, check)).await;
             }
             Some("Watch") => {
                 let watch = service_fn(|request: Request<HealthCheckRequest>| self.health.watch(request));
                 let request = message_of(request, &calls.incomplete);
-                return Box::pin(async { grpc().server_streaming(watch, request).await }).await;
+                return Box::pin(async {
+                    grpc(MAX_OTHER_MESSAGE_BYTES).server_streaming(watch, request).await
+                })
+                .await;
             }
             _ => {}
         }
@@ -137,8 +141,12 @@ impl GrpcServices {
         let caller = &app.observer().caller(Protocol::Grpc, request.headers());
         let request = message_of(request, calls);
         match method {
-            Method::Reserve => unary(request, |call| Box::pin(handler.reserve(call, caller))).await,
-            Method::Commit => unary(request, |call| Box::pin(handler.commit(call, caller))).await,
+            Method::Reserve => {
+                unary(request, MAX_OTHER_MESSAGE_BYTES, |call| Box::pin(handler.reserve(call, caller))).await
+            }
+            Method::Commit => {
+                unary(request, MAX_OTHER_MESSAGE_BYTES, |call| Box::pin(handler.commit(call, caller))).await
+            }
             Method::Decide(kind) => {
                 let answer = async move |mut call: RateLimitRequest| {
                     if has_refund(&call)
@@ -149,7 +157,7 @@ impl GrpcServices {
                     }
                     handler.answer(call, caller, kind).await
                 };
-                unary(request, |call| app.complete(answer(call))).await
+                unary(request, MAX_MESSAGE_BYTES, |call| app.complete(answer(call))).await
             }
         }
     }

@@ -1,8 +1,9 @@
 //! Escalation: finds the keys that are denied so often that their policy blocks them.
 //!
 //! A limiter of the library counts the denials, so that the counts are exact and their table is
-//! bounded: in a full one, the keys that were denied least make room. What earned a block is queued,
-//! because a block is a change for all instances, which no decision waits for.
+//! bounded: in a full one, the keys that were denied least make room. Each policy has a table, so keys
+//! of one never make room for those of another. What earned a block is queued, because a block is a
+//! change for all instances, which no decision waits for.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,10 +20,13 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use super::events::Event;
 use crate::shares::{Bound, Share};
 
-/// Keys whose denials are counted.
+/// Keys whose denials are counted, in all tables.
 const MAX_COUNTED: usize = 65_536;
-/// Bytes that the counts take at most.
+/// Bytes that all tables take at most.
 const MAX_BYTES: usize = 16 << 20;
+/// Most tables, as none may have fewer than [`MIN_MAX_BYTES`](MemoryStore::MIN_MAX_BYTES). With more
+/// policies that block, some share one.
+const MAX_TABLES: usize = MAX_BYTES / MemoryStore::MIN_MAX_BYTES;
 /// Blocks that wait to be stored.
 const QUEUE: usize = 1024;
 /// The policy of the counts, and its scope.
@@ -75,14 +79,25 @@ pub(crate) type Queued = (EarnedBlock, Share<String>);
 struct Rule {
     after: Arc<Quota>,
     lengths: Arc<[Duration]>,
+    /// The number of its table.
+    table: usize,
+}
+
+/// What policies block for, and the denials that count.
+#[derive(Debug)]
+struct Rules {
+    /// By the names of policies.
+    by_name: HashMap<String, Rule>,
+    /// A power of two.
+    tables: Arc<[Gate]>,
 }
 
 /// The denials of keys under policies with `escalate`.
 #[derive(Debug)]
 pub(crate) struct Escalations {
-    /// By the names of policies.
-    rules: ArcSwap<HashMap<String, Rule>>,
-    counts: Gate,
+    rules: ArcSwap<Rules>,
+    /// What full tables lost that are no longer used.
+    lost: AtomicU64,
     /// Policies share the queue.
     queued: Bound<String>,
     sender: Sender<Queued>,
@@ -94,19 +109,10 @@ pub(crate) struct Escalations {
 
 impl Escalations {
     pub(super) fn new() -> Self {
-        // A key must not be blocked for the denials of others.
-        let builder = MemoryStore::builder().max_keys(MAX_COUNTED).max_bytes(MAX_BYTES);
-        Self::over(builder.forget_evicted().build())
-    }
-
-    fn over(store: MemoryStore) -> Self {
-        // Not used to count: each denial comes with the quota of its rule.
-        let counts = Policy::new(COUNTS, Quota::per_second(1)).expect("the name is valid");
-        let counts = PolicySet::new([counts.with_scope(SCOPE).only_when_named()]);
         let (sender, receiver) = channel(QUEUE);
         Self {
-            rules: ArcSwap::default(),
-            counts: Gate::with_memory(counts.expect("one policy is a set"), store),
+            rules: ArcSwap::from_pointee(Rules { by_name: HashMap::new(), tables: tables(1) }),
+            lost: AtomicU64::new(0),
             queued: Bound::new(QUEUE),
             sender,
             receiver: Mutex::new(Some(receiver)),
@@ -115,16 +121,36 @@ impl Escalations {
         }
     }
 
-    /// Counts by these rules from now on. Counts stay with the names of policies.
+    /// Counts by these rules from now on. Counts stay with the names of policies, unless so many policies
+    /// were added or removed that the tables have another size: then they start again.
     pub(crate) fn follow(&self, escalations: &HashMap<String, Escalation>) {
-        let rule = |one: &Escalation| Rule { after: Arc::new(one.after), lengths: one.blocks.clone().into() };
-        let rules = escalations.iter().map(|(name, one)| (name.clone(), rule(one))).collect();
-        self.rules.store(Arc::new(rules));
+        let known = self.rules.load();
+        let count = escalations.len().next_power_of_two().min(MAX_TABLES);
+        let is_kept = count == known.tables.len();
+        let tables = if is_kept { Arc::clone(&known.tables) } else { tables(count) };
+        if !is_kept {
+            self.lost.fetch_add(known.lost(), Relaxed);
+        }
+        let table_of = |name: &String| known.by_name.get(name).filter(|_| is_kept).map(|rule| rule.table);
+        let mut users = vec![0; count];
+        escalations.keys().filter_map(table_of).for_each(|table| users[table] += 1);
+        let mut least_used = || {
+            let table = (0..count).min_by_key(|table| users[*table]).unwrap_or(0);
+            users[table] += 1;
+            table
+        };
+        let mut rule = |name: &String, one: &Escalation| Rule {
+            after: Arc::new(one.after),
+            lengths: one.blocks.clone().into(),
+            table: table_of(name).unwrap_or_else(&mut least_used),
+        };
+        let by_name = escalations.iter().map(|(name, one)| (name.clone(), rule(name, one))).collect();
+        self.rules.store(Arc::new(Rules { by_name, tables }));
     }
 
     /// Whether a policy blocks keys.
     pub(crate) fn is_used(&self) -> bool {
-        !self.rules.load().is_empty()
+        !self.rules.load().by_name.is_empty()
     }
 
     /// Counts a denial by an enforced policy, if the store decided it and for the policy's limit.
@@ -133,9 +159,9 @@ impl Escalations {
         let is_counted = one.reason() == Some(Reason::OverLimit)
             && matches!(one.source(), DecisionSource::Store | DecisionSource::CachedDenial);
         let rules = self.rules.load();
-        let Some(rule) = rules.get(one.policy().name()).filter(|_| is_counted) else { return };
+        let Some(rule) = rules.by_name.get(one.policy().name()).filter(|_| is_counted) else { return };
         let (policy, key) = (one.policy().name(), one.key().to_string());
-        if self.count(rule, policy, &key) {
+        if rules.count(policy, &key) {
             let (denial, lengths) = (event(&key), Arc::clone(&rule.lengths));
             let earned = EarnedBlock { policy: policy.to_owned(), key, lengths, denial };
             let place = self.queued.take(&earned.policy);
@@ -145,17 +171,12 @@ impl Escalations {
         }
     }
 
-    /// Whether this denial is the last that it takes. True again for as many denials later, while the
-    /// key is not blocked.
-    fn count(&self, rule: &Rule, policy: &str, key: &str) -> bool {
-        let request = denials_of(policy, key).with_quota(Arc::clone(&rule.after));
-        let decisions = self.counts.check(&request);
-        decisions.iter().any(|one| one.is_allowed() && one.used() >= one.limit())
-    }
-
     /// Forgets the denials of a key.
     pub(crate) fn forget(&self, policy: &str, key: &str) {
-        self.counts.reset(&denials_of(policy, key)).expect("a memory store always resets");
+        let rules = self.rules.load();
+        if let Some(rule) = rules.by_name.get(policy) {
+            rules.tables[rule.table].reset(&denials_of(policy, key)).expect("a memory store always resets");
+        }
     }
 
     /// Counts keys that were blocked.
@@ -175,7 +196,7 @@ impl Escalations {
 
     /// How many keys were not blocked, and how many counts were lost, by reason.
     pub(super) fn count_dropped(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let lost = ("table_full", self.counts.store().stats().dropped);
+        let lost = ("table_full", self.lost.load(Relaxed) + self.rules.load().lost());
         NotBlocked::ALL
             .map(|why| (why.name(), self.dropped[why as usize].load(Relaxed)))
             .into_iter()
@@ -186,6 +207,36 @@ impl Escalations {
     pub(crate) fn take_queue(&self) -> Option<Receiver<Queued>> {
         self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
+}
+
+impl Rules {
+    /// Whether this denial is the last that it takes. True again for as many denials later, while the
+    /// key is not blocked.
+    fn count(&self, policy: &str, key: &str) -> bool {
+        let Some(rule) = self.by_name.get(policy) else { return false };
+        let request = denials_of(policy, key).with_quota(Arc::clone(&rule.after));
+        let decisions = self.tables[rule.table].check(&request);
+        decisions.iter().any(|one| one.is_allowed() && one.used() >= one.limit())
+    }
+
+    /// Counts that made room for others.
+    fn lost(&self) -> u64 {
+        self.tables.iter().map(|table| table.store().stats().dropped).sum()
+    }
+}
+
+/// So many tables that share what there is.
+fn tables(count: usize) -> Arc<[Gate]> {
+    let of = || MemoryStore::builder().max_keys(MAX_COUNTED / count).max_bytes(MAX_BYTES / count);
+    // A key must not be blocked for the denials of others.
+    (0..count).map(|_| table(of().forget_evicted().build())).collect()
+}
+
+fn table(store: MemoryStore) -> Gate {
+    // Not used to count: each denial comes with the quota of its rule.
+    let counts = Policy::new(COUNTS, Quota::per_second(1)).expect("the name is valid");
+    let counts = PolicySet::new([counts.with_scope(SCOPE).only_when_named()]);
+    Gate::with_memory(counts.expect("one policy is a set"), store)
 }
 
 /// The request that counts a denial of a key.
@@ -200,26 +251,39 @@ mod tests {
 
     const MINUTE: Duration = Duration::from_secs(60);
 
-    fn counted(after: u64) -> (Escalations, Rule, ManualClock) {
-        let clock = ManualClock::new();
-        let store = MemoryStore::builder().max_keys(1024).forget_evicted().clock(clock.clone()).build();
-        let rule = Rule { after: Arc::new(Quota::per_minute(after)), lengths: Arc::new([MINUTE]) };
-        (Escalations::over(store), rule, clock)
+    fn escalations(policies: &[&str], after: u64) -> Escalations {
+        let (escalations, after) = (Escalations::new(), Quota::per_minute(after));
+        let rule = |name: &&str| ((*name).to_owned(), Escalation { after, blocks: vec![MINUTE] });
+        escalations.follow(&policies.iter().map(rule).collect());
+        escalations
+    }
+
+    fn count(escalations: &Escalations, policy: &str, key: &str) -> bool {
+        escalations.rules.load().count(policy, key)
+    }
+
+    /// Keys in all tables.
+    fn keys(escalations: &Escalations) -> usize {
+        escalations.rules.load().tables.iter().map(|table| table.store().stats().keys).sum()
     }
 
     /// Whoever is denied now and then must not be blocked, and whoever hammers must be, wherever the
     /// minutes begin.
     #[test]
     fn denials_in_any_time_of_the_window_earn_a_block() {
-        let (escalations, rule, clock) = counted(3);
+        let clock = ManualClock::new();
+        let rule = |table| Rule { after: Arc::new(Quota::per_minute(3)), lengths: Arc::new([MINUTE]), table };
+        let store = MemoryStore::builder().forget_evicted().clock(clock.clone()).build();
+        let by_name = ["p", "q"].map(|name| (name.to_owned(), rule(0))).into();
+        let rules = Rules { by_name, tables: [table(store)].into() };
         let count = |seconds| {
             clock.advance(Duration::from_secs(seconds));
-            escalations.count(&rule, "p", "alice")
+            rules.count("p", "alice")
         };
         assert_eq!([count(0), count(58), count(2), count(59)], [false; 4], "never 3 in a minute");
         assert!(count(0), "3 in 59 seconds");
         assert!(!count(0), "the block is on its way");
-        assert!(!escalations.count(&rule, "q", "alice") && !escalations.count(&rule, "p", "bob"));
+        assert!(!rules.count("q", "alice") && !rules.count("p", "bob"));
         // It was not blocked, as too many were.
         clock.advance(MINUTE);
         assert_eq!([count(0), count(0), count(0)], [false, false, true]);
@@ -229,9 +293,7 @@ mod tests {
     /// block by that.
     #[tokio::test]
     async fn denials_by_fallbacks_do_not_count() {
-        let (escalations, rule, _) = counted(5);
-        let blocks = rule.lengths.to_vec();
-        escalations.follow(&HashMap::from([("p".to_owned(), Escalation { after: *rule.after, blocks })]));
+        let escalations = escalations(&["p"], 5);
         let policy = |then| {
             let policy = Policy::new("p", Quota::per_hour(0)).unwrap().with_scope(["user"]);
             PolicySet::new([policy.with_on_store_error(then)]).unwrap()
@@ -243,18 +305,18 @@ mod tests {
             let decisions = gate.check_async(&request).await;
             assert!(decisions.is_denied());
             decisions.iter().for_each(|one| escalations.record(&one, |_| None));
-            assert_eq!(escalations.counts.store().stats().keys, 0, "{decisions:?}");
+            assert_eq!(keys(&escalations), 0, "{decisions:?}");
         }
         let gate = Gate::new(policy(OnStoreError::Local));
         gate.check(&request).iter().for_each(|one| escalations.record(&one, |_| None));
-        assert_eq!(escalations.counts.store().stats().keys, 1);
+        assert_eq!(keys(&escalations), 1);
     }
 
     /// Whoever was unblocked by an operator starts afresh.
     #[test]
     fn a_forgotten_key_has_all_its_denials_again() {
-        let (escalations, rule, _) = counted(2);
-        let count = |key| escalations.count(&rule, "p", key);
+        let escalations = escalations(&["p"], 2);
+        let count = |key| count(&escalations, "p", key);
         assert!(!count("alice") && !count("bob"));
         escalations.forget("p", "alice");
         escalations.forget("p", "nobody");
@@ -262,17 +324,41 @@ mod tests {
         assert!(count("alice"));
     }
 
-    /// Clients choose keys: many new ones must neither take memory nor hide one that is denied often.
+    /// Clients choose keys: many new ones must neither take memory nor hide one that is denied often; of
+    /// another policy, however often they are denied themselves.
     #[test]
-    fn a_full_table_keeps_those_that_were_denied_often() {
-        let (escalations, rule, _) = counted(4);
-        assert_eq!([(); 3].map(|()| escalations.count(&rule, "p", "mallory")), [false; 3]);
-        for n in 0..20_000 {
-            assert!(!escalations.count(&rule, "p", &format!("invented-{n}")));
+    fn a_full_table_keeps_those_that_were_denied_often_and_those_of_other_policies() {
+        for (attacked, victim, times) in [("p", "p", 1), ("p", "q", 3)] {
+            let escalations = escalations(&["p", "q"], 4);
+            let known = ["alice", "bob", "mallory"];
+            known.iter().for_each(|key| (0..3).for_each(|_| assert!(!count(&escalations, victim, key))));
+            for n in 0..3 * MAX_COUNTED / 2 {
+                let invented = format!("invented-{n}");
+                (0..times).for_each(|_| assert!(!count(&escalations, attacked, &invented)));
+            }
+            let lost = escalations.count_dropped().last().unwrap();
+            assert!(keys(&escalations) <= MAX_COUNTED / 2 + 3);
+            assert!(lost.0 == "table_full" && lost.1 as usize >= MAX_COUNTED, "{lost:?}");
+            assert!(known.iter().all(|key| count(&escalations, victim, key)), "{attacked}, {victim}");
         }
-        let stats = escalations.counts.store().stats();
-        assert!(stats.keys <= 1024 && stats.dropped >= 18_000, "{stats:?}");
-        assert_eq!(escalations.count_dropped().last(), Some(("table_full", stats.dropped)));
-        assert!(escalations.count(&rule, "p", "mallory"));
+    }
+
+    /// A reload must not give those a fresh start that hammer, and nothing may be counted twice.
+    #[test]
+    fn counts_stay_when_rules_change_unless_the_tables_have_another_size() {
+        let escalations = escalations(&["p", "q", "r"], 2);
+        let follow = |policies: &[&str]| {
+            let rule = Escalation { after: Quota::per_minute(2), blocks: vec![MINUTE] };
+            escalations.follow(&policies.iter().map(|name| ((*name).to_owned(), rule.clone())).collect());
+        };
+        assert!(["p", "q", "r"].iter().all(|policy| !count(&escalations, policy, "mallory")));
+        follow(&["new", "q", "p"]);
+        assert!(count(&escalations, "p", "mallory") && !count(&escalations, "new", "mallory"));
+        let tables: Vec<_> = escalations.rules.load().by_name.values().map(|rule| rule.table).collect();
+        assert_eq!(tables.iter().collect::<std::collections::BTreeSet<_>>().len(), 3, "each its own");
+        let many: Vec<_> = (0..100).map(|n| format!("p{n}")).chain(["q".to_owned()]).collect();
+        follow(&many.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_eq!(escalations.rules.load().tables.len(), MAX_TABLES);
+        assert!(!count(&escalations, "q", "mallory"));
     }
 }

@@ -8,14 +8,14 @@
 //! the policy that has most forgets its earliest key: a key that is forgotten is reported again only if
 //! it falls below its threshold and crosses it once more in its window.
 
+use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
-use std::collections::{HashMap, VecDeque};
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use slidegate::shares::Shares;
+use slidegate::shares::Queues;
 use slidegate::{Algorithm, Amount, PolicyDecision, Timestamp};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
@@ -91,17 +91,15 @@ type Queued = (Crossing, Share<String>);
 struct Table {
     until: HashMap<u64, Timestamp>,
     /// The same by policy, in the order in which they were remembered.
-    of_policies: HashMap<String, VecDeque<(u64, Timestamp)>>,
-    /// How many each policy has.
-    shares: Shares<String>,
+    of_policies: Queues<String, (u64, Timestamp)>,
     /// When entries that are over are removed from all policies again, if one lacks room.
     next_sweep: Timestamp,
 }
 
 impl Default for Table {
     fn default() -> Self {
-        let shares = Shares::new(MAX_REMEMBERED);
-        Self { until: HashMap::new(), of_policies: HashMap::new(), shares, next_sweep: Timestamp::EPOCH }
+        let of_policies = Queues::new(MAX_REMEMBERED);
+        Self { until: HashMap::new(), of_policies, next_sweep: Timestamp::EPOCH }
     }
 }
 
@@ -115,13 +113,12 @@ impl Table {
         }
         let policy = &crossing.policy;
         self.forget_over(policy, now);
-        if self.shares.lacking(policy, 1) > 0 {
+        if self.of_policies.shares().lacking(policy, 1) > 0 {
             self.make_room(now);
         }
         let until = now + crossing.quiet;
         self.until.insert(hash, until);
-        self.of_policies.entry(policy.clone()).or_default().push_back((hash, until));
-        self.shares.add(policy, 1);
+        self.of_policies.push(policy, (hash, until));
         true
     }
 
@@ -129,40 +126,32 @@ impl Table {
     /// instead.
     #[cold]
     fn make_room(&mut self, now: Timestamp) {
-        let taken = self.shares.taken();
+        let taken = self.of_policies.shares().taken();
         if now >= self.next_sweep {
             self.next_sweep = now + Duration::from_secs(1);
-            let policies: Vec<_> = self.of_policies.keys().cloned().collect();
+            let policies: Vec<_> = self.of_policies.owners().cloned().collect();
             policies.iter().for_each(|policy| self.forget_over(policy, now));
         }
-        if self.shares.taken() == taken
-            && let Some(largest) = self.shares.largest().cloned()
+        if self.of_policies.shares().taken() == taken
+            && let Some(earliest) = self.of_policies.pop_largest()
         {
-            self.forget_first(&largest, |_| true);
+            self.forget(earliest);
         }
     }
 
     /// Forgets the keys of a policy that are over, up to the first that is not.
     fn forget_over(&mut self, policy: &String, now: Timestamp) {
-        while self.forget_first(policy, |until| until <= now) {}
+        while let Some(over) = self.of_policies.pop_if(policy, |(_, until)| *until <= now) {
+            self.forget(over);
+        }
     }
 
-    /// Forgets the earliest key of a policy, if its end is such. Returns whether it is.
-    fn forget_first(&mut self, policy: &String, is_such: impl Fn(Timestamp) -> bool) -> bool {
-        let Some(keys) = self.of_policies.get_mut(policy) else { return false };
-        let Some((hash, until)) = keys.front().copied().filter(|(_, until)| is_such(*until)) else {
-            return false;
-        };
-        keys.pop_front();
-        if keys.is_empty() {
-            self.of_policies.remove(policy);
-        }
-        self.shares.give_back(policy, 1);
+    /// Forgets a key that is in no queue any more.
+    fn forget(&mut self, (hash, until): (u64, Timestamp)) {
         // One that was remembered again has a later end.
         if self.until.get(&hash) == Some(&until) {
             self.until.remove(&hash);
         }
-        true
     }
 }
 
@@ -309,7 +298,7 @@ mod tests {
         assert!(remembered() <= MAX_REMEMBERED);
         assert!(of("third", "late", 101) && !of("third", "late", 102));
         let table = notifications.table.lock().unwrap();
-        let of_other = table.shares.of(&"other".to_owned());
+        let of_other = table.of_policies.shares().of(&"other".to_owned());
         assert!(of_other >= MAX_REMEMBERED / 4, "{of_other} of the second flood");
         drop(table);
         for policy in ["own", "other", "third"] {

@@ -1,12 +1,17 @@
 //! The queue of settlements that wait until a shared store replies.
+//!
+//! Policies share it: those of one reservation are one owner, as [`shares`](crate::shares) has it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use smallvec::SmallVec;
+
 use super::change::Change;
 use crate::error::Error;
 use crate::request::OwnedCost;
+use crate::shares::Shares;
 use crate::ticket::Ticket;
 
 /// Most settlements that wait. Each takes some 300 bytes.
@@ -24,14 +29,26 @@ pub(super) struct PendingSettlements {
     dropped: AtomicU64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Queue {
     /// Also those that are being sent.
     kept: HashMap<u64, Pending>,
+    /// How many of them the policies have that have any.
+    shares: Shares<Policies>,
     /// The ids of those that are to be sent, those that wait longest first.
     order: VecDeque<u64>,
     /// Whether a task sends them.
     has_task: bool,
+}
+
+/// The names of a reservation's policies.
+type Policies = SmallVec<[Box<str>; 2]>;
+
+impl Default for Queue {
+    fn default() -> Self {
+        let (kept, order) = (HashMap::new(), VecDeque::new());
+        Self { kept, shares: Shares::new(MAX_PENDING), order, has_task: false }
+    }
 }
 
 /// The last change of a reservation.
@@ -120,12 +137,13 @@ impl PendingSettlements {
         let id = pending.ticket.id();
         let is_kept = queue.kept.get(&id).is_none_or(|kept| kept.change == pending.change);
         let is_new = !queue.kept.contains_key(&id);
-        if is_new && queue.kept.len() >= MAX_PENDING {
-            return Err(Error::store(format!(
-                "{MAX_PENDING} settlements wait for the store already; repeat this one later"
-            )));
-        }
         if is_new {
+            if !queue.shares.take(&pending.policies(), 1) {
+                return Err(Error::store(format!(
+                    "of {MAX_PENDING} settlements that may wait for the store, as many of these policies wait as are \
+                     free for others; repeat this one later"
+                )));
+            }
             queue.kept.insert(id, pending);
             queue.order.push_back(id);
             self.kept.store(queue.kept.len(), Ordering::Relaxed);
@@ -146,9 +164,19 @@ impl PendingSettlements {
     /// Forgets those of a batch that are done, and sends the others first.
     pub(super) fn finish(&self, batch: &[u64], unsent: &[u64]) {
         let mut queue = self.queue();
-        batch.iter().filter(|id| !unsent.contains(id)).for_each(|id| drop(queue.kept.remove(id)));
+        for id in batch.iter().filter(|id| !unsent.contains(id)) {
+            if let Some(done) = queue.kept.remove(id) {
+                queue.shares.give_back(&done.policies(), 1);
+            }
+        }
         unsent.iter().rev().for_each(|id| queue.order.push_front(*id));
         self.kept.store(queue.kept.len(), Ordering::Relaxed);
+    }
+}
+
+impl Pending {
+    fn policies(&self) -> Policies {
+        self.ticket.keys().map(|(_, key)| key.policy.into()).collect()
     }
 }
 
@@ -167,6 +195,7 @@ impl LastChange {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ticket::{TicketKey, TicketPart};
     use crate::time::Timestamp;
 
     const FIRST: Pushed = Pushed { is_kept: true, needs_task: true };
@@ -174,27 +203,42 @@ mod tests {
     const TOO_LATE: Pushed = Pushed { is_kept: false, needs_task: false };
 
     fn pending(id: u64, cost: u64) -> Pending {
-        let ticket = Ticket::new(id, Timestamp::EPOCH);
+        pending_of("p", id, cost)
+    }
+
+    fn pending_of(policy: &str, id: u64, cost: u64) -> Pending {
+        let mut ticket = Ticket::new(id, Timestamp::EPOCH);
+        let part = TicketPart::Charged;
+        ticket.push(&TicketKey { policy, key: b"k", in_millionths: false, amount: 1, part });
         Pending { ticket, change: LastChange::Settle(OwnedCost::Bare(cost)) }
     }
 
-    /// An outage of an hour must not fill the memory of an API server.
+    /// An outage of an hour must not fill the memory of an API server, and whoever settles most during it
+    /// must leave room to others.
     #[test]
-    fn a_bounded_number_waits() {
+    fn a_bounded_number_waits_and_one_policy_leaves_half_to_others() {
         let settlements = PendingSettlements::default();
         assert_eq!(settlements.push(pending(0, 1)).unwrap(), FIRST, "it starts a task");
-        for id in 1..MAX_PENDING as u64 {
+        let half = MAX_PENDING as u64 / 2;
+        for id in 1..half {
             assert_eq!(settlements.push(pending(id, 1)).unwrap(), AGAIN);
         }
         let refused = settlements.push(pending(u64::MAX, 1)).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "65536 settlements wait for the store already; repeat this one later"
+            "of 65536 settlements that may wait for the store, as many of these policies wait as are free for \
+             others; repeat this one later"
         );
         assert_eq!(settlements.push(pending(7, 1)).unwrap(), AGAIN);
         let taken = settlements.take().expect("they wait");
         assert_eq!(taken.iter().map(|one| one.ticket.id()).collect::<Vec<_>>(), (0..32).collect::<Vec<_>>());
         assert!(settlements.push(pending(u64::MAX, 1)).is_err(), "those that are sent count");
+        for id in half..half + half / 2 {
+            assert_eq!(settlements.push(pending_of("other", id, 1)).unwrap(), AGAIN);
+        }
+        settlements.finish(&(0..32).collect::<Vec<_>>(), &[]);
+        assert_eq!(settlements.push(pending(u64::MAX, 1)).unwrap_err().to_string(), refused.to_string());
+        assert_eq!(settlements.push(pending_of("other", u64::MAX, 1)).unwrap(), AGAIN);
     }
 
     /// A client that settles and then cancels must be charged, whether the store replied between the two

@@ -1,14 +1,15 @@
 //! Idempotency: the first decisions on checks with an idempotency key, for checks that are
 //! repeated.
 //!
-//! The number of stored decisions is bounded. If it is exceeded, the oldest are forgotten early.
+//! The number of stored decisions is bounded. If it is exceeded, the oldest are forgotten early, of the
+//! policies that have most: a flood under some policies forgets no check under others.
 //! Such a check, if repeated, is charged again: that can deny too much, and never allows too much.
 //!
 //! Decisions are in shards by the hash of their checks. A shard is locked while its check is
 //! decided, so that a check that is sent twice at a time is charged once. Checks in other shards do
 //! not wait.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -19,6 +20,7 @@ use super::StoreDecisions;
 use crate::charge::Charge;
 use crate::decision::Decision;
 use crate::key::{HashSeed, KeyId};
+use crate::shares::Queues;
 use crate::time::Timestamp;
 
 /// Number of checks that are stored for as long as they can be repeated. With one policy each they
@@ -35,8 +37,8 @@ const FORGOTTEN_AT_ONCE: usize = 2;
 /// The first decisions on checks with an idempotency key, for [`Store`](super::Store)s in this
 /// process.
 ///
-/// Stores the last 65,536 checks for the longest window of their quotas and time of their holds. An insertion takes constant
-/// time also when it is full.
+/// Stores the last 65,536 checks for the longest window of their quotas and time of their holds. When it is
+/// full, the policies that have most of them lose their oldest, in time that does not grow with the checks.
 pub struct IdempotencyCache {
     seed: HashSeed,
     shards: Box<[Mutex<Shard>]>,
@@ -45,11 +47,14 @@ pub struct IdempotencyCache {
 /// 128 bits of a keyed hash of a check's id, keys and cost, which identify it.
 type CheckHash = u128;
 
-#[derive(Debug, Default)]
+/// The numbers of the policies of a check.
+type Policies = SmallVec<[u32; 4]>;
+
+#[derive(Debug)]
 struct Shard {
     answers: HashMap<CheckHash, Answer>,
-    /// The same checks, oldest first. One that was replaced is here twice, with two ends.
-    order: VecDeque<(Timestamp, CheckHash)>,
+    /// The same checks, by their policies. One that was replaced is here twice, with two ends.
+    order: Queues<Policies, (Timestamp, CheckHash)>,
 }
 
 #[derive(Debug)]
@@ -57,6 +62,12 @@ struct Answer {
     /// The check is a new one from then on.
     ends: Timestamp,
     decisions: SmallVec<[Decision; 1]>,
+}
+
+impl Default for Shard {
+    fn default() -> Self {
+        Self { answers: HashMap::new(), order: Queues::new(MAX_OF_A_SHARD) }
+    }
 }
 
 impl Default for IdempotencyCache {
@@ -104,7 +115,8 @@ impl IdempotencyCache {
                 ends: now + Duration::from_micros(longest_us),
                 decisions: decided.iter().copied().collect(),
             };
-            shard.keep(now, check, answer);
+            let policies = charges.iter().map(|charge| charge.number).collect();
+            shard.keep(now, &policies, check, answer);
         }
         decided
     }
@@ -128,20 +140,25 @@ fn place_of(check: CheckHash) -> usize {
 }
 
 impl Shard {
-    fn keep(&mut self, now: Timestamp, check: CheckHash, answer: Answer) {
+    fn keep(&mut self, now: Timestamp, policies: &Policies, check: CheckHash, answer: Answer) {
         for _ in 0..FORGOTTEN_AT_ONCE {
-            let is_full = self.order.len() >= MAX_OF_A_SHARD;
-            let Some((ends, oldest)) = self.order.front().copied() else { break };
-            if !is_full && now < ends {
-                break;
-            }
-            self.order.pop_front();
-            if self.answers.get(&oldest).is_some_and(|answer| answer.ends == ends) {
-                self.answers.remove(&oldest);
-            }
+            let Some(over) = self.order.pop_if(policies, |(ends, _)| *ends <= now) else { break };
+            self.forget(over);
         }
-        self.order.push_back((answer.ends, check));
+        if self.order.shares().taken() >= MAX_OF_A_SHARD
+            && let Some(oldest) = self.order.pop_largest()
+        {
+            self.forget(oldest);
+        }
+        self.order.push(policies, (answer.ends, check));
         self.answers.insert(check, answer);
+    }
+
+    /// Forgets a check that is in no queue any more.
+    fn forget(&mut self, (ends, check): (Timestamp, CheckHash)) {
+        if self.answers.get(&check).is_some_and(|answer| answer.ends == ends) {
+            self.answers.remove(&check);
+        }
     }
 }
 
@@ -237,6 +254,27 @@ mod tests {
         assert_eq!(used(&gate, "alice"), charged, "the newest are still known");
         let _ = gate.check_once(&request, "0");
         assert_eq!(used(&gate, "alice"), charged + 1, "the first is not");
+    }
+
+    /// A flood of ids under one policy must not let the retries of others be charged again.
+    #[test]
+    fn a_flood_under_one_policy_forgets_no_check_under_another() {
+        let policy =
+            |name: &str| Policy::new(name, Quota::per_minute(1_000_000)).unwrap().with_scope(["user"]);
+        let store = MemoryStore::builder().clock(ManualClock::new()).build();
+        let policies = PolicySet::new([policy("attacked"), policy("other")]).unwrap();
+        let gate = Gate::with_memory(policies, store);
+        let known: Vec<_> = (0..1000).map(|id| format!("victim-{id}")).collect();
+        let victim = Request::new().with("user", "victim").under("other");
+        let retry_all = || known.iter().for_each(|id| assert!(gate.check_once(&victim, id).is_allowed()));
+        retry_all();
+        let attacker = Request::new().with("user", "attacker").under("attacked");
+        for id in 0..2 * MAX_ANSWERS {
+            let _ = gate.check_once(&attacker, &id.to_string());
+        }
+        retry_all();
+        assert_eq!(gate.peek(&victim).iter().next().unwrap().used, 1000);
+        assert!(kept(&gate) <= SHARDS * MAX_OF_A_SHARD, "{}", kept(&gate));
     }
 
     /// The check that comes after a flood must not pay for it: what has ended leaves a little at a

@@ -74,6 +74,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "key",
             "policy_reset",
             "quota",
+            "shares",
             "store/redis",
             "ticket",
             "time",

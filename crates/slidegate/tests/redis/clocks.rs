@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slidegate::{Policy, Quota, SharedGate};
+use slidegate::{Algorithm, Calendar, DecisionSource, Policy, Quota, Request, SharedGate};
 use slidegate_testkit::redis::RedisServer;
 
 use crate::callers::{LATER, check_cost, gate, options, until_used};
@@ -138,4 +138,67 @@ async fn a_clock_that_jumps_to_and_fro_ages_charges_by_its_forward_jumps_and_no_
     server.clock().stand(START_US + 6 * JUMP_US + 1);
     let later = admitted(&gate).await;
     assert!(later > 0, "locked out a window after the last jump");
+}
+
+/// How a request is decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Check,
+    Once,
+    Reserve,
+}
+
+/// An instance knows the server's time by its replies. One that it cannot read must not leave the key to the
+/// fallback until a request on another key tells the time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clock_that_is_set_back_by_more_than_a_window_leaves_decisions_shared() {
+    const HOUR_US: u64 = 3_600_000_000;
+    let minute = |algorithm| Quota::per_minute(10).with_algorithm(algorithm);
+    let calendar = |calendar| Quota::calendar(10, calendar);
+    for has_module in [false, true] {
+        let server = RedisServer::builder().with_clock().module(has_module).start();
+        for (name, quota, back_us) in [
+            ("log", minute(Algorithm::SlidingLog), 2 * HOUR_US),
+            ("window", minute(Algorithm::SlidingWindow), 2 * HOUR_US),
+            ("fixed", minute(Algorithm::FixedWindow), 2 * HOUR_US),
+            ("bucket", minute(Algorithm::TokenBucket), 2 * HOUR_US),
+            ("in-flight", Quota::in_flight(10, Duration::from_secs(60)).unwrap(), 2 * HOUR_US),
+            ("hour", calendar(Calendar::hour()), 96 * HOUR_US),
+            ("day", calendar(Calendar::day()), 240 * HOUR_US),
+            ("month", calendar(Calendar::month()), 2400 * HOUR_US),
+        ] {
+            for way in [Way::Check, Way::Once, Way::Reserve] {
+                if way != Way::Reserve && name == "in-flight" {
+                    continue;
+                }
+                server.clock().stand(START_US);
+                let policy = Policy::new(name, quota).unwrap().with_scope(["user"]);
+                let gate = gate([policy], options(&server.url()).with_deadline(LATER).without_denial_cache());
+                let user = format!("{way:?}");
+                let request = Request::new().with("user", &user);
+                let decide = async |number: u32| {
+                    let id = number.to_string();
+                    let decided = match way {
+                        Way::Check => gate.check_async(&request).await,
+                        Way::Once => gate.check_once_async(&request, &id).await,
+                        Way::Reserve => gate.reserve_async(&request).await.into_parts().0,
+                    };
+                    decided.strictest().unwrap().source()
+                };
+                for number in 0..6 {
+                    // The first decision may be what shows that the clock was set.
+                    if number == 2 {
+                        server.clock().stand(START_US - back_us);
+                        decide(100).await;
+                    }
+                    let (source, stats) = (decide(number).await, gate.store().stats());
+                    assert_eq!(
+                        source,
+                        DecisionSource::Store,
+                        "{name} {way:?} {number}, module: {has_module}: {stats:?}"
+                    );
+                }
+            }
+        }
+    }
 }

@@ -193,7 +193,7 @@ impl Calls {
     }
 
     /// The latest server time at which a call may still charge. Asks the server for its time if it
-    /// is not known yet.
+    /// is not known.
     pub(super) async fn latest(
         &self,
         slot: u16,
@@ -244,7 +244,9 @@ impl Calls {
         failure
     }
 
+    /// A failure of a reply that cannot be read. The next call asks for the server's time.
     pub(super) fn misread(&self, slot: u16, unreadable: &Unreadable) -> Failure {
+        self.times.doubt(slot);
         let detail = format!("the script replied {}; is its key written by something else?", unreadable.0);
         self.failed(slot, Executed::Maybe, FailureKind::Malformed, &detail)
     }

@@ -47,6 +47,8 @@ struct Clock {
     at: i64,
     /// When the clock was last seen to jump. Calls sent before then may tell the time of before.
     since: i64,
+    /// Whether the server is to be asked, as a reply does not fit what is known.
+    is_doubted: bool,
 }
 
 /// What has happened to the clocks.
@@ -79,9 +81,9 @@ impl ServerTimes {
     }
 
     /// The latest time of the server of this slot at which it surely is not past `deadline` here;
-    /// `None` before it was heard.
+    /// `None` before it was heard, and while it is doubted.
     pub(crate) fn latest(&self, slot: u16, deadline: Instant) -> Option<u64> {
-        let least = (*self.clock(slot))?.least;
+        let least = self.clock(slot).filter(|known| !known.is_doubted)?.least;
         let latest = self.ours(deadline).saturating_add(least).saturating_sub(WAY_BACK_US);
         Some(u64::try_from(latest).unwrap_or(0))
     }
@@ -100,7 +102,7 @@ impl ServerTimes {
         let (least, most) = (server.saturating_sub(arrived), server.saturating_sub(sent));
         let mut clock = self.clock(slot);
         let Some(known) = *clock else {
-            *clock = Some(Clock { least, most, at: arrived, since: arrived });
+            *clock = Some(Clock { least, most, at: arrived, since: arrived, is_doubted: false });
             return;
         };
         if sent < known.since {
@@ -111,15 +113,23 @@ impl ServerTimes {
         let (low, high) = (known.least - drift, known.most + drift);
         let at = arrived.max(known.at);
         if least <= high && most >= low {
-            *clock = Some(Clock { least: least.max(low), most: most.min(high), at, since: known.since });
+            let (least, most, since) = (least.max(low), most.min(high), known.since);
+            *clock = Some(Clock { least, most, at, since, is_doubted: false });
             return;
         }
         let has_jumped = least > high + TOLERANCE_US || most < low - TOLERANCE_US;
         let since = if has_jumped { arrived } else { known.since };
-        *clock = Some(Clock { least, most, at, since });
+        *clock = Some(Clock { least, most, at, since, is_doubted: false });
         if has_jumped {
             let uncertainty = TOLERANCE_US + drift + (arrived - sent) + (known.most - known.least);
             self.jumps().count(least - known.least, arrived, (known.at, uncertainty), node);
+        }
+    }
+
+    /// A reply could not be read: if the clock was set back, the call had the calendar of another time.
+    pub(crate) fn doubt(&self, slot: u16) {
+        if let Some(known) = &mut *self.clock(slot) {
+            known.is_doubted = true;
         }
     }
 
