@@ -338,7 +338,7 @@ mod tests {
             }
             let lost = escalations.count_dropped().last().unwrap();
             assert!(keys(&escalations) <= MAX_COUNTED / 2 + 3);
-            assert!(lost.0 == "table_full" && lost.1 as usize >= MAX_COUNTED, "{lost:?}");
+            assert!(lost.0 == "table_full" && lost.1 >= MAX_COUNTED as u64, "{lost:?}");
             assert!(known.iter().all(|key| count(&escalations, victim, key)), "{attacked}, {victim}");
         }
     }
