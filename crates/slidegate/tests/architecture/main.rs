@@ -164,6 +164,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "policy_reset",
             "quota",
             "request",
+            "shares",
             "store",
             "store/fallback",
             "store/memory",

@@ -1,6 +1,7 @@
 //! The shared store: several variables of envoyproxy/ratelimit become one URL.
 
 use std::ops::RangeInclusive;
+use std::path::Path;
 use std::time::Duration;
 
 use slidegate::{RedisOptions, Secret, parse_window, redis::ClientCertificate};
@@ -74,6 +75,10 @@ impl Reader<'_> {
         let is_socket = self.text("REDIS_SOCKET_TYPE").is_none_or(|kind| kind == "unix");
         let (kind, master, list) = match kind.to_ascii_uppercase().as_str() {
             "SINGLE" if is_socket && address.starts_with('/') => {
+                // With a space it may as well be a path and a password.
+                if address.contains(char::is_whitespace) && !Path::new(address).exists() {
+                    return self.invalid_url("must be the path of a socket, and there is none");
+                }
                 let path = address.split('/').map(encoded).collect::<Vec<_>>().join("/");
                 return Some(format!("unix://{path}{}", auth.parameters("user", "pass")));
             }
