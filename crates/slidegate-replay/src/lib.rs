@@ -63,7 +63,6 @@ mod wording;
 
 mod forecast;
 mod propose;
-mod simulate;
 
 pub use clock_changes::ClockChanges;
 pub use compare::with_algorithm;
@@ -89,7 +88,6 @@ pub use report::{
 };
 pub use reservations::PolicyReservationsOutcome;
 pub use share::Share;
-pub use simulate::{Boundary, Bursts, LogStyle, Requests, SimulatedRequest, Simulation, write_line};
 pub use stats::{LogStats, LogSummary, MalformedLine, TimeJump};
 pub use sweep::{MAX_SWEEP_POINTS, Sweep};
 pub use wording::{PlainWording, Wording, grouped};

@@ -142,13 +142,6 @@ Examples:
 
 Exit codes: 0 success, 2 error";
 
-pub(super) const SIMULATE: &str = "\
-Examples:
-  slidegate simulate --policy '100/1m per user' --rate 500/s --zipf 1.1
-  slidegate simulate --write traffic.log --duration 1h --bursts 50/30s
-
-Exit codes: 0 success, 2 error";
-
 pub(super) const INIT: &str = "\
 Examples:
   slidegate init

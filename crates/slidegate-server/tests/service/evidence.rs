@@ -243,12 +243,8 @@ fn the_file_in_the_current_directory_is_used_and_named() {
     assert_eq!((code, error.as_str()), (Some(0), default));
 
     folder.file("slidegate.yaml", config(&[("mine", "scope: [ip], limit: 3, window: 1m")]));
-    let calls: [&[&str]; 4] = [
-        &["explain", "ip=192.0.2.1"],
-        &["replay", &log],
-        &["simulate", "--duration", "1s"],
-        &["forecast", "--keys", "10"],
-    ];
+    let calls: [&[&str]; 3] =
+        [&["explain", "ip=192.0.2.1"], &["replay", &log], &["forecast", "--keys", "10"]];
     for call in calls {
         let (code, out, error) = here(call);
         assert_eq!((code, error.as_str()), (Some(0), "configuration: slidegate.yaml\n"), "{call:?}");

@@ -39,4 +39,3 @@ mod weighted;
 
 mod replay;
 mod replay_outcome;
-mod simulate;

@@ -95,7 +95,6 @@ const REPLAY: &Table = &[
     ("keys", &["timeline", "wording"]),
     ("forecast", &["call", "entry"]),
     ("propose", &["call", "each", "entry", "share", "wording"]),
-    ("simulate", &["entry"]),
     ("compare", &["decider", "keys", "reservations", "timeline", "wording"]),
     (
         "scenario",
