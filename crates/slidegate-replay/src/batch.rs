@@ -1,7 +1,7 @@
 //! Batches of entries: what the policies ask of each entry, copied out of the reader's buffer.
 //!
 //! The reader hands out one entry at a time and reuses its memory. A batch owns its entries, so
-//! that several scenarios can decide it, each on a thread of its own. Only the attributes that
+//! that several jobs can decide it, each on a thread of its own. Only the attributes that
 //! some policy asks for are copied.
 
 use std::collections::BTreeSet;

@@ -8,7 +8,7 @@ use slidegate::{
 
 use crate::batch::{BatchEntry, EntryBatch, Line};
 use crate::call::{RecordedHold, RecordedReservation};
-use crate::reservations::{Reservations, Settled, unlearned, without_cost};
+use crate::reservations::{Reservations, unlearned, without_cost};
 
 /// A gate whose clock follows a log.
 #[derive(Debug)]
@@ -48,12 +48,7 @@ pub(crate) trait DecisionCounter {
     fn decide(&mut self, asker: Asker<'_>, line: &KnownRequests<'_>);
 
     /// Carries out and counts a single request that is no check: a recorded refund or penalty.
-    fn adjust(&mut self, gate: &Gate, now: Timestamp, request: &Request<'_>);
-
-    /// Called after a reservation was settled.
-    fn settled(&mut self, now: Timestamp, settled: Settled<'_>) {
-        let _ = (now, settled);
-    }
+    fn adjust(&mut self, gate: &Gate, request: &Request<'_>);
 }
 
 /// Decides a line: as checks, or as a reservation.
@@ -92,23 +87,17 @@ impl Decider {
         Self { gate: Gate::with_memory(policies, store), clock, now: Timestamp::EPOCH, reservations }
     }
 
-    /// The same, and each reservation is settled together with its request.
-    pub(crate) fn keeping_requests(mut self) -> Self {
-        self.reservations = self.reservations.map(Reservations::keeping_requests);
-        self
-    }
-
     /// Decides the entries of a batch in their order.
     pub(crate) fn decide(&mut self, batch: &EntryBatch, counter: &mut impl DecisionCounter) {
         batch.for_each(|line| {
-            self.follow(line.entry.time_us, |now, settled| counter.settled(now, settled));
+            self.follow(line.entry.time_us);
             if let Some(RecordedHold::Changed(_)) = line.hold {
-                self.change(line, |now, settled| counter.settled(now, settled));
+                self.change(line);
                 return;
             }
             let single = single_of(line);
             if let Some(request) = single.filter(|request| request.verb() != Verb::Check) {
-                counter.adjust(&self.gate, self.now, request);
+                counter.adjust(&self.gate, request);
                 return;
             }
             let asker = self.asker(line);
@@ -134,16 +123,16 @@ impl Decider {
     }
 
     /// Carries out the change of a reservation that a line records, if it does.
-    pub(crate) fn change(&mut self, line: Line<'_>, mut on_settled: impl FnMut(Timestamp, Settled<'_>)) {
-        let Self { gate, reservations: Some(reservations), now, .. } = self else { return };
+    pub(crate) fn change(&mut self, line: Line<'_>) {
+        let Self { gate, reservations: Some(reservations), .. } = self else { return };
         if let Some(RecordedHold::Changed(change)) = line.hold {
-            reservations.change_recorded(gate, change, |settled| on_settled(*now, settled));
+            reservations.change_recorded(gate, change);
         }
     }
 
     /// Sets the clock to the time of an entry, or leaves it if that is earlier. Until then, settles
     /// reservations whose requests have ended, and extends others.
-    pub(crate) fn follow(&mut self, time_us: u64, mut on_settled: impl FnMut(Timestamp, Settled<'_>)) {
+    pub(crate) fn follow(&mut self, time_us: u64) {
         let Self { gate, clock, reservations, now } = self;
         let until = (*now).max(Timestamp::from_micros(time_us));
         if let Some(reservations) = reservations {
@@ -151,7 +140,7 @@ impl Decider {
                 // One that is settled early is due later.
                 *now = (*now).max(due.min(until));
                 clock.set(*now);
-                reservations.proceed(gate, *now, one, |settled| on_settled(*now, settled));
+                reservations.proceed(gate, *now, one);
             }
             reservations.end_due(until);
         }
@@ -228,11 +217,10 @@ mod tests {
     use crate::batch::{EntryBatch, attribute_names};
     use crate::entry::{Entry, Extras};
 
-    /// Counts what is allowed and what was settled, in seconds.
+    /// Counts what is allowed.
     #[derive(Default)]
     struct Counter {
         allowed: Vec<bool>,
-        settled: Vec<u64>,
     }
 
     impl DecisionCounter for Counter {
@@ -241,12 +229,7 @@ mod tests {
             self.allowed.push(decisions.is_allowed());
         }
 
-        fn adjust(&mut self, _: &Gate, _: Timestamp, _: &Request<'_>) {}
-
-        fn settled(&mut self, now: Timestamp, settled: Settled<'_>) {
-            assert_eq!(settled.settlement.iter().len(), 1);
-            self.settled.push(now.as_micros() / 1_000_000);
-        }
+        fn adjust(&mut self, _: &Gate, _: &Request<'_>) {}
     }
 
     /// The decisions on requests that begin and last so many seconds, with at most two open at once.
@@ -285,9 +268,8 @@ mod tests {
         let (counter, decider) = decided(3, &[(0, 100), (1, 15), (2, 100), (3, 1), (4, 1)]);
         assert_eq!(counter.allowed, [true; 5]);
         // At 3 s the third is one too many; at 4 s the fourth ends.
-        assert_eq!(counter.settled, [3, 4]);
         let reservations = decider.reservations().unwrap();
-        assert_eq!(reservations.counts.settled_early, 1);
+        assert_eq!((reservations.counts.settled_early, reservations.policies[0].counts.settled), (1, 2));
         assert_eq!(
             reservations.notes(&decider.gate().policies()),
             [

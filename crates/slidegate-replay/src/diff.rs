@@ -146,11 +146,11 @@ impl Job for PolicyDiff {
     fn decide(&mut self, batch: &EntryBatch) -> io::Result<()> {
         batch.for_each(|line| {
             for side in [&mut self.old, &mut self.new] {
-                side.decider.follow(line.entry.time_us, |_, _| ());
+                side.decider.follow(line.entry.time_us);
             }
             if let Some(RecordedHold::Changed(_)) = line.hold {
                 for side in [&mut self.old, &mut self.new] {
-                    side.decider.change(line, |_, _| ());
+                    side.decider.change(line);
                 }
                 return;
             }

@@ -147,24 +147,6 @@ impl Missing {
         self
     }
 
-    /// What is to be said of scenarios, each with its name: what all of them have in common once.
-    pub(crate) fn of_all(scenarios: &[(&str, Self)]) -> Self {
-        let lines = |of: fn(&Self) -> &Vec<String>| {
-            let is_common = |line| scenarios.iter().all(|(_, one)| of(one).contains(line));
-            let mut lines: Vec<String> = Vec::new();
-            for (name, one) in scenarios {
-                let named = of(one).iter().map(|line| match is_common(line) {
-                    true => line.clone(),
-                    false => format!("{name}: {line}"),
-                });
-                let new: Vec<String> = named.filter(|line| !lines.contains(line)).collect();
-                lines.extend(new);
-            }
-            lines
-        };
-        Self { errors: lines(|one| &one.errors), warnings: lines(|one| &one.warnings) }
-    }
-
     /// The same and what another one says, each line once.
     pub(crate) fn and(mut self, other: Self) -> Self {
         for (own, more) in [(&mut self.errors, other.errors), (&mut self.warnings, other.warnings)] {

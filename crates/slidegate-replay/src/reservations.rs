@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 
 use serde::Serialize;
 use slidegate::{
-    Algorithm, Amount, Amounts, Cost, Counts, Decisions, Gate, OwnedValue, Policy, PolicyDecision, PolicySet,
-    Request, Timestamp, Verb,
+    Algorithm, Amount, Amounts, Cost, Counts, Decisions, Gate, Policy, PolicyDecision, PolicySet, Request,
+    Timestamp, Verb,
     reserve::{Settlement, Ticket},
 };
 
@@ -46,7 +46,6 @@ pub(crate) struct Reservations {
     max_open: usize,
     /// How many were made.
     made: u64,
-    keeps_requests: bool,
     /// Those of a recording, by their ids: its own changes settle them, or their time ends.
     recorded: HashMap<String, RecordedOpen>,
     /// When each of them may end; one that was changed is later.
@@ -109,8 +108,6 @@ pub(crate) struct OpenReservation {
     ticket: Ticket,
     /// The positions of the policies that hold cost.
     held_under: Box<[u32]>,
-    /// What it asked for, if the scenario is judged.
-    requests: Vec<OwnedRequest>,
 }
 
 /// A recorded reservation that may be changed.
@@ -119,35 +116,6 @@ struct RecordedOpen {
     ticket: Ticket,
     /// Empty once it has ended.
     held_under: Box<[u32]>,
-    requests: Vec<OwnedRequest>,
-}
-
-/// A reservation that was settled.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Settled<'s> {
-    /// The requests, if requests are kept.
-    pub(crate) requests: &'s [OwnedRequest],
-    pub(crate) settlement: &'s Settlement,
-}
-
-/// A request that outlives its batch.
-#[derive(Debug)]
-pub(crate) struct OwnedRequest {
-    attributes: Vec<(String, OwnedValue)>,
-}
-
-impl OwnedRequest {
-    fn of(request: &Request<'_>) -> Self {
-        let attributes = request.attributes().map(|(name, value)| (name.to_owned(), value.into()));
-        Self { attributes: attributes.collect() }
-    }
-
-    /// The request, without a cost.
-    pub(crate) fn request(&self) -> Request<'_> {
-        let mut request = Request::new();
-        request.extend(self.attributes.iter().map(|(name, value)| (name.as_str(), value.value())));
-        request
-    }
 }
 
 /// What a policy asks for a request that reserves.
@@ -192,18 +160,12 @@ impl Reservations {
         Self::bounded(policies, MAX_OPEN)
     }
 
-    /// The same, and each is settled together with its request.
-    pub(crate) fn keeping_requests(self) -> Self {
-        Self { keeps_requests: true, ..self }
-    }
-
     /// The same with at most so many open at once.
     pub(crate) fn bounded(policies: &PolicySet, max_open: usize) -> Self {
         Self {
             open: BTreeMap::new(),
             max_open,
             made: 0,
-            keeps_requests: false,
             recorded: HashMap::new(),
             recorded_ends: BinaryHeap::new(),
             recorded_ended: VecDeque::new(),
@@ -271,9 +233,7 @@ impl Reservations {
         let held_under = self.count_open(&ticket, &decisions);
         // A line that came too late is decided later than it began, but ends when it did.
         let end_us = entry.time_us.saturating_add(entry.duration_us.unwrap_or(0)).max(now.as_micros());
-        let requests = self.kept(std::slice::from_ref(request));
-        let one =
-            OpenReservation { end_us, number: self.made, cost: entry.cost, ticket, held_under, requests };
+        let one = OpenReservation { end_us, number: self.made, cost: entry.cost, ticket, held_under };
         self.made += 1;
         self.push(now, one);
         decisions
@@ -302,10 +262,6 @@ impl Reservations {
         }
     }
 
-    fn kept(&self, requests: &[Request<'_>]) -> Vec<OwnedRequest> {
-        if self.keeps_requests { requests.iter().map(OwnedRequest::of).collect() } else { Vec::new() }
-    }
-
     /// Decides a reservation that was recorded. One that is known was sent again: nothing is held.
     pub(crate) fn reserve_recorded<'r>(
         &mut self,
@@ -326,7 +282,6 @@ impl Reservations {
         self.count_denied(&decisions, requests);
         let (Some(ticket), Some(id)) = (ticket, &recorded.id) else { return decisions };
         let held_under = self.count_open(&ticket, &decisions);
-        let requests = self.kept(requests);
         while self.recorded.len() >= self.max_open {
             // It is left to its time, and its settlement finds nothing.
             let next = self.recorded_ended.pop_front().or_else(|| {
@@ -339,7 +294,7 @@ impl Reservations {
         }
         let end_us = ticket.until().map_or(0, Timestamp::as_micros);
         self.recorded_ends.push(Reverse((end_us, id.clone())));
-        self.recorded.insert(id.clone(), RecordedOpen { ticket, held_under, requests });
+        self.recorded.insert(id.clone(), RecordedOpen { ticket, held_under });
         decisions
     }
 
@@ -352,12 +307,7 @@ impl Reservations {
     }
 
     /// Carries out a change that was recorded. Nothing if this replay denied the reservation.
-    pub(crate) fn change_recorded(
-        &mut self,
-        gate: &Gate,
-        change: &RecordedChange,
-        on_settled: impl FnOnce(Settled<'_>),
-    ) {
+    pub(crate) fn change_recorded(&mut self, gate: &Gate, change: &RecordedChange) {
         let Some(open) = self.recorded.get_mut(&change.id) else { return };
         let cost = || change.cost.cost().unwrap_or_else(|| Cost::from(0));
         let settlement = match change.kind {
@@ -374,11 +324,8 @@ impl Reservations {
             self.recorded_ends.extend(until.map(|until| Reverse((until.as_micros(), change.id.clone()))));
             return;
         }
-        let Some(RecordedOpen { ticket, held_under, requests }) = self.recorded.remove(&change.id) else {
-            return;
-        };
+        let Some(RecordedOpen { ticket, held_under }) = self.recorded.remove(&change.id) else { return };
         self.count_settled(&ticket, &held_under, &settlement);
-        on_settled(Settled { requests: &requests, settlement: &settlement });
     }
 
     /// Counts recorded reservations whose time is over by now as ended, as the store has done itself.
@@ -416,13 +363,7 @@ impl Reservations {
     }
 
     /// Carries out the event of a reservation at this time: extends it, or settles it.
-    pub(crate) fn proceed(
-        &mut self,
-        gate: &Gate,
-        now: Timestamp,
-        mut one: OpenReservation,
-        on_settled: impl FnOnce(Settled<'_>),
-    ) {
+    pub(crate) fn proceed(&mut self, gate: &Gate, now: Timestamp, mut one: OpenReservation) {
         const REPLIES: &str = "a store in memory replies";
         let has_ended = one.end_us <= now.as_micros();
         // The popped one leaves room for itself.
@@ -434,7 +375,6 @@ impl Reservations {
         self.counts.settled_early += u64::from(!has_ended);
         let settlement = gate.settle(&one.ticket, one.cost).expect(REPLIES);
         self.count_settled(&one.ticket, &one.held_under, &settlement);
-        on_settled(Settled { requests: &one.requests, settlement: &settlement });
     }
 
     fn count_settled(&mut self, ticket: &Ticket, held_under: &[u32], settlement: &Settlement) {

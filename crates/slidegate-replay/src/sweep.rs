@@ -6,9 +6,7 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use slidegate::{
-    Algorithm, Gate, PolicyDecision, PolicySet, Quota, Request, Timestamp, format_window, parse_window,
-};
+use slidegate::{Algorithm, Gate, PolicyDecision, PolicySet, Quota, Request, format_window, parse_window};
 
 use crate::batch::EntryBatch;
 use crate::call::is_counted;
@@ -386,7 +384,7 @@ impl DecisionCounter for SweepCounts {
         }
     }
 
-    fn adjust(&mut self, gate: &Gate, _: Timestamp, request: &Request<'_>) {
+    fn adjust(&mut self, gate: &Gate, request: &Request<'_>) {
         self.unknown_policy += u64::from(!has_policy_of(gate, request));
         adjust(gate, request);
     }

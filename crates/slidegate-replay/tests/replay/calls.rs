@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use slidegate::{
     Algorithm, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Role, Timestamp, Verb,
 };
-use slidegate_replay::{LogStats, Measurement, Options, Outcome, Plan, Replay, with_algorithm};
+use slidegate_replay::{LogStats, Measurement, Options, Plan, Replay};
 
 use crate::diff::Shared;
 use crate::traffic::{Random, START, diffed, finished, options, reader, wording};
@@ -183,7 +183,7 @@ fn calls_are_decided_in_one_step_whatever_their_verbs_and_roles() {
             assert_eq!(found, allowed, "seed {seed}, {algorithm}");
             let short = finished(Replay::new(plan, &wording()).unwrap(), reader(log.as_str()));
             for outcome in [&outcome, &short] {
-                let scenario = &outcome.scenarios[0];
+                let scenario = &outcome.configured;
                 assert_eq!(scenario.requests, allowed.len() as u64);
                 assert_eq!(scenario.denied, allowed.iter().filter(|is_allowed| !**is_allowed).count() as u64);
                 let of_policies: Vec<Counts> = scenario
@@ -193,8 +193,8 @@ fn calls_are_decided_in_one_step_whatever_their_verbs_and_roles() {
                     .collect();
                 assert_eq!(of_policies, counts, "seed {seed}, {algorithm}");
             }
-            denied_calls += outcome.scenarios[0].denied;
-            all += outcome.scenarios[0].requests;
+            denied_calls += outcome.configured.denied;
+            all += outcome.configured.requests;
         }
     }
     assert!(denied_calls > all / 10 && denied_calls < all * 9 / 10, "{denied_calls} of {all}");
@@ -222,7 +222,7 @@ fn per_user(quota: &str) -> PolicySet {
 /// A call that one of its requests denies charges nothing: a comparison, a sweep, a diff and a
 /// forecast that charged the others would count them twice.
 #[test]
-fn comparisons_sweeps_and_diffs_decide_calls_in_one_step() {
+fn sweeps_and_diffs_decide_calls_in_one_step() {
     // Of two a minute: bob's third denies the call, so that alice's stays free for the next.
     let calls = [
         json!([of("alice"), of("bob")]),
@@ -232,20 +232,9 @@ fn comparisons_sweeps_and_diffs_decide_calls_in_one_step() {
         json!([of("alice")]),
     ];
     let log = lines(&calls);
-    let denied = |outcome: &Outcome| outcome.scenarios.iter().map(|one| one.denied).collect::<Vec<_>>();
-    let configured = per_user("2/1m");
-    let compare = vec![slidegate_replay::NamedPolicies {
-        name: "bucket".into(),
-        policies: with_algorithm(&configured, Algorithm::TokenBucket),
-        family: 0,
-    }];
-    let plan =
-        Plan { compare, sweep: Some("limit=1..4:1".parse().unwrap()), ..Plan::of(configured, options()) };
+    let plan = Plan { sweep: Some("limit=1..4:1".parse().unwrap()), ..Plan::of(per_user("2/1m"), options()) };
     let outcome = finished(Replay::new(plan, &wording()).unwrap(), reader(log.as_str()));
-    assert_eq!(denied(&outcome), [2, 2, 2]);
-    let truth = outcome.scenarios[1].policies[0].truth.as_ref().unwrap();
-    assert_eq!((truth.wrongly_allowed, truth.wrongly_denied), (0, 0));
-    assert_eq!((truth.worst_window.cost, truth.worst_window.limit), (2, 2));
+    assert_eq!(outcome.configured.denied, 2);
     let points: Vec<u64> =
         outcome.sweep.as_ref().unwrap().points.iter().map(|point| point.requests_denied).collect();
     // With one, the first call takes all that alice and bob have; with three, alice's fourth is denied.
@@ -275,7 +264,7 @@ fn requests_of_a_call_under_a_policy_that_is_missing_are_left_out_and_counted() 
     let log = lines(&[json!([of("alice"), gone]), json!([gone, gone]), json!([of("alice"), gone])]);
     let plan = Plan::of(per_user("1/1m"), options());
     let outcome = finished(Replay::new(plan, &wording()).unwrap(), reader(log.as_str()));
-    let scenario = &outcome.scenarios[0];
+    let scenario = &outcome.configured;
     assert_eq!((scenario.requests, scenario.unknown_policy), (3, 4));
     assert_eq!((scenario.allowed, scenario.denied, scenario.unmatched), (2, 1, 1));
     let outcome = diffed(per_user("1/1m"), per_user("2/1m"), Options::default(), reader(log));

@@ -150,11 +150,11 @@ fn requests_recorded_under_a_policy_that_is_missing_are_counted_and_shown() {
     let sweep = Some("a.limit=1..2".parse().unwrap());
     let plan = Plan { sweep, ..Plan::of(set(&["a", "b"]), options()) };
     let outcome = finished(Replay::new(plan, &wording()).unwrap(), reader(log));
-    let counts = (outcome.scenarios[0].unknown_policy, outcome.sweep.as_ref().unwrap().unknown_policy);
+    let counts = (outcome.configured.unknown_policy, outcome.sweep.as_ref().unwrap().unknown_policy);
     assert_eq!(counts, (2, 2));
     let notes = outcome.notes.join("\n");
     for note in [
-        "configured: 2 recorded requests are under a policy that it does not have: no policy decided them.",
+        "2 recorded requests are under a policy that is missing: no policy decided them.",
         "The sweep leaves out 2 recorded requests: they are under a policy that is not part of it.",
     ] {
         assert!(notes.contains(note), "{notes}");

@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod calls;
-mod compare;
 mod decisions;
 mod diff;
 mod reservations;

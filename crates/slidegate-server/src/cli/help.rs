@@ -122,7 +122,6 @@ pub(super) const REPLAY: &str = "\
 Examples:
   slidegate replay access.log --policy '100/1m per ip'
   slidegate replay logs/*.gz --config slidegate.yaml --report report.html
-  slidegate replay access.log --compare sliding-window,fixed-window
   slidegate replay access.log --policy '100/1m per ip named per-ip' --sweep per-ip.limit=50..500
   slidegate replay app.json --field ip=request.client --field time=when
 

@@ -323,7 +323,7 @@ fn a_replay_of_the_recording_decides_as_the_service_did() {
     let output = run(&["replay", &log, "--config", &config, "--json", "-"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let outcome: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let policies = outcome["scenarios"][0]["policies"].as_array().unwrap();
+    let policies = outcome["configured"]["policies"].as_array().unwrap();
     let after: Vec<_> = policies
         .iter()
         .map(|policy| (policy["seen"].as_u64().unwrap(), policy["denied"].as_u64().unwrap()))

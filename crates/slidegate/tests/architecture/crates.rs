@@ -95,26 +95,11 @@ const REPLAY: &Table = &[
     ("keys", &["timeline", "wording"]),
     ("forecast", &["call", "entry"]),
     ("propose", &["call", "each", "entry", "share", "wording"]),
-    ("compare", &["decider", "keys", "reservations", "timeline", "wording"]),
-    (
-        "scenario",
-        &["batch", "call", "compare", "decider", "each", "keys", "reservations", "timeline", "wording"],
-    ),
+    ("scenario", &["batch", "call", "decider", "each", "keys", "reservations", "timeline", "wording"]),
     ("sweep", &["batch", "call", "decider", "keys", "share", "wording"]),
     (
         "outcome",
-        &[
-            "compare",
-            "each",
-            "evidence",
-            "keys",
-            "reservations",
-            "scenario",
-            "stats",
-            "sweep",
-            "timeline",
-            "wording",
-        ],
+        &["each", "evidence", "keys", "reservations", "scenario", "stats", "sweep", "timeline", "wording"],
     ),
     ("report", &["each", "evidence", "outcome", "reservations", "share", "wording"]),
     (
@@ -134,10 +119,7 @@ const REPLAY: &Table = &[
             "wording",
         ],
     ),
-    (
-        "replay",
-        &["batch", "compare", "decider", "entry", "outcome", "pass", "scenario", "stats", "sweep", "wording"],
-    ),
+    ("replay", &["batch", "decider", "entry", "outcome", "pass", "scenario", "stats", "sweep", "wording"]),
 ];
 
 /// Helpers know no server.

@@ -159,7 +159,7 @@ async fn a_replay_of_calls_with_several_descriptors_has_the_totals_of_the_servic
     let output = run(&["replay", &file.display().to_string(), "--config", &config, "--json", "-"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let outcome: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let scenario = &outcome["scenarios"][0];
+    let scenario = &outcome["configured"];
     assert_eq!((&scenario["requests"], &scenario["denied"]), (&json!(asked), &json!(denied)));
     let of_replay: Vec<_> = scenario["policies"]
         .as_array()
