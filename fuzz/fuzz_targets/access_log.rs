@@ -11,7 +11,7 @@ use std::time::Duration;
 use libfuzzer_sys::fuzz_target;
 use slidegate_replay::{LogFormat, LogOptions, LogReader};
 
-const FORMATS: [&str; 20] = [
+const FORMATS: [&str; 19] = [
     "combined",
     "nginx:$remote_addr - $remote_user [$time_local] \"$request\" $status $http_x_tenant",
     "nginx:$msec|$request_time|${request_method} $uri|$http_host",
@@ -30,7 +30,6 @@ const FORMATS: [&str; 20] = [
     "gcp",
     "json",
     "csv",
-    "slidegate",
     "common",
 ];
 

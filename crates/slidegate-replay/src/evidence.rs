@@ -7,8 +7,7 @@ use slidegate::Policy;
 
 use crate::attributes::named_attributes;
 use crate::batch::{AttributeNames, EntryBatch};
-use crate::call::Call;
-use crate::entry::{Entry, RECORDED};
+use crate::entry::Entry;
 use crate::stats::LogStats;
 use crate::wording::count_of;
 
@@ -55,9 +54,7 @@ impl Evidence {
             }
         };
         named_attributes(entry).for_each(|(name, _)| note(name));
-        let is_attribute = |name: &&str| !RECORDED.contains(name);
-        entry.extra.iter().map(|(name, _)| name).filter(is_attribute).for_each(&mut note);
-        Call::of(entry).iter().flat_map(Call::attribute_names).for_each(note);
+        entry.extra.iter().for_each(|(name, _)| note(name));
     }
 
     /// Notes what a batch has of the attributes that policies ask for.

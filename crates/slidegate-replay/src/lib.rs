@@ -31,7 +31,6 @@ mod replay;
 
 mod attributes;
 mod block;
-mod call;
 mod client;
 mod clock_changes;
 mod column;

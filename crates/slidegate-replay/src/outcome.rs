@@ -16,7 +16,6 @@ use crate::scenario::Scenario;
 use crate::stats::{LogStats, LogSummary};
 use crate::sweep::{Sweep, SweepPoint};
 use crate::timeline::TimeAxis;
-use crate::wording::count_of;
 
 mod sweep;
 
@@ -102,8 +101,6 @@ pub struct ScenarioOutcome {
     pub denied: u64,
     /// Requests that no policy applied to.
     pub unmatched: u64,
-    /// Recorded requests, refunds and penalties under a policy that these policies do not have.
-    pub unknown_policy: u64,
     /// Denied requests that the log shows as answered with a status from 200 to 399.
     pub denied_successes: u64,
     /// Keys that the store dropped although they still counted: above 0, some denials are too many.
@@ -220,23 +217,8 @@ impl Outcome {
              real traffic under these policies would differ."
                 .to_owned(),
         ];
-        if configured.unknown_policy > 0 {
-            notes.push(count_of(
-                configured.unknown_policy,
-                "recorded request is under a policy that is missing: no policy decided it.",
-                "recorded requests are under a policy that is missing: no policy decided them.",
-            ));
-        }
         let of_reservations = configured.reservations.iter().flat_map(|reservations| &reservations.notes);
         notes.extend(of_reservations.map(|note| format!("{note}.")));
-        notes.extend(sweep.iter().filter(|sweep| sweep.unknown_policy > 0).map(|sweep| {
-            let requests = count_of(
-                sweep.unknown_policy,
-                "recorded request: it is under a policy that is not part of it.",
-                "recorded requests: they are under a policy that is not part of it.",
-            );
-            format!("The sweep leaves out {requests}")
-        }));
         Self {
             schema: SCHEMA,
             command: None,
@@ -300,7 +282,6 @@ impl ScenarioOutcome {
             allowed: counts.requests - counts.denied,
             denied: counts.denied,
             unmatched: counts.unmatched,
-            unknown_policy: counts.unknown_policy,
             denied_successes: counts.denied_successes,
             dropped_keys: store.dropped,
             max_keys: store.max_keys,

@@ -13,7 +13,7 @@ use std::time::Duration;
 use slidegate::client_addr::{Ipv6Prefix, group};
 use slidegate::{Request, Timestamp, Value, format_window};
 
-use crate::call::for_each_check;
+use crate::attributes::with_request;
 use crate::entry::Entry;
 use crate::share::Share;
 use crate::wording::count_of;
@@ -111,7 +111,7 @@ impl Survey {
 
     /// Counts an entry.
     pub fn count(&mut self, entry: &Entry<'_>) {
-        for_each_check(entry, |request| self.count_check(entry.time_us, request));
+        with_request(entry, |request| self.count_check(entry.time_us, request));
     }
 
     fn count_check(&mut self, time_us: u64, request: &Request<'_>) {
@@ -164,7 +164,7 @@ impl Proposal {
     /// Decides an entry under the limits that come into question.
     pub fn try_out(&mut self, entry: &Entry<'_>) {
         self.now = self.now.max(Timestamp::from_micros(entry.time_us));
-        for_each_check(entry, |request| {
+        with_request(entry, |request| {
             for policy in &mut self.policies {
                 if let Some(key) = key(&self.survey.hasher, request, policy.kind) {
                     policy.trial.check(key, self.now, request.cost());

@@ -7,18 +7,16 @@
 //! third of its time, as a program that reserves has to. What ends at the time of a start ends
 //! before it. A request whose duration is not known holds nothing: it is decided as a check.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 use slidegate::{
-    Algorithm, Amount, Amounts, Cost, Counts, Decisions, Gate, Policy, PolicyDecision, PolicySet, Request,
-    Timestamp, Verb,
+    Algorithm, Amount, Amounts, Counts, Decisions, Gate, Policy, PolicyDecision, PolicySet, Request,
+    Timestamp,
     reserve::{Settlement, Ticket},
 };
 
 use crate::batch::BatchEntry;
-use crate::call::{ChangeKind, RecordedChange, RecordedReservation};
 use crate::wording::count_of;
 
 /// Most reservations that are open at once, in each scenario: about 0.5 kB each. One more settles
@@ -46,12 +44,6 @@ pub(crate) struct Reservations {
     max_open: usize,
     /// How many were made.
     made: u64,
-    /// Those of a recording, by their ids: its own changes settle them, or their time ends.
-    recorded: HashMap<String, RecordedOpen>,
-    /// When each of them may end; one that was changed is later.
-    recorded_ends: BinaryHeap<Reverse<(u64, String)>>,
-    /// Those that ended by their time: a late settlement still changes what they were charged.
-    recorded_ended: VecDeque<String>,
     pub(crate) counts: ReservationCounts,
     /// In the order of the policies.
     pub(crate) policies: Vec<PolicyReservations>,
@@ -110,23 +102,6 @@ pub(crate) struct OpenReservation {
     held_under: Box<[u32]>,
 }
 
-/// A recorded reservation that may be changed.
-#[derive(Debug)]
-struct RecordedOpen {
-    ticket: Ticket,
-    /// Empty once it has ended.
-    held_under: Box<[u32]>,
-}
-
-/// What a policy asks for a request that reserves.
-pub(crate) fn reserved_cost(decision: &PolicyDecision<'_>, request: &Request<'_>) -> Amount {
-    let policy = decision.policy();
-    if request.own_cost().is_some() {
-        return policy.cost_of(request);
-    }
-    estimated_cost(decision)
-}
-
 /// What a policy asks for a request that reserves without a cost.
 fn estimated_cost(decision: &PolicyDecision<'_>) -> Amount {
     let policy = decision.policy();
@@ -141,17 +116,17 @@ pub(crate) fn holds(policy: &Policy) -> bool {
     *policy.counts() != Counts::Requests || policy.quota().algorithm() == Algorithm::InFlight
 }
 
-fn is_denied_by_held(decision: &PolicyDecision<'_>, request: &Request<'_>) -> bool {
+fn is_denied_by_held(decision: &PolicyDecision<'_>) -> bool {
     let Amounts { used, limit, .. } = decision.amounts();
-    let is_by_usage = used + reserved_cost(decision, request) > limit;
+    let is_by_usage = used + estimated_cost(decision) > limit;
     decision.is_denied() && !decision.is_blocked() && !is_by_usage
 }
 
 /// A request without the cost that the log has, which is known at the end only.
 pub(crate) fn without_cost<'r>(request: &Request<'r>) -> Request<'r> {
-    let mut unsaid = Request::new().with_verb(request.verb());
+    let mut unsaid = Request::new();
     unsaid.extend(request.attributes());
-    request.named_policy().into_iter().fold(unsaid, Request::under)
+    unsaid
 }
 
 impl Reservations {
@@ -166,9 +141,6 @@ impl Reservations {
             open: BTreeMap::new(),
             max_open,
             made: 0,
-            recorded: HashMap::new(),
-            recorded_ends: BinaryHeap::new(),
-            recorded_ended: VecDeque::new(),
             counts: ReservationCounts::default(),
             policies: vec![PolicyReservations::default(); policies.iter().len()],
         }
@@ -210,9 +182,7 @@ impl Reservations {
 
     /// Whether a request is to be decided as a reservation; counts one that cannot be.
     pub(crate) fn begins(&mut self, policies: &PolicySet, entry: BatchEntry, request: &Request<'_>) -> bool {
-        let is_held = policies.applying_to(request).any(|policy| {
-            policy.expects_reservations() && request.named_policy().is_none_or(|name| policy.name() == name)
-        });
+        let is_held = policies.applying_to(request).any(Policy::expects_reservations);
         self.counts.without_duration += u64::from(is_held && entry.duration_us.is_none());
         is_held && entry.duration_us.is_some()
     }
@@ -228,7 +198,7 @@ impl Reservations {
         self.counts.asked += 1;
         self.counts.other_costs += u64::from(entry.cost != 1);
         let (decisions, ticket) = gate.reserve(request).into_parts();
-        self.count_denied(&decisions, std::slice::from_ref(request));
+        self.count_denied(&decisions);
         let Some(ticket) = ticket.filter(|ticket| ticket.until().is_some()) else { return decisions };
         let held_under = self.count_open(&ticket, &decisions);
         // A line that came too late is decided later than it began, but ends when it did.
@@ -255,96 +225,10 @@ impl Reservations {
         held_under.into()
     }
 
-    fn count_denied(&mut self, decisions: &Decisions<'_>, requests: &[Request<'_>]) {
+    fn count_denied(&mut self, decisions: &Decisions<'_>) {
         for decision in decisions.iter() {
-            let is_by_held = is_denied_by_held(&decision, &requests[decision.request()]);
-            self.policies[decision.position()].counts.denied_by_held += u64::from(is_by_held);
-        }
-    }
-
-    /// Decides a reservation that was recorded. One that is known was sent again: nothing is held.
-    pub(crate) fn reserve_recorded<'r>(
-        &mut self,
-        gate: &Gate,
-        requests: &'r [Request<'r>],
-        recorded: &RecordedReservation,
-    ) -> Decisions<'r> {
-        let is_known = recorded.id.as_ref().is_some_and(|id| self.recorded.contains_key(id));
-        if is_known {
-            return gate.apply_all(Verb::Peek, requests);
-        }
-        let reserved = gate.reserve_all(requests, recorded.options());
-        // A recording that was edited: a time out of range.
-        let Ok(reserved) = reserved else { return gate.apply(requests) };
-        let (decisions, ticket) = reserved.into_parts();
-        self.counts.asked += 1;
-        self.counts.other_costs += 1;
-        self.count_denied(&decisions, requests);
-        let (Some(ticket), Some(id)) = (ticket, &recorded.id) else { return decisions };
-        let held_under = self.count_open(&ticket, &decisions);
-        while self.recorded.len() >= self.max_open {
-            // It is left to its time, and its settlement finds nothing.
-            let next = self.recorded_ended.pop_front().or_else(|| {
-                self.counts.settled_early += 1;
-                self.recorded_ends.pop().map(|Reverse((_, id))| id)
-            });
-            let Some(next) = next else { break };
-            self.end(&next);
-            self.recorded.remove(&next);
-        }
-        let end_us = ticket.until().map_or(0, Timestamp::as_micros);
-        self.recorded_ends.push(Reverse((end_us, id.clone())));
-        self.recorded.insert(id.clone(), RecordedOpen { ticket, held_under });
-        decisions
-    }
-
-    /// Counts a recorded reservation as open no longer.
-    fn end(&mut self, id: &str) {
-        let held_under = self.recorded.get_mut(id).map(|one| std::mem::take(&mut one.held_under));
-        for position in held_under.iter().flatten() {
-            self.policies[*position as usize].open -= 1;
-        }
-    }
-
-    /// Carries out a change that was recorded. Nothing if this replay denied the reservation.
-    pub(crate) fn change_recorded(&mut self, gate: &Gate, change: &RecordedChange) {
-        let Some(open) = self.recorded.get_mut(&change.id) else { return };
-        let cost = || change.cost.cost().unwrap_or_else(|| Cost::from(0));
-        let settlement = match change.kind {
-            ChangeKind::Settle => gate.settle(&open.ticket, cost()),
-            ChangeKind::SettleSoFar => gate.settle_so_far(&open.ticket, cost()),
-            ChangeKind::Extend => gate.extend_with(&open.ticket, change.extension()),
-            ChangeKind::Cancel => gate.cancel(&open.ticket),
-        };
-        // A ticket that the store does not know any more changes nothing.
-        let Ok(settlement) = settlement else { return };
-        if matches!(change.kind, ChangeKind::SettleSoFar | ChangeKind::Extend) {
-            open.ticket = settlement.ticket().clone();
-            let until = open.ticket.until();
-            self.recorded_ends.extend(until.map(|until| Reverse((until.as_micros(), change.id.clone()))));
-            return;
-        }
-        let Some(RecordedOpen { ticket, held_under }) = self.recorded.remove(&change.id) else { return };
-        self.count_settled(&ticket, &held_under, &settlement);
-    }
-
-    /// Counts recorded reservations whose time is over by now as ended, as the store has done itself.
-    pub(crate) fn end_due(&mut self, until: Timestamp) {
-        while let Some(Reverse((end_us, _))) = self.recorded_ends.peek()
-            && *end_us <= until.as_micros()
-            && let Some(Reverse((_, id))) = self.recorded_ends.pop()
-        {
-            // One that was extended ends later.
-            let is_over = |open: &RecordedOpen| open.ticket.until().is_none_or(|end| end <= until);
-            if self.recorded.get(&id).is_some_and(is_over) {
-                self.end(&id);
-                self.recorded_ended.push_back(id);
-            }
-            if self.recorded_ended.len() > self.max_open
-                && let Some(oldest) = self.recorded_ended.pop_front()
-            {
-                self.recorded.remove(&oldest);
-            }
+            let counts = &mut self.policies[decision.position()].counts;
+            counts.denied_by_held += u64::from(is_denied_by_held(&decision));
         }
     }
 

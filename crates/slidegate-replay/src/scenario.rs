@@ -5,11 +5,10 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use slidegate::{Decisions, Gate, PolicySet, Request, Timestamp, store::MemoryStats};
+use slidegate::{Decisions, PolicySet, Request, Timestamp, store::MemoryStats};
 
 use crate::batch::{BatchEntry, EntryBatch};
-use crate::call::is_counted;
-use crate::decider::{Asker, Decider, DecisionCounter, KnownRequests, Options, adjust, has_policy_of};
+use crate::decider::{Asker, Decider, DecisionCounter, Options};
 use crate::each::DecisionLine;
 use crate::keys::SeenKeys;
 use crate::reservations::Reservations;
@@ -45,8 +44,6 @@ pub(crate) struct RequestCounts {
     pub(crate) denied: u64,
     /// Requests that no policy applied to.
     pub(crate) unmatched: u64,
-    /// Recorded requests, of any verb, under a policy that these policies do not have.
-    pub(crate) unknown_policy: u64,
     /// Denied requests that the server had answered with success, status 200 to 399.
     pub(crate) denied_successes: u64,
 }
@@ -140,7 +137,7 @@ impl Tally {
             bucket.allowed += 1;
         }
         self.counts.unmatched += u64::from(decisions.iter().len() == 0);
-        for decision in decisions.iter().filter(is_counted) {
+        for decision in decisions.iter() {
             let counts = &mut self.policies[decision.position()];
             counts.seen += 1;
             if decision.is_denied() {
@@ -153,29 +150,11 @@ impl Tally {
 }
 
 impl DecisionCounter for Tally {
-    fn decide(&mut self, asker: Asker<'_>, line: &KnownRequests<'_>) {
+    fn decide(&mut self, asker: Asker<'_>, request: &Request<'_>) {
         let Asker { now, entry, .. } = asker;
-        let KnownRequests { known, unknown, has_check } = line;
-        self.counts.unknown_policy += unknown;
-        if known.is_empty() {
-            if *has_check {
-                self.counts.requests += 1;
-                self.counts.unmatched += 1;
-                self.timeline.at(now.as_micros()).allowed += 1;
-            }
-            return;
-        }
-        let decisions = asker.ask(known);
-        // Like refunds, peeks that were allowed are not requests of clients.
-        if *has_check || decisions.is_denied() {
-            self.count_decisions(now, entry, &decisions);
-            self.write_line(now, &decisions);
-        }
-    }
-
-    fn adjust(&mut self, gate: &Gate, request: &Request<'_>) {
-        self.counts.unknown_policy += u64::from(!has_policy_of(gate, request));
-        adjust(gate, request);
+        let decisions = asker.ask(request);
+        self.count_decisions(now, entry, &decisions);
+        self.write_line(now, &decisions);
     }
 }
 

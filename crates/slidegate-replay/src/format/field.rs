@@ -325,11 +325,6 @@ impl FieldReader {
         counts
     }
 
-    /// Notes that the costs of the line are in what is kept of it as a whole.
-    pub(crate) fn note_own_costs(&mut self) {
-        self.cost.get_or_insert(1);
-    }
-
     /// Ends a line: works out its time, duration and cost.
     ///
     /// # Errors

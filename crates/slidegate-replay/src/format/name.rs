@@ -49,7 +49,7 @@ impl LogFormat {
     /// The names, for help and errors.
     pub const NAMES: &'static str = "`common`, `combined`, `apache:FORMAT`, `nginx:FORMAT`, `nginx:@FILE`, `ingress-nginx`, `nginx-proxy-manager`, \
          `caddy`, `traefik`, `traefik-json`, `envoy`, `envoy:FORMAT`, `envoy-json`, `istio`, `haproxy`, `alb`, `cloudfront`, \
-         `w3c`, `gcp`, `json`, `csv` or `slidegate`";
+         `w3c`, `gcp`, `json` or `csv`";
 
     /// A format by its name. `nginx:` and `envoy:` are followed by the text of a format;
     /// `nginx:@FILE` reads the `log_format` of a configuration file, and `nginx:@FILE:NAME` the one
@@ -77,7 +77,6 @@ impl LogFormat {
             "gcp" => Format::Json(JsonFormat::Gcp),
             "json" => Format::Json(JsonFormat::Any),
             "csv" => Format::Delimited(Kind::Csv),
-            "slidegate" => Format::Json(JsonFormat::Slidegate),
             _ => match text.split_once(':') {
                 Some(("nginx", file)) if file.starts_with('@') => from_config(&file[1..])?,
                 Some(("nginx", text)) => template(nginx::SYNTAX, "nginx", text),
@@ -174,17 +173,11 @@ impl Format {
             Self::Json(JsonFormat::Traefik) => "traefik-json",
             Self::Json(JsonFormat::Envoy) => "envoy-json",
             Self::Json(JsonFormat::Gcp) => "gcp",
-            Self::Json(JsonFormat::Slidegate) => "slidegate",
             Self::Json(JsonFormat::Any) => "json",
             Self::Delimited(Kind::Csv) => "csv",
             Self::Delimited(Kind::W3c) => "w3c",
             Self::Delimited(Kind::CloudFront) => "cloudfront",
         }
-    }
-
-    /// Whether it is that of the service's recordings.
-    pub(crate) fn is_recording(&self) -> bool {
-        matches!(self, Self::Json(JsonFormat::Slidegate))
     }
 
     /// A parser of this format.
@@ -220,14 +213,12 @@ impl Format {
         };
         // All that the user can name of a format without names is the length of the response.
         let sources = if has_names { SourceSet::default() } else { SourceSet::ALL };
-        let has_cost_field = has_names && (has_cost || self.is_recording());
         Ok(LineParser {
             grammar,
-            fields: FieldReader::new(&options.time, has_cost_field, sources),
+            fields: FieldReader::new(&options.time, has_names && has_cost, sources),
             cost_is_bytes: has_cost && !has_names,
             attributes: mapping.attributes,
-            // A recording has the client that was decided about.
-            client: (!self.is_recording()).then(|| options.client.clone()),
+            client: options.client.clone(),
         })
     }
 }

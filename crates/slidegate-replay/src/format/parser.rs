@@ -20,8 +20,8 @@ pub(crate) struct LineParser {
     pub(crate) cost_is_bytes: bool,
     /// Names of further attributes.
     pub(crate) attributes: Vec<String>,
-    /// How the client is derived; `None` where it is as it was decided.
-    pub(crate) client: Option<ClientAddr>,
+    /// How the client is derived.
+    pub(crate) client: ClientAddr,
 }
 
 #[derive(Debug)]
@@ -51,9 +51,7 @@ impl LineParser {
         }
         if kind == LineKind::Request {
             fields.place(out);
-            if let Some(rule) = &self.client {
-                client::derive(rule, out);
-            }
+            client::derive(&self.client, out);
         }
         Ok(kind)
     }

@@ -377,16 +377,6 @@ fn csv(visit: &Visit) -> String {
     )
 }
 
-fn recording(visit: &Visit) -> String {
-    let mut attributes =
-        json!({"ip": visit.ip, "path": visit.path, "method": visit.method, "plan \"x\"": "gold"});
-    if let Some(user) = visit.user {
-        attributes["user"] = user.into();
-    }
-    let time = rfc3339(visit.start_ms).replace('Z', "007Z");
-    json!({"time": time, "cost": 1, "attributes": attributes}).to_string()
-}
-
 fn in_cri(line: &str) -> String {
     // Every line in two parts.
     let (one, other) = line.split_at(line.len() / 2);
@@ -499,10 +489,6 @@ fn write_all(visits: &[Visit]) -> Vec<Written> {
             ],
             ..user(written("csv, mapped", "csv", csv, start_us))
         },
-        no_agent(Written {
-            times_us: visits.iter().map(|visit| start_us(visit) + 7).collect(),
-            ..user(written("slidegate", "slidegate", recording, start_us))
-        }),
         Written {
             other: visits.len() as u64,
             ..user(wrapped("combined in cri", "combined in cri", combined, end_second_us, in_cri))

@@ -2,7 +2,6 @@
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
 
-mod calls;
 mod decisions;
 mod diff;
 mod reservations;

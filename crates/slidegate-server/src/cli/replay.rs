@@ -60,7 +60,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let config = args.policies.config()?;
     let wording = ReportWording::of([&config]);
     let mut log = args.log.open(&args.logs, config.auth.client())?;
-    let plan = args.plan(config, log.has_recording());
+    let plan = args.plan(config);
     let replay = if args.each {
         Replay::with_each(plan, &wording, Box::new(BufWriter::new(io::stdout())))
     } else {
@@ -109,12 +109,12 @@ impl ReplayArgs {
         Ok(())
     }
 
-    fn plan(&self, config: Config, is_recorded: bool) -> Plan {
+    fn plan(&self, config: Config) -> Plan {
         let (max_keys, threads) = (config.memory.most_keys(), self.log.threads());
         Plan {
             policies: config.policies,
             sweep: self.sweep.clone().map(|sweep| sweep.with_deny_at_most(self.deny_at_most)),
-            options: Options { max_keys, is_recorded, top: self.top, threads },
+            options: Options { max_keys, top: self.top, threads },
         }
     }
 

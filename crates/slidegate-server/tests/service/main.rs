@@ -33,7 +33,6 @@ mod admin;
 mod log_lines;
 mod matching;
 mod observe;
-mod recording;
 mod traces;
 mod weighted;
 
