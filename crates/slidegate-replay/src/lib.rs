@@ -60,7 +60,6 @@ mod share;
 mod wording;
 
 mod forecast;
-mod propose;
 
 pub use clock_changes::ClockChanges;
 pub use decider::Options;
@@ -76,7 +75,6 @@ pub use outcome::{
     KeyOutcome, LogOutcome, Outcome, PolicyOutcome, ReservationsOutcome, ScenarioOutcome, SweepOutcome,
     SweepPointOutcome, TimeOutcome, UsageOutcome,
 };
-pub use propose::{Proposal, ProposalOptions, Survey};
 pub use reader::{LogOptions, LogReader, Progress};
 pub use replay::{Plan, Replay};
 pub use report::{

@@ -113,7 +113,7 @@ enum Command {
     /// Forecast memory, Redis load and shards for policies, from stated numbers or from a log
     #[command(after_help = help::FORECAST)]
     Forecast(forecast::ForecastArgs),
-    /// Write a first config file: the default one, or one with limits proposed from a log
+    /// Write a first config file, the default one
     #[command(after_help = help::INIT)]
     Init(init::InitArgs),
     /// Print the script with which a shell completes commands and options

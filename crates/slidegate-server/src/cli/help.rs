@@ -144,7 +144,7 @@ Exit codes: 0 success, 2 error";
 pub(super) const INIT: &str = "\
 Examples:
   slidegate init
-  slidegate init limits.yaml --from-log access.log --deny-at-most 0.1%
+  slidegate init limits.yaml --force
 
 Exit codes: 0 success, 2 error";
 

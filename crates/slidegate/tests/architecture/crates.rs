@@ -93,7 +93,6 @@ const REPLAY: &Table = &[
     ("decider", &["batch", "reservations"]),
     ("keys", &["timeline", "wording"]),
     ("forecast", &["attributes", "entry"]),
-    ("propose", &["attributes", "each", "entry", "share", "wording"]),
     ("scenario", &["batch", "decider", "each", "keys", "reservations", "timeline", "wording"]),
     ("sweep", &["batch", "decider", "keys", "share", "wording"]),
     ("outcome", &["each", "evidence", "keys", "reservations", "scenario", "stats", "sweep", "timeline"]),
