@@ -168,10 +168,8 @@ fn duration_us(format: &str, visit: &Visit) -> Option<u64> {
         | "envoy, custom"
         | "json, mapped"
         | "csv"
-        | "csv, mapped"
-        | "combined in cri" => None,
-        // The sum of three times, and the latency, as `writer` has them.
-        "alb" => Some(3000),
+        | "csv, mapped" => None,
+        // The latency, as `writer` has it.
         "gcp" => Some(4193),
         _ => Some(visit.duration_ms * 1000),
     }
