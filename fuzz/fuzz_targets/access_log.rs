@@ -11,7 +11,7 @@ use std::time::Duration;
 use libfuzzer_sys::fuzz_target;
 use slidegate_replay::{LogFormat, LogOptions, LogReader};
 
-const FORMATS: [&str; 20] = [
+const FORMATS: [&str; 16] = [
     "combined",
     "nginx:$remote_addr - $remote_user [$time_local] \"$request\" $status $http_x_tenant",
     "nginx:$msec|$request_time|${request_method} $uri|$http_host",
@@ -24,13 +24,9 @@ const FORMATS: [&str; 20] = [
     "envoy-json",
     "istio",
     "haproxy",
-    "alb",
-    "cloudfront",
-    "w3c",
     "gcp",
     "json",
     "csv",
-    "slidegate",
     "common",
 ];
 

@@ -32,8 +32,8 @@ pub const FORMAT: YamlFormat =
     YamlFormat { is_yaml_1_1: false, max_depth: 24, max_values: 250_000, max_aliases: 2048 };
 
 /// Sections of the service's file. [`Policies`] ignores them.
-pub const SERVICE_SECTIONS: [&str; 10] =
-    ["server", "grpc", "store", "resp", "headers", "auth", "admin", "observe", "record", "webhook"];
+pub const SERVICE_SECTIONS: [&str; 9] =
+    ["server", "grpc", "store", "resp", "headers", "auth", "admin", "observe", "webhook"];
 
 /// What `policies` must be.
 const POLICIES: &str = "a list of at least one policy, for example `policies: [{name: per-user, scope: [user], limit: 100, window: 60s}]`";

@@ -3,9 +3,9 @@
 use std::borrow::Cow;
 use std::net::IpAddr;
 
-use slidegate::{Value, Verb, normalized_host, normalized_path};
+use slidegate::{Request, Value, normalized_host, normalized_path};
 
-use crate::entry::{Entry, POLICY, VERB};
+use crate::entry::Entry;
 
 /// The attributes that entries can have whatever their format is.
 const NAMES: [&str; 8] = ["ip", "path", "method", "user", "user_agent", "host", "referer", "status"];
@@ -57,30 +57,13 @@ pub(crate) fn attribute<'e>(entry: &'e Entry<'_>, name: &str) -> Option<Attribut
     text.or_else(|| entry.extra.get(name).map(Cow::Borrowed)).map(AttributeValue::Text)
 }
 
-/// What a recording of the service says of a request besides its attributes. Other logs have
-/// checks.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RecordedRequest<'e> {
-    /// What was done with the cost.
-    pub(crate) verb: Verb,
-    /// The only policy that decided.
-    pub(crate) policy: Option<&'e str>,
-}
-
-impl<'e> RecordedRequest<'e> {
-    pub(crate) fn of(entry: &Entry<'e>) -> Self {
-        if entry.extra.is_empty() {
-            return Self { verb: Verb::Check, policy: None };
-        }
-        let text = |name| entry.extra.get(name).and_then(|value| std::str::from_utf8(value).ok());
-        let verb = match text(VERB) {
-            Some("peek") => Verb::Peek,
-            Some("refund") => Verb::Refund,
-            Some("penalize") => Verb::Penalize,
-            _ => Verb::Check,
-        };
-        Self { verb, policy: text(POLICY) }
-    }
+/// Passes on the request that an entry stands for.
+pub(crate) fn with_request<T>(entry: &Entry<'_>, take: impl FnOnce(&Request<'_>) -> T) -> T {
+    let named: Vec<_> = named_attributes(entry).collect();
+    let mut request = Request::new().with_cost(entry.cost);
+    request.extend(named.iter().map(|(name, value)| (*name, value.value())));
+    request.extend(entry.extra.iter());
+    take(&request)
 }
 
 /// The address of a client: with or without a port, and of a list the last, which is the one that

@@ -1,17 +1,16 @@
 //! Batches of entries: what the policies ask of each entry, copied out of the reader's buffer.
 //!
 //! The reader hands out one entry at a time and reuses its memory. A batch owns its entries, so
-//! that several scenarios can decide it, each on a thread of its own. Only the attributes that
+//! that several jobs can decide it, each on a thread of its own. Only the attributes that
 //! some policy asks for are copied.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use slidegate::{Policy, PolicySet, Request, Value, Verb};
+use slidegate::{Policy, PolicySet, Request, Value};
 
-use crate::attributes::{AttributeValue, RecordedRequest, attribute};
-use crate::call::{Call, RecordedHold};
+use crate::attributes::{AttributeValue, attribute};
 use crate::entry::Entry;
 
 /// Entries decided together: enough that handing them to a thread costs nothing per entry, few
@@ -22,15 +21,13 @@ const BATCH_ENTRIES: usize = 256;
 #[derive(Debug)]
 pub(crate) struct EntryBatch {
     names: AttributeNames,
-    entries: Vec<(BatchEntry, EntryKind)>,
+    entries: Vec<BatchEntry>,
     /// The attributes of each entry, in the order of the names.
     values: Vec<StoredValue>,
-    /// Whether any entry, or a request of one, has the attribute, by name.
+    /// Whether any entry has the attribute, by name.
     occurred: Vec<bool>,
     /// The values that are text, one after the other.
     texts: Vec<u8>,
-    /// Entries of several requests.
-    calls: Vec<Call>,
 }
 
 /// Where a text is among those of a batch.
@@ -50,15 +47,6 @@ pub(crate) struct BatchEntry {
     pub(crate) status: u16,
 }
 
-/// What an entry asks for.
-#[derive(Debug)]
-enum EntryKind {
-    /// One request, which all policies that apply decide, or only the one of this name.
-    Request(Verb, Option<TextRange>),
-    /// Several requests, by their position among the calls of the batch.
-    Call(usize),
-}
-
 #[derive(Debug)]
 enum StoredValue {
     Absent,
@@ -70,10 +58,7 @@ enum StoredValue {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Line<'b> {
     pub(crate) entry: BatchEntry,
-    /// One request, those of a call, or none if a reservation was changed.
-    pub(crate) requests: &'b [Request<'b>],
-    /// What was done with a reservation, as a recording has it.
-    pub(crate) hold: Option<&'b RecordedHold>,
+    pub(crate) request: &'b Request<'b>,
 }
 
 /// The attributes that these sets ask for.
@@ -90,7 +75,6 @@ impl EntryBatch {
             values: Vec::with_capacity(BATCH_ENTRIES * names.len()),
             occurred: vec![false; names.len()],
             texts: Vec::new(),
-            calls: Vec::new(),
             names,
         }
     }
@@ -105,21 +89,8 @@ impl EntryBatch {
             *occurred |= !matches!(value, StoredValue::Absent);
             self.values.push(value);
         }
-        let kind = match Call::of(entry) {
-            Some(call) => {
-                for (name, occurred) in self.names.iter().zip(&mut self.occurred) {
-                    *occurred |= call.attribute_names().any(|known| name == known);
-                }
-                self.calls.push(call);
-                EntryKind::Call(self.calls.len() - 1)
-            }
-            None => {
-                let RecordedRequest { verb, policy } = RecordedRequest::of(entry);
-                EntryKind::Request(verb, policy.map(|policy| add(&mut self.texts, policy.as_bytes())))
-            }
-        };
         let &Entry { time_us, duration_us, cost, status, .. } = entry;
-        self.entries.push((BatchEntry { time_us, duration_us, cost, status }, kind));
+        self.entries.push(BatchEntry { time_us, duration_us, cost, status });
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -136,10 +107,9 @@ impl EntryBatch {
         self.values.clear();
         self.occurred.fill(false);
         self.texts.clear();
-        self.calls.clear();
     }
 
-    /// Whether any entry, or a request of one, has the attribute, by name.
+    /// Whether any entry has the attribute, by name.
     pub(crate) fn occurred(&self) -> &[bool] {
         &self.occurred
     }
@@ -150,20 +120,8 @@ impl EntryBatch {
 
     /// Each line, in order of time.
     pub(crate) fn for_each(&self, mut decide: impl FnMut(Line<'_>)) {
-        for (at, (entry, kind)) in self.entries.iter().enumerate() {
-            let (verb, policy) = match kind {
-                EntryKind::Request(verb, policy) => (*verb, policy),
-                EntryKind::Call(call) => {
-                    let call = &self.calls[*call];
-                    decide(Line { entry: *entry, requests: &call.requests(), hold: call.hold() });
-                    continue;
-                }
-            };
-            let mut request = Request::new().with_cost(entry.cost).with_verb(verb);
-            if let Some(range) = policy {
-                let policy = std::str::from_utf8(self.text(range));
-                request = request.under(policy.expect("the name was text"));
-            }
+        for (at, entry) in self.entries.iter().enumerate() {
+            let mut request = Request::new().with_cost(entry.cost);
             // In place: a request takes as long to move as an attribute to add.
             let values = &self.values[at * self.names.len()..];
             request.extend(self.names.iter().zip(values).filter_map(|(name, value)| {
@@ -174,7 +132,7 @@ impl EntryBatch {
                 };
                 Some((name.as_str(), value))
             }));
-            decide(Line { entry: *entry, requests: std::slice::from_ref(&request), hold: None });
+            decide(Line { entry: *entry, request: &request });
         }
     }
 }

@@ -233,10 +233,6 @@ pub(crate) enum Escape {
     None,
     /// `\x22`, `\"`: Apache and nginx.
     Backslash,
-    /// `%20`, also twice: CloudFront.
-    Percent,
-    /// `+` for a space: IIS.
-    Plus,
 }
 
 /// Writes the record of one line.
@@ -301,8 +297,6 @@ impl<'b> RecordWriter<'b> {
         match escape {
             Escape::None => self.span(text),
             Escape::Backslash => self.maybe_decoded(text, &unescape(text)),
-            Escape::Percent => self.maybe_decoded(text, &crate::column::percent_decoded_twice(text)),
-            Escape::Plus => self.maybe_decoded(text, &crate::column::plus_decoded(text)),
         }
     }
 

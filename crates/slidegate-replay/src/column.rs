@@ -49,26 +49,6 @@ pub(crate) fn unescape(text: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(plain)
 }
 
-/// Decodes `%20`, and `%2520` as well: CloudFront encodes some values twice.
-pub(crate) fn percent_decoded_twice(text: &[u8]) -> Cow<'_, [u8]> {
-    match percent_decoded(text) {
-        Cow::Borrowed(text) => Cow::Borrowed(text),
-        Cow::Owned(once) => Cow::Owned(percent_decoded(&once).into_owned()),
-    }
-}
-
-fn percent_decoded(text: &[u8]) -> Cow<'_, [u8]> {
-    percent_encoding::percent_decode(text).into()
-}
-
-/// Decodes `+` to a space.
-pub(crate) fn plus_decoded(text: &[u8]) -> Cow<'_, [u8]> {
-    if memchr::memchr(b'+', text).is_none() {
-        return Cow::Borrowed(text);
-    }
-    Cow::Owned(text.iter().map(|&byte| if byte == b'+' { b' ' } else { byte }).collect())
-}
-
 fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16)?.try_into().ok()
 }

@@ -1,14 +1,9 @@
 //! The gate that decides the entries of a log, on a clock that follows them.
 
-use std::borrow::Cow;
-
-use slidegate::{
-    Decisions, Gate, ManualClock, MemoryStore, Policy, PolicySet, Request, Role, Timestamp, Verb,
-};
+use slidegate::{Decisions, Gate, ManualClock, MemoryStore, Policy, PolicySet, Request, Timestamp};
 
 use crate::batch::{BatchEntry, EntryBatch, Line};
-use crate::call::{RecordedHold, RecordedReservation};
-use crate::reservations::{Reservations, Settled, unlearned, without_cost};
+use crate::reservations::{Reservations, unlearned, without_cost};
 
 /// A gate whose clock follows a log.
 #[derive(Debug)]
@@ -16,7 +11,7 @@ pub(crate) struct Decider {
     gate: Gate,
     clock: ManualClock,
     now: Timestamp,
-    /// Where a policy reserves, or a recording may.
+    /// Where a policy reserves.
     reservations: Option<Reservations>,
 }
 
@@ -26,9 +21,6 @@ pub struct Options {
     /// Most keys in memory at once, for each set of policies and each value of a sweep. The outcome
     /// says if more were needed.
     pub max_keys: usize,
-    /// Whether the logs are recordings of the service, which may have reservations, also under
-    /// policies that expect none.
-    pub is_recorded: bool,
     /// Most keys that the outcome lists for each policy, or in each direction of a diff.
     pub top: usize,
     /// Threads that decide, besides the one that reads; 0 for none. The outcome is the same with
@@ -38,45 +30,37 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { max_keys: MemoryStore::DEFAULT_MAX_KEYS, is_recorded: false, top: 5, threads: 0 }
+        Self { max_keys: MemoryStore::DEFAULT_MAX_KEYS, top: 5, threads: 0 }
     }
 }
 
 /// Counts what is decided.
 pub(crate) trait DecisionCounter {
-    /// Decides the requests of a line in one step, at its time, and counts them.
-    fn decide(&mut self, asker: Asker<'_>, line: &KnownRequests<'_>);
-
-    /// Carries out and counts a single request that is no check: a recorded refund or penalty.
-    fn adjust(&mut self, gate: &Gate, now: Timestamp, request: &Request<'_>);
-
-    /// Called after a reservation was settled.
-    fn settled(&mut self, now: Timestamp, settled: Settled<'_>) {
-        let _ = (now, settled);
-    }
+    /// Decides a request, at its time, and counts it.
+    fn decide(&mut self, asker: Asker<'_>, request: &Request<'_>);
 }
 
-/// Decides a line: as checks, or as a reservation.
+/// Decides a request: as a check, or as a reservation.
 #[derive(Debug)]
 pub(crate) struct Asker<'d> {
-    pub(crate) gate: &'d Gate,
+    gate: &'d Gate,
     pub(crate) now: Timestamp,
     pub(crate) entry: BatchEntry,
-    reservation: Option<(&'d mut Reservations, Option<&'d RecordedReservation>)>,
+    /// Those that it becomes one of, if it is one.
+    reservations: Option<&'d mut Reservations>,
 }
 
 impl Asker<'_> {
-    /// Whether the line is a reservation.
+    /// Whether the request is a reservation, which is to be asked [without its cost](without_cost).
     pub(crate) fn is_reservation(&self) -> bool {
-        self.reservation.is_some()
+        self.reservations.is_some()
     }
 
-    /// Decides the requests in one step, which are charged or held if they are allowed.
-    pub(crate) fn ask<'r>(self, requests: &'r [Request<'r>]) -> Decisions<'r> {
-        match self.reservation {
-            None => self.gate.apply(requests),
-            Some((known, Some(recorded))) => known.reserve_recorded(self.gate, requests, recorded),
-            Some((known, None)) => known.reserve(self.gate, self.now, self.entry, &requests[0]),
+    /// Decides the request, whose cost is charged or held if it is allowed.
+    pub(crate) fn ask<'r>(self, request: &'r Request<'r>) -> Decisions<'r> {
+        match self.reservations {
+            None => self.gate.check(request),
+            Some(known) => known.reserve(self.gate, self.now, self.entry, request),
         }
     }
 }
@@ -84,7 +68,7 @@ impl Asker<'_> {
 impl Decider {
     /// A gate with an empty store.
     pub(crate) fn new(policies: PolicySet, options: Options) -> Self {
-        let may_reserve = options.is_recorded || policies.iter().any(Policy::expects_reservations);
+        let may_reserve = policies.iter().any(Policy::expects_reservations);
         let policies = unlearned(policies);
         let reservations = may_reserve.then(|| Reservations::new(&policies));
         let clock = ManualClock::at(Timestamp::EPOCH);
@@ -92,58 +76,29 @@ impl Decider {
         Self { gate: Gate::with_memory(policies, store), clock, now: Timestamp::EPOCH, reservations }
     }
 
-    /// The same, and each reservation is settled together with its request.
-    pub(crate) fn keeping_requests(mut self) -> Self {
-        self.reservations = self.reservations.map(Reservations::keeping_requests);
-        self
-    }
-
     /// Decides the entries of a batch in their order.
     pub(crate) fn decide(&mut self, batch: &EntryBatch, counter: &mut impl DecisionCounter) {
         batch.for_each(|line| {
-            self.follow(line.entry.time_us, |now, settled| counter.settled(now, settled));
-            if let Some(RecordedHold::Changed(_)) = line.hold {
-                self.change(line, |now, settled| counter.settled(now, settled));
-                return;
-            }
-            let single = single_of(line);
-            if let Some(request) = single.filter(|request| request.verb() != Verb::Check) {
-                counter.adjust(&self.gate, self.now, request);
-                return;
-            }
+            self.follow(line.entry.time_us);
             let asker = self.asker(line);
-            let unsaid = single.filter(|_| asker.is_reservation()).map(without_cost);
-            let requests = unsaid.as_ref().map_or(line.requests, std::slice::from_ref);
-            let known = KnownRequests::of(requests, &[asker.gate]);
-            counter.decide(asker, &known);
+            let unsaid = asker.is_reservation().then(|| without_cost(line.request));
+            counter.decide(asker, unsaid.as_ref().unwrap_or(line.request));
         });
     }
 
-    /// Prepares the decision on a line. A single request that is a reservation is asked [without its
-    /// cost](without_cost).
+    /// Prepares the decision on a request.
     pub(crate) fn asker<'d>(&'d mut self, line: Line<'d>) -> Asker<'d> {
         let Self { gate, reservations, now, .. } = self;
-        let reservation = reservations.as_mut().and_then(|known| match (line.hold, single_of(line)) {
-            (Some(RecordedHold::Made(recorded)), _) => Some((known, Some(recorded))),
-            (_, Some(request)) if has_policy_of(gate, request) => {
-                known.begins(&gate.policies(), line.entry, request).then_some((known, None))
-            }
-            _ => None,
-        });
-        Asker { gate, now: *now, entry: line.entry, reservation }
-    }
-
-    /// Carries out the change of a reservation that a line records, if it does.
-    pub(crate) fn change(&mut self, line: Line<'_>, mut on_settled: impl FnMut(Timestamp, Settled<'_>)) {
-        let Self { gate, reservations: Some(reservations), now, .. } = self else { return };
-        if let Some(RecordedHold::Changed(change)) = line.hold {
-            reservations.change_recorded(gate, change, |settled| on_settled(*now, settled));
-        }
+        let Line { entry, request } = line;
+        let reservations = reservations
+            .as_mut()
+            .and_then(|known| known.begins(&gate.policies(), entry, request).then_some(known));
+        Asker { gate, now: *now, entry, reservations }
     }
 
     /// Sets the clock to the time of an entry, or leaves it if that is earlier. Until then, settles
     /// reservations whose requests have ended, and extends others.
-    pub(crate) fn follow(&mut self, time_us: u64, mut on_settled: impl FnMut(Timestamp, Settled<'_>)) {
+    pub(crate) fn follow(&mut self, time_us: u64) {
         let Self { gate, clock, reservations, now } = self;
         let until = (*now).max(Timestamp::from_micros(time_us));
         if let Some(reservations) = reservations {
@@ -151,18 +106,16 @@ impl Decider {
                 // One that is settled early is due later.
                 *now = (*now).max(due.min(until));
                 clock.set(*now);
-                reservations.proceed(gate, *now, one, |settled| on_settled(*now, settled));
+                reservations.proceed(gate, *now, one);
             }
-            reservations.end_due(until);
         }
         *now = until;
         clock.set(until);
     }
 
-    /// The reservations, where a policy or a recorded request reserves.
+    /// The reservations, where a policy reserves.
     pub(crate) fn reservations(&self) -> Option<&Reservations> {
-        let expects = || self.gate.policies().iter().any(Policy::expects_reservations);
-        self.reservations.as_ref().filter(|known| known.counts.asked > 0 || expects())
+        self.reservations.as_ref()
     }
 
     pub(crate) fn gate(&self) -> &Gate {
@@ -170,82 +123,26 @@ impl Decider {
     }
 }
 
-/// The request of a line that is no call, or of a call with one request that decides.
-pub(crate) fn single_of<'b>(line: Line<'b>) -> Option<&'b Request<'b>> {
-    match line.requests {
-        [request] if request.role() == Role::Deciding && line.hold.is_none() => Some(request),
-        _ => None,
-    }
-}
-
-/// The requests of a line that can be decided.
-#[derive(Debug)]
-pub(crate) struct KnownRequests<'r> {
-    /// Those that are not under a policy which is missing.
-    pub(crate) known: Cow<'r, [Request<'r>]>,
-    /// How many are. What was refused of a request is not one of its own.
-    pub(crate) unknown: u64,
-    /// Whether there is a check among all of them, so that the line counts as a request.
-    pub(crate) has_check: bool,
-}
-
-impl<'r> KnownRequests<'r> {
-    /// The requests that all of these gates can decide.
-    pub(crate) fn of(requests: &'r [Request<'r>], gates: &[&Gate]) -> Self {
-        let is_known = |request: &Request<'_>| gates.iter().all(|gate| has_policy_of(gate, request));
-        let is_own = |request: &&Request<'_>| request.role() != Role::Refusals;
-        let has_check = requests.iter().filter(is_own).any(|request| request.verb() == Verb::Check);
-        let unknown = requests.iter().filter(is_own).filter(|request| !is_known(request)).count() as u64;
-        let known = match requests.iter().all(is_known) {
-            true => Cow::Borrowed(requests),
-            false => requests.iter().filter(|request| is_known(request)).cloned().collect(),
-        };
-        Self { known, unknown, has_check }
-    }
-}
-
-/// Refunds or penalizes what a recording says was refunded or penalized. Peeks change nothing.
-pub(crate) fn adjust(gate: &Gate, request: &Request<'_>) {
-    if has_policy_of(gate, request) && request.verb() != Verb::Peek {
-        gate.apply(std::slice::from_ref(request));
-    }
-}
-
-/// Whether the policies have the one that a recorded request was under, if it was under one.
-#[inline]
-pub(crate) fn has_policy_of(gate: &Gate, request: &Request<'_>) -> bool {
-    request.named_policy().is_none_or(|name| gate.policies().by_name(name).is_some())
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use std::time::Duration;
 
-    use slidegate::{Counts, Decisions, Policy, Quota};
+    use slidegate::{Counts, Policy, Quota};
 
     use super::*;
     use crate::batch::{EntryBatch, attribute_names};
     use crate::entry::{Entry, Extras};
 
-    /// Counts what is allowed and what was settled, in seconds.
+    /// Counts what is allowed.
     #[derive(Default)]
     struct Counter {
         allowed: Vec<bool>,
-        settled: Vec<u64>,
     }
 
     impl DecisionCounter for Counter {
-        fn decide(&mut self, asker: Asker<'_>, line: &KnownRequests<'_>) {
-            let decisions: Decisions<'_> = asker.ask(&line.known);
-            self.allowed.push(decisions.is_allowed());
-        }
-
-        fn adjust(&mut self, _: &Gate, _: Timestamp, _: &Request<'_>) {}
-
-        fn settled(&mut self, now: Timestamp, settled: Settled<'_>) {
-            assert_eq!(settled.settlement.iter().len(), 1);
-            self.settled.push(now.as_micros() / 1_000_000);
+        fn decide(&mut self, asker: Asker<'_>, request: &Request<'_>) {
+            self.allowed.push(asker.ask(request).is_allowed());
         }
     }
 
@@ -285,9 +182,8 @@ mod tests {
         let (counter, decider) = decided(3, &[(0, 100), (1, 15), (2, 100), (3, 1), (4, 1)]);
         assert_eq!(counter.allowed, [true; 5]);
         // At 3 s the third is one too many; at 4 s the fourth ends.
-        assert_eq!(counter.settled, [3, 4]);
         let reservations = decider.reservations().unwrap();
-        assert_eq!(reservations.counts.settled_early, 1);
+        assert_eq!((reservations.counts.settled_early, reservations.policies[0].counts.settled), (1, 2));
         assert_eq!(
             reservations.notes(&decider.gate().policies()),
             [

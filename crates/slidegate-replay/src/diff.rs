@@ -4,11 +4,10 @@ use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
-use slidegate::{Decisions, PolicyDecision, PolicySet, Verb};
+use slidegate::{Decisions, PolicyDecision, PolicySet};
 
 use crate::batch::{EntryBatch, attribute_names};
-use crate::call::{RecordedHold, is_counted};
-use crate::decider::{Decider, KnownRequests, Options, adjust, single_of};
+use crate::decider::{Decider, Options};
 use crate::entry::Entry;
 use crate::evidence::Evidence;
 use crate::keys::{KeyMap, MAX_DENIED_KEYS};
@@ -57,8 +56,6 @@ pub(crate) struct PolicyDiff {
     requests: u64,
     newly_denied: u64,
     newly_allowed: u64,
-    /// Recorded requests under a policy that one of the sets does not have.
-    unknown_policy: u64,
     /// Names of the policies that differ, or that only one of the sets has.
     changed: HashSet<String>,
 }
@@ -103,15 +100,7 @@ impl Diff {
         };
         let changed = changed_policies(&old.0, &new.0);
         let (old, new) = (side(old), side(new));
-        let diff = PolicyDiff {
-            old,
-            new,
-            requests: 0,
-            newly_denied: 0,
-            newly_allowed: 0,
-            unknown_policy: 0,
-            changed,
-        };
+        let diff = PolicyDiff { old, new, requests: 0, newly_denied: 0, newly_allowed: 0, changed };
         Self { pass: Pass::new(names, vec![diff], options.threads), top: options.top }
     }
 
@@ -146,39 +135,18 @@ impl Job for PolicyDiff {
     fn decide(&mut self, batch: &EntryBatch) -> io::Result<()> {
         batch.for_each(|line| {
             for side in [&mut self.old, &mut self.new] {
-                side.decider.follow(line.entry.time_us, |_, _| ());
-            }
-            if let Some(RecordedHold::Changed(_)) = line.hold {
-                for side in [&mut self.old, &mut self.new] {
-                    side.decider.change(line, |_, _| ());
-                }
-                return;
-            }
-            let single = single_of(line);
-            let (old, new) = (self.old.decider.gate(), self.new.decider.gate());
-            let KnownRequests { known, unknown, has_check } = KnownRequests::of(line.requests, &[old, new]);
-            self.unknown_policy += unknown;
-            if let Some(request) = single.filter(|request| request.verb() != Verb::Check) {
-                adjust(old, request);
-                adjust(new, request);
-                return;
-            }
-            if known.is_empty() {
-                self.requests += u64::from(has_check);
-                return;
+                side.decider.follow(line.entry.time_us);
             }
             let may_reserve = [&self.old, &self.new].iter().any(|side| side.decider.reservations().is_some());
-            let unsaid = single.filter(|_| may_reserve).map(without_cost);
+            let unsaid = may_reserve.then(|| without_cost(line.request));
             let ask = |decider: &mut Decider| {
                 let asker = decider.asker(line);
                 let unsaid = unsaid.as_ref().filter(|_| asker.is_reservation());
-                asker.ask(unsaid.map_or(&*known, std::slice::from_ref))
+                asker.ask(unsaid.unwrap_or(line.request))
             };
             let (old, new) = (ask(&mut self.old.decider), ask(&mut self.new.decider));
-            if has_check || old.is_denied() || new.is_denied() {
-                self.requests += 1;
-                self.count(&old, &new);
-            }
+            self.requests += 1;
+            self.count(&old, &new);
         });
         Ok(())
     }
@@ -234,7 +202,6 @@ impl PolicyDiff {
             newly_denied_keys_in_all: self.new.changed.len() as u64,
             newly_allowed_keys_in_all: self.old.changed.len() as u64,
             changes_of_keys_not_kept: self.old.changed_not_kept + self.new.changed_not_kept,
-            unknown_policy: self.unknown_policy,
             dropped_keys: self.old.dropped() + self.new.dropped(),
         }
     }
@@ -243,7 +210,7 @@ impl PolicyDiff {
 impl DiffSide {
     fn count(&mut self, decisions: &Decisions<'_>, is_changed: bool) {
         self.denied += u64::from(decisions.is_denied());
-        for decision in decisions.iter().filter(is_counted) {
+        for decision in decisions.iter() {
             let counts = &mut self.policies[decision.position()];
             counts.seen += 1;
             if decision.is_denied() {

@@ -59,17 +59,6 @@ impl RequestLine<'_> {
     }
 }
 
-/// How the verb and the policy of a recorded request, and the requests of a recorded call, are named
-/// among the attributes. No attribute that a policy uses has such a name.
-pub(crate) const VERB: &str = "slidegate verb";
-pub(crate) const POLICY: &str = "slidegate policy";
-pub(crate) const REQUESTS: &str = "slidegate requests";
-/// What a recording says of a reservation: how it was made, or how it was changed.
-pub(crate) const RESERVATION: &str = "slidegate reservation";
-pub(crate) const CHANGE: &str = "slidegate change";
-/// All of them.
-pub(crate) const RECORDED: [&str; 5] = [VERB, POLICY, REQUESTS, RESERVATION, CHANGE];
-
 /// Attributes of an entry besides those that have a field of their own.
 #[derive(Clone, Copy, Default)]
 pub struct Extras<'a> {

@@ -7,8 +7,7 @@ use slidegate::Policy;
 
 use crate::attributes::named_attributes;
 use crate::batch::{AttributeNames, EntryBatch};
-use crate::call::Call;
-use crate::entry::{Entry, RECORDED};
+use crate::entry::Entry;
 use crate::stats::LogStats;
 use crate::wording::count_of;
 
@@ -55,9 +54,7 @@ impl Evidence {
             }
         };
         named_attributes(entry).for_each(|(name, _)| note(name));
-        let is_attribute = |name: &&str| !RECORDED.contains(name);
-        entry.extra.iter().map(|(name, _)| name).filter(is_attribute).for_each(&mut note);
-        Call::of(entry).iter().flat_map(Call::attribute_names).for_each(note);
+        entry.extra.iter().for_each(|(name, _)| note(name));
     }
 
     /// Notes what a batch has of the attributes that policies ask for.
@@ -145,24 +142,6 @@ impl Missing {
             format!("`{field}`: no line of the log has it; check the name, or accept this with --allow-empty")
         }));
         self
-    }
-
-    /// What is to be said of scenarios, each with its name: what all of them have in common once.
-    pub(crate) fn of_all(scenarios: &[(&str, Self)]) -> Self {
-        let lines = |of: fn(&Self) -> &Vec<String>| {
-            let is_common = |line| scenarios.iter().all(|(_, one)| of(one).contains(line));
-            let mut lines: Vec<String> = Vec::new();
-            for (name, one) in scenarios {
-                let named = of(one).iter().map(|line| match is_common(line) {
-                    true => line.clone(),
-                    false => format!("{name}: {line}"),
-                });
-                let new: Vec<String> = named.filter(|line| !lines.contains(line)).collect();
-                lines.extend(new);
-            }
-            lines
-        };
-        Self { errors: lines(|one| &one.errors), warnings: lines(|one| &one.warnings) }
     }
 
     /// The same and what another one says, each line once.

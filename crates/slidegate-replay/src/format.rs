@@ -1,6 +1,5 @@
 //! Formats of access logs: from a line to a record.
 
-pub(crate) mod alb;
 pub(crate) mod apache;
 pub(crate) mod clf;
 pub(crate) mod delimited;

@@ -1,8 +1,8 @@
 //! Replays access logs under rate-limit policies, to see what they would have denied.
 //!
 //! The decisions come from the gate that also decides live requests, on a clock that follows the
-//! log. So the report says what would have happened. One pass can decide any number of
-//! [scenarios](Plan::compare) and [values of a limit](Sweep).
+//! log. So the report says what would have happened. One pass can decide any number of [values of a
+//! limit](Sweep).
 //!
 //! ```
 //! use std::sync::Arc;
@@ -31,7 +31,6 @@ mod replay;
 
 mod attributes;
 mod block;
-mod call;
 mod client;
 mod clock_changes;
 mod column;
@@ -44,7 +43,6 @@ mod reorder;
 mod stats;
 
 mod batch;
-mod compare;
 mod decider;
 mod diff;
 mod evidence;
@@ -62,11 +60,8 @@ mod share;
 mod wording;
 
 mod forecast;
-mod propose;
-mod simulate;
 
 pub use clock_changes::ClockChanges;
-pub use compare::with_algorithm;
 pub use decider::Options;
 pub use diff::{Diff, WordedPolicies};
 pub use entry::{Entry, Extras, RequestLine};
@@ -77,19 +72,17 @@ pub use forecast::{
 pub use format::name::LogFormat;
 pub use malformed::Malformed;
 pub use outcome::{
-    KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, ReservationsOutcome, ScenarioOutcome,
-    SweepOutcome, SweepPointOutcome, TimeOutcome, TruthOutcome, UsageOutcome, WindowOutcome,
+    KeyOutcome, LogOutcome, Outcome, PolicyOutcome, ReservationsOutcome, ScenarioOutcome, SweepOutcome,
+    SweepPointOutcome, TimeOutcome, UsageOutcome,
 };
-pub use propose::{Proposal, ProposalOptions, Survey};
 pub use reader::{LogOptions, LogReader, Progress};
-pub use replay::{MAX_COMPARED, NamedPolicies, Plan, Replay};
+pub use replay::{Plan, Replay};
 pub use report::{
     ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide, DiffReport, PageAssets, TextReport, TextStyle,
     Threshold, Thresholds,
 };
 pub use reservations::PolicyReservationsOutcome;
 pub use share::Share;
-pub use simulate::{Boundary, Bursts, LogStyle, Requests, SimulatedRequest, Simulation, write_line};
 pub use stats::{LogStats, LogSummary, MalformedLine, TimeJump};
 pub use sweep::{MAX_SWEEP_POINTS, Sweep};
 pub use wording::{PlainWording, Wording, grouped};

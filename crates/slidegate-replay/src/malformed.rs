@@ -47,10 +47,8 @@ pub enum Malformed {
     },
     /// A quoted column without its closing quote.
     Quote,
-    /// The line is not wrapped as the lines before it: `cri`, `docker`, `journald`.
+    /// The line is not wrapped as the lines before it: `journald`, `syslog`.
     Wrapper(&'static str),
-    /// Columns come before the line that names them.
-    NoHeader,
 }
 
 impl fmt::Display for Malformed {
@@ -73,7 +71,6 @@ impl fmt::Display for Malformed {
             Self::Columns { found, expected } => write!(f, "{found} columns: expected {expected}"),
             Self::Quote => f.write_str("a quoted column without its closing quote"),
             Self::Wrapper(name) => write!(f, "not wrapped by {name} as the lines before"),
-            Self::NoHeader => f.write_str("columns before the line that names them"),
         }
     }
 }

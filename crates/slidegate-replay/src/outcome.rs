@@ -8,16 +8,14 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use slidegate::Policy;
 
-use crate::compare::share;
 use crate::each::rfc3339;
 use crate::evidence::{Evidence, Missing};
 use crate::keys::DeniedKey;
 use crate::reservations::{PolicyReservationsOutcome, ReservationCounts, Reservations, holds};
-use crate::scenario::{Scenario, ScenarioRole};
+use crate::scenario::Scenario;
 use crate::stats::{LogStats, LogSummary};
 use crate::sweep::{Sweep, SweepPoint};
 use crate::timeline::TimeAxis;
-use crate::wording::count_of;
 
 mod sweep;
 
@@ -37,8 +35,8 @@ pub struct Outcome {
     pub log: LogOutcome,
     /// The buckets of every list that is named `over_time`.
     pub time: TimeOutcome,
-    /// What was decided: the configuration, or what is compared and then the exact ones.
-    pub scenarios: Vec<ScenarioOutcome>,
+    /// What the configuration decided.
+    pub configured: ScenarioOutcome,
     /// The sweep, if one was asked for.
     pub sweep: Option<SweepOutcome>,
     /// What the figures cannot say, in sentences.
@@ -95,12 +93,6 @@ pub struct TimeOutcome {
 /// What one set of policies decided.
 #[derive(Debug, Clone, Serialize)]
 pub struct ScenarioOutcome {
-    /// `configured`, a file, an algorithm, or `exact`.
-    pub name: String,
-    /// `configured`, `compared` or `exact`.
-    pub role: &'static str,
-    /// The scenario with the same policies and the exact log, of one that is compared.
-    pub exact: Option<String>,
     /// Requests decided.
     pub requests: u64,
     /// Requests that may pass.
@@ -109,8 +101,6 @@ pub struct ScenarioOutcome {
     pub denied: u64,
     /// Requests that no policy applied to.
     pub unmatched: u64,
-    /// Recorded requests, refunds and penalties under a policy that these policies do not have.
-    pub unknown_policy: u64,
     /// Denied requests that the log shows as answered with a status from 200 to 399.
     pub denied_successes: u64,
     /// Keys that the store dropped although they still counted: above 0, some denials are too many.
@@ -175,8 +165,6 @@ pub struct PolicyOutcome {
     pub denied_over_time: Vec<u32>,
     /// The most denied keys.
     pub most_denied: Vec<KeyOutcome>,
-    /// How its decisions compare with the exact log, if it is compared.
-    pub truth: Option<TruthOutcome>,
     /// Its reservations, if a policy reserves and this one holds what they ask for.
     pub reservations: Option<PolicyReservationsOutcome>,
 }
@@ -208,110 +196,35 @@ pub struct KeyOutcome {
     pub denied_over_time: BTreeMap<usize, u32>,
 }
 
-/// How the decisions of a policy compare with the exact log of what it admitted.
-#[derive(Debug, Clone, Serialize)]
-pub struct TruthOutcome {
-    /// Requests admitted although the window was full.
-    pub wrongly_allowed: u64,
-    /// Requests denied although they would have fitted.
-    pub wrongly_denied: u64,
-    /// The greatest cost admitted in any one window of any key.
-    pub worst_window: WindowOutcome,
-    /// The key of that window.
-    pub worst_key: String,
-    /// The end of that window, in RFC 3339.
-    pub worst_at: Option<String>,
-    /// The fullest window of any key as a multiple of its limit, by bucket of time.
-    pub worst_multiple_over_time: Vec<f64>,
-    /// The keys with the most wrong decisions, then the fullest windows.
-    pub keys: Vec<KeyTruthOutcome>,
-    /// Whether there were more keys than are kept.
-    pub has_more_keys: bool,
-}
-
-/// The cost in one window.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub struct WindowOutcome {
-    /// The admitted cost.
-    pub cost: u64,
-    /// The limit of the key.
-    pub limit: u64,
-    /// The cost as a multiple of the limit.
-    pub multiple: f64,
-}
-
-/// How the decisions on one key compare with the exact log.
-#[derive(Debug, Clone, Serialize)]
-pub struct KeyTruthOutcome {
-    /// The key, redacted as its policy requires.
-    pub key: String,
-    /// Its denials.
-    pub denied: u64,
-    /// As [`TruthOutcome::wrongly_allowed`].
-    pub wrongly_allowed: u64,
-    /// As [`TruthOutcome::wrongly_denied`].
-    pub wrongly_denied: u64,
-    /// The greatest cost admitted in any one window.
-    pub worst_window: WindowOutcome,
-}
-
 impl Outcome {
     pub(crate) fn of(
         log: &LogStats,
-        scenarios: &[Scenario],
+        scenario: &Scenario,
         sweep: Option<(&Sweep, &[SweepPoint])>,
         top: usize,
         evidence: &Evidence,
     ) -> Self {
-        let judged = scenarios.iter().filter(|one| one.role != ScenarioRole::Exact);
-        let missing = judged.map(|one| {
-            let policies = one.policies();
-            let seen = one.tally.policies.iter().map(|counts| counts.seen);
-            (
-                one.name.as_str(),
-                evidence.of_policies(policies.iter().zip(seen), one.tally.counts.requests, log),
-            )
-        });
-        let Missing { errors, warnings } =
-            Missing::of_all(&missing.collect::<Vec<_>>()).fields(&log.missing_fields);
-        // All scenarios decide the same entries, so their timelines have one axis.
-        let axis = scenarios.first().map(|first| first.tally.timeline.axis()).unwrap_or_default();
-        let outcomes: Vec<_> =
-            scenarios.iter().map(|one| ScenarioOutcome::of(one, scenarios, axis, top)).collect();
-        let sweep = sweep
-            .zip(scenarios.first())
-            .map(|((sweep, points), configured)| SweepOutcome::of(sweep, points, configured));
+        let policies = scenario.policies();
+        let seen = scenario.tally.policies.iter().map(|counts| counts.seen);
+        let requests = scenario.tally.counts.requests;
+        let missing = evidence.of_policies(policies.iter().zip(seen), requests, log);
+        let Missing { errors, warnings } = missing.fields(&log.missing_fields);
+        let axis = scenario.tally.timeline.axis();
+        let configured = ScenarioOutcome::of(scenario, axis, top);
+        let sweep = sweep.map(|(sweep, points)| SweepOutcome::of(sweep, points, scenario));
         let mut notes = vec![
             "A replay cannot know of retries after a denial, nor of clients that slow down when they are denied: \
              real traffic under these policies would differ."
                 .to_owned(),
         ];
-        notes.extend(outcomes.iter().filter(|one| one.unknown_policy > 0).map(|one| {
-            let requests = count_of(
-                one.unknown_policy,
-                "recorded request is under a policy that it does not have: no policy decided it.",
-                "recorded requests are under a policy that it does not have: no policy decided them.",
-            );
-            format!("{}: {requests}", one.name)
-        }));
-        notes.extend(outcomes.iter().flat_map(|one| {
-            let notes = one.reservations.iter().flat_map(|reservations| &reservations.notes);
-            notes.map(|note| format!("{}: {note}.", one.name))
-        }));
-        notes.extend(sweep.iter().filter(|sweep| sweep.unknown_policy > 0).map(|sweep| {
-            let requests = count_of(
-                sweep.unknown_policy,
-                "recorded request: it is under a policy that is not part of it.",
-                "recorded requests: they are under a policy that is not part of it.",
-            );
-            format!("The sweep leaves out {requests}")
-        }));
+        let of_reservations = configured.reservations.iter().flat_map(|reservations| &reservations.notes);
+        notes.extend(of_reservations.map(|note| format!("{note}.")));
         Self {
             schema: SCHEMA,
             command: None,
             log: LogOutcome::of(log),
             time: TimeOutcome::of(axis),
-            scenarios: outcomes,
+            configured,
             sweep,
             notes,
             errors,
@@ -325,12 +238,6 @@ impl Outcome {
         let warnings = std::mem::take(&mut self.errors);
         self.warnings.splice(0..0, warnings);
         self
-    }
-
-    /// Whether something is compared.
-    #[must_use]
-    pub fn is_comparison(&self) -> bool {
-        self.scenarios.iter().any(|scenario| scenario.role == "compared")
     }
 }
 
@@ -365,35 +272,24 @@ impl TimeOutcome {
 }
 
 impl ScenarioOutcome {
-    fn of(scenario: &Scenario, all: &[Scenario], axis: TimeAxis, top: usize) -> Self {
-        let (role, exact) = match scenario.role {
-            ScenarioRole::Configured => ("configured", None),
-            ScenarioRole::Exact => ("exact", None),
-            ScenarioRole::Compared { exact } => ("compared", all.get(exact).map(|exact| exact.name.clone())),
-        };
+    fn of(scenario: &Scenario, axis: TimeAxis, top: usize) -> Self {
         let (counts, store) = (scenario.tally.counts, scenario.store());
         let over_time = scenario.tally.timeline.on(axis);
         let policies = scenario.policies();
-        let policies = policies.iter().enumerate().map(|(at, policy)| {
-            let truth =
-                scenario.tally.truth.as_ref().map(|truth| TruthOutcome::of(&truth.policies[at], axis, top));
-            PolicyOutcome { truth, ..PolicyOutcome::of(scenario, at, policy, axis, top) }
-        });
+        let policies = policies.iter().enumerate();
         Self {
-            name: scenario.name.clone(),
-            role,
-            exact,
             requests: counts.requests,
             allowed: counts.requests - counts.denied,
             denied: counts.denied,
             unmatched: counts.unmatched,
-            unknown_policy: counts.unknown_policy,
             denied_successes: counts.denied_successes,
             dropped_keys: store.dropped,
             max_keys: store.max_keys,
             allowed_over_time: over_time.iter().map(|bucket| bucket.allowed).collect(),
             denied_over_time: over_time.iter().map(|bucket| bucket.denied).collect(),
-            policies: policies.collect(),
+            policies: policies
+                .map(|(at, policy)| PolicyOutcome::of(scenario, at, policy, axis, top))
+                .collect(),
             reservations: scenario.reservations().map(|known| ReservationsOutcome::of(known, scenario)),
         }
     }
@@ -428,7 +324,6 @@ impl PolicyOutcome {
             usage: UsageOutcome { allowed_keys_by_tenth: seen.allowed_by_tenth(), denied_keys: seen.denied },
             denied_over_time: if counts.denied == 0 { Vec::new() } else { counts.timeline.on(axis) },
             most_denied: seen.most_denied(top).into_iter().map(|key| KeyOutcome::of(key, axis)).collect(),
-            truth: None,
             reservations: scenario
                 .reservations()
                 .filter(|_| holds(policy))
@@ -449,43 +344,4 @@ impl KeyOutcome {
             denied_over_time: over_time.filter(|(_, denied)| *denied > 0).collect(),
         }
     }
-}
-
-impl TruthOutcome {
-    fn of(truth: &crate::compare::PolicyTruth, axis: TimeAxis, top: usize) -> Self {
-        let worst = &truth.worst;
-        let keys = truth.worst_keys(top).into_iter().map(|key| KeyTruthOutcome {
-            key: key.text.as_deref().unwrap_or_default().to_owned(),
-            denied: key.denied,
-            wrongly_allowed: key.wrongly_allowed,
-            wrongly_denied: key.wrongly_denied,
-            worst_window: WindowOutcome::of(key.worst_cost, key.worst_limit),
-        });
-        Self {
-            wrongly_allowed: truth.wrongly_allowed,
-            wrongly_denied: truth.wrongly_denied,
-            worst_window: WindowOutcome::of(worst.cost, worst.limit),
-            worst_key: worst.key.clone(),
-            worst_at: (worst.cost > 0).then(|| rfc3339(worst.at_us)),
-            worst_multiple_over_time: truth
-                .worst_over_time
-                .on(axis)
-                .iter()
-                .map(|one| rounded(one.0))
-                .collect(),
-            keys: keys.collect(),
-            has_more_keys: truth.keys_not_kept,
-        }
-    }
-}
-
-impl WindowOutcome {
-    fn of(cost: u64, limit: u64) -> Self {
-        Self { cost, limit, multiple: rounded(share(cost, limit)) }
-    }
-}
-
-/// With three decimal places: more would only be noise in a file.
-fn rounded(number: f64) -> f64 {
-    (number * 1000.0).round() / 1000.0
 }

@@ -1,4 +1,4 @@
-//! One pass over a log for any number of jobs: scenarios, values of a sweep, a difference.
+//! One pass over a log for any number of jobs: the configuration, values of a sweep, a difference.
 //!
 //! Each of them decides every batch in the order of the log, on one thread from beginning to end,
 //! so the results are the same with any number of threads.

@@ -20,7 +20,6 @@ use crate::format::detect::detect;
 use crate::format::field::{FieldCounts, SourceSet, TimeRules};
 use crate::format::fold::FoldOrder;
 use crate::format::name::ParserOptions;
-use crate::format::wrapper::Unwrapper;
 use crate::input::blocks::{BlockReader, MAX_EXAMPLES, Tally};
 use crate::input::paths::find;
 use crate::input::pool::{Feed, Pool};
@@ -269,9 +268,8 @@ impl LogReader {
         if log.is_start_known {
             parser.fields.fold = FoldOrder::new(self.parser_options.time.slack_us, Some(log.first_us));
         }
-        let unwrapper = log.detected.wrapper.map(Unwrapper::new);
         let block_bytes = if self.logs.len() > MANY_LOGS { SMALL_BLOCK_BYTES } else { BLOCK_BYTES };
-        Ok(BlockReader::new(stream, parser, unwrapper, block_bytes))
+        Ok(BlockReader::new(stream, parser, log.detected.wrapper, block_bytes))
     }
 
     /// The next entry in order of time; equal times in the order of the logs and their lines. It is

@@ -1,7 +1,6 @@
-//! Reports: an outcome as text for a terminal, JSON, CSV, a page for a browser, and Markdown.
+//! Reports: an outcome as text for a terminal, JSON, a page for a browser, and Markdown.
 
 mod charts;
-mod csv;
 pub(crate) mod diff;
 mod html;
 mod json;

@@ -7,18 +7,16 @@
 //! third of its time, as a program that reserves has to. What ends at the time of a start ends
 //! before it. A request whose duration is not known holds nothing: it is decided as a check.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 use slidegate::{
-    Algorithm, Amount, Amounts, Cost, Counts, Decisions, Gate, OwnedValue, Policy, PolicyDecision, PolicySet,
-    Request, Timestamp, Verb,
+    Algorithm, Amount, Amounts, Counts, Decisions, Gate, Policy, PolicyDecision, PolicySet, Request,
+    Timestamp,
     reserve::{Settlement, Ticket},
 };
 
 use crate::batch::BatchEntry;
-use crate::call::{ChangeKind, RecordedChange, RecordedReservation};
 use crate::wording::count_of;
 
 /// Most reservations that are open at once, in each scenario: about 0.5 kB each. One more settles
@@ -46,13 +44,6 @@ pub(crate) struct Reservations {
     max_open: usize,
     /// How many were made.
     made: u64,
-    keeps_requests: bool,
-    /// Those of a recording, by their ids: its own changes settle them, or their time ends.
-    recorded: HashMap<String, RecordedOpen>,
-    /// When each of them may end; one that was changed is later.
-    recorded_ends: BinaryHeap<Reverse<(u64, String)>>,
-    /// Those that ended by their time: a late settlement still changes what they were charged.
-    recorded_ended: VecDeque<String>,
     pub(crate) counts: ReservationCounts,
     /// In the order of the policies.
     pub(crate) policies: Vec<PolicyReservations>,
@@ -109,54 +100,6 @@ pub(crate) struct OpenReservation {
     ticket: Ticket,
     /// The positions of the policies that hold cost.
     held_under: Box<[u32]>,
-    /// What it asked for, if the scenario is judged.
-    requests: Vec<OwnedRequest>,
-}
-
-/// A recorded reservation that may be changed.
-#[derive(Debug)]
-struct RecordedOpen {
-    ticket: Ticket,
-    /// Empty once it has ended.
-    held_under: Box<[u32]>,
-    requests: Vec<OwnedRequest>,
-}
-
-/// A reservation that was settled.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Settled<'s> {
-    /// The requests, if requests are kept.
-    pub(crate) requests: &'s [OwnedRequest],
-    pub(crate) settlement: &'s Settlement,
-}
-
-/// A request that outlives its batch.
-#[derive(Debug)]
-pub(crate) struct OwnedRequest {
-    attributes: Vec<(String, OwnedValue)>,
-}
-
-impl OwnedRequest {
-    fn of(request: &Request<'_>) -> Self {
-        let attributes = request.attributes().map(|(name, value)| (name.to_owned(), value.into()));
-        Self { attributes: attributes.collect() }
-    }
-
-    /// The request, without a cost.
-    pub(crate) fn request(&self) -> Request<'_> {
-        let mut request = Request::new();
-        request.extend(self.attributes.iter().map(|(name, value)| (name.as_str(), value.value())));
-        request
-    }
-}
-
-/// What a policy asks for a request that reserves.
-pub(crate) fn reserved_cost(decision: &PolicyDecision<'_>, request: &Request<'_>) -> Amount {
-    let policy = decision.policy();
-    if request.own_cost().is_some() {
-        return policy.cost_of(request);
-    }
-    estimated_cost(decision)
 }
 
 /// What a policy asks for a request that reserves without a cost.
@@ -173,17 +116,17 @@ pub(crate) fn holds(policy: &Policy) -> bool {
     *policy.counts() != Counts::Requests || policy.quota().algorithm() == Algorithm::InFlight
 }
 
-fn is_denied_by_held(decision: &PolicyDecision<'_>, request: &Request<'_>) -> bool {
+fn is_denied_by_held(decision: &PolicyDecision<'_>) -> bool {
     let Amounts { used, limit, .. } = decision.amounts();
-    let is_by_usage = used + reserved_cost(decision, request) > limit;
+    let is_by_usage = used + estimated_cost(decision) > limit;
     decision.is_denied() && !decision.is_blocked() && !is_by_usage
 }
 
 /// A request without the cost that the log has, which is known at the end only.
 pub(crate) fn without_cost<'r>(request: &Request<'r>) -> Request<'r> {
-    let mut unsaid = Request::new().with_verb(request.verb());
+    let mut unsaid = Request::new();
     unsaid.extend(request.attributes());
-    request.named_policy().into_iter().fold(unsaid, Request::under)
+    unsaid
 }
 
 impl Reservations {
@@ -192,21 +135,12 @@ impl Reservations {
         Self::bounded(policies, MAX_OPEN)
     }
 
-    /// The same, and each is settled together with its request.
-    pub(crate) fn keeping_requests(self) -> Self {
-        Self { keeps_requests: true, ..self }
-    }
-
     /// The same with at most so many open at once.
     pub(crate) fn bounded(policies: &PolicySet, max_open: usize) -> Self {
         Self {
             open: BTreeMap::new(),
             max_open,
             made: 0,
-            keeps_requests: false,
-            recorded: HashMap::new(),
-            recorded_ends: BinaryHeap::new(),
-            recorded_ended: VecDeque::new(),
             counts: ReservationCounts::default(),
             policies: vec![PolicyReservations::default(); policies.iter().len()],
         }
@@ -248,9 +182,7 @@ impl Reservations {
 
     /// Whether a request is to be decided as a reservation; counts one that cannot be.
     pub(crate) fn begins(&mut self, policies: &PolicySet, entry: BatchEntry, request: &Request<'_>) -> bool {
-        let is_held = policies.applying_to(request).any(|policy| {
-            policy.expects_reservations() && request.named_policy().is_none_or(|name| policy.name() == name)
-        });
+        let is_held = policies.applying_to(request).any(Policy::expects_reservations);
         self.counts.without_duration += u64::from(is_held && entry.duration_us.is_none());
         is_held && entry.duration_us.is_some()
     }
@@ -266,14 +198,12 @@ impl Reservations {
         self.counts.asked += 1;
         self.counts.other_costs += u64::from(entry.cost != 1);
         let (decisions, ticket) = gate.reserve(request).into_parts();
-        self.count_denied(&decisions, std::slice::from_ref(request));
+        self.count_denied(&decisions);
         let Some(ticket) = ticket.filter(|ticket| ticket.until().is_some()) else { return decisions };
         let held_under = self.count_open(&ticket, &decisions);
         // A line that came too late is decided later than it began, but ends when it did.
         let end_us = entry.time_us.saturating_add(entry.duration_us.unwrap_or(0)).max(now.as_micros());
-        let requests = self.kept(std::slice::from_ref(request));
-        let one =
-            OpenReservation { end_us, number: self.made, cost: entry.cost, ticket, held_under, requests };
+        let one = OpenReservation { end_us, number: self.made, cost: entry.cost, ticket, held_under };
         self.made += 1;
         self.push(now, one);
         decisions
@@ -295,109 +225,10 @@ impl Reservations {
         held_under.into()
     }
 
-    fn count_denied(&mut self, decisions: &Decisions<'_>, requests: &[Request<'_>]) {
+    fn count_denied(&mut self, decisions: &Decisions<'_>) {
         for decision in decisions.iter() {
-            let is_by_held = is_denied_by_held(&decision, &requests[decision.request()]);
-            self.policies[decision.position()].counts.denied_by_held += u64::from(is_by_held);
-        }
-    }
-
-    fn kept(&self, requests: &[Request<'_>]) -> Vec<OwnedRequest> {
-        if self.keeps_requests { requests.iter().map(OwnedRequest::of).collect() } else { Vec::new() }
-    }
-
-    /// Decides a reservation that was recorded. One that is known was sent again: nothing is held.
-    pub(crate) fn reserve_recorded<'r>(
-        &mut self,
-        gate: &Gate,
-        requests: &'r [Request<'r>],
-        recorded: &RecordedReservation,
-    ) -> Decisions<'r> {
-        let is_known = recorded.id.as_ref().is_some_and(|id| self.recorded.contains_key(id));
-        if is_known {
-            return gate.apply_all(Verb::Peek, requests);
-        }
-        let reserved = gate.reserve_all(requests, recorded.options());
-        // A recording that was edited: a time out of range.
-        let Ok(reserved) = reserved else { return gate.apply(requests) };
-        let (decisions, ticket) = reserved.into_parts();
-        self.counts.asked += 1;
-        self.counts.other_costs += 1;
-        self.count_denied(&decisions, requests);
-        let (Some(ticket), Some(id)) = (ticket, &recorded.id) else { return decisions };
-        let held_under = self.count_open(&ticket, &decisions);
-        let requests = self.kept(requests);
-        while self.recorded.len() >= self.max_open {
-            // It is left to its time, and its settlement finds nothing.
-            let next = self.recorded_ended.pop_front().or_else(|| {
-                self.counts.settled_early += 1;
-                self.recorded_ends.pop().map(|Reverse((_, id))| id)
-            });
-            let Some(next) = next else { break };
-            self.end(&next);
-            self.recorded.remove(&next);
-        }
-        let end_us = ticket.until().map_or(0, Timestamp::as_micros);
-        self.recorded_ends.push(Reverse((end_us, id.clone())));
-        self.recorded.insert(id.clone(), RecordedOpen { ticket, held_under, requests });
-        decisions
-    }
-
-    /// Counts a recorded reservation as open no longer.
-    fn end(&mut self, id: &str) {
-        let held_under = self.recorded.get_mut(id).map(|one| std::mem::take(&mut one.held_under));
-        for position in held_under.iter().flatten() {
-            self.policies[*position as usize].open -= 1;
-        }
-    }
-
-    /// Carries out a change that was recorded. Nothing if this replay denied the reservation.
-    pub(crate) fn change_recorded(
-        &mut self,
-        gate: &Gate,
-        change: &RecordedChange,
-        on_settled: impl FnOnce(Settled<'_>),
-    ) {
-        let Some(open) = self.recorded.get_mut(&change.id) else { return };
-        let cost = || change.cost.cost().unwrap_or_else(|| Cost::from(0));
-        let settlement = match change.kind {
-            ChangeKind::Settle => gate.settle(&open.ticket, cost()),
-            ChangeKind::SettleSoFar => gate.settle_so_far(&open.ticket, cost()),
-            ChangeKind::Extend => gate.extend_with(&open.ticket, change.extension()),
-            ChangeKind::Cancel => gate.cancel(&open.ticket),
-        };
-        // A ticket that the store does not know any more changes nothing.
-        let Ok(settlement) = settlement else { return };
-        if matches!(change.kind, ChangeKind::SettleSoFar | ChangeKind::Extend) {
-            open.ticket = settlement.ticket().clone();
-            let until = open.ticket.until();
-            self.recorded_ends.extend(until.map(|until| Reverse((until.as_micros(), change.id.clone()))));
-            return;
-        }
-        let Some(RecordedOpen { ticket, held_under, requests }) = self.recorded.remove(&change.id) else {
-            return;
-        };
-        self.count_settled(&ticket, &held_under, &settlement);
-        on_settled(Settled { requests: &requests, settlement: &settlement });
-    }
-
-    /// Counts recorded reservations whose time is over by now as ended, as the store has done itself.
-    pub(crate) fn end_due(&mut self, until: Timestamp) {
-        while let Some(Reverse((end_us, _))) = self.recorded_ends.peek()
-            && *end_us <= until.as_micros()
-            && let Some(Reverse((_, id))) = self.recorded_ends.pop()
-        {
-            // One that was extended ends later.
-            let is_over = |open: &RecordedOpen| open.ticket.until().is_none_or(|end| end <= until);
-            if self.recorded.get(&id).is_some_and(is_over) {
-                self.end(&id);
-                self.recorded_ended.push_back(id);
-            }
-            if self.recorded_ended.len() > self.max_open
-                && let Some(oldest) = self.recorded_ended.pop_front()
-            {
-                self.recorded.remove(&oldest);
-            }
+            let counts = &mut self.policies[decision.position()].counts;
+            counts.denied_by_held += u64::from(is_denied_by_held(&decision));
         }
     }
 
@@ -416,13 +247,7 @@ impl Reservations {
     }
 
     /// Carries out the event of a reservation at this time: extends it, or settles it.
-    pub(crate) fn proceed(
-        &mut self,
-        gate: &Gate,
-        now: Timestamp,
-        mut one: OpenReservation,
-        on_settled: impl FnOnce(Settled<'_>),
-    ) {
+    pub(crate) fn proceed(&mut self, gate: &Gate, now: Timestamp, mut one: OpenReservation) {
         const REPLIES: &str = "a store in memory replies";
         let has_ended = one.end_us <= now.as_micros();
         // The popped one leaves room for itself.
@@ -434,7 +259,6 @@ impl Reservations {
         self.counts.settled_early += u64::from(!has_ended);
         let settlement = gate.settle(&one.ticket, one.cost).expect(REPLIES);
         self.count_settled(&one.ticket, &one.held_under, &settlement);
-        on_settled(Settled { requests: &one.requests, settlement: &settlement });
     }
 
     fn count_settled(&mut self, ticket: &Ticket, held_under: &[u32], settlement: &Settlement) {

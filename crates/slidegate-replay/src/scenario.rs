@@ -1,28 +1,23 @@
-//! Scenarios: named sets of policies that decide the entries of a log, and what they decided.
+//! The scenario: the policies that decide the entries of a log, and what they decided.
 //!
-//! Each has a gate of its own, whose clock follows the log. There is no second implementation of
-//! any algorithm here.
+//! Its gate's clock follows the log. There is no second implementation of any algorithm here.
 
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use slidegate::{Decisions, Gate, PolicySet, Request, Timestamp, store::MemoryStats};
+use slidegate::{Decisions, PolicySet, Request, Timestamp, store::MemoryStats};
 
 use crate::batch::{BatchEntry, EntryBatch};
-use crate::call::is_counted;
-use crate::compare::Truth;
-use crate::decider::{Asker, Decider, DecisionCounter, KnownRequests, Options, adjust, has_policy_of};
+use crate::decider::{Asker, Decider, DecisionCounter, Options};
 use crate::each::DecisionLine;
 use crate::keys::SeenKeys;
-use crate::reservations::{Reservations, Settled};
+use crate::reservations::Reservations;
 use crate::timeline::{MAX_BUCKETS, Timeline, VerdictCounts};
 use crate::wording::Words;
 
-/// A named set of policies over an empty store, and what it has decided so far.
+/// A set of policies over an empty store, and what it has decided so far.
 #[derive(Debug)]
 pub(crate) struct Scenario {
-    pub(crate) name: String,
-    pub(crate) role: ScenarioRole,
     decider: Decider,
     pub(crate) tally: Tally,
 }
@@ -35,23 +30,10 @@ pub(crate) struct Tally {
     pub(crate) timeline: Timeline<VerdictCounts>,
     /// In the order of the policies.
     pub(crate) policies: Vec<PolicyCounts>,
-    /// The exact log of what this scenario admitted, to judge it by.
-    pub(crate) truth: Option<Box<Truth>>,
     /// Where each decision is written as a line of JSON.
     each: Option<EachWriter>,
     /// Whether the lines of the last batch were written.
     written: io::Result<()>,
-}
-
-/// Why a scenario is part of a replay.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ScenarioRole {
-    /// The configuration that was given.
-    Configured,
-    /// One of those that are compared, with the position of its exact scenario.
-    Compared { exact: usize },
-    /// The same policies, counted by the exact log.
-    Exact,
 }
 
 /// Requests and their verdicts.
@@ -62,8 +44,6 @@ pub(crate) struct RequestCounts {
     pub(crate) denied: u64,
     /// Requests that no policy applied to.
     pub(crate) unmatched: u64,
-    /// Recorded requests, of any verb, under a policy that these policies do not have.
-    pub(crate) unknown_policy: u64,
     /// Denied requests that the server had answered with success, status 200 to 399.
     pub(crate) denied_successes: u64,
 }
@@ -86,32 +66,22 @@ impl std::fmt::Debug for EachWriter {
 }
 
 impl Scenario {
+    /// Decides by these policies. With `each`, writes each decision to it as a line of JSON.
     pub(crate) fn new(
-        name: impl Into<String>,
-        role: ScenarioRole,
         policies: PolicySet,
         options: Options,
         words: Words,
+        each: Option<Box<dyn Write + Send>>,
     ) -> Self {
-        let is_compared = matches!(role, ScenarioRole::Compared { .. });
-        let truth = is_compared.then(|| Box::new(Truth::of(&policies, options.max_keys)));
         let tally = Tally {
             policies: policies.iter().map(|_| PolicyCounts::default()).collect(),
             words,
             counts: RequestCounts::default(),
             timeline: Timeline::new(MAX_BUCKETS),
-            truth,
-            each: None,
+            each: each.map(EachWriter),
             written: Ok(()),
         };
-        let decider = Decider::new(policies, options);
-        let decider = if is_compared { decider.keeping_requests() } else { decider };
-        Self { name: name.into(), role, decider, tally }
-    }
-
-    /// Writes each decision as a line of JSON.
-    pub(crate) fn write_each(&mut self, to: Box<dyn Write + Send>) {
-        self.tally.each = Some(EachWriter(to));
+        Self { decider: Decider::new(policies, options), tally }
     }
 
     /// Decides the entries of a batch in their order.
@@ -124,7 +94,7 @@ impl Scenario {
         std::mem::replace(&mut tally.written, Ok(()))
     }
 
-    /// Writes what is buffered of the lines of [`write_each`](Self::write_each).
+    /// Writes what is buffered of the lines.
     pub(crate) fn finish(&mut self) -> io::Result<()> {
         self.tally.each.as_mut().map_or(Ok(()), |each| each.0.flush())
     }
@@ -167,7 +137,7 @@ impl Tally {
             bucket.allowed += 1;
         }
         self.counts.unmatched += u64::from(decisions.iter().len() == 0);
-        for decision in decisions.iter().filter(is_counted) {
+        for decision in decisions.iter() {
             let counts = &mut self.policies[decision.position()];
             counts.seen += 1;
             if decision.is_denied() {
@@ -180,46 +150,11 @@ impl Tally {
 }
 
 impl DecisionCounter for Tally {
-    fn decide(&mut self, asker: Asker<'_>, line: &KnownRequests<'_>) {
+    fn decide(&mut self, asker: Asker<'_>, request: &Request<'_>) {
         let Asker { now, entry, .. } = asker;
-        let KnownRequests { known, unknown, has_check } = line;
-        self.counts.unknown_policy += unknown;
-        if known.is_empty() {
-            if *has_check {
-                self.counts.requests += 1;
-                self.counts.unmatched += 1;
-                self.timeline.at(now.as_micros()).allowed += 1;
-            }
-            return;
-        }
-        let is_reservation = asker.is_reservation();
-        let expected =
-            self.truth.as_mut().filter(|_| !is_reservation).map(|truth| truth.peek_checks(now, known));
-        let decisions = asker.ask(known);
-        // Like refunds, peeks that were allowed are not requests of clients.
-        if *has_check || decisions.is_denied() {
-            self.count_decisions(now, entry, &decisions);
-            self.write_line(now, &decisions);
-        }
-        match (&mut self.truth, expected) {
-            (Some(truth), Some(fits)) => truth.judge(known, &decisions, &fits, &self.words),
-            (Some(truth), None) => truth.judge_reservation(now, known, &decisions, &self.words),
-            (None, _) => {}
-        }
-    }
-
-    fn adjust(&mut self, gate: &Gate, now: Timestamp, request: &Request<'_>) {
-        self.counts.unknown_policy += u64::from(!has_policy_of(gate, request));
-        adjust(gate, request);
-        if let Some(truth) = &mut self.truth {
-            truth.adjust(now, request);
-        }
-    }
-
-    fn settled(&mut self, now: Timestamp, settled: Settled<'_>) {
-        if let Some(truth) = &mut self.truth {
-            truth.settle(now, settled, &self.words);
-        }
+        let decisions = asker.ask(request);
+        self.count_decisions(now, entry, &decisions);
+        self.write_line(now, &decisions);
     }
 }
 

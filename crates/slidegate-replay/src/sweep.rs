@@ -6,13 +6,10 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use slidegate::{
-    Algorithm, Gate, PolicyDecision, PolicySet, Quota, Request, Timestamp, format_window, parse_window,
-};
+use slidegate::{Algorithm, PolicyDecision, PolicySet, Quota, Request, format_window, parse_window};
 
 use crate::batch::EntryBatch;
-use crate::call::is_counted;
-use crate::decider::{Asker, Decider, DecisionCounter, KnownRequests, Options, adjust, has_policy_of};
+use crate::decider::{Asker, Decider, DecisionCounter, Options};
 use crate::keys::KeyMap;
 use crate::share::{Share, percent_beside};
 use crate::wording::count_of;
@@ -63,8 +60,6 @@ pub(crate) struct SweepCounts {
     pub(crate) denied_keys: KeyMap<()>,
     /// Requests that any enforced policy denied.
     pub(crate) denied_in_all: u64,
-    /// Recorded requests, of any verb, under a policy that is not part of the sweep.
-    pub(crate) unknown_policy: u64,
 }
 
 impl FromStr for Sweep {
@@ -335,13 +330,7 @@ impl Sweep {
             Ok(SweepPoint {
                 value,
                 decider: Decider::new(set, options),
-                counts: SweepCounts {
-                    policy,
-                    denied: 0,
-                    denied_keys: KeyMap::default(),
-                    denied_in_all: 0,
-                    unknown_policy: 0,
-                },
+                counts: SweepCounts { policy, denied: 0, denied_keys: KeyMap::default(), denied_in_all: 0 },
             })
         };
         self.values().into_iter().map(point).collect()
@@ -373,21 +362,14 @@ impl SweepPoint {
 }
 
 impl DecisionCounter for SweepCounts {
-    fn decide(&mut self, asker: Asker<'_>, line: &KnownRequests<'_>) {
-        self.unknown_policy += line.unknown;
-        let decisions = asker.ask(&line.known);
+    fn decide(&mut self, asker: Asker<'_>, request: &Request<'_>) {
+        let decisions = asker.ask(request);
         self.denied_in_all += u64::from(decisions.is_denied());
         let swept = self.policy;
-        let is_denial =
-            |one: &PolicyDecision<'_>| one.position() == swept && one.is_denied() && is_counted(one);
+        let is_denial = |one: &PolicyDecision<'_>| one.position() == swept && one.is_denied();
         for decision in decisions.iter().filter(is_denial) {
             self.denied += 1;
             self.denied_keys.at(&decision.key());
         }
-    }
-
-    fn adjust(&mut self, gate: &Gate, _: Timestamp, request: &Request<'_>) {
-        self.unknown_policy += u64::from(!has_policy_of(gate, request));
-        adjust(gate, request);
     }
 }

@@ -41,16 +41,6 @@ impl Bucket for VerdictCounts {
     }
 }
 
-/// The greatest value.
-#[derive(Debug, Clone, Copy, Default, PartialEq, PartialOrd)]
-pub(crate) struct Greatest(pub(crate) f64);
-
-impl Bucket for Greatest {
-    fn merge(&mut self, later: &Self) {
-        self.0 = self.0.max(later.0);
-    }
-}
-
 /// Buckets of equal width, the first at the first event. A bucket begins at a multiple of its
 /// width.
 #[derive(Debug, Clone)]

@@ -99,7 +99,6 @@ impl App {
         let addresses = config.address_attributes;
         let policies = policies::initial(&base, &addresses, has_inline).map_err(in_words)?;
         let observer = Observer::new(config.observe, &policies)?;
-        observer.recorder.activate(observer.recorder.prepare(config.record.as_ref())?);
         observer.escalations.follow(&base.escalations);
         let port = config.listen.port();
         let has_fleet = config.shared.as_ref().is_some_and(|shared| shared.fleet);

@@ -29,7 +29,6 @@ mod policy;
 mod reload;
 mod replay;
 mod serve;
-mod simulate;
 mod snapshots;
 mod sources;
 mod token;
@@ -114,10 +113,7 @@ enum Command {
     /// Forecast memory, Redis load and shards for policies, from stated numbers or from a log
     #[command(after_help = help::FORECAST)]
     Forecast(forecast::ForecastArgs),
-    /// Simulate traffic: through policies, with a report, or into a log that `replay` reads
-    #[command(after_help = help::SIMULATE)]
-    Simulate(simulate::SimulateArgs),
-    /// Write a first config file: the default one, or one with limits proposed from a log
+    /// Write a first config file, the default one
     #[command(after_help = help::INIT)]
     Init(init::InitArgs),
     /// Print the script with which a shell completes commands and options
@@ -168,7 +164,6 @@ impl Cli {
             Command::Replay(args) => replay::run(&args)?,
             Command::Diff(args) => return diff::run(&args),
             Command::Forecast(args) => forecast::run(&args)?,
-            Command::Simulate(args) => simulate::run(&args)?,
             Command::Init(args) => init::run(&args)?,
             Command::Completions(args) => completions::run(&args, Cli::command())?,
             Command::Man(args) => man::run(&args, Cli::command())?,

@@ -18,7 +18,6 @@ mod grpc_settings;
 mod listener;
 mod memory;
 mod observe;
-mod record;
 mod resp;
 mod store;
 mod traces;
@@ -51,7 +50,6 @@ pub(crate) use grpc_settings::GrpcSettings;
 pub(crate) use load::{http_address, http_setting, starting_file};
 pub(crate) use memory::{Memory, SnapshotSettings};
 pub(crate) use observe::Observe;
-pub(crate) use record::Record;
 pub(crate) use resp::{Password, Resp};
 pub(crate) use schema::published as published_schema;
 pub(crate) use sources::{Fingerprint, Sources, differences};
@@ -107,8 +105,6 @@ pub(crate) struct Config {
     pub(crate) admin: AccessRules,
     /// What is reported about decisions.
     pub(crate) observe: Observe,
-    /// Where the service records what it decides on.
-    pub(crate) record: Option<Record>,
     /// Files with secrets that everybody may read, a warning about each.
     pub(crate) exposed: Vec<String>,
     /// The content of the file.

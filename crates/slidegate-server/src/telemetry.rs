@@ -13,7 +13,6 @@ mod notifications;
 mod observer;
 mod per_thread;
 mod policy_counters;
-mod recorder;
 mod redaction;
 mod reports;
 mod routes;
@@ -30,7 +29,6 @@ pub(crate) use history::{HistoryReport, Marker, MarkerKind, OtherCounts, bytes_a
 pub(crate) use notifications::Drop as NotDelivered;
 pub(crate) use observer::Observer;
 pub(crate) use policy_counters::{Counts, HoldOutcome};
-pub(crate) use recorder::{RecordedChange, RecordedReservation, RecorderStatus};
 pub(crate) use redaction::Redactor;
 pub(crate) use routes::history::{last_hour, read as history};
 pub(crate) use routes::live::tick;

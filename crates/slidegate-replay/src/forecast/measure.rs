@@ -10,7 +10,7 @@ use std::sync::Arc;
 use slidegate::{Gate, ManualClock, MemoryStore, PolicySet, Request, Timestamp};
 
 use super::Demand;
-use crate::call::for_each_check;
+use crate::attributes::with_request;
 use crate::entry::Entry;
 
 /// Keys that are followed one by one, for each policy: 24 bytes each, so about 200 MB.
@@ -81,7 +81,7 @@ impl Measurement {
     pub fn count(&mut self, entry: &Entry<'_>) {
         self.now = self.now.max(Timestamp::from_micros(entry.time_us));
         self.clock.set(self.now);
-        for_each_check(entry, |request| self.count_check(request));
+        with_request(entry, |request| self.count_check(request));
     }
 
     fn count_check(&mut self, request: &Request<'_>) {

@@ -15,7 +15,6 @@ pub(crate) const SYNTAX: Syntax = Syntax {
     target: |directive| target(DIRECTIVES, directive),
     header_attribute,
     time_examples: "`%t`",
-    required: usize::MAX,
     is_list: |variable| variable.to_ascii_lowercase().contains("forwarded"),
 };
 

@@ -1,69 +1,30 @@
-//! Columns that a line of the log itself names: CSV with a header row, and W3C extended with
-//! `#Fields`, which CloudFront and IIS write.
+//! CSV: columns that a header row names.
 
 use std::borrow::Cow;
 
 use crate::block::{Escape, RecordWriter};
 use crate::format::LineKind;
-use crate::format::field::{
-    CLIENT, Columns, Field, FieldReader, HOST, METHOD, PATH, PROTOCOL, REFERER, Target, USER, USER_AGENT,
-    target,
-};
+use crate::format::field::{FieldReader, Target, target};
 use crate::format::mapping::{FORWARDED_NAMES, Mapping, USUAL};
-use crate::format::time::Unit;
 use crate::malformed::Malformed;
 
 /// Most columns of a line.
 const MAX_COLUMNS: usize = 512;
 
-/// CloudFront's columns, for a log whose header was cut off.
-const CLOUDFRONT: &str = "date\ttime\tx-edge-location\tsc-bytes\tc-ip\tcs-method\tcs(Host)\tcs-uri-stem\tsc-status\tcs(Referer)\t\
-     cs(User-Agent)\tcs-uri-query\tcs(Cookie)\tx-edge-result-type\tx-edge-request-id\tx-host-header\tcs-protocol\t\
-     cs-bytes\ttime-taken\tx-forwarded-for\tssl-protocol\tssl-cipher\tx-edge-response-result-type\t\
-     cs-protocol-version\tfle-status\tfle-encrypted-fields\tc-port\ttime-to-first-byte\tx-edge-detailed-result-type\t\
-     sc-content-type\tsc-content-len\tsc-range-start\tsc-range-end";
-
 /// Parses lines.
 #[derive(Debug)]
 pub(crate) struct DelimitedParser {
-    kind: Kind,
     mapping: Mapping,
     /// What each column means. Empty before the header.
     columns: Vec<Vec<Target>>,
     /// Columns up to the last that means something.
     needed: usize,
     separator: u8,
-    escape: Escape,
-    /// The date of a `#Date` line, for logs without a column of dates.
-    date: Vec<u8>,
-    has_date: bool,
-}
-
-/// Which of the two formats.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Csv,
-    W3c,
-    /// W3C, with known columns even before a `#Fields` line.
-    CloudFront,
 }
 
 impl DelimitedParser {
-    pub(crate) fn new(kind: Kind, mapping: Mapping) -> Self {
-        let mut parser = Self {
-            kind,
-            mapping,
-            columns: Vec::new(),
-            needed: 0,
-            separator: b'\t',
-            escape: Escape::None,
-            date: Vec::new(),
-            has_date: false,
-        };
-        if kind == Kind::CloudFront {
-            parser.set_w3c_columns(CLOUDFRONT);
-        }
-        parser
+    pub(crate) fn new(mapping: Mapping) -> Self {
+        Self { mapping, columns: Vec::new(), needed: 0, separator: b',' }
     }
 
     /// Names of further attributes, as far as headers have been read.
@@ -84,45 +45,13 @@ impl DelimitedParser {
         out: &mut RecordWriter<'_>,
     ) -> Result<LineKind, Malformed> {
         let line = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(line);
-        if self.kind == Kind::Csv {
-            return self.parse_csv(line, fields, out);
-        }
-        if let Some(directive) = line.strip_prefix(b"#") {
-            if let Some(columns) = directive.strip_prefix(b"Fields:") {
-                self.set_w3c_columns(&String::from_utf8_lossy(columns));
-            } else if let Some(date) = directive.strip_prefix(b"Date:") {
-                self.date =
-                    date.trim_ascii_start().split(|byte| *byte == b' ').next().unwrap_or_default().to_vec();
-            }
-            return Ok(LineKind::Other);
-        }
-        self.begin(fields, out)?;
-        if !self.has_date {
-            fields.set(Target::of_format(Field::EndDate, 9), &self.date, Escape::None, out)?;
-        }
-        let mut cells = line.split(|byte| *byte == self.separator).take(MAX_COLUMNS);
-        let mut found = 0;
-        for targets in &self.columns[..self.needed] {
-            let Some(cell) = cells.next() else { break };
-            found += 1;
-            for target in targets {
-                fields.set(*target, cell, self.escape, out)?;
-            }
-        }
-        self.end(found, fields, out)
-    }
-
-    fn parse_csv(
-        &mut self,
-        line: &[u8],
-        fields: &mut FieldReader,
-        out: &mut RecordWriter<'_>,
-    ) -> Result<LineKind, Malformed> {
         if self.columns.is_empty() {
-            self.set_csv_columns(line)?;
+            self.set_columns(line)?;
             return Ok(LineKind::Other);
         }
-        self.begin(fields, out)?;
+        fields.begin();
+        // The header may come in the middle of a block, after its names were written.
+        out.parsed.set_names(self.mapping.attributes.iter().map(String::as_str));
         let mut rest = Some(line);
         let mut found = 0;
         for targets in &self.columns[..self.needed] {
@@ -134,51 +63,14 @@ impl DelimitedParser {
                 fields.set(*target, &cell, Escape::None, out)?;
             }
         }
-        self.end(found, fields, out)
-    }
-
-    fn begin(&mut self, fields: &mut FieldReader, out: &mut RecordWriter<'_>) -> Result<(), Malformed> {
-        if self.columns.is_empty() {
-            return Err(Malformed::NoHeader);
-        }
-        fields.begin();
-        // Headers may come in the middle of a block, after its names were written.
-        out.parsed.set_names(self.mapping.attributes.iter().map(String::as_str));
-        Ok(())
-    }
-
-    fn end(
-        &self,
-        found: usize,
-        fields: &mut FieldReader,
-        out: &mut RecordWriter<'_>,
-    ) -> Result<LineKind, Malformed> {
-        if found < self.needed && self.kind == Kind::Csv {
+        if found < self.needed {
             return Err(Malformed::Columns { found, expected: self.needed });
         }
         fields.finish(out)?;
         Ok(LineKind::Request)
     }
 
-    fn set_w3c_columns(&mut self, header: &str) {
-        let header = header.trim();
-        self.separator = if header.contains('\t') { b'\t' } else { b' ' };
-        let is_cloudfront = header.contains("x-edge-");
-        self.escape = if is_cloudfront { Escape::Percent } else { Escape::Plus };
-        let names: Vec<&str> = header.split_ascii_whitespace().take(MAX_COLUMNS).collect();
-        // CloudFront separates names by spaces, and values by tabs.
-        if is_cloudfront {
-            self.separator = b'\t';
-        }
-        self.has_date = names.contains(&"date");
-        let (mapping, unit) =
-            (&mut self.mapping, if is_cloudfront { Unit::Seconds } else { Unit::Milliseconds });
-        self.columns =
-            names.into_iter().map(|name| mapping.targets(name, w3c_target(name, unit), None)).collect();
-        self.set_needed();
-    }
-
-    fn set_csv_columns(&mut self, header: &[u8]) -> Result<(), Malformed> {
+    fn set_columns(&mut self, header: &[u8]) -> Result<(), Malformed> {
         self.separator = separator(header);
         let mut rest = Some(header);
         while let Some(text) = rest.filter(|_| self.columns.len() < MAX_COLUMNS) {
@@ -193,12 +85,8 @@ impl DelimitedParser {
             });
             rest = after;
         }
-        self.set_needed();
-        Ok(())
-    }
-
-    fn set_needed(&mut self) {
         self.needed = self.columns.iter().rposition(|targets| !targets.is_empty()).map_or(0, |last| last + 1);
+        Ok(())
     }
 }
 
@@ -206,33 +94,6 @@ impl DelimitedParser {
 pub(crate) fn usual_target(name: &str) -> Option<Target> {
     target(USUAL, &name.to_ascii_lowercase().replace(' ', "_"))
 }
-
-/// What a column of the W3C format means.
-fn w3c_target(name: &str, duration: Unit) -> Option<Target> {
-    match name {
-        "time-taken" => Some(Target::of_format(Field::Duration(duration), 1)),
-        name => target(W3C, name),
-    }
-}
-
-const W3C: &Columns = &[
-    ("date", Field::EndDate, 1),
-    ("time", Field::EndClock, 1),
-    ("c-ip", CLIENT, 1),
-    ("x-forwarded-for X-Forwarded-For cs(X-Forwarded-For)", CLIENT, 2),
-    ("cs-username", USER, 1),
-    ("cs-method", METHOD, 1),
-    ("cs-uri-stem", PATH, 1),
-    ("cs-uri", Field::Url, 2),
-    ("x-host-header", HOST, 1),
-    ("cs(Host)", HOST, 2),
-    ("cs-host", HOST, 3),
-    ("cs(Referer)", REFERER, 1),
-    ("cs(User-Agent)", USER_AGENT, 1),
-    ("cs-protocol-version cs-version", PROTOCOL, 1),
-    ("sc-status", Field::Status, 1),
-    ("sc-bytes", Field::Bytes, 1),
-];
 
 /// What separates the columns of a header row: the most frequent of comma, semicolon, tab and bar.
 pub(crate) fn separator(header: &[u8]) -> u8 {

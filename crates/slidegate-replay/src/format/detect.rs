@@ -1,10 +1,9 @@
 //! Which format a log is in, from its first lines.
 
 use crate::block::{Block, RecordWriter};
-use crate::format::delimited::Kind;
 use crate::format::json::{self, JsonFormat};
 use crate::format::name::{self, Format, ParserOptions};
-use crate::format::wrapper::{Unwrapper, Wrapper};
+use crate::format::wrapper::Wrapper;
 use crate::format::{LineKind, delimited};
 
 /// Lines that are looked at.
@@ -30,19 +29,12 @@ pub(crate) fn detect(sample: &[u8], given: Option<&Format>, options: &ParserOpti
     let mut best_wrapped: Option<(Option<Wrapper>, Fit)> = bare.map(|fit| (None, fit));
     // A wrapped line can itself be read as one of JSON or CSV, so wrappers are tried in any case.
     for wrapper in Wrapper::ALL {
-        let mut unwrapper = Unwrapper::new(wrapper);
-        let mut inner = Vec::new();
-        for line in &lines {
-            let mut text = Vec::new();
-            if unwrapper.unwrap(line, &mut text).is_ok_and(|is_complete| is_complete) {
-                inner.push(text);
-            }
-        }
+        let inner: Vec<_> = lines.iter().filter_map(|line| wrapper.unwrap(line)).collect();
         // Most lines are wrapped, if any are meant to be.
         if inner.is_empty() || inner.len() * 2 < lines.len() {
             continue;
         }
-        let inner: Vec<&[u8]> = inner.iter().map(Vec::as_slice).collect();
+        let inner: Vec<&[u8]> = inner.iter().map(|line| &**line).collect();
         if let Some(fit) = best(&inner, given, options)
             && best_wrapped.as_ref().is_none_or(|(_, known)| fit.requests >= known.requests)
         {
@@ -91,10 +83,6 @@ fn best(lines: &[&[u8]], given: Option<&Format>, options: &ParserOptions) -> Opt
 fn candidates(lines: &[&[u8]], options: &ParserOptions) -> Vec<Format> {
     let Some(first) = lines.first() else { return Vec::new() };
     let first = first.strip_prefix(b"\xef\xbb\xbf").unwrap_or(first);
-    if first.starts_with(b"#") {
-        let is_cloudfront = lines.iter().any(|line| memchr::memmem::find(line, b"x-edge-").is_some());
-        return vec![Format::Delimited(if is_cloudfront { Kind::CloudFront } else { Kind::W3c })];
-    }
     // A server's own messages can come before its first access.
     let mut objects = Vec::new();
     for format in lines.iter().filter_map(|line| json::detect(line)) {
@@ -114,13 +102,10 @@ fn candidates(lines: &[&[u8]], options: &ParserOptions) -> Vec<Format> {
         "common"
     };
     let mut candidates =
-        vec![Format::Haproxy, name::alb(), name::ingress(), name::istio(), name::envoy(), Format::Clf(clf)];
+        vec![Format::Haproxy, name::ingress(), name::istio(), name::envoy(), Format::Clf(clf)];
     candidates.extend(name::proxy_manager());
     if is_csv_header(first, options) {
-        candidates.push(Format::Delimited(Kind::Csv));
-    }
-    if memchr::memchr_iter(b'\t', first).count() >= 20 {
-        candidates.push(Format::Delimited(Kind::CloudFront));
+        candidates.push(Format::Csv);
     }
     candidates
 }

@@ -13,7 +13,6 @@ pub(crate) const SYNTAX: Syntax = Syntax {
     target: operator_target,
     header_attribute,
     time_examples: "`%START_TIME%`",
-    required: usize::MAX,
     is_list: |variable| variable.to_ascii_lowercase().contains("forwarded"),
 };
 

@@ -23,18 +23,11 @@ pub(crate) enum Field {
     Request,
     /// `https://host/path?query`, or the path alone.
     Url,
-    /// `GET https://host/path?query HTTP/1.1`.
-    UrlRequest,
     /// When the request began.
     Start,
     /// When it ended.
     End,
-    /// The date of the end, and its clock, in two columns.
-    EndDate,
-    EndClock,
     Duration(Unit),
-    /// One of several durations that follow one another; their sum is that of the request.
-    DurationPart(Unit),
     Status,
     Bytes,
     Cost,
@@ -63,7 +56,7 @@ pub(crate) fn target(columns: &Columns, name: &str) -> Option<Target> {
 
 impl Field {
     pub(crate) fn is_time(self) -> bool {
-        matches!(self, Self::Start | Self::End | Self::EndClock)
+        matches!(self, Self::Start | Self::End)
     }
 }
 
@@ -131,8 +124,6 @@ pub(crate) struct FieldReader {
     has_cost_field: bool,
     start: Option<(u64, Clock)>,
     end: Option<(u64, Clock)>,
-    end_date: [u8; 16],
-    end_date_len: usize,
     duration_us: Option<u64>,
     cost: Option<u64>,
     /// The rank of each value of the line so far: texts, and then those of the constants below.
@@ -173,8 +164,6 @@ impl FieldReader {
             has_cost_field,
             start: None,
             end: None,
-            end_date: [0; 16],
-            end_date_len: 0,
             duration_us: None,
             cost: None,
             ranks: [u8::MAX; RANKS],
@@ -186,7 +175,6 @@ impl FieldReader {
     pub(crate) fn begin(&mut self) {
         self.start = None;
         self.end = None;
-        self.end_date_len = 0;
         self.duration_us = None;
         self.cost = None;
         self.ranks = [u8::MAX; RANKS];
@@ -212,9 +200,7 @@ impl FieldReader {
         match field {
             Field::Text(which) => {
                 if self.outranks(which as usize, rank) {
-                    // CloudFront and IIS have the path as it was sent.
-                    let is_sent = which == Text::Target && matches!(escape, Escape::Percent | Escape::Plus);
-                    out.text(which, text, if is_sent { Escape::None } else { escape });
+                    out.text(which, text, escape);
                 }
             }
             Field::ClientAndPort => {
@@ -234,20 +220,6 @@ impl FieldReader {
                     set_request(text, escape, out);
                 }
             }
-            Field::UrlRequest => {
-                let mut words = text.splitn(2, |byte| *byte == b' ');
-                let (method, rest) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-                let end = memchr::memrchr(b' ', rest).unwrap_or(rest.len());
-                // `- http://host:80- -` stands for what was not HTTP.
-                if present(method).is_some() && end > 0 {
-                    let set = |field| Target::of_format(field, rank);
-                    self.set(set(Field::Text(Text::Method)), method, escape, out)?;
-                    self.set(set(Field::Url), &rest[..end], escape, out)?;
-                    if let Some(protocol) = rest.get(end + 1..).and_then(present) {
-                        self.set(set(Field::Text(Text::Protocol)), protocol, escape, out)?;
-                    }
-                }
-            }
             Field::Url => {
                 let (host, target) = split_url(text);
                 if let Some(host) = host.filter(|_| self.outranks(Text::Host as usize, rank)) {
@@ -265,26 +237,7 @@ impl FieldReader {
                     self.end = Some((time_us, self.time.clock));
                 }
             }
-            Field::EndDate => {
-                let room = self.end_date.get_mut(..text.len());
-                room.ok_or(Malformed::Field("date", "a date such as 2026-11-21"))?.copy_from_slice(text);
-                self.end_date_len = text.len();
-            }
-            Field::EndClock => {
-                let date = &self.end_date[..self.end_date_len];
-                let time_us = self.time.date_and_clock(date, text);
-                let expected = "a date such as 2026-11-21 and a time such as 10:15:32 after it";
-                let time_us = time_us.ok_or(Malformed::Field("time", expected))?;
-                if self.outranks(END, rank) {
-                    self.end = Some((time_us, self.time.clock));
-                }
-            }
             Field::Duration(unit) => self.duration_us = duration_us(text, unit),
-            Field::DurationPart(unit) => {
-                if let Some(part_us) = duration_us(text, unit) {
-                    self.duration_us = Some(self.duration_us.unwrap_or(0).saturating_add(part_us));
-                }
-            }
             Field::Status => {
                 let status = crate::column::number::<u16>(text).filter(|status| *status <= 999);
                 let status = status.ok_or(Malformed::Field("status", "a number from 0 to 999"))?;
@@ -323,11 +276,6 @@ impl FieldReader {
             *known = rank;
         }
         counts
-    }
-
-    /// Notes that the costs of the line are in what is kept of it as a whole.
-    pub(crate) fn note_own_costs(&mut self) {
-        self.cost.get_or_insert(1);
     }
 
     /// Ends a line: works out its time, duration and cost.

@@ -7,8 +7,6 @@ use std::borrow::Cow;
 use serde_json::Value;
 
 use crate::block::{Escape, RecordWriter};
-use crate::call::{self, Call};
-use crate::entry::{CHANGE, POLICY, REQUESTS, RESERVATION, VERB};
 use crate::format::LineKind;
 use crate::format::field::{
     CLIENT, Columns, Field, FieldReader, HOST, METHOD, PATH, PROTOCOL, REFERER, Target, USER, USER_AGENT,
@@ -24,45 +22,14 @@ pub(crate) struct Tree {
     targets: Vec<Target>,
     /// What keys mean that are not among the children.
     others: Others,
-    /// The value is kept as a whole, for this part of a recorded call.
-    recorded: Option<&'static RecordedPart>,
     /// The value must begin with this, or the line is no request.
     must_begin: Option<&'static str>,
 }
-
-/// A part of a recorded call.
-#[derive(Clone, Copy, Debug)]
-struct RecordedPart {
-    /// Its key in the line, and among the attributes of an entry.
-    key: &'static str,
-    attribute: &'static str,
-    /// The text that is kept of it; `None` if it is not what the service records.
-    text_of: fn(Value) -> Option<Vec<u8>>,
-    expected: &'static str,
-}
-
-const RECORDED_PARTS: [RecordedPart; 3] = [
-    RecordedPart { key: "requests", attribute: REQUESTS, text_of: Call::of_line, expected: call::EXPECTED },
-    RecordedPart {
-        key: "reservation",
-        attribute: RESERVATION,
-        text_of: call::checked::<call::RecordedReservation>,
-        expected: call::EXPECTED_RESERVATION,
-    },
-    RecordedPart {
-        key: "change",
-        attribute: CHANGE,
-        text_of: call::checked::<call::RecordedChange>,
-        expected: call::EXPECTED_CHANGE,
-    },
-];
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Others {
     #[default]
     Ignored,
-    /// Each is an attribute of its name.
-    Attributes,
     /// Each is a request header: `header.x-tenant`.
     Headers,
 }
@@ -74,7 +41,6 @@ pub(crate) enum JsonFormat {
     Traefik,
     Envoy,
     Gcp,
-    Slidegate,
     /// Keys by their usual names.
     Any,
 }
@@ -144,9 +110,6 @@ impl JsonFormat {
                 ("httpRequest.status", Field::Status, 1),
                 ("httpRequest.responseSize", Field::Bytes, 1),
             ],
-            Self::Slidegate => {
-                &[("time", Field::Start, 1), ("cost", Field::Cost, 1), ("attributes.ip", CLIENT, 1)]
-            }
             Self::Any => USUAL,
         }
     }
@@ -170,16 +133,6 @@ impl JsonFormat {
             Self::Caddy => {
                 tree.at("request.headers").others = Others::Headers;
                 tree.at("logger").must_begin = Some("http.log.access");
-            }
-            Self::Slidegate => {
-                for (path, name) in [("verb", VERB), ("policy", POLICY)] {
-                    let targets = mapping.targets(path, None, Some(name.to_owned()));
-                    tree.insert(path, &targets);
-                }
-                tree.at("attributes").others = Others::Attributes;
-                for part in &RECORDED_PARTS {
-                    tree.at(part.key).recorded = Some(part);
-                }
             }
             Self::Any => {
                 for name in ["X-Forwarded-For", "x-forwarded-for"].iter().chain(&FORWARDED_NAMES) {
@@ -252,14 +205,12 @@ impl Walk<'_, '_> {
         let mut kind = LineKind::Request;
         for (key, value) in object {
             match (tree.child(key), tree.others) {
-                (Some(Tree { recorded: Some(part), .. }), _) => self.recorded(part, value)?,
                 (Some(child), _) => {
                     if self.value(child, value)? == LineKind::Other {
                         kind = LineKind::Other;
                     }
                 }
                 (None, Others::Ignored) => {}
-                (None, Others::Attributes) => self.attribute(key, value)?,
                 (None, Others::Headers) => {
                     self.attribute(&format!("header.{}", key.to_ascii_lowercase()), value)?;
                 }
@@ -292,12 +243,6 @@ impl Walk<'_, '_> {
     fn attribute(&mut self, name: &str, value: &Value) -> Result<(), Malformed> {
         text_of(value).map_or(Ok(()), |text| self.out.named_extra(name, text.as_bytes()))
     }
-
-    fn recorded(&mut self, part: &RecordedPart, value: &Value) -> Result<(), Malformed> {
-        self.fields.note_own_costs();
-        let text = (part.text_of)(value.clone()).ok_or(Malformed::Field(part.key, part.expected))?;
-        self.out.named_extra(part.attribute, &text)
-    }
 }
 
 /// The text of a value that is no object; of a list, that of the first.
@@ -322,12 +267,7 @@ pub(crate) fn detect(line: &[u8]) -> Option<JsonFormat> {
     let is_caddy = object.get("request").and_then(|request| request.as_object()).is_some_and(|request| {
         ["remote_ip", "client_ip", "remote_addr"].iter().any(|key| request.contains_key(*key))
     });
-    let is_request = object.get("attributes").is_some_and(Value::is_object);
-    let is_call = object.get("requests").is_some_and(Value::is_array);
-    let is_change = object.get("change").is_some_and(Value::is_object);
-    let is_recording = has("time") && (is_request || is_call || is_change);
     Some(match () {
-        () if is_recording => JsonFormat::Slidegate,
         () if is_caddy => JsonFormat::Caddy,
         () if has("StartUTC") || has("DownstreamStatus") || has("RequestMethod") => JsonFormat::Traefik,
         () if has("httpRequest") => JsonFormat::Gcp,

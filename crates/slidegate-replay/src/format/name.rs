@@ -5,13 +5,13 @@ use std::io::Read;
 
 use slidegate::client_addr::ClientAddr;
 
-use crate::format::delimited::{DelimitedParser, Kind};
+use crate::format::delimited::DelimitedParser;
 use crate::format::field::{FieldReader, SourceSet, TimeRules};
 use crate::format::json::JsonFormat;
 use crate::format::mapping::Mapping;
 use crate::format::parser::{Grammar, LineParser};
 use crate::format::template::{Piece, Syntax, Template};
-use crate::format::{alb, apache, envoy, nginx};
+use crate::format::{apache, envoy, nginx};
 
 /// The format of an access log.
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ pub(crate) enum Format {
     },
     Haproxy,
     Json(JsonFormat),
-    Delimited(Kind),
+    Csv,
 }
 
 /// What a mapping and the options make of every format.
@@ -48,8 +48,7 @@ const MAX_CONFIG_BYTES: u64 = 4 * 1024 * 1024;
 impl LogFormat {
     /// The names, for help and errors.
     pub const NAMES: &'static str = "`common`, `combined`, `apache:FORMAT`, `nginx:FORMAT`, `nginx:@FILE`, `ingress-nginx`, `nginx-proxy-manager`, \
-         `caddy`, `traefik`, `traefik-json`, `envoy`, `envoy:FORMAT`, `envoy-json`, `istio`, `haproxy`, `alb`, `cloudfront`, \
-         `w3c`, `gcp`, `json`, `csv` or `slidegate`";
+         `caddy`, `traefik`, `traefik-json`, `envoy`, `envoy:FORMAT`, `envoy-json`, `istio`, `haproxy`, `gcp`, `json` or `csv`";
 
     /// A format by its name. `nginx:` and `envoy:` are followed by the text of a format;
     /// `nginx:@FILE` reads the `log_format` of a configuration file, and `nginx:@FILE:NAME` the one
@@ -71,13 +70,9 @@ impl LogFormat {
             "istio" => istio(),
             "envoy-json" => Format::Json(JsonFormat::Envoy),
             "haproxy" => Format::Haproxy,
-            "alb" => alb(),
-            "cloudfront" => Format::Delimited(Kind::CloudFront),
-            "w3c" => Format::Delimited(Kind::W3c),
             "gcp" => Format::Json(JsonFormat::Gcp),
             "json" => Format::Json(JsonFormat::Any),
-            "csv" => Format::Delimited(Kind::Csv),
-            "slidegate" => Format::Json(JsonFormat::Slidegate),
+            "csv" => Format::Csv,
             _ => match text.split_once(':') {
                 Some(("nginx", file)) if file.starts_with('@') => from_config(&file[1..])?,
                 Some(("nginx", text)) => template(nginx::SYNTAX, "nginx", text),
@@ -117,10 +112,6 @@ pub(crate) fn envoy() -> Format {
 
 pub(crate) fn istio() -> Format {
     template(envoy::SYNTAX, "istio", envoy::ISTIO)
-}
-
-pub(crate) fn alb() -> Format {
-    template(alb::SYNTAX, "alb", alb::TEXT)
 }
 
 /// Reads `FILE` or `FILE:NAME`.
@@ -174,17 +165,9 @@ impl Format {
             Self::Json(JsonFormat::Traefik) => "traefik-json",
             Self::Json(JsonFormat::Envoy) => "envoy-json",
             Self::Json(JsonFormat::Gcp) => "gcp",
-            Self::Json(JsonFormat::Slidegate) => "slidegate",
             Self::Json(JsonFormat::Any) => "json",
-            Self::Delimited(Kind::Csv) => "csv",
-            Self::Delimited(Kind::W3c) => "w3c",
-            Self::Delimited(Kind::CloudFront) => "cloudfront",
+            Self::Csv => "csv",
         }
-    }
-
-    /// Whether it is that of the service's recordings.
-    pub(crate) fn is_recording(&self) -> bool {
-        matches!(self, Self::Json(JsonFormat::Slidegate))
     }
 
     /// A parser of this format.
@@ -214,20 +197,16 @@ impl Format {
                 Grammar::Template(template_of(syntax, name, text, &mut mapping, options.needs_time)?)
             }
             Self::Json(format) => Grammar::Json(format.tree(&mut mapping)),
-            Self::Delimited(kind) => {
-                Grammar::Delimited(Box::new(DelimitedParser::new(*kind, std::mem::take(&mut mapping))))
-            }
+            Self::Csv => Grammar::Csv(Box::new(DelimitedParser::new(std::mem::take(&mut mapping)))),
         };
         // All that the user can name of a format without names is the length of the response.
         let sources = if has_names { SourceSet::default() } else { SourceSet::ALL };
-        let has_cost_field = has_names && (has_cost || self.is_recording());
         Ok(LineParser {
             grammar,
-            fields: FieldReader::new(&options.time, has_cost_field, sources),
+            fields: FieldReader::new(&options.time, has_names && has_cost, sources),
             cost_is_bytes: has_cost && !has_names,
             attributes: mapping.attributes,
-            // A recording has the client that was decided about.
-            client: (!self.is_recording()).then(|| options.client.clone()),
+            client: options.client.clone(),
         })
     }
 }
@@ -240,7 +219,7 @@ fn template_of(
     needs_time: bool,
 ) -> Result<Template, String> {
     let pieces = (syntax.pieces)(text);
-    let template = Template::new(&pieces, syntax.escape, syntax.required, |variable| {
+    let template = Template::new(&pieces, syntax.escape, |variable| {
         let target = (syntax.target)(variable);
         // The list of forwarded addresses is a header as well as a client.
         let is_header = target.is_none() || nginx::is_forwarded(variable);

@@ -13,7 +13,6 @@ pub(crate) const SYNTAX: Syntax = Syntax {
     target: |variable| target(VARIABLES, variable),
     header_attribute,
     time_examples: "`$time_local`, `$time_iso8601` or `$msec`",
-    required: usize::MAX,
     is_list,
 };
 

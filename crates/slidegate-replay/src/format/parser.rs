@@ -20,8 +20,8 @@ pub(crate) struct LineParser {
     pub(crate) cost_is_bytes: bool,
     /// Names of further attributes.
     pub(crate) attributes: Vec<String>,
-    /// How the client is derived; `None` where it is as it was decided.
-    pub(crate) client: Option<ClientAddr>,
+    /// How the client is derived.
+    pub(crate) client: ClientAddr,
 }
 
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(crate) enum Grammar {
     Template(Template),
     Haproxy,
     Json(Tree),
-    Delimited(Box<DelimitedParser>),
+    Csv(Box<DelimitedParser>),
 }
 
 impl LineParser {
@@ -44,16 +44,14 @@ impl LineParser {
             Grammar::Template(template) => template.parse(line, fields, out).map(|()| LineKind::Request),
             Grammar::Haproxy => haproxy::parse(line, fields, out).map(|()| LineKind::Request),
             Grammar::Json(tree) => json::parse(line, tree, fields, out),
-            Grammar::Delimited(delimited) => delimited.parse(line, fields, out),
+            Grammar::Csv(delimited) => delimited.parse(line, fields, out),
         }?;
         if self.cost_is_bytes {
             out.record.cost = out.record.bytes;
         }
         if kind == LineKind::Request {
             fields.place(out);
-            if let Some(rule) = &self.client {
-                client::derive(rule, out);
-            }
+            client::derive(&self.client, out);
         }
         Ok(kind)
     }
@@ -61,7 +59,7 @@ impl LineParser {
     /// Prepares for a block.
     pub(crate) fn begin_block(&self, parsed: &mut Parsed) {
         let attributes = match &self.grammar {
-            Grammar::Delimited(delimited) => delimited.attributes(),
+            Grammar::Csv(delimited) => delimited.attributes(),
             _ => &self.attributes,
         };
         parsed.clear(attributes.iter().map(String::as_str));
@@ -70,7 +68,7 @@ impl LineParser {
     /// Columns that the user named and that the header of the log does not have.
     pub(crate) fn missing_columns(&self) -> Vec<&str> {
         match &self.grammar {
-            Grammar::Delimited(delimited) => delimited.missing(),
+            Grammar::Csv(delimited) => delimited.missing(),
             _ => Vec::new(),
         }
     }

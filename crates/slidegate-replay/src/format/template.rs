@@ -18,8 +18,6 @@ pub(crate) struct Template {
     /// Before the first variable.
     start: Arc<str>,
     parts: Vec<Part>,
-    /// Parts that a line must have; formats have grown at the end.
-    required: usize,
     escape: Escape,
 }
 
@@ -76,8 +74,6 @@ pub(crate) struct Syntax {
     pub(crate) header_attribute: fn(&str) -> Option<String>,
     /// Variables with the time, for an error.
     pub(crate) time_examples: &'static str,
-    /// Variables that a line must have.
-    pub(crate) required: usize,
     /// Whether a variable may hold several values.
     pub(crate) is_list: fn(&str) -> bool,
 }
@@ -90,7 +86,6 @@ impl Template {
     pub(crate) fn new(
         pieces: &[Piece],
         escape: Escape,
-        required: usize,
         mut targets_of: impl FnMut(&str) -> Vec<Target>,
     ) -> Result<Self, String> {
         let mut start = String::new();
@@ -128,8 +123,7 @@ impl Template {
                 }
             })
             .collect();
-        let required = required.min(parts.len());
-        Ok(Self { start: start.into(), parts, required, escape })
+        Ok(Self { start: start.into(), parts, escape })
     }
 
     /// The same with variables that may hold several values, separated by `, `, `; ` or ` : `.
@@ -170,8 +164,8 @@ impl Template {
             let is_last = number + 1 == self.parts.len();
             let end = match part.end(rest) {
                 Some(end) => end,
-                // Columns may be missing at the end, and what ends the last one as well.
-                None if number + 1 >= self.required && (is_last || !part.is_quoted) => rest.len(),
+                // What ends the last column may be missing.
+                None if is_last => rest.len(),
                 None => return Err(self.missing(number + 1)),
             };
             let (text, after) = rest.split_at(end);
@@ -179,9 +173,6 @@ impl Template {
                 fields.set(*target, text, self.escape, out)?;
             }
             rest = after.get(part.until.len()..).unwrap_or_default();
-            if rest.is_empty() && number + 1 >= self.required {
-                break;
-            }
         }
         fields.finish(out)
     }

@@ -89,17 +89,6 @@ impl TimeReader {
         Some(self.micros(civil, zone)? + fraction_us)
     }
 
-    /// Reads a date and a clock that are two columns.
-    pub(crate) fn date_and_clock(&mut self, date: &[u8], clock: &[u8]) -> Option<u64> {
-        let mut text = [0; 64];
-        let length = date.len() + 1 + clock.len();
-        let joined = text.get_mut(..length)?;
-        joined[..date.len()].copy_from_slice(date);
-        joined[date.len()] = b'T';
-        joined[date.len() + 1..].copy_from_slice(clock);
-        self.read(joined)
-    }
-
     fn micros(&mut self, civil: Civil, zone: Zone) -> Option<u64> {
         if self.last.0 == civil && self.last.1 == zone {
             self.clock = self.last.3;
@@ -343,8 +332,6 @@ mod tests {
         assert_eq!(reader.read(b"21/Nov/2026:12:15:32.001"), Some(TIME_US + 1_000));
         assert_eq!(reader.read(b"2026-11-21T12:15:32Z"), Some(TIME_US + 2 * 3600 * SECOND_US));
         assert_eq!(reader.read(b"2026-11-21T12:15:32"), Some(TIME_US));
-        assert_eq!(reader.date_and_clock(b"2026-11-21", b"12:15:32"), Some(TIME_US));
-        assert_eq!(reader.date_and_clock(b"2026-11-21", &[b'1'; 90]), None);
     }
 
     /// A cached second must be the second of this text.

@@ -12,7 +12,7 @@ use crate::format::LineKind;
 use crate::format::field::FieldCounts;
 use crate::format::fold::FoldOrder;
 use crate::format::parser::LineParser;
-use crate::format::wrapper::Unwrapper;
+use crate::format::wrapper::Wrapper;
 use crate::input::stream::{Compression, LogStream};
 use crate::malformed::{MAX_LINE_BYTES, Malformed};
 
@@ -28,7 +28,7 @@ pub(crate) struct BlockReader {
     bytes: Box<dyn Read + Send>,
     compression: Compression,
     parser: LineParser,
-    unwrapper: Option<Unwrapper>,
+    wrapper: Option<Wrapper>,
     /// The beginning of the next line.
     carry: Vec<u8>,
     /// The line that is being read is too long, and is skipped up to its end.
@@ -66,14 +66,14 @@ impl BlockReader {
     pub(crate) fn new(
         LogStream { bytes, compression }: LogStream,
         parser: LineParser,
-        unwrapper: Option<Unwrapper>,
+        wrapper: Option<Wrapper>,
         block_bytes: usize,
     ) -> Self {
         Self {
             bytes,
             compression,
             parser,
-            unwrapper,
+            wrapper,
             carry: Vec::new(),
             is_skipping: false,
             lines: 0,
@@ -151,8 +151,8 @@ impl BlockReader {
         // A line that is too long comes after those of the block.
         let too_long = tally.lines;
         let after = std::mem::take(&mut tally.examples);
-        if self.unwrapper.is_some() {
-            self.parse_wrapped(block, tally);
+        if let Some(wrapper) = self.wrapper {
+            self.parse_wrapped(wrapper, block, tally);
         } else {
             let (lines, parsed) = block.parts();
             let mut out = RecordWriter::new(lines, parsed);
@@ -173,19 +173,18 @@ impl BlockReader {
     }
 
     /// Takes the wrapper off every line first; the lines inside become the block.
-    fn parse_wrapped(&mut self, block: &mut Block, tally: &mut Tally) {
-        let Some(unwrapper) = &mut self.unwrapper else { return };
+    fn parse_wrapped(&mut self, wrapper: Wrapper, block: &mut Block, tally: &mut Tally) {
         let mut inner = Vec::with_capacity(block.lines().len());
         let mut lines: Vec<(u64, usize)> = Vec::new();
         for line in (Lines { bytes: block.lines(), at: 0 }) {
             self.lines += 1;
             tally.lines += 1;
-            let start = inner.len();
-            match unwrapper.unwrap(line, &mut inner) {
-                Ok(true) => lines.push((self.lines, start)),
-                // The rest of the request is in the next line.
-                Ok(false) => tally.other += 1,
-                Err(reason) => tally.malformed(self.lines, line, reason),
+            match wrapper.unwrap(line) {
+                Some(text) => {
+                    lines.push((self.lines, inner.len()));
+                    inner.extend_from_slice(&text);
+                }
+                None => tally.malformed(self.lines, line, Malformed::Wrapper(wrapper.name())),
             }
         }
         block.truncate(0);

@@ -18,9 +18,6 @@ pub struct SweepOutcome {
     pub seen: u64,
     /// Different keys.
     pub keys: u64,
-    /// Recorded requests, refunds and penalties under a policy that is not part of the sweep: one
-    /// that the configuration does not have, or a shadow that is not swept.
-    pub unknown_policy: u64,
     /// The greatest share of those requests that may be denied.
     pub deny_at_most: String,
     /// Each value, ascending.
@@ -72,7 +69,6 @@ impl SweepOutcome {
             configured: setting.text(setting.of(policy.quota())),
             seen,
             keys,
-            unknown_policy: points.first().map_or(0, |point| point.counts.unknown_policy),
             deny_at_most: sweep.deny_at_most.to_string(),
             points: outcomes,
             recommended,

@@ -23,8 +23,7 @@ pub struct LogOptions {
     /// Fractions are rounded up. 1 for every request if `None`.
     pub cost_field: Option<String>,
     /// How the client is derived from the address that a log has and the forwarding headers in it.
-    /// Of a list of addresses, the last is the peer and the others were forwarded. A recording has
-    /// the attribute `ip` as it was decided.
+    /// Of a list of addresses, the last is the peer and the others were forwarded.
     pub client: ClientAddr,
     /// The zone of times that are logged without one.
     pub zone: TimeZone,

@@ -19,9 +19,4 @@ impl LogReader {
     pub fn progress(&self) -> Progress {
         Progress { bytes_read: self.bytes_read.load(Ordering::Relaxed), total_bytes: self.total_bytes }
     }
-
-    /// Whether a log is a recording of the service.
-    pub fn has_recording(&self) -> bool {
-        self.logs.iter().any(|log| log.detected.format.is_recording())
-    }
 }

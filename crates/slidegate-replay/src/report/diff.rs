@@ -47,8 +47,6 @@ pub struct DiffOutcome {
     pub newly_allowed_keys_in_all: u64,
     /// Changed requests of keys that are not listed for want of memory.
     pub changes_of_keys_not_kept: u64,
-    /// Recorded requests under a policy that one of the sets does not have: they are not compared.
-    pub unknown_policy: u64,
     /// Keys that a store dropped although they still counted: above 0, some denials are too many.
     pub dropped_keys: u64,
     /// What reservations mean for the figures, in sentences.
@@ -456,13 +454,6 @@ impl DiffReport<'_> {
                 "The memory stores were full and dropped {} keys that still counted: some denials are too many; raise \
                  store.memory.max_keys",
                 outcome.dropped_keys
-            ));
-        }
-        if outcome.unknown_policy > 0 {
-            warnings.push(count_of(
-                outcome.unknown_policy,
-                "recorded request is under a policy that is not in both files: it is not compared",
-                "recorded requests are under a policy that is not in both files: they are not compared",
             ));
         }
         warnings.extend(outcome.reservation_notes.iter().cloned());

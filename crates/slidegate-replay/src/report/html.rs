@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use super::markup::{Element, cell, escaped, sparkline, table};
-use super::text::{compared_policies, top_lines};
+use super::text::top_lines;
 use crate::outcome::{Outcome, PolicyOutcome, ScenarioOutcome, SweepOutcome};
 use crate::share::percent;
 use crate::wording::{count_of, grouped};
@@ -17,8 +17,6 @@ use crate::wording::{count_of, grouped};
 const MAX_POLICIES: usize = 50;
 /// Most rows of the table of times: neighbouring buckets are added up.
 const MAX_TIME_ROWS: usize = 48;
-/// The distinct lines that a chart can have; more scenarios repeat them.
-pub(super) const LINES: usize = 6;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
@@ -76,15 +74,10 @@ fn page(outcome: &Outcome, assets: &PageAssets) -> io::Result<String> {
     page.push_str("</header>\n<main>\n");
     page.push_str(&summary(outcome));
     page.push_str(&over_time(outcome));
-    if outcome.is_comparison() {
-        page.push_str(&comparison(outcome));
-    }
     if let Some(sweep) = &outcome.sweep {
         page.push_str(&sweep_section(sweep));
     }
-    for scenario in detailed(outcome) {
-        page.push_str(&policies(outcome, scenario));
-    }
+    page.push_str(&policies(outcome));
     page.push_str(&notes(outcome));
     let _ = write!(
         page,
@@ -95,29 +88,18 @@ fn page(outcome: &Outcome, assets: &PageAssets) -> io::Result<String> {
     Ok(page)
 }
 
-/// The scenarios whose policies are shown one by one: the configuration, or what is compared.
-fn detailed(outcome: &Outcome) -> impl Iterator<Item = &ScenarioOutcome> {
-    let has_configured = outcome.scenarios.iter().any(|one| one.role == "configured");
-    outcome.scenarios.iter().filter(move |one| (one.role == "configured") == has_configured)
-}
-
 fn summary(outcome: &Outcome) -> String {
-    let mut facts = String::new();
-    for scenario in &outcome.scenarios {
-        let share = percent(scenario.denied, scenario.requests);
-        let name = if outcome.scenarios.len() == 1 { "denied" } else { &scenario.name };
-        facts += &Element("div").with(&format!(
-            "<dt>{}</dt><dd>{}</dd><dd class=\"hint\">{} denied{}</dd>",
-            escaped(name),
-            escaped(&share),
-            grouped(scenario.denied),
-            if scenario.denied_successes > 0 {
-                format!(", {} of them answered with success", grouped(scenario.denied_successes))
-            } else {
-                String::new()
-            }
-        ));
-    }
+    let ScenarioOutcome { requests, denied, denied_successes, .. } = outcome.configured;
+    let facts = Element("div").with(&format!(
+        "<dt>denied</dt><dd>{}</dd><dd class=\"hint\">{} denied{}</dd>",
+        escaped(&percent(denied, requests)),
+        grouped(denied),
+        if denied_successes > 0 {
+            format!(", {} of them answered with success", grouped(denied_successes))
+        } else {
+            String::new()
+        }
+    ));
     let command = outcome.command.as_ref().map_or_else(String::new, |command| {
         format!("<p class=\"hint\">Produced by</p><pre><code>{}</code></pre>", escaped(command))
     });
@@ -128,135 +110,27 @@ fn over_time(outcome: &Outcome) -> String {
     if outcome.time.buckets == 0 {
         return String::new();
     }
-    let is_one = outcome.scenarios.len() == 1;
-    let mut legend = String::new();
-    if is_one {
-        legend += "<li class=\"allowed\">allowed</li><li class=\"denied\">denied</li>";
-    } else {
-        legend += &scenario_legend(outcome.scenarios.iter());
-    }
-    let mut head = vec!["from (UTC)".to_owned()];
-    head.extend(
-        outcome
-            .scenarios
-            .iter()
-            .map(|one| if is_one { "denied".to_owned() } else { format!("denied: {}", one.name) }),
-    );
-    head.insert(1, "requests".to_owned());
+    let ScenarioOutcome { allowed_over_time, denied_over_time, .. } = &outcome.configured;
     let per_row = outcome.time.buckets.div_ceil(MAX_TIME_ROWS);
     let sum = |values: &[u64], from: usize| values.iter().skip(from).take(per_row).sum::<u64>();
     let rows = (0..outcome.time.buckets).step_by(per_row).map(|from| {
         let start_us = (outcome.time.start_seconds + from as u64 * outcome.time.width_seconds) * 1_000_000;
-        let first = &outcome.scenarios[0];
-        let requests = sum(&first.allowed_over_time, from) + sum(&first.denied_over_time, from);
-        let mut cells = vec![cell(&crate::each::rfc3339(start_us)), cell(&grouped(requests)).number()];
-        cells.extend(
-            outcome.scenarios.iter().map(|one| cell(&grouped(sum(&one.denied_over_time, from))).number()),
-        );
-        cells
+        let (allowed, denied) = (sum(allowed_over_time, from), sum(denied_over_time, from));
+        vec![
+            cell(&crate::each::rfc3339(start_us)),
+            cell(&grouped(allowed + denied)).number(),
+            cell(&grouped(denied)).number(),
+        ]
     });
-    let title = if is_one { "Allowed and denied over time" } else { "Denied over time" };
+    let title = "Allowed and denied over time";
     format!(
-        "<section class=\"panel\"><h2>{title}</h2><ul class=\"legend\">{legend}</ul>\
+        "<section class=\"panel\"><h2>{title}</h2><ul class=\"legend\"><li class=\"allowed\">allowed</li><li class=\"denied\">denied\
+         </li></ul>\
          <div class=\"chart\" id=\"chart-time\" role=\"img\" aria-label=\"{title}; the table below has the figures\"></div>\
          <p class=\"readout\" aria-hidden=\"true\">Requests in steps of {}.</p>{}</section>\n",
         seconds(outcome.time.width_seconds),
-        details("Table", &table(&head, rows))
+        details("Table", &table(&["from (UTC)", "requests", "denied"], rows))
     )
-}
-
-fn scenario_legend<'a>(scenarios: impl Iterator<Item = &'a ScenarioOutcome>) -> String {
-    let item = |(at, one): (usize, &ScenarioOutcome)| {
-        let class = if one.role == "exact" { "exact".to_owned() } else { format!("line{}", at % LINES) };
-        format!("<li class=\"{class}\">{}</li>", escaped(&one.name))
-    };
-    scenarios.enumerate().map(item).collect()
-}
-
-fn comparison(outcome: &Outcome) -> String {
-    let scenarios = || outcome.scenarios.iter().filter(|one| one.role != "configured");
-    let mut section = "<section class=\"panel\"><h2>Compared with the exact log</h2>\
-        <p class=\"hint\">Each is judged by the exact log of what it admitted itself. Wrongly allowed: admitted although \
-        the last window was full. Wrongly denied: denied although it would have fitted. Worst window: the greatest cost \
-        admitted in any one window of a key, as a multiple of its limit. Calendar windows and limits on what is in flight \
-        are the same under each algorithm, and judged as they are.</p>"
-        .to_owned();
-    let names = compared_policies(&outcome.scenarios);
-    for (at, name) in names.iter().take(MAX_POLICIES).enumerate() {
-        let of_policy = || {
-            scenarios()
-                .filter_map(|one| Some((one, one.policies.iter().find(|policy| policy.name == *name)?)))
-        };
-        let head = ["", "denied", "share", "wrongly allowed", "wrongly denied", "worst window", "by"];
-        let rows = of_policy().map(|(scenario, policy)| {
-            let mut cells = vec![
-                cell(&scenario.name).head(),
-                cell(&grouped(policy.denied)).number(),
-                cell(&percent(policy.denied, policy.seen)).number(),
-            ];
-            match &policy.truth {
-                Some(truth) => cells.extend([
-                    cell(&grouped(truth.wrongly_allowed)).number(),
-                    cell(&grouped(truth.wrongly_denied)).number(),
-                    cell(&window(truth.worst_window)).number(),
-                    cell(&truth.worst_key).key(),
-                ]),
-                None => {
-                    cells.extend([cell("0").number(), cell("0").number(), cell("-").number(), cell("")]);
-                }
-            }
-            cells
-        });
-        let _ = write!(
-            section,
-            "<h3>{}</h3>{}<h4>The fullest window of any key over time</h4><ul class=\"legend\">{}<li class=\"limit\">the limit\
-             </li></ul><div class=\"chart bursts\" data-policy=\"{}\" id=\"chart-bursts-{at}\" role=\"img\" \
-             aria-label=\"The fullest window over time; the table above has the greatest\"></div>",
-            escaped(name),
-            table(&head, rows),
-            compared_legend(outcome),
-            escaped(name)
-        );
-        section += &worst_keys(of_policy());
-    }
-    section += "</section>\n";
-    section
-}
-
-/// Those that are judged, with the lines that they have in the chart.
-fn compared_legend(outcome: &Outcome) -> String {
-    let lines = outcome.scenarios.iter().enumerate().filter(|(_, one)| one.role == "compared");
-    lines.map(|(at, one)| format!("<li class=\"line{}\">{}</li>", at % LINES, escaped(&one.name))).collect()
-}
-
-fn worst_keys<'a>(of_policy: impl Iterator<Item = (&'a ScenarioOutcome, &'a PolicyOutcome)>) -> String {
-    let rows: Vec<_> = of_policy
-        .filter_map(|(scenario, policy)| Some((scenario, policy.truth.as_ref()?)))
-        .flat_map(|(scenario, truth)| truth.keys.iter().map(move |key| (scenario, key)))
-        .filter(|(_, key)| key.wrongly_allowed + key.wrongly_denied > 0)
-        .map(|(scenario, key)| {
-            vec![
-                cell(&scenario.name).head(),
-                cell(&key.key).key(),
-                cell(&grouped(key.denied)).number(),
-                cell(&grouped(key.wrongly_allowed)).number(),
-                cell(&grouped(key.wrongly_denied)).number(),
-                cell(&window(key.worst_window)).number(),
-            ]
-        })
-        .collect();
-    if rows.is_empty() {
-        return String::new();
-    }
-    let head = ["", "key", "denied", "wrongly allowed", "wrongly denied", "worst window"];
-    details("Keys with wrong decisions", &table(&head, rows.into_iter()))
-}
-
-fn window(window: crate::outcome::WindowOutcome) -> String {
-    if window.cost == 0 {
-        return "-".to_owned();
-    }
-    format!("{:.2} × ({} of {})", window.multiple, grouped(window.cost), grouped(window.limit))
 }
 
 fn sweep_section(sweep: &SweepOutcome) -> String {
@@ -294,25 +168,20 @@ fn sweep_section(sweep: &SweepOutcome) -> String {
     )
 }
 
-fn policies(outcome: &Outcome, scenario: &ScenarioOutcome) -> String {
+fn policies(outcome: &Outcome) -> String {
     let mut sections = String::new();
-    let prefix = if detailed(outcome).count() > 1 { format!("{}: ", scenario.name) } else { String::new() };
-    for policy in scenario.policies.iter().take(MAX_POLICIES) {
-        sections += &policy_section(outcome, scenario, policy, &prefix);
+    let policies = &outcome.configured.policies;
+    for policy in policies.iter().take(MAX_POLICIES) {
+        sections += &policy_section(outcome, policy);
     }
-    let more = scenario.policies.len().saturating_sub(MAX_POLICIES);
+    let more = policies.len().saturating_sub(MAX_POLICIES);
     if more > 0 {
         let _ = write!(sections, "<p class=\"hint\">The JSON has {more} more policies.</p>");
     }
     sections
 }
 
-fn policy_section(
-    outcome: &Outcome,
-    scenario: &ScenarioOutcome,
-    policy: &PolicyOutcome,
-    prefix: &str,
-) -> String {
+fn policy_section(outcome: &Outcome, policy: &PolicyOutcome) -> String {
     let would = if policy.enforced { "denied" } else { "would be denied" };
     let more = if policy.has_more_keys { "more than " } else { "" };
     let mut facts = vec![
@@ -344,8 +213,7 @@ fn policy_section(
     let usage = usage.chain([("denied".to_owned(), policy.usage.denied_keys)]);
     let usage_rows = usage.map(|(name, keys)| vec![cell(&name).head(), cell(&grouped(keys)).number()]);
     let mut section = format!(
-        "<section class=\"panel\"><h2>{}{}</h2><p class=\"hint\">{}</p><dl class=\"facts small\">{facts}</dl>",
-        escaped(prefix),
+        "<section class=\"panel\"><h2>{}</h2><p class=\"hint\">{}</p><dl class=\"facts small\">{facts}</dl>",
         escaped(&policy.name),
         escaped(&policy.description)
     );
@@ -353,9 +221,8 @@ fn policy_section(
         let _ = write!(
             section,
             "<h3>Keys by the fullest moment of each, in shares of the limit</h3>\
-             <div class=\"chart usage\" data-scenario=\"{}\" data-policy=\"{}\" role=\"img\" aria-label=\"Keys by usage; \
+             <div class=\"chart usage\" data-policy=\"{}\" role=\"img\" aria-label=\"Keys by usage; \
              the table below has the figures\"></div>{}",
-            escaped(&scenario.name),
             escaped(&policy.name),
             details("Table", &table(&["used at most", "keys"], usage_rows))
         );
@@ -411,20 +278,15 @@ fn notes(outcome: &Outcome) -> String {
             grouped_count(log.late, "request was", "requests were")
         ));
     }
-    for scenario in outcome.scenarios.iter().filter(|one| one.unmatched > 0) {
-        notes.push(format!(
-            "{} under no policy ({}).",
-            grouped_count(scenario.unmatched, "request was", "requests were"),
-            scenario.name
-        ));
+    let ScenarioOutcome { unmatched, dropped_keys, max_keys, .. } = outcome.configured;
+    if unmatched > 0 {
+        notes.push(format!("{} under no policy.", grouped_count(unmatched, "request was", "requests were")));
     }
-    for scenario in outcome.scenarios.iter().filter(|one| one.dropped_keys > 0) {
+    if dropped_keys > 0 {
         notes.push(format!(
-            "The memory store was full and dropped {} keys that still counted ({}): some denials are too many; raise \
-             store.memory.max_keys above {}.",
-            grouped(scenario.dropped_keys),
-            scenario.name,
-            scenario.max_keys
+            "The memory store was full and dropped {} keys that still counted: some denials are too many; raise \
+             store.memory.max_keys above {max_keys}.",
+            grouped(dropped_keys)
         ));
     }
     notes.extend(log.notes.iter().map(|note| sentence(note)));

@@ -4,7 +4,6 @@
   const outcome = JSON.parse(document.getElementById('outcome').textContent);
   const { start_seconds: start, width_seconds: width, buckets } = outcome.time;
   const times = Array.from({ length: buckets }, (_, at) => start + at * width);
-  const LINES = 6;
   const FONT = '11px system-ui, sans-serif';
   const compactNumber = new Intl.NumberFormat('en', { notation: 'compact', maximumFractionDigits: 1 });
   const compact = (n) => compactNumber.format(n);
@@ -87,24 +86,15 @@
     });
   const timeAxis = () => axis({ size: 42, space: 76, values: timeLabels });
   const stepped = () => uPlot.paths.stepped({ align: 1 });
-  const lineName = (scenario, at) => (scenario.role === 'exact' ? 'muted' : `line${at % LINES}`);
-  const dash = (scenario) => (scenario.role === 'exact' ? [5, 4] : undefined);
 
   const overTime = document.getElementById('chart-time');
   if (overTime) {
-    const { scenarios } = outcome;
-    const [first] = scenarios;
-    const one = scenarios.length === 1;
-    const names = one ? ['allowed', 'denied'] : scenarios.map(({ name }) => `denied by ${name}`);
-    const columns = one
-      ? [first.allowed_over_time, first.denied_over_time]
-      : scenarios.map((scenario) => scenario.denied_over_time);
-    const series = one
-      ? [
-          line('allowed', { fill: () => colour('allowed', 0.14), paths: stepped() }),
-          line('denied', { fill: () => colour('denied', 0.2), paths: stepped() }),
-        ]
-      : scenarios.map((scenario, at) => line(lineName(scenario, at), { dash: dash(scenario), paths: stepped() }));
+    const names = ['allowed', 'denied'];
+    const columns = [outcome.configured.allowed_over_time, outcome.configured.denied_over_time];
+    const series = [
+      line('allowed', { fill: () => colour('allowed', 0.14), paths: stepped() }),
+      line('denied', { fill: () => colour('denied', 0.2), paths: stepped() }),
+    ];
     const readout = overTime.parentElement.querySelector('.readout');
     const idle = readout.textContent;
     const read = (plot) => {
@@ -128,26 +118,8 @@
     );
   }
 
-  for (const container of document.querySelectorAll('.chart.bursts')) {
-    const { policy: name } = container.dataset;
-    const lines = outcome.scenarios
-      .map((scenario, at) => [scenario, at, scenario.policies.find((policy) => policy.name === name)?.truth])
-      .filter(([, , truth]) => truth);
-    chart(
-      container,
-      {
-        scales: { x: { time: true }, y: fromZero(1.2) },
-        axes: [timeAxis(), axis({ size: 52, space: 30, values: (_, ticks) => ticks.map((tick) => `${tick} ×`) })],
-        series: [{}, ...lines.map(([scenario, at]) => line(lineName(scenario, at), { paths: stepped() }))],
-        hooks: { draw: [marker('y', 1, 'ink')] },
-      },
-      [times, ...lines.map(([, , truth]) => truth.worst_multiple_over_time)],
-    );
-  }
-
   for (const container of document.querySelectorAll('.chart.usage')) {
-    const scenario = outcome.scenarios.find(({ name }) => name === container.dataset.scenario);
-    const { usage } = scenario.policies.find(({ name }) => name === container.dataset.policy);
+    const { usage } = outcome.configured.policies.find(({ name }) => name === container.dataset.policy);
     const allowed = [...usage.allowed_keys_by_tenth, null];
     const denied = [...usage.allowed_keys_by_tenth.map(() => null), usage.denied_keys];
     const labels = allowed.map((_, at) => (at < 10 ? `< ${(at + 1) * 10} %` : at === 10 ? 'full' : 'denied'));

@@ -3,10 +3,7 @@
 use std::fmt;
 
 use super::charts::Glyphs;
-use crate::outcome::{
-    KeyOutcome, KeyTruthOutcome, LogOutcome, Outcome, PolicyOutcome, ScenarioOutcome, SweepOutcome,
-    TruthOutcome,
-};
+use crate::outcome::{KeyOutcome, LogOutcome, Outcome, PolicyOutcome, ScenarioOutcome, SweepOutcome};
 use crate::reservations::PolicyReservationsOutcome;
 use crate::share::percent;
 use crate::wording::count_of;
@@ -68,19 +65,13 @@ impl fmt::Display for TextReport<'_> {
             writeln!(f, "{}", self.style.denied(&line))?;
         }
         write_log(f, &self.outcome.log)?;
-        if self.outcome.is_comparison() {
-            self.write_comparison(f)?;
-        }
-        for scenario in self.outcome.scenarios.iter().filter(|one| one.role == "configured") {
-            self.write_configured(f, scenario)?;
-        }
+        self.write_configured(f, &self.outcome.configured)?;
         if let Some(sweep) = &self.outcome.sweep {
             self.write_sweep(f, sweep)?;
         }
-        for scenario in &self.outcome.scenarios {
-            write_dropped(f, scenario)?;
-        }
-        write_reservation_notes(f, &self.outcome.scenarios)
+        write_dropped(f, &self.outcome.configured)?;
+        let reservations = self.outcome.configured.reservations.iter();
+        reservations.flat_map(|one| &one.notes).try_for_each(|note| writeln!(f, "{note}"))
     }
 }
 
@@ -136,18 +127,6 @@ fn write_dropped(f: &mut fmt::Formatter<'_>, scenario: &ScenarioOutcome) -> fmt:
          store.memory.max_keys above {}",
         scenario.dropped_keys, scenario.max_keys
     )
-}
-
-/// The same sentence about several scenarios is written once.
-fn write_reservation_notes(f: &mut fmt::Formatter<'_>, scenarios: &[ScenarioOutcome]) -> fmt::Result {
-    let mut written: Vec<&str> = Vec::new();
-    for note in scenarios.iter().filter_map(|one| one.reservations.as_ref()).flat_map(|one| &one.notes) {
-        if !written.contains(&note.as_str()) {
-            written.push(note);
-            writeln!(f, "{note}")?;
-        }
-    }
-    Ok(())
 }
 
 fn write_reservations(f: &mut fmt::Formatter<'_>, one: &PolicyReservationsOutcome) -> fmt::Result {
@@ -262,64 +241,6 @@ impl TextReport<'_> {
         Ok(())
     }
 
-    fn write_comparison(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scenarios = &self.outcome.scenarios;
-        let compared = || scenarios.iter().filter(|one| one.role != "configured");
-        let width = compared().map(|one| one.name.chars().count()).max().unwrap_or(0).max(8);
-        writeln!(f, "\n{}", self.style.bold("Requests denied"))?;
-        for scenario in compared() {
-            let against =
-                scenario.exact.as_ref().and_then(|exact| scenarios.iter().find(|one| one.name == *exact));
-            let against = against.map_or_else(String::new, |exact| difference(scenario.denied, exact.denied));
-            let denied = format!("{} ({})", scenario.denied, percent(scenario.denied, scenario.requests));
-            writeln!(f, "{}", format!("  {:<width$}  {denied:<20}{against}", scenario.name).trim_end())?;
-        }
-        for name in compared_policies(scenarios) {
-            writeln!(
-                f,
-                "\n{}",
-                self.style.bold(&format!("{name}: each judged by the exact log of what it admitted"))
-            )?;
-            writeln!(
-                f,
-                "  {:<width$}  {:>10}  {:>15}  {:>14}  worst window",
-                "", "denied", "wrongly allowed", "wrongly denied"
-            )?;
-            for scenario in compared() {
-                let Some(policy) = scenario.policies.iter().find(|policy| policy.name == name) else {
-                    continue;
-                };
-                self.write_truth(f, &scenario.name, policy, width)?;
-            }
-        }
-        writeln!(f, "\n{}", self.style.dim(TRUTH))
-    }
-
-    fn write_truth(
-        &self,
-        f: &mut fmt::Formatter<'_>,
-        name: &str,
-        policy: &PolicyOutcome,
-        width: usize,
-    ) -> fmt::Result {
-        let Some(truth) = &policy.truth else {
-            // The exact log admits no window above the limit.
-            return writeln!(f, "  {name:<width$}  {:>10}  {:>15}  {:>14}  -", policy.denied, 0, 0);
-        };
-        writeln!(
-            f,
-            "  {name:<width$}  {:>10}  {:>15}  {:>14}  {}",
-            policy.denied,
-            truth.wrongly_allowed,
-            truth.wrongly_denied,
-            worst(truth)
-        )?;
-        for key in truth.keys.iter().filter(|key| key.wrongly_allowed + key.wrongly_denied > 0) {
-            write_wrong(f, key, width)?;
-        }
-        Ok(())
-    }
-
     fn write_sweep(&self, f: &mut fmt::Formatter<'_>, sweep: &SweepOutcome) -> fmt::Result {
         let title = format!(
             "{}: {} of {} and {}",
@@ -347,54 +268,6 @@ impl TextReport<'_> {
         }
         writeln!(f, "  {}", sweep.reason)
     }
-}
-
-/// What the columns of a comparison mean.
-const TRUTH: &str = "wrongly allowed: admitted although the last window was full; wrongly denied: denied although it \
-                     would have fitted;\nworst window: the greatest cost admitted in any one window, and the limit;\n\
-                     calendar windows and limits on what is in flight are the same under each algorithm, and judged as they are";
-
-/// The names of the policies of what is compared.
-pub(super) fn compared_policies(scenarios: &[ScenarioOutcome]) -> Vec<&str> {
-    let mut names: Vec<&str> = Vec::new();
-    for policy in scenarios.iter().filter(|one| one.role != "configured").flat_map(|one| &one.policies) {
-        if !names.contains(&policy.name.as_str()) {
-            names.push(&policy.name);
-        }
-    }
-    names
-}
-
-fn difference(denied: u64, exact: u64) -> String {
-    match denied.cmp(&exact) {
-        std::cmp::Ordering::Equal => "as many as the exact log".to_owned(),
-        std::cmp::Ordering::Greater => format!("{} more than the exact log", denied - exact),
-        std::cmp::Ordering::Less => format!("{} fewer than the exact log", exact - denied),
-    }
-}
-
-fn worst(truth: &TruthOutcome) -> String {
-    let window = truth.worst_window;
-    if window.cost == 0 {
-        return "-".to_owned();
-    }
-    format!("{} of {} ({:.2}x) by {}", window.cost, window.limit, window.multiple, truth.worst_key)
-}
-
-fn write_wrong(f: &mut fmt::Formatter<'_>, key: &KeyTruthOutcome, width: usize) -> fmt::Result {
-    let window = key.worst_window;
-    writeln!(
-        f,
-        "  {:<width$}  {:>10}  {:>15}  {:>14}  {} of {} ({:.2}x) by {}",
-        "  a key",
-        key.denied,
-        key.wrongly_allowed,
-        key.wrongly_denied,
-        window.cost,
-        window.limit,
-        window.multiple,
-        key.key
-    )
 }
 
 fn write_denied(f: &mut fmt::Formatter<'_>, key: &KeyOutcome) -> fmt::Result {

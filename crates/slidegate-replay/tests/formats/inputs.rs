@@ -223,7 +223,7 @@ fn any_number_of_threads_gives_the_same_entries_in_the_same_order() {
         (decided, reader.stats().clone())
     };
     let alone = read(1);
-    assert!(alone.0.len() > 15_000);
+    assert!(alone.0.len() > 9_000);
     for threads in [2, 5] {
         assert!(read(threads) == alone, "{threads} threads");
     }
@@ -437,10 +437,8 @@ fn compression_and_wrappers_change_no_decision() {
     let plain = read(FIXTURE.as_bytes().to_vec());
     assert_eq!(plain.len(), FIXTURE.lines().count());
     assert!(read(gzip(FIXTURE.as_bytes())) == plain);
-    let docker = FIXTURE.lines().map(|line| {
-        serde_json::json!({"log": format!("{line}\n"), "stream": "stdout", "time": "x"}).to_string() + "\n"
-    });
-    assert!(read(docker.collect::<String>().into_bytes()) == plain);
+    let syslog = FIXTURE.lines().map(|line| format!("Nov 20 10:15:32 lb1 nginx: {line}\n"));
+    assert!(read(syslog.collect::<String>().into_bytes()) == plain);
 }
 
 /// Entries of a log in a format, with fields: client, time and duration in microseconds, header.

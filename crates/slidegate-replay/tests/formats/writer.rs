@@ -266,68 +266,6 @@ fn haproxy_in_syslog(visit: &Visit) -> String {
     format!("Nov 20 10:15:32 lb1 haproxy[814]: {}", haproxy(visit))
 }
 
-fn alb(visit: &Visit) -> String {
-    let ip = if visit.ip.contains(':') { format!("[{}]", visit.ip) } else { visit.ip.clone() };
-    format!(
-        "https {} app/shop/50dc6c495c0c9188 {ip}:{} 10.1.2.3:80 0.000 0.003 0.000 {} 200 93 {} \"{} \
-         https://shop.example:443{} HTTP/2.0\" \"{}\" TLS_AES_128_GCM_SHA256 TLSv1.3 arn:aws:x \"Root=1-6\" \
-         \"shop.example\" \"-\" 1 {} \"forward\" \"-\" \"-\" \"10.1.2.3:80\" \"200\" \"-\" \"-\" TID_0a \"-\" \"-\" \"-\"",
-        rfc3339(visit.end_ms()).replace('Z', "459Z"),
-        visit.port,
-        visit.status,
-        visit.bytes,
-        visit.method,
-        visit.target(),
-        nginx_escaped(visit.agent),
-        rfc3339(visit.start_ms).replace('Z', "000Z"),
-    )
-}
-
-fn percent_encoded(text: &str) -> String {
-    let escape = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'(' | b')' | b'+' | b':' => {
-            char::from(byte).to_string()
-        }
-        _ => format!("%{byte:02X}"),
-    };
-    or_dash(&text.bytes().map(escape).collect::<String>()).to_owned()
-}
-
-fn cloudfront(visit: &Visit) -> String {
-    let (year, month, day, hour, minute, second, _) = date(visit.end_ms());
-    format!(
-        "{year}-{month:02}-{day:02}\t{hour:02}:{minute:02}:{second:02}\tFRA56-P1\t{}\t{}\t{}\td111.cloudfront.net\t{}\t{}\t{}\t{}\t{}\t-\tHit\t\
-         abc==\tshop.example\thttps\t93\t{}.{:03}\t-\tTLSv1.3\tTLS_AES\tHit\tHTTP/2.0\t-\t-\t{}\t0.001\tHit\ttext/html\t-\t-\t-",
-        visit.bytes,
-        visit.ip,
-        visit.method,
-        visit.path,
-        visit.status,
-        percent_encoded(visit.referer),
-        percent_encoded(&percent_encoded(visit.agent)).replace("%2D", "-"),
-        or_dash(visit.query),
-        visit.duration_ms / 1000,
-        visit.duration_ms % 1000,
-        visit.port,
-    )
-}
-
-fn iis(visit: &Visit) -> String {
-    let (year, month, day, hour, minute, second, _) = date(visit.end_ms());
-    format!(
-        "{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} 10.1.2.3 {} {} {} 443 {} {} {} {} {} 0 0 {}\r",
-        visit.method,
-        visit.path,
-        or_dash(visit.query),
-        visit.user.unwrap_or("-"),
-        visit.ip,
-        or_dash(&visit.agent.replace('\t', "%09").replace('+', "%2B").replace(' ', "+")),
-        or_dash(visit.referer),
-        visit.status,
-        visit.duration_ms,
-    )
-}
-
 fn gcp(visit: &Visit) -> String {
     json!({
         "httpRequest": {
@@ -375,27 +313,6 @@ fn csv(visit: &Visit) -> String {
         visit.status,
         visit.user.unwrap_or("")
     )
-}
-
-fn recording(visit: &Visit) -> String {
-    let mut attributes =
-        json!({"ip": visit.ip, "path": visit.path, "method": visit.method, "plan \"x\"": "gold"});
-    if let Some(user) = visit.user {
-        attributes["user"] = user.into();
-    }
-    let time = rfc3339(visit.start_ms).replace('Z', "007Z");
-    json!({"time": time, "cost": 1, "attributes": attributes}).to_string()
-}
-
-fn in_cri(line: &str) -> String {
-    // Every line in two parts.
-    let (one, other) = line.split_at(line.len() / 2);
-    format!("2026-11-20T10:15:32.123456789Z stdout P {one}\n2026-11-20T10:15:32.123456789Z stdout F {other}")
-}
-
-fn in_docker(line: &str) -> String {
-    json!({"log": format!("{line}\n"), "stream": "stdout", "time": "2026-11-20T10:15:32.123456789Z"})
-        .to_string()
 }
 
 fn in_journald(line: &str) -> String {
@@ -450,20 +367,6 @@ fn write_all(visits: &[Visit]) -> Vec<Written> {
         host(written("envoy-json", "envoy-json", envoy_json, start_us)),
         no_agent(written("haproxy", "haproxy", haproxy, start_us)),
         no_agent(written("haproxy in syslog", "haproxy in syslog", haproxy_in_syslog, start_us)),
-        host(written("alb", "alb", alb, start_us)),
-        Written {
-            text: format!("#Version: 1.0\n#Fields: {CLOUDFRONT_FIELDS}\n")
-                + &visits.iter().map(|visit| cloudfront(visit) + "\n").collect::<String>(),
-            other: 2,
-            ..host(written("cloudfront", "cloudfront", cloudfront, derived_us))
-        },
-        Written {
-            text: format!(
-                "#Software: Microsoft Internet Information Services 10.0\r\n#Fields: {IIS_FIELDS}\r\n"
-            ) + &visits.iter().map(|visit| iis(visit) + "\n").collect::<String>(),
-            other: 2,
-            ..no_agent(user(written("w3c of IIS", "w3c", iis, derived_us)))
-        },
         host(written("gcp", "gcp", gcp, start_us)),
         Written {
             fields: vec![
@@ -499,15 +402,6 @@ fn write_all(visits: &[Visit]) -> Vec<Written> {
             ],
             ..user(written("csv, mapped", "csv", csv, start_us))
         },
-        no_agent(Written {
-            times_us: visits.iter().map(|visit| start_us(visit) + 7).collect(),
-            ..user(written("slidegate", "slidegate", recording, start_us))
-        }),
-        Written {
-            other: visits.len() as u64,
-            ..user(wrapped("combined in cri", "combined in cri", combined, end_second_us, in_cri))
-        },
-        host(user(wrapped("caddy in docker", "caddy in docker", caddy, start_us, in_docker))),
         host(wrapped("envoy in journald", "envoy in journald", envoy, start_us, in_journald)),
     ]
 }
@@ -527,11 +421,3 @@ pub(crate) fn nginx_custom(visits: &[Visit]) -> Written {
         other: 0,
     }
 }
-
-const CLOUDFRONT_FIELDS: &str = "date time x-edge-location sc-bytes c-ip cs-method cs(Host) cs-uri-stem sc-status cs(Referer) cs(User-Agent) \
-     cs-uri-query cs(Cookie) x-edge-result-type x-edge-request-id x-host-header cs-protocol cs-bytes time-taken \
-     x-forwarded-for ssl-protocol ssl-cipher x-edge-response-result-type cs-protocol-version fle-status \
-     fle-encrypted-fields c-port time-to-first-byte x-edge-detailed-result-type sc-content-type sc-content-len \
-     sc-range-start sc-range-end";
-const IIS_FIELDS: &str = "date time s-ip cs-method cs-uri-stem cs-uri-query s-port cs-username c-ip cs(User-Agent) cs(Referer) sc-status \
-     sc-substatus sc-win32-status time-taken";

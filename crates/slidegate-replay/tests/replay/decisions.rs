@@ -11,7 +11,7 @@ use slidegate::{
     Timestamp,
 };
 use slidegate_replay::{
-    Entry, Extras, LogOptions, LogReader, Options, Outcome, Plan, Replay, RequestLine, Sweep, with_algorithm,
+    Entry, Extras, LogOptions, LogReader, Options, Outcome, Plan, Replay, RequestLine, Sweep,
 };
 use slidegate_testkit::TempDir;
 
@@ -186,7 +186,7 @@ fn a_replay_decides_as_a_gate_over_a_memory_store() {
         push_all(&mut replay, &log);
         let outcome = replay.finish(&stats()).unwrap();
         let (expected, denied) = by_memory_store(&policies, &log);
-        let scenario = &outcome.scenarios[0];
+        let scenario = &outcome.configured;
         assert_eq!(scenario.denied, denied, "seed {seed}");
         for (policy, (seen, denied, keys)) in scenario.policies.iter().zip(expected) {
             let found: HashMap<String, u64> =
@@ -239,11 +239,11 @@ fn keys_dropped_for_want_of_memory_are_counted() {
         .unwrap();
     }
     let dropped = |max_keys, algorithm| {
-        let policy = Policy::new("per-ip", Quota::per_minute(1)).unwrap().with_scope(["ip"]);
-        let policies = with_algorithm(&PolicySet::new([policy]).unwrap(), algorithm);
+        let quota = Quota::per_minute(1).with_algorithm(algorithm);
+        let policies = PolicySet::new([Policy::new("per-ip", quota).unwrap().with_scope(["ip"])]).unwrap();
         let plan = Plan::of(policies, Options { max_keys, ..options() });
         let outcome = finished(Replay::new(plan, &wording()).unwrap(), reader(log.as_str()));
-        let scenario = &outcome.scenarios[0];
+        let scenario = &outcome.configured;
         assert_eq!(scenario.policies[0].keys, 100);
         (scenario.dropped_keys > 0, scenario.denied >= 400)
     };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
-use slidegate::{Algorithm, Policy, PolicySet, Quota};
+use slidegate::{Algorithm, PolicySet, Quota};
 use slidegate_replay::{DiffReport, Options, Plan, Replay, TextStyle, Thresholds};
 
 use crate::traffic::{
@@ -117,46 +117,4 @@ fn added_and_removed_policies_are_shown_as_such() {
         .map(|one| (one.name.as_str(), one.old.is_some(), one.new.is_some()))
         .collect();
     assert_eq!(sides, [("per-ip", true, true), ("login", true, false), ("login-per-ip", false, true)]);
-}
-
-/// A recording of another configuration must not look as if nothing changed.
-#[test]
-fn requests_recorded_under_a_policy_that_is_missing_are_counted_and_shown() {
-    let set = |names: &[&str]| {
-        let policy = |name: &&str| Ok(Policy::new(*name, Quota::per_minute(1))?.with_scope(["ip"]));
-        PolicySet::new(names.iter().map(policy).collect::<Result<Vec<_>, slidegate::Error>>().unwrap())
-            .unwrap()
-    };
-    let line = |second: u64, more: &str| {
-        format!(
-            "{{\"time\":\"2026-11-20T10:00:0{second}.000000Z\",\"cost\":1{more},\"attributes\":{{\"ip\":\"192.0.2.1\"}}}}\n"
-        )
-    };
-    let log = [
-        line(1, ""),
-        line(2, ",\"policy\":\"b\""),
-        line(3, ",\"policy\":\"gone\""),
-        line(4, ",\"verb\":\"refund\",\"policy\":\"gone\""),
-    ]
-    .concat();
-    let outcome = diffed(set(&["a", "b"]), set(&["a"]), Options::default(), reader(log.clone()));
-    assert_eq!((outcome.requests, outcome.unknown_policy, outcome.newly_denied), (3, 3, 0));
-    let thresholds = &Thresholds::default();
-    let text =
-        DiffReport { outcome: &outcome, old: "old", new: "new", thresholds }.text(TextStyle::default());
-    let warning = "3 recorded requests are under a policy that is not in both files: they are not compared";
-    assert!(text.contains(warning), "{text}");
-
-    let sweep = Some("a.limit=1..2".parse().unwrap());
-    let plan = Plan { sweep, ..Plan::of(set(&["a", "b"]), options()) };
-    let outcome = finished(Replay::new(plan, &wording()).unwrap(), reader(log));
-    let counts = (outcome.scenarios[0].unknown_policy, outcome.sweep.as_ref().unwrap().unknown_policy);
-    assert_eq!(counts, (2, 2));
-    let notes = outcome.notes.join("\n");
-    for note in [
-        "configured: 2 recorded requests are under a policy that it does not have: no policy decided them.",
-        "The sweep leaves out 2 recorded requests: they are under a policy that is not part of it.",
-    ] {
-        assert!(notes.contains(note), "{notes}");
-    }
 }

@@ -2,8 +2,6 @@
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
 
-mod calls;
-mod compare;
 mod decisions;
 mod diff;
 mod reservations;

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::io::Cursor;
 use std::time::Duration;
 
-use slidegate::{Algorithm, Counts, Policy, PolicySet, Quota};
+use slidegate::{Counts, Policy, PolicySet, Quota};
 use slidegate_replay::{
-    LogFormat, LogOptions, LogReader, NamedPolicies, Options, Outcome, Plan, PolicyReservationsOutcome,
-    Replay, Sweep, TextStyle, with_algorithm,
+    LogFormat, LogOptions, LogReader, Options, Outcome, Plan, PolicyReservationsOutcome, Replay, Sweep,
+    TextStyle,
 };
 
 use crate::traffic::{Random, START, diffed, finished, options, wording};
@@ -75,7 +75,7 @@ fn set(policies: impl IntoIterator<Item = Policy>) -> PolicySet {
 }
 
 fn of<'o>(outcome: &'o Outcome, policy: &str) -> (u64, u64, &'o PolicyReservationsOutcome) {
-    let found = outcome.scenarios[0].policies.iter().find(|one| one.name == policy).unwrap();
+    let found = outcome.configured.policies.iter().find(|one| one.name == policy).unwrap();
     (found.seen, found.denied, found.reservations.as_ref().unwrap())
 }
 
@@ -130,8 +130,8 @@ fn a_request_is_in_flight_from_its_start_to_its_end() {
     assert_eq!((seen, denied), (8, 2));
     assert_eq!((reservations.admitted, reservations.denied_by_held), (6, 2));
     assert_eq!((reservations.most_open, reservations.most_held), (3, 2));
-    assert_eq!(outcome.scenarios[0].policies[0].algorithm, "in-flight");
-    let denied = &outcome.scenarios[0].policies[0].most_denied[0];
+    assert_eq!(outcome.configured.policies[0].algorithm, "in-flight");
+    let denied = &outcome.configured.policies[0].most_denied[0];
     assert_eq!(
         (denied.first.as_str(), denied.last.as_str()),
         ("2026-11-20T10:00:04.999Z", "2026-11-20T10:01:30Z")
@@ -145,13 +145,13 @@ fn requests_without_a_duration_are_checks_and_the_report_says_so() {
     let requests = [without(0, 70), without(1, 40), timed(2, 10_000, "alice", 1), without(3, 1)];
     let outcome = replayed(Plan::of(set([streams(1), tokens(100, 30)]), options()), &requests);
     // 70 is charged as a check; 40 do not fit; 30 are held beside them, so 1 more does not fit.
-    let scenario = &outcome.scenarios[0];
+    let scenario = &outcome.configured;
     let reservations = scenario.reservations.as_ref().unwrap();
     assert_eq!((reservations.requests, reservations.without_duration), (1, 3));
     assert_eq!((of(&outcome, "tokens").1, of(&outcome, "streams").1), (2, 1));
     let note = "3 requests under a policy that reserves have no duration in the log: they are decided as checks and \
                 hold nothing, so limits on what is in flight deny none of them";
-    assert!(outcome.notes.contains(&format!("configured: {note}.")), "{:?}", outcome.notes);
+    assert!(outcome.notes.contains(&format!("{note}.")), "{:?}", outcome.notes);
     assert!(outcome.text(TextStyle::default()).to_string().contains(note));
 }
 
@@ -160,13 +160,13 @@ fn requests_without_a_duration_are_checks_and_the_report_says_so() {
 fn a_log_without_costs_is_reported() {
     let requests = [timed(0, 1000, "alice", 1), timed(2000, 1000, "alice", 1)];
     let outcome = replayed(Plan::of(set([tokens(100, 30)]), options()), &requests);
-    let notes = &outcome.scenarios[0].reservations.as_ref().unwrap().notes;
+    let notes = &outcome.configured.reservations.as_ref().unwrap().notes;
     assert_eq!(
         *notes,
         ["all reservations are settled to a cost of 1: name the cost in the log with --cost-field"]
     );
     let with_costs = replayed(Plan::of(set([tokens(100, 30)]), options()), &[timed(0, 1000, "alice", 7)]);
-    assert!(with_costs.scenarios[0].reservations.as_ref().unwrap().notes.is_empty());
+    assert!(with_costs.configured.reservations.as_ref().unwrap().notes.is_empty());
 }
 
 /// Policies without reservations are decided as ever, whatever durations the log has.
@@ -175,13 +175,12 @@ fn without_a_policy_that_reserves_nothing_is_held() {
     let plain = Policy::new("tokens", Quota::per_minute(100)).unwrap().with_scope(["user"]);
     let requests = [timed(0, 50_000, "alice", 60), timed(1_000, 1_000, "alice", 60)];
     let outcome = replayed(Plan::of(set([plain]), options()), &requests);
-    let scenario = &outcome.scenarios[0];
+    let scenario = &outcome.configured;
     assert!(scenario.reservations.is_none() && scenario.policies[0].reservations.is_none());
     assert_eq!(scenario.policies[0].denied, 1);
 }
 
-/// An estimate that is learned must come from the scenario's own settlements, in any number of
-/// scenarios at once.
+/// An estimate that is learned must come from the replay's own settlements, at each value of a sweep.
 #[test]
 fn each_scenario_learns_its_own_estimates() {
     let learning = |limit| set([tokens(limit, 10).learn_estimate()]);
@@ -189,33 +188,16 @@ fn each_scenario_learns_its_own_estimates() {
     let mut requests: Vec<Timed> = (0..1_100).map(|n| timed(n * 10, 5, &format!("user-{n}"), 40)).collect();
     requests.push(timed(20_000, 1_000, "alice", 40));
     requests.push(timed(20_001, 1_000, "alice", 40));
-    let alone = |limit| replayed(Plan::of(learning(limit), options()), &requests).scenarios[0].denied;
+    let alone = |limit| replayed(Plan::of(learning(limit), options()), &requests).configured.denied;
     // Under a limit of 30 each user settles to 40 as well, and the estimate is lowered to the limit.
     assert_eq!((alone(79), alone(80), alone(30)), (1, 0, 1));
-    let named = |(family, limit): (usize, u64)| NamedPolicies {
-        name: limit.to_string(),
-        policies: learning(limit),
-        family,
-    };
-    let compare = [79, 80, 30].into_iter().enumerate().map(named).collect();
-    let outcome = replayed(Plan { compare, ..Plan::of(learning(50), options()) }, &requests);
-    let denied: Vec<u64> = outcome.scenarios[..3].iter().map(|one| one.denied).collect();
-    assert_eq!(denied, [1, 0, 1]);
-    // One set of policies, with clones of what learns, under several algorithms on several threads.
-    let base = learning(79);
-    let both = [Algorithm::SlidingLog, Algorithm::TokenBucket];
-    let compare = both.map(|one| NamedPolicies {
-        name: one.to_string(),
-        policies: with_algorithm(&base, one),
-        family: 0,
-    });
-    let plan = Plan {
-        compare: compare.into(),
-        ..Plan::of(base, slidegate_replay::Options { threads: 2, ..options() })
-    };
-    let outcome = replayed(plan, &requests);
-    let denied: Vec<u64> = outcome.scenarios.iter().map(|one| one.denied).collect();
-    assert_eq!(denied, [1, 1, 1]);
+    // Each point of a sweep has clones of the policy that learns, on several threads.
+    let sweep = Some("tokens.limit=79..80:1".parse().unwrap());
+    let threads = slidegate_replay::Options { threads: 2, ..options() };
+    let outcome = replayed(Plan { sweep, ..Plan::of(learning(30), threads) }, &requests);
+    let points = outcome.sweep.unwrap().points;
+    let denied: Vec<u64> = points.iter().map(|point| point.denied).collect();
+    assert_eq!((outcome.configured.denied, &denied[..]), (1, &[1, 0][..]));
 }
 
 /// What brute force knows of one policy.
@@ -260,8 +242,6 @@ struct Found {
     settled_cost: u64,
     most_held: u64,
     most_open: u64,
-    worst: u64,
-    wrongly: u64,
 }
 
 /// Plays starts and ends in order of time, ends first, over lists of charges.
@@ -320,10 +300,7 @@ fn brute_force(rules: &[Rule], requests: &[Timed]) -> (u64, Vec<Found>) {
                     let key = (rule, one.user.as_str());
                     let Rule { limit, held, window_ms, .. } = rules[rule];
                     match (held, window_ms) {
-                        (None, Some(_)) => {
-                            charges.entry(key).or_default().push((now_ms, 1));
-                            found.worst = found.worst.max(used(&charges, rule));
-                        }
+                        (None, Some(_)) => charges.entry(key).or_default().push((now_ms, 1)),
                         (held, _) => {
                             let of_key = open.entry(key).or_default();
                             of_key.insert(at, held.map_or(1, |estimate| estimate.min(limit)));
@@ -351,7 +328,6 @@ fn brute_force(rules: &[Rule], requests: &[Timed]) -> (u64, Vec<Found>) {
                     if rules[rule].window_ms.is_some() {
                         found.settled_cost += one.cost;
                         charges.entry(key).or_default().push((now_ms, one.cost));
-                        found.worst = found.worst.max(used(&charges, rule));
                     }
                 }
             }
@@ -399,8 +375,6 @@ fn found_in(scenario: &slidegate_replay::ScenarioOutcome) -> Vec<Found> {
             settled_cost: number(|one| one.settled_cost.ceil()),
             most_held: number(|one| one.most_held),
             most_open: number(|one| one.most_open),
-            worst: policy.truth.as_ref().map_or(0, |truth| truth.worst_window.cost),
-            wrongly: policy.truth.as_ref().map_or(0, |truth| truth.wrongly_allowed + truth.wrongly_denied),
         }
     };
     scenario.policies.iter().map(of).collect()
@@ -417,45 +391,11 @@ fn random_logs_are_decided_as_brute_force_decides_them() {
         let policies = set(rules.iter().map(Rule::policy));
         let outcome = replayed(Plan::of(policies, options()), &requests);
         let (denied, expected) = brute_force(&rules, &requests);
-        let expected: Vec<Found> = expected.into_iter().map(|one| Found { worst: 0, ..one }).collect();
         by_held += expected.iter().map(|one| one.denied_by_held).sum::<u64>();
-        assert_eq!(found_in(&outcome.scenarios[0]), expected, "seed {seed}: {rules:?}");
-        assert_eq!(outcome.scenarios[0].denied, denied, "seed {seed}");
+        assert_eq!(found_in(&outcome.configured), expected, "seed {seed}: {rules:?}");
+        assert_eq!(outcome.configured.denied, denied, "seed {seed}");
     }
     assert!(by_held > 500, "{by_held}");
-}
-
-/// The exact log under reservations is never wrong about itself, and its windows hold the true
-/// costs; a limit on what is in flight stays one under every algorithm.
-#[test]
-fn a_comparison_judges_reservations_by_what_is_held_and_settled() {
-    let mut wrong_of_others = 0;
-    for seed in 1..=12 {
-        let mut random = Random(seed * 104_729);
-        let rules = three_rules(&mut random);
-        let requests = random_requests(&mut random, 500);
-        let base = set(rules.iter().map(Rule::policy));
-        let named = |algorithm: Algorithm| NamedPolicies {
-            name: algorithm.to_string(),
-            policies: with_algorithm(&base, algorithm),
-            family: 0,
-        };
-        let compare = Algorithm::ALL.map(named).into();
-        let outcome = replayed(Plan { compare, ..Plan::of(base.clone(), options()) }, &requests);
-        let (denied, mut expected) = brute_force(&rules, &requests);
-        // What is in flight has no window: the most at once is shown instead.
-        expected[2].worst = expected[2].most_held;
-        assert_eq!(found_in(&outcome.scenarios[0]), expected, "seed {seed}: {rules:?}");
-        assert_eq!(outcome.scenarios[0].denied, denied, "seed {seed}");
-        for scenario in &outcome.scenarios {
-            assert_eq!(scenario.policies[2].algorithm, "in-flight", "{}", scenario.name);
-        }
-        let wrong = |scenario: &slidegate_replay::ScenarioOutcome| {
-            found_in(scenario).iter().map(|found| found.wrongly).sum::<u64>()
-        };
-        wrong_of_others += outcome.scenarios[1..4].iter().map(wrong).sum::<u64>();
-    }
-    assert!(wrong_of_others > 100, "{wrong_of_others}");
 }
 
 /// Each value of a sweep is a replay with that limit, of a limit on what is in flight too.

@@ -32,7 +32,7 @@ fn every_value_denies_what_a_replay_with_it_denies() {
         assert_eq!(values, [2, 5, 8, 11, 14, 17, 20, 23, 26, 29, 32, 35, 38, 40]);
         for (point, limit) in swept.points.iter().zip(values) {
             let one = replayed(Plan::of(policies_with(limit, algorithm), options()), &traffic);
-            let (scenario, policy) = (&one.scenarios[0], &one.scenarios[0].policies[0]);
+            let (scenario, policy) = (&one.configured, &one.configured.policies[0]);
             assert_eq!(
                 (point.denied, point.denied_keys, point.requests_denied),
                 (policy.denied, policy.denied_keys, scenario.denied),

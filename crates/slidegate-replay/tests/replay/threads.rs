@@ -1,7 +1,7 @@
 //! Several threads decide as one does.
 
 use slidegate::Algorithm;
-use slidegate_replay::{NamedPolicies, Options, Plan, Sweep, with_algorithm};
+use slidegate_replay::{Options, Plan, Sweep};
 
 use crate::traffic::{options, random_traffic, replayed, two_policies};
 
@@ -9,12 +9,9 @@ use crate::traffic::{options, random_traffic, replayed, two_policies};
 #[test]
 fn any_number_of_threads_gives_the_same_outcome() {
     let base = two_policies(Algorithm::SlidingLog);
-    let compare = [Algorithm::FixedWindow, Algorithm::SlidingWindow, Algorithm::TokenBucket]
-        .map(|one| NamedPolicies { name: one.to_string(), policies: with_algorithm(&base, one), family: 0 });
     let traffic = random_traffic(7, 2_000);
     let plan = |threads| Plan {
         policies: base.clone(),
-        compare: compare.to_vec(),
         sweep: Some("per-ip.limit=1..30".parse::<Sweep>().unwrap()),
         options: Options { threads, ..options() },
     };

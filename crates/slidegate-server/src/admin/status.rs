@@ -16,7 +16,7 @@ use crate::config::Right;
 use crate::listener::{Connection, ConnectionBudget, ConnectionCaps};
 use crate::problem::{self, Problem};
 use crate::query::Parameters;
-use crate::telemetry::{RecorderStatus, Spans};
+use crate::telemetry::Spans;
 
 pub(super) async fn status(
     State(admin): State<Arc<Admin>>,
@@ -61,19 +61,6 @@ pub(super) async fn status(
         "traces": observer.traces().map(|traces| {
             let Spans { sent, failed, dropped } = traces.spans();
             json!({ "endpoint": traces.endpoint(), "sent": sent, "failed": failed, "dropped": dropped })
-        }),
-        "recording": observer.recorder.status().map(|status| {
-            let RecorderStatus { settings, written, dropped, failed, error } = status;
-            json!({
-                "path": settings.path,
-                "max_bytes": settings.max_bytes,
-                "files": settings.files,
-                "sample": settings.sample,
-                "written": written,
-                "dropped": dropped,
-                "failed": failed,
-                "error": error,
-            })
         }),
         "memory": {
             "keys": stats.keys,

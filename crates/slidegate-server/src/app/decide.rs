@@ -14,7 +14,7 @@ use super::open_reservations::OpenReservations;
 use super::shadow::{CandidateCharge, Shadows};
 use super::store::Store;
 use crate::caller::Caller;
-use crate::telemetry::{Observer, RecordedReservation};
+use crate::telemetry::Observer;
 
 mod holds;
 
@@ -82,7 +82,7 @@ impl Engine {
                 decisions
             }
         };
-        for charge in self.record(caller, verb, span_start, requests, (&decisions, None), None) {
+        for charge in self.record(caller, verb, span_start, (&decisions, None)) {
             let request = requests[charge.request].clone().under(&charge.candidate);
             self.store.apply(Some(Verb::Check), std::slice::from_ref(&request)).await;
         }
@@ -97,14 +97,15 @@ impl Engine {
         caller: Option<&Caller>,
         verb: Option<Verb>,
         span_start: Option<Timestamp>,
-        requests: &[Request<'_>],
         (decisions, ticket): (&Decisions<'_>, Option<&Ticket>),
-        reservation: Option<RecordedReservation>,
     ) -> Vec<CandidateCharge> {
         let Some(caller) = caller else { return Vec::new() };
         self.observer.record(caller, verb, span_start, (decisions, ticket));
-        self.observer.record_requests(verb, requests, decisions, reservation);
-        self.shadows.record(verb.unwrap_or_default(), decisions)
+        let verb = verb.unwrap_or_default();
+        if verb == Verb::Check {
+            self.observer.record_skipped(decisions);
+        }
+        self.shadows.record(verb, decisions)
     }
 }
 

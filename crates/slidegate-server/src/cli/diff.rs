@@ -68,12 +68,8 @@ pub(super) fn run(args: &DiffArgs) -> Result<ExitCode, Failure> {
     let is_other_client = client != old.auth.client();
     let logs: Vec<PathBuf> = args.logs.iter().map(PathBuf::from).collect();
     let mut log = args.log.open(&logs, client)?;
-    let options = Options {
-        max_keys: old.memory.most_keys().max(new.memory.most_keys()),
-        is_recorded: log.has_recording(),
-        top: args.top,
-        threads: 1,
-    };
+    let options =
+        Options { max_keys: old.memory.most_keys().max(new.memory.most_keys()), top: args.top, threads: 1 };
     let mut diff = Diff::new((old.policies, wording.clone()), (new.policies, wording), options);
     // Half a log must not pass a check.
     read_all(&mut log, |entry| {

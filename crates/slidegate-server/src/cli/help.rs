@@ -122,7 +122,6 @@ pub(super) const REPLAY: &str = "\
 Examples:
   slidegate replay access.log --policy '100/1m per ip'
   slidegate replay logs/*.gz --config slidegate.yaml --report report.html
-  slidegate replay access.log --compare sliding-window,fixed-window
   slidegate replay access.log --policy '100/1m per ip named per-ip' --sweep per-ip.limit=50..500
   slidegate replay app.json --field ip=request.client --field time=when
 
@@ -142,17 +141,10 @@ Examples:
 
 Exit codes: 0 success, 2 error";
 
-pub(super) const SIMULATE: &str = "\
-Examples:
-  slidegate simulate --policy '100/1m per user' --rate 500/s --zipf 1.1
-  slidegate simulate --write traffic.log --duration 1h --bursts 50/30s
-
-Exit codes: 0 success, 2 error";
-
 pub(super) const INIT: &str = "\
 Examples:
   slidegate init
-  slidegate init limits.yaml --from-log access.log --deny-at-most 0.1%
+  slidegate init limits.yaml --force
 
 Exit codes: 0 success, 2 error";
 

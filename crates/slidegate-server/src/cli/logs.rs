@@ -22,8 +22,8 @@ const PROGRESS_EVERY: usize = 4096;
 pub(super) struct LogArgs {
     /// Format of the logs: `auto`, `common`, `combined`, `apache:FORMAT`, `nginx:FORMAT`,
     /// `nginx:@FILE`, `ingress-nginx`, `nginx-proxy-manager`, `caddy`, `traefik`, `traefik-json`,
-    /// `envoy`, `envoy:FORMAT`, `envoy-json`, `istio`, `haproxy`, `alb`, `cloudfront`, `w3c`, `gcp`,
-    /// `json`, `csv` or `slidegate`. See docs/replay.md
+    /// `envoy`, `envoy:FORMAT`, `envoy-json`, `istio`, `haproxy`, `gcp`, `json` or
+    /// `csv`. See docs/replay.md
     #[arg(long = "log-format", value_name = "FORMAT", default_value = "auto", value_parser = format)]
     log_format: String,
     /// Field or attribute, and the column, variable or path of the log it is read from, such as

@@ -66,16 +66,13 @@ fn apply(app: &App, running: &Config, config: Config) -> Result<(), String> {
         format!("{differences} changed, which cannot be hot-reloaded; restart the service to apply it")
     });
     config.log_warnings();
-    let Config { policies, candidates, escalations, admin: rules, observe, record, file, .. } = config;
+    let Config { policies, candidates, escalations, admin: rules, observe, file, .. } = config;
     let count = policies.iter().len();
     let observer = app.observer();
-    let recording = tokio::task::block_in_place(|| observer.recorder.prepare(record.as_ref()))?;
     observer.show_keys(observe.keys_shown);
     // Visits all keys in memory.
     tokio::task::block_in_place(|| app.active.set_base(Base { policies, candidates, escalations }))
         .map_err(|error| error.to_string())?;
-    // After the policies, which say how attributes are redacted.
-    tokio::task::block_in_place(|| observer.recorder.activate(recording));
     app.access.set(rules);
     observer.config_loaded(&file.hash, pending.clone());
     tracing::info!(policies = count, "config reloaded");

@@ -1,6 +1,5 @@
 //! `slidegate replay`: replays an access log through policies before they go live.
 
-use std::collections::HashMap;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -8,10 +7,7 @@ use std::str::FromStr;
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use clap::Args;
 
-use slidegate::Algorithm;
-use slidegate_replay::{
-    NamedPolicies, Options, Outcome, PageAssets, Plan, Replay, Share, Sweep, TextStyle, with_algorithm,
-};
+use slidegate_replay::{Options, Outcome, PageAssets, Plan, Replay, Share, Sweep, TextStyle};
 
 use super::failure::{Failure, fail};
 use super::logs::{LogArgs, read_all};
@@ -37,10 +33,6 @@ pub(super) struct ReplayArgs {
     /// Print one line of JSON per request, in order of decision, before the report
     #[arg(long)]
     each: bool,
-    /// Compare algorithms of the configuration, or several config files, and judge each by the
-    /// exact log: `--compare sliding-window,fixed-window` or `--compare a.yaml b.yaml`
-    #[arg(long, value_name = "FILE|ALGORITHM", num_args = 1.., value_delimiter = ',')]
-    compare: Vec<String>,
     /// Try many limits or windows of one policy and recommend one: `limit=50..500`,
     /// `limit=50..500:25`, `per-ip.limit=50..500`, `window=10s..5m`
     #[arg(long, value_name = "RANGE", value_parser = Sweep::from_str)]
@@ -51,9 +43,6 @@ pub(super) struct ReplayArgs {
     /// Write the outcome as JSON; `-` for standard output, instead of the report
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write the outcome as CSV; `-` for standard output, instead of the report
-    #[arg(long, value_name = "FILE")]
-    csv: Option<PathBuf>,
     /// Write the outcome as a page with charts for a browser, which needs no network
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
@@ -68,16 +57,10 @@ const PAGE_ASSETS: PageAssets = PageAssets {
 
 pub(super) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     args.check()?;
-    let compared = args.compared()?;
-    let config = match compared.first_file() {
-        // Nothing but these files is decided by.
-        Some(file) if args.sweep.is_none() && !args.is_config_given() => file.clone(),
-        _ => args.policies.config()?,
-    };
-    let configs = || std::iter::once(&config).chain(compared.files.values());
-    let wording = ReportWording::of(configs());
+    let config = args.policies.config()?;
+    let wording = ReportWording::of([&config]);
     let mut log = args.log.open(&args.logs, config.auth.client())?;
-    let plan = args.plan(&config, &compared, log.has_recording());
+    let plan = args.plan(config);
     let replay = if args.each {
         Replay::with_each(plan, &wording, Box::new(BufWriter::new(io::stdout())))
     } else {
@@ -99,8 +82,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<(), Failure> {
         Ok(outcome) => Outcome { command: Some(command_line()), ..outcome },
         Err(error) => return output::accept_closed(Err(error)),
     };
-    let mut outcome = if args.log.allow_empty { outcome.accepting_empty() } else { outcome };
-    compared.warn_of_clients(&config, &mut outcome);
+    let outcome = if args.log.allow_empty { outcome.accepting_empty() } else { outcome };
     if log.stats().entries > 0 {
         args.write(&outcome)?;
         if broken.is_none() && !outcome.errors.is_empty() {
@@ -110,45 +92,10 @@ pub(super) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     broken.map_or(Ok(()), Err)
 }
 
-/// What `--compare` names.
-struct Compared {
-    /// In the order given.
-    values: Vec<ComparedValue>,
-    /// The files, by their names.
-    files: HashMap<String, Config>,
-}
-
-enum ComparedValue {
-    Algorithm(Algorithm),
-    File(String),
-}
-
-impl Compared {
-    /// The first file, if only files are compared.
-    fn first_file(&self) -> Option<&Config> {
-        let files = self.values.iter().map(|value| match value {
-            ComparedValue::File(name) => Some(&self.files[name]),
-            ComparedValue::Algorithm(_) => None,
-        });
-        files.collect::<Option<Vec<_>>>()?.first().copied()
-    }
-
-    /// Says that files derive clients by other rules than the configuration.
-    fn warn_of_clients(&self, config: &Config, outcome: &mut Outcome) {
-        let client = config.auth.client();
-        for (name, _) in self.files.iter().filter(|(_, file)| file.auth.client() != client) {
-            outcome.warnings.push(format!(
-                "{name} has other rules for clients in `auth`, which are not compared: the clients are those of the \
-                 first configuration"
-            ));
-        }
-    }
-}
-
 impl ReplayArgs {
     /// Options that exclude each other.
     fn check(&self) -> Result<(), Failure> {
-        let to_stdout: Vec<&str> = [("--json", &self.json), ("--csv", &self.csv), ("--report", &self.report)]
+        let to_stdout: Vec<&str> = [("--json", &self.json), ("--report", &self.report)]
             .into_iter()
             .filter(|(_, path)| path.as_deref() == Some(Path::new("-")))
             .map(|(name, _)| name)
@@ -159,73 +106,23 @@ impl ReplayArgs {
                 "{first} and {second} both write to standard output: give one of them a file"
             ));
         }
-        if self.each && !self.compare.is_empty() {
-            return fail("--each prints the decisions of one configuration: leave out --compare");
-        }
         Ok(())
     }
 
-    fn is_config_given(&self) -> bool {
-        self.policies.config.is_some() || !self.policies.policies.is_empty()
-    }
-
-    fn compared(&self) -> Result<Compared, Failure> {
-        let mut compared = Compared { values: Vec::new(), files: HashMap::new() };
-        for value in &self.compare {
-            if let Ok(algorithm) = value.parse() {
-                compared.values.push(ComparedValue::Algorithm(algorithm));
-                continue;
-            }
-            let path = Path::new(value);
-            if !path.exists() {
-                let algorithms = Algorithm::ALL.map(|one| format!("`{one}`")).join(", ");
-                return fail(format!(
-                    "invalid --compare `{value}`: must be a config file, which does not exist, or one of {algorithms}"
-                ));
-            }
-            let file = PolicyArgs::of_file(Some(path.to_owned()));
-            compared.files.insert(value.clone(), file.config()?);
-            compared.values.push(ComparedValue::File(value.clone()));
-        }
-        Ok(compared)
-    }
-
-    fn plan(&self, config: &Config, compared: &Compared, is_recorded: bool) -> Plan {
-        let all = std::iter::once(config).chain(compared.files.values());
-        let max_keys = all.map(|config| config.memory.most_keys()).max().unwrap_or_default();
-        let has_file = !compared.files.is_empty();
-        let own = (has_file && self.is_config_given()).then(|| NamedPolicies {
-            name: "configured".to_owned(),
-            policies: config.policies.clone(),
-            family: 0,
-        });
-        let others = compared.values.iter().enumerate().map(|(at, value)| match value {
-            ComparedValue::Algorithm(algorithm) => NamedPolicies {
-                name: algorithm.to_string(),
-                policies: with_algorithm(&config.policies, *algorithm),
-                family: 0,
-            },
-            ComparedValue::File(name) => NamedPolicies {
-                name: name.clone(),
-                policies: compared.files[name].policies.clone(),
-                family: at + 1,
-            },
-        });
-        let threads = self.log.threads();
+    fn plan(&self, config: Config) -> Plan {
+        let (max_keys, threads) = (config.memory.most_keys(), self.log.threads());
         Plan {
-            policies: config.policies.clone(),
-            compare: own.into_iter().chain(others).collect(),
+            policies: config.policies,
             sweep: self.sweep.clone().map(|sweep| sweep.with_deny_at_most(self.deny_at_most)),
-            options: Options { max_keys, is_recorded, top: self.top, threads },
+            options: Options { max_keys, top: self.top, threads },
         }
     }
 
     fn write(&self, outcome: &Outcome) -> Result<(), Failure> {
         let mut is_printed = false;
         type Writer<'a> = Box<dyn Fn(&mut dyn Write) -> io::Result<()> + 'a>;
-        let forms: [(&Option<PathBuf>, Writer<'_>); 3] = [
+        let forms: [(&Option<PathBuf>, Writer<'_>); 2] = [
             (&self.json, Box::new(|out| outcome.write_json(out))),
-            (&self.csv, Box::new(|out| outcome.write_csv(out))),
             (&self.report, Box::new(|out| outcome.write_page(out, &PAGE_ASSETS))),
         ];
         for (path, write) in &forms {

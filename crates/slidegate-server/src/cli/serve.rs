@@ -273,8 +273,6 @@ async fn serve(
     }
     tasks.abort_all();
     tokio::task::block_in_place(|| snapshots::save(&admin));
-    // Blocks until what is recorded is written.
-    tokio::task::block_in_place(|| app.observer().recorder.end());
     // Blocks while the last spans are exported.
     tokio::task::block_in_place(|| app.observer().end_traces());
     if unfinished > 0 {

@@ -187,9 +187,9 @@ mod tests {
             config.policies.iter().map(|policy| describe(policy, Storage::Memory)).collect()
         };
         assert_eq!(described(&file), described(&default));
-        assert_eq!((file.listen, file.shared.is_some(), &file.record), (default.listen, false, &None));
+        assert_eq!((file.listen, file.shared.is_some()), (default.listen, false));
         assert!(
-            text.contains("# record:\n#   path: ") && text.contains("# observe:\n#   metrics: true"),
+            text.contains("# webhook:\n#   url: ") && text.contains("# observe:\n#   metrics: true"),
             "{text}"
         );
     }

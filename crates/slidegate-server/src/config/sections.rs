@@ -18,7 +18,6 @@ use super::environment::Outside;
 use super::grpc::GrpcSection;
 use super::listener::ListenerKeys;
 use super::observe::Observe;
-use super::record::Record;
 use super::resp::{Resp, RespSection};
 use super::secret_files;
 use super::store::{StoreSection, try_out};
@@ -50,9 +49,6 @@ pub(super) struct File {
     admin: AccessRules,
     /// Metrics, events, top keys, logs and traces.
     observe: Observe,
-    /// A file in which the service records what it decides on, for `slidegate replay`. Disabled
-    /// without this section. Hot-reloaded.
-    record: Option<Record>,
     /// Where notifications of policies with `notify` or `escalate` are sent. Disabled without this section.
     webhook: Option<WebhookSection>,
 }
@@ -166,7 +162,6 @@ impl File {
             auth,
             admin: self.admin,
             observe,
-            record: self.record,
             exposed: secret_files::warnings(top, outside),
             file: content,
         }

@@ -54,7 +54,7 @@ impl Sources {
 }
 
 /// The sections whose changes are activated without a restart.
-const HOT_RELOADED: [&str; 3] = ["policies", "admin", "record"];
+const HOT_RELOADED: [&str; 2] = ["policies", "admin"];
 
 /// The keys whose change needs a restart. Values are compared, including secrets and the contents
 /// of certificates.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use axum::http::HeaderMap;
 use slidegate::{
-    Clock, DecisionSource, Decisions, PolicyDecision, PolicySet, Request, Role, SystemClock, Timestamp, Verb,
+    Clock, DecisionSource, Decisions, PolicyDecision, PolicySet, Role, SystemClock, Timestamp, Verb,
     reserve::{SettledCost, Ticket},
 };
 use slidegate_config::names::candidate_of;
@@ -31,7 +31,6 @@ use super::notifications::Notifications;
 use super::per_thread::{PerThread, copies_wanted, thread};
 use super::policy_counters::{Counts, HoldOutcome, Outcome};
 use super::policy_counters::{PolicyCounters, PolicyRegistry};
-use super::recorder::{RecordedChange, RecordedReservation, Recorder};
 use super::redaction::Redactor;
 use super::sampler::Sampler;
 use super::top::{By, Top, Weight};
@@ -68,8 +67,6 @@ pub(crate) struct Observer {
     /// Whether an active policy has thresholds.
     has_thresholds: AtomicBool,
     pub(super) redactor: Arc<Redactor>,
-    /// Records what is decided on, if configured.
-    pub(crate) recorder: Recorder,
     pub(super) configuration: Mutex<ConfigState>,
     pub(super) changes: ChangesSeen,
     /// By the names of tokens: of operators, and of tokens of one key.
@@ -131,7 +128,6 @@ impl Observer {
             escalations: Escalations::new(),
             has_thresholds: AtomicBool::new(false),
             redactor,
-            recorder: Recorder::default(),
             configuration: Mutex::new(ConfigState { at: clock.now(), ..ConfigState::default() }),
             changes: ChangesSeen::default(),
             streams: MAX_STREAMS.map(Bound::new),
@@ -262,29 +258,10 @@ impl Observer {
         }
     }
 
-    /// Records the requests of a call to the configured file. Costs one branch if no file is
-    /// configured.
-    #[inline]
-    pub(crate) fn record_requests(
-        &self,
-        verb: Option<Verb>,
-        requests: &[Request<'_>],
-        decisions: &Decisions<'_>,
-        reservation: Option<RecordedReservation>,
-    ) {
-        if verb.unwrap_or_default() == Verb::Check {
-            self.record_skipped(decisions);
-        }
-        if self.recorder.is_on() {
-            let now = || self.clock.wall_time(self.clock.now());
-            self.recorder.record(verb, requests, decisions, reservation, &self.redactor, now);
-        }
-    }
-
     /// Counts the policies that were skipped as an attribute of their scope is missing, and logs the first
     /// time of each that does not say that it is to be skipped.
     #[inline]
-    fn record_skipped(&self, decisions: &Decisions<'_>) {
+    pub(crate) fn record_skipped(&self, decisions: &Decisions<'_>) {
         for policy in decisions.skipped() {
             let registry = self.registry.load();
             let Some(counters) = registry.by_name(policy.name()) else { continue };
@@ -303,16 +280,6 @@ impl Observer {
         }
     }
 
-    /// Records a change of a reservation, which was made at a time of the store's clock if that is
-    /// known.
-    #[inline]
-    pub(crate) fn record_change(&self, change: RecordedChange<'_>, at: Option<Timestamp>) {
-        if self.recorder.is_on() {
-            let at = at.unwrap_or_else(|| self.clock.wall_time(self.clock.now()));
-            self.recorder.record_change(change, at);
-        }
-    }
-
     /// Registers these policies. Must be called before they decide: decisions of unregistered
     /// policies are not recorded. Counts are kept by policy name. `added`: redaction of policies
     /// that are not in the config.
@@ -323,10 +290,6 @@ impl Observer {
             // A candidate uses the redaction of its policy.
             let name = candidate_of(name).unwrap_or(name);
             added.get(name).or(keys_shown.get(name)).copied().unwrap_or_default()
-        });
-        self.recorder.follow(policies, |name| {
-            let known = after.by_name(name).map(|policy| policy.keys_shown);
-            known.unwrap_or_default()
         });
         for policy in after.in_force() {
             if before.by_name(&policy.name).is_some_and(|known| known.keys_shown != policy.keys_shown) {

@@ -58,25 +58,6 @@ impl Redactor {
         }
     }
 
-    /// A value of an attribute, redacted so that different values stay different: a mask has a
-    /// whole hash after it.
-    pub(super) fn distinct(&self, value: &str, how: KeysShown) -> String {
-        let hash = || self.hash(value, HASH_CHARACTERS);
-        match how {
-            KeysShown::Plain => value.to_owned(),
-            KeysShown::Masked => format!("{}#{}", masked(value), hash()),
-            KeysShown::Hashed => format!("#{}", hash()),
-        }
-    }
-
-    /// A number from 0 to 1 that belongs to this key in every instance with the same secret.
-    pub(super) fn share(&self, key: &str) -> f64 {
-        let hash = SipHasher24::new_with_keys(self.secret[0], self.secret[1]).hash(key.as_bytes());
-        #[allow(clippy::cast_precision_loss)] // 53 bits are exact
-        let share = (hash.h1 >> 11) as f64 / (1_u64 << 53) as f64;
-        share
-    }
-
     /// A text of bounded length for the key; idempotent.
     pub(super) fn cut<'k>(&self, key: &'k str) -> Cow<'k, str> {
         if key.len() <= MAX_SHOWN {

@@ -6,7 +6,6 @@ pub(crate) mod client;
 mod hostile;
 mod kuadrant;
 mod listener;
-mod recorded;
 mod reference;
 mod statistics;
 mod tokens;

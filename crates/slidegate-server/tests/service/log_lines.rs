@@ -27,7 +27,6 @@ const UNLIMITED: &[(&str, &str)] = &[
     ("telemetry/observer.rs", "the first request that a policy skips, once for each policy"),
     ("log_limit.rs", "the helper itself"),
     ("telemetry/events.rs", "denials, by a `LogLimit`; a thread that cannot be started"),
-    ("telemetry/recorder.rs", "the first of several failed writes, and the next success, by a timer"),
     ("telemetry/traces.rs", "lost spans, by a timer and a `LogLimit`"),
     ("listener/certificates.rs", "changed files"),
     ("telemetry/webhook.rs", "messages that are given up, by a `LogLimit`"),

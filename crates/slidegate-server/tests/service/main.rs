@@ -33,10 +33,8 @@ mod admin;
 mod log_lines;
 mod matching;
 mod observe;
-mod recording;
 mod traces;
 mod weighted;
 
 mod replay;
 mod replay_outcome;
-mod simulate;

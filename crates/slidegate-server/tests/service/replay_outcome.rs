@@ -1,4 +1,4 @@
-//! What a replay writes: JSON, CSV, text and the page, and what a diff says.
+//! What a replay writes: JSON, text and the page, and what a diff says.
 
 use std::collections::BTreeSet;
 
@@ -48,24 +48,11 @@ fn names(json: &Value, into: &mut BTreeSet<String>) {
 
 /// Programs read these; a field that is not documented will be removed one day.
 #[test]
-fn every_field_of_the_json_and_every_column_of_the_csv_is_documented() {
+fn every_field_of_the_json_is_documented() {
     let folder = TempDir::new("replay-json");
     let (log, config) = (folder.file("access.log", log()), folder.file("slidegate.yaml", CONFIG));
-    let csv = format!("{}/out.csv", folder.as_str());
-    let output = run(&[
-        "replay",
-        &log,
-        "--config",
-        &config,
-        "--json",
-        "-",
-        "--csv",
-        &csv,
-        "--compare",
-        "fixed-window,token-bucket",
-        "--sweep",
-        "per-ip.limit=2..40:2",
-    ]);
+    let output =
+        run(&["replay", &log, "--config", &config, "--json", "-", "--sweep", "per-ip.limit=2..40:2"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let json: Value = serde_json::from_slice(&output.stdout).expect("nothing but JSON on standard output");
     let docs = page("replay.md");
@@ -80,23 +67,7 @@ fn every_field_of_the_json_and_every_column_of_the_csv_is_documented() {
     assert_eq!(json["log"]["malformed"], 1);
     let command = json["command"].as_str().unwrap();
     assert!(command.starts_with("slidegate replay ") && command.contains(" --sweep "), "{command}");
-    let names: Vec<_> =
-        json["scenarios"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["configured", "fixed-window", "token-bucket", "exact"]);
-
-    let csv = std::fs::read_to_string(csv).unwrap();
-    let head: Vec<&str> = csv.lines().next().unwrap().split(',').collect();
-    let missing: Vec<_> = head.iter().filter(|name| !documented(name)).collect();
-    assert!(missing.is_empty(), "docs/replay.md lacks {missing:?}");
-    let rows = |kind: &str| csv.lines().filter(|line| line.starts_with(&format!("{kind},"))).count();
-    assert_eq!((rows("scenario"), rows("policy"), rows("sweep")), (4, 8, 20));
-    let column = |name: &str| head.iter().position(|column| *column == name).unwrap();
-    let per_ip = csv.lines().find(|line| line.starts_with("policy,configured,per-ip,")).unwrap();
-    let cell = |name: &str| per_ip.split(',').nth(column(name)).unwrap().to_owned();
-    let policy = &json["scenarios"][0]["policies"][0];
-    for name in ["seen", "allowed", "denied", "keys", "denied_keys"] {
-        assert_eq!(cell(name), policy[name].to_string(), "{name}");
-    }
+    let policy = &json["configured"]["policies"][0];
     assert!(policy["denied"].as_u64().unwrap() > 0, "the log is busy enough to mean something");
 }
 
@@ -109,7 +80,7 @@ fn redacted_keys_are_in_no_form_of_the_report() {
     let other = config.replace("limit: 12", "limit: 6").replace("keys_shown: hashed", "keys_shown: plain");
     let (config, other) = (folder.file("slidegate.yaml", config), folder.file("other.yaml", other));
     let file = |name: &str| format!("{}/{name}", folder.as_str());
-    let (json, csv, html) = (file("out.json"), file("out.csv"), file("out.html"));
+    let (json, html) = (file("out.json"), file("out.html"));
     let output = run(&[
         "replay",
         &log,
@@ -117,19 +88,15 @@ fn redacted_keys_are_in_no_form_of_the_report() {
         &config,
         "--json",
         &json,
-        "--csv",
-        &csv,
         "--report",
         &html,
-        "--compare",
-        "fixed-window",
         "--sweep",
         "per-ip.limit=2..40:2",
     ]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let each = run(&["replay", &log, "--config", &config, "--each"]);
     let diff = run(&["diff", &config, &other, "--log", &log, "--format", "json"]);
-    let files = [json, csv, html].map(|path| std::fs::read_to_string(path).unwrap());
+    let files = [json, html].map(|path| std::fs::read_to_string(path).unwrap());
     let all = [output.stdout, each.stdout, diff.stdout].map(|bytes| text(&bytes));
     for form in files.iter().chain(&all) {
         // `user0` is the client that is denied; the malformed line has none.
@@ -169,11 +136,6 @@ fn options_that_cannot_be_met_are_one_line() {
         text(&output.stderr)
     };
     assert_eq!(
-        error(&["--compare", "nowhere.yaml"]),
-        "invalid --compare `nowhere.yaml`: must be a config file, which does not exist, or one of `sliding-log`, \
-         `sliding-window`, `fixed-window`, `token-bucket`\n"
-    );
-    assert_eq!(
         error(&["--sweep", "limit=1..5"]),
         "invalid --sweep: there are 2 policies: name one, for example `per-ip.limit=1..5`\n"
     );
@@ -182,36 +144,12 @@ fn options_that_cannot_be_met_are_one_line() {
         "--json and --each both write to standard output: give one of them a file\n"
     );
     assert_eq!(
-        error(&["--each", "--compare", "fixed-window"]),
-        "--each prints the decisions of one configuration: leave out --compare\n"
-    );
-    assert_eq!(
         error(&["--deny-at-most", "all"]),
         "invalid --deny-at-most `all`: must be a share from 0% to 100% with at most four decimal places, for example \
          `0.1%`; see --help\n"
     );
     let missing = error(&["--json", "/nowhere/out.json"]);
     assert!(missing.starts_with("cannot write /nowhere/out.json: "), "{missing}");
-}
-
-/// A comparison of two files is the usual question before a deploy.
-#[test]
-fn config_files_are_compared_each_with_its_own_exact_log() {
-    let folder = TempDir::new("replay-files");
-    let log = folder.file("access.log", log());
-    let one =
-        folder.file("one.yaml", CONFIG.replace("window: 1m", "window: 1m\n    algorithm: fixed-window"));
-    let two = folder.file("two.yaml", CONFIG.replace("limit: 12", "limit: 9"));
-    let output = run(&["replay", &log, "--compare", &one, &two, "--json", "-"]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let scenarios = json["scenarios"].as_array().unwrap();
-    let names: Vec<_> =
-        scenarios.iter().map(|scenario| scenario["name"].as_str().unwrap().to_owned()).collect();
-    assert_eq!(names, [one.clone(), two.clone(), format!("exact {one}"), format!("exact {two}")]);
-    // The second file is exact already.
-    assert_eq!(scenarios[1]["denied"], scenarios[3]["denied"]);
-    assert_eq!(scenarios[1]["policies"][0]["truth"]["wrongly_denied"], 0);
 }
 
 /// The exit code is what a pipeline sees.

@@ -10,7 +10,7 @@ use super::{Call, Engine};
 use crate::app::open_reservations::Due;
 use crate::app::ticket_change::{Changed, TicketChange};
 use crate::log_limit::log_limited;
-use crate::telemetry::{HoldOutcome, RecordedChange, RecordedReservation};
+use crate::telemetry::HoldOutcome;
 
 impl Call<'_> {
     /// Reserves the cost of requests that stand for one, with one ticket: decides as a check, but
@@ -28,11 +28,9 @@ impl Call<'_> {
         let reserved = engine.store.reserve(requests, options).await?;
         self.count(requests);
         engine.observer.record_store_call(started, &reserved);
-        let id = reserved.ticket().map(Ticket::id);
-        let recorded = Some(RecordedReservation { id, ttl: options.ttl, unsettled: options.unsettled });
         let verb = Some(Verb::Check);
         let decided = (&*reserved, reserved.ticket());
-        for charge in engine.record(Some(&self.caller), verb, span_start, requests, decided, recorded) {
+        for charge in engine.record(Some(&self.caller), verb, span_start, decided) {
             let request = requests[charge.request].clone().under(&charge.candidate);
             engine.store.apply(Some(Verb::Check), std::slice::from_ref(&request)).await;
         }
@@ -95,19 +93,9 @@ impl Call<'_> {
     async fn change_one(&self, ticket: &Ticket, change: TicketChange<'_>) -> Result<Changed, Error> {
         let outcome = outcome_of(&change);
         let is_last = change.is_last();
-        let observer = &self.engine.observer;
-        let recorded = observer.recorder.is_on().then(|| change.clone());
         let changed = self.engine.store.change_hold(ticket, change).await?;
         let is_unknown =
             matches!(&changed, Changed::Now(settlement) if settlement.status() == HoldStatus::Unknown);
-        // A ticket that was made up may have the id of another reservation.
-        if let Some(change) = recorded.as_ref().filter(|_| !is_unknown) {
-            let at = match &changed {
-                Changed::Now(settlement) => settlement.iter().next().map(|key| key.decision().at()),
-                Changed::Later => None,
-            };
-            observer.record_change(recorded_change(ticket.id(), change), at);
-        }
         let open = &self.engine.open_reservations;
         let noted = open.keys(ticket.id());
         if is_unknown {
@@ -170,17 +158,6 @@ impl Engine {
             }
         }
     }
-}
-
-/// A change as it is recorded.
-fn recorded_change<'c>(id: u64, change: &'c TicketChange<'_>) -> RecordedChange<'c> {
-    let (kind, cost, ttl) = match change {
-        TicketChange::Settle { cost, is_final: true } => ("settle", Some(cost), None),
-        TicketChange::Settle { cost, is_final: false } => ("settle_so_far", Some(cost), None),
-        TicketChange::Extend(extension) => ("extend", extension.total(), extension.ttl()),
-        TicketChange::Cancel => ("cancel", None, None),
-    };
-    RecordedChange { id, kind, cost, ttl }
 }
 
 /// How a change is counted where the reservation was open.

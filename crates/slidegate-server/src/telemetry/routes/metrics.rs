@@ -83,7 +83,6 @@ impl Collector for Scrape {
         authentications(&mut page, app.access.attempts())?;
         configuration(&mut page, app.observer())?;
         spans(&mut page, app.observer())?;
-        recording(&mut page, app.observer())?;
         notifications(&mut page, app.observer())?;
         escalations(&mut page, app.observer())?;
         streams(&mut page, app.observer())?;
@@ -197,14 +196,6 @@ fn spans(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
     let outcomes = [("sent", sent), ("failed", failed), ("dropped", dropped)];
     let help = "Spans by outcome: failed means rejected by the collector, dropped means that the memory for them was full";
     page.counter("spans", help, outcomes.map(|(outcome, count)| ([("outcome", outcome)], count)))
-}
-
-fn recording(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
-    let Some(status) = observer.recorder.status() else { return Ok(()) };
-    let outcomes = [("written", status.written), ("dropped", status.dropped), ("failed", status.failed)];
-    let help = "Recorded requests by outcome: dropped means that the queue was full, failed that the file could not \
-                be written";
-    page.counter("recorded", help, outcomes.map(|(outcome, count)| ([("outcome", outcome)], count)))
 }
 
 fn notifications(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {

@@ -111,7 +111,7 @@ fn dashboard_and_alerts_use_what_is_exposed_and_every_metric_is_explained() {
     let shared = Server::start(&["--config", &shared, "--envoy-config", rules.as_str()]);
     let options = format!(
         "store: {{memory: {{max_bytes: 1GiB, snapshot: {{path: {0}/snapshot}}}}}}\n\
-         observe: {{traces: {{endpoint: 'http://127.0.0.1:1'}}}}\nrecord: {{path: {0}/record}}\n\
+         observe: {{traces: {{endpoint: 'http://127.0.0.1:1'}}}}\n\
          webhook: {{url: 'http://127.0.0.1:1', secret: whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw}}\n",
         dir.as_str()
     );
