@@ -165,7 +165,7 @@ impl PolicyDiff {
         let (old, new) = (self.old.decider.gate().policies(), self.new.decider.gate().policies());
         let of = |side: &DiffSide, policies: &PolicySet| {
             let seen = side.policies.iter().map(|counts| counts.seen);
-            evidence.of_policies(policies.iter().zip(seen), self.requests, log)
+            evidence.of_policies(policies.iter().zip(seen), self.requests)
         };
         let missing = of(&self.old, &old).and(of(&self.new, &new)).fields(&log.missing_fields);
         let names = old.iter().chain(new.iter()).map(slidegate::Policy::name);

@@ -8,7 +8,6 @@ use slidegate::Policy;
 use crate::attributes::named_attributes;
 use crate::batch::{AttributeNames, EntryBatch};
 use crate::entry::Entry;
-use crate::stats::LogStats;
 use crate::wording::count_of;
 
 /// Entries whose attributes are all looked at; of the others, one of each batch.
@@ -69,13 +68,7 @@ impl Evidence {
         &self,
         policies: impl IntoIterator<Item = (&'p Policy, u64)>,
         requests: u64,
-        log: &LogStats,
     ) -> Missing {
-        // The options of commands that read logs are no help where requests are made up.
-        let advice = match log.logs[..] {
-            [] => "",
-            _ => "; map them with --field, or accept this with --allow-empty",
-        };
         let mut missing = Missing::default();
         for (policy, seen) in policies {
             let name = policy.name();
@@ -97,11 +90,11 @@ impl Evidence {
                 }
                 [one] => {
                     let what = format!("attribute `{one}`, which never occurs");
-                    (&mut missing.errors, self.line(name, &what, advice))
+                    (&mut missing.errors, self.line(name, &what))
                 }
                 several => {
                     let what = format!("attributes {}, which never occur", listed(several));
-                    (&mut missing.errors, self.line(name, &what, advice))
+                    (&mut missing.errors, self.line(name, &what))
                 }
             };
             if !list.contains(&line) {
@@ -111,10 +104,13 @@ impl Evidence {
         missing
     }
 
-    fn line(&self, policy: &str, what: &str, advice: &str) -> String {
+    fn line(&self, policy: &str, what: &str) -> String {
         let known: Vec<&str> = self.known.iter().map(String::as_str).collect();
         let known = if known.is_empty() { "no attributes".to_owned() } else { listed(&known) };
-        format!("policy `{policy}` judged nothing: it needs the {what} in the log, which has {known}{advice}")
+        format!(
+            "policy `{policy}` judged nothing: it needs the {what} in the log, which has {known}; map them with --field, \
+             or accept this with --allow-empty"
+        )
     }
 
     fn has_occurred(&self, attribute: &str) -> bool {

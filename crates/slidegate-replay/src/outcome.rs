@@ -207,7 +207,7 @@ impl Outcome {
         let policies = scenario.policies();
         let seen = scenario.tally.policies.iter().map(|counts| counts.seen);
         let requests = scenario.tally.counts.requests;
-        let missing = evidence.of_policies(policies.iter().zip(seen), requests, log);
+        let missing = evidence.of_policies(policies.iter().zip(seen), requests);
         let Missing { errors, warnings } = missing.fields(&log.missing_fields);
         let axis = scenario.tally.timeline.axis();
         let configured = ScenarioOutcome::of(scenario, axis, top);

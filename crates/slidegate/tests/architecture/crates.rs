@@ -83,7 +83,7 @@ const REPLAY: &Table = &[
     ("stats", &["clock_changes", "malformed", "wording"]),
     ("reader", &["block", "entry", "format", "input", "malformed", "reorder", "stats", "wording"]),
     ("batch", &["attributes", "entry"]),
-    ("evidence", &["attributes", "batch", "entry", "stats", "wording"]),
+    ("evidence", &["attributes", "batch", "entry", "wording"]),
     ("pass", &["batch", "entry", "evidence"]),
     ("share", &[]),
     ("wording", &[]),
