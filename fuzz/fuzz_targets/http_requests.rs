@@ -12,8 +12,9 @@ fuzz_target!(|bytes: &[u8]| {
     one_line(members(bytes).as_ref().err());
     let json = serde_json::from_slice::<Value>(bytes);
     if let Ok((attributes, cost)) = body(bytes) {
-        // Values may be any bytes: not UTF-8, or half of a surrogate pair.
-        let is_text = std::str::from_utf8(bytes).is_ok_and(|text| !text.contains("\\u"));
+        // Values may be any bytes: not UTF-8, half of a surrogate pair, or control characters as they are.
+        let is_text = std::str::from_utf8(bytes)
+            .is_ok_and(|text| !text.contains("\\u") && !text.contains(|one: char| one < ' '));
         match &json {
             Err(error) => assert!(!is_text, "a body of text is JSON: {error}"),
             Ok(json) => {

@@ -325,7 +325,7 @@ mod tests {
         }
     }
 
-    /// HAProxy and IIS write local time without saying so.
+    /// HAProxy writes local time without saying so.
     #[test]
     fn a_time_without_a_zone_is_in_the_zone_given() {
         let mut reader = TimeReader::new(TimeZone::fixed(jiff::tz::offset(2)));
