@@ -24,7 +24,7 @@ pub(crate) use listener::{TLS, bind};
 /// Largest message of a call, as gRPC servers have by default, that of envoyproxy/ratelimit included. Envoy
 /// accepts request heads of 60 KiB, and may copy all of one into each descriptor.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;
-/// Largest message of Kuadrant's reservations, of which all parts are decoded, of health checks and of reflection.
+/// Largest message of other calls: health checks, reflection, and Kuadrant's reservations, which are decoded whole.
 const MAX_OTHER_MESSAGE_BYTES: usize = 1 << 20;
 /// A client that does not send the whole body of a call within this time gets an error.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);

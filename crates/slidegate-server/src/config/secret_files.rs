@@ -44,7 +44,7 @@ pub(super) fn warnings(top: &Section<'_>, outside: &Outside) -> Vec<String> {
 pub(super) fn inline(file: &Path, content: &Node) -> Option<String> {
     let is_secret = |(section, key): &&(&str, &str)| {
         let value = content.get(section).and_then(|section| section.get(key)).and_then(Node::scalar);
-        value.is_some_and(|value| *key != "redis" || value.contains('@'))
+        value.is_some_and(|value| *key != "redis" || value.contains('@') || value.contains("pass="))
     };
     let (section, key) = INLINE.iter().find(is_secret).filter(|_| is_open(file))?;
     Some(format!(
@@ -113,6 +113,9 @@ mod tests {
         for (text, key) in [
             ("store: {redis: 'redis://:pw@h'}", Some("store: redis")),
             ("store: {redis: 'redis://h'}", None),
+            ("store: {redis: 'unix:///run/redis.sock?pass=pw'}", Some("store: redis")),
+            ("store: {redis: 'unix:///run/redis.sock'}", None),
+            ("store: {redis: 'redis+sentinel://h/limits?sentinel_pass=pw'}", Some("store: redis")),
             ("store: {redis: 'redis://h', key_secret: s}", Some("store: key_secret")),
             ("resp: {listen: '127.0.0.1:1', password: s}", Some("resp: password")),
             (

@@ -25,7 +25,7 @@ const MOST_TRIES: usize = 200;
 const RETRY: Duration = Duration::from_millis(50);
 /// Longer than any wait of a service that goes on: it hangs.
 const HANGS: Duration = Duration::from_secs(300);
-/// Requests of which the work of one is measured: some hundred steps of the clock of processors.
+/// Requests that the work of one is averaged over: enough for a clock of 10 ms.
 const ALONE: u32 = 2000;
 /// Fewest requests of a percentile.
 const SAMPLES: usize = 100;

@@ -140,8 +140,8 @@ impl PendingSettlements {
         if is_new {
             if !queue.shares.take(&pending.policies(), 1) {
                 return Err(Error::store(format!(
-                    "of {MAX_PENDING} settlements that may wait for the store, as many of these policies wait as are \
-                     free for others; repeat this one later"
+                    "too many settlements of these policies already wait for the store (all policies share \
+                     {MAX_PENDING}); send this one again later"
                 )));
             }
             queue.kept.insert(id, pending);
@@ -213,8 +213,8 @@ mod tests {
         Pending { ticket, change: LastChange::Settle(OwnedCost::Bare(cost)) }
     }
 
-    /// An outage of an hour must not fill the memory of an API server, and whoever settles most during it
-    /// must leave room to others.
+    /// An outage of an hour must not fill the memory of an API server, and the busiest policy must leave
+    /// room for others.
     #[test]
     fn a_bounded_number_waits_and_one_policy_leaves_half_to_others() {
         let settlements = PendingSettlements::default();
@@ -226,8 +226,8 @@ mod tests {
         let refused = settlements.push(pending(u64::MAX, 1)).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "of 65536 settlements that may wait for the store, as many of these policies wait as are free for \
-             others; repeat this one later"
+            "too many settlements of these policies already wait for the store (all policies share 65536); \
+             send this one again later"
         );
         assert_eq!(settlements.push(pending(7, 1)).unwrap(), AGAIN);
         let taken = settlements.take().expect("they wait");

@@ -77,7 +77,7 @@ impl Reader<'_> {
             "SINGLE" if is_socket && address.starts_with('/') => {
                 // With a space it may as well be a path and a password.
                 if address.contains(char::is_whitespace) && !Path::new(address).exists() {
-                    return self.invalid_url("must be the path of a socket, and there is none");
+                    return self.invalid_url("a path with spaces must be that of an existing socket; check it, and start Redis first");
                 }
                 let path = address.split('/').map(encoded).collect::<Vec<_>>().join("/");
                 return Some(format!("unix://{path}{}", auth.parameters("user", "pass")));
