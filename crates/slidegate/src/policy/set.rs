@@ -494,7 +494,7 @@ impl PolicySet {
             #[cfg(feature = "redis")]
             on_store_error: rule.policy.on_store_error,
             quota,
-            instead_of: (!std::ptr::eq(quota, own_quota)).then_some(own_quota),
+            instead_of: (!std::ptr::eq(quota, own_quota) && quota != own_quota).then_some(own_quota),
             key,
             block: own.block,
             part,

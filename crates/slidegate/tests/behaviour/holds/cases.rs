@@ -460,6 +460,37 @@ fn a_settlement_is_charged_under_the_override_of_its_key() {
     assert_eq!(bench.gate.peek(&alice).strictest().unwrap().used(), 300);
 }
 
+/// Inline quotas that are equal to the policy's own were stored as the inline quotas of all keys of a shard,
+/// so that extensions of the others were decided by the limit of before an operator lowered it.
+#[test]
+fn an_extension_meets_a_lowered_limit_beside_inline_quotas_that_are_equal_to_it() {
+    let per_user = |limit| Policy::new("per-user", Quota::per_minute(limit)).unwrap().with_scope(["user"]);
+    let users: Vec<_> = (0..1000).map(|user| format!("user-{user}")).collect();
+    let lowered: [(&str, fn(Policy, &str) -> Policy); 2] = [
+        ("limit", |policy, _| policy.with_quota(Quota::per_minute(5))),
+        ("override", |policy, user| policy.with_override([user], Quota::per_minute(5))),
+    ];
+    for (control, lower) in lowered {
+        let bench = Bench::new([per_user(100)]);
+        // The first key of most shards.
+        for user in &users[..500] {
+            let own = Request::new().with("user", user).with_quota(Quota::per_minute(100));
+            assert!(bench.gate.check(&own).is_allowed());
+        }
+        let reserve = |user: &String| {
+            let request = Request::new().with("user", user).with_cost(5);
+            bench.gate.reserve(&request).into_ticket().unwrap()
+        };
+        let tickets: Vec<_> = users[500..].iter().map(|user| (user, reserve(user))).collect();
+        let policy = tickets.iter().fold(per_user(100), |policy, (user, _)| lower(policy, user));
+        bench.gate.configure(PolicySet::new([policy]).unwrap()).unwrap();
+        for (user, ticket) in &tickets {
+            let extended = bench.gate.extend_with(ticket, Extension::new().with_total(6)).unwrap();
+            assert_eq!(extended.status(), HoldStatus::Denied, "{control}: {user}");
+        }
+    }
+}
+
 /// A blocked client gets no reservation, and what it held before is settled as ever.
 #[test]
 fn a_blocked_key_reserves_nothing() {
