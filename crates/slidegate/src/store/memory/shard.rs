@@ -8,7 +8,7 @@ use super::Requote;
 use super::accounting::{Accounting, allocated};
 use super::debts::{ChangedDebts, Debts};
 use super::held_keys::{HeldKeys, KeyHolds};
-use super::table::{REPEATED, Removed, Slot, Table, Tick, Value, first_table_bytes};
+use super::table::{Removed, Slot, Table, Tick, Value, first_table_bytes};
 use crate::algorithm::{
     self, InFlight, SavedState, State, VerbEffect, decision, for_algorithm, for_each_rate,
     inspect_with_holds, perform,
@@ -254,10 +254,8 @@ impl Shard {
         let (share, expires) = (quota.share_of(decision.used), expiry(now, decision.waits.reset_us));
         match owes_until {
             None if decision.used > 0 => self.add(call, state, share, expires),
-            // It has come back, so it was used more than once.
-            Some(until) if done.has_moved() => {
-                self.add(call, state, share | REPEATED, expires.later(until, tick(now)));
-            }
+            // What it owes may be another key's, so it is no key that was used more than once.
+            Some(until) if done.has_moved() => self.add(call, state, share, expires.later(until, tick(now))),
             _ => {}
         }
         Decision { at: now.wall, ..decision }

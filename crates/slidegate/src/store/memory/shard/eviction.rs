@@ -88,7 +88,7 @@ impl Shard {
         let (id, policy, until) = (slot.id(), slot.policy(), slot.expires());
         let state = self.remove::<S>(weakest.at, call);
         let cost = state.most_used();
-        if !weakest.counts || cost == 0 {
+        if !weakest.counts() || cost == 0 {
             return;
         }
         call.accounting.dropped.fetch_add(1, Ordering::Relaxed);

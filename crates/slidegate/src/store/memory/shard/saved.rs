@@ -1,6 +1,6 @@
 //! A shard's part in snapshots: copying its keys, and restoring one.
 
-use super::{Address, Call, REPEATED, Shard, Stored, Tick, expiry, time_for};
+use super::{Address, Call, Shard, Stored, Tick, expiry, time_for};
 use crate::algorithm::{Ages, SavedState, State, VerbEffect, decision, for_algorithm};
 use crate::hold::Holds;
 use crate::key::HashSeed;
@@ -8,7 +8,7 @@ use crate::quota::{Algorithm, Quota};
 use crate::store::memory::held_keys;
 use crate::store::memory::inline_quotas::InlineQuotas;
 use crate::store::memory::snapshot::format::{Record, SavedKey, put};
-use crate::store::memory::table::Slot;
+use crate::store::memory::table::{REPEATED, Slot};
 use crate::time::Moment;
 
 /// Which keys of a shard to copy.
