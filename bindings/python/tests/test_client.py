@@ -5,9 +5,11 @@ import concurrent.futures
 import hashlib
 import json
 import os
+import pathlib
 import pickle
 import random
 import socket
+import tempfile
 import threading
 import time
 from datetime import timedelta
@@ -198,12 +200,15 @@ def test_a_restarted_service_is_found_again(tmp_path, connect):
 
 
 def test_a_unix_socket_and_an_invalid_url(tmp_path, connect):
-    path = tmp_path / "http.sock"
+    # Paths of sockets have at most 107 bytes, and the folder for temporary files may have a long one.
+    folder = tempfile.TemporaryDirectory(dir="/tmp")
+    path = pathlib.Path(folder.name) / "http.sock"
     service = Service(tmp_path, POLICIES, extra=f"server: {{socket: {path}}}")
     try:
         assert connect(f"unix://{path}", timeout=5).check({"user": "alice"}).used == 1
     finally:
         service.stop()
+        folder.cleanup()
     for url in ("127.0.0.1:7979", "ftp://x", "http://user:secret@host", "http://h/?a", "http://h:x", "http://h/\r\nx"):
         with pytest.raises(slidegate.InvalidRequest) as error:
             connect(url)

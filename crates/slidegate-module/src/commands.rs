@@ -66,7 +66,7 @@ fn check1(context: &Context<'_>, arguments: Arguments<'_>) {
         return context.reply_wrong_arity();
     }
     let (Some(latest), Some(quota)) = (number(arguments.get(2), 0, MOST), quota_of(arguments.get(3))) else {
-        return context.reply_error("ERR invalid quota or time: the caller and the module do not match");
+        return context.reply_error(MISMATCH);
     };
     // Most calls have one request, and need no memory.
     let (one, many);

@@ -49,7 +49,6 @@ mod fold;
 pub mod fuzzing;
 mod gate;
 mod hold;
-mod jitter;
 mod key;
 mod limiter;
 mod policy;
@@ -109,9 +108,10 @@ pub mod reserve {
 /// gate over it.
 #[cfg(feature = "redis")]
 pub mod redis {
+    pub use crate::store::failure::StoreFailure;
     pub use crate::store::fallback::{FallbackStats, FallbackStore};
     pub use crate::store::redis::{
-        BreakerState, ClientCertificate, ClockJumps, ControlDocument, ControlDocumentId, FailureKind,
-        InstanceRecord, NodeState, RedisStats, RedisStore, ServerInfo, StoreErrors, StoreFailure,
+        BreakerState, ClientCertificate, ClockJumps, ControlDocument, ControlDocumentId, FailureCounts,
+        FailureKind, InstanceRecord, NodeState, RedisStats, RedisStore, ServerInfo,
     };
 }

@@ -32,6 +32,8 @@ use crate::time::Timestamp;
 use crate::verb::Verb;
 
 #[cfg(feature = "redis")]
+pub(crate) mod failure;
+#[cfg(feature = "redis")]
 pub(crate) mod fallback;
 mod holds;
 mod idempotency;
@@ -55,7 +57,7 @@ pub use crate::charge::Charge;
 pub use crate::key::TicketKeyBytes;
 pub use crate::policy_reset::{PolicyReset, ResetCursor, ScannedKeys};
 #[cfg(feature = "redis")]
-use crate::store::redis::StoreFailure;
+use crate::store::failure::StoreFailure;
 pub use crate::ticket::TicketSecret;
 pub use crate::usage::{KeyInspection, KeyUse, OpenHold, RecordedCharge, UsageForecast};
 pub use memory::snapshot::{InMemory, RestoredSnapshot, SavedSnapshot, SnapshotError, SnapshotFile};

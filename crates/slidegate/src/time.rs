@@ -132,6 +132,13 @@ pub fn millis_ceil(span: Duration) -> u64 {
     span.as_secs().saturating_mul(1000).saturating_add(u64::from(span.subsec_nanos().div_ceil(1_000_000)))
 }
 
+/// A random duration from `least` to `most`, both at most some minutes: keeps callers and instances from acting in
+/// step.
+pub(crate) fn jitter(least: Duration, most: Duration) -> Duration {
+    let us = |span: Duration| u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
+    Duration::from_micros(fastrand::u64(us(least)..=us(most).max(us(least))))
+}
+
 /// tokio's monotonic clock, for the deadlines of network calls and of `Limiter::acquire`. Tests can
 /// pause and advance it.
 pub(crate) fn instant() -> tokio::time::Instant {

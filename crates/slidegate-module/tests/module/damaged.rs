@@ -130,7 +130,7 @@ fn arguments_that_the_module_does_not_know_are_refused() {
         error(&conn.call(&command).unwrap()).to_owned()
     };
     assert!(call(&[b"key", time, &packed]).contains("wrong number of arguments"));
-    let mismatch = "ERR invalid quota or time: the caller and the module do not match";
+    let mismatch = "ERR invalid call: the caller and the module do not match";
     assert_eq!(call(&[b"key", time, &packed[1..], b"1"]), mismatch);
     assert_eq!(call(&[b"key", b"-1", &packed, b"1"]), mismatch);
     let requests =

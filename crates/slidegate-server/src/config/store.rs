@@ -212,7 +212,7 @@ pub(super) fn certificate(
     section.check_pair("cert_file", "key_file", "give both");
     section.check_pair("key_file", "cert_file", "give both");
     let (certificate_pem, key_pem) = (cert_file?.into_bytes(), key_file?.into_bytes());
-    Some(ClientCertificate { certificate_pem, key_pem: key_pem.into() })
+    Some(ClientCertificate::new(certificate_pem, key_pem))
 }
 
 /// Creates the store, without a connection, to find unreadable certificates and limits that scripts

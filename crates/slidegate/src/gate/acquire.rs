@@ -15,9 +15,9 @@ use crate::charge::{HoldTerms, Plan};
 use crate::decision::Reason;
 use crate::error::Error;
 use crate::hold::{HoldChange, HoldStatus, Unsettled, ttl_us};
-use crate::jitter;
 use crate::request::Request;
 use crate::store::{HoldStore, Store};
+use crate::time::jitter;
 use crate::verb::Verb;
 use crate::waiting::queue_key::QueueKey;
 use crate::waiting::queues::{AskOutcome, Asker, Denial, Queues, wait};
@@ -113,7 +113,7 @@ impl<S: Store> Gate<S> {
         let number = decisions.policies().numbered_place(name).map_or(0, |(number, _)| number);
         let is_held = denied.held() > 0;
         let ask_again = match (is_held, self.store.as_local().is_some()) {
-            (true, false) => Some(jitter::between(ASK_SHARED_HOLDS.0, ASK_SHARED_HOLDS.1)),
+            (true, false) => Some(jitter(ASK_SHARED_HOLDS.0, ASK_SHARED_HOLDS.1)),
             (false, true) => None,
             (true, true) | (false, false) => Some(ASK_OTHERS),
         };

@@ -19,7 +19,7 @@ use crate::quota::Quota;
 use crate::request::Request;
 use crate::store::StoreDecisions;
 #[cfg(feature = "redis")]
-use crate::store::redis::StoreFailure;
+use crate::store::failure::StoreFailure;
 use crate::time::Timestamp;
 use crate::usage::{KeyInspection, KeyUse};
 use crate::verb::{Role, Verb};

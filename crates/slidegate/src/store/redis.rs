@@ -17,6 +17,7 @@ use crate::hold::HoldStatus;
 use crate::key::Key;
 use crate::policy_reset::{PolicyReset, ResetCounts, ResetCursor};
 use crate::quota::Quota;
+use crate::store::failure::StoreFailure;
 use crate::store::shared::{DecideError, SharedHoldStore, SharedStore};
 use crate::store::{HeldCharge, HoldAnswer, HoldCall, TicketKeyBytes};
 use crate::ticket::{Ticket, TicketSecret};
@@ -36,21 +37,21 @@ mod holds;
 mod invalidation;
 mod mixed;
 mod names;
+mod native;
 mod options;
 mod reply;
 mod scripts;
 mod server_time;
 mod spread;
 mod ticket_secret;
-mod transport;
 
 pub use admin::control_document::{ControlDocument, ControlDocumentId};
 pub use admin::instances::InstanceRecord;
 pub use admin::servers::ServerInfo;
 pub(crate) use call::{Answers, MOST};
 pub use options::RedisOptions;
+pub use redis_once::{BreakerState, ClientCertificate, FailureCounts, FailureKind, NodeState};
 pub use server_time::ClockJumps;
-pub use transport::{BreakerState, ClientCertificate, FailureKind, NodeState, StoreErrors, StoreFailure};
 
 use admin::examine::LastCounts;
 use admin::{claim, control_document, inspect, instances, scan, self_test, servers};
@@ -60,10 +61,10 @@ use calls::{Calls, Counts, EXPIRY_US};
 use held_hints::HeldHints;
 use invalidation::Denials;
 use names::Names;
+use redis_once::{Client, Failure, LastFailure, ReplyBound, slot};
 use server_time::ServerTimes;
 use spread::{DenialRates, SlotCalls};
 use ticket_secret::TicketSecrets;
-use transport::{Failure, LastFailure, ReplyBound, Transport, slot};
 
 /// Usage in Redis, Redis Cluster or a master found through Sentinel, shared by many instances.
 ///
@@ -104,7 +105,7 @@ pub struct RedisStats {
     /// Calls that reached the server after their deadline and charged nothing.
     pub late: u64,
     /// Calls that failed, by kind, after all retries.
-    pub errors: StoreErrors,
+    pub errors: FailureCounts,
     /// How often the clocks of the servers were seen to jump.
     pub clock_jumps: ClockJumps,
     /// The resolution of the servers' clocks as scripts read them, in microseconds: 1, or 1000 where
@@ -122,11 +123,11 @@ impl RedisStore {
     /// # Errors
     /// If no connection can be made with these options, such as with an unreadable certificate.
     pub fn new(options: RedisOptions) -> Result<Self, Error> {
-        let transport = Arc::new(Transport::new(&options.connection)?);
-        let slots = if transport.is_cluster() { usize::from(slot::SLOTS) } else { 1 };
+        let client = Arc::new(Client::new(&options.connection)?);
+        let slots = if client.is_cluster() { usize::from(slot::SLOTS) } else { 1 };
         let calls = Arc::new(Calls {
-            denials: Denials::new(Arc::clone(&transport), options.caches_denials),
-            transport,
+            denials: Denials::new(Arc::clone(&client), options.caches_denials),
+            client,
             patience: options.connection.deadline,
             reads_expiry: AtomicBool::new(false),
             times: ServerTimes::new(slots, instant()),
@@ -232,7 +233,7 @@ impl RedisStore {
         let subjects = self.subjects(charges);
         let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
         let slot = self.calls.slot(&subjects);
-        if subjects.0.iter().any(|subject| self.calls.transport.slot(&subject.name) != slot) {
+        if subjects.0.iter().any(|subject| self.calls.client.slot(&subject.name) != slot) {
             return self.apply_charges(charges).await;
         }
         let once = self.options.names.once(&subjects.keys(), &subjects.what(cost), id);
@@ -261,8 +262,8 @@ impl RedisStore {
     async fn ping_masters(&self) -> Result<(), Failure> {
         let deadline = self.calls.deadline() + self.options.connection.connect_timeout;
         let ping = |_: &str| Some(redis::cmd("PING"));
-        let answers = self.calls.transport.on_each_master(ping, ReplyBound::SMALL, deadline).await;
-        let counted = |failure: &Failure| self.calls.transport.count(failure);
+        let answers = self.calls.client.on_each_master(ping, ReplyBound::SMALL, deadline).await;
+        let counted = |failure: &Failure| self.calls.client.count(failure);
         answers.into_iter().try_for_each(|(_, answer)| answer.map(|_| ()).inspect_err(counted))
     }
 
@@ -406,7 +407,7 @@ impl RedisStore {
             batched: of(batched),
             cached_denials: of(cached_denials),
             late: of(late),
-            errors: self.calls.transport.errors(),
+            errors: self.calls.client.errors(),
             clock_jumps: self.calls.times.counts(),
             clock_resolution_us: if self.calls.reads_expiry() { EXPIRY_US } else { 1 },
             evicted_keys: self.seen.evicted_keys(),
@@ -423,7 +424,7 @@ impl RedisStore {
     /// The state of each node that is known now.
     #[must_use]
     pub fn nodes(&self) -> Vec<NodeState> {
-        self.calls.transport.state()
+        self.calls.client.state()
     }
 }
 

@@ -9,8 +9,8 @@ use crate::key::Key;
 use crate::policy_reset::{PolicyReset, ResetCursor};
 use crate::quota::Quota;
 use crate::store::TicketKeyBytes;
+use crate::store::failure::StoreFailure;
 use crate::store::holds::{HeldCharge, HoldAnswer, HoldCall};
-use crate::store::redis::StoreFailure;
 use crate::ticket::{Ticket, TicketSecret};
 use crate::usage::KeyInspection;
 

@@ -63,7 +63,7 @@ fn patient(url: &str) -> RedisOptions {
 }
 
 fn own(signed: Certificate) -> ClientCertificate {
-    ClientCertificate { certificate_pem: signed.pem.into(), key_pem: signed.key_pem.into_bytes().into() }
+    ClientCertificate::new(signed.pem.into(), signed.key_pem.into_bytes())
 }
 
 /// If TLS fails, the fallback decides, and the error tells the operator how to fix it.

@@ -61,10 +61,8 @@ impl Reader<'_> {
                 Err(error) => Err(error.to_string()),
             }),
             ca_pem: self.pem("REDIS_TLS_CACERT"),
-            certificate: certificate.map(|(certificate_pem, key_pem)| ClientCertificate {
-                certificate_pem,
-                key_pem: key_pem.into(),
-            }),
+            certificate: certificate
+                .map(|(certificate_pem, key_pem)| ClientCertificate::new(certificate_pem, key_pem)),
         })
     }
 

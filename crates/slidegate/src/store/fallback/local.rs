@@ -11,11 +11,10 @@ use smallvec::SmallVec;
 use super::last_known::{LastKnown, Remainder};
 use crate::charge::{Charge, Charges, OnStoreError, PerCharge};
 use crate::decision::{Decision, DecisionSource, Verdict, Waits};
-use crate::jitter;
 use crate::quota::{ChangedPolicy, Quota};
 use crate::store::memory::{MemoryStore, Requote};
 use crate::store::with_denials;
-use crate::time::micros;
+use crate::time::{jitter, micros};
 use crate::verb::Role;
 
 /// Decides without the shared store.
@@ -119,7 +118,7 @@ impl LocalDecisions {
                         blind(Verdict::Allow, DecisionSource::Deny, 0)
                     }
                     OnStoreError::Deny => {
-                        let wait = jitter::between(MIN_WAIT, MAX_WAIT);
+                        let wait = jitter(MIN_WAIT, MAX_WAIT);
                         blind(Verdict::Deny, DecisionSource::Deny, micros(wait))
                     }
                 }

@@ -20,7 +20,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::call::{Answers, Subjects};
 use super::calls::Calls;
-use super::transport::{Executed, Failure, FailureKind, LastFailure};
+use redis_once::{Executed, Failure, FailureKind, LastFailure};
 
 /// The maximum number of checks in one call: large enough that a hot key needs few calls, small
 /// enough that the replies are distributed within a millisecond.
@@ -90,7 +90,7 @@ impl Batcher {
                 let queue = entry.get_mut();
                 if queue.waiting.len() >= MAX_WAITING {
                     let failure = overloaded();
-                    calls.transport.count(&failure);
+                    calls.client.count(&failure);
                     return Err(failure);
                 }
                 queue.waiting.push_back(waiter);
@@ -114,7 +114,7 @@ impl Batcher {
                 Some(failure) => Failure { executed: Executed::Maybe, ..failure },
                 None => {
                     let detail = "did not answer within the deadline".to_owned();
-                    let node = calls.transport.holder_name(calls.slot(&subjects));
+                    let node = calls.client.holder_name(calls.slot(&subjects));
                     Failure { executed: Executed::Maybe, kind: FailureKind::Timeout, node, detail }
                 }
             }),

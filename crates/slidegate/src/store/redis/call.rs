@@ -6,7 +6,9 @@ use smallvec::SmallVec;
 
 use super::names::Names;
 use super::scripts::{Scripts, position};
-use super::transport::{NativeCommand, ReplyBound, Script};
+use redis_once::{ReplyBound, Script};
+
+use super::native::NativeCommand;
 use crate::charge::{Charge, Excess, Part, PerCharge};
 use crate::decision::Decision;
 use crate::hold::{Holds, MAX_HOLDS, NewHold};

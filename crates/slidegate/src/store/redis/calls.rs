@@ -11,19 +11,18 @@ use super::call::{Answers, CallTerms, HoldSupport, MOST, Subjects};
 use super::held_hints::HeldHints;
 use super::invalidation::Denials;
 use super::names::Names;
+use super::native::NativeCommand;
 use super::reply::{Reply, Unreadable, number, open_holds, read};
 use super::scripts::Scripts;
 use super::server_time::ServerTimes;
-use super::transport::{
-    self, Call, Executed, Failure, FailureKind, LastFailure, Native, ReplyBound, Transport,
-};
 use crate::quota::Quota;
 use crate::time::instant;
+use redis_once::{Call, Client, Executed, Failure, FailureKind, LastFailure, Native, ReplyBound};
 
 /// The state that calls use, including calls whose caller has gone away.
 #[derive(Debug)]
 pub(crate) struct Calls {
-    pub(super) transport: Arc<Transport>,
+    pub(super) client: Arc<Client>,
     /// The longest that a decision may take.
     pub(super) patience: Duration,
     /// Whether a server was found that does not let scripts call `TIME`.
@@ -80,13 +79,16 @@ impl Calls {
             let (script, args) = subjects.call(self.scripts(), terms);
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
             let command = subjects.native_command(terms);
-            let argument = || command.map_or_else(Vec::new, |one| subjects.native_argument(one, terms));
-            let native = command.map(|command| Native { command, argument: &argument });
+            let build = || {
+                let command = command.unwrap_or(NativeCommand::Decide);
+                command.call(&keys, &args, subjects.native_argument(command, terms))
+            };
+            let native = command.map(|command| Native { command: command as usize, build: &build });
             let call = Call { script, keys: &keys, args: &args, native };
             let bound = subjects.reply_bound(is_once, has_holds);
             let sent = instant();
             let value = match self.run(call, bound, deadline, last_failure).await {
-                Err(failure) if failure.is_for_holds() && !has_holds => {
+                Err(failure) if is_for_holds(&failure) && !has_holds => {
                     support = if_held;
                     continue;
                 }
@@ -141,7 +143,14 @@ impl Calls {
         deadline: Instant,
         last_failure: &LastFailure,
     ) -> Result<Value, Failure> {
-        self.transport.run(call, bound, deadline, last_failure).await.map_err(explain)
+        let replied = self.client.run(call, bound, deadline, last_failure).await;
+        replied
+            .inspect_err(|failure| {
+                if !is_for_holds(failure) {
+                    self.client.count(failure);
+                }
+            })
+            .map_err(explain)
     }
 
     /// Pauses before a call is sent again that may be executed twice.
@@ -188,7 +197,7 @@ impl Calls {
     pub(super) async fn delete(&self, key: &[u8], deadline: Instant) -> Result<bool, Failure> {
         let mut delete = redis::cmd("DEL");
         delete.arg(key).arg(Names::usage(key));
-        let deleted = self.transport.command(Some(key), &delete, deadline).await?;
+        let deleted = self.client.command(Some(key), &delete, deadline).await?;
         Ok(number(&deleted).is_some_and(|deleted| deleted > 0))
     }
 
@@ -217,30 +226,30 @@ impl Calls {
             let call = Call { script: &self.scripts().server_time, keys: &keys, args: &[], native: None };
             self.run(call, ReplyBound::SMALL, deadline, &LastFailure::default()).await?
         } else {
-            self.transport.command(Some(key), &redis::cmd("TIME"), deadline).await?
+            self.client.command(Some(key), &redis::cmd("TIME"), deadline).await?
         };
         time_of(&time).ok_or_else(|| {
-            let (slot, detail) = (self.transport.slot(key), format!("answered TIME with {time:?}"));
+            let (slot, detail) = (self.client.slot(key), format!("answered TIME with {time:?}"));
             self.failed(slot, Executed::No, FailureKind::Malformed, &detail)
         })
     }
 
     /// Records the server time of a reply to a call of this slot.
     pub(super) fn observe_time(&self, slot: u16, server_us: u64, sent: Instant, arrived: Instant) {
-        self.times.observe_time(slot, server_us, (sent, arrived), || self.transport.holder_name(slot));
+        self.times.observe_time(slot, server_us, (sent, arrived), || self.client.holder_name(slot));
     }
 
     /// The slot of the first key.
     pub(super) fn slot(&self, subjects: &Subjects) -> u16 {
-        subjects.0.first().map_or(0, |subject| self.transport.slot(&subject.name))
+        subjects.0.first().map_or(0, |subject| self.client.slot(&subject.name))
     }
 
     /// Counts a failure found in a reply.
     pub(super) fn failed(&self, slot: u16, executed: Executed, kind: FailureKind, detail: &str) -> Failure {
         // It may show the reply.
-        let detail = transport::line(detail);
-        let failure = Failure { executed, kind, node: self.transport.holder_name(slot), detail };
-        self.transport.count(&failure);
+        let detail = redis_once::line(detail);
+        let failure = Failure { executed, kind, node: self.client.holder_name(slot), detail };
+        self.client.count(&failure);
         failure
     }
 
@@ -257,6 +266,12 @@ pub(super) fn time_of(time: &Value) -> Option<u64> {
     let Value::Array(parts) = time else { return None };
     let [secs, micros] = parts.as_slice() else { return None };
     number(secs)?.checked_mul(1_000_000)?.checked_add(number(micros)?).filter(|us| *us <= MOST)
+}
+
+/// Whether a script that knows no holds has read a key that has some. The call is repeated with the script that
+/// knows them.
+fn is_for_holds(failure: &Failure) -> bool {
+    failure.kind == FailureKind::ForeignValue && failure.detail.contains("its first byte is 21")
 }
 
 /// Adds what a server's error means for the keys, and how to fix it.

@@ -10,10 +10,10 @@ use crate::hold::Holds;
 use crate::policy::PolicySet;
 use crate::quota::Quota;
 use crate::request::Request;
-pub use crate::store::redis::transport::fuzzing::{ReplyFraming, read_topology};
 use crate::time::Timestamp;
 use crate::usage::KeyInspection;
 use crate::verb::Verb;
+pub use redis_once::fuzzing::{ReplyFraming, read_topology};
 
 /// Decodes a stored value of a key under this quota, at this time in microseconds. A table of holds
 /// is followed by the usage beside it.

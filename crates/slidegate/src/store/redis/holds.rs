@@ -13,11 +13,9 @@ use super::call::{MOST, packed_with_holds};
 use super::calls::Calls;
 use super::held_hints::HeldHints;
 use super::names::Names;
+use super::native::NativeCommand;
 use super::reply::{KeyReply, NUMBER_BYTES, Unreadable, number, numbers, own_numbers, unsigned};
 use super::scripts::position;
-use super::transport::{
-    Call, Executed, Failure, FailureKind, LastFailure, Native, NativeCommand, ReplyBound,
-};
 use crate::algorithm::VerbEffect;
 use crate::charge::MetQuota;
 use crate::hold::{HoldChange, HoldStatus, Holds, Unsettled};
@@ -27,6 +25,7 @@ use crate::stored::call::{ChangeCall, KeyChange, MAX_PARTS};
 use crate::stored::letter;
 use crate::ticket::TicketPart;
 use crate::time::{Timestamp, instant};
+use redis_once::{Call, Executed, Failure, FailureKind, LastFailure, Native, ReplyBound};
 
 /// A key as a ticket carries it: the quota if it is not the policy's, and the key's name.
 struct HeldKey<'t> {
@@ -248,7 +247,7 @@ pub(super) async fn change(calls: &Calls, changes: &[HoldCall<'_>]) -> Result<Ve
             return Err(Failure::without_node(Executed::No, FailureKind::Malformed, detail));
         };
         change.change.quota = calls.counted(change.change.quota);
-        by_slot.entry(calls.transport.slot(&change.name)).or_default().push((at, change));
+        by_slot.entry(calls.client.slot(&change.name)).or_default().push((at, change));
     }
     let mut answers: Vec<Option<HoldAnswer>> = vec![None; changes.len()];
     let (is_spread, mut extended) = (by_slot.len() > 1, Vec::new());
@@ -308,12 +307,12 @@ async fn change_in_slot(
             }
         };
         let (sent, unread) = (instant(), LastFailure::default());
-        let argument = || {
+        let build = || {
             let sent = |one: &KeyChange| KeyChange { quota: one.quota.sent_at(latest), ..*one };
             let changes = changes.iter().map(|(_, one)| sent(&one.change)).collect();
-            ChangeCall { latest, changes }.bytes()
+            NativeCommand::Change.call(&keys, &args, ChangeCall { latest, changes }.bytes())
         };
-        let native = is_native.then_some(Native { command: NativeCommand::Change, argument: &argument });
+        let native = is_native.then_some(Native { command: NativeCommand::Change as usize, build: &build });
         let call = Call { script, keys: &keys, args: &args, native };
         match calls.run(call, bound, deadline, &unread).await {
             Ok(value) => {

@@ -12,8 +12,9 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use super::denial_cache::DenialCache;
-use super::transport::{Connector, Transport};
-use crate::jitter;
+use redis_once::{Client, Connector};
+
+use crate::time::jitter;
 
 /// The channel, named as all keys are.
 const CHANNEL: &str = "sg1:forget";
@@ -27,7 +28,7 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 /// The cached denials of a store, and its subscription.
 #[derive(Debug)]
 pub(crate) struct Denials {
-    transport: Arc<Transport>,
+    client: Arc<Client>,
     pub(super) cache: DenialCache,
     /// Whether denials are cached, not only peeks at blocked keys.
     are_cached: bool,
@@ -40,12 +41,12 @@ pub(crate) struct Denials {
 }
 
 impl Denials {
-    pub(super) fn new(transport: Arc<Transport>, are_cached: bool) -> Arc<Self> {
+    pub(super) fn new(client: Arc<Client>, are_cached: bool) -> Arc<Self> {
         Arc::new(Self {
-            transport,
+            client,
             cache: DenialCache::default(),
             are_cached,
-            instance: format!("{:016x}", jitter::below(u64::MAX)),
+            instance: format!("{:016x}", fastrand::u64(..)),
             control_document_changed: Notify::new(),
             is_subscribing: AtomicBool::new(false),
         })
@@ -84,7 +85,7 @@ impl Denials {
     async fn publish(&self, message: String, deadline: Instant) {
         let mut command = Cmd::new();
         command.arg("PUBLISH").arg(CHANNEL).arg(message);
-        let _ = self.transport.command(None, &command, deadline).await;
+        let _ = self.client.command(None, &command, deadline).await;
     }
 
     fn receive(&self, message: &[u8]) {
@@ -113,7 +114,7 @@ impl Drop for Subscriber {
 impl Subscriber {
     async fn run(self) {
         while let Some(denials) = self.0.upgrade() {
-            let connector = denials.transport.connector();
+            let connector = denials.client.connector();
             drop(denials);
             if let Some(connector) = connector {
                 // Whether it failed or the connection was lost, it is tried again.
@@ -121,7 +122,7 @@ impl Subscriber {
                 let Some(denials) = self.0.upgrade() else { return };
                 denials.cache.set_subscribed(false);
             }
-            tokio::time::sleep(jitter::between(PAUSE.0, PAUSE.1)).await;
+            tokio::time::sleep(jitter(PAUSE.0, PAUSE.1)).await;
         }
     }
 

@@ -8,11 +8,11 @@ use std::net::IpAddr;
 
 use siphasher::sip128::{Hasher128, SipHasher24};
 
-use super::transport::slot;
 use crate::fold::Folded;
 use crate::key::Key;
 use crate::request::Value;
 use crate::secret::Secret;
+use redis_once::slot;
 
 /// The maximum length of an id that is not hashed, in bytes.
 const MAX_PLAIN_BYTES: usize = 64;

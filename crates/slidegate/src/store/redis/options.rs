@@ -6,8 +6,22 @@ use std::fmt;
 use std::time::Duration;
 
 use super::names::Names;
-use super::transport::{ClientCertificate, ConnectionOptions, Pem, url};
+use super::native::NativeCommand;
 use crate::error::Error;
+use redis_once::{Application, ClientCertificate, InvalidOptions, Options, Pem};
+
+const APPLICATION: Application = Application {
+    name: "slidegate",
+    version: env!("CARGO_PKG_VERSION"),
+    script_error: "SLIDEGATE",
+    native: NativeCommand::NAMES,
+};
+
+impl From<InvalidOptions> for Error {
+    fn from(error: InvalidOptions) -> Self {
+        Self::store(error.to_string())
+    }
+}
 
 /// Where Redis is and how to talk to it: one server, a cluster, or the master that Sentinels name.
 ///
@@ -42,7 +56,7 @@ use crate::error::Error;
 /// output shows those.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedisOptions {
-    pub(crate) connection: ConnectionOptions,
+    pub(crate) connection: Options,
     /// Whether checks of the same keys are batched.
     pub(crate) batches_checks: bool,
     /// Whether denials are cached while they are true.
@@ -58,7 +72,7 @@ impl RedisOptions {
     /// parameter that the scheme does not have.
     pub fn new(url: &str) -> Result<Self, Error> {
         Ok(Self {
-            connection: url::parse(url)?,
+            connection: Options { application: APPLICATION, ..Options::from_url(url)? },
             batches_checks: true,
             caches_denials: true,
             names: Names { secret: Names::NO_SECRET, always_hashed: false, hash_tag: None },
@@ -115,7 +129,7 @@ impl RedisOptions {
     /// 1 ms to 60 s. Default: 50 ms.
     #[must_use]
     pub fn with_deadline(self, deadline: Duration) -> Self {
-        Self { connection: ConnectionOptions { deadline, ..self.connection }, ..self }
+        Self { connection: Options { deadline, ..self.connection }, ..self }
     }
 
     /// The longest that making one connection may take. Decisions do not wait for it past their own
@@ -124,7 +138,7 @@ impl RedisOptions {
     /// 1 ms to 60 s. Default: 250 ms.
     #[must_use]
     pub fn with_connect_timeout(self, connect_timeout: Duration) -> Self {
-        Self { connection: ConnectionOptions { connect_timeout, ..self.connection }, ..self }
+        Self { connection: Options { connect_timeout, ..self.connection }, ..self }
     }
 
     /// How many connections to keep to each node; calls take turns.
@@ -132,7 +146,7 @@ impl RedisOptions {
     /// 1 to 16. Default: 1, which many concurrent calls share well.
     #[must_use]
     pub fn with_connections(self, connections: u8) -> Self {
-        Self { connection: ConnectionOptions { connections, ..self.connection }, ..self }
+        Self { connection: Options { connections, ..self.connection }, ..self }
     }
 
     /// Speaks RESP2 without trying RESP3 first.
@@ -140,7 +154,7 @@ impl RedisOptions {
     /// Servers that do not know RESP3 are found out anyway. It spares them one refused command.
     #[must_use]
     pub fn resp2_only(self) -> Self {
-        Self { connection: ConnectionOptions { resp2_only: true, ..self.connection }, ..self }
+        Self { connection: Options { resp2_only: true, ..self.connection }, ..self }
     }
 
     /// Trusts servers whose certificates these authorities signed, in PEM form, and no others.
@@ -150,30 +164,24 @@ impl RedisOptions {
     #[must_use]
     pub fn with_ca_certificates(self, pem: Vec<u8>) -> Self {
         let ca_certificates = Some(Pem(pem));
-        Self { connection: ConnectionOptions { ca_certificates, ..self.connection }, ..self }
+        Self { connection: Options { ca_certificates, ..self.connection }, ..self }
     }
 
     /// Shows servers this certificate.
     #[must_use]
     pub fn with_client_certificate(self, certificate: ClientCertificate) -> Self {
         let client_certificate = Some(certificate);
-        Self { connection: ConnectionOptions { client_certificate, ..self.connection }, ..self }
+        Self { connection: Options { client_certificate, ..self.connection }, ..self }
     }
 
     /// The same options for the servers that another URL names: their place, TLS, database, names
     /// and passwords.
     #[must_use]
     pub fn with_url_of(self, other: &Self) -> Self {
-        let ConnectionOptions { servers, tls, credentials, sentinel_credentials, database, .. } =
+        let Options { servers, tls, credentials, sentinel_credentials, database, .. } =
             other.connection.clone();
-        let connection = ConnectionOptions {
-            servers,
-            tls,
-            credentials,
-            sentinel_credentials,
-            database,
-            ..self.connection
-        };
+        let connection =
+            Options { servers, tls, credentials, sentinel_credentials, database, ..self.connection };
         Self { connection, ..self }
     }
 }
@@ -188,7 +196,6 @@ impl fmt::Display for RedisOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::secret::Secret;
 
     /// A wrong number must be met at the start, not as a limiter that never answers.
     #[test]
@@ -234,7 +241,7 @@ mod tests {
         let url = "rediss+sentinel://me:hidden-pass@h/m?sentinel_pass=hidden-pass";
         let of = |url: &str, key_pem: &[u8], key_secret| {
             let certificate_pem = b"public".to_vec();
-            let key = ClientCertificate { certificate_pem, key_pem: Secret::new(key_pem.to_vec()) };
+            let key = ClientCertificate::new(certificate_pem, key_pem.to_vec());
             RedisOptions::new(url).unwrap().with_client_certificate(key).with_key_secret(key_secret)
         };
         let options = of(url, b"hidden-key", "hidden-secret");
@@ -253,10 +260,7 @@ mod tests {
     fn options_that_differ_in_a_secret_are_not_equal() {
         let url = "rediss://me:one@h";
         let options = || RedisOptions::new(url).unwrap();
-        let certificate = |key: &[u8]| ClientCertificate {
-            certificate_pem: b"public".to_vec(),
-            key_pem: Secret::new(key.to_vec()),
-        };
+        let certificate = |key: &[u8]| ClientCertificate::new(b"public".to_vec(), key.to_vec());
         assert_eq!(options(), options());
         assert_ne!(options(), RedisOptions::new("rediss://me:two@h").unwrap());
         assert_eq!(options().with_key_secret("a"), options().with_key_secret("a"));

@@ -10,8 +10,8 @@ mod assemble;
 use std::sync::LazyLock;
 
 use self::assemble::{Assembled, code};
-use super::transport::Script;
 use crate::quota::Algorithm;
+use redis_once::Script;
 
 /// The script that replaces the control document.
 const CONTROL_DOCUMENT: &str = include_str!("../../../lua/control_document.lua");
@@ -128,7 +128,7 @@ mod tests {
             ("self_test", self_test),
         ];
         let others = others.map(|(name, script)| (name.to_owned(), script));
-        listed.chain(others).map(|(name, script)| (name, script.source(true).text.as_str())).collect()
+        listed.chain(others).map(|(name, script)| (name, script.text())).collect()
     }
 
     #[test]

@@ -18,12 +18,12 @@ use tokio::time::Instant;
 use super::batch::Batcher;
 use super::call::{Answers, Subject, Subjects};
 use super::calls::Calls;
-use super::transport::{Failure, LastFailure};
 use crate::charge::Excess;
 use crate::decision::{Decision, Verdict};
 use crate::store::shared::DecideError;
 use crate::time::instant;
 use crate::verb::Verb;
+use redis_once::{Failure, LastFailure};
 
 mod check;
 
@@ -184,7 +184,7 @@ impl SlotCalls {
     pub(super) fn parts(&self, subjects: &Subjects) -> Vec<SlotPart> {
         let mut by_slot = BTreeMap::<u16, SmallVec<[usize; 2]>>::new();
         for (at, subject) in subjects.0.iter().enumerate() {
-            by_slot.entry(self.calls.transport.slot(&subject.name)).or_default().push(at);
+            by_slot.entry(self.calls.client.slot(&subject.name)).or_default().push(at);
         }
         let part =
             |positions: SmallVec<[usize; 2]>| SlotPart { subjects: subjects.at(&positions), positions };

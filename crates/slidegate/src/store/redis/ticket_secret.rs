@@ -9,10 +9,10 @@ use arc_swap::ArcSwap;
 use redis::Value;
 
 use super::calls::Calls;
-use super::transport::{Executed, Failure, FailureKind};
 use crate::hold::new_id;
 use crate::secret::Secret;
 use crate::ticket::{Ticket, TicketSecret};
+use redis_once::{Executed, Failure, FailureKind};
 
 /// Its key. Keys of policies have a second colon.
 const KEY: &[u8] = b"sg1:tickets";
@@ -84,19 +84,19 @@ impl TicketSecrets {
 
     /// Reads the stored secret. Stores one if the key does not exist.
     async fn read(&self, calls: &Calls) -> Result<TicketSecret, Failure> {
-        let (deadline, transport) = (calls.deadline(), &calls.transport);
+        let (deadline, client) = (calls.deadline(), &calls.client);
         let get = {
             let mut get = redis::cmd("GET");
             get.arg(KEY);
             get
         };
-        let mut stored = transport.command(Some(KEY), &get, deadline).await?;
+        let mut stored = client.command(Some(KEY), &get, deadline).await?;
         if stored == Value::Nil {
             let mut set = redis::cmd("SET");
             set.arg(KEY).arg(self.drawn()).arg("NX");
-            transport.command(Some(KEY), &set, deadline).await?;
+            client.command(Some(KEY), &set, deadline).await?;
             // That of an instance that was faster, if there is one.
-            stored = transport.command(Some(KEY), &get, deadline).await?;
+            stored = client.command(Some(KEY), &get, deadline).await?;
         }
         let secret = match &stored {
             Value::BulkString(bytes) => read(bytes),
@@ -105,7 +105,7 @@ impl TicketSecrets {
         let Some(mut secret) = secret else {
             let detail = "`sg1:tickets` is not a secret that this release can read; another program or a newer \
                           slidegate wrote it";
-            let slot = transport.slot(KEY);
+            let slot = client.slot(KEY);
             return Err(calls.failed(slot, Executed::No, FailureKind::ForeignValue, detail));
         };
         if let Some(configured) = &self.configured {

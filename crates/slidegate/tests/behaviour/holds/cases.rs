@@ -466,11 +466,11 @@ fn a_settlement_is_charged_under_the_override_of_its_key() {
 fn an_extension_meets_a_lowered_limit_beside_inline_quotas_that_are_equal_to_it() {
     let per_user = |limit| Policy::new("per-user", Quota::per_minute(limit)).unwrap().with_scope(["user"]);
     let users: Vec<_> = (0..1000).map(|user| format!("user-{user}")).collect();
-    let lowered: [(&str, fn(Policy, &str) -> Policy); 2] = [
-        ("limit", |policy, _| policy.with_quota(Quota::per_minute(5))),
-        ("override", |policy, user| policy.with_override([user], Quota::per_minute(5))),
-    ];
-    for (control, lower) in lowered {
+    for control in ["limit", "override"] {
+        let lower = |policy: Policy, user: &str| match control {
+            "limit" => policy.with_quota(Quota::per_minute(5)),
+            _ => policy.with_override([user], Quota::per_minute(5)),
+        };
         let bench = Bench::new([per_user(100)]);
         // The first key of most shards.
         for user in &users[..500] {

@@ -6,19 +6,19 @@ use redis::Value;
 
 use super::PATIENCE;
 use crate::store::redis::calls::{Calls, explain};
-use crate::store::redis::transport::{Executed, Failure, FailureKind};
 use crate::time::{instant, millis_ceil};
+use redis_once::{Executed, Failure, FailureKind};
 
 /// Stores a claim unless there is one. Returns whether there was none.
 pub(crate) async fn claim(calls: &Calls, key: &[u8], duration: Duration) -> Result<bool, Failure> {
     let mut command = redis::cmd("SET");
     command.arg(key).arg(1).arg("NX").arg("PX").arg(millis_ceil(duration).max(1));
-    match calls.transport.command(Some(key), &command, instant() + PATIENCE).await.map_err(explain)? {
+    match calls.client.command(Some(key), &command, instant() + PATIENCE).await.map_err(explain)? {
         Value::Okay => Ok(true),
         Value::Nil => Ok(false),
         other => {
             let detail = format!("answered SET with {other:?}");
-            let slot = calls.transport.slot(key);
+            let slot = calls.client.slot(key);
             Err(calls.failed(slot, Executed::Maybe, FailureKind::Malformed, &detail))
         }
     }

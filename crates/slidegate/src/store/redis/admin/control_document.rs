@@ -11,8 +11,8 @@ use redis::Value;
 use super::PATIENCE;
 use crate::store::redis::call::MOST;
 use crate::store::redis::calls::{Calls, explain};
-use crate::store::redis::transport::{Call, Executed, Failure, FailureKind, LastFailure, ReplyBound};
 use crate::time::instant;
+use redis_once::{Call, Executed, Failure, FailureKind, LastFailure, ReplyBound};
 
 /// Its key. Keys of policies have a second colon.
 const KEY: &[u8] = b"sg1:control";
@@ -157,7 +157,7 @@ async fn stored_bytes(calls: &Calls, most: usize) -> Result<Vec<u8>, Failure> {
     let mut command = redis::cmd("GETRANGE");
     command.arg(KEY).arg(0).arg(most - 1);
     let bound = ReplyBound::of(most);
-    let read = calls.transport.bounded_command(Some(KEY), &command, bound, instant() + PATIENCE).await;
+    let read = calls.client.bounded_command(Some(KEY), &command, bound, instant() + PATIENCE).await;
     match read.map_err(explain)? {
         Value::BulkString(bytes) => Ok(bytes),
         other => Err(failed(calls, FailureKind::Malformed, &format!("answered GETRANGE with {other:?}"))),
@@ -165,7 +165,7 @@ async fn stored_bytes(calls: &Calls, most: usize) -> Result<Vec<u8>, Failure> {
 }
 
 fn failed(calls: &Calls, kind: FailureKind, detail: &str) -> Failure {
-    calls.failed(calls.transport.slot(KEY), Executed::No, kind, detail)
+    calls.failed(calls.client.slot(KEY), Executed::No, kind, detail)
 }
 
 /// What the first bytes of a value say that it is; [`ControlDocumentId::ABSENT`] where there are

@@ -111,7 +111,7 @@ impl LastCounts {
 
     /// Counts every canary on by one; returns how many had sunk.
     async fn count_canaries(&self, calls: &Calls) -> usize {
-        let canaries = if calls.transport.is_cluster() { CANARIES } else { 1 };
+        let canaries = if calls.client.is_cluster() { CANARIES } else { 1 };
         let mut lost = 0;
         for canary in 0..canaries {
             let deadline = instant() + PATIENCE;
@@ -122,7 +122,7 @@ impl LastCounts {
             let next = count + 1;
             let mut set = redis::cmd("SET");
             set.arg(&key).arg(next).arg("EX").arg(CANARY_LIVES_S);
-            if calls.transport.command(Some(key.as_bytes()), &set, deadline).await.is_ok() {
+            if calls.client.command(Some(key.as_bytes()), &set, deadline).await.is_ok() {
                 self.lock().canaries.insert(canary, next);
             }
         }
@@ -134,7 +134,7 @@ impl LastCounts {
 async fn stored_count(calls: &Calls, key: &str, deadline: Instant) -> Option<u64> {
     let mut get = redis::cmd("GET");
     get.arg(key);
-    match calls.transport.command(Some(key.as_bytes()), &get, deadline).await {
+    match calls.client.command(Some(key.as_bytes()), &get, deadline).await {
         Ok(Value::Nil) => Some(0),
         Ok(count) => number(&count),
         Err(_) => None,

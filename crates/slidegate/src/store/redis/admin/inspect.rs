@@ -14,10 +14,10 @@ use crate::hold::{Hold, Holds};
 use crate::quota::{Algorithm, Quota};
 use crate::store::redis::calls::{Calls, explain};
 use crate::store::redis::names::Names;
-use crate::store::redis::transport::{Executed, Failure, FailureKind, ReplyBound};
 use crate::stored::compact;
 use crate::time::{SECOND_US, Timestamp, instant};
 use crate::usage::{KeyInspection, OpenHold};
+use redis_once::{Executed, Failure, FailureKind, ReplyBound};
 
 /// Bytes of a log's header.
 const HEADER: usize = 48;
@@ -34,12 +34,12 @@ pub(crate) async fn inspect(
     for charge in charges {
         let name = names.name(&charge.key);
         let deadline = instant() + PATIENCE;
-        let transport = &calls.transport;
+        let client = &calls.client;
         let get = async |name: &[u8]| {
             let mut get = redis::cmd("GETRANGE");
             get.arg(name).arg(0).arg(LARGEST);
             let bound = ReplyBound::of(LARGEST + 1);
-            transport.bounded_command(Some(name), &get, bound, deadline).await.map_err(explain)
+            client.bounded_command(Some(name), &get, bound, deadline).await.map_err(explain)
         };
         let mut value = get(&name).await?;
         let table = match &value {
@@ -53,7 +53,7 @@ pub(crate) async fn inspect(
         let failed = |detail: String| {
             let name = String::from_utf8_lossy(&name).into_owned();
             let detail = format!("`{}` {detail}", name.escape_debug());
-            calls.failed(transport.slot(name.as_bytes()), Executed::No, FailureKind::Malformed, &detail)
+            calls.failed(client.slot(name.as_bytes()), Executed::No, FailureKind::Malformed, &detail)
         };
         let Value::BulkString(bytes) = value else { return Err(failed(format!("reads as {value:?}"))) };
         let now = Timestamp::from_micros(now);

@@ -14,8 +14,8 @@ use super::PATIENCE;
 use crate::store::redis::calls::{Calls, explain};
 use crate::store::redis::names::Names;
 use crate::store::redis::reply::{items, number};
-use crate::store::redis::transport::{Call, Executed, Failure, FailureKind, LastFailure, ReplyBound};
 use crate::time::{instant, millis_ceil};
+use redis_once::{Call, Executed, Failure, FailureKind, LastFailure, ReplyBound};
 
 /// How long an instance counts after it was last heard of: three intervals, and a second.
 const COUNTS: Duration = Duration::from_secs(10);
@@ -58,7 +58,7 @@ pub(crate) async fn count(calls: &Calls, record: Option<&[u8]>) -> Result<u64, F
         keys.push(Names::instance(id));
         args.push(record.to_vec());
     }
-    let slot = calls.transport.slot(&keys[0]);
+    let slot = calls.client.slot(&keys[0]);
     let call = Call { script: &calls.scripts().instances, keys: &keys, args: &args, native: None };
     let counted = calls.run(call, ReplyBound::SMALL, instant() + PATIENCE, &LastFailure::default()).await?;
     let numbers = match &counted {
@@ -77,7 +77,7 @@ pub(crate) async fn count(calls: &Calls, record: Option<&[u8]>) -> Result<u64, F
 
 /// The records of all instances, this one included, in no order.
 pub(crate) async fn records(calls: &Calls) -> Result<Vec<InstanceRecord>, Failure> {
-    let slot = calls.transport.slot(&Names::instances());
+    let slot = calls.client.slot(&Names::instances());
     let malformed = |detail: &str| calls.failed(slot, Executed::No, FailureKind::Malformed, detail);
     let deadline = instant() + PATIENCE;
     let ids = ids(&table(calls, deadline).await?);
@@ -112,11 +112,11 @@ async fn table(calls: &Calls, deadline: Instant) -> Result<Vec<u8>, Failure> {
     let table = Names::instances();
     let mut command = redis::cmd("GETRANGE");
     command.arg(&table).arg(0).arg(MAX_TABLE - 1);
-    let read = calls.transport.bounded_command(Some(&table), &command, ReplyBound::of(MAX_TABLE), deadline);
+    let read = calls.client.bounded_command(Some(&table), &command, ReplyBound::of(MAX_TABLE), deadline);
     match read.await.map_err(explain)? {
         Value::BulkString(bytes) => Ok(bytes),
         other => {
-            let (slot, detail) = (calls.transport.slot(&table), format!("answered GETRANGE with {other:?}"));
+            let (slot, detail) = (calls.client.slot(&table), format!("answered GETRANGE with {other:?}"));
             Err(calls.failed(slot, Executed::No, FailureKind::Malformed, &detail))
         }
     }

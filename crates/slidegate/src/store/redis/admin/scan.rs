@@ -11,8 +11,8 @@ use crate::policy_reset::{Place, ResetCounts};
 use crate::store::redis::calls::Calls;
 use crate::store::redis::names::Names;
 use crate::store::redis::reply::number;
-use crate::store::redis::transport::{Executed, Failure, FailureKind, ReplyBound};
 use crate::time::instant;
+use redis_once::{Executed, Failure, FailureKind, ReplyBound};
 
 /// The maximum number of keys that a server scans in one step. The step blocks it for a few
 /// milliseconds.
@@ -29,7 +29,7 @@ pub(crate) async fn step(
     keys: u64,
     done: &mut ResetCounts,
 ) -> Result<Option<Place>, Failure> {
-    let names = calls.transport.master_names(instant() + PATIENCE).await?;
+    let names = calls.client.master_names(instant() + PATIENCE).await?;
     let nodes = fingerprint(&names);
     let (at, cursor) = match from {
         Some(Place::Node { nodes: before, at, cursor }) if before == nodes => (at, cursor),
@@ -46,12 +46,12 @@ pub(crate) async fn step(
     let mut scan = redis::cmd("SCAN");
     scan.arg(cursor).arg("MATCH").arg(Names::pattern(policy)).arg("COUNT").arg(keys);
     let command = |name: &str| (name == node).then(|| scan.clone());
-    let scanned = calls.transport.on_each_master(command, ReplyBound::LISTING, instant() + PATIENCE).await;
+    let scanned = calls.client.on_each_master(command, ReplyBound::LISTING, instant() + PATIENCE).await;
     let Some((node, answer)) = scanned.into_iter().next() else {
         // Another node replaced it between two calls; the next step starts with that one.
         return Ok(Some(Place::Node { nodes, at, cursor }));
     };
-    let answer = answer.inspect_err(|failure| calls.transport.count(failure))?;
+    let answer = answer.inspect_err(|failure| calls.client.count(failure))?;
     let (cursor, found) = scan_answer(&node, &answer)?;
     let found = found.into_iter().filter(|key| Names::is_of(policy, key)).collect();
     done.scanned = done.scanned.saturating_add(keys);
@@ -74,7 +74,7 @@ async fn forget(calls: &Calls, keys: Vec<Vec<u8>>) -> Result<u64, Failure> {
     }
     let mut by_slot: BTreeMap<u16, Vec<Vec<u8>>> = BTreeMap::new();
     for key in keys {
-        by_slot.entry(calls.transport.slot(&key)).or_default().push(key);
+        by_slot.entry(calls.client.slot(&key)).or_default().push(key);
     }
     let mut deleted = Ok(0);
     for keys in by_slot.values().flat_map(|keys| keys.chunks(DELETED)) {
@@ -84,10 +84,10 @@ async fn forget(calls: &Calls, keys: Vec<Vec<u8>>) -> Result<u64, Failure> {
         let mut usage = redis::cmd("DEL");
         usage.arg(keys.iter().map(|key| Names::usage(key)).collect::<Vec<_>>());
         let first = keys.first().map(Vec::as_slice);
-        match (&mut deleted, calls.transport.command(first, &command, instant() + PATIENCE).await) {
+        match (&mut deleted, calls.client.command(first, &command, instant() + PATIENCE).await) {
             (Ok(deleted), Ok(answer)) => {
                 *deleted += number(&answer).unwrap_or(0);
-                let _ = calls.transport.command(first, &usage, instant() + PATIENCE).await;
+                let _ = calls.client.command(first, &usage, instant() + PATIENCE).await;
             }
             (deleted, Err(failure)) => {
                 *deleted = Err(failure);
@@ -104,7 +104,7 @@ async fn forget(calls: &Calls, keys: Vec<Vec<u8>>) -> Result<u64, Failure> {
 /// The number of keys on all nodes; `None` if the user lacks the permission.
 async fn count_keys(calls: &Calls) -> Option<u64> {
     let dbsize = |_: &str| Some(redis::cmd("DBSIZE"));
-    let answers = calls.transport.on_each_master(dbsize, ReplyBound::SMALL, instant() + PATIENCE).await;
+    let answers = calls.client.on_each_master(dbsize, ReplyBound::SMALL, instant() + PATIENCE).await;
     answers.into_iter().map(|(_, answer)| number(&answer.ok()?)).sum()
 }
 

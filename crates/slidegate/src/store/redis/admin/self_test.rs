@@ -19,9 +19,9 @@ use crate::store::redis::call::{Subject, Subjects};
 use crate::store::redis::calls::Calls;
 use crate::store::redis::names::Names;
 use crate::store::redis::reply::items;
-use crate::store::redis::transport::{self, Call, Executed, Failure, FailureKind, LastFailure, ReplyBound};
 use crate::time::{instant, micros, millis_ceil};
 use crate::verb::{Role, Verb};
+use redis_once::{Call, Executed, Failure, FailureKind, LastFailure, ReplyBound};
 
 /// The window of the keys: they are gone after two windows and five seconds. Longer than the test
 /// takes, as it must see its own charge.
@@ -35,14 +35,14 @@ const INSTEAD_OF_TIME: [&str; 2] = ["pttl", "pexpiretime"];
 
 /// Makes the calls of a check, of a reservation and of a reset on every master.
 pub(crate) async fn test_masters(calls: &Calls) -> Result<(), Failure> {
-    let transport = &calls.transport;
-    let mut untested: BTreeSet<_> = transport.master_names(instant() + PATIENCE).await?.into_iter().collect();
+    let client = &calls.client;
+    let mut untested: BTreeSet<_> = client.master_names(instant() + PATIENCE).await?.into_iter().collect();
     // A server that refuses to delete keeps the keys of earlier tests for a while.
     let run = new_id();
     let mut reads_expiry = false;
     for number in 0..MAX_KEYS {
         let key = Names::self_test(run, number);
-        if untested.remove(&transport.holder_name(transport.slot(&key))) {
+        if untested.remove(&client.holder_name(client.slot(&key))) {
             let tested = test_key(calls, &key, reads_expiry).await;
             // What is left expires.
             let _ = calls.delete(&key, instant() + PATIENCE).await;
@@ -127,13 +127,13 @@ async fn test_commands(calls: &Calls, key: &[u8], deadline: Instant) -> Result<b
         "refuses {} in scripts (if its user lacks the right, give it `{}`): {}",
         commands.join(", "),
         rights.join(" "),
-        transport::without_user(error)
+        redis_once::without_user(error)
     );
     Err(failed(calls, key, FailureKind::NoPermission, &detail))
 }
 
 fn failed(calls: &Calls, key: &[u8], kind: FailureKind, detail: &str) -> Failure {
-    calls.failed(calls.transport.slot(key), Executed::No, kind, detail)
+    calls.failed(calls.client.slot(key), Executed::No, kind, detail)
 }
 
 fn text(value: &Value) -> String {

@@ -7,8 +7,8 @@ use redis::Value;
 use super::PATIENCE;
 use crate::store::redis::calls::Calls;
 use crate::store::redis::reply::{items, number};
-use crate::store::redis::transport::ReplyBound;
 use crate::time::{Clock, SystemClock, instant};
+use redis_once::ReplyBound;
 
 /// What one server says about itself.
 #[derive(Debug, Clone)]
@@ -67,7 +67,7 @@ pub(crate) async fn ask(calls: &Calls) -> Vec<ServerInfo> {
 /// The reply of every master, `None` if it is an error.
 async fn on_each_master(calls: &Calls, name: &str) -> Vec<(String, Option<Value>)> {
     let command = |_: &str| Some(redis::cmd(name));
-    let answers = calls.transport.on_each_master(command, ReplyBound::SMALL, instant() + PATIENCE).await;
+    let answers = calls.client.on_each_master(command, ReplyBound::SMALL, instant() + PATIENCE).await;
     answers.into_iter().map(|(node, answer)| (node, answer.ok())).collect()
 }
 

@@ -6,8 +6,8 @@ use smallvec::SmallVec;
 use crate::charge::Excess;
 use crate::decision::Decision;
 use crate::store::redis::call::{Answers, Subject, Subjects};
-use crate::store::redis::transport::{Executed, Failure, FailureKind};
 use crate::store::shared::DecideError;
+use redis_once::{Executed, Failure, FailureKind};
 
 /// The subjects of a request that are in one slot, and their positions in the request.
 #[derive(Debug, Clone)]

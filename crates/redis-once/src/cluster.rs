@@ -2,20 +2,20 @@
 
 use redis::Value;
 
-use super::options::Address;
-use super::slot::SLOTS;
+use crate::options::Address;
+use crate::slot::SLOTS;
 
 /// One entry of `CLUSTER SLOTS`: the slots `first` to `last`.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Range {
-    pub(super) first: u16,
-    pub(super) last: u16,
-    pub(super) master: Address,
-    pub(super) replicas: Vec<Address>,
+pub(crate) struct Range {
+    pub(crate) first: u16,
+    pub(crate) last: u16,
+    pub(crate) master: Address,
+    pub(crate) replicas: Vec<Address>,
 }
 
 /// Parses the reply of `CLUSTER SLOTS`; `None` if it is malformed.
-pub(super) fn ranges(reply: &Value, from: &Address) -> Option<Vec<Range>> {
+pub(crate) fn ranges(reply: &Value, from: &Address) -> Option<Vec<Range>> {
     let Value::Array(entries) = reply else { return None };
     entries.iter().map(|entry| range(entry, from)).collect()
 }
@@ -46,7 +46,7 @@ fn listed(node: &Value, from: &Address) -> Option<Address> {
 }
 
 /// An address as reported by `from`. A missing or unknown host means the host of `from`.
-pub(super) fn located(host: Option<&str>, port: u16, from: &Address) -> Option<Address> {
+pub(crate) fn located(host: Option<&str>, port: u16, from: &Address) -> Option<Address> {
     if port == 0 {
         return None;
     }

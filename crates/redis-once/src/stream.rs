@@ -15,8 +15,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::task::JoinSet;
 
-use super::options::{Address, ClientCertificate, ConnectionOptions, Pem};
-use super::reply_bound::{AcceptedReplies, ReplyScanner};
+use crate::options::{Address, ClientCertificate, Options, Pem};
+use crate::reply_bound::{AcceptedReplies, ReplyScanner};
 
 /// A connection that is silent for this long is probed, and again at this interval.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(2));
@@ -26,7 +26,7 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(2);
 
 /// How to open a stream to one server.
 #[derive(Debug, Clone)]
-pub(super) struct Opener {
+pub(crate) struct Opener {
     address: Address,
     /// `None` without TLS.
     tls: Option<Tls>,
@@ -41,13 +41,13 @@ struct Tls {
 }
 
 /// Bytes in both directions.
-pub(super) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Duplex for S {}
 
 impl Opener {
     /// # Errors
     /// Certificates that cannot be used.
-    pub(super) fn new(options: &ConnectionOptions, address: &Address) -> io::Result<Self> {
+    pub(crate) fn new(options: &Options, address: &Address) -> io::Result<Self> {
         let is_encrypted = options.tls && matches!(address, Address::Tcp { .. });
         let tls = is_encrypted.then(|| Tls {
             ca_certificates: options.ca_certificates.clone(),
@@ -61,7 +61,7 @@ impl Opener {
     }
 
     /// Opens a stream. Every address of a name is tried at once; the first that answers is used.
-    pub(super) async fn open(&self, accepted: Arc<AcceptedReplies>) -> io::Result<impl Duplex + 'static> {
+    pub(crate) async fn open(&self, accepted: Arc<AcceptedReplies>) -> io::Result<impl Duplex + 'static> {
         let inner: Box<dyn Duplex> = match (&self.address, &self.tls) {
             (Address::Unix(path), _) => unix(path).await?,
             (Address::Tcp { host, port }, None) => Box::new(tcp(host, *port).await?),
@@ -97,7 +97,7 @@ impl Tls {
             return Ok(config.with_no_client_auth());
         };
         let chain = CertificateDer::pem_slice_iter(certificate_pem).collect::<Result<_, _>>();
-        let key = PrivateKeyDer::from_pem_slice(key_pem.expose());
+        let key = PrivateKeyDer::from_pem_slice(key_pem);
         let (chain, key) = (chain.map_err(io::Error::other)?, key.map_err(io::Error::other)?);
         config.with_client_auth_cert(chain, key).map_err(io::Error::other)
     }

@@ -6,9 +6,6 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::error::Error;
-use crate::secret::Secret;
-
 /// The largest number of connections to one node.
 const MAX_CONNECTIONS: u8 = 16;
 /// The longest deadline and connect timeout. A limiter that takes longer delays requests instead of
@@ -17,70 +14,127 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Which servers to connect to, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ConnectionOptions {
-    pub(crate) servers: Servers,
-    pub(crate) tls: bool,
+pub struct Options {
+    /// The servers.
+    pub servers: Servers,
+    /// Whether to use TLS.
+    pub tls: bool,
     /// User and password of the servers that hold keys.
-    pub(crate) credentials: Credentials,
+    pub credentials: Credentials,
     /// User and password of the Sentinels.
-    pub(crate) sentinel_credentials: Credentials,
+    pub sentinel_credentials: Credentials,
     /// The database's number; 0 in a cluster.
-    pub(crate) database: u32,
+    pub database: u32,
     /// The longest a whole call may take, queueing included.
-    pub(crate) deadline: Duration,
+    pub deadline: Duration,
     /// The longest one connection attempt may take, TLS and greeting included.
-    pub(crate) connect_timeout: Duration,
+    pub connect_timeout: Duration,
     /// Connections to each node, 1 to 16.
-    pub(crate) connections: u8,
+    pub connections: u8,
     /// Whether to use RESP2 without trying RESP3 first.
-    pub(crate) resp2_only: bool,
-    pub(crate) ca_certificates: Option<Pem>,
-    pub(crate) client_certificate: Option<ClientCertificate>,
+    pub resp2_only: bool,
+    /// Authorities to trust instead of the system's.
+    pub ca_certificates: Option<Pem>,
+    /// What this client presents to servers.
+    pub client_certificate: Option<ClientCertificate>,
+    /// The program that calls.
+    pub application: Application,
+}
+
+/// The program that calls, and what it has on servers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Application {
+    /// Its name, as `CLIENT LIST` shows it.
+    pub name: &'static str,
+    /// Its version, as `CLIENT LIST` shows it.
+    pub version: &'static str,
+    /// The code of errors that its scripts raise for values that they cannot read, which are of the kind
+    /// [`FailureKind::ForeignValue`](crate::FailureKind::ForeignValue).
+    pub script_error: &'static str,
+    /// At most eight commands of its module, which servers may have; see [`Native`](crate::Native). A server is
+    /// asked which of them it has every 30 s, in the background.
+    pub native: &'static [&'static str],
+}
+
+impl Default for Application {
+    fn default() -> Self {
+        let (name, version) = (env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
+        Self { name, version, script_error: "", native: &[] }
+    }
 }
 
 /// The servers that a URL names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Servers {
+pub enum Servers {
     /// One server.
     Node(Address),
     /// Some nodes of a cluster, at least one.
     Cluster(Vec<Address>),
     /// Sentinels, at least one, and the master's name.
-    Sentinel { sentinels: Vec<Address>, master: String },
+    Sentinel {
+        /// Some of the Sentinels.
+        sentinels: Vec<Address>,
+        /// The name of the master that they watch.
+        master: String,
+    },
 }
 
 /// The address of one server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) enum Address {
+pub enum Address {
     /// A host name, or an IP address without brackets, and a port.
-    Tcp { host: String, port: u16 },
+    Tcp {
+        /// The name or address.
+        host: String,
+        /// The port.
+        port: u16,
+    },
     /// The path of a socket.
     Unix(PathBuf),
 }
 
 /// A user name and a password. Without a password, no `AUTH` is sent.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Credentials {
-    pub(crate) user: Option<String>,
-    pub(crate) password: Option<Secret<String>>,
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Credentials {
+    /// The user, if it is not the default one.
+    pub user: Option<String>,
+    /// The password. It appears in no error and no `Debug` output.
+    pub password: Option<String>,
 }
 
 /// Certificates in PEM form; `Debug` prints their size.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Pem(pub(crate) Vec<u8>);
+pub struct Pem(pub Vec<u8>);
 
 /// The certificate and private key that this client presents to servers.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ClientCertificate {
-    /// The certificate and its intermediates, in PEM form.
-    pub certificate_pem: Vec<u8>,
-    /// Its private key in PEM form.
-    pub key_pem: Secret<Vec<u8>>,
+    pub(crate) certificate_pem: Vec<u8>,
+    pub(crate) key_pem: Vec<u8>,
 }
 
-impl ConnectionOptions {
+/// What is wrong with options: one line with what is invalid, what was given, and what to give. It shows no
+/// password and no part of a URL that could not be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InvalidOptions(String);
+
+impl InvalidOptions {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self(message.into())
+    }
+}
+
+impl fmt::Display for InvalidOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for InvalidOptions {}
+
+impl Options {
     /// The default options for these servers.
-    pub(super) fn new(servers: Servers, tls: bool) -> Self {
+    pub(crate) fn new(servers: Servers, tls: bool) -> Self {
         Self {
             servers,
             tls,
@@ -93,27 +147,31 @@ impl ConnectionOptions {
             resp2_only: false,
             ca_certificates: None,
             client_certificate: None,
+            application: Application::default(),
         }
     }
 
-    /// Validates ranges, and that certificates are given only with TLS.
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    /// Validates ranges, and that certificates are given only with TLS. [`Client::new`](crate::Client::new) does so too.
+    ///
+    /// # Errors
+    /// A time or number out of its range, or certificates without TLS.
+    pub fn check(&self) -> Result<(), InvalidOptions> {
         let waits = [("deadline", self.deadline, "50ms"), ("connect timeout", self.connect_timeout, "250ms")];
         for (name, wait, example) in waits {
             if wait < Duration::from_millis(1) || wait > MAX_TIMEOUT {
-                return Err(Error::store(format!(
+                return Err(InvalidOptions::new(format!(
                     "redis {name} is {wait:?}; give 1ms to 60s, for example {example}"
                 )));
             }
         }
         if !(1..=MAX_CONNECTIONS).contains(&self.connections) {
-            return Err(Error::store(format!(
+            return Err(InvalidOptions::new(format!(
                 "redis connections is {}; give 1 to {MAX_CONNECTIONS} for each node",
                 self.connections
             )));
         }
         if !self.tls && (self.ca_certificates.is_some() || self.client_certificate.is_some()) {
-            return Err(Error::store(
+            return Err(InvalidOptions::new(
                 "redis has certificates but its url does not encrypt; give a url that begins with `rediss`",
             ));
         }
@@ -122,7 +180,7 @@ impl ConnectionOptions {
 }
 
 /// The URL without user names and passwords: `redis://10.0.0.5:6379/2`.
-impl fmt::Display for ConnectionOptions {
+impl fmt::Display for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list =
             |addresses: &[Address]| addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
@@ -153,6 +211,22 @@ impl fmt::Display for Address {
     }
 }
 
+impl ClientCertificate {
+    /// A certificate with its intermediates, and its private key, both in PEM form. They are read when a
+    /// client is made.
+    #[must_use]
+    pub fn new(certificate_pem: Vec<u8>, key_pem: Vec<u8>) -> Self {
+        Self { certificate_pem, key_pem }
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let password = self.password.as_ref().map(|_| "***");
+        f.debug_struct("Credentials").field("user", &self.user).field("password", &password).finish()
+    }
+}
+
 impl fmt::Debug for Pem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes", self.0.len())
@@ -161,6 +235,6 @@ impl fmt::Debug for Pem {
 
 impl fmt::Debug for ClientCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "ClientCertificate({} bytes, key {:?})", self.certificate_pem.len(), self.key_pem)
+        write!(f, "ClientCertificate({} bytes, key ***)", self.certificate_pem.len())
     }
 }

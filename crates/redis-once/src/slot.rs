@@ -1,17 +1,20 @@
 //! Hash slots: which of the 16,384 slots of a cluster a key belongs to.
 
 /// The number of slots of a cluster.
-pub(crate) const SLOTS: u16 = 16_384;
+pub const SLOTS: u16 = 16_384;
 
 /// The slot of a key: CRC-16 of its hash tag, or of the whole key if it has none.
 ///
 /// The hash tag is the text between the first `{` and the next `}`, unless empty (Redis Cluster
 /// specification).
-pub(crate) fn of(key: &[u8]) -> u16 {
+#[must_use]
+pub fn of(key: &[u8]) -> u16 {
     crc16(tag(key)) % SLOTS
 }
 
-pub(crate) fn tag(key: &[u8]) -> &[u8] {
+/// The part of a key that chooses its slot: its hash tag, or the whole key.
+#[must_use]
+pub fn tag(key: &[u8]) -> &[u8] {
     let Some(open) = key.iter().position(|byte| *byte == b'{') else { return key };
     let rest = &key[open + 1..];
     match rest.iter().position(|byte| *byte == b'}') {

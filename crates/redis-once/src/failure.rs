@@ -11,19 +11,21 @@ use redis::ServerError;
 
 /// Why a call got no usable reply.
 #[derive(Debug, Clone)]
-pub(crate) struct Failure {
-    pub(crate) executed: Executed,
-    pub(crate) kind: FailureKind,
+pub struct Failure {
+    /// Whether the call may have been executed all the same.
+    pub executed: Executed,
+    /// What went wrong.
+    pub kind: FailureKind,
     /// The node that was called: `10.0.0.5:6379` or the path of a socket; empty if no node is the
     /// cause.
-    pub(crate) node: String,
+    pub node: String,
     /// What happened, in lower case, with the server's own words if it replied an error.
-    pub(crate) detail: String,
+    pub detail: String,
 }
 
 /// Whether the server may have executed a failed call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Executed {
+pub enum Executed {
     /// Certainly not.
     No,
     /// Unknown.
@@ -32,9 +34,9 @@ pub(crate) enum Executed {
 
 macro_rules! failure_kinds {
     ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
-        /// Why a call to a shared store failed.
+        /// Why a call failed.
         ///
-        /// Each kind has a [name](Self::name), which is the label of the metric that counts it.
+        /// Each kind has a [name](Self::name), for example for the label of a metric.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum FailureKind {
@@ -42,7 +44,7 @@ macro_rules! failure_kinds {
         }
 
         impl FailureKind {
-            /// Every kind, in the order of [`StoreErrors::iter`].
+            /// Every kind, in the order of [`FailureCounts::iter`].
             pub const ALL: [Self; [$($name),*].len()] = [$(Self::$kind),*];
 
             /// The kind in one lower-case word, such as `timeout`, `readonly` or `oom`. Names are stable.
@@ -93,7 +95,8 @@ failure_kinds! {
     NoScript = "noscript",
     /// `WRONGTYPE`: the key is of another Redis type, so another program wrote it.
     WrongType = "wrongtype",
-    /// The key's value is not one that this release can read.
+    /// The caller's script raised its own error, [`Application::script_error`](crate::Application::script_error): the
+    /// key's value is not one that it can read.
     ForeignValue = "foreign_value",
     /// `NOAUTH` or `WRONGPASS`: user or password is missing or wrong.
     Authentication = "auth",
@@ -106,9 +109,10 @@ failure_kinds! {
 }
 
 impl FailureKind {
-    /// The kind of an error reply.
-    pub(super) fn of(error: &ServerError) -> Self {
+    /// The kind of an error reply. Scripts of the caller raise errors with the code `own`.
+    pub(crate) fn of(error: &ServerError, own: &str) -> Self {
         let details = error.details().unwrap_or_default();
+        let of_code = |code: &str| if code == own { Some(Self::ForeignValue) } else { Self::of_code(code) };
         match error.code() {
             // Servers before Redis 7 wrap errors of a script: `ERR Error running script (call to
             // f_1b936e):
@@ -125,14 +129,14 @@ impl FailureKind {
             "ERR" => details
                 .split_whitespace()
                 .filter_map(|word| word.strip_prefix('-').or(Some(word)))
-                .find_map(Self::of_code)
+                .find_map(of_code)
                 .unwrap_or(Self::Other),
-            code => Self::of_code(code).unwrap_or(Self::Other),
+            code => of_code(code).unwrap_or(Self::Other),
         }
     }
 
     /// The kind for the first word of an error reply.
-    pub(super) fn of_code(code: &str) -> Option<Self> {
+    pub(crate) fn of_code(code: &str) -> Option<Self> {
         Some(match code {
             "READONLY" => Self::ReadOnly,
             "OOM" => Self::OutOfMemory,
@@ -145,8 +149,6 @@ impl FailureKind {
             "MOVED" | "ASK" | "CROSSSLOT" => Self::Redirected,
             "NOSCRIPT" => Self::NoScript,
             "WRONGTYPE" => Self::WrongType,
-            // Raised by our scripts for a value that they cannot read.
-            "SLIDEGATE" => Self::ForeignValue,
             "NOAUTH" | "WRONGPASS" => Self::Authentication,
             "NOPERM" => Self::NoPermission,
             _ => return None,
@@ -160,11 +162,11 @@ impl fmt::Display for FailureKind {
     }
 }
 
-/// How many calls to a shared store failed, by kind.
+/// How many calls failed, by kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct StoreErrors([u64; FailureKind::ALL.len()]);
+pub struct FailureCounts([u64; FailureKind::ALL.len()]);
 
-impl StoreErrors {
+impl FailureCounts {
     /// Failures of this kind.
     #[must_use]
     pub fn of(&self, kind: FailureKind) -> u64 {
@@ -179,101 +181,44 @@ impl StoreErrors {
 
 /// Counts failures by kind.
 #[derive(Debug, Default)]
-pub(super) struct FailureCounts([AtomicU64; FailureKind::ALL.len()]);
+pub(crate) struct Counters([AtomicU64; FailureKind::ALL.len()]);
 
-impl FailureCounts {
-    pub(super) fn count(&self, kind: FailureKind) {
+impl Counters {
+    pub(crate) fn count(&self, kind: FailureKind) {
         self.0[kind as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn read(&self) -> StoreErrors {
-        StoreErrors(std::array::from_fn(|at| self.0[at].load(Ordering::Relaxed)))
-    }
-}
-
-/// Why a shared store did not decide and a policy's [fallback](crate::OnStoreError) did.
-///
-/// Its text is one line with the node and what happened, and the server's own words if it replied
-/// an error: `redis at 10.0.0.5:6379: READONLY You can't write against a read only replica.`
-///
-/// ```
-/// use slidegate::{redis::{FailureKind, StoreFailure}};
-///
-/// let failure = StoreFailure::new(FailureKind::Timeout, "table at 10.0.0.5: no reply within 50 ms");
-/// assert_eq!(failure.kind(), FailureKind::Timeout);
-/// assert_eq!(failure.to_string(), "table at 10.0.0.5: no reply within 50 ms");
-/// ```
-#[derive(Debug, Clone)]
-pub struct StoreFailure(Cause);
-
-#[derive(Debug, Clone)]
-enum Cause {
-    Redis(Failure),
-    /// Of a store outside this crate.
-    Other {
-        kind: FailureKind,
-        text: String,
-    },
-}
-
-impl StoreFailure {
-    /// A failure of a store outside this crate. `text` is one line.
-    #[must_use]
-    pub fn new(kind: FailureKind, text: impl Into<String>) -> Self {
-        Self(Cause::Other { kind, text: text.into() })
-    }
-
-    /// The kind of failure.
-    #[must_use]
-    pub fn kind(&self) -> FailureKind {
-        match &self.0 {
-            Cause::Redis(failure) => failure.kind,
-            Cause::Other { kind, .. } => *kind,
-        }
-    }
-}
-
-impl From<Failure> for StoreFailure {
-    fn from(failure: Failure) -> Self {
-        Self(Cause::Redis(failure))
-    }
-}
-
-impl fmt::Display for StoreFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Cause::Redis(failure) => failure.fmt(f),
-            Cause::Other { text, .. } => f.write_str(text),
-        }
+    pub(crate) fn read(&self) -> FailureCounts {
+        FailureCounts(std::array::from_fn(|at| self.0[at].load(Ordering::Relaxed)))
     }
 }
 
 impl Failure {
     /// A failure that no single node caused.
-    pub(crate) fn without_node(executed: Executed, kind: FailureKind, detail: impl Into<String>) -> Self {
+    #[must_use]
+    pub fn without_node(executed: Executed, kind: FailureKind, detail: impl Into<String>) -> Self {
         Self { executed, kind, node: String::new(), detail: detail.into() }
-    }
-
-    /// Whether a script that knows no holds has read a key that has some. The call is repeated with
-    /// the script that knows them.
-    pub(crate) fn is_for_holds(&self) -> bool {
-        self.kind == FailureKind::ForeignValue && self.detail.contains("its first byte is 21")
     }
 }
 
 /// The last failure that calls have met, readable while one of them is still being repeated.
 #[derive(Debug, Default)]
-pub(crate) struct LastFailure(Mutex<Option<Failure>>);
+pub struct LastFailure(Mutex<Option<Failure>>);
 
 impl LastFailure {
-    pub(crate) fn set(&self, failure: Option<Failure>) {
+    /// Notes one, or that there is none any more.
+    pub fn set(&self, failure: Option<Failure>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = failure;
     }
 
-    pub(crate) fn get(&self) -> Option<Failure> {
+    /// The last one.
+    #[must_use]
+    pub fn get(&self) -> Option<Failure> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
+
+impl std::error::Error for Failure {}
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -291,7 +236,7 @@ mod tests {
     fn kind(line: &str) -> FailureKind {
         let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap();
         let redis::Value::ServerError(error) = value else { panic!("{line} is no error") };
-        FailureKind::of(&error)
+        FailureKind::of(&error, "APP")
     }
 
     /// An operator who reads `readonly` suspects a failover; `oom` points to memory.
@@ -309,7 +254,7 @@ mod tests {
                 FailureKind::OutOfMemory,
             ),
             ("WRONGTYPE Operation against a key holding the wrong kind of value", FailureKind::WrongType),
-            ("SLIDEGATE value 1 is not of layout 1 or 2: its first byte is 65", FailureKind::ForeignValue),
+            ("APP value 1 is not of layout 1 or 2: its first byte is 65", FailureKind::ForeignValue),
             ("LOADING Redis is loading the dataset in memory", FailureKind::Loading),
             ("BUSY Redis is busy running a script.", FailureKind::Busy),
             ("MISCONF Redis is configured to save RDB snapshots", FailureKind::Misconfigured),
@@ -341,7 +286,7 @@ mod tests {
     /// none.
     #[test]
     fn every_kind_has_a_label_and_a_counter_of_its_own() {
-        let counts = FailureCounts::default();
+        let counts = Counters::default();
         for (times, kind) in FailureKind::ALL.into_iter().enumerate() {
             (0..=times).for_each(|_| counts.count(kind));
             assert!(kind.name().bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{kind}");

@@ -19,24 +19,25 @@ const MAX_DIGITS: usize = 18;
 
 /// The largest reply that a call can get, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ReplyBound(usize);
+pub struct ReplyBound(usize);
 
 impl ReplyBound {
     /// Of every call that does not need more: the state of a few keys, counters, `INFO`, `HELLO`.
-    pub(crate) const SMALL: Self = Self(64 * 1024);
+    pub const SMALL: Self = Self(64 * 1024);
     /// Of `CLUSTER SLOTS` and of one step of a scan: a cluster whose slots are scattered over a
     /// hundred nodes, or 20,000 long names.
-    pub(crate) const LISTING: Self = Self(8 << 20);
+    pub const LISTING: Self = Self(8 << 20);
 
     /// For a value of this many bytes, but at least [`SMALL`](Self::SMALL).
-    pub(crate) fn of(bytes: usize) -> Self {
+    #[must_use]
+    pub fn of(bytes: usize) -> Self {
         Self(bytes.saturating_add(64)).max(Self::SMALL)
     }
 }
 
 /// What the calls on one connection accept, shared with the stream that its replies arrive on.
 #[derive(Debug)]
-pub(super) struct AcceptedReplies {
+pub(crate) struct AcceptedReplies {
     /// The largest bound of any call so far. It never shrinks: the reply of a call that nobody waits
     /// for any more may still arrive.
     most: AtomicUsize,
@@ -52,20 +53,20 @@ impl Default for AcceptedReplies {
 
 impl AcceptedReplies {
     /// Accepts replies up to this bound from now on. Call it before the call is sent.
-    pub(super) fn accept(&self, bound: ReplyBound) {
+    pub(crate) fn accept(&self, bound: ReplyBound) {
         if self.most.load(Ordering::Relaxed) < bound.0 {
             self.most.fetch_max(bound.0, Ordering::Relaxed);
         }
     }
 
     /// Why the connection ended, if a reply was refused.
-    pub(super) fn refused(&self) -> Option<&RefusedReply> {
+    pub(crate) fn refused(&self) -> Option<&RefusedReply> {
         self.refused.get()
     }
 
     /// Checks bytes that have arrived. Returns how many of them may be parsed: all, or those of the
     /// complete replies before the one that is refused.
-    pub(super) fn check(&self, scanner: &mut ReplyScanner, bytes: &[u8]) -> Result<(), usize> {
+    pub(crate) fn check(&self, scanner: &mut ReplyScanner, bytes: &[u8]) -> Result<(), usize> {
         scanner.scan(bytes, self.most.load(Ordering::Relaxed)).map_err(|(complete, refused)| {
             let _ = self.refused.set(refused);
             complete
@@ -75,7 +76,7 @@ impl AcceptedReplies {
 
 /// Why a reply was refused. Its text is one line with what was sent and what is accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RefusedReply {
+pub(crate) enum RefusedReply {
     /// A string of this many bytes, where the reply may have `most`.
     Bytes { announced: u64, most: usize },
     /// A list of this many elements, where the reply may have `most` bytes.
@@ -119,7 +120,7 @@ impl fmt::Display for RefusedReply {
 
 /// Follows the framing of replies, in chunks of any size. It holds no bytes.
 #[derive(Debug, Default)]
-pub(super) struct ReplyScanner {
+pub(crate) struct ReplyScanner {
     /// Elements that each open list still lacks, the innermost last.
     open: [u64; MAX_DEPTH],
     depth: usize,
@@ -179,7 +180,7 @@ impl ReplyScanner {
     }
 
     /// Whether the last reply is complete.
-    pub(super) fn is_between_replies(&self) -> bool {
+    pub(crate) fn is_between_replies(&self) -> bool {
         self.bytes == 0
     }
 

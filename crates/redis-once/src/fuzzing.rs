@@ -2,11 +2,11 @@
 
 use redis::Value;
 
-use super::error_reply::{self, ErrorReply};
-use super::failure::FailureKind;
-use super::options::Address;
-use super::reply_bound::{AcceptedReplies, ReplyScanner};
-use super::{cluster, sentinel};
+use crate::error_reply::{self, ErrorReply};
+use crate::failure::FailureKind;
+use crate::options::Address;
+use crate::reply_bound::{AcceptedReplies, ReplyScanner};
+use crate::{cluster, sentinel};
 
 /// Follows the framing of replies.
 #[derive(Debug, Default)]
@@ -37,7 +37,7 @@ pub fn read_topology(reply: &Value) {
     let _ = sentinel::is_master(reply);
     if let Value::ServerError(error) = reply {
         let _ = ErrorReply::of(error);
-        let _ = FailureKind::of(error);
+        let _ = FailureKind::of(error, "APP");
         let text = error_reply::reply_text(error);
         assert!(!text.contains(|c: char| c.is_control()) && text.chars().count() <= 300, "{text:?}");
     }

@@ -17,17 +17,16 @@ use redis::{Cmd, Value};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use super::cluster::{self, Range};
-use super::connector::Serves;
-use super::error_reply;
-use super::node::{Node, Terms};
-use super::options::{Address, ConnectionOptions, Servers};
-use super::reply_bound::ReplyBound;
-use super::sentinel;
-use super::slot::{self, SLOTS};
-use crate::error::Error;
-use crate::jitter;
-use crate::time::instant;
+use crate::cluster::{self, Range};
+use crate::connector::Serves;
+use crate::error_reply;
+use crate::node::{Node, Terms};
+use crate::options::InvalidOptions;
+use crate::options::{Address, Options, Servers};
+use crate::reply_bound::ReplyBound;
+use crate::sentinel;
+use crate::slot::{self, SLOTS};
+use tokio::time::Instant;
 
 /// Timeout for asking one node.
 const ASKING: Duration = Duration::from_millis(200);
@@ -43,8 +42,8 @@ const SUSPECT: Duration = Duration::from_secs(1);
 const GAP: Duration = Duration::from_millis(50);
 
 /// The nodes and their slots.
-pub(super) struct Topology {
-    options: ConnectionOptions,
+pub(crate) struct Topology {
+    options: Options,
     map: ArcSwap<Map>,
     /// Of a cluster every node in the map, and those that redirections have named since.
     nodes: Mutex<HashMap<Address, KnownNode>>,
@@ -83,7 +82,7 @@ impl Drop for Topology {
 impl Topology {
     /// # Errors
     /// Certificates that cannot be read.
-    pub(super) fn new(options: &ConnectionOptions) -> Result<Arc<Self>, Error> {
+    pub(crate) fn new(options: &Options) -> Result<Arc<Self>, InvalidOptions> {
         let node = |address: &Address, serves| Node::new(options, address.clone(), serves);
         let (mut map, mut sentinels) = (Map::default(), Vec::new());
         match &options.servers {
@@ -109,29 +108,29 @@ impl Topology {
         }))
     }
 
-    pub(super) fn is_cluster(&self) -> bool {
+    pub(crate) fn is_cluster(&self) -> bool {
         matches!(self.options.servers, Servers::Cluster(_))
     }
 
     /// The slot of a key; 0 if this is not a cluster, so that all keys share one slot.
-    pub(super) fn slot(&self, key: &[u8]) -> u16 {
+    pub(crate) fn slot(&self, key: &[u8]) -> u16 {
         if self.is_cluster() { slot::of(key) } else { 0 }
     }
 
     /// The node that holds a slot, if known.
-    pub(super) fn holder(&self, slot: u16) -> Option<Arc<Node>> {
+    pub(crate) fn holder(&self, slot: u16) -> Option<Arc<Node>> {
         let map = self.map.load();
         let number = map.holders.get(usize::from(slot))?;
         map.masters.get(usize::from(*number)).cloned()
     }
 
     /// All masters that are known.
-    pub(super) fn masters(&self) -> Vec<Arc<Node>> {
+    pub(crate) fn masters(&self) -> Vec<Arc<Node>> {
         self.map.load().masters.clone()
     }
 
     /// What has no node where this slot has none, and why, once a refresh has failed.
-    pub(super) fn missing(&self, slot: u16) -> (&'static str, String, Option<String>) {
+    pub(crate) fn missing(&self, slot: u16) -> (&'static str, String, Option<String>) {
         let why = self.why.load().as_deref().cloned();
         match self.options.servers {
             Servers::Sentinel { .. } => ("the sentinels' master", "not known".to_owned(), why),
@@ -141,7 +140,7 @@ impl Topology {
 
     /// Handles a `MOVED` redirection from `from`: the slot is now at `to`. Returns whether the call can
     /// follow it.
-    pub(super) fn moved(&self, slot: u16, to: &str, from: &Node) -> bool {
+    pub(crate) fn moved(&self, slot: u16, to: &str, from: &Node) -> bool {
         let Some(node) = self.named(to, from) else { return false };
         self.map.rcu(|map| {
             let mut map = Map::clone(map);
@@ -152,7 +151,7 @@ impl Topology {
     }
 
     /// The node at the address of a redirection from `from`.
-    pub(super) fn named(&self, address: &str, from: &Node) -> Option<Arc<Node>> {
+    pub(crate) fn named(&self, address: &str, from: &Node) -> Option<Arc<Node>> {
         let (host, port) = address.rsplit_once(':').filter(|_| self.is_cluster())?;
         let port = port.parse().ok()?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -184,7 +183,7 @@ impl Topology {
     }
 
     /// Starts the background task, unless it is running or nothing is to be refreshed.
-    pub(super) fn start_refresh(self: &Arc<Self>) {
+    pub(crate) fn start_refresh(self: &Arc<Self>) {
         let is_fixed = matches!(self.options.servers, Servers::Node(_));
         if is_fixed || self.is_running.load(Ordering::Relaxed) || self.is_running.swap(true, Ordering::AcqRel)
         {
@@ -197,7 +196,7 @@ impl Topology {
     }
 
     /// Requests an early refresh after an error.
-    pub(super) fn refresh_soon(&self) {
+    pub(crate) fn refresh_soon(&self) {
         self.wake.notify_one();
     }
 
@@ -236,7 +235,7 @@ impl Topology {
         let map = self.map.load();
         let mut known: Vec<_> = map.masters.iter().chain(&map.replicas).cloned().collect();
         if !known.is_empty() {
-            let turn = usize::try_from(jitter::below(known.len() as u64)).unwrap_or(0);
+            let turn = fastrand::usize(..known.len());
             known.rotate_left(turn);
         }
         let (mut advisers, unwell): (Vec<_>, Vec<_>) = known.into_iter().partition(|node| node.is_healthy());
@@ -331,7 +330,7 @@ impl Map {
 async fn answered(node: &Node, words: &[&str], bound: ReplyBound) -> Result<Value, String> {
     let mut command = Cmd::new();
     command.arg(words);
-    match node.call(&command, Terms { deadline: instant() + ASKING, bound }).await {
+    match node.call(&command, Terms { deadline: Instant::now() + ASKING, bound }).await {
         Ok(Value::ServerError(error)) => {
             Err(format!("redis at {}: {}", node.name(), error_reply::reply_text(&error)))
         }
@@ -365,14 +364,13 @@ impl Drop for Ending {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::redis::transport::url;
 
     fn tcp(host: &str, port: u16) -> Address {
         Address::Tcp { host: host.to_owned(), port }
     }
 
     fn cluster() -> Arc<Topology> {
-        Topology::new(&url::parse("redis+cluster://seed:7000").unwrap()).unwrap()
+        Topology::new(&Options::from_url("redis+cluster://seed:7000").unwrap()).unwrap()
     }
 
     fn install(cluster: &Topology, ranges: &[Range]) {

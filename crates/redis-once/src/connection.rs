@@ -11,12 +11,10 @@ use redis::aio::MultiplexedConnection;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::connector::{Connected, Connector, Driver};
-use super::error_reply;
-use super::failure::FailureKind;
-use super::reply_bound::AcceptedReplies;
-use crate::jitter;
-use crate::time::instant;
+use crate::connector::{Connected, Connector, Driver};
+use crate::error_reply;
+use crate::failure::FailureKind;
+use crate::reply_bound::AcceptedReplies;
 
 /// The maximum number of calls in flight on one connection; further calls are rejected at once.
 const MAX_IN_FLIGHT: usize = 2048;
@@ -29,13 +27,13 @@ const MAX_TIMEOUTS: u32 = 3;
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 
 /// A connection to a node that is re-established when it is lost.
-pub(super) struct ManagedConnection {
+pub(crate) struct ManagedConnection {
     connector: Arc<Connector>,
     state: watch::Sender<ConnectionState>,
     /// Permits for calls in flight.
-    pub(super) room: Semaphore,
+    pub(crate) room: Semaphore,
     /// Reconnects since the first call.
-    pub(super) reconnects: AtomicU64,
+    pub(crate) reconnects: AtomicU64,
 }
 
 /// State of a managed connection.
@@ -52,16 +50,16 @@ enum ConnectionState {
 
 /// Why there is no connection.
 #[derive(Clone)]
-pub(super) struct Outage {
-    pub(super) kind: FailureKind,
-    pub(super) detail: String,
+pub(crate) struct Outage {
+    pub(crate) kind: FailureKind,
+    pub(crate) detail: String,
 }
 
 /// One established connection.
-pub(super) struct Connection {
-    pub(super) stream: MultiplexedConnection,
+pub(crate) struct Connection {
+    pub(crate) stream: MultiplexedConnection,
     /// Bounds its replies.
-    pub(super) accepted: Arc<AcceptedReplies>,
+    pub(crate) accepted: Arc<AcceptedReplies>,
     _driver: Driver,
     since: Instant,
     /// When the last reply arrived, in microseconds since then.
@@ -75,18 +73,18 @@ pub(super) struct Connection {
 }
 
 impl ManagedConnection {
-    pub(super) fn new(connector: Arc<Connector>) -> Arc<Self> {
+    pub(crate) fn new(connector: Arc<Connector>) -> Arc<Self> {
         let (state, room) = (watch::Sender::new(ConnectionState::Idle), Semaphore::new(MAX_IN_FLIGHT));
         Arc::new(Self { connector, state, room, reconnects: AtomicU64::new(0) })
     }
 
     /// Whether it is connected.
-    pub(super) fn is_up(&self) -> bool {
+    pub(crate) fn is_up(&self) -> bool {
         self.up().is_some()
     }
 
     /// Whether no call has needed it yet.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         matches!(&*self.state.borrow(), ConnectionState::Idle)
     }
 
@@ -98,7 +96,7 @@ impl ManagedConnection {
     }
 
     /// The connection. Waits for a connection attempt in progress, at most until the deadline.
-    pub(super) async fn connection(self: &Arc<Self>, deadline: Instant) -> Result<Arc<Connection>, Outage> {
+    pub(crate) async fn connection(self: &Arc<Self>, deadline: Instant) -> Result<Arc<Connection>, Outage> {
         if let Some(connection) = self.up() {
             return Ok(connection);
         }
@@ -120,20 +118,20 @@ impl ManagedConnection {
 
     /// Closes a lost connection and reconnects. Returns whether this is the first call to report
     /// the loss.
-    pub(super) fn lose(self: &Arc<Self>, connection: &Connection) -> bool {
+    pub(crate) fn lose(self: &Arc<Self>, connection: &Connection) -> bool {
         connection.lost.store(true, Ordering::Release);
         self.connect();
         !connection.missed.swap(true, Ordering::AcqRel)
     }
 
     /// Starts to connect, unless it is connected or an attempt is in progress.
-    pub(super) fn connect(self: &Arc<Self>) {
+    pub(crate) fn connect(self: &Arc<Self>) {
         let mut failures = 0;
         let begun = self.state.send_if_modified(|state| {
             match state {
                 ConnectionState::Idle => {}
                 ConnectionState::Up(connection) if connection.is_lost() => {
-                    failures = u32::from(instant().duration_since(connection.since) < SHORT_LIFE);
+                    failures = u32::from(Instant::now().duration_since(connection.since) < SHORT_LIFE);
                     self.reconnects.fetch_add(1, Ordering::Relaxed);
                 }
                 _ => return false,
@@ -157,7 +155,7 @@ impl Connection {
     }
 
     /// Records a reply.
-    pub(super) fn answered(&self, now: Instant) {
+    pub(crate) fn answered(&self, now: Instant) {
         self.answered_us.store(self.us(now), Ordering::Relaxed);
         self.timeouts_in_a_row.store(0, Ordering::Relaxed);
     }
@@ -166,7 +164,7 @@ impl Connection {
     /// connection.
     ///
     /// A slow server still replies to other calls. Reconnecting would slow it down further.
-    pub(super) fn is_silent(&self, begun: Instant) -> bool {
+    pub(crate) fn is_silent(&self, begun: Instant) -> bool {
         self.answered_us.load(Ordering::Relaxed) < self.us(begun)
             && self.timeouts_in_a_row.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_TIMEOUTS
     }
@@ -202,7 +200,7 @@ impl Attempt {
                         stream,
                         accepted,
                         _driver: driver,
-                        since: instant(),
+                        since: Instant::now(),
                         answered_us: AtomicU64::new(0),
                         timeouts_in_a_row: AtomicU32::new(0),
                         lost: lost.clone(),
@@ -250,7 +248,7 @@ impl Drop for Attempt {
 fn backoff(failures: u32) -> Duration {
     let (shortest, longest) = BACKOFF;
     let wait = shortest.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(longest);
-    jitter::between((wait / 2).max(shortest), wait)
+    crate::between((wait / 2).max(shortest), wait)
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ const SECOND_US: u64 = 1_000_000;
 
 /// The circuit breaker of one node.
 #[derive(Debug, Default)]
-pub(super) struct Breaker {
+pub(crate) struct Breaker {
     open: Option<Open>,
     /// Failures since the last success.
     streak: u32,
@@ -57,7 +57,7 @@ pub enum BreakerState {
 
 impl Breaker {
     /// Whether a call may pass at `now_us`. `jitter_us` is added to the time until the next probe.
-    pub(super) fn admit(&mut self, now_us: u64, jitter_us: u64) -> bool {
+    pub(crate) fn admit(&mut self, now_us: u64, jitter_us: u64) -> bool {
         let Some(open) = &mut self.open else { return true };
         if now_us < open.probe_us {
             return false;
@@ -68,7 +68,7 @@ impl Breaker {
     }
 
     /// Records a reply within the deadline.
-    pub(super) fn success(&mut self, now_us: u64) {
+    pub(crate) fn success(&mut self, now_us: u64) {
         self.streak = 0;
         match &mut self.open {
             None => self.second(now_us).calls += 1,
@@ -82,7 +82,7 @@ impl Breaker {
     }
 
     /// Records a failure or a timeout. `jitter_us` is added to the time until the first probe.
-    pub(super) fn failure(&mut self, now_us: u64, jitter_us: u64) {
+    pub(crate) fn failure(&mut self, now_us: u64, jitter_us: u64) {
         if let Some(open) = &mut self.open {
             open.successes = 0;
             return;
@@ -98,7 +98,7 @@ impl Breaker {
         }
     }
 
-    pub(super) fn state(&self) -> BreakerState {
+    pub(crate) fn state(&self) -> BreakerState {
         match &self.open {
             None => BreakerState::Closed,
             Some(open) if open.probed => BreakerState::HalfOpen,

@@ -1,7 +1,4 @@
-//! Transport: sends script calls and commands to a server, a Sentinel's master or the right cluster
-//! node.
-//!
-//! A failed call is repeated until its deadline if it was certainly not executed, otherwise never.
+#![doc = include_str!("../README.md")]
 
 mod breaker;
 mod cluster;
@@ -10,17 +7,17 @@ mod connector;
 mod error_reply;
 mod failure;
 #[cfg(fuzzing)]
-pub(crate) mod fuzzing;
+pub mod fuzzing;
 mod module_probe;
 mod node;
 mod options;
 mod reply_bound;
 mod script;
 mod sentinel;
-pub(crate) mod slot;
+pub mod slot;
 mod stream;
 mod topology;
-pub(crate) mod url;
+mod url;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,49 +28,47 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use self::error_reply::ErrorReply;
-use self::failure::FailureCounts;
+use self::failure::Counters;
 use self::node::{Asking, Job, Node, Terms};
 use self::topology::Topology;
-use crate::error::Error;
-use crate::jitter;
-use crate::time::instant;
 
 pub use breaker::BreakerState;
-pub(crate) use connector::Connector;
-pub(crate) use error_reply::{line, without_user};
-pub(crate) use failure::{Executed, Failure, LastFailure};
-pub use failure::{FailureKind, StoreErrors, StoreFailure};
+pub use connector::Connector;
+pub use error_reply::{line, without_user};
+pub use failure::{Executed, Failure, FailureCounts, FailureKind, LastFailure};
 pub use node::NodeState;
-pub use options::ClientCertificate;
-pub(crate) use options::{ConnectionOptions, Pem};
-pub(crate) use reply_bound::ReplyBound;
-pub(crate) use script::{Call, Native, NativeCommand, Script};
+pub use options::{
+    Address, Application, ClientCertificate, Credentials, InvalidOptions, Options, Pem, Servers,
+};
+pub use reply_bound::ReplyBound;
+pub use script::{Call, Native, Script};
 
 /// The maximum number of redirections that one call follows.
 const MAX_REDIRECTIONS: u32 = 8;
 /// The shortest and longest pause before a call is repeated.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(20));
 
-/// Sends calls to the node that holds their keys.
-pub(crate) struct Transport {
+/// Sends calls to the node that holds their keys: a server, the master that Sentinels name, or the node of a
+/// cluster. A failed call is repeated until its deadline if it was certainly not executed, otherwise never.
+pub struct Client {
     topology: Arc<Topology>,
-    failures: FailureCounts,
+    failures: Counters,
 }
 
-impl std::fmt::Debug for Transport {
+impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_list().entries(self.state()).finish()
     }
 }
 
-impl Transport {
-    /// Creates a transport. It connects when the first call is made.
+impl Client {
+    /// Creates a client. It connects when the first call is made, and needs no runtime before.
     ///
     /// # Errors
     /// Options out of range, or certificates that cannot be read.
-    pub(crate) fn new(options: &ConnectionOptions) -> Result<Self, Error> {
+    pub fn new(options: &Options) -> Result<Self, InvalidOptions> {
         options.check()?;
-        Ok(Self { topology: Topology::new(options)?, failures: FailureCounts::default() })
+        Ok(Self { topology: Topology::new(options)?, failures: Counters::default() })
     }
 
     /// Runs a script by its hash, or a command of the module where a node has it, at most once, and
@@ -81,8 +76,11 @@ impl Transport {
     /// repeated. A reply above `bound` ends the connection.
     ///
     /// Dropping the future does not cancel a call that was already sent, and does not affect other
-    /// calls.
-    pub(crate) async fn run(
+    /// calls. A failure is not added to [`errors`](Self::errors): see [`count`](Self::count).
+    ///
+    /// # Errors
+    /// A failure, which says whether the call may have been executed.
+    pub async fn run(
         &self,
         call: Call<'_>,
         bound: ReplyBound,
@@ -90,18 +88,15 @@ impl Transport {
         last_failure: &LastFailure,
     ) -> Result<Value, Failure> {
         let slot = call.keys.first().map_or(0, |key| self.slot(key));
-        self.drive(slot, &Job::Script(&call), Terms { deadline, bound }, last_failure).await.inspect_err(
-            |failure| {
-                if !failure.is_for_holds() {
-                    self.count(failure);
-                }
-            },
-        )
+        self.drive(slot, &Job::Script(&call), Terms { deadline, bound }, last_failure).await
     }
 
     /// Sends a command, at most once, to the node that holds `key`, or to any master if there is no
     /// key. Its reply is [small](ReplyBound::SMALL).
-    pub(crate) async fn command(
+    ///
+    /// # Errors
+    /// A failure, which says whether the command may have been executed.
+    pub async fn command(
         &self,
         key: Option<&[u8]>,
         command: &Cmd,
@@ -111,7 +106,10 @@ impl Transport {
     }
 
     /// The same for a reply that may be larger.
-    pub(crate) async fn bounded_command(
+    ///
+    /// # Errors
+    /// As [`command`](Self::command).
+    pub async fn bounded_command(
         &self,
         key: Option<&[u8]>,
         command: &Cmd,
@@ -129,7 +127,7 @@ impl Transport {
     ///
     /// An error reply counts as a failure here. Failures are not added to [`errors`](Self::errors):
     /// some of these commands are optional, and the user may lack the permission.
-    pub(crate) async fn on_each_master(
+    pub async fn on_each_master(
         &self,
         mut command: impl FnMut(&str) -> Option<Cmd>,
         bound: ReplyBound,
@@ -162,18 +160,22 @@ impl Transport {
         answers
     }
 
-    /// Counts a failure. [`run`](Self::run) and [`command`](Self::command) count theirs.
-    pub(crate) fn count(&self, failure: &Failure) {
+    /// Counts a failure. [`command`](Self::command) counts its own.
+    pub fn count(&self, failure: &Failure) {
         self.failures.count(failure.kind);
     }
 
     /// Failures so far, by kind.
-    pub(crate) fn errors(&self) -> StoreErrors {
+    #[must_use]
+    pub fn errors(&self) -> FailureCounts {
         self.failures.read()
     }
 
     /// Names of all masters, sorted.
-    pub(crate) async fn master_names(&self, deadline: Instant) -> Result<Vec<String>, Failure> {
+    ///
+    /// # Errors
+    /// If none is known by the deadline.
+    pub async fn master_names(&self, deadline: Instant) -> Result<Vec<String>, Failure> {
         let masters = self.masters(deadline).await?;
         let mut names: Vec<_> = masters.iter().map(|node| node.name().to_owned()).collect();
         names.sort_unstable();
@@ -182,30 +184,35 @@ impl Transport {
 
     /// A connector to some master, if one is known. Any master receives messages published on
     /// another.
-    pub(crate) fn connector(&self) -> Option<Arc<Connector>> {
+    #[must_use]
+    pub fn connector(&self) -> Option<Arc<Connector>> {
         self.topology.start_refresh();
         self.topology.holder(0).map(|node| node.connector())
     }
 
     /// Whether this is a cluster.
-    pub(crate) fn is_cluster(&self) -> bool {
+    #[must_use]
+    pub fn is_cluster(&self) -> bool {
         self.topology.is_cluster()
     }
 
     /// The slot of a key; 0 if this is not a cluster, so that all keys share one slot.
-    pub(crate) fn slot(&self, key: &[u8]) -> u16 {
+    #[must_use]
+    pub fn slot(&self, key: &[u8]) -> u16 {
         self.topology.slot(key)
     }
 
     /// The name of the node that holds a slot, for error messages; empty before a node is known.
-    pub(crate) fn holder_name(&self, slot: u16) -> String {
+    #[must_use]
+    pub fn holder_name(&self, slot: u16) -> String {
         self.topology.holder(slot).map(|node| node.name().to_owned()).unwrap_or_default()
     }
 
     /// State of each known master; empty before a cluster or Sentinel has replied.
     ///
     /// A cluster node that was never called is reported as not connected, with a closed breaker.
-    pub(crate) fn state(&self) -> Vec<NodeState> {
+    #[must_use]
+    pub fn state(&self) -> Vec<NodeState> {
         self.topology.masters().iter().map(|node| node.state()).collect()
     }
 
@@ -332,23 +339,33 @@ fn refused(node: &Node, error: &redis::ServerError) -> Failure {
         ErrorReply::Fail(executed) => (executed, ""),
         ErrorReply::Ask { .. } | ErrorReply::NoScript | ErrorReply::Retry => (Executed::No, ""),
     };
-    node.failure(executed, FailureKind::of(error), &format!("{}{hint}", error_reply::reply_text(error)))
+    node.failure(
+        executed,
+        FailureKind::of(error, node.script_error()),
+        &format!("{}{hint}", error_reply::reply_text(error)),
+    )
 }
 
 /// Time that must remain for a retry. With less, the caller would get a timeout instead of the
 /// server's error.
 const LAST_CALL: Duration = Duration::from_millis(5);
 
+/// A random duration from `least` to `most`, so that callers do not act in step.
+fn between(least: Duration, most: Duration) -> Duration {
+    let us = |duration: Duration| u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+    Duration::from_micros(fastrand::u64(us(least)..=us(most).max(us(least))))
+}
+
 /// Pauses before a retry. Returns whether enough time is left for it.
 async fn pause(deadline: Instant) -> bool {
     let (shortest, longest) = PAUSE;
-    let pause = jitter::between(shortest, longest);
-    if instant() + pause + LAST_CALL >= deadline {
+    let pause = between(shortest, longest);
+    if Instant::now() + pause + LAST_CALL >= deadline {
         return false;
     }
     sleep(pause).await;
     // On a busy machine the pause took longer: report the last error rather than a timeout.
-    instant() + LAST_CALL < deadline
+    Instant::now() + LAST_CALL < deadline
 }
 
 #[cfg(test)]
@@ -357,17 +374,17 @@ mod tests {
 
     /// A service must start before its Redis does, and outside a runtime.
     #[test]
-    fn a_transport_is_made_without_a_server_or_a_runtime() {
+    fn a_client_is_made_without_a_server_or_a_runtime() {
         for url in ["redis://127.0.0.1:1", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/m"] {
-            let transport = Transport::new(&url::parse(url).unwrap()).unwrap();
-            assert!(transport.state().iter().all(|node| !node.connected));
+            let client = Client::new(&Options::from_url(url).unwrap()).unwrap();
+            assert!(client.state().iter().all(|node| !node.connected));
         }
     }
 
     /// Only a cluster spreads keys over slots; elsewhere one call carries all keys.
     #[test]
     fn keys_share_one_slot_except_in_a_cluster() {
-        let slot = |url: &str| Transport::new(&url::parse(url).unwrap()).unwrap().slot(b"123456789");
+        let slot = |url: &str| Client::new(&Options::from_url(url).unwrap()).unwrap().slot(b"123456789");
         assert_eq!(slot("redis://h"), 0);
         assert_eq!(slot("redis+sentinel://h/m"), 0);
         assert_eq!(slot("redis+cluster://h"), 12_739);
@@ -377,17 +394,17 @@ mod tests {
     #[tokio::test]
     async fn without_a_server_a_call_fails_within_its_deadline_and_was_not_executed() {
         for url in ["redis://127.0.0.1:1", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/m"] {
-            let transport = Transport::new(&url::parse(url).unwrap()).unwrap();
-            let begun = instant();
+            let client = Client::new(&Options::from_url(url).unwrap()).unwrap();
+            let begun = Instant::now();
             let script = Script::new("return 1".to_owned());
             let call = Call { script: &script, keys: &[b"k".to_vec()], args: &[], native: None };
             let deadline = begun + Duration::from_millis(500);
-            let answer = transport.run(call, ReplyBound::SMALL, deadline, &LastFailure::default()).await;
+            let answer = client.run(call, ReplyBound::SMALL, deadline, &LastFailure::default()).await;
             let failure = answer.unwrap_err();
             assert_eq!(failure.executed, Executed::No, "{failure}");
             assert_eq!(failure.kind, FailureKind::Connection, "{failure}");
             assert!(failure.to_string().contains("redis at 127.0.0.1:1: cannot connect"), "{failure}");
-            assert!(instant().duration_since(begun) < Duration::from_millis(500));
+            assert!(Instant::now().duration_since(begun) < Duration::from_millis(500));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Whether a node has the native module, whose command decides what the script for one key does.
+//! Which commands of the caller's module a node has.
 //!
 //! A node is asked in the background: until it has answered, and while it has no module, calls run
 //! the script. A node that turns out to have lost the module has executed nothing, so the same call
@@ -8,15 +8,13 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use redis::{Cmd, ServerError, Value};
 
-use super::script::NativeCommand;
-
 /// How often a node without the module is asked, in microseconds. It takes the module's command as
 /// soon as it is loaded, within this.
 const INTERVAL_US: u64 = 30_000_000;
 
 /// What is known of a node's module.
 #[derive(Debug, Default)]
-pub(super) struct ModuleProbe {
+pub(crate) struct ModuleProbe {
     /// The bits of the commands that it has.
     commands: AtomicU8,
     /// The time of the node at which to ask again.
@@ -24,12 +22,12 @@ pub(super) struct ModuleProbe {
 }
 
 impl ModuleProbe {
-    pub(super) fn has(&self, command: NativeCommand) -> bool {
+    pub(crate) fn has(&self, command: usize) -> bool {
         self.commands.load(Ordering::Relaxed) & bit(command) != 0
     }
 
     /// Whether to ask now. True once in each interval.
-    pub(super) fn begins(&self, now_us: u64) -> bool {
+    pub(crate) fn begins(&self, now_us: u64) -> bool {
         let at = self.ask_at_us.load(Ordering::Relaxed);
         let next = now_us.saturating_add(INTERVAL_US);
         let (success, failure) = (Ordering::Relaxed, Ordering::Relaxed);
@@ -37,39 +35,39 @@ impl ModuleProbe {
     }
 
     /// Reads the reply to [`question`].
-    pub(super) fn answered(&self, reply: &Value) {
+    pub(crate) fn answered(&self, reply: &Value) {
         let Value::Array(items) = reply else { return self.commands.store(0, Ordering::Relaxed) };
         let is_known = |item: &Value| matches!(item, Value::Array(info) if !info.is_empty());
-        let known = NativeCommand::ALL.into_iter().zip(items).filter(|(_, item)| is_known(item));
+        let known = items.iter().enumerate().filter(|(_, item)| is_known(item));
         let commands = known.fold(0, |bits, (command, _)| bits | bit(command));
         self.commands.store(commands, Ordering::Relaxed);
     }
 
     /// The node does not execute a command any more.
-    pub(super) fn is_lost(&self, command: NativeCommand, now_us: u64) {
+    pub(crate) fn is_lost(&self, command: usize, now_us: u64) {
         self.commands.fetch_and(!bit(command), Ordering::Relaxed);
         self.ask_at_us.store(now_us.saturating_add(INTERVAL_US), Ordering::Relaxed);
     }
 }
 
-fn bit(command: NativeCommand) -> u8 {
-    1 << command as u8
+/// 0 for more commands than there are bits.
+fn bit(command: usize) -> u8 {
+    u32::try_from(command).ok().and_then(|command| 1u8.checked_shl(command)).unwrap_or(0)
 }
 
 /// Asks a node which of the commands it knows.
-pub(super) fn question() -> Cmd {
+pub(crate) fn question(commands: &[&str]) -> Cmd {
     let mut question = redis::cmd("COMMAND");
-    question.arg("INFO").arg(&NativeCommand::ALL.map(NativeCommand::name));
+    question.arg("INFO").arg(commands);
     question
 }
 
 /// Whether a node refuses the command before it executes anything: it is unknown there, not allowed
 /// to the user, or of another release.
-pub(super) fn is_refused(reply: &Value) -> bool {
+pub(crate) fn is_refused(reply: &Value) -> bool {
     let is_refusal = |error: &ServerError| {
         let begins = |words: &str| error.details().is_some_and(|details| details.starts_with(words));
-        error.code() == "NOPERM"
-            || ["unknown command", "invalid quota or time", "invalid call"].into_iter().any(begins)
+        error.code() == "NOPERM" || ["unknown command", "invalid call"].into_iter().any(begins)
     };
     matches!(reply, Value::ServerError(error) if is_refusal(error))
 }
@@ -86,17 +84,15 @@ mod tests {
     #[test]
     fn a_node_without_the_module_is_asked_once_in_each_interval() {
         let probe = ModuleProbe::default();
-        let has = || NativeCommand::ALL.map(|command| probe.has(command));
+        let has = || [0, 1, 2].map(|command| probe.has(command));
         assert!(probe.begins(5) && !probe.begins(6));
         probe.answered(&Value::Array(vec![Value::Nil; 3]));
         assert_eq!(has(), [false; 3]);
         assert!(!probe.begins(5 + INTERVAL_US - 1));
         assert!(probe.begins(5 + INTERVAL_US));
-        probe.answered(&Value::Array(
-            ["slidegate.check1", "slidegate.decide", "slidegate.change"].map(info).into(),
-        ));
+        probe.answered(&Value::Array(["app.one", "app.two", "app.three"].map(info).into()));
         assert_eq!(has(), [true; 3]);
-        probe.is_lost(NativeCommand::Decide, 2 * INTERVAL_US);
+        probe.is_lost(1, 2 * INTERVAL_US);
         assert_eq!(has(), [true, false, true]);
         assert!(!probe.begins(3 * INTERVAL_US - 1) && probe.begins(3 * INTERVAL_US));
     }
@@ -105,9 +101,9 @@ mod tests {
     #[test]
     fn a_node_with_the_first_version_has_one_command() {
         let probe = ModuleProbe::default();
-        probe.answered(&Value::Array(vec![info("slidegate.check1"), Value::Nil, Value::Nil]));
-        assert_eq!(NativeCommand::ALL.map(|command| probe.has(command)), [true, false, false]);
+        probe.answered(&Value::Array(vec![info("app.one"), Value::Nil, Value::Nil]));
+        assert_eq!([0, 1, 2].map(|command| probe.has(command)), [true, false, false]);
         probe.answered(&Value::Okay);
-        assert!(!probe.has(NativeCommand::Check1));
+        assert!(!probe.has(0));
     }
 }

@@ -7,9 +7,8 @@
 
 use std::net::Ipv6Addr;
 
-use super::options::{Address, ConnectionOptions, Credentials, Servers};
-use crate::error::Error;
-use crate::secret::Secret;
+use crate::options::InvalidOptions;
+use crate::options::{Address, Credentials, Options, Servers};
 
 /// The default port of a server.
 const SERVER_PORT: u16 = 6379;
@@ -23,11 +22,17 @@ const SOCKET: &str = "unix:///run/redis/redis.sock";
 const CLUSTER: &str = "redis+cluster://10.0.0.1:6379,10.0.0.2:6379";
 const SENTINEL: &str = "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster";
 
-/// Parses a URL into options.
-pub(crate) fn parse(url: &str) -> Result<ConnectionOptions, Error> {
-    read(url.trim_ascii()).map_err(|Wrong { what, example }| {
-        Error::store(format!("redis url: {what}; give for example `{example}`"))
-    })
+impl Options {
+    /// The options for the servers of a URL, all else at its default. The crate's page lists the forms of URLs.
+    ///
+    /// # Errors
+    /// An unknown scheme, a missing host or name of a master, a port or database that is no number, a parameter
+    /// that the scheme does not have.
+    pub fn from_url(url: &str) -> Result<Self, InvalidOptions> {
+        read(url.trim_ascii()).map_err(|Wrong { what, example }| {
+            InvalidOptions::new(format!("redis url: {what}; give for example `{example}`"))
+        })
+    }
 }
 
 /// What is invalid in a URL, and a valid example.
@@ -40,7 +45,7 @@ fn wrong<T>(what: impl Into<String>, example: &'static str) -> Result<T, Wrong> 
     Err(Wrong { what: what.into(), example })
 }
 
-fn read(url: &str) -> Result<ConnectionOptions, Wrong> {
+fn read(url: &str) -> Result<Options, Wrong> {
     if url.contains(char::is_control) {
         return wrong("it has a control character, such as a line end", SERVER);
     }
@@ -61,7 +66,7 @@ fn read(url: &str) -> Result<ConnectionOptions, Wrong> {
     }
 }
 
-fn server(rest: &str, query: &str, tls: bool) -> Result<ConnectionOptions, Wrong> {
+fn server(rest: &str, query: &str, tls: bool) -> Result<Options, Wrong> {
     parameters(query, &[], SERVER)?;
     let (credentials, rest) = credentials(rest, SERVER)?;
     let (host, database) = rest.split_once('/').unwrap_or((rest, ""));
@@ -74,10 +79,10 @@ fn server(rest: &str, query: &str, tls: bool) -> Result<ConnectionOptions, Wrong
     }
     let database = number(database, SERVER)?;
     let servers = Servers::Node(address(host, SERVER_PORT, SERVER)?);
-    Ok(ConnectionOptions { credentials, database, ..ConnectionOptions::new(servers, tls) })
+    Ok(Options { credentials, database, ..Options::new(servers, tls) })
 }
 
-fn socket(path: &str, query: &str) -> Result<ConnectionOptions, Wrong> {
+fn socket(path: &str, query: &str) -> Result<Options, Wrong> {
     let [database, user, password] = parameters(query, &["db", "user", "pass"], SOCKET)?[..] else {
         return wrong("its parameters cannot be read", SOCKET);
     };
@@ -91,10 +96,10 @@ fn socket(path: &str, query: &str) -> Result<ConnectionOptions, Wrong> {
     let servers = Servers::Node(Address::Unix(decoded(path, SOCKET)?.into()));
     let database = number(database.unwrap_or_default(), SOCKET)?;
     let credentials = named(user, password, SOCKET)?;
-    Ok(ConnectionOptions { credentials, database, ..ConnectionOptions::new(servers, false) })
+    Ok(Options { credentials, database, ..Options::new(servers, false) })
 }
 
-fn cluster(rest: &str, query: &str, tls: bool) -> Result<ConnectionOptions, Wrong> {
+fn cluster(rest: &str, query: &str, tls: bool) -> Result<Options, Wrong> {
     parameters(query, &[], CLUSTER)?;
     let (credentials, rest) = credentials(rest, CLUSTER)?;
     let (hosts, database) = rest.split_once('/').unwrap_or((rest, ""));
@@ -102,10 +107,10 @@ fn cluster(rest: &str, query: &str, tls: bool) -> Result<ConnectionOptions, Wron
         return wrong("a cluster has only database 0", CLUSTER);
     }
     let servers = Servers::Cluster(addresses(hosts, SERVER_PORT, CLUSTER)?);
-    Ok(ConnectionOptions { credentials, ..ConnectionOptions::new(servers, tls) })
+    Ok(Options { credentials, ..Options::new(servers, tls) })
 }
 
-fn sentinel(rest: &str, query: &str, tls: bool) -> Result<ConnectionOptions, Wrong> {
+fn sentinel(rest: &str, query: &str, tls: bool) -> Result<Options, Wrong> {
     let [user, password] = parameters(query, &["sentinel_user", "sentinel_pass"], SENTINEL)?[..] else {
         return wrong("its parameters cannot be read", SENTINEL);
     };
@@ -124,12 +129,7 @@ fn sentinel(rest: &str, query: &str, tls: bool) -> Result<ConnectionOptions, Wro
     }
     let servers = Servers::Sentinel { sentinels, master };
     let database = number(database, SENTINEL)?;
-    Ok(ConnectionOptions {
-        credentials,
-        sentinel_credentials,
-        database,
-        ..ConnectionOptions::new(servers, tls)
-    })
+    Ok(Options { credentials, sentinel_credentials, database, ..Options::new(servers, tls) })
 }
 
 /// User and password before the last `@`, and the rest. They are those of all servers.
@@ -158,7 +158,7 @@ fn named(user: Option<&str>, password: Option<&str>, example: &'static str) -> R
     if password.as_deref() == Some("") {
         return wrong("its password is empty", example);
     }
-    Ok(Credentials { user, password: password.map(Secret::new) })
+    Ok(Credentials { user, password })
 }
 
 fn addresses(hosts: &str, port: u16, example: &'static str) -> Result<Vec<Address>, Wrong> {
@@ -272,39 +272,39 @@ mod tests {
     }
 
     fn error(url: &str) -> String {
-        parse(url).unwrap_err().to_string()
+        Options::from_url(url).unwrap_err().to_string()
     }
 
     /// Most users configure Redis with nothing but a URL.
     #[test]
     fn every_form_of_url_is_read() {
-        let plain = parse("redis://h").unwrap();
+        let plain = Options::from_url("redis://h").unwrap();
         assert_eq!(plain.servers, Servers::Node(tcp("h", 6379)));
         assert!(!plain.tls);
-        let full = parse("rediss://me:p%40ss%2Fword@h:7000/3").unwrap();
+        let full = Options::from_url("rediss://me:p%40ss%2Fword@h:7000/3").unwrap();
         assert_eq!(full.servers, Servers::Node(tcp("h", 7000)));
         assert!(full.tls);
         assert_eq!(full.database, 3);
         assert_eq!(full.credentials.user.as_deref(), Some("me"));
-        assert_eq!(full.credentials.password, Some(Secret::new("p@ss/word".to_owned())));
-        assert_eq!(parse("redis://:p@[::1]").unwrap().servers, Servers::Node(tcp("::1", 6379)));
-        assert_eq!(parse("redis://:p@[::1]").unwrap().credentials.user, None);
-        let unix = parse("unix:///run/r.sock?db=2&user=me&pass=p").unwrap();
+        assert_eq!(full.credentials.password, Some("p@ss/word".to_owned()));
+        assert_eq!(Options::from_url("redis://:p@[::1]").unwrap().servers, Servers::Node(tcp("::1", 6379)));
+        assert_eq!(Options::from_url("redis://:p@[::1]").unwrap().credentials.user, None);
+        let unix = Options::from_url("unix:///run/r.sock?db=2&user=me&pass=p").unwrap();
         assert_eq!(unix.servers, Servers::Node(Address::Unix("/run/r.sock".into())));
         assert_eq!(unix.database, 2);
-        assert_eq!(unix.credentials.password, Some(Secret::new("p".to_owned())));
+        assert_eq!(unix.credentials.password, Some("p".to_owned()));
         assert_eq!(
-            parse("redis+unix:///r.sock").unwrap().servers,
+            Options::from_url("redis+unix:///r.sock").unwrap().servers,
             Servers::Node(Address::Unix("/r.sock".into()))
         );
-        let cluster = parse("rediss+cluster://me:p@a:1,b:2").unwrap();
+        let cluster = Options::from_url("rediss+cluster://me:p@a:1,b:2").unwrap();
         assert_eq!(cluster.servers, Servers::Cluster(vec![tcp("a", 1), tcp("b", 2)]));
         assert!(cluster.tls);
-        let sentinel = parse("redis+sentinel://:p@a,b:2/main/1?sentinel_pass=s").unwrap();
+        let sentinel = Options::from_url("redis+sentinel://:p@a,b:2/main/1?sentinel_pass=s").unwrap();
         let sentinels = vec![tcp("a", 26_379), tcp("b", 2)];
         assert_eq!(sentinel.servers, Servers::Sentinel { sentinels, master: "main".to_owned() });
         assert_eq!(sentinel.database, 1);
-        assert_eq!(sentinel.sentinel_credentials.password, Some(Secret::new("s".to_owned())));
+        assert_eq!(sentinel.sentinel_credentials.password, Some("s".to_owned()));
     }
 
     /// Anyone who mistypes a URL must learn what is expected, from a text that may hold a password.
@@ -389,7 +389,7 @@ mod tests {
             "unix:///r.sock?user=me&pass=hidden",
             "redis+sentinel://:hidden@a,b/m?sentinel_pass=hidden",
         ] {
-            let shown = match parse(url) {
+            let shown = match Options::from_url(url) {
                 Err(error) => format!("{error} {error:?}"),
                 Ok(options) => format!("{options} {options:?}"),
             };
@@ -400,6 +400,9 @@ mod tests {
     /// White space around a secret comes from files and variables of orchestrators.
     #[test]
     fn white_space_around_a_url_is_no_part_of_it() {
-        assert_eq!(parse(" redis://:p@h:1\r\n").unwrap(), parse("redis://:p@h:1").unwrap());
+        assert_eq!(
+            Options::from_url(" redis://:p@h:1\r\n").unwrap(),
+            Options::from_url("redis://:p@h:1").unwrap()
+        );
     }
 }

@@ -2,17 +2,17 @@
 
 use redis::Value;
 
-use super::options::Address;
+use crate::options::Address;
 
 /// Host and port as two strings.
-pub(super) fn address(reply: &Value) -> Option<Address> {
+pub(crate) fn address(reply: &Value) -> Option<Address> {
     let Value::Array(parts) = reply else { return None };
     let [host, port] = &parts[..] else { return None };
     let port = text(port)?.parse().ok().filter(|port| *port > 0)?;
     Some(Address::Tcp { host: text(host)?.to_owned(), port })
 }
 
-pub(super) fn is_master(reply: &Value) -> bool {
+pub(crate) fn is_master(reply: &Value) -> bool {
     matches!(reply, Value::Array(parts) if parts.first().and_then(text) == Some("master"))
 }
 

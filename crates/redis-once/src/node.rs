@@ -11,18 +11,15 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, RedisError, Value};
 use tokio::time::{Instant, timeout_at};
 
-use super::breaker::{Breaker, BreakerState};
-use super::connection::{Connection, ManagedConnection, Outage};
-use super::connector::{Connector, Serves};
-use super::error_reply::{self, ErrorReply};
-use super::failure::{Executed, Failure, FailureKind};
-use super::module_probe::{self, ModuleProbe};
-use super::options::{Address, ConnectionOptions};
-use super::reply_bound::ReplyBound;
-use super::script::{Call, NativeCommand};
-use crate::error::Error;
-use crate::jitter;
-use crate::time::instant;
+use crate::breaker::{Breaker, BreakerState};
+use crate::connection::{Connection, ManagedConnection, Outage};
+use crate::connector::{Connector, Serves};
+use crate::error_reply::{self, ErrorReply};
+use crate::failure::{Executed, Failure, FailureKind};
+use crate::module_probe::{self, ModuleProbe};
+use crate::options::{Address, Application, InvalidOptions, Options};
+use crate::reply_bound::ReplyBound;
+use crate::script::Call;
 
 /// The maximum random time added between two probes of the circuit breaker.
 const PROBE_JITTER_US: u64 = 20_000;
@@ -31,7 +28,7 @@ const PROBE_JITTER_US: u64 = 20_000;
 const MODULE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// One server.
-pub(super) struct Node {
+pub(crate) struct Node {
     address: Address,
     name: String,
     connector: Arc<Connector>,
@@ -47,7 +44,8 @@ pub(super) struct Node {
     /// Whether the server does not know the `#!lua` header of scripts.
     plain_scripts: AtomicBool,
     module: ModuleProbe,
-    pub(super) counts: Counts,
+    application: Application,
+    pub(crate) counts: Counts,
 }
 
 /// Recent health of a node.
@@ -60,16 +58,16 @@ struct Health {
 
 /// Counters of a node since the first call.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(crate) struct Counts {
     /// `MOVED` redirections.
-    pub(super) moved: AtomicU64,
+    pub(crate) moved: AtomicU64,
     /// `ASK` redirections.
-    pub(super) ask: AtomicU64,
+    pub(crate) ask: AtomicU64,
     /// Calls that got no reply within their deadline.
-    pub(super) timeouts: AtomicU64,
+    pub(crate) timeouts: AtomicU64,
 }
 
-/// State of one node of a shared store.
+/// State of one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeState {
@@ -87,26 +85,26 @@ pub struct NodeState {
     pub ask: u64,
     /// Calls that got no reply within their deadline.
     pub timeouts: u64,
-    /// Whether it has the native module, which then decides instead of a script where it can.
+    /// Whether it has the first of the native commands of the caller's module, which then run instead of scripts.
     pub has_module: bool,
 }
 
 /// What to execute.
-pub(super) enum Job<'a> {
+pub(crate) enum Job<'a> {
     Script(&'a Call<'a>),
     Command(&'a Cmd),
 }
 
 /// When a call ends, and what may come back.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Terms {
-    pub(super) deadline: Instant,
-    pub(super) bound: ReplyBound,
+pub(crate) struct Terms {
+    pub(crate) deadline: Instant,
+    pub(crate) bound: ReplyBound,
 }
 
 /// Whether to send `ASKING` first: the key's slot is being migrated to this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Asking {
+pub(crate) enum Asking {
     Yes,
     No,
 }
@@ -116,11 +114,11 @@ impl Node {
     ///
     /// # Errors
     /// Certificates that cannot be read.
-    pub(super) fn new(
-        options: &ConnectionOptions,
+    pub(crate) fn new(
+        options: &Options,
         address: Address,
         serves: Serves,
-    ) -> Result<Arc<Self>, Error> {
+    ) -> Result<Arc<Self>, InvalidOptions> {
         let connector = Arc::new(Connector::new(options, &address, serves)?);
         let connections = match serves {
             Serves::Keys => options.connections,
@@ -133,33 +131,39 @@ impl Node {
             connector,
             turn: AtomicUsize::new(0),
             health: Mutex::default(),
-            since: instant(),
+            since: Instant::now(),
             silence: options.deadline / 2,
             plain_scripts: AtomicBool::new(false),
             module: ModuleProbe::default(),
+            application: options.application,
             counts: Counts::default(),
         }))
     }
 
-    pub(super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    pub(super) fn address(&self) -> &Address {
+    pub(crate) fn address(&self) -> &Address {
         &self.address
     }
 
-    pub(super) fn connector(&self) -> Arc<Connector> {
+    /// The code of errors that the caller's scripts raise.
+    pub(crate) fn script_error(&self) -> &'static str {
+        self.application.script_error
+    }
+
+    pub(crate) fn connector(&self) -> Arc<Connector> {
         self.connector.clone()
     }
 
     /// Whether it is connected and its breaker is closed.
-    pub(super) fn is_healthy(&self) -> bool {
+    pub(crate) fn is_healthy(&self) -> bool {
         self.is_connected() && self.breaker_state() == BreakerState::Closed
     }
 
     /// Whether it was called and is not healthy.
-    pub(super) fn is_suspect(&self) -> bool {
+    pub(crate) fn is_suspect(&self) -> bool {
         !self.connections.iter().all(|one| one.is_idle()) && !self.is_healthy()
     }
 
@@ -167,7 +171,7 @@ impl Node {
         self.connections.iter().any(|one| one.is_up())
     }
 
-    pub(super) fn state(&self) -> NodeState {
+    pub(crate) fn state(&self) -> NodeState {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         NodeState {
             node: self.name.clone(),
@@ -177,14 +181,14 @@ impl Node {
             moved: count(&self.counts.moved),
             ask: count(&self.counts.ask),
             timeouts: count(&self.counts.timeouts),
-            has_module: self.module.has(NativeCommand::Check1),
+            has_module: self.module.has(0),
         }
     }
 
     /// Executes a job. A script that the server does not know is loaded first.
     ///
     /// An error reply is returned as a value.
-    pub(super) async fn perform(
+    pub(crate) async fn perform(
         self: &Arc<Self>,
         job: &Job<'_>,
         asking: Asking,
@@ -196,7 +200,7 @@ impl Node {
         };
         if let Some(native) = &call.native {
             if self.module.has(native.command) {
-                let value = self.ask(&call.of_module(native), asking, terms).await?;
+                let value = self.ask(&(native.build)(), asking, terms).await?;
                 if !module_probe::is_refused(&value) {
                     return Ok(value);
                 }
@@ -247,14 +251,14 @@ impl Node {
     }
 
     /// Asks in the background whether the node has the module, if it is time to.
-    pub(super) fn look_for_module(self: &Arc<Self>) {
-        if !self.module.begins(self.since_us()) {
+    pub(crate) fn look_for_module(self: &Arc<Self>) {
+        if self.application.native.is_empty() || !self.module.begins(self.since_us()) {
             return;
         }
         let node = Arc::clone(self);
         tokio::spawn(async move {
-            let terms = Terms { deadline: instant() + MODULE_DEADLINE, bound: ReplyBound::SMALL };
-            if let Ok(reply) = node.call(&module_probe::question(), terms).await {
+            let terms = Terms { deadline: Instant::now() + MODULE_DEADLINE, bound: ReplyBound::SMALL };
+            if let Ok(reply) = node.call(&module_probe::question(node.application.native), terms).await {
                 node.module.answered(&reply);
             }
         });
@@ -273,7 +277,7 @@ impl Node {
     }
 
     /// One command, sent at most once.
-    pub(super) async fn call(&self, command: &Cmd, terms: Terms) -> Result<Value, Failure> {
+    pub(crate) async fn call(&self, command: &Cmd, terms: Terms) -> Result<Value, Failure> {
         self.exchange(terms, async |mut stream: MultiplexedConnection| {
             stream.send_packed_command(command).await
         })
@@ -298,7 +302,7 @@ impl Node {
         Terms { deadline, bound }: Terms,
         send: impl AsyncFnOnce(MultiplexedConnection) -> Result<Value, RedisError>,
     ) -> Result<Value, Failure> {
-        let begun = instant();
+        let begun = Instant::now();
         if begun >= deadline {
             return Err(self.failure(
                 Executed::No,
@@ -324,7 +328,7 @@ impl Node {
         connection.accepted.accept(bound);
         match timeout_at(deadline, send(connection.stream.clone())).await {
             Ok(Ok(value)) => {
-                let now = instant();
+                let now = Instant::now();
                 connection.answered(now);
                 if !asks_for_retry(&value) {
                     self.with_health(|health| health.breaker.success(self.us(now)));
@@ -333,7 +337,7 @@ impl Node {
             }
             Ok(Err(error)) => Err(self.broken(managed, &connection, &error)),
             Err(_) => {
-                let waited = instant().duration_since(begun);
+                let waited = Instant::now().duration_since(begun);
                 self.counts.timeouts.fetch_add(1, Ordering::Relaxed);
                 let detail = format!("no reply within {} ms", waited.as_millis());
                 self.exhausted(&detail);
@@ -347,7 +351,7 @@ impl Node {
 
     /// Rejects the call if the breaker is open.
     fn admit(&self) -> Result<(), Failure> {
-        let (now_us, jitter_us) = (self.since_us(), jitter::below(PROBE_JITTER_US));
+        let (now_us, jitter_us) = (self.since_us(), fastrand::u64(..PROBE_JITTER_US));
         let last_failure = self.with_health(|health| {
             let admitted = health.breaker.admit(now_us, jitter_us);
             (!admitted).then(|| health.last_failure.clone())
@@ -399,15 +403,15 @@ impl Node {
     }
 
     /// Records that a call failed within its deadline.
-    pub(super) fn exhausted(&self, detail: &str) {
-        let (now_us, jitter_us) = (self.since_us(), jitter::below(PROBE_JITTER_US));
+    pub(crate) fn exhausted(&self, detail: &str) {
+        let (now_us, jitter_us) = (self.since_us(), fastrand::u64(..PROBE_JITTER_US));
         self.with_health(|health| {
             health.breaker.failure(now_us, jitter_us);
             detail.clone_into(&mut health.last_failure);
         });
     }
 
-    pub(super) fn failure(&self, executed: Executed, kind: FailureKind, detail: &str) -> Failure {
+    pub(crate) fn failure(&self, executed: Executed, kind: FailureKind, detail: &str) -> Failure {
         Failure { executed, kind, node: self.name.clone(), detail: detail.to_owned() }
     }
 
@@ -429,7 +433,7 @@ impl Node {
 
     /// Microseconds since this node was created.
     fn since_us(&self) -> u64 {
-        self.us(instant())
+        self.us(Instant::now())
     }
 
     fn us(&self, at: Instant) -> u64 {

@@ -2,11 +2,11 @@
 
 use redis::{ErrorKind, RedisError, ServerError, ServerErrorKind};
 
-use super::failure::{Executed, FailureKind};
+use crate::failure::{Executed, FailureKind};
 
 /// How to handle an error reply.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum ErrorReply {
+pub(crate) enum ErrorReply {
     /// `MOVED`: the slot is on another node. An empty host means the host that replied.
     Moved { slot: u16, to: String },
     /// `ASK`: this key is on another node, for this call only.
@@ -20,7 +20,7 @@ pub(super) enum ErrorReply {
 }
 
 impl ErrorReply {
-    pub(super) fn of(error: &ServerError) -> Self {
+    pub(crate) fn of(error: &ServerError) -> Self {
         match error.kind() {
             Some(ServerErrorKind::Moved) => match redirection(error) {
                 Some((slot, to)) => Self::Moved { slot, to },
@@ -62,7 +62,7 @@ fn redirection(error: &ServerError) -> Option<(u16, String)> {
 }
 
 /// The error reply: its code and text.
-pub(super) fn reply_text(error: &ServerError) -> String {
+pub(crate) fn reply_text(error: &ServerError) -> String {
     match error.details() {
         Some(details) => line(&format!("{} {}", error.code(), without_user(details))),
         None => line(error.code()),
@@ -70,7 +70,7 @@ pub(super) fn reply_text(error: &ServerError) -> String {
 }
 
 /// The kind of a failed connection attempt.
-pub(super) fn kind_of_connect_error(error: &RedisError) -> FailureKind {
+pub(crate) fn kind_of_connect_error(error: &RedisError) -> FailureKind {
     match error.kind() {
         ErrorKind::AuthenticationFailed => FailureKind::Authentication,
         ErrorKind::InvalidClientConfig => FailureKind::Other,
@@ -88,7 +88,7 @@ pub(super) fn kind_of_connect_error(error: &RedisError) -> FailureKind {
 }
 
 /// Advice for a TLS error, recognised by the words of rustls.
-pub(super) fn tls_hint(words: &str) -> Option<&'static str> {
+pub(crate) fn tls_hint(words: &str) -> Option<&'static str> {
     let hints = [
         (
             "UnknownIssuer",
@@ -121,7 +121,7 @@ pub(super) fn tls_hint(words: &str) -> Option<&'static str> {
 }
 
 /// An error of redis-rs in one line; for a malformed reply it prints several.
-pub(super) fn error_text(error: &RedisError) -> String {
+pub(crate) fn error_text(error: &RedisError) -> String {
     match (error.code(), error.detail()) {
         (Some(code), Some(detail)) => line(&format!("{code} {}", without_user(detail))),
         _ => line(&error.to_string()),
@@ -129,7 +129,8 @@ pub(super) fn error_text(error: &RedisError) -> String {
 }
 
 /// The text without the name of our Redis user, which servers since Redis 7.2 put into it.
-pub(crate) fn without_user(text: &str) -> String {
+#[must_use]
+pub fn without_user(text: &str) -> String {
     let named = text.split_once("User ").and_then(|(before, named)| {
         let (_, rest) = named.split_once(" has no permissions")?;
         Some(format!("{before}this user has no permissions{rest}"))
@@ -142,7 +143,8 @@ const MAX_ERROR_CHARS: usize = 300;
 
 /// Text from outside as one line of bounded length. Servers repeat the arguments of a command that
 /// they do not know, which may be a password or keys.
-pub(crate) fn line(text: &str) -> String {
+#[must_use]
+pub fn line(text: &str) -> String {
     let text = text
         .split_once("with args beginning with")
         .map_or(text, |(before, _)| before.trim_end_matches([',', ' ']));
@@ -151,7 +153,7 @@ pub(crate) fn line(text: &str) -> String {
 }
 
 /// Whether a server rejected `HELLO` because it does not know it.
-pub(super) fn lacks_resp3(error: &RedisError) -> bool {
+pub(crate) fn lacks_resp3(error: &RedisError) -> bool {
     error.kind() == ErrorKind::RESP3NotSupported
         || error.code() == Some("NOPROTO")
         || error.detail().is_some_and(|detail| detail.to_ascii_lowercase().contains("unknown command"))

@@ -14,21 +14,18 @@ use redis::{
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-use super::error_reply;
-use super::options::{Address, ConnectionOptions, Credentials};
-use super::reply_bound::AcceptedReplies;
-use super::stream::Opener;
-use crate::error::Error;
+use crate::error_reply;
+use crate::options::{Address, Credentials, InvalidOptions, Options};
+use crate::reply_bound::AcceptedReplies;
+use crate::stream::Opener;
 
 /// Commands queued on one connection; more than may be in flight, so that no call waits for the
 /// queue.
 const PIPELINE_BUFFER: usize = 4096;
-/// The client library name that `CLIENT LIST` shows.
-const LIBRARY: &str = "slidegate";
 
 /// What a server is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Serves {
+pub(crate) enum Serves {
     /// Keys and scripts.
     Keys,
     /// Finding the master.
@@ -36,7 +33,7 @@ pub(super) enum Serves {
 }
 
 /// Opens connections to one server.
-pub(crate) struct Connector {
+pub struct Connector {
     opener: Opener,
     greeting: RedisConnectionInfo,
     resp2_only: AtomicBool,
@@ -45,15 +42,15 @@ pub(crate) struct Connector {
 }
 
 /// A connection that was made.
-pub(super) struct Connected {
-    pub(super) stream: MultiplexedConnection,
+pub(crate) struct Connected {
+    pub(crate) stream: MultiplexedConnection,
     /// Bounds its replies.
-    pub(super) accepted: Arc<AcceptedReplies>,
-    pub(super) driver: Driver,
+    pub(crate) accepted: Arc<AcceptedReplies>,
+    pub(crate) driver: Driver,
 }
 
 /// The task that writes calls and reads replies. It ends with the connection.
-pub(super) struct Driver(AbortHandle);
+pub(crate) struct Driver(AbortHandle);
 
 impl Drop for Driver {
     fn drop(&mut self) {
@@ -61,17 +58,23 @@ impl Drop for Driver {
     }
 }
 
+impl std::fmt::Debug for Connector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connector").field("opener", &self.opener).finish_non_exhaustive()
+    }
+}
+
 impl Connector {
     /// # Errors
     /// Certificates that cannot be read.
-    pub(super) fn new(options: &ConnectionOptions, address: &Address, serves: Serves) -> Result<Self, Error> {
+    pub(crate) fn new(options: &Options, address: &Address, serves: Serves) -> Result<Self, InvalidOptions> {
         if options.ca_certificates.as_ref().is_some_and(|pem| !holds_certificate(&pem.0)) {
-            return Err(Error::store(
+            return Err(InvalidOptions::new(
                 "redis ca certificates hold no certificate; give PEM text that begins with `-----BEGIN CERTIFICATE-----`",
             ));
         }
         let opener = Opener::new(options, address).map_err(|error| {
-            Error::store(format!(
+            InvalidOptions::new(format!(
                 "redis certificates cannot be used: {error}; give PEM text that begins with `-----BEGIN`"
             ))
         })?;
@@ -86,7 +89,7 @@ impl Connector {
 
     /// Connects and authenticates. `lost` is called at most once, when the connection ends. Over
     /// RESP2 it is not called, and the next call finds out.
-    pub(super) async fn connect(
+    pub(crate) async fn connect(
         &self,
         lost: impl Fn() + Send + Sync + 'static,
     ) -> Result<Connected, RedisError> {
@@ -137,7 +140,7 @@ impl Connector {
 
 impl Connector {
     /// Advice for a failed connection attempt whose cause is not obvious.
-    pub(super) fn hint(&self, error: &RedisError) -> Option<&'static str> {
+    pub(crate) fn hint(&self, error: &RedisError) -> Option<&'static str> {
         let silent = (self.tls && error.is_timeout()).then_some(
             "if the server is well, it does not speak TLS at this address: use its `tls-port`, or a url without TLS",
         );
@@ -145,7 +148,10 @@ impl Connector {
     }
 
     /// A connection for pub/sub messages.
-    pub(crate) async fn subscription(&self) -> Result<PubSub, RedisError> {
+    ///
+    /// # Errors
+    /// If the server cannot be reached within the connect timeout, or refuses the user.
+    pub async fn subscription(&self) -> Result<PubSub, RedisError> {
         within(self.timeout, async {
             let stream = self.opener.open(Arc::default()).await?;
             PubSub::new(&self.greeting(), stream).await
@@ -162,17 +168,18 @@ async fn within<T>(
 }
 
 /// What is sent first on each connection, but for the protocol.
-fn greeting(options: &ConnectionOptions, serves: Serves) -> RedisConnectionInfo {
+fn greeting(options: &Options, serves: Serves) -> RedisConnectionInfo {
     let Credentials { user, password } = match serves {
         Serves::Keys => &options.credentials,
         Serves::Sentinel => &options.sentinel_credentials,
     };
-    let mut greeting = RedisConnectionInfo::default().set_lib_name(LIBRARY, env!("CARGO_PKG_VERSION"));
+    let mut greeting =
+        RedisConnectionInfo::default().set_lib_name(options.application.name, options.application.version);
     if let Some(user) = user {
         greeting = greeting.set_username(user);
     }
     if let Some(password) = password {
-        greeting = greeting.set_password(password.expose());
+        greeting = greeting.set_password(password);
     }
     match serves {
         Serves::Keys => greeting.set_db(options.database.into()),
@@ -190,15 +197,14 @@ fn holds_certificate(pem: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::redis::transport::options::Pem;
-    use crate::store::redis::transport::url;
+    use crate::options::Pem;
 
     /// A file of the wrong kind must be an error at start, not at the first connection.
     #[test]
     fn certificates_that_are_none_are_refused() {
         let address = Address::Tcp { host: "h".to_owned(), port: 1 };
         let ca_certificates = Some(Pem(b"no pem".to_vec()));
-        let options = ConnectionOptions { ca_certificates, ..url::parse("rediss://h:1").unwrap() };
+        let options = Options { ca_certificates, ..Options::from_url("rediss://h:1").unwrap() };
         let error = Connector::new(&options, &address, Serves::Keys).err().unwrap();
         assert_eq!(
             error.to_string(),
