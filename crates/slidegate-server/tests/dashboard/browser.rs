@@ -184,16 +184,30 @@ impl Browser {
     /// The names that a screen reader would say for the visible elements of this selector, each
     /// with its markup.
     pub(crate) fn names(&self, selector: &str) -> Vec<(String, String)> {
+        for _ in 0..MOST_LOOKS {
+            match self.names_now(selector) {
+                Ok(names) => return names,
+                // The page has drawn an element anew meanwhile.
+                Err(refusal) => assert!(refusal.contains("stale element reference"), "{selector}: {refusal}"),
+            }
+        }
+        panic!("{selector}: the page never stops drawing");
+    }
+
+    fn names_now(&self, selector: &str) -> Result<Vec<(String, String)>, String> {
         let found = self.ask("POST", "/elements", &json!({ "using": "css selector", "value": selector }));
         let references = found.as_array().expect("a list of references");
         let ids = references.iter().filter_map(|one| one.as_object()?.values().next()?.as_str());
         let name = |id: &str| {
-            let visible = self.ask("GET", &format!("/element/{id}/displayed"), &Value::Null) == true;
-            let label = self.ask("GET", &format!("/element/{id}/computedlabel"), &Value::Null);
-            let html = self.ask("GET", &format!("/element/{id}/property/outerHTML"), &Value::Null);
-            visible.then(|| (label.as_str().unwrap_or("").to_owned(), html.as_str().unwrap_or("").to_owned()))
+            let of = |what: &str| {
+                let path = format!("/session/{}/element/{id}/{what}", self.session);
+                self.try_command("GET", &path, &Value::Null)
+            };
+            let (visible, label, html) = (of("displayed")?, of("computedlabel")?, of("property/outerHTML")?);
+            let text = |value: &Value| value.as_str().unwrap_or("").to_owned();
+            Ok((visible == true).then(|| (text(&label), text(&html))))
         };
-        ids.filter_map(name).collect()
+        ids.filter_map(|id| name(id).transpose()).collect()
     }
 
     /// A screen of this width, as a telephone has it.

@@ -66,7 +66,8 @@ fn redis_cli_reserves_and_settles() {
 fn a_ticket_with_any_changed_byte_is_unknown_or_an_error_and_changes_nothing() {
     let folder = TempDir::new("resp-forged");
     let server = serve_streams(&folder);
-    let ticket = lines(&server, &["RL.RESERVE", "tokens", "alice", "COST", "60"]).remove(9);
+    // Held for longer than the commands take on a busy machine.
+    let ticket = lines(&server, &["RL.RESERVE", "tokens", "alice", "COST", "60", "TTL", "3600000"]).remove(9);
     let held = || lines(&server, &["RL.RESERVE", "tokens", "alice", "COST", "101"]);
     let before = held();
     for at in 0..ticket.len() {
