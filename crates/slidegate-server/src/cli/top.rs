@@ -59,8 +59,7 @@ struct TopKeys {
     error_bound: u64,
     sampled: bool,
     period_s: u64,
-    /// How many instances are summed up; a server of an earlier release does not say it.
-    #[serde(default)]
+    /// How many instances are summed up.
     instances: u64,
     fleet_error: Option<String>,
     keys: Vec<Key>,

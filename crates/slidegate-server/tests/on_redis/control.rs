@@ -265,29 +265,6 @@ fn changes_survive_a_failover_to_a_replica_that_lags() {
     assert!([a, b].into_iter().all(|one| one.deny(&["mallory", "trent", "evil2"])));
 }
 
-/// Instances are upgraded while changes are in force, which an older release wrote.
-#[test]
-fn the_document_of_an_older_release_is_read_and_upgraded_by_the_next_change() {
-    let (redis, folder) = (RedisServer::start(), TempDir::new("control-legacy"));
-    let block = json!({ "policy": "per-user", "key": "mallory", "kind": "block", "until_ms": 4_000_000_000_000_u64, "by": "ops" });
-    let terms = json!({ "quota": { "limit": 5, "window_ms": 60_000, "algorithm": "sliding-log" }, "mode": "enforce" });
-    let change = json!({ "id": 1, "at_ms": 1, "by": "ops", "policy": "per-user", "what": "set", "before": null, "after": terms });
-    let document = json!({ "layout": 1, "policies": { "per-user": terms }, "keys": [block], "changes": [change], "last_id": 1 });
-    redis.admin(&["SET", "sg1:control", &format!("7\n{document}")]);
-    let [a, b] = &Instance::pair(&folder, &redis.url());
-    assert!(a.is_denied("mallory") && b.is_denied("mallory"));
-    assert_eq!((&a.changes()["version"], &a.changes()["epoch"]), (&json!(7), &Value::Null));
-    // Lost before it was upgraded, so there is no epoch to compare.
-    redis.admin(&["SET", "sg1:control", &format!("6\n{}", json!({ "layout": 1 }))]);
-    until_true("it is back", || redis.admin(&["GET", "sg1:control"]).contains("mallory"));
-    b.block("evil2");
-    let after = until_all_agree(&[a, b]);
-    assert!(after["epoch"].is_string() && after["version"].as_u64() > Some(8), "{after}");
-    assert!([a, b].into_iter().all(|one| one.deny(&["mallory", "evil2"])));
-    a.change("POST", "/v1/changes/1/undo", &json!({}));
-    assert_eq!(a.policies(), json!([["per-user", 9, "file"]]));
-}
-
 /// A document that cannot be read is reported and stays, and so do the changes in force.
 #[test]
 fn a_document_that_cannot_be_read_is_reported_and_not_overwritten() {

@@ -93,8 +93,7 @@ pub(crate) struct KeyChange {
     pub(crate) until_ms: u64,
     /// The token of its author.
     pub(crate) by: String,
-    /// Its stamp, set by [`Document::set_key`]. 0 if made by an older release.
-    #[serde(default)]
+    /// Its stamp, set by [`Document::set_key`].
     pub(crate) at_ms: u64,
     /// Of a block that the key's denials earned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -251,23 +250,7 @@ impl Document {
                 "`sg1:control` has layout {layout} and this release reads {LAYOUT}; upgrade it"
             ));
         }
-        serde_json::from_str(text).map(Self::stamped).map_err(foreign)
-    }
-
-    /// Adds stamps that an older release did not write, from the history.
-    fn stamped(mut self) -> Self {
-        if self.stamps.is_empty() {
-            let stamps = self.changes.iter().map(|change| (change.policy.clone(), change.at_ms));
-            self.stamps = stamps.collect();
-        }
-        for name in
-            self.policies.keys().filter(|name| !self.stamps.contains_key(*name)).cloned().collect::<Vec<_>>()
-        {
-            self.stamps.insert(name, 0);
-        }
-        let newest = self.stamps.values().max().copied().unwrap_or(0);
-        self.newest_ms = self.newest_ms.max(newest);
-        self
+        serde_json::from_str(text).map_err(foreign)
     }
 
     /// Serializes the document. If it is too large, drops the oldest history entries, which can
@@ -573,24 +556,6 @@ mod tests {
         assert_eq!((document.cleared.len(), document.forgotten.keys_ms), (MAX_CLEARED, first + 1));
         document.set_key(block("7", 9999), 0).unwrap();
         assert_eq!(document.cleared.len(), MAX_CLEARED - 1, "it is blocked again");
-    }
-
-    /// Upgraded instances read documents without stamps.
-    #[test]
-    fn a_document_of_an_older_release_has_the_stamps_of_its_history() {
-        let change = |id: u64, policy: &str| serde_json::json!({ "id": id, "at_ms": 10 * id, "by": "ops", "policy": policy, "what": "set", "before": null, "after": null });
-        let counting = serde_json::json!({ "quota": { "limit": 1, "window_ms": 1, "algorithm": "sliding-log" }, "mode": "enforce" });
-        let text = serde_json::json!({
-            "layout": 1,
-            "policies": { "p": counting, "old": counting },
-            "keys": [{ "policy": "p", "key": "alice", "kind": "block", "until_ms": 5, "by": "ops" }],
-            "changes": [change(1, "p"), change(2, "gone"), change(3, "p")],
-            "last_id": 3,
-        });
-        let document = Document::from_text(&text.to_string()).unwrap();
-        let stamps = [("gone", 20), ("old", 0), ("p", 30)].map(|(name, stamp)| (name.to_owned(), stamp));
-        assert_eq!((document.stamps, document.newest_ms), (BTreeMap::from(stamps), 30));
-        assert_eq!(document.keys[0].at_ms, 0);
     }
 
     /// Operators compare digests of instances: they must be equal exactly if the same changes are
