@@ -78,7 +78,7 @@ fn redis_key_without_value() -> u64 {
     allocated(sds(NAME_BYTES + USUAL_NAME_BYTES)) + 2 * allocated(ENTRY_BYTES)
 }
 
-/// The same of the table of so many holds: its usage is another key meanwhile.
+/// Bytes of the table of so many holds of a key in Redis, which is a key beside that of its usage.
 pub fn redis_holds_bytes(holds: usize) -> u64 {
     // A value that is appended to gets twice the room that it needs.
     let (mut value, mut room) = (HOLDS_HEADER_BYTES, 0);

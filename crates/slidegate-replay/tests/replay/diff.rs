@@ -57,7 +57,7 @@ fn newly_denied_and_newly_allowed_are_those_of_two_replays() {
     let old = with_limit("login", "3/30s");
     let new = with_limit("per-ip", "9/1m");
     let bounds = Options { max_keys: 100_000, top: 10_000, ..Options::default() };
-    let outcome = diffed(old.clone(), new.clone(), bounds, reader(log_of(&traffic)));
+    let outcome = diffed(&old, &new, bounds, reader(log_of(&traffic)));
 
     let mut denied: BTreeMap<(String, String), u64> = BTreeMap::new();
     let mut allowed = denied.clone();
@@ -109,7 +109,7 @@ fn added_and_removed_policies_are_shown_as_such() {
         if one.name() == "login" { one.clone().renamed("login-per-ip").unwrap() } else { one.clone() }
     });
     let new = PolicySet::new(renamed).unwrap();
-    let outcome = diffed(old, new, Options::default(), reader(log_of(&traffic)));
+    let outcome = diffed(&old, &new, Options::default(), reader(log_of(&traffic)));
     assert_eq!((outcome.newly_denied, outcome.newly_allowed), (0, 0));
     let sides: Vec<_> = outcome
         .policies
@@ -141,6 +141,6 @@ fn policies_that_count_reservations_are_left_out_and_named() {
     let alone = replayed(Plan::of(plain.clone(), options()), &traffic);
     assert_eq!(format!("{:?}", outcome.configured), format!("{:?}", alone.configured));
 
-    let diff = diffed(all.clone(), all, options(), reader(log_of(&traffic)));
+    let diff = diffed(&all, &all, options(), reader(log_of(&traffic)));
     assert_eq!((diff.missing.errors, diff.policies.len()), (errors.into(), 2));
 }

@@ -51,7 +51,8 @@ impl Case {
         let log = folder.file("log.jsonl", log);
         let fields = ["--log-format", "json", "--field", "user=user", "--cost-field", "cost"];
         let output = run(&[&["replay", &log, "--config", &config, "--json", "-"], &fields[..]].concat());
-        let outcome: Value = serde_json::from_slice(&output.stdout).expect(&text(&output.stderr));
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let outcome: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(outcome["configured"]["keys_at_once"], self.keys);
         outcome["configured"]["redis_bytes"].as_u64().unwrap()
     }
