@@ -3,34 +3,19 @@
 use std::borrow::Cow;
 use std::net::IpAddr;
 
-use slidegate::{Request, Value, normalized_host, normalized_path};
+use slidegate::{normalized_host, normalized_path};
 
 use crate::entry::Entry;
 
 /// The attributes that entries can have whatever their format is.
-const NAMES: [&str; 8] = ["ip", "path", "method", "user", "user_agent", "host", "referer", "status"];
+pub(crate) const NAMES: [&str; 8] =
+    ["ip", "path", "method", "user", "user_agent", "host", "referer", "status"];
 
 /// The value of an attribute.
 #[derive(Debug)]
 pub(crate) enum AttributeValue<'e> {
     Address(IpAddr),
     Text(Cow<'e, [u8]>),
-}
-
-impl AttributeValue<'_> {
-    pub(crate) fn value(&self) -> Value<'_> {
-        match self {
-            Self::Address(ip) => Value::Address(*ip),
-            Self::Text(text) => Value::Bytes(text),
-        }
-    }
-}
-
-/// The attributes of an entry besides its further ones.
-pub(crate) fn named_attributes<'e>(
-    entry: &'e Entry<'_>,
-) -> impl Iterator<Item = (&'static str, AttributeValue<'e>)> {
-    NAMES.into_iter().filter_map(|name| Some((name, attribute(entry, name)?)))
 }
 
 /// An attribute of an entry. They are asked for one by one, because policies need few of them.
@@ -55,15 +40,6 @@ pub(crate) fn attribute<'e>(entry: &'e Entry<'_>, name: &str) -> Option<Attribut
         _ => None,
     };
     text.or_else(|| entry.extra.get(name).map(Cow::Borrowed)).map(AttributeValue::Text)
-}
-
-/// Passes on the request that an entry stands for.
-pub(crate) fn with_request<T>(entry: &Entry<'_>, take: impl FnOnce(&Request<'_>) -> T) -> T {
-    let named: Vec<_> = named_attributes(entry).collect();
-    let mut request = Request::new().with_cost(entry.cost);
-    request.extend(named.iter().map(|(name, value)| (*name, value.value())));
-    request.extend(entry.extra.iter());
-    take(&request)
 }
 
 /// The address of a client: with or without a port, and of a list the last, which is the one that

@@ -40,8 +40,6 @@ pub(crate) type AttributeNames = Arc<[String]>;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BatchEntry {
     pub(crate) time_us: u64,
-    /// How long it took; `None` if the log does not say.
-    pub(crate) duration_us: Option<u64>,
     pub(crate) cost: u64,
     /// The status that the log has; 0 if none.
     pub(crate) status: u16,
@@ -89,8 +87,8 @@ impl EntryBatch {
             *occurred |= !matches!(value, StoredValue::Absent);
             self.values.push(value);
         }
-        let &Entry { time_us, duration_us, cost, status, .. } = entry;
-        self.entries.push(BatchEntry { time_us, duration_us, cost, status });
+        let &Entry { time_us, cost, status, .. } = entry;
+        self.entries.push(BatchEntry { time_us, cost, status });
     }
 
     pub(crate) fn is_empty(&self) -> bool {

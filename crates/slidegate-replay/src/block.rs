@@ -51,28 +51,21 @@ impl Span {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Text {
     Client,
-    Ident,
     User,
     Method,
     Target,
-    Protocol,
     Host,
     Referer,
     UserAgent,
 }
 
-pub(crate) const TEXTS: usize = 9;
-
-/// The duration of a request whose log does not say it.
-const NO_DURATION: u64 = u64::MAX;
+pub(crate) const TEXTS: usize = 7;
 
 /// One request, as numbers and offsets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
     /// Microseconds since the Unix epoch.
     pub(crate) time_us: u64,
-    /// How long it took, in microseconds; [`NO_DURATION`] if the log does not say.
-    pub(crate) duration_us: u64,
     pub(crate) cost: u64,
     pub(crate) bytes: u64,
     /// The line's number in its log, from 1.
@@ -88,7 +81,6 @@ pub(crate) struct Record {
 impl Record {
     pub(crate) const EMPTY: Self = Self {
         time_us: 0,
-        duration_us: NO_DURATION,
         cost: 1,
         bytes: 0,
         line: 0,
@@ -97,12 +89,6 @@ impl Record {
         extras_len: 0,
         status: 0,
     };
-
-    /// How long the request took, in microseconds, if the log says it.
-    #[inline]
-    pub(crate) fn duration_us(&self) -> Option<u64> {
-        (self.duration_us != NO_DURATION).then_some(self.duration_us)
-    }
 
     /// Whether it has attributes besides those of every format.
     #[inline]

@@ -9,12 +9,11 @@ use slidegate::{Decisions, PolicyDecision, PolicySet};
 use crate::batch::{EntryBatch, attribute_names};
 use crate::decider::{Decider, Options};
 use crate::entry::Entry;
-use crate::evidence::Evidence;
+use crate::evidence::{Evidence, Missing, decidable};
 use crate::keys::{KeyMap, MAX_DENIED_KEYS};
 use crate::outcome::LogOutcome;
 use crate::pass::{Job, Pass};
 use crate::report::diff::{ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide};
-use crate::reservations::without_cost;
 use crate::stats::LogStats;
 use crate::wording::{Wording, Words};
 
@@ -23,14 +22,14 @@ use crate::wording::{Wording, Words};
 /// ```
 /// use std::sync::Arc;
 /// use slidegate::{Policy, PolicySet, Quota};
-/// use slidegate_replay::{Diff, LogReader, Options, PlainWording};
+/// use slidegate_replay::{Diff, LogReader, Options, PlainWording, Wording};
 ///
 /// let log = r#"192.0.2.1 - - [20/Nov/2026:10:00:00 +0000] "GET / HTTP/1.1" 200 5
 /// 192.0.2.1 - - [20/Nov/2026:10:00:01 +0000] "GET / HTTP/1.1" 200 5
 /// "#;
 /// let per_ip = |limit| PolicySet::new([Policy::new("per-ip", Quota::per_minute(limit))?.with_scope(["ip"])]);
-/// let words = || Arc::new(PlainWording);
-/// let mut diff = Diff::new((per_ip(2)?, words()), (per_ip(1)?, words()), Options::default());
+/// let wording: Arc<dyn Wording> = Arc::new(PlainWording);
+/// let mut diff = Diff::new(&per_ip(2)?, &per_ip(1)?, &wording, Options::default());
 /// let mut reader = LogReader::from_reader(log.as_bytes())?;
 /// while let Some(entry) = reader.next_entry()? {
 ///     diff.push(&entry);
@@ -43,10 +42,9 @@ use crate::wording::{Wording, Words};
 pub struct Diff {
     pass: Pass<PolicyDiff>,
     top: usize,
+    /// What is to be said of policies that neither set decides.
+    left_out: Missing,
 }
-
-/// A set of policies with the words for it.
-pub type WordedPolicies = (PolicySet, Arc<dyn Wording>);
 
 /// The two gates, and what differed so far.
 #[derive(Debug)]
@@ -85,23 +83,25 @@ struct SideCounts {
 impl Diff {
     /// Starts with two empty stores. Both sets are decided on one thread.
     #[must_use]
-    pub fn new(old: WordedPolicies, new: WordedPolicies, options: Options) -> Self {
-        let names = attribute_names([&old.0, &new.0]);
-        let side = |(policies, wording): WordedPolicies| {
+    pub fn new(old: &PolicySet, new: &PolicySet, wording: &Arc<dyn Wording>, options: Options) -> Self {
+        let ((old, old_left_out), (new, new_left_out)) = (decidable(old), decidable(new));
+        let names = attribute_names([&old, &new]);
+        let side = |policies: PolicySet| {
             let counts = vec![SideCounts::default(); policies.iter().len()];
             DiffSide {
                 policies: counts,
                 decider: Decider::new(policies, options),
-                words: Words(wording),
+                words: Words(Arc::clone(wording)),
                 denied: 0,
                 changed: HashMap::new(),
                 changed_not_kept: 0,
             }
         };
-        let changed = changed_policies(&old.0, &new.0);
+        let changed = changed_policies(&old, &new);
         let (old, new) = (side(old), side(new));
         let diff = PolicyDiff { old, new, requests: 0, newly_denied: 0, newly_allowed: 0, changed };
-        Self { pass: Pass::new(names, vec![diff], options.threads), top: options.top }
+        let left_out = old_left_out.and(new_left_out);
+        Self { pass: Pass::new(names, vec![diff], options.threads), top: options.top, left_out }
     }
 
     /// Takes one entry. An entry older than the last one is decided at the time of the last one.
@@ -114,7 +114,7 @@ impl Diff {
     pub fn finish(self, log: &LogStats) -> DiffOutcome {
         let (jobs, evidence) = self.pass.finish().expect("a diff writes nothing");
         let [diff] = &jobs[..] else { unreachable!("a diff is one job") };
-        diff.outcome(log, self.top, &evidence)
+        diff.outcome(log, self.top, &evidence, self.left_out)
     }
 }
 
@@ -134,17 +134,7 @@ fn changed_policies(old: &PolicySet, new: &PolicySet) -> HashSet<String> {
 impl Job for PolicyDiff {
     fn decide(&mut self, batch: &EntryBatch) -> io::Result<()> {
         batch.for_each(|line| {
-            for side in [&mut self.old, &mut self.new] {
-                side.decider.follow(line.entry.time_us);
-            }
-            let may_reserve = [&self.old, &self.new].iter().any(|side| side.decider.reservations().is_some());
-            let unsaid = may_reserve.then(|| without_cost(line.request));
-            let ask = |decider: &mut Decider| {
-                let asker = decider.asker(line);
-                let unsaid = unsaid.as_ref().filter(|_| asker.is_reservation());
-                asker.ask(unsaid.unwrap_or(line.request))
-            };
-            let (old, new) = (ask(&mut self.old.decider), ask(&mut self.new.decider));
+            let (old, new) = (self.old.decider.decide(line), self.new.decider.decide(line));
             self.requests += 1;
             self.count(&old, &new);
         });
@@ -161,13 +151,13 @@ impl PolicyDiff {
         self.newly_allowed += u64::from(was_denied && !is_denied);
     }
 
-    fn outcome(&self, log: &LogStats, top: usize, evidence: &Evidence) -> DiffOutcome {
+    fn outcome(&self, log: &LogStats, top: usize, evidence: &Evidence, left_out: Missing) -> DiffOutcome {
         let (old, new) = (self.old.decider.gate().policies(), self.new.decider.gate().policies());
         let of = |side: &DiffSide, policies: &PolicySet| {
             let seen = side.policies.iter().map(|counts| counts.seen);
             evidence.of_policies(policies.iter().zip(seen), self.requests)
         };
-        let missing = of(&self.old, &old).and(of(&self.new, &new)).fields(&log.missing_fields);
+        let missing = left_out.and(of(&self.old, &old)).and(of(&self.new, &new)).fields(&log.missing_fields);
         let names = old.iter().chain(new.iter()).map(slidegate::Policy::name);
         let mut seen = HashSet::new();
         let names: Vec<&str> = names.filter(|name| seen.insert(*name)).collect();
@@ -179,16 +169,7 @@ impl PolicyDiff {
             newly_denied: self.new.changed_by(&new, name),
             newly_allowed: self.old.changed_by(&old, name),
         });
-        let mut reservation_notes: Vec<String> = Vec::new();
-        for (side, policies) in [(&self.old, &old), (&self.new, &new)] {
-            for note in side.decider.reservations().into_iter().flat_map(|known| known.notes(policies)) {
-                if !reservation_notes.contains(&note) {
-                    reservation_notes.push(note);
-                }
-            }
-        }
         DiffOutcome {
-            reservation_notes,
             missing,
             log: LogOutcome::of(log),
             requests: self.requests,

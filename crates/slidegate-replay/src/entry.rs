@@ -10,15 +10,11 @@ pub struct Entry<'a> {
     /// The client: an address, possibly with a port, a name, or the address list of a proxy
     /// (`10.0.0.1, 10.0.0.2`), as written. Empty if the log has no client.
     pub client: &'a [u8],
-    /// The client's name according to its identd. `None` for `-`, which is nearly always written.
-    pub ident: Option<&'a [u8]>,
     /// The user the client logged in as. `None` for `-` and for Apache's `""`.
     pub user: Option<Cow<'a, [u8]>>,
     /// The time of the request, in microseconds since the Unix epoch: of its start if the log says
     /// when that was.
     pub time_us: u64,
-    /// How long the request took, in microseconds. `None` if the log does not say.
-    pub duration_us: Option<u64>,
     /// The request line. `None` if it was not HTTP: `-`, empty, a TLS handshake on the plain port.
     pub request: Option<RequestLine<'a>>,
     /// The host that the request was for. `None` if the log does not have it.
@@ -45,8 +41,6 @@ pub struct RequestLine<'a> {
     /// The request target, with the query if the log has that. May contain spaces if the client did
     /// not encode them. Empty if the log does not have it.
     pub target: Cow<'a, [u8]>,
-    /// `HTTP/1.1`. `None` for an HTTP/0.9 request, and if the log does not have it.
-    pub protocol: Option<&'a [u8]>,
 }
 
 impl RequestLine<'_> {
@@ -112,14 +106,11 @@ impl<'a> Entry<'a> {
         let request = (method.is_some() || target.is_some()).then(|| RequestLine {
             method: method.unwrap_or_default(),
             target: Cow::Borrowed(target.unwrap_or_default()),
-            protocol: text(Text::Protocol),
         });
         Self {
             client: text(Text::Client).unwrap_or_default(),
-            ident: text(Text::Ident),
             user: text(Text::User).map(Cow::Borrowed),
             time_us: record.time_us,
-            duration_us: record.duration_us(),
             request,
             host: text(Text::Host).map(Cow::Borrowed),
             status: record.status,

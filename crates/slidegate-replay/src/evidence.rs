@@ -3,9 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use slidegate::Policy;
+use slidegate::{Policy, PolicySet};
 
-use crate::attributes::named_attributes;
+use crate::attributes::{NAMES, attribute};
 use crate::batch::{AttributeNames, EntryBatch};
 use crate::entry::Entry;
 use crate::wording::count_of;
@@ -35,6 +35,21 @@ pub struct Missing {
     pub warnings: Vec<String>,
 }
 
+/// The policies that are decided, and what is to be said of those that are left out: they count what
+/// reservations hold, which is not in a log.
+pub(crate) fn decidable(policies: &PolicySet) -> (PolicySet, Missing) {
+    let (left_out, kept): (Vec<&Policy>, Vec<&Policy>) =
+        policies.iter().partition(|policy| policy.expects_reservations());
+    let error = |policy: &&Policy| {
+        format!(
+            "policy `{}` is left out: it counts reservations, which are not in a log; accept this with --allow-empty",
+            policy.name()
+        )
+    };
+    let missing = Missing { errors: left_out.iter().map(error).collect(), warnings: Vec::new() };
+    (PolicySet::new(kept.into_iter().cloned()).expect("a part of a set is a set"), missing)
+}
+
 impl Evidence {
     pub(crate) fn new(names: AttributeNames) -> Self {
         let occurred = vec![false; names.len()];
@@ -52,7 +67,7 @@ impl Evidence {
                 self.known.insert(name.to_owned());
             }
         };
-        named_attributes(entry).for_each(|(name, _)| note(name));
+        NAMES.into_iter().filter(|name| attribute(entry, name).is_some()).for_each(&mut note);
         entry.extra.iter().for_each(|(name, _)| note(name));
     }
 

@@ -6,10 +6,11 @@ use std::hash::BuildHasher;
 use foldhash::quality::RandomState;
 use slidegate::{Key, PolicyDecision};
 
+use crate::live_keys::LiveKey;
 use crate::timeline::{MAX_KEY_BUCKETS, Timeline};
 use crate::wording::Words;
 
-/// Keys that are counted one by one, for each policy: 28 to 56 bytes each, so 110 to 220 MB. Past it
+/// Keys that are counted one by one, for each policy: 38 to 75 bytes each, so 150 to 300 MB. Past it
 /// the count is a bound.
 pub(crate) const MAX_COUNTED_KEYS: usize = 4_000_000;
 /// Denied keys whose text and times are kept, for each policy: up to 600 bytes each. Only denials
@@ -69,6 +70,7 @@ pub(crate) struct SeenKey {
     /// The greatest share of its limit that was used, in tenths.
     peak_tenths: u8,
     is_denied: bool,
+    pub(crate) live: LiveKey,
     named: Option<Box<DeniedKey>>,
 }
 
@@ -85,15 +87,15 @@ pub(crate) struct DeniedKey {
 }
 
 impl SeenKeys {
-    pub(crate) fn count(&mut self, decision: &PolicyDecision<'_>, words: &Words) {
+    /// Counts a decision on a key, which is returned; `None` if it is not kept.
+    pub(crate) fn count(&mut self, decision: &PolicyDecision<'_>, words: &Words) -> Option<&mut SeenKey> {
         let Some(key) = self.keys.at(&decision.key()) else {
             self.denials_not_kept += u64::from(decision.is_denied());
-            return;
+            return None;
         };
-        let used = decision.used().saturating_add(decision.held());
-        key.peak_tenths = key.peak_tenths.max(tenths(used, decision.limit()));
+        key.peak_tenths = key.peak_tenths.max(tenths(decision.used(), decision.limit()));
         if decision.is_allowed() {
-            return;
+            return Some(key);
         }
         let at_us = decision.at().as_micros();
         if !key.is_denied {
@@ -119,6 +121,7 @@ impl SeenKeys {
             }
             None => self.denials_not_kept += 1,
         }
+        Some(key)
     }
 
     /// How many keys that were never denied have their peak in which tenth of the limit; the last
@@ -167,7 +170,9 @@ mod tests {
         let mut seen = SeenKeys { keys: KeyMap { max: 2, ..KeyMap::default() }, ..SeenKeys::default() };
         for client in ["a", "b", "c", "c", "a", "c", "b", "a"] {
             let request = Request::new().with("ip", client);
-            gate.check(&request).iter().for_each(|decision| seen.count(&decision, &words));
+            for decision in gate.check(&request).iter() {
+                seen.count(&decision, &words);
+            }
         }
         assert_eq!(
             (seen.keys.len(), seen.keys.is_full(), seen.denied, seen.denials_not_kept),

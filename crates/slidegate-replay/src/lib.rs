@@ -47,8 +47,8 @@ mod decider;
 mod diff;
 mod evidence;
 mod keys;
+mod live_keys;
 mod pass;
-mod reservations;
 mod scenario;
 mod sweep;
 mod timeline;
@@ -59,21 +59,19 @@ mod report;
 mod share;
 mod wording;
 
-mod forecast;
+mod key_size;
 
 pub use clock_changes::ClockChanges;
 pub use decider::Options;
-pub use diff::{Diff, WordedPolicies};
+pub use diff::Diff;
 pub use entry::{Entry, Extras, RequestLine};
 pub use evidence::Missing;
-pub use forecast::{
-    AlgorithmForecast, Bytes, Demand, Forecast, Measurement, Shard, redis_bytes_at_most, redis_holds_bytes,
-};
 pub use format::name::LogFormat;
+pub use key_size::{redis_bytes_at_most, redis_holds_bytes, redis_table_bytes};
 pub use malformed::Malformed;
 pub use outcome::{
-    KeyOutcome, LogOutcome, Outcome, PolicyOutcome, ReservationsOutcome, ScenarioOutcome, SweepOutcome,
-    SweepPointOutcome, TimeOutcome, UsageOutcome,
+    KeyOutcome, LogOutcome, Outcome, PolicyOutcome, ScenarioOutcome, SweepOutcome, SweepPointOutcome,
+    TimeOutcome, UsageOutcome,
 };
 pub use reader::{LogOptions, LogReader, Progress};
 pub use replay::{Plan, Replay};
@@ -81,7 +79,6 @@ pub use report::{
     ChangedKey, DiffOutcome, DiffPolicy, DiffPolicySide, DiffReport, PageAssets, TextReport, TextStyle,
     Threshold, Thresholds,
 };
-pub use reservations::PolicyReservationsOutcome;
 pub use share::Share;
 pub use stats::{LogStats, LogSummary, MalformedLine, TimeJump};
 pub use sweep::{MAX_SWEEP_POINTS, Sweep};

@@ -10,8 +10,8 @@ use slidegate::Policy;
 
 use crate::each::rfc3339;
 use crate::evidence::{Evidence, Missing};
+use crate::key_size::redis_table_bytes;
 use crate::keys::DeniedKey;
-use crate::reservations::{PolicyReservationsOutcome, ReservationCounts, Reservations, holds};
 use crate::scenario::Scenario;
 use crate::stats::{LogStats, LogSummary};
 use crate::sweep::{Sweep, SweepPoint};
@@ -107,27 +107,18 @@ pub struct ScenarioOutcome {
     pub dropped_keys: u64,
     /// Most keys in memory.
     pub max_keys: usize,
+    /// Most keys of all policies that existed at once.
+    pub keys_at_once: u64,
+    /// The most bytes that keys would have taken at once in a memory store.
+    pub memory_bytes: u64,
+    /// The same in Redis.
+    pub redis_bytes: u64,
     /// Allowed requests, by bucket of time.
     pub allowed_over_time: Vec<u64>,
     /// Denied requests, by bucket of time.
     pub denied_over_time: Vec<u64>,
     /// In the order of the configuration.
     pub policies: Vec<PolicyOutcome>,
-    /// Reservations, if a policy reserves.
-    pub reservations: Option<ReservationsOutcome>,
-}
-
-/// Outcome of requests under policies that reserve.
-#[derive(Debug, Clone, Serialize)]
-pub struct ReservationsOutcome {
-    /// Requests that were decided as reservations.
-    pub requests: u64,
-    /// Requests whose duration the log does not have, decided as checks: they held nothing.
-    pub without_duration: u64,
-    /// Reservations that were settled before their end, because too many were open at once.
-    pub settled_early: u64,
-    /// What this means for the figures, in sentences.
-    pub notes: Vec<String>,
 }
 
 /// What one policy decided.
@@ -165,8 +156,6 @@ pub struct PolicyOutcome {
     pub denied_over_time: Vec<u32>,
     /// The most denied keys.
     pub most_denied: Vec<KeyOutcome>,
-    /// Its reservations, if a policy reserves and this one holds what they ask for.
-    pub reservations: Option<PolicyReservationsOutcome>,
 }
 
 /// The greatest usage of each key, as a share of its limit.
@@ -202,23 +191,22 @@ impl Outcome {
         scenario: &Scenario,
         sweep: Option<(&Sweep, &[SweepPoint])>,
         top: usize,
+        left_out: Missing,
         evidence: &Evidence,
     ) -> Self {
         let policies = scenario.policies();
         let seen = scenario.tally.policies.iter().map(|counts| counts.seen);
         let requests = scenario.tally.counts.requests;
-        let missing = evidence.of_policies(policies.iter().zip(seen), requests);
+        let missing = left_out.and(evidence.of_policies(policies.iter().zip(seen), requests));
         let Missing { errors, warnings } = missing.fields(&log.missing_fields);
         let axis = scenario.tally.timeline.axis();
         let configured = ScenarioOutcome::of(scenario, axis, top);
         let sweep = sweep.map(|(sweep, points)| SweepOutcome::of(sweep, points, scenario));
-        let mut notes = vec![
+        let notes = vec![
             "A replay cannot know of retries after a denial, nor of clients that slow down when they are denied: \
              real traffic under these policies would differ."
                 .to_owned(),
         ];
-        let of_reservations = configured.reservations.iter().flat_map(|reservations| &reservations.notes);
-        notes.extend(of_reservations.map(|note| format!("{note}.")));
         Self {
             schema: SCHEMA,
             command: None,
@@ -274,6 +262,7 @@ impl TimeOutcome {
 impl ScenarioOutcome {
     fn of(scenario: &Scenario, axis: TimeAxis, top: usize) -> Self {
         let (counts, store) = (scenario.tally.counts, scenario.store());
+        let most = scenario.tally.live.most;
         let over_time = scenario.tally.timeline.on(axis);
         let policies = scenario.policies();
         let policies = policies.iter().enumerate();
@@ -285,21 +274,15 @@ impl ScenarioOutcome {
             denied_successes: counts.denied_successes,
             dropped_keys: store.dropped,
             max_keys: store.max_keys,
+            keys_at_once: most.keys,
+            memory_bytes: most.memory,
+            redis_bytes: most.redis + redis_table_bytes(most.keys),
             allowed_over_time: over_time.iter().map(|bucket| bucket.allowed).collect(),
             denied_over_time: over_time.iter().map(|bucket| bucket.denied).collect(),
             policies: policies
                 .map(|(at, policy)| PolicyOutcome::of(scenario, at, policy, axis, top))
                 .collect(),
-            reservations: scenario.reservations().map(|known| ReservationsOutcome::of(known, scenario)),
         }
-    }
-}
-
-impl ReservationsOutcome {
-    fn of(reservations: &Reservations, scenario: &Scenario) -> Self {
-        let ReservationCounts { asked, without_duration, settled_early, .. } = reservations.counts;
-        let notes = reservations.notes(&scenario.policies());
-        Self { requests: asked, without_duration, settled_early, notes }
     }
 }
 
@@ -324,10 +307,6 @@ impl PolicyOutcome {
             usage: UsageOutcome { allowed_keys_by_tenth: seen.allowed_by_tenth(), denied_keys: seen.denied },
             denied_over_time: if counts.denied == 0 { Vec::new() } else { counts.timeline.on(axis) },
             most_denied: seen.most_denied(top).into_iter().map(|key| KeyOutcome::of(key, axis)).collect(),
-            reservations: scenario
-                .reservations()
-                .filter(|_| holds(policy))
-                .map(|known| known.policies[at].counts.clone()),
         }
     }
 }

@@ -25,14 +25,6 @@ pub(crate) trait Job: Send + 'static {
     /// # Errors
     /// A decision cannot be written. The entry is decided anyway.
     fn decide(&mut self, batch: &EntryBatch) -> io::Result<()>;
-
-    /// Writes what is buffered.
-    ///
-    /// # Errors
-    /// It cannot be written.
-    fn finish(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 /// Hands each entry to all jobs.
@@ -114,7 +106,7 @@ impl<J: Job> Pass<J> {
     /// A decision could not be written.
     pub(crate) fn finish(mut self) -> io::Result<(Vec<J>, Evidence)> {
         let decided = self.decide();
-        let mut jobs = match self.mode {
+        let mut jobs: Vec<(usize, J)> = match self.mode {
             Mode::Here(jobs) => jobs.into_iter().enumerate().collect(),
             Mode::Threads(workers) => {
                 let mut jobs = Vec::new();
@@ -127,7 +119,6 @@ impl<J: Job> Pass<J> {
         };
         decided?;
         jobs.sort_unstable_by_key(|(at, _)| *at);
-        jobs.iter_mut().try_for_each(|(_, job)| job.finish())?;
         Ok((jobs.into_iter().map(|(_, job)| job).collect(), self.evidence))
     }
 }

@@ -8,6 +8,7 @@ use slidegate::PolicySet;
 use crate::batch::{EntryBatch, attribute_names};
 use crate::decider::Options;
 use crate::entry::Entry;
+use crate::evidence::{Missing, decidable};
 use crate::outcome::Outcome;
 use crate::pass::{Job, Pass};
 use crate::scenario::Scenario;
@@ -40,6 +41,8 @@ pub struct Replay {
     pass: Pass<ReplayJob>,
     sweep: Option<Sweep>,
     options: Options,
+    /// What is to be said of policies that are not decided.
+    left_out: Missing,
 }
 
 /// What decides: the configuration, or one value of the sweep.
@@ -59,13 +62,6 @@ impl Job for ReplayJob {
             }
         }
     }
-
-    fn finish(&mut self) -> io::Result<()> {
-        match self {
-            Self::Scenario(scenario) => scenario.finish(),
-            Self::SweepPoint(_) => Ok(()),
-        }
-    }
 }
 
 impl Replay {
@@ -74,7 +70,7 @@ impl Replay {
     /// # Errors
     /// One line: the sweep does not fit the policies.
     pub fn new(plan: Plan, wording: &Arc<dyn Wording>) -> Result<Self, String> {
-        Self::start(plan, wording, None)
+        Self::with_each(plan, wording, None)
     }
 
     /// The same, and writes each decision as a line of JSON to `each`, in order, on the thread that
@@ -85,25 +81,18 @@ impl Replay {
     pub fn with_each(
         plan: Plan,
         wording: &Arc<dyn Wording>,
-        each: Box<dyn Write + Send>,
-    ) -> Result<Self, String> {
-        Self::start(plan, wording, Some(each))
-    }
-
-    fn start(
-        plan: Plan,
-        wording: &Arc<dyn Wording>,
         each: Option<Box<dyn Write + Send>>,
     ) -> Result<Self, String> {
         let Plan { policies, sweep, options } = plan;
-        let names = attribute_names([&policies]);
         let points = sweep.as_ref().map(|sweep| sweep.points(&policies, options)).transpose()?;
+        let (policies, left_out) = decidable(&policies);
+        let names = attribute_names([&policies]);
         let threads = if each.is_some() { 0 } else { options.threads };
         let scenario = Scenario::new(policies, options, Words(Arc::clone(wording)), each);
         let scenario = ReplayJob::Scenario(Box::new(scenario));
         let points = points.into_iter().flatten().map(|point| ReplayJob::SweepPoint(Box::new(point)));
         let jobs = std::iter::once(scenario).chain(points).collect();
-        Ok(Self { pass: Pass::new(names, jobs, threads), sweep, options })
+        Ok(Self { pass: Pass::new(names, jobs, threads), sweep, options, left_out })
     }
 
     /// Takes one entry, which is decided now or together with later ones. An entry older than the
@@ -122,9 +111,10 @@ impl Replay {
     pub fn finish(self, log: &LogStats) -> io::Result<Outcome> {
         let (jobs, evidence) = self.pass.finish()?;
         let mut jobs = jobs.into_iter();
-        let Some(ReplayJob::Scenario(scenario)) = jobs.next() else {
+        let Some(ReplayJob::Scenario(mut scenario)) = jobs.next() else {
             unreachable!("the first job is the configuration")
         };
+        scenario.finish()?;
         let points: Vec<SweepPoint> = jobs
             .filter_map(|job| match job {
                 ReplayJob::SweepPoint(point) => Some(*point),
@@ -132,6 +122,6 @@ impl Replay {
             })
             .collect();
         let sweep = self.sweep.as_ref().map(|sweep| (sweep, &points[..]));
-        Ok(Outcome::of(log, &scenario, sweep, self.options.top, &evidence))
+        Ok(Outcome::of(log, &scenario, sweep, self.options.top, self.left_out, &evidence))
     }
 }

@@ -5,13 +5,13 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use slidegate::{Decisions, PolicySet, Request, Timestamp, store::MemoryStats};
+use slidegate::{Decisions, Policy, PolicySet, Quota, Timestamp, store::MemoryStats};
 
 use crate::batch::{BatchEntry, EntryBatch};
-use crate::decider::{Asker, Decider, DecisionCounter, Options};
+use crate::decider::{Decider, Options};
 use crate::each::DecisionLine;
 use crate::keys::SeenKeys;
-use crate::reservations::Reservations;
+use crate::live_keys::LiveKeys;
 use crate::timeline::{MAX_BUCKETS, Timeline, VerdictCounts};
 use crate::wording::Words;
 
@@ -28,6 +28,7 @@ pub(crate) struct Tally {
     words: Words,
     pub(crate) counts: RequestCounts,
     pub(crate) timeline: Timeline<VerdictCounts>,
+    pub(crate) live: LiveKeys,
     /// In the order of the policies.
     pub(crate) policies: Vec<PolicyCounts>,
     /// Where each decision is written as a line of JSON.
@@ -51,6 +52,8 @@ pub(crate) struct RequestCounts {
 /// What one policy decided.
 #[derive(Debug)]
 pub(crate) struct PolicyCounts {
+    /// The quota of keys without one of their own, by which their size is worked out.
+    quota: Quota,
     pub(crate) seen: u64,
     pub(crate) denied: u64,
     pub(crate) timeline: Timeline<u32>,
@@ -74,10 +77,11 @@ impl Scenario {
         each: Option<Box<dyn Write + Send>>,
     ) -> Self {
         let tally = Tally {
-            policies: policies.iter().map(|_| PolicyCounts::default()).collect(),
+            policies: policies.iter().map(PolicyCounts::new).collect(),
             words,
             counts: RequestCounts::default(),
             timeline: Timeline::new(MAX_BUCKETS),
+            live: LiveKeys::default(),
             each: each.map(EachWriter),
             written: Ok(()),
         };
@@ -89,8 +93,12 @@ impl Scenario {
     /// # Errors
     /// A line cannot be written. The entry is decided anyway.
     pub(crate) fn decide(&mut self, batch: &EntryBatch) -> io::Result<()> {
-        let Self { decider, tally, .. } = self;
-        decider.decide(batch, tally);
+        let Self { decider, tally } = self;
+        batch.for_each(|line| {
+            let decisions = decider.decide(line);
+            tally.count(decider.now(), line.entry, &decisions);
+            tally.write_line(decider.now(), &decisions);
+        });
         std::mem::replace(&mut tally.written, Ok(()))
     }
 
@@ -107,11 +115,6 @@ impl Scenario {
         &self.tally.words
     }
 
-    /// The reservations, where a policy reserves.
-    pub(crate) fn reservations(&self) -> Option<&Reservations> {
-        self.decider.reservations()
-    }
-
     pub(crate) fn store(&self) -> MemoryStats {
         self.decider.gate().store().stats()
     }
@@ -126,7 +129,7 @@ impl Tally {
         }
     }
 
-    fn count_decisions(&mut self, now: Timestamp, entry: BatchEntry, decisions: &Decisions<'_>) {
+    fn count(&mut self, now: Timestamp, entry: BatchEntry, decisions: &Decisions<'_>) {
         self.counts.requests += 1;
         let bucket = self.timeline.at(now.as_micros());
         if decisions.is_denied() {
@@ -144,22 +147,16 @@ impl Tally {
                 counts.denied += 1;
                 *counts.timeline.at(now.as_micros()) += 1;
             }
-            counts.keys.count(&decision, &self.words);
+            if let Some(key) = counts.keys.count(&decision, &self.words) {
+                self.live.count(&mut key.live, &counts.quota, &decision);
+            }
         }
     }
 }
 
-impl DecisionCounter for Tally {
-    fn decide(&mut self, asker: Asker<'_>, request: &Request<'_>) {
-        let Asker { now, entry, .. } = asker;
-        let decisions = asker.ask(request);
-        self.count_decisions(now, entry, &decisions);
-        self.write_line(now, &decisions);
-    }
-}
-
-impl Default for PolicyCounts {
-    fn default() -> Self {
-        Self { seen: 0, denied: 0, timeline: Timeline::new(MAX_BUCKETS), keys: SeenKeys::default() }
+impl PolicyCounts {
+    fn new(policy: &Policy) -> Self {
+        let quota = policy.counted(policy.quota());
+        Self { quota, seen: 0, denied: 0, timeline: Timeline::new(MAX_BUCKETS), keys: SeenKeys::default() }
     }
 }

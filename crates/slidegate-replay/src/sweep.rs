@@ -6,10 +6,10 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use slidegate::{Algorithm, PolicyDecision, PolicySet, Quota, Request, format_window, parse_window};
+use slidegate::{Decisions, PolicyDecision, PolicySet, Quota, format_window, parse_window};
 
 use crate::batch::EntryBatch;
-use crate::decider::{Asker, Decider, DecisionCounter, Options};
+use crate::decider::{Decider, Options};
 use crate::keys::KeyMap;
 use crate::share::{Share, percent_beside};
 use crate::wording::count_of;
@@ -301,9 +301,9 @@ impl Sweep {
     pub(crate) fn points(&self, policies: &PolicySet, options: Options) -> Result<Vec<SweepPoint>, String> {
         let position = self.position(policies)?;
         let swept = policies.iter().nth(position).expect("a position of the set");
-        if self.setting == SweptSetting::Window && swept.quota().algorithm() == Algorithm::InFlight {
+        if swept.expects_reservations() {
             return Err(format!(
-                "invalid --sweep: policy `{}` limits what is in flight and has no window: sweep its `limit`",
+                "invalid --sweep: policy `{}` counts reservations, which a replay leaves out: sweep another policy",
                 swept.name()
             ));
         }
@@ -323,6 +323,7 @@ impl Sweep {
             };
             // Shadow policies decide nothing, so those that are not swept are left out.
             let kept = policies.iter().enumerate().filter(|(at, one)| *at == position || one.is_enforced());
+            let kept = kept.filter(|(_, one)| !one.expects_reservations());
             let set = kept.map(swept).collect::<Result<Vec<_>, _>>()?;
             let name = policies.iter().nth(position).map(slidegate::Policy::name);
             let set = PolicySet::new(set).map_err(|error| error.to_string())?;
@@ -352,7 +353,8 @@ impl SweepPoint {
 
     /// Decides the entries of a batch in their order.
     pub(crate) fn decide(&mut self, batch: &EntryBatch) {
-        self.decider.decide(batch, &mut self.counts);
+        let Self { decider, counts, .. } = self;
+        batch.for_each(|line| counts.count(&decider.decide(line)));
     }
 
     /// Keys that the store dropped while they still counted.
@@ -361,9 +363,8 @@ impl SweepPoint {
     }
 }
 
-impl DecisionCounter for SweepCounts {
-    fn decide(&mut self, asker: Asker<'_>, request: &Request<'_>) {
-        let decisions = asker.ask(request);
+impl SweepCounts {
+    fn count(&mut self, decisions: &Decisions<'_>) {
         self.denied_in_all += u64::from(decisions.is_denied());
         let swept = self.policy;
         let is_denial = |one: &PolicyDecision<'_>| one.position() == swept && one.is_denied();

@@ -16,7 +16,6 @@ mod diff;
 mod doctor;
 mod explain;
 pub(crate) mod failure;
-mod forecast;
 mod health;
 mod help;
 mod init;
@@ -110,9 +109,6 @@ enum Command {
     /// Show what a configuration change would have done to the traffic of a log
     #[command(after_help = help::DIFF)]
     Diff(diff::DiffArgs),
-    /// Forecast memory, Redis load and shards for policies, from stated numbers or from a log
-    #[command(after_help = help::FORECAST)]
-    Forecast(forecast::ForecastArgs),
     /// Write a first config file, the default one
     #[command(after_help = help::INIT)]
     Init(init::InitArgs),
@@ -163,7 +159,6 @@ impl Cli {
             Command::Explain(args) => explain::run(&args)?,
             Command::Replay(args) => replay::run(&args)?,
             Command::Diff(args) => return diff::run(&args),
-            Command::Forecast(args) => forecast::run(&args)?,
             Command::Init(args) => init::run(&args)?,
             Command::Completions(args) => completions::run(&args, Cli::command())?,
             Command::Man(args) => man::run(&args, Cli::command())?,

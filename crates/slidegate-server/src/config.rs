@@ -55,8 +55,8 @@ pub(crate) use schema::published as published_schema;
 pub(crate) use sources::{Fingerprint, Sources, differences};
 pub(crate) use store::SharedStore;
 pub(crate) use traces::Traces;
-pub(crate) use values::{ByteSize, address, format_bytes};
-pub(crate) use words::{Storage, counted_name, describe, quota_text};
+pub(crate) use values::{address, format_bytes};
+pub(crate) use words::{Storage, counted_name, describe, describe_keys, quota_text};
 
 /// The longest drain delay.
 const MAX_DRAIN_DELAY: Duration = Duration::from_secs(3600);

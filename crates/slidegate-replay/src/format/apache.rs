@@ -3,9 +3,7 @@
 //! Apache logs a request when it ends, under the time at which it began.
 
 use crate::block::Escape;
-use crate::format::field::{
-    CLIENT, Columns, Field, HOST, METHOD, PATH, PROTOCOL, REFERER, USER, USER_AGENT, target,
-};
+use crate::format::field::{CLIENT, Columns, Field, HOST, METHOD, PATH, REFERER, USER, USER_AGENT, target};
 use crate::format::template::{Piece, Pieces, Syntax};
 use crate::format::time::Unit;
 
@@ -76,7 +74,6 @@ const DIRECTIVES: &Columns = &[
     ("%r", Field::Request, 1),
     ("%m", METHOD, 2),
     ("%U", PATH, 2),
-    ("%H", PROTOCOL, 2),
     ("%s", Field::Status, 1),
     ("%b %B", Field::Bytes, 1),
     ("%O", Field::Bytes, 2),

@@ -10,26 +10,20 @@ use crate::block::{Escape, RecordWriter, Text};
 use crate::column::{number, number_or_dash, present, quoted, split_at_space};
 use crate::format::mapping::FORWARDED_ATTRIBUTE;
 use crate::format::request::set_request;
-use crate::format::time::{TimeReader, Unit, duration_us};
+use crate::format::time::TimeReader;
 use crate::malformed::Malformed;
 
 /// Length of `17/May/2015:10:05:03 +0000`.
 const TIME_LEN: usize = 26;
 
-/// Parses one line, given without its line end. As Traefik writes it, the last column is the duration:
-/// `12ms`.
-pub(crate) fn parse(
-    line: &[u8],
-    ends_with_duration: bool,
-    time: &mut TimeReader,
-    out: &mut RecordWriter<'_>,
-) -> Result<(), Malformed> {
+/// Parses one line, given without its line end.
+pub(crate) fn parse(line: &[u8], time: &mut TimeReader, out: &mut RecordWriter<'_>) -> Result<(), Malformed> {
     let (before, rest) = split_before_request(line);
     let (columns, time_text) = match before.split_last_chunk::<TIME_LEN>() {
         Some(([columns @ .., b' ', b'['], time)) => (columns, Some(time)),
         _ => (before, None),
     };
-    let Client { vhost, client, ident, user } = Client::parse(columns)?;
+    let Client { vhost, client, user } = Client::parse(columns)?;
     let time_us = time_text.and_then(|text| time.read(text)).ok_or(Malformed::Time)?;
     let (request, rest) = rest.and_then(quoted).ok_or(Malformed::Request)?;
     let (status, rest) = split_at_space(rest.strip_prefix(b" ").ok_or(Malformed::Status)?);
@@ -43,7 +37,7 @@ pub(crate) fn parse(
     out.record.status = status;
     out.record.bytes = bytes;
     out.text(Text::Client, client, Escape::None);
-    for (which, text) in [(Text::Ident, ident), (Text::User, user), (Text::Host, vhost.unwrap_or_default())] {
+    for (which, text) in [(Text::User, user), (Text::Host, vhost.unwrap_or_default())] {
         if let Some(text) = present(text) {
             let escape = if which == Text::User { Escape::Backslash } else { Escape::None };
             out.text(which, text, escape);
@@ -59,12 +53,6 @@ pub(crate) fn parse(
     }
     if let Some(forwarded) = further_columns.and_then(forwarded) {
         out.named_extra(FORWARDED_ATTRIBUTE, forwarded)?;
-    }
-    if ends_with_duration
-        && let Some(space) = memchr::memrchr(b' ', line)
-        && let Some(duration_us) = duration_us(&line[space + 1..], Unit::Milliseconds)
-    {
-        out.record.duration_us = duration_us;
     }
     Ok(())
 }
@@ -89,7 +77,6 @@ struct Client<'a> {
     /// The host of `vhost_combined`, without its port.
     vhost: Option<&'a [u8]>,
     client: &'a [u8],
-    ident: &'a [u8],
     user: &'a [u8],
 }
 
@@ -114,7 +101,7 @@ impl<'a> Client<'a> {
                 return Err(malformed);
             }
         }
-        Ok(Self { vhost, client, ident, user })
+        Ok(Self { vhost, client, user })
     }
 }
 
@@ -187,7 +174,7 @@ mod tests {
         let (lines, parsed) = block.parts();
         let mut out = RecordWriter::new(lines, parsed);
         out.begin(1);
-        super::parse(lines, false, &mut TimeReader::new(TimeZone::UTC), &mut out)?;
+        super::parse(lines, &mut TimeReader::new(TimeZone::UTC), &mut out)?;
         out.commit();
         let block: &'static Block = Box::leak(Box::new(block));
         Ok(Entry::of(block, &block.parsed.records[0]))
@@ -198,11 +185,11 @@ mod tests {
     }
 
     /// A good line around one request line.
-    fn requested(request: &str) -> Option<(String, String, Option<String>)> {
+    fn requested(request: &str) -> Option<(String, String)> {
         let line = format!("10.0.0.1 - - [17/May/2015:10:05:03 +0000] \"{request}\" 400 0 \"-\" \"-\"");
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
         let request = parse(&line).unwrap().request?;
-        Some((text(request.method), text(&request.target), request.protocol.map(text)))
+        Some((text(request.method), text(&request.target)))
     }
 
     /// A policy on hosts should find those of a log that has them.
@@ -230,15 +217,9 @@ mod tests {
             entry,
             Entry {
                 client: b"83.149.9.216",
-                ident: Some(b"id"),
                 user: Some(Cow::Borrowed(b"al")),
                 time_us: TIME_US,
-                duration_us: None,
-                request: Some(RequestLine {
-                    method: b"GET",
-                    target: Cow::Borrowed(b"/a?b=c?d"),
-                    protocol: Some(b"HTTP/1.1"),
-                }),
+                request: Some(RequestLine { method: b"GET", target: Cow::Borrowed(b"/a?b=c?d") }),
                 status: 200,
                 bytes: 203,
                 cost: 1,
@@ -256,7 +237,7 @@ mod tests {
         let common = parse(r#"a - - [17/May/2015:10:05:03 +0000] "-" - -"#).unwrap();
         let combined = parse(r#"a - "" [17/May/2015:10:05:03 +0000] "" - - "-" "" "#).unwrap();
         assert_eq!(common, combined);
-        assert_eq!((common.ident, common.user, common.request), (None, None, None));
+        assert_eq!((common.user, common.request), (None, None));
         assert_eq!((common.status, common.bytes), (0, 0));
         assert_eq!((common.referer, common.user_agent), (None, None));
     }
@@ -317,14 +298,12 @@ mod tests {
     /// Sloppy and old clients are clients: their path decides which policy applies.
     #[test]
     fn unusual_request_lines_give_method_and_target() {
-        let request = |method: &str, target: &str, protocol: &str| {
-            Some((method.into(), target.into(), (!protocol.is_empty()).then(|| protocol.into())))
-        };
-        assert_eq!(requested("GET /old"), request("GET", "/old", ""));
-        assert_eq!(requested("GET /a b c HTTP/1.1"), request("GET", "/a b c", "HTTP/1.1"));
-        assert_eq!(requested("CONNECT x:443 HTTP/1.1"), request("CONNECT", "x:443", "HTTP/1.1"));
-        assert_eq!(requested("PRI * HTTP/2.0"), request("PRI", "*", "HTTP/2.0"));
-        assert_eq!(requested("get /a?b HTTP/3"), request("get", "/a?b", "HTTP/3"));
+        let request = |method: &str, target: &str| Some((method.into(), target.into()));
+        assert_eq!(requested("GET /old"), request("GET", "/old"));
+        assert_eq!(requested("GET /a b c HTTP/1.1"), request("GET", "/a b c"));
+        assert_eq!(requested("CONNECT x:443 HTTP/1.1"), request("CONNECT", "x:443"));
+        assert_eq!(requested("PRI * HTTP/2.0"), request("PRI", "*"));
+        assert_eq!(requested("get /a?b HTTP/3"), request("get", "/a?b"));
     }
 
     /// The client is the key of most policies, and its column takes many shapes.

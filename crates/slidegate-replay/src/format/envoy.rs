@@ -1,9 +1,7 @@
 //! Envoy: a text format, and what its operators mean.
 
 use crate::block::Escape;
-use crate::format::field::{
-    CLIENT, Columns, Field, HOST, METHOD, PATH, PROTOCOL, REFERER, Target, USER_AGENT, target,
-};
+use crate::format::field::{CLIENT, Columns, Field, HOST, METHOD, PATH, REFERER, Target, USER_AGENT, target};
 use crate::format::template::{Piece, Pieces, Syntax};
 use crate::format::time::Unit;
 
@@ -66,7 +64,6 @@ fn pieces(format: &str) -> Vec<Piece> {
 
 const OPERATORS: &Columns = &[
     ("REQ(:METHOD)", METHOD, 1),
-    ("PROTOCOL", PROTOCOL, 1),
     ("RESPONSE_CODE", Field::Status, 1),
     ("BYTES_SENT", Field::Bytes, 1),
     ("DURATION", Field::Duration(Unit::Milliseconds), 1),

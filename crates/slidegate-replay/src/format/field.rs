@@ -39,7 +39,6 @@ pub(crate) const CLIENT: Field = Field::Text(Text::Client);
 pub(crate) const USER: Field = Field::Text(Text::User);
 pub(crate) const METHOD: Field = Field::Text(Text::Method);
 pub(crate) const PATH: Field = Field::Text(Text::Target);
-pub(crate) const PROTOCOL: Field = Field::Text(Text::Protocol);
 pub(crate) const HOST: Field = Field::Text(Text::Host);
 pub(crate) const REFERER: Field = Field::Text(Text::Referer);
 pub(crate) const USER_AGENT: Field = Field::Text(Text::UserAgent);
@@ -263,7 +262,7 @@ impl FieldReader {
     pub(crate) fn place(&mut self, out: &mut RecordWriter<'_>) {
         if self.time.clock != Clock::Absolute {
             let is_end = self.start.is_none() && !self.derive_start;
-            let open_us = if is_end { 0 } else { out.record.duration_us().unwrap_or(0) };
+            let open_us = if is_end { 0 } else { self.duration_us.unwrap_or(0) };
             self.fold.place(self.time.clock, open_us, &mut out.record, &mut self.counts.clock_changes);
         }
     }
@@ -295,14 +294,11 @@ impl FieldReader {
             }
             (None, None, _) => return Err(Malformed::Field("time", TIME_EXPECTED)),
         };
-        let duration_us = self.duration_us.or_else(|| {
+        self.duration_us = self.duration_us.or_else(|| {
             let ((start_us, _), (end_us, clock)) = self.start.zip(self.end)?;
             let again_us = if let Clock::Repeated { shift_us } = clock { end_us + shift_us } else { end_us };
             end_us.checked_sub(start_us).or_else(|| again_us.checked_sub(start_us))
         });
-        if let Some(duration_us) = duration_us {
-            out.record.duration_us = duration_us;
-        }
         if self.has_cost_field {
             out.record.cost = self.cost.unwrap_or_else(|| {
                 self.counts.without_cost += 1;
@@ -351,7 +347,6 @@ pub(crate) fn named(name: &str) -> Option<Target> {
         ("method", METHOD, MAPPED),
         ("path", Field::Url, MAPPED),
         ("request", Field::Request, MAPPED),
-        ("protocol", PROTOCOL, MAPPED),
         ("host", HOST, MAPPED),
         ("referer", REFERER, MAPPED),
         ("user_agent", USER_AGENT, MAPPED),

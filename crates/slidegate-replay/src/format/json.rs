@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::block::{Escape, RecordWriter};
 use crate::format::LineKind;
 use crate::format::field::{
-    CLIENT, Columns, Field, FieldReader, HOST, METHOD, PATH, PROTOCOL, REFERER, Target, USER, USER_AGENT,
+    CLIENT, Columns, Field, FieldReader, HOST, METHOD, PATH, REFERER, Target, USER, USER_AGENT,
 };
 use crate::format::mapping::{FORWARDED_NAMES, Mapping, USUAL};
 use crate::format::time::Unit;
@@ -57,7 +57,6 @@ impl JsonFormat {
                 ("request.remote_addr", Field::ClientAndPort, 3),
                 ("request.method", METHOD, 1),
                 ("request.uri", PATH, 1),
-                ("request.proto", PROTOCOL, 1),
                 ("request.host", HOST, 1),
                 ("request.headers.User-Agent", USER_AGENT, 1),
                 ("request.headers.Referer", REFERER, 1),
@@ -75,7 +74,6 @@ impl JsonFormat {
                 ("ClientUsername", USER, 1),
                 ("RequestMethod", METHOD, 1),
                 ("RequestPath", PATH, 1),
-                ("RequestProtocol", PROTOCOL, 1),
                 ("RequestHost", HOST, 1),
                 ("DownstreamStatus", Field::Status, 1),
                 ("OriginStatus", Field::Status, 2),
@@ -91,7 +89,6 @@ impl JsonFormat {
                 ("downstream_remote_address", Field::ClientAndPort, 2),
                 ("method", METHOD, 1),
                 ("path", PATH, 1),
-                ("protocol", PROTOCOL, 1),
                 ("authority", HOST, 1),
                 ("requested_server_name", HOST, 2),
                 ("user_agent", USER_AGENT, 1),
@@ -104,7 +101,6 @@ impl JsonFormat {
                 ("httpRequest.remoteIp", CLIENT, 1),
                 ("httpRequest.requestMethod", METHOD, 1),
                 ("httpRequest.requestUrl", Field::Url, 1),
-                ("httpRequest.protocol", PROTOCOL, 1),
                 ("httpRequest.userAgent", USER_AGENT, 1),
                 ("httpRequest.referer", REFERER, 1),
                 ("httpRequest.status", Field::Status, 1),

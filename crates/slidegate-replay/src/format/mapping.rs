@@ -1,8 +1,7 @@
 //! What the user says about fields: `--field NAME=SOURCE` and `--cost-field SOURCE`.
 
 use crate::format::field::{
-    CLIENT, Columns, Field, HOST, MAPPED, METHOD, PROTOCOL, REFERER, SourceNumber, Target, USER, USER_AGENT,
-    named,
+    CLIENT, Columns, Field, HOST, MAPPED, METHOD, REFERER, SourceNumber, Target, USER, USER_AGENT, named,
 };
 use crate::format::time::Unit;
 
@@ -120,7 +119,6 @@ pub(crate) const USUAL: &Columns = &[
     ("path url.path request_path", Field::Url, 2),
     ("url", Field::Url, 3),
     ("request", Field::Request, 4),
-    ("protocol server_protocol proto", PROTOCOL, 1),
     ("status status_code response_code http.response.status_code", Field::Status, 1),
     ("bytes bytes_sent body_bytes_sent size http.response.body.bytes", Field::Bytes, 1),
     ("host http_host authority url.domain", HOST, 1),

@@ -191,7 +191,7 @@ impl Format {
             }
         }
         let grammar = match self {
-            Self::Clf(name) => Grammar::Clf { ends_with_duration: *name == "traefik" },
+            Self::Clf(_) => Grammar::Clf,
             Self::Haproxy => Grammar::Haproxy,
             Self::Template { syntax, name, text } => {
                 Grammar::Template(template_of(syntax, name, text, &mut mapping, options.needs_time)?)

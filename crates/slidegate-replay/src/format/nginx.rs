@@ -1,9 +1,7 @@
 //! nginx: a `log_format`, as text or from a configuration file, and what its variables mean.
 
 use crate::block::Escape;
-use crate::format::field::{
-    CLIENT, Columns, Field, HOST, METHOD, PATH, PROTOCOL, REFERER, USER, USER_AGENT, target,
-};
+use crate::format::field::{CLIENT, Columns, Field, HOST, METHOD, PATH, REFERER, USER, USER_AGENT, target};
 use crate::format::template::{Piece, Pieces, Syntax};
 use crate::format::time::Unit;
 
@@ -193,7 +191,6 @@ const VARIABLES: &Columns = &[
     ("request_method", METHOD, 1),
     ("request_uri", PATH, 1),
     ("uri document_uri", PATH, 3),
-    ("server_protocol", PROTOCOL, 1),
     ("http_host", HOST, 1),
     ("host", HOST, 2),
     ("server_name", HOST, 3),

@@ -26,7 +26,7 @@ pub(crate) struct LineParser {
 
 #[derive(Debug)]
 pub(crate) enum Grammar {
-    Clf { ends_with_duration: bool },
+    Clf,
     Template(Template),
     Haproxy,
     Json(Tree),
@@ -38,9 +38,7 @@ impl LineParser {
     pub(crate) fn parse(&mut self, line: &[u8], out: &mut RecordWriter<'_>) -> Result<LineKind, Malformed> {
         let fields = &mut self.fields;
         let kind = match &mut self.grammar {
-            Grammar::Clf { ends_with_duration } => {
-                clf::parse(line, *ends_with_duration, &mut fields.time, out).map(|()| LineKind::Request)
-            }
+            Grammar::Clf => clf::parse(line, &mut fields.time, out).map(|()| LineKind::Request),
             Grammar::Template(template) => template.parse(line, fields, out).map(|()| LineKind::Request),
             Grammar::Haproxy => haproxy::parse(line, fields, out).map(|()| LineKind::Request),
             Grammar::Json(tree) => json::parse(line, tree, fields, out),
@@ -76,6 +74,6 @@ impl LineParser {
     /// Whether the log has the time of each request as it began, or as it ended, as far as the
     /// format alone says so.
     pub(crate) fn is_time_ambiguous(&self) -> bool {
-        matches!(self.grammar, Grammar::Clf { .. })
+        matches!(self.grammar, Grammar::Clf)
     }
 }

@@ -49,8 +49,6 @@ pub struct DiffOutcome {
     pub changes_of_keys_not_kept: u64,
     /// Keys that a store dropped although they still counted: above 0, some denials are too many.
     pub dropped_keys: u64,
-    /// What reservations mean for the figures, in sentences.
-    pub reservation_notes: Vec<String>,
 }
 
 /// A policy in the old and the new set.
@@ -456,7 +454,6 @@ impl DiffReport<'_> {
                 outcome.dropped_keys
             ));
         }
-        warnings.extend(outcome.reservation_notes.iter().cloned());
         if outcome.changes_of_keys_not_kept > 0 {
             warnings.push(count_of(
                 outcome.changes_of_keys_not_kept,

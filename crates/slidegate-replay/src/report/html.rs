@@ -7,8 +7,8 @@
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-use super::markup::{Element, cell, escaped, sparkline, table};
-use super::text::top_lines;
+use super::markup::{cell, escaped, sparkline, table};
+use super::text::{at_once, top_lines};
 use crate::outcome::{Outcome, PolicyOutcome, ScenarioOutcome, SweepOutcome};
 use crate::share::percent;
 use crate::wording::{count_of, grouped};
@@ -90,8 +90,8 @@ fn page(outcome: &Outcome, assets: &PageAssets) -> io::Result<String> {
 
 fn summary(outcome: &Outcome) -> String {
     let ScenarioOutcome { requests, denied, denied_successes, .. } = outcome.configured;
-    let facts = Element("div").with(&format!(
-        "<dt>denied</dt><dd>{}</dd><dd class=\"hint\">{} denied{}</dd>",
+    let facts = format!(
+        "<div><dt>denied</dt><dd>{}</dd><dd class=\"hint\">{} denied{}</dd></div>",
         escaped(&percent(denied, requests)),
         grouped(denied),
         if denied_successes > 0 {
@@ -99,7 +99,7 @@ fn summary(outcome: &Outcome) -> String {
         } else {
             String::new()
         }
-    ));
+    );
     let command = outcome.command.as_ref().map_or_else(String::new, |command| {
         format!("<p class=\"hint\">Produced by</p><pre><code>{}</code></pre>", escaped(command))
     });
@@ -184,7 +184,7 @@ fn policies(outcome: &Outcome) -> String {
 fn policy_section(outcome: &Outcome, policy: &PolicyOutcome) -> String {
     let would = if policy.enforced { "denied" } else { "would be denied" };
     let more = if policy.has_more_keys { "more than " } else { "" };
-    let mut facts = vec![
+    let facts = [
         ("requests", grouped(policy.seen)),
         (would, format!("{} ({})", grouped(policy.denied), percent(policy.denied, policy.seen))),
         ("keys", format!("{more}{}", grouped(policy.keys))),
@@ -193,18 +193,6 @@ fn policy_section(outcome: &Outcome, policy: &PolicyOutcome) -> String {
             format!("{} ({})", grouped(policy.denied_keys), percent(policy.denied_keys, policy.keys)),
         ),
     ];
-    if let Some(reservations) = &policy.reservations {
-        facts.extend([
-            ("reservations", grouped(reservations.admitted)),
-            ("denied because of what was held", grouped(reservations.denied_by_held)),
-            ("most open at once", grouped(reservations.most_open)),
-            ("most held by a key", grouped(reservations.most_held)),
-        ]);
-        if reservations.held_cost.millionths() > 0 {
-            let share = percent(reservations.settled_cost.millionths(), reservations.held_cost.millionths());
-            facts.push(("cost of what was held", format!("{} ({share})", reservations.settled_cost)));
-        }
-    }
     let fact =
         |(name, value): &(&str, String)| format!("<div><dt>{name}</dt><dd>{}</dd></div>", escaped(value));
     let facts: String = facts.iter().map(fact).collect();
@@ -289,6 +277,7 @@ fn notes(outcome: &Outcome) -> String {
             grouped(dropped_keys)
         ));
     }
+    notes.push(sentence(&at_once(&outcome.configured)));
     notes.extend(log.notes.iter().map(|note| sentence(note)));
     notes.extend(outcome.notes.iter().cloned());
     let items: String = notes.iter().map(|note| format!("<li>{}</li>", escaped(note))).collect();
@@ -318,7 +307,7 @@ fn sentence(note: &str) -> String {
 fn with_code(text: &str) -> String {
     let parts = text.split('`').enumerate();
     parts
-        .map(|(at, part)| if at % 2 == 1 { Element("code").with(&escaped(part)) } else { escaped(part) })
+        .map(|(at, part)| if at % 2 == 1 { format!("<code>{}</code>", escaped(part)) } else { escaped(part) })
         .collect()
 }
 

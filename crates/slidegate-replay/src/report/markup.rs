@@ -23,16 +23,6 @@ pub(super) fn escaped(text: &str) -> String {
     html
 }
 
-/// An element by its name.
-pub(super) struct Element(pub(super) &'static str);
-
-impl Element {
-    /// The element with this markup in it.
-    pub(super) fn with(&self, markup: &str) -> String {
-        format!("<{0}>{markup}</{0}>", self.0)
-    }
-}
-
 /// A cell of a table.
 #[derive(Debug, Clone)]
 pub(super) struct Cell {

@@ -4,9 +4,8 @@ use std::fmt;
 
 use super::charts::Glyphs;
 use crate::outcome::{KeyOutcome, LogOutcome, Outcome, PolicyOutcome, ScenarioOutcome, SweepOutcome};
-use crate::reservations::PolicyReservationsOutcome;
 use crate::share::percent;
-use crate::wording::count_of;
+use crate::wording::{count_of, grouped};
 
 /// The width of sparklines, and the width of bars: with their captions they fit into 80 columns.
 const SPARKLINE_WIDTH: usize = 60;
@@ -69,9 +68,7 @@ impl fmt::Display for TextReport<'_> {
         if let Some(sweep) = &self.outcome.sweep {
             self.write_sweep(f, sweep)?;
         }
-        write_dropped(f, &self.outcome.configured)?;
-        let reservations = self.outcome.configured.reservations.iter();
-        reservations.flat_map(|one| &one.notes).try_for_each(|note| writeln!(f, "{note}"))
+        write_dropped(f, &self.outcome.configured)
     }
 }
 
@@ -117,6 +114,17 @@ pub(super) fn write_log(f: &mut fmt::Formatter<'_>, log: &LogOutcome) -> fmt::Re
     Ok(())
 }
 
+/// How many keys there were at once, and what they would have taken.
+pub(super) fn at_once(scenario: &ScenarioOutcome) -> String {
+    let ScenarioOutcome { keys_at_once, memory_bytes, redis_bytes, .. } = *scenario;
+    format!(
+        "at once there were up to {}, which take up to {} bytes in memory and {} bytes in Redis",
+        count_of(keys_at_once, "key", "keys"),
+        grouped(memory_bytes),
+        grouped(redis_bytes)
+    )
+}
+
 fn write_dropped(f: &mut fmt::Formatter<'_>, scenario: &ScenarioOutcome) -> fmt::Result {
     if scenario.dropped_keys == 0 {
         return Ok(());
@@ -126,26 +134,6 @@ fn write_dropped(f: &mut fmt::Formatter<'_>, scenario: &ScenarioOutcome) -> fmt:
         "the memory store was full and dropped {} keys that still counted: some denials are too many; raise \
          store.memory.max_keys above {}",
         scenario.dropped_keys, scenario.max_keys
-    )
-}
-
-fn write_reservations(f: &mut fmt::Formatter<'_>, one: &PolicyReservationsOutcome) -> fmt::Result {
-    writeln!(
-        f,
-        "  reservations {}  denied because of what was held {}  most open at once {}  most held by a key {}",
-        one.admitted, one.denied_by_held, one.most_open, one.most_held
-    )?;
-    if one.held_cost.millionths() == 0 {
-        return Ok(());
-    }
-    writeln!(
-        f,
-        "  {} settled: held {} and cost {} ({}); {} cost more than they held",
-        one.settled,
-        one.held_cost,
-        one.settled_cost,
-        percent(one.settled_cost.millionths(), one.held_cost.millionths()),
-        one.above_held
     )
 }
 
@@ -172,7 +160,7 @@ impl TextReport<'_> {
             let one = "request was under no policy";
             writeln!(f, "{}", count_of(scenario.unmatched, one, "requests were under no policy"))?;
         }
-        Ok(())
+        writeln!(f, "{}", at_once(scenario))
     }
 
     fn write_over_time(&self, f: &mut fmt::Formatter<'_>, scenario: &ScenarioOutcome) -> fmt::Result {
@@ -201,9 +189,6 @@ impl TextReport<'_> {
             if policy.has_more_keys { "more than " } else { "" },
             policy.keys,
         )?;
-        if let Some(reservations) = &policy.reservations {
-            write_reservations(f, reservations)?;
-        }
         self.write_usage(f, policy)?;
         for key in &policy.most_denied {
             write_denied(f, key)?;

@@ -103,14 +103,11 @@ fn random_policies(random: &mut Random, is_simple: bool) -> PolicySet {
 
 fn push_all(replay: &mut Replay, log: &[Traffic]) {
     for one in log {
-        let request =
-            RequestLine { method: one.method.as_bytes(), target: one.path.as_bytes().into(), protocol: None };
+        let request = RequestLine { method: one.method.as_bytes(), target: one.path.as_bytes().into() };
         let entry = Entry {
             client: one.client.as_bytes(),
-            ident: None,
             user: one.user.as_ref().map(|user| user.as_bytes().into()),
             time_us: one.time_us,
-            duration_us: None,
             request: Some(request),
             host: None,
             status: 200,

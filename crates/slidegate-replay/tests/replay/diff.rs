@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use serde_json::Value;
-use slidegate::{Algorithm, PolicySet, Quota};
+use slidegate::{Algorithm, Policy, PolicySet, Quota};
 use slidegate_replay::{DiffReport, Options, Plan, Replay, TextStyle, Thresholds};
 
 use crate::traffic::{
-    TestRequest, diffed, finished, log_of, options, random_traffic, reader, two_policies, wording,
+    TestRequest, diffed, finished, log_of, options, random_traffic, reader, replayed, two_policies, wording,
 };
 
 /// A buffer that outlives its writer.
@@ -30,7 +30,7 @@ impl std::io::Write for Shared {
 fn each(policies: PolicySet, traffic: &[TestRequest]) -> Vec<(bool, String, String)> {
     let lines = Shared::default();
     let replay =
-        Replay::with_each(Plan::of(policies, options()), &wording(), Box::new(lines.clone())).unwrap();
+        Replay::with_each(Plan::of(policies, options()), &wording(), Some(Box::new(lines.clone()))).unwrap();
     finished(replay, reader(log_of(traffic)));
     let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
     let line = |line: &str| {
@@ -57,7 +57,7 @@ fn newly_denied_and_newly_allowed_are_those_of_two_replays() {
     let old = with_limit("login", "3/30s");
     let new = with_limit("per-ip", "9/1m");
     let bounds = Options { max_keys: 100_000, top: 10_000, ..Options::default() };
-    let outcome = diffed(old.clone(), new.clone(), bounds, reader(log_of(&traffic)));
+    let outcome = diffed(&old, &new, bounds, reader(log_of(&traffic)));
 
     let mut denied: BTreeMap<(String, String), u64> = BTreeMap::new();
     let mut allowed = denied.clone();
@@ -109,7 +109,7 @@ fn added_and_removed_policies_are_shown_as_such() {
         if one.name() == "login" { one.clone().renamed("login-per-ip").unwrap() } else { one.clone() }
     });
     let new = PolicySet::new(renamed).unwrap();
-    let outcome = diffed(old, new, Options::default(), reader(log_of(&traffic)));
+    let outcome = diffed(&old, &new, Options::default(), reader(log_of(&traffic)));
     assert_eq!((outcome.newly_denied, outcome.newly_allowed), (0, 0));
     let sides: Vec<_> = outcome
         .policies
@@ -117,4 +117,30 @@ fn added_and_removed_policies_are_shown_as_such() {
         .map(|one| (one.name.as_str(), one.old.is_some(), one.new.is_some()))
         .collect();
     assert_eq!(sides, [("per-ip", true, true), ("login", true, false), ("login-per-ip", false, true)]);
+}
+
+/// A limit on streams that seems to deny nobody would pass any review.
+#[test]
+fn policies_that_count_reservations_are_left_out_and_named() {
+    let plain = two_policies(Algorithm::SlidingLog);
+    let streams = Quota::in_flight(1, std::time::Duration::from_secs(30)).unwrap();
+    let reserving = [
+        Policy::new("streams", streams).unwrap().with_scope(["ip"]),
+        Policy::new("tokens", Quota::per_minute(1)).unwrap().with_scope(["ip"]).with_estimate(1),
+    ];
+    let all = PolicySet::new(plain.iter().cloned().chain(reserving)).unwrap();
+    let traffic = random_traffic(3, 500);
+    let errors = ["streams", "tokens"].map(|name| {
+        format!(
+            "policy `{name}` is left out: it counts reservations, which are not in a log; accept this with --allow-empty"
+        )
+    });
+
+    let outcome = replayed(Plan::of(all.clone(), options()), &traffic);
+    assert_eq!(outcome.errors, errors);
+    let alone = replayed(Plan::of(plain.clone(), options()), &traffic);
+    assert_eq!(format!("{:?}", outcome.configured), format!("{:?}", alone.configured));
+
+    let diff = diffed(&all, &all, options(), reader(log_of(&traffic)));
+    assert_eq!((diff.missing.errors, diff.policies.len()), (errors.into(), 2));
 }

@@ -4,7 +4,6 @@
 
 mod decisions;
 mod diff;
-mod reservations;
 mod sweep;
 mod threads;
 mod traffic;

@@ -128,18 +128,18 @@ fn what_cannot_be_swept_is_one_line() {
     assert_eq!(sweep("login.limit=1..5"), Ok(1));
 }
 
-/// A lease is not a window.
+/// A curve of zeros would recommend the smallest limit.
 #[test]
-fn the_window_of_what_is_in_flight_cannot_be_swept() {
+fn what_counts_reservations_cannot_be_swept() {
     let quota = Quota::in_flight(4, std::time::Duration::from_secs(30)).unwrap();
     let streams = Policy::new("streams", quota).unwrap().with_scope(["ip"]);
     let plan = Plan {
-        sweep: Some("window=10s..1m".parse().unwrap()),
+        sweep: Some("limit=1..9".parse().unwrap()),
         ..Plan::of(PolicySet::new([streams]).unwrap(), options())
     };
     assert_eq!(
         Replay::new(plan, &wording()).unwrap_err(),
-        "invalid --sweep: policy `streams` limits what is in flight and has no window: sweep its `limit`"
+        "invalid --sweep: policy `streams` counts reservations, which a replay leaves out: sweep another policy"
     );
 }
 

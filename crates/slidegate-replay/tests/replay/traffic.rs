@@ -80,8 +80,13 @@ pub(crate) fn finished(mut replay: Replay, mut reader: LogReader) -> Outcome {
 }
 
 /// How two sets of policies differ on a whole log.
-pub(crate) fn diffed(old: PolicySet, new: PolicySet, options: Options, mut reader: LogReader) -> DiffOutcome {
-    let mut diff = Diff::new((old, wording()), (new, wording()), options);
+pub(crate) fn diffed(
+    old: &PolicySet,
+    new: &PolicySet,
+    options: Options,
+    mut reader: LogReader,
+) -> DiffOutcome {
+    let mut diff = Diff::new(old, new, &wording(), options);
     while let Some(entry) = reader.next_entry().unwrap() {
         diff.push(&entry);
     }

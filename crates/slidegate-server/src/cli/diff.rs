@@ -70,7 +70,7 @@ pub(super) fn run(args: &DiffArgs) -> Result<ExitCode, Failure> {
     let mut log = args.log.open(&logs, client)?;
     let options =
         Options { max_keys: old.memory.most_keys().max(new.memory.most_keys()), top: args.top, threads: 1 };
-    let mut diff = Diff::new((old.policies, wording.clone()), (new.policies, wording), options);
+    let mut diff = Diff::new(&old.policies, &new.policies, &wording, options);
     // Half a log must not pass a check.
     read_all(&mut log, |entry| {
         diff.push(entry);

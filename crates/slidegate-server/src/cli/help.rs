@@ -66,6 +66,7 @@ pub(super) const VALIDATE: &str = "\
 Examples:
   slidegate validate slidegate.yaml
   slidegate validate slidegate.yaml --format github
+  slidegate validate slidegate.yaml --keys 1M
   slidegate validate --envoy-config /etc/ratelimit/config
 
 Exit codes: 0 valid, 2 invalid or not readable";
@@ -133,13 +134,6 @@ Examples:
   slidegate diff old.yaml new.yaml --log logs/*.gz --fail-above 0.1% --format markdown
 
 Exit codes: 0 accepted, 1 above a threshold, 2 error";
-
-pub(super) const FORECAST: &str = "\
-Examples:
-  slidegate forecast --keys 1M --rate 5000/s --limit 100 --window 1m
-  slidegate forecast access.log --config slidegate.yaml --shard-memory 8GiB
-
-Exit codes: 0 success, 2 error";
 
 pub(super) const INIT: &str = "\
 Examples:

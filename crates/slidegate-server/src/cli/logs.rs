@@ -11,7 +11,7 @@ use jiff::tz::TimeZone;
 use slidegate::client_addr::ClientAddr;
 use slidegate_replay::{Entry, LogFormat, LogOptions, LogReader};
 
-use super::failure::{Failure, fail};
+use super::failure::Failure;
 use super::values::{number, pair};
 
 /// Entries between two updates of the progress bar.
@@ -75,18 +75,6 @@ impl LogArgs {
             threads: self.threads(),
         };
         Ok(LogReader::open_all(inputs, options)?)
-    }
-
-    /// Fails if a field that the command line names never occurred in the log.
-    pub(super) fn refuse_missing_fields(&self, log: &LogReader) -> Result<(), Failure> {
-        let missing = &log.stats().missing_fields;
-        if self.allow_empty || missing.is_empty() {
-            return Ok(());
-        }
-        fail(format!(
-            "no line of the log has what {} names; check the name, or accept this with --allow-empty",
-            missing.iter().map(|field| format!("`{field}`")).collect::<Vec<_>>().join(", ")
-        ))
     }
 
     /// How many threads may read and decide.

@@ -61,12 +61,8 @@ pub(super) fn run(args: &ReplayArgs) -> Result<(), Failure> {
     let wording = ReportWording::of([&config]);
     let mut log = args.log.open(&args.logs, config.auth.client())?;
     let plan = args.plan(config);
-    let replay = if args.each {
-        Replay::with_each(plan, &wording, Box::new(BufWriter::new(io::stdout())))
-    } else {
-        Replay::new(plan, &wording)
-    };
-    let mut replay = replay?;
+    let each = args.each.then(|| Box::new(BufWriter::new(io::stdout())) as Box<dyn Write + Send>);
+    let mut replay = Replay::with_each(plan, &wording, each)?;
     let mut written = Ok(());
     let read = read_all(&mut log, |entry| {
         written = replay.push(entry);

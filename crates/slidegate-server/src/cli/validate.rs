@@ -12,8 +12,9 @@ use super::annotations::{Annotation, Severity};
 use super::failure::{Failure, fail};
 use super::output;
 use super::sources::{EnvoyArgs, PolicyArgs};
+use super::values::key_count;
 use crate::app::fleet;
-use crate::config::{Arguments, Config, Sources, describe, format_bytes};
+use crate::config::{Arguments, Config, Sources, describe, describe_keys, format_bytes};
 use crate::envoy::{EnvoyConfig, Settings};
 use crate::listener::SocketFile;
 use crate::{protocols, telemetry};
@@ -28,6 +29,9 @@ pub(super) struct ValidateArgs {
     /// What to print
     #[arg(long, value_enum, default_value_t = ValidateFormat::Text)]
     format: ValidateFormat,
+    /// Print what one key and so many keys of each policy take in memory and in Redis, such as `1M`
+    #[arg(long, value_name = "N", value_parser = key_count, conflicts_with = "format")]
+    keys: Option<u64>,
     #[command(flatten)]
     envoy: EnvoyArgs,
 }
@@ -65,8 +69,14 @@ pub(super) fn run(args: &ValidateArgs) -> Result<ExitCode, Failure> {
             if let Some(file) = &file {
                 output::print(file_summary(file, &valid))?;
             }
-            if let Some((settings, envoy)) = settings.zip(valid.envoy) {
-                output::print(folder_summary(&settings, &envoy))?;
+            if let Some((settings, envoy)) = settings.zip(valid.envoy.as_ref()) {
+                output::print(folder_summary(&settings, envoy))?;
+            }
+            if let Some(keys) = args.keys {
+                let of_file = valid.config.policies.iter().filter(|_| file.is_some());
+                for policy in of_file.chain(valid.envoy.iter().flat_map(EnvoyConfig::policies)) {
+                    output::print(describe_keys(policy, keys))?;
+                }
             }
             return Ok(ExitCode::SUCCESS);
         }

@@ -8,10 +8,8 @@ use std::time::Duration;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use serde_json::{Map, Value};
 use slidegate::{Excess, Quota, parse_window};
-use slidegate_config::values::Text as _;
 use slidegate_config::yaml::one_line;
 
-use crate::config::ByteSize;
 use crate::envoy::{Rate, Unit};
 use crate::limits::MAX_COST;
 
@@ -78,8 +76,9 @@ pub(super) fn costs(text: &str) -> Result<Value, String> {
     Ok(costs.into())
 }
 
-/// A whole number, with `k`, `M` or `G` for thousands, millions and thousand millions.
-pub(super) fn amount(text: &str) -> Result<u64, String> {
+/// A number of keys, with `k`, `M` or `G` for thousands, millions and thousand millions: more than any
+/// store has, so that their bytes are a number as well.
+pub(super) fn key_count(text: &str) -> Result<u64, String> {
     let (digits, factor) = match text.char_indices().last() {
         Some((end, 'k' | 'K')) => (&text[..end], 1000),
         Some((end, 'm' | 'M')) => (&text[..end], 1_000_000),
@@ -87,24 +86,9 @@ pub(super) fn amount(text: &str) -> Result<u64, String> {
         _ => (text, 1),
     };
     let number: Option<u64> = digits.replace('_', "").parse().ok();
-    let number = number.and_then(|number| number.checked_mul(factor));
-    number.ok_or_else(|| "must be a whole number, for example `1000`, `50k` or `2M`".to_owned())
-}
-
-/// A rate such as `5000/s` or `10k/m`, per second.
-pub(super) fn rate_per_second(text: &str) -> Result<f64, String> {
-    let expected =
-        || "must be a number per unit, for example `5000/s` or `10k/m`; units are s, m, h and d".to_owned();
-    let (count, unit) = text.split_once('/').ok_or_else(expected)?;
-    let seconds = match unit {
-        "s" => 1.0,
-        "m" => 60.0,
-        "h" => 3600.0,
-        "d" => 86_400.0,
-        _ => return Err(expected()),
-    };
-    #[allow(clippy::cast_precision_loss)] // a rate
-    amount(count).map(|count| count as f64 / seconds).map_err(|_| expected())
+    let number =
+        number.and_then(|number| number.checked_mul(factor)).filter(|keys| *keys <= 1_000_000_000_000);
+    number.ok_or_else(|| "must be a whole number up to 1000G, for example `1000`, `50k` or `2M`".to_owned())
 }
 
 /// The window of a quota.
@@ -112,12 +96,6 @@ pub(super) fn window(text: &str) -> Result<Duration, String> {
     let window = parse_window(text).ok();
     let window = window.filter(|window| Quota::new(1, *window).is_ok());
     window.ok_or_else(|| "must be 1ms to 366d with a unit (ms, s, m, h, d or w), for example `1m`".to_owned())
-}
-
-/// A number of bytes such as `8GiB`.
-pub(super) fn byte_size(text: &str) -> Result<u64, String> {
-    let bytes = ByteSize::parse(text).map(|size| size.0 as u64);
-    bytes.map_err(|why| ByteSize::FORM.explain(why))
 }
 
 /// A whole number from 0.

@@ -6,7 +6,9 @@ use slidegate::{
     Algorithm, Counts, Excess, MemoryStore, OnMissing, OnStoreError, Policy, Quota, format_window,
     reserve::Unsettled,
 };
-use slidegate_replay::{redis_bytes_at_most, redis_holds_bytes};
+use slidegate_replay::{grouped, redis_bytes_at_most, redis_holds_bytes, redis_table_bytes};
+
+use super::values::format_bytes;
 
 /// Most open reservations of a key.
 const MAX_HOLDS: usize = 1024;
@@ -53,20 +55,8 @@ pub(crate) fn describe(policy: &Policy, storage: Storage) -> String {
         words += " Nothing passes that costs anything.";
     }
     let holds = open_reservations(policy);
-    let quotas = std::iter::once(quota).chain(policy.tiers().map(|(_, quota)| quota));
-    let quotas = quotas.map(|quota| policy.counted(quota));
-    let (size, held, unit) = match storage {
-        Storage::Memory => {
-            let size = |quota| MemoryStore::bytes_per_key(&quota, policy.excess()) as u64;
-            (quotas.map(size).max(), MemoryStore::bytes_per_holds(holds) as u64, "bytes")
-        }
-        Storage::Redis { .. } => (
-            quotas.map(|quota| redis_bytes_at_most(&quota)).max(),
-            redis_holds_bytes(holds),
-            "bytes in Redis",
-        ),
-    };
-    let size = size.unwrap_or_default();
+    let KeySize { usage: size, held } = KeySize::of(policy, storage);
+    let unit = if matches!(storage, Storage::Memory) { "bytes" } else { "bytes in Redis" };
     let held = format!("about {held} {unit}");
     let more = match holds {
         0 => String::new(),
@@ -92,6 +82,50 @@ pub(crate) fn describe(policy: &Policy, storage: Storage) -> String {
         words += &fallback(policy, instances);
     }
     words
+}
+
+/// What one key and so many keys of a policy take at most, in memory and in Redis, on one line.
+pub(crate) fn describe_keys(policy: &Policy, keys: u64) -> String {
+    let one = |storage| {
+        let KeySize { usage, held } = KeySize::of(policy, storage);
+        if policy.quota().algorithm() == Algorithm::InFlight { held } else { usage + held }
+    };
+    let [memory, redis] = [Storage::Memory, Storage::Redis { instances: None }].map(one);
+    let tables = if policy.expects_reservations() { 2 } else { 1 };
+    let all_redis = redis.saturating_mul(keys).saturating_add(tables * redis_table_bytes(keys));
+    format!(
+        "{}: a key takes at most {memory} bytes in memory and {redis} in Redis; {} keys take {} and {}.",
+        policy.name(),
+        grouped(keys),
+        format_bytes(memory.saturating_mul(keys)),
+        format_bytes(all_redis)
+    )
+}
+
+/// Most bytes of a key of a policy in a store.
+struct KeySize {
+    usage: u64,
+    /// Of its open reservations.
+    held: u64,
+}
+
+impl KeySize {
+    fn of(policy: &Policy, storage: Storage) -> Self {
+        let holds = open_reservations(policy);
+        let quotas = std::iter::once(policy.quota()).chain(policy.tiers().map(|(_, quota)| quota));
+        let quotas = quotas.map(|quota| policy.counted(quota));
+        let (usage, held) = match storage {
+            Storage::Memory => {
+                let usage = |quota| MemoryStore::bytes_per_key(&quota, policy.excess()) as u64;
+                (quotas.map(usage).max(), MemoryStore::bytes_per_holds(holds) as u64)
+            }
+            Storage::Redis { .. } => (
+                quotas.map(|quota| redis_bytes_at_most(&quota)).max(),
+                if holds == 0 { 0 } else { redis_holds_bytes(holds) },
+            ),
+        };
+        Self { usage: usage.unwrap_or_default(), held }
+    }
 }
 
 /// How many reservations a key has open if each holds the estimate, and as many are open as fit; none

@@ -8,7 +8,7 @@ mod escalation;
 mod expired_reservations;
 mod failover;
 mod fleet;
-mod forecast;
+mod key_size;
 mod notifications;
 mod passwords;
 mod reservations;

@@ -283,6 +283,31 @@ fn validate_counts_policies_in_words() {
     }
 }
 
+/// An operator sizes a machine by these figures.
+#[test]
+fn validate_says_what_keys_take_as_in_the_documentation() {
+    let folder = TempDir::new("validate-keys");
+    let file = folder.file("slidegate.yaml", "policies: [{name: per-user, scope: [user], quota: 100/1m}]\n");
+    let output = text(&run(&["validate", &file, "--keys", "1M"]).stdout);
+    let line = output.lines().last().unwrap();
+    assert!(include_str!("../../../../docs/commands.md").contains(line), "{line}");
+    assert!(line.starts_with("per-user: a key takes at most "), "{line}");
+
+    let limits = folder.file(
+        "edge.yaml",
+        "domain: edge\ndescriptors:\n  - {key: ip, rate_limit: {unit: minute, requests_per_unit: 5}}\n",
+    );
+    std::fs::create_dir(format!("{}/limits", folder.as_str())).unwrap();
+    std::fs::rename(&limits, format!("{}/limits/edge.yaml", folder.as_str())).unwrap();
+    let output = run(&["validate", "--envoy-config", &format!("{}/limits", folder.as_str()), "--keys", "10"]);
+    let output = text(&output.stdout);
+    assert!(output.lines().last().unwrap().contains("; 10 keys take "), "{output}");
+    assert!(!output.contains("per-user"), "{output}");
+
+    let output = run(&["validate", &file, "--keys", "1", "--format", "json"]);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stdout));
+}
+
 /// A window in seconds of a year is not what was written, and cannot be searched for in the file.
 #[test]
 fn an_invalid_window_is_repeated_as_it_was_written() {

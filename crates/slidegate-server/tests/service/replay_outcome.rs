@@ -71,6 +71,31 @@ fn every_field_of_the_json_is_documented() {
     assert!(policy["denied"].as_u64().unwrap() > 0, "the log is busy enough to mean something");
 }
 
+/// An operator sizes a machine by any form of the report.
+#[test]
+fn how_many_keys_there_were_at_once_is_in_every_form() {
+    let folder = TempDir::new("replay-at-once");
+    let (log, config) = (folder.file("access.log", log()), folder.file("slidegate.yaml", CONFIG));
+    let file = |name: &str| format!("{}/{name}", folder.as_str());
+    let (json, html) = (file("out.json"), file("out.html"));
+    let output = run(&["replay", &log, "--config", &config, "--json", &json, "--report", &html]);
+    let json: Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    let figure = |name: &str| json["configured"][name].as_u64().unwrap();
+    assert!((4..=12).contains(&figure("keys_at_once")), "{json}");
+    let grouped = |bytes: u64| {
+        assert!((1000..1_000_000).contains(&bytes), "{bytes}");
+        format!("{},{:03}", bytes / 1000, bytes % 1000)
+    };
+    let line = format!(
+        "t once there were up to {} keys, which take up to {} bytes in memory and {} bytes in Redis",
+        figure("keys_at_once"),
+        grouped(figure("memory_bytes")),
+        grouped(figure("redis_bytes"))
+    );
+    assert!(text(&output.stdout).contains(&format!("\na{line}\n")), "{}", text(&output.stdout));
+    assert!(std::fs::read_to_string(html).unwrap().contains(&format!("<li>A{line}.</li>")));
+}
+
 /// A report is sent around; keys that may not be in the log of the service may not be in it either.
 #[test]
 fn redacted_keys_are_in_no_form_of_the_report() {

@@ -1,0 +1,129 @@
+//! How many keys of all policies there are at once, and the bytes that they take.
+//!
+//! A key counts as there for two windows and five seconds after its last charge, which is the longest
+//! that Redis keeps one (docs/redis-layout.md).
+
+use std::collections::BTreeMap;
+
+use slidegate::{PolicyDecision, Quota};
+
+use crate::key_size::key_bytes;
+
+const MARGIN_US: u128 = 5_000_000;
+
+/// The keys that exist now, and the most that did.
+#[derive(Debug, Default)]
+pub(crate) struct LiveKeys {
+    /// Those that exist now, by the second at which they are removed.
+    ends: BTreeMap<u32, KeySum>,
+    now: KeySum,
+    /// The most at any time, of each for itself.
+    pub(crate) most: KeySum,
+}
+
+/// Keys, and the bytes that they take.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct KeySum {
+    pub(crate) keys: u64,
+    pub(crate) memory: u64,
+    pub(crate) redis: u64,
+}
+
+/// What is known of one key.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct LiveKey {
+    /// The second at which it is removed; 0 if it was never charged.
+    end: u32,
+    memory: u32,
+    redis: u32,
+}
+
+impl LiveKeys {
+    /// Counts a decision on a key of a policy that counts by this quota, if something was charged.
+    pub(crate) fn count(&mut self, key: &mut LiveKey, quota: &Quota, decision: &PolicyDecision<'_>) {
+        if decision.cost() == 0 {
+            return;
+        }
+        let policy = decision.policy();
+        let cost = policy.count(decision.asked()).max(1);
+        let charges = policy.count(decision.amounts().used).div_ceil(cost);
+        let at_us = decision.at().as_micros().into();
+        self.charge(key, quota, at_us, key_bytes(quota, charges, cost));
+    }
+
+    fn charge(&mut self, key: &mut LiveKey, quota: &Quota, at_us: u128, bytes: [u64; 2]) {
+        let second = |us: u128| u32::try_from(us.div_ceil(1_000_000)).unwrap_or(u32::MAX);
+        while let Some(first) = self.ends.first_entry().filter(|first| *first.key() <= second(at_us)) {
+            self.now.subtract(first.remove());
+        }
+        let end = second(at_us + 2 * quota.window().as_micros() + MARGIN_US);
+        let [memory, redis] = bytes.map(|bytes| u32::try_from(bytes).unwrap_or(u32::MAX));
+        let mut charged = LiveKey { end, memory, redis };
+        if let Some(at_end) = self.ends.get_mut(&key.end) {
+            at_end.subtract(key.sum());
+            self.now.subtract(key.sum());
+            // What was allocated stays so.
+            charged.memory = memory.max(key.memory);
+            charged.redis = redis.max(key.redis);
+        }
+        *key = charged;
+        self.ends.entry(end).or_default().add(key.sum());
+        self.now.add(key.sum());
+        let KeySum { keys, memory, redis } = self.now;
+        self.most = KeySum {
+            keys: keys.max(self.most.keys),
+            memory: memory.max(self.most.memory),
+            redis: redis.max(self.most.redis),
+        };
+    }
+}
+
+impl LiveKey {
+    fn sum(self) -> KeySum {
+        KeySum { keys: 1, memory: self.memory.into(), redis: self.redis.into() }
+    }
+}
+
+impl KeySum {
+    fn add(&mut self, other: Self) {
+        self.keys += other.keys;
+        self.memory += other.memory;
+        self.redis += other.redis;
+    }
+
+    fn subtract(&mut self, other: Self) {
+        self.keys -= other.keys;
+        self.memory -= other.memory;
+        self.redis -= other.redis;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The most after charges of keys, by their number, at these seconds, of this many bytes each.
+    fn most(charges: &[(usize, u64, u64)]) -> (u64, u64, u64) {
+        let (mut live, mut keys) = (LiveKeys::default(), [LiveKey::default(); 9]);
+        for (key, second, bytes) in charges {
+            let at_us = u128::from(1_795_256_132 + second) * 1_000_000;
+            live.charge(&mut keys[*key], &Quota::per_minute(10), at_us, [*bytes, 2 * bytes]);
+        }
+        (live.most.keys, live.most.memory, live.most.redis)
+    }
+
+    /// Memory is for the keys that exist together, not for all that ever came.
+    #[test]
+    fn keys_count_for_two_windows_and_five_seconds_after_their_last_charge() {
+        for (charges, expected) in [
+            (&[(1, 0, 10), (2, 124, 10)][..], (2, 20, 40)),
+            (&[(1, 0, 10), (2, 125, 10)], (1, 10, 20)),
+            // One that keeps coming is one, and as large as it was at most.
+            (&[(1, 0, 10), (1, 100, 70), (1, 200, 30), (2, 300, 5)], (2, 75, 150)),
+            // It begins again when it was away.
+            (&[(1, 0, 70), (1, 125, 30), (2, 126, 5)], (2, 70, 140)),
+        ] {
+            assert_eq!(most(charges), expected, "{charges:?}");
+        }
+    }
+}
