@@ -105,8 +105,7 @@ pub(crate) struct PolicySpec {
     /// were settled to, in this process; `estimate` until so many are known.
     #[schemars(extend("default" = false))]
     learn_estimate: bool,
-    /// What happens to reserved cost that expires unsettled. Default: `charge`, or `forget` for
-    /// reservations of Kuadrant's gRPC service.
+    /// What happens to reserved cost that expires unsettled. Default: `charge`.
     unsettled: Option<UnsettledValue>,
     /// What a unit of cost is: `requests`, `tokens`, `input-tokens` or `output-tokens`, which
     /// `headers.x_ratelimit: openai` and `anthropic` need, or another word, such as `usd`, for explanations. Default:

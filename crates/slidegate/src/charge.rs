@@ -73,16 +73,14 @@ pub(crate) struct HoldTerms {
     pub(crate) id: u64,
     /// As requested. By default, a permit lasts for its policy's lease.
     pub(crate) ttl_us: Option<u64>,
-    /// What happens to it if it expires unsettled, under policies that do not say.
-    pub(crate) unsettled: Unsettled,
     /// See [`Charge::is_waiting`].
     pub(crate) is_waiting: bool,
 }
 
 impl HoldTerms {
     /// Those of a reservation that is made now.
-    pub(crate) fn new(ttl_us: Option<u64>, unsettled: Unsettled) -> Self {
-        Self { id: new_id(), ttl_us, unsettled, is_waiting: false }
+    pub(crate) fn new(ttl_us: Option<u64>) -> Self {
+        Self { id: new_id(), ttl_us, is_waiting: false }
     }
 
     /// How long a hold under this quota lasts.

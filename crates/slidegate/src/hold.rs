@@ -63,9 +63,6 @@ pub struct HoldOptions<'o> {
     /// How long the request may take before it is settled, settled in part, or extended: 1 ms to
     /// 1 h. `None` is one minute, and the lease of a permit.
     pub ttl: Option<Duration>,
-    /// What happens to it if it expires unsettled, under policies that do not
-    /// [say it](crate::Policy::with_unsettled).
-    pub unsettled: Unsettled,
     /// An idempotency key, so that a reservation whose response was lost can be sent again: a
     /// repeated call with the same key, keys and costs, within the longest window and time of its
     /// holds, gets the first decisions and the first ticket, and holds nothing more. As with

@@ -61,8 +61,7 @@ pub struct Policy {
     estimate: Option<Amount>,
     /// What is learned of settled costs, if the estimate is.
     settled_costs: Option<Arc<SettledCosts>>,
-    /// `None` if nothing is said.
-    unsettled: Option<Unsettled>,
+    unsettled: Unsettled,
     unit: Option<CostUnit>,
     /// A unit of another name.
     unit_name: Option<Box<str>>,
@@ -116,7 +115,7 @@ impl Policy {
             counts: Counts::default(),
             estimate: None,
             settled_costs: None,
-            unsettled: None,
+            unsettled: Unsettled::default(),
             unit: None,
             unit_name: None,
             only_when_named: false,
@@ -313,23 +312,16 @@ impl Policy {
     /// Permits of [`Quota::in_flight`] are given back.
     #[must_use]
     pub fn with_unsettled(mut self, then: Unsettled) -> Self {
-        self.unsettled = Some(then);
+        self.unsettled = then;
         self
     }
 
-    /// What happens to holds that expire unsettled, unless
-    /// [`HoldOptions::unsettled`](crate::reserve::HoldOptions::unsettled) says otherwise where the policy says
-    /// nothing.
+    /// What happens to holds that expire unsettled.
     #[must_use]
     pub fn unsettled(&self) -> Unsettled {
-        self.unsettled_or(Unsettled::default())
-    }
-
-    /// What happens to such holds where the reservation says `unsaid`.
-    pub(crate) fn unsettled_or(&self, unsaid: Unsettled) -> Unsettled {
         match self.quota.algorithm() {
             Algorithm::InFlight => Unsettled::Forget,
-            _ => self.unsettled.unwrap_or(unsaid),
+            _ => self.unsettled,
         }
     }
 

@@ -181,13 +181,7 @@ impl Builder {
     fn policy(&mut self, name: &str, quota: Quota, rule: &Rule) {
         let policy = Policy::new(name, quota).expect("names::policy returns valid names");
         let excess = rule.excess.unwrap_or(self.config.options.excess);
-        let mut policy = policy.only_when_named().with_scope([SCOPE]).with_excess(excess);
-        if let Some(estimate) = rule.estimate {
-            policy = policy.with_estimate(estimate);
-        }
-        if let Some(unsettled) = rule.unsettled {
-            policy = policy.with_unsettled(unsettled);
-        }
+        let policy = policy.only_when_named().with_scope([SCOPE]).with_excess(excess);
         self.config.policies.push(if rule.shadow_mode { policy.shadow() } else { policy });
     }
 
@@ -304,7 +298,7 @@ mod tests {
             ),
             (
                 "{slidegate: {burst: 5}}",
-                "unknown key `burst` in metadata.slidegate: must be `algorithm`, `excess`, `estimate` or `unsettled`",
+                "unknown key `burst` in metadata.slidegate: must be `algorithm` or `excess`",
             ),
             ("{a: {~: b}}", "error parsing metadata: key is not of type string: <nil>"),
             (

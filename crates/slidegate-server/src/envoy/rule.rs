@@ -4,10 +4,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use slidegate::{Algorithm, Calendar, Error, Excess, Quota, reserve::Unsettled};
-
-/// Largest estimate: that of a limit.
-const MAX_ESTIMATE: u64 = u32::MAX as u64;
+use slidegate::{Algorithm, Calendar, Error, Excess, Quota};
 
 /// The unit of a limit, with its number in the protocol buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -141,10 +138,6 @@ pub(crate) struct Rule {
     pub(crate) metadata: Map<String, Value>,
     /// Its own setting for costs above what remains.
     pub(super) excess: Option<Excess>,
-    /// What a reservation without an amount holds.
-    pub(super) estimate: Option<u64>,
-    /// What happens to a reservation that is not committed in time.
-    pub(super) unsettled: Option<Unsettled>,
     /// Whether the name of its statistics contains all values of the request.
     pub(super) detailed_metric: bool,
     /// Its own algorithm.
@@ -182,19 +175,10 @@ impl Rule {
                     let names = "`refuse`, `charge` (admit a cost while anything remains) or `count` (count denied hits too)";
                     (self.excess.is_some(), names)
                 }
-                "estimate" => {
-                    self.estimate = value.as_u64().filter(|cost| (1..=MAX_ESTIMATE).contains(cost));
-                    (self.estimate.is_some(), "a whole number from 1 to 4294967295")
-                }
-                "unsettled" => {
-                    self.unsettled = text.and_then(Unsettled::from_name);
-                    (self.unsettled.is_some(), "`charge` or `forget`")
-                }
                 _ => {
                     let key = key.escape_debug();
                     return Err(format!(
-                        "unknown key `{key}` in metadata.slidegate: must be `algorithm`, `excess`, `estimate` or \
-                         `unsettled`"
+                        "unknown key `{key}` in metadata.slidegate: must be `algorithm` or `excess`"
                     ));
                 }
             };

@@ -6,7 +6,6 @@
 //! allowed. In shadow mode each descriptor is decided by itself.
 
 mod denial;
-mod kuadrant;
 mod metadata;
 mod record;
 mod request;
@@ -21,7 +20,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use futures_util::future::try_join_all;
 use slidegate::headers::{HeaderOptions, Problem};
-use slidegate::{Decisions, Reason, Role, Verb};
+use slidegate::{Decisions, Role, Verb};
 use tonic::Status;
 
 use super::message::RateLimitRequest;
@@ -30,14 +29,10 @@ use crate::caller::Caller;
 use crate::config::GrpcSettings;
 use crate::envoy::{EnvoyConfig, LiveConfig, Settings};
 use denial::{CallDenial, header};
-use record::Recorded;
 use request::{CallRequests, Requests};
 use response::CallOutcome;
 
-pub(super) use request::{CallKind, has_refund, without_refunds};
-
-/// Calls of Kuadrant without a domain get this code and no error, as from Limitador.
-const NO_DOMAIN: Code = Code::Unknown;
+pub(super) use request::{has_refund, without_refunds};
 
 /// Handles calls, of gRPC and of `/json`.
 #[derive(Debug)]
@@ -78,21 +73,23 @@ impl RateLimitHandler {
         is_configured && !(self.health_follows_store && self.app.is_degraded())
     }
 
-    /// Does what a call asks for its descriptors, all of them together.
+    /// Does what a call asks for its descriptors, all of them together, and counts it.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` for a call without a domain or descriptors, `UNAVAILABLE` without a config or during a reload, or
-    /// if reported hits cannot be charged.
+    /// `INVALID_ARGUMENT` for a call without a domain or descriptors, `UNAVAILABLE` without a config or during a reload.
     pub(super) async fn answer(
         &self,
         call: RateLimitRequest,
         caller: &Caller,
-        kind: CallKind,
     ) -> Result<RateLimitResponse, Status> {
-        if call.domain.is_empty() && kind != CallKind::ShouldRateLimit {
-            return Ok(RateLimitResponse { overall_code: NO_DOMAIN.into(), ..RateLimitResponse::default() });
+        let Some(files) = &self.files else { return self.decide(call, caller).await };
+        let calls = files.live.statistics().calls();
+        calls.total.fetch_add(1, Relaxed);
+        let response = self.decide(call, caller).await;
+        if response.is_err() {
+            calls.service_errors.fetch_add(1, Relaxed);
         }
-        self.counted(self.decide(call, caller, kind)).await
+        response
     }
 
     /// The config that decides, if there are files. Hold it until the call is decided: a reload
@@ -110,21 +107,16 @@ impl RateLimitHandler {
         Ok(Some(config))
     }
 
-    async fn decide(
-        &self,
-        mut call: RateLimitRequest,
-        caller: &Caller,
-        kind: CallKind,
-    ) -> Result<RateLimitResponse, Status> {
+    async fn decide(&self, mut call: RateLimitRequest, caller: &Caller) -> Result<RateLimitResponse, Status> {
         request::validate(&call)?;
         let files = self.files.as_ref();
         request::make_decidable(&mut call, &self.app, files.is_some());
         let call = &call;
         let config = self.config(&call.domain)?;
         let settings = files.map(|files| &files.settings);
-        let targets = request::targets(config.as_deref(), call, kind)?;
+        let targets = request::targets(config.as_deref(), call);
         let mut requests = Requests::new();
-        let batch = CallRequests::new(&self.app, call, &targets, settings, kind, &mut requests);
+        let batch = CallRequests::new(&self.app, call, &targets, settings, &mut requests);
         let is_shadow = settings.is_some_and(|settings| settings.shadow_mode);
         let decide = async |requests| {
             let decisions = self.app.call(caller.clone()).apply_mixed(requests).await;
@@ -144,20 +136,14 @@ impl RateLimitHandler {
         let decided = || {
             once(&first).chain(&more).enumerate().flat_map(|(step, decisions)| batch.decided(step, decisions))
         };
-        let is_report = matches!(kind, CallKind::Report(_));
-        if is_report && decided().any(|(_, one)| one.reason() == Some(Reason::StoreUnavailable)) {
-            return Err(Status::unavailable("the hits are not charged: the shared store is unavailable"));
-        }
-
         let outcome = CallOutcome::new(&targets, decided());
         if let Some(files) = files {
-            let recorded = if kind == CallKind::Check { Recorded::Denied } else { Recorded::All };
-            record::statistics(files.live.statistics(), &targets, decided(), recorded);
+            record::statistics(files.live.statistics(), &targets, decided());
         }
         if let Some(files) = files.filter(|_| is_shadow && outcome.denial.is_some()) {
             files.live.statistics().calls().global_shadow_mode.fetch_add(1, Relaxed);
         }
-        let denial = outcome.denial.as_ref().filter(|_| !is_shadow && !is_report);
+        let denial = outcome.denial.as_ref().filter(|_| !is_shadow);
         let names = settings.and_then(|settings| settings.headers.as_ref());
         let mut response = RateLimitResponse {
             overall_code: if denial.is_some() { Code::OverLimit } else { Code::Ok }.into(),
@@ -175,7 +161,7 @@ impl RateLimitHandler {
         let retry_after = denial.map(|denial| denial.retry_after(&self.app.headers)).unwrap_or_default();
         let problem = denial.and_then(CallDenial::store_unavailable_body);
         response.statuses = outcome.statuses;
-        if self.response_headers && names.is_none() && !is_shadow && !is_report {
+        if self.response_headers && names.is_none() && !is_shadow {
             // The headers describe the peeks if one of them denies, otherwise the checks.
             let is_denied_by_peek = first.iter().any(|one| {
                 one.verb() == Verb::Peek
@@ -183,7 +169,7 @@ impl RateLimitHandler {
                     && one.is_denied()
                     && one.policy().is_enforced()
             });
-            let shown = if is_denied_by_peek || kind == CallKind::Check { Verb::Peek } else { Verb::Check };
+            let shown = if is_denied_by_peek { Verb::Peek } else { Verb::Check };
             first.retain(|one| one.verb() == shown && one.role() == Role::Deciding);
             // Waits are those of the whole response.
             let options = HeaderOptions { retry_after: false, retry_after_ms: false, ..self.app.headers };
@@ -277,7 +263,7 @@ mod tests {
         let descriptors = keys.iter().map(descriptor).collect();
         let call = RateLimitRequest { domain: "domain".into(), descriptors, hits_addend: 0 };
         let caller = handler.app.observer().caller(Protocol::Grpc, &HeaderMap::new());
-        handler.answer(call, &caller, CallKind::ShouldRateLimit).await.unwrap()
+        handler.answer(call, &caller).await.unwrap()
     }
 
     fn statuses(response: &RateLimitResponse) -> Vec<(Code, u32, i64)> {

@@ -18,7 +18,7 @@ use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
 use serde_json::Deserializer;
 use tokio::time::timeout;
 
-use super::handler::{CallKind, RateLimitHandler, has_refund, without_refunds};
+use super::handler::{RateLimitHandler, has_refund, without_refunds};
 use super::message::RateLimitRequest;
 use super::{BODY_TIMEOUT, reflection};
 use crate::access::Action;
@@ -73,7 +73,7 @@ async fn decide(State(handler): State<Arc<RateLimitHandler>>, request: Request) 
     {
         return problem.into_response();
     }
-    let mut response = match handler.answer(call, &caller, CallKind::ShouldRateLimit).await {
+    let mut response = match handler.answer(call, &caller).await {
         Ok(response) => response,
         Err(status) => {
             log_limited!(DEBUG, None, %status, "rejected a call of /json");

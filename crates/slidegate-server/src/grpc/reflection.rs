@@ -2,8 +2,7 @@
 //!
 //! `descriptors.binpb` contains the descriptors that envoy-types was generated from, without
 //! comments and without files that the rate-limit service does not need. A test extracts them again
-//! and compares. `kuadrant.binpb` is what protoc makes of the file in `proto/`; the tests of the
-//! service compare it.
+//! and compares.
 
 use std::convert::Infallible;
 
@@ -17,13 +16,10 @@ use tonic::body::Body;
 use tonic_reflection::server::Builder;
 use tower::Service;
 
-use super::{MAX_OTHER_MESSAGE_BYTES, kuadrant};
+use super::MAX_OTHER_MESSAGE_BYTES;
 
 /// A `FileDescriptorSet` of `envoy/service/ratelimit/v3/rls.proto` and what it imports.
 pub(super) const DESCRIPTORS: &[u8] = include_bytes!("descriptors.binpb");
-
-/// A `FileDescriptorSet` of `kuadrant/service/ratelimit/v1/ratelimit.proto`, without its imports.
-pub(super) const KUADRANT: &[u8] = include_bytes!("kuadrant.binpb");
 
 /// Most concurrent calls of one connection; tools make one. Their replies are far larger than their
 /// requests, so a client that does not read makes each call cost some 100 KiB.
@@ -77,10 +73,8 @@ pub(super) fn services() -> Vec<(&'static str, BoxService)> {
 fn builder() -> Builder<'static> {
     Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTORS)
-        .register_encoded_file_descriptor_set(KUADRANT)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .with_service_name(SERVICE_NAME)
-        .with_service_name(kuadrant::SERVICE_NAME)
         .with_service_name("grpc.health.v1.Health")
 }
 

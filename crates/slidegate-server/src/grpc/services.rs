@@ -21,10 +21,10 @@ use tonic_health::server::{HealthReporter, HealthService};
 use tower::service_fn;
 
 use super::codec::{grpc, unary};
-use super::handler::{CallKind, RateLimitHandler, has_refund, without_refunds};
+use super::handler::{RateLimitHandler, has_refund, without_refunds};
 use super::incomplete::{IncompleteCalls, message_of};
 use super::message::RateLimitRequest;
-use super::{MAX_MESSAGE_BYTES, MAX_OTHER_MESSAGE_BYTES, kuadrant, reflection};
+use super::{MAX_MESSAGE_BYTES, MAX_OTHER_MESSAGE_BYTES, reflection};
 use crate::access::{Access, Action};
 use crate::caller::Protocol;
 use crate::listener::Connection;
@@ -33,8 +33,8 @@ use crate::malformed::{Flaw, Handling};
 /// The path of the rate-limit call.
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 /// Names in the health service: the whole server, the name that envoyproxy/ratelimit uses, and the
-/// services.
-const HEALTH_NAMES: [&str; 4] = ["", "ratelimit", SERVICE_NAME, kuadrant::SERVICE_NAME];
+/// service.
+const HEALTH_NAMES: [&str; 3] = ["", "ratelimit", SERVICE_NAME];
 
 /// All gRPC services: rate limits, health and reflection.
 #[allow(missing_debug_implementations)] // boxed closures have none
@@ -71,8 +71,8 @@ impl GrpcServices {
         calls: ConnectionCalls,
     ) -> HttpResponse<Body> {
         let path = request.uri().path();
-        if let Some(method) = Method::of(path) {
-            let response = self.rate_limit(method, request, connection, &calls.incomplete).await;
+        if path == SHOULD_RATE_LIMIT {
+            let response = self.rate_limit(request, connection, &calls.incomplete).await;
             self.count_refused(&response);
             return response;
         }
@@ -110,10 +110,9 @@ impl GrpcServices {
         }
     }
 
-    /// Handles a call of a rate-limit service.
+    /// Handles a rate-limit call.
     async fn rate_limit(
         &self,
-        method: Method,
         request: HttpRequest<Incoming>,
         connection: Connection,
         calls: &Arc<IncompleteCalls>,
@@ -140,26 +139,16 @@ impl GrpcServices {
         }
         let caller = &app.observer().caller(Protocol::Grpc, request.headers());
         let request = message_of(request, calls);
-        match method {
-            Method::Reserve => {
-                unary(request, MAX_OTHER_MESSAGE_BYTES, |call| Box::pin(handler.reserve(call, caller))).await
+        let answer = async move |mut call: RateLimitRequest| {
+            if has_refund(&call)
+                && let Err(status) = authorize(&app.access, authorization, Action::Adjust, connection)
+                && !without_refunds(&mut call, app)
+            {
+                return Err(status);
             }
-            Method::Commit => {
-                unary(request, MAX_OTHER_MESSAGE_BYTES, |call| Box::pin(handler.commit(call, caller))).await
-            }
-            Method::Decide(kind) => {
-                let answer = async move |mut call: RateLimitRequest| {
-                    if has_refund(&call)
-                        && let Err(status) = authorize(&app.access, authorization, Action::Adjust, connection)
-                        && !without_refunds(&mut call, app)
-                    {
-                        return Err(status);
-                    }
-                    handler.answer(call, caller, kind).await
-                };
-                unary(request, MAX_MESSAGE_BYTES, |call| app.complete(answer(call))).await
-            }
-        }
+            handler.answer(call, caller).await
+        };
+        unary(request, MAX_MESSAGE_BYTES, |call| app.complete(answer(call))).await
     }
 
     /// Counts a rate-limit call that is refused as malformed.
@@ -207,30 +196,4 @@ fn authorize(
         StatusCode::FORBIDDEN => Status::permission_denied(problem.detail()),
         _ => Status::unauthenticated(problem.detail()),
     })
-}
-
-/// The calls of the rate-limit services.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Method {
-    /// Envoy's `ShouldRateLimit`, and Kuadrant's `CheckRateLimit` and `Report`.
-    Decide(CallKind),
-    /// The others of Kuadrant.
-    Reserve,
-    Commit,
-}
-
-impl Method {
-    /// The one of this path.
-    fn of(path: &str) -> Option<Self> {
-        if path == SHOULD_RATE_LIMIT {
-            return Some(Self::Decide(CallKind::ShouldRateLimit));
-        }
-        match path.strip_prefix('/')?.strip_prefix(kuadrant::SERVICE_NAME)? {
-            "/CheckRateLimit" => Some(Self::Decide(CallKind::Check)),
-            "/Report" => Some(Self::Decide(CallKind::Report(None))),
-            "/Reserve" => Some(Self::Reserve),
-            "/Commit" => Some(Self::Commit),
-            _ => None,
-        }
-    }
 }

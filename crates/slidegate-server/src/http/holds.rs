@@ -93,7 +93,7 @@ async fn reserve(State(app): Shared, request: HttpRequest<Body>) -> Answered {
     let mut call = call(&app, &headers);
     let (ask, ttl) = json_body::parse::<ReserveBody<'_>>(&bytes)?.into_parts()?;
     let request = ask.request(&app)?;
-    let options = HoldOptions { ttl, id: id.as_deref(), ..HoldOptions::default() };
+    let options = HoldOptions { ttl, id: id.as_deref() };
     let reserved = call
         .reserve(std::slice::from_ref(&request), options)
         .await

@@ -27,7 +27,7 @@ impl HoldCommand<'_> {
     pub(super) async fn execute(self, call: &mut Call<'_>, reply: &mut Reply<'_>) {
         match self {
             Self::Reserve { request, ttl, id } => {
-                let options = HoldOptions { ttl, id: id.as_deref(), ..HoldOptions::default() };
+                let options = HoldOptions { ttl, id: id.as_deref() };
                 match call.reserve(std::slice::from_ref(&request), options).await {
                     Ok(reserved) => {
                         let Some(one) = reserved.iter().next() else {

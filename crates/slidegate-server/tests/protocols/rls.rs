@@ -1,10 +1,8 @@
-//! The gRPC listener, with clients that are generated from Envoy's own definitions and from those of
-//! Kuadrant's service.
+//! The gRPC listener, with clients that are generated from Envoy's own definitions.
 
 mod calls;
 pub(crate) mod client;
 mod hostile;
-mod kuadrant;
 mod listener;
 mod reference;
 mod statistics;

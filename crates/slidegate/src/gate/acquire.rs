@@ -14,7 +14,7 @@ use super::{Decisions, Gate, Reserved};
 use crate::charge::{HoldTerms, Plan};
 use crate::decision::Reason;
 use crate::error::Error;
-use crate::hold::{HoldChange, HoldStatus, Unsettled, ttl_us};
+use crate::hold::{HoldChange, HoldStatus, ttl_us};
 use crate::request::Request;
 use crate::store::{HoldStore, Store};
 use crate::time::jitter;
@@ -270,7 +270,7 @@ impl<'r, S: HoldStore> Asker for AcquireReservation<'_, 'r, S> {
     }
 
     async fn ask(&self) -> AskOutcome<Reserved<'r>, QueueKey> {
-        let terms = HoldTerms { is_waiting: true, ..HoldTerms::new(self.ttl_us, Unsettled::default()) };
+        let terms = HoldTerms { is_waiting: true, ..HoldTerms::new(self.ttl_us) };
         let reserved = self.gate.reserve_under(slice::from_ref(self.request), terms, None).await;
         if reserved.is_allowed() { AskOutcome::Allowed(reserved) } else { self.gate.denial(&reserved) }
     }

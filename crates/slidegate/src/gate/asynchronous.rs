@@ -8,7 +8,7 @@ use super::change::Change;
 use super::{Decisions, Extension, Gate, Reserved, Settlement};
 use crate::charge::HoldTerms;
 use crate::error::Error;
-use crate::hold::{HoldOptions, Unsettled, ttl_us};
+use crate::hold::{HoldOptions, ttl_us};
 use crate::policy_reset::{PolicyReset, ResetCursor};
 use crate::request::{Cost, Request};
 use crate::store::{HoldStore, Store, StoredPolicy};
@@ -123,7 +123,7 @@ impl<S: Store> Gate<S> {
 impl<S: HoldStore> Gate<S> {
     /// As [`reserve`](Gate::reserve).
     pub async fn reserve_async<'r>(&self, request: &'r Request<'r>) -> Reserved<'r> {
-        let terms = HoldTerms::new(None, Unsettled::default());
+        let terms = HoldTerms::new(None);
         self.reserve_under(slice::from_ref(request), terms, None).await
     }
 
@@ -149,9 +149,9 @@ impl<S: HoldStore> Gate<S> {
         requests: &'r [Request<'r>],
         options: HoldOptions<'_>,
     ) -> Result<Reserved<'r>, Error> {
-        let HoldOptions { ttl, unsettled, id } = options;
+        let HoldOptions { ttl, id } = options;
         let ttl_us = ttl.map(|ttl| ttl_us(ttl).map_err(Error::ticket)).transpose()?;
-        Ok(self.reserve_under(requests, HoldTerms::new(ttl_us, unsettled), id).await)
+        Ok(self.reserve_under(requests, HoldTerms::new(ttl_us), id).await)
     }
 
     /// As [`settle`](Gate::settle).

@@ -179,7 +179,7 @@ impl Gate {
     /// meet on a key hold the larger of their costs there, not the sum.
     ///
     /// ```
-    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, reserve::{HoldOptions, Unsettled}};
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, reserve::HoldOptions};
     ///
     /// let gate = Gate::new(PolicySet::new([
     ///     Policy::new("per-user", Quota::per_minute(1000))?.with_scope(["user"]),
@@ -189,8 +189,7 @@ impl Gate {
     ///     Request::new().with("user", "alice").with_cost(400),
     ///     Request::new().with("model", "small").with_cost(400),
     /// ];
-    /// let options = HoldOptions { unsettled: Unsettled::Forget, ..HoldOptions::default() };
-    /// let ticket = gate.reserve_all(&requests, options)?.into_ticket().unwrap();
+    /// let ticket = gate.reserve_all(&requests, HoldOptions::default())?.into_ticket().unwrap();
     /// let settled = gate.settle(&ticket, 120)?;
     /// assert_eq!(settled.iter().map(|key| key.used()).collect::<Vec<_>>(), [120, 120]);
     /// # Ok::<(), slidegate::Error>(())

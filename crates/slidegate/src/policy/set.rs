@@ -477,7 +477,7 @@ impl PolicySet {
         };
         let reserve = terms
             .filter(|_| rule.policy.counts != Counts::Requests || quota.algorithm() == Algorithm::InFlight)
-            .map(|terms| Reserve { terms, unsettled: rule.policy.unsettled_or(terms.unsettled) });
+            .map(|terms| Reserve { terms, unsettled: rule.policy.unsettled() });
         if reserve.is_some() {
             // What may exceed the limit does so when it is settled.
             part.excess = Excess::Refuse;

@@ -42,7 +42,7 @@ async fn a_repeated_reservation_holds_once_and_has_one_ticket() {
     let (one, other, memory) = (shared(), shared(), Gate::new(policies()));
     let request = Request::new().with("user", "alice").with_cost(100);
     let ttl = Some(Duration::from_secs(300));
-    let once = |id| HoldOptions { ttl, id: Some(id), ..HoldOptions::default() };
+    let once = |id| HoldOptions { ttl, id: Some(id) };
     let theirs = [
         one.reserve_all_async(std::slice::from_ref(&request), once("order-7")).await.unwrap(),
         one.reserve_all_async(std::slice::from_ref(&request), once("order-7")).await.unwrap(),

@@ -24,33 +24,6 @@ use crate::malformed::{Flaw, Handling};
 const DOMAIN: &str = "domain";
 /// The attribute with the path of a request, as Envoy's `:path` has it: with its query.
 const PATH: &str = "path";
-/// The kinds of calls: what each does for its descriptors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CallKind {
-    /// `ShouldRateLimit`: its descriptors say what.
-    ShouldRateLimit,
-    /// Checks whether one more hit fits.
-    Check,
-    /// Charges its hits, or this many, even above the limit.
-    Report(Option<u64>),
-    /// Holds this much, or the estimates of policies.
-    Reserve(Option<u64>),
-}
-
-impl CallKind {
-    /// What is done for a descriptor: the verb and the cost, which is at most [`MAX_COST`].
-    fn of(self, call: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> (Verb, Option<u64>) {
-        let hits = hits(call, descriptor);
-        let (verb, cost) = match self {
-            Self::ShouldRateLimit => (verb(descriptor, hits), Some(hits)),
-            Self::Check => (Verb::Peek, Some(1)),
-            Self::Report(None) if descriptor.is_negative_hits => (Verb::Refund, Some(hits)),
-            Self::Report(amount) => (Verb::Penalize, Some(amount.unwrap_or(hits))),
-            Self::Reserve(amount) => (Verb::Check, amount),
-        };
-        (verb, cost.map(|cost| cost.min(MAX_COST)))
-    }
-}
 
 /// What limits a descriptor.
 #[derive(Debug)]
@@ -95,18 +68,16 @@ impl CallRequests {
         call: &'r RateLimitRequest,
         targets: &'r [DescriptorTarget<'r>],
         settings: Option<&Settings>,
-        kind: CallKind,
         requests: &mut Requests<'r>,
     ) -> Self {
         let mut batch = Self { descriptors: SmallVec::new(), steps: smallvec![0] };
-        // A reservation is one step in any case.
-        let is_shadow =
-            settings.is_some_and(|settings| settings.shadow_mode) && !matches!(kind, CallKind::Reserve(_));
+        let is_shadow = settings.is_some_and(|settings| settings.shadow_mode);
         // Refunds come last: a denied client will retry, with the refund.
         for is_refund in [false, true] {
             let mut begins_step = is_refund;
             for (index, (descriptor, target)) in call.descriptors.iter().zip(targets).enumerate() {
-                let (verb, cost) = kind.of(call, descriptor);
+                let hits = hits(call, descriptor);
+                let verb = verb(descriptor, hits);
                 if matches!(target, DescriptorTarget::None | DescriptorTarget::Unlimited)
                     || (verb == Verb::Refund) != is_refund
                 {
@@ -116,11 +87,10 @@ impl CallRequests {
                     batch.steps.push(requests.len());
                 }
                 begins_step = false;
-                let mut request = Request::new().with_verb(verb).with_role(role(target, settings));
-                if let Some(cost) = cost {
-                    request = request.with_cost(cost);
-                }
-                if (verb, cost) == (Verb::Peek, Some(0)) {
+                let cost = hits.min(MAX_COST);
+                let role = role(target, settings);
+                let mut request = Request::new().with_verb(verb).with_cost(cost).with_role(role);
+                if verb == Verb::Peek {
                     // A peek of 0 hits asks whether the key is over its limit; 0 hits always fit.
                     request = request.deny_over_limit();
                 }
@@ -133,7 +103,7 @@ impl CallRequests {
                     }
                 }
                 if let DescriptorTarget::Limit { limit, denied_key: Some(key) } = target {
-                    let denied_hits = Request::new().with(SCOPE, key).with_cost(cost.unwrap_or_default());
+                    let denied_hits = Request::new().with(SCOPE, key).with_cost(cost);
                     requests.push(under(denied_hits, limit).with_role(Role::Refusals));
                     batch.descriptors.push(index);
                 }
@@ -218,22 +188,12 @@ pub(crate) fn without_refunds(call: &mut RateLimitRequest, app: &App) -> bool {
 }
 
 /// What limits each descriptor. Without config files, policies do.
-///
-/// # Errors
-/// `INVALID_ARGUMENT` if a descriptor carries a limit where cost is held.
 pub(super) fn targets<'c>(
     config: Option<&'c EnvoyConfig>,
     call: &RateLimitRequest,
-    kind: CallKind,
-) -> Result<Vec<DescriptorTarget<'c>>, Status> {
-    if let (CallKind::Reserve(_), Some(index)) =
-        (kind, call.descriptors.iter().position(|descriptor| descriptor.limit.is_some()))
-    {
-        let detail = "cost is held under configured limits only; leave `limit` out";
-        return Err(Status::invalid_argument(format!("descriptors[{index}]: {detail}")));
-    }
+) -> Vec<DescriptorTarget<'c>> {
     let Some(config) = config else {
-        return Ok(call.descriptors.iter().map(|_| DescriptorTarget::Policies).collect());
+        return call.descriptors.iter().map(|_| DescriptorTarget::Policies).collect();
     };
     let lookup = |descriptor: &RateLimitDescriptor| {
         let entries: Vec<_> = texts(descriptor).collect();
@@ -248,13 +208,12 @@ pub(super) fn targets<'c>(
         Lookup::Unlimited { .. } => DescriptorTarget::Unlimited,
         Lookup::Limited(limit) => {
             let hits = hits(call, descriptor);
-            let is_counted =
-                kind == CallKind::ShouldRateLimit && counts_denials(&limit, verb(descriptor, hits), hits);
+            let is_counted = counts_denials(&limit, verb(descriptor, hits), hits);
             let denied_key = is_counted.then(|| envoy::denied_key(&limit.key));
             DescriptorTarget::Limit { limit, denied_key }
         }
     });
-    Ok(targets.collect())
+    targets.collect()
 }
 
 /// Whether denied hits are counted under a key of their own.
