@@ -1,4 +1,7 @@
-//! The slidegate service and its tools, as a library: the `slidegate` binary only calls [`main`].
+#![doc = include_str!("../README.md")]
+//! # This crate
+//!
+//! The service and its tools as a library: the `slidegate` binary only calls [`main`].
 
 #![forbid(unsafe_code)]
 // They panic when their reader is gone: commands print through `cli::output`, the service logs
@@ -6,6 +9,11 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 use std::process::ExitCode;
+
+/// The examples of the repository's README, run with the doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+mod readme {}
 
 mod access;
 mod admin;

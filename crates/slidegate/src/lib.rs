@@ -1,25 +1,6 @@
-//! An exact sliding-window rate limiter.
-//!
-//! ```
-//! use slidegate::{Limiter, Quota};
-//! let limiter = Limiter::new(Quota::per_minute(100));   // exact sliding window, in memory
-//! if limiter.check("alice").is_denied() { /* 429 */ }
-//! ```
-//!
-//! [`Limiter`] holds one quota for many keys. [`Gate`] decides requests under many policies at
-//! once, all or none, and says which policy and key bound it. [`headers`] turns decisions into
-//! response headers, [`client_addr`] finds out who the client is behind proxies.
-//!
-//! Four [algorithms](Algorithm) count the same way through one interface: the exact sliding window
-//! is the default.
-
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-
-/// The README's examples, run with the doctests.
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-mod readme {}
 
 /// The examples of docs/embedding.md, run with the doctests.
 #[cfg(all(doctest, feature = "axum", feature = "redis"))]

@@ -21,18 +21,18 @@ pub enum Algorithm {
     SlidingLog,
     /// Two counters. The older one is weighted by its overlap with the sliding window.
     ///
-    /// 24 bytes per key at any limit. Not exact, because it assumes that the charges of the older
+    /// 56 to 63 bytes per key at any limit. Not exact, because it assumes that the charges of the older
     /// window were spread evenly: at 100 per minute, an adversary gets 199 through in 60 seconds.
     /// The weighted part rounds up, so it never admits more than the real-valued formula does.
     SlidingWindow,
     /// One counter per window. Windows are aligned to the Unix epoch.
     ///
-    /// 16 bytes per key. Admits up to twice the limit around a window boundary.
+    /// 47 to 53 bytes per key. Admits up to twice the limit around a window boundary.
     FixedWindow,
     /// A bucket of size [`Quota::burst`](super::Quota::burst) that drains by `limit` per window: the generic cell rate
     /// algorithm (ITU-T I.371), with the level kept in exact integers.
     ///
-    /// 24 bytes per key. Admits `burst` at once and `limit` per window after that: up to
+    /// 56 to 63 bytes per key. Admits `burst` at once and `limit` per window after that: up to
     /// `burst + limit - 1` in one window.
     TokenBucket,
     /// No rate: how much may be held at once, see [`Quota::in_flight`](super::Quota::in_flight).
