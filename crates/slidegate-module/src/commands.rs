@@ -109,7 +109,7 @@ fn check1(context: &Context<'_>, arguments: Arguments<'_>) {
     }
 }
 
-/// `SLIDEGATE.DECIDE call key [key ...]`: as `decide.lua`, and with holds as `decide_with_holds.lua`.
+/// `SLIDEGATE.DECIDE call key [key ...]`: as `decide.lua`, and with holds as the script `decide_with_holds`.
 ///
 /// The call is packed, see `stored/call.rs`. If keys may have holds, as many keys of usage follow;
 /// with an idempotency key, last the key of the first reply.

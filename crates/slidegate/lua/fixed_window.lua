@@ -102,9 +102,6 @@ if not is_own and refunded > 0 and used > 0 and not moved then
   return refunded
 end
 
---[counts_until]
-local counts_until = stop
-
 --[save]
 local value
 if head > 0 and used < 1099511627776 and stop % 1000000 == 0 and stop < 4294967296000000 then

@@ -36,10 +36,6 @@ end
 -- The maximum usage of a key: `Quota::max_used`.
 local most = 9007199254740991
 
---[has_usage]
--- Whether the key has a value, after `cost` was charged.
-local has_usage = cost > 0 or raw and raw ~= ''
-
 --[counted]
 -- The window of a compact value that does not begin with `head`: a number of seconds, minutes,
 -- hours or days.

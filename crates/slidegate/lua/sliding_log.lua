@@ -173,10 +173,6 @@ else
   end
 end
 
---[counts_until]
--- When nothing that is charged now counts any more.
-local counts_until = newest + window
-
 --[ttl]
 -- Two windows, so that most charges in place need not renew it, and four seconds: a charge may
 -- count up to a step longer than a window, and a second longer if the clock was set back.

@@ -107,9 +107,6 @@ if not is_own and refunded > 0 and used > 0 and not moved then
   return refunded
 end
 
---[counts_until]
-local counts_until = stop + window
-
 --[save]
 local value
 if head > 0 and previous < 1048576 and current < 1048576 and stop < 4294967296000000 then

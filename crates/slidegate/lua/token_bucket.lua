@@ -94,9 +94,6 @@ do
   end
 end
 
---[counts_until]
-local counts_until = at + used * window / rate
-
 --[save]
 -- The TTL is the time until it is empty and up to five seconds more. `at` may be a second ahead.
 local ttl_us = used * window / rate + at - now

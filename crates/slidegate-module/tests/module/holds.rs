@@ -50,125 +50,30 @@ fn with_linger(quota: &Quota) -> Vec<u8> {
     [quota.for_script(), bytes(&[(linger_ms(quota), 7)])].concat()
 }
 
-/// What a script for one key leaves to the one for any number of keys.
-fn is_left(reply: &Reply) -> bool {
-    matches!(reply, Reply::List(items) if items.first() == Some(&Reply::Integer(-2)))
-}
-
-/// Numbers of seven bytes.
-fn numbers(bytes: &[u8]) -> Vec<Reply> {
-    let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |number, byte| number << 8 | i64::from(*byte));
-    bytes.chunks_exact(7).map(|bytes| Reply::Integer(number(bytes))).collect()
-}
-
 fn list(reply: &Reply) -> &[Reply] {
     let Reply::List(items) = reply else { panic!("{reply:?} is not a list") };
     items
 }
 
-/// How many numbers a state has, with the time that it was settled to.
-fn width(algorithm: Algorithm) -> usize {
-    match algorithm {
-        Algorithm::Log | Algorithm::Window => 4,
-        Algorithm::Fixed | Algorithm::Bucket => 3,
-        Algorithm::InFlight => 1,
-    }
-}
-
-/// Whether the numbers of a state are those of a reply about any number of keys, which may have more:
-/// entries of a log. It has none of what is in flight.
-fn is_same_state(algorithm: Algorithm, ours: &[Reply], theirs: &Reply) -> bool {
-    match algorithm {
-        Algorithm::InFlight => list(theirs).is_empty(),
-        _ => list(theirs).starts_with(ours),
-    }
-}
-
-fn is_one_key(call: &Call) -> bool {
-    let [Part { mode, hold, .. }] = call.parts.as_slice() else { return false };
-    let has_verb = matches!(mode.as_bytes()[0], b'c' | b'h') || mode.starts_with('p') && hold.is_none();
-    call.costs.len() == 1 && call.once_ms.is_none() && has_verb && mode[2..] == *"-d-"
-}
-
-/// As the store calls the scripts. Returns the reply, and whether it is that of the script for one
-/// key.
-fn decide_by_scripts(both: &mut Both, call: &Call, prefix: &str) -> (Reply, bool) {
-    if is_one_key(call) {
-        let (part, quota) = (&call.parts[0], &call.quotas[call.parts[0].key]);
-        let [keys, usages] = names(prefix, call.quotas.len()).map(|names| names[part.key].clone());
-        let cost = part.own_cost.unwrap_or(call.costs[0]).to_string().into_bytes();
-        let mut args = vec![NEVER_LATE.into(), with_linger(quota), cost, vec![part.verb()]];
-        let hold = |hold: Hold| bytes(&[(hold.id, 8), (hold.ttl_us, 5), (hold.is_dropped.into(), 1)]);
-        args.extend(part.hold.map(hold));
-        let reply = both.eval(&SCRIPTS.check_held[quota.algorithm as usize], &[keys, usages], &args);
-        if !is_left(&reply) {
-            return (reply, true);
-        }
-    }
-    (call.run(both, By::Script, prefix), false)
-}
-
 fn decide(both: &mut Both, call: &Call, prefixes: &[String; 3], turn: By, what: &str) {
-    let (by_script, is_of_one) = decide_by_scripts(both, call, &prefixes[0]);
+    let by_script = call.run(both, By::Script, &prefixes[0]);
     let by_module = call.run(both, By::Module, &prefixes[1]);
-    if is_of_one {
-        let algorithm = call.quotas[call.parts[0].key].algorithm;
-        let head = match &by_script {
-            Reply::List(items) => &items[0],
-            head => head,
-        };
-        let Reply::Bytes(head) = head else { panic!("{by_script:?}, {what}") };
-        let found = numbers(&head[..7 * (2 + width(algorithm))]);
-        let reply = list(&by_module);
-        assert_eq!((&reply[0], &reply[1]), (&found[0], &found[1]), "{what}");
-        let of_key = list(&reply[2]);
-        assert!(is_same_state(algorithm, &found[2..], &of_key[0]), "{by_script:?} {by_module:?}, {what}");
-        let stored = head.get(7 * (2 + width(algorithm))..).filter(|header| !header.is_empty());
-        let Reply::Bytes(header) = &of_key[1] else { panic!("{by_module:?}") };
-        // A script for one key replies the time of the last change, the other that of this call.
-        for (from, to) in [(1, 22), (29, 32)] {
-            let found = stored.map_or(vec![0; to - from], |stored| stored[from..to].to_vec());
-            assert_eq!(header[from..to], found, "{what}");
-        }
-        if let Reply::List(items) = &by_script {
-            assert_eq!(of_key[2], items[1], "the holds of a denial, {what}");
-            let runs =
-                if algorithm == Algorithm::InFlight { &[][..] } else { &list(&of_key[0])[found.len() - 2..] };
-            assert_eq!(runs, &items[2..], "{what}");
-        }
-    } else {
-        assert!(matches!(&by_script, Reply::List(_)), "{by_script:?}, {what}");
-        assert_eq!(by_module, by_script, "{what}");
-    }
-    let shared = match turn {
-        By::Script => decide_by_scripts(both, call, &prefixes[2]).0,
-        By::Module => call.run(both, By::Module, &prefixes[2]),
-    };
-    if turn == By::Module {
-        assert_eq!(list(&shared)[..2], list(&by_module)[..2], "{what}");
-    }
+    assert!(matches!(&by_script, Reply::List(_)), "{by_script:?}, {what}");
+    assert_eq!(by_module, by_script, "{what}");
+    let shared = call.run(both, turn, &prefixes[2]);
+    assert_eq!(list(&shared)[..2], list(&by_module)[..2], "{what}");
 }
 
-fn change_by_scripts(both: &mut Both, changes: &[Change], quotas: &[Quota], prefix: &str) -> (Reply, bool) {
+fn change_by_scripts(both: &mut Both, changes: &[Change], quotas: &[Quota], prefix: &str) -> Reply {
     let [names, usages] = names(prefix, quotas.len());
     let mut keys: Vec<_> = changes.iter().map(|one| names[one.key].clone()).collect();
     keys.extend(changes.iter().map(|one| usages[one.key].clone()));
-    if let [one] = changes
-        && one.kind != REFUND
-    {
-        let quota = &quotas[one.key];
-        let args = [NEVER_LATE.into(), with_linger(quota), one.bytes()];
-        let reply = both.eval(&SCRIPTS.change_hold[quota.algorithm as usize], &keys, &args);
-        if !is_left(&reply) {
-            return (reply, true);
-        }
-    }
     let mut args = vec![NEVER_LATE.into()];
     for one in changes {
         let quota = &quotas[one.key];
         args.extend([vec![quota.letter()], with_linger(quota), one.bytes()]);
     }
-    (both.eval(&SCRIPTS.change_holds, &keys, &args), false)
+    both.eval(&SCRIPTS.change_holds, &keys, &args)
 }
 
 fn change_by_module(both: &mut Both, changes: &[Change], quotas: &[Quota], prefix: &str) -> Reply {
@@ -192,25 +97,10 @@ fn change(
     turn: By,
     what: &str,
 ) {
-    let (by_script, is_of_one) = change_by_scripts(both, changes, quotas, &prefixes[0]);
+    let by_script = change_by_scripts(both, changes, quotas, &prefixes[0]);
     let by_module = change_by_module(both, changes, quotas, &prefixes[1]);
-    if is_of_one {
-        let algorithm = quotas[changes[0].key].algorithm;
-        let Reply::Bytes(found) = &by_script else { panic!("{by_script:?}, {what}") };
-        let count = 2 + width(algorithm);
-        let (found, header) = (numbers(&found[..7 * (count + 2)]), &found[7 * (count + 2)..][..32]);
-        let of_key = list(&list(&list(&by_module)[2])[0]);
-        assert_eq!((&of_key[0], &of_key[1]), (&Reply::Integer(1), &found[0]), "{what}");
-        let after = list(&of_key[2]);
-        assert!(is_same_state(algorithm, &found[2..count], &after[0]), "{by_script:?} {by_module:?}, {what}");
-        assert_eq!(after[1], Reply::Bytes(header.to_vec()), "{what}");
-        if let Some(before) = of_key.get(3) {
-            assert_eq!(before, &found[count], "{what}");
-        }
-    } else {
-        assert!(matches!(&by_script, Reply::List(_)), "{by_script:?}, {what}");
-        assert_eq!(by_module, by_script, "{what}");
-    }
+    assert!(matches!(&by_script, Reply::List(_)), "{by_script:?}, {what}");
+    assert_eq!(by_module, by_script, "{what}");
     match turn {
         By::Script => drop(change_by_scripts(both, changes, quotas, &prefixes[2])),
         By::Module => assert_eq!(change_by_module(both, changes, quotas, &prefixes[2]), by_module, "{what}"),

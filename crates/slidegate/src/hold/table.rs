@@ -90,15 +90,6 @@ impl Holds {
         holds.unlisted = count - listed.len();
         Some(holds)
     }
-
-    /// The header of a table, or of one without holds, as if it had been accessed at this time.
-    pub(crate) fn header_at(stored: &[u8], now: u64) -> Vec<u8> {
-        let mut header = stored.to_vec();
-        header.resize(HEADER_BYTES, 0);
-        header[0] = TAG;
-        header[22..29].copy_from_slice(&now.to_le_bytes()[..7]);
-        header
-    }
 }
 
 /// The holds of a stored table, which stay where they are. What changes is kept beside them until it

@@ -32,7 +32,7 @@ mod calls;
 mod denial_cache;
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
-mod held_hints;
+mod held_keys;
 mod holds;
 mod invalidation;
 mod mixed;
@@ -58,7 +58,7 @@ use admin::{claim, control_document, inspect, instances, scan, self_test, server
 use batch::Batcher;
 use call::Subjects;
 use calls::{Calls, Counts, EXPIRY_US};
-use held_hints::HeldHints;
+use held_keys::HeldKeys;
 use invalidation::Denials;
 use names::Names;
 use redis_once::{Client, Failure, LastFailure, ReplyBound, slot};
@@ -131,7 +131,7 @@ impl RedisStore {
             patience: options.connection.deadline,
             reads_expiry: AtomicBool::new(false),
             times: ServerTimes::new(slots, instant()),
-            held: HeldHints::default(),
+            held: HeldKeys::default(),
             counts: Counts::default(),
         });
         Ok(Self {

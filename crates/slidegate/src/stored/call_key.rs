@@ -26,8 +26,6 @@ pub(super) struct Terms {
     pub(super) now: u64,
     /// Whether keys may have holds.
     pub(super) has_holds: bool,
-    /// Whether it is one request on one key, which leaves a table as it is that it need not change.
-    pub(super) is_one_key: bool,
 }
 
 /// A key under one algorithm.
@@ -449,13 +447,12 @@ impl<'v, S: Stored<'v>> KeyOf<'v, S> {
 
     /// The effects of changed holds. `renews` is whether one of them may end later than before.
     fn write_table(&self, renews: bool, effects: &mut Vec<Effect>) -> Result<(), Unusable> {
-        let Some(OpenHolds { holds, is_stored, has_moved }) = &self.holds else { return Ok(()) };
+        let Some(OpenHolds { holds, is_stored, .. }) = &self.holds else { return Ok(()) };
         if holds.is_empty() {
             effects.extend(is_stored.then_some(Effect::NoTable));
             return Ok(());
         }
-        let Terms { now, is_one_key, .. } = self.terms;
-        let expires_ms = table_expires_ms(&self.quota, now, holds.latest());
+        let expires_ms = table_expires_ms(&self.quota, self.terms.now, holds.latest());
         if !is_stored || holds.is_replaced() {
             let bytes = [&holds.header()[..], &holds.list(holds.count())].concat();
             let has_usage = self.quota.algorithm() != Algorithm::InFlight;
@@ -465,13 +462,9 @@ impl<'v, S: Stored<'v>> KeyOf<'v, S> {
         let counts_longer = self.charged > 0
             && self.open.state.counts_until(&self.quota, self.open.settled) > holds.latest() + KEPT_US;
         let expire_at_ms = (renews || counts_longer).then_some(expires_ms);
-        let leaves_it = is_one_key && !has_moved && !holds.is_changed() && holds.seen() == now;
-        if leaves_it && expire_at_ms.is_none() {
-            return Ok(());
-        }
         let header: Patch = (0, holds.header().to_vec());
         let changed = holds.patches().map(|(from, bytes)| (from, bytes.to_vec()));
-        let patches = if leaves_it { Default::default() } else { changed.chain([header]).collect() };
+        let patches = changed.chain([header]).collect();
         effects.push(Effect::Table { patches, expire_at_ms });
         Ok(())
     }

@@ -62,7 +62,7 @@ impl DecideCall {
                 quotas.push(*quota);
             }
         }
-        let terms = Terms { now: now_us, has_holds: self.has_holds, is_one_key: self.is_one_key() };
+        let terms = Terms { now: now_us, has_holds: self.has_holds };
         let wrong = |key: usize| move |unusable: Unusable| UnusableKey::of(key, number(key), unusable);
         if self.has_holds {
             settle_all(pairs, &quotas, now_us, &mut decided.effects).map_err(|(key, why)| wrong(key)(why))?;
@@ -155,17 +155,6 @@ impl DecideCall {
         }
         (passed, refunds)
     }
-
-    /// Whether it is one plain request on one key.
-    fn is_one_key(&self) -> bool {
-        match (self.parts.as_slice(), self.costs.len()) {
-            ([CallPart { part, hold, .. }], 1) => {
-                let has_verb = part.verb == Verb::Check || part.verb == Verb::Peek && hold.is_none();
-                has_verb && part.is_unconditional() && part.excess == Excess::Refuse && self.once_ms.is_none()
-            }
-            _ => false,
-        }
-    }
 }
 
 impl ChangeCall {
@@ -182,7 +171,7 @@ impl ChangeCall {
         let wrong = |key: usize| move |unusable: Unusable| UnusableKey::of(key, key + 1, unusable);
         let quotas: SmallVec<[Quota; 4]> = self.changes.iter().map(|one| one.quota).collect();
         settle_all(pairs, &quotas, now_us, &mut decided.effects).map_err(|(key, why)| wrong(key)(why))?;
-        let terms = Terms { now: now_us, has_holds: true, is_one_key: false };
+        let terms = Terms { now: now_us, has_holds: true };
         let mut keys = Vec::with_capacity(pairs.len());
         for (key, (pair, quota)) in pairs.iter().zip(&quotas).enumerate() {
             keys.push(open(pair, quota, terms).map_err(wrong(key))?);

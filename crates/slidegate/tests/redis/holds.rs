@@ -161,30 +161,6 @@ async fn a_key_with_holds_is_kept_as_long_as_what_is_charged_beside_them_counts(
     }
 }
 
-/// A client that is denied asks again and again, and must not make the server search each time.
-#[tokio::test]
-async fn which_hold_ends_first_is_searched_for_once() {
-    // The script for one key leaves it to another one; the module needs no second call.
-    let server = RedisServer::builder().module(false).with_clock().start();
-    server.clock().stand(START_US);
-    let options = options(&server.url_as_user()).without_denial_cache();
-    let gate = SharedGate::redis(tokens(100), options).unwrap();
-    let request = |cost| Request::new().with("user", "alice").with_cost(cost);
-    let second = Duration::from_secs(1);
-    let (short, long) = (request(10), request(60));
-    let ticket = gate.reserve_for_async(&short, second).await.unwrap().into_ticket().unwrap();
-    assert!(gate.reserve_for_async(&long, 60 * second).await.unwrap().is_allowed());
-    gate.settle_async(&ticket, 10).await.unwrap();
-    // No hold is known to end before this time, and none ends.
-    server.clock().stand(START_US + 1_000_000);
-    let calls = async || {
-        let before = gate.store().primary().stats().calls;
-        assert!(gate.check_async(&request(31)).await.is_denied());
-        gate.store().primary().stats().calls - before
-    };
-    assert_eq!([calls().await, calls().await, calls().await], [2, 1, 1]);
-}
-
 /// Holds take the places of others that end, unseen by the other instances. Each must be found.
 #[tokio::test]
 async fn holds_are_settled_once_wherever_other_instances_have_moved_them() {
@@ -216,31 +192,6 @@ async fn holds_are_settled_once_wherever_other_instances_have_moved_them() {
             assert_eq!(again, HoldStatus::AlreadySettled, "{step}");
         }
     }
-}
-
-/// A server reads a long table at a byte in a nanosecond and a half, and serves nobody meanwhile.
-#[tokio::test]
-async fn an_instance_that_made_a_hold_settles_it_without_a_search() {
-    let server = RedisServer::builder().module(false).start();
-    let gate = || SharedGate::redis(tokens(1_000_000), options(&server.url_as_user())).unwrap();
-    let (one, other) = (gate(), gate());
-    let request = Request::new().with("user", "alice").with_cost(10);
-    let mut tickets = Vec::new();
-    for _ in 0..400 {
-        tickets.push(one.reserve_async(&request).await.into_ticket().unwrap());
-    }
-    let reads = async |gate: &SharedGate, ticket: &Ticket| {
-        server.admin(&["CONFIG", "RESETSTAT"]);
-        assert_eq!(gate.settle_async(ticket, 3).await.unwrap().status(), HoldStatus::Changed);
-        let stats = server.admin(&["INFO", "commandstats"]);
-        let (_, calls) = stats.split_once("cmdstat_getrange:calls=").unwrap();
-        calls.split_once(',').unwrap().0.parse::<u64>().unwrap()
-    };
-    // The header, the hold, the last hold, which takes its place, and the usage.
-    assert_eq!(reads(&one, &tickets[100]).await, 4);
-    assert_eq!(reads(&one, &tickets[399]).await, 4, "it was moved by this instance");
-    assert_eq!(reads(&other, &tickets[20]).await, 6, "the header, four pieces and the usage");
-    assert_eq!(reads(&one, &tickets[397]).await, 6, "it was moved by the other instance");
 }
 
 /// A check beside holds must not cost two calls each time; and without them it costs what it did.

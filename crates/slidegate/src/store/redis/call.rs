@@ -81,20 +81,10 @@ pub(crate) struct CallTerms<'c> {
     pub(crate) costs: &'c [u64],
     /// Nothing is charged after this, in microseconds of the server's clock.
     pub(crate) latest: u64,
-    pub(crate) support: HoldSupport,
+    /// Whether a key may have holds or gets one, which takes the script that knows them.
+    pub(crate) has_holds: bool,
     /// Whether the call has an idempotency key. The name of its reply is the last key.
     pub(crate) is_once: bool,
-}
-
-/// Which scripts a call may run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum HoldSupport {
-    /// Those that refuse keys with holds.
-    None,
-    /// The one for a request on one key with holds, which leaves what is rare to `Full`.
-    OneKey,
-    /// The one for any call.
-    Full,
 }
 
 impl Subjects {
@@ -183,22 +173,10 @@ impl Subjects {
     pub(crate) fn call<'s>(
         &self,
         scripts: &'s Scripts,
-        CallTerms { costs, latest, support, is_once }: CallTerms<'_>,
+        CallTerms { costs, latest, has_holds, is_once }: CallTerms<'_>,
     ) -> (&'s Script, Vec<Vec<u8>>) {
         let number = |number: u64| number.to_string().into_bytes();
         let mut args = vec![number(latest)];
-        if let (HoldSupport::OneKey, [subject]) = (support, self.0.as_slice()) {
-            args.push(packed_with_holds(&subject.quota.sent_at(latest), None));
-            args.push(number(subject.own_cost.unwrap_or(costs[0])));
-            args.push(match (subject.part.verb, &subject.hold) {
-                (Verb::Peek, _) => b"p".to_vec(),
-                (_, None) => b"c".to_vec(),
-                (_, Some(_)) => b"h".to_vec(),
-            });
-            args.extend(subject.hold.as_ref().map(hold_bytes));
-            return (&scripts.check_held[position(subject.quota.algorithm())], args);
-        }
-        let has_holds = support != HoldSupport::None;
         if let Some(subject) = self.alone().filter(|_| !has_holds && !is_once) {
             args.push(packed(&subject.quota.sent_at(latest)));
             for same in costs.chunk_by(|one, next| one == next) {
@@ -258,18 +236,6 @@ impl Subjects {
         }
     }
 
-    /// What a call for so many requests needs if a key has holds.
-    pub(crate) fn hold_support(&self, requests: usize) -> HoldSupport {
-        let is_decided_alone = |Subject { part, hold, .. }: &Subject| {
-            let has_verb = part.verb == Verb::Check || part.verb == Verb::Peek && hold.is_none();
-            has_verb && part.is_unconditional() && part.excess == Excess::Refuse
-        };
-        match self.0.as_slice() {
-            [subject] if requests == 1 && is_decided_alone(subject) => HoldSupport::OneKey,
-            _ => HoldSupport::Full,
-        }
-    }
-
     /// The largest reply that the script can send: of each log all runs, and of the others a few
     /// numbers. With an id it may be a reply to earlier quotas, whose logs may have been longer.
     pub(crate) fn reply_bound(&self, is_once: bool, has_holds: bool) -> ReplyBound {
@@ -287,7 +253,7 @@ impl Subjects {
     pub(crate) fn native_command(&self, terms: CallTerms<'_>) -> Option<NativeCommand> {
         let is_countable = |subject: &Subject| subject.quota.limit().max(subject.quota.burst()) <= MOST;
         let is_decided = self.0.len() <= MAX_PARTS && terms.costs.len() <= MAX_REQUESTS;
-        let is_check = self.alone().is_some() && terms.support == HoldSupport::None && !terms.is_once;
+        let is_check = self.alone().is_some() && !terms.has_holds && !terms.is_once;
         let command = if is_check { NativeCommand::Check1 } else { NativeCommand::Decide };
         (is_decided && self.0.iter().all(is_countable)).then_some(command)
     }
@@ -297,7 +263,7 @@ impl Subjects {
         if let (NativeCommand::Check1, Some(subject)) = (command, self.alone()) {
             return quota_bytes(&subject.quota.sent_at(terms.latest));
         }
-        let CallTerms { costs, latest, support, is_once } = terms;
+        let CallTerms { costs, latest, has_holds, is_once } = terms;
         let mut keys = 0;
         // By subject: the number of its key.
         let mut numbers = SmallVec::<[usize; 4]>::new();
@@ -314,8 +280,7 @@ impl Subjects {
         };
         let parts = self.0.iter().zip(&numbers).map(part).collect();
         let once_ms = is_once.then(|| self.once_ms());
-        DecideCall { latest, has_holds: support != HoldSupport::None, once_ms, costs: costs.into(), parts }
-            .bytes()
+        DecideCall { latest, has_holds, once_ms, costs: costs.into(), parts }.bytes()
     }
 
     /// How long the first reply to an idempotency key is stored: the longest of the windows and the

@@ -7,12 +7,12 @@ use std::time::Duration;
 use redis::Value;
 use tokio::time::Instant;
 
-use super::call::{Answers, CallTerms, HoldSupport, MOST, Subjects};
-use super::held_hints::HeldHints;
+use super::call::{Answers, CallTerms, MOST, Subjects};
+use super::held_keys::HeldKeys;
 use super::invalidation::Denials;
 use super::names::Names;
 use super::native::NativeCommand;
-use super::reply::{Reply, Unreadable, number, open_holds, read};
+use super::reply::{Reply, Unreadable, number, read};
 use super::scripts::Scripts;
 use super::server_time::ServerTimes;
 use crate::quota::Quota;
@@ -29,7 +29,7 @@ pub(crate) struct Calls {
     pub(super) reads_expiry: AtomicBool,
     pub(super) times: ServerTimes,
     pub(super) denials: Arc<Denials>,
-    pub(super) held: HeldHints,
+    pub(super) held: HeldKeys,
     pub(super) counts: Counts,
 }
 
@@ -68,14 +68,12 @@ impl Calls {
         let slot = self.slot(subjects);
         let (mut late, mut executed) = (0, Executed::No);
         let is_once = once.is_some();
-        let if_held = if is_once { HoldSupport::Full } else { subjects.hold_support(costs.len()) };
-        let mut support = if self.has_holds(subjects) { if_held } else { HoldSupport::None };
+        let mut has_holds = self.has_holds(subjects);
         loop {
-            let has_holds = support != HoldSupport::None;
             let mut keys = if has_holds { subjects.keys_with_holds() } else { subjects.keys() };
             let latest = self.latest(slot, &keys, deadline).await?;
             keys.extend(once.map(<[u8]>::to_vec));
-            let terms = CallTerms { costs, latest, support, is_once };
+            let terms = CallTerms { costs, latest, has_holds, is_once };
             let (script, args) = subjects.call(self.scripts(), terms);
             self.counts.calls.fetch_add(1, Ordering::Relaxed);
             let command = subjects.native_command(terms);
@@ -89,7 +87,7 @@ impl Calls {
             let sent = instant();
             let value = match self.run(call, bound, deadline, last_failure).await {
                 Err(failure) if is_for_holds(&failure) && !has_holds => {
-                    support = if_held;
+                    has_holds = true;
                     continue;
                 }
                 Err(failure) if failure.kind == FailureKind::ConnectionLost && is_once => {
@@ -100,7 +98,6 @@ impl Calls {
                 replied => replied?,
             };
             let arrived = instant();
-            let open = open_holds(&value).filter(|_| support == HoldSupport::OneKey);
             match read(subjects, terms, value).map_err(|unreadable| self.misread(slot, &unreadable))? {
                 // Its time is that of the first reply, not of the server's clock now.
                 Reply::Done(answers, _) if is_once => return Ok(answers),
@@ -108,19 +105,10 @@ impl Calls {
                     self.observe_time(slot, now, sent, arrived);
                     if let Some(last) = answers.last().filter(|_| has_holds) {
                         for (subject, decision) in subjects.0.iter().zip(last) {
-                            self.held.note_key(&subject.name, decision.held > 0);
-                            if let (Some(open), Some(hold)) = (open, &subject.hold)
-                                && decision.is_allowed()
-                            {
-                                self.held.note_place(&subject.name, hold.id, open, open + 1);
-                            }
+                            self.held.note(&subject.name, decision.held > 0);
                         }
                     }
                     return Ok(answers);
-                }
-                Reply::NeedsFullSupport(now) => {
-                    self.observe_time(slot, now, sent, arrived);
-                    support = HoldSupport::Full;
                 }
                 Reply::Late(now) => {
                     self.counts.late.fetch_add(1, Ordering::Relaxed);

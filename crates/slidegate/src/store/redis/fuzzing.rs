@@ -3,7 +3,7 @@
 use redis::Value;
 
 use super::admin::{control_document as document, inspect, scan};
-use super::call::{CallTerms, HoldSupport, Subjects};
+use super::call::{CallTerms, Subjects};
 use super::names::Names;
 use super::reply::{Reply, number, read};
 use crate::hold::Holds;
@@ -49,13 +49,11 @@ pub fn script_reply(
     if subjects.0.is_empty() {
         return Ok(Vec::new());
     }
-    let terms = |support| CallTerms { costs, latest: 0, support, is_once: false };
+    let terms = |has_holds| CallTerms { costs, latest: 0, has_holds, is_once: false };
     // As if the key had holds.
-    for support in [subjects.hold_support(costs.len()), HoldSupport::Full] {
-        let _ = read(&subjects, terms(support), reply.clone());
-    }
-    match read(&subjects, terms(HoldSupport::None), reply) {
-        Ok(Reply::Late(_) | Reply::NeedsFullSupport(_)) => Ok(Vec::new()),
+    let _ = read(&subjects, terms(true), reply.clone());
+    match read(&subjects, terms(false), reply) {
+        Ok(Reply::Late(_)) => Ok(Vec::new()),
         Ok(Reply::Done(answers, _)) => Ok(answers.into_iter().map(|answer| answer.to_vec()).collect()),
         Err(unreadable) => Err(unreadable.0),
     }

@@ -11,14 +11,12 @@ use tokio::time::Instant;
 
 use super::call::{MOST, packed_with_holds};
 use super::calls::Calls;
-use super::held_hints::HeldHints;
 use super::names::Names;
 use super::native::NativeCommand;
-use super::reply::{KeyReply, NUMBER_BYTES, Unreadable, number, numbers, own_numbers, unsigned};
-use super::scripts::position;
+use super::reply::{KeyReply, Unreadable, number};
 use crate::algorithm::VerbEffect;
 use crate::charge::MetQuota;
-use crate::hold::{HoldChange, HoldStatus, Holds, Unsettled};
+use crate::hold::{HoldChange, HoldStatus, Unsettled};
 use crate::quota::{Algorithm, Quota, QuotaFields};
 use crate::store::{HeldCharge, HoldAnswer, HoldCall, TicketKeyBytes};
 use crate::stored::call::{ChangeCall, KeyChange, MAX_PARTS};
@@ -160,52 +158,6 @@ impl NamedChange {
         )
     }
 
-    /// Whether the script for one key may carry it out. It gives nothing back that was charged.
-    fn is_of_one_hold(&self) -> bool {
-        !matches!(self.change.change, HoldChange::Refund { .. })
-    }
-
-    /// Reads the answer of the script for one key to a change that it has made, and notes where holds
-    /// are now.
-    fn read_bytes(
-        &self,
-        at: usize,
-        bytes: &[u8],
-        places: &HeldHints,
-    ) -> Result<(u64, KeyAnswer), Unreadable> {
-        let wrong = || Unreadable(format!("{} bytes about a changed hold", bytes.len()));
-        let (of_header, of_hold) = (Holds::HEADER_BYTES, Holds::HOLD_BYTES);
-        // Numbers take 7 bytes each, so the length tells whether a hold that was moved follows.
-        let is_moved = bytes.len() % NUMBER_BYTES == (of_header + of_hold) % NUMBER_BYTES;
-        let (rest, moved) = bytes
-            .split_at_checked(bytes.len().wrapping_sub(if is_moved { of_hold } else { 0 }))
-            .ok_or_else(wrong)?;
-        let (found, header) = rest.split_at_checked(rest.len().wrapping_sub(of_header)).ok_or_else(wrong)?;
-        let mut found = numbers(found)?;
-        let mut pop = || found.pop().as_ref().map(unsigned).transpose()?.ok_or_else(wrong);
-        let (place, before) = (pop()?, pop()?);
-        if found.len() < 2 {
-            return Err(wrong());
-        }
-        let own = own_numbers(&self.change.quota, found.split_off(2));
-        let (cost, now) = (unsigned(&found[0])?, unsigned(&found[1])?);
-        let held = [Value::Array(own), Value::BulkString(header.to_vec()), Value::BulkString(Vec::new())];
-        let mut after = KeyReply::read_with_holds(&self.change.quota, false, Value::Array(held.into()))?;
-        let decision = after.after(&self.change.quota, Timestamp::from_micros(now), VerbEffect::Moved(cost));
-        let place = usize::try_from(place).unwrap_or(usize::MAX);
-        if is_moved {
-            places.note_place(&self.name, id(moved), place, after.open_holds());
-        }
-        let KeyChange { id, change, .. } = self.change;
-        match change {
-            HoldChange::Settle { ttl_us: None, .. } | HoldChange::Cancel => places.forget(&self.name, id),
-            _ => places.note_place(&self.name, id, place, after.open_holds()),
-        }
-        let answer = HoldAnswer { status: HoldStatus::Changed, decision };
-        let is_extended = matches!(change, HoldChange::Extend { total: Some(_), .. });
-        Ok((now, KeyAnswer { at, answer, before: is_extended.then_some(before) }))
-    }
-
     /// Reads the answer of the script about this key.
     fn read(&self, at: usize, now: Timestamp, reply: Value) -> Result<KeyAnswer, Unreadable> {
         let wrong =
@@ -287,25 +239,11 @@ async fn change_in_slot(
     let is_countable = |quota: &Quota| quota.limit().max(quota.burst()) <= MOST;
     let is_native =
         changes.len() <= MAX_PARTS && changes.iter().all(|(_, one)| is_countable(&one.change.quota));
-    let mut alone = match changes {
-        [(_, change)] if change.is_of_one_hold() => Some(change),
-        _ => None,
-    };
     loop {
         let latest = calls.latest(slot, &keys, deadline).await?;
         let mut args = vec![latest.to_string().into_bytes()];
-        let script = match alone {
-            Some(change) => {
-                args.extend_from_slice(&change.args(latest)[1..]);
-                let place = calls.held.place(&change.name, change.change.id);
-                args.extend(place.map(|place| place.to_string().into_bytes()));
-                &calls.scripts().change_hold[position(change.change.quota.algorithm())]
-            }
-            None => {
-                args.extend(changes.iter().flat_map(|(_, change)| change.args(latest)));
-                &calls.scripts().change_holds
-            }
-        };
+        args.extend(changes.iter().flat_map(|(_, change)| change.args(latest)));
+        let script = &calls.scripts().change_holds;
         let (sent, unread) = (instant(), LastFailure::default());
         let build = || {
             let sent = |one: &KeyChange| KeyChange { quota: one.quota.sent_at(latest), ..*one };
@@ -316,14 +254,14 @@ async fn change_in_slot(
         let call = Call { script, keys: &keys, args: &args, native };
         match calls.run(call, bound, deadline, &unread).await {
             Ok(value) => {
-                let replied = read(changes, value, &calls.held);
+                let replied = read(changes, value);
                 let (now, reply) = replied.map_err(|unreadable| calls.misread(slot, &unreadable))?;
                 calls.observe_time(slot, now, sent, instant());
-                match reply {
-                    ChangeReply::Done(answers) => return Ok(answers),
-                    ChangeReply::NeedsFullSupport => alone = None,
-                    ChangeReply::Late => calls.pause(slot, deadline).await?,
+                if let Some(answers) = reply {
+                    return Ok(answers);
                 }
+                // Late: nothing was changed.
+                calls.pause(slot, deadline).await?;
             }
             Err(failure) if failure.kind == FailureKind::ConnectionLost => {
                 calls.pause(slot, deadline).await?;
@@ -361,41 +299,13 @@ impl Drop for Released<'_> {
     }
 }
 
-/// The id that a hold or a change begins with.
-fn id(packed: &[u8]) -> u64 {
-    packed.first_chunk().map_or(0, |id| u64::from_le_bytes(*id))
-}
-
-/// What the script replied to changes of holds.
-enum ChangeReply {
-    Done(Vec<KeyAnswer>),
-    /// The call came too late and has changed nothing.
-    Late,
-    /// The script for one key has changed nothing: this is a change for the one for any keys.
-    NeedsFullSupport,
-}
-
-/// The server's time, and the outcomes of the changes.
-fn read(
-    changes: &[(usize, NamedChange)],
-    reply: Value,
-    places: &HeldHints,
-) -> Result<(u64, ChangeReply), Unreadable> {
+/// The server's time, and the outcomes of the changes: `None` if the call came too late and has changed nothing.
+fn read(changes: &[(usize, NamedChange)], reply: Value) -> Result<(u64, Option<Vec<KeyAnswer>>), Unreadable> {
     let wrong = || Unreadable("no answers to changes of holds".to_owned());
-    let mut parts = match (reply, changes) {
-        (Value::BulkString(bytes), [(at, change)]) => {
-            let (now, answer) = change.read_bytes(*at, &bytes, places)?;
-            return Ok((now, ChangeReply::Done(vec![answer])));
-        }
-        (Value::Array(parts), _) => parts,
-        _ => return Err(wrong()),
-    };
+    let Value::Array(mut parts) = reply else { return Err(wrong()) };
     let answers = (parts.len() == 3).then(|| parts.pop()).flatten();
     let now = parts.get(1).and_then(number).ok_or_else(wrong)?;
-    let Some(Value::Array(answers)) = answers else {
-        let is_left = parts[0] == Value::Int(-2);
-        return Ok((now, if is_left { ChangeReply::NeedsFullSupport } else { ChangeReply::Late }));
-    };
+    let Some(Value::Array(answers)) = answers else { return Ok((now, None)) };
     if answers.len() != changes.len() {
         return Err(wrong());
     }
@@ -403,5 +313,5 @@ fn read(
     let read =
         |((position, change), answer): (&(usize, NamedChange), Value)| change.read(*position, at, answer);
     let answers = changes.iter().zip(answers).map(read).collect::<Result<_, Unreadable>>()?;
-    Ok((now, ChangeReply::Done(answers)))
+    Ok((now, Some(answers)))
 }

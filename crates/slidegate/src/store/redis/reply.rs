@@ -6,9 +6,7 @@
 use redis::Value;
 use smallvec::SmallVec;
 
-use super::call::{
-    Answers, CallTerms, HoldSupport, KEY_NUMBERS, MOST, MOST_TABLE_BYTES, Subjects, WIDE_NUMBER_BYTES,
-};
+use super::call::{Answers, CallTerms, KEY_NUMBERS, MOST, MOST_TABLE_BYTES, Subjects, WIDE_NUMBER_BYTES};
 use crate::algorithm::{
     FixedWindow, HeldKey, InFlight, LogReply, SlidingWindow, TokenBucket, VerbEffect, decision, perform,
 };
@@ -26,9 +24,6 @@ pub(super) const NUMBER_BYTES: usize = 7;
 /// The reply of a script.
 #[derive(Debug)]
 pub(crate) enum Reply {
-    /// The script for one key with holds has done nothing: the call needs
-    /// [full support](HoldSupport::Full). The server's time.
-    NeedsFullSupport(u64),
     /// The call came too late to charge anything; the server's time.
     Late(u64),
     /// The decisions on each request, and the server's time.
@@ -42,23 +37,12 @@ pub(crate) struct Unreadable(pub(crate) String);
 /// Reads what the script of a [call](Subjects::call) replied.
 pub(super) fn read(
     subjects: &Subjects,
-    CallTerms { costs, support, is_once, .. }: CallTerms<'_>,
+    CallTerms { costs, has_holds, is_once, .. }: CallTerms<'_>,
     reply: Value,
 ) -> Result<Reply, Unreadable> {
-    let form = match support {
-        _ if is_once => ReplyForm::Lists,
-        HoldSupport::None if subjects.alone().is_some() => ReplyForm::Bytes,
-        // The module decides any call in one form.
-        HoldSupport::OneKey if is_list(&reply) => ReplyForm::Lists,
-        HoldSupport::OneKey => ReplyForm::BytesWithHolds,
-        HoldSupport::None | HoldSupport::Full => ReplyForm::Lists,
-    };
-    let is_flat = form != ReplyForm::Lists;
-    let mut items = match form {
-        ReplyForm::Lists => items(reply)?,
-        ReplyForm::Bytes => flat_items(reply)?,
-        ReplyForm::BytesWithHolds => held_items(reply, &subjects.0[0].quota)?,
-    };
+    // Bytes about the only key, or a list for each.
+    let is_flat = !is_once && !has_holds && subjects.alone().is_some();
+    let mut items = if is_flat { flat_items(reply)? } else { items(reply)? };
     if items.len() < 2 {
         return Err(Unreadable(format!("{} items instead of 2 and more", items.len())));
     }
@@ -68,7 +52,6 @@ pub(super) fn read(
     };
     match passed {
         -1 => return Ok(Reply::Late(now)),
-        -2 if form == ReplyForm::BytesWithHolds => return Ok(Reply::NeedsFullSupport(now)),
         _ if is_flat => rest = vec![Value::Array(rest)],
         _ => {}
     }
@@ -143,68 +126,6 @@ struct FoundKey {
     before: Option<KeyReply>,
     /// Its key after its refund.
     refunded: Option<KeyReply>,
-}
-
-/// How a script replies about its keys.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum ReplyForm {
-    /// A list for each key.
-    Lists,
-    /// The numbers of the only key as bytes.
-    Bytes,
-    /// The same with the header of its table of holds.
-    BytesWithHolds,
-}
-
-/// The first two numbers of a reply about a key that may have holds, and then what the script for
-/// any keys replies about one: its numbers, the header of its table, and its holds.
-fn held_items(value: Value, quota: &Quota) -> Result<Vec<Value>, Unreadable> {
-    let (bytes, list, runs) = match value {
-        Value::BulkString(bytes) => (bytes, Value::BulkString(Vec::new()), Vec::new()),
-        other => {
-            let mut items = items(other)?;
-            match items.as_mut_slice() {
-                [Value::BulkString(bytes), list, ..] => {
-                    let (bytes, list) = (std::mem::take(bytes), std::mem::replace(list, Value::Nil));
-                    (bytes, list, items.split_off(2))
-                }
-                [Value::Int(-2 | -1), _] => return Ok(items),
-                _ => return Err(Unreadable(format!("{items:?} instead of bytes and holds"))),
-            }
-        }
-    };
-    let has_table = bytes.len() % NUMBER_BYTES == Holds::HEADER_BYTES % NUMBER_BYTES;
-    let (found, table) =
-        bytes.split_at(bytes.len().saturating_sub(if has_table { Holds::HEADER_BYTES } else { 0 }));
-    let mut found = numbers(found)?;
-    found.extend(runs);
-    let mut items: Vec<_> = found.drain(..found.len().min(2)).collect();
-    let now = items.get(1).map(unsigned).transpose()?.unwrap_or_default();
-    let header = Holds::header_at(table, now);
-    items.extend([Value::Array(own_numbers(quota, found)), Value::BulkString(header), list]);
-    Ok(items)
-}
-
-/// Whether a reply is one about any number of keys.
-fn is_list(reply: &Value) -> bool {
-    matches!(reply, Value::Array(items) if matches!(items.first(), Some(Value::Int(0..))))
-}
-
-/// How many holds a key had before a request on it alone.
-pub(super) fn open_holds(reply: &Value) -> Option<usize> {
-    let Value::BulkString(bytes) = reply else { return None };
-    let has_table = bytes.len() % NUMBER_BYTES == Holds::HEADER_BYTES % NUMBER_BYTES;
-    let [.., low, high, _] = bytes.as_slice() else { return None };
-    Some(if has_table { u16::from_le_bytes([*low, *high]).into() } else { 0 })
-}
-
-/// The numbers of an algorithm, which a script for one key replies: of a limit on what is in flight
-/// only the time.
-pub(super) fn own_numbers(quota: &Quota, mut found: Vec<Value>) -> Vec<Value> {
-    if quota.algorithm() == Algorithm::InFlight {
-        found.clear();
-    }
-    found
 }
 
 /// The numbers of a flat reply: bytes, or a list that begins with bytes, or the two numbers of a
@@ -296,11 +217,6 @@ impl KeyReply {
             found.settled = settled;
         }
         Ok(Self { holds: Some(holds), ..found })
-    }
-
-    /// How many holds the key has.
-    pub(super) fn open_holds(&self) -> usize {
-        self.holds.as_ref().map_or(0, Holds::count)
     }
 
     pub(super) fn read(quota: &Quota, is_refunded: bool, reply: Value) -> Result<Self, Unreadable> {

@@ -35,10 +35,6 @@ pub(crate) struct Scripts {
     pub(crate) check: [Script; 4],
     decide: [Script; 4],
     decide_all: Script,
-    /// Decide a request on one key that may have holds.
-    pub(crate) check_held: [Script; 5],
-    /// Change a hold of one key.
-    pub(crate) change_hold: [Script; 5],
     /// Carries out any call on keys that may have holds.
     pub(crate) decide_with_holds: Script,
     /// Changes holds of any keys.
@@ -55,8 +51,8 @@ pub(crate) struct Scripts {
     pub(crate) server_time: Script,
 }
 
-/// The position of an algorithm in [`Algorithm::ALL`]; behind them that of limits on what is in
-/// flight.
+/// The position of an algorithm in [`Algorithm::ALL`]; behind them that of limits on what is in flight, which
+/// have no scripts of their own.
 pub(super) fn position(algorithm: Algorithm) -> usize {
     Algorithm::ALL.iter().position(|one| *one == algorithm).unwrap_or(Algorithm::ALL.len())
 }
@@ -71,14 +67,11 @@ impl Scripts {
 
     fn with_clock(clock: &str) -> Self {
         let script = |text: String| Script::new(text.replace(CLOCK, clock));
-        let Assembled { check, decide, decide_all, check_held, change_hold, decide_with_holds, change_holds } =
-            Assembled::new();
+        let Assembled { check, decide, decide_all, decide_with_holds, change_holds } = Assembled::new();
         Self {
             check: check.map(script),
             decide: decide.map(script),
             decide_all: script(decide_all),
-            check_held: check_held.map(script),
-            change_hold: change_hold.map(script),
             decide_with_holds: script(decide_with_holds),
             change_holds: script(change_holds),
             control_document: script(code(CONTROL_DOCUMENT)),
@@ -103,16 +96,10 @@ mod tests {
 
     /// Every script with a name, by the clock that it reads.
     fn all(reads_expiry: bool) -> Vec<(String, &'static str)> {
-        let Scripts { check, decide, check_held, change_hold, .. } = Scripts::of(reads_expiry);
-        let lists = [
-            ("check", check.as_slice()),
-            ("decide", decide),
-            ("check_held", check_held),
-            ("change_hold", change_hold),
-        ];
+        let Scripts { check, decide, .. } = Scripts::of(reads_expiry);
+        let lists = [("check", check.as_slice()), ("decide", decide)];
         let listed = lists.into_iter().flat_map(|(name, scripts)| {
-            let algorithms = Algorithm::ALL.into_iter().chain([Algorithm::InFlight]);
-            scripts.iter().zip(algorithms).map(move |(script, of)| (format!("{name} {of:?}"), script))
+            scripts.iter().zip(Algorithm::ALL).map(move |(script, of)| (format!("{name} {of:?}"), script))
         });
         let Scripts { decide_all, decide_with_holds, change_holds, .. } = Scripts::of(reads_expiry);
         let Scripts { control_document, instances, instance_records, self_test, server_time, .. } =

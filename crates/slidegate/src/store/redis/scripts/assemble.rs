@@ -13,18 +13,14 @@ macro_rules! files {
 }
 
 /// The files that have pieces.
-const FILES: [(&str, &str); 13] = files![
+const FILES: [(&str, &str); 9] = files![
     "shared",
     "sliding_log",
     "sliding_window",
     "fixed_window",
     "token_bucket",
-    "in_flight",
     "check",
     "decide",
-    "held_key",
-    "check_held",
-    "change_hold",
     "holds",
     "change_holds"
 ];
@@ -49,11 +45,6 @@ pub(crate) struct Assembled {
     pub(crate) decide: [String; 4],
     /// Decides calls on keys of several algorithms.
     pub(crate) decide_all: String,
-    /// Decides a request on one key that has holds or gets one; last that of limits on what is in
-    /// flight.
-    pub(crate) check_held: [String; 5],
-    /// Changes the hold of one key; last that of limits on what is in flight.
-    pub(crate) change_hold: [String; 5],
     /// Decides calls on any keys that have holds or get some.
     pub(crate) decide_with_holds: String,
     /// Settles, extends and cancels holds of any keys.
@@ -73,15 +64,10 @@ impl Assembled {
         let with_holds = |file: &str, piece: &str| {
             Pieces::of(&["shared", file, "holds"]).with("opens", &opens_with_holds).text(piece)
         };
-        let of_one_key = |file: &'static str| {
-            ALGORITHMS.map(|(name, _)| Pieces::of(&["shared", name, "held_key", file]).text(file))
-        };
         Self {
             check: counted.map(|(name, _)| Pieces::of(&["shared", name, "check"]).text("check")),
             decide_all: decide(&all_opens),
             decide: opens.map(|opens| decide(&opens)),
-            check_held: of_one_key("check_held"),
-            change_hold: of_one_key("change_hold"),
             decide_with_holds: with_holds("decide", "decide"),
             change_holds: with_holds("change_holds", "change_holds"),
         }
