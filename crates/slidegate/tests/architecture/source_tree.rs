@@ -103,7 +103,9 @@ impl SourceTree {
 
     /// Files that do not begin with their description.
     fn without_opening(&self) -> Vec<String> {
-        let silent = self.files.iter().filter(|file| !file.text.starts_with("//! "));
+        // Or with the page of the crate.
+        let speaks = |text: &str| text.starts_with("//! ") || text.starts_with("#![doc = include_str!");
+        let silent = self.files.iter().filter(|file| !speaks(&file.text));
         silent.map(|file| format!("{}: the first line must describe the file", file.name)).collect()
     }
 
