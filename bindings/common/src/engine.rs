@@ -143,7 +143,7 @@ impl Engine {
     /// `None` is a minute, and the lease of a permit.
     pub async fn reserve(&self, call: &Call, ttl: Option<Duration>) -> Result<Answer, BindingError> {
         let request = self.request(call);
-        let options = HoldOptions { ttl, id: call.id.as_deref(), ..HoldOptions::default() };
+        let options = HoldOptions { ttl, id: call.id.as_deref() };
         let requests = slice::from_ref(&request);
         let reserved = with_gate!(self, gate => gate.reserve_all_async(requests, options).await)?;
         if let Some(error) = reserved.error() {
