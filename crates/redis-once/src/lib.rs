@@ -105,7 +105,7 @@ impl Client {
         self.bounded_command(key, command, ReplyBound::SMALL, deadline).await
     }
 
-    /// The same for a reply that may be larger.
+    /// Sends a command like [`command`](Self::command), with another bound on its reply.
     ///
     /// # Errors
     /// As [`command`](Self::command).

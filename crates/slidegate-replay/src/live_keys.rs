@@ -10,6 +10,8 @@ use slidegate::{PolicyDecision, Quota};
 use crate::key_size::key_bytes;
 
 const MARGIN_US: u128 = 5_000_000;
+/// In how many steps of a window keys of a policy are removed: later by that much at most.
+const STEPS: u128 = 512;
 
 /// The keys that exist now, and the most that did.
 #[derive(Debug, Default)]
@@ -56,7 +58,10 @@ impl LiveKeys {
         while let Some(first) = self.ends.first_entry().filter(|first| *first.key() <= second(at_us)) {
             self.now.subtract(first.remove());
         }
-        let end = second(at_us + 2 * quota.window().as_micros() + MARGIN_US);
+        let window = quota.window().as_micros();
+        // In steps of a part of the window, so that a log of any length has as few ends.
+        let step = u32::try_from(window / 1_000_000 / STEPS).unwrap_or(u32::MAX).max(1);
+        let end = second(at_us + 2 * window + MARGIN_US).div_ceil(step).saturating_mul(step);
         let [memory, redis] = bytes.map(|bytes| u32::try_from(bytes).unwrap_or(u32::MAX));
         let mut charged = LiveKey { end, memory, redis };
         if let Some(at_end) = self.ends.get_mut(&key.end) {
@@ -110,6 +115,19 @@ mod tests {
             live.charge(&mut keys[*key], &Quota::per_minute(10), at_us, [*bytes, 2 * bytes]);
         }
         (live.most.keys, live.most.memory, live.most.redis)
+    }
+
+    /// A log of a month must not take memory for each of its seconds.
+    #[test]
+    fn ends_are_bounded_however_long_the_log_is() {
+        let quota = Quota::new(10, std::time::Duration::from_secs(30 * 86_400)).unwrap();
+        let (mut live, mut key) = (LiveKeys::default(), LiveKey::default());
+        for second in 0..100_000 {
+            live.charge(&mut key, &quota, 1_795_256_132_000_000 + second * 60_000_000, [10, 20]);
+            key = LiveKey::default();
+        }
+        assert!(live.ends.len() <= 1100, "{}", live.ends.len());
+        assert!((86_400..87_000).contains(&live.most.keys), "{:?}", live.most);
     }
 
     /// Memory is for the keys that exist together, not for all that ever came.
