@@ -6,7 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use slidegate::client_addr::{ClientAddr, Found, Source, Trust, TrustedProxies, canonical};
+use slidegate::network::canonical;
+use slidegate_http::client_addr::{ClientAddr, Found, Source, Trust, TrustedProxies};
 
 #[derive(Debug, Arbitrary)]
 struct Input<'a> {

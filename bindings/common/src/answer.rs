@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::{Serialize, Serializer};
-use slidegate::headers::{HeaderOptions, Problem};
+use slidegate_http::headers::{HeaderOptions, Problem};
 use slidegate::reserve::{Settlement, Ticket};
 use slidegate::{Decision, Decisions, PolicyDecision};
 

@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use slidegate::client_addr::{ClientAddr, Ipv6Prefix, Source, Trust, TrustedProxies, group};
+use slidegate::network::{Ipv6Prefix, group};
+use slidegate_http::client_addr::{ClientAddr, Source, Trust, TrustedProxies};
 
 use crate::BindingError;
 

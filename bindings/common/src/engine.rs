@@ -7,7 +7,7 @@ use std::sync::{PoisonError, RwLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use slidegate::headers::{Draft, HeaderOptions, XRateLimit};
+use slidegate_http::headers::{Draft, HeaderOptions, XRateLimit};
 use slidegate::reserve::{Extension, HoldOptions, Settlement, Ticket};
 use slidegate::{Algorithm, Gate, ManualClock, MemoryStore, Quota, Request, Verb};
 #[cfg(feature = "redis")]

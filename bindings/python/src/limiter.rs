@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use slidegate::headers::{HeaderOptions, Problem};
+use slidegate_http::headers::{HeaderOptions, Problem};
 use slidegate::{Algorithm, Decision, Quota};
 use slidegate_bindings::{BindingError, EngineOptions, quota};
 

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate::client_addr::Network;
+use slidegate::network::Network;
 use slidegate::{OverridePart, Quota};
 
 use crate::quota::QuotaSpec;

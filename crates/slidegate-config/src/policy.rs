@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
-use slidegate::client_addr::Ipv6Prefix;
+use slidegate::network::Ipv6Prefix;
 use slidegate::{
     Algorithm, Amount, CostUnit, Counts, Excess, Fold, OnMissing, OnStoreError, Policy, PolicySet, Quota,
     reserve::Unsettled,

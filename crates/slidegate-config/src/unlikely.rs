@@ -2,7 +2,7 @@
 //!
 //! One check for every place where a policy has the name or a value of an attribute.
 
-use slidegate::client_addr::Network;
+use slidegate::network::Network;
 use slidegate::{Fold, normalized_path};
 
 use crate::overrides::Scope;

@@ -1,7 +1,7 @@
 //! The client of a line, derived as the service derives it: the address that the server saw, or what
 //! trusted proxies forwarded.
 
-use slidegate::client_addr::{ClientAddr, Found};
+use slidegate_http::client_addr::{ClientAddr, Found};
 
 use crate::attributes::address;
 use crate::block::{Escape, RecordWriter, Text};

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::Either;
-use slidegate::headers::HeaderOptions;
 use slidegate::{Error, MemoryStore, Policy, PolicySet, Request, Value, Verb};
+use slidegate_http::headers::HeaderOptions;
 
 use crate::access::Access;
 use crate::caller::Caller;

@@ -14,8 +14,8 @@ use std::net::IpAddr;
 use axum::body::Bytes;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
-use slidegate::client_addr::{ClientAddr, Found};
 use slidegate::{Verb, normalized_host, normalized_path};
+use slidegate_http::client_addr::{ClientAddr, Found};
 
 use crate::app::App;
 use crate::caller::Protocol;
@@ -110,7 +110,7 @@ impl AuthHandler {
         let mut response = Response::new(Full::default());
         response.headers_mut().reserve(fields::USUAL);
         fields::insert(response.headers_mut(), &app.headers, &decisions);
-        if let Some(denied) = slidegate::headers::Problem::of(&decisions) {
+        if let Some(denied) = slidegate_http::headers::Problem::of(&decisions) {
             *response.body_mut() = Full::from(denied.to_json());
             response.headers_mut().insert(header::CONTENT_TYPE, problem::MEDIA_TYPE);
             *response.status_mut() = match mapping.denial {

@@ -37,9 +37,9 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use slidegate::headers::HeaderOptions;
 use slidegate::{PolicySet, Quota};
 use slidegate_config::escalate::Escalation;
+use slidegate_http::headers::HeaderOptions;
 
 use crate::listener::{ConnectionCaps, SocketFile, TlsFiles};
 

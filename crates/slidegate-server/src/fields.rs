@@ -2,7 +2,7 @@
 
 use axum::http::{HeaderMap, HeaderValue, header};
 use slidegate::Decisions;
-use slidegate::headers::HeaderOptions;
+use slidegate_http::headers::HeaderOptions;
 
 /// Decisions must not be cached.
 pub(super) const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");

@@ -8,7 +8,8 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use slidegate::client_addr::{self, Ipv6Prefix};
+use slidegate::network::{self, Ipv6Prefix};
+
 use slidegate::{Limiter, MemoryStore, Quota, store::MemoryStoreBuilder};
 
 /// Minimum interval between lines of one call site about one client: short enough to see that a
@@ -103,7 +104,7 @@ impl LogLimit {
 /// The key that limits a client address: the IPv4 address, or the IPv6 network of one household or
 /// server, which can use a new address for every connection.
 pub(crate) fn group_key(client: IpAddr) -> [u8; 16] {
-    match client_addr::group(client, Ipv6Prefix::default()) {
+    match network::group(client, Ipv6Prefix::default()) {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
     }

@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, Method, Response, StatusCode, Uri, header};
 use axum::response::IntoResponse;
 use serde::Serialize;
-use slidegate::headers::secs_ceil;
+use slidegate_http::headers::secs_ceil;
 
 use crate::request::{BadRequest, Field};
 

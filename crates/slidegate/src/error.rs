@@ -48,24 +48,29 @@ impl Error {
         Self { kind: Kind::Quota, message: message.into() }
     }
 
-    pub(crate) fn policy(message: impl Into<String>) -> Self {
+    /// An invalid policy. `message` says what is invalid and what is expected.
+    pub fn policy(message: impl Into<String>) -> Self {
         Self { kind: Kind::Policy, message: message.into() }
     }
 
-    pub(crate) fn ticket(message: impl Into<String>) -> Self {
+    /// An invalid ticket, or an invalid time of a reservation. `message` says what is invalid and what is expected.
+    pub fn ticket(message: impl Into<String>) -> Self {
         Self { kind: Kind::Ticket, message: message.into() }
     }
 
-    pub(crate) fn address(message: impl Into<String>) -> Self {
+    /// An invalid address, network or rule for client addresses. `message` says what is invalid and what is expected.
+    pub fn address(message: impl Into<String>) -> Self {
         Self { kind: Kind::Address, message: message.into() }
     }
 
-    pub(crate) fn header(message: impl Into<String>) -> Self {
+    /// An invalid option of header fields. `message` says what is invalid and what is expected.
+    pub fn header(message: impl Into<String>) -> Self {
         Self { kind: Kind::Header, message: message.into() }
     }
 
     /// A policy that is not in a set with the names `known`.
-    pub(crate) fn unknown_policy<'n>(name: &str, known: impl ExactSizeIterator<Item = &'n str>) -> Self {
+    #[doc(hidden)]
+    pub fn unknown_policy<'n>(name: &str, known: impl ExactSizeIterator<Item = &'n str>) -> Self {
         let more = known.len().saturating_sub(MAX_LISTED);
         let listed: Vec<_> = known.take(MAX_LISTED).map(|name| format!("`{name}`")).collect();
         let mut message = format!("unknown policy `{}`: ", name.escape_debug());

@@ -26,6 +26,7 @@ mod blocks;
 mod change;
 mod configure;
 mod decisions;
+pub(crate) mod denial;
 mod later;
 mod numbers;
 mod pending;
@@ -180,7 +181,8 @@ impl<S: Store> Gate<S> {
     /// The path of every request that is not reserved, over a store that decides at once: plan,
     /// decide, answer. [`decide_async`](Self::decide_async) is the same over any store; as a future,
     /// this would take a third longer.
-    pub(crate) fn decide_now<'r>(
+    #[doc(hidden)]
+    pub fn decide_now<'r>(
         &self,
         store: &(impl LocalStore + ?Sized),
         verb: Option<Verb>,

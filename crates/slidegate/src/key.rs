@@ -12,8 +12,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use siphasher::sip128::{Hasher128, SipHasher13, SipHasher24};
 use smallvec::SmallVec;
 
-use crate::client_addr::{Grouped, Ipv6Prefix, group};
 use crate::fold::{Fold, Folded};
+use crate::network::{Grouped, Ipv6Prefix, group};
 use crate::request::{Request, Value};
 
 /// The keys of a policy.

@@ -2,20 +2,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-/// The examples of docs/embedding.md, run with the doctests.
-#[cfg(all(doctest, feature = "axum", feature = "redis"))]
-#[doc = include_str!("../docs/embedding.md")]
-mod embedding {}
-
-/// The examples of docs/reserve.md, run with the doctests.
-#[cfg(all(doctest, feature = "axum"))]
-#[doc = include_str!("../docs/reserve.md")]
-mod reserving {}
-
-pub mod client_addr;
-pub mod headers;
-#[cfg(feature = "tower")]
-pub mod layer;
+pub mod network;
 
 mod algorithm;
 mod all_or_nothing;
@@ -74,6 +61,14 @@ pub use store::redis::RedisOptions;
 pub use time::{Clock, ManualClock, SystemClock, Timestamp};
 pub use verb::{Role, Verb};
 pub use waiting::{MaxWaiting, NotAcquired, NotAcquiredKind};
+
+/// What the other crates of slidegate build on. It may change in any release.
+#[doc(hidden)]
+pub mod internal {
+    pub use crate::gate::denial::{MAX_INTEGER, MAX_KEY, NamedDecision, UNDECIDED, integer};
+    pub use crate::store::poll_once;
+    pub use crate::time::{SECOND_US, millis_ceil, monotonic, secs_ceil};
+}
 
 /// Reservations: cost that is held until it is known. [`Gate::reserve`] makes one.
 pub mod reserve {

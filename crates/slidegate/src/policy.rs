@@ -6,11 +6,11 @@ use std::time::Duration;
 use crate::amount::Amount;
 use crate::block::Block;
 use crate::charge::{Excess, OnMissing, OnStoreError};
-use crate::client_addr::Ipv6Prefix;
 use crate::error::Error;
 use crate::fold::Fold;
 use crate::hold::Unsettled;
 use crate::key::{HashSeed, Key, KeyId, KeySpace};
+use crate::network::Ipv6Prefix;
 use crate::quota::{Algorithm, Quota};
 use crate::request::{CostUnit, Counts, OwnedValue, Request, Value};
 

@@ -12,7 +12,6 @@ use crate::verb::{Role, Verb};
 /// Made by `From` from text, bytes or an [`IpAddr`]. An address is matched by network and counted
 /// by group, bytes are taken as they are: text that looks like an address is not one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum Value<'r> {
     /// Bytes of any content and length.
     Bytes(&'r [u8]),
@@ -339,7 +338,6 @@ pub struct Request<'r> {
     under: Option<&'r str>,
     /// Whether a named policy is left out, instead of being an error, where an attribute of its
     /// scope is missing.
-    #[cfg(feature = "tower")]
     may_lack_attributes: bool,
     /// Shared, as it is five times as large as all else that most requests have.
     quota: Option<Arc<Quota>>,
@@ -361,7 +359,6 @@ impl<'r> Request<'r> {
             role: Role::Deciding,
             over_limit: false,
             under: None,
-            #[cfg(feature = "tower")]
             may_lack_attributes: false,
             quota: None,
         }
@@ -370,9 +367,10 @@ impl<'r> Request<'r> {
     /// A request of a layer, without attributes. A policy that the layer names is left out where
     /// the request lacks an attribute of its scope: a client without an API key is not counted by one.
     /// Made where it is returned, as moving one takes as long as half a decision.
-    #[cfg(feature = "tower")]
+    #[doc(hidden)]
+    #[must_use]
     #[inline]
-    pub(crate) fn asking(cost: u64, under: Option<&'r str>) -> Self {
+    pub fn asking(cost: u64, under: Option<&'r str>) -> Self {
         Self { cost: Some(cost.into()), under, may_lack_attributes: true, ..Self::new() }
     }
 
@@ -562,10 +560,7 @@ impl<'r> Request<'r> {
 
     /// Whether a named policy is left out where an attribute of its scope is missing.
     pub(crate) fn may_lack_attributes(&self) -> bool {
-        #[cfg(feature = "tower")]
-        return self.may_lack_attributes;
-        #[cfg(not(feature = "tower"))]
-        return false;
+        self.may_lack_attributes
     }
 
     pub(crate) fn inline_quota(&self) -> Option<&Quota> {

@@ -187,7 +187,7 @@ pub(crate) fn at_once<F: Future>(future: F) -> F::Output {
 }
 
 /// The output of a future if it is ready when it is first polled.
-pub(crate) fn poll_once<F: Future>(future: F) -> Option<F::Output> {
+pub fn poll_once<F: Future>(future: F) -> Option<F::Output> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => Some(output),
         Poll::Pending => None,

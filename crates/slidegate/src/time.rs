@@ -14,7 +14,7 @@ use system::{DatedClock, Sources};
 mod system;
 
 /// Microseconds in a second.
-pub(crate) const SECOND_US: u64 = 1_000_000;
+pub const SECOND_US: u64 = 1_000_000;
 
 /// An instant: whole microseconds since the Unix epoch.
 ///
@@ -66,6 +66,15 @@ impl Timestamp {
     pub const fn as_secs_ceil(self) -> u64 {
         self.0.div_ceil(SECOND_US)
     }
+
+    /// The time in RFC 3339 format, in whole seconds, rounded up: `2001-09-09T01:46:40Z`. Times after
+    /// the year 9999 are written as its end.
+    #[must_use]
+    pub fn to_rfc3339(self) -> String {
+        let secs = i64::try_from(self.as_secs_ceil()).unwrap_or(i64::MAX);
+        let last = jiff::Timestamp::MAX.as_second();
+        jiff::Timestamp::from_second(secs.min(last)).map_or_else(|_| String::new(), |time| time.to_string())
+    }
 }
 
 impl Add<Duration> for Timestamp {
@@ -109,8 +118,8 @@ pub(crate) fn micros(span: Duration) -> u64 {
 /// ```
 /// use std::time::Duration;
 ///
-/// assert_eq!(slidegate::headers::secs_ceil(Duration::from_millis(1001)), 2);
-/// assert_eq!(slidegate::headers::secs_ceil(Duration::ZERO), 0);
+/// assert_eq!(slidegate::internal::secs_ceil(Duration::from_millis(1001)), 2);
+/// assert_eq!(slidegate::internal::secs_ceil(Duration::ZERO), 0);
 /// ```
 #[must_use]
 pub fn secs_ceil(span: Duration) -> u64 {
@@ -123,8 +132,8 @@ pub fn secs_ceil(span: Duration) -> u64 {
 /// ```
 /// use std::time::Duration;
 ///
-/// assert_eq!(slidegate::headers::millis_ceil(Duration::from_micros(1)), 1);
-/// assert_eq!(slidegate::headers::millis_ceil(Duration::ZERO), 0);
+/// assert_eq!(slidegate::internal::millis_ceil(Duration::from_micros(1)), 1);
+/// assert_eq!(slidegate::internal::millis_ceil(Duration::ZERO), 0);
 /// ```
 #[must_use]
 pub fn millis_ceil(span: Duration) -> u64 {
@@ -146,9 +155,9 @@ pub(crate) fn instant() -> tokio::time::Instant {
 }
 
 /// The monotonic clock, for how long a response took.
-#[cfg(feature = "tower")]
+#[must_use]
 #[allow(clippy::disallowed_methods)]
-pub(crate) fn monotonic() -> Instant {
+pub fn monotonic() -> Instant {
     Instant::now()
 }
 
@@ -481,5 +490,22 @@ mod tests {
         // Each end may be truncated by a microsecond, and the two starts are not the same instant.
         let off = Duration::from_millis(1);
         assert!(own + off >= least && own <= most + off, "{own:?} instead of {least:?} to {most:?}");
+    }
+
+    /// A date that is a day off would lock out a customer for a day.
+    #[test]
+    fn times_are_written_as_rfc_3339() {
+        for (secs, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (951_868_800, "2000-03-01T00:00:00Z"),
+            (1_000_000_000, "2001-09-09T01:46:40Z"),
+            (1_735_689_599, "2024-12-31T23:59:59Z"),
+            (4_107_542_400, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(Timestamp::from_secs(secs).to_rfc3339(), text);
+        }
+        assert_eq!(Timestamp::from_micros(1).to_rfc3339(), "1970-01-01T00:00:01Z");
     }
 }

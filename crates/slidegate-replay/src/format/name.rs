@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Read;
 
-use slidegate::client_addr::ClientAddr;
+use slidegate_http::client_addr::ClientAddr;
 
 use crate::format::delimited::DelimitedParser;
 use crate::format::field::{FieldReader, SourceSet, TimeRules};

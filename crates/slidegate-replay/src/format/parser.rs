@@ -1,6 +1,6 @@
 //! A format that parses lines: one of five grammars, with its table.
 
-use slidegate::client_addr::ClientAddr;
+use slidegate_http::client_addr::ClientAddr;
 
 use crate::block::{Parsed, RecordWriter};
 use crate::client;

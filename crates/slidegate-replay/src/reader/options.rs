@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use jiff::tz::TimeZone;
-use slidegate::client_addr::ClientAddr;
+use slidegate_http::client_addr::ClientAddr;
 
 use crate::format::field::SourceSet;
 use crate::format::name::LogFormat;

@@ -2,7 +2,7 @@
 
 use std::io::Cursor;
 
-use slidegate::client_addr::{ClientAddr, Source, Trust, TrustedProxies};
+use slidegate_http::client_addr::{ClientAddr, Source, Trust, TrustedProxies};
 use slidegate_replay::{LogFormat, LogOptions, LogReader};
 
 fn format(text: &str) -> LogFormat {

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use slidegate::client_addr::Ipv6Prefix;
+use slidegate::network::Ipv6Prefix;
 use slidegate::{
     Algorithm, Block, Excess, Gate, ManualClock, Match, MemoryStore, Policy, PolicySet, Quota, Request,
     Timestamp,

@@ -10,7 +10,8 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use slidegate::{Decision, Limiter, MemoryStore, Quota, headers::secs_ceil, store::MemoryStoreBuilder};
+use slidegate::{Decision, Limiter, MemoryStore, Quota, store::MemoryStoreBuilder};
+use slidegate_http::headers::secs_ceil;
 use smallvec::SmallVec;
 
 use crate::caller::Protocol;

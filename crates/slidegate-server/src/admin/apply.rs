@@ -5,9 +5,10 @@ use std::sync::Arc;
 use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
-use slidegate::{Algorithm, Policy, PolicySet, Quota, headers::millis_ceil};
+use slidegate::{Algorithm, Policy, PolicySet, Quota};
 use slidegate_config::names::{self, candidate_of};
 use slidegate_config::policy::Mode;
+use slidegate_http::headers::millis_ceil;
 
 use super::reply::audit;
 use super::state::Admin;

@@ -11,13 +11,12 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use slidegate::{
-    Algorithm, Amounts, DecisionSource, Policy, PolicySet, Quota, Reason, Request, Verb,
-    headers::millis_ceil,
-    parse_window,
+    Algorithm, Amounts, DecisionSource, Policy, PolicySet, Quota, Reason, Request, Verb, parse_window,
     store::{KeyUse, RecordedCharge},
 };
 use slidegate_config::names::{self, candidate_of};
 use slidegate_config::policy::UNLIMITED;
+use slidegate_http::headers::millis_ceil;
 
 use super::apply::unknown;
 use super::reply::{InPath, audit, body};

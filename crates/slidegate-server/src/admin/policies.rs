@@ -9,11 +9,12 @@ use axum::response::Response;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
-use slidegate::{Algorithm, Calendar, Policy, PolicySet, Quota, headers::millis_ceil};
+use slidegate::{Algorithm, Calendar, Policy, PolicySet, Quota};
 use slidegate_config::names::{self, CANDIDATE, candidate_of};
 use slidegate_config::policy::Mode;
 use slidegate_config::quota::QuotaSpec;
 use slidegate_config::values::{Parsed, Window};
+use slidegate_http::headers::millis_ceil;
 
 use super::added;
 use super::apply::{in_words, numbers, put_in_force, unknown};

@@ -143,7 +143,7 @@ fn room(said: &mut String, decision: &PolicyDecision<'_>) {
 
 /// Formats a wait in seconds with milliseconds, rounded up.
 fn seconds(wait: Duration) -> String {
-    let ms = slidegate::headers::millis_ceil(wait);
+    let ms = slidegate_http::headers::millis_ceil(wait);
     if ms.is_multiple_of(1000) {
         format!("{} s", ms / 1000)
     } else {

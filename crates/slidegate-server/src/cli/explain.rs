@@ -189,7 +189,6 @@ fn text_of(value: slidegate::Value<'_>) -> String {
     match value {
         slidegate::Value::Address(ip) => ip.to_string(),
         slidegate::Value::Bytes(bytes) => String::from_utf8_lossy(bytes).escape_debug().to_string(),
-        other => format!("{other:?}"),
     }
 }
 

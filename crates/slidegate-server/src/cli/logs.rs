@@ -8,7 +8,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use jiff::fmt::temporal::DateTimeParser;
 use jiff::tz::TimeZone;
-use slidegate::client_addr::ClientAddr;
+use slidegate_http::client_addr::ClientAddr;
 use slidegate_replay::{Entry, LogFormat, LogOptions, LogReader};
 
 use super::failure::Failure;

@@ -9,9 +9,9 @@ use std::collections::BTreeMap;
 use axum::http::HeaderName;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate::client_addr::{ClientAddr, Source, Trust, TrustedProxies};
 use slidegate_config::section::Section;
 use slidegate_config::values::{Form, List, Parsed, Text};
+use slidegate_http::client_addr::{ClientAddr, Source, Trust, TrustedProxies};
 
 use crate::limits::MAX_ATTRIBUTES;
 use crate::request::HOST;

@@ -7,10 +7,10 @@ use std::net::SocketAddr;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate::headers::{Draft, HeaderOptions, XRateLimit};
 use slidegate_config::policies::{MINIMAL, Policies, PolicySections, lists_policies, report_missing};
 use slidegate_config::section::Section;
 use slidegate_config::values::Span;
+use slidegate_http::headers::{Draft, HeaderOptions, XRateLimit};
 
 use super::admin::AccessRules;
 use super::auth::AuthSection;
@@ -170,7 +170,7 @@ impl File {
 
 #[cfg(test)]
 mod tests {
-    use slidegate::headers::{Draft, XRateLimit};
+    use slidegate_http::headers::{Draft, XRateLimit};
 
     use crate::config::Config;
     use crate::config::tests::parse;

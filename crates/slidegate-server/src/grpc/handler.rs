@@ -19,8 +19,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use futures_util::future::try_join_all;
-use slidegate::headers::{HeaderOptions, Problem};
 use slidegate::{Decisions, Role, Verb};
+use slidegate_http::headers::{HeaderOptions, Problem};
 use tonic::Status;
 
 use super::message::RateLimitRequest;

@@ -1,12 +1,12 @@
 //! Decisions as JSON: the strictest one, its explanation, and those of all policies.
 
 use serde::{Serialize, Serializer};
-use slidegate::headers::Problem;
 use slidegate::{
     Amount, Amounts, Decision, Decisions, PolicyDecision, Reason, Request,
-    headers::millis_ceil,
     reserve::{HoldStatus, Settlement, Ticket},
 };
+use slidegate_http::headers::Problem;
+use slidegate_http::headers::millis_ceil;
 
 use crate::app::explanation;
 use crate::app::ticket_change::Changed;

@@ -11,9 +11,9 @@ use axum::routing::{MethodRouter, post};
 use serde::Deserialize;
 use slidegate::{
     Error,
-    headers::secs_ceil,
     reserve::{Extension, HoldOptions, HoldStatus, Settlement, Ticket},
 };
+use slidegate_http::headers::secs_ceil;
 
 use super::answer::{self, ReservationRequest};
 use super::cost::Cost;

@@ -1,7 +1,8 @@
 //! Decisions as replies: of one policy, or of all that apply.
 
-use slidegate::{Decision, Decisions, Error, PolicyDecision, PolicySet, Reason, headers::millis_ceil};
+use slidegate::{Decision, Decisions, Error, PolicyDecision, PolicySet, Reason};
 use slidegate_config::names;
+use slidegate_http::headers::millis_ceil;
 
 use super::reply::Reply;
 use crate::app::explanation;

@@ -7,8 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slidegate::{Algorithm, Decisions, Quota, headers::secs_ceil};
+use slidegate::{Algorithm, Decisions, Quota};
 use slidegate_config::names::INLINE_POLICIES;
+use slidegate_http::headers::secs_ceil;
 
 use super::answer;
 use super::error::{CommandError, parse_integer};

@@ -17,9 +17,10 @@ use serde::Serialize;
 use serde_json::json;
 use slidegate::{
     Amount, Block, DecisionSource, Limiter, MemoryStore, Policy, PolicyDecision, Quota, Reason, Secret,
-    Timestamp, headers::millis_ceil,
+    Timestamp,
 };
 use slidegate_config::policy::KeysShown;
+use slidegate_http::headers::millis_ceil;
 use tokio::sync::broadcast;
 
 use super::notifications::Crossing;

@@ -16,7 +16,8 @@ use opentelemetry::trace::{
 use opentelemetry::{Array, Context, KeyValue, StringValue, Value};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
-use slidegate::{Decisions, PolicyDecision, Timestamp, Verb, headers::millis_ceil};
+use slidegate::{Decisions, PolicyDecision, Timestamp, Verb};
+use slidegate_http::headers::millis_ceil;
 
 use crate::app::explanation;
 use crate::caller::{Caller, Protocol};

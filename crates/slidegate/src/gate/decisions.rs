@@ -106,7 +106,9 @@ impl<'r> Decisions<'r> {
 
 impl Decisions<'_> {
     /// The policies that were active at the decision.
-    pub(crate) fn policies(&self) -> &Arc<PolicySet> {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn policies(&self) -> &Arc<PolicySet> {
         &self.policies
     }
 

@@ -129,7 +129,8 @@ impl<'s> SettledKey<'s> {
     }
 
     /// What a unit of cost is, if the policy says it and is enforced.
-    pub(crate) fn unit(&self) -> Option<CostUnit> {
+    #[must_use]
+    pub fn unit(&self) -> Option<CostUnit> {
         self.changed.unit
     }
 }

@@ -160,17 +160,19 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
 }
 
 /// What the layer does with guards.
-#[cfg(feature = "tower")]
 impl<S: HoldStore + 'static> TicketGuard<S> {
-    pub(crate) fn cancel_at_drop(&mut self) {
+    #[doc(hidden)]
+    pub fn cancel_at_drop(&mut self) {
         self.set_at_drop(Change::Cancel);
     }
 
-    pub(crate) fn end_at_drop(&mut self) {
+    #[doc(hidden)]
+    pub fn end_at_drop(&mut self) {
         self.set_at_drop(Change::End);
     }
 
-    pub(crate) fn renew(&mut self, ticket: Ticket) {
+    #[doc(hidden)]
+    pub fn renew(&mut self, ticket: Ticket) {
         self.open.as_mut().expect(OPEN).ticket = ticket;
     }
 }

@@ -14,8 +14,8 @@ use smallvec::SmallVec;
 use super::Policy;
 use super::matcher::Term;
 use crate::charge::OnMissing;
-use crate::client_addr::canonical;
 use crate::fold::Fold;
+use crate::network::canonical;
 use crate::request::{Request, Value};
 
 /// Places of policies in their set, in ascending order.

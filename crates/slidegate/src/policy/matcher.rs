@@ -4,9 +4,9 @@ use std::fmt;
 
 use ipnet::IpNet;
 
-use crate::client_addr::{Network, canonical};
 use crate::error::Error;
 use crate::fold::Fold;
+use crate::network::{Network, canonical};
 use crate::request::Value;
 
 /// What an attribute must be for a policy to apply. Bytes are compared, so case matters unless it is

@@ -7,7 +7,7 @@ use crate::request::Value;
 
 impl Policy {
     /// Adds an override: a quota for the key with these values, one per attribute of the scope. A value may
-    /// be a [`Network`](crate::client_addr::Network): the override is then for each key whose address is in
+    /// be a [`Network`](crate::network::Network): the override is then for each key whose address is in
     /// it, by itself. The override of the very key binds, else that of the longest prefix; with several
     /// networks in a key, that of the longest prefix of the first.
     ///
@@ -16,7 +16,7 @@ impl Policy {
     /// length of prefix, and nothing in policies without overrides.
     ///
     /// ```
-    /// use slidegate::client_addr::Network;
+    /// use slidegate::network::Network;
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
     /// use std::net::IpAddr;
     ///

@@ -9,9 +9,9 @@ use std::fmt;
 use ipnet::IpNet;
 use smallvec::SmallVec;
 
-use crate::client_addr::Network;
 use crate::fold::Folded;
 use crate::key::{Key, write_canonical};
+use crate::network::Network;
 use crate::quota::Quota;
 use crate::request::{OwnedValue, Value};
 

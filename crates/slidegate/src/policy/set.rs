@@ -217,7 +217,9 @@ impl PolicySet {
         found
     }
 
-    pub(crate) fn policy(&self, at: usize) -> &Policy {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn policy(&self, at: usize) -> &Policy {
         &self.rules[at].policy
     }
 

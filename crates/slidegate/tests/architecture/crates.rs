@@ -11,9 +11,10 @@ const CRATES: &[(&str, &[&str], Option<&Table>)] = &[
     ("redis-once", &[], None),
     ("slidegate", &["redis-once"], None),
     ("slidegate-config", &["slidegate"], Some(CONFIG)),
+    ("slidegate-http", &["slidegate"], Some(HTTP)),
     ("slidegate-module", &["slidegate"], Some(MODULE)),
-    ("slidegate-replay", &["slidegate"], Some(REPLAY)),
-    ("slidegate-server", &["slidegate", "slidegate-config", "slidegate-replay"], None),
+    ("slidegate-replay", &["slidegate", "slidegate-http"], Some(REPLAY)),
+    ("slidegate-server", &["slidegate", "slidegate-config", "slidegate-http", "slidegate-replay"], None),
     // It tests the others from outside, so it knows none of them.
     ("slidegate-testkit", &[], Some(TESTKIT)),
 ];
@@ -57,6 +58,10 @@ const CONFIG: &Table = &[
         &["check", "errors", "escalate", "policy", "schema", "section", "unlikely", "values", "yaml"],
     ),
 ];
+
+/// What describes a decision in header fields knows no layer.
+const HTTP: &Table =
+    &[("lib", &[]), ("client_addr", &[]), ("headers", &[]), ("layer", &["client_addr", "headers"])];
 
 /// Arguments know no server.
 const MODULE: &Table = &[

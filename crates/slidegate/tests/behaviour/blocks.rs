@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use slidegate::headers::HeaderOptions;
 use slidegate::{
     Algorithm, Block, DecisionSource, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Reason,
     Request, Timestamp,
@@ -105,26 +104,6 @@ fn a_block_for_ever_has_no_wait() {
     let one = decisions.strictest().unwrap();
     assert_eq!((one.retry_after(), one.frees_after()), (None, None));
     assert_eq!((one.limit(), one.block().unwrap().ends_at()), (5, None));
-    let headers = HeaderOptions::default().headers(&decisions);
-    assert!(headers.contains(&("ratelimit", r#""per-user";r=0"#.into())), "{headers:?}");
-    assert!(!headers.iter().any(|(name, _)| *name == "retry-after"));
-}
-
-/// Clients read the quota from the headers: a block must not look like a quota of zero.
-#[test]
-fn headers_of_a_blocked_key_have_the_real_quota_and_the_rest_of_the_block() {
-    let (gate, clock) = gate([per_user().with_block(["mallory"], ten_minutes())]);
-    clock.advance(Duration::from_millis(500));
-    let headers = HeaderOptions::default().headers(&gate.check(mallory(1)));
-    let expected = [
-        ("ratelimit-policy", r#""per-user";q=5;w=60"#),
-        ("ratelimit", r#""per-user";r=0;t=600"#),
-        ("x-ratelimit-limit", "5"),
-        ("x-ratelimit-remaining", "0"),
-        ("x-ratelimit-reset", "1000000600"),
-        ("retry-after", "600"),
-    ];
-    assert_eq!(headers, expected.map(|(name, value)| (name, value.to_owned())));
 }
 
 /// All or nothing holds for blocks: what denies charges nobody.

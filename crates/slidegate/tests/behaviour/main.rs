@@ -35,5 +35,3 @@ mod figures;
 mod memory;
 mod memory_bytes;
 mod snapshots;
-
-mod client_addr;

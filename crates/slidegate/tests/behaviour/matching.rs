@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use slidegate::client_addr::Network;
+use slidegate::network::Network;
 use slidegate::{Block, Fold, Gate, ManualClock, Match, MemoryStore, OnMissing, Policy, PolicySet};
 use slidegate::{Quota, Reason, Request, Timestamp, Verb};
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use ring::digest::{SHA256, digest};
 use serde::{Deserialize, Serialize};
-use slidegate::{Algorithm, Counts, Quota, headers::millis_ceil};
+use slidegate::{Algorithm, Counts, Quota};
+use slidegate_http::headers::millis_ceil;
 
 use super::refusal::{Cause, Refusal};
 use super::terms::Terms;

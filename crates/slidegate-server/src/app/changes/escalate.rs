@@ -5,8 +5,9 @@
 
 use std::time::Duration;
 
+use slidegate::Policy;
 use slidegate::shares::Shares;
-use slidegate::{Policy, headers::millis_ceil};
+use slidegate_http::headers::millis_ceil;
 use tokio::time::sleep;
 
 use super::clock::at_text;

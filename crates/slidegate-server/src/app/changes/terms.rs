@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use slidegate::{Algorithm, Policy, Quota, headers::millis_ceil};
+use slidegate::{Algorithm, Policy, Quota};
 use slidegate_config::policy::Mode;
 use slidegate_config::quota::QuotaSpec;
 use slidegate_config::values::{Parsed, Window};
+use slidegate_http::headers::millis_ceil;
 
 use crate::limits::MAX_COST;
 

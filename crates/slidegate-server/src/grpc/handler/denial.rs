@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use envoy_types::pb::envoy::config::core::v3::HeaderValue;
-use slidegate::headers::{HeaderOptions, Problem};
-use slidegate::{
-    PolicyDecision, Reason,
-    headers::{millis_ceil, secs_ceil},
-};
+use slidegate::{PolicyDecision, Reason};
+use slidegate_http::headers::{HeaderOptions, Problem};
+use slidegate_http::headers::{millis_ceil, secs_ceil};
 
 /// A decision that denies a call, and the index of its descriptor.
 #[derive(Debug, Clone, Copy)]

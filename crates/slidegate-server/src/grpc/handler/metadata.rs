@@ -8,7 +8,7 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, 
 use envoy_types::pb::google::protobuf::value::Kind;
 use envoy_types::pb::google::protobuf::{ListValue, Struct, Value};
 use serde_json::{Map, Value as Json, json};
-use slidegate::headers::millis_ceil;
+use slidegate_http::headers::millis_ceil;
 
 use super::denial::{CallDenial, wait};
 use super::request::DescriptorTarget;

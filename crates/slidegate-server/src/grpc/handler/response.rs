@@ -12,7 +12,8 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
     Code, DescriptorStatus, RateLimit,
 };
 use envoy_types::pb::google::protobuf;
-use slidegate::{PolicyDecision, Role, Verb, headers::secs_ceil};
+use slidegate::{PolicyDecision, Role, Verb};
+use slidegate_http::headers::secs_ceil;
 
 use super::denial::{CallDenial, header, wait};
 use super::request::{Decided, DescriptorTarget};

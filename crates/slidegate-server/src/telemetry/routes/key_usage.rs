@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde::Serialize;
-use slidegate::headers::millis_ceil;
 use slidegate::{Decision, Policy, Quota, Reason, Request, Verb};
 use slidegate_config::names::candidate_of;
+use slidegate_http::headers::millis_ceil;
 
 use crate::app::App;
 use crate::app::changes::{KeyKind, at_text, now_ms};

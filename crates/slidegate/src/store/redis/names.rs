@@ -236,8 +236,8 @@ fn push_hash(name: &mut Vec<u8>, hash: [u8; 16]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client_addr::Ipv6Prefix;
     use crate::key::KeySpace;
+    use crate::network::Ipv6Prefix;
     use crate::request::Request;
     use std::collections::HashMap;
 

@@ -1,0 +1,201 @@
+//! A denial in a sentence for its client, and how long the client is told to wait.
+
+use std::time::Duration;
+
+use super::{Decisions, PolicyDecision};
+use crate::block::Block;
+use crate::decision::{Amounts, Decision, Reason};
+use crate::hold::MAX_HOLDS;
+use crate::quota::{Algorithm, Quota};
+use crate::request::CostUnit;
+use crate::time::{Timestamp, millis_ceil, secs_ceil};
+
+/// When to ask again whether another request has ended.
+const SOON: Duration = Duration::from_secs(1);
+
+/// Most characters of a key in a sentence. Keys have no maximum length.
+pub const MAX_KEY: usize = 128;
+
+/// What the client of a request reads that names a policy which cannot decide. It must not learn about
+/// the policies.
+pub const UNDECIDED: &str = "The rate limit of this request is not configured correctly.";
+
+/// The largest Integer of a structured field: 15 digits (RFC 9651, 3.3.1). Larger numbers are
+/// written as this one.
+pub const MAX_INTEGER: u64 = 999_999_999_999_999;
+
+/// A number that a structured field can contain.
+#[must_use]
+pub fn integer(number: u64) -> u64 {
+    number.min(MAX_INTEGER)
+}
+
+/// A decision with the name and the quota of its policy.
+#[derive(Debug, Clone, Copy)]
+pub struct NamedDecision<'d> {
+    /// Of the policy.
+    pub name: &'d str,
+    /// By which the key was decided.
+    pub quota: &'d Quota,
+    /// On the key.
+    pub decision: &'d Decision,
+    /// What a unit of cost is, if that is known.
+    pub unit: Option<CostUnit>,
+}
+
+impl<'d> From<&PolicyDecision<'d>> for NamedDecision<'d> {
+    fn from(one: &PolicyDecision<'d>) -> Self {
+        let policy = one.policy();
+        Self { name: policy.name(), quota: one.quota(), decision: one.decision(), unit: policy.unit() }
+    }
+}
+
+impl NamedDecision<'_> {
+    /// The wait of a denial; `None` if the request is allowed or never fits. At most a second where
+    /// only the end of other requests is waited for: they end mostly long before their time.
+    fn wait(&self) -> Option<Duration> {
+        let wait = self.decision.retry_after().filter(|_| self.decision.is_denied())?;
+        let waits_for_requests = match self.decision.reason() {
+            Some(Reason::TooManyHolds) => true,
+            Some(Reason::OverLimit) => self.quota.algorithm() == Algorithm::InFlight,
+            _ => false,
+        };
+        Some(if waits_for_requests { wait.min(SOON) } else { wait })
+    }
+
+    /// The wait in seconds, rounded up, at least 1.
+    #[must_use]
+    pub fn retry_after_s(&self) -> Option<u64> {
+        self.wait().map(|wait| integer(secs_ceil(wait).max(1)))
+    }
+
+    /// The wait in milliseconds, rounded up, at least 1.
+    #[must_use]
+    pub fn retry_after_ms(&self) -> Option<u64> {
+        self.wait().map(|wait| integer(millis_ceil(wait).max(1)))
+    }
+
+    /// The sentence about a denial: the policy, its key, and when to retry. `blocked_until` is the end
+    /// of the key's block, if there is one.
+    #[must_use]
+    pub fn sentence(&self, key: Option<&str>, blocked_until: Option<Timestamp>) -> String {
+        let Self { name, quota, decision, .. } = *self;
+        let reason = decision.reason().unwrap_or(Reason::OverLimit);
+        // Pushing pieces is several times faster than `format!`, and every denial gets here.
+        let mut text = String::with_capacity(192);
+        text.push_str("Policy `");
+        text.push_str(name);
+        text.push_str("` (");
+        let is_in_flight = quota.algorithm() == Algorithm::InFlight;
+        if is_in_flight {
+            text.push_str(&quota.limit().to_string());
+            text.push_str(" in flight)");
+        } else {
+            text.push_str(&quota.to_string());
+            text.push(')');
+        }
+        let push_key = |text: &mut String| match key {
+            Some(key) => {
+                text.push_str("key `");
+                text.push_str(key);
+                text.push('`');
+            }
+            None => text.push_str("its key"),
+        };
+        let never = match reason {
+            Reason::OverLimit => {
+                text.push_str(" would be exceeded: ");
+                push_key(&mut text);
+                let Amounts { limit, used, held, .. } = decision.amounts();
+                let (has, count) = if is_in_flight { (" has ", held) } else { (" has used ", used) };
+                text.push_str(has);
+                text.push_str(&count.to_string());
+                text.push_str(" of ");
+                text.push_str(&limit.to_string());
+                if is_in_flight {
+                    text.push_str(" in flight");
+                } else if decision.held > 0 {
+                    text.push_str(" and holds ");
+                    text.push_str(&held.to_string());
+                    text.push_str(" for open reservations");
+                }
+                ". The request never fits, however long it waits."
+            }
+            Reason::Blocked => {
+                text.push_str(" does not admit the request: ");
+                push_key(&mut text);
+                text.push_str(" is blocked");
+                if let Some(end) = blocked_until {
+                    text.push_str(" until ");
+                    text.push_str(&end.to_rfc3339());
+                }
+                " until an operator lifts the block."
+            }
+            Reason::TooManyHolds => {
+                text.push_str(" cannot reserve more: ");
+                push_key(&mut text);
+                text.push_str(" has ");
+                text.push_str(&MAX_HOLDS.to_string());
+                text.push_str(" open reservations, as many as a key may have");
+                ". Settle some first."
+            }
+            Reason::StoreFull => {
+                text.push_str(" cannot reserve now: the server has no room for more open reservations");
+                ". Retry later."
+            }
+            Reason::StoreUnavailable => {
+                text.push_str(" cannot be checked now: the store of its counters is unavailable");
+                ". Retry later."
+            }
+        };
+        match self.retry_after_s() {
+            Some(1) => text.push_str(". Retry in 1 second."),
+            Some(secs) => {
+                text.push_str(". Retry in ");
+                text.push_str(&secs.to_string());
+                text.push_str(" seconds.");
+            }
+            None => text.push_str(never),
+        }
+        text
+    }
+}
+
+impl Decisions<'_> {
+    /// Why the request is denied, in a sentence for its client: the strictest policy, its key, truncated to
+    /// 128 characters, and when to retry. `None` if the request is allowed.
+    ///
+    /// ```
+    /// use slidegate::{Gate, Policy, Quota, Request};
+    ///
+    /// let gate = Gate::single(Policy::new("login", Quota::per_minute(0))?)?;
+    /// let why = gate.check(&Request::new()).why().unwrap();
+    /// assert!(why.starts_with("Policy `login` (0/1m) would be exceeded"), "{why}");
+    /// # Ok::<(), slidegate::Error>(())
+    /// ```
+    #[must_use]
+    pub fn why(&self) -> Option<String> {
+        if self.error().is_some() {
+            return Some(UNDECIDED.to_owned());
+        }
+        let denied = self.strictest().filter(|one| one.is_denied())?;
+        if let Some(attribute) = denied.key().missing().filter(|_| denied.is_blocked()) {
+            let (name, quota) = (denied.policy().name(), denied.quota());
+            return Some(format!(
+                "Policy `{name}` ({quota}) does not admit the request: the request lacks `{attribute}`."
+            ));
+        }
+        let key = (!denied.policy().scope().is_empty()).then(|| truncate(denied.key().to_string()));
+        let blocked_until = denied.block().and_then(Block::ends_at);
+        Some(NamedDecision::from(&denied).sentence(key.as_deref(), blocked_until))
+    }
+}
+
+/// Truncates `text` to [`MAX_KEY`] characters.
+fn truncate(mut text: String) -> String {
+    if let Some((end, _)) = text.char_indices().nth(MAX_KEY) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
