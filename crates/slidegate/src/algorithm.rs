@@ -3,7 +3,6 @@
 pub(crate) mod fixed_window;
 pub(crate) mod held;
 pub(crate) mod in_flight;
-#[cfg(feature = "redis")]
 pub(crate) mod log_reply;
 pub(crate) mod saved;
 pub(crate) mod sliding_log;
@@ -14,7 +13,6 @@ pub(crate) mod token_bucket;
 pub(crate) use fixed_window::FixedWindow;
 pub(crate) use held::{HeldKey, counts_still, inspect_with_holds};
 pub(crate) use in_flight::InFlight;
-#[cfg(feature = "redis")]
 pub(crate) use log_reply::LogReply;
 pub(crate) use saved::{Ages, SavedHold, SavedState};
 pub(crate) use sliding_log::SlidingLog;

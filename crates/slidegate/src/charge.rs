@@ -31,11 +31,9 @@ pub struct Charge<'a> {
     /// Set for a check whose cost is held instead of charged.
     pub(crate) reserve: Option<Reserve<'a>>,
     /// What to do when a shared store does not answer.
-    #[cfg(feature = "redis")]
     pub(crate) on_store_error: OnStoreError,
     /// Whether it is asked for again and again until it is allowed, so that it must find out soon
     /// what other instances settle.
-    #[cfg(feature = "redis")]
     pub(crate) is_waiting: bool,
     /// Where the policy stands in its set.
     pub(crate) policy: u32,
@@ -51,12 +49,10 @@ pub(crate) enum MetQuota {
     /// That of the policy, or an override.
     OfPolicy,
     /// An inline quota.
-    #[cfg(feature = "redis")]
     Inline(Quota),
     /// That of a tier or an anchor, or an inline quota.
     Listed(Quota),
     /// That of an override, a tier or an anchor.
-    #[cfg(feature = "redis")]
     Other(Quota),
 }
 
@@ -170,7 +166,7 @@ impl AsRef<Part> for Charge<'_> {
 
 impl Part {
     /// A check of cost 0 under an enforced policy.
-    #[cfg(all(test, feature = "redis"))]
+    #[cfg(test)]
     pub(crate) fn check_of_nothing() -> Self {
         let (verb, role, excess) = (Verb::Check, Role::Deciding, Excess::Refuse);
         Self { verb, role, cost: 0, enforced: true, excess, over_limit: false }
@@ -309,7 +305,6 @@ impl<'a> Plan<'a> {
 
     /// Its requests are asked for again until they are allowed; see [`Charge::is_waiting`].
     pub(crate) fn set_waiting(&mut self) {
-        #[cfg(feature = "redis")]
         self.charges.iter_mut().for_each(|charge| charge.is_waiting = true);
     }
 

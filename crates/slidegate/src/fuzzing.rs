@@ -2,7 +2,6 @@
 
 use crate::policy::PolicySet;
 use crate::request::Request;
-#[cfg(feature = "redis")]
 pub use crate::store::redis::fuzzing::{
     ReplyFraming, control_document, read_topology, scan_step, script_reply, stored_value,
 };

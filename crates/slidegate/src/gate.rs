@@ -10,10 +10,8 @@ use crate::error::Error;
 use crate::policy::{Policy, PolicySet};
 use crate::policy_reset::{PolicyReset, ResetCursor};
 use crate::request::Request;
-#[cfg(feature = "redis")]
 use crate::store::fallback::FallbackStore;
 use crate::store::memory::MemoryStore;
-#[cfg(feature = "redis")]
 use crate::store::redis::{RedisOptions, RedisStore};
 use crate::store::{LocalStore, Store, StoreDecisions, at_once};
 use crate::usage::KeyUse;
@@ -102,7 +100,6 @@ pub struct Gate<S = MemoryStore> {
 /// # Ok(())
 /// # }
 /// ```
-#[cfg(feature = "redis")]
 pub type SharedGate = Gate<FallbackStore<RedisStore>>;
 
 impl Gate {
@@ -146,7 +143,6 @@ impl Gate {
     }
 }
 
-#[cfg(feature = "redis")]
 impl SharedGate {
     /// A gate over Redis of one instance among an unknown number, with a memory store of its own as
     /// the fallback. For other settings, see [`FallbackStore`] and [`Gate::with_store`].

@@ -19,10 +19,8 @@ use smallvec::SmallVec;
 
 use crate::time::{SECOND_US, exact, micros};
 
-#[cfg(feature = "stored-values")]
 mod table;
 
-#[cfg(feature = "stored-values")]
 pub(crate) use table::{HEADER_BYTES, TAG, TableList};
 
 /// What happens to a hold that expires unsettled.
@@ -210,7 +208,6 @@ pub(crate) struct Holds<L = HoldVec> {
     /// The latest time at which they were accessed.
     seen: u64,
     /// Holds that a reply counts without listing them.
-    #[cfg(feature = "redis")]
     unlisted: usize,
 }
 
@@ -227,7 +224,6 @@ impl<L: HoldList> Holds<L> {
 
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
-        #[cfg(feature = "redis")]
         return self.holds.len() + self.unlisted;
         #[cfg(not(feature = "redis"))]
         self.holds.len()

@@ -63,7 +63,6 @@ impl<'r> Key<'r> {
     }
 
     /// The value of an attribute as the key has it, or else as the request has it.
-    #[cfg(feature = "redis")]
     pub(crate) fn value(&self, attribute: &str) -> Option<Folded<'r>> {
         let at = self.space.scope.iter().position(|one| one == attribute);
         let fold = at.map_or(Fold::NONE, |at| self.fold_at(at));

@@ -28,9 +28,6 @@ mod secret;
 #[doc(hidden)]
 pub mod shares;
 pub mod store;
-#[cfg(feature = "stored-values")]
-#[doc(hidden)]
-pub mod stored;
 mod sync;
 mod ticket;
 mod time;
@@ -45,7 +42,6 @@ pub use decision::{Amounts, Decision, DecisionSource, Reason, Verdict};
 pub use error::Error;
 pub use fold::Fold;
 pub use gate::GateAcquire;
-#[cfg(feature = "redis")]
 pub use gate::SharedGate;
 pub use gate::{Decisions, Gate, PolicyDecision};
 pub use key::Key;
@@ -56,8 +52,6 @@ pub use request::{Cost, CostUnit, Counts, OwnedValue, Request, Value};
 pub use request_path::{normalized_host, normalized_path};
 pub use secret::Secret;
 pub use store::memory::MemoryStore;
-#[cfg(feature = "redis")]
-pub use store::redis::RedisOptions;
 pub use time::{Clock, ManualClock, SystemClock, Timestamp};
 pub use verb::{Role, Verb};
 pub use waiting::{MaxWaiting, NotAcquired, NotAcquiredKind};
@@ -78,16 +72,4 @@ pub mod reserve {
     };
     pub use crate::hold::{HoldOptions, HoldStatus, Unsettled};
     pub use crate::ticket::{Ticket, TicketHold};
-}
-
-/// Limits that instances share through Redis, and what is known of its servers. [`SharedGate`] is a
-/// gate over it.
-#[cfg(feature = "redis")]
-pub mod redis {
-    pub use crate::store::failure::StoreFailure;
-    pub use crate::store::fallback::{FallbackStats, FallbackStore};
-    pub use crate::store::redis::{
-        BreakerState, ClientCertificate, ClockJumps, ControlDocument, ControlDocumentId, FailureCounts,
-        FailureKind, InstanceRecord, NodeState, RedisStats, RedisStore, ServerInfo,
-    };
 }

@@ -15,7 +15,6 @@ use crate::time::{SECOND_US, exact, micros};
 mod algorithm;
 mod calendar;
 mod divisor;
-#[cfg(feature = "stored-values")]
 mod stored;
 mod text;
 mod time_zones;

@@ -19,7 +19,6 @@
 use std::fmt;
 use std::future::ready;
 use std::pin::pin;
-#[cfg(feature = "redis")]
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
@@ -31,32 +30,25 @@ use crate::quota::{ChangedPolicy, Quota};
 use crate::time::Timestamp;
 use crate::verb::Verb;
 
-#[cfg(feature = "redis")]
 pub(crate) mod failure;
-#[cfg(feature = "redis")]
 pub(crate) mod fallback;
 mod holds;
 mod idempotency;
 mod key_state;
 pub(crate) mod memory;
-#[cfg(feature = "redis")]
 pub(crate) mod redis;
-#[cfg(feature = "redis")]
 pub(crate) mod shared;
 
-#[cfg(feature = "redis")]
 pub(crate) use crate::all_or_nothing::{Denials, complete};
 pub(crate) use crate::all_or_nothing::{all_or_none, with_denials};
 pub use holds::{HeldCharge, HoldAnswer, HoldAnswers, HoldCall, HoldStore};
 pub use idempotency::IdempotencyCache;
 pub use key_state::KeyState;
-#[cfg(feature = "redis")]
 pub use shared::{DecideError, SharedHoldStore, SharedStore};
 
 pub use crate::charge::Charge;
 pub use crate::key::TicketKeyBytes;
 pub use crate::policy_reset::{PolicyReset, ResetCursor, ScannedKeys};
-#[cfg(feature = "redis")]
 use crate::store::failure::StoreFailure;
 pub use crate::ticket::TicketSecret;
 pub use crate::usage::{KeyInspection, KeyUse, OpenHold, RecordedCharge, UsageForecast};
@@ -277,7 +269,6 @@ impl fmt::Debug for QuotaChanges<'_> {
 pub struct StoreDecisions {
     pub(crate) decisions: PerCharge<Decision>,
     /// Why a fallback made some of them.
-    #[cfg(feature = "redis")]
     pub(crate) failure: Option<Arc<StoreFailure>>,
 }
 
@@ -299,7 +290,6 @@ impl From<PerCharge<Decision>> for StoreDecisions {
     fn from(decisions: PerCharge<Decision>) -> Self {
         Self {
             decisions,
-            #[cfg(feature = "redis")]
             failure: None,
         }
     }

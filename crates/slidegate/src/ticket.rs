@@ -209,7 +209,6 @@ impl Ticket {
     }
 
     /// The [incarnation](TicketSecret::incarnation) of the store when it was made.
-    #[cfg(feature = "redis")]
     pub(crate) fn incarnation(&self) -> u64 {
         number(&self.bytes[INCARNATION..ID])
     }

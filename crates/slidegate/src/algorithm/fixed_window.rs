@@ -92,7 +92,6 @@ impl SavedState for FixedWindow {
 }
 
 /// What is stored in Redis.
-#[cfg(feature = "stored-values")]
 impl FixedWindow {
     /// A counter from a script's reply.
     pub(crate) fn from_parts(end: u64, used: u64) -> Self {

@@ -53,7 +53,6 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
     }
 
     /// A key that is settled already: by a script, or from a stored value.
-    #[cfg(feature = "stored-values")]
     pub(crate) fn settled(
         state: &'k mut S,
         holds: &'k mut Holds<L>,

@@ -27,7 +27,6 @@ pub(crate) struct SlidingWindow {
 }
 
 /// What is stored in Redis.
-#[cfg(feature = "stored-values")]
 impl SlidingWindow {
     /// Counters from a script's reply.
     pub(crate) fn from_parts(end: u64, previous: u64, current: u64) -> Self {

@@ -34,7 +34,6 @@ fn rate(quota: &Quota) -> u64 {
 }
 
 /// What is stored in Redis.
-#[cfg(feature = "stored-values")]
 impl TokenBucket {
     /// A bucket from a script's reply.
     pub(crate) fn from_parts(at: u64, level: u64, fraction: u64) -> Self {

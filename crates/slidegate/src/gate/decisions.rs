@@ -8,7 +8,6 @@ use arc_swap::Guard;
 use crate::amount::{Amount, MILLION};
 use crate::block::Block;
 use crate::charge::{self, Charge, PerCharge, Plan};
-#[cfg(feature = "redis")]
 use crate::decision::DecisionSource;
 use crate::decision::{Decision, Verdict};
 use crate::error::Error;
@@ -18,7 +17,6 @@ use crate::policy::{Policy, PolicySet};
 use crate::quota::Quota;
 use crate::request::Request;
 use crate::store::StoreDecisions;
-#[cfg(feature = "redis")]
 use crate::store::failure::StoreFailure;
 use crate::time::Timestamp;
 use crate::usage::{KeyInspection, KeyUse};
@@ -153,7 +151,6 @@ impl Decisions<'_> {
     }
 
     /// Why the shared store did not decide every policy, if a fallback decided one.
-    #[cfg(feature = "redis")]
     #[must_use]
     pub fn store_failure(&self) -> Option<&StoreFailure> {
         self.decided.failure.as_deref()
@@ -317,7 +314,6 @@ impl<'d> PolicyDecision<'d> {
     }
 
     /// Why the shared store did not decide, if the policy's fallback did.
-    #[cfg(feature = "redis")]
     #[must_use]
     pub fn store_failure(&self) -> Option<&'d StoreFailure> {
         let is_fallback = !matches!(self.source, DecisionSource::Store | DecisionSource::CachedDenial);

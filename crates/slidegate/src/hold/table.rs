@@ -6,7 +6,6 @@ use std::cell::Cell;
 use smallvec::SmallVec;
 
 use super::HoldList;
-#[cfg(feature = "redis")]
 use super::HoldVec;
 use super::{Hold, Holds, MAX_HOLDS, Unsettled};
 
@@ -58,7 +57,6 @@ fn header<L: Default>(header: &[u8]) -> Option<(Holds<L>, usize)> {
         earliest,
         latest,
         seen,
-        #[cfg(feature = "redis")]
         unlisted: 0,
     };
     is_valid.then_some((holds, count))
@@ -71,7 +69,6 @@ impl<L> Holds<L> {
     }
 }
 
-#[cfg(feature = "redis")]
 impl Holds {
     pub(crate) const HEADER_BYTES: usize = HEADER_BYTES;
     pub(crate) const HOLD_BYTES: usize = HOLD_BYTES;

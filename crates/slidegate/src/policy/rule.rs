@@ -182,11 +182,9 @@ impl Rule {
             || !self.anchored.is_empty()
             || of_networks().next().is_some();
         let met = match met {
-            #[cfg(feature = "redis")]
             MetQuota::Inline(inline) => return inline,
             MetQuota::Listed(inline) if !has_plans => return inline,
             MetQuota::Listed(met) => Some(met),
-            #[cfg(feature = "redis")]
             MetQuota::Other(met) => Some(met),
             MetQuota::OfPolicy => None,
         };

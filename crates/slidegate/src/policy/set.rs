@@ -491,9 +491,7 @@ impl PolicySet {
         }
         Charge {
             number: rule.number,
-            #[cfg(feature = "redis")]
             is_waiting: terms.is_some_and(|terms| terms.is_waiting),
-            #[cfg(feature = "redis")]
             on_store_error: rule.policy.on_store_error,
             quota,
             instead_of: (!std::ptr::eq(quota, own_quota) && quota != own_quota).then_some(own_quota),

@@ -262,7 +262,6 @@ impl Calendar {
     /// When a window begins, and when it and the next two end. A clock that is up to half an hour before or
     /// behind `now`, half of the shortest window, is in the first or in the second. One that was set back
     /// further counts in the window before the first, until the next reply has the server's time.
-    #[cfg(feature = "redis")]
     pub(crate) fn borders_at(self, now: u64) -> [u64; 4] {
         const HALF_HOUR_US: u64 = 1_800_000_000;
         let Period { begin, end, next_end } = self.period(now.saturating_sub(HALF_HOUR_US));

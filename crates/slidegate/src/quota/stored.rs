@@ -9,7 +9,6 @@ impl Quota {
     }
 
     /// The borders of a calendar that a call carries.
-    #[cfg(any(feature = "redis", test))]
     pub(crate) fn borders(&self) -> Option<[u64; 4]> {
         if let Borders::Given(_, borders) = self.borders { Some(borders) } else { None }
     }
@@ -24,7 +23,6 @@ impl Quota {
     }
 }
 
-#[cfg(feature = "redis")]
 impl Quota {
     /// The same quota with the limit and burst of one of `instances` instances, rounded up so that
     /// neither becomes 0.

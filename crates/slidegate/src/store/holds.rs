@@ -94,7 +94,6 @@ impl HoldCall<'_> {
     /// The quota that binds the key now.
     pub(crate) fn quota(&self, met: MetQuota) -> Quota {
         let quota = (self.quota_of)(met);
-        #[cfg(feature = "redis")]
         let quota = quota.share(self.share_of);
         quota
     }

@@ -1,0 +1,25 @@
+//! Claims: which of many instances is the first to do something.
+
+use std::time::Duration;
+
+use redis::Value;
+
+use super::PATIENCE;
+use crate::calls::{Calls, explain};
+use slidegate::internal::{instant, millis_ceil};
+use redis_once::{Executed, Failure, FailureKind};
+
+/// Stores a claim unless there is one. Returns whether there was none.
+pub(crate) async fn claim(calls: &Calls, key: &[u8], duration: Duration) -> Result<bool, Failure> {
+    let mut command = redis::cmd("SET");
+    command.arg(key).arg(1).arg("NX").arg("PX").arg(millis_ceil(duration).max(1));
+    match calls.client.command(Some(key), &command, instant() + PATIENCE).await.map_err(explain)? {
+        Value::Okay => Ok(true),
+        Value::Nil => Ok(false),
+        other => {
+            let detail = format!("answered SET with {other:?}");
+            let slot = calls.client.slot(key);
+            Err(calls.failed(slot, Executed::Maybe, FailureKind::Malformed, &detail))
+        }
+    }
+}

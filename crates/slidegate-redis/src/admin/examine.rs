@@ -1,0 +1,142 @@
+//! Examinations: what silently breaks limits, looked for where the server permits it, and said in
+//! words.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use redis::Value;
+use tokio::time::Instant;
+
+use super::{PATIENCE, servers};
+use crate::calls::Calls;
+use crate::names::Names;
+use crate::reply::number;
+use crate::server_time::ClockJumps;
+use slidegate::internal::instant;
+
+/// Keys whose counts must never sink, spread over the slots of a cluster; the first alone
+/// elsewhere.
+const CANARIES: usize = 16;
+/// Seconds that such a key lives without being counted on.
+const CANARY_LIVES_S: u64 = 86_400;
+
+/// What earlier examinations saw.
+#[derive(Debug, Default)]
+pub(crate) struct LastCounts(Mutex<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    /// Keys that each node has evicted since it was started.
+    evicted: HashMap<String, u64>,
+    /// Keys that all of them have evicted.
+    evicted_keys: u64,
+    /// What each canary counted to.
+    canaries: HashMap<usize, u64>,
+    /// How often the servers' clocks had jumped.
+    jumps: ClockJumps,
+}
+
+impl LastCounts {
+    fn lock(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keys that all nodes have evicted so far.
+    pub(crate) fn evicted_keys(&self) -> u64 {
+        self.lock().evicted_keys
+    }
+
+    /// Records how many keys a node has evicted since it was started. Returns how many are new.
+    fn evicted(&self, node: &str, evicted: u64) -> u64 {
+        let mut counts = self.lock();
+        let before = counts.evicted.insert(node.to_owned(), evicted).unwrap_or(0);
+        // A node that was restarted counts from 0.
+        let new = evicted.checked_sub(before).unwrap_or(evicted);
+        counts.evicted_keys += new;
+        new
+    }
+
+    /// One line for each finding since the last call.
+    pub(crate) async fn examine(&self, calls: &Calls) -> Vec<String> {
+        let (mut findings, mut has_lost_usage) = (Vec::new(), false);
+        for server in servers::ask(calls).await {
+            let node = &server.node;
+            if let Some(policy) = server.field("maxmemory_policy").filter(|policy| *policy != "noeviction") {
+                findings.push(format!(
+                    "redis at {node} evicts keys when it is full (maxmemory-policy is `{policy}`), which resets limits; set it \
+                     to `noeviction`"
+                ));
+            }
+            let evicted = server.field("evicted_keys").and_then(|evicted| evicted.parse().ok());
+            let new = evicted.map_or(0, |evicted| self.evicted(node, evicted));
+            if new > 0 {
+                has_lost_usage = true;
+                findings.push(format!(
+                    "redis at {node} has evicted {new} keys: limits were reset; give it more memory"
+                ));
+            }
+        }
+        let lost = self.count_canaries(calls).await;
+        if lost > 0 {
+            has_lost_usage = true;
+            findings.push(format!(
+                "redis has lost history ({lost} counters went back): after a failover, a restart without persistence or a \
+                 FLUSHALL, limits may be admitted twice for one window"
+            ));
+        }
+        if has_lost_usage {
+            // What was denied has capacity again, and a denial may be cached for as long as a month.
+            calls.denials.invalidate(instant() + PATIENCE).await;
+        }
+        let jumps = calls.times.counts();
+        let before = std::mem::replace(&mut self.lock().jumps, jumps);
+        for (times, forward, what) in [
+            (
+                jumps.forward - before.forward,
+                true,
+                "so history expired early and limits may have been exceeded",
+            ),
+            (jumps.backward - before.backward, false, "so keys may stay full for up to one window longer"),
+        ] {
+            let Some((us, node)) = calls.times.last(forward).filter(|_| times > 0) else { continue };
+            let direction = if forward { "ahead" } else { "back" };
+            let (secs, millis) = (us.unsigned_abs() / 1_000_000, us.unsigned_abs() / 1000 % 1000);
+            findings.push(format!(
+                "the clock of redis at {node} jumped {direction} by {secs}.{millis:03} s ({times} such jumps), {what}; let a \
+                 daemon such as chrony slew it, and keep the clocks of all replicas together"
+            ));
+        }
+        findings
+    }
+
+    /// Counts every canary on by one; returns how many had sunk.
+    async fn count_canaries(&self, calls: &Calls) -> usize {
+        let canaries = if calls.client.is_cluster() { CANARIES } else { 1 };
+        let mut lost = 0;
+        for canary in 0..canaries {
+            let deadline = instant() + PATIENCE;
+            let key = Names::canary(canary);
+            let Some(count) = stored_count(calls, &key, deadline).await else { continue };
+            let before = self.lock().canaries.get(&canary).copied().unwrap_or(0);
+            lost += usize::from(count < before);
+            let next = count + 1;
+            let mut set = redis::cmd("SET");
+            set.arg(&key).arg(next).arg("EX").arg(CANARY_LIVES_S);
+            if calls.client.command(Some(key.as_bytes()), &set, deadline).await.is_ok() {
+                self.lock().canaries.insert(canary, next);
+            }
+        }
+        lost
+    }
+}
+
+/// What a canary counted to.
+async fn stored_count(calls: &Calls, key: &str, deadline: Instant) -> Option<u64> {
+    let mut get = redis::cmd("GET");
+    get.arg(key);
+    match calls.client.command(Some(key.as_bytes()), &get, deadline).await {
+        Ok(Value::Nil) => Some(0),
+        Ok(count) => number(&count),
+        Err(_) => None,
+    }
+}

@@ -1,0 +1,337 @@
+//! A plan's charges as keys and arguments of a script, or of a command of the module.
+
+use std::hash::{Hash, Hasher};
+
+use smallvec::SmallVec;
+
+use super::names::Names;
+use super::scripts::{Scripts, position};
+use redis_once::{ReplyBound, Script};
+
+use super::native::NativeCommand;
+use slidegate::store::Charge;
+use slidegate::Excess;
+use slidegate::internal::{Part, PerCharge};
+use slidegate::Decision;
+use slidegate::internal::{Holds, MAX_HOLDS, NewHold};
+use slidegate::{Algorithm, Quota};
+use slidegate_stored::call::{
+    CallPart, DecideCall, MAX_PARTS, MAX_REQUESTS, hold_bytes, linger_ms, mode_letters,
+};
+use slidegate_stored::{compact, letter, quota_bytes};
+use slidegate::{Role, Verb};
+
+/// Largest limit and cost.
+pub(crate) const MOST: u64 = Quota::MAX_COUNT;
+
+/// Bytes of a number in other replies: its type, 16 digits and a line end.
+pub(super) const WIDE_NUMBER_BYTES: usize = 19;
+/// Numbers that are replied about a key, the runs of its log apart, before and after a refund.
+pub(super) const KEY_NUMBERS: usize = 16;
+
+/// Bytes of the largest table of holds, with the ends of its reply.
+pub(super) const MOST_TABLE_BYTES: usize = Holds::HEADER_BYTES + MAX_HOLDS * Holds::HOLD_BYTES + 64;
+/// One charge of a call: a key, its quota and how it takes part.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Subject {
+    /// The key's name.
+    pub(crate) name: Vec<u8>,
+    pub(crate) quota: Quota,
+    /// How the key takes part. Its cost is 0; see [`part`](Self::part).
+    pub(crate) part: Part,
+    /// Its cost if that differs from the cost of the request's first key.
+    pub(crate) own_cost: Option<u64>,
+    /// The position of the first subject with the same key; in most calls its own.
+    pub(crate) key: usize,
+    /// The hold that it makes instead of charging, or cancels instead of refunding.
+    pub(crate) hold: Option<NewHold>,
+}
+
+impl Subject {
+    /// How the key takes part in a request of this cost.
+    pub(crate) fn part(&self, cost: u64) -> Part {
+        Part { cost: self.own_cost.unwrap_or(cost), ..self.part }
+    }
+
+    fn enforces(&self) -> bool {
+        self.part.enforced
+    }
+}
+
+/// The keys of a request, each with its quota. Requests with equal subjects can share one call.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Subjects(pub(crate) SmallVec<[Subject; 2]>);
+
+/// Subjects, to hash what a denial of them depends on.
+struct DeniedSubjects<'s>(&'s Subjects);
+
+impl Hash for DeniedSubjects<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        for Subject { name, quota, part, own_cost, key, hold } in &self.0.0 {
+            (name, quota, part, own_cost, key, hold.is_some()).hash(state);
+        }
+    }
+}
+
+/// The decisions on one request, in the order of its subjects.
+pub(crate) type Answers = PerCharge<Decision>;
+
+/// What a call asks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CallTerms<'c> {
+    /// Those of the requests.
+    pub(crate) costs: &'c [u64],
+    /// Nothing is charged after this, in microseconds of the server's clock.
+    pub(crate) latest: u64,
+    /// Whether a key may have holds or gets one, which takes the script that knows them.
+    pub(crate) has_holds: bool,
+    /// Whether the call has an idempotency key. The name of its reply is the last key.
+    pub(crate) is_once: bool,
+}
+
+impl Subjects {
+    pub(crate) fn of(charges: &[Charge<'_>], names: &Names) -> Self {
+        let cost = charges.first().map(|charge| charge.part.cost);
+        let mut subjects = SmallVec::<[Subject; 2]>::new();
+        for (at, charge) in charges.iter().enumerate() {
+            let name = names.name(&charge.key);
+            let key = subjects.iter().position(|known| known.name == name).unwrap_or(at);
+            subjects.push(Subject {
+                name,
+                quota: *charge.quota,
+                part: Part { cost: 0, ..charge.part },
+                own_cost: Some(charge.part.cost).filter(|own| Some(*own) != cost),
+                key,
+                hold: charge.new_hold(),
+            });
+        }
+        Self(subjects)
+    }
+
+    /// The verb of all subjects, if it is the same and none depends on another one.
+    pub(crate) fn only_verb(&self) -> Option<Verb> {
+        let verb = self.0.first()?.part.verb;
+        let is_alike = |subject: &Subject| subject.part.verb == verb && subject.part.is_unconditional();
+        self.0.iter().all(is_alike).then_some(verb)
+    }
+
+    /// Whether a check of them may share a call with other requests.
+    pub(crate) fn may_be_batched(&self) -> bool {
+        let verbs = || self.0.iter().map(|subject| subject.part.verb);
+        verbs().any(|verb| verb == Verb::Check)
+            && verbs().all(|verb| verb != Verb::Refund)
+            && !self.need_holds()
+    }
+
+    /// Whether only the script that knows holds can decide them.
+    pub(crate) fn need_holds(&self) -> bool {
+        let needs =
+            |subject: &Subject| subject.hold.is_some() || subject.quota.algorithm() == Algorithm::InFlight;
+        self.0.iter().any(needs)
+    }
+
+    /// Whether a denial of them may be cached: it charges nothing, and stays true until the first
+    /// denying key has capacity.
+    pub(crate) fn may_be_cached(&self) -> bool {
+        self.only_verb() == Some(Verb::Check)
+            && self.0.iter().all(|subject| subject.part.excess != Excess::Count)
+    }
+
+    /// What a denial of them depends on: not which hold would have been made.
+    pub(crate) fn of_denial(&self) -> impl Hash {
+        DeniedSubjects(self)
+    }
+
+    /// The same subjects with another verb, each decided by its own key alone.
+    pub(crate) fn with_verb(&self, verb: Verb) -> Self {
+        let part = |part: Part| Part { verb, role: Role::Deciding, over_limit: false, ..part };
+        let subject = |subject: &Subject| Subject { part: part(subject.part), ..subject.clone() };
+        Self(self.0.iter().map(subject).collect())
+    }
+
+    /// The subjects at these positions, in this order.
+    pub(crate) fn at(&self, positions: &[usize]) -> Self {
+        let mut subjects = SmallVec::<[Subject; 2]>::new();
+        for (at, position) in positions.iter().enumerate() {
+            let subject = self.0[*position].clone();
+            let key = subjects.iter().position(|known| known.name == subject.name).unwrap_or(at);
+            subjects.push(Subject { key, ..subject });
+        }
+        Self(subjects)
+    }
+
+    pub(crate) fn keys(&self) -> Vec<Vec<u8>> {
+        self.0.iter().map(|subject| subject.name.clone()).collect()
+    }
+
+    /// The keys, and then those of their usage while they have holds.
+    pub(crate) fn keys_with_holds(&self) -> Vec<Vec<u8>> {
+        let mut keys = self.keys();
+        keys.extend(self.0.iter().map(|subject| Names::usage(&subject.name)));
+        keys
+    }
+
+    /// The script to call, and its arguments.
+    pub(crate) fn call<'s>(
+        &self,
+        scripts: &'s Scripts,
+        CallTerms { costs, latest, has_holds, is_once }: CallTerms<'_>,
+    ) -> (&'s Script, Vec<Vec<u8>>) {
+        let number = |number: u64| number.to_string().into_bytes();
+        let mut args = vec![number(latest)];
+        if let Some(subject) = self.alone().filter(|_| !has_holds && !is_once) {
+            args.push(packed(&subject.quota.sent_at(latest)));
+            for same in costs.chunk_by(|one, next| one == next) {
+                args.push(number(subject.own_cost.unwrap_or(same[0])));
+                args.push(number(same.len() as u64));
+            }
+            // Most calls carry one request.
+            args.pop_if(|requests| requests == b"1");
+            return (&scripts.check[position(subject.quota.algorithm())], args);
+        }
+        args.push(if is_once { b"once".to_vec() } else { b"apply".to_vec() });
+        args.push(number(costs.len() as u64));
+        args.extend(costs.iter().map(|cost| number(*cost)));
+        for (at, subject) in self.0.iter().enumerate() {
+            args.push(if subject.key == at {
+                letter(subject.quota.algorithm()).into()
+            } else {
+                number(subject.key as u64 + 1)
+            });
+            args.push(mode_letters(&subject.part, subject.hold.as_ref()).to_vec());
+            args.push(if has_holds {
+                packed_with_holds(&subject.quota.sent_at(latest), subject.hold.as_ref())
+            } else {
+                packed(&subject.quota.sent_at(latest))
+            });
+            args.push(subject.own_cost.map(number).unwrap_or_default());
+        }
+        if is_once {
+            args.push(number(self.once_ms()));
+        }
+        if has_holds {
+            return (&scripts.decide_with_holds, args);
+        }
+        (scripts.decide(self.0.iter().map(|subject| subject.quota.algorithm())), args)
+    }
+
+    /// What a check with an idempotency key is, besides its keys.
+    pub(crate) fn what(&self, cost: u64) -> Vec<u8> {
+        let mut what = cost.to_le_bytes().to_vec();
+        for subject in &self.0 {
+            // Most have none of these.
+            if let Some(own) = subject.own_cost {
+                what.extend_from_slice(&own.to_le_bytes());
+            }
+            if subject.hold.is_some() {
+                what.push(b'h');
+            }
+        }
+        what
+    }
+
+    /// The only subject, if the script for one key can check it.
+    pub(crate) fn alone(&self) -> Option<&Subject> {
+        match self.0.as_slice() {
+            [subject] if subject.part.verb == Verb::Check && subject.part.is_one_step() => Some(subject),
+            _ => None,
+        }
+    }
+
+    /// The largest reply that the script can send: of each log all runs, and of the others a few
+    /// numbers. With an id it may be a reply to earlier quotas, whose logs may have been longer.
+    pub(crate) fn reply_bound(&self, is_once: bool, has_holds: bool) -> ReplyBound {
+        let tables = if has_holds || is_once { self.0.len() * MOST_TABLE_BYTES } else { 0 };
+        let numbers = self.0.iter().map(|subject| match subject.quota.algorithm() {
+            Algorithm::SlidingLog if is_once => 2 * usize::from(u16::MAX) + KEY_NUMBERS,
+            Algorithm::SlidingLog => 2 * usize::from(subject.quota.max_entries()) + KEY_NUMBERS,
+            _ => KEY_NUMBERS,
+        });
+        ReplyBound::of((2 + numbers.sum::<usize>()) * WIDE_NUMBER_BYTES + tables)
+    }
+
+    /// The command of the module that does what the script of [`call`](Self::call) does. `None` if the
+    /// module does not count as far, or reads no call of so many parts.
+    pub(crate) fn native_command(&self, terms: CallTerms<'_>) -> Option<NativeCommand> {
+        let is_countable = |subject: &Subject| subject.quota.limit().max(subject.quota.burst()) <= MOST;
+        let is_decided = self.0.len() <= MAX_PARTS && terms.costs.len() <= MAX_REQUESTS;
+        let is_check = self.alone().is_some() && !terms.has_holds && !terms.is_once;
+        let command = if is_check { NativeCommand::Check1 } else { NativeCommand::Decide };
+        (is_decided && self.0.iter().all(is_countable)).then_some(command)
+    }
+
+    /// The call as the module reads it: of a check of one key the quota.
+    pub(crate) fn native_argument(&self, command: NativeCommand, terms: CallTerms<'_>) -> Vec<u8> {
+        if let (NativeCommand::Check1, Some(subject)) = (command, self.alone()) {
+            return quota_bytes(&subject.quota.sent_at(terms.latest));
+        }
+        let CallTerms { costs, latest, has_holds, is_once } = terms;
+        let mut keys = 0;
+        // By subject: the number of its key.
+        let mut numbers = SmallVec::<[usize; 4]>::new();
+        for (at, subject) in self.0.iter().enumerate() {
+            numbers.push(numbers.get(subject.key).copied().unwrap_or(keys));
+            keys += usize::from(subject.key == at);
+        }
+        let part = |(subject, key): (&Subject, &usize)| CallPart {
+            key: *key,
+            quota: subject.quota.sent_at(latest),
+            part: subject.part,
+            own_cost: subject.own_cost,
+            hold: subject.hold,
+        };
+        let parts = self.0.iter().zip(&numbers).map(part).collect();
+        let once_ms = is_once.then(|| self.once_ms());
+        DecideCall { latest, has_holds, once_ms, costs: costs.into(), parts }.bytes()
+    }
+
+    /// How long the first reply to an idempotency key is stored: the longest of the windows and the
+    /// times of the holds.
+    fn once_ms(&self) -> u64 {
+        let lasts_us = |subject: &Subject| {
+            let ttl_us = subject.hold.map_or(0, |hold| hold.ttl_us);
+            subject.quota.window_us().max(ttl_us)
+        };
+        self.0.iter().map(lasts_us).max().unwrap_or(0).div_ceil(1000)
+    }
+
+    /// Whether an enforced policy denies the request.
+    pub(crate) fn denies(&self, answers: &Answers) -> bool {
+        self.0.iter().zip(answers).any(|(subject, decision)| subject.enforces() && decision.is_denied())
+    }
+}
+
+/// A quota for a script that knows holds: with the hold that is made or cancelled, and how long what
+/// is charged at the end of a hold is kept.
+pub(super) fn packed_with_holds(quota: &Quota, hold: Option<&NewHold>) -> Vec<u8> {
+    let mut bytes = packed(quota);
+    if let Some(hold) = hold {
+        bytes.extend(hold_bytes(hold));
+    }
+    bytes.extend_from_slice(&linger_ms(quota).to_le_bytes()[..7]);
+    bytes
+}
+
+/// A quota as the `quota` piece of its algorithm's script unpacks it: little-endian.
+fn packed(quota: &Quota) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(44);
+    let mut push = |number: u64, width: usize| bytes.extend_from_slice(&number.to_le_bytes()[..width]);
+    push(quota.window_code(), 6);
+    push(quota.capacity(), 7);
+    match quota.algorithm() {
+        Algorithm::SlidingWindow | Algorithm::FixedWindow => {
+            push(compact::head(quota.algorithm(), quota.window_code()), 3);
+            quota.borders().into_iter().flatten().for_each(|border| push(border, 7));
+        }
+        Algorithm::TokenBucket => push(quota.limit(), 7),
+        Algorithm::InFlight => {}
+        Algorithm::SlidingLog => {
+            let runs = u64::from(quota.max_entries());
+            push(quota.step_us(), 6);
+            push(u64::from(quota.step_bits()), 1);
+            push(runs, 2);
+            push(quota.limit().min(runs), 2);
+        }
+    }
+    bytes
+}

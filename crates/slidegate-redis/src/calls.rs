@@ -1,0 +1,278 @@
+//! Calls: sends what a decision needs to the server that has its keys, until it is known or too late.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use redis::Value;
+use tokio::time::Instant;
+
+use super::call::{Answers, CallTerms, MOST, Subjects};
+use super::held_keys::HeldKeys;
+use super::invalidation::Denials;
+use super::names::Names;
+use super::native::NativeCommand;
+use super::reply::{Reply, Unreadable, number, read};
+use super::scripts::Scripts;
+use super::server_time::ServerTimes;
+use slidegate::Quota;
+use slidegate::internal::instant;
+use redis_once::{Call, Client, Executed, Failure, FailureKind, LastFailure, Native, ReplyBound};
+
+/// The state that calls use, including calls whose caller has gone away.
+#[derive(Debug)]
+pub(crate) struct Calls {
+    pub(super) client: Arc<Client>,
+    /// The longest that a decision may take.
+    pub(super) patience: Duration,
+    /// Whether a server was found that does not let scripts call `TIME`.
+    pub(super) reads_expiry: AtomicBool,
+    pub(super) times: ServerTimes,
+    pub(super) denials: Arc<Denials>,
+    pub(super) held: HeldKeys,
+    pub(super) counts: Counts,
+}
+
+/// Counters since the store was created.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) calls: AtomicU64,
+    pub(super) batched: AtomicU64,
+    pub(super) cached_denials: AtomicU64,
+    pub(super) late: AtomicU64,
+    pub(super) instances_replaced: AtomicU64,
+}
+
+/// Pause before a call that may be sent again is repeated.
+const RETRY_PAUSE: Duration = Duration::from_millis(2);
+
+/// The resolution of expiries, in microseconds.
+pub(super) const EXPIRY_US: u64 = 1000;
+
+/// How often a call that reached the server too late is repeated within its deadline.
+const MOST_LATE: u32 = 3;
+
+impl Calls {
+    /// Decides these requests with one script call. All keys are in one slot. One answer per cost.
+    ///
+    /// With an idempotency key, the first reply is stored under the name `once`, in the slot of the
+    /// keys. Then the call is repeated if its connection is lost.
+    pub(super) async fn call(
+        &self,
+        subjects: &Subjects,
+        costs: &[u64],
+        once: Option<&[u8]>,
+        deadline: Instant,
+        last_failure: &LastFailure,
+    ) -> Result<Vec<Answers>, Failure> {
+        let slot = self.slot(subjects);
+        let (mut late, mut executed) = (0, Executed::No);
+        let is_once = once.is_some();
+        let mut has_holds = self.has_holds(subjects);
+        loop {
+            let mut keys = if has_holds { subjects.keys_with_holds() } else { subjects.keys() };
+            let latest = self.latest(slot, &keys, deadline).await?;
+            keys.extend(once.map(<[u8]>::to_vec));
+            let terms = CallTerms { costs, latest, has_holds, is_once };
+            let (script, args) = subjects.call(self.scripts(), terms);
+            self.counts.calls.fetch_add(1, Ordering::Relaxed);
+            let command = subjects.native_command(terms);
+            let build = || {
+                let command = command.unwrap_or(NativeCommand::Decide);
+                command.call(&keys, &args, subjects.native_argument(command, terms))
+            };
+            let native = command.map(|command| Native { command: command as usize, build: &build });
+            let call = Call { script, keys: &keys, args: &args, native };
+            let bound = subjects.reply_bound(is_once, has_holds);
+            let sent = instant();
+            let value = match self.run(call, bound, deadline, last_failure).await {
+                Err(failure) if is_for_holds(&failure) && !has_holds => {
+                    has_holds = true;
+                    continue;
+                }
+                Err(failure) if failure.kind == FailureKind::ConnectionLost && is_once => {
+                    executed = Executed::Maybe;
+                    self.pause(slot, deadline).await?;
+                    continue;
+                }
+                replied => replied?,
+            };
+            let arrived = instant();
+            match read(subjects, terms, value).map_err(|unreadable| self.misread(slot, &unreadable))? {
+                // Its time is that of the first reply, not of the server's clock now.
+                Reply::Done(answers, _) if is_once => return Ok(answers),
+                Reply::Done(answers, now) => {
+                    self.observe_time(slot, now, sent, arrived);
+                    if let Some(last) = answers.last().filter(|_| has_holds) {
+                        for (subject, decision) in subjects.0.iter().zip(last) {
+                            self.held.note(&subject.name, decision.held > 0);
+                        }
+                    }
+                    return Ok(answers);
+                }
+                Reply::Late(now) => {
+                    self.counts.late.fetch_add(1, Ordering::Relaxed);
+                    self.observe_time(slot, now, sent, arrived);
+                    late += 1;
+                    if late >= MOST_LATE || arrived >= deadline {
+                        let detail = "met the call past its deadline and charged nothing";
+                        return Err(self.failed(slot, executed, FailureKind::Late, detail));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Runs a script, or the command of the module instead.
+    pub(super) async fn run(
+        &self,
+        call: Call<'_>,
+        bound: ReplyBound,
+        deadline: Instant,
+        last_failure: &LastFailure,
+    ) -> Result<Value, Failure> {
+        let replied = self.client.run(call, bound, deadline, last_failure).await;
+        replied
+            .inspect_err(|failure| {
+                if !is_for_holds(failure) {
+                    self.client.count(failure);
+                }
+            })
+            .map_err(explain)
+    }
+
+    /// Pauses before a call is sent again that may be executed twice.
+    ///
+    /// # Errors
+    /// If the deadline is too near.
+    pub(super) async fn pause(&self, slot: u16, deadline: Instant) -> Result<(), Failure> {
+        if instant() + RETRY_PAUSE >= deadline {
+            let detail = "gave no answer to a call that was made again until its deadline";
+            return Err(self.failed(slot, Executed::Maybe, FailureKind::Timeout, detail));
+        }
+        tokio::time::sleep(RETRY_PAUSE).await;
+        Ok(())
+    }
+
+    /// When a decision that is asked for now has to be known.
+    pub(super) fn deadline(&self) -> Instant {
+        instant() + self.patience
+    }
+
+    /// The scripts that the servers let run.
+    pub(super) fn scripts(&self) -> &'static Scripts {
+        Scripts::of(self.reads_expiry())
+    }
+
+    /// Whether scripts read the clock by expiries, as they may not call `TIME`.
+    pub(super) fn reads_expiry(&self) -> bool {
+        self.reads_expiry.load(Ordering::Relaxed)
+    }
+
+    /// The quota by which to count. What is read of a clock lags by up to its resolution, so charges
+    /// count for a window and that long: never too short.
+    pub(super) fn counted(&self, quota: Quota) -> Quota {
+        if self.reads_expiry() { quota.widened(EXPIRY_US) } else { quota }
+    }
+
+    /// Whether the script that knows holds is to be called.
+    fn has_holds(&self, subjects: &Subjects) -> bool {
+        let names = || subjects.0.iter().map(|subject| subject.name.as_slice());
+        subjects.need_holds() || self.held.have_one_of(names())
+    }
+
+    /// Deletes a key, with its holds. Returns whether it existed.
+    pub(super) async fn delete(&self, key: &[u8], deadline: Instant) -> Result<bool, Failure> {
+        let mut delete = redis::cmd("DEL");
+        delete.arg(key).arg(Names::usage(key));
+        let deleted = self.client.command(Some(key), &delete, deadline).await?;
+        Ok(number(&deleted).is_some_and(|deleted| deleted > 0))
+    }
+
+    /// The latest server time at which a call may still charge. Asks the server for its time if it
+    /// is not known.
+    pub(super) async fn latest(
+        &self,
+        slot: u16,
+        keys: &[Vec<u8>],
+        deadline: Instant,
+    ) -> Result<u64, Failure> {
+        if let Some(latest) = self.times.latest(slot, deadline) {
+            return Ok(latest);
+        }
+        let sent = instant();
+        let us = self.server_time(keys.first().map_or(&[], Vec::as_slice), deadline).await?;
+        self.observe_time(slot, us, sent, instant());
+        // If the clock was set back meanwhile, this call is late and is repeated.
+        Ok(self.times.latest(slot, deadline).unwrap_or(MOST))
+    }
+
+    /// The time of the server that has this key, in microseconds.
+    pub(super) async fn server_time(&self, key: &[u8], deadline: Instant) -> Result<u64, Failure> {
+        let time = if self.reads_expiry() {
+            let keys = [key.to_vec()];
+            let call = Call { script: &self.scripts().server_time, keys: &keys, args: &[], native: None };
+            self.run(call, ReplyBound::SMALL, deadline, &LastFailure::default()).await?
+        } else {
+            self.client.command(Some(key), &redis::cmd("TIME"), deadline).await?
+        };
+        time_of(&time).ok_or_else(|| {
+            let (slot, detail) = (self.client.slot(key), format!("answered TIME with {time:?}"));
+            self.failed(slot, Executed::No, FailureKind::Malformed, &detail)
+        })
+    }
+
+    /// Records the server time of a reply to a call of this slot.
+    pub(super) fn observe_time(&self, slot: u16, server_us: u64, sent: Instant, arrived: Instant) {
+        self.times.observe_time(slot, server_us, (sent, arrived), || self.client.holder_name(slot));
+    }
+
+    /// The slot of the first key.
+    pub(super) fn slot(&self, subjects: &Subjects) -> u16 {
+        subjects.0.first().map_or(0, |subject| self.client.slot(&subject.name))
+    }
+
+    /// Counts a failure found in a reply.
+    pub(super) fn failed(&self, slot: u16, executed: Executed, kind: FailureKind, detail: &str) -> Failure {
+        // It may show the reply.
+        let detail = redis_once::line(detail);
+        let failure = Failure { executed, kind, node: self.client.holder_name(slot), detail };
+        self.client.count(&failure);
+        failure
+    }
+
+    /// A failure of a reply that cannot be read. The next call asks for the server's time.
+    pub(super) fn misread(&self, slot: u16, unreadable: &Unreadable) -> Failure {
+        self.times.doubt(slot);
+        let detail = format!("the script replied {}; is its key written by something else?", unreadable.0);
+        self.failed(slot, Executed::Maybe, FailureKind::Malformed, &detail)
+    }
+}
+
+/// The microseconds of a reply to `TIME`.
+pub(super) fn time_of(time: &Value) -> Option<u64> {
+    let Value::Array(parts) = time else { return None };
+    let [secs, micros] = parts.as_slice() else { return None };
+    number(secs)?.checked_mul(1_000_000)?.checked_add(number(micros)?).filter(|us| *us <= MOST)
+}
+
+/// Whether a script that knows no holds has read a key that has some. The call is repeated with the script that
+/// knows them.
+fn is_for_holds(failure: &Failure) -> bool {
+    failure.kind == FailureKind::ForeignValue && failure.detail.contains("its first byte is 21")
+}
+
+/// Adds what a server's error means for the keys, and how to fix it.
+pub(super) fn explain(mut failure: Failure) -> Failure {
+    if matches!(failure.kind, FailureKind::ForeignValue | FailureKind::WrongType) {
+        failure.executed = Executed::No;
+        failure.detail += "; another program writes keys that begin with `sg1:`, or a newer slidegate does: give this one a \
+                           database of its own, or upgrade";
+    }
+    // Redis 7.0 does not say which; newer ones do.
+    if failure.kind == FailureKind::NoPermission && failure.detail.contains("can't run this command") {
+        failure.detail += "; scripts call time, get, set, getrange, setrange, strlen, exists, rename, pexpire and del, \
+                           and pttl and pexpiretime where one server refuses time: allow its user all of them";
+    }
+    failure
+}

@@ -1,0 +1,473 @@
+//! Denial cache: while a denial is still true, the server is not called again.
+//!
+//! The cache is set-associative, with a lock for each set. Looking a denial up, adding one to a
+//! full cache and invalidating all of them take a few steps, however many there are. So a client
+//! that causes many denials does not slow others down.
+//!
+//! Nothing is cached while invalidations cannot be received, see
+//! [`invalidation`](super::invalidation). A denial's wait counts from when the call was sent, which
+//! is before the server decided, so it is never cached longer than it is true. It applies to the
+//! same keys and to costs at least as large. A refund, a reset or another quota invalidates it at
+//! once.
+//!
+//! Cost that is held may be settled to less at any time, and instances do not tell each other: there
+//! is one settlement for each request. So a denial of a key with holds is cached for at most
+//! [`BRIEFLY`], and what this instance settles ends those of its keys at once.
+//!
+//! Peeks at the keys of a check that a block denies are cached for [`BRIEFLY`] as well, whether
+//! invalidations are received or not: blocking an abusive client must not make its requests more
+//! expensive than denials are. They apply to the same cost only.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use super::call::{Answers, Subjects};
+use slidegate::{Decision, DecisionSource};
+use slidegate::internal::Waits;
+use slidegate::internal::HashSeed;
+use slidegate::Verb;
+
+/// The maximum number of denials in a set. They are compared one by one.
+const WAYS: usize = 8;
+/// Number of sets, a power of two: with [`WAYS`] 65,536 denials. A denial of one policy takes about
+/// 160 bytes, so a full cache takes about 10 MB.
+const SETS: usize = 8192;
+
+/// How long a denial of a key with holds is cached at most, and a peek at blocked keys.
+const BRIEFLY: Duration = Duration::from_millis(100);
+/// Times at which holds were changed, a power of two: keys that share one end each other's denials.
+/// As many as there are denials, in 512 kB, so that few do, whatever keys a client changes holds of.
+const RELEASES: usize = SETS * WAYS;
+
+/// Cached denials, by the hash of their keys.
+pub(crate) struct DenialCache {
+    sets: Box<[Mutex<Set>]>,
+    /// When a hold of a key with this hash was last changed here: microseconds since `created`, and
+    /// one more; 0 for never.
+    releases: Box<[AtomicU64]>,
+    created: Instant,
+    /// The key of the hash. Random, so that clients cannot choose the set of a key.
+    secret: HashSeed,
+    /// Whether invalidations are received.
+    subscribed: AtomicBool,
+    /// How often everything was invalidated. A set with an older number is out of date.
+    generation: AtomicU64,
+    /// Denials that were compared or moved.
+    #[cfg(test)]
+    steps: AtomicU64,
+}
+
+/// Denials whose hashes have the same lowest bits.
+#[derive(Default)]
+struct Set {
+    /// [`DenialCache::generation`] when these were cached.
+    generation: u64,
+    /// At most [`WAYS`].
+    denials: Vec<Denial>,
+}
+
+struct Denial {
+    keys: KeysHash,
+    cost: u64,
+    answers: SmallVec<[Decision; 1]>,
+    sent: Instant,
+    /// When the first of the denying keys has capacity again.
+    until: Instant,
+    /// Whether it was used since the set was last full of used denials.
+    is_used: bool,
+}
+
+/// 128 bits of a keyed hash, which identify the keys.
+type KeysHash = u128;
+
+/// The state of the cache when a call was sent. Its reply is cached only if nothing was invalidated
+/// since.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ticket {
+    keys: KeysHash,
+    is_peek: bool,
+    generation: u64,
+    sent: Instant,
+}
+
+impl Default for DenialCache {
+    fn default() -> Self {
+        Self {
+            sets: (0..SETS).map(|_| Mutex::default()).collect(),
+            releases: (0..RELEASES).map(|_| AtomicU64::new(0)).collect(),
+            created: crate::time::instant(),
+            secret: HashSeed::random(),
+            subscribed: AtomicBool::new(false),
+            generation: AtomicU64::new(0),
+            #[cfg(test)]
+            steps: AtomicU64::new(0),
+        }
+    }
+}
+
+/// Shows neither the hash key nor the denials.
+impl fmt::Debug for DenialCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DenialCache").field("subscribed", &self.subscribed).finish_non_exhaustive()
+    }
+}
+
+impl DenialCache {
+    /// Sets whether invalidations are received. Everything is invalidated, because some may have
+    /// been missed before.
+    pub(crate) fn set_subscribed(&self, subscribed: bool) {
+        self.subscribed.store(subscribed, Ordering::SeqCst);
+        self.clear();
+    }
+
+    /// The cached denial or peek for these keys and this cost, with the waits that are left; otherwise
+    /// the ticket for the call that is about to be sent.
+    pub(crate) fn answer(&self, subjects: &Subjects, cost: u64, now: Instant) -> Result<Answers, Ticket> {
+        let is_peek = subjects.0.iter().all(|subject| subject.part.verb == Verb::Peek);
+        let keys = self.secret.hash_of(&(subjects.of_denial(), is_peek.then_some(cost)));
+        let mut set = self.set(keys);
+        let generation = set.generation;
+        let denial = set.denials.iter_mut().find(|denial| denial.keys == keys);
+        let is_true = |denial: &&mut Denial| {
+            cost >= denial.cost && now < denial.until && !self.is_released_since(subjects, denial.sent)
+        };
+        let Some(denial) = denial.filter(is_true) else {
+            return Err(Ticket { keys, is_peek, generation, sent: now });
+        };
+        denial.is_used = true;
+        let mut answers: Answers = denial.answers.iter().copied().collect();
+        let passed = now.saturating_duration_since(denial.sent);
+        drop(set);
+        let passed_us = u64::try_from(passed.as_micros()).unwrap_or(u64::MAX);
+        for (subject, answer) in subjects.0.iter().zip(&mut answers) {
+            let Waits { retry_us, reset_us, frees_us } = &mut answer.waits;
+            for wait in [reset_us, frees_us] {
+                *wait = wait.saturating_sub(passed_us);
+            }
+            if subject.part(cost).asks() > answer.limit {
+                *retry_us = Waits::NEVER;
+            } else if *retry_us != Waits::NEVER {
+                *retry_us = retry_us.saturating_sub(passed_us);
+            }
+            answer.at = answer.at + passed;
+            answer.source = DecisionSource::CachedDenial;
+        }
+        Ok(answers)
+    }
+
+    /// Caches what the call of this ticket replied, if it is a denial or a peek.
+    pub(crate) fn insert(&self, subjects: &Subjects, cost: u64, answers: &Answers, ticket: Ticket) {
+        let Ticket { keys, is_peek, generation, sent } = ticket;
+        let denying =
+            subjects.0.iter().zip(answers).filter(|(subject, one)| subject.part.enforced && one.is_denied());
+        let wait_us = denying.map(|(_, one)| one.waits.retry_us).min();
+        let wait = match wait_us.map(Duration::from_micros) {
+            _ if is_peek => BRIEFLY,
+            // A cost that never fits has no end to cache it until.
+            Some(_) if wait_us == Some(Waits::NEVER) => return,
+            Some(wait) if answers.iter().any(|one| one.held > 0) => wait.min(BRIEFLY),
+            Some(wait) => wait,
+            None => return,
+        };
+        if self.is_released_since(subjects, sent) {
+            return;
+        }
+        let until = sent + wait;
+        let answers = answers.iter().copied().collect();
+        let denial = Denial { keys, cost, answers, sent, until, is_used: false };
+        let mut set = self.set(keys);
+        // An invalidation after this was read invalidates the denial with its set.
+        if (is_peek || self.subscribed.load(Ordering::SeqCst)) && generation == set.generation {
+            set.insert(denial);
+        }
+    }
+
+    /// Ends the denials and peeks of a key of which a hold was changed by now, a charge given back, or
+    /// a penalty charged. A call for the key that was sent before may have been decided before.
+    pub(crate) fn release(&self, name: &[u8], now: Instant) {
+        self.release_of(name).fetch_max(self.micros(now) + 1, Ordering::SeqCst);
+    }
+
+    /// Whether one of these keys was released at this time or later.
+    fn is_released_since(&self, subjects: &Subjects, sent: Instant) -> bool {
+        let sent_us = self.micros(sent);
+        subjects.0.iter().any(|subject| self.release_of(&subject.name).load(Ordering::SeqCst) > sent_us)
+    }
+
+    fn release_of(&self, name: &[u8]) -> &AtomicU64 {
+        #[allow(clippy::cast_possible_truncation)] // the lowest bits are what is wanted
+        let lowest = self.secret.hash_of(&name) as usize;
+        &self.releases[lowest & (RELEASES - 1)]
+    }
+
+    fn micros(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.created).as_micros()).unwrap_or(u64::MAX - 1)
+    }
+
+    /// Invalidates every denial in one step: sets are cleared when they are next used.
+    pub(crate) fn clear(&self) {
+        self.generation.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The set of these keys, without invalidated denials.
+    fn set(&self, keys: KeysHash) -> MutexGuard<'_, Set> {
+        let mut set = self.sets[index_of(keys)].lock().unwrap_or_else(PoisonError::into_inner);
+        // Read under the lock, so a set never goes back to an older number.
+        let generation = self.generation.load(Ordering::SeqCst);
+        if set.generation != generation {
+            set.generation = generation;
+            set.denials.clear();
+        }
+        #[cfg(test)]
+        self.steps.fetch_add(set.denials.len() as u64, Ordering::Relaxed);
+        set
+    }
+}
+
+/// The index of the set of these keys.
+fn index_of(keys: KeysHash) -> usize {
+    #[allow(clippy::cast_possible_truncation)] // the lowest bits are what is wanted
+    let lowest = keys as usize;
+    lowest & (SETS - 1)
+}
+
+impl Set {
+    /// Adds a denial. A full set evicts an expired denial; if there is none, the unused one that
+    /// expires first. So a flood of denials that are never used again does not evict those that
+    /// save calls.
+    fn insert(&mut self, denial: Denial) {
+        if let Some(same) = self.denials.iter_mut().find(|one| one.keys == denial.keys) {
+            *same = denial;
+            return;
+        }
+        if self.denials.len() < WAYS {
+            self.denials.push(denial);
+            return;
+        }
+        let now = denial.sent;
+        let worth = |one: &Denial| (one.until > now, one.is_used, one.until);
+        let least = self.denials.iter_mut().min_by_key(|one| worth(one)).expect("a full set has denials");
+        let are_all_used = least.until > now && least.is_used;
+        *least = denial;
+        if are_all_used {
+            // Otherwise the set would not change until they expire.
+            self.denials.iter_mut().for_each(|one| one.is_used = false);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slidegate::internal::Part;
+    use slidegate::Verdict;
+    use slidegate::Quota;
+    use crate::call::Subject;
+    use slidegate::Timestamp;
+
+    const HOUR_US: u64 = 3_600_000_000;
+
+    fn subjects(user: u64) -> Subjects {
+        let subject = Subject {
+            name: format!("sg1:p:{user}").into_bytes(),
+            quota: Quota::per_hour(1),
+            part: Part::check_of_nothing(),
+            own_cost: None,
+            key: 0,
+            hold: None,
+        };
+        Subjects(SmallVec::from_iter([subject]))
+    }
+
+    fn denied(retry_us: u64) -> Answers {
+        Answers::from_iter([Decision {
+            verdict: Verdict::Deny,
+            used: 1,
+            remaining: 0,
+            waits: Waits { retry_us, reset_us: retry_us, frees_us: retry_us },
+            ..Decision::unused(1, Timestamp::EPOCH)
+        }])
+    }
+
+    fn subscribed() -> DenialCache {
+        let cache = DenialCache::default();
+        cache.set_subscribed(true);
+        cache
+    }
+
+    /// Checks as the store does. Returns whether the server, which denies, had to be called.
+    fn check(cache: &DenialCache, user: u64, now: Instant, retry_us: u64) -> bool {
+        let subjects = subjects(user);
+        let Err(ticket) = cache.answer(&subjects, 1, now) else { return false };
+        cache.insert(&subjects, 1, &denied(retry_us), ticket);
+        true
+    }
+
+    fn is_cached(cache: &DenialCache, user: u64, now: Instant) -> bool {
+        cache.answer(&subjects(user), 1, now).is_ok()
+    }
+
+    fn held(cache: &DenialCache) -> usize {
+        cache.sets.iter().map(|set| set.lock().unwrap().denials.len()).sum()
+    }
+
+    /// Checks of other clients must not wait while an attacker fills the cache.
+    #[test]
+    fn a_denial_costs_a_full_cache_as_little_as_an_empty_one() {
+        let (cache, now) = (subscribed(), crate::time::instant());
+        let most = (SETS * WAYS) as u64;
+        for user in 0..2 * most {
+            check(&cache, user, now, HOUR_US);
+        }
+        assert!(held(&cache) > SETS * WAYS * 9 / 10, "{} of {most}", held(&cache));
+        for user in 2 * most..2 * most + 10_000 {
+            let before = cache.steps.load(Ordering::Relaxed);
+            assert!(check(&cache, user, now, HOUR_US));
+            let steps = cache.steps.load(Ordering::Relaxed) - before;
+            assert!(steps <= 2 * WAYS as u64, "{steps}");
+        }
+        assert!(held(&cache) <= SETS * WAYS);
+        // What the constants promise: a set has room for as many as it may hold and for no more.
+        let room: usize = cache.sets.iter().map(|set| set.lock().unwrap().denials.capacity()).sum();
+        assert!(room * size_of::<Denial>() <= 10 << 20, "{room} of {} bytes", size_of::<Denial>());
+        let before = cache.steps.load(Ordering::Relaxed);
+        cache.clear();
+        assert_eq!(cache.steps.load(Ordering::Relaxed), before, "forgetting goes through nothing");
+        assert!((0..2 * most).step_by(97).all(|user| !is_cached(&cache, user, now)));
+    }
+
+    /// A thread that is stopped in the middle of a check must hold up only checks of its own set.
+    #[test]
+    fn checks_of_other_keys_do_not_wait_for_one_another() {
+        let (cache, now) = (subscribed(), crate::time::instant());
+        let index = |user| index_of(cache.secret.hash_of(&(subjects(user).of_denial(), None::<u64>)));
+        let other = (2..).find(|user| index(*user) != index(1)).unwrap();
+        let stopped = cache.sets[index(1)].lock().unwrap();
+        assert!(check(&cache, other, now, HOUR_US));
+        assert!(is_cached(&cache, other, now));
+        cache.clear();
+        assert!(!is_cached(&cache, other, now));
+        drop(stopped);
+    }
+
+    /// The cache is for clients that keep retrying: a flood of others must not evict their denials.
+    #[test]
+    fn denials_that_are_asked_for_again_outlast_a_flood_of_others() {
+        let (cache, now) = (subscribed(), crate::time::instant());
+        check(&cache, 0, now, HOUR_US);
+        for user in 1..4 * (SETS * WAYS) as u64 {
+            // A tenth of them ends later than the one that is asked for, which does not matter.
+            check(&cache, user, now, HOUR_US / 2 + HOUR_US * u64::from(user % 10 == 0));
+            if user % 1000 == 0 {
+                assert!(is_cached(&cache, 0, now), "after {user}");
+            }
+        }
+    }
+
+    /// An expired denial must neither be used nor evict others.
+    #[test]
+    fn ended_denials_are_replaced_before_those_that_are_true() {
+        let (cache, now) = (subscribed(), crate::time::instant());
+        let hash_of = |user: u64| cache.secret.hash_of(&subjects(user).of_denial());
+        let mut same = (0..).filter(|user| index_of(hash_of(*user)) == 0);
+        let users: Vec<u64> = same.by_ref().take(WAYS + 1).collect();
+        for (at, user) in users[..WAYS].iter().enumerate() {
+            assert!(check(&cache, *user, now, if at == 3 { 1_000_000 } else { HOUR_US }));
+        }
+        let later = now + Duration::from_secs(1);
+        assert!(is_cached(&cache, users[3], later - Duration::from_micros(1)));
+        assert!(!is_cached(&cache, users[3], later));
+        assert!(check(&cache, users[WAYS], later, HOUR_US));
+        for (at, user) in users.iter().enumerate() {
+            assert_eq!(is_cached(&cache, *user, later), at != 3, "{at}");
+        }
+    }
+
+    /// A denial that was decided before a refund would deny what the refund admits.
+    #[test]
+    fn what_was_asked_before_all_was_forgotten_is_not_cached() {
+        let (cache, now) = (subscribed(), crate::time::instant());
+        let subjects = subjects(1);
+        let ticket = cache.answer(&subjects, 1, now).unwrap_err();
+        cache.clear();
+        cache.insert(&subjects, 1, &denied(HOUR_US), ticket);
+        assert!(!is_cached(&cache, 1, now));
+        // While invalidations are not received, nothing is cached, nor are replies to calls sent
+        // then.
+        cache.set_subscribed(false);
+        check(&cache, 1, now, HOUR_US);
+        assert!(!is_cached(&cache, 1, now));
+        let ticket = cache.answer(&subjects, 1, now).unwrap_err();
+        cache.set_subscribed(true);
+        cache.insert(&subjects, 1, &denied(HOUR_US), ticket);
+        assert!(!is_cached(&cache, 1, now));
+        assert!(check(&cache, 1, now, HOUR_US));
+        assert!(is_cached(&cache, 1, now));
+    }
+
+    fn denied_by_held(retry_us: u64) -> Answers {
+        denied(retry_us).into_iter().map(|one| Decision { used: 0, held: 1, ..one }).collect()
+    }
+
+    /// Another instance that settles says nothing, and a client that is denied must find out soon.
+    #[test]
+    fn a_denial_of_a_key_with_holds_is_cached_for_a_tenth_of_a_second() {
+        let (cache, now) = (subscribed(), crate::time::instant());
+        for (user, wait_us, lasts_us) in [(1, HOUR_US, 100_000), (2, 40_000, 40_000)] {
+            let subjects = subjects(user);
+            let ticket = cache.answer(&subjects, 1, now).unwrap_err();
+            cache.insert(&subjects, 1, &denied_by_held(wait_us), ticket);
+            assert!(is_cached(&cache, user, now + Duration::from_micros(lasts_us - 1)));
+            assert!(!is_cached(&cache, user, now + Duration::from_micros(lasts_us)));
+        }
+    }
+
+    /// Its own settlements end a denial at once, those of other keys do not, and one that is on its
+    /// way meanwhile is not cached.
+    #[test]
+    fn what_is_settled_or_cancelled_here_ends_denials_of_its_key_that_were_asked_before() {
+        let (cache, now) = (subscribed(), crate::time::instant());
+        let at = |ms| now + Duration::from_millis(ms);
+        let slot = |user: u64| std::ptr::from_ref(cache.release_of(&subjects(user).0[0].name));
+        let other = (2..).find(|user| slot(*user) != slot(1)).unwrap();
+        for user in [1, other] {
+            let subjects = subjects(user);
+            let ticket = cache.answer(&subjects, 1, at(0)).unwrap_err();
+            cache.insert(&subjects, 1, &denied_by_held(HOUR_US), ticket);
+        }
+        cache.release(&subjects(1).0[0].name, at(10));
+        assert_eq!((is_cached(&cache, 1, at(20)), is_cached(&cache, other, at(20))), (false, true));
+        for (asked, released, is_kept) in [(30, 40, false), (50, 50, false), (61, 60, true)] {
+            let subjects = subjects(1);
+            let ticket = cache.answer(&subjects, 1, at(asked)).unwrap_err();
+            cache.release(&subjects.0[0].name, at(released));
+            cache.insert(&subjects, 1, &denied_by_held(HOUR_US), ticket);
+            assert_eq!(is_cached(&cache, 1, at(asked + 1)), is_kept, "{asked} {released}");
+        }
+        // A key without holds may have got back what was charged at once.
+        check(&cache, 3, at(70), HOUR_US);
+        cache.release(&subjects(3).0[0].name, at(80));
+        assert!(!is_cached(&cache, 3, at(90)));
+    }
+
+    /// Each reservation has an id of its own; what is denied is the same.
+    #[test]
+    fn a_reservation_is_answered_by_the_denial_of_another_one_and_not_by_that_of_a_check() {
+        let (cache, now) = (subscribed(), crate::time::instant());
+        let reserving = |id| {
+            let mut subjects = subjects(1);
+            let unsettled = crate::hold::Unsettled::Charge;
+            subjects.0[0].hold = Some(crate::hold::NewHold { id, ttl_us: 1000, unsettled });
+            subjects
+        };
+        let ticket = cache.answer(&reserving(1), 1, now).unwrap_err();
+        cache.insert(&reserving(1), 1, &denied_by_held(HOUR_US), ticket);
+        assert!(cache.answer(&reserving(2), 1, now).is_ok());
+        assert!(!is_cached(&cache, 1, now), "a check may be allowed where there are too many holds");
+    }
+}

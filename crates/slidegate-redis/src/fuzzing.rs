@@ -1,0 +1,78 @@
+//! Entry points of the fuzz targets: what servers and other programs write, decoded.
+
+use redis::Value;
+
+use super::admin::{control_document as document, inspect, scan};
+use super::call::{CallTerms, Subjects};
+use super::names::Names;
+use super::reply::{Reply, number, read};
+use slidegate::internal::Holds;
+use slidegate::PolicySet;
+use slidegate::Quota;
+use slidegate::Request;
+use slidegate::Timestamp;
+use slidegate::store::KeyInspection;
+use slidegate::Verb;
+pub use redis_once::fuzzing::{ReplyFraming, read_topology};
+
+/// Decodes a stored value of a key under this quota, at this time in microseconds. A table of holds
+/// is followed by the usage beside it.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn stored_value(bytes: &[u8], quota: &Quota, now_us: u64, cost: u64) -> Result<KeyInspection, String> {
+    let now = Timestamp::from_micros(now_us);
+    if bytes.first() != Some(&Holds::TAG) {
+        return inspect::read(bytes, Holds::default(), quota, now, cost);
+    }
+    let holds = inspect::held(bytes)?;
+    let usage = bytes.get(Holds::HEADER_BYTES + holds.iter().len() * Holds::HOLD_BYTES..).unwrap_or_default();
+    inspect::read(usage, holds, quota, now, cost)
+}
+
+/// Decodes a script's reply to a check of these costs: for each the decisions as (allowed, used,
+/// remaining, limit).
+///
+/// # Errors
+/// Why no script replies this.
+pub fn script_reply(
+    policies: &PolicySet,
+    request: &Request<'_>,
+    verb: Verb,
+    costs: &[u64],
+    reply: Value,
+) -> Result<Vec<Vec<crate::decision::Decision>>, String> {
+    let names = Names { secret: Names::NO_SECRET, always_hashed: false, hash_tag: None };
+    let requests = std::slice::from_ref(request);
+    let plan = policies.plan(requests, Some(verb));
+    let subjects = Subjects::of(&plan.charges, &names);
+    if subjects.0.is_empty() {
+        return Ok(Vec::new());
+    }
+    let terms = |has_holds| CallTerms { costs, latest: 0, has_holds, is_once: false };
+    // As if the key had holds.
+    let _ = read(&subjects, terms(true), reply.clone());
+    match read(&subjects, terms(false), reply) {
+        Ok(Reply::Late(_)) => Ok(Vec::new()),
+        Ok(Reply::Done(answers, _)) => Ok(answers.into_iter().map(|answer| answer.to_vec()).collect()),
+        Err(unreadable) => Err(unreadable.0),
+    }
+}
+
+/// Decodes a control document; `None` if slidegate did not write it. Returns what it would be
+/// written as.
+#[must_use]
+pub fn control_document(bytes: &[u8]) -> Option<Vec<u8>> {
+    let read = document::read(bytes)?;
+    if read.id.is_absent() {
+        return Some(Vec::new());
+    }
+    Some(format!("{}\n{}", read.id, read.text).into_bytes())
+}
+
+/// Decodes one step of a scan and other replies about keys.
+pub fn scan_step(reply: &Value) {
+    let _ = scan::scan_answer("node", reply);
+    let _ = super::calls::time_of(reply);
+    let _ = number(reply);
+}

@@ -1,0 +1,159 @@
+//! Cached denials, and their invalidation in every instance by publish/subscribe.
+//!
+//! An instance that refunds or resets usage publishes a message on a channel of the store. An
+//! instance that is not subscribed to the channel caches no denials.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use redis::Cmd;
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+
+use super::denial_cache::DenialCache;
+use redis_once::{Client, Connector};
+
+use slidegate::internal::jitter;
+
+/// The channel, named as all keys are.
+const CHANNEL: &str = "sg1:forget";
+/// Follows the publisher's id in messages about the control document.
+const CONTROL_DOCUMENT: &str = ":control";
+/// Interval of pings on an idle connection. A dead connection is noticed within two intervals.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// The shortest and longest pause before subscribing again.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(500));
+
+/// The cached denials of a store, and its subscription.
+#[derive(Debug)]
+pub(crate) struct Denials {
+    client: Arc<Client>,
+    pub(super) cache: DenialCache,
+    /// Whether denials are cached, not only peeks at blocked keys.
+    are_cached: bool,
+    /// The id of this instance, so that it ignores its own messages and is counted once. Random.
+    pub(super) instance: String,
+    /// Notified when another instance publishes a change of the control document.
+    control_document_changed: Notify,
+    /// Whether the subscriber task runs.
+    is_subscribing: AtomicBool,
+}
+
+impl Denials {
+    pub(super) fn new(client: Arc<Client>, are_cached: bool) -> Arc<Self> {
+        Arc::new(Self {
+            client,
+            cache: DenialCache::default(),
+            are_cached,
+            instance: format!("{:016x}", fastrand::u64(..)),
+            control_document_changed: Notify::new(),
+            is_subscribing: AtomicBool::new(false),
+        })
+    }
+
+    /// Starts the subscriber task, if denials are cached and it is not running.
+    pub(super) fn subscribe(self: &Arc<Self>) {
+        let is_missing = self.are_cached && !self.is_subscribing.load(Ordering::Relaxed);
+        if is_missing && !self.is_subscribing.swap(true, Ordering::SeqCst) {
+            tokio::spawn(Subscriber(Arc::downgrade(self)).run());
+        }
+    }
+
+    /// Clears the cached denials of all connected instances, because capacity was freed.
+    pub(super) async fn invalidate(&self, deadline: Instant) {
+        self.cache.clear();
+        if self.are_cached {
+            self.publish(self.instance.clone(), deadline).await;
+        }
+    }
+
+    /// The same because the control document was replaced, which may have changed limits. An instance
+    /// that does not receive it polls within seconds.
+    pub(super) async fn publish_control_document(&self, deadline: Instant) {
+        self.cache.clear();
+        self.publish(format!("{}{CONTROL_DOCUMENT}", self.instance), deadline).await;
+    }
+
+    /// Waits until another instance has announced that it wrote the control document.
+    pub(super) async fn control_document_changed(self: &Arc<Self>) {
+        self.subscribe();
+        self.control_document_changed.notified().await;
+    }
+
+    /// An instance that misses the message has lost its subscription and caches nothing.
+    async fn publish(&self, message: String, deadline: Instant) {
+        let mut command = Cmd::new();
+        command.arg("PUBLISH").arg(CHANNEL).arg(message);
+        let _ = self.client.command(None, &command, deadline).await;
+    }
+
+    fn receive(&self, message: &[u8]) {
+        if !message.starts_with(self.instance.as_bytes()) {
+            self.cache.clear();
+            if message.ends_with(CONTROL_DOCUMENT.as_bytes()) {
+                self.control_document_changed.notify_one();
+            }
+        }
+    }
+}
+
+/// The subscriber task. When it ends, however it ends, nothing is cached any more, and another one
+/// may be started.
+struct Subscriber(Weak<Denials>);
+
+impl Drop for Subscriber {
+    fn drop(&mut self) {
+        if let Some(denials) = self.0.upgrade() {
+            denials.cache.set_subscribed(false);
+            denials.is_subscribing.store(false, Ordering::SeqCst);
+        }
+    }
+}
+
+impl Subscriber {
+    async fn run(self) {
+        while let Some(denials) = self.0.upgrade() {
+            let connector = denials.client.connector();
+            drop(denials);
+            if let Some(connector) = connector {
+                // Whether it failed or the connection was lost, it is tried again.
+                let _ = self.receive(&connector).await;
+                let Some(denials) = self.0.upgrade() else { return };
+                denials.cache.set_subscribed(false);
+            }
+            tokio::time::sleep(jitter(PAUSE.0, PAUSE.1)).await;
+        }
+    }
+
+    /// Subscribes, and invalidates at every message, until the connection or the store is gone.
+    async fn receive(&self, connector: &Connector) -> Result<(), redis::RedisError> {
+        let (mut sink, mut messages) = connector.subscription().await?.split();
+        sink.subscribe(CHANNEL).await?;
+        if let Some(denials) = self.0.upgrade() {
+            denials.cache.set_subscribed(true);
+        }
+        while self.0.strong_count() > 0 {
+            match timeout(HEARTBEAT, next(&mut messages)).await {
+                Ok(Some(message)) => {
+                    let Some(denials) = self.0.upgrade() else { return Ok(()) };
+                    denials.receive(message.get_payload_bytes());
+                }
+                Ok(None) => return Ok(()),
+                // No message: is the server alive?
+                Err(_) => {
+                    if timeout(HEARTBEAT, sink.ping::<redis::Value>()).await.is_err() {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The next message.
+async fn next(messages: &mut redis::aio::PubSubStream) -> Option<redis::Msg> {
+    let mut messages = std::pin::pin!(messages);
+    std::future::poll_fn(|context| futures_core::Stream::poll_next(messages.as_mut(), context)).await
+}

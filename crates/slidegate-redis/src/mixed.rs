@@ -1,0 +1,155 @@
+//! Mixed calls over several slots of a cluster: parts with different verbs or roles, which no one
+//! step can decide.
+//!
+//! They are decided in the steps of [`all_or_none`](crate::store::all_or_none), each over all
+//! slots: first everything is peeked at, then checks are charged, then come penalties and refunds.
+//! No step is atomic with the others. What a check finds taken since the peek is denied, and if
+//! that denies the call, what the call has charged before is refunded. So no limit is ever
+//! exceeded. For as long as the steps take, another request may be denied for what is about to be
+//! refunded, and a peek may be out of date.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use super::call::{Answers, Subjects};
+use super::spread::SlotCalls;
+use slidegate::Excess;
+use slidegate::internal::Part;
+use slidegate::Decision;
+use slidegate::store::DecideError;
+use slidegate::internal::{Denials, complete};
+use slidegate::{Role, Verb};
+
+/// Positions of parts in their call.
+type Positions = SmallVec<[usize; 4]>;
+
+/// A call that is decided step by step.
+struct Mixed<'a> {
+    subjects: &'a Subjects,
+    parts: SmallVec<[Part; 4]>,
+    cost: u64,
+    deadline: Instant,
+    /// When the call was asked for: nothing was charged before.
+    asked: Instant,
+    /// The decisions so far.
+    answers: Answers,
+}
+
+/// Decides subjects in several slots, step by step.
+pub(super) async fn in_steps(
+    slots: &Arc<SlotCalls>,
+    subjects: &Subjects,
+    cost: u64,
+    deadline: Instant,
+) -> Result<Answers, DecideError> {
+    let parts: SmallVec<[Part; 4]> = subjects.0.iter().map(|subject| subject.part(cost)).collect();
+    let mut peeks = subjects.with_verb(Verb::Peek);
+    for (peek, part) in peeks.0.iter_mut().zip(&parts) {
+        if !part.verb.is_question() {
+            peek.own_cost = Some(0);
+        }
+    }
+    let asked = crate::time::instant();
+    let mut answers = slots.on_each_slot(&peeks, cost, deadline).await?;
+    complete(&parts, &mut answers);
+    let mut mixed = Mixed { subjects, parts, cost, deadline, asked, answers };
+    match mixed.carry_out(slots).await {
+        Ok(()) => Ok(mixed.answers),
+        Err(undecided) => {
+            let checks = mixed.positions(|part| part.verb == Verb::Check);
+            mixed.refund(slots, &checks);
+            Err(undecided)
+        }
+    }
+}
+
+impl Mixed<'_> {
+    /// Charges and refunds what the peeks admit.
+    async fn carry_out(&mut self, slots: &Arc<SlotCalls>) -> Result<(), DecideError> {
+        // All deciding checks are charged or none, and each other one by itself.
+        let is_check = |part: &Part| part.verb == Verb::Check;
+        let deciding = self.positions(|part| is_check(part) && part.role == Role::Deciding);
+        let others = self.positions(|part| is_check(part) && part.role != Role::Deciding);
+        let is_denied = self.denials().is_call;
+        self.check(slots, &deciding, is_denied).await?;
+        let before = self.denials();
+        for at in others {
+            let is_left_out = before.is_call || self.answers[at].is_denied();
+            self.check(slots, &[at], is_left_out).await?;
+        }
+        let denials = self.denials();
+        if denials.is_call && !before.is_call {
+            // Other requests were charged since the peeks.
+            self.refund(slots, &deciding);
+        }
+        for verb in [Verb::Penalize, Verb::Refund] {
+            let mut moved = self.positions(|part| part.verb == verb);
+            moved.retain(|at| denials.moves(*at, &self.parts, &self.answers));
+            if !moved.is_empty() {
+                let moving = self.subjects.at(&moved).with_verb(verb);
+                let done = slots.on_each_slot(&moving, self.cost, self.deadline).await?;
+                self.put(&moved, done);
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the subjects at these positions. If they are `left_out`, only those that count
+    /// denials are charged.
+    async fn check(
+        &mut self,
+        slots: &Arc<SlotCalls>,
+        positions: &[usize],
+        left_out: bool,
+    ) -> Result<(), DecideError> {
+        if positions.is_empty() {
+            return Ok(());
+        }
+        // Their cost is 0, so the check itself does not deny them.
+        let over_limit: Positions = positions
+            .iter()
+            .copied()
+            .filter(|at| self.parts[*at].over_limit && self.answers[*at].is_denied())
+            .collect();
+        let checks = self.subjects.at(positions).with_verb(Verb::Check);
+        let parts = slots.parts(&checks);
+        if !left_out {
+            let decided = slots.check_parts(parts, self.cost, self.deadline).await?;
+            self.put(positions, decided);
+        } else if checks.0.iter().any(|subject| subject.part.excess == Excess::Count) {
+            for part in parts {
+                let refused = slots.refuse_part(&part.subjects, self.cost, self.deadline).await?;
+                let whole: Positions = part.positions.iter().map(|at| positions[*at]).collect();
+                self.put(&whole, refused);
+            }
+        }
+        for at in over_limit {
+            self.answers[at].deny_over_limit(self.parts[at].excess == Excess::Charge);
+        }
+        Ok(())
+    }
+
+    /// Refunds the charges of the checks at these positions.
+    fn refund(&mut self, slots: &Arc<SlotCalls>, positions: &[usize]) {
+        let checks = self.subjects.at(positions).with_verb(Verb::Check);
+        let mut charged: Vec<_> = positions.iter().map(|at| Some(self.answers[*at])).collect();
+        slots.refund_parts(&slots.parts(&checks), &mut charged, self.cost, self.asked);
+        self.put(positions, charged.into_iter().flatten());
+    }
+
+    fn denials(&self) -> Denials {
+        Denials::of(&self.parts, |at| self.answers[at].is_denied())
+    }
+
+    fn positions(&self, keep: impl Fn(&Part) -> bool) -> Positions {
+        (0..self.parts.len()).filter(|at| keep(&self.parts[*at])).collect()
+    }
+
+    fn put(&mut self, positions: &[usize], decided: impl IntoIterator<Item = Decision>) {
+        for (at, decision) in positions.iter().zip(decided) {
+            self.answers[*at] = decision;
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! Replies of scripts as decisions.
+//!
+//! A script replies the state of each key before it charged anything. The decisions are computed
+//! here from that, by the code of the memory store, so both stores agree to the microsecond.
+
+use redis::Value;
+use smallvec::SmallVec;
+
+use super::call::{Answers, CallTerms, KEY_NUMBERS, MOST, MOST_TABLE_BYTES, Subjects, WIDE_NUMBER_BYTES};
+use slidegate::internal::{FixedWindow, HeldKey, InFlight, LogReply, SlidingWindow, TokenBucket, VerbEffect, decision, perform};
+use slidegate::internal::Part;
+use slidegate::Decision;
+use slidegate::internal::{Holds, NewHold};
+use slidegate::{Algorithm, Quota};
+use slidegate::internal::all_or_none;
+use slidegate::Timestamp;
+use slidegate::Verb;
+
+/// Bytes of each number in the reply of a script for one key.
+pub(super) const NUMBER_BYTES: usize = 7;
+
+/// The reply of a script.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    /// The call came too late to charge anything; the server's time.
+    Late(u64),
+    /// The decisions on each request, and the server's time.
+    Done(Vec<Answers>, u64),
+}
+
+/// A reply that no script sends: what is wrong with it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Unreadable(pub(crate) String);
+
+/// Reads what the script of a [call](Subjects::call) replied.
+pub(super) fn read(
+    subjects: &Subjects,
+    CallTerms { costs, has_holds, is_once, .. }: CallTerms<'_>,
+    reply: Value,
+) -> Result<Reply, Unreadable> {
+    // Bytes about the only key, or a list for each.
+    let is_flat = !is_once && !has_holds && subjects.alone().is_some();
+    let mut items = if is_flat { flat_items(reply)? } else { items(reply)? };
+    if items.len() < 2 {
+        return Err(Unreadable(format!("{} items instead of 2 and more", items.len())));
+    }
+    let mut rest = items.split_off(2);
+    let (Value::Int(passed), now) = (&items[0], unsigned(&items[1])?) else {
+        return Err(Unreadable(format!("{:?} instead of how many pass", items[0])));
+    };
+    match passed {
+        -1 => return Ok(Reply::Late(now)),
+        _ if is_flat => rest = vec![Value::Array(rest)],
+        _ => {}
+    }
+    let now = Timestamp::from_micros(now);
+    let mut found = found(subjects, rest)?;
+    let mut ours = 0;
+    let mut answers = Vec::with_capacity(costs.len());
+    for cost in costs {
+        let mut decisions = Answers::new();
+        let is_denied = decide(subjects, &mut found, now, *cost, &mut decisions);
+        ours += u64::from(if is_flat { decisions[0].is_allowed() } else { !is_denied });
+        answers.push(decisions);
+    }
+    // Otherwise the script and its Rust twin disagree.
+    if u64::try_from(*passed) != Ok(ours) {
+        return Err(Unreadable(format!("{passed} requests charged instead of {ours}")));
+    }
+    Ok(Reply::Done(answers, now.as_micros()))
+}
+
+/// For each subject, the state of its key before anything was charged, if it is the first with
+/// that key, and after its refund.
+fn found(subjects: &Subjects, reply: Vec<Value>) -> Result<SmallVec<[FoundKey; 2]>, Unreadable> {
+    let length = reply.len();
+    let mut reply = reply.into_iter();
+    let mut next = || {
+        let missing = || Unreadable(format!("{length} keys, which are too few"));
+        reply.next().ok_or_else(missing)
+    };
+    let mut found = SmallVec::<[FoundKey; 2]>::new();
+    for (at, subject) in subjects.0.iter().enumerate() {
+        let before = if subject.key == at {
+            Some(KeyReply::read(&subjects.0[at].quota, false, next()?)?)
+        } else {
+            None
+        };
+        found.push(FoundKey { before, refunded: None });
+    }
+    for (subject, found) in subjects.0.iter().zip(&mut found) {
+        if subject.part.verb == Verb::Refund {
+            found.refunded = Some(KeyReply::read(&subjects.0[subject.key].quota, true, next()?)?);
+        }
+    }
+    match reply.len() {
+        0 => Ok(found),
+        more => Err(Unreadable(format!("{length} keys instead of {}", length - more))),
+    }
+}
+
+/// Decides one request as the memory store does. Returns whether it is denied.
+fn decide(
+    subjects: &Subjects,
+    found: &mut [FoundKey],
+    now: Timestamp,
+    cost: u64,
+    decisions: &mut Answers,
+) -> bool {
+    let parts: SmallVec<[Part; 4]> = subjects.0.iter().map(|subject| subject.part(cost)).collect();
+    let apply = |at: usize, verb, cost| {
+        let key = subjects.0[at].key;
+        let is_refund = verb == Verb::Refund;
+        let reply = if is_refund { &mut found[at].refunded } else { &mut found[key].before };
+        let reply = reply.as_mut().expect("`found` has read each key");
+        reply.decide(&subjects.0[key].quota, now, verb, cost, subjects.0[at].hold.as_ref())
+    };
+    all_or_none(&parts, apply, decisions)
+}
+
+/// The replies about one subject.
+struct FoundKey {
+    /// Its key before anything was charged, if it is the first with that key.
+    before: Option<KeyReply>,
+    /// Its key after its refund.
+    refunded: Option<KeyReply>,
+}
+
+/// The numbers of a flat reply: bytes, or a list that begins with bytes, or the two numbers of a
+/// call that came too late.
+fn flat_items(value: Value) -> Result<Vec<Value>, Unreadable> {
+    if let Value::BulkString(bytes) = value {
+        return numbers(&bytes);
+    }
+    let mut items = items(value)?;
+    match items.first() {
+        Some(Value::BulkString(bytes)) => {
+            let numbers = numbers(bytes)?;
+            items.splice(0..1, numbers);
+        }
+        Some(Value::Int(-1)) => {}
+        _ => return Err(Unreadable(format!("{items:?} instead of bytes"))),
+    }
+    Ok(items)
+}
+
+pub(super) fn numbers(bytes: &[u8]) -> Result<Vec<Value>, Unreadable> {
+    let (numbers, rest) = bytes.as_chunks::<NUMBER_BYTES>();
+    if !rest.is_empty() {
+        return Err(Unreadable(format!("{} bytes instead of {NUMBER_BYTES} for each number", bytes.len())));
+    }
+    let number = |bytes: &[u8; NUMBER_BYTES]| {
+        bytes.iter().rev().fold(0, |number, byte| number << 8 | i64::from(*byte))
+    };
+    Ok(numbers.iter().map(|bytes| Value::Int(number(bytes))).collect())
+}
+
+pub(super) fn number(value: &Value) -> Option<u64> {
+    match value {
+        Value::Int(number) => u64::try_from(*number).ok(),
+        Value::BulkString(digits) => std::str::from_utf8(digits).ok()?.parse().ok(),
+        _ => None,
+    }
+}
+
+/// The state of one key that a script has replied.
+pub(super) struct KeyReply {
+    /// The time that the key was settled to, in microseconds.
+    settled: u64,
+    state: StateReply,
+    /// The cost that was refunded.
+    refunded: u64,
+    /// From a script that knows holds.
+    holds: Option<Holds>,
+}
+
+enum StateReply {
+    Log(LogReply),
+    Window(SlidingWindow),
+    Fixed(FixedWindow),
+    Bucket(TokenBucket),
+    InFlight(InFlight),
+}
+
+impl KeyReply {
+    /// The largest reply about a key of a script that knows holds.
+    pub(super) fn most_bytes(quota: &Quota) -> usize {
+        let runs = match quota.algorithm() {
+            Algorithm::SlidingLog => 2 * usize::from(quota.max_entries()),
+            _ => 0,
+        };
+        (runs + KEY_NUMBERS) * WIDE_NUMBER_BYTES + MOST_TABLE_BYTES
+    }
+
+    /// Reads what a script that knows holds replied about a key: its numbers, the header of its
+    /// table, and its holds if they are needed; last what was refunded.
+    pub(super) fn read_with_holds(
+        quota: &Quota,
+        is_refunded: bool,
+        reply: Value,
+    ) -> Result<Self, Unreadable> {
+        let mut parts = items(reply)?;
+        let refunded = if is_refunded { parts.pop() } else { None };
+        let (Some(Value::BulkString(list)), Some(Value::BulkString(header)), Some(Value::Array(mut numbers))) =
+            (parts.pop(), parts.pop(), parts.pop())
+        else {
+            return Err(Unreadable("no holds for a key".to_owned()));
+        };
+        numbers.extend(refunded);
+        let holds = Holds::read(&header, &list);
+        let holds = holds.ok_or_else(|| Unreadable(format!("{header:?} instead of a table of holds")))?;
+        let settled = holds.seen();
+        let mut found = Self::read_numbers(quota, is_refunded, Value::Array(numbers))?;
+        if quota.algorithm() == Algorithm::InFlight {
+            found.settled = settled;
+        }
+        Ok(Self { holds: Some(holds), ..found })
+    }
+
+    pub(super) fn read(quota: &Quota, is_refunded: bool, reply: Value) -> Result<Self, Unreadable> {
+        // Also of a first reply that was stored before the key had holds, or while it had some.
+        let is_list = |part: &Value| matches!(part, Value::Array(_));
+        if matches!(&reply, Value::Array(parts) if parts.first().is_some_and(is_list)) {
+            return Self::read_with_holds(quota, is_refunded, reply);
+        }
+        Self::read_numbers(quota, is_refunded, reply)
+    }
+
+    fn read_numbers(quota: &Quota, is_refunded: bool, reply: Value) -> Result<Self, Unreadable> {
+        let mut numbers: SmallVec<[u64; 8]> = items(reply)?.iter().map(unsigned).collect::<Result<_, _>>()?;
+        let wrong = || Unreadable(format!("wrong number of fields for a key under {}", quota.algorithm()));
+        let refunded = if is_refunded { numbers.pop().ok_or_else(wrong)? } else { 0 };
+        let state = match (quota.algorithm(), numbers.as_slice()) {
+            (Algorithm::SlidingLog, [_, used, newest, oldest, runs @ ..]) if runs.len().is_multiple_of(2) => {
+                let runs = runs.chunks_exact(2).map(|run| (run[0], run[1])).collect();
+                StateReply::Log(LogReply::new(*used, *newest, *oldest, runs))
+            }
+            (Algorithm::SlidingWindow, [settled, end, previous, current]) => {
+                within_window(quota, *settled, *end)?;
+                StateReply::Window(SlidingWindow::from_parts(*end, *previous, *current))
+            }
+            (Algorithm::FixedWindow, [settled, end, used]) => {
+                within_window(quota, *settled, *end)?;
+                StateReply::Fixed(FixedWindow::from_parts(*end, *used))
+            }
+            (Algorithm::TokenBucket, [settled, level, fraction]) => {
+                StateReply::Bucket(TokenBucket::from_parts(*settled, *level, *fraction))
+            }
+            (Algorithm::InFlight, []) => StateReply::InFlight(InFlight),
+            _ => return Err(wrong()),
+        };
+        let settled = numbers.first().copied().unwrap_or(0);
+        Ok(Self { settled, state, refunded, holds: None })
+    }
+
+    pub(super) fn decide(
+        &mut self,
+        quota: &Quota,
+        now: Timestamp,
+        verb: Verb,
+        cost: u64,
+        new: Option<&NewHold>,
+    ) -> Decision {
+        let done = match verb {
+            // The script has refunded, and replied the state afterwards.
+            Verb::Refund => Some(VerbEffect::Moved(self.refunded)),
+            _ => None,
+        };
+        self.decide_as(quota, now, done, verb, cost, new)
+    }
+
+    /// The decision after this was done by a script.
+    pub(super) fn after(&mut self, quota: &Quota, now: Timestamp, done: VerbEffect) -> Decision {
+        self.decide_as(quota, now, Some(done), Verb::Peek, 0, None)
+    }
+
+    fn decide_as(
+        &mut self,
+        quota: &Quota,
+        now: Timestamp,
+        done: Option<VerbEffect>,
+        verb: Verb,
+        cost: u64,
+        new: Option<&NewHold>,
+    ) -> Decision {
+        let Self { settled, holds, .. } = self;
+        macro_rules! on {
+            ($state:expr) => {
+                match holds {
+                    None => {
+                        let done = done.unwrap_or_else(|| perform($state, quota, *settled, verb, cost));
+                        decision($state, quota, now, *settled, done)
+                    }
+                    Some(holds) => {
+                        let mut key = HeldKey::settled($state, holds, quota, now, *settled);
+                        let done = done.unwrap_or_else(|| key.perform(verb, cost, new, usize::MAX));
+                        key.decision(done)
+                    }
+                }
+            };
+        }
+        match &mut self.state {
+            StateReply::Log(state) => on!(state),
+            StateReply::Window(state) => on!(state),
+            StateReply::Fixed(state) => on!(state),
+            StateReply::Bucket(state) => on!(state),
+            StateReply::InFlight(state) => on!(state),
+        }
+    }
+}
+
+/// A script has settled the key, so its time is in the window that ends at `end`.
+fn within_window(quota: &Quota, settled: u64, end: u64) -> Result<(), Unreadable> {
+    const DAY_US: u64 = 86_400_000_000;
+    // Clocks are changed within dates, and after a step back of the server's it may be the next window.
+    let most = quota.calendar_window().map_or(quota.window_us(), |_| 2 * quota.window_us() + DAY_US);
+    match end.checked_sub(settled) {
+        Some(left) if left <= most => Ok(()),
+        _ => Err(Unreadable(format!("a window that ends at {end} for a key at {settled}"))),
+    }
+}
+
+pub(super) fn items(value: Value) -> Result<Vec<Value>, Unreadable> {
+    match value {
+        Value::Array(items) => Ok(items),
+        other => Err(Unreadable(format!("{other:?} instead of a list"))),
+    }
+}
+
+pub(super) fn unsigned(value: &Value) -> Result<u64, Unreadable> {
+    match value {
+        // Above what a script can count, sums would overflow.
+        Value::Int(number) => u64::try_from(*number)
+            .ok()
+            .filter(|number| *number <= MOST)
+            .ok_or_else(|| Unreadable(format!("{number} instead of a count"))),
+        other => Err(Unreadable(format!("{other:?} instead of a number"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_window_contains_the_time_of_its_key() {
+        let second = Duration::from_secs(1);
+        for (algorithm, counters) in [(Algorithm::FixedWindow, 1), (Algorithm::SlidingWindow, 2)] {
+            let quota = Quota::new(10, second).unwrap().with_algorithm(algorithm);
+            let read = |settled: i64, end: i64| {
+                let mut numbers = vec![Value::Int(settled), Value::Int(end)];
+                numbers.extend(vec![Value::Int(20); counters]);
+                let mut key = KeyReply::read(&quota, false, Value::Array(numbers))?;
+                Ok::<_, Unreadable>(key.decide(
+                    &quota,
+                    Timestamp::from_micros(settled.cast_unsigned()),
+                    Verb::Check,
+                    1,
+                    None,
+                ))
+            };
+            for end in [5_000_000, 5_500_000, 6_000_000] {
+                assert!(read(5_000_000, end).is_ok_and(|decision| decision.is_denied()), "{algorithm} {end}");
+            }
+            for end in [0, 4_999_999, 6_000_001] {
+                let why = read(5_000_000, end).expect_err("not within the window").0;
+                assert_eq!(why, format!("a window that ends at {end} for a key at 5000000"));
+            }
+        }
+    }
+}

@@ -1,0 +1,545 @@
+//! The Redis store: usage that many instances share, with one script call per decision.
+//!
+//! A script evaluates and charges all keys of a request in one step and replies what it found; the
+//! decisions are computed from that here. Checks that arrive while a call for the same keys is in
+//! flight are batched.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use slidegate::store::Charge;
+use slidegate::Error;
+use slidegate::reserve::HoldStatus;
+use slidegate::Key;
+use slidegate::store::{PolicyReset, ResetCursor};
+use slidegate::internal::ResetCounts;
+use slidegate::Quota;
+use slidegate::store::StoreFailure;
+use slidegate::store::{DecideError, SharedHoldStore, SharedStore};
+use slidegate::store::{HeldCharge, HoldAnswer, HoldCall, TicketKeyBytes};
+use slidegate::reserve::Ticket;
+use slidegate::store::TicketSecret;
+use slidegate::internal::instant;
+use slidegate::store::KeyInspection;
+use slidegate::Verb;
+
+mod admin;
+mod batch;
+mod call;
+mod calls;
+mod denial_cache;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
+mod held_keys;
+mod holds;
+mod invalidation;
+mod mixed;
+mod names;
+mod native;
+mod options;
+mod reply;
+mod scripts;
+mod server_time;
+mod spread;
+mod ticket_secret;
+
+pub use admin::control_document::{ControlDocument, ControlDocumentId};
+pub use admin::instances::InstanceRecord;
+pub use admin::servers::ServerInfo;
+pub(crate) use call::{Answers, MOST};
+pub use options::RedisOptions;
+pub use redis_once::{BreakerState, ClientCertificate, FailureCounts, FailureKind, NodeState};
+pub use server_time::ClockJumps;
+
+use admin::examine::LastCounts;
+use admin::{claim, control_document, inspect, instances, scan, self_test, servers};
+use batch::Batcher;
+use call::Subjects;
+use calls::{Calls, Counts, EXPIRY_US};
+use held_keys::HeldKeys;
+use invalidation::Denials;
+use names::Names;
+use redis_once::{Client, Failure, LastFailure, ReplyBound, slot};
+use server_time::ServerTimes;
+use spread::{DenialRates, SlotCalls};
+use ticket_secret::TicketSecrets;
+
+/// Usage in Redis, Redis Cluster or a master found through Sentinel, shared by many instances.
+///
+/// It connects on first use. Calls can fail, so a gate needs it within a
+/// [`FallbackStore`](slidegate::store::FallbackStore). Requires a tokio runtime.
+///
+/// ```no_run
+/// use slidegate::{Gate, Policy, PolicySet, Quota, RedisOptions, Request, redis::{FallbackStore, RedisStore}};
+///
+/// # async fn run() -> Result<(), slidegate::Error> {
+/// let store = RedisStore::new(RedisOptions::new("redis://127.0.0.1:6379")?)?;
+/// store.ping().await?;
+/// let per_user = Policy::new("per-user", Quota::per_minute(100))?.with_scope(["user"]);
+/// let gate = Gate::with_store(PolicySet::new([per_user])?, FallbackStore::new(store))?;
+/// assert!(gate.check_async(&Request::new().with("user", "alice")).await.is_allowed());
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct RedisStore {
+    calls: Arc<Calls>,
+    slots: Arc<SlotCalls>,
+    seen: LastCounts,
+    tickets: TicketSecrets,
+    options: RedisOptions,
+}
+
+/// How a shared store has been used since it was created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct RedisStats {
+    /// Script calls made.
+    pub calls: u64,
+    /// Checks that joined another check's call.
+    pub batched: u64,
+    /// Checks denied by a cached denial, without a call.
+    pub cached_denials: u64,
+    /// Calls that reached the server after their deadline and charged nothing.
+    pub late: u64,
+    /// Calls that failed, by kind, after all retries.
+    pub errors: FailureCounts,
+    /// How often the clocks of the servers were seen to jump.
+    pub clock_jumps: ClockJumps,
+    /// The resolution of the servers' clocks as scripts read them, in microseconds: 1, or 1000 where
+    /// [`self_test`](RedisStore::self_test) found that scripts may not call `TIME`.
+    pub clock_resolution_us: u64,
+    /// Keys that the servers have evicted, as far as [`examine`](RedisStore::examine) has found.
+    pub evicted_keys: u64,
+    /// How often the table of instances held what no instance wrote, and was replaced.
+    pub instances_replaced: u64,
+}
+
+impl RedisStore {
+    /// Creates the store, without a connection.
+    ///
+    /// # Errors
+    /// If no connection can be made with these options, such as with an unreadable certificate.
+    pub fn new(options: RedisOptions) -> Result<Self, Error> {
+        let client = Arc::new(Client::new(&options.connection)?);
+        let slots = if client.is_cluster() { usize::from(slot::SLOTS) } else { 1 };
+        let calls = Arc::new(Calls {
+            denials: Denials::new(Arc::clone(&client), options.caches_denials),
+            client,
+            patience: options.connection.deadline,
+            reads_expiry: AtomicBool::new(false),
+            times: ServerTimes::new(slots, instant()),
+            held: HeldKeys::default(),
+            counts: Counts::default(),
+        });
+        Ok(Self {
+            slots: Arc::new(SlotCalls {
+                calls: Arc::clone(&calls),
+                batcher: options.batches_checks.then(Batcher::default),
+                denials: DenialRates::default(),
+            }),
+            calls,
+            seen: LastCounts::default(),
+            tickets: TicketSecrets::new(options.names.ticket_key()),
+            options,
+        })
+    }
+
+    fn subjects(&self, charges: &[Charge<'_>]) -> Subjects {
+        let mut subjects = Subjects::of(charges, &self.options.names);
+        subjects.0.iter_mut().for_each(|subject| subject.quota = self.calls.counted(subject.quota));
+        subjects
+    }
+
+    async fn apply_charges(&self, charges: &[Charge<'_>]) -> Result<Answers, DecideError> {
+        let deadline = self.calls.deadline();
+        let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
+        let subjects = self.subjects(charges);
+        let denials = &self.calls.denials;
+        if charges.iter().any(|charge| charge.part.verb == Verb::Refund) {
+            // Denials cached before the refund arrives must not outlive it.
+            denials.cache.clear();
+            let answers = self.decide(&subjects, cost, deadline).await;
+            denials.invalidate(deadline).await;
+            return answers;
+        }
+        // Waiters must find out what other instances settle.
+        let is_waiting = || charges.iter().any(|charge| charge.is_waiting);
+        if self.options.caches_denials && subjects.may_be_cached() && !is_waiting() {
+            return self.decide_cached(&subjects, cost, deadline).await;
+        }
+        let answers = self.decide(&subjects, cost, deadline).await;
+        for subject in subjects.0.iter().filter(|subject| subject.part.verb == Verb::Penalize) {
+            denials.cache.release(&subject.name, instant());
+        }
+        answers
+    }
+
+    async fn decide_cached(
+        &self,
+        subjects: &Subjects,
+        cost: u64,
+        deadline: Instant,
+    ) -> Result<Answers, DecideError> {
+        let Denials { cache, .. } = &*self.calls.denials;
+        self.calls.denials.subscribe();
+        match cache.answer(subjects, cost, instant()) {
+            Ok(answers) => {
+                self.calls.counts.cached_denials.fetch_add(1, Ordering::Relaxed);
+                Ok(answers)
+            }
+            Err(ticket) => {
+                let answers = self.decide(subjects, cost, deadline).await?;
+                cache.insert(subjects, cost, &answers, ticket);
+                Ok(answers)
+            }
+        }
+    }
+
+    /// Decides subjects in any slots.
+    ///
+    /// If there are several slots, a task of its own charges them: a caller who gives up must not
+    /// leave only some of them charged.
+    async fn decide(
+        &self,
+        subjects: &Subjects,
+        cost: u64,
+        deadline: Instant,
+    ) -> Result<Answers, DecideError> {
+        let parts = self.slots.parts(subjects);
+        if parts.len() == 1 {
+            return Ok(self.slots.decide_part(subjects.clone(), cost, deadline).await?);
+        }
+        let slots = Arc::clone(&self.slots);
+        let decided = match subjects.only_verb() {
+            Some(Verb::Peek | Verb::Refund | Verb::Penalize) => {
+                return Ok(slots.on_each_slot(subjects, cost, deadline).await?);
+            }
+            Some(Verb::Check) => tokio::spawn(async move { slots.check_parts(parts, cost, deadline).await }),
+            None => {
+                let subjects = subjects.clone();
+                tokio::spawn(async move { mixed::in_steps(&slots, &subjects, cost, deadline).await })
+            }
+        };
+        decided.await.unwrap_or_else(|_| Err(spread::ended().into()))
+    }
+
+    /// The call is repeated if its connection is lost. Keys in several slots of a cluster are
+    /// checked without the idempotency key.
+    async fn check_charges_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, DecideError> {
+        let deadline = self.calls.deadline();
+        let subjects = self.subjects(charges);
+        let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
+        let slot = self.calls.slot(&subjects);
+        if subjects.0.iter().any(|subject| self.calls.client.slot(&subject.name) != slot) {
+            return self.apply_charges(charges).await;
+        }
+        let once = self.options.names.once(&subjects.keys(), &subjects.what(cost), id);
+        let unread = LastFailure::default();
+        let answers = self.calls.call(&subjects, &[cost], Some(&once), deadline, &unread).await?;
+        Ok(answers.into_iter().next().unwrap_or_default())
+    }
+
+    /// Nothing is held that no ticket could settle.
+    async fn require_ticket_secret(&self, charges: &[Charge<'_>]) -> Result<(), Failure> {
+        if charges.iter().any(|charge| charge.reserve.is_some()) {
+            self.tickets.sealing(&self.calls).await?;
+        }
+        Ok(())
+    }
+
+    /// Pings every node that accepts writes. Waits longer than a decision, because connections may
+    /// have to be opened first.
+    ///
+    /// # Errors
+    /// If a node did not reply.
+    pub async fn ping(&self) -> Result<(), Error> {
+        self.ping_masters().await.map_err(|failure| error_of(&failure))
+    }
+
+    async fn ping_masters(&self) -> Result<(), Failure> {
+        let deadline = self.calls.deadline() + self.options.connection.connect_timeout;
+        let ping = |_: &str| Some(redis::cmd("PING"));
+        let answers = self.calls.client.on_each_master(ping, ReplyBound::SMALL, deadline).await;
+        let counted = |failure: &Failure| self.calls.client.count(failure);
+        answers.into_iter().try_for_each(|(_, answer)| answer.map(|_| ()).inspect_err(counted))
+    }
+
+    /// Tests that limits are shared: makes the calls of a check, of a reservation and of a reset, on
+    /// a key of its own on every master, and calls each command that scripts call.
+    ///
+    /// Where scripts may not call `TIME`, but may ask for the expiry of a key, they read the clock by
+    /// that from then on, in whole milliseconds: see
+    /// [`clock_resolution_us`](RedisStats::clock_resolution_us). Charges then count for the
+    /// window and a millisecond, so that no more is admitted.
+    ///
+    /// Without an answer it ends within about four seconds for each master.
+    ///
+    /// # Errors
+    /// If a server is not reachable, or refuses something: the text names the server and what it
+    /// refuses.
+    pub async fn self_test(&self) -> Result<(), StoreFailure> {
+        self.ping_masters().await?;
+        Ok(self_test::test_masters(&self.calls).await?)
+    }
+
+    /// Looks for what silently breaks limits, as far as the store's user has the rights: a server
+    /// that evicts keys, keys that were evicted, history that was lost in a failover, a restart or
+    /// a `FLUSHALL`, a clock that jumped. Returns one line for each finding since the last call, and
+    /// clears the cached denials of all instances if usage was lost. Call it from a timer, such as once
+    /// per minute.
+    pub async fn examine(&self) -> Vec<String> {
+        self.seen.examine(&self.calls).await
+    }
+
+    /// What every master says about itself, sorted by address; one that does not reply is missing.
+    /// Needs the rights to `INFO` and `TIME`.
+    pub async fn servers(&self) -> Vec<ServerInfo> {
+        servers::ask(&self.calls).await
+    }
+
+    /// How often to [count](Self::count_instances).
+    pub const COUNT_INTERVAL: Duration = Duration::from_secs(3);
+
+    /// How many instances share the store, this one included: those that have called this within
+    /// the last ten seconds of the server's clock. 1000 stands for any larger number. Call it from
+    /// a timer, every [`COUNT_INTERVAL`](Self::COUNT_INTERVAL), and give the number to
+    /// [`FallbackStore::share_among`](slidegate::store::FallbackStore::share_among).
+    ///
+    /// # Errors
+    /// If the store did not reply, or holds a table that slidegate did not write.
+    pub async fn count_instances(&self) -> Result<u64, Error> {
+        instances::count(&self.calls, None).await.map_err(|failure| error_of(&failure))
+    }
+
+    /// The same, and publishes a record about this instance to the others, for as long as it
+    /// counts. See [`instance_records`](Self::instance_records).
+    ///
+    /// # Errors
+    /// If the record has more than 4096 bytes, or as [`count_instances`](Self::count_instances).
+    pub async fn publish_instance(&self, record: &[u8]) -> Result<u64, Error> {
+        instances::count(&self.calls, Some(record)).await.map_err(|failure| error_of(&failure))
+    }
+
+    /// What the instances that count have [published](Self::publish_instance) about themselves, this
+    /// one included, in no order. At most 1000.
+    ///
+    /// # Errors
+    /// If the store did not reply.
+    pub async fn instance_records(&self) -> Result<Vec<InstanceRecord>, Error> {
+        instances::records(&self.calls).await.map_err(|failure| error_of(&failure))
+    }
+
+    /// How many bytes of the table of instances no instance wrote, of at most 32,000. The next
+    /// [count](Self::count_instances) replaces them.
+    ///
+    /// # Errors
+    /// If the store does not reply, or the table is no text.
+    pub async fn foreign_instances(&self) -> Result<usize, Error> {
+        instances::foreign(&self.calls).await.map_err(|failure| error_of(&failure))
+    }
+
+    /// The id of this instance in [`instance_records`](Self::instance_records).
+    #[must_use]
+    pub fn instance_id(&self) -> &str {
+        &self.calls.denials.instance
+    }
+
+    /// Claims `what` for as long as a duration, which the server's clock measures. Returns whether
+    /// nobody had claimed it: of all instances that ask, one gets true.
+    ///
+    /// # Errors
+    /// If the store did not reply: then it may be claimed or not.
+    pub async fn claim(&self, what: &[u8], duration: Duration) -> Result<bool, Error> {
+        let key = self.options.names.claim(what);
+        claim::claim(&self.calls, &key, duration).await.map_err(|failure| error_of(&failure))
+    }
+
+    /// The control document, unless it still is the one that is `known`; see
+    /// [`replace_control_document`](Self::replace_control_document). Without one its id
+    /// [is absent](ControlDocumentId::is_absent) and its text is empty.
+    ///
+    /// # Errors
+    /// If the store did not reply, or holds a document that slidegate did not write.
+    pub async fn control_document(
+        &self,
+        known: Option<ControlDocumentId>,
+    ) -> Result<Option<ControlDocument>, Error> {
+        control_document::read_document(&self.calls, known).await.map_err(|failure| error_of(&failure))
+    }
+
+    /// Replaces the control document `found`, or its absence, in one step. Returns false if another
+    /// one is stored by now. It stays for as long as the store keeps it, and all instances are
+    /// [notified](Self::control_document_changed).
+    ///
+    /// A store can lose a document, or restore an older one. Give each write a new random
+    /// `revision`, so that two documents of one version differ, and a new random `epoch` after a
+    /// loss.
+    ///
+    /// # Errors
+    /// If the document is larger than a mebibyte, a part of its id is 0, or the store did not
+    /// reply: then it may be written or not.
+    pub async fn replace_control_document(
+        &self,
+        found: ControlDocumentId,
+        document: &ControlDocument,
+    ) -> Result<bool, Error> {
+        control_document::write_document(&self.calls, found, document)
+            .await
+            .map_err(|failure| error_of(&failure))
+    }
+
+    /// Waits until another instance announces that it wrote the control document. Announcements can
+    /// be lost, and can come without a change: read the document from a timer as well.
+    pub async fn control_document_changed(&self) {
+        self.calls.denials.control_document_changed().await;
+    }
+
+    /// How the store has been used since it was created.
+    #[must_use]
+    pub fn stats(&self) -> RedisStats {
+        let Counts { calls, batched, cached_denials, late, instances_replaced } = &self.calls.counts;
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        RedisStats {
+            calls: of(calls),
+            batched: of(batched),
+            cached_denials: of(cached_denials),
+            late: of(late),
+            errors: self.calls.client.errors(),
+            clock_jumps: self.calls.times.counts(),
+            clock_resolution_us: if self.calls.reads_expiry() { EXPIRY_US } else { 1 },
+            evicted_keys: self.seen.evicted_keys(),
+            instances_replaced: of(instances_replaced),
+        }
+    }
+
+    /// The options it was created with.
+    #[must_use]
+    pub fn options(&self) -> &RedisOptions {
+        &self.options
+    }
+
+    /// The state of each node that is known now.
+    #[must_use]
+    pub fn nodes(&self) -> Vec<NodeState> {
+        self.calls.client.state()
+    }
+}
+
+impl SharedStore for RedisStore {
+    async fn apply(&self, charges: &[Charge<'_>]) -> Result<Answers, DecideError> {
+        self.require_ticket_secret(charges).await?;
+        self.apply_charges(charges).await
+    }
+
+    async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, DecideError> {
+        self.require_ticket_secret(charges).await?;
+        self.check_charges_once(charges, id).await
+    }
+
+    async fn peek_blocked(&self, charges: &[Charge<'_>]) -> Result<Answers, DecideError> {
+        let deadline = self.calls.deadline();
+        let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
+        self.decide_cached(&self.subjects(charges), cost, deadline).await
+    }
+
+    async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, StoreFailure> {
+        let deadline = self.calls.deadline();
+        self.calls.denials.cache.clear();
+        let subjects = self.subjects(charges);
+        let deleted = async {
+            let mut was_stored = false;
+            for subject in &subjects.0 {
+                was_stored |= self.calls.delete(&subject.name, deadline).await?;
+            }
+            Ok::<_, Failure>(was_stored)
+        };
+        let was_stored = deleted.await;
+        self.calls.denials.invalidate(deadline).await;
+        Ok(was_stored?)
+    }
+
+    async fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, StoreFailure> {
+        Ok(inspect::inspect(&self.calls, &self.options.names, charges).await?)
+    }
+
+    async fn reset_policy_step(
+        &self,
+        policy: &str,
+        from: Option<&ResetCursor>,
+        keys: u64,
+    ) -> Result<PolicyReset, StoreFailure> {
+        let (place, mut done) =
+            from.map_or((None, ResetCounts::default()), |from| (Some(from.place), from.done));
+        let next = scan::step(&self.calls, policy, place, keys, &mut done).await?;
+        Ok(PolicyReset::after(done, next))
+    }
+
+    /// Scripts count in floating-point numbers, which represent integers up to 2^53 exactly.
+    fn check_quota(&self, quota: &Quota) -> Result<(), Error> {
+        let largest = quota.limit().max(quota.capacity());
+        if largest > MOST {
+            return Err(Error::quota(format!(
+                "invalid limit {largest}: a shared store can count at most {MOST}"
+            )));
+        }
+        Ok(())
+    }
+
+    fn quotas_changed(&self) {
+        self.calls.denials.cache.clear();
+    }
+}
+
+impl SharedHoldStore for RedisStore {
+    fn key_for_ticket(&self, held: &HeldCharge<'_>) -> Vec<u8> {
+        holds::key_for_ticket(held, &self.options.names)
+    }
+
+    fn id_of_key(&self, key: &Key<'_>) -> TicketKeyBytes {
+        Names::untagged(&self.options.names.name(key)).into()
+    }
+
+    fn id_in_ticket(&self, key: &[u8]) -> TicketKeyBytes {
+        holds::id_in_ticket(key)
+    }
+
+    fn seal(&self, ticket: &mut Ticket) {
+        if let Some(secret) = self.tickets.current() {
+            ticket.seal(&secret);
+        }
+    }
+
+    fn ticket_secret(&self) -> Option<TicketSecret> {
+        self.tickets.current()
+    }
+
+    async fn prepare_to_seal(&self) {
+        // A failure fails the reservation as well.
+        let _ = self.tickets.sealing(&self.calls).await;
+    }
+
+    async fn change_holds(
+        &self,
+        ticket: &Ticket,
+        changes: &[HoldCall<'_>],
+    ) -> Result<Option<Vec<HoldAnswer>>, StoreFailure> {
+        if !self.tickets.has_sealed(&self.calls, ticket).await? {
+            return Ok(None);
+        }
+        let mut answers = holds::change(&self.calls, changes).await?;
+        let is_settled = |one: &HoldAnswer| one.status == HoldStatus::AlreadySettled;
+        if answers.iter().any(is_settled) && self.tickets.has_lost(&self.calls, ticket).await? {
+            answers.iter_mut().filter(|one| is_settled(one)).for_each(|one| one.status = HoldStatus::Unknown);
+        }
+        Ok(Some(answers))
+    }
+}
+
+fn error_of(failure: &Failure) -> Error {
+    Error::store(failure.to_string())
+}

@@ -1,0 +1,261 @@
+//! The stored values of the algorithms that count in a few numbers.
+//!
+//! A value is written in the compact form if the numbers fit, as the scripts do.
+
+use super::compact;
+use super::state::{Before, Numbers, Stored, StoredAs, Unusable};
+use super::write::{Bytes, Fields, Write, number};
+use slidegate::internal::{FixedWindow, InFlight, SlidingWindow, State, TokenBucket};
+use slidegate::{Algorithm, Quota};
+use slidegate::internal::SECOND_US;
+
+/// Bits of the newer counter of a compact sliding window, and of the older one.
+const COUNTER_BITS: u32 = 20;
+/// Seconds that a compact value can hold: until the year 2106.
+const MOST_SECONDS: u64 = u32::MAX as u64;
+
+/// A value in the compact form: its window, its end, and the five bytes of its counts.
+fn compact(algorithm: Algorithm, value: &[u8]) -> Option<(u64, u64, u64)> {
+    let mut fields = Fields(value);
+    let tag = fields.byte();
+    let (window_us, end, counts) =
+        (compact::window_us(fields.next(2)), fields.next(4) * SECOND_US, fields.next(5));
+    let is_own = compact::tag(algorithm) == Some(tag);
+    (is_own && window_us > 0).then_some((window_us, end, counts))
+}
+
+/// The compact form, if the window and the end have one.
+fn write_compact(quota: &Quota, end: u64, counts: u64) -> Option<Bytes> {
+    let head = compact::head(quota.algorithm(), quota.window_code());
+    let fits = head > 0 && end.is_multiple_of(SECOND_US) && end / SECOND_US <= MOST_SECONDS;
+    fits.then(|| Bytes::default().with(head, 3).with(end / SECOND_US, 4).with(counts, 5))
+}
+
+/// The same value with other numbers from this byte on, each with its width.
+fn replaced(value: &[u8], from: usize, numbers: &[(u64, usize)]) -> Bytes {
+    let mut bytes = Bytes::default();
+    bytes.extend(&value[..from]);
+    let mut bytes = numbers.iter().fold(bytes, |bytes, (number, width)| bytes.with(*number, *width));
+    let length = bytes.len();
+    bytes.extend(&value[length..]);
+    bytes
+}
+
+/// In place if the value keeps its length and its end, because then it keeps its expiry.
+fn in_place_or_whole(bytes: Bytes, before: &Before, end: u64, expire_at_ms: u64) -> Write {
+    if before.expires == end && before.length == bytes.len() {
+        Write::Patch { head: bytes, entry: None, expire_at_ms: None }
+    } else {
+        Write::Value { bytes, expire_at_ms }
+    }
+}
+
+impl StoredAs for FixedWindow {
+    type Value<'v> = Self;
+}
+
+impl<'v> Stored<'v> for FixedWindow {
+    const NUMBER: u8 = 1;
+
+    fn read(value: &'v [u8]) -> Option<(Self, Option<u64>)> {
+        if value.len() == compact::BYTES {
+            let (window_us, end, used) = compact(Algorithm::FixedWindow, value)?;
+            return Some((Self::from_parts(end, used), Some(window_us)));
+        }
+        let mut fields = Fields(value);
+        let is_own = value.len() == 21 && fields.byte() == 0x11;
+        is_own.then(|| {
+            let window_us = fields.next(6);
+            (Self::from_parts(fields.next(7), fields.next(7)), Some(window_us))
+        })
+    }
+
+    fn moment(&self) -> u64 {
+        self.parts().0
+    }
+
+    fn expires(&self, has_same_window: bool) -> u64 {
+        if has_same_window { self.parts().0 } else { 0 }
+    }
+
+    fn counts_until(&self, _quota: &Quota, _settled: u64) -> u64 {
+        let (end, _) = self.parts();
+        end
+    }
+
+    fn align(&mut self, quota: &Quota) {
+        Self::align(self, quota);
+    }
+
+    fn refund_kept(&self, _own: &Quota, _settled: u64, refunded: u64, value: &[u8]) -> Option<Bytes> {
+        let (_, used) = self.parts();
+        let (counts_from, width) = if value.len() == compact::BYTES { (7, 5) } else { (14, 7) };
+        Some(replaced(value, counts_from, &[(used.saturating_sub(refunded), width)]))
+    }
+
+    fn numbers(&self, numbers: Numbers) -> Numbers {
+        let (end, used) = self.parts();
+        numbers.with(end).with(used)
+    }
+
+    fn write(&self, quota: &Quota, now: u64, before: &Before) -> Result<Option<Write>, Unusable> {
+        let (end, used) = self.parts();
+        let bytes = (used < 1 << 40).then(|| write_compact(quota, end, used)).flatten();
+        let wide = || Bytes::default().with(0x11, 1).with(quota.window_code(), 6).with(end, 7).with(used, 7);
+        let ttl_ms = (end - now + quota.slack_us()).div_ceil(1000) + 5000;
+        Ok(Some(in_place_or_whole(bytes.unwrap_or_else(wide), before, end, now / 1000 + ttl_ms)))
+    }
+}
+
+impl StoredAs for SlidingWindow {
+    type Value<'v> = Self;
+}
+
+impl<'v> Stored<'v> for SlidingWindow {
+    const NUMBER: u8 = 2;
+
+    fn read(value: &'v [u8]) -> Option<(Self, Option<u64>)> {
+        if value.len() == compact::BYTES {
+            let (window_us, end, counts) = compact(Algorithm::SlidingWindow, value)?;
+            let (previous, current) = (counts >> COUNTER_BITS, counts & ((1 << COUNTER_BITS) - 1));
+            return Some((Self::from_parts(end, previous, current), Some(window_us)));
+        }
+        let mut fields = Fields(value);
+        let is_own = value.len() == 28 && fields.byte() == 0x12;
+        is_own.then(|| {
+            let window_us = fields.next(6);
+            (Self::from_parts(fields.next(7), fields.next(7), fields.next(7)), Some(window_us))
+        })
+    }
+
+    fn moment(&self) -> u64 {
+        self.parts().0
+    }
+
+    /// With usage in the current window, the value was stored until the end of the next.
+    fn expires(&self, has_same_window: bool) -> u64 {
+        let (end, _, current) = self.parts();
+        if current > 0 && has_same_window { end } else { 0 }
+    }
+
+    fn counts_until(&self, quota: &Quota, _settled: u64) -> u64 {
+        let (end, _, _) = self.parts();
+        end + quota.window_us()
+    }
+
+    fn refund_kept(&self, own: &Quota, settled: u64, refunded: u64, value: &[u8]) -> Option<Bytes> {
+        let mut left = *self;
+        left.refund(own, settled, refunded);
+        let (end, previous, current) = left.parts();
+        Some(if value.len() == compact::BYTES {
+            replaced(value, 3, &[(end / SECOND_US, 4), (previous << COUNTER_BITS | current, 5)])
+        } else {
+            replaced(value, 7, &[(end, 7), (previous, 7), (current, 7)])
+        })
+    }
+
+    fn numbers(&self, numbers: Numbers) -> Numbers {
+        let (end, previous, current) = self.parts();
+        numbers.with(end).with(previous).with(current)
+    }
+
+    fn write(&self, quota: &Quota, now: u64, before: &Before) -> Result<Option<Write>, Unusable> {
+        let (end, previous, current) = self.parts();
+        let fits = previous.max(current) < 1 << COUNTER_BITS;
+        let counts = || write_compact(quota, end, previous << COUNTER_BITS | current);
+        let bytes = fits.then(counts).flatten();
+        let wide = || {
+            let head = Bytes::default().with(0x12, 1).with(quota.window_us(), 6);
+            head.with(end, 7).with(previous, 7).with(current, 7)
+        };
+        // The end may be up to a second more than a window ahead.
+        let next = if current > 0 { quota.window_us() } else { 0 };
+        let ttl_ms = (end - now + next) / 1000 + 4000;
+        Ok(Some(in_place_or_whole(bytes.unwrap_or_else(wide), before, end, now / 1000 + ttl_ms)))
+    }
+}
+
+impl StoredAs for TokenBucket {
+    type Value<'v> = Self;
+}
+
+impl<'v> Stored<'v> for TokenBucket {
+    const NUMBER: u8 = 3;
+
+    fn read(value: &'v [u8]) -> Option<(Self, Option<u64>)> {
+        let mut fields = Fields(value);
+        let is_own = value.len() == 27 && fields.byte() == 0x13;
+        is_own.then(|| {
+            let window_us = fields.next(6);
+            (Self::from_parts(fields.next(7), fields.next(7), fields.next(6)), Some(window_us))
+        })
+    }
+
+    fn moment(&self) -> u64 {
+        self.parts().0
+    }
+
+    fn counts_until(&self, quota: &Quota, settled: u64) -> u64 {
+        settled.saturating_add(self.wait_us(quota, settled, 0))
+    }
+
+    fn cut(&self, quota: &Quota) -> Option<u64> {
+        let (_, level, fraction) = self.parts();
+        let is_more = level.saturating_add(u64::from(fraction > 0)) > quota.max_used();
+        is_more.then(|| level.saturating_sub(quota.max_used()))
+    }
+
+    /// What is left drains as before, since the same time.
+    fn refund_kept(&self, _own: &Quota, _settled: u64, refunded: u64, value: &[u8]) -> Option<Bytes> {
+        let level = number(&value[14..21]);
+        Some(replaced(value, 14, &[(level.saturating_sub(refunded), 7)]))
+    }
+
+    fn numbers(&self, numbers: Numbers) -> Numbers {
+        let (_, level, fraction) = self.parts();
+        numbers.with(level).with(fraction)
+    }
+
+    /// The expiry changes with every charge: it is the time until the bucket is empty, rounded down,
+    /// and four seconds. The content may have been computed at a time up to a second ahead.
+    fn write(&self, quota: &Quota, now: u64, _before: &Before) -> Result<Option<Write>, Unusable> {
+        let (at, level, fraction) = self.parts();
+        let bytes = Bytes::default().with(0x13, 1).with(quota.window_us(), 6).with(at, 7);
+        let bytes = bytes.with(level, 7).with(fraction, 6);
+        let used = u128::from(level) + u128::from(fraction > 0);
+        let drains_us = used * u128::from(quota.window_us()) / u128::from(quota.limit().max(1));
+        // Redis refuses times that do not fit in 63 bits.
+        let ttl_us = u64::try_from(drains_us).unwrap_or(u64::MAX).saturating_add(at - now).min(1 << 61);
+        let ttl_ms = ttl_us / 1000 + 4000;
+        Ok(Some(Write::Value { bytes, expire_at_ms: now / 1000 + ttl_ms }))
+    }
+}
+
+impl StoredAs for InFlight {
+    type Value<'v> = Self;
+}
+
+impl<'v> Stored<'v> for InFlight {
+    const NUMBER: u8 = 5;
+
+    fn read(_value: &'v [u8]) -> Option<(Self, Option<u64>)> {
+        Some((Self, None))
+    }
+
+    fn moment(&self) -> u64 {
+        0
+    }
+
+    fn counts_until(&self, _quota: &Quota, settled: u64) -> u64 {
+        settled
+    }
+
+    fn numbers(&self, numbers: Numbers) -> Numbers {
+        numbers
+    }
+
+    /// It has no usage to store.
+    fn write(&self, _quota: &Quota, _now: u64, _before: &Before) -> Result<Option<Write>, Unusable> {
+        Ok(None)
+    }
+}
