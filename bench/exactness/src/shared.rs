@@ -4,12 +4,15 @@
 //! when it had the decision, so an excess counts as far as it is certain.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
-use slidegate::{DecisionSource, Gate, OnStoreError, Policy, PolicySet, Quota, RedisOptions, Request, redis::{FallbackStore, RedisStore}};
+use slidegate::store::FallbackStore;
+use slidegate::{DecisionSource, Gate, OnStoreError, Policy, PolicySet, Quota, Request};
+use slidegate_redis::{RedisOptions, RedisStore};
 use slidegate_testkit::redis::{RedisCluster, RedisServer};
 use slidegate_testkit::window_checker::{Admission, greatest_in_one_window};
 

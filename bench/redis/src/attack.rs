@@ -7,7 +7,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use slidegate::{Algorithm, DecisionSource, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate};
+use slidegate::{Algorithm, DecisionSource, Gate, Policy, PolicySet, Quota, Request};
+use slidegate_redis::{RedisGate, RedisOptions, RedisStore};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
@@ -72,7 +73,7 @@ pub(crate) async fn run(server: &Server, options: &Options) -> Result<(), Failed
 impl Round {
     /// Runs the client for this time, with attackers that name pages from this number on, if any.
     #[allow(clippy::disallowed_methods)] // the clock is what is read here
-    async fn of(gate: &Arc<SharedGate>, time: Duration, pages: Option<u64>) -> Result<Self, Failed> {
+    async fn of(gate: &Arc<RedisGate>, time: Duration, pages: Option<u64>) -> Result<Self, Failed> {
         let mut attackers = JoinSet::new();
         for attacker in (0..ATTACKERS).filter(|_| pages.is_some()) {
             let (gate, first) = (Arc::clone(gate), pages.unwrap_or_default());
@@ -116,7 +117,7 @@ impl Round {
 
 /// Checks at the attackers' rate for this time; returns how many completed.
 #[allow(clippy::disallowed_methods)] // the clock is what is read here
-async fn attack_for(gate: Arc<SharedGate>, time: Duration, attacker: u64, first: u64) -> u64 {
+async fn attack_for(gate: Arc<RedisGate>, time: Duration, attacker: u64, first: u64) -> u64 {
     let room = Arc::new(Semaphore::new(MOST_WAITING));
     let mut ticks = interval(Duration::from_secs(1) / RATE);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
@@ -140,18 +141,18 @@ async fn attack_for(gate: Arc<SharedGate>, time: Duration, attacker: u64, first:
 
 /// Two policies with scopes that an attacker chooses, and one for the client. Counters, because
 /// logs would measure Redis.
-fn gate(server: &Server) -> Result<SharedGate, Failed> {
+fn gate(server: &Server) -> Result<RedisGate, Failed> {
     let quota = |limit| Quota::new(limit, WINDOW).map(|quota| quota.with_algorithm(Algorithm::FixedWindow));
     let policies = PolicySet::new([
         Policy::new("per-attacker", quota(1)?)?.with_scope(["attacker"]),
         Policy::new("per-page", quota(1_000_000)?)?.with_scope(["page"]),
         Policy::new("per-user", quota(1_000_000_000)?)?.with_scope(["user"]),
     ])?;
-    Ok(SharedGate::redis(policies, RedisOptions::new(&server.url())?)?)
+    Ok(Gate::shared(policies, RedisStore::new(RedisOptions::new(&server.url())?)?)?)
 }
 
 /// A request that is denied and not yet cached.
-async fn attack(gate: &SharedGate, attacker: u64, page: u64) {
+async fn attack(gate: &RedisGate, attacker: u64, page: u64) {
     let (attacker, page) = (attacker.to_string(), page.to_string());
     let request = Request::new().with("attacker", attacker.as_str()).with("page", page.as_str());
     gate.check_async(&request).await;
@@ -159,7 +160,7 @@ async fn attack(gate: &SharedGate, attacker: u64, page: u64) {
 
 /// Waits until a denial comes from the cache.
 #[allow(clippy::disallowed_methods)] // the clock is what is read here
-async fn until_it_remembers(gate: &SharedGate) -> Result<(), Failed> {
+async fn until_it_remembers(gate: &RedisGate) -> Result<(), Failed> {
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
         for attacker in 0..ATTACKERS {

@@ -4,7 +4,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use slidegate::{Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, reserve::Ticket};
+use slidegate::reserve::Ticket;
+use slidegate::{Gate, Policy, PolicySet, Quota, Request};
+use slidegate_redis::{RedisGate, RedisOptions, RedisStore};
 use tokio::task::JoinSet;
 
 use crate::Failed;
@@ -62,21 +64,17 @@ pub(crate) async fn run(server: &Server, options: &Options) -> Result<(), Failed
 }
 
 /// A gate whose calls are neither batched nor answered by cached denials.
-pub(crate) fn gate(server: &Server) -> Result<Arc<SharedGate>, Failed> {
+pub(crate) fn gate(server: &Server) -> Result<Arc<RedisGate>, Failed> {
     let quota = Quota::new(LIMIT.into(), WINDOW)?.with_slots(LIMIT);
     let policies = PolicySet::new([Policy::new("bench", quota)?.with_scope(["user"])])?;
     let redis = RedisOptions::new(&server.url())?.with_deadline(DEADLINE).with_connect_timeout(DEADLINE);
     let redis = redis.without_batching().without_denial_cache();
-    Ok(Arc::new(SharedGate::redis(policies, redis)?))
+    Ok(Arc::new(Gate::shared(policies, RedisStore::new(redis)?)?))
 }
 
 impl Row {
     /// Opens the holds, and makes each call once, so that scripts are loaded.
-    pub(crate) async fn new(
-        open: usize,
-        gate: &Arc<SharedGate>,
-        meter: &mut Meter,
-    ) -> Result<Self, Failed> {
+    pub(crate) async fn new(open: usize, gate: &Arc<RedisGate>, meter: &mut Meter) -> Result<Self, Failed> {
         let mut row = Self { open, tickets: vec![VecDeque::new(); KEYS], rounds: Vec::new() };
         for _ in 0..open {
             row.open_more(gate, 1).await?;
@@ -90,7 +88,7 @@ impl Row {
     }
 
     /// Reserves on each key so often.
-    async fn reserve(&self, gate: &Arc<SharedGate>, each: usize) -> Result<Vec<Ticket>, Failed> {
+    async fn reserve(&self, gate: &Arc<RedisGate>, each: usize) -> Result<Vec<Ticket>, Failed> {
         let users = (0..KEYS * each).map(|at| self.user(at % KEYS));
         in_flight(users, gate, |gate, user| async move {
             let request = Request::new().with("user", user.as_str());
@@ -101,7 +99,7 @@ impl Row {
     }
 
     /// Reserves on each key so often, and keeps that open.
-    async fn open_more(&mut self, gate: &Arc<SharedGate>, each: usize) -> Result<(), Failed> {
+    async fn open_more(&mut self, gate: &Arc<RedisGate>, each: usize) -> Result<(), Failed> {
         for _ in 0..each {
             for (at, ticket) in self.reserve(gate, 1).await?.into_iter().enumerate() {
                 self.tickets[at].push_back(ticket);
@@ -110,7 +108,11 @@ impl Row {
         Ok(())
     }
 
-    pub(crate) async fn round(&mut self, gate: &Arc<SharedGate>, meter: &mut Meter) -> Result<[Cost; 4], Failed> {
+    pub(crate) async fn round(
+        &mut self,
+        gate: &Arc<RedisGate>,
+        meter: &mut Meter,
+    ) -> Result<[Cost; 4], Failed> {
         let before = meter.read().await?;
         let users = (0..KEYS * EACH).map(|at| self.user(at % KEYS));
         let checked = in_flight(users, gate, |gate, user| async move {
@@ -123,7 +125,8 @@ impl Row {
         let checked = meter.read().await?;
         let tickets = self.reserve(gate, EACH).await?;
         let reserved = meter.read().await?;
-        in_flight(tickets, gate, |gate, ticket| async move { Ok(gate.settle_async(&ticket, 1).await?) }).await?;
+        in_flight(tickets, gate, |gate, ticket| async move { Ok(gate.settle_async(&ticket, 1).await?) })
+            .await?;
         let settled = meter.read().await?;
         // What was open for longest, which other holds have been settled beside. Nothing is open in
         // the first row: there it settles the newest again.
@@ -133,7 +136,8 @@ impl Row {
             self.tickets.iter_mut().flat_map(|of_key| of_key.drain(..EACH)).collect()
         };
         let before_oldest = meter.read().await?;
-        in_flight(oldest, gate, |gate, ticket| async move { Ok(gate.settle_async(&ticket, 1).await?) }).await?;
+        in_flight(oldest, gate, |gate, ticket| async move { Ok(gate.settle_async(&ticket, 1).await?) })
+            .await?;
         let settled_oldest = meter.read().await?;
         if self.open > 0 {
             self.open_more(gate, EACH).await?;
@@ -161,8 +165,8 @@ impl Row {
 /// Makes these calls, [`TASKS`] at a time. Returns their results in the order of the calls.
 async fn in_flight<A, R, F>(
     of: impl IntoIterator<Item = A>,
-    gate: &Arc<SharedGate>,
-    call: impl Fn(Arc<SharedGate>, A) -> F,
+    gate: &Arc<RedisGate>,
+    call: impl Fn(Arc<RedisGate>, A) -> F,
 ) -> Result<Vec<R>, Failed>
 where
     F: Future<Output = Result<R, Failed>> + Send + 'static,

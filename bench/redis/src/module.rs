@@ -10,8 +10,8 @@ use slidegate::{Algorithm, Quota};
 use crate::Failed;
 use crate::drive::{Until, Users, drive};
 use crate::figures::{float, median, ratio};
-use crate::options::Options;
 use crate::holds::{self, CALLS, Row};
+use crate::options::Options;
 use crate::peers::{Habits, Peer, WINDOW, gate, gate_of};
 use crate::server::{Meter, Server};
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use redis::Script;
 use redis::aio::MultiplexedConnection;
-use slidegate::{Algorithm, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate};
+use slidegate::{Algorithm, Gate, Policy, PolicySet, Quota, Request};
+use slidegate_redis::{RedisGate, RedisOptions, RedisStore};
 
 use crate::Failed;
 use crate::server::Server;
@@ -82,7 +83,7 @@ impl Contender {
 /// A contender with its connection.
 #[derive(Debug)]
 pub(crate) enum Peer {
-    Slidegate(Box<SharedGate>),
+    Slidegate(Box<RedisGate>),
     Rival(Rival),
 }
 
@@ -170,8 +171,12 @@ impl Rival {
             }
             Contender::Gcra => call.arg((window_us / u128::from(self.limit)).to_string()).arg(self.limit),
             Contender::IncrexScript => {
-                let [_, added]: [i64; 2] =
-                    call.arg(1).arg(self.limit).arg(window_ms.to_string()).invoke_async(&mut connection).await?;
+                let [_, added]: [i64; 2] = call
+                    .arg(1)
+                    .arg(self.limit)
+                    .arg(window_ms.to_string())
+                    .invoke_async(&mut connection)
+                    .await?;
                 return Ok(added == 1);
             }
             _ => call.arg(window_ms.to_string()).arg(self.limit),
@@ -220,17 +225,18 @@ pub(crate) fn gate_of(server: &Server, quotas: &[Quota], habits: Habits) -> Resu
         Ok::<_, Failed>(Policy::new(name, *quota)?.with_scope(["user"]))
     };
     let policies = PolicySet::new(quotas.iter().enumerate().map(policy).collect::<Result<Vec<_>, _>>()?)?;
-    let mut options = RedisOptions::new(&server.url())?.with_deadline(DEADLINE).with_connect_timeout(DEADLINE);
+    let mut options =
+        RedisOptions::new(&server.url())?.with_deadline(DEADLINE).with_connect_timeout(DEADLINE);
     if !habits.coalesces {
         options = options.without_batching();
     }
     if !habits.remembers {
         options = options.without_denial_cache();
     }
-    Ok(Peer::Slidegate(Box::new(SharedGate::redis(policies, options)?)))
+    Ok(Peer::Slidegate(Box::new(Gate::shared(policies, RedisStore::new(options)?)?)))
 }
 
-async fn check(gate: &SharedGate, user: u64) -> bool {
+async fn check(gate: &RedisGate, user: u64) -> bool {
     let name = format!("user-{user:07}");
     let request = Request::new().with("user", name.as_str());
     gate.check_async(&request).await.is_allowed()

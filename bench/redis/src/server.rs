@@ -130,7 +130,8 @@ impl Meter {
     }
 
     pub(crate) async fn has_command(&mut self, name: &str) -> RedisResult<bool> {
-        let info: Vec<redis::Value> = redis::cmd("COMMAND").arg("INFO").arg(name).query_async(&mut self.0).await?;
+        let info: Vec<redis::Value> =
+            redis::cmd("COMMAND").arg("INFO").arg(name).query_async(&mut self.0).await?;
         Ok(matches!(info.first(), Some(redis::Value::Array(_))))
     }
 

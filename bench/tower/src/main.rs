@@ -19,9 +19,9 @@ use axum::body::Body;
 use axum::extract::{ConnectInfo, Request};
 use axum::response::Response;
 use cpu_time::ThreadTime;
+use slidegate::{Algorithm, Gate, Policy, PolicySet, Quota};
 use slidegate_http::headers::{Draft, HeaderOptions};
 use slidegate_http::layer::{Attribute, RateLimitLayer, RateLimitLayerBuilder, Refund};
-use slidegate::{Algorithm, Gate, Policy, PolicySet, Quota};
 use tower::{Layer, Service};
 use tower_governor::GovernorLayer;
 use tower_governor::governor::GovernorConfigBuilder;
@@ -63,7 +63,8 @@ fn main() {
     });
     let mut rows = contenders();
     let is_name = rows.iter().any(|row| row.name == options.filter);
-    let is_wanted = |name: &str| if is_name { name == options.filter } else { name.contains(&options.filter) };
+    let is_wanted =
+        |name: &str| if is_name { name == options.filter } else { name.contains(&options.filter) };
     rows.retain(|row| row.name == BARE || is_wanted(row.name));
     for row in &mut rows {
         // Create the keys and warm up the memory before measuring.
@@ -180,9 +181,8 @@ fn contenders() -> Vec<Row> {
     let every = Duration::from_nanos(1);
     let hour = Duration::from_secs(3600);
 
-    let governor = Arc::new(
-        GovernorConfigBuilder::default().period(every).burst_size(MUCH).finish().expect("valid"),
-    );
+    let governor =
+        Arc::new(GovernorConfigBuilder::default().period(every).burst_size(MUCH).finish().expect("valid"));
     let told = Arc::new(
         GovernorConfigBuilder::default()
             .period(every)
@@ -217,11 +217,7 @@ fn contenders() -> Vec<Row> {
             built(slidegate(much(), x_ratelimit).without_extension()).layer(Bare),
         ),
         row("slidegate, X-RateLimit fields", 200, built(slidegate(much(), x_ratelimit)).layer(Bare)),
-        row(
-            "slidegate, default fields",
-            200,
-            built(slidegate(much(), HeaderOptions::default())).layer(Bare),
-        ),
+        row("slidegate, default fields", 200, built(slidegate(much(), HeaderOptions::default())).layer(Bare)),
         row(
             "slidegate, default fields, refund not due",
             200,

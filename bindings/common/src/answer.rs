@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use serde::{Serialize, Serializer};
-use slidegate_http::headers::{HeaderOptions, Problem};
 use slidegate::reserve::{Settlement, Ticket};
 use slidegate::{Decision, Decisions, PolicyDecision};
+use slidegate_http::headers::{HeaderOptions, Problem};
 
 /// What a gate decided on a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

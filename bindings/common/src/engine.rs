@@ -7,12 +7,13 @@ use std::sync::{PoisonError, RwLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use slidegate_http::headers::{Draft, HeaderOptions, XRateLimit};
 use slidegate::reserve::{Extension, HoldOptions, Settlement, Ticket};
 use slidegate::{Algorithm, Gate, ManualClock, MemoryStore, Quota, Request, Verb};
 #[cfg(feature = "redis")]
-use slidegate::{RedisOptions, SharedGate};
 use slidegate_config::policies::Policies;
+use slidegate_http::headers::{Draft, HeaderOptions, XRateLimit};
+use slidegate_redis::RedisOptions;
+use slidegate_redis::{RedisGate, RedisStore};
 
 use crate::{Amount, Answer, BindingError, Call, Settled};
 
@@ -62,7 +63,7 @@ pub struct Engine {
 enum AnyGate {
     Memory(Box<Gate>),
     #[cfg(feature = "redis")]
-    Shared(Box<SharedGate>),
+    Shared(Box<RedisGate>),
 }
 
 /// The same expression for either gate.
@@ -101,7 +102,7 @@ impl Engine {
         }
         let headers = options.headers()?;
         let Policies { set, addresses, .. } = policies;
-        let gate = AnyGate::Shared(Box::new(SharedGate::redis(set, shared.redis(url)?)?));
+        let gate = AnyGate::Shared(Box::new(Gate::shared(set, RedisStore::new(shared.redis(url)?)?)?));
         Ok(Self { gate, headers, addresses: RwLock::new(addresses) })
     }
 

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use slidegate_http::headers::{HeaderOptions, Problem};
 use slidegate::{Algorithm, Decision, Quota};
 use slidegate_bindings::{BindingError, EngineOptions, quota};
+use slidegate_http::headers::{HeaderOptions, Problem};
 
 use crate::clock::ManualClock;
 use crate::convert::{bytes_of, guarded, raise, units};

@@ -9,12 +9,11 @@ use std::future::poll_fn;
 use std::mem::{self, ManuallyDrop};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::process;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
-use std::thread;
 use std::time::Duration;
+use std::{process, thread};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -233,7 +232,7 @@ impl Shared {
     ) -> PyResult<Self> {
         let shared = Self { url, headers, options, state: Mutex::new(SharedState { policies, gate: None }) };
         shared.headers.headers().map_err(raise)?;
-        slidegate::RedisOptions::new(&shared.url).map_err(|error| invalid(error.to_string()))?;
+        slidegate_redis::RedisOptions::new(&shared.url).map_err(|error| invalid(error.to_string()))?;
         Ok(shared)
     }
 

@@ -12,12 +12,12 @@
 use std::error::Error;
 use std::net::SocketAddr;
 
-use axum::{Router, routing::get};
-use slidegate::{
-    Gate, Policy, PolicySet, Quota, RedisOptions,
-    redis::{FallbackStore, RedisStore},
-};
+use axum::Router;
+use axum::routing::get;
+use slidegate::store::FallbackStore;
+use slidegate::{Gate, Policy, PolicySet, Quota};
 use slidegate_http::layer::{Attribute, Limited, RateLimitLayer};
+use slidegate_redis::{RedisOptions, RedisStore};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {

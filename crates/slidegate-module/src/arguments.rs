@@ -1,6 +1,6 @@
 //! Arguments of commands, numbers and words, and those with which the module is loaded.
 
-use slidegate::stored::Requests;
+use slidegate_stored::Requests;
 
 /// The largest limit and cost: scripts count in doubles, which are exact up to here.
 pub(crate) const MOST: u64 = (1 << 53) - 1;

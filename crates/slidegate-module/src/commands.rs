@@ -4,11 +4,11 @@ use std::ffi::c_int;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use slidegate::internal::{millis_ceil, secs_ceil};
-use slidegate::stored::{
+use slidegate::{Algorithm, Decision, Quota};
+use slidegate_stored::{
     ChangeCall, DecideCall, Decided, Item, Pair, Reply, Requests, Unusable, UnusableKey, check, decide,
     quota_of,
 };
-use slidegate::{Algorithm, Decision, Quota};
 
 use crate::api::{Arguments, Context, Key, WrongType, entry_points, server_time_us};
 use crate::arguments::{MOST, named, number, requests};

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use slidegate::stored::{Effect, Pair, Patch, Write};
+use slidegate_stored::{Effect, Pair, Patch, Write};
 
 use crate::api::Key;
 

@@ -14,13 +14,13 @@ use std::hash::BuildHasher;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use redis_once::{Executed, Failure, FailureKind, LastFailure};
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
 use super::call::{Answers, Subjects};
 use super::calls::Calls;
-use redis_once::{Executed, Failure, FailureKind, LastFailure};
 
 /// The maximum number of checks in one call: large enough that a hot key needs few calls, small
 /// enough that the replies are distributed within a millisecond.
@@ -199,7 +199,7 @@ impl Worker {
     /// The next batch, of checks whose callers still wait. If there is none, the queue is removed
     /// before another check can join it.
     fn next(&self) -> Option<Vec<Waiter>> {
-        let now = crate::time::instant();
+        let now = slidegate::internal::instant();
         // For one key, checks of the same cost that follow one another are one step.
         let is_alone = self.subjects.alone().is_some();
         loop {
@@ -247,18 +247,18 @@ fn overloaded() -> Failure {
 mod tests {
     use std::time::Duration;
 
-    use super::*;
-    use slidegate::internal::Part;
     use slidegate::Quota;
-    use crate::call::Subject;
-    use crate::{RedisOptions, RedisStore};
     use slidegate::internal::instant;
+
+    use super::*;
+    use crate::call::{Subject, check_of_nothing};
+    use crate::{RedisOptions, RedisStore};
 
     fn worker(batcher: &Batcher, user: u64) -> Worker {
         let subject = Subject {
             name: format!("sg1:p:{user}").into_bytes(),
             quota: Quota::per_minute(1),
-            part: Part::check_of_nothing(),
+            part: check_of_nothing(),
             own_cost: None,
             key: 0,
             hold: None,

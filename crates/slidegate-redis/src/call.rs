@@ -2,24 +2,19 @@
 
 use std::hash::{Hash, Hasher};
 
-use smallvec::SmallVec;
-
-use super::names::Names;
-use super::scripts::{Scripts, position};
 use redis_once::{ReplyBound, Script};
-
-use super::native::NativeCommand;
+use slidegate::internal::{Holds, MAX_HOLDS, NewHold, Part, PerCharge};
 use slidegate::store::Charge;
-use slidegate::Excess;
-use slidegate::internal::{Part, PerCharge};
-use slidegate::Decision;
-use slidegate::internal::{Holds, MAX_HOLDS, NewHold};
-use slidegate::{Algorithm, Quota};
+use slidegate::{Algorithm, Decision, Excess, Quota, Role, Verb};
 use slidegate_stored::call::{
     CallPart, DecideCall, MAX_PARTS, MAX_REQUESTS, hold_bytes, linger_ms, mode_letters,
 };
 use slidegate_stored::{compact, letter, quota_bytes};
-use slidegate::{Role, Verb};
+use smallvec::SmallVec;
+
+use super::names::Names;
+use super::native::NativeCommand;
+use super::scripts::{Scripts, position};
 
 /// Largest limit and cost.
 pub(crate) const MOST: u64 = Quota::MAX_COUNT;
@@ -334,4 +329,10 @@ fn packed(quota: &Quota) -> Vec<u8> {
         }
     }
     bytes
+}
+/// A check of cost 0 under an enforced policy.
+#[cfg(test)]
+pub(crate) fn check_of_nothing() -> Part {
+    let (verb, role, excess) = (Verb::Check, Role::Deciding, Excess::Refuse);
+    Part { verb, role, cost: 0, enforced: true, excess, over_limit: false }
 }

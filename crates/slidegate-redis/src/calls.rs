@@ -5,6 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use redis::Value;
+use redis_once::{Call, Client, Executed, Failure, FailureKind, LastFailure, Native, ReplyBound};
+use slidegate::Quota;
+use slidegate::internal::instant;
 use tokio::time::Instant;
 
 use super::call::{Answers, CallTerms, MOST, Subjects};
@@ -15,9 +18,6 @@ use super::native::NativeCommand;
 use super::reply::{Reply, Unreadable, number, read};
 use super::scripts::Scripts;
 use super::server_time::ServerTimes;
-use slidegate::Quota;
-use slidegate::internal::instant;
-use redis_once::{Call, Client, Executed, Failure, FailureKind, LastFailure, Native, ReplyBound};
 
 /// The state that calls use, including calls whose caller has gone away.
 #[derive(Debug)]

@@ -23,14 +23,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use slidegate::internal::{HashSeed, Waits};
+use slidegate::{Decision, DecisionSource, Verb};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::call::{Answers, Subjects};
-use slidegate::{Decision, DecisionSource};
-use slidegate::internal::Waits;
-use slidegate::internal::HashSeed;
-use slidegate::Verb;
 
 /// The maximum number of denials in a set. They are compared one by one.
 const WAYS: usize = 8;
@@ -100,7 +98,7 @@ impl Default for DenialCache {
         Self {
             sets: (0..SETS).map(|_| Mutex::default()).collect(),
             releases: (0..RELEASES).map(|_| AtomicU64::new(0)).collect(),
-            created: crate::time::instant(),
+            created: slidegate::internal::instant(),
             secret: HashSeed::random(),
             subscribed: AtomicBool::new(false),
             generation: AtomicU64::new(0),
@@ -263,12 +261,11 @@ impl Set {
 
 #[cfg(test)]
 mod tests {
+
+    use slidegate::{Quota, Timestamp, Verdict};
+
     use super::*;
-    use slidegate::internal::Part;
-    use slidegate::Verdict;
-    use slidegate::Quota;
-    use crate::call::Subject;
-    use slidegate::Timestamp;
+    use crate::call::{Subject, check_of_nothing};
 
     const HOUR_US: u64 = 3_600_000_000;
 
@@ -276,7 +273,7 @@ mod tests {
         let subject = Subject {
             name: format!("sg1:p:{user}").into_bytes(),
             quota: Quota::per_hour(1),
-            part: Part::check_of_nothing(),
+            part: check_of_nothing(),
             own_cost: None,
             key: 0,
             hold: None,
@@ -319,7 +316,7 @@ mod tests {
     /// Checks of other clients must not wait while an attacker fills the cache.
     #[test]
     fn a_denial_costs_a_full_cache_as_little_as_an_empty_one() {
-        let (cache, now) = (subscribed(), crate::time::instant());
+        let (cache, now) = (subscribed(), slidegate::internal::instant());
         let most = (SETS * WAYS) as u64;
         for user in 0..2 * most {
             check(&cache, user, now, HOUR_US);
@@ -344,7 +341,7 @@ mod tests {
     /// A thread that is stopped in the middle of a check must hold up only checks of its own set.
     #[test]
     fn checks_of_other_keys_do_not_wait_for_one_another() {
-        let (cache, now) = (subscribed(), crate::time::instant());
+        let (cache, now) = (subscribed(), slidegate::internal::instant());
         let index = |user| index_of(cache.secret.hash_of(&(subjects(user).of_denial(), None::<u64>)));
         let other = (2..).find(|user| index(*user) != index(1)).unwrap();
         let stopped = cache.sets[index(1)].lock().unwrap();
@@ -358,7 +355,7 @@ mod tests {
     /// The cache is for clients that keep retrying: a flood of others must not evict their denials.
     #[test]
     fn denials_that_are_asked_for_again_outlast_a_flood_of_others() {
-        let (cache, now) = (subscribed(), crate::time::instant());
+        let (cache, now) = (subscribed(), slidegate::internal::instant());
         check(&cache, 0, now, HOUR_US);
         for user in 1..4 * (SETS * WAYS) as u64 {
             // A tenth of them ends later than the one that is asked for, which does not matter.
@@ -372,7 +369,7 @@ mod tests {
     /// An expired denial must neither be used nor evict others.
     #[test]
     fn ended_denials_are_replaced_before_those_that_are_true() {
-        let (cache, now) = (subscribed(), crate::time::instant());
+        let (cache, now) = (subscribed(), slidegate::internal::instant());
         let hash_of = |user: u64| cache.secret.hash_of(&subjects(user).of_denial());
         let mut same = (0..).filter(|user| index_of(hash_of(*user)) == 0);
         let users: Vec<u64> = same.by_ref().take(WAYS + 1).collect();
@@ -391,7 +388,7 @@ mod tests {
     /// A denial that was decided before a refund would deny what the refund admits.
     #[test]
     fn what_was_asked_before_all_was_forgotten_is_not_cached() {
-        let (cache, now) = (subscribed(), crate::time::instant());
+        let (cache, now) = (subscribed(), slidegate::internal::instant());
         let subjects = subjects(1);
         let ticket = cache.answer(&subjects, 1, now).unwrap_err();
         cache.clear();
@@ -417,7 +414,7 @@ mod tests {
     /// Another instance that settles says nothing, and a client that is denied must find out soon.
     #[test]
     fn a_denial_of_a_key_with_holds_is_cached_for_a_tenth_of_a_second() {
-        let (cache, now) = (subscribed(), crate::time::instant());
+        let (cache, now) = (subscribed(), slidegate::internal::instant());
         for (user, wait_us, lasts_us) in [(1, HOUR_US, 100_000), (2, 40_000, 40_000)] {
             let subjects = subjects(user);
             let ticket = cache.answer(&subjects, 1, now).unwrap_err();
@@ -431,7 +428,7 @@ mod tests {
     /// way meanwhile is not cached.
     #[test]
     fn what_is_settled_or_cancelled_here_ends_denials_of_its_key_that_were_asked_before() {
-        let (cache, now) = (subscribed(), crate::time::instant());
+        let (cache, now) = (subscribed(), slidegate::internal::instant());
         let at = |ms| now + Duration::from_millis(ms);
         let slot = |user: u64| std::ptr::from_ref(cache.release_of(&subjects(user).0[0].name));
         let other = (2..).find(|user| slot(*user) != slot(1)).unwrap();
@@ -458,11 +455,11 @@ mod tests {
     /// Each reservation has an id of its own; what is denied is the same.
     #[test]
     fn a_reservation_is_answered_by_the_denial_of_another_one_and_not_by_that_of_a_check() {
-        let (cache, now) = (subscribed(), crate::time::instant());
+        let (cache, now) = (subscribed(), slidegate::internal::instant());
         let reserving = |id| {
             let mut subjects = subjects(1);
-            let unsettled = crate::hold::Unsettled::Charge;
-            subjects.0[0].hold = Some(crate::hold::NewHold { id, ttl_us: 1000, unsettled });
+            let unsettled = slidegate::reserve::Unsettled::Charge;
+            subjects.0[0].hold = Some(slidegate::internal::NewHold { id, ttl_us: 1000, unsettled });
             subjects
         };
         let ticket = cache.answer(&reserving(1), 1, now).unwrap_err();

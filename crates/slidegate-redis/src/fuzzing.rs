@@ -1,18 +1,14 @@
 //! Entry points of the fuzz targets: what servers and other programs write, decoded.
 
 use redis::Value;
+use slidegate::internal::Holds;
+use slidegate::store::KeyInspection;
+use slidegate::{PolicySet, Quota, Request, Timestamp, Verb};
 
 use super::admin::{control_document as document, inspect, scan};
 use super::call::{CallTerms, Subjects};
 use super::names::Names;
 use super::reply::{Reply, number, read};
-use slidegate::internal::Holds;
-use slidegate::PolicySet;
-use slidegate::Quota;
-use slidegate::Request;
-use slidegate::Timestamp;
-use slidegate::store::KeyInspection;
-use slidegate::Verb;
 pub use redis_once::fuzzing::{ReplyFraming, read_topology};
 
 /// Decodes a stored value of a key under this quota, at this time in microseconds. A table of holds
@@ -41,7 +37,7 @@ pub fn script_reply(
     verb: Verb,
     costs: &[u64],
     reply: Value,
-) -> Result<Vec<Vec<crate::decision::Decision>>, String> {
+) -> Result<Vec<Vec<slidegate::Decision>>, String> {
     let names = Names { secret: Names::NO_SECRET, always_hashed: false, hash_tag: None };
     let requests = std::slice::from_ref(request);
     let plan = policies.plan(requests, Some(verb));

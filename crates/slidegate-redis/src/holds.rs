@@ -7,6 +7,13 @@
 use std::collections::BTreeMap;
 
 use redis::Value;
+use redis_once::{Call, Executed, Failure, FailureKind, LastFailure, Native, ReplyBound};
+use slidegate::internal::{HoldChange, MetQuota, QuotaFields, TicketPart, VerbEffect, instant};
+use slidegate::reserve::{HoldStatus, Unsettled};
+use slidegate::store::{HeldCharge, HoldAnswer, HoldCall, TicketKeyBytes};
+use slidegate::{Algorithm, Quota, Timestamp};
+use slidegate_stored::call::{ChangeCall, KeyChange, MAX_PARTS};
+use slidegate_stored::letter;
 use tokio::time::Instant;
 
 use super::call::{MOST, packed_with_holds};
@@ -14,19 +21,6 @@ use super::calls::Calls;
 use super::names::Names;
 use super::native::NativeCommand;
 use super::reply::{KeyReply, Unreadable, number};
-use slidegate::internal::VerbEffect;
-use slidegate::internal::MetQuota;
-use slidegate::internal::HoldChange;
-use slidegate::reserve::{HoldStatus, Unsettled};
-use slidegate::{Algorithm, Quota};
-use slidegate::internal::QuotaFields;
-use slidegate::store::{HeldCharge, HoldAnswer, HoldCall, TicketKeyBytes};
-use slidegate_stored::call::{ChangeCall, KeyChange, MAX_PARTS};
-use slidegate_stored::letter;
-use slidegate::internal::TicketPart;
-use slidegate::Timestamp;
-use slidegate::internal::instant;
-use redis_once::{Call, Executed, Failure, FailureKind, LastFailure, Native, ReplyBound};
 
 /// A key as a ticket carries it: the quota if it is not the policy's, and the key's name.
 struct HeldKey<'t> {

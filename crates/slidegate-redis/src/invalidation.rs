@@ -8,13 +8,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::Cmd;
+use redis_once::{Client, Connector};
+use slidegate::internal::jitter;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
 use super::denial_cache::DenialCache;
-use redis_once::{Client, Connector};
-
-use slidegate::internal::jitter;
 
 /// The channel, named as all keys are.
 const CHANNEL: &str = "sg1:forget";

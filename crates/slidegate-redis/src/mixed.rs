@@ -1,7 +1,7 @@
 //! Mixed calls over several slots of a cluster: parts with different verbs or roles, which no one
 //! step can decide.
 //!
-//! They are decided in the steps of [`all_or_none`](crate::store::all_or_none), each over all
+//! They are decided in the steps of [`all_or_none`](slidegate::internal::all_or_none), each over all
 //! slots: first everything is peeked at, then checks are charged, then come penalties and refunds.
 //! No step is atomic with the others. What a check finds taken since the peek is denied, and if
 //! that denies the call, what the call has charged before is refunded. So no limit is ever
@@ -10,17 +10,14 @@
 
 use std::sync::Arc;
 
+use slidegate::internal::{Denials, Part, complete};
+use slidegate::{Decision, Excess, Role, Verb};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::call::{Answers, Subjects};
 use super::spread::SlotCalls;
-use slidegate::Excess;
-use slidegate::internal::Part;
-use slidegate::Decision;
-use slidegate::store::DecideError;
-use slidegate::internal::{Denials, complete};
-use slidegate::{Role, Verb};
+use crate::spread::check::Undecided;
 
 /// Positions of parts in their call.
 type Positions = SmallVec<[usize; 4]>;
@@ -43,7 +40,7 @@ pub(super) async fn in_steps(
     subjects: &Subjects,
     cost: u64,
     deadline: Instant,
-) -> Result<Answers, DecideError> {
+) -> Result<Answers, Undecided> {
     let parts: SmallVec<[Part; 4]> = subjects.0.iter().map(|subject| subject.part(cost)).collect();
     let mut peeks = subjects.with_verb(Verb::Peek);
     for (peek, part) in peeks.0.iter_mut().zip(&parts) {
@@ -51,7 +48,7 @@ pub(super) async fn in_steps(
             peek.own_cost = Some(0);
         }
     }
-    let asked = crate::time::instant();
+    let asked = slidegate::internal::instant();
     let mut answers = slots.on_each_slot(&peeks, cost, deadline).await?;
     complete(&parts, &mut answers);
     let mut mixed = Mixed { subjects, parts, cost, deadline, asked, answers };
@@ -67,7 +64,7 @@ pub(super) async fn in_steps(
 
 impl Mixed<'_> {
     /// Charges and refunds what the peeks admit.
-    async fn carry_out(&mut self, slots: &Arc<SlotCalls>) -> Result<(), DecideError> {
+    async fn carry_out(&mut self, slots: &Arc<SlotCalls>) -> Result<(), Undecided> {
         // All deciding checks are charged or none, and each other one by itself.
         let is_check = |part: &Part| part.verb == Verb::Check;
         let deciding = self.positions(|part| is_check(part) && part.role == Role::Deciding);
@@ -103,7 +100,7 @@ impl Mixed<'_> {
         slots: &Arc<SlotCalls>,
         positions: &[usize],
         left_out: bool,
-    ) -> Result<(), DecideError> {
+    ) -> Result<(), Undecided> {
         if positions.is_empty() {
             return Ok(());
         }

@@ -6,13 +6,10 @@
 use std::hash::Hasher;
 use std::net::IpAddr;
 
-use siphasher::sip128::{Hasher128, SipHasher24};
-
-use slidegate::internal::Folded;
-use slidegate::Key;
-use slidegate::Value;
-use slidegate::Secret;
 use redis_once::slot;
+use siphasher::sip128::{Hasher128, SipHasher24};
+use slidegate::internal::Folded;
+use slidegate::{Key, Secret, Value};
 
 /// The maximum length of an id that is not hashed, in bytes.
 const MAX_PLAIN_BYTES: usize = 64;
@@ -235,11 +232,13 @@ fn push_hash(name: &mut Vec<u8>, hash: [u8; 16]) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use slidegate::internal::KeySpace;
-    use crate::network::Ipv6Prefix;
-    use slidegate::Request;
     use std::collections::HashMap;
+
+    use slidegate::Request;
+    use slidegate::internal::KeySpace;
+
+    use super::*;
+    use slidegate::network::Ipv6Prefix;
 
     fn names(always_hashed: bool) -> Names {
         Names { secret: Names::secret_of("secret"), always_hashed, hash_tag: None }
@@ -336,7 +335,10 @@ mod tests {
         ] {
             let internal = String::from_utf8(internal).unwrap();
             let first_part = internal.strip_prefix(PREFIX).unwrap().split(':').next().unwrap();
-            assert!(slidegate::Policy::new(first_part, slidegate::Quota::per_second(1)).is_err(), "{first_part}");
+            assert!(
+                slidegate::Policy::new(first_part, slidegate::Quota::per_second(1)).is_err(),
+                "{first_part}"
+            );
         }
         assert_eq!(slot::of(&Names::instance("00000000000000ab")), slot::of(&Names::instances()));
         let once = names(false).once(&[name(&names(false), &["alice"])], &[1], "id");

@@ -5,10 +5,11 @@
 use std::fmt;
 use std::time::Duration;
 
+use redis_once::{Application, ClientCertificate, InvalidOptions, Options, Pem};
+use slidegate::Error;
+
 use super::names::Names;
 use super::native::NativeCommand;
-use slidegate::Error;
-use redis_once::{Application, ClientCertificate, InvalidOptions, Options, Pem};
 
 const APPLICATION: Application = Application {
     name: "slidegate",
@@ -17,10 +18,8 @@ const APPLICATION: Application = Application {
     native: NativeCommand::NAMES,
 };
 
-impl From<InvalidOptions> for Error {
-    fn from(error: InvalidOptions) -> Self {
-        Self::store(error.to_string())
-    }
+pub(crate) fn invalid_options(error: InvalidOptions) -> Error {
+    Error::store(error.to_string())
 }
 
 /// Where Redis is and how to talk to it: one server, a cluster, or the master that Sentinels name.
@@ -72,7 +71,10 @@ impl RedisOptions {
     /// parameter that the scheme does not have.
     pub fn new(url: &str) -> Result<Self, Error> {
         Ok(Self {
-            connection: Options { application: APPLICATION, ..Options::from_url(url)? },
+            connection: Options {
+                application: APPLICATION,
+                ..Options::from_url(url).map_err(invalid_options)?
+            },
             batches_checks: true,
             caches_denials: true,
             names: Names { secret: Names::NO_SECRET, always_hashed: false, hash_tag: None },

@@ -4,17 +4,14 @@
 //! here from that, by the code of the memory store, so both stores agree to the microsecond.
 
 use redis::Value;
+use slidegate::internal::{
+    FixedWindow, HeldKey, Holds, InFlight, LogReply, NewHold, Part, SlidingWindow, TokenBucket, VerbEffect,
+    all_or_none, decision, perform,
+};
+use slidegate::{Algorithm, Decision, Quota, Timestamp, Verb};
 use smallvec::SmallVec;
 
 use super::call::{Answers, CallTerms, KEY_NUMBERS, MOST, MOST_TABLE_BYTES, Subjects, WIDE_NUMBER_BYTES};
-use slidegate::internal::{FixedWindow, HeldKey, InFlight, LogReply, SlidingWindow, TokenBucket, VerbEffect, decision, perform};
-use slidegate::internal::Part;
-use slidegate::Decision;
-use slidegate::internal::{Holds, NewHold};
-use slidegate::{Algorithm, Quota};
-use slidegate::internal::all_or_none;
-use slidegate::Timestamp;
-use slidegate::Verb;
 
 /// Bytes of each number in the reply of a script for one key.
 pub(super) const NUMBER_BYTES: usize = 7;

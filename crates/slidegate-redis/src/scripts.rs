@@ -9,9 +9,10 @@ mod assemble;
 
 use std::sync::LazyLock;
 
-use self::assemble::{Assembled, code};
-use slidegate::Algorithm;
 use redis_once::Script;
+use slidegate::Algorithm;
+
+use self::assemble::{Assembled, code};
 
 /// The script that replaces the control document.
 const CONTROL_DOCUMENT: &str = include_str!("../lua/control_document.lua");
@@ -91,8 +92,9 @@ impl Scripts {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use slidegate_stored::letter;
+
+    use super::*;
 
     /// Every script with a name, by the clock that it reads.
     fn all(reads_expiry: bool) -> Vec<(String, &'static str)> {

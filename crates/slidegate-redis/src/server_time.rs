@@ -183,8 +183,9 @@ fn drift(elapsed_us: i64) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::time::Duration;
+
+    use super::*;
 
     /// The clock of a server that is a second ahead of ours, unless it is moved.
     struct Server {
@@ -195,7 +196,7 @@ mod tests {
 
     impl Server {
         fn new(slots: usize) -> Self {
-            let start = crate::time::instant();
+            let start = slidegate::internal::instant();
             Self { times: ServerTimes::new(slots, start), start, ahead_ms: 1000 }
         }
 

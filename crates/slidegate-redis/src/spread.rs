@@ -11,6 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use check::Undecided;
+use redis_once::{Failure, LastFailure};
+use slidegate::internal::instant;
+use slidegate::{Decision, Excess, Verb, Verdict};
 use smallvec::SmallVec;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -18,14 +22,8 @@ use tokio::time::Instant;
 use super::batch::Batcher;
 use super::call::{Answers, Subject, Subjects};
 use super::calls::Calls;
-use slidegate::Excess;
-use slidegate::{Decision, Verdict};
-use slidegate::store::DecideError;
-use slidegate::internal::instant;
-use slidegate::Verb;
-use redis_once::{Failure, LastFailure};
 
-mod check;
+pub(crate) mod check;
 
 pub(super) use check::{SlotPart, ended};
 use check::{SlotRefund, SpreadCheck, missing, none_of, put};
@@ -46,7 +44,7 @@ impl SlotCalls {
         mut parts: Vec<SlotPart>,
         cost: u64,
         deadline: Instant,
-    ) -> Result<Answers, DecideError> {
+    ) -> Result<Answers, Undecided> {
         let asked = instant();
         parts.sort_by_key(|part| std::cmp::Reverse(self.denials.of(&part.subjects)));
         let mut check = SpreadCheck::new(parts);

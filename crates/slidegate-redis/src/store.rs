@@ -8,65 +8,34 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use redis_once::{Client, Failure, FailureCounts, LastFailure, NodeState, ReplyBound, slot};
+use slidegate::internal::{ResetCounts, instant};
+use slidegate::reserve::{HoldStatus, Ticket};
+use slidegate::store::{
+    Charge, DecideError, HeldCharge, HoldAnswer, HoldCall, KeyInspection, PolicyReset, ResetCursor,
+    SharedHoldStore, SharedStore, StoreFailure, TicketKeyBytes, TicketSecret,
+};
+use slidegate::{Error, Key, Quota, Verb};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use slidegate::store::Charge;
-use slidegate::Error;
-use slidegate::reserve::HoldStatus;
-use slidegate::Key;
-use slidegate::store::{PolicyReset, ResetCursor};
-use slidegate::internal::ResetCounts;
-use slidegate::Quota;
-use slidegate::store::StoreFailure;
-use slidegate::store::{DecideError, SharedHoldStore, SharedStore};
-use slidegate::store::{HeldCharge, HoldAnswer, HoldCall, TicketKeyBytes};
-use slidegate::reserve::Ticket;
-use slidegate::store::TicketSecret;
-use slidegate::internal::instant;
-use slidegate::store::KeyInspection;
-use slidegate::Verb;
-
-mod admin;
-mod batch;
-mod call;
-mod calls;
-mod denial_cache;
-#[cfg(fuzzing)]
-pub(crate) mod fuzzing;
-mod held_keys;
-mod holds;
-mod invalidation;
-mod mixed;
-mod names;
-mod native;
-mod options;
-mod reply;
-mod scripts;
-mod server_time;
-mod spread;
-mod ticket_secret;
-
-pub use admin::control_document::{ControlDocument, ControlDocumentId};
-pub use admin::instances::InstanceRecord;
-pub use admin::servers::ServerInfo;
-pub(crate) use call::{Answers, MOST};
-pub use options::RedisOptions;
-pub use redis_once::{BreakerState, ClientCertificate, FailureCounts, FailureKind, NodeState};
-pub use server_time::ClockJumps;
-
-use admin::examine::LastCounts;
-use admin::{claim, control_document, inspect, instances, scan, self_test, servers};
-use batch::Batcher;
-use call::Subjects;
-use calls::{Calls, Counts, EXPIRY_US};
-use held_keys::HeldKeys;
-use invalidation::Denials;
-use names::Names;
-use redis_once::{Client, Failure, LastFailure, ReplyBound, slot};
-use server_time::ServerTimes;
-use spread::{DenialRates, SlotCalls};
-use ticket_secret::TicketSecrets;
+use crate::admin::control_document::{ControlDocument, ControlDocumentId};
+use crate::admin::examine::LastCounts;
+use crate::admin::instances::InstanceRecord;
+use crate::admin::servers::ServerInfo;
+use crate::admin::{claim, control_document, inspect, instances, scan, self_test, servers};
+use crate::batch::Batcher;
+use crate::call::{Answers, MOST, Subjects};
+use crate::calls::{Calls, Counts, EXPIRY_US};
+use crate::held_keys::HeldKeys;
+use crate::invalidation::Denials;
+use crate::names::Names;
+use crate::options::{RedisOptions, invalid_options};
+use crate::server_time::{ClockJumps, ServerTimes};
+use crate::spread::check::Undecided;
+use crate::spread::{DenialRates, SlotCalls};
+use crate::ticket_secret::TicketSecrets;
+use crate::{holds, mixed, spread};
 
 /// Usage in Redis, Redis Cluster or a master found through Sentinel, shared by many instances.
 ///
@@ -87,7 +56,7 @@ use ticket_secret::TicketSecrets;
 /// ```
 #[derive(Debug)]
 pub struct RedisStore {
-    calls: Arc<Calls>,
+    pub(crate) calls: Arc<Calls>,
     slots: Arc<SlotCalls>,
     seen: LastCounts,
     tickets: TicketSecrets,
@@ -125,7 +94,7 @@ impl RedisStore {
     /// # Errors
     /// If no connection can be made with these options, such as with an unreadable certificate.
     pub fn new(options: RedisOptions) -> Result<Self, Error> {
-        let client = Arc::new(Client::new(&options.connection)?);
+        let client = Arc::new(Client::new(&options.connection).map_err(invalid_options)?);
         let slots = if client.is_cluster() { usize::from(slot::SLOTS) } else { 1 };
         let calls = Arc::new(Calls {
             denials: Denials::new(Arc::clone(&client), options.caches_denials),
@@ -155,7 +124,7 @@ impl RedisStore {
         subjects
     }
 
-    async fn apply_charges(&self, charges: &[Charge<'_>]) -> Result<Answers, DecideError> {
+    async fn apply_charges(&self, charges: &[Charge<'_>]) -> Result<Answers, Undecided> {
         let deadline = self.calls.deadline();
         let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
         let subjects = self.subjects(charges);
@@ -184,7 +153,7 @@ impl RedisStore {
         subjects: &Subjects,
         cost: u64,
         deadline: Instant,
-    ) -> Result<Answers, DecideError> {
+    ) -> Result<Answers, Undecided> {
         let Denials { cache, .. } = &*self.calls.denials;
         self.calls.denials.subscribe();
         match cache.answer(subjects, cost, instant()) {
@@ -204,12 +173,7 @@ impl RedisStore {
     ///
     /// If there are several slots, a task of its own charges them: a caller who gives up must not
     /// leave only some of them charged.
-    async fn decide(
-        &self,
-        subjects: &Subjects,
-        cost: u64,
-        deadline: Instant,
-    ) -> Result<Answers, DecideError> {
+    async fn decide(&self, subjects: &Subjects, cost: u64, deadline: Instant) -> Result<Answers, Undecided> {
         let parts = self.slots.parts(subjects);
         if parts.len() == 1 {
             return Ok(self.slots.decide_part(subjects.clone(), cost, deadline).await?);
@@ -230,7 +194,7 @@ impl RedisStore {
 
     /// The call is repeated if its connection is lost. Keys in several slots of a cluster are
     /// checked without the idempotency key.
-    async fn check_charges_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, DecideError> {
+    async fn check_charges_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, Undecided> {
         let deadline = self.calls.deadline();
         let subjects = self.subjects(charges);
         let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
@@ -282,9 +246,9 @@ impl RedisStore {
     /// # Errors
     /// If a server is not reachable, or refuses something: the text names the server and what it
     /// refuses.
-    pub async fn self_test(&self) -> Result<(), StoreFailure> {
+    pub async fn self_test(&self) -> Result<(), Failure> {
         self.ping_masters().await?;
-        Ok(self_test::test_masters(&self.calls).await?)
+        self_test::test_masters(&self.calls).await
     }
 
     /// Looks for what silently breaks limits, as far as the store's user has the rights: a server
@@ -432,19 +396,19 @@ impl RedisStore {
 
 impl SharedStore for RedisStore {
     async fn apply(&self, charges: &[Charge<'_>]) -> Result<Answers, DecideError> {
-        self.require_ticket_secret(charges).await?;
-        self.apply_charges(charges).await
+        self.require_ticket_secret(charges).await.map_err(undecided)?;
+        self.apply_charges(charges).await.map_err(undecided)
     }
 
     async fn check_once(&self, charges: &[Charge<'_>], id: &str) -> Result<Answers, DecideError> {
-        self.require_ticket_secret(charges).await?;
-        self.check_charges_once(charges, id).await
+        self.require_ticket_secret(charges).await.map_err(undecided)?;
+        self.check_charges_once(charges, id).await.map_err(undecided)
     }
 
     async fn peek_blocked(&self, charges: &[Charge<'_>]) -> Result<Answers, DecideError> {
         let deadline = self.calls.deadline();
         let Some(cost) = charges.first().map(|charge| charge.part.cost) else { return Ok(SmallVec::new()) };
-        self.decide_cached(&self.subjects(charges), cost, deadline).await
+        self.decide_cached(&self.subjects(charges), cost, deadline).await.map_err(undecided)
     }
 
     async fn reset(&self, charges: &[Charge<'_>]) -> Result<bool, StoreFailure> {
@@ -460,11 +424,11 @@ impl SharedStore for RedisStore {
         };
         let was_stored = deleted.await;
         self.calls.denials.invalidate(deadline).await;
-        Ok(was_stored?)
+        was_stored.map_err(store_failure)
     }
 
     async fn inspect(&self, charges: &[Charge<'_>]) -> Result<Vec<KeyInspection>, StoreFailure> {
-        Ok(inspect::inspect(&self.calls, &self.options.names, charges).await?)
+        inspect::inspect(&self.calls, &self.options.names, charges).await.map_err(store_failure)
     }
 
     async fn reset_policy_step(
@@ -475,7 +439,7 @@ impl SharedStore for RedisStore {
     ) -> Result<PolicyReset, StoreFailure> {
         let (place, mut done) =
             from.map_or((None, ResetCounts::default()), |from| (Some(from.place), from.done));
-        let next = scan::step(&self.calls, policy, place, keys, &mut done).await?;
+        let next = scan::step(&self.calls, policy, place, keys, &mut done).await.map_err(store_failure)?;
         Ok(PolicyReset::after(done, next))
     }
 
@@ -528,16 +492,29 @@ impl SharedHoldStore for RedisStore {
         ticket: &Ticket,
         changes: &[HoldCall<'_>],
     ) -> Result<Option<Vec<HoldAnswer>>, StoreFailure> {
-        if !self.tickets.has_sealed(&self.calls, ticket).await? {
+        if !self.tickets.has_sealed(&self.calls, ticket).await.map_err(store_failure)? {
             return Ok(None);
         }
-        let mut answers = holds::change(&self.calls, changes).await?;
+        let mut answers = holds::change(&self.calls, changes).await.map_err(store_failure)?;
         let is_settled = |one: &HoldAnswer| one.status == HoldStatus::AlreadySettled;
-        if answers.iter().any(is_settled) && self.tickets.has_lost(&self.calls, ticket).await? {
+        if answers.iter().any(is_settled)
+            && self.tickets.has_lost(&self.calls, ticket).await.map_err(store_failure)?
+        {
             answers.iter_mut().filter(|one| is_settled(one)).for_each(|one| one.status = HoldStatus::Unknown);
         }
         Ok(Some(answers))
     }
+}
+
+/// A failure as the library knows it.
+#[allow(clippy::needless_pass_by_value)] // for `map_err`
+fn store_failure(failure: Failure) -> StoreFailure {
+    StoreFailure::new(failure.kind.name(), failure.to_string())
+}
+
+fn undecided(undecided: impl Into<Undecided>) -> DecideError {
+    let Undecided { failure, denied } = undecided.into();
+    DecideError { failure: store_failure(failure), denied }
 }
 
 fn error_of(failure: &Failure) -> Error {

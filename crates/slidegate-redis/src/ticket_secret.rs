@@ -7,13 +7,13 @@
 
 use arc_swap::ArcSwap;
 use redis::Value;
-
-use super::calls::Calls;
-use slidegate::internal::new_id;
+use redis_once::{Executed, Failure, FailureKind};
 use slidegate::Secret;
+use slidegate::internal::new_id;
 use slidegate::reserve::Ticket;
 use slidegate::store::TicketSecret;
-use redis_once::{Executed, Failure, FailureKind};
+
+use super::calls::Calls;
 
 /// Its key. Keys of policies have a second colon.
 const KEY: &[u8] = b"sg1:tickets";

@@ -3,21 +3,17 @@
 //! Little-endian numbers. A call begins with the version of this format, so that an instance and a
 //! module of different releases never misread each other.
 
+use slidegate::internal::{EndedHold, HoldChange, NewHold, Part};
+use slidegate::reserve::Unsettled;
+use slidegate::{Algorithm, Calendar, Excess, Quota, Role, Verb};
 use smallvec::SmallVec;
 
 use super::quota_bytes::{quota_length, read_quota};
 use super::write::number;
-use slidegate::Excess;
-use slidegate::internal::Part;
-use slidegate::internal::EndedHold;
-use slidegate::internal::{HoldChange, NewHold};
-use slidegate::reserve::Unsettled;
-use slidegate::{Algorithm, Calendar, Quota};
-use slidegate::{Role, Verb};
 
 mod bytes;
 
-pub(crate) use bytes::{hold_bytes, mode_letters};
+pub use bytes::{hold_bytes, mode_letters};
 
 /// The version of the format.
 const VERSION: u8 = 1;
@@ -25,8 +21,9 @@ const VERSION: u8 = 1;
 const HAS_HOLDS: u8 = 1;
 const IS_ONCE: u8 = 2;
 /// Most keys of a call, and most requests: each is a step.
-pub(crate) const MAX_PARTS: usize = 1024;
-pub(crate) const MAX_REQUESTS: usize = 2048;
+pub const MAX_PARTS: usize = 1024;
+/// Most requests of one call.
+pub const MAX_REQUESTS: usize = 2048;
 /// The own cost of a part that has none.
 const NO_COST: u64 = (1 << 56) - 1;
 /// Bytes of a hold that is made: id, time, and whether it is dropped at its end.
@@ -52,56 +49,62 @@ const MOST_LINGER_MS: u64 = 3_155_760_000_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DecideCall {
     /// The latest time at which it may still charge, in microseconds of the server's clock.
-    pub(crate) latest: u64,
+    pub latest: u64,
     /// Whether its keys may have holds. Each then has a second key, of its usage beside holds.
-    pub(crate) has_holds: bool,
+    pub has_holds: bool,
     /// How long the first reply is stored, in milliseconds, if the call has an idempotency key.
-    pub(crate) once_ms: Option<u64>,
+    pub once_ms: Option<u64>,
     /// The cost of each request.
-    pub(crate) costs: SmallVec<[u64; 4]>,
-    pub(crate) parts: SmallVec<[CallPart; 4]>,
+    pub costs: SmallVec<[u64; 4]>,
+    /// Its keys.
+    pub parts: SmallVec<[CallPart; 4]>,
 }
 
 /// One key's part of the requests of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct CallPart {
+pub struct CallPart {
     /// Which of the call's keys, counted from 0. A key of several parts is counted once.
-    pub(crate) key: usize,
-    pub(crate) quota: Quota,
+    pub key: usize,
+    /// The quota of the key.
+    pub quota: Quota,
     /// How it takes part. Its cost is that of the request.
-    pub(crate) part: Part,
+    pub part: Part,
     /// Its cost if that is not the request's.
-    pub(crate) own_cost: Option<u64>,
+    pub own_cost: Option<u64>,
     /// The hold that it makes instead of charging, or cancels instead of refunding.
-    pub(crate) hold: Option<NewHold>,
+    pub hold: Option<NewHold>,
 }
 
 /// A call that changes holds, as `change_holds.lua` does.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChangeCall {
     /// The latest time at which it may still charge, in microseconds of the server's clock.
-    pub(crate) latest: u64,
+    pub latest: u64,
     /// For each key.
-    pub(crate) changes: SmallVec<[KeyChange; 4]>,
+    pub changes: SmallVec<[KeyChange; 4]>,
 }
 
 /// The change of the hold on one key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct KeyChange {
-    pub(crate) quota: Quota,
-    pub(crate) id: u64,
-    pub(crate) change: HoldChange,
+pub struct KeyChange {
+    /// The quota of the key.
+    pub quota: Quota,
+    /// Of the reservation.
+    pub id: u64,
+    /// What to do.
+    pub change: HoldChange,
     /// What was held in all.
-    pub(crate) amount: u64,
+    pub amount: u64,
     /// When the hold ends.
-    pub(crate) until: u64,
-    pub(crate) unsettled: Unsettled,
+    pub until: u64,
+    /// What happens if it expires unsettled.
+    pub unsettled: Unsettled,
     /// When it was made.
-    pub(crate) made: u64,
+    pub made: u64,
 }
 
 /// How long what is charged at the end of a hold is kept, in milliseconds after that.
-pub(crate) fn linger_ms(quota: &Quota) -> u64 {
+pub fn linger_ms(quota: &Quota) -> u64 {
     // Usage lasts up to two windows; that of a bucket until its largest content has drained.
     let windows = match quota.algorithm() {
         Algorithm::TokenBucket => quota.max_used().div_ceil(quota.limit().max(1)).max(2),

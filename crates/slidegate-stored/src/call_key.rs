@@ -2,19 +2,18 @@
 //!
 //! The algorithms decide, as for the memory store. What is replied and stored is that of the scripts.
 
+use slidegate::internal::{
+    EndedHold, HEADER_BYTES, HeldKey, Hold, HoldChange, Holds, NewHold, SECOND_US, TableList, VerbEffect,
+    for_algorithm, perform,
+};
+use slidegate::reserve::HoldStatus;
+use slidegate::{Algorithm, Decision, Quota, Timestamp, Verb, Verdict};
+
 use super::key::OpenKey;
 use super::pair::{Effect, Pair, Patch, holds_cut_off, is_sound, read_table, table_expires_ms};
 use super::reply::Reply;
 use super::state::{Numbers, Stored, Unusable, Value};
 use super::write::Write;
-use slidegate::internal::{HeldKey, VerbEffect, for_algorithm, perform};
-use slidegate::{Decision, Verdict};
-use slidegate::internal::{EndedHold, HEADER_BYTES, Hold, HoldChange, Holds, NewHold, TableList};
-use slidegate::reserve::HoldStatus;
-use slidegate::{Algorithm, Quota};
-use slidegate::internal::SECOND_US;
-use slidegate::Timestamp;
-use slidegate::Verb;
 
 type TableHolds<'v> = Holds<TableList<'v>>;
 

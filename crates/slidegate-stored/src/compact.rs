@@ -7,7 +7,7 @@
 use slidegate::{Algorithm, Calendar};
 
 /// Bytes of a compact value.
-pub(crate) const BYTES: usize = 12;
+pub const BYTES: usize = 12;
 /// Units of the window, in microseconds: second, minute, hour, day. The first one that divides the
 /// window is used.
 const UNITS_US: [u64; 4] = [1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000];
@@ -15,7 +15,7 @@ const UNITS_US: [u64; 4] = [1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000
 const MAX_UNITS: u64 = (1 << 14) - 1;
 
 /// The first byte of an algorithm's compact values: layout 2, and the algorithm's number.
-pub(crate) fn tag(algorithm: Algorithm) -> Option<u8> {
+pub fn tag(algorithm: Algorithm) -> Option<u8> {
     match algorithm {
         Algorithm::FixedWindow => Some(0x21),
         Algorithm::SlidingWindow => Some(0x22),
@@ -25,7 +25,7 @@ pub(crate) fn tag(algorithm: Algorithm) -> Option<u8> {
 
 /// The code of a window: four times the number of its units, plus the unit. `None` for a window
 /// that has no code.
-pub(crate) fn code(window_us: u64) -> Option<u64> {
+pub fn code(window_us: u64) -> Option<u64> {
     if window_us >= Calendar::LEAST_CODE {
         return None;
     }
@@ -36,13 +36,13 @@ pub(crate) fn code(window_us: u64) -> Option<u64> {
 }
 
 /// The window of a code, in microseconds; 0 for an unused code.
-pub(crate) fn window_us(code: u64) -> u64 {
+pub fn window_us(code: u64) -> u64 {
     UNITS_US.iter().zip(0..).filter(|(_, unit)| code % 4 == *unit).map(|(us, _)| code / 4 * us).sum()
 }
 
 /// The first three bytes of a compact value of this window, as a number; 0 if there is no compact
 /// form.
-pub(crate) fn head(algorithm: Algorithm, window: u64) -> u64 {
+pub fn head(algorithm: Algorithm, window: u64) -> u64 {
     match (tag(algorithm), code(window)) {
         (Some(tag), Some(code)) => u64::from(tag) | code << 8,
         _ => 0,
@@ -51,8 +51,9 @@ pub(crate) fn head(algorithm: Algorithm, window: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use slidegate::Quota;
+
+    use super::*;
 
     /// A window that is read as another one forgets or keeps what it must not.
     #[test]

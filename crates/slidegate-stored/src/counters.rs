@@ -2,12 +2,12 @@
 //!
 //! A value is written in the compact form if the numbers fit, as the scripts do.
 
+use slidegate::internal::{FixedWindow, InFlight, SECOND_US, SlidingWindow, State, TokenBucket};
+use slidegate::{Algorithm, Quota};
+
 use super::compact;
 use super::state::{Before, Numbers, Stored, StoredAs, Unusable};
 use super::write::{Bytes, Fields, Write, number};
-use slidegate::internal::{FixedWindow, InFlight, SlidingWindow, State, TokenBucket};
-use slidegate::{Algorithm, Quota};
-use slidegate::internal::SECOND_US;
 
 /// Bits of the newer counter of a compact sliding window, and of the older one.
 const COUNTER_BITS: u32 = 20;

@@ -3,6 +3,8 @@
 //! First all keys are opened and the requests are decided; what is to be written is returned. So an
 //! error in any key leaves all of them as they were.
 
+use slidegate::internal::{HoldChange, Part, PerCharge, all_or_none, counts_still};
+use slidegate::{Excess, Quota, Timestamp, Verb};
 use smallvec::SmallVec;
 
 use super::call::{CallPart, ChangeCall, DecideCall};
@@ -11,14 +13,6 @@ use super::pair::{Effect, Pair, settle_due};
 use super::reply::{Item, Reply};
 use super::state::Unusable;
 use super::write::Write;
-use slidegate::internal::counts_still;
-use slidegate::internal::all_or_none;
-use slidegate::Excess;
-use slidegate::internal::{Part, PerCharge};
-use slidegate::internal::HoldChange;
-use slidegate::Quota;
-use slidegate::Timestamp;
-use slidegate::Verb;
 
 /// The outcome of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -230,14 +224,12 @@ mod tests {
     use std::borrow::Cow;
 
     use proptest::prelude::*;
+    use slidegate::internal::{NewHold, QuotaFields, TAG};
+    use slidegate::reserve::Unsettled;
+    use slidegate::{Algorithm, Role};
 
     use super::*;
-    use slidegate::internal::{NewHold, TAG};
-    use slidegate::reserve::Unsettled;
-    use slidegate::Algorithm;
-    use slidegate::internal::QuotaFields;
     use crate::call::KeyChange;
-    use slidegate::Role;
 
     const NOW_US: u64 = 1_700_000_000_000_000;
 

@@ -5,12 +5,11 @@
 
 use std::cell::Cell;
 
+use slidegate::Quota;
+use slidegate::internal::{Entries, Log, SECOND_US, SlidingLog};
+
 use super::state::{Before, Numbers, Stored, StoredAs, Unusable};
 use super::write::{Bytes, Fields, Write, number};
-use slidegate::internal::SlidingLog;
-use slidegate::internal::{Entries, Log};
-use slidegate::Quota;
-use slidegate::internal::SECOND_US;
 
 /// Bytes of the header.
 const HEADER: usize = 48;

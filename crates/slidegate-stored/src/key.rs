@@ -3,15 +3,12 @@
 //! The steps are those of `check.lua`: a cost is charged if it fits, and the reply has the state from
 //! before any charge, from which the caller computes the decisions.
 
+use slidegate::internal::{decision, for_algorithm, perform};
+use slidegate::{Decision, Quota, Timestamp, Verb};
+
 use super::entries::StoredEntries;
 use super::state::{Before, Numbers, Stored, Unusable, Value};
 use super::write::Write;
-use slidegate::internal::for_algorithm;
-use slidegate::internal::algorithm;
-use slidegate::Decision;
-use slidegate::Quota;
-use slidegate::Timestamp;
-use slidegate::Verb;
 
 /// Consecutive requests of the same cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,9 +137,9 @@ impl<'v, S: Stored<'v>> OpenKey<S> {
 
     fn decide(mut self, quota: &Quota, now: u64, cost: u64) -> Result<(Decision, Option<Write>), Unusable> {
         let Self { settled, .. } = self;
-        let done = algorithm::perform(&mut self.state, quota, settled, Verb::Check, cost);
+        let done = perform(&mut self.state, quota, settled, Verb::Check, cost);
         let at = Timestamp::from_micros(now);
-        let decision = algorithm::decision(&self.state, quota, at, settled, done);
+        let decision = decision(&self.state, quota, at, settled, done);
         self.is_readable()?;
         let write = self.write(quota, now, decision.cost)?;
         Ok((decision, write))
@@ -205,9 +202,9 @@ mod tests {
     use std::time::Duration;
 
     use proptest::prelude::*;
+    use slidegate::Algorithm;
 
     use super::*;
-    use slidegate::Algorithm;
 
     const NOW_US: u64 = 1_700_000_000_000_000;
 

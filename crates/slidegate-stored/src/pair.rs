@@ -5,16 +5,14 @@
 
 use std::borrow::Cow;
 
+use slidegate::Quota;
+use slidegate::internal::{Holds, SECOND_US, TAG, TableList, for_algorithm};
 use smallvec::SmallVec;
 
 use super::call::linger_ms;
 use super::key::OpenKey;
 use super::state::{Stored, Unusable, Value};
 use super::write::Write;
-use slidegate::internal::for_algorithm;
-use slidegate::internal::{Holds, TAG, TableList};
-use slidegate::Quota;
-use slidegate::internal::SECOND_US;
 
 /// A part of a value, and where it begins.
 pub type Patch = (usize, Vec<u8>);

@@ -6,8 +6,8 @@
 //! Windows of a calendar have the letter C, their code instead of the window, and after the limit 4 times 7: when
 //! a window begins, and when it and the next two end.
 
-use slidegate::{Algorithm, Calendar, Quota};
 use slidegate::internal::QuotaFields;
+use slidegate::{Algorithm, Calendar, Quota};
 
 /// Bytes of the letter, the window and the limit.
 const COMMON: usize = 14;
@@ -16,7 +16,7 @@ const COMMON: usize = 14;
 const CALENDAR: &[u8] = b"C";
 
 /// The algorithm's letter in scripts and in the module's commands.
-pub(crate) fn letter(algorithm: Algorithm) -> &'static str {
+pub fn letter(algorithm: Algorithm) -> &'static str {
     match algorithm {
         Algorithm::SlidingLog => "L",
         Algorithm::SlidingWindow => "W",
@@ -27,7 +27,7 @@ pub(crate) fn letter(algorithm: Algorithm) -> &'static str {
 }
 
 /// A quota as the module reads it.
-pub(crate) fn quota_bytes(quota: &Quota) -> Vec<u8> {
+pub fn quota_bytes(quota: &Quota) -> Vec<u8> {
     let QuotaFields { limit, slots, algorithm, .. } = quota.fields();
     let borders = quota.borders();
     let mut bytes = borders.map_or(letter(algorithm).as_bytes(), |_| CALENDAR).to_vec();

@@ -1,8 +1,9 @@
 //! A state that is read from a stored value and written to one, and what is replied of it.
 
-use super::write::{Bytes, Write};
-use slidegate::internal::State;
 use slidegate::Quota;
+use slidegate::internal::State;
+
+use super::write::{Bytes, Write};
 
 /// Most numbers in a reply about one key.
 const MOST_NUMBERS: usize = 6;

@@ -10,15 +10,16 @@ pub(crate) mod sliding_window;
 mod state;
 pub(crate) mod token_bucket;
 
-pub(crate) use fixed_window::FixedWindow;
-pub(crate) use held::{HeldKey, counts_still, inspect_with_holds};
-pub(crate) use in_flight::InFlight;
-pub(crate) use log_reply::LogReply;
+pub use fixed_window::FixedWindow;
+pub use held::{HeldKey, counts_still, inspect_with_holds};
+pub use in_flight::InFlight;
+pub use log_reply::LogReply;
 pub(crate) use saved::{Ages, SavedHold, SavedState};
-pub(crate) use sliding_log::SlidingLog;
-pub(crate) use sliding_window::SlidingWindow;
-pub(crate) use state::{State, VerbEffect, charge, decision, inspect, perform};
-pub(crate) use token_bucket::TokenBucket;
+pub use sliding_log::SlidingLog;
+pub use sliding_window::SlidingWindow;
+pub use state::{State, VerbEffect, decision, perform};
+pub(crate) use state::{charge, inspect};
+pub use token_bucket::TokenBucket;
 
 /// Runs a macro on the four algorithms that count a rate: the name of the state type, which is also that of the variant of
 /// `Algorithm`, and a name for a field.
@@ -33,30 +34,32 @@ macro_rules! for_each_rate {
 pub(crate) use for_each_rate;
 
 /// Runs an expression for the state type of an algorithm.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! for_algorithm {
     ($algorithm:expr, $state:ident => $run:expr) => {
         match $algorithm {
-            $crate::quota::Algorithm::SlidingLog => {
-                type $state = $crate::algorithm::SlidingLog;
+            $crate::Algorithm::SlidingLog => {
+                type $state = $crate::internal::SlidingLog;
                 $run
             }
-            $crate::quota::Algorithm::SlidingWindow => {
-                type $state = $crate::algorithm::SlidingWindow;
+            $crate::Algorithm::SlidingWindow => {
+                type $state = $crate::internal::SlidingWindow;
                 $run
             }
-            $crate::quota::Algorithm::FixedWindow => {
-                type $state = $crate::algorithm::FixedWindow;
+            $crate::Algorithm::FixedWindow => {
+                type $state = $crate::internal::FixedWindow;
                 $run
             }
-            $crate::quota::Algorithm::TokenBucket => {
-                type $state = $crate::algorithm::TokenBucket;
+            $crate::Algorithm::TokenBucket => {
+                type $state = $crate::internal::TokenBucket;
                 $run
             }
-            $crate::quota::Algorithm::InFlight => {
-                type $state = $crate::algorithm::InFlight;
+            $crate::Algorithm::InFlight => {
+                type $state = $crate::internal::InFlight;
                 $run
             }
         }
     };
 }
-pub(crate) use for_algorithm;
+pub use for_algorithm;

@@ -19,7 +19,7 @@ use crate::verb::{Role, Verb};
 /// Appends the decisions to a list, because moving one takes as long as a part of a decision. Returns
 /// whether enforced policies deny the call.
 #[inline]
-pub(crate) fn all_or_none<P: AsRef<Part>>(
+pub fn all_or_none<P: AsRef<Part>>(
     parts: &[P],
     mut apply: impl FnMut(usize, Verb, u64) -> Decision,
     decisions: &mut PerCharge<Decision>,
@@ -81,15 +81,16 @@ fn only_verb<P: AsRef<Part>>(parts: &[P]) -> Option<Verb> {
 
 /// What the first pass denies.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Denials {
-    pub(crate) is_call: bool,
+pub struct Denials {
+    /// Whether the whole call is denied.
+    pub is_call: bool,
     /// Whether a peek denies the call, alone or with others.
     is_by_peek: bool,
 }
 
 /// Completes the decisions of the first pass with what single keys do not tell: usage under a
 /// second key, and what is denied over the limit.
-pub(crate) fn complete<P: AsRef<Part>>(parts: &[P], decisions: &mut [Decision]) {
+pub fn complete<P: AsRef<Part>>(parts: &[P], decisions: &mut [Decision]) {
     for (at, part) in parts.iter().map(P::as_ref).enumerate() {
         if part.role == Role::Refusals && part.verb == Verb::Peek {
             let usage = decisions[at];
@@ -105,7 +106,7 @@ pub(crate) fn complete<P: AsRef<Part>>(parts: &[P], decisions: &mut [Decision]) 
 
 impl Denials {
     /// What parts deny, of which these are denied.
-    pub(crate) fn of<P: AsRef<Part>>(parts: &[P], is_denied: impl Fn(usize) -> bool) -> Self {
+    pub fn of<P: AsRef<Part>>(parts: &[P], is_denied: impl Fn(usize) -> bool) -> Self {
         let mut denials = Self { is_call: false, is_by_peek: false };
         let mut together: Option<Self> = None;
         for (at, part) in parts.iter().map(P::as_ref).enumerate() {
@@ -130,7 +131,7 @@ impl Denials {
     }
 
     /// Whether the refund or the penalty at this position is carried out.
-    pub(crate) fn moves<P: AsRef<Part>>(self, at: usize, parts: &[P], decisions: &[Decision]) -> bool {
+    pub fn moves<P: AsRef<Part>>(self, at: usize, parts: &[P], decisions: &[Decision]) -> bool {
         if parts[at].as_ref().role != Role::Refusals {
             return true;
         }

@@ -20,21 +20,26 @@ pub struct Charge<'a> {
     pub(crate) number: u32,
     /// What binds: the request's inline quota, the key's override, the request's tier, or the policy's own
     /// quota.
-    pub(crate) quota: &'a Quota,
+    #[doc(hidden)]
+    pub quota: &'a Quota,
     /// The key's override or the policy's own quota, if something else binds, which a store must know for as
     /// long as it knows the key.
     pub(crate) instead_of: Option<&'a Quota>,
-    pub(crate) key: Key<'a>,
+    #[doc(hidden)]
+    pub key: Key<'a>,
     /// The key's block, which may be over.
     pub(crate) block: Option<&'a Block>,
-    pub(crate) part: Part,
+    #[doc(hidden)]
+    pub part: Part,
     /// Set for a check whose cost is held instead of charged.
-    pub(crate) reserve: Option<Reserve<'a>>,
+    #[doc(hidden)]
+    pub reserve: Option<Reserve<'a>>,
     /// What to do when a shared store does not answer.
     pub(crate) on_store_error: OnStoreError,
     /// Whether it is asked for again and again until it is allowed, so that it must find out soon
     /// what other instances settle.
-    pub(crate) is_waiting: bool,
+    #[doc(hidden)]
+    pub is_waiting: bool,
     /// Where the policy stands in its set.
     pub(crate) policy: u32,
     /// Which of the requests it is for.
@@ -45,7 +50,7 @@ pub struct Charge<'a> {
 
 /// The quota that requests met on a key, as far as a store knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum MetQuota {
+pub enum MetQuota {
     /// That of the policy, or an override.
     OfPolicy,
     /// An inline quota.
@@ -58,29 +63,29 @@ pub(crate) enum MetQuota {
 
 /// How a cost is held.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Reserve<'a> {
-    pub(crate) terms: &'a HoldTerms,
-    pub(crate) unsettled: Unsettled,
+pub struct Reserve<'a> {
+    pub terms: &'a HoldTerms,
+    pub unsettled: Unsettled,
 }
 
 /// What the holds of one reservation have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct HoldTerms {
-    pub(crate) id: u64,
+pub struct HoldTerms {
+    pub id: u64,
     /// As requested. By default, a permit lasts for its policy's lease.
-    pub(crate) ttl_us: Option<u64>,
+    pub ttl_us: Option<u64>,
     /// See [`Charge::is_waiting`].
-    pub(crate) is_waiting: bool,
+    pub is_waiting: bool,
 }
 
 impl HoldTerms {
     /// Those of a reservation that is made now.
-    pub(crate) fn new(ttl_us: Option<u64>) -> Self {
+    pub fn new(ttl_us: Option<u64>) -> Self {
         Self { id: new_id(), ttl_us, is_waiting: false }
     }
 
     /// How long a hold under this quota lasts.
-    pub(crate) fn ttl_us(&self, quota: &Quota) -> u64 {
+    pub fn ttl_us(&self, quota: &Quota) -> u64 {
         self.ttl_us.unwrap_or(match quota.algorithm() {
             Algorithm::InFlight => quota.window_us(),
             _ => DEFAULT_TTL_US,
@@ -125,7 +130,7 @@ impl<'a> Charge<'a> {
 
     /// The hold that it makes instead of charging.
     #[inline]
-    pub(crate) fn new_hold(&self) -> Option<NewHold> {
+    pub fn new_hold(&self) -> Option<NewHold> {
         let Reserve { terms, unsettled } = self.reserve?;
         Some(NewHold { id: terms.id, ttl_us: terms.ttl_us(self.quota), unsettled })
     }
@@ -139,17 +144,20 @@ impl<'a> Charge<'a> {
 
 /// How one key takes part in a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Part {
-    pub(crate) verb: Verb,
+pub struct Part {
+    /// What to do with the cost.
+    pub verb: Verb,
     /// [`Role::Refusals`] follow the part that they belong to, with nothing but others of it between.
-    pub(crate) role: Role,
-    pub(crate) cost: u64,
+    pub role: Role,
+    /// How much.
+    pub cost: u64,
     /// Whether a denial denies the request: not under a shadow policy.
-    pub(crate) enforced: bool,
-    pub(crate) excess: Excess,
+    pub enforced: bool,
+    /// What happens if it does not fit.
+    pub excess: Excess,
     /// Whether it is denied as well while the key is over its limit, see
     /// [`Request::deny_over_limit`](crate::Request::deny_over_limit).
-    pub(crate) over_limit: bool,
+    pub over_limit: bool,
 }
 
 impl AsRef<Self> for Part {
@@ -165,16 +173,9 @@ impl AsRef<Part> for Charge<'_> {
 }
 
 impl Part {
-    /// A check of cost 0 under an enforced policy.
-    #[cfg(test)]
-    pub(crate) fn check_of_nothing() -> Self {
-        let (verb, role, excess) = (Verb::Check, Role::Deciding, Excess::Refuse);
-        Self { verb, role, cost: 0, enforced: true, excess, over_limit: false }
-    }
-
     /// What has to fit: the cost, or the first unit of it where the rest may exceed the limit.
     #[inline]
-    pub(crate) fn asks(&self) -> u64 {
+    pub fn asks(&self) -> u64 {
         match self.excess {
             Excess::Charge if self.verb.is_question() => self.cost.min(1),
             Excess::Refuse | Excess::Count | Excess::Charge => self.cost,
@@ -182,19 +183,19 @@ impl Part {
     }
 
     /// Whether a full key can deny it.
-    pub(crate) fn is_deniable(&self) -> bool {
+    pub fn is_deniable(&self) -> bool {
         self.verb.is_question() && (self.cost > 0 || self.over_limit)
     }
 
     /// Whether one step on its key carries it out, if it is the only part of its call.
     #[inline]
-    pub(crate) fn is_one_step(&self) -> bool {
+    pub fn is_one_step(&self) -> bool {
         self.is_unconditional() && (self.verb != Verb::Check || self.excess == Excess::Refuse)
     }
 
     /// Whether nothing but the key's usage decides it.
     #[inline]
-    pub(crate) fn is_unconditional(&self) -> bool {
+    pub fn is_unconditional(&self) -> bool {
         self.role == Role::Deciding && !self.over_limit
     }
 }
@@ -278,17 +279,17 @@ pub(crate) type Charges<'a> = PerCharge<Charge<'a>>;
 
 /// What there is one of for each charge of a call: in place for as many as most calls have, else in one
 /// allocation.
-pub(crate) type PerCharge<T> = SmallVec<[T; 3]>;
+pub type PerCharge<T> = SmallVec<[T; 3]>;
 
 /// What requests would charge: in their order and that of the policies, each key at most once.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
     /// Whether its requests are reserved as one.
-    pub(crate) is_reservation: bool,
-    pub(crate) charges: Charges<'a>,
+    pub is_reservation: bool,
+    pub charges: Charges<'a>,
     /// Requests that met an earlier one on a key, with the position of its charge, which carries
     /// the cost of both.
-    pub(crate) met: Vec<(u32, usize)>,
+    pub met: Vec<(u32, usize)>,
     /// Where charges other than of refusals stand, by the hash of what they may meet on: of calls with
     /// more than [`MOST_SCANNED`].
     index: Option<HashMap<u64, usize, RandomState>>,

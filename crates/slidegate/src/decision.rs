@@ -30,20 +30,32 @@ pub enum Verdict {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decision {
-    pub(crate) verdict: Verdict,
-    pub(crate) limit: u64,
-    pub(crate) used: u64,
-    pub(crate) held: u64,
-    pub(crate) remaining: u64,
-    pub(crate) cost: u64,
-    pub(crate) at: Timestamp,
-    pub(crate) source: DecisionSource,
-    pub(crate) is_blocked: bool,
+    #[doc(hidden)]
+    pub verdict: Verdict,
+    #[doc(hidden)]
+    pub limit: u64,
+    #[doc(hidden)]
+    pub used: u64,
+    #[doc(hidden)]
+    pub held: u64,
+    #[doc(hidden)]
+    pub remaining: u64,
+    #[doc(hidden)]
+    pub cost: u64,
+    #[doc(hidden)]
+    pub at: Timestamp,
+    #[doc(hidden)]
+    pub source: DecisionSource,
+    #[doc(hidden)]
+    pub is_blocked: bool,
     /// The bound of holds that denies it.
-    pub(crate) hold_bound: Option<HoldBound>,
-    pub(crate) waits: Waits,
+    #[doc(hidden)]
+    pub hold_bound: Option<HoldBound>,
+    #[doc(hidden)]
+    pub waits: Waits,
     /// Whether the counts above are millionths of a unit. Set where a decision leaves the gate.
-    pub(crate) in_millionths: bool,
+    #[doc(hidden)]
+    pub in_millionths: bool,
 }
 
 /// The numbers of a [`Decision`], exact to a millionth of a unit.
@@ -131,7 +143,7 @@ impl DecisionSource {
 
 /// A bound of open holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum HoldBound {
+pub enum HoldBound {
     OfKey,
     OfStore,
 }
@@ -141,24 +153,24 @@ pub(crate) enum HoldBound {
 /// Integers, because every decision computes them and few are read: a [`Duration`] each would make
 /// a decision a tenth slower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Waits {
+pub struct Waits {
     /// Until the requested cost fits; 0 if it did, [`NEVER`](Self::NEVER) if it never will.
-    pub(crate) retry_us: u64,
+    pub retry_us: u64,
     /// Until nothing is used.
-    pub(crate) reset_us: u64,
+    pub reset_us: u64,
     /// Until some used cost is freed; meaningless if nothing is used.
-    pub(crate) frees_us: u64,
+    pub frees_us: u64,
 }
 
 impl Waits {
     /// Longer than any finite wait.
-    pub(crate) const NEVER: u64 = u64::MAX;
+    pub const NEVER: u64 = u64::MAX;
 }
 
 impl Decision {
     /// A store allows a cost of 0 on a key that is not used. Other decisions say in what they differ.
     #[inline(always)] // as `algorithm::decision`
-    pub(crate) fn unused(limit: u64, at: Timestamp) -> Self {
+    pub fn unused(limit: u64, at: Timestamp) -> Self {
         Self {
             verdict: Verdict::Allow,
             limit,
@@ -176,7 +188,7 @@ impl Decision {
     }
 
     /// Adds the usage of another key under the same quota. Keeps the verdict.
-    pub(crate) fn add_usage(&mut self, other: &Self) {
+    pub fn add_usage(&mut self, other: &Self) {
         if !self.is_blocked {
             let frees =
                 [&*self, other].into_iter().filter(|one| one.used > 0).map(|one| one.waits.frees_us).min();
@@ -192,7 +204,7 @@ impl Decision {
     /// Denies it if more is used than the limit, or all of it where the first unit of a cost has to
     /// fit. The wait is until nothing is used: how much of it frees earlier is not known of usage
     /// that was added.
-    pub(crate) fn deny_over_limit(&mut self, is_full_over: bool) {
+    pub fn deny_over_limit(&mut self, is_full_over: bool) {
         let is_over = self.used > self.limit || is_full_over && self.used >= self.limit;
         if is_over && self.is_allowed() {
             self.verdict = Verdict::Deny;

@@ -56,12 +56,13 @@ impl Fold {
         }
     }
 
-    pub(crate) fn folds_slash(self) -> bool {
+    /// Whether a final slash does not count.
+    pub fn folds_slash(self) -> bool {
         self.slash
     }
 
     /// The value that stands for all spellings of this one. Addresses have one already.
-    pub(crate) fn of(self, value: Value<'_>) -> Folded<'_> {
+    pub fn of(self, value: Value<'_>) -> Folded<'_> {
         let Value::Bytes(bytes) = value else { return Folded::Same(value) };
         let path = (self.slash && !is_folded_path(bytes)).then(|| folded_path(bytes));
         let lower = self.case.then(|| lower_case(path.as_deref().unwrap_or(bytes))).flatten();
@@ -69,7 +70,7 @@ impl Fold {
     }
 
     /// The same of a text.
-    pub(crate) fn of_text(self, text: &str) -> String {
+    pub fn of_text(self, text: &str) -> String {
         match self.of(text.into()) {
             Folded::Changed(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Folded::Same(_) => text.to_owned(),
@@ -77,7 +78,7 @@ impl Fold {
     }
 
     /// The same of the beginning of a text, or of a pattern: its slashes are kept.
-    pub(crate) fn of_pattern(self, pattern: &str) -> String {
+    pub fn of_pattern(self, pattern: &str) -> String {
         Self { slash: false, ..self }.of_text(pattern)
     }
 }
@@ -96,9 +97,10 @@ impl fmt::Display for Fold {
 
 /// A folded value.
 #[derive(Debug, Clone)]
-pub(crate) enum Folded<'v> {
+pub enum Folded<'v> {
     /// The value itself.
     Same(Value<'v>),
+    /// Other bytes than those of the request.
     Changed(Vec<u8>),
 }
 
@@ -109,7 +111,8 @@ impl PartialEq for Folded<'_> {
 }
 
 impl Folded<'_> {
-    pub(crate) fn value(&self) -> Value<'_> {
+    /// The folded value.
+    pub fn value(&self) -> Value<'_> {
         match self {
             Self::Same(value) => *value,
             Self::Changed(bytes) => Value::Bytes(bytes),

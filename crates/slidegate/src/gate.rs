@@ -12,8 +12,7 @@ use crate::policy_reset::{PolicyReset, ResetCursor};
 use crate::request::Request;
 use crate::store::fallback::FallbackStore;
 use crate::store::memory::MemoryStore;
-use crate::store::redis::{RedisOptions, RedisStore};
-use crate::store::{LocalStore, Store, StoreDecisions, at_once};
+use crate::store::{LocalStore, SharedHoldStore, Store, StoreDecisions, at_once};
 use crate::usage::KeyUse;
 use crate::verb::Verb;
 use crate::waiting::{queue_key::QueueKey, queues::Queues};
@@ -79,28 +78,13 @@ pub struct Gate<S = MemoryStore> {
     pending: pending::PendingSettlements,
 }
 
-/// A gate over Redis, Redis Cluster or a master that Sentinels name, and over other servers that
-/// speak its protocol: limits that many instances share.
+/// A gate over a store that many instances share, such as the `RedisStore` of `slidegate-redis`.
 ///
-/// It always answers within its deadline, and needs no Redis to be created. While Redis does not
+/// It always answers within its deadline, and needs no store to be created. While the store does not
 /// reply, each policy decides by its [fallback](crate::Policy::with_on_store_error), and every decision
-/// says [who made it](crate::Decision::source). Works within a tokio runtime. In a cluster, a call
-/// whose keys are in several slots takes one step for each slot and verb, and what a later denial
-/// would have prevented is refunded.
-///
-/// ```no_run
-/// use slidegate::{Policy, PolicySet, Quota, RedisOptions, Request, SharedGate};
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), slidegate::Error> {
-/// let policies = PolicySet::new([Policy::new("per-user", Quota::per_minute(100))?.with_scope(["user"])])?;
-/// let gate = SharedGate::redis(policies, RedisOptions::new("redis://127.0.0.1:6379")?)?;
-/// let request = Request::new().with("user", "alice");
-/// if gate.check_async(&request).await.is_denied() { /* 429 */ }
-/// # Ok(())
-/// # }
-/// ```
-pub type SharedGate = Gate<FallbackStore<RedisStore>>;
+/// says [who made it](crate::Decision::source). Its methods are those that end in `_async`:
+/// [`check_async`](Gate::check_async). Works within a tokio runtime.
+pub type SharedGate<S> = Gate<FallbackStore<S>>;
 
 impl Gate {
     /// A gate with a store of its own, which holds up to [`MemoryStore::DEFAULT_MAX_KEYS`] keys.
@@ -143,15 +127,14 @@ impl Gate {
     }
 }
 
-impl SharedGate {
-    /// A gate over Redis of one instance among an unknown number, with a memory store of its own as
-    /// the fallback. For other settings, see [`FallbackStore`] and [`Gate::with_store`].
+impl<S: SharedHoldStore> SharedGate<S> {
+    /// A gate over a shared store, of one instance among an unknown number, with a memory store of its
+    /// own as the fallback. For other settings, see [`FallbackStore`] and [`Gate::with_store`].
     ///
     /// # Errors
-    /// If no connection can be made with these options, or a limit is 2^53 or more, which scripts
-    /// cannot count.
-    pub fn redis(policies: PolicySet, options: RedisOptions) -> Result<Self, Error> {
-        Self::with_store(policies, FallbackStore::new(RedisStore::new(options)?))
+    /// If the store cannot count a limit.
+    pub fn shared(policies: PolicySet, store: S) -> Result<Self, Error> {
+        Self::with_store(policies, FallbackStore::new(store))
     }
 }
 

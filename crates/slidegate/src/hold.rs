@@ -21,7 +21,7 @@ use crate::time::{SECOND_US, exact, micros};
 
 mod table;
 
-pub(crate) use table::{HEADER_BYTES, TAG, TableList};
+pub use table::{HEADER_BYTES, TAG, TableList};
 
 /// What happens to a hold that expires unsettled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -78,18 +78,21 @@ pub(crate) const MIN_TTL: Duration = Duration::from_millis(1);
 /// extensions renew it.
 pub(crate) const MAX_TTL: Duration = Duration::from_secs(3600);
 /// Most holds of one key, so that the longest table stays at some 40 kB.
-pub(crate) const MAX_HOLDS: usize = 1024;
+pub const MAX_HOLDS: usize = 1024;
 
 /// What a hold begins with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct NewHold {
-    pub(crate) id: u64,
-    pub(crate) ttl_us: u64,
-    pub(crate) unsettled: Unsettled,
+pub struct NewHold {
+    /// Of the reservation.
+    pub id: u64,
+    /// How long it lasts, in microseconds.
+    pub ttl_us: u64,
+    /// What happens if it expires unsettled.
+    pub unsettled: Unsettled,
 }
 
 /// An id that no other hold of this fleet has, but for a chance of one in 2^64.
-pub(crate) fn new_id() -> u64 {
+pub fn new_id() -> u64 {
     static KEY: OnceLock<RandomState> = OnceLock::new();
     static NEXT: AtomicU64 = AtomicU64::new(0);
     // The standard library's only source of randomness. A keyed hash of a counter is unpredictable.
@@ -98,22 +101,24 @@ pub(crate) fn new_id() -> u64 {
 
 /// Cost that is held for one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Hold {
-    pub(crate) id: u64,
+pub struct Hold {
+    /// Of the reservation.
+    pub id: u64,
     /// When it ends, by the store's clock, in microseconds.
-    pub(crate) until: u64,
+    pub until: u64,
     /// What is still held.
-    pub(crate) held: u64,
+    pub held: u64,
     /// What its settlements charged so far.
-    pub(crate) settled: u64,
-    pub(crate) unsettled: Unsettled,
+    pub settled: u64,
+    /// What happens if it expires unsettled.
+    pub unsettled: Unsettled,
     /// Kept after its end so that a repeated call is recognized: nothing is held.
-    pub(crate) has_ended: bool,
+    pub has_ended: bool,
 }
 
 impl Hold {
     /// What it is charged when its time ends.
-    pub(crate) fn charged_at_end(&self) -> u64 {
+    pub fn charged_at_end(&self) -> u64 {
         match self.unsettled {
             Unsettled::Charge => self.held,
             Unsettled::Forget => 0,
@@ -122,7 +127,7 @@ impl Hold {
 }
 
 /// The holds of a key one by one, in no order, wherever they are: in memory, or in a stored table.
-pub(crate) trait HoldList: Default {
+pub trait HoldList: Default {
     fn len(&self) -> usize;
 
     /// The hold at this place, below `len`.
@@ -196,7 +201,7 @@ impl HoldList for HoldVec {
 
 /// The holds of one key. `default()` has none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Holds<L = HoldVec> {
+pub struct Holds<L = HoldVec> {
     holds: L,
     /// What is held in all.
     sum: u64,
@@ -214,44 +219,44 @@ pub(crate) struct Holds<L = HoldVec> {
 impl<L: HoldList> Holds<L> {
     /// What is held in all.
     #[inline]
-    pub(crate) fn sum(&self) -> u64 {
+    pub fn sum(&self) -> u64 {
         self.sum
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
         self.count() == 0
     }
 
     /// How many there are.
-    pub(crate) fn count(&self) -> usize {
-        return self.holds.len() + self.unlisted;
-        #[cfg(not(feature = "redis"))]
-        self.holds.len()
+    pub fn count(&self) -> usize {
+        self.holds.len() + self.unlisted
     }
 
     /// No hold ends before this time.
-    pub(crate) fn earliest(&self) -> u64 {
+    pub fn earliest(&self) -> u64 {
         self.earliest
     }
 
     /// No hold ends after this time.
-    pub(crate) fn latest(&self) -> u64 {
+    pub fn latest(&self) -> u64 {
         self.latest
     }
 
     /// Whether no more holds may be added.
-    pub(crate) fn is_full(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         self.count() >= MAX_HOLDS
     }
 
-    pub(crate) fn iter(&self) -> impl ExactSizeIterator<Item = Hold> {
+    /// All of them, in the order of their ends.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Hold> {
         self.holds.iter()
     }
 
     /// The time to decide at. After a step of the clock back by more than `small_step_us`, the holds
     /// are moved back with it, so that none lasts longer than its time from then on. A smaller step
     /// is waited out.
-    pub(crate) fn arrive(&mut self, now: u64, small_step_us: u64) -> u64 {
+    pub fn arrive(&mut self, now: u64, small_step_us: u64) -> u64 {
         if now < self.seen && !self.is_empty() {
             let step = self.seen - now;
             if step <= small_step_us {
@@ -267,7 +272,7 @@ impl<L: HoldList> Holds<L> {
 
     /// Removes the holds that end until `now`, in the order of their ends. O(1) if there are none,
     /// else O(n log n).
-    pub(crate) fn take_due(&mut self, now: u64) -> Vec<Hold> {
+    pub fn take_due(&mut self, now: u64) -> Vec<Hold> {
         if self.holds.len() == 0 || now < self.earliest {
             return Vec::new();
         }
@@ -281,7 +286,7 @@ impl<L: HoldList> Holds<L> {
 
     /// Adds a hold. The caller has checked that it fits and that the table is not
     /// [full](Self::is_full).
-    pub(crate) fn add(&mut self, new: &NewHold, now: u64, cost: u64) {
+    pub fn add(&mut self, new: &NewHold, now: u64, cost: u64) {
         let until = now.saturating_add(new.ttl_us);
         self.bound(until);
         let NewHold { id, unsettled, .. } = *new;
@@ -290,14 +295,14 @@ impl<L: HoldList> Holds<L> {
     }
 
     /// Removes the hold that was added last.
-    pub(crate) fn remove_newest(&mut self) {
+    pub fn remove_newest(&mut self) {
         if let Some(at) = self.holds.len().checked_sub(1) {
             self.holds.swap_remove(at);
         }
     }
 
     /// Keeps that a hold has ended, and what it was charged, until `until`. Not if there is no room.
-    pub(crate) fn add_ended(&mut self, id: u64, settled: u64, until: u64) {
+    pub fn add_ended(&mut self, id: u64, settled: u64, until: u64) {
         if !self.is_full() {
             self.bound(until);
             let unsettled = Unsettled::Forget;
@@ -306,18 +311,19 @@ impl<L: HoldList> Holds<L> {
     }
 
     /// The place of the hold with this id. O(n), from the newest on: most requests are short.
-    pub(crate) fn find(&self, id: u64) -> Option<usize> {
+    pub fn find(&self, id: u64) -> Option<usize> {
         self.holds.find(id)
     }
 
-    pub(crate) fn get(&self, at: usize) -> Hold {
+    /// The hold at a position, which must be below [`len`](Self::len).
+    pub fn get(&self, at: usize) -> Hold {
         self.holds.get(at)
     }
 
     /// Settles a hold to the total cost so far. Returns what is to be charged: what the total
     /// exceeds the earlier settlements by. The rest is let go if this is the last settlement, else
     /// held until `until`.
-    pub(crate) fn settle(&mut self, at: usize, total: u64, next: Option<u64>) -> u64 {
+    pub fn settle(&mut self, at: usize, total: u64, next: Option<u64>) -> u64 {
         let mut hold = self.holds.get(at);
         let charged = total.saturating_sub(hold.settled);
         hold.settled += charged;
@@ -335,7 +341,7 @@ impl<L: HoldList> Holds<L> {
 
     /// Sets what a hold holds in all, with what was settled, and when it ends. The caller has
     /// checked that the difference fits.
-    pub(crate) fn extend(&mut self, at: usize, held: u64, until: u64) {
+    pub fn extend(&mut self, at: usize, held: u64, until: u64) {
         let hold = self.holds.get(at);
         self.sum = self.sum.saturating_sub(hold.held).saturating_add(held);
         self.renew(at, Hold { held, until, ..hold });
@@ -355,13 +361,14 @@ impl<L: HoldList> Holds<L> {
 }
 
 impl Holds {
-    pub(crate) fn heap_bytes(&self) -> usize {
+    /// Bytes on the heap.
+    pub fn heap_bytes(&self) -> usize {
         if self.holds.spilled() { self.holds.capacity() * size_of::<Hold>() } else { 0 }
     }
 
     /// Adds a hold that was saved. `None` if it cannot have been: there are too many, or they sum up
     /// to more than any limit.
-    pub(crate) fn restore(&mut self, hold: Hold) -> Option<()> {
+    pub fn restore(&mut self, hold: Hold) -> Option<()> {
         let sum = self.sum.checked_add(hold.held)?;
         if self.is_full() || sum.checked_add(hold.settled).is_none() {
             return None;
@@ -375,41 +382,54 @@ impl Holds {
 
 /// A change of one hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum HoldChange {
+pub enum HoldChange {
     /// Charge what `total` exceeds the earlier settlements by. The rest is let go, or held for
     /// `ttl_us` more if there is one.
-    Settle { total: u64, ttl_us: Option<u64> },
+    Settle {
+        /// Cost of all settlements so far.
+        total: u64,
+        /// How long the rest is held, in microseconds.
+        ttl_us: Option<u64>,
+    },
     /// Let go what is held. What was settled stays charged.
     Cancel,
     /// End a reservation that holds nothing here, and give back what was charged at once when it was
     /// made: nothing after its last settlement.
-    Refund { cost: u64 },
+    Refund {
+        /// How much.
+        cost: u64,
+    },
     /// Hold so much in all, settlements included, for `ttl_us` from now on. `None` changes the time
     /// alone, which is never denied.
-    Extend { total: Option<u64>, ttl_us: u64 },
+    Extend {
+        /// What is to be held in all, if that changes.
+        total: Option<u64>,
+        /// How long from now, in microseconds.
+        ttl_us: u64,
+    },
 }
 
 impl HoldChange {
     /// Whether it can be denied.
-    pub(crate) fn is_extension(&self) -> bool {
+    pub fn is_extension(&self) -> bool {
         matches!(self, Self::Extend { .. })
     }
 }
 
 /// What a ticket knows of its hold, for a change that finds the hold ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct EndedHold {
+pub struct EndedHold {
     /// What was held in all.
-    pub(crate) amount: u64,
+    pub amount: u64,
     /// Whether its time is over, so that it was charged or dropped by that. Otherwise it was
     /// settled.
-    pub(crate) is_over: bool,
-    pub(crate) unsettled: Unsettled,
+    pub is_over: bool,
+    /// What happens if it expires unsettled.
+    pub unsettled: Unsettled,
 }
 
 /// The outcome of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum HoldStatus {
     /// The hold was open, and the change is made.
     Changed,

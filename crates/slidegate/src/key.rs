@@ -18,17 +18,17 @@ use crate::request::{Request, Value};
 
 /// The keys of a policy.
 #[derive(Debug, Clone)]
-pub(crate) struct KeySpace {
+pub struct KeySpace {
     /// The policy's name.
-    pub(crate) policy: String,
+    pub policy: String,
     /// The attributes that form a key.
-    pub(crate) scope: Vec<String>,
+    pub scope: Vec<String>,
     /// What their values are folded by, in their order. Empty if none is.
-    pub(crate) folds: Box<[Fold]>,
+    pub folds: Box<[Fold]>,
     /// How many bits of an IPv6 address count.
-    pub(crate) ipv6_prefix: Ipv6Prefix,
+    pub ipv6_prefix: Ipv6Prefix,
     /// Whether usage is counted in millionths of a unit. It is kept apart from usage in units.
-    pub(crate) in_millionths: bool,
+    pub in_millionths: bool,
 }
 
 /// The values of a policy's scope in one request: what the policy counts by.
@@ -40,15 +40,17 @@ pub(crate) struct KeySpace {
 #[derive(Debug, Clone, Copy)]
 pub struct Key<'r> {
     /// What it is one of.
-    pub(crate) space: &'r KeySpace,
-    pub(crate) request: &'r Request<'r>,
+    #[doc(hidden)]
+    pub space: &'r KeySpace,
+    #[doc(hidden)]
+    pub request: &'r Request<'r>,
 }
 
 impl<'r> Key<'r> {
     /// The values in the order of the scope, `None` for what the request lacks. Addresses are truncated to
     /// their group.
     #[inline]
-    pub(crate) fn parts(&self) -> impl Iterator<Item = Option<Folded<'r>>> {
+    pub fn parts(&self) -> impl Iterator<Item = Option<Folded<'r>>> {
         self.space.scope.iter().enumerate().map(|(at, attribute)| {
             Some(match self.request.value(attribute)? {
                 Value::Address(ip) => Folded::Same(Value::Address(group(ip, self.space.ipv6_prefix))),
@@ -63,7 +65,7 @@ impl<'r> Key<'r> {
     }
 
     /// The value of an attribute as the key has it, or else as the request has it.
-    pub(crate) fn value(&self, attribute: &str) -> Option<Folded<'r>> {
+    pub fn value(&self, attribute: &str) -> Option<Folded<'r>> {
         let at = self.space.scope.iter().position(|one| one == attribute);
         let fold = at.map_or(Fold::NONE, |at| self.fold_at(at));
         self.request.value(attribute).map(|value| fold.of(value))
@@ -93,13 +95,14 @@ impl<'r> Key<'r> {
     }
 
     /// An unambiguous encoding of this key, on the stack for keys of usual length.
-    pub(crate) fn canonical(&self) -> SmallVec<[u8; 64]> {
+    pub fn canonical(&self) -> SmallVec<[u8; 64]> {
         let mut out = SmallVec::new();
         self.parts().for_each(|part| write_canonical(part.as_ref(), |bytes| out.extend_from_slice(bytes)));
         out
     }
 
-    pub(crate) fn id(&self, secret: &HashSeed) -> KeyId {
+    /// Its identity in tables of this process.
+    pub fn id(&self, secret: &HashSeed) -> KeyId {
         let only = if let [attribute] = &*self.space.scope { self.request.value(attribute) } else { None };
         match only {
             Some(value) if self.space.folds.is_empty() => secret.id_of_value(value, self.space.ipv6_prefix),
@@ -188,7 +191,7 @@ pub type TicketKeyBytes = SmallVec<[u8; 32]>;
 /// The identity of a key in a table: 15 bytes and a tag in the last byte, which defines their
 /// meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub(crate) struct KeyId(pub(crate) [u64; 2]);
+pub struct KeyId(pub [u64; 2]);
 
 impl KeyId {
     /// Keys up to this many bytes are stored as they are.
@@ -203,7 +206,7 @@ impl KeyId {
     const BYTES: usize = 16;
 
     /// The identity as a ticket carries it.
-    pub(crate) fn bytes(self) -> [u8; Self::BYTES] {
+    pub fn bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(&self.0[0].to_le_bytes());
         bytes[8..].copy_from_slice(&self.0[1].to_le_bytes());
@@ -211,7 +214,7 @@ impl KeyId {
     }
 
     /// The identity of these bytes. For bytes of another length, one that no key has.
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
+    pub fn from_bytes(bytes: &[u8]) -> Self {
         let word = |from: usize| {
             let mut word = [0; 8];
             word.copy_from_slice(bytes.get(from..from + 8)?);
@@ -233,7 +236,7 @@ impl KeyId {
 /// Random numbers of one store, so that outsiders cannot choose keys that collide or share a slot.
 /// `Debug` prints `***`.
 #[derive(Clone)]
-pub(crate) struct HashSeed {
+pub struct HashSeed {
     sip: [u64; 2],
     place: [u64; 2],
 }
@@ -245,7 +248,8 @@ impl fmt::Debug for HashSeed {
 }
 
 impl HashSeed {
-    pub(crate) fn random() -> Self {
+    /// A seed that nobody can foresee.
+    pub fn random() -> Self {
         if cfg!(loom) {
             // The model checker replays one run in several orders, so a key must be in the same
             // shard every time.
@@ -261,7 +265,7 @@ impl HashSeed {
     }
 
     /// What the identities of keys depend on, as bytes.
-    pub(crate) fn identity_seed(&self) -> [u8; 16] {
+    pub fn identity_seed(&self) -> [u8; 16] {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&self.sip[0].to_le_bytes());
         bytes[8..].copy_from_slice(&self.sip[1].to_le_bytes());
@@ -269,7 +273,7 @@ impl HashSeed {
     }
 
     /// A seed by which keys have the same identities. Their places are random.
-    pub(crate) fn with_identity_seed(bytes: [u8; 16]) -> Self {
+    pub fn with_identity_seed(bytes: [u8; 16]) -> Self {
         let bits = u128::from_le_bytes(bytes);
         #[allow(clippy::cast_possible_truncation)] // the two halves
         let sip = [bits as u64, (bits >> 64) as u64];
@@ -278,7 +282,7 @@ impl HashSeed {
 
     /// The identity of a key of one value, as it is in a request.
     #[inline(always)] // copies of an address in memory cost more than the rest
-    pub(crate) fn id_of_value(&self, value: Value<'_>, ipv6_prefix: Ipv6Prefix) -> KeyId {
+    pub fn id_of_value(&self, value: Value<'_>, ipv6_prefix: Ipv6Prefix) -> KeyId {
         match value {
             Value::Bytes(bytes) => self.id_of(bytes),
             Value::Address(IpAddr::V4(ip)) => KeyId::of_v4(ip),
@@ -302,7 +306,7 @@ impl HashSeed {
 
     /// The identity of a key of one value, as bytes.
     #[inline]
-    pub(crate) fn id_of(&self, key: &[u8]) -> KeyId {
+    pub fn id_of(&self, key: &[u8]) -> KeyId {
         // Two overlapping loads, because a copy of variable length costs more than the rest of the
         // lookup.
         let word = |from: usize| {
@@ -340,14 +344,14 @@ impl HashSeed {
     }
 
     /// A secret key for another purpose. It reveals nothing about identities.
-    pub(crate) fn key_for(&self, purpose: &[u8]) -> [u8; 16] {
+    pub fn key_for(&self, purpose: &[u8]) -> [u8; 16] {
         let mut hasher = SipHasher24::new_with_keys(self.sip[0], self.sip[1]);
         hasher.write(purpose);
         hasher.finish128().as_bytes()
     }
 
     /// A 128-bit hash of a value.
-    pub(crate) fn hash_of(&self, value: &impl Hash) -> u128 {
+    pub fn hash_of(&self, value: &impl Hash) -> u128 {
         let mut hasher = SipHasher13::new_with_keys(self.sip[0], self.sip[1]);
         value.hash(&mut hasher);
         hasher.finish128().as_u128()
@@ -356,7 +360,7 @@ impl HashSeed {
     /// A hash of the key and the policy for its position in a table: the upper bits select a shard,
     /// the lower bits a slot.
     #[inline]
-    pub(crate) fn place_of(&self, id: KeyId, policy: u32) -> u64 {
+    pub fn place_of(&self, id: KeyId, policy: u32) -> u64 {
         let folded = fold(id.0[0] ^ self.place[0], id.0[1] ^ self.place[1] ^ u64::from(policy) << 24);
         fold(folded ^ self.place[1], 0x9E37_79B9_7F4A_7C15)
     }

@@ -59,9 +59,25 @@ pub use waiting::{MaxWaiting, NotAcquired, NotAcquiredKind};
 /// What the other crates of slidegate build on. It may change in any release.
 #[doc(hidden)]
 pub mod internal {
+    pub use crate::algorithm::sliding_log::{Entries, Log};
+    pub use crate::algorithm::{
+        FixedWindow, HeldKey, InFlight, LogReply, SlidingLog, SlidingWindow, State, TokenBucket, VerbEffect,
+        counts_still, decision, for_algorithm, inspect_with_holds, perform,
+    };
+    pub use crate::all_or_nothing::{Denials, all_or_none, complete};
+    pub use crate::charge::{MetQuota, Part, PerCharge};
+    pub use crate::decision::Waits;
+    pub use crate::fold::Folded;
     pub use crate::gate::denial::{MAX_INTEGER, MAX_KEY, NamedDecision, UNDECIDED, integer};
+    pub use crate::hold::{
+        EndedHold, HEADER_BYTES, Hold, HoldChange, Holds, MAX_HOLDS, NewHold, TAG, TableList, new_id,
+    };
+    pub use crate::key::{HashSeed, KeySpace};
+    pub use crate::policy_reset::{Place, ResetCounts};
+    pub use crate::quota::QuotaFields;
     pub use crate::store::poll_once;
-    pub use crate::time::{SECOND_US, millis_ceil, monotonic, secs_ceil};
+    pub use crate::ticket::TicketPart;
+    pub use crate::time::{SECOND_US, instant, jitter, micros, millis_ceil, monotonic, secs_ceil};
 }
 
 /// Reservations: cost that is held until it is known. [`Gate::reserve`] makes one.

@@ -10,7 +10,6 @@ use crate::error::Error;
 
 /// The progress of the reset of a policy after a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct PolicyReset {
     /// Keys of the policy that were forgotten since the reset began.
     pub forgotten: u64,
@@ -27,20 +26,26 @@ pub struct PolicyReset {
 /// opaque.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResetCursor {
-    pub(crate) place: Place,
-    pub(crate) done: ResetCounts,
+    #[doc(hidden)]
+    pub place: Place,
+    #[doc(hidden)]
+    pub done: ResetCounts,
 }
 
 /// What was done before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct ResetCounts {
-    pub(crate) forgotten: u64,
-    pub(crate) scanned: u64,
-    pub(crate) keys: Option<u64>,
+pub struct ResetCounts {
+    /// Keys that were forgotten.
+    pub forgotten: u64,
+    /// Keys that were examined.
+    pub scanned: u64,
+    /// Keys that there were at the start.
+    pub keys: Option<u64>,
 }
 
 impl ResetCounts {
-    pub(crate) fn add(&mut self, found: ScannedKeys) {
+    /// Adds what a step found.
+    pub fn add(&mut self, found: ScannedKeys) {
         self.forgotten = self.forgotten.saturating_add(found.forgotten);
         self.scanned = self.scanned.saturating_add(found.scanned);
     }
@@ -57,9 +62,12 @@ pub struct ScannedKeys {
 
 /// What is examined next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub enum Place {
     /// A shard of the memory store, by its number.
-    Memory { shard: u64 },
+    Memory {
+        /// Its number.
+        shard: u64,
+    },
     /// A node of a shared store.
     Node {
         /// Stands for the names of all nodes. When those change, keys may have moved, and the scan
@@ -109,7 +117,7 @@ impl PolicyReset {
     }
 
     /// After a step that continues at `next`, if it does.
-    pub(crate) fn after(done: ResetCounts, next: Option<Place>) -> Self {
+    pub fn after(done: ResetCounts, next: Option<Place>) -> Self {
         let ResetCounts { forgotten, scanned, keys } = done;
         let next = next.map(|place| ResetCursor { place, done });
         Self { forgotten, scanned, keys, next }

@@ -88,14 +88,20 @@ struct DerivedValues {
 
 /// What a quota is built from: its smallest form, for what is kept for each key and in files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub(crate) struct QuotaFields {
-    pub(crate) limit: u64,
-    pub(crate) window_us: u64,
-    pub(crate) burst: Option<u64>,
+pub struct QuotaFields {
+    /// Cost per window.
+    pub limit: u64,
+    /// In microseconds.
+    pub window_us: u64,
+    /// Capacity of a token bucket, if it is not the limit.
+    pub burst: Option<u64>,
+    /// How usage is counted.
     #[serde(with = "SavedAlgorithm")]
-    pub(crate) algorithm: Algorithm,
-    pub(crate) slots: u16,
-    pub(crate) calendar: Option<Calendar>,
+    pub algorithm: Algorithm,
+    /// Slots of a sliding window.
+    pub slots: u16,
+    /// Windows by the calendar.
+    pub calendar: Option<Calendar>,
 }
 
 /// [`Algorithm`] as it is saved: by its place in this list, to which new ones are added at the end.
@@ -111,7 +117,7 @@ pub(crate) enum SavedAlgorithm {
 
 impl QuotaFields {
     /// The quota, unless a field is out of its range.
-    pub(crate) fn quota(self) -> Option<Quota> {
+    pub fn quota(self) -> Option<Quota> {
         let Self { window_us, algorithm, slots, .. } = self;
         let window = Duration::from_micros(window_us);
         let is_window = match algorithm {
@@ -132,7 +138,8 @@ fn invalid_lease(lease: Duration) -> String {
 }
 
 impl Quota {
-    pub(crate) fn fields(&self) -> QuotaFields {
+    /// What it consists of.
+    pub fn fields(&self) -> QuotaFields {
         let Self { limit, window_us, burst, algorithm, slots, .. } = *self;
         QuotaFields { limit, window_us, burst, algorithm, slots, calendar: self.calendar_window() }
     }
@@ -147,7 +154,7 @@ impl Quota {
     pub const MAX_LEASE: Duration = Duration::from_secs(3600);
     /// The largest count in a shared store. Its scripts count in doubles, which are exact up to
     /// here.
-    pub(crate) const MAX_COUNT: u64 = (1 << 53) - 1;
+    pub const MAX_COUNT: u64 = (1 << 53) - 1;
     /// Most entries in a key's log unless [`with_slots`](Self::with_slots) changes it.
     pub const DEFAULT_SLOTS: u16 = 1024;
 
@@ -271,13 +278,13 @@ impl Quota {
     }
 
     /// The same quota with limit and burst times a factor.
-    pub(crate) fn times(self, factor: u64) -> Self {
+    pub fn times(self, factor: u64) -> Self {
         let times = |one: u64| one.saturating_mul(factor);
         Self::build(QuotaFields { limit: times(self.limit), burst: self.burst.map(times), ..self.fields() })
     }
 
     /// The same quota with limit and burst divided.
-    pub(crate) fn divided(self, by: u64) -> Self {
+    pub fn divided(self, by: u64) -> Self {
         Self::build(QuotaFields {
             limit: self.limit / by,
             burst: self.burst.map(|one| one / by),
@@ -388,15 +395,16 @@ impl Quota {
         }
     }
 
+    /// The window in microseconds.
     #[inline]
-    pub(crate) fn window_us(&self) -> u64 {
+    pub fn window_us(&self) -> u64 {
         self.window_us
     }
 
     /// What usage belongs to: the window's length, or a number above every length that stands for its
     /// calendar. Usage under another one has to be adopted.
     #[inline]
-    pub(crate) fn window_code(&self) -> u64 {
+    pub fn window_code(&self) -> u64 {
         match self.borders {
             Borders::Multiples => self.window_us,
             Borders::Calendar(calendar) => calendar.code(),
@@ -406,7 +414,7 @@ impl Quota {
 
     /// The fixed window that contains this time, and the end of the next.
     #[inline]
-    pub(crate) fn period(&self, now: u64) -> Period {
+    pub fn period(&self, now: u64) -> Period {
         match self.borders {
             Borders::Multiples => {
                 let begin = self.by_window().floor(now) * self.window_us;
@@ -424,7 +432,7 @@ impl Quota {
 
     /// The latest end that usage has after a clock was set back far.
     #[inline]
-    pub(crate) fn latest_end(&self, now: u64) -> u64 {
+    pub fn latest_end(&self, now: u64) -> u64 {
         match self.borders {
             Borders::Multiples => now.saturating_add(self.window_us),
             _ => self.period(now).next_end,
@@ -434,7 +442,7 @@ impl Quota {
     /// The end of usage that was counted until `end` in a window of the same calendar. If that is no border, it was
     /// one by other time zone data: usage counts until the border that is up to [`slack_us`](Self::slack_us)
     /// later, or else until `end`. So no window ends before the limit of it may be used again.
-    pub(crate) fn later_end(&self, end: u64) -> u64 {
+    pub fn later_end(&self, end: u64) -> u64 {
         let border = match self.borders {
             Borders::Multiples => end,
             Borders::Calendar(calendar) => calendar.period(end.saturating_sub(1)).end,
@@ -445,7 +453,7 @@ impl Quota {
 
     /// How much later than a value ends a border may be that is the same to other time zone data: half a window, at
     /// most a day. 0 without a calendar.
-    pub(crate) fn slack_us(&self) -> u64 {
+    pub fn slack_us(&self) -> u64 {
         const DAY_US: u64 = 86_400 * SECOND_US;
         let window_us = match self.borders {
             Borders::Multiples => 0,
@@ -470,26 +478,28 @@ impl Quota {
         &self.derived.by_step
     }
 
+    /// The resolution of a log: times are rounded up to it, in microseconds.
     #[inline]
-    pub(crate) fn step_us(&self) -> u64 {
+    pub fn step_us(&self) -> u64 {
         self.derived.step_us
     }
 
     /// Most entries in a log: one per step of the window, and if entries are merged, one more for
     /// the step being filled.
     #[inline]
-    pub(crate) fn max_entries(&self) -> u16 {
+    pub fn max_entries(&self) -> u16 {
         self.slots() + u16::from(self.step_us() > 1)
     }
 
+    /// The resolution of a log as a power of two.
     #[inline]
-    pub(crate) fn step_bits(&self) -> u8 {
+    pub fn step_bits(&self) -> u8 {
         self.derived.step_bits
     }
 
     /// How full a key is: 0 (fresh) to 127 (at its capacity or above).
     #[inline]
-    pub(crate) fn share_of(&self, used: u64) -> u8 {
+    pub fn share_of(&self, used: u64) -> u8 {
         if used >= self.derived.capacity {
             return 127;
         }
@@ -502,10 +512,10 @@ impl Quota {
 /// A policy of which some keys have another quota than before.
 #[derive(Debug)]
 pub(crate) struct ChangedPolicy {
-    pub(crate) number: u32,
+    pub number: u32,
     /// All its quotas before, and now.
-    pub(crate) old: Vec<Quota>,
-    pub(crate) new: Vec<Quota>,
+    pub old: Vec<Quota>,
+    pub new: Vec<Quota>,
 }
 
 impl Hash for Quota {

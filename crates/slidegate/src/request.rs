@@ -563,7 +563,9 @@ impl<'r> Request<'r> {
         self.may_lack_attributes
     }
 
-    pub(crate) fn inline_quota(&self) -> Option<&Quota> {
+    #[doc(hidden)]
+    #[must_use]
+    pub fn inline_quota(&self) -> Option<&Quota> {
         self.quota.as_deref()
     }
 }

@@ -152,7 +152,7 @@ impl<K: Ord + Clone, T> Queues<K, T> {
     }
 
     #[cfg(test)]
-    pub(crate) fn capacity(&self) -> usize {
+    pub fn capacity(&self) -> usize {
         self.of.values().map(VecDeque::capacity).sum()
     }
 }

@@ -36,11 +36,11 @@ mod holds;
 mod idempotency;
 mod key_state;
 pub(crate) mod memory;
-pub(crate) mod redis;
 pub(crate) mod shared;
 
-pub(crate) use crate::all_or_nothing::{Denials, complete};
 pub(crate) use crate::all_or_nothing::{all_or_none, with_denials};
+pub use failure::StoreFailure;
+pub use fallback::{FallbackStats, FallbackStore};
 pub use holds::{HeldCharge, HoldAnswer, HoldAnswers, HoldCall, HoldStore};
 pub use idempotency::IdempotencyCache;
 pub use key_state::KeyState;
@@ -49,7 +49,6 @@ pub use shared::{DecideError, SharedHoldStore, SharedStore};
 pub use crate::charge::Charge;
 pub use crate::key::TicketKeyBytes;
 pub use crate::policy_reset::{PolicyReset, ResetCursor, ScannedKeys};
-use crate::store::failure::StoreFailure;
 pub use crate::ticket::TicketSecret;
 pub use crate::usage::{KeyInspection, KeyUse, OpenHold, RecordedCharge, UsageForecast};
 pub use memory::snapshot::{InMemory, RestoredSnapshot, SavedSnapshot, SnapshotError, SnapshotFile};
@@ -288,10 +287,7 @@ impl FromIterator<Decision> for StoreDecisions {
 impl From<PerCharge<Decision>> for StoreDecisions {
     #[inline]
     fn from(decisions: PerCharge<Decision>) -> Self {
-        Self {
-            decisions,
-            failure: None,
-        }
+        Self { decisions, failure: None }
     }
 }
 

@@ -65,20 +65,20 @@ pub struct TicketHold<'t> {
 
 /// One key that a ticket is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TicketKey<'t> {
-    pub(crate) policy: &'t str,
+pub struct TicketKey<'t> {
+    pub policy: &'t str,
     /// What the store knows the key by: at most 255 bytes.
-    pub(crate) key: &'t [u8],
+    pub key: &'t [u8],
     /// Whether it counts millionths of a unit.
-    pub(crate) in_millionths: bool,
+    pub in_millionths: bool,
     /// Held or charged in all.
-    pub(crate) amount: u64,
-    pub(crate) part: TicketPart,
+    pub amount: u64,
+    pub part: TicketPart,
 }
 
 /// Where a ticket has a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct TicketPlace {
+pub struct TicketPlace {
     /// Its position among the keys.
     nth: usize,
     /// Its first byte.
@@ -100,8 +100,10 @@ impl Eq for QueueHints {}
 
 /// What was done with a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum TicketPart {
+pub enum TicketPart {
+    /// Cost is held on it.
     Held {
+        /// What happens if it expires unsettled.
         unsettled: Unsettled,
         /// When it ends, by the date.
         until: Timestamp,
@@ -118,10 +120,10 @@ pub(crate) enum TicketPart {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TicketSecret {
     /// The key of the seals. Random or configured, and never a fixed one.
-    pub(crate) key: Secret<[u8; 16]>,
+    pub key: Secret<[u8; 16]>,
     /// Of the data in the store: another one after a shared store has lost them, and with them the
     /// reservations. Always 0 in memory, where a new secret tells the same.
-    pub(crate) incarnation: u64,
+    pub incarnation: u64,
 }
 
 /// The first byte of every ticket.
@@ -154,7 +156,7 @@ impl Ticket {
 
     /// A ticket without keys and without a [seal](Self::seal). `made` is the date, `id` that of its
     /// holds.
-    pub(crate) fn new(id: u64, made: Timestamp) -> Self {
+    pub fn new(id: u64, made: Timestamp) -> Self {
         let mut bytes = SmallVec::new();
         bytes.push(VERSION);
         bytes.extend_from_slice(&[0; ID - SEAL]);
@@ -165,7 +167,7 @@ impl Ticket {
     }
 
     /// Adds a key.
-    pub(crate) fn push(&mut self, key: &TicketKey<'_>) {
+    pub fn push(&mut self, key: &TicketKey<'_>) {
         let mut bytes = [0; HELD];
         let length = key.part.write(self.made(), &mut bytes);
         bytes[0] |= if key.in_millionths { MILLIONTHS } else { 0 };
@@ -185,7 +187,7 @@ impl Ticket {
     }
 
     /// Seals it as it is now. The first seal notes the incarnation of the store.
-    pub(crate) fn seal(&mut self, secret: &TicketSecret) {
+    pub fn seal(&mut self, secret: &TicketSecret) {
         if self.bytes[SEAL..SEALED] == [0; SEALED - SEAL] {
             self.bytes[INCARNATION..ID].copy_from_slice(&secret.incarnation.to_le_bytes());
         }
@@ -194,7 +196,7 @@ impl Ticket {
     }
 
     /// Whether it was sealed with this secret and is as it was then. Takes constant time.
-    pub(crate) fn is_sealed_by(&self, secret: &TicketSecret) -> bool {
+    pub fn is_sealed_by(&self, secret: &TicketSecret) -> bool {
         let mut seal = [0; SEALED - SEAL];
         seal.copy_from_slice(&self.bytes[SEAL..SEALED]);
         self.seal_by(secret) == Secret::new(seal)
@@ -209,17 +211,17 @@ impl Ticket {
     }
 
     /// The [incarnation](TicketSecret::incarnation) of the store when it was made.
-    pub(crate) fn incarnation(&self) -> u64 {
+    pub fn incarnation(&self) -> u64 {
         number(&self.bytes[INCARNATION..ID])
     }
 
     /// Notes which queue waits for the key that was added last. Either all keys have one or none.
-    pub(crate) fn push_queue(&mut self, queue: u64) {
+    pub fn push_queue(&mut self, queue: u64) {
         self.queues.0.push(queue);
     }
 
     /// The queue that waits for a key, if this process made the ticket.
-    pub(crate) fn queue(&self, place: TicketPlace) -> Option<u64> {
+    pub fn queue(&self, place: TicketPlace) -> Option<u64> {
         self.queues.0.get(place.nth).copied()
     }
 
@@ -230,7 +232,7 @@ impl Ticket {
     }
 
     /// When it was made, by the date.
-    pub(crate) fn made(&self) -> Timestamp {
+    pub fn made(&self) -> Timestamp {
         Timestamp::from_micros(number(&self.bytes[MADE..HEADER - TTL]))
     }
 
@@ -240,7 +242,7 @@ impl Ticket {
     }
 
     /// Its keys, in the order of the policies.
-    pub(crate) fn keys(&self) -> impl Iterator<Item = (TicketPlace, TicketKey<'_>)> {
+    pub fn keys(&self) -> impl Iterator<Item = (TicketPlace, TicketKey<'_>)> {
         let made = self.made();
         let mut rest = &self.bytes[HEADER..];
         let mut nth = 0..;
@@ -251,12 +253,12 @@ impl Ticket {
     }
 
     /// The key at this place.
-    pub(crate) fn key(&self, place: TicketPlace) -> Option<TicketKey<'_>> {
+    pub fn key(&self, place: TicketPlace) -> Option<TicketKey<'_>> {
         TicketKey::read(&mut &self.bytes[place.from..], self.made())
     }
 
     /// Changes what it knows of a key: its amount, and its part to another one of the same kind.
-    pub(crate) fn set(&mut self, place: TicketPlace, amount: u64, part: TicketPart) {
+    pub fn set(&mut self, place: TicketPlace, amount: u64, part: TicketPart) {
         let mut bytes = [0; HELD];
         let length = part.write(self.made(), &mut bytes);
         let (to, amount_to) = self.bytes[place.from..].split_at_mut(length);
@@ -294,7 +296,7 @@ impl Ticket {
     }
 
     /// When the last of its holds ends, by the date.
-    pub(crate) fn last_until(&self) -> Option<Timestamp> {
+    pub fn last_until(&self) -> Option<Timestamp> {
         self.holds().map(|hold| hold.until).max()
     }
 
@@ -334,7 +336,7 @@ fn number(bytes: &[u8]) -> u64 {
 
 impl<'t> TicketKey<'t> {
     /// Whether cost is held on it, and not charged at once.
-    pub(crate) fn is_held(&self) -> bool {
+    pub fn is_held(&self) -> bool {
         matches!(self.part, TicketPart::Held { .. })
     }
 

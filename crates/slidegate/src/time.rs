@@ -108,7 +108,7 @@ pub(crate) fn exact(duration: Duration) -> String {
 
 /// A duration in whole microseconds, rounded up, at most `u64::MAX`.
 #[inline]
-pub(crate) fn micros(span: Duration) -> u64 {
+pub fn micros(span: Duration) -> u64 {
     // `as_nanos` would need a 128-bit division, which is slow, and every decision calls this.
     span.as_secs().saturating_mul(SECOND_US).saturating_add(u64::from(span.subsec_nanos().div_ceil(1000)))
 }
@@ -143,14 +143,14 @@ pub fn millis_ceil(span: Duration) -> u64 {
 
 /// A random duration from `least` to `most`, both at most some minutes: keeps callers and instances from acting in
 /// step.
-pub(crate) fn jitter(least: Duration, most: Duration) -> Duration {
+pub fn jitter(least: Duration, most: Duration) -> Duration {
     let us = |span: Duration| u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
     Duration::from_micros(fastrand::u64(us(least)..=us(most).max(us(least))))
 }
 
 /// tokio's monotonic clock, for the deadlines of network calls and of `Limiter::acquire`. Tests can
 /// pause and advance it.
-pub(crate) fn instant() -> tokio::time::Instant {
+pub fn instant() -> tokio::time::Instant {
     tokio::time::Instant::now()
 }
 
@@ -380,9 +380,9 @@ impl TimeSource {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Boot {
     /// Identifies the run; zeros if it is unknown.
-    pub(crate) id: [u8; 16],
+    pub id: [u8; 16],
     /// Microseconds since the machine was started, including time spent suspended.
-    pub(crate) elapsed_us: u64,
+    pub elapsed_us: u64,
 }
 
 impl TimeSource {
@@ -419,9 +419,9 @@ pub(crate) fn file_time() -> SystemTime {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Moment {
     /// By [`Clock::now`]: the time by which usage is counted.
-    pub(crate) at: Timestamp,
+    pub at: Timestamp,
     /// By [`Clock::wall_time`]: the time that decisions report and that fixed windows align to.
-    pub(crate) wall: Timestamp,
+    pub wall: Timestamp,
 }
 
 impl Moment {

@@ -12,7 +12,6 @@ use crate::time::Timestamp;
 
 /// The usage of one key of a policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct KeyUse {
     /// The policy's name.
     pub policy: String,
@@ -45,7 +44,6 @@ impl KeyUse {
 
 /// Cost that was charged at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct RecordedCharge {
     /// Time of the charge by the store's clock. A log that merges charges rounds it up to the end
     /// of its step, which may be in the future.
@@ -56,7 +54,6 @@ pub struct RecordedCharge {
 
 /// Cost that is held for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct OpenHold {
     /// The id that is in the request's ticket.
     pub id: u64,
@@ -72,7 +69,6 @@ pub struct OpenHold {
 
 /// Usage at a later time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct UsageForecast {
     /// Wait from the decision's time.
     pub after: Duration,
@@ -84,16 +80,21 @@ pub struct UsageForecast {
 /// get it from [`KeyState::inspect`](crate::store::KeyState::inspect).
 #[derive(Debug, Clone)]
 pub struct KeyInspection {
-    pub(crate) quota: Quota,
-    pub(crate) decision: Decision,
-    pub(crate) charges: Vec<RecordedCharge>,
-    pub(crate) forecast: Vec<UsageForecast>,
-    pub(crate) holds: Vec<OpenHold>,
+    /// The quota that applies.
+    pub quota: Quota,
+    /// What a check of the cost would get.
+    pub decision: Decision,
+    /// Charges that count, as far as the algorithm keeps them.
+    pub charges: Vec<RecordedCharge>,
+    /// When usage is freed.
+    pub forecast: Vec<UsageForecast>,
+    /// Open reservations.
+    pub holds: Vec<OpenHold>,
 }
 
 impl KeyInspection {
     /// Adds the names of the policy and the key.
-    pub(crate) fn of(self, policy: &str, key: &impl ToString) -> KeyUse {
+    pub fn of(self, policy: &str, key: &impl ToString) -> KeyUse {
         let Self { quota, decision, charges, forecast, holds } = self;
         KeyUse { policy: policy.to_owned(), key: key.to_string(), quota, decision, charges, forecast, holds }
     }

@@ -29,7 +29,6 @@ impl Verb {
 /// In the order of this list, a role decides more: where two checks, or two peeks, of one call meet
 /// on one key, the earlier role of the two applies to both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-#[non_exhaustive]
 pub enum Role {
     /// If its check or peek is denied, the call is denied. A check is charged if the call is
     /// allowed.

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::{Request, Response};
-use slidegate::{PolicySet, RedisOptions, Request as Asked, SharedGate};
+use slidegate::{Gate, PolicySet, Request as Asked};
 use slidegate_http::layer::{Attribute, Limited, RateLimitLayer, RateLimitLayerBuilder, Refund};
+use slidegate_redis::{RedisGate, RedisOptions, RedisStore};
 use slidegate_testkit::proxy::{Mode, Proxy};
 use slidegate_testkit::redis::RedisServer;
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -18,18 +19,18 @@ use crate::{ask, is_pending, policy, request};
 const PATIENT: Duration = Duration::from_secs(10);
 
 /// A gate over this store with a limit of ten per address.
-fn gate(url: &str) -> Arc<SharedGate> {
+fn gate(url: &str) -> Arc<RedisGate> {
     let policies = PolicySet::new([policy("per-ip", "10/1h").with_scope(["ip"])]).unwrap();
     let options = RedisOptions::new(url).unwrap().with_deadline(PATIENT).with_connect_timeout(PATIENT);
-    Arc::new(SharedGate::redis(policies, options).unwrap())
+    Arc::new(Gate::shared(policies, RedisStore::new(options).unwrap()).unwrap())
 }
 
-fn limits(gate: &Arc<SharedGate>) -> RateLimitLayerBuilder {
+fn limits(gate: &Arc<RedisGate>) -> RateLimitLayerBuilder {
     RateLimitLayer::builder(Arc::clone(gate)).attribute("ip", Attribute::client_addr())
 }
 
 /// The cost that the client of the tests' requests has used, read from the store.
-async fn used(gate: &SharedGate) -> u64 {
+async fn used(gate: &RedisGate) -> u64 {
     let client: std::net::IpAddr = "203.0.113.7".parse().unwrap();
     let asked = Asked::new().with("ip", client);
     let peeked = gate.peek_async(&asked).await;
@@ -39,7 +40,7 @@ async fn used(gate: &SharedGate) -> u64 {
 }
 
 /// Waits until the store reports this usage, with a generous bound.
-async fn until_used(gate: &SharedGate, wanted: u64) {
+async fn until_used(gate: &RedisGate, wanted: u64) {
     for _ in 0..2000 {
         if used(gate).await == wanted {
             return;
@@ -177,7 +178,8 @@ async fn without_the_store_the_fallback_decides_and_says_so() {
     let proxy = Proxy::before(1);
     proxy.set(Mode::Refuse);
     let policies = PolicySet::new([policy("everyone", "2/1h")]).unwrap();
-    let gate = SharedGate::redis(policies, RedisOptions::new(&proxy.url()).unwrap()).unwrap();
+    let gate =
+        Gate::shared(policies, RedisStore::new(RedisOptions::new(&proxy.url()).unwrap()).unwrap()).unwrap();
     let found = service_fn(|request: Request<String>| async move {
         let limited = request.extensions().get::<Limited>().unwrap();
         Ok::<_, Infallible>(Response::new(limited.strictest().unwrap().source().name().to_owned()))
@@ -205,7 +207,7 @@ async fn a_reservation_is_cancelled_or_settled_in_the_store_when_its_client_leav
     let policies = PolicySet::new([policy("requests", "10/1h").with_counts(Counts::Requests), jobs]).unwrap();
     let options =
         RedisOptions::new(&redis.url()).unwrap().with_deadline(PATIENT).with_connect_timeout(PATIENT);
-    let gate = Arc::new(SharedGate::redis(policies, options).unwrap());
+    let gate = Arc::new(Gate::shared(policies, RedisStore::new(options).unwrap()).unwrap());
     let state = || async {
         let request = Asked::new();
         let peeked = gate.peek_async(&request).await;

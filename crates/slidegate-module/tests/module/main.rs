@@ -5,7 +5,7 @@
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../../slidegate/src/store/redis/scripts/assemble.rs"]
+#[path = "../../../slidegate-redis/src/scripts/assemble.rs"]
 #[allow(dead_code)]
 mod assemble;
 mod calls;

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use redis::Value;
+use redis_once::{Executed, Failure, FailureKind};
+use slidegate::internal::{instant, millis_ceil};
 
 use super::PATIENCE;
 use crate::calls::{Calls, explain};
-use slidegate::internal::{instant, millis_ceil};
-use redis_once::{Executed, Failure, FailureKind};
 
 /// Stores a claim unless there is one. Returns whether there was none.
 pub(crate) async fn claim(calls: &Calls, key: &[u8], duration: Duration) -> Result<bool, Failure> {

@@ -7,12 +7,12 @@
 use std::fmt;
 
 use redis::Value;
+use redis_once::{Call, Executed, Failure, FailureKind, LastFailure, ReplyBound};
+use slidegate::internal::instant;
 
 use super::PATIENCE;
 use crate::call::MOST;
 use crate::calls::{Calls, explain};
-use slidegate::internal::instant;
-use redis_once::{Call, Executed, Failure, FailureKind, LastFailure, ReplyBound};
 
 /// Its key. Keys of policies have a second colon.
 const KEY: &[u8] = b"sg1:control";

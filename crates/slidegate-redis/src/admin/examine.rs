@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use redis::Value;
+use slidegate::internal::instant;
 use tokio::time::Instant;
 
 use super::{PATIENCE, servers};
@@ -12,7 +13,6 @@ use crate::calls::Calls;
 use crate::names::Names;
 use crate::reply::number;
 use crate::server_time::ClockJumps;
-use slidegate::internal::instant;
 
 /// Keys whose counts must never sink, spread over the slots of a cluster; the first alone
 /// elsewhere.

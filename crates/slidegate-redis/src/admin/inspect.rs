@@ -4,20 +4,18 @@
 //! that layout is an error that names the key.
 
 use redis::Value;
+use redis_once::{Executed, Failure, FailureKind, ReplyBound};
+use slidegate::internal::{
+    FixedWindow, Hold, Holds, InFlight, LogReply, SECOND_US, SlidingLog, SlidingWindow, State, TokenBucket,
+    inspect_with_holds, instant,
+};
+use slidegate::store::{Charge, KeyInspection, OpenHold};
+use slidegate::{Algorithm, Quota, Timestamp};
+use slidegate_stored::compact;
 
 use super::PATIENCE;
-use slidegate::internal::{FixedWindow, InFlight, LogReply, SlidingLog, SlidingWindow, State, TokenBucket};
-use slidegate::internal::algorithm;
-use slidegate::store::Charge;
-use slidegate::internal::{Hold, Holds};
-use slidegate::{Algorithm, Quota};
 use crate::calls::{Calls, explain};
 use crate::names::Names;
-use slidegate_stored::compact;
-use slidegate::internal::{SECOND_US, instant};
-use slidegate::Timestamp;
-use slidegate::store::{KeyInspection, OpenHold};
-use redis_once::{Executed, Failure, FailureKind, ReplyBound};
 
 /// Bytes of a log's header.
 const HEADER: usize = 48;
@@ -78,7 +76,7 @@ pub(crate) fn held(table: &[u8]) -> Result<Holds, String> {
 
 /// The inspection of a state beside holds. Redis has one clock.
 fn inspected<S: State>(state: S, holds: Holds, quota: &Quota, now: Timestamp, cost: u64) -> KeyInspection {
-    let (mut found, holds) = algorithm::inspect_with_holds(state, holds, quota, (now, now), cost);
+    let (mut found, holds) = inspect_with_holds(state, holds, quota, (now, now), cost);
     let open = |hold: Hold| OpenHold {
         id: hold.id,
         held: hold.held,

@@ -8,14 +8,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use redis::Value;
+use redis_once::{Call, Executed, Failure, FailureKind, LastFailure, ReplyBound};
+use slidegate::internal::{instant, millis_ceil};
 use tokio::time::Instant;
 
 use super::PATIENCE;
 use crate::calls::{Calls, explain};
 use crate::names::Names;
 use crate::reply::{items, number};
-use slidegate::internal::{instant, millis_ceil};
-use redis_once::{Call, Executed, Failure, FailureKind, LastFailure, ReplyBound};
 
 /// How long an instance counts after it was last heard of: three intervals, and a second.
 const COUNTS: Duration = Duration::from_secs(10);

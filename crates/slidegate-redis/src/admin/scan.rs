@@ -4,15 +4,14 @@ use std::collections::BTreeMap;
 use std::hash::Hasher;
 
 use redis::Value;
+use redis_once::{Executed, Failure, FailureKind, ReplyBound};
 use siphasher::sip::SipHasher24;
+use slidegate::internal::{Place, ResetCounts, instant};
 
 use super::PATIENCE;
-use slidegate::internal::{Place, ResetCounts};
 use crate::calls::Calls;
 use crate::names::Names;
 use crate::reply::number;
-use slidegate::internal::instant;
-use redis_once::{Executed, Failure, FailureKind, ReplyBound};
 
 /// The maximum number of keys that a server scans in one step. The step blocks it for a few
 /// milliseconds.

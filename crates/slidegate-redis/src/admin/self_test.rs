@@ -8,22 +8,18 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use redis::Value;
+use redis_once::{Call, Executed, Failure, FailureKind, LastFailure, ReplyBound};
+use slidegate::internal::{NewHold, Part, instant, micros, millis_ceil, new_id};
+use slidegate::reserve::Unsettled;
+use slidegate::{Excess, Quota, Role, Verb};
 use smallvec::smallvec;
 use tokio::time::Instant;
 
 use super::PATIENCE;
-use slidegate::Excess;
-use slidegate::internal::Part;
-use slidegate::internal::{NewHold, new_id};
-use slidegate::reserve::Unsettled;
-use slidegate::Quota;
 use crate::call::{Subject, Subjects};
 use crate::calls::Calls;
 use crate::names::Names;
 use crate::reply::items;
-use slidegate::internal::{instant, micros, millis_ceil};
-use slidegate::{Role, Verb};
-use redis_once::{Call, Executed, Failure, FailureKind, LastFailure, ReplyBound};
 
 /// The window of the keys: they are gone after two windows and five seconds. Longer than the test
 /// takes, as it must see its own charge.

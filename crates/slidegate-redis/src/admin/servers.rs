@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 
 use redis::Value;
+use redis_once::ReplyBound;
+use slidegate::internal::instant;
+use slidegate::{Clock, SystemClock};
 
 use super::PATIENCE;
 use crate::calls::Calls;
 use crate::reply::{items, number};
-use slidegate::{Clock, SystemClock};
-use slidegate::internal::instant;
-use redis_once::ReplyBound;
 
 /// What one server says about itself.
 #[derive(Debug, Clone)]

@@ -1,13 +1,11 @@
 //! A check of keys in several slots as a state machine, without input or output: `spread.rs` makes
 //! its calls, and a model tries every order of their events.
 
+use redis_once::{Executed, Failure, FailureKind};
+use slidegate::{Decision, Excess};
 use smallvec::SmallVec;
 
-use slidegate::Excess;
-use slidegate::Decision;
 use crate::call::{Answers, Subject, Subjects};
-use slidegate::store::DecideError;
-use redis_once::{Executed, Failure, FailureKind};
 
 /// The subjects of a request that are in one slot, and their positions in the request.
 #[derive(Debug, Clone)]
@@ -16,9 +14,17 @@ pub(crate) struct SlotPart {
     pub(crate) positions: SmallVec<[usize; 2]>,
 }
 
-impl From<Failure> for DecideError {
+/// Why there is not a decision on every subject.
+#[derive(Debug, Clone)]
+pub(crate) struct Undecided {
+    pub(crate) failure: Failure,
+    /// See [`DecideError::denied`](slidegate::store::DecideError::denied).
+    pub(crate) denied: Option<Vec<Option<Decision>>>,
+}
+
+impl From<Failure> for Undecided {
     fn from(failure: Failure) -> Self {
-        Self { failure: failure.into(), denied: None }
+        Self { failure, denied: None }
     }
 }
 
@@ -90,7 +96,7 @@ impl SpreadCheck {
 
     /// The outcome once every call has ended, and what is to be refunded, see
     /// [`refunds`].
-    pub(super) fn end(mut self, cost: u64, soon_us: u64) -> (Result<Answers, DecideError>, Vec<SlotRefund>) {
+    pub(super) fn end(mut self, cost: u64, soon_us: u64) -> (Result<Answers, Undecided>, Vec<SlotRefund>) {
         let is_refunded = self.denied || self.failure.is_some();
         let charged = self.charged.iter().filter(|_| is_refunded).map(|part| &self.parts[*part]);
         let refunds = refunds(charged, &mut self.answers, cost, soon_us);
@@ -161,20 +167,13 @@ pub(super) fn put(
 }
 
 /// The decisions, if there is one for each subject.
-fn complete(
-    answers: PartialDecisions,
-    denied: bool,
-    failure: Option<Failure>,
-) -> Result<Answers, DecideError> {
+fn complete(answers: PartialDecisions, denied: bool, failure: Option<Failure>) -> Result<Answers, Undecided> {
     if failure.is_none()
         && let Some(whole) = answers.iter().copied().collect()
     {
         return Ok(whole);
     }
-    Err(DecideError {
-        failure: failure.unwrap_or_else(missing).into(),
-        denied: denied.then(|| answers.into_vec()),
-    })
+    Err(Undecided { failure: failure.unwrap_or_else(missing), denied: denied.then(|| answers.into_vec()) })
 }
 
 pub(crate) fn ended() -> Failure {
@@ -197,14 +196,13 @@ mod tests {
 
     use std::collections::HashSet;
 
+    use slidegate::internal::Waits;
+    use slidegate::{Quota, Timestamp, Verdict};
     use smallvec::smallvec;
 
+    use crate::call::check_of_nothing;
+
     use super::*;
-    use slidegate::internal::Part;
-    use slidegate::Verdict;
-    use slidegate::internal::Waits;
-    use slidegate::Quota;
-    use slidegate::Timestamp;
 
     const COST: u64 = 1;
 
@@ -268,7 +266,7 @@ mod tests {
         Subject {
             name: format!("slot-{slot}").into_bytes(),
             quota: Quota::per_minute(limit),
-            part: Part::check_of_nothing(),
+            part: check_of_nothing(),
             own_cost: None,
             key: 0,
             hold: None,

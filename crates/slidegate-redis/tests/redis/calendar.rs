@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use slidegate::{Calendar, Policy, Quota, SharedGate};
+use slidegate::{Calendar, Policy, Quota};
+use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::{RedisServer, Reply};
 
 use crate::callers::{check_cost, gate, options};
@@ -10,7 +11,7 @@ use crate::callers::{check_cost, gate, options};
 /// 2026-03-31 22:00:00 in UTC: April begins in Berlin.
 const APRIL_US: u64 = 1_774_994_400_000_000;
 
-fn monthly(server: &RedisServer, calendar: Calendar) -> Arc<SharedGate> {
+fn monthly(server: &RedisServer, calendar: Calendar) -> Arc<RedisGate> {
     let policy = Policy::new("p", Quota::calendar(10, calendar)).unwrap().with_scope(["user"]);
     gate([policy], options(&server.url()).without_denial_cache())
 }

@@ -7,10 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use proptest::test_runner::{Config, TestRunner};
-use slidegate::redis::BreakerState;
-use slidegate::{
-    DecisionSource, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate, redis::FailureKind,
-};
+use slidegate::{DecisionSource, Error, Gate, Policy, PolicySet, Quota, Request};
+use slidegate_redis::{BreakerState, FailureKind, RedisGate, RedisOptions, RedisStore};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
@@ -55,8 +53,13 @@ pub(crate) fn hasty(url: &str) -> RedisOptions {
     options(url).with_deadline(DEADLINE).with_connect_timeout(Duration::from_secs(1))
 }
 
-pub(crate) fn gate(policies: impl IntoIterator<Item = Policy>, options: RedisOptions) -> Arc<SharedGate> {
-    Arc::new(SharedGate::redis(PolicySet::new(policies).unwrap(), options).unwrap())
+/// A gate over Redis.
+pub(crate) fn redis_gate(policies: PolicySet, options: RedisOptions) -> Result<RedisGate, Error> {
+    Gate::shared(policies, RedisStore::new(options)?)
+}
+
+pub(crate) fn gate(policies: impl IntoIterator<Item = Policy>, options: RedisOptions) -> Arc<RedisGate> {
+    Arc::new(redis_gate(PolicySet::new(policies).unwrap(), options).unwrap())
 }
 
 /// The outcome of one check: the decision of its strictest policy.
@@ -76,12 +79,12 @@ impl Outcome {
 }
 
 /// Checks one request of a user.
-pub(crate) async fn check(gate: &SharedGate, user: &str) -> Outcome {
+pub(crate) async fn check(gate: &RedisGate, user: &str) -> Outcome {
     check_cost(gate, user, 1).await
 }
 
 /// Checks until the store decides.
-pub(crate) async fn until_by_store(gate: &SharedGate, user: &str) -> Outcome {
+pub(crate) async fn until_by_store(gate: &RedisGate, user: &str) -> Outcome {
     for _ in 0..MAX_POLLS {
         let outcome = check(gate, user).await;
         if outcome.by_store() {
@@ -93,7 +96,7 @@ pub(crate) async fn until_by_store(gate: &SharedGate, user: &str) -> Outcome {
 }
 
 /// Checks a request of any cost. No caller may hang.
-pub(crate) async fn check_cost(gate: &SharedGate, user: &str, cost: u64) -> Outcome {
+pub(crate) async fn check_cost(gate: &RedisGate, user: &str, cost: u64) -> Outcome {
     let request = Request::new().with("user", user).with_cost(cost);
     let begun = Instant::now();
     let decisions = gate.check_async(&request).await;
@@ -104,18 +107,18 @@ pub(crate) async fn check_cost(gate: &SharedGate, user: &str, cost: u64) -> Outc
 }
 
 /// Why the store last did not answer.
-pub(crate) fn last_failure(gate: &SharedGate) -> String {
+pub(crate) fn last_failure(gate: &RedisGate) -> String {
     gate.store().stats().last_failure.unwrap_or_default()
 }
 
 /// How many calls to the store have failed in this way.
-pub(crate) fn errors(gate: &SharedGate, kind: FailureKind) -> u64 {
+pub(crate) fn errors(gate: &RedisGate, kind: FailureKind) -> u64 {
     gate.store().primary().stats().errors.of(kind)
 }
 
 /// What is charged to each policy of a user, in their order. Asks until the store answers and no
 /// breaker holds back the next call, charges nothing.
-pub(crate) async fn until_used(gate: &SharedGate, user: &str) -> Vec<u64> {
+pub(crate) async fn until_used(gate: &RedisGate, user: &str) -> Vec<u64> {
     let request = Request::new().with("user", user);
     for _ in 0..MAX_POLLS {
         let peeked = gate.peek_async(&request).await;
@@ -182,7 +185,7 @@ pub(crate) struct Storm {
 
 impl Storm {
     /// So many callers, each of whom asks for the user that `user` names by the caller's number.
-    pub(crate) fn start(gate: &Arc<SharedGate>, callers: usize, user: impl Fn(usize) -> String) -> Self {
+    pub(crate) fn start(gate: &Arc<RedisGate>, callers: usize, user: impl Fn(usize) -> String) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let callers = (0..callers).map(|number| {
             let (gate, over, user) = (gate.clone(), over.clone(), user(number));
@@ -207,7 +210,7 @@ impl Storm {
 }
 
 /// So many callers who ask once each, all at the same time, for one user.
-pub(crate) async fn all_at_once(gate: &Arc<SharedGate>, callers: usize, user: &'static str) -> Vec<Outcome> {
+pub(crate) async fn all_at_once(gate: &Arc<RedisGate>, callers: usize, user: &'static str) -> Vec<Outcome> {
     let callers = (0..callers).map(|_| {
         let gate = gate.clone();
         async move { check(&gate, user).await }
@@ -217,7 +220,7 @@ pub(crate) async fn all_at_once(gate: &Arc<SharedGate>, callers: usize, user: &'
 
 /// A gate of one ample policy, on a server that nothing has happened to yet: the store has decided
 /// once.
-pub(crate) async fn healthy(options: RedisOptions) -> Arc<SharedGate> {
+pub(crate) async fn healthy(options: RedisOptions) -> Arc<RedisGate> {
     let gate = gate([daily(1_000_000)], options.without_batching());
     until_by_store(&gate, "first").await;
     gate
@@ -227,7 +230,7 @@ pub(crate) async fn healthy(options: RedisOptions) -> Arc<SharedGate> {
 /// nothing else does.
 ///
 /// An attempt may run out of time before the server's reason arrives.
-pub(crate) async fn fails_with(gate: &SharedGate, user: &str, reason: &str) {
+pub(crate) async fn fails_with(gate: &RedisGate, user: &str, reason: &str) {
     for _ in 0..MAX_POLLS {
         let outcome = check(gate, user).await;
         assert_eq!((outcome.allowed, outcome.source), (true, DecisionSource::Local));

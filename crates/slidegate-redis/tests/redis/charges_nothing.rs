@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use slidegate::reserve::Extension;
 use slidegate::{
-    Algorithm, Calendar, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, SharedGate,
-    Timestamp, Verb, reserve::Extension,
+    Algorithm, Calendar, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp, Verb,
 };
+use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::{RedisServer, Reply};
 
 use crate::callers::{gate, options};
@@ -109,7 +110,7 @@ fn stored(server: &RedisServer) -> Vec<(Reply, Reply)> {
 async fn ask(server: &RedisServer, own: Quota, holds: bool) {
     server.admin(&["FLUSHALL"]);
     server.clock().stand(NOW_US);
-    let gate: Arc<SharedGate> = gate(policies(own), options(&server.url()).without_denial_cache());
+    let gate: Arc<RedisGate> = gate(policies(own), options(&server.url()).without_denial_cache());
     assert!(gate.check_async(&alice().with_cost(400)).await.is_allowed());
     if own.calendar_window().is_none() {
         server.clock().stand(NOW_US + 50_000_000_000);

@@ -5,7 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slidegate::{Algorithm, Calendar, DecisionSource, Policy, Quota, Request, SharedGate};
+use slidegate::{Algorithm, Calendar, DecisionSource, Policy, Quota, Request};
+use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::RedisServer;
 
 use crate::callers::{LATER, check_cost, gate, options, until_used};
@@ -16,7 +17,7 @@ const CLOCK_LIMIT: u64 = 10;
 const START_US: u64 = 1_700_000_000_000_000;
 
 /// How many of twice the limit are admitted now, all of them by the store.
-async fn admitted(gate: &SharedGate) -> u64 {
+async fn admitted(gate: &RedisGate) -> u64 {
     let mut admitted = 0;
     for _ in 0..2 * CLOCK_LIMIT {
         let outcome = check_cost(gate, "alice", 1).await;
@@ -26,7 +27,7 @@ async fn admitted(gate: &SharedGate) -> u64 {
     admitted
 }
 
-fn timed_gate(server: &RedisServer, window: Duration) -> Arc<SharedGate> {
+fn timed_gate(server: &RedisServer, window: Duration) -> Arc<RedisGate> {
     let quota = Quota::new(CLOCK_LIMIT, window).unwrap();
     let policy = Policy::new("p", quota).unwrap().with_scope(["user"]);
     gate([policy], options(&server.url()).with_deadline(LATER).without_denial_cache())

@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use slidegate::{DecisionSource, Policy, PolicySet, Quota, Request, SharedGate};
-use slidegate_testkit::redis::{RedisCluster, RedisServer, Shape, acl::USER};
+use slidegate::{DecisionSource, Policy, PolicySet, Quota, Request};
+use slidegate_redis::RedisGate;
+use slidegate_testkit::redis::acl::USER;
+use slidegate_testkit::redis::{RedisCluster, RedisServer, Shape};
 use slidegate_testkit::until_true;
 use tokio::task::JoinSet;
 
 use crate::callers::{
-    LATER, Storm, Tally, check_cost, daily, fails_with, gate, hasty, options, until_by_store, until_used,
-    used,
+    LATER, Storm, Tally, check_cost, daily, fails_with, gate, hasty, options, redis_gate, until_by_store,
+    until_used, used,
 };
 use crate::harness;
 
@@ -45,7 +47,7 @@ fn user(number: usize) -> String {
 }
 
 /// Users on slots of all masters, each of them charged once.
-async fn thirty_users(gate: &SharedGate) -> Vec<String> {
+async fn thirty_users(gate: &RedisGate) -> Vec<String> {
     let users: Vec<_> = (0..30).map(|user| format!("user-{user}")).collect();
     for user in &users {
         assert_eq!(until_used(gate, user).await, [0]);
@@ -62,7 +64,7 @@ async fn used_by_all(url: &str) -> u64 {
     sum
 }
 
-async fn until_all_used(gate: &SharedGate) {
+async fn until_all_used(gate: &RedisGate) {
     for number in 0..8 {
         until_used(gate, &user(number)).await;
     }
@@ -333,8 +335,7 @@ fn a_policy_is_reset_on_all_nodes_step_by_step() {
         }
         let policy = |name| Policy::new(name, Quota::per_day(9)).unwrap().with_scope(["user"]);
         let policies = PolicySet::new([policy("a"), policy("aa")]).unwrap();
-        let gate =
-            SharedGate::redis(policies, options(&cluster.url_as_user()).with_deadline(PATIENT)).unwrap();
+        let gate = redis_gate(policies, options(&cluster.url_as_user()).with_deadline(PATIENT)).unwrap();
         let users: Vec<_> = (0..300).map(|user| format!("user-{user}")).collect();
         for user in &users {
             assert!(gate.check_async(&Request::new().with("user", user)).await.is_allowed());

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use slidegate::{DecisionSource, Policy, Request, SharedGate, Verb, redis::FailureKind};
+use slidegate::{DecisionSource, Policy, Request, Verb};
+use slidegate_redis::{FailureKind, RedisGate};
 use slidegate_testkit::redis::{FakeRedis, FakeReply};
 use tokio::time::{Instant, sleep};
 
@@ -41,7 +42,7 @@ fn silent() -> FakeRedis {
 }
 
 /// A gate that is connected to such a server and knows its time.
-async fn connected(fake: &FakeRedis, policies: impl IntoIterator<Item = Policy>) -> Arc<SharedGate> {
+async fn connected(fake: &FakeRedis, policies: impl IntoIterator<Item = Policy>) -> Arc<RedisGate> {
     let gate = gate(policies, hasty(&fake.url()).without_denial_cache());
     // A reply, so that earlier time-outs on a busy machine do not count towards the circuit
     // breaker.

@@ -17,7 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use slidegate::{DecisionSource, Policy, Quota, RedisOptions, Request, SharedGate};
+use slidegate::{DecisionSource, Policy, Quota, Request};
+use slidegate_redis::{RedisGate, RedisOptions};
 use slidegate_testkit::redis::RedisServer;
 use slidegate_testkit::until;
 use tokio::task::{JoinSet, spawn_blocking};
@@ -203,7 +204,7 @@ impl Drop for Client {
 }
 
 /// A gate of this window. Policies of another window have other names, so they share no key.
-fn limits(options: RedisOptions, window: Duration) -> Arc<SharedGate> {
+fn limits(options: RedisOptions, window: Duration) -> Arc<RedisGate> {
     let policy = |kind, limit| {
         let name = format!("{kind}-{}", window.as_millis());
         Policy::new(&name, Quota::new(limit, window).unwrap()).unwrap()
@@ -255,7 +256,7 @@ enum Extent {
 }
 
 /// Waits for the other processes, lets all callers ask, and prints what was admitted.
-async fn round(gate: &Arc<SharedGate>, tenant: &str, extent: Extent) {
+async fn round(gate: &Arc<RedisGate>, tenant: &str, extent: Extent) {
     println!("ready");
     // Refunds of the round before go on meanwhile.
     spawn_blocking(|| io::stdin().read_line(&mut String::new())).await.unwrap().unwrap();
@@ -292,7 +293,7 @@ fn both_clocks() -> (Instant, Duration) {
 
 /// One caller of a round.
 async fn ask(
-    gate: Arc<SharedGate>,
+    gate: Arc<RedisGate>,
     tenant: String,
     number: usize,
     extent: Extent,

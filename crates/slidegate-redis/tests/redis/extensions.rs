@@ -1,13 +1,13 @@
 //! Extensions of reservations are bound by what is set when they are asked for, in memory and over Redis.
 
-use slidegate::reserve::{Extension, HoldStatus};
 use std::time::Duration;
 
+use slidegate::reserve::{Extension, HoldStatus};
 use slidegate::store::HoldStore;
-use slidegate::{Algorithm, Block, Counts, Gate, Policy, PolicySet, Quota, Request, SharedGate};
+use slidegate::{Algorithm, Block, Counts, Gate, Policy, PolicySet, Quota, Request};
 use slidegate_testkit::redis::RedisServer;
 
-use crate::callers::options;
+use crate::callers::{options, redis_gate};
 
 /// What is set before the reservation is made, and before it is extended. The key has used 5 and holds 5, and
 /// asks for 1 more.
@@ -214,7 +214,7 @@ async fn an_extension_is_bound_by_what_is_set_now_in_every_store() {
             ];
             for (store, options) in stores {
                 server.admin(&["FLUSHALL"]);
-                let gate = SharedGate::redis(set(algorithm, case.before), options).unwrap();
+                let gate = redis_gate(set(algorithm, case.before), options).unwrap();
                 outcomes.push((store, outcome(&gate, case, algorithm).await));
             }
             let differing = outcomes.into_iter().filter(|(_, status)| *status != case.expected);
@@ -257,5 +257,5 @@ async fn a_block_under_another_policy_of_the_reservation_denies_an_extension() {
         assert_eq!(ended.status(), HoldStatus::AlreadySettled);
     }
     extend(&Gate::new(policies(false)), policies(true)).await;
-    extend(&SharedGate::redis(policies(false), options(&server.url())).unwrap(), policies(true)).await;
+    extend(&redis_gate(policies(false), options(&server.url())).unwrap(), policies(true)).await;
 }

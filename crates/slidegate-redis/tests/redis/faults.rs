@@ -8,11 +8,9 @@ use std::fs::File;
 use std::process::Command;
 use std::time::Duration;
 
-use slidegate::redis::BreakerState;
-use slidegate::{
-    Algorithm, DecisionSource, Gate, OnStoreError, Policy, PolicySet, Quota, Request, Verb,
-    redis::{FailureKind, FallbackStore, RedisStore},
-};
+use slidegate::store::FallbackStore;
+use slidegate::{Algorithm, DecisionSource, Gate, OnStoreError, Policy, PolicySet, Quota, Request, Verb};
+use slidegate_redis::{BreakerState, FailureKind, RedisStore};
 use slidegate_testkit::proxy::{Mode, Proxy};
 use slidegate_testkit::redis::{Connection, RedisSentinels, RedisServer, Reply};
 use slidegate_testkit::until_true;

@@ -6,8 +6,7 @@ use std::net::TcpStream;
 use std::panic::catch_unwind;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::mpsc;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
 use slidegate_testkit::proxy::{Connections, Mode, Proxy};

@@ -9,11 +9,11 @@ use std::time::Duration;
 use proptest::prelude::*;
 use slidegate::{
     Algorithm, Calendar, Decision, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request,
-    SharedGate, Timestamp, Verb,
+    Timestamp, Verb,
 };
 use slidegate_testkit::redis::{RedisServer, Reply};
 
-use crate::callers::random_cases;
+use crate::callers::{random_cases, redis_gate};
 
 /// What the policies are called.
 const NAMES: [&str; 4] = ["p0", "p1", "p2", "p3"];
@@ -163,7 +163,7 @@ async fn run(
     };
     let options = crate::callers::options(url).without_denial_cache();
     let memory = Gate::with_memory(policies(&quotas), MemoryStore::builder().clock(clock.clone()).build());
-    let redis = SharedGate::redis(policies(&quotas), options).unwrap();
+    let redis = redis_gate(policies(&quotas), options).unwrap();
     let mut wait = Duration::ZERO;
     let mut conn = server.connect();
     let is_set_back = steps.iter().any(|step| matches!(step, Step::Back(_)));
@@ -427,7 +427,7 @@ fn checks_that_go_together_decide_as_one_after_another_in_memory() {
         };
         let options = crate::callers::options(&server.url_as_user());
         let memory = Gate::with_memory(policies(), MemoryStore::builder().clock(clock.clone()).build());
-        let redis = Arc::new(SharedGate::redis(policies(), options.without_denial_cache()).unwrap());
+        let redis = Arc::new(redis_gate(policies(), options.without_denial_cache()).unwrap());
         let key = format!("{algorithm}-{limit}");
         let tasks = costs.map(|cost| {
             let (redis, key) = (Arc::clone(&redis), key.clone());

@@ -3,15 +3,15 @@
 
 use std::time::Duration;
 
+use slidegate::reserve::{HoldStatus, Ticket};
 use slidegate::{
-    Counts, Gate, ManualClock, MemoryStore, OnStoreError, Policy, PolicySet, Quota, Request, SharedGate,
-    Timestamp,
-    reserve::{HoldStatus, Ticket},
+    Counts, Gate, ManualClock, MemoryStore, OnStoreError, Policy, PolicySet, Quota, Request, Timestamp,
 };
+use slidegate_redis::RedisGate;
 use slidegate_testkit::proxy::{Mode, Proxy};
 use slidegate_testkit::redis::RedisServer;
 
-use crate::callers::options;
+use crate::callers::{options, redis_gate};
 use crate::cluster::PATIENT;
 
 const START_US: u64 = 1_700_000_000_000_000;
@@ -28,9 +28,9 @@ fn policies() -> PolicySet {
 
 /// Denials are cached for up to a tenth of a second of this machine's time, which goes on while the
 /// server's clock is moved by minutes.
-fn shared(server: &RedisServer) -> SharedGate {
+fn shared(server: &RedisServer) -> RedisGate {
     let options = options(&server.url_as_user()).with_deadline(PATIENT).without_denial_cache();
-    SharedGate::redis(policies(), options).unwrap()
+    redis_gate(policies(), options).unwrap()
 }
 
 fn tokens(cost: u64) -> Request<'static> {
@@ -42,7 +42,7 @@ fn stream() -> Request<'static> {
 }
 
 /// What is used and held of alice's tokens, or of her streams.
-async fn counted(gate: &SharedGate, request: &Request<'_>) -> (u64, u64) {
+async fn counted(gate: &RedisGate, request: &Request<'_>) -> (u64, u64) {
     let found = gate.peek_async(request).await;
     let decision = found.strictest().unwrap();
     (decision.used(), decision.held())
@@ -88,7 +88,7 @@ async fn a_permit_stays_if_heartbeats_stop_for_nine_of_ten_seconds_and_go_on() {
 }
 
 /// Reserves 60 tokens for a minute and two streams, the second one five seconds later.
-async fn reserved(server: &RedisServer, gate: &SharedGate, start: u64) -> (Ticket, [Ticket; 2]) {
+async fn reserved(server: &RedisServer, gate: &RedisGate, start: u64) -> (Ticket, [Ticket; 2]) {
     server.clock().stand(start);
     let (tokens, stream) = (tokens(60), stream());
     let held = gate.reserve_async(&tokens).await.into_ticket().unwrap();
@@ -210,7 +210,7 @@ async fn a_reservation_whose_reply_was_lost_ends_by_its_time() {
         start += HOUR_US;
         server.clock().stand(start);
         let proxy = Proxy::before(server.port());
-        let cut = SharedGate::redis(set(), options(&proxy.url())).unwrap();
+        let cut = redis_gate(set(), options(&proxy.url())).unwrap();
         // Connected, and the script is loaded.
         let before = cut.reserve_async(&request).await.into_ticket().unwrap();
         cut.cancel_async(&before).await.unwrap();

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use proptest::option;
 use proptest::prelude::*;
+use slidegate::reserve::{Extension, Reserved, Settlement, Ticket, Unsettled};
 use slidegate::{
-    Algorithm, Counts, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, SharedGate,
-    Timestamp, Verb,
-    reserve::{Extension, Reserved, Settlement, Ticket, Unsettled},
+    Algorithm, Counts, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp, Verb,
 };
+use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::RedisServer;
 
-use crate::callers::{options, random_cases};
+use crate::callers::{options, random_cases, redis_gate};
 
 pub(crate) const START_US: u64 = 1_700_000_000_000_000;
 
@@ -72,7 +72,7 @@ fn steps() -> impl Strategy<Value = Vec<(Step, bool)>> {
 /// Two gates of the same policies, at the same time.
 struct Pair {
     memory: Gate,
-    redis: SharedGate,
+    redis: RedisGate,
     clock: ManualClock,
     key: String,
 }
@@ -101,7 +101,7 @@ impl Pair {
         let memory = Gate::with_memory(policies(), MemoryStore::builder().clock(clock.clone()).build());
         // A cached denial shows the time of this process.
         let options = options(url).without_denial_cache();
-        let redis = SharedGate::redis(policies(), options).unwrap();
+        let redis = redis_gate(policies(), options).unwrap();
         Self { memory, redis, clock, key: key.to_owned() }
     }
 

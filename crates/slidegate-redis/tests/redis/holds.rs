@@ -3,13 +3,12 @@
 
 use std::time::Duration;
 
-use slidegate::{
-    Algorithm, Counts, DecisionSource, Gate, Policy, PolicySet, Quota, Request, SharedGate,
-    reserve::{Extension, HoldStatus, Ticket, Unsettled},
-};
+use slidegate::reserve::{Extension, HoldStatus, Ticket, Unsettled};
+use slidegate::{Algorithm, Counts, DecisionSource, Gate, Policy, PolicySet, Quota, Request};
+use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::{RedisServer, Reply};
 
-use crate::callers::options;
+use crate::callers::{options, redis_gate};
 use crate::cluster::{PATIENT, on_cluster};
 use crate::hold_histories::START_US;
 
@@ -21,7 +20,7 @@ pub(crate) fn tokens(limit: u64) -> PolicySet {
 #[tokio::test]
 async fn a_key_is_as_it_was_when_its_last_hold_is_settled() {
     let server = RedisServer::builder().start();
-    let gate = SharedGate::redis(tokens(100), options(&server.url_as_user())).unwrap();
+    let gate = redis_gate(tokens(100), options(&server.url_as_user())).unwrap();
     let request = Request::new().with("user", "alice").with_cost(10);
     let mut conn = server.connect();
     let mut kinds = async || {
@@ -52,7 +51,7 @@ async fn a_late_settlement_that_is_repeated_within_a_minute_charges_once_on_any_
         let policy = |name| Policy::new(name, Quota::per_day(1000)).unwrap().with_scope(["user"]);
         PolicySet::new([policy("charged"), policy("dropped").with_unsettled(Unsettled::Forget)]).unwrap()
     };
-    let gate = || SharedGate::redis(policies(), options(&server.url_as_user())).unwrap();
+    let gate = || redis_gate(policies(), options(&server.url_as_user())).unwrap();
     let (one, other) = (gate(), gate());
     let request = Request::new().with("user", "alice").with_cost(60);
     let ticket =
@@ -78,12 +77,11 @@ async fn a_denial_of_a_key_with_holds_is_cached_until_its_instance_settles_or_a_
             Policy::new("streams", quota).unwrap().with_scope(["user"]).with_counts(Counts::Requests),
             Policy::new("tokens", Quota::per_day(1000)).unwrap().with_scope(["user"]),
         ];
-        SharedGate::redis(PolicySet::new(policies).unwrap(), options(&server.url()).with_deadline(PATIENT))
-            .unwrap()
+        redis_gate(PolicySet::new(policies).unwrap(), options(&server.url()).with_deadline(PATIENT)).unwrap()
     };
     let (one, other) = (streams(), streams());
     let request = Request::new().with("user", "alice").with_cost(10);
-    let source = async |gate: &SharedGate| {
+    let source = async |gate: &RedisGate| {
         let reserved = gate.reserve_async(&request).await;
         assert!(reserved.is_denied());
         reserved.strictest().unwrap().source()
@@ -96,7 +94,7 @@ async fn a_denial_of_a_key_with_holds_is_cached_until_its_instance_settles_or_a_
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    let calls = |gate: &SharedGate| gate.store().primary().stats().calls;
+    let calls = |gate: &RedisGate| gate.store().primary().stats().calls;
     let (begun, before) = (tokio::time::Instant::now(), calls(&one));
     let mut asked = 0;
     while begun.elapsed() < Duration::from_millis(500) {
@@ -123,7 +121,7 @@ async fn a_denial_of_a_key_with_holds_is_cached_until_its_instance_settles_or_a_
     let plain = options(&server.url()).with_deadline(PATIENT).without_denial_cache();
     let quota = Quota::in_flight(1, Duration::from_secs(600)).unwrap();
     let policy = Policy::new("streams", quota).unwrap().with_scope(["user"]).with_counts(Counts::Requests);
-    let plain = SharedGate::redis(PolicySet::new([policy]).unwrap(), plain).unwrap();
+    let plain = redis_gate(PolicySet::new([policy]).unwrap(), plain).unwrap();
     let before = calls(&plain);
     for _ in 0..5 {
         assert_eq!(source(&plain).await, DecisionSource::Store);
@@ -141,8 +139,7 @@ async fn a_key_with_holds_is_kept_as_long_as_what_is_charged_beside_them_counts(
             let policy = Policy::new(algorithm.name(), quota.with_algorithm(algorithm)).unwrap();
             PolicySet::new([policy.with_scope(["user"])]).unwrap()
         };
-        let gate =
-            SharedGate::redis(policies(Quota::per_minute(10)), options(&server.url_as_user())).unwrap();
+        let gate = redis_gate(policies(Quota::per_minute(10)), options(&server.url_as_user())).unwrap();
         let request = |cost| Request::new().with("user", "alice").with_cost(cost);
         let ttl_ms = || {
             let name = format!("sg1:{algorithm}:alice");
@@ -165,7 +162,7 @@ async fn a_key_with_holds_is_kept_as_long_as_what_is_charged_beside_them_counts(
 #[tokio::test]
 async fn holds_are_settled_once_wherever_other_instances_have_moved_them() {
     let server = RedisServer::builder().start();
-    let gate = || SharedGate::redis(tokens(1_000_000), options(&server.url_as_user())).unwrap();
+    let gate = || redis_gate(tokens(1_000_000), options(&server.url_as_user())).unwrap();
     let gates = [gate(), gate()];
     let request = Request::new().with("user", "alice").with_cost(10);
     let (mut open, mut random, mut used) = (Vec::new(), 1u64, 0);
@@ -198,10 +195,10 @@ async fn holds_are_settled_once_wherever_other_instances_have_moved_them() {
 #[tokio::test]
 async fn an_instance_knows_after_one_call_that_a_key_has_holds() {
     let server = RedisServer::builder().start();
-    let gate = || SharedGate::redis(tokens(1000), options(&server.url_as_user())).unwrap();
+    let gate = || redis_gate(tokens(1000), options(&server.url_as_user())).unwrap();
     let (one, other) = (gate(), gate());
     let request = Request::new().with("user", "alice").with_cost(10);
-    let calls = async |gate: &SharedGate| {
+    let calls = async |gate: &RedisGate| {
         let before = gate.store().primary().stats().calls;
         assert!(gate.check_async(&request).await.is_allowed());
         gate.store().primary().stats().calls - before
@@ -217,10 +214,10 @@ async fn an_instance_knows_after_one_call_that_a_key_has_holds() {
 #[tokio::test]
 async fn a_repeated_check_is_charged_once_whether_or_not_its_key_has_holds() {
     let server = RedisServer::builder().start();
-    let gate = || SharedGate::redis(tokens(1000), options(&server.url_as_user())).unwrap();
+    let gate = || redis_gate(tokens(1000), options(&server.url_as_user())).unwrap();
     let (one, other) = (gate(), gate());
     let request = Request::new().with("user", "alice").with_cost(10);
-    let check = async |gate: &SharedGate, id: &str| {
+    let check = async |gate: &RedisGate, id: &str| {
         let decided = gate.check_once_async(&request, id).await;
         let decision = decided.strictest().unwrap();
         assert_eq!(decision.source(), DecisionSource::Store, "{:?}", gate.store().stats());
@@ -252,7 +249,7 @@ async fn callers_at_once_on_three_instances_get_exactly_what_fits() {
     let gates: Vec<_> = (0..3)
         .map(|_| {
             let options = options(&server.url_as_user());
-            std::sync::Arc::new(SharedGate::redis(policies(), options).unwrap())
+            std::sync::Arc::new(redis_gate(policies(), options).unwrap())
         })
         .collect();
     let callers: Vec<_> = (0..50)
@@ -293,7 +290,7 @@ fn in_a_cluster_a_denied_reservation_holds_nothing_in_any_slot() {
             ])
             .unwrap()
         };
-        let gate = SharedGate::redis(policies(), options(&cluster.url()).with_deadline(PATIENT)).unwrap();
+        let gate = redis_gate(policies(), options(&cluster.url()).with_deadline(PATIENT)).unwrap();
         let request = |cost| Request::new().with("user", "alice").with("team", "red").with_cost(cost);
         let held = async || {
             let request = request(1);
@@ -331,7 +328,7 @@ fn in_a_cluster_a_denied_extension_holds_no_more_in_any_slot() {
             let lows = ["a", "b", "c", "d"].map(|name| policy(name, 100).with_scope(["user"]));
             PolicySet::new(lows.into_iter().chain([policy("narrow", 10).with_scope(["team"])])).unwrap()
         };
-        let gate = SharedGate::redis(policies(), options(&cluster.url()).with_deadline(PATIENT)).unwrap();
+        let gate = redis_gate(policies(), options(&cluster.url()).with_deadline(PATIENT)).unwrap();
         let request = Request::new().with("user", "extender").with("team", "extenders").with_cost(8);
         let ticket = gate.reserve_async(&request).await.into_ticket().unwrap();
         let part = gate.settle_so_far_async(&ticket, 3).await.unwrap();
@@ -362,7 +359,7 @@ async fn a_key_with_1024_holds_takes_no_more_until_one_ends() {
         let scoped = |name: &str| Policy::new(name, Quota::per_day(1_000_000)).unwrap().with_scope(["user"]);
         PolicySet::new([scoped("requests").with_counts(Counts::Requests), scoped("tokens")]).unwrap()
     };
-    let gate = SharedGate::redis(policies(), options(&server.url_as_user()).with_deadline(PATIENT)).unwrap();
+    let gate = redis_gate(policies(), options(&server.url_as_user()).with_deadline(PATIENT)).unwrap();
     let memory = Gate::new(policies());
     let request = Request::new().with("user", "alice").with_cost(3);
     let mut ticket = None;
@@ -392,7 +389,7 @@ async fn a_cancellation_ends_cached_denials_of_its_own_keys_only() {
         Policy::new("tokens", Quota::per_day(1000)).unwrap().with_scope(["user"]),
     ];
     let set = PolicySet::new(policies).unwrap();
-    let gate = SharedGate::redis(set, options(&server.url()).with_deadline(PATIENT)).unwrap();
+    let gate = redis_gate(set, options(&server.url()).with_deadline(PATIENT)).unwrap();
     let asked = async |user: &str| {
         let request = Request::new().with("user", user).under("requests");
         gate.check_async(&request).await.strictest().map(|one| (one.is_allowed(), one.source())).unwrap()
@@ -421,7 +418,7 @@ async fn a_cancellation_ends_cached_denials_of_its_own_keys_only() {
 #[tokio::test]
 async fn a_settlement_survives_lost_scripts_and_a_lost_connection() {
     let server = RedisServer::builder().start();
-    let gate = SharedGate::redis(tokens(100), options(&server.url_as_user()).with_deadline(PATIENT)).unwrap();
+    let gate = redis_gate(tokens(100), options(&server.url_as_user()).with_deadline(PATIENT)).unwrap();
     let request = Request::new().with("user", "alice").with_cost(10);
     for lost in [&["SCRIPT", "FLUSH"][..], &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]] {
         let ticket = gate.reserve_async(&request).await.into_ticket().unwrap();
@@ -436,7 +433,7 @@ async fn a_settlement_survives_lost_scripts_and_a_lost_connection() {
 #[tokio::test]
 async fn while_the_store_is_away_reservations_are_held_by_the_fallback() {
     let server = RedisServer::builder().start();
-    let gate = SharedGate::redis(tokens(100), options(&server.url_as_user())).unwrap();
+    let gate = redis_gate(tokens(100), options(&server.url_as_user())).unwrap();
     let request = Request::new().with("user", "alice").with_cost(10);
     let before = gate.reserve_async(&request).await.into_ticket().unwrap();
     server.kill();
@@ -452,7 +449,7 @@ async fn while_the_store_is_away_reservations_are_held_by_the_fallback() {
 #[tokio::test]
 async fn a_reset_forgets_usage_and_holds() {
     let server = RedisServer::builder().start();
-    let gate = SharedGate::redis(tokens(100), options(&server.url())).unwrap();
+    let gate = redis_gate(tokens(100), options(&server.url())).unwrap();
     let request = Request::new().with("user", "alice").with_cost(10);
     let names = || server.admin(&["KEYS", "sg1:*alice*"]);
     for by_policy in [false, true] {

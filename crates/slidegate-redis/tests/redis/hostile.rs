@@ -6,7 +6,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use slidegate::{Algorithm, DecisionSource, Policy, Quota, redis::FailureKind};
+use slidegate::{Algorithm, DecisionSource, Policy, Quota};
+use slidegate_redis::FailureKind;
 use slidegate_testkit::redis::{FakeRedis, FakeReply, RedisServer, Reply};
 
 use crate::callers::{

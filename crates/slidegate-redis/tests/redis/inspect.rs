@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use slidegate::redis::{ControlDocument, ControlDocumentId};
-use slidegate::{Algorithm, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota};
-use slidegate::{Request, SharedGate, Timestamp, Verb};
+use slidegate::{
+    Algorithm, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp, Verb,
+};
+use slidegate_redis::{ControlDocument, ControlDocumentId, RedisGate};
 use slidegate_testkit::redis::RedisServer;
+
+use crate::callers::redis_gate;
 
 const NOW_US: u64 = 1_700_000_000_000_000;
 
@@ -19,9 +22,9 @@ fn policies() -> PolicySet {
 }
 
 /// A gate as the least user may.
-fn shared(server: &RedisServer) -> SharedGate {
+fn shared(server: &RedisServer) -> RedisGate {
     let options = crate::callers::options(&server.url_as_user());
-    SharedGate::redis(policies(), options).unwrap()
+    redis_gate(policies(), options).unwrap()
 }
 
 /// The stored bytes are read by two readers: a script that decides, and this one. They must see one

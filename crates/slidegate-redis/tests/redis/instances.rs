@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use slidegate::{
-    Gate, PolicySet,
-    redis::{FallbackStore, RedisStore},
-};
+use slidegate::store::FallbackStore;
+use slidegate::{Gate, PolicySet};
+use slidegate_redis::RedisStore;
 use slidegate_testkit::redis::RedisServer;
 
 use crate::callers::{check, daily, options};

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use slidegate::{Algorithm, DecisionSource, Policy, PolicySet, Quota, Request, SharedGate, Verb};
+use slidegate::{Algorithm, DecisionSource, Policy, PolicySet, Quota, Request, Verb};
+use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::{Connection, RedisServer, Reply};
+
+use crate::callers::redis_gate;
 
 const NOW_US: u64 = 1_700_000_000_000_000;
 
@@ -30,7 +33,7 @@ fn every_byte_is_where_the_documentation_says() {
         Policy::new(algorithm.name(), quota).unwrap().with_scope(["user"])
     });
     let options = crate::callers::options(&server.url_as_user());
-    let gate = SharedGate::redis(PolicySet::new(policies).unwrap(), options).unwrap();
+    let gate = redis_gate(PolicySet::new(policies).unwrap(), options).unwrap();
     runtime().block_on(async {
         for (after_us, cost) in [(0, 1), (7, 300), (9, 2)] {
             server.clock().stand(NOW_US + after_us);
@@ -90,13 +93,13 @@ fn every_byte_is_where_the_documentation_says() {
 }
 
 /// One policy for each of the algorithms that have a wide and a compact form, by this window.
-fn counters(server: &RedisServer, window: Duration) -> SharedGate {
+fn counters(server: &RedisServer, window: Duration) -> RedisGate {
     let policies = [Algorithm::FixedWindow, Algorithm::SlidingWindow].map(|algorithm| {
         let quota = Quota::new(10_000_000_000_000, window).unwrap().with_algorithm(algorithm);
         Policy::new(algorithm.name(), quota).unwrap().with_scope(["user"])
     });
     let options = crate::callers::options(&server.url_as_user());
-    SharedGate::redis(PolicySet::new(policies).unwrap(), options).unwrap()
+    redis_gate(PolicySet::new(policies).unwrap(), options).unwrap()
 }
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -104,7 +107,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 /// What each counter of the gate says is used after this.
-async fn used(gate: &SharedGate, verb: Verb, cost: u64) -> Vec<u64> {
+async fn used(gate: &RedisGate, verb: Verb, cost: u64) -> Vec<u64> {
     let request = Request::new().with("user", "alice").with_cost(cost);
     let applied = gate.apply_all_async(verb, std::slice::from_ref(&request)).await;
     assert!(

@@ -2,7 +2,6 @@
 //!
 //! Every test starts the servers it needs, on loopback, and ends them. They are Redis or whatever
 //! `REDIS_SERVER` names.
-#![cfg(feature = "redis")]
 // A test that cannot go on panics.
 #![allow(clippy::unwrap_used)]
 
@@ -40,6 +39,7 @@ mod slots;
 mod tickets;
 mod tiers;
 mod tls;
+mod unknown_policy;
 mod upkeep;
 mod waiting;
 mod weighted;

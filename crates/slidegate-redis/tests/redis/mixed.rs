@@ -8,13 +8,13 @@ use std::time::Duration;
 use proptest::prelude::*;
 use slidegate::{
     Algorithm, Decisions, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Role,
-    SharedGate, Timestamp, Verb,
+    Timestamp, Verb,
 };
-
-use crate::callers::random_cases;
-use crate::harness::cluster;
 use slidegate_testkit::redis::RedisServer;
 use slidegate_testkit::until_true;
+
+use crate::callers::{random_cases, redis_gate};
+use crate::harness::cluster;
 
 const START_US: u64 = 1_700_000_000_000_000;
 
@@ -96,7 +96,7 @@ fn calls_of_several_verbs_and_roles_in_redis_decide_as_in_memory() {
         let policies = || policies(limit, Duration::from_millis(40), algorithm);
         let options = crate::callers::options(&server.url_as_user());
         let memory = Gate::with_memory(policies(), MemoryStore::builder().clock(clock.clone()).build());
-        let redis = SharedGate::redis(policies(), options).unwrap();
+        let redis = redis_gate(policies(), options).unwrap();
         for (us, asked) in &calls {
             now += us;
             server.clock().stand(now);
@@ -140,7 +140,7 @@ fn calls_over_several_slots_decide_as_in_memory_while_nobody_else_asks() {
         };
         let options = crate::callers::options(&cluster.url());
         let memory = Gate::new(policies());
-        let redis = SharedGate::redis(policies(), options.without_denial_cache()).unwrap();
+        let redis = redis_gate(policies(), options.without_denial_cache()).unwrap();
         for (_, asked) in &calls {
             let keys: Vec<_> = asked.iter().map(|one| format!("mixed-{}-{}", number.get(), one.1)).collect();
             let requests = requests(asked, &keys);

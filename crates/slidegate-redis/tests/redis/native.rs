@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
-use slidegate::{Request, SharedGate, reserve::HoldStatus};
+use slidegate::Request;
+use slidegate::reserve::HoldStatus;
+use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::{RedisServer, Reply};
 
 use crate::callers::{LATER, check_cost, daily, gate, named, options, until_used, used};
 
 const COMMAND: &str = "slidegate.check1";
 
-fn has_module(gate: &SharedGate) -> bool {
+fn has_module(gate: &RedisGate) -> bool {
     gate.store().primary().nodes().iter().all(|node| node.has_module)
 }
 
@@ -19,7 +21,7 @@ fn calls(server: &RedisServer) -> (u64, u64) {
 }
 
 /// Charges 1 until the node is known to have the module. Returns how often.
-async fn charge_until_known(gate: &SharedGate) -> u64 {
+async fn charge_until_known(gate: &RedisGate) -> u64 {
     for charged in 0..1000 {
         if has_module(gate) {
             return charged;
@@ -30,7 +32,7 @@ async fn charge_until_known(gate: &SharedGate) -> u64 {
     panic!("the module is never found");
 }
 
-async fn charge(gate: &SharedGate, times: u64) {
+async fn charge(gate: &RedisGate, times: u64) {
     for _ in 0..times {
         let outcome = check_cost(gate, "alice", 1).await;
         assert!(outcome.allowed && outcome.by_store());

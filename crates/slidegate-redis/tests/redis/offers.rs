@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slidegate::redis::RedisStore;
 use slidegate::reserve::{Extension, HoldStatus};
-use slidegate::{Algorithm, DecisionSource, Policy, Quota, Request, SharedGate};
+use slidegate::{Algorithm, DecisionSource, Policy, Quota, Request};
+use slidegate_redis::{RedisGate, RedisStore};
 use slidegate_testkit::redis::{Connection, Offer, OfferRules, RedisCluster, RedisServer, Shape};
 use tokio::task::JoinSet;
 
@@ -100,7 +100,7 @@ fn under_all(user: &str) -> Request<'_> {
 }
 
 /// Two instances ask at once for twice the limit.
-async fn admits_the_limit(instances: &[Arc<SharedGate>; 2], request: impl Fn() -> Request<'static>) {
+async fn admits_the_limit(instances: &[Arc<RedisGate>; 2], request: impl Fn() -> Request<'static>) {
     let mut tasks = JoinSet::new();
     for number in 0..2 * LIMIT {
         let (instance, request) = (Arc::clone(&instances[usize::from(number % 2 == 0)]), request());

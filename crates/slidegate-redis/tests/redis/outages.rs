@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use slidegate::{DecisionSource, Request, SharedGate, redis::FailureKind};
+use slidegate::{DecisionSource, Request};
+use slidegate_redis::{FailureKind, RedisGate};
 use slidegate_testkit::clock::ClockOffset;
 use slidegate_testkit::proxy::{Mode, Proxy};
 use slidegate_testkit::redis::RedisServer;
@@ -82,7 +83,7 @@ fn request_of_alice() -> Request<'static> {
 }
 
 /// What the store says is used under each policy, after a check or without one.
-async fn used_under(gate: &SharedGate, request: &Request<'_>, checks: bool) -> Vec<u64> {
+async fn used_under(gate: &RedisGate, request: &Request<'_>, checks: bool) -> Vec<u64> {
     let decisions = if checks { gate.check_async(request).await } else { gate.peek_async(request).await };
     assert!(decisions.iter().all(|one| one.source() == DecisionSource::Store), "{decisions:?}");
     decisions.iter().map(|one| one.used()).collect()
@@ -246,5 +247,5 @@ async fn a_client_whose_clock_is_set() {
     assert_eq!((denied.is_denied(), denied.source()), (true, DecisionSource::Store));
     let wait = denied.retry_after().unwrap();
     assert!((Duration::from_secs(86_000)..=Duration::from_secs(86_400)).contains(&wait), "{wait:?}");
-    assert_eq!(gate.store().primary().stats().clock_jumps, slidegate::redis::ClockJumps::default());
+    assert_eq!(gate.store().primary().stats().clock_jumps, slidegate_redis::ClockJumps::default());
 }

@@ -4,7 +4,8 @@ use std::fs;
 use std::process::Command;
 use std::time::Duration;
 
-use slidegate::{DecisionSource, redis::FailureKind};
+use slidegate::DecisionSource;
+use slidegate_redis::FailureKind;
 use slidegate_testkit::redis::{FakeRedis, FakeReply};
 
 use crate::callers::{check, daily, errors, gate, last_failure, options};

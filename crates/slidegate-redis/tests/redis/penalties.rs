@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use slidegate::{
-    Algorithm, Clock, Decision, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota,
-    RedisOptions, Request, SharedGate, Timestamp, Verb,
+    Algorithm, Clock, Decision, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request,
+    Timestamp, Verb,
 };
+use slidegate_redis::{RedisGate, RedisOptions};
 use slidegate_testkit::redis::RedisServer;
 
-use crate::callers::{LATER, gate, named, options, until_used};
+use crate::callers::{LATER, gate, named, options, redis_gate, until_used};
 use crate::harness;
 
 /// The largest cost that a shared store counts.
@@ -25,7 +26,7 @@ fn runtime() -> tokio::runtime::Runtime {
 struct Both {
     clock: ManualClock,
     memory: Gate,
-    redis: SharedGate,
+    redis: RedisGate,
     server: RedisServer,
 }
 
@@ -39,7 +40,7 @@ impl Both {
             RedisOptions::new(&server.url_as_user()).unwrap().with_deadline(LATER).without_denial_cache();
         Self {
             memory: Gate::with_memory(policies(), MemoryStore::builder().clock(clock.clone()).build()),
-            redis: SharedGate::redis(policies(), options).unwrap(),
+            redis: redis_gate(policies(), options).unwrap(),
             clock,
             server,
         }

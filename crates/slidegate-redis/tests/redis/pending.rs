@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slidegate::{Policy, PolicySet, Quota, Request, SharedGate};
+use slidegate::{Policy, PolicySet, Quota, Request};
+use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::RedisServer;
 use tokio::time::sleep;
 
-use crate::callers::{MAX_POLLS, options, until_used};
+use crate::callers::{MAX_POLLS, options, redis_gate, until_used};
 
-fn shared(server: &RedisServer) -> Arc<SharedGate> {
+fn shared(server: &RedisServer) -> Arc<RedisGate> {
     let policies = [
         Policy::new("requests", Quota::per_minute(100)).unwrap().with_counts(slidegate::Counts::Requests),
         Policy::new("input", Quota::per_minute(1000))
@@ -20,10 +21,10 @@ fn shared(server: &RedisServer) -> Arc<SharedGate> {
             .with_counts(slidegate::Counts::Named("output".into())),
     ];
     let policies = policies.map(|policy| policy.with_scope(["user"]));
-    Arc::new(SharedGate::redis(PolicySet::new(policies).unwrap(), options(&server.url_as_user())).unwrap())
+    Arc::new(redis_gate(PolicySet::new(policies).unwrap(), options(&server.url_as_user())).unwrap())
 }
 
-async fn until_nothing_waits(gate: &SharedGate) {
+async fn until_nothing_waits(gate: &RedisGate) {
     for _ in 0..MAX_POLLS {
         if gate.pending_settlements().waiting == 0 {
             return;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use slidegate::{DecisionSource, redis::FailureKind};
+use slidegate::DecisionSource;
+use slidegate_redis::FailureKind;
 use slidegate_testkit::redis::{FakeRedis, FakeReply, RedisServer, acl};
 use slidegate_testkit::until_true;
 
@@ -53,7 +54,7 @@ async fn a_server_without_memory_refuses_before_it_charges_any_policy() {
     }
     assert_eq!(values(), before);
     assert_eq!(errors(&gate, FailureKind::OutOfMemory), 2, "{:?}", gate.store().stats());
-    assert_eq!(gate.store().stats().last_failure_kind, Some(FailureKind::OutOfMemory));
+    assert_eq!(gate.store().stats().last_failure_kind, Some(FailureKind::OutOfMemory.name()));
     server.admin(&["CONFIG", "SET", "maxmemory", "0"]);
     assert_eq!(until_used(&gate, "alice").await, [1, 1]);
     assert_eq!(until_used(&gate, "bob").await, [0, 0]);
@@ -245,5 +246,5 @@ async fn a_refusal_is_reported_although_the_next_attempt_is_not_answered_in_time
         gate([daily(5)], options(&fake.url()).with_deadline(Duration::from_secs(5)).without_batching());
     assert_eq!(check(&gate, "alice").await.source, DecisionSource::Local);
     assert!(last_failure(&gate).contains("READONLY You can't write"), "{}", last_failure(&gate));
-    assert_eq!(gate.store().stats().last_failure_kind, Some(FailureKind::ReadOnly));
+    assert_eq!(gate.store().stats().last_failure_kind, Some(FailureKind::ReadOnly.name()));
 }

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use slidegate::{
-    Algorithm, DecisionSource, Policy, Quota, Request,
-    redis::{FailureKind, RedisStore},
-};
+use slidegate::{Algorithm, DecisionSource, Policy, Quota, Request};
+use slidegate_redis::{FailureKind, RedisStore};
 use slidegate_testkit::redis::{RedisCluster, RedisServer, acl};
 use slidegate_testkit::until_true;
 use tokio::time::Instant;

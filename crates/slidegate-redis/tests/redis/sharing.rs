@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use slidegate::{Block, DecisionSource, Decisions, Policy, PolicySet, Quota, Reason, Request, SharedGate};
+use slidegate::{Block, DecisionSource, Decisions, Policy, PolicySet, Quota, Reason, Request};
+use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::RedisServer;
 use slidegate_testkit::until_true;
 use tokio::time::{Instant, sleep_until};
@@ -18,7 +19,7 @@ use crate::callers::{LATER, Outcome, check_cost, daily, gate, named, options, un
 /// A call that has begun.
 type Begun<'f> = Pin<Box<dyn Future<Output = Outcome> + 'f>>;
 
-fn checking<'f>(gate: &'f SharedGate, cost: u64) -> Begun<'f> {
+fn checking<'f>(gate: &'f RedisGate, cost: u64) -> Begun<'f> {
     Box::pin(check_cost(gate, "alice", cost))
 }
 
@@ -34,14 +35,14 @@ async fn begin<F: Future + ?Sized>(all: &mut [Pin<Box<F>>]) {
 }
 
 /// A gate that has been answered, and may take its time.
-async fn patient(server: &RedisServer, limit: u64) -> Arc<SharedGate> {
+async fn patient(server: &RedisServer, limit: u64) -> Arc<RedisGate> {
     let gate = gate([daily(limit)], options(&server.url()).with_deadline(LATER));
     until_used(&gate, "alice").await;
     gate
 }
 
 /// Waits until the gate hears what would end a denial: before, it remembers none.
-async fn until_it_remembers(gate: &SharedGate) {
+async fn until_it_remembers(gate: &RedisGate) {
     let (much, one) =
         (Request::new().with("user", "nobody").with_cost(10), Request::new().with("user", "nobody"));
     for _ in 0..1000 {

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use slidegate::{DecisionSource, Excess, OnStoreError, Policy, Quota, RedisOptions, Request, Value};
+use slidegate::{DecisionSource, Excess, OnStoreError, Policy, Quota, Request, Value};
+use slidegate_redis::RedisOptions;
 use slidegate_testkit::poll::until_async;
 use slidegate_testkit::redis::RedisCluster;
 

@@ -2,13 +2,11 @@
 
 use std::time::Duration;
 
-use slidegate::{
-    Counts, Gate, Policy, PolicySet, Quota, Request, SharedGate,
-    reserve::{HoldOptions, HoldStatus, Ticket},
-};
+use slidegate::reserve::{HoldOptions, HoldStatus, Ticket};
+use slidegate::{Counts, Gate, Policy, PolicySet, Quota, Request};
 use slidegate_testkit::redis::RedisServer;
 
-use crate::callers::options;
+use crate::callers::{options, redis_gate};
 use crate::hold_histories::{compare, decisions};
 use crate::holds::tokens;
 
@@ -16,7 +14,7 @@ use crate::holds::tokens;
 #[tokio::test]
 async fn another_instance_settles_a_ticket_and_a_repeated_call_charges_once() {
     let server = RedisServer::builder().start();
-    let gate = || SharedGate::redis(tokens(100), options(&server.url_as_user())).unwrap();
+    let gate = || redis_gate(tokens(100), options(&server.url_as_user())).unwrap();
     let (one, other) = (gate(), gate());
     let request = Request::new().with("user", "alice").with_cost(60);
     let text = one.reserve_async(&request).await.into_ticket().unwrap().to_string();
@@ -38,7 +36,7 @@ async fn a_repeated_reservation_holds_once_and_has_one_ticket() {
         let permits = permits.with_counts(Counts::Requests);
         PolicySet::new([requests, policy("tokens", Quota::per_minute(1000)), permits]).unwrap()
     };
-    let shared = || SharedGate::redis(policies(), options(&server.url_as_user())).unwrap();
+    let shared = || redis_gate(policies(), options(&server.url_as_user())).unwrap();
     let (one, other, memory) = (shared(), shared(), Gate::new(policies()));
     let request = Request::new().with("user", "alice").with_cost(100);
     let ttl = Some(Duration::from_secs(300));
@@ -93,12 +91,12 @@ async fn a_repeated_reservation_holds_once_and_has_one_ticket() {
 async fn a_ticket_that_another_store_made_is_unknown() {
     let server = RedisServer::builder().start();
     let options = || options(&server.url_as_user());
-    let one = SharedGate::redis(tokens(100), options()).unwrap();
+    let one = redis_gate(tokens(100), options()).unwrap();
     let memory = Gate::new(tokens(100));
     let request = Request::new().with("user", "alice").with_cost(60);
     let ticket = one.reserve_async(&request).await.into_ticket().unwrap();
     let foreign = memory.reserve(&request).into_ticket().unwrap();
-    let secret = SharedGate::redis(tokens(100), options().with_key_secret("another")).unwrap();
+    let secret = redis_gate(tokens(100), options().with_key_secret("another")).unwrap();
     for (gate, ticket) in [(&secret, &ticket), (&one, &foreign)] {
         let settled = gate.settle_async(ticket, 20).await.unwrap();
         assert_eq!((settled.status(), settled.iter().len()), (HoldStatus::Unknown, 0));
@@ -111,7 +109,7 @@ async fn a_ticket_that_another_store_made_is_unknown() {
 #[tokio::test]
 async fn a_secret_that_is_not_configured_is_drawn_and_shared_and_outlives_an_emptied_store() {
     let server = RedisServer::builder().start();
-    let gate = || SharedGate::redis(tokens(1000), options(&server.url_as_user())).unwrap();
+    let gate = || redis_gate(tokens(1000), options(&server.url_as_user())).unwrap();
     let (one, other) = (gate(), gate());
     let request = Request::new().with("user", "alice").with_cost(60);
     let lost = one.reserve_async(&request).await.into_ticket().unwrap();
@@ -139,7 +137,7 @@ async fn a_ticket_with_any_changed_byte_is_unknown_or_refused_and_changes_nothin
             .with_counts(Counts::Requests),
         Policy::new("tokens", Quota::per_minute(1000)).unwrap().with_scope(["user"]),
     ]);
-    let gate = SharedGate::redis(policies.unwrap(), options(&server.url_as_user())).unwrap();
+    let gate = redis_gate(policies.unwrap(), options(&server.url_as_user())).unwrap();
     let request = Request::new().with("user", "alice").with_cost(100);
     let text = gate.reserve_async(&request).await.into_ticket().unwrap().to_string();
     let usage = async || {

@@ -3,14 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use slidegate::{
-    DecisionSource, RedisOptions, SharedGate,
-    redis::{ClientCertificate, FailureKind},
-};
+use slidegate::DecisionSource;
+use slidegate_redis::{ClientCertificate, FailureKind, RedisGate, RedisOptions};
 use slidegate_testkit::certificates::{Authority, Certificate};
-use slidegate_testkit::ports;
 use slidegate_testkit::redis::RedisServer;
-use slidegate_testkit::{TempDir, until_true};
+use slidegate_testkit::{TempDir, ports, until_true};
 
 use crate::callers::{LATER, check_cost, daily, errors, gate, last_failure, named, until_used};
 
@@ -67,13 +64,13 @@ fn own(signed: Certificate) -> ClientCertificate {
 }
 
 /// If TLS fails, the fallback decides, and the error tells the operator how to fix it.
-async fn is_refused(gate: &SharedGate, hint: &str) {
+async fn is_refused(gate: &RedisGate, hint: &str) {
     let outcome = check_cost(gate, "alice", 1).await;
     let failure = last_failure(gate);
     assert_eq!(outcome.source, DecisionSource::Local, "{failure}");
     assert!(failure.contains("cannot connect: ") && failure.contains(hint), "{failure}");
     assert_eq!(failure.lines().count(), 1, "{failure}");
-    assert_eq!(gate.store().stats().last_failure_kind, Some(FailureKind::Tls), "{failure}");
+    assert_eq!(gate.store().stats().last_failure_kind, Some(FailureKind::Tls.name()), "{failure}");
     assert!(errors(gate, FailureKind::Tls) > 0, "{:?}", gate.store().stats());
 }
 
@@ -168,7 +165,7 @@ async fn a_cluster_is_followed_over_tls() {
     });
     let options = patient(&secured.url("rediss+cluster", "127.0.0.1"))
         .with_ca_certificates(secured.authority.pem().into());
-    let gate: Arc<SharedGate> = gate([named("a", 9), named("b", 9)], options);
+    let gate: Arc<RedisGate> = gate([named("a", 9), named("b", 9)], options);
     // On a busy machine the first handshakes may take longer than a call may.
     assert_eq!(until_used(&gate, "alice").await, [0, 0]);
     let outcome = check_cost(&gate, "alice", 1).await;

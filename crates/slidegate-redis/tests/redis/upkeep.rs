@@ -3,11 +3,13 @@
 
 use std::time::Duration;
 
-use slidegate::{Algorithm, DecisionSource, Decisions, Match, Policy, PolicySet, Quota, Request, SharedGate};
+use slidegate::{Algorithm, DecisionSource, Decisions, Match, Policy, PolicySet, Quota, Request};
+use slidegate_redis::RedisGate;
 use slidegate_testkit::proxy::{Mode, Proxy};
 use slidegate_testkit::redis::acl::{BESIDES, USER};
 use slidegate_testkit::redis::{FakeRedis, RedisServer};
 
+use crate::callers::redis_gate;
 use crate::hostile::{bulk, numbers};
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -15,14 +17,14 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 /// A gate of one policy, `per-user`, whose decisions have all the time they need.
-fn gate(server: &RedisServer, quota: Quota) -> SharedGate {
+fn gate(server: &RedisServer, quota: Quota) -> RedisGate {
     let policies = PolicySet::new([Policy::new("per-user", quota).unwrap().with_scope(["user"])]).unwrap();
     let options = crate::callers::options(&server.url_as_user());
-    SharedGate::redis(policies, options).unwrap()
+    redis_gate(policies, options).unwrap()
 }
 
 /// Asks until a denial comes from memory: from then on this gate hears what others tell.
-async fn until_cached(gate: &SharedGate, request: &Request<'_>) {
+async fn until_cached(gate: &RedisGate, request: &Request<'_>) {
     for _ in 0..500 {
         let decisions = gate.check_async(request).await;
         assert!(decisions.is_denied());
@@ -85,7 +87,7 @@ fn a_policy_is_forgotten_whole_and_no_other() {
         let policies = PolicySet::new([policy("a"), policy("aa"), policy("b")]).unwrap();
         let options = crate::callers::options(&server.url_as_user());
         for options in [options.clone(), options.with_hash_tag("user").hashed_keys()] {
-            let gate = SharedGate::redis(policies.clone(), options).unwrap();
+            let gate = redis_gate(policies.clone(), options).unwrap();
             let users: Vec<_> = (0..2500).map(|user| format!("user-{user}")).collect();
             for user in &users {
                 assert!(gate.check_async(&Request::new().with("user", user)).await.is_allowed());
@@ -114,7 +116,7 @@ fn policies_called_as_the_stores_own_keys_meet_none_of_them() {
         let policy = |name: &str| Policy::new(name, Quota::per_hour(10)).unwrap().with_scope(["user"]);
         let policies = PolicySet::new(names.map(policy)).unwrap();
         let options = crate::callers::options(&server.url_as_user());
-        let gate = SharedGate::redis(policies, options.without_denial_cache()).unwrap();
+        let gate = redis_gate(policies, options.without_denial_cache()).unwrap();
         assert_eq!(gate.store().primary().examine().await, [""; 0]);
         server.admin(&["SET", "sg1:control", "changes"]);
         // The first canary and the first place of everything else that is numbered have this name.
@@ -250,7 +252,7 @@ fn a_server_that_cannot_check_scripts_gets_plain_ones() {
         let policies =
             PolicySet::new([Policy::new("per-user", quota).unwrap().with_scope(["user"])]).unwrap();
         let options = crate::callers::options(&server.url());
-        let gate = SharedGate::redis(policies, options).unwrap();
+        let gate = redis_gate(policies, options).unwrap();
         for _ in 0..2 {
             let request = Request::new().with("user", "alice");
             let decisions = gate.check_async(&request).await;
@@ -280,7 +282,7 @@ fn an_id_is_that_of_one_request_and_of_no_other() {
             PolicySet::new([policy("all"), policy("some").with_condition("path", Match::equals("/x"))])
                 .unwrap();
         let options = crate::callers::options(&server.url_as_user());
-        let gate = SharedGate::redis(policies, options).unwrap();
+        let gate = redis_gate(policies, options).unwrap();
         let request = Request::new().with("user", "alice");
         for (request, used) in [
             (request.clone(), vec![1]),
@@ -314,7 +316,7 @@ fn a_request_with_an_id_is_charged_once_and_answered_alike() {
             |name: &str, limit| Policy::new(name, Quota::per_hour(limit)).unwrap().with_scope(["user"]);
         let policies = PolicySet::new([policy("a", 3), policy("b", 2)]).unwrap();
         let options = crate::callers::options(&proxy.url());
-        let gate = SharedGate::redis(policies, options).unwrap();
+        let gate = redis_gate(policies, options).unwrap();
         let request = Request::new().with("user", "alice");
         let outcome = |decisions: Decisions<'_>| format!("{decisions:?}");
         let first = outcome(gate.check_once_async(&request, "one").await);

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use slidegate::{Counts, Policy, PolicySet, Quota, Request, SharedGate};
+use slidegate::{Counts, Policy, PolicySet, Quota, Request};
+use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::RedisServer;
 
-use crate::callers::options;
+use crate::callers::{options, redis_gate};
 
 /// One permit with a long lease, and tokens.
-fn gate(server: &RedisServer) -> Arc<SharedGate> {
+fn gate(server: &RedisServer) -> Arc<RedisGate> {
     let lease = Duration::from_secs(600);
     let jobs = Policy::new("jobs", Quota::in_flight(1, lease).unwrap()).unwrap();
     let policies = [
@@ -19,11 +20,11 @@ fn gate(server: &RedisServer) -> Arc<SharedGate> {
         Policy::new("tokens", Quota::per_day(1000)).unwrap().with_scope(["user"]),
     ];
     let options = options(&server.url_as_user()).with_deadline(Duration::from_secs(10));
-    Arc::new(SharedGate::redis(PolicySet::new(policies).unwrap(), options).unwrap())
+    Arc::new(redis_gate(PolicySet::new(policies).unwrap(), options).unwrap())
 }
 
 /// What the tokens used, and the permits that are taken.
-async fn state(gate: &SharedGate) -> (u64, u64) {
+async fn state(gate: &RedisGate) -> (u64, u64) {
     let request = Request::new().with("user", "alice");
     let peeked = gate.peek_async(&request).await;
     let all: Vec<_> = peeked.iter().map(|one| (one.used(), one.held())).collect();
@@ -31,7 +32,7 @@ async fn state(gate: &SharedGate) -> (u64, u64) {
 }
 
 /// Waits until the store reports this, with a generous bound.
-async fn until_state(gate: &SharedGate, wanted: (u64, u64)) {
+async fn until_state(gate: &RedisGate, wanted: (u64, u64)) {
     for _ in 0..2000 {
         if state(gate).await == wanted {
             return;

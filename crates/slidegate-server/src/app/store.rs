@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use slidegate::store::{PolicyReset, ResetCursor};
-use slidegate::{
-    Decisions, Error, Gate, MemoryStore, Policy, PolicySet, Request, Timestamp, Verb,
-    redis::{FallbackStore, RedisStore},
-    reserve::{HoldOptions, HoldStatus, PendingStats, Reserved, Settlement, Ticket},
-    store::{KeyUse, MemoryStats, RestoredSnapshot, SavedSnapshot, SnapshotError, SnapshotFile},
+use slidegate::reserve::{HoldOptions, HoldStatus, PendingStats, Reserved, Settlement, Ticket};
+use slidegate::store::{
+    FallbackStore, KeyUse, MemoryStats, PolicyReset, ResetCursor, RestoredSnapshot, SavedSnapshot,
+    SnapshotError, SnapshotFile,
 };
+use slidegate::{Decisions, Error, Gate, MemoryStore, Policy, PolicySet, Request, Timestamp, Verb};
+use slidegate_redis::RedisStore;
 
 use super::ticket_change::{Changed, TicketChange};
 use crate::config::{SharedStore, Storage};

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use slidegate::redis::{FailureKind, RedisStore, ServerInfo};
 use slidegate::{Clock, DecisionSource, MemoryStore, Policy, PolicySet, Quota, Request, SystemClock, Verb};
+use slidegate_redis::{FailureKind, RedisStore, ServerInfo};
 use tokio::time::timeout;
 
 use super::failure::{Failure, fail};
@@ -207,7 +207,7 @@ fn time_zones() -> Finding {
 /// The self-test, as one finding for each stage.
 async fn self_test(redis: &RedisStore, url: &str) -> Vec<Finding> {
     let failed = match timeout(SELF_TEST, redis.self_test()).await {
-        Ok(tested) => tested.err().map(|failure| (failure.kind(), failure.to_string())),
+        Ok(tested) => tested.err().map(|failure| (failure.kind, failure.to_string())),
         Err(_) => {
             let found = format!("the self-test did not end within {} ms", SELF_TEST.as_millis());
             Some((FailureKind::Timeout, found))

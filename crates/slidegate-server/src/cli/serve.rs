@@ -7,7 +7,9 @@ use std::iter::once;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::Args;
 use serde_json::json;
+use slidegate_redis::RedisStore;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -16,10 +18,9 @@ use tokio::time::sleep;
 use super::demo_traffic::Demo;
 use super::failure::{Failure, fail};
 use super::notify::Notifier;
-use super::output;
 use super::reload::{self, Triggers};
-use super::snapshots;
 use super::sources::{EnvoyArgs, PolicyArgs};
+use super::{output, snapshots};
 use crate::admin::{self, Admin};
 use crate::app::App;
 use crate::app::store::HealthRecord;
@@ -36,8 +37,6 @@ use crate::routes::Routes;
 use crate::service_manager::ServiceManager;
 use crate::shutdown::{DRAIN_DELAY, Signals};
 use crate::{dashboard, telemetry};
-use clap::Args;
-use slidegate::redis::RedisStore;
 
 #[derive(Debug, Args)]
 pub(super) struct ServeArgs {

@@ -10,12 +10,11 @@ use slidegate_config::section::nearest;
 use slidegate_config::values::{Form, Text, only_if};
 use slidegate_config::yaml::{Excerpt, one_line};
 
-use super::MAX_DRAIN_DELAY;
-use super::admin;
 use super::resp::Password;
 use super::store::read_line;
 use super::traces::{ENDPOINT, endpoint};
 use super::values::{ADDRESS, ByteSize, NEW_FILE, RedisUrl, address};
+use super::{MAX_DRAIN_DELAY, admin};
 
 /// What the names of all our variables begin with.
 const PREFIX: &str = "SLIDEGATE_";
@@ -402,7 +401,7 @@ fn traces(
 mod tests {
     use std::time::Duration;
 
-    use slidegate::RedisOptions;
+    use slidegate_redis::RedisOptions;
     use slidegate_testkit::TempDir;
 
     use super::*;

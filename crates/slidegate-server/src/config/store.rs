@@ -9,13 +9,12 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate::{
-    Gate, PolicySet, RedisOptions, Secret,
-    redis::{ClientCertificate, FallbackStore, RedisStore},
-};
+use slidegate::store::FallbackStore;
+use slidegate::{Gate, PolicySet, Secret};
 use slidegate_config::section::Section;
 use slidegate_config::values::{Form, Parsed, Span};
 use slidegate_config::yaml::Node;
+use slidegate_redis::{ClientCertificate, RedisOptions, RedisStore};
 
 use super::environment::URL_VARIABLE;
 use super::memory::Memory;
@@ -241,7 +240,7 @@ pub(super) fn try_out(shared: &SharedStore, policies: &PolicySet, top: &Section<
 
 #[cfg(test)]
 mod tests {
-    use slidegate::RedisOptions;
+    use slidegate_redis::RedisOptions;
 
     use crate::config::tests::{outside, parse_with};
     use crate::config::{Config, Outside};

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::str::FromStr;
 
 use serde::de::{Deserialize, Deserializer, Error};
-use slidegate::RedisOptions;
 use slidegate_config::values::{Form, Parsed, Text, only_if};
+use slidegate_redis::RedisOptions;
 
 /// Reads a value of the library from its text.
 pub(super) fn from_str<'de, T, D>(deserializer: D) -> Result<T, D::Error>

@@ -281,7 +281,6 @@ fn algorithm(quota: &Quota) -> String {
         Algorithm::InFlight => {
             format!("released when settled, or {} after the last heartbeat", format_window(quota.window()))
         }
-        other => other.to_string(),
     }
 }
 

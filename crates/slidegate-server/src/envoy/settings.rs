@@ -12,13 +12,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use reader::Reader;
 use slidegate::{Algorithm, Excess};
 
 use super::statistics::NEAR_LIMIT_RATIO;
 use super::{ConfigError, Folder, ReadOptions};
 use crate::config::GrpcSettings;
 use crate::listener::{SocketFile, TlsFiles};
-use reader::Reader;
 pub(crate) use redis::Redis;
 
 const HTTP_PORT: u16 = 8080;
@@ -255,7 +255,7 @@ impl Reader<'_> {
 mod tests {
     use std::collections::HashMap;
 
-    use slidegate::RedisOptions;
+    use slidegate_redis::RedisOptions;
 
     use super::ignored::IGNORED;
     use super::*;

@@ -6,7 +6,8 @@
 //! change for all instances, which no decision waits for.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -246,8 +247,10 @@ fn denials_of<'r>(policy: &'r str, key: &'r str) -> Request<'r> {
 
 #[cfg(test)]
 mod tests {
+    use slidegate::{ManualClock, OnStoreError};
+    use slidegate_redis::{RedisOptions, RedisStore};
+
     use super::*;
-    use slidegate::{ManualClock, OnStoreError, RedisOptions};
 
     const MINUTE: Duration = Duration::from_secs(60);
 
@@ -301,7 +304,7 @@ mod tests {
         let request = Request::new().with("user", "alice");
         for then in [OnStoreError::Local, OnStoreError::Deny] {
             let nowhere = RedisOptions::new("redis://127.0.0.1:1").unwrap();
-            let gate = Gate::redis(policy(then), nowhere).unwrap();
+            let gate = Gate::shared(policy(then), RedisStore::new(nowhere).unwrap()).unwrap();
             let decisions = gate.check_async(&request).await;
             assert!(decisions.is_denied());
             decisions.iter().for_each(|one| escalations.record(&one, |_| None));

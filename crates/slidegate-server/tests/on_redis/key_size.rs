@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 
 use futures_util::future::join_all;
 use serde_json::Value;
-use slidegate::{Algorithm, Policy, PolicySet, Quota, RedisOptions, Request, SharedGate};
+use slidegate::{Algorithm, Gate, Policy, PolicySet, Quota, Request};
+use slidegate_redis::{RedisOptions, RedisStore};
 use slidegate_testkit::redis::RedisServer;
 use slidegate_testkit::service::{run, text};
 use slidegate_testkit::{TempDir, until_true};
@@ -129,7 +130,8 @@ fn bytes_in_redis_are_within_a_tenth_of_what_is_said_for_every_algorithm() {
                 let options = RedisOptions::new(&server.url()).unwrap();
                 let options = options.with_deadline(std::time::Duration::from_secs(20));
                 runtime.block_on(async {
-                    let gate = SharedGate::redis(case.policy(algorithm), options).unwrap();
+                    let gate =
+                        Gate::shared(case.policy(algorithm), RedisStore::new(options).unwrap()).unwrap();
                     for (round, at) in case.times().take(usize::try_from(rounds).unwrap()).enumerate() {
                         server.clock().stand(at);
                         let cost = if round == 0 { case.first_cost } else { case.cost };

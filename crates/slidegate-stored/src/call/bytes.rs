@@ -1,18 +1,18 @@
 //! Calls as they are sent.
 
-use super::{CANCEL, EXTEND, EXTEND_TIME, HAS_HOLDS, IS_ONCE, NO_COST, REFUND, SETTLE, SETTLE_PART, VERSION};
-use super::{CallPart, ChangeCall, DecideCall, KeyChange};
-use slidegate::Excess;
-use slidegate::internal::Part;
-use slidegate::internal::{HoldChange, NewHold};
+use slidegate::internal::{HoldChange, NewHold, Part};
 use slidegate::reserve::Unsettled;
-use slidegate::Quota;
+use slidegate::{Excess, Quota, Role, Verb};
+
+use super::{
+    CANCEL, CallPart, ChangeCall, DecideCall, EXTEND, EXTEND_TIME, HAS_HOLDS, IS_ONCE, KeyChange, NO_COST,
+    REFUND, SETTLE, SETTLE_PART, VERSION,
+};
 use crate::quota_bytes::quota_bytes;
-use slidegate::{Role, Verb};
 
 /// Letters of a part's mode: verb, enforcement, excess, role, and whether it is denied over the
 /// limit.
-pub(crate) fn mode_letters(part: &Part, hold: Option<&NewHold>) -> [u8; 5] {
+pub fn mode_letters(part: &Part, hold: Option<&NewHold>) -> [u8; 5] {
     let verb = match (part.verb, hold) {
         (Verb::Check, Some(_)) => b'h',
         (Verb::Refund, Some(_)) => b'x',
@@ -35,7 +35,7 @@ pub(crate) fn mode_letters(part: &Part, hold: Option<&NewHold>) -> [u8; 5] {
 }
 
 /// A hold that is made: its id, its time, and whether it is dropped at its end.
-pub(crate) fn hold_bytes(hold: &NewHold) -> Vec<u8> {
+pub fn hold_bytes(hold: &NewHold) -> Vec<u8> {
     let NewHold { id, ttl_us, unsettled } = hold;
     let is_dropped = u8::from(*unsettled == Unsettled::Forget);
     [&id.to_le_bytes()[..], &ttl_us.to_le_bytes()[..5], &[is_dropped]].concat()
@@ -47,7 +47,7 @@ fn push(bytes: &mut Vec<u8>, number: u64, width: usize) {
 
 impl DecideCall {
     /// The call as an argument. A verb that makes or cancels a hold needs the call to have holds.
-    pub(crate) fn bytes(&self) -> Vec<u8> {
+    pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(32 + 8 * self.costs.len() + 48 * self.parts.len());
         bytes.push(VERSION);
         let once = if self.once_ms.is_some() { IS_ONCE } else { 0 };
@@ -77,7 +77,7 @@ impl DecideCall {
 
 impl ChangeCall {
     /// The call as an argument.
-    pub(crate) fn bytes(&self) -> Vec<u8> {
+    pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![VERSION];
         push(&mut bytes, self.latest, 7);
         for change in &self.changes {
@@ -90,7 +90,7 @@ impl ChangeCall {
 
 impl KeyChange {
     /// The change as scripts unpack it. Numbers are at most [`Quota::MAX_COUNT`].
-    pub(crate) fn bytes(&self) -> Vec<u8> {
+    pub fn bytes(&self) -> Vec<u8> {
         let (kind, total, ttl_us) = match self.change {
             HoldChange::Settle { total, ttl_us: None } => (SETTLE, total, 0),
             HoldChange::Settle { total, ttl_us: Some(ttl_us) } => (SETTLE_PART, total, ttl_us),

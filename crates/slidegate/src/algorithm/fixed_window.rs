@@ -12,7 +12,7 @@ use crate::usage::RecordedCharge;
 
 /// 16 bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct FixedWindow {
+pub struct FixedWindow {
     /// End of the counter's window in microseconds since the epoch; 0 if nothing was ever charged.
     end: u64,
     /// Cost charged in the window that ends at `end`.
@@ -94,19 +94,19 @@ impl SavedState for FixedWindow {
 /// What is stored in Redis.
 impl FixedWindow {
     /// A counter from a script's reply.
-    pub(crate) fn from_parts(end: u64, used: u64) -> Self {
+    pub fn from_parts(end: u64, used: u64) -> Self {
         Self { end, used }
     }
 
     /// End of the window and what was charged in it.
-    pub(crate) fn parts(&self) -> (u64, u64) {
+    pub fn parts(&self) -> (u64, u64) {
         (self.end, self.used)
     }
 }
 
 impl FixedWindow {
     /// Corrects an end that other time zone data made to the border of this calendar, if that is later.
-    pub(crate) fn align(&mut self, quota: &Quota) {
+    pub fn align(&mut self, quota: &Quota) {
         self.end = quota.later_end(self.end);
     }
 

@@ -16,9 +16,11 @@ use crate::verb::Verb;
 
 /// A key with holds at one time, settled: holds whose time is over are charged as of their ends.
 #[derive(Debug)]
-pub(crate) struct HeldKey<'k, S, L = HoldVec> {
-    pub(crate) state: &'k mut S,
-    pub(crate) holds: &'k mut Holds<L>,
+pub struct HeldKey<'k, S, L = HoldVec> {
+    /// Usage.
+    pub state: &'k mut S,
+    /// Open holds.
+    pub holds: &'k mut Holds<L>,
     quota: &'k Quota,
     /// The time by the clock of the state, and by that of the holds. A store in process counts some
     /// algorithms by the date and holds by elapsed time.
@@ -31,7 +33,7 @@ pub(crate) struct HeldKey<'k, S, L = HoldVec> {
 
 impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
     /// Settles a key: `now` is the time that the state counts by, `at` that of the holds.
-    pub(crate) fn settle(
+    pub fn settle(
         state: &'k mut S,
         holds: &'k mut Holds<L>,
         quota: &'k Quota,
@@ -53,7 +55,7 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
     }
 
     /// A key that is settled already: by a script, or from a stored value.
-    pub(crate) fn settled(
+    pub fn settled(
         state: &'k mut S,
         holds: &'k mut Holds<L>,
         quota: &'k Quota,
@@ -66,13 +68,7 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
 
     /// Carries out a verb. A check that reserves sets the cost aside instead of charging it, unless
     /// the key has as many holds as it may, or as many as the store has room for.
-    pub(crate) fn perform(
-        &mut self,
-        verb: Verb,
-        cost: u64,
-        new: Option<&NewHold>,
-        room: usize,
-    ) -> VerbEffect {
+    pub fn perform(&mut self, verb: Verb, cost: u64, new: Option<&NewHold>, room: usize) -> VerbEffect {
         match (verb, new) {
             (Verb::Check | Verb::Peek, _) if !self.fits(cost) => VerbEffect::Refused(cost),
             // A peek finds it as well: all keys of a request are peeked at before one is charged.
@@ -94,7 +90,7 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
     }
 
     /// Whether a change of the hold fits. All but extensions do.
-    pub(crate) fn change_fits(&self, id: u64, change: &HoldChange) -> bool {
+    pub fn change_fits(&self, id: u64, change: &HoldChange) -> bool {
         match (change, self.holds.find(id)) {
             (HoldChange::Extend { total: Some(total), .. }, Some(at)) => {
                 let hold = self.holds.get(at);
@@ -106,12 +102,7 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
     }
 
     /// Changes a hold. Returns the outcome and the charged cost.
-    pub(crate) fn change(
-        &mut self,
-        id: u64,
-        change: &HoldChange,
-        ended: &EndedHold,
-    ) -> (HoldStatus, VerbEffect) {
+    pub fn change(&mut self, id: u64, change: &HoldChange, ended: &EndedHold) -> (HoldStatus, VerbEffect) {
         if let HoldChange::Refund { cost } = *change {
             return self.refund(id, cost);
         }
@@ -181,7 +172,7 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
 
     /// The decision after a verb or a change. As without holds, but what is held does not remain,
     /// and the waits assume that each hold lasts to its end.
-    pub(crate) fn decision(&self, done: VerbEffect) -> Decision {
+    pub fn decision(&self, done: VerbEffect) -> Decision {
         let (used, held, limit) = (self.used(), self.holds.sum(), self.quota.capacity());
         let lag = self.settled.saturating_sub(self.now.as_micros());
         let late = |wait_us: u64| wait_us.saturating_add(lag);
@@ -279,7 +270,7 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
 
 /// The full usage of a key with holds, with the decision of a peek at `cost`, and the holds that are
 /// left. The times are those of [`HeldKey::settle`].
-pub(crate) fn inspect_with_holds<S: State>(
+pub fn inspect_with_holds<S: State>(
     mut state: S,
     mut holds: Holds,
     quota: &Quota,
@@ -297,7 +288,7 @@ pub(crate) fn inspect_with_holds<S: State>(
 
 /// What still counts of a cost that was charged at `made`, at most. Both are by the clock of the
 /// state. A refund of more would take away what others charged since.
-pub(crate) fn counts_still(quota: &Quota, cost: u64, made: Timestamp, now: Timestamp) -> u64 {
+pub fn counts_still(quota: &Quota, cost: u64, made: Timestamp, now: Timestamp) -> u64 {
     let age_us = now.as_micros().saturating_sub(made.as_micros());
     let begin = |time: Timestamp| quota.period(time.as_micros()).begin;
     let counts = match quota.algorithm() {

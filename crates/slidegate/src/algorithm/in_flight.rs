@@ -10,7 +10,7 @@ use crate::usage::RecordedCharge;
 
 /// No bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct InFlight;
+pub struct InFlight;
 
 impl State for InFlight {
     type Forecast = Self;

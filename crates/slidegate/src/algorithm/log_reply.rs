@@ -13,7 +13,7 @@ use crate::usage::RecordedCharge;
 
 /// A log after the script dropped expired entries and before it charged anything.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct LogReply {
+pub struct LogReply {
     used: u64,
     newest: u64,
     oldest: u64,
@@ -22,7 +22,8 @@ pub(crate) struct LogReply {
 }
 
 impl LogReply {
-    pub(crate) fn new(used: u64, newest: u64, oldest: u64, entries: Vec<(u64, u64)>) -> Self {
+    /// From what a script replies.
+    pub fn new(used: u64, newest: u64, oldest: u64, entries: Vec<(u64, u64)>) -> Self {
         Self { used, newest, oldest, entries }
     }
 }

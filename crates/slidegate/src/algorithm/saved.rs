@@ -31,7 +31,7 @@ pub(crate) trait SavedState: State {
 
 /// A hold as it is saved.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct SavedHold {
+pub struct SavedHold {
     id: u64,
     /// The age of its end.
     until: i64,
@@ -43,7 +43,7 @@ pub(crate) struct SavedHold {
 
 impl Holds {
     /// The holds to save. The ages are by elapsed time.
-    pub(crate) fn save(&self, ages: Ages) -> Vec<SavedHold> {
+    pub fn save(&self, ages: Ages) -> Vec<SavedHold> {
         let save = |hold: Hold| SavedHold {
             id: hold.id,
             until: ages.of(hold.until),
@@ -56,7 +56,7 @@ impl Holds {
     }
 
     /// What [`save`](Self::save) returned. `None` if no key can have had these holds.
-    pub(crate) fn load(saved: Vec<SavedHold>, ages: Ages, now: u64) -> Option<Self> {
+    pub fn load(saved: Vec<SavedHold>, ages: Ages, now: u64) -> Option<Self> {
         let mut holds = Self::default();
         holds.arrive(now, 0);
         for SavedHold { id, until, held, settled, is_charged_at_end, has_ended } in saved {
@@ -69,19 +69,19 @@ impl Holds {
 
 /// Converts instants to ages at one instant, and back.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Ages {
+pub struct Ages {
     /// The instant in microseconds since the epoch, by the clock of the states.
-    pub(crate) at_us: u64,
+    pub at_us: u64,
 }
 
 impl Ages {
     /// Microseconds since `at_us`; negative if it is later.
-    pub(crate) fn of(self, at_us: u64) -> i64 {
+    pub fn of(self, at_us: u64) -> i64 {
         self.at_us.wrapping_sub(at_us).cast_signed()
     }
 
     /// The instant of this age; at least 1, because 0 stands for never.
-    pub(crate) fn at(self, age_us: i64) -> u64 {
+    pub fn at(self, age_us: i64) -> u64 {
         self.at_us.saturating_add_signed(age_us.saturating_neg()).max(1)
     }
 }

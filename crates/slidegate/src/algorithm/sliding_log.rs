@@ -17,14 +17,15 @@ use crate::usage::RecordedCharge;
 mod entries;
 mod ring;
 
-pub(crate) use entries::{Entries, PackedEntries};
+pub use entries::Entries;
+pub(crate) use entries::PackedEntries;
 
 /// The log of the memory store: 56 bytes, plus the ring if it is larger than 23 bytes.
-pub(crate) type SlidingLog = Log<PackedEntries>;
+pub type SlidingLog = Log<PackedEntries>;
 
 /// A log, wherever its entries are.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Log<E> {
+pub struct Log<E> {
     /// Timestamp of the oldest entry in microseconds since the epoch. Like `newest`, meaningless
     /// while `used` is 0.
     oldest: u64,
@@ -183,24 +184,24 @@ impl SavedState for SlidingLog {
 impl<E: Entries> Log<E> {
     /// A log of these entries, of which the oldest and the newest have these timestamps, and all
     /// together this cost.
-    pub(crate) fn from_parts(used: u64, newest: u64, oldest: u64, entries: E) -> Self {
+    pub fn from_parts(used: u64, newest: u64, oldest: u64, entries: E) -> Self {
         Self { oldest, newest, used, entries }
     }
 
     /// Cost of all entries, and the timestamps of the newest and the oldest.
-    pub(crate) fn parts(&self) -> (u64, u64, u64, &E) {
+    pub fn parts(&self) -> (u64, u64, u64, &E) {
         (self.used, self.newest, self.oldest, &self.entries)
     }
 }
 
 impl<E: Entries> Log<E> {
     /// Timestamp and cost of each entry, oldest first.
-    pub(crate) fn entries(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+    pub fn entries(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         (0..self.entries.len()).map(|at| (self.entries.timestamp(at, self.newest), self.entries.cost(at)))
     }
 
     /// Removes all entries but keeps their memory for later charges.
-    pub(crate) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.used = 0;
         self.entries.clear();
     }

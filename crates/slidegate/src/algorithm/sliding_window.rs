@@ -17,7 +17,7 @@ use crate::usage::RecordedCharge;
 
 /// 24 bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct SlidingWindow {
+pub struct SlidingWindow {
     /// End of the current window in microseconds since the epoch; 0 if nothing was ever charged.
     end: u64,
     /// Cost charged in the previous window.
@@ -29,12 +29,12 @@ pub(crate) struct SlidingWindow {
 /// What is stored in Redis.
 impl SlidingWindow {
     /// Counters from a script's reply.
-    pub(crate) fn from_parts(end: u64, previous: u64, current: u64) -> Self {
+    pub fn from_parts(end: u64, previous: u64, current: u64) -> Self {
         Self { end, previous, current }
     }
 
     /// End of the current window, and what was charged in the previous and the current one.
-    pub(crate) fn parts(&self) -> (u64, u64, u64) {
+    pub fn parts(&self) -> (u64, u64, u64) {
         (self.end, self.previous, self.current)
     }
 }

@@ -15,7 +15,7 @@ use crate::verb::Verb;
 ///
 /// `now` is in microseconds since the epoch. Every method except [`settle`](Self::settle) requires
 /// a `now` that `settle` returned, with only charges and refunds in between.
-pub(crate) trait State: Default + Clone + std::fmt::Debug {
+pub trait State: Default + Clone + std::fmt::Debug {
     /// Whether `now` is the date, which can be corrected in both directions, and not elapsed time.
     /// A shared store has only one time, the server's.
     const ALIGNS_TO_DATE: bool = false;
@@ -125,7 +125,7 @@ pub(crate) fn charge<S: State>(state: &mut S, quota: &Quota, at: u64, cost: u64)
 
 /// The effect of a verb on the state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum VerbEffect {
+pub enum VerbEffect {
     /// The cost fits. This much was charged or refunded; 0 for a peek.
     Moved(u64),
     /// The cost does not fit.
@@ -136,26 +136,20 @@ pub(crate) enum VerbEffect {
 
 impl VerbEffect {
     /// Whether something was charged or refunded.
-    pub(crate) fn has_moved(self) -> bool {
+    pub fn has_moved(self) -> bool {
         matches!(self, Self::Moved(cost) if cost > 0)
     }
 
     /// The bound of holds that denies it.
     #[inline]
-    pub(crate) fn hold_bound(self) -> Option<HoldBound> {
+    pub fn hold_bound(self) -> Option<HoldBound> {
         if let Self::NoMoreHolds(bound) = self { Some(bound) } else { None }
     }
 }
 
 /// Applies a verb to the state.
 #[inline(always)] // as `decision`
-pub(crate) fn perform<S: State>(
-    state: &mut S,
-    quota: &Quota,
-    settled: u64,
-    verb: Verb,
-    cost: u64,
-) -> VerbEffect {
+pub fn perform<S: State>(state: &mut S, quota: &Quota, settled: u64, verb: Verb, cost: u64) -> VerbEffect {
     match verb {
         Verb::Check | Verb::Peek if !fits(state, quota, settled, cost) => VerbEffect::Refused(cost),
         Verb::Peek => VerbEffect::Moved(0),
@@ -177,7 +171,7 @@ pub(crate) fn perform<S: State>(
 /// `now` is the clock's time and `settled` the time of the decision. After a backward step
 /// `settled` is later, and the waits are extended until the clock has caught up.
 #[inline(always)] // an answer that is returned through memory costs a decision a tenth
-pub(crate) fn decision<S: State>(
+pub fn decision<S: State>(
     state: &S,
     quota: &Quota,
     now: Timestamp,

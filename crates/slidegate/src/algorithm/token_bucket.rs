@@ -15,7 +15,7 @@ use crate::usage::RecordedCharge;
 
 /// 24 bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct TokenBucket {
+pub struct TokenBucket {
     /// Time at which the content was computed, in microseconds since the epoch.
     at: u64,
     /// Whole cost in the bucket.
@@ -36,12 +36,12 @@ fn rate(quota: &Quota) -> u64 {
 /// What is stored in Redis.
 impl TokenBucket {
     /// A bucket from a script's reply.
-    pub(crate) fn from_parts(at: u64, level: u64, fraction: u64) -> Self {
+    pub fn from_parts(at: u64, level: u64, fraction: u64) -> Self {
         Self { at, level, fraction }
     }
 
     /// When the content was computed, its whole cost and its fraction.
-    pub(crate) fn parts(&self) -> (u64, u64, u64) {
+    pub fn parts(&self) -> (u64, u64, u64) {
         (self.at, self.level, self.fraction)
     }
 }

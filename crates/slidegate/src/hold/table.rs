@@ -10,9 +10,9 @@ use super::HoldVec;
 use super::{Hold, Holds, MAX_HOLDS, Unsettled};
 
 /// The first byte of a table.
-pub(crate) const TAG: u8 = 0x15;
+pub const TAG: u8 = 0x15;
 /// Bytes of a table's header, and of each hold.
-pub(crate) const HEADER_BYTES: usize = 32;
+pub const HEADER_BYTES: usize = 32;
 const HOLD_BYTES: usize = 30;
 /// The most that is held: scripts count to 2^53.
 const MAX_SUM: u64 = (1 << 53) - 1;
@@ -51,31 +51,27 @@ fn header<L: Default>(header: &[u8]) -> Option<(Holds<L>, usize)> {
     let count = usize::from(u16::from_le_bytes([header[29], header[30]]));
     let (sum, earliest, latest, seen) = (at(1), at(8), at(15), at(22));
     let is_valid = header[0] == TAG && count <= MAX_HOLDS && sum <= MAX_SUM;
-    let holds = Holds {
-        holds: L::default(),
-        sum,
-        earliest,
-        latest,
-        seen,
-        unlisted: 0,
-    };
+    let holds = Holds { holds: L::default(), sum, earliest, latest, seen, unlisted: 0 };
     is_valid.then_some((holds, count))
 }
 
 impl<L> Holds<L> {
     /// The time that the store decided at.
-    pub(crate) fn seen(&self) -> u64 {
+    pub fn seen(&self) -> u64 {
         self.seen
     }
 }
 
 impl Holds {
-    pub(crate) const HEADER_BYTES: usize = HEADER_BYTES;
-    pub(crate) const HOLD_BYTES: usize = HOLD_BYTES;
-    pub(crate) const TAG: u8 = TAG;
+    /// Bytes before the first hold of a table.
+    pub const HEADER_BYTES: usize = HEADER_BYTES;
+    /// Bytes of a hold.
+    pub const HOLD_BYTES: usize = HOLD_BYTES;
+    /// The first byte of a table.
+    pub const TAG: u8 = TAG;
 
     /// Reads a table, of which the holds themselves may be left out. `None` if it is not one.
-    pub(crate) fn read(head: &[u8], list: &[u8]) -> Option<Self> {
+    pub fn read(head: &[u8], list: &[u8]) -> Option<Self> {
         let (mut holds, count) = header::<HoldVec>(head)?;
         let (listed, rest) = list.as_chunks::<HOLD_BYTES>();
         let is_whole = rest.is_empty() && (listed.is_empty() || listed.len() == count);
@@ -92,7 +88,7 @@ impl Holds {
 /// The holds of a stored table, which stay where they are. What changes is kept beside them until it
 /// is written.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct TableList<'v> {
+pub struct TableList<'v> {
     /// The bytes after the header.
     stored: &'v [u8],
     len: usize,
@@ -200,7 +196,7 @@ impl HoldList for TableList<'_> {
 
 impl<'v> Holds<TableList<'v>> {
     /// The holds of a stored table. The error is what is wrong with it.
-    pub(crate) fn of_table(table: &'v [u8]) -> Result<Self, String> {
+    pub fn of_table(table: &'v [u8]) -> Result<Self, String> {
         let damaged = || format!("damaged: it has {} bytes", table.len());
         let (head, stored) = table.split_at_checked(HEADER_BYTES).ok_or_else(damaged)?;
         let (mut holds, len) =
@@ -211,7 +207,7 @@ impl<'v> Holds<TableList<'v>> {
     }
 
     /// The header as it is stored.
-    pub(crate) fn header(&self) -> [u8; HEADER_BYTES] {
+    pub fn header(&self) -> [u8; HEADER_BYTES] {
         let mut header = [0; HEADER_BYTES];
         header[0] = TAG;
         for (at, number) in [(1, self.sum), (8, self.earliest), (15, self.latest), (22, self.seen)] {
@@ -223,7 +219,7 @@ impl<'v> Holds<TableList<'v>> {
     }
 
     /// The first holds as they are stored.
-    pub(crate) fn list(&self, count: usize) -> Vec<u8> {
+    pub fn list(&self, count: usize) -> Vec<u8> {
         let list = &self.holds;
         if list.replaced.is_none() && list.changed.iter().all(|(at, _)| *at >= count) {
             let stored = list.stored.get(..count * HOLD_BYTES);
@@ -234,32 +230,32 @@ impl<'v> Holds<TableList<'v>> {
     }
 
     /// The holds that were changed in place or added, with where they begin in the table.
-    pub(crate) fn patches(&self) -> impl Iterator<Item = (usize, [u8; HOLD_BYTES])> + '_ {
+    pub fn patches(&self) -> impl Iterator<Item = (usize, [u8; HOLD_BYTES])> + '_ {
         self.holds.changed.iter().map(|(at, hold)| (HEADER_BYTES + at * HOLD_BYTES, hold.bytes()))
     }
 
     /// Whether a hold was added, changed or removed.
-    pub(crate) fn is_changed(&self) -> bool {
+    pub fn is_changed(&self) -> bool {
         !self.holds.changed.is_empty() || self.is_replaced()
     }
 
     /// Whether the list was rebuilt, so that the whole table is to be written.
-    pub(crate) fn is_replaced(&self) -> bool {
+    pub fn is_replaced(&self) -> bool {
         self.holds.replaced.is_some()
     }
 
     /// Whether something was read from where the table has no bytes.
-    pub(crate) fn is_cut_off(&self) -> bool {
+    pub fn is_cut_off(&self) -> bool {
         self.holds.is_cut_off.get()
     }
 
     /// Whether the sum is one that can be stored. The holds of a damaged table may add up to more.
-    pub(crate) fn is_countable(&self) -> bool {
+    pub fn is_countable(&self) -> bool {
         self.sum <= MAX_SUM
     }
 
     /// The time to begin at with an empty table.
-    pub(crate) fn begin(&mut self, now: u64) {
+    pub fn begin(&mut self, now: u64) {
         self.seen = now;
     }
 }

@@ -10,7 +10,6 @@ use crate::error::Error;
 /// [`docs/algorithms.md`](https://docs.rs/slidegate) compares the algorithms with measured figures.
 /// Each variant states its error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[non_exhaustive]
 pub enum Algorithm {
     /// The exact sliding window: a log of charges with 4 to 14 bytes each, at most [`Quota::slots`](super::Quota::slots)
     /// of them.

@@ -92,10 +92,10 @@ fn weekday(number: i8) -> &'static str {
 
 /// A window and when the next one ends, in microseconds since the epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Period {
-    pub(crate) begin: u64,
-    pub(crate) end: u64,
-    pub(crate) next_end: u64,
+pub struct Period {
+    pub begin: u64,
+    pub end: u64,
+    pub next_end: u64,
 }
 
 /// Before the calendar of the computation ends, in the year 9000.
@@ -103,7 +103,7 @@ const LAST_US: u64 = 221_845_392_000_000_000;
 
 impl Calendar {
     /// Codes are above the length of every window in microseconds.
-    pub(crate) const LEAST_CODE: u64 = 1 << 47;
+    pub const LEAST_CODE: u64 = 1 << 47;
 
     /// From one full hour to the next.
     #[must_use]
@@ -243,7 +243,7 @@ impl Calendar {
     }
 
     /// The longest that its windows are where no clock changes: 31 days for a month.
-    pub(crate) fn longest(self) -> Duration {
+    pub fn longest(self) -> Duration {
         let hours = match self.0.spec.unit {
             Unit::Hour => 1,
             Unit::Day => 24,
@@ -255,14 +255,15 @@ impl Calendar {
         Duration::from_secs(hours * 3600)
     }
 
-    pub(crate) fn code(self) -> u64 {
+    /// The calendar as a number, for stored values.
+    pub fn code(self) -> u64 {
         self.0.code
     }
 
     /// When a window begins, and when it and the next two end. A clock that is up to half an hour before or
     /// behind `now`, half of the shortest window, is in the first or in the second. One that was set back
     /// further counts in the window before the first, until the next reply has the server's time.
-    pub(crate) fn borders_at(self, now: u64) -> [u64; 4] {
+    pub fn borders_at(self, now: u64) -> [u64; 4] {
         const HALF_HOUR_US: u64 = 1_800_000_000;
         let Period { begin, end, next_end } = self.period(now.saturating_sub(HALF_HOUR_US));
         [begin, end, next_end, self.0.period(end).next_end]
@@ -270,7 +271,7 @@ impl Calendar {
 
     /// The window that contains this time, in microseconds since the epoch. The running one is computed
     /// once for each thread.
-    pub(crate) fn period(self, now: u64) -> Period {
+    pub fn period(self, now: u64) -> Period {
         thread_local! {
             static RUNNING: RefCell<Vec<Period>> = const { RefCell::new(Vec::new()) };
         }

@@ -4,18 +4,18 @@ use super::{Algorithm, Borders, Calendar, Quota, QuotaFields};
 
 impl Quota {
     /// Of fixed windows by a calendar of another process, with its code.
-    pub(crate) fn with_borders(self, code: u64, borders: [u64; 4]) -> Self {
+    pub fn with_borders(self, code: u64, borders: [u64; 4]) -> Self {
         Self { borders: Borders::Given(code, borders), ..self }
     }
 
     /// The borders of a calendar that a call carries.
-    pub(crate) fn borders(&self) -> Option<[u64; 4]> {
+    pub fn borders(&self) -> Option<[u64; 4]> {
         if let Borders::Given(_, borders) = self.borders { Some(borders) } else { None }
     }
 
     /// The same quota for usage that was counted in a window with this code, which ends at `end`. `None` if
     /// there is no such window.
-    pub(crate) fn counted_in(&self, code: u64, end: u64) -> Option<Self> {
+    pub fn counted_in(&self, code: u64, end: u64) -> Option<Self> {
         if code >= Calendar::LEAST_CODE && self.algorithm == Algorithm::FixedWindow {
             return Some(self.with_borders(code, [0, end, u64::MAX, u64::MAX]));
         }
@@ -26,13 +26,13 @@ impl Quota {
 impl Quota {
     /// The same quota with the limit and burst of one of `instances` instances, rounded up so that
     /// neither becomes 0.
-    pub(crate) fn share(&self, instances: u64) -> Self {
+    pub fn share(&self, instances: u64) -> Self {
         let share = |whole: u64| whole.div_ceil(instances);
         Self::build(QuotaFields { limit: share(self.limit), burst: self.burst.map(share), ..self.fields() })
     }
 
     /// The same quota with a smaller capacity, at which a bucket still drains as fast.
-    pub(crate) fn at_most(&self, capacity: u64) -> Self {
+    pub fn at_most(&self, capacity: u64) -> Self {
         if capacity >= self.capacity() {
             return *self;
         }
@@ -45,7 +45,7 @@ impl Quota {
 
     /// With a window that is longer by so many microseconds, if that is in range. Fixed windows and
     /// leases stay as they are: they begin and end on the clock.
-    pub(crate) fn widened(self, us: u64) -> Self {
+    pub fn widened(self, us: u64) -> Self {
         let fields = self.fields();
         match self.algorithm {
             Algorithm::FixedWindow | Algorithm::InFlight => self,
@@ -55,7 +55,7 @@ impl Quota {
 
     /// As a call to a shared store carries it: a calendar by its borders around `now`, of which the server picks
     /// by its own clock.
-    pub(crate) fn sent_at(&self, now: u64) -> Self {
+    pub fn sent_at(&self, now: u64) -> Self {
         let Borders::Calendar(calendar) = self.borders else { return *self };
         self.with_borders(calendar.code(), calendar.borders_at(now))
     }

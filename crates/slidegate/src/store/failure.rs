@@ -2,61 +2,44 @@
 
 use std::fmt;
 
-use redis_once::{Failure, FailureKind};
-
 /// Why a shared store did not decide and a policy's [fallback](crate::OnStoreError) did.
 ///
-/// Its text is one line with the node and what happened, and the server's own words if it replied
+/// Its text is one line with the server and what happened, and the server's own words if it replied
 /// an error: `redis at 10.0.0.5:6379: READONLY You can't write against a read only replica.`
 ///
 /// ```
-/// use slidegate::redis::{FailureKind, StoreFailure};
+/// use slidegate::store::StoreFailure;
 ///
-/// let failure = StoreFailure::new(FailureKind::Timeout, "table at 10.0.0.5: no reply within 50 ms");
-/// assert_eq!(failure.kind(), FailureKind::Timeout);
+/// let failure = StoreFailure::new("timeout", "table at 10.0.0.5: no reply within 50 ms");
+/// assert_eq!(failure.kind(), "timeout");
 /// assert_eq!(failure.to_string(), "table at 10.0.0.5: no reply within 50 ms");
 /// ```
-#[derive(Debug, Clone)]
-pub struct StoreFailure(Cause);
-
-#[derive(Debug, Clone)]
-enum Cause {
-    Redis(Failure),
-    /// Of a store outside this crate.
-    Other {
-        kind: FailureKind,
-        text: String,
-    },
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreFailure {
+    kind: &'static str,
+    text: String,
 }
 
 impl StoreFailure {
-    /// A failure of a store outside this crate. `text` is one line.
+    /// The kind of a call that was not made because earlier ones failed. It explains nothing, so that
+    /// statistics keep the failure before it.
+    pub const BREAKER_OPEN: &'static str = "breaker_open";
+
+    /// A failure. `kind` is one lower-case word, for the label of a metric. `text` is one line.
     #[must_use]
-    pub fn new(kind: FailureKind, text: impl Into<String>) -> Self {
-        Self(Cause::Other { kind, text: text.into() })
+    pub fn new(kind: &'static str, text: impl Into<String>) -> Self {
+        Self { kind, text: text.into() }
     }
 
-    /// The kind of failure.
+    /// The kind of failure, in one lower-case word.
     #[must_use]
-    pub fn kind(&self) -> FailureKind {
-        match &self.0 {
-            Cause::Redis(failure) => failure.kind,
-            Cause::Other { kind, .. } => *kind,
-        }
-    }
-}
-
-impl From<Failure> for StoreFailure {
-    fn from(failure: Failure) -> Self {
-        Self(Cause::Redis(failure))
+    pub fn kind(&self) -> &'static str {
+        self.kind
     }
 }
 
 impl fmt::Display for StoreFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Cause::Redis(failure) => failure.fmt(f),
-            Cause::Other { text, .. } => f.write_str(text),
-        }
+        f.write_str(&self.text)
     }
 }

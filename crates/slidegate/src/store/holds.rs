@@ -54,13 +54,14 @@ pub trait HoldStore: Store {
 }
 
 /// A charge that was held or charged for a reservation.
-#[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "shared stores need more than memory"))]
 #[derive(Debug, Clone, Copy)]
 pub struct HeldCharge<'a> {
-    pub(crate) charge: &'a Charge<'a>,
+    #[doc(hidden)]
+    pub charge: &'a Charge<'a>,
     pub(crate) decision: &'a Decision,
     /// Whether the key's quota is not that of its policy, but of an override or of the request.
-    pub(crate) has_other_quota: bool,
+    #[doc(hidden)]
+    pub has_other_quota: bool,
 }
 
 /// A change of the hold on one key.
@@ -68,17 +69,20 @@ pub struct HeldCharge<'a> {
 pub struct HoldCall<'a> {
     pub(crate) number: u32,
     /// See [`HoldStore::key_for_ticket`].
-    pub(crate) key: &'a [u8],
-    pub(crate) id: u64,
-    pub(crate) change: HoldChange,
+    pub key: &'a [u8],
+    #[doc(hidden)]
+    pub id: u64,
+    #[doc(hidden)]
+    pub change: HoldChange,
     /// When the reservation was made, by the date.
-    pub(crate) made: Timestamp,
-    pub(crate) part: TicketPart,
+    pub made: Timestamp,
+    #[doc(hidden)]
+    pub part: TicketPart,
     /// What was held or charged in all.
-    pub(crate) amount: u64,
+    pub amount: u64,
     pub(crate) quota_of: &'a QuotaOfKey<'a>,
     /// How many instances share the quota: 1, but for holds of a fallback.
-    pub(crate) share_of: u64,
+    pub share_of: u64,
 }
 
 /// The quota that binds a key now, by what the store knows of the one that its requests met.
@@ -92,19 +96,19 @@ impl fmt::Debug for HoldCall<'_> {
 
 impl HoldCall<'_> {
     /// The quota that binds the key now.
-    pub(crate) fn quota(&self, met: MetQuota) -> Quota {
+    pub fn quota(&self, met: MetQuota) -> Quota {
         let quota = (self.quota_of)(met);
         let quota = quota.share(self.share_of);
         quota
     }
 
     /// Whether it is not of a fallback, whose quotas are parts of those of policies.
-    pub(crate) fn is_of_whole_limit(&self) -> bool {
+    pub fn is_of_whole_limit(&self) -> bool {
         self.share_of == 1
     }
 
     /// The outcome of the hold if it is no longer open at this date.
-    pub(crate) fn ended(&self, now: Timestamp) -> EndedHold {
+    pub fn ended(&self, now: Timestamp) -> EndedHold {
         let (is_over, unsettled) = match self.part {
             TicketPart::Held { until, unsettled, .. } => (now >= until, unsettled),
             TicketPart::Charged => (false, Unsettled::Charge),
@@ -113,7 +117,7 @@ impl HoldCall<'_> {
     }
 
     /// The change at this date: a refund of what still counts.
-    pub(crate) fn change_at(&self, quota: &Quota, now: Timestamp) -> HoldChange {
+    pub fn change_at(&self, quota: &Quota, now: Timestamp) -> HoldChange {
         match self.change {
             HoldChange::Refund { cost } => {
                 HoldChange::Refund { cost: counts_still(quota, cost, self.made, now) }
@@ -129,7 +133,9 @@ pub type HoldAnswers = SmallVec<[HoldAnswer; 1]>;
 /// The outcome of a change of the hold on one key.
 #[derive(Debug, Clone, Copy)]
 pub struct HoldAnswer {
-    pub(crate) status: HoldStatus,
+    #[doc(hidden)]
+    pub status: HoldStatus,
     /// The key after the change.
-    pub(crate) decision: Decision,
+    #[doc(hidden)]
+    pub decision: Decision,
 }

@@ -8,7 +8,7 @@ use crate::fault_matrix::FAULT_TESTS;
 
 /// Where the tests of a name's first part are, in the fault matrix.
 const FOLDERS: [(&str, &str); 3] = [
-    ("redis", "crates/slidegate/tests/redis"),
+    ("redis", "crates/slidegate-redis/tests/redis"),
     ("on_redis", "crates/slidegate-server/tests/on_redis"),
     ("service", "crates/slidegate-server/tests/service"),
 ];

@@ -111,27 +111,3 @@ fn the_error_lists_a_bounded_number_of_policies() {
     let error = empty.check(&request).error().unwrap().to_string();
     assert_eq!(error, "unknown policy `typo`: the gate has no policies");
 }
-
-/// Over a shared store the answer is the same, and needs no store to be made.
-#[cfg(feature = "redis")]
-#[tokio::test]
-async fn a_shared_gate_denies_unknown_names_without_asking_the_store() {
-    let policies = PolicySet::new([policy("login")]).unwrap();
-    let gate =
-        slidegate::SharedGate::redis(policies, slidegate::RedisOptions::new("redis://127.0.0.1:1").unwrap());
-    let gate = gate.unwrap();
-    let request = Request::new().with("user", "alice").under("typo");
-    let expected = "unknown policy `typo`: the gate has `login`";
-    for decisions in [
-        gate.check_async(&request).await,
-        gate.check_once_async(&request, "a").await,
-        gate.peek_async(&request).await,
-    ] {
-        assert!(decisions.is_denied());
-        assert_eq!(decisions.error().unwrap().to_string(), expected);
-        assert!(decisions.store_failure().is_none());
-    }
-    assert_eq!(gate.reset_async(&request).await.unwrap_err().to_string(), expected);
-    assert_eq!(gate.inspect_async(&request).await.unwrap_err().to_string(), expected);
-    assert_eq!(gate.store().stats().fallbacks, 0);
-}

@@ -13,7 +13,7 @@ use std::time::Duration;
 use ring::rand::{SecureRandom, SystemRandom};
 use serde::Serialize;
 use slidegate::Error;
-use slidegate::redis::{ControlDocument, ControlDocumentId};
+use slidegate_redis::{ControlDocument, ControlDocumentId};
 
 use super::clock::now_ms;
 use super::document::Document;

@@ -16,7 +16,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use slidegate::redis::ControlDocumentId;
+use slidegate_redis::ControlDocumentId;
 
 use super::document::Document;
 
@@ -110,11 +110,11 @@ mod tests {
     use std::convert::Infallible;
 
     use proptest::prelude::*;
+    use slidegate::Quota;
+    use slidegate_config::policy::Mode;
 
     use super::*;
     use crate::app::changes::{Counting, KeyChange, KeyKind, Terms, What};
-    use slidegate::Quota;
-    use slidegate_config::policy::Mode;
 
     /// When changes of keys expire by default.
     const FAR_MS: u64 = 1_000_000_000;

@@ -1,17 +1,14 @@
 //! The memory store or a shared one, as the configuration selects: a [`Store`] that passes calls on.
 
-use smallvec::SmallVec;
-
+use slidegate::reserve::Ticket;
 use slidegate::store::{
-    Charge, HeldCharge, HoldAnswers, HoldCall, HoldStore, KeyInspection, PolicyReset, QuotaChanges,
-    ResetCursor, Store, StoreDecisions, StoredPolicy, TicketKeyBytes, TicketSecret,
+    Charge, FallbackStore, HeldCharge, HoldAnswers, HoldCall, HoldStore, InMemory, KeyInspection,
+    PolicyReset, QuotaChanges, ResetCursor, Store, StoreDecisions, StoredPolicy, TicketKeyBytes,
+    TicketSecret,
 };
-use slidegate::{
-    Error, Key, MemoryStore, Quota, Timestamp,
-    redis::{FallbackStore, RedisStore},
-    reserve::Ticket,
-    store::InMemory,
-};
+use slidegate::{Error, Key, MemoryStore, Quota, Timestamp};
+use slidegate_redis::RedisStore;
+use smallvec::SmallVec;
 
 /// The store that the configuration selects.
 #[derive(Debug)]

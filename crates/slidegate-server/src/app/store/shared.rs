@@ -6,11 +6,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
-use slidegate::redis::{BreakerState, FallbackStats};
-use slidegate::{
-    DecisionSource, Decisions, Error,
-    redis::{FailureKind, FallbackStore, RedisStore},
-};
+use slidegate::store::{FallbackStats, FallbackStore};
+use slidegate::{DecisionSource, Decisions, Error};
+use slidegate_redis::{BreakerState, FailureKind, RedisStore};
 
 use crate::log_limit::{LogLimit, log_limited};
 
@@ -147,7 +145,7 @@ impl<'a> Shared<'a> {
     /// Why limits are not shared, if they are not.
     async fn self_test(self) -> Option<(String, Sharing)> {
         let failure = self.redis().self_test().await.err()?;
-        Some((failure.to_string(), Sharing::after(failure.kind())))
+        Some((failure.to_string(), Sharing::after(failure.kind)))
     }
 
     /// What the servers do not let scripts do, where limits are shared nevertheless.
@@ -254,7 +252,7 @@ impl<'a> Shared<'a> {
             "nodes": nodes.collect::<Vec<_>>(),
             "fallbacks": stats.fallbacks,
             "last_failure": stats.last_failure,
-            "last_failure_kind": stats.last_failure_kind.map(FailureKind::name),
+            "last_failure_kind": stats.last_failure_kind,
             "errors": errors,
             "clock": {
                 "forward_jumps": redis.clock_jumps.forward,

@@ -4,7 +4,8 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
-use slidegate::{RedisOptions, Secret, parse_window, redis::ClientCertificate};
+use slidegate::{Secret, parse_window};
+use slidegate_redis::{ClientCertificate, RedisOptions};
 
 use super::reader::Reader;
 

@@ -13,9 +13,9 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
-use slidegate::redis::BreakerState;
 use slidegate::{Policy, PolicySet, Timestamp, Verb};
 use slidegate_config::names;
+use slidegate_redis::BreakerState;
 
 use super::envoy_metrics::EnvoyMetrics;
 use super::page::Page;

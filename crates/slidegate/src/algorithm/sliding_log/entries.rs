@@ -12,7 +12,7 @@ use crate::quota::Quota;
 ///
 /// `newest` is the timestamp of the newest entry before the call; implementations may keep the
 /// others relative to it.
-pub(crate) trait Entries: Default + Clone + Debug {
+pub trait Entries: Default + Clone + Debug {
     /// Number of entries.
     fn len(&self) -> u16;
 
@@ -20,6 +20,7 @@ pub(crate) trait Entries: Default + Clone + Debug {
     /// the time of its charge.
     fn ahead_bits(&self) -> u8;
 
+    /// Sets how far the newest entry is ahead of the clock.
     fn set_ahead_bits(&mut self, bits: u8);
 
     /// The timestamp of an entry, counted from the oldest.
@@ -58,7 +59,7 @@ pub(crate) trait Entries: Default + Clone + Debug {
 
 /// 32 bytes, plus the ring if it is larger than 23 bytes.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct PackedEntries {
+pub struct PackedEntries {
     /// The entries, oldest at `head`: timestamp, then cost, little-endian.
     pub(super) ring: Ring,
     head: u16,
@@ -83,6 +84,7 @@ impl Entries for PackedEntries {
         self.ahead_bits
     }
 
+    /// Sets how far the newest entry is ahead of the clock.
     #[inline(always)]
     fn set_ahead_bits(&mut self, bits: u8) {
         self.ahead_bits = bits;

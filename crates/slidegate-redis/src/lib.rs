@@ -1,0 +1,35 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod admin;
+mod batch;
+mod call;
+mod calls;
+mod denial_cache;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzzing;
+mod held_keys;
+mod holds;
+mod invalidation;
+mod mixed;
+mod names;
+mod native;
+mod options;
+mod reply;
+mod scripts;
+mod server_time;
+mod spread;
+mod store;
+mod ticket_secret;
+
+pub use admin::control_document::{ControlDocument, ControlDocumentId};
+pub use admin::instances::InstanceRecord;
+pub use admin::servers::ServerInfo;
+pub use options::RedisOptions;
+pub use redis_once::{BreakerState, ClientCertificate, FailureCounts, FailureKind, NodeState};
+pub use server_time::ClockJumps;
+pub use store::{RedisStats, RedisStore};
+
+/// A gate over Redis: `Gate::shared(policies, RedisStore::new(options)?)`.
+pub type RedisGate = slidegate::SharedGate<RedisStore>;
