@@ -52,7 +52,7 @@ async fn a_self_test_names_each_command_that_scripts_may_not_call() {
             server.address()
         );
         assert!(text.starts_with(&named), "{text}");
-        assert_eq!(store.self_test().await.unwrap_err().kind(), FailureKind::NoPermission);
+        assert_eq!(store.self_test().await.unwrap_err().kind, FailureKind::NoPermission);
         set(&format!("+{command}"));
         store.self_test().await.unwrap_or_else(|failure| panic!("{command}: {failure}"));
     }

@@ -9,12 +9,14 @@ use super::source_tree::{CRATES_FOLDER, SourceTree, Table};
 /// may import. The modules of the library and of the service have tables of their own.
 const CRATES: &[(&str, &[&str], Option<&Table>)] = &[
     ("redis-once", &[], None),
-    ("slidegate", &["redis-once"], None),
+    ("slidegate", &[], None),
     ("slidegate-config", &["slidegate"], Some(CONFIG)),
     ("slidegate-http", &["slidegate"], Some(HTTP)),
-    ("slidegate-module", &["slidegate"], Some(MODULE)),
+    ("slidegate-module", &["slidegate", "slidegate-stored"], Some(MODULE)),
+    ("slidegate-redis", &["redis-once", "slidegate", "slidegate-stored"], None),
     ("slidegate-replay", &["slidegate", "slidegate-http"], Some(REPLAY)),
-    ("slidegate-server", &["slidegate", "slidegate-config", "slidegate-http", "slidegate-replay"], None),
+    ("slidegate-server", &["slidegate", "slidegate-config", "slidegate-http", "slidegate-redis", "slidegate-replay"], None),
+    ("slidegate-stored", &["slidegate"], None),
     // It tests the others from outside, so it knows none of them.
     ("slidegate-testkit", &[], Some(TESTKIT)),
 ];
