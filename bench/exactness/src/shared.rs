@@ -72,7 +72,7 @@ async fn decide(decisions: u64, url: &str, is_cluster: bool) -> Result<String, S
                     let cost = random.random_range(1..4);
                     let request = Request::new().with("user", names[user].as_str()).with_cost(cost);
                     let sent = started.elapsed();
-                    let decisions = gate.check_async(&request).await;
+                    let decisions = gate.check(&request).await;
                     let strictest = decisions.strictest().ok_or("a policy applies")?;
                     if !matches!(strictest.source(), DecisionSource::Store | DecisionSource::CachedDenial) {
                         return Err(format!("not decided by the store but by {:?}", strictest.source()));

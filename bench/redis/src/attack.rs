@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use slidegate::{Algorithm, DecisionSource, Gate, Policy, PolicySet, Quota, Request};
+use slidegate::{Algorithm, DecisionSource, Policy, PolicySet, Quota, Request, SharedGate};
 use slidegate_redis::{RedisGate, RedisOptions, RedisStore};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -90,7 +90,7 @@ impl Round {
                     ticks.tick().await;
                     let start = Instant::now();
                     let request = Request::new().with("user", "client");
-                    let decisions = gate.check_async(&request).await;
+                    let decisions = gate.check(&request).await;
                     latencies.push(start.elapsed().as_secs_f64() * 1e3);
                     let source = decisions.strictest().map(|one| one.source());
                     fallbacks += u64::from(source != Some(DecisionSource::Store));
@@ -148,14 +148,14 @@ fn gate(server: &Server) -> Result<RedisGate, Failed> {
         Policy::new("per-page", quota(1_000_000)?)?.with_scope(["page"]),
         Policy::new("per-user", quota(1_000_000_000)?)?.with_scope(["user"]),
     ])?;
-    Ok(Gate::shared(policies, RedisStore::new(RedisOptions::new(&server.url())?)?)?)
+    Ok(SharedGate::new(policies, RedisStore::new(RedisOptions::new(&server.url())?)?)?)
 }
 
 /// A request that is denied and not yet cached.
 async fn attack(gate: &RedisGate, attacker: u64, page: u64) {
     let (attacker, page) = (attacker.to_string(), page.to_string());
     let request = Request::new().with("attacker", attacker.as_str()).with("page", page.as_str());
-    gate.check_async(&request).await;
+    gate.check(&request).await;
 }
 
 /// Waits until a denial comes from the cache.

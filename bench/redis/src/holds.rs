@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use slidegate::reserve::Ticket;
-use slidegate::{Gate, Policy, PolicySet, Quota, Request};
+use slidegate::{Policy, PolicySet, Quota, Request, SharedGate};
 use slidegate_redis::{RedisGate, RedisOptions, RedisStore};
 use tokio::task::JoinSet;
 
@@ -69,7 +69,7 @@ pub(crate) fn gate(server: &Server) -> Result<Arc<RedisGate>, Failed> {
     let policies = PolicySet::new([Policy::new("bench", quota)?.with_scope(["user"])])?;
     let redis = RedisOptions::new(&server.url())?.with_deadline(DEADLINE).with_connect_timeout(DEADLINE);
     let redis = redis.without_batching().without_denial_cache();
-    Ok(Arc::new(Gate::shared(policies, RedisStore::new(redis)?)?))
+    Ok(Arc::new(SharedGate::new(policies, RedisStore::new(redis)?)?))
 }
 
 impl Row {
@@ -92,7 +92,7 @@ impl Row {
         let users = (0..KEYS * each).map(|at| self.user(at % KEYS));
         in_flight(users, gate, |gate, user| async move {
             let request = Request::new().with("user", user.as_str());
-            let reserved = gate.reserve_for_async(&request, WINDOW).await?;
+            let reserved = gate.reserve_for(&request, WINDOW).await?;
             reserved.into_ticket().ok_or_else(|| "a reservation was denied".into())
         })
         .await
@@ -117,7 +117,7 @@ impl Row {
         let users = (0..KEYS * EACH).map(|at| self.user(at % KEYS));
         let checked = in_flight(users, gate, |gate, user| async move {
             let request = Request::new().with("user", user.as_str());
-            Ok(gate.check_async(&request).await.is_allowed())
+            Ok(gate.check(&request).await.is_allowed())
         });
         if checked.await?.contains(&false) {
             return Err("a check was denied".into());
@@ -125,7 +125,7 @@ impl Row {
         let checked = meter.read().await?;
         let tickets = self.reserve(gate, EACH).await?;
         let reserved = meter.read().await?;
-        in_flight(tickets, gate, |gate, ticket| async move { Ok(gate.settle_async(&ticket, 1).await?) })
+        in_flight(tickets, gate, |gate, ticket| async move { Ok(gate.settle(&ticket, 1).await?) })
             .await?;
         let settled = meter.read().await?;
         // What was open for longest, which other holds have been settled beside. Nothing is open in
@@ -136,7 +136,7 @@ impl Row {
             self.tickets.iter_mut().flat_map(|of_key| of_key.drain(..EACH)).collect()
         };
         let before_oldest = meter.read().await?;
-        in_flight(oldest, gate, |gate, ticket| async move { Ok(gate.settle_async(&ticket, 1).await?) })
+        in_flight(oldest, gate, |gate, ticket| async move { Ok(gate.settle(&ticket, 1).await?) })
             .await?;
         let settled_oldest = meter.read().await?;
         if self.open > 0 {

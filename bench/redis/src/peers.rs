@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis::Script;
 use redis::aio::MultiplexedConnection;
-use slidegate::{Algorithm, Gate, Policy, PolicySet, Quota, Request};
+use slidegate::{Algorithm, Policy, PolicySet, Quota, Request, SharedGate};
 use slidegate_redis::{RedisGate, RedisOptions, RedisStore};
 
 use crate::Failed;
@@ -233,11 +233,11 @@ pub(crate) fn gate_of(server: &Server, quotas: &[Quota], habits: Habits) -> Resu
     if !habits.remembers {
         options = options.without_denial_cache();
     }
-    Ok(Peer::Slidegate(Box::new(Gate::shared(policies, RedisStore::new(options)?)?)))
+    Ok(Peer::Slidegate(Box::new(SharedGate::new(policies, RedisStore::new(options)?)?)))
 }
 
 async fn check(gate: &RedisGate, user: u64) -> bool {
     let name = format!("user-{user:07}");
     let request = Request::new().with("user", name.as_str());
-    gate.check_async(&request).await.is_allowed()
+    gate.check(&request).await.is_allowed()
 }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use slidegate::reserve::{Extension, HoldOptions, Settlement, Ticket};
-use slidegate::{Algorithm, Gate, ManualClock, MemoryStore, Quota, Request, Verb};
+use slidegate::{Algorithm, Gate, ManualClock, MemoryStore, Quota, Request, Verb, SharedGate};
 #[cfg(feature = "redis")]
 use slidegate_config::policies::Policies;
 use slidegate_http::headers::{Draft, HeaderOptions, XRateLimit};
@@ -102,7 +102,7 @@ impl Engine {
         }
         let headers = options.headers()?;
         let Policies { set, addresses, .. } = policies;
-        let gate = AnyGate::Shared(Box::new(Gate::shared(set, RedisStore::new(shared.redis(url)?)?)?));
+        let gate = AnyGate::Shared(Box::new(SharedGate::new(set, RedisStore::new(shared.redis(url)?)?)?));
         Ok(Self { gate, headers, addresses: RwLock::new(addresses) })
     }
 
@@ -116,8 +116,8 @@ impl Engine {
         let request = self.request(call);
         let requests = slice::from_ref(&request);
         let decisions = with_gate!(self, gate => match &call.id {
-            Some(id) if verb == Verb::Check => gate.check_once_async(&request, id).await,
-            Some(_) | None => gate.apply_all_async(verb, requests).await,
+            Some(id) if verb == Verb::Check => gate.check_once(&request, id).await,
+            Some(_) | None => gate.apply_all(verb, requests).await,
         });
         match decisions.error() {
             Some(error) => Err(error.into()),
@@ -128,7 +128,7 @@ impl Engine {
     /// Forgets what the request's keys have used. Returns whether there was anything.
     pub async fn reset(&self, call: &Call) -> Result<bool, BindingError> {
         let request = self.request(call);
-        Ok(with_gate!(self, gate => gate.reset_async(&request).await)?)
+        Ok(with_gate!(self, gate => gate.reset(&request).await)?)
     }
 
     /// Replaces the policies. Usage stays with the names of policies. Nothing changes on an error.
@@ -146,7 +146,7 @@ impl Engine {
         let request = self.request(call);
         let options = HoldOptions { ttl, id: call.id.as_deref() };
         let requests = slice::from_ref(&request);
-        let reserved = with_gate!(self, gate => gate.reserve_all_async(requests, options).await)?;
+        let reserved = with_gate!(self, gate => gate.reserve_all(requests, options).await)?;
         if let Some(error) = reserved.error() {
             return Err(error.into());
         }
@@ -159,9 +159,9 @@ impl Engine {
         let ticket: Ticket = ticket.parse()?;
         let cost = cost.cost();
         settled(with_gate!(self, gate => if is_final {
-            gate.settle_async(&ticket, cost).await
+            gate.settle(&ticket, cost).await
         } else {
-            gate.settle_so_far_async(&ticket, cost).await
+            gate.settle_so_far(&ticket, cost).await
         }))
     }
 
@@ -180,13 +180,13 @@ impl Engine {
         if let Some(total) = total {
             extension = extension.with_total(total.cost());
         }
-        settled(with_gate!(self, gate => gate.extend_with_async(&ticket, extension).await))
+        settled(with_gate!(self, gate => gate.extend_with(&ticket, extension).await))
     }
 
     /// Gives everything back that a reservation holds or has charged.
     pub async fn cancel(&self, ticket: &str) -> Result<Settled, BindingError> {
         let ticket: Ticket = ticket.parse()?;
-        settled(with_gate!(self, gate => gate.cancel_async(&ticket).await))
+        settled(with_gate!(self, gate => gate.cancel(&ticket).await))
     }
 
     fn request<'c>(&self, call: &'c Call) -> Request<'c> {

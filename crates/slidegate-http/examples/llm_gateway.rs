@@ -20,12 +20,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use axum::Router;
 use axum::body::{Body, Bytes, HttpBody, to_bytes};
 use axum::extract::{Extension, State};
-use axum::http::{HeaderMap, StatusCode, header::CONTENT_TYPE};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
-use axum::{Router, routing::get, routing::post};
+use axum::routing::{get, post};
 use http_body::Frame;
 use serde_json::{Value, json};
 use slidegate::{Counts, Gate, Policy, PolicySet, Quota, Request};

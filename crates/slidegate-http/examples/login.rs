@@ -14,10 +14,11 @@ use std::error::Error;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use axum::Router;
 use axum::extract::{ConnectInfo, Form, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::{Router, routing::post};
+use axum::routing::post;
 use slidegate::{Decisions, Gate, Policy, PolicySet, Quota, Request};
 use slidegate_http::client_addr::{ClientAddr, Source, Trust, TrustedProxies};
 use slidegate_http::headers::{HeaderOptions, Problem};

@@ -10,11 +10,13 @@
 
 use std::error::Error;
 
+use axum::Router;
 use axum::extract::Request;
-use axum::http::{StatusCode, header::AUTHORIZATION};
+use axum::http::StatusCode;
+use axum::http::header::AUTHORIZATION;
 use axum::middleware::{Next, from_fn};
 use axum::response::Response;
-use axum::{Router, routing::get};
+use axum::routing::get;
 use slidegate::{Gate, Match, Policy, PolicySet, Quota};
 use slidegate_http::layer::{Attribute, RateLimitLayer};
 

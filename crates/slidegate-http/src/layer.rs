@@ -23,13 +23,11 @@ use std::sync::Arc;
 
 use http::Extensions;
 use http::response::Response;
+use slidegate::{Cost, Error, Policy};
 use tower_layer::Layer;
 
 use crate::client_addr::ClientAddr;
 use crate::headers::HeaderOptions;
-use slidegate::Cost;
-use slidegate::Error;
-use slidegate::Policy;
 
 mod attribute;
 #[cfg(feature = "axum")]

@@ -31,5 +31,5 @@ pub use redis_once::{BreakerState, ClientCertificate, FailureCounts, FailureKind
 pub use server_time::ClockJumps;
 pub use store::{RedisStats, RedisStore};
 
-/// A gate over Redis: `Gate::shared(policies, RedisStore::new(options)?)`.
-pub type RedisGate = slidegate::SharedGate<RedisStore>;
+/// A gate over Redis: `SharedGate::new(policies, RedisStore::new(options)?)`.
+pub type RedisGate = slidegate::SharedGate<slidegate::store::FallbackStore<RedisStore>>;

@@ -50,7 +50,7 @@ use crate::{holds, mixed, spread};
 /// store.ping().await?;
 /// let per_user = Policy::new("per-user", Quota::per_minute(100))?.with_scope(["user"]);
 /// let gate = Gate::with_store(PolicySet::new([per_user])?, FallbackStore::new(store))?;
-/// assert!(gate.check_async(&Request::new().with("user", "alice")).await.is_allowed());
+/// assert!(gate.check(&Request::new().with("user", "alice")).await.is_allowed());
 /// # Ok(())
 /// # }
 /// ```

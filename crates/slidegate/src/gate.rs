@@ -1,7 +1,7 @@
 //! The gate: many policies over a store, one verdict.
 
 use std::slice;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 
@@ -10,15 +10,13 @@ use crate::error::Error;
 use crate::policy::{Policy, PolicySet};
 use crate::policy_reset::{PolicyReset, ResetCursor};
 use crate::request::Request;
-use crate::store::fallback::FallbackStore;
 use crate::store::memory::MemoryStore;
-use crate::store::{LocalStore, SharedHoldStore, Store, StoreDecisions, at_once};
+use crate::store::{LocalStore, Store, StoreDecisions, StoredPolicy, at_once};
 use crate::usage::KeyUse;
 use crate::verb::Verb;
 use crate::waiting::{queue_key::QueueKey, queues::Queues};
 
 mod acquire;
-mod asynchronous;
 mod blocks;
 mod change;
 mod configure;
@@ -29,6 +27,7 @@ mod numbers;
 mod pending;
 mod reserve;
 mod settlement;
+mod shared;
 mod snapshot;
 mod ticket_guard;
 
@@ -39,6 +38,7 @@ use numbers::Numbers;
 pub use pending::PendingStats;
 pub use reserve::{Extension, Reserved};
 pub use settlement::{SettledCost, SettledKey, Settlement};
+pub use shared::SharedGate;
 pub use ticket_guard::TicketGuard;
 
 /// A set of policies over a store. Decides a request under all policies that apply, in one atomic
@@ -66,9 +66,8 @@ pub use ticket_guard::TicketGuard;
 /// A request that no policy applies to is allowed. One that is [`under`](Request::under) a policy
 /// that the gate does not have is denied, with an [error](Decisions::error).
 ///
-/// A gate over a [local](crate::store::LocalStore) store, such as [`MemoryStore`], decides at once:
-/// [`check`](Self::check). Over any store, such as that of a [`SharedGate`](crate::SharedGate), the
-/// methods that end in `_async` return a future: [`check_async`](Self::check_async).
+/// A gate over a [local](crate::store::LocalStore) store, such as [`MemoryStore`], decides at once. A
+/// [`SharedGate`] has the same methods over any store, and they return futures.
 #[derive(Debug)]
 pub struct Gate<S = MemoryStore> {
     store: S,
@@ -78,13 +77,8 @@ pub struct Gate<S = MemoryStore> {
     pending: pending::PendingSettlements,
 }
 
-/// A gate over a store that many instances share, such as the `RedisStore` of `slidegate-redis`.
-///
-/// It always answers within its deadline, and needs no store to be created. While the store does not
-/// reply, each policy decides by its [fallback](crate::Policy::with_on_store_error), and every decision
-/// says [who made it](crate::Decision::source). Its methods are those that end in `_async`:
-/// [`check_async`](Gate::check_async). Works within a tokio runtime.
-pub type SharedGate<S> = Gate<FallbackStore<S>>;
+/// About so many keys are examined in one step of [`Gate::reset_policy`].
+const KEYS_PER_STEP: u64 = 1000;
 
 impl Gate {
     /// A gate with a store of its own, which holds up to [`MemoryStore::DEFAULT_MAX_KEYS`] keys.
@@ -124,17 +118,6 @@ impl Gate {
     /// As [`PolicySet::new`]: an override or block does not fit the policy.
     pub fn single(policy: Policy) -> Result<Self, Error> {
         PolicySet::new([policy]).map(Self::new)
-    }
-}
-
-impl<S: SharedHoldStore> SharedGate<S> {
-    /// A gate over a shared store, of one instance among an unknown number, with a memory store of its
-    /// own as the fallback. For other settings, see [`FallbackStore`] and [`Gate::with_store`].
-    ///
-    /// # Errors
-    /// If the store cannot count a limit.
-    pub fn shared(policies: PolicySet, store: S) -> Result<Self, Error> {
-        Self::with_store(policies, FallbackStore::new(store))
     }
 }
 
@@ -198,6 +181,50 @@ impl<S: Store> Gate<S> {
         drop(plan);
         self.wake_refunded(&decisions);
         decisions
+    }
+
+    /// Removes the keys of a request.
+    pub(super) async fn reset_keys(&self, request: &Request<'_>) -> Result<bool, Error> {
+        let policies = self.policies.load();
+        let plan = policies.plan_of_one(request)?;
+        let reset = self.store.reset(&plan.charges).await;
+        self.wake_charged(&plan);
+        reset
+    }
+
+    /// Removes every key of a policy, in steps.
+    pub(super) async fn reset_policy_whole(&self, policy: &str) -> Result<u64, Error> {
+        let mut next = None;
+        loop {
+            let reset = self.reset_policy_keys(policy, next.as_ref(), KEYS_PER_STEP).await?;
+            match reset.next {
+                Some(cursor) => next = Some(cursor),
+                None => return Ok(reset.forgotten),
+            }
+        }
+    }
+
+    /// One step of it.
+    pub(super) async fn reset_policy_keys(
+        &self,
+        policy: &str,
+        from: Option<&ResetCursor>,
+        keys: u64,
+    ) -> Result<PolicyReset, Error> {
+        let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner).of(policy);
+        let policy = StoredPolicy { name: policy, numbers: &numbers };
+        let reset = self.store.reset_policy_step(&policy, from, keys).await;
+        self.queues.wake_where(|queue| numbers.contains(&queue.policy));
+        reset
+    }
+
+    /// Reads the keys of a request in full.
+    pub(super) async fn inspect_keys(&self, request: &Request<'_>) -> Result<Vec<KeyUse>, Error> {
+        let policies = self.policies.load_full();
+        let plan = policies.plan_of_one(request)?;
+        let mut found = self.store.inspect(&plan.charges).await?;
+        plan.lay_blocks_over(&mut found, self.store.wall_time());
+        Ok(plan.uses(found))
     }
 
     /// Decides charges, of which some may be on blocked keys.
@@ -363,7 +390,7 @@ impl<S: LocalStore> Gate<S> {
     /// If the request is [`under`](Request::under) a policy that cannot decide it: nothing is
     /// removed.
     pub fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
-        at_once(self.reset_async(request))
+        at_once(self.reset_keys(request))
     }
 
     /// Removes every key of a policy. Returns how many there were. Goes through all keys of the
@@ -384,11 +411,13 @@ impl<S: LocalStore> Gate<S> {
     /// # Errors
     /// If the store cannot find the keys of a policy. A [`MemoryStore`] can.
     pub fn reset_policy(&self, policy: &str) -> Result<u64, Error> {
-        at_once(self.reset_policy_async(policy))
+        at_once(self.reset_policy_whole(policy))
     }
 
-    /// One step of [`reset_policy`](Self::reset_policy), see
-    /// [`reset_policy_step_async`](Self::reset_policy_step_async).
+    /// One step of [`reset_policy`](Self::reset_policy), which examines about `keys` keys: whole
+    /// shards of about 1024 in memory, keys of one node in Redis and then of this process's memory.
+    /// Begins without a cursor, and continues with that of the step before, which any instance on a
+    /// shared store can do. If its nodes change meanwhile, the scan begins again.
     ///
     /// # Errors
     /// If the cursor belongs to another store.
@@ -398,7 +427,7 @@ impl<S: LocalStore> Gate<S> {
         from: Option<&ResetCursor>,
         keys: u64,
     ) -> Result<PolicyReset, Error> {
-        at_once(self.reset_policy_step_async(policy, from, keys))
+        at_once(self.reset_policy_keys(policy, from, keys))
     }
 
     /// The usage of the request's keys under every policy that applies, charge by charge, and when
@@ -421,6 +450,6 @@ impl<S: LocalStore> Gate<S> {
     /// # Errors
     /// If the request is [`under`](Request::under) a policy that cannot decide it.
     pub fn inspect(&self, request: &Request<'_>) -> Result<Vec<KeyUse>, Error> {
-        at_once(self.inspect_async(request))
+        at_once(self.inspect_keys(request))
     }
 }

@@ -5,15 +5,15 @@
 //!
 //! | store | trait | methods of its gate |
 //! |---|---|---|
-//! | [`MemoryStore`](crate::MemoryStore) | [`LocalStore`] | [`check`](crate::Gate::check) and others return their result, [`check_async`](crate::Gate::check_async) and others a future |
-//! | [`FallbackStore`](crate::redis::FallbackStore) over [`RedisStore`](crate::redis::RedisStore) | [`Store`] | return a future |
-//! | [`RedisStore`](crate::redis::RedisStore) | [`SharedStore`]: its calls can fail | - |
+//! | [`MemoryStore`](crate::MemoryStore) | [`LocalStore`] | those of [`Gate`](crate::Gate) return their result |
+//! | [`FallbackStore`] over `RedisStore` of slidegate-redis | [`Store`] | those of [`SharedGate`](crate::SharedGate) return a future |
+//! | `RedisStore` | [`SharedStore`]: its calls can fail | - |
 //!
 //! To write another store, implement [`LocalStore`] if it decides at once, and [`Store`] if it has to
 //! be awaited. [`KeyState`] computes the decisions on one key by the same code as the other stores,
 //! [`decide`] applies them to all keys of a call or to none, and [`IdempotencyCache`] answers
 //! repeated checks. If calls of the store can fail, implement [`SharedStore`] (feature `redis`) and
-//! wrap it in a [`FallbackStore`](crate::redis::FallbackStore). The example `custom_store` is a complete
+//! wrap it in a [`FallbackStore`]. The example `custom_store` is a complete
 //! store of some sixty lines.
 
 use std::fmt;
@@ -113,7 +113,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     }
 
     /// One step of removing every key of a policy; see
-    /// [`Gate::reset_policy_step_async`](crate::Gate::reset_policy_step_async). By default an error.
+    /// [`Gate::reset_policy_step`](crate::Gate::reset_policy_step). By default an error.
     ///
     /// # Errors
     /// If the store cannot, the cursor belongs to another store, or the store did not reply. The step

@@ -68,10 +68,11 @@ pub(super) fn write_number(out: &mut String, number: u64) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::headers::{Draft, HeaderOptions, XRateLimit};
     use slidegate::internal::NamedDecision;
     use slidegate::{Limiter, Quota};
+
+    use super::*;
+    use crate::headers::{Draft, HeaderOptions, XRateLimit};
 
     /// A field that the service has set itself takes precedence, with all of its values.
     #[test]

@@ -165,11 +165,13 @@ impl fmt::Display for JsonString<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::time::Duration;
+
     use serde_json::{Value, json};
     use slidegate::internal::MAX_KEY;
     use slidegate::{Block, Gate, Limiter, ManualClock, MemoryStore, Policy, PolicySet, Request, Timestamp};
-    use std::time::Duration;
+
+    use super::*;
 
     fn gate(policies: impl IntoIterator<Item = Policy>) -> (Gate, ManualClock) {
         let clock = ManualClock::new();

@@ -6,11 +6,11 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use slidegate::internal::millis_ceil;
+use slidegate::{CostUnit, Decision};
+
 use super::buffer::{FieldBuffer, write_number};
 use super::style::XRateLimit;
-use slidegate::CostUnit;
-use slidegate::Decision;
-use slidegate::internal::millis_ceil;
 
 /// Units in the order of [`CostUnit`], with the names of their limit, of what remains and of the
 /// reset.
@@ -132,9 +132,10 @@ fn write_go_duration(out: &mut String, span: Duration) {
 
 #[cfg(test)]
 mod tests {
+    use slidegate::{Counts, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request};
+
     use super::super::{Draft, Header, HeaderOptions, XRateLimit};
     use super::*;
-    use slidegate::{Counts, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request};
 
     const OPENAI: HeaderOptions = HeaderOptions {
         draft: Draft::Off,

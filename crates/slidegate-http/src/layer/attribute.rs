@@ -8,11 +8,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::HeaderName;
+use slidegate::Value;
 
 use super::axum_request::{PathParams, matched_path};
 use super::head::Head;
 use crate::client_addr::Resolved;
-use slidegate::Value;
 
 /// Where the value of an attribute is in a request.
 ///

@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 
 use axum::extract::{ConnectInfo, FromRequestParts, MatchedPath, RawPathParams};
 use http::{Extensions, Request};
-
 use slidegate::internal::poll_once;
 
 /// The parameters of the path pattern that axum matched.

@@ -1,13 +1,14 @@
 //! The settings of a layer, and what it reads from requests.
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::slice;
 use std::sync::{Arc, Once};
+use std::{fmt, slice};
 
 use http::Extensions;
 use http::response::Response;
+use slidegate::store::Store;
+use slidegate::{Decisions, Gate, PolicySet, Request, SharedGate, Verb};
 
 use super::attribute::{Attribute, AttributeValue, Repr, RequestView};
 use super::axum_request::connected_peer;
@@ -16,13 +17,9 @@ use super::head::Head;
 use super::refund::Refund;
 use crate::client_addr::{ClientAddr, Resolved};
 use crate::headers::{FieldBuffer, HeaderOptions};
-use slidegate::PolicySet;
-use slidegate::Request;
-use slidegate::Verb;
-use slidegate::store::Store;
-use slidegate::{Decisions, Gate};
 
-/// The gate of a layer, over any store. Created with `From`, from a gate or an [`Arc`] of one.
+/// The gate of a layer, over any store. Created with `From`, from a [`SharedGate`], a gate or an [`Arc`]
+/// of one.
 #[derive(Debug, Clone)]
 pub struct AnyGate(pub(super) Arc<dyn ErasedGate>);
 
@@ -34,7 +31,13 @@ impl<S: Store + 'static> From<Gate<S>> for AnyGate {
 
 impl<S: Store + 'static> From<Arc<Gate<S>>> for AnyGate {
     fn from(gate: Arc<Gate<S>>) -> Self {
-        Self(gate)
+        SharedGate::from(gate).into()
+    }
+}
+
+impl<S: Store + 'static> From<SharedGate<S>> for AnyGate {
+    fn from(gate: SharedGate<S>) -> Self {
+        Self(Arc::new(gate))
     }
 }
 
@@ -57,13 +60,13 @@ pub(super) trait ErasedGate: fmt::Debug + Send + Sync {
     fn policies(&self) -> Arc<PolicySet>;
 }
 
-impl<S: Store + 'static> ErasedGate for Gate<S> {
+impl<S: Store + 'static> ErasedGate for SharedGate<S> {
     fn is_local(&self) -> bool {
         self.store().as_local().is_some()
     }
 
     fn decide_now<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Option<Decisions<'r>> {
-        Some(Gate::decide_now(self, self.store().as_local()?, Some(verb), requests, None))
+        Some(self.gate().decide_now(self.store().as_local()?, Some(verb), requests, None))
     }
 
     fn decide<'g, 'r: 'g>(
@@ -71,7 +74,7 @@ impl<S: Store + 'static> ErasedGate for Gate<S> {
         verb: Verb,
         requests: &'r [Request<'r>],
     ) -> Pin<Box<dyn Future<Output = Decisions<'r>> + Send + 'g>> {
-        Box::pin(self.apply_all_async(verb, requests))
+        Box::pin(self.apply_all(verb, requests))
     }
 
     fn policies(&self) -> Arc<PolicySet> {

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use http::response::Response;
+use slidegate::internal::monotonic;
+use slidegate::{Decisions, Request, Verb};
 
 use super::Limited;
 use super::attribute::RequestView;
@@ -12,10 +14,6 @@ use super::denied::Denied;
 use super::pending_refund::PendingRefund;
 use crate::client_addr::Resolved;
 use crate::headers::FieldBuffer;
-use slidegate::Decisions;
-use slidegate::Request;
-use slidegate::Verb;
-use slidegate::internal::monotonic;
 
 /// The outcome of a request.
 #[expect(clippy::large_enum_variant, reason = "boxed, most requests would allocate")]

@@ -2,10 +2,10 @@
 
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
 use http::response::Response;
+use slidegate::Decisions;
 
 use super::head::Head;
 use crate::headers::Problem;
-use slidegate::Decisions;
 
 /// A denied request with its decisions.
 ///

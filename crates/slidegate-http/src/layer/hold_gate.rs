@@ -3,14 +3,11 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::config::ErasedGate;
-use slidegate::Error;
-use slidegate::Gate;
-use slidegate::reserve::HoldOptions;
-use slidegate::reserve::Ticket;
-use slidegate::reserve::{Extension, Reserved, Settlement, TicketGuard};
+use slidegate::reserve::{Extension, HoldOptions, Reserved, Settlement, Ticket, TicketGuard};
 use slidegate::store::HoldStore;
-use slidegate::{Cost, Request};
+use slidegate::{Cost, Error, Gate, Request, SharedGate};
+
+use super::config::ErasedGate;
 
 /// The gate of a layer that reserves: in memory or shared. Created with `From`, from a gate or an
 /// [`Arc`] of one.
@@ -25,7 +22,13 @@ impl<S: HoldStore + 'static> From<Gate<S>> for AnyHoldGate {
 
 impl<S: HoldStore + 'static> From<Arc<Gate<S>>> for AnyHoldGate {
     fn from(gate: Arc<Gate<S>>) -> Self {
-        Self(gate)
+        SharedGate::from(gate).into()
+    }
+}
+
+impl<S: HoldStore + 'static> From<SharedGate<S>> for AnyHoldGate {
+    fn from(gate: SharedGate<S>) -> Self {
+        Self(Arc::new(gate))
     }
 }
 
@@ -54,10 +57,10 @@ pub(super) trait HoldGate: ErasedGate {
     fn guard(self: Arc<Self>, ticket: Ticket) -> Box<dyn Guard>;
 }
 
-impl<S: HoldStore + 'static> HoldGate for Gate<S> {
+impl<S: HoldStore + 'static> HoldGate for SharedGate<S> {
     fn reserve<'g, 'r: 'g>(&'g self, requests: &'r [Request<'r>]) -> Answer<'g, Reserved<'r>> {
         Box::pin(async {
-            let reserved = self.reserve_all_async(requests, HoldOptions::default()).await;
+            let reserved = self.reserve_all(requests, HoldOptions::default()).await;
             reserved.expect("a policy's own time is in range")
         })
     }
@@ -67,7 +70,7 @@ impl<S: HoldStore + 'static> HoldGate for Gate<S> {
         ticket: &'g Ticket,
         cost: Cost<'static>,
     ) -> Answer<'g, Result<Settlement, Error>> {
-        Box::pin(self.settle_so_far_async(ticket, cost))
+        Box::pin(self.settle_so_far(ticket, cost))
     }
 
     fn extend<'g>(
@@ -76,11 +79,11 @@ impl<S: HoldStore + 'static> HoldGate for Gate<S> {
         cost: Option<Cost<'static>>,
     ) -> Answer<'g, Result<Settlement, Error>> {
         let extension = cost.into_iter().fold(Extension::new(), Extension::with_total);
-        Box::pin(self.extend_with_async(ticket, extension))
+        Box::pin(self.extend_with(ticket, extension))
     }
 
     fn guard(self: Arc<Self>, ticket: Ticket) -> Box<dyn Guard> {
-        Box::new(TicketGuard::new(self, ticket))
+        Box::new(TicketGuard::new(Arc::clone(self.gate()), ticket))
     }
 }
 

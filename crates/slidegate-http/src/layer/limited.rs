@@ -3,12 +3,10 @@
 use std::ops::Deref;
 use std::sync::Arc;
 
+use slidegate::{Decision, Decisions, Policy, PolicySet};
 use smallvec::SmallVec;
 
 use crate::client_addr::Resolved;
-use slidegate::Decision;
-use slidegate::Decisions;
-use slidegate::{Policy, PolicySet};
 
 /// The decisions for an allowed request, and its client's address.
 ///

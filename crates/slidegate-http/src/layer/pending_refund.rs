@@ -8,13 +8,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use slidegate::internal::monotonic;
+use slidegate::{Decisions, PolicyDecision, Request, Verb};
+
 use super::attribute::AttributeValue;
 use super::config::{Config, request_per_policy};
 use super::refund::Refund;
-use slidegate::Request;
-use slidegate::Verb;
-use slidegate::internal::monotonic;
-use slidegate::{Decisions, PolicyDecision};
 
 /// The charge of a request, until its response decides whether it is refunded.
 pub(super) struct PendingRefund {

@@ -10,15 +10,13 @@ use std::time::Duration;
 
 use http::HeaderMap;
 use http::response::Parts;
+use slidegate::reserve::{Settlement, Ticket};
+use slidegate::{Cost, Error};
 use tokio::task::AbortHandle;
 
 use super::hold_gate::{Guard, HoldGate};
 use super::refund::Refund;
 use super::settle::Settle;
-use slidegate::Cost;
-use slidegate::Error;
-use slidegate::reserve::Settlement;
-use slidegate::reserve::Ticket;
 
 /// How often a cost that grows is settled in part.
 const PART: Duration = Duration::from_secs(1);

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use http::request::Parts;
 use http::{Request, Response};
 use http_body::Body;
+use slidegate::Cost;
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -24,7 +25,6 @@ use super::reservation::OpenReservation;
 use super::reserved_body::ReservedBody;
 use super::settle::Settle;
 use crate::headers::FieldBuffer;
-use slidegate::Cost;
 
 /// Reserves the cost of requests, and settles it when their response bodies have ended. Created by
 /// [`RateLimitLayer::reserve`](super::RateLimitLayer::reserve).

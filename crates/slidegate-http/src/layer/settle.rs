@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use http::response::Parts;
 use http::{HeaderMap, HeaderName};
-
 use slidegate::Cost;
 
 /// Where the true cost of a reserved request is found.

@@ -319,7 +319,8 @@ async fn requests_are_skipped_and_reserved_under_named_policies() {
 #[cfg(feature = "axum")]
 #[tokio::test]
 async fn a_client_that_closes_its_connection_gives_back_its_permit() {
-    use axum::{Router, routing::get};
+    use axum::Router;
+    use axum::routing::get;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     /// Endless, and fast.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::{Request, Response};
-use slidegate::{Gate, PolicySet, Request as Asked};
+use slidegate::{PolicySet, Request as Asked, SharedGate};
 use slidegate_http::layer::{Attribute, Limited, RateLimitLayer, RateLimitLayerBuilder, Refund};
 use slidegate_redis::{RedisGate, RedisOptions, RedisStore};
 use slidegate_testkit::proxy::{Mode, Proxy};
@@ -19,21 +19,21 @@ use crate::{ask, is_pending, policy, request};
 const PATIENT: Duration = Duration::from_secs(10);
 
 /// A gate over this store with a limit of ten per address.
-fn gate(url: &str) -> Arc<RedisGate> {
+fn gate(url: &str) -> RedisGate {
     let policies = PolicySet::new([policy("per-ip", "10/1h").with_scope(["ip"])]).unwrap();
     let options = RedisOptions::new(url).unwrap().with_deadline(PATIENT).with_connect_timeout(PATIENT);
-    Arc::new(Gate::shared(policies, RedisStore::new(options).unwrap()).unwrap())
+    SharedGate::new(policies, RedisStore::new(options).unwrap()).unwrap()
 }
 
-fn limits(gate: &Arc<RedisGate>) -> RateLimitLayerBuilder {
-    RateLimitLayer::builder(Arc::clone(gate)).attribute("ip", Attribute::client_addr())
+fn limits(gate: &RedisGate) -> RateLimitLayerBuilder {
+    RateLimitLayer::builder(gate.clone()).attribute("ip", Attribute::client_addr())
 }
 
 /// The cost that the client of the tests' requests has used, read from the store.
 async fn used(gate: &RedisGate) -> u64 {
     let client: std::net::IpAddr = "203.0.113.7".parse().unwrap();
     let asked = Asked::new().with("ip", client);
-    let peeked = gate.peek_async(&asked).await;
+    let peeked = gate.peek(&asked).await;
     let strictest = peeked.strictest().unwrap();
     assert_eq!(strictest.source().name(), "store");
     strictest.used()
@@ -123,7 +123,7 @@ async fn a_client_that_leaves_before_the_answer_is_refunded_once() {
     let gate = gate(&redis.url());
     ask(&limits(&gate).build().unwrap(), request(&[])).await;
     let arrived = Arc::new(tokio::sync::Notify::new());
-    let says = Arc::clone(&arrived);
+    let says = arrived.clone();
     let never = service_fn(move |_: Request<String>| {
         says.notify_one();
         std::future::pending::<Result<Response<String>, Infallible>>()
@@ -152,7 +152,7 @@ async fn a_client_that_leaves_before_the_decision_is_refunded_when_it_comes() {
     // This opens the connection before the call.
     assert_eq!(used(&asked).await, 2);
     let served = Arc::new(AtomicBool::new(false));
-    let serves = Arc::clone(&served);
+    let serves = served.clone();
     let service = service_fn(move |_: Request<String>| {
         serves.store(true, Ordering::SeqCst);
         async { Ok::<_, Infallible>(Response::new(String::new())) }
@@ -178,8 +178,8 @@ async fn without_the_store_the_fallback_decides_and_says_so() {
     let proxy = Proxy::before(1);
     proxy.set(Mode::Refuse);
     let policies = PolicySet::new([policy("everyone", "2/1h")]).unwrap();
-    let gate =
-        Gate::shared(policies, RedisStore::new(RedisOptions::new(&proxy.url()).unwrap()).unwrap()).unwrap();
+    let gate = SharedGate::new(policies, RedisStore::new(RedisOptions::new(&proxy.url()).unwrap()).unwrap())
+        .unwrap();
     let found = service_fn(|request: Request<String>| async move {
         let limited = request.extensions().get::<Limited>().unwrap();
         Ok::<_, Infallible>(Response::new(limited.strictest().unwrap().source().name().to_owned()))
@@ -207,10 +207,10 @@ async fn a_reservation_is_cancelled_or_settled_in_the_store_when_its_client_leav
     let policies = PolicySet::new([policy("requests", "10/1h").with_counts(Counts::Requests), jobs]).unwrap();
     let options =
         RedisOptions::new(&redis.url()).unwrap().with_deadline(PATIENT).with_connect_timeout(PATIENT);
-    let gate = Arc::new(Gate::shared(policies, RedisStore::new(options).unwrap()).unwrap());
+    let gate = SharedGate::new(policies, RedisStore::new(options).unwrap()).unwrap();
     let state = || async {
         let request = Asked::new();
-        let peeked = gate.peek_async(&request).await;
+        let peeked = gate.peek(&request).await;
         let all: Vec<_> = peeked.iter().map(|one| (one.used(), one.held())).collect();
         (all[0].0, all[1].1)
     };
@@ -224,7 +224,7 @@ async fn a_reservation_is_cancelled_or_settled_in_the_store_when_its_client_leav
         panic!("it is {:?} and never {wanted:?}", state().await);
     };
     assert_eq!(state().await, (0, 0));
-    let layer = RateLimitLayer::reserve(Arc::clone(&gate), |_| 100).settle(Settle::bytes()).build().unwrap();
+    let layer = RateLimitLayer::reserve(gate.clone(), |_| 100).settle(Settle::bytes()).build().unwrap();
     let answer =
         service_fn(|_: Request<String>| async { Ok::<_, Infallible>(Response::new(String::from("answer"))) });
     // It leaves at once. What the store then reserved is cancelled: otherwise the permit would be

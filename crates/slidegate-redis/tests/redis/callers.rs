@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use proptest::test_runner::{Config, TestRunner};
-use slidegate::{DecisionSource, Error, Gate, Policy, PolicySet, Quota, Request};
+use slidegate::{DecisionSource, Error, Policy, PolicySet, Quota, Request, SharedGate};
 use slidegate_redis::{BreakerState, FailureKind, RedisGate, RedisOptions, RedisStore};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
@@ -55,7 +55,7 @@ pub(crate) fn hasty(url: &str) -> RedisOptions {
 
 /// A gate over Redis.
 pub(crate) fn redis_gate(policies: PolicySet, options: RedisOptions) -> Result<RedisGate, Error> {
-    Gate::shared(policies, RedisStore::new(options)?)
+    SharedGate::new(policies, RedisStore::new(options)?)
 }
 
 pub(crate) fn gate(policies: impl IntoIterator<Item = Policy>, options: RedisOptions) -> Arc<RedisGate> {
@@ -99,7 +99,7 @@ pub(crate) async fn until_by_store(gate: &RedisGate, user: &str) -> Outcome {
 pub(crate) async fn check_cost(gate: &RedisGate, user: &str, cost: u64) -> Outcome {
     let request = Request::new().with("user", user).with_cost(cost);
     let begun = Instant::now();
-    let decisions = gate.check_async(&request).await;
+    let decisions = gate.check(&request).await;
     let took = begun.elapsed();
     assert!(took < HANGS, "decided after {took:?}: {:?}", gate.store().stats());
     let strictest = decisions.strictest().unwrap();
@@ -121,7 +121,7 @@ pub(crate) fn errors(gate: &RedisGate, kind: FailureKind) -> u64 {
 pub(crate) async fn until_used(gate: &RedisGate, user: &str) -> Vec<u64> {
     let request = Request::new().with("user", user);
     for _ in 0..MAX_POLLS {
-        let peeked = gate.peek_async(&request).await;
+        let peeked = gate.peek(&request).await;
         let closed = gate.store().primary().nodes().iter().all(|node| node.breaker == BreakerState::Closed);
         if closed && peeked.iter().all(|one| one.source() == DecisionSource::Store) {
             return peeked.iter().map(|one| one.used()).collect();

@@ -111,20 +111,20 @@ async fn ask(server: &RedisServer, own: Quota, holds: bool) {
     server.admin(&["FLUSHALL"]);
     server.clock().stand(NOW_US);
     let gate: Arc<RedisGate> = gate(policies(own), options(&server.url()).without_denial_cache());
-    assert!(gate.check_async(&alice().with_cost(400)).await.is_allowed());
+    assert!(gate.check(&alice().with_cost(400)).await.is_allowed());
     if own.calendar_window().is_none() {
         server.clock().stand(NOW_US + 50_000_000_000);
     }
     let by_store = |one: &slidegate::Decisions<'_>| one.store_failure().is_none();
-    assert!(by_store(&gate.check_async(&alice().with_cost(500)).await));
+    assert!(by_store(&gate.check(&alice().with_cost(500)).await));
     let request = alice().with_cost(2);
-    let ticket = if holds { gate.reserve_async(&request).await.into_ticket() } else { None };
+    let ticket = if holds { gate.reserve(&request).await.into_ticket() } else { None };
     let before = stored(server);
     for other in other_quotas(own) {
         let under = |cost| alice().with_quota(other).with_cost(cost);
         for (what, verb, asks) in QUESTIONS {
             let request = [under(asks.cost(&own, &other))];
-            let answer = gate.apply_all_async(verb, &request).await;
+            let answer = gate.apply_all(verb, &request).await;
             assert!(by_store(&answer), "{what} under {other}: {answer:?}");
             assert!(answer.iter().all(|one| one.cost() == 0), "{what} under {other}: {answer:?}");
             assert_eq!(
@@ -134,26 +134,26 @@ async fn ask(server: &RedisServer, own: Quota, holds: bool) {
             );
         }
         let batch = [under(1), Request::new().with("user", "alice").under("full")];
-        assert!(gate.apply_all_async(Verb::Check, &batch).await.is_denied());
+        assert!(gate.apply_all(Verb::Check, &batch).await.is_denied());
         assert_eq!(stored(server), before, "a batch with a denial under {other} of a key under {own}");
         let request = under(0);
-        assert!(gate.reserve_async(&request).await.is_allowed());
+        assert!(gate.reserve(&request).await.is_allowed());
         assert_eq!(stored(server), before, "a reservation of 0 under {other} of a key under {own}");
         let request = under(other.capacity() + 1);
-        assert!(gate.reserve_async(&request).await.is_denied());
+        assert!(gate.reserve(&request).await.is_denied());
         assert_eq!(stored(server), before, "a denied reservation under {other} of a key under {own}");
         // An instance with another configuration.
         let second = crate::callers::gate(policies(other), options(&server.url()).without_denial_cache());
         let request = alice().with_cost(other.capacity() + 1);
-        assert!(second.check_async(&request).await.is_denied());
+        assert!(second.check(&request).await.is_denied());
         assert_eq!(stored(server), before, "a check by an instance with {other} of a key under {own}");
     }
     if let Some(ticket) = ticket {
         // A hold that ends without a charge leaves the usage as it was.
-        let denied = gate.extend_with_async(&ticket, Extension::new().with_total(5_000)).await;
+        let denied = gate.extend_with(&ticket, Extension::new().with_total(5_000)).await;
         assert!(denied.is_ok());
         assert_eq!(stored(server)[1..], before[1..], "a denied extension of a key under {own}");
-        gate.cancel_async(&ticket).await.unwrap();
+        gate.cancel(&ticket).await.unwrap();
     }
 }
 
@@ -224,18 +224,18 @@ async fn a_refund_under_another_window_leaves_the_key_in_its_own() {
                     PolicySet::new(policies(own)).unwrap(),
                     MemoryStore::builder().clock(clock).build(),
                 );
-                assert!(redis.check_async(&alice().with_cost(900)).await.is_allowed());
+                assert!(redis.check(&alice().with_cost(900)).await.is_allowed());
                 assert!(memory.check(&alice().with_cost(900)).is_allowed());
                 let expiry = stored(&server)[0].1.clone();
                 let request = alice().with_quota(other).with_cost(3);
-                let (theirs, ours) = (redis.refund_async(&request).await, memory.refund(&request));
+                let (theirs, ours) = (redis.refund(&request).await, memory.refund(&request));
                 let text = |decisions: &slidegate::Decisions<'_>| {
                     let one = decisions.iter().next().unwrap();
                     format!("{:?}", (one.cost(), one.used(), one.remaining()))
                 };
                 assert_eq!(text(&theirs), text(&ours), "{other} of {own}");
                 let own_request = alice().with_cost(1);
-                let theirs = redis.inspect_async(&own_request).await.unwrap().remove(0).decision;
+                let theirs = redis.inspect(&own_request).await.unwrap().remove(0).decision;
                 let ours = memory.inspect(&own_request).unwrap().remove(0).decision;
                 assert_eq!(theirs.used(), 897, "a refund under {other} of {own}");
                 // A log has no window of its own.

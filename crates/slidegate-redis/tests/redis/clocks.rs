@@ -180,9 +180,9 @@ async fn a_clock_that_is_set_back_by_more_than_a_window_leaves_decisions_shared(
                 let decide = async |number: u32| {
                     let id = number.to_string();
                     let decided = match way {
-                        Way::Check => gate.check_async(&request).await,
-                        Way::Once => gate.check_once_async(&request, &id).await,
-                        Way::Reserve => gate.reserve_async(&request).await.into_parts().0,
+                        Way::Check => gate.check(&request).await,
+                        Way::Once => gate.check_once(&request, &id).await,
+                        Way::Reserve => gate.reserve(&request).await.into_parts().0,
                     };
                     decided.strictest().unwrap().source()
                 };

@@ -193,7 +193,7 @@ fn a_slot_on_its_way_fails_no_request_of_64_callers_for_keys_that_are_not_there(
                 while !over.load(Ordering::Relaxed) {
                     let user = format!("new-{}", asked.fetch_add(1, Ordering::Relaxed));
                     let request = Request::new().with("tenant", "t").with("user", &user);
-                    let decisions = gate.check_async(&request).await;
+                    let decisions = gate.check(&request).await;
                     let outcome = decisions.strictest().unwrap();
                     assert_eq!(
                         (outcome.source(), outcome.used()),
@@ -338,11 +338,11 @@ fn a_policy_is_reset_on_all_nodes_step_by_step() {
         let gate = redis_gate(policies, options(&cluster.url_as_user()).with_deadline(PATIENT)).unwrap();
         let users: Vec<_> = (0..300).map(|user| format!("user-{user}")).collect();
         for user in &users {
-            assert!(gate.check_async(&Request::new().with("user", user)).await.is_allowed());
+            assert!(gate.check(&Request::new().with("user", user)).await.is_allowed());
         }
         let (mut next, mut steps) = (None, 0);
         let last = loop {
-            let step = gate.reset_policy_step_async("a", next.as_ref(), 50).await.unwrap();
+            let step = gate.reset_policy_step("a", next.as_ref(), 50).await.unwrap();
             assert_eq!(step.keys, Some(600));
             steps += 1;
             match step.next {
@@ -355,7 +355,7 @@ fn a_policy_is_reset_on_all_nodes_step_by_step() {
         assert!(steps > 6, "{steps} steps of 50 keys each");
         for user in &users {
             let request = Request::new().with("user", user);
-            let used: Vec<_> = gate.peek_async(&request).await.iter().map(|one| one.used()).collect();
+            let used: Vec<_> = gate.peek(&request).await.iter().map(|one| one.used()).collect();
             assert_eq!(used, [0, 1]);
         }
         for node in masters {

@@ -75,11 +75,7 @@ fn every_call_to_a_server_that_hangs_is_answered_within_5_ms_after_its_deadline(
                 tokio::time::pause();
                 let (decisions, took) = takes(async {
                     let request = request();
-                    gate.apply_all_async(verb, std::slice::from_ref(&request))
-                        .await
-                        .strictest()
-                        .unwrap()
-                        .source()
+                    gate.apply_all(verb, std::slice::from_ref(&request)).await.strictest().unwrap().source()
                 })
                 .await;
                 assert_eq!(decisions, DecisionSource::Local, "{}", last_failure(&gate));
@@ -92,10 +88,10 @@ fn every_call_to_a_server_that_hangs_is_answered_within_5_ms_after_its_deadline(
         tokio::time::pause();
         let request = request();
         let (source, took) =
-            takes(async { gate.check_once_async(&request, "id").await.strictest().unwrap().source() }).await;
+            takes(async { gate.check_once(&request, "id").await.strictest().unwrap().source() }).await;
         assert_eq!(source, DecisionSource::Local);
         assert_kept(took, "a check with an id");
-        let (reset, took) = takes(gate.reset_async(&request)).await;
+        let (reset, took) = takes(gate.reset(&request)).await;
         assert!(reset.is_err());
         assert_kept(took, "a reset");
     });
@@ -103,8 +99,7 @@ fn every_call_to_a_server_that_hangs_is_answered_within_5_ms_after_its_deadline(
         let gate = connected(&fake, [daily(9)]).await;
         tokio::time::pause();
         let requests = ["alice", "bob", "carol"].map(|user| Request::new().with("user", user));
-        let (all, took) =
-            takes(async { gate.apply_all_async(Verb::Check, &requests).await.iter().count() }).await;
+        let (all, took) = takes(async { gate.apply_all(Verb::Check, &requests).await.iter().count() }).await;
         assert_eq!(all, 3);
         assert_kept(took, "several requests in one step");
     });

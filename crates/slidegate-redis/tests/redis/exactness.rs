@@ -230,7 +230,7 @@ fn a_client_of_the_other_tests() {
         // Every client is connected and has loaded its scripts before any of them begins.
         for gate in [&long, &short] {
             let request = Request::new().with("tenant", "t").with("user", "0");
-            assert!(gate.peek_async(&request).await.iter().all(|one| one.source() == DecisionSource::Store));
+            assert!(gate.peek(&request).await.iter().all(|one| one.source() == DecisionSource::Store));
         }
         for requests in REQUESTS {
             round(&long, &tenant(mode, requests), Extent::Requests(requests)).await;
@@ -316,7 +316,7 @@ async fn ask(
         assert!(start.elapsed() < HANGS, "{admitted:?} admitted, {:?}", gate.store().stats());
         requests += 1;
         let sent = Instant::now();
-        let decisions = gate.check_async(&request).await;
+        let decisions = gate.check(&request).await;
         let received = Instant::now();
         assert!(decisions.iter().all(|one| is_by_store(one.source())), "{:?}", gate.store().stats());
         if decisions.is_allowed() {
@@ -388,7 +388,7 @@ fn judge_fixed(url: &str, mode: Mode, requests: u64, users: &[u64]) {
         while total < WIDE {
             assert!(start.elapsed() < HANGS, "{total} instead of {WIDE}: {users:?}, {mode:?}");
             let user = (0..USERS).min_by_key(|user| users[*user]).unwrap();
-            if gate.check_async(&request(user)).await.is_allowed() {
+            if gate.check(&request(user)).await.is_allowed() {
                 users[user] += 1;
                 total += 1;
             } else {
@@ -397,14 +397,14 @@ fn judge_fixed(url: &str, mode: Mode, requests: u64, users: &[u64]) {
         }
         for (user, admitted) in users.iter().enumerate() {
             let used = async || -> Vec<u64> {
-                gate.peek_async(&request(user)).await.iter().map(|one| one.used()).collect()
+                gate.peek(&request(user)).await.iter().map(|one| one.used()).collect()
             };
             while used().await != [WIDE, *admitted] {
                 assert!(start.elapsed() < HANGS, "user {user}: {:?} of {admitted}, {mode:?}", used().await);
                 sleep(Duration::from_millis(1)).await;
             }
             let request = request(user);
-            let denied = gate.check_async(&request).await;
+            let denied = gate.check(&request).await;
             assert!(!denied.is_allowed(), "user {user}, {mode:?}");
             assert!(denied.iter().all(|one| is_by_store(one.source())), "{:?}", gate.store().stats());
         }

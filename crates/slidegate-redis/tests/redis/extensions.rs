@@ -1,10 +1,11 @@
 //! Extensions of reservations are bound by what is set when they are asked for, in memory and over Redis.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use slidegate::reserve::{Extension, HoldStatus};
 use slidegate::store::HoldStore;
-use slidegate::{Algorithm, Block, Counts, Gate, Policy, PolicySet, Quota, Request};
+use slidegate::{Algorithm, Block, Counts, Gate, Policy, PolicySet, Quota, Request, SharedGate};
 use slidegate_testkit::redis::RedisServer;
 
 use crate::callers::{options, redis_gate};
@@ -162,17 +163,21 @@ fn set(algorithm: Algorithm, change: fn(Policy) -> Policy) -> PolicySet {
     PolicySet::new([change(policy("tokens")), policy("requests").with_counts(Counts::Requests)]).unwrap()
 }
 
-async fn outcome<S: HoldStore + 'static>(gate: &Gate<S>, case: &Case, algorithm: Algorithm) -> HoldStatus {
+async fn outcome<S: HoldStore + 'static>(
+    gate: &SharedGate<S>,
+    case: &Case,
+    algorithm: Algorithm,
+) -> HoldStatus {
     let request = || (case.request)(Request::new().with("user", "alice").with("tenant", "acme").with_cost(5));
     let (used, held) = (request(), request());
-    assert!(gate.check_async(&used).await.is_allowed(), "{}", case.name);
-    let ticket = gate.reserve_async(&held).await.into_ticket().unwrap_or_else(|| panic!("{}", case.name));
+    assert!(gate.check(&used).await.is_allowed(), "{}", case.name);
+    let ticket = gate.reserve(&held).await.into_ticket().unwrap_or_else(|| panic!("{}", case.name));
     gate.configure(set(algorithm, case.after)).unwrap();
-    let extended = gate.extend_with_async(&ticket, Extension::new().with_total(6)).await.unwrap();
+    let extended = gate.extend_with(&ticket, Extension::new().with_total(6)).await.unwrap();
     let status = extended.status();
     if status == HoldStatus::Denied {
         // It is as it was, and can be kept, lowered and settled.
-        let kept = gate.extend_async(&ticket).await.unwrap();
+        let kept = gate.extend(&ticket).await.unwrap();
         assert_eq!(kept.status(), HoldStatus::Changed, "{}", case.name);
         assert_eq!(
             kept.iter().map(|key| (key.used(), key.held())).collect::<Vec<_>>(),
@@ -180,10 +185,10 @@ async fn outcome<S: HoldStore + 'static>(gate: &Gate<S>, case: &Case, algorithm:
             "{}",
             case.name
         );
-        let lowered = gate.extend_with_async(&ticket, Extension::new().with_total(4)).await.unwrap();
+        let lowered = gate.extend_with(&ticket, Extension::new().with_total(4)).await.unwrap();
         assert_eq!(lowered.status(), HoldStatus::Changed, "{}", case.name);
     }
-    let settled = gate.settle_async(extended.ticket(), 9).await.unwrap();
+    let settled = gate.settle(extended.ticket(), 9).await.unwrap();
     assert_eq!(settled.status(), HoldStatus::Changed, "{}", case.name);
     assert_eq!(
         settled.iter().map(|key| (key.used(), key.held())).collect::<Vec<_>>(),
@@ -204,7 +209,7 @@ async fn an_extension_is_bound_by_what_is_set_now_in_every_store() {
             if case.name == "a quota of the request" && algorithm != Algorithm::SlidingLog {
                 continue;
             }
-            let memory = Gate::new(set(algorithm, case.before));
+            let memory = SharedGate::from(Arc::new(Gate::new(set(algorithm, case.before))));
             let mut outcomes = vec![("memory", outcome(&memory, case, algorithm).await)];
             let url = server.url();
             let stores = [
@@ -236,11 +241,11 @@ async fn a_block_under_another_policy_of_the_reservation_denies_an_extension() {
         let requests = if is_blocked { requests.with_block(["alice"], Block::forever()) } else { requests };
         PolicySet::new([policy("tokens"), requests]).unwrap()
     };
-    async fn extend<S: HoldStore + 'static>(gate: &Gate<S>, blocked: PolicySet) {
+    async fn extend<S: HoldStore + 'static>(gate: &SharedGate<S>, blocked: PolicySet) {
         let request = Request::new().with("user", "alice").with_cost(5);
-        let ticket = gate.reserve_async(&request).await.into_ticket().unwrap();
+        let ticket = gate.reserve(&request).await.into_ticket().unwrap();
         gate.configure(blocked).unwrap();
-        let denied = gate.extend_with_async(&ticket, Extension::new().with_total(6)).await.unwrap();
+        let denied = gate.extend_with(&ticket, Extension::new().with_total(6)).await.unwrap();
         assert_eq!(denied.status(), HoldStatus::Denied);
         let keys: Vec<_> = denied
             .iter()
@@ -251,11 +256,11 @@ async fn a_block_under_another_policy_of_the_reservation_denies_an_extension() {
             keys,
             [("tokens".to_owned(), false, None, 0, 5), ("requests".to_owned(), true, blocked, 1, 0)]
         );
-        assert_eq!(gate.settle_async(&ticket, 7).await.unwrap().status(), HoldStatus::Changed);
+        assert_eq!(gate.settle(&ticket, 7).await.unwrap().status(), HoldStatus::Changed);
         // What has ended is not denied.
-        let ended = gate.extend_with_async(&ticket, Extension::new().with_total(8)).await.unwrap();
+        let ended = gate.extend_with(&ticket, Extension::new().with_total(8)).await.unwrap();
         assert_eq!(ended.status(), HoldStatus::AlreadySettled);
     }
-    extend(&Gate::new(policies(false)), policies(true)).await;
+    extend(&SharedGate::from(Arc::new(Gate::new(policies(false)))), policies(true)).await;
     extend(&redis_gate(policies(false), options(&server.url())).unwrap(), policies(true)).await;
 }

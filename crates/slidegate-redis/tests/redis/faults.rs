@@ -9,7 +9,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use slidegate::store::FallbackStore;
-use slidegate::{Algorithm, DecisionSource, Gate, OnStoreError, Policy, PolicySet, Quota, Request, Verb};
+use slidegate::{
+    Algorithm, DecisionSource, OnStoreError, Policy, PolicySet, Quota, Request, SharedGate, Verb,
+};
 use slidegate_redis::{BreakerState, FailureKind, RedisStore};
 use slidegate_testkit::proxy::{Mode, Proxy};
 use slidegate_testkit::redis::{Connection, RedisSentinels, RedisServer, Reply};
@@ -332,7 +334,7 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
         // Three instances: each has two of six.
         let redis = RedisStore::new(options(&server.url())).unwrap();
         let store = FallbackStore::new(redis).with_instances(3);
-        let gate = Gate::with_store(policies, store).unwrap();
+        let gate = SharedGate::with_store(policies, store).unwrap();
         for allowed in allowed {
             let outcome = check(&gate, "alice").await;
             assert_eq!((outcome.allowed, outcome.source), (allowed, source), "{then:?}");
@@ -341,7 +343,7 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
         let request = Request::new().with("user", "alice");
         for verb in [Verb::Refund, Verb::Penalize] {
             assert!(
-                gate.apply_all_async(verb, std::slice::from_ref(&request)).await.is_allowed(),
+                gate.apply_all(verb, std::slice::from_ref(&request)).await.is_allowed(),
                 "{then:?} {verb:?}"
             );
         }
@@ -362,7 +364,7 @@ async fn each_policy_answers_by_its_own_fallback_and_says_so() {
     );
     for _ in 0..2 {
         let request = Request::new().with("user", "alice");
-        let decisions = gate.check_async(&request).await;
+        let decisions = gate.check(&request).await;
         assert!(decisions.is_denied());
         let outcome: Vec<_> = decisions.iter().map(|one| (one.source(), one.is_allowed())).collect();
         assert_eq!(
@@ -385,7 +387,7 @@ async fn the_fallback_gives_what_remained_and_no_more_than_the_share() {
         for (instances, used, expected) in [(1, 7, 3), (1, 0, 10), (5, 7, 2), (5, 9, 1), (5, 10, 0)] {
             let redis = RedisStore::new(options(&server.url())).unwrap();
             let store = FallbackStore::new(redis).with_instances(instances);
-            let gate = Gate::with_store(policy(algorithm, 10), store).unwrap();
+            let gate = SharedGate::with_store(policy(algorithm, 10), store).unwrap();
             let alice = format!("alice-{instances}-{used}");
             for _ in 0..used {
                 assert!(check(&gate, &alice).await.by_store());
@@ -403,7 +405,7 @@ async fn the_fallback_gives_what_remained_and_no_more_than_the_share() {
             let mut admitted = 0;
             for _ in 0..12 {
                 let request = Request::new().with("user", user);
-                let decisions = gate.check_async(&request).await;
+                let decisions = gate.check(&request).await;
                 let one = decisions.strictest().unwrap();
                 assert_eq!((one.source(), one.limit()), (DecisionSource::Local, share), "{what}");
                 admitted += u64::from(one.is_allowed());
@@ -459,7 +461,7 @@ async fn a_reset_key_has_its_whole_share_in_the_fallback() {
         check(&gate, "alice").await;
     }
     let request = Request::new().with("user", "alice");
-    assert!(gate.reset_async(&request).await.unwrap());
+    assert!(gate.reset(&request).await.unwrap());
     server.kill();
     for allowed in [true, true, true, false] {
         let outcome = check(&gate, "alice").await;

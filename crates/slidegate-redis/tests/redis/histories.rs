@@ -182,7 +182,7 @@ async fn run(
                 clock.set(Timestamp::from_micros(now));
                 if matches!(step, Step::Back(_)) {
                     // The store learns of the step with a reply; a call before that has the dates of before.
-                    let _ = redis.peek_async(&Request::new().with("user", "nobody")).await;
+                    let _ = redis.peek(&Request::new().with("user", "nobody")).await;
                 }
             }
             Step::Limit(_) | Step::Window(_) | Step::Slots(_) | Step::Calendar(_)
@@ -227,7 +227,7 @@ async fn run(
                 let ours = memory.apply_all(*verb, &requests);
                 let waits = ours.iter().filter_map(|one| one.frees_after());
                 wait = waits.min().unwrap_or_default();
-                let theirs = redis.apply_all_async(*verb, &requests).await;
+                let theirs = redis.apply_all(*verb, &requests).await;
                 let ours: Vec<_> = ours.iter().map(|one| fields(one.decision())).collect();
                 let theirs: Vec<_> = theirs.iter().map(|one| fields(one.decision())).collect();
                 assert_eq!(theirs, ours, "step {at} of {steps:?}: {:?}", redis.store().stats());
@@ -433,7 +433,7 @@ fn checks_that_go_together_decide_as_one_after_another_in_memory() {
             let (redis, key) = (Arc::clone(&redis), key.clone());
             runtime.spawn(async move {
                 let request = Request::new().with("user", key.as_str()).with_cost(cost);
-                fields(redis.check_async(&request).await.iter().next().unwrap().decision())
+                fields(redis.check(&request).await.iter().next().unwrap().decision())
             })
         });
         for (cost, task) in costs.into_iter().zip(tasks) {

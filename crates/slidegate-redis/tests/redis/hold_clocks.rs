@@ -43,7 +43,7 @@ fn stream() -> Request<'static> {
 
 /// What is used and held of alice's tokens, or of her streams.
 async fn counted(gate: &RedisGate, request: &Request<'_>) -> (u64, u64) {
-    let found = gate.peek_async(request).await;
+    let found = gate.peek(request).await;
     let decision = found.strictest().unwrap();
     (decision.used(), decision.held())
 }
@@ -61,14 +61,14 @@ async fn a_permit_stays_if_heartbeats_stop_for_nine_of_ten_seconds_and_go_on() {
     };
     at(0);
     let request = stream();
-    let (ours, theirs) = (memory.reserve(&request), redis.reserve_async(&request).await);
+    let (ours, theirs) = (memory.reserve(&request), redis.reserve(&request).await);
     let (mut ours, mut theirs) = (ours.into_ticket().unwrap(), theirs.into_ticket().unwrap());
     let mut now = 0;
     // Every third of the lease, then a pause of nine seconds, then as before, for an hour.
     for beat in 0..600 {
         now += if beat % 3 == 2 { 9 * SECOND_US } else { 10 * SECOND_US / 3 };
         at(now);
-        let renewed = (memory.extend(&ours).unwrap(), redis.extend_async(&theirs).await.unwrap());
+        let renewed = (memory.extend(&ours).unwrap(), redis.extend(&theirs).await.unwrap());
         assert_eq!((renewed.0.status(), renewed.1.status()), (HoldStatus::Changed, HoldStatus::Changed));
         if beat % 2 == 0 {
             // Older tickets work as well.
@@ -83,7 +83,7 @@ async fn a_permit_stays_if_heartbeats_stop_for_nine_of_ten_seconds_and_go_on() {
         assert_eq!(memory.peek(&request).strictest().unwrap().held(), held);
         assert_eq!(counted(&redis, &request).await, (0, held));
     }
-    let late = (memory.extend(&ours).unwrap().status(), redis.extend_async(&theirs).await.unwrap().status());
+    let late = (memory.extend(&ours).unwrap().status(), redis.extend(&theirs).await.unwrap().status());
     assert_eq!(late, (HoldStatus::Expired, HoldStatus::Expired));
 }
 
@@ -91,10 +91,10 @@ async fn a_permit_stays_if_heartbeats_stop_for_nine_of_ten_seconds_and_go_on() {
 async fn reserved(server: &RedisServer, gate: &RedisGate, start: u64) -> (Ticket, [Ticket; 2]) {
     server.clock().stand(start);
     let (tokens, stream) = (tokens(60), stream());
-    let held = gate.reserve_async(&tokens).await.into_ticket().unwrap();
-    let first = gate.reserve_async(&stream).await.into_ticket().unwrap();
+    let held = gate.reserve(&tokens).await.into_ticket().unwrap();
+    let first = gate.reserve(&stream).await.into_ticket().unwrap();
     server.clock().stand(start + 5 * SECOND_US);
-    let second = gate.reserve_async(&stream).await.into_ticket().unwrap();
+    let second = gate.reserve(&stream).await.into_ticket().unwrap();
     (held, [first, second])
 }
 
@@ -113,11 +113,11 @@ async fn after_the_servers_clock_is_set_back_an_hour_no_hold_is_longer_than_its_
         let (mut used, mut open) = (0, 60);
         match touch {
             "check" => {
-                assert!(gate.check_async(&tokens(10)).await.is_allowed());
+                assert!(gate.check(&tokens(10)).await.is_allowed());
                 used = 10;
             }
             "settle" => {
-                let part = gate.settle_so_far_async(&held, 10).await.unwrap();
+                let part = gate.settle_so_far(&held, 10).await.unwrap();
                 assert_eq!(part.status(), HoldStatus::Changed);
                 (used, open) = (10, 50);
             }
@@ -127,16 +127,16 @@ async fn after_the_servers_clock_is_set_back_an_hour_no_hold_is_longer_than_its_
             assert_eq!(counted(&gate, &tokens(1)).await, (used, open), "{touch}");
             assert_eq!(counted(&gate, &stream()).await, (0, 2), "{touch}");
             // What is open still counts against the limits.
-            assert!(gate.reserve_async(&tokens(41)).await.is_denied());
-            assert!(gate.reserve_async(&stream()).await.is_denied());
+            assert!(gate.reserve(&tokens(41)).await.is_denied());
+            assert!(gate.reserve(&stream()).await.is_denied());
         }
         // From the first call after it, each lasts no longer than its whole time.
         let mut back = back;
         if touch == "late check" {
             back += 3 * SECOND_US;
             server.clock().stand(back);
-            assert!(gate.reserve_async(&tokens(41)).await.is_denied());
-            assert!(gate.reserve_async(&stream()).await.is_denied());
+            assert!(gate.reserve(&tokens(41)).await.is_denied());
+            assert!(gate.reserve(&stream()).await.is_denied());
         }
         server.clock().stand(back + 10 * SECOND_US);
         assert_eq!(counted(&gate, &stream()).await, (0, 0), "{touch}: leases of ten seconds are over");
@@ -149,11 +149,11 @@ async fn after_the_servers_clock_is_set_back_an_hour_no_hold_is_longer_than_its_
         assert_eq!(counted(&gate, &tokens(1)).await, (0, 0), "{touch}");
         // What ended is known as ended to a late settlement.
         for ticket in &streams {
-            let status = gate.settle_async(ticket, 1).await.unwrap().status();
+            let status = gate.settle(ticket, 1).await.unwrap().status();
             assert!(matches!(status, HoldStatus::AlreadySettled | HoldStatus::Expired), "{status:?}");
         }
-        assert!(gate.reserve_async(&tokens(100)).await.is_allowed(), "{touch}");
-        assert!(gate.reset_async(&tokens(1)).await.unwrap());
+        assert!(gate.reserve(&tokens(100)).await.is_allowed(), "{touch}");
+        assert!(gate.reset(&tokens(1)).await.unwrap());
     }
 }
 
@@ -180,8 +180,8 @@ async fn after_a_jump_of_the_servers_clock_holds_end_early_and_are_charged_as_of
     server.clock().stand(START_US + 75 * SECOND_US);
     assert_eq!(counted(&gate, &tokens(1)).await, (60, 0));
     assert_eq!(counted(&gate, &stream()).await, (0, 0));
-    assert_eq!(gate.settle_async(&held, 60).await.unwrap().status(), HoldStatus::Expired);
-    assert_eq!(gate.settle_async(&streams[0], 1).await.unwrap().status(), HoldStatus::Expired);
+    assert_eq!(gate.settle(&held, 60).await.unwrap().status(), HoldStatus::Expired);
+    assert_eq!(gate.settle(&streams[0], 1).await.unwrap().status(), HoldStatus::Expired);
     assert_eq!(counted(&gate, &tokens(1)).await, (60, 0), "it was charged once");
     // Charged as of its end, at 60 s.
     for (us, used) in [(120 * SECOND_US - 1, 60), (120 * SECOND_US, 0)] {
@@ -212,10 +212,10 @@ async fn a_reservation_whose_reply_was_lost_ends_by_its_time() {
         let proxy = Proxy::before(server.port());
         let cut = redis_gate(set(), options(&proxy.url())).unwrap();
         // Connected, and the script is loaded.
-        let before = cut.reserve_async(&request).await.into_ticket().unwrap();
-        cut.cancel_async(&before).await.unwrap();
+        let before = cut.reserve(&request).await.into_ticket().unwrap();
+        cut.cancel(&before).await.unwrap();
         proxy.set(Mode::CutReplyAfter(0));
-        assert!(cut.reserve_async(&request).await.is_denied());
+        assert!(cut.reserve(&request).await.is_denied());
         proxy.set(Mode::Pass);
         server.clock().stand(start + ttl * SECOND_US - 1);
         assert_eq!(counted(&other, &request).await, (0, request.cost()));

@@ -111,7 +111,7 @@ impl Pair {
 
     async fn reserve(&self, request: Request<'_>, ttl: Duration) -> Option<(Ticket, Ticket)> {
         let ours = self.memory.reserve_for(&request, ttl).unwrap();
-        let theirs = self.redis.reserve_for_async(&request, ttl).await.unwrap();
+        let theirs = self.redis.reserve_for(&request, ttl).await.unwrap();
         compare(&decisions(&theirs), &decisions(&ours), &format!("reserve {request:?} for {ttl:?}"));
         ours.into_ticket().zip(theirs.into_ticket())
     }
@@ -119,7 +119,7 @@ impl Pair {
     async fn apply(&self, verb: Verb, request: Request<'_>) {
         let request = [request];
         let ours = self.memory.apply_all(verb, &request);
-        let theirs = self.redis.apply_all_async(verb, &request).await;
+        let theirs = self.redis.apply_all(verb, &request).await;
         let ours: Vec<_> = ours.iter().map(|one| format!("{:?}", one.decision())).collect();
         let theirs: Vec<_> = theirs.iter().map(|one| format!("{:?}", one.decision())).collect();
         compare(&theirs, &ours, &format!("{verb:?} {request:?}"));
@@ -128,7 +128,7 @@ impl Pair {
     async fn inspect(&self) {
         let request = self.request(1);
         let ours = self.memory.inspect(&request).unwrap();
-        let theirs = self.redis.inspect_async(&request).await.unwrap();
+        let theirs = self.redis.inspect(&request).await.unwrap();
         for (ours, theirs) in ours.iter().zip(&theirs) {
             let holds = |found: &slidegate::store::KeyUse| {
                 found.holds.iter().map(|hold| (hold.held, hold.settled, hold.until)).collect::<Vec<_>>()
@@ -205,7 +205,7 @@ async fn history(
             Step::Reset => {
                 let request = request(1);
                 // Redis knows whether there was a key, memory whether it still counted.
-                pair.redis.reset_async(&request).await.unwrap();
+                pair.redis.reset(&request).await.unwrap();
                 pair.memory.reset(&request).unwrap();
                 continue;
             }
@@ -218,12 +218,12 @@ async fn history(
             }
             Step::Settle(at, cost) => {
                 let Some(at) = ticket(at) else { continue };
-                let theirs = pair.redis.settle_async(&made[at].1, *cost).await.unwrap();
+                let theirs = pair.redis.settle(&made[at].1, *cost).await.unwrap();
                 (at, pair.memory.settle(&made[at].0, *cost).unwrap(), theirs)
             }
             Step::Part(at, cost) => {
                 let Some(at) = ticket(at) else { continue };
-                let theirs = pair.redis.settle_so_far_async(&made[at].1, *cost).await.unwrap();
+                let theirs = pair.redis.settle_so_far(&made[at].1, *cost).await.unwrap();
                 (at, pair.memory.settle_so_far(&made[at].0, *cost).unwrap(), theirs)
             }
             Step::Extend(at, cost, ttl_us) => {
@@ -232,12 +232,12 @@ async fn history(
                 if let Some(ttl_us) = ttl_us {
                     extension = extension.with_ttl(Duration::from_micros(*ttl_us)).unwrap();
                 }
-                let theirs = pair.redis.extend_with_async(&made[at].1, extension.clone()).await.unwrap();
+                let theirs = pair.redis.extend_with(&made[at].1, extension.clone()).await.unwrap();
                 (at, pair.memory.extend_with(&made[at].0, extension).unwrap(), theirs)
             }
             Step::Cancel(at) => {
                 let Some(at) = ticket(at) else { continue };
-                let theirs = pair.redis.cancel_async(&made[at].1).await.unwrap();
+                let theirs = pair.redis.cancel(&made[at].1).await.unwrap();
                 (at, pair.memory.cancel(&made[at].0).unwrap(), theirs)
             }
         };

@@ -30,15 +30,15 @@ async fn a_key_is_as_it_was_when_its_last_hold_is_settled() {
         };
         (kind("sg1:tokens:alice"), kind("sg1:usage:{sg1:tokens:alice}"))
     };
-    assert!(gate.check_async(&request).await.is_allowed());
+    assert!(gate.check(&request).await.is_allowed());
     assert_eq!(kinds().await, (Some(0x14), None));
-    let ticket = gate.reserve_async(&request).await.into_ticket().unwrap();
+    let ticket = gate.reserve(&request).await.into_ticket().unwrap();
     assert_eq!(kinds().await, (Some(0x15), Some(0x14)), "the table takes the key's place");
-    assert!(gate.check_async(&request).await.is_allowed(), "a plain check counts what is held");
-    assert_eq!(gate.peek_async(&request).await.strictest().unwrap().held(), 10);
-    gate.settle_async(&ticket, 25).await.unwrap();
+    assert!(gate.check(&request).await.is_allowed(), "a plain check counts what is held");
+    assert_eq!(gate.peek(&request).await.strictest().unwrap().held(), 10);
+    gate.settle(&ticket, 25).await.unwrap();
     assert_eq!(kinds().await, (Some(0x14), None));
-    assert_eq!(gate.peek_async(&request).await.strictest().unwrap().used(), 45);
+    assert_eq!(gate.peek(&request).await.strictest().unwrap().used(), 45);
     assert_eq!(gate.store().primary().stats().errors.iter().map(|(_, count)| count).sum::<u64>(), 0);
 }
 
@@ -54,16 +54,15 @@ async fn a_late_settlement_that_is_repeated_within_a_minute_charges_once_on_any_
     let gate = || redis_gate(policies(), options(&server.url_as_user())).unwrap();
     let (one, other) = (gate(), gate());
     let request = Request::new().with("user", "alice").with_cost(60);
-    let ticket =
-        one.reserve_for_async(&request, Duration::from_secs(10)).await.unwrap().into_ticket().unwrap();
+    let ticket = one.reserve_for(&request, Duration::from_secs(10)).await.unwrap().into_ticket().unwrap();
     server.clock().stand(START_US + 15_000_000);
     for (gate, cost, used) in [(&one, 70, [70, 70]), (&one, 70, [70, 70]), (&other, 70, [70, 70])] {
-        let settled = gate.settle_async(&ticket, cost).await.unwrap();
+        let settled = gate.settle(&ticket, cost).await.unwrap();
         assert_eq!(settled.status(), HoldStatus::Expired);
         assert_eq!(settled.iter().map(|key| key.used()).collect::<Vec<_>>(), used);
     }
     server.clock().stand(START_US + 70_000_000);
-    let settled = other.settle_async(&ticket, 80).await.unwrap();
+    let settled = other.settle(&ticket, 80).await.unwrap();
     assert_eq!(settled.iter().map(|key| (key.cost(), key.used())).collect::<Vec<_>>(), [(10, 80), (10, 80)]);
 }
 
@@ -82,11 +81,11 @@ async fn a_denial_of_a_key_with_holds_is_cached_until_its_instance_settles_or_a_
     let (one, other) = (streams(), streams());
     let request = Request::new().with("user", "alice").with_cost(10);
     let source = async |gate: &RedisGate| {
-        let reserved = gate.reserve_async(&request).await;
+        let reserved = gate.reserve(&request).await;
         assert!(reserved.is_denied());
         reserved.strictest().unwrap().source()
     };
-    let ticket = one.reserve_async(&request).await.into_ticket().unwrap();
+    let ticket = one.reserve(&request).await.into_ticket().unwrap();
     // Nothing is cached before invalidations are received.
     for _ in 0..1000 {
         if source(&one).await == DecisionSource::CachedDenial {
@@ -108,14 +107,14 @@ async fn a_denial_of_a_key_with_holds_is_cached_until_its_instance_settles_or_a_
 
     // Its own settlement frees at once. A check and a cost that is smaller ask for themselves.
     while source(&one).await != DecisionSource::CachedDenial {}
-    one.settle_async(&ticket, 10).await.unwrap();
-    let ticket = one.reserve_async(&request).await.into_ticket().expect("it was settled here");
+    one.settle(&ticket, 10).await.unwrap();
+    let ticket = one.reserve(&request).await.into_ticket().expect("it was settled here");
 
     // That of another instance is found when the denial is a tenth of a second old.
     while source(&one).await != DecisionSource::CachedDenial {}
-    other.settle_async(&ticket, 10).await.unwrap();
+    other.settle(&ticket, 10).await.unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
-    let _ticket = one.reserve_async(&request).await.into_ticket().expect("it was settled elsewhere");
+    let _ticket = one.reserve(&request).await.into_ticket().expect("it was settled elsewhere");
 
     // Without the cache, each is asked for.
     let plain = options(&server.url()).with_deadline(PATIENT).without_denial_cache();
@@ -146,14 +145,14 @@ async fn a_key_with_holds_is_kept_as_long_as_what_is_charged_beside_them_counts(
             server.admin(&["PTTL", &name]).trim().parse::<u64>().unwrap()
         };
         let minute = Duration::from_secs(60);
-        let ticket = gate.reserve_for_async(&request(1), minute).await.unwrap().into_ticket().unwrap();
-        assert!(gate.reserve_for_async(&request(1), minute).await.unwrap().is_allowed());
+        let ticket = gate.reserve_for(&request(1), minute).await.unwrap().into_ticket().unwrap();
+        assert!(gate.reserve_for(&request(1), minute).await.unwrap().is_allowed());
         assert!((60_000..=60_000 + 126_000).contains(&ttl_ms()), "{algorithm}: {}", ttl_ms());
         // From now on what is charged counts for up to an hour or two.
         gate.configure(policies(Quota::per_hour(10))).unwrap();
-        assert!(gate.check_async(&request(8)).await.is_allowed());
+        assert!(gate.check(&request(8)).await.is_allowed());
         assert!((2_800_000..=60_000 + 7_206_000).contains(&ttl_ms()), "{algorithm}: {}", ttl_ms());
-        assert_eq!(gate.settle_async(&ticket, 1).await.unwrap().status(), HoldStatus::Changed);
+        assert_eq!(gate.settle(&ticket, 1).await.unwrap().status(), HoldStatus::Changed);
         assert!((2_800_000..=60_000 + 7_206_000).contains(&ttl_ms()), "{algorithm}: {}", ttl_ms());
     }
 }
@@ -170,22 +169,22 @@ async fn holds_are_settled_once_wherever_other_instances_have_moved_them() {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let (gate, number) = (&gates[(random >> 40) as usize % 2], (random >> 33) as usize);
         if open.is_empty() || number % 10 < if step < 600 { 8 } else { 2 } {
-            open.push(gate.reserve_async(&request).await.into_ticket().unwrap());
+            open.push(gate.reserve(&request).await.into_ticket().unwrap());
             continue;
         }
         let ticket: Ticket = open.swap_remove(number % open.len());
         let (settled, cost) = if number % 3 == 0 {
             open.push(ticket.clone());
-            (gate.extend_async(&ticket).await.unwrap(), 0)
+            (gate.extend(&ticket).await.unwrap(), 0)
         } else {
-            (gate.settle_async(&ticket, 3).await.unwrap(), 3)
+            (gate.settle(&ticket, 3).await.unwrap(), 3)
         };
         used += cost;
         assert_eq!(settled.status(), HoldStatus::Changed, "{step}");
         let counted = settled.iter().map(|one| (one.used(), one.held())).collect::<Vec<_>>();
         assert_eq!(counted, [(used, 10 * open.len() as u64)], "{step}");
         if cost > 0 {
-            let again = gates[step % 2].settle_async(&ticket, 9).await.unwrap().status();
+            let again = gates[step % 2].settle(&ticket, 9).await.unwrap().status();
             assert_eq!(again, HoldStatus::AlreadySettled, "{step}");
         }
     }
@@ -200,13 +199,13 @@ async fn an_instance_knows_after_one_call_that_a_key_has_holds() {
     let request = Request::new().with("user", "alice").with_cost(10);
     let calls = async |gate: &RedisGate| {
         let before = gate.store().primary().stats().calls;
-        assert!(gate.check_async(&request).await.is_allowed());
+        assert!(gate.check(&request).await.is_allowed());
         gate.store().primary().stats().calls - before
     };
-    let ticket = one.reserve_async(&request).await.into_ticket().unwrap();
+    let ticket = one.reserve(&request).await.into_ticket().unwrap();
     assert_eq!([calls(&one).await, calls(&one).await], [1, 1]);
     assert_eq!([calls(&other).await, calls(&other).await], [2, 1]);
-    one.settle_async(&ticket, 1).await.unwrap();
+    one.settle(&ticket, 1).await.unwrap();
     assert_eq!([calls(&one).await, calls(&other).await], [1, 1]);
 }
 
@@ -218,18 +217,18 @@ async fn a_repeated_check_is_charged_once_whether_or_not_its_key_has_holds() {
     let (one, other) = (gate(), gate());
     let request = Request::new().with("user", "alice").with_cost(10);
     let check = async |gate: &RedisGate, id: &str| {
-        let decided = gate.check_once_async(&request, id).await;
+        let decided = gate.check_once(&request, id).await;
         let decision = decided.strictest().unwrap();
         assert_eq!(decision.source(), DecisionSource::Store, "{:?}", gate.store().stats());
         (decision.used(), decision.held())
     };
     assert_eq!(check(&one, "before").await, (10, 0));
-    let ticket = one.reserve_async(&request).await.into_ticket().unwrap();
+    let ticket = one.reserve(&request).await.into_ticket().unwrap();
     assert_eq!([check(&one, "before").await, check(&other, "before").await], [(10, 0); 2]);
     assert_eq!(check(&one, "beside").await, (20, 10));
-    one.settle_async(&ticket, 5).await.unwrap();
+    one.settle(&ticket, 5).await.unwrap();
     assert_eq!([check(&one, "beside").await, check(&other, "beside").await], [(20, 10); 2]);
-    assert_eq!(one.peek_async(&request).await.strictest().unwrap().used(), 25);
+    assert_eq!(one.peek(&request).await.strictest().unwrap().used(), 25);
 }
 
 /// Many callers at once, on several instances: exactly as many pass as fit.
@@ -257,7 +256,7 @@ async fn callers_at_once_on_three_instances_get_exactly_what_fits() {
             let gate = std::sync::Arc::clone(&gates[at % 3]);
             tokio::spawn(async move {
                 let request = Request::new().with("user", "alice").with_cost(2500);
-                gate.reserve_async(&request).await.into_ticket()
+                gate.reserve(&request).await.into_ticket()
             })
         })
         .collect();
@@ -268,12 +267,12 @@ async fn callers_at_once_on_three_instances_get_exactly_what_fits() {
     assert_eq!(tickets.len(), 4);
     let request = Request::new().with("user", "alice");
     let counted = async || {
-        let found = gates[0].peek_async(&request).await;
+        let found = gates[0].peek(&request).await;
         found.iter().map(|one| (one.used(), one.held())).collect::<Vec<_>>()
     };
     assert_eq!(counted().await, [(4, 0), (0, 10_000), (0, 4)]);
     for ticket in &tickets {
-        gates[1].settle_async(ticket, 100).await.unwrap();
+        gates[1].settle(ticket, 100).await.unwrap();
     }
     assert_eq!(counted().await, [(4, 0), (400, 0), (0, 0)]);
 }
@@ -294,14 +293,14 @@ fn in_a_cluster_a_denied_reservation_holds_nothing_in_any_slot() {
         let request = |cost| Request::new().with("user", "alice").with("team", "red").with_cost(cost);
         let held = async || {
             let request = request(1);
-            let found = gate.peek_async(&request).await;
+            let found = gate.peek(&request).await;
             found.iter().map(|one| (one.used(), one.held())).collect::<Vec<_>>()
         };
         let (fits, exceeds) = (request(8), request(30));
-        let ticket = gate.reserve_async(&fits).await.into_ticket().unwrap();
+        let ticket = gate.reserve(&fits).await.into_ticket().unwrap();
         assert_eq!(held().await, [(0, 8), (0, 8)]);
         for _ in 0..20 {
-            assert!(gate.reserve_async(&exceeds).await.is_denied());
+            assert!(gate.reserve(&exceeds).await.is_denied());
         }
         // What was held before the other slot denied is cancelled in the background.
         let mut found = held().await;
@@ -313,7 +312,7 @@ fn in_a_cluster_a_denied_reservation_holds_nothing_in_any_slot() {
             found = held().await;
         }
         assert_eq!(found, [(0, 8), (0, 8)]);
-        gate.settle_async(&ticket, 5).await.unwrap();
+        gate.settle(&ticket, 5).await.unwrap();
         assert_eq!(held().await, [(5, 0), (5, 0)]);
     });
 }
@@ -330,22 +329,20 @@ fn in_a_cluster_a_denied_extension_holds_no_more_in_any_slot() {
         };
         let gate = redis_gate(policies(), options(&cluster.url()).with_deadline(PATIENT)).unwrap();
         let request = Request::new().with("user", "extender").with("team", "extenders").with_cost(8);
-        let ticket = gate.reserve_async(&request).await.into_ticket().unwrap();
-        let part = gate.settle_so_far_async(&ticket, 3).await.unwrap();
-        let denied = gate.extend_with_async(part.ticket(), Extension::new().with_total(30)).await.unwrap();
+        let ticket = gate.reserve(&request).await.into_ticket().unwrap();
+        let part = gate.settle_so_far(&ticket, 3).await.unwrap();
+        let denied = gate.extend_with(part.ticket(), Extension::new().with_total(30)).await.unwrap();
         assert_eq!(denied.status(), HoldStatus::Denied);
         assert!(denied.iter().all(|one| one.status() == HoldStatus::Denied && one.held() == 5), "{denied:?}");
-        let counted: Vec<_> =
-            gate.peek_async(&request).await.iter().map(|one| (one.used(), one.held())).collect();
+        let counted: Vec<_> = gate.peek(&request).await.iter().map(|one| (one.used(), one.held())).collect();
         assert_eq!(counted, [(3, 5); 5]);
         // The older ticket, and more that fits everywhere.
         assert_eq!(
-            gate.extend_with_async(&ticket, Extension::new().with_total(9)).await.unwrap().status(),
+            gate.extend_with(&ticket, Extension::new().with_total(9)).await.unwrap().status(),
             HoldStatus::Changed
         );
-        assert_eq!(gate.settle_async(&ticket, 9).await.unwrap().status(), HoldStatus::Changed);
-        let counted: Vec<_> =
-            gate.peek_async(&request).await.iter().map(|one| (one.used(), one.held())).collect();
+        assert_eq!(gate.settle(&ticket, 9).await.unwrap().status(), HoldStatus::Changed);
+        let counted: Vec<_> = gate.peek(&request).await.iter().map(|one| (one.used(), one.held())).collect();
         assert_eq!(counted, [(9, 0); 5]);
     });
 }
@@ -364,17 +361,17 @@ async fn a_key_with_1024_holds_takes_no_more_until_one_ends() {
     let request = Request::new().with("user", "alice").with_cost(3);
     let mut ticket = None;
     for _ in 0..1024 {
-        ticket = gate.reserve_async(&request).await.into_ticket();
+        ticket = gate.reserve(&request).await.into_ticket();
         assert!(memory.reserve(&request).is_allowed());
     }
-    for reserved in [gate.reserve_async(&request).await, memory.reserve(&request)] {
+    for reserved in [gate.reserve(&request).await, memory.reserve(&request)] {
         let reasons: Vec<_> = reserved.iter().map(|one| one.reason().map(slidegate::Reason::name)).collect();
         assert_eq!(reasons, [None, Some("too_many_holds")]);
         assert_eq!(reserved.iter().next().unwrap().used(), 1024, "a denial charges nothing");
     }
-    assert!(gate.check_async(&request).await.is_allowed(), "what is charged at once needs no hold");
-    gate.settle_async(&ticket.unwrap(), 1).await.unwrap();
-    assert!(gate.reserve_async(&request).await.is_allowed());
+    assert!(gate.check(&request).await.is_allowed(), "what is charged at once needs no hold");
+    gate.settle(&ticket.unwrap(), 1).await.unwrap();
+    assert!(gate.reserve(&request).await.is_allowed());
 }
 
 /// A client that cancels again and again must not make Redis decide what it has denied to others.
@@ -392,7 +389,7 @@ async fn a_cancellation_ends_cached_denials_of_its_own_keys_only() {
     let gate = redis_gate(set, options(&server.url()).with_deadline(PATIENT)).unwrap();
     let asked = async |user: &str| {
         let request = Request::new().with("user", user).under("requests");
-        gate.check_async(&request).await.strictest().map(|one| (one.is_allowed(), one.source())).unwrap()
+        gate.check(&request).await.strictest().map(|one| (one.is_allowed(), one.source())).unwrap()
     };
     let cached = (false, DecisionSource::CachedDenial);
     assert_eq!(asked("victim").await, (true, DecisionSource::Store));
@@ -402,15 +399,15 @@ async fn a_cancellation_ends_cached_denials_of_its_own_keys_only() {
     }
     for _ in 0..3 {
         let request = Request::new().with("user", "mallory").with_cost(10);
-        let ticket = gate.reserve_async(&request).await.into_ticket().unwrap();
+        let ticket = gate.reserve(&request).await.into_ticket().unwrap();
         assert_eq!(asked("mallory").await, (false, DecisionSource::Store));
         assert_eq!(asked("mallory").await, cached);
-        gate.cancel_async(&ticket).await.unwrap();
+        gate.cancel(&ticket).await.unwrap();
         assert_eq!(asked("victim").await, cached);
         // What was charged at once is given back, and found at once.
         let request = Request::new().with("user", "mallory").with_cost(10);
-        let ticket = gate.reserve_async(&request).await.into_ticket().unwrap();
-        gate.cancel_async(&ticket).await.unwrap();
+        let ticket = gate.reserve(&request).await.into_ticket().unwrap();
+        gate.cancel(&ticket).await.unwrap();
     }
 }
 
@@ -421,11 +418,11 @@ async fn a_settlement_survives_lost_scripts_and_a_lost_connection() {
     let gate = redis_gate(tokens(100), options(&server.url_as_user()).with_deadline(PATIENT)).unwrap();
     let request = Request::new().with("user", "alice").with_cost(10);
     for lost in [&["SCRIPT", "FLUSH"][..], &["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]] {
-        let ticket = gate.reserve_async(&request).await.into_ticket().unwrap();
+        let ticket = gate.reserve(&request).await.into_ticket().unwrap();
         server.admin(lost);
-        assert_eq!(gate.settle_async(&ticket, 4).await.unwrap().status(), HoldStatus::Changed, "{lost:?}");
+        assert_eq!(gate.settle(&ticket, 4).await.unwrap().status(), HoldStatus::Changed, "{lost:?}");
     }
-    assert_eq!(gate.peek_async(&request).await.strictest().unwrap().used(), 8);
+    assert_eq!(gate.peek(&request).await.strictest().unwrap().used(), 8);
 }
 
 /// While Redis is away, a fallback holds and settles in the process that decided, and a settlement of
@@ -435,14 +432,14 @@ async fn while_the_store_is_away_reservations_are_held_by_the_fallback() {
     let server = RedisServer::builder().start();
     let gate = redis_gate(tokens(100), options(&server.url_as_user())).unwrap();
     let request = Request::new().with("user", "alice").with_cost(10);
-    let before = gate.reserve_async(&request).await.into_ticket().unwrap();
+    let before = gate.reserve(&request).await.into_ticket().unwrap();
     server.kill();
-    let reserved = gate.reserve_async(&request).await;
+    let reserved = gate.reserve(&request).await;
     assert_eq!(reserved.strictest().unwrap().source(), DecisionSource::Local);
     let local = reserved.into_ticket().unwrap();
-    assert_eq!(gate.settle_async(&local, 4).await.unwrap().status(), HoldStatus::Changed);
-    assert!(gate.settle_async(&before, 4).await.is_err());
-    assert_eq!(gate.peek_async(&request).await.strictest().unwrap().used(), 4);
+    assert_eq!(gate.settle(&local, 4).await.unwrap().status(), HoldStatus::Changed);
+    assert!(gate.settle(&before, 4).await.is_err());
+    assert_eq!(gate.peek(&request).await.strictest().unwrap().used(), 4);
 }
 
 /// An operator forgets a customer, or a whole policy, with all that is held.
@@ -453,16 +450,16 @@ async fn a_reset_forgets_usage_and_holds() {
     let request = Request::new().with("user", "alice").with_cost(10);
     let names = || server.admin(&["KEYS", "sg1:*alice*"]);
     for by_policy in [false, true] {
-        assert!(gate.check_async(&request).await.is_allowed());
-        let ticket = gate.reserve_async(&request).await.into_ticket().unwrap();
+        assert!(gate.check(&request).await.is_allowed());
+        let ticket = gate.reserve(&request).await.into_ticket().unwrap();
         assert_eq!(names().lines().count(), 2, "{}", names());
         if by_policy {
-            assert_eq!(gate.reset_policy_async("tokens").await.unwrap(), 1);
+            assert_eq!(gate.reset_policy("tokens").await.unwrap(), 1);
         } else {
-            assert!(gate.reset_async(&request).await.unwrap());
+            assert!(gate.reset(&request).await.unwrap());
         }
         assert_eq!(names().trim(), "");
-        assert_eq!(gate.settle_async(&ticket, 7).await.unwrap().status(), HoldStatus::AlreadySettled);
-        assert_eq!(gate.peek_async(&request).await.strictest().unwrap().used(), 0);
+        assert_eq!(gate.settle(&ticket, 7).await.unwrap().status(), HoldStatus::AlreadySettled);
+        assert_eq!(gate.peek(&request).await.strictest().unwrap().used(), 0);
     }
 }

@@ -319,7 +319,7 @@ async fn a_log_that_was_cut_off_forgets_nothing_before_its_time() {
         // The first has expired, and no other.
         at(86_400);
         let request = slidegate::Request::new().with("user", &user);
-        let peeked = gate.peek_async(&request).await;
+        let peeked = gate.peek(&request).await;
         let outcome = peeked.strictest().unwrap();
         assert!(
             outcome.source() == DecisionSource::Local || outcome.used() == used - 1,

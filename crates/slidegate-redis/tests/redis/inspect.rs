@@ -47,12 +47,12 @@ async fn what_is_read_is_what_the_scripts_count() {
             3 => Verb::Penalize,
             _ => Verb::Check,
         };
-        shared.apply_all_async(verb, std::slice::from_ref(&request)).await;
+        shared.apply_all(verb, std::slice::from_ref(&request)).await;
         gate.apply_all(verb, std::slice::from_ref(&request));
         let look = Request::new().with("user", "alice");
         let found = gate.inspect(&look).unwrap();
         most = found.iter().map(|found| found.charges.len()).fold(most, usize::max);
-        assert_eq!(shared.inspect_async(&look).await.unwrap(), found, "after step {step}");
+        assert_eq!(shared.inspect(&look).await.unwrap(), found, "after step {step}");
     }
     assert!(most > 3, "at most {most} charges counted at once");
 
@@ -64,8 +64,8 @@ async fn what_is_read_is_what_the_scripts_count() {
     });
     shared.configure(PolicySet::new(changed.collect::<Vec<_>>()).unwrap()).unwrap();
     let look = Request::new().with("user", "alice").with_cost(3);
-    let found = shared.inspect_async(&look).await.unwrap();
-    let peeked = shared.peek_async(&look).await;
+    let found = shared.inspect(&look).await.unwrap();
+    let peeked = shared.peek(&look).await;
     assert_eq!(found.len(), 5);
     for (found, peeked) in found.iter().zip(peeked.iter()) {
         assert_eq!(&found.decision, peeked.decision(), "{}", found.policy);
@@ -87,12 +87,12 @@ async fn foreign_values_are_errors_that_name_the_key() {
         (long.as_str(), "is damaged: its widths are 1 and 4; reset the key"),
     ] {
         server.admin(&["SET", key, value]);
-        let error = shared.inspect_async(&alice).await.unwrap_err().to_string();
+        let error = shared.inspect(&alice).await.unwrap_err().to_string();
         assert!(error.contains(&format!("`{key}` {said}")), "{error}");
     }
     for another in ["\u{11}another algorithm's", "\u{22}another"] {
         server.admin(&["SET", key, another]);
-        assert_eq!(shared.inspect_async(&alice).await.unwrap()[0].decision.used(), 0);
+        assert_eq!(shared.inspect(&alice).await.unwrap()[0].decision.used(), 0);
     }
     let fixed = Request::new().with("user", "alice").under("fixed-window");
     let key = "sg1:fixed-window:alice";
@@ -103,13 +103,13 @@ async fn foreign_values_are_errors_that_name_the_key() {
         ("#4012345678x", "is not of layout 1 or 2: its first byte is 35"),
     ] {
         server.admin(&["SET", key, value]);
-        let error = shared.inspect_async(&fixed).await.unwrap_err().to_string();
+        let error = shared.inspect(&fixed).await.unwrap_err().to_string();
         assert!(error.contains(&format!("`{key}` {said}")), "{error}");
     }
     let key = "sg1:sliding-log:alice";
     server.admin(&["DEL", key]);
     server.admin(&["RPUSH", key, "x"]);
-    let error = shared.inspect_async(&alice).await.unwrap_err().to_string();
+    let error = shared.inspect(&alice).await.unwrap_err().to_string();
     assert!(error.contains("WRONGTYPE"), "{error}");
 }
 

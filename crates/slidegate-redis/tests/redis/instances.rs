@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use slidegate::store::FallbackStore;
-use slidegate::{Gate, PolicySet};
+use slidegate::{PolicySet, SharedGate};
 use slidegate_redis::RedisStore;
 use slidegate_testkit::redis::RedisServer;
 
@@ -50,7 +50,7 @@ async fn the_fallbacks_share_is_that_of_the_last_count() {
     let server = RedisServer::start();
     let gates = [(); 3].map(|()| {
         let policies = PolicySet::new([daily(6)]).unwrap();
-        Gate::with_store(policies, FallbackStore::new(store(&server))).unwrap()
+        SharedGate::with_store(policies, FallbackStore::new(store(&server))).unwrap()
     });
     for _ in 0..2 {
         for gate in &gates {

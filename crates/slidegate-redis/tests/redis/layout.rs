@@ -38,14 +38,10 @@ fn every_byte_is_where_the_documentation_says() {
         for (after_us, cost) in [(0, 1), (7, 300), (9, 2)] {
             server.clock().stand(NOW_US + after_us);
             let request = Request::new().with("user", "alice").with_cost(cost);
-            let charged = if cost > 100 {
-                gate.penalize_async(&request).await
-            } else {
-                gate.check_async(&request).await
-            };
+            let charged = if cost > 100 { gate.penalize(&request).await } else { gate.check(&request).await };
             assert_eq!(charged.is_allowed(), cost != 2, "{charged:?}");
             if cost == 2 {
-                gate.penalize_async(&request).await;
+                gate.penalize(&request).await;
             }
         }
     });
@@ -109,7 +105,7 @@ fn runtime() -> tokio::runtime::Runtime {
 /// What each counter of the gate says is used after this.
 async fn used(gate: &RedisGate, verb: Verb, cost: u64) -> Vec<u64> {
     let request = Request::new().with("user", "alice").with_cost(cost);
-    let applied = gate.apply_all_async(verb, std::slice::from_ref(&request)).await;
+    let applied = gate.apply_all(verb, std::slice::from_ref(&request)).await;
     assert!(
         applied.iter().all(|one| one.decision().source() == DecisionSource::Store),
         "{:?}",
@@ -190,7 +186,7 @@ fn values_of_layout_1_are_counted_on_and_written_anew_when_they_are_charged() {
     runtime().block_on(async {
         let gate = counters(&server, Duration::from_secs(60));
         assert_eq!(used(&gate, Verb::Peek, 1).await, [7; 2]);
-        let found = gate.inspect_async(&Request::new().with("user", "alice")).await.unwrap();
+        let found = gate.inspect(&Request::new().with("user", "alice")).await.unwrap();
         assert_eq!(found.iter().map(|found| found.decision.used()).collect::<Vec<_>>(), [7; 2]);
         assert_eq!((stored(&server, FIXED), stored(&server, SLIDING)), (fixed, sliding));
         assert_eq!(used(&gate, Verb::Check, 1).await, [8; 2]);
@@ -250,7 +246,7 @@ fn twelve_empty_bytes_are_no_compact_value_under_any_window() {
                 let key = format!("sg1:{policy}:alice");
                 conn.call(&[b"SET".as_slice(), key.as_bytes(), &[0; 12], b"PX", b"100000"]).unwrap();
                 let request = Request::new().with("user", "alice").under(policy);
-                let outcome = gate.check_async(&request).await;
+                let outcome = gate.check(&request).await;
                 assert_eq!(
                     outcome.strictest().unwrap().source(),
                     DecisionSource::Local,

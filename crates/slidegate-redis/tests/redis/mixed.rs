@@ -108,7 +108,7 @@ fn calls_of_several_verbs_and_roles_in_redis_decide_as_in_memory() {
                 decisions.iter().map(|one| without_source(format!("{:?}", one.decision()))).collect()
             };
             let ours = memory.apply(&requests);
-            let theirs = runtime.block_on(redis.apply_async(&requests));
+            let theirs = runtime.block_on(redis.apply(&requests));
             assert_eq!(said(&theirs), said(&ours), "{asked:?} of {calls:?}: {:?}", redis.store().stats());
             assert_eq!(theirs.verdict(), ours.verdict(), "{asked:?} of {calls:?}");
         }
@@ -148,7 +148,7 @@ fn calls_over_several_slots_decide_as_in_memory_while_nobody_else_asks() {
                 decisions.iter().map(|one| (one.verdict(), one.used(), one.remaining(), one.cost())).collect()
             };
             let ours = memory.apply(&requests);
-            let theirs = runtime.block_on(redis.apply_async(&requests));
+            let theirs = runtime.block_on(redis.apply(&requests));
             assert_eq!(said(&theirs), said(&ours), "{asked:?} of {calls:?}: {:?}", redis.store().stats());
             assert_eq!(theirs.verdict(), ours.verdict(), "{asked:?} of {calls:?}");
             // What was charged before a denial of another slot is refunded in the background.
@@ -160,7 +160,7 @@ fn calls_over_several_slots_decide_as_in_memory_while_nobody_else_asks() {
                 |decisions: &Decisions<'_>| -> Vec<_> { decisions.iter().map(|one| one.used()).collect() };
             let expected = used(&memory.apply_all(Verb::Peek, &looks));
             until_true("the stores agree on what is used", || {
-                used(&runtime.block_on(redis.apply_all_async(Verb::Peek, &looks))) == expected
+                used(&runtime.block_on(redis.apply_all(Verb::Peek, &looks))) == expected
             });
         }
         Ok(())

@@ -114,25 +114,25 @@ async fn the_module_decides_whatever_scripts_decide() {
     let request = |cost| Request::new().with("user", "carol").with_cost(cost);
     // Asked for in the background.
     for _ in 0..1000 {
-        gate.check_async(&request(0)).await;
+        gate.check(&request(0)).await;
         if has_module(&gate) {
             break;
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     let before = all_calls(&server);
-    assert!(gate.check_async(&request(60)).await.is_allowed());
-    assert!(gate.check_async(&request(60)).await.is_denied());
-    assert!(gate.peek_async(&request(40)).await.is_allowed());
-    gate.refund_async(&request(20)).await;
-    gate.penalize_async(&request(50)).await;
+    assert!(gate.check(&request(60)).await.is_allowed());
+    assert!(gate.check(&request(60)).await.is_denied());
+    assert!(gate.peek(&request(40)).await.is_allowed());
+    gate.refund(&request(20)).await;
+    gate.penalize(&request(50)).await;
     let nothing = request(0);
-    let decisions = gate.peek_async(&nothing).await;
+    let decisions = gate.peek(&nothing).await;
     let used: Vec<_> = decisions.iter().map(|one| one.decision().used()).collect();
     assert_eq!(used, [90, 90]);
-    assert!(gate.check_once_async(&request(5), "once").await.is_allowed());
-    assert!(gate.check_once_async(&request(5), "once").await.is_allowed());
-    assert_eq!(gate.peek_async(&request(0)).await.strictest().unwrap().decision().used(), 95);
+    assert!(gate.check_once(&request(5), "once").await.is_allowed());
+    assert!(gate.check_once(&request(5), "once").await.is_allowed());
+    assert_eq!(gate.peek(&request(0)).await.strictest().unwrap().decision().used(), 95);
     assert_eq!(since(&server, before), [0, 9, 0, 0]);
 }
 
@@ -145,7 +145,7 @@ async fn holds_are_made_and_changed_by_the_module() {
     charge_until_known(&gate).await;
     let before = all_calls(&server);
     let held = Request::new().with("user", "bob").with_cost(10_000);
-    let ticket = gate.reserve_async(&held).await.into_ticket().unwrap();
+    let ticket = gate.reserve(&held).await.into_ticket().unwrap();
     assert_eq!(since(&server, before), [0, 1, 0, 0]);
     // Another instance does not know that there are holds.
     let other = crate::callers::gate([daily(10_000)], options(&server.url_as_user()).with_deadline(LATER));
@@ -154,10 +154,10 @@ async fn holds_are_made_and_changed_by_the_module() {
     let denied = check_cost(&other, "bob", 1).await;
     assert!(!denied.allowed && denied.by_store(), "what is held counts");
     assert_eq!(since(&server, before), [1, 1, 0, 0]);
-    assert_eq!(gate.settle_so_far_async(&ticket, 1).await.unwrap().status(), HoldStatus::Changed);
-    assert_eq!(gate.extend_async(&ticket).await.unwrap().status(), HoldStatus::Changed);
-    assert_eq!(gate.settle_async(&ticket, 1).await.unwrap().status(), HoldStatus::Changed);
-    assert_eq!(gate.settle_async(&ticket, 5).await.unwrap().status(), HoldStatus::AlreadySettled);
+    assert_eq!(gate.settle_so_far(&ticket, 1).await.unwrap().status(), HoldStatus::Changed);
+    assert_eq!(gate.extend(&ticket).await.unwrap().status(), HoldStatus::Changed);
+    assert_eq!(gate.settle(&ticket, 1).await.unwrap().status(), HoldStatus::Changed);
+    assert_eq!(gate.settle(&ticket, 5).await.unwrap().status(), HoldStatus::AlreadySettled);
     assert_eq!(since(&server, before), [1, 1, 4, 0]);
     assert!(check_cost(&gate, "bob", 9_999).await.allowed);
     assert!(!check_cost(&gate, "bob", 1).await.allowed);
@@ -174,9 +174,9 @@ async fn a_user_of_the_first_commands_runs_the_scripts_for_the_others() {
     let before = all_calls(&server);
     charge(&gate, 5).await;
     let request = Request::new().with("user", "bob").with_cost(7);
-    let ticket = gate.reserve_async(&request).await.into_ticket().unwrap();
-    assert_eq!(gate.settle_async(&ticket, 3).await.unwrap().status(), HoldStatus::Changed);
-    let used = gate.peek_async(&request).await.strictest().unwrap().decision().used();
+    let ticket = gate.reserve(&request).await.into_ticket().unwrap();
+    assert_eq!(gate.settle(&ticket, 3).await.unwrap().status(), HoldStatus::Changed);
+    let used = gate.peek(&request).await.strictest().unwrap().decision().used();
     assert_eq!(used, 3);
     let [checks, .., scripts] = since(&server, before);
     assert_eq!(checks, 5);

@@ -105,7 +105,7 @@ async fn admits_the_limit(instances: &[Arc<RedisGate>; 2], request: impl Fn() ->
     for number in 0..2 * LIMIT {
         let (instance, request) = (Arc::clone(&instances[usize::from(number % 2 == 0)]), request());
         tasks.spawn(async move {
-            let decisions = instance.check_async(&request).await;
+            let decisions = instance.check(&request).await;
             let by_store = [DecisionSource::Store, DecisionSource::CachedDenial];
             let failure = instance.store().stats().last_failure;
             assert!(
@@ -134,26 +134,26 @@ async fn decides_exactly(url: &str) {
     // Holds: on one key and on four, settled by the other instance.
     let single = || Request::new().with("user", "carol").with("token-bucket", "carol").with_cost(30);
     for request in [single(), under_all("dave").with_cost(30)] {
-        let ticket = one.reserve_async(&request).await.into_ticket().unwrap();
-        assert!(other.check_async(&request).await.is_denied());
-        let extended = other.extend_with_async(&ticket, Extension::new().with_total(35)).await.unwrap();
+        let ticket = one.reserve(&request).await.into_ticket().unwrap();
+        assert!(other.check(&request).await.is_denied());
+        let extended = other.extend_with(&ticket, Extension::new().with_total(35)).await.unwrap();
         assert!(extended.iter().all(|one| one.status() == HoldStatus::Changed), "{extended:?}");
-        other.settle_async(&ticket, 10).await.unwrap();
-        let peeked = one.peek_async(&request).await;
+        other.settle(&ticket, 10).await.unwrap();
+        let peeked = one.peek(&request).await;
         assert!(peeked.iter().all(|one| one.used() == 10 && one.decision().held() == 0), "{peeked:?}");
-        let ticket = one.reserve_async(&request).await.into_ticket().unwrap();
-        other.cancel_async(&ticket).await.unwrap();
-        assert!(one.refund_async(&request.clone().with_cost(10)).await.iter().all(|one| one.used() == 0));
+        let ticket = one.reserve(&request).await.into_ticket().unwrap();
+        other.cancel(&ticket).await.unwrap();
+        assert!(one.refund(&request.clone().with_cost(10)).await.iter().all(|one| one.used() == 0));
     }
 
     // A repeated request is charged once.
     let request = under_all("erin").with_cost(25);
     for instance in &instances {
-        assert!(instance.check_once_async(&request, "id").await.is_allowed());
+        assert!(instance.check_once(&request, "id").await.is_allowed());
     }
-    assert!(one.penalize_async(&request).await.iter().all(|one| one.used() == 50));
-    assert!(one.reset_async(&request).await.unwrap());
-    assert!(one.peek_async(&request).await.iter().all(|one| one.used() == 0));
+    assert!(one.penalize(&request).await.iter().all(|one| one.used() == 50));
+    assert!(one.reset(&request).await.unwrap());
+    assert!(one.peek(&request).await.iter().all(|one| one.used() == 0));
 
     // What instances share beside usage.
     one.store().primary().count_instances().await.unwrap();

@@ -35,7 +35,7 @@ fn keys_of_a_hash_tag_at_both_ends_of_a_moving_slot_are_charged_together_or_not_
         let request = Request::new().with("tenant", "try-again").with("user", "alice");
         // The key of one policy exists, that of the other does not.
         let first = gate([named("a", 9)], tagged(LATER));
-        assert!(first.check_async(&request).await.is_allowed());
+        assert!(first.check(&request).await.is_allowed());
         let keys = || {
             let masters = cluster.nodes().iter().filter(|node| node.admin(&["ROLE"]).starts_with("master"));
             masters.flat_map(|node| {
@@ -51,7 +51,7 @@ fn keys_of_a_hash_tag_at_both_ends_of_a_moving_slot_are_charged_together_or_not_
         let migration = cluster.migrate_begin(slot, to);
 
         let both = gate([named("a", 9), named("b", 9)], tagged(Duration::from_millis(300)));
-        let decisions = both.check_async(&request).await;
+        let decisions = both.check(&request).await;
         assert!(decisions.iter().all(|one| one.source() == DecisionSource::Local), "{decisions:?}");
         let failure = last_failure(&both);
         assert!(failure.contains("TRYAGAIN"), "{failure}");
@@ -84,7 +84,7 @@ fn request_of_alice() -> Request<'static> {
 
 /// What the store says is used under each policy, after a check or without one.
 async fn used_under(gate: &RedisGate, request: &Request<'_>, checks: bool) -> Vec<u64> {
-    let decisions = if checks { gate.check_async(request).await } else { gate.peek_async(request).await };
+    let decisions = if checks { gate.check(request).await } else { gate.peek(request).await };
     assert!(decisions.iter().all(|one| one.source() == DecisionSource::Store), "{decisions:?}");
     decisions.iter().map(|one| one.used()).collect()
 }
@@ -242,7 +242,7 @@ async fn a_client_whose_clock_is_set() {
     let outcome = check(&gate, "alice").await;
     assert_eq!((outcome.used, outcome.allowed, outcome.by_store()), (3, true, true));
     let request = Request::new().with("user", "alice");
-    let decisions = gate.check_async(&request).await;
+    let decisions = gate.check(&request).await;
     let denied = decisions.strictest().unwrap();
     assert_eq!((denied.is_denied(), denied.source()), (true, DecisionSource::Store));
     let wait = denied.retry_after().unwrap();

@@ -56,13 +56,8 @@ impl Both {
         let request = Request::new().with("user", "alice").with_cost(cost);
         let ours =
             *self.memory.apply_all(verb, std::slice::from_ref(&request)).strictest().unwrap().decision();
-        let theirs = *self
-            .redis
-            .apply_all_async(verb, std::slice::from_ref(&request))
-            .await
-            .strictest()
-            .unwrap()
-            .decision();
+        let theirs =
+            *self.redis.apply_all(verb, std::slice::from_ref(&request)).await.strictest().unwrap().decision();
         assert_eq!(
             format!("{theirs:?}"),
             format!("{ours:?}"),
@@ -195,9 +190,9 @@ fn excess_past_what_a_key_holds_is_not_given_back() {
             let gate = gate(policies(), options(&cluster.url()).with_deadline(LATER).without_denial_cache());
             let user = format!("excess-{number}");
             let only = Request::new().with("user", &user).under("bucket").with_cost(3);
-            assert_eq!(gate.penalize_async(&only).await.strictest().unwrap().used(), 3);
+            assert_eq!(gate.penalize(&only).await.strictest().unwrap().used(), 3);
             let both = Request::new().with("user", &user).with_cost(100);
-            assert!(gate.check_async(&both).await.is_denied());
+            assert!(gate.check(&both).await.is_denied());
             let mut used = 10;
             for _ in 0..500 {
                 used = until_used(&gate, &user).await[0];

@@ -41,8 +41,8 @@ async fn settlements_wait_for_the_store_and_are_sent_when_it_replies() {
     let gate = shared(&server);
     let cost = [("input", 100), ("output", 400)];
     let request = Request::new().with("user", "alice").with_cost(cost);
-    let settled = gate.reserve_async(&request).await.into_ticket().unwrap();
-    let cancelled = gate.reserve_async(&request).await.into_ticket().unwrap();
+    let settled = gate.reserve(&request).await.into_ticket().unwrap();
+    let cancelled = gate.reserve(&request).await.into_ticket().unwrap();
     server.pause();
     let cost = [("input", 90), ("output", 20)];
     assert!(gate.settle_later(settled.clone(), cost).unwrap());
@@ -52,7 +52,7 @@ async fn settlements_wait_for_the_store_and_are_sent_when_it_replies() {
     assert!(gate.cancel_later(cancelled).unwrap());
     assert_eq!(gate.pending_settlements().waiting, 2);
     // Until a first attempt has failed.
-    let checked = gate.check_async(&request).await;
+    let checked = gate.check(&request).await;
     let is_awake = server.is_awake();
     let is_by_store = checked.iter().any(|one| one.source() == slidegate::DecisionSource::Store);
     assert!(!is_by_store, "the server is {}: {checked:?}", if is_awake { "awake" } else { "paused" });
@@ -62,7 +62,7 @@ async fn settlements_wait_for_the_store_and_are_sent_when_it_replies() {
     assert_eq!((stats.sent, stats.dropped), (2, 0));
     assert_eq!(until_used(&gate, "alice").await, [1, 90, 20]);
     let request = Request::new().with("user", "alice");
-    assert!(gate.peek_async(&request).await.iter().all(|one| one.held() == 0));
+    assert!(gate.peek(&request).await.iter().all(|one| one.held() == 0));
 }
 
 /// What can no longer change anything is given up, and counted.
@@ -71,7 +71,7 @@ async fn a_settlement_is_given_up_when_the_time_of_its_hold_is_over() {
     let server = RedisServer::builder().start();
     let gate = shared(&server);
     let request = Request::new().with("user", "alice").with_cost(100);
-    let reserved = gate.reserve_for_async(&request, Duration::from_millis(300)).await.unwrap();
+    let reserved = gate.reserve_for(&request, Duration::from_millis(300)).await.unwrap();
     let ticket = reserved.into_ticket().unwrap();
     server.kill();
     gate.settle_later(ticket, 5).unwrap();
@@ -87,7 +87,7 @@ fn without_a_runtime_a_settlement_is_refused() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let gate = shared(&server);
     let request = Request::new().with("user", "alice").with_cost(100);
-    let ticket = runtime.block_on(async { gate.reserve_async(&request).await.into_ticket().unwrap() });
+    let ticket = runtime.block_on(async { gate.reserve(&request).await.into_ticket().unwrap() });
     let error = gate.settle_later(ticket.clone(), 5).unwrap_err();
     assert_eq!(
         error.to_string(),

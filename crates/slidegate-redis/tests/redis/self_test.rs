@@ -172,15 +172,15 @@ async fn where_scripts_may_not_call_time_limits_are_shared_and_never_exceeded() 
     }
 
     let request = Request::new().with("user", "bob");
-    let ticket = gate.reserve_async(&request.clone().with_cost(3)).await.into_ticket().unwrap();
-    gate.settle_async(&ticket, 2).await.unwrap();
-    let decisions = gate.peek_async(&request).await;
+    let ticket = gate.reserve(&request.clone().with_cost(3)).await.into_ticket().unwrap();
+    gate.settle(&ticket, 2).await.unwrap();
+    let decisions = gate.peek(&request).await;
     assert!(decisions.iter().any(|one| one.policy().name() == "fixed-window" && one.used() == 2));
     assert_eq!(store.count_instances().await.unwrap(), 1);
-    assert!(gate.reset_async(&request).await.unwrap());
+    assert!(gate.reset(&request).await.unwrap());
 
     // Nothing is written for the clock but the key itself, and not to a value that is another program's.
-    assert!(gate.peek_async(&Request::new().with("user", "dave")).await.is_allowed());
+    assert!(gate.peek(&Request::new().with("user", "dave")).await.is_allowed());
     assert_eq!(server.admin(&["KEYS", "*dave*"]), "");
     server.admin(&["SET", "sg1:exact:mallory", "foreign"]);
     assert!(!check(&gate, "mallory").await.by_store());

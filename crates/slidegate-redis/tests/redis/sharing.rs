@@ -46,11 +46,11 @@ async fn until_it_remembers(gate: &RedisGate) {
     let (much, one) =
         (Request::new().with("user", "nobody").with_cost(10), Request::new().with("user", "nobody"));
     for _ in 0..1000 {
-        let decisions = gate.check_async(&one).await;
+        let decisions = gate.check(&one).await;
         if decisions.is_allowed() {
-            gate.penalize_async(&much).await;
+            gate.penalize(&much).await;
         } else if decisions.strictest().unwrap().source() == DecisionSource::CachedDenial {
-            gate.reset_async(&one).await.unwrap();
+            gate.reset(&one).await.unwrap();
             return;
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -170,11 +170,11 @@ async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
     let before_all = gate.store().primary().stats().cached_denials;
     let request = Request::new().with("user", "alice");
     for _ in 0..2 {
-        assert!(gate.check_async(&request).await.is_allowed());
+        assert!(gate.check(&request).await.is_allowed());
     }
     let strictest = |decisions: &Decisions<'_>| *decisions.strictest().unwrap().decision();
     let sent = Instant::now();
-    let denied = strictest(&gate.check_async(&request).await);
+    let denied = strictest(&gate.check(&request).await);
     assert_eq!((denied.is_denied(), denied.source()), (true, DecisionSource::Store));
     let wait = denied.retry_after().unwrap();
     let free = Instant::now() + wait;
@@ -183,7 +183,7 @@ async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
     let mut cached = 0;
     loop {
         let begun = Instant::now();
-        let outcome = strictest(&gate.check_async(&request).await);
+        let outcome = strictest(&gate.check(&request).await);
         if outcome.source() == DecisionSource::Store {
             // The true wait is over, or all but the time that the denial took to arrive.
             assert!(Instant::now() >= sent + wait);
@@ -210,11 +210,11 @@ async fn a_denied_key_costs_the_server_no_call_until_its_wait_is_over() {
     server.admin(&["FLUSHALL"]);
     let request = Request::new().with("user", "bob");
     for _ in 0..2 {
-        assert!(gate.check_async(&request).await.is_allowed());
+        assert!(gate.check(&request).await.is_allowed());
     }
-    let denied = strictest(&gate.check_async(&request).await);
+    let denied = strictest(&gate.check(&request).await);
     sleep_until(Instant::now() + denied.retry_after().unwrap()).await;
-    assert!(gate.check_async(&request).await.is_allowed());
+    assert!(gate.check(&request).await.is_allowed());
 }
 
 /// What did not fit says nothing about what is smaller.
@@ -238,7 +238,7 @@ async fn a_cached_denial_holds_for_costs_at_least_as_large_and_for_its_own_key()
     }
     // More than ever fits: no wait is promised.
     let request = Request::new().with("user", "alice").with_cost(11);
-    assert_eq!(gate.check_async(&request).await.strictest().unwrap().retry_after(), None);
+    assert_eq!(gate.check(&request).await.strictest().unwrap().retry_after(), None);
     let other = check_cost(&gate, "bob", 5).await;
     assert_eq!((other.allowed, other.source), (true, DecisionSource::Store));
 }
@@ -257,13 +257,13 @@ async fn a_refund_a_reset_and_another_quota_end_cached_denials() {
             assert_eq!((outcome.allowed, outcome.source), (false, source), "{end}");
         }
         match end {
-            "refund" => assert_eq!(gate.refund_async(&request).await.strictest().unwrap().cost(), 1),
-            "reset" => assert!(gate.reset_async(&request).await.unwrap()),
+            "refund" => assert_eq!(gate.refund(&request).await.strictest().unwrap().cost(), 1),
+            "reset" => assert!(gate.reset(&request).await.unwrap()),
             _ => gate.configure(PolicySet::new([daily(2)]).unwrap()).unwrap(),
         }
         let outcome = check_cost(&gate, "alice", 1).await;
         assert_eq!((outcome.allowed, outcome.source), (true, DecisionSource::Store), "{end}");
-        gate.reset_async(&request).await.unwrap();
+        gate.reset(&request).await.unwrap();
     }
 }
 
@@ -277,12 +277,12 @@ async fn a_denial_that_a_refund_overtakes_is_not_cached() {
         until_it_remembers(&gate).await;
         assert!(check_cost(&gate, "alice", 1).await.allowed);
         let request = Request::new().with("user", "alice");
-        gate.peek_async(&request).await;
+        gate.peek(&request).await;
 
         server.pause();
         let mut denial = [checking(&gate, 1)];
         begin(&mut denial).await;
-        let mut refund = [Box::pin(gate.refund_async(&request))];
+        let mut refund = [Box::pin(gate.refund(&request))];
         begin(&mut refund).await;
         server.resume();
         let ([denial], [refund]) = (denial, refund);
@@ -368,7 +368,7 @@ async fn a_flood_on_a_blocked_key_asks_the_store_ten_times_a_second_at_most() {
     until_used(&gate, "alice").await;
     let mallory = Request::new().with("user", "mallory");
     let source = async || {
-        let decisions = gate.check_async(&mallory).await;
+        let decisions = gate.check(&mallory).await;
         let denied = decisions.strictest().unwrap();
         assert_eq!((denied.reason(), denied.limit(), denied.used()), (Some(Reason::Blocked), 5, 0));
         denied.source()
@@ -386,8 +386,8 @@ async fn a_flood_on_a_blocked_key_asks_the_store_ten_times_a_second_at_most() {
     assert!(u128::from(calls) <= most, "{calls} calls in {:?}", began.elapsed());
 
     // What this instance does to the key is seen at once.
-    gate.penalize_async(&mallory).await;
-    assert_eq!(gate.check_async(&mallory).await.strictest().unwrap().used(), 1);
-    gate.reset_async(&mallory).await.unwrap();
-    assert_eq!(gate.check_async(&mallory).await.strictest().unwrap().used(), 0);
+    gate.penalize(&mallory).await;
+    assert_eq!(gate.check(&mallory).await.strictest().unwrap().used(), 1);
+    gate.reset(&mallory).await.unwrap();
+    assert_eq!(gate.check(&mallory).await.strictest().unwrap().used(), 0);
 }

@@ -36,13 +36,13 @@ fn a_denial_in_any_of_several_slots_leaves_the_other_policies_uncharged() {
                     let options = if batching { options } else { options.without_batching() };
                     let gate = gate(policies, options);
                     let request = Request::new().with("user", user);
-                    gate.reset_async(&request).await.unwrap();
-                    assert!(gate.check_async(&request).await.is_allowed());
+                    gate.reset(&request).await.unwrap();
+                    assert!(gate.check(&request).await.is_allowed());
                     // At first the slots are asked in their order, then the one that denies before
                     // the others.
                     for round in 0..20 {
                         let calls = gate.store().primary().stats().calls;
-                        let decisions = gate.check_async(&request).await;
+                        let decisions = gate.check(&request).await;
                         if round > 0 {
                             // It alone, and a peek at each of the others: nothing to refund.
                             assert_eq!(
@@ -98,10 +98,10 @@ fn denied_requests_that_count_are_counted_in_every_slot() {
             });
             let options = options(&cluster.url()).with_deadline(PATIENT);
             let gate = gate(policies, options);
-            gate.reset_async(&request).await.unwrap();
-            assert!(gate.check_async(&request).await.is_allowed());
+            gate.reset(&request).await.unwrap();
+            assert!(gate.check(&request).await.is_allowed());
             for asked in 2..=10 {
-                let decisions = gate.check_async(&request).await;
+                let decisions = gate.check(&request).await;
                 assert!(decisions.is_denied());
                 for outcome in decisions.iter().filter(|outcome| outcome.policy().name() != denier) {
                     assert_eq!(
@@ -145,15 +145,15 @@ fn a_denial_in_one_slot_holds_although_another_does_not_answer() {
             let gate =
                 gate(policies(), options(&cluster.url()).with_deadline(SILENCE).without_denial_cache());
             until_used(&gate, user).await;
-            gate.reset_async(&request).await.unwrap();
-            assert!(gate.check_async(&request).await.is_allowed());
+            gate.reset(&request).await.unwrap();
+            assert!(gate.check(&request).await.is_allowed());
             for known in [false, true] {
                 if known {
-                    assert!(gate.check_async(&request).await.is_denied());
+                    assert!(gate.check(&request).await.is_denied());
                 }
                 let node = node_of(silent);
                 node.pause();
-                let decisions = gate.check_async(&request).await;
+                let decisions = gate.check(&request).await;
                 node.resume();
                 let outcome = decisions.iter().find(|one| one.policy().name() == denier).unwrap();
                 // A node that is silent may be asked first, and then nobody knows.
@@ -195,22 +195,20 @@ fn a_charge_that_no_longer_counts_is_not_refunded() {
         let options = || options(&cluster.url()).with_deadline(PATIENT).without_denial_cache();
         let (gate, witness) = (gate(policies(), options()), gate(policies(), options()));
         let under = |policy: &'static str| Request::new().with("user", user).under(policy);
-        let used = async || witness.peek_async(&under("short")).await.strictest().unwrap().used();
-        assert!(gate.check_async(&under("long")).await.is_allowed());
+        let used = async || witness.peek(&under("short")).await.strictest().unwrap().used();
+        assert!(gate.check(&under("long")).await.is_allowed());
         assert_eq!(used().await, 0);
 
         let silent = cluster.master_of(slot_of("long", user));
         silent.pause();
         let denied = {
             let (gate, user) = (gate.clone(), user.clone());
-            tokio::spawn(
-                async move { gate.check_async(&Request::new().with("user", &user)).await.is_denied() },
-            )
+            tokio::spawn(async move { gate.check(&Request::new().with("user", &user)).await.is_denied() })
         };
         until_async("the first slot is charged", async || used().await == 1).await;
         until_async("the charge no longer counts", async || used().await == 0).await;
         for _ in 0..3 {
-            assert!(witness.check_async(&under("short")).await.is_allowed());
+            assert!(witness.check(&under("short")).await.is_allowed());
         }
         silent.resume();
         assert!(denied.await.unwrap());
@@ -236,10 +234,10 @@ fn a_caller_who_gives_up_leaves_no_policy_charged_alone() {
                 let options = if batching { options } else { options.without_batching() };
                 let gate = gate(names.map(|name| named(name, 100)), options);
                 until_used(&gate, user).await;
-                gate.reset_async(&request).await.unwrap();
+                gate.reset(&request).await.unwrap();
                 let node = cluster.master_of(cluster.slot_of(&format!("sg1:{silent}:{user}")));
                 node.pause();
-                let hurried = tokio::time::timeout(SILENCE / 3, gate.check_async(&request)).await;
+                let hurried = tokio::time::timeout(SILENCE / 3, gate.check(&request)).await;
                 assert!(hurried.is_err(), "{silent} answers");
                 drop(hurried);
                 node.resume();
@@ -327,7 +325,7 @@ fn hostile_ids_never_collide_nor_choose_their_slot() {
             for round in [1, 2] {
                 for id in &ids {
                     let request = Request::new().with("user", *id);
-                    let decisions = gate.check_async(&request).await;
+                    let decisions = gate.check(&request).await;
                     let outcome = decisions.strictest().unwrap();
                     assert_eq!((outcome.source(), outcome.used()), (DecisionSource::Store, round), "{id:?}");
                 }

@@ -17,11 +17,11 @@ async fn another_instance_settles_a_ticket_and_a_repeated_call_charges_once() {
     let gate = || redis_gate(tokens(100), options(&server.url_as_user())).unwrap();
     let (one, other) = (gate(), gate());
     let request = Request::new().with("user", "alice").with_cost(60);
-    let text = one.reserve_async(&request).await.into_ticket().unwrap().to_string();
+    let text = one.reserve(&request).await.into_ticket().unwrap().to_string();
     let ticket: Ticket = text.parse().unwrap();
-    assert_eq!(other.settle_async(&ticket, 20).await.unwrap().status(), HoldStatus::Changed);
-    assert_eq!(one.settle_async(&ticket, 90).await.unwrap().status(), HoldStatus::AlreadySettled);
-    assert_eq!(one.peek_async(&request).await.strictest().unwrap().used(), 20);
+    assert_eq!(other.settle(&ticket, 20).await.unwrap().status(), HoldStatus::Changed);
+    assert_eq!(one.settle(&ticket, 90).await.unwrap().status(), HoldStatus::AlreadySettled);
+    assert_eq!(one.peek(&request).await.strictest().unwrap().used(), 20);
 }
 
 /// A client whose connection broke reserves again, and must not hold twice, whichever instance it
@@ -42,9 +42,9 @@ async fn a_repeated_reservation_holds_once_and_has_one_ticket() {
     let ttl = Some(Duration::from_secs(300));
     let once = |id| HoldOptions { ttl, id: Some(id) };
     let theirs = [
-        one.reserve_all_async(std::slice::from_ref(&request), once("order-7")).await.unwrap(),
-        one.reserve_all_async(std::slice::from_ref(&request), once("order-7")).await.unwrap(),
-        other.reserve_all_async(std::slice::from_ref(&request), once("order-7")).await.unwrap(),
+        one.reserve_all(std::slice::from_ref(&request), once("order-7")).await.unwrap(),
+        one.reserve_all(std::slice::from_ref(&request), once("order-7")).await.unwrap(),
+        other.reserve_all(std::slice::from_ref(&request), once("order-7")).await.unwrap(),
     ];
     let ours = [(); 2].map(|()| memory.reserve_all(std::slice::from_ref(&request), once("order-7")).unwrap());
     for same in [&theirs[..], &ours] {
@@ -56,23 +56,19 @@ async fn a_repeated_reservation_holds_once_and_has_one_ticket() {
     // Another cost, and a check, are other requests.
     let more = Request::new().with("user", "alice").with_cost(200);
     let [again, checked] = [
-        one.reserve_all_async(std::slice::from_ref(&more), once("order-7"))
-            .await
-            .unwrap()
-            .into_ticket()
-            .unwrap(),
-        one.reserve_all_async(std::slice::from_ref(&request), once("order-8"))
+        one.reserve_all(std::slice::from_ref(&more), once("order-7")).await.unwrap().into_ticket().unwrap(),
+        one.reserve_all(std::slice::from_ref(&request), once("order-8"))
             .await
             .unwrap()
             .into_ticket()
             .unwrap(),
     ];
-    assert!(one.check_once_async(&request, "order-7").await.is_allowed());
+    assert!(one.check_once(&request, "order-7").await.is_allowed());
     let state = |decided: slidegate::Decisions<'_>| {
         decided.iter().map(|one| (one.used(), one.held())).collect::<Vec<_>>()
     };
     let expected = [(4, 0), (100, 400), (0, 3)];
-    assert_eq!(state(one.peek_async(&request).await), expected);
+    assert_eq!(state(one.peek(&request).await), expected);
     assert!(memory.reserve_all(std::slice::from_ref(&more), once("order-7")).unwrap().is_allowed());
     assert!(memory.reserve_all(std::slice::from_ref(&request), once("order-8")).unwrap().is_allowed());
     assert!(memory.check_once(&request, "order-7").is_allowed());
@@ -80,10 +76,10 @@ async fn a_repeated_reservation_holds_once_and_has_one_ticket() {
     // One hold each, which one ticket settles.
     let ticket = theirs[2].ticket().unwrap();
     for ticket in [ticket, &again, &checked] {
-        assert_eq!(other.settle_async(ticket, 10).await.unwrap().status(), HoldStatus::Changed);
-        assert_eq!(one.settle_async(ticket, 10).await.unwrap().status(), HoldStatus::AlreadySettled);
+        assert_eq!(other.settle(ticket, 10).await.unwrap().status(), HoldStatus::Changed);
+        assert_eq!(one.settle(ticket, 10).await.unwrap().status(), HoldStatus::AlreadySettled);
     }
-    assert_eq!(state(one.peek_async(&request).await), [(4, 0), (130, 0), (0, 0)]);
+    assert_eq!(state(one.peek(&request).await), [(4, 0), (130, 0), (0, 0)]);
 }
 
 /// Otherwise a client that can settle could charge any key, or give back what others used.
@@ -94,15 +90,15 @@ async fn a_ticket_that_another_store_made_is_unknown() {
     let one = redis_gate(tokens(100), options()).unwrap();
     let memory = Gate::new(tokens(100));
     let request = Request::new().with("user", "alice").with_cost(60);
-    let ticket = one.reserve_async(&request).await.into_ticket().unwrap();
+    let ticket = one.reserve(&request).await.into_ticket().unwrap();
     let foreign = memory.reserve(&request).into_ticket().unwrap();
     let secret = redis_gate(tokens(100), options().with_key_secret("another")).unwrap();
     for (gate, ticket) in [(&secret, &ticket), (&one, &foreign)] {
-        let settled = gate.settle_async(ticket, 20).await.unwrap();
+        let settled = gate.settle(ticket, 20).await.unwrap();
         assert_eq!((settled.status(), settled.iter().len()), (HoldStatus::Unknown, 0));
     }
     assert_eq!(memory.settle(&ticket, 20).unwrap().status(), HoldStatus::Unknown);
-    assert_eq!(one.peek_async(&request).await.strictest().unwrap().held(), 60);
+    assert_eq!(one.peek(&request).await.strictest().unwrap().held(), 60);
 }
 
 /// Instances are configured alike and share nothing but the store.
@@ -112,18 +108,18 @@ async fn a_secret_that_is_not_configured_is_drawn_and_shared_and_outlives_an_emp
     let gate = || redis_gate(tokens(1000), options(&server.url_as_user())).unwrap();
     let (one, other) = (gate(), gate());
     let request = Request::new().with("user", "alice").with_cost(60);
-    let lost = one.reserve_async(&request).await.into_ticket().unwrap();
-    let settled = one.reserve_async(&request).await.into_ticket().unwrap();
-    assert_eq!(other.settle_async(&settled, 10).await.unwrap().status(), HoldStatus::Changed);
-    assert_eq!(one.settle_async(&settled, 10).await.unwrap().status(), HoldStatus::AlreadySettled);
+    let lost = one.reserve(&request).await.into_ticket().unwrap();
+    let settled = one.reserve(&request).await.into_ticket().unwrap();
+    assert_eq!(other.settle(&settled, 10).await.unwrap().status(), HoldStatus::Changed);
+    assert_eq!(one.settle(&settled, 10).await.unwrap().status(), HoldStatus::AlreadySettled);
     server.admin(&["FLUSHALL"]);
     // Lost, and not settled.
-    assert_eq!(other.settle_async(&lost, 10).await.unwrap().status(), HoldStatus::Unknown);
-    assert_eq!(one.settle_async(&lost, 10).await.unwrap().status(), HoldStatus::Unknown);
-    let again = one.reserve_async(&request).await.into_ticket().unwrap();
+    assert_eq!(other.settle(&lost, 10).await.unwrap().status(), HoldStatus::Unknown);
+    assert_eq!(one.settle(&lost, 10).await.unwrap().status(), HoldStatus::Unknown);
+    let again = one.reserve(&request).await.into_ticket().unwrap();
     let third = gate();
-    assert_eq!(third.settle_async(&again, 10).await.unwrap().status(), HoldStatus::Changed);
-    assert_eq!(third.peek_async(&request).await.strictest().unwrap().used(), 10);
+    assert_eq!(third.settle(&again, 10).await.unwrap().status(), HoldStatus::Changed);
+    assert_eq!(third.peek(&request).await.strictest().unwrap().used(), 10);
 }
 
 /// Whoever holds a ticket can change its text: it must grant nothing that was not given.
@@ -139,9 +135,9 @@ async fn a_ticket_with_any_changed_byte_is_unknown_or_refused_and_changes_nothin
     ]);
     let gate = redis_gate(policies.unwrap(), options(&server.url_as_user())).unwrap();
     let request = Request::new().with("user", "alice").with_cost(100);
-    let text = gate.reserve_async(&request).await.into_ticket().unwrap().to_string();
+    let text = gate.reserve(&request).await.into_ticket().unwrap().to_string();
     let usage = async || {
-        let peeked = gate.peek_async(&request).await;
+        let peeked = gate.peek(&request).await;
         peeked.iter().map(|one| (one.used(), one.held())).collect::<Vec<_>>()
     };
     let before = usage().await;
@@ -149,13 +145,13 @@ async fn a_ticket_with_any_changed_byte_is_unknown_or_refused_and_changes_nothin
         let mut forged = text.clone().into_bytes();
         forged[at] = if forged[at] == b'A' { b'B' } else { b'A' };
         let Ok(forged) = String::from_utf8(forged).unwrap().parse::<Ticket>() else { continue };
-        assert_eq!(gate.cancel_async(&forged).await.unwrap().status(), HoldStatus::Unknown, "byte {at}");
-        assert_eq!(gate.settle_async(&forged, 7).await.unwrap().status(), HoldStatus::Unknown, "byte {at}");
+        assert_eq!(gate.cancel(&forged).await.unwrap().status(), HoldStatus::Unknown, "byte {at}");
+        assert_eq!(gate.settle(&forged, 7).await.unwrap().status(), HoldStatus::Unknown, "byte {at}");
     }
     assert_eq!(usage().await, before);
     // Cancelled after its settlement, it gives nothing back.
     let ticket: Ticket = text.parse().unwrap();
-    assert_eq!(gate.settle_async(&ticket, 7).await.unwrap().status(), HoldStatus::Changed);
-    assert_eq!(gate.cancel_async(&ticket).await.unwrap().status(), HoldStatus::AlreadySettled);
+    assert_eq!(gate.settle(&ticket, 7).await.unwrap().status(), HoldStatus::Changed);
+    assert_eq!(gate.cancel(&ticket).await.unwrap().status(), HoldStatus::AlreadySettled);
     assert_eq!(usage().await, [(1, 0), (7, 0)]);
 }

@@ -15,11 +15,11 @@ async fn what_charges_nothing_leaves_a_key_under_its_quota() {
         let gate = gate([policy], options(&server.url()).without_denial_cache());
         let alice = || Request::new().with("user", "alice");
         let smaller = || alice().with_quota(quota(other, 5));
-        assert!(gate.check_async(&alice().with_cost(100)).await.is_allowed(), "{own} {other}");
-        gate.peek_async(&smaller()).await;
-        assert!(gate.check_async(&smaller().with_cost(6)).await.is_denied(), "{own} {other}");
+        assert!(gate.check(&alice().with_cost(100)).await.is_allowed(), "{own} {other}");
+        gate.peek(&smaller()).await;
+        assert!(gate.check(&smaller().with_cost(6)).await.is_denied(), "{own} {other}");
         let request = alice();
-        let decisions = gate.peek_async(&request).await;
+        let decisions = gate.peek(&request).await;
         let one = decisions.strictest().unwrap();
         assert_eq!((one.source().name(), one.used()), ("store", 100), "{own} {other}");
     }

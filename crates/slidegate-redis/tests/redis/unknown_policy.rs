@@ -12,16 +12,14 @@ async fn a_shared_gate_denies_unknown_names_without_asking_the_store() {
     let gate = redis_gate(policies, RedisOptions::new("redis://127.0.0.1:1").unwrap()).unwrap();
     let request = Request::new().with("user", "alice").under("typo");
     let expected = "unknown policy `typo`: the gate has `login`";
-    for decisions in [
-        gate.check_async(&request).await,
-        gate.check_once_async(&request, "a").await,
-        gate.peek_async(&request).await,
-    ] {
+    for decisions in
+        [gate.check(&request).await, gate.check_once(&request, "a").await, gate.peek(&request).await]
+    {
         assert!(decisions.is_denied());
         assert_eq!(decisions.error().unwrap().to_string(), expected);
         assert!(decisions.store_failure().is_none());
     }
-    assert_eq!(gate.reset_async(&request).await.unwrap_err().to_string(), expected);
-    assert_eq!(gate.inspect_async(&request).await.unwrap_err().to_string(), expected);
+    assert_eq!(gate.reset(&request).await.unwrap_err().to_string(), expected);
+    assert_eq!(gate.inspect(&request).await.unwrap_err().to_string(), expected);
     assert_eq!(gate.store().stats().fallbacks, 0);
 }

@@ -26,7 +26,7 @@ fn gate(server: &RedisServer, quota: Quota) -> RedisGate {
 /// Asks until a denial comes from memory: from then on this gate hears what others tell.
 async fn until_cached(gate: &RedisGate, request: &Request<'_>) {
     for _ in 0..500 {
-        let decisions = gate.check_async(request).await;
+        let decisions = gate.check(request).await;
         assert!(decisions.is_denied());
         if decisions.strictest().unwrap().source() == DecisionSource::CachedDenial {
             return;
@@ -45,14 +45,14 @@ fn a_refund_or_a_reset_ends_cached_denials_in_every_instance() {
         let (here, there) = (gate(&server, Quota::per_hour(2)), gate(&server, Quota::per_hour(2)));
         let request = Request::new().with("user", "alice");
         for give_room in ["refund", "reset"] {
-            while here.check_async(&request).await.is_allowed() {}
+            while here.check(&request).await.is_allowed() {}
             until_cached(&here, &request).await;
             match give_room {
-                "refund" => assert_eq!(there.refund_async(&request).await.iter().next().unwrap().cost(), 1),
-                _ => assert!(there.reset_async(&request).await.unwrap()),
+                "refund" => assert_eq!(there.refund(&request).await.iter().next().unwrap().cost(), 1),
+                _ => assert!(there.reset(&request).await.unwrap()),
             }
             let mut asked = 0;
-            while here.check_async(&request).await.is_denied() {
+            while here.check(&request).await.is_denied() {
                 asked += 1;
                 assert!(asked < 500, "{give_room}: the denial outlives it");
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -69,9 +69,9 @@ fn nothing_is_cached_while_no_invalidations_arrive() {
     runtime().block_on(async {
         let gate = gate(&server, Quota::per_hour(1));
         let request = Request::new().with("user", "alice");
-        assert!(gate.check_async(&request).await.is_allowed());
+        assert!(gate.check(&request).await.is_allowed());
         for _ in 0..50 {
-            assert_eq!(gate.check_async(&request).await.strictest().unwrap().source(), DecisionSource::Store);
+            assert_eq!(gate.check(&request).await.strictest().unwrap().source(), DecisionSource::Store);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     });
@@ -90,17 +90,14 @@ fn a_policy_is_forgotten_whole_and_no_other() {
             let gate = redis_gate(policies.clone(), options).unwrap();
             let users: Vec<_> = (0..2500).map(|user| format!("user-{user}")).collect();
             for user in &users {
-                assert!(gate.check_async(&Request::new().with("user", user)).await.is_allowed());
+                assert!(gate.check(&Request::new().with("user", user)).await.is_allowed());
             }
-            assert_eq!(gate.reset_policy_async("a").await.unwrap(), 2500);
-            assert_eq!(gate.reset_policy_async("a").await.unwrap(), 0);
+            assert_eq!(gate.reset_policy("a").await.unwrap(), 2500);
+            assert_eq!(gate.reset_policy("a").await.unwrap(), 0);
             let request = Request::new().with("user", &users[0]);
-            let used: Vec<_> = gate.peek_async(&request).await.iter().map(|one| one.used()).collect();
+            let used: Vec<_> = gate.peek(&request).await.iter().map(|one| one.used()).collect();
             assert_eq!(used, [0, 1, 1]);
-            assert_eq!(
-                gate.reset_policy_async("aa").await.unwrap() + gate.reset_policy_async("b").await.unwrap(),
-                5000
-            );
+            assert_eq!(gate.reset_policy("aa").await.unwrap() + gate.reset_policy("b").await.unwrap(), 5000);
         }
     });
 }
@@ -122,7 +119,7 @@ fn policies_called_as_the_stores_own_keys_meet_none_of_them() {
         // The first canary and the first place of everything else that is numbered have this name.
         let request = Request::new().with("user", "0");
         for used in 1..=3 {
-            let decisions = gate.check_async(&request).await;
+            let decisions = gate.check(&request).await;
             assert!(decisions.is_allowed(), "{decisions:?}: {:?}", gate.store().stats());
             let counted: Vec<_> = decisions.iter().map(|one| (one.used(), one.source())).collect();
             assert_eq!(counted, [(used, DecisionSource::Store); 4]);
@@ -130,12 +127,12 @@ fn policies_called_as_the_stores_own_keys_meet_none_of_them() {
         }
         // To reset a policy forgets no first reply: asked again, the request is not charged again.
         let one = Request::new().with("user", "1");
-        assert_eq!(gate.check_once_async(&one, "id").await.strictest().unwrap().used(), 1);
+        assert_eq!(gate.check_once(&one, "id").await.strictest().unwrap().used(), 1);
         for name in names {
-            assert_eq!(gate.reset_policy_async(name).await.unwrap(), 2, "{name}");
+            assert_eq!(gate.reset_policy(name).await.unwrap(), 2, "{name}");
         }
-        assert_eq!(gate.check_once_async(&one, "id").await.strictest().unwrap().used(), 1);
-        let after: Vec<_> = gate.peek_async(&one).await.iter().map(|one| one.used()).collect();
+        assert_eq!(gate.check_once(&one, "id").await.strictest().unwrap().used(), 1);
+        let after: Vec<_> = gate.peek(&one).await.iter().map(|one| one.used()).collect();
         assert_eq!(after, [0; 4], "charged again");
         assert_eq!(server.admin(&["GET", "sg1:control"]), "changes");
     });
@@ -167,9 +164,9 @@ fn examinations_find_what_silently_breaks_limits() {
         assert!(lost.len() == 1 && lost[0].starts_with("redis has lost history (1 counters went back)"), "{lost:?}");
 
         let request = Request::new().with("user", "alice");
-        assert!(gate.check_async(&request).await.is_allowed());
+        assert!(gate.check(&request).await.is_allowed());
         server.clock().set(-3_600_000_000);
-        assert!(gate.check_async(&request).await.is_allowed());
+        assert!(gate.check(&request).await.is_allowed());
         let jumped = gate.store().primary().examine().await;
         let says = format!("the clock of redis at {address} jumped back by 3600.");
         let alternative = format!("the clock of redis at {address} jumped back by 3599.");
@@ -188,20 +185,20 @@ fn cached_denials_end_everywhere_when_history_is_lost() {
         let gates = [(); 2].map(|()| gate(&server, Quota::per_day(1)));
         let request = Request::new().with("user", "alice");
         assert_eq!(gates[0].store().primary().examine().await, [""; 0]);
-        assert!(gates[0].check_async(&request).await.is_allowed());
+        assert!(gates[0].check(&request).await.is_allowed());
         for gate in &gates {
             until_cached(gate, &request).await;
         }
         server.admin(&["FLUSHALL"]);
-        assert!(gates[0].check_async(&request).await.is_denied(), "it is not known yet");
+        assert!(gates[0].check(&request).await.is_denied(), "it is not known yet");
         assert_eq!(gates[0].store().primary().examine().await.len(), 1);
         let mut asked = 0;
-        while gates[1].peek_async(&request).await.is_denied() {
+        while gates[1].peek(&request).await.is_denied() {
             asked += 1;
             assert!(asked < 1000, "the other instance has not heard");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        assert!(gates[0].check_async(&request).await.is_allowed());
+        assert!(gates[0].check(&request).await.is_allowed());
     });
 }
 
@@ -215,7 +212,7 @@ fn the_least_user_is_examined_as_far_as_it_may() {
         assert_eq!(gate.store().primary().examine().await, [""; 0]);
         server.admin(&["FLUSHALL"]);
         assert_eq!(gate.store().primary().examine().await.len(), 1);
-        let refused = gate.reset_policy_async("per-user").await.unwrap_err().to_string();
+        let refused = gate.reset_policy("per-user").await.unwrap_err().to_string();
         assert!(refused.contains("NOPERM") && refused.contains("scan"), "{refused}");
     });
 }
@@ -255,7 +252,7 @@ fn a_server_that_cannot_check_scripts_gets_plain_ones() {
         let gate = redis_gate(policies, options).unwrap();
         for _ in 0..2 {
             let request = Request::new().with("user", "alice");
-            let decisions = gate.check_async(&request).await;
+            let decisions = gate.check(&request).await;
             let decision = decisions.strictest().unwrap();
             assert_eq!(
                 (decision.source(), decision.used()),
@@ -290,18 +287,18 @@ fn an_id_is_that_of_one_request_and_of_no_other() {
             (request.clone().with("path", "/x"), vec![5, 1]),
             (request.clone().with_cost(3), vec![4]),
         ] {
-            let decisions = gate.check_once_async(&request, "1").await;
+            let decisions = gate.check_once(&request, "1").await;
             let outcome: Vec<_> = decisions.iter().map(|one| (one.source(), one.used())).collect();
             let expected: Vec<_> = used.into_iter().map(|used| (DecisionSource::Store, used)).collect();
             assert_eq!(outcome, expected, "{:?}", gate.store().stats());
         }
         let request = request.with("path", "/x");
-        let peeked = gate.peek_async(&request).await;
+        let peeked = gate.peek(&request).await;
         assert_eq!(peeked.iter().map(|one| one.used()).collect::<Vec<_>>(), [5, 1]);
 
         // What costs nothing is stored nowhere.
         let nobody = Request::new().with("user", "nobody").with_cost(0);
-        assert!(gate.check_once_async(&nobody, "1").await.is_allowed());
+        assert!(gate.check_once(&nobody, "1").await.is_allowed());
         assert_eq!(server.admin(&["KEYS", "*nobody*"]).trim(), "");
     });
 }
@@ -319,15 +316,15 @@ fn a_request_with_an_id_is_charged_once_and_answered_alike() {
         let gate = redis_gate(policies, options).unwrap();
         let request = Request::new().with("user", "alice");
         let outcome = |decisions: Decisions<'_>| format!("{decisions:?}");
-        let first = outcome(gate.check_once_async(&request, "one").await);
-        assert_eq!(outcome(gate.check_once_async(&request, "one").await), first);
-        let used = async || gate.peek_async(&request).await.iter().map(|one| one.used()).collect::<Vec<_>>();
+        let first = outcome(gate.check_once(&request, "one").await);
+        assert_eq!(outcome(gate.check_once(&request, "one").await), first);
+        let used = async || gate.peek(&request).await.iter().map(|one| one.used()).collect::<Vec<_>>();
         assert_eq!(used().await, [1, 1]);
 
         // The reply is lost on its way: asked again by itself, it is not charged again.
         proxy.set(Mode::CutReplyAfter(1));
         let second = {
-            let asked = gate.check_once_async(&request, "two");
+            let asked = gate.check_once(&request, "two");
             let heal = async {
                 while server.commandstats("evalsha").calls < 4 {
                     tokio::time::sleep(Duration::from_millis(1)).await;
@@ -343,8 +340,8 @@ fn a_request_with_an_id_is_charged_once_and_answered_alike() {
         assert_eq!(used().await, [2, 2]);
 
         // A denial has charged nothing, and is no answer forever.
-        assert!(gate.check_once_async(&request, "three").await.is_denied());
-        gate.refund_async(&request).await;
-        assert!(gate.check_once_async(&request, "three").await.is_allowed());
+        assert!(gate.check_once(&request, "three").await.is_denied());
+        gate.refund(&request).await;
+        assert!(gate.check_once(&request, "three").await.is_allowed());
     });
 }

@@ -26,7 +26,7 @@ fn gate(server: &RedisServer) -> Arc<RedisGate> {
 /// What the tokens used, and the permits that are taken.
 async fn state(gate: &RedisGate) -> (u64, u64) {
     let request = Request::new().with("user", "alice");
-    let peeked = gate.peek_async(&request).await;
+    let peeked = gate.peek(&request).await;
     let all: Vec<_> = peeked.iter().map(|one| (one.used(), one.held())).collect();
     (all[1].0, all[0].1)
 }
@@ -49,15 +49,15 @@ async fn a_permit_goes_to_who_waits_on_the_same_instance_and_on_another() {
     let (one, other) = (gate(&server), gate(&server));
     let request = Request::new().with("user", "alice").with_cost(10);
     for holder in [&one, &other] {
-        let held = holder.reserve_async(&request).await.into_guard(holder).unwrap();
+        let held = holder.reserve(&request).await.into_guard(holder.gate()).unwrap();
         let waits = one.acquire_reservation(&request).timeout(Duration::from_secs(60));
         let (waited, settled) = tokio::join!(waits, async {
             // Asked and denied meanwhile.
             tokio::time::sleep(Duration::from_millis(30)).await;
-            held.settle_async(1).await
+            held.settle(1).await
         });
         settled.unwrap();
-        waited.unwrap().into_guard(&one).unwrap().settle_async(1).await.unwrap();
+        waited.unwrap().into_guard(one.gate()).unwrap().settle(1).await.unwrap();
     }
     assert_eq!(state(&one).await, (4, 0));
 }
@@ -73,20 +73,20 @@ fn a_dropped_guard_settles_in_the_background_wherever_it_is_dropped() {
     let first = runtime();
     let (shared, mut guard) = first.block_on(async {
         let shared = gate(&server);
-        let guard = shared.reserve_async(&request).await.into_guard(&shared).unwrap();
+        let guard = shared.reserve(&request).await.into_guard(shared.gate()).unwrap();
         drop(guard);
         until_state(&shared, (10, 0)).await;
-        let mut guard = shared.reserve_async(&request).await.into_guard(&shared).unwrap();
+        let mut guard = shared.reserve(&request).await.into_guard(shared.gate()).unwrap();
         guard.record(3);
         std::thread::spawn(move || drop(guard)).join().unwrap();
         until_state(&shared, (13, 0)).await;
         // A call that is cancelled after it was sent is completed by the guard.
-        let guard = shared.reserve_async(&request).await.into_guard(&shared).unwrap();
-        let mut settles = Box::pin(guard.settle_async(4));
+        let guard = shared.reserve(&request).await.into_guard(shared.gate()).unwrap();
+        let mut settles = Box::pin(guard.settle(4));
         poll_fn(|cx| Poll::Ready(settles.as_mut().poll(cx).is_pending())).await;
         drop(settles);
         until_state(&shared, (17, 0)).await;
-        let guard = shared.reserve_async(&request).await.into_guard(&shared).unwrap();
+        let guard = shared.reserve(&request).await.into_guard(shared.gate()).unwrap();
         (shared, guard)
     });
     guard.record(5);

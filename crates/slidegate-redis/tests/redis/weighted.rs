@@ -23,13 +23,13 @@ async fn fractions_of_several_instances_add_up() {
         let request = |costs: &[(&'static str, u64)]| Request::new().with_cost(costs);
         // Almost all of the limit, so that doubles have no bits to spare.
         let most = request(&[("most", 7_999)]);
-        assert!(gates[0].check_async(&most).await.is_allowed(), "{algorithm}");
+        assert!(gates[0].check(&most).await.is_allowed(), "{algorithm}");
         for step in 0..1_000 {
             let one = request(&[("tenths", 1), ("cents", 1), ("millionths", 1)]);
-            assert!(gates[step % 2].check_async(&one).await.is_allowed(), "{algorithm} {step}");
+            assert!(gates[step % 2].check(&one).await.is_allowed(), "{algorithm} {step}");
         }
         let nothing = request(&[("tenths", 0)]);
-        let decisions = gates[1].peek_async(&nothing).await;
+        let decisions = gates[1].peek(&nothing).await;
         let used = decisions.strictest().unwrap();
         assert_eq!(used.source().name(), "store", "{:?}", used.store_failure());
         if algorithm != Algorithm::TokenBucket {
@@ -39,19 +39,19 @@ async fn fractions_of_several_instances_add_up() {
         let over = request(&[("millionths", 999_889_999_001)]);
         let fits = request(&[("millionths", 999_889_999_000)]);
         if algorithm != Algorithm::TokenBucket {
-            assert!(gates[0].check_async(&over).await.is_denied(), "{algorithm}");
-            assert!(gates[1].check_async(&fits).await.is_allowed(), "{algorithm}");
+            assert!(gates[0].check(&over).await.is_denied(), "{algorithm}");
+            assert!(gates[1].check(&fits).await.is_allowed(), "{algorithm}");
         }
         let cent = request(&[("cents", 1)]);
-        let held = gates[0].reserve_async(&cent).await;
+        let held = gates[0].reserve(&cent).await;
         assert_eq!(held.is_allowed(), algorithm == Algorithm::TokenBucket, "{algorithm}");
         let refund = request(&[("tenths", 3)]);
-        let refunded = gates[1].refund_async(&refund).await;
+        let refunded = gates[1].refund(&refund).await;
         assert_eq!(refunded.strictest().unwrap().amounts().cost.to_string(), "0.3", "{algorithm}");
         let cents = request(&[("cents", 30)]);
-        let held = gates[0].reserve_async(&cents).await;
+        let held = gates[0].reserve(&cents).await;
         let ticket = held.into_ticket().unwrap();
-        let settled = gates[1].settle_async(&ticket, &[("cents", 1), ("millionths", 7)][..]).await.unwrap();
+        let settled = gates[1].settle(&ticket, &[("cents", 1), ("millionths", 7)][..]).await.unwrap();
         assert_eq!(
             settled.iter().next().unwrap().last().unwrap().cost.to_string(),
             "0.010007",
@@ -70,17 +70,17 @@ async fn usage_in_units_and_in_millionths_is_kept_apart() {
     let units = gate([policy(Counts::Cost)], options(&server.url()));
     let millionths = gate([weighted()], options(&server.url()));
     let cost = |cost| Request::new().with_cost([("output", cost)]);
-    assert!(units.check_async(&Request::new().with_cost(5)).await.is_allowed());
-    assert!(millionths.check_async(&cost(4)).await.is_allowed());
+    assert!(units.check(&Request::new().with_cost(5)).await.is_allowed());
+    assert!(millionths.check(&cost(4)).await.is_allowed());
     for (gate, used) in [(&units, 5), (&millionths, 4)] {
         let asked = cost(1);
-        let decisions = gate.peek_async(&asked).await;
+        let decisions = gate.peek(&asked).await;
         assert_eq!((decisions.strictest().unwrap().used(), decisions.error()), (used, None));
     }
     units.configure(PolicySet::new([weighted()]).unwrap()).unwrap();
     let asked = cost(1);
-    assert_eq!(units.peek_async(&asked).await.strictest().unwrap().used(), 4);
-    let forgotten = units.reset_policy_async("spend").await.unwrap();
+    assert_eq!(units.peek(&asked).await.strictest().unwrap().used(), 4);
+    let forgotten = units.reset_policy("spend").await.unwrap();
     assert_eq!(forgotten, 2, "the usage of a policy is all usage under its name");
 }
 
@@ -95,11 +95,11 @@ async fn a_reservation_is_not_settled_in_another_unit() {
     let request = Request::new().with_cost([("output", 4)]);
     let cost = &[("output", 1)][..];
     for (one, other) in [(&units, &millionths), (&millionths, &units)] {
-        let ticket = one.reserve_async(&request).await.into_ticket().unwrap();
-        let refused = other.settle_async(&ticket, cost).await.unwrap();
+        let ticket = one.reserve(&request).await.into_ticket().unwrap();
+        let refused = other.settle(&ticket, cost).await.unwrap();
         assert_eq!((refused.status(), refused.iter().len()), (HoldStatus::Unknown, 0));
-        assert_eq!(one.peek_async(&request).await.strictest().unwrap().held(), 4);
-        assert_eq!(one.settle_async(&ticket, cost).await.unwrap().status(), HoldStatus::Changed);
-        assert_eq!(one.peek_async(&request).await.strictest().unwrap().used(), 1);
+        assert_eq!(one.peek(&request).await.strictest().unwrap().held(), 4);
+        assert_eq!(one.settle(&ticket, cost).await.unwrap().status(), HoldStatus::Changed);
+        assert_eq!(one.peek(&request).await.strictest().unwrap().used(), 1);
     }
 }

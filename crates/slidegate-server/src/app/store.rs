@@ -12,7 +12,7 @@ use slidegate::store::{
     FallbackStore, KeyUse, MemoryStats, PolicyReset, ResetCursor, RestoredSnapshot, SavedSnapshot,
     SnapshotError, SnapshotFile,
 };
-use slidegate::{Decisions, Error, Gate, MemoryStore, Policy, PolicySet, Request, Timestamp, Verb};
+use slidegate::{Decisions, Error, MemoryStore, Policy, PolicySet, Request, SharedGate, Timestamp, Verb};
 use slidegate_redis::RedisStore;
 
 use super::ticket_change::{Changed, TicketChange};
@@ -29,7 +29,7 @@ pub(crate) use shared::{HealthRecord, Shared};
 #[derive(Debug)]
 pub(crate) struct Store {
     /// Shared with the task that sends settlements that wait for a shared store.
-    gate: Arc<Gate<AnyStore>>,
+    gate: SharedGate<AnyStore>,
     health: Health,
     /// Tickets that the store did not know.
     unknown_tickets: AtomicU64,
@@ -53,7 +53,7 @@ impl Store {
             }
         };
         Ok(Self {
-            gate: Arc::new(Gate::with_store(policies, store)?),
+            gate: SharedGate::with_store(policies, store)?,
             health,
             unknown_tickets: AtomicU64::new(0),
         })
@@ -67,8 +67,8 @@ impl Store {
     /// Decides requests in one step.
     pub(crate) async fn apply<'r>(&self, verb: Option<Verb>, requests: &'r [Request<'r>]) -> Decisions<'r> {
         let decisions = match verb {
-            Some(verb) => self.gate.apply_all_async(verb, requests).await,
-            None => self.gate.apply_async(requests).await,
+            Some(verb) => self.gate.apply_all(verb, requests).await,
+            None => self.gate.apply(requests).await,
         };
         self.health.record(&decisions);
         decisions
@@ -87,13 +87,13 @@ impl Store {
     /// # Errors
     /// A limit is too large for a shared store.
     pub(crate) fn can_count(&self, policy: &Policy) -> Result<(), Error> {
-        self.gate.check_policy(policy)
+        self.gate.gate().check_policy(policy)
     }
 
     /// Checks a request with an idempotency key: repeated requests with the same id are charged
     /// once.
     pub(crate) async fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
-        let decisions = self.gate.check_once_async(request, id).await;
+        let decisions = self.gate.check_once(request, id).await;
         self.health.record(&decisions);
         decisions
     }
@@ -107,7 +107,7 @@ impl Store {
         requests: &'r [Request<'r>],
         options: HoldOptions<'r>,
     ) -> Result<Reserved<'r>, Error> {
-        let reserved = self.gate.reserve_all_async(requests, options).await?;
+        let reserved = self.gate.reserve_all(requests, options).await?;
         self.health.record(&reserved);
         Ok(reserved)
     }
@@ -153,10 +153,10 @@ impl Store {
     async fn change_hold_now(&self, ticket: &Ticket, change: TicketChange<'_>) -> Result<Settlement, Error> {
         let gate = &self.gate;
         match change {
-            TicketChange::Settle { cost, is_final: true } => gate.settle_async(ticket, cost).await,
-            TicketChange::Settle { cost, is_final: false } => gate.settle_so_far_async(ticket, cost).await,
-            TicketChange::Extend(extension) => gate.extend_with_async(ticket, extension).await,
-            TicketChange::Cancel => gate.cancel_async(ticket).await,
+            TicketChange::Settle { cost, is_final: true } => gate.settle(ticket, cost).await,
+            TicketChange::Settle { cost, is_final: false } => gate.settle_so_far(ticket, cost).await,
+            TicketChange::Extend(extension) => gate.extend_with(ticket, extension).await,
+            TicketChange::Cancel => gate.cancel(ticket).await,
         }
     }
 
@@ -187,7 +187,7 @@ impl Store {
     /// # Errors
     /// A shared store did not reply in time.
     pub(crate) async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
-        let existed = self.gate.reset_async(request).await;
+        let existed = self.gate.reset(request).await;
         if existed.is_err() {
             self.health.away.store(true, Ordering::Relaxed);
         }
@@ -204,7 +204,7 @@ impl Store {
         from: Option<&ResetCursor>,
         keys: u64,
     ) -> Result<PolicyReset, Error> {
-        self.gate.reset_policy_step_async(policy, from, keys).await
+        self.gate.reset_policy_step(policy, from, keys).await
     }
 
     /// The usage of the request's keys, charge by charge.
@@ -212,7 +212,7 @@ impl Store {
     /// # Errors
     /// A shared store did not reply, or holds a value that slidegate did not write.
     pub(crate) async fn inspect(&self, request: &Request<'_>) -> Result<Vec<KeyUse>, Error> {
-        self.gate.inspect_async(request).await
+        self.gate.inspect(request).await
     }
 
     /// Writes the usage in this process's memory, and attachments, to a file.
@@ -221,12 +221,12 @@ impl Store {
         file: &mut SnapshotFile,
         attachments: &[(&str, &[u8])],
     ) -> Result<SavedSnapshot, SnapshotError> {
-        self.gate.save_to(file, attachments)
+        self.gate.gate().save_to(file, attachments)
     }
 
     /// Restores what was saved, under the active policies.
     pub(super) fn restore(&self, file: &mut SnapshotFile) -> Result<Option<RestoredSnapshot>, SnapshotError> {
-        self.gate.restore(file)
+        self.gate.gate().restore(file)
     }
 
     /// Time that passes, from some begin on.

@@ -304,8 +304,8 @@ mod tests {
         let request = Request::new().with("user", "alice");
         for then in [OnStoreError::Local, OnStoreError::Deny] {
             let nowhere = RedisOptions::new("redis://127.0.0.1:1").unwrap();
-            let gate = Gate::shared(policy(then), RedisStore::new(nowhere).unwrap()).unwrap();
-            let decisions = gate.check_async(&request).await;
+            let gate = SharedGate::new(policy(then), RedisStore::new(nowhere).unwrap()).unwrap();
+            let decisions = gate.check(&request).await;
             assert!(decisions.is_denied());
             decisions.iter().for_each(|one| escalations.record(&one, |_| None));
             assert_eq!(keys(&escalations), 0, "{decisions:?}");

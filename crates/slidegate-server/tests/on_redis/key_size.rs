@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use futures_util::future::join_all;
 use serde_json::Value;
-use slidegate::{Algorithm, Gate, Policy, PolicySet, Quota, Request};
+use slidegate::{Algorithm, Policy, PolicySet, Quota, Request, SharedGate};
 use slidegate_redis::{RedisOptions, RedisStore};
 use slidegate_testkit::redis::RedisServer;
 use slidegate_testkit::service::{run, text};
@@ -131,7 +131,7 @@ fn bytes_in_redis_are_within_a_tenth_of_what_is_said_for_every_algorithm() {
                 let options = options.with_deadline(std::time::Duration::from_secs(20));
                 runtime.block_on(async {
                     let gate =
-                        Gate::shared(case.policy(algorithm), RedisStore::new(options).unwrap()).unwrap();
+                        SharedGate::new(case.policy(algorithm), RedisStore::new(options).unwrap()).unwrap();
                     for (round, at) in case.times().take(usize::try_from(rounds).unwrap()).enumerate() {
                         server.clock().stand(at);
                         let cost = if round == 0 { case.first_cost } else { case.cost };
@@ -139,7 +139,7 @@ fn bytes_in_redis_are_within_a_tenth_of_what_is_said_for_every_algorithm() {
                             let last = keys.min(first + AT_ONCE as u64);
                             let decided = (first..last).map(async |number| {
                                 let id = id(number);
-                                gate.check_async(&Request::new().with("user", &id).with_cost(cost))
+                                gate.check(&Request::new().with("user", &id).with_cost(cost))
                                     .await
                                     .is_allowed()
                             });

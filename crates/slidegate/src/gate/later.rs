@@ -36,7 +36,7 @@ impl<S: HoldStore + 'static> Gate<S> {
     ///
     /// The first change of a reservation that waits stays, as the first one would count if the store
     /// replied. Returns whether this change waits: `false` if another one does, and this one is
-    /// dropped. Until the store replies, [`settle_async`](Self::settle_async) and its kin answer that the
+    /// dropped. Until the store replies, [`settle`](crate::SharedGate::settle) and its kin answer that the
     /// reservation is [`AlreadySettled`](crate::reserve::HoldStatus::AlreadySettled).
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 use std::hash::{DefaultHasher, Hasher};
 use std::ops::Deref;
+use std::slice;
 use std::time::Duration;
 
 use siphasher::sip::SipHasher24;
@@ -162,7 +163,7 @@ impl Gate {
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     pub fn reserve<'r>(&self, request: &'r Request<'r>) -> Reserved<'r> {
-        at_once(self.reserve_async(request))
+        at_once(self.reserve_under(slice::from_ref(request), HoldTerms::new(None), None))
     }
 
     /// Like [`reserve`](Self::reserve), with a time to live of 1 ms to 1 h: how long the request may take before it is settled,
@@ -171,7 +172,7 @@ impl Gate {
     /// # Errors
     /// If the time is out of range.
     pub fn reserve_for<'r>(&self, request: &'r Request<'r>, ttl: Duration) -> Result<Reserved<'r>, Error> {
-        at_once(self.reserve_for_async(request, ttl))
+        self.reserve_all(slice::from_ref(request), HoldOptions { ttl: Some(ttl), ..HoldOptions::default() })
     }
 
     /// Reserves several requests that stand for one, such as the descriptors of a call: all of them
@@ -202,7 +203,7 @@ impl Gate {
         requests: &'r [Request<'r>],
         options: HoldOptions<'r>,
     ) -> Result<Reserved<'r>, Error> {
-        at_once(self.reserve_all_async(requests, options))
+        at_once(self.reserve_with(requests, options))
     }
 
     /// Settles a reservation to its true cost, whether that is less than was held or more, and ends
@@ -249,7 +250,8 @@ impl Gate {
     /// # Errors
     /// As [`settle`](Self::settle).
     pub fn extend_with(&self, ticket: &Ticket, extension: Extension<'_>) -> Result<Settlement, Error> {
-        at_once(self.extend_with_async(ticket, extension))
+        let Extension { hold: cost, ttl_us } = extension;
+        at_once(self.change_holds(ticket, Change::Extend { cost, ttl_us }))
     }
 
     /// Cancels a reservation whose request did not run: nothing more is charged, and what was
@@ -263,6 +265,17 @@ impl Gate {
 }
 
 impl<S: HoldStore> Gate<S> {
+    /// Reserves requests that stand for one.
+    pub(super) async fn reserve_with<'r>(
+        &self,
+        requests: &'r [Request<'r>],
+        options: HoldOptions<'_>,
+    ) -> Result<Reserved<'r>, Error> {
+        let HoldOptions { ttl, id } = options;
+        let ttl_us = ttl.map(|ttl| ttl_us(ttl).map_err(Error::ticket)).transpose()?;
+        Ok(self.reserve_under(requests, HoldTerms::new(ttl_us), id).await)
+    }
+
     pub(super) async fn reserve_under<'r>(
         &self,
         requests: &'r [Request<'r>],

@@ -12,8 +12,7 @@ use super::reserve::Reserved;
 use super::settlement::Settlement;
 use crate::error::Error;
 use crate::request::Cost;
-use crate::store::memory::MemoryStore;
-use crate::store::{HoldStore, at_once, poll_once};
+use crate::store::{HoldStore, poll_once};
 use crate::ticket::Ticket;
 
 /// A [`Ticket`] with its gate, which is settled when it is dropped.
@@ -90,7 +89,7 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
     /// # Errors
     /// If a shared store did not reply. The settlement is then repeated in the background, as if
     /// the guard had been dropped.
-    pub async fn settle_async(mut self, cost: impl Into<Cost<'static>> + Send) -> Result<Settlement, Error> {
+    pub async fn settle(mut self, cost: impl Into<Cost<'static>> + Send) -> Result<Settlement, Error> {
         let cost = cost.into();
         self.record(cost.clone());
         self.finish(Change::Settle { cost, is_final: true }).await
@@ -101,7 +100,7 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
     ///
     /// # Errors
     /// If a shared store did not reply. The next settlement includes this one.
-    pub async fn settle_so_far_async(
+    pub async fn settle_so_far(
         &mut self,
         total: impl Into<Cost<'static>> + Send,
     ) -> Result<Settlement, Error> {
@@ -114,7 +113,7 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
     ///
     /// # Errors
     /// If a shared store did not reply.
-    pub async fn extend_async(&mut self) -> Result<Settlement, Error> {
+    pub async fn extend(&mut self) -> Result<Settlement, Error> {
         self.change(Change::Extend { cost: None, ttl_us: None }).await
     }
 
@@ -122,10 +121,7 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
     ///
     /// # Errors
     /// If a shared store did not reply.
-    pub async fn extend_to_async(
-        &mut self,
-        cost: impl Into<Cost<'static>> + Send,
-    ) -> Result<Settlement, Error> {
+    pub async fn extend_to(&mut self, cost: impl Into<Cost<'static>> + Send) -> Result<Settlement, Error> {
         self.change(Change::Extend { cost: Some(cost.into()), ttl_us: None }).await
     }
 
@@ -133,7 +129,7 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
     ///
     /// # Errors
     /// If a shared store did not reply. It is then cancelled in the background.
-    pub async fn cancel_async(mut self) -> Result<Settlement, Error> {
+    pub async fn cancel(mut self) -> Result<Settlement, Error> {
         self.set_at_drop(Change::Cancel);
         self.finish(Change::Cancel).await
     }
@@ -178,51 +174,6 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
 }
 
 /// The changes of a guard over the memory store, which always replies.
-impl TicketGuard<MemoryStore> {
-    /// Settles to the true cost, see [`Gate::settle`].
-    ///
-    /// # Errors
-    /// If the cost has a name that no policy counts, and not the one that a policy
-    /// [counts](crate::Counts::Named).
-    pub fn settle(self, cost: impl Into<Cost<'static>> + Send) -> Result<Settlement, Error> {
-        at_once(self.settle_async(cost))
-    }
-
-    /// Settles what the request has cost so far, see [`Gate::settle_so_far`]. This is also what the
-    /// guard settles to if it is dropped, unless more is recorded.
-    ///
-    /// # Errors
-    /// As [`settle`](Self::settle).
-    pub fn settle_so_far(&mut self, total: impl Into<Cost<'static>> + Send) -> Result<Settlement, Error> {
-        at_once(self.settle_so_far_async(total))
-    }
-
-    /// Keeps the reservation for its time from now on, see [`Gate::extend`].
-    ///
-    /// # Errors
-    /// The memory store has none.
-    pub fn extend(&mut self) -> Result<Settlement, Error> {
-        at_once(self.extend_async())
-    }
-
-    /// The same, and holds `cost` in all, see [`Gate::extend_with`].
-    ///
-    /// # Errors
-    /// As [`settle`](Self::settle).
-    pub fn extend_to(&mut self, cost: impl Into<Cost<'static>> + Send) -> Result<Settlement, Error> {
-        at_once(self.extend_to_async(cost))
-    }
-
-    /// Cancels the reservation of a request that did not run, see [`Gate::cancel`].
-    ///
-    /// # Errors
-    /// The memory store has none.
-    pub fn cancel(self) -> Result<Settlement, Error> {
-        at_once(self.cancel_async())
-    }
-}
-
-/// Panic message for a bug here: a guard is closed only by what consumes it.
 const OPEN: &str = "a guard that can be used is open";
 
 impl<S: HoldStore + 'static> Drop for TicketGuard<S> {

@@ -14,7 +14,7 @@ use crate::store::holds::{HeldCharge, HoldAnswer, HoldCall};
 use crate::ticket::{Ticket, TicketSecret};
 use crate::usage::KeyInspection;
 
-/// A store whose calls can fail, which [`FallbackStore`](crate::redis::FallbackStore) makes a
+/// A store whose calls can fail, which [`FallbackStore`](crate::store::FallbackStore) makes a
 /// [`Store`](crate::store::Store) of. Each call ends within the store's deadline. The methods do what
 /// those of `Store` do.
 pub trait SharedStore: fmt::Debug + Send + Sync {

@@ -13,9 +13,13 @@ const CRATES: &[(&str, &[&str], Option<&Table>)] = &[
     ("slidegate-config", &["slidegate"], Some(CONFIG)),
     ("slidegate-http", &["slidegate"], Some(HTTP)),
     ("slidegate-module", &["slidegate", "slidegate-stored"], Some(MODULE)),
-    ("slidegate-redis", &["redis-once", "slidegate", "slidegate-stored"], None),
+    ("slidegate-redis", &["slidegate", "redis-once", "slidegate-stored"], None),
     ("slidegate-replay", &["slidegate", "slidegate-http"], Some(REPLAY)),
-    ("slidegate-server", &["slidegate", "slidegate-config", "slidegate-http", "slidegate-redis", "slidegate-replay"], None),
+    (
+        "slidegate-server",
+        &["slidegate", "slidegate-config", "slidegate-http", "slidegate-redis", "slidegate-replay"],
+        None,
+    ),
     ("slidegate-stored", &["slidegate"], None),
     // It tests the others from outside, so it knows none of them.
     ("slidegate-testkit", &[], Some(TESTKIT)),

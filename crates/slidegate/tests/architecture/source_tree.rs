@@ -167,7 +167,8 @@ pub(crate) fn code(text: &str) -> String {
 pub(crate) fn uses(text: &str) -> Vec<String> {
     let code = code(text);
     let mut found = BTreeSet::new();
-    for (at, _) in code.match_indices("crate::") {
+    let is_path = |at: &usize| !code[..*at].ends_with('$'); // a macro's own paths lead back to it
+    for at in code.match_indices("crate::").map(|(at, _)| at).filter(is_path) {
         let path = &code[at + "crate::".len()..];
         if let Some(list) = path.strip_prefix('{') {
             found.extend(items(list).map(module_path));

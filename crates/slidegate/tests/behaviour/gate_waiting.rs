@@ -85,7 +85,7 @@ async fn a_permit_that_is_given_back_goes_to_the_first_in_line_at_once() {
     let third = stand(&gate, "alice", 1).await;
     let fourth = stand(&gate, "alice", 1).await;
     // Settled, cancelled, and dropped with its guard.
-    first.settle(1).unwrap();
+    first.settle(1).await.unwrap();
     let second = second.await.unwrap().unwrap();
     assert!(!third.is_finished());
     gate.cancel(&second).unwrap();
@@ -161,10 +161,10 @@ async fn who_is_denied_by_his_own_key_does_not_block_the_queue_of_a_shared_one()
         let bob = take(&gate, "bob");
         let again = stand(&gate, "alice", 1).await;
         let carol = stand(&gate, "carol", 1).await;
-        bob.cancel().unwrap();
+        bob.cancel().await.unwrap();
         let carol = carol.await.unwrap().unwrap();
         assert!(!again.is_finished());
-        alice.cancel().unwrap();
+        alice.cancel().await.unwrap();
         drop(again.await.unwrap().unwrap());
         gate.settle(&carol, 1).unwrap();
         assert_eq!(start.elapsed(), Duration::ZERO);
@@ -181,7 +181,7 @@ async fn waiting_for_a_permit_costs_no_rate_and_waiting_for_the_rate_takes_no_pe
     let third = stand(&gate, "alice", 1).await;
     let used = || gate.peek(&of("alice")).iter().map(|one| (one.used(), one.held())).collect::<Vec<_>>();
     assert_eq!(used(), [(1, 0), (0, 1)]);
-    first.settle(1).unwrap();
+    first.settle(1).await.unwrap();
     let second = second.await.unwrap().unwrap();
     gate.settle(&second, 1).unwrap();
     yield_now().await;
@@ -215,7 +215,7 @@ async fn a_dropped_future_leaves_its_queue_from_any_position() {
             waiter.abort();
             assert!(waiter.await.unwrap_err().is_cancelled());
         }
-        first.settle(1).unwrap();
+        first.settle(1).await.unwrap();
         for waiter in waiters.into_iter().flatten() {
             let ticket = waiter.await.unwrap().unwrap();
             gate.settle(&ticket, 1).unwrap();
