@@ -3,17 +3,16 @@
 use std::pin::pin;
 use std::slice;
 use std::str::FromStr;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use slidegate::reserve::{Extension, HoldOptions, Settlement, Ticket};
-use slidegate::{Algorithm, Gate, ManualClock, MemoryStore, Quota, Request, Verb, SharedGate};
-#[cfg(feature = "redis")]
+use slidegate::{Algorithm, Gate, ManualClock, MemoryStore, Quota, Request, SharedGate, Verb};
 use slidegate_config::policies::Policies;
 use slidegate_http::headers::{Draft, HeaderOptions, XRateLimit};
-use slidegate_redis::RedisOptions;
-use slidegate_redis::{RedisGate, RedisStore};
+#[cfg(feature = "redis")]
+use slidegate_redis::{RedisGate, RedisOptions, RedisStore};
 
 use crate::{Amount, Answer, BindingError, Call, Settled};
 
@@ -61,7 +60,7 @@ pub struct Engine {
 
 #[derive(Debug)]
 enum AnyGate {
-    Memory(Box<Gate>),
+    Memory(Box<SharedGate<MemoryStore>>),
     #[cfg(feature = "redis")]
     Shared(Box<RedisGate>),
 }
@@ -82,7 +81,7 @@ impl Engine {
     pub fn memory(policies: Policies, options: &EngineOptions) -> Result<Self, BindingError> {
         let headers = options.headers()?;
         let Policies { set, addresses, .. } = policies;
-        let gate = AnyGate::Memory(Box::new(Gate::with_memory(set, options.store())));
+        let gate = AnyGate::Memory(Box::new(SharedGate::from(Arc::new(Gate::with_memory(set, options.store())))));
         Ok(Self { gate, headers, addresses: RwLock::new(addresses) })
     }
 

@@ -247,7 +247,7 @@ fn denials_of<'r>(policy: &'r str, key: &'r str) -> Request<'r> {
 
 #[cfg(test)]
 mod tests {
-    use slidegate::{ManualClock, OnStoreError};
+    use slidegate::{ManualClock, OnStoreError, SharedGate};
     use slidegate_redis::{RedisOptions, RedisStore};
 
     use super::*;

@@ -32,10 +32,9 @@ mod local;
 /// its wait ends, and any key gets the smaller of its share and what remained by the last decision
 /// of this process. That is kept for 65,536 keys, until nothing of the key counts any more.
 ///
-/// ```ignore
-/// let redis = RedisStore::new(RedisOptions::new("redis://127.0.0.1:6379")?)?;
-/// let gate = Gate::with_store(policies, FallbackStore::new(redis).with_instances(3))?;
-/// ```
+/// [`SharedGate::new`](crate::SharedGate::new) wraps a store in one; with other settings, use
+/// [`SharedGate::with_store`](crate::SharedGate::with_store) and
+/// `FallbackStore::new(redis).with_instances(3)`.
 #[derive(Debug)]
 pub struct FallbackStore<S> {
     primary: S,
