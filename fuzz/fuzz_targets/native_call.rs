@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use slidegate::stored::{
+use slidegate_stored::{
     ChangeCall, DecideCall, Decided, Pair, Requests, UnusableKey, check, decide, quota_of,
 };
 

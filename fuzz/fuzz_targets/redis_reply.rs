@@ -5,7 +5,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use redis::Value;
-use slidegate::fuzzing::{ReplyFraming, read_topology, scan_step};
+use slidegate_redis::fuzzing::{ReplyFraming, read_topology, scan_step};
 
 fuzz_target!(|input: (u8, &[u8])| {
     let (size, bytes) = input;

@@ -7,8 +7,8 @@ use std::time::Duration;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use redis::Value;
-use slidegate::fuzzing::script_reply;
 use slidegate::{Algorithm, Policy, PolicySet, Quota, Request, Verb};
+use slidegate_redis::fuzzing::script_reply;
 
 #[derive(Debug, Arbitrary)]
 struct Input {

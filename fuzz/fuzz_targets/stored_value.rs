@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use slidegate::fuzzing::{control_document, stored_value};
 use slidegate::{Algorithm, Quota};
+use slidegate_redis::fuzzing::{control_document, stored_value};
 
 #[derive(Debug, Arbitrary)]
 struct Input<'a> {

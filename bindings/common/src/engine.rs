@@ -81,7 +81,8 @@ impl Engine {
     pub fn memory(policies: Policies, options: &EngineOptions) -> Result<Self, BindingError> {
         let headers = options.headers()?;
         let Policies { set, addresses, .. } = policies;
-        let gate = AnyGate::Memory(Box::new(SharedGate::from(Arc::new(Gate::with_memory(set, options.store())))));
+        let gate =
+            AnyGate::Memory(Box::new(SharedGate::from(Arc::new(Gate::with_memory(set, options.store())))));
         Ok(Self { gate, headers, addresses: RwLock::new(addresses) })
     }
 

@@ -1,6 +1,7 @@
 //! Entry points of the fuzz targets: what servers and other programs write, decoded.
 
 use redis::Value;
+use slidegate::fuzzing::with_charges;
 use slidegate::internal::Holds;
 use slidegate::store::KeyInspection;
 use slidegate::{PolicySet, Quota, Request, Timestamp, Verb};
@@ -39,9 +40,7 @@ pub fn script_reply(
     reply: Value,
 ) -> Result<Vec<Vec<slidegate::Decision>>, String> {
     let names = Names { secret: Names::NO_SECRET, always_hashed: false, hash_tag: None };
-    let requests = std::slice::from_ref(request);
-    let plan = policies.plan(requests, Some(verb));
-    let subjects = Subjects::of(&plan.charges, &names);
+    let subjects = with_charges(policies, request, verb, |charges| Subjects::of(charges, &names));
     if subjects.0.is_empty() {
         return Ok(Vec::new());
     }
