@@ -75,8 +75,8 @@ pub(super) fn costs(text: &str) -> Result<Value, String> {
     Ok(costs.into())
 }
 
-/// Parses a number of keys, with `k`, `M` or `G` for 10³, 10⁶ and 10⁹. The maximum exceeds any store, and the
-/// bytes still fit a number.
+/// Parses a number of keys, with `k`, `M` or `G` for thousand, million or billion. The maximum exceeds any
+/// store, and the bytes still fit a number.
 pub(super) fn key_count(text: &str) -> Result<u64, String> {
     let (digits, factor) = match text.char_indices().last() {
         Some((end, 'k' | 'K')) => (&text[..end], 1000),
