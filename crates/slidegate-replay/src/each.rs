@@ -7,7 +7,7 @@ use slidegate::{Decisions, Timestamp};
 
 use crate::wording::Words;
 
-/// What is printed of one decision.
+/// The printed fields of one decision.
 #[derive(Serialize)]
 pub(crate) struct DecisionLine<'a> {
     time: String,
