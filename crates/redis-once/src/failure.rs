@@ -14,7 +14,7 @@ use redis::ServerError;
 pub struct Failure {
     /// Whether the call may still have been executed.
     pub executed: Executed,
-    /// What went wrong.
+    /// The kind of failure.
     pub kind: FailureKind,
     /// The node called: `10.0.0.5:6379` or a socket path; empty if no node is the cause.
     pub node: String,

@@ -35,7 +35,7 @@ impl Options {
     }
 }
 
-/// What is invalid in a URL, and a valid example.
+/// The invalid part of a URL, and a valid example.
 struct Wrong {
     what: String,
     example: &'static str,

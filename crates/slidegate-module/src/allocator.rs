@@ -40,7 +40,7 @@ impl ServerAllocator {
     /// Frees memory returned by `allocate`.
     ///
     /// # Safety
-    /// As `free`.
+    /// As for `free`.
     unsafe fn release(memory: *mut u8) {
         let function = FREE.load(Ordering::Relaxed);
         if !function.is_null() {

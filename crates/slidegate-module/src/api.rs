@@ -183,7 +183,7 @@ pub(crate) struct WrongType;
 
 impl<'c> Arguments<'c> {
     /// # Safety
-    /// These are so many pointers to strings, which live for `'c`. Without any, the first may be NULL.
+    /// `first` points to `count` pointers to strings, which live for `'c`; NULL is allowed if there are none.
     unsafe fn new(first: *mut *mut RawString, count: c_int) -> Self {
         match usize::try_from(count) {
             // SAFETY: guaranteed by the caller.

@@ -44,7 +44,7 @@ const FIRST_KEY: usize = 2;
 const FEW_KEYS: usize = 8;
 
 /// The server's time in microseconds since the Unix epoch, like its `TIME` command.
-#[allow(clippy::disallowed_methods)] // a command has one time, which is read here
+#[allow(clippy::disallowed_methods)] // the only clock read of a command
 fn now_us() -> u64 {
     if let Some(now_us) = server_time_us() {
         return now_us;

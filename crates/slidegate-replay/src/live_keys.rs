@@ -31,7 +31,7 @@ pub(crate) struct KeySum {
     pub(crate) redis: u64,
 }
 
-/// What is known of one key.
+/// The current size of a key and the time of its removal.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LiveKey {
     /// The second of its removal; 0 if it was never charged.

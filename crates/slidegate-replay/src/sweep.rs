@@ -275,7 +275,7 @@ impl Sweep {
     /// The position of the policy to sweep.
     ///
     /// # Errors
-    /// One line: the set has no such policy, or several and none is named.
+    /// One line: the set has no such policy, or several but none is named.
     pub fn position(&self, policies: &PolicySet) -> Result<usize, String> {
         let names: Vec<&str> = policies.iter().map(slidegate::Policy::name).collect();
         let setting = self.setting.name();

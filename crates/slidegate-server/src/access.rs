@@ -87,7 +87,7 @@ impl<'r> Credentials<'r> {
 #[derive(Debug, Clone)]
 pub(crate) struct By(pub(crate) String, pub(crate) Limited);
 
-/// What a token may read.
+/// The read restriction of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Limited {
     /// Everything that its scope permits.

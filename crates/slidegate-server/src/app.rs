@@ -233,7 +233,7 @@ impl App {
     /// The instances that share the store: all, or the one with this name or id. `None` without a fleet.
     ///
     /// # Errors
-    /// There is no such instance.
+    /// The fleet has no instance with this name or id.
     pub(crate) async fn fleet(&self, instance: Option<&str>) -> Result<Option<FleetView>, String> {
         match (&self.fleet, self.shared()) {
             (Some(fleet), Some(shared)) => fleet.view(&self.active, shared, instance).await.map(Some),

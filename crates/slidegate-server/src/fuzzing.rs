@@ -26,7 +26,7 @@ pub fn pairs(query: &str) -> Vec<(Vec<u8>, Vec<u8>)> {
 /// Reads a JSON object without duplicate names.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Why it is invalid.
 pub fn members(bytes: &[u8]) -> Result<serde_json::Map<String, serde_json::Value>, String> {
     crate::json_body::members(bytes).map_err(|problem| format!("{problem:?}"))
 }

@@ -67,7 +67,7 @@ impl Attributes {
     /// Adds attributes to a request, with addresses parsed.
     ///
     /// # Errors
-    /// Those of [`request`](Self::request); the request must then not be used.
+    /// The errors of [`request`](Self::request); the request must then not be used.
     pub(crate) fn add_to<'r>(
         &self,
         request: &mut Request<'r>,

@@ -267,7 +267,7 @@ impl FieldReader {
         }
     }
 
-    /// Whether a value of this rank counts; if so, it outranks later ones.
+    /// Whether a value of this rank counts; if so, records the rank.
     fn outranks(&mut self, place: usize, rank: u8) -> bool {
         let known = &mut self.ranks[place];
         let counts = rank < *known;

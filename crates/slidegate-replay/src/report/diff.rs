@@ -212,7 +212,7 @@ pub struct DiffReport<'a> {
     pub thresholds: &'a Thresholds,
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde passes references
 fn as_rfc3339<S: serde::Serializer>(time_us: &u64, out: S) -> Result<S::Ok, S::Error> {
     out.serialize_str(&rfc3339(*time_us))
 }

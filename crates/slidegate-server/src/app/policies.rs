@@ -125,7 +125,7 @@ impl ActivePolicies {
     /// Checks that a document makes no policy invalid that is valid now.
     ///
     /// # Errors
-    /// Which one, and why.
+    /// The invalid policy, and why.
     pub(crate) fn check(&self, document: &Document) -> Result<(), Refusal> {
         let parts = self.parts();
         let next = Parts { document: Arc::new(document.clone()), ..parts.clone() };

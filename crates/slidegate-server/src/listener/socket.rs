@@ -213,7 +213,7 @@ impl DetachedSocket {
     /// Writes as much as fits the send buffer.
     ///
     /// # Errors
-    /// It has no room, or the client is gone.
+    /// The buffer is full, or the client has disconnected.
     pub(super) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => (&*stream).write(bytes),

@@ -16,7 +16,7 @@ use crate::app::ticket_change::{Changed, TicketChange};
 
 /// A command that reserves cost or changes a reservation.
 #[derive(Debug)]
-#[allow(clippy::large_enum_variant)] // steps have it in a box
+#[allow(clippy::large_enum_variant)] // boxed in steps
 pub(super) enum HoldCommand<'b> {
     Reserve { request: Request<'b>, ttl: Option<Duration>, id: Option<String> },
     Change { ticket: Ticket, change: TicketChange<'b> },

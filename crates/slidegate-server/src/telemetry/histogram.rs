@@ -49,7 +49,7 @@ impl Histogram {
         buckets.sum_us.fetch_add(span_us.saturating_mul(times), Relaxed);
     }
 
-    #[allow(clippy::cast_precision_loss)] // seconds as doubles are what Prometheus has
+    #[allow(clippy::cast_precision_loss)] // Prometheus uses seconds as doubles
     pub(super) fn read(&self) -> Reading {
         let ends = ENDS_US.iter().map(|end| *end as f64 / 1e6).chain([f64::INFINITY]);
         let counts = (0..=ENDS_US.len()).map(|at| self.0.sum(|buckets| buckets.counts[at].load(Relaxed)));

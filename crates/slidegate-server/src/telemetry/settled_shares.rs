@@ -34,7 +34,7 @@ impl SettledShares {
     }
 
     /// Merges the histograms of several policies.
-    #[allow(clippy::cast_precision_loss)] // shares as doubles are what Prometheus has
+    #[allow(clippy::cast_precision_loss)] // Prometheus uses shares as doubles
     pub(super) fn read<'h>(histograms: &(impl Iterator<Item = &'h Self> + Clone)) -> Reading {
         let sum = |of: &dyn Fn(&Self) -> u64| histograms.clone().map(of).sum::<u64>();
         let counts: [u64; ENDS_PERCENT.len() + 1] =

@@ -380,7 +380,7 @@ fn found(stored: &ControlDocument) -> Result<StoredDocument, Refusal> {
 }
 
 /// The refusal for a failed store operation.
-#[allow(clippy::needless_pass_by_value)] // As `map_err` has it.
+#[allow(clippy::needless_pass_by_value)] // for `map_err`
 fn away(error: Error) -> Refusal {
     Refusal::new(Cause::Away, error.to_string())
 }

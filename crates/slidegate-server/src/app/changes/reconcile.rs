@@ -92,7 +92,7 @@ pub(super) fn reconcile(held: &Held, found: &StoredDocument, now_ms: u64) -> Rec
 /// The id of the document that replaces `found`. `random` returns non-zero numbers.
 ///
 /// # Errors
-/// Those of `random`.
+/// The errors of `random`.
 pub(super) fn next_id<E>(
     held: &Held,
     found: &StoredDocument,

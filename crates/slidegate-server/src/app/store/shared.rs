@@ -149,7 +149,7 @@ impl<'a> Shared<'a> {
         Some((failure.to_string(), Sharing::after(failure.kind())))
     }
 
-    /// What the servers forbid scripts, although limits are shared.
+    /// The restriction of scripts by the servers, if limits are shared nevertheless.
     pub(crate) fn restriction(self) -> Option<&'static str> {
         let is_coarse = self.redis().stats().clock_resolution_us > 1;
         is_coarse.then_some("scripts may not call `time`: charges count for their window and up to 2 ms")

@@ -56,7 +56,7 @@ pub(super) fn page(app: &Arc<App>) -> String {
 }
 
 /// Seconds since the epoch.
-#[allow(clippy::cast_precision_loss)] // seconds as doubles are what Prometheus has
+#[allow(clippy::cast_precision_loss)] // Prometheus uses seconds as doubles
 fn seconds(at: Timestamp) -> f64 {
     at.as_micros() as f64 / 1e6
 }
