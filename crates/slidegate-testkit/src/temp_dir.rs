@@ -26,6 +26,7 @@ impl TempDir {
         }
     }
 
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.0
     }
