@@ -176,7 +176,6 @@ impl FailureCounts {
     }
 }
 
-/// Counts failures by kind.
 #[derive(Debug, Default)]
 pub(crate) struct Counters([AtomicU64; FailureKind::ALL.len()]);
 

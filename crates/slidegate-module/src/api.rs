@@ -19,7 +19,6 @@ use crate::arguments::{PREFIX, prefix_of};
 /// Returned by functions that succeed.
 const OK: c_int = 0;
 const ERR: c_int = 1;
-/// The version of the API.
 const API_VERSION: c_int = 1;
 /// Options of keys and of the module, as in `redismodule.h`.
 const READ_AND_WRITE: c_int = 1 | 2;

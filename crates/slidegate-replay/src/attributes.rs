@@ -11,7 +11,6 @@ use crate::entry::Entry;
 pub(crate) const NAMES: [&str; 8] =
     ["ip", "path", "method", "user", "user_agent", "host", "referer", "status"];
 
-/// The value of an attribute.
 #[derive(Debug)]
 pub(crate) enum AttributeValue<'e> {
     Address(IpAddr),

@@ -32,7 +32,6 @@ pub struct Sweep {
     pub(crate) deny_at_most: Share,
 }
 
-/// The swept setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SweptSetting {
     Limit,

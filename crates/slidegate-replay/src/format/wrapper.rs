@@ -6,7 +6,6 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 
-/// A wrapper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrapper {
     Journald,

@@ -10,7 +10,6 @@ const MAX_PENDING_LINES: usize = 1_048_576;
 /// Maximum memory of blocks with waiting lines, over all logs.
 const MAX_PENDING_BYTES: usize = 512 * 1024 * 1024;
 
-/// A log that is open.
 pub(super) struct OpenLog {
     pub(super) log: usize,
     pub(super) feed: Feed,

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Columns of a sparkline.
 const SPARK_COLUMNS: usize = 120;
 const SPARK_HEIGHT: u32 = 20;
 
@@ -31,7 +30,6 @@ pub(super) struct Cell {
     is_head: bool,
 }
 
-/// A cell with text.
 pub(super) fn cell(text: &str) -> Cell {
     Cell { markup: escaped(text), class: "", is_head: false }
 }

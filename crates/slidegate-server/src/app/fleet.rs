@@ -317,7 +317,6 @@ fn report(differ: Difference, now: Duration, others: &[Instance]) -> Difference 
 }
 
 impl FleetView {
-    /// Totals by policy.
     pub(crate) fn totals(&self) -> HashMap<&str, PolicyTotals> {
         let mut sums: HashMap<_, PolicyTotals> = HashMap::new();
         for one in self.instances.iter().flat_map(|one| &one.record.policies) {

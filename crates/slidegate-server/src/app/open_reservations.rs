@@ -49,7 +49,6 @@ pub(crate) struct OpenReservations {
 /// Open reservations under a policy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct OpenCost {
-    /// Reservations.
     pub(crate) reservations: u64,
     /// Sum of the held cost, in units, rounded up.
     pub(crate) held: u64,
@@ -74,7 +73,6 @@ impl Default for Shard {
     }
 }
 
-/// One hold.
 #[derive(Debug)]
 struct HoldEntry {
     hold: HoldIdentity,
@@ -87,7 +85,6 @@ struct HoldEntry {
     found: Option<StoredHold>,
 }
 
-/// Identifies a hold.
 #[derive(Debug, Clone)]
 pub(super) struct HoldIdentity {
     policy: Arc<str>,

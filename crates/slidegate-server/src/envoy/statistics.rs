@@ -29,7 +29,6 @@ pub(crate) const NEAR_LIMIT_RATIO: f32 = 0.8;
 /// A counter of a limit. The discriminant is its index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HitCounter {
-    /// All hits.
     TotalHits,
     /// Hits over the limit.
     OverLimit,
@@ -71,7 +70,6 @@ pub(crate) struct LimitCounters {
 /// A request's hits on one limit, and their outcome.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RecordedHits {
-    /// Number of hits.
     pub(crate) hits: u64,
     /// Usage before this request.
     pub(crate) before: u64,
@@ -80,7 +78,6 @@ pub(crate) struct RecordedHits {
     pub(crate) is_over: bool,
     /// Whether the limit is in shadow mode.
     pub(crate) is_shadow: bool,
-    /// The source of the decision.
     pub(crate) source: DecisionSource,
 }
 
@@ -149,7 +146,6 @@ pub(crate) struct NamedCounters {
     pub(crate) counters: Arc<LimitCounters>,
 }
 
-/// All statistics.
 #[derive(Debug)]
 pub(crate) struct Statistics {
     near_limit_ratio: f32,
@@ -166,7 +162,6 @@ pub(crate) struct Statistics {
     calls: CallCounters,
 }
 
-/// Counters of calls.
 #[derive(Debug, Default)]
 pub(crate) struct CallCounters {
     /// All calls.

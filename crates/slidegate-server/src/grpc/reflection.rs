@@ -40,7 +40,6 @@ pub(super) fn hold(body: Body, permit: OwnedSemaphorePermit) -> Body {
 pub(super) type BoxService =
     Box<dyn Fn(HttpRequest<Incoming>) -> BoxFuture<'static, HttpResponse<Body>> + Send + Sync>;
 
-/// Boxes a service.
 fn boxed<S>(service: S) -> BoxService
 where
     S: Service<HttpRequest<Incoming>, Response = HttpResponse<Body>, Error = Infallible>,

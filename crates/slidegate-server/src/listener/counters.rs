@@ -22,7 +22,6 @@ pub(crate) struct ConnectionSpec {
     pub(crate) refusal: &'static [u8],
 }
 
-/// The connections of one protocol.
 #[derive(Debug)]
 pub(crate) struct ProtocolConnections {
     pub(crate) protocol: &'static str,

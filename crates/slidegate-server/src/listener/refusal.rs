@@ -15,7 +15,6 @@ use super::socket::{DetachedSocket, Socket};
 /// Maximum refused connections kept open so their clients can read the reply. Further ones are
 /// closed at once.
 pub(super) const MAX_REFUSALS: usize = 32;
-/// Duration of [`linger`].
 const LINGER: Duration = Duration::from_secs(1);
 /// Maximum bytes read from a refused client.
 const MAX_LINGER: usize = 64 * 1024;

@@ -74,7 +74,6 @@ pub(super) struct Weight {
     pub(super) each: u64,
 }
 
-/// A key and its count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KeyCount {
     pub(crate) key: Arc<str>,

@@ -12,7 +12,6 @@ use serde::Serialize;
 use super::document::{Change, ClearedKey, Document, KeyChange, Slot, What};
 use super::terms::Terms;
 
-/// The register of one key.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 enum KeyRegister<'d> {
     Set(&'d KeyChange),

@@ -29,7 +29,6 @@ pub(super) struct Held {
     pub(super) document: Arc<Document>,
 }
 
-/// The stored document.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StoredDocument {
     pub(super) id: ControlDocumentId,

@@ -18,10 +18,8 @@ use super::denial::{CallDenial, header, wait};
 use super::request::{Decided, DescriptorTarget};
 use crate::envoy::{HeaderNames, Unit};
 
-/// The outcome of a call.
 #[derive(Debug)]
 pub(super) struct CallOutcome<'d> {
-    /// The status of each descriptor.
     pub(super) statuses: Vec<DescriptorStatus>,
     /// The strictest denial of the call, if it is denied.
     pub(super) denial: Option<CallDenial<'d>>,
