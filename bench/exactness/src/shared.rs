@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use slidegate::store::FallbackStore;
-use slidegate::{DecisionSource, Gate, OnStoreError, Policy, PolicySet, Quota, Request};
+use slidegate::{DecisionSource, OnStoreError, Policy, PolicySet, Quota, Request, SharedGate};
 use slidegate_redis::{RedisOptions, RedisStore};
 use slidegate_testkit::redis::{RedisCluster, RedisServer};
 use slidegate_testkit::window_checker::{Admission, greatest_in_one_window};
@@ -42,7 +42,7 @@ pub(crate) fn run(decisions: u64, is_cluster: bool) -> Result<String, String> {
     runtime.map_err(|error| error.to_string())?.block_on(decide(decisions, &url, is_cluster))
 }
 
-fn gate(url: &str) -> Result<Gate<FallbackStore<RedisStore>>, String> {
+fn gate(url: &str) -> Result<SharedGate<FallbackStore<RedisStore>>, String> {
     let quota = Quota::new(LIMIT, WINDOW).map_err(|error| error.to_string())?;
     let policy = Policy::new("user", quota).map_err(|error| error.to_string())?.with_scope(["user"]);
     let policy = policy.with_on_store_error(OnStoreError::Deny);
@@ -53,7 +53,7 @@ fn gate(url: &str) -> Result<Gate<FallbackStore<RedisStore>>, String> {
         .with_deadline(Duration::from_secs(30))
         .with_connect_timeout(Duration::from_secs(10));
     let store = RedisStore::new(options).map_err(|error| error.to_string())?;
-    Gate::with_store(policies, FallbackStore::new(store)).map_err(|error| error.to_string())
+    SharedGate::with_store(policies, FallbackStore::new(store)).map_err(|error| error.to_string())
 }
 
 async fn decide(decisions: u64, url: &str, is_cluster: bool) -> Result<String, String> {

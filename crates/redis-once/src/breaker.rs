@@ -1,18 +1,19 @@
 //! Circuit breaker: stops calls to a node that fails or is slow, and probes whether it has
 //! recovered.
 //!
-//! Closed: every call passes. Open: one probe passes every [`PROBE_US`], and three successes in a
-//! row close it. It reads no clock: callers pass times in microseconds of any monotonic clock.
+//! Closed: every call passes. Open: one probe passes every [`PROBE_US`], and three consecutive
+//! successes close it. It reads no clock: callers pass times in microseconds of any monotonic
+//! clock.
 
-/// Failures in a row that open it.
+/// Consecutive failures that open it.
 const STREAK: u32 = 5;
-/// Calls within [`SECONDS`] that are needed before the failure rate is used.
+/// Minimum calls within [`SECONDS`] for the failure rate to count.
 const ENOUGH_CALLS: u32 = 20;
-/// Length of the failure-rate window, in seconds.
+/// Failure-rate window, in seconds.
 const SECONDS: usize = 5;
 /// Time between probes.
 const PROBE_US: u64 = 100_000;
-/// Successes in a row that close it.
+/// Consecutive successes that close it.
 const CLOSING: u8 = 3;
 const SECOND_US: u64 = 1_000_000;
 
@@ -32,13 +33,13 @@ struct Open {
     probe_us: u64,
     /// Whether a probe has passed.
     probed: bool,
-    /// Successes since it opened or since the last failure.
+    /// Successes since it opened, or since the last failure.
     successes: u8,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Second {
-    /// Which second this counts; older ones are discarded.
+    /// The second counted here; older ones are discarded.
     number: u64,
     calls: u32,
     failures: u32,
@@ -56,7 +57,7 @@ pub enum BreakerState {
 }
 
 impl Breaker {
-    /// Whether a call may pass at `now_us`. `jitter_us` is added to the time until the next probe.
+    /// Whether a call may pass at `now_us`. `jitter_us` delays the next probe.
     pub(crate) fn admit(&mut self, now_us: u64, jitter_us: u64) -> bool {
         let Some(open) = &mut self.open else { return true };
         if now_us < open.probe_us {
@@ -81,7 +82,7 @@ impl Breaker {
         }
     }
 
-    /// Records a failure or a timeout. `jitter_us` is added to the time until the first probe.
+    /// Records a failure or timeout. `jitter_us` delays the first probe.
     pub(crate) fn failure(&mut self, now_us: u64, jitter_us: u64) {
         if let Some(open) = &mut self.open {
             open.successes = 0;
@@ -190,7 +191,7 @@ mod tests {
         assert!(breaker.admit(200_007, 0));
     }
 
-    /// One success of an overloaded node must not send it all traffic again.
+    /// One success of an overloaded node must not give it all traffic again.
     #[test]
     fn three_successes_in_a_row_close_it() {
         let mut breaker = opened(0);

@@ -1,4 +1,4 @@
-//! Replies of Redis Cluster about its slots.
+//! Redis Cluster replies about slots.
 
 use redis::Value;
 
@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(read(reply).unwrap()[0].master, tcp("seed", 7001));
     }
 
-    /// A malformed reply must not empty the map or panic.
+    /// A malformed reply must neither empty the map nor panic.
     #[test]
     fn what_is_no_list_of_slots_is_not_taken_for_one() {
         for reply in [

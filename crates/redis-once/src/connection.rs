@@ -16,17 +16,16 @@ use crate::error_reply;
 use crate::failure::FailureKind;
 use crate::reply_bound::AcceptedReplies;
 
-/// The maximum number of calls in flight on one connection; further calls are rejected at once.
+/// Maximum calls in flight on one connection; further calls are rejected at once.
 const MAX_IN_FLIGHT: usize = 2048;
-/// The shortest and longest wait between two connection attempts.
+/// Minimum and maximum wait between two connection attempts.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
-/// Timeouts in a row after which a connection is closed: the server may have disappeared silently.
+/// Consecutive timeouts that close a connection: the server may have disappeared silently.
 const MAX_TIMEOUTS: u32 = 3;
-/// A connection that was shorter than this is followed by a backoff: the server may be closing
-/// clients.
+/// A connection shorter than this is followed by a backoff: the server may be closing clients.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 
-/// A connection to a node that is re-established when it is lost.
+/// A connection to a node, re-established after a loss.
 pub(crate) struct ManagedConnection {
     connector: Arc<Connector>,
     state: watch::Sender<ConnectionState>,
@@ -62,11 +61,11 @@ pub(crate) struct Connection {
     pub(crate) accepted: Arc<AcceptedReplies>,
     _driver: Driver,
     since: Instant,
-    /// When the last reply arrived, in microseconds since then.
+    /// Time of the last reply, in microseconds since `since`.
     answered_us: AtomicU64,
-    /// Calls since then that timed out.
+    /// Calls that have timed out since then.
     timeouts_in_a_row: AtomicU32,
-    /// Whether it is known to be lost.
+    /// Whether the loss is known.
     lost: Arc<AtomicBool>,
     /// Whether a call was in flight when it was lost.
     missed: AtomicBool,
@@ -108,7 +107,7 @@ impl ManagedConnection {
                 _ => {}
             }
             self.connect();
-            // `self` holds the sender, so it ends only with its time.
+            // `self` holds the sender, so only the deadline ends the wait.
             if !matches!(timeout_at(deadline, state.changed()).await, Ok(Ok(()))) {
                 let detail = "not connected within the deadline".to_owned();
                 return Err(Outage { kind: FailureKind::Timeout, detail });
@@ -116,7 +115,7 @@ impl ManagedConnection {
         }
     }
 
-    /// Closes a lost connection and reconnects. Returns whether this is the first call to report
+    /// Closes a lost connection and reconnects. Returns whether this call is the first to report
     /// the loss.
     pub(crate) fn lose(self: &Arc<Self>, connection: &Connection) -> bool {
         connection.lost.store(true, Ordering::Release);
@@ -124,7 +123,7 @@ impl ManagedConnection {
         !connection.missed.swap(true, Ordering::AcqRel)
     }
 
-    /// Starts to connect, unless it is connected or an attempt is in progress.
+    /// Starts to connect, unless connected or already connecting.
     pub(crate) fn connect(self: &Arc<Self>) {
         let mut failures = 0;
         let begun = self.state.send_if_modified(|state| {
@@ -141,7 +140,7 @@ impl ManagedConnection {
         });
         if begun {
             let attempt = Attempt { managed: Arc::downgrade(self), is_over: false };
-            // Outside a runtime the attempt is dropped here, which sets the state back to idle.
+            // Outside a runtime the attempt is dropped here, which resets the state to idle.
             if let Ok(runtime) = tokio::runtime::Handle::try_current() {
                 runtime.spawn(attempt.until_connected(Arc::clone(&self.connector), failures));
             }
@@ -160,8 +159,7 @@ impl Connection {
         self.timeouts_in_a_row.store(0, Ordering::Relaxed);
     }
 
-    /// Records the timeout of a call that was sent at `begun`. Returns whether to close the
-    /// connection.
+    /// Records the timeout of a call sent at `begun`. Returns whether to close the connection.
     ///
     /// A slow server still replies to other calls. Reconnecting would slow it down further.
     pub(crate) fn is_silent(&self, begun: Instant) -> bool {
@@ -174,8 +172,8 @@ impl Connection {
     }
 }
 
-/// A connection attempt. If it is dropped before it succeeds, as when a runtime ends, the state
-/// becomes idle.
+/// A connection attempt. If dropped before it succeeds, for example because a runtime ends, the
+/// state becomes idle.
 struct Attempt {
     managed: Weak<ManagedConnection>,
     is_over: bool,

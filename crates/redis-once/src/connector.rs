@@ -1,6 +1,6 @@
-//! Connector: opens connections to one server, and greets it.
+//! Connector: opens connections to one server and sends the greeting.
 //!
-//! If a server does not support RESP3, this is recorded and RESP2 is used from then on.
+//! If a server does not support RESP3, RESP2 is used from then on.
 
 use std::io;
 use std::sync::Arc;
@@ -19,11 +19,10 @@ use crate::options::{Address, Credentials, InvalidOptions, Options};
 use crate::reply_bound::AcceptedReplies;
 use crate::stream::Opener;
 
-/// Commands queued on one connection; more than may be in flight, so that no call waits for the
-/// queue.
+/// Commands queued per connection; more than may be in flight, so no call waits for the queue.
 const PIPELINE_BUFFER: usize = 4096;
 
-/// What a server is used for.
+/// The purpose of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Serves {
     /// Keys and scripts.
@@ -41,7 +40,7 @@ pub struct Connector {
     tls: bool,
 }
 
-/// A connection that was made.
+/// An established connection.
 pub(crate) struct Connected {
     pub(crate) stream: MultiplexedConnection,
     /// Bounds its replies.
@@ -49,7 +48,7 @@ pub(crate) struct Connected {
     pub(crate) driver: Driver,
 }
 
-/// The task that writes calls and reads replies. It ends with the connection.
+/// The task that writes calls and reads replies. Ends with the connection.
 pub(crate) struct Driver(AbortHandle);
 
 impl Drop for Driver {
@@ -87,8 +86,8 @@ impl Connector {
         })
     }
 
-    /// Connects and authenticates. `lost` is called at most once, when the connection ends. Over
-    /// RESP2 it is not called, and the next call finds out.
+    /// Connects and authenticates. `lost` is called at most once, when the connection ends; over
+    /// RESP2 it is not called, and the next call detects the loss.
     pub(crate) async fn connect(
         &self,
         lost: impl Fn() + Send + Sync + 'static,
@@ -122,7 +121,7 @@ impl Connector {
         let accepted = Arc::<AcceptedReplies>::default();
         let stream = self.opener.open(Arc::clone(&accepted)).await?;
         let greeted = MultiplexedConnection::new_with_config(&self.greeting(), stream, config).await;
-        // Otherwise it would be a connection that was lost.
+        // Otherwise it would be reported as a lost connection.
         let (stream, driver) = greeted.map_err(|error| match accepted.refused() {
             Some(refused) => (ErrorKind::Parse, "greeting", refused.to_string()).into(),
             None => error,
@@ -167,7 +166,7 @@ async fn within<T>(
     timeout(time, attempt).await.unwrap_or_else(|late| Err(io::Error::from(late).into()))
 }
 
-/// What is sent first on each connection, but for the protocol.
+/// The commands sent first on each connection, apart from the protocol.
 fn greeting(options: &Options, serves: Serves) -> RedisConnectionInfo {
     let Credentials { user, password } = match serves {
         Serves::Keys => &options.credentials,
@@ -187,7 +186,7 @@ fn greeting(options: &Options, serves: Serves) -> RedisConnectionInfo {
     }
 }
 
-/// Whether the text has a certificate. rustls accepts any other text as an empty list and then
+/// Whether the text has a certificate. rustls treats any other text as an empty list and then
 /// trusts nobody.
 fn holds_certificate(pem: &[u8]) -> bool {
     const BEGIN: &[u8] = b"-----BEGIN CERTIFICATE-----";
@@ -199,7 +198,7 @@ mod tests {
     use super::*;
     use crate::options::Pem;
 
-    /// A file of the wrong kind must be an error at start, not at the first connection.
+    /// A file of the wrong kind must fail at start, not at the first connection.
     #[test]
     fn certificates_that_are_none_are_refused() {
         let address = Address::Tcp { host: "h".to_owned(), port: 1 };

@@ -1,4 +1,4 @@
-//! Error replies and connection errors: what they mean for a call, and their text in one line.
+//! Error replies and connection errors: their meaning for a call, and their text in one line.
 
 use redis::{ErrorKind, RedisError, ServerError, ServerErrorKind};
 
@@ -15,7 +15,7 @@ pub(crate) enum ErrorReply {
     NoScript,
     /// Nothing was executed; a retry may succeed.
     Retry,
-    /// A retry would fail as well.
+    /// A retry would also fail.
     Fail(Executed),
 }
 
@@ -87,7 +87,7 @@ pub(crate) fn kind_of_connect_error(error: &RedisError) -> FailureKind {
     }
 }
 
-/// Advice for a TLS error, recognised by the words of rustls.
+/// Advice for a TLS error, recognized by rustls' wording.
 pub(crate) fn tls_hint(words: &str) -> Option<&'static str> {
     let hints = [
         (
@@ -128,7 +128,7 @@ pub(crate) fn error_text(error: &RedisError) -> String {
     }
 }
 
-/// The text without the name of our Redis user, which servers since Redis 7.2 put into it.
+/// The text without our Redis user's name, which servers since Redis 7.2 include.
 #[must_use]
 pub fn without_user(text: &str) -> String {
     let named = text.split_once("User ").and_then(|(before, named)| {
@@ -138,11 +138,11 @@ pub fn without_user(text: &str) -> String {
     named.unwrap_or_else(|| text.to_owned())
 }
 
-/// Maximum length of a server's error text, in characters.
+/// Maximum characters of a server's error text.
 const MAX_ERROR_CHARS: usize = 300;
 
-/// Text from outside as one line of bounded length. Servers repeat the arguments of a command that
-/// they do not know, which may be a password or keys.
+/// External text as one line of bounded length. Servers repeat the arguments of unknown commands,
+/// which may contain a password or keys.
 #[must_use]
 pub fn line(text: &str) -> String {
     let text = text
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(word("MOVED"), ErrorReply::Fail(Executed::No));
     }
 
-    /// Permanent errors are reported at once and not retried until the deadline.
+    /// Permanent errors are reported at once, not retried until the deadline.
     #[test]
     fn refusals_that_stay_are_not_tried_again() {
         for line in [
@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(line(&"é".repeat(1000)).chars().count(), MAX_ERROR_CHARS);
     }
 
-    /// A name of a user is half of what a login needs, and ends up in logs and answers.
+    /// A user name is half of a login, and error text ends up in logs and responses.
     #[test]
     fn a_servers_words_do_not_name_our_user() {
         for (words, expected) in [
@@ -241,7 +241,7 @@ mod tests {
         }
     }
 
-    /// A script that stopped half-way may have charged.
+    /// A script that stopped halfway may have charged.
     #[test]
     fn an_error_from_inside_a_script_leaves_open_what_was_done() {
         assert_eq!(

@@ -12,14 +12,13 @@ use redis::ServerError;
 /// Why a call got no usable reply.
 #[derive(Debug, Clone)]
 pub struct Failure {
-    /// Whether the call may have been executed all the same.
+    /// Whether the call may still have been executed.
     pub executed: Executed,
-    /// What went wrong.
+    /// The kind of failure.
     pub kind: FailureKind,
-    /// The node that was called: `10.0.0.5:6379` or the path of a socket; empty if no node is the
-    /// cause.
+    /// The node called: `10.0.0.5:6379` or a socket path; empty if no node is the cause.
     pub node: String,
-    /// What happened, in lower case, with the server's own words if it replied an error.
+    /// Description in lower case, with the server's own words for an error reply.
     pub detail: String,
 }
 
@@ -36,7 +35,7 @@ macro_rules! failure_kinds {
     ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
         /// Why a call failed.
         ///
-        /// Each kind has a [name](Self::name), for example for the label of a metric.
+        /// Each kind has a [name](Self::name), for example for a metric label.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum FailureKind {
@@ -89,35 +88,33 @@ failure_kinds! {
     MasterDown = "masterdown",
     /// `CLUSTERDOWN` or `TRYAGAIN`: the cluster does not serve the slot now.
     ClusterDown = "clusterdown",
-    /// `MOVED`, `ASK` or `CROSSSLOT`: the key is on another node, which could not be followed.
+    /// `MOVED`, `ASK` or `CROSSSLOT`: the key is on another node that could not be reached by redirection.
     Redirected = "redirected",
     /// `NOSCRIPT`: the server does not keep the script although it was loaded.
     NoScript = "noscript",
-    /// `WRONGTYPE`: the key is of another Redis type, so another program wrote it.
+    /// `WRONGTYPE`: the key has another Redis type, so another program wrote it.
     WrongType = "wrongtype",
-    /// The caller's script raised its own error, [`Application::script_error`](crate::Application::script_error): the
-    /// key's value is not one that it can read.
+    /// The caller's script raised its own error,
+    /// [`Application::script_error`](crate::Application::script_error): it cannot read the key's value.
     ForeignValue = "foreign_value",
     /// `NOAUTH` or `WRONGPASS`: user or password is missing or wrong.
     Authentication = "auth",
     /// `NOPERM`: the user may not run the command or use the key.
     NoPermission = "noperm",
-    /// The reply could not be read, or was larger than any that the call can get.
+    /// The reply was unreadable, or larger than any valid reply to the call.
     Malformed = "malformed",
     /// Any other error reply; the failure's text contains it.
     Other = "other",
 }
 
 impl FailureKind {
-    /// The kind of an error reply. Scripts of the caller raise errors with the code `own`.
+    /// The kind of an error reply. The caller's scripts raise errors with the code `own`.
     pub(crate) fn of(error: &ServerError, own: &str) -> Self {
         let details = error.details().unwrap_or_default();
         let of_code = |code: &str| if code == own { Some(Self::ForeignValue) } else { Self::of_code(code) };
         match error.code() {
-            // Servers before Redis 7 wrap errors of a script: `ERR Error running script (call to
-            // f_1b936e):
-            // @user_script:1: -OOM command not allowed`. Redis 7.0 and 8 word a missing permission
-            // of a script
+            // Servers before Redis 7 wrap script errors: `ERR Error running script (call to f_1b936e):
+            // @user_script:1: -OOM command not allowed`. Redis 7.0 and 8 word a script's missing permission
             // differently.
             "ERR"
                 if ["can't run this command", "ACL failure in script"]
@@ -162,7 +159,7 @@ impl fmt::Display for FailureKind {
     }
 }
 
-/// How many calls failed, by kind.
+/// Failed calls by kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FailureCounts([u64; FailureKind::ALL.len()]);
 
@@ -173,13 +170,12 @@ impl FailureCounts {
         self.0[kind as usize]
     }
 
-    /// Every kind with its number of failures, zero included.
+    /// Every kind and its number of failures, including zeros.
     pub fn iter(&self) -> impl Iterator<Item = (FailureKind, u64)> + '_ {
         FailureKind::ALL.into_iter().zip(self.0)
     }
 }
 
-/// Counts failures by kind.
 #[derive(Debug, Default)]
 pub(crate) struct Counters([AtomicU64; FailureKind::ALL.len()]);
 
@@ -201,17 +197,17 @@ impl Failure {
     }
 }
 
-/// The last failure that calls have met, readable while one of them is still being repeated.
+/// The last failure of a call, readable while the call is still being repeated.
 #[derive(Debug, Default)]
 pub struct LastFailure(Mutex<Option<Failure>>);
 
 impl LastFailure {
-    /// Notes one, or that there is none any more.
+    /// Sets or clears it.
     pub fn set(&self, failure: Option<Failure>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = failure;
     }
 
-    /// The last one.
+    /// The last failure.
     #[must_use]
     pub fn get(&self) -> Option<Failure> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -282,8 +278,7 @@ mod tests {
         }
     }
 
-    /// Two kinds with one label would share a series; a kind that is missing in `ALL` would have
-    /// none.
+    /// Two kinds with one label would share a series; a kind missing from `ALL` would have none.
     #[test]
     fn every_kind_has_a_label_and_a_counter_of_its_own() {
         let counts = Counters::default();

@@ -1,4 +1,4 @@
-//! Entry points of the fuzz targets: the framing of replies, and replies about the topology.
+//! Fuzz entry points: framing of replies, and replies about the topology.
 
 use redis::Value;
 
@@ -16,7 +16,7 @@ pub struct ReplyFraming {
 }
 
 impl ReplyFraming {
-    /// The next bytes. The error is why they are refused.
+    /// Reads the next bytes. The error is the reason for rejecting them.
     pub fn read(&mut self, bytes: &[u8]) -> Result<(), String> {
         let refused = |_| self.accepted.refused().map(ToString::to_string).unwrap_or_default();
         self.accepted.check(&mut self.scanner, bytes).map_err(refused)
@@ -29,7 +29,7 @@ impl ReplyFraming {
     }
 }
 
-/// Decodes a reply as all that the transport asks for.
+/// Decodes a reply as each kind that the transport requests.
 pub fn read_topology(reply: &Value) {
     let from = Address::Tcp { host: "h".to_owned(), port: 1 };
     let _ = cluster::ranges(reply, &from);

@@ -43,13 +43,13 @@ pub use options::{
 pub use reply_bound::ReplyBound;
 pub use script::{Call, Native, Script};
 
-/// The maximum number of redirections that one call follows.
+/// Maximum redirections that one call follows.
 const MAX_REDIRECTIONS: u32 = 8;
-/// The shortest and longest pause before a call is repeated.
+/// Minimum and maximum pause before a retry.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(20));
 
-/// Sends calls to the node that holds their keys: a server, the master that Sentinels name, or the node of a
-/// cluster. A failed call is repeated until its deadline if it was certainly not executed, otherwise never.
+/// Sends calls to the node that holds their keys: a server, the master named by Sentinels, or a cluster node.
+/// A failed call is retried until its deadline only if it was certainly not executed.
 pub struct Client {
     topology: Arc<Topology>,
     failures: Counters,
@@ -62,7 +62,7 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// Creates a client. It connects when the first call is made, and needs no runtime before.
+    /// Creates a client. It connects on the first call and needs no runtime before.
     ///
     /// # Errors
     /// Options out of range, or certificates that cannot be read.
@@ -71,12 +71,12 @@ impl Client {
         Ok(Self { topology: Topology::new(options)?, failures: Counters::default() })
     }
 
-    /// Runs a script by its hash, or a command of the module where a node has it, at most once, and
-    /// not after the deadline. All keys must be in one slot. Stores in `last_failure` why it is
-    /// repeated. A reply above `bound` ends the connection.
+    /// Runs a script by its hash, or a module command where a node has it, at most once and never after the
+    /// deadline. All keys must be in one slot. `last_failure` receives the reason for a retry. A reply above
+    /// `bound` ends the connection.
     ///
-    /// Dropping the future does not cancel a call that was already sent, and does not affect other
-    /// calls. A failure is not added to [`errors`](Self::errors): see [`count`](Self::count).
+    /// Dropping the future neither cancels a call already sent nor affects other calls. Failures are not
+    /// added to [`errors`](Self::errors): see [`count`](Self::count).
     ///
     /// # Errors
     /// A failure, which says whether the call may have been executed.
@@ -91,8 +91,8 @@ impl Client {
         self.drive(slot, &Job::Script(&call), Terms { deadline, bound }, last_failure).await
     }
 
-    /// Sends a command, at most once, to the node that holds `key`, or to any master if there is no
-    /// key. Its reply is [small](ReplyBound::SMALL).
+    /// Sends a command, at most once, to the node that holds `key`, or to any master without a key. Its reply
+    /// is [small](ReplyBound::SMALL).
     ///
     /// # Errors
     /// A failure, which says whether the command may have been executed.
@@ -105,7 +105,7 @@ impl Client {
         self.bounded_command(key, command, ReplyBound::SMALL, deadline).await
     }
 
-    /// Sends a command like [`command`](Self::command), with another bound on its reply.
+    /// Sends a [`command`](Self::command) with another bound on its reply.
     ///
     /// # Errors
     /// As [`command`](Self::command).
@@ -125,8 +125,8 @@ impl Client {
     /// Sends each master the command that `command` returns for its name, concurrently. `None`
     /// skips a node.
     ///
-    /// An error reply counts as a failure here. Failures are not added to [`errors`](Self::errors):
-    /// some of these commands are optional, and the user may lack the permission.
+    /// An error reply counts as a failure here. Failures are not added to [`errors`](Self::errors): some of
+    /// these commands are optional, and the user may lack permission.
     pub async fn on_each_master(
         &self,
         mut command: impl FnMut(&str) -> Option<Cmd>,
@@ -182,8 +182,7 @@ impl Client {
         Ok(names)
     }
 
-    /// A connector to some master, if one is known. Any master receives messages published on
-    /// another.
+    /// A connector to any known master. Each master receives messages published on another.
     #[must_use]
     pub fn connector(&self) -> Option<Arc<Connector>> {
         self.topology.start_refresh();
@@ -202,13 +201,13 @@ impl Client {
         self.topology.slot(key)
     }
 
-    /// The name of the node that holds a slot, for error messages; empty before a node is known.
+    /// The name of the node that holds a slot, for error messages; empty until a node is known.
     #[must_use]
     pub fn holder_name(&self, slot: u16) -> String {
         self.topology.holder(slot).map(|node| node.name().to_owned()).unwrap_or_default()
     }
 
-    /// State of each known master; empty before a cluster or Sentinel has replied.
+    /// State of each known master; empty until a cluster or Sentinel has replied.
     ///
     /// A cluster node that was never called is reported as not connected, with a closed breaker.
     #[must_use]
@@ -216,8 +215,8 @@ impl Client {
         self.topology.masters().iter().map(|node| node.state()).collect()
     }
 
-    /// Sends a job to the node that holds its slot. Follows redirections and retries until there is
-    /// a reply or the deadline passes.
+    /// Sends a job to the node that holds its slot. Follows redirections and retries until it has a reply or
+    /// the deadline passes.
     async fn drive(
         &self,
         slot: u16,
@@ -229,7 +228,7 @@ impl Client {
         self.topology.start_refresh();
         let mut hops = 0;
         let mut asked: Option<Arc<Node>> = None;
-        // The last error that asked for a retry. If time runs out, this is the reason to report.
+        // The last error that asked for a retry: reported if time runs out.
         let mut retry_reason: Option<Failure> = None;
         loop {
             let (node, asking) = match asked.take() {
@@ -243,7 +242,7 @@ impl Client {
                     if failure.kind != FailureKind::Overloaded {
                         self.topology.refresh_soon();
                     }
-                    // Nothing was sent, and the slot may have moved to another node meanwhile.
+                    // Nothing was sent, and the slot may have moved meanwhile.
                     let elsewhere = failure.executed == Executed::No
                         && matches!(
                             failure.kind,
@@ -259,8 +258,7 @@ impl Client {
                             node.exhausted(&reason.detail);
                             reason
                         }
-                        // An earlier attempt got a reason; report that rather than the last
-                        // timeout.
+                        // An earlier attempt got a reason; report it rather than the last timeout.
                         Some(reason) if failure.kind == FailureKind::Timeout => {
                             Failure { executed: failure.executed, ..reason }
                         }
@@ -346,8 +344,8 @@ fn refused(node: &Node, error: &redis::ServerError) -> Failure {
     )
 }
 
-/// Time that must remain for a retry. With less, the caller would get a timeout instead of the
-/// server's error.
+/// Time that must remain for a retry. With less, the caller would get a timeout instead of the server's
+/// error.
 const LAST_CALL: Duration = Duration::from_millis(5);
 
 /// A random duration from `least` to `most`, so that callers do not act in step.
@@ -372,7 +370,7 @@ async fn pause(deadline: Instant) -> bool {
 mod tests {
     use super::*;
 
-    /// A service must start before its Redis does, and outside a runtime.
+    /// A service must be able to start before its Redis, and outside a runtime.
     #[test]
     fn a_client_is_made_without_a_server_or_a_runtime() {
         for url in ["redis://127.0.0.1:1", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/m"] {
@@ -390,7 +388,7 @@ mod tests {
         assert_eq!(slot("redis+cluster://h"), 12_739);
     }
 
-    /// Without a server a caller gets an error within its deadline that says nothing was charged.
+    /// Without a server, a caller must get an error within its deadline that says nothing was charged.
     #[tokio::test]
     async fn without_a_server_a_call_fails_within_its_deadline_and_was_not_executed() {
         for url in ["redis://127.0.0.1:1", "redis+cluster://127.0.0.1:1", "redis+sentinel://127.0.0.1:1/m"] {

@@ -1,23 +1,22 @@
-//! Which commands of the caller's module a node has.
+//! Detects which commands of the caller's module a node has.
 //!
-//! A node is asked in the background: until it has answered, and while it has no module, calls run
-//! the script. A node that turns out to have lost the module has executed nothing, so the same call
-//! runs the script.
+//! A node is asked in the background. Until it answers, and while it has no module, calls run the
+//! script. A node that has lost the module executed nothing, so the same call runs the script.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use redis::{Cmd, ServerError, Value};
 
-/// How often a node without the module is asked, in microseconds. It takes the module's command as
-/// soon as it is loaded, within this.
+/// Interval at which a node without the module is asked, in microseconds: the module is used at the
+/// latest this long after it is loaded.
 const INTERVAL_US: u64 = 30_000_000;
 
-/// What is known of a node's module.
+/// The state of a node's module.
 #[derive(Debug, Default)]
 pub(crate) struct ModuleProbe {
-    /// The bits of the commands that it has.
+    /// A bit per available command.
     commands: AtomicU8,
-    /// The time of the node at which to ask again.
+    /// When to ask again, in the node's time.
     ask_at_us: AtomicU64,
 }
 
@@ -26,7 +25,7 @@ impl ModuleProbe {
         self.commands.load(Ordering::Relaxed) & bit(command) != 0
     }
 
-    /// Whether to ask now. True once in each interval.
+    /// Whether to ask now. True once per interval.
     pub(crate) fn begins(&self, now_us: u64) -> bool {
         let at = self.ask_at_us.load(Ordering::Relaxed);
         let next = now_us.saturating_add(INTERVAL_US);
@@ -43,27 +42,27 @@ impl ModuleProbe {
         self.commands.store(commands, Ordering::Relaxed);
     }
 
-    /// The node does not execute a command any more.
+    /// Records that the node no longer executes a command.
     pub(crate) fn is_lost(&self, command: usize, now_us: u64) {
         self.commands.fetch_and(!bit(command), Ordering::Relaxed);
         self.ask_at_us.store(now_us.saturating_add(INTERVAL_US), Ordering::Relaxed);
     }
 }
 
-/// 0 for more commands than there are bits.
+/// 0 for commands beyond the number of bits.
 fn bit(command: usize) -> u8 {
     u32::try_from(command).ok().and_then(|command| 1u8.checked_shl(command)).unwrap_or(0)
 }
 
-/// Asks a node which of the commands it knows.
+/// Asks a node which of these commands it knows.
 pub(crate) fn question(commands: &[&str]) -> Cmd {
     let mut question = redis::cmd("COMMAND");
     question.arg("INFO").arg(commands);
     question
 }
 
-/// Whether a node refuses the command before it executes anything: it is unknown there, not allowed
-/// to the user, or of another release.
+/// Whether a node rejected the command before executing anything: it is unknown, not allowed to the
+/// user, or of another release.
 pub(crate) fn is_refused(reply: &Value) -> bool {
     let is_refusal = |error: &ServerError| {
         let begins = |words: &str| error.details().is_some_and(|details| details.starts_with(words));
@@ -80,7 +79,7 @@ mod tests {
         Value::Array(vec![Value::SimpleString(name.into())])
     }
 
-    /// Each question is a command on a server that is asked by many instances.
+    /// Each question is a command on a server, which many instances ask.
     #[test]
     fn a_node_without_the_module_is_asked_once_in_each_interval() {
         let probe = ModuleProbe::default();
@@ -97,7 +96,7 @@ mod tests {
         assert!(!probe.begins(3 * INTERVAL_US - 1) && probe.begins(3 * INTERVAL_US));
     }
 
-    /// Nodes of one fleet have different versions of the module while it is upgraded.
+    /// During an upgrade, the nodes of a fleet have different module versions.
     #[test]
     fn a_node_with_the_first_version_has_one_command() {
         let probe = ModuleProbe::default();

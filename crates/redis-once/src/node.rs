@@ -1,7 +1,7 @@
 //! A node: one server with its connections, circuit breaker and counters.
 //!
-//! A call is sent at most once; the caller decides from the failure whether to retry. Nodes share
-//! no state, so a failing node does not slow down others.
+//! A call is sent at most once; the caller decides from the failure whether to retry. Nodes share no state,
+//! so a failing node does not slow down others.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,10 +21,10 @@ use crate::options::{Address, Application, InvalidOptions, Options};
 use crate::reply_bound::ReplyBound;
 use crate::script::Call;
 
-/// The maximum random time added between two probes of the circuit breaker.
+/// Maximum random time added between two probes of the circuit breaker.
 const PROBE_JITTER_US: u64 = 20_000;
 
-/// How long a node may take to say whether it has the module. No decision waits for it.
+/// Timeout for asking a node about the module. No decision waits for it.
 const MODULE_DEADLINE: Duration = Duration::from_secs(1);
 
 /// One server.
@@ -38,10 +38,9 @@ pub(crate) struct Node {
     health: Mutex<Health>,
     /// Time zero of the breaker.
     since: Instant,
-    /// A timeout shorter than this says nothing about the connection: half of a decision's
-    /// deadline.
+    /// A shorter timeout says nothing about the connection: half of a decision's deadline.
     silence: Duration,
-    /// Whether the server does not know the `#!lua` header of scripts.
+    /// Whether the server lacks support for the `#!lua` script header.
     plain_scripts: AtomicBool,
     module: ModuleProbe,
     application: Application,
@@ -71,7 +70,7 @@ pub(crate) struct Counts {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeState {
-    /// Its address: `10.0.0.5:6379`, or the path of a socket.
+    /// Address: `10.0.0.5:6379`, or a socket path.
     pub node: String,
     /// Whether it is connected.
     pub connected: bool,
@@ -79,23 +78,23 @@ pub struct NodeState {
     pub breaker: BreakerState,
     /// Reconnects since the first call.
     pub reconnects: u64,
-    /// `MOVED` redirections it replied.
+    /// `MOVED` redirections replied.
     pub moved: u64,
-    /// `ASK` redirections it replied.
+    /// `ASK` redirections replied.
     pub ask: u64,
     /// Calls that got no reply within their deadline.
     pub timeouts: u64,
-    /// Whether it has the first of the native commands of the caller's module, which then run instead of scripts.
+    /// Whether it has the first native command of the caller's module; native commands then replace scripts.
     pub has_module: bool,
 }
 
-/// What to execute.
+/// A call to execute.
 pub(crate) enum Job<'a> {
     Script(&'a Call<'a>),
     Command(&'a Cmd),
 }
 
-/// When a call ends, and what may come back.
+/// The deadline of a call and the bound on its reply.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Terms {
     pub(crate) deadline: Instant,
@@ -148,7 +147,7 @@ impl Node {
         &self.address
     }
 
-    /// The code of errors that the caller's scripts raise.
+    /// The code of errors raised by the caller's scripts.
     pub(crate) fn script_error(&self) -> &'static str {
         self.application.script_error
     }
@@ -185,9 +184,9 @@ impl Node {
         }
     }
 
-    /// Executes a job. A script that the server does not know is loaded first.
+    /// Executes a job, loading the script first if the server does not know it.
     ///
-    /// An error reply is returned as a value.
+    /// Error replies are returned as values.
     pub(crate) async fn perform(
         self: &Arc<Self>,
         job: &Job<'_>,
@@ -226,13 +225,12 @@ impl Node {
             let mut values = self.call_all(&all, terms).await?.into_iter();
             let loaded = values.next().ok_or_else(|| self.malformed())?;
             let answer = self.last(values)?;
-            // If loading failed but another client had loaded the script meanwhile, the call
-            // succeeded.
+            // If loading failed but another client loaded the script meanwhile, the call succeeded.
             if !is_missing_script(&answer) {
                 return Ok(answer);
             }
-            // It did not run. A user or host may refuse `SCRIPT LOAD` and permit `EVAL`, after which
-            // most servers know the script as well.
+            // The script did not run. A user or host may forbid `SCRIPT LOAD` but permit `EVAL`, after which
+            // most servers keep the script too.
             let value = if is_uncompiled(&loaded) {
                 loaded
             } else {
@@ -250,7 +248,7 @@ impl Node {
         }
     }
 
-    /// Asks in the background whether the node has the module, if it is time to.
+    /// Asks in the background whether the node has the module, if due.
     pub(crate) fn look_for_module(self: &Arc<Self>) {
         if self.application.native.is_empty() || !self.module.begins(self.since_us()) {
             return;
@@ -264,7 +262,7 @@ impl Node {
         });
     }
 
-    /// One command, after `ASKING` if the slot is being migrated to this node.
+    /// Sends one command, after `ASKING` if the slot is being migrated to this node.
     async fn ask(&self, command: &Cmd, asking: Asking, terms: Terms) -> Result<Value, Failure> {
         match asking {
             Asking::No => self.call(command, terms).await,
@@ -276,7 +274,7 @@ impl Node {
         }
     }
 
-    /// One command, sent at most once.
+    /// Sends one command, at most once.
     pub(crate) async fn call(&self, command: &Cmd, terms: Terms) -> Result<Value, Failure> {
         self.exchange(terms, async |mut stream: MultiplexedConnection| {
             stream.send_packed_command(command).await
@@ -284,7 +282,7 @@ impl Node {
         .await
     }
 
-    /// Several commands sent together on one connection.
+    /// Sends several commands together on one connection.
     async fn call_all(&self, commands: &Pipeline, terms: Terms) -> Result<Vec<Value>, Failure> {
         let value = self
             .exchange(terms, async |mut stream: MultiplexedConnection| {
@@ -366,7 +364,7 @@ impl Node {
         }
     }
 
-    /// The next connection in turn, or another one if that is not connected.
+    /// The next connection in turn, or a connected one if that is not.
     fn next_connection(&self) -> &Arc<ManagedConnection> {
         let next = self.turn.fetch_add(1, Ordering::Relaxed) % self.connections.len();
         let managed = &self.connections[next];
@@ -378,8 +376,7 @@ impl Node {
         after.iter().chain(before).find(|other| other.is_up()).unwrap_or(managed)
     }
 
-    /// Handles a connection error. A lost connection counts as one failure, however many calls were
-    /// on it.
+    /// Handles a connection error. A lost connection counts as one failure, however many calls were on it.
     fn broken(
         &self,
         managed: &Arc<ManagedConnection>,
@@ -451,12 +448,12 @@ fn is_uncompiled(value: &Value) -> bool {
     matches!(value, Value::ServerError(error) if error.details().is_some_and(|words| words.contains("compiling script")))
 }
 
-/// Whether the server does not let this user run a command, or has none of this name.
+/// Whether the server forbids or does not know a command.
 fn is_refused_command(value: &Value) -> bool {
     let Value::ServerError(error) = value else { return false };
     let is_unknown =
         |words: &str| words.starts_with("unknown command") || words.contains("unknown subcommand");
-    // A script that may not call a command was run.
+    // The script ran but may not call a command.
     let of_script = error.details().is_some_and(|words| words.contains("script"));
     error.code() == "NOPERM" && !of_script || error.details().is_some_and(is_unknown)
 }

@@ -1,58 +1,57 @@
-//! Connection options: which servers to connect to, and how.
+//! Connection options: the servers and how to connect to them.
 //!
-//! Passwords and keys appear in no error and in no `Debug` output.
+//! Passwords and keys appear in no error and no `Debug` output.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The largest number of connections to one node.
+/// Maximum connections to one node.
 const MAX_CONNECTIONS: u8 = 16;
-/// The longest deadline and connect timeout. A limiter that takes longer delays requests instead of
-/// limiting them.
+/// Maximum deadline and connect timeout. A slower limiter delays requests instead of limiting them.
 const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Which servers to connect to, and how.
+/// The servers and how to connect to them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// The servers.
     pub servers: Servers,
     /// Whether to use TLS.
     pub tls: bool,
-    /// User and password of the servers that hold keys.
+    /// User and password for the servers that hold keys.
     pub credentials: Credentials,
-    /// User and password of the Sentinels.
+    /// User and password for the Sentinels.
     pub sentinel_credentials: Credentials,
-    /// The database's number; 0 in a cluster.
+    /// The database number; 0 in a cluster.
     pub database: u32,
-    /// The longest a whole call may take, queueing included.
+    /// Maximum duration of a whole call, including queueing.
     pub deadline: Duration,
-    /// The longest one connection attempt may take, TLS and greeting included.
+    /// Maximum duration of one connection attempt, including TLS and greeting.
     pub connect_timeout: Duration,
     /// Connections to each node, 1 to 16.
     pub connections: u8,
     /// Whether to use RESP2 without trying RESP3 first.
     pub resp2_only: bool,
-    /// Authorities to trust instead of the system's.
+    /// Certificate authorities to trust instead of the system's.
     pub ca_certificates: Option<Pem>,
-    /// What this client presents to servers.
+    /// The client certificate for servers that require one.
     pub client_certificate: Option<ClientCertificate>,
-    /// The program that calls.
+    /// The calling program.
     pub application: Application,
 }
 
-/// The program that calls, and what it has on servers.
+/// The calling program, with its scripts' error code and module commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Application {
     /// Its name, as `CLIENT LIST` shows it.
     pub name: &'static str,
     /// Its version, as `CLIENT LIST` shows it.
     pub version: &'static str,
-    /// The code of errors that its scripts raise for values that they cannot read, which are of the kind
+    /// The code of errors that its scripts raise for unreadable values; they have the kind
     /// [`FailureKind::ForeignValue`](crate::FailureKind::ForeignValue).
     pub script_error: &'static str,
-    /// At most eight commands of its module, which servers may have; see [`Native`](crate::Native). A server is
-    /// asked which of them it has every 30 s, in the background.
+    /// At most eight commands of its module, which servers may have; see [`Native`](crate::Native). Each
+    /// server is asked every 30 s, in the background, which ones it has.
     pub native: &'static [&'static str],
 }
 
@@ -63,18 +62,18 @@ impl Default for Application {
     }
 }
 
-/// The servers that a URL names.
+/// The servers named by a URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Servers {
     /// One server.
     Node(Address),
-    /// Some nodes of a cluster, at least one.
+    /// At least one node of a cluster.
     Cluster(Vec<Address>),
-    /// Sentinels, at least one, and the master's name.
+    /// At least one Sentinel, and the master's name.
     Sentinel {
-        /// Some of the Sentinels.
+        /// Addresses of Sentinels.
         sentinels: Vec<Address>,
-        /// The name of the master that they watch.
+        /// The name of the watched master.
         master: String,
     },
 }
@@ -84,19 +83,19 @@ pub enum Servers {
 pub enum Address {
     /// A host name, or an IP address without brackets, and a port.
     Tcp {
-        /// The name or address.
+        /// The host name or IP address.
         host: String,
         /// The port.
         port: u16,
     },
-    /// The path of a socket.
+    /// The path of a Unix socket.
     Unix(PathBuf),
 }
 
 /// A user name and a password. Without a password, no `AUTH` is sent.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Credentials {
-    /// The user, if it is not the default one.
+    /// The user, unless it is the default user.
     pub user: Option<String>,
     /// The password. It appears in no error and no `Debug` output.
     pub password: Option<String>,
@@ -113,8 +112,8 @@ pub struct ClientCertificate {
     pub(crate) key_pem: Vec<u8>,
 }
 
-/// What is wrong with options: one line with what is invalid, what was given, and what to give. It shows no
-/// password and no part of a URL that could not be read.
+/// Why options are invalid: one line with what is invalid, what was given and what is expected. Contains no
+/// password and no part of an unreadable URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InvalidOptions(String);
 
@@ -151,7 +150,8 @@ impl Options {
         }
     }
 
-    /// Validates ranges, and that certificates are given only with TLS. [`Client::new`](crate::Client::new) does so too.
+    /// Validates ranges, and that certificates are only used with TLS. [`Client::new`](crate::Client::new)
+    /// does this too.
     ///
     /// # Errors
     /// A time or number out of its range, or certificates without TLS.
@@ -212,8 +212,8 @@ impl fmt::Display for Address {
 }
 
 impl ClientCertificate {
-    /// A certificate with its intermediates, and its private key, both in PEM form. They are read when a
-    /// client is made.
+    /// A certificate with its intermediates and its private key, in PEM form. They are parsed when a client
+    /// is created.
     #[must_use]
     pub fn new(certificate_pem: Vec<u8>, key_pem: Vec<u8>) -> Self {
         Self { certificate_pem, key_pem }

@@ -1,47 +1,45 @@
-//! Bounds of replies: how large one may be, checked on its bytes before they are parsed.
+//! Bounds on reply sizes, checked on the bytes before parsing.
 //!
-//! The parser reserves memory for what a header announces, and `*1000000000` announces gigabytes.
-//! Therefore headers are read here first. Contents are skipped, so the cost is that of the headers.
+//! The parser allocates what a header announces, and `*1000000000` announces gigabytes, so headers are
+//! checked here first. Contents are skipped: the cost is that of the headers.
 
 use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Levels of lists within lists. The deepest reply is that of `CLUSTER SLOTS`, with 4.
+/// Maximum nesting of lists. The deepest reply, of `CLUSTER SLOTS`, has 4 levels.
 const MAX_DEPTH: usize = 8;
-/// Bytes of a line: an error, a status or a number. Errors of scripts have a few hundred.
+/// Maximum bytes of a line: an error, status or number. Script errors have a few hundred.
 const MAX_LINE: usize = 16 * 1024;
-/// Bytes of the shortest element, `_` and a line end: a list of `n` elements has at least `n` times
-/// as many.
+/// Bytes of the shortest element, `_` and a line end: a list of `n` elements has at least `n` times as many.
 const MIN_ELEMENT: usize = 3;
-/// Digits of a length. Any reply that is accepted has fewer.
+/// Maximum digits of a length. Any accepted reply has fewer.
 const MAX_DIGITS: usize = 18;
 
-/// The largest reply that a call can get, in bytes.
+/// Maximum bytes of a reply to a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ReplyBound(usize);
 
 impl ReplyBound {
-    /// Of every call that does not need more: the state of a few keys, counters, `INFO`, `HELLO`.
+    /// For every call that does not need more: the state of a few keys, counters, `INFO`, `HELLO`.
     pub const SMALL: Self = Self(64 * 1024);
-    /// Of `CLUSTER SLOTS` and of one step of a scan: a cluster whose slots are scattered over a
-    /// hundred nodes, or 20,000 long names.
+    /// For `CLUSTER SLOTS` and one scan step: a cluster with slots scattered over a hundred nodes, or 20,000
+    /// long names.
     pub const LISTING: Self = Self(8 << 20);
 
-    /// For a value of this many bytes, but at least [`SMALL`](Self::SMALL).
+    /// For a value of this many bytes, at least [`SMALL`](Self::SMALL).
     #[must_use]
     pub fn of(bytes: usize) -> Self {
         Self(bytes.saturating_add(64)).max(Self::SMALL)
     }
 }
 
-/// What the calls on one connection accept, shared with the stream that its replies arrive on.
+/// Bounds of the calls on one connection, shared with the stream that receives the replies.
 #[derive(Debug)]
 pub(crate) struct AcceptedReplies {
-    /// The largest bound of any call so far. It never shrinks: the reply of a call that nobody waits
-    /// for any more may still arrive.
+    /// The largest bound of any call so far. Never shrinks: the reply to an abandoned call may still arrive.
     most: AtomicUsize,
-    /// Why a reply was refused, which ends the connection.
+    /// Why a reply was rejected, which ends the connection.
     refused: OnceLock<RefusedReply>,
 }
 
@@ -52,7 +50,7 @@ impl Default for AcceptedReplies {
 }
 
 impl AcceptedReplies {
-    /// Accepts replies up to this bound from now on. Call it before the call is sent.
+    /// Accepts replies up to this bound from now on. Call before sending the call.
     pub(crate) fn accept(&self, bound: ReplyBound) {
         if self.most.load(Ordering::Relaxed) < bound.0 {
             self.most.fetch_max(bound.0, Ordering::Relaxed);
@@ -64,8 +62,8 @@ impl AcceptedReplies {
         self.refused.get()
     }
 
-    /// Checks bytes that have arrived. Returns how many of them may be parsed: all, or those of the
-    /// complete replies before the one that is refused.
+    /// Checks received bytes. The error is the number of bytes that may be parsed: the complete replies
+    /// before the rejected one.
     pub(crate) fn check(&self, scanner: &mut ReplyScanner, bytes: &[u8]) -> Result<(), usize> {
         scanner.scan(bytes, self.most.load(Ordering::Relaxed)).map_err(|(complete, refused)| {
             let _ = self.refused.set(refused);
@@ -74,22 +72,22 @@ impl AcceptedReplies {
     }
 }
 
-/// Why a reply was refused. Its text is one line with what was sent and what is accepted.
+/// Why a reply was rejected. Its text is one line with the size sent and the size accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RefusedReply {
-    /// A string of this many bytes, where the reply may have `most`.
+    /// A string of this many bytes, in a reply of at most `most`.
     Bytes { announced: u64, most: usize },
-    /// A list of this many elements, where the reply may have `most` bytes.
+    /// A list of this many elements, in a reply of at most `most` bytes.
     Elements { announced: u64, most: usize },
-    /// Several small elements that are too many together.
+    /// Several small elements whose sum is too large.
     Sum { most: usize },
-    /// A line without an end.
+    /// A line without end.
     Line,
-    /// Lists within lists.
+    /// Lists nested too deeply.
     Depth,
     /// No reply begins with this byte.
     Type(u8),
-    /// Not a length.
+    /// An invalid length.
     Length,
 }
 
@@ -118,34 +116,34 @@ impl fmt::Display for RefusedReply {
     }
 }
 
-/// Follows the framing of replies, in chunks of any size. It holds no bytes.
+/// Follows the framing of replies, in chunks of any size. Stores no bytes.
 #[derive(Debug, Default)]
 pub(crate) struct ReplyScanner {
-    /// Elements that each open list still lacks, the innermost last.
+    /// Elements still missing from each open list, innermost last.
     open: [u64; MAX_DEPTH],
     depth: usize,
-    /// Bytes of the present reply so far.
+    /// Bytes of the current reply so far.
     bytes: usize,
     within: Within,
 }
 
-/// What the next byte belongs to.
+/// The context of the next byte.
 #[derive(Debug, Clone, Copy, Default)]
 enum Within {
     /// The first byte of an element.
     #[default]
     Start,
-    /// A line of this many bytes, and whether the last of them was a carriage return.
+    /// A line: its bytes so far, and whether the last was a carriage return.
     Line { length: usize, after_return: bool },
-    /// A length, of a list or a string of this type.
+    /// The length of a list or string of this type.
     Length { of: u8, value: u64, digits: usize, is_negative: bool, after_return: bool },
-    /// The contents of a string and its line end, with this many bytes to come.
+    /// The contents of a string and its line end, of which this many bytes are left.
     Contents { left: usize },
 }
 
 impl ReplyScanner {
-    /// Follows these bytes, of replies of at most `most` bytes each. The error has the number of
-    /// bytes before the reply that is refused.
+    /// Follows bytes of replies with at most `most` bytes each. The error has the number of bytes before the
+    /// rejected reply.
     fn scan(&mut self, input: &[u8], most: usize) -> Result<(), (usize, RefusedReply)> {
         let mut at = 0;
         let mut complete = 0;
@@ -154,7 +152,7 @@ impl ReplyScanner {
                 complete = at;
             }
             let taken = match &mut self.within {
-                // Contents are skipped, not looked at.
+                // Contents are skipped unread.
                 Within::Contents { left } => {
                     let taken = (*left).min(input.len() - at);
                     *left -= taken;
@@ -230,10 +228,10 @@ impl ReplyScanner {
         Ok(())
     }
 
-    /// A header is complete: a string of `value` bytes, or a list of `value` elements or pairs.
+    /// Handles a complete header: a string of `value` bytes, or a list of `value` elements or pairs.
     fn announce(&mut self, of: u8, value: u64, is_negative: bool, most: usize) -> Result<(), RefusedReply> {
         if is_negative {
-            // The null of RESP2.
+            // RESP2's null.
             if value != 1 || !matches!(of, b'$' | b'*') {
                 return Err(RefusedReply::Length);
             }
@@ -242,7 +240,7 @@ impl ReplyScanner {
         }
         let left = most.saturating_sub(self.bytes) as u64;
         if matches!(of, b'$' | b'=' | b'!') {
-            // With its line end.
+            // Including its line end.
             let contents = usize::try_from(value + 2).ok().filter(|_| value + 2 <= left);
             let left = contents.ok_or(RefusedReply::Bytes { announced: value, most })?;
             self.within = Within::Contents { left };
@@ -250,7 +248,7 @@ impl ReplyScanner {
         }
         let elements = match of {
             b'%' => value * 2,
-            // Attributes stand before a value.
+            // Attributes precede a value.
             b'|' => value * 2 + 1,
             _ => value,
         };
@@ -268,7 +266,7 @@ impl ReplyScanner {
         Ok(())
     }
 
-    /// An element is complete, and perhaps lists that it ends, and the reply.
+    /// Handles a complete element, and the lists and reply that it may complete.
     fn end_element(&mut self) {
         self.within = Within::Start;
         while let Some(innermost) = self.depth.checked_sub(1) {
@@ -295,7 +293,7 @@ mod tests {
         whole
     }
 
-    /// A reply that is refused by mistake takes the store away from every caller.
+    /// Wrongly rejecting a reply takes the store away from every caller.
     #[test]
     fn replies_of_every_type_pass() {
         for reply in [
@@ -327,7 +325,7 @@ mod tests {
         }
     }
 
-    /// What a header announces is refused before anything is reserved for it.
+    /// An announced size must be rejected before anything is allocated for it.
     #[test]
     fn what_is_too_large_is_refused_at_its_header() {
         for (reply, expected) in [
@@ -355,7 +353,7 @@ mod tests {
         ] {
             assert_eq!(scan(reply.as_bytes(), 1000).map_err(|(_, why)| why), Err(expected), "{reply:?}");
         }
-        // Each fits, both do not.
+        // Each fits; together they do not.
         let two = format!("*2\r\n$500\r\n{}\r\n$500\r\n", "a".repeat(500));
         assert_eq!(scan(two.as_bytes(), 1000), Err((0, RefusedReply::Bytes { announced: 500, most: 1000 })));
         assert_eq!(scan("*1\r\n".repeat(9).as_bytes(), 1000), Err((0, RefusedReply::Depth)));
@@ -379,7 +377,7 @@ mod tests {
         );
     }
 
-    /// A call that needs more raises the bound for the connection, and no call lowers it.
+    /// A call that needs more raises the connection's bound, and no call lowers it.
     #[test]
     fn a_connection_accepts_what_its_largest_call_can_get() {
         let accepted = AcceptedReplies::default();

@@ -1,8 +1,8 @@
-//! Scripts, their calls, and the commands of a module that do the same.
+//! Scripts, script calls, and the module commands that replace them.
 
 use redis::Cmd;
 
-/// A script in two forms, for servers that know the `#!lua` header and for older ones.
+/// A script in two forms: with the `#!lua` header, and without it for older servers.
 #[derive(Debug, Clone)]
 pub struct Script {
     checked: ScriptText,
@@ -16,9 +16,8 @@ pub(crate) struct ScriptText {
     pub(crate) hash: String,
 }
 
-/// Script header. With it, Redis 7 and later reject a script that may write before it runs if
-/// memory is exhausted, replicas are missing or writes are forbidden. Without it a script could
-/// stop half-way.
+/// Script header. With it, Redis 7 and later reject a script that may write before it runs if memory is
+/// exhausted, replicas are missing or writes are forbidden. Without it a script could stop halfway.
 const CHECKED: &str = "#!lua\n";
 
 impl Script {
@@ -30,7 +29,7 @@ impl Script {
         Self { checked: source(format!("{CHECKED}{text}")), plain: source(text) }
     }
 
-    /// The text that it was made with.
+    /// The script's original text.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.plain.text
@@ -42,7 +41,7 @@ impl Script {
     }
 }
 
-/// The call of a script.
+/// A script call.
 #[derive(Debug)]
 pub struct Call<'c> {
     /// The script.
@@ -51,7 +50,7 @@ pub struct Call<'c> {
     pub keys: &'c [Vec<u8>],
     /// Its `ARGV`.
     pub args: &'c [Vec<u8>],
-    /// What a node with the module does instead; `None` if only the script can.
+    /// The native command for nodes with the module; `None` if only the script can do it.
     pub native: Option<Native<'c>>,
 }
 
@@ -60,7 +59,7 @@ impl Call<'_> {
         self.evaluation("EVALSHA", &source.hash)
     }
 
-    /// The same with the text of the script, which the server then keeps.
+    /// `EVAL` with the script's text, which the server then keeps.
     pub(crate) fn eval(&self, source: &ScriptText) -> Cmd {
         self.evaluation("EVAL", &source.text)
     }
@@ -77,13 +76,13 @@ impl Call<'_> {
     }
 }
 
-/// A command of the caller's module instead of a script. A node that refuses it executes the script: the command
-/// is unknown, is not allowed, or begins its error with `ERR invalid call`.
+/// A command of the caller's module instead of a script. If a node rejects it, it executes the script: the
+/// command is unknown, not allowed, or its error begins with `ERR invalid call`.
 #[derive(Clone, Copy)]
 pub struct Native<'c> {
-    /// Which of [`Application::native`](crate::Application::native) it is.
+    /// Its index in [`Application::native`](crate::Application::native).
     pub command: usize,
-    /// Makes the command, if the node has it.
+    /// Builds the command, if the node has it.
     pub build: &'c (dyn Fn() -> Cmd + Sync),
 }
 
@@ -97,7 +96,7 @@ impl std::fmt::Debug for Native<'_> {
 mod tests {
     use super::*;
 
-    /// With another hash than the server's, every call would reload its script.
+    /// With a hash other than the server's, every call would reload its script.
     #[test]
     fn a_script_is_known_by_the_sha1_of_its_text() {
         let script = Script::new("return 1".to_owned());

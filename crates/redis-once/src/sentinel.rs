@@ -1,10 +1,10 @@
-//! Replies of Redis Sentinel about its master, and of that about its role.
+//! Replies of Redis Sentinel about its master, and of the master about its role.
 
 use redis::Value;
 
 use crate::options::Address;
 
-/// Host and port as two strings.
+/// Parses a host and a port, given as two strings.
 pub(crate) fn address(reply: &Value) -> Option<Address> {
     let Value::Array(parts) = reply else { return None };
     let [host, port] = &parts[..] else { return None };
@@ -32,7 +32,7 @@ mod tests {
         redis::parse_redis_value(reply.as_bytes()).unwrap()
     }
 
-    /// Calls go to the server that this reply names.
+    /// Calls go to the server named in this reply.
     #[test]
     fn the_masters_address_is_read() {
         let expected = Address::Tcp { host: "10.0.0.1".to_owned(), port: 6379 };
@@ -42,7 +42,7 @@ mod tests {
         }
     }
 
-    /// A former master that a stale Sentinel still reports must not be charged.
+    /// A former master that a stale Sentinel still reports must not be called.
     #[test]
     fn only_a_server_that_says_so_is_a_master() {
         assert!(is_master(&value("*3\r\n$6\r\nmaster\r\n:1\r\n*0\r\n")));

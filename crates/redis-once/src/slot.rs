@@ -1,4 +1,4 @@
-//! Hash slots: which of the 16,384 slots of a cluster a key belongs to.
+//! Hash slots: maps keys to the 16,384 slots of a cluster.
 
 /// The number of slots of a cluster.
 pub const SLOTS: u16 = 16_384;
@@ -12,7 +12,7 @@ pub fn of(key: &[u8]) -> u16 {
     crc16(tag(key)) % SLOTS
 }
 
-/// The part of a key that chooses its slot: its hash tag, or the whole key.
+/// The part of a key that determines its slot: its hash tag, or the whole key.
 #[must_use]
 pub fn tag(key: &[u8]) -> &[u8] {
     let Some(open) = key.iter().position(|byte| *byte == b'{') else { return key };
@@ -23,7 +23,7 @@ pub fn tag(key: &[u8]) -> &[u8] {
     }
 }
 
-/// CRC-16/XMODEM: polynomial 0x1021, start 0, nothing reflected.
+/// CRC-16/XMODEM: polynomial 0x1021, initial value 0, no reflection.
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc, byte| (crc << 8) ^ TABLE[usize::from((crc >> 8) ^ u16::from(*byte))])
 }
@@ -48,7 +48,7 @@ const TABLE: [u16; 256] = {
 mod tests {
     use super::*;
 
-    /// With another slot than the server's, every call would be redirected.
+    /// With slots other than the server's, every call would be redirected.
     #[test]
     fn slots_are_those_of_the_cluster_specification() {
         assert_eq!(crc16(b"123456789"), 0x31C3);

@@ -18,13 +18,13 @@ use tokio::task::JoinSet;
 use crate::options::{Address, ClientCertificate, Options, Pem};
 use crate::reply_bound::{AcceptedReplies, ReplyScanner};
 
-/// A connection that is silent for this long is probed, and again at this interval.
+/// A connection silent for this long is probed, then again at this interval.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(2));
-/// Sent bytes that the other side has not acknowledged within this time end the connection.
+/// Bytes not acknowledged by the other side within this time end the connection.
 #[cfg(target_os = "linux")]
 const UNACKNOWLEDGED: Duration = Duration::from_secs(2);
 
-/// How to open a stream to one server.
+/// Settings for opening a stream to one server.
 #[derive(Debug, Clone)]
 pub(crate) struct Opener {
     address: Address,
@@ -32,10 +32,10 @@ pub(crate) struct Opener {
     tls: Option<Tls>,
 }
 
-/// Whom to trust, and what to present.
+/// TLS trust and client certificate.
 #[derive(Debug, Clone)]
 struct Tls {
-    /// Those of the system if not given.
+    /// `None`: the system's.
     ca_certificates: Option<Pem>,
     client_certificate: Option<ClientCertificate>,
 }
@@ -53,14 +53,14 @@ impl Opener {
             ca_certificates: options.ca_certificates.clone(),
             client_certificate: options.client_certificate.clone(),
         });
-        // Those of the system are read when a connection is made.
+        // The system's certificates are read when connecting.
         if let Some(tls) = tls.as_ref().filter(|tls| tls.ca_certificates.is_some()) {
             tls.config()?;
         }
         Ok(Self { address: address.clone(), tls })
     }
 
-    /// Opens a stream. Every address of a name is tried at once; the first that answers is used.
+    /// Opens a stream. All addresses of a name are tried at once; the first that responds is used.
     pub(crate) async fn open(&self, accepted: Arc<AcceptedReplies>) -> io::Result<impl Duplex + 'static> {
         let inner: Box<dyn Duplex> = match (&self.address, &self.tls) {
             (Address::Unix(path), _) => unix(path).await?,
@@ -78,7 +78,7 @@ impl Opener {
 
 impl Tls {
     fn config(&self) -> io::Result<ClientConfig> {
-        // Only the first call in a process takes effect, and a program's own choice is kept.
+        // Only the first call in a process takes effect, so a program's own choice is kept.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut roots = RootCertStore::empty();
         match &self.ca_certificates {
@@ -88,7 +88,7 @@ impl Tls {
                 }
             }
             None => {
-                // One that is unreadable is no reason to distrust the others.
+                // An unreadable certificate is no reason to distrust the others.
                 roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
             }
         }
@@ -137,7 +137,7 @@ async fn unix(_path: &Path) -> io::Result<Box<dyn Duplex>> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "this system has no Unix sockets; use `redis://`"))
 }
 
-/// A stream that ends at a reply that is too large, before it reaches the parser.
+/// A stream that ends at an oversized reply, before it reaches the parser.
 struct BoundedStream {
     inner: Box<dyn Duplex>,
     accepted: Arc<AcceptedReplies>,
@@ -148,7 +148,7 @@ struct BoundedStream {
 impl BoundedStream {
     fn refusal(&self) -> io::Error {
         let why = self.accepted.refused().map(ToString::to_string).unwrap_or_default();
-        // A kind by which the client knows that the connection is over.
+        // This kind tells the client that the connection is over.
         io::Error::new(io::ErrorKind::ConnectionAborted, why)
     }
 }
@@ -170,7 +170,7 @@ impl AsyncRead for BoundedStream {
         };
         stream.is_refused = true;
         buffer.set_filled(before + complete);
-        // No bytes would mean that the server closed the connection.
+        // Returning no bytes would mean that the server closed the connection.
         Poll::Ready(if complete == 0 { Err(stream.refusal()) } else { Ok(()) })
     }
 }

@@ -1,11 +1,10 @@
-//! Which node holds which slot: one server, the master that Sentinels name, or the nodes of a cluster.
+//! Maps slots to nodes: one server, the master named by Sentinels, or the nodes of a cluster.
 //!
-//! The slot map may be stale: a wrong entry costs a redirection, never a wrong decision. Reads take
-//! no lock. A redirection updates one slot at once and triggers a refresh of the whole map. A
-//! background task refreshes it periodically, earlier after an error, and ends with the topology.
+//! The slot map may be stale: a wrong entry costs a redirection, never a wrong decision. Reads take no lock.
+//! A redirection updates one slot at once and triggers a refresh of the whole map. A background task
+//! refreshes it periodically, earlier after an error, and ends with the topology.
 //!
-//! A Sentinel's answer is verified with the server itself: a server that does not report the role
-//! `master` is not called.
+//! A Sentinel's answer is verified with the server: one that does not report the role `master` is not called.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,13 +29,13 @@ use tokio::time::Instant;
 
 /// Timeout for asking one node.
 const ASKING: Duration = Duration::from_millis(200);
-/// The maximum number of known nodes; more than any cluster has.
+/// Maximum known nodes; more than any cluster has.
 const MOST_NODES: usize = 2048;
 /// Marks a slot without a known node.
 const NOBODY: u16 = u16::MAX;
-/// Intervals of refreshes while everything is healthy, of a cluster and of Sentinels.
+/// Refresh intervals while everything is healthy: for a cluster, and for Sentinels.
 const CALM: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(10)];
-/// Interval while there are errors.
+/// Refresh interval while there are errors.
 const SUSPECT: Duration = Duration::from_secs(1);
 /// Minimum interval, however many errors there are.
 const GAP: Duration = Duration::from_millis(50);
@@ -45,14 +44,14 @@ const GAP: Duration = Duration::from_millis(50);
 pub(crate) struct Topology {
     options: Options,
     map: ArcSwap<Map>,
-    /// Of a cluster every node in the map, and those that redirections have named since.
+    /// For a cluster: every node in the map, and those named by redirections since.
     nodes: Mutex<HashMap<Address, KnownNode>>,
-    /// Those whom to ask for the master.
+    /// The Sentinels to ask for the master.
     sentinels: Vec<Arc<Node>>,
     wake: Arc<Notify>,
     /// Whether the background task runs.
     is_running: Arc<AtomicBool>,
-    /// Why the last refresh failed; empty after a successful one.
+    /// Why the last refresh failed; `None` after a successful one.
     why: ArcSwapOption<String>,
 }
 
@@ -65,11 +64,10 @@ struct KnownNode {
 /// The slot map.
 #[derive(Clone, Default)]
 struct Map {
-    /// For each slot the index of its master in `masters`, or [`NOBODY`]. Without a cluster there is
-    /// one slot.
+    /// Per slot, the index of its master in `masters`, or [`NOBODY`]. Without a cluster there is one slot.
     holders: Box<[u16]>,
     masters: Vec<Arc<Node>>,
-    /// Replicas: asked for the slot map if masters do not reply, never for keys.
+    /// Replicas: asked for the slot map if masters do not reply, never called for keys.
     replicas: Vec<Arc<Node>>,
 }
 
@@ -129,7 +127,7 @@ impl Topology {
         self.map.load().masters.clone()
     }
 
-    /// What has no node where this slot has none, and why, once a refresh has failed.
+    /// Describes a slot without a node and, after a failed refresh, the reason.
     pub(crate) fn missing(&self, slot: u16) -> (&'static str, String, Option<String>) {
         let why = self.why.load().as_deref().cloned();
         match self.options.servers {
@@ -171,7 +169,7 @@ impl Topology {
         address: &Address,
     ) -> Option<&'a KnownNode> {
         if !nodes.contains_key(address) {
-            // Cannot fail: the same certificates were read for the seeds.
+            // Cannot fail: the seeds used the same certificates.
             let node = Node::new(&self.options, address.clone(), Serves::Keys).ok()?;
             nodes.insert(address.clone(), KnownNode { node, fresh: AtomicBool::new(false) });
         }
@@ -182,7 +180,7 @@ impl Topology {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts the background task, unless it is running or nothing is to be refreshed.
+    /// Starts the background task, unless it is running or there is nothing to refresh.
     pub(crate) fn start_refresh(self: &Arc<Self>) {
         let is_fixed = matches!(self.options.servers, Servers::Node(_));
         if is_fixed || self.is_running.load(Ordering::Relaxed) || self.is_running.swap(true, Ordering::AcqRel)
@@ -200,8 +198,7 @@ impl Topology {
         self.wake.notify_one();
     }
 
-    /// Asks one node after the other for the map, until one knows it. Returns whether everything is
-    /// healthy.
+    /// Asks nodes for the map, one by one, until one replies. Returns whether everything is healthy.
     async fn refresh(&self) -> bool {
         let mut why = String::new();
         for node in self.advisers() {
@@ -215,7 +212,7 @@ impl Topology {
                     self.why.store(None);
                     let map = self.map.load();
                     let is_whole = map.holders.iter().all(|holder| *holder != NOBODY);
-                    // A node that was never called is not connected, which is no reason to doubt it.
+                    // A node never called is not connected, which does not make it suspect.
                     return is_whole && map.masters.iter().all(|node| !node.is_suspect());
                 }
                 Err(words) => why = words,
@@ -225,7 +222,7 @@ impl Topology {
         false
     }
 
-    /// Whom to ask for the map: healthy nodes, then the addresses of a cluster's URL, then the rest.
+    /// Nodes to ask for the map: healthy ones, then the addresses in a cluster's URL, then the rest.
     fn advisers(&self) -> Vec<Arc<Node>> {
         let Servers::Cluster(seeds) = &self.options.servers else {
             let (well, unwell): (Vec<_>, Vec<_>) =
@@ -255,7 +252,7 @@ impl Topology {
         }
     }
 
-    /// A cluster's map. Nodes that it does not name are closed.
+    /// Builds a cluster's map. Nodes not in it are closed.
     fn map_of(&self, ranges: &[Range]) -> Map {
         let mut map = Map { holders: vec![NOBODY; SLOTS.into()].into(), ..Map::default() };
         let mut nodes = self.nodes();
@@ -282,7 +279,7 @@ impl Topology {
         map
     }
 
-    /// The master of this name that a Sentinel knows, if the server confirms it.
+    /// The master that a Sentinel reports for this name, if the server confirms its role.
     async fn ask_sentinel(&self, sentinel: &Node, master: &str) -> Result<Map, String> {
         let question = ["SENTINEL", "get-master-addr-by-name", master];
         let reply = answered(sentinel, &question, ReplyBound::SMALL).await?;
@@ -298,7 +295,7 @@ impl Topology {
                 "redis at {} is reported as master but does not have the role `master`",
                 candidate.name()
             )),
-            // A user that may not run `ROLE` has to trust the Sentinel.
+            // A user without permission for `ROLE` must trust the Sentinel.
             Err(words) if !words.contains("NOPERM") => Err(words),
             _ => Ok(Map::of(candidate)),
         }
@@ -306,7 +303,7 @@ impl Topology {
 }
 
 impl Map {
-    /// One node holds everything.
+    /// A map in which one node holds everything.
     fn of(node: Arc<Node>) -> Self {
         Self { holders: [0].into(), masters: vec![node], replicas: Vec::new() }
     }
@@ -352,7 +349,7 @@ async fn keep_fresh(topology: Weak<Topology>, wake: Arc<Notify>, _ending: Ending
     }
 }
 
-/// Allows a new task after this one has ended, as it does with its runtime.
+/// Allows a new task after this one ends, for example with its runtime.
 struct Ending(Arc<AtomicBool>);
 
 impl Drop for Ending {
@@ -392,7 +389,7 @@ mod tests {
         assert!(!cluster.moved(9, "nonsense", &from));
     }
 
-    /// A node must be reused, or each lookup would open a new connection.
+    /// Nodes must be reused, or each lookup would open a new connection.
     #[test]
     fn nodes_outlive_a_look_at_the_map() {
         let cluster = cluster();

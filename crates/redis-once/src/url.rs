@@ -1,9 +1,8 @@
-//! Redis URLs: one server, the nodes of a cluster, or Sentinels and a master's name.
+//! Parses Redis URLs: one server, the nodes of a cluster, or Sentinels and a master's name.
 //!
-//! Parsed here because URL libraries accept a single host only, and their errors would show
-//! passwords. No error repeats any part of the text: in one that cannot be parsed, a password may be
-//! anywhere. For the same reason a host or path has only the characters of one: what was parsed is
-//! printed.
+//! Parsed here because URL libraries accept only a single host, and their errors would reveal passwords. No
+//! error repeats any part of the text: in an unparsable URL, a password may be anywhere. For the same reason
+//! the characters of hosts and paths are restricted: parsed values are printed.
 
 use std::net::Ipv6Addr;
 
@@ -14,7 +13,7 @@ use crate::options::{Address, Credentials, Options, Servers};
 const SERVER_PORT: u16 = 6379;
 /// The default port of a Sentinel.
 const SENTINEL_PORT: u16 = 26_379;
-/// The maximum number of addresses in one URL.
+/// Maximum addresses in one URL.
 const MAX_ADDRESSES: usize = 64;
 
 const SERVER: &str = "redis://127.0.0.1:6379";
@@ -23,7 +22,8 @@ const CLUSTER: &str = "redis+cluster://10.0.0.1:6379,10.0.0.2:6379";
 const SENTINEL: &str = "redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster";
 
 impl Options {
-    /// The options for the servers of a URL, all else at its default. The crate's page lists the forms of URLs.
+    /// The options for a URL's servers, with defaults for everything else. The crate's page lists the URL
+    /// forms.
     ///
     /// # Errors
     /// An unknown scheme, a missing host or name of a master, a port or database that is no number, a parameter
@@ -35,7 +35,7 @@ impl Options {
     }
 }
 
-/// What is invalid in a URL, and a valid example.
+/// The invalid part of a URL, and a valid example.
 struct Wrong {
     what: String,
     example: &'static str,
@@ -123,7 +123,7 @@ fn sentinel(rest: &str, query: &str, tls: bool) -> Result<Options, Wrong> {
     }
     let sentinels = addresses(hosts, SENTINEL_PORT, SENTINEL)?;
     let master = decoded(master, SENTINEL)?;
-    // As Sentinel has it. It is printed, so it must not be an option with a password.
+    // The characters that Sentinel allows. It is printed, so it must not be an option with a password.
     if !master.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_')) {
         return wrong("the master's name may have letters, digits, `.`, `-` and `_`", SENTINEL);
     }
@@ -132,7 +132,7 @@ fn sentinel(rest: &str, query: &str, tls: bool) -> Result<Options, Wrong> {
     Ok(Options { credentials, sentinel_credentials, database, ..Options::new(servers, tls) })
 }
 
-/// User and password before the last `@`, and the rest. They are those of all servers.
+/// Splits off user and password before the last `@`. They apply to all servers.
 fn credentials<'a>(rest: &'a str, example: &'static str) -> Result<(Credentials, &'a str), Wrong> {
     let Some((before, rest)) = rest.rsplit_once('@') else { return Ok((Credentials::default(), rest)) };
     if before.contains('@') && before.contains(',') {
@@ -154,7 +154,7 @@ fn named(user: Option<&str>, password: Option<&str>, example: &'static str) -> R
     }
     let user = user.map(|user| decoded(user, example)).transpose()?;
     let password = password.map(|password| decoded(password, example)).transpose()?;
-    // No server has an empty password. `user:@host` results from an unset variable.
+    // No server has an empty password: `user:@host` results from an unset variable.
     if password.as_deref() == Some("") {
         return wrong("its password is empty", example);
     }
@@ -275,7 +275,7 @@ mod tests {
         Options::from_url(url).unwrap_err().to_string()
     }
 
-    /// Most users configure Redis with nothing but a URL.
+    /// Most users configure Redis with only a URL.
     #[test]
     fn every_form_of_url_is_read() {
         let plain = Options::from_url("redis://h").unwrap();
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(sentinel.sentinel_credentials.password, Some("s".to_owned()));
     }
 
-    /// Anyone who mistypes a URL must learn what is expected, from a text that may hold a password.
+    /// A mistyped URL must say what is expected, though the text may contain a password.
     #[test]
     fn wrong_urls_say_what_is_right() {
         for (url, what, example) in [
@@ -334,7 +334,7 @@ mod tests {
         assert!(error("http://h").starts_with("redis url: its scheme is none of `redis`, `rediss`"));
     }
 
-    /// Errors end up in logs and tickets, and so do URLs that were parsed, without their passwords.
+    /// Errors and parsed URLs end up in logs and tickets, so neither may contain passwords.
     #[test]
     fn no_form_of_a_url_shows_a_password() {
         for url in [

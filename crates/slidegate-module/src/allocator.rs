@@ -1,5 +1,5 @@
-//! The server's allocator as that of this library. Some servers align to 8 bytes only, which is less
-//! than Rust's types may need.
+//! Uses the server's allocator for this library. Some servers align only to 8 bytes, which is less than some
+//! Rust types need.
 
 #![allow(unsafe_code)]
 
@@ -8,14 +8,13 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The alignment that the server's allocator gives to every allocation: Redis 8.2 builds jemalloc with
-/// a quantum of 8.
+/// Alignment of every allocation of the server: Redis 8.2 builds jemalloc with a quantum of 8.
 const ALIGNMENT: usize = 8;
 
-/// The server's allocator, so that `used_memory` and `maxmemory` count what the module uses.
+/// The server's allocator, so that `used_memory` and `maxmemory` count the module's memory.
 struct ServerAllocator;
 
-// So that tests, which no server loads, allocate as other programs do.
+// Not in tests, which no server loads.
 #[cfg_attr(not(test), global_allocator)]
 #[cfg_attr(test, allow(dead_code))]
 static ALLOCATOR: ServerAllocator = ServerAllocator;
@@ -26,22 +25,22 @@ pub(crate) static REALLOC: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 pub(crate) static FREE: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 impl ServerAllocator {
-    /// Memory of the server's allocator.
+    /// Allocates from the server.
     fn allocate(size: usize) -> *mut u8 {
         let function = ALLOC.load(Ordering::Relaxed);
         if function.is_null() {
             return ptr::null_mut();
         }
-        // SAFETY: a pointer that is not null was stored from a function of this type.
+        // SAFETY: a non-null pointer was stored from a function of this type.
         let alloc: unsafe extern "C" fn(usize) -> *mut c_void = unsafe { std::mem::transmute(function) };
-        // SAFETY: any size may be asked for.
+        // SAFETY: any size is allowed.
         unsafe { alloc(size) }.cast()
     }
 
-    /// Frees what `allocate` has returned.
+    /// Frees memory returned by `allocate`.
     ///
     /// # Safety
-    /// As `free`.
+    /// As for `free`.
     unsafe fn release(memory: *mut u8) {
         let function = FREE.load(Ordering::Relaxed);
         if !function.is_null() {
@@ -53,9 +52,9 @@ impl ServerAllocator {
     }
 }
 
-// SAFETY: the server's functions are an allocator like `malloc`, aligned to 8 bytes. They are there
-// before anything is allocated, because nothing runs before the module is loaded. For a larger
-// alignment, more is allocated; the address of the whole stands before the part that is used.
+// SAFETY: the server's functions are an allocator like `malloc`, aligned to 8 bytes. They are set before any
+// allocation, because nothing runs before the module is loaded. For a larger alignment, more is allocated,
+// and the address of the whole allocation precedes the part that is used.
 unsafe impl GlobalAlloc for ServerAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let align = layout.align();
@@ -69,8 +68,8 @@ unsafe impl GlobalAlloc for ServerAllocator {
         }
         // At least 8 bytes further, because the address is a multiple of 8 and `align` is of 16.
         let shift = align - whole.addr() % align;
-        // SAFETY: the shift is at most `align`, and `layout.size()` bytes are left behind it. Those
-        // before it are enough for an address, for which 8 bytes are alignment enough.
+        // SAFETY: the shift is at most `align`, so `layout.size()` bytes are left after it. The bytes before
+        // it fit an address, which needs an alignment of only 8 bytes.
         unsafe {
             let part = whole.add(shift);
             part.cast::<*mut u8>().sub(1).write(whole);
@@ -80,19 +79,19 @@ unsafe impl GlobalAlloc for ServerAllocator {
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         if layout.align() <= ALIGNMENT {
-            // SAFETY: `alloc` has returned what `allocate` did.
+            // SAFETY: `alloc` returned the result of `allocate`.
             unsafe { Self::release(memory) };
         } else {
-            // SAFETY: `alloc` has written the address of the whole there.
+            // SAFETY: `alloc` stored the address of the whole allocation there.
             unsafe { Self::release(memory.cast::<*mut u8>().sub(1).read()) };
         }
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         if layout.align() > ALIGNMENT {
-            // SAFETY: the caller promises that the size is one of a layout.
+            // SAFETY: the caller promises that the size is valid for a layout.
             let moved = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
-            // SAFETY: both are of this allocator and hold as many bytes; the old one is freed once.
+            // SAFETY: both are from this allocator and hold that many bytes; the old one is freed once.
             unsafe {
                 let to = self.alloc(moved);
                 if !to.is_null() {
@@ -121,13 +120,13 @@ mod tests {
 
     use super::*;
 
-    /// Where an allocation of the system stands before the memory that is handed out: its size.
+    /// Bytes before the returned memory, where the size of the system's allocation is stored.
     const HEAD: usize = 24;
 
-    /// As jemalloc with a quantum of 8: aligned to 8 bytes and never to 16.
+    /// Like jemalloc with a quantum of 8: aligned to 8 bytes and never to 16.
     unsafe extern "C" fn alloc(size: usize) -> *mut c_void {
         let layout = Layout::from_size_align(size + HEAD, 16).unwrap();
-        // SAFETY: the layout is not empty, and has room for the head.
+        // SAFETY: the layout is not empty and has room for the head.
         unsafe {
             let memory = System.alloc(layout);
             memory.cast::<usize>().write(size);
@@ -136,7 +135,7 @@ mod tests {
     }
 
     unsafe extern "C" fn free(memory: *mut c_void) {
-        // SAFETY: it is from `alloc`, which has written the size.
+        // SAFETY: it is from `alloc`, which stored the size.
         unsafe {
             let memory = memory.cast::<u8>().sub(HEAD);
             let size = memory.cast::<usize>().read();
@@ -145,7 +144,7 @@ mod tests {
     }
 
     unsafe extern "C" fn realloc(memory: *mut c_void, size: usize) -> *mut c_void {
-        // SAFETY: as above; both have as many bytes as are copied.
+        // SAFETY: as above; both have at least the copied bytes.
         unsafe {
             let old = memory.cast::<u8>().sub(HEAD).cast::<usize>().read();
             let to = alloc(size);
@@ -155,8 +154,8 @@ mod tests {
         }
     }
 
-    /// Hash tables and 128-bit numbers are aligned to 16 bytes. Memory that is not crashes the server
-    /// that holds everybody's data.
+    /// Hash tables and 128-bit numbers need 16-byte alignment. Misaligned memory crashes the server that
+    /// holds everyone's data.
     #[test]
     fn memory_has_the_alignment_that_is_asked_for() {
         ALLOC.store(alloc as *mut c_void, Ordering::Relaxed);
@@ -165,7 +164,7 @@ mod tests {
         for align in [1, 8, 16, 32, 4096] {
             for size in [1, 7, 24, 1000, 100_000] {
                 let layout = Layout::from_size_align(size, align).unwrap();
-                // SAFETY: each piece of memory has so many bytes, and is freed by its own layout.
+                // SAFETY: each allocation has this many bytes and is freed with its own layout.
                 unsafe {
                     let memory = ServerAllocator.alloc(layout);
                     assert!(

@@ -1,7 +1,7 @@
-//! The binding to the server's module API: with `allocator.rs` the only code that is `unsafe`.
+//! The binding to the server's module API: with `allocator.rs` the only `unsafe` code.
 //!
-//! Functions are asked for by name when the module is loaded, so one library runs in Redis 7.0 and
-//! later and in Valkey. Everything outside these files sees byte slices and guards.
+//! Functions are looked up by name when the module is loaded, so one library runs in Redis 7.0 and later and
+//! in Valkey. Code outside these files sees only byte slices and guards.
 
 #![allow(unsafe_code)]
 
@@ -16,10 +16,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::allocator::{ALLOC, FREE, REALLOC};
 use crate::arguments::{PREFIX, prefix_of};
 
-/// What functions return that succeed.
+/// Returned by functions that succeed.
 const OK: c_int = 0;
 const ERR: c_int = 1;
-/// The version of the API.
 const API_VERSION: c_int = 1;
 /// Options of keys and of the module, as in `redismodule.h`.
 const READ_AND_WRITE: c_int = 1 | 2;
@@ -28,13 +27,13 @@ const KEYTYPE_STRING: c_int = 1;
 const NO_IMPLICIT_SIGNAL_MODIFIED: c_int = 1 << 1;
 const NOTIFY_GENERIC: c_int = 1 << 2;
 const NOTIFY_STRING: c_int = 1 << 3;
-/// Redis from this version on keeps the command that a client called last, so that a client which
-/// calls it again after it was unloaded ends the server. Seen with 8.2.3; Valkey 9.1 does not.
+/// From this version on, Redis caches the last command of a client: a client that calls it again after the
+/// module was unloaded crashes the server. Seen with 8.2.3; Valkey 9.1 does not.
 const KEEPS_UNLOADED_COMMANDS: c_int = 0x08_00_00;
 /// The server's context of a command.
 #[repr(C)]
 pub struct RawContext {
-    /// The first member, by which modules find the API's functions.
+    /// The first member, through which modules find the API's functions.
     get_api: Option<unsafe extern "C" fn(*const c_char, *mut c_void) -> c_int>,
 }
 
@@ -43,18 +42,18 @@ pub enum RawString {}
 enum RawKey {}
 enum RawCommand {}
 
-/// A command as the server calls it.
+/// A command as called by the server.
 pub type RawFunction = unsafe extern "C" fn(*mut RawContext, *mut *mut RawString, c_int) -> c_int;
 
 macro_rules! api {
     ($($field:ident $name:literal: fn($($argument:ty),* $(; $more:tt)?) $(-> $result:ty)?;)*) => {
-        /// The functions of the API. `None` if the server does not have one.
+        /// The functions of the API. `None`: the server does not have the function.
         struct Api {
             $($field: Option<unsafe extern "C" fn($($argument),* $(, $more)?) $(-> $result)?>,)*
         }
 
         impl Api {
-            /// Asks for all functions.
+            /// Looks up all functions.
             ///
             /// # Safety
             /// `get` is the server's `GetApi`, which stores the function of a name, of the type that
@@ -64,8 +63,8 @@ macro_rules! api {
                     $($field: {
                         let mut function = None;
                         let name = concat!("RedisModule_", $name, "\0");
-                        // SAFETY: the name ends in NUL, and a pointer to a function or NULL is
-                        // stored in an `Option` of such a pointer, which is NULL if it is `None`.
+                        // SAFETY: the name ends in NUL. The server stores a function pointer or NULL in an
+                        // `Option` of such a pointer, where NULL is `None`.
                         unsafe { get(name.as_ptr().cast(), (&raw mut function).cast()) };
                         function
                     },)*
@@ -115,43 +114,41 @@ api! {
 
 static API: OnceLock<Api> = OnceLock::new();
 
-/// Calls a function of the API. All that are called without asking are there since Redis 7.0, and
-/// `load` has checked it.
+/// Calls an API function. Functions called without a check exist since Redis 7.0, which `load` has verified.
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {{
         let function = API.get().and_then(|api| api.$function).expect("the server has this function");
-        // SAFETY: the function has the type that `redismodule.h` declares. The pointers come from
-        // the server and are valid during the command, or point to memory that lives for the call.
+        // SAFETY: the function has the type declared in `redismodule.h`. The pointers come from the server
+        // and are valid during the command, or point to memory that outlives the call.
         unsafe { function($($argument),*) }
     }};
 }
 
-/// The time of the server's command `TIME`, in microseconds since the Unix epoch. `None` before Redis
-/// 7.2, which reads the system's clock for each `TIME`.
+/// The time of the server's `TIME` command, in microseconds since the Unix epoch. `None` before Redis 7.2,
+/// which reads the system clock for each `TIME`.
 pub(crate) fn server_time_us() -> Option<u64> {
     API.get()?.microseconds?;
     u64::try_from(call!(microseconds())).ok()
 }
 
-/// Whether the server is Valkey, which has its functions under its own names as well.
+/// Whether the server is Valkey, which also provides functions under its own names.
 static IS_VALKEY: AtomicBool = AtomicBool::new(false);
 
-/// Whether the server survives it if the module is unloaded.
+/// Whether the server survives unloading the module.
 fn may_be_unloaded() -> bool {
     let has_version = API.get().is_some_and(|api| api.get_server_version.is_some());
     IS_VALKEY.load(Ordering::Relaxed)
         || (has_version && call!(get_server_version()) < KEEPS_UNLOADED_COMMANDS)
 }
 
-/// A command: what it is called, which arguments are keys, and what it does.
+/// A command: its name, its keys and its function.
 pub(crate) struct Command {
     pub(crate) name: &'static CStr,
     pub(crate) keys: KeyArguments,
     pub(crate) run: RawFunction,
 }
 
-/// The arguments that are keys: the first and the last one, of which -1 is that of the command. All
-/// between are keys as well.
+/// The first and last arguments that are keys; all between are keys too. -1 is the command's last argument.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KeyArguments {
     first: c_int,
@@ -163,32 +160,32 @@ pub(crate) const ONE_KEY: KeyArguments = KeyArguments { first: 1, last: 1 };
 /// All arguments but the first are keys.
 pub(crate) const KEYS_AT_END: KeyArguments = KeyArguments { first: 2, last: -1 };
 
-/// The context of a command that runs.
+/// The context of a running command.
 pub(crate) struct Context<'c> {
     raw: NonNull<RawContext>,
     lifetime: PhantomData<&'c RawContext>,
 }
 
-/// The arguments of a command; the first is its name.
+/// The arguments of a command, starting with its name.
 #[derive(Clone, Copy)]
 pub(crate) struct Arguments<'c>(&'c [*mut RawString]);
 
-/// A key that is open for reading and writing. It holds a string, or nothing yet.
+/// A key open for reading and writing. It holds a string or is empty.
 pub(crate) struct Key<'c> {
     context: &'c Context<'c>,
     raw: NonNull<RawKey>,
     name: *mut RawString,
 }
 
-/// The key holds something else than a string.
+/// The key holds a type other than a string.
 pub(crate) struct WrongType;
 
 impl<'c> Arguments<'c> {
     /// # Safety
-    /// These are so many pointers to strings, which live for `'c`. Without any, the first may be NULL.
+    /// `first` points to `count` pointers to strings, which live for `'c`; NULL is allowed if there are none.
     unsafe fn new(first: *mut *mut RawString, count: c_int) -> Self {
         match usize::try_from(count) {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             Ok(count @ 1..) => Self(unsafe { slice::from_raw_parts(first, count) }),
             _ => Self(&[]),
         }
@@ -198,7 +195,7 @@ impl<'c> Arguments<'c> {
         self.0.len()
     }
 
-    /// The bytes of an argument; empty if there are fewer.
+    /// The bytes of an argument; empty if it is missing.
     pub(crate) fn get(self, at: usize) -> &'c [u8] {
         let Some(&string) = self.0.get(at) else { return &[] };
         let mut length = 0;
@@ -217,7 +214,7 @@ impl<'c> Context<'c> {
         call!(reply_with_string_buffer(self.raw(), bytes.as_ptr().cast(), bytes.len()));
     }
 
-    /// The head of a list; as many replies must follow.
+    /// Starts a list; this many replies must follow.
     pub(crate) fn reply_list(&self, length: usize) {
         call!(reply_with_array(self.raw(), c_long::try_from(length).unwrap_or(c_long::MAX)));
     }
@@ -227,7 +224,7 @@ impl<'c> Context<'c> {
     }
 
     pub(crate) fn reply_error(&self, message: &str) {
-        // An error may quote an argument, and ends at a NUL.
+        // An error may quote an argument, and a NUL would end it.
         let message = CString::new(message.replace('\0', "\\0")).unwrap_or_default();
         call!(reply_with_error(self.raw(), message.as_ptr()));
     }
@@ -236,7 +233,7 @@ impl<'c> Context<'c> {
         call!(wrong_arity(self.raw()));
     }
 
-    /// Opens the key that this argument names.
+    /// Opens the key named by this argument.
     pub(crate) fn open(&'c self, arguments: Arguments<'c>, at: usize) -> Result<Key<'c>, WrongType> {
         let name = arguments.0.get(at).copied().unwrap_or(ptr::null_mut());
         let raw = NonNull::new(call!(open_key(self.raw(), name, READ_AND_WRITE))).ok_or(WrongType)?;
@@ -256,26 +253,25 @@ impl Key<'_> {
         }
         let mut length = 0;
         let bytes = call!(string_dma(self.raw.as_ptr(), &raw mut length, READ_AND_WRITE));
-        // SAFETY: the bytes stay where they are until the key is written to, for which `&mut self` is
-        // needed, or closed.
+        // SAFETY: the bytes stay in place until the key is closed or written to, which needs `&mut self`.
         (!bytes.is_null()).then(|| unsafe { slice::from_raw_parts(bytes.cast::<u8>(), length) })
     }
 
-    /// Overwrites bytes of the stored value. Nothing happens if it has not so many.
+    /// Overwrites bytes of the stored value. Does nothing if the value is too short.
     pub(crate) fn overwrite(&mut self, from: usize, bytes: &[u8]) {
         let mut length = 0;
         let stored = call!(string_dma(self.raw.as_ptr(), &raw mut length, READ_AND_WRITE));
         if stored.is_null() {
             return;
         }
-        // SAFETY: as in `value`; open for writing, the bytes are the key's own.
+        // SAFETY: as in `value`; opened for writing, the bytes belong to the key.
         let stored = unsafe { slice::from_raw_parts_mut(stored.cast::<u8>(), length) };
         if let Some(stored) = stored.get_mut(from..).and_then(|rest| rest.get_mut(..bytes.len())) {
             stored.copy_from_slice(bytes);
         }
     }
 
-    /// Makes the stored value so long, with zeros at its end.
+    /// Extends the stored value to this length with zeros.
     pub(crate) fn grow(&mut self, length: usize) {
         call!(string_truncate(self.raw.as_ptr(), length));
     }
@@ -284,12 +280,12 @@ impl Key<'_> {
         call!(delete_key(self.raw.as_ptr()));
     }
 
-    /// When the key expires, in milliseconds since the Unix epoch. `None` if it does not.
+    /// When the key expires, in milliseconds since the Unix epoch. `None`: never.
     pub(crate) fn expiry(&self) -> Option<u64> {
         u64::try_from(call!(get_abs_expire(self.raw.as_ptr()))).ok()
     }
 
-    /// Stores a value in place of what there is, without an expiry.
+    /// Replaces the stored value and removes the expiry.
     pub(crate) fn replace(&mut self, value: &[u8]) {
         let context = self.context.raw();
         let string = call!(create_string(context, value.as_ptr().cast(), value.len()));
@@ -297,23 +293,23 @@ impl Key<'_> {
         call!(free_string(context, string));
     }
 
-    /// Makes the key expire at this time, in milliseconds since the Unix epoch.
+    /// Sets the expiry time, in milliseconds since the Unix epoch.
     pub(crate) fn expire_at(&mut self, at_ms: u64) {
         call!(set_abs_expire(self.raw.as_ptr(), c_longlong::try_from(at_ms).unwrap_or(c_longlong::MAX)));
     }
 
-    /// Signals the key as modified: for `WATCH` and for client-side caches.
+    /// Signals the key as modified, for `WATCH` and client-side caches.
     pub(crate) fn signal(&self) {
         call!(signal_modified_key(self.context.raw(), self.name));
     }
 
-    /// Tells those who have subscribed to events of keys, as the server's own commands do.
+    /// Notifies subscribers of keyspace events, like the server's own commands.
     fn notify(&self, kind: c_int, event: &CStr) {
         call!(notify_keyspace_event(self.context.raw(), kind, event.as_ptr(), self.name));
     }
 
-    /// Sends `SET key value PXAT at_ms` to replicas and to the append-only file. These, and their
-    /// events, come when the value is stored.
+    /// Sends `SET key value PXAT at_ms` to replicas and the append-only file. Call this and the functions
+    /// below, which also send events, after storing the value.
     pub(crate) fn replicate_set(&self, value: &[u8], at_ms: u64) {
         self.notify(NOTIFY_STRING, c"set");
         self.notify(NOTIFY_GENERIC, c"expire");
@@ -329,8 +325,7 @@ impl Key<'_> {
         ));
     }
 
-    /// Sends `SETRANGE key from bytes`, of the bytes that are stored there. Nothing happens if it has not
-    /// so many.
+    /// Sends `SETRANGE key from bytes` with the stored bytes. Does nothing if the value is too short.
     pub(crate) fn replicate_range(&mut self, from: usize, length: usize) {
         // Subscribers may change the key, so no slice of its value is held while they run.
         self.notify(NOTIFY_STRING, c"setrange");
@@ -400,13 +395,13 @@ pub(crate) unsafe fn run(
     if catch_unwind(AssertUnwindSafe(run)).is_err() {
         let report =
             || context.reply_error("SLIDEGATE internal error: the module panicked; nothing was charged");
-        // A second panic has nothing left to report.
+        // A second panic leaves nothing to report.
         let _ = catch_unwind(AssertUnwindSafe(report));
     }
     OK
 }
 
-/// Registers the module and its commands. Returns what `RedisModule_OnLoad` must.
+/// Registers the module and its commands. Returns the result of `RedisModule_OnLoad`.
 ///
 /// # Safety
 /// `context` and `arguments` are those of `RedisModule_OnLoad`.
@@ -425,7 +420,7 @@ pub(crate) unsafe fn load(
     // SAFETY: it is the server's.
     let api = unsafe { Api::load(get) };
     let mut of_valkey: *mut c_void = ptr::null_mut();
-    // SAFETY: the name ends in NUL, and a pointer is stored if there is such a function.
+    // SAFETY: the name ends in NUL, and a pointer is stored if the function exists.
     let is_found = unsafe { get(c"ValkeyModule_Alloc".as_ptr(), (&raw mut of_valkey).cast()) } == OK;
     IS_VALKEY.store(is_found && !of_valkey.is_null(), Ordering::Relaxed);
     let (Some(alloc), Some(realloc), Some(free)) = (api.alloc, api.realloc, api.free) else { return ERR };
@@ -453,14 +448,14 @@ pub(crate) unsafe fn load(
             }
         };
         call!(set_module_attribs(context, name.as_ptr(), version, API_VERSION));
-        // A key that is opened for writing counts as changed otherwise, also by a denial.
+        // Otherwise opening a key for writing counts as a change, even for a denial.
         call!(set_module_options(context, NO_IMPLICIT_SIGNAL_MODIFIED));
         let has_categories = API
             .get()
             .is_some_and(|api| api.add_acl_category.is_some() && api.set_command_acl_categories.is_some());
         if has_categories {
-            // It fails if the module is loaded again, because servers keep categories, and if there
-            // are too many: then the commands are in the other two.
+            // Fails if the module is loaded again, because servers keep categories, or if there are too many:
+            // then the commands are only in the other two.
             call!(add_acl_category(context, c"slidegate".as_ptr()));
         }
         for Command { name, keys: KeyArguments { first, last }, run } in commands {
@@ -484,12 +479,12 @@ pub(crate) unsafe fn load(
     catch_unwind(AssertUnwindSafe(register)).unwrap_or(ERR)
 }
 
-/// Unloads the module if the server survives it. Returns what `RedisModule_OnUnload` must.
+/// Unloads the module if the server survives it. Returns the result of `RedisModule_OnUnload`.
 pub(crate) fn unload() -> c_int {
     if catch_unwind(may_be_unloaded).unwrap_or(false) { OK } else { ERR }
 }
 
-/// The entry points: one for each command, and those that the server calls when it loads and unloads the module.
+/// Defines the entry points: one per command, and those for loading and unloading the module.
 macro_rules! entry_points {
     ($version:ident: $($name:literal $keys:ident $function:ident = $command:path;)*) => {
         $(
@@ -523,7 +518,7 @@ macro_rules! entry_points {
             unsafe { load(context, arguments, count, $version, &commands) }
         }
 
-        /// Called by the server before it unloads the module, which this may refuse.
+        /// Called by the server before it unloads the module; may refuse.
         ///
         /// # Safety
         /// Only a server may call it.

@@ -1,13 +1,13 @@
-//! Arguments of commands, numbers and words, and those with which the module is loaded.
+//! Arguments of commands (numbers and words) and of loading the module.
 
 use slidegate_stored::Requests;
 
-/// The largest limit and cost: scripts count in doubles, which are exact up to here.
+/// Maximum limit and cost: scripts count in doubles, which are exact up to here.
 pub(crate) const MOST: u64 = (1 << 53) - 1;
 
-/// What the names of commands for applications begin with, if the module is loaded without arguments.
+/// Default prefix of the commands for applications.
 pub(crate) const PREFIX: &str = "rl.";
-/// Most bytes of another prefix.
+/// Maximum bytes of another prefix.
 const MAX_PREFIX: usize = 32;
 
 /// The command prefix of these load arguments: `SG.` for `prefix SG.`. The error describes the invalid argument.
@@ -33,7 +33,7 @@ pub(crate) fn prefix_of(arguments: &[&[u8]]) -> Result<String, String> {
     }
 }
 
-/// A decimal number. `None` if the text is not one, or if it is not in the range.
+/// A decimal number. `None` if the text is not one or is out of range.
 pub(crate) fn number(text: &[u8], least: u64, most: u64) -> Option<u64> {
     if text.is_empty() || text.len() > 16 {
         return None;
@@ -42,7 +42,7 @@ pub(crate) fn number(text: &[u8], least: u64, most: u64) -> Option<u64> {
     text.iter().try_fold(0, digit).filter(|number| (least..=most).contains(number))
 }
 
-/// A number in its range, or the error that names it.
+/// A number in its range, or an error that names the argument.
 pub(crate) fn named(name: &str, text: &[u8], least: u64, most: u64) -> Result<u64, String> {
     number(text, least, most).ok_or_else(|| {
         let text: String = String::from_utf8_lossy(text).chars().take(40).collect();
@@ -50,7 +50,7 @@ pub(crate) fn named(name: &str, text: &[u8], least: u64, most: u64) -> Result<u6
     })
 }
 
-/// Reads requests: each a cost and a number of requests, which may be missing at the end.
+/// Parses requests: pairs of a cost and a number of requests, which may be missing at the end.
 pub(crate) fn requests<'a>(
     mut argument: impl FnMut(usize) -> &'a [u8],
     count: usize,
@@ -66,7 +66,7 @@ pub(crate) fn requests<'a>(
 mod tests {
     use super::*;
 
-    /// A number that is read as another one charges what nobody asked for.
+    /// A misread number charges what nobody asked for.
     #[test]
     fn numbers_are_decimal_and_in_their_range() {
         assert_eq!(number(b"0", 0, 9), Some(0));
@@ -77,14 +77,14 @@ mod tests {
         assert_eq!((number(b"0", 1, 9), number(b"10", 1, 9)), (None, None));
     }
 
-    /// A user who types a command must read what is wrong with it.
+    /// A user who types a command must learn what is wrong with it.
     #[test]
     fn an_error_names_the_argument_and_its_range() {
         let error = named("period", b"1m\n", 1, 9).unwrap_err();
         assert_eq!(error, "ERR invalid period `1m\\n`: must be a whole number from 1 to 9");
     }
 
-    /// Checks that wait for one another go as one call.
+    /// Checks that wait for one another are sent as one call.
     #[test]
     fn requests_are_costs_with_how_many_there_are_of_each() {
         let read = |args: &'static [&'static [u8]]| requests(|at| args[at], args.len());

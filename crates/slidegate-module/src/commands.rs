@@ -1,4 +1,4 @@
-//! The commands, as they are called.
+//! The module's commands.
 
 use std::ffi::c_int;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -14,7 +14,7 @@ use crate::api::{Arguments, Context, Key, WrongType, entry_points, server_time_u
 use crate::arguments::{MOST, named, number, requests};
 use crate::value::{Keys, store};
 
-/// The version of the module that `MODULE LIST` shows: what its commands take and reply.
+/// The module version shown by `MODULE LIST`: the version of its arguments and replies.
 const VERSION: c_int = 2;
 
 entry_points! {
@@ -26,25 +26,25 @@ entry_points! {
     c"cl.throttle" ONE_KEY run_cl_throttle = cl_throttle;
 }
 
-/// Most requests of a call, as the library sends: each is a step.
+/// Maximum requests per call, as sent by the library: each is a step.
 const MAX_REQUESTS: usize = 1024;
 
-/// The reply if a key holds something else than a string, as the scripts get it.
+/// The reply if a key does not hold a string, as from the scripts.
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
-/// The reply to a call that this version does not know. Callers then run the script.
+/// The reply to a call unknown to this version. Callers then run the script.
 const MISMATCH: &str = "ERR invalid call: the caller and the module do not match";
 
 const WRONG_KEYS: &str = "ERR invalid keys: must be those of the call, each once";
 
-/// The first key of a call for any number of keys.
+/// Index of the first key in a call for any number of keys.
 const FIRST_KEY: usize = 2;
 
-/// So many names are compared with one another; more are sorted.
+/// Up to this many names are compared pairwise; more are sorted.
 const FEW_KEYS: usize = 8;
 
-/// The server's time in microseconds since the Unix epoch, as its command `TIME` has it.
-#[allow(clippy::disallowed_methods)] // a command has one time, which is read here
+/// The server's time in microseconds since the Unix epoch, like its `TIME` command.
+#[allow(clippy::disallowed_methods)] // the only clock read of a command
 fn now_us() -> u64 {
     if let Some(now_us) = server_time_us() {
         return now_us;
@@ -56,7 +56,7 @@ fn now_us() -> u64 {
 /// `SLIDEGATE.CHECK1 key latest quota cost [requests cost [requests ...]]`: as `check.lua`.
 ///
 /// `latest` is the latest time at which it may still charge, in microseconds. `quota` is packed, see
-/// `stored/quota_bytes.rs`. The reply is the script's.
+/// `stored/quota_bytes.rs`. The reply equals the script's.
 fn check1(context: &Context<'_>, arguments: Arguments<'_>) {
     const FIRST: usize = 4;
     let count = arguments.len().saturating_sub(FIRST);
@@ -66,7 +66,7 @@ fn check1(context: &Context<'_>, arguments: Arguments<'_>) {
     let (Some(latest), Some(quota)) = (number(arguments.get(2), 0, MOST), quota_of(arguments.get(3))) else {
         return context.reply_error(MISMATCH);
     };
-    // Most calls have one request, and need no memory.
+    // Most calls have one request and allocate nothing.
     let (one, many);
     let requests = if count == 1 {
         one = number(arguments.get(FIRST), 0, MOST).map(|cost| [Requests { cost, count: 1 }]);
@@ -109,8 +109,8 @@ fn check1(context: &Context<'_>, arguments: Arguments<'_>) {
 
 /// `SLIDEGATE.DECIDE call key [key ...]`: as `decide.lua`, and with holds as the script `decide_with_holds`.
 ///
-/// The call is packed, see `stored/call.rs`. If keys may have holds, as many keys of usage follow;
-/// with an idempotency key, last the key of the first reply.
+/// The call is packed, see `stored/call.rs`. If keys may have holds, as many usage keys follow; with an
+/// idempotency key, the key of the first reply comes last.
 fn decide_call(context: &Context<'_>, arguments: Arguments<'_>) {
     let Some(call) = DecideCall::read(arguments.get(1)) else { return context.reply_error(MISMATCH) };
     let (keys, is_once) = (call.keys(), call.is_once());
@@ -156,8 +156,7 @@ fn change_call(context: &Context<'_>, arguments: Arguments<'_>) {
     send(context, &decided.reply);
 }
 
-/// Opens the keys of a call, decides it, and then writes what is to be written. `None` if an error
-/// was replied.
+/// Opens a call's keys, decides it, and then writes. `None` if an error was replied.
 fn carry_out(
     context: &Context<'_>,
     arguments: Arguments<'_>,
@@ -192,8 +191,8 @@ fn carry_out(
     }
 }
 
-/// Whether so many keys follow the call, each another one: two handles of one key would each write
-/// what the other does not know.
+/// Whether this many distinct keys follow the call: two handles of one key would overwrite each other's
+/// changes.
 fn are_keys(arguments: Arguments<'_>, count: usize) -> bool {
     if arguments.len() != FIRST_KEY + count {
         return false;
@@ -298,7 +297,7 @@ fn open<'c>(context: &'c Context<'c>, arguments: Arguments<'c>, at: usize) -> Op
     }
 }
 
-/// Replies the error of the scripts.
+/// Replies with the error of the scripts.
 fn reply_unusable(context: &Context<'_>, key: &mut Key<'_>, unusable: &Unusable) {
     if let Some(write) = &unusable.write {
         store(key, write);

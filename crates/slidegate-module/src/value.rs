@@ -1,7 +1,7 @@
-//! Stored values: what a decision writes, applied to a key and sent to replicas.
+//! Stored values: applies a decision's writes to a key and sends them to replicas.
 //!
-//! Replicas and the append-only file get the effects and never the command, which would decide again
-//! at their time, and would need the module.
+//! Replicas and the append-only file get the effects, never the command, which would need the module and
+//! decide again at their time.
 
 use std::borrow::Cow;
 
@@ -9,11 +9,11 @@ use slidegate_stored::{Effect, Pair, Patch, Write};
 
 use crate::api::Key;
 
-/// Up to this length, a log's header and its new entry are replicated as one `SETRANGE`. Above it,
-/// two commands in a transaction take fewer bytes.
+/// Maximum bytes of a log's header and new entry that are replicated as one `SETRANGE`. Above it, two
+/// commands in a transaction take fewer bytes.
 const ONE_COMMAND: usize = 256;
 
-/// Stores what a decision has changed.
+/// Stores a decision's changes.
 pub(crate) fn store(key: &mut Key<'_>, write: &Write) {
     match write {
         Write::Value { bytes, expire_at_ms } => {
@@ -48,7 +48,7 @@ pub(crate) fn store(key: &mut Key<'_>, write: &Write) {
     key.signal();
 }
 
-/// A key, and the key of its usage beside holds, which calls without holds do not name.
+/// A key, and the key of its usage next to holds, which calls without holds do not name.
 pub(crate) struct Keys<'c> {
     pub(crate) key: Key<'c>,
     pub(crate) usage: Option<Key<'c>>,
@@ -61,7 +61,7 @@ impl Keys<'_> {
         Pair { key: self.key.value().map(Cow::Borrowed), usage: usage.map(Cow::Borrowed) }
     }
 
-    /// Carries out an effect, and sends it to replicas.
+    /// Applies an effect and sends it to replicas.
     pub(crate) fn apply(&mut self, effect: &Effect) {
         let has_table = self.key.value().is_some_and(|value| value.first() == Some(&TABLE));
         let Self { key, usage } = self;
@@ -86,7 +86,7 @@ impl Keys<'_> {
             Effect::NewTable { bytes, expire_at_ms, has_usage } => {
                 if let Some(usage) = usage.as_mut().filter(|_| !has_table) {
                     if usage.value().is_some() {
-                        // What an evicted table has left behind does not count.
+                        // Leftovers of an evicted table do not count.
                         usage.delete();
                         usage.replicate_delete();
                         usage.signal();
@@ -114,7 +114,7 @@ impl Keys<'_> {
 /// The first byte of a table of holds.
 const TABLE: u8 = 0x15;
 
-/// Moves a value with its expiry, in place of what there is.
+/// Moves a value with its expiry, replacing the target.
 fn rename(from: &mut Key<'_>, to: &mut Key<'_>) {
     let Some(value) = from.value() else { return };
     to.replace(value);
@@ -127,7 +127,7 @@ fn rename(from: &mut Key<'_>, to: &mut Key<'_>) {
     to.signal();
 }
 
-/// Overwrites parts of a table, which may make it longer.
+/// Overwrites parts of a table, which may become longer.
 fn overwrite(key: &mut Key<'_>, patches: &[Patch]) {
     let end = patches.iter().map(|(from, bytes)| from + bytes.len()).max().unwrap_or(0);
     if key.value().is_none_or(|value| value.len() < end) {

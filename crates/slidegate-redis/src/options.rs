@@ -35,7 +35,7 @@ pub(crate) fn invalid_options(error: InvalidOptions) -> Error {
 /// meaning in URLs are written `%40` in names and passwords.
 ///
 /// ```
-/// use slidegate::RedisOptions;
+/// use slidegate_redis::RedisOptions;
 /// use std::time::Duration;
 ///
 /// let options = RedisOptions::new("redis://127.0.0.1:6379")?

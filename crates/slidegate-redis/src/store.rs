@@ -43,13 +43,14 @@ use crate::{holds, mixed, spread};
 /// [`FallbackStore`](slidegate::store::FallbackStore). Requires a tokio runtime.
 ///
 /// ```no_run
-/// use slidegate::{Gate, Policy, PolicySet, Quota, RedisOptions, Request, redis::{FallbackStore, RedisStore}};
+/// use slidegate::{Policy, PolicySet, Quota, Request, SharedGate};
+/// use slidegate_redis::{RedisOptions, RedisStore};
 ///
 /// # async fn run() -> Result<(), slidegate::Error> {
 /// let store = RedisStore::new(RedisOptions::new("redis://127.0.0.1:6379")?)?;
 /// store.ping().await?;
 /// let per_user = Policy::new("per-user", Quota::per_minute(100))?.with_scope(["user"]);
-/// let gate = Gate::with_store(PolicySet::new([per_user])?, FallbackStore::new(store))?;
+/// let gate = SharedGate::new(PolicySet::new([per_user])?, store)?;
 /// assert!(gate.check(&Request::new().with("user", "alice")).await.is_allowed());
 /// # Ok(())
 /// # }

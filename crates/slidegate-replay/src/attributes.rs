@@ -7,29 +7,27 @@ use slidegate::{normalized_host, normalized_path};
 
 use crate::entry::Entry;
 
-/// The attributes that entries can have whatever their format is.
+/// Attributes available in every format.
 pub(crate) const NAMES: [&str; 8] =
     ["ip", "path", "method", "user", "user_agent", "host", "referer", "status"];
 
-/// The value of an attribute.
 #[derive(Debug)]
 pub(crate) enum AttributeValue<'e> {
     Address(IpAddr),
     Text(Cow<'e, [u8]>),
 }
 
-/// An attribute of an entry. They are asked for one by one, because policies need few of them.
+/// An attribute of an entry. Looked up one by one, because policies need few of them.
 pub(crate) fn attribute<'e>(entry: &'e Entry<'_>, name: &str) -> Option<AttributeValue<'e>> {
     let column = |column: &'e Option<Cow<'_, [u8]>>| column.as_deref().map(Cow::Borrowed);
     let line = entry.request.as_ref();
     let text = match name {
-        // One that the server logged by name is counted by it.
+        // A client logged by name is counted by name.
         "ip" if !entry.client.is_empty() => match address(entry.client) {
             Some(ip) => return Some(AttributeValue::Address(ip)),
             None => Some(Cow::Borrowed(entry.client)),
         },
-        // Normalized as that of a live request is by the endpoints for proxies: one path in any
-        // spelling is one key.
+        // Normalized as for live requests from proxies: all spellings of a path are one key.
         "path" => line.filter(|line| !line.target.is_empty()).map(|line| normalized_path(&line.target)),
         "method" => line.filter(|line| !line.method.is_empty()).map(|line| Cow::Borrowed(line.method)),
         "user" => column(&entry.user),
@@ -42,8 +40,8 @@ pub(crate) fn attribute<'e>(entry: &'e Entry<'_>, name: &str) -> Option<Attribut
     text.or_else(|| entry.extra.get(name).map(Cow::Borrowed)).map(AttributeValue::Text)
 }
 
-/// The address of a client: with or without a port, and of a list the last, which is the one that
-/// the nearest proxy saw.
+/// The address of a client, with or without a port. Of a list, the last one: the one that the
+/// nearest proxy saw.
 pub(crate) fn address(client: &[u8]) -> Option<IpAddr> {
     let text = std::str::from_utf8(client).ok()?;
     if let Ok(ip) = text.parse() {

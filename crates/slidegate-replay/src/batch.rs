@@ -1,8 +1,8 @@
-//! Batches of entries: what the policies ask of each entry, copied out of the reader's buffer.
+//! Batches of entries: the attributes that policies need, copied out of the reader's buffer.
 //!
-//! The reader hands out one entry at a time and reuses its memory. A batch owns its entries, so
-//! that several jobs can decide it, each on a thread of its own. Only the attributes that
-//! some policy asks for are copied.
+//! The reader returns one entry at a time and reuses its memory. A batch owns its entries, so
+//! several jobs can decide it, each on its own thread. Only attributes that a policy needs are
+//! copied.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -13,8 +13,8 @@ use slidegate::{Policy, PolicySet, Request, Value};
 use crate::attributes::{AttributeValue, attribute};
 use crate::entry::Entry;
 
-/// Entries decided together: enough that handing them to a thread costs nothing per entry, few
-/// enough to stay in the CPU's cache.
+/// Entries decided together: enough to make the handover to a thread free per entry, few enough to
+/// stay in the CPU cache.
 const BATCH_ENTRIES: usize = 256;
 
 /// Entries in order of time, as policies see them.
@@ -26,22 +26,22 @@ pub(crate) struct EntryBatch {
     values: Vec<StoredValue>,
     /// Whether any entry has the attribute, by name.
     occurred: Vec<bool>,
-    /// The values that are text, one after the other.
+    /// Text values, concatenated.
     texts: Vec<u8>,
 }
 
-/// Where a text is among those of a batch.
+/// The position of a text in a batch.
 type TextRange = std::ops::Range<usize>;
 
-/// The attributes that some policy asks for, in alphabetical order.
+/// The attributes that policies need, in alphabetical order.
 pub(crate) type AttributeNames = Arc<[String]>;
 
-/// What is not an attribute.
+/// An entry without its attributes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BatchEntry {
     pub(crate) time_us: u64,
     pub(crate) cost: u64,
-    /// The status that the log has; 0 if none.
+    /// The logged status; 0 if none.
     pub(crate) status: u16,
 }
 
@@ -52,14 +52,14 @@ enum StoredValue {
     Text(TextRange),
 }
 
-/// A line of a log, as it is decided.
+/// A log line being decided.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Line<'b> {
     pub(crate) entry: BatchEntry,
     pub(crate) request: &'b Request<'b>,
 }
 
-/// The attributes that these sets ask for.
+/// The attributes that these sets need.
 pub(crate) fn attribute_names<'a>(sets: impl IntoIterator<Item = &'a PolicySet>) -> AttributeNames {
     let policies = sets.into_iter().flat_map(PolicySet::iter);
     let names: BTreeSet<&str> = policies.flat_map(Policy::attributes).collect();
@@ -99,7 +99,7 @@ impl EntryBatch {
         self.entries.len() >= BATCH_ENTRIES
     }
 
-    /// Forgets the entries and keeps the memory.
+    /// Removes all entries but keeps the memory.
     pub(crate) fn clear(&mut self) {
         self.entries.clear();
         self.values.clear();
@@ -116,11 +116,11 @@ impl EntryBatch {
         &self.texts[range.clone()]
     }
 
-    /// Each line, in order of time.
+    /// Calls `decide` for each line, in order of time.
     pub(crate) fn for_each(&self, mut decide: impl FnMut(Line<'_>)) {
         for (at, entry) in self.entries.iter().enumerate() {
             let mut request = Request::new().with_cost(entry.cost);
-            // In place: a request takes as long to move as an attribute to add.
+            // In place: moving a request takes as long as adding an attribute.
             let values = &self.values[at * self.names.len()..];
             request.extend(self.names.iter().zip(values).filter_map(|(name, value)| {
                 let value = match value {

@@ -1,15 +1,15 @@
 //! A block of whole lines, and the requests parsed from them.
 //!
-//! A request is a [`Record`]: numbers, and texts as offsets into its block, so that a line costs no
-//! allocation. Texts that had to be decoded lie in a second buffer of the block.
+//! A request is a [`Record`]: numbers, and texts as offsets into its block, so a line costs no
+//! allocation. Decoded texts are in a second buffer of the block.
 
 use crate::column::unescape;
 use crate::malformed::Malformed;
 
-/// Where a text of a record lies.
+/// The position of a record's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// Offset into the block; with [`DECODED`] added, into its decoded texts.
+    /// Offset into the block or, with [`DECODED`] added, into its decoded texts.
     start: u32,
     len: u32,
 }
@@ -18,14 +18,14 @@ pub(crate) struct Span {
 const DECODED: u32 = 1 << 31;
 
 impl Span {
-    /// A text that the line does not have.
+    /// A text missing from the line.
     pub(crate) const ABSENT: Self = Self { start: u32::MAX, len: 0 };
 
     pub(crate) fn is_absent(self) -> bool {
         self == Self::ABSENT
     }
 
-    /// The text, of the lines of a block or of its decoded texts. `None` if it is absent.
+    /// The text, from a block's lines or decoded texts. `None` if absent.
     #[inline]
     fn of<'t>(self, lines: &'t [u8], decoded: &'t [u8]) -> Option<&'t [u8]> {
         if self.is_absent() {
@@ -38,7 +38,7 @@ impl Span {
         Some(&texts[start as usize..start as usize + self.len as usize])
     }
 
-    /// A text of the block itself. `start` is below the length of a block, so it fits.
+    /// A text in the block itself. `start` is below a block's length, so it fits.
     #[inline]
     #[allow(clippy::cast_possible_truncation)] // blocks are far below 2 GiB
     pub(crate) fn of_block(start: usize, len: usize) -> Self {
@@ -71,7 +71,7 @@ pub(crate) struct Record {
     /// The line's number in its log, from 1.
     pub(crate) line: u64,
     pub(crate) texts: [Span; TEXTS],
-    /// Where its further attributes are in [`Parsed::extras`].
+    /// Index of its further attributes in [`Parsed::extras`].
     extras: u32,
     extras_len: u16,
     /// 0 if the log has none.
@@ -90,7 +90,7 @@ impl Record {
         status: 0,
     };
 
-    /// Whether it has attributes besides those of every format.
+    /// Whether it has attributes beyond those of every format.
     #[inline]
     pub(crate) fn has_extras(&self) -> bool {
         self.extras_len > 0
@@ -102,22 +102,22 @@ impl Record {
     }
 }
 
-/// What was parsed from the lines of a block.
+/// The parse result of a block's lines.
 #[derive(Debug, Default)]
 pub(crate) struct Parsed {
     pub(crate) records: Vec<Record>,
     /// Name and value of further attributes.
     extras: Vec<(Span, Span)>,
-    /// Texts that are not in the lines as they are needed: escapes, and names of attributes.
+    /// Texts that differ from the lines: decoded escapes, and attribute names.
     decoded: Vec<u8>,
-    /// Where the names of the format's own attributes are, in its order.
+    /// Positions of the format's attribute names, in its order.
     names: Vec<Span>,
 }
 
-/// Lines and what was parsed from them.
+/// Lines and their parse result.
 #[derive(Debug, Default)]
 pub(crate) struct Block {
-    /// The lines, and room that is not in use but need not be initialized again.
+    /// The lines, and unused space that need not be initialized again.
     bytes: Vec<u8>,
     /// Bytes of the lines.
     len: usize,
@@ -131,12 +131,13 @@ impl Block {
         &self.bytes[..self.len]
     }
 
-    /// The lines, and what is parsed from them.
+    /// The lines and their parse result.
     pub(crate) fn parts(&mut self) -> (&[u8], &mut Parsed) {
         (&self.bytes[..self.len], &mut self.parsed)
     }
 
-    /// Room for this many bytes after the lines; [`grow`](Self::grow) says how many were written.
+    /// Space for this many bytes after the lines; report the bytes written with
+    /// [`grow`](Self::grow).
     pub(crate) fn room(&mut self, length: usize) -> &mut [u8] {
         let end = self.len + length;
         if self.bytes.len() < end {
@@ -150,7 +151,7 @@ impl Block {
         debug_assert!(self.len <= self.bytes.len());
     }
 
-    /// Drops what comes after this many bytes.
+    /// Drops everything after this many bytes.
     pub(crate) fn truncate(&mut self, length: usize) {
         self.len = self.len.min(length);
     }
@@ -177,7 +178,7 @@ impl Block {
         &self.parsed.extras[start..start + usize::from(record.extras_len)]
     }
 
-    /// Memory in use for the lines and what was parsed from them.
+    /// Memory used by the lines and their parse result.
     pub(crate) fn held_bytes(&self) -> usize {
         self.len
             + self.parsed.decoded.len()
@@ -187,7 +188,7 @@ impl Block {
 }
 
 impl Parsed {
-    /// Forgets the last block; `names` are those of the format's own attributes.
+    /// Resets for a new block; `names` are the format's attributes.
     pub(crate) fn clear<'n>(&mut self, names: impl Iterator<Item = &'n str>) {
         self.records.clear();
         self.extras.clear();
@@ -196,7 +197,7 @@ impl Parsed {
         self.set_names(names);
     }
 
-    /// Adds the names that the format has got since the block began: a header can come late.
+    /// Adds the names that the format gained since the block began: a header may come late.
     pub(crate) fn set_names<'n>(&mut self, names: impl Iterator<Item = &'n str>) {
         for name in names.skip(self.names.len()) {
             let span = self.decode(name.as_bytes());
@@ -213,7 +214,7 @@ impl Parsed {
     }
 }
 
-/// How a text is escaped.
+/// Escaping of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Escape {
     None,
@@ -235,7 +236,7 @@ impl<'b> RecordWriter<'b> {
         Self { lines, parsed, record: Record::EMPTY }
     }
 
-    /// Begins a line. What was written of a line before it, and not committed, is dropped.
+    /// Begins a line. Drops an uncommitted line before it.
     #[allow(clippy::cast_possible_truncation)] // fewer attributes than bytes in a block
     pub(crate) fn begin(&mut self, line: u64) {
         let committed = self.parsed.records.last();
@@ -244,7 +245,7 @@ impl<'b> RecordWriter<'b> {
         self.record = Record { line, extras: extras as u32, ..Record::EMPTY };
     }
 
-    /// The span of a text: as it is if it lies in the lines, else copied.
+    /// The span of a text: in place if it lies in the lines, otherwise copied.
     #[inline]
     pub(crate) fn span(&mut self, text: &[u8]) -> Span {
         let start = (text.as_ptr() as usize).wrapping_sub(self.lines.as_ptr() as usize);
@@ -262,7 +263,7 @@ impl<'b> RecordWriter<'b> {
         self.record.set(which, span);
     }
 
-    /// A text that was set; `None` if it is absent.
+    /// A text already set; `None` if absent.
     pub(crate) fn known(&self, span: Span) -> Option<&[u8]> {
         span.of(self.lines, &self.parsed.decoded)
     }
@@ -273,7 +274,7 @@ impl<'b> RecordWriter<'b> {
         self.record.has_extras()
     }
 
-    /// Name and value of the further attributes so far.
+    /// Names and values of further attributes so far.
     pub(crate) fn extras(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         let extras = &self.parsed.extras[self.record.extras as usize..];
         extras.iter().filter_map(|(name, value)| Some((self.known(*name)?, self.known(*value)?)))
@@ -287,18 +288,18 @@ impl<'b> RecordWriter<'b> {
     }
 
     fn maybe_decoded(&mut self, text: &[u8], decoded: &[u8]) -> Span {
-        // A borrowed text is the text itself.
+        // A borrowed result is the text itself.
         if std::ptr::eq(text, decoded) { self.span(text) } else { self.parsed.decode(decoded) }
     }
 
-    /// Adds an attribute that the format names, by its number there.
+    /// Adds an attribute named by the format, by its number there.
     pub(crate) fn extra(&mut self, name: usize, value: &[u8], escape: Escape) -> Result<(), Malformed> {
         let name = self.parsed.names[name];
         let value = self.escaped(value, escape);
         self.push_extra(name, value)
     }
 
-    /// Adds an attribute that only this line names.
+    /// Adds an attribute named only by this line.
     pub(crate) fn named_extra(&mut self, name: &str, value: &[u8]) -> Result<(), Malformed> {
         let (name, value) = (self.span(name.as_bytes()), self.span(value));
         self.push_extra(name, value)
@@ -313,11 +314,11 @@ impl<'b> RecordWriter<'b> {
         Ok(())
     }
 
-    /// Keeps the record: its line is a request.
+    /// Commits the record: its line is a request.
     pub(crate) fn commit(&mut self) {
         self.parsed.records.push(self.record);
     }
 }
 
-/// Most further attributes of a line: the service itself takes no more.
+/// Maximum further attributes of a line: the service's own limit.
 pub(crate) const MAX_EXTRAS: u16 = 64;

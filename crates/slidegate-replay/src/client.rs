@@ -1,16 +1,16 @@
-//! The client of a line, derived as the service derives it: the address that the server saw, or what
-//! trusted proxies forwarded.
+//! The client of a line, derived like in the service: the address that the server saw, or the one forwarded
+//! by trusted proxies.
 
 use slidegate_http::client_addr::{ClientAddr, Found};
 
 use crate::attributes::address;
 use crate::block::{Escape, RecordWriter, Text};
 
-/// What an attribute with a request header begins with.
+/// Prefix of attributes that are request headers.
 const HEADER: &str = "header.";
 
-/// Sets the client of a record by the rule. Without forwarded addresses, or if they do not come from
-/// a trusted proxy, it stays as it was logged.
+/// Sets a record's client by the rule. It stays as logged if there are no forwarded addresses or they do not
+/// come from a trusted proxy.
 pub(crate) fn derive(rule: &ClientAddr, out: &mut RecordWriter<'_>) {
     let Some(client) = out.known(out.record.texts[Text::Client as usize]) else { return };
     let list = memchr::memrchr(b',', client).map(|comma| &client[..comma]);

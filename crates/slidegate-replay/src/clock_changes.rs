@@ -1,22 +1,22 @@
-//! Counts of local times that are not one moment, as the clock was set back or forward.
+//! Counts ambiguous or skipped local times, where the clock was set back or forward.
 
 use crate::wording::count_of;
 
 /// Requests with a local time that the clock repeated or skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClockChanges {
-    /// In the first occurrence of a time that the clock repeated, by the order of the lines.
+    /// In the first occurrence of a repeated time, by the order of the lines.
     pub first: u64,
     /// In the second occurrence.
     pub second: u64,
-    /// In either one: their log begins there, so the first was assumed.
+    /// In an unknown occurrence: their log begins there, so the first is assumed.
     pub assumed_first: u64,
-    /// At a time that the clock skipped: read as if it had not been set forward.
+    /// At a skipped time: read as if the clock had not been set forward.
     pub skipped: u64,
 }
 
 impl ClockChanges {
-    /// What a reader of results should know of them, one sentence each.
+    /// Notes for readers of results, one sentence each.
     pub(crate) fn notes(self) -> Vec<String> {
         let Self { first, second, assumed_first, skipped } = self;
         let has_time = |count| count_of(count, "request has a local time", "requests have local times");
@@ -47,7 +47,7 @@ impl ClockChanges {
         notes
     }
 
-    /// Adds what has been counted since `before`, of the same log.
+    /// Adds the counts of one log since `before`.
     pub(crate) fn add_since(&mut self, now: Self, before: Self) {
         self.first = self.first + now.first - before.first;
         self.second = self.second + now.second - before.second;

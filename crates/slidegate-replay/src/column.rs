@@ -1,12 +1,11 @@
-//! One column of a line: quotes, escapes, numbers, and the signs for an absent value.
+//! One column of a line: quotes, escapes, numbers, and marks of absent values.
 
 use std::borrow::Cow;
 use std::str::FromStr;
 
-/// Splits `"text" rest` into `text` and ` rest`. `None` if the closing quote is missing.
+/// Splits `"text" rest` into `text` and ` rest`. `None` without a closing quote.
 ///
-/// A closing quote is followed by a space or the end of the line: some servers do not escape quotes
-/// in a header.
+/// A space or the line end follows a closing quote: some servers do not escape quotes in headers.
 pub(crate) fn quoted(line: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut at = 1;
     loop {
@@ -21,7 +20,7 @@ pub(crate) fn quoted(line: &[u8]) -> Option<(&[u8], &[u8])> {
     }
 }
 
-/// Decodes the servers' escapes. Other backslashes are kept.
+/// Decodes servers' escapes. Other backslashes are kept.
 pub(crate) fn unescape(text: &[u8]) -> Cow<'_, [u8]> {
     if memchr::memchr(b'\\', text).is_none() {
         return Cow::Borrowed(text);
@@ -53,7 +52,7 @@ fn hex(digit: u8) -> Option<u8> {
     char::from(digit).to_digit(16)?.try_into().ok()
 }
 
-/// `None` for the texts that servers write for an absent value.
+/// `None` for texts that servers write for absent values.
 pub(crate) fn present(text: &[u8]) -> Option<&[u8]> {
     (!matches!(text, b"" | b"-" | b"\"\"")).then_some(text)
 }
@@ -62,7 +61,7 @@ pub(crate) fn number_or_dash<T: FromStr + Default>(text: &[u8]) -> Option<T> {
     if text == b"-" { Some(T::default()) } else { number(text) }
 }
 
-/// Digits only: `FromStr` alone would take a sign.
+/// Digits only: `FromStr` would accept a sign.
 pub(crate) fn number<T: FromStr>(text: &[u8]) -> Option<T> {
     if !text.iter().all(u8::is_ascii_digit) {
         return None;
@@ -70,15 +69,15 @@ pub(crate) fn number<T: FromStr>(text: &[u8]) -> Option<T> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// A method's alphabet (RFC 9110, 5.6.2). The backslash is not in it, so escaped garbage is no
-/// method.
+/// Whether a text has only a method's characters (RFC 9110, 5.6.2). They exclude the backslash, so
+/// escaped garbage is not a method.
 pub(crate) fn is_token(text: &[u8]) -> bool {
     let is_allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte);
     // Nearly all are upper case.
     !text.is_empty() && text.iter().all(|byte| byte.is_ascii_uppercase() || is_allowed(byte))
 }
 
-/// The first word, and what follows its space, if there is one.
+/// The first word, and the text after its space, if any.
 pub(crate) fn split_at_space(text: &[u8]) -> (&[u8], Option<&[u8]>) {
     match text.iter().position(|&byte| byte == b' ') {
         Some(space) => (&text[..space], Some(&text[space + 1..])),

@@ -1,4 +1,4 @@
-//! The gate that decides the entries of a log, on a clock that follows them.
+//! The gate that decides log entries, with a clock that follows the log.
 
 use slidegate::{Decisions, Gate, ManualClock, MemoryStore, PolicySet, Timestamp};
 
@@ -12,16 +12,15 @@ pub(crate) struct Decider {
     now: Timestamp,
 }
 
-/// Bounds of a replay, or of a diff.
+/// Bounds of a replay or diff.
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Most keys in memory at once, for each set of policies and each value of a sweep. The outcome
-    /// says if more were needed.
+    /// Maximum keys in memory at once, per set of policies and per value of a sweep. The outcome
+    /// reports if more were needed.
     pub max_keys: usize,
-    /// Most keys that the outcome lists for each policy, or in each direction of a diff.
+    /// Maximum keys listed per policy, or per direction of a diff.
     pub top: usize,
-    /// Threads that decide, besides the one that reads; 0 for none. The outcome is the same with
-    /// any number.
+    /// Threads that decide, besides the reading one; 0 for none. The outcome does not depend on it.
     pub threads: usize,
 }
 
@@ -32,21 +31,20 @@ impl Default for Options {
 }
 
 impl Decider {
-    /// A gate with an empty store.
     pub(crate) fn new(policies: PolicySet, options: Options) -> Self {
         let clock = ManualClock::at(Timestamp::EPOCH);
         let store = MemoryStore::builder().max_keys(options.max_keys).clock(clock.clone()).build();
         Self { gate: Gate::with_memory(policies, store), clock, now: Timestamp::EPOCH }
     }
 
-    /// Decides a line at its time, or at the time reached if that is later.
+    /// Decides a line at its time, or at the current time if that is later.
     pub(crate) fn decide<'r>(&mut self, line: Line<'r>) -> Decisions<'r> {
         self.now = self.now.max(Timestamp::from_micros(line.entry.time_us));
         self.clock.set(self.now);
         self.gate.check(line.request)
     }
 
-    /// The time reached.
+    /// The current time.
     pub(crate) fn now(&self) -> Timestamp {
         self.now
     }

@@ -1,4 +1,4 @@
-//! Differences: the same traffic under an old and a new set of policies, and whose verdicts change.
+//! Differences: the same traffic under an old and a new set of policies, and the changed verdicts.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -42,11 +42,11 @@ use crate::wording::{Wording, Words};
 pub struct Diff {
     pass: Pass<PolicyDiff>,
     top: usize,
-    /// What is to be said of policies that neither set decides.
+    /// Messages about policies that neither set decides.
     left_out: Missing,
 }
 
-/// The two gates, and what differed so far.
+/// The two gates, and the differences so far.
 #[derive(Debug)]
 pub(crate) struct PolicyDiff {
     old: DiffSide,
@@ -54,7 +54,7 @@ pub(crate) struct PolicyDiff {
     requests: u64,
     newly_denied: u64,
     newly_allowed: u64,
-    /// Names of the policies that differ, or that only one of the sets has.
+    /// Names of policies that differ or exist in only one set.
     changed: HashSet<String>,
 }
 
@@ -65,7 +65,7 @@ struct DiffSide {
     words: Words,
     denied: u64,
     policies: Vec<SideCounts>,
-    /// The keys whose denials the other side does not have, by position of the policy.
+    /// Keys with denials that the other side does not have, by the policy's position.
     changed: HashMap<(usize, Box<[u8]>), ChangedKey>,
     /// Changed requests of keys beyond [`MAX_DENIED_KEYS`].
     changed_not_kept: u64,
@@ -104,12 +104,12 @@ impl Diff {
         Self { pass: Pass::new(names, vec![diff], options.threads), top: options.top, left_out }
     }
 
-    /// Takes one entry. An entry older than the last one is decided at the time of the last one.
+    /// Takes one entry. An entry older than the last one is decided at the last one's time.
     pub fn push(&mut self, entry: &Entry<'_>) {
         self.pass.push(entry).expect("a diff writes nothing");
     }
 
-    /// What differed; `log` is what was read.
+    /// The differences; `log` describes the logs read.
     #[must_use]
     pub fn finish(self, log: &LogStats) -> DiffOutcome {
         let (jobs, evidence) = self.pass.finish().expect("a diff writes nothing");
@@ -118,8 +118,8 @@ impl Diff {
     }
 }
 
-/// The names of policies that are not the same in both sets. The form for programmers has everything
-/// that a policy is made of.
+/// Names of policies that differ between the sets. Compares their debug output, which has every setting of a
+/// policy.
 fn changed_policies(old: &PolicySet, new: &PolicySet) -> HashSet<String> {
     let is_in = |set: &PolicySet, policy: &slidegate::Policy| {
         set.by_name(policy.name()).is_some_and(|known| format!("{known:?}") == format!("{policy:?}"))
@@ -205,7 +205,7 @@ impl DiffSide {
         }
     }
 
-    /// Counts a request that this side denies by this decision, and the other side allows.
+    /// Counts a request that this decision denies and the other side allows.
     fn count_changed(&mut self, decision: &PolicyDecision<'_>) {
         let at_us = decision.at().as_micros();
         let id = (decision.position(), decision.key().to_bytes().into());

@@ -7,7 +7,7 @@ use slidegate::{Decisions, Timestamp};
 
 use crate::wording::Words;
 
-/// What is printed of one decision.
+/// The printed fields of one decision.
 #[derive(Serialize)]
 pub(crate) struct DecisionLine<'a> {
     time: String,
@@ -37,7 +37,6 @@ impl<'a> DecisionLine<'a> {
     }
 }
 
-/// A time in RFC 3339.
 pub(crate) fn rfc3339(time_us: u64) -> String {
     let micros = i64::try_from(time_us).unwrap_or(i64::MAX);
     jiff::Timestamp::from_microsecond(micros).map_or_else(|_| format!("{micros} us"), |time| time.to_string())

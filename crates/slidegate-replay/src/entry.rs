@@ -4,26 +4,27 @@ use std::borrow::Cow;
 
 use crate::block::{Block, Record, Span, Text};
 
-/// One request of an access log. Texts are as the client sent them: escapes of the log are undone.
+/// One request of an access log. Texts are as sent by the client: the log's escapes are decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// The client: an address, possibly with a port, a name, or the address list of a proxy
-    /// (`10.0.0.1, 10.0.0.2`), as written. Empty if the log has no client.
+    /// The client as written: an address, possibly with a port, a name, or a proxy's address list
+    /// (`10.0.0.1, 10.0.0.2`). Empty if the log has no client.
     pub client: &'a [u8],
-    /// The user the client logged in as. `None` for `-` and for Apache's `""`.
+    /// The user that the client logged in as. `None` for `-` and for Apache's `""`.
     pub user: Option<Cow<'a, [u8]>>,
-    /// The time of the request, in microseconds since the Unix epoch: of its start if the log says
-    /// when that was.
+    /// Time of the request, in microseconds since the Unix epoch: its start, if the log says when
+    /// that was.
     pub time_us: u64,
-    /// The request line. `None` if it was not HTTP: `-`, empty, a TLS handshake on the plain port.
+    /// The request line. `None` if it was not HTTP: `-`, empty, or a TLS handshake on the plain
+    /// port.
     pub request: Option<RequestLine<'a>>,
-    /// The host that the request was for. `None` if the log does not have it.
+    /// The requested host. `None` if not logged.
     pub host: Option<Cow<'a, [u8]>>,
     /// The response's status. 0 for `-`.
     pub status: u16,
     /// The response's length in bytes. 0 for `-`.
     pub bytes: u64,
-    /// What the request costs. 1 unless the log says otherwise.
+    /// Cost of the request. 1 unless the log says otherwise.
     pub cost: u64,
     /// The `Referer` header. `None` in the common format, for `-` and when empty.
     pub referer: Option<Cow<'a, [u8]>>,
@@ -36,10 +37,10 @@ pub struct Entry<'a> {
 /// The first line of an HTTP request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestLine<'a> {
-    /// The method, in the case the client sent: `GET`. Empty if the log does not have it.
+    /// The method, in the case sent by the client: `GET`. Empty if not logged.
     pub method: &'a [u8],
-    /// The request target, with the query if the log has that. May contain spaces if the client did
-    /// not encode them. Empty if the log does not have it.
+    /// The request target, including a logged query. May contain spaces that the client did not
+    /// encode. Empty if not logged.
     pub target: Cow<'a, [u8]>,
 }
 
@@ -53,7 +54,7 @@ impl RequestLine<'_> {
     }
 }
 
-/// Attributes of an entry besides those that have a field of their own.
+/// Attributes of an entry that have no field of their own.
 #[derive(Clone, Copy, Default)]
 pub struct Extras<'a> {
     block: Option<&'a Block>,
@@ -61,14 +62,14 @@ pub struct Extras<'a> {
 }
 
 impl<'a> Extras<'a> {
-    /// Whether there is no entry.
+    /// Whether there are no attributes.
     #[must_use]
     #[inline]
     pub fn is_empty(self) -> bool {
         self.spans.is_empty()
     }
 
-    /// Name and value of each, in the order of the log.
+    /// Names and values, in the order of the log.
     pub fn iter(self) -> impl Iterator<Item = (&'a str, &'a [u8])> {
         self.spans.iter().filter_map(move |&(name, value)| {
             let block = self.block?;
@@ -76,7 +77,7 @@ impl<'a> Extras<'a> {
         })
     }
 
-    /// The value of an attribute; of two with one name the first.
+    /// The value of an attribute; the first one if the name is repeated.
     #[must_use]
     pub fn get(self, name: &str) -> Option<&'a [u8]> {
         self.iter().find(|(known, _)| *known == name).map(|(_, value)| value)

@@ -1,5 +1,5 @@
-//! Whether a log has the attributes that policies need. Figures of a policy whose attributes never
-//! occur prove nothing.
+//! Checks that a log has the attributes policies need. Figures of a policy whose attributes never occur prove
+//! nothing.
 
 use std::collections::BTreeSet;
 
@@ -10,33 +10,32 @@ use crate::batch::{AttributeNames, EntryBatch};
 use crate::entry::Entry;
 use crate::wording::count_of;
 
-/// Entries whose attributes are all looked at; of the others, one of each batch.
+/// Entries examined in full; then one per batch.
 const EXAMINED_ENTRIES: usize = 4096;
-/// Most attributes that a message lists.
+/// Maximum attributes listed in a message.
 const MAX_LISTED: usize = 20;
 
-/// The attributes of the entries so far.
+/// The attributes seen so far.
 #[derive(Debug)]
 pub(crate) struct Evidence {
     names: AttributeNames,
-    /// Which of the names that policies ask for have occurred, in their order.
+    /// Which of the needed names have occurred, in their order.
     occurred: Vec<bool>,
-    /// Names of attributes that the log has.
+    /// Names of attributes in the log.
     known: BTreeSet<String>,
     examined: usize,
 }
 
-/// Whether and why figures say nothing, each in one line.
+/// Reasons why figures prove nothing, one line each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Missing {
-    /// Policies and mapped fields that the log has nothing for.
+    /// Policies and mapped fields without any data in the log.
     pub errors: Vec<String>,
     /// Policies that applied to no request.
     pub warnings: Vec<String>,
 }
 
-/// The policies that are decided, and what is to be said of those that are left out: they count what
-/// reservations hold, which is not in a log.
+/// The policies to decide, and messages about the others: they count held cost, which logs do not contain.
 pub(crate) fn decidable(policies: &PolicySet) -> (PolicySet, Missing) {
     let (left_out, kept): (Vec<&Policy>, Vec<&Policy>) =
         policies.iter().partition(|policy| policy.expects_reservations());
@@ -56,7 +55,7 @@ impl Evidence {
         Self { names, occurred, known: BTreeSet::new(), examined: 0 }
     }
 
-    /// Notes which attributes an entry has, if it is one of those that are examined.
+    /// Records an entry's attributes, if it is one of those examined.
     pub(crate) fn examine(&mut self, entry: &Entry<'_>, is_first_of_batch: bool) {
         if self.examined >= EXAMINED_ENTRIES && !is_first_of_batch {
             return;
@@ -71,14 +70,14 @@ impl Evidence {
         entry.extra.iter().for_each(|(name, _)| note(name));
     }
 
-    /// Notes what a batch has of the attributes that policies ask for.
+    /// Records which needed attributes a batch has.
     pub(crate) fn take(&mut self, batch: &EntryBatch) {
         for (occurred, in_batch) in self.occurred.iter_mut().zip(batch.occurred()) {
             *occurred |= in_batch;
         }
     }
 
-    /// What is to be said of policies, each with the requests that it applied to.
+    /// Messages about policies, each given with the requests that it applied to.
     pub(crate) fn of_policies<'p>(
         &self,
         policies: impl IntoIterator<Item = (&'p Policy, u64)>,
@@ -132,7 +131,7 @@ impl Evidence {
         self.names.iter().zip(&self.occurred).any(|(known, occurred)| *occurred && known == attribute)
     }
 
-    /// The attributes without which the policy applies to nothing, and that have not occurred.
+    /// Attributes that have not occurred and without which the policy applies to nothing.
     fn missing_of<'p>(&self, policy: &'p Policy) -> Vec<&'p str> {
         let needed = policy.conditions().iter().filter(|(_, condition)| !condition.holds(None));
         let needed = needed.map(|(name, _)| name).chain(policy.scope());
@@ -147,7 +146,7 @@ impl Evidence {
 }
 
 impl Missing {
-    /// What is to be said of mapped fields that never had a value.
+    /// Adds messages about mapped fields that never had a value.
     pub(crate) fn fields(mut self, fields: &[String]) -> Self {
         self.errors.extend(fields.iter().map(|field| {
             format!("`{field}`: no line of the log has it; check the name, or accept this with --allow-empty")
@@ -155,7 +154,7 @@ impl Missing {
         self
     }
 
-    /// The same and what another one says, each line once.
+    /// Merges two sets of messages, each line once.
     pub(crate) fn and(mut self, other: Self) -> Self {
         for (own, more) in [(&mut self.errors, other.errors), (&mut self.warnings, other.warnings)] {
             for line in more {

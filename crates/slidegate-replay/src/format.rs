@@ -18,10 +18,10 @@ pub(crate) mod template;
 pub(crate) mod time;
 pub(crate) mod wrapper;
 
-/// What a well-formed line is.
+/// The kind of a well-formed line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LineKind {
     Request,
-    /// A header, a comment, or a message of the server about something else.
+    /// A header, a comment, or a server message about something else.
     Other,
 }

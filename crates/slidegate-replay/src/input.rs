@@ -1,4 +1,4 @@
-//! Logs as bytes: which there are, how they are compressed, and their lines in blocks.
+//! Logs as bytes: discovery, decompression, and blocks of lines.
 
 pub(crate) mod blocks;
 pub(crate) mod paths;

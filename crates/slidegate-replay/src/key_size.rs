@@ -1,26 +1,22 @@
-//! What keys take, in bytes: in memory, and in Redis 7 with its name, its value, and its entries in
-//! two hash tables.
+//! Sizes of keys in bytes: in memory, and in Redis 7 with name, value, and entries in two hash tables.
 //!
-//! Sizes in Redis are those of a 64-bit build with jemalloc in classes of 16 bytes, as Debian and most
-//! distributions have it. Redis' own jemalloc has classes of 8 bytes up to 128, so official images
-//! take up to 24 bytes less for each key. Later releases take less.
+//! Sizes in Redis are for a 64-bit build with jemalloc in classes of 16 bytes, as in Debian and most
+//! distributions. Redis' own jemalloc has classes of 8 bytes up to 128, so official images take up to 24
+//! bytes less per key. Later releases take less.
 
 use slidegate::{Algorithm, Excess, MemoryStore, Quota};
 
-/// `sg1:` before the name of the policy and a colon after it (docs/redis-layout.md).
+/// `sg1:` before the policy's name and a colon after it (docs/redis-layout.md).
 const NAME_BYTES: u64 = 5;
-/// Bytes of the name of a policy and an id together: a longer one takes as many more, and never more
-/// than 64 for the id.
+/// Bytes of a policy name and an id together. A longer one adds its excess, with at most 64 bytes for the id.
 const USUAL_NAME_BYTES: u64 = 28;
 /// `robj` (server.h).
 const OBJECT_BYTES: u64 = 16;
-/// The longest value that is in one allocation with its object: `OBJ_ENCODING_EMBSTR_SIZE_LIMIT`
-/// (object.c).
+/// Maximum value in one allocation with its object: `OBJ_ENCODING_EMBSTR_SIZE_LIMIT` (object.c).
 const MAX_EMBEDDED_BYTES: u64 = 44;
-/// `sdshdr8`, which embedded values of any length have.
+/// `sdshdr8`, the header of embedded values of any length.
 const EMBEDDED_HEADER_BYTES: u64 = 3;
-/// `dictEntry` (dict.h): key, value, next. The table of expiry times has another, which shares the
-/// name.
+/// `dictEntry` (dict.h): key, value, next. The table of expiry times has another one, which shares the name.
 const ENTRY_BYTES: u64 = 24;
 /// A pointer in a hash table.
 const BUCKET_BYTES: u64 = 8;
@@ -35,14 +31,14 @@ const BUCKET_VALUE_BYTES: u64 = 27;
 const LOG_HEADER_BYTES: u64 = 48;
 const HOLDS_HEADER_BYTES: u64 = 32;
 const HOLD_BYTES: u64 = 30;
-/// The units of windows that compact values have, in microseconds, and how many of one.
+/// Window units of compact values, in microseconds, and the maximum number of units.
 const UNITS_US: [u64; 4] = [1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000];
 const MAX_UNITS: u64 = (1 << 14) - 1;
-/// The usage that compact values hold.
+/// Maximum usage in compact values.
 const MAX_COMPACT_FIXED: u64 = 1 << 40;
 const MAX_COMPACT_SLIDING: u64 = 1 << 20;
 
-/// Bytes of a key with so many requests of this cost that count: in memory and in Redis.
+/// Bytes of a key with this many counted requests of this cost: in memory and in Redis.
 pub(crate) fn key_bytes(quota: &Quota, charges: u64, cost: u64) -> [u64; 2] {
     // Charges of one step share an entry.
     let most = u64::from(quota.slots());
@@ -50,21 +46,21 @@ pub(crate) fn key_bytes(quota: &Quota, charges: u64, cost: u64) -> [u64; 2] {
     let used = charges.saturating_mul(cost);
     let memory = |quota: &Quota| MemoryStore::bytes_per_key(quota, Excess::Refuse) as u64;
     let (without_log, full) = (memory(&quota.with_limit(1)), memory(quota));
-    // A log doubles its room when that is full. One entry lies beside the key.
+    // A full log doubles its space. One entry lies beside the key.
     let fillable = quota.capacity().clamp(entries, most);
     let room = if entries == 1 { 0 } else { (2 * entries).min(fillable) };
     let log = full.saturating_sub(without_log) * room / fillable;
     [without_log + log, redis_key(value_bytes(quota, used, (entries, used.div_ceil(entries))))]
 }
 
-/// Bytes of a full key in Redis, as `used_memory` counts them, if its names have usual lengths and no
-/// single cost is above the limit.
+/// Bytes of a full key in Redis, as counted by `used_memory`, for names of usual length and no single cost
+/// above the limit.
 pub fn redis_bytes_at_most(quota: &Quota) -> u64 {
     let entries = log_entries_at_most(quota).max(1);
     redis_key(value_bytes(quota, quota.limit(), (entries, quota.limit())))
 }
 
-/// Bytes of a key as allocated, with its expiry and without the hash tables themselves.
+/// Allocated bytes of a key with its expiry, without the hash tables themselves.
 fn redis_key(value_bytes: u64) -> u64 {
     let value = if value_bytes <= MAX_EMBEDDED_BYTES {
         allocated(OBJECT_BYTES + EMBEDDED_HEADER_BYTES + value_bytes + 1)
@@ -78,9 +74,9 @@ fn redis_key_without_value() -> u64 {
     allocated(sds(NAME_BYTES + USUAL_NAME_BYTES)) + 2 * allocated(ENTRY_BYTES)
 }
 
-/// Bytes of the table of so many holds of a key in Redis, which is a key beside that of its usage.
+/// Bytes in Redis of a key's table of this many holds, which is a key besides that of its usage.
 pub fn redis_holds_bytes(holds: usize) -> u64 {
-    // A value that is appended to gets twice the room that it needs.
+    // A value that is appended to gets twice the space it needs.
     let (mut value, mut room) = (HOLDS_HEADER_BYTES, 0);
     for _ in 0..holds {
         value += HOLD_BYTES;
@@ -91,7 +87,7 @@ pub fn redis_holds_bytes(holds: usize) -> u64 {
     redis_key_without_value() + allocated(OBJECT_BYTES) + room
 }
 
-/// `entries` is how many entries a log has, and the cost of each.
+/// `entries`: number and cost of a log's entries.
 fn value_bytes(quota: &Quota, used: u64, entries: (u64, u64)) -> u64 {
     let is_compact = |most| has_window_code(quota) && used < most;
     match quota.algorithm() {
@@ -104,12 +100,12 @@ fn value_bytes(quota: &Quota, used: u64, entries: (u64, u64)) -> u64 {
     }
 }
 
-/// Bytes of the hash tables of this many keys and their expiry times.
+/// Bytes of the hash tables for this many keys and their expiry times.
 pub fn redis_table_bytes(keys: u64) -> u64 {
     2 * BUCKET_BYTES * keys.clamp(MIN_BUCKETS, 1 << 62).next_power_of_two()
 }
 
-/// A string with its header and the final zero (sds.h).
+/// A string with header and terminating zero (sds.h).
 fn sds(bytes: u64) -> u64 {
     let header = match bytes {
         0..32 => 1,
@@ -120,8 +116,8 @@ fn sds(bytes: u64) -> u64 {
     header + bytes + 1
 }
 
-/// What jemalloc takes for an allocation: multiples of 16 up to 128, then four classes up to each
-/// power of two (its manual, "Size classes").
+/// Bytes that jemalloc allocates: multiples of 16 up to 128, then four classes up to each power of two (its
+/// manual, "Size classes").
 fn allocated(bytes: u64) -> u64 {
     match bytes {
         0..=8 => 8,
@@ -136,8 +132,8 @@ fn has_window_code(quota: &Quota) -> bool {
         && UNITS_US.iter().any(|unit| us.is_multiple_of(*unit) && us / unit <= MAX_UNITS)
 }
 
-/// The header and the ring: the newest entry is in the header. A full ring gets room for twice as
-/// many entries plus three, at most what the limit can fill (docs/redis-layout.md).
+/// The header, which has the newest entry, and the ring. A full ring gets space for twice as many entries
+/// plus three, at most what the limit can fill (docs/redis-layout.md).
 fn log_value_bytes(quota: &Quota, (entries, cost): (u64, u64)) -> u64 {
     let slots = u64::from(quota.slots());
     let in_ring = entries - 1;
@@ -145,7 +141,7 @@ fn log_value_bytes(quota: &Quota, (entries, cost): (u64, u64)) -> u64 {
     let step_us = if quota.limit() <= slots { 1 } else { window_us.div_ceil(u128::from(slots)) };
     let stamp_bytes = if window_us + step_us < 1 << 32 { 4 } else { 6 };
     let cost_bytes = match cost {
-        // Without a cost in the ring, all are 1. So they are while it is empty.
+        // Without a cost in the ring, as in an empty one, all costs are 1.
         _ if in_ring == 0 => 0,
         0..=1 => 0,
         2..0x100 => 1,
@@ -153,7 +149,7 @@ fn log_value_bytes(quota: &Quota, (entries, cost): (u64, u64)) -> u64 {
         0x1_0000..0x1_0000_0000 => 4,
         _ => 7,
     };
-    // The first cost that is not 1 widens the ring, which is then rewritten with one entry.
+    // The first cost other than 1 widens the ring, which is then rewritten with one entry.
     let entries_at_first = u64::from(cost_bytes > 0);
     let most_room = log_entries_at_most(quota).saturating_sub(1);
     let mut room = (entries_at_first * 2 + 3).min(most_room);
@@ -176,12 +172,12 @@ mod tests {
 
     use super::*;
 
-    /// What `MEMORY USAGE` does not report: the room of the key's entry, 8 bytes, and the entry of its
-    /// expiry, 32 bytes.
+    /// Bytes that `MEMORY USAGE` does not report: the space of the key's entry, 8, and the entry of its
+    /// expiry, 32.
     const NOT_REPORTED: u64 = 40;
 
-    /// The bytes that `MEMORY USAGE` reported in bench/RESULTS.md, for names of 22 bytes, which take 16
-    /// bytes less than usual ones.
+    /// The bytes that `MEMORY USAGE` reported in bench/RESULTS.md, for names of 22 bytes, which take 16 bytes
+    /// less than usual ones.
     #[test]
     fn keys_are_as_large_as_in_the_published_measurements() {
         for (limit, algorithm, expected) in [
@@ -198,8 +194,8 @@ mod tests {
         }
     }
 
-    /// An operator who sizes a Redis server must not read too little: `MEMORY USAGE` of Redis 7.0 for
-    /// a table that grew by one hold after the other, where the key's name has 33 bytes.
+    /// An operator who sizes a Redis server must not get too small a figure: `MEMORY USAGE` of Redis 7.0 for
+    /// a table that grew hold by hold, with a key name of 33 bytes.
     #[test]
     fn tables_of_holds_take_what_the_server_reports() {
         for (holds, bytes) in
@@ -209,8 +205,8 @@ mod tests {
         }
     }
 
-    /// An operator who sizes a machine must not read too little, nor more than twice as much: what a store takes
-    /// that has many keys of each kind.
+    /// An operator who sizes a machine must get neither too small a figure nor more than twice the truth:
+    /// measured on a store with many keys of each kind.
     #[test]
     fn keys_in_memory_take_at_most_what_is_said_and_not_much_less() {
         let per_minute = Quota::per_minute;
@@ -241,7 +237,7 @@ mod tests {
         }
     }
 
-    /// A window or a count that has no compact form takes the wide one.
+    /// A window or count without a compact form takes the wide one.
     #[test]
     fn unusual_windows_and_large_counts_take_wide_values() {
         let value = |window_ms, algorithm, used| {
@@ -256,7 +252,7 @@ mod tests {
         assert_eq!(value(1_500, Algorithm::FixedWindow, 1), 21);
     }
 
-    /// The classes of jemalloc's manual.
+    /// The classes in jemalloc's manual.
     #[test]
     fn allocations_are_rounded_to_their_classes() {
         for (bytes, class) in [

@@ -1,4 +1,4 @@
-//! The keys of one policy that a log had: how full each was, and those that were denied.
+//! One policy's keys in a log: how full each was, and which were denied.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
@@ -10,15 +10,15 @@ use crate::live_keys::LiveKey;
 use crate::timeline::{MAX_KEY_BUCKETS, Timeline};
 use crate::wording::Words;
 
-/// Keys that are counted one by one, for each policy: 38 to 75 bytes each, so 150 to 300 MB. Past it
-/// the count is a bound.
+/// Maximum keys counted individually per policy: 38 to 75 bytes each, so 150 to 300 MB. Above it the count is
+/// a lower bound.
 pub(crate) const MAX_COUNTED_KEYS: usize = 4_000_000;
-/// Denied keys whose text and times are kept, for each policy: up to 600 bytes each. Only denials
-/// of keys beyond it are not named.
+/// Maximum denied keys with text and times per policy: up to 600 bytes each. Denials of further keys are not
+/// named.
 pub(crate) const MAX_DENIED_KEYS: usize = 500_000;
 
-/// Something of each key, for a bounded number of keys. A key is known by a hash that nobody who
-/// writes the log can foresee, so that its text is not copied.
+/// A value per key, for a bounded number of keys. Keys are identified by a hash that a log's author cannot
+/// predict, so their text is not copied.
 #[derive(Debug, Clone)]
 pub(crate) struct KeyMap<V> {
     values: HashMap<u64, V, RandomState>,
@@ -32,7 +32,7 @@ impl<V> Default for KeyMap<V> {
 }
 
 impl<V: Default> KeyMap<V> {
-    /// What is known of a key, which is added; `None` if it is new and there are too many.
+    /// The value of a key, added if missing; `None` if it is new and there are too many.
     pub(crate) fn at(&mut self, key: &Key<'_>) -> Option<&mut V> {
         let hash = self.values.hasher().hash_one(key);
         if self.is_full() { self.values.get_mut(&hash) } else { Some(self.values.entry(hash).or_default()) }
@@ -58,16 +58,16 @@ pub(crate) struct SeenKeys {
     pub(crate) keys: KeyMap<SeenKey>,
     /// Different keys that were denied.
     pub(crate) denied: u64,
-    /// Those of them with a text.
+    /// Denied keys with a text.
     named: usize,
     /// Denials on keys beyond the bounds.
     pub(crate) denials_not_kept: u64,
 }
 
-/// What is known of a key.
+/// Statistics of a key.
 #[derive(Debug, Default)]
 pub(crate) struct SeenKey {
-    /// The greatest share of its limit that was used, in tenths.
+    /// The highest used share of its limit, in tenths.
     peak_tenths: u8,
     is_denied: bool,
     pub(crate) live: LiveKey,
@@ -81,13 +81,13 @@ pub(crate) struct DeniedKey {
     pub(crate) denied: u64,
     pub(crate) first_us: u64,
     pub(crate) last_us: u64,
-    /// Why it was denied the first time.
+    /// Why it was first denied.
     pub(crate) why: Box<str>,
     pub(crate) timeline: Timeline<u32>,
 }
 
 impl SeenKeys {
-    /// Counts a decision on a key, which is returned; `None` if it is not kept.
+    /// Counts a decision and returns its key; `None` if the key is not tracked.
     pub(crate) fn count(&mut self, decision: &PolicyDecision<'_>, words: &Words) -> Option<&mut SeenKey> {
         let Some(key) = self.keys.at(&decision.key()) else {
             self.denials_not_kept += u64::from(decision.is_denied());
@@ -124,8 +124,8 @@ impl SeenKeys {
         Some(key)
     }
 
-    /// How many keys that were never denied have their peak in which tenth of the limit; the last
-    /// are those that used all of it.
+    /// Number of never-denied keys by the tenth of the limit that their usage peaked in; the last are those
+    /// that used all of it.
     pub(crate) fn allowed_by_tenth(&self) -> [u64; 11] {
         let mut tenths = [0; 11];
         for key in self.keys.values().filter(|key| !key.is_denied) {
@@ -134,7 +134,7 @@ impl SeenKeys {
         tenths
     }
 
-    /// The most denied keys, most first; equal ones by their text.
+    /// The most denied keys, most first; ties sorted by text.
     pub(crate) fn most_denied(&self, most: usize) -> Vec<&DeniedKey> {
         let mut keys: Vec<&DeniedKey> = self.keys.values().filter_map(|key| key.named.as_deref()).collect();
         keys.sort_unstable_by(|one, other| {
@@ -145,7 +145,7 @@ impl SeenKeys {
     }
 }
 
-/// A share of a limit, in tenths; of a limit of 0 any usage is all of it.
+/// A share of a limit, in tenths; any usage of a limit of 0 is all of it.
 fn tenths(used: u64, limit: u64) -> u8 {
     let share = u128::from(used) * 10 / u128::from(limit.max(1));
     if limit == 0 && used > 0 { 10 } else { u8::try_from(share.min(10)).unwrap_or(10) }
@@ -160,8 +160,8 @@ mod tests {
     use super::*;
     use crate::wording::PlainWording;
 
-    /// A scan has more keys than memory: those beyond the bound are neither counted nor named, and
-    /// those before it still are.
+    /// A scan has more keys than memory: those beyond the bound are neither counted nor named, those before
+    /// it still are.
     #[test]
     fn keys_beyond_the_bound_are_not_kept() {
         let policy = Policy::new("per-ip", Quota::per_minute(1)).unwrap().with_scope(["ip"]);
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(seen.allowed_by_tenth(), [0; 11]);
     }
 
-    /// The report says how close keys came to their limit: exactly all of it is a tenth of its own.
+    /// The report shows how close keys came to their limit: using exactly all of it is a separate tenth.
     #[test]
     fn usage_is_a_share_of_the_limit_in_tenths() {
         for (used, limit, expected) in [

@@ -1,7 +1,7 @@
-//! How many keys of all policies there are at once, and the bytes that they take.
+//! The number of concurrent keys over all policies, and their bytes.
 //!
-//! A key counts as there for two windows and five seconds after its last charge, which is the longest
-//! that Redis keeps one (docs/redis-layout.md).
+//! A key exists for two windows and five seconds after its last charge: the longest that Redis keeps one
+//! (docs/redis-layout.md).
 
 use std::collections::BTreeMap;
 
@@ -10,20 +10,20 @@ use slidegate::{PolicyDecision, Quota};
 use crate::key_size::key_bytes;
 
 const MARGIN_US: u128 = 5_000_000;
-/// In how many steps of a window keys of a policy are removed: later by that much at most.
+/// Steps per window in which keys are removed: at most one step late.
 const STEPS: u128 = 512;
 
-/// The keys that exist now, and the most that did.
+/// The keys that exist now, and the maxima so far.
 #[derive(Debug, Default)]
 pub(crate) struct LiveKeys {
-    /// Those that exist now, by the second at which they are removed.
+    /// Existing keys, by the second of their removal.
     ends: BTreeMap<u32, KeySum>,
     now: KeySum,
-    /// The most at any time, of each for itself.
+    /// The maximum of each figure, independently.
     pub(crate) most: KeySum,
 }
 
-/// Keys, and the bytes that they take.
+/// Keys and their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct KeySum {
     pub(crate) keys: u64,
@@ -31,17 +31,17 @@ pub(crate) struct KeySum {
     pub(crate) redis: u64,
 }
 
-/// What is known of one key.
+/// The current size of a key and the time of its removal.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct LiveKey {
-    /// The second at which it is removed; 0 if it was never charged.
+    /// The second of its removal; 0 if it was never charged.
     end: u32,
     memory: u32,
     redis: u32,
 }
 
 impl LiveKeys {
-    /// Counts a decision on a key of a policy that counts by this quota, if something was charged.
+    /// Counts a decision on a key of a policy with this quota, if something was charged.
     pub(crate) fn count(&mut self, key: &mut LiveKey, quota: &Quota, decision: &PolicyDecision<'_>) {
         if decision.cost() == 0 {
             return;
@@ -59,7 +59,7 @@ impl LiveKeys {
             self.now.subtract(first.remove());
         }
         let window = quota.window().as_micros();
-        // In steps of a part of the window, so that a log of any length has as few ends.
+        // Rounded to a part of the window, so the number of ends is bounded for logs of any length.
         let step = u32::try_from(window / 1_000_000 / STEPS).unwrap_or(u32::MAX).max(1);
         let end = second(at_us + 2 * window + MARGIN_US).div_ceil(step).saturating_mul(step);
         let [memory, redis] = bytes.map(|bytes| u32::try_from(bytes).unwrap_or(u32::MAX));
@@ -67,7 +67,7 @@ impl LiveKeys {
         if let Some(at_end) = self.ends.get_mut(&key.end) {
             at_end.subtract(key.sum());
             self.now.subtract(key.sum());
-            // What was allocated stays so.
+            // Allocated memory stays allocated.
             charged.memory = memory.max(key.memory);
             charged.redis = redis.max(key.redis);
         }
@@ -107,7 +107,7 @@ impl KeySum {
 mod tests {
     use super::*;
 
-    /// The most after charges of keys, by their number, at these seconds, of this many bytes each.
+    /// The maxima after charges: each a key's number, a second and the key's bytes.
     fn most(charges: &[(usize, u64, u64)]) -> (u64, u64, u64) {
         let (mut live, mut keys) = (LiveKeys::default(), [LiveKey::default(); 9]);
         for (key, second, bytes) in charges {
@@ -117,7 +117,7 @@ mod tests {
         (live.most.keys, live.most.memory, live.most.redis)
     }
 
-    /// A log of a month must not take memory for each of its seconds.
+    /// A log of a month must not take memory for each second.
     #[test]
     fn ends_are_bounded_however_long_the_log_is() {
         let quota = Quota::new(10, std::time::Duration::from_secs(30 * 86_400)).unwrap();
@@ -130,15 +130,15 @@ mod tests {
         assert!((86_400..87_000).contains(&live.most.keys), "{:?}", live.most);
     }
 
-    /// Memory is for the keys that exist together, not for all that ever came.
+    /// Memory is needed for keys that exist together, not for all that ever came.
     #[test]
     fn keys_count_for_two_windows_and_five_seconds_after_their_last_charge() {
         for (charges, expected) in [
             (&[(1, 0, 10), (2, 124, 10)][..], (2, 20, 40)),
             (&[(1, 0, 10), (2, 125, 10)], (1, 10, 20)),
-            // One that keeps coming is one, and as large as it was at most.
+            // A recurring key counts once, with its largest size.
             (&[(1, 0, 10), (1, 100, 70), (1, 200, 30), (2, 300, 5)], (2, 75, 150)),
-            // It begins again when it was away.
+            // It starts again after it was gone.
             (&[(1, 0, 70), (1, 125, 30), (2, 126, 5)], (2, 70, 140)),
         ] {
             assert_eq!(most(charges), expected, "{charges:?}");

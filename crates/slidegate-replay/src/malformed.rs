@@ -1,10 +1,10 @@
-//! Why a line is no request.
+//! Reasons why a line is not a request.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// The longest line read, without its line end. Servers refuse far shorter request heads (nginx: 32
-/// KiB in all).
+/// Maximum bytes of a line, without its line end. Servers reject far shorter request heads (nginx:
+/// 32 KiB in total).
 pub(crate) const MAX_LINE_BYTES: usize = 64 * 1024;
 
 /// Why a line cannot be parsed.
@@ -17,7 +17,7 @@ pub enum Malformed {
     Ident,
     /// The third column is missing.
     User,
-    /// No time in brackets, no such date, or a date before 1970.
+    /// No time in brackets, an invalid date, or a date before 1970.
     Time,
     /// The request is not in quotes.
     Request,
@@ -29,9 +29,9 @@ pub enum Malformed {
     TooLong,
     /// The line is not one JSON object.
     Json,
-    /// A field has a value that cannot be read, or is missing: its name, and what is expected.
+    /// A field is missing or unreadable: its name, and what is expected.
     Field(&'static str, &'static str),
-    /// The text that a format has after one of its variables is missing.
+    /// The format's literal after one of its variables is missing.
     Literal {
         /// The text, such as `] "`.
         expected: Arc<str>,
@@ -40,14 +40,14 @@ pub enum Malformed {
     },
     /// The line has fewer columns than the format.
     Columns {
-        /// Columns of the line.
+        /// Columns in the line.
         found: usize,
-        /// Columns that the format needs.
+        /// Columns required by the format.
         expected: usize,
     },
-    /// A quoted column without its closing quote.
+    /// A quoted column has no closing quote.
     Quote,
-    /// The line is not wrapped as the lines before it: `journald`, `syslog`.
+    /// The line is not wrapped like the lines before it: `journald`, `syslog`.
     Wrapper(&'static str),
 }
 

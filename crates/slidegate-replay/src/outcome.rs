@@ -1,7 +1,7 @@
-//! The outcome of a replay: plain figures, in the form in which they are written as JSON.
+//! The outcome of a replay: plain figures in the form of its JSON.
 //!
-//! docs/replay.md documents every field. Fields are added, never renamed or given another meaning,
-//! without a higher `schema`.
+//! docs/replay.md documents every field. A field is never renamed or redefined without a higher
+//! `schema`; new fields may be added.
 
 use std::collections::BTreeMap;
 
@@ -24,31 +24,31 @@ pub use sweep::{SweepOutcome, SweepPointOutcome};
 /// The version of the JSON.
 const SCHEMA: u32 = 1;
 
-/// What a replay found.
+/// The findings of a replay.
 #[derive(Debug, Clone, Serialize)]
 pub struct Outcome {
     /// The version of this form: 1.
     pub schema: u32,
-    /// The command that produced it, if the program says so.
+    /// The command that produced it, if the program reports it.
     pub command: Option<String>,
-    /// What was read.
+    /// The logs read.
     pub log: LogOutcome,
-    /// The buckets of every list that is named `over_time`.
+    /// The buckets of every list named `over_time`.
     pub time: TimeOutcome,
-    /// What the configuration decided.
+    /// Decisions of the configured policies.
     pub configured: ScenarioOutcome,
-    /// The sweep, if one was asked for.
+    /// The sweep, if requested.
     pub sweep: Option<SweepOutcome>,
-    /// What the figures cannot say, in sentences.
+    /// Limitations of the figures, in sentences.
     pub notes: Vec<String>,
-    /// Policies that judged nothing because the log lacks what they need, and options that name
-    /// what it does not have: a program that judges by the figures must fail. One line each.
+    /// Policies that judged nothing because the log lacks their data, and options that name missing
+    /// data, one line each. A program that judges by the figures must fail on these.
     pub errors: Vec<String>,
     /// Policies that applied to no request, one line each.
     pub warnings: Vec<String>,
 }
 
-/// What was read of the logs.
+/// The logs read.
 #[derive(Debug, Clone, Serialize)]
 pub struct LogOutcome {
     /// Lines of any kind.
@@ -57,21 +57,21 @@ pub struct LogOutcome {
     pub requests: u64,
     /// Lines that could not be parsed.
     pub malformed: u64,
-    /// Requests that were too late to be sorted.
+    /// Requests too late to be sorted.
     pub late: u64,
     /// The time of the first request, in RFC 3339.
     pub first: Option<String>,
     /// The time of the last request.
     pub last: Option<String>,
-    /// The first malformed lines, with their numbers and reasons.
+    /// The first malformed lines, with numbers and reasons.
     pub malformed_lines: Vec<String>,
-    /// Lines that are no requests and are not meant to be, such as headers.
+    /// Lines that are not requests by design, such as headers.
     pub other: u64,
-    /// Entries that came more than a day after the one before.
+    /// Entries more than a day after the previous one.
     pub gaps: u64,
-    /// The first late entries and those after a gap, with their lines.
+    /// The first late entries and entries after a gap, with their lines.
     pub jumps: Vec<String>,
-    /// How times were read, and what else a reader of the figures should know, in sentences.
+    /// How times were read, and other notes for readers of the figures, in sentences.
     pub notes: Vec<String>,
     /// Each log.
     pub files: Vec<LogSummary>,
@@ -82,36 +82,36 @@ pub struct LogOutcome {
 pub struct TimeOutcome {
     /// The start of the first bucket, in RFC 3339.
     pub start: Option<String>,
-    /// The same in seconds since the Unix epoch.
+    /// The start in seconds since the Unix epoch.
     pub start_seconds: u64,
     /// The width of a bucket.
     pub width_seconds: u64,
-    /// How many there are.
+    /// Number of buckets.
     pub buckets: usize,
 }
 
-/// What one set of policies decided.
+/// Decisions of one set of policies.
 #[derive(Debug, Clone, Serialize)]
 pub struct ScenarioOutcome {
     /// Requests decided.
     pub requests: u64,
-    /// Requests that may pass.
+    /// Allowed requests.
     pub allowed: u64,
     /// Requests that an enforced policy denied.
     pub denied: u64,
     /// Requests that no policy applied to.
     pub unmatched: u64,
-    /// Denied requests that the log shows as answered with a status from 200 to 399.
+    /// Denied requests that were logged with a status from 200 to 399.
     pub denied_successes: u64,
-    /// Keys that the store dropped although they still counted: above 0, some denials are too many.
+    /// Keys that the store evicted while they still counted: above 0, there are too many denials.
     pub dropped_keys: u64,
-    /// Most keys in memory.
+    /// Maximum keys in memory.
     pub max_keys: usize,
-    /// Most keys of all policies that existed at once.
+    /// Maximum concurrent keys over all policies.
     pub keys_at_once: u64,
-    /// The most bytes that keys would have taken at once in a memory store.
+    /// Maximum bytes of concurrent keys in a memory store.
     pub memory_bytes: u64,
-    /// The same in Redis.
+    /// Maximum bytes of concurrent keys in Redis.
     pub redis_bytes: u64,
     /// Allowed requests, by bucket of time.
     pub allowed_over_time: Vec<u64>,
@@ -121,18 +121,18 @@ pub struct ScenarioOutcome {
     pub policies: Vec<PolicyOutcome>,
 }
 
-/// What one policy decided.
+/// Decisions of one policy.
 #[derive(Debug, Clone, Serialize)]
 pub struct PolicyOutcome {
     /// Its name.
     pub name: String,
-    /// What it does, in one line.
+    /// A description in one line.
     pub description: String,
-    /// Whether its denials deny the request; otherwise it is a shadow.
+    /// Whether it is enforced; otherwise it is a shadow policy.
     pub enforced: bool,
-    /// How it counts.
+    /// The algorithm.
     pub algorithm: String,
-    /// Its limit. A key with an override has another.
+    /// The limit. A key with an override has another one.
     pub limit: u64,
     /// Its window, such as `1m`.
     pub window: String,
@@ -148,9 +148,9 @@ pub struct PolicyOutcome {
     pub has_more_keys: bool,
     /// Different keys that were denied at least once.
     pub denied_keys: u64,
-    /// Denials of keys that are not listed for want of memory.
+    /// Denials of keys that are not listed for lack of memory.
     pub denials_not_kept: u64,
-    /// How much of their limit the keys used.
+    /// The keys' usage of their limits.
     pub usage: UsageOutcome,
     /// Denials, by bucket of time. Empty without any.
     pub denied_over_time: Vec<u32>,
@@ -158,11 +158,11 @@ pub struct PolicyOutcome {
     pub most_denied: Vec<KeyOutcome>,
 }
 
-/// The greatest usage of each key, as a share of its limit.
+/// Each key's highest usage, as a share of its limit.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct UsageOutcome {
-    /// Keys that were never denied: those that used less than 10 % of the limit, less than 20 %,
-    /// and so on; the last are those that used all of it.
+    /// Never-denied keys: those that used less than 10 % of the limit, less than 20 %, and so on;
+    /// the last are those that used all of it.
     pub allowed_keys_by_tenth: [u64; 11],
     /// Keys that were denied.
     pub denied_keys: u64,
@@ -179,9 +179,9 @@ pub struct KeyOutcome {
     pub first: String,
     /// The last denial.
     pub last: String,
-    /// Why it was denied the first time.
+    /// The reason for its first denial.
     pub why: String,
-    /// Denials, by bucket of time, as pairs of the bucket's number and the count.
+    /// Denials by bucket of time, as pairs of bucket number and count.
     pub denied_over_time: BTreeMap<usize, u32>,
 }
 
@@ -220,7 +220,7 @@ impl Outcome {
         }
     }
 
-    /// The same, where policies that judged nothing are accepted: the errors are warnings.
+    /// Turns errors about policies that judged nothing into warnings.
     #[must_use]
     pub fn accepting_empty(mut self) -> Self {
         let warnings = std::mem::take(&mut self.errors);

@@ -1,7 +1,7 @@
-//! One pass over a log for any number of jobs: the configuration, values of a sweep, a difference.
+//! One pass over a log for any number of jobs: the configuration, values of a sweep, or a diff.
 //!
-//! Each of them decides every batch in the order of the log, on one thread from beginning to end,
-//! so the results are the same with any number of threads.
+//! Each job decides every batch in log order, on one thread throughout, so results do not depend on
+//! the number of threads.
 
 use std::io;
 use std::panic::resume_unwind;
@@ -13,12 +13,12 @@ use crate::batch::{AttributeNames, EntryBatch};
 use crate::entry::Entry;
 use crate::evidence::Evidence;
 
-/// Batches that may wait for a thread: it always has the next one, and memory stays bounded.
+/// Maximum batches queued for a thread: it always has the next one, and memory stays bounded.
 const BATCHES_AHEAD: usize = 4;
-/// Most threads that decide. More would wait for the one that reads.
+/// Maximum deciding threads. More would wait for the reader.
 const MAX_THREADS: usize = 16;
 
-/// What decides the entries of a log.
+/// Decides the entries of a log.
 pub(crate) trait Job: Send + 'static {
     /// Decides the entries of a batch in their order.
     ///
@@ -27,7 +27,7 @@ pub(crate) trait Job: Send + 'static {
     fn decide(&mut self, batch: &EntryBatch) -> io::Result<()>;
 }
 
-/// Hands each entry to all jobs.
+/// Passes each entry to all jobs.
 #[derive(Debug)]
 pub(crate) struct Pass<J> {
     names: AttributeNames,
@@ -50,7 +50,7 @@ struct Worker<J> {
 }
 
 impl<J: Job> Pass<J> {
-    /// A pass over `threads` threads, besides the one that reads; 0 decides on the caller's.
+    /// A pass with `threads` threads besides the reading one; 0 decides on the caller's thread.
     pub(crate) fn new(names: AttributeNames, jobs: Vec<J>, threads: usize) -> Self {
         let threads = threads.min(jobs.len()).min(MAX_THREADS);
         let mode = if threads == 0 {
@@ -90,7 +90,7 @@ impl<J: Job> Pass<J> {
             Mode::Threads(workers) => {
                 let next = EntryBatch::new(Arc::clone(&self.names));
                 let batch = Arc::new(std::mem::replace(&mut self.batch, next));
-                // A thread that ended has failed, which `finish` reports.
+                // A thread that ended has failed; `finish` reports that.
                 let sent = workers.iter().all(|worker| worker.batches.send(Arc::clone(&batch)).is_ok());
                 if !sent {
                     return Err(io::Error::from(io::ErrorKind::BrokenPipe));
@@ -100,7 +100,7 @@ impl<J: Job> Pass<J> {
         Ok(())
     }
 
-    /// Decides what is left, and returns the jobs in their order, with what the entries had.
+    /// Decides the rest and returns the jobs in their order, with the evidence.
     ///
     /// # Errors
     /// A decision could not be written.

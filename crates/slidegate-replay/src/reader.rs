@@ -1,9 +1,9 @@
 //! Reads access logs and returns their entries in order of time.
 //!
-//! Several logs are merged by time, and equal times by the order of the logs and of their lines, so
-//! the result is the same on any number of cores. Logs are ordered by their first times, then by
-//! name, whatever the order given, and opened when the merge reaches them. A damaged end is
-//! reported after everything else has been returned.
+//! Several logs are merged by time, and equal times by the order of the logs and lines, so the result does
+//! not depend on the number of cores. Logs are ordered by first time, then name, whatever order they were
+//! given in, and opened when the merge reaches them. A damaged end is reported after everything else has been
+//! returned.
 //!
 //! Memory is bounded for any log: blocks of lines, and the lines that [`Reorder`] holds back.
 
@@ -39,41 +39,41 @@ pub use options::LogOptions;
 pub use progress::Progress;
 use unreadable::unreadable;
 
-/// Most logs that are open at once: below the usual limit of file descriptors.
+/// Maximum open logs: below the usual limit of file descriptors.
 const MAX_OPEN_LOGS: usize = 512;
-/// Bytes of a block: a few milliseconds' work.
+/// Bytes of a block: a few milliseconds of work.
 const BLOCK_BYTES: usize = 1024 * 1024;
-/// Bytes of a block if many logs are open. More than the longest line.
+/// Bytes of a block if many logs are open. Larger than the longest line.
 const SMALL_BLOCK_BYTES: usize = 128 * 1024;
-/// Logs from which on blocks are small.
+/// Number of logs above which blocks are small.
 const MANY_LOGS: usize = 16;
-/// Threads that parse, if there are cores for them. One thread decides as fast as two parse.
+/// Maximum parsing threads, if there are enough cores. One thread decides as fast as two parse.
 const MAX_PARSING_THREADS: usize = 8;
-/// A pause between two requests that is worth a note.
+/// Pause between two requests that is worth a note.
 const GAP_US: u64 = 24 * 3600 * 1_000_000;
 
-/// Access logs that are being read.
+/// Reads access logs.
 #[allow(missing_debug_implementations)] // streams have none
 pub struct LogReader {
     options: LogOptions,
     parser_options: ParserOptions,
-    /// In the order of their first times.
+    /// Sorted by first time.
     logs: Vec<Log>,
-    /// The first log that has not been opened.
+    /// Index of the first unopened log.
     next_log: usize,
-    /// By slot; `None` for one that is free.
+    /// By slot; `None` if free.
     open: Vec<Option<OpenLog>>,
-    /// The next entry of each open log, but of the one that the current entry is of.
+    /// The next entry of each open log, except that of the current entry.
     heads: BinaryHeap<Reverse<Head>>,
-    /// The entry that is handed out now, whose log has to go on then.
+    /// The entry being returned; its log must advance next.
     current: Option<Head>,
     pool: Option<Pool>,
-    /// Inputs by their names, and whether any line was readable.
+    /// Inputs by name, and whether any line was readable.
     inputs: Vec<(String, bool)>,
-    /// Which of the fields that the user maps have had a value.
+    /// Which user-mapped fields have had a value.
     sources: SourceSet,
     newest_us: u64,
-    /// What is reported after the last entry.
+    /// Errors reported after the last entry.
     failures: VecDeque<io::Error>,
     is_finished: bool,
     bytes_read: Arc<AtomicU64>,
@@ -82,8 +82,8 @@ pub struct LogReader {
 }
 
 impl LogReader {
-    /// Opens logs: files, directories (the files in them, not their directories), patterns such as
-    /// `logs/access.log*`, and `-` for standard input. A log that is given twice is read once.
+    /// Opens logs: files, directories (their files, but not their subdirectories), patterns such as
+    /// `logs/access.log*`, and `-` for standard input. A repeated log is read once.
     ///
     /// # Errors
     /// A log cannot be opened or read, it is compressed in another way than gzip and zstd, there
@@ -100,7 +100,7 @@ impl LogReader {
                 Some(path) if path.metadata().is_ok_and(|metadata| metadata.is_file()) => {
                     let length = path.metadata().map_err(named)?.len();
                     total_bytes = total_bytes.map(|total: u64| total + length);
-                    // Looked at now, and opened again when it is its turn: there may be many.
+                    // Examined now and opened again when it is its turn: there may be many.
                     let not_counted = Arc::new(AtomicU64::new(0));
                     let mut stream = LogStream::open(path, &not_counted).map_err(named)?;
                     let sample = sample(&mut stream.bytes).0;
@@ -121,7 +121,7 @@ impl LogReader {
         Ok(reader)
     }
 
-    /// Reads any stream, with the default options. Its beginning is read here.
+    /// Reads any stream with the default options, starting with its first bytes.
     ///
     /// # Errors
     /// The stream cannot be read, or it is compressed in another way than gzip and zstd.
@@ -129,7 +129,7 @@ impl LogReader {
         Self::from_reader_with(stream, LogOptions::default())
     }
 
-    /// Reads any stream. Its beginning is read here.
+    /// Reads any stream, starting with its first bytes.
     ///
     /// # Errors
     /// As for [`from_reader`](Self::from_reader), and if its format does not have the fields of the
@@ -178,7 +178,7 @@ impl LogReader {
     fn add_stream(&mut self, input: usize, name: &str, mut stream: LogStream) {
         let (sample, failure) = sample(&mut stream.bytes);
         let begun = io::Cursor::new(sample.clone());
-        // What failed once may hang or go on the second time.
+        // Reading again after a failure might hang or succeed.
         let bytes: Box<dyn Read + Send> = match failure {
             Some(error) => Box::new(begun.chain(FailingStream(Some(error)))),
             None => Box::new(begun.chain(stream.bytes)),
@@ -244,8 +244,8 @@ impl LogReader {
         Ok(())
     }
 
-    /// How much later than assumed a log begins, as far as its lines tell: they are read ahead if it
-    /// begins at a time that the clock repeated. A pipe cannot be read twice.
+    /// How much later than assumed a log begins, as far as its lines tell. They are read ahead if the log
+    /// begins at a repeated clock time. A pipe cannot be read twice.
     fn opening_us(&self, log: &Log) -> Option<u64> {
         let Source::File(path) = &log.source else { return None };
         if !log.detected.is_repeated {
@@ -272,11 +272,10 @@ impl LogReader {
         Ok(BlockReader::new(stream, parser, log.detected.wrapper, block_bytes))
     }
 
-    /// The next entry in order of time; equal times in the order of the logs and their lines. It is
-    /// valid until the next call.
+    /// The next entry in order of time; equal times in the order of the logs and lines. Valid until the next
+    /// call.
     ///
-    /// Late entries keep their own time, so a clock that follows the log must take the maximum of
-    /// both.
+    /// Late entries keep their own time, so a clock that follows the log must take the maximum of both.
     ///
     /// # Errors
     /// A log cannot be read further, or an input has no readable line. Each error names the log,
@@ -299,12 +298,12 @@ impl LogReader {
         Ok(Some(Entry::of(block, &block.parsed.records[head.line.record])))
     }
 
-    /// What has been read so far, including buffered lines.
+    /// Statistics so far, including buffered lines.
     pub fn stats(&self) -> &LogStats {
         &self.stats
     }
 
-    /// The least head of all logs, after those were opened that may have a lesser one.
+    /// The earliest head of all logs, after opening those that may have an earlier one.
     fn next_head(&mut self) -> io::Result<Option<Head>> {
         if self.is_finished {
             return Ok(None);
@@ -384,7 +383,7 @@ impl LogReader {
         }
     }
 
-    /// Takes in the next block of a log.
+    /// Accepts the next block of a log.
     fn take_block(&mut self, slot: usize) -> io::Result<()> {
         let Some(open) = &mut self.open[slot] else { return Ok(()) };
         let spare = open.spare.take().unwrap_or_default();
@@ -419,7 +418,7 @@ impl LogReader {
         self.count(log, &read.tally, records as u64, counts)
     }
 
-    /// Adds what a block held to the statistics.
+    /// Adds a block's counts to the statistics.
     fn count(&mut self, log: usize, tally: &Tally, entries: u64, before: FieldCounts) -> io::Result<()> {
         let stats = &mut self.stats;
         stats.lines += tally.lines;
@@ -462,7 +461,7 @@ impl LogReader {
         }
     }
 
-    /// Counts an entry whose time is far from that of the entry before.
+    /// Counts an entry whose time is far from the previous entry's.
     #[inline]
     fn note_time(&mut self, head: Head) -> io::Result<()> {
         let (time_us, after_us) = (head.time_us, self.newest_us);
@@ -486,7 +485,7 @@ impl LogReader {
         Ok(())
     }
 
-    /// Ends the reading at once.
+    /// Stops reading at once.
     fn stop(&mut self, error: String) -> io::Error {
         self.is_finished = true;
         self.current = None;
@@ -496,12 +495,12 @@ impl LogReader {
         io::Error::new(io::ErrorKind::InvalidData, error)
     }
 
-    /// Lets go of the entry that was handed out last.
+    /// Releases the entry returned last.
     fn release(&mut self, Head { slot, line, .. }: Head) {
         let Some(open) = &mut self.open[slot] else { return };
         let Some(live) = &mut open.blocks[line.block] else { return };
         live.remaining -= 1;
-        // The newest block may have records that have not been taken in.
+        // The newest block may have unprocessed records.
         if live.remaining == 0
             && let Some(live) = open.blocks[line.block].take()
         {
@@ -510,7 +509,7 @@ impl LogReader {
         }
     }
 
-    /// After the last entry: what no line was readable of is an error.
+    /// After the last entry: an input without a readable line is an error.
     fn finish(&mut self) {
         if std::mem::replace(&mut self.is_finished, true) {
             return;
@@ -523,7 +522,7 @@ impl LogReader {
             }
             let logs = self.logs.iter().zip(&self.stats.logs).filter(|(log, _)| log.input == input);
             let (lines, count) = logs.fold((0, 0), |(lines, count), (_, log)| (lines + log.lines, count + 1));
-            // Its logs were given by another input as well.
+            // Another input also matched its logs.
             if count == 0 {
                 continue;
             }
@@ -546,7 +545,7 @@ mod tests {
     use super::*;
     use crate::malformed::{MAX_LINE_BYTES, Malformed};
 
-    /// A good line at this second of 10:00 to 10:59, its number in the path.
+    /// A valid line at this second of 10:00 to 10:59, with its number in the path.
     fn line(second: u64, number: usize) -> String {
         let (minute, second) = (second / 60, second % 60);
         format!("a - - [17/May/2015:10:{minute:02}:{second:02} +0000] \"GET /{number} HTTP/1.1\" 200 1\n")
@@ -572,7 +571,7 @@ mod tests {
         LogReader::from_reader(Cursor::new(bytes.into())).unwrap()
     }
 
-    /// The paths in the order they come out, up to the end or an error.
+    /// The paths in the order returned, up to the end or an error.
     fn paths(reader: &mut LogReader) -> (Vec<String>, io::Result<()>) {
         let mut paths = Vec::new();
         loop {
@@ -586,7 +585,7 @@ mod tests {
         }
     }
 
-    /// Hands out one byte at a time, as a slow pipe may.
+    /// Returns one byte at a time, like a slow pipe.
     struct Trickle(Cursor<Vec<u8>>);
 
     impl Read for Trickle {
@@ -596,7 +595,7 @@ mod tests {
         }
     }
 
-    /// Requests charged out of order would be decided as they never happened.
+    /// Requests charged out of order would get verdicts that never happened.
     #[test]
     fn entries_come_sorted_and_equal_times_in_log_order() {
         let mut reader = reader(log(&[50, 10, 50, 0, 10]));
@@ -606,7 +605,7 @@ mod tests {
         assert_eq!((reader.stats().late, reader.stats().entries), (0, 5));
     }
 
-    /// The default is two minutes; with a smaller slack more lines are late.
+    /// The default is two minutes; with less slack more lines are late.
     #[test]
     fn slack_says_how_late_is_late() {
         let bytes = log(&[1, 121, 0, 122, 2]);
@@ -634,7 +633,7 @@ mod tests {
         assert_eq!(stats.last_us, Some(ten_oclock + 9_000_000));
     }
 
-    /// Who gives the wrong file should see at a glance that, and why, it is wrong.
+    /// A user with the wrong file should see at a glance that it is wrong and why.
     #[test]
     fn first_malformed_lines_are_kept_and_printable() {
         let mut bytes = format!("{}\x1b[31m\u{e9}\n{}\n", line(0, 0), "x".repeat(121)).into_bytes();
@@ -651,7 +650,7 @@ mod tests {
         assert_eq!(stats.malformed_lines[4].number, 6);
     }
 
-    /// Logs from Windows, and logs cut by `head -c`, end their lines in their own way.
+    /// Logs from Windows, and logs cut by `head -c`, end lines differently.
     #[test]
     fn crlf_and_a_missing_last_newline_are_read() {
         let text = String::from_utf8(log(&[0, 1])).unwrap();
@@ -660,8 +659,7 @@ mod tests {
         assert_eq!(reader.stats().malformed, 0);
     }
 
-    /// One endless line, as a crash can leave behind, must cost neither the memory nor the rest of
-    /// the log.
+    /// One endless line, as left by a crash, must cost neither memory nor the rest of the log.
     #[test]
     fn too_long_line_is_skipped_and_counted() {
         let good = line(1, 1);
@@ -676,7 +674,7 @@ mod tests {
         assert!(stats.malformed_lines.iter().all(|line| line.reason == Malformed::TooLong));
     }
 
-    /// Rotated logs are gzip under any name, and `cat a.gz b.gz` is one file to every other tool.
+    /// Rotated logs are gzip under any name, and other tools treat `cat a.gz b.gz` as one file.
     #[test]
     fn gzip_of_several_members_is_read_as_one_log() {
         let mut bytes = gzip(&log(&[0, 1]));
@@ -687,7 +685,7 @@ mod tests {
         assert_eq!(paths(&mut trickled).0, ["/0", "/1", "/2"]);
     }
 
-    /// A half-copied log must not pass for a whole one, nor lose the half that is there.
+    /// A half-copied log must not pass for a whole one, nor lose its good half.
     #[test]
     fn truncated_gzip_is_an_error_after_its_good_lines() {
         let whole = gzip(&log(&(0..1_000).collect::<Vec<_>>()));
@@ -739,7 +737,7 @@ mod tests {
         assert_eq!(reader.stats().entries, 5_000);
     }
 
-    /// "0 denied" of an empty file would look like success.
+    /// "0 denied" for an empty file would look like success.
     #[test]
     fn empty_log_is_an_error() {
         let mut reader = reader([]);

@@ -1,32 +1,31 @@
-//! Sorts a stream that is nearly sorted: a line waits until nothing older can still come.
+//! Sorts a nearly sorted stream: a line waits until nothing older can still come.
 //!
-//! Servers write a line when the answer is sent, and Apache stamps it with the time the request
-//! came, so a slow download is logged behind younger requests. One line from the far future only
-//! waits for the end: what follows it is not held back, so at worst it goes out in the order it
-//! came in.
+//! Servers write a line when the response is sent, and Apache stamps it with the time the request arrived, so
+//! a slow download is logged after younger requests. A single line from the far future only waits for the
+//! end: it does not hold back the lines after it, so at worst it is returned in its original position.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-/// A line that waits. The order of the fields is the order of release; numbers are unique, so
-/// the others never compare.
+/// A waiting line. The field order is the release order; numbers are unique, so later fields are never
+/// compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PendingLine {
-    /// Microseconds since the Unix epoch, as all times here.
+    /// Microseconds since the Unix epoch, like all times here.
     pub(crate) time_us: u64,
-    /// The line's number in the log, which keeps equal times in the order they came in.
+    /// The line's number in the log, which keeps equal times in log order.
     pub(crate) number: u64,
     /// The number of its block, and of its record there.
     pub(crate) block: usize,
     pub(crate) record: usize,
 }
 
-/// The lines that wait, and the two times that say which of them may go.
+/// The waiting lines, and the two times that determine which may be released.
 #[derive(Debug)]
 pub(crate) struct Reorder {
-    /// Those that came in order.
+    /// Lines that came in order.
     queue: VecDeque<PendingLine>,
-    /// Those that came after a younger one.
+    /// Lines that came after a younger one.
     late: BinaryHeap<Reverse<PendingLine>>,
     slack_us: u64,
     newest_seen_us: u64,
@@ -34,14 +33,13 @@ pub(crate) struct Reorder {
 }
 
 impl Reorder {
-    /// Nothing waits yet. A line waits until one that is younger by the slack has been seen.
+    /// Starts empty. A line waits until a line younger by the slack has been seen.
     pub(crate) fn new(slack_us: u64) -> Self {
         let (queue, late) = (VecDeque::new(), BinaryHeap::new());
         Self { queue, late, slack_us, newest_seen_us: 0, newest_released_us: 0 }
     }
 
-    /// Takes in a line. Before, those that are due must be released: it is late if it comes after one
-    /// of them.
+    /// Adds a line. Release due lines first: the line is late if it is older than a released one.
     pub(crate) fn hold(&mut self, line: PendingLine) {
         self.newest_seen_us = self.newest_seen_us.max(line.time_us);
         match self.queue.back() {
@@ -50,18 +48,18 @@ impl Reorder {
         }
     }
 
-    /// How many lines wait.
+    /// Number of waiting lines.
     pub(crate) fn len(&self) -> usize {
         self.queue.len() + self.late.len()
     }
 
-    /// The oldest line, if it need not wait any longer: nothing that is older can come.
+    /// The oldest line, if nothing older can still come.
     pub(crate) fn release_due(&mut self) -> Option<PendingLine> {
         let due_us = self.newest_seen_us.saturating_sub(self.slack_us).max(self.newest_released_us);
         if self.oldest()?.time_us <= due_us { self.release() } else { None }
     }
 
-    /// The oldest line, due or not: the log has ended, or no more may wait.
+    /// The oldest line, due or not: the log has ended, or too many wait.
     pub(crate) fn release(&mut self) -> Option<PendingLine> {
         let oldest = self.oldest()?;
         if self.queue.front() == Some(&oldest) {
@@ -83,7 +81,7 @@ impl Reorder {
 mod tests {
     use super::*;
 
-    /// Feeds lines with these times, of which so many may wait; returns (time, number) as released,
+    /// Feeds lines with these times, of which at most `most` may wait; returns (time, number) as released,
     /// and how many came after a younger one.
     fn reorder(times: &[u64], slack_us: u64, most: usize) -> (Vec<(u64, u64)>, usize) {
         let mut reorder = Reorder::new(slack_us);
@@ -127,8 +125,7 @@ mod tests {
         }
     }
 
-    /// A line past the slack still was a request: it goes out at once, and the report can say how
-    /// many there were.
+    /// A line beyond the slack is still a request: it is released at once and counted in the report.
     #[test]
     fn line_older_than_one_released_is_late_and_due_at_once() {
         let (released, late) = reorder(&[100, 115, 99, 116], 10, usize::MAX);
@@ -136,7 +133,7 @@ mod tests {
         assert_eq!(late, 1);
     }
 
-    /// After a quiet hour an old line that nothing has overtaken is still in order.
+    /// After a quiet hour, an old line that nothing has overtaken is still in order.
     #[test]
     fn line_past_the_slack_but_in_order_is_not_late() {
         assert_eq!(reorder(&[100, 900, 500], 10, usize::MAX), (vec![(100, 0), (500, 2), (900, 1)], 0));

@@ -1,4 +1,4 @@
-//! A replay: what is decided about a log, and the outcome.
+//! A replay: decides a log and returns the outcome.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::stats::LogStats;
 use crate::sweep::{Sweep, SweepPoint};
 use crate::wording::{Wording, Words};
 
-/// What to decide about a log.
+/// The decisions to make about a log.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// The configuration.
@@ -41,11 +41,11 @@ pub struct Replay {
     pass: Pass<ReplayJob>,
     sweep: Option<Sweep>,
     options: Options,
-    /// What is to be said of policies that are not decided.
+    /// Messages about policies that are not decided.
     left_out: Missing,
 }
 
-/// What decides: the configuration, or one value of the sweep.
+/// A job: the configuration, or one value of the sweep.
 #[derive(Debug)]
 enum ReplayJob {
     Scenario(Box<Scenario>),
@@ -73,8 +73,8 @@ impl Replay {
         Self::with_each(plan, wording, None)
     }
 
-    /// The same, and writes each decision as a line of JSON to `each`, in order, on the thread that
-    /// calls [`push`](Self::push).
+    /// [`new`](Self::new) that also writes each decision as a line of JSON to `each`, in order, on
+    /// the thread that calls [`push`](Self::push).
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -95,8 +95,8 @@ impl Replay {
         Ok(Self { pass: Pass::new(names, jobs, threads), sweep, options, left_out })
     }
 
-    /// Takes one entry, which is decided now or together with later ones. An entry older than the
-    /// last one is decided at the time of the last one.
+    /// Takes one entry and decides it now or together with later ones. An entry older than the last
+    /// one is decided at the last one's time.
     ///
     /// # Errors
     /// A decision cannot be written.
@@ -104,7 +104,7 @@ impl Replay {
         self.pass.push(entry)
     }
 
-    /// Decides what is left; `log` is what was read.
+    /// Decides the rest; `log` describes the logs read.
     ///
     /// # Errors
     /// A decision could not be written.

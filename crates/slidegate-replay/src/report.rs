@@ -1,4 +1,4 @@
-//! Reports: an outcome as text for a terminal, JSON, a page for a browser, and Markdown.
+//! Reports: an outcome as terminal text, JSON, an HTML page, or Markdown.
 
 mod charts;
 pub(crate) mod diff;

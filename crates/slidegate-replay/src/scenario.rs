@@ -1,6 +1,6 @@
-//! The scenario: the policies that decide the entries of a log, and what they decided.
+//! A scenario: policies that decide the entries of a log, and their results.
 //!
-//! Its gate's clock follows the log. There is no second implementation of any algorithm here.
+//! Its gate's clock follows the log. No algorithm is implemented twice.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use crate::live_keys::LiveKeys;
 use crate::timeline::{MAX_BUCKETS, Timeline, VerdictCounts};
 use crate::wording::Words;
 
-/// A set of policies over an empty store, and what it has decided so far.
+/// Policies on an empty store, and their results so far.
 #[derive(Debug)]
 pub(crate) struct Scenario {
     decider: Decider,
     pub(crate) tally: Tally,
 }
 
-/// What a scenario has decided so far.
+/// The results of a scenario so far.
 #[derive(Debug)]
 pub(crate) struct Tally {
     words: Words,
@@ -31,7 +31,7 @@ pub(crate) struct Tally {
     pub(crate) live: LiveKeys,
     /// In the order of the policies.
     pub(crate) policies: Vec<PolicyCounts>,
-    /// Where each decision is written as a line of JSON.
+    /// Writes each decision as a line of JSON.
     each: Option<EachWriter>,
     /// Whether the lines of the last batch were written.
     written: io::Result<()>,
@@ -45,14 +45,14 @@ pub(crate) struct RequestCounts {
     pub(crate) denied: u64,
     /// Requests that no policy applied to.
     pub(crate) unmatched: u64,
-    /// Denied requests that the server had answered with success, status 200 to 399.
+    /// Denied requests that the server had answered with status 200 to 399.
     pub(crate) denied_successes: u64,
 }
 
-/// What one policy decided.
+/// Decisions of one policy.
 #[derive(Debug)]
 pub(crate) struct PolicyCounts {
-    /// The quota of keys without one of their own, by which their size is worked out.
+    /// The quota of keys without their own, used to compute their size.
     quota: Quota,
     pub(crate) seen: u64,
     pub(crate) denied: u64,
@@ -69,7 +69,7 @@ impl std::fmt::Debug for EachWriter {
 }
 
 impl Scenario {
-    /// Decides by these policies. With `each`, writes each decision to it as a line of JSON.
+    /// Decides by these policies. With `each`, writes each decision as a line of JSON.
     pub(crate) fn new(
         policies: PolicySet,
         options: Options,
@@ -102,7 +102,7 @@ impl Scenario {
         std::mem::replace(&mut tally.written, Ok(()))
     }
 
-    /// Writes what is buffered of the lines.
+    /// Flushes the lines.
     pub(crate) fn finish(&mut self) -> io::Result<()> {
         self.tally.each.as_mut().map_or(Ok(()), |each| each.0.flush())
     }

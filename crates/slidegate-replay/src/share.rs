@@ -1,4 +1,4 @@
-//! Shares of a whole, as users write them: `0.1%`, `0.001`.
+//! Shares of a whole, as written by users: `0.1%`, `0.001`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,7 +15,7 @@ impl Share {
     /// One in a thousand.
     pub const ONE_IN_A_THOUSAND: Self = Self { millionths: WHOLE / 1000 };
 
-    /// Whether `part` of `whole` is more than this share.
+    /// Whether `part` of `whole` exceeds this share.
     #[must_use]
     pub fn is_exceeded_by(self, part: u64, whole: u64) -> bool {
         u128::from(part) * u128::from(WHOLE) > u128::from(self.millionths) * u128::from(whole)
@@ -48,7 +48,7 @@ impl FromStr for Share {
     }
 }
 
-/// In percent, as short as it can be: `0.1%`.
+/// In percent, in the shortest form: `0.1%`.
 impl fmt::Display for Share {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (whole, rest) = (self.millionths / 10_000, self.millionths % 10_000);
@@ -60,7 +60,7 @@ impl fmt::Display for Share {
     }
 }
 
-/// A part of a whole in percent, with one decimal place: `3.1%`; `< 0.1%` for the least there is.
+/// A part of a whole in percent, with one decimal place: `3.1%`; `< 0.1%` for the smallest.
 pub(crate) fn percent(part: impl Into<u128>, whole: impl Into<u128>) -> String {
     let (part, whole) = (part.into(), whole.into());
     if whole == 0 || part == 0 {
@@ -74,8 +74,7 @@ pub(crate) fn percent(part: impl Into<u128>, whole: impl Into<u128>) -> String {
     format!("{}.{}%", tenths / 10, tenths % 10)
 }
 
-/// The same beside a share that it is compared with: with as many decimal places as it takes to tell
-/// them apart.
+/// [`percent`] with as many decimal places as distinguish it from the share compared with.
 pub(crate) fn percent_beside(part: u64, whole: u64, share: Share) -> String {
     let text = percent(part, whole);
     let exact = u128::from(part) * u128::from(WHOLE);
@@ -83,7 +82,7 @@ pub(crate) fn percent_beside(part: u64, whole: u64, share: Share) -> String {
     if exact == stated || text != format!("{}.{}%", share.millionths / 10_000, share.millionths / 1000 % 10) {
         return text;
     }
-    // The nearest that a share can be, and one more or less if that is the same.
+    // The nearest possible share, or one step away if that is the same.
     let nearest = (exact + u128::from(whole) / 2) / u128::from(whole.max(1));
     let nearest = Share { millionths: u32::try_from(nearest).unwrap_or(WHOLE) };
     match (nearest == share, exact > stated) {
@@ -136,7 +135,7 @@ mod tests {
         }
     }
 
-    /// Exactly the threshold is not above it.
+    /// Exactly the threshold does not exceed it.
     #[test]
     fn a_share_is_exceeded_by_more_only() {
         let share: Share = "0.1%".parse().unwrap();

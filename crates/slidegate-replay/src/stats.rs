@@ -1,4 +1,4 @@
-//! What was found in logs: counts, examples with file and line, and how their times were read.
+//! Statistics of logs: counts, examples with file and line, and how times were read.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,42 +9,41 @@ use crate::clock_changes::ClockChanges;
 use crate::malformed::Malformed;
 use crate::wording::count_of;
 
-/// What logs have held, as far as they have been read. `lines` is always
-/// `entries + malformed + other`.
+/// Statistics of the logs read so far. `lines` is always `entries + malformed + other`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogStats {
     /// Lines of any kind, blank ones included.
     pub lines: u64,
     /// Lines that are requests.
     pub entries: u64,
-    /// Lines that could not be parsed and are skipped.
+    /// Lines that could not be parsed and were skipped.
     pub malformed: u64,
-    /// Lines that are no requests, and are not meant to be: headers, comments, parts of lines, and
-    /// what a server says about other things.
+    /// Lines that are not requests by design: headers, comments, parts of lines, and server
+    /// messages about other things.
     pub other: u64,
-    /// Entries that came too late to be sorted, and are returned after younger ones.
+    /// Entries too late to be sorted, returned after younger ones.
     pub late: u64,
-    /// Entries more than a day after the one before: a quiet day, a missing log, or a clock that
+    /// Entries more than a day after the previous one: a quiet day, a missing log, or a clock that
     /// jumped.
     pub gaps: u64,
-    /// Entries whose time is the start of the request, worked out from its end and duration.
+    /// Entries whose time is the request's start, computed from end and duration.
     pub derived_starts: u64,
-    /// Entries of which only the end of the request is known.
+    /// Entries for which only the request's end is known.
     pub ends: u64,
-    /// Entries without a readable cost, although a cost field was given: they cost 1.
+    /// Entries without a readable cost although a cost field was given: they cost 1.
     pub without_cost: u64,
-    /// Entries with a local time that the clock repeated or skipped.
+    /// Entries with a repeated or skipped local time.
     pub clock_changes: ClockChanges,
-    /// The least time of all entries, in microseconds since the Unix epoch. `None` before the
-    /// first.
+    /// The earliest time of all entries, in microseconds since the Unix epoch. `None` before the
+    /// first entry.
     pub first_us: Option<u64>,
-    /// The greatest time of all entries.
+    /// The latest time of all entries.
     pub last_us: Option<u64>,
-    /// The first few malformed lines.
+    /// The first malformed lines.
     pub malformed_lines: Vec<MalformedLine>,
-    /// The first few entries that were late, and those after a gap.
+    /// The first entries that were late or came after a gap.
     pub jumps: Vec<TimeJump>,
-    /// What `--field` and `--cost-field` name and no line so far has had, as it was given.
+    /// Arguments of `--field` and `--cost-field` that no line has matched so far, as given.
     pub missing_fields: Vec<String>,
     /// Each log, in the order of reading.
     pub logs: Vec<LogSummary>,
@@ -55,9 +54,9 @@ pub struct LogStats {
 pub struct LogSummary {
     /// The path, or `-`.
     pub name: Arc<str>,
-    /// The format, such as `combined`, and the wrapper and compression around it.
+    /// The format, such as `combined`, with its wrapper and compression.
     pub format: String,
-    /// Whether the format was detected, not named.
+    /// Whether the format was detected rather than named.
     pub is_detected: bool,
     /// Whether the log may have the start or the end of requests: the format alone does not say.
     #[serde(skip)]
@@ -69,36 +68,36 @@ pub struct LogSummary {
     pub entries: u64,
     /// Lines that could not be parsed.
     pub malformed: u64,
-    /// Columns that `--field` or `--cost-field` names, and that the log does not have.
+    /// Columns named by `--field` or `--cost-field` that the log does not have.
     #[serde(skip)]
     pub missing_columns: Vec<String>,
     #[serde(skip)]
     pub(crate) first_us: Option<u64>,
 }
 
-/// An example of a line that could not be parsed.
+/// An example of a malformed line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MalformedLine {
-    /// The log that it is in; `None` if there is only one.
+    /// Its log; `None` if there is only one.
     pub log: Option<Arc<str>>,
     /// Line number, from 1.
     pub number: u64,
     /// Why it could not be parsed.
     pub reason: Malformed,
-    /// The start of the line in printable ASCII, other bytes escaped. `…` marks a cut.
+    /// The start of the line in printable ASCII, with other bytes escaped. `…` marks a cut.
     pub excerpt: String,
 }
 
-/// An entry whose time is far from that of the entry before.
+/// An entry whose time is far from the previous entry's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TimeJump {
-    /// The log that it is in; `None` if there is only one.
+    /// Its log; `None` if there is only one.
     pub log: Option<Arc<str>>,
     /// Line number, from 1.
     pub number: u64,
     /// Its time, in microseconds since the Unix epoch.
     pub time_us: u64,
-    /// The greatest time of the entries before it.
+    /// The latest time of the entries before it.
     pub after_us: u64,
 }
 
@@ -128,12 +127,12 @@ fn write_place(f: &mut fmt::Formatter<'_>, log: Option<&str>, number: u64) -> fm
     }
 }
 
-/// Most formats that a note lists.
+/// Maximum formats listed in a note.
 const MAX_LISTED: usize = 5;
 
 impl LogStats {
-    /// What a reader of results should know of the logs, one sentence each: formats, how times were
-    /// read, and what was left out.
+    /// Notes for readers of the results, one sentence each: formats, how times were read, and what
+    /// was left out.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let mut notes = self.formats();
@@ -186,7 +185,7 @@ impl LogStats {
         notes
     }
 
-    /// How many logs are in which format.
+    /// The number of logs per format.
     fn formats(&self) -> Vec<String> {
         let mut formats: Vec<(String, usize, &str)> = Vec::new();
         for log in self.logs.iter().filter(|log| log.entries > 0) {

@@ -1,7 +1,7 @@
-//! Sweeps: one policy under many limits or windows, to find the one that denies little enough.
+//! Sweeps: one policy under many limits or windows, to find one that denies few enough requests.
 //!
-//! Every value has a gate of its own with all policies of the set, as what one policy denies is not
-//! charged on the others. So each figure is what a replay with that value alone would give.
+//! Every value has its own gate with all policies of the set, because a request denied by one
+//! policy is not charged on the others. So each figure equals a replay with that value alone.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::keys::KeyMap;
 use crate::share::{Share, percent_beside};
 use crate::wording::count_of;
 
-/// Most values of a sweep. Each decides every request, which takes up to a microsecond per
+/// Maximum values of a sweep. Each decides every request, which takes up to a microsecond per
 /// policy, and has its own usage of every key.
 pub const MAX_SWEEP_POINTS: u64 = 500;
-/// About so many values are tried if no step is given.
+/// Approximate number of values if no step is given.
 const DEFAULT_POINTS: u64 = 50;
 
 /// What to sweep: `limit=50..500`, `limit=50..500:25`, `per-ip.limit=50..500`, `window=10s..5m`.
@@ -32,7 +32,6 @@ pub struct Sweep {
     pub(crate) deny_at_most: Share,
 }
 
-/// What a sweep changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SweptSetting {
     Limit,
@@ -40,7 +39,7 @@ pub(crate) enum SweptSetting {
     Window,
 }
 
-/// One value of a sweep, and what it has denied so far.
+/// One value of a sweep, and its denials so far.
 #[derive(Debug)]
 pub(crate) struct SweepPoint {
     /// The limit, or the window in microseconds.
@@ -49,14 +48,14 @@ pub(crate) struct SweepPoint {
     pub(crate) counts: SweepCounts,
 }
 
-/// What one value has denied.
+/// Denials under one value.
 #[derive(Debug)]
 pub(crate) struct SweepCounts {
     /// The position of the swept policy.
     policy: usize,
     /// Requests that the swept policy denied.
     pub(crate) denied: u64,
-    /// Keys that it denied, of those that are counted.
+    /// Keys that it denied, among those counted.
     pub(crate) denied_keys: KeyMap<()>,
     /// Requests that any enforced policy denied.
     pub(crate) denied_in_all: u64,
@@ -98,7 +97,7 @@ impl FromStr for Sweep {
         if step == 0 {
             return Err("the step must be at least 1".to_owned());
         }
-        // The end is tried as well if no step falls on it.
+        // The end is included even if no step falls on it.
         let points = (to - from).div_ceil(step) + 1;
         if points > MAX_SWEEP_POINTS {
             return Err(format!(
@@ -139,8 +138,8 @@ impl SweptSetting {
         }
     }
 
-    /// The next round number of at least `step`: 1, 2 or 5 with zeros; whole seconds and minutes
-    /// for windows.
+    /// The next round number from `step` up: 1, 2 or 5 with zeros; whole seconds and minutes for
+    /// windows.
     fn round_step(self, step: u64) -> u64 {
         if self == Self::Window {
             const SECONDS: [u64; 14] = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 21_600, 86_400];
@@ -171,7 +170,7 @@ impl SweptSetting {
         }
     }
 
-    /// The value that a quota has.
+    /// The value in a quota.
     pub(crate) fn of(self, quota: &Quota) -> u64 {
         match self {
             Self::Limit => quota.limit(),
@@ -200,8 +199,8 @@ impl Sweep {
         Self { deny_at_most, ..self }
     }
 
-    /// The strictest value that denies little enough, and why: the smallest limit, or the longest
-    /// window.
+    /// The strictest value that denies few enough requests (the smallest limit, or the longest
+    /// window), and why.
     pub(crate) fn recommend(
         &self,
         policies: &PolicySet,
@@ -275,7 +274,7 @@ impl Sweep {
     /// The position of the policy to sweep.
     ///
     /// # Errors
-    /// One line: the set has no such policy, or several and none is named.
+    /// One line: the set has no such policy, or several but none is named.
     pub fn position(&self, policies: &PolicySet) -> Result<usize, String> {
         let names: Vec<&str> = policies.iter().map(slidegate::Policy::name).collect();
         let setting = self.setting.name();
@@ -293,7 +292,7 @@ impl Sweep {
         }
     }
 
-    /// A gate for each value.
+    /// One gate per value.
     ///
     /// # Errors
     /// As [`position`](Self::position); or a window is not 1 ms to 366 days, or that of the policy
@@ -321,7 +320,7 @@ impl Sweep {
                 }
                 Ok::<_, String>(policy.clone().with_quota(self.setting.quota(policy.quota(), value)?))
             };
-            // Shadow policies decide nothing, so those that are not swept are left out.
+            // Other shadow policies are dropped: they decide nothing.
             let kept = policies.iter().enumerate().filter(|(at, one)| *at == position || one.is_enforced());
             let kept = kept.filter(|(_, one)| !one.expects_reservations());
             let set = kept.map(swept).collect::<Result<Vec<_>, _>>()?;
@@ -339,7 +338,7 @@ impl Sweep {
 }
 
 impl SweepPoint {
-    /// What it denies, in words.
+    /// Describes its denials.
     fn in_words(&self, (seen, keys): (u64, u64), at_most: Share) -> String {
         let share = percent_beside(self.counts.denied, seen, at_most);
         format!(
@@ -357,7 +356,7 @@ impl SweepPoint {
         batch.for_each(|line| counts.count(&decider.decide(line)));
     }
 
-    /// Keys that the store dropped while they still counted.
+    /// Keys that the store evicted while they still counted.
     pub(crate) fn dropped(&self) -> u64 {
         self.decider.gate().store().stats().dropped
     }

@@ -1,20 +1,19 @@
-//! Timelines: what happened over time, in buckets that widen as the log goes on.
+//! Timelines: counts over time, in buckets that widen as the log continues.
 //!
-//! A log's length is not known when it begins. So buckets begin at one second, and whenever there
-//! are too many, neighbours are merged into the next wider round width. Memory is bounded for any
-//! log.
+//! A log's length is not known at its start. So buckets begin at one second, and when there are too
+//! many, neighbours are merged into the next round width. Memory is bounded for any log.
 
-/// Most buckets of the timelines of a whole replay: more than a chart has pixels to show.
+/// Maximum buckets of a whole replay's timelines: more than a chart has pixels to show.
 pub(crate) const MAX_BUCKETS: usize = 1200;
-/// Most buckets of the timeline of one key: a sparkline's worth, as there are many keys.
+/// Maximum buckets of one key's timeline: enough for a sparkline, because there are many keys.
 pub(crate) const MAX_KEY_BUCKETS: usize = 48;
 
-/// The widths of buckets in seconds; each divides the next. Beyond them a width doubles.
+/// Bucket widths in seconds; each divides the next. Beyond the last, widths double.
 const WIDTHS_SECONDS: [u64; 14] =
     [1, 2, 10, 30, 60, 120, 600, 1800, 3600, 7200, 21_600, 43_200, 86_400, 604_800];
 const SECOND_US: u64 = 1_000_000;
 
-/// What is counted in a bucket.
+/// The content of a bucket.
 pub(crate) trait Bucket: Clone + Default {
     /// Adds a later bucket.
     fn merge(&mut self, later: &Self);
@@ -41,17 +40,16 @@ impl Bucket for VerdictCounts {
     }
 }
 
-/// Buckets of equal width, the first at the first event. A bucket begins at a multiple of its
-/// width.
+/// Buckets of equal width, from the first event on. Each begins at a multiple of the width.
 #[derive(Debug, Clone)]
 pub(crate) struct Timeline<B> {
     max_buckets: usize,
     /// The width of a bucket.
     width_us: u64,
-    /// The start of the first bucket. Meaningless without buckets.
+    /// Start of the first bucket. Meaningless without buckets.
     start_us: u64,
     buckets: Vec<B>,
-    /// The end of the last bucket, which nearly every event falls into.
+    /// End of the last bucket, which nearly every event falls into.
     end_us: u64,
 }
 
@@ -61,7 +59,7 @@ impl<B: Bucket> Timeline<B> {
         Self { max_buckets, width_us, start_us: 0, buckets: Vec::new(), end_us: 0 }
     }
 
-    /// The bucket of a time. Times do not decrease; an earlier one counts as the last.
+    /// The bucket for a time. Times should not decrease; an earlier one counts in the last bucket.
     #[inline]
     pub(crate) fn at(&mut self, time_us: u64) -> &mut B {
         if time_us >= self.end_us || self.buckets.is_empty() {
@@ -99,8 +97,8 @@ impl<B: Bucket> Timeline<B> {
         TimeAxis { start_us: self.start_us, width_us: self.width_us, buckets: self.buckets.len() }
     }
 
-    /// The buckets on the axis of a timeline that covers this one. Wider ones than the axis has go
-    /// to the bucket that they begin in.
+    /// The buckets on the axis of a timeline that covers this one. A bucket wider than the axis's
+    /// goes to the bucket in which it begins.
     pub(crate) fn on(&self, axis: TimeAxis) -> Vec<B> {
         let mut buckets = vec![B::default(); axis.buckets];
         for (at, bucket) in self.buckets.iter().enumerate() {
@@ -114,7 +112,7 @@ impl<B: Bucket> Timeline<B> {
     }
 }
 
-/// The buckets of a timeline without their content.
+/// The buckets of a timeline, without content.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct TimeAxis {
     pub(crate) start_us: u64,
@@ -126,7 +124,7 @@ pub(crate) struct TimeAxis {
 mod tests {
     use super::*;
 
-    /// A chart of a week must have what a naive count has, in memory that does not grow.
+    /// A chart of a week must match a naive count, in bounded memory.
     #[test]
     fn buckets_widen_and_lose_nothing() {
         for (step_us, events) in [(1, 5000u64), (999_999, 5000), (37_000_000, 20_000), (90_000_000_000, 5000)]
@@ -147,7 +145,7 @@ mod tests {
         }
     }
 
-    /// The sparkline of a key stands below the chart of all requests: the times must agree.
+    /// A key's sparkline appears below the chart of all requests: the times must agree.
     #[test]
     fn a_shorter_timeline_is_shown_on_the_axis_of_a_longer_one() {
         let (mut long, mut short) = (Timeline::<u32>::new(10), Timeline::<u32>::new(10));
@@ -161,7 +159,7 @@ mod tests {
         assert_eq!(short.on(long.axis()), [0, 0, 0, 0, 0, 5, 0, 0, 0, 0]);
     }
 
-    /// Logs of a minute with one broken clock in them exist.
+    /// Logs of a minute with one broken clock exist.
     #[test]
     fn an_earlier_time_counts_in_the_last_bucket() {
         let mut timeline = Timeline::<u32>::new(10);

@@ -1,25 +1,25 @@
-//! How results name policies, keys and reasons: the program that reports has its own words, and its
-//! own rules about which keys may be shown.
+//! Wording of results: the reporting program supplies the texts for policies, keys and reasons, and
+//! decides which keys may be shown.
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
 
 use slidegate::{Policy, PolicyDecision};
 
-/// Texts about policies, keys and decisions.
+/// Texts for policies, keys and decisions.
 pub trait Wording: fmt::Debug + Send + Sync {
-    /// A policy in one line.
+    /// Describes a policy in one line.
     fn policy(&self, policy: &Policy) -> String;
 
     /// The key of a decision, redacted as its policy requires.
     fn key(&self, decision: &PolicyDecision<'_>) -> String;
 
-    /// Why it was decided so, in one line, with the key redacted; `None` if no enforced policy
+    /// Explains the decision in one line, with the key redacted; `None` if no enforced policy
     /// applied.
     fn why(&self, decision: Option<&PolicyDecision<'_>>) -> String;
 }
 
-/// Keys as they are, and figures only.
+/// Plain wording: unredacted keys and bare figures.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PlainWording;
 
@@ -44,7 +44,7 @@ impl Wording for PlainWording {
     }
 }
 
-/// A number that is easy to read: `12,345`.
+/// A number with digits grouped: `12,345`.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -57,12 +57,12 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
-/// A number of things, by the word for one of them and for several.
+/// A count with its noun, in singular or plural.
 pub(crate) fn count_of(count: u64, one: &str, several: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { several })
 }
 
-/// The words of a program, made inert.
+/// A program's wording, with texts made harmless for display.
 #[derive(Debug, Clone)]
 pub(crate) struct Words(pub(crate) Arc<dyn Wording>);
 
@@ -80,8 +80,8 @@ impl Words {
     }
 }
 
-/// A text without characters that change how others are shown: clients choose keys, and a mark that
-/// writes from right to left could turn around the line of a report.
+/// Replaces characters that change how others are shown: clients choose keys, and a right-to-left
+/// mark could reverse the line of a report.
 fn inert(text: String) -> String {
     if text.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
         return text;
@@ -97,7 +97,7 @@ fn inert(text: String) -> String {
     shown
 }
 
-/// Marks of direction, joiners, separators of lines and tags: they have no shape of their own.
+/// Direction marks, joiners, line separators and tags: invisible characters.
 fn is_invisible(c: char) -> bool {
     matches!(
         c,
@@ -117,7 +117,7 @@ fn is_invisible(c: char) -> bool {
 mod tests {
     use super::*;
 
-    /// A client's name must not turn around the line that accuses it.
+    /// A client's name must not reverse the line that accuses it.
     #[test]
     fn marks_that_change_how_text_is_shown_are_written_as_their_number() {
         for (text, shown) in [

@@ -1,10 +1,9 @@
 //! Access control for all protocols: tokens and their rights, and protection against cross-site
 //! requests.
 //!
-//! Browsers never send a token on their own, so a request with a token is not checked for its
-//! origin. Without a token the network address is the only credential, and every web page open on
-//! this machine shares it: then `Host`, `Origin` and `Sec-Fetch-Site` must show that no other site
-//! caused the request.
+//! Browsers never send a token on their own, so the origin of a request with a token is not checked. Without
+//! a token the network address is the only credential, and every web page open on this machine shares it:
+//! then `Host`, `Origin` and `Sec-Fetch-Site` must show that no other site caused the request.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -36,23 +35,22 @@ pub(crate) struct Access {
     listen: SocketAddr,
     rules: ArcSwap<AccessRules>,
     attempts: AuthAttempts,
-    /// The rules that every decision needs, as flags in one atomic: [`TOKEN_TO_DECIDE`],
-    /// [`HAS_TOKENS`].
+    /// The rules that every decision needs, as flags in one atomic: [`TOKEN_TO_DECIDE`], [`HAS_TOKENS`].
     flags: AtomicU8,
     /// Notified when the rules have changed.
     changes: watch::Sender<()>,
 }
 
-/// The permission of a request, which a long response asks for again when the rules change.
+/// A request's permission, which a long response checks again when the rules change.
 #[derive(Debug, Clone)]
 pub(crate) struct Grant {
     access: Arc<Access>,
-    /// The request: its header fields and its target.
+    /// The request's header fields and target.
     request: Arc<(HeaderMap, Uri)>,
     wanted: Right,
     connection: Connection,
     changes: watch::Receiver<()>,
-    /// Whether the token reads one key only.
+    /// Whether the token may read only one key.
     pub(crate) is_of_one_key: bool,
 }
 
@@ -61,13 +59,13 @@ const TOKEN_TO_DECIDE: u8 = 1;
 /// Flag: tokens are configured.
 const HAS_TOKENS: u8 = 2;
 
-/// What a request does to the usage of keys.
+/// A request's effect on the usage of keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Check or peek.
     Decide,
-    /// Reset, refund or penalize. They change usage without a decision, so a client could evade its
-    /// own limit or use up another's.
+    /// Reset, refund or penalize. These change usage without a decision: a client could evade its own limit
+    /// or use up another's.
     Adjust,
 }
 
@@ -85,29 +83,28 @@ impl<'r> Credentials<'r> {
     }
 }
 
-/// The operator: the name of the token, or `loopback` or `unix socket` without one; and what a token is
-/// limited to.
+/// The operator: the token's name, or `loopback` or `unix socket`; and the token's restriction.
 #[derive(Debug, Clone)]
 pub(crate) struct By(pub(crate) String, pub(crate) Limited);
 
-/// What a token may read.
+/// The read restriction of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Limited {
-    /// All that its scope permits.
+    /// Everything that its scope permits.
     No,
-    /// One key, as that of a customer.
+    /// One key, for example a customer's.
     ToOneKey,
 }
 
 impl Connection {
     /// The client of an HTTP request.
     pub(crate) fn of(extensions: &Extensions) -> Self {
-        // Without the extension nothing is known about the client, so it has no rights.
+        // Without the extension the client is unknown and has no rights.
         let unknown = Self { peer: None, user: None, is_local: false, is_verified: false };
         extensions.get().copied().unwrap_or(unknown)
     }
 
-    /// The client by its address, or its user on a Unix socket, for idempotency keys.
+    /// The client's address, or its user on a Unix socket, for idempotency keys.
     pub(crate) fn caller(self) -> String {
         match (self.peer, self.user) {
             (Some(peer), _) => format!("address {}", peer.to_canonical()),
@@ -116,8 +113,8 @@ impl Connection {
         }
     }
 
-    /// Whether a web page may have caused the request by DNS rebinding, so that `Host` must name
-    /// this machine. Pages cannot connect to a Unix socket.
+    /// Whether DNS rebinding could let a web page cause the request, so that `Host` must name this machine.
+    /// Pages cannot connect to a Unix socket.
     fn needs_own_host(self) -> bool {
         self.is_local && self.peer.is_some()
     }
@@ -205,8 +202,8 @@ impl Access {
         Ok(By(name.to_owned(), Limited::No))
     }
 
-    /// Whether a request that needs no token may see what a token reads. One without a token is no
-    /// failed attempt.
+    /// Whether a request to a public route may see data that needs a token. A request without a token is not
+    /// a failed attempt.
     pub(crate) fn may_read(&self, request: &HeaderMap, uri: &Uri, connection: Connection) -> bool {
         let has_tokens = self.flags.load(Ordering::Acquire) & HAS_TOKENS != 0;
         (!has_tokens || request.contains_key(header::AUTHORIZATION))
@@ -236,7 +233,7 @@ impl Access {
         self.cross_site_decision(request, is_cross_site, connection.peer)
     }
 
-    /// Checks a request that may be cross-site. One with a valid token is not.
+    /// Checks a request that may be cross-site. A valid token proves that it is not.
     #[cold]
     fn cross_site_decision(
         &self,
@@ -265,9 +262,9 @@ impl Access {
         }))
     }
 
-    /// Rejects a decision by `GET` that a page may have made a browser send to an address in plain HTTP.
-    /// Browsers mark such a request neither with `Sec-Fetch-Site` nor with `Origin`, as they do others.
-    /// A valid token shows a program.
+    /// Rejects a decision by `GET` that a page may have made a browser send to a plain HTTP address: browsers
+    /// mark such a request with neither `Sec-Fetch-Site` nor `Origin`. A valid token proves that a program
+    /// sent it.
     fn reject_unmarked_page(&self, request: &HeaderMap, peer: Option<IpAddr>) -> Result<(), Problem> {
         if !cross_site::is_unmarked_browser(request) {
             return Ok(());
@@ -283,11 +280,11 @@ impl Access {
         ))
     }
 
-    /// Checks an auth request of a proxy. Its `Host`, `Origin` and `Sec-Fetch-Site` are those of
-    /// the proxy's client. DNS rebinding shows in the port: a browser sends this service's port in
-    /// `Host`, a proxy's client sends the proxy's.
+    /// Checks a proxy's auth request. Its `Host`, `Origin` and `Sec-Fetch-Site` come from the proxy's client.
+    /// The port reveals DNS rebinding: a browser sends this service's port in `Host`, a proxy's client sends
+    /// the proxy's.
     ///
-    /// A cross-site page without rebinding cannot set the header fields that an auth request needs.
+    /// A cross-site page without rebinding cannot set the header fields of an auth request.
     pub(crate) fn proxy(&self, request: &HeaderMap, connection: Connection) -> Result<(), Problem> {
         if !connection.is_verified && self.needs_token(Action::Decide, true) {
             let authorization = request.get(header::AUTHORIZATION);
@@ -310,7 +307,7 @@ impl Access {
         Ok(())
     }
 
-    /// Checks a gRPC call; `authorization` is its metadata of that name.
+    /// Checks a gRPC call; `authorization` is the metadata of that name.
     #[inline]
     pub(crate) fn call(
         &self,
@@ -341,8 +338,8 @@ impl Access {
         self.token(&self.rules.load(), credentials, Right::Decide).map(drop)
     }
 
-    /// Whose idempotency keys those of a request are: those of its token, else of its address or user.
-    /// Nobody else gets the ticket of a reservation by repeating its key.
+    /// The owner of a request's idempotency keys: its token, else its address or user. Nobody else gets a
+    /// reservation's ticket by repeating its key.
     pub(crate) fn caller(&self, request: &HeaderMap, connection: Connection) -> String {
         let rules = self.rules.load();
         match presented(request.get(header::AUTHORIZATION)).and_then(|text| tokens::find(&rules.tokens, text))
@@ -352,7 +349,7 @@ impl Access {
         }
     }
 
-    /// Whether the token of a request reads one key only.
+    /// Whether the request's token may read only one key.
     fn is_of_one_key(&self, request: &HeaderMap) -> bool {
         let rules = self.rules.load();
         let token =
@@ -400,8 +397,7 @@ impl Access {
 }
 
 impl Grant {
-    /// Waits until the rules do not permit the request any more, such as those of a reload that removes
-    /// its token.
+    /// Waits until the rules no longer permit the request, for example after a reload that removes its token.
     pub(crate) async fn revoked(&mut self) {
         while self.changes.changed().await.is_ok() {
             if !self.is_permitted() {
@@ -410,7 +406,7 @@ impl Grant {
         }
     }
 
-    /// Whether the rules have changed and do not permit the request any more.
+    /// Whether the rules have changed and no longer permit the request.
     pub(crate) fn is_revoked(&mut self) -> bool {
         if !self.changes.has_changed().unwrap_or(false) {
             return false;
@@ -421,13 +417,13 @@ impl Grant {
 
     fn is_permitted(&self) -> bool {
         let (headers, uri) = &*self.request;
-        // Without its address: a token that was removed is no guess.
+        // Without the address: a removed token is not a guess.
         let credentials = Credentials::over_http(headers, None);
         self.access.operator_with(&credentials, headers, uri, (self.wanted, self.connection)).is_ok()
     }
 }
 
-/// Rejects a request with two of a field that may come once: programs disagree on which one counts.
+/// Rejects a request that repeats a field allowed once: programs disagree on which one counts.
 #[inline]
 pub(crate) fn reject_repeated(headers: &HeaderMap) -> Result<(), Problem> {
     // Few requests repeat any field.
@@ -458,15 +454,14 @@ pub(crate) async fn may_act(
     Ok(next.run(request).await)
 }
 
-/// Middleware of admin routes. Those that make changes reject cross-site requests even with a
-/// token.
+/// Middleware of admin routes. Routes that make changes reject cross-site requests even with a token.
 pub(crate) async fn may_operate(
     State((access, right)): State<(Arc<Access>, Right)>,
     mut request: Request<Body>,
     next: Next,
 ) -> Result<Response, Problem> {
     let connection = Connection::of(request.extensions());
-    // Before the rules are read, so that no change of them is missed.
+    // Subscribed before reading the rules, so that no change is missed.
     let changes = access.changes.subscribe();
     let by = access.operator(request.headers(), request.uri(), right, connection)?;
     let is_of_one_key = access.is_of_one_key(request.headers());
@@ -487,7 +482,7 @@ pub(crate) async fn may_operate(
     Ok(next.run(request).await)
 }
 
-/// The token that a field presents.
+/// The token presented in a field.
 fn presented(authorization: Option<&HeaderValue>) -> Option<&str> {
     let (scheme, token) = authorization?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())

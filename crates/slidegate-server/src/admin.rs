@@ -1,7 +1,7 @@
 //! Admin routes under `/v1`: inspect and change the running service.
 //!
-//! They require a token, or a listener on loopback. Without either they return an error, and
-//! decisions are still served.
+//! They require a token or a loopback listener. Without either they return an error, and decisions
+//! are still served.
 
 use std::sync::Arc;
 
@@ -27,13 +27,13 @@ mod status;
 
 pub(crate) use state::Admin;
 
-/// These routes, for callers with the right to read.
+/// Restricts these routes to callers with the right to read.
 pub(crate) fn for_readers(app: &Arc<App>, routes: Routes) -> Routes {
     let readers = (Arc::clone(&app.access), Right::Read);
     routes.behind(|router| router.route_layer(from_fn_with_state(readers, access::may_operate)))
 }
 
-/// The routes, those of the observer included.
+/// The routes, including the observer's.
 pub(crate) fn routes(admin: &Arc<Admin>) -> Routes {
     let reading = [
         ("/v1/status", get(status::status)),

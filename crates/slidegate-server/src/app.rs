@@ -1,7 +1,7 @@
-//! The app: the parts that all protocols share, and the only way to a decision, [`App::call`].
+//! The app: the parts shared by all protocols, and the only way to a decision, [`App::call`].
 //!
-//! A protocol turns its bytes into a [`Request`] with [`Attributes`], decides it with a [`Call`],
-//! and writes the decisions in its own format. It knows no store and no algorithm.
+//! A protocol turns its bytes into a [`Request`] with [`Attributes`], decides it with a [`Call`], and writes
+//! the decisions in its own format. It knows neither stores nor algorithms.
 
 use std::collections::HashMap;
 use std::future::{Ready, ready};
@@ -51,7 +51,7 @@ const SELF_CHECK: &str = "slidegate self-check";
 /// Sweeps that together cover the whole memory store.
 const SWEEPS_PER_ROUND: usize = 64;
 
-/// The parts that all protocols share.
+/// The parts shared by all protocols.
 #[derive(Debug)]
 pub(crate) struct App {
     engine: Arc<Engine>,
@@ -63,9 +63,9 @@ pub(crate) struct App {
     pub(crate) readiness: Readiness,
     /// The connections of all listeners.
     pub(crate) connections: Arc<ConnectionBudget>,
-    /// Where usage outlives a restart, if configured.
+    /// Preserves usage across restarts, if configured.
     pub(crate) snapshots: Option<Snapshots>,
-    /// The instances that share the store, unless that is turned off.
+    /// The instances that share the store, unless disabled.
     fleet: Option<Fleet>,
 }
 
@@ -83,7 +83,7 @@ impl App {
         Self::over(config, memory, snapshots)
     }
 
-    /// The app over this memory store, unless a shared one is configured.
+    /// The app over this memory store, unless a shared store is configured.
     pub(crate) fn over(
         config: Config,
         memory: MemoryStore,
@@ -118,13 +118,13 @@ impl App {
         })
     }
 
-    /// Starts a call of a client, which makes and records all of its decisions.
+    /// Starts a client's call, which makes and records all of its decisions.
     pub(crate) fn call(&self, caller: impl Into<Caller>) -> Call<'_> {
         self.engine.call(caller)
     }
 
-    /// Completes what decides one request. In memory that is done here: such a future has two
-    /// kilobytes, and as a part of its caller's it would be moved with every request.
+    /// Completes the future of one request's decision: at once for the memory store. Such a future has 2 kB,
+    /// which would otherwise be moved with its caller's on every request.
     #[inline(always)] // a call would move it
     pub(crate) fn complete<F: Future>(&self, decision: F) -> Either<Ready<F::Output>, Pin<Box<F>>> {
         if self.store().is_in_memory() {
@@ -135,8 +135,8 @@ impl App {
         }
     }
 
-    /// Resets the request's keys under every policy that applies. Returns whether they had usage.
-    /// For limits of envoyproxy/ratelimit files, also resets the denied hits.
+    /// Resets the request's keys under every policy that applies. Returns whether they had usage. For
+    /// envoyproxy/ratelimit limits, also resets the denied hits.
     ///
     /// # Errors
     /// A shared store did not reply in time: the keys may or may not have been reset.
@@ -157,22 +157,20 @@ impl App {
         Ok(self.store().reset(&refused).await? || existed)
     }
 
-    /// The active policies.
     pub(crate) fn policies(&self) -> Arc<PolicySet> {
         self.engine.store.policies()
     }
 
-    /// Describes a policy.
     pub(crate) fn describe(&self, policy: &Policy) -> String {
         describe(policy, self.engine.store.storage())
     }
 
-    /// What the reservations hold that this process made and that are open, by policy.
+    /// Cost held by open reservations of this process, by policy.
     pub(crate) fn open_reservations(&self) -> HashMap<Arc<str>, OpenCost> {
         self.engine.open_reservations.costs(&self.policies())
     }
 
-    /// What reservations that this process made hold, by policy and key: of one policy, or of all.
+    /// Cost held by open reservations of this process, by policy and key; `None`: of all policies.
     pub(crate) fn held_by_key(&self, policy: Option<&str>) -> HashMap<(Arc<str>, Arc<str>), u64> {
         let mut held = self.engine.open_reservations.held(policy);
         let policies = self.policies();
@@ -182,13 +180,13 @@ impl App {
         held
     }
 
-    /// How many reservations of this process are missing among the open ones, as there were too many.
+    /// Reservations of this process that are not tracked, because there were too many.
     pub(crate) fn reservations_not_noted(&self) -> u64 {
         self.engine.open_reservations.not_noted()
     }
 
-    /// Reports keys that cross thresholds, until the process ends. With a shared store, one instance
-    /// reports each.
+    /// Reports keys that cross thresholds, until the process ends. With a shared store, one instance reports
+    /// each crossing.
     pub(crate) async fn report_crossings(&self) {
         let notifications = &self.observer().notifications;
         let Some(mut queue) = notifications.take_queue() else { return };
@@ -214,7 +212,6 @@ impl App {
         self.engine.watch_reservations().await;
     }
 
-    /// The store.
     pub(crate) fn store(&self) -> &Store {
         &self.engine.store
     }
@@ -224,7 +221,7 @@ impl App {
         self.engine.store.shared()
     }
 
-    /// Counts the instances that share the store, and publishes what this one does, if configured.
+    /// Counts the instances that share the store and publishes this one's record, if configured.
     pub(crate) async fn count_instances(&self) {
         let Some(shared) = self.shared() else { return };
         match &self.fleet {
@@ -233,11 +230,10 @@ impl App {
         }
     }
 
-    /// The instances that share the store: all, or the one with this name or id. `None` if there is
-    /// no fleet.
+    /// The instances that share the store: all, or the one with this name or id. `None` without a fleet.
     ///
     /// # Errors
-    /// There is no such instance.
+    /// The fleet has no instance with this name or id.
     pub(crate) async fn fleet(&self, instance: Option<&str>) -> Result<Option<FleetView>, String> {
         match (&self.fleet, self.shared()) {
             (Some(fleet), Some(shared)) => fleet.view(&self.active, shared, instance).await.map(Some),
@@ -250,25 +246,24 @@ impl App {
         }
     }
 
-    /// Adds what the other instances decided to a history of this one.
+    /// Adds the decisions of other instances to this one's history.
     pub(crate) fn add_other_instances(&self, history: &mut HistoryReport) {
         if let Some(fleet) = &self.fleet {
             history.add_others(fleet.other_counts(&history.times_ms()));
         }
     }
 
-    /// How long the instances have differed in version or configuration. `None` if there is no fleet.
+    /// How long the instances have differed in version or configuration. `None` without a fleet.
     pub(crate) fn fleet_differs_for(&self) -> Option<Duration> {
         self.fleet.as_ref().map(|fleet| fleet.differs_for().unwrap_or_default())
     }
 
-    /// Whether decisions may currently come from fallbacks, because the shared store is
-    /// unavailable.
+    /// Whether fallbacks may currently decide, because the shared store is unavailable.
     pub(crate) fn is_degraded(&self) -> bool {
         self.shared().is_some_and(Shared::is_degraded)
     }
 
-    /// Why decisions may come from fallbacks, in words without addresses and errors.
+    /// Why fallbacks may decide, without addresses or error texts.
     pub(crate) fn degradation(&self) -> Option<&'static str> {
         self.shared().and_then(Shared::degradation)
     }
@@ -278,18 +273,17 @@ impl App {
         self.shared().map_or_else(|| serde_json::json!({ "kind": "memory" }), Shared::state)
     }
 
-    /// What records decisions.
+    /// The recorder of decisions.
     pub(crate) fn observer(&self) -> &Observer {
         &self.engine.observer
     }
 
-    /// Counts of shadow policies and candidates.
     pub(crate) fn shadows(&self) -> &Shadows {
         &self.engine.shadows
     }
 
-    /// Peeks at a key that no request has, through the store. Not recorded. Does not complete if
-    /// decisions hang.
+    /// Peeks, through the store, at a key that no request has. Not recorded. Does not complete if decisions
+    /// hang.
     pub(crate) async fn self_check(&self) {
         let policies = self.policies();
         let Some(policy) = listed(&policies).next() else { return };
@@ -305,7 +299,7 @@ impl App {
         self.store().apply(Some(Verb::Peek), std::slice::from_ref(&request)).await;
     }
 
-    /// Removes expired keys, a part of the store at a time.
+    /// Removes expired keys from a part of the store.
     pub(crate) fn sweep(&self) {
         self.store().sweep(self.store().stats().max_keys / SWEEPS_PER_ROUND);
     }

@@ -1,12 +1,12 @@
 //! Auth requests: a proxy asks whether to forward a request (nginx `auth_request`, Caddy and
 //! Traefik `forward_auth`).
 //!
-//! Attributes come from headers that the proxy sets and from the query of its auth request, never
-//! from the client: the files in `deploy/` remove these headers from client requests. nginx accepts
-//! only 2xx, 401 and 403, so it gets 403 with the actual status, 429 or 503, in a header.
+//! Attributes come from headers set by the proxy and from its auth request's query, never from the client:
+//! the files in `deploy/` remove these headers from client requests. nginx accepts only 2xx, 401 and 403, so
+//! it gets 403 with the actual status, 429 or 503, in a header.
 //!
-//! Whatever a proxy's client chooses is decided: any method, and values of any bytes and length. A proxy
-//! may take an error for an unavailable service and let the request pass.
+//! Everything that a proxy's client chooses is decided: any method, and values of any bytes and length. A
+//! proxy may take an error for an unavailable service and let the request pass.
 
 use std::borrow::Cow;
 use std::net::IpAddr;
@@ -29,7 +29,7 @@ use crate::request::UNKNOWN;
 /// The paths of auth requests.
 pub(super) const PATHS: [&str; 2] = ["/v1/auth", "/v1/auth/{proxy}"];
 
-/// The header with the status for the client, for proxies that accept only 403.
+/// The header with the client's status, for proxies that accept only 403.
 const STATUS: HeaderName = HeaderName::from_static("slidegate-status");
 
 /// Handles auth requests.
@@ -37,7 +37,7 @@ pub(super) struct AuthHandler {
     auth: Auth,
 }
 
-/// The name of the proxy in a path, empty if it has none. `None` for other paths.
+/// The proxy's name in a path, empty if missing. `None` for other paths.
 pub(super) fn proxy(path: &str) -> Option<&str> {
     let rest = path.strip_prefix(PATHS[0])?;
     if rest.is_empty() { Some(rest) } else { rest.strip_prefix('/') }
@@ -48,7 +48,7 @@ impl AuthHandler {
         Self { auth }
     }
 
-    /// Responds to an auth request. Its body is not read.
+    /// Responds to an auth request, without reading its body.
     pub(super) async fn answer<B>(
         &self,
         app: &App,
@@ -144,8 +144,8 @@ impl AuthHandler {
     }
 }
 
-/// The client's address; the proxy's own if the proxy is not trusted or forwards none. `None` if what it
-/// forwards cannot be read, or nobody has an address: such clients count as one, and as nobody else.
+/// The client's address, or the proxy's own if the proxy is untrusted or forwards none. `None` if the
+/// forwarded address is unreadable or there is none: such clients count as one, separate from all others.
 fn client(rule: &ClientAddr, peer: Option<IpAddr>, headers: &HeaderMap) -> Option<IpAddr> {
     let fields = headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
     let client = rule.resolve(peer, fields);

@@ -1,8 +1,8 @@
-//! The caller of a decision: the protocol, and the trace of the request.
+//! The caller of a decision: its protocol and trace.
 
 use opentelemetry::Context;
 
-/// How a request came in.
+/// The protocol of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Protocol {
     Http,
@@ -14,7 +14,6 @@ pub(crate) enum Protocol {
 impl Protocol {
     pub(crate) const ALL: [Self; 4] = [Self::Http, Self::AuthRequest, Self::Resp, Self::Grpc];
 
-    /// The name in events and metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Http => "http",
@@ -29,7 +28,8 @@ impl Protocol {
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
     pub(crate) protocol: Protocol,
-    /// The context with the caller's span. `None` if the request names none, or traces are off.
+    /// The context with the caller's span. `None` if the request names none, or tracing is
+    /// disabled.
     pub(crate) parent: Option<Context>,
 }
 

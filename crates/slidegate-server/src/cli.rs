@@ -36,7 +36,7 @@ mod validate;
 pub(crate) mod values;
 mod wording;
 
-/// The version as a bug report needs it. `-V` prints the first line.
+/// The version as bug reports need it. `-V` prints the first line.
 const VERSION: &str = concat!(
     env!("CARGO_PKG_VERSION"),
     "\nrevision: ",
@@ -166,8 +166,8 @@ impl Cli {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// The log level of the command line, or with --envoy-env of the environment. Invalid settings
-    /// are reported later.
+    /// The log level from the command line, or with --envoy-env from the environment. Invalid
+    /// settings are reported later.
     fn log_level(&self) -> String {
         let of_environment = || match &self.command {
             Command::Serve(serve::ServeArgs { envoy, .. }) if envoy.envoy_env => {
@@ -179,7 +179,7 @@ impl Cli {
     }
 }
 
-/// Warnings of the HTTP/2 library about what clients do: they could fill a disk.
+/// Silences the HTTP/2 library's warnings about client behaviour: they could fill a disk.
 const QUIET: &str = "h2=error";
 
 fn start_log(level: &str, is_json: bool) -> Result<(), Failure> {
@@ -189,7 +189,7 @@ fn start_log(level: &str, is_json: bool) -> Result<(), Failure> {
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        // These errors would go to standard error, which is what failed.
+        // These errors would go to standard error, which just failed.
         .log_internal_errors(false);
     if is_json {
         log.json().init();

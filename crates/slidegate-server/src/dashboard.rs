@@ -64,9 +64,9 @@ static FILES: [File; 29] = [
     file!("/dashboard/uplot.LICENSE", TEXT, "vendor/uplot.LICENSE"),
 ];
 
-/// uPlot, for other pages with charts.
+/// uPlot, also used by other pages with charts.
 pub(crate) const CHART_SCRIPT: &str = include_str!("dashboard/vendor/uplot.min.js");
-/// The style of uPlot.
+/// uPlot's style sheet.
 pub(crate) const CHART_STYLE: &str = include_str!("dashboard/vendor/uplot.min.css");
 
 /// Security headers: no external or inline resources, no HTML from strings, no framing.
@@ -86,7 +86,6 @@ const SECURITY_HEADERS: [(HeaderName, HeaderValue); 6] = [
     (HeaderName::from_static("cross-origin-resource-policy"), HeaderValue::from_static("same-origin")),
 ];
 
-/// The routes of the dashboard.
 pub(crate) fn routes() -> Routes {
     let table = [
         ("/", get(async move |headers: HeaderMap| FILES[0].respond(&headers))),
@@ -105,7 +104,7 @@ async fn file(Path(name): Path<String>, headers: HeaderMap) -> Result<Response, 
 }
 
 impl File {
-    /// The `ETag`: a hash of the content. It may differ between versions of the program.
+    /// The `ETag`: a hash of the content. May differ between program versions.
     fn etag(&self) -> HeaderValue {
         let mut hasher = DefaultHasher::new();
         self.content.hash(&mut hasher);

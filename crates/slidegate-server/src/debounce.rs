@@ -1,12 +1,11 @@
-//! Debounces the state of polled files: a change counts once two polls in a row have seen it.
+//! Debounces the state of polled files: a change counts once two consecutive polls have seen it.
 //!
 //! So a file that is still being written is not read. Files are polled because file system events
-//! would need a watch on every part of a path, which is lost when a link in it is replaced.
+//! would need a watch on every part of a path, lost when a link in it is replaced.
 
 use std::time::Duration;
 
-/// Time between polls. A change is in force within two of them; Kubernetes volumes take a minute to
-/// update.
+/// Poll interval. A change is active within two polls; Kubernetes volumes take a minute to update.
 pub(crate) const POLL_EVERY: Duration = Duration::from_millis(500);
 
 /// The state at the last poll, and whether it has been reported.
@@ -18,12 +17,12 @@ pub(crate) struct Debounced<S> {
 
 impl<S: PartialEq> Debounced<S> {
     /// Starts with the current state, which counts as reported. Poll it before reading the files,
-    /// so that a change in between is noticed.
+    /// so a change in between is noticed.
     pub(crate) fn new(state: S) -> Self {
         Self { last: state, is_settled: true }
     }
 
-    /// Whether the state has changed and is the same as at the last poll. `true` once per change.
+    /// Whether the state has changed and equals the last poll's. `true` once per change.
     pub(crate) fn is_due(&mut self, state: S) -> bool {
         if state != self.last {
             *self = Self { last: state, is_settled: false };
@@ -42,7 +41,7 @@ impl<S: PartialEq> Debounced<S> {
 mod tests {
     use super::*;
 
-    /// Half of a file must not be reported as an invalid file.
+    /// A half-written file must not be reported as invalid.
     #[test]
     fn a_change_is_due_once_when_it_has_settled() {
         let mut state = Debounced::new(1);

@@ -1,13 +1,12 @@
-//! Configuration of envoyproxy/ratelimit: its YAML files, compiled to policies, and the limit of a
-//! descriptor.
+//! envoyproxy/ratelimit configuration: YAML files compiled to policies, and the lookup of a descriptor's
+//! limit.
 //!
-//! Every limit becomes a policy, so its decisions take the same path as all others: windows slide,
-//! and a denied request is not charged. These policies apply only to requests that name them with
+//! Every limit becomes a policy, so its decisions take the same path as all others: windows slide, and a
+//! denied request is not charged. These policies apply only to requests that name them with
 //! [`slidegate::Request::under`].
 //!
-//! A handler calls [`LiveConfig::current`] once per call and holds the result until the call is
-//! decided. Policies that a reload drops stay in force until no call holds the config they came
-//! from.
+//! A handler calls [`LiveConfig::current`] once per call and holds the result until the call is decided.
+//! Policies dropped by a reload stay active until no call holds their config.
 
 mod build;
 mod explain;
@@ -38,10 +37,10 @@ pub(crate) use settings::{HeaderNames, Settings};
 pub(crate) use statistics::{HitCounter, LimitCounters, RecordedHits, Statistics};
 pub(crate) use watch::{ConfigWatcher, LiveConfig};
 
-/// The attribute that the policies of limits count by: the key of a [`LimitMatch`].
+/// The scope attribute of limits' policies: the key of a [`LimitMatch`].
 pub(crate) const SCOPE: &str = "descriptor";
 
-/// The compiled config files of a folder. Immutable; a reload makes a new one.
+/// The compiled config files of a folder. Immutable; a reload creates a new one.
 #[derive(Debug)]
 pub(crate) struct EnvoyConfig {
     options: ReadOptions,
@@ -65,17 +64,16 @@ pub(crate) struct ReadOptions {
     pub(crate) merge_domains: bool,
     /// The algorithm of limits that do not set one.
     pub(crate) algorithm: Algorithm,
-    /// What units of an hour and longer are, if not lengths of time.
+    /// Calendar windows for units of an hour and longer, if not fixed lengths.
     pub(crate) calendar: Option<CalendarWindows>,
-    /// How limits that do not set it treat a cost above what remains.
+    /// Treatment of a cost above what remains, for limits that do not set it.
     pub(crate) excess: Excess,
     /// The prefix of every counter key.
     pub(crate) key_prefix: String,
 }
 
 impl ReadOptions {
-    /// The quota of a limit, which may name an algorithm of its own. That decides about the window too:
-    /// only fixed windows follow a calendar.
+    /// The quota of a limit, which may name its own algorithm. Only fixed windows follow a calendar.
     fn quota(&self, rate: Rate, own: Option<Algorithm>) -> Quota {
         let limit = rate.requests_per_unit.into();
         let calendar = self.calendar.and_then(|windows| windows.of(rate.unit));
@@ -118,10 +116,10 @@ impl ConfigError {
 
 /// The limit of one descriptor.
 #[derive(Debug)]
-// A call has a few of them, and a box would cost each an allocation.
+// A call has few of them; boxing would cost an allocation each.
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum Lookup<'e> {
-    /// No limit: nothing is counted. `domain_found` says whether any file has the domain.
+    /// No limit: nothing is counted.
     NoMatch {
         /// Whether any file has the domain.
         domain_found: bool,
@@ -133,33 +131,30 @@ pub(crate) enum Lookup<'e> {
         /// The name of its statistics.
         stat_key: Cow<'e, StatKey>,
     },
-    /// A limit.
     Limited(LimitMatch<'e>),
 }
 
-/// The limit of one descriptor, with the counter it uses.
+/// A descriptor's limit and its counter.
 #[derive(Debug)]
 pub(crate) struct LimitMatch<'e> {
-    /// The options besides the rate. Defaults for a limit that the request carries.
+    /// The options besides the rate. Defaults for a limit carried by the request.
     pub(crate) rule: &'e Rule,
-    /// Its policy. There is one per limit and domain, so its name may be a metric label.
+    /// Its policy. One per limit and domain, so its name may be a metric label.
     pub(crate) policy: &'e str,
-    /// The counter key: the value of [`SCOPE`]. Descriptors share one only with `share_threshold`.
+    /// The counter key: the value of [`SCOPE`]. Only with `share_threshold` do descriptors share one.
     pub(crate) key: String,
-    /// The limit and its unit.
     pub(crate) rate: Rate,
-    /// Only for a limit that the request carries: replaces the policy's quota.
+    /// Only for a limit carried by the request: replaces the policy's quota.
     pub(crate) quota: Option<Quota>,
-    /// How a cost above what remains is treated.
+    /// Treatment of a cost above what remains.
     pub(crate) excess: Excess,
-    /// The name of its statistics. Owned if it contains values of the request; those are unbounded.
+    /// The name of its statistics. Owned if it contains request values, which are unbounded.
     stat_key: Cow<'e, StatKey>,
-    /// The counters of the name without such values.
+    /// The counters of the name without request values.
     pub(crate) counters: &'e LimitCounters,
 }
 
 impl LimitMatch<'_> {
-    /// Records hits on this limit.
     pub(crate) fn record(&self, statistics: &Statistics, hits: &RecordedHits) {
         let valued = match &self.stat_key {
             Cow::Owned(key) => Some(key),
@@ -187,7 +182,7 @@ impl EnvoyConfig {
         }
     }
 
-    /// The limit of a descriptor, given by its entries and the limit that it carries.
+    /// The limit for a descriptor's entries and the limit that it carries.
     pub(crate) fn lookup<'e>(
         &'e self,
         domain: &str,
@@ -238,7 +233,7 @@ impl EnvoyConfig {
         Lookup::Limited(LimitMatch { rule, policy, key, rate, quota: None, excess, stat_key, counters })
     }
 
-    /// One policy per limit, and one per domain for limits that requests carry.
+    /// One policy per limit, and one per domain for limits carried by requests.
     pub(crate) fn policies(&self) -> &[Policy] {
         &self.policies
     }
@@ -246,13 +241,13 @@ impl EnvoyConfig {
     /// The size: `12 limits in 3 domains`. Unlimited entries do not count.
     pub(crate) fn summary(&self) -> String {
         let domains = self.domains.len();
-        // Each domain has a policy beside those of its limits.
+        // Each domain has one policy besides those of its limits.
         let limits = self.policies.len() - domains;
         let plural = |count: usize| if count == 1 { "" } else { "s" };
         format!("{limits} limit{} in {domains} domain{}", plural(limits), plural(domains))
     }
 
-    /// The body of a `/json` request that matches the first limit, to try the service with.
+    /// The body of a `/json` request that matches the first limit, to try out the service.
     pub(crate) fn example(&self) -> Option<String> {
         self.domains.iter().find_map(|(domain, levels)| {
             let entries = levels.top.first_limit()?;
@@ -306,7 +301,7 @@ fn dump(level: &Level, out: &mut String) {
     }
 }
 
-/// Which of a request's lookups do not apply because the limit of another one `replaces` theirs.
+/// Which lookups of a request do not apply, because another one's limit `replaces` theirs.
 pub(crate) fn replaced(lookups: &[Lookup<'_>]) -> Vec<bool> {
     let rules = || {
         lookups.iter().map(|lookup| match lookup {
@@ -398,7 +393,7 @@ mod tests {
         assert!(matches!(envoy.lookup("test-domain", &[], None), Lookup::NoMatch { domain_found: true }));
     }
 
-    /// Operators compare `/rlconfig` with that of envoyproxy/ratelimit.
+    /// Operators compare `/rlconfig` with envoyproxy/ratelimit's.
     #[test]
     fn the_dump_has_one_line_per_limit() {
         let dump = read(LEVELS).dump();

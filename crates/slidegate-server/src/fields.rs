@@ -6,7 +6,7 @@ use slidegate_http::headers::HeaderOptions;
 
 /// Decisions must not be cached.
 pub(super) const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
-/// Capacity for the default headers of a response, so that the map does not grow.
+/// Capacity for a response's default headers, so the map does not grow.
 pub(super) const USUAL: usize = 12;
 
 /// Adds the rate-limit headers of a check.

@@ -1,4 +1,4 @@
-//! Entry points of the fuzz targets into what is not public. They exist in fuzzed builds only.
+//! Fuzz entry points for private functions. Only in fuzzed builds.
 
 use crate::config::{Config, Storage, describe};
 use crate::envoy::{EnvoyConfig, ReadOptions};
@@ -7,7 +7,7 @@ use crate::query;
 pub use crate::http::fuzzing::{batch_body, body, query_string};
 pub use crate::resp::fuzzing::commands;
 
-/// Reads a config file. Returns what `slidegate validate` prints of its policies.
+/// Reads a config file. Returns the policies as printed by `slidegate validate`.
 ///
 /// # Errors
 /// Its mistakes, one per line.
@@ -26,7 +26,7 @@ pub fn pairs(query: &str) -> Vec<(Vec<u8>, Vec<u8>)> {
 /// Reads a JSON object without duplicate names.
 ///
 /// # Errors
-/// What is wrong with it.
+/// Why it is invalid.
 pub fn members(bytes: &[u8]) -> Result<serde_json::Map<String, serde_json::Value>, String> {
     crate::json_body::members(bytes).map_err(|problem| format!("{problem:?}"))
 }

@@ -1,4 +1,5 @@
-//! Envoy's rate-limit service over gRPC, and the HTTP paths of envoyproxy/ratelimit: the listener, the HTTP/2 connections and their bounds, the services, and the handler of calls.
+//! Envoy's rate-limit service over gRPC, and the HTTP paths of envoyproxy/ratelimit: listener, bounded HTTP/2
+//! connections, services and call handler.
 
 mod codec;
 mod connection;
@@ -19,10 +20,10 @@ pub(crate) use handler::{ConfigFiles, RateLimitHandler};
 pub(crate) use json::{config_routes, debug_router, routes};
 pub(crate) use listener::{TLS, bind};
 
-/// Largest message of a call, as gRPC servers have by default, that of envoyproxy/ratelimit included. Envoy
-/// accepts request heads of 60 KiB, and may copy all of one into each descriptor.
+/// Maximum message of a rate-limit call: the default of gRPC servers, including envoyproxy/ratelimit. Envoy
+/// accepts request heads of 60 KiB and may copy a whole one into each descriptor.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;
-/// Largest message of other calls, health checks and reflection, which are decoded whole.
+/// Maximum message of other calls (health checks, reflection), which are decoded whole.
 const MAX_OTHER_MESSAGE_BYTES: usize = 1 << 20;
-/// A client that does not send the whole body of a call within this time gets an error.
+/// A call whose body is not complete within this time gets an error.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,8 +1,7 @@
 //! Blocking HTTP client of the commands and the trace exporter, with TLS.
 //!
-//! Trusts the system's certificate authorities, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`. Only
-//! TLS to another machine goes through the proxy of the environment: in a tunnel, where the proxy
-//! cannot read the token.
+//! Trusts the system's certificate authorities, or those of `SSL_CERT_FILE` and `SSL_CERT_DIR`. Only TLS to
+//! another machine uses the environment's proxy, as a tunnel, in which the proxy cannot read the token.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,8 +15,8 @@ use ureq::Proxy;
 use ureq::http::Uri;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
-/// A client for one URL. Error statuses are not `Err`. Redirects are not followed: the request may
-/// carry a token meant for this server only.
+/// A client for one URL. Error statuses are not `Err`. Redirects are not followed: the request may carry a
+/// token meant for this server only.
 ///
 /// # Errors
 /// The URL begins with `https:`, and `ca_file` cannot be read or the system trusts no certificate
@@ -35,8 +34,7 @@ pub(crate) fn agent(url: &str, timeout: Duration, ca_file: Option<&Path>) -> Res
     Ok(config.build().into())
 }
 
-/// The scheme, host and port of a URL, for messages: its path and query, and a name and password
-/// before the host, may be secret.
+/// A URL's scheme, host and port, for messages: its path, query, user name and password may be secret.
 pub(crate) fn origin(url: &str) -> String {
     let uri: Option<Uri> = url.parse().ok();
     let parts = uri.as_ref().and_then(|uri| Some((uri.scheme_str()?, uri.authority()?.as_str())));
@@ -45,7 +43,7 @@ pub(crate) fn origin(url: &str) -> String {
     format!("{scheme}://{host}")
 }
 
-/// A URL without the name and password before its host, for messages.
+/// A URL without user name and password, for messages.
 pub(crate) fn without_login(url: &str) -> String {
     let Some((before, rest)) = url.rsplit_once('@') else { return url.to_owned() };
     let scheme = before.split_once("://").map_or("", |(scheme, _)| scheme);
@@ -53,7 +51,7 @@ pub(crate) fn without_login(url: &str) -> String {
     format!("{scheme}{}***@{rest}", if scheme.is_empty() { "" } else { "://" })
 }
 
-/// An error without the URL that it may repeat.
+/// The error's text without the URL that it may repeat.
 pub(crate) fn without_url(error: &ureq::Error, url: &str) -> String {
     hidden(&error.to_string(), url)
 }
@@ -67,8 +65,8 @@ fn hidden(error: &str, url: &str) -> String {
     }
 }
 
-/// Whether the proxy of `ALL_PROXY`, `HTTPS_PROXY` or `HTTP_PROXY` may be used for a URL. It then
-/// still bypasses the hosts of `NO_PROXY`.
+/// Whether a URL may use the proxy of `ALL_PROXY`, `HTTPS_PROXY` or `HTTP_PROXY`, which still bypasses
+/// `NO_PROXY` hosts.
 fn may_use_proxy(url: &str) -> bool {
     let Ok(uri) = url.parse::<Uri>() else { return false };
     let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
@@ -77,7 +75,7 @@ fn may_use_proxy(url: &str) -> bool {
     uri.scheme_str() == Some("https") && !is_loopback
 }
 
-/// TLS with the certificate authorities of a file, or else the system's.
+/// TLS with a file's certificate authorities, or else the system's.
 fn tls(ca_file: Option<&Path>) -> Result<TlsConfig, io::Error> {
     let certificates = match ca_file {
         Some(file) => read_certificates(file)?,
@@ -96,8 +94,7 @@ fn tls(ca_file: Option<&Path>) -> Result<TlsConfig, io::Error> {
         .build())
 }
 
-/// TLS that does not check the server's certificate, for a server on this machine that is sent no
-/// secret.
+/// TLS without verification of the server's certificate, for a local server that receives no secret.
 pub(crate) fn unchecked_tls() -> TlsConfig {
     TlsConfig::builder()
         .disable_verification(true)
@@ -122,7 +119,7 @@ fn read_certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, io::Er
 mod tests {
     use super::*;
 
-    /// Messages are read by people who may not have what a URL holds.
+    /// Readers of messages may not be entitled to a URL's secrets.
     #[test]
     fn messages_about_a_url_have_no_secret_of_it() {
         for (url, of_url, shown) in [
@@ -139,7 +136,7 @@ mod tests {
         assert_eq!(without_login("http://h/x"), "http://h/x");
     }
 
-    /// A proxy must never read a token, and has no business between a machine and itself.
+    /// A proxy must never read a token, and local requests must not use one.
     #[test]
     fn only_tls_to_other_machines_goes_through_a_proxy() {
         for url in ["https://limits.example.com", "HTTPS://10.0.0.1:7979/v1", "https://[2001:db8::1]:1"] {

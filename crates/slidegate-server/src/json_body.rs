@@ -21,16 +21,16 @@ use crate::problem::Problem;
 /// A client that does not send its whole body within this time gets an error.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Reads a whole body within [`BODY_TIMEOUT`], at most `most` bytes.
+/// Reads a whole body within [`BODY_TIMEOUT`], of at most `most` bytes.
 pub(crate) async fn read<B>(body: B, most: usize) -> Result<Bytes, Problem>
 where
     B: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
 {
     let mut whole = pin!(whole(Limited::new(body, most)));
-    // Most bodies arrive with their heads. Those need no timer.
+    // Most bodies arrive with their heads and need no timer.
     let read = match poll_immediate(whole.as_mut()).await {
         Some(read) => Ok(read),
-        // Boxed, as few requests need it and futures are moved.
+        // Boxed, because few requests need it and futures are moved.
         None => Box::pin(tokio::time::timeout(BODY_TIMEOUT, whole)).await,
     };
     match read {
@@ -53,12 +53,12 @@ where
     }
 }
 
-/// Whether a body could not be kept. Routers wrap its errors.
+/// Whether a body was too large for memory. Routers wrap its errors.
 fn is_too_much(error: &(dyn Error + 'static)) -> bool {
     successors(Some(error), |error| Error::source(*error)).any(<dyn Error>::is::<TooMuch>)
 }
 
-/// All of a body. The usual one is a single frame, which is not copied.
+/// The whole body. A single frame, the usual case, is not copied.
 async fn whole<B: Body<Data = Bytes>>(body: B) -> Result<Bytes, B::Error> {
     let mut body = pin!(body);
     let first = match body.frame().await {
@@ -68,7 +68,7 @@ async fn whole<B: Body<Data = Bytes>>(body: B) -> Result<Bytes, B::Error> {
     if body.is_end_stream() {
         return Ok(first);
     }
-    // Copied, as a frame of one byte may keep the whole buffer that it was read into.
+    // Copied, because a frame of one byte may keep its whole read buffer alive.
     let mut bytes = first.to_vec();
     drop(first);
     while let Some(frame) = body.frame().await {
@@ -89,7 +89,7 @@ pub(crate) fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Proble
             format!("the body is not a JSON object; send for example `{example}`"),
         ));
     }
-    // The slower parser that finds the position only runs for invalid bodies.
+    // Only invalid bodies run the slower parser, which finds the position.
     if let Ok(parsed) = serde_json::from_slice(bytes) {
         return Ok(parsed);
     }
@@ -109,7 +109,7 @@ pub(crate) fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Proble
     Ok(parsed)
 }
 
-/// Parses a JSON object with any members. Duplicate names are rejected at any depth, because JSON
+/// Parses a JSON object with any members. Rejects duplicate names at any depth, because JSON
 /// parsers disagree on which one counts.
 pub(crate) fn members(bytes: &[u8]) -> Result<Map<String, Value>, Problem> {
     match parse(bytes)? {

@@ -1,5 +1,4 @@
-//! Parses the text of a key, as printed in responses and used in paths, into the values of its
-//! scope.
+//! Parses a key's text, as printed in responses and used in paths, into the values of its scope.
 
 use std::net::IpAddr;
 
@@ -7,7 +6,7 @@ use slidegate::{Key, OnMissing, Policy, Request, Value};
 
 use crate::request::UNKNOWN;
 
-/// Why a key of requests that lack an attribute has no block and no limit of its own.
+/// Why a key of requests without an attribute has no block and no own limit.
 pub(crate) const OF_MISSING: &str = "requests that lack an attribute cannot be blocked or have a limit of their own; \
                                      the policy's `on_missing` says what happens to them";
 
@@ -24,7 +23,7 @@ enum Part {
 }
 
 impl KeyText {
-    /// Maximum length of the text, in bytes: changes of keys are stored for all instances.
+    /// Maximum bytes of the text: changes of keys are stored for all instances.
     pub(crate) const MAX: usize = 1024;
 
     /// Parses a key of a policy. `is_address` returns whether an attribute is an IP address.
@@ -62,14 +61,14 @@ impl KeyText {
         }
         let counts_missing = matches!(policy.on_missing(), Some(OnMissing::OneKey | OnMissing::Deny));
         let part = |(value, attribute): (&str, &String)| {
-            // A value that is this text is printed as `%2A`.
+            // An attribute with this value is printed as `%2A`.
             if value == "*" && counts_missing {
                 return Ok(Part::Missing);
             }
             if !is_address(attribute) || value == UNKNOWN {
                 return unescape(value).map(Part::Bytes);
             }
-            // The printed address includes the prefix that it is counted by.
+            // The printed address includes the prefix by which it is counted.
             let address = value.split_once('/').map_or(value, |(address, _)| address);
             address.parse().map(Part::Address).map_err(|_| {
                 format!(
@@ -86,7 +85,7 @@ impl KeyText {
         self.0.iter().map(Part::value).collect()
     }
 
-    /// A request for this key, decided only by this policy.
+    /// A request for this key under this policy only.
     pub(crate) fn request<'r>(&'r self, policy: &'r Policy) -> Request<'r> {
         let attributes = policy.scope().iter().zip(self.0.iter().map(Part::value));
         let request = attributes.fold(Request::new(), |request, (name, value)| match value {
@@ -107,8 +106,8 @@ impl Part {
     }
 }
 
-/// The text of a key in responses. One that is longer than routes take is cut, and ends in `...`: clients
-/// choose keys, and each policy that applies prints one.
+/// A key's text in responses. A text longer than routes accept is cut and ends in `...`: clients choose keys,
+/// and every applicable policy prints one.
 pub(crate) fn shown(key: &Key<'_>) -> String {
     let mut text = key.to_string();
     if text.len() > KeyText::MAX {
@@ -120,7 +119,7 @@ pub(crate) fn shown(key: &Key<'_>) -> String {
     text
 }
 
-/// The end of a text that is cut.
+/// The end of a cut text.
 const CUT: &str = "...";
 
 /// Decodes percent-encoded text.
@@ -157,7 +156,7 @@ mod tests {
         KeyText::read(&policy(scope), text, |attribute| attribute == "ip")
     }
 
-    /// Anyone who copies a key out of an answer must reach that very key.
+    /// A key copied from a response must reach that very key.
     #[test]
     fn what_is_printed_is_read_back() {
         let address: IpAddr = "2001:db8:1:2345::7".parse().unwrap();
@@ -178,7 +177,7 @@ mod tests {
         assert_eq!(printed, "2001:db8:1:2300::/56");
         assert_eq!(read(&["ip"], &printed).unwrap().values().unwrap().len(), 1);
         assert_eq!(read(&[], "*").unwrap().values().unwrap().len(), 0);
-        // A missing value, where the policy counts these.
+        // A missing value, where the policy counts requests without it.
         let counting = policy(&scope).with_on_missing(OnMissing::OneKey);
         let lacking = Request::new().with("path", "*");
         let printed = counting.key_of(&lacking).unwrap().to_string();
@@ -189,7 +188,7 @@ mod tests {
         assert_eq!(read(&["user"], "*").unwrap().values(), Some(vec!["*".into()]));
     }
 
-    /// One client with a key of 64 KiB must not get a response of megabytes under fifty policies.
+    /// A client with a key of 64 KiB must not get megabytes in a response under fifty policies.
     #[test]
     fn long_keys_are_cut_in_responses() {
         let policy = policy(&["user"]);
@@ -200,7 +199,7 @@ mod tests {
         assert_eq!(shown_of(&"\0".repeat(60_000)).len(), 1024);
     }
 
-    /// A block on another key than was meant is no block.
+    /// A block on the wrong key is no block.
     #[test]
     fn what_cannot_be_a_key_is_said() {
         for (scope, text, said) in [

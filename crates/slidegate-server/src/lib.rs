@@ -4,8 +4,8 @@
 //! The service and its tools as a library: the `slidegate` binary only calls [`main`].
 
 #![forbid(unsafe_code)]
-// They panic when their reader is gone: commands print through `cli::output`, the service logs
-// through `tracing`.
+// These macros panic when their reader is gone: commands print through `cli::output`, the service
+// logs through `tracing`.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 use std::process::ExitCode;

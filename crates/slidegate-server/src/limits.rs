@@ -1,15 +1,15 @@
 //! Bounds of a request, equal in all protocols.
 //!
-//! Values of attributes are bounded by what carries them only, at most 64 KiB: clients of proxies choose
-//! them, and stores hash long keys.
+//! Attribute values are bounded only by their transport, at most 64 KiB: clients of proxies choose them, and
+//! stores hash long keys.
 
 /// Maximum attributes of a request. Policies search them linearly.
 pub(crate) const MAX_ATTRIBUTES: usize = 32;
 /// Maximum cost. Above it, JSON parsers that use doubles would read a different number.
 pub(crate) const MAX_COST: u64 = (1 << 53) - 1;
-/// Maximum costs by name in a request. Every policy that applies searches them.
+/// Maximum named costs in a request. Every applicable policy searches them.
 pub(crate) const MAX_COST_NAMES: usize = 16;
-/// Maximum length of the name of a cost: that of a policy's `counts`.
+/// Maximum length of a cost's name: that of a policy's `counts`.
 pub(crate) const MAX_COST_NAME: usize = 64;
 /// Maximum length of an idempotency key. A UUID has 36 characters, and each is stored for a window.
 pub(crate) const MAX_ID: usize = 128;

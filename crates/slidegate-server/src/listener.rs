@@ -1,7 +1,7 @@
-//! Listeners: the one place where the service accepts connections, for all protocols.
+//! Listeners: the only place where the service accepts connections, for all protocols.
 //!
-//! All connections share one budget. When it is used up, the longest-idle connection is closed for
-//! a new one; if none has been idle for a second, the new one is refused in its own protocol.
+//! All connections share one budget. When it is exhausted, the longest-idle connection is closed
+//! for a new one. If none has been idle for a second, the new one is refused in its own protocol.
 //! docs/topology.md states the policy.
 
 mod accept;

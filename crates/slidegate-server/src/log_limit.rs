@@ -1,8 +1,7 @@
-//! Rate limits for log lines that clients can cause: per call site and client, and per call site in
-//! total.
+//! Rate limits for client-caused log lines: per call site and client, and per call site in total.
 //!
-//! Such lines are written with [`log_limited!`], so that no client can fill a disk. Suppressed
-//! lines are counted, and the call site's next line reports their number in the field `suppressed`.
+//! Such lines use [`log_limited!`], so no client can fill a disk. Suppressed lines are counted, and
+//! the call site's next line reports their number in the field `suppressed`.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,13 +11,13 @@ use slidegate::network::{self, Ipv6Prefix};
 
 use slidegate::{Limiter, MemoryStore, Quota, store::MemoryStoreBuilder};
 
-/// Minimum interval between lines of one call site about one client: short enough to see that a
+/// Minimum interval between lines of one call site about one client: short enough to show that a
 /// problem continues.
 const ONE_LINE_EVERY: Duration = Duration::from_secs(60);
 /// Maximum lines per minute of one call site about all clients: about 10 KB, still readable.
 const MAX_LINES_A_MINUTE: u64 = 60;
-/// Maximum clients that one call site tracks, in about 100 KB. Beyond it, a client may get a second
-/// line within a minute.
+/// Maximum clients tracked per call site, in about 100 KB. Above it, a client may get a second line
+/// within a minute.
 const MAX_CLIENTS: usize = 1024;
 
 /// The rate limit of one call site.
@@ -33,7 +32,7 @@ pub(crate) struct LogLimit {
 /// The rates of a [`LogLimit`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LogRates {
-    /// Lines per client, or per other subject.
+    /// Lines per client or other subject.
     pub(crate) each: Quota,
     /// Lines about all clients.
     pub(crate) all: Quota,
@@ -55,7 +54,6 @@ impl Default for LogLimit {
 }
 
 impl LogLimit {
-    /// Tracks clients in a store of this kind.
     pub(crate) fn new(rates: LogRates, store: &MemoryStoreBuilder) -> Self {
         let limiter = |quota, max_keys| Limiter::with_store(quota, store.clone().max_keys(max_keys).build());
         Self {
@@ -65,7 +63,7 @@ impl LogLimit {
         }
     }
 
-    /// For a line about the service as a whole: one per `span`.
+    /// For lines about the service as a whole: one per `span`.
     pub(crate) fn every(span: Duration) -> Self {
         let quota = Quota::new(1, span).expect("a positive span is a window");
         Self::new(LogRates { each: quota, all: quota, max_clients: 1 }, &MemoryStore::builder())
@@ -81,13 +79,13 @@ impl LogLimit {
         }
     }
 
-    /// Like [`Self::admit`], for a subject that is not an address.
+    /// [`Self::admit`] for a subject that is not an address.
     pub(crate) fn admit_key(&self, key: &[u8]) -> Option<u64> {
         // The client first: a client over its limit must not use up the total.
         let admitted = self.by_client.check(key).is_allowed() && {
             let has_room = self.all.check("").is_allowed();
             if !has_room {
-                // Nothing was written about this client, so do not charge it.
+                // Not charged, because nothing was written about this client.
                 self.by_client.refund(key, 1);
             }
             has_room
@@ -186,7 +184,7 @@ mod tests {
         assert_eq!(written(0, 500), MAX_LINES_A_MINUTE);
         assert_eq!(written(0, 500), 0);
         clock.advance(Duration::from_secs(60));
-        // Clients that got no line yet get one now.
+        // Clients without a line so far get one now.
         assert_eq!(written(400, 430), 30);
     }
 

@@ -1,4 +1,4 @@
-//! The `slidegate` binary: runs the command line of the library beside it.
+//! The `slidegate` binary: calls the library's command line.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
-//! Malformed input of clients: counted by protocol, reason and outcome, and logged within bounds.
+//! Malformed client input: counted by protocol, reason and outcome; logged at a limited rate.
 //!
-//! A proxy that fails open passes a request on if its call is refused, so what is refused here may not
-//! be limited there. What is decided in spite of a flaw is counted as well: it shows who tries.
+//! A proxy that fails open passes on a request whose call is refused, so refused requests may be unlimited
+//! there. Flawed input that is still decided is counted too: it shows who tries.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -10,35 +10,35 @@ use axum::http::StatusCode;
 use crate::caller::Protocol;
 use crate::log_limit::LogLimit;
 
-/// What is wrong with the input.
+/// The flaw in the input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Flaw {
     /// Bytes that are not UTF-8 where text is usual.
     Encoding,
     /// A name or value above its maximum length, or an empty name.
     Length,
-    /// The value of an address attribute that is not an address.
+    /// An address attribute whose value is not an address.
     Address,
-    /// A name that is given twice.
+    /// A repeated name.
     Repeated,
     /// More parts than are read.
     TooMany,
     /// A cost above the maximum.
     Cost,
-    /// A message, body, command or field that is none.
+    /// A malformed message, body, command or field.
     Invalid,
     /// A message, body or head above its maximum size.
     TooLarge,
     /// A body that did not arrive in time.
     Late,
-    /// A method that the path does not take.
+    /// A method that the path does not support.
     Method,
 }
 
-/// What is done with malformed input.
+/// The handling of malformed input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Handling {
-    /// It is decided like any other.
+    /// Decided like any other request.
     Decided,
     /// The client gets an error.
     Refused,
@@ -74,7 +74,7 @@ impl Flaw {
         }
     }
 
-    /// What a response of this status refuses; `None` for other errors, such as a missing token.
+    /// The flaw that a response with this status refuses; `None` for other errors, such as a missing token.
     fn of_status(status: StatusCode) -> Option<Self> {
         Some(match status {
             StatusCode::BAD_REQUEST
@@ -110,7 +110,7 @@ pub(crate) struct Malformed {
 }
 
 impl Malformed {
-    /// Counts and logs input with this flaw. The input itself may hold a secret, so it is not logged.
+    /// Counts and logs input with this flaw. The input may contain a secret, so it is not logged.
     pub(crate) fn record(&self, protocol: Protocol, flaw: Flaw, handling: Handling) {
         self.counts[protocol as usize][handling as usize][flaw as usize].fetch_add(1, Relaxed);
         let (protocol, reason) = (protocol.name(), flaw.name());
@@ -144,7 +144,7 @@ impl Malformed {
         }
     }
 
-    /// How often a protocol met this.
+    /// Number of occurrences.
     pub(crate) fn count(&self, protocol: Protocol, flaw: Flaw, handling: Handling) -> u64 {
         self.counts[protocol as usize][handling as usize][flaw as usize].load(Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Bound ports: how a protocol is served, and how the startup banner and `/v1/status` list it.
+//! Bound ports: serving, and their lines in the startup banner and `/v1/status`.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -12,15 +12,15 @@ use crate::listener::BoundSocket;
 /// A listener of the service.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Listener {
-    /// `http`, `resp`, `grpc`, or `debug` and `metrics` for those ports of envoyproxy/ratelimit.
+    /// `http`, `resp` or `grpc`; `debug` and `metrics` for envoyproxy/ratelimit's ports.
     pub(crate) protocol: &'static str,
     /// `127.0.0.1:7979`, or `unix:` and a path.
     pub(crate) address: String,
     pub(crate) tls: bool,
 }
 
-/// The URLs of bound sockets in the startup banner, and their listeners. `scheme` is that of the
-/// TCP sockets.
+/// The URLs of bound sockets for the startup banner, and their listeners. `scheme` is for TCP
+/// sockets.
 pub(crate) fn listed(
     protocol: &'static str,
     sockets: &[BoundSocket],
@@ -38,7 +38,7 @@ pub(crate) fn listed(
     (urls, sockets.iter().map(listener).collect())
 }
 
-/// A bound port that does not accept connections yet. `S` is what it needs to serve.
+/// A bound port that does not accept connections yet. `S` is the state that it needs to serve.
 pub(crate) struct Port<S> {
     /// The name and the URLs in the startup banner.
     pub(crate) banner: (&'static str, String),
@@ -51,18 +51,18 @@ type Serve<S> = Box<dyn FnOnce(S, Shutdown) -> Pin<Box<dyn Future<Output = usize
 /// The shutdown of a port.
 #[derive(Debug, Clone)]
 pub(crate) struct Shutdown {
-    /// True once the service is no longer ready. Everything is still served.
+    /// True once the service is no longer ready; requests are still served.
     pub(crate) draining: watch::Receiver<bool>,
     /// How long the service drains.
     pub(crate) drain_delay: Duration,
-    /// True once the listeners are to be closed.
+    /// True once listeners must close.
     pub(crate) stopped: watch::Receiver<bool>,
     /// Grace period for open requests.
     pub(crate) grace: Duration,
 }
 
 impl<S> Port<S> {
-    /// `serve` returns how many connections were still open after the grace period.
+    /// `serve` returns the number of connections still open after the grace period.
     pub(crate) fn new<F>(
         banner: (&'static str, String),
         listeners: Vec<Listener>,
@@ -74,15 +74,14 @@ impl<S> Port<S> {
         Self { banner, listeners, serve: Box::new(move |with, shutdown| Box::pin(serve(with, shutdown))) }
     }
 
-    /// Serves until the shutdown. Returns how many connections were still open after the grace
-    /// period.
+    /// Serves until shutdown. Returns the number of connections still open after the grace period.
     pub(crate) async fn serve(self, with: S, shutdown: Shutdown) -> usize {
         (self.serve)(with, shutdown).await
     }
 }
 
 impl Listener {
-    /// Whether only programs of this machine can connect.
+    /// Whether only local programs can connect.
     pub(crate) fn is_local(&self) -> bool {
         self.address.starts_with("unix:")
             || self.address.parse().is_ok_and(|address: SocketAddr| address.ip().is_loopback())
@@ -92,20 +91,20 @@ impl Listener {
 impl Shutdown {
     /// Waits until the service is no longer ready.
     pub(crate) async fn draining(&self) {
-        // The sender lives until the shutdown is over.
+        // The sender lives until shutdown is over.
         let _ = self.draining.clone().wait_for(|draining| *draining).await;
     }
 
     /// Waits until long-lived connections should move to other instances: after half of the drain
-    /// delay, when load balancers have had time to learn that this instance is not ready.
+    /// delay, when load balancers know that this instance is not ready.
     pub(crate) async fn reconnecting(&self) {
         self.draining().await;
         tokio::time::sleep(self.drain_delay / 2).await;
     }
 
-    /// Waits until the listeners are to be closed.
+    /// Waits until the listeners must close.
     pub(crate) async fn begun(mut self) {
-        // The sender lives until the shutdown is over.
+        // The sender lives until shutdown is over.
         let _ = self.stopped.wait_for(|stopped| *stopped).await;
     }
 }

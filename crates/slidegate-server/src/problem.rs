@@ -1,4 +1,4 @@
-//! Problem bodies (RFC 9457) of invalid requests, which name the field.
+//! Problem bodies (RFC 9457) for invalid requests; they name the field.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use slidegate_http::headers::secs_ceil;
 
 use crate::request::{BadRequest, Field};
 
-/// The media type of problems, denials included.
+/// The media type of problems, including denials.
 pub(super) const MEDIA_TYPE: HeaderValue = HeaderValue::from_static("application/problem+json");
 
 /// The error of a request that cannot be decided.
@@ -20,7 +20,7 @@ pub(crate) struct Problem {
     detail: String,
     /// The invalid member of the body or query.
     field: Option<String>,
-    /// When to send the same request again.
+    /// When to retry the same request.
     retry_after: Option<Duration>,
 }
 
@@ -39,28 +39,27 @@ impl Problem {
         Self::field("instance", detail).with_status(StatusCode::NOT_FOUND)
     }
 
-    /// The same about another member.
+    /// Names another member.
     pub(super) fn in_field(self, field: &str) -> Self {
         Self { field: Some(field.to_owned()), ..self }
     }
 
-    /// The same with another status than 400.
+    /// Sets a status other than 400.
     pub(crate) fn with_status(self, status: StatusCode) -> Self {
         Self { status, ..self }
     }
 
-    /// The same with a wait after which to send the request again.
+    /// Sets the time after which to retry.
     pub(crate) fn after(self, retry_after: Duration) -> Self {
         Self { retry_after: Some(retry_after), ..self }
     }
 
-    /// The same with an additional fix.
+    /// Adds a fix.
     pub(crate) fn and(self, fix: &str) -> Self {
         Self { detail: format!("{}; {fix}", self.detail), ..self }
     }
 
-    /// The problem of invalid attributes or an invalid cost; `prefix` precedes the name of an
-    /// attribute.
+    /// For invalid attributes or an invalid cost; `prefix` precedes an attribute's name.
     pub(super) fn of(bad: BadRequest, prefix: &str) -> Self {
         match bad.field {
             Field::Attribute(name) => Self::field(format!("{prefix}{name}"), bad.detail),
@@ -70,31 +69,29 @@ impl Problem {
         }
     }
 
-    /// The problem of an invalid cost.
+    /// For an invalid cost.
     pub(super) fn cost(written: &str, most: u64) -> Self {
         let detail =
             format!("invalid cost `{}`: must be a whole number from 0 to {most}", written.escape_debug());
         Self::field("cost", detail)
     }
 
-    /// The HTTP status.
     pub(crate) fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// The error in one line.
     pub(crate) fn detail(&self) -> &str {
         &self.detail
     }
 
-    /// The problem of an unsupported method.
+    /// For an unsupported method.
     pub(super) fn wrong_method(uri: &Uri, method: &Method) -> Self {
         let path = uri.path().escape_debug();
         let detail = format!("{path} does not take {method}; the `Allow` header says what it takes");
         Self::new(StatusCode::METHOD_NOT_ALLOWED, detail)
     }
 
-    /// The same problem, of the request at this index of a batch.
+    /// Adds the request's index in a batch.
     pub(super) fn in_batch(mut self, at: usize) -> Self {
         self.field = Some(match self.field {
             Some(field) => format!("requests[{at}].{field}"),
@@ -105,7 +102,6 @@ impl Problem {
 }
 
 impl Problem {
-    /// The response.
     pub(crate) fn response<B: From<Vec<u8>>>(self) -> Response<B> {
         #[derive(Serialize)]
         struct Members<'a> {
@@ -142,13 +138,13 @@ impl IntoResponse for Problem {
     }
 }
 
-/// A response that no cache keeps.
+/// An uncacheable response.
 pub(crate) fn ok(body: &impl Serialize) -> Response<Body> {
     let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
     (headers, json(body)).into_response()
 }
 
-/// A body of our own types, which always serialize.
+/// Serializes a body of our own types, which never fails.
 pub(crate) fn json(body: &impl Serialize) -> Vec<u8> {
     let mut written = Vec::with_capacity(USUAL);
     serde_json::to_writer(&mut written, body).expect("our answers have text keys and no maps that can fail");

@@ -1,7 +1,7 @@
 //! The HTTP listener's protocols: the API under `/v1`, and auth requests of proxies.
 //!
-//! Decisions are handled here directly, on the connection's worker. All other requests go to the
-//! router on the shared runtime.
+//! Decisions are handled here, on the connection's worker. All other requests go to the router on
+//! the shared runtime.
 
 use std::future::ready;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub(crate) struct HttpService {
     routes: SharedRoutes,
 }
 
-/// A response with a complete body, or one of the router.
+/// A response with a complete body, or the router's response.
 type HttpResponse = Response<Either<Full<Bytes>, Body>>;
 
 impl HttpService {
@@ -35,8 +35,8 @@ impl HttpService {
         Self { app, auth: auth::AuthHandler::new(auth), routes: SharedRoutes::new(routes) }
     }
 
-    /// Responds to a request of this client. While the service drains, each response closes its
-    /// connection, so that clients connect to other instances.
+    /// Responds to this client's request. While the service drains, each response closes its
+    /// connection, so clients connect to other instances.
     pub(crate) fn respond(
         &self,
         client: Connection,
@@ -50,7 +50,7 @@ impl HttpService {
         })
     }
 
-    /// Decisions are not boxed. Like [`respond`](Self::respond) it is not `async` itself: each such
+    /// Decisions are not boxed. Neither this nor [`respond`](Self::respond) is `async`: each such
     /// function would contain the request once more, and its future is moved.
     fn route(&self, client: Connection, request: Request<TrackedBody>) -> impl Future<Output = HttpResponse> {
         if let Err(problem) = reject_repeated(request.headers()) {

@@ -1,4 +1,4 @@
-//! Registration of the protocols beside HTTP, one line each in [`bind`].
+//! Registers the protocols other than HTTP, one line each in [`bind`].
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ mod services;
 
 pub(crate) use services::Services;
 
-/// TLS of the HTTP listener.
+/// The HTTP listener's TLS profile.
 const HTTP_TLS: TlsProfile = TlsProfile { section: "server", alpn: "http/1.1" };
 
-/// Binds the HTTP listener: its TCP address first, then its Unix socket, if it has one.
+/// Binds the HTTP listener: its TCP address first, then its Unix socket, if any.
 ///
 /// # Errors
 /// One line: an address cannot be bound, or certificates cannot be read.
@@ -32,7 +32,7 @@ pub(crate) fn bind_http(config: &Config) -> Result<HttpListener, String> {
     })
 }
 
-/// Reads the certificates of all listeners, to find mistakes in them.
+/// Reads the certificates of all listeners, to validate them.
 ///
 /// # Errors
 /// One line: certificates cannot be read.

@@ -23,8 +23,7 @@ pub(super) struct RequestQuery<'q> {
     pub(super) policy: Option<Cow<'q, str>>,
 }
 
-/// Reads a query string in which every pair is an attribute except `cost` and `policy`, which may be
-/// given once each.
+/// Parses a query string in which every pair is an attribute, except `cost` and `policy`, each allowed once.
 ///
 /// # Errors
 /// A cost that is not a number, a cost or a policy that is given twice, and names that are not
@@ -58,7 +57,7 @@ pub(super) fn request(query: &str) -> Result<RequestQuery<'_>, Problem> {
     Ok(asked)
 }
 
-/// The pairs of a query string in which everything is text.
+/// The pairs of a text-only query string.
 ///
 /// # Errors
 /// A name or a value that is not UTF-8.
@@ -79,7 +78,7 @@ pub(crate) fn texts(query: &str) -> Result<Vec<(String, String)>, Problem> {
     pairs(query).map(read).collect()
 }
 
-/// The parameters of a query string in which everything is text, each taken once.
+/// The parameters of a text-only query string, each taken once.
 pub(crate) struct Parameters(Vec<(String, String)>);
 
 impl Parameters {
@@ -94,7 +93,7 @@ impl Parameters {
         Some(self.0.swap_remove(permit).1)
     }
 
-    /// A whole number from 1 to `most`.
+    /// An integer from 1 to `most`.
     pub(crate) fn number(
         &mut self,
         name: &'static str,
@@ -144,8 +143,8 @@ fn text(bytes: Cow<'_, [u8]>) -> Option<Cow<'_, str>> {
     }
 }
 
-/// Whether a policy of this name can decide alone. Without the policy or an attribute of its scope,
-/// nothing would limit the request, so it is rejected.
+/// Rejects a policy that cannot decide alone: without the policy, or an attribute of its scope, nothing would
+/// limit the request.
 pub(crate) fn can_decide(policies: &PolicySet, name: &str, request: &Request<'_>) -> Result<(), Problem> {
     let Some(policy) = policies.by_name(name).filter(|_| !is_inline(name)) else {
         let name = name.escape_debug();
@@ -166,8 +165,7 @@ pub(crate) fn can_decide(policies: &PolicySet, name: &str, request: &Request<'_>
 mod tests {
     use super::*;
 
-    /// Two users whose names differ in one byte must not share a limit because the byte is not
-    /// text.
+    /// Two users whose names differ in one byte must not share a limit because that byte is not text.
     #[test]
     fn values_are_decoded_to_the_bytes_that_were_sent() {
         let query = "user=%F1&user=%f2&a%20b=x+y%2B&flag&=v&u=zo%C3%AB&p=100%&q=%zz&r=a=b&&";
@@ -189,8 +187,7 @@ mod tests {
         assert_eq!(pairs("").count(), 0);
     }
 
-    /// Of two costs one would be dropped without a word, and the client would be charged another
-    /// than it meant.
+    /// One of two costs would be dropped silently, and the client charged another cost than it meant.
     #[test]
     fn a_cost_is_given_once_and_is_a_number() {
         let asked = request("user=a&cost=3&policy=p%20q").unwrap();

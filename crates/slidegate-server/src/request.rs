@@ -9,11 +9,10 @@ use crate::limits::{MAX_ATTRIBUTES, MAX_COST, MAX_COST_NAME, MAX_COST_NAMES};
 use crate::log_limit::log_limited;
 use crate::malformed::Flaw;
 
-/// The value of an address that cannot be read, which all such requests share. It is text, so no
-/// address equals it.
+/// The shared value of unreadable addresses. It is text, so no address equals it.
 pub(crate) const UNKNOWN: &str = "unknown";
 
-/// The attribute whose spellings count as one over HTTP.
+/// The attribute whose spellings are normalized over HTTP.
 pub(crate) const HOST: &str = "host";
 
 /// Builds requests from attributes.
@@ -68,7 +67,7 @@ impl Attributes {
     /// Adds attributes to a request, with addresses parsed.
     ///
     /// # Errors
-    /// Those of [`request`](Self::request); the request must then not be used.
+    /// The errors of [`request`](Self::request); the request must then not be used.
     pub(crate) fn add_to<'r>(
         &self,
         request: &mut Request<'r>,
@@ -104,12 +103,12 @@ impl Attributes {
         Ok(())
     }
 
-    /// Adds the attributes that count to a request whose sender cannot correct them: clients of a proxy
-    /// choose some of them, so an error would be a way around limits. Reports the flaws.
+    /// Adds the countable attributes of a request whose sender cannot correct them: a proxy's clients choose
+    /// some of them, so an error would bypass limits. Reports the flaws.
     ///
-    /// Of two with one name the first counts. What no policy can name is left out, and so is what is
-    /// beyond the maximum. The text of an address attribute that is not an address is a key like any
-    /// other, and in no network. Values may have any length.
+    /// Of attributes with one name, the first counts. Attributes that no policy can name, and those beyond
+    /// the maximum, are dropped. If an address attribute is not an address, its text is an ordinary key in no
+    /// network. Values may have any length.
     pub(crate) fn add_all_that_count<'r>(
         &self,
         request: &mut Request<'r>,
@@ -150,7 +149,7 @@ impl Attributes {
     }
 }
 
-/// A value that came over HTTP: one of `host` normalized, any other as it is.
+/// A value received over HTTP: `host` is normalized, others stay unchanged.
 pub(crate) fn sent_value<'v>(name: &str, value: Cow<'v, [u8]>) -> Cow<'v, [u8]> {
     if name != HOST {
         return value;
@@ -161,14 +160,14 @@ pub(crate) fn sent_value<'v>(name: &str, value: Cow<'v, [u8]>) -> Cow<'v, [u8]> 
     }
 }
 
-/// The address in this text, or [`UNKNOWN`]: if each text counted by itself, clients could choose any
-/// number of keys.
+/// Parses an address; returns [`UNKNOWN`] if it is invalid: if each text counted separately, clients could
+/// choose any number of keys.
 fn address<'r>(name: &str, text: &[u8]) -> Value<'r> {
     match std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()) {
         Some(ip) => Value::Address(ip),
         None => {
             if text != UNKNOWN.as_bytes() {
-                // Without the text, which may be anything and of any length.
+                // Without the text, which may be anything of any length.
                 log_limited!(
                     WARN,
                     None,
@@ -183,7 +182,7 @@ fn address<'r>(name: &str, text: &[u8]) -> Value<'r> {
     }
 }
 
-/// Numbers by name as a cost.
+/// Combines named numbers into a cost.
 ///
 /// # Errors
 /// No name or too many, one that policies cannot count, one that is given twice, or a sum above

@@ -1,4 +1,4 @@
-//! RESP: rate limits for Redis clients, by our own commands and those of redis-cell and
+//! RESP: rate limits for Redis clients, by slidegate's own commands and those of redis-cell and
 //! throttlecrab.
 //!
 //! Speaks RESP2 and RESP3. It stores no keys or values. `resp/commands.rs` lists the commands;

@@ -1,4 +1,4 @@
-//! Routes of the HTTP listener, with the list of their paths.
+//! Routes of the HTTP listener, with a list of their paths.
 //!
 //! An axum router cannot list its paths, so they are recorded here: 404 errors list them, and a
 //! test compares them with `openapi.json`.
@@ -14,7 +14,7 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
-    /// Routes with a shared state.
+    /// Routes with shared state.
     pub(crate) fn over<S: Clone + Send + Sync + 'static>(
         state: S,
         table: impl IntoIterator<Item = (&'static str, MethodRouter<S>)>,
@@ -27,18 +27,18 @@ impl Routes {
         Self { router: router.with_state(state), paths }
     }
 
-    /// These and others.
+    /// Adds other routes.
     pub(crate) fn and(mut self, others: Self) -> Self {
         self.paths.extend(others.paths);
         Self { router: self.router.merge(others.router), paths: self.paths }
     }
 
-    /// The same with `guard` applied to the router.
+    /// Applies `guard` to the router.
     pub(crate) fn behind(self, guard: impl FnOnce(Router) -> Router) -> Self {
         Self { router: guard(self.router), paths: self.paths }
     }
 
-    /// The router and every path of it.
+    /// The router and its paths.
     pub(crate) fn into_parts(self) -> (Router, Vec<&'static str>) {
         (self.router, self.paths)
     }

@@ -1,7 +1,8 @@
-//! Notifications to systemd, or another service manager that speaks `sd_notify(3)`.
+//! Notifications to systemd or another service manager that supports `sd_notify(3)`.
 //!
-//! A notification is one datagram to the Unix socket in `NOTIFY_SOCKET`, so this is ours: the crate
-//! `sd-notify` does not know abstract socket names, which containers use, and its sends may block.
+//! A notification is one datagram to the Unix socket in `NOTIFY_SOCKET`. Not by the crate
+//! `sd-notify`: it does not support abstract socket names, which containers use, and its sends may
+//! block.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -11,10 +12,10 @@ use std::time::Duration;
 
 use crate::log_limit::log_limited;
 
-/// Longest status. `systemctl status` shows one line.
+/// Maximum bytes of a status. `systemctl status` shows one line.
 const MAX_STATUS_BYTES: usize = 512;
 
-/// The service manager that started the process, if there is one.
+/// The service manager that started the process, if any.
 #[derive(Debug, Clone)]
 pub(crate) struct ServiceManager {
     socket: Option<OsString>,
@@ -22,10 +23,10 @@ pub(crate) struct ServiceManager {
 }
 
 impl ServiceManager {
-    /// The one that the environment names.
+    /// The service manager named by the environment.
     pub(crate) fn of_environment() -> Self {
         let variable = |name| std::env::var(name).ok();
-        // `WATCHDOG_PID` names another process if this one was started by a wrapper.
+        // `WATCHDOG_PID` is another process if a wrapper started this one.
         let is_watched = variable("WATCHDOG_PID").is_none_or(|pid| pid == std::process::id().to_string());
         let watchdog = variable("WATCHDOG_USEC").filter(|_| is_watched);
         Self {
@@ -34,38 +35,38 @@ impl ServiceManager {
         }
     }
 
-    /// Whether anybody is notified.
+    /// Whether there is a service manager.
     pub(crate) fn is_present(&self) -> bool {
         self.socket.is_some()
     }
 
-    /// How often [`alive`](Self::alive) is expected: at half of the watchdog's timeout. `None`
+    /// Interval at which to call [`alive`](Self::alive): half of the watchdog's timeout. `None`
     /// without a watchdog.
     pub(crate) fn watchdog_interval(&self) -> Option<Duration> {
         self.watchdog.map(|timeout| timeout / 2)
     }
 
-    /// The listeners are bound and the configuration is active. Also ends a reload.
+    /// Reports that listeners are bound and the config is active. Also ends a reload.
     pub(crate) fn ready(&self, status: &str) {
         self.send(&format!("READY=1\n{}", line(status)));
     }
 
-    /// The state in words has changed.
+    /// Reports a new status text.
     pub(crate) fn status(&self, status: &str) {
         self.send(&line(status));
     }
 
-    /// The configuration is being reloaded; [`ready`](Self::ready) follows, whatever the outcome.
+    /// Reports a reload; [`ready`](Self::ready) follows, whatever the outcome.
     pub(crate) fn reloading(&self) {
         self.send("RELOADING=1\n");
     }
 
-    /// The shutdown has begun, and may take this long.
+    /// Reports the shutdown, which may take `longest`.
     pub(crate) fn stopping(&self, longest: Duration, status: &str) {
         self.send(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}\n{}", longest.as_micros(), line(status)));
     }
 
-    /// A self-check has passed.
+    /// Reports a passed self-check.
     pub(crate) fn alive(&self) {
         self.send("WATCHDOG=1\n");
     }
@@ -79,7 +80,7 @@ impl ServiceManager {
     }
 }
 
-/// A status as a line of a message. A line end would begin another assignment.
+/// Formats a status for a message. A line end would begin another assignment.
 fn line(status: &str) -> String {
     let mut end = status.len().min(MAX_STATUS_BYTES);
     while !status.is_char_boundary(end) {
@@ -88,7 +89,7 @@ fn line(status: &str) -> String {
     format!("STATUS={}\n", status[..end].replace(['\n', '\r'], " "))
 }
 
-/// Connects for each message: the manager may have been restarted.
+/// Connects for each message: the manager may have restarted.
 fn send(name: &[u8], message: &[u8]) -> io::Result<()> {
     let socket = UnixDatagram::unbound()?;
     socket.set_nonblocking(true)?;

@@ -1,4 +1,4 @@
-//! Bounds that clients fill, with an owner for each part of them.
+//! Bounded resources that clients fill, shared between owners.
 
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use slidegate::shares::Shares;
 
-/// A bounded number of things, each of an owner, under the rule of [`slidegate::shares`].
+/// A bounded number of places, shared between owners by the rule of [`slidegate::shares`].
 #[derive(Debug)]
 pub(crate) struct Bound<K>(Arc<State<K>>);
 
@@ -16,7 +16,7 @@ struct State<K> {
     refused: AtomicU64,
 }
 
-/// One of these things. Dropping it gives its place back.
+/// A place taken by an owner. Dropping it frees the place.
 #[derive(Debug)]
 pub(crate) struct Share<K: Ord + Clone> {
     owner: K,
@@ -34,8 +34,8 @@ impl<K: Ord + Clone> Bound<K> {
         Self(Arc::new(State { shares: Mutex::new(Shares::new(max)), refused: AtomicU64::new(0) }))
     }
 
-    /// A place for one more thing of this owner. `None` if it has as many as are free, which counts as
-    /// refused.
+    /// Takes a place for this owner. `None` if the owner already has as many places as are free, which counts
+    /// as refused.
     pub(crate) fn take(&self, owner: &K) -> Option<Share<K>> {
         let has_room = self.0.shares.lock().unwrap_or_else(PoisonError::into_inner).take(owner, 1);
         if !has_room {
@@ -45,7 +45,7 @@ impl<K: Ord + Clone> Bound<K> {
         Some(Share { owner: owner.clone(), of: Arc::clone(&self.0) })
     }
 
-    /// How many were refused.
+    /// Number of refused places.
     pub(crate) fn refused(&self) -> u64 {
         self.0.refused.load(Ordering::Relaxed)
     }

@@ -1,8 +1,8 @@
-//! Graceful shutdown. After SIGTERM or SIGINT the service drains: it reports that it is not ready,
-//! and still serves everybody. Then it closes its listeners and finishes open requests.
+//! Graceful shutdown. After SIGTERM or SIGINT the service drains: it reports that it is not ready
+//! but still serves everyone. Then it closes its listeners and finishes open requests.
 //!
-//! Load balancers learn of the lost readiness seconds late. Without the delay, they would send
-//! requests to closed listeners meanwhile.
+//! Load balancers notice lost readiness seconds late. Without the delay, they would send requests
+//! to closed listeners.
 
 use std::time::Duration;
 

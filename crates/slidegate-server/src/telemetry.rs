@@ -36,10 +36,10 @@ pub(crate) use routes::{metrics_routes, routes};
 pub(crate) use top::{By, KeyCount, Ranking};
 pub(crate) use traces::Spans;
 
-/// All verbs, in the order of their discriminants.
+/// All verbs, in discriminant order.
 const VERBS: [Verb; 4] = [Verb::Check, Verb::Peek, Verb::Refund, Verb::Penalize];
 
-/// The name of a verb in metrics and spans.
+/// The verb's name in metrics and spans.
 fn verb_name(verb: Verb) -> &'static str {
     match verb {
         Verb::Check => "check",

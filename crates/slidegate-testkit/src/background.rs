@@ -1,13 +1,13 @@
-//! Threads that go on while a test blocks: the runtime of proxies and fake servers.
+//! Threads that keep running while a test blocks: the runtime of proxies and fake servers.
 
 use tokio::runtime::{Builder, Runtime};
 
-/// A runtime of its own that may be dropped anywhere, in another runtime as well. Its tasks end
-/// with it.
+/// A separate runtime that may be dropped anywhere, even inside another runtime. Its tasks end with
+/// it.
 pub(crate) struct Background(Option<Runtime>);
 
 impl Background {
-    /// One thread, with sockets and timers.
+    /// Starts one thread with sockets and timers.
     pub(crate) fn start() -> Self {
         Self(Some(Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()))
     }

@@ -1,10 +1,10 @@
-//! Certificates for tests, valid from long ago until far away.
+//! Test certificates, valid from the distant past to the distant future.
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 
 use crate::temp_dir::TempDir;
 
-/// A certificate authority, and what it signs.
+/// A certificate authority that signs certificates.
 pub struct Authority {
     pem: String,
     issuer: Issuer<'static, KeyPair>,
@@ -15,7 +15,7 @@ pub struct Authority {
 pub struct Certificate {
     /// The certificate.
     pub pem: String,
-    /// The key.
+    /// The private key.
     pub key_pem: String,
 }
 
@@ -34,7 +34,7 @@ impl Authority {
         self.sign_params(&params("signed", names))
     }
 
-    /// The same, of use for servers only.
+    /// A certificate for servers only, with these subject alternative names.
     pub fn sign_for_servers(&self, names: &[&str]) -> Certificate {
         let mut params = params("signed", names);
         params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
@@ -54,7 +54,7 @@ impl Authority {
 }
 
 impl Certificate {
-    /// A certificate that is its own authority.
+    /// A self-signed certificate.
     pub fn self_signed(names: &[&str]) -> Self {
         let key = KeyPair::generate().unwrap();
         let pem = params("self-signed", names).self_signed(&key).unwrap().pem();

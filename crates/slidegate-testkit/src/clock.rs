@@ -1,7 +1,6 @@
-//! A server's wall clock, moved while the server runs.
+//! A server's wall clock, movable while the server runs.
 //!
-//! Timers and timeouts are on another clock and do not notice, as on a machine whose time is
-//! corrected.
+//! Timers and timeouts use another clock and are not affected, as on a machine whose time is corrected.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,7 +14,7 @@ const SHIM: &str = include_str!("clock_shim.c");
 
 const SHIM_NAME: &str = "clock_shim.so";
 
-/// How far a server's wall clock is off, and the library that puts it there.
+/// The offset of a server's wall clock, and the library that applies it.
 pub struct ClockOffset {
     file: File,
     path: PathBuf,
@@ -23,7 +22,7 @@ pub struct ClockOffset {
 }
 
 impl ClockOffset {
-    /// An offset of zero, kept in `dir`, with the library compiled into the same place.
+    /// An offset of zero, stored in `dir`, with the library compiled there too.
     pub fn create(dir: &Path) -> Self {
         let (path, shim, source) = (dir.join("clock-offset"), dir.join(SHIM_NAME), dir.join("clock_shim.c"));
         std::fs::write(&source, SHIM).unwrap();
@@ -35,7 +34,7 @@ impl ClockOffset {
         offset
     }
 
-    /// Moves the clock to `micros` microseconds off the true time, whatever it was off before.
+    /// Sets the offset from the true time to `micros` microseconds.
     pub fn set(&self, micros: i64) {
         self.write(micros, 0);
     }
@@ -50,13 +49,13 @@ impl ClockOffset {
         self.file.write_all_at(&bytes, 0).unwrap();
     }
 
-    /// Makes a command that has yet to start see this clock.
+    /// Applies this clock to a command before it starts.
     pub fn put_on(&self, command: &mut Command) {
         command.envs(self.variables());
     }
 
-    /// The environment variables of a process that sees this clock. `LD_PRELOAD` is divided at spaces, which a path
-    /// may have: the library is found by its name.
+    /// Environment variables of a process with this clock. `LD_PRELOAD` is split at spaces, which a path may
+    /// contain, so the library is found by name.
     pub fn variables(&self) -> [(&'static str, &str); 3] {
         let [folder, path] = [&self.folder, &self.path].map(|path| path.to_str().unwrap());
         [("LD_LIBRARY_PATH", folder), ("LD_PRELOAD", SHIM_NAME), ("SLIDEGATE_CLOCK_OFFSET", path)]

@@ -1,4 +1,4 @@
-//! An HTTP client that returns every response as it is: no redirects, no errors for status codes,
+//! An HTTP client that returns every response unchanged: no redirects, no errors for status codes,
 //! no default headers.
 
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use serde_json::Value;
 use ureq::http::Request;
 
-/// What fails is a response that never comes, however busy the machine is.
+/// Timeout for responses that never come, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A response, read to its end.
+/// A complete response.
 #[derive(Debug)]
 pub struct Response {
     /// The status code.
@@ -20,7 +20,7 @@ pub struct Response {
 }
 
 impl Response {
-    /// The response in these bytes, which a server sent before it closed the connection.
+    /// Parses a response whose server closed the connection.
     pub fn parse(text: &str) -> Self {
         let (head, body) =
             text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("not an HTTP response: {text:?}"));
@@ -33,7 +33,7 @@ impl Response {
         Self { status: status.expect("a status"), headers, body: body.to_owned() }
     }
 
-    /// The first value of a header, by its name in lower case.
+    /// The first value of a header; `name` is in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
@@ -46,7 +46,7 @@ impl Response {
 
 /// Sends a request on a new connection and returns the response.
 ///
-/// `headers` are lines as on the wire, each with its end: `"name: value\r\n"`.
+/// `headers` are lines as on the wire, each with its line end: `"name: value\r\n"`.
 pub fn try_send(method: &str, url: &str, headers: &str, body: &str) -> Result<Response, ureq::Error> {
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
@@ -73,7 +73,7 @@ pub fn try_send(method: &str, url: &str, headers: &str, body: &str) -> Result<Re
     Ok(Response { status, headers, body: response.body_mut().read_to_string()? })
 }
 
-/// [`try_send`] to a server that answers.
+/// [`try_send`] that panics without a response.
 pub fn send(method: &str, url: &str, headers: &str, body: &str) -> Response {
     try_send(method, url, headers, body).unwrap_or_else(|error| panic!("{method} {url}: {error}"))
 }

@@ -1,12 +1,12 @@
 //! Servers, faults and clocks for the tests of slidegate. Not published.
 //!
-//! Everything is synchronous and blocks the calling thread. What has to run meanwhile, a proxy or a
-//! fake server, runs on threads of its own, so both plain and asynchronous tests can use it.
+//! Everything is synchronous and blocks the calling thread. Proxies and fake servers run on their
+//! own threads, so both plain and asynchronous tests can use them.
 //!
-//! Knows none of slidegate's crates: it judges them from outside.
+//! Depends on no slidegate crate: it judges them from outside.
 
 #![forbid(unsafe_code)]
-// A test that cannot go on panics.
+// A test that cannot continue panics.
 #![allow(clippy::unwrap_used, missing_debug_implementations)]
 
 pub mod redis;

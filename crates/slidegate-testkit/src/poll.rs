@@ -1,15 +1,14 @@
-//! Polling: wait for a condition without depending on how fast the machine is.
+//! Polling: waits for a condition, independently of the machine's speed.
 
 use std::time::Duration;
 
-/// Polls before giving up: with the pause between, at least 60 seconds. A failover takes seconds on
-/// a busy machine.
+/// Maximum polls: with the pauses, at least 60 seconds. A failover takes seconds on a busy machine.
 const MAX_POLLS: usize = 6000;
 
 /// Pause between two polls.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Polls until there is a value and returns it. Panics with `what` if there never is.
+/// Polls until there is a value and returns it. Panics with `what` after [`MAX_POLLS`].
 pub fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
     for _ in 0..MAX_POLLS {
         if let Some(value) = poll() {

@@ -1,7 +1,7 @@
 //! Free ports of 127.0.0.1.
 //!
 //! Below the range of ephemeral ports: otherwise a client that connects to a stopped server's port
-//! could get that port as its own, connect to itself, and prevent the server from binding it again.
+//! could get that port itself, connect to itself, and prevent the server from binding it again.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,18 +10,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const FIRST: u32 = 16_384;
 const COUNT: u32 = 32_768 - FIRST;
 
-/// How far this process has come. None is handed out twice until all have been.
+/// Ports tried by this process so far. None is returned twice before all have been.
 static TAKEN: AtomicU32 = AtomicU32::new(0);
 
-/// A port nobody listens on. Somebody may by the time it is used: who binds it must be able to take
-/// another.
+/// A port without a listener. Another process may take it before it is used: whoever binds it must
+/// be able to try another.
 pub fn free() -> u16 {
     port_of(&listener())
 }
 
 /// A free port, already bound.
 pub fn listener() -> TcpListener {
-    // Two test binaries that run at once begin in different places.
+    // Two concurrent test binaries start at different ports.
     let start = std::process::id().wrapping_mul(251);
     for _ in 0..COUNT {
         let step = TAKEN.fetch_add(1, Ordering::Relaxed);

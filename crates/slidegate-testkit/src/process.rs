@@ -1,8 +1,7 @@
-//! A child process. It ends with the test, and its directory with it, however the test ends.
+//! A child process that ends with the test, together with its directory, however the test ends.
 //!
-//! Dropping ends the child. A guard, a shell that waits for the end of its input, does so where
-//! nothing is dropped: when the tests are killed or interrupted, and for servers that live in a
-//! `static`.
+//! Dropping it kills the child. A guard, a shell that waits for the end of its input, kills it when
+//! nothing is dropped: if the tests are killed or interrupted, and for servers in a `static`.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,7 +9,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// Arguments: the child's pid and its directory.
+/// Arguments: the child's pid and directory.
 const GUARD: &str = r#"trap '' INT TERM HUP; read -r nothing; kill -KILL "$1"; rm -rf -- "$2""#;
 
 /// A running child.
@@ -20,7 +19,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a child whose files are in `dir`. `package` is what to install where the program is
+    /// Starts a child with files in `dir`. `package` is the one to install if the program is
     /// missing.
     pub fn start(mut command: Command, dir: &Path, package: &str) -> Self {
         let child = spawn(command.stdin(Stdio::null()), package);
@@ -30,28 +29,28 @@ impl Process {
         Self { child, guard: spawn(guard, "dash") }
     }
 
-    /// Its number.
+    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it has ended by itself.
+    /// Whether it ended by itself.
     pub fn has_ended(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Freezes it (SIGSTOP): its sockets accept and say nothing. Returns when it stands still.
+    /// Freezes it (SIGSTOP): its sockets accept but do not reply. Returns once it is frozen.
     pub fn pause(&self) {
         self.signal("STOP");
         crate::poll::until_true("a stopped process stands still", || self.state() == 'T');
     }
 
-    /// Lets it go on (SIGCONT).
+    /// Resumes it (SIGCONT).
     pub fn resume(&self) {
         self.signal("CONT");
     }
 
-    /// Whether it runs: it has neither ended nor been frozen, by whomever.
+    /// Whether it is running: neither ended nor frozen, by anyone.
     pub fn is_awake(&self) -> bool {
         !matches!(self.state(), 'T' | 'Z')
     }
@@ -61,7 +60,7 @@ impl Process {
         assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success(), "`{kill}` failed");
     }
 
-    /// The letter of `/proc/PID/stat`, which comes after the name in brackets.
+    /// The state letter of `/proc/PID/stat`, which follows the name in parentheses.
     fn state(&self) -> char {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
         stat.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap()
@@ -69,23 +68,22 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// The guard first: it must not come to life and kill a stranger that was given the child's
-    /// number.
+    /// The guard first: it must not wake up later and kill another process with the child's pid.
     fn drop(&mut self) {
         for process in [&mut self.guard, &mut self.child] {
-            // Either may have ended by itself, which is what is wanted.
+            // Either may have ended by itself, which is fine.
             let _ = process.kill();
             let _ = process.wait();
         }
     }
 }
 
-/// Beginnings of variables that slidegate reads: settings of its own, of envoyproxy/ratelimit, of
-/// OpenTelemetry and of the service manager.
+/// Prefixes of variables that slidegate reads: its own settings, and those of envoyproxy/ratelimit,
+/// OpenTelemetry and the service manager.
 const SETTINGS: [&str; 7] =
     ["SLIDEGATE_", "REDIS_", "RUNTIME_", "OTEL_", "NOTIFY_SOCKET", "WATCHDOG_", "LIMIT_"];
 
-/// The same of all programs, in capitals.
+/// Variables that all programs read, in capitals.
 const USUAL: [&str; 10] = [
     "ALL_PROXY",
     "HTTP_PROXY",
@@ -99,10 +97,10 @@ const USUAL: [&str; 10] = [
     "GRPC_PORT",
 ];
 
-/// Moves the clock of a process, or of all: see [`crate::clock`].
+/// Prefix of the variables of [`crate::clock`], which move a process's clock.
 const CLOCK: &str = "SLIDEGATE_CLOCK_";
 
-/// A program, without the settings of anyone who runs the tests.
+/// A program, without settings from the environment of the tests.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
@@ -117,7 +115,7 @@ pub fn command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Runs a program that has to succeed, to its end.
+/// Runs a program to its end. It must succeed.
 pub fn run(mut command: Command, package: &str) {
     let output = spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()), package).wait_with_output();
     let output = output.unwrap();

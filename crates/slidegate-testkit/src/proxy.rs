@@ -1,6 +1,6 @@
-//! A TCP proxy before a server: the network between, and what can go wrong with it.
+//! A TCP proxy in front of a server: simulates the network and its faults.
 //!
-//! A mode counts from the next bytes on, on connections that are open as well.
+//! A mode applies from the next bytes on, also to open connections.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -17,38 +17,36 @@ use crate::background::Background;
 use crate::poll::until_true;
 use crate::ports;
 
-/// Pieces of 16 kB on their way, for each direction of a connection; a sender waits when there are
-/// more.
+/// Maximum pieces of 16 kB in transit per direction of a connection; beyond it, the sender waits.
 const MOST_PIECES: usize = 1024;
 
-/// What the proxy does.
+/// The proxy's behaviour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Carry everything at once.
+    /// Forward everything at once.
     Pass,
-    /// Carry everything, each piece so much later than it came. The order stays, and the rate.
+    /// Forward each piece after a delay. Order and rate stay the same.
     Delay {
         /// From client to server.
         request: Duration,
         /// From server to client.
         reply: Duration,
     },
-    /// Carry so many bytes to the server, then close. The first byte closes at zero.
+    /// Forward this many bytes to the server, then close. At zero, the first byte closes.
     CutRequestAfter(u64),
-    /// Carry so many bytes to the client, then close. At zero, the server has done what the client
-    /// never hears of.
+    /// Forward this many bytes to the client, then close. At zero, the server has executed
+    /// something that the client never learns of.
     CutReplyAfter(u64),
-    /// Accept connections and bytes, carry nothing, say nothing, not even that the server has
-    /// closed.
+    /// Accept connections and bytes but forward nothing, not even that the server has closed.
     ///
-    /// A connection that lost bytes carries none in other modes either: those would be out of
+    /// A connection that lost bytes forwards none in later modes either: they would be out of
     /// place.
     BlackHole,
-    /// Close all connections, and listen to no new ones.
+    /// Close all connections and stop listening.
     Refuse,
 }
 
-/// A running proxy. Ends when dropped.
+/// A running proxy. Stops when dropped.
 pub struct Proxy {
     port: u16,
     mode: watch::Sender<Mode>,
@@ -63,17 +61,17 @@ struct Gauge {
     listening: AtomicBool,
 }
 
-/// Connections of clients to the proxy.
+/// Counts of client connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Connections {
-    /// Since the start.
+    /// Accepted since the start.
     pub accepted: u64,
-    /// Now.
+    /// Currently open.
     pub open: u64,
 }
 
 impl Proxy {
-    /// Before a port of 127.0.0.1. Passes everything at first.
+    /// A proxy in front of this port of 127.0.0.1. Forwards everything at first.
     pub fn before(port: u16) -> Self {
         let listener = ports::listener();
         let (mode, watched) = watch::channel(Mode::Pass);
@@ -81,7 +79,7 @@ impl Proxy {
         let background = Background::start();
         let proxy =
             Self { port: ports::port_of(&listener), mode, gauge: gauge.clone(), _background: background };
-        // Bound again by the task, which has to be able to do so anyway.
+        // The task binds it again, which it must be able to do anyway.
         drop(listener);
         proxy._background.spawn(serve(proxy.port, port, watched, gauge));
         proxy.settle();
@@ -98,13 +96,13 @@ impl Proxy {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Changes the mode, and returns when it is in force.
+    /// Changes the mode and returns once it is active.
     pub fn set(&self, mode: Mode) {
         self.mode.send_replace(mode);
         self.settle();
     }
 
-    /// How many connections there are and were.
+    /// Open and accepted connections.
     pub fn connections(&self) -> Connections {
         let count = |counter: &AtomicU64| counter.load(Ordering::SeqCst);
         Connections { accepted: count(&self.gauge.accepted), open: count(&self.gauge.open) }
@@ -119,7 +117,7 @@ impl Proxy {
     }
 }
 
-/// Listens whenever connections are not refused.
+/// Listens unless connections are refused.
 async fn serve(port: u16, server: u16, mut mode: watch::Receiver<Mode>, gauge: Arc<Gauge>) {
     while until_refusing(&mut mode, false).await {
         let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await else {
@@ -147,12 +145,12 @@ async fn serve(port: u16, server: u16, mut mode: watch::Receiver<Mode>, gauge: A
     }
 }
 
-/// False when the proxy is gone.
+/// Waits for this state. False once the proxy is gone.
 async fn until_refusing(mode: &mut watch::Receiver<Mode>, refusing: bool) -> bool {
     mode.wait_for(|mode| (*mode == Mode::Refuse) == refusing).await.is_ok()
 }
 
-/// Carries both ways until either is done.
+/// Forwards in both directions until either ends.
 async fn connection(client: TcpStream, server: u16, mut mode: watch::Receiver<Mode>) {
     let Ok(server) = TcpStream::connect((Ipv4Addr::LOCALHOST, server)).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
@@ -175,7 +173,7 @@ async fn carry(way: Way, from: OwnedReadHalf, to: OwnedWriteHalf, mode: watch::R
     tokio::join!(take_in(way, from, send, mode), hand_on(to, queue));
 }
 
-/// A piece and when it is to leave.
+/// A piece and the time to send it.
 type Piece = (Instant, Vec<u8>);
 
 async fn take_in(

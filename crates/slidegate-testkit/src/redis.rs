@@ -1,4 +1,4 @@
-//! Redis servers: single, with Sentinel, and as a cluster; and a fake with scripted replies.
+//! Redis servers: single, with Sentinel, and as a cluster; and a fake server with scripted replies.
 
 mod cluster;
 mod fake;

@@ -1,4 +1,4 @@
-//! The service as a process: `slidegate serve`, and its commands.
+//! The service as a process: `slidegate serve` and the other commands.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -17,14 +17,14 @@ fn binary() -> PathBuf {
     binary
 }
 
-/// The binary under test, without the settings of anyone who runs the tests.
+/// The binary under test, without settings from the environment of the tests.
 pub fn slidegate() -> Command {
     command(binary())
 }
 
 /// Runs the binary to its end.
 pub fn run(args: &[&str]) -> Output {
-    // The usual port may be somebody else's.
+    // The default port may be in use.
     assert!(args[0] != "serve" || args.contains(&"--listen"), "{args:?}: give the address of a free port");
     slidegate().args(args).stdin(Stdio::null()).output().expect("the binary starts")
 }
@@ -34,46 +34,46 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// A server on a free port of loopback. Ends with the value.
+/// A server on a free loopback port. Ends when dropped.
 pub struct Server {
     process: Child,
     /// `127.0.0.1:PORT` of its HTTP listener.
     pub address: String,
-    /// The same with `http://`, or `https://` if it has TLS.
+    /// The URL of `address`, with `http://`, or `https://` if it uses TLS.
     pub url: String,
-    /// What it printed when it started.
+    /// Its startup message.
     pub greeting: String,
 }
 
 impl Server {
-    /// Starts a server with these arguments and waits until it says what it listens to.
+    /// Starts a server with these arguments and waits for its startup message.
     pub fn start(args: &[&str]) -> Self {
         Self::start_logging_to(args, Stdio::inherit())
     }
 
-    /// The same with a place for its log.
+    /// [`start`](Self::start) with a destination for its log.
     pub fn start_logging_to(args: &[&str], log: impl Into<Stdio>) -> Self {
         Self::start_at("127.0.0.1:0", &[], args, log)
     }
 
-    /// The same at an address, with variables of the environment.
+    /// Starts at this address, with environment variables.
     pub fn start_at(listen: &str, variables: &[(&str, &str)], args: &[&str], log: impl Into<Stdio>) -> Self {
         let mut command = slidegate();
         command.envs(variables.iter().copied());
         Self::start_as(command, listen, args, log)
     }
 
-    /// The same as another build: the command is its binary.
+    /// Starts another build: the command is its binary.
     pub fn start_as(mut command: Command, listen: &str, args: &[&str], log: impl Into<Stdio>) -> Self {
         Self::start_command(command.args(["serve", "--listen", listen]).args(args), log)
     }
 
-    /// The same with variables in its environment.
+    /// [`start`](Self::start) with environment variables.
     pub fn start_with(args: &[&str], variables: &[(&str, &str)]) -> Self {
         Self::start_at("127.0.0.1:0", variables, args, Stdio::inherit())
     }
 
-    /// A server that may have only this many file descriptors.
+    /// Starts a server limited to this many file descriptors.
     pub fn start_with_descriptors(descriptors: usize, args: &[&str]) -> Self {
         let slidegate = slidegate();
         let mut command = Command::new("sh");
@@ -83,12 +83,12 @@ impl Server {
         Self::start_command(&mut command, Stdio::inherit())
     }
 
-    /// The number of its process.
+    /// Its process id.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// A server that this command starts.
+    /// Starts a server with this command.
     pub fn start_command(command: &mut Command, log: impl Into<Stdio>) -> Self {
         let mut process = command
             .stdin(Stdio::null())
@@ -119,13 +119,14 @@ impl Server {
         Self { process, address, url, greeting }
     }
 
-    /// A request as text, from its first line to the end of its body; the answer until the server
+    /// Sends a request given as text, from first line to end of body; reads until the server
     /// closes.
     pub fn raw(&self, request: &[u8]) -> String {
         let mut stream = self.connect();
         stream.write_all(request).expect("the server reads");
         let mut answer = Vec::new();
-        // A server that closes before it has read all may reset the connection after its answer.
+        // A server that closes before reading everything may reset the connection after its
+        // response.
         let _ = std::io::Read::read_to_end(&mut stream, &mut answer);
         text(&answer)
     }
@@ -135,27 +136,27 @@ impl Server {
         TcpStream::connect(&self.address).expect("the server listens")
     }
 
-    /// `GET` of a path.
+    /// Sends a `GET` request.
     pub fn get(&self, path: &str) -> Response {
         self.ask("GET", path, None)
     }
 
-    /// `POST` of a body without a media type.
+    /// Sends a `POST` request without a media type.
     pub fn post(&self, path: &str, body: &str) -> Response {
         self.ask("POST", path, Some(body))
     }
 
-    /// Any method.
+    /// Sends a request with any method.
     pub fn ask(&self, method: &str, path: &str, body: Option<&str>) -> Response {
         self.ask_with("", method, path, body)
     }
 
-    /// The same with header lines, each with its end.
+    /// [`ask`](Self::ask) with header lines, each with its line end.
     pub fn ask_with(&self, headers: &str, method: &str, path: &str, body: Option<&str>) -> Response {
         http::send(method, &format!("{}{path}", self.url), headers, body.unwrap_or(""))
     }
 
-    /// Changes something as an operator's program does: JSON, with further headers.
+    /// Sends a change like an operator's program: JSON, with further headers.
     pub fn change(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Response {
         let mut lines = "content-type: application/json\r\n".to_owned();
         headers.iter().for_each(|(name, value)| lines.extend([name, ": ", value, "\r\n"]));
@@ -188,17 +189,17 @@ impl Server {
         assert!(status.success(), "the server lives");
     }
 
-    /// Its standard error, if that was piped.
+    /// Its standard error, if piped.
     pub fn take_log(&mut self) -> std::process::ChildStderr {
         self.process.stderr.take().expect("its log is piped")
     }
 
-    /// Waits until it has ended.
+    /// Waits for its end.
     pub fn wait(&mut self) -> ExitStatus {
         self.process.wait().expect("the server ends")
     }
 
-    /// Whether it has not ended by itself.
+    /// Whether it is still running.
     pub fn is_running(&mut self) -> bool {
         self.process.try_wait().expect("the server can be asked").is_none()
     }
@@ -211,7 +212,7 @@ impl Drop for Server {
     }
 }
 
-/// What `scripts/test` installed for the tests.
+/// The path of a program that `scripts/test` installed.
 pub fn installed(path: &str) -> PathBuf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/test-clients").join(path);
     assert!(path.exists(), "{} is missing: run scripts/test, which installs it", path.display());

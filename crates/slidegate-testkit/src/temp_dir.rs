@@ -1,4 +1,4 @@
-//! A directory of a test's own.
+//! A test's own directory.
 
 use std::fs::{self, DirBuilder};
 use std::io::ErrorKind;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub struct TempDir(PathBuf);
 
 impl TempDir {
-    /// A new, empty directory. The name only helps to recognize it: two may have the same.
+    /// Creates an empty directory. The name only helps to recognize it and need not be unique.
     pub fn new(name: &str) -> Self {
         static CREATED: AtomicU32 = AtomicU32::new(0);
         let process = std::process::id();
@@ -31,12 +31,12 @@ impl TempDir {
         &self.0
     }
 
-    /// Its path as text, for arguments and configuration.
+    /// Its path as text, for arguments and configs.
     pub fn as_str(&self) -> &str {
         self.0.to_str().expect("paths of tests are text")
     }
 
-    /// Writes a file, in folders that it makes, and returns its path.
+    /// Writes a file, creating folders as needed, and returns its path.
     pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
         let path = self.0.join(name);
         path.parent()
@@ -49,7 +49,7 @@ impl TempDir {
 
 impl Drop for TempDir {
     fn drop(&mut self) {
-        // What is left behind harms nobody, and a panic here would hide the one that matters.
+        // Leftovers are harmless, and a panic here would hide the important one.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -1,26 +1,24 @@
-//! Judges a sliding window from outside: whether more was admitted within one window than its
-//! limit.
+//! Checks a sliding window from outside: whether one window admitted more than its limit.
 //!
-//! All a client knows of a decision is when it sent the request and when it had the reply: the
-//! decision was made in between. So a cost counts within a window only if the whole of that
-//! interval lies in it. What is found is certain; an excess of a few requests at the edges of a
-//! window can stay unseen.
+//! A client knows only when it sent a request and when it received the reply; the decision was made
+//! in between. So a cost counts within a window only if that whole interval lies in it. Every
+//! violation found is certain; an excess of a few requests at a window's edges may be missed.
 
 use std::time::Duration;
 
-/// A request that was admitted.
+/// An admitted request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Admission {
     /// When it was sent, since a common start.
     pub sent: Duration,
-    /// When its reply was there.
+    /// When its reply had arrived.
     pub replied: Duration,
-    /// What it cost.
+    /// Its cost.
     pub cost: u64,
 }
 
-/// The greatest cost that was certainly admitted within one window. Sorts the admissions.
-/// O(n log n + n m), where m are the admissions of one window.
+/// The greatest cost certainly admitted within one window. Sorts the admissions. O(n log n + n m),
+/// where m is the number of admissions in one window.
 pub fn greatest_in_one_window(admissions: &mut [Admission], window: Duration) -> u64 {
     admissions.sort_unstable_by_key(|one| one.sent);
     let from_each = admissions.iter().enumerate().map(|(at, first)| {
@@ -58,7 +56,7 @@ mod tests {
         assert_eq!(greatest(&[(0, 1, 3), (99, 99, 4)]), 7);
     }
 
-    /// A checker that cries wolf would fail an exact limiter.
+    /// A checker with false alarms would fail an exact limiter.
     #[test]
     fn what_may_have_been_decided_outside_of_the_window_does_not_count() {
         assert_eq!(greatest(&[(0, 1, 3), (100, 101, 4)]), 4);

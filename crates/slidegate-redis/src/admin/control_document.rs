@@ -78,7 +78,7 @@ impl fmt::Display for ControlDocumentId {
 /// A text that all instances on a store share.
 ///
 /// ```
-/// use slidegate::redis::{ControlDocument, ControlDocumentId};
+/// use slidegate_redis::{ControlDocument, ControlDocumentId};
 ///
 /// let first = ControlDocumentId { epoch: 7, version: 1, revision: 9 };
 /// assert!(!ControlDocument::new(first, "{}").id.is_absent());

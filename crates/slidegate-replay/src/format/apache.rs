@@ -1,6 +1,6 @@
-//! Apache: a `LogFormat`, and what its directives mean.
+//! Apache: a `LogFormat` and the meaning of its directives.
 //!
-//! Apache logs a request when it ends, under the time at which it began.
+//! Apache logs a request when it ends, with the time at which it began.
 
 use crate::block::Escape;
 use crate::format::field::{CLIENT, Columns, Field, HOST, METHOD, PATH, REFERER, USER, USER_AGENT, target};
@@ -16,8 +16,8 @@ pub(crate) const SYNTAX: Syntax = Syntax {
     is_list: |variable| variable.to_ascii_lowercase().contains("forwarded"),
 };
 
-/// Reads a format's text: `%h`, `%>s`, `%{User-Agent}i`, `%!200,304{Referer}i`, `%%` and literals. A
-/// directive is named without modifiers. `\"` is a quote, as in a configuration file.
+/// Parses a format: `%h`, `%>s`, `%{User-Agent}i`, `%!200,304{Referer}i`, `%%` and literals. Directives are
+/// named without modifiers. `\"` is a quote, as in a configuration file.
 fn pieces(format: &str) -> Vec<Piece> {
     let mut pieces = Pieces::default();
     let mut rest = format;
@@ -84,7 +84,7 @@ const DIRECTIVES: &Columns = &[
     ("%{User-Agent}i %{User-agent}i", USER_AGENT, 1),
 ];
 
-/// The attribute of a directive that has a request header: `header.x-tenant` of `%{X-Tenant}i`.
+/// The attribute for a directive with a request header: `header.x-tenant` for `%{X-Tenant}i`.
 fn header_attribute(directive: &str) -> Option<String> {
     let name = directive.strip_prefix("%{")?.strip_suffix("}i")?;
     Some(format!("header.{}", name.to_ascii_lowercase()))

@@ -1,9 +1,8 @@
-//! The common and combined formats of Apache and nginx, also behind a `host:port` column, with
-//! further columns, and as Traefik extends them.
+//! The common and combined formats of Apache and nginx, also after a `host:port` column, with further
+//! columns, and with Traefik's extensions.
 //!
-//! A line may hold any bytes, and its request line need not be HTTP: it still counts as a request
-//! of its client. A line is malformed only if the client, the time, the status or the length cannot
-//! be read.
+//! A line may contain any bytes, and its request line need not be HTTP: it still counts as a request by its
+//! client. A line is malformed only if the client, time, status or length is unreadable.
 
 use crate::attributes::address;
 use crate::block::{Escape, RecordWriter, Text};
@@ -57,17 +56,17 @@ pub(crate) fn parse(line: &[u8], time: &mut TimeReader, out: &mut RecordWriter<'
     Ok(())
 }
 
-/// Splits at `] "`, which ends the time and opens the request; the quote stays with the request.
+/// Splits before the quote of `] "`, which ends the time and opens the request.
 ///
-/// The first match is the right one. A user name may contain spaces and brackets, even a forged
-/// entry, but both servers escape quotes in it.
+/// The first match is right. A user name may contain spaces and brackets, even a forged entry, but both
+/// servers escape quotes in it.
 fn split_before_request(line: &[u8]) -> (&[u8], Option<&[u8]>) {
     for quote in memchr::memchr_iter(b'"', line) {
         if let Some(before) = line[..quote].strip_suffix(b"] ") {
             return (before, Some(&line[quote..]));
         }
     }
-    // The request is missing. The time need not be.
+    // The request is missing; the time may be present.
     let end = memchr::memmem::find(line, b"] ");
     (end.map_or(line, |end| &line[..end]), None)
 }
@@ -81,7 +80,7 @@ struct Client<'a> {
 }
 
 impl<'a> Client<'a> {
-    /// Reads `client ident user`, of which only the identity has no spaces.
+    /// Parses `client ident user`, of which only the identity has no spaces.
     fn parse(columns: &'a [u8]) -> Result<Self, Malformed> {
         let (vhost, columns) = split_vhost(columns);
         let (mut client, mut rest) = split_at_space(columns);
@@ -107,8 +106,7 @@ impl<'a> Client<'a> {
 
 /// Splits off the leading `host:port` column of Apache's `vhost_combined`.
 ///
-/// A client may also be written with its port. Then `-` follows or a column is missing, and the
-/// column stays.
+/// A client may also be logged with its port. Then `-` follows or a column is missing, and the column stays.
 fn split_vhost(columns: &[u8]) -> (Option<&[u8]>, &[u8]) {
     let (first, rest) = split_at_space(columns);
     let Some(colon) = memchr::memrchr(b':', first) else { return (None, columns) };
@@ -124,9 +122,9 @@ fn is_ipv6(text: &[u8]) -> bool {
     std::str::from_utf8(text).is_ok_and(|text| text.parse::<std::net::Ipv6Addr>().is_ok())
 }
 
-/// The first quoted column that has nothing but addresses: what proxies forwarded, as nginx's `main` format has it.
+/// The first quoted column that contains only addresses: forwarded addresses, as in nginx's `main` format.
 fn forwarded(mut columns: &[u8]) -> Option<&[u8]> {
-    /// A longer list is taken for one of addresses.
+    /// Addresses to check; a longer list counts as one of addresses.
     const MOST: usize = 64;
     loop {
         columns = &columns[memchr::memchr(b'"', columns)?..];
@@ -138,10 +136,9 @@ fn forwarded(mut columns: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// A header's column: ` "value"`, and what follows it.
+/// Splits off a header's column, ` "value"`, from the rest.
 ///
-/// A column that the end of the line cuts off counts as far as it goes: what decides a request came
-/// before it.
+/// A column cut off by the line end counts as far as it goes: everything that decides a request precedes it.
 fn header(rest: Option<&[u8]>) -> (Option<&[u8]>, Option<&[u8]>) {
     let Some(column) = rest else { return (None, None) };
     let column = column.strip_prefix(b" ").unwrap_or(column);
@@ -184,7 +181,7 @@ mod tests {
         parse_bytes(line.as_bytes())
     }
 
-    /// A good line around one request line.
+    /// A valid line around one request line.
     fn requested(request: &str) -> Option<(String, String)> {
         let line = format!("10.0.0.1 - - [17/May/2015:10:05:03 +0000] \"{request}\" 400 0 \"-\" \"-\"");
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
@@ -192,7 +189,7 @@ mod tests {
         Some((text(request.method), text(&request.target)))
     }
 
-    /// A policy on hosts should find those of a log that has them.
+    /// A policy on hosts must find those in a log.
     #[test]
     fn vhost_is_the_host_of_the_request() {
         let line = r#"shop.example:443 a - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.1" 200 1"#;
@@ -206,8 +203,7 @@ mod tests {
         (text(entry.client), entry.user.map(|user| text(&user)))
     }
 
-    /// The format nearly every log has; a field read from the wrong column is a policy on the wrong
-    /// key.
+    /// Nearly every log has this format; a field read from the wrong column is a policy on the wrong key.
     #[test]
     fn combined_line_gives_every_field() {
         let line = r#"83.149.9.216 id al [17/May/2015:10:05:03 +0000] "GET /a?b=c?d HTTP/1.1" 200 203 "http://r/" "M/5 (X)""#;
@@ -252,7 +248,7 @@ mod tests {
         }
     }
 
-    /// A client can put a quote in any header; it must not move the columns behind it.
+    /// A client can put a quote in any header; it must not shift later columns.
     #[test]
     fn escaped_quotes_do_not_end_a_field() {
         let line = r#"a - - [17/May/2015:10:05:03 +0000] "GET /\"q\" 1 HTTP/1.1" 200 1 "\\" "a\x22\" 500 9 \"\xe4\xZZ\t""#;
@@ -263,7 +259,7 @@ mod tests {
         assert_eq!(entry.user_agent.unwrap(), &b"a\"\" 500 9 \"\xe4\\xZZ\t"[..]);
     }
 
-    /// Old servers wrote quotes bare, and cut long lines off: the request in such a line was real.
+    /// Old servers wrote quotes bare and cut off long lines: the request in such a line was real.
     #[test]
     fn bare_quotes_and_a_cut_off_header_are_read() {
         let line =
@@ -274,7 +270,7 @@ mod tests {
         assert_eq!(entry.user_agent.unwrap(), &b"Mozilla/5.0 (comp"[..]);
     }
 
-    /// nginx logs grow columns at the end; they must not cost the line.
+    /// nginx logs gain columns at the end; they must not cost the line.
     #[test]
     fn columns_after_the_known_ones_are_ignored() {
         let good = r#"a - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.1" 200 1 "r" "u""#;
@@ -285,7 +281,7 @@ mod tests {
         assert_eq!(parse(&format!("{common} 0.003")), parse(common));
     }
 
-    /// A scanner's garbage costs the server a request as any other does.
+    /// A scanner's garbage costs the server a request like any other.
     #[test]
     fn request_line_that_is_not_http_is_still_a_request() {
         for garbage in
@@ -295,7 +291,7 @@ mod tests {
         }
     }
 
-    /// Sloppy and old clients are clients: their path decides which policy applies.
+    /// Sloppy and old clients count too: their path decides which policy applies.
     #[test]
     fn unusual_request_lines_give_method_and_target() {
         let request = |method: &str, target: &str| Some((method.into(), target.into()));
@@ -306,7 +302,7 @@ mod tests {
         assert_eq!(requested("get /a?b HTTP/3"), request("get", "/a?b"));
     }
 
-    /// The client is the key of most policies, and its column takes many shapes.
+    /// The client is the key of most policies, and its column has many forms.
     #[test]
     fn host_is_whatever_the_first_column_holds() {
         for host in
@@ -327,7 +323,7 @@ mod tests {
         assert_eq!(client_of("2001:db8::1 id al b").0, "2001:db8::1");
     }
 
-    /// A scanner's bytes are not text; the line around them is as good as any.
+    /// A scanner's bytes are not text; the line around them is still valid.
     #[test]
     fn bytes_that_are_not_utf8_are_kept() {
         let line = b"\xff - \xfe [17/May/2015:10:05:03 +0000] \"GET /\xe9 HTTP/1.1\" 200 1 \"\" \"\x00\x80\"";
@@ -337,7 +333,7 @@ mod tests {
         assert_eq!(entry.user_agent.unwrap(), &b"\x00\x80"[..]);
     }
 
-    /// Who can choose a user name must not be able to write another time into the log.
+    /// A user who chooses a name must not be able to write another time into the log.
     #[test]
     fn user_may_hold_spaces_brackets_and_a_forged_time() {
         for user in ["john doe", "[x] [y]", r"x [01/Jan/1999:00:00:00 +0000] \x22GET / HTTP/1.1\x22 200 1"] {
@@ -378,7 +374,7 @@ mod tests {
         assert_eq!(Malformed::TooLong.to_string(), "longer than 65536 bytes");
     }
 
-    /// A day that does not exist must not become some other day.
+    /// An invalid date must not become another day.
     #[test]
     fn impossible_time_is_malformed() {
         for text in [
@@ -394,7 +390,7 @@ mod tests {
         }
     }
 
-    /// A log holds what attackers sent: no bytes may end the replay.
+    /// A log contains attackers' input: no bytes may end the replay.
     #[test]
     fn no_bytes_make_it_panic() {
         let good =

@@ -1,4 +1,4 @@
-//! CSV: columns that a header row names.
+//! CSV: columns named by a header row.
 
 use std::borrow::Cow;
 
@@ -8,16 +8,16 @@ use crate::format::field::{FieldReader, Target, target};
 use crate::format::mapping::{FORWARDED_NAMES, Mapping, USUAL};
 use crate::malformed::Malformed;
 
-/// Most columns of a line.
+/// Maximum columns of a line.
 const MAX_COLUMNS: usize = 512;
 
 /// Parses lines.
 #[derive(Debug)]
 pub(crate) struct DelimitedParser {
     mapping: Mapping,
-    /// What each column means. Empty before the header.
+    /// The targets of each column. Empty before the header.
     columns: Vec<Vec<Target>>,
-    /// Columns up to the last that means something.
+    /// Number of columns up to the last with a target.
     needed: usize,
     separator: u8,
 }
@@ -27,12 +27,12 @@ impl DelimitedParser {
         Self { mapping, columns: Vec::new(), needed: 0, separator: b',' }
     }
 
-    /// Names of further attributes, as far as headers have been read.
+    /// Names of further attributes from the headers so far.
     pub(crate) fn attributes(&self) -> &[String] {
         &self.mapping.attributes
     }
 
-    /// Sources of mapped fields that no header has had.
+    /// Sources of mapped fields that no header has named.
     pub(crate) fn missing(&self) -> Vec<&str> {
         if self.columns.is_empty() { Vec::new() } else { self.mapping.missing() }
     }
@@ -90,22 +90,22 @@ impl DelimitedParser {
     }
 }
 
-/// What a column with this name in its header usually means.
+/// The usual target of a column with this header.
 pub(crate) fn usual_target(name: &str) -> Option<Target> {
     target(USUAL, &name.to_ascii_lowercase().replace(' ', "_"))
 }
 
-/// What separates the columns of a header row: the most frequent of comma, semicolon, tab and bar.
+/// The separator of a header row: the most frequent of comma, semicolon, tab and bar.
 pub(crate) fn separator(header: &[u8]) -> u8 {
     let count = |byte: u8| memchr::memchr_iter(byte, header).count();
-    // The first of equals, so the comma comes last for `max_by_key`.
+    // The comma comes last, because `max_by_key` returns the last of equals.
     [b'|', b'\t', b';', b','].into_iter().max_by_key(|byte| count(*byte)).unwrap_or(b',')
 }
 
-/// A cell, and what follows its separator.
+/// A cell, and the text after its separator.
 pub(crate) type CsvCell<'a> = (Cow<'a, [u8]>, Option<&'a [u8]>);
 
-/// The first cell of a row, and what follows its separator. `None` if a quote does not end.
+/// The first cell of a row, and the text after its separator. `None` if a quote is not closed.
 pub(crate) fn csv_cell(text: &[u8], separator: u8) -> Option<CsvCell<'_>> {
     let Some(quoted) = text.strip_prefix(b"\"") else {
         let end = memchr::memchr(separator, text);
@@ -123,7 +123,7 @@ pub(crate) fn csv_cell(text: &[u8], separator: u8) -> Option<CsvCell<'_>> {
             cell.to_mut().extend_from_slice(piece);
         }
         match quoted.get(quote + 1) {
-            // Two quotes are one.
+            // Two quotes stand for one.
             Some(b'"') => {
                 cell.to_mut().push(b'"');
                 from = quote + 2;

@@ -1,4 +1,4 @@
-//! Which format a log is in, from its first lines.
+//! Detects a log's format from its first lines.
 
 use crate::block::{Block, RecordWriter};
 use crate::format::json::{self, JsonFormat};
@@ -6,31 +6,30 @@ use crate::format::name::{self, Format, ParserOptions};
 use crate::format::wrapper::Wrapper;
 use crate::format::{LineKind, delimited};
 
-/// Lines that are looked at.
+/// Maximum lines examined.
 const MAX_LINES: usize = 100;
 
-/// What was detected.
+/// The detected format.
 #[derive(Clone, Debug)]
 pub(crate) struct Detected {
     pub(crate) wrapper: Option<Wrapper>,
     pub(crate) format: Format,
-    /// The least time among the first lines, in microseconds since the Unix epoch.
+    /// The earliest time in the first lines, in microseconds since the Unix epoch.
     pub(crate) first_us: Option<u64>,
-    /// Whether the clock was that time twice, so that another line has to tell which one is meant.
+    /// Whether the clock repeated that time, so another line must tell which occurrence is meant.
     pub(crate) is_repeated: bool,
 }
 
-/// Detects wrapper and format, unless the format is given, from the beginning of a log. A log that
-/// no format fits is taken for JSON if it is that, and else for the combined format, whose errors then
-/// show what its lines are like.
+/// Detects wrapper and format (unless given) from the beginning of a log. If no format fits, assumes JSON if
+/// the log is JSON, otherwise the combined format, whose errors then describe the lines.
 pub(crate) fn detect(sample: &[u8], given: Option<&Format>, options: &ParserOptions) -> Detected {
     let lines: Vec<&[u8]> = lines(sample).collect();
     let bare = best(&lines, given, options);
     let mut best_wrapped: Option<(Option<Wrapper>, Fit)> = bare.map(|fit| (None, fit));
-    // A wrapped line can itself be read as one of JSON or CSV, so wrappers are tried in any case.
+    // A wrapped line may itself be valid JSON or CSV, so wrappers are always tried.
     for wrapper in Wrapper::ALL {
         let inner: Vec<_> = lines.iter().filter_map(|line| wrapper.unwrap(line)).collect();
-        // Most lines are wrapped, if any are meant to be.
+        // A wrapper must match at least half of the lines.
         if inner.is_empty() || inner.len() * 2 < lines.len() {
             continue;
         }
@@ -67,7 +66,7 @@ struct Fit {
     is_repeated: bool,
 }
 
-/// The format that reads the most lines; of equals the more special one. `None` if none reads any.
+/// The format that parses the most lines; of equals, the more specific one. `None` if none parses any.
 fn best(lines: &[&[u8]], given: Option<&Format>, options: &ParserOptions) -> Option<Fit> {
     let candidates = given.map_or_else(|| candidates(lines, options), |format| vec![format.clone()]);
     let mut best: Option<Fit> = None;
@@ -83,7 +82,7 @@ fn best(lines: &[&[u8]], given: Option<&Format>, options: &ParserOptions) -> Opt
 fn candidates(lines: &[&[u8]], options: &ParserOptions) -> Vec<Format> {
     let Some(first) = lines.first() else { return Vec::new() };
     let first = first.strip_prefix(b"\xef\xbb\xbf").unwrap_or(first);
-    // A server's own messages can come before its first access.
+    // A server's own messages may precede its first access.
     let mut objects = Vec::new();
     for format in lines.iter().filter_map(|line| json::detect(line)) {
         if !objects.contains(&format) {
@@ -118,7 +117,7 @@ fn is_traefik(line: &[u8]) -> bool {
     !digits.is_empty() && digits.iter().all(u8::is_ascii_digit) && service.ends_with(b"\"")
 }
 
-/// Whether a line names columns, among them one of times.
+/// Whether a line names columns, including one for times.
 fn is_csv_header(line: &[u8], options: &ParserOptions) -> bool {
     let separator = delimited::separator(line);
     let mut rest = Some(line);
@@ -134,7 +133,7 @@ fn is_csv_header(line: &[u8], options: &ParserOptions) -> bool {
     columns >= 2 && has_time
 }
 
-/// How many of the lines are requests, and the least time of theirs.
+/// Counts the requests among the lines and finds their earliest time.
 fn fit(format: Format, lines: &[&[u8]], options: &ParserOptions) -> Fit {
     let parser = format.parser(options);
     let mut fit = Fit { format, requests: 0, first_us: None, is_repeated: false };

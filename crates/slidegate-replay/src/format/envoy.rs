@@ -1,4 +1,4 @@
-//! Envoy: a text format, and what its operators mean.
+//! Envoy: a text format and the meaning of its operators.
 
 use crate::block::Escape;
 use crate::format::field::{CLIENT, Columns, Field, HOST, METHOD, PATH, REFERER, Target, USER_AGENT, target};
@@ -26,8 +26,7 @@ pub(crate) const ISTIO: &str = "[%START_TIME%] \"%REQ(:METHOD)% %REQ(X-ENVOY-ORI
      \"%REQ(:AUTHORITY)%\" \"%UPSTREAM_HOST%\" %UPSTREAM_CLUSTER_RAW% %UPSTREAM_LOCAL_ADDRESS% \
      %DOWNSTREAM_LOCAL_ADDRESS% %DOWNSTREAM_REMOTE_ADDRESS% %REQUESTED_SERVER_NAME% %ROUTE_NAME%";
 
-/// Reads a format's text: `%NAME%`, `%NAME(argument)%`, `%NAME(argument):length%`, `%%` and
-/// literals.
+/// Parses a format: `%NAME%`, `%NAME(argument)%`, `%NAME(argument):length%`, `%%` and literals.
 fn pieces(format: &str) -> Vec<Piece> {
     let mut pieces = Pieces::default();
     let mut rest = format.trim_end_matches(['\n', '\r']);
@@ -78,9 +77,9 @@ const OPERATORS: &Columns = &[
     ("REQUESTED_SERVER_NAME", HOST, 2),
 ];
 
-/// What an operator means; `None` for those that decide nothing.
+/// The target of an operator; `None` if it is irrelevant to decisions.
 fn operator_target(operator: &str) -> Option<Target> {
-    // Without a maximal length.
+    // Without the maximum length.
     let operator = match operator.rsplit_once("):") {
         Some((before, _)) => &operator[..=before.len()],
         None => operator,
@@ -88,13 +87,13 @@ fn operator_target(operator: &str) -> Option<Target> {
     let upper = operator.to_ascii_uppercase();
     match upper.as_str() {
         upper if upper.starts_with("START_TIME") => Some(Target::of_format(Field::Start, 1)),
-        // `%REQ(X-ENVOY-ORIGINAL-PATH?:PATH)%` is the first of the two that there is.
+        // `%REQ(X-ENVOY-ORIGINAL-PATH?:PATH)%` is the first of the two that exists.
         upper if upper.starts_with("REQ(") && upper.ends_with(":PATH)") => Some(Target::of_format(PATH, 1)),
         upper => target(OPERATORS, upper),
     }
 }
 
-/// The attribute of an operator that has a request header: `header.x-tenant` of `REQ(X-TENANT)`.
+/// The attribute for an operator with a request header: `header.x-tenant` for `REQ(X-TENANT)`.
 fn header_attribute(operator: &str) -> Option<String> {
     let name = operator.strip_prefix("REQ(")?.split(['?', ')']).next()?;
     (!name.starts_with(':')).then(|| format!("header.{}", name.to_ascii_lowercase()))

@@ -1,7 +1,7 @@
-//! Fields: what a column, variable or key of a format means, and how it is written to a record.
+//! Fields: the meaning of a format's column, variable or key, and how it is written to a record.
 //!
-//! Several columns can fill one field, such as the client's address as a proxy sees it and as it
-//! was forwarded. Each has a rank, and the lowest rank that a line has counts.
+//! Several columns can fill one field, for example the client's address as seen by a proxy and as
+//! forwarded. Each has a rank; of those in a line, the lowest rank wins.
 
 use jiff::tz::TimeZone;
 
@@ -13,7 +13,7 @@ use crate::format::request::set_request;
 use crate::format::time::{Clock, TimeReader, Unit, duration_us};
 use crate::malformed::Malformed;
 
-/// What a column means.
+/// The meaning of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Field {
     Text(Text),
@@ -23,9 +23,9 @@ pub(crate) enum Field {
     Request,
     /// `https://host/path?query`, or the path alone.
     Url,
-    /// When the request began.
+    /// Start of the request.
     Start,
-    /// When it ended.
+    /// End of the request.
     End,
     Duration(Unit),
     Status,
@@ -43,10 +43,10 @@ pub(crate) const HOST: Field = Field::Text(Text::Host);
 pub(crate) const REFERER: Field = Field::Text(Text::Referer);
 pub(crate) const USER_AGENT: Field = Field::Text(Text::UserAgent);
 
-/// What columns mean: their names, separated by spaces, the field and the rank.
+/// Columns: their names, separated by spaces, with field and rank.
 pub(crate) type Columns = [(&'static str, Field, u8)];
 
-/// What a column of a format means; `None` for those that decide nothing.
+/// The target of a format's column; `None` if it is irrelevant to decisions.
 pub(crate) fn target(columns: &Columns, name: &str) -> Option<Target> {
     let is_named = |names: &str| names.split(' ').any(|known| known == name);
     let (_, field, rank) = columns.iter().find(|(names, ..)| is_named(names))?;
@@ -59,31 +59,31 @@ impl Field {
     }
 }
 
-/// A field and how much it has to say: of several, the lowest rank counts.
+/// A field and its rank: of several, the lowest wins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) field: Field,
     pub(crate) rank: u8,
-    /// Which of the user's sources it is of, to tell whether that one ever has a value.
+    /// The user's source that it belongs to, to check whether that source ever has a value.
     pub(crate) source: Option<SourceNumber>,
 }
 
 impl Target {
-    /// What a format itself says of a column.
+    /// A target defined by the format itself.
     pub(crate) fn of_format(field: Field, rank: u8) -> Self {
         Self { field, rank, source: None }
     }
 }
 
-/// The number of a source that the user names.
+/// The number of a source named by the user.
 pub(crate) type SourceNumber = u8;
 
-/// Sources of the user, by their numbers.
+/// A set of the user's sources, by number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SourceSet(u128);
 
 impl SourceSet {
-    /// Of a format that does not check its sources one by one.
+    /// For a format that does not track its sources.
     pub(crate) const ALL: Self = Self(u128::MAX);
 
     /// Whether this source was found. Sources above 127 are not tracked and count as found.
@@ -100,17 +100,17 @@ impl SourceSet {
     }
 }
 
-/// The rank of what the user maps, above all that a format maps itself.
+/// The rank of user mappings, above all mappings of a format.
 pub(crate) const MAPPED: u8 = 0;
 
-/// How times become the time of a request.
+/// Rules for computing the time of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct TimeRules {
-    /// The zone of times that have none.
+    /// The zone of times without one.
     pub(crate) zone: TimeZone,
-    /// Whether the duration is taken off the end.
+    /// Whether to subtract the duration from the end.
     pub(crate) derive_start: bool,
-    /// How late a line may come, in microseconds.
+    /// Maximum lateness of a line, in microseconds.
     pub(crate) slack_us: u64,
 }
 
@@ -125,27 +125,27 @@ pub(crate) struct FieldReader {
     end: Option<(u64, Clock)>,
     duration_us: Option<u64>,
     cost: Option<u64>,
-    /// The rank of each value of the line so far: texts, and then those of the constants below.
+    /// The rank of each value of the line so far: first texts, then the constants below.
     ranks: [u8; RANKS],
-    /// Of the lines so far.
+    /// Counts of the lines so far.
     pub(crate) counts: FieldCounts,
 }
 
-/// What the reader had to decide, for the report.
+/// The reader's assumptions, counted for the report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FieldCounts {
-    /// Requests whose start is the logged end less the duration.
+    /// Requests whose start is the logged end minus the duration.
     pub(crate) derived: u64,
-    /// Requests that only their end is known of.
+    /// Requests for which only the end is known.
     pub(crate) ended: u64,
     /// Requests without a readable cost, which cost 1.
     pub(crate) without_cost: u64,
-    /// Which of the user's sources have had a value.
+    /// The user's sources that have had a value.
     pub(crate) sources: SourceSet,
     pub(crate) clock_changes: ClockChanges,
 }
 
-/// Places in the ranks after those of texts.
+/// Indexes in the ranks, after those of texts.
 const START: usize = TEXTS;
 const END: usize = TEXTS + 1;
 const STATUS: usize = TEXTS + 2;
@@ -179,7 +179,7 @@ impl FieldReader {
         self.ranks = [u8::MAX; RANKS];
     }
 
-    /// Takes the value of a column. Absent values, such as `-`, are left out.
+    /// Takes the value of a column. Ignores absent values, such as `-`.
     ///
     /// # Errors
     /// The value of a time, status or length cannot be read.
@@ -257,7 +257,7 @@ impl FieldReader {
         Ok(())
     }
 
-    /// Decides which occurrence the time of a line is of, if it can be of two.
+    /// Decides which occurrence of a repeated time the line means.
     #[inline]
     pub(crate) fn place(&mut self, out: &mut RecordWriter<'_>) {
         if self.time.clock != Clock::Absolute {
@@ -267,7 +267,7 @@ impl FieldReader {
         }
     }
 
-    /// Whether a value of this rank counts; it does from now on.
+    /// Whether a value of this rank counts; if so, records the rank.
     fn outranks(&mut self, place: usize, rank: u8) -> bool {
         let known = &mut self.ranks[place];
         let counts = rank < *known;
@@ -277,7 +277,7 @@ impl FieldReader {
         counts
     }
 
-    /// Ends a line: works out its time, duration and cost.
+    /// Ends a line: computes its time, duration and cost.
     ///
     /// # Errors
     /// The line has no time.
@@ -309,7 +309,7 @@ impl FieldReader {
     }
 }
 
-/// A cost as text: a number, rounded up. `None` if it is negative or no number.
+/// Parses a cost: a number, rounded up. `None` if it is negative or not a number.
 fn cost(text: &[u8]) -> Option<u64> {
     let (whole, fraction) = match memchr::memchr(b'.', text) {
         Some(point) => (&text[..point], &text[point + 1..]),
@@ -323,7 +323,7 @@ fn cost(text: &[u8]) -> Option<u64> {
     whole?.checked_add(u64::from(fraction.iter().any(|digit| *digit != b'0')))
 }
 
-/// Host, without a default port, and path of a URL. A path alone has no host.
+/// Splits a URL into its host, without a default port, and its path. A bare path has no host.
 fn split_url(text: &[u8]) -> (Option<&[u8]>, &[u8]) {
     let Some(scheme) =
         memchr::memmem::find(text, b"://").filter(|end| text[..*end].iter().all(u8::is_ascii_alphanumeric))
@@ -339,7 +339,7 @@ fn split_url(text: &[u8]) -> (Option<&[u8]>, &[u8]) {
     (present(host), if path.is_empty() { b"/" } else { path })
 }
 
-/// The fields by their names, for `--field`. `None` for a further attribute.
+/// A field by its `--field` name. `None` for a further attribute.
 pub(crate) fn named(name: &str) -> Option<Target> {
     const FIELDS: &Columns = &[
         ("ip", CLIENT, MAPPED),

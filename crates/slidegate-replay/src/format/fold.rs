@@ -1,14 +1,14 @@
-//! Which of its two occurrences a local time means, where the clock was set back.
+//! Decides which occurrence of a repeated local time a line means, after the clock was set back.
 //!
-//! The order of the lines tells: a log is nearly in the order in which its requests ended, so a line
-//! that would lie far before its neighbours is of the second occurrence. Kept for each log, whose
-//! lines are parsed in order, so the result is the same on any number of threads.
+//! The order of lines tells: a log is nearly in the order in which requests ended, so a line that would lie
+//! far before its neighbours is of the second occurrence. Tracked per log, whose lines are parsed in order,
+//! so the result does not depend on the number of threads.
 
 use crate::block::Record;
 use crate::clock_changes::ClockChanges;
 use crate::format::time::Clock;
 
-/// Lines further apart than this say nothing of each other.
+/// Lines further apart than this say nothing about each other.
 const NEAR_US: u64 = 3600 * 1_000_000;
 
 /// Tells the first occurrence from the second.
@@ -17,15 +17,15 @@ pub(crate) struct FoldOrder {
     slack_us: u64,
     /// When the newest line was written.
     newest_us: u64,
-    /// When the last line was written that was far from the newest. Two lines in a row make a new
-    /// newest one, so that a single broken clock, or a request that took hours, changes nothing.
+    /// When the last line far from the newest was written. Only two such lines in a row become the newest, so
+    /// a single broken clock, or a request that took hours, changes nothing.
     outlier_us: u64,
     assumption: Option<Assumption>,
-    /// How much later than assumed the log begins, if that is known.
+    /// How much later than assumed the log begins, if known.
     opening_us: Option<u64>,
 }
 
-/// Lines that were taken for the first occurrence, as none near them came before.
+/// Lines assumed to be of the first occurrence, because no nearby line came before.
 #[derive(Clone, Copy, Debug)]
 struct Assumption {
     /// Whether the log begins with them.
@@ -36,25 +36,24 @@ struct Assumption {
 }
 
 impl FoldOrder {
-    /// Lines may come late by `slack_us`. The log begins at `start_us`, if that is known.
+    /// Lines may be late by `slack_us`. The log begins at `start_us`, if known.
     pub(crate) fn new(slack_us: u64, start_us: Option<u64>) -> Self {
         let newest_us = start_us.unwrap_or(0);
         Self { slack_us, newest_us, outlier_us: 0, assumption: None, opening_us: None }
     }
 
-    /// How much later than assumed the log begins: 0, or the shift of the clock. `None` while the
-    /// lines do not tell.
+    /// How much later than assumed the log begins: 0, or the clock shift. `None` until the lines tell.
     pub(crate) fn opening_us(&self) -> Option<u64> {
         self.opening_us
     }
 
-    /// Whether the lines do not tell yet when the log begins.
+    /// Whether it is still unknown when the log begins.
     pub(crate) fn is_opening(&self) -> bool {
         self.assumption.is_some_and(|assumption| assumption.is_opening)
     }
 
-    /// Moves a record to the second occurrence if it is of that one. `open_us` is how long after its
-    /// time its line was written.
+    /// Moves a record to the second occurrence if it belongs there. `open_us` is the time between its
+    /// timestamp and the writing of its line.
     pub(crate) fn place(
         &mut self,
         clock: Clock,
@@ -69,7 +68,8 @@ impl FoldOrder {
             self.note(written_us);
             return;
         };
-        // Up to half the shift, a line is late. More slack leaves less of the hour to see the jump in.
+        // A line may be late by up to half the shift. More slack leaves less of the hour in which to see the
+        // jump.
         let late_us = self.slack_us.clamp(shift_us / 2, shift_us - shift_us / 8);
         let latest_us = written_us.saturating_add(shift_us + shift_us / 2);
         let is_near = |known: &u64| known.saturating_add(NEAR_US) >= written_us && *known <= latest_us;
@@ -96,7 +96,7 @@ impl FoldOrder {
         self.note(written_us);
     }
 
-    /// Lines that were assumed to be of the first occurrence are so: the second follows.
+    /// Confirms lines assumed to be of the first occurrence: the second follows.
     fn confirm_first(&mut self, counts: &mut ClockChanges) {
         if let Some(Assumption { lines, is_opening, .. }) = self.assumption.take() {
             counts.first += lines;
@@ -105,8 +105,8 @@ impl FoldOrder {
         }
     }
 
-    /// A time that occurs once tells what the lines before it were: without a second occurrence after
-    /// them, they are it.
+    /// Checks the assumption at a time that occurs once: if no second occurrence came in between, the lines
+    /// before were the second.
     fn check_assumption(&mut self, written_us: u64, counts: &mut ClockChanges) {
         let Some(Assumption { newest_us, shift_us, is_opening, .. }) = self.assumption else { return };
         match written_us.checked_sub(newest_us) {

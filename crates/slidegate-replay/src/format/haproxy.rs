@@ -1,7 +1,7 @@
 //! HAProxy's `option httplog`, without its syslog prefix.
 //!
-//! Captured headers are up to two columns in braces, and absent if none is declared. A request line
-//! that is too long for a log line has no closing quote.
+//! Captured headers are up to two columns in braces, absent if none is declared. A request line too
+//! long for the log has no closing quote.
 
 use crate::block::{Escape, RecordWriter, Text};
 use crate::column::split_at_space;
@@ -29,8 +29,8 @@ pub(crate) fn parse(
         *cell = text;
         rest = after;
     }
-    // Frontend, backend/server, timers, status, bytes, cookies, termination, connections, and then
-    // the queues, which come before the captured headers.
+    // Frontend, backend/server, timers, status, bytes, cookies, termination, connections, then the
+    // queues, which precede captured headers.
     let [_, _, timers, status, bytes, ..] = cells;
     let (_, rest) = split_at_space(rest.ok_or_else(|| columns(11))?);
     let mut rest = rest.ok_or(Malformed::Request)?;
@@ -50,15 +50,15 @@ pub(crate) fn parse(
     if out.record.texts[Text::Client as usize].is_absent() {
         return Err(Malformed::Client);
     }
-    // The last timer is the whole time; `+` says that it was not over. -1 if it is not known.
+    // The last timer is the total time; `+` marks a request that was not over. -1 if unknown.
     let whole = timers.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     let whole = whole.strip_prefix(b"+").unwrap_or(whole);
     fields.set(set(Field::Duration(Unit::Milliseconds)), whole, Escape::None, out)?;
-    // -1 if the request was given up before there was an answer.
+    // -1 if the request was aborted before a response.
     if status != b"-1" {
         fields.set(set(Field::Status), status, Escape::None, out)?;
     }
-    // `+` says that more was sent after the line was written.
+    // `+` marks that more was sent after the line was written.
     fields.set(set(Field::Bytes), bytes.strip_prefix(b"+").unwrap_or(bytes), Escape::None, out)?;
     fields.set(set(Field::Request), request, Escape::None, out)?;
     fields.finish(out)

@@ -1,6 +1,6 @@
 //! Logs with one JSON object per line.
 //!
-//! The paths that a format wants are a tree, along which the object of a line is read.
+//! A format's paths form a tree, along which a line's object is read.
 
 use std::borrow::Cow;
 
@@ -15,12 +15,12 @@ use crate::format::mapping::{FORWARDED_NAMES, Mapping, USUAL};
 use crate::format::time::Unit;
 use crate::malformed::Malformed;
 
-/// The paths that are read, as a tree.
+/// The paths to read, as a tree.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tree {
     children: Vec<(Box<str>, Self)>,
     targets: Vec<Target>,
-    /// What keys mean that are not among the children.
+    /// The meaning of keys that are not children.
     others: Others,
     /// The value must begin with this, or the line is no request.
     must_begin: Option<&'static str>,
@@ -46,7 +46,7 @@ pub(crate) enum JsonFormat {
 }
 
 impl JsonFormat {
-    /// Paths, field and rank of what it has.
+    /// Paths with field and rank.
     fn paths(self) -> &'static Columns {
         match self {
             Self::Caddy => &[
@@ -110,7 +110,7 @@ impl JsonFormat {
         }
     }
 
-    /// The tree of what it has and what the user maps.
+    /// The tree of the format's paths and the user's mappings.
     pub(crate) fn tree(self, mapping: &mut Mapping) -> Tree {
         let mut tree = Tree::default();
         let paths = self.paths().iter();
@@ -143,7 +143,7 @@ impl JsonFormat {
 }
 
 impl Tree {
-    /// Adds a path. A key may itself contain dots, so each way to split the path is tried.
+    /// Adds a path. Keys may contain dots, so every way to split the path is tried.
     fn insert(&mut self, path: &str, targets: &[Target]) {
         self.at_key(path).targets.extend_from_slice(targets);
         for (dot, _) in path.match_indices('.').take(MAX_DOTS) {
@@ -168,7 +168,7 @@ impl Tree {
     }
 }
 
-/// Dots of a path at which it may be split: each doubles the paths in the tree.
+/// Maximum dots at which a path may be split: each doubles its paths in the tree.
 const MAX_DOTS: usize = 6;
 
 /// Parses one line.
@@ -178,7 +178,7 @@ pub(crate) fn parse(
     fields: &mut FieldReader,
     out: &mut RecordWriter<'_>,
 ) -> Result<LineKind, Malformed> {
-    // Some servers write bytes as the client sent them.
+    // Some servers write bytes as sent by the client.
     let object: Option<Object> = serde_json::from_str(&String::from_utf8_lossy(line)).ok();
     fields.begin();
     let kind = Walk { fields, out }.object(tree, &object.ok_or(Malformed::Json)?)?;
@@ -190,7 +190,7 @@ pub(crate) fn parse(
 
 type Object = serde_json::Map<String, Value>;
 
-/// Takes the values of a line along the tree.
+/// Reads a line's values along the tree.
 struct Walk<'s, 'b> {
     fields: &'s mut FieldReader,
     out: &'s mut RecordWriter<'b>,
@@ -218,14 +218,14 @@ impl Walk<'_, '_> {
     fn value(&mut self, tree: &Tree, value: &Value) -> Result<LineKind, Malformed> {
         match value {
             Value::Object(object) => return self.object(tree, object),
-            // Of a list the first counts: Caddy's headers are lists.
+            // The first value of a list counts: Caddy's headers are lists.
             Value::Array(values) => {
                 return values.first().map_or(Ok(LineKind::Request), |first| self.value(tree, first));
             }
             _ => {}
         }
         let Some(text) = text_of(value) else { return Ok(LineKind::Request) };
-        // -1 stands for a value that there is not.
+        // -1 stands for an absent value.
         let is_negative = value.as_i64().is_some_and(i64::is_negative);
         for target in &tree.targets {
             if !(is_negative && matches!(target.field, Field::Status | Field::Bytes)) {
@@ -241,12 +241,12 @@ impl Walk<'_, '_> {
     }
 }
 
-/// The text of a value that is no object; of a list, that of the first.
+/// The text of a value that is not an object; of a list, the first value's.
 fn text_of(value: &Value) -> Option<Cow<'_, str>> {
     match value {
         Value::String(text) => Some(Cow::Borrowed(text)),
         Value::Number(number) => Some(Cow::Owned(match number.as_f64().filter(|_| number.is_f64()) {
-            // Without an exponent.
+            // Without exponent.
             Some(float) => float.to_string(),
             None => number.to_string(),
         })),
@@ -256,7 +256,7 @@ fn text_of(value: &Value) -> Option<Cow<'_, str>> {
     }
 }
 
-/// Which format an object is of, by its keys.
+/// Detects an object's format by its keys.
 pub(crate) fn detect(line: &[u8]) -> Option<JsonFormat> {
     let object: Object = serde_json::from_slice(line).ok()?;
     let has = |key: &str| object.contains_key(key);

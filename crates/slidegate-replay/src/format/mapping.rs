@@ -1,22 +1,22 @@
-//! What the user says about fields: `--field NAME=SOURCE` and `--cost-field SOURCE`.
+//! The user's mappings of fields: `--field NAME=SOURCE` and `--cost-field SOURCE`.
 
 use crate::format::field::{
     CLIENT, Columns, Field, HOST, MAPPED, METHOD, REFERER, SourceNumber, Target, USER, USER_AGENT, named,
 };
 use crate::format::time::Unit;
 
-/// Most mapped fields and further attributes of a format: as many as a line may have.
+/// Maximum mapped fields and further attributes of a format: as many as a line may have.
 const MAX_ATTRIBUTES: usize = 64;
 
 /// The mapping of a log's columns to fields and attributes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Mapping {
-    /// Field or attribute, and the column, variable or path it is read from.
+    /// A field or attribute, and its source: a column, variable or path.
     pub(crate) fields: Vec<(String, String)>,
     pub(crate) cost_field: Option<String>,
     /// Names of further attributes, in the order of their numbers.
     pub(crate) attributes: Vec<String>,
-    /// Which of `fields`, and whether the cost, have been found in the format.
+    /// Whether the format has each of `fields`, and the cost.
     found: Vec<bool>,
     found_cost: bool,
 }
@@ -27,7 +27,7 @@ impl Mapping {
         Self { fields, cost_field, attributes: Vec::new(), found, found_cost: false }
     }
 
-    /// What a source means: what the user says, and else what the format does.
+    /// The targets of a source: the user's mapping, otherwise the format's.
     pub(crate) fn targets(
         &mut self,
         source: &str,
@@ -51,18 +51,18 @@ impl Mapping {
         targets
     }
 
-    /// The targets of a column that usually has the forwarded addresses, unless the user maps it.
+    /// The targets of a column that usually has forwarded addresses, unless the user maps it.
     pub(crate) fn forwarded(&mut self, source: &str) -> Vec<Target> {
         let is_mapped = self.fields.iter().any(|(_, mapped)| mapped == source);
         self.targets(source, None, (!is_mapped).then(|| FORWARDED_ATTRIBUTE.to_owned()))
     }
 
-    /// `--cost-field bytes` is the column of the response's length, whatever its name.
+    /// `--cost-field bytes` means the column of the response's length, whatever its name.
     fn is_cost(&self, cost: &str, source: &str, targets: &[Target]) -> bool {
         cost == source || (cost == "bytes" && targets.iter().any(|target| target.field == Field::Bytes))
     }
 
-    /// The target of a field or attribute by its name. `None` if there are too many attributes.
+    /// The target of a named field or attribute. `None` if there are too many attributes.
     pub(crate) fn target_of(&mut self, name: &str) -> Option<Target> {
         named(name).or_else(|| self.attribute(name))
     }
@@ -80,7 +80,7 @@ impl Mapping {
         Some(Target::of_format(Field::Extra(u16::try_from(number).ok()?), MAPPED))
     }
 
-    /// Sources that the format does not have.
+    /// Sources missing from the format.
     pub(crate) fn missing(&self) -> Vec<&str> {
         let fields = self.fields.iter().zip(&self.found);
         let mut missing: Vec<&str> =
@@ -90,14 +90,14 @@ impl Mapping {
     }
 }
 
-/// The attribute of columns and keys that usually have the addresses that proxies forwarded.
+/// The attribute of columns and keys that usually have forwarded addresses.
 pub(crate) const FORWARDED_ATTRIBUTE: &str = "header.x-forwarded-for";
 
-/// What these are usually called, in lower case, with `_` for `-`.
+/// Usual names of such columns, in lower case, with `_` for `-`.
 pub(crate) const FORWARDED_NAMES: [&str; 4] =
     ["http_x_forwarded_for", "x_forwarded_for", "request_x_forwarded_for", "xff"];
 
-/// What columns and keys of logs without a fixed format usually mean: names in lower case, and
+/// Usual columns and keys of logs without a fixed format: names in lower case, with fields and
 /// ranks.
 pub(crate) const USUAL: &Columns = &[
     ("start_time time_start startutc event.start", Field::Start, 1),

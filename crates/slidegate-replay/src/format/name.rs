@@ -1,4 +1,4 @@
-//! Names of formats, as `--log-format` takes them, and how each becomes a parser.
+//! Names of formats in `--log-format`, and the parser for each.
 
 use std::fs::File;
 use std::io::Read;
@@ -19,7 +19,7 @@ pub struct LogFormat(pub(crate) Format);
 
 #[derive(Clone, Debug)]
 pub(crate) enum Format {
-    /// Common and combined, under the name that the report uses.
+    /// Common and combined, with the name for reports.
     Clf(&'static str),
     Template {
         syntax: Syntax,
@@ -31,18 +31,18 @@ pub(crate) enum Format {
     Csv,
 }
 
-/// What a mapping and the options make of every format.
+/// Options that apply to parsers of every format.
 #[derive(Clone, Debug)]
 pub(crate) struct ParserOptions {
     pub(crate) fields: Vec<(String, String)>,
     pub(crate) cost_field: Option<String>,
     pub(crate) client: ClientAddr,
-    /// Whether the fields are those of the user, so that one of them must be a time.
+    /// Whether the fields are the user's, so that one of them must be a time.
     pub(crate) needs_time: bool,
     pub(crate) time: TimeRules,
 }
 
-/// The longest nginx configuration that is read for its `log_format`.
+/// Maximum bytes of an nginx configuration file.
 const MAX_CONFIG_BYTES: u64 = 4 * 1024 * 1024;
 
 impl LogFormat {
@@ -50,9 +50,8 @@ impl LogFormat {
     pub const NAMES: &'static str = "`common`, `combined`, `apache:FORMAT`, `nginx:FORMAT`, `nginx:@FILE`, `ingress-nginx`, `nginx-proxy-manager`, \
          `caddy`, `traefik`, `traefik-json`, `envoy`, `envoy:FORMAT`, `envoy-json`, `istio`, `haproxy`, `gcp`, `json` or `csv`";
 
-    /// A format by its name. `nginx:` and `envoy:` are followed by the text of a format;
-    /// `nginx:@FILE` reads the `log_format` of a configuration file, and `nginx:@FILE:NAME` the one
-    /// of this name.
+    /// Finds a format by name. `nginx:` and `envoy:` are followed by a format; `nginx:@FILE` reads
+    /// the `log_format` of a configuration file, and `nginx:@FILE:NAME` the one with this name.
     ///
     /// # Errors
     /// There is no such format, its text cannot be split into variables, or the file cannot be read
@@ -81,12 +80,12 @@ impl LogFormat {
                 _ => return Err(format!("must be {}", Self::NAMES)),
             },
         };
-        // A format that cannot be used is better refused now than at the first log.
+        // An unusable format is better rejected now than at the first log.
         let options = ParserOptions {
             fields: Vec::new(),
             cost_field: None,
             client: ClientAddr::default(),
-            // A field that the user maps can be the time.
+            // A user-mapped field may provide the time.
             needs_time: false,
             time: TimeRules { zone: jiff::tz::TimeZone::UTC, derive_start: true, slack_us: 0 },
         };
@@ -199,7 +198,7 @@ impl Format {
             Self::Json(format) => Grammar::Json(format.tree(&mut mapping)),
             Self::Csv => Grammar::Csv(Box::new(DelimitedParser::new(std::mem::take(&mut mapping)))),
         };
-        // All that the user can name of a format without names is the length of the response.
+        // In a format without names, the user can only name the response's length.
         let sources = if has_names { SourceSet::default() } else { SourceSet::ALL };
         Ok(LineParser {
             grammar,
@@ -221,7 +220,7 @@ fn template_of(
     let pieces = (syntax.pieces)(text);
     let template = Template::new(&pieces, syntax.escape, |variable| {
         let target = (syntax.target)(variable);
-        // The list of forwarded addresses is a header as well as a client.
+        // The list of forwarded addresses is both a header and a client.
         let is_header = target.is_none() || nginx::is_forwarded(variable);
         mapping.targets(variable, target, (syntax.header_attribute)(variable).filter(|_| is_header))
     })

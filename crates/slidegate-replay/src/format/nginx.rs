@@ -1,4 +1,4 @@
-//! nginx: a `log_format`, as text or from a configuration file, and what its variables mean.
+//! nginx: a `log_format`, as text or from a configuration file, and the meaning of its variables.
 
 use crate::block::Escape;
 use crate::format::field::{CLIENT, Columns, Field, HOST, METHOD, PATH, REFERER, USER, USER_AGENT, target};
@@ -14,21 +14,21 @@ pub(crate) const SYNTAX: Syntax = Syntax {
     is_list,
 };
 
-/// Whether a variable may hold several values: of each server that a request was passed on to, or of a header.
-/// Those of `$upstream_status` are separated by `, `, and by ` : ` where a request was redirected meanwhile.
+/// Whether a variable may hold several values: one per upstream server, or a header's. Values of
+/// `$upstream_status` are separated by `, `, and by ` : ` after an internal redirect.
 fn is_list(variable: &str) -> bool {
     const PREFIXES: [&str; 3] = ["upstream_", "sent_http_", "sent_trailer_"];
     PREFIXES.iter().any(|prefix| variable.starts_with(prefix))
         || matches!(variable, FORWARDED | ADDED_FORWARDED | "http_forwarded" | "http_via")
 }
 
-/// ingress-nginx's default.
+/// The default of ingress-nginx.
 pub(crate) const INGRESS: &str = "$remote_addr - $remote_user [$time_local] \"$request\" $status $body_bytes_sent \
      \"$http_referer\" \"$http_user_agent\" $request_length $request_time [$proxy_upstream_name] \
      [$proxy_alternative_upstream_name] $upstream_addr $upstream_response_length $upstream_response_time \
      $upstream_status $req_id";
 
-/// Nginx Proxy Manager's default for hosts that it passes on, and for others.
+/// Nginx Proxy Manager's defaults for proxied hosts, and for others.
 pub(crate) const PROXY_MANAGER: [&str; 2] = [
     "[$time_local] $upstream_cache_status $upstream_status $status - $request_method $scheme $host \"$request_uri\" \
      [Client $remote_addr] [Length $body_bytes_sent] [Gzip $gzip_ratio] [Sent-to $server] \"$http_user_agent\" \
@@ -37,7 +37,7 @@ pub(crate) const PROXY_MANAGER: [&str; 2] = [
      [Length $body_bytes_sent] [Gzip $gzip_ratio] \"$http_user_agent\" \"$http_referer\"",
 ];
 
-/// Reads a format's text: `$name`, `${name}` and literals.
+/// Parses a format: `$name`, `${name}` and literals.
 pub(crate) fn pieces(format: &str) -> Vec<Piece> {
     let mut pieces = Pieces::default();
     let mut rest = format;
@@ -71,7 +71,7 @@ pub(crate) struct LogFormat {
     pub(crate) text: String,
 }
 
-/// The `log_format` directives of a configuration file, in its order.
+/// The `log_format` directives of a configuration file, in order.
 pub(crate) fn log_formats(config: &str) -> Vec<LogFormat> {
     let mut formats = Vec::new();
     let mut tokens = Tokens(config);
@@ -107,7 +107,7 @@ enum Token {
     Sign(char),
 }
 
-/// The tokens of a configuration file.
+/// Splits a configuration file into tokens.
 struct Tokens<'c>(&'c str);
 
 impl Iterator for Tokens<'_> {
@@ -165,13 +165,13 @@ impl Iterator for Tokens<'_> {
     }
 }
 
-/// The variable with the addresses that proxies before this server forwarded.
+/// The variable with the addresses forwarded by proxies before this server.
 pub(crate) const FORWARDED: &str = "http_x_forwarded_for";
 
-/// The same with the address that this server saw at the end.
+/// The variable with those addresses plus the one that this server saw, at the end.
 const ADDED_FORWARDED: &str = "proxy_add_x_forwarded_for";
 
-/// Whether a variable has the forwarded addresses: a header as well as a client.
+/// Whether a variable has forwarded addresses, which are both a header and a client.
 pub(crate) fn is_forwarded(variable: &str) -> bool {
     matches!(variable, FORWARDED | ADDED_FORWARDED)
 }
@@ -201,7 +201,7 @@ const VARIABLES: &Columns = &[
     ("http_user_agent", USER_AGENT, 1),
 ];
 
-/// The attribute of a variable that has a request header: `header.x-tenant` of `http_x_tenant`.
+/// The attribute for a variable with a request header: `header.x-tenant` for `http_x_tenant`.
 fn header_attribute(variable: &str) -> Option<String> {
     let variable = if variable == ADDED_FORWARDED { FORWARDED } else { variable };
     let name = variable.strip_prefix("http_")?;

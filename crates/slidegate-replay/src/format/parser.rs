@@ -1,4 +1,4 @@
-//! A format that parses lines: one of five grammars, with its table.
+//! A parser for lines of one format: one of five grammars with its table.
 
 use slidegate_http::client_addr::ClientAddr;
 
@@ -11,16 +11,16 @@ use crate::format::template::Template;
 use crate::format::{LineKind, clf, haproxy, json};
 use crate::malformed::Malformed;
 
-/// A format that parses lines.
+/// Parses lines of one format.
 #[derive(Debug)]
 pub(crate) struct LineParser {
     pub(crate) grammar: Grammar,
     pub(crate) fields: FieldReader,
-    /// Whether the cost of a request is its length, in a format without named columns.
+    /// Whether a request's cost is its length, in a format without named columns.
     pub(crate) cost_is_bytes: bool,
     /// Names of further attributes.
     pub(crate) attributes: Vec<String>,
-    /// How the client is derived.
+    /// The rule for deriving the client.
     pub(crate) client: ClientAddr,
 }
 
@@ -54,7 +54,7 @@ impl LineParser {
         Ok(kind)
     }
 
-    /// Prepares for a block.
+    /// Prepares a block.
     pub(crate) fn begin_block(&self, parsed: &mut Parsed) {
         let attributes = match &self.grammar {
             Grammar::Csv(delimited) => delimited.attributes(),
@@ -63,7 +63,7 @@ impl LineParser {
         parsed.clear(attributes.iter().map(String::as_str));
     }
 
-    /// Columns that the user named and that the header of the log does not have.
+    /// Columns named by the user that the log's header does not have.
     pub(crate) fn missing_columns(&self) -> Vec<&str> {
         match &self.grammar {
             Grammar::Csv(delimited) => delimited.missing(),
@@ -71,8 +71,7 @@ impl LineParser {
         }
     }
 
-    /// Whether the log has the time of each request as it began, or as it ended, as far as the
-    /// format alone says so.
+    /// Whether the format alone does not say if a log has the start or the end of requests.
     pub(crate) fn is_time_ambiguous(&self) -> bool {
         matches!(self.grammar, Grammar::Clf)
     }

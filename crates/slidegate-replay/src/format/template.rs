@@ -1,8 +1,8 @@
-//! Formats that are literals and variables in turn: nginx's `log_format` and those of Apache, Envoy and
-//! load balancers.
+//! Formats of alternating literals and variables: nginx's `log_format` and those of Apache, Envoy and load
+//! balancers.
 //!
-//! A variable runs to the first occurrence of the literal after it. One parser serves every such
-//! format; reading a format builds its table.
+//! A variable ends at the first occurrence of the literal after it. One parser serves every such format;
+//! parsing a format builds its table.
 
 use std::sync::Arc;
 
@@ -12,27 +12,27 @@ use crate::block::{Escape, RecordWriter};
 use crate::format::field::{FieldReader, Target};
 use crate::malformed::Malformed;
 
-/// A format, as what is found in turn in a line.
+/// A format, as the sequence to find in a line.
 #[derive(Clone, Debug)]
 pub(crate) struct Template {
-    /// Before the first variable.
+    /// The literal before the first variable.
     start: Arc<str>,
     parts: Vec<Part>,
     escape: Escape,
 }
 
-/// A variable, and the literal after it.
+/// A variable and the literal after it.
 #[derive(Clone, Debug)]
 struct Part {
     name: Arc<str>,
     targets: Vec<Target>,
-    /// Empty for the last variable of a line: it runs to the end.
+    /// Empty for the last variable of a line, which extends to the end.
     until: Arc<str>,
     /// Finds `until` if it is longer than one byte.
     finder: memmem::Finder<'static>,
     /// Whether the variable is in double quotes, in which a backslash escapes a quote.
     is_quoted: bool,
-    /// Whether it may hold several values, whose separators begin as the literal does.
+    /// Whether it may hold several values, whose separators begin like the literal.
     is_list: bool,
 }
 
@@ -43,7 +43,7 @@ pub(crate) enum Piece {
     Variable(String),
 }
 
-/// The pieces of a format, as they are read.
+/// The pieces of a format.
 #[derive(Default)]
 pub(crate) struct Pieces(pub(crate) Vec<Piece>);
 
@@ -61,25 +61,25 @@ impl Pieces {
     }
 }
 
-/// How formats of one program are written, and what its variables mean.
+/// The format syntax of one program, and the meaning of its variables.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Syntax {
-    /// How its values are escaped, if the format does not say otherwise.
+    /// The escaping of its values, unless the format says otherwise.
     pub(crate) escape: Escape,
-    /// Reads a format's text.
+    /// Parses a format.
     pub(crate) pieces: fn(&str) -> Vec<Piece>,
-    /// What a variable means; `None` for those that decide nothing.
+    /// The target of a variable; `None` if it is irrelevant to decisions.
     pub(crate) target: fn(&str) -> Option<Target>,
-    /// The attribute of a variable that has a request header.
+    /// The attribute for a variable with a request header.
     pub(crate) header_attribute: fn(&str) -> Option<String>,
-    /// Variables with the time, for an error.
+    /// Examples of time variables, for an error.
     pub(crate) time_examples: &'static str,
     /// Whether a variable may hold several values.
     pub(crate) is_list: fn(&str) -> bool,
 }
 
 impl Template {
-    /// Builds the table. `targets_of` says what a variable means.
+    /// Builds the table. `targets_of` returns a variable's targets.
     ///
     /// # Errors
     /// The format has no variables, or two without a literal between them.
@@ -126,7 +126,7 @@ impl Template {
         Ok(Self { start: start.into(), parts, escape })
     }
 
-    /// The same with variables that may hold several values, separated by `, `, `; ` or ` : `.
+    /// Allows lists in these variables, separated by `, `, `; ` or ` : `.
     ///
     /// # Errors
     /// The literal after one of them begins as a separator does.
@@ -146,7 +146,7 @@ impl Template {
         Ok(self)
     }
 
-    /// Whether any variable is one of these targets.
+    /// Whether any variable has such a target.
     pub(crate) fn has(&self, is_wanted: impl Fn(Target) -> bool) -> bool {
         self.parts.iter().flat_map(|part| &part.targets).any(|target| is_wanted(*target))
     }
@@ -164,7 +164,7 @@ impl Template {
             let is_last = number + 1 == self.parts.len();
             let end = match part.end(rest) {
                 Some(end) => end,
-                // What ends the last column may be missing.
+                // The text after the last column may be missing.
                 None if is_last => rest.len(),
                 None => return Err(self.missing(number + 1)),
             };
@@ -186,7 +186,7 @@ impl Template {
 }
 
 impl Part {
-    /// Where the variable ends.
+    /// The end of the variable.
     fn end(&self, text: &[u8]) -> Option<usize> {
         match self.until.as_bytes() {
             [] => Some(text.len()),

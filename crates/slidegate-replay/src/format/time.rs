@@ -1,42 +1,42 @@
-//! Times of logs, read by hand: `17/May/2015:10:05:03 +0000`, RFC 3339, Unix time, and their kin.
+//! Parses the times of logs: `17/May/2015:10:05:03 +0000`, RFC 3339, Unix time, and similar.
 //!
-//! Neighbouring lines mostly have the same second, so the last one is cached. A time
-//! without a zone is one of the zone that the reader was given.
+//! Neighbouring lines mostly have the same second, so the last one is cached. A time without a zone is in the
+//! reader's zone.
 
 use jiff::civil::DateTime;
 use jiff::tz::{AmbiguousOffset, TimeZone};
 
 const SECOND_US: u64 = 1_000_000;
 
-/// Reads times.
+/// Parses times.
 #[derive(Clone, Debug)]
 pub(crate) struct TimeReader {
     zone: TimeZone,
-    /// Date, clock and zone of the last time, and what they are.
+    /// Date, clock and zone of the last time, and their result.
     last: (Civil, Zone, u64, Clock),
-    /// How the last time said its moment.
+    /// How the last time was given.
     pub(crate) clock: Clock,
 }
 
-/// How a time says its moment.
+/// How a time is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Clock {
     /// With an offset, or as Unix time.
     Absolute,
-    /// In the zone of the reader.
+    /// In the reader's zone.
     Local,
-    /// In the zone of the reader, whose clock was set back: it was this time twice. It is read as
-    /// the first.
+    /// In the reader's zone, at a time that the clock repeated after it was set back. Read as the first
+    /// occurrence.
     Repeated {
-        /// From the first to the second.
+        /// From the first to the second occurrence.
         shift_us: u64,
     },
-    /// In the zone of the reader, whose clock was set forward: it never was this time. It is read as
-    /// if the clock had not been set yet.
+    /// In the reader's zone, at a time that the clock skipped when it was set forward. Read as if it had not
+    /// been set.
     Skipped,
 }
 
-/// A date and a clock.
+/// A date and time of day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Civil {
     year: i16,
@@ -51,11 +51,11 @@ struct Civil {
 enum Zone {
     /// Seconds east of UTC.
     Offset(i32),
-    /// The zone of the reader.
+    /// The reader's zone.
     Unsaid,
 }
 
-/// How long a number in a column of durations is.
+/// The unit of a number in a column of durations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     Seconds,
@@ -71,8 +71,8 @@ impl TimeReader {
         Self { zone, last: (epoch, Zone::Offset(0), 0, Clock::Absolute), clock: Clock::Absolute }
     }
 
-    /// Reads any of the forms that servers write. `None` for anything else, for dates that do not
-    /// exist, and for those before 1970.
+    /// Parses any form that servers write. `None` for anything else, for invalid dates, and for dates before
+    /// 1970.
     pub(crate) fn read(&mut self, text: &[u8]) -> Option<u64> {
         let text = text.strip_prefix(b"[").and_then(|text| text.strip_suffix(b"]")).unwrap_or(text);
         let (civil, rest) = if text.get(2) == Some(&b'/') {
@@ -95,7 +95,7 @@ impl TimeReader {
             return Some(self.last.2);
         }
         let Civil { year, month, day, hour, minute, second } = civil;
-        // A leap second is the second before it, as POSIX clocks count.
+        // A leap second counts as the second before it, as in POSIX.
         let time = DateTime::new(year, month, day, hour, minute, second.min(59), 0).ok()?;
         let (seconds, clock) = match zone {
             Zone::Offset(east) => {
@@ -122,8 +122,8 @@ impl TimeReader {
     }
 }
 
-/// Reads Unix time in seconds, possibly with a fraction; in milliseconds, microseconds or
-/// nanoseconds if it would otherwise be later than the year 5000.
+/// Parses Unix time in seconds, possibly with a fraction; or in milliseconds, microseconds or nanoseconds if
+/// it would otherwise be later than the year 5000.
 fn unix(text: &[u8]) -> Option<u64> {
     let (whole, rest) = digits(text)?;
     let (fraction_us, []) = fraction(rest)? else { return None };
@@ -135,9 +135,8 @@ fn unix(text: &[u8]) -> Option<u64> {
     })
 }
 
-/// Reads a duration: a number in this unit, or one with its own, such as `4ms` or `1m2.5s`. In
-/// microseconds, rounded down. `None` for `-` and for negative ones, which stand for an absent
-/// value.
+/// Parses a duration: a number in this unit, or with its own, such as `4ms` or `1m2.5s`. Returns
+/// microseconds, rounded down. `None` for `-` and for negative durations, which stand for an absent value.
 pub(crate) fn duration_us(text: &[u8], unit: Unit) -> Option<u64> {
     let mut rest = text;
     let mut total = 0u64;
@@ -180,7 +179,7 @@ impl Unit {
 const MONTHS: [&[u8; 3]; 12] =
     [b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec"];
 
-/// Reads `17/May/2015:10:05:03`.
+/// Parses `17/May/2015:10:05:03`.
 #[inline]
 fn slashed(text: &[u8]) -> Option<(Civil, &[u8])> {
     let [d1, d2, b'/', m1, m2, m3, b'/', y1, y2, y3, y4, b':', rest @ ..] = text else { return None };
@@ -190,7 +189,7 @@ fn slashed(text: &[u8]) -> Option<(Civil, &[u8])> {
     clock(Civil { year, month, day: two(*d1, *d2)?, hour: 0, minute: 0, second: 0 }, rest)
 }
 
-/// Reads `2015-05-17T10:05:03`, also with a space or slashes.
+/// Parses `2015-05-17T10:05:03`, also with a space or slashes.
 fn iso(text: &[u8]) -> Option<(Civil, &[u8])> {
     let [y1, y2, y3, y4, b'-' | b'/', m1, m2, b'-' | b'/', d1, d2, b'T' | b't' | b' ' | b'_', rest @ ..] =
         text
@@ -220,7 +219,7 @@ fn year(text: [u8; 4]) -> Option<i16> {
     is_number.then(|| text.iter().fold(0, |year, digit| year * 10 + i16::from(digit - b'0')))
 }
 
-/// Reads a fraction of a second, `.123` or `,123`, in microseconds; zero without one.
+/// Parses a fraction of a second, `.123` or `,123`, as microseconds; zero without one.
 fn fraction(text: &[u8]) -> Option<(u64, &[u8])> {
     let Some(rest) = text.strip_prefix(b".").or_else(|| text.strip_prefix(b",")) else {
         return Some((0, text));
@@ -239,7 +238,7 @@ fn digits(text: &[u8]) -> Option<(u64, &[u8])> {
     Some((number, &text[length..]))
 }
 
-/// Reads `Z`, `UTC`, `+0000`, `+00:00`, `+00`, or nothing.
+/// Parses `Z`, `UTC`, `+0000`, `+00:00`, `+00`, or nothing.
 #[inline]
 fn zone(text: &[u8]) -> Option<(Zone, &[u8])> {
     let (sign, h1, h2, minutes) = match text {
@@ -301,7 +300,7 @@ mod tests {
         }
     }
 
-    /// A day that does not exist must not become some other day.
+    /// An invalid date must not become another day.
     #[test]
     fn impossible_times_are_refused() {
         for text in [
@@ -349,7 +348,7 @@ mod tests {
         }
     }
 
-    /// Start times are end times less durations, in every unit that servers write.
+    /// Start times are end times minus durations, in every unit that servers write.
     #[test]
     fn durations_are_read_in_their_unit() {
         for (text, unit, micros) in [

@@ -1,12 +1,11 @@
 //! Wrappers around lines: syslog, journald and `kubectl --prefix`.
 //!
-//! They are taken off before a line is parsed.
+//! They are removed before a line is parsed.
 
 use std::borrow::Cow;
 
 use serde::Deserialize;
 
-/// A wrapper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wrapper {
     Journald,
@@ -25,7 +24,7 @@ impl Wrapper {
         }
     }
 
-    /// The line inside. `None` if the line is not wrapped in this way.
+    /// The line inside. `None` if the line does not have this wrapper.
     pub(crate) fn unwrap(self, line: &[u8]) -> Option<Cow<'_, [u8]>> {
         match self {
             Self::Journald => journald(line),
@@ -74,8 +73,8 @@ fn kubectl(line: &[u8]) -> Option<&[u8]> {
     Some(&rest[end + 2..])
 }
 
-/// `Nov 21 10:15:32 host tag[123]: LINE`, the same with an RFC 3339 time, or RFC 5424; all possibly
-/// with a priority.
+/// `Nov 21 10:15:32 host tag[123]: LINE`, also with an RFC 3339 time, or RFC 5424; all with an
+/// optional priority.
 fn syslog(line: &[u8]) -> Option<&[u8]> {
     let (line, has_priority) = match line.strip_prefix(b"<") {
         Some(rest) => {
@@ -114,7 +113,7 @@ fn rfc5424(text: &[u8]) -> Option<&[u8]> {
     if let Some(rest) = rest.strip_prefix(b"- ") {
         return Some(rest.strip_prefix(b"\xef\xbb\xbf").unwrap_or(rest));
     }
-    // Structured data ends at the first bracket that is not in quotes.
+    // Structured data ends at the first bracket outside quotes.
     let mut is_quoted = false;
     let mut at = 0;
     loop {
@@ -131,7 +130,7 @@ fn rfc5424(text: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// What follows the first word and its space.
+/// The text after the first word and its space.
 fn word_after(text: &[u8]) -> Option<&[u8]> {
     memchr::memchr(b' ', text).map(|space| &text[space + 1..])
 }
@@ -140,7 +139,7 @@ fn word_after(text: &[u8]) -> Option<&[u8]> {
 mod tests {
     use super::*;
 
-    /// Logs of syslog servers and of the journal hold the server's lines inside their own.
+    /// Logs of syslog servers and the journal contain the server's lines inside their own.
     #[test]
     fn each_wrapper_is_taken_off() {
         let journal = [
@@ -164,7 +163,7 @@ mod tests {
         }
     }
 
-    /// A line of something else must be counted, not parsed by chance.
+    /// An unrelated line must be counted, not parsed by chance.
     #[test]
     fn what_is_not_wrapped_is_malformed() {
         for (wrapper, text) in [

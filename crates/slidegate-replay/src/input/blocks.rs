@@ -1,7 +1,7 @@
-//! A log in blocks of whole lines, parsed.
+//! Reads a log in parsed blocks of whole lines.
 //!
-//! Memory is bounded for any log: a block, and what was parsed from it. An endless line is skipped
-//! without being kept.
+//! Memory is bounded for any log: one block and its parse result. An endless line is skipped
+//! without being stored.
 
 use std::io::{self, ErrorKind, Read};
 
@@ -16,11 +16,11 @@ use crate::format::wrapper::Wrapper;
 use crate::input::stream::{Compression, LogStream};
 use crate::malformed::{MAX_LINE_BYTES, Malformed};
 
-/// Malformed lines kept as examples: enough to see what is wrong with a log.
+/// Maximum malformed lines kept as examples.
 pub(crate) const MAX_EXAMPLES: usize = 5;
-/// Length of such an example. It has the columns up to the request.
+/// Length of such an example: enough for the columns up to the request.
 const MAX_EXCERPT_CHARS: usize = 120;
-/// Most of a file that is asked for at once.
+/// Maximum bytes per read of a file.
 const READ_BYTES: usize = 256 * 1024;
 
 /// Reads a log in blocks.
@@ -31,23 +31,23 @@ pub(crate) struct BlockReader {
     wrapper: Option<Wrapper>,
     /// The beginning of the next line.
     carry: Vec<u8>,
-    /// The line that is being read is too long, and is skipped up to its end.
+    /// Whether the current line is too long and skipped to its end.
     is_skipping: bool,
-    /// Lines so far.
+    /// Number of lines so far.
     lines: u64,
     block_bytes: usize,
 }
 
-/// A parsed block, and what was found besides.
+/// A parsed block and its counts.
 #[derive(Debug, Default)]
 pub(crate) struct ReadBlock {
     pub(crate) block: Block,
     pub(crate) tally: Tally,
-    /// The log has ended, or cannot be read further.
+    /// The log has ended or cannot be read further.
     pub(crate) end: Option<io::Result<()>>,
 }
 
-/// What the lines of a block were.
+/// Counts of a block's lines.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) lines: u64,
@@ -55,9 +55,9 @@ pub(crate) struct Tally {
     pub(crate) other: u64,
     pub(crate) first_us: Option<u64>,
     pub(crate) last_us: Option<u64>,
-    /// Number, reason and start of the first few malformed lines.
+    /// Number, reason and start of the first malformed lines.
     pub(crate) examples: Vec<(u64, Malformed, String)>,
-    /// Since the first line of the log.
+    /// Counts since the first line of the log.
     pub(crate) counts: FieldCounts,
     pub(crate) missing_columns: Vec<String>,
 }
@@ -81,7 +81,7 @@ impl BlockReader {
         }
     }
 
-    /// The next block; `spare` is one that is no longer needed.
+    /// The next block; `spare` is one to reuse.
     pub(crate) fn next_block(&mut self, spare: Block) -> ReadBlock {
         let mut read = ReadBlock { block: spare, ..ReadBlock::default() };
         self.fill(&mut read);
@@ -92,12 +92,12 @@ impl BlockReader {
         read
     }
 
-    /// What the lines so far tell of times that the clock repeated.
+    /// Evidence from the lines so far about repeated clock times.
     pub(crate) fn fold(&self) -> &FoldOrder {
         &self.parser.fields.fold
     }
 
-    /// Fills a block with whole lines, and keeps the beginning of the line after them.
+    /// Fills a block with whole lines and keeps the start of the line after them.
     fn fill(&mut self, read: &mut ReadBlock) {
         let block = &mut read.block;
         block.truncate(0);
@@ -107,7 +107,7 @@ impl BlockReader {
             let start = block.lines().len();
             let room = block.room(READ_BYTES.min(self.block_bytes - start));
             match self.bytes.read(room) {
-                // What follows the last line end is a line, too, unless it has been counted.
+                // Text after the last line end is a line too, unless already counted.
                 Ok(0) => {
                     read.end = Some(Ok(()));
                     return;
@@ -136,7 +136,7 @@ impl BlockReader {
         // A line cut off by an error does not count.
         block.truncate(end);
         if self.carry.len() > MAX_LINE_BYTES {
-            // It is counted as a line of this block: without its end, as that has not come yet.
+            // Counted as a line of this block: its end has not arrived.
             let lines = memchr::memchr_iter(b'\n', block.lines()).count() as u64;
             read.tally.lines += 1;
             read.tally.malformed(self.lines + lines + 1, &self.carry, Malformed::TooLong);
@@ -148,7 +148,7 @@ impl BlockReader {
     fn parse(&mut self, read: &mut ReadBlock) {
         let ReadBlock { block, tally, .. } = read;
         self.parser.begin_block(&mut block.parsed);
-        // A line that is too long comes after those of the block.
+        // The overlong line comes after those of the block.
         let too_long = tally.lines;
         let after = std::mem::take(&mut tally.examples);
         if let Some(wrapper) = self.wrapper {
@@ -172,7 +172,7 @@ impl BlockReader {
         }
     }
 
-    /// Takes the wrapper off every line first; the lines inside become the block.
+    /// First removes the wrapper from every line; the inner lines become the block.
     fn parse_wrapped(&mut self, wrapper: Wrapper, block: &mut Block, tally: &mut Tally) {
         let mut inner = Vec::with_capacity(block.lines().len());
         let mut lines: Vec<(u64, usize)> = Vec::new();
@@ -270,7 +270,7 @@ impl<'b> Iterator for Lines<'b> {
     }
 }
 
-/// ASCII only: a log is hostile text, and even printable Unicode can turn a terminal's line around.
+/// ASCII only: a log is hostile text, and even printable Unicode can reverse a terminal's line.
 fn excerpt(line: &[u8]) -> String {
     let mut text = String::new();
     for &byte in line.iter().take(MAX_EXCERPT_CHARS + 1) {

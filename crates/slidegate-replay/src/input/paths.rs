@@ -1,23 +1,23 @@
-//! The logs that the user means: files, directories, patterns, and `-` for standard input.
+//! Resolves inputs to logs: files, directories, patterns, and `-` for standard input.
 
 use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Most logs of one run: their names and first times are kept in memory.
+/// Maximum logs per run: their names and first times are kept in memory.
 pub(crate) const MAX_LOGS: usize = 100_000;
 
-/// A log that is to be read.
+/// A log to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FoundLog {
     /// `None` for standard input.
     pub(crate) path: Option<PathBuf>,
-    /// Which of the inputs it belongs to: a directory and a pattern have several.
+    /// Index of its input: a directory or pattern has several logs.
     pub(crate) input: usize,
 }
 
-/// Finds the logs of all inputs. A log that is given twice is read once. A directory's files are
-/// read, without those whose name begins with a dot, and not its directories.
+/// Finds the logs of all inputs. A repeated log is read once. Of a directory, its files are read,
+/// except those whose name begins with a dot, but not its subdirectories.
 ///
 /// # Errors
 /// An input does not exist, cannot be read, or there are too many logs.
@@ -47,7 +47,7 @@ pub(crate) fn find(inputs: &[PathBuf]) -> io::Result<Vec<FoundLog>> {
     Ok(found)
 }
 
-/// The files of one input, in the order of their names.
+/// The files of one input, sorted by name.
 fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
     match path.metadata() {
         Ok(metadata) if metadata.is_dir() => {

@@ -1,7 +1,7 @@
-//! Threads that parse blocks ahead, while those before are decided.
+//! Threads that parse blocks ahead while earlier ones are decided.
 //!
-//! Each log has at most one block being parsed: its reader travels to a thread and comes back with
-//! the block. So the blocks of a log stay in order, and memory is bounded by the number of logs.
+//! Each log has at most one block being parsed: its reader moves to a thread and returns with the
+//! block. So a log's blocks stay in order, and memory is bounded by the number of logs.
 
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +10,7 @@ use std::thread;
 use crate::block::Block;
 use crate::input::blocks::{BlockReader, ReadBlock};
 
-/// Threads that parse blocks. They end with the pool.
+/// Threads that parse blocks. They end when the pool is dropped.
 pub(crate) struct Pool {
     jobs: Sender<Job>,
 }
@@ -22,7 +22,7 @@ pub(crate) struct Job {
 }
 
 impl Pool {
-    /// Starts this many threads; `None` for none, or if the system does not allow any.
+    /// Starts this many threads; `None` for 0, or if the system does not allow any.
     pub(crate) fn start(threads: usize) -> Option<Self> {
         let (jobs, queue) = channel::<Job>();
         let queue = Arc::new(Mutex::new(queue));
@@ -40,25 +40,25 @@ fn work(queue: &Mutex<Receiver<Job>>) {
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Job { mut reader, spare, reply }) = next else { return };
         let read = reader.next_block(spare);
-        // Nobody waits for it if the log is no longer read.
+        // Fails if the log is no longer read.
         let _ = reply.send((reader, read));
     }
 }
 
-/// Where the blocks of one log come from.
+/// The source of a log's blocks.
 pub(crate) enum Feed {
-    /// Parsed by the thread that wants them.
+    /// Parsed by the consuming thread.
     Here(Box<BlockReader>),
     Pooled {
         jobs: Sender<Job>,
-        /// Gets one block. A channel for each, so that the end of a thread is seen.
+        /// Receives one block. One channel per block, so the end of a thread is noticed.
         block: Receiver<(BlockReader, ReadBlock)>,
     },
     Ended,
 }
 
 impl Feed {
-    /// Begins with the first block at once, if there is a pool.
+    /// Starts parsing the first block at once, if there is a pool.
     pub(crate) fn new(reader: BlockReader, pool: Option<&Pool>) -> Self {
         match pool {
             None => Self::Here(Box::new(reader)),
@@ -68,7 +68,7 @@ impl Feed {
         }
     }
 
-    /// The next block. `None` after the one with the end.
+    /// The next block. `None` after the last one.
     pub(crate) fn next(&mut self, spare: Block) -> Option<ReadBlock> {
         let read = match self {
             Self::Here(reader) => reader.next_block(spare),
@@ -88,7 +88,7 @@ impl Feed {
     }
 }
 
-/// Has the next block parsed.
+/// Orders the next block from the pool.
 fn order(jobs: &Sender<Job>, reader: BlockReader, spare: Block) -> Receiver<(BlockReader, ReadBlock)> {
     let (reply, block) = sync_channel(1);
     jobs.send(Job { reader, spare, reply }).expect("a parsing thread ends only with the pool");

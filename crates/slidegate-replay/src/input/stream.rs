@@ -1,6 +1,6 @@
-//! A log as a stream of plain bytes: opened, counted and decompressed.
+//! A log as a stream of plain bytes: opens, counts and decompresses it.
 //!
-//! Compression is recognised by its first bytes, never by the file name.
+//! Compression is detected by the first bytes, never by the file name.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, ErrorKind, Read};
@@ -13,15 +13,15 @@ use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 use xxhash_rust::xxh64::Xxh64;
 
-/// Bytes asked of a compressed file at once.
+/// Bytes per read of a compressed file.
 const BUFFER_BYTES: usize = 64 * 1024;
-/// The largest window of zstd data: what `zstd --long` needs, and no more memory than that.
+/// Maximum window of zstd data: what `zstd --long` needs, and no more memory.
 const MAX_ZSTD_WINDOW_BYTES: u64 = 128 * 1024 * 1024;
 
-/// First bytes of gzip data: the magic number and the only method there is.
+/// First bytes of gzip data: the magic number and the only compression method.
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b, 0x08];
 const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
-/// Other compressions, to report them: their first bytes, and the program that decompresses them.
+/// Other compressions, to report them: first bytes, and the program that decompresses them.
 const FOREIGN_MAGICS: [(&[u8], &str); 2] = [(&[0xfd, b'7', b'z', b'X', b'Z'], "xzcat"), (b"BZh", "bzcat")];
 const LONGEST_MAGIC: u64 = 5;
 
@@ -50,7 +50,7 @@ pub(crate) struct LogStream {
 }
 
 impl LogStream {
-    /// Opens a file. What is read of it is added to `bytes_read`, before decompression.
+    /// Opens a file. Bytes read, before decompression, are added to `bytes_read`.
     ///
     /// # Errors
     /// The file cannot be opened or read, or is compressed in another way than gzip and zstd.
@@ -58,7 +58,7 @@ impl LogStream {
         Self::new(File::open(path)?, bytes_read)
     }
 
-    /// Reads any stream. Its first bytes are read here.
+    /// Reads any stream, starting with its first bytes.
     ///
     /// # Errors
     /// The stream cannot be read, or is compressed in another way than gzip and zstd.
@@ -96,23 +96,23 @@ impl LogStream {
     }
 }
 
-/// Decodes frame after frame, as `zstdcat` does.
+/// Decodes frame after frame, like `zstdcat`.
 struct ZstdStream<R> {
     source: R,
     decoder: FrameDecoder,
     is_in_frame: bool,
-    /// Of what was read of the frame.
+    /// Checksum of the frame's data read so far.
     checksum: Xxh64,
-    /// What ended the current frame early; returned once what was decoded before has been read.
+    /// The error that ended the frame early; returned after the data decoded before it.
     failure: Option<io::Error>,
 }
 
-/// An empty block that is the last of its frame, and room for a checksum.
+/// An empty block that is the last of its frame, and space for a checksum.
 const LAST_BLOCK: &[u8] = &[1, 0, 0, 0, 0, 0, 0];
 
 impl<R: BufRead> ZstdStream<R> {
-    /// Decodes the next block. The decoder keeps the last window of a frame that goes on, in a small
-    /// file all of it. So a frame that cannot go on is ended here, and its data is handed out.
+    /// Decodes the next block. The decoder withholds the last window of an unfinished frame, which for a
+    /// small file is everything. So a frame that cannot continue is ended here, and its data is returned.
     fn decode_block(&mut self) -> io::Result<()> {
         let one = BlockDecodingStrategy::UptoBlocks(1);
         if self.decoder.decode_blocks(&mut self.source, one).is_ok() {
@@ -172,7 +172,7 @@ impl<R: BufRead> Read for ZstdStream<R> {
             if self.failure.is_some() {
                 return Err(self.take_failure());
             }
-            // A frame has the lower half of the hash.
+            // A frame stores the lower half of the hash.
             let expected = self.decoder.get_checksum_from_data();
             if expected
                 .is_some_and(|expected| expected.to_le_bytes() != self.checksum.digest().to_le_bytes()[..4])
@@ -183,7 +183,7 @@ impl<R: BufRead> Read for ZstdStream<R> {
     }
 }
 
-/// Counts what passes, for the progress.
+/// Counts bytes read, for progress.
 struct CountedStream<R> {
     stream: R,
     bytes_read: Arc<AtomicU64>,

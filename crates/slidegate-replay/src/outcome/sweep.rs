@@ -12,23 +12,24 @@ pub struct SweepOutcome {
     pub policy: String,
     /// `limit` or `window`.
     pub setting: &'static str,
-    /// The value that the configuration has.
+    /// The configured value.
     pub configured: String,
     /// Requests that the policy applied to.
     pub seen: u64,
     /// Different keys.
     pub keys: u64,
-    /// The greatest share of those requests that may be denied.
+    /// The maximum share of those requests that may be denied.
     pub deny_at_most: String,
     /// Each value, ascending.
     pub points: Vec<SweepPointOutcome>,
-    /// The value to choose: the smallest limit, or longest window, that denies little enough.
+    /// The recommended value: the smallest limit, or longest window, that denies few enough
+    /// requests.
     pub recommended: Option<String>,
-    /// The reason, or why no reason can be given.
+    /// Why it is recommended, or why none is.
     pub reason: String,
 }
 
-/// What one value of a sweep would deny.
+/// Denials under one value of a sweep.
 #[derive(Debug, Clone, Serialize)]
 pub struct SweepPointOutcome {
     /// The limit, or the window as text.
@@ -41,7 +42,7 @@ pub struct SweepPointOutcome {
     pub denied_keys: u64,
     /// Requests that any enforced policy denied.
     pub requests_denied: u64,
-    /// Keys that the store dropped although they still counted.
+    /// Keys that the store evicted while they still counted.
     pub dropped_keys: u64,
 }
 

@@ -1,4 +1,4 @@
-//! A log before it is open, and the beginning that its format is detected from.
+//! A log before it is opened, and the sample for format detection.
 
 use std::io::{self, Read};
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::format::detect::Detected;
 use crate::input::stream::Compression;
 
-/// Bytes of a log that its format is detected from.
+/// Bytes of a log used to detect its format.
 const SAMPLE_BYTES: usize = 64 * 1024;
 
 /// A log, before and after it is open.
@@ -15,13 +15,13 @@ pub(crate) struct Log {
     pub(crate) input: usize,
     pub(crate) detected: Detected,
     pub(crate) first_us: u64,
-    /// Whether `first_us` is known to be right although the clock was that time twice.
+    /// Whether `first_us` is known to be right although the clock repeated that time.
     pub(crate) is_start_known: bool,
 }
 
 pub(crate) enum Source {
     File(PathBuf),
-    /// Standard input, or a stream that was given, and how it is compressed.
+    /// Standard input or a given stream, and its compression.
     Stream(Option<(Box<dyn Read + Send>, Compression)>),
 }
 

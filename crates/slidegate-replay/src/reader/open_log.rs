@@ -1,26 +1,25 @@
-//! A log that is open: its blocks, and its lines that wait to be in order.
+//! An open log: its blocks, and its lines that wait to be sorted.
 
 use crate::block::Block;
 use crate::format::field::FieldCounts;
 use crate::input::pool::Feed;
 use crate::reorder::{PendingLine, Reorder};
 
-/// Lines that may wait to be sorted, of all logs: two minutes at 8,000 requests a second.
+/// Maximum lines that wait to be sorted, over all logs: two minutes at 8,000 requests a second.
 const MAX_PENDING_LINES: usize = 1_048_576;
-/// Memory of the blocks whose lines wait, of all logs.
+/// Maximum memory of blocks with waiting lines, over all logs.
 const MAX_PENDING_BYTES: usize = 512 * 1024 * 1024;
 
-/// A log that is open.
 pub(super) struct OpenLog {
     pub(super) log: usize,
     pub(super) feed: Feed,
     pub(super) reorder: Reorder,
-    /// By number; `None` for those that are free.
+    /// By number; `None` if free.
     pub(super) blocks: Vec<Option<LiveBlock>>,
     pub(super) held_bytes: usize,
-    /// The block whose records are being taken in, and the next of them.
+    /// The block being processed and its next record.
     pub(super) newest: Option<(usize, usize)>,
-    /// A block that is no longer needed, for its memory.
+    /// An unused block, kept for its memory.
     pub(super) spare: Option<Block>,
     pub(super) counts: FieldCounts,
     pub(super) has_ended: bool,
@@ -28,11 +27,11 @@ pub(super) struct OpenLog {
 
 pub(super) struct LiveBlock {
     pub(super) block: Block,
-    /// Records that have not been handed out.
+    /// Records not yet returned.
     pub(super) remaining: usize,
 }
 
-/// The next entry of a log. The order of the fields is the order of the merge.
+/// The next entry of a log. The field order is the merge order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Head {
     pub(super) time_us: u64,
@@ -42,8 +41,7 @@ pub(super) struct Head {
 }
 
 impl OpenLog {
-    /// The next line in order of time. `None` if the next block is needed for it, or the log has
-    /// ended.
+    /// The next line in order of time. `None` if it needs the next block, or the log has ended.
     pub(super) fn next_pending(&mut self, logs_open: usize) -> Option<PendingLine> {
         let reorder = &mut self.reorder;
         loop {

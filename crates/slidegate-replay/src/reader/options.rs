@@ -1,4 +1,4 @@
-//! How logs are read.
+//! Options for reading logs.
 
 use std::time::Duration;
 
@@ -8,37 +8,38 @@ use slidegate_http::client_addr::ClientAddr;
 use crate::format::field::SourceSet;
 use crate::format::name::LogFormat;
 
-/// How late a line may come and still be sorted in. Apache logs a request when it ends under the
-/// time it began, and few take two minutes.
+/// Maximum lateness of a line that can still be sorted. Apache logs a request when it ends under
+/// the time it began, and few take two minutes.
 const DEFAULT_SLACK: Duration = Duration::from_secs(120);
 
-/// How logs are read.
+/// Options for reading logs.
 #[derive(Clone, Debug)]
 pub struct LogOptions {
     /// The format of all logs; detected for each if `None`.
     pub format: Option<LogFormat>,
-    /// Fields and attributes, and the column, variable or path of the log that each is read from.
+    /// Fields and attributes, each with the column, variable or path of the log that it is read
+    /// from.
     pub fields: Vec<(String, String)>,
-    /// The column, variable or path with the cost of a request; `bytes` for the response's length.
-    /// Fractions are rounded up. 1 for every request if `None`.
+    /// The column, variable or path with a request's cost; `bytes` for the response's length.
+    /// Fractions are rounded up. `None`: every request costs 1.
     pub cost_field: Option<String>,
-    /// How the client is derived from the address that a log has and the forwarding headers in it.
-    /// Of a list of addresses, the last is the peer and the others were forwarded.
+    /// How to derive the client from the logged address and forwarding headers. Of a list of
+    /// addresses, the last is the peer and the others were forwarded.
     pub client: ClientAddr,
-    /// The zone of times that are logged without one.
+    /// The time zone of times logged without one.
     pub zone: TimeZone,
-    /// Whether the duration of a request is taken off its end, where the log has both.
+    /// Whether to subtract a request's duration from its end, where the log has both.
     pub derive_start: bool,
-    /// How late a line may come and still be sorted in. Zero keeps the order of each log.
+    /// Maximum lateness of a line that can still be sorted. Zero keeps the order of each log.
     pub slack: Duration,
-    /// Whether the first line that cannot be parsed, or comes too late, is an error.
+    /// Whether the first line that is malformed or too late is an error.
     pub strict: bool,
-    /// Threads in use, the calling one included. 1 reads everything on the calling one.
+    /// Number of threads, including the calling one. 1 reads everything on the calling thread.
     pub threads: usize,
 }
 
 impl LogOptions {
-    /// The options that name what no line has had, as they were given.
+    /// The options that name data no line has had, as given.
     pub(super) fn missing_fields(&self, sources: SourceSet) -> Vec<String> {
         let fields = self.fields.iter().map(|(name, source)| format!("--field {name}={source}"));
         let cost = self.cost_field.iter().map(|source| format!("--cost-field {source}"));
@@ -48,7 +49,7 @@ impl LogOptions {
 }
 
 impl Default for LogOptions {
-    /// Detects the format, takes every request to cost 1, and uses all cores.
+    /// Detects the format, counts every request at cost 1, and uses all cores.
     fn default() -> Self {
         Self {
             format: None,

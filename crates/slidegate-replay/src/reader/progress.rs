@@ -1,21 +1,20 @@
-//! How far logs have been read.
+//! Progress of reading.
 
 use std::sync::atomic::Ordering;
 
 use super::LogReader;
 
-/// How far the logs have been read, in bytes on disk.
+/// Progress of reading, in bytes on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Bytes read so far, including read-ahead.
     pub bytes_read: u64,
-    /// The length of all files. `None` if there is a pipe. A log that is still written can grow
-    /// past it.
+    /// Length of all files. `None` if there is a pipe. A log still being written can exceed it.
     pub total_bytes: Option<u64>,
 }
 
 impl LogReader {
-    /// How far the logs have been read.
+    /// The progress so far.
     pub fn progress(&self) -> Progress {
         Progress { bytes_read: self.bytes_read.load(Ordering::Relaxed), total_bytes: self.total_bytes }
     }

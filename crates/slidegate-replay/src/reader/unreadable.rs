@@ -1,4 +1,4 @@
-//! The error for an input that no line was readable of.
+//! The error for an input without a readable line.
 
 use crate::format::name::LogFormat;
 use crate::malformed::Malformed;

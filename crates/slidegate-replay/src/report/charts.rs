@@ -1,6 +1,6 @@
-//! Small charts of text: a sparkline and a bar.
+//! Small text charts: a sparkline and a bar.
 
-/// How text charts are drawn.
+/// Characters of text charts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Glyphs {
     /// Blocks of eight heights.
@@ -20,7 +20,7 @@ impl Glyphs {
         }
     }
 
-    /// A line of at most `width` characters. A space is 0, everything else is visible.
+    /// A line of at most `width` characters. 0 is a space; all other values are visible.
     pub(crate) fn sparkline(self, values: &[u64], width: usize) -> String {
         let columns = fitted(values, width);
         let most = columns.iter().copied().max().unwrap_or(0);
@@ -34,7 +34,7 @@ impl Glyphs {
         columns.into_iter().map(glyph).collect()
     }
 
-    /// A bar of at most `width` characters; at least one for what is not 0.
+    /// A bar of at most `width` characters; at least one unless the value is 0.
     pub(crate) fn bar(self, value: u64, most: u64, width: usize) -> String {
         if value == 0 || most == 0 {
             return String::new();
@@ -48,7 +48,7 @@ impl Glyphs {
     }
 }
 
-/// The values, neighbours added up so that there are at most `width`.
+/// The values, with neighbours summed to at most `width` values.
 fn fitted(values: &[u64], width: usize) -> Vec<u64> {
     let per_column = values.len().div_ceil(width.max(1)).max(1);
     values.chunks(per_column).map(|chunk| chunk.iter().sum()).collect()
@@ -58,7 +58,7 @@ fn fitted(values: &[u64], width: usize) -> Vec<u64> {
 mod tests {
     use super::*;
 
-    /// A burst of one request in a quiet day must not look like none.
+    /// A burst of one request in a quiet day must be visible.
     #[test]
     fn a_sparkline_shows_everything_that_is_not_zero() {
         assert_eq!(Glyphs::Blocks.sparkline(&[0, 1, 1000, 500], 60), " ▁█▄");
@@ -68,7 +68,7 @@ mod tests {
         assert_eq!(Glyphs::Blocks.sparkline(&[u64::MAX], 10), "█");
     }
 
-    /// As above, and a bar must not be longer than its place.
+    /// A small value must be visible, and a bar must not exceed its width.
     #[test]
     fn a_bar_is_in_proportion_and_never_empty_for_something() {
         assert_eq!(Glyphs::Ascii.bar(1, 1000, 20), "#");

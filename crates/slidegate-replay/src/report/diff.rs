@@ -1,4 +1,4 @@
-//! The outcome of a diff, as text, Markdown for a pull request, and JSON.
+//! The outcome of a diff as text, Markdown for a pull request, and JSON.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -13,16 +13,16 @@ use crate::outcome::LogOutcome;
 use crate::share::{Share, percent, percent_beside};
 use crate::wording::count_of;
 
-/// The two ways in which a request can be decided otherwise.
+/// The two kinds of changed verdicts.
 const DENIED: &str = "newly denied";
 const ALLOWED: &str = "newly allowed";
 
-/// What changes if one set of policies replaces another.
+/// The changes when one set of policies replaces another.
 #[derive(Debug, Clone, Serialize)]
 pub struct DiffOutcome {
-    /// What was read.
+    /// The logs read.
     pub log: LogOutcome,
-    /// Whether and why figures say nothing.
+    /// Reasons why figures prove nothing.
     #[serde(skip)]
     pub missing: Missing,
     /// Requests decided.
@@ -41,13 +41,13 @@ pub struct DiffOutcome {
     pub newly_denied_keys: Vec<ChangedKey>,
     /// The keys with the most newly allowed requests.
     pub newly_allowed_keys: Vec<ChangedKey>,
-    /// How many keys have newly denied requests.
+    /// Number of keys with newly denied requests.
     pub newly_denied_keys_in_all: u64,
-    /// How many keys have newly allowed requests.
+    /// Number of keys with newly allowed requests.
     pub newly_allowed_keys_in_all: u64,
-    /// Changed requests of keys that are not listed for want of memory.
+    /// Changed requests of keys not listed for lack of memory.
     pub changes_of_keys_not_kept: u64,
-    /// Keys that a store dropped although they still counted: above 0, some denials are too many.
+    /// Keys that a store evicted while they still counted: above 0, there are too many denials.
     pub dropped_keys: u64,
 }
 
@@ -56,7 +56,7 @@ pub struct DiffOutcome {
 pub struct DiffPolicy {
     /// Its name.
     pub name: String,
-    /// Whether anything about it differs between the two sets.
+    /// Whether any setting differs between the two sets.
     #[serde(rename = "changed")]
     pub is_changed: bool,
     /// In the old set; `None` if the new one adds it.
@@ -86,7 +86,7 @@ pub struct DiffPolicySide {
     pub denied_keys: u64,
 }
 
-/// A key whose requests are decided differently.
+/// A key with changed verdicts.
 #[derive(Debug, Clone, Serialize)]
 pub struct ChangedKey {
     /// The policy that denies, or denied.
@@ -95,17 +95,17 @@ pub struct ChangedKey {
     pub key: String,
     /// The changed requests.
     pub requests: u64,
-    /// The time of the first, in microseconds since the Unix epoch.
+    /// Time of the first one, in microseconds since the Unix epoch.
     #[serde(serialize_with = "as_rfc3339", rename = "first")]
     pub first_us: u64,
-    /// The time of the last.
+    /// Time of the last one.
     #[serde(serialize_with = "as_rfc3339", rename = "last")]
     pub last_us: u64,
     /// Why the first one is, or was, denied.
     pub why: String,
 }
 
-/// The form that is written as JSON.
+/// The JSON form.
 #[derive(Serialize)]
 struct DiffJson<'a> {
     schema: u32,
@@ -120,7 +120,7 @@ struct DiffJson<'a> {
     failed: bool,
 }
 
-/// A threshold and what it was compared with.
+/// A threshold and the value compared with it.
 #[derive(Serialize)]
 struct ThresholdJson<'a> {
     policy: Option<&'a str>,
@@ -131,13 +131,13 @@ struct ThresholdJson<'a> {
     exceeded: bool,
 }
 
-/// The greatest share of requests that a change may decide otherwise: of all requests, or of those
-/// under one policy. Written as `0.1%` or `per-user=1%`.
+/// Maximum share of requests with changed verdicts: of all requests, or of those under one policy. Written as
+/// `0.1%` or `per-user=1%`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Threshold {
     /// The policy that denies, or denied; `None` for all of them.
     pub policy: Option<String>,
-    /// The greatest share that is accepted.
+    /// The maximum accepted share.
     pub at_most: Share,
 }
 
@@ -153,12 +153,12 @@ impl FromStr for Threshold {
     }
 }
 
-/// What a diff is accepted with.
+/// What a diff may change and still be accepted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Thresholds {
-    /// Of requests that are newly denied.
+    /// For newly denied requests.
     pub newly_denied: Vec<Threshold>,
-    /// Of requests that are newly allowed.
+    /// For newly allowed requests.
     pub newly_allowed: Vec<Threshold>,
     /// Whether policies that judged nothing are accepted.
     pub allow_empty: bool,
@@ -169,7 +169,7 @@ impl Thresholds {
         self.newly_denied.is_empty() && self.newly_allowed.is_empty()
     }
 
-    /// Checks that each policy is one of these.
+    /// Checks that thresholds name only these policies.
     ///
     /// # Errors
     /// One line: a threshold names another policy.
@@ -184,7 +184,7 @@ impl Thresholds {
     }
 }
 
-/// A threshold with what it is compared with.
+/// A threshold and the value compared with it.
 #[derive(Clone, Copy)]
 struct Judged<'a> {
     threshold: &'a Threshold,
@@ -199,34 +199,33 @@ impl Judged<'_> {
     }
 }
 
-/// An outcome with the names of the sets and the thresholds.
+/// An outcome with the sets' names and the thresholds.
 #[derive(Debug, Clone, Copy)]
 pub struct DiffReport<'a> {
     /// The outcome.
     pub outcome: &'a DiffOutcome,
-    /// What the old set is called: its file.
+    /// The old set's name: its file.
     pub old: &'a str,
-    /// What the new set is called.
+    /// The new set's name: its file.
     pub new: &'a str,
-    /// What is accepted.
+    /// The accepted changes.
     pub thresholds: &'a Thresholds,
 }
 
-#[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde passes references
 fn as_rfc3339<S: serde::Serializer>(time_us: &u64, out: S) -> Result<S::Ok, S::Error> {
     out.serialize_str(&rfc3339(*time_us))
 }
 
 impl DiffReport<'_> {
-    /// Whether more is newly denied, or newly allowed, than is accepted.
+    /// Whether any threshold is exceeded.
     #[must_use]
     pub fn has_failed(&self) -> bool {
         self.judged().any(|one| one.is_exceeded())
     }
 
-    /// Why the change cannot be judged by this log, one line each: policies that lack what they need
-    /// and, if there are thresholds, changed policies that applied to no request. None if that is
-    /// accepted.
+    /// Why this log cannot judge the change, one line each: policies that lack data and, if there are
+    /// thresholds, changed policies that applied to no request. Empty if that is accepted.
     #[must_use]
     pub fn errors(&self) -> Vec<String> {
         if self.thresholds.allow_empty { Vec::new() } else { self.not_judged() }
@@ -258,7 +257,7 @@ impl DiffReport<'_> {
         accepted.into_iter().chain(self.outcome.missing.warnings.iter().cloned()).collect()
     }
 
-    /// Each threshold, with the requests that it is about.
+    /// Each threshold with its requests.
     fn judged(&self) -> impl Iterator<Item = Judged<'_>> {
         let outcome = self.outcome;
         let of = move |change, threshold: &'_ Threshold| {
@@ -302,7 +301,7 @@ impl DiffReport<'_> {
         out.flush()
     }
 
-    /// As text for a terminal.
+    /// Formats the report for a terminal.
     #[must_use]
     pub fn text(self, style: TextStyle) -> String {
         let Self { outcome, old, new, .. } = self;
@@ -349,7 +348,7 @@ impl DiffReport<'_> {
         lines.join("\n")
     }
 
-    /// As Markdown, for a comment of a pull request.
+    /// Formats the report as Markdown, for a pull request comment.
     #[must_use]
     pub fn markdown(self) -> String {
         let Self { outcome, old, new, .. } = self;
@@ -464,7 +463,7 @@ impl DiffReport<'_> {
         warnings
     }
 
-    /// The outcome of each threshold, in a sentence. Without evidence, none is passed.
+    /// The result of each threshold, in a sentence. Without evidence, none passes.
     fn verdicts(&self) -> Vec<String> {
         let has_evidence = self.errors().is_empty();
         let kept = self.judged().filter(|one| has_evidence || one.is_exceeded());
@@ -522,7 +521,7 @@ impl DiffPolicySide {
     }
 }
 
-/// A text as code in a cell of a Markdown table, where nothing of it is markup.
+/// Formats text as code in a Markdown table cell, without any markup.
 ///
 /// Bars would end the cell. Back quotes would end the code, so they become typographic ones.
 fn code(text: &str) -> String {

@@ -1,8 +1,8 @@
-//! An outcome as one page for a browser: charts and tables in a file that needs no network.
+//! An outcome as an HTML page: charts and tables in one file that needs no network.
 //!
-//! Scripts and styles are named by their hashes in the page's content security policy, so nothing
-//! else runs, whatever a log contains. Tables are written here and are readable without scripts;
-//! the script only adds the charts, from the same JSON as in docs/replay.md.
+//! The page's content security policy names scripts and styles by hash, so nothing else runs,
+//! whatever a log contains. Tables are written here and readable without scripts; the script only
+//! adds charts, from the JSON described in docs/replay.md.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -13,20 +13,20 @@ use crate::outcome::{Outcome, PolicyOutcome, ScenarioOutcome, SweepOutcome};
 use crate::share::percent;
 use crate::wording::{count_of, grouped};
 
-/// Most policies that the page shows: it is for people. The JSON has all.
+/// Maximum policies on the page, which is for people. The JSON has all.
 const MAX_POLICIES: usize = 50;
-/// Most rows of the table of times: neighbouring buckets are added up.
+/// Maximum rows of the time table: neighbouring buckets are summed.
 const MAX_TIME_ROWS: usize = 48;
 
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// What the page is made of besides the outcome.
+/// Assets of the page.
 #[derive(Debug, Clone, Copy)]
 pub struct PageAssets {
     /// The script of uPlot.
     pub chart_script: &'static str,
-    /// The style of uPlot.
+    /// The style sheet of uPlot.
     pub chart_style: &'static str,
     /// SHA-256 in Base64.
     pub sha256: fn(&[u8]) -> String,
@@ -45,7 +45,7 @@ impl Outcome {
 
 fn page(outcome: &Outcome, assets: &PageAssets) -> io::Result<String> {
     let hash = |text: &str| format!("'sha256-{}'", (assets.sha256)(text.as_bytes()));
-    // Without `<` nothing in the data can end its element.
+    // Without `<`, data cannot end its element.
     let data = serde_json::to_string(outcome)?.replace('<', "\\u003c");
     let log = &outcome.log;
     let mut page = format!(
@@ -291,11 +291,11 @@ fn notes(outcome: &Outcome) -> String {
     format!("<section class=\"panel\" id=\"notes\"><h2>Notes</h2><ul>{items}</ul>{lines}</section>\n")
 }
 
-/// A note as a sentence.
+/// Formats a note as a sentence.
 fn sentence(note: &str) -> String {
     let mut rest = note.chars();
     let first = rest.next().map(|first| first.to_ascii_uppercase());
-    // The name of a log stays as it is.
+    // The log's name stays unchanged.
     if note.contains(": format ") {
         format!("{note}.")
     } else {
@@ -303,7 +303,7 @@ fn sentence(note: &str) -> String {
     }
 }
 
-/// A sentence whose parts between back quotes are code.
+/// Formats a sentence whose parts in back quotes are code.
 fn with_code(text: &str) -> String {
     let parts = text.split('`').enumerate();
     parts
@@ -315,7 +315,7 @@ fn details(summary: &str, content: &str) -> String {
     format!("<details><summary>{summary}</summary>{content}</details>")
 }
 
-/// As `count_of`, with a number that is easy to read.
+/// Like `count_of`, with digits grouped.
 fn grouped_count(count: u64, one: &str, several: &str) -> String {
     format!("{} {}", grouped(count), if count == 1 { one } else { several })
 }

@@ -1,13 +1,12 @@
-//! Pieces of HTML. Everything that comes from a log passes through [`escaped`].
+//! HTML fragments. All text from a log passes through [`escaped`].
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Columns of a sparkline.
 const SPARK_COLUMNS: usize = 120;
 const SPARK_HEIGHT: u32 = 20;
 
-/// Text as HTML, in elements and in quoted attributes.
+/// Escapes text for HTML elements and quoted attributes.
 pub(super) fn escaped(text: &str) -> String {
     let mut html = String::with_capacity(text.len());
     for c in text.chars() {
@@ -31,7 +30,6 @@ pub(super) struct Cell {
     is_head: bool,
 }
 
-/// A cell with text.
 pub(super) fn cell(text: &str) -> Cell {
     Cell { markup: escaped(text), class: "", is_head: false }
 }
@@ -42,12 +40,12 @@ impl Cell {
         Self { class: "n", ..self }
     }
 
-    /// The head of its row.
+    /// The header of its row.
     pub(super) fn head(self) -> Self {
         Self { is_head: true, ..self }
     }
 
-    /// A key: its own direction of writing, and may be broken anywhere.
+    /// A key: with its own writing direction and line breaks anywhere.
     pub(super) fn key(self) -> Self {
         Self { markup: format!("<bdi>{}</bdi>", self.markup), class: "key", ..self }
     }
@@ -63,7 +61,7 @@ impl Cell {
     }
 }
 
-/// A table that scrolls to the side where there is no room.
+/// A table that scrolls sideways if it is too wide.
 pub(super) fn table(head: &[impl AsRef<str>], rows: impl Iterator<Item = Vec<Cell>>) -> String {
     let mut html = "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr>".to_owned();
     let rows: Vec<Vec<Cell>> = rows.collect();
@@ -84,7 +82,7 @@ pub(super) fn table(head: &[impl AsRef<str>], rows: impl Iterator<Item = Vec<Cel
     html
 }
 
-/// Counts over so many buckets as a drawing of bars.
+/// Draws counts over this many buckets as bars.
 pub(super) fn sparkline(counts: &BTreeMap<usize, u32>, buckets: usize) -> String {
     let columns = buckets.clamp(1, SPARK_COLUMNS);
     let mut sums = vec![0u64; columns];
@@ -107,7 +105,7 @@ pub(super) fn sparkline(counts: &BTreeMap<usize, u32>, buckets: usize) -> String
 mod tests {
     use super::*;
 
-    /// A key is what a client chose.
+    /// Clients choose keys.
     #[test]
     fn text_has_no_markup() {
         assert_eq!(

@@ -7,11 +7,11 @@ use crate::outcome::{KeyOutcome, LogOutcome, Outcome, PolicyOutcome, ScenarioOut
 use crate::share::percent;
 use crate::wording::{count_of, grouped};
 
-/// The width of sparklines, and the width of bars: with their captions they fit into 80 columns.
+/// Width of sparklines, and width of bars: with captions they fit 80 columns.
 const SPARKLINE_WIDTH: usize = 60;
 const BAR_WIDTH: usize = 30;
 
-/// How text is written.
+/// The style of text.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TextStyle {
     /// Emphasis and colours, for a terminal.
@@ -20,7 +20,7 @@ pub struct TextStyle {
     pub is_ascii: bool,
 }
 
-/// The text of an outcome, as its `Display`.
+/// The text of an outcome, through its `Display`.
 #[derive(Debug)]
 pub struct TextReport<'a> {
     outcome: &'a Outcome,
@@ -28,7 +28,7 @@ pub struct TextReport<'a> {
 }
 
 impl Outcome {
-    /// The outcome as text.
+    /// Formats the outcome as text.
     #[must_use]
     pub fn text(&self, style: TextStyle) -> TextReport<'_> {
         TextReport { outcome: self, style }
@@ -72,7 +72,7 @@ impl fmt::Display for TextReport<'_> {
     }
 }
 
-/// What stands at the top of a report: why its figures say less than they seem to.
+/// The first lines of a report: why its figures prove less than they seem to.
 pub(super) fn top_lines(errors: &[String], warnings: &[String]) -> Vec<String> {
     let errors = errors.iter().map(|line| format!("error: {line}"));
     errors.chain(warnings.iter().map(|line| format!("warning: {line}"))).collect()
@@ -114,7 +114,7 @@ pub(super) fn write_log(f: &mut fmt::Formatter<'_>, log: &LogOutcome) -> fmt::Re
     Ok(())
 }
 
-/// How many keys there were at once, and what they would have taken.
+/// Number of concurrent keys, and the memory they would take.
 pub(super) fn at_once(scenario: &ScenarioOutcome) -> String {
     let ScenarioOutcome { keys_at_once, memory_bytes, redis_bytes, .. } = *scenario;
     format!(
@@ -203,7 +203,7 @@ impl TextReport<'_> {
         Ok(())
     }
 
-    /// How full the keys were at most.
+    /// The keys' peak usage.
     fn write_usage(&self, f: &mut fmt::Formatter<'_>, policy: &PolicyOutcome) -> fmt::Result {
         if policy.keys == 0 {
             return Ok(());

@@ -18,21 +18,21 @@ use crate::caller::Protocol;
 use crate::log_limit::{group_key, log_limited};
 
 /// Wrong passwords and tokens of one address per [`WINDOW`]. A client library with an old password
-/// fails about a dozen times before it gives up (redis-py retries ten times), and must not use up
-/// the limit of its neighbours. This rate allows 16 million guesses a year.
+/// fails about a dozen times before it gives up (redis-py retries ten times) and must not use up
+/// its neighbours' limit. This rate allows 16 million guesses a year.
 const MAX_FAILURES: u64 = 30;
-/// See [`MAX_FAILURES`]. Also the longest wait of a client that then has the correct password.
+/// See [`MAX_FAILURES`]. Also the longest wait of a client that then sends the correct password.
 const WINDOW: Duration = Duration::from_secs(60);
-/// Maximum addresses tracked, in at most 20 MB. Beyond it, the addresses with the fewest failures
-/// are dropped.
+/// Maximum addresses tracked, in at most 20 MB. Above it, addresses with the fewest failures are
+/// dropped.
 const MAX_CLIENTS: usize = 65_536;
 
-/// Whose failures are counted together.
+/// Failures are counted per guesser.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Guesser {
     /// A network address.
     Address(IpAddr),
-    /// A user of this machine, on a Unix socket: its number. `None` where the system does not tell.
+    /// A user of this machine, on a Unix socket: its uid. `None` if the system does not report it.
     User(Option<u32>),
 }
 
@@ -43,7 +43,7 @@ impl From<IpAddr> for Guesser {
 }
 
 impl Guesser {
-    /// Keys of addresses have another length than those of users.
+    /// Keys of addresses and of users differ in length.
     fn key(self) -> SmallVec<[u8; 16]> {
         match self {
             Self::Address(address) => group_key(address).into(),
@@ -112,7 +112,6 @@ impl Default for AuthAttempts {
 }
 
 impl AuthAttempts {
-    /// Tracks addresses in a store of this kind.
     fn new(store: MemoryStoreBuilder) -> Self {
         let quota = Quota::new(MAX_FAILURES, WINDOW).expect("a minute is a window");
         let failures = Limiter::with_store(quota, store.max_keys(MAX_CLIENTS).build());
@@ -144,7 +143,7 @@ impl AuthAttempts {
         }
     }
 
-    /// Charges a wrong password or token, and returns the failure to report.
+    /// Charges a wrong password or token and returns the failure to report.
     pub(crate) fn wrong(&self, protocol: Protocol, client: impl Into<Guesser>) -> AuthFailure {
         let client = client.into();
         let charged = self.failures.check(client.key());
@@ -191,7 +190,8 @@ mod tests {
         (AuthAttempts::new(MemoryStore::builder().clock(clock.clone())), clock)
     }
 
-    /// Unlimited guessing, two million passwords in four seconds, finds most that people choose.
+    /// Unlimited guessing, two million passwords in four seconds, finds most passwords that people
+    /// choose.
     #[test]
     fn an_address_over_the_limit_is_rejected_even_with_the_right_password() {
         let (attempts, clock) = attempts();
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(attempts.failures.peek(Guesser::from(ALICE).key()).used(), 0);
     }
 
-    /// An attacker must not get another budget per protocol or per address of one network.
+    /// An attacker must not get another budget per protocol, or per address of one network.
     #[test]
     fn protocols_and_addresses_of_one_network_share_a_budget() {
         let (attempts, _) = attempts();
@@ -254,7 +254,7 @@ mod tests {
         }
     }
 
-    /// Concurrent guesses must not each see the budget as it was before the others.
+    /// Concurrent guesses must not each see the budget before the others.
     #[test]
     fn concurrent_guesses_are_limited_together() {
         let (attempts, _) = attempts();
@@ -279,7 +279,7 @@ mod tests {
         assert!(late.is_err());
     }
 
-    /// Operators read it in their client.
+    /// Operators read this error in their client.
     #[test]
     fn the_error_contains_the_limit_and_the_wait() {
         let text = AuthFailure::TooMany { retry_after: Duration::from_millis(41_001) }.to_string();

@@ -1,5 +1,5 @@
-//! Cross-site requests: detects requests that a web page of another site made a browser send (CSRF,
-//! DNS rebinding).
+//! Cross-site requests: detects requests that a page of another site made a browser send (CSRF, DNS
+//! rebinding).
 //!
 //! Browsers set `Sec-Fetch-Site` and `Origin`, and pages cannot change them. With DNS rebinding, a
 //! page's own name resolves to this machine and the browser sees the same site; then `Host` reveals
@@ -17,7 +17,7 @@ const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 pub(super) fn is_for_this_machine(headers: &HeaderMap, names: &[String]) -> bool {
     let Some((name, _)) = host(headers) else { return false };
     let is_own = |own: &String| own.eq_ignore_ascii_case(name);
-    // The usual one first: parsing takes longer than all else here.
+    // The usual value first: parsing takes longer than everything else here.
     name == "127.0.0.1"
         || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
         || name.eq_ignore_ascii_case("localhost")
@@ -29,7 +29,7 @@ pub(super) fn port(headers: &HeaderMap) -> Option<u16> {
     host(headers)?.1.parse().ok()
 }
 
-/// The name or address in `Host` and the port, which may be empty.
+/// The name or address in `Host`, and the port, which may be empty.
 fn host(headers: &HeaderMap) -> Option<(&str, &str)> {
     let host = headers.get(header::HOST)?.to_str().ok()?;
     let (name, port) = match host.strip_prefix('[') {
@@ -52,8 +52,8 @@ pub(super) fn is_cross_site(headers: &HeaderMap) -> bool {
         || headers.get(header::ORIGIN).is_some_and(differs_from_host)
 }
 
-/// Whether a browser sent the request and did not say for which site: it adds `Sec-Fetch-Site` for
-/// addresses with HTTPS and on loopback only, and no `Origin` to a `GET`.
+/// Whether a browser sent the request without saying for which site: it adds `Sec-Fetch-Site` only
+/// for HTTPS and loopback addresses, and no `Origin` to a `GET`.
 ///
 /// Every browser's name begins with `Mozilla/`, and a page cannot change it for another site.
 pub(super) fn is_unmarked_browser(headers: &HeaderMap) -> bool {
@@ -145,7 +145,7 @@ mod tests {
             (&[HOST, ("sec-fetch-site", "same-site")], true),
             (&[HOST, ("sec-fetch-site", "")], true),
             (&[HOST, ("origin", "https://evil.example")], true),
-            // Another port of this machine is another program.
+            // Another port on this machine is another program.
             (&[HOST, ("origin", "http://127.0.0.1:3000")], true),
             (&[HOST, ("origin", "null")], true),
             (&[HOST, ("origin", "")], true),
@@ -154,7 +154,7 @@ mod tests {
         }
     }
 
-    /// An image whose address is a check must not charge anyone; curl and programs must.
+    /// An image whose URL is a check must not charge anyone; curl and programs must be able to.
     #[test]
     fn a_browser_that_says_no_site_is_told_from_programs() {
         const FIREFOX: (&str, &str) =

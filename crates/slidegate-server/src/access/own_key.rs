@@ -1,7 +1,7 @@
-//! Tokens of one key: what they may read.
+//! Read access of tokens for one key.
 //!
-//! A request is compared by its decoded path and query, and anything but the two routes of the key is
-//! refused, so a route that is added later is not readable by such a token.
+//! A request is compared by its decoded path and query. Only the two routes of the key are allowed, so such a
+//! token cannot read routes added later.
 
 use std::borrow::Cow;
 
@@ -11,11 +11,11 @@ use percent_encoding::percent_decode_str;
 use crate::config::OwnKey;
 use crate::query;
 
-/// Whether a request reads this key only: the key itself, or its events.
+/// Whether a request reads only this key: the key itself or its events.
 pub(super) fn may_read(key: &OwnKey, uri: &Uri) -> bool {
     if let Some(path) = uri.path().strip_prefix("/v1/keys/") {
         let Some((policy, name)) = path.split_once('/') else { return false };
-        // A parameter names another key of the same text, by the store's `hash_tag`.
+        // With the store's `hash_tag`, a parameter selects another key of the same text.
         return uri.query().is_none() && is(policy, &key.policy) && is(name, &key.key);
     }
     if uri.path() != "/v1/events" {
@@ -29,7 +29,7 @@ pub(super) fn may_read(key: &OwnKey, uri: &Uri) -> bool {
         && parameters.iter().zip(own).all(|((name, value), (own, of))| name == own && value == of)
 }
 
-/// Whether a segment of a path is this text.
+/// Whether a path segment is this text.
 fn is(segment: &str, text: &str) -> bool {
     let decoded: Cow<'_, [u8]> = percent_decode_str(segment).into();
     *decoded == *text.as_bytes()
@@ -39,7 +39,7 @@ fn is(segment: &str, text: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// A customer must never read another one.
+    /// A customer must never read another one's data.
     #[test]
     fn a_token_of_one_key_reads_this_key_and_its_events_only() {
         let key = OwnKey { policy: "per-user".to_owned(), key: "alice/1".to_owned() };

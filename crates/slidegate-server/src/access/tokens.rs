@@ -13,7 +13,7 @@ const BYTES: usize = 32;
 /// Maximum length of a token, in bytes; longer ones are not compared.
 const MAX_TOKEN: usize = 256;
 
-/// A new token and its digest, in hexadecimal, for the configuration.
+/// Generates a token and its hexadecimal digest for the config.
 ///
 /// # Errors
 /// The system's random number generator fails.
@@ -27,7 +27,7 @@ pub(crate) fn generate() -> Result<(String, String), String> {
     Ok((token, sha256))
 }
 
-/// Finds a presented token. Compares with all of them in constant time.
+/// Finds a presented token, comparing with all in constant time.
 pub(super) fn find<'t>(tokens: &'t [Token], presented: &str) -> Option<&'t Token> {
     if presented.len() > MAX_TOKEN {
         return None;

@@ -15,7 +15,7 @@ use crate::access::By;
 use crate::app::changes::{Cause, Counting, Refusal, Terms, What};
 use crate::problem::Problem;
 
-/// Keys that only an added policy may have; for others they are in the config file.
+/// Keys valid only for an added policy; other policies have them in the config file.
 const ITS_OWN: [&str; 15] = [
     "scope",
     "when",
@@ -41,7 +41,7 @@ const MAX_BYTES: usize = 8 * 1024;
 const SCOPE: &str = "give the attributes that it counts by, for example `\"scope\": [\"user\"]`, or `[]` for one count \
                      of all requests";
 
-/// Whether these keys describe a new policy and not only changes of one.
+/// Whether these keys describe a new policy, not just changes.
 pub(super) fn is_policy(keys: &Map<String, Value>) -> bool {
     ITS_OWN.iter().any(|key| keys.contains_key(*key))
 }

@@ -1,4 +1,4 @@
-//! Applies changes of policies: the change, its log line, and its description.
+//! Applies policy changes: the change, its log line and its description.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ pub(super) async fn put_in_force(
     Ok(admin.changed(by, what.1, name, id, &in_words(None, Some(terms))))
 }
 
-/// Describes the terms of a policy after a change.
+/// Describes a policy's terms after a change.
 pub(super) fn in_words(before: Option<&Terms>, after: Option<&Terms>) -> String {
     let Some(terms) = after else {
         let was_added = before.is_some_and(|before| before.added.is_some());
@@ -73,7 +73,7 @@ impl Admin {
         document.added(name).filter(|_| self.app.active.is_added(name))
     }
 
-    /// Where a policy comes from.
+    /// The origin of a policy.
     pub(super) fn origin(&self, document: &Document, name: &str) -> &'static str {
         match document.policies.get(name) {
             None => "file",
@@ -101,7 +101,6 @@ fn unchanged_since(document: &Document, name: &str, seen: Option<&Terms>) -> Res
     Err(Refusal::new(Cause::Conflict, detail))
 }
 
-/// A quota as JSON.
 pub(super) fn numbers(quota: &Quota) -> Value {
     json!({
         "limit": quota.limit(),

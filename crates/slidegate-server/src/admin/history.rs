@@ -1,4 +1,4 @@
-//! `/v1/history`: the last hour in steps of ten seconds, with what was changed in it.
+//! `/v1/history`: the last hour in steps of ten seconds, with the changes made in it.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::problem::{self, Problem};
 use crate::query::Parameters;
 use crate::telemetry::{self, Marker, MarkerKind};
 
-/// Longest history, in minutes.
+/// Maximum history, in minutes.
 const LONGEST: usize = 60;
 
 pub(super) async fn history(State(admin): State<Arc<Admin>>, uri: Uri) -> Result<Response, Problem> {

@@ -34,7 +34,7 @@ use crate::telemetry::{self, Filter};
 
 /// Maximum charges in a response; further ones are merged with their neighbours.
 const MAX_CHARGES: usize = 500;
-/// Maximum open reservations in a response, those that end first.
+/// Maximum open reservations in a response; those that end first are listed.
 const MAX_HOLDS: usize = 100;
 /// Maximum denials in a response.
 const MAX_DENIALS: usize = 20;
@@ -57,7 +57,7 @@ struct KeyTarget {
     policies: Arc<PolicySet>,
     policy: String,
     text: String,
-    /// The redacted text that the caller sent instead of the key. The response contains this text.
+    /// The redacted text that the caller sent instead of the key; also used in the response.
     shown: Option<String>,
     key: KeyText,
     /// The value of the store's `hash_tag`, if it is not part of the key.
@@ -105,12 +105,12 @@ impl KeyTarget {
         Ok(Self { policies, policy, text, shown, key, tag })
     }
 
-    /// The key as the caller may see it.
+    /// The key's text as the caller may see it.
     fn text_for_caller(&self) -> &str {
         self.shown.as_ref().unwrap_or(&self.text)
     }
 
-    /// A request for this key, decided only by its policy.
+    /// A request for this key under its policy only.
     fn request(&self, admin: &Admin) -> Request<'_> {
         let request = self.key.request(self.policy());
         let Some((name, value)) = &self.tag else { return request };
@@ -120,7 +120,7 @@ impl KeyTarget {
         }
     }
 
-    /// Whether the policy does not limit the key, by an override.
+    /// Whether an override exempts the key from the limit.
     fn is_unlimited(&self, request: &Request<'_>) -> bool {
         self.policies.exempting(request).next().is_some()
     }
@@ -136,7 +136,7 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
 }
 
 impl Admin {
-    /// The key that is redacted to this text. `None` if the text is not redacted.
+    /// The key shown as this redacted text. `None` if the text is not redacted.
     fn unredacted(&self, policy: &str, text: &str) -> Result<Option<Box<str>>, Problem> {
         let observer = self.app.observer();
         let Some(mut keys) = observer.keys_shown_as(policy, text) else { return Ok(None) };
@@ -202,7 +202,7 @@ impl Admin {
         let denials: Vec<_> = denials.iter().map(|event| &**event).collect();
         let mut view = used(&found);
         view["key"] = target.text_for_caller().into();
-        // Of the policies after the change, if there was one.
+        // Under the policies after the change, if any.
         let is_unlimited = self.app.policies().exempting(&request).next().is_some();
         view["unlimited"] = is_unlimited.into();
         view["denials"] = json!(denials);
@@ -212,7 +212,6 @@ impl Admin {
     }
 }
 
-/// The usage of a key, as JSON.
 fn used(found: &KeyUse) -> Value {
     let decision = &found.decision;
     let Amounts { limit, used, held, remaining, .. } = decision.amounts();
@@ -253,7 +252,7 @@ fn used(found: &KeyUse) -> Value {
     })
 }
 
-/// At most [`MAX_CHARGES`]; neighbours are merged at the time of the later one.
+/// At most [`MAX_CHARGES`]; neighbours are merged at the later one's time.
 fn joined(charges: &[RecordedCharge]) -> Vec<RecordedCharge> {
     let together = charges.len().div_ceil(MAX_CHARGES).max(1);
     let join = |runs: &[RecordedCharge]| {
@@ -328,7 +327,7 @@ pub(super) async fn act(
 }
 
 impl KeyAction {
-    /// Rejects fields that the action does not have.
+    /// Rejects fields that the action does not take.
     fn expect(&self, action: &str, takes: &[&str]) -> Result<(), Problem> {
         let given =
             [("cost", self.cost.is_some()), ("for", self.r#for.is_some()), ("quota", self.quota.is_some())];

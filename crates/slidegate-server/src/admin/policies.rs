@@ -105,7 +105,7 @@ pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
     })))
 }
 
-/// A value of the body, with the field that is invalid in it: `field`, or one below it.
+/// Parses a value of the body. Errors name the invalid field: `field`, or one below it.
 fn read<T: DeserializeOwned>(field: &str, value: Value) -> Result<T, Problem> {
     serde_path_to_error::deserialize(value).map_err(|error| {
         let path = Some(error.path().to_string()).filter(|path| path != ".");
@@ -149,7 +149,7 @@ fn changed_quota(mut spec: QuotaSpec, current: &Quota) -> Result<Counting, Probl
     Ok(counting)
 }
 
-/// A calendar with the time zone of another, and its anchor or first day of the week if it has one.
+/// A calendar with another's time zone, and its anchor or first day of the week, if any.
 fn with_borders_of(calendar: Calendar, other: Calendar) -> Calendar {
     let calendar = calendar.with_time_zone(other.time_zone()).unwrap_or(calendar);
     let anchored = other.anchor().and_then(|day| calendar.with_anchor(day).ok()).unwrap_or(calendar);
@@ -166,7 +166,7 @@ pub(super) async fn set(
     if added::is_policy(&keys) {
         return added::add(&admin, &by, &name, keys).await;
     }
-    // Beside them, the keys are those of a quota. `null` removes the candidate.
+    // The remaining keys are those of a quota. `null` removes the candidate.
     let mode: Option<Mode> = keys.remove("mode").map(|mode| read("mode", mode)).transpose()?.flatten();
     let candidate = keys.remove("candidate");
     let spec: QuotaSpec = read("body", Value::Object(keys))?;
@@ -302,8 +302,8 @@ pub(super) async fn changes(State(admin): Shared) -> Response {
 #[serde(deny_unknown_fields)]
 struct Nothing {}
 
-/// The active policy of this name, if it is configured or was added at run time. Policies that a
-/// protocol defines come from elsewhere and cannot be changed here.
+/// The active policy of this name, if it is configured or was added at run time. Policies defined
+/// by a protocol cannot be changed here.
 fn changeable<'p>(
     admin: &Admin,
     document: &Document,

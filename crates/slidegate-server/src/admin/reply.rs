@@ -14,7 +14,7 @@ use crate::problem::Problem;
 /// Maximum size of a request body.
 const MAX_BODY: usize = 16 * 1024;
 
-/// The variable parts of a path. Rejects parts that are not UTF-8 with our own problem body.
+/// Variable path segments. Segments that are not UTF-8 are rejected with a problem body.
 pub(super) struct InPath<T>(pub(super) T);
 
 impl<T, S> FromRequestParts<S> for InPath<T>
@@ -57,8 +57,7 @@ pub(super) async fn bytes(request: Request<Body>) -> Result<(By, Bytes), Problem
     Ok((by, bytes))
 }
 
-/// Writes the audit log line of a change: who changed which limit and how. It never contains a
-/// token.
+/// Writes the audit log line of a change: who changed which limit and how. Never contains a token.
 pub(super) fn audit(by: &By, action: &str, policy: &str, key: &str, detail: &str) {
     tracing::info!(target: "slidegate::audit", by = by.0, action, policy, key, detail, "changed");
 }

@@ -1,6 +1,6 @@
 //! Resets all keys of a policy, a bounded number per request.
 //!
-//! The client sends one request per step, with the cursor of the previous step. So no request takes
+//! The client sends one request per step, with the previous step's cursor. So no request takes
 //! long, and a client that stops sending stops the reset.
 
 use std::sync::Arc;
@@ -30,7 +30,6 @@ struct Step {
     limit: Option<u64>,
 }
 
-/// One step.
 pub(super) async fn step(
     State(admin): State<Arc<Admin>>,
     InPath(name): InPath<String>,

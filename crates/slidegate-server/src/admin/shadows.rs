@@ -1,4 +1,4 @@
-//! `/v1/shadow`: what shadow policies would deny, and what candidates would change.
+//! `/v1/shadow`: denials by shadow policies, and how candidates would decide differently.
 
 use std::sync::Arc;
 

@@ -6,7 +6,6 @@ use crate::app::App;
 use crate::app::changes::Control;
 use crate::ports::Listener;
 
-/// The state of the admin routes.
 #[derive(Debug)]
 pub(crate) struct Admin {
     pub(crate) app: Arc<App>,

@@ -117,7 +117,7 @@ pub(super) async fn status(
     })))
 }
 
-/// The instances, what they do together, and whether they differ.
+/// The instances, their totals, and whether they differ.
 fn fleet_json(fleet: &FleetView) -> Value {
     let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
     let [versions, configs] = fleet.distinct();

@@ -1,8 +1,8 @@
 //! Deciding: the only way from a protocol to the store.
 //!
-//! A [`Call`] measures, decides, and records what was decided in metrics, events, traces, shadow
-//! policies and candidates, so that no protocol can forget one of these. Its duration is recorded
-//! when it is dropped.
+//! A [`Call`] measures, decides, and records the decision in metrics, events, traces, shadow
+//! policies and candidates, so no protocol can forget one of these. Its duration is recorded on
+//! drop.
 
 use std::collections::HashMap;
 
@@ -27,7 +27,7 @@ pub(crate) struct Engine {
     pub(super) open_reservations: OpenReservations,
 }
 
-/// One call of a client, which may make several decisions.
+/// One call by a client, which may make several decisions.
 #[derive(Debug)]
 pub(crate) struct Call<'a> {
     engine: &'a Engine,
@@ -37,13 +37,13 @@ pub(crate) struct Call<'a> {
 }
 
 impl Engine {
-    /// A call that is recorded under this caller.
+    /// Starts a call, recorded under this caller.
     pub(crate) fn call(&self, caller: impl Into<Caller>) -> Call<'_> {
         Call { engine: self, caller: caller.into(), started: self.observer.start(), decisions: 0 }
     }
 
-    /// Activates policies. `keys_shown` is how those added at run time show their keys, and
-    /// `old_keys_shown` how the ones before did.
+    /// Activates policies. `keys_shown`: redaction of the policies added at run time;
+    /// `old_keys_shown`: that of the ones before.
     ///
     /// # Errors
     /// A limit is more than a shared store can count; the old policies stay active.
@@ -63,8 +63,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Decides requests in one atomic step; without a `verb`, each by its own. With an `id`, the
-    /// one request is charged once however often it comes.
+    /// Decides requests in one atomic step; without a `verb`, each by its own. With an `id`,
+    /// repeats of the single request are charged once.
     async fn apply<'r>(
         &self,
         caller: Option<&Caller>,
@@ -89,8 +89,8 @@ impl Engine {
         decisions
     }
 
-    /// Records decisions, with the ticket of what they hold. Returns the candidates that have to be
-    /// charged, as only their policies denied.
+    /// Records decisions and the reservation's ticket. Returns the candidates to charge, because
+    /// only their policies denied.
     #[inline]
     fn record(
         &self,
@@ -110,16 +110,15 @@ impl Engine {
 }
 
 impl Call<'_> {
-    /// Decides requests in one atomic step: all of them are charged on all of their policies, or
-    /// none.
+    /// Decides requests in one atomic step: all are charged on all of their policies, or none is.
     pub(crate) async fn apply<'r>(&mut self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
         self.count(requests);
         self.engine.apply(self.recorded(requests), Some(verb), requests, None).await
     }
 
-    /// Checks a request that is charged once however often it comes with the same `id`: asked
-    /// again, within the longest of its policies' windows, it gets the first answer again. Without
-    /// an `id`, as [`apply`](Self::apply).
+    /// Checks a request with an idempotency key: repeats with the same `id`, within the longest of
+    /// its policies' windows, are charged once and get the first answer. Without an `id`, as
+    /// [`apply`](Self::apply).
     pub(crate) async fn check_once<'r>(
         &mut self,
         request: &'r Request<'r>,
@@ -130,7 +129,7 @@ impl Call<'_> {
         self.engine.apply(self.recorded(requests), Some(Verb::Check), requests, id).await
     }
 
-    /// Decides each of these by itself, all of them concurrently.
+    /// Decides each request by itself, concurrently.
     pub(crate) async fn apply_each<'r>(
         &mut self,
         asked: impl Iterator<Item = (Verb, &'r Request<'r>)>,
@@ -145,7 +144,7 @@ impl Call<'_> {
         decisions
     }
 
-    /// Decides requests that have their own verbs and roles, in one atomic step. A denied peek is
+    /// Decides requests with their own verbs and roles, in one atomic step. A denied peek is
     /// recorded as a denied check, because it denies a client's request.
     pub(crate) async fn apply_mixed<'r>(&mut self, requests: &'r [Request<'r>]) -> Decisions<'r> {
         self.count(requests);

@@ -1,6 +1,7 @@
 //! Explanations: describes a decision in a sentence with policy, key, numbers and the wait.
 //!
-//! For operators and calling programs: it names the author of a block and the failure of a store.
+//! For operators and calling programs: it names the author of a block and the cause of a store
+//! failure.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -88,7 +89,7 @@ fn used(said: &mut String, intro: &str, decision: &PolicyDecision<'_>) {
     }
     number(said, " used ", used);
     number(said, " of ", limit);
-    // Those that header fields know are left out: most count requests.
+    // Units known to header fields are left out: most count requests.
     if let Some(unit) = decision.policy().unit_name().filter(|_| decision.policy().unit().is_none()) {
         said.push(' ');
         said.push_str(unit);
@@ -101,7 +102,6 @@ fn used(said: &mut String, intro: &str, decision: &PolicyDecision<'_>) {
     }
 }
 
-/// Appends an amount.
 fn number(said: &mut String, intro: &str, amount: Amount) {
     said.push_str(intro);
     if amount == amount.floor().into() {
@@ -111,7 +111,7 @@ fn number(said: &mut String, intro: &str, amount: Amount) {
     }
 }
 
-/// Appends what remains or the wait.
+/// Appends the remaining amount or the wait.
 fn room(said: &mut String, decision: &PolicyDecision<'_>) {
     if decision.is_allowed() {
         number(said, ", ", decision.amounts().remaining);
@@ -128,7 +128,7 @@ fn room(said: &mut String, decision: &PolicyDecision<'_>) {
         _ => {}
     }
     match decision.retry_after() {
-        // Holds are mostly settled before their time.
+        // Holds are usually settled before they expire.
         Some(wait) if decision.held() > 0 => {
             said.push_str("; the cost fits in at most ");
             said.push_str(&seconds(wait));

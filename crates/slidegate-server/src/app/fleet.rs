@@ -1,8 +1,8 @@
-//! The fleet: what the instances that share a store publish about themselves, summed up.
+//! The fleet: sums the records that instances sharing a store publish about themselves.
 //!
-//! An instance publishes its record when it counts itself, and it expires by the server's clock: one
-//! that has ended or hangs is missing after ten seconds. Nothing depends on the records but what
-//! operators are shown.
+//! Each instance publishes its record when it counts itself. Records expire by the server's clock: a stopped
+//! or hanging instance disappears after ten seconds. Records are only shown to operators; nothing else
+//! depends on them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,16 +26,16 @@ pub(crate) use history::bytes_at_most as history_bytes;
 pub(crate) use record::{Instance, PolicyTotals, Record};
 use record::{Recent, TopPart};
 
-/// How old the records of others may be before they are read again, when they are asked for.
+/// Maximum age of other instances' records when they are requested.
 const FRESH: Duration = Duration::from_secs(2);
-/// How often records are read without a request, to detect instances that differ.
+/// Interval of reads without a request, to detect instances that differ.
 const LOOK_EVERY: Duration = Duration::from_secs(15);
-/// How long instances may differ: a rollout replaces them one after the other. The alert in
-/// deploy/prometheus has the same.
+/// How long instances may differ: a rollout replaces them one by one. The alert in deploy/prometheus uses the
+/// same time.
 pub(crate) const ROLLOUT: Duration = Duration::from_secs(300);
-/// The pause after top keys were computed, in multiples of the time that took: 1 % of a core.
+/// Pause after computing top keys, as a multiple of the computing time: 1 % of a core.
 const TOP_PAUSE: u32 = 100;
-/// Hexadecimal digits of the digest of a configuration.
+/// Hexadecimal digits of a config digest.
 const DIGEST_DIGITS: usize = 16;
 
 /// The fleet, as this instance sees it.
@@ -45,27 +45,27 @@ pub(crate) struct Fleet {
     /// Host and port.
     name: String,
     state: Mutex<State>,
-    /// Held by the one that reads, so that many requests read once.
+    /// Held while reading, so many requests cause one read.
     reading: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     others: Arc<Vec<Instance>>,
-    /// When they were last read, as the time since the start.
+    /// Time of the last read, since the start.
     read_at: Option<Duration>,
     /// Why the last read failed.
     error: Option<String>,
-    /// Records that are not those of instances.
+    /// Records in the store that are not from instances.
     unreadable: u64,
     history: FleetHistory,
-    /// Since when instances differ, as the time since the start, and whether that was logged.
+    /// Since when instances differ, counted from the start, and whether it was logged.
     differ: Option<Difference>,
     published: Published,
-    /// The top keys that were last published, and when they may be computed again.
+    /// The last published top keys, and when they may be recomputed.
     top: [TopPart; 2],
     next_top: Duration,
-    /// The digest of the policies and of the file with this hash.
+    /// The digest of these policies and the file with this hash.
     digest: Option<(Arc<PolicySet>, String, String)>,
 }
 
@@ -83,11 +83,11 @@ struct Difference {
     is_logged: bool,
 }
 
-/// The instances that are shown: all of them, or the one that was asked for.
+/// The instances shown: all, or the requested one.
 #[derive(Debug)]
 pub(crate) struct FleetView {
     pub(crate) instances: Vec<Instance>,
-    /// Why the others are unknown.
+    /// Why the other instances are unknown.
     pub(crate) error: Option<String>,
     /// Records in the store that no instance wrote.
     pub(crate) unreadable: u64,
@@ -103,8 +103,7 @@ impl Fleet {
         Self { engine, name, state: Mutex::default(), reading: tokio::sync::Mutex::default() }
     }
 
-    /// Publishes the record of this instance, counts the instances, and reads the records of the
-    /// others if that is due.
+    /// Publishes this instance's record, counts the instances, and reads the others' records if due.
     pub(super) async fn publish(&self, active: &ActivePolicies, shared: Shared<'_>) {
         let now = self.engine.observer.uptime();
         {
@@ -143,7 +142,7 @@ impl Fleet {
     /// All instances, or the one with this name or id.
     ///
     /// # Errors
-    /// No instance, or more than one, has the name: how to name one.
+    /// No instance, or more than one, has this name; says how to name one.
     pub(super) async fn view(
         &self,
         active: &ActivePolicies,
@@ -182,7 +181,7 @@ impl Fleet {
         Ok(FleetView { instances, error, unreadable, differs_for: self.differs_for() })
     }
 
-    /// Reads the records of the others, unless they were read within `fresh`.
+    /// Reads the others' records, unless read within `fresh`.
     async fn read(&self, shared: Shared<'_>, fresh: Duration) {
         let _reading = self.reading.lock().await;
         let now = self.engine.observer.uptime();
@@ -196,7 +195,7 @@ impl Fleet {
         match records {
             Err(error) => {
                 state.history.interrupt();
-                // Whether they still differ is not known.
+                // Whether they still differ is unknown.
                 state.others = Arc::default();
                 state.error = Some(error.to_string());
             }
@@ -226,13 +225,11 @@ impl Fleet {
         }
     }
 
-    /// What the others counted in steps that end at these times, after a first time at which they
-    /// begin.
+    /// Counts of the other instances. `times_ms`: the start of the first step, then the end of each.
     pub(super) fn other_counts(&self, times_ms: &[u64]) -> OtherCounts {
         self.state().history.counts(times_ms)
     }
 
-    /// The top keys of this instance.
     fn top(&self) -> [TopPart; 2] {
         let observer = &self.engine.observer;
         let counts = |name: &String| observer.counts(name).unwrap_or_default();
@@ -248,7 +245,7 @@ impl Fleet {
         })
     }
 
-    /// What this instance says about itself, without its top keys.
+    /// This instance's record, without top keys.
     fn own(&self, active: &ActivePolicies) -> Record {
         let observer = &self.engine.observer;
         let (now, document) = (now_ms(), active.document());
@@ -279,7 +276,7 @@ impl Fleet {
         }
     }
 
-    /// The digest of the config file and of the active policies, whichever way they came.
+    /// The digest of the config file and the active policies, whatever their source.
     fn digest(&self) -> String {
         let file = self.engine.observer.config().hash;
         let policies = self.engine.store.policies();
@@ -306,7 +303,7 @@ impl Fleet {
     }
 }
 
-/// Logs once that instances differ for longer than a rollout takes.
+/// Logs once if instances differ for longer than a rollout takes.
 fn report(differ: Difference, now: Duration, others: &[Instance]) -> Difference {
     let for_long = now.saturating_sub(differ.since) >= ROLLOUT;
     if for_long && !differ.is_logged {
@@ -320,7 +317,6 @@ fn report(differ: Difference, now: Duration, others: &[Instance]) -> Difference 
 }
 
 impl FleetView {
-    /// The sums of the totals, by policy.
     pub(crate) fn totals(&self) -> HashMap<&str, PolicyTotals> {
         let mut sums: HashMap<_, PolicyTotals> = HashMap::new();
         for one in self.instances.iter().flat_map(|one| &one.record.policies) {
@@ -329,8 +325,8 @@ impl FleetView {
         sums
     }
 
-    /// The keys of a policy, of all that are shown. `own` are those of this instance, of which its
-    /// record may lack some.
+    /// A policy's top keys over all shown instances. `own` is this instance's ranking, of which its record
+    /// may lack some.
     pub(crate) fn ranking(&self, policy: &str, by: By, own: Ranking) -> Ranking {
         let mut own = Some(own);
         let rankings = self.instances.iter().map(|one| match by {
@@ -341,13 +337,13 @@ impl FleetView {
         Ranking::merged(&rankings.collect::<Vec<_>>())
     }
 
-    /// Versions and digests of configurations, each once.
+    /// Distinct versions and config digests.
     pub(crate) fn distinct(&self) -> [BTreeSet<&str>; 2] {
         let of = |text: fn(&Record) -> &str| self.instances.iter().map(|one| text(&one.record)).collect();
         [of(|record| &record.version), of(|record| &record.config)]
     }
 
-    /// Allowed and denied checks per second, of all that are shown.
+    /// Allowed and denied checks per second, over all shown instances.
     pub(crate) fn rates(&self) -> [f64; 2] {
         let rates = self.instances.iter().map(|one| one.record.recent.rates());
         rates.fold([0.0; 2], |[allowed, denied], [a, d]| [allowed + a, denied + d])

@@ -1,10 +1,9 @@
-//! The open reservations that this process made: how many there are, what they hold, and which of
-//! them expire.
+//! The open reservations that this process made: their number, their held cost, and which expire.
 //!
-//! No store says when a hold expires: the next access to its key ends it. So this process notes the
-//! reservations that it makes, and drops those that it settles. Shortly before the end of another
-//! one, it looks up whether the hold is open: another instance may have settled or extended it, or
-//! its key was reset. One that is open then and not settled here until its end has expired.
+//! No store reports an expired hold: the next access to its key removes it. So this process tracks the
+//! reservations it makes and drops those it settles. Shortly before a hold ends, it looks up whether the hold
+//! is still open: another instance may have settled or extended it, or its key was reset. A hold that is open
+//! then and not settled here until its end has expired.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -23,46 +22,45 @@ use tokio::time::{Instant, sleep_until};
 use crate::caller::Protocol;
 use crate::telemetry::Expired;
 
-/// Locks, each of some of the reservations.
+/// Locks, each for a part of the reservations.
 const SHARDS: usize = 16;
-/// Most reservations that are noted, in each shard: about 0.5 kB for each key that holds cost. Policies
-/// share them. More are not counted as open, nor as expired.
+/// Maximum reservations tracked per shard: about 0.5 kB for each key that holds cost. Policies share them.
+/// Further ones count neither as open nor as expired.
 const MAX_IN_SHARD: usize = 4096;
-/// Most bytes of attributes that are noted for a key. One with more is not noted.
+/// Maximum bytes of a key's attributes. A key with more is not tracked.
 const MAX_ATTRIBUTES: usize = 1024;
-/// How long before the end of a hold it is looked up, at most a quarter of its time.
+/// Time of the lookup before a hold ends, at most a quarter of the hold's time.
 const AHEAD: Duration = Duration::from_millis(250);
-/// Holds that are looked up at once.
+/// Maximum concurrent lookups.
 const LOOKUPS: usize = 64;
 
 /// Reservations that this process made and did not settle.
 #[derive(Debug)]
 pub(crate) struct OpenReservations {
     shards: [Mutex<Shard>; SHARDS],
-    /// Reservations that were not noted, as there was no room.
+    /// Reservations not tracked for lack of room.
     not_noted: AtomicU64,
-    /// When something is due next, in microseconds since `started`; an earlier one wakes the task.
+    /// When the next item is due, in microseconds since `started`; an earlier one wakes the task.
     wake_us: AtomicU64,
     earlier: Notify,
     started: Instant,
 }
 
-/// What is open under a policy.
+/// Open reservations under a policy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct OpenCost {
-    /// Reservations.
     pub(crate) reservations: u64,
-    /// The sum of what they hold, in units, rounded up.
+    /// Sum of the held cost, in units, rounded up.
     pub(crate) held: u64,
 }
 
 #[derive(Debug)]
 struct Shard {
-    /// By the ids of the tickets.
+    /// By ticket id.
     tickets: HashMap<u64, Vec<HoldEntry>>,
-    /// How many of them the policies have that have any.
+    /// Tracked reservations per policy.
     shares: Shares<Policies>,
-    /// What is due when: the number of the hold among those of its ticket.
+    /// Due times: each with the ticket and the hold's index in it.
     due: BTreeSet<(Instant, u64, usize)>,
 }
 
@@ -75,20 +73,18 @@ impl Default for Shard {
     }
 }
 
-/// One hold.
 #[derive(Debug)]
 struct HoldEntry {
     hold: HoldIdentity,
-    /// When it is due. `None` while it is looked up, and after it has ended.
+    /// `None` during the lookup and after the end.
     due: Option<Instant>,
     ends: Instant,
     held: u64,
     is_open: bool,
-    /// What was found shortly before its end.
+    /// The result of the lookup shortly before the end.
     found: Option<StoredHold>,
 }
 
-/// What identifies a hold.
 #[derive(Debug, Clone)]
 pub(super) struct HoldIdentity {
     policy: Arc<str>,
@@ -97,7 +93,7 @@ pub(super) struct HoldIdentity {
     protocol: Protocol,
 }
 
-/// A hold as the store had it.
+/// A hold as found in the store.
 #[derive(Debug, Clone, Copy)]
 struct StoredHold {
     until: Timestamp,
@@ -110,13 +106,13 @@ struct StoredHold {
 /// Something that is due.
 #[derive(Debug)]
 pub(super) enum Due {
-    /// Whether the store has the hold.
+    /// Look up whether the store still has the hold.
     LookUp(Place, HoldIdentity),
     /// It was not settled.
     Ended(Box<Expired>),
 }
 
-/// Where a hold is: its ticket, and its number there.
+/// A hold's ticket and its index there.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
     id: u64,
@@ -124,7 +120,7 @@ pub(super) struct Place {
 }
 
 impl HoldIdentity {
-    /// The key of a decision; `None` if it is too long.
+    /// `None` if the key is too long.
     fn of(decision: &PolicyDecision<'_>, request: &Request<'_>, protocol: Protocol) -> Option<Self> {
         let policy = decision.policy();
         let mut attributes: Vec<(String, OwnedValue)> = Vec::new();
@@ -145,7 +141,7 @@ impl HoldIdentity {
         })
     }
 
-    /// The request under its policy, to look up its key.
+    /// A request under the hold's policy, to look up its key.
     pub(super) fn request(&self) -> Request<'_> {
         let mut request = Request::new().under(&self.policy);
         request.extend(self.attributes.iter().map(|(name, value)| (name.as_str(), value.value())));
@@ -160,14 +156,14 @@ impl HoldEntry {
         noted
     }
 
-    /// Sets when it ends, and when it is looked up before that.
+    /// Sets its end and the time of the lookup before that.
     fn ends_in(&mut self, now: Instant, lasts: Duration) {
         self.ends = now + lasts;
         self.found = None;
         self.due = Some(self.ends - AHEAD.min(lasts / 4));
     }
 
-    /// Notes what the store has. If that is the end of it, it is not looked up again.
+    /// Records what the store has. Within [`AHEAD`] of its end, no further lookup follows.
     fn found(&mut self, now: Instant, key: &KeyUse, hold: &OpenHold) {
         let lasts = hold.until - key.decision.at();
         self.held = hold.held;
@@ -184,7 +180,7 @@ impl HoldEntry {
         }
     }
 
-    /// Nothing more happens to it.
+    /// Marks it as ended.
     fn close(&mut self) {
         (self.is_open, self.due) = (false, None);
     }
@@ -202,7 +198,7 @@ fn policies_of(holds: &[HoldEntry]) -> Policies {
 }
 
 impl Shard {
-    /// Notes the holds of a ticket, instead of those that are noted. False if there is no room.
+    /// Replaces the tracked holds of a ticket. False if there is no room.
     fn add(&mut self, id: u64, holds: Vec<HoldEntry>) -> bool {
         self.remove(id);
         if !self.shares.take(&policies_of(&holds), 1) {
@@ -223,7 +219,7 @@ impl Shard {
         }
     }
 
-    /// Changes a hold that is noted and open, and when it is due.
+    /// Changes an open hold that is tracked, and its due time.
     fn change(
         &mut self,
         Place { id, number }: Place,
@@ -244,7 +240,7 @@ impl Shard {
         after
     }
 
-    /// Takes up to so many holds that are due.
+    /// Takes up to `most` due holds.
     fn take_due(&mut self, now: Instant, most: usize, taken: &mut Vec<Due>) {
         while taken.len() < most
             && let Some(&(due, id, number)) = self.due.first()
@@ -257,7 +253,7 @@ impl Shard {
                     one.close();
                     taken.push(Due::Ended(Box::new(expired)));
                 } else if one.ends <= now {
-                    // Too late to know: this process was suspended, or the store took too long.
+                    // Too late: this process was suspended, or the store was slow.
                     one.close();
                 } else {
                     taken.push(Due::LookUp(place, one.hold.clone()));
@@ -285,13 +281,13 @@ impl OpenReservations {
         self.shards[at].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes a reservation, if it holds cost in the store.
+    /// Tracks a reservation, if the store holds its cost.
     pub(super) fn add(&self, reserved: &Reserved<'_>, requests: &[Request<'_>], protocol: Protocol) {
         let Some(ticket) = reserved.ticket() else { return };
         let now = Instant::now();
         let noted = |hold: TicketHold<'_>| {
             let decision = reserved.iter().find(|one| one.policy().name() == hold.policy)?;
-            // A fallback's holds are not in the store.
+            // The store does not have a fallback's holds.
             let is_stored = decision.source() == DecisionSource::Store;
             let key =
                 is_stored.then(|| HoldIdentity::of(&decision, &requests[decision.request()], protocol))??;
@@ -311,7 +307,7 @@ impl OpenReservations {
         self.shard(id).remove(id);
     }
 
-    /// Notes what a settlement in part or an extension has changed.
+    /// Applies a partial settlement or an extension.
     pub(super) fn change(&self, settlement: &Settlement) {
         let (ticket, now) = (settlement.ticket(), Instant::now());
         let mut shard = self.shard(ticket.id());
@@ -334,20 +330,19 @@ impl OpenReservations {
         due.into_iter().for_each(|due| self.wake_at(due));
     }
 
-    /// How many reservations were not noted since the start, as there was no room.
+    /// Reservations not tracked since the start, for lack of room.
     pub(crate) fn not_noted(&self) -> u64 {
         self.not_noted.load(SeqCst)
     }
 
-    /// The keys that a ticket holds cost of, as they are shown, with their policies. Empty if it is not
-    /// noted.
+    /// The redacted keys whose cost a ticket holds, with their policies. Empty if not tracked.
     pub(super) fn keys(&self, id: u64) -> Vec<(Arc<str>, Arc<str>)> {
         let shard = self.shard(id);
         let noted = shard.tickets.get(&id).into_iter().flatten();
         noted.map(|one| (Arc::clone(&one.hold.policy), Arc::clone(&one.hold.key))).collect()
     }
 
-    /// What is held of each key of a policy, or of all policies.
+    /// Held cost by key, of one policy or of all.
     pub(crate) fn held(&self, policy: Option<&str>) -> HashMap<(Arc<str>, Arc<str>), u64> {
         let mut held = HashMap::new();
         for shard in &self.shards {
@@ -362,7 +357,7 @@ impl OpenReservations {
         held
     }
 
-    /// What is open under each of these policies.
+    /// Open reservations under each of these policies.
     pub(crate) fn costs(&self, policies: &PolicySet) -> HashMap<Arc<str>, OpenCost> {
         let mut costs: HashMap<Arc<str>, OpenCost> = HashMap::new();
         for shard in &self.shards {
@@ -390,7 +385,7 @@ impl OpenReservations {
         }
     }
 
-    /// Waits until something may be due, and takes it.
+    /// Waits until something may be due and takes it.
     pub(super) async fn next_due(&self) -> Vec<Due> {
         // An addition while the shards are read wakes this task.
         self.wake_us.store(u64::MAX, SeqCst);
@@ -417,13 +412,13 @@ impl OpenReservations {
         taken
     }
 
-    /// Notes what the store has of a hold that was due: it goes on if it is open.
+    /// Applies the result of a lookup: an open hold stays tracked.
     pub(super) fn looked_up(&self, place: Place, keys: &[KeyUse]) {
         let of_key = |key: &KeyUse| key.holds.iter().find(|hold| hold.id == place.id).copied();
         let found = keys.iter().find_map(|key| Some((key, of_key(key)?)));
         let now = Instant::now();
         let due = self.shard(place.id).change(place, |one| match found {
-            // It was changed here meanwhile, and is looked up again.
+            // It was changed here meanwhile and is looked up again.
             _ if one.due.is_some() => {}
             None => one.close(),
             Some((key, hold)) => one.found(now, key, &hold),
@@ -446,7 +441,7 @@ mod tests {
         HoldEntry::new(hold, 7, now, lasts)
     }
 
-    /// What is due belongs to an open hold, and each that is not being looked up is due.
+    /// Due items belong to open holds, and each open hold that is not being looked up is due.
     fn assert_consistent(shard: &Shard) {
         let due: BTreeSet<(Instant, u64, usize)> = shard
             .tickets
@@ -460,7 +455,7 @@ mod tests {
         assert!(shard.tickets.values().all(|holds| holds.iter().any(|one| one.is_open)));
     }
 
-    /// The task that reports must neither miss a hold nor keep finding one that is gone.
+    /// The reporting task must neither miss a hold nor keep finding one that is gone.
     #[test]
     fn whatever_happens_to_holds_what_is_due_is_what_is_open() {
         let (mut shard, start) = (Shard::default(), Instant::now());

@@ -1,7 +1,7 @@
-//! The active policies: those of the configuration and of other files, with run-time changes.
+//! The active policies: those of the config and of other files, with run-time changes.
 //!
-//! A reload or a change replaces one of these parts, and all parts together become one policy set.
-//! Usage is kept by policy name. If a set cannot be activated, the old one stays active.
+//! A reload or a change replaces one of these parts; all parts together form one policy set. Usage is kept by
+//! policy name. If a set cannot be activated, the old one stays active.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ use slidegate_config::policy::KeysShown;
 use super::changes::{Base, Cause, Document, Folded, KeyKind, Refusal, fold, now_ms};
 use super::decide::Engine;
 
-/// The active policies and the parts that they are built from.
+/// The active policies and the parts they are built from.
 #[derive(Debug)]
 pub(crate) struct ActivePolicies {
     engine: Arc<Engine>,
@@ -43,7 +43,7 @@ struct Parts {
 }
 
 impl ActivePolicies {
-    /// The configured policies, which [`initial`] built.
+    /// `base`: the configured policies, from which [`initial`] built the first set.
     pub(crate) fn new(engine: Arc<Engine>, base: Base, addresses: Vec<String>, has_inline: bool) -> Self {
         let configured = base.policies.iter().map(|policy| policy.name().to_owned()).collect();
         let parts = Mutex::new(Parts { base, ..Parts::default() });
@@ -80,7 +80,7 @@ impl ActivePolicies {
         refused.unwrap_or_else(|error| vec![error.to_string()])
     }
 
-    /// Ends changes of keys that have expired.
+    /// Removes expired changes of keys.
     pub(crate) fn expire(&self) {
         if let Err(error) = self.update(|_| {}) {
             tracing::error!(%error, "expired changes could not be removed and stay active");
@@ -125,7 +125,7 @@ impl ActivePolicies {
     /// Checks that a document makes no policy invalid that is valid now.
     ///
     /// # Errors
-    /// Which one, and why.
+    /// The invalid policy, and why.
     pub(crate) fn check(&self, document: &Document) -> Result<(), Refusal> {
         let parts = self.parts();
         let next = Parts { document: Arc::new(document.clone()), ..parts.clone() };
@@ -149,7 +149,7 @@ impl ActivePolicies {
         let escalations = &self.engine.observer.escalations;
         escalations.follow(&folded.escalations);
         if escalations.is_used() {
-            // While a key is blocked none of its denials counts, so that it has none when the block ends.
+            // Denials of a blocked key do not count, so it has none when the block ends.
             let blocks = next.document.living(now_ms).filter(|change| change.kind == KeyKind::Block);
             blocks.for_each(|change| escalations.forget(&change.policy, &change.key));
         }
@@ -162,7 +162,7 @@ impl ActivePolicies {
         let external = external.iter().filter(|policy| base.policies.by_name(policy.name()).is_none());
         let mut policies = PolicySet::new(base.policies.iter().chain(external).cloned())?;
         if self.has_inline {
-            // Before the changes, which are those of their keys as well.
+            // Before the changes, which may also apply to these policies' keys.
             policies = with_inline(&policies)?;
         }
         fold(&Base { policies, ..base.clone() }, document, now_ms, &self.addresses)
@@ -173,7 +173,7 @@ impl ActivePolicies {
     }
 }
 
-/// The first set, from the configuration alone.
+/// The first set, from the config alone.
 ///
 /// # Errors
 /// The policies and their candidates are too many.
@@ -184,7 +184,7 @@ pub(super) fn initial(base: &Base, addresses: &[String], has_inline: bool) -> Re
     Ok(policies)
 }
 
-/// These policies and [`INLINE_POLICIES`].
+/// Adds [`INLINE_POLICIES`] to these policies.
 fn with_inline(policies: &PolicySet) -> Result<PolicySet, Error> {
     let inline = INLINE_POLICIES.into_iter().map(|(name, attribute)| {
         // Not used to decide: every request under these policies has an inline quota.

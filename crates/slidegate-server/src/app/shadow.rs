@@ -1,7 +1,7 @@
-//! Shadow mode: what shadow policies would deny, and what candidates would change.
+//! Shadow mode: denials by shadow policies, and how candidates would decide differently.
 //!
-//! A candidate is decided beside its policy, with its own state. It counts what it would have
-//! admitted: a request that only its policy denies is charged to the candidate by a separate call.
+//! A candidate is decided next to its policy, with its own state. It must count what it would have
+//! admitted: a separate call charges it for requests that only its policy denies.
 //!
 //! Decisions update their policy's counters without a lock. Only a decision that a candidate would
 //! change locks one shard of the candidate's keys.
@@ -59,7 +59,7 @@ pub(crate) struct Differences {
     pub(crate) newly_allowed: u64,
 }
 
-/// A policy in shadow.
+/// The counts of a shadow policy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ShadowCounts {
     pub(crate) requests: u64,
@@ -73,8 +73,8 @@ pub(crate) struct CandidateCharge {
 }
 
 impl Shadows {
-    /// Records decisions on checks. Returns what candidates admit and their policies deny, to be
-    /// charged.
+    /// Records decisions on checks. Returns requests to charge to candidates that admit what their
+    /// policies deny.
     pub(crate) fn record(&self, verb: Verb, decisions: &Decisions<'_>) -> Vec<CandidateCharge> {
         if verb != Verb::Check || decisions.iter().all(|one| one.policy().is_enforced()) {
             return Vec::new();
@@ -92,7 +92,7 @@ impl Shadows {
                 other.policy().name() == live && other.request() == one.request()
             };
             let Some(live_one) = decisions.iter().find(is_live) else { continue };
-            // A denial by another policy would also apply with this candidate.
+            // A denial by another policy would apply with this candidate too.
             let others_deny = denying > usize::from(live_one.is_denied() && live_one.policy().is_enforced());
             let quotas = (*live_one.policy().quota(), *one.policy().quota());
             let is_of = |known: &CandidateCounters| known.quotas == quotas;
@@ -148,7 +148,7 @@ impl<T> Default for Counters<T> {
 }
 
 impl<T> Counters<T> {
-    /// The counters of a policy; replaced if they are not current.
+    /// A policy's counters; replaced if they are not current.
     fn of(&self, name: &str, is_current: impl Fn(&T) -> bool, new: impl Fn() -> T) -> Arc<T> {
         loop {
             if let Some(known) = self.0.load().get(name)
@@ -156,7 +156,7 @@ impl<T> Counters<T> {
             {
                 return Arc::clone(known);
             }
-            // Another thread may have inserted them meanwhile; keep those.
+            // Another thread may have inserted them; keep those.
             self.0.rcu(|known| {
                 let mut next = HashMap::clone(known);
                 if !next.get(name).is_some_and(|known| is_current(known)) {
@@ -207,7 +207,7 @@ struct CandidateCounters {
 }
 
 thread_local! {
-    /// Buffer for the text of a key.
+    /// Buffer for a key's text.
     static KEY_TEXT: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
@@ -299,7 +299,7 @@ mod tests {
         shadows.record(Verb::Check, &gate.check(&request)).len()
     }
 
-    /// Operators promote a candidate by these numbers, whichever threads decided.
+    /// Operators promote a candidate by these numbers: none may be lost between threads.
     #[test]
     fn nothing_is_lost_when_many_threads_count_at_once() {
         let (gate, shadows) = (gate(1_000_000, 0), Shadows::default());
@@ -320,7 +320,7 @@ mod tests {
         assert!(compared.keys.values().all(|one| one.newly_denied == 400), "{:?}", compared.keys);
     }
 
-    /// Every check of a policy in shadow runs this code: none may wait for a suspended thread.
+    /// Every check of a shadow policy runs this code: none may wait for a suspended thread.
     #[test]
     fn checks_that_a_candidate_does_not_change_take_no_lock() {
         let (gate, shadows) = (gate(1_000_000, 3), Shadows::default());

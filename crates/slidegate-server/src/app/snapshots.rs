@@ -1,7 +1,7 @@
 //! Snapshots of the memory store: read at the start, written at an interval and at shutdown.
 //!
-//! A snapshot that cannot be written is logged and counted, and the former one stays. One that
-//! cannot be read is set aside, and the service starts without usage.
+//! If a snapshot cannot be written, this is logged and counted, and the previous one stays. If one
+//! cannot be read, it is set aside, and the service starts without usage.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,23 +17,23 @@ use crate::log_limit::LogLimit;
 
 /// The name of the run-time changes in a snapshot.
 const CHANGES: &str = "changes";
-/// Least time between two snapshots, if run-time changes ask for one.
+/// Minimum interval between snapshots requested by run-time changes.
 const DEBOUNCE: Duration = Duration::from_millis(500);
 
-/// The file that holds the usage of the memory store, and its state.
+/// The snapshot file of the memory store, and its state.
 #[derive(Debug)]
 pub(crate) struct Snapshots {
     path: PathBuf,
     /// Locked while a snapshot is written or restored.
     file: Mutex<SnapshotFile>,
     interval: Duration,
-    /// Asks for a snapshot before the interval is over.
+    /// Requests a snapshot before the interval is over.
     requested: Notify,
     status: Mutex<SnapshotStatus>,
     log_limit: LogLimit,
 }
 
-/// The outcomes of the snapshots of this process.
+/// Outcomes of this process's snapshots.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SnapshotStatus {
     pub(crate) last: Option<LastSnapshot>,
@@ -45,7 +45,7 @@ pub(crate) struct SnapshotStatus {
     pub(crate) rejected: Option<RejectedSnapshot>,
 }
 
-/// The last snapshot that was written.
+/// The last snapshot written.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LastSnapshot {
     /// In milliseconds since the epoch.
@@ -54,7 +54,7 @@ pub(crate) struct LastSnapshot {
     pub(crate) content: SavedSnapshot,
 }
 
-/// A snapshot that was found at the start and not used.
+/// A snapshot found at the start and not used.
 #[derive(Debug, Clone)]
 pub(crate) struct RejectedSnapshot {
     pub(crate) reason: String,
@@ -62,7 +62,7 @@ pub(crate) struct RejectedSnapshot {
 }
 
 impl Snapshots {
-    /// Locks the file, and reads it if there is one.
+    /// Locks the file and reads it if it exists.
     ///
     /// # Errors
     /// One line: the file cannot be written, is used by another process, or cannot be read.
@@ -86,19 +86,19 @@ impl Snapshots {
         })
     }
 
-    /// The file, with what was read from it at the start.
+    /// The file, with its content at the start.
     pub(super) fn file(&self) -> MutexGuard<'_, SnapshotFile> {
         self.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The run-time changes that the snapshot holds.
+    /// The run-time changes in the snapshot.
     pub(crate) fn changes(&self) -> Option<String> {
         let file = self.file();
         let changes = file.attachment(CHANGES)?;
         Some(String::from_utf8_lossy(changes).into_owned())
     }
 
-    /// Restores the usage that was found, under the policies that are active now.
+    /// Restores the usage under the active policies.
     pub(crate) fn restore(&self, store: &Store) {
         let mut file = self.file();
         match store.restore(&mut file) {
@@ -142,7 +142,7 @@ impl Snapshots {
             Err(error) => {
                 status.failed += 1;
                 let is_new = status.error.replace(error.to_string()).is_none();
-                // Charged by the first line as well, or the next failure would write it again.
+                // Also charged for the first line, or the next failure would log it again.
                 let is_admitted = self.log_limit.admit(None).is_some();
                 if is_new || is_admitted {
                     tracing::warn!(
@@ -164,7 +164,7 @@ impl Snapshots {
         let _ = tokio::time::timeout(self.interval, requested).await;
     }
 
-    /// Asks for a snapshot soon: a change must not wait for the interval.
+    /// Requests a snapshot soon: a change must not wait for the interval.
     pub(crate) fn request(&self) {
         self.requested.notify_one();
     }

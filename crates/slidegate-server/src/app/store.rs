@@ -1,6 +1,6 @@
-//! The service's store: in-process memory, or a shared store.
+//! The service's store: in-process memory or a shared store.
 //!
-//! A shared store may be unavailable: that is counted, logged, reported at `/readyz`, and shown in
+//! If a shared store is unavailable, this is counted, logged, reported at `/readyz`, and shown in
 //! every decision.
 
 use std::sync::Arc;
@@ -28,10 +28,10 @@ pub(crate) use shared::{HealthRecord, Shared};
 /// The store, under the active policies.
 #[derive(Debug)]
 pub(crate) struct Store {
-    /// Shared with the task that sends settlements that wait for a shared store.
+    /// Shared with the task that sends queued settlements.
     gate: SharedGate<AnyStore>,
     health: Health,
-    /// Tickets that the store did not know.
+    /// Tickets unknown to the store.
     unknown_tickets: AtomicU64,
 }
 
@@ -59,7 +59,7 @@ impl Store {
         })
     }
 
-    /// Whether decisions are made in this process's memory, and so without waiting.
+    /// Whether this process decides in memory, without waiting.
     pub(crate) fn is_in_memory(&self) -> bool {
         matches!(self.gate.store(), AnyStore::Memory(_))
     }
@@ -98,7 +98,7 @@ impl Store {
         decisions
     }
 
-    /// Reserves the cost of requests that stand for one.
+    /// Reserves the cost of requests that together count as one.
     ///
     /// # Errors
     /// The time is out of range.
@@ -112,7 +112,7 @@ impl Store {
         Ok(reserved)
     }
 
-    /// Changes a reservation. While the store does not reply, the last change of a reservation is
+    /// Changes a reservation. If the store does not reply, the final change of a reservation is
     /// queued.
     ///
     /// # Errors
@@ -160,18 +160,16 @@ impl Store {
         }
     }
 
-    /// How many tickets the store did not know.
     pub(crate) fn unknown_tickets(&self) -> u64 {
         self.unknown_tickets.load(Ordering::Relaxed)
     }
 
-    /// Settlements that wait for the store.
+    /// Settlements queued for the store.
     pub(crate) fn pending_settlements(&self) -> PendingStats {
         self.gate.pending_settlements()
     }
 
-    /// Waits until no settlement waits for the store, but for so long at most. Returns how many
-    /// still wait.
+    /// Waits until no settlement is queued, for `longest` at most. Returns the number still queued.
     pub(crate) async fn send_pending(&self, longest: Duration) -> u64 {
         let is_done = async {
             while self.pending_settlements().waiting > 0 {
@@ -215,7 +213,7 @@ impl Store {
         self.gate.inspect(request).await
     }
 
-    /// Writes the usage in this process's memory, and attachments, to a file.
+    /// Writes this process's usage, and attachments, to a file.
     pub(super) fn save(
         &self,
         file: &mut SnapshotFile,
@@ -224,12 +222,12 @@ impl Store {
         self.gate.gate().save_to(file, attachments)
     }
 
-    /// Restores what was saved, under the active policies.
+    /// Restores saved usage under the active policies.
     pub(super) fn restore(&self, file: &mut SnapshotFile) -> Result<Option<RestoredSnapshot>, SnapshotError> {
         self.gate.gate().restore(file)
     }
 
-    /// Time that passes, from some begin on.
+    /// Monotonic time since an arbitrary start.
     pub(super) fn elapsed(&self) -> Duration {
         self.gate.store().memory().now() - Timestamp::EPOCH
     }
@@ -238,7 +236,7 @@ impl Store {
         self.gate.policies()
     }
 
-    /// Statistics of the in-process memory store, which is also the fallback of a shared store.
+    /// Statistics of the in-process memory store, also used as a shared store's fallback.
     pub(crate) fn stats(&self) -> MemoryStats {
         self.gate.store().memory().stats()
     }
@@ -262,5 +260,5 @@ impl Store {
     }
 }
 
-/// Interval of checks whether settlements wait, at the end.
+/// Poll interval for queued settlements at shutdown.
 const PENDING_POLL: Duration = Duration::from_millis(20);

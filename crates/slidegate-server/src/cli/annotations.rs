@@ -1,4 +1,4 @@
-//! What `validate` found, for programs: as JSON, or as workflow commands of GitHub Actions.
+//! Findings of `validate` for programs: as JSON or as GitHub Actions workflow commands.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use slidegate_config::errors::{ConfigErrors, Mistake};
 #[derive(Debug, Serialize)]
 pub(super) struct Annotation {
     severity: Severity,
-    /// The config file. `None` for what is wrong elsewhere, which the message names.
+    /// The config file. `None`: elsewhere; the message says where.
     file: Option<String>,
     /// From 1. `None` for the whole file.
     line: Option<u64>,
@@ -26,19 +26,19 @@ pub(super) enum Severity {
 }
 
 impl Annotation {
-    /// A line about no place of the file in particular.
+    /// An annotation without a place in the file.
     pub(super) fn whole_file(severity: Severity, file: Option<&str>, message: &str) -> Self {
         let message = message.to_owned();
         Self { severity, file: file.map(str::to_owned), line: None, column: None, message }
     }
 
-    /// The mistakes of a configuration whose file is `file`.
+    /// The errors of a configuration whose file is `file`.
     pub(super) fn of_errors(errors: &ConfigErrors, file: Option<&str>) -> Vec<Self> {
         errors.mistakes().iter().map(|mistake| Self::of_mistake(mistake, file)).collect()
     }
 
     fn of_mistake(mistake: &Mistake, file: Option<&str>) -> Self {
-        // Everything else than the file names its place in the text.
+        // Errors outside the file name their place in the text.
         let is_in_file = mistake.position.is_some() || file.is_some_and(|file| mistake.is_of(file));
         Self {
             severity: Severity::Error,
@@ -49,7 +49,7 @@ impl Annotation {
         }
     }
 
-    /// As GitHub Actions reads it from the output of a step: `::error file=...,line=...,col=...::...`.
+    /// The format that GitHub Actions reads from a step's output: `::error file=...,line=...,col=...::...`.
     pub(super) fn workflow_command(&self) -> String {
         let Self { severity, file, line, column, message } = self;
         let name = match severity {
@@ -70,12 +70,12 @@ impl Annotation {
     }
 }
 
-/// The message of a workflow command ends with the line.
+/// Escapes a message: a workflow command ends at the end of the line.
 fn escaped(text: &str) -> String {
     text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A")
 }
 
-/// A property of a workflow command ends at a colon or a comma.
+/// Escapes a property: it ends at a colon or comma.
 fn escaped_property(text: &str) -> String {
     escaped(text).replace(':', "%3A").replace(',', "%2C")
 }
@@ -84,7 +84,7 @@ fn escaped_property(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A message that ends early hides the rest, and a line of its own would be another command.
+    /// A truncated message hides the rest, and its second line would be another command.
     #[test]
     fn a_workflow_command_is_one_line_whatever_the_file_and_the_message_are() {
         let annotation = Annotation {

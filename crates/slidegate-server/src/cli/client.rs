@@ -18,7 +18,7 @@ use crate::{config, http_client};
 
 /// The environment variable with the token.
 const TOKEN_VARIABLE: &str = "SLIDEGATE_TOKEN";
-/// Where `serve` listens by default.
+/// The default address of `serve`.
 const DEFAULT_URL: &str = "http://127.0.0.1:7979";
 
 /// Options of every command that talks to a server.
@@ -49,7 +49,7 @@ pub(super) struct ClientArgs {
     pub(super) json: bool,
 }
 
-/// A server and the credentials for it.
+/// A server and its credentials.
 pub(super) struct Client {
     agent: ureq::Agent,
     url: String,
@@ -58,8 +58,6 @@ pub(super) struct Client {
 }
 
 impl ServerArgs {
-    /// A client of the server.
-    ///
     /// # Errors
     /// The file with the token cannot be read or is empty, the token has invalid characters, or the
     /// URL uses TLS and the system trusts no certificate authority.

@@ -1,4 +1,4 @@
-//! `slidegate completions`: the script with which a shell completes commands and options.
+//! `slidegate completions`: prints a shell's completion script.
 
 use clap::{Args, Command};
 use clap_complete::Shell;

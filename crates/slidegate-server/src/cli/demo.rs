@@ -1,5 +1,4 @@
-//! `slidegate demo`: the service on loopback with synthetic traffic, so that its page has something
-//! to show.
+//! `slidegate demo`: the service on loopback with synthetic traffic, so its page has data.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,7 +11,7 @@ use super::serve;
 use super::values::window;
 use crate::config::Config;
 
-/// The policies: one of each kind. Those of requests do not count tokens, so that reservations fit.
+/// One policy of each kind. Request limits do not count tokens, so reservations fit.
 const CONFIG: &str = "\
 policies:
   - {name: per-user, scope: [user], quota: 60/1m, counts: requests, candidate: 40/1m}

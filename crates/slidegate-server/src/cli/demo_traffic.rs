@@ -1,6 +1,6 @@
-//! The traffic of `slidegate demo`: decided in this process, by the code that decides requests.
+//! Traffic of `slidegate demo`: decided in this process, by the code that decides real requests.
 //!
-//! It is the same in each run, but for its times.
+//! Identical in each run, except for times.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use crate::app::App;
 use crate::app::ticket_change::TicketChange;
 use crate::caller::Protocol;
 
-/// Interval of the traffic: 25 requests a second, and more in bursts.
+/// Interval of the traffic: 25 requests per second, more in bursts.
 const EVERY: Duration = Duration::from_millis(40);
 /// Users and addresses of the traffic.
 const USERS: u64 = 40;
-/// Reservations that are open at once; older ones are settled.
+/// Maximum open reservations; older ones are settled.
 const MAX_OPEN: usize = 6;
 
 /// Traffic of a limited duration.
@@ -32,12 +32,12 @@ impl Demo {
         Self { duration }
     }
 
-    /// Waits until it is over.
+    /// Waits until the traffic ends.
     pub(super) async fn end(self) {
         tokio::time::sleep(self.duration).await;
     }
 
-    /// The line that says what runs.
+    /// The startup line about the demo.
     pub(super) fn origin(self) -> String {
         let minutes = self.duration.as_secs().div_ceil(60);
         format!("demo with synthetic traffic; ends after {minutes} min, or with Ctrl-C")
@@ -52,7 +52,7 @@ impl Demo {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         loop {
             ticks.tick().await;
-            // A client that floods for ten seconds of each minute, half of it logins.
+            // One client floods for ten seconds of each minute; half of its requests are logins.
             let is_flood = (5..15).contains(&(started.elapsed().as_secs() % 60));
             for _ in 0..if is_flood { 4 } else { 1 } {
                 request(&app, &mut random, &mut open, is_flood).await;
@@ -61,9 +61,9 @@ impl Demo {
     }
 }
 
-/// Decides one request, now and then a reservation.
+/// Decides one request, sometimes as a reservation.
 async fn request(app: &App, random: &mut Random, open: &mut Vec<Ticket>, is_flood: bool) {
-    // The minimum of two: some users ask for more than others.
+    // The minimum of two draws: some users send more requests than others.
     let user = if is_flood { 0 } else { random.below(USERS).min(random.below(USERS)) };
     let user = format!("user-{user}");
     let (address, one_login_in) = if is_flood { (0, 2) } else { (random.below(USERS), 20) };
@@ -86,7 +86,7 @@ async fn request(app: &App, random: &mut Random, open: &mut Vec<Ticket>, is_floo
         if random.below(20) > 0 {
             let cost = [("tokens", 100 + random.below(2000))].into();
             let change = TicketChange::Settle { cost, is_final: true };
-            // A store in memory always replies.
+            // A memory store always replies.
             let _ = call.change(&ticket, change).await;
         }
     }

@@ -56,7 +56,7 @@ enum DiffFormat {
 pub(super) fn run(args: &DiffArgs) -> Result<ExitCode, Failure> {
     let config = |path: &Path| PolicyArgs::of_file(Some(path.to_owned())).config();
     let (old, new) = (config(&args.old)?, config(&args.new)?);
-    // Keys are hidden as either of them wants it, and hashed alike.
+    // Keys are redacted by the stricter of the two, with one hash secret.
     let wording = ReportWording::of([&old, &new]);
     let thresholds = Thresholds {
         newly_denied: args.fail_above.clone(),
@@ -71,7 +71,7 @@ pub(super) fn run(args: &DiffArgs) -> Result<ExitCode, Failure> {
     let options =
         Options { max_keys: old.memory.most_keys().max(new.memory.most_keys()), top: args.top, threads: 1 };
     let mut diff = Diff::new(&old.policies, &new.policies, &wording, options);
-    // Half a log must not pass a check.
+    // A check must not pass on half a log.
     read_all(&mut log, |entry| {
         diff.push(entry);
         true

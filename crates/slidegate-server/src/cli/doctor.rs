@@ -1,7 +1,7 @@
-//! `slidegate doctor`: whether limits are shared through Redis, and how to fix what prevents it.
+//! `slidegate doctor`: checks whether limits are shared through Redis and how to fix what prevents it.
 //!
-//! It judges nothing by itself that the store can judge: the store's self-test and examination, what
-//! the servers say about themselves, and the time that real checks take.
+//! Judgements come from the store where possible: its self-test and examination, the servers' reports about
+//! themselves, and the duration of real checks.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -40,27 +40,26 @@ pub(super) struct DoctorArgs {
     json: bool,
 }
 
-/// The longest that the self-test may take. On a master that refuses writes it takes four seconds.
+/// Timeout of the self-test. It takes four seconds on a master that refuses writes.
 const SELF_TEST: Duration = Duration::from_millis(4500);
-/// The longest that each of the two steps may take that ask servers about themselves.
+/// Timeout of each of the two steps that query servers about themselves.
 const STEP: Duration = Duration::from_secs(2);
-/// Checks whose time is measured, and the longest that all of them may take.
+/// Number of timed checks, and the timeout for all of them.
 const CHECKS: usize = 200;
 const CHECKS_TIME: Duration = Duration::from_millis(1500);
 /// The policy of these checks. Its key expires after 25 seconds if it cannot be reset.
 const POLICY: &str = "slidegate-doctor";
 const POLICY_WINDOW: Duration = Duration::from_secs(10);
-/// A server above this share of its memory, in percent, is nearly full.
+/// Above this share of its memory, in percent, a server is nearly full.
 const NEARLY_FULL_PERCENT: u64 = 90;
-/// A replica that has confirmed nothing for longer than this, in seconds, lags. It confirms once a
-/// second.
+/// A replica lags if it has confirmed nothing for longer than this, in seconds. It confirms once per second.
 const LAG_S: u64 = 10;
-/// A smaller difference of the clocks, in microseconds, is not worth a warning.
+/// Clock differences up to this, in microseconds, are not reported.
 const CLOCK_TOLERANCE_US: i64 = 1_000_000;
-/// The oldest version of Redis that is tested, as docs/compatibility.md has it: major and minor.
+/// The oldest tested Redis version, as in docs/compatibility.md: major and minor.
 const OLDEST_VERSION: [u64; 2] = [6, 2];
 
-/// What the self-test shows, in the order in which a server gets there.
+/// The stages of the self-test, in order.
 const STAGES: [(&str, &str); 5] = [
     ("reachable", "every master answers"),
     ("tls", ""),
@@ -69,38 +68,38 @@ const STAGES: [(&str, &str); 5] = [
     ("decisions", "checks, reservations and resets work by the scripts of this release"),
 ];
 
-/// Stages after which a server answers questions about itself.
+/// After this many stages a server answers questions about itself.
 const ANSWERS: usize = 3;
 
-/// How well a check went, from best to worst.
+/// The grade of a check, from best to worst.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Grade {
     Ok,
-    /// Not judged, because an earlier check failed, which has its own grade.
+    /// Not judged: an earlier check failed and has its own grade.
     Skipped,
-    /// Limits are shared, with reservations.
+    /// Limits are shared, including reservations.
     Warning,
     /// Limits are not shared, or not exact.
     Fault,
 }
 
-/// One check with its result.
+/// The result of one check.
 #[derive(Debug, Serialize)]
 struct Finding {
     check: &'static str,
     result: Grade,
     found: String,
-    /// What to do about it.
+    /// How to fix it.
     fix: Option<String>,
 }
 
 /// All checks of one Redis.
 #[derive(Debug, Serialize)]
 struct Diagnosis {
-    /// Its URL without secrets.
+    /// The URL without secrets.
     redis: String,
-    /// The worst result of the checks.
+    /// The worst grade of the checks.
     result: Grade,
     checks: Vec<Finding>,
 }
@@ -126,7 +125,7 @@ pub(super) fn run(args: &DoctorArgs) -> Result<ExitCode, Failure> {
 }
 
 impl DoctorArgs {
-    /// The store, and files with secrets that everybody may read.
+    /// The store, and secret files that everyone may read.
     fn shared_store(&self) -> Result<(SharedStore, Vec<String>), Failure> {
         let policies = PolicyArgs::of_file(self.config.clone());
         // Listeners do not matter.
@@ -204,7 +203,7 @@ fn time_zones() -> Finding {
     Finding::ok("time zones", format!("version {version} ({source}); all instances need the same"))
 }
 
-/// The self-test, as one finding for each stage.
+/// The self-test, with one finding per stage.
 async fn self_test(redis: &RedisStore, url: &str) -> Vec<Finding> {
     let failed = match timeout(SELF_TEST, redis.self_test()).await {
         Ok(tested) => tested.err().map(|failure| (failure.kind, failure.to_string())),
@@ -233,7 +232,7 @@ async fn self_test(redis: &RedisStore, url: &str) -> Vec<Finding> {
     STAGES.into_iter().enumerate().map(finding).collect()
 }
 
-/// The stage of the self-test at which it failed.
+/// The stage at which the self-test failed.
 fn stage(kind: FailureKind) -> usize {
     match kind {
         FailureKind::Tls => 1,
@@ -248,7 +247,7 @@ fn stage(kind: FailureKind) -> usize {
     }
 }
 
-/// What to do about a failure whose text does not say so.
+/// How to fix a failure whose text does not say so.
 fn fix(kind: FailureKind, text: &str) -> String {
     let fix = match kind {
         FailureKind::Connection if text.contains("timed out") => {
@@ -291,7 +290,7 @@ fn fix(kind: FailureKind, text: &str) -> String {
     fix.to_owned()
 }
 
-/// The right that a refusal names, and how to give it.
+/// How to grant the right that a refusal names.
 fn missing_right(text: &str) -> String {
     let within = |before: &str, after: char| Some(text.split_once(before)?.1.split_once(after)?.0);
     let right = within("give it `", '`').map(str::to_owned);
@@ -301,8 +300,7 @@ fn missing_right(text: &str) -> String {
     format!("give the user the right: `ACL SETUSER USER {right}`; docs/redis.md lists all that it needs")
 }
 
-/// What the servers say about themselves, and what the store finds there.
-/// Whether another program writes into the list of instances.
+/// Counts the instances, and checks whether another program writes into their list.
 async fn instances(redis: &RedisStore) -> Finding {
     let fix = "find the program that writes to `sg1:~instances`; instances replace it within 3 seconds";
     match timeout(STEP, redis.foreign_instances()).await {
@@ -345,7 +343,7 @@ async fn servers(redis: &RedisStore) -> Vec<Finding> {
     findings
 }
 
-/// The findings of one check on all servers: all that are not good, or else the first.
+/// All bad findings of one check over all servers, or else the first good one.
 fn worst(findings: impl Iterator<Item = Finding>) -> Vec<Finding> {
     let mut findings: Vec<_> = findings.collect();
     if findings.iter().any(|finding| finding.result > Grade::Ok) {
@@ -465,7 +463,7 @@ fn module(server: &ServerInfo, redis: &RedisStore) -> Finding {
     }
 }
 
-/// What the store finds that silently breaks limits.
+/// Runs the store's examination for what silently breaks limits.
 async fn history(redis: &RedisStore) -> Vec<Finding> {
     let Ok(found) = timeout(STEP, redis.examine()).await else {
         return vec![Finding::warning("history", "no reply", fix(FailureKind::Timeout, ""))];
@@ -487,7 +485,7 @@ fn clock(server: &ServerInfo) -> Finding {
         let found = format!("not judged: no reply to TIME from {node}");
         return Finding { check: CHECK, result: Grade::Skipped, found, fix: None };
     };
-    // How far it is off at least.
+    // The minimum difference.
     let (off_us, direction) = if least > 0 { (least, "ahead of") } else { ((-most).max(0), "behind") };
     if off_us < CLOCK_TOLERANCE_US {
         return Finding::ok(
@@ -501,7 +499,7 @@ fn clock(server: &ServerInfo) -> Finding {
     Finding::warning(CHECK, found, fix)
 }
 
-/// The time of checks as requests make them, one after the other.
+/// Times checks made like those of requests, one after the other.
 async fn latency(store: &Store, deadline: Duration) -> Finding {
     const CHECK: &str = "latency";
     let clock = SystemClock::new();
@@ -514,7 +512,7 @@ async fn latency(store: &Store, deadline: Duration) -> Finding {
         fallbacks += usize::from(decisions.iter().any(|one| one.source() != DecisionSource::Store));
         times.push(clock.now() - sent);
     }
-    // What is left expires.
+    // The rest expires.
     let _ = timeout(deadline, store.reset(&requests[0])).await;
     times.sort_unstable();
     let percentile = |percent: usize| times[(times.len() * percent).div_ceil(100).max(1) - 1];

@@ -1,7 +1,6 @@
 //! `slidegate explain`: which policies or limits apply to a request, which do not, and why.
 //!
-//! It uses the same planning code as decisions, on an empty store. It counts nothing and contacts
-//! no server.
+//! Uses the planning code of decisions on an empty store. Counts nothing and contacts no server.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -97,10 +96,10 @@ fn entries(text: &str) -> Result<Vec<(String, String)>, Failure> {
     parts.iter().map(|part| attribute(part).map_err(invalid)).collect()
 }
 
-/// Explains a request under the policies of the configuration.
+/// Explains a request under the configured policies.
 fn attributes(args: &ExplainArgs) -> Result<(String, Value), Failure> {
     let mut config = args.policies.config()?;
-    // The store does not matter for what applies, and there are no decisions to trace.
+    // The result does not depend on the store, and no decision is traced.
     config.shared = None;
     config.observe.traces = None;
     let gate = Gate::new(config.policies.clone());
@@ -111,7 +110,7 @@ fn attributes(args: &ExplainArgs) -> Result<(String, Value), Failure> {
     let attributes = attributes.collect::<Result<Vec<_>, _>>()?;
     let app = App::new(config)?;
     for (name, value) in &attributes {
-        // The service would count it as `unknown`, which is hardly what is asked here.
+        // The service would count it as `unknown`, which is hardly intended here.
         if app.attributes.is_address(name) && value != UNKNOWN && value.parse::<IpAddr>().is_err() {
             return Err(Failure(format!(
                 "invalid {name} `{}`: must be an IP address, for example `192.0.2.7` or `2001:db8::7`",
@@ -160,14 +159,14 @@ fn reasons_not_applying(policy: &Policy, request: &Request<'_>) -> Vec<String> {
         None => format!("{name} is not given, and the policy is for requests whose {name} {condition}"),
     });
     let failed: Vec<_> = failed.collect();
-    // Otherwise it would apply.
+    // Otherwise the policy would apply.
     let skipped = if failed.is_empty() { " (on_missing: skip)" } else { "" };
     let missing = policy.scope().iter().filter(|name| request.value(name).is_none());
     let missing = missing.map(|name| format!("{name} is not given, and the policy counts by it{skipped}"));
     failed.into_iter().chain(missing).collect()
 }
 
-/// What the policy does with requests that lack an attribute of its scope, as configurations write it.
+/// The policy's `on_missing` setting, as written in the config.
 fn on_missing(policy: &Policy) -> &'static str {
     match policy.on_missing().unwrap_or_default() {
         OnMissing::Skip => "skip",
@@ -176,7 +175,7 @@ fn on_missing(policy: &Policy) -> &'static str {
     }
 }
 
-/// The tier whose quota the request meets. An override wins over it.
+/// The tier whose quota applies to the request. An override takes precedence.
 fn tier<'a>(applying: &PolicyDecision<'a>, request: &Request<'_>) -> Option<&'a str> {
     let policy = applying.policy();
     let slidegate::Value::Bytes(value) = request.value(policy.tier_attribute()?)? else { return None };

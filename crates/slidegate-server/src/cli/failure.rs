@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-/// Why a command failed: one or more lines. Every error becomes one by `?`, so it has no `Display` itself.
+/// Why a command failed: one or more lines. `?` converts every error to it, so it has no `Display`.
 #[derive(Debug)]
 pub(crate) struct Failure(pub(crate) String);
 
@@ -12,7 +12,6 @@ impl<E: Display> From<E> for Failure {
     }
 }
 
-/// Fails with a message.
 pub(crate) fn fail<T>(message: impl Display) -> Result<T, Failure> {
     Err(message.into())
 }

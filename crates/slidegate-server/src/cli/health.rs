@@ -1,7 +1,7 @@
-//! `slidegate health`: asks the service on this machine whether it is ready, for containers.
+//! `slidegate health`: asks the local service whether it is ready, for containers.
 //!
-//! The config file may have become invalid since the service started, so that the service still
-//! uses an older one. Only the addresses in its section `server` are read, and whether there is a
+//! The config file may have become invalid since the service started; the service then still runs
+//! an older one. So only the addresses in section `server` are read, and whether there is a
 //! certificate.
 
 use std::io::{Read, Write};
@@ -39,11 +39,11 @@ pub(super) struct HealthArgs {
     envoy_env: bool,
 }
 
-/// Time for the whole exchange. Docker starts a probe every 30 s, and kills it after 30 s.
+/// Timeout of the whole exchange. Docker starts a probe every 30 s and kills it after 30 s.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Most bytes of a response that are read.
+/// Maximum bytes read of a response.
 const MAX_BODY: u64 = 64 * 1024;
-/// The exit code of a service that is not healthy. Docker reserves 2.
+/// Exit code of an unhealthy service. Docker reserves 2.
 const UNHEALTHY: u8 = 1;
 
 pub(super) fn run(args: &HealthArgs) -> ExitCode {
@@ -61,13 +61,13 @@ pub(super) fn run(args: &HealthArgs) -> ExitCode {
 }
 
 impl HealthArgs {
-    /// The answer in one line. Unhealthy answers are failures.
+    /// The response in one line. An unhealthy response is a failure.
     fn ask(&self) -> Result<String, Failure> {
         let path = if self.live { "/healthz" } else { "/readyz" };
-        // With `--listen` the file need not be readable.
+        // With `--listen` the file may be unreadable.
         let policies = PolicyArgs::of_file(self.config.clone());
         let setting = |key| config::http_setting(policies.file().as_deref(), key).unwrap_or_default();
-        // Over TCP it may require a certificate that only its clients have.
+        // TCP may require a client certificate.
         let is_selected = self.listen.is_some() || self.envoy_env;
         if let Some((_, socket)) = setting("socket").filter(|_| !is_selected) {
             return of_socket(Path::new(&socket), path);
@@ -104,14 +104,14 @@ impl HealthArgs {
     }
 }
 
-/// The answer over a Unix socket.
+/// Asks over a Unix socket.
 fn of_socket(socket: &Path, path: &str) -> Result<String, Failure> {
     let name = format!("{}:{path}", socket.display());
     let unreachable = |error: std::io::Error| Failure(format!("no response from {name}: {error}"));
     let mut stream = UnixStream::connect(socket).map_err(unreachable)?;
     stream.set_read_timeout(Some(TIMEOUT)).map_err(unreachable)?;
     stream.set_write_timeout(Some(TIMEOUT)).map_err(unreachable)?;
-    // After an HTTP/1.0 request the response is not chunked, and the connection ends with it.
+    // The response to an HTTP/1.0 request is not chunked and ends with the connection.
     write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").map_err(unreachable)?;
     let mut response = String::new();
     stream.take(MAX_BODY).read_to_string(&mut response).map_err(unreachable)?;
@@ -121,15 +121,15 @@ fn of_socket(socket: &Path, path: &str) -> Result<String, Failure> {
     answer(&name, status, body)
 }
 
-/// The answer over TCP.
+/// Asks over TCP.
 fn of_url(url: &str) -> Result<String, Failure> {
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
         .timeout_global(Some(TIMEOUT))
         .max_redirects(0)
-        // The certificate names other addresses than this machine's, and no secret is sent.
+        // The certificate may not name this address, and no secret is sent.
         .tls_config(http_client::unchecked_tls())
-        // The service is on this machine, whatever `HTTP_PROXY` says.
+        // The service is local, whatever `HTTP_PROXY` says.
         .proxy(None)
         .build()
         .into();
@@ -139,7 +139,7 @@ fn of_url(url: &str) -> Result<String, Failure> {
     answer(url, response.status().as_u16(), &body)
 }
 
-/// A response in one line. Unhealthy ones are failures.
+/// Formats a response in one line. An unhealthy response is a failure.
 fn answer(from: &str, status: u16, body: &str) -> Result<String, Failure> {
     let body: Value = serde_json::from_str(body).unwrap_or_default();
     if !(200..300).contains(&status) {

@@ -1,8 +1,8 @@
-//! How the help of each command ends: examples, and what its exit codes mean.
+//! The end of each command's help: examples and exit codes.
 //!
-//! A test parses every example. docs/commands.md has the exit codes of all commands in one table.
+//! A test parses every example. docs/commands.md lists the exit codes of all commands in one table.
 
-/// Of the program itself.
+/// Shown by the program's own `--help`.
 pub(super) const FILES: &str = "\
 Files of the packages for Debian and Red Hat:
   /etc/slidegate/slidegate.yaml
@@ -162,7 +162,7 @@ mod tests {
 
     use super::super::Cli;
 
-    /// The words of a command line of a shell, up to what it writes to.
+    /// Splits a shell command line into words, up to a redirection.
     fn words(line: &str) -> Vec<String> {
         let line = line.split(" > ").next().unwrap_or_default();
         let mut words = vec![String::new()];
@@ -181,8 +181,7 @@ mod tests {
         words
     }
 
-    /// A copied example must not give an error, and a script needs to know the exit codes, which
-    /// the page has, too.
+    /// A copied example must work, and scripts need the exit codes, which the page also lists.
     #[test]
     fn the_help_of_each_command_has_examples_that_parse_and_the_exit_codes_of_the_page() {
         let page = include_str!("../../../../docs/commands.md");

@@ -1,4 +1,4 @@
-//! `slidegate init`: writes a first configuration, the default one.
+//! `slidegate init`: writes a first config file, the default one.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -41,7 +41,7 @@ pub(super) fn run(args: &InitArgs) -> Result<(), Failure> {
     ))
 }
 
-/// A file that appeared meanwhile is not overwritten either.
+/// Does not overwrite a file that appeared meanwhile either.
 fn write(path: &Path, text: &str, is_forced: bool) -> io::Result<()> {
     let mut file: File = if is_forced {
         File::create(path)?

@@ -1,5 +1,4 @@
-//! Arguments of the commands that read access logs: their format, and how times, fields and costs
-//! are read.
+//! Arguments of commands that read access logs: format, times, fields and costs.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -56,8 +55,8 @@ pub(super) struct LogArgs {
 }
 
 impl LogArgs {
-    /// Opens logs: files, directories, patterns, and `-` for standard input. Errors of the reader
-    /// name the log. `client` is how the service derives the client.
+    /// Opens logs: files, directories, patterns, and `-` for standard input. Reader errors name the log.
+    /// `client`: how the service derives the client.
     pub(super) fn open(&self, inputs: &[PathBuf], client: ClientAddr) -> Result<LogReader, Failure> {
         let format = match self.log_format.as_str() {
             "auto" => None,
@@ -77,7 +76,7 @@ impl LogArgs {
         Ok(LogReader::open_all(inputs, options)?)
     }
 
-    /// How many threads may read and decide.
+    /// Maximum threads for reading and deciding.
     pub(super) fn threads(&self) -> usize {
         self.threads.unwrap_or_else(|| LogOptions::default().threads)
     }
@@ -136,7 +135,7 @@ fn threads(text: &str) -> Result<usize, String> {
 mod tests {
     use super::*;
 
-    /// A log read in another zone than it was written in counts in other windows.
+    /// A log read in another time zone than it was written in counts in other windows.
     #[test]
     fn zones_are_names_or_offsets() {
         let hour = |text: &str| {

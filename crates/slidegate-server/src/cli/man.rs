@@ -37,7 +37,7 @@ mod tests {
     use super::*;
     use crate::cli::Cli;
 
-    /// A package that installs the pages needs one for each command, with its examples.
+    /// A package needs a page for each command, with its examples.
     #[test]
     fn each_command_has_a_page() {
         let folder = TempDir::new("man");
@@ -52,7 +52,7 @@ mod tests {
         assert!(directory.join("slidegate.1").exists() && directory.join("slidegate-key-show.1").exists());
     }
 
-    /// A packager must read why the pages are not there.
+    /// A packager must learn why the pages are missing.
     #[test]
     fn a_directory_that_cannot_be_made_is_named() {
         let folder = TempDir::new("man-file");

@@ -1,4 +1,4 @@
-//! Keeps the service manager informed: the status in words, and the watchdog.
+//! Service manager notifications: the status line and the watchdog.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,15 +9,15 @@ use tokio::time::{sleep, timeout};
 use crate::app::App;
 use crate::service_manager::ServiceManager;
 
-/// Time between polls of the status.
+/// Interval between polls of the status.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The state of the service, as its status shows it.
+/// The state shown in the status line.
 #[derive(Debug, Clone)]
 pub(super) struct Notifier {
     manager: ServiceManager,
     app: Arc<App>,
-    /// The addresses.
+    /// Listener addresses.
     listening: String,
 }
 
@@ -26,27 +26,27 @@ impl Notifier {
         Self { manager, app, listening }
     }
 
-    /// The listeners are bound and the configuration is active. Also ends a reload.
+    /// Reports that listeners are bound and the config is active. Also ends a reload.
     pub(super) fn ready(&self) {
         if self.manager.is_present() && self.app.readiness.is_ready() {
             self.manager.ready(&self.status());
         }
     }
 
-    /// The configuration is being reloaded; [`ready`](Self::ready) follows. Neither is sent during
-    /// the shutdown, which a manager must not take for another start.
+    /// Reports a reload; [`ready`](Self::ready) follows. Neither is sent during shutdown, because
+    /// the manager would take it for another start.
     pub(super) fn reloading(&self) {
         if self.app.readiness.is_ready() {
             self.manager.reloading();
         }
     }
 
-    /// The shutdown has begun, and may take this long.
+    /// Reports the shutdown, which may take `longest`.
     pub(super) fn stopping(&self, longest: Duration) {
         self.manager.stopping(longest, &format!("shutting down; was {}", self.status()));
     }
 
-    /// Sends the status when it changes, until the shutdown begins.
+    /// Sends the status when it changes, until shutdown begins.
     pub(super) async fn follow_status(self) {
         if !self.manager.is_present() {
             return;
@@ -62,8 +62,8 @@ impl Notifier {
         }
     }
 
-    /// Notifies the watchdog while self-checks come back. One that does not means that the service
-    /// hangs, and the manager restarts it. An unavailable shared store does not: fallbacks answer.
+    /// Notifies the watchdog after each completed self-check. If one hangs, so does the service,
+    /// and the manager restarts it. An unavailable shared store is not a hang: fallbacks decide.
     pub(super) async fn feed_watchdog(self) {
         let Some(interval) = self.manager.watchdog_interval() else { return };
         loop {
@@ -76,7 +76,7 @@ impl Notifier {
         }
     }
 
-    /// The addresses, the policies and what is wrong, in one line.
+    /// Addresses, policies and problems, in one line.
     fn status(&self) -> String {
         let policies = self.app.policies();
         let policies = listed(&policies).filter(|policy| candidate_of(policy.name()).is_none());

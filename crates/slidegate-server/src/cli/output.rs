@@ -1,7 +1,7 @@
 //! Output of commands to standard output and standard error.
 //!
-//! `println!` panics on a closed pipe, as in `slidegate policy list | head -1`. Here a closed pipe
-//! is not an error, and the command keeps its exit code.
+//! `println!` panics on a closed pipe, as in `slidegate policy list | head -1`. Here a closed pipe is not an
+//! error: the command keeps its exit code.
 
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -38,7 +38,7 @@ pub(crate) fn accept_closed(written: io::Result<()>) -> Result<(), Failure> {
     }
 }
 
-/// A file that a command writes, or standard output if its name is `-`.
+/// A file to write, or standard output if its name is `-`.
 pub(super) struct Target {
     name: String,
     pub(super) out: Box<dyn Write>,
@@ -58,7 +58,7 @@ impl Target {
         Ok(Self { name, out, is_output })
     }
 
-    /// The meaning of what a write returned: on standard output, an error is that nobody reads any more.
+    /// Converts the result of a write: on standard output, an error means that the reader is gone.
     pub(super) fn written(&self, written: io::Result<()>) -> Result<(), Failure> {
         if self.is_output {
             return accept_closed(written);
@@ -72,8 +72,8 @@ fn write_line(out: &mut impl Write, line: impl Display) -> io::Result<()> {
     out.flush()
 }
 
-/// Text without control of the terminal, as servers and files may send it: control characters but
-/// line ends and tabs are escaped, in a form that JSON has as well.
+/// Escapes control characters, except line ends and tabs, as JSON does: text from servers and files must not
+/// control the terminal.
 pub(super) fn printable(text: &str) -> Cow<'_, str> {
     let is_control = |c: char| {
         c.is_control() && !matches!(c, '\n' | '\t')
@@ -93,7 +93,7 @@ pub(super) fn printable(text: &str) -> Cow<'_, str> {
     escaped.into()
 }
 
-/// A word as it can be pasted into a shell.
+/// Quotes a word for a shell.
 pub(super) fn shell_word(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,%+@".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
@@ -106,7 +106,7 @@ pub(super) fn shell_word(word: &str) -> String {
 mod tests {
     use super::printable;
 
-    /// What a server says must not clear, colour or rewrite an operator's terminal.
+    /// Text from a server must not clear, colour or rewrite an operator's terminal.
     #[test]
     fn control_characters_are_escaped_and_lines_stay() {
         assert_eq!(printable("a\n\tb \u{e9}"), "a\n\tb \u{e9}");

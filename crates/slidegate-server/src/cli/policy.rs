@@ -126,7 +126,7 @@ impl SetArgs {
     }
 }
 
-/// The keys of one policy in a file.
+/// A policy's keys in a file.
 fn keys_of(file: &Path) -> Result<Map<String, Value>, Failure> {
     let failed = |why: &dyn std::fmt::Display| {
         Failure(format!(
@@ -184,7 +184,7 @@ pub(super) fn run(args: &PolicyCommands) -> Result<(), Failure> {
     })
 }
 
-/// Asks for confirmation, unless `yes` was given.
+/// Asks for confirmation unless `yes` is set.
 fn confirm(name: &str, yes: bool) -> Result<(), Failure> {
     if yes {
         return Ok(());

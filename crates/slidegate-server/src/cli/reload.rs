@@ -11,8 +11,7 @@ use crate::app::changes::Base;
 use crate::config::{Config, Fingerprint, Sources, differences};
 use crate::debounce::{Debounced, POLL_EVERY};
 
-/// The triggers of a reload. Created before the service prints its greeting: until then, SIGHUP
-/// ends the process.
+/// Triggers of a reload. Created before the startup message: until then, SIGHUP ends the process.
 pub(super) struct Triggers {
     hangups: Signal,
     watched: Debounced<Fingerprint>,

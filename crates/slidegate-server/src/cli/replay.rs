@@ -48,7 +48,7 @@ pub(super) struct ReplayArgs {
     report: Option<PathBuf>,
 }
 
-/// What the page of the report is made of.
+/// Assets of the HTML report.
 const PAGE_ASSETS: PageAssets = PageAssets {
     chart_script: CHART_SCRIPT,
     chart_style: CHART_STYLE,
@@ -69,7 +69,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<(), Failure> {
         written.is_ok()
     });
     if written.is_err() {
-        // The reader closed the pipe, so it does not want the report either.
+        // The reader closed the pipe and does not want the report either.
         return output::accept_closed(written);
     }
     // The entries read so far are reported before it fails.
@@ -89,7 +89,7 @@ pub(super) fn run(args: &ReplayArgs) -> Result<(), Failure> {
 }
 
 impl ReplayArgs {
-    /// Options that exclude each other.
+    /// Rejects options that exclude each other.
     fn check(&self) -> Result<(), Failure> {
         let to_stdout: Vec<&str> = [("--json", &self.json), ("--report", &self.report)]
             .into_iter()
@@ -135,8 +135,8 @@ impl ReplayArgs {
     }
 }
 
-/// Colours on a terminal, unless `NO_COLOR` is set or the terminal has none; ASCII if the locale is
-/// one without UTF-8.
+/// Colours on a terminal, unless `NO_COLOR` is set or the terminal has none; ASCII in a locale
+/// without UTF-8.
 pub(super) fn text_style() -> TextStyle {
     let variable = |name| std::env::var(name).ok().filter(|value: &String| !value.is_empty());
     let is_terminal = io::stdout().is_terminal() && variable("TERM").as_deref() != Some("dumb");
@@ -148,7 +148,7 @@ pub(super) fn text_style() -> TextStyle {
     TextStyle { is_coloured: is_terminal && variable("NO_COLOR").is_none(), is_ascii: !has_unicode }
 }
 
-/// This process's command line, as it can be pasted into a shell.
+/// This process's command line, quoted for a shell.
 fn command_line() -> String {
     let words = std::env::args_os().skip(1).map(|word| output::shell_word(&word.to_string_lossy()));
     std::iter::once("slidegate".to_owned()).chain(words).collect::<Vec<_>>().join(" ")

@@ -48,9 +48,9 @@ pub(super) struct ServeArgs {
     settings: Arguments,
 }
 
-/// Time after the grace period, to export the last spans and to exit.
+/// Time after the grace period to export the last spans and exit.
 const EXIT_TIME: Duration = Duration::from_secs(10);
-/// Longest wait at the end for settlements that wait for the store.
+/// Maximum wait at shutdown for queued settlements.
 const LAST_SETTLEMENTS: Duration = Duration::from_secs(2);
 /// Interval between sweeps for expired keys.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -91,7 +91,7 @@ pub(super) fn run(args: &ServeArgs, is_json: bool) -> Result<(), Failure> {
     runtime()?.block_on(serve(config, origin, sources, watched, (envoy, None), is_json))
 }
 
-/// Runs the service with this configuration and with traffic of its own, until that is over.
+/// Runs the service with synthetic traffic until that ends.
 pub(super) fn run_demo(config: Config, demo: Demo, is_json: bool) -> Result<(), Failure> {
     let running = config.clone();
     let sources = Sources {
@@ -284,7 +284,7 @@ async fn serve(
     Ok(())
 }
 
-/// Waits until the demo is over, for ever without one.
+/// Waits until the demo ends; forever without one.
 async fn end_of(demo: Option<Demo>) {
     match demo {
         Some(demo) => demo.end().await,
@@ -294,10 +294,10 @@ async fn end_of(demo: Option<Demo>) {
 
 /// The startup message: listeners, policies, and a command to try.
 struct Greeting {
-    /// Where the configuration is from.
+    /// The source of the configuration.
     origin: String,
     listening: String,
-    /// Names and URLs of the ports beside HTTP.
+    /// Names and URLs of the ports other than HTTP.
     ports: Vec<(&'static str, String)>,
     store: String,
     /// Endpoint of the trace exporter.
@@ -329,7 +329,7 @@ impl Greeting {
         }
     }
 
-    /// The same as a line of the log in JSON, so that a collector of containers' logs can read it.
+    /// The message as a JSON log line, readable by log collectors of containers.
     fn as_json(&self) -> serde_json::Value {
         let Self { origin, listening, ports, store, traces, policies, envoy, example } = self;
         let urls = |urls: &str| urls.split(", ").map(str::to_owned).collect::<Vec<_>>();
@@ -358,7 +358,7 @@ impl fmt::Display for Greeting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { origin, listening, ports, store, traces, policies, envoy, example } = self;
         writeln!(f, "slidegate {}", env!("CARGO_PKG_VERSION"))?;
-        // Files of envoyproxy/ratelimit need no other configuration.
+        // With envoyproxy/ratelimit files no other config is needed.
         if envoy.is_none() || !policies.is_empty() {
             writeln!(f, "config     {origin}")?;
         }
@@ -398,15 +398,15 @@ async fn follow_folder(app: Arc<App>, watcher: Option<ConfigWatcher>) {
             watcher.poll(&|policies| app.active.set_external(&policies));
             watcher
         });
-        // An error means that the runtime stops, or that the task panicked and was logged.
+        // An error means that the runtime is stopping, or that the task panicked, which was logged.
         let Ok(back) = looked.await else { return };
         watcher = back;
         sleep(POLL_EVERY).await;
     }
 }
 
-/// Watches a shared store: logs that it is unavailable, at most once a second, and settings that
-/// silently break limits; counts the instances that share it, and publishes what this one does.
+/// Watches a shared store: logs unavailability, at most once per second, and settings that silently
+/// break limits. Counts the instances and publishes this one's record.
 async fn watch_store(app: Arc<App>) {
     let Some(shared) = app.shared() else { return };
     let mut seen = HealthRecord::default();
@@ -431,7 +431,7 @@ async fn watch_store(app: Arc<App>) {
     tokio::join!(watch, examine, count);
 }
 
-/// Removes expired keys, and logs when the full memory store dropped keys with usage.
+/// Removes expired keys, and logs when the full memory store evicted keys with usage.
 async fn sweep(app: Arc<App>) {
     let log_limit = LogLimit::default();
     let mut reported = 0;

@@ -1,10 +1,10 @@
-//! Snapshots while the service runs: restored at the start, written at an interval and at the end.
+//! Snapshots at run time: restored at startup, written at an interval and at shutdown.
 
 use std::sync::Arc;
 
 use crate::admin::Admin;
 
-/// Restores run-time changes, and usage under the policies that they result in.
+/// Restores run-time changes, then usage under the resulting policies.
 pub(super) fn restore(admin: &Admin) {
     let Some(snapshots) = &admin.app.snapshots else { return };
     if let Some(changes) = snapshots.changes()
@@ -21,7 +21,7 @@ pub(super) async fn run(admin: Arc<Admin>) {
     loop {
         snapshots.due().await;
         let admin = Arc::clone(&admin);
-        // It copies and writes for as long as there are keys.
+        // The duration grows with the number of keys.
         let saved = tokio::task::spawn_blocking(move || save(&admin)).await;
         if let Err(error) = saved {
             tracing::error!(%error, "a snapshot was not written");

@@ -1,5 +1,5 @@
-//! Arguments that select the sources of policies: a config file, the command line, and
-//! envoyproxy/ratelimit files.
+//! Arguments that select the policies' sources: a config file, the command line, and envoyproxy/ratelimit
+//! files.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::envoy::{CalendarWindows, Settings};
 
 /// The environment variable with the path of the config file.
 const CONFIG_VARIABLE: &str = "SLIDEGATE_CONFIG";
-/// The config file that is found where a command runs: the one that `init` writes.
+/// The config file used from the current directory: the one that `init` writes.
 pub(super) const CONFIG_FILE: &str = "slidegate.yaml";
 
-/// Policies from a file, the command line, or both: first those of the file.
+/// Policies from a file, the command line, or both; the file's come first.
 #[derive(Debug, Args)]
 pub(super) struct PolicyArgs {
     /// Config file (YAML), or set the variable `SLIDEGATE_CONFIG` [default: `slidegate.yaml` in the
@@ -32,13 +32,13 @@ pub(super) struct PolicyArgs {
 }
 
 impl PolicyArgs {
-    /// The policies of a file, or of the one that is found without a name.
+    /// The policies of this file, or of the default file.
     pub(super) fn of_file(config: Option<PathBuf>) -> Self {
         Self { config, policies: Vec::new() }
     }
 
-    /// Loads the configuration, or the default one, for commands other than `serve`. Says which one it
-    /// is unless the command line does.
+    /// Loads the configuration, or the default one, for commands other than `serve`. Prints which one, unless
+    /// the command line says so.
     pub(super) fn config(&self) -> Result<Config, Failure> {
         if self.config.is_none() && self.policies.is_empty() {
             output::print_error(format_args!("configuration: {}", self.origin()));
@@ -48,8 +48,8 @@ impl PolicyArgs {
         Ok(self.sources(&arguments)?.load()?)
     }
 
-    /// The config file: the one that is named, or the one in the current directory. Policies on the
-    /// command line are a configuration of their own.
+    /// The config file: the named one, or the one in the current directory. With policies on the command
+    /// line, no default file is used.
     pub(super) fn file(&self) -> Option<PathBuf> {
         let of_environment = || std::env::var_os(CONFIG_VARIABLE).filter(|path| !path.is_empty());
         let here =
@@ -57,7 +57,7 @@ impl PolicyArgs {
         self.config.clone().or_else(|| of_environment().map(PathBuf::from)).or_else(here)
     }
 
-    /// Where the configuration is from, in words.
+    /// The source of the configuration, for display.
     pub(super) fn origin(&self) -> String {
         match (self.file(), self.policies.is_empty()) {
             (Some(file), true) => file.display().to_string(),
@@ -71,15 +71,15 @@ impl PolicyArgs {
         }
     }
 
-    /// The sources of the configuration, which a reload reads again.
+    /// The sources of the configuration, read again by a reload.
     pub(super) fn sources(&self, arguments: &Arguments) -> Result<Sources, Failure> {
         let outside = Outside::read(arguments)?;
         let (file, texts) = (self.file(), self.policies.clone());
         Ok(Sources { file, texts, outside, has_others: false, complete: Arc::new(|config| config) })
     }
 
-    /// Like [`Self::sources`], with envoyproxy/ratelimit files: there is no default policy, and the
-    /// environment may select the store.
+    /// [`Self::sources`] with envoyproxy/ratelimit files: there is no default policy, and the environment may
+    /// select the store.
     pub(super) fn sources_with_envoy(
         &self,
         settings: &Settings,

@@ -59,7 +59,7 @@ struct TopKeys {
     error_bound: u64,
     sampled: bool,
     period_s: u64,
-    /// How many instances are summed up.
+    /// Number of instances summed.
     instances: u64,
     fleet_error: Option<String>,
     keys: Vec<Key>,

@@ -101,14 +101,14 @@ struct Validated {
     envoy: Option<EnvoyConfig>,
 }
 
-/// Why a configuration is invalid, in both forms.
+/// Why a configuration is invalid, as text and as annotations.
 struct Invalid {
     failure: Failure,
     annotations: Vec<Annotation>,
 }
 
 impl Invalid {
-    /// Lines that are about no line of the file.
+    /// Lines without a place in the file.
     fn lines(text: impl Display, file: Option<&str>) -> Self {
         let failure = Failure(text.to_string());
         let annotation = |line| Annotation::whole_file(Severity::Error, file, line);
@@ -128,7 +128,7 @@ impl Validated {
         Ok(Self { config, envoy: envoy.map_err(|Failure(lines)| Invalid::lines(lines, None))? })
     }
 
-    /// What is valid, and probably not meant, in the file.
+    /// Warnings about valid settings of the file that are probably unintended.
     fn warnings(&self) -> Vec<String> {
         let of_file = self.config.all_warnings().cloned();
         of_file.chain(in_flight_warning(&self.config)).chain(cost_warnings(&self.config)).collect()
@@ -206,7 +206,7 @@ fn over_tls(is_encrypted: bool) -> &'static str {
     if is_encrypted { ", over TLS" } else { "" }
 }
 
-/// A warning about limits in flight: some protocols cannot release what they reserve.
+/// Warns that some protocols cannot release reservations of in-flight limits.
 fn in_flight_warning(config: &Config) -> Option<String> {
     let limits = config.policies.iter().filter(|policy| policy.quota().algorithm() == Algorithm::InFlight);
     let names: Vec<_> = limits.map(|policy| format!("`{}`", policy.name())).collect();
@@ -219,8 +219,8 @@ fn in_flight_warning(config: &Config) -> Option<String> {
     })
 }
 
-/// Policies that add all costs up, although a policy beside them counts one by its name and allows
-/// more of it than they allow of all.
+/// Warns about policies that sum all costs, if another policy counts one named cost and allows more
+/// of it than they allow in total.
 fn cost_warnings(config: &Config) -> Vec<String> {
     let rate = |policy: &&Policy| policy.quota().algorithm() != Algorithm::InFlight;
     let warning = |sum: &Policy| {
@@ -242,15 +242,15 @@ fn cost_warnings(config: &Config) -> Vec<String> {
     sums.filter_map(warning).collect()
 }
 
-/// Loads the envoyproxy/ratelimit files, and checks that their names do not clash with the
-/// configured policies.
+/// Loads the envoyproxy/ratelimit files and checks that their names do not clash with configured
+/// policies.
 fn load_envoy(settings: &Settings, config: &Config) -> Result<EnvoyConfig, Failure> {
     let envoy = EnvoyConfig::load(&settings.folder, settings.options.clone())?;
     PolicySet::new(config.policies.iter().chain(envoy.policies()).cloned())?;
     Ok(envoy)
 }
 
-/// The folder's limits as `/rlconfig` prints them, and warnings.
+/// The folder's limits in the format of `/rlconfig`, and warnings.
 fn folder_summary(settings: &Settings, envoy: &EnvoyConfig) -> String {
     let mut lines = vec![format!("{} is valid: {}.", settings.folder.path.display(), envoy.summary())];
     lines.extend(envoy.dump().lines().map(|line| format!("  {line}")));

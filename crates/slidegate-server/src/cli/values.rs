@@ -1,7 +1,6 @@
 //! Values on the command line: parsers, and one-line errors for invalid values.
 //!
-//! A parser's error says what is expected; [`invalid_value`] puts the argument and the value before
-//! it.
+//! A parser's error says what is expected; [`invalid_value`] adds the argument and the value.
 
 use std::time::Duration;
 
@@ -59,7 +58,7 @@ pub(super) fn cost(text: &str) -> Result<u64, String> {
     cost.ok_or_else(|| format!("must be a whole number from 0 to {MAX_COST}"))
 }
 
-/// A cost, or costs by name, as JSON. The server knows which names may be.
+/// Parses a cost, or costs by name, as JSON. The server knows the valid names.
 pub(super) fn costs(text: &str) -> Result<Value, String> {
     if !text.contains('=') {
         return cost(text).map(Value::from);
@@ -76,8 +75,8 @@ pub(super) fn costs(text: &str) -> Result<Value, String> {
     Ok(costs.into())
 }
 
-/// A number of keys, with `k`, `M` or `G` for thousands, millions and thousand millions: more than any
-/// store has, so that their bytes are a number as well.
+/// Parses a number of keys, with `k`, `M` or `G` for thousand, million or billion. The maximum exceeds any
+/// store, and the bytes still fit a number.
 pub(super) fn key_count(text: &str) -> Result<u64, String> {
     let (digits, factor) = match text.char_indices().last() {
         Some((end, 'k' | 'K')) => (&text[..end], 1000),
@@ -108,8 +107,7 @@ pub(super) fn keys(text: &str) -> Result<u16, String> {
     keys.ok_or_else(|| format!("must be a whole number from 1 to {MAX_KEYS}"))
 }
 
-/// The error without texts that are more than a word, where no text was expected: a URL without its
-/// option may hold a password.
+/// Hides unexpected arguments that are more than one word: a URL without its option may contain a password.
 pub(super) fn without_secrets(mut error: clap::Error) -> clap::Error {
     let is_word = |text: &str| text.chars().all(|c| c.is_alphanumeric() || "-_./".contains(c));
     for kind in [ContextKind::InvalidArg, ContextKind::InvalidSubcommand] {
@@ -119,7 +117,7 @@ pub(super) fn without_secrets(mut error: clap::Error) -> clap::Error {
             && !is_word(text)
         {
             error.insert(kind, ContextValue::String("***".to_owned()));
-            // It has the text as well.
+            // Contains the text as well.
             error.remove(ContextKind::Suggested);
         }
     }
@@ -132,7 +130,7 @@ pub(super) fn without_secrets(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// One line about an invalid value; `None` for any other error.
+/// Formats an invalid value in one line; `None` for any other error.
 pub(super) fn invalid_value(error: &clap::Error) -> Option<String> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) if !text.is_empty() => Some(text.as_str()),
@@ -150,7 +148,7 @@ pub(super) fn invalid_value(error: &clap::Error) -> Option<String> {
         },
         _ => return None,
     };
-    // Parsers of the library name the value themselves.
+    // Library parsers name the value themselves.
     if expected.starts_with("invalid ") {
         return Some(one_line(&format!("{argument}: {expected}")));
     }
@@ -175,7 +173,7 @@ mod tests {
         compare_golden("arguments", |_, line| invalid_value(&parse(line.trim_end())).unwrap());
     }
 
-    /// A URL whose option was forgotten stands in the log of the unit that did not start.
+    /// If the option of a URL is forgotten, the URL appears in the log of the failed unit.
     #[test]
     fn unexpected_arguments_are_shown_only_if_they_are_words() {
         for line in [

@@ -1,4 +1,4 @@
-//! The words of replay reports: policies and reasons as everywhere else, keys redacted as their
+//! Wording of replay reports: the usual names of policies and reasons, and keys redacted as their
 //! policies require.
 
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use crate::app::explanation;
 use crate::config::{Config, Storage, describe};
 use crate::telemetry::Redactor;
 
-/// Words for the policies of some configurations.
+/// Words for the policies of one or more configurations.
 #[derive(Debug)]
 pub(super) struct ReportWording {
     redactor: Redactor,
@@ -20,8 +20,7 @@ pub(super) struct ReportWording {
 }
 
 impl ReportWording {
-    /// Of two configurations that show the keys of a policy differently, the one that shows less
-    /// counts.
+    /// If configurations redact a policy's keys differently, the stricter one applies.
     pub(super) fn of<'a>(configs: impl IntoIterator<Item = &'a Config>) -> Arc<dyn Wording> {
         let mut keys_shown: HashMap<String, KeysShown> = HashMap::new();
         let mut secret = None;
@@ -39,7 +38,7 @@ impl ReportWording {
     }
 }
 
-/// How little of a key is shown.
+/// How strictly keys are redacted.
 fn hidden(shown: KeysShown) -> u8 {
     match shown {
         KeysShown::Plain => 0,

@@ -1,6 +1,6 @@
 //! Compiles config files: domains, their levels, and a policy for each limit.
 //!
-//! All errors of all files are reported at once; envoyproxy/ratelimit stops at the first.
+//! Reports all errors of all files at once; envoyproxy/ratelimit stops at the first.
 
 use std::collections::BTreeMap;
 
@@ -14,9 +14,9 @@ use super::names::{self, node_name};
 use super::rule::Rule;
 use super::{ConfigError, EnvoyConfig, ReadOptions, SCOPE};
 
-/// Most descriptors of all files: two for each limit, on the path to it or as its exceptions.
+/// Maximum descriptors of all files: two per limit, on its path or as exceptions.
 const MAX_DESCRIPTORS: usize = 32_768;
-/// Most errors and most warnings reported at once. More errors than this usually repeat one
+/// Maximum errors and maximum warnings per report. More errors than this usually repeat one
 /// mistake.
 const MAX_REPORTED: usize = 20;
 
@@ -57,8 +57,8 @@ impl EnvoyConfig {
     }
 }
 
-/// A message about a file: the text of envoyproxy/ratelimit, followed by the line, which it does
-/// not report.
+/// A message about a file: the text of envoyproxy/ratelimit, then the line, which it does not
+/// report.
 fn located(file: &str, line: u64, message: &str) -> String {
     // Messages of the YAML parser contain the line already.
     let has_line = message.contains(&format!("line {line}: "));
@@ -82,7 +82,7 @@ struct Parent<'p> {
     domain: &'p str,
     /// The prefix of names in errors: `test-domain.key1_value1.`
     prefix: &'p str,
-    /// Keys and values from the domain on.
+    /// Keys and values, from the domain down.
     path: &'p [(&'p str, &'p str)],
 }
 
@@ -321,7 +321,7 @@ mod tests {
         );
     }
 
-    /// Somebody relies on a setting that is ignored.
+    /// Someone may rely on the ignored setting.
     #[test]
     fn ignored_keys_are_warned_about() {
         let envoy = read(

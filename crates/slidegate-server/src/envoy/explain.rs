@@ -1,6 +1,6 @@
-//! Explains which limit a descriptor has, level by level, as text and as JSON.
+//! Explains a descriptor's limit, level by level, as text and JSON.
 //!
-//! It uses the same lookup as decisions, [`super::EnvoyConfig::lookup`].
+//! Uses the lookup of decisions, [`super::EnvoyConfig::lookup`].
 
 use std::fmt;
 
@@ -11,24 +11,24 @@ use slidegate::Excess;
 use super::matcher::{MatchKind, MatchStep};
 use super::{EnvoyConfig, Lookup, Rate};
 
-/// Most names that are listed if none of a level matches.
+/// Maximum names listed if none of a level matches.
 const MAX_LISTED: usize = 8;
 
-/// Which limit one descriptor has, and why.
+/// A descriptor's limit, and why it applies.
 #[derive(Debug)]
 pub(crate) struct Explanation {
     domain: String,
     entries: Vec<(String, String)>,
     levels: Vec<LevelExplanation>,
     outcome: LimitOutcome,
-    /// Whether the limit of another descriptor of the request replaces this one.
+    /// Whether another descriptor's limit in the request replaces this one.
     is_replaced: bool,
 }
 
 /// The match of one entry.
 #[derive(Debug)]
 struct LevelExplanation {
-    /// What did not match, in the order of the search.
+    /// Names that did not match, in search order.
     missed: Vec<String>,
     /// The name of the matching node, how it matched, and its file and line.
     found: Option<(String, &'static str, String)>,
@@ -54,11 +54,11 @@ enum LimitOutcome {
 struct Limited {
     requests_per_unit: u32,
     unit: &'static str,
-    /// If the unit is a calendar window.
+    /// Set if the unit is a calendar window.
     #[serde(skip_serializing_if = "Option::is_none")]
     time_zone: Option<&'static str>,
     algorithm: &'static str,
-    /// What is special about the limit.
+    /// Special properties of the limit.
     notes: Vec<String>,
     name: String,
     replaces: Vec<String>,
@@ -68,8 +68,8 @@ struct Limited {
 }
 
 impl EnvoyConfig {
-    /// Explains the limit of each descriptor of a request. `carried` is the limit that the request
-    /// carries.
+    /// Explains the limit of each descriptor of a request. `carried` is the limit carried by the
+    /// request.
     pub(crate) fn explain(
         &self,
         domain: &str,
@@ -93,7 +93,7 @@ fn explanation(
     lookup: Lookup<'_>,
     is_replaced: bool,
 ) -> Explanation {
-    // A limit that the request carries needs no lookup.
+    // A carried limit needs no lookup.
     let known = envoy.domains.get(domain).filter(|_| carried.is_none());
     let steps = known.map(|domain| domain.top.walk(entries).steps).unwrap_or_default();
     let levels = steps.iter().zip(entries).map(|(step, (key, value))| level(step, key, value)).collect();
@@ -205,7 +205,6 @@ fn listed(names: impl Iterator<Item = String>) -> String {
 }
 
 impl Explanation {
-    /// The explanation as JSON.
     pub(crate) fn json(&self) -> Value {
         let levels = self.levels.iter().zip(&self.entries).map(|(level, (key, value))| {
             let found = level.found.as_ref();

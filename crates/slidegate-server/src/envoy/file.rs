@@ -1,9 +1,9 @@
 //! One config file: a domain and its descriptors, with the error messages of envoyproxy/ratelimit.
 //!
-//! envoyproxy/ratelimit validates a file in two passes. The first checks the keys against one list
-//! for all levels, so `descriptors` within a `rate_limit` is accepted and ignored; here that is a
-//! warning. The second checks the types of values. It stops at the first error and names no line.
-//! Here all errors are reported, each with its line.
+//! envoyproxy/ratelimit validates a file in two passes. The first checks keys against one list for
+//! all levels, so `descriptors` within a `rate_limit` is accepted and ignored; here that is a
+//! warning. The second checks value types. It stops at the first error and names no line. Here all
+//! errors are reported, each with its line.
 
 use std::fmt::{self, Write as _};
 
@@ -12,11 +12,11 @@ use slidegate_config::yaml::{Node, Value, YamlFormat};
 
 use super::rule::{Rate, Rule, Unit};
 
-/// YAML 1.1. A level of descriptors nests two deep, so there are about 30; Envoy sends fewer.
+/// YAML 1.1. Each level of descriptors nests two deep, so about 30 levels fit; Envoy sends fewer.
 const FORMAT: YamlFormat =
     YamlFormat { is_yaml_1_1: true, max_depth: 64, max_values: 500_000, max_aliases: 4096 };
 
-/// Keys that have a meaning in a descriptor.
+/// Meaningful keys of a descriptor.
 const DESCRIPTOR_KEYS: [&str; 10] = [
     "key",
     "value",
@@ -29,7 +29,7 @@ const DESCRIPTOR_KEYS: [&str; 10] = [
     "share_threshold",
     "metadata",
 ];
-/// Keys that have a meaning in a `rate_limit`.
+/// Meaningful keys of a `rate_limit`.
 const RATE_LIMIT_KEYS: [&str; 5] = ["unit", "requests_per_unit", "unlimited", "name", "replaces"];
 
 /// The contents of one file, with its errors and warnings.
@@ -44,8 +44,8 @@ pub(super) struct ConfigFile {
     pub(super) warnings: Vec<(u64, String)>,
 }
 
-/// A descriptor of a file. Its limit is validated when the path to it is known, because the errors
-/// name the path.
+/// A descriptor of a file. Its limit is validated once its path is known, because errors name the
+/// path.
 #[derive(Debug)]
 pub(super) struct Descriptor {
     pub(super) line: u64,
@@ -54,7 +54,7 @@ pub(super) struct Descriptor {
     /// Empty if it has no value.
     pub(super) value: String,
     pub(super) limit: Option<RateLimitEntry>,
-    /// The options beside the rate.
+    /// The options besides the rate.
     pub(super) rule: Rule,
     pub(super) value_to_metric: bool,
     pub(super) share_threshold: bool,
@@ -225,7 +225,7 @@ impl ConfigFile {
         Some(limit)
     }
 
-    /// Warns about keys that are accepted but have no meaning at this level.
+    /// Warns about accepted keys without meaning at this level.
     fn warn_about_ignored_keys(&mut self, node: &Node, known: &[&str], place: &str) {
         for (key, _) in node.entries() {
             if let Value::Text(name) = &key.value
@@ -274,8 +274,8 @@ impl ConfigFile {
         })
     }
 
-    /// The value of a key. The default if it is missing or null, or of the wrong type, which is
-    /// reported.
+    /// The value of a key, or the default if it is missing, null or of the wrong type. A wrong type
+    /// is reported.
     fn read<'n, T: Default>(
         &mut self,
         parent: &'n Node,
@@ -317,7 +317,7 @@ fn unmarshal(node: &Node, type_name: &str) -> String {
         Value::Map(_) => "!!map",
     };
     if let Some(text) = node.scalar() {
-        // envoyproxy/ratelimit's YAML reader shortens it this way.
+        // Shortened as in envoyproxy/ratelimit's YAML reader.
         let shown: String = if text.chars().count() > 10 {
             text.chars().take(7).chain("...".chars()).collect()
         } else {
@@ -348,7 +348,7 @@ fn json(node: &Node) -> Result<Json, String> {
         Value::Map(entries) => {
             let mut map = Map::new();
             for (key, value) in entries {
-                // `no`, `y` and `5` are strings here, since a Struct has no other keys.
+                // `no`, `y` and `5` are strings here: a Struct has no other keys.
                 let name =
                     key.scalar().ok_or_else(|| format!("key is not of type string: {}", Printed(key)))?;
                 map.insert(name.to_owned(), json(value)?);
@@ -358,7 +358,7 @@ fn json(node: &Node) -> Result<Json, String> {
     })
 }
 
-/// A value as errors of envoyproxy/ratelimit print it.
+/// A value as printed in errors of envoyproxy/ratelimit.
 struct Printed<'n>(&'n Node);
 
 impl fmt::Display for Printed<'_> {
@@ -384,7 +384,7 @@ impl fmt::Display for Printed<'_> {
 mod tests {
     use super::*;
 
-    /// Versions and codes look like numbers to YAML, and requests have them as they are written.
+    /// YAML reads versions and codes as numbers, but requests contain them as written.
     #[test]
     fn a_value_is_the_text_that_was_written_or_an_error_that_says_how_to_write_it() {
         for (written, read) in [

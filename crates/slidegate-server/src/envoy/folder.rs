@@ -1,32 +1,31 @@
-//! The folder of config files: which files it has, their contents, and a fingerprint to detect
-//! changes. envoyproxy/ratelimit reads every file, whatever its name ends in. Here one that does not
-//! end as YAML does must have a `domain`: a README beside the files is left out, with a warning.
+//! The config folder: its files, their contents, and a fingerprint to detect changes. envoyproxy/ratelimit
+//! reads every file, whatever its extension. Here a file without a YAML extension must have a `domain`;
+//! otherwise, for example a README, it is skipped with a warning.
 //!
-//! Changes are detected by polling, not by file system events. Kubernetes swaps a link two levels
-//! above the files, other tools swap the link to the folder itself; events would need a watch on
-//! every part of the path, which is lost with each swap. A poll costs one `stat` per file.
+//! Changes are detected by polling, not by file system events. Kubernetes swaps a link two levels above the
+//! files, and other tools swap the link to the folder itself: events would need a watch on every part of the
+//! path, lost with each swap. A poll costs one `stat` per file.
 
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Most files: one per domain, each of which needs a policy.
+/// Maximum files: one per domain, each of which needs a policy.
 const MAX_FILES: usize = 1024;
-/// Deepest nesting of folders. Links to folders are followed; this bounds a link to a parent.
+/// Maximum nesting of folders. Links to folders are followed; this bounds a link to a parent.
 const MAX_DEPTH: usize = 8;
-/// Largest file: about 40,000 descriptors.
+/// Maximum bytes of a file: about 40,000 descriptors.
 const MAX_FILE_BYTES: u64 = 4 << 20;
-/// Most bytes of all files.
+/// Maximum bytes of all files.
 const MAX_TOTAL_BYTES: usize = 32 << 20;
 
-/// Where config files are.
+/// The location of config files.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Folder {
-    /// The path of the folder.
     pub(crate) path: PathBuf,
-    /// Whether files whose name begins with a dot are ignored. Names that begin with two dots
-    /// always are: Kubernetes keeps the old and the new state of a volume there.
+    /// Whether files whose names begin with a dot are ignored. Names that begin with two dots always are:
+    /// Kubernetes keeps a volume's old and new state there.
     pub(crate) ignores_dotfiles: bool,
 }
 
@@ -43,8 +42,7 @@ struct FileState {
     path: PathBuf,
     bytes: u64,
     modified: Option<SystemTime>,
-    /// The path with all links resolved. A swapped link changes it even if size and time stay the
-    /// same.
+    /// The path with all links resolved. A swapped link changes it even if size and time are equal.
     real: PathBuf,
 }
 
@@ -101,14 +99,14 @@ fn is_yaml(name: &str) -> bool {
     [".yaml", ".yml"].iter().any(|ending| name.ends_with(ending))
 }
 
-/// Whether a file is to be read, or to be left out.
+/// Whether to read a file, rather than skip it.
 pub(super) fn is_config(name: &str, text: &str) -> bool {
     let mut after_domain = text.split("domain").skip(1);
     is_yaml(name) || after_domain.any(|rest| rest.trim_start_matches(['"', '\'', ' ', '\t']).starts_with(':'))
 }
 
 impl FolderState {
-    /// The texts of the files, in the order of their names. At least one is to be read.
+    /// The texts of the files, sorted by name. Requires at least one to read.
     pub(super) fn read(&self, folder: &Folder) -> Result<Vec<FileText>, String> {
         let mut texts = Vec::with_capacity(self.0.len());
         let mut total = 0;
@@ -168,7 +166,7 @@ mod tests {
         folder.fingerprint().and_then(|files| files.read(&folder))
     }
 
-    /// The files of a Kubernetes volume must be read once, whether dot files are ignored or not.
+    /// The files of a Kubernetes volume must be read once, whether or not dot files are ignored.
     #[test]
     fn files_are_read_in_the_order_of_names_and_those_of_kubernetes_once() {
         let temp = TempDir::new("order");
@@ -197,8 +195,7 @@ mod tests {
         );
     }
 
-    /// A file whose limits do not apply is noticed only under load, and a README must not stop the
-    /// start.
+    /// A file whose limits do not apply is noticed only under load, but a README must not prevent the start.
     #[test]
     fn any_file_with_a_domain_is_read() {
         for (name, text, expected) in [

@@ -1,6 +1,6 @@
 //! Descriptor matching: walks the levels of a domain, one level per entry of a descriptor.
 //!
-//! Nodes and entries are compared by key and value joined by an underscore. So a node with `key:
+//! Nodes and entries are compared by key and value joined with an underscore. So a node with `key:
 //! a_b` and no value also matches the entry `key: a, value: b`. There is no backtracking after a
 //! match.
 
@@ -17,7 +17,7 @@ pub(super) struct Level {
     /// In the order of the files.
     pub(super) nodes: Vec<DescriptorNode>,
     by_name: HashMap<String, usize>,
-    /// Nodes with a `*` in their name.
+    /// Indexes of nodes with a `*` in their name.
     wildcards: Vec<usize>,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Limit {
     pub(super) rule: Rule,
     /// Its policy; empty if unlimited.
     pub(super) policy: String,
-    /// The name of its statistics without values from requests.
+    /// The name of its statistics, without request values.
     pub(super) stat_key: StatKey,
     pub(super) counters: Arc<LimitCounters>,
 }
@@ -70,11 +70,12 @@ pub(super) struct MatchStep<'e> {
     pub(super) found: Option<(&'e DescriptorNode, MatchKind)>,
 }
 
-/// The matches of a descriptor's entries, up to the first that matched nothing or the lowest level.
+/// The matches of a descriptor's entries, up to the first entry without a match or the lowest
+/// level.
 #[derive(Debug)]
 pub(super) struct Walk<'e> {
     pub(super) steps: Vec<MatchStep<'e>>,
-    /// Entries of the descriptor.
+    /// Number of entries of the descriptor.
     entries: usize,
 }
 
@@ -83,7 +84,7 @@ impl Level {
         self.by_name.contains_key(name)
     }
 
-    /// Names with a `*`, in the order in which they are tried.
+    /// Names with a `*`, in matching order.
     pub(super) fn wildcards(&self) -> impl Iterator<Item = &str> {
         self.wildcards.iter().map(|at| self.nodes[*at].name.as_str())
     }
@@ -155,8 +156,7 @@ impl<'e> Walk<'e> {
 }
 
 impl Walk<'_> {
-    /// The name of the statistics of one request's limit, where that depends on the request's
-    /// values.
+    /// The name of a request's limit in statistics, where it depends on request values.
     pub(super) fn stat_key(&self, domain: &str, entries: &[(&str, &str)], detailed: bool) -> StatKey {
         let found = self.steps.iter().filter_map(|step| step.found).zip(entries);
         let names: Vec<_> = found
@@ -185,8 +185,8 @@ fn matches(pattern: &str, text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    //! A naive model of descriptor matching, independent of the matcher, compared with it on random
-    //! configs. It scans lists from the start and tries every way to match a wildcard.
+    //! A naive model of descriptor matching, independent of the matcher and compared with it on
+    //! random configs. It scans lists from the start and tries every way to match a wildcard.
 
     use std::fmt::Write as _;
 
@@ -241,7 +241,7 @@ mod tests {
         }
     }
 
-    /// Whether a pattern with wildcards matches the text: every way is tried.
+    /// Whether a wildcard pattern matches the text, by trying every way.
     fn fits(pattern: &[u8], text: &[u8]) -> bool {
         match pattern {
             [] => text.is_empty(),
@@ -256,8 +256,8 @@ mod tests {
         names.windows(2).any(|two| two[0] == two[1]) || level.iter().any(|plain| has_duplicates(&plain.below))
     }
 
-    /// The expected match: the limit's index, the name of its statistics, and what identifies its
-    /// counter.
+    /// The expected match: the limit's index, the name of its statistics, and its counter's
+    /// identity.
     type Met = (u32, String, Vec<(String, String)>);
 
     fn meet(top: &[Plain], entries: &[(&str, &str)]) -> Option<Met> {
@@ -310,7 +310,7 @@ mod tests {
         None
     }
 
-    /// Compares the matcher with the model on one config, for all of these descriptors.
+    /// Compares matcher and model on one config, for all of these descriptors.
     fn compare(top: &[Plain], all: &[Vec<(&str, &str)>]) {
         let mut text = "domain: d\ndescriptors:\n".to_owned();
         let mut numbers = 0;

@@ -1,22 +1,21 @@
-//! Names made from descriptors: counter keys, policy names and names of statistics.
+//! Names derived from descriptors: counter keys, policy names and statistics names.
 //!
-//! envoyproxy/ratelimit joins keys and values by underscores, so that `a` with `b_c` and `a_b` with
-//! `c` share a counter. Here no two descriptors do, because separators are escaped. The separators
-//! are characters that the shared store writes unescaped, so that short keys stay readable there.
+//! envoyproxy/ratelimit joins keys and values with underscores, so `a` with `b_c` and `a_b` with `c` share a
+//! counter. Here no two descriptors do, because separators are escaped. The shared store writes these
+//! separators unescaped, so short keys stay readable there.
 
 use std::fmt::Write as _;
 
 use ring::digest::{SHA256, digest};
 
-/// Longest policy name, in characters.
+/// Maximum characters of a policy name.
 const MAX_NAME: usize = slidegate::Policy::MAX_NAME;
-/// Hexadecimal digits of a name's hash: 48 bits. Two of 1024 rules collide once in 500 million
-/// configurations.
+/// Hexadecimal digits of a name's hash: 48 bits. Two of 1024 rules collide once in 500 million configs.
 const HASH_DIGITS: usize = 12;
-/// Characters that stand for bytes of requests that are not text. They are written as `\xFF` in keys.
+/// Characters that stand for request bytes that are not text. Keys contain them as `\xFF`.
 pub(crate) const BYTES_AS_TEXT: std::ops::Range<u32> = 0x10_FF00..0x11_0000;
-/// Longest counter key, in bytes: it is in responses, events and logs. A longer one is its beginning and
-/// its hash.
+/// Maximum bytes of a counter key: it appears in responses, events and logs. A longer key becomes its
+/// beginning and a hash.
 const MAX_COUNTER: usize = 1024;
 const KEPT_OF_COUNTER: usize = 256;
 
@@ -39,13 +38,13 @@ pub(super) fn push_entry(counter: &mut String, key: &str, value: &str) {
     push_escaped(counter, value, &['~', '\\']);
 }
 
-/// The key that counts the denied hits of a counter: `test-domain~key=value~refused`. No other
-/// counter has this key: after `~`, those have an entry, which contains `=`, or a unit.
+/// The key that counts a counter's denied hits: `test-domain~key=value~refused`. No other counter has it:
+/// after `~`, others have an entry, which contains `=`, or a unit.
 pub(crate) fn denied_key(counter: &str) -> String {
     format!("{counter}~refused")
 }
 
-/// Shortens a counter key that is too long. No other has the key: after a backslash, those have a special
+/// Shortens an overlong counter key. The result is unique: after a backslash, other keys have a special
 /// character or an `x`.
 pub(super) fn shorten(counter: &mut String) {
     if counter.len() > MAX_COUNTER {
@@ -60,7 +59,7 @@ pub(super) fn shorten(counter: &mut String) {
     }
 }
 
-/// The SHA-256 hash of what is too long, in 64 hexadecimal digits.
+/// The SHA-256 hash of overlong bytes, in 64 hexadecimal digits.
 pub(crate) fn hash(bytes: &[u8]) -> String {
     digest(&SHA256, bytes).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -83,10 +82,10 @@ pub(super) fn node_name(key: &str, value: &str) -> String {
     if value.is_empty() { key.to_owned() } else { format!("{key}_{value}") }
 }
 
-/// The policy name of the limit at the end of a path of keys and values: the name of its statistics
-/// if that is a valid and unique policy name, otherwise a prefix of it and a hash.
+/// The policy name of the limit at the end of a path of keys and values: its statistics name if that is a
+/// valid and unique policy name, otherwise a prefix of it and a hash.
 ///
-/// It depends on the path alone, so that usage survives a reload.
+/// Depends on the path alone, so usage survives a reload.
 pub(super) fn policy(domain: &str, path: &[(&str, &str)]) -> String {
     let mut readable = domain.to_owned();
     let mut is_plain = is_plain(domain);
@@ -102,13 +101,13 @@ pub(super) fn policy(domain: &str, path: &[(&str, &str)]) -> String {
     name(&readable, is_plain, &whole)
 }
 
-/// The policy name for limits that requests of this domain carry. No other policy has this name: it
-/// contains two consecutive dots, or its own hash.
+/// The policy name for limits carried by this domain's requests. No other policy has this name: it contains
+/// two consecutive dots, or its own hash.
 pub(super) fn request_limits_policy(domain: &str) -> String {
     name(&format!("{domain}..own-limits"), is_plain(domain), &length_and_text(domain))
 }
 
-/// Whether a part needs no escaping between dots.
+/// Whether a part between dots needs no escaping.
 fn is_plain(part: &str) -> bool {
     part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'))
 }
@@ -130,20 +129,19 @@ fn name(readable: &str, is_plain: bool, whole: &str) -> String {
     name
 }
 
-/// FNV-1a, 64 bits. Keys of a shared store must be the same in every instance and release.
+/// 64-bit FNV-1a. Keys in a shared store must be equal in every instance and release.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes
         .iter()
         .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01B3))
 }
 
-/// The name of a limit's statistics: `test-domain.key1_value1.subkey1`. It keeps its parts, which
-/// may contain dots.
+/// The statistics name of a limit: `test-domain.key1_value1.subkey1`. Keeps its parts, which may contain
+/// dots.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct StatKey {
     text: String,
-    /// End offsets of the domain, the first key and the second. The length of `text` if there are
-    /// fewer.
+    /// End offsets of the domain, the first key and the second key; the length of `text` if missing.
     ends: [usize; 3],
 }
 
@@ -165,7 +163,7 @@ impl StatKey {
     }
 }
 
-/// The name of the statistics of the node at the end of a path.
+/// The statistics name of the node at the end of a path.
 pub(crate) fn stat_key<'n>(domain: &str, names: impl IntoIterator<Item = &'n str>) -> StatKey {
     let mut text = sanitised(domain);
     let mut ends = [text.len(); 3];
@@ -209,7 +207,7 @@ pub(crate) fn sanitised(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// In statsd a colon starts a value, and an address would become four levels of a tree.
+    /// In statsd, a colon starts a value, and an address would become four levels of a tree.
     #[test]
     fn statistics_names_contain_no_reserved_characters() {
         for (text, expected) in [

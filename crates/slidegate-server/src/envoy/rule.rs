@@ -1,4 +1,4 @@
-//! A `rate_limit` and the options beside it, and what its unit means.
+//! A `rate_limit`, its options, and the meaning of its unit.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -45,7 +45,7 @@ impl Unit {
         Self::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))
     }
 
-    /// The unit of a quota's window, if it has one.
+    /// The unit of a quota's window, if any.
     pub(crate) fn of(quota: &Quota) -> Option<Self> {
         match quota.calendar_window() {
             Some(calendar) => Self::from_name(calendar.unit()),
@@ -66,7 +66,7 @@ impl Unit {
         }
     }
 
-    /// The length of the window, unless it follows a calendar.
+    /// The window's length, unless it follows a calendar.
     pub(crate) const fn window(self) -> Duration {
         const DAY_SECS: u64 = 86_400;
         Duration::from_secs(match self {
@@ -84,18 +84,17 @@ impl Unit {
 /// A number of requests per unit of time. 0 denies everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Rate {
-    /// The limit.
     pub(crate) requests_per_unit: u32,
-    /// The window.
     pub(crate) unit: Unit,
 }
 
-/// The calendar windows of one time zone: hour, day, week, month and year. Parsed from its name.
+/// Calendar windows in one time zone: hour, day, week, month and year. Parsed from the zone's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CalendarWindows([Calendar; 5]);
 
 impl CalendarWindows {
-    /// The window of a unit. Seconds and minutes begin at the same time in every zone.
+    /// A unit's calendar window. `None` for seconds and minutes, which begin at the same time in
+    /// every zone.
     pub(super) fn of(self, unit: Unit) -> Option<Calendar> {
         let [hour, day, week, month, year] = self.0;
         match unit {
@@ -123,12 +122,12 @@ impl FromStr for CalendarWindows {
     }
 }
 
-/// The options of a limit besides its rate. A limit that a request carries has the defaults.
+/// A limit's options besides its rate. A limit carried by a request has the defaults.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Rule {
     /// The name that `replaces` refers to; may be empty.
     pub(crate) name: String,
-    /// Names of limits that do not apply to requests that this one applies to.
+    /// Names of limits that do not apply to requests matched by this one.
     pub(crate) replaces: Vec<String>,
     /// Reports, but never denies.
     pub(crate) shadow_mode: bool,
@@ -136,16 +135,16 @@ pub(crate) struct Rule {
     pub(crate) quota_mode: bool,
     /// For the dynamic metadata of responses. Without the key `slidegate`.
     pub(crate) metadata: Map<String, Value>,
-    /// Its own setting for costs above what remains.
+    /// Treatment of costs above what remains, if set here.
     pub(super) excess: Option<Excess>,
-    /// Whether the name of its statistics contains all values of the request.
+    /// Whether its statistics name contains all values of the request.
     pub(super) detailed_metric: bool,
-    /// Its own algorithm.
+    /// Its own algorithm, if set.
     pub(super) algorithm: Option<Algorithm>,
 }
 
 impl Rule {
-    /// Takes `metadata`; its key `slidegate` has settings of our own.
+    /// Takes `metadata`, whose key `slidegate` has slidegate's own settings.
     pub(super) fn take_metadata(&mut self, mut metadata: Map<String, Value>) -> Result<(), String> {
         let own = metadata.remove("slidegate");
         self.metadata = metadata;

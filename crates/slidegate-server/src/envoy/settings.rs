@@ -25,22 +25,21 @@ const HTTP_PORT: u16 = 8080;
 const GRPC_PORT: u16 = 8081;
 const DEBUG_PORT: u16 = 6070;
 const PROMETHEUS_PORT: u16 = 9090;
-/// After this time Envoy is asked to reconnect, so that new instances get their share of
-/// connections.
+/// Age at which Envoy is asked to reconnect, so that new instances get their share of connections.
 const MAX_CONNECTION_AGE: Duration = Duration::from_secs(24 * 3600);
-/// How long open calls on such a connection may still take.
+/// Grace period for open calls on such a connection.
 const MAX_CONNECTION_AGE_GRACE: Duration = Duration::from_secs(3600);
 
-/// How the service replaces envoyproxy/ratelimit.
+/// Settings for replacing envoyproxy/ratelimit.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Settings {
     /// The folder of config files.
     pub(crate) folder: Folder,
-    /// How they are read.
+    /// Options for reading them.
     pub(crate) options: ReadOptions,
     /// Whether it may start with missing or invalid files.
     pub(crate) may_start_without_config: bool,
-    /// Whether it is healthy only if there is a domain.
+    /// Whether health requires at least one domain.
     pub(crate) needs_a_domain: bool,
     /// Whether no call is ever denied.
     pub(crate) shadow_mode: bool,
@@ -58,7 +57,7 @@ pub(crate) struct Settings {
     pub(crate) debug: Option<SocketAddr>,
     /// An additional address for metrics, with the path.
     pub(crate) prometheus: Option<(SocketAddr, String)>,
-    /// The part of a limit above which statistics count hits as near the limit, 0 to 1.
+    /// Statistics count hits above this fraction of a limit, 0 to 1, as near the limit.
     pub(crate) near_limit_ratio: f32,
     /// The shared store, if set.
     pub(crate) redis: Option<Redis>,
@@ -73,14 +72,14 @@ pub(crate) struct Settings {
 pub(crate) struct HeaderNames {
     /// The header with the limit.
     pub(crate) limit: String,
-    /// The header with what remains.
+    /// The header with the remaining amount.
     pub(crate) remaining: String,
     /// The header with the seconds until the reset.
     pub(crate) reset: String,
 }
 
 impl Settings {
-    /// The defaults for a folder, without the environment.
+    /// Defaults for a folder, without the environment.
     pub(crate) fn of_folder(path: PathBuf) -> Self {
         Self {
             folder: Folder { path, ignores_dotfiles: true },
@@ -89,7 +88,7 @@ impl Settings {
         }
     }
 
-    /// The settings of the environment; `variable` returns the value of one variable.
+    /// The settings from the environment; `variable` returns a variable's value.
     ///
     /// # Errors
     /// Every variable with an invalid value.
@@ -141,7 +140,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Rejects values that ask for something unsupported.
+    /// Rejects values that request something unsupported.
     fn reject_unsupported(&mut self) {
         for (name, only, fix) in [
             ("BACKEND_TYPE", "redis", "set it to `redis` or unset it; memcached is not supported"),
@@ -160,8 +159,7 @@ impl Reader<'_> {
         }
     }
 
-    /// How denied hits are treated. The variable of envoyproxy/ratelimit can only select the
-    /// default.
+    /// The treatment of denied hits. The variable of envoyproxy/ratelimit can only select the default.
     fn excess(&mut self) -> Excess {
         const NAME: &str = "SLIDEGATE_ENVOY_EXCESS";
         const FIX: &str = "must be `refuse`, `charge` or `count`";
@@ -236,7 +234,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The log level, with the names of our `--log-level`.
+    /// The log level, translated to `--log-level` names.
     fn log_level(&mut self) -> Option<String> {
         let level = self.text("LOG_LEVEL")?;
         match level.to_ascii_lowercase().as_str() {
@@ -273,7 +271,7 @@ mod tests {
         redis.url.expose().clone()
     }
 
-    /// Replacing only the image must give the same ports and folder.
+    /// Replacing only the image must keep the same ports and folder.
     #[test]
     fn the_defaults_are_those_of_envoyproxy_ratelimit() {
         let settings = read(&[("CACHE_KEY_PREFIX", "")]).unwrap();
@@ -374,8 +372,7 @@ mod tests {
         assert_eq!((socket.listen, socket.socket), (None, Some(file)));
     }
 
-    /// envoyproxy/ratelimit has several variables where we have one URL, and its client reads URLs in
-    /// each of them.
+    /// envoyproxy/ratelimit has several variables in place of one URL, and its client accepts URLs in each.
     #[test]
     fn every_kind_of_redis_becomes_a_url() {
         for (variables, expected) in [
@@ -423,7 +420,7 @@ mod tests {
         }
     }
 
-    /// What cannot be read may be a password, whatever it looks like.
+    /// An unreadable value may be a password, whatever it looks like.
     #[test]
     fn no_error_about_redis_repeats_what_was_given() {
         for (kind, url) in [
@@ -514,7 +511,7 @@ mod tests {
         );
     }
 
-    /// Somebody may rely on a variable that has no effect.
+    /// Someone may rely on a variable that has no effect.
     #[test]
     fn ignored_variables_are_warned_about_and_documented() {
         let settings = read(&[("USE_STATSD", "false"), ("REDIS_PERSECOND", "true")]).unwrap();
@@ -537,7 +534,7 @@ mod tests {
         let in_capitals = |part: &str| part.chars().all(|c| c.is_ascii_uppercase() || c == '_');
         let is_name =
             |part: &&str| in_capitals(part) && (part.contains('_') || ["HOST", "PORT"].contains(part));
-        // Several are in one text, on several lines.
+        // One text may contain several, on several lines.
         let words = |text: &'static str| text.split_whitespace().filter(|word| *word != "\\");
         let texts = code.leak().split('"').filter(|text| words(text).all(|word| is_name(&word)));
         let names: Vec<_> = texts.flat_map(words).collect();

@@ -1,8 +1,8 @@
-//! Statistics of each limit, with the names and the semantics of envoyproxy/ratelimit.
+//! Statistics per limit, with the names and semantics of envoyproxy/ratelimit.
 //!
-//! Each limit holds a reference to its counters. Counters are kept by name and survive reloads.
-//! Names with values of requests are bounded, unlike in envoyproxy/ratelimit: further hits are
-//! counted under the name of the limit.
+//! Each limit references its counters, which are kept by name and survive reloads. Unlike in
+//! envoyproxy/ratelimit, the number of names with request values is bounded: further hits count
+//! under the limit's name.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -13,23 +13,22 @@ use slidegate::DecisionSource;
 
 use super::names::{StatKey, sanitised};
 
-/// Most names with values of requests: about a hundred bytes each, and six time series each.
+/// Maximum names with request values: about a hundred bytes and six time series each.
 const MAX_VALUED: usize = 4096;
 /// Shards of the table of such names, to avoid lock contention.
 const SHARDS: usize = 16;
-/// Most unknown domains that are counted separately.
+/// Maximum unknown domains counted separately.
 const MAX_UNKNOWN_DOMAINS: usize = 256;
-/// Longest such domain or name, in bytes.
+/// Maximum bytes of such a domain or name.
 const MAX_NAME_BYTES: usize = 512;
-/// Most names that are kept after a reload has removed their limits.
+/// Maximum names kept after a reload removed their limits.
 const MAX_UNUSED: usize = 1024;
-/// The default of `NEAR_LIMIT_RATIO`: hits above this part of the limit are near it.
+/// Default of `NEAR_LIMIT_RATIO`: hits above this fraction of the limit are near it.
 pub(crate) const NEAR_LIMIT_RATIO: f32 = 0.8;
 
 /// A counter of a limit. The discriminant is its index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HitCounter {
-    /// All hits.
     TotalHits,
     /// Hits over the limit.
     OverLimit,
@@ -44,7 +43,7 @@ pub(crate) enum HitCounter {
 }
 
 impl HitCounter {
-    /// Every counter, with its name in statistics and metrics and the help text of the metric.
+    /// Each counter's name in statistics and metrics, and the metric's help text.
     pub(crate) const ALL: [(Self, &str, &str); 6] = [
         (Self::TotalHits, "total_hits", "Hits, allowed or not"),
         (Self::OverLimit, "over_limit", "Hits that were over the limit"),
@@ -64,24 +63,21 @@ impl HitCounter {
 #[repr(align(64))]
 pub(crate) struct LimitCounters {
     counts: [AtomicU64; HitCounter::ALL.len()],
-    /// Whether a descriptor of 0 hits has peeked at the limit.
+    /// Whether a descriptor with 0 hits has peeked at the limit.
     is_peeked: AtomicBool,
 }
 
-/// Hits of one request on one limit, and their outcome.
+/// A request's hits on one limit, and their outcome.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RecordedHits {
-    /// Their number.
     pub(crate) hits: u64,
     /// Usage before this request.
     pub(crate) before: u64,
-    /// The limit.
     pub(crate) limit: u64,
     /// Whether they are over the limit.
     pub(crate) is_over: bool,
     /// Whether the limit is in shadow mode.
     pub(crate) is_shadow: bool,
-    /// Where the decision comes from.
     pub(crate) source: DecisionSource,
 }
 
@@ -92,7 +88,7 @@ impl LimitCounters {
         }
     }
 
-    /// Records hits as envoyproxy/ratelimit does: hits on both sides of a threshold are split.
+    /// Records hits like envoyproxy/ratelimit: hits on both sides of a threshold are split.
     fn record(&self, recorded: &RecordedHits, near_limit_ratio: f32) {
         let &RecordedHits { hits, before, limit, is_over, is_shadow, source } = recorded;
         self.add(HitCounter::TotalHits, hits);
@@ -118,7 +114,7 @@ impl LimitCounters {
         }
     }
 
-    /// Records a descriptor of 0 hits.
+    /// Records that a descriptor with 0 hits peeked.
     pub(crate) fn mark_peeked(&self) {
         // Reading first keeps the cache line shared between threads.
         if !self.is_peeked() {
@@ -126,18 +122,17 @@ impl LimitCounters {
         }
     }
 
-    /// Whether there was any.
+    /// Whether any descriptor peeked.
     pub(crate) fn is_peeked(&self) -> bool {
         self.is_peeked.load(Relaxed)
     }
 
-    /// The value of a counter.
     pub(crate) fn get(&self, counter: HitCounter) -> u64 {
         self.counts[counter as usize].load(Relaxed)
     }
 }
 
-/// The usage above which hits are near the limit. Computed as in envoyproxy/ratelimit: 32-bit
+/// The usage above which hits are near the limit. Computed as in envoyproxy/ratelimit: in 32-bit
 /// floats, rounded down.
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn near_limit(limit: u64, ratio: f32) -> u64 {
@@ -147,30 +142,26 @@ fn near_limit(limit: u64, ratio: f32) -> u64 {
 /// A name with its counters.
 #[derive(Debug, Clone)]
 pub(crate) struct NamedCounters {
-    /// The name.
     pub(crate) key: StatKey,
-    /// Its counters.
     pub(crate) counters: Arc<LimitCounters>,
 }
 
-/// All statistics.
 #[derive(Debug)]
 pub(crate) struct Statistics {
     near_limit_ratio: f32,
     /// Limits of the files, by name.
     named: Mutex<HashMap<String, NamedCounters>>,
-    /// Names with values of requests.
+    /// Names with request values.
     valued: [RwLock<HashMap<String, NamedCounters>>; SHARDS],
     valued_count: AtomicUsize,
     has_warned: AtomicBool,
     hasher: RandomState,
-    /// Calls per domain that no file has.
+    /// Calls per unknown domain.
     unknown_domains: RwLock<BTreeMap<String, AtomicU64>>,
     other_unknown_domains: AtomicU64,
     calls: CallCounters,
 }
 
-/// Counters of calls.
 #[derive(Debug, Default)]
 pub(crate) struct CallCounters {
     /// All calls.
@@ -181,7 +172,7 @@ pub(crate) struct CallCounters {
     pub(crate) redis_errors: AtomicU64,
     /// Calls that would have been denied without `SHADOW_MODE`.
     pub(crate) global_shadow_mode: AtomicU64,
-    /// How often config files were loaded, and rejected.
+    /// Successful and rejected loads of config files.
     pub(crate) loads_succeeded: AtomicU64,
     pub(crate) loads_failed: AtomicU64,
 }
@@ -201,14 +192,14 @@ impl Statistics {
         }
     }
 
-    /// The counters of a limit of the files.
+    /// The counters of a limit in the files.
     pub(crate) fn named(&self, key: &StatKey) -> Arc<LimitCounters> {
         let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || NamedCounters { key: key.clone(), counters: Arc::default() };
         Arc::clone(&named.entry(key.text().to_owned()).or_insert_with(new).counters)
     }
 
-    /// Removes names that no config uses any more, if there are too many.
+    /// Removes names that no config uses, if there are too many.
     pub(crate) fn forget_unused(&self) {
         let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
         let is_unused = |one: &NamedCounters| Arc::strong_count(&one.counters) == 1;
@@ -220,8 +211,7 @@ impl Statistics {
         });
     }
 
-    /// Records hits under a limit's name, or under a name with values of the request if one is
-    /// given.
+    /// Records hits under a limit's name or, if given, a name with request values.
     pub(crate) fn record(&self, named: &LimitCounters, valued: Option<&StatKey>, hits: &RecordedHits) {
         match valued.and_then(|key| self.valued(key)) {
             Some(counters) => counters.record(hits, self.near_limit_ratio),
@@ -229,7 +219,7 @@ impl Statistics {
         }
     }
 
-    /// The counters of a name with values of a request. `None` if there are too many.
+    /// The counters of a name with request values. `None` if there are too many.
     fn valued(&self, key: &StatKey) -> Option<Arc<LimitCounters>> {
         let shard = usize::try_from(self.hasher.hash_one(key.text()) % SHARDS as u64).unwrap_or_default();
         let shard = &self.valued[shard];
@@ -241,7 +231,7 @@ impl Statistics {
         if key.text().len() > MAX_NAME_BYTES {
             return None;
         }
-        // A few threads may pass this at once, which is harmless.
+        // Several threads may pass this at once, which is harmless.
         if self.valued_count.load(Relaxed) >= MAX_VALUED {
             if !self.has_warned.swap(true, Relaxed) {
                 tracing::warn!(
@@ -259,7 +249,7 @@ impl Statistics {
         Some(Arc::clone(&one.counters))
     }
 
-    /// Counts a call for a domain that no file has.
+    /// Counts a call for an unknown domain.
     pub(crate) fn record_unknown_domain(&self, domain: &str) {
         let known = self.unknown_domains.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = known.get(domain) {
@@ -275,7 +265,6 @@ impl Statistics {
         known.entry(domain.to_owned()).or_default().fetch_add(1, Relaxed);
     }
 
-    /// The counters of calls.
     pub(crate) fn calls(&self) -> &CallCounters {
         &self.calls
     }
@@ -291,8 +280,8 @@ impl Statistics {
         all
     }
 
-    /// All counters by their names in envoyproxy/ratelimit. A name with values may equal the name
-    /// of a limit.
+    /// All counters by their names in envoyproxy/ratelimit. A name with values may equal a limit's
+    /// name.
     pub(crate) fn lines(&self) -> BTreeMap<String, u64> {
         let mut lines = BTreeMap::new();
         for NamedCounters { key, counters } in self.all() {
@@ -318,8 +307,7 @@ impl Statistics {
         lines
     }
 
-    /// Calls per domain that no file has. Domains beyond the maximum are counted under an empty
-    /// name.
+    /// Calls per unknown domain. Domains beyond the maximum are counted under an empty name.
     pub(crate) fn unknown_domains(&self) -> Vec<(String, u64)> {
         let known = self.unknown_domains.read().unwrap_or_else(PoisonError::into_inner);
         let all = known.iter().map(|(domain, count)| (domain.clone(), count.load(Relaxed)));
@@ -333,7 +321,7 @@ mod tests {
     use super::*;
     use crate::envoy::names::stat_key;
 
-    /// What hits add: over, near, within, over from the denial cache, shadow.
+    /// The increments: over, near, within, over from the denial cache, shadow.
     fn added(hits: RecordedHits) -> [u64; 5] {
         let counters = LimitCounters::default();
         counters.record(&hits, NEAR_LIMIT_RATIO);
@@ -353,7 +341,7 @@ mod tests {
         RecordedHits { hits, before, limit, is_over, is_shadow: false, source: DecisionSource::Store }
     }
 
-    /// Alerts use these numbers; they are those of the tests of envoyproxy/ratelimit.
+    /// Alerts use these numbers, taken from the tests of envoyproxy/ratelimit.
     #[test]
     fn hits_on_both_sides_of_a_threshold_are_split() {
         for (limit, asked, after, over, near) in [
@@ -387,7 +375,7 @@ mod tests {
         assert_eq!(added(RecordedHits { is_shadow: true, ..hits(10, 1, 0) }), [0, 0, 1, 0, 0]);
     }
 
-    /// Names with values come from clients, who must not be able to exhaust the memory.
+    /// Clients choose names with values and must not be able to exhaust the memory.
     #[test]
     fn names_with_values_are_bounded_and_further_hits_are_still_counted() {
         let statistics = Statistics::new(NEAR_LIMIT_RATIO);
@@ -413,7 +401,7 @@ mod tests {
         assert!(domains.contains(&("7".into(), 2)) && domains.contains(&(String::new(), 2)));
     }
 
-    /// Counters survive reloads, and unused names are removed in the end.
+    /// Counters survive reloads, and unused names are eventually removed.
     #[test]
     fn counters_are_kept_by_name() {
         let statistics = Statistics::new(NEAR_LIMIT_RATIO);
@@ -429,7 +417,7 @@ mod tests {
         let [first, ..] = &statistics.all()[..] else { panic!("no names") };
         assert_eq!((first.key.text(), first.key.labels()), ("d.e.k.1.l.m", ["d.e", "k.1", "l"]));
         assert_eq!(stat_key("d", ["k"]).labels(), ["d", "k", ""]);
-        // A name with values may equal the name of a limit.
+        // A name with values may equal a limit's name.
         statistics.record(&held, Some(&key), &hits(9, 3, 0));
         assert_eq!(statistics.lines()["ratelimit.service.rate_limit.d.e.k.1.l.m.total_hits"], 5);
     }

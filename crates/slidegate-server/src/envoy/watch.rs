@@ -1,8 +1,8 @@
 //! Hot reload of the config files. An invalid change is rejected and the running config stays
 //! active.
 //!
-//! Policies of new files come into force before handlers see the new config, and those of the old
-//! one are removed when no call holds it any more. So no call is ever decided without its policy.
+//! Policies of new files become active before handlers see the new config, and old policies are
+//! removed when no call holds their config. So no call is decided without its policy.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -24,18 +24,18 @@ pub(crate) struct LiveConfig {
     statistics: Arc<Statistics>,
 }
 
-/// Reloads changed files.
+/// Hot-reloads changed files.
 #[derive(Debug)]
 pub(crate) struct ConfigWatcher {
     folder: Folder,
     options: ReadOptions,
-    /// Policies from elsewhere, which stay in force.
+    /// Policies from elsewhere, which stay active.
     other_policies: Vec<Policy>,
     sender: watch::Sender<Option<Arc<EnvoyConfig>>>,
     statistics: Arc<Statistics>,
     /// The state of the files at the last poll, or why it could not be read.
     state: Debounced<Result<FolderState, String>>,
-    /// The texts that were last read, valid or not.
+    /// The last texts read, valid or not.
     texts: Vec<FileText>,
     /// Earlier configs that calls may still hold.
     retiring: Vec<Arc<EnvoyConfig>>,
@@ -61,7 +61,7 @@ impl LiveConfig {
         lines.iter().map(|(name, count)| format!("{name}: {count}\n")).collect()
     }
 
-    /// How often files were loaded, and rejected.
+    /// Successful and rejected loads.
     pub(crate) fn loads(&self) -> [u64; 2] {
         let calls = self.statistics.calls();
         [&calls.loads_succeeded, &calls.loads_failed].map(|count| count.load(Ordering::Relaxed))
@@ -69,7 +69,7 @@ impl LiveConfig {
 }
 
 impl ConfigWatcher {
-    /// Loads the files for the first time. `other_policies` are in force beside them.
+    /// Loads the files for the first time. `other_policies` are active besides theirs.
     ///
     /// # Errors
     /// The files are invalid, unless `settings.may_start_without_config` is set.
@@ -104,8 +104,8 @@ impl ConfigWatcher {
         Ok((watcher, live))
     }
 
-    /// The policies of the running config, those of earlier configs that calls may still hold, and
-    /// the others.
+    /// The policies of the running config, of earlier configs that calls may still hold, and the
+    /// others.
     ///
     /// # Errors
     /// Two policies have the same name.
@@ -117,7 +117,7 @@ impl ConfigWatcher {
         }
     }
 
-    /// Polls the files and reloads them if they have changed. `configure` puts policies in force.
+    /// Polls the files and reloads changed ones. `configure` activates policies.
     pub(crate) fn poll(&mut self, configure: &dyn Fn(PolicySet) -> Result<(), slidegate::Error>) {
         self.retire(configure);
         if !self.state.is_due(self.folder.fingerprint()) {
@@ -134,7 +134,7 @@ impl ConfigWatcher {
         }
     }
 
-    /// The compiled files; `None` if their texts have not changed since they were last read.
+    /// The compiled files; `None` if their texts have not changed since the last read.
     fn read(&mut self) -> Result<Option<EnvoyConfig>, ConfigError> {
         let files = self.state.last().as_ref().map_err(ConfigError::one)?;
         let texts = files.read(&self.folder).map_err(ConfigError::one)?;
@@ -183,7 +183,7 @@ impl ConfigWatcher {
         tracing::error!(folder = %self.folder.path.display(), "invalid config rejected; {kept}");
     }
 
-    /// Removes the policies of earlier configs that no call holds any more.
+    /// Removes policies of earlier configs that no call holds.
     fn retire(&mut self, configure: &dyn Fn(PolicySet) -> Result<(), slidegate::Error>) {
         let before = self.retiring.len();
         self.retiring.retain(|old| Arc::strong_count(old) > 1);
@@ -297,7 +297,7 @@ mod tests {
         assert_eq!(polls(), [2, 2]);
     }
 
-    /// If the store rejects the limits, the old ones stay in force.
+    /// If the store rejects the limits, the old ones stay active.
     #[test]
     fn limits_that_the_store_rejects_are_not_loaded() {
         let files = TempDir::new("store");

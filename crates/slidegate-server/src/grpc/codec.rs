@@ -1,7 +1,7 @@
-//! Calls of tonic with buffers as large as their messages.
+//! tonic calls with buffers as small as their messages.
 //!
-//! A response keeps its buffer until the client takes it: tonic's default of 8 KiB for each of 1024
-//! calls would make a connection whose client grants no room cost 10 MB.
+//! A response keeps its buffer until the client takes it. With tonic's default of 8 KiB, a
+//! connection with 1024 calls whose client grants no room would cost 10 MB.
 
 use std::marker::PhantomData;
 
@@ -18,12 +18,12 @@ use tower::service_fn;
 use super::MAX_MESSAGE_BYTES;
 use super::incomplete::MessageBody;
 
-/// Initial size of the buffer of a request: most are smaller.
+/// Initial size of a request buffer: most requests are smaller.
 const REQUEST_BYTES: usize = 1024;
-/// Initial size of the buffer of a response: most are smaller.
+/// Initial size of a response buffer: most responses are smaller.
 const RESPONSE_BYTES: usize = 256;
 
-/// Decodes the message of a call, of so many bytes at most, answers it, and encodes the response.
+/// Decodes a call's message of at most `max_bytes`, answers it, and encodes the response.
 pub(super) async fn unary<D, E, F>(
     request: HttpRequest<MessageBody<Incoming>>,
     max_bytes: usize,
@@ -41,7 +41,7 @@ where
     grpc::<E, D>(max_bytes).unary(answer, request).await
 }
 
-/// tonic's implementation of a call, with these buffers and messages of so many bytes at most.
+/// tonic's handler of a call, with these buffers and messages of at most `max_bytes`.
 pub(super) fn grpc<E, D>(max_bytes: usize) -> Grpc<SmallCodec<E, D>>
 where
     E: Message + 'static,
@@ -50,7 +50,7 @@ where
     Grpc::new(SmallCodec(PhantomData)).max_decoding_message_size(max_bytes)
 }
 
-/// The codec of tonic with smaller buffers.
+/// tonic's codec with smaller buffers.
 pub(super) struct SmallCodec<E, D>(PhantomData<fn(D) -> E>);
 
 impl<E, D> Codec for SmallCodec<E, D>

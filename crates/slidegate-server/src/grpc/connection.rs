@@ -1,9 +1,8 @@
 //! One HTTP/2 connection and its bounds.
 //!
-//! It uses hyper directly instead of tonic's server. All calls of a connection run in the task of
-//! the connection, because moving each to another thread costs more than the decision; a proxy has
-//! one connection per thread. tonic's server spawns a task per call and offers no setting for that,
-//! nor for the send buffer.
+//! Uses hyper directly instead of tonic's server, which spawns a task per call and has no setting for that or
+//! for the send buffer. Here all calls of a connection run in its task: moving each to another thread costs
+//! more than the decision, and a proxy has one connection per thread.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -30,33 +29,33 @@ use super::services::{ConnectionCalls, GrpcServices};
 use super::unread::{CountedBody, UnreadResponses};
 use crate::listener::{Connection, Slot};
 
-/// Most concurrent calls of one connection, as Envoy's own default. Clients queue further ones.
+/// Maximum concurrent calls of one connection: Envoy's own default. Clients queue further ones.
 const MAX_STREAMS: u32 = 1024;
-/// Largest header list of a call, uncompressed. Larger than any block that was rewritten may become; those
-/// that pass unread take at most a hundred bytes of memory for each of theirs.
+/// Maximum header list of a call, uncompressed. Larger than any rewritten block may become; blocks that pass
+/// unread take at most a hundred bytes of memory for each of theirs.
 const MAX_HEADER_LIST_BYTES: u32 = 256 * 1024;
 /// Flow-control windows: one message for a call, several for a connection.
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
-/// Most bytes buffered for a client that does not read, per call: larger than any response but
-/// those of reflection, which go out in parts.
+/// Maximum bytes buffered per call for a client that does not read: larger than any response except those of
+/// reflection, which are sent in parts.
 const MAX_SEND_BYTES: usize = 16 * 1024;
-/// Most pending calls that the client has reset, against rapid reset attacks (CVE-2023-44487). A proxy resets
-/// the calls of its clients that are gone, so one of those must not end the connection: a [`ReadTurn`] has
+/// Maximum pending calls that the client has reset, against rapid reset attacks (CVE-2023-44487). A proxy
+/// resets calls of clients that have gone, so such a client must not end the connection: a [`ReadTurn`] has
 /// fewer frames, and after each turn none is pending.
 const MAX_RESETS: usize = 1024;
-/// Time that completed calls may take before other connections have their turn, and calls between two
-/// clock reads.
+/// Maximum time for completed calls before other connections have their turn, and calls between two clock
+/// reads.
 const MAX_TURN: Duration = Duration::from_micros(500);
 const CALLS_PER_CLOCK_READ: u32 = 16;
-/// A silent client is pinged after this time, and disconnected if it does not reply in time.
+/// A silent client is pinged after this time and disconnected if it does not reply in time.
 const PING_AFTER: Duration = Duration::from_secs(60);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Why a connection failed.
 #[derive(Debug)]
 pub(super) enum ConnectionError {
-    /// A violation of the protocol, or the socket.
+    /// A protocol violation or a socket error.
     Http2(hyper::Error),
     /// The client granted no room for a response for 10 to 20 seconds.
     Unread,
@@ -76,8 +75,8 @@ impl fmt::Display for ConnectionError {
 
 impl std::error::Error for ConnectionError {}
 
-/// Serves one connection, given as its two halves, until either side closes it. When `stop`
-/// completes, the connection is drained: GOAWAY is sent and open calls are completed.
+/// Serves one connection, given as its two halves, until either side closes it. When `stop` completes, the
+/// connection drains: it sends GOAWAY and completes open calls.
 ///
 /// # Errors
 /// The connection failed.
@@ -133,12 +132,11 @@ where
             is_stopping = true;
             connection.as_mut().graceful_shutdown();
         }
-        // Calls that the last turn left come first, or those that are read would pile up.
+        // Calls left from the last turn come first, or newly read ones would pile up.
         if !run(&mut calls, cx) {
             return Poll::Pending;
         }
-        // Reads, which starts calls. Their responses are written by the next poll, for which they
-        // wake the task.
+        // Reads, which starts calls. They wake the task, and the next poll writes their responses.
         let ended = connection.as_mut().poll(cx);
         started.move_to(&calls);
         run(&mut calls, cx);
@@ -151,8 +149,7 @@ where
     .await
 }
 
-/// Polls the calls that were woken, for a bounded time. Returns whether all of them were polled; if
-/// not, the task is woken.
+/// Polls woken calls for a bounded time. Returns whether all were polled; if not, wakes the task.
 fn run(calls: &mut FuturesUnordered<BoxFuture<'static, ()>>, cx: &mut Context<'_>) -> bool {
     let (mut completed, mut started) = (0_u32, None);
     while let Poll::Ready(Some(())) = Pin::new(&mut *calls).poll_next(cx) {
@@ -168,7 +165,7 @@ fn run(calls: &mut FuturesUnordered<BoxFuture<'static, ()>>, cx: &mut Context<'_
     true
 }
 
-/// Calls that the connection has started, until its task takes them over.
+/// Started calls that the connection's task has not yet taken over.
 #[derive(Clone, Default)]
 struct StartedCalls(Arc<Mutex<Vec<BoxFuture<'static, ()>>>>);
 

@@ -1,9 +1,8 @@
-//! The handler of calls: makes requests of a call, decides them in one step, and encodes the
-//! decisions.
+//! The call handler: turns a call into requests, decides them in one step, and encodes the decisions.
 //!
-//! All descriptors of a call are decided together: either each of them is charged or none, so a
-//! denied descriptor charges nothing on another. Refunds are made in a second step, if the others are
-//! allowed. In shadow mode each descriptor is decided by itself.
+//! All descriptors of a call are decided together: all are charged or none, so a denied descriptor charges
+//! nothing on another. Refunds are made in a second step, if the others are allowed. In shadow mode each
+//! descriptor is decided by itself.
 
 mod denial;
 mod metadata;
@@ -34,7 +33,7 @@ use response::CallOutcome;
 
 pub(super) use request::{has_refund, without_refunds};
 
-/// Handles calls, of gRPC and of `/json`.
+/// Handles gRPC calls and `/json`.
 #[derive(Debug)]
 pub(crate) struct RateLimitHandler {
     pub(super) app: Arc<App>,
@@ -42,29 +41,27 @@ pub(crate) struct RateLimitHandler {
     response_headers: bool,
     /// Whether health follows the shared store.
     health_follows_store: bool,
-    /// Config files of envoyproxy/ratelimit. Without them, the policies of the service decide.
+    /// envoyproxy/ratelimit files. Without them, the service's policies decide.
     pub(super) files: Option<ConfigFiles>,
 }
 
-/// Config files of envoyproxy/ratelimit, and the settings for replacing it.
+/// The envoyproxy/ratelimit files, and the settings for replacing it.
 #[derive(Debug)]
 pub(crate) struct ConfigFiles {
     /// The running config.
     pub(crate) live: LiveConfig,
-    /// The settings.
     pub(crate) settings: Settings,
 }
 
 impl RateLimitHandler {
-    /// A handler over `app`; `files` replace its policies for calls.
+    /// A handler over `app`. With `files`, their limits decide calls instead of its policies.
     pub(crate) fn new(app: Arc<App>, settings: &GrpcSettings, files: Option<ConfigFiles>) -> Self {
         let &GrpcSettings { response_headers, health_follows_store, .. } = settings;
         Self { app, response_headers, health_follows_store, files }
     }
 
-    /// Whether proxies should use this instance. An unavailable shared store counts only if
-    /// configured, because policies have fallbacks: if all instances reported unhealthy, nothing
-    /// would be limited.
+    /// Whether proxies should use this instance. An unavailable shared store counts only if configured,
+    /// because policies have fallbacks: if all instances reported unhealthy, nothing would be limited.
     pub(crate) fn is_healthy(&self) -> bool {
         let has_domains = |config: Arc<EnvoyConfig>| config.has_domains();
         let is_configured = self.files.as_ref().is_none_or(|files| {
@@ -73,7 +70,7 @@ impl RateLimitHandler {
         is_configured && !(self.health_follows_store && self.app.is_degraded())
     }
 
-    /// Does what a call asks for its descriptors, all of them together, and counts it.
+    /// Decides all descriptors of a call together, and counts the call.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for a call without a domain or descriptors, `UNAVAILABLE` without a config or during a reload.
@@ -92,8 +89,8 @@ impl RateLimitHandler {
         response
     }
 
-    /// The config that decides, if there are files. Hold it until the call is decided: a reload
-    /// removes no policy before.
+    /// The config that decides, if there are files. Hold it until the call is decided: a reload removes
+    /// policies only afterwards.
     ///
     /// # Errors
     /// `UNAVAILABLE` if none is loaded yet.
@@ -128,7 +125,7 @@ impl RateLimitHandler {
         if batch.steps() > 1 && (is_shadow || !first.is_denied()) {
             more = try_join_all((1..batch.steps()).map(|step| decide(&requests[batch.step(step)]))).await?;
         } else if batch.steps() > 1 {
-            // What a refund would return to, for its status.
+            // Peeks at the keys of refunds, for their status.
             let refunds = requests[batch.step(1)].iter().cloned();
             peeks = refunds.map(|refund| refund.with_verb(Verb::Peek).with_cost(0)).collect();
             more.push(decide(&peeks).await?);
@@ -185,7 +182,7 @@ impl RateLimitHandler {
     }
 }
 
-/// Whether a policy was removed between the lookup and the decision.
+/// Fails if a policy was removed between lookup and decision.
 ///
 /// # Errors
 /// `UNAVAILABLE`.
@@ -196,7 +193,7 @@ fn removed_meanwhile(decisions: &Decisions<'_>) -> Result<(), Status> {
 
 #[cfg(test)]
 mod tests {
-    //! Calls through the handler, over a store in memory on a clock that the tests move.
+    //! Calls through the handler, on a memory store with a manual clock.
 
     use std::time::Duration;
 
@@ -227,13 +224,13 @@ mod tests {
       - {key: fixed, metadata: {slidegate: {algorithm: fixed-window}}, rate_limit: {unit: month, requests_per_unit: 10}}
     ";
 
-    /// A handler with these rules in fixed windows, whose clock is at `secs`.
+    /// A handler with these rules in fixed windows and a clock at `secs`.
     fn at(test: &str, secs: u64) -> (RateLimitHandler, ManualClock) {
         let options = ReadOptions { algorithm: "fixed-window".parse().unwrap(), ..ReadOptions::default() };
         with_options(test, secs, options)
     }
 
-    /// A handler with these rules, whose clock is at `secs`.
+    /// A handler with these rules and a clock at `secs`.
     fn with_options(test: &str, secs: u64, options: ReadOptions) -> (RateLimitHandler, ManualClock) {
         let folder = TempDir::new(test);
         folder.file("rules.yaml", RULES);
@@ -253,7 +250,7 @@ mod tests {
         (RateLimitHandler::new(app, &GrpcSettings::default(), files), clock)
     }
 
-    /// Decides descriptors of one entry each, with so many hits.
+    /// Decides descriptors of one entry each, with this many hits.
     async fn send(handler: &RateLimitHandler, keys: &[&str], hits: u64) -> RateLimitResponse {
         let descriptor = |key: &&str| RateLimitDescriptor {
             entries: vec![Entry { key: (*key).to_owned().into(), value: "value".into() }],
@@ -278,7 +275,7 @@ mod tests {
     async fn fixed_windows_count_and_reset_as_in_envoyproxy_ratelimit() {
         let (handler, clock) = at("windows", 1234);
         assert_eq!(statuses(&send(&handler, &["second"], 5).await), [(Code::Ok, 5, 1)]);
-        // The first has no limit; the statuses keep the order of the descriptors.
+        // The first has no limit; statuses keep the order of the descriptors.
         assert_eq!(
             statuses(&send(&handler, &["none", "minute"], 10).await),
             [(Code::Ok, 0, -1), (Code::Ok, 0, 26)]
@@ -304,7 +301,7 @@ mod tests {
     /// 22:30:10 on February 28, 2026 in Berlin, where the clock skips an hour in March.
     const END_OF_FEBRUARY: u64 = 1_772_314_210;
 
-    /// A customer's month is back when it is on the invoice, whatever counts the short limits.
+    /// A customer's month resets when the invoice says so, whatever counts the short limits.
     #[tokio::test]
     async fn a_calendar_has_the_units_of_an_hour_and_longer() {
         let options =
@@ -313,7 +310,7 @@ mod tests {
         let keys = ["minute", "hour", "day", "week", "month", "year", "fixed"];
         let used_up = send(&handler, &keys, 10).await;
         let resets: Vec<_> = statuses(&used_up).iter().map(|(_, _, reset)| *reset).collect();
-        // That of the minute slides, the others end by the clock on the wall.
+        // The minute slides; the others end by the wall clock.
         assert_eq!(resets, [60, 1790, 5390, 91_790, 5390, 26_443_790, 5390]);
         let units = used_up.statuses.iter().map(|status| status.current_limit.as_ref().unwrap().unit);
         let units: Vec<_> = units.map(|number| Unit::from_number(number).map(Unit::name)).collect();
@@ -322,7 +319,7 @@ mod tests {
             ["MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "YEAR", "MONTH"].map(Some),
             "Envoy shows the units of the files"
         );
-        // A limit that names another algorithm has that, and 30 days.
+        // A limit that names another algorithm uses it, with 30 days.
         assert_eq!(statuses(&send(&handler, &["bucket"], 10).await), [(Code::Ok, 0, 2_592_000)]);
 
         clock.advance(Duration::from_secs(5389));

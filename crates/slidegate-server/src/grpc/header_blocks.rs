@@ -1,16 +1,16 @@
-//! Header blocks in a bounded form: long values and names are cut, further fields are left out.
+//! Bounded header blocks: long values and names are cut, excess fields are dropped.
 //!
-//! A proxy sends the calls of all its clients over one connection, and copies fields of a client into its
-//! call, such as `tracestate`. The h2 crate refuses a call whose header list is too long, and ends the
-//! connection if it is four times too long, so one client would lift the limits of all. Nothing here reads
-//! long fields, so blocks are rewritten before h2 sees them. It sees whole blocks only.
+//! A proxy sends its clients' calls over one connection and copies fields from clients into calls, such as
+//! `tracestate`. The h2 crate rejects a call whose header list is too long and ends the connection if it is
+//! four times too long, so one client could lift the limits of all. Nothing here reads long fields, so blocks
+//! are rewritten before h2 sees them; h2 sees only whole blocks.
 //!
-//! The blocks stay compressed. An entry of the HPACK table is never left out and never longer than
-//! the original, so that the server evicts no entry earlier than the client expects. Blocks that are
-//! short, as nearly all are, pass unread and uncopied.
+//! Blocks stay compressed. An HPACK table entry is never dropped and never longer than the original, so the
+//! server evicts no entry earlier than the client expects. Nearly all blocks are short and pass unread and
+//! uncopied.
 //!
-//! Over a Unix socket, `:authority` is replaced as well: there is no host and port, clients send different
-//! values such as the path of the socket, and h2 resets calls whose authority is not a host and port.
+//! Over a Unix socket, `:authority` is replaced too: there is no host and port, clients send different values
+//! such as the socket's path, and h2 resets calls whose authority is not a host and port.
 
 use std::io;
 use std::pin::Pin;
@@ -18,13 +18,13 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// Largest frame: the smallest maximum that HTTP/2 allows (RFC 9113, 4.2).
+/// Maximum frame: the smallest maximum that HTTP/2 allows (RFC 9113, 4.2).
 pub(super) const MAX_FRAME_BYTES: u32 = 16 * 1024;
 /// The connection preface (RFC 9113, 3.4).
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Length of a frame header (RFC 9113, 4.1).
 pub(super) const HEAD_BYTES: usize = 9;
-/// Length of the payload of a frame, by the first three bytes of its header.
+/// Payload length of a frame, from the first three bytes of its header.
 pub(super) fn payload_bytes([a, b, c]: [u8; 3]) -> usize {
     usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c)
 }
@@ -35,37 +35,37 @@ pub(super) const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
-/// The index of the field in the static table of RFC 7541, its name, and its name in Huffman code.
+/// The field's index in the static table of RFC 7541, its name, and its Huffman-coded name.
 const INDEX: usize = 1;
 const NAME: &[u8] = b":authority";
 const NAME_CODED: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
-/// The new authority: its length and its one byte.
+/// The new authority: its length and its single byte.
 const AUTHORITY: &[u8] = &[1, b'-'];
-/// An empty value, and the name that stands for a long one.
+/// An empty value, and the name that replaces a long one.
 const EMPTY: &[u8] = &[0];
 const OTHER_NAME: &[u8] = &[1, b'x'];
 /// Bytes per read.
 const READ_BYTES: usize = 8 * 1024;
-/// A block of at most so many bytes passes as it is.
+/// Maximum bytes of a block that passes unchanged.
 const SHORT_BLOCK_BYTES: usize = 256;
-/// Longest value and name, encoded: longer than a token, and than what is propagated of a trace.
+/// Maximum encoded bytes of a value or name: longer than a token or propagated trace state.
 const MAX_VALUE_BYTES: usize = 1024;
 const MAX_NAME_BYTES: usize = 256;
-/// Fields of a block that are kept. A call of Envoy has about ten.
+/// Maximum fields kept of a block. An Envoy call has about ten.
 const MAX_FIELDS: usize = 100;
-/// Most bytes of a block: twice the largest head that Envoy can be set to accept.
+/// Maximum bytes of a block: twice the largest head that Envoy can be configured to accept.
 const MAX_BLOCK_BYTES: usize = 16 * 1024 * 1024;
-/// Most bytes of an encoded integer: they suffice for any length of a string.
+/// Maximum bytes of an encoded integer: enough for any string length.
 const MAX_INTEGER_BYTES: usize = 5;
 
-/// What becomes of the authority of calls.
+/// How calls' authorities are treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Authority {
     Kept,
     Replaced,
 }
 
-/// What a client sends, with bounded header blocks.
+/// A client's input with bounded header blocks.
 #[derive(Debug)]
 pub(super) struct HeaderBlocks<I> {
     inner: I,
@@ -74,9 +74,9 @@ pub(super) struct HeaderBlocks<I> {
     incoming: Vec<u8>,
     /// Bytes ready to be read.
     outgoing: Vec<u8>,
-    /// How many of the next bytes to forward unchanged.
+    /// Number of next bytes to forward unchanged.
     passing: usize,
-    /// The block that is being rewritten.
+    /// The block being rewritten.
     block: Option<Block>,
 }
 
@@ -86,8 +86,7 @@ impl<I> HeaderBlocks<I> {
         Self { inner, authority, incoming, outgoing, passing: PREFACE.len(), block: None }
     }
 
-    /// How many of these bytes pass unchanged: up to a block that is rewritten, or an incomplete
-    /// frame header.
+    /// How many of these bytes pass unchanged: up to a block to rewrite, or an incomplete frame header.
     fn scan(&mut self, bytes: &[u8]) -> usize {
         let mut at = 0;
         loop {
@@ -119,7 +118,7 @@ impl<I> HeaderBlocks<I> {
                 self.outgoing.extend_from_slice(unchanged);
                 rest = after;
                 let Some((block, taken)) = Block::begin(rest, self.authority) else {
-                    // More is needed, or what cannot be parsed is for h2 to reject.
+                    // More is needed; h2 rejects what cannot be parsed.
                     match rest.first_chunk::<HEAD_BYTES>() {
                         Some(&[a, b, c, ..])
                             if rest.len() >= HEAD_BYTES + payload_bytes([a, b, c]).min(BEGIN_BYTES) =>
@@ -163,12 +162,12 @@ impl<I> HeaderBlocks<I> {
         self.outgoing.extend_from_slice(&[kind, flags & !(PADDED | PRIORITY | END_HEADERS) | end]);
         self.outgoing.extend_from_slice(&stream);
         self.outgoing.extend_from_slice(&block.out);
-        // What ends in the middle of a field, h2 rejects.
+        // h2 rejects a block that ends within a field.
         self.outgoing.extend_from_slice(&block.rest);
     }
 }
 
-/// Bytes of a payload that are needed to begin a block: the length of the padding, and a priority.
+/// Payload bytes needed to begin a block: the padding length, and a priority.
 const BEGIN_BYTES: usize = 6;
 
 /// A header block that is being rewritten.
@@ -179,22 +178,22 @@ struct Block {
     head: [u8; HEAD_BYTES],
     /// The new block.
     out: Vec<u8>,
-    /// What has arrived of an incomplete field.
+    /// An incomplete field.
     rest: Vec<u8>,
-    /// How many bytes of a long name or value to leave out.
+    /// Bytes of a long name or value still to skip.
     skipping: usize,
     part: Part,
     fields: usize,
-    /// What has arrived.
+    /// Bytes that have arrived.
     arrived: usize,
-    /// What is left of the current frame: of the block, and padding.
+    /// Bytes left of the current frame: of the block, and padding.
     left: usize,
     padding: usize,
     /// Whether this frame is the last.
     ends: bool,
 }
 
-/// What comes next in a block.
+/// The next part of a block.
 #[derive(Debug, Clone, Copy)]
 enum Part {
     Field,
@@ -204,13 +203,13 @@ enum Part {
         is_entry: bool,
         is_authority: bool,
     },
-    /// What cannot be parsed: h2 rejects it.
+    /// Cannot be parsed; h2 rejects it.
     Unparsed,
 }
 
 impl Block {
-    /// The block that this frame begins, and the bytes before its first field. `None` if more is
-    /// needed, or the padding is longer than the frame.
+    /// The block that this frame begins, and the number of bytes before its first field. `None` if more is
+    /// needed, or if the padding is longer than the frame.
     fn begin(bytes: &[u8], authority: Authority) -> Option<(Self, usize)> {
         let head = *bytes.first_chunk::<HEAD_BYTES>()?;
         let [a, b, c, _, flags, ..] = head;
@@ -253,7 +252,7 @@ impl Block {
         self.ends && self.left == 0 && self.padding == 0
     }
 
-    /// Takes what belongs to the current frame. `None` if that is complete.
+    /// Takes bytes of the current frame. `None` if that is complete.
     fn take(&mut self, bytes: &[u8]) -> io::Result<Option<usize>> {
         let now = self.left.min(bytes.len());
         self.left -= now;
@@ -268,7 +267,7 @@ impl Block {
         Ok((now + padding > 0).then_some(now + padding))
     }
 
-    /// Rewrites what has arrived, up to an incomplete field.
+    /// Rewrites the bytes that have arrived, up to an incomplete field.
     fn rewrite(&mut self) {
         let bytes = std::mem::take(&mut self.rest);
         let mut rest = &bytes[..];
@@ -292,10 +291,9 @@ impl Block {
         self.rest = rest.to_vec();
     }
 
-    /// Rewrites a field that is a reference, or the name of another. Returns its length, or `None` if
-    /// more is needed.
+    /// Rewrites an indexed field or a field's name. Returns its length, or `None` if more is needed.
     fn field(&mut self, bytes: &[u8]) -> Option<usize> {
-        // A reference, a literal that becomes an entry, a table size update, another literal.
+        // Indexed field, literal that becomes an entry, table size update, other literal.
         let (prefix_bits, is_literal, is_entry) = match bytes[0] {
             0x80.. => (7, false, false),
             0x40.. => (6, true, true),
@@ -338,7 +336,7 @@ impl Block {
         Some(taken)
     }
 
-    /// Rewrites a value. Returns its length, without what is skipped, or `None` if more is needed.
+    /// Rewrites a value. Returns its length without skipped bytes, or `None` if more is needed.
     fn value(&mut self, bytes: &[u8], begins: usize, is_entry: bool, is_authority: bool) -> Option<usize> {
         let (length, before) = self.integer(bytes, 7)?;
         let is_kept = self.fields <= MAX_FIELDS && self.out.len() + length <= MAX_FRAME_BYTES as usize / 2;
@@ -367,7 +365,7 @@ impl Block {
         Some(taken)
     }
 
-    /// An integer, or `None` if more is needed or it is none. Then nothing more can be parsed.
+    /// Parses an integer. `None` if more is needed or it is malformed; after that nothing can be parsed.
     fn integer(&mut self, bytes: &[u8], prefix_bits: u32) -> Option<(usize, usize)> {
         let integer = integer(bytes, prefix_bits);
         if integer.is_none() && bytes.len() >= MAX_INTEGER_BYTES {
@@ -409,7 +407,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for HeaderBlocks<I> {
                 this.incoming.extend_from_slice(&bytes[unchanged..]);
                 let is_end = bytes.is_empty();
                 buffer.set_filled(before + unchanged);
-                // The whole blocks among them must not wait for more bytes.
+                // Whole blocks among them must not wait for more bytes.
                 this.advance()?;
                 if unchanged > 0 || is_end {
                     return Poll::Ready(Ok(()));
@@ -419,7 +417,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for HeaderBlocks<I> {
                 let mut read = ReadBuf::new(&mut bytes);
                 ready!(Pin::new(&mut this.inner).poll_read(cx, &mut read))?;
                 if read.filled().is_empty() {
-                    // The end of the stream. The rest is not a whole frame.
+                    // End of the stream. The rest is not a whole frame.
                     this.outgoing = std::mem::take(&mut this.incoming);
                     this.block = None;
                     break;
@@ -446,7 +444,7 @@ mod tests {
         [&[0, length[0], length[1], kind, flags, 0, 0, 0, 1], payload].concat()
     }
 
-    /// The bytes that come out if these come in, so many at a time.
+    /// Output for this input, read `at_once` bytes at a time.
     async fn through(bytes: &[u8], at_once: usize, authority: Authority) -> Vec<u8> {
         let source = Source { bytes: bytes.to_vec(), at_once };
         let mut out = Vec::new();
@@ -454,7 +452,7 @@ mod tests {
         out
     }
 
-    /// A source of so many bytes per read.
+    /// A source with this many bytes per read.
     struct Source {
         bytes: Vec<u8>,
         at_once: usize,
@@ -508,7 +506,7 @@ mod tests {
         }
     }
 
-    /// A literal that becomes an entry of the table (`0x40`), or does not.
+    /// A literal that becomes a table entry (`0x40`), or not.
     fn literal(prefix: u8, name: &[u8], value: &[u8]) -> Vec<u8> {
         let string = |text: &[u8]| {
             let mut rest = text.len();
@@ -526,7 +524,7 @@ mod tests {
         [&[prefix][..], &string(name), &string(value)].concat()
     }
 
-    /// The frames of a block that is cut into pieces of so many bytes.
+    /// Frames of a block split into pieces of this many bytes.
     fn frames(block: &[u8], piece: usize) -> Vec<u8> {
         let pieces: Vec<_> = block.chunks(piece).collect();
         let each = pieces.iter().enumerate().map(|(at, piece)| {
@@ -536,7 +534,7 @@ mod tests {
         [PREFACE.to_vec(), each.collect::<Vec<_>>().concat(), frame(0, 1, b"data")].concat()
     }
 
-    /// A client of a proxy must not end the connection that carries the calls of all.
+    /// One client of a proxy must not end the connection that carries everyone's calls.
     #[tokio::test]
     async fn long_values_and_names_are_cut_and_entries_of_the_table_stay() {
         let long = vec![b'v'; 60_000];
@@ -564,7 +562,7 @@ mod tests {
         }
     }
 
-    /// What a connection holds must not grow with what is sent.
+    /// A connection's memory must not grow with its input.
     #[tokio::test]
     async fn further_fields_are_left_out_and_too_many_entries_end_the_connection() {
         let fields = |prefix, count: usize| {
@@ -585,7 +583,7 @@ mod tests {
         assert!(blocks.read_to_end(&mut Vec::new()).await.is_err());
     }
 
-    /// Nearly all calls are short, and must cost nothing.
+    /// Nearly all calls are short and must cost nothing.
     #[tokio::test]
     async fn short_blocks_and_other_frames_pass_unchanged() {
         let block = literal(0x40, b"tracestate", &[b'v'; 200]);
@@ -597,7 +595,7 @@ mod tests {
         }
     }
 
-    /// Malformed bytes must reach the library, which rejects them, and must not cause a panic.
+    /// Malformed bytes must reach h2, which rejects them, and must not cause a panic.
     #[tokio::test]
     async fn malformed_bytes_are_forwarded_unchanged() {
         for block in [

@@ -1,7 +1,7 @@
-//! Calls whose message has not arrived, and the memory that they hold.
+//! Calls whose message has not arrived, and the memory they hold.
 //!
-//! A message is handed on once all of it is there: before, nothing is decoded and no room is made
-//! for what its head announces. A call that arrives at once, as those of proxies do, is not counted.
+//! A message is passed on when complete: until then nothing is decoded, and no buffer is allocated for the
+//! announced length. A call that arrives at once, as from proxies, is not counted.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,19 +18,18 @@ use tonic::Status;
 use super::{BODY_TIMEOUT, MAX_MESSAGE_BYTES};
 use crate::listener::{Part, Slot};
 
-/// What a call holds beside the bytes of its message: its state here and in the HTTP/2 library, as
-/// measured (6.3 kB).
+/// Memory of a call besides its message: its state here and in the HTTP/2 library, measured (6.3 kB).
 pub(super) const CALL_BYTES: usize = 7 * 1024;
-/// What the calls of one connection may hold without being counted: two calls.
+/// Uncounted memory for the calls of one connection: two calls.
 pub(super) const OWN_BYTES: usize = 2 * CALL_BYTES;
-/// The length of the prefix of a message.
+/// Length of a message's prefix.
 const PREFIX_BYTES: usize = 5;
 /// The field that tonic reads.
 const ENCODING: &str = "grpc-encoding";
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What the calls of one connection hold.
+/// Memory held by the calls of one connection.
 #[derive(Debug)]
 pub(super) struct IncompleteCalls {
     bytes: AtomicUsize,
@@ -42,8 +41,7 @@ impl IncompleteCalls {
         Self { bytes: AtomicUsize::new(0), slot }
     }
 
-    /// Holds so many more bytes. All calls of a connection run in one task, so no other one comes
-    /// between.
+    /// Holds this many more bytes. All calls of a connection run in one task, so nothing runs in between.
     fn take(&self, bytes: usize) -> Result<(), Status> {
         let held = self.bytes.load(Ordering::Relaxed) + bytes;
         let counted = self.slot.hold(Part::Requests, held.saturating_sub(OWN_BYTES));
@@ -54,28 +52,28 @@ impl IncompleteCalls {
 
     fn give_back(&self, bytes: usize) {
         let held = self.bytes.load(Ordering::Relaxed) - bytes;
-        // Less is always held.
+        // A smaller amount is always granted.
         let _ = self.slot.hold(Part::Requests, held.saturating_sub(OWN_BYTES));
         self.bytes.store(held, Ordering::Relaxed);
     }
 }
 
-/// The message of a call: one frame, once it has arrived. It fails if that takes too long, or too
-/// much memory.
+/// A call's message: one frame once it has arrived. Fails if it takes too long or too much memory.
 #[derive(Debug)]
 pub(super) struct MessageBody<B> {
     body: B,
-    /// When it must have arrived. Runs from the first wait, so one that has arrived costs no timer.
+    /// Deadline for the message. The timer starts at the first wait, so a message that has arrived costs
+    /// none.
     deadline: Option<Pin<Box<Sleep>>>,
-    /// What has arrived of an incomplete message.
+    /// Bytes of an incomplete message.
     message: Vec<u8>,
     calls: Arc<IncompleteCalls>,
-    /// What it holds of them. 0 until it waits.
+    /// Its share of the held bytes. 0 until it waits.
     held: usize,
 }
 
-/// The same call with nothing but what decoding needs, so that neither its headers nor the buffers
-/// that they were read into stay while its message arrives.
+/// The call reduced to what decoding needs, so neither headers nor their read buffers stay while the message
+/// arrives.
 pub(super) fn message_of<B>(request: Request<B>, calls: &Arc<IncompleteCalls>) -> Request<MessageBody<B>> {
     let (head, body) = request.into_parts();
     let mut headers = HeaderMap::new();
@@ -90,7 +88,7 @@ pub(super) fn message_of<B>(request: Request<B>, calls: &Arc<IncompleteCalls>) -
 }
 
 impl<B> MessageBody<B> {
-    /// Counts what it holds now.
+    /// Updates the held bytes.
     fn hold(&mut self) -> Result<(), Status> {
         let bytes = CALL_BYTES + self.message.capacity();
         self.calls.take(bytes.saturating_sub(self.held))?;
@@ -98,7 +96,7 @@ impl<B> MessageBody<B> {
         Ok(())
     }
 
-    /// Waits for more of it. Completes if that takes too long, or too much memory.
+    /// Waits for more bytes. Completes if that takes too long or too much memory.
     fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
         if self.held == 0
             && let Err(too_much) = self.hold()
@@ -138,7 +136,7 @@ where
                 Poll::Pending => return this.poll_late(cx).map(|status| Some(Err(status.into()))),
                 Poll::Ready(end) => return Poll::Ready(end.map(|frame| frame.map_err(Into::into))),
             };
-            // Nothing reads the trailers of a call.
+            // Trailers of a call are not read.
             let Ok(data) = frame.into_data() else { continue };
             if this.message.is_empty() && this.body.is_end_stream() {
                 return Poll::Ready(Some(Ok(Frame::data(data))));
@@ -173,7 +171,7 @@ mod tests {
     use super::*;
     use crate::listener::{ConnectionBudget, ConnectionCaps, ConnectionSpec, ProtocolConnections, Timeouts};
 
-    /// A body of these frames, which then ends or waits.
+    /// A body of these frames that then ends or waits.
     struct Pieces {
         pieces: VecDeque<Bytes>,
         ends: bool,
@@ -210,7 +208,7 @@ mod tests {
         All(Arc::new(budget), protocol)
     }
 
-    /// The calls of a new connection of this address.
+    /// The calls of a new connection from this address.
     fn calls(All(budget, protocol): &All, host: u8) -> Arc<IncompleteCalls> {
         let slot = budget.admit(protocol, Some([192, 0, 2, host].into())).unwrap();
         Arc::new(IncompleteCalls::new(Arc::new(slot)))
@@ -221,7 +219,7 @@ mod tests {
         message_of(Request::new(Pieces { pieces, ends }), calls).into_body()
     }
 
-    /// Polls a body that waits for more. Returns it, as it holds memory until it is dropped.
+    /// Polls a body that waits for more. Returns it, because it holds memory until dropped.
     async fn waiting(mut body: MessageBody<Pieces>) -> Result<MessageBody<Pieces>, String> {
         match timeout(std::time::Duration::ZERO, body.frame()).await {
             Ok(Some(Err(error))) => Err(error.to_string()),
@@ -249,7 +247,7 @@ mod tests {
         assert!(error.to_string().contains("message too large: must be at most 4194304 bytes"), "{error}");
     }
 
-    /// A client that stops in the middle of a message must not keep what it holds.
+    /// A client that stops within a message must not keep its memory.
     #[tokio::test(start_paused = true)]
     async fn a_message_that_is_late_ends_its_call() {
         let begun = tokio::time::Instant::now();
@@ -258,7 +256,7 @@ mod tests {
         assert_eq!(begun.elapsed(), BODY_TIMEOUT);
     }
 
-    /// An attacker who holds what is shared must not refuse the calls of others.
+    /// An attacker who holds the shared memory must not make others' calls fail.
     #[tokio::test(start_paused = true)]
     async fn an_address_holds_a_bounded_part_and_leaves_room_for_others() {
         let all = all();
@@ -279,7 +277,7 @@ mod tests {
         // A message that has arrived is never refused.
         assert!(body(&attacker, &[b"abc"], true).frame().await.unwrap().is_ok());
 
-        // Another connection of this address takes the place of the first one.
+        // Another connection of this address takes the first one's place.
         let other = calls(&all, 1);
         assert!(waiting(body(&other, &[&[0; 60_000]], false)).await.is_ok());
         assert!(waiting(body(&attacker, &[], false)).await.is_err(), "it is closed");

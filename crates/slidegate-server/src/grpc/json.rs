@@ -27,13 +27,12 @@ use crate::listener::Connection;
 use crate::log_limit::log_limited;
 use crate::malformed::{Flaw, Handling};
 
-/// Largest body: parsed, it takes many times as much.
+/// Maximum body: parsing takes many times as much memory.
 const MAX_BODY: usize = 64 * 1024;
 
-/// A route of the HTTP listener.
 type Route = (&'static str, MethodRouter<Arc<RateLimitHandler>>);
 
-/// The paths of the HTTP port.
+/// Paths of the HTTP port.
 pub(crate) fn routes() -> [Route; 2] {
     [("/json", any(decide)), ("/healthcheck", get(healthcheck))]
 }
@@ -43,7 +42,7 @@ pub(crate) fn config_routes() -> [Route; 1] {
     [("/rlconfig", get(rlconfig))]
 }
 
-/// The router of the debug port. Every other path lists them, as in envoyproxy/ratelimit.
+/// The debug port's router. Every unknown path lists the known ones, as in envoyproxy/ratelimit.
 pub(crate) fn debug_router(handler: Arc<RateLimitHandler>) -> Router {
     Router::new()
         .route("/rlconfig", get(rlconfig))
@@ -108,7 +107,7 @@ async fn read(body: Body) -> Option<RateLimitRequest> {
     call.transcode_to().ok()
 }
 
-/// The description of a message, by which JSON is mapped as protocol buffers define.
+/// A message's descriptor, which maps JSON as defined by protocol buffers.
 fn descriptor(name: &str) -> MessageDescriptor {
     static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| {
         DescriptorPool::decode(reflection::DESCRIPTORS).expect("the descriptors are a FileDescriptorSet")
@@ -130,7 +129,7 @@ async fn rlconfig(State(handler): State<Arc<RateLimitHandler>>) -> String {
     config.map(|config| config.dump()).unwrap_or_default()
 }
 
-/// It may contain values of requests, so it is only on the debug port.
+/// Statistics may contain request values, so they are only on the debug port.
 async fn stats(State(handler): State<Arc<RateLimitHandler>>) -> String {
     handler.files.as_ref().map(|files| files.live.stats()).unwrap_or_default()
 }

@@ -1,7 +1,7 @@
 //! The gRPC listener: a TCP port, with or without TLS, and a Unix socket.
 //!
-//! On shutdown it reports `NOT_SERVING` first, then ends the streams of clients that watch the
-//! health, so that they do not delay the shutdown.
+//! On shutdown it first reports `NOT_SERVING`, then ends health watch streams, so they do not delay the
+//! shutdown.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,19 +20,18 @@ use crate::listener::{
 use crate::log_limit::log_limited;
 use crate::ports::{Port, Shutdown, listed};
 
-/// TLS of the listener. gRPC needs HTTP/2.
+/// The listener's TLS profile. gRPC needs HTTP/2.
 pub(crate) const TLS: TlsProfile = TlsProfile { section: "grpc", alpn: "h2" };
-/// A client that does not complete the HTTP/2 preface and settings within this time is
-/// disconnected.
+/// A client that does not complete the HTTP/2 preface and settings within this time is disconnected.
 const OPENING_TIMEOUT: Duration = Duration::from_secs(10);
-/// The reply to a client for which there is no room: empty SETTINGS, and GOAWAY with `ENHANCE_YOUR_CALM`, so no stream
+/// The reply when no connection is free: empty SETTINGS, and GOAWAY with `ENHANCE_YOUR_CALM`, so no stream
 /// was processed.
 const REFUSAL: &[u8] = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00\
     \x00\x00\x1c\x07\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x0btoo many connections";
-/// Time between polls of the health.
+/// Interval between health polls.
 const POLL_EVERY: Duration = Duration::from_secs(1);
 
-/// Binds the gRPC port, if it is configured. `handler` takes the handler from what ports are served
+/// Binds the gRPC port, if configured. `handler` extracts the handler from the state that ports are served
 /// with.
 ///
 /// # Errors
@@ -74,9 +73,9 @@ impl GrpcListener {
         Ok(Some(Self { sockets, certificates, settings }))
     }
 
-    /// Serves until the shutdown, then waits at most the grace period for open calls.
+    /// Serves until shutdown, then waits at most the grace period for open calls.
     ///
-    /// Returns how many connections were closed after the grace period.
+    /// Returns the number of connections closed after the grace period.
     async fn serve(
         self,
         handler: Arc<RateLimitHandler>,
@@ -97,7 +96,7 @@ impl GrpcListener {
             max: None,
             timeouts: Timeouts {
                 opening: Some(OPENING_TIMEOUT),
-                // Frames that need no reply are normal. Pings detect clients that are gone.
+                // Frames that need no reply are normal. Pings detect dead clients.
                 request: None,
                 idle: None,
                 write: Some(WRITE_TIMEOUT),
@@ -139,8 +138,8 @@ impl GrpcListener {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum GoAway {
     None,
-    /// Those opened before the message: the service drains. Newer clients have just connected, and
-    /// would come back at once.
+    /// Connections opened before the message: the service drains. Newer clients have just connected and would
+    /// return at once.
     Older,
     All,
 }
@@ -167,7 +166,7 @@ impl Connections {
         });
     }
 
-    /// Runs one connection in its own task, until the shutdown or its maximum age.
+    /// Runs one connection until shutdown or its maximum age.
     fn serve<R, W>(&self, halves: (R, W), client: Connection, slot: Arc<Slot>)
     where
         R: AsyncRead + Unpin + Send + 'static,
@@ -205,15 +204,15 @@ impl Connections {
     }
 }
 
-/// Completes when GOAWAY is due on this connection.
+/// Completes when this connection must send GOAWAY.
 async fn goaway_due(goaway: &mut watch::Receiver<GoAway>) {
-    // A connection whose handshake ends after the listener has closed gets it at once.
+    // A connection whose handshake ends after the listener closed gets it at once.
     let opened = *goaway.borrow_and_update();
-    // The sender lives as long as there are connections.
+    // The sender lives as long as its connections.
     let _ = goaway.wait_for(|now| *now == GoAway::All || *now != opened).await;
 }
 
-/// Completes after this time, or never.
+/// Completes after this time; never, if `None`.
 async fn elapsed(span: Option<Duration>) {
     match span {
         Some(span) => tokio::time::sleep(span).await,
@@ -221,7 +220,7 @@ async fn elapsed(span: Option<Duration>) {
     }
 }
 
-/// Reports changes of the health, until the service drains and reports that it is not serving.
+/// Reports health changes until the service drains, then reports `NOT_SERVING`.
 async fn report_health(services: Arc<GrpcServices>, shutdown: Shutdown) {
     let mut was_healthy = None;
     let draining = shutdown.draining();
@@ -245,7 +244,7 @@ mod tests {
     /// A client that misreads the refusal reports a protocol error instead.
     #[test]
     fn the_length_of_the_refusal_is_right() {
-        // The 9 bytes of a frame's head do not count.
+        // Without the 9 bytes of the frame header.
         assert_eq!(usize::from(REFUSAL[11]), REFUSAL.len() - 9 - 9);
     }
 }

@@ -1,8 +1,8 @@
-//! The request of `ShouldRateLimit`, whose keys and values are any bytes.
+//! The `ShouldRateLimit` request, with keys and values of any bytes.
 //!
-//! protobuf requires UTF-8 in them, and a header field that a client sends to its proxy need not be. As text,
-//! one such value would make the whole call an error, which a proxy that fails open passes on. Decoding keeps
-//! one part more than is read, whatever a message has, so that its memory is bounded.
+//! protobuf requires UTF-8, but a header field that a client sends to its proxy may be any bytes. As text,
+//! one such value would make the whole call an error, and a proxy that fails open would let it pass. Decoding
+//! keeps at most one part more than is read, so its memory is bounded.
 
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::RateLimitOverride;
 use envoy_types::pb::google::protobuf::UInt64Value;
@@ -12,8 +12,8 @@ use prost::{DecodeError, Message};
 
 use crate::limits::MAX_ATTRIBUTES;
 
-/// Most descriptors of a call. Envoy sends one per rate limit action of a route, and planning
-/// compares each with all.
+/// Maximum descriptors of a call. Envoy sends one per rate limit action of a route, and planning compares
+/// each with all others.
 pub(crate) const MAX_DESCRIPTORS: usize = 64;
 
 /// `envoy.service.ratelimit.v3.RateLimitRequest`.
@@ -149,7 +149,7 @@ mod tests {
         service::RateLimitRequest { domain: "web".into(), descriptors, hits_addend: 7 }
     }
 
-    /// Envoy sends what its own definition says.
+    /// Envoy sends the encoding of its own definition.
     #[test]
     fn a_request_is_the_same_bytes_as_the_generated_message() {
         for message in [service::RateLimitRequest::default(), generated(1, 1), generated(12, 5)] {
@@ -171,7 +171,7 @@ mod tests {
         }
     }
 
-    /// A megabyte of empty parts, two bytes each, must not become 50 of them in memory.
+    /// A megabyte of empty parts, two bytes each, must not become 50 MB in memory.
     #[test]
     fn of_too_many_parts_one_too_many_is_kept() {
         let read = RateLimitRequest::decode(&[0x12, 0].repeat(500_000)[..]).unwrap();
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(read.entries.len(), MAX_ATTRIBUTES + 1);
     }
 
-    /// A header field is any bytes, and so is what a proxy makes of it.
+    /// A header field may be any bytes, and so may an entry that a proxy derives from it.
     #[test]
     fn keys_and_values_are_any_bytes() {
         let entry = Entry { key: Bytes::from_static(b"\xffk"), value: Bytes::from_static(b"\x00\xfe\n") };

@@ -1,7 +1,7 @@
-//! What a client sends, counted in frames and read in short turns.
+//! A client's input: frames are counted and read in short turns.
 //!
-//! Frames that belong to no call, such as PING, SETTINGS and `WINDOW_UPDATE`, cost a client nothing
-//! and each makes the service work, so a connection may send a bounded number of them.
+//! Frames that belong to no call, such as PING, SETTINGS and `WINDOW_UPDATE`, cost the client
+//! nothing but make the service work, so their number is bounded per connection.
 
 use std::io;
 use std::pin::Pin;
@@ -15,21 +15,21 @@ use tokio::time::Instant;
 
 use super::header_blocks::{CONTINUATION, HEAD_BYTES, HEADERS, PREFACE, payload_bytes};
 
-/// Bytes that a connection reads before its calls are handled and other connections have their
-/// turn: about 500 frames.
+/// Bytes read per turn, before calls are handled and other connections have their turn: about 500
+/// frames.
 const TURN_BYTES: usize = 8 * 1024;
-/// Frames that each call adds: its message, room for its response, and a PING or two that measure
-/// the bandwidth.
+/// Frames granted per call: its message, room for its response, and one or two PINGs that measure
+/// bandwidth.
 const FRAMES_PER_CALL: u32 = 8;
-/// Most frames that a client can save up.
+/// Maximum frames that a client can save up.
 const MAX_FRAMES: u32 = 8 * 1024;
-/// Frames that a client may send in a period in any case.
+/// Frames granted per period in any case.
 const FRAMES_PER_PERIOD: u32 = 1024;
 const PERIOD: Duration = Duration::from_secs(10);
-/// A part of a header block of at least so many bytes is not counted as a frame.
+/// A part of a header block with at least this many bytes does not count as a frame.
 const LONG_FRAME_BYTES: usize = 1024;
 
-/// The turn of a connection, which its task and its socket share.
+/// A connection's turn, shared by its task and its socket.
 #[derive(Debug, Default)]
 pub(super) struct ReadTurn {
     bytes: AtomicUsize,
@@ -37,12 +37,11 @@ pub(super) struct ReadTurn {
 }
 
 impl ReadTurn {
-    /// Begins a turn.
     pub(super) fn begin(&self) {
         self.bytes.store(0, Ordering::Relaxed);
     }
 
-    /// Whether the client has sent more frames than it may.
+    /// Whether the client has sent more frames than allowed.
     pub(super) fn is_flooded(&self) -> bool {
         self.is_flooded.load(Ordering::Relaxed)
     }
@@ -56,15 +55,14 @@ pub(super) struct Received<I> {
     frames: Frames,
 }
 
-/// The frames of a connection.
 #[derive(Debug)]
 struct Frames {
     /// Bytes until the next frame header.
     passing: usize,
-    /// A frame header of which only a part has arrived.
+    /// An incomplete frame header.
     head: [u8; HEAD_BYTES],
     head_length: usize,
-    /// How many more frames the client may send.
+    /// Frames that the client may still send.
     allowed: u32,
     period: Instant,
 }
@@ -86,7 +84,7 @@ impl Frames {
         }
     }
 
-    /// Counts the frames of which the header ends in these bytes. `false` if there are too many.
+    /// Counts frames whose header ends in these bytes. `false` if there are too many.
     fn count(&mut self, mut bytes: &[u8], now: impl Fn() -> Instant) -> bool {
         loop {
             let passing = self.passing.min(bytes.len());
@@ -105,7 +103,7 @@ impl Frames {
             if kind == HEADERS {
                 self.allowed = (self.allowed + FRAMES_PER_CALL).min(MAX_FRAMES);
             } else if kind == CONTINUATION && self.passing >= LONG_FRAME_BYTES {
-                // A long header block, of a client of the proxy: its bytes are what it costs.
+                // A long header block from the proxy's client: its cost is its bytes.
             } else if !self.allow(&now) {
                 return false;
             }
@@ -160,13 +158,13 @@ mod tests {
         [&[0, 0, length, kind, 0, 0, 0, 0, 1][..], &vec![HEADERS; length.into()]].concat()
     }
 
-    /// How many of these frames are read, in pieces of so many bytes, at one time.
+    /// How many of these frames are read, in pieces of `each`, at one time.
     fn read(frames: &mut Frames, each: &[u8], pieces: usize, now: Instant) -> u32 {
         let is_read = |_: &u32| each.chunks(pieces).all(|piece| frames.count(piece, || now));
         (0..100_000).take_while(is_read).count().try_into().unwrap()
     }
 
-    /// A client whose every PING is answered takes a whole processor otherwise.
+    /// Otherwise a client whose PINGs are all answered takes a whole processor.
     #[test]
     fn frames_that_belong_to_no_call_are_bounded_however_they_are_cut() {
         for pieces in [1, 5, 17, 1000] {
@@ -178,7 +176,7 @@ mod tests {
         }
     }
 
-    /// A connection that is pinged now and then for months must stay.
+    /// A connection with occasional pings must survive for months.
     #[test]
     fn each_period_allows_as_many_again() {
         let mut now = Instant::now();
@@ -192,7 +190,7 @@ mod tests {
         }
     }
 
-    /// A proxy that calls without a pause, and measures the bandwidth, must stay.
+    /// A proxy that calls without pause and measures bandwidth must stay connected.
     #[test]
     fn each_call_allows_its_own_frames() {
         let begun = Instant::now();
@@ -200,7 +198,7 @@ mod tests {
         frames.count(PREFACE, || begun);
         let call = [frame(HEADERS, 20), frame(DATA, 100), frame(PING, 8).repeat(7)].concat();
         assert_eq!(read(&mut frames, &call, 8192, begun), 100_000);
-        // What calls have saved up is bounded.
+        // Saved-up frames are bounded.
         assert!(read(&mut frames, &frame(HEADERS, 20), 8192, begun) == 100_000);
         assert_eq!(read(&mut frames, &frame(PING, 8), 8192, begun), MAX_FRAMES);
     }

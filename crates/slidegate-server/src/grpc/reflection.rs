@@ -18,17 +18,17 @@ use tower::Service;
 
 use super::MAX_OTHER_MESSAGE_BYTES;
 
-/// A `FileDescriptorSet` of `envoy/service/ratelimit/v3/rls.proto` and what it imports.
+/// A `FileDescriptorSet` of `envoy/service/ratelimit/v3/rls.proto` and its imports.
 pub(super) const DESCRIPTORS: &[u8] = include_bytes!("descriptors.binpb");
 
-/// Most concurrent calls of one connection; tools make one. Their replies are far larger than their
-/// requests, so a client that does not read makes each call cost some 100 KiB.
+/// Maximum concurrent calls per connection; tools make one. Replies are far larger than requests,
+/// so each call whose client does not read costs some 100 KiB.
 pub(super) const MAX_CALLS: usize = 4;
-/// The error beyond that.
+/// The error above that limit.
 pub(super) const TOO_MANY: &str =
     "too many concurrent calls of reflection: at most 4 on a connection; end one before the next";
 
-/// A response that holds its permit until its body has ended.
+/// A response that holds its permit until its body ends.
 pub(super) fn hold(body: Body, permit: OwnedSemaphorePermit) -> Body {
     Body::new(body.map_frame(move |frame| {
         let _held = &permit;
@@ -40,7 +40,6 @@ pub(super) fn hold(body: Body, permit: OwnedSemaphorePermit) -> Body {
 pub(super) type BoxService =
     Box<dyn Fn(HttpRequest<Incoming>) -> BoxFuture<'static, HttpResponse<Body>> + Send + Sync>;
 
-/// Boxes a service.
 fn boxed<S>(service: S) -> BoxService
 where
     S: Service<HttpRequest<Incoming>, Response = HttpResponse<Body>, Error = Infallible>,
@@ -53,8 +52,7 @@ where
     })
 }
 
-/// Both versions of the service, because many tools know only the older one, by the prefix of their
-/// paths.
+/// Both versions of the service by path prefix, because many tools know only the older one.
 pub(super) fn services() -> Vec<(&'static str, BoxService)> {
     let v1 = builder().build_v1().expect("the descriptors are a FileDescriptorSet");
     let v1alpha = builder().build_v1alpha().expect("the descriptors are a FileDescriptorSet");
@@ -114,7 +112,7 @@ mod tests {
             .expect("they are that")
     }
 
-    /// A file and its imports, itself last, without comments.
+    /// A file after its imports, without comments.
     fn needed(
         file: &str,
         from: &FileDescriptorSet,

@@ -1,7 +1,7 @@
-//! The gRPC services and the routing of calls to them.
+//! The gRPC services, and the routing of calls to them.
 //!
 //! `ShouldRateLimit` is matched first. Only reflection uses tonic's generated server, whose buffers
-//! are larger than the messages of the others.
+//! exceed the messages of the others.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ use crate::malformed::{Flaw, Handling};
 
 /// The path of the rate-limit call.
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-/// Names in the health service: the whole server, the name that envoyproxy/ratelimit uses, and the
+/// Names in the health service: the whole server, the name used by envoyproxy/ratelimit, and the
 /// service.
 const HEALTH_NAMES: [&str; 3] = ["", "ratelimit", SERVICE_NAME];
 
@@ -42,20 +42,19 @@ pub(super) struct GrpcServices {
     pub(super) handler: Arc<RateLimitHandler>,
     health: HealthService,
     health_reporter: HealthReporter,
-    /// By the prefix of their paths.
+    /// By path prefix.
     reflection: Vec<(&'static str, reflection::BoxService)>,
 }
 
-/// What the calls of one connection share.
+/// State shared by the calls of one connection.
 #[derive(Debug, Clone)]
 pub(super) struct ConnectionCalls {
     pub(super) incomplete: Arc<IncompleteCalls>,
-    /// The calls of reflection that it may begin.
+    /// Permits for reflection calls.
     pub(super) reflections: Arc<Semaphore>,
 }
 
 impl GrpcServices {
-    /// The services over a handler.
     pub(super) fn new(handler: Arc<RateLimitHandler>) -> Self {
         let health_reporter = HealthReporter::new();
         let health = HealthService::from_health_reporter(health_reporter.clone());
@@ -77,11 +76,11 @@ impl GrpcServices {
             return response;
         }
         match path.strip_prefix("/grpc.health.v1.Health/") {
-            // Boxed, because the rate-limit calls would otherwise be as large as these.
+            // Boxed, or rate-limit calls would be as large as these.
             Some("Check") => {
-                // It only takes a lock for reading. A client may make a thousand calls at once:
-                // unless unconstrained, those beyond tokio's budget of a task would be kept until
-                // its next poll.
+                // It only takes a read lock. A client may make a thousand calls at once; without
+                // `unconstrained`, calls beyond the task's tokio budget would wait for its next
+                // poll.
                 let check = |message| {
                     unconstrained(self.health.check(Request::new(message))).map_ok(Response::into_inner)
                 };
@@ -117,8 +116,8 @@ impl GrpcServices {
         connection: Connection,
         calls: &Arc<IncompleteCalls>,
     ) -> HttpResponse<Body> {
-        // Web pages can send other media types without a preflight; the gRPC specification
-        // requires 415.
+        // Web pages can send other media types without a preflight; the gRPC specification requires
+        // 415.
         let media_type = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
         if !media_type.is_some_and(|media_type| media_type.starts_with(b"application/grpc")) {
             let mut response = HttpResponse::new(Body::default());
@@ -128,7 +127,7 @@ impl GrpcServices {
         let handler = &*self.handler;
         let app = &*handler.app;
         let mut presented = request.headers().get_all(header::AUTHORIZATION).iter();
-        // Copied, as it would keep the buffer that it was read into.
+        // Copied, because it would keep its read buffer alive.
         let authorization = presented.next().and_then(|one| HeaderValue::from_bytes(one.as_bytes()).ok());
         if presented.next().is_some() {
             return Status::unauthenticated("more than one `authorization`: send exactly one").into_http();
@@ -151,14 +150,14 @@ impl GrpcServices {
         unary(request, MAX_MESSAGE_BYTES, |call| app.complete(answer(call))).await
     }
 
-    /// Counts a rate-limit call that is refused as malformed.
+    /// Counts a malformed rate-limit call.
     fn count_refused(&self, response: &HttpResponse<Body>) {
         let malformed = &self.handler.app.observer().malformed;
         malformed.refused(Protocol::Grpc, response.status());
         // An error has no message, so its status is in the headers.
         let Some(status) = Status::from_header_map(response.headers()) else { return };
         let flaw = match status.code() {
-            // Internal: what cannot be decoded.
+            // Internal: cannot be decoded.
             Code::InvalidArgument | Code::Internal => Flaw::Invalid,
             Code::OutOfRange => Flaw::TooLarge,
             Code::DeadlineExceeded => Flaw::Late,
@@ -176,7 +175,7 @@ impl GrpcServices {
         }
     }
 
-    /// Ends the streams of clients that watch the health. Set `NOT_SERVING` before.
+    /// Ends health watch streams. Set `NOT_SERVING` before.
     pub(super) async fn end_health(&self) {
         let mut reporter = self.health_reporter.clone();
         for name in HEALTH_NAMES {

@@ -1,8 +1,8 @@
 //! Responses that wait for flow control: the client has granted no room for them.
 //!
-//! Such a client may read every frame, so its socket is never full. hyper polls a body again only once
-//! there was room for the frame that it took before: a body whose frame was taken and that is not
-//! polled again waits for the client.
+//! Such a client may read every frame, so its socket never fills up. hyper polls a body again only when there
+//! was room for its previous frame. So a body that is not polled again after a frame was taken is waiting for
+//! the client.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,12 +13,11 @@ use std::time::Duration;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Sleep, sleep};
 
-/// A response that waits for room for one to two of these periods ends its connection. As for a
-/// client that does not read at all.
+/// A response that waits for room for one to two of these periods ends its connection, as with a client that
+/// does not read at all.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// The waiting responses of one connection. A response that goes out at once costs no timer and no
-/// clock reading.
+/// The waiting responses of one connection. A response that is sent at once costs no timer and no clock read.
 #[derive(Debug, Default)]
 pub(super) struct UnreadResponses {
     waiting: Arc<Waiting>,
@@ -26,8 +25,8 @@ pub(super) struct UnreadResponses {
     period: Option<Pin<Box<Sleep>>>,
 }
 
-/// How many responses wait, by the parity of the period in which they began to. All of them belong
-/// to one task.
+/// Number of waiting responses, by the parity of the period in which they began to wait. All belong to one
+/// task.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     period: AtomicUsize,
@@ -35,12 +34,12 @@ pub(super) struct Waiting {
 }
 
 impl UnreadResponses {
-    /// For the bodies of the connection's responses.
+    /// Shared with the bodies of the connection's responses.
     pub(super) fn waiting(&self) -> Arc<Waiting> {
         Arc::clone(&self.waiting)
     }
 
-    /// Completes when a response has waited for too long. Call it after the calls were polled.
+    /// Completes when a response has waited too long. Call after polling the calls.
     pub(super) fn poll_overdue(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
             if self.waiting.total() == 0 {
@@ -72,8 +71,7 @@ impl Waiting {
         self.counts[parity].fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Begins the next period. Returns whether a response has waited since before the one that
-    /// ends.
+    /// Begins the next period. Returns whether a response has waited since before the one that ends.
     fn end_period(&self) -> bool {
         let before = 1 - self.period.load(Ordering::Relaxed);
         let is_overdue = self.counts[before].load(Ordering::Relaxed) > 0;
@@ -82,13 +80,12 @@ impl Waiting {
     }
 }
 
-/// The body of a response, which is counted while it waits.
+/// A response body that is counted while it waits.
 #[derive(Debug)]
 pub(super) struct CountedBody<B> {
     body: B,
     waiting: Arc<Waiting>,
-    /// The parity of the period in which it began to wait. `None` while it is polled, or waits for
-    /// its source.
+    /// Parity of the period in which it began to wait. `None` while it is polled or waits for its source.
     since: Option<usize>,
 }
 
@@ -147,7 +144,7 @@ mod tests {
 
     use super::*;
 
-    /// The stream of a client that watches something which does not change.
+    /// A health watch stream without changes.
     struct Silent;
 
     impl Body for Silent {
@@ -182,7 +179,7 @@ mod tests {
         assert!(timeout(10 * PERIOD, overdue(&mut unread)).await.is_err(), "nothing waits any more");
     }
 
-    /// One response that goes out must not hide another one that never does.
+    /// Progress of one response must not hide another that makes none.
     #[tokio::test(start_paused = true)]
     async fn progress_of_other_responses_does_not_renew_the_wait() {
         let mut unread = UnreadResponses::default();
@@ -196,7 +193,7 @@ mod tests {
         assert!(ended);
     }
 
-    /// A client that watches the health, and is quiet for hours, waits for the service.
+    /// A client that watches the health may be quiet for hours: it waits for the service.
     #[tokio::test(start_paused = true)]
     async fn a_response_that_waits_for_its_source_may_wait() {
         let mut unread = UnreadResponses::default();
@@ -206,7 +203,7 @@ mod tests {
         assert!(timeout(100 * PERIOD, overdue(&mut unread)).await.is_err());
     }
 
-    /// A slow reader makes progress with each frame that goes out.
+    /// A slow reader makes progress with each frame sent.
     #[tokio::test(start_paused = true)]
     async fn a_slow_response_is_no_waiting_one() {
         let mut unread = UnreadResponses::default();

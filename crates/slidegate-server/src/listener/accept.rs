@@ -1,4 +1,4 @@
-//! The accept loop of every port. It never stops accepting: a connection over the budget is
+//! The accept loop of every port. It never stops accepting: connections over the budget are
 //! refused.
 
 use std::future::poll_fn;
@@ -21,13 +21,13 @@ use super::socket::{BoundSocket, ListeningSocket, SingleSocket, Socket};
 use super::stream::TrackedStream;
 use crate::log_limit::log_limited;
 
-/// Pause after a failed accept that the service can do nothing about, such as a lack of memory.
+/// Pause after a failed accept that the service cannot resolve, such as a lack of memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Who may connect to one protocol, and how: what its accept loops share.
+/// Admission to one protocol, shared by its accept loops.
 #[derive(Debug)]
 pub(crate) struct Admission {
-    /// Of the TCP sockets.
+    /// Certificates of the TCP sockets.
     certificates: Option<Arc<Certificates>>,
     /// Hot-reloads the certificates.
     reload: Option<JoinHandle<()>>,
@@ -42,16 +42,16 @@ pub(crate) struct Admission {
 pub(crate) struct Acceptor {
     sockets: Vec<ListeningSocket>,
     admission: Arc<Admission>,
-    /// The socket that is asked first, in turn.
+    /// The next socket to poll, in turn.
     next: usize,
 }
 
-/// The client of a connection, for access control.
+/// A connection's client, for access control.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Connection {
     /// `None` on a Unix socket.
     pub(crate) peer: Option<IpAddr>,
-    /// The user whose process has connected, on a Unix socket.
+    /// The user of the connected process, on a Unix socket.
     pub(crate) user: Option<u32>,
     /// Whether the listener is on loopback or a Unix socket.
     pub(crate) is_local: bool,
@@ -65,7 +65,7 @@ pub(crate) struct Accepted {
     pub(crate) stream: TrackedStream,
     /// `None` on a Unix socket.
     pub(crate) peer: Option<SocketAddr>,
-    /// What holds once the TLS handshake, if any, has succeeded.
+    /// Valid once the TLS handshake, if any, has succeeded.
     pub(crate) connection: Connection,
     /// `None`: no TLS.
     pub(crate) certificates: Option<Arc<Certificates>>,
@@ -78,7 +78,7 @@ impl Drop for Admission {
 }
 
 impl Acceptor {
-    /// An accept loop over all of these sockets, on this runtime.
+    /// An accept loop over these sockets, on this runtime.
     ///
     /// # Errors
     /// The system cannot watch the sockets.
@@ -96,7 +96,7 @@ impl Acceptor {
         Ok(Self { sockets, admission: Arc::clone(admission), next: 0 })
     }
 
-    /// The next connection that has a place. Others are refused meanwhile. Cancel-safe.
+    /// The next admitted connection. Refuses others meanwhile. Cancel-safe.
     pub(crate) async fn accept(&mut self) -> Accepted {
         loop {
             match self.next_socket().await {
@@ -108,7 +108,7 @@ impl Acceptor {
                 }
                 Err(error) if has_no_descriptor(&error) && self.relieve() => {
                     log_limited!(WARN, None, %error, "no file descriptor for a connection: refused it");
-                    // The descriptor of the connection that was closed becomes free meanwhile.
+                    // Meanwhile the closed connection's descriptor becomes free.
                     yield_now().await;
                 }
                 Err(error) => {
@@ -133,8 +133,8 @@ impl Acceptor {
         .await
     }
 
-    /// Without file descriptors: makes the longest-idle connection end, and refuses one that waits,
-    /// so that the loop does not spin on it. Returns whether it could.
+    /// Without file descriptors: ends the longest-idle connection and refuses a waiting one, so
+    /// that the loop does not spin. Returns whether it could.
     fn relieve(&self) -> bool {
         let Admission { budget, connections, .. } = &*self.admission;
         budget.shed();
@@ -160,7 +160,7 @@ impl Acceptor {
 }
 
 impl Admission {
-    /// `certificates` are those of the TCP sockets. They are hot-reloaded, on this runtime.
+    /// `certificates` are for the TCP sockets. They are hot-reloaded on this runtime.
     pub(crate) fn new(
         sockets: &[BoundSocket],
         certificates: Option<Arc<Certificates>>,
@@ -185,7 +185,7 @@ impl Admission {
         Accepted { stream, peer, connection, certificates }
     }
 
-    /// Its stream, or nothing if it was refused.
+    /// The connection's stream; `None` if it was refused.
     fn admit(&self, socket: Socket, peer: Option<SocketAddr>) -> Option<TrackedStream> {
         let ip = peer.map(|peer| peer.ip());
         match self.budget.admit(&self.connections, ip) {
@@ -209,20 +209,20 @@ impl Admission {
     fn refuse(&self, socket: Socket, reason: RefusalReason) {
         self.connections.refused(reason);
         let refusal = self.refusal(&socket);
-        // The runtime does not know yet that the socket can be written to.
+        // The runtime does not yet know that the socket is writable.
         if let (Some(refusal), Ok(socket)) = (refusal, socket.detach()) {
             self.budget.refusals.refuse(socket, refusal);
         }
     }
 
-    /// The refusal for the client of this socket. None before a TLS handshake.
+    /// The refusal for this socket's client. None before a TLS handshake.
     fn refusal(&self, socket: &Socket) -> Option<&'static [u8]> {
         let is_encrypted = self.certificates.is_some() && matches!(socket, Socket::Tcp(_));
         (!is_encrypted).then_some(self.connections.refusal)
     }
 }
 
-/// Whether the process, or the whole system, has no file descriptor left.
+/// Whether the process or the system has no file descriptor left.
 fn has_no_descriptor(error: &io::Error) -> bool {
     let code = error.raw_os_error();
     [Errno::MFILE, Errno::NFILE].iter().any(|errno| code == Some(errno.raw_os_error()))

@@ -1,26 +1,26 @@
-//! What a connection is doing, in one atomic that its task writes and the sweep reads.
+//! A connection's activity, in one atomic that its task writes and the sweep reads.
 //!
-//! The task stores a coarse tick; it reads no clock. Only the task writes, so plain loads and
-//! stores are enough.
+//! The task stores a coarse tick and reads no clock. Only the task writes, so plain loads and
+//! stores suffice.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Ticks a second: the resolution of all connection timeouts.
+/// Ticks per second: the resolution of all connection timeouts.
 pub(super) const TICKS_PER_SECOND: u32 = 4;
 
 /// A coarse point in time: ticks since the service started.
 pub(super) type Tick = u32;
 
-/// What a connection does.
+/// The phase of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Nothing: every byte that arrived was replied to, or nothing arrived yet.
+    /// Idle: every byte received was replied to, or none was received.
     Quiet,
-    /// The client has sent something that has no reply yet.
+    /// The client has sent bytes without a reply yet.
     Receiving,
     /// A complete HTTP request is being handled.
     Serving,
-    /// The client does not read: a write waits for room in the socket's send buffer.
+    /// The client does not read: a write waits for space in the socket's send buffer.
     Blocked,
 }
 
@@ -28,20 +28,19 @@ pub(super) enum Phase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct State {
     pub(super) phase: Phase,
-    /// When the phase began; in `Quiet`, the last byte sent.
+    /// Start of the phase; in `Quiet`, the time of the last byte sent.
     pub(super) since: Tick,
-    /// Whether something was sent after something was received.
+    /// Whether bytes were sent after bytes were received.
     pub(super) has_replied: bool,
 }
 
-/// The activity of one connection.
 #[derive(Debug)]
 pub(super) struct Activity(AtomicU64);
 
 const PHASES: u64 = 0b11;
-/// Something was received.
+/// Bytes were received.
 const RECEIVED: u64 = 0b100;
-/// Something was sent after that.
+/// Bytes were sent after that.
 const REPLIED: u64 = 0b1000;
 
 impl Activity {
@@ -49,7 +48,7 @@ impl Activity {
         Self(AtomicU64::new(packed(Phase::Quiet, now)))
     }
 
-    /// Bytes arrived.
+    /// Records that bytes arrived.
     #[inline]
     pub(super) fn received(&self, now: Tick) {
         let old = self.0.load(Ordering::Relaxed);
@@ -58,14 +57,14 @@ impl Activity {
         }
     }
 
-    /// A complete request arrived.
+    /// Records that a complete request arrived.
     #[inline]
     pub(super) fn serving(&self, now: Tick) {
         let old = self.0.load(Ordering::Relaxed);
         self.0.store(packed(Phase::Serving, now) | old & (RECEIVED | REPLIED), Ordering::Relaxed);
     }
 
-    /// The socket took bytes for the client.
+    /// Records that the socket took bytes for the client.
     #[inline]
     pub(super) fn sent(&self, now: Tick) {
         let old = self.0.load(Ordering::Relaxed);
@@ -73,7 +72,7 @@ impl Activity {
         self.0.store(packed(Phase::Quiet, now) | old & RECEIVED | replied, Ordering::Relaxed);
     }
 
-    /// The socket takes no bytes for the client.
+    /// Records that the socket takes no bytes for the client.
     pub(super) fn blocked(&self, now: Tick) {
         let old = self.0.load(Ordering::Relaxed);
         if old & PHASES != Phase::Blocked as u64 {
@@ -81,7 +80,7 @@ impl Activity {
         }
     }
 
-    /// The connection begins again, after its TLS handshake.
+    /// Starts again after the TLS handshake.
     pub(super) fn restart(&self, now: Tick) {
         self.0.store(packed(Phase::Quiet, now), Ordering::Relaxed);
     }
@@ -127,7 +126,7 @@ mod tests {
         assert_eq!(activity.state(), state(Phase::Serving, 12, true));
     }
 
-    /// HTTP/2 servers speak first: their greeting is no sign of a client that knows the protocol.
+    /// HTTP/2 servers speak first: their greeting does not prove a client that knows the protocol.
     #[test]
     fn a_greeting_is_no_reply() {
         let activity = Activity::new(0);

@@ -1,4 +1,4 @@
-//! The connection budget: how many connections all protocols may have together.
+//! The connection budget: the maximum number of connections over all protocols.
 //!
 //! A lock is taken when a connection opens or closes, never for a request.
 
@@ -17,7 +17,7 @@ use super::refusal::Refusals;
 use super::table::{ConnectionCaps, Entry, Table};
 use crate::log_limit::group_key;
 
-/// Fewest connections, however few file descriptors there are: enough to look and to shut down.
+/// Minimum cap, however few file descriptors there are: enough to inspect and shut down.
 const MIN_CONNECTIONS: usize = 8;
 
 /// The connections of all protocols.
@@ -66,8 +66,8 @@ impl ConnectionBudget {
         self.protocols.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Shrinks the caps to the file descriptors that are left for connections. Call it once all
-    /// listeners and the store have theirs.
+    /// Shrinks the caps to the file descriptors left for connections. Call once all listeners and the store
+    /// have theirs.
     ///
     /// # Errors
     /// One line for the log: the limit is below what the configured caps need.
@@ -78,7 +78,7 @@ impl ConnectionBudget {
             return Ok(());
         }
         let fitting = available.max(MIN_CONNECTIONS);
-        // In proportion, so that one peer still leaves room for others.
+        // In proportion, so one peer still leaves room for others.
         let of_peer = (fitting * per_peer.min(total)).div_ceil(total);
         self.total.store(fitting, Ordering::Relaxed);
         self.per_peer.store(of_peer, Ordering::Relaxed);
@@ -90,7 +90,7 @@ impl ConnectionBudget {
         ))
     }
 
-    /// Most connections now, which may be fewer than configured.
+    /// The current caps, which may be lower than configured.
     pub(crate) fn caps(&self) -> ConnectionCaps {
         ConnectionCaps {
             total: self.total.load(Ordering::Relaxed),
@@ -103,12 +103,12 @@ impl ConnectionBudget {
         self.table().len()
     }
 
-    /// The limit of file descriptors, and how many are open. `None` where the system does not tell.
+    /// The limit of file descriptors and the number open. `None` if the system does not report it.
     pub(crate) fn descriptors(&self) -> (Option<u64>, Option<usize>) {
         (self.descriptors.limit(), Descriptors::open())
     }
 
-    /// Keeps the time of connections and closes those beyond their timeouts.
+    /// Advances the clock of connections and closes those beyond their timeouts.
     pub(crate) async fn run(self: Arc<Self>) {
         let started = Instant::now();
         let mut ticks = interval(Duration::from_millis(1000 / u64::from(TICKS_PER_SECOND)));
@@ -126,8 +126,7 @@ impl ConnectionBudget {
         }
     }
 
-    /// A place for a connection of this peer; closes the longest-idle connection if there is no
-    /// room.
+    /// Reserves a place for this peer's connection. If there is no room, closes the longest-idle connection.
     pub(crate) fn admit(
         self: &Arc<Self>,
         protocol: &Arc<ProtocolConnections>,
@@ -149,8 +148,8 @@ impl ConnectionBudget {
         }
     }
 
-    /// Makes the connections of a protocol end: each at once if it is idle, or else after the request
-    /// that it serves. O(open connections).
+    /// Ends the connections of a protocol: idle ones at once, others after their current request. O(open
+    /// connections).
     pub(super) fn end(&self, protocol: &Arc<ProtocolConnections>) {
         protocol.begin_ending();
         self.table().wake(protocol);
@@ -172,13 +171,12 @@ impl ConnectionBudget {
 }
 
 impl Slot {
-    /// A complete request arrived.
+    /// Records that a complete request arrived.
     pub(super) fn serving(&self) {
         self.entry.activity.serving(self.budget.now());
     }
 
-    /// Whether the connection is to end after the request that it serves. Its task is woken when this
-    /// changes.
+    /// Whether the connection must end after its current request. Its task is woken when this changes.
     #[inline]
     pub(super) fn is_ending(&self) -> bool {
         self.entry.protocol.is_ending()
@@ -198,22 +196,22 @@ impl Slot {
         self.entry.activity.blocked(self.budget.now());
     }
 
-    /// The TLS handshake failed, and the connection is about to end.
+    /// Records a failed TLS handshake; the connection is about to end.
     pub(super) fn handshake_failed(&self) {
         self.entry.close(CloseReason::Handshake);
     }
 
-    /// The client grants no room for a reply, and the connection is about to end.
+    /// Records that the client grants no room for a reply; the connection is about to end.
     pub(crate) fn unread(&self) {
         self.entry.close(CloseReason::Write);
     }
 
-    /// The client sends too many frames that belong to no call, and the connection is about to end.
+    /// Records that the client sends too many frames that belong to no call; the connection is about to end.
     pub(crate) fn flooded(&self) {
         self.entry.close(CloseReason::Flood);
     }
 
-    /// The TLS handshake is over: the protocol begins.
+    /// Records the end of the TLS handshake: the protocol begins.
     pub(super) fn restart(&self) {
         self.entry.activity.restart(self.budget.now());
     }

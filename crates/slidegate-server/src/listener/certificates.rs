@@ -1,8 +1,8 @@
 //! Certificates of TLS listeners, with hot reload.
 //!
-//! The files are read every second and compared by content, which also detects swapped links. Open
-//! connections keep their certificate. Where clients show certificates, no session is resumed: a
-//! resumed one would not be checked again, even past the certificate's end.
+//! Files are read every second and compared by content, which also detects swapped links. Open
+//! connections keep their certificate. With client certificates, sessions are not resumed: a
+//! resumed session would not be verified again, even after the certificate expired.
 
 use std::fs::File;
 use std::io::Read;
@@ -25,11 +25,11 @@ use webpki::EndEntityCert;
 use super::stream::TrackedStream;
 use crate::log_limit::log_limited;
 
-/// Largest certificate file. All authorities that browsers trust take a fifth of it.
+/// Maximum size of a certificate file: five times all authorities that browsers trust.
 const MAX_PEM_BYTES: u64 = 1 << 20;
-/// Time between polls of the files.
+/// Interval between polls of the files.
 const POLL_EVERY: Duration = Duration::from_secs(1);
-/// Longest TLS handshake.
+/// Timeout of a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The files of a TLS listener, in PEM.
@@ -38,18 +38,19 @@ pub(crate) struct TlsFiles {
     /// The certificate chain, the server's own certificate first.
     pub(crate) cert_file: PathBuf,
     pub(crate) key_file: PathBuf,
-    /// Authorities that must have signed client certificates. `None`: clients need none.
+    /// Authorities that must have signed client certificates. `None`: no client certificate is
+    /// required.
     pub(crate) client_ca_file: Option<PathBuf>,
-    /// A DNS name that client certificates must have. A wildcard is another name.
+    /// A DNS name that client certificates must have. A wildcard does not match.
     pub(crate) client_name: Option<String>,
 }
 
-/// What a TLS listener offers.
+/// TLS parameters of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TlsProfile {
-    /// The section of the config that has the files, for messages.
+    /// The config section with the files, for messages.
     pub(crate) section: &'static str,
-    /// The protocol that clients must ask for, if they ask for any. Empty: not negotiated.
+    /// The protocol that clients must request, if they request any. Empty: not negotiated.
     pub(crate) alpn: &'static str,
 }
 
@@ -59,7 +60,7 @@ pub(crate) struct Certificates {
     profile: TlsProfile,
     files: TlsFiles,
     current: ArcSwap<ServerConfig>,
-    /// The last contents, valid or not, so that errors are logged once.
+    /// The last contents, valid or not, so errors are logged once.
     read: Mutex<Pems>,
 }
 
@@ -77,12 +78,12 @@ impl Certificates {
         Ok(Self { profile, files, current: ArcSwap::from_pointee(config), read: Mutex::new(pems) })
     }
 
-    /// Whether clients have to show a certificate.
+    /// Whether clients must present a certificate.
     pub(super) fn verifies_clients(&self) -> bool {
         self.files.client_ca_file.is_some()
     }
 
-    /// Hot-reloads the files, until it is dropped.
+    /// Hot-reloads the files until dropped.
     pub(super) async fn watch(self: Arc<Self>) {
         loop {
             sleep(POLL_EVERY).await;
@@ -90,8 +91,7 @@ impl Certificates {
         }
     }
 
-    /// Reloads the files if they have changed. Invalid files are logged, and the old certificates
-    /// stay in use.
+    /// Reloads changed files. Invalid files are logged and the old certificates stay in use.
     fn poll(&self) {
         let pems = read(&self.files);
         let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
@@ -112,7 +112,7 @@ impl Certificates {
     }
 
     /// Accepts a TLS connection. `None` if the client does not use TLS, has no valid certificate or
-    /// takes too long, which is logged and counted.
+    /// is too slow, which is logged and counted.
     pub(crate) async fn accept(
         &self,
         stream: TrackedStream,
@@ -152,8 +152,8 @@ impl Certificates {
     }
 }
 
-/// Whether a certificate has this name. A wildcard, which would be valid for it, stands for any
-/// number of clients.
+/// Whether a certificate has this name. A wildcard is rejected, because it stands for any number of
+/// clients.
 fn is_for(certificate: &CertificateDer<'_>, name: &str) -> bool {
     let (Ok(certificate), Ok(subject)) = (EndEntityCert::try_from(certificate), ServerName::try_from(name))
     else {
@@ -224,7 +224,7 @@ fn config(
     Ok(config)
 }
 
-/// The certificates of a file, at least one.
+/// Parses the certificates of a file, at least one.
 fn parsed(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match certificates {

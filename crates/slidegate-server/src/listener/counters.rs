@@ -1,4 +1,4 @@
-//! The connections of one protocol: its cap, its timeouts, and its counters.
+//! One protocol's connections: cap, timeouts and counters.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -13,16 +13,15 @@ use super::unfinished::UnfinishedRequests;
 /// How a protocol accepts connections.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ConnectionSpec {
-    /// The label of its metrics.
+    /// The protocol label in metrics.
     pub(crate) protocol: &'static str,
-    /// Most connections of this protocol, within the budget of all. `None`: the whole budget.
+    /// Maximum connections of this protocol, within the total budget. `None`: the whole budget.
     pub(crate) max: Option<usize>,
     pub(crate) timeouts: Timeouts,
     /// The reply to a refused client, in its own protocol.
     pub(crate) refusal: &'static [u8],
 }
 
-/// The connections of one protocol.
 #[derive(Debug)]
 pub(crate) struct ProtocolConnections {
     pub(crate) protocol: &'static str,
@@ -31,7 +30,7 @@ pub(crate) struct ProtocolConnections {
     pub(super) refusal: &'static [u8],
     pub(super) unfinished: UnfinishedRequests,
     open: AtomicUsize,
-    /// Whether connections are to end after the request that they are serving.
+    /// Whether connections must end after their current request.
     ending: AtomicBool,
     /// Notified when the last connection ends.
     emptied: Notify,
@@ -58,17 +57,17 @@ impl ProtocolConnections {
         }
     }
 
-    /// Connections that are open now.
+    /// Open connections.
     pub(crate) fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Bytes that connections hold of requests that have not arrived whole.
+    /// Bytes held by connections for incomplete requests.
     pub(crate) fn unfinished_bytes(&self) -> usize {
         self.unfinished.bytes()
     }
 
-    /// Requests that were given up as there was no memory for the rest of them.
+    /// Requests dropped for lack of memory for the rest of them.
     pub(crate) fn unfinished_refused(&self) -> u64 {
         self.unfinished.refused()
     }
@@ -92,18 +91,18 @@ impl ProtocolConnections {
             .map(|reason| (reason, self.closed[reason as usize - 1].load(Ordering::Relaxed)))
     }
 
-    /// Whether connections are to end after the request that they are serving.
+    /// Whether connections must end after their current request.
     #[inline]
     pub(super) fn is_ending(&self) -> bool {
         self.ending.load(Ordering::Relaxed)
     }
 
-    /// The tasks of the connections have to be woken after this.
+    /// Sets the flag. The caller must then wake the connections' tasks.
     pub(super) fn begin_ending(&self) {
         self.ending.store(true, Ordering::Relaxed);
     }
 
-    /// Waits for the connections to end. Returns how many are open after `grace`.
+    /// Waits for connections to end. Returns the number open after `grace`.
     pub(crate) async fn closed_within(&self, grace: Duration) -> usize {
         match timeout(grace, self.all_closed()).await {
             Ok(()) => 0,
@@ -111,7 +110,6 @@ impl ProtocolConnections {
         }
     }
 
-    /// Waits until no connection is open.
     async fn all_closed(&self) {
         loop {
             let emptied = self.emptied.notified();
@@ -132,7 +130,7 @@ impl ProtocolConnections {
         self.closed[reason as usize - 1].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a connection as open, unless the protocol's own maximum is reached.
+    /// Counts a connection as open, unless the protocol is at its maximum.
     pub(super) fn begin(&self) -> bool {
         let max = self.max.unwrap_or(usize::MAX);
         let grow = |open| (open < max).then_some(open + 1);
@@ -143,7 +141,7 @@ impl ProtocolConnections {
         self.accepted.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The end of what [`begin`](Self::begin) counted.
+    /// Reverts [`begin`](Self::begin).
     pub(super) fn end(&self) {
         if self.open.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.emptied.notify_waiters();

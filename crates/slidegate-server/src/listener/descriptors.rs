@@ -1,18 +1,18 @@
-//! File descriptors: the limit of the process, a reserve, and one spare for when all are used.
+//! File descriptors: the process limit, a reserve, and one spare for when all are used.
 //!
-//! Without a spare, a connection that cannot be accepted stays in the queue of the kernel, and the
-//! accept loop would spin on it.
+//! Without a spare, a connection that cannot be accepted stays in the kernel's queue and the accept
+//! loop spins on it.
 
 use std::fs::File;
 use std::sync::{Mutex, PoisonError};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors that connections never get: the store and its reconnects, hot reloads, the exporter,
-/// and the connections that are being refused.
+/// Descriptors reserved from connections: for the store and its reconnects, hot reloads, the
+/// exporter, and connections being refused.
 const RESERVE: usize = 64 + super::refusal::MAX_REFUSALS;
 
-/// The file descriptors of the process.
+/// The process's file descriptors.
 #[derive(Debug)]
 pub(super) struct Descriptors {
     limit: Option<u64>,
@@ -31,20 +31,20 @@ impl Descriptors {
         self.limit
     }
 
-    /// Descriptors that are open now. `None` where the system does not tell.
+    /// Open descriptors. `None` if the system does not report them.
     pub(super) fn open() -> Option<usize> {
         let folder = std::fs::read_dir("/proc/self/fd").or_else(|_| std::fs::read_dir("/dev/fd")).ok()?;
         // The folder itself is one of them.
         Some(folder.count().saturating_sub(1))
     }
 
-    /// Descriptors that are left for connections. `None`: any number.
+    /// Descriptors left for connections. `None`: unlimited.
     pub(super) fn available(&self) -> Option<usize> {
         let limit = usize::try_from(self.limit?).unwrap_or(usize::MAX);
         Some(limit.saturating_sub(Self::open().unwrap_or_default()).saturating_sub(RESERVE))
     }
 
-    /// Takes a spare again if another part of the process got hold of the last one.
+    /// Opens a spare again if another part of the process took the last one.
     pub(super) fn keep_spare(&self) {
         let mut held = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         if held.is_none() {
@@ -52,7 +52,7 @@ impl Descriptors {
         }
     }
 
-    /// Does something that needs a descriptor while none is left, with the spare one.
+    /// Frees the spare descriptor for `run`, when no other is left.
     pub(super) fn with_spare(&self, run: impl FnOnce()) {
         let mut held = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         drop(held.take());

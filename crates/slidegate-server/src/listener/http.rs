@@ -1,4 +1,4 @@
-//! HTTP/1 over accepted connections, and their graceful shutdown.
+//! HTTP/1 over accepted connections, with graceful shutdown.
 
 use std::convert::Infallible;
 use std::future::{pending, poll_fn};
@@ -35,7 +35,7 @@ use crate::log_limit::log_limited;
 
 /// A client that does not send a complete request head within this time is disconnected.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// The reply to a client for which there is no room.
+/// The reply when no connection is free.
 const REFUSAL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
     content-type: application/problem+json\r\n\
     content-length: 116\r\n\
@@ -44,13 +44,13 @@ const REFUSAL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
     connection: close\r\n\r\n\
     {\"type\":\"about:blank\",\"title\":\"Service Unavailable\",\"status\":503,\"detail\":\"too many connections; retry in a second\"}";
 const NO_SNIFF: HeaderValue = HeaderValue::from_static("nosniff");
-/// Maximum size of a request head, query string included.
+/// Maximum size of a request head, including the query string.
 const MAX_HEADER_BYTES: usize = 64 * 1024;
-/// Maximum bytes that are read and dropped after a reply to a client that may still be writing: four
-/// times the largest head that proxies in Go forward by default. A proxy that sees a broken pipe instead
-/// of the reply may let the request pass.
+/// Maximum bytes read and dropped after a reply to a client that may still be writing: four times the largest
+/// head that Go proxies forward by default. A proxy that sees a broken pipe instead of the reply may let the
+/// request pass.
 const MAX_LINGER: usize = 4 * 1024 * 1024;
-/// Most bytes that are read at once, as many as the first buffer of the HTTP library has.
+/// Maximum bytes per read: the size of the HTTP library's first buffer.
 const READ_BYTES: usize = 8 * 1024;
 
 /// Handles the requests of a listener.
@@ -59,7 +59,7 @@ pub(crate) trait Handler: Clone + Send + Sync + 'static {
         + Send
         + 'static;
 
-    /// Responds to a request of this client.
+    /// Responds to this client's request.
     fn handle(
         &self,
         client: Connection,
@@ -67,8 +67,8 @@ pub(crate) trait Handler: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Response<Self::Body>> + Send;
 }
 
-/// Routes that run on the shared runtime and not on a worker: there they may block, and a long
-/// request delays no decision.
+/// Routes that run on the shared runtime, not on a worker: they may block there, and a long request delays no
+/// decision.
 #[derive(Debug, Clone)]
 pub(crate) struct SharedRoutes {
     routes: TowerToHyperService<Router>,
@@ -81,7 +81,6 @@ impl SharedRoutes {
         Self { routes: TowerToHyperService::new(routes), runtime: Handle::current() }
     }
 
-    /// Responds to a request.
     pub(crate) async fn call(&self, request: Request<TrackedBody>) -> Response<Body> {
         // Dropped when the client disconnects, which aborts the request.
         let mut task = JoinSet::new();
@@ -89,7 +88,7 @@ impl SharedRoutes {
         match task.join_next().await {
             Some(Ok(Ok(response))) => response,
             Some(Err(error)) if error.is_panic() => resume_unwind(error.into_panic()),
-            // The shared runtime has stopped, and the process exits.
+            // The shared runtime has stopped: the process exits.
             _ => pending().await,
         }
     }
@@ -109,16 +108,16 @@ pub(crate) struct HttpListener {
     /// The label of its metrics.
     pub(crate) protocol: &'static str,
     pub(crate) sockets: Vec<BoundSocket>,
-    /// Of the TCP sockets. `None`: no TLS.
+    /// Certificates of the TCP sockets. `None`: no TLS.
     pub(crate) certificates: Option<Arc<Certificates>>,
-    /// How long a connection may be idle between two requests.
+    /// Maximum idle time between two requests.
     pub(crate) idle_timeout: Duration,
 }
 
 impl HttpListener {
     /// Serves until `stop` completes, then gives open requests at most `grace` to finish.
     ///
-    /// Returns how many connections were still open after the grace period.
+    /// Returns the number of connections still open after the grace period.
     pub(crate) async fn serve(
         self,
         handler: impl Handler,
@@ -138,7 +137,7 @@ impl HttpListener {
         let admission = Admission::new(&self.sockets, self.certificates, budget, spec);
         let mut accepting = workers.accept(self.sockets, &admission, &HttpConnections { handler });
         stop.await;
-        // The sockets close first, then idle connections, then those that are replied to.
+        // The sockets close first, then idle connections, then those with a request.
         accepting.shutdown().await;
         budget.end(&admission.connections);
         admission.connections.closed_within(grace).await
@@ -173,8 +172,8 @@ impl<H: Handler> HttpConnections<H> {
     {
         let mut io = TokioIo::new(io);
         if self.exchange(&mut io, &slot, client).await == End::MaybeUnread {
-            // A client that is gone needs no reply. The place in the budget is kept meanwhile, so
-            // there are no more of these than connections.
+            // A client that has gone needs no reply. The connection keeps its place in the budget, which
+            // bounds their number.
             let _ = linger(io.into_inner(), MAX_LINGER).await;
         }
     }
@@ -184,8 +183,7 @@ impl<H: Handler> HttpConnections<H> {
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        // Each request counts a reference. A count that all connections share would pass between
-        // the processors.
+        // Each request counts a reference. A count shared by all connections would bounce between processors.
         let heads = Arc::new(AtomicUsize::new(0));
         let io = io.inner_mut();
         let input = HeadReader { io, slot: Arc::clone(slot), heads: Arc::clone(&heads), known: 0, bytes: 0 };
@@ -200,13 +198,13 @@ impl<H: Handler> HttpConnections<H> {
             async move {
                 let mut response = shared.1.handle(client, request).await;
                 shared.2.fetch_add(1, Ordering::Relaxed);
-                // Keys of clients are in some answers, and no browser may take one for a page.
+                // Some responses contain clients' keys; no browser may treat one as a page.
                 response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, NO_SNIFF);
                 Ok::<_, Infallible>(response)
             }
         });
         let connection = hyper::server::conn::http1::Builder::new()
-            // The connection budget has the timeouts, without a timer for each request.
+            // The connection budget enforces the timeouts, without a timer per request.
             .header_read_timeout(None)
             // For small responses, copying head and body together is faster than vectored writes.
             .writev(false)
@@ -221,7 +219,7 @@ impl<H: Handler> HttpConnections<H> {
                     connection.as_mut().graceful_shutdown();
                 }
                 let polled = connection.as_mut().poll(cx);
-                // The end may have begun after the check above and before the poll left its waker.
+                // Shutdown may have begun between the check above and the poll's registration of its waker.
                 if polled.is_ready() || is_ending || !slot.is_ending() {
                     return polled;
                 }
@@ -237,25 +235,25 @@ impl<H: Handler> HttpConnections<H> {
     }
 }
 
-/// What a client may still be sending when its connection ends.
+/// Bytes that a client may still be sending when its connection ends.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
-    /// Nothing: the last request was read to its end.
+    /// None: the last request was read completely.
     AllRead,
-    /// The rest of a head that was too large or invalid, or of a body that nobody read.
+    /// The rest of a head that was too large or invalid, or of an unread body.
     MaybeUnread,
 }
 
-/// Counts what is read of a request head, and what the HTTP library keeps for reading. It reads in
-/// small parts, as the library else keeps as large a buffer as what was read at once.
+/// Counts bytes read of a request head, and the HTTP library's read buffer. Reads in small parts, or the
+/// library would keep a buffer as large as one read.
 struct HeadReader<I> {
     io: I,
     slot: Arc<Slot>,
-    /// Heads that were complete, and the responses to them: odd while a request is served.
+    /// Complete heads plus their responses: odd while a request is served.
     heads: Arc<AtomicUsize>,
-    /// Those when it was last read.
+    /// Their number at the last read.
     known: usize,
-    /// What was read since then, if no request is served.
+    /// Bytes read since then, if no request is served.
     bytes: usize,
 }
 

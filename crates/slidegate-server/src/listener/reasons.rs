@@ -1,4 +1,4 @@
-//! Why connections are refused and closed: the labels of their metrics.
+//! Reasons for refused and closed connections: labels of their metrics.
 
 /// Why a connection was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,9 +17,9 @@ pub(crate) enum RefusalReason {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum CloseReason {
-    /// It was idle longest when another one needed its place.
+    /// It was idle longest when another needed its place.
     Evicted = 1,
-    /// It did not begin to speak the protocol in time.
+    /// It did not start the protocol in time.
     Opening,
     /// A request did not arrive in time.
     Request,
@@ -31,7 +31,7 @@ pub(crate) enum CloseReason {
     Handshake,
     /// The client sent too many frames that belong to no call.
     Flood,
-    /// It held a request that had not arrived whole, for which there was no memory.
+    /// There was no memory for its incomplete request.
     Memory,
 }
 

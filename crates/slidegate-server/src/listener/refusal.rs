@@ -1,6 +1,6 @@
-//! Refusing a connection in its own protocol, so that the client knows what to do.
+//! Refuses a connection in its own protocol, so the client knows how to react.
 //!
-//! Behind TLS nothing can be said before a handshake, which a full service does not begin.
+//! Behind TLS no reply is possible before a handshake, which a full service does not begin.
 
 use std::io;
 use std::sync::Arc;
@@ -12,15 +12,13 @@ use tokio::time::timeout;
 
 use super::socket::{DetachedSocket, Socket};
 
-/// Refused connections that are open at once, so that their clients can read why. Further ones are
+/// Maximum refused connections kept open so their clients can read the reply. Further ones are
 /// closed at once.
 pub(super) const MAX_REFUSALS: usize = 32;
-/// How long [`linger`] reads.
 const LINGER: Duration = Duration::from_secs(1);
-/// Maximum bytes that are read of a refused client.
+/// Maximum bytes read from a refused client.
 const MAX_LINGER: usize = 64 * 1024;
 
-/// The connections that are being refused.
 #[derive(Debug)]
 pub(super) struct Refusals(Arc<Semaphore>);
 
@@ -31,12 +29,12 @@ impl Default for Refusals {
 }
 
 impl Refusals {
-    /// Tells the client that it is refused, and closes the connection.
+    /// Sends the refusal and closes the connection.
     pub(super) fn refuse(&self, socket: DetachedSocket, refusal: &[u8]) {
         write_to(&socket, refusal);
         let Ok(permit) = Arc::clone(&self.0).try_acquire_owned() else { return };
         tokio::spawn(async move {
-            // A client that is gone needs no reply.
+            // A client that has gone needs no reply.
             let _ = match socket.attach() {
                 Ok(Socket::Tcp(stream)) => linger(stream, MAX_LINGER).await,
                 Ok(Socket::Unix(stream)) => linger(stream, MAX_LINGER).await,
@@ -47,13 +45,13 @@ impl Refusals {
     }
 }
 
-/// Writes the refusal, without waiting: the buffer of a new socket has room for it.
+/// Writes the refusal without waiting: a new socket's buffer has room for it.
 pub(super) fn write_to(socket: &DetachedSocket, refusal: &[u8]) {
-    // A client that is gone needs no reply.
+    // A client that has gone needs no reply.
     let _ = socket.write(refusal);
 }
 
-/// Ends the reply and reads until the client closes, at most this many bytes and for a second.
+/// Ends the reply, then reads until the client closes, for at most this many bytes and one second.
 /// Closing a socket with unread bytes resets the connection, and the client may lose the reply.
 pub(crate) async fn linger(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,

@@ -1,7 +1,7 @@
 //! Bound sockets: TCP with bounded buffers, and Unix sockets with a file mode.
 //!
-//! A TCP address may have several sockets, one for each accept loop: the kernel then spreads new
-//! connections among them, and wakes one loop for each.
+//! A TCP address may have one socket per accept loop: the kernel spreads new connections among them
+//! and wakes one loop per connection.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -14,15 +14,15 @@ use std::{net, os::unix::net as unix};
 use socket2::{Domain, Protocol, SockRef, Socket as RawSocket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-/// Send buffer of a connection; Linux doubles it for its own overhead. Without a bound it grows to
-/// 4 MB for a client that does not read.
+/// Send buffer of a connection; Linux doubles it for overhead. Without a bound it grows to 4 MB for
+/// a client that does not read.
 const SEND_BUFFER: usize = 128 * 1024;
-/// Receive buffer of a connection, doubled as well. Requests are small; what a client sends beyond
-/// it waits on the client's side.
+/// Receive buffer of a connection, doubled as well. Requests are small; excess bytes wait on the
+/// client's side.
 const RECEIVE_BUFFER: usize = 64 * 1024;
-/// Connections that wait to be accepted.
+/// Maximum connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
-/// A peer that vanished is noticed by probes after this time, and closed after some minutes.
+/// Probes detect a vanished peer after this time; the connection closes some minutes later.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// A bound address.
@@ -33,21 +33,21 @@ pub(crate) enum BoundSocket {
     Unix(UnixSocket),
 }
 
-/// One socket of an address. It belongs to no runtime yet.
+/// One socket of an address, not yet part of a runtime.
 #[derive(Debug)]
 pub(super) enum SingleSocket {
     Tcp(net::TcpListener),
     Unix(UnixSocket),
 }
 
-/// A socket that accepts connections, on a runtime.
+/// A listening socket on a runtime.
 #[derive(Debug)]
 pub(super) enum ListeningSocket {
     Tcp(TcpListener),
     Unix { listener: UnixListener, _path: SocketPath },
 }
 
-/// Where a Unix socket is to be bound.
+/// Path and mode of a Unix socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SocketFile {
     pub(crate) path: PathBuf,
@@ -56,7 +56,7 @@ pub(crate) struct SocketFile {
 }
 
 impl SocketFile {
-    /// The default permissions: the owner and the group of the file may connect.
+    /// Default permissions: the file's owner and group may connect.
     pub(crate) const DEFAULT_MODE: u32 = 0o660;
 }
 
@@ -78,7 +78,7 @@ impl Drop for SocketPath {
 }
 
 impl BoundSocket {
-    /// Binds an address, with up to `count` sockets. `option` is the flag or variable that selects
+    /// Binds an address with up to `count` sockets. `option` is the flag or variable that selects
     /// another address.
     ///
     /// # Errors
@@ -89,8 +89,8 @@ impl BoundSocket {
             .map_err(|error| format!("cannot listen on {address}: {error}; choose another {option}"))
     }
 
-    /// Binds a Unix socket, and replaces one that a dead process left behind. `section` is the one
-    /// of the config that selects another path.
+    /// Binds a Unix socket and replaces one left behind by a dead process. `section` is the config
+    /// section that selects another path.
     ///
     /// # Errors
     /// One line: the path cannot be bound.
@@ -104,8 +104,8 @@ impl BoundSocket {
         })
     }
 
-    /// Binds the TCP address, with up to `count` sockets, and the Unix socket of a section, as far
-    /// as they are configured. `option` selects another address.
+    /// Binds the TCP address, with up to `count` sockets, and a section's Unix socket, as
+    /// configured. `option` selects another address.
     ///
     /// # Errors
     /// One line: one of them cannot be bound.
@@ -119,7 +119,7 @@ impl BoundSocket {
         tcp.into_iter().chain(file.map(|file| Self::unix(file, section))).collect()
     }
 
-    /// Its address. `None` on a Unix socket.
+    /// The address. `None` on a Unix socket.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         match self {
             Self::Tcp(listeners) => listeners.first()?.local_addr().ok(),
@@ -127,7 +127,7 @@ impl BoundSocket {
         }
     }
 
-    /// Its address as text: `127.0.0.1:7979`, or `unix:` and a path.
+    /// The address as text: `127.0.0.1:7979`, or `unix:` and a path.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Tcp(_) => self.address().map_or_else(String::new, |address| address.to_string()),
@@ -135,7 +135,6 @@ impl BoundSocket {
         }
     }
 
-    /// Its sockets.
     pub(super) fn into_sockets(self) -> Vec<SingleSocket> {
         match self {
             Self::Tcp(listeners) => listeners.into_iter().map(SingleSocket::Tcp).collect(),
@@ -179,7 +178,7 @@ pub(super) enum Socket {
     Unix(UnixStream),
 }
 
-/// A socket that belongs to no runtime, for example on its way to another thread.
+/// A socket outside any runtime, for example on its way to another thread.
 #[derive(Debug)]
 pub(super) enum DetachedSocket {
     Tcp(net::TcpStream),
@@ -187,7 +186,7 @@ pub(super) enum DetachedSocket {
 }
 
 impl Socket {
-    /// Takes it out of this thread's runtime.
+    /// Removes it from this thread's runtime.
     ///
     /// # Errors
     /// The system refuses.
@@ -211,10 +210,10 @@ impl DetachedSocket {
         })
     }
 
-    /// Writes what the send buffer has room for.
+    /// Writes as much as fits the send buffer.
     ///
     /// # Errors
-    /// It has no room, or the client is gone.
+    /// The buffer is full, or the client has disconnected.
     pub(super) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => (&*stream).write(bytes),
@@ -223,18 +222,18 @@ impl DetachedSocket {
     }
 }
 
-/// Binds up to `count` sockets to an address. Other processes cannot bind it as well, unless they
-/// are of the same user and share ports themselves (`SO_REUSEPORT`).
+/// Binds up to `count` sockets to an address. Other processes cannot bind it, unless they belong to
+/// the same user and share ports themselves (`SO_REUSEPORT`).
 fn bind_tcp(address: SocketAddr, count: usize) -> io::Result<Vec<net::TcpListener>> {
     let first = new_tcp(address)?;
-    // Without `SO_REUSEPORT`, this fails if another process has the port.
+    // Without `SO_REUSEPORT`, this fails if another process uses the port.
     first.bind(&address.into())?;
     first.listen(BACKLOG)?;
     let mut sockets = vec![first];
-    // Elsewhere, sockets of one address do not share its connections.
+    // Other systems do not distribute connections among an address's sockets.
     if cfg!(target_os = "linux") && count > 1 {
         sockets[0].set_reuse_port(true)?;
-        // With the port that was chosen, if the address has port 0.
+        // The chosen port, if the address has port 0.
         let bound = sockets[0].local_addr()?;
         for _ in 1..count {
             let socket = new_tcp(address)?;
@@ -247,7 +246,7 @@ fn bind_tcp(address: SocketAddr, count: usize) -> io::Result<Vec<net::TcpListene
     Ok(sockets.into_iter().map(net::TcpListener::from).collect())
 }
 
-/// Accepted sockets inherit the options of the socket that listens.
+/// Accepted sockets inherit the listening socket's options.
 fn new_tcp(address: SocketAddr) -> io::Result<RawSocket> {
     let socket = RawSocket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;

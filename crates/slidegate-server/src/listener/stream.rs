@@ -1,6 +1,6 @@
-//! The socket of a connection, which records its activity and fails once it is to be closed.
+//! A connection's socket: records activity and fails once the connection must close.
 //!
-//! Being below TLS and every protocol, it sees a client that does not read where nobody else can.
+//! Below TLS and every protocol, only this layer sees that a client does not read.
 
 use std::io;
 use std::pin::Pin;
@@ -25,12 +25,12 @@ impl TrackedStream {
         Self { socket, slot }
     }
 
-    /// Its place in the budget, which is free once all clones are dropped.
+    /// The connection's place in the budget, freed once all clones are dropped.
     pub(crate) fn slot(&self) -> &Arc<Slot> {
         &self.slot
     }
 
-    /// The user whose process has connected, on a Unix socket.
+    /// The user of the connected process, on a Unix socket.
     pub(super) fn user(&self) -> Option<u32> {
         match &self.socket {
             Socket::Tcp(_) => None,
@@ -38,7 +38,7 @@ impl TrackedStream {
         }
     }
 
-    /// Takes the socket out of this thread's runtime, on the way to another one.
+    /// Removes the socket from this thread's runtime, to move it to another.
     ///
     /// # Errors
     /// The system refuses.
@@ -46,7 +46,7 @@ impl TrackedStream {
         Ok((self.socket.detach()?, self.slot))
     }
 
-    /// Waits for room until the next poll, and fails if the connection is to be closed.
+    /// Waits for room until the next poll; fails if the connection must close.
     fn pending(&self, cx: &Context<'_>) -> Poll<io::Error> {
         let entry = &self.slot.entry;
         entry.waker.register(cx.waker());
@@ -69,7 +69,7 @@ impl TrackedStream {
     }
 }
 
-/// The error of a connection that the service closes.
+/// The error of a connection closed by the service.
 fn closed(reason: CloseReason) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, format!("closed: {}", reason.name()))
 }

@@ -1,8 +1,8 @@
-//! The table of open connections, ordered by how long each has been idle.
+//! The table of open connections, ordered by idle time.
 //!
-//! The order is corrected only when a connection is looked for: until then a connection stands
-//! where it was when it was last looked at. Connecting, closing and finding the longest-idle one
-//! take O(log n), amortized over a tick; a request costs nothing here.
+//! The order is corrected only during a search: until then a connection keeps the position of its
+//! last examination. Connecting, closing and finding the longest-idle connection take O(log n),
+//! amortized over a tick; requests cost nothing here.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use super::counters::ProtocolConnections;
 use super::reasons::{CloseReason, RefusalReason};
 use super::timeouts::violated;
 
-/// A connection that did something within this time is never closed to make room.
+/// A connection active within this time is never closed to make room.
 const MIN_IDLE: Tick = TICKS_PER_SECOND;
-/// Most connections examined for one that is admitted, so that an accept takes bounded time.
+/// Maximum connections examined per admission, so an accept takes bounded time.
 const MAX_EXAMINED: usize = 1024;
 
-/// What connections are counted by: an IPv4 address or the /56 network of an IPv6 address.
+/// Identifies a peer: an IPv4 address, or the /56 network of an IPv6 address.
 pub(super) type PeerKey = [u8; 16];
 
 /// An open connection.
@@ -29,22 +29,22 @@ pub(super) struct Entry {
     id: u64,
     /// `None` on a Unix socket.
     peer: Option<PeerKey>,
-    /// Bytes of requests that have not arrived whole, by [`Part`](super::unfinished::Part).
+    /// Bytes of incomplete requests, by [`Part`](super::unfinished::Part).
     pub(super) unfinished: [AtomicUsize; 2],
     pub(super) protocol: Arc<ProtocolConnections>,
     pub(super) activity: Activity,
-    /// Why it is being closed; 0 while it is not.
+    /// The reason if it is being closed, else 0.
     closing: AtomicU8,
-    /// Wakes the task of the connection when it is closed.
+    /// Wakes the connection's task when it is closed.
     pub(super) waker: AtomicWaker,
-    /// Its place in the order. Changed only by the table.
+    /// Its position in the order. Changed only by the table.
     place: AtomicU32,
-    /// Whether the table still has it. Changed only by the table.
+    /// Whether the table still contains it. Changed only by the table.
     is_listed: AtomicBool,
 }
 
 impl Entry {
-    /// Makes its next read or write fail. The first reason counts.
+    /// Makes its next read or write fail. The first reason is kept.
     pub(super) fn close(&self, reason: CloseReason) {
         if self.closing.compare_exchange(0, reason as u8, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
             self.protocol.closed(reason);
@@ -65,18 +65,18 @@ impl Entry {
         self.unfinished.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
     }
 
-    /// Why it is being closed.
+    /// The reason if it is being closed.
     pub(super) fn closing(&self) -> Option<CloseReason> {
         CloseReason::from_code(self.closing.load(Ordering::Acquire))
     }
 }
 
-/// Most connections.
+/// Maximum numbers of connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ConnectionCaps {
-    /// Most connections of all protocols together.
+    /// Over all protocols.
     pub(crate) total: usize,
-    /// Most connections of one peer address.
+    /// Per peer address.
     pub(crate) per_peer: usize,
 }
 
@@ -124,8 +124,8 @@ impl Table {
         Ok(entry)
     }
 
-    /// Closes the connection that has been idle longest, of this peer if there is one. `None` if
-    /// none was idle for [`MIN_IDLE`].
+    /// Closes the longest-idle connection, of this peer if given. `None` if none was idle for
+    /// [`MIN_IDLE`].
     pub(super) fn shed(&mut self, peer: Option<PeerKey>, now: Tick) -> Option<()> {
         for _ in 0..MAX_EXAMINED {
             let (place, id) = match peer {
@@ -146,7 +146,7 @@ impl Table {
                 self.insert(entry, active_at);
                 continue;
             }
-            // The others stand behind it, so none of them has been idle for longer.
+            // All others follow it, so none has been idle longer.
             if now.saturating_sub(place) < MIN_IDLE {
                 return None;
             }
@@ -173,7 +173,7 @@ impl Table {
         }
     }
 
-    /// Closes every connection that is beyond a timeout of its protocol. O(n).
+    /// Closes every connection beyond a timeout of its protocol. O(n).
     pub(super) fn sweep(&self, now: Tick) {
         for entry in self.by_idle.values() {
             if let Some(reason) = violated(&entry.protocol.timeouts, entry.activity.state(), now) {
@@ -233,7 +233,7 @@ mod tests {
 
     const CAPS: ConnectionCaps = ConnectionCaps { total: 3, per_peer: 2 };
 
-    /// Silent sockets must not lock everybody else out for good.
+    /// Silent sockets must not lock everyone else out permanently.
     #[test]
     fn the_longest_idle_connection_makes_room() {
         let (mut table, protocol) = (Table::default(), protocol());
@@ -241,7 +241,7 @@ mod tests {
         let first = admit(1, 0).unwrap();
         let second = admit(2, 1).unwrap();
         let third = admit(3, 2).unwrap();
-        // The first is the oldest, but it has just been served.
+        // The first is the oldest but was just served.
         first.activity.received(3 * SECOND);
         first.activity.sent(3 * SECOND);
         assert!(admit(4, 3 * SECOND).is_ok());
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(table.len(), 3);
     }
 
-    /// A burst of connections must not close those that are in use.
+    /// A burst of connections must not close those in use.
     #[test]
     fn active_connections_are_not_closed_and_the_new_one_is_refused() {
         let (mut table, protocol) = (Table::default(), protocol());
@@ -259,7 +259,7 @@ mod tests {
         let now = 10 * SECOND;
         entries[0].activity.sent(now);
         entries[1].activity.sent(now);
-        // A request that takes long is served, not idle.
+        // A long request is being served, not idle.
         entries[2].activity.serving(1);
         assert_eq!(table.admit(peer(4), &protocol, CAPS, now).unwrap_err(), RefusalReason::Total);
         assert!(entries.iter().all(|entry| entry.closing().is_none()));
@@ -282,7 +282,7 @@ mod tests {
         table.remove(&greedy[1]);
         table.remove(&third);
         assert_eq!(table.peers.get(&[2; 16]), None);
-        // Clients of a Unix socket have no address to count by.
+        // Unix socket clients have no address to count by.
         for _ in 0..5 {
             table.admit(None, &protocol, caps, 0).unwrap();
         }

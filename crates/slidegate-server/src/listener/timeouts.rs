@@ -1,4 +1,4 @@
-//! Timeouts of connections, checked once a second for all of them: no timer per connection.
+//! Connection timeouts, checked once a second for all connections: no timer per connection.
 
 use std::time::Duration;
 
@@ -8,20 +8,20 @@ use super::reasons::CloseReason;
 /// A client that takes no byte of its replies for this long is disconnected.
 pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a connection may take. `None`: as long as it wants.
+/// Maximum durations of a connection's phases. `None`: unlimited.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Timeouts {
-    /// Until its first request is replied to: an HTTP head, an HTTP/2 preface with its settings.
+    /// Until the reply to its first request: an HTTP head, or an HTTP/2 preface with settings.
     pub(crate) opening: Option<Duration>,
     /// From the first byte of a request to its reply, or to the end of its head in HTTP.
     pub(crate) request: Option<Duration>,
     /// Between two requests.
     pub(crate) idle: Option<Duration>,
-    /// For a client that reads nothing while a reply waits for it.
+    /// While a reply waits for a client that does not read.
     pub(crate) write: Option<Duration>,
 }
 
-/// The timeout that a connection is beyond, if any.
+/// The timeout that a connection has exceeded, if any.
 pub(super) fn violated(timeouts: &Timeouts, state: State, now: Tick) -> Option<CloseReason> {
     let (limit, reason) = match state.phase {
         Phase::Blocked => (timeouts.write, CloseReason::Write),
@@ -35,7 +35,7 @@ pub(super) fn violated(timeouts: &Timeouts, state: State, now: Tick) -> Option<C
     (now.saturating_sub(state.since) >= ticks(limit?)).then_some(reason)
 }
 
-/// Rounded up, and one more, because the current tick has begun some time ago.
+/// Rounds up and adds one, because the current tick began some time ago.
 fn ticks(span: Duration) -> Tick {
     let ticks = (span.as_millis() * u128::from(TICKS_PER_SECOND)).div_ceil(1000) + 1;
     Tick::try_from(ticks).unwrap_or(Tick::MAX)
@@ -45,7 +45,7 @@ fn ticks(span: Duration) -> Tick {
 mod tests {
     use super::*;
 
-    /// Each way of holding a connection without using it ends.
+    /// Every way of holding a connection without using it must end.
     #[test]
     fn each_phase_has_its_timeout() {
         let of = |seconds| Some(Duration::from_secs(seconds));

@@ -1,8 +1,8 @@
-//! The memory of requests that have not arrived whole, of all connections of one protocol.
+//! Memory of incomplete requests, over all connections of one protocol.
 //!
-//! It is shared by the addresses of the clients, as [`slidegate::shares`] has it. What an address lacks
-//! is given back by the one that holds most: of its connections, the one that has waited longest is
-//! closed. So an attacker makes room for itself at its own cost, and others are served.
+//! Client addresses share it by [`slidegate::shares`]. If an address lacks memory, the address that holds
+//! most gives some back: its longest-waiting connection is closed. So an attacker makes room at its own cost
+//! and others are served.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -17,41 +17,41 @@ use super::budget::Slot;
 use super::reasons::CloseReason;
 use super::table::{Entry, PeerKey};
 
-/// Most bytes of all connections of a protocol: a hundred of the largest requests.
+/// Maximum bytes over all connections of a protocol: a hundred of the largest requests.
 const MAX_BYTES: usize = 32 << 20;
-/// What a connection may hold beside, without being counted: usual requests take no lock.
+/// Uncounted bytes per connection: typical requests take no lock.
 const OWN_BYTES: usize = 4 << 10;
 
-/// What a connection holds apart, as different tasks may hold it.
+/// A part of a connection's memory; different tasks may hold them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// What was read and belongs to no request yet.
+    /// Bytes read that belong to no request yet.
     Buffers,
     /// Requests that have begun.
     Requests,
 }
 
-/// The requests of one protocol that have not arrived whole.
+/// The incomplete requests of one protocol.
 #[derive(Debug)]
 pub(super) struct UnfinishedRequests {
     held: Mutex<Held>,
     refused: AtomicU64,
 }
 
-/// An address. Clients of Unix sockets have none, and are one.
+/// An address. All Unix socket clients count as one.
 type Owner = Option<PeerKey>;
 
 #[derive(Debug)]
 struct Held {
     shares: slidegate::shares::Shares<Owner>,
-    /// By the numbers of connections: since when they have held something, in order, and how much.
+    /// By connection id: since when it holds memory (as a sequence number) and how many bytes.
     connections: HashMap<u64, (u64, usize)>,
-    /// Of each owner, the one that has waited longest first.
+    /// By owner; the longest-waiting connection first.
     by_wait: BTreeMap<(Owner, u64), Arc<Entry>>,
     next: u64,
 }
 
-/// A request cannot be kept until the rest of it arrives.
+/// There is no room to keep a request until the rest arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TooMuch;
 
@@ -76,18 +76,18 @@ impl Default for UnfinishedRequests {
 }
 
 impl UnfinishedRequests {
-    /// What connections hold beyond [`OWN_BYTES`].
+    /// Bytes that connections hold beyond [`OWN_BYTES`].
     pub(super) fn bytes(&self) -> usize {
         self.held().shares.taken()
     }
 
-    /// How many requests were given up, with their connection or alone.
+    /// Requests dropped, with or without their connection.
     pub(super) fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Counts what a connection holds now. Work is bounded: each connection that makes room holds more
-    /// than [`OWN_BYTES`].
+    /// Counts a connection's current memory. Work is bounded: each connection that makes room holds more than
+    /// [`OWN_BYTES`].
     #[cold]
     fn count(&self, entry: &Arc<Entry>) -> Result<(), TooMuch> {
         let mut held = self.held();
@@ -141,7 +141,7 @@ impl Held {
         Ok(())
     }
 
-    /// Removes a connection. Returns what it gave back.
+    /// Removes a connection. Returns the bytes it gave back.
     fn forget(&mut self, entry: &Entry) -> usize {
         let Some((since, bytes)) = self.connections.remove(&entry.id()) else { return 0 };
         self.by_wait.remove(&(entry.peer(), since));
@@ -151,7 +151,7 @@ impl Held {
 }
 
 impl Slot {
-    /// Holds so many bytes of requests that have not arrived whole, in this part.
+    /// Holds this many bytes of incomplete requests, in this part.
     ///
     /// # Errors
     /// There is no room for more than it held before, which it still holds.
@@ -174,7 +174,7 @@ impl Slot {
         counted
     }
 
-    /// The connection ends, with what it holds.
+    /// Releases a connection's memory at its end.
     pub(super) fn hold_nothing(&self) {
         let has_held =
             self.entry.unfinished.iter().fold(0, |sum, held| sum | held.swap(0, Ordering::Relaxed));
@@ -183,13 +183,13 @@ impl Slot {
         }
     }
 
-    /// It holds more than there is room for, and is about to end.
+    /// Marks a connection that needs more memory than there is and is about to end.
     pub(crate) fn too_much(&self) {
         self.entry.close(CloseReason::Memory);
     }
 }
 
-/// The body of a request, which counts what has arrived of it until it is whole.
+/// A request body that counts its bytes until complete.
 #[derive(Debug)]
 pub(crate) struct TrackedBody {
     body: Incoming,
@@ -228,7 +228,7 @@ impl Body for TrackedBody {
         match &polled {
             Poll::Ready(Some(Ok(frame))) if !self.body.is_end_stream() => {
                 self.arrived += frame.data_ref().map_or(0, Bytes::len);
-                // Whoever collects it has a buffer that doubles.
+                // The reader collects it in a buffer that doubles.
                 if let Err(too_much) = self.slot.hold(Part::Requests, self.arrived.next_power_of_two()) {
                     return Poll::Ready(Some(Err(too_much.into())));
                 }
@@ -275,7 +275,7 @@ mod tests {
         slot.entry.closing() == Some(CloseReason::Memory)
     }
 
-    /// An attacker closes its own connections, the oldest first, and nobody else's.
+    /// An attacker must lose its own connections, oldest first, and nobody else's.
     #[test]
     fn the_address_that_holds_most_makes_room() {
         let all = protocol();
@@ -287,7 +287,7 @@ mod tests {
         let closed = attacking.iter().take_while(|slot| is_closed(slot)).count();
         assert_eq!(attacking.iter().filter(|slot| is_closed(slot)).count(), closed, "the oldest ones");
         assert_eq!((closed as u64, is_closed(&patient)), (all.1.unfinished.refused(), false));
-        // Many addresses at once leave something to the next one as well.
+        // Many addresses at once also leave room for the next one.
         let crowd: Vec<_> = (3..200).map(|peer| [connect(&all, peer), connect(&all, peer)]).collect();
         crowd.iter().flatten().for_each(|slot| slot.hold(Part::Requests, 256 * KIB).unwrap());
         assert!(all.1.unfinished.bytes() <= MAX_BYTES);
@@ -301,7 +301,7 @@ mod tests {
         assert!(held.connections.is_empty() && held.by_wait.is_empty());
     }
 
-    /// A connection that alone holds all that its address may is refused more, and keeps what it has.
+    /// A connection that alone holds its address's whole share is refused more and keeps what it has.
     #[test]
     fn a_connection_that_holds_most_is_refused_more() {
         let all = protocol();

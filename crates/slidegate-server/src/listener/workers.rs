@@ -1,8 +1,8 @@
-//! Workers: threads that accept and serve the connections of HTTP and RESP.
+//! Workers: threads that accept and serve HTTP and RESP connections.
 //!
 //! A connection stays on one thread. On the memory store a decision takes less time than moving a
 //! task to another thread, so a work-stealing runtime would cost more than it balances. For the
-//! same reason a worker keeps what it accepts, unless it has clearly more connections than another.
+//! same reason a worker keeps the connections it accepts, unless it has clearly more than another.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::socket::BoundSocket;
 use super::stream::TrackedStream;
 use crate::log_limit::log_limited;
 
-/// Connections that a worker accepts before it serves those it has.
+/// Connections that a worker accepts before serving the ones it has.
 const ACCEPTS_PER_TURN: usize = 16;
 
 /// Serves the accepted connections of a protocol.
@@ -36,18 +36,18 @@ pub(crate) struct Workers(Arc<[Worker]>);
 #[repr(align(128))]
 struct Worker {
     runtime: Handle,
-    /// Connections that are open on it.
+    /// Its open connections.
     open: AtomicUsize,
 }
 
-/// A connection of a worker, which is counted until this is dropped.
+/// A worker's connection, counted until dropped.
 struct Place {
     workers: Workers,
     number: usize,
 }
 
 impl Workers {
-    /// Number of workers, and of sockets that share the connections of an address among them.
+    /// Number of workers, and of sockets that share an address's connections.
     pub(crate) fn count() -> usize {
         thread::available_parallelism().map_or(1, usize::from)
     }
@@ -65,8 +65,8 @@ impl Workers {
         Ok(Self((0..Self::count()).map(start).collect::<io::Result<_>>()?))
     }
 
-    /// Accepts connections on the workers, and serves each on one of them. The tasks are the accept
-    /// loops: aborting one closes its sockets.
+    /// Accepts connections on the workers and serves each on one of them. The returned tasks are
+    /// the accept loops: aborting one closes its sockets.
     pub(crate) fn accept(
         &self,
         sockets: Vec<BoundSocket>,
@@ -93,7 +93,7 @@ impl Workers {
         loops
     }
 
-    /// The accept loop of a worker.
+    /// A worker's accept loop.
     async fn run(self, number: usize, mut acceptor: Acceptor, serve: impl Serve) {
         loop {
             for _ in 0..ACCEPTS_PER_TURN {
@@ -109,8 +109,8 @@ impl Workers {
         }
     }
 
-    /// The place of a connection that this worker has accepted: on itself, or on the worker with
-    /// the fewest connections if that has clearly fewer.
+    /// A place for a connection that this worker accepted: here, or on the worker with the fewest
+    /// connections if that has clearly fewer.
     fn place(&self, accepted_by: usize) -> Place {
         let open = |number: usize| self.0[number].open.load(Ordering::Relaxed);
         let number = destination(accepted_by, self.0.len(), open);
@@ -119,15 +119,15 @@ impl Workers {
     }
 }
 
-/// The worker of a new connection, of `count`, which have this many open connections.
+/// Selects the worker of a new connection, out of `count` with these numbers of open connections.
 fn destination(accepted_by: usize, count: usize, open: impl Fn(usize) -> usize) -> usize {
     let own = open(accepted_by);
     if own == 0 {
         return accepted_by;
     }
     let least = (0..count).min_by_key(|number| open(*number)).unwrap_or(accepted_by);
-    // A few connections are spread evenly. Among many, a difference matters less than the cost of
-    // waking another thread.
+    // Few connections are spread evenly. Among many, a difference matters less than waking another
+    // thread.
     if own > open(least) + own / 4 { least } else { accepted_by }
 }
 
@@ -137,7 +137,7 @@ impl Place {
         serve.serve(accepted).await;
     }
 
-    /// Serves a connection of another worker here.
+    /// Serves another worker's connection here.
     fn hand_over(self, accepted: Accepted, serve: impl Serve) {
         let Accepted { stream, peer, connection, certificates } = accepted;
         let failed = move |error| {

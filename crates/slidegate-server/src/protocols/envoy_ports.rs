@@ -1,6 +1,7 @@
 //! The debug and metrics ports of envoyproxy/ratelimit.
 //!
-//! As there, they require no token, because the environment must enable them explicitly.
+//! They require no token, as in envoyproxy/ratelimit, because the environment must enable them
+//! explicitly.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The parts of the service that ports need to serve.
+//! Shared services that protocols need to serve.
 
 use std::sync::Arc;
 
@@ -6,7 +6,6 @@ use crate::app::App;
 use crate::grpc::RateLimitHandler;
 use crate::listener::Workers;
 
-/// The parts of the service that protocols need.
 #[derive(Clone)]
 pub(crate) struct Services {
     pub(crate) app: Arc<App>,

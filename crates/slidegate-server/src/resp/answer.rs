@@ -1,4 +1,4 @@
-//! Decisions as replies: of one policy, or of all that apply.
+//! Writes decisions as replies: of one policy, or of all that apply.
 
 use slidegate::{Decision, Decisions, Error, PolicyDecision, PolicySet, Reason};
 use slidegate_config::names;
@@ -35,7 +35,7 @@ pub(super) fn unavailable(one: &PolicyDecision<'_>, reply: &mut Reply<'_>) {
     ));
 }
 
-/// Writes why no policy decided: a cost that none counts, or a reload that removed the policy after
+/// Writes why no policy decided: no policy counts this cost, or a reload removed the policy after
 /// the command was parsed.
 pub(super) fn undecided(decisions: &Decisions<'_>, reply: &mut Reply<'_>) {
     match decisions.error().filter(Error::is_unknown_cost) {
@@ -46,7 +46,7 @@ pub(super) fn undecided(decisions: &Decisions<'_>, reply: &mut Reply<'_>) {
     }
 }
 
-/// Writes the strictest decision, then those of all policies that apply.
+/// Writes the strictest decision, then the decision of each policy that applies.
 pub(super) fn write_all_policies(decisions: &Decisions<'_>, reply: &mut Reply<'_>) {
     if decisions.error().is_some() {
         return undecided(decisions, reply);
@@ -83,7 +83,7 @@ pub(super) fn write_all_policies(decisions: &Decisions<'_>, reply: &mut Reply<'_
     }
 }
 
-/// The limit, what remains of it, and when there is more: four fields.
+/// Four fields: the limit, what remains, and when more is available.
 pub(super) fn capacity_fields(one: &Decision, reply: &mut Reply<'_>) {
     reply.field("limit");
     reply.int(one.limit());

@@ -53,7 +53,7 @@ impl<'w> Batch<'w> {
         Self { app, call: app.call(Protocol::Resp), pending: Vec::new() }
     }
 
-    /// Decides a request and writes the reply, or takes it into the batch. By reference, because a
+    /// Decides a request and writes the reply, or adds it to the batch. By reference, because a
     /// request has 400 bytes.
     pub(super) fn decide(
         &mut self,

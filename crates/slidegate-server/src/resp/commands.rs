@@ -1,9 +1,8 @@
-//! The command table: it finds commands, checks their argument counts, and is what `COMMAND`
-//! returns.
+//! The command table: finds commands, checks argument counts, and provides the reply to `COMMAND`.
 
 use super::frame::MAX_ARGUMENTS;
 
-/// The commands, by what they do.
+/// Command names, grouped by purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Name {
     Check,
@@ -33,19 +32,18 @@ pub(super) enum Name {
     Quit,
 }
 
-/// One entry of the command table.
+/// An entry of the command table.
 pub(super) struct CommandSpec {
     pub(super) name: Name,
     pub(super) word: &'static str,
     /// The arguments after the name.
     pub(super) syntax: &'static str,
     pub(super) summary: &'static str,
-    /// Minimum number of arguments, the name included.
+    /// Minimum number of arguments, including the name.
     pub(super) min: usize,
     /// Maximum number of arguments.
     pub(super) max: usize,
-    /// Position of the argument that clients treat as the key, as Redis counts it; 0 if there is
-    /// none.
+    /// Position of the argument that clients treat as the key, as Redis counts it; 0 if none.
     pub(super) key: u8,
 }
 
@@ -100,7 +98,7 @@ pub(super) const COMMANDS: [CommandSpec; 25] = [
 ];
 
 impl CommandSpec {
-    /// The command of this name, in any case.
+    /// Finds a command by name, ignoring case.
     pub(super) fn by_word(word: &[u8]) -> Option<&'static Self> {
         COMMANDS.iter().find(|spec| spec.word.as_bytes().eq_ignore_ascii_case(word))
     }
@@ -110,7 +108,7 @@ impl CommandSpec {
         format!("{} {}", self.word, self.syntax).trim_end().to_owned()
     }
 
-    /// Redis's arity: the number of arguments, name included; negative if that is a minimum.
+    /// Redis's arity: the number of arguments including the name; negative if that is a minimum.
     pub(super) fn arity(&self) -> i64 {
         #[allow(clippy::cast_possible_wrap)] // at most 80
         let min = self.min as i64;

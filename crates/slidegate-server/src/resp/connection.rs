@@ -1,8 +1,8 @@
-//! One connection: reads a pipeline, decides its commands, and writes all replies at once.
+//! One connection: reads a pipeline, decides its commands, and writes all replies together.
 //!
-//! Commands are parsed in place and replies go to one buffer, so on the memory store a command
-//! costs no allocation, no task, and no lock except its key's. On a shared store the decisions of a
-//! pipeline are requested as one batch.
+//! Commands are parsed in place and replies go to one buffer. On the memory store a command costs no
+//! allocation, no task, and no lock except its key's. On a shared store, a pipeline's decisions are requested
+//! as one batch.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,16 +26,15 @@ use crate::malformed::{Flaw, Handling};
 
 /// Initial size of the read buffer: about 80 commands.
 const INITIAL_BUFFER: usize = 4096;
-/// What is kept of a read buffer that was larger, while the client sends less.
+/// Size to which a larger read buffer shrinks when the client sends less.
 const KEPT_BUFFER: usize = 4 * INITIAL_BUFFER;
-/// Bytes of buffered replies at which they are written before more is decided. A single reply may
-/// be longer.
+/// Buffered reply bytes at which replies are written before more is decided. A single reply may be longer.
 const MAX_BUFFERED_REPLIES: usize = 64 * 1024;
 /// Maximum decisions of one connection in one batch to a shared store.
 const MAX_BATCH: usize = 256;
 /// A client that does not authenticate within this time is disconnected.
 const AUTHENTICATION_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum bytes that are read after the last reply.
+/// Maximum bytes read after the last reply.
 const MAX_LINGER: usize = 1024 * 1024;
 
 /// Serves one client until it disconnects, violates the protocol, is idle for `idle`, or the
@@ -65,7 +64,7 @@ where
         }
         let read = connection.stream.read(connection.input.free());
         let read = tokio::select! {
-            // Commands that have arrived are replied to before stopping or closing.
+            // Commands that have arrived get replies before the connection stops or closes.
             biased;
             read = connection.turn.read(read) => read?,
             () = &mut stopped, if !is_stopping => {
@@ -100,8 +99,7 @@ where
     linger(connection.stream, MAX_LINGER).await
 }
 
-/// Detects idle clients. Evaluated when the timer fires and not per command, which would read a
-/// clock.
+/// Detects idle clients. Evaluated when the timer fires, not per command, which would read a clock.
 struct IdleCheck {
     idle: Duration,
     /// Whether no command has arrived since the timer last fired. Incomplete commands do not count.
@@ -138,15 +136,15 @@ struct Connection<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
-    /// What it holds between two reads, beyond what a connection always may: a command that has not
-    /// arrived whole, what is queued since `MULTI`, and the buffer of replies.
+    /// Bytes held between two reads, beyond the allowance of every connection: an incomplete command,
+    /// commands queued since `MULTI`, and the reply buffer.
     fn unfinished_bytes(&self) -> usize {
         let queued = self.session.transaction.as_ref().map_or(0, |transaction| transaction.bytes());
         let input = self.input.buffer.len().saturating_sub(KEPT_BUFFER);
         input + queued + self.out.capacity().saturating_sub(KEPT_BUFFER)
     }
 
-    /// The last reply: there is no memory for what the client goes on sending.
+    /// Writes the last reply: there is no memory for what the client sends next.
     async fn refuse(&mut self, why: &str) -> std::io::Result<()> {
         Reply { out: &mut self.out, version: self.session.version }.error(format_args!("ERR {why}"));
         write(&mut self.stream, &mut self.out).await
@@ -219,7 +217,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
     }
 }
 
-/// What to do after a command.
+/// The next step after a command.
 enum Next {
     Continue,
     Execute(Box<Transaction>),
@@ -348,7 +346,7 @@ async fn write<S: AsyncWrite + Unpin>(stream: &mut S, out: &mut Vec<u8>) -> std:
     if out.is_empty() {
         return Ok(());
     }
-    // The connection budget ends the write of a client that does not read.
+    // The connection budget ends the write if the client does not read.
     stream.write_all(out).await?;
     stream.flush().await?;
     out.clear();
@@ -376,8 +374,7 @@ impl Input {
         &self.buffer[..self.filled]
     }
 
-    /// The free part of the buffer. Never empty: a command that fills the largest buffer is
-    /// rejected.
+    /// The free part of the buffer. Never empty: a command that fills the largest buffer is rejected.
     fn free(&mut self) -> &mut [u8] {
         &mut self.buffer[self.filled..]
     }
@@ -393,8 +390,8 @@ impl Input {
         }
     }
 
-    /// Removes processed bytes from the start. A full buffer grows, and one that was not filled
-    /// shrinks again once its commands are processed.
+    /// Removes processed bytes from the start. A full buffer grows; a buffer that was not filled shrinks once
+    /// its commands are processed.
     fn consume(&mut self, bytes: usize) {
         let was_full = self.filled == self.buffer.len();
         self.buffer.copy_within(bytes..self.filled, 0);
@@ -421,8 +418,8 @@ mod tests {
     use crate::config::{Config, Outside};
     use crate::listener::{self, ConnectionSpec, Timeouts};
 
-    /// A client that streams commands once delayed its neighbours by 140 ms. It is judged by what is
-    /// decided between two turns of a neighbour: how long that takes depends on the machine.
+    /// A client that streamed commands once delayed its neighbours by 140 ms. The test counts the decisions
+    /// between two turns of a neighbour, because their duration depends on the machine.
     #[tokio::test]
     async fn a_giant_pipeline_is_served_beside_everybody_else() {
         const COMMANDS: u32 = 20 * MAX_COMMANDS;
@@ -436,7 +433,7 @@ mod tests {
         let listener = ListenerState::new(None, 1, connections);
         let client = listener::Connection { peer: None, user: None, is_local: true, is_verified: false };
         let session = Session::new(Arc::new(listener), None, client);
-        // All commands have arrived, and every reply is taken at once.
+        // All commands have arrived, and every reply is read at once.
         let commands = b"*3\r\n$8\r\nRL.CHECK\r\n$8\r\nper-user\r\n$5\r\nalice\r\n".repeat(COMMANDS as usize);
         let stream = tokio::io::join(Cursor::new(commands), Vec::new());
         let (_stop, stop) = watch::channel(false);

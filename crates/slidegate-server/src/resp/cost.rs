@@ -7,7 +7,7 @@ use super::reply::Escaped;
 use crate::limits::MAX_COST;
 use crate::request::named_cost;
 
-/// Reads the value of `COST` or `HOLD`, whose name is `word`.
+/// Parses the value of `COST` or `HOLD`; `word` is the option's name.
 #[inline]
 pub(super) fn parse_cost<'b>(word: &str, bytes: &'b [u8]) -> Result<Cost<'b>, CommandError> {
     if bytes.contains(&b'=') {
@@ -41,7 +41,7 @@ fn by_name<'b>(word: &str, bytes: &'b [u8]) -> Result<Cost<'b>, CommandError> {
 mod tests {
     use super::*;
 
-    /// A cost that is read as another one is charged to the wrong limit.
+    /// A misread cost is charged to the wrong limit.
     #[test]
     fn a_cost_is_a_number_or_numbers_by_name() {
         assert_eq!(parse_cost("COST", b"512"), Ok(512.into()));

@@ -13,7 +13,7 @@ use super::reply::{Escaped, Reply};
 use super::throttle::{Dialect, QuotaCache, ThrottleArguments};
 use crate::app::App;
 
-/// `RL.CHECK policy key [key ...] [COST n] [PEEK]`, and `RL.REFUND` with the same arguments but
+/// `RL.CHECK policy key [key ...] [COST n] [PEEK]`, and `RL.REFUND` with the same arguments except
 /// `PEEK`.
 pub(super) fn by_key<'b>(
     verb: Verb,
@@ -145,7 +145,7 @@ struct Options<'b> {
 }
 
 impl<'b> Options<'b> {
-    /// `PEEK` may only be given with a check.
+    /// `PEEK` is only valid with a check.
     fn parse(mut rest: &[&'b [u8]], mut verb: Verb) -> Result<Self, CommandError> {
         let (mut cost, may_peek) = (None, verb == Verb::Check);
         loop {

@@ -1,8 +1,7 @@
-//! Dispatch: finds the command that a client sent, checks that it may be sent, and executes or
-//! queues it.
+//! Dispatch: finds a client's command, checks that it is allowed, and executes or queues it.
 //!
-//! Requests to a shared store are not awaited here but added to a batch: a pipeline is decided as
-//! one.
+//! Requests to a shared store are not awaited here but added to a batch: a pipeline is decided
+//! together.
 
 use slidegate::{PolicySet, Verb};
 
@@ -86,7 +85,7 @@ pub(super) fn step<'b>(
     })
 }
 
-/// The command, if the client may send it with this number of arguments. Otherwise writes the
+/// The command, if the client may send it with this number of arguments; otherwise writes the
 /// error.
 fn find_command<'b>(
     arguments: &[&[u8]],

@@ -38,8 +38,8 @@ pub(super) fn parse_integer(name: &str, bytes: &[u8], min: u64, max: u64) -> Res
     })
 }
 
-/// The number that these digits are. By hand, because text takes five times as long to check and to
-/// parse, and `THROTTLE` has three numbers.
+/// Parses decimal digits. By hand: text takes five times as long to check and parse, and `THROTTLE`
+/// has three numbers.
 fn decimal(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() {
         return None;

@@ -5,11 +5,10 @@
 
 use smallvec::SmallVec;
 
-/// Maximum bytes of one command. Real attributes fit a hundred times; attributes at their maximum
-/// length do not.
+/// Maximum bytes of one command: a hundred times real attributes, but less than attributes at their
+/// maximum length.
 pub(super) const MAX_FRAME: usize = 64 * 1024;
-/// Maximum arguments of one command, its name included: 32 attributes with their values, and
-/// options.
+/// Maximum arguments of one command, including its name: 32 attributes with values, and options.
 pub(super) const MAX_ARGUMENTS: usize = 80;
 /// Maximum bytes of an inline command.
 const MAX_LINE: usize = 4096;
@@ -19,7 +18,7 @@ const MAX_DIGITS: usize = 6;
 /// A command's arguments, its name first. Never empty.
 pub(super) type Arguments<'b> = SmallVec<[&'b [u8]; 8]>;
 
-/// What the buffer starts with.
+/// The start of the buffer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Frame<'b> {
     /// An incomplete command.
@@ -32,8 +31,8 @@ pub(super) enum Frame<'b> {
     Inline(&'b [u8], usize),
 }
 
-/// A protocol error: what is invalid and what is expected. The start of the next command is
-/// unknown, so the connection must close.
+/// A protocol error: what is invalid and what is expected. The connection must close, because the
+/// start of the next command is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ProtocolError(pub(super) &'static str);
 
@@ -108,7 +107,7 @@ impl<'b> Frame<'b> {
     }
 }
 
-/// A number and the bytes up to the end of its line. `None` if the line is incomplete.
+/// A number, and the bytes up to the end of its line. `None` if the line is incomplete.
 fn number(input: &[u8], invalid: ProtocolError) -> Result<Option<(usize, usize)>, ProtocolError> {
     let mut number = 0;
     for (at, byte) in input.iter().enumerate() {
@@ -127,8 +126,8 @@ fn number(input: &[u8], invalid: ProtocolError) -> Result<Option<(usize, usize)>
     Ok(None)
 }
 
-/// Splits an inline command into arguments as Redis does: `"a b"` with backslash escapes, and
-/// `'a b'`, in which `\'` is a quote. A quote may begin within an argument and ends it.
+/// Splits an inline command like Redis: `"a b"` with backslash escapes, and `'a b'`, in which `\'`
+/// is a quote. A quote may begin within an argument and ends it.
 pub(super) fn split_inline(line: &[u8]) -> Result<Vec<Vec<u8>>, ProtocolError> {
     const QUOTES: ProtocolError = ProtocolError(
         "unbalanced quotes in inline command: a quote must be closed, and a space or the end must follow",
@@ -252,7 +251,7 @@ mod tests {
         const { assert!(MAX_ARGUMENTS > 2 * crate::limits::MAX_ATTRIBUTES + 4) };
     }
 
-    /// Operators use `telnet` when no client is installed, and paste what Redis takes.
+    /// Operators use `telnet` when no client is installed, and paste commands that Redis accepts.
     #[test]
     fn an_inline_command_is_split_into_arguments_as_redis_does() {
         let split = |line: &[u8]| split_inline(line).map(|words| words.join(&b"|"[..]));

@@ -1,9 +1,9 @@
-//! Entry points of the fuzz targets: commands as they arrive in chunks.
+//! Fuzz entry points: commands that arrive in chunks.
 
 use super::frame::{Frame, split_inline};
 
-/// The commands in these chunks, each with its arguments, as a connection takes them from its
-/// buffer, and the protocol error that ended it.
+/// Takes commands from these chunks as a connection does from its buffer. Returns the arguments of
+/// each, and the protocol error that ended the input, if any.
 #[must_use]
 pub fn commands<'c>(chunks: impl IntoIterator<Item = &'c [u8]>) -> (Vec<Vec<Vec<u8>>>, Option<&'static str>) {
     let (mut buffer, mut commands) = (Vec::new(), Vec::new());

@@ -18,7 +18,7 @@ use crate::app::ticket_change::TicketChange;
 use crate::limits::MAX_ID;
 use crate::listener::Connection;
 
-/// Longest time of a reservation in milliseconds: that of the library.
+/// Maximum time of a reservation, in milliseconds: the library's.
 const MAX_TTL_MS: u64 = 3_600_000;
 
 /// `RL.RESERVE policy key [key ...] [COST n] [TTL ms] [ID id]`
@@ -31,7 +31,7 @@ pub(super) fn reserve<'b>(
     let PolicyArguments { policy, keys, rest } = policy_arguments(args, policies)?;
     reject_inline_policy(policy)?;
     let (id, rest) = split_id(rest)?;
-    // As over HTTP: bound to its caller, so that a ticket is not given to who guesses the key.
+    // Bound to its caller as over HTTP, so that guessing the key does not yield a ticket.
     let id = id.map(|id| format!("{}\n{id}", connection.caller()));
     let (cost, ttl) = options(&rest, "COST", Some("TTL"))?;
     // Without a cost, the policy's estimate is held.
@@ -81,7 +81,7 @@ fn ticket(text: &[u8]) -> Result<Ticket, CommandError> {
     text.parse().map_err(|error: Error| CommandError::new(error.to_string()))
 }
 
-/// The idempotency key, and the arguments without it.
+/// Separates the idempotency key from the other arguments.
 fn split_id<'b>(args: &[&'b [u8]]) -> Result<(Option<&'b str>, Vec<&'b [u8]>), CommandError> {
     let mut rest = args.to_vec();
     let Some(at) = args.iter().step_by(2).position(|word| word.eq_ignore_ascii_case(b"ID")) else {
@@ -101,7 +101,7 @@ fn split_id<'b>(args: &[&'b [u8]]) -> Result<(Option<&'b str>, Vec<&'b [u8]>), C
     Ok((Some(id), rest))
 }
 
-/// The cost, whose word is `cost_word`, and the time, each at most once, in any order.
+/// Parses the cost (named `cost_word`) and the time, each at most once, in any order.
 fn options<'b>(
     mut rest: &[&'b [u8]],
     cost_word: &str,

@@ -1,6 +1,6 @@
-//! Reservations: executes their commands and writes the replies.
+//! Executes reservation commands and writes the replies.
 //!
-//! A ticket of the HTTP API, which may be for several policies, is accepted as well.
+//! Accepts tickets of the HTTP API too, which may cover several policies.
 
 use std::time::Duration;
 
@@ -14,16 +14,16 @@ use super::reply::Reply;
 use crate::app::decide::Call;
 use crate::app::ticket_change::{Changed, TicketChange};
 
-/// A command that holds cost, or changes what is held.
+/// A command that reserves cost or changes a reservation.
 #[derive(Debug)]
-#[allow(clippy::large_enum_variant)] // steps have it in a box
+#[allow(clippy::large_enum_variant)] // boxed in steps
 pub(super) enum HoldCommand<'b> {
     Reserve { request: Request<'b>, ttl: Option<Duration>, id: Option<String> },
     Change { ticket: Ticket, change: TicketChange<'b> },
 }
 
 impl HoldCommand<'_> {
-    /// Executes it and writes the reply.
+    /// Executes the command and writes the reply.
     pub(super) async fn execute(self, call: &mut Call<'_>, reply: &mut Reply<'_>) {
         match self {
             Self::Reserve { request, ttl, id } => {
@@ -58,11 +58,11 @@ impl HoldCommand<'_> {
     }
 }
 
-/// The outcome, and the numbers of the key that binds.
+/// Writes the outcome and the numbers of the binding key.
 fn write_settlement(settlement: &Settlement, goes_on: bool, reply: &mut Reply<'_>) {
     let by_room = |one: &SettledKey<'_>| (one.is_allowed(), one.remaining());
     let Some(one) = settlement.iter().min_by_key(by_room) else {
-        // Nothing limits it, or its policies are gone.
+        // No policy limits it, or its policies were removed.
         let ticket = goes_on.then(|| settlement.ticket());
         return write_outcome(settlement.status().name(), ticket, reply);
     };
@@ -75,7 +75,7 @@ fn write_settlement(settlement: &Settlement, goes_on: bool, reply: &mut Reply<'_
     holding(one.held(), goes_on.then(|| settlement.ticket()), reply);
 }
 
-/// An outcome without a key.
+/// Writes an outcome without a key.
 fn write_outcome(outcome: &str, ticket: Option<&Ticket>, reply: &mut Reply<'_>) {
     reply.fields(9);
     reply.field("outcome");
@@ -87,7 +87,7 @@ fn write_outcome(outcome: &str, ticket: Option<&Ticket>, reply: &mut Reply<'_>) 
     holding(0, ticket, reply);
 }
 
-/// The last three fields.
+/// Writes the last three fields.
 fn holding(held: u64, ticket: Option<&Ticket>, reply: &mut Reply<'_>) {
     reply.field("held");
     reply.int(held);

@@ -1,4 +1,4 @@
-//! The RESP listener: serves accepted connections on the workers, and lets them finish at shutdown.
+//! The RESP listener: serves accepted connections on the workers and lets them finish at shutdown.
 
 use std::io;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use crate::listener::{
 use crate::log_limit::log_limited;
 use crate::ports::{Port, Shutdown, listed};
 
-/// TLS of the port.
+/// The port's TLS profile.
 pub(crate) const TLS: TlsProfile = TlsProfile { section: "resp", alpn: "" };
-/// The reply to a client for which there is no room: Redis's own text, which clients know.
+/// The reply when no connection is free: Redis's own text, which clients know.
 const REFUSAL: &[u8] = b"-ERR max number of clients reached\r\n";
 /// A client that does not complete a command within this time is disconnected.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Binds the port, if the configuration has one. `services` takes the app and the workers from what
+/// Binds the port, if configured. `services` extracts the app and the workers from the state that
 /// ports are served with.
 ///
 /// # Errors
@@ -46,7 +46,6 @@ pub(crate) fn bind<S: 'static>(
     })))
 }
 
-/// The bound port.
 struct BoundResp {
     sockets: Vec<BoundSocket>,
     certificates: Option<Arc<Certificates>>,
@@ -54,17 +53,17 @@ struct BoundResp {
 }
 
 impl BoundResp {
-    /// Serves until the shutdown, then gives connections at most the grace period to reply to the
-    /// commands they have read.
+    /// Serves until shutdown, then gives connections at most the grace period to reply to commands
+    /// already read.
     ///
-    /// Returns how many connections were still open after the grace period.
+    /// Returns the number of connections still open after the grace period.
     async fn serve(self, app: Arc<App>, workers: Workers, shutdown: Shutdown) -> usize {
         let Resp { password, idle_timeout, max_connections, .. } = self.settings;
         let spec = ConnectionSpec {
             protocol: "resp",
             max: Some(max_connections),
             timeouts: Timeouts {
-                // Pools connect before they have anything to ask; `idle_timeout` bounds that.
+                // Pools connect before they have requests; `idle_timeout` bounds that.
                 opening: None,
                 request: Some(COMMAND_TIMEOUT),
                 idle: None,

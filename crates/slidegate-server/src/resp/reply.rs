@@ -1,7 +1,7 @@
 //! Replies: encodes RESP2 and RESP3.
 //!
 //! Replies of a pipeline are appended to one buffer. RESP2 clients get integers, bulk strings and
-//! flat arrays where RESP3 has booleans, nulls and maps.
+//! flat arrays in place of RESP3 booleans, nulls and maps.
 
 use std::fmt::{self, Write};
 
@@ -48,7 +48,7 @@ impl Reply<'_> {
         self.line(b':', itoa::Buffer::new().format(number).as_bytes());
     }
 
-    /// -1: a wait that never ends.
+    /// Writes -1: a wait that never ends.
     pub(super) fn never(&mut self) {
         self.out.extend_from_slice(b":-1\r\n");
     }
@@ -84,7 +84,7 @@ impl Reply<'_> {
         self.number(b'*', replies as u64);
     }
 
-    /// Starts a map of this many pairs; in RESP2 an array of twice as many replies.
+    /// Starts a map of this many pairs; in RESP2, an array of twice as many replies.
     pub(super) fn map(&mut self, pairs: usize) {
         match self.version {
             RespVersion::Resp2 => self.array(2 * pairs),
@@ -100,7 +100,7 @@ impl Reply<'_> {
         }
     }
 
-    /// The name of the next field; nothing in RESP2.
+    /// Writes the next field's name; nothing in RESP2.
     pub(super) fn field(&mut self, name: &str) {
         if self.version == RespVersion::Resp3 {
             self.text(name);
@@ -108,7 +108,7 @@ impl Reply<'_> {
     }
 
     fn number(&mut self, kind: u8, number: u64) {
-        // Most numbers have one digit: verdicts, lengths, waits that are over.
+        // Most numbers have one digit: verdicts, lengths, zero waits.
         if let Ok(digit @ 0..=9) = u8::try_from(number) {
             return self.out.extend_from_slice(&[kind, b'0' + digit, b'\r', b'\n']);
         }

@@ -1,8 +1,8 @@
 //! Session state of a connection, and the commands that clients send when they connect.
 //!
 //! Clients differ in their handshake (`HELLO`, `AUTH`, `CLIENT SETINFO`, `SELECT 0`, `INFO`,
-//! `COMMAND DOCS`) and disconnect at an unknown reply, so error codes such as `NOAUTH` and
-//! `WRONGPASS` are Redis's own.
+//! `COMMAND DOCS`) and disconnect at an unknown reply. Error codes such as `NOAUTH` and `WRONGPASS`
+//! are therefore Redis's own.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use crate::listener::Connection;
 
 /// Maximum bytes of a connection name.
 const MAX_NAME: usize = 128;
-/// The Redis version reported to clients, which choose their commands by it.
+/// The Redis version reported to clients, which select their commands by it.
 const REDIS_VERSION: &str = "7.0.0";
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Wrong passwords of one connection before it is closed.
+/// Maximum wrong passwords before the connection is closed.
 const MAX_FAILURES: u32 = 3;
 /// The only user.
 const USER: &[u8] = b"default";
@@ -40,7 +40,7 @@ pub(super) struct Session {
     id: u64,
     /// `None` on a Unix socket.
     peer: Option<SocketAddr>,
-    /// The client before it has authenticated.
+    /// The client before authentication.
     connection: Connection,
     name: Vec<u8>,
     /// The last inline quota.
@@ -80,7 +80,7 @@ impl Session {
         self.authenticated
     }
 
-    /// The client for access control. Its credential is a certificate or the password of the port.
+    /// The client for access control. Its credential is a certificate or the port's password.
     pub(super) fn connection(&self) -> Connection {
         let has_password = self.authenticated && self.listener.password.is_some();
         Connection { is_verified: self.connection.is_verified || has_password, ..self.connection }
@@ -185,7 +185,7 @@ impl Session {
                     format!("{detail} The connection is closed after {MAX_FAILURES} wrong passwords.");
                 Err(CommandError::coded("WRONGPASS", detail).closing())
             }
-            // With this code clients report an authentication failure, not a failed command.
+            // With this code, clients report an authentication failure, not a failed command.
             Err(too_many @ AuthFailure::TooMany { .. }) => {
                 Err(CommandError::coded("WRONGPASS", too_many.to_string()).closing())
             }

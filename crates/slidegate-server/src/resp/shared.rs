@@ -11,7 +11,6 @@ pub(super) struct ListenerState {
     pub(super) password: Option<Password>,
     pub(super) max_connections: usize,
     pub(super) connections: Arc<ProtocolConnections>,
-    /// The id of the last connection.
     last_id: AtomicU64,
 }
 
@@ -24,7 +23,7 @@ impl ListenerState {
         Self { password, max_connections, connections, last_id: AtomicU64::new(0) }
     }
 
-    /// The id of a new connection, from 1.
+    /// Returns the id of a new connection, from 1.
     pub(super) fn next_id(&self) -> u64 {
         self.last_id.fetch_add(1, Ordering::Relaxed) + 1
     }

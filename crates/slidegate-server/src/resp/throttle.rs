@@ -1,8 +1,8 @@
 //! `CL.THROTTLE` and `THROTTLE`: the commands of redis-cell and throttlecrab, with their field
 //! order and rounding.
 //!
-//! Their bursts differ by one: redis-cell's does not count the first request, throttlecrab's does.
-//! Both use the token bucket, so decisions are exact where theirs are not.
+//! Their bursts differ by one: redis-cell's excludes the first request, throttlecrab's includes it.
+//! Both use the token bucket here, so decisions are exact where the originals are not.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,12 +36,13 @@ pub(super) struct ThrottleArguments {
     pub(super) quantity: u64,
 }
 
-/// The last inline quota. Most clients repeat one, and building it prepares its divisions.
+/// Caches the last inline quota. Most clients repeat one, and building it precomputes its
+/// divisions.
 #[derive(Debug, Default)]
 pub(super) struct QuotaCache(Option<(ThrottleArguments, Arc<Quota>)>);
 
 impl QuotaCache {
-    /// The quota of these arguments, from the cache if it is the last one.
+    /// The quota for these arguments, cached if it was the last one.
     pub(super) fn quota(&mut self, arguments: ThrottleArguments) -> Result<Arc<Quota>, CommandError> {
         let same = |cached: &ThrottleArguments| {
             ThrottleArguments { quantity: arguments.quantity, ..*cached } == arguments
@@ -79,7 +80,7 @@ impl ThrottleArguments {
         })
     }
 
-    /// The policy of the dialect's command, and the attribute that it counts by.
+    /// The policy of the dialect's command, and its scope attribute.
     pub(super) fn policy(&self) -> (&'static str, &'static str) {
         match self.dialect {
             Dialect::RedisCell => INLINE_POLICIES[0],
@@ -129,7 +130,8 @@ impl ThrottleArguments {
         }
     }
 
-    /// throttlecrab's reset: the time until the bucket is empty, plus that of `max_burst - 2` more.
+    /// throttlecrab's reset: the time until the bucket is empty, plus the time of `max_burst - 2`
+    /// more.
     fn crab_reset(&self, reset_after: Duration) -> Duration {
         let interval_us = u128::from(self.period_secs) * 1_000_000;
         let span = |cost: u64| u64::try_from(u128::from(cost) * interval_us / u128::from(self.count));

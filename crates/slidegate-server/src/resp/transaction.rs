@@ -2,7 +2,7 @@
 //!
 //! `EXEC` executes them as a pipeline, not atomically: other connections are served in between, and
 //! a denial undoes nothing. Use `RL.REQUEST` to charge several limits atomically. The queue copies
-//! the arguments, because the read buffer is reused.
+//! arguments, because the read buffer is reused.
 
 use super::commands::Name;
 use super::error::CommandError;
@@ -11,8 +11,8 @@ use super::frame::Arguments;
 /// Maximum commands of one transaction. They run without yielding to the thread's other
 /// connections, at a few microseconds each.
 pub(super) const MAX_COMMANDS: usize = 1024;
-/// Maximum bytes of the queued arguments, plus four per argument for its end: the memory that an
-/// idle client can hold. Fits 1024 commands of 256 bytes, and any single command.
+/// Maximum bytes of queued arguments, plus four per argument for its end: the memory an idle client
+/// can hold. Fits 1024 commands of 256 bytes, and any single command.
 pub(super) const MAX_BYTES: usize = 256 * 1024;
 
 /// The queue of one connection.
@@ -55,7 +55,7 @@ impl Transaction {
     /// The queue is full. The caller must then call [`Self::fail`].
     pub(super) fn queue(&mut self, arguments: &[&[u8]]) -> Result<(), CommandError> {
         if self.has_failed {
-            // `EXEC` will execute nothing, so nothing is stored.
+            // `EXEC` will fail, so nothing is stored.
             return Ok(());
         }
         if self.command_ends.len() == MAX_COMMANDS {
@@ -88,13 +88,12 @@ impl Transaction {
         self.has_failed
     }
 
-    /// The memory that it takes.
+    /// The memory it uses.
     pub(super) fn bytes(&self) -> usize {
         self.bytes.capacity()
             + (self.argument_ends.capacity() + self.command_ends.capacity()) * size_of::<u32>()
     }
 
-    /// The number of queued commands.
     pub(super) fn len(&self) -> usize {
         self.command_ends.len()
     }
@@ -146,7 +145,7 @@ mod tests {
         assert_eq!(queued(&Transaction::default()), Vec::<Vec<Vec<u8>>>::new());
     }
 
-    /// A client that never sends EXEC must not exhaust the memory.
+    /// A client that never sends `EXEC` must not exhaust the memory.
     #[test]
     fn a_queue_is_bounded_in_commands_and_in_bytes() {
         let fill = |arguments: &[&[u8]]| {

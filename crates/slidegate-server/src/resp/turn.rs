@@ -1,8 +1,8 @@
-//! Fairness between the connections of a worker: a client that streams commands yields after a
-//! short turn.
+//! Fairness between a worker's connections: a client that streams commands yields after a short
+//! turn.
 //!
-//! Turns are counted in commands. The clock is read once in [`COMMANDS_PER_CLOCK_READ`] commands,
-//! not for each, and not at all in the short turns of clients that wait for their replies.
+//! Turns are counted in commands. The clock is read once per [`COMMANDS_PER_CLOCK_READ`] commands,
+//! and not at all in the short turns of clients that wait for replies.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -19,7 +19,7 @@ pub(super) const MAX_COMMANDS: u32 = 1024;
 /// streaming client.
 const MAX_TIME: Duration = Duration::from_micros(500);
 
-/// The turn of a connection on its worker.
+/// A connection's turn on its worker.
 #[derive(Debug, Default)]
 pub(super) struct Turn {
     commands: u32,
@@ -28,8 +28,8 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// Reads what the client sends next. If it has sent nothing, others are served meanwhile, and
-    /// the next turn begins.
+    /// Reads from the client. If nothing has arrived, others are served meanwhile and the next turn
+    /// begins.
     pub(super) async fn read<T>(&mut self, read: impl Future<Output = T>) -> T {
         let mut read = pin!(read);
         let poll = poll_fn(|context| {
@@ -89,7 +89,7 @@ mod tests {
         assert!(turn.is_over(|| begun));
     }
 
-    /// A client that waits for its replies lets others be served, and need not yield as well.
+    /// A client that waits for replies lets others be served and need not also yield.
     #[tokio::test]
     async fn a_turn_begins_when_the_client_has_sent_nothing() {
         let mut turn = Turn { commands: 7, started: None };

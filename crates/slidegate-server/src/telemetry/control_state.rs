@@ -1,17 +1,16 @@
-//! What the observer knows of the configuration and of run-time changes.
+//! The observer's state of the config and of run-time changes.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use slidegate::Timestamp;
 
-/// The state of the configuration.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ConfigState {
     /// SHA-256 of the active config file.
     pub(crate) hash: String,
     /// When it was loaded, by the observer's clock.
     pub(crate) at: Timestamp,
-    /// Number of successful and rejected reloads since the start.
+    /// Successful and rejected reloads since the start.
     pub(crate) loads: u64,
     pub(super) failures: u64,
     /// The error of the last reload, if it was rejected.

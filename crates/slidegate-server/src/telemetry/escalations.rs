@@ -1,9 +1,8 @@
-//! Escalation: finds the keys that are denied so often that their policy blocks them.
+//! Escalation: finds keys that are denied so often that their policy blocks them.
 //!
-//! A limiter of the library counts the denials, so that the counts are exact and their table is
-//! bounded: in a full one, the keys that were denied least make room. Each policy has a table, so keys
-//! of one never make room for those of another. What earned a block is queued, because a block is a
-//! change for all instances, which no decision waits for.
+//! A library limiter counts the denials, so counts are exact and memory is bounded: a full table evicts the
+//! keys with the fewest denials. Each policy has its own table, so one policy's keys never evict another's.
+//! Earned blocks are queued: a block is a change for all instances, and no decision waits for it.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
@@ -23,37 +22,37 @@ use crate::shares::{Bound, Share};
 
 /// Keys whose denials are counted, in all tables.
 const MAX_COUNTED: usize = 65_536;
-/// Bytes that all tables take at most.
+/// Maximum bytes of all tables.
 const MAX_BYTES: usize = 16 << 20;
-/// Most tables, as none may have fewer than [`MIN_MAX_BYTES`](MemoryStore::MIN_MAX_BYTES). With more
-/// policies that block, some share one.
+/// Maximum tables, because each needs [`MIN_MAX_BYTES`](MemoryStore::MIN_MAX_BYTES). If more policies block
+/// keys, some share a table.
 const MAX_TABLES: usize = MAX_BYTES / MemoryStore::MIN_MAX_BYTES;
-/// Blocks that wait to be stored.
+/// Maximum blocks that wait to be stored.
 const QUEUE: usize = 1024;
-/// The policy of the counts, and its scope.
+/// The counting policy's name and its scope.
 const COUNTS: &str = "denials";
 const SCOPE: [&str; 2] = ["policy", "key"];
 
-/// A key that was denied so often that it is to be blocked.
+/// A key to block, because it was denied often enough.
 #[derive(Debug, Clone)]
 pub(crate) struct EarnedBlock {
     pub(crate) policy: String,
     /// The unredacted key.
     pub(crate) key: String,
-    /// How long its first block lasts, the next one, and so on.
+    /// The lengths of its first block, the next one, and so on.
     pub(crate) lengths: Arc<[Duration]>,
-    /// The last of its denials. `None` if blocks are not reported.
+    /// Its last denial. `None` if blocks are not reported.
     pub(crate) denial: Option<Event>,
 }
 
-/// Why a key is not blocked that earned it.
+/// Why a key that earned a block is not blocked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NotBlocked {
-    /// Too many of its policy wait to be blocked.
+    /// Too many blocks of its policy wait to be stored.
     QueueFull,
-    /// As many keys of its policy are blocked as clients may cause.
+    /// Its policy already has the maximum number of blocks that clients may cause.
     TooManyBlocks,
-    /// The key is longer than a change may have it.
+    /// The key is longer than a run-time change accepts.
     KeyTooLong,
     /// The block could not be stored for all instances.
     NotStored,
@@ -72,37 +71,37 @@ impl NotBlocked {
     }
 }
 
-/// A block that waits, with its place in the queue.
+/// A queued block, with its share of the queue.
 pub(crate) type Queued = (EarnedBlock, Share<String>);
 
-/// What a policy blocks for.
+/// When a policy blocks a key.
 #[derive(Debug)]
 struct Rule {
     after: Arc<Quota>,
     lengths: Arc<[Duration]>,
-    /// The number of its table.
+    /// Index of its table.
     table: usize,
 }
 
-/// What policies block for, and the denials that count.
+/// Escalation rules and the denials they count.
 #[derive(Debug)]
 struct Rules {
-    /// By the names of policies.
+    /// By policy name.
     by_name: HashMap<String, Rule>,
-    /// A power of two.
+    /// Their number is a power of two.
     tables: Arc<[Gate]>,
 }
 
-/// The denials of keys under policies with `escalate`.
+/// Denials by key of policies with `escalate`.
 #[derive(Debug)]
 pub(crate) struct Escalations {
     rules: ArcSwap<Rules>,
-    /// What full tables lost that are no longer used.
+    /// Evictions from tables no longer used.
     lost: AtomicU64,
     /// Policies share the queue.
     queued: Bound<String>,
     sender: Sender<Queued>,
-    /// Taken by the task that blocks.
+    /// Taken by the task that stores blocks.
     receiver: Mutex<Option<Receiver<Queued>>>,
     blocked: AtomicU64,
     dropped: [AtomicU64; NotBlocked::ALL.len()],
@@ -122,8 +121,8 @@ impl Escalations {
         }
     }
 
-    /// Counts by these rules from now on. Counts stay with the names of policies, unless so many policies
-    /// were added or removed that the tables have another size: then they start again.
+    /// Counts by these rules from now on. Counts are kept by policy name, unless so many policies were added
+    /// or removed that the table size changes: then they restart.
     pub(crate) fn follow(&self, escalations: &HashMap<String, Escalation>) {
         let known = self.rules.load();
         let count = escalations.len().next_power_of_two().min(MAX_TABLES);
@@ -149,13 +148,13 @@ impl Escalations {
         self.rules.store(Arc::new(Rules { by_name, tables }));
     }
 
-    /// Whether a policy blocks keys.
+    /// Whether any policy blocks keys.
     pub(crate) fn is_used(&self) -> bool {
         !self.rules.load().by_name.is_empty()
     }
 
-    /// Counts a denial by an enforced policy, if the store decided it and for the policy's limit.
-    /// `event` makes its event, of its key.
+    /// Counts a denial by an enforced policy, if the store decided it because of the policy's limit. `event`
+    /// builds the denial's event for its key.
     pub(super) fn record(&self, one: &PolicyDecision<'_>, event: impl FnOnce(&str) -> Option<Event>) {
         let is_counted = one.reason() == Some(Reason::OverLimit)
             && matches!(one.source(), DecisionSource::Store | DecisionSource::CachedDenial);
@@ -180,22 +179,20 @@ impl Escalations {
         }
     }
 
-    /// Counts keys that were blocked.
     pub(crate) fn blocked(&self, keys: usize) {
         self.blocked.fetch_add(keys as u64, Relaxed);
     }
 
-    /// Counts keys that are not blocked.
     pub(crate) fn dropped(&self, why: NotBlocked, keys: usize) {
         self.dropped[why as usize].fetch_add(keys as u64, Relaxed);
     }
 
-    /// How many keys this instance blocked.
+    /// Keys that this instance blocked.
     pub(super) fn count_blocked(&self) -> u64 {
         self.blocked.load(Relaxed)
     }
 
-    /// How many keys were not blocked, and how many counts were lost, by reason.
+    /// Keys not blocked and counts evicted, by reason.
     pub(super) fn count_dropped(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let lost = ("table_full", self.lost.load(Relaxed) + self.rules.load().lost());
         NotBlocked::ALL
@@ -204,14 +201,14 @@ impl Escalations {
             .chain([lost])
     }
 
-    /// The queue, for the one task that blocks.
+    /// The queue, for the one task that stores blocks.
     pub(crate) fn take_queue(&self) -> Option<Receiver<Queued>> {
         self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 impl Rules {
-    /// Whether this denial is the last that it takes. True again for as many denials later, while the
+    /// Counts a denial. Returns whether it earns a block; true again after as many further denials while the
     /// key is not blocked.
     fn count(&self, policy: &str, key: &str) -> bool {
         let Some(rule) = self.by_name.get(policy) else { return false };
@@ -220,13 +217,13 @@ impl Rules {
         decisions.iter().any(|one| one.is_allowed() && one.used() >= one.limit())
     }
 
-    /// Counts that made room for others.
+    /// Evicted counts.
     fn lost(&self) -> u64 {
         self.tables.iter().map(|table| table.store().stats().dropped).sum()
     }
 }
 
-/// So many tables that share what there is.
+/// Splits the memory among `count` tables.
 fn tables(count: usize) -> Arc<[Gate]> {
     let of = || MemoryStore::builder().max_keys(MAX_COUNTED / count).max_bytes(MAX_BYTES / count);
     // A key must not be blocked for the denials of others.
@@ -234,13 +231,12 @@ fn tables(count: usize) -> Arc<[Gate]> {
 }
 
 fn table(store: MemoryStore) -> Gate {
-    // Not used to count: each denial comes with the quota of its rule.
+    // Never used: each denial is counted with its rule's quota.
     let counts = Policy::new(COUNTS, Quota::per_second(1)).expect("the name is valid");
     let counts = PolicySet::new([counts.with_scope(SCOPE).only_when_named()]);
     Gate::with_memory(counts.expect("one policy is a set"), store)
 }
 
-/// The request that counts a denial of a key.
 fn denials_of<'r>(policy: &'r str, key: &'r str) -> Request<'r> {
     Request::new().with(SCOPE[0], policy).with(SCOPE[1], key).under(COUNTS)
 }
@@ -265,13 +261,12 @@ mod tests {
         escalations.rules.load().count(policy, key)
     }
 
-    /// Keys in all tables.
     fn keys(escalations: &Escalations) -> usize {
         escalations.rules.load().tables.iter().map(|table| table.store().stats().keys).sum()
     }
 
-    /// Whoever is denied now and then must not be blocked, and whoever hammers must be, wherever the
-    /// minutes begin.
+    /// A key that is denied now and then must not be blocked; one that hammers must be, wherever the window
+    /// begins.
     #[test]
     fn denials_in_any_time_of_the_window_earn_a_block() {
         let clock = ManualClock::new();
@@ -287,13 +282,13 @@ mod tests {
         assert!(count(0), "3 in 59 seconds");
         assert!(!count(0), "the block is on its way");
         assert!(!rules.count("q", "alice") && !rules.count("p", "bob"));
-        // It was not blocked, as too many were.
+        // It was not blocked, because too many keys were.
         clock.advance(MINUTE);
         assert_eq!([count(0), count(0), count(0)], [false, false, true]);
     }
 
-    /// While the store is away, a fallback denies what the shared limit would admit: nobody earns a
-    /// block by that.
+    /// While the store is down, a fallback denies what the shared limit would admit: that must not earn a
+    /// block.
     #[tokio::test]
     async fn denials_by_fallbacks_do_not_count() {
         let escalations = escalations(&["p"], 5);
@@ -315,7 +310,7 @@ mod tests {
         assert_eq!(keys(&escalations), 1);
     }
 
-    /// Whoever was unblocked by an operator starts afresh.
+    /// A key that an operator unblocks starts afresh.
     #[test]
     fn a_forgotten_key_has_all_its_denials_again() {
         let escalations = escalations(&["p"], 2);
@@ -327,8 +322,8 @@ mod tests {
         assert!(count("alice"));
     }
 
-    /// Clients choose keys: many new ones must neither take memory nor hide one that is denied often; of
-    /// another policy, however often they are denied themselves.
+    /// Clients choose keys: many new ones must neither take memory nor evict a key that is denied often, nor
+    /// one of another policy.
     #[test]
     fn a_full_table_keeps_those_that_were_denied_often_and_those_of_other_policies() {
         for (attacked, victim, times) in [("p", "p", 1), ("p", "q", 3)] {
@@ -346,7 +341,7 @@ mod tests {
         }
     }
 
-    /// A reload must not give those a fresh start that hammer, and nothing may be counted twice.
+    /// A reload must not give a fresh start to keys that hammer, and must count no denial twice.
     #[test]
     fn counts_stay_when_rules_change_unless_the_tables_have_another_size() {
         let escalations = escalations(&["p", "q", "r"], 2);

@@ -1,9 +1,9 @@
-//! Events: one record per denial, with its reason, per reservation that expires, and per key that
-//! reaches a share of its limit or is blocked by escalation.
+//! Events: a denial, an expired reservation, a key that reached a share of its limit, or a key
+//! blocked by escalation.
 //!
-//! Events go to a ring buffer in memory, to subscribers, and to the log, which a separate thread
-//! writes so that a slow or stuck log never delays a decision. Each output is rate-limited per key
-//! by a limiter of the library, so one key cannot flood it. Suppressed events are counted.
+//! Events go to a ring buffer in memory, to subscribers, and to the log. A separate thread writes
+//! the log, so a slow or stuck log never delays a decision. A library limiter limits each output
+//! per key, so one key cannot flood it. Suppressed events are counted.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::RandomState;
@@ -32,9 +32,9 @@ use crate::log_limit::{LogLimit, LogRates};
 
 /// Capacity of the ring buffer: at most a megabyte.
 pub(crate) const EVENTS_KEPT: usize = 1024;
-/// Maximum events per key and second in the ring buffer and to subscribers.
+/// Maximum events per key and second in the ring buffer and for subscribers.
 const OF_A_KEY: u64 = 10;
-/// Minimum interval between log lines of one key.
+/// Minimum interval between two log lines about one key.
 const LOGGED_EVERY: Duration = Duration::from_secs(60);
 /// Maximum log lines per second, for all keys.
 const LOGGED_A_SECOND: u64 = 20;
@@ -42,14 +42,13 @@ const LOGGED_A_SECOND: u64 = 20;
 const LOG_QUEUE: usize = 256;
 /// Maximum keys with a tracked rate. With more keys denied at once, some are reported too often.
 const RATED_KEYS: usize = 4096;
-/// Messages that a subscriber may lag behind before it misses some.
+/// Messages a subscriber may lag behind before it misses some.
 const BEHIND: usize = 1024;
 
-/// One denial, a reservation that was not settled in time, or a key near its limit or blocked for
-/// its denials.
+/// A denial, an expired reservation, or a key near its limit or blocked by escalation.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Event {
-    /// Sequence number of recorded events, from 1.
+    /// Sequence number, from 1.
     pub(super) seq: u64,
     #[serde(serialize_with = "as_text")]
     at: Timestamp,
@@ -98,14 +97,14 @@ pub(crate) struct Event {
 
 /// The verdict of an event about a denial.
 const DENY: &str = "deny";
-/// The verdict and the reason of an event about a reservation.
+/// The verdict and reason of an expired reservation.
 const EXPIRED: &str = "expired";
-/// The verdict of an event about a key that reached a share of its limit, or that was blocked by
-/// escalation, and its reasons.
+/// The verdict of a key that reached a share of its limit or was blocked by escalation; then the
+/// reasons.
 const NOTIFY: &str = "notify";
 const THRESHOLD: &str = "threshold";
 const ESCALATED: &str = "escalated";
-/// The types of messages to the webhook about them.
+/// The webhook's message types for these reasons.
 const THRESHOLD_REACHED: &str = "limit.threshold_reached";
 const KEY_BLOCKED: &str = "key.blocked";
 
@@ -114,17 +113,17 @@ const KEY_BLOCKED: &str = "key.blocked";
 pub(crate) struct Expired {
     pub(crate) policy: Arc<str>,
     pub(crate) key: Arc<str>,
-    /// By which it was made.
+    /// The protocol that made it.
     pub(crate) protocol: Protocol,
-    /// What it held, as stores count it.
+    /// The held cost, as stores count it.
     pub(crate) held: u64,
-    /// What was charged for it, as stores count it.
+    /// The charged cost, as stores count it.
     pub(crate) cost: u64,
-    /// When it ended, by the store's clock.
+    /// When it expired, by the store's clock.
     pub(crate) until: Timestamp,
     pub(crate) quota: Quota,
     pub(crate) limit: u64,
-    /// What the key had used before.
+    /// The key's usage before.
     pub(crate) used: Amount,
 }
 
@@ -151,13 +150,13 @@ fn as_text<S: serde::Serializer>(at: &Timestamp, serializer: S) -> Result<S::Ok,
     serializer.serialize_str(&explanation::time(*at))
 }
 
-/// A filter: events that match all given fields.
+/// Matches events that have all given fields.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Filter {
     pub(crate) policy: Option<String>,
     /// The key, redacted or not.
     pub(crate) key: Option<String>,
-    /// Whether the key is not redacted. Different keys may be redacted to one text.
+    /// Whether `key` is unredacted. Different keys may have one redacted text.
     pub(crate) is_exact: bool,
     /// Whether only denials match.
     pub(crate) only_denials: bool,
@@ -195,7 +194,7 @@ struct Ring {
 }
 
 impl Events {
-    /// `logged` says whether the log has them too.
+    /// `logged`: also writes events to the log.
     pub(super) fn new(redactor: Arc<Redactor>, logged: bool) -> Self {
         let limiter = |quota| Limiter::with_store(quota, MemoryStore::builder().max_keys(RATED_KEYS).build());
         let every = Quota::new(1, LOGGED_EVERY).expect("a positive interval is a window");
@@ -213,7 +212,7 @@ impl Events {
         }
     }
 
-    /// Records, publishes and logs a denial, within its key's rate. `denies`: whether it denied the
+    /// Records, publishes and logs a denial, within its key's rate. `denies`: it denied the
     /// request.
     pub(super) fn record(
         &self,
@@ -227,7 +226,6 @@ impl Events {
         self.publish(self.of_denial(protocol, one, key, keys_shown, denies), &rated);
     }
 
-    /// The event of a denial.
     pub(super) fn of_denial(
         &self,
         protocol: Protocol,
@@ -270,8 +268,7 @@ impl Events {
         }
     }
 
-    /// Records, publishes and logs a reservation that was not settled in time, within its key's
-    /// rate.
+    /// Records, publishes and logs an expired reservation, within its key's rate.
     pub(super) fn record_expired(&self, one: &Expired, policy: &Policy, keys_shown: KeysShown) {
         let Some(rated) = self.rated(policy, &one.key) else { return };
         let event = Event {
@@ -302,7 +299,6 @@ impl Events {
         self.publish(event, &rated);
     }
 
-    /// The event of a key that crossed a threshold.
     pub(super) fn of_crossing(&self, one: &Crossing, policy: &Policy, keys_shown: KeysShown) -> Event {
         Event {
             seq: 0,
@@ -331,13 +327,14 @@ impl Events {
         }
     }
 
-    /// Records, publishes and logs it. It is logged apart from denials of the key.
+    /// Records, publishes and logs a crossing. Its log limit is separate from that of the key's
+    /// denials.
     pub(super) fn record_crossing(&self, event: Event, one: &Crossing) {
         let rated = format!("{}:{}:{}", one.policy, one.threshold, one.key);
         self.publish(event, &rated);
     }
 
-    /// What the rate of a key is counted by; `None` if it has too many events.
+    /// The key to rate-limit events by; `None` if this key has too many.
     fn rated(&self, policy: &Policy, key: &str) -> Option<String> {
         let rated = [policy.name(), ":", key].concat();
         if self.rates.check(&rated).is_denied() {
@@ -347,7 +344,7 @@ impl Events {
         Some(rated)
     }
 
-    /// The values of a key by attribute. Without a scope the key is `*` and has none.
+    /// A key's values by attribute. Without a scope the key is `*` and has none.
     fn attributes(
         &self,
         policy: &Policy,
@@ -368,7 +365,7 @@ impl Events {
         }
     }
 
-    /// Records and publishes it. Only blocks are logged elsewhere.
+    /// Records and publishes an event, without logging it.
     pub(super) fn keep(&self, mut event: Event) -> Arc<Event> {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         ring.last_seq += 1;
@@ -383,12 +380,12 @@ impl Events {
         event
     }
 
-    /// Counts a denial that is not recorded.
+    /// Counts an event that is not recorded.
     pub(super) fn leave_out(&self) {
         self.left_out.fetch_add(1, Relaxed);
     }
 
-    /// Denials not recorded because of rate limits.
+    /// Events not recorded because of rate limits.
     pub(super) fn left_out(&self) -> u64 {
         self.left_out.load(Relaxed)
     }
@@ -399,22 +396,21 @@ impl Events {
         events.into_iter().rev().filter(|event| self.matches(event, filter)).take(limit).collect()
     }
 
-    /// The recorded events, oldest first, and the last sequence number. A copy, because callers
-    /// hash keys, and denials must not wait for that.
+    /// The recorded events, oldest first, and the last sequence number. Copied, because callers
+    /// hash keys and denials must not wait for that.
     fn kept(&self) -> (Vec<Arc<Event>>, u64) {
         let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         (ring.events.iter().cloned().collect(), ring.last_seq)
     }
 
-    /// The recorded events after this one, oldest first. All, if the number is in the future: it is
-    /// from before a restart.
+    /// The recorded events after `seq`, oldest first. A future `seq` is from before a restart and
+    /// returns all.
     pub(super) fn after(&self, seq: u64, filter: &Filter) -> Vec<Arc<Event>> {
         let (events, last_seq) = self.kept();
         let seq = if seq > last_seq { 0 } else { seq };
         events.into_iter().filter(|event| event.seq > seq && self.matches(event, filter)).collect()
     }
 
-    /// Whether an event matches.
     pub(super) fn matches(&self, event: &Event, filter: &Filter) -> bool {
         let is_key = |key: &String| {
             if filter.is_exact {
@@ -427,14 +423,14 @@ impl Events {
             && filter.key.as_ref().is_none_or(is_key)
     }
 
-    /// The keys of recorded events of a policy that are redacted to this text.
+    /// The unredacted keys of a policy's recorded events that are shown as this text.
     pub(super) fn keys_shown_as(&self, policy: &str, shown: &str) -> Vec<Box<str>> {
         let (events, _) = self.kept();
         let same = events.iter().filter(|event| event.policy == policy && event.key == shown);
         same.map(|event| event.raw.expose().clone()).filter(|raw| !raw.is_empty()).collect()
     }
 
-    /// Drops the events of a policy, because its redaction changed.
+    /// Drops a policy's events, because its redaction changed.
     pub(super) fn forget(&self, policy: &str) {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         ring.events.retain(|event| event.policy != policy);
@@ -449,23 +445,22 @@ impl Events {
     }
 
     pub(super) fn send(&self, message: Message) {
-        // Fails if there are no subscribers.
+        // Fails without subscribers.
         let _ = self.listeners.send(message);
     }
 }
 
-/// A random number.
 fn random() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-/// The key, for lookups.
+/// The unredacted key, kept for lookups.
 fn raw(key: &str) -> Secret<Box<str>> {
     Secret::new(if key.len() > KeyText::MAX { "" } else { key }.into())
 }
 
 impl Event {
-    /// The name of the message that a stream has of it.
+    /// The event's name in streams.
     pub(super) fn name(&self) -> &'static str {
         match self.verdict {
             EXPIRED => EXPIRED,
@@ -474,7 +469,7 @@ impl Event {
         }
     }
 
-    /// The block that this denial earned.
+    /// The event of the block that this denial earned.
     pub(super) fn escalated(&self, until_ms: u64, by: &str) -> Self {
         let until = Timestamp::from_micros(until_ms.saturating_mul(1000));
         Self {
@@ -486,7 +481,7 @@ impl Event {
         }
     }
 
-    /// The id and the body of a message to the webhook.
+    /// The id and body of the webhook message.
     pub(super) fn message(&self) -> (String, String) {
         let id = format!("msg_{:016x}{:016x}", random(), random());
         let kind = if self.reason == ESCALATED { KEY_BLOCKED } else { THRESHOLD_REACHED };
@@ -495,7 +490,7 @@ impl Event {
     }
 }
 
-/// A denial in the queue to the log.
+/// A denial queued for the log.
 #[derive(Debug)]
 struct LogLine {
     event: Arc<Event>,
@@ -503,7 +498,7 @@ struct LogLine {
     suppressed: u64,
 }
 
-/// Starts the thread that logs denials. It stops when the queue closes.
+/// Starts the log thread, which stops when the queue closes.
 fn start_log() -> Option<SyncSender<LogLine>> {
     let (sender, receiver) = sync_channel(LOG_QUEUE);
     let thread = std::thread::Builder::new().name("denials".to_owned()).spawn(move || write_log(&receiver));
@@ -552,7 +547,7 @@ fn write_log(lines: &Receiver<LogLine>) {
         tracing::info!(
             target: "slidegate::denials",
             policy = event.policy,
-            // The log format quotes and escapes texts chosen by clients.
+            // The log format quotes and escapes client-chosen text.
             key = event.key,
             limit = event.limit,
             window_ms = event.window_ms,

@@ -1,4 +1,4 @@
-//! Duration histograms in Prometheus' format.
+//! Duration histograms in the Prometheus format.
 //!
 //! The count is not stored: it is the sum of the buckets.
 
@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::per_thread::{PerThread, thread};
 
 /// Inclusive upper bounds of the buckets, in microseconds: from an in-memory decision to beyond a
-/// store's deadline.
+/// store deadline.
 ///
 /// A threshold between two bounds cannot be measured, so all thresholds in
 /// `deploy/prometheus/alerts.yml` are bounds.
@@ -28,8 +28,8 @@ struct Buckets {
 /// A snapshot of a histogram.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Reading {
-    /// Upper bound, in seconds if it is of durations, the last infinite, and the count of this
-    /// bucket alone.
+    /// Upper bound (in seconds for durations; the last is infinite) and the count of this bucket
+    /// alone.
     pub(super) buckets: Vec<(f64, u64)>,
     pub(super) sum: f64,
     pub(super) count: u64,
@@ -40,7 +40,7 @@ impl Histogram {
         Self(PerThread::new(copies))
     }
 
-    /// Adds this many observations of one duration.
+    /// Adds `times` observations of one duration.
     pub(super) fn add(&self, span: Duration, times: u64) {
         let buckets = self.0.of(thread());
         let span_us = u64::try_from(span.as_micros()).unwrap_or(u64::MAX);
@@ -49,7 +49,7 @@ impl Histogram {
         buckets.sum_us.fetch_add(span_us.saturating_mul(times), Relaxed);
     }
 
-    #[allow(clippy::cast_precision_loss)] // seconds as doubles are what Prometheus has
+    #[allow(clippy::cast_precision_loss)] // Prometheus uses seconds as doubles
     pub(super) fn read(&self) -> Reading {
         let ends = ENDS_US.iter().map(|end| *end as f64 / 1e6).chain([f64::INFINITY]);
         let counts = (0..=ENDS_US.len()).map(|at| self.0.sum(|buckets| buckets.counts[at].load(Relaxed)));

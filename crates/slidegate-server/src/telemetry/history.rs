@@ -1,8 +1,8 @@
-//! The last hour of this instance in steps of ten seconds, so that the page is never empty.
+//! The last hour of this instance in steps of ten seconds, so the dashboard starts with data.
 //!
-//! Decisions do not write here: a task samples the counters that exist. A series is a policy with a
-//! verdict and a source; when there are too many, further policies are summed, so memory is bounded
-//! for any number of policies ([`bytes_at_most`]).
+//! Decisions do not write here: a task samples existing counters. A series is a policy, a verdict
+//! and a source. Excess policies are summed, so memory is bounded for any number of policies
+//! ([`bytes_at_most`]).
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,18 +18,18 @@ use super::policy_counters::{HoldOutcome, OTHERS, Outcome, PolicyCounters, SOURC
 pub(super) const STEP: Duration = Duration::from_secs(10);
 /// Steps kept: an hour.
 pub(super) const STEPS: usize = 360;
-/// Maximum series: 128 policies that allow, deny and hold. Further policies are summed under
+/// Maximum series: 128 policies that allow, deny and hold. Excess policies are summed under
 /// [`OTHERS`].
 const MAX_SERIES: usize = 384;
-/// Checks of one policy are counted by verdict and source.
+/// Counters of one policy's checks, by verdict and source.
 const CHECKS: usize = Outcome::ALL.len() * SOURCES.len();
-/// Maximum markers, the newest ones.
+/// Maximum markers; the newest are kept.
 const MAX_MARKERS: usize = 100;
 /// Maximum bytes of a marker's text.
 const MAX_MARKER: usize = 300;
-/// Bytes of a policy's counts at the last sample, with its place in a table that is half full.
+/// Bytes per policy of its counts at the last sample, in a hash table that is half full.
 const BYTES_PER_POLICY: usize = 2 * (size_of::<(u32, [u32; CHECKS])>() + 1);
-/// Bytes of a series beside its figures.
+/// Bytes of a series without its values.
 const BYTES_PER_SERIES: usize = size_of::<Series>() + Policy::MAX_NAME;
 
 /// The last hour.
@@ -39,7 +39,7 @@ pub(crate) struct History {
     markers: Mutex<VecDeque<Marker>>,
 }
 
-/// Something that happened, to be marked on charts.
+/// An event to mark on charts.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Marker {
     pub(crate) at_ms: u64,
@@ -58,58 +58,58 @@ pub(crate) enum MarkerKind {
     Changed,
 }
 
-/// The state of the service at one moment. Counts are totals since the start.
+/// The state of the service at one moment. Counts are since the start.
 #[derive(Debug)]
 pub(super) struct Sample<'s> {
     /// Wall clock.
     pub(super) at_ms: u64,
-    /// Time since the start of the service, by its monotonic clock.
+    /// Uptime, by the monotonic clock.
     pub(super) uptime: Duration,
     /// Allowed and denied requests.
     pub(super) requests: [u64; 2],
     pub(super) state: State,
-    /// All policies that have counters, inactive ones included.
+    /// All policies with counters, inactive ones included.
     pub(super) policies: &'s [Arc<PolicyCounters>],
-    /// What open reservations hold, by policy.
+    /// Cost held by open reservations, by policy.
     pub(super) held: HashMap<Arc<str>, u64>,
-    /// Durations of decisions by a shared store.
+    /// Durations of decisions by the shared store.
     pub(super) store: Option<&'s Histogram>,
 }
 
-/// Figures of one moment.
+/// Gauges at one moment.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(super) struct State {
     /// Keys in the memory store.
     pub(super) keys: u64,
-    /// Keys evicted while they counted, since the start.
+    /// Keys evicted while they still counted, since the start.
     pub(super) dropped_keys: u64,
-    /// Reservations that this instance made and that are open.
+    /// Open reservations that this instance made.
     pub(super) open_reservations: u64,
     pub(super) pending_settlements: u64,
     pub(super) is_degraded: bool,
 }
 
-/// All that is kept, oldest first.
+/// The recorded steps, oldest first.
 #[derive(Debug, Clone, Default)]
 struct Record {
     steps: VecDeque<Step>,
-    /// Each has a figure per step.
+    /// Each has one value per step.
     series: Vec<Series>,
     totals: Totals,
 }
 
-/// Totals at the last sample. They wrap, as their differences are small.
+/// Totals at the last sample. They may wrap: only small differences are used.
 #[derive(Debug, Clone, Default)]
 struct Totals {
     uptime: Duration,
     requests: [u64; 2],
-    /// By the numbers of the policies.
+    /// By policy number.
     checks: HashMap<u32, [u32; CHECKS]>,
     holds: [u64; HoldOutcome::ALL.len()],
     store: Option<Reading>,
 }
 
-/// What happened in one step, and the state at its end.
+/// One step: its counts and the state at its end.
 #[derive(Debug, Clone)]
 struct Step {
     /// Its end.
@@ -122,13 +122,13 @@ struct Step {
     store: StoreCalls,
 }
 
-/// Decisions that a shared store made in a step.
+/// Decisions by the shared store in one step.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 struct StoreCalls {
     count: u64,
     /// `None` without decisions.
     mean_us: Option<u64>,
-    /// The upper bound of the histogram's bucket; `None` above the last bound as well.
+    /// Upper bound of the histogram bucket; `None` also above the last bound.
     p99_us: Option<u64>,
 }
 
@@ -143,11 +143,11 @@ struct Series {
 enum Figure {
     /// Checks, by [`Outcome`] and [`SOURCES`].
     Checks(usize),
-    /// What open reservations hold at the end of the step.
+    /// Cost held by open reservations at the end of the step.
     Held,
 }
 
-/// The most memory that the history takes with this many policies.
+/// Maximum memory of the history for this many policies.
 pub(crate) fn bytes_at_most(policies: usize) -> usize {
     let series = (MAX_SERIES + CHECKS) * (STEPS * size_of::<u64>() + BYTES_PER_SERIES);
     let markers = MAX_MARKERS * (size_of::<Marker>() + MAX_MARKER);
@@ -159,12 +159,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl History {
-    /// Adds a step.
     pub(super) fn add(&self, sample: &Sample<'_>) {
         lock(&self.record).add(sample);
     }
 
-    /// Marks what has just happened.
+    /// Adds a marker for an event that just happened.
     pub(super) fn mark(&self, at_ms: u64, what: MarkerKind, text: &str) {
         let fits = |end: &usize| text.is_char_boundary(*end);
         let end = (0..=MAX_MARKER.min(text.len())).rev().find(fits).unwrap_or(0);
@@ -175,7 +174,7 @@ impl History {
         markers.push_back(Marker { at_ms, what, text: text[..end].to_owned() });
     }
 
-    /// The last steps, the unfinished one included, and what happened in them.
+    /// The last steps, including the unfinished one, and their markers.
     pub(super) fn read(&self, sample: &Sample<'_>, steps: usize) -> HistoryReport {
         let mut record = lock(&self.record).clone();
         record.add(sample);
@@ -214,7 +213,7 @@ impl Record {
         self.series.retain(|series| series.values.iter().any(|value| *value > 0));
     }
 
-    /// Adds to a figure of the newest step.
+    /// Adds to a value of the newest step.
     fn count(&mut self, policy: &str, figure: Figure, value: u64) {
         if value == 0 {
             return;
@@ -286,13 +285,13 @@ impl Record {
 }
 
 impl Totals {
-    /// What happened since the last sample. Becomes the totals of this one, except for checks.
+    /// The differences since the last sample, which this one replaces, except for checks.
     fn step(&mut self, sample: &Sample<'_>) -> Step {
         let mut holds = [0; HoldOutcome::ALL.len()];
         for outcome in HoldOutcome::ALL {
             holds[outcome as usize] = sample.policies.iter().map(|policy| policy.holds(outcome)).sum();
         }
-        // Counters of policies that are long inactive are dropped, so sums may fall.
+        // Counters of long-inactive policies are dropped, so sums may fall.
         let since = |now: u64, before: u64| now.saturating_sub(before);
         let store = sample.store.map(Histogram::read);
         let step = Step {
@@ -352,28 +351,28 @@ fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// `/v1/history`. Lists have one entry per step, oldest first.
+/// Response of `/v1/history`. Lists have one entry per step, oldest first.
 #[derive(Debug, Serialize)]
 pub(crate) struct HistoryReport {
-    /// How many instances decided what is counted here.
+    /// Instances whose decisions are counted.
     instances: usize,
-    /// Steps that end later lack what other instances have yet to report. `None`: none do.
+    /// Steps that end later lack reports of other instances. `None`: all steps are complete.
     complete_until_ms: Option<u64>,
     step_ms: u64,
     /// The end of each step. The last step is unfinished.
     at_ms: Vec<u64>,
     lasted_ms: Vec<u64>,
-    /// Requests, under all policies together.
+    /// Requests over all policies.
     allowed: Vec<u64>,
     denied: Vec<u64>,
-    /// Checks by policy. Combinations that did not happen are left out.
+    /// Checks by policy. Combinations that did not occur are omitted.
     decisions: Vec<DecisionSeries>,
     held: Vec<HeldSeries>,
     keys: Vec<u64>,
     dropped_keys: Vec<u64>,
     open_reservations: Vec<u64>,
     pending_settlements: Vec<u64>,
-    /// Reservations that were settled in time, settled after it, and not settled.
+    /// Reservations settled in time, settled late, and expired.
     settled: Vec<u64>,
     late: Vec<u64>,
     expired: Vec<u64>,
@@ -392,7 +391,7 @@ struct DecisionSeries {
     counts: Vec<u64>,
 }
 
-/// What other instances decided, step by step.
+/// Decisions of other instances, by step.
 #[derive(Debug)]
 pub(crate) struct OtherCounts {
     pub(crate) instances: usize,
@@ -410,14 +409,14 @@ struct HeldSeries {
 }
 
 impl HistoryReport {
-    /// When the first step begins, and when each ends.
+    /// Start of the first step, and the end of each.
     pub(crate) fn times_ms(&self) -> Vec<u64> {
         let first = self.at_ms.first().zip(self.lasted_ms.first());
         let begin = first.map(|(at, lasted)| at.saturating_sub(*lasted));
         begin.into_iter().chain(self.at_ms.iter().copied()).collect()
     }
 
-    /// Adds the decisions of other instances, whose sources are not known.
+    /// Adds decisions of other instances; their sources are unknown.
     pub(crate) fn add_others(&mut self, others: OtherCounts) {
         self.instances += others.instances;
         self.complete_until_ms = others.complete_until_ms;
@@ -439,10 +438,10 @@ impl HistoryReport {
         }
     }
 
-    /// Sorts the markers, and removes those that are older than the steps.
+    /// Sorts the markers and removes those older than the steps.
     pub(crate) fn trim_markers(&mut self) {
         let first = self.at_ms.first().zip(self.lasted_ms.first());
-        // A step earlier, as the start is marked a moment before the first step begins.
+        // One step earlier, because the start is marked just before the first step begins.
         let from = first.map_or(0, |(at, lasted)| at.saturating_sub(*lasted + self.step_ms));
         self.markers.retain(|marker| marker.at_ms >= from);
         self.markers.sort_by_key(|marker| marker.at_ms);
@@ -484,7 +483,7 @@ mod tests {
         report.decisions.iter().map(|one| (one.policy.as_str(), one.verdict, one.counts.as_slice())).collect()
     }
 
-    /// Charts are drawn from these figures: each decision must be in the step in which it was made.
+    /// Charts show these values: each decision must be in the step in which it was made.
     #[test]
     fn a_decision_counts_in_its_step_and_reading_adds_none() {
         let (history, registry) = (History::default(), registry(2));
@@ -504,7 +503,7 @@ mod tests {
         assert_eq!(counts(&report), [("p1", "deny", &[1][..])]);
     }
 
-    /// A policy without decisions in the last hour takes no room.
+    /// A policy without decisions in the last hour must take no space.
     #[test]
     fn an_hour_is_kept() {
         let (history, registry) = (History::default(), registry(1));
@@ -517,7 +516,7 @@ mod tests {
         assert_eq!((record.series.len(), record.steps.len()), (0, STEPS));
     }
 
-    /// Whoever may add policies must not fill the memory of the service.
+    /// A client that may add policies must not fill the memory.
     #[test]
     fn memory_is_bounded_and_no_decision_is_lost() {
         let (history, policies) = (History::default(), 2000);
@@ -550,7 +549,7 @@ mod tests {
         assert!(taken > bytes_at_most(policies) / 2, "{taken} of {}", bytes_at_most(policies));
     }
 
-    /// An operator compares these with the deadline of the store.
+    /// Operators compare these with the store deadline.
     #[test]
     fn durations_of_a_step_are_those_of_its_calls() {
         let (history, registry, store) = (History::default(), registry(1), Histogram::new(1));

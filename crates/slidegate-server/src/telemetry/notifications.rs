@@ -1,12 +1,12 @@
-//! Notifications: a key has used a share of its limit that its policy names, at most once per key,
-//! share and window.
+//! Notifications: a key reached a share of its limit that its policy names. Sent at most once per key, share
+//! and window.
 //!
-//! A decision that crosses a threshold is noticed by its numbers. What goes further is queued, because
-//! with a shared store that decides which instance is the first, which no decision waits for.
+//! A decision that crosses a threshold is recognized by its numbers. The rest is queued: with a shared store,
+//! the store decides which instance was first, and no decision waits for that.
 //!
-//! Clients choose keys, so policies [share](slidegate::shares) the table and the queue. In a full table
-//! the policy that has most forgets its earliest key: a key that is forgotten is reported again only if
-//! it falls below its threshold and crosses it once more in its window.
+//! Clients choose keys, so policies [share](slidegate::shares) the table and the queue. If the table is full,
+//! the policy with the most entries forgets its earliest key. A forgotten key is reported again only if it
+//! falls below its threshold and crosses it again in the same window.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -23,12 +23,12 @@ use super::webhook::Webhook;
 use crate::caller::Protocol;
 use crate::shares::{Bound, Share};
 
-/// Keys with a threshold that was crossed in their window: about four megabytes.
+/// Maximum keys that crossed a threshold in their window: about 4 MB.
 const MAX_REMEMBERED: usize = 65_536;
-/// Crossings that wait to be claimed and reported.
+/// Maximum crossings that wait to be claimed and reported.
 const QUEUE: usize = 1024;
 
-/// A decision that left a key at a threshold or above it, from below.
+/// A decision that took a key from below a threshold to it or above.
 #[derive(Debug)]
 pub(crate) struct Crossing {
     pub(crate) policy: String,
@@ -46,16 +46,16 @@ pub(crate) struct Crossing {
     pub(super) source: &'static str,
     pub(super) is_enforced: bool,
     pub(super) protocol: Protocol,
-    /// How long the same crossing is not notified again.
+    /// How long the same crossing is not reported again.
     pub(crate) quiet: Duration,
 }
 
 /// Why a notification is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Drop {
-    /// Too many of its policy wait to be reported.
+    /// Too many crossings of its policy wait to be reported.
     QueueFull,
-    /// The shared store did not say who is the first.
+    /// The shared store did not say which instance was first.
     StoreUnavailable,
 }
 
@@ -70,29 +70,29 @@ impl Drop {
     }
 }
 
-/// A crossed threshold, and where it is sent.
+/// Detects crossed thresholds and queues their notifications.
 #[derive(Debug)]
 pub(crate) struct Notifications {
     table: Mutex<Table>,
     hasher: RandomState,
     queued: Bound<String>,
     sender: Sender<Queued>,
-    /// Taken by the task that reports.
+    /// Taken by the reporting task.
     receiver: Mutex<Option<Receiver<Queued>>>,
     dropped: [AtomicU64; Drop::ALL.len()],
     pub(super) webhook: Option<Arc<Webhook>>,
 }
 
-/// A crossing that waits, with its place in the queue.
+/// A queued crossing, with its share of the queue.
 type Queued = (Crossing, Share<String>);
 
-/// Until when a key has no further notification at a threshold.
+/// Keys and thresholds already notified, and until when.
 #[derive(Debug)]
 struct Table {
     until: HashMap<u64, Timestamp>,
-    /// The same by policy, in the order in which they were remembered.
+    /// The same entries by policy, in the order they were added.
     of_policies: Queues<String, (u64, Timestamp)>,
-    /// When entries that are over are removed from all policies again, if one lacks room.
+    /// When expired entries of all policies may next be removed to make room.
     next_sweep: Timestamp,
 }
 
@@ -104,8 +104,8 @@ impl Default for Table {
 }
 
 impl Table {
-    /// Whether a crossing is the first in its window, which is remembered. The work is constant, but for
-    /// entries that are over, each of which is removed once.
+    /// Remembers a crossing and returns whether it is the first in its window. Takes constant time, plus the
+    /// removal of expired entries, each removed once.
     fn is_first(&mut self, hash: u64, crossing: &Crossing) -> bool {
         let now = crossing.at;
         if self.until.get(&hash).is_some_and(|until| *until > now) {
@@ -122,8 +122,8 @@ impl Table {
         true
     }
 
-    /// The policy that has most forgets its earliest key. Once a second, those that are over make room
-    /// instead.
+    /// Removes expired entries, at most once per second; otherwise the policy with the most entries forgets
+    /// its earliest key.
     #[cold]
     fn make_room(&mut self, now: Timestamp) {
         let taken = self.of_policies.shares().taken();
@@ -139,16 +139,16 @@ impl Table {
         }
     }
 
-    /// Forgets the keys of a policy that are over, up to the first that is not.
+    /// Removes a policy's expired entries, up to the first live one.
     fn forget_over(&mut self, policy: &String, now: Timestamp) {
         while let Some(over) = self.of_policies.pop_if(policy, |(_, until)| *until <= now) {
             self.forget(over);
         }
     }
 
-    /// Forgets a key that is in no queue any more.
+    /// Removes an entry that was taken off its queue.
     fn forget(&mut self, (hash, until): (u64, Timestamp)) {
-        // One that was remembered again has a later end.
+        // A key that was added again has a later end.
         if self.until.get(&hash) == Some(&until) {
             self.until.remove(&hash);
         }
@@ -158,7 +158,7 @@ impl Table {
 impl Crossing {
     fn of(one: &PolicyDecision<'_>, threshold: u8, key: String, protocol: Protocol) -> Self {
         let quota = one.quota();
-        // A fixed window ends for all keys at once; the others are about the time before now.
+        // A fixed window ends for all keys at once; the other windows slide.
         let quiet =
             if quota.algorithm() == Algorithm::FixedWindow { one.reset_after() } else { quota.window() };
         Self {
@@ -179,9 +179,9 @@ impl Crossing {
         }
     }
 
-    /// What the first of several instances claims.
+    /// The claim in the shared store: the first instance to make it reports the crossing.
     pub(crate) fn claim(&self) -> Vec<u8> {
-        // No name of a policy has a zero byte.
+        // Policy names contain no zero byte.
         format!("notify\0{}\0{}\0{}", self.policy, self.threshold, self.key).into_bytes()
     }
 }
@@ -200,7 +200,7 @@ impl Notifications {
         }
     }
 
-    /// Queues what a decision crossed, unless it was crossed before in its window.
+    /// Queues the thresholds that a decision crossed, unless already crossed in this window.
     #[cold]
     pub(super) fn record(&self, one: &PolicyDecision<'_>, protocol: Protocol) {
         let key = one.key().to_string();
@@ -210,30 +210,30 @@ impl Notifications {
     }
 
     fn queue(&self, crossing: Crossing) {
-        // Before it is remembered, as one that is not queued may be reported later.
+        // Reserved before remembering, so a crossing that is not queued can be reported later.
         let Some(place) = self.queued.take(&crossing.policy) else { return self.dropped(Drop::QueueFull) };
         if self.remember(&crossing) && self.sender.try_send((crossing, place)).is_err() {
             self.dropped(Drop::QueueFull);
         }
     }
 
-    /// Whether a crossing is the first of this instance in its window.
+    /// Whether this crossing is the first on this instance in its window.
     fn remember(&self, crossing: &Crossing) -> bool {
         let hash = self.hasher.hash_one((&crossing.policy, crossing.threshold, &crossing.key));
         self.table.lock().unwrap_or_else(PoisonError::into_inner).is_first(hash, crossing)
     }
 
-    /// Counts one that is not reported.
+    /// Counts a dropped notification.
     pub(crate) fn dropped(&self, why: Drop) {
         self.dropped[why as usize].fetch_add(1, Relaxed);
     }
 
-    /// How many were not reported for this reason.
+    /// Notifications dropped for this reason.
     pub(super) fn count_of(&self, why: Drop) -> u64 {
         self.dropped[why as usize].load(Relaxed)
     }
 
-    /// The queue, for the one task that reports.
+    /// The queue, for the one reporting task.
     pub(crate) fn take_queue(&self) -> Option<Receiver<Queued>> {
         self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -276,8 +276,8 @@ mod tests {
         assert!(!first("alice", 80, 219), "and no other in it, though the first has been forgotten");
     }
 
-    /// Clients choose keys: the table of those that crossed a threshold must not grow with them, and
-    /// neither their own policy nor another one may go unreported until their windows end.
+    /// Clients choose keys: a flood of them must not grow the table, and must not keep any policy from being
+    /// reported until its windows end.
     #[test]
     fn a_flood_of_keys_forgets_the_earliest_of_its_own_policy_only() {
         let notifications = Notifications::new(None);

@@ -1,8 +1,7 @@
 //! The observer: records decisions in counters, events, top keys and traces.
 //!
-//! It sees every decision after it was made and never changes it. An allowed decision costs a few
-//! additions to thread-local counters: no clock, lock or allocation, except for the few that are
-//! sampled.
+//! Called after each decision; never changes it. An allowed decision costs a few additions to thread-local
+//! counters, without clock, lock or allocation unless it is sampled.
 
 use std::collections::HashMap;
 use std::sync::atomic::{
@@ -42,13 +41,12 @@ use crate::envoy::LiveConfig;
 use crate::malformed::Malformed;
 use crate::shares::Bound;
 
-/// Maximum open streams of events and rates, of operators and of tokens of one key each. Each is a
-/// connection, and every message goes to all of them. A token has at most half of what is free.
+/// Maximum open streams of events and rates: for operators, and for tokens of one key. Each stream is a
+/// connection that receives every message. A token may use half of the free streams.
 pub(super) const MAX_STREAMS: [usize; 2] = [128, 64];
-/// Maximum bytes stored of a config error.
+/// Maximum stored bytes of a config error.
 const MAX_ERROR: usize = 4096;
 
-/// Records decisions.
 #[derive(Debug)]
 pub(crate) struct Observer {
     pub(super) options: Enabled,
@@ -69,10 +67,10 @@ pub(crate) struct Observer {
     pub(super) redactor: Arc<Redactor>,
     pub(super) configuration: Mutex<ConfigState>,
     pub(super) changes: ChangesSeen,
-    /// By the names of tokens: of operators, and of tokens of one key.
+    /// By token name: operators, and tokens of one key.
     pub(super) streams: [Bound<String>; 2],
     pub(super) is_ending: AtomicBool,
-    /// The envoyproxy/ratelimit files, if used.
+    /// The envoyproxy/ratelimit files, if any.
     pub(super) files: OnceLock<LiveConfig>,
     /// `None`: tracing is disabled.
     pub(super) traces: Option<Traces>,
@@ -88,7 +86,7 @@ pub(super) struct Enabled {
     pub(super) top: bool,
 }
 
-/// Counters of one thread over all policies.
+/// One thread's counters over all policies.
 #[derive(Debug, Default)]
 pub(super) struct RequestCounters {
     /// By verdict, verb and protocol.
@@ -154,7 +152,7 @@ impl Observer {
         self.traces.as_ref().map(|_| self.clock.now())
     }
 
-    /// The span of decisions that started at this time.
+    /// Starts the span of these decisions, with this start time.
     #[inline(never)]
     fn trace(
         &self,
@@ -179,9 +177,9 @@ impl Observer {
         self.traces.as_ref()
     }
 
-    /// Records decisions. Called exactly once per decision, after it was made; `span_start` is from
-    /// [`span_start`](Self::span_start). Without a `verb`, each decision is recorded under its own. What
-    /// the ticket holds is not charged yet.
+    /// Records decisions. Call once per decision, after it was made; `span_start` is from
+    /// [`span_start`](Self::span_start). Without `verb`, each decision is recorded under its own. Cost held
+    /// by the ticket is not yet charged.
     pub(crate) fn record(
         &self,
         caller: &Caller,
@@ -211,8 +209,7 @@ impl Observer {
         }
     }
 
-    /// Counts a reservation under a policy, or a change of one. Nothing for a policy that was never
-    /// active.
+    /// Counts a reservation, or a change of one. Ignored for a policy that was never active.
     pub(crate) fn record_hold(&self, policy: &str, outcome: HoldOutcome) {
         if self.options.metrics
             && let Some(counters) = self.registry.load().by_name(policy)
@@ -221,8 +218,7 @@ impl Observer {
         }
     }
 
-    /// Counts a reservation that was settled under a policy. Nothing for a policy that was never
-    /// active.
+    /// Counts a settled reservation. Ignored for a policy that was never active.
     pub(crate) fn record_settled(&self, policy: &str, settled: SettledCost) {
         if self.options.metrics
             && let Some(counters) = self.registry.load().by_name(policy)
@@ -231,8 +227,8 @@ impl Observer {
         }
     }
 
-    /// Counts what was charged for a reservation, as stores count it, when it was settled or its time was over. The key is
-    /// known if this instance made the reservation.
+    /// Counts the cost charged when a reservation was settled or expired, as stores count it. The key is
+    /// known only to the instance that made the reservation.
     pub(crate) fn record_charge_of_hold(&self, policy: &str, key: Option<&str>, cost: u64, at: Timestamp) {
         let registry = self.registry.load();
         let Some(policy) = registry.by_name(policy).filter(|_| cost > 0) else { return };
@@ -249,7 +245,7 @@ impl Observer {
         }
     }
 
-    /// Counts what the cancellation of a reservation released, as stores count it.
+    /// Counts the cost released by a cancelled reservation, as stores count it.
     pub(crate) fn record_refund(&self, policy: &str, cost: u64) {
         if self.options.metrics
             && let Some(counters) = self.registry.load().by_name(policy)
@@ -258,8 +254,8 @@ impl Observer {
         }
     }
 
-    /// Counts the policies that were skipped as an attribute of their scope is missing, and logs the first
-    /// time of each that does not say that it is to be skipped.
+    /// Counts policies skipped because a scope attribute is missing. Logs the first time per policy, unless
+    /// the policy configures the skip.
     #[inline]
     pub(crate) fn record_skipped(&self, decisions: &Decisions<'_>) {
         for policy in decisions.skipped() {
@@ -280,9 +276,8 @@ impl Observer {
         }
     }
 
-    /// Registers these policies. Must be called before they decide: decisions of unregistered
-    /// policies are not recorded. Counts are kept by policy name. `added`: redaction of policies
-    /// that are not in the config.
+    /// Registers these policies. Call before they decide: decisions of unregistered policies are not
+    /// recorded. Counts are kept by policy name. `added`: redaction of policies outside the config.
     pub(crate) fn follow(&self, policies: &PolicySet, added: &HashMap<String, KeysShown>) {
         let keys_shown = self.keys_shown.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.registry.load_full();
@@ -303,12 +298,12 @@ impl Observer {
         self.mark_changed();
     }
 
-    /// Sets the redaction of keys, from the next [`follow`](Self::follow) on.
+    /// Sets the redaction of keys, effective at the next [`follow`](Self::follow).
     pub(crate) fn show_keys(&self, keys_shown: HashMap<String, KeysShown>) {
         *self.keys_shown.lock().unwrap_or_else(PoisonError::into_inner) = keys_shown;
     }
 
-    /// The counts of a policy. `None` if it was never active.
+    /// A policy's counts. `None` if it was never active.
     pub(crate) fn counts(&self, policy: &str) -> Option<Counts> {
         self.registry.load().by_name(policy).map(|policy| policy.counts())
     }
@@ -328,7 +323,6 @@ impl Observer {
         let _ = self.files.set(live);
     }
 
-    /// The recorded denials.
     pub(crate) fn events(&self) -> &events::Events {
         &self.events
     }
@@ -338,37 +332,36 @@ impl Observer {
         if self.options.metrics { self.clock.now() } else { Timestamp::EPOCH }
     }
 
-    /// Records the duration from `start` until now for this many decisions.
+    /// Records the duration since `start` for this many decisions.
     pub(crate) fn record_duration(&self, protocol: Protocol, start: Timestamp, decisions: u64) {
         if self.options.metrics && decisions > 0 {
             self.latency[protocol as usize].add(self.clock.now() - start, decisions);
         }
     }
 
-    /// Records the duration of a store call from `start` until now, if the store decided.
+    /// Records the duration of a store call since `start`, if the store decided.
     pub(crate) fn record_store_call(&self, start: Timestamp, decisions: &Decisions<'_>) {
         if self.options.metrics && decisions.iter().any(|one| one.source() == DecisionSource::Store) {
             self.store_latency.add(self.clock.now() - start, 1);
         }
     }
 
-    /// Marks what has just happened in the history.
+    /// Marks an event in the history.
     fn mark(&self, what: MarkerKind, text: &str) {
         let at_ms = self.wall_time(self.clock.now()).as_micros() / 1000;
         self.history.mark(at_ms, what, text);
     }
 
-    /// Notifies subscribers that policies, the config or run-time changes have changed.
+    /// Tells subscribers that policies, the config or run-time changes have changed.
     pub(crate) fn mark_changed(&self) {
         self.events.send(Message::Changed);
     }
 
-    /// The state of the configuration.
     pub(crate) fn config(&self) -> ConfigState {
         self.configuration.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Records the active config, and its settings that need a restart.
+    /// Records the active config and its settings that need a restart.
     pub(crate) fn config_loaded(&self, hash: &str, pending: Option<String>) {
         let at = self.clock.now();
         let mut known = self.configuration.lock().unwrap_or_else(PoisonError::into_inner);
@@ -414,7 +407,7 @@ impl Observer {
         }
     }
 
-    /// Ends all streams, so that they do not delay shutdown.
+    /// Ends all streams, so they do not delay shutdown.
     pub(crate) fn end(&self) {
         self.is_ending.store(true, SeqCst);
         self.events.send(Message::End);
@@ -431,13 +424,13 @@ impl Observer {
     }
 }
 
-/// Records the decisions of one call on this thread.
+/// Records the decisions of one call, on this thread.
 struct CallRecorder<'o> {
     observer: &'o Observer,
     protocol: Protocol,
     thread: usize,
     counters: &'o RequestCounters,
-    /// What is held.
+    /// The reservation of the call, if any.
     ticket: Option<&'o Ticket>,
 }
 
@@ -459,14 +452,14 @@ impl CallRecorder<'_> {
         }
     }
 
-    /// Records decisions that have their own verbs. A denied peek counts as a denied check that
-    /// charged nothing; a denial that does not deny the call counts as one in shadow mode.
+    /// Records decisions with their own verbs. A denied peek counts as a denied check that charged nothing; a
+    /// denial that does not deny the call counts as a shadow denial.
     fn record_mixed(&self, decisions: &Decisions<'_>) {
         let registry = self.observer.registry.load();
         let is_denial = |one: &PolicyDecision<'_>| one.is_denied() && one.policy().is_enforced();
         let all_deny_together =
             decisions.iter().filter(|one| one.role() == Role::Together).all(|one| is_denial(&one));
-        // By verb, whether a request of it was denied.
+        // Per verb: whether a request was denied.
         let mut requests = [None; VERBS.len()];
         for one in decisions.iter() {
             let is_denied_peek = one.verb() == Verb::Peek && one.is_denied();
@@ -491,7 +484,7 @@ impl CallRecorder<'_> {
         counters[self.protocol as usize].fetch_add(1, Relaxed);
     }
 
-    /// Records a decision of one policy; `outcome` is that of a check.
+    /// Records one policy's decision; `outcome` is the check's.
     #[inline]
     fn record_decision(
         &self,
@@ -515,7 +508,7 @@ impl CallRecorder<'_> {
         match (verb, outcome) {
             (Verb::Check, Outcome::Deny | Outcome::ShadowDeny) => self.record_denial(policy, one, outcome),
             (Verb::Check, Outcome::Allow) if top && one.cost() > 0 => {
-                // What is held is listed, with nothing charged yet.
+                // A held cost is listed but not yet charged.
                 let cost = if is_held { 0 } else { one.policy().count(one.asked()) };
                 self.record_charge(policy, one, cost);
             }

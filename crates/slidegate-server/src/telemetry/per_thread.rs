@@ -1,12 +1,11 @@
-//! Per-thread counters: each thread updates its own copy, so that threads do not contend for cache
+//! Per-thread counters: each thread updates its own copy, so threads do not contend for cache
 //! lines.
 //!
-//! Readers sum the copies. With more threads than copies, threads share one, which is slower and
-//! still exact.
+//! Readers sum the copies. If threads outnumber copies, some share one: slower, still exact.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Maximum copies: with more, the gain does not justify the memory per policy.
+/// Maximum copies: more would not justify the memory per policy.
 const MAX_COPIES: usize = 16;
 
 /// The copies, each on its own cache lines.
@@ -23,13 +22,13 @@ thread_local! {
     static THREAD: usize = THREADS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The number of this thread, which selects its copy.
+/// This thread's number, which selects its copy.
 #[inline]
 pub(super) fn thread() -> usize {
     THREAD.with(|number| *number)
 }
 
-/// The number of copies for this machine's processors: a power of two.
+/// Copies for this machine's processors: a power of two.
 pub(super) fn copies_wanted() -> usize {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     processors.next_power_of_two().min(MAX_COPIES)
@@ -44,7 +43,6 @@ impl<T: Default> PerThread<T> {
 }
 
 impl<T> PerThread<T> {
-    /// The copy of the thread with this number.
     #[inline]
     pub(super) fn of(&self, thread: usize) -> &T {
         &self.0[thread & (self.0.len() - 1)].0

@@ -1,8 +1,7 @@
-//! Counters per policy, and the registry that finds them.
+//! Per-policy counters, and the registry that finds them.
 //!
-//! The registry finds a policy's counters by its position in the set and verifies the name: while a
-//! set is replaced, decisions of the old one find theirs by name. Counts stay with the name through
-//! every change.
+//! The registry finds counters by the policy's position in its set and verifies the name. While a set is
+//! replaced, decisions of the old one find theirs by name. Counts stay with the name through every change.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,20 +13,20 @@ use slidegate_config::policy::KeysShown;
 use super::per_thread::{PerThread, copies_wanted};
 use super::settled_shares::SettledShares;
 
-/// The name of everything without figures of its own. No policy can have this name.
+/// The name under which policies without their own series are summed. No policy can have it.
 pub(super) const OTHERS: &str = "~others";
 /// Maximum inactive policies whose counters are kept.
 const MAX_GONE: usize = 1024;
-/// With more policies than this, each has only one copy of its counters: sixteen copies of 16,384
-/// would take 60 MB.
+/// With more policies than this, each has a single copy of its counters: 16 copies for 16,384 policies would
+/// take 60 MB.
 const MAX_SHARDED: usize = 1024;
 
-/// The counted outcome of one policy's decision.
+/// The counted outcome of a policy's decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Allow,
     Deny,
-    /// A denial by a shadow policy, which did not deny the request.
+    /// A denial by a shadow policy; it did not deny the request.
     ShadowDeny,
 }
 
@@ -52,11 +51,11 @@ impl Outcome {
     }
 }
 
-/// The outcomes of reservations under a policy, as they are counted.
+/// The counted outcomes of reservations under a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HoldOutcome {
     Reserved,
-    /// Settled in time, in whole or in part.
+    /// Settled in time, in full or in part.
     Settled,
     Extended,
     Cancelled,
@@ -64,11 +63,11 @@ pub(crate) enum HoldOutcome {
     Denied,
     /// Settled, extended or cancelled before.
     AlreadySettled,
-    /// Settled, extended or cancelled after its time.
+    /// Settled, extended or cancelled after it expired.
     Late,
-    /// Lost with the data of the store.
+    /// Lost with the store's data.
     Unknown,
-    /// Not settled in time, of those that this process made.
+    /// Expired; counted by the process that made it.
     Expired,
 }
 
@@ -85,14 +84,14 @@ impl HoldOutcome {
         Self::Expired,
     ];
 
-    /// The outcome of a change with this status, if an open reservation counts as `changed`.
+    /// The outcome for this status; `changed` is the outcome if the reservation was open.
     pub(crate) fn of(status: HoldStatus, changed: Self) -> Self {
         match status {
             HoldStatus::Denied => Self::Denied,
             HoldStatus::AlreadySettled => Self::AlreadySettled,
             HoldStatus::Expired => Self::Late,
             HoldStatus::Unknown => Self::Unknown,
-            // The library may add some.
+            // The library may add statuses.
             _ => changed,
         }
     }
@@ -133,20 +132,20 @@ fn index_of(source: DecisionSource) -> usize {
     }
 }
 
-/// The counters of one policy. A clone has the same ones.
+/// The counters of one policy. Clones share them.
 #[derive(Debug, Clone)]
 pub(super) struct PolicyCounters {
     pub(super) name: String,
     /// Unique, and never reused for another policy.
     pub(super) number: u32,
     pub(super) keys_shown: KeysShown,
-    /// What stores count for a unit of cost.
+    /// Cost units are multiplied by this in stores.
     per_unit: u64,
     cells: Arc<PerThread<Cells>>,
-    /// Not per thread: few requests reserve, and most policies have none.
+    /// Not per thread: reservations are few, and most policies have none.
     holds: Arc<[AtomicU64; HoldOutcome::ALL.len()]>,
     pub(super) settled_shares: Arc<SettledShares>,
-    /// Whether a request was seen that lacks an attribute of the scope.
+    /// Whether a request without a scope attribute was seen.
     has_skipped: Arc<AtomicBool>,
 }
 
@@ -160,11 +159,11 @@ struct Cells {
     cost_refunded: AtomicU64,
     /// Checks denied because the key is blocked.
     blocked: AtomicU64,
-    /// Admitted checks after which the key was at 80 % of its limit or above.
+    /// Admitted checks that left the key at 80 % of its limit or above.
     near_limit: AtomicU64,
-    /// Thresholds that keys crossed and that this instance reported.
+    /// Crossed thresholds that this instance reported.
     notifications: AtomicU64,
-    /// Checks that the policy skipped, as an attribute of its scope is missing.
+    /// Checks skipped because a scope attribute is missing.
     missing_attribute: AtomicU64,
 }
 
@@ -184,8 +183,8 @@ pub(crate) struct Counts {
 }
 
 impl PolicyCounters {
-    /// Counts a decision on a request that asked for a cost and was charged one, or was refunded, as stores count
-    /// them; `outcome` is that of a check.
+    /// Counts a decision. `asked` and `charged` (or refunded) are as stores count them; `outcome` is the
+    /// check's.
     #[inline]
     pub(super) fn record(
         &self,
@@ -209,7 +208,7 @@ impl PolicyCounters {
             }
             // If another policy denied the request, nothing was charged here.
             (Verb::Check, Outcome::Allow) if charged > 0 => {
-                // The decision's own cost is the sum over all requests of the call on this key.
+                // The decision's own cost is the sum over all requests of the call for this key.
                 cells.cost_allowed.fetch_add(asked, Relaxed);
                 if decision.used() >= decision.limit() - decision.limit() / 5 {
                     cells.near_limit.fetch_add(1, Relaxed);
@@ -224,27 +223,25 @@ impl PolicyCounters {
         cells.checks[outcome as usize][index_of(decision.source())].fetch_add(1, Relaxed);
     }
 
-    /// Counts what was charged for a reservation.
+    /// Counts the charge for a reservation.
     pub(super) fn record_charge(&self, thread: usize, cost: u64) {
         self.cells.of(thread).cost_allowed.fetch_add(cost, Relaxed);
     }
 
-    /// Counts what a cancellation released.
+    /// Counts a cancellation's refund.
     pub(super) fn record_refund(&self, thread: usize, cost: u64) {
         self.cells.of(thread).cost_refunded.fetch_add(cost, Relaxed);
     }
 
-    /// Counts a threshold that a key crossed.
     pub(super) fn record_notification(&self, thread: usize) {
         self.cells.of(thread).notifications.fetch_add(1, Relaxed);
     }
 
-    /// Counts a check that the policy skipped.
     pub(super) fn record_missing_attribute(&self, thread: usize) {
         self.cells.of(thread).missing_attribute.fetch_add(1, Relaxed);
     }
 
-    /// Whether it skips a check for the first time.
+    /// Marks the policy as skipping; returns whether this is the first time.
     pub(super) fn is_first_skip(&self) -> bool {
         !self.has_skipped.load(Relaxed) && !self.has_skipped.swap(true, Relaxed)
     }
@@ -254,17 +251,15 @@ impl PolicyCounters {
         self.holds[outcome as usize].fetch_add(1, Relaxed);
     }
 
-    /// Reservations with this outcome.
     pub(super) fn holds(&self, outcome: HoldOutcome) -> u64 {
         self.holds[outcome as usize].load(Relaxed)
     }
 
-    /// Checks with this outcome and source.
     pub(super) fn checks(&self, outcome: Outcome, source: DecisionSource) -> u64 {
         self.cells.sum(|cells| cells.checks[outcome as usize][index_of(source)].load(Relaxed))
     }
 
-    /// Whole units of what stores counted.
+    /// Converts a store's count to whole units.
     pub(super) fn units(&self, count: u64) -> u64 {
         count / self.per_unit
     }
@@ -289,7 +284,7 @@ impl PolicyCounters {
 /// The counters of all policies.
 #[derive(Debug, Default)]
 pub(super) struct PolicyRegistry {
-    /// First the active policies, in the order of their set, then inactive ones.
+    /// Active policies in the order of their set, then inactive ones.
     all: Vec<Arc<PolicyCounters>>,
     positions: HashMap<String, usize>,
     in_force: usize,
@@ -298,7 +293,7 @@ pub(super) struct PolicyRegistry {
 }
 
 impl PolicyRegistry {
-    /// The registry of this set. Known policies keep their counts.
+    /// The registry for this set. Known policies keep their counts.
     pub(super) fn of(&self, policies: &PolicySet, keys_shown: impl Fn(&str) -> KeysShown) -> Self {
         let copies = if policies.iter().len() > MAX_SHARDED { 1 } else { copies_wanted() };
         let mut numbered = self.numbered;
@@ -306,7 +301,7 @@ impl PolicyRegistry {
             let name = policy.name();
             let keys_shown = keys_shown(name);
             let per_unit = policy.count(1.into());
-            // What was counted in another unit does not add up.
+            // Counts in another unit do not add up.
             let known = self.by_name(name).filter(|known| known.per_unit == per_unit);
             if let Some(known) = known.filter(|known| known.keys_shown == keys_shown) {
                 return Arc::clone(known);
@@ -347,12 +342,12 @@ impl PolicyRegistry {
         self.positions.get(name).map(|position| &self.all[*position])
     }
 
-    /// The counters of all policies, inactive ones included.
+    /// All counters, inactive policies included.
     pub(super) fn all(&self) -> &[Arc<PolicyCounters>] {
         &self.all
     }
 
-    /// The counters of the active policies, in order.
+    /// Counters of the active policies, in order.
     pub(super) fn in_force(&self) -> &[Arc<PolicyCounters>] {
         &self.all[..self.in_force]
     }

@@ -1,8 +1,8 @@
-//! Redaction: shows keys in clear, masked or hashed, as each policy configures.
+//! Redaction: keys are shown in clear, masked or hashed, as each policy configures.
 //!
 //! Applies to everything the observer exports: log, events, top keys and the dashboard. Responses
-//! to clients are not redacted, because they contain the client's own key. The text of a key has no
-//! control characters, see the library's `Key`.
+//! are not redacted, because they contain the client's own key. A key's text has no control
+//! characters; see the library's `Key`.
 
 use std::borrow::Cow;
 use std::collections::hash_map::RandomState;
@@ -11,13 +11,13 @@ use std::hash::BuildHasher;
 use siphasher::sip128::SipHasher24;
 use slidegate_config::policy::KeysShown;
 
-/// Maximum bytes of a displayed key. Longer keys are cut and get a hash that distinguishes them.
+/// Maximum bytes of a displayed key. A longer key is cut and ends in a hash.
 pub(super) const MAX_SHOWN: usize = 256;
 /// Characters of a hash, six bits each: 126 bits.
 const HASH_CHARACTERS: usize = 21;
-/// Characters of the hash after a masked key, which distinguishes equal masks: 24 bits.
+/// Characters of the hash after a masked key, to tell equal masks apart: 24 bits.
 const MARK_CHARACTERS: usize = 4;
-/// A masked value shows one character per this many, at most [`MAX_UNMASKED`].
+/// A masked value shows one of this many characters, at most [`MAX_UNMASKED`].
 const MASKED_FOR_ONE: usize = 4;
 const MAX_UNMASKED: usize = 2;
 
@@ -36,8 +36,7 @@ impl Redactor {
         let secret = secret.map_or_else(
             || [random(), random()],
             |secret| {
-                // Different from the hash keys of the store's names, so that those do not reveal
-                // these.
+                // Differs from the hash keys of names in the store, so those do not reveal these.
                 let hash = SipHasher24::new_with_keys(0, 1).hash(secret.as_bytes());
                 [hash.h1, hash.h2]
             },
@@ -58,7 +57,7 @@ impl Redactor {
         }
     }
 
-    /// A text of bounded length for the key; idempotent.
+    /// The key's text, cut to a bounded length; idempotent.
     pub(super) fn cut<'k>(&self, key: &'k str) -> Cow<'k, str> {
         if key.len() <= MAX_SHOWN {
             return key.into();

@@ -1,5 +1,5 @@
-//! What the observer reports on its own: keys near their limit or blocked for their denials, and
-//! reservations that expired.
+//! Reports that no request causes directly: keys near their limit, keys blocked by escalation, and
+//! expired reservations.
 
 use slidegate::Policy;
 
@@ -10,7 +10,7 @@ use super::per_thread::thread;
 use super::policy_counters::HoldOutcome;
 
 impl Observer {
-    /// Reports a key that crossed a threshold: as an event, in the log and to the webhook.
+    /// Reports a crossed threshold: as an event, in the log and to the webhook.
     pub(crate) fn record_crossing(&self, crossing: &Crossing, policy: &Policy) {
         let registry = self.registry.load();
         let Some(known) = registry.by_name(&crossing.policy) else { return };
@@ -24,7 +24,7 @@ impl Observer {
         }
     }
 
-    /// Reports the block that a key earned with this denial: as an event and to the webhook.
+    /// Reports the block that this denial earned: as an event and to the webhook.
     pub(crate) fn record_block(&self, denial: &Event, until_ms: u64, by: &str) {
         let event = denial.escalated(until_ms, by);
         self.send_to_webhook(&event);
@@ -39,7 +39,7 @@ impl Observer {
         }
     }
 
-    /// Counts and reports a reservation that was not settled in time.
+    /// Counts and reports an expired reservation.
     pub(crate) fn record_expired(&self, expired: &Expired, policy: &Policy) {
         self.record_hold(&expired.policy, HoldOutcome::Expired);
         self.record_charge_of_hold(&expired.policy, Some(&*expired.key), expired.cost, expired.until);

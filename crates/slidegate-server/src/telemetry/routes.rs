@@ -1,6 +1,6 @@
 //! Telemetry over HTTP: `/metrics`, `/v1/events`, `/v1/top`, `/v1/live`.
 //!
-//! Access control is applied where these routes are mounted.
+//! The mounting router applies access control.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -42,7 +42,6 @@ const KEYS: usize = 20;
 /// Maximum keys in a response.
 const MAX_KEYS: usize = 1000;
 
-/// The telemetry routes.
 pub(crate) fn routes(app: Arc<App>) -> Routes {
     let table = [
         ("/metrics", get(metrics)),
@@ -144,7 +143,7 @@ async fn top(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
         .collect();
     keys.sort_by_key(|(_, one)| std::cmp::Reverse(one.count));
     if order == Order::Closest {
-        // The keys that had decisions last, each once.
+        // Most recently decided keys first, each once.
         keys.sort_by_key(|(_, one)| std::cmp::Reverse(one.last_at));
         let mut seen = HashSet::new();
         keys.retain(|(name, one)| seen.insert((*name, Arc::clone(&one.key))));
@@ -152,7 +151,7 @@ async fn top(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
     } else {
         keys.truncate(limit);
     }
-    // What is shown may stand for a key that only another instance knows.
+    // A redacted text may stand for a key that only another instance knows.
     let unredacted = |policy: &str, shown: &str| match observer.keys_shown_as(policy, shown) {
         None => Some(shown.to_owned()),
         Some(known) => <[Box<str>; 1]>::try_from(known).ok().map(|[key]| key.into()),
@@ -191,11 +190,11 @@ async fn top(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
     Ok(problem::ok(&Tops { policy, by, instances, fleet_error, error_bound, sampled, period_s, keys }))
 }
 
-/// How keys are listed.
+/// The order of listed keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
     Counted(By),
-    /// The part of the limit that is taken now.
+    /// The used share of the limit, now.
     Closest,
     /// Blocked by an operator.
     Blocked,
@@ -222,7 +221,7 @@ impl Order {
         }
     }
 
-    /// The counts that are listed.
+    /// The counts to list.
     fn counted(self) -> &'static [By] {
         match self {
             Self::Counted(By::Used) => &[By::Used],
@@ -243,7 +242,7 @@ struct Tops<'a> {
     /// `null`: all policies.
     policy: Option<&'a str>,
     by: &'static str,
-    /// How many instances are summed up.
+    /// Number of instances summed.
     instances: usize,
     /// Why the other instances are unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -265,7 +264,7 @@ struct TopKey<'a> {
     count: u64,
     /// Maximum overestimate of the count.
     at_most_over: u64,
-    /// What open reservations of this instance hold.
+    /// Cost held by open reservations of this instance.
     held: u64,
     last_at: String,
     /// `null`: not known.
@@ -283,8 +282,8 @@ async fn live(
     Ok(streamed(Sse::new(stream::live(app, (permit, grant)))))
 }
 
-/// Checks that the text of a key stands for one key. By the store's `hash_tag`, it may be that of one key
-/// for each value of an attribute, so that a token of one key would read the others as well.
+/// Rejects a text that may stand for several keys. With the store's `hash_tag`, one text may cover a key per
+/// attribute value, and a token of one key would read the others too.
 fn one_key(app: &App, policy: Option<&str>) -> Result<(), Problem> {
     let tag = if let Some(shared) = app.shared() { shared.hash_tag() } else { None };
     let Some(tag) = tag else { return Ok(()) };
@@ -299,7 +298,7 @@ fn one_key(app: &App, policy: Option<&str>) -> Result<(), Problem> {
     Err(Problem::new(StatusCode::FORBIDDEN, detail))
 }
 
-/// Reserves a stream. Customers have a part of their own, so that operators always get in.
+/// Reserves a stream. Customers have their own quota of streams, so operators always get in.
 fn permit(app: &App, access::By(name, limited): &access::By) -> Result<Share<String>, Problem> {
     let [operators, keys] = &app.observer().streams;
     let streams = if *limited == Limited::ToOneKey { keys } else { operators };

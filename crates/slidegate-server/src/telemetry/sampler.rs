@@ -1,16 +1,17 @@
-//! Sampling: every decision at low rates, one in [`SPARSE`] beyond.
+//! Sampling: every decision at low rates, one in [`SPARSE`] above.
 //!
-//! Gaps between samples are random, so that periodic traffic cannot evade sampling. Each sample has
-//! a weight, so sums of weights are correct on average. Two racing threads may take one sample too
-//! many or too few, which does not matter.
+//! Gaps between samples are random, so periodic traffic cannot evade sampling. Samples have weights
+//! whose sum is correct on average. Racing threads may take one sample too many or too few, which
+//! does not matter.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use slidegate::Timestamp;
 
-/// A thread samples every decision up to this many per second: a sample costs under a microsecond.
+/// Maximum rate at which a thread samples every decision, per second: a sample costs under a
+/// microsecond.
 pub(super) const ALL_OF: u32 = 1000;
-/// Beyond that, it samples one in this many.
+/// Above that rate, it samples one in this many.
 pub(super) const SPARSE: u32 = 64;
 
 #[derive(Debug, Default)]
@@ -86,7 +87,7 @@ mod tests {
         assert!((15_000..18_500).contains(&taken), "{taken}");
         let sum: u64 = weights.iter().sum();
         assert!((970_000..1_030_000).contains(&sum), "{sum}");
-        // The next second starts again, after the gap.
+        // Sampling restarts in the next second, after the gap.
         let next: u64 = (0..ALL_OF / 2).map(|_| sampler.weigh(Timestamp::from_secs(8))).sum();
         assert!((u64::from(ALL_OF / 2 - 2 * SPARSE)..u64::from(ALL_OF)).contains(&next), "{next}");
     }

@@ -1,4 +1,4 @@
-//! How good estimates are: what reservations were settled to, as a share of what they held.
+//! Accuracy of estimates: the settled cost as a share of the held cost.
 
 use std::array::from_fn;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -7,10 +7,10 @@ use slidegate::reserve::SettledCost;
 
 use super::histogram::Reading;
 
-/// Inclusive upper bounds of the buckets, in percent. Above 100, less was held than it cost.
+/// Inclusive upper bounds of the buckets, in percent. Above 100, the estimate was too low.
 const ENDS_PERCENT: [u64; 11] = [5, 10, 25, 50, 75, 90, 100, 125, 150, 200, 400];
 
-/// A histogram of a policy. Not per thread: few requests reserve.
+/// One policy's histogram. Not per thread: reservations are few.
 #[derive(Debug, Default)]
 pub(super) struct SettledShares {
     /// One per bound, and one for larger shares.
@@ -19,7 +19,7 @@ pub(super) struct SettledShares {
 }
 
 impl SettledShares {
-    /// Adds a reservation. One that held nothing is left out.
+    /// Adds a settled reservation, unless it held nothing.
     pub(super) fn add(&self, SettledCost { held, cost }: SettledCost) {
         let (held, cost) = (held.millionths(), cost.millionths());
         if held == 0 {
@@ -27,13 +27,14 @@ impl SettledShares {
         }
         let bucket = ENDS_PERCENT.partition_point(|end| u128::from(*end) * held < cost * 100);
         self.counts[bucket].fetch_add(1, Relaxed);
-        // A hundred million times what was held is wrong anyhow, and must not overflow the sum.
+        // A cost of 100 million times the hold is wrong anyway; the cap keeps the sum from
+        // overflowing.
         let ppm = (cost.saturating_mul(1_000_000) / held).min(100_000_000_000_000);
         self.sum_ppm.fetch_add(u64::try_from(ppm).unwrap_or(u64::MAX), Relaxed);
     }
 
-    /// The histograms of several policies as one.
-    #[allow(clippy::cast_precision_loss)] // shares as doubles are what Prometheus has
+    /// Merges the histograms of several policies.
+    #[allow(clippy::cast_precision_loss)] // Prometheus uses shares as doubles
     pub(super) fn read<'h>(histograms: &(impl Iterator<Item = &'h Self> + Clone)) -> Reading {
         let sum = |of: &dyn Fn(&Self) -> u64| histograms.clone().map(of).sum::<u64>();
         let counts: [u64; ENDS_PERCENT.len() + 1] =

@@ -1,17 +1,16 @@
-//! Keys of the observer's policies, as they may be shown.
+//! Redacted keys of the observer's policies.
 
 use super::observer::Observer;
 use super::redaction::Redactor;
 use super::top::{By, Ranking};
 
 impl Observer {
-    /// The names of the active policies.
     pub(crate) fn policies(&self) -> Vec<String> {
         self.registry.load().in_force().iter().map(|policy| policy.name.clone()).collect()
     }
 
-    /// The keys of an active policy with the most usage or denials, redacted as it configures. Empty
-    /// if they are not recorded.
+    /// An active policy's keys with the most usage or denials, redacted as it configures. Empty if not
+    /// recorded.
     pub(crate) fn ranking(&self, policy: &str, by: By) -> Ranking {
         let registry = self.registry.load();
         let Some(policy) = registry.by_name(policy).filter(|_| self.options.top) else {
@@ -30,8 +29,8 @@ impl Observer {
         ranking
     }
 
-    /// The keys of a policy that are redacted to this text, among the top keys of this and the
-    /// previous period and the recorded denials. `None` if the text is an unredacted key.
+    /// A policy's unredacted keys that are shown as this text, from the top keys of both periods and the
+    /// recorded denials. `None` if the text is itself unredacted.
     pub(crate) fn keys_shown_as(&self, policy: &str, text: &str) -> Option<Vec<Box<str>>> {
         let registry = self.registry.load();
         let policy_counters =
@@ -49,7 +48,6 @@ impl Observer {
         Some(keys)
     }
 
-    /// A key, redacted as its policy configures.
     pub(crate) fn shown(&self, policy: &str, key: &str) -> String {
         let keys_shown =
             self.registry.load().by_name(policy).map(|known| known.keys_shown).unwrap_or_default();

@@ -1,12 +1,12 @@
 //! Top keys: the keys with the most usage and denials, in bounded memory.
 //!
-//! Space-Saving (Metwally, Agrawal and El Abbadi, 2005): a fixed number of counters; a key without
-//! one takes over the smallest with its count. A count is never too low, and too high by at most
-//! the count taken over, which is stored per key and is at most the sum of all counts divided by
-//! the number of counters. Sketches are merged as in Agarwal et al. (2012): a key that is missing
-//! in one may have that sketch's smallest count.
+//! Space-Saving (Metwally, Agrawal and El Abbadi, 2005): a fixed number of counters; a key without one takes
+//! over the smallest, with its count. A count is never too low. It is too high by at most the count taken
+//! over, which is stored per key and is at most the sum of all counts divided by the number of counters.
+//! Sketches are merged as in Agarwal et al. (2012): a key missing in one may have that sketch's smallest
+//! count.
 //!
-//! Counts cover the current and the last full period, so that old keys expire.
+//! Counts cover the current and the last full period, so old keys expire.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
@@ -20,8 +20,7 @@ use super::redaction::Redactor;
 
 /// Counters per policy, thread, period and order: 256 of about 100 bytes.
 pub(super) const COUNTERS: usize = 256;
-/// Maximum policies with top keys, the first that are used: 30 MB of full sketches of short keys
-/// per thread.
+/// Maximum policies with top keys, first come first served: 30 MB per thread of full sketches of short keys.
 const MAX_POLICIES: usize = 256;
 /// Length of a period.
 pub(super) const PERIOD: Duration = Duration::from_secs(300);
@@ -29,9 +28,9 @@ pub(super) const PERIOD: Duration = Duration::from_secs(300);
 /// The sort order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
-    /// Charged cost: of reservations when they are settled, or their time is over.
+    /// Charged cost; of reservations, when they are settled or expire.
     Used,
-    /// Denials, those of shadow policies included.
+    /// Denials, including those of shadow policies.
     Denied,
 }
 
@@ -52,7 +51,7 @@ pub(super) struct Top {
 /// The sketches of policies in both orders, by policy number.
 type Sketches = HashMap<u32, [Sketch; 2]>;
 
-/// The sketches of an expired period: up to 130,000 strings per thread, which take long to drop.
+/// The sketches of an expired period: up to 130,000 strings per thread, which are slow to drop.
 #[derive(Debug)]
 #[must_use = "dropping it takes milliseconds, which must not delay a decision"]
 pub(super) struct Outdated(#[allow(dead_code, reason = "only dropped")] Vec<Sketches>);
@@ -62,11 +61,11 @@ pub(super) struct Outdated(#[allow(dead_code, reason = "only dropped")] Vec<Sket
 struct Tops {
     now: Sketches,
     before: Sketches,
-    /// Buffer for the text of a key.
+    /// Buffer for a key's text.
     text: String,
 }
 
-/// The increment of a count.
+/// An increment of a count.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Weight {
     /// The weight of the sampled decision.
@@ -75,7 +74,6 @@ pub(super) struct Weight {
     pub(super) each: u64,
 }
 
-/// A key and its count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct KeyCount {
     pub(crate) key: Arc<str>,
@@ -85,7 +83,7 @@ pub(crate) struct KeyCount {
     pub(crate) last_at: Timestamp,
 }
 
-/// The top of one policy.
+/// The top keys of one policy.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ranking {
     /// Highest count first; ties in the order of the key's text.
@@ -132,7 +130,6 @@ impl Top {
         copy.now.entry(policy).or_default()[by as usize].add(&key, weight, at);
     }
 
-    /// The top of a policy.
     pub(super) fn ranking(&self, policy: u32, by: By) -> Ranking {
         let mut rankings = Vec::new();
         for copy in self.copies.iter() {
@@ -191,7 +188,7 @@ impl Sketch {
         (0..self.counters.len()).min_by_key(|index| self.counters[*index].count)
     }
 
-    /// Its keys, in no order, and the upper bound of the count of a key without a counter.
+    /// The keys, unordered, and the upper bound of the count of a key without a counter.
     fn ranking(&self) -> Ranking {
         let smallest = self.smallest().filter(|_| self.has_lost);
         let error_bound = smallest.map_or(0, |index| self.counters[index].count);
@@ -200,13 +197,13 @@ impl Sketch {
 }
 
 impl Ranking {
-    /// The ranking of all keys of these, which may be in any order.
+    /// Merges rankings, which may be in any order.
     pub(crate) fn merged(rankings: &[Self]) -> Self {
         let error_bound = rankings.iter().fold(0, |sum: u64, one| sum.saturating_add(one.error_bound));
         let mut keys: HashMap<&str, KeyCount> = HashMap::new();
         for Self { keys: counted, error_bound: missing, .. } in rankings {
             for one in counted {
-                // Start as if the key were missing in every ranking; replace the bound where it is not.
+                // Start as if the key were missing in every ranking; replace the bound where it is listed.
                 let sum = keys.entry(&one.key).or_insert_with(|| KeyCount {
                     count: error_bound,
                     over: error_bound,
@@ -280,7 +277,7 @@ mod tests {
         }
     }
 
-    /// A few keys are counted exactly.
+    /// Few keys must be counted exactly.
     #[test]
     fn up_to_the_number_of_counters_counts_are_exact() {
         let mut sketch = Sketch::default();

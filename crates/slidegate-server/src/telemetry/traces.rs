@@ -1,7 +1,7 @@
-//! Traces: one span per decision, by the OpenTelemetry SDK.
+//! Traces: one OpenTelemetry span per decision.
 //!
-//! A slow or unreachable collector never delays decisions: a thread of the SDK sends batches of
-//! spans, and spans for which its queue has no room are dropped, counted and logged.
+//! A slow or unreachable collector never delays decisions: an SDK thread sends batches of spans. Spans that
+//! do not fit its queue are dropped, counted and logged.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ pub(crate) struct Traces {
     reported: AtomicU64,
 }
 
-/// The attributes of a span, apart from those of the decisions.
+/// A span's attributes, apart from those of the decisions.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SpanOf<'a> {
     pub(super) caller: &'a Caller,
@@ -85,14 +85,14 @@ impl Traces {
         })
     }
 
-    /// The caller in the trace headers of a request.
+    /// The caller, from a request's trace headers.
     pub(super) fn caller(protocol: Protocol, headers: &HeaderMap) -> Caller {
         let context = TraceContextPropagator::new().extract(&TraceHeaders(headers));
         Caller { protocol, parent: context.has_active_span().then_some(context) }
     }
 
-    /// Creates a span that ends `now`, if its parent or the ratio samples it. Keys are shown as
-    /// `keys_shown` has it.
+    /// Creates a span that ends `now`, if its parent or the ratio samples it. Keys are redacted by
+    /// `keys_shown`.
     pub(super) fn record(
         &self,
         span: SpanOf<'_>,
@@ -132,12 +132,11 @@ impl Traces {
         }
     }
 
-    /// The counters of spans.
     pub(crate) fn spans(&self) -> Spans {
         self.counters.spans()
     }
 
-    /// The URL of the collector, for people.
+    /// The collector's URL, for display.
     pub(crate) fn endpoint(&self) -> &str {
         &self.endpoint
     }
@@ -161,8 +160,7 @@ impl Traces {
         );
     }
 
-    /// Exports the remaining spans, within the shutdown timeout. Those that were not sent are
-    /// counted as dropped.
+    /// Exports the remaining spans, within the shutdown timeout. Unsent spans are counted as dropped.
     pub(super) fn end(&self) {
         if self.provider.shutdown_with_timeout(LAST_SPANS).is_err() {
             self.counters.drop_waiting();
@@ -183,8 +181,7 @@ impl Extractor for TraceHeaders<'_> {
     }
 }
 
-/// The decision that a span describes: the strictest, or the strictest of the policies in shadow if
-/// all of them are.
+/// The decision that a span describes: the strictest, or the strictest shadow policy's if all are in shadow.
 fn binding<'d>(decisions: &'d Decisions<'_>) -> Option<PolicyDecision<'d>> {
     let stricter = |a: PolicyDecision<'d>, b: PolicyDecision<'d>| if b.is_stricter_than(&a) { b } else { a };
     decisions.strictest().or_else(|| shadows(decisions).reduce(stricter))
@@ -194,7 +191,7 @@ fn shadows<'d>(decisions: &'d Decisions<'_>) -> impl Iterator<Item = PolicyDecis
     decisions.iter().filter(|one| !one.policy().is_enforced())
 }
 
-/// The attributes of a decision, whose key is shown as this text.
+/// The attributes of a decision; `key` is the redacted text.
 fn attributes(one: &PolicyDecision<'_>, key: Cow<'_, str>) -> Vec<KeyValue> {
     let number = |name, number: u64| KeyValue::new(name, i64::try_from(number).unwrap_or(i64::MAX));
     let mut all = vec![
@@ -250,8 +247,8 @@ mod tests {
         Traces::caller(Protocol::Http, &headers).parent
     }
 
-    /// A caller whose span is not recognized loses this service from its traces, and one that sends
-    /// much must not fill the memory of the queue.
+    /// A caller whose span is not recognized loses this service from its traces; long headers must not fill
+    /// the queue's memory.
     #[test]
     fn a_caller_is_known_by_its_ids_its_flag_and_a_short_state() {
         let long = format!("a={}", "x".repeat(MAX_STATE));
@@ -277,8 +274,7 @@ mod tests {
         assert!(Traces::caller(Protocol::Http, &HeaderMap::new()).parent.is_none());
     }
 
-    /// A collector that responds with these, and then accepts. It returns the number of spans in each
-    /// request.
+    /// A collector that sends these responses, then accepts. Returns the number of spans in each request.
     fn collector(responses: Vec<Vec<u8>>) -> (String, Receiver<usize>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/v1/traces", listener.local_addr().unwrap());
@@ -307,7 +303,7 @@ mod tests {
             assert!(body.len() < 1_000_000, "{}", body.len());
             let request = ExportTraceServiceRequest::decode(body.as_slice()).unwrap();
             let scopes = request.resource_spans.into_iter().flat_map(|resource| resource.scope_spans);
-            // A test that has seen enough is gone.
+            // The test may already have stopped receiving.
             let _ = sender.send(scopes.map(|scope| scope.spans.len()).sum());
             stream.write_all(&responses.next().unwrap_or_else(|| response("200 OK", "", &[]))).unwrap();
         }
@@ -336,7 +332,6 @@ mod tests {
         }
     }
 
-    /// Waits until all of these spans are counted.
     fn counted(traces: &Traces, spans: u64) -> Spans {
         for _ in 0..6000 {
             let Spans { sent, failed, dropped } = traces.spans();
@@ -348,8 +343,8 @@ mod tests {
         panic!("{:?}", traces.spans());
     }
 
-    /// No span may be lost or counted twice, from however many threads they come, and the last ones
-    /// are sent at the end.
+    /// No span may be lost or counted twice, from any number of threads, and the last ones are sent at the
+    /// end.
     #[test]
     fn every_span_arrives_once() {
         let (url, requests) = collector(Vec::new());
@@ -364,7 +359,7 @@ mod tests {
         assert_eq!(requests.try_iter().sum::<usize>(), 4007);
     }
 
-    /// What a collector cannot take now it may take later; what it cannot read it never can.
+    /// A collector may accept later what it refuses now; it never accepts what it cannot parse.
     #[test]
     fn requests_are_repeated_if_and_only_if_that_may_help() {
         let busy = [
@@ -390,7 +385,7 @@ mod tests {
         }
     }
 
-    /// A collector may keep some of the spans only, and says how many.
+    /// A collector may accept only some of the spans and say how many it rejected.
     #[test]
     fn spans_that_a_collector_rejects_are_not_counted_as_sent() {
         let partial_success =
@@ -403,7 +398,7 @@ mod tests {
         assert_eq!(traces.counters.last_error(), "the collector rejected spans: too old");
     }
 
-    /// A collector that hangs may cost spans, but neither decisions nor more memory than is stated.
+    /// A hanging collector may cost spans, but neither decisions nor more than the stated memory.
     #[test]
     fn a_collector_that_hangs_costs_a_bounded_number_of_spans_that_are_all_counted() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,7 +1,7 @@
-//! The webhook: notifications are sent to a URL, signed as Standard Webhooks describes.
+//! The webhook: notifications are sent to a URL, signed as Standard Webhooks specifies.
 //!
-//! A thread of its own sends one after the other, so that a slow receiver delays nothing else. What
-//! exceeds its queue is dropped and counted; what waits when the process ends is lost.
+//! A dedicated thread sends them one by one, so a slow receiver delays nothing else. Messages that do not fit
+//! the queue are dropped and counted; messages that wait when the process ends are lost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,17 +17,16 @@ use crate::http_client;
 use crate::log_limit::LogLimit;
 use crate::shares::{Bound, Share};
 
-/// Messages that wait to be sent: about 200 kB.
+/// Maximum messages that wait: about 200 kB.
 const QUEUE: usize = 256;
-/// The longest that one attempt may take.
+/// Timeout of one attempt.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The pauses between attempts. After the last attempt a message is given up.
+/// Pauses between attempts. After the last attempt the message is dropped.
 const PAUSES: [Duration; 4] =
     [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(5), Duration::from_secs(15)];
-/// The least time between two lines of the log about failures.
+/// Minimum interval between log lines about failures.
 const REPORT_EVERY: Duration = Duration::from_secs(60);
 
-/// Where notifications are sent.
 #[derive(Debug)]
 pub(crate) struct Webhook {
     queue: SyncSender<Message>,
@@ -40,9 +39,9 @@ pub(crate) struct Webhook {
 #[derive(Debug, Default)]
 pub(super) struct WebhookCounts {
     pub(super) sent: AtomicU64,
-    /// Given up after the last attempt.
+    /// Dropped after the last attempt.
     pub(super) failed: AtomicU64,
-    /// Not sent as too many waited.
+    /// Dropped because the queue was full.
     pub(super) dropped: AtomicU64,
     /// Attempts after the first.
     pub(super) retries: AtomicU64,
@@ -50,14 +49,14 @@ pub(super) struct WebhookCounts {
 
 #[derive(Debug)]
 struct Message {
-    /// Unique, the same in each attempt.
+    /// Unique; the same in each attempt.
     id: String,
     body: String,
     /// `None` in tests.
     _place: Option<Share<String>>,
 }
 
-/// The thread's state.
+/// State of the sending thread.
 struct Sending {
     agent: ureq::Agent,
     url: String,
@@ -68,7 +67,7 @@ struct Sending {
 
 impl Webhook {
     /// # Errors
-    /// One line: the system trusts no certificate authority, or starts no thread.
+    /// One line: the system trusts no certificate authority or cannot start a thread.
     pub(super) fn start(url: &str, key: Secret<Vec<u8>>) -> Result<Self, String> {
         let agent = http_client::agent(url, TIMEOUT, None).map_err(|error| format!("webhook: {error}"))?;
         let (queue, messages) = sync_channel(QUEUE);
@@ -87,7 +86,7 @@ impl Webhook {
         Ok(Self { queue, queued: Bound::new(QUEUE), counts })
     }
 
-    /// Queues a message about a policy: its id and its body.
+    /// Queues a message about a policy: its id and body.
     pub(super) fn send(&self, policy: &String, (id, body): (String, String)) {
         let place = self.queued.take(policy);
         if place.is_none() || self.queue.try_send(Message { id, body, _place: place }).is_err() {
@@ -141,7 +140,7 @@ impl Sending {
     }
 }
 
-/// The signature of a message at this time, in seconds since the epoch.
+/// The message's signature at this time, in seconds since the epoch.
 fn signature(key: &Secret<Vec<u8>>, message: &Message, seconds: &str) -> String {
     let Message { id, body, .. } = message;
     let key = hmac::Key::new(HMAC_SHA256, key.expose());
@@ -153,8 +152,8 @@ fn signature(key: &Secret<Vec<u8>>, message: &Message, seconds: &str) -> String 
 mod tests {
     use super::*;
 
-    /// Receivers verify with the libraries of Standard Webhooks, so the example of that specification
-    /// must come out.
+    /// Receivers verify with the Standard Webhooks libraries, so the specification's example must be
+    /// reproduced.
     #[test]
     fn messages_are_signed_as_the_specification_has_it() {
         let key = STANDARD.decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();

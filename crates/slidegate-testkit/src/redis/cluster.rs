@@ -1,7 +1,7 @@
 //! A cluster: masters that share the slots evenly, and their replicas.
 //!
-//! Questions are answered by the nodes, not from memory: anyone who failed over by itself is found
-//! where it is.
+//! State is always read from the nodes, never remembered, so a failover by the cluster itself is
+//! noticed.
 
 use std::thread;
 use std::time::Duration;
@@ -15,11 +15,10 @@ use crate::ports;
 /// All slots of a cluster.
 const SLOTS: u16 = 16_384;
 
-/// How long a node may be silent before others take it for dead, in milliseconds.
+/// Time after which a silent node counts as failed, in milliseconds.
 const NODE_TIMEOUT_MS: &str = "2000";
 
-/// How long a node that is awake may take to say what it knows. One that takes longer is passed
-/// over.
+/// Timeout for a running node's reply. Slower nodes are skipped.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A running cluster. Ends when dropped.
@@ -27,17 +26,17 @@ pub struct RedisCluster {
     nodes: Vec<RedisServer>,
 }
 
-/// How many of what.
+/// The size of a cluster.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// Nodes that share the slots; at least three, or none can be outvoted.
+    /// Nodes that share the slots; at least three, so that a majority can outvote one.
     pub masters: u16,
-    /// For each of them.
+    /// Replicas of each master.
     pub replicas_each: u16,
 }
 
 impl RedisCluster {
-    /// Starts the nodes and waits until each of them is content with all others.
+    /// Starts the nodes and waits until each sees all others as healthy.
     pub fn start(shape: Shape) -> Self {
         let Shape { masters, replicas_each } = shape;
         let count = masters * (1 + replicas_each);
@@ -45,11 +44,11 @@ impl RedisCluster {
         let (leaders, followers) = cluster.nodes.split_at(usize::from(masters));
         for (number, leader) in (0..).zip(leaders) {
             let bound = |number: u16| u32::from(number) * u32::from(SLOTS) / u32::from(masters);
-            // One by one, as Redis 6 knows no ranges.
+            // One by one, because Redis 6 does not support ranges.
             let slots: Vec<_> = (bound(number)..bound(number + 1)).map(|slot| slot.to_string()).collect();
             let slots = slots.iter().map(String::as_str);
             leader.admin(&["CLUSTER", "ADDSLOTS"].into_iter().chain(slots).collect::<Vec<_>>());
-            // Or they would have to find out by themselves that they have the same.
+            // Otherwise they would have to detect equal epochs by themselves.
             leader.admin(&["CLUSTER", "SET-CONFIG-EPOCH", &(number + 1).to_string()]);
         }
         cluster.introduce();
@@ -60,7 +59,7 @@ impl RedisCluster {
         until_true("all nodes of a new cluster are content", || cluster.is_whole(followers.len()));
         until_true("each leader is a master that its replicas follow", || {
             leaders.iter().all(|leader| {
-                // A machine that stood still for longer than the node timeout has seen a failover.
+                // If the machine stalled for longer than the node timeout, a failover has happened.
                 if !leader.admin(&["ROLE"]).starts_with("master") {
                     let _ = leader.ask(&["CLUSTER", "FAILOVER"]);
                     return false;
@@ -81,12 +80,12 @@ impl RedisCluster {
         format!("redis+cluster://{}", addresses(&self.nodes))
     }
 
-    /// As the user of [`acl::MINIMUM`].
+    /// The URL with the user of [`acl::MINIMUM`].
     pub fn url_as_user(&self) -> String {
         format!("redis+cluster://{}{}", acl::userinfo(), addresses(&self.nodes))
     }
 
-    /// All nodes: at the start the masters in the order of their slots, then the replicas.
+    /// All nodes: initially the masters in the order of their slots, then the replicas.
     pub fn nodes(&self) -> &[RedisServer] {
         &self.nodes
     }
@@ -97,7 +96,7 @@ impl RedisCluster {
         slot.parse().unwrap()
     }
 
-    /// The node that says it serves a slot and is not out of date, among those that answer.
+    /// The node that claims a slot with the latest epoch, among those that reply.
     pub fn master_of(&self, slot: u16) -> &RedisServer {
         until("some node says that it serves the slot", || self.owner_of(slot))
     }
@@ -113,8 +112,7 @@ impl RedisCluster {
         })
     }
 
-    /// Makes a replica the master of a slot without losing anything, and waits until all nodes
-    /// know.
+    /// Makes a replica the master of a slot without data loss, and waits until all nodes know.
     pub fn failover(&self, slot: u16) -> &RedisServer {
         let replica = self.replica_of(slot);
         replica.admin(&["CLUSTER", "FAILOVER"]);
@@ -122,7 +120,7 @@ impl RedisCluster {
         replica
     }
 
-    /// Waits until another node than `old` serves a slot, after `old` was killed or frozen, and
+    /// Waits until a node other than `old` serves a slot, after `old` was killed or frozen, and
     /// returns it.
     pub fn until_moved(&self, slot: u16, old: &RedisServer) -> &RedisServer {
         let new = until("a slot moves away from its old master", || {
@@ -132,8 +130,8 @@ impl RedisCluster {
         new
     }
 
-    /// Opens the migration of a slot: keys that are absent at the old master are asked for at the
-    /// new one.
+    /// Starts the migration of a slot: keys missing at the old master are redirected to the new
+    /// one.
     pub fn migrate_begin<'a>(&'a self, slot: u16, to: &'a RedisServer) -> Migration<'a> {
         let from = self.master_of(slot);
         let ids = [from, to].map(|node| node.admin(&["CLUSTER", "MYID"]));
@@ -143,7 +141,7 @@ impl RedisCluster {
         Migration { cluster: self, slot, from, to }
     }
 
-    /// Each node to each, because gossip alone takes seconds.
+    /// Introduces each node to each other, because gossip alone takes seconds.
     fn introduce(&self) {
         for (number, node) in self.nodes.iter().enumerate() {
             for other in &self.nodes[number + 1..] {
@@ -164,7 +162,7 @@ impl RedisCluster {
         });
     }
 
-    /// Whether each node finds the cluster in order, with so many replicas, all of them in step.
+    /// Whether each node reports a healthy cluster with this many replicas, all in sync.
     fn is_whole(&self, replicas: usize) -> bool {
         self.nodes.iter().all(|node| {
             let content = node.admin(&["CLUSTER", "INFO"]).contains("cluster_state:ok");
@@ -177,8 +175,8 @@ impl RedisCluster {
         })
     }
 
-    /// By their own account, the latest epoch winning: a master that was replaced in its sleep has
-    /// an older one.
+    /// By the nodes' own reports, of which the latest epoch wins: a master replaced while frozen
+    /// has an older one.
     fn owner_of(&self, slot: u16) -> Option<&RedisServer> {
         let claims = self.nodes.iter().filter_map(|node| {
             let own = views(node)?.into_iter().find(View::is_self)?;
@@ -207,7 +205,7 @@ impl RedisCluster {
     }
 }
 
-/// Starts all at once: each takes its time to answer.
+/// Starts all in parallel: each takes some time to answer.
 fn start_nodes(count: u16) -> Vec<RedisServer> {
     thread::scope(|scope| {
         let starting: Vec<_> = (0..count).map(|_| scope.spawn(|| node().start())).collect();
@@ -217,7 +215,7 @@ fn start_nodes(count: u16) -> Vec<RedisServer> {
 
 fn node() -> Builder {
     let bus = ports::free().to_string();
-    // Redis 6 has it 10,000 above the other port.
+    // Redis 6 always uses the port plus 10,000.
     let bus = if is_old() { vec![] } else { vec!["--cluster-port", &bus] };
     RedisServer::builder().args(bus).args([
         "--cluster-enabled",
@@ -227,7 +225,7 @@ fn node() -> Builder {
         // It takes over however old its data seems after a step of the machine's clock.
         "--cluster-replica-validity-factor",
         "0",
-        // A replica stays with its master, whatever befalls the others.
+        // A replica stays with its master, whatever happens to the others.
         "--cluster-allow-replica-migration",
         "no",
         "--repl-ping-replica-period",
@@ -235,7 +233,7 @@ fn node() -> Builder {
     ])
 }
 
-/// A slot on its way from one master to another.
+/// A slot being migrated from one master to another.
 #[must_use = "a migration stays open until it is ended"]
 pub struct Migration<'a> {
     cluster: &'a RedisCluster,
@@ -253,8 +251,7 @@ impl Migration<'_> {
         self.from.admin(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
     }
 
-    /// Moves the keys that are left, gives the slot to its new master and waits until all nodes
-    /// know.
+    /// Moves the remaining keys, assigns the slot to its new master and waits until all nodes know.
     pub fn end(self) {
         let slot = self.slot.to_string();
         loop {
@@ -272,7 +269,7 @@ impl Migration<'_> {
     }
 }
 
-/// A node as another, or itself, sees it: a line of `CLUSTER NODES`.
+/// A node's entry in `CLUSTER NODES`.
 struct View {
     id: String,
     port: u16,
@@ -280,7 +277,7 @@ struct View {
     /// The id of its master, or `-`.
     master: String,
     epoch: u64,
-    /// First and last.
+    /// First and last slots of its ranges.
     slots: Vec<(u16, u16)>,
 }
 
@@ -291,7 +288,7 @@ impl View {
         let port = words.get(1)?.split(['@', ',']).next()?.rsplit(':').next()?;
         let range = |word: &&str| {
             let (first, last) = word.split_once('-').unwrap_or((word, word));
-            // Slots on their way are in brackets, and are listed without as well.
+            // Migrating slots are in brackets and also listed without.
             Some((first.parse().ok()?, last.parse().ok()?))
         };
         Some(Self {
@@ -317,7 +314,7 @@ impl View {
     }
 }
 
-/// What a node knows of all nodes, if it answers.
+/// A node's view of all nodes, if it replies.
 fn views(node: &RedisServer) -> Option<Vec<View>> {
     if !node.is_awake() {
         return None;

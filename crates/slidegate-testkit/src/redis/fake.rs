@@ -1,4 +1,4 @@
-//! A fake server with scripted replies, for replies that no real server sends.
+//! A fake server with scripted replies, including ones that no real server sends.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,14 +9,14 @@ use super::resp::{self, Command};
 use crate::background::Background;
 use crate::ports;
 
-/// What to do about a command.
+/// The reaction to a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FakeReply {
-    /// Send these bytes, whatever they are. None are silence.
+    /// Send these bytes, of any content. An empty list sends nothing.
     Send(Vec<u8>),
     /// Send these bytes and close.
     SendAndClose(Vec<u8>),
-    /// Send the first bytes once, and the others again and again until the client closes.
+    /// Send the first bytes once, then the others repeatedly until the client closes.
     SendForever(Vec<u8>, Vec<u8>),
 }
 
@@ -33,7 +33,7 @@ impl From<Vec<u8>> for FakeReply {
     }
 }
 
-/// A running fake. Ends when dropped.
+/// A running fake server. Ends when dropped.
 pub struct FakeRedis {
     port: u16,
     script: Arc<Script>,
@@ -49,7 +49,7 @@ struct Script {
 }
 
 impl FakeRedis {
-    /// Asks `answer` about each command that comes in, from whichever connection.
+    /// Calls `answer` for each command, from any connection.
     pub fn start(answer: impl FnMut(&Command) -> FakeReply + Send + 'static) -> Self {
         let listener = ports::listener();
         listener.set_nonblocking(true).unwrap();
@@ -67,7 +67,7 @@ impl FakeRedis {
         Self { port, script, _background: background }
     }
 
-    /// Greets a client as a server should, and asks `answer` about everything else.
+    /// Handles greetings like a server and calls `answer` for everything else.
     pub fn greeting(mut answer: impl FnMut(&Command) -> FakeReply + Send + 'static) -> Self {
         Self::start(move |command| greet(command).unwrap_or_else(|| answer(command)))
     }
@@ -82,13 +82,13 @@ impl FakeRedis {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Every command so far, greetings as well.
+    /// All commands so far, including greetings.
     pub fn heard(&self) -> Vec<Command> {
         self.script.heard.lock().unwrap().clone()
     }
 }
 
-/// What clients send first, and what they expect.
+/// The reply to a client's greeting.
 pub(super) fn greet(command: &Command) -> Option<FakeReply> {
     let name = command.first()?.to_ascii_uppercase();
     let wants_resp3 = command.get(1).is_some_and(|version| version == b"3");
@@ -107,8 +107,8 @@ async fn converse(mut client: TcpStream, script: Arc<Script>) {
         while let Some((command, length)) = resp::command(&unread) {
             unread.drain(..length);
             script.heard.lock().unwrap().push(command.clone());
-            // A script that panicked goes on for other connections: the test hears of it from this
-            // one's end.
+            // A script that panicked continues for other connections: the test notices from the end
+            // of this one.
             let answer = script.answer.lock().unwrap_or_else(PoisonError::into_inner)(&command);
             let (bytes, close) = match answer {
                 FakeReply::Send(bytes) => (bytes, false),

@@ -1,4 +1,4 @@
-//! The native module, built for the servers that load it.
+//! The native module, built for servers that load it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,11 +6,10 @@ use std::sync::OnceLock;
 
 use crate::process::run;
 
-/// Set to anything, every server of the tests loads the module, and what runs scripts on them runs
-/// it instead.
+/// If set to anything, every test server loads the module, which then replaces scripts.
 pub(super) const EVERYWHERE: &str = "SLIDEGATE_TEST_MODULE";
 
-/// The library that servers load. Built once, by cargo; if nothing has changed, in no time.
+/// The library that servers load. Built once by cargo; instant if nothing has changed.
 pub fn module() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {

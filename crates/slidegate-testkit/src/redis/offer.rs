@@ -1,8 +1,8 @@
-//! A managed offer: a real server behind a proxy that enforces what the offer forbids.
+//! A managed Redis offering: a real server behind a proxy that enforces the offering's restrictions.
 //!
-//! The proxy refuses commands by name. What scripts may call and touch is enforced by the server:
-//! before each command, the proxy's user gets the rights that the rules leave for it. Messages are not
-//! carried, so nobody can subscribe, and clients of the proxy cache no denial.
+//! The proxy refuses commands by name. The server enforces restrictions on scripts: before each command, the
+//! proxy's user gets the permissions that the rules leave for it. Messages are not forwarded, so nobody can
+//! subscribe, and clients of the proxy cache no denial.
 
 use std::time::Duration;
 
@@ -11,17 +11,17 @@ use super::fake::{FakeRedis, FakeReply, greet};
 use super::resp::{Command, Connection, Reply};
 use super::server::RedisServer;
 
-/// How long the server may take over one answer on a busy machine.
+/// Timeout of a reply on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What an offer forbids.
+/// The restrictions of an offering.
 #[derive(Debug, Clone, Copy)]
 pub struct OfferRules {
-    /// Commands that are not offered, in upper case: `CONFIG`, or one subcommand: `CLIENT KILL`.
+    /// Commands not offered, in upper case: `CONFIG`, or one subcommand: `CLIENT KILL`.
     pub refused: &'static [&'static str],
     /// Whether scripts may call `TIME`. Clients always may.
     pub time_in_scripts: bool,
-    /// Whether scripts may use keys that the call does not declare, and be called without a key.
+    /// Whether scripts may use undeclared keys and be called without a key.
     pub undeclared_keys: bool,
 }
 
@@ -29,8 +29,8 @@ pub struct OfferRules {
 pub struct Offer(FakeRedis);
 
 impl Offer {
-    /// The proxy before this server. Nobody else may use the server's user of [`acl::MINIMUM`], who is
-    /// given all other rights.
+    /// A proxy in front of this server. Nobody else may use the server's user of [`acl::MINIMUM`], which gets
+    /// all other permissions.
     pub fn before(server: &RedisServer, rules: OfferRules) -> Self {
         server.admin(&["ACL", "SETUSER", acl::USER, "+@all", "~*", "allchannels"]);
         let mut admin = Connection::unix(&server.socket(), PATIENCE).unwrap();
@@ -59,14 +59,14 @@ impl Offer {
         self.0.url()
     }
 
-    /// Every command so far.
+    /// All commands so far.
     pub fn heard(&self) -> Vec<Command> {
         self.0.heard()
     }
 }
 
 impl OfferRules {
-    /// Why the proxy does not pass a command on.
+    /// Why the proxy refuses a command.
     fn refusal(&self, command: &Command) -> Option<String> {
         let word = |at: usize| command.get(at).map(|word| String::from_utf8_lossy(word).to_ascii_uppercase());
         let name = word(0)?;
@@ -80,7 +80,7 @@ impl OfferRules {
         is_keyless.then(|| "a script must declare a key".to_owned())
     }
 
-    /// The command that gives the user its rights for this command.
+    /// The command that sets the user's permissions for this command.
     fn rights(&self, command: &Command) -> Command {
         let keys = declared_keys(command);
         let time: &[u8] = if keys.is_none() || self.time_in_scripts { b"+time" } else { b"-time" };
@@ -95,7 +95,7 @@ impl OfferRules {
     }
 }
 
-/// The keys that a call of a script declares. `None` for all other commands.
+/// The keys declared by a script call. `None` for other commands.
 fn declared_keys(command: &Command) -> Option<&[Vec<u8>]> {
     let [name, _, count, keys @ ..] = command.as_slice() else { return None };
     let is_call = [&b"EVAL"[..], b"EVALSHA"].iter().any(|one| name.eq_ignore_ascii_case(one));
@@ -103,7 +103,7 @@ fn declared_keys(command: &Command) -> Option<&[Vec<u8>]> {
     is_call.then(|| &keys[..count])
 }
 
-/// The pattern that matches this key alone.
+/// The pattern that matches only this key.
 fn pattern(key: &[u8]) -> Vec<u8> {
     let escaped = key.iter().flat_map(|byte| match byte {
         b'*' | b'?' | b'[' | b']' | b'\\' => vec![b'\\', *byte],

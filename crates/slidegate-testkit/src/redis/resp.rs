@@ -1,8 +1,6 @@
-//! The protocol, as much of it as the tests need: a blocking client, and a reader of commands for
-//! the fake server.
+//! The part of RESP that tests need: a blocking client, and a command parser for the fake server.
 //!
-//! Knows nothing of the store or of the client library it uses, so that it can bear witness against
-//! both. RESP2 only.
+//! Independent of the store and its client library, so it can verify both. RESP2 only.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -11,12 +9,12 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// What a server said.
+/// A server's reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
     /// A simple or a bulk string.
     Bytes(Vec<u8>),
-    /// An error, with its code, without the minus.
+    /// An error with its code, without the leading minus.
     Error(String),
     /// A number.
     Integer(i64),
@@ -26,7 +24,7 @@ pub enum Reply {
     List(Vec<Reply>),
 }
 
-/// As `redis-cli` prints into a pipe: one line for each item, nothing around them.
+/// The format of `redis-cli` output in a pipe: one line per item, without decoration.
 impl fmt::Display for Reply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -42,7 +40,7 @@ impl fmt::Display for Reply {
     }
 }
 
-/// A connection that sends a command and waits for its reply.
+/// A connection that sends one command at a time and waits for its reply.
 pub struct Connection(BufReader<Box<dyn Stream>>);
 
 trait Stream: Read + Write + Send {
@@ -64,14 +62,14 @@ impl Stream for UnixStream {
 }
 
 impl Connection {
-    /// To a port of 127.0.0.1. No step takes longer than `patience`.
+    /// Connects to a port of 127.0.0.1. No step takes longer than `patience`.
     pub fn tcp(port: u16, patience: Duration) -> io::Result<Self> {
         let stream = TcpStream::connect_timeout(&SocketAddr::from((Ipv4Addr::LOCALHOST, port)), patience)?;
         stream.set_nodelay(true)?;
         Self::over(stream, patience)
     }
 
-    /// To a socket in a directory.
+    /// Connects to a Unix socket.
     pub fn unix(path: &Path, patience: Duration) -> io::Result<Self> {
         Self::over(UnixStream::connect(path)?, patience)
     }
@@ -81,19 +79,19 @@ impl Connection {
         Ok(Self(BufReader::new(Box::new(stream))))
     }
 
-    /// The same connection, with another patience from now on.
+    /// Changes the connection's `patience`.
     pub fn within(self, patience: Duration) -> Self {
         self.0.get_ref().limit(patience).unwrap();
         self
     }
 
-    /// Sends a command and reads its reply. After an error the connection is of no more use.
+    /// Sends a command and reads its reply. After an error the connection is unusable.
     pub fn call(&mut self, command: &[impl AsRef<[u8]>]) -> io::Result<Reply> {
         self.send(command)?;
         self.reply()
     }
 
-    /// Sends a command and returns its reply as it came.
+    /// Sends a command and returns its raw reply.
     pub(super) fn relay(&mut self, command: &[impl AsRef<[u8]>]) -> io::Result<Vec<u8>> {
         self.send(command)?;
         let mut reply = Vec::new();
@@ -123,7 +121,7 @@ impl Connection {
         match (kind, length) {
             ('$', Some(length)) => bytes.extend(self.bulk_with_end(length)?),
             ('*', Some(items)) => (0..items).try_for_each(|_| self.read_raw(bytes))?,
-            // A line, or what is missing: a length of -1.
+            // A line, or a missing value: a length of -1.
             _ => {}
         }
         Ok(())
@@ -167,12 +165,12 @@ fn strange(line: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("not a RESP2 reply: {line:?}"))
 }
 
-/// A command as a server sees it: its name and its arguments.
+/// A command as received by a server: its name and arguments.
 pub type Command = Vec<Vec<u8>>;
 
-/// The first command in `bytes` and its length, or `None` while it is not all there.
+/// The first command in `bytes` and its length; `None` if incomplete.
 ///
-/// Panics on what no client library sends; only those talk to the fake server.
+/// Panics on input that no client library sends; only those talk to the fake server.
 pub(super) fn command(bytes: &[u8]) -> Option<(Command, usize)> {
     let (count, mut at) = header(bytes, 0, b'*')?;
     let mut command = Vec::with_capacity(count);
@@ -184,7 +182,7 @@ pub(super) fn command(bytes: &[u8]) -> Option<(Command, usize)> {
     (at <= bytes.len()).then_some((command, at))
 }
 
-/// The number in the line at `at`, and where the next line begins.
+/// The number in the line at `at`, and the start of the next line.
 fn header(bytes: &[u8], at: usize, kind: u8) -> Option<(usize, usize)> {
     let line = bytes.get(at..)?;
     let end = line.windows(2).position(|pair| pair == b"\r\n")?;

@@ -1,6 +1,6 @@
-//! A master, its replica, and three sentinels that replace the one by the other.
+//! A master, its replica, and three Sentinels that fail over between them.
 //!
-//! The sentinels are configured with each other and the replica, because discovery takes seconds.
+//! The Sentinels are configured with each other and the replica, because discovery takes seconds.
 
 use std::thread;
 use std::time::Duration;
@@ -11,20 +11,20 @@ use super::server::{RedisServer, addresses};
 use crate::poll::{until, until_true};
 use crate::ports;
 
-/// What the sentinels call the master.
+/// The master's name for the Sentinels.
 const NAME: &str = "limits";
 
-/// How long a sentinel that is awake may take to answer. One that takes longer has no vote.
+/// Timeout for a running Sentinel's reply. A slower one has no vote.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Running servers and sentinels. All end when dropped.
+/// Running servers and Sentinels. All end when dropped.
 pub struct RedisSentinels {
     servers: [RedisServer; 2],
     sentinels: Vec<RedisServer>,
 }
 
 impl RedisSentinels {
-    /// Starts all of them and waits until the sentinels would agree on a failover.
+    /// Starts all of them and waits until the Sentinels would agree on a failover.
     pub fn start() -> Self {
         let master = RedisServer::start();
         let port = master.port().to_string();
@@ -50,22 +50,22 @@ impl RedisSentinels {
         format!("redis+sentinel://{}/{NAME}", addresses(&self.sentinels))
     }
 
-    /// As the user of [`acl::MINIMUM`], whom the servers know and the sentinels do not.
+    /// The URL with the user of [`acl::MINIMUM`], known to the servers but not to the Sentinels.
     pub fn url_as_user(&self) -> String {
         format!("redis+sentinel://{}{}/{NAME}", acl::userinfo(), addresses(&self.sentinels))
     }
 
-    /// The master and its replica, whichever is which.
+    /// The master and its replica, in either order.
     pub fn servers(&self) -> &[RedisServer] {
         &self.servers
     }
 
-    /// The three.
+    /// The three Sentinels.
     pub fn sentinels(&self) -> &[RedisServer] {
         &self.sentinels
     }
 
-    /// Whom most sentinels call the master. Kill or pause it, then wait
+    /// The master according to most Sentinels. Kill or pause it, then call
     /// [`until_moved`](Self::until_moved).
     pub fn master(&self) -> &RedisServer {
         until("most sentinels agree on the master", || {
@@ -73,8 +73,7 @@ impl RedisSentinels {
         })
     }
 
-    /// Waits until all sentinels send clients to another master than `old`, and that one takes
-    /// writes.
+    /// Waits until all Sentinels report a master other than `old`, and that one accepts writes.
     pub fn until_moved(&self, old: &RedisServer) -> &RedisServer {
         until("all sentinels agree on a new master that is one", || {
             let mut others = self.servers.iter().filter(|server| server.port() != old.port());
@@ -105,9 +104,9 @@ impl RedisSentinels {
     }
 }
 
-/// The file of the sentinel at `own`, which knows the others at `ports`.
+/// The config file of the Sentinel at `own`, which knows the others at `ports`.
 fn configuration(own: u16, ports: [u16; 3], master: u16, replica: u16) -> String {
-    // Forty hexadecimal digits, none of them random: it is known only here.
+    // Forty hexadecimal digits; not random, because the id is only known here.
     let id = |port: u16| format!("{port:040x}");
     let mut lines = vec![
         "bind 127.0.0.1".to_owned(),

@@ -1,4 +1,4 @@
-//! One server: a process, a port, a socket and a directory of its own.
+//! One server: a process with its own port, socket and directory.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -17,13 +17,13 @@ use crate::ports;
 use crate::process::Process;
 use crate::temp_dir::TempDir;
 
-/// How long a healthy server may take over one answer on a busy machine.
+/// Timeout of a healthy server's reply on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Ports tried, if others take them between our look and the server's bind.
+/// Maximum ports tried, if others take them before the server binds.
 const MOST_PORTS: usize = 10;
 
-/// Arguments of every server: keep nothing on disk, send a new replica its data at once.
+/// Arguments of every server: no persistence, immediate sync of new replicas.
 const ALWAYS: [&str; 12] = [
     "--bind",
     "127.0.0.1",
@@ -39,15 +39,15 @@ const ALWAYS: [&str; 12] = [
     "notice",
 ];
 
-/// Arguments for Redis 7 and later, so that tests may use DEBUG; older servers always allow it.
+/// Arguments for Redis 7 and later that allow DEBUG in tests; older servers always allow it.
 const SINCE_7: [&str; 2] = ["--enable-debug-command", "yes"];
 
-/// The program that the tests run.
+/// The server program that tests run.
 fn program() -> OsString {
     std::env::var_os("REDIS_SERVER").unwrap_or_else(|| OsString::from("redis-server"))
 }
 
-/// Whether the servers of the tests are older than Redis 7.
+/// Whether test servers are older than Redis 7.
 pub(super) fn is_old() -> bool {
     static OLD: OnceLock<bool> = OnceLock::new();
     *OLD.get_or_init(|| {
@@ -56,32 +56,32 @@ pub(super) fn is_old() -> bool {
     })
 }
 
-/// A running server, or one that a test has killed and may start again. Ends with the test.
+/// A running server, or a killed one that may be restarted. Ends with the test.
 pub struct RedisServer {
     process: Mutex<Option<Process>>,
     builder: Builder,
     port: u16,
     clock: Option<ClockOffset>,
-    // Last, so that it goes when the process is gone.
+    // Last, so it is removed after the process has ended.
     dir: TempDir,
 }
 
 /// Calls of one command since the server started, or since `CONFIG RESETSTAT`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CommandStats {
-    /// How often it ran, from scripts as well.
+    /// Number of calls, including those from scripts.
     pub calls: u64,
-    /// How long it ran in all, in microseconds.
+    /// Total duration, in microseconds.
     pub usec: u64,
 }
 
 impl RedisServer {
-    /// A plain, empty server that answers.
+    /// Starts a plain, empty server.
     pub fn start() -> Self {
         Self::builder().start()
     }
 
-    /// A server with arguments.
+    /// Configures a server with arguments.
     pub fn builder() -> Builder {
         Builder::default()
     }
@@ -91,12 +91,12 @@ impl RedisServer {
         self.port
     }
 
-    /// `redis://127.0.0.1:PORT`: as a user who may do everything.
+    /// `redis://127.0.0.1:PORT`, with a user that may do everything.
     pub fn url(&self) -> String {
         format!("redis://{}", self.address())
     }
 
-    /// As the user of [`acl::MINIMUM`].
+    /// The URL with the user of [`acl::MINIMUM`].
     pub fn url_as_user(&self) -> String {
         format!("redis://{}{}", acl::userinfo(), self.address())
     }
@@ -111,10 +111,10 @@ impl RedisServer {
         self.dir.path().join("redis.sock")
     }
 
-    /// Runs a command as a user who may do everything, each time on a new connection. Lists come a
-    /// line an item.
+    /// Runs a command as a user that may do everything, on a new connection. Lists have one item
+    /// per line.
     ///
-    /// Panics if the server refuses or does not answer: what a test prepares has to work.
+    /// Panics if the server rejects it or does not reply: test setup must work.
     pub fn admin(&self, command: &[&str]) -> String {
         match self.ask(command) {
             Ok(Reply::Error(error)) => panic!("{} refused {command:?}: {error}", self.address()),
@@ -123,44 +123,42 @@ impl RedisServer {
         }
     }
 
-    /// Runs a command on a new connection and returns what comes, be it an error.
+    /// Runs a command on a new connection and returns its reply, even an error.
     pub fn ask(&self, command: &[&str]) -> io::Result<Reply> {
         self.ask_within(PATIENCE, command)
     }
 
-    /// [`ask`](Self::ask) for servers that may not answer.
+    /// [`ask`](Self::ask) for servers that may not reply.
     pub fn ask_within(&self, patience: Duration, command: &[&str]) -> io::Result<Reply> {
         Connection::unix(&self.socket(), patience)?.call(command)
     }
 
-    /// A connection that stays, over TCP.
+    /// A persistent TCP connection.
     pub fn connect(&self) -> Connection {
         Connection::tcp(self.port, PATIENCE).unwrap()
     }
 
-    /// Freezes the process: connections are accepted, nothing is answered, and all of it is done on
-    /// waking.
+    /// Freezes the process: it accepts connections but replies to nothing until it resumes.
     pub fn pause(&self) {
         self.running().as_ref().expect("only a running server can be paused").pause();
     }
 
-    /// Wakes it.
+    /// Resumes it.
     pub fn resume(&self) {
         self.running().as_ref().expect("only a running server can be resumed").resume();
     }
 
-    /// Whether it runs, and is not frozen.
+    /// Whether it runs and is not frozen.
     pub fn is_awake(&self) -> bool {
         self.running().as_ref().is_some_and(Process::is_awake)
     }
 
-    /// Ends it at once, as a crash would.
+    /// Kills it at once, like a crash.
     pub fn kill(&self) {
         *self.running() = None;
     }
 
-    /// Starts it again on the same port with the same arguments, empty, killing it first if need
-    /// be.
+    /// Restarts it empty, on the same port with the same arguments. Kills it first if necessary.
     pub fn restart(&self) {
         self.kill();
         if let Err(log) = self.launch() {
@@ -168,26 +166,26 @@ impl RedisServer {
         }
     }
 
-    /// Waits until so many replicas confirm what they are sent, as `WAIT` does on the connection
-    /// that wrote.
+    /// Waits until this many replicas acknowledge writes, as `WAIT` does on the connection that
+    /// wrote.
     ///
-    /// To be called online is not enough: a new replica is sent nothing before it has spoken, up to
-    /// a second later.
+    /// A replica reported as online is not enough: it is sent nothing before its first message, up
+    /// to a second later.
     pub fn until_followed_by(&self, replicas: usize) {
         until_true("replicas confirm what they are sent", || self.is_followed_by(replicas));
     }
 
-    /// Whether so many replicas confirm what they are sent within a tenth of a second. False for a
+    /// Whether this many replicas acknowledge writes within a tenth of a second. False for a
     /// replica.
     pub fn is_followed_by(&self, replicas: usize) -> bool {
         let mut conn = self.connect();
-        // Is replicated, and changes no data.
+        // Replicated, but changes no data.
         let _ = conn.call(&["FUNCTION", "FLUSH"]);
         let reply = conn.call(&["WAIT", &replicas.to_string(), "100"]);
         matches!(reply, Ok(Reply::Integer(confirmed)) if confirmed >= i64::try_from(replicas).unwrap())
     }
 
-    /// How often `name` ran: `evalsha`, `script|load`. Zeros where it never did.
+    /// Statistics of a command: `evalsha`, `script|load`. Zeros if it never ran.
     pub fn commandstats(&self, name: &str) -> CommandStats {
         let info = self.admin(&["INFO", "commandstats"]);
         let head = format!("cmdstat_{name}:");
@@ -201,13 +199,12 @@ impl RedisServer {
         CommandStats { calls: field("calls"), usec: field("usec") }
     }
 
-    /// Bytes that a key takes with its value, by the server's own count. `None` where there is no
-    /// such key.
+    /// Bytes of a key with its value, as reported by the server. `None` if the key does not exist.
     pub fn memory_usage(&self, key: &str) -> Option<u64> {
         self.admin(&["MEMORY", "USAGE", key, "SAMPLES", "0"]).parse().ok()
     }
 
-    /// The clock of a server that was built [`with_clock`](Builder::with_clock).
+    /// The clock of a server built [`with_clock`](Builder::with_clock).
     pub fn clock(&self) -> &ClockOffset {
         self.clock.as_ref().expect("only a server built with_clock has a clock to move")
     }
@@ -216,10 +213,10 @@ impl RedisServer {
         self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs the program and waits until it answers. The error is what it logged before it gave up.
+    /// Starts the program and waits until it replies. The error is its log.
     fn launch(&self) -> Result<(), String> {
         let dir = self.dir.path();
-        // One that was killed leaves it behind.
+        // A killed server leaves it behind.
         let _ = fs::remove_file(self.socket());
         let log = File::create(self.log()).unwrap();
         let mut command = Command::new(program());
@@ -246,7 +243,8 @@ impl RedisServer {
         let mut running = self.running();
         let process = running.insert(Process::start(command, dir, "redis-server"));
         let mut ended = false;
-        // Over the socket, which only this process can have made: the port may be somebody else's.
+        // Over the socket, which only this process can have created: the port may belong to
+        // another.
         until_true("a server that was started answers PING", || {
             ended = process.has_ended();
             let pong = || Reply::Bytes(b"PONG".to_vec());
@@ -263,18 +261,18 @@ impl RedisServer {
         self.dir.path().join("log")
     }
 
-    /// Where its files are.
+    /// The directory of its files.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 }
 
-/// `127.0.0.1:P1,127.0.0.1:P2,...`, as a URL names several servers.
+/// `127.0.0.1:P1,127.0.0.1:P2,...`, as in a URL with several servers.
 pub(super) fn addresses(servers: &[RedisServer]) -> String {
     servers.iter().map(RedisServer::address).collect::<Vec<_>>().join(",")
 }
 
-/// What a server is started with.
+/// The configuration of a server to start.
 #[derive(Default)]
 pub struct Builder {
     args: Vec<String>,
@@ -285,7 +283,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// With the native module, or without it even if all servers of the tests load it.
+    /// Loads the native module or not, even if all test servers load it.
     pub fn module(mut self, loads: bool) -> Self {
         self.module = Some(loads);
         self
@@ -295,31 +293,31 @@ impl Builder {
         self.module.unwrap_or_else(|| std::env::var_os(EVERYWHERE).is_some())
     }
 
-    /// Arguments after the usual ones, which they overrule: `["--maxmemory", "1mb"]`.
+    /// Adds arguments after the default ones, which they override: `["--maxmemory", "1mb"]`.
     pub fn args<A: Into<String>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
         self.args.extend(args.into_iter().map(Into::into));
         self
     }
 
-    /// A wall clock that the test can move.
+    /// Gives it a wall clock that the test can move.
     pub fn with_clock(mut self) -> Self {
         self.clock = true;
         self
     }
 
-    /// The very port, which must be free.
+    /// Uses exactly this port, which must be free.
     pub fn port(mut self, port: u16) -> Self {
         self.port = Some(port);
         self
     }
 
-    /// A sentinel with this configuration file instead of a server.
+    /// Starts a Sentinel with this config file instead of a server.
     pub fn sentinel(mut self, config: String) -> Self {
         self.sentinel = Some(config);
         self
     }
 
-    /// Starts the server and waits until it answers.
+    /// Starts the server and waits until it replies.
     pub fn start(self) -> RedisServer {
         let dir = TempDir::new("redis");
         let clock = self.clock.then(|| ClockOffset::create(dir.path()));

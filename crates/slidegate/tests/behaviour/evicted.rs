@@ -206,13 +206,14 @@ fn a_policy_is_reset_with_its_evicted_keys() {
     let ask = |user: usize, policy: &str| {
         gate.check(&Request::new().with("user", &user.to_string()).under(policy).with_cost(5)).is_allowed()
     };
-    for policy in ["a", "b"] {
-        assert!((0..900).all(|user| ask(user, policy)));
-    }
+    // Where keys meet depends on a random seed: of a thousand, one or two may meet a key of their own policy.
+    let admitted = |policy| -> Vec<usize> { (0..900).filter(|user| ask(*user, policy)).collect() };
+    let [a, b] = ["a", "b"].map(admitted);
+    assert!(a.len() > 890 && b.len() > 890, "{} and {}", a.len(), b.len());
     assert!(gate.store().stats().dropped > 700);
     gate.reset_policy("a").unwrap();
-    assert!((0..900).all(|user| !ask(user, "b")));
-    let admitted = (0..900).filter(|user| ask(*user, "a")).count();
+    assert!(b.iter().all(|user| !ask(*user, "b")));
+    let admitted = admitted("a").len();
     assert!(admitted > 890, "{admitted}");
 }
 

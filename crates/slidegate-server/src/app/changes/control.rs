@@ -1,8 +1,8 @@
 //! Run-time changes, shared by all instances.
 //!
-//! One control document holds changed policies with their history, and blocked or overridden keys.
-//! It is stored with the usage, in the shared store or in this process, and each instance folds it
-//! into its configured policies. Each instance expires changes by itself.
+//! A control document holds changed policies with their history, and blocked or overridden keys. It
+//! is stored with the usage, in the shared store or in this process. Each instance applies it to
+//! its configured policies and expires changes by itself.
 //!
 //! The store may lose the document; instances do not. Active changes stay active and are written
 //! back: `reconcile.rs` explains when, how, and why all instances converge on one document.
@@ -48,14 +48,14 @@ struct State {
     losses: Losses,
 }
 
-/// How often the store lost changes that are active here.
+/// Losses of changes that were active here.
 #[derive(Debug, Default)]
 struct Losses {
     count: u64,
     last: Option<LastLoss>,
 }
 
-/// The last time that the store lost changes that are active here.
+/// The last time the store lost changes that are active here.
 #[derive(Debug, Clone)]
 pub(crate) struct LastLoss {
     pub(crate) at_ms: u64,
@@ -118,7 +118,7 @@ impl Control {
         ControlStatus { id, document, location, problem, losses, last_loss }
     }
 
-    /// Changes the document by `edit`, which may run more than once, and activates it here; other
+    /// Changes the document with `edit`, which may run more than once, and activates it here; other
     /// instances follow.
     ///
     /// # Errors
@@ -151,7 +151,7 @@ impl Control {
         Err(Refusal::new(Cause::Conflict, detail))
     }
 
-    /// The same for a document in this process.
+    /// [`change`](Self::change) without a shared store.
     fn change_here<T>(
         &self,
         mut edit: impl FnMut(&mut Document, u64) -> Result<T, Refusal>,
@@ -171,7 +171,7 @@ impl Control {
         Ok(done)
     }
 
-    /// The active document of a process without a shared store, as a text that
+    /// The active document of a process without a shared store, in a format that
     /// [`restore`](Self::restore) reads.
     pub(crate) fn saved(&self) -> String {
         let Held { id, document } = self.state().held.clone();
@@ -180,7 +180,7 @@ impl Control {
         format!("{}\n{text}", id.version)
     }
 
-    /// Activates a document that an earlier process saved.
+    /// Activates a document saved by an earlier process.
     ///
     /// # Errors
     /// The text is not one that [`saved`](Self::saved) wrote.
@@ -215,8 +215,8 @@ impl Control {
         reconciled
     }
 
-    /// Replaces the stored document if unchanged, and activates the new one; false if another one
-    /// was stored meanwhile.
+    /// Replaces the stored document if unchanged and activates the new one. False if another
+    /// instance wrote meanwhile.
     async fn write(
         &self,
         shared: Shared<'_>,
@@ -240,7 +240,6 @@ impl Control {
         Ok(is_written)
     }
 
-    /// Activates a document.
     fn put_in_force(&self, held: Held) {
         let document = Arc::clone(&held.document);
         // Visits all keys in memory.
@@ -317,7 +316,7 @@ impl Control {
             if held.id.is_absent() {
                 tracing::info!(version, "run-time changes were read from the store and are active");
             } else if is_other {
-                // Clients cause such changes as well, by denials that block their keys.
+                // Clients also cause such changes: denials block their keys.
                 log_limited!(INFO, None, version, "another instance changed limits; its changes are active");
             } else {
                 tracing::info!(version, "another instance wrote the run-time changes back to the store");
@@ -381,7 +380,7 @@ fn found(stored: &ControlDocument) -> Result<StoredDocument, Refusal> {
 }
 
 /// The refusal for a failed store operation.
-#[allow(clippy::needless_pass_by_value)] // As `map_err` has it.
+#[allow(clippy::needless_pass_by_value)] // for `map_err`
 fn away(error: Error) -> Refusal {
     Refusal::new(Cause::Away, error.to_string())
 }

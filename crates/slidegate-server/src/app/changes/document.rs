@@ -96,17 +96,17 @@ pub(crate) struct KeyChange {
     pub(crate) by: String,
     /// Its stamp, set by [`Document::set_key`].
     pub(crate) at_ms: u64,
-    /// Of a block that the key's denials earned.
+    /// Set if the key's denials earned the block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) level: Option<Level>,
 }
 
-/// Which of the blocks of a key's policy with `escalate` a block is.
+/// The position of a block in its policy's `escalate` list.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Level {
-    /// Its place in the list, from 0.
+    /// Index in the list, from 0.
     pub(super) number: usize,
-    /// Until when the next block that the key earns is the next of the list. After the block's end.
+    /// Until then, the key's next block is the next in the list. Later than the block's end.
     pub(super) forgotten_ms: u64,
 }
 
@@ -127,12 +127,12 @@ pub(crate) enum KeyKind {
     },
 }
 
-/// The terms of a key while a change of it lasts.
+/// A key's terms while a change of it is active.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyTerms {
-    /// It keeps its quota and is blocked.
+    /// Blocked, with its quota unchanged.
     Blocked,
-    /// It has this quota.
+    /// Another quota.
     Quota(Quota),
     Unlimited,
 }
@@ -142,16 +142,16 @@ impl KeyKind {
         Self::Override { limit: quota.limit(), window_ms: millis_ceil(quota.window()), unlimited: false }
     }
 
-    /// A limit that every store can count, and that nobody reaches.
+    /// A limit that every store can count and that no key reaches.
     pub(crate) const ABOUT_UNLIMITED: u64 = Counts::MAX_WEIGHTED_LIMIT;
 
-    /// No limit, in a policy with this quota.
+    /// No limit, for a policy with this quota.
     pub(crate) fn unlimited(policy: &Quota) -> Self {
         let window_ms = millis_ceil(policy.window());
         Self::Override { limit: Self::ABOUT_UNLIMITED, window_ms, unlimited: true }
     }
 
-    /// The key's terms in a policy with this quota.
+    /// The key's terms under a policy with this quota.
     pub(crate) fn terms(&self, policy: &Quota) -> Result<KeyTerms, String> {
         match self {
             Self::Block => Ok(KeyTerms::Blocked),
@@ -164,7 +164,7 @@ impl KeyKind {
 
     fn quota(limit: u64, window_ms: u64, policy: &Quota) -> Result<Quota, String> {
         if policy.algorithm() == Algorithm::InFlight {
-            // The lease is the policy's.
+            // The lease stays the policy's.
             return Quota::in_flight(limit, policy.window()).map_err(|error| error.to_string());
         }
         if policy.calendar_window().is_some() && window_ms == millis_ceil(policy.window()) {
@@ -212,7 +212,7 @@ pub(crate) enum What {
     Set,
     Unset,
     Promote,
-    /// The change of this number.
+    /// Undoes the change with this number.
     Undo(u64),
 }
 
@@ -369,8 +369,8 @@ impl Document {
         Ok(())
     }
 
-    /// Removes a key's block or override, and forgets the level of an earlier block. Returns whether
-    /// there was one in force.
+    /// Removes a key's block or override and forgets the level of earlier blocks. Returns whether one was
+    /// active.
     pub(crate) fn clear_key(&mut self, policy: &str, key: &str, kind: &KeyKind, now_ms: u64) -> bool {
         let slot = (policy, key, *kind == KeyKind::Block);
         let Some(at) = self.keys.iter().position(|one| one.slot() == slot) else { return false };
@@ -559,8 +559,7 @@ mod tests {
         assert_eq!(document.cleared.len(), MAX_CLEARED - 1, "it is blocked again");
     }
 
-    /// Operators compare digests of instances: they must be equal exactly if the same changes are
-    /// enforced.
+    /// Operators compare digests of instances: they must be equal exactly if the same changes are enforced.
     #[test]
     fn the_digest_is_of_what_is_in_force() {
         let (mut one, mut other) = (Document::default(), Document::default());

@@ -1,7 +1,7 @@
-//! Escalation: blocks the keys that were denied too often, each time for longer.
+//! Escalation: blocks keys that were denied too often, each time for longer.
 //!
-//! The block is one as an operator sets it. How far a key has come is kept beside it in the document,
-//! for as long as the block lasted, so that all instances know it and an unblock forgets it.
+//! It sets the same blocks as an operator. The document stores each block's level for as long again as the
+//! block lasted, so all instances know it and an unblock forgets it.
 
 use std::time::Duration;
 
@@ -20,27 +20,27 @@ use crate::telemetry::{EarnedBlock, NotBlocked};
 
 /// The author of these blocks.
 const AUTHOR: &str = "escalation";
-/// Most keys that are blocked by it at a time, or were and are remembered: the other half of the
-/// document is for operators.
+/// Maximum keys that are blocked by escalation or whose level is remembered. The other half of the document
+/// is for operators.
 const MAX_BLOCKED: usize = 500;
-/// Most bytes of these keys, so that they leave room for the other changes.
+/// Maximum bytes of these keys, to leave room for other changes.
 const MAX_KEY_BYTES: usize = 256 << 10;
-/// Least time between two changes of the document: each visits all keys in memory.
+/// Minimum interval between two changes of the document: each visits all keys in memory.
 const CHANGE_INTERVAL: Duration = Duration::from_secs(1);
-/// Most blocks in one change.
+/// Maximum blocks in one change.
 const MAX_TOGETHER: usize = 1024;
 
-/// What came of blocks that were earned.
+/// The outcome of earned blocks.
 #[derive(Debug, Default)]
 struct Blocked {
     keys: Vec<KeyChange>,
-    /// Keys for which there was no room.
+    /// Keys not blocked for lack of room.
     refused: usize,
-    /// The policy of the last one of them.
+    /// The policy of the last of these keys.
     refused_of: String,
 }
 
-/// What the blocks of policies take of the document.
+/// Space in the document used by each policy's blocks.
 struct Room {
     keys: Shares<String>,
     bytes: Shares<String>,
@@ -69,7 +69,7 @@ impl Control {
         let mut blocked = Blocked::default();
         let edit = |document: &mut Document, now_ms| {
             blocked = document.escalate(&earned, now_ms);
-            // Then there is nothing to write.
+            // Nothing to write.
             let nothing = || Refusal::new(Cause::Conflict, "no further key can be blocked");
             (!blocked.keys.is_empty()).then_some(()).ok_or_else(nothing)
         };
@@ -125,7 +125,7 @@ impl Control {
 }
 
 impl Document {
-    /// Blocks these keys, except those that are blocked already and those for which there is no room.
+    /// Blocks these keys, except those already blocked or without room.
     fn escalate(&mut self, earned: &[&EarnedBlock], now_ms: u64) -> Blocked {
         let (mut blocked, mut room) = (Blocked::default(), self.room());
         for EarnedBlock { policy, key, lengths, .. } in earned {
@@ -135,7 +135,7 @@ impl Document {
                 continue;
             }
             let level = known.and_then(|change| change.level.as_ref());
-            // Its next block takes the place of the last one.
+            // The next block replaces the last one.
             let has_place = level.is_some();
             let level = level
                 .filter(|level| level.forgotten_ms > now_ms)
@@ -173,8 +173,8 @@ impl Document {
         room
     }
 
-    /// Whether there is room for this block. Blocks that have ended make room, the earliest first; those
-    /// that are still remembered, if their policy has no fewer than this one.
+    /// Drops ended blocks, earliest first, until this one fits; false if it does not. A block whose level is
+    /// still remembered is dropped only if its policy has at least as many as this one.
     fn makes_room(&mut self, room: &mut Room, one: &KeyChange, now_ms: u64) -> bool {
         while !room.has(one) {
             let own = room.keys.of(&one.policy);
@@ -222,14 +222,14 @@ mod tests {
         EarnedBlock { policy: "p".to_owned(), key: key.to_owned(), lengths: lengths.into(), denial: None }
     }
 
-    /// Until when this block lasts, if one is placed.
+    /// Blocks a key; returns the end of the block, or `None` if it was not set.
     fn block(document: &mut Document, key: &str, now_ms: u64) -> Option<u64> {
         let blocked = document.escalate(&[&earned(key)], now_ms);
         document.trim(now_ms);
         blocked.keys.first().map(|change| change.until_ms - now_ms)
     }
 
-    /// Whoever goes on is blocked for longer each time, and whoever behaved for as long starts afresh.
+    /// A key that goes on is blocked for longer each time; one that behaved for as long starts afresh.
     #[test]
     fn each_block_is_longer_until_the_key_was_free_for_as_long_as_it_was_blocked() {
         let (mut document, mut now) = (Document::default(), 1_000_000);
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(document.escalate(&[&shorter], now).keys[0].until_ms - now, MINUTE_MS);
     }
 
-    /// Another instance, or one that restarts, must go on where the last one was.
+    /// Another instance, or a restarted one, must continue at the stored level.
     #[test]
     fn the_level_is_stored_with_the_block() {
         let mut document = Document::default();
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(block(&mut read, "alice", 3 * MINUTE_MS), Some(10 * MINUTE_MS));
     }
 
-    /// An operator who unblocks a customer gives a fresh start, and one who blocks is not overruled.
+    /// An operator's unblock gives a fresh start, and an operator's block is not overruled.
     #[test]
     fn operators_end_blocks_and_levels_and_set_their_own() {
         let mut document = Document::default();
@@ -277,8 +277,8 @@ mod tests {
         assert_eq!((document.keys.len(), &*document.keys[0].by), (1, "ops"));
     }
 
-    /// Clients without credentials can invent keys: they must not take the room of operators, nor all
-    /// that there is for the blocks of other policies.
+    /// Clients without credentials can invent keys: they must not take the operators' room, nor all the room
+    /// for blocks of other policies.
     #[test]
     fn a_policy_takes_half_of_what_is_free_of_half_of_the_changes_and_a_quarter_of_the_bytes() {
         let mut document = Document::default();
@@ -301,7 +301,7 @@ mod tests {
             document.set_key(KeyChange { key, level: None, ..document.keys[0].clone() }, 0).unwrap();
         }
         assert_eq!(block(&mut document, "mallory", MINUTE_MS), None, "all of `p` are still blocked");
-        // Those that ended make room, though they are remembered; not those of who has fewer.
+        // Ended blocks make room though remembered, but not those of a policy with fewer.
         assert!(blocks(&mut document, "r", 2 * MINUTE_MS + 2) >= MAX_BLOCKED / 4);
         let again = document.escalate(&[&victim], 2 * MINUTE_MS + 3);
         assert_eq!(again.keys[0].level.as_ref().unwrap().number, 1, "it is remembered");

@@ -1,7 +1,7 @@
 //! Folding: applies run-time changes to the configured policies and builds one policy set.
 //!
-//! A change that no longer applies, such as one of a policy that was removed from the config, is
-//! skipped and reported: it must not prevent a start.
+//! A change that no longer applies, for example because its policy was removed from the config, is skipped
+//! and reported: it must not prevent a start.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -22,7 +22,7 @@ pub(crate) struct Base {
     pub(crate) policies: PolicySet,
     /// Candidate quotas, by policy name.
     pub(crate) candidates: BTreeMap<String, Quota>,
-    /// Which keys are blocked, by policy name.
+    /// When keys are blocked, by policy name.
     pub(crate) escalations: HashMap<String, Escalation>,
 }
 
@@ -43,11 +43,11 @@ pub(crate) struct Folded {
     pub(crate) policies: PolicySet,
     /// Changes that could not be applied, with reasons.
     pub(crate) refused: Vec<String>,
-    /// Those of them that make a policy invalid.
+    /// The rejected changes that make a policy invalid.
     pub(crate) invalid: Vec<String>,
     /// Policies added at run time, and their redaction of keys.
     pub(crate) keys_shown: HashMap<String, KeysShown>,
-    /// Which keys are blocked, by policy name.
+    /// When keys are blocked, by policy name.
     pub(crate) escalations: HashMap<String, Escalation>,
 }
 
@@ -127,7 +127,7 @@ pub(crate) fn fold(
             own.retain(|change| change.kind == KeyKind::Block);
             policy = with_keys(configured.clone(), &own, &is_address, &mut refused);
         }
-        // The candidate has the same blocks and overrides: they are not what is tried.
+        // The candidate gets the same blocks and overrides: they are not under trial.
         let candidate = candidate.map(|one| with_keys(one, &own, &is_address, &mut Vec::new()));
         if let Some(candidate) = candidate.filter(|one| is_valid(one, &mut invalid)) {
             all.push(policy);
@@ -140,12 +140,12 @@ pub(crate) fn fold(
     Ok(Folded { policies: PolicySet::new(all)?, refused, invalid, keys_shown, escalations })
 }
 
-/// Whether a set may have this policy. Otherwise says why not.
+/// Whether a set may include this policy; if not, adds the reason to `invalid`.
 fn is_valid(policy: &Policy, invalid: &mut Vec<String>) -> bool {
     PolicySet::new([policy.clone()]).inspect_err(|why| invalid.push(why.to_string())).is_ok()
 }
 
-/// Adds the overridden and blocked keys to a policy.
+/// Adds overridden and blocked keys to a policy.
 fn with_keys(
     policy: Policy,
     changes: &[&KeyChange],
@@ -155,7 +155,8 @@ fn with_keys(
     changes.iter().fold(policy, |policy, change| {
         let key = KeyText::read(&policy, &change.key, is_address);
         let read = key.and_then(|key| {
-            // One of requests that lack an attribute is not accepted, and other releases read it otherwise.
+            // A key of requests without the attribute is rejected, because other releases read it
+            // differently.
             let values = key.values().ok_or_else(|| OF_MISSING.to_owned())?.into_iter().map(OwnedValue::from);
             Ok((values.collect::<Vec<_>>(), change.kind.terms(policy.quota())?))
         });
@@ -208,8 +209,7 @@ mod tests {
         }
     }
 
-    /// The active policies are the configured ones with changes, and the configured ones again
-    /// after expiry.
+    /// The active policies are the configured ones with changes, and the configured ones again after expiry.
     #[test]
     fn changes_lie_over_the_configuration_until_they_end() {
         let mut document = Document::default();
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(limits(30), expected(5, 2, None));
     }
 
-    /// A limit that another instance could have in force, with another config, must not keep all other changes out.
+    /// A limit that fits another instance's config but not this one must not block all other changes.
     #[test]
     fn a_change_that_fits_no_policy_here_is_left_out_alone() {
         let weights = slidegate::Counts::Weighted(vec![("tokens".to_owned(), 1.into())]);

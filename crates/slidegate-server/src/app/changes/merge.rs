@@ -1,8 +1,8 @@
 //! Merging: combines two documents, so that a loss drops no change made on either side.
 //!
 //! Each policy, and each block or override of a key, is a last-writer-wins register: its last
-//! change or its removal, with a stamp. The newer register wins. So all instances that merge
-//! converge on the same active changes, in any order.
+//! change or removal, with a stamp. The newer register wins, so all instances that merge converge
+//! on the same active changes, in any order.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashMap};
@@ -12,7 +12,6 @@ use serde::Serialize;
 use super::document::{Change, ClearedKey, Document, KeyChange, Slot, What};
 use super::terms::Terms;
 
-/// The register of one key.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 enum KeyRegister<'d> {
     Set(&'d KeyChange),

@@ -1,4 +1,4 @@
-//! Reconciling: compares the active document with the stored one, and decides what to activate and
+//! Reconciling: compares the active document with the stored one and decides what to activate and
 //! write.
 //!
 //! A store can lose the document: an empty restart, `FLUSHALL`, a deleted key, or a failover to a
@@ -6,12 +6,12 @@
 //! document contain every active change? If so, it is adopted. If not, both are merged and the
 //! result replaces exactly the document that was read. Such a write is always a superset of what it
 //! replaces, so each instance adds its changes at most once and all instances converge. No instance
-//! needs to know what happened to the store, or which other instances exist.
+//! needs to know what happened to the store or which other instances exist.
 //!
-//! A stored document is identified by a random epoch, a version and a random revision. Every write
-//! has a new revision, so two documents with the same epoch and version, which a failover can
-//! leave, are distinguished. Every write after a loss has a new epoch, and the version never
-//! decreases as far as any instance knows.
+//! A random epoch, a version and a random revision identify a stored document. Every write has a
+//! new revision, which distinguishes documents with equal epoch and version, as a failover can
+//! leave. Every write after a loss has a new epoch. The version never decreases as far as any
+//! instance knows.
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,7 +29,6 @@ pub(super) struct Held {
     pub(super) document: Arc<Document>,
 }
 
-/// The stored document.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StoredDocument {
     pub(super) id: ControlDocumentId,
@@ -92,7 +91,7 @@ pub(super) fn reconcile(held: &Held, found: &StoredDocument, now_ms: u64) -> Rec
 /// The id of the document that replaces `found`. `random` returns non-zero numbers.
 ///
 /// # Errors
-/// Those of `random`.
+/// The errors of `random`.
 pub(super) fn next_id<E>(
     held: &Held,
     found: &StoredDocument,

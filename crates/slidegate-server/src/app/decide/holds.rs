@@ -1,4 +1,4 @@
-//! Reservations: made by a request, and settled, extended or cancelled by their tickets.
+//! Reservations: made by a request; settled, extended or cancelled by ticket.
 
 use futures_util::future::join_all;
 use slidegate::{
@@ -13,8 +13,8 @@ use crate::log_limit::log_limited;
 use crate::telemetry::HoldOutcome;
 
 impl Call<'_> {
-    /// Reserves the cost of requests that stand for one, with one ticket: decides as a check, but
-    /// holds the cost. Without a time, for a minute, or the lease of what is in flight.
+    /// Reserves the cost of requests that together count as one, with one ticket: decides like a
+    /// check, but holds the cost. The default time is a minute, or the lease of an in-flight limit.
     ///
     /// # Errors
     /// The time is out of range. Nothing is decided.
@@ -41,8 +41,8 @@ impl Call<'_> {
         Ok(reserved)
     }
 
-    /// The text of a reservation's ticket, if it is allowed. A text that is too long to be read
-    /// again would be of no use: the reservation is then cancelled.
+    /// The ticket's text, if the reservation is allowed. If the text is too long to be accepted
+    /// again, the reservation is cancelled.
     ///
     /// # Errors
     /// Why it is too long, in one line.
@@ -52,7 +52,7 @@ impl Call<'_> {
         if text.len() <= Ticket::MAX_TEXT {
             return Ok(Some(text));
         }
-        // Nobody could settle it. If this fails, its time ends it.
+        // Nobody could settle it. If this fails, the reservation expires.
         let _ = self.change(ticket, TicketChange::Cancel).await;
         Err(format!(
             "{} policies apply, whose ticket would have {} bytes; at most {}, so name one `policy`",
@@ -75,7 +75,8 @@ impl Call<'_> {
         self.change_one(ticket, change).await
     }
 
-    /// Keeps each of these from now on, for their time or another one, all of them concurrently.
+    /// Extends each of these reservations from now on, concurrently, for its own time or another
+    /// one.
     ///
     /// # Errors
     /// As [`change`](Self::change).
@@ -146,13 +147,13 @@ impl Engine {
     async fn carry_out(&self, due: Due) {
         match due {
             Due::Ended(expired) => {
-                // A policy that was removed since counts nothing any more.
+                // A removed policy counts nothing any more.
                 if let Some(policy) = self.store.policies().by_name(&expired.policy) {
                     self.observer.record_expired(&expired, policy);
                 }
             }
             Due::LookUp(place, hold) => {
-                // Without a reply, nothing is known of the hold: it is not reported.
+                // Without a reply the hold's state is unknown: it is not reported.
                 let keys = self.store.inspect(&hold.request()).await.unwrap_or_default();
                 self.open_reservations.looked_up(place, &keys);
             }
@@ -160,7 +161,7 @@ impl Engine {
     }
 }
 
-/// How a change is counted where the reservation was open.
+/// The outcome to count if the reservation was open.
 fn outcome_of(change: &TicketChange<'_>) -> HoldOutcome {
     match change {
         TicketChange::Settle { .. } => HoldOutcome::Settled,

@@ -1,7 +1,7 @@
-//! What the other instances decided in the last hour, from the counters in their records.
+//! Decisions of the other instances in the last hour, from the counters in their records.
 //!
-//! An instance adds what it counted between reads that found its record. One that starts, restarts or
-//! comes back is therefore never a step of everything that it counted before.
+//! Adds what each instance counted between two reads that found its record. An instance that starts, restarts
+//! or comes back therefore never adds its whole earlier count in one step.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -10,42 +10,41 @@ use slidegate::Policy;
 use super::record::{Instance, MAX_POLICIES, PolicyTotals, Record};
 use crate::telemetry::OtherCounts;
 
-/// The least time between reads that are compared: five publications, so that what each read finds
-/// is not a publication more or less.
+/// Minimum time between compared reads: five publications, so that one more or less makes no difference.
 const SPAN_MS: u64 = 15_000;
 /// Spans kept: an hour.
 const SPANS: usize = 240;
 
-/// The last hour of the others.
+/// The last hour of the other instances.
 #[derive(Debug, Default)]
 pub(super) struct FleetHistory {
-    /// When a span began, and the record of each instance then, or when it was first seen since.
-    /// `None` after a failed read.
+    /// When the span began, and each instance's record then, or when first seen since. `None` after a failed
+    /// read.
     last: Option<(u64, HashMap<String, Record>)>,
     /// Oldest first.
     spans: VecDeque<Span>,
 }
 
-/// What was counted between two reads, all instances together.
+/// Counts between two reads, over all instances.
 #[derive(Debug)]
 struct Span {
     from_ms: u64,
     to_ms: u64,
     /// Allowed and denied requests.
     requests: [u64; 2],
-    /// Checks that were allowed, denied, and denied in shadow, of at most [`MAX_POLICIES`].
+    /// Checks allowed, denied, and denied in shadow, of at most [`MAX_POLICIES`].
     policies: Vec<(Box<str>, [u64; 3])>,
 }
 
-/// The most memory that it takes with this many policies.
+/// Maximum memory for this many policies.
 pub(crate) fn bytes_at_most(policies: usize) -> usize {
     let policy = size_of::<(Box<str>, [u64; 3])>() + Policy::MAX_NAME;
     SPANS * (size_of::<Span>() + policies.min(MAX_POLICIES) * policy)
 }
 
 impl FleetHistory {
-    /// Adds what was counted since earlier records, if they are old enough. Policies that are not
-    /// `known` are left out: any client of the store can write records that name some.
+    /// Adds the counts since earlier records, if those are old enough. Policies that are not `known` are
+    /// skipped: any client of the store can write records with arbitrary names.
     pub(super) fn add(&mut self, at_ms: u64, records: &[Instance], known: impl Fn(&str) -> bool) {
         let (last_ms, mut before) = self.last.take().unwrap_or_else(|| (at_ms, HashMap::new()));
         let now = |one: &Instance| (one.id.clone(), one.record.clone());
@@ -64,12 +63,12 @@ impl FleetHistory {
         self.last = Some((at_ms, records.iter().map(now).collect()));
     }
 
-    /// The records could not be read: nobody knows what is counted until the next ones.
+    /// Records a failed read: counts are unknown until the next success.
     pub(super) fn interrupt(&mut self) {
         self.last = None;
     }
 
-    /// What was counted in steps that end at these times, after a first time at which they begin.
+    /// Counts per step. `times_ms`: the start of the first step, then the end of each.
     pub(super) fn counts(&self, times_ms: &[u64]) -> OtherCounts {
         let steps = times_ms.len().saturating_sub(1);
         let mut requests = [(); 2].map(|()| vec![0; steps]);
@@ -130,8 +129,8 @@ impl Span {
         }
     }
 
-    /// The part of a count that falls into a step, as if it was counted evenly. The parts of all
-    /// steps add up to the count.
+    /// The part of a count that falls into a step, assuming an even rate. The parts of all steps add up to
+    /// the count.
     fn part(&self, count: u64, from_ms: u64, to_ms: u64) -> u64 {
         let until = |at_ms: u64| {
             let elapsed = at_ms.clamp(self.from_ms, self.to_ms) - self.from_ms;
@@ -141,7 +140,7 @@ impl Span {
     }
 }
 
-/// Adds how far counters rose. One that fell is not that of the same process.
+/// Adds the increase of counters. A counter that fell is from another process.
 fn add<const N: usize>(sums: &mut [u64; N], now: [u64; N], before: [u64; N]) {
     for (sum, (now, before)) in sums.iter_mut().zip(now.into_iter().zip(before)) {
         *sum = sum.saturating_add(now.saturating_sub(before));
@@ -153,7 +152,7 @@ mod tests {
     use super::super::record::tests::record;
     use super::*;
 
-    /// An instance with an id that has allowed so many requests, half of them under one policy.
+    /// An instance with this id and this many allowed requests, half of them under one policy.
     fn instance(id: &str, allowed: u64) -> Instance {
         let policy =
             PolicyTotals { policy: "per-user".to_owned(), allowed: allowed / 2, ..PolicyTotals::default() };
@@ -161,8 +160,8 @@ mod tests {
         Instance { id: id.to_owned(), is_this: false, record }
     }
 
-    /// Reads records every 15 seconds, `None` for a read that fails, and returns what is allowed in
-    /// steps of ten seconds.
+    /// Reads records every 15 seconds (`None`: the read fails) and returns the allowed requests in steps of
+    /// ten seconds.
     fn allowed(reads: &[Option<&[(&str, u64)]>]) -> Vec<u64> {
         let mut history = FleetHistory::default();
         for (at_ms, records) in (0..).step_by(15_000).zip(reads) {
@@ -181,7 +180,7 @@ mod tests {
         allowed
     }
 
-    /// Whoever looks at one instance in an incident must see the traffic of all, in the right steps.
+    /// In an incident, one instance must show the traffic of all, in the right steps.
     #[test]
     fn what_instances_count_is_summed_and_spread_evenly_over_steps() {
         let reads = [&[("a", 100), ("b", 7)][..], &[("a", 400), ("b", 8)], &[("a", 400), ("b", 8)]];
@@ -195,21 +194,21 @@ mod tests {
         assert_eq!(counts.requests[0], [10, 20, 0], "all since it was first seen");
         assert_eq!((counts.instances, counts.complete_until_ms), (1, Some(20_000)));
         assert_eq!(counts.policies["per-user"], [vec![5, 10, 0], vec![0; 3], vec![0; 3]]);
-        // What is shown of the hour adds up, however its steps lie.
+        // Displayed counts add up, wherever the steps begin.
         let counts = history.counts(&[5001, 5002, 11_111, 19_999, 20_000]);
         assert_eq!(counts.requests[0].iter().sum::<u64>(), 30);
     }
 
-    /// A rollout or a hanging instance must not look like an attack, or like the end of one.
+    /// A rollout or a hanging instance must not look like the start or end of an attack.
     #[test]
     fn instances_that_restart_vanish_or_are_late_make_no_step_that_nobody_made() {
         let of = |reads: &[&[(&str, u64)]]| allowed(&reads.iter().copied().map(Some).collect::<Vec<_>>());
-        // Restarted, under another id, and as a counter that fell.
+        // Restarted: under another id, and as a counter that fell.
         assert_eq!(of(&[&[("a", 9000)], &[("b", 500)], &[("b", 515)]]), [0, 5, 10, 0]);
         assert_eq!(of(&[&[("a", 9000)], &[("a", 500)], &[("a", 515)]]), [0, 5, 10, 0]);
-        // Vanished, and back: what it counted alone is in no step.
+        // Vanished and back: its count meanwhile is in no step.
         assert_eq!(of(&[&[("a", 0)], &[], &[("a", 9000)], &[("a", 9015)]]), [0, 0, 0, 10, 5, 0]);
-        // Late: its record is the same once, and then has twice as much.
+        // Late: its record is unchanged once, then has twice the increase.
         assert_eq!(of(&[&[("a", 0)], &[("a", 0)], &[("a", 30)], &[("a", 45)]]), [0, 10, 20, 10, 5, 0]);
         // The store was away.
         let reads = [Some(&[("a", 0)][..]), None, Some(&[("a", 9000)]), Some(&[("a", 9015)])];
@@ -222,7 +221,7 @@ mod tests {
         assert_eq!(history.counts(&[0, 30_000, 60_000, 90_000]).requests[0], [7, 8, 0]);
     }
 
-    /// Whoever may write to the store must not fill the memory of every instance, or name policies.
+    /// A client that may write to the store must neither fill the memory of instances nor name policies.
     #[test]
     fn memory_is_bounded_and_unknown_policies_are_left_out() {
         let mut history = FleetHistory::default();

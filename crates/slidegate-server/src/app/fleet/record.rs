@@ -1,7 +1,7 @@
-//! What an instance publishes about itself: a few hundred bytes of JSON, at most 4096.
+//! An instance's published record: a few hundred bytes of JSON, at most 4096.
 //!
-//! Whoever may write to the store can write a record, so everything in one is checked: its size, its
-//! texts, and that sums of its numbers cannot overflow.
+//! Any client of the store can write a record, so everything in it is checked: its size, its texts, and that
+//! sums of its numbers cannot overflow.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,25 +9,24 @@ use crate::app::OpenCost;
 use crate::telemetry::{Counts, KeyCount, Ranking};
 use slidegate::Timestamp;
 
-/// The largest record, in bytes: what the store accepts.
+/// Maximum bytes of a record: the limit of the store.
 const MAX_BYTES: usize = 4096;
-/// The most policies and top keys of a record: the busiest ones. Fewer if they do not fit.
+/// Maximum policies and top keys in a record: the busiest ones, or fewer if they do not fit.
 pub(super) const MAX_POLICIES: usize = 64;
 pub(super) const MAX_KEYS: usize = 10;
-/// The longest name, version and digest of a record, in bytes.
+/// Maximum bytes of a name, version or digest.
 const MAX_TEXT: usize = 128;
 
-/// One instance.
 #[derive(Debug, Clone)]
 pub(crate) struct Instance {
     /// 16 hexadecimal digits.
     pub(crate) id: String,
-    /// Whether it is this one.
+    /// Whether it is this instance.
     pub(crate) is_this: bool,
     pub(crate) record: Record,
 }
 
-/// An instance, as it describes itself.
+/// An instance's description of itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Record {
     /// Its host and port.
@@ -37,19 +36,19 @@ pub(crate) struct Record {
     pub(crate) started_ms: u64,
     /// Digest of the config file and of the active policies.
     pub(crate) config: String,
-    /// How many run-time changes are active, and their digest.
+    /// Number of active run-time changes, and their digest.
     pub(crate) changes: u64,
     pub(crate) changes_digest: u64,
-    /// Whether decisions may come from fallbacks.
+    /// Whether fallbacks may decide.
     pub(crate) degraded: bool,
     /// Checks over all policies since the start.
     pub(crate) allowed: u64,
     pub(crate) denied: u64,
-    /// The same in the last interval, and its length.
+    /// Checks in the last interval, and its length.
     pub(crate) recent: Recent,
     /// The busiest policies.
     pub(crate) policies: Vec<PolicyTotals>,
-    /// How many policies are left out.
+    /// Number of policies left out.
     pub(crate) more_policies: u64,
     /// Keys with the most usage, and with the most denials.
     pub(crate) used: TopPart,
@@ -61,7 +60,7 @@ pub(crate) struct Record {
 pub(crate) struct Recent {
     pub(crate) allowed: u64,
     pub(crate) denied: u64,
-    /// 0: there was none yet.
+    /// 0: no interval yet.
     pub(crate) interval_ms: u64,
 }
 
@@ -82,14 +81,14 @@ pub(crate) struct PolicyTotals {
     pub(crate) cost_denied: u64,
     #[serde(rename = "n", default, skip_serializing_if = "is_zero")]
     pub(crate) near_limit: u64,
-    /// Open reservations that the instance made, and what they hold.
+    /// Open reservations that the instance made, and the cost they hold.
     #[serde(rename = "o", default, skip_serializing_if = "is_zero")]
     pub(crate) open_reservations: u64,
     #[serde(rename = "h", default, skip_serializing_if = "is_zero")]
     pub(crate) held: u64,
 }
 
-/// The first keys in one order, of all policies.
+/// The first keys in one order, over all policies.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TopPart {
     pub(crate) keys: Vec<TopKey>,
@@ -121,7 +120,7 @@ fn is_zero(number: &u64) -> bool {
 }
 
 impl Record {
-    /// Its bytes, with as many policies and keys as fit.
+    /// The serialized record, with as many policies and keys as fit.
     pub(crate) fn fitted(&self) -> Vec<u8> {
         let mut record = self.clone();
         record.policies.sort_by_key(|one| std::cmp::Reverse(one.allowed.saturating_add(one.denied)));
@@ -141,7 +140,7 @@ impl Record {
         }
     }
 
-    /// Reads a record. `None` if it is not one that an instance wrote.
+    /// Parses a record. `None` if no instance wrote it.
     pub(crate) fn read(bytes: &[u8]) -> Option<Self> {
         let record: Self = serde_json::from_slice(bytes).ok().filter(|_| bytes.len() <= MAX_BYTES)?;
         let is_text = |text: &str| {
@@ -151,7 +150,6 @@ impl Record {
         is_sound.then_some(record)
     }
 
-    /// The totals of a policy.
     pub(crate) fn totals(&self, policy: &str) -> Option<&PolicyTotals> {
         self.policies.iter().find(|one| one.policy == policy)
     }
@@ -173,7 +171,7 @@ impl PolicyTotals {
         }
     }
 
-    /// Adds those of another instance.
+    /// Adds the totals of another instance.
     pub(crate) fn add(&mut self, other: &Self) {
         for (sum, one) in [
             (&mut self.allowed, other.allowed),
@@ -204,7 +202,6 @@ impl TopPart {
         }));
     }
 
-    /// Keeps the first keys.
     pub(crate) fn cut(&mut self, keys: usize) {
         self.keys.sort_by_key(|one| std::cmp::Reverse(one.count));
         let first_missing = self.keys.get(keys).map_or(0, |one| one.count);
@@ -257,7 +254,7 @@ pub(crate) mod tests {
         Ranking { keys: keys.collect(), error_bound: 0, is_sampled: false }
     }
 
-    /// Every instance pays for the records of all others: none may grow with its policies or its keys.
+    /// Every instance reads the records of all others: a record must not grow with its policies or keys.
     #[test]
     fn a_record_fits_whatever_is_in_it_and_says_what_it_leaves_out() {
         let mut full = record("a:1");
@@ -287,7 +284,7 @@ pub(crate) mod tests {
         assert_eq!(Record::read(&bytes), Some(usual));
     }
 
-    /// A text in the store is a text that somebody wrote, and ends in terminals and pages.
+    /// Anyone may have written a text in the store, and it ends up in terminals and pages.
     #[test]
     fn what_is_not_a_record_is_not_read() {
         let good = record("a:1").fitted();

@@ -1,4 +1,4 @@
-//! The memory store or a shared one, as the configuration selects: a [`Store`] that passes calls on.
+//! The memory store or a shared one, as configured: a [`Store`] that forwards calls.
 
 use slidegate::reserve::Ticket;
 use slidegate::store::{
@@ -10,7 +10,6 @@ use slidegate::{Error, Key, MemoryStore, Quota, Timestamp};
 use slidegate_redis::RedisStore;
 use smallvec::SmallVec;
 
-/// The store that the configuration selects.
 #[derive(Debug)]
 // Not boxed: there is one instance, and the memory variant avoids an indirection.
 #[allow(clippy::large_enum_variant)]
@@ -29,8 +28,8 @@ macro_rules! on_store {
     };
 }
 
-/// Awaits a call of the selected store. That of Redis is boxed, because a call in memory would be
-/// as large.
+/// Awaits a call of the selected store. A Redis call is boxed, because a memory call would otherwise be as
+/// large.
 macro_rules! await_store {
     ($any:expr, $store:ident => $call:expr) => {
         match $any {
@@ -131,7 +130,7 @@ impl InMemory for AnyStore {
 }
 
 impl AnyStore {
-    /// The memory of this process.
+    /// This process's memory store.
     pub(super) fn memory(&self) -> &MemoryStore {
         match self {
             Self::Memory(memory) => memory,

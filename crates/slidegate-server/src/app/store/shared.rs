@@ -1,5 +1,4 @@
-//! A shared store's health: whether it answers, whether limits are shared, and how many instances
-//! share them.
+//! A shared store's health: whether it replies, whether limits are shared, and by how many instances.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,20 +18,20 @@ pub(crate) struct Shared<'a> {
     pub(super) health: &'a Health,
 }
 
-/// What decisions showed of a shared store.
+/// The store's health, as seen by decisions and tests.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     /// Requests decided by the store itself.
     answered: AtomicU64,
-    /// Whether a call failed and the store was not found healthy since.
+    /// Whether a call failed and the store has not been found healthy since.
     pub(super) away: AtomicBool,
-    /// Why limits are not shared, as the last test found.
+    /// Why limits are not shared, by the last self-test.
     not_shared: Mutex<Option<(String, Sharing)>>,
-    /// How many instances share the store, if that is configured.
+    /// The configured number of instances, if any.
     pub(super) fixed_instances: Option<u64>,
-    /// How many there were when they were last counted; 0 before.
+    /// Instances at the last count; 0 before the first.
     counted_instances: AtomicU64,
-    /// How often their list was replaced, as it was last logged.
+    /// Replacements of the instance list, as last logged.
     instances_replaced: AtomicU64,
 }
 
@@ -46,7 +45,7 @@ pub(crate) struct HealthRecord {
     log_limit: LogLimit,
     /// Whether unavailability was logged.
     away: bool,
-    /// The worst that was logged since limits were last shared.
+    /// The worst state logged since limits were last shared.
     sharing: Sharing,
     /// The nodes, each with its reconnects.
     nodes: Vec<(String, u64)>,
@@ -56,9 +55,9 @@ pub(crate) struct HealthRecord {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Sharing {
     Shared,
-    /// The store does not answer, or refuses writes for now; that usually passes.
+    /// The store does not reply or refuses writes for now; usually temporary.
     Unreachable,
-    /// The store answers, and refuses what decisions need: somebody has to change it.
+    /// The store replies but refuses what decisions need: someone must fix it.
     Refused,
 }
 
@@ -77,7 +76,7 @@ impl Default for HealthRecord {
 }
 
 impl Sharing {
-    /// What a failed self-test shows.
+    /// The state shown by a failed self-test.
     fn after(kind: FailureKind) -> Self {
         match kind {
             FailureKind::NoPermission | FailureKind::Authentication | FailureKind::Other => Self::Refused,
@@ -91,13 +90,13 @@ impl Health {
         self.not_shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records whether a shared store decided these.
+    /// Records whether the shared store made these decisions.
     pub(super) fn record(&self, decisions: &Decisions<'_>) {
         let (mut answered, mut fell_back) = (false, false);
         for decision in decisions.iter() {
             match decision.source() {
                 DecisionSource::Store => answered = true,
-                // Says nothing about the current state of the store.
+                // Says nothing about the store's current state.
                 DecisionSource::CachedDenial => {}
                 _ => fell_back = true,
             }
@@ -111,12 +110,12 @@ impl Health {
 }
 
 impl<'a> Shared<'a> {
-    /// Redis, for everything but decisions.
+    /// The Redis store, for everything but decisions.
     pub(crate) fn redis(self) -> &'a RedisStore {
         self.store.primary()
     }
 
-    /// How often fallbacks decided, and why.
+    /// Number and causes of fallback decisions.
     pub(crate) fn fallbacks(self) -> FallbackStats {
         self.store.stats()
     }
@@ -126,12 +125,12 @@ impl<'a> Shared<'a> {
         self.redis().options().hash_tag()
     }
 
-    /// Its URL, without secrets.
+    /// The store's URL, without secrets.
     pub(crate) fn url(self) -> String {
         self.redis().options().to_string()
     }
 
-    /// Tests at the start whether limits are shared.
+    /// Tests at startup whether limits are shared.
     ///
     /// # Errors
     /// Why they are not: the store is unreachable, or refuses what decisions need.
@@ -142,32 +141,32 @@ impl<'a> Shared<'a> {
         not_shared.map_or(Ok(()), |(reason, _)| Err(reason))
     }
 
-    /// Why limits are not shared, if they are not.
+    /// Why limits are not shared. `None` if they are.
     async fn self_test(self) -> Option<(String, Sharing)> {
         let failure = self.redis().self_test().await.err()?;
         Some((failure.to_string(), Sharing::after(failure.kind)))
     }
 
-    /// What the servers do not let scripts do, where limits are shared nevertheless.
+    /// The restriction of scripts by the servers, if limits are shared nevertheless.
     pub(crate) fn restriction(self) -> Option<&'static str> {
         let is_coarse = self.redis().stats().clock_resolution_us > 1;
         is_coarse.then_some("scripts may not call `time`: charges count for their window and up to 2 ms")
     }
 
-    /// Why limits are not shared, as the last test found.
+    /// Why limits are not shared, by the last self-test.
     pub(crate) fn not_shared(self) -> Option<String> {
         self.health.not_shared().as_ref().map(|(reason, _)| reason.clone())
     }
 
-    /// How many instances share the store: as configured, or as they were last counted. `None` before.
+    /// Number of instances that share the store: as configured or last counted. `None` before the first
+    /// count.
     pub(crate) fn instances(self) -> Option<u64> {
         let counted = self.health.counted_instances.load(Ordering::Relaxed);
         self.health.fixed_instances.or(Some(counted).filter(|counted| *counted > 0))
     }
 
-    /// Tells the other instances of this one, with a record about it if there is one, and counts them,
-    /// for the shares of fallbacks. While the
-    /// store is unavailable, the last count stays.
+    /// Announces this instance to the others, with its record if any, and counts them, for the shares of
+    /// fallbacks. While the store is unavailable, the last count stays.
     pub(crate) async fn count_instances(self, record: Option<&[u8]>) {
         let counted = match record {
             Some(record) => self.redis().publish_instance(record).await,
@@ -182,7 +181,7 @@ impl<'a> Shared<'a> {
                  program that writes to `sg1:~instances`"
             );
         }
-        // Why it fails is found by the next check of the health.
+        // The next health check finds out why it fails.
         let Ok(counted) = counted else { return };
         self.health.counted_instances.store(counted, Ordering::Relaxed);
         if self.health.fixed_instances.is_none() {
@@ -199,13 +198,13 @@ impl<'a> Shared<'a> {
         self.redis().ping().await
     }
 
-    /// Whether decisions may currently come from fallbacks.
+    /// Whether fallbacks may currently decide.
     pub(crate) fn is_degraded(self) -> bool {
         // Replicas are known but never connected to.
         self.health.away.load(Ordering::Relaxed) || self.redis().nodes().iter().all(|node| !node.connected)
     }
 
-    /// Why limits may not be shared, in words without addresses and errors.
+    /// Why limits may not be shared, without addresses or error texts.
     pub(crate) fn degradation(self) -> Option<&'static str> {
         let sharing = self.health.not_shared().as_ref().map(|(_, sharing)| *sharing);
         match sharing {
@@ -263,9 +262,9 @@ impl<'a> Shared<'a> {
         })
     }
 
-    /// Checks the health since the last check, and logs when the store becomes unavailable or
-    /// available again. Pings it if there was no traffic. Tests it after fallbacks and reconnects, and
-    /// to confirm recovery: a store may answer, and refuse what decisions need.
+    /// Checks the health since the last check and logs when the store becomes unavailable or available again.
+    /// Pings it if there was no traffic. Runs the self-test after fallbacks and reconnects, and to confirm
+    /// recovery: a store may reply but refuse what decisions need.
     pub(crate) async fn poll_health(self, seen: &mut HealthRecord) {
         let stats = self.fallbacks();
         let answered = self.health.answered.load(Ordering::Relaxed);
@@ -321,8 +320,7 @@ impl<'a> Shared<'a> {
         }
     }
 
-    /// Logs settings that silently break limits, as far as the store's user has the rights to read
-    /// them.
+    /// Logs settings that silently break limits, as far as the store's user may read them.
     pub(crate) async fn examine(self) {
         for finding in self.redis().examine().await {
             tracing::warn!(finding, "the store does not keep limits as it should");

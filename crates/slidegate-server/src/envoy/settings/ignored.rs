@@ -1,9 +1,9 @@
-//! Variables of envoyproxy/ratelimit that have no effect here, with the reason. Each one that is
-//! set is warned about.
+//! envoyproxy/ratelimit variables that have no effect here, with the reason. Each one set causes a
+//! warning.
 
 use super::reader::Reader;
 
-/// Variables without effect, by the reason.
+/// Variables without effect, by reason.
 pub(super) const IGNORED: [(&str, &str); 15] = [
     (
         "limits are read from files and not from a management server (xDS)",
@@ -56,7 +56,7 @@ pub(super) const IGNORED: [(&str, &str); 15] = [
 ];
 
 impl Reader<'_> {
-    /// A warning for each such variable that is set.
+    /// Warns about each such variable that is set.
     pub(super) fn ignored_variables(&self) -> Vec<String> {
         let is_off = |value: &String| ["0", "f", "false"].contains(&value.to_ascii_lowercase().as_str());
         let names = IGNORED.iter().flat_map(|(why, names)| names.split(' ').map(move |name| (name, why)));

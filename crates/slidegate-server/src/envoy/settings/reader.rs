@@ -1,4 +1,4 @@
-//! Reads environment variables by type: strings, booleans, durations, addresses. It collects all
+//! Reads environment variables by type: strings, booleans, durations, addresses. Collects all
 //! errors.
 
 use std::fmt::Display;
@@ -21,7 +21,7 @@ impl Reader<'_> {
         (self.variable)(name).filter(|value| !value.is_empty())
     }
 
-    /// Reports an invalid value. `fix` says what is expected, or how to fix it.
+    /// Reports an invalid value. `fix`: what is expected or how to fix it.
     pub(super) fn invalid(&mut self, name: &str, value: &str, fix: impl Display) {
         self.errors.push(format!("invalid {name} `{}`: {fix}", value.escape_debug()));
     }

@@ -1,4 +1,4 @@
-//! The shared store: several variables of envoyproxy/ratelimit become one URL.
+//! The shared store: combines several envoyproxy/ratelimit variables into one URL.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::reader::Reader;
 
 /// The range of `REDIS_TIMEOUT`.
 const DEADLINES: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60);
-/// Largest certificate file, in bytes.
+/// Maximum bytes of a certificate file.
 const MAX_PEM_BYTES: u64 = 1 << 20;
 
 /// A Redis server, with options that its URL cannot express.
@@ -19,14 +19,14 @@ const MAX_PEM_BYTES: u64 = 1 << 20;
 pub(crate) struct Redis {
     /// The URL. It may contain a password.
     pub(crate) url: Secret<String>,
-    /// The longest time for a decision, if set.
+    /// Timeout of a decision, if set.
     pub(crate) deadline: Option<Duration>,
     ca_pem: Option<Vec<u8>>,
     certificate: Option<ClientCertificate>,
 }
 
 impl Redis {
-    /// Applies what the URL cannot express.
+    /// Applies settings that the URL cannot express.
     pub(crate) fn apply(self, mut options: RedisOptions) -> RedisOptions {
         if let Some(deadline) = self.deadline {
             options = options.with_deadline(deadline);
@@ -67,14 +67,15 @@ impl Reader<'_> {
         })
     }
 
-    /// The URL for several variables. What they have is never repeated: it may be a password.
+    /// Builds the URL from several variables. Errors never repeat their values, which may be
+    /// passwords.
     fn redis_url(&mut self, address: &str) -> Option<String> {
         let kind = self.text("REDIS_TYPE").unwrap_or_else(|| "SINGLE".into());
         let auth = self.text("REDIS_AUTH").map(|auth| Login::of(&auth)).unwrap_or_default();
         let is_socket = self.text("REDIS_SOCKET_TYPE").is_none_or(|kind| kind == "unix");
         let (kind, master, list) = match kind.to_ascii_uppercase().as_str() {
             "SINGLE" if is_socket && address.starts_with('/') => {
-                // With a space it may as well be a path and a password.
+                // With a space it may be a path and a password.
                 if address.contains(char::is_whitespace) && !Path::new(address).exists() {
                     return self.invalid_url("a path with spaces must be that of an existing socket; check it, and start Redis first");
                 }
@@ -117,7 +118,7 @@ impl Reader<'_> {
         Some(match master {
             None => format!("{scheme}{kind}://{}{hosts}{database}", auth.or(of_url).prefix()),
             Some(master) => {
-                // URLs of Sentinels have the Sentinels' password.
+                // URLs of Sentinels contain the Sentinels' password.
                 let own = self.text("REDIS_SENTINEL_AUTH").map(|auth| Login::of(&auth)).unwrap_or_default();
                 let own = own.or(of_url).parameters("sentinel_user", "sentinel_pass");
                 format!("{scheme}{kind}://{}{hosts}/{}{database}{own}", auth.prefix(), encoded(master))
@@ -131,7 +132,7 @@ impl Reader<'_> {
     }
 
     fn pem(&mut self, name: &str) -> Option<Vec<u8>> {
-        // A key that is given instead of its path must not be shown.
+        // Someone may set a key instead of its path: it must not be shown.
         let shown = |path: &str| {
             if path.starts_with("-----") { "the PEM text".to_owned() } else { format!("`{path}`") }
         };
@@ -151,7 +152,7 @@ impl Reader<'_> {
     }
 }
 
-/// A user and a password, percent-encoded. Without a user, `AUTH` has the password only.
+/// A percent-encoded user and password. Without a user, `AUTH` sends only the password.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Login {
     user: Option<String>,
@@ -159,18 +160,18 @@ struct Login {
 }
 
 impl Login {
-    /// `user:password`, or only a password.
+    /// Parses `user:password`, or only a password.
     fn of(auth: &str) -> Self {
         let (user, password) = auth.split_once(':').unwrap_or(("", auth));
         Self { user: given(user).map(encoded), password: Some(encoded(password)) }
     }
 
-    /// What this one lacks is that of the other.
+    /// Fills missing parts from the other login.
     fn or(self, other: Self) -> Self {
         Self { user: self.user.or(other.user), password: self.password.or(other.password) }
     }
 
-    /// What stands before the address.
+    /// The part before the address.
     fn prefix(&self) -> String {
         let text = |part: &Option<String>| part.clone().unwrap_or_default();
         if *self == Self::default() {
@@ -179,7 +180,7 @@ impl Login {
         format!("{}:{}@", text(&self.user), text(&self.password))
     }
 
-    /// The same as parameters with these names.
+    /// The login as parameters with these names.
     fn parameters(&self, user: &str, password: &str) -> String {
         let pairs = [(user, &self.user), (password, &self.password)].into_iter();
         let pairs = pairs.filter_map(|(name, part)| Some(format!("{name}={}", part.as_ref()?)));
@@ -188,8 +189,8 @@ impl Login {
     }
 }
 
-/// One address of `REDIS_URL`: `host:port`, or a URL as the client of envoyproxy/ratelimit reads
-/// it: `redis://user:password@host:port/database?username=...&password=...&db=...`.
+/// One address of `REDIS_URL`: `host:port`, or a URL as envoyproxy/ratelimit's client parses it:
+/// `redis://user:password@host:port/database?username=...&password=...&db=...`.
 struct Server {
     host: String,
     is_encrypted: bool,
@@ -198,14 +199,14 @@ struct Server {
 }
 
 impl Server {
-    /// `None`: another scheme, or a parameter that there is not.
+    /// `None`: another scheme, or an unknown parameter.
     fn of(text: &str) -> Option<Self> {
         let (scheme, rest) = text.trim().split_once("://").unwrap_or(("redis", text.trim()));
         if !["redis", "rediss"].contains(&scheme) {
             return None;
         }
         let (login, rest) = rest.rsplit_once('@').unwrap_or(("", rest));
-        // `redis:/` is no scheme.
+        // `redis:/` is not a scheme.
         if !text.contains("://") && login.contains('/') {
             return None;
         }
@@ -238,7 +239,7 @@ fn given(text: &str) -> Option<&str> {
     Some(text).filter(|text| !text.is_empty())
 }
 
-/// A text of a URL, percent-encoded where it is not yet.
+/// A URL part, percent-encoded where it is not yet.
 fn escaped(text: &str) -> String {
     text.split('%').map(encoded).collect::<Vec<_>>().join("%")
 }

@@ -21,7 +21,7 @@ impl CallDenial<'_> {
         self.decision.reason().unwrap_or(of_blocked)
     }
 
-    /// `retry-after`, with these options.
+    /// The `retry-after` headers for these options.
     pub(super) fn retry_after(&self, options: &HeaderOptions) -> Vec<HeaderValue> {
         let Some(wait) = wait(&self.decision) else { return Vec::new() };
         let secs = options.retry_after.then(|| header("retry-after", secs_ceil(wait).max(1).to_string()));
@@ -30,10 +30,10 @@ impl CallDenial<'_> {
         secs.into_iter().chain(millis).collect()
     }
 
-    /// The body of a call that is denied because the store is unavailable and a policy denies then.
+    /// The body if the store is unavailable and a policy then denies.
     ///
-    /// The call is denied and not failed: if it failed, Envoy would allow the request unless
-    /// configured otherwise. The body and the metadata say what the code cannot.
+    /// The call is denied rather than failed: after a failure, Envoy allows the request unless
+    /// configured otherwise. The body and metadata carry what the code cannot.
     pub(super) fn store_unavailable_body(&self) -> Option<String> {
         let one = &self.decision;
         let problem = Problem::of_one(one.policy().name(), one.quota(), one);

@@ -1,8 +1,7 @@
 //! Dynamic metadata of a response, for later filters and access logs of Envoy.
 //!
-//! A denial names its policy, its key and the reason. With `RESPONSE_DYNAMIC_METADATA`, every
-//! response contains the call, as in envoyproxy/ratelimit, and the `metadata` of the limits that
-//! allowed it.
+//! A denial names its policy, key and reason. With `RESPONSE_DYNAMIC_METADATA`, every response
+//! contains the call, as in envoyproxy/ratelimit, and the `metadata` of the limits that allowed it.
 
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{Code, DescriptorStatus};
 use envoy_types::pb::google::protobuf::value::Kind;
@@ -17,7 +16,7 @@ use crate::app::explanation;
 use crate::envoy::Unit;
 use crate::grpc::message::{RateLimitDescriptor, RateLimitRequest};
 
-/// Which policy and key denied, and why.
+/// The denying policy, its key and the reason.
 pub(super) fn denial(denial: &CallDenial<'_>) -> Map<String, Json> {
     let one = &denial.decision;
     object([
@@ -79,7 +78,7 @@ fn object<const N: usize>(pairs: [(&str, Json); N]) -> Map<String, Json> {
     pairs.into_iter().map(|(name, json)| (name.to_owned(), json)).collect()
 }
 
-/// The message of a JSON object.
+/// Converts a JSON object to a message.
 pub(super) fn of_json(object: Map<String, Json>) -> Struct {
     Struct { fields: object.into_iter().map(|(name, json)| (name, value(json))).collect() }
 }
@@ -88,7 +87,7 @@ fn value(json: Json) -> Value {
     let kind = match json {
         Json::Null => Kind::NullValue(0),
         Json::Bool(flag) => Kind::BoolValue(flag),
-        // As every reader of JSON rounds it.
+        // Rounded like in every JSON reader.
         Json::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or_default()),
         Json::String(text) => Kind::StringValue(text),
         Json::Array(list) => Kind::ListValue(ListValue { values: list.into_iter().map(value).collect() }),

@@ -1,4 +1,4 @@
-//! Records a call in the statistics of envoyproxy/ratelimit.
+//! Records a call in the envoyproxy/ratelimit statistics.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -19,8 +19,8 @@ pub(super) fn statistics<'d>(
         is_degraded |=
             matches!(one.source(), DecisionSource::Local | DecisionSource::Allow | DecisionSource::Deny);
         let DescriptorTarget::Limit { limit, .. } = &targets[descriptor] else { continue };
-        // `used` contains what was charged. Descriptors that share a key are each recorded as the
-        // last one.
+        // `used` includes the charge. Descriptors that share a key are each recorded as the last
+        // one.
         let charged = if one.cost() > 0 { one.asked().ceil() } else { 0 };
         let hits = RecordedHits {
             hits: one.asked().ceil(),

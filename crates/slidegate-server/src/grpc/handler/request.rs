@@ -1,9 +1,8 @@
-//! The requests of a call: its descriptors become requests, each with its verb and its role in the call.
+//! Turns the descriptors of a call into requests, each with its verb and role.
 //!
-//! By default the entries of a descriptor are attributes, beside `domain`; config files of
-//! envoyproxy/ratelimit name a policy instead. Hits are checked, 0 hits peek, and negative hits are
-//! refunds. `hits_addend: 0` on the whole call means 1, because protocol buffers cannot distinguish
-//! it from an unset field.
+//! By default a descriptor's entries are attributes, next to `domain`; envoyproxy/ratelimit files select a
+//! policy instead. Positive hits are checked, 0 hits peek, and negative hits are refunds. `hits_addend: 0` on
+//! the whole call means 1, because protocol buffers cannot distinguish it from an unset field.
 
 use std::ops::Range;
 
@@ -20,14 +19,14 @@ use crate::grpc::message::{MAX_DESCRIPTORS, RateLimitDescriptor, RateLimitReques
 use crate::limits::MAX_COST;
 use crate::malformed::{Flaw, Handling};
 
-/// The attribute with the domain of a call.
+/// The attribute for a call's domain.
 const DOMAIN: &str = "domain";
-/// The attribute with the path of a request, as Envoy's `:path` has it: with its query.
+/// The attribute with a request's path, in the form of Envoy's `:path`: including the query.
 const PATH: &str = "path";
 
-/// What limits a descriptor.
+/// The limits that apply to a descriptor.
 #[derive(Debug)]
-// A call has a few of them, and a box would cost each an allocation.
+// A call has few of them; boxing would cost an allocation each.
 #[allow(clippy::large_enum_variant)]
 pub(super) enum DescriptorTarget<'c> {
     /// Every policy that applies to its attributes.
@@ -38,31 +37,31 @@ pub(super) enum DescriptorTarget<'c> {
         /// The key that counts its denied hits, if they are counted. Peeks see them, checks do not.
         denied_key: Option<String>,
     },
-    /// Nothing: the config files have no limit for it, or another one replaces it.
+    /// Nothing: the config files have no limit for it, or another limit replaces it.
     None,
     /// An unlimited entry of the config files.
     Unlimited,
 }
 
-/// The requests of a call, without an allocation for as many as most have.
+/// The requests of a call, without allocation for a typical number.
 pub(super) type Requests<'r> = SmallVec<[Request<'r>; 5]>;
 
 /// A decision, and the index of its descriptor.
 pub(super) type Decided<'d> = (usize, PolicyDecision<'d>);
 
-/// What the requests of a call are for, and which are decided together.
+/// Which descriptor each request of a call is for, and which are decided together.
 #[derive(Debug)]
 pub(super) struct CallRequests {
-    /// For each request, the index of its descriptor.
+    /// Index of each request's descriptor.
     descriptors: SmallVec<[usize; 5]>,
-    /// The first request of each step. The requests of a step are decided together, and the other
-    /// steps are taken if the first is allowed, or in shadow mode.
+    /// Index of each step's first request. A step's requests are decided together; further steps follow if
+    /// the first is allowed, or in shadow mode.
     steps: SmallVec<[usize; 2]>,
 }
 
 impl CallRequests {
-    /// Makes the requests of a call, whose descriptors have these targets, in `requests`, which is
-    /// empty: a list of them is not to be moved.
+    /// Adds the requests of a call, whose descriptors have these targets, to the empty list `requests`; in
+    /// place, to avoid moving it.
     pub(super) fn new<'r>(
         app: &App,
         call: &'r RateLimitRequest,
@@ -72,7 +71,7 @@ impl CallRequests {
     ) -> Self {
         let mut batch = Self { descriptors: SmallVec::new(), steps: smallvec![0] };
         let is_shadow = settings.is_some_and(|settings| settings.shadow_mode);
-        // Refunds come last: a denied client will retry, with the refund.
+        // Refunds come last: a denied client retries with the refund.
         for is_refund in [false, true] {
             let mut begins_step = is_refund;
             for (index, (descriptor, target)) in call.descriptors.iter().zip(targets).enumerate() {
@@ -117,7 +116,6 @@ impl CallRequests {
         self.steps.len()
     }
 
-    /// The requests of a step.
     pub(super) fn step(&self, step: usize) -> Range<usize> {
         self.steps[step]..self.steps.get(step + 1).copied().unwrap_or(self.descriptors.len())
     }
@@ -133,7 +131,7 @@ impl CallRequests {
     }
 }
 
-/// What is done with the hits of a descriptor.
+/// The verb for a descriptor's hits.
 fn verb(descriptor: &RateLimitDescriptor, hits: u64) -> Verb {
     match (hits, descriptor.is_negative_hits) {
         (0, _) => Verb::Peek,
@@ -142,7 +140,7 @@ fn verb(descriptor: &RateLimitDescriptor, hits: u64) -> Verb {
     }
 }
 
-/// How a descriptor takes part in the decision on the call.
+/// The descriptor's role in the decision on the call.
 fn role(target: &DescriptorTarget<'_>, settings: Option<&Settings>) -> Role {
     let is_shadow = settings.is_some_and(|settings| settings.shadow_mode);
     let is_quota = settings.is_some_and(|settings| settings.quota_mode);
@@ -154,7 +152,7 @@ fn role(target: &DescriptorTarget<'_>, settings: Option<&Settings>) -> Role {
     }
 }
 
-/// Validates a call apart from its descriptors. The messages are those of envoyproxy/ratelimit.
+/// Validates a call, except its descriptors. The messages are those of envoyproxy/ratelimit.
 ///
 /// # Errors
 /// `INVALID_ARGUMENT`.
@@ -168,13 +166,13 @@ pub(super) fn validate(call: &RateLimitRequest) -> Result<(), Status> {
     Ok(())
 }
 
-/// Whether a call has refunds, which need a permission of their own.
+/// Whether a call has refunds, which need their own permission.
 pub(crate) fn has_refund(call: &RateLimitRequest) -> bool {
     call.descriptors.iter().any(|descriptor| descriptor.is_negative_hits)
 }
 
-/// Makes the refunds of a call peeks, as its sender may not refund, and counts that. `false` if it has
-/// nothing else. The others must be decided: a proxy may derive the sign from what its client sends.
+/// Replaces refunds with peeks, because the sender may not refund, and counts that. `false` if nothing else
+/// is left. The others must be decided: a proxy may derive the sign from its client's input.
 pub(crate) fn without_refunds(call: &mut RateLimitRequest, app: &App) -> bool {
     if call.descriptors.iter().all(|descriptor| descriptor.is_negative_hits) {
         return false;
@@ -187,7 +185,7 @@ pub(crate) fn without_refunds(call: &mut RateLimitRequest, app: &App) -> bool {
     true
 }
 
-/// What limits each descriptor. Without config files, policies do.
+/// The target of each descriptor. Without config files, the policies decide.
 pub(super) fn targets<'c>(
     config: Option<&'c EnvoyConfig>,
     call: &RateLimitRequest,
@@ -216,13 +214,12 @@ pub(super) fn targets<'c>(
     targets.collect()
 }
 
-/// Whether denied hits are counted under a key of their own.
+/// Whether denied hits are counted under their own key.
 ///
-/// A cost that is known only when a response ends is limited by a peek before (0 hits) and a charge
-/// after, whose result nobody waits for. envoyproxy/ratelimit counts every hit, so its peeks are
-/// over the limit as soon as more than the limit was asked for. Here denied hits are free, so they
-/// are counted separately, for peeks only. A check of one hit on a limit without peeks, the usual
-/// case, needs no second key.
+/// A cost known only at the end of a response is limited by a peek before (0 hits) and a charge after, whose
+/// result nobody awaits. envoyproxy/ratelimit counts every hit, so its peeks are over the limit as soon as
+/// more than the limit was requested. Here denied hits are free, so they are counted separately, for peeks
+/// only. The usual case, a check of one hit on a limit without peeks, needs no second key.
 fn counts_denials(limit: &LimitMatch<'_>, verb: Verb, hits: u64) -> bool {
     if verb == Verb::Peek {
         limit.counters.mark_peeked();
@@ -247,15 +244,14 @@ fn under_policies<'r>(
     app.attributes.add_all_that_count(request, domain.chain(entries), |flaw| decided(app, flaw));
     let Some(rate) = carried_rate(descriptor) else { return };
     let Ok(quota) = Quota::new(u64::from(rate.requests_per_unit), rate.unit.window()) else { return };
-    // With the algorithm of the policy that it replaces, so that usage is kept.
+    // Uses the algorithm of the policy it replaces, so that usage is kept.
     let policies = app.policies();
     let policy = policies.applying_to(request).next();
     let algorithm = policy.map_or(quota.algorithm(), |policy| policy.quota().algorithm());
     *request = std::mem::take(request).with_quota(quota.with_algorithm(algorithm));
 }
 
-/// Completes a request that a limit of the config files decides, where it is, because moving one
-/// takes as long.
+/// Completes, in place, a request that a limit of the config files decides: moving it would take as long.
 fn under_limit<'r>(request: &mut Request<'r>, limit: &'r LimitMatch<'r>) {
     request.extend([(SCOPE, Value::Bytes(limit.key.as_bytes()))]);
     *request = under(std::mem::take(request), limit);
@@ -269,16 +265,16 @@ fn under<'r>(request: Request<'r>, limit: &LimitMatch<'r>) -> Request<'r> {
     }
 }
 
-/// Counts a flaw of a call that is decided all the same.
+/// Counts a flaw of a call that is still decided.
 fn decided(app: &App, flaw: Flaw) {
     app.observer().malformed.record(Protocol::Grpc, flaw, Handling::Decided);
 }
 
-/// Replaces what a call cannot be decided by, and counts it: clients of a proxy choose what is in it, so
-/// none of it may be an error.
+/// Replaces values that cannot be decided, and counts that: a proxy's clients choose them, so none may be an
+/// error.
 ///
-/// With config files, entries become text, which is compared with that of the files. Under policies, long
-/// values are shortened and paths are normalized.
+/// With config files, entries become text, to compare with the files. Under policies, long values are
+/// shortened and paths are normalized.
 pub(super) fn make_decidable(call: &mut RateLimitRequest, app: &App, has_files: bool) {
     if call.descriptors.len() > MAX_DESCRIPTORS {
         call.descriptors.truncate(MAX_DESCRIPTORS);
@@ -313,13 +309,13 @@ pub(super) fn make_decidable(call: &mut RateLimitRequest, app: &App, has_files: 
     }
 }
 
-/// The key and the value of each entry as text, after [`make_decidable`].
+/// The key and value of each entry as text, after [`make_decidable`].
 fn texts(descriptor: &RateLimitDescriptor) -> impl Iterator<Item = (&str, &str)> {
     let text = |bytes| std::str::from_utf8(bytes).unwrap_or_default();
     descriptor.entries.iter().map(move |entry| (text(&entry.key), text(&entry.value)))
 }
 
-/// The number of hits of a descriptor, without its sign.
+/// A descriptor's number of hits, without sign.
 fn hits(call: &RateLimitRequest, descriptor: &RateLimitDescriptor) -> u64 {
     descriptor.hits_addend.map_or_else(|| u64::from(call.hits_addend.max(1)), |hits| hits.value)
 }

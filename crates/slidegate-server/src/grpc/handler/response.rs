@@ -1,8 +1,7 @@
-//! Encodes decisions as the response that Envoy reads: a status for each descriptor, headers, and
-//! metadata.
+//! Encodes decisions as Envoy's response: a status per descriptor, headers and metadata.
 //!
-//! Envoy makes `x-ratelimit-*` of the statuses and drops fractions of seconds, so waits are whole
-//! seconds, rounded up: a client that reads 0 would retry too early.
+//! Envoy derives `x-ratelimit-*` from the statuses and drops fractions of seconds. Waits are
+//! therefore whole seconds, rounded up: a client that reads 0 would retry too early.
 
 use std::iter::Peekable;
 use std::time::Duration;
@@ -19,10 +18,8 @@ use super::denial::{CallDenial, header, wait};
 use super::request::{Decided, DescriptorTarget};
 use crate::envoy::{HeaderNames, Unit};
 
-/// The outcome of a call.
 #[derive(Debug)]
 pub(super) struct CallOutcome<'d> {
-    /// What it says about each descriptor.
     pub(super) statuses: Vec<DescriptorStatus>,
     /// The strictest denial of the call, if it is denied.
     pub(super) denial: Option<CallDenial<'d>>,
@@ -61,8 +58,8 @@ impl<'d> CallOutcome<'d> {
         Self { statuses, denial }
     }
 
-    /// The three headers of envoyproxy/ratelimit: of the last descriptor over its limit if the call
-    /// is denied, otherwise of the one with the least remaining.
+    /// The three headers of envoyproxy/ratelimit, for the last descriptor over its limit if the
+    /// call is denied, otherwise for the one with the least remaining.
     pub(super) fn three_headers(&self, names: &HeaderNames, shows_denial: bool) -> Vec<HeaderValue> {
         let limited =
             || self.statuses.iter().filter_map(|status| Some((status, status.current_limit.as_ref()?)));
@@ -93,11 +90,11 @@ pub(super) fn is_over(one: &PolicyDecision<'_>) -> bool {
     one.is_denied() || one.is_blocked()
 }
 
-/// The binding decision of the next descriptor that has any, and its index: the strictest of its
-/// enforced policies, or of its shadow policies if it has no others.
+/// The next descriptor's binding decision and index: its strictest enforced policy, or its
+/// strictest shadow policy if it has no others.
 fn next_binding<'d>(decided: &mut Peekable<impl Iterator<Item = Decided<'d>>>) -> Option<Decided<'d>> {
     let (descriptor, mut known) = decided.next()?;
-    // Those of a descriptor follow each other.
+    // Decisions of a descriptor are adjacent.
     while let Some((_, one)) = decided.next_if(|(of, _)| *of == descriptor) {
         let (known_binds, binds) = (known.policy().is_enforced(), one.policy().is_enforced());
         if binds && !known_binds || binds == known_binds && one.is_stricter_than(&known) {
@@ -119,7 +116,7 @@ fn status(target: &DescriptorTarget<'_>, one: &PolicyDecision<'_>, is_over: bool
     };
     let limit = RateLimit {
         name: name.to_owned(),
-        // Most often that of the policy; a key may have an override.
+        // Usually the policy's limit; a key may have an override.
         requests_per_unit: narrow(one.limit()),
         // 0 is UNKNOWN.
         unit: Unit::of(one.quota()).map_or(0, Unit::number),
@@ -134,13 +131,13 @@ fn status(target: &DescriptorTarget<'_>, one: &PolicyDecision<'_>, is_over: bool
     }
 }
 
-/// The time until a denied client may retry, otherwise until it has its whole limit again. In a
-/// fixed window both are the end of the window.
+/// Time until a denied client may retry, otherwise until the whole limit is available again. In a
+/// fixed window both are the window's end.
 fn until_reset(one: &PolicyDecision<'_>, is_over: bool) -> Duration {
     if is_over { wait(one).unwrap_or_else(|| one.reset_after()) } else { one.reset_after() }
 }
 
-/// A number in 32 bits, saturating.
+/// Saturates a number to 32 bits.
 fn narrow(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }

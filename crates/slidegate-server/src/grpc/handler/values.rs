@@ -1,23 +1,23 @@
-//! Values of entries, as they are decided by: text for config files, and not too long for policies.
+//! Makes entry values decidable: text for config files, bounded length for policies.
 //!
-//! Different values stay different, or a client could use up the limit of another.
+//! Different values stay different, or a client could use up another's limit.
 
 use prost::bytes::Bytes;
 use slidegate::normalized_path;
 
 use crate::envoy::{BYTES_AS_TEXT, hash};
 
-/// The longest value that is counted as it is, in bytes: longer than any usual token or path.
+/// Maximum bytes of a value counted as it is: longer than usual tokens and paths.
 pub(super) const MAX_VALUE: usize = 8192;
-/// What is kept of a longer value, so that conditions on its beginning hold: longer than any prefix in a
-/// config is likely to be.
+/// Bytes kept of a longer value, so conditions on its beginning hold: longer than any likely prefix in a
+/// config.
 const KEPT_BYTES: usize = 1024;
-/// Between what is kept of a long value and the hash of the whole.
+/// Separates the kept bytes from the hash of the whole value.
 const MARK: &[u8] = b"...sha256:";
-/// The length of a hash in hexadecimal digits.
+/// Hexadecimal digits of a hash.
 const HASH_DIGITS: usize = 64;
 
-/// Makes a long value its beginning and its hash. A value that ends as such a one is one, too.
+/// Replaces a long value with its beginning and hash. Also applies to a value that already ends like that.
 pub(super) fn shorten(value: &mut Bytes) {
     let is_like_short = || {
         let end = value.len().checked_sub(HASH_DIGITS);
@@ -30,7 +30,7 @@ pub(super) fn shorten(value: &mut Bytes) {
     }
 }
 
-/// Makes the target of a request its path: without query, and in one spelling.
+/// Replaces a request target with its path: no query, one spelling.
 pub(super) fn normalize_path(value: &mut Bytes) {
     if value.first() == Some(&b'/') {
         match normalized_path(value) {
@@ -40,7 +40,7 @@ pub(super) fn normalize_path(value: &mut Bytes) {
     }
 }
 
-/// Makes a value text. Each byte of it that is not is one character of [`BYTES_AS_TEXT`], and so are the
+/// Makes a value text. Each byte that is not valid text becomes a character of [`BYTES_AS_TEXT`], as do the
 /// bytes of these characters themselves.
 pub(super) fn make_text(value: &mut Bytes) {
     // The first byte of these characters.
@@ -79,7 +79,7 @@ mod tests {
         changed.collect()
     }
 
-    /// A client must not share the key of another by what it sends.
+    /// No client may choose a value that shares another's key.
     #[test]
     fn different_values_stay_different_and_what_is_too_long_is_short() {
         let long = vec![b'u'; MAX_VALUE + 1];
@@ -100,7 +100,7 @@ mod tests {
         assert!(shortened[2].starts_with(&[b'u'; KEPT_BYTES]), "its prefix still matches");
     }
 
-    /// Config files are text, and a counter for each value must still be one for each value.
+    /// Config files are text, and different values must still have different counters.
     #[test]
     fn bytes_that_are_no_text_become_characters_of_their_own() {
         let as_text = char::from_u32(BYTES_AS_TEXT.start + 0xff).unwrap().to_string().into_bytes();

@@ -2,7 +2,7 @@
 //! exporter.
 //!
 //! The names lack the suffix `_total` that `OpenMetrics` requires of counters, and dashboards
-//! depend on them. So their type is `unknown`, which Prometheus treats the same.
+//! depend on these names. Their type is therefore `unknown`, which Prometheus treats the same.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -58,7 +58,7 @@ impl Collector for EnvoyMetrics {
     }
 }
 
-/// The counters of each limit that was ever hit, by domain and the first two keys of its path.
+/// The counters of each limit with hits, by domain and the first two keys of its path.
 fn limits(encoder: &mut DescriptorEncoder<'_>, live: &LiveConfig) -> fmt::Result {
     let all = live.statistics().all();
     let mut sets: BTreeMap<[&str; 3], [u64; HitCounter::ALL.len()]> = BTreeMap::new();

@@ -1,8 +1,7 @@
 //! Metric formats and content negotiation.
 //!
 //! The page is written as `OpenMetrics` and converted to the older Prometheus text format on
-//! request. There a counter's family has the name of its samples, and `# UNIT` and `# EOF` do not
-//! exist.
+//! request. That format names a counter's family like its samples and has no `# UNIT` or `# EOF`.
 
 use axum::http::{HeaderMap, HeaderValue, header};
 
@@ -171,7 +170,7 @@ mod tests {
     const PROMETHEUS_2: &str =
         "application/openmetrics-text; version=0.0.1,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
 
-    /// A scraper that receives another format than it requested drops the page, and alerts stop.
+    /// A scraper drops a page in a format that it did not request, and alerts stop.
     #[test]
     fn the_format_is_the_one_that_is_wanted_most() {
         use Format::{OpenMetrics, OpenMetricsDraft, Text};

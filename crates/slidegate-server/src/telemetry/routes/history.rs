@@ -1,4 +1,4 @@
-//! Samples the service for its history, every ten seconds and when it is read.
+//! Samples the service into its history, every ten seconds and on each read.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ pub(crate) fn read(app: &App, steps: usize) -> Option<HistoryReport> {
         .then(|| with_sample(app, |sample| app.observer().history.read(sample, steps)))
 }
 
-/// The steps of an hour.
+/// Number of steps in an hour.
 pub(crate) const fn last_hour() -> usize {
     STEPS
 }

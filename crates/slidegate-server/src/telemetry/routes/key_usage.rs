@@ -1,7 +1,6 @@
-//! What listed keys use now, and which keys are blocked.
+//! Current usage of listed keys, and blocked keys.
 //!
-//! The lists count charges of the last minutes. How close a key is to its limit is known to the
-//! store only.
+//! The lists count charges of the last minutes. Only the store knows how close a key is to its limit.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -17,16 +16,16 @@ use crate::app::changes::{KeyKind, at_text, now_ms};
 use crate::key_text::KeyText;
 use crate::telemetry::redaction::Redactor;
 
-/// Maximum keys that are looked up at once: the store decides them in one step.
+/// Maximum keys per lookup: the store decides them in one step.
 pub(super) const MAX_KEYS: usize = 64;
 
-/// The usage of a key now.
+/// The current usage of a key.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(super) struct KeyUsage {
     limit: u64,
     window_ms: u64,
     remaining: u64,
-    /// Until a request of cost 1 fits. `null`: it never fits.
+    /// Time until a request of cost 1 fits. `null`: it never fits.
     retry_after_ms: Option<u64>,
     is_blocked: bool,
 }
@@ -43,7 +42,7 @@ impl KeyUsage {
         }
     }
 
-    /// The part of the limit that is taken, in millionths.
+    /// The used share of the limit, in millionths.
     pub(super) fn part(&self) -> u64 {
         let taken = u128::from(self.limit - self.remaining.min(self.limit));
         // A limit of 0 is always full.
@@ -61,8 +60,8 @@ pub(super) struct BlockedKey {
     by: String,
 }
 
-/// The usage of these keys, by policy and key. Keys that are too long to be known, and those that the
-/// store finds by further attributes, are missing.
+/// The usage of these keys, by policy and key. Omits keys that are too long to be known, and keys that the
+/// store finds only by further attributes.
 pub(super) async fn usage_of(app: &App, keys: &[(String, String)]) -> HashMap<(String, String), KeyUsage> {
     let policies = app.policies();
     let tag = if let Some(shared) = app.shared() { shared.hash_tag().map(str::to_owned) } else { None };
@@ -79,7 +78,7 @@ pub(super) async fn usage_of(app: &App, keys: &[(String, String)]) -> HashMap<(S
         return HashMap::new();
     }
     if app.store().is_in_memory() {
-        // Memory knows by which tier each key counts.
+        // The memory store knows each key's tier.
         let found = join_all(requests.iter().map(|request| app.store().inspect(request))).await;
         let found = found.into_iter().flatten().flatten();
         return found.map(|one| ((one.policy, one.key), KeyUsage::of(&one.decision, &one.quota))).collect();
@@ -94,7 +93,7 @@ pub(super) async fn usage_of(app: &App, keys: &[(String, String)]) -> HashMap<(S
         .collect()
 }
 
-/// The blocked keys of a policy, or of all, those that end first in front.
+/// The blocked keys of a policy, or of all policies; the earliest end first.
 pub(super) fn blocked(app: &App, policy: Option<&str>, limit: usize) -> Vec<BlockedKey> {
     let document = app.active.document();
     let is_wanted = |name: &str| policy.is_none_or(|policy| policy == name);

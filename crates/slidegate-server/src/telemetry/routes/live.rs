@@ -1,5 +1,5 @@
-//! The once-a-second task: publishes the rates of the last second, samples the history, and rotates
-//! the periods of the top keys.
+//! The once-a-second task: publishes rates, samples the history and rotates the periods of the top
+//! keys.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,9 +18,9 @@ use crate::telemetry::observer::Observer;
 use crate::telemetry::policy_counters::Counts;
 use crate::telemetry::top::PERIOD;
 
-/// Interval between messages of rates.
+/// Interval between rate messages.
 const EVERY: Duration = Duration::from_secs(1);
-/// Maximum policies per message, the first ones with decisions: a dashboard with more would be
+/// Maximum policies per message, the first with decisions: a dashboard with more would be
 /// unreadable.
 const MAX_POLICIES: usize = 256;
 
@@ -76,7 +76,7 @@ pub(crate) async fn tick(app: Arc<App>) {
         if let Some(traces) = &observer.traces {
             traces.report_losses();
         }
-        // Skipped without subscribers, because summing many policies is not free.
+        // Skipped without subscribers: summing many policies is not free.
         last = observer.events.has_listeners().then(|| {
             let totals = Totals::of(observer);
             if let Some(last) = &last {
@@ -91,7 +91,7 @@ pub(crate) async fn tick(app: Arc<App>) {
 
 /// A snapshot of the counters.
 struct Totals {
-    /// In requests. Several policies may decide one request.
+    /// In requests; several policies may decide one request.
     all: Rates,
     by_policy: BTreeMap<String, Counts>,
 }
@@ -100,7 +100,7 @@ impl Totals {
     fn of(observer: &Observer) -> Self {
         let registry = observer.registry.load();
         let by_policy = registry.in_force().iter().map(|counters| (counters.name.clone(), counters.counts()));
-        // What a candidate would deny is compared at `/v1/shadow`.
+        // Candidates' denials are compared at `/v1/shadow`.
         let by_policy: BTreeMap<_, _> = by_policy.filter(|(name, _)| candidate_of(name).is_none()).collect();
         let [allowed, denied] = observer.checks();
         let shadow_denied = by_policy.values().map(|counts| counts.shadow_denied).sum();

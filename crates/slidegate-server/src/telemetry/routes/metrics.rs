@@ -1,8 +1,8 @@
-//! Metrics: all that is counted, as `OpenMetrics` text.
+//! All metrics, as `OpenMetrics` text.
 //!
-//! Labels are names of policies, protocols and nodes, whose number is bounded. Keys are never
-//! labels, because clients choose them. A test compares the dashboard and the alerts in `deploy/`
-//! with the metrics in this file.
+//! Labels are policies, protocols and nodes, whose numbers are bounded. Keys are never labels, because
+//! clients choose them. A test compares the dashboard and the alerts in `deploy/` with the metrics in this
+//! file.
 
 use std::fmt;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ const MAX_NODES: usize = 256;
 pub(super) fn page(app: &Arc<App>) -> String {
     let mut registry = Registry::with_prefix("slidegate");
     registry.register_collector(Box::new(Scrape(Arc::clone(app))));
-    // The names of envoyproxy/ratelimit have no prefix.
+    // The metric names of envoyproxy/ratelimit have no prefix.
     let mut reference = Registry::default();
     reference.register_collector(Box::new(EnvoyMetrics(Arc::clone(app))));
     let mut page = String::new();
@@ -55,13 +55,12 @@ pub(super) fn page(app: &Arc<App>) -> String {
     page
 }
 
-/// The time from the epoch in seconds.
-#[allow(clippy::cast_precision_loss)] // seconds as doubles are what Prometheus has
+/// Seconds since the epoch.
+#[allow(clippy::cast_precision_loss)] // Prometheus uses seconds as doubles
 fn seconds(at: Timestamp) -> f64 {
     at.as_micros() as f64 / 1e6
 }
 
-/// Microseconds in seconds.
 #[allow(clippy::cast_precision_loss)] // as above
 fn signed_seconds(us: i64) -> f64 {
     us as f64 / 1e6
@@ -249,8 +248,7 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     let mut decisions = Vec::new();
     for counters in shown {
         for (labels, count, is_first) in checks(counters) {
-            // Few of the 15 combinations happen. The first is exported from the start, so that
-            // every policy is visible.
+            // Few of the 15 combinations occur. The first is always exported, so every policy is visible.
             if count > 0 || is_first {
                 decisions.push(([("policy", counters.name.as_str()), labels[0], labels[1]], count));
             }
@@ -366,7 +364,7 @@ fn requests(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
                 let count = observer
                     .counters
                     .sum(|seen| seen.requests[verdict][verb as usize][protocol as usize].load(Relaxed));
-                // Most of the 32 never happen.
+                // Most of the 32 combinations never occur.
                 if count > 0 || (protocol, verb) == (Protocol::Http, Verb::Check) {
                     requests.push((
                         [("protocol", protocol.name()), ("verb", verb_name(verb)), ("verdict", name)],
@@ -377,7 +375,7 @@ fn requests(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
         }
     }
     page.counter("requests", "Requests by protocol, verb and verdict of all policies together", requests)?;
-    // Protocols without requests may not even have a listener.
+    // A protocol without requests may have no listener.
     let latencies = Protocol::ALL.map(|protocol| (protocol, observer.latency[protocol as usize].read()));
     let used =
         || latencies.iter().filter(|(protocol, latency)| *protocol == Protocol::Http || latency.count > 0);
@@ -402,8 +400,8 @@ fn malformed(page: &mut Page<'_>, observer: &Observer) -> fmt::Result {
                 let labels =
                     [("protocol", protocol.name()), ("reason", flaw.name()), ("outcome", handling.name())];
                 let count = observer.malformed.count(protocol, flaw, handling);
-                // Most combinations never happen. A counter that appears with its first event has no
-                // increase, so each protocol has one from the start.
+                // Most combinations never occur. A counter that appears with its first event has no increase,
+                // so each protocol starts with one.
                 if count > 0 || (flaw, handling) == (Flaw::Invalid, Handling::Refused) {
                     counts.push((labels, count));
                 }

@@ -1,4 +1,4 @@
-//! Writes metrics of each kind with their descriptions.
+//! Writes metrics of each kind, with their descriptions.
 
 use std::fmt;
 
@@ -8,11 +8,11 @@ use prometheus_client::registry::Unit;
 
 use crate::telemetry::histogram::Reading;
 
-/// The page while it is written.
+/// A metrics page being written.
 pub(super) struct Page<'e>(pub(super) DescriptorEncoder<'e>);
 
 impl Page<'_> {
-    /// A fact that is in a label; `_info` is added to its name.
+    /// An info metric: a constant in a label; `_info` is added to its name.
     pub(super) fn info<const N: usize>(
         &mut self,
         name: &str,
@@ -81,7 +81,6 @@ impl Page<'_> {
 }
 
 impl Reading {
-    /// Writes the samples.
     pub(super) fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         encoder.encode_histogram::<NoLabelSet>(self.sum, self.count, &self.buckets, None)
     }

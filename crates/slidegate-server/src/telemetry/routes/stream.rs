@@ -1,7 +1,7 @@
 //! Server-sent events of denials and rates, as defined by the HTML standard.
 //!
-//! A slow reader misses messages and receives their number; nothing is buffered beyond its socket.
-//! Streams end at shutdown, so that they do not delay it, and when their reader may not read any more.
+//! A slow reader misses messages and receives their number; nothing is buffered beyond its socket. Streams
+//! end at shutdown, so they do not delay it, and when the reader's access is revoked.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -20,7 +20,7 @@ use crate::app::App;
 use crate::shares::Share;
 use crate::telemetry::events::{Event, Filter, Message};
 
-/// Maximum denials between two messages of rates. Nobody can read more.
+/// Maximum denials between two rate messages. Nobody can read more.
 const DENIALS_A_TICK: usize = 50;
 
 /// The content of a stream.
@@ -37,19 +37,19 @@ struct Listener {
     messages: Receiver<Message>,
     /// Earlier denials, sent first.
     kept: VecDeque<Arc<Event>>,
-    /// The last event recorded when the stream began: it may also arrive as a message.
+    /// The last event recorded when the stream began; it may also arrive as a message.
     last_seq: u64,
-    /// Denials since the last message of rates.
+    /// Denials since the last rate message.
     denials: usize,
     has_ended: bool,
     grant: Grant,
     _permit: Share<String>,
 }
 
-/// What a stream has: its place among the streams, and the permission to read.
+/// Held while a stream is open: its place among the streams, and the permission to read.
 pub(super) type Held = (Share<String>, Grant);
 
-/// Streams matching denials from now on, or those recorded after this sequence number first.
+/// Streams matching denials from now on, or first those recorded after this sequence number.
 pub(super) fn denials(
     app: Arc<App>,
     filter: Filter,
@@ -85,7 +85,7 @@ fn stream(
 
 impl Listener {
     async fn next(&mut self) -> Option<sse::Event> {
-        // Before what is ready: a reader that is slow must not read on.
+        // Checked before ready messages: a slow reader with revoked access must not read on.
         if self.grant.is_revoked() {
             return None;
         }
@@ -113,7 +113,7 @@ impl Listener {
         None
     }
 
-    /// The message in this stream's format, if it is part of the stream.
+    /// The message in this stream's format, if the stream includes it.
     fn event(&mut self, message: &Message) -> Option<sse::Event> {
         match (message, &self.content) {
             (Message::Denial(event), Content::Denials(filter)) => {
@@ -143,7 +143,7 @@ fn denial(event: &Event) -> sse::Event {
     named(event.name(), &json).id(event.seq.to_string())
 }
 
-/// An event's data must not contain line breaks; JSON has none.
+/// Event data must not contain line breaks; JSON has none.
 fn named(name: &str, json: &str) -> sse::Event {
     sse::Event::default().event(name).data(json)
 }

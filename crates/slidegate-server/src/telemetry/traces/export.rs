@@ -1,5 +1,5 @@
-//! The export of spans: the batches of the SDK, sent by OTLP over HTTP, with a bound on how many
-//! spans wait and counters of those sent, failed and dropped.
+//! Span export: batches of the SDK, sent by OTLP over HTTP. Bounds the spans that wait and counts those sent,
+//! failed and dropped.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -22,17 +22,17 @@ use prost::Message as _;
 use crate::http_client::without_url;
 use crate::{config, http_client};
 
-/// Timeout of a request and its repetitions: the default of the OpenTelemetry specification.
+/// Timeout of a request with its retries: the OpenTelemetry default.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum spans that wait or are being sent: some 13 MB.
+/// Maximum spans that wait or are being sent: about 13 MB.
 pub(super) const MAX_WAITING: u64 = 8192;
-/// Spans in a request: some 400 kB, below the bound of most proxies, 1 MB.
+/// Maximum spans per request: about 400 kB, below the 1 MB limit of most proxies.
 const MAX_SENT: usize = 1024;
 /// Maximum delay of a span for batching.
 const EVERY: Duration = Duration::from_secs(1);
 /// Maximum bytes read of a response.
 const MAX_ANSWER: u64 = 64 * 1024;
-/// Maximum characters of an error message that are logged.
+/// Maximum logged characters of an error message.
 const MAX_MESSAGE: usize = 256;
 
 /// Counts of spans by outcome.
@@ -44,7 +44,7 @@ pub(super) struct ExportCounters {
     dropped: AtomicU64,
     /// Spans of the last request that the collector rejected.
     rejected: AtomicU64,
-    /// Why the last request failed. Empty if it did not.
+    /// Why the last request failed. Empty if it succeeded.
     last_error: Mutex<String>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Spans {
     pub(crate) sent: u64,
     /// The collector rejected them or did not respond.
     pub(crate) failed: u64,
-    /// Too many waited, or the service ended.
+    /// The queue was full, or the service ended.
     pub(crate) dropped: u64,
 }
 
@@ -68,7 +68,7 @@ impl ExportCounters {
         self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Counts the spans that wait as dropped, at the end of the service.
+    /// At shutdown: counts waiting spans as dropped.
     pub(super) fn drop_waiting(&self) {
         self.dropped.fetch_add(self.waiting.load(Relaxed), Relaxed);
     }
@@ -79,8 +79,8 @@ impl ExportCounters {
     }
 }
 
-/// The processor of a tracer: a queue, and a thread that sends it in batches. The exporter reads the
-/// standard variables of OpenTelemetry for header fields and compression.
+/// A tracer's processor: a queue and a thread that sends it in batches. The exporter reads the standard
+/// OpenTelemetry variables for header fields and compression.
 ///
 /// # Errors
 /// The collector uses TLS and the system trusts no certificate authority, or a standard variable is
@@ -109,7 +109,7 @@ pub(super) fn processor(
     Ok(BoundedProcessor { batches, counters: Arc::clone(counters) })
 }
 
-/// The resource of all spans: the attributes of the environment, and the service's own over them.
+/// The resource of all spans. The service's own attributes override those of the environment.
 pub(super) fn resource(service_name: &str) -> Resource {
     Resource::builder()
         .with_service_name(service_name.to_owned())
@@ -117,7 +117,7 @@ pub(super) fn resource(service_name: &str) -> Resource {
         .build()
 }
 
-/// Counts the spans that the SDK's queue, which does not tell, would drop.
+/// Drops and counts spans before the SDK's queue would, because the SDK does not report drops.
 #[derive(Debug)]
 struct BoundedProcessor {
     batches: BatchSpanProcessor,
@@ -152,7 +152,7 @@ impl SpanProcessor for BoundedProcessor {
     }
 }
 
-/// Counts the spans that were sent or not accepted.
+/// Counts spans that were sent or rejected.
 #[derive(Debug)]
 struct CountedExporter {
     exporter: opentelemetry_otlp::SpanExporter,
@@ -180,7 +180,7 @@ impl SpanExporter for CountedExporter {
     }
 }
 
-/// Sends requests, on the thread of the SDK, and keeps what went wrong.
+/// Sends requests on the SDK's thread and keeps the last error.
 #[derive(Debug)]
 struct CollectorClient {
     agent: ureq::Agent,
@@ -195,7 +195,7 @@ impl HttpClient for CollectorClient {
         let answer = self.agent.run(Request::from_parts(head, &body[..]));
         let (head, mut body) =
             answer.inspect_err(|error| self.counters.set_error(&without_url(error, &url)))?.into_parts();
-        // It has the spans, whatever it says about them.
+        // The collector accepted the request, whatever the body says.
         let body = body.with_config().limit(MAX_ANSWER).read_to_vec().unwrap_or_default();
         let response = ExportTraceServiceResponse::decode(body.as_slice()).unwrap_or_default();
         if !head.status.is_success() {
