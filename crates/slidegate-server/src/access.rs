@@ -21,7 +21,7 @@ use crate::access::attempts::{AuthAttempts, AuthFailure};
 use crate::caller::Protocol;
 use crate::config::{AccessRules, Right, Token};
 use crate::listener::Connection;
-use crate::problem::Problem;
+use crate::wire::problem::Problem;
 
 pub(crate) mod attempts;
 mod cross_site;

@@ -2,10 +2,10 @@
 
 use crate::config::{Config, Storage, describe};
 use crate::envoy::{EnvoyConfig, ReadOptions};
-use crate::query;
+use crate::wire::query;
 
-pub use crate::http::fuzzing::{batch_body, body, query_string};
-pub use crate::resp::fuzzing::commands;
+pub use crate::wire::http::fuzzing::{batch_body, body, query_string};
+pub use crate::wire::resp::fuzzing::commands;
 
 /// Reads a config file. Returns the policies as printed by `slidegate validate`.
 ///
@@ -28,7 +28,7 @@ pub fn pairs(query: &str) -> Vec<(Vec<u8>, Vec<u8>)> {
 /// # Errors
 /// Why it is invalid.
 pub fn members(bytes: &[u8]) -> Result<serde_json::Map<String, serde_json::Value>, String> {
-    crate::json_body::members(bytes).map_err(|problem| format!("{problem:?}"))
+    crate::wire::json_body::members(bytes).map_err(|problem| format!("{problem:?}"))
 }
 
 /// Reads config files of envoyproxy/ratelimit, each given as its name and text.

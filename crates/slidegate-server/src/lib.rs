@@ -16,40 +16,25 @@ use std::process::ExitCode;
 mod readme {}
 
 mod access;
-mod admin;
-mod app;
-mod auth;
 mod caller;
 mod cli;
 mod config;
-mod dashboard;
+mod control;
 mod debounce;
+mod engine;
 mod envoy;
-mod fields;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
-mod grpc;
-mod http;
 mod http_client;
-mod json_body;
-mod key_text;
 mod limits;
 mod listener;
 mod log_limit;
-mod malformed;
-mod ports;
-mod problem;
-mod protocol;
-mod protocols;
-mod query;
-mod request;
-mod resp;
-mod routes;
+mod record;
 mod service_manager;
 mod shares;
 mod shutdown;
-mod telemetry;
+mod wire;
 
 /// Reads the command line of this process, runs its command, and returns the exit code.
 pub fn main() -> ExitCode {

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 
-use crate::problem::Problem;
+use crate::wire::problem::Problem;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 

@@ -9,7 +9,7 @@ use axum::http::Uri;
 use percent_encoding::percent_decode_str;
 
 use crate::config::OwnKey;
-use crate::query;
+use crate::wire::query;
 
 /// Whether a request reads only this key: the key itself or its events.
 pub(super) fn may_read(key: &OwnKey, uri: &Uri) -> bool {

@@ -10,9 +10,9 @@ use slidegate::reserve::{HoldOptions, Ticket};
 use slidegate::{Request, Verb};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use crate::app::App;
-use crate::app::ticket_change::TicketChange;
 use crate::caller::Protocol;
+use crate::engine::App;
+use crate::engine::ticket_change::TicketChange;
 
 /// Interval of the traffic: 25 requests per second, more in bursts.
 const EVERY: Duration = Duration::from_millis(40);

@@ -17,8 +17,8 @@ use tokio::time::timeout;
 use super::failure::{Failure, fail};
 use super::output;
 use super::sources::PolicyArgs;
-use crate::app::store::Store;
 use crate::config::{Arguments, SharedStore};
+use crate::engine::store::Store;
 use crate::envoy::Settings;
 
 #[derive(Debug, Args)]

@@ -12,10 +12,10 @@ use super::failure::{Failure, fail};
 use super::output;
 use super::sources::{EnvoyArgs, PolicyArgs};
 use super::values::{attribute, rate};
-use crate::app::App;
 use crate::config::{counted_name, quota_text};
+use crate::engine::App;
 use crate::envoy::{EnvoyConfig, Explanation, Rate, Settings};
-use crate::request::{UNKNOWN, sent_value};
+use crate::wire::request::{UNKNOWN, sent_value};
 use clap::Args;
 
 #[derive(Debug, Args)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use slidegate_config::names::{candidate_of, listed};
 use tokio::time::{sleep, timeout};
 
-use crate::app::App;
+use crate::engine::App;
 use crate::service_manager::ServiceManager;
 
 /// Interval between polls of the status.

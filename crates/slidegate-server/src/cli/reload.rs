@@ -6,10 +6,10 @@ use std::sync::Arc;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::notify::Notifier;
-use crate::app::App;
-use crate::app::changes::Base;
 use crate::config::{Config, Fingerprint, Sources, differences};
+use crate::control::changes::Base;
 use crate::debounce::{Debounced, POLL_EVERY};
+use crate::engine::App;
 
 /// Triggers of a reload. Created before the startup message: until then, SIGHUP ends the process.
 pub(super) struct Triggers {

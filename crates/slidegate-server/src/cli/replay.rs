@@ -16,7 +16,7 @@ use super::sources::PolicyArgs;
 use super::values::number;
 use super::wording::ReportWording;
 use crate::config::Config;
-use crate::dashboard::{CHART_SCRIPT, CHART_STYLE};
+use crate::control::dashboard::{CHART_SCRIPT, CHART_STYLE};
 
 #[derive(Debug, Args)]
 pub(super) struct ReplayArgs {

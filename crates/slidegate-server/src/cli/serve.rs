@@ -21,22 +21,23 @@ use super::notify::Notifier;
 use super::reload::{self, Triggers};
 use super::sources::{EnvoyArgs, PolicyArgs};
 use super::{output, snapshots};
-use crate::admin::{self, Admin};
-use crate::app::App;
-use crate::app::store::HealthRecord;
 use crate::config::{Arguments, Config, Fingerprint, Outside, Sources, Traces, describe};
+use crate::control::admin::{self, Admin};
+use crate::control::dashboard;
+use crate::control::pages;
 use crate::debounce::{Debounced, POLL_EVERY};
+use crate::engine::App;
+use crate::engine::store::HealthRecord;
 use crate::envoy::{ConfigWatcher, EnvoyConfig, Settings};
-use crate::grpc::{self, ConfigFiles, RateLimitHandler};
 use crate::listener::{self, BoundSocket, Workers};
 use crate::log_limit::LogLimit;
-use crate::ports::{self, Listener, Port, Shutdown};
-use crate::protocol::HttpService;
-use crate::protocols::{self, Services};
-use crate::routes::Routes;
 use crate::service_manager::ServiceManager;
 use crate::shutdown::{DRAIN_DELAY, Signals};
-use crate::{dashboard, telemetry};
+use crate::wire::grpc::{self, ConfigFiles, RateLimitHandler};
+use crate::wire::ports::{self, Listener, Port, Shutdown};
+use crate::wire::protocol::HttpService;
+use crate::wire::protocols::{self, Services};
+use crate::wire::routes::Routes;
 
 #[derive(Debug, Args)]
 pub(super) struct ServeArgs {
@@ -189,7 +190,7 @@ async fn serve(
     tasks.spawn(Arc::clone(&app.connections).run());
     tasks.spawn(sweep(Arc::clone(&app)));
     tasks.spawn(watch_store(Arc::clone(&app)));
-    tasks.spawn(telemetry::tick(Arc::clone(&app)));
+    tasks.spawn(pages::live::tick(Arc::clone(&app)));
     let reserving = Arc::clone(&app);
     tasks.spawn(async move { reserving.watch_reservations().await });
     let notifying = Arc::clone(&app);

@@ -13,11 +13,11 @@ use super::failure::{Failure, fail};
 use super::output;
 use super::sources::{EnvoyArgs, PolicyArgs};
 use super::values::key_count;
-use crate::app::fleet;
 use crate::config::{Arguments, Config, Sources, describe, describe_keys, format_bytes};
+use crate::control::fleet;
 use crate::envoy::{EnvoyConfig, Settings};
 use crate::listener::SocketFile;
-use crate::{protocols, telemetry};
+use crate::{record, wire::protocols};
 
 #[derive(Debug, Args)]
 pub(super) struct ValidateArgs {
@@ -180,7 +180,7 @@ fn file_summary(file: &Path, valid: &Validated) -> String {
     lines.push(worst_case.to_string());
     if config.observe.metrics {
         let policies = config.policies.iter().len() + envoy.iter().flat_map(EnvoyConfig::policies).count();
-        let mut bytes = telemetry::history_bytes(policies);
+        let mut bytes = record::history_bytes(policies);
         if config.shared.as_ref().is_some_and(|shared| shared.fleet) {
             bytes += fleet::history_bytes(policies);
         }

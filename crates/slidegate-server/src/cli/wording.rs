@@ -8,9 +8,9 @@ use slidegate::{Policy, PolicyDecision};
 use slidegate_config::policy::KeysShown;
 use slidegate_replay::Wording;
 
-use crate::app::explanation;
 use crate::config::{Config, Storage, describe};
-use crate::telemetry::Redactor;
+use crate::engine::explanation;
+use crate::record::Redactor;
 
 /// Words for the policies of one or more configurations.
 #[derive(Debug)]

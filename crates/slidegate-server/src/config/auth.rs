@@ -14,7 +14,7 @@ use slidegate_config::values::{Form, List, Parsed, Text};
 use slidegate_http::client_addr::{ClientAddr, Source, Trust, TrustedProxies};
 
 use crate::limits::MAX_ATTRIBUTES;
-use crate::request::HOST;
+use crate::wire::request::HOST;
 
 /// Attributes of the file, each with its source.
 type Sources = BTreeMap<String, Parsed<AttributeSource>>;

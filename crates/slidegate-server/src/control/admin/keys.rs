@@ -1,0 +1,489 @@
+//! Inspects and changes one key.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{Request as HttpRequest, StatusCode, Uri};
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use slidegate::{
+    Algorithm, Amounts, DecisionSource, Policy, PolicySet, Quota, Reason, Request, Verb, parse_window,
+    store::{KeyUse, RecordedCharge},
+};
+use slidegate_config::names::{self, candidate_of};
+use slidegate_config::policy::UNLIMITED;
+use slidegate_http::headers::millis_ceil;
+
+use super::apply::unknown;
+use super::reply::{InPath, audit, body};
+use super::state::Admin;
+use crate::access::By;
+use crate::caller::Protocol;
+use crate::config::quota_text;
+use crate::control::changes::{Document, KeyChange, KeyKind, KeyTerms, at_text, now_ms};
+use crate::limits::MAX_COST;
+use crate::record::{self, Filter};
+use crate::wire::key_text::{KeyText, OF_MISSING};
+use crate::wire::problem::{self, Problem};
+use crate::wire::query;
+use crate::wire::request::UNKNOWN;
+
+/// Maximum charges in a response; further ones are merged with their neighbours.
+const MAX_CHARGES: usize = 500;
+/// Maximum open reservations in a response; those that end first are listed.
+const MAX_HOLDS: usize = 100;
+/// Maximum denials in a response.
+const MAX_DENIALS: usize = 20;
+/// Maximum duration of a block or override. Permanent ones belong in the config file.
+const LONGEST: Duration = Duration::from_secs(366 * 86_400);
+
+type Shared = State<Arc<Admin>>;
+type Answered = Result<Response, Problem>;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeyAction {
+    cost: Option<u64>,
+    r#for: Option<String>,
+    quota: Option<String>,
+}
+
+/// A key of an active policy.
+struct KeyTarget {
+    policies: Arc<PolicySet>,
+    policy: String,
+    text: String,
+    /// The redacted text that the caller sent instead of the key; also used in the response.
+    shown: Option<String>,
+    key: KeyText,
+    /// The value of the store's `hash_tag`, if it is not part of the key.
+    tag: Option<(String, Vec<u8>)>,
+}
+
+impl KeyTarget {
+    fn of(admin: &Admin, policy: String, text: &str, uri: &Uri) -> Result<Self, Problem> {
+        let policies = admin.app.policies();
+        let known = policies.by_name(&policy).ok_or_else(|| unknown(&policies, &policy))?;
+        let raw = admin.unredacted(&policy, text)?;
+        let shown = raw.as_ref().map(|_| text.to_owned());
+        let text = raw.as_deref().unwrap_or(text);
+        let key = KeyText::read(known, text, |attribute| admin.app.attributes.is_address(attribute))
+            .map_err(|detail| Problem::field("key", detail))?;
+        // The canonical text of the key.
+        let text = known.key_of(&key.request(known)).map_or_else(String::new, |key| key.to_string());
+        let wanted = if let Some(shared) = admin.app.shared() { shared.hash_tag() } else { None };
+        let wanted = wanted.filter(|tag| !known.scope().iter().any(|attribute| attribute == tag));
+        let mut tag = None;
+        for (name, value) in query::pairs(uri.query().unwrap_or_default()) {
+            let name = String::from_utf8_lossy(&name).into_owned();
+            if wanted != Some(name.as_str()) || tag.is_some() {
+                let detail = format!("`{}` says nothing about this key; leave it out", name.escape_debug());
+                return Err(Problem::field(name, detail));
+            }
+            if admin.app.attributes.is_address(&name)
+                && address(&value).is_none()
+                && *value != *UNKNOWN.as_bytes()
+            {
+                let value = String::from_utf8_lossy(&value).escape_debug().to_string();
+                let detail =
+                    format!("invalid {name} `{value}`: must be an IP address, for example `192.0.2.7`");
+                return Err(Problem::field(name, detail));
+            }
+            tag = Some((name, value.into_owned()));
+        }
+        if let (Some(wanted), None) = (wanted, &tag) {
+            let detail = format!(
+                "keys lie in the store by `{wanted}` (hash_tag), which policy `{policy}` does not count by; say whose, for \
+                 example `?{wanted}=acme`"
+            );
+            return Err(Problem::field(wanted, detail));
+        }
+        Ok(Self { policies, policy, text, shown, key, tag })
+    }
+
+    /// The key's text as the caller may see it.
+    fn text_for_caller(&self) -> &str {
+        self.shown.as_ref().unwrap_or(&self.text)
+    }
+
+    /// A request for this key under its policy only.
+    fn request(&self, admin: &Admin) -> Request<'_> {
+        let request = self.key.request(self.policy());
+        let Some((name, value)) = &self.tag else { return request };
+        match address(value) {
+            Some(ip) if admin.app.attributes.is_address(name) => request.with(name, ip),
+            _ => request.with(name, value.as_slice()),
+        }
+    }
+
+    /// Whether an override exempts the key from the limit.
+    fn is_unlimited(&self, request: &Request<'_>) -> bool {
+        self.policies.exempting(request).next().is_some()
+    }
+
+    fn policy(&self) -> &Policy {
+        self.policies.by_name(&self.policy).expect("the policy was found in this set")
+    }
+}
+
+/// Parses an address.
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    std::str::from_utf8(bytes).ok()?.parse().ok()
+}
+
+impl Admin {
+    /// The key shown as this redacted text. `None` if the text is not redacted.
+    fn unredacted(&self, policy: &str, text: &str) -> Result<Option<Box<str>>, Problem> {
+        let observer = self.app.observer();
+        let Some(mut keys) = observer.keys_shown_as(policy, text) else { return Ok(None) };
+        if keys.is_empty() {
+            let seen = self.app.shadows().seen();
+            let tried = seen.candidates.get(policy).into_iter().flat_map(|one| one.keys.keys());
+            keys = tried
+                .filter(|key| observer.shown(policy, key) == text)
+                .map(|key| Box::from(&**key))
+                .collect();
+        }
+        let text = text.escape_debug();
+        match keys.as_slice() {
+            [_] => Ok(keys.pop()),
+            [] => {
+                let detail = format!(
+                    "`{text}` is a redacted key of policy `{policy}`, and this instance does not know the key: it \
+                     stores the keys of its last {} denials and the top keys of the last minutes; send the key itself",
+                    record::EVENTS_KEPT
+                );
+                Err(Problem::field("key", detail).with_status(StatusCode::NOT_FOUND))
+            }
+            several => {
+                let detail = format!(
+                    "{} keys of policy `{policy}` are redacted to `{text}`; send the key itself",
+                    several.len()
+                );
+                Err(Problem::field("key", detail).with_status(StatusCode::CONFLICT))
+            }
+        }
+    }
+
+    /// Everything about one key.
+    async fn view(&self, target: &KeyTarget) -> Result<Value, Problem> {
+        let request = target.request(self);
+        let found = self.app.store().inspect(&request).await.map_err(|error| {
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, format!("{error}; its usage is unknown"))
+        })?;
+        let found = found.into_iter().next().ok_or_else(|| {
+            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "the key has all attributes and no decision")
+        })?;
+        let document = self.control.document();
+        let now = now_ms();
+        let living = |is_block: bool| {
+            document.living(now).find(|change| {
+                change.policy == target.policy
+                    && change.key == target.text
+                    && (change.kind == KeyKind::Block) == is_block
+            })
+        };
+        let until = |change: &KeyChange| json!({ "until": at_text(change.until_ms), "by": change.by });
+        let own = living(false).map(|change| {
+            let mut json = until(change);
+            if let KeyKind::Override { limit, window_ms, unlimited } = change.kind {
+                json["limit"] = if unlimited { Value::Null } else { limit.into() };
+                json["window_ms"] = window_ms.into();
+            }
+            json
+        });
+        let (policy, key) = (Some(target.policy.clone()), Some(target.text.clone()));
+        let filter = Filter { policy, key, is_exact: true, only_denials: true };
+        let denials = self.app.observer().events().recent(&filter, MAX_DENIALS);
+        let denials: Vec<_> = denials.iter().map(|event| &**event).collect();
+        let mut view = used(&found);
+        view["key"] = target.text_for_caller().into();
+        // Under the policies after the change, if any.
+        let is_unlimited = self.app.policies().exempting(&request).next().is_some();
+        view["unlimited"] = is_unlimited.into();
+        view["denials"] = json!(denials);
+        view["override"] = own.unwrap_or(Value::Null);
+        view["block"] = living(true).map_or(Value::Null, until);
+        Ok(view)
+    }
+}
+
+fn used(found: &KeyUse) -> Value {
+    let decision = &found.decision;
+    let Amounts { limit, used, held, remaining, .. } = decision.amounts();
+    let charges = joined(&found.charges).into_iter().map(
+        |run| json!({ "at_ms_ago": millis_ceil(decision.at() - run.at), "cost": found.amount(run.cost) }),
+    );
+    let room = found
+        .forecast
+        .iter()
+        .map(|room| json!({ "in_ms": millis_ceil(room.after), "used": found.amount(room.used) }));
+    let holds = found.holds.iter().take(MAX_HOLDS).map(|hold| {
+        json!({
+            "id": format!("{:016x}", hold.id),
+            "held": found.amount(hold.held),
+            "settled": found.amount(hold.settled),
+            "ends_in_ms": millis_ceil(hold.until - decision.at()),
+            "unsettled": hold.unsettled.name(),
+        })
+    });
+    json!({
+        "policy": found.policy,
+        "key": found.key,
+        "limit": limit,
+        "window_ms": millis_ceil(found.quota.window()),
+        "calendar": found.quota.calendar_window().map(|calendar| calendar.to_string()),
+        "algorithm": found.quota.algorithm().name(),
+        "used": used,
+        "held": held,
+        "remaining": remaining,
+        "reason": decision.reason().map(Reason::name),
+        "retry_after_ms": decision.retry_after().map(millis_ceil),
+        "reset_after_ms": millis_ceil(decision.reset_after()),
+        "frees_after_ms": decision.frees_after().map(millis_ceil),
+        "charges": charges.collect::<Vec<_>>(),
+        "room": room.collect::<Vec<_>>(),
+        "open_holds": found.holds.len(),
+        "holds": holds.collect::<Vec<_>>(),
+    })
+}
+
+/// At most [`MAX_CHARGES`]; neighbours are merged at the later one's time.
+fn joined(charges: &[RecordedCharge]) -> Vec<RecordedCharge> {
+    let together = charges.len().div_ceil(MAX_CHARGES).max(1);
+    let join = |runs: &[RecordedCharge]| {
+        let mut last = runs[runs.len() - 1];
+        last.cost = runs.iter().map(|run| run.cost).fold(0, u64::saturating_add);
+        last
+    };
+    charges.chunks(together).map(join).collect()
+}
+
+pub(super) async fn show(
+    State(admin): Shared,
+    InPath((policy, key)): InPath<(String, String)>,
+    uri: Uri,
+) -> Answered {
+    let target = KeyTarget::of(&admin, policy, &key, &uri)?;
+    Ok(problem::ok(&admin.view(&target).await?))
+}
+
+pub(super) async fn act(
+    State(admin): Shared,
+    InPath((policy, key, action)): InPath<(String, String, String)>,
+    request: HttpRequest<Body>,
+) -> Answered {
+    let uri = request.uri().clone();
+    let (by, given): (By, KeyAction) = body(request).await?;
+    let target = KeyTarget::of(&admin, policy, &key, &uri)?;
+    let done = match action.as_str() {
+        "reset" => {
+            given.expect(&action, &[])?;
+            admin.reset(&target).await?
+        }
+        "refund" | "penalize" => {
+            given.expect(&action, &["cost"])?;
+            let verb = if action == "refund" { Verb::Refund } else { Verb::Penalize };
+            admin.charge(&target, verb, given.cost()?).await?
+        }
+        "block" => {
+            given.expect(&action, &["for"])?;
+            admin.set(&target, KeyKind::Block, given.until_ms()?, &by).await?
+        }
+        "override" => {
+            given.expect(&action, &["for", "quota"])?;
+            if names::is_inline(&target.policy) {
+                return Err(Problem::new(StatusCode::CONFLICT, names::no_override(&target.policy)));
+            }
+            admin.set(&target, given.kind(target.policy())?, given.until_ms()?, &by).await?
+        }
+        "unblock" | "clear-override" => {
+            given.expect(&action, &[])?;
+            let like =
+                if action == "unblock" { KeyKind::Block } else { KeyKind::of(target.policy().quota()) };
+            admin.clear(&target, &like).await?
+        }
+        other => {
+            let detail = format!(
+                "unknown action `{}`: must be reset, refund, penalize, block, unblock, override or clear-override",
+                other.escape_debug()
+            );
+            return Err(Problem::new(StatusCode::NOT_FOUND, detail));
+        }
+    };
+    audit(&by, &action, &target.policy, &admin.app.observer().shown(&target.policy, &target.text), &done);
+    admin.app.observer().mark_changed();
+    // The change is made even if the store cannot be read now.
+    let mut view = admin
+        .view(&target)
+        .await
+        .unwrap_or_else(|_| json!({ "policy": target.policy, "key": target.text_for_caller() }));
+    view["done"] = done.into();
+    Ok(problem::ok(&view))
+}
+
+impl KeyAction {
+    /// Rejects fields that the action does not take.
+    fn expect(&self, action: &str, takes: &[&str]) -> Result<(), Problem> {
+        let given =
+            [("cost", self.cost.is_some()), ("for", self.r#for.is_some()), ("quota", self.quota.is_some())];
+        match given.into_iter().find(|(name, is_said)| *is_said && !takes.contains(name)) {
+            Some((name, _)) => {
+                Err(Problem::field(name, format!("{action} does not take `{name}`; leave it out")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn cost(&self) -> Result<u64, Problem> {
+        match self.cost.unwrap_or(1) {
+            cost @ 1..=MAX_COST => Ok(cost),
+            cost => Err(Problem::field(
+                "cost",
+                format!("invalid cost `{cost}`: must be a whole number from 1 to {MAX_COST}"),
+            )),
+        }
+    }
+
+    fn until_ms(&self) -> Result<u64, Problem> {
+        const FIX: &str = "give how long it lasts, for example `{\"for\": \"10m\"}`";
+        let text =
+            self.r#for.as_deref().ok_or_else(|| Problem::field("for", format!("for is missing; {FIX}")))?;
+        let span = parse_window(text).map_err(|error| Problem::field("for", format!("for: {error}")))?;
+        if span.is_zero() || span > LONGEST {
+            let detail =
+                format!("invalid for `{}`: must be 1ms to 366d, for example `10m`", text.escape_debug());
+            return Err(Problem::field("for", detail));
+        }
+        Ok(now_ms().saturating_add(millis_ceil(span)))
+    }
+
+    fn kind(&self, policy: &Policy) -> Result<KeyKind, Problem> {
+        let wrong = |detail: String| Problem::field("quota", detail);
+        let text = self.quota.as_deref();
+        let text = text
+            .ok_or_else(|| wrong("quota is missing; give for example `{\"quota\": \"1000/1m\"}`".into()))?;
+        if text == UNLIMITED {
+            return Ok(KeyKind::unlimited(policy.quota()));
+        }
+        let is_in_flight = policy.quota().algorithm() == Algorithm::InFlight;
+        let quota: Quota = match text.trim().parse::<u64>() {
+            Ok(limit) if is_in_flight => Quota::in_flight(limit, policy.quota().window()),
+            Err(_) if is_in_flight => {
+                let detail = format!(
+                    "invalid quota `{}`: policy `{}` limits what is in flight; give a number, for example `40`",
+                    text.escape_debug(),
+                    policy.name()
+                );
+                return Err(wrong(detail));
+            }
+            // A limit without a window uses the policy's.
+            Ok(limit) => Ok(policy.quota().with_limit(limit)),
+            Err(_) => text.parse(),
+        }
+        .map_err(|error| wrong(error.to_string()))?;
+        if quota.limit() > MAX_COST {
+            return Err(wrong(format!("invalid limit {}: must be at most {MAX_COST}", quota.limit())));
+        }
+        Ok(KeyKind::of(&quota))
+    }
+}
+
+impl Admin {
+    async fn reset(&self, target: &KeyTarget) -> Result<String, Problem> {
+        let existed = self.app.reset(&target.request(self)).await.map_err(|error| {
+            let detail = format!("{error}; the key may or may not have been reset; send the request again");
+            Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+        })?;
+        Ok(if existed { "its usage is forgotten" } else { "it had used nothing" }.to_owned())
+    }
+
+    async fn charge(&self, target: &KeyTarget, verb: Verb, cost: u64) -> Result<String, Problem> {
+        let request = target.request(self).with_cost(cost);
+        if target.is_unlimited(&request) {
+            return Err(Problem::new(StatusCode::CONFLICT, "the key is unlimited, so nothing counts for it"));
+        }
+        let decisions = self.app.call(Protocol::Http).apply(verb, std::slice::from_ref(&request)).await;
+        let moved = decisions.iter().next().map(|one| (one.amounts().cost, one.source()));
+        if let Some(error) = decisions.error() {
+            return Err(Problem::new(StatusCode::CONFLICT, format!("{error}; it was removed a moment ago")));
+        }
+        match moved {
+            Some((moved, DecisionSource::Store)) if verb == Verb::Refund => {
+                Ok(format!("{moved} was refunded"))
+            }
+            Some((moved, DecisionSource::Store)) => Ok(format!("{moved} was charged")),
+            _ => {
+                let cause =
+                    decisions.store_failure().map_or_else(String::new, |failure| format!("{failure}; "));
+                let detail = format!("{cause}nothing is sure, so look at the key before you try again");
+                Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail))
+            }
+        }
+    }
+
+    async fn set(
+        &self,
+        target: &KeyTarget,
+        kind: KeyKind,
+        until_ms: u64,
+        by: &By,
+    ) -> Result<String, Problem> {
+        let policy = target.policy();
+        if candidate_of(&target.policy).is_some() {
+            let detail = "a candidate has the blocks and limits of its policy; name that";
+            return Err(Problem::new(StatusCode::CONFLICT, detail));
+        }
+        if kind == KeyKind::Block && !policy.is_enforced() {
+            let detail = format!(
+                "policy `{}` is in shadow and denies nobody, so a block would not either; enforce it first",
+                target.policy
+            );
+            return Err(Problem::new(StatusCode::CONFLICT, detail));
+        }
+        if target.key.values().is_none() {
+            return Err(Problem::new(StatusCode::CONFLICT, OF_MISSING));
+        }
+        let terms = kind.terms(policy.quota()).map_err(|detail| Problem::field("quota", detail))?;
+        let change = KeyChange {
+            policy: target.policy.clone(),
+            key: target.text.clone(),
+            kind,
+            until_ms,
+            by: by.0.clone(),
+            at_ms: 0,
+            level: None,
+        };
+        let edit = |document: &mut Document, now| {
+            document.set_key(change.clone(), now)?;
+            self.app.active.check(document)
+        };
+        self.control.change(edit).await?;
+        let until = at_text(until_ms);
+        Ok(match terms {
+            KeyTerms::Blocked => format!("it is blocked until {until}"),
+            KeyTerms::Quota(quota) => format!("it has {} until {until}", quota_text(&quota)),
+            KeyTerms::Unlimited => format!("it is unlimited until {until}"),
+        })
+    }
+
+    async fn clear(&self, target: &KeyTarget, like: &KeyKind) -> Result<String, Problem> {
+        let (policy, key) = (target.policy.as_str(), target.text.as_str());
+        let was_there =
+            self.control.change(|document, now| Ok(document.clear_key(policy, key, like, now))).await?;
+        if *like == KeyKind::Block {
+            self.app.observer().escalations.forget(policy, key);
+        }
+        Ok(match (*like == KeyKind::Block, was_there) {
+            (true, true) => "it is blocked no more",
+            (true, false) => "it was not blocked",
+            (false, true) => "it has the limit of its policy again",
+            (false, false) => "it had no limit of its own for a time",
+        }
+        .to_owned())
+    }
+}

@@ -1,0 +1,325 @@
+//! Lists policies, and changes them at run time for all instances.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{Request as HttpRequest, StatusCode, Uri};
+use axum::response::Response;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+use slidegate::{Algorithm, Calendar, Policy, PolicySet, Quota};
+use slidegate_config::names::{self, CANDIDATE, candidate_of};
+use slidegate_config::policy::Mode;
+use slidegate_config::quota::QuotaSpec;
+use slidegate_config::values::{Parsed, Window};
+use slidegate_http::headers::millis_ceil;
+
+use super::added;
+use super::apply::{in_words, numbers, put_in_force, unknown};
+use super::reply::{InPath, body, bytes};
+use super::state::Admin;
+use crate::access::By;
+use crate::config::{counted_name, quota_text};
+use crate::control::changes::{
+    Cause, Change, ControlStatus, Counting, Document, Refusal, Terms, What, at_text,
+};
+use crate::control::fleet::{FleetView, PolicyTotals};
+use crate::wire::json_body;
+use crate::wire::problem::{self, Problem};
+use crate::wire::query::Parameters;
+
+type Shared = State<Arc<Admin>>;
+type Answered = Result<Response, Problem>;
+
+pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
+    let mut query = Parameters::of(&uri)?;
+    let instance = query.take("instance");
+    query.nothing_else("instance")?;
+    let fleet = admin.app.fleet(instance.as_deref()).await.map_err(Problem::unknown_instance)?;
+    let document = admin.control.document();
+    let base = admin.app.active.base();
+    let now = crate::control::changes::now_ms();
+    let policies = admin.app.policies();
+    let open = admin.app.open_reservations();
+    let mut sums = fleet.as_ref().map(FleetView::totals);
+    let listed = names::listed(&policies).filter(|policy| candidate_of(policy.name()).is_none());
+    let policies = listed.map(|policy| {
+        let name = policy.name();
+        let quota = policy.quota();
+        let when = policy.conditions().iter().map(|(attribute, is)| format!("{attribute} {is}"));
+        let keys = document.living(now).filter(|change| change.policy == name).count();
+        let totals = sums.as_mut().map_or_else(
+            || {
+                let open = open.get(name).copied().unwrap_or_default();
+                PolicyTotals::new(
+                    name.to_owned(),
+                    admin.app.observer().counts(name).unwrap_or_default(),
+                    open,
+                )
+            },
+            |sums| sums.remove(name).unwrap_or_default(),
+        );
+        json!({
+            "name": name,
+            "description": admin.app.describe(policy),
+            "when": when.collect::<Vec<_>>(),
+            "scope": policy.scope(),
+            "limit": quota.limit(),
+            "window_ms": millis_ceil(quota.window()),
+            "calendar": quota.calendar_window().map(|calendar| calendar.to_string()),
+            "tiers": policy.tier_attribute().map(|attribute| {
+                let limits: Map<_, _> = policy.tiers().map(|(value, quota)| (value.to_owned(), quota.limit().into())).collect();
+                json!({ "by": attribute, "limits": limits })
+            }),
+            "algorithm": quota.algorithm().name(),
+            "burst": (quota.algorithm() == Algorithm::TokenBucket).then(|| quota.burst()),
+            "counted": counted_name(policy.counts()),
+            "estimate": policy.estimate(),
+            "estimate_learned": policy.learns_estimate(),
+            "unsettled": policy.unsettled().name(),
+            "unit": policy.unit_name(),
+            "open_reservations": totals.open_reservations,
+            "held_cost": totals.held,
+            "mode": Mode::of(policy),
+            "overrides": policy.override_count(),
+            "keys_changed": keys,
+            "origin": admin.origin(&document, name),
+            "candidate": base.candidate(&document, name).map(|quota| numbers(&quota)),
+            "counts": {
+                "allowed": totals.allowed,
+                "denied": totals.denied,
+                "shadow_denied": totals.shadow_denied,
+                "cost_allowed": totals.cost_allowed,
+                "cost_denied": totals.cost_denied,
+                "near_limit": totals.near_limit,
+            },
+        })
+    });
+    let policies: Vec<_> = policies.collect();
+    let left_out = fleet.iter().flat_map(|fleet| &fleet.instances).map(|one| one.record.more_policies).max();
+    Ok(problem::ok(&json!({
+        "instances": fleet.as_ref().map_or(1, |fleet| fleet.instances.len()),
+        "fleet_error": fleet.as_ref().and_then(|fleet| fleet.error.as_deref()),
+        "policies_left_out": left_out.unwrap_or(0),
+        "policies": policies,
+    })))
+}
+
+/// Parses a value of the body. Errors name the invalid field: `field`, or one below it.
+fn read<T: DeserializeOwned>(field: &str, value: Value) -> Result<T, Problem> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let path = Some(error.path().to_string()).filter(|path| path != ".");
+        let mut detail = error.inner().to_string();
+        if detail.starts_with("unknown field") {
+            detail += ", `mode`, `candidate`";
+        }
+        Problem::field(path.unwrap_or_else(|| field.to_owned()), detail)
+    })
+}
+
+/// Parses a candidate.
+fn candidate_spec(candidate: Value) -> Result<QuotaSpec, Problem> {
+    let read = match candidate {
+        Value::String(_) => {
+            Parsed::deserialize(candidate).map(|quota: Parsed<Quota>| QuotaSpec::text(quota.0))
+        }
+        keys => QuotaSpec::deserialize(keys),
+    };
+    read.map_err(|error| Problem::field("candidate", error.to_string()))
+}
+
+/// A policy's quota with these changes.
+fn changed_quota(mut spec: QuotaSpec, current: &Quota) -> Result<Counting, Problem> {
+    if let (Some(Window::Calendar(calendar)), Some(now)) = (&mut spec.window, current.calendar_window()) {
+        *calendar = with_borders_of(*calendar, now);
+    }
+    let quota = spec.over(&QuotaSpec::of(current)).quota().map_err(|mut mistakes| {
+        let (field, detail) = mistakes.swap_remove(0);
+        Problem::field(field, detail)
+    })?;
+    if (quota.algorithm() == Algorithm::InFlight) != (current.algorithm() == Algorithm::InFlight) {
+        let detail = format!(
+            "invalid in_flight: the policy counts {}; add a policy of its own for what is in flight",
+            quota_text(current)
+        );
+        return Err(Problem::field("in_flight", detail));
+    }
+    let counting = Counting::of(&quota);
+    counting.quota().map_err(|detail| Problem::field("quota", detail))?;
+    Ok(counting)
+}
+
+/// A calendar with another's time zone, and its anchor or first day of the week, if any.
+fn with_borders_of(calendar: Calendar, other: Calendar) -> Calendar {
+    let calendar = calendar.with_time_zone(other.time_zone()).unwrap_or(calendar);
+    let anchored = other.anchor().and_then(|day| calendar.with_anchor(day).ok()).unwrap_or(calendar);
+    other.week_start().and_then(|day| anchored.with_week_start(day).ok()).unwrap_or(anchored)
+}
+
+pub(super) async fn set(
+    State(admin): Shared,
+    InPath(name): InPath<String>,
+    request: HttpRequest<Body>,
+) -> Answered {
+    let (by, bytes) = bytes(request).await?;
+    let mut keys = json_body::members(&bytes)?;
+    if added::is_policy(&keys) {
+        return added::add(&admin, &by, &name, keys).await;
+    }
+    // The remaining keys are those of a quota. `null` removes the candidate.
+    let mode: Option<Mode> = keys.remove("mode").map(|mode| read("mode", mode)).transpose()?.flatten();
+    let candidate = keys.remove("candidate");
+    let spec: QuotaSpec = read("body", Value::Object(keys))?;
+    // Omitted fields keep their current values, including changes made by other instances.
+    admin.control.poll().await;
+    let policies = admin.app.policies();
+    let document = admin.control.document();
+    let policy = changeable(&admin, &document, &policies, &name).map_err(|problem| {
+        if policies.by_name(&name).is_some() { problem } else { problem.and(added::HOW_TO_ADD) }
+    })?;
+    let candidate_now = admin.app.active.base().candidate(&document, &name);
+    if spec.is_empty() && mode.is_none() && candidate.is_none() {
+        let detail = "no field is given; give for example `{\"quota\": \"200/1m\"}`, `mode` or `candidate`";
+        return Err(Problem::field("body", detail));
+    }
+    let added = admin.added(&document, &name).cloned();
+    let mut terms = Terms { added, ..Terms::of(policy, candidate_now.as_ref()) };
+    terms.quota = changed_quota(spec, policy.quota())?;
+    terms.mode = mode.unwrap_or(terms.mode);
+    if let Some(candidate) = candidate {
+        terms.candidate = match candidate {
+            Value::Null => None,
+            candidate => Some(changed_quota(candidate_spec(candidate)?, policy.quota())?),
+        };
+        let most = Policy::MAX_NAME - CANDIDATE.len();
+        if name.len() > most && terms.candidate.is_some() {
+            let detail =
+                format!("the name has {} characters; {most} is the most beside a candidate", name.len());
+            return Err(Problem::field("candidate", detail));
+        }
+    }
+    put_in_force(&admin, &by, (&name, &terms), &document, (What::Set, "set")).await
+}
+
+pub(super) async fn unset(
+    State(admin): Shared,
+    InPath(name): InPath<String>,
+    request: HttpRequest<Body>,
+) -> Answered {
+    let (by, Nothing {}): (By, Nothing) = body(request).await?;
+    let (id, before) = admin
+        .control
+        .change(|document, now| {
+            if let Some(before) = document.policies.get(&name).cloned() {
+                return Ok((document.set_policy(&name, None, What::Unset, &by.0, now), before));
+            }
+            let detail = format!(
+                "policy `{}` is as the configuration says; nothing to take back",
+                name.escape_debug()
+            );
+            Err(Refusal::new(Cause::Unknown, detail))
+        })
+        .await?;
+    Ok(admin.changed(&by, "unset", &name, id, &in_words(Some(&before), None)))
+}
+
+pub(super) async fn promote(
+    State(admin): Shared,
+    InPath(name): InPath<String>,
+    request: HttpRequest<Body>,
+) -> Answered {
+    let (by, Nothing {}): (By, Nothing) = body(request).await?;
+    // Omitted fields keep their current values, including changes made by other instances.
+    admin.control.poll().await;
+    let policies = admin.app.policies();
+    let document = admin.control.document();
+    let policy = changeable(&admin, &document, &policies, &name)?;
+    let Some(candidate) = admin.app.active.base().candidate(&document, &name) else {
+        let detail = format!(
+            "policy `{name}` has no candidate; give it one, for example `{{\"candidate\": \"200/1m\"}}`"
+        );
+        return Err(Problem::new(StatusCode::CONFLICT, detail));
+    };
+    let added = admin.added(&document, &name).cloned();
+    let terms = Terms { quota: Counting::of(&candidate), added, ..Terms::of(policy, None) };
+    put_in_force(&admin, &by, (&name, &terms), &document, (What::Promote, "promote")).await
+}
+
+pub(super) async fn undo(
+    State(admin): Shared,
+    InPath(id): InPath<String>,
+    request: HttpRequest<Body>,
+) -> Answered {
+    let (by, Nothing {}): (By, Nothing) = body(request).await?;
+    let id = match id.as_str() {
+        "last" => None,
+        number => Some(number.parse().map_err(|_| {
+            let detail = format!(
+                "invalid change id `{}`: must be the number of a change, or `last`",
+                number.escape_debug()
+            );
+            Problem::field("id", detail)
+        })?),
+    };
+    let edit = |document: &mut Document, now| {
+        let change = document.undo(id, &by.0, now)?;
+        admin.app.active.check(document)?;
+        Ok(change)
+    };
+    let change = admin.control.change(edit).await?;
+    let done = in_words(change.before.as_ref(), change.after.as_ref());
+    Ok(admin.changed(&by, "undo", &change.policy, change.id, &done))
+}
+
+pub(super) async fn changes(State(admin): Shared) -> Response {
+    let ControlStatus { id, document, .. } = admin.control.status();
+    let changes = document.changes.iter().rev().map(|change| {
+        let Change { id, at_ms, by, policy, what, before, after } = change;
+        let (what, undoes) = match what {
+            What::Set => ("set", None),
+            What::Unset => ("unset", None),
+            What::Promote => ("promote", None),
+            What::Undo(id) => ("undo", Some(id)),
+        };
+        json!({
+            "id": id,
+            "at": at_text(*at_ms),
+            "by": by,
+            "policy": policy,
+            "what": what,
+            "undoes": undoes,
+            "undone_by": document.undone_by(*id),
+            "before": before,
+            "after": after,
+            "words": in_words(before.as_ref(), after.as_ref()),
+        })
+    });
+    problem::ok(&json!({ "version": id.version, "changes": changes.collect::<Vec<_>>() }))
+}
+
+/// An empty body.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Nothing {}
+
+/// The active policy of this name, if it is configured or was added at run time. Policies defined
+/// by a protocol cannot be changed here.
+fn changeable<'p>(
+    admin: &Admin,
+    document: &Document,
+    policies: &'p PolicySet,
+    name: &str,
+) -> Result<&'p Policy, Problem> {
+    let policy = policies.by_name(name).filter(|policy| candidate_of(policy.name()).is_none());
+    let policy = policy.ok_or_else(|| unknown(policies, name))?;
+    if admin.app.active.base().policies.by_name(name).is_some() || admin.added(document, name).is_some() {
+        return Ok(policy);
+    }
+    let detail = format!(
+        "policy `{name}` is not of the configuration; it is changed where it comes from: in envoyproxy/ratelimit's files, \
+         or with each command of the RESP port"
+    );
+    Err(Problem::new(StatusCode::CONFLICT, detail))
+}

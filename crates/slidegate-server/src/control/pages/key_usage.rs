@@ -1,0 +1,112 @@
+//! Current usage of listed keys, and blocked keys.
+//!
+//! The lists count charges of the last minutes. Only the store knows how close a key is to its limit.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde::Serialize;
+use slidegate::{Decision, Policy, Quota, Reason, Request, Verb};
+use slidegate_config::names::candidate_of;
+use slidegate_http::headers::millis_ceil;
+
+use crate::control::changes::{KeyKind, at_text, now_ms};
+use crate::engine::App;
+use crate::record::redaction::Redactor;
+use crate::wire::key_text::KeyText;
+
+/// Maximum keys per lookup: the store decides them in one step.
+pub(super) const MAX_KEYS: usize = 64;
+
+/// The current usage of a key.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct KeyUsage {
+    limit: u64,
+    window_ms: u64,
+    remaining: u64,
+    /// Time until a request of cost 1 fits. `null`: it never fits.
+    retry_after_ms: Option<u64>,
+    is_blocked: bool,
+}
+
+impl KeyUsage {
+    fn of(decision: &Decision, quota: &Quota) -> Self {
+        let wait = if decision.is_denied() { decision.retry_after() } else { Some(Duration::ZERO) };
+        Self {
+            limit: decision.limit(),
+            window_ms: millis_ceil(quota.window()),
+            remaining: decision.remaining(),
+            retry_after_ms: wait.map(millis_ceil),
+            is_blocked: decision.reason() == Some(Reason::Blocked),
+        }
+    }
+
+    /// The used share of the limit, in millionths.
+    pub(super) fn part(&self) -> u64 {
+        let taken = u128::from(self.limit - self.remaining.min(self.limit));
+        // A limit of 0 is always full.
+        let part = if self.limit == 0 { 1_000_000 } else { taken * 1_000_000 / u128::from(self.limit) };
+        u64::try_from(part).unwrap_or(u64::MAX)
+    }
+}
+
+/// A key that an operator has blocked.
+#[derive(Debug, Serialize)]
+pub(super) struct BlockedKey {
+    policy: String,
+    key: String,
+    until: String,
+    by: String,
+}
+
+/// The usage of these keys, by policy and key. Omits keys that are too long to be known, and keys that the
+/// store finds only by further attributes.
+pub(super) async fn usage_of(app: &App, keys: &[(String, String)]) -> HashMap<(String, String), KeyUsage> {
+    let policies = app.policies();
+    let tag = if let Some(shared) = app.shared() { shared.hash_tag().map(str::to_owned) } else { None };
+    let is_found = |policy: &Policy| tag.as_ref().is_none_or(|tag| policy.scope().contains(tag));
+    let read = |(policy, key): &(String, String)| {
+        let policy = policies.by_name(policy).filter(|policy| is_found(policy))?;
+        let is_address = |attribute: &str| app.attributes.is_address(attribute);
+        let text = Some(key).filter(|key| !Redactor::is_cut(key))?;
+        KeyText::read(policy, text, is_address).ok().map(|key| (policy, key))
+    };
+    let known: Vec<_> = keys.iter().take(MAX_KEYS).filter_map(read).collect();
+    let requests: Vec<Request<'_>> = known.iter().map(|(policy, key)| key.request(policy)).collect();
+    if requests.is_empty() {
+        return HashMap::new();
+    }
+    if app.store().is_in_memory() {
+        // The memory store knows each key's tier.
+        let found = join_all(requests.iter().map(|request| app.store().inspect(request))).await;
+        let found = found.into_iter().flatten().flatten();
+        return found.map(|one| ((one.policy, one.key), KeyUsage::of(&one.decision, &one.quota))).collect();
+    }
+    let decisions = app.store().apply(Some(Verb::Peek), &requests).await;
+    let enforced = decisions.iter().filter(|one| candidate_of(one.policy().name()).is_none());
+    enforced
+        .map(|one| {
+            let usage = KeyUsage::of(one.decision(), one.policy().quota());
+            ((one.policy().name().to_owned(), one.key().to_string()), usage)
+        })
+        .collect()
+}
+
+/// The blocked keys of a policy, or of all policies; the earliest end first.
+pub(super) fn blocked(app: &App, policy: Option<&str>, limit: usize) -> Vec<BlockedKey> {
+    let document = app.active.document();
+    let is_wanted = |name: &str| policy.is_none_or(|policy| policy == name);
+    let mut blocks: Vec<_> = document
+        .living(now_ms())
+        .filter(|change| change.kind == KeyKind::Block && is_wanted(&change.policy))
+        .collect();
+    blocks.sort_by_key(|block| block.until_ms);
+    let shown = blocks.into_iter().take(limit).map(|block| BlockedKey {
+        policy: block.policy.clone(),
+        key: app.observer().shown(&block.policy, &block.key),
+        until: at_text(block.until_ms),
+        by: block.by.clone(),
+    });
+    shown.collect()
+}

@@ -1,0 +1,304 @@
+//! The app: the parts shared by all protocols, and the only way to a decision, [`App::call`].
+//!
+//! A protocol turns its bytes into a [`Request`] with [`Attributes`], decides it with a [`Call`], and writes
+//! the decisions in its own format. It knows neither stores nor algorithms.
+
+use std::collections::HashMap;
+use std::future::{Ready, ready};
+use std::net::{IpAddr, Ipv6Addr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::Either;
+use slidegate::{Error, MemoryStore, Policy, PolicySet, Request, Value, Verb};
+use slidegate_http::headers::HeaderOptions;
+
+use crate::access::Access;
+use crate::caller::Caller;
+use crate::config::{Config, describe};
+use crate::control::changes::Base;
+use crate::control::fleet::{Fleet, FleetView};
+use crate::envoy;
+use crate::listener::ConnectionBudget;
+use crate::record::{HistoryReport, NotDelivered, Observer};
+use crate::wire::request::Attributes;
+use decide::{Call, Engine};
+pub(crate) use open_reservations::OpenCost;
+use open_reservations::OpenReservations;
+use policies::ActivePolicies;
+use readiness::Readiness;
+use shadow::Shadows;
+use slidegate_config::names::listed;
+use snapshots::Snapshots;
+use store::{Shared, Store};
+
+pub(crate) mod decide;
+pub(crate) mod explanation;
+mod open_reservations;
+pub(crate) mod policies;
+pub(crate) mod readiness;
+pub(crate) mod shadow;
+pub(crate) mod snapshots;
+pub(crate) mod store;
+pub(crate) mod ticket_change;
+
+/// The value of each attribute in a self-check.
+const SELF_CHECK: &str = "slidegate self-check";
+/// Sweeps that together cover the whole memory store.
+const SWEEPS_PER_ROUND: usize = 64;
+
+/// The parts shared by all protocols.
+#[derive(Debug)]
+pub(crate) struct App {
+    engine: Arc<Engine>,
+    pub(crate) active: ActivePolicies,
+    pub(crate) access: Arc<Access>,
+    pub(crate) attributes: Attributes,
+    /// The style of rate-limit response headers.
+    pub(crate) headers: HeaderOptions,
+    pub(crate) readiness: Readiness,
+    /// The connections of all listeners.
+    pub(crate) connections: Arc<ConnectionBudget>,
+    /// Preserves usage across restarts, if configured.
+    pub(crate) snapshots: Option<Snapshots>,
+    /// The instances that share the store, unless disabled.
+    fleet: Option<Fleet>,
+}
+
+impl App {
+    /// # Errors
+    /// One line: the shared store is misconfigured, see [`Store::new`], or the trace exporter
+    /// cannot be created.
+    pub(crate) fn new(config: Config) -> Result<Self, String> {
+        let snapshots = config.memory.snapshot.as_ref().map(Snapshots::open).transpose()?;
+        let builder = config.memory.builder();
+        let memory = match &snapshots {
+            Some(snapshots) => builder.for_snapshot(&snapshots.file()).build(),
+            None => builder.build(),
+        };
+        Self::over(config, memory, snapshots)
+    }
+
+    /// The app over this memory store, unless a shared store is configured.
+    pub(crate) fn over(
+        config: Config,
+        memory: MemoryStore,
+        snapshots: Option<Snapshots>,
+    ) -> Result<Self, String> {
+        let in_words = |error: Error| error.to_string();
+        let has_inline = config.resp.is_some();
+        let base = Base {
+            policies: config.policies,
+            candidates: config.candidates,
+            escalations: config.escalations,
+        };
+        let addresses = config.address_attributes;
+        let policies = policies::initial(&base, &addresses, has_inline).map_err(in_words)?;
+        let observer = Observer::new(config.observe, &policies)?;
+        observer.escalations.follow(&base.escalations);
+        let port = config.listen.port();
+        let has_fleet = config.shared.as_ref().is_some_and(|shared| shared.fleet);
+        let store = Store::new(policies, memory, config.shared).map_err(in_words)?;
+        let (shadows, open_reservations) = (Shadows::default(), OpenReservations::default());
+        let engine = Arc::new(Engine { store, observer, shadows, open_reservations });
+        Ok(Self {
+            fleet: has_fleet.then(|| Fleet::new(Arc::clone(&engine), port)),
+            active: ActivePolicies::new(Arc::clone(&engine), base, addresses.clone(), has_inline),
+            engine,
+            access: Arc::new(Access::new(config.listen, config.admin)),
+            attributes: Attributes { addresses },
+            headers: config.headers,
+            readiness: Readiness::default(),
+            connections: Arc::new(ConnectionBudget::new(config.connections)),
+            snapshots,
+        })
+    }
+
+    /// Starts a client's call, which makes and records all of its decisions.
+    pub(crate) fn call(&self, caller: impl Into<Caller>) -> Call<'_> {
+        self.engine.call(caller)
+    }
+
+    /// Completes the future of one request's decision: at once for the memory store. Such a future has 2 kB,
+    /// which would otherwise be moved with its caller's on every request.
+    #[inline(always)] // a call would move it
+    pub(crate) fn complete<F: Future>(&self, decision: F) -> Either<Ready<F::Output>, Pin<Box<F>>> {
+        if self.store().is_in_memory() {
+            let decided = decision.now_or_never().expect("a decision in memory does not wait");
+            Either::Left(ready(decided))
+        } else {
+            Either::Right(Box::pin(decision))
+        }
+    }
+
+    /// Resets the request's keys under every policy that applies. Returns whether they had usage. For
+    /// envoyproxy/ratelimit limits, also resets the denied hits.
+    ///
+    /// # Errors
+    /// A shared store did not reply in time: the keys may or may not have been reset.
+    pub(crate) async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
+        let existed = self.store().reset(request).await?;
+        let policies = self.policies();
+        let Some(Value::Bytes(counter)) = request.value(envoy::SCOPE) else { return Ok(existed) };
+        let is_rule = |policy: &Policy| {
+            policy.is_only_when_named() && policy.scope() == [envoy::SCOPE] && policy.applies_to(request)
+        };
+        let (Some(rule), Ok(counter)) =
+            (policies.iter().find(|policy| is_rule(policy)), std::str::from_utf8(counter))
+        else {
+            return Ok(existed);
+        };
+        let refused = envoy::denied_key(counter);
+        let refused = Request::new().with(envoy::SCOPE, &refused).under(rule.name());
+        Ok(self.store().reset(&refused).await? || existed)
+    }
+
+    pub(crate) fn policies(&self) -> Arc<PolicySet> {
+        self.engine.store.policies()
+    }
+
+    pub(crate) fn describe(&self, policy: &Policy) -> String {
+        describe(policy, self.engine.store.storage())
+    }
+
+    /// Cost held by open reservations of this process, by policy.
+    pub(crate) fn open_reservations(&self) -> HashMap<Arc<str>, OpenCost> {
+        self.engine.open_reservations.costs(&self.policies())
+    }
+
+    /// Cost held by open reservations of this process, by policy and key; `None`: of all policies.
+    pub(crate) fn held_by_key(&self, policy: Option<&str>) -> HashMap<(Arc<str>, Arc<str>), u64> {
+        let mut held = self.engine.open_reservations.held(policy);
+        let policies = self.policies();
+        for ((policy, _), held) in &mut held {
+            *held = policies.by_name(policy).map_or(*held, |policy| policy.amount(*held).ceil());
+        }
+        held
+    }
+
+    /// Reservations of this process that are not tracked, because there were too many.
+    pub(crate) fn reservations_not_noted(&self) -> u64 {
+        self.engine.open_reservations.not_noted()
+    }
+
+    /// Reports keys that cross thresholds, until the process ends. With a shared store, one instance reports
+    /// each crossing.
+    pub(crate) async fn report_crossings(&self) {
+        let notifications = &self.observer().notifications;
+        let Some(mut queue) = notifications.take_queue() else { return };
+        while let Some((crossing, _place)) = queue.recv().await {
+            let is_first = match self.shared() {
+                None => Ok(true),
+                Some(shared) => shared.redis().claim(&crossing.claim(), crossing.quiet).await,
+            };
+            match is_first {
+                Ok(false) => {}
+                Err(_) => notifications.dropped(NotDelivered::StoreUnavailable),
+                Ok(true) => {
+                    if let Some(policy) = self.policies().by_name(&crossing.policy) {
+                        self.observer().record_crossing(&crossing, policy);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reports reservations that expire, until the process ends.
+    pub(crate) async fn watch_reservations(&self) {
+        self.engine.watch_reservations().await;
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.engine.store
+    }
+
+    /// The shared store, if there is one.
+    pub(crate) fn shared(&self) -> Option<Shared<'_>> {
+        self.engine.store.shared()
+    }
+
+    /// Counts the instances that share the store and publishes this one's record, if configured.
+    pub(crate) async fn count_instances(&self) {
+        let Some(shared) = self.shared() else { return };
+        match &self.fleet {
+            Some(fleet) => fleet.publish(&self.active, shared).await,
+            None => shared.count_instances(None).await,
+        }
+    }
+
+    /// The instances that share the store: all, or the one with this name or id. `None` without a fleet.
+    ///
+    /// # Errors
+    /// The fleet has no instance with this name or id.
+    pub(crate) async fn fleet(&self, instance: Option<&str>) -> Result<Option<FleetView>, String> {
+        match (&self.fleet, self.shared()) {
+            (Some(fleet), Some(shared)) => fleet.view(&self.active, shared, instance).await.map(Some),
+            _ if instance.is_some() => {
+                Err("there is no fleet: instances show each other only with a shared store \
+                                            and `store.fleet: true`; leave `instance` out"
+                    .to_owned())
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Adds the decisions of other instances to this one's history.
+    pub(crate) fn add_other_instances(&self, history: &mut HistoryReport) {
+        if let Some(fleet) = &self.fleet {
+            history.add_others(fleet.other_counts(&history.times_ms()));
+        }
+    }
+
+    /// How long the instances have differed in version or configuration. `None` without a fleet.
+    pub(crate) fn fleet_differs_for(&self) -> Option<Duration> {
+        self.fleet.as_ref().map(|fleet| fleet.differs_for().unwrap_or_default())
+    }
+
+    /// Whether fallbacks may currently decide, because the shared store is unavailable.
+    pub(crate) fn is_degraded(&self) -> bool {
+        self.shared().is_some_and(Shared::is_degraded)
+    }
+
+    /// Why fallbacks may decide, without addresses or error texts.
+    pub(crate) fn degradation(&self) -> Option<&'static str> {
+        self.shared().and_then(Shared::degradation)
+    }
+
+    /// The kind and state of the store, as JSON.
+    pub(crate) fn store_status(&self) -> serde_json::Value {
+        self.shared().map_or_else(|| serde_json::json!({ "kind": "memory" }), Shared::state)
+    }
+
+    /// The recorder of decisions.
+    pub(crate) fn observer(&self) -> &Observer {
+        &self.engine.observer
+    }
+
+    pub(crate) fn shadows(&self) -> &Shadows {
+        &self.engine.shadows
+    }
+
+    /// Peeks, through the store, at a key that no request has. Not recorded. Does not complete if decisions
+    /// hang.
+    pub(crate) async fn self_check(&self) {
+        let policies = self.policies();
+        let Some(policy) = listed(&policies).next() else { return };
+        let address = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+        let request = policy.scope().iter().fold(Request::new().with_cost(0), |request, name| {
+            if self.attributes.addresses.contains(name) {
+                request.with(name, address)
+            } else {
+                request.with(name, SELF_CHECK)
+            }
+        });
+        let request = request.under(policy.name());
+        self.store().apply(Some(Verb::Peek), std::slice::from_ref(&request)).await;
+    }
+
+    /// Removes expired keys from a part of the store.
+    pub(crate) fn sweep(&self) {
+        self.store().sweep(self.store().stats().max_keys / SWEEPS_PER_ROUND);
+    }
+}

@@ -1,0 +1,215 @@
+//! The HTTP API: decisions as JSON under `/v1`, with the standard response headers.
+//!
+//! `openapi.json` in `http/` describes every route; a test compares the two.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, Method, Request as HttpRequest, StatusCode, Uri, header};
+use axum::middleware::{from_fn_with_state, map_response_with_state};
+use axum::response::Response as HttpResponse;
+use axum::routing::{MethodRouter, get, post};
+use futures_util::FutureExt;
+use http_body_util::Full;
+use serde_json::json;
+use slidegate::{Decisions, Verb};
+
+use crate::access::{self, Action};
+use crate::caller::Protocol;
+use crate::engine::App;
+use crate::listener::{Connection, TrackedBody};
+use crate::wire::fields::{self, NO_STORE};
+use crate::wire::json_body;
+use crate::wire::problem::{self, Problem};
+use crate::wire::routes::Routes;
+use reply::{Answered, Shared, call, ok, status_of, undecided};
+use request::{MAX_BODY, RequestBody};
+
+mod answer;
+mod batch;
+mod cost;
+#[cfg(fuzzing)]
+pub(crate) mod fuzzing;
+mod holds;
+mod idempotency;
+mod reply;
+mod request;
+mod text;
+
+/// The path of a check, the most frequent request.
+pub(super) const CHECK: &str = "/v1/check";
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// These routes and `others` on the same listener. `direct_paths` are served before the router.
+pub(super) fn routes(app: Arc<App>, others: Routes, direct_paths: &[&'static str]) -> Router {
+    let deciders = (Arc::clone(&app.access), Action::Decide);
+    let adjusters = (Arc::clone(&app.access), Action::Adjust);
+    let counting = Arc::clone(&app);
+    let deciding = [
+        (CHECK, get(check_by_query).merge(post_verb(Verb::Check))),
+        ("/v1/check/batch", post(batch::check_batch)),
+        ("/v1/peek", post_verb(Verb::Peek)),
+    ];
+    let adjusting = [
+        ("/v1/refund", post_verb(Verb::Refund)),
+        ("/v1/penalize", post_verb(Verb::Penalize)),
+        ("/v1/reset", post(reset)),
+    ];
+    // Without access control: they reveal nothing about limits, keys or clients.
+    let open = [("/healthz", get(healthz)), ("/readyz", get(readyz)), ("/openapi.json", get(openapi))];
+    let deciding = Routes::over(Arc::clone(&app), deciding.into_iter().chain(holds::routes()))
+        .behind(|router| router.route_layer(from_fn_with_state(deciders, access::may_act)))
+        .behind(|router| router.layer(map_response_with_state(counting, count_refused)));
+    let adjusting = Routes::over(Arc::clone(&app), adjusting)
+        .behind(|router| router.route_layer(from_fn_with_state(adjusters, access::may_act)));
+    let (router, mut paths) = deciding.and(adjusting).and(Routes::over(app, open)).and(others).into_parts();
+    paths.extend(direct_paths);
+    let paths: Arc<str> = paths.join(", ").into();
+    router
+        .fallback(async move |uri: Uri| {
+            let detail = format!("unknown path `{}`: must be one of {paths}", uri.path().escape_debug());
+            Problem::new(StatusCode::NOT_FOUND, detail)
+        })
+        .method_not_allowed_fallback(async |method: Method, uri: Uri| Problem::wrong_method(&uri, &method))
+}
+
+/// Counts malformed requests, of the routes that decide.
+async fn count_refused(State(app): Shared, response: HttpResponse) -> HttpResponse {
+    app.observer().malformed.refused(Protocol::Http, response.status());
+    response
+}
+
+/// `POST` of one request, with this verb.
+fn post_verb(verb: Verb) -> MethodRouter<Arc<App>> {
+    post(async move |State(app): Shared, request: HttpRequest<Body>| -> Answered {
+        by_body(&app, verb, request).await
+    })
+}
+
+/// `POST /v1/check`.
+pub(super) fn check(
+    app: &App,
+    request: HttpRequest<TrackedBody>,
+) -> impl Future<Output = HttpResponse<Full<Bytes>>> {
+    by_body(app, Verb::Check, request).map(|decided| {
+        decided.unwrap_or_else(|problem| {
+            app.observer().malformed.refused(Protocol::Http, problem.status());
+            problem.response()
+        })
+    })
+}
+
+async fn check_by_query(State(app): Shared, uri: Uri, headers: HeaderMap) -> Answered {
+    let mut call = call(&app, &headers);
+    let ask = RequestBody::from_query(uri.query().unwrap_or_default())?;
+    let request = ask.request(&app)?;
+    let id = idempotency::id(Verb::Check, &headers)?;
+    let decisions = call.check_once(&request, id).await;
+    respond(&app, Verb::Check, &decisions, headers)
+}
+
+/// Decides the request of a body. Not `async` itself, as its future would contain the whole request.
+/// The response reuses the memory of the request's headers.
+fn by_body<I, O>(
+    app: &App,
+    verb: Verb,
+    request: HttpRequest<I>,
+) -> impl Future<Output = Result<HttpResponse<O>, Problem>>
+where
+    I: hyper::body::Body<Data = Bytes, Error: Into<BoxError>>,
+    O: From<Vec<u8>>,
+{
+    let (head, body) = request.into_parts();
+    let headers = head.headers;
+    async move {
+        let bytes = json_body::read(body, MAX_BODY).await?;
+        let mut call = call(app, &headers);
+        let id = idempotency::id(verb, &headers)?;
+        let ask: RequestBody<'_> = json_body::parse(&bytes)?;
+        let request = ask.request(app)?;
+        let decisions = match id {
+            Some(id) => call.check_once(&request, Some(id)).await,
+            None => call.apply(verb, std::slice::from_ref(&request)).await,
+        };
+        respond(app, verb, &decisions, headers)
+    }
+}
+
+/// A denied check gets 429, or 503 if the policy denies because the store is unavailable. A denied
+/// peek gets 200, because it succeeded, and 503 if the store is unavailable. Only checks get
+/// rate-limit headers. `reused` is a map that is no longer needed.
+fn respond<O: From<Vec<u8>>>(
+    app: &App,
+    verb: Verb,
+    decisions: &Decisions<'_>,
+    reused: HeaderMap,
+) -> Result<HttpResponse<O>, Problem> {
+    if let Some(error) = decisions.error() {
+        return Err(undecided(&error));
+    }
+    let (status, media_type) = status_of(verb, decisions);
+    let mut response = HttpResponse::new(O::from(answer::one(decisions)));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    *headers = reused;
+    headers.clear();
+    headers.reserve(fields::USUAL);
+    headers.insert(header::CONTENT_TYPE, media_type);
+    if verb == Verb::Check {
+        fields::insert(headers, &app.headers, decisions);
+    } else {
+        headers.insert(header::CACHE_CONTROL, NO_STORE);
+    }
+    Ok(response)
+}
+
+async fn reset(State(app): Shared, request: HttpRequest<Body>) -> Answered {
+    idempotency::none(request.headers())?;
+    let bytes = json_body::read(request.into_body(), MAX_BODY).await?;
+    let ask: RequestBody<'_> = json_body::parse(&bytes)?;
+    let request = ask.request(&app)?;
+    let existed = app.reset(&request).await.map_err(|error| {
+        let detail = format!("{error}; the keys may be forgotten or not, so send it again");
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    })?;
+    Ok(problem::ok(&json!({ "existed": existed })))
+}
+
+/// Liveness.
+async fn healthz() -> HttpResponse {
+    problem::ok(&json!({ "status": "ok" }))
+}
+
+/// Readiness: see [`crate::engine::readiness`]. Addresses, errors and numbers are for those who may
+/// read the status.
+async fn readyz(State(app): Shared, request: HttpRequest<Body>) -> HttpResponse {
+    let ready = app.readiness.is_ready();
+    let mut body = json!({
+        "status": if ready { "ready" } else { "shutting down" },
+        "degraded": app.is_degraded(),
+        "reason": app.degradation(),
+    });
+    let connection = Connection::of(request.extensions());
+    if app.access.may_read(request.headers(), request.uri(), connection) {
+        let stats = app.store().stats();
+        body["keys"] = stats.keys.into();
+        body["max_keys"] = stats.max_keys.into();
+        body["dropped_keys"] = stats.dropped.into();
+        body["memory_bytes"] = stats.bytes.into();
+        body["max_memory_bytes"] = stats.max_bytes.into();
+        body["store"] = app.store_status();
+    }
+    drop(request);
+    let mut response = problem::ok(&body);
+    if !ready {
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    }
+    response
+}
+
+async fn openapi() -> HttpResponse {
+    ok(include_bytes!("http/openapi.json").to_vec())
+}

@@ -1,0 +1,73 @@
+//! Costs in bodies: a number, or numbers by name.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::{Deserialize, de};
+
+use super::text::Text;
+use crate::limits::{MAX_COST, MAX_COST_NAMES};
+use crate::wire::problem::Problem;
+use crate::wire::request::{check_cost, named_cost};
+
+/// `5`, or `{"input": 900, "output": 4096}`.
+#[derive(Debug)]
+pub(super) enum Cost<'a> {
+    Number(u64),
+    Named(Vec<(Cow<'a, str>, u64)>),
+}
+
+impl Cost<'_> {
+    /// What it is in all.
+    #[cfg(fuzzing)]
+    pub(super) fn total(&self) -> u64 {
+        match self {
+            Self::Number(cost) => *cost,
+            Self::Named(costs) => costs.iter().fold(0, |sum, (_, cost)| sum.saturating_add(*cost)),
+        }
+    }
+
+    /// The cost for the library.
+    pub(super) fn read(&self) -> Result<slidegate::Cost<'_>, Problem> {
+        let read = match self {
+            Self::Number(cost) => check_cost(*cost).map(|()| (*cost).into()),
+            Self::Named(costs) => {
+                let named: Vec<(&str, u64)> = costs.iter().map(|(name, cost)| (&**name, *cost)).collect();
+                named_cost(&named)
+            }
+        };
+        read.map_err(|bad| Problem::of(bad, ""))
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Cost<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NumberOrNames;
+
+        impl<'de> Visitor<'de> for NumberOrNames {
+            type Value = Cost<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "a whole number from 0 to {MAX_COST}, or such numbers by name")
+            }
+
+            fn visit_u64<E: de::Error>(self, cost: u64) -> Result<Cost<'de>, E> {
+                Ok(Cost::Number(cost))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Cost<'de>, A::Error> {
+                let mut costs = Vec::new();
+                while let Some((Text(name), cost)) = map.next_entry()? {
+                    // Keep one too many, so that the request is rejected with the right error.
+                    if costs.len() <= MAX_COST_NAMES {
+                        costs.push((name, cost));
+                    }
+                }
+                Ok(Cost::Named(costs))
+            }
+        }
+
+        deserializer.deserialize_any(NumberOrNames)
+    }
+}

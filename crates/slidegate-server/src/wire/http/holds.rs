@@ -1,0 +1,233 @@
+//! Reservations: made by `/v1/reserve`, and settled, extended or cancelled by their tickets.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Request as HttpRequest, StatusCode, header};
+use axum::response::Response as HttpResponse;
+use axum::routing::{MethodRouter, post};
+use serde::Deserialize;
+use slidegate::{
+    Error,
+    reserve::{Extension, HoldOptions, HoldStatus, Settlement, Ticket},
+};
+use slidegate_http::headers::secs_ceil;
+
+use super::answer::{self, ReservationRequest};
+use super::cost::Cost;
+use super::idempotency;
+use super::reply::{Answered, JSON, Shared, call, ok, status_of, undecided};
+use super::request::{MAX_BODY, ReserveBody, parse_ttl};
+use super::text::{Text, Ttl};
+use crate::engine::App;
+use crate::engine::ticket_change::{Changed, TicketChange};
+use crate::listener::Connection;
+use crate::wire::fields::{self, NO_STORE};
+use crate::wire::json_body;
+use crate::wire::problem::{self, Problem};
+
+/// Maximum tickets that one call extends. All are extended concurrently.
+const MAX_TICKETS: usize = 256;
+
+/// `{"ticket": "...", "cost": 512, "final": true}`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SettleBody<'a> {
+    #[serde(borrow)]
+    ticket: Text<'a>,
+    /// The total since the reservation was made.
+    #[serde(borrow)]
+    cost: Cost<'a>,
+    /// Whether nothing follows.
+    #[serde(default = "yes")]
+    r#final: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// `{"ticket": "...", "hold": 8192, "ttl": "30s"}`, or `{"tickets": [...], "ttl": "30s"}`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ExtendBody<'a> {
+    #[serde(borrow, default)]
+    ticket: Option<Text<'a>>,
+    #[serde(borrow, default)]
+    tickets: Option<Vec<Text<'a>>>,
+    /// What to hold in all.
+    #[serde(borrow, default)]
+    hold: Option<Cost<'a>>,
+    /// How long from now on.
+    #[serde(borrow, default)]
+    ttl: Option<Ttl<'a>>,
+}
+
+/// `{"ticket": "..."}`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CancelBody<'a> {
+    #[serde(borrow)]
+    ticket: Text<'a>,
+}
+
+/// The routes of reservations.
+pub(super) fn routes() -> [(&'static str, MethodRouter<Arc<App>>); 4] {
+    [
+        ("/v1/reserve", post(reserve)),
+        ("/v1/settle", post(settle)),
+        ("/v1/extend", post(extend)),
+        ("/v1/cancel", post(cancel)),
+    ]
+}
+
+async fn reserve(State(app): Shared, request: HttpRequest<Body>) -> Answered {
+    let (head, body) = request.into_parts();
+    let headers = head.headers;
+    // Bound to its caller, so that a ticket is not given to who guesses the key.
+    let caller = || app.access.caller(&headers, Connection::of(&head.extensions));
+    let id = idempotency::id(slidegate::Verb::Check, &headers)?.map(|id| format!("{}\n{id}", caller()));
+    let bytes = json_body::read(body, MAX_BODY).await?;
+    let mut call = call(&app, &headers);
+    let (ask, ttl) = json_body::parse::<ReserveBody<'_>>(&bytes)?.into_parts()?;
+    let request = ask.request(&app)?;
+    let options = HoldOptions { ttl, id: id.as_deref() };
+    let reserved = call
+        .reserve(std::slice::from_ref(&request), options)
+        .await
+        .map_err(|error| Problem::field("ttl", error.to_string()))?;
+    if let Some(error) = reserved.error() {
+        return Err(undecided(&error));
+    }
+    let text = call.ticket_text(&reserved).await.map_err(|detail| Problem::field("attributes", detail))?;
+    let asked = ReservationRequest { request: &request, says_cost: ask.says_cost() };
+    let written = answer::reserved(&reserved, &asked, reserved.ticket().zip(text.as_deref()));
+    let (status, media_type) = status_of(slidegate::Verb::Check, &reserved);
+    let mut response = HttpResponse::new(Body::from(written));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, media_type);
+    fields::insert(headers, &app.headers, &reserved);
+    Ok(response)
+}
+
+async fn settle(State(app): Shared, request: HttpRequest<Body>) -> Answered {
+    let (headers, bytes) = body(request).await?;
+    let ask: SettleBody<'_> = json_body::parse(&bytes)?;
+    let ticket = read(&ask.ticket, "ticket")?;
+    let change = TicketChange::Settle { cost: ask.cost.read()?, is_final: ask.r#final };
+    change_one(&app, &headers, &ticket, change).await
+}
+
+async fn extend(State(app): Shared, request: HttpRequest<Body>) -> Answered {
+    let (headers, bytes) = body(request).await?;
+    let ask: ExtendBody<'_> = json_body::parse(&bytes)?;
+    let ttl = ask.ttl.as_ref().map(parse_ttl).transpose()?;
+    let tickets = match (&ask.ticket, &ask.tickets) {
+        (Some(text), None) => {
+            let ticket = read(text, "ticket")?;
+            let in_hold = |problem: Problem| problem.in_field("hold");
+            let hold = ask.hold.as_ref().map(Cost::read).transpose().map_err(in_hold)?;
+            let change = TicketChange::Extend(extension(hold, ttl)?);
+            return change_one(&app, &headers, &ticket, change).await;
+        }
+        (None, Some(tickets)) => tickets,
+        (Some(_), Some(_)) => {
+            return Err(Problem::field("tickets", "`ticket` and `tickets` are given; give one of them"));
+        }
+        (None, None) => {
+            return Err(Problem::field("ticket", "missing field `ticket`; give one, or a list as `tickets`"));
+        }
+    };
+    if ask.hold.is_some() {
+        let detail = "`hold` is about one reservation; give `ticket`, or leave `hold` out";
+        return Err(Problem::field("hold", detail));
+    }
+    if tickets.len() > MAX_TICKETS {
+        let detail = format!("there are {} tickets; give at most {MAX_TICKETS}", tickets.len());
+        return Err(Problem::field("tickets", detail));
+    }
+    let read_one = |(at, text)| read(text, &format!("tickets[{at}]"));
+    let tickets = tickets.iter().enumerate().map(read_one).collect::<Result<Vec<_>, _>>()?;
+    let extension = extension(None, ttl)?;
+    let extended = call(&app, &headers).extend_each(&tickets, &extension).await;
+    Ok(ok(answer::settlements(&extended.map_err(|error| failed(&error))?)))
+}
+
+fn extension(hold: Option<slidegate::Cost<'_>>, ttl: Option<Duration>) -> Result<Extension<'_>, Problem> {
+    let mut extension = Extension::new();
+    if let Some(hold) = hold {
+        extension = extension.with_total(hold);
+    }
+    let Some(ttl) = ttl else { return Ok(extension) };
+    extension.with_ttl(ttl).map_err(|error| Problem::field("ttl", error.to_string()))
+}
+
+async fn cancel(State(app): Shared, request: HttpRequest<Body>) -> Answered {
+    let (headers, bytes) = body(request).await?;
+    let ask: CancelBody<'_> = json_body::parse(&bytes)?;
+    let ticket = read(&ask.ticket, "ticket")?;
+    change_one(&app, &headers, &ticket, TicketChange::Cancel).await
+}
+
+/// The headers and the body of a change, which has no idempotency key, as it may be repeated.
+async fn body(request: HttpRequest<Body>) -> Result<(HeaderMap, axum::body::Bytes), Problem> {
+    let (head, body) = request.into_parts();
+    idempotency::none(&head.headers)?;
+    Ok((head.headers, json_body::read(body, MAX_BODY).await?))
+}
+
+fn read(text: &Text<'_>, field: &str) -> Result<Ticket, Problem> {
+    text.0.parse().map_err(|error: Error| Problem::field(field, error.to_string()))
+}
+
+/// A store that did not reply: it is not known whether the change was made.
+fn failed(error: &Error) -> Problem {
+    let detail = format!("{error}; the change may or may not be made, and repeating it is safe");
+    Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+}
+
+async fn change_one(app: &App, headers: &HeaderMap, ticket: &Ticket, change: TicketChange<'_>) -> Answered {
+    let goes_on = !change.is_last();
+    let cost_field = if matches!(change, TicketChange::Extend(_)) { "hold" } else { "cost" };
+    let failed = |error: Error| match error.is_unknown_cost() {
+        true => Problem::field(cost_field, error.to_string()),
+        false => failed(&error),
+    };
+    match call(app, headers).change(ticket, change).await.map_err(failed)? {
+        Changed::Now(settlement) if settlement.status() == HoldStatus::Unknown => {
+            Err(Problem::field("ticket", Changed::UNKNOWN).with_status(StatusCode::NOT_FOUND))
+        }
+        Changed::Now(settlement) => Ok(respond(app, &settlement, goes_on)),
+        Changed::Later => {
+            let mut response = ok(answer::queued());
+            *response.status_mut() = StatusCode::ACCEPTED;
+            Ok(response)
+        }
+    }
+}
+
+/// 429 for an extension that does not fit, with the wait; otherwise 200.
+fn respond(app: &App, settlement: &Settlement, goes_on: bool) -> HttpResponse {
+    let is_denied = settlement.status() == HoldStatus::Denied;
+    let mut response = HttpResponse::new(Body::from(answer::settlement(settlement, goes_on)));
+    let headers = response.headers_mut();
+    let media_type = if is_denied { problem::MEDIA_TYPE } else { JSON };
+    headers.insert(header::CONTENT_TYPE, media_type);
+    headers.insert(header::CACHE_CONTROL, NO_STORE);
+    for (name, value) in app.headers.settlement_headers(settlement) {
+        let value = value.try_into().expect("fields are printable ASCII");
+        headers.insert(HeaderName::from_static(name), value);
+    }
+    if is_denied {
+        let waits = settlement.iter().filter(|key| key.is_denied()).map(|key| key.retry_after());
+        // Without a wait it never fits.
+        if let Some(wait) = waits.collect::<Option<Vec<_>>>().and_then(|waits| waits.into_iter().max()) {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(secs_ceil(wait).max(1)));
+        }
+        *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
+    }
+    response
+}

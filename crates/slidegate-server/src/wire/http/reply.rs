@@ -1,0 +1,48 @@
+//! What the routes of the HTTP API have in common: how a call is recorded, and responses.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response as HttpResponse};
+use slidegate::{Decisions, Error, Reason, Verb};
+
+use crate::caller::Protocol;
+use crate::engine::App;
+use crate::engine::decide::Call;
+use crate::wire::fields::NO_STORE;
+use crate::wire::problem::{self, Problem};
+
+pub(super) type Shared = State<Arc<App>>;
+pub(super) type Answered = Result<HttpResponse, Problem>;
+
+/// A call of an HTTP client, with the trace context of its request.
+pub(super) fn call<'a>(app: &'a App, headers: &HeaderMap) -> Call<'a> {
+    app.call(app.observer().caller(Protocol::Http, headers))
+}
+
+/// The status and the media type of decisions.
+pub(super) fn status_of(verb: Verb, decisions: &Decisions<'_>) -> (StatusCode, HeaderValue) {
+    match (verb, decisions.strictest().and_then(|strictest| strictest.reason())) {
+        (_, Some(Reason::StoreFull | Reason::StoreUnavailable)) => {
+            (StatusCode::SERVICE_UNAVAILABLE, problem::MEDIA_TYPE)
+        }
+        (Verb::Check, Some(_)) => (StatusCode::TOO_MANY_REQUESTS, problem::MEDIA_TYPE),
+        _ => (StatusCode::OK, JSON),
+    }
+}
+
+/// A cost that no policy counts, or a named policy that was removed between the parsing of the
+/// request and its decision.
+pub(super) fn undecided(error: &Error) -> Problem {
+    if error.is_unknown_cost() {
+        return Problem::field("cost", error.to_string());
+    }
+    Problem::field("policy", format!("{error}; it was removed a moment ago"))
+}
+
+pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+pub(super) fn ok(body: Vec<u8>) -> HttpResponse {
+    ([(header::CONTENT_TYPE, JSON), (header::CACHE_CONTROL, NO_STORE)], body).into_response()
+}

@@ -1,0 +1,94 @@
+//! The HTTP listener's protocols: the API under `/v1`, and auth requests of proxies.
+//!
+//! Decisions are handled here, on the connection's worker. All other requests go to the router on
+//! the shared runtime.
+
+use std::future::ready;
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, Method, Request, Response, header};
+use futures_util::{FutureExt, future};
+use http_body_util::{Either, Full};
+
+use crate::access::{Action, reject_repeated};
+use crate::config::Auth;
+use crate::engine::App;
+use crate::listener::{Connection, Handler, SharedRoutes, TrackedBody};
+use crate::wire::auth;
+use crate::wire::http;
+use crate::wire::routes::Routes;
+
+/// Handles the requests of the HTTP listener.
+pub(crate) struct HttpService {
+    app: Arc<App>,
+    auth: auth::AuthHandler,
+    routes: SharedRoutes,
+}
+
+/// A response with a complete body, or the router's response.
+type HttpResponse = Response<Either<Full<Bytes>, Body>>;
+
+impl HttpService {
+    /// The protocols, and `more` routes.
+    pub(crate) fn new(app: Arc<App>, auth: Auth, more: Routes) -> Self {
+        let routes = http::routes(Arc::clone(&app), more, &auth::PATHS);
+        Self { app, auth: auth::AuthHandler::new(auth), routes: SharedRoutes::new(routes) }
+    }
+
+    /// Responds to this client's request. While the service drains, each response closes its
+    /// connection, so clients connect to other instances.
+    pub(crate) fn respond(
+        &self,
+        client: Connection,
+        request: Request<TrackedBody>,
+    ) -> impl Future<Output = HttpResponse> {
+        self.route(client, request).map(|mut response| {
+            if !self.app.readiness.is_ready() {
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            response
+        })
+    }
+
+    /// Decisions are not boxed. Neither this nor [`respond`](Self::respond) is `async`: each such
+    /// function would contain the request once more, and its future is moved.
+    fn route(&self, client: Connection, request: Request<TrackedBody>) -> impl Future<Output = HttpResponse> {
+        if let Err(problem) = reject_repeated(request.headers()) {
+            return future::Either::Right(ready(problem.response().map(Either::Left)).boxed());
+        }
+        if request.uri().path() != http::CHECK || request.method() != Method::POST {
+            return future::Either::Right(self.route_others(client, request).boxed());
+        }
+        match self.app.access.decision(request.headers(), Action::Decide, client) {
+            Ok(()) => {
+                let checked = http::check(&self.app, request);
+                future::Either::Left(checked.map(|response| response.map(Either::Left)))
+            }
+            Err(problem) => future::Either::Right(ready(problem.response().map(Either::Left)).boxed()),
+        }
+    }
+
+    async fn route_others(&self, client: Connection, mut request: Request<TrackedBody>) -> HttpResponse {
+        if let Some(proxy) = auth::proxy(request.uri().path()) {
+            if let Err(problem) = self.app.access.proxy(request.headers(), client) {
+                return problem.response().map(Either::Left);
+            }
+            return self.auth.answer(&self.app, client.peer, proxy, &request).await.map(Either::Left);
+        }
+        request.extensions_mut().insert(client);
+        self.routes.call(request).await.map(Either::Right)
+    }
+}
+
+impl Handler for Arc<HttpService> {
+    type Body = Either<Full<Bytes>, Body>;
+
+    fn handle(
+        &self,
+        client: Connection,
+        request: Request<TrackedBody>,
+    ) -> impl Future<Output = HttpResponse> + Send {
+        HttpService::respond(self, client, request)
+    }
+}

@@ -1,0 +1,104 @@
+//! Executes reservation commands and writes the replies.
+//!
+//! Accepts tickets of the HTTP API too, which may cover several policies.
+
+use std::time::Duration;
+
+use slidegate::{
+    Request, Timestamp,
+    reserve::{HoldOptions, SettledKey, Settlement, Ticket},
+};
+
+use super::answer;
+use super::reply::Reply;
+use crate::engine::decide::Call;
+use crate::engine::ticket_change::{Changed, TicketChange};
+
+/// A command that reserves cost or changes a reservation.
+#[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // boxed in steps
+pub(super) enum HoldCommand<'b> {
+    Reserve { request: Request<'b>, ttl: Option<Duration>, id: Option<String> },
+    Change { ticket: Ticket, change: TicketChange<'b> },
+}
+
+impl HoldCommand<'_> {
+    /// Executes the command and writes the reply.
+    pub(super) async fn execute(self, call: &mut Call<'_>, reply: &mut Reply<'_>) {
+        match self {
+            Self::Reserve { request, ttl, id } => {
+                let options = HoldOptions { ttl, id: id.as_deref() };
+                match call.reserve(std::slice::from_ref(&request), options).await {
+                    Ok(reserved) => {
+                        let Some(one) = reserved.iter().next() else {
+                            return answer::undecided(&reserved, reply);
+                        };
+                        if answer::is_unavailable(&one) {
+                            return answer::unavailable(&one, reply);
+                        }
+                        reply.fields(10);
+                        answer::decision_fields(reserved.is_allowed(), &one, reply);
+                        holding(one.held(), reserved.ticket(), reply);
+                    }
+                    Err(error) => reply.error(format_args!("ERR RL.RESERVE: {error}")),
+                }
+            }
+            Self::Change { ticket, change } => {
+                let goes_on = !change.is_last();
+                match call.change(&ticket, change).await {
+                    Ok(Changed::Now(settlement)) => write_settlement(&settlement, goes_on, reply),
+                    Ok(Changed::Later) => write_outcome(Changed::QUEUED, None, reply),
+                    Err(error) if error.is_unknown_cost() => reply.error(format_args!("ERR {error}")),
+                    Err(error) => reply.error(format_args!(
+                        "UNAVAILABLE {error}; the change may or may not be made, and repeating it is safe"
+                    )),
+                }
+            }
+        }
+    }
+}
+
+/// Writes the outcome and the numbers of the binding key.
+fn write_settlement(settlement: &Settlement, goes_on: bool, reply: &mut Reply<'_>) {
+    let by_room = |one: &SettledKey<'_>| (one.is_allowed(), one.remaining());
+    let Some(one) = settlement.iter().min_by_key(by_room) else {
+        // No policy limits it, or its policies were removed.
+        let ticket = goes_on.then(|| settlement.ticket());
+        return write_outcome(settlement.status().name(), ticket, reply);
+    };
+    reply.fields(9);
+    reply.field("outcome");
+    reply.text(settlement.status().name());
+    answer::capacity_fields(&one, reply);
+    reply.field("cost");
+    reply.int(one.cost());
+    holding(one.held(), goes_on.then(|| settlement.ticket()), reply);
+}
+
+/// Writes an outcome without a key.
+fn write_outcome(outcome: &str, ticket: Option<&Ticket>, reply: &mut Reply<'_>) {
+    reply.fields(9);
+    reply.field("outcome");
+    reply.text(outcome);
+    for name in ["limit", "remaining", "retry_after_ms", "reset_after_ms", "cost"] {
+        reply.field(name);
+        reply.null();
+    }
+    holding(0, ticket, reply);
+}
+
+/// Writes the last three fields.
+fn holding(held: u64, ticket: Option<&Ticket>, reply: &mut Reply<'_>) {
+    reply.field("held");
+    reply.int(held);
+    reply.field("until_ms");
+    match ticket.and_then(Ticket::until).map(Timestamp::as_micros) {
+        Some(until_us) => reply.int(until_us / 1000),
+        None => reply.null(),
+    }
+    reply.field("ticket");
+    match ticket {
+        Some(ticket) => reply.text(&ticket.to_string()),
+        None => reply.null(),
+    }
+}
