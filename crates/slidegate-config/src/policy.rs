@@ -105,7 +105,8 @@ pub(crate) struct PolicySpec {
     /// The unit of cost, for [`x_ratelimit`](#headers) `openai` and `anthropic`, or for explanations. It changes no
     /// decision. Default: `requests` with `counts: requests` and a rate; otherwise not said.
     unit: Option<Parsed<Unit>>,
-    /// Decisions while a [shared store](#store) does not answer. Denials are [503](protocols.md#denials).
+    /// Decisions while a [shared store](#store) does not answer. With `deny`, responses are
+    /// [503](protocols.md#denials).
     #[schemars(extend("default" = "local"))]
     #[serde(with = "OnStoreErrorChoice")]
     on_store_error: OnStoreError,

@@ -36,8 +36,8 @@ pub(super) struct AuthSection {
     #[serde(default)]
     #[schemars(extend("x-example" = "{user: header X-Account}", "propertyNames" = {"format": "attribute"}, "maxProperties" = MAX_ATTRIBUTES))]
     attributes: Sources,
-    /// Further presets by name, served at `/v1/auth/NAME`; their `attributes` override the others. Names are 1 to 64
-    /// of `A-Z a-z 0-9 _ . -`.
+    /// Maps of `preset` and `attributes`, which override the others, by names that are served at `/v1/auth/NAME`.
+    /// Names are 1 to 64 of `A-Z a-z 0-9 _ . -`.
     #[serde(default)]
     #[schemars(extend("x-example" = "{edge: {preset: traefik}}", "propertyNames" = {"format": "name"}, "maxProperties" = 64))]
     proxies: BTreeMap<String, ProxySection>,
@@ -50,7 +50,7 @@ pub(super) struct AuthSection {
 struct ProxySection {
     /// The kind of proxy.
     preset: Preset,
-    /// Attributes and their sources; they replace those of the preset and of `auth`.
+    /// Sources of attributes; they override those of the preset and of `auth`.
     #[serde(default)]
     #[schemars(extend("propertyNames" = {"format": "attribute"}, "maxProperties" = MAX_ATTRIBUTES))]
     attributes: Sources,
