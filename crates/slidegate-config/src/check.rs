@@ -120,7 +120,7 @@ impl Checker<'_> {
                 );
             } else if let Err(reason) = self.check_text(key, &schema["propertyNames"]) {
                 value.is_rejected.set(true);
-                let expected = || format!("must be {}", self.expected(&schema["propertyNames"], key));
+                let expected = || format!("must be {}", expected(&schema["propertyNames"], self.forms, key));
                 let reason = if reason.is_empty() { expected() } else { reason };
                 self.add(key_node.position, place, format_args!("invalid key `{}`: {reason}", Excerpt(key)));
             } else if let Some(value) = self.check(value, of_key, place, key) {
@@ -140,7 +140,7 @@ impl Checker<'_> {
             }
             is_complete = false;
             if !found.contains(&key) {
-                let expected = self.expected(of_key, key);
+                let expected = expected(of_key, self.forms, key);
                 self.add(node.position, place, format_args!("missing {key}: must be {expected}"));
             }
         }
@@ -167,7 +167,7 @@ impl Checker<'_> {
             Value::Map(_) => " (a map)".to_owned(),
             _ => format!(" `{}`", Excerpt(node.scalar().unwrap_or_default())),
         };
-        let expected = || format!("must be {}", self.expected(schema, name));
+        let expected = || format!("must be {}", expected(schema, self.forms, name));
         let reason = if reason.is_empty() { expected() } else { reason.to_owned() };
         let name = if name.is_empty() { "file" } else { name };
         // Errors of the library begin with the invalid value.
@@ -222,68 +222,67 @@ impl Checker<'_> {
         }
         form(schema, self.forms).map_or(Ok(text.to_owned()), |form| (form.check)(text))
     }
+}
 
-    /// What a schema allows, for errors. `name` is the key, for an example.
-    fn expected(&self, schema: &Json, name: &str) -> String {
-        if let Some(expected) = schema["x-expected"].as_str() {
-            return expected.to_owned();
+/// What a schema of [`schema_of`](crate::schema::schema_of) with these `forms` allows, for errors and
+/// documentation. `name` is the key, for an example.
+#[must_use]
+pub fn expected(schema: &Json, forms: &[Form], name: &str) -> String {
+    if let Some(expected) = schema["x-expected"].as_str() {
+        return expected.to_owned();
+    }
+    if let Some(form) = form(schema, forms) {
+        return form.expected.to_owned();
+    }
+    if let Some(choices) = schema["oneOf"].as_array() {
+        let described = choices.iter().map(|choice| {
+            let about = choice["description"].as_str().map(|about| format!(" ({})", uncapitalized(about)));
+            format!("`{}`{}", choice["const"].as_str().unwrap_or_default(), about.unwrap_or_default())
+        });
+        return one_of(&described.collect::<Vec<_>>());
+    }
+    if let Some(choices) = choices(schema) {
+        return any_of(&choices);
+    }
+    if let Some(kinds) = schema["anyOf"].as_array() {
+        let is_list = |kind: &&Json| kind["type"] == "array";
+        let (lists, others): (Vec<_>, Vec<_>) = kinds.iter().partition(is_list);
+        let mut kinds: Vec<_> = others.into_iter().map(|kind| expected(kind, forms, name)).collect();
+        for list in lists {
+            let item = expected(&list["items"], forms, name);
+            let is_item = kinds.contains(&item);
+            kinds.push(if is_item { "a list of them".to_owned() } else { format!("a list of {item}") });
         }
-        if let Some(form) = form(schema, self.forms) {
-            return form.expected.to_owned();
+        return kinds.join(", or ");
+    }
+    let example = schema["default"].as_str();
+    match schema["type"].as_str() {
+        Some("integer") => {
+            let bounds = bounds(schema);
+            format!("a whole number from {} to {}, without quotes", bounds.start(), bounds.end())
         }
-        if let Some(choices) = schema["oneOf"].as_array() {
-            let described = choices.iter().map(|choice| {
-                let about =
-                    choice["description"].as_str().map(|about| format!(" ({})", uncapitalized(about)));
-                format!("`{}`{}", choice["const"].as_str().unwrap_or_default(), about.unwrap_or_default())
-            });
-            return one_of(&described.collect::<Vec<_>>());
+        Some("number") => "a number from 0 to 1".to_owned(),
+        Some("boolean") => "`true` or `false`".to_owned(),
+        Some("array") => format!("a list of {}", expected(&schema["items"], forms, name)),
+        Some("object") if schema["maxProperties"] == 1 => {
+            let tests = schema["properties"].as_object().into_iter().flatten().map(|(key, _)| key.as_str());
+            format!("exactly one of {}", any_of(&tests.collect::<Vec<_>>()))
         }
-        if let Some(choices) = choices(schema) {
-            return any_of(&choices);
-        }
-        if let Some(kinds) = schema["anyOf"].as_array() {
-            let is_list = |kind: &&Json| kind["type"] == "array";
-            let (lists, others): (Vec<_>, Vec<_>) = kinds.iter().partition(is_list);
-            let mut kinds: Vec<_> = others.into_iter().map(|kind| self.expected(kind, name)).collect();
-            for list in lists {
-                let item = self.expected(&list["items"], name);
-                let is_item = kinds.contains(&item);
-                kinds.push(if is_item { "a list of them".to_owned() } else { format!("a list of {item}") });
+        Some("object") => match schema["x-example"].as_str() {
+            Some(example) => format!("keys and values, for example `{example}`"),
+            None => "keys and values".to_owned(),
+        },
+        _ => match (&schema["formatMinimum"], &schema["formatMaximum"]) {
+            (Json::String(min), Json::String(max)) => {
+                let words: Vec<_> = words(schema).collect();
+                let or = if words.is_empty() { String::new() } else { format!(", or {}", words.join(", ")) };
+                format!(
+                    "{min} to {max} with a unit (ms, s, m, h, d or w), for example `{name}: {}`{or}",
+                    example.unwrap_or("60s")
+                )
             }
-            return kinds.join(", or ");
-        }
-        let example = schema["default"].as_str();
-        match schema["type"].as_str() {
-            Some("integer") => {
-                let bounds = bounds(schema);
-                format!("a whole number from {} to {}, without quotes", bounds.start(), bounds.end())
-            }
-            Some("number") => "a number from 0 to 1".to_owned(),
-            Some("boolean") => "`true` or `false`".to_owned(),
-            Some("array") => format!("a list of {}", self.expected(&schema["items"], name)),
-            Some("object") if schema["maxProperties"] == 1 => {
-                let tests =
-                    schema["properties"].as_object().into_iter().flatten().map(|(key, _)| key.as_str());
-                format!("exactly one of {}", any_of(&tests.collect::<Vec<_>>()))
-            }
-            Some("object") => match schema["x-example"].as_str() {
-                Some(example) => format!("keys and values, for example `{example}`"),
-                None => "keys and values".to_owned(),
-            },
-            _ => match (&schema["formatMinimum"], &schema["formatMaximum"]) {
-                (Json::String(min), Json::String(max)) => {
-                    let words: Vec<_> = words(schema).collect();
-                    let or =
-                        if words.is_empty() { String::new() } else { format!(", or {}", words.join(", ")) };
-                    format!(
-                        "{min} to {max} with a unit (ms, s, m, h, d or w), for example `{name}: {}`{or}",
-                        example.unwrap_or("60s")
-                    )
-                }
-                _ => "a text".to_owned(),
-            },
-        }
+            _ => "a text".to_owned(),
+        },
     }
 }
 

@@ -34,7 +34,7 @@ pub(crate) enum Condition {
 pub(crate) struct Test {
     #[serde(flatten)]
     plain: PlainTest,
-    /// The opposite of a value, of several, or of a test: also of requests without the attribute.
+    /// The opposite of a value, of several, or of another test: also holds without the attribute.
     not: Option<Opposite>,
 }
 
@@ -51,17 +51,18 @@ enum Opposite {
 #[serde(deny_unknown_fields)]
 #[schemars(extend("minProperties" = 1, "maxProperties" = 1, "x-example" = "prefix: /api/"))]
 struct PlainTest {
-    /// Exactly this value; `*` and `?` are plain characters.
+    /// Exactly this value, without patterns.
     equals: Option<Scalar>,
-    /// Any of these values.
+    /// Any of these values, without patterns.
     one_of: Option<List<Scalar>>,
     /// Values with this prefix.
     prefix: Option<String>,
-    /// Values that match this pattern: `*` is any bytes, `?` is one byte.
+    /// Values that match this pattern, at most 256 bytes, such as `/v*/users`: `*` matches any bytes or none,
+    /// including `/`; `?` matches one byte; a backslash escapes the next character.
     glob: Option<String>,
-    /// Addresses in any of these networks.
+    /// Addresses in any of these networks, such as `10.0.0.0/8`.
     r#in: Option<List<String>>,
-    /// Whether the request has the attribute.
+    /// `true`: any value, including the empty one. `false`: requests without the attribute.
     present: Option<bool>,
 }
 

@@ -9,7 +9,6 @@ use slidegate::{Amount, CostUnit, Counts};
 use crate::section::Section;
 use crate::values::{Form, NAME, Parsed, Text};
 
-// A comment for documentation would be that of the key.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub(crate) enum CountsValue {

@@ -29,9 +29,10 @@ pub struct Escalation {
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "after: 5 denials in 1m, block: [2m, 10m, 1h]"))]
 pub(crate) struct EscalateSpec {
-    /// How many denials for the limit of the policy, in how long, earn a block.
+    /// Denials for the policy's limit that earn a block.
     after: Parsed<Denials>,
-    /// How long the first block of a key lasts, the next one, and so on; the last one repeats.
+    /// Durations of the first and later blocks, one or a list of at most 8 that does not get shorter; the last one
+    /// repeats.
     #[schemars(extend("minItems" = 1, "maxItems" = 8))]
     block: List<BlockLength>,
 }

@@ -76,15 +76,15 @@ enum OwnLimit {
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "key: alice, limit: 1000"))]
 pub(crate) struct Override {
-    /// One value for each attribute of the scope, in its order.
+    /// One value per attribute of the scope, in the same order.
     key: List<Scalar>,
-    /// Most cost per window, or `unlimited`: the policy does not limit the key.
+    /// As in a policy, or no limit.
     limit: Option<OwnLimit>,
-    /// The window's length. Default: the policy's.
+    /// As in a policy. Default: the policy's.
     window: Option<Window>,
-    /// Limit and window in one.
+    /// As in a policy.
     quota: Option<Parsed<Quota>>,
-    /// What a token bucket admits at once. Default: the policy's.
+    /// As in a policy. Default: the policy's; without one, the override's limit.
     #[schemars(range(min = 1))]
     burst: Option<u64>,
 }

@@ -145,8 +145,8 @@ pub struct PolicySections {
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "addresses: [ip]"))]
 struct AttributesSection {
-    /// Attributes whose text is an IP address. They are compared and counted as addresses, whatever
-    /// their spelling.
+    /// Attributes that are IP addresses, compared and counted as such. Other values count as one client, `unknown`;
+    /// over gRPC each as a key of its own.
     #[schemars(extend("default" = ["ip"], "format" = "attribute", "uniqueItems" = true))]
     addresses: List<String>,
 }

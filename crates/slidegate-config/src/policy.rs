@@ -54,82 +54,80 @@ pub(crate) fn schema() -> &'static Json {
 #[derive(Debug, Deserialize, JsonSchema)]
 #[schemars(extend("additionalProperties" = false, "x-example" = "name: per-user"))]
 pub(crate) struct PolicySpec {
-    /// The policy's name. Usage is kept by name when the file changes.
+    /// Unique, and not `CL.THROTTLE` or `THROTTLE`. Usage is kept by name.
     #[schemars(extend("format" = "name"))]
     pub(crate) name: String,
-    /// Conditions on attributes, all of which must hold. Without conditions, every request is under
-    /// the policy.
+    /// [Conditions](#when) on attributes, all of which must hold. Default: every request.
     #[serde(default)]
-    #[schemars(extend("propertyNames" = {"format": "attribute"}))]
+    #[schemars(extend("x-example" = "{path: /login}", "propertyNames" = {"format": "attribute"}))]
     when: BTreeMap<String, Condition>,
-    /// The attributes that form a key. What happens to a request that lacks one of them says `on_missing`.
-    /// Without a scope, all requests share one key.
+    /// Attributes that form a key. Default: all requests share one key.
     #[serde(default)]
     #[schemars(extend("format" = "attribute", "uniqueItems" = true))]
     scope: List<String>,
-    /// What happens to a request that the conditions hold for and that lacks an attribute of the scope: `skip`
-    /// does not limit it by this policy, `one-key` counts all such requests as one, `deny` denies it. Default:
-    /// `skip`, which is logged once unless it is written.
+    /// Requests that `when` holds for and that lack [an attribute of the scope](#on_missing). Default: `skip`, logged
+    /// once unless it is written.
     on_missing: Option<OnMissingValue>,
-    /// Spellings of an attribute that are one value, in `when`, keys, overrides and tiers: `case` takes upper
-    /// and lower case as one, `slash` a path with and without a slash at its end and `;parameters`.
+    /// [Spellings](#fold) of an attribute that count as one.
     #[serde(default)]
-    #[schemars(extend("propertyNames" = {"format": "attribute"}))]
+    #[schemars(extend("x-example" = "{user: case, path: [case, slash]}", "propertyNames" = {"format": "attribute"}))]
     fold: BTreeMap<String, List<Parsed<Fold>>>,
     #[serde(flatten)]
     quota: QuotaSpec,
     // Below the quota, whose keys of these names they replace.
-    /// Most cost per window, for all or by the value of an attribute. 0 denies every request that costs
-    /// anything.
+    /// Maximum cost per window, with optional `_` between digits. 0 denies every cost except 0. Or limits [by
+    /// plan](#limits-by-plan).
     limit: Option<Limit>,
-    /// The day on which a month, quarter or year begins, or the last of a shorter month; or the attribute that
-    /// says it. Default: 1.
+    /// The day on which a calendar window of months begins; in shorter months the last day. Or the attribute that
+    /// says it; clients must not be able to set it. Default: 1.
     anchor: Option<Anchor>,
-    /// Whether the policy denies requests or only reports what it would deny.
+    /// Whether the policy denies, or only reports.
     #[schemars(extend("default" = "enforce"))]
     mode: Mode,
-    /// What happens to a cost that exceeds what remains: `refuse` denies it and charges nothing,
-    /// `charge` admits it while anything remains and charges all of it, `count` denies it and still
-    /// charges it.
+    /// A cost above what remains. `charge` (overdraft, [within bounds](algorithms.md#what-all-four-do-alike)) is for
+    /// costs that are known afterwards. `count` charges within the same bounds, even if another policy denies the
+    /// request: a client that keeps retrying stays denied.
     #[schemars(extend("default" = "refuse"))]
     #[serde(with = "ExcessChoice")]
     excess: Excess,
-    /// What is counted: `cost` (the total cost of a request), `requests` (1 per request, never held),
-    /// or the name of a cost; or costs by name with their weights, whose weighted sum counts, exact to six
-    /// decimals. Default: `cost`, or `requests` with `in_flight`.
+    /// What is counted: the total `cost`; `requests`, 1 per request, charged and not held; a [cost by
+    /// name](reserve.md#costs-by-name); or [weights](quotas.md#weighted-costs) of 1 to 16 costs, 0 to 1,000,000 with
+    /// at most six decimals. Default: `cost`; `requests` with `in_flight`.
     counts: Option<CountsValue>,
-    /// What a reservation without a cost holds; lowered to the limit of the key. With decimals only if `counts` has
-    /// weights. Default: 1.
+    /// What a [reservation](reserve.md) without a cost holds, more than 0, lowered to the key's limit; with decimals
+    /// only if `counts` has weights. Default: 1.
     estimate: Option<Parsed<Amount>>,
-    /// Whether the estimate is learned: the 90th percentile of the last 1,024 costs that reservations
-    /// were settled to, in this process; `estimate` until so many are known.
+    /// Whether the estimate is [learned](reserve.md#estimates) from settlements in this process.
     #[schemars(extend("default" = false))]
     learn_estimate: bool,
-    /// What happens to reserved cost that expires unsettled. Default: `charge`.
+    /// Reserved cost that expires unsettled. Not with `in_flight`. Default: `charge`.
     unsettled: Option<UnsettledValue>,
-    /// What a unit of cost is: `requests`, `tokens`, `input-tokens` or `output-tokens`, which
-    /// `headers.x_ratelimit: openai` and `anthropic` need, or another word, such as `usd`, for explanations. Default:
-    /// `requests` with `counts: requests`, otherwise unknown.
+    /// The unit of cost, for [`x_ratelimit`](#headers) `openai` and `anthropic`, or for explanations. It changes no
+    /// decision. Default: `requests` with `counts: requests` and a rate; otherwise not said.
     unit: Option<Parsed<Unit>>,
-    /// What to do while the shared store is unreachable: count in this process's memory, allow, or
-    /// deny.
+    /// Decisions while a [shared store](#store) does not answer. With `deny`, responses are
+    /// [503](protocols.md#denials).
     #[schemars(extend("default" = "local"))]
     #[serde(with = "OnStoreErrorChoice")]
     on_store_error: OnStoreError,
-    /// Keys with a quota of their own: a map if the scope has one attribute, otherwise a list.
+    /// Keys and networks with [their own quota](#overrides), or without a limit.
     overrides: Option<Overrides>,
-    /// How many leading bits of an IPv6 address in the scope identify a client.
+    /// Prefix length by which IPv6 addresses in the scope are counted.
     #[schemars(range(min = 32, max = 128), extend("default" = 56))]
     ipv6_prefix: Option<u8>,
-    /// A quota that is evaluated on the same requests, but never denies.
+    /// A [candidate](day-to-day.md#shadow-policies-and-candidates): a quota that is evaluated on the same requests
+    /// and never denies. A text, or a map of what differs from the policy's: `quota` or `limit` and `window`,
+    /// `algorithm`, `burst` and `slots`; with `in_flight`, of `limit`. The policy's name may then have 54 characters;
+    /// no name may end in `.candidate`.
     candidate: Option<Candidate>,
-    /// Shares of the limit. A key that reaches one is reported, at most once in a window, as an event
-    /// and to the webhook.
+    /// Shares of the limit, one or at most 8. A key that reaches one is [reported](observability.md#notifications),
+    /// at most once per window.
     #[schemars(extend("uniqueItems" = true, "maxItems" = 8))]
     notify: Option<List<Parsed<Percent>>>,
-    /// Blocks of keys that are denied again and again, each longer than the one before.
+    /// [Blocks](day-to-day.md#blocks-that-escalate) of keys that are denied again and again. Not with `mode: shadow`,
+    /// not without a `scope`, and not in programs that embed the library.
     escalate: Option<EscalateSpec>,
-    /// How keys are shown in the log, events, top keys and pages.
+    /// How keys are shown in the log, events, top keys and the dashboard. Responses to a check always show their own.
     #[schemars(extend("default" = "plain"))]
     pub(crate) keys_shown: Option<KeysShown>,
 }
@@ -156,12 +154,14 @@ enum Limit {
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "by: plan, values: {free: 100, pro: 10000}, default: 100"))]
 struct LimitByAttribute {
-    /// The attribute. Clients must not be able to choose it.
+    /// The attribute, not an address. It must come from your application or gateway: a client that can set it chooses
+    /// its own limit.
     #[schemars(extend("format" = "attribute"))]
     by: String,
-    /// The limits, by values of the attribute.
+    /// The limits, by exact values of the attribute.
+    #[schemars(extend("x-example" = "{free: 100, pro: 10_000}"))]
     values: BTreeMap<String, u64>,
-    /// The limit of requests that lack the attribute, or have another value of it.
+    /// The limit of requests without the attribute, or with any other value.
     default: u64,
 }
 
@@ -188,9 +188,9 @@ struct AnchorAttribute {
 enum ExcessChoice {
     /// Deny it and charge nothing.
     Refuse,
-    /// Admit a cost while anything remains.
+    /// Admit it while anything remains, and charge all of it.
     Charge,
-    /// Deny it and still count it.
+    /// Deny it and still charge it.
     Count,
 }
 
@@ -214,22 +214,20 @@ enum OnMissingChoice {
     Deny,
 }
 
-// A comment for documentation would be that of the key.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 struct OnMissingValue(#[serde(with = "OnMissingChoice")] OnMissing);
 
-// As above.
 #[derive(Debug, Deserialize, JsonSchema)]
 struct UnsettledValue(#[serde(with = "UnsettledChoice")] Unsettled);
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(remote = "OnStoreError", rename_all = "lowercase")]
 enum OnStoreErrorChoice {
-    /// Count in memory meanwhile.
+    /// Count in this process's memory.
     Local,
-    /// Let every request pass.
+    /// Admit everything.
     Allow,
-    /// Deny every request.
+    /// Deny everything.
     Deny,
 }
 

@@ -16,34 +16,33 @@ use crate::values::{Form, Lease, Parsed, Span, Text, TimeZone, Window};
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "quota: 200/1m"))]
 pub struct QuotaSpec {
-    /// Limit and window in one, instead of both.
+    /// `limit` and `window` in one value.
     pub quota: Option<Parsed<Quota>>,
-    /// Most cost per window. 0 denies every request that costs anything.
+    /// Maximum cost per window.
     pub limit: Option<u64>,
-    /// The window's length, 1 ms to 366 days; or `hour`, `day`, `week`, `month`, `quarter` or `year` of the
-    /// calendar.
+    /// A duration, or a calendar window.
     pub window: Option<Window>,
     /// The time zone of a calendar window. Default: UTC.
     pub time_zone: Option<Parsed<TimeZone>>,
-    /// The day on which a month, quarter or year begins, or the last of a shorter month. Default: 1.
+    /// The day on which a calendar window of months begins.
     #[schemars(range(min = 1, max = 31))]
     pub anchor: Option<u8>,
-    /// The day on which a week begins. Default: Monday.
+    /// The day on which the window `week` begins. Default: `monday`.
     pub week_starts: Option<WeekDay>,
-    /// How cost is counted: `sliding-log`, the default of a policy, is exact.
+    /// How cost is counted: an exact log, two counters, one counter, or a bucket. Default: `sliding-log`.
     #[schemars(extend("enum" = ["sliding-log", "sliding-window", "fixed-window", "token-bucket"]))]
     pub algorithm: Option<Parsed<Algorithm>>,
     /// What a token bucket admits at once. Default: the limit.
     #[schemars(range(min = 1))]
     pub burst: Option<u64>,
-    /// Most entries in the log of a key, 1024 by default. With a larger limit, a charge may count
-    /// up to `window / slots` too long.
+    /// Maximum entries in a key's log. If the limit is above it, a charge may count up to `window / slots` too long.
+    /// Only for `sliding-log`. Default: 1024.
     #[schemars(range(min = 1, max = 65534))]
     pub slots: Option<u16>,
-    /// Maximum cost in flight at once, instead of a limit and a window. Requests reserve and release
-    /// it.
+    /// Maximum cost in flight at once, instead of `limit` and `window`. Only `/v1/reserve` and `RL.RESERVE` take it;
+    /// other requests only ask. Overrides and candidates have a limit only.
     pub in_flight: Option<u64>,
-    /// Lease of a reservation, 1 s to 1 h. Default: 30 s.
+    /// Lease of a reservation with `in_flight`; extensions renew it. Default: 30s.
     pub lease: Option<Lease>,
 }
 

@@ -66,7 +66,12 @@ fn without_null(schema: &mut Schema) {
         let only = only.clone();
         schema.remove(keyword);
         match only {
-            Value::Object(only) => schema.ensure_object().extend(only),
+            // The description of the key is more than that of its type.
+            Value::Object(only) => {
+                for (keyword, value) in only {
+                    schema.ensure_object().entry(keyword).or_insert(value);
+                }
+            }
             only => drop(schema.insert(keyword.to_owned(), only)),
         }
     }

@@ -24,6 +24,8 @@ mod traces;
 mod webhook;
 
 mod foreign;
+#[cfg(test)]
+mod reference;
 mod schema;
 mod values;
 
@@ -246,7 +248,7 @@ policies:
             let lines: Vec<_> = lines.map(|line| line.strip_prefix("# ").unwrap_or(line)).collect();
             Config::parse(&format!("{FIRST}{}", lines.join("\n")), "slidegate.example.yaml").unwrap()
         };
-        let shared = uncommented("# Limits that many", "# Nothing is the default").shared.unwrap();
+        let shared = uncommented("# Limits that many", "# Not defaults").shared.unwrap();
         let bare = Config::parse(&format!("{FIRST}store: {{redis: 'redis://127.0.0.1:6379'}}"), "").unwrap();
         assert_eq!(format!("{shared:?}"), format!("{:?}", bare.shared.unwrap()));
         let config = uncommented("# Everything else", "# Limits that many");
@@ -307,12 +309,17 @@ policies:
             current += &input;
             current.extend(report(kind, &input).lines().map(|line| format!("=> {line}\n")));
         }
+        compare(&path, &golden, &current);
+    }
+
+    /// Compares a file with what it should be, or rewrites it.
+    pub(super) fn compare(path: &str, golden: &str, current: &str) {
         if std::env::var_os("UPDATE_GOLDEN").is_some() {
-            std::fs::write(&path, &current).unwrap();
+            return std::fs::write(path, current).unwrap();
         }
         let differs = golden.lines().zip(current.lines()).find(|(golden, current)| golden != current);
-        assert_eq!(differs, None);
-        assert_eq!(golden.lines().count(), current.lines().count());
+        assert_eq!(differs, None, "{path}");
+        assert_eq!(golden.lines().count(), current.lines().count(), "{path}");
     }
 
     /// Anyone who mistypes a setting reads its line, what was given, what is expected and the fix, for

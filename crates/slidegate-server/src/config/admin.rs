@@ -27,15 +27,17 @@ const MAX_TOKENS: usize = 64;
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "tokens: [...]"))]
 pub(crate) struct AccessRules {
-    /// Tokens of this service. `SLIDEGATE_ADMIN_TOKENS` adds more.
+    /// Up to 64. `SLIDEGATE_ADMIN_TOKENS`, `NAME:SCOPE:SHA256,...` with several scopes joined by `+`, adds more.
+    /// Default: none: loopback only.
     #[schemars(with = "List<Token>", extend("default" = [], "maxItems" = MAX_TOKENS))]
     pub(crate) tokens: Vec<Token>,
-    /// Whether every decision needs a token.
+    /// Whether every decision needs a token with the scope `decide` or `write`: on the RESP port the password, on the
+    /// gRPC port a token or a client certificate.
     #[serde(rename = "decisions", deserialize_with = "is_token")]
     #[schemars(with = "Decisions", extend("default" = "open"))]
     pub(crate) decisions_need_token: bool,
-    /// Host names, without a port, that clients use for a listener on loopback, besides
-    /// `localhost`.
+    /// Names by which programs reach a loopback listener, besides `localhost` and loopback addresses. Others in
+    /// `Host` are rejected there without a token.
     #[schemars(with = "List<String>", extend("default" = [], "format" = "host", "maxItems" = 64))]
     pub(crate) hosts: Vec<String>,
 }
@@ -43,10 +45,9 @@ pub(crate) struct AccessRules {
 #[derive(PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Decisions {
-    /// Only reset, refund and penalize need a token, where there are tokens or the port is not on
-    /// loopback.
+    /// Only reset, refund and penalize need one, if tokens are configured or the port is not on loopback.
     Open,
-    /// Every decision needs a token.
+    /// Each needs one.
     Token,
 }
 
@@ -59,18 +60,18 @@ fn is_token<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "name: ops, scope: write, sha256: ..."))]
 pub(crate) struct Token {
-    /// The name of its owner, for the log.
+    /// For the log.
     #[schemars(extend("format" = "name"))]
     pub(crate) name: String,
     /// What it permits.
     #[serde(rename = "scope")]
     #[schemars(extend("minItems" = 1))]
     pub(crate) rights: Rights,
-    /// The SHA-256 that `slidegate token new` prints.
+    /// Its SHA-256.
     #[serde(deserialize_with = "parsed")]
     #[schemars(with = "String", extend("format" = "sha256"))]
     pub(crate) sha256: TokenHash,
-    /// The only key that it reads, `POLICY/KEY`, for a customer's own view. Only with `scope: read`.
+    /// The [only key](day-to-day.md#tokens) that it reads. Only with `scope: read`.
     pub(crate) key: Option<Parsed<OwnKey>>,
 }
 
@@ -117,11 +118,11 @@ impl From<[u8; 32]> for TokenHash {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Right {
-    /// Read what the service does and how it is configured.
+    /// Inspect.
     Read,
-    /// Ask for decisions, and reset, refund and penalize.
+    /// Decisions, reset, refund and penalize.
     Decide,
-    /// Everything, including changes of limits.
+    /// Everything.
     Write,
 }
 

@@ -25,19 +25,21 @@ type Sources = BTreeMap<String, Parsed<AttributeSource>>;
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "preset: nginx"))]
 pub(super) struct AuthSection {
-    /// The proxy of `/v1/auth`. Without it, that path returns 404.
+    /// The [preset](#presets) of `/v1/auth` itself. Default: 404.
     preset: Option<Preset>,
-    /// Proxies whose headers about the client address are trusted: networks, addresses, `loopback`,
-    /// `private` and `unix`. Proxies on the Unix socket always are.
+    /// The proxies whose forwarding headers are trusted, one or a list. `private` is RFC 1918, `fc00::/7`, link-local
+    /// and loopback; `unix`, the clients of [`server.socket`](#server), always is. A network that includes every
+    /// address is rejected.
     #[schemars(extend("format" = "trusted-proxy", "default" = ["loopback"]))]
     trusted_proxies: List<String>,
-    /// Attributes and their sources; they replace those of every preset.
+    /// [Sources](#sources) of attributes; they override every preset. Default: the preset's.
     #[serde(default)]
-    #[schemars(extend("propertyNames" = {"format": "attribute"}, "maxProperties" = MAX_ATTRIBUTES))]
+    #[schemars(extend("x-example" = "{user: header X-Account}", "propertyNames" = {"format": "attribute"}, "maxProperties" = MAX_ATTRIBUTES))]
     attributes: Sources,
-    /// More mappings, each served at `/v1/auth/NAME`.
+    /// Maps of `preset` and `attributes`, which override the others, by names that are served at `/v1/auth/NAME`.
+    /// Names are 1 to 64 of `A-Z a-z 0-9 _ . -`.
     #[serde(default)]
-    #[schemars(extend("propertyNames" = {"format": "name"}, "maxProperties" = 64))]
+    #[schemars(extend("x-example" = "{edge: {preset: traefik}}", "propertyNames" = {"format": "name"}, "maxProperties" = 64))]
     proxies: BTreeMap<String, ProxySection>,
 }
 
@@ -48,7 +50,7 @@ pub(super) struct AuthSection {
 struct ProxySection {
     /// The kind of proxy.
     preset: Preset,
-    /// Attributes and their sources; they replace those of the preset and of `auth`.
+    /// Sources of attributes; they override those of the preset and of `auth`.
     #[serde(default)]
     #[schemars(extend("propertyNames" = {"format": "attribute"}, "maxProperties" = MAX_ATTRIBUTES))]
     attributes: Sources,

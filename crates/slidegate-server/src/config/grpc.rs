@@ -18,18 +18,17 @@ use super::listener::ListenerKeys;
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "listen: 127.0.0.1:8081"))]
 pub(super) struct GrpcSection {
-    /// Address and port. `serve --grpc` takes precedence.
+    /// Address and port. `serve --grpc` replaces it; the other keys of the section still apply.
     #[schemars(extend("format" = "address"))]
     listen: Option<SocketAddr>,
     #[serde(flatten)]
     listener: ListenerKeys,
-    /// After this time a connection is asked to reconnect, so that new instances get their share.
+    /// The age after which clients are asked to reconnect, so that new instances get their share. Default: never.
     max_connection_age: Option<Span<1000, 31_622_400_000>>,
-    /// Whether every response has the fields of `headers`. Without it, only a denial has
-    /// `retry-after`.
+    /// Whether every response has the fields of `headers`; otherwise only denials have `retry-after`.
     #[schemars(extend("default" = false))]
     response_headers: bool,
-    /// Whether the health service reports `NOT_SERVING` while a shared store is unreachable.
+    /// Whether the health service reports `NOT_SERVING` while a shared store is unavailable.
     #[schemars(extend("default" = false))]
     health_follows_store: bool,
 }

@@ -30,18 +30,20 @@ impl Text for SocketMode {
 /// The keys, to be flattened into a section.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(super) struct ListenerKeys {
-    /// The path of a Unix socket, without TLS. A stale socket is replaced.
+    /// Path of a Unix socket, without TLS. A stale socket is replaced. Its clients have the rights of clients on
+    /// loopback.
     socket: Option<PathBuf>,
-    /// Permissions of the socket's file, in octal: clients need write permission. The default is
-    /// `0660`, its owner and its group.
+    /// Permissions of the socket's file, in octal. Clients need write permission. Default: `"0660"`.
     socket_mode: Option<Parsed<SocketMode>>,
-    /// The server certificate, in PEM. Hot-reloaded. With it, the TCP address accepts TLS only.
+    /// The server certificate, in PEM. Hot-reloaded; an invalid one is logged and the old one stays in use. With it,
+    /// the address accepts TLS only.
     cert_file: Option<PathBuf>,
     /// The key of `cert_file`, in PEM.
     key_file: Option<PathBuf>,
-    /// Authorities that must have signed client certificates.
+    /// CAs, in PEM: a client must present a certificate from one of them. It then needs no token for decisions, and
+    /// no password for Redis commands.
     client_ca_file: Option<PathBuf>,
-    /// A DNS name that client certificates must list. A wildcard does not count.
+    /// A DNS name that the client certificate must list; a wildcard does not count.
     client_name: Option<String>,
 }
 

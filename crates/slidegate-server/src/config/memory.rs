@@ -18,16 +18,17 @@ use super::values::{ByteSize, format_bytes, some_bytes};
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "max_bytes: 1GiB"))]
 pub(crate) struct Memory {
-    /// Most keys held. A full store evicts the least important key, reports it, and keeps what it
-    /// owes. Default: 1048576, or with `max_bytes` as many as fit.
+    /// Maximum number of keys: see [a full store](failures.md#a-full-memory-store). Default: 1048576; with
+    /// `max_bytes` as many as fit.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub(crate) max_keys: Option<usize>,
-    /// Most bytes of all keys, as allocated. `serve --max-bytes` and `SLIDEGATE_MAX_BYTES` take
-    /// precedence.
+    /// Maximum bytes of all keys. Units of Kubernetes, such as `Mi`, are accepted, too. `serve --max-bytes` and
+    /// `SLIDEGATE_MAX_BYTES` take precedence.
     #[serde(default, deserialize_with = "some_bytes")]
     #[schemars(with = "Option<Parsed<ByteSize>>")]
     pub(crate) max_bytes: Option<usize>,
-    /// A file in which usage outlives a restart. Not with a shared store.
+    /// A file for [snapshots](day-to-day.md#snapshots-of-the-memory-store), in which usage outlives a restart. Not
+    /// with `redis`.
     pub(crate) snapshot: Option<SnapshotSettings>,
 }
 
@@ -36,8 +37,8 @@ pub(crate) struct Memory {
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "path: /var/lib/slidegate/usage.snapshot"))]
 pub(crate) struct SnapshotSettings {
-    /// The file. Its directory must exist and be writable. `serve --snapshot` and
-    /// `SLIDEGATE_SNAPSHOT` take precedence.
+    /// The file, in a directory that exists and is writable. `serve --snapshot` and `SLIDEGATE_SNAPSHOT` take
+    /// precedence.
     #[schemars(extend("format" = "new-file"))]
     pub(crate) path: PathBuf,
     /// Time between two snapshots: the most usage that a crash loses.

@@ -18,19 +18,19 @@ use super::webhook::WebhookSettings;
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "top: true"))]
 pub(crate) struct Observe {
-    /// Counters and histograms, at `/metrics`. Rates at `/v1/live` need them.
+    /// Counters and histograms, at `/metrics`. The rates of `/v1/live` need them.
     #[schemars(extend("default" = true))]
     pub(crate) metrics: bool,
-    /// Denials are kept for a while and streamed, at `/v1/events`.
+    /// Denial events, at `/v1/events`.
     #[schemars(extend("default" = true))]
     pub(crate) events: bool,
     /// The keys that use most and are denied most, at `/v1/top`.
     #[schemars(extend("default" = true))]
     pub(crate) top: bool,
-    /// Events are logged as well: each key once a minute, at most 20 lines a second.
+    /// Also log events: each key at most once per minute, and at most 20 lines per second.
     #[schemars(extend("default" = true))]
     pub(crate) log_denials: bool,
-    /// Where spans of decisions are sent, by OTLP.
+    /// The OTLP collector for [spans of decisions](observability.md#traces). Disabled without it.
     pub(crate) traces: Option<Traces>,
     /// Where notifications are sent.
     #[serde(skip)]

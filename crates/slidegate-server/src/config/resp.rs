@@ -23,22 +23,22 @@ use crate::listener::{SocketFile, TlsFiles};
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "listen: 127.0.0.1:6380"))]
 pub(super) struct RespSection {
-    /// Address and port. `serve --resp` takes precedence.
+    /// Address and port. `serve --resp` takes precedence. Default: required without `socket`.
     #[schemars(extend("format" = "address"))]
     listen: Option<SocketAddr>,
-    /// The password of clients. `SLIDEGATE_RESP_PASSWORD` takes precedence.
+    /// The password that clients must send. `SLIDEGATE_RESP_PASSWORD` takes precedence.
     password: Option<Parsed<Password>>,
     /// A file that holds the password, instead of `password`.
     #[schemars(with = "Option<String>", extend("format" = "password-file"))]
     password_file: Option<Parsed<Password>>,
     #[serde(flatten)]
     listener: ListenerKeys,
-    /// How long a client may be idle. It is disconnected between once and twice that time.
+    /// Idle time after which a client is disconnected, between once and twice that time.
     #[schemars(extend("default" = "10m"))]
     idle_timeout: Span<1000, 604_800_000>,
-    /// Most concurrent connections. The maximum is below the usual limit of 65,536 file
-    /// descriptors.
-    // Each takes about 5 KB, at most 200 KB while it is served, and 512 KB more in a transaction.
+    /// Maximum number of connections.
+    // Each takes about 5 KB, at most 200 KB while it is served, and 512 KB more in a transaction. The most is below
+    // the usual limit of 65,536 file descriptors.
     #[schemars(range(min = 1, max = 60000), extend("default" = 10_000))]
     max_connections: usize,
 }

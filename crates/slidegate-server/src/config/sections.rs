@@ -57,23 +57,23 @@ pub(super) struct File {
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "listen: 127.0.0.1:7979"))]
 struct ServerSection {
-    /// Address and port of the HTTP interface, in addition to a Unix socket, if any.
+    /// Address and port. `serve --listen` and `SLIDEGATE_LISTEN` take precedence, in this order.
     #[schemars(extend("format" = "address", "default" = "127.0.0.1:7979"))]
     listen: SocketAddr,
     #[serde(flatten)]
     listener: ListenerKeys,
-    /// How long open requests may take during a graceful shutdown.
+    /// Maximum time for open requests during graceful shutdown.
     #[schemars(extend("default" = "10s"))]
     shutdown_grace: Span<0, 3_600_000>,
-    /// How long the service reports that it is not ready, and still serves, before it closes its
-    /// listeners. Load balancers need that long to notice. 5 s, or 0 s if every listener is on
+    /// After SIGTERM, how long the service reports that it is not ready, and [still serves](day-to-day.md#shutdown).
+    /// `serve --drain-delay` and `SLIDEGATE_DRAIN_DELAY` take precedence. Default: 5s; 0s if every listener is on
     /// loopback or a Unix socket.
     drain_delay: Option<Span<0, 3_600_000>>,
-    /// Most connections of all protocols together. Fewer if the limit of file descriptors is lower.
+    /// Maximum [connections](topology.md#connections) of all protocols together.
     #[schemars(range(min = 1, max = 1_000_000), extend("default" = 16_384))]
     max_connections: usize,
-    /// Most connections of one client address (of one /56 network for IPv6). A proxy is one
-    /// address.
+    /// Maximum connections of one client address or IPv6 /56 network. A proxy is one address. Unix sockets are
+    /// exempt.
     #[schemars(range(min = 1, max = 1_000_000), extend("default" = 8192))]
     max_connections_per_peer: usize,
     /// How long an HTTP connection may be idle between two requests.
@@ -89,13 +89,14 @@ struct HeadersSection {
     #[serde(deserialize_with = "from_str")]
     #[schemars(with = "String", extend("default" = "draft-10", "enum" = ["draft-10", "draft-7", "draft-6", "off"]))]
     draft: Draft,
-    /// Whether `X-RateLimit-Reset` is a Unix time, seconds from now, or omitted with the other two
-    /// fields. `openai` and `anthropic` send the fields of these APIs instead, for each `unit` of
-    /// the policies.
+    /// `X-RateLimit-Limit`, `-Remaining` and `-Reset`, with the reset as Unix time in seconds (`epoch`) or as seconds
+    /// from now (`delta`). `openai` and `anthropic`: [the fields of these
+    /// APIs](reserve.md#header-fields-for-clients-of-language-models).
     #[serde(deserialize_with = "from_str")]
     #[schemars(with = "String", extend("default" = "epoch", "enum" = ["epoch", "delta", "openai", "anthropic", "off"]))]
     x_ratelimit: XRateLimit,
-    /// `Retry-After` on denials, in whole seconds, rounded up, at least 1.
+    /// `Retry-After` on denials, in whole seconds, rounded up, at least 1; 1 where only [the end of other
+    /// requests](reserve.md#limits-on-what-is-in-flight) is waited for.
     #[schemars(extend("default" = true))]
     retry_after: bool,
     /// `retry-after-ms` beside it, in whole milliseconds.

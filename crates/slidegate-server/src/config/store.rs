@@ -28,47 +28,48 @@ const MAX_PEM_BYTES: u64 = 1 << 20;
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "redis: redis://127.0.0.1:6379"))]
 pub(super) struct StoreSection {
-    /// The memory store. Instances use it as the fallback while the shared store is unavailable.
+    /// The memory store, which is the fallback with `redis`.
     memory: Memory,
-    /// URL of the shared store. `serve --redis` and `SLIDEGATE_REDIS` take precedence.
+    /// [URL](#redis-urls) of a shared store. `serve --redis` and `SLIDEGATE_REDIS` take precedence, in this order.
+    /// Without any of them, the other keys except `memory` are rejected. Default: limits are not shared.
     redis: Option<Parsed<RedisUrl>>,
-    /// The longest a decision may take. After it, each policy decides by its `on_store_error`.
+    /// Maximum time per decision; after it, `on_store_error` applies.
     #[schemars(extend("default" = "50ms"))]
     deadline: Span<1, 60_000>,
-    /// Timeout of connecting.
+    /// Maximum time to connect.
     #[schemars(extend("default" = "250ms"))]
     connect_timeout: Span<1, 60_000>,
-    /// Connections to each node.
+    /// Connections per node.
     #[schemars(range(min = 1, max = 16), extend("default" = 1))]
     connections: u8,
-    /// How many instances there are. While the store is unavailable, each enforces its share of a
-    /// `local` limit. By default, instances count themselves through the store.
+    /// Fixed number of instances: while the store is unavailable, each enforces its share of a `local` limit, rounded
+    /// up. `SLIDEGATE_INSTANCES` takes precedence. Default: instances [count
+    /// themselves](failures.md#number-of-instances).
     #[schemars(range(min = 1, max = 10000))]
     instances: Option<u64>,
-    /// Whether instances publish what they do to each other through the store, and show the fleet's
-    /// sum.
+    /// Whether instances publish and show [the fleet's sum](observability.md#fleet).
     #[schemars(extend("default" = true))]
     fleet: bool,
-    /// What must be true for the service to start.
+    /// Condition for starting; `shared` needs the [self-test](failures.md#self-test).
     #[schemars(extend("default" = "nothing"))]
     require: Requirement,
-    /// Whether ids are part of the names of keys.
+    /// Ids in key names.
     #[schemars(extend("default" = "plain"))]
     keys: KeyForm,
-    /// The secret that ids are hashed with: the same in all instances, unknown to clients.
-    /// `SLIDEGATE_KEY_SECRET` takes precedence.
+    /// The secret with which ids are hashed: the same on all instances, unknown to clients. `SLIDEGATE_KEY_SECRET`
+    /// takes precedence.
     #[schemars(extend("writeOnly" = true))]
     key_secret: Option<String>,
     /// The attribute whose value puts all keys of a request in one slot of a cluster.
     #[schemars(extend("format" = "attribute"))]
     hash_tag: Option<String>,
-    /// Whether checks of the same keys are batched while a call for them is in flight.
+    /// Whether checks of the same keys are [batched](redis.md#hot-keys).
     #[schemars(extend("default" = true))]
     batch: bool,
-    /// Whether denials are cached while they are certainly still true.
+    /// Whether denials are [cached](redis.md#hot-keys).
     #[schemars(extend("default" = true))]
     cache_denials: bool,
-    /// Certificates of the trusted authorities, in PEM. Needs a `rediss` URL.
+    /// The only CAs to trust, in PEM. Needs `rediss`; so do the next two. Default: the system's CAs.
     #[schemars(extend("format" = "readable-file"))]
     ca_file: Option<String>,
     /// The client certificate, in PEM.
@@ -82,18 +83,18 @@ pub(super) struct StoreSection {
 #[derive(Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum KeyForm {
-    /// Ids that are short and plain are part of the names of keys.
+    /// Short plain ids are stored as they are.
     Plain,
-    /// Every id is hashed.
+    /// All are hashed.
     Hashed,
 }
 
 #[derive(Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Requirement {
-    /// It starts without the store, and each policy uses its fallback.
+    /// Start without the store.
     Nothing,
-    /// Limits are shared: the store executes what decisions need.
+    /// The self-test succeeds, or the service exits with code 2.
     Shared,
 }
 

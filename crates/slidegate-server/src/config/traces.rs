@@ -22,19 +22,19 @@ const PATH: &str = "/v1/traces";
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "endpoint: http://127.0.0.1:4318"))]
 pub(crate) struct Traces {
-    /// The collector's URL, `http` or `https`; `/v1/traces` is added.
+    /// `http` or `https`; `/v1/traces` is added. Logs and the status do not show another path. Default: required.
     #[serde(default)]
     #[schemars(extend("format" = "otlp-url", "default" = null))]
     pub(crate) endpoint: String,
-    /// Header fields that the collector expects, such as a key.
+    /// Header fields for the collector, at most 16.
     #[serde(default)]
-    #[schemars(extend("propertyNames" = {"format": "header-name"}, "maxProperties" = 16))]
+    #[schemars(extend("x-example" = "{authorization: Bearer ...}", "propertyNames" = {"format": "header-name"}, "maxProperties" = 16))]
     pub(crate) headers: BTreeMap<String, Parsed<HeaderText>>,
-    /// The share of decisions that have a span, of those whose caller sent no trace. The others
-    /// follow their caller.
+    /// The share of decisions with a span, if the caller sent no trace context. With one, the caller's sampling
+    /// decision is used.
     #[schemars(range(min = 0, max = 1), extend("default" = 1))]
     pub(crate) sample_ratio: f64,
-    /// The service's name in traces, 1 to 255 bytes.
+    /// The service name in traces, 1 to 255 bytes.
     #[schemars(length(max = 255), extend("default" = "slidegate"))]
     pub(crate) service_name: String,
 }

@@ -21,13 +21,14 @@ const PREFIX: &str = "whsec_";
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "{url: https://example.com/hooks, secret_file: /etc/slidegate/webhook}"))]
 pub(super) struct WebhookSection {
-    /// The URL, `http` or `https`. Redirects are not followed.
+    /// `http` or `https`; redirects are not followed. Certificates are verified against the system's CAs, or those in
+    /// the file that `SSL_CERT_FILE` names. Default: required.
     #[serde(default)]
     #[schemars(extend("format" = "webhook-url", "default" = null))]
     url: String,
-    /// The secret that messages are signed with.
+    /// The secret that messages are signed with. Default: required, or `secret_file`.
     secret: Option<Parsed<WebhookSecret>>,
-    /// A file that holds the secret, instead of `secret`.
+    /// A file that holds the secret.
     #[schemars(with = "Option<String>", extend("format" = "webhook-secret-file"))]
     secret_file: Option<Parsed<WebhookSecret>>,
 }
