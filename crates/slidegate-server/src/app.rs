@@ -32,7 +32,7 @@ use readiness::Readiness;
 use shadow::Shadows;
 use slidegate_config::names::listed;
 use snapshots::Snapshots;
-use store::{Shared, Store};
+use store::{Shared, Store, StoreState};
 
 pub(crate) mod changes;
 pub(crate) mod decide;
@@ -273,9 +273,10 @@ impl App {
         self.shared().and_then(Shared::degradation)
     }
 
-    /// The kind and state of the store, as JSON.
-    pub(crate) fn store_status(&self) -> serde_json::Value {
-        self.shared().map_or_else(|| serde_json::json!({ "kind": "memory" }), Shared::state)
+    /// The kind and state of the store.
+    pub(crate) fn store_state(&self) -> StoreState {
+        let redis = self.shared().map(Shared::state);
+        StoreState { kind: if redis.is_some() { "redis" } else { "memory" }, redis }
     }
 
     /// What records decisions.

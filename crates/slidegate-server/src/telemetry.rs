@@ -24,7 +24,7 @@ mod traces;
 mod webhook;
 
 pub(crate) use escalations::{EarnedBlock, NotBlocked};
-pub(crate) use events::{EVENTS_KEPT, Expired, Filter};
+pub(crate) use events::{EVENTS_KEPT, Event, Expired, Filter};
 pub(crate) use history::{HistoryReport, Marker, MarkerKind, OtherCounts, bytes_at_most as history_bytes};
 pub(crate) use notifications::Drop as NotDelivered;
 pub(crate) use observer::Observer;
@@ -32,6 +32,8 @@ pub(crate) use policy_counters::{Counts, HoldOutcome};
 pub(crate) use redaction::Redactor;
 pub(crate) use routes::history::{last_hour, read as history};
 pub(crate) use routes::live::tick;
+#[cfg(test)]
+pub(crate) use routes::{BlockedKeys, Events, Tops};
 pub(crate) use routes::{metrics_routes, routes};
 pub(crate) use top::{By, KeyCount, Ranking};
 pub(crate) use traces::Spans;

@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
+use schemars::JsonSchema;
+use serde::Serialize;
 use slidegate::{Decisions, PolicyDecision, PolicySet, Quota, Verb};
 use slidegate_config::names::candidate_of;
 
@@ -53,7 +55,7 @@ pub(crate) struct CandidateComparison {
 }
 
 /// Requests that the candidate would decide differently.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct Differences {
     pub(crate) newly_denied: u64,
     pub(crate) newly_allowed: u64,

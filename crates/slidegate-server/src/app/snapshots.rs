@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use schemars::JsonSchema;
+use serde::Serialize;
 use slidegate::store::{RestoredSnapshot, SavedSnapshot, SnapshotFile};
 use tokio::sync::Notify;
 
@@ -55,7 +57,7 @@ pub(crate) struct LastSnapshot {
 }
 
 /// A snapshot that was found at the start and not used.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct RejectedSnapshot {
     pub(crate) reason: String,
     pub(crate) kept_as: PathBuf,

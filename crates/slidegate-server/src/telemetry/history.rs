@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use slidegate::Policy;
 
@@ -40,14 +41,14 @@ pub(crate) struct History {
 }
 
 /// Something that happened, to be marked on charts.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct Marker {
     pub(crate) at_ms: u64,
     pub(crate) what: MarkerKind,
     pub(crate) text: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum MarkerKind {
     Started,
@@ -123,12 +124,12 @@ struct Step {
 }
 
 /// Decisions that a shared store made in a step.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+#[derive(Debug, Clone, Copy, Default, Serialize, JsonSchema)]
 struct StoreCalls {
     count: u64,
-    /// `None` without decisions.
+    /// `null` without decisions.
     mean_us: Option<u64>,
-    /// The upper bound of the histogram's bucket; `None` above the last bound as well.
+    /// The upper bound of the histogram's bucket; `null` above the last bound as well.
     p99_us: Option<u64>,
 }
 
@@ -352,12 +353,12 @@ fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// `/v1/history`. Lists have one entry per step, oldest first.
-#[derive(Debug, Serialize)]
+/// Lists have one entry per step, oldest first.
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct HistoryReport {
     /// How many instances decided what is counted here.
     instances: usize,
-    /// Steps that end later lack what other instances have yet to report. `None`: none do.
+    /// Steps that end later lack what other instances have yet to report. `null`: none do.
     complete_until_ms: Option<u64>,
     step_ms: u64,
     /// The end of each step. The last step is unfinished.
@@ -384,7 +385,7 @@ pub(crate) struct HistoryReport {
     pub(crate) markers: Vec<Marker>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct DecisionSeries {
     policy: String,
     verdict: &'static str,
@@ -403,7 +404,7 @@ pub(crate) struct OtherCounts {
     pub(crate) policies: BTreeMap<String, [Vec<u64>; 3]>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct HeldSeries {
     policy: String,
     held: Vec<u64>,

@@ -11,8 +11,8 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::json;
 
 use super::events::{EVENTS_KEPT, Event, Filter};
 use super::top::{By, KeyCount, PERIOD};
@@ -23,7 +23,7 @@ use crate::query::Parameters;
 use crate::routes::Routes;
 use crate::shares::Share;
 use exposition::Format;
-use key_usage::KeyUsage;
+use key_usage::{BlockedKey, KeyUsage};
 
 mod envoy_metrics;
 mod exposition;
@@ -116,7 +116,7 @@ async fn top(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
     let instances = fleet.as_ref().map_or(1, |fleet| fleet.instances.len());
     if order == Order::Blocked {
         let keys = key_usage::blocked(&app, policy.as_deref(), limit);
-        return Ok(problem::ok(&json!({ "policy": policy, "by": order.name(), "keys": keys })));
+        return Ok(problem::ok(&BlockedKeys { policy, by: order.name(), keys }));
     }
     let names: Vec<_> = observer
         .policies()
@@ -232,14 +232,14 @@ impl Order {
     }
 }
 
-#[derive(Serialize)]
-struct Events<'a> {
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Events<'a> {
     /// Newest first.
     events: Vec<&'a Event>,
 }
 
-#[derive(Serialize)]
-struct Tops<'a> {
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Tops<'a> {
     /// `null`: all policies.
     policy: Option<&'a str>,
     by: &'static str,
@@ -258,7 +258,17 @@ struct Tops<'a> {
     keys: Vec<TopKey<'a>>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct BlockedKeys {
+    /// `null`: all policies.
+    policy: Option<String>,
+    #[schemars(extend("const" = "blocked"))]
+    by: &'static str,
+    /// Those that end first in front.
+    keys: Vec<BlockedKey>,
+}
+
+#[derive(Serialize, JsonSchema)]
 struct TopKey<'a> {
     policy: &'a str,
     key: String,

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use schemars::JsonSchema;
 use serde::Serialize;
 use slidegate::headers::millis_ceil;
 use slidegate::{Decision, Policy, Quota, Reason, Request, Verb};
@@ -21,7 +22,8 @@ use crate::telemetry::redaction::Redactor;
 pub(super) const MAX_KEYS: usize = 64;
 
 /// The usage of a key now.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+#[schemars(rename = "KeyNow")]
 pub(super) struct KeyUsage {
     limit: u64,
     window_ms: u64,
@@ -53,7 +55,7 @@ impl KeyUsage {
 }
 
 /// A key that an operator has blocked.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct BlockedKey {
     policy: String,
     key: String,

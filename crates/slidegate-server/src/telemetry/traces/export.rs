@@ -18,6 +18,8 @@ use opentelemetry_sdk::trace::{
     BatchConfigBuilder, BatchSpanProcessor, Span, SpanData, SpanExporter, SpanProcessor,
 };
 use prost::Message as _;
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use crate::http_client::without_url;
 use crate::{config, http_client};
@@ -49,7 +51,7 @@ pub(super) struct ExportCounters {
 }
 
 /// A snapshot of the counters of spans.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct Spans {
     pub(crate) sent: u64,
     /// The collector rejected them or did not respond.
