@@ -54,7 +54,7 @@ pub fn defaults_in(schema: &Value) -> Map<String, Value> {
 }
 
 /// Removes null from optional keys, which schemars allows there.
-fn without_null(schema: &mut Schema) {
+pub fn without_null(schema: &mut Schema) {
     let is_null = |value: &Value| value.is_null() || value == "null" || value["type"] == "null";
     if schema.get("default").is_some_and(Value::is_null) {
         schema.remove("default");

@@ -10,6 +10,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use decide::{Call, Engine};
 use futures_util::FutureExt;
 use futures_util::future::Either;
 use slidegate::{Error, MemoryStore, Policy, PolicySet, Request, Value, Verb};
@@ -24,7 +25,6 @@ use crate::envoy;
 use crate::listener::ConnectionBudget;
 use crate::record::{HistoryReport, NotDelivered, Observer};
 use crate::wire::request::Attributes;
-use decide::{Call, Engine};
 pub(crate) use open_reservations::OpenCost;
 use open_reservations::OpenReservations;
 use policies::ActivePolicies;
@@ -32,7 +32,7 @@ use readiness::Readiness;
 use shadow::Shadows;
 use slidegate_config::names::listed;
 use snapshots::Snapshots;
-use store::{Shared, Store};
+use store::{Shared, Store, StoreState};
 
 pub(crate) mod decide;
 pub(crate) mod explanation;
@@ -266,9 +266,10 @@ impl App {
         self.shared().and_then(Shared::degradation)
     }
 
-    /// The kind and state of the store, as JSON.
-    pub(crate) fn store_status(&self) -> serde_json::Value {
-        self.shared().map_or_else(|| serde_json::json!({ "kind": "memory" }), Shared::state)
+    /// The kind and state of the store.
+    pub(crate) fn store_state(&self) -> StoreState {
+        let redis = self.shared().map(Shared::state);
+        StoreState { kind: if redis.is_some() { "redis" } else { "memory" }, redis }
     }
 
     /// The recorder of decisions.

@@ -23,7 +23,7 @@ pub(crate) mod traces;
 pub(crate) mod webhook;
 
 pub(crate) use escalations::{EarnedBlock, NotBlocked};
-pub(crate) use events::{EVENTS_KEPT, Expired, Filter};
+pub(crate) use events::{EVENTS_KEPT, Event, Expired, Filter};
 pub(crate) use history::{HistoryReport, Marker, MarkerKind, OtherCounts, bytes_at_most as history_bytes};
 pub(crate) use notifications::Drop as NotDelivered;
 pub(crate) use observer::Observer;

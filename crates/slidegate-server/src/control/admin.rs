@@ -15,15 +15,15 @@ use crate::engine::App;
 use crate::wire::routes::Routes;
 
 mod added;
-mod apply;
+pub(crate) mod apply;
 mod history;
-mod keys;
-mod policies;
+pub(crate) mod keys;
+pub(crate) mod policies;
 mod reply;
-mod reset;
-mod shadows;
+pub(crate) mod reset;
+pub(crate) mod shadows;
 mod state;
-mod status;
+pub(crate) mod status;
 
 pub(crate) use state::Admin;
 

@@ -11,7 +11,7 @@ mod refusal;
 mod terms;
 
 pub(crate) use clock::{at_text, now_ms};
-pub(crate) use control::{Control, ControlStatus};
+pub(crate) use control::{Control, ControlStatus, Location};
 pub(crate) use document::{Change, Document, KeyChange, KeyKind, KeyTerms, What};
 pub(crate) use fold::{Base, Folded, fold};
 pub(crate) use refusal::{Cause, Refusal};

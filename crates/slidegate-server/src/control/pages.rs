@@ -11,8 +11,10 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use exposition::Format;
+use key_usage::{BlockedKey, KeyUsage};
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::json;
 
 use crate::access::{self, Grant, Limited};
 use crate::engine::App;
@@ -22,8 +24,6 @@ use crate::shares::Share;
 use crate::wire::problem::{self, Problem};
 use crate::wire::query::Parameters;
 use crate::wire::routes::Routes;
-use exposition::Format;
-use key_usage::KeyUsage;
 
 mod envoy_metrics;
 mod exposition;
@@ -115,7 +115,7 @@ async fn top(State(app): Shared, uri: Uri) -> Result<Response, Problem> {
     let instances = fleet.as_ref().map_or(1, |fleet| fleet.instances.len());
     if order == Order::Blocked {
         let keys = key_usage::blocked(&app, policy.as_deref(), limit);
-        return Ok(problem::ok(&json!({ "policy": policy, "by": order.name(), "keys": keys })));
+        return Ok(problem::ok(&BlockedKeys { policy, by: order.name(), keys }));
     }
     let names: Vec<_> = observer
         .policies()
@@ -231,14 +231,14 @@ impl Order {
     }
 }
 
-#[derive(Serialize)]
-struct Events<'a> {
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Events<'a> {
     /// Newest first.
     events: Vec<&'a Event>,
 }
 
-#[derive(Serialize)]
-struct Tops<'a> {
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Tops<'a> {
     /// `null`: all policies.
     policy: Option<&'a str>,
     by: &'static str,
@@ -257,7 +257,17 @@ struct Tops<'a> {
     keys: Vec<TopKey<'a>>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct BlockedKeys {
+    /// `null`: all policies.
+    policy: Option<String>,
+    #[schemars(extend("const" = "blocked"))]
+    by: &'static str,
+    /// Those that end first in front.
+    keys: Vec<BlockedKey>,
+}
+
+#[derive(Serialize, JsonSchema)]
 struct TopKey<'a> {
     policy: &'a str,
     key: String,

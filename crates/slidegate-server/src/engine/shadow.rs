@@ -11,10 +11,13 @@ use std::collections::hash_map::RandomState;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Write as _};
 use std::hash::BuildHasher;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
+use schemars::JsonSchema;
+use serde::Serialize;
 use slidegate::{Decisions, PolicyDecision, PolicySet, Quota, Verb};
 use slidegate_config::names::candidate_of;
 
@@ -53,7 +56,7 @@ pub(crate) struct CandidateComparison {
 }
 
 /// Requests that the candidate would decide differently.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct Differences {
     pub(crate) newly_denied: u64,
     pub(crate) newly_allowed: u64,
@@ -281,9 +284,9 @@ impl Differences {
 #[cfg(test)]
 mod tests {
     use slidegate::{Gate, Policy, Request};
+    use slidegate_config::names::CANDIDATE;
 
     use super::*;
-    use slidegate_config::names::CANDIDATE;
 
     /// A policy with a candidate of a lower limit, and a shadow policy.
     fn gate(limit: u64, candidate: u64) -> Gate {

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use schemars::JsonSchema;
+use serde::Serialize;
 use slidegate::store::{RestoredSnapshot, SavedSnapshot, SnapshotFile};
 use tokio::sync::Notify;
 
@@ -54,8 +56,8 @@ pub(crate) struct LastSnapshot {
     pub(crate) content: SavedSnapshot,
 }
 
-/// A snapshot found at the start and not used.
-#[derive(Debug, Clone)]
+/// A snapshot that was found at the start and not used.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct RejectedSnapshot {
     pub(crate) reason: String,
     pub(crate) kept_as: PathBuf,

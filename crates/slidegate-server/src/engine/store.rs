@@ -23,7 +23,7 @@ mod shared;
 
 use any_store::AnyStore;
 use shared::Health;
-pub(crate) use shared::{HealthRecord, Shared};
+pub(crate) use shared::{HealthRecord, Shared, StoreState};
 
 /// The store, under the active policies.
 #[derive(Debug)]

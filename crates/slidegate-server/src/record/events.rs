@@ -8,11 +8,13 @@
 use std::collections::VecDeque;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 use slidegate::{
@@ -45,11 +47,13 @@ const RATED_KEYS: usize = 4096;
 /// Messages a subscriber may lag behind before it misses some.
 const BEHIND: usize = 1024;
 
-/// A denial, an expired reservation, or a key near its limit or blocked by escalation.
-#[derive(Debug, Clone, Serialize)]
+/// One denial, a reservation that was not settled in time, or a key near its limit or blocked for
+/// its denials.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct Event {
-    /// Sequence number, from 1.
+    /// Sequence number of recorded events, from 1.
     pub(crate) seq: u64,
+    #[schemars(with = "String")]
     #[serde(serialize_with = "as_text")]
     at: Timestamp,
     pub(crate) policy: String,
@@ -60,15 +64,18 @@ pub(crate) struct Event {
     limit: u64,
     window_ms: u64,
     algorithm: &'static str,
+    #[schemars(with = "f64", range(min = 0))]
     used: Amount,
     /// Cost that open reservations hold.
+    #[schemars(with = "f64", range(min = 0))]
     #[serde(skip_serializing_if = "is_zero")]
     held: Amount,
+    #[schemars(with = "f64", range(min = 0))]
     cost: Amount,
     /// `null`: the cost never fits.
     retry_after_ms: Option<u64>,
-    /// The reason: `over_limit`, `blocked`, `too_many_holds`, `store_full` or
-    /// `store_unavailable`; [`EXPIRED`]; [`THRESHOLD`]; [`ESCALATED`].
+    /// The reason: `over_limit`, `blocked`, `too_many_holds`, `store_full` or `store_unavailable`;
+    /// `expired`; `threshold`; `escalated`.
     reason: &'static str,
     /// The share of the limit that was reached, in percent.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,7 +92,7 @@ pub(crate) struct Event {
     store_failure: Option<String>,
     mode: &'static str,
     protocol: &'static str,
-    /// [`DENY`], [`EXPIRED`] or [`NOTIFY`].
+    /// `deny`, `expired` or `notify`.
     verdict: &'static str,
     #[serde(skip)]
     keys_shown: KeysShown,
@@ -128,7 +135,7 @@ pub(crate) struct Expired {
 }
 
 /// A block: its end and its author.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 struct Blocked {
     /// `null`: the block has no end.
     until: Option<String>,

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use slidegate::Policy;
 
@@ -39,15 +40,15 @@ pub(crate) struct History {
     markers: Mutex<VecDeque<Marker>>,
 }
 
-/// An event to mark on charts.
-#[derive(Debug, Clone, Serialize)]
+/// Something that happened, to be marked on charts.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct Marker {
     pub(crate) at_ms: u64,
     pub(crate) what: MarkerKind,
     pub(crate) text: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum MarkerKind {
     Started,
@@ -122,13 +123,13 @@ struct Step {
     store: StoreCalls,
 }
 
-/// Decisions by the shared store in one step.
-#[derive(Debug, Clone, Copy, Default, Serialize)]
+/// Decisions that a shared store made in a step.
+#[derive(Debug, Clone, Copy, Default, Serialize, JsonSchema)]
 struct StoreCalls {
     count: u64,
-    /// `None` without decisions.
+    /// `null` without decisions.
     mean_us: Option<u64>,
-    /// Upper bound of the histogram bucket; `None` also above the last bound.
+    /// The upper bound of the histogram's bucket; `null` above the last bound as well.
     p99_us: Option<u64>,
 }
 
@@ -351,12 +352,12 @@ fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Response of `/v1/history`. Lists have one entry per step, oldest first.
-#[derive(Debug, Serialize)]
+/// Lists have one entry per step, oldest first.
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct HistoryReport {
     /// Instances whose decisions are counted.
     instances: usize,
-    /// Steps that end later lack reports of other instances. `None`: all steps are complete.
+    /// Steps that end later lack what other instances have yet to report. `null`: none do.
     complete_until_ms: Option<u64>,
     step_ms: u64,
     /// The end of each step. The last step is unfinished.
@@ -383,7 +384,7 @@ pub(crate) struct HistoryReport {
     pub(crate) markers: Vec<Marker>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct DecisionSeries {
     policy: String,
     verdict: &'static str,
@@ -402,7 +403,7 @@ pub(crate) struct OtherCounts {
     pub(crate) policies: BTreeMap<String, [Vec<u64>; 3]>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct HeldSeries {
     policy: String,
     held: Vec<u64>,
@@ -450,9 +451,10 @@ impl HistoryReport {
 
 #[cfg(test)]
 mod tests {
+    use slidegate::{Decision, PolicySet, Quota, Verb};
+
     use super::*;
     use crate::record::policy_counters::PolicyRegistry;
-    use slidegate::{Decision, PolicySet, Quota, Verb};
 
     fn registry(policies: usize) -> PolicyRegistry {
         let policy = |n| Policy::new(format!("p{n}"), Quota::per_minute(1)).unwrap();

@@ -1,6 +1,7 @@
 //! The HTTP API: decisions as JSON under `/v1`, with the standard response headers.
 //!
-//! `openapi.json` in `http/` describes every route; a test compares the two.
+//! `http/openapi.json` describes every route. A test writes it from `http/openapi.rs` and the structs of bodies and
+//! responses, and another compares it with the routes.
 
 use std::sync::Arc;
 
@@ -13,19 +14,22 @@ use axum::response::Response as HttpResponse;
 use axum::routing::{MethodRouter, get, post};
 use futures_util::FutureExt;
 use http_body_util::Full;
-use serde_json::json;
+use reply::{Answered, Shared, call, ok, status_of, undecided};
+use request::{MAX_BODY, RequestBody};
+use schemars::JsonSchema;
+use serde::Serialize;
+use slidegate::store::MemoryStats;
 use slidegate::{Decisions, Verb};
 
 use crate::access::{self, Action};
 use crate::caller::Protocol;
 use crate::engine::App;
+use crate::engine::store::StoreState;
 use crate::listener::{Connection, TrackedBody};
 use crate::wire::fields::{self, NO_STORE};
 use crate::wire::json_body;
 use crate::wire::problem::{self, Problem};
 use crate::wire::routes::Routes;
-use reply::{Answered, Shared, call, ok, status_of, undecided};
-use request::{MAX_BODY, RequestBody};
 
 mod answer;
 mod batch;
@@ -34,6 +38,8 @@ mod cost;
 pub(crate) mod fuzzing;
 mod holds;
 mod idempotency;
+#[cfg(test)]
+mod openapi;
 mod reply;
 mod request;
 mod text;
@@ -175,39 +181,70 @@ async fn reset(State(app): Shared, request: HttpRequest<Body>) -> Answered {
         let detail = format!("{error}; the keys may be forgotten or not, so send it again");
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     })?;
-    Ok(problem::ok(&json!({ "existed": existed })))
+    Ok(problem::ok(&Reset { existed }))
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Reset {
+    /// Whether anything counted on one of the keys.
+    existed: bool,
 }
 
 /// Liveness.
 async fn healthz() -> HttpResponse {
-    problem::ok(&json!({ "status": "ok" }))
+    problem::ok(&Health { status: "ok" })
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Health {
+    #[schemars(extend("const" = "ok"))]
+    status: &'static str,
 }
 
 /// Readiness: see [`crate::engine::readiness`]. Addresses, errors and numbers are for those who may
 /// read the status.
 async fn readyz(State(app): Shared, request: HttpRequest<Body>) -> HttpResponse {
     let ready = app.readiness.is_ready();
-    let mut body = json!({
-        "status": if ready { "ready" } else { "shutting down" },
-        "degraded": app.is_degraded(),
-        "reason": app.degradation(),
-    });
     let connection = Connection::of(request.extensions());
-    if app.access.may_read(request.headers(), request.uri(), connection) {
-        let stats = app.store().stats();
-        body["keys"] = stats.keys.into();
-        body["max_keys"] = stats.max_keys.into();
-        body["dropped_keys"] = stats.dropped.into();
-        body["memory_bytes"] = stats.bytes.into();
-        body["max_memory_bytes"] = stats.max_bytes.into();
-        body["store"] = app.store_status();
-    }
+    let may_read = app.access.may_read(request.headers(), request.uri(), connection);
+    let details = may_read.then(|| {
+        let MemoryStats { keys, max_keys, dropped: dropped_keys, bytes, max_bytes, .. } = app.store().stats();
+        let store = app.store_state();
+        Details { keys, max_keys, dropped_keys, memory_bytes: bytes, max_memory_bytes: max_bytes, store }
+    });
+    let status = if ready { "ready" } else { "shutting down" };
+    let body = Ready { status, degraded: app.is_degraded(), reason: app.degradation(), details };
     drop(request);
     let mut response = problem::ok(&body);
     if !ready {
         *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     }
     response
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Ready {
+    #[schemars(extend("enum" = ["ready", "shutting down"]))]
+    status: &'static str,
+    /// Whether a shared store is unreachable and policies use their fallbacks. The instance still accepts requests.
+    degraded: bool,
+    /// Why policies use their fallbacks, in words. Who may read the status also gets the other fields.
+    reason: Option<&'static str>,
+    #[serde(flatten)]
+    details: Option<Details>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Details {
+    keys: usize,
+    max_keys: usize,
+    /// Keys that a full store evicted while they still counted. Above 0, raise `store.memory.max_keys` or `max_bytes`.
+    dropped_keys: u64,
+    /// Bytes that the keys of the memory store take, as allocated.
+    memory_bytes: usize,
+    /// Maximum bytes of the memory store, if `store.memory.max_bytes` is set.
+    max_memory_bytes: Option<usize>,
+    store: StoreState,
 }
 
 async fn openapi() -> HttpResponse {

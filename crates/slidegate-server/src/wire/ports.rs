@@ -4,17 +4,19 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::watch;
 
 use crate::listener::BoundSocket;
 
 /// A listener of the service.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct Listener {
-    /// `http`, `resp` or `grpc`; `debug` and `metrics` for envoyproxy/ratelimit's ports.
+    /// `debug` and `metrics` are ports of envoyproxy/ratelimit.
+    #[schemars(extend("enum" = ["http", "resp", "grpc", "debug", "metrics"]))]
     pub(crate) protocol: &'static str,
-    /// `127.0.0.1:7979`, or `unix:` and a path.
+    /// An address and port, or `unix:` and a path.
     pub(crate) address: String,
     pub(crate) tls: bool,
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{HeaderValue, Method, Response, StatusCode, Uri, header};
 use axum::response::IntoResponse;
+use schemars::JsonSchema;
 use serde::Serialize;
 use slidegate_http::headers::secs_ceil;
 
@@ -101,17 +102,23 @@ impl Problem {
     }
 }
 
+/// A problem of RFC 9457.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Problem")]
+pub(crate) struct Members<'a> {
+    r#type: &'static str,
+    title: &'static str,
+    status: u16,
+    /// What is wrong and how to fix it, in a sentence.
+    detail: &'a str,
+    /// The invalid member of the body or query.
+    #[schemars(with = "String")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    field: Option<&'a str>,
+}
+
 impl Problem {
     pub(crate) fn response<B: From<Vec<u8>>>(self) -> Response<B> {
-        #[derive(Serialize)]
-        struct Members<'a> {
-            r#type: &'static str,
-            title: &'static str,
-            status: u16,
-            detail: &'a str,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            field: Option<&'a str>,
-        }
         let members = Members {
             r#type: "about:blank",
             title: self.status.canonical_reason().unwrap_or("Error"),

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 use axum::response::Response;
-use serde_json::{Map, Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Map, Value};
 use slidegate::{Algorithm, Policy, PolicySet, Quota};
 use slidegate_config::names::{self, candidate_of};
 use slidegate_config::policy::Mode;
@@ -88,8 +90,18 @@ impl Admin {
     pub(super) fn changed(&self, by: &By, action: &str, policy: &str, id: u64, done: &str) -> Response {
         audit(by, action, policy, "", done);
         self.app.observer().mark_changed();
-        problem::ok(&json!({ "policy": policy, "change": id, "done": done }))
+        problem::ok(&Changed { policy, change: id, done })
     }
+}
+
+/// A change of a policy.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Changed<'a> {
+    policy: &'a str,
+    /// Its number, for `undo`.
+    change: u64,
+    /// The change in words.
+    done: &'a str,
 }
 
 /// Rejects a change of a policy that was changed concurrently.
@@ -101,14 +113,30 @@ fn unchanged_since(document: &Document, name: &str, seen: Option<&Terms>) -> Res
     Err(Refusal::new(Cause::Conflict, detail))
 }
 
-pub(super) fn numbers(quota: &Quota) -> Value {
-    json!({
-        "limit": quota.limit(),
-        "window_ms": millis_ceil(quota.window()),
-        "calendar": quota.calendar_window().map(|calendar| calendar.to_string()),
-        "algorithm": quota.algorithm().name(),
-        "burst": (quota.algorithm() == Algorithm::TokenBucket).then(|| quota.burst()),
-    })
+/// The numbers of a quota.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Numbers {
+    /// Maximum cost per window, or in flight at once under the algorithm `in-flight`.
+    limit: u64,
+    /// The window, or the lease of what is in flight. The longest it can be, if it is of a calendar.
+    window_ms: u64,
+    /// The calendar whose dates are the borders of the window, such as `month in Europe/Berlin from day 15`.
+    calendar: Option<String>,
+    algorithm: &'static str,
+    /// What a token bucket admits at once.
+    burst: Option<u64>,
+}
+
+impl Numbers {
+    pub(super) fn of(quota: &Quota) -> Self {
+        Self {
+            limit: quota.limit(),
+            window_ms: millis_ceil(quota.window()),
+            calendar: quota.calendar_window().map(|calendar| calendar.to_string()),
+            algorithm: quota.algorithm().name(),
+            burst: (quota.algorithm() == Algorithm::TokenBucket).then(|| quota.burst()),
+        }
+    }
 }
 
 /// The error for an unknown policy.

@@ -8,11 +8,12 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request as HttpRequest, StatusCode, Uri};
 use axum::response::Response;
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use slidegate::store::{KeyUse, RecordedCharge};
 use slidegate::{
-    Algorithm, Amounts, DecisionSource, Policy, PolicySet, Quota, Reason, Request, Verb, parse_window,
-    store::{KeyUse, RecordedCharge},
+    Algorithm, Amount, Amounts, DecisionSource, Policy, PolicySet, Quota, Reason, Request, Verb, parse_window,
 };
 use slidegate_config::names::{self, candidate_of};
 use slidegate_config::policy::UNLIMITED;
@@ -44,11 +45,15 @@ const LONGEST: Duration = Duration::from_secs(366 * 86_400);
 type Shared = State<Arc<Admin>>;
 type Answered = Result<Response, Problem>;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct KeyAction {
+pub(crate) struct KeyAction {
+    /// Of `refund` and `penalize`.
+    #[schemars(range(min = 1, max = MAX_COST), extend("default" = 1))]
     cost: Option<u64>,
+    /// How long a block or an override lasts, 1 ms to 366 days, for example `10m`.
     r#for: Option<String>,
+    /// Of `override`: a quota such as `1000/1m`, a limit, or `unlimited`.
     quota: Option<String>,
 }
 
@@ -170,7 +175,7 @@ impl Admin {
     }
 
     /// Everything about one key.
-    async fn view(&self, target: &KeyTarget) -> Result<Value, Problem> {
+    async fn view(&self, target: &KeyTarget) -> Result<KeyState, Problem> {
         let request = target.request(self);
         let found = self.app.store().inspect(&request).await.map_err(|error| {
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, format!("{error}; its usage is unknown"))
@@ -187,69 +192,179 @@ impl Admin {
                     && (change.kind == KeyKind::Block) == is_block
             })
         };
-        let until = |change: &KeyChange| json!({ "until": at_text(change.until_ms), "by": change.by });
-        let own = living(false).map(|change| {
-            let mut json = until(change);
-            if let KeyKind::Override { limit, window_ms, unlimited } = change.kind {
-                json["limit"] = if unlimited { Value::Null } else { limit.into() };
-                json["window_ms"] = window_ms.into();
+        let until = |change: &KeyChange| KeyBlock { until: at_text(change.until_ms), by: change.by.clone() };
+        let own = living(false).and_then(|change| match change.kind {
+            KeyKind::Override { limit, window_ms, unlimited } => {
+                let limit = (!unlimited).then_some(limit);
+                Some(KeyOverride { ends: until(change), limit, window_ms })
             }
-            json
+            KeyKind::Block => None,
         });
         let (policy, key) = (Some(target.policy.clone()), Some(target.text.clone()));
         let filter = Filter { policy, key, is_exact: true, only_denials: true };
         let denials = self.app.observer().events().recent(&filter, MAX_DENIALS);
-        let denials: Vec<_> = denials.iter().map(|event| &**event).collect();
-        let mut view = used(&found);
-        view["key"] = target.text_for_caller().into();
-        // Under the policies after the change, if any.
-        let is_unlimited = self.app.policies().exempting(&request).next().is_some();
-        view["unlimited"] = is_unlimited.into();
-        view["denials"] = json!(denials);
-        view["override"] = own.unwrap_or(Value::Null);
-        view["block"] = living(true).map_or(Value::Null, until);
-        Ok(view)
+        Ok(KeyState {
+            usage: KeyUsage::of(&found),
+            // Of the policies after the change, if there was one.
+            unlimited: self.app.policies().exempting(&request).next().is_some(),
+            denials: denials.iter().map(|event| json!(**event)).collect(),
+            r#override: own,
+            block: living(true).map(until),
+        })
     }
 }
 
-fn used(found: &KeyUse) -> Value {
-    let decision = &found.decision;
-    let Amounts { limit, used, held, remaining, .. } = decision.amounts();
-    let charges = joined(&found.charges).into_iter().map(
-        |run| json!({ "at_ms_ago": millis_ceil(decision.at() - run.at), "cost": found.amount(run.cost) }),
-    );
-    let room = found
-        .forecast
-        .iter()
-        .map(|room| json!({ "in_ms": millis_ceil(room.after), "used": found.amount(room.used) }));
-    let holds = found.holds.iter().take(MAX_HOLDS).map(|hold| {
-        json!({
-            "id": format!("{:016x}", hold.id),
-            "held": found.amount(hold.held),
-            "settled": found.amount(hold.settled),
-            "ends_in_ms": millis_ceil(hold.until - decision.at()),
-            "unsettled": hold.unsettled.name(),
-        })
-    });
-    json!({
-        "policy": found.policy,
-        "key": found.key,
-        "limit": limit,
-        "window_ms": millis_ceil(found.quota.window()),
-        "calendar": found.quota.calendar_window().map(|calendar| calendar.to_string()),
-        "algorithm": found.quota.algorithm().name(),
-        "used": used,
-        "held": held,
-        "remaining": remaining,
-        "reason": decision.reason().map(Reason::name),
-        "retry_after_ms": decision.retry_after().map(millis_ceil),
-        "reset_after_ms": millis_ceil(decision.reset_after()),
-        "frees_after_ms": decision.frees_after().map(millis_ceil),
-        "charges": charges.collect::<Vec<_>>(),
-        "room": room.collect::<Vec<_>>(),
-        "open_holds": found.holds.len(),
-        "holds": holds.collect::<Vec<_>>(),
-    })
+/// A key and its usage.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Key<'a> {
+    policy: &'a str,
+    key: &'a str,
+    #[serde(flatten)]
+    state: KeyState,
+}
+
+/// A change of a key, and its usage after it. If the store could not be read then, the change is made and the
+/// other fields are absent.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct KeyDone<'a> {
+    policy: &'a str,
+    key: &'a str,
+    /// What was done, in words.
+    done: String,
+    #[serde(flatten)]
+    state: Option<KeyState>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct KeyState {
+    #[serde(flatten)]
+    usage: KeyUsage,
+    /// Whether an override exempts the key from the policy.
+    unlimited: bool,
+    /// The last denials, newest first.
+    #[schemars(with = "Vec<record::Event>")]
+    denials: Vec<Value>,
+    r#override: Option<KeyOverride>,
+    block: Option<KeyBlock>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct KeyBlock {
+    until: String,
+    /// The name of the token that set it.
+    by: String,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct KeyOverride {
+    #[serde(flatten)]
+    ends: KeyBlock,
+    /// `null`: the key is unlimited.
+    limit: Option<u64>,
+    window_ms: u64,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct KeyUsage {
+    #[schemars(with = "u64")]
+    limit: Amount,
+    window_ms: u64,
+    /// The calendar that the window follows, such as `month in Europe/Berlin`.
+    calendar: Option<String>,
+    algorithm: &'static str,
+    #[schemars(with = "f64", range(min = 0))]
+    used: Amount,
+    /// Cost that open reservations hold.
+    #[schemars(with = "f64", range(min = 0))]
+    held: Amount,
+    #[schemars(with = "f64", range(min = 0))]
+    remaining: Amount,
+    /// Why cost 1 is denied now; null if it fits.
+    #[schemars(extend("enum" = ["over_limit", "blocked", "too_many_holds", "store_full", null]))]
+    reason: Option<&'static str>,
+    /// Until cost 1 fits; null if it never fits.
+    retry_after_ms: Option<u64>,
+    /// Until the key is unused.
+    reset_after_ms: u64,
+    /// Until some cost is freed; null if nothing counts.
+    frees_after_ms: Option<u64>,
+    /// Charges that count, oldest first. Neighbours are merged if there are many.
+    charges: Vec<KeyCharge>,
+    /// The usage to come, if nothing more is charged.
+    room: Vec<UsageForecast>,
+    /// The number of open reservations.
+    open_holds: usize,
+    /// Open reservations, at most 100, in order of expiry.
+    #[schemars(length(max = MAX_HOLDS))]
+    holds: Vec<OpenHold>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct KeyCharge {
+    at_ms_ago: u64,
+    #[schemars(with = "f64", range(min = 0))]
+    cost: Amount,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct UsageForecast {
+    in_ms: u64,
+    #[schemars(with = "f64", range(min = 0))]
+    used: Amount,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct OpenHold {
+    #[schemars(extend("pattern" = "^[0-9a-f]{16}$"))]
+    id: String,
+    #[schemars(with = "f64", range(min = 0))]
+    held: Amount,
+    /// What its settlements charged so far.
+    #[schemars(with = "f64", range(min = 0))]
+    settled: Amount,
+    ends_in_ms: u64,
+    /// What happens to what it holds when it expires.
+    #[schemars(extend("enum" = ["charge", "forget"]))]
+    unsettled: &'static str,
+}
+
+impl KeyUsage {
+    fn of(found: &KeyUse) -> Self {
+        let decision = &found.decision;
+        let Amounts { limit, used, held, remaining, .. } = decision.amounts();
+        let charges = joined(&found.charges).into_iter().map(|run| KeyCharge {
+            at_ms_ago: millis_ceil(decision.at() - run.at),
+            cost: found.amount(run.cost),
+        });
+        let room = found
+            .forecast
+            .iter()
+            .map(|room| UsageForecast { in_ms: millis_ceil(room.after), used: found.amount(room.used) });
+        let holds = found.holds.iter().take(MAX_HOLDS).map(|hold| OpenHold {
+            id: format!("{:016x}", hold.id),
+            held: found.amount(hold.held),
+            settled: found.amount(hold.settled),
+            ends_in_ms: millis_ceil(hold.until - decision.at()),
+            unsettled: hold.unsettled.name(),
+        });
+        Self {
+            limit,
+            window_ms: millis_ceil(found.quota.window()),
+            calendar: found.quota.calendar_window().map(|calendar| calendar.to_string()),
+            algorithm: found.quota.algorithm().name(),
+            used,
+            held,
+            remaining,
+            reason: decision.reason().map(Reason::name),
+            retry_after_ms: decision.retry_after().map(millis_ceil),
+            reset_after_ms: millis_ceil(decision.reset_after()),
+            frees_after_ms: decision.frees_after().map(millis_ceil),
+            charges: charges.collect(),
+            room: room.collect(),
+            open_holds: found.holds.len(),
+            holds: holds.collect(),
+        }
+    }
 }
 
 /// At most [`MAX_CHARGES`]; neighbours are merged at the later one's time.
@@ -269,7 +384,8 @@ pub(super) async fn show(
     uri: Uri,
 ) -> Answered {
     let target = KeyTarget::of(&admin, policy, &key, &uri)?;
-    Ok(problem::ok(&admin.view(&target).await?))
+    let state = admin.view(&target).await?;
+    Ok(problem::ok(&Key { policy: &target.policy, key: target.text_for_caller(), state }))
 }
 
 pub(super) async fn act(
@@ -318,12 +434,8 @@ pub(super) async fn act(
     audit(&by, &action, &target.policy, &admin.app.observer().shown(&target.policy, &target.text), &done);
     admin.app.observer().mark_changed();
     // The change is made even if the store cannot be read now.
-    let mut view = admin
-        .view(&target)
-        .await
-        .unwrap_or_else(|_| json!({ "policy": target.policy, "key": target.text_for_caller() }));
-    view["done"] = done.into();
-    Ok(problem::ok(&view))
+    let state = admin.view(&target).await.ok();
+    Ok(problem::ok(&KeyDone { policy: &target.policy, key: target.text_for_caller(), done, state }))
 }
 
 impl KeyAction {

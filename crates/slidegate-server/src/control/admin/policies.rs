@@ -1,23 +1,25 @@
 //! Lists policies, and changes them at run time for all instances.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request as HttpRequest, StatusCode, Uri};
 use axum::response::Response;
-use serde::Deserialize;
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value, json};
-use slidegate::{Algorithm, Calendar, Policy, PolicySet, Quota};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use slidegate::{Algorithm, Amount, Calendar, Policy, PolicySet, Quota};
 use slidegate_config::names::{self, CANDIDATE, candidate_of};
 use slidegate_config::policy::Mode;
 use slidegate_config::quota::QuotaSpec;
 use slidegate_config::values::{Parsed, Window};
-use slidegate_http::headers::millis_ceil;
 
 use super::added;
-use super::apply::{in_words, numbers, put_in_force, unknown};
+use super::apply::{Numbers, in_words, put_in_force, unknown};
 use super::reply::{InPath, body, bytes};
 use super::state::Admin;
 use crate::access::By;
@@ -33,6 +35,77 @@ use crate::wire::query::Parameters;
 type Shared = State<Arc<Admin>>;
 type Answered = Result<Response, Problem>;
 
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Policies<'a> {
+    /// How many instances the counts are of.
+    #[schemars(range(min = 1))]
+    instances: usize,
+    /// Why the other instances are unknown.
+    fleet_error: Option<&'a str>,
+    /// Policies with the least checks that an instance did not publish: their counts are of fewer instances.
+    policies_left_out: u64,
+    policies: Vec<PolicyStatus<'a>>,
+}
+
+/// A policy and what it counted.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Policy")]
+struct PolicyStatus<'a> {
+    name: &'a str,
+    /// The policy in a sentence.
+    description: String,
+    /// Its conditions.
+    when: Vec<String>,
+    scope: &'a [String],
+    #[serde(flatten)]
+    numbers: Numbers,
+    /// Limits by the value of an attribute. Requests with another value, or without it, have `limit`.
+    tiers: Option<Tiers<'a>>,
+    /// What is counted: `cost`, `requests`, or the name of a cost.
+    counted: Cow<'a, str>,
+    /// What a reservation without a cost holds.
+    #[schemars(with = "Option<f64>", range(min = 0))]
+    estimate: Option<Amount>,
+    /// Whether the estimate is learned from settled costs.
+    estimate_learned: bool,
+    /// What happens to reserved cost that expires unsettled.
+    #[schemars(extend("enum" = ["charge", "forget"]))]
+    unsettled: &'static str,
+    /// What a unit of cost is, if known, such as `requests`, `output-tokens` or `usd`.
+    unit: Option<&'a str>,
+    /// Open reservations of this instance: neither settled here nor expired.
+    open_reservations: u64,
+    /// What these reservations hold.
+    held_cost: u64,
+    mode: Mode,
+    /// Overrides of the configuration.
+    overrides: usize,
+    /// Keys with a block or an override that was set at run time.
+    keys_changed: usize,
+    /// `added`: at run time, not configured.
+    #[schemars(extend("enum" = ["file", "changed", "added"]))]
+    origin: &'static str,
+    candidate: Option<Numbers>,
+    counts: PolicyCounts,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Tiers<'a> {
+    /// The attribute.
+    by: &'a str,
+    limits: BTreeMap<&'a str, u64>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct PolicyCounts {
+    allowed: u64,
+    denied: u64,
+    shadow_denied: u64,
+    cost_allowed: u64,
+    cost_denied: u64,
+    near_limit: u64,
+}
+
 pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
     let mut query = Parameters::of(&uri)?;
     let instance = query.take("instance");
@@ -47,7 +120,6 @@ pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
     let listed = names::listed(&policies).filter(|policy| candidate_of(policy.name()).is_none());
     let policies = listed.map(|policy| {
         let name = policy.name();
-        let quota = policy.quota();
         let when = policy.conditions().iter().map(|(attribute, is)| format!("{attribute} {is}"));
         let keys = document.living(now).filter(|change| change.policy == name).count();
         let totals = sums.as_mut().map_or_else(
@@ -61,50 +133,45 @@ pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
             },
             |sums| sums.remove(name).unwrap_or_default(),
         );
-        json!({
-            "name": name,
-            "description": admin.app.describe(policy),
-            "when": when.collect::<Vec<_>>(),
-            "scope": policy.scope(),
-            "limit": quota.limit(),
-            "window_ms": millis_ceil(quota.window()),
-            "calendar": quota.calendar_window().map(|calendar| calendar.to_string()),
-            "tiers": policy.tier_attribute().map(|attribute| {
-                let limits: Map<_, _> = policy.tiers().map(|(value, quota)| (value.to_owned(), quota.limit().into())).collect();
-                json!({ "by": attribute, "limits": limits })
+        PolicyStatus {
+            name,
+            description: admin.app.describe(policy),
+            when: when.collect(),
+            scope: policy.scope(),
+            numbers: Numbers::of(policy.quota()),
+            tiers: policy.tier_attribute().map(|by| Tiers {
+                by,
+                limits: policy.tiers().map(|(value, quota)| (value, quota.limit())).collect(),
             }),
-            "algorithm": quota.algorithm().name(),
-            "burst": (quota.algorithm() == Algorithm::TokenBucket).then(|| quota.burst()),
-            "counted": counted_name(policy.counts()),
-            "estimate": policy.estimate(),
-            "estimate_learned": policy.learns_estimate(),
-            "unsettled": policy.unsettled().name(),
-            "unit": policy.unit_name(),
-            "open_reservations": totals.open_reservations,
-            "held_cost": totals.held,
-            "mode": Mode::of(policy),
-            "overrides": policy.override_count(),
-            "keys_changed": keys,
-            "origin": admin.origin(&document, name),
-            "candidate": base.candidate(&document, name).map(|quota| numbers(&quota)),
-            "counts": {
-                "allowed": totals.allowed,
-                "denied": totals.denied,
-                "shadow_denied": totals.shadow_denied,
-                "cost_allowed": totals.cost_allowed,
-                "cost_denied": totals.cost_denied,
-                "near_limit": totals.near_limit,
+            counted: counted_name(policy.counts()),
+            estimate: policy.estimate(),
+            estimate_learned: policy.learns_estimate(),
+            unsettled: policy.unsettled().name(),
+            unit: policy.unit_name(),
+            open_reservations: totals.open_reservations,
+            held_cost: totals.held,
+            mode: Mode::of(policy),
+            overrides: policy.override_count(),
+            keys_changed: keys,
+            origin: admin.origin(&document, name),
+            candidate: base.candidate(&document, name).as_ref().map(Numbers::of),
+            counts: PolicyCounts {
+                allowed: totals.allowed,
+                denied: totals.denied,
+                shadow_denied: totals.shadow_denied,
+                cost_allowed: totals.cost_allowed,
+                cost_denied: totals.cost_denied,
+                near_limit: totals.near_limit,
             },
-        })
+        }
     });
-    let policies: Vec<_> = policies.collect();
     let left_out = fleet.iter().flat_map(|fleet| &fleet.instances).map(|one| one.record.more_policies).max();
-    Ok(problem::ok(&json!({
-        "instances": fleet.as_ref().map_or(1, |fleet| fleet.instances.len()),
-        "fleet_error": fleet.as_ref().and_then(|fleet| fleet.error.as_deref()),
-        "policies_left_out": left_out.unwrap_or(0),
-        "policies": policies,
-    })))
+    Ok(problem::ok(&Policies {
+        policies: policies.collect(),
+        instances: fleet.as_ref().map_or(1, |fleet| fleet.instances.len()),
+        fleet_error: fleet.as_ref().and_then(|fleet| fleet.error.as_deref()),
+        policies_left_out: left_out.unwrap_or(0),
+    }))
 }
 
 /// Parses a value of the body. Errors name the invalid field: `field`, or one below it.
@@ -281,22 +348,49 @@ pub(super) async fn changes(State(admin): Shared) -> Response {
             What::Set => ("set", None),
             What::Unset => ("unset", None),
             What::Promote => ("promote", None),
-            What::Undo(id) => ("undo", Some(id)),
+            What::Undo(id) => ("undo", Some(*id)),
         };
-        json!({
-            "id": id,
-            "at": at_text(*at_ms),
-            "by": by,
-            "policy": policy,
-            "what": what,
-            "undoes": undoes,
-            "undone_by": document.undone_by(*id),
-            "before": before,
-            "after": after,
-            "words": in_words(before.as_ref(), after.as_ref()),
-        })
+        ChangeEntry {
+            id: *id,
+            at: at_text(*at_ms),
+            by,
+            policy,
+            what,
+            undoes,
+            undone_by: document.undone_by(*id),
+            before: before.as_ref(),
+            after: after.as_ref(),
+            words: in_words(before.as_ref(), after.as_ref()),
+        }
     });
-    problem::ok(&json!({ "version": id.version, "changes": changes.collect::<Vec<_>>() }))
+    problem::ok(&Changes { version: id.version, changes: changes.collect() })
+}
+
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Changes<'a> {
+    /// The version of the active document. Each change increases it.
+    version: u64,
+    changes: Vec<ChangeEntry<'a>>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ChangeEntry<'a> {
+    id: u64,
+    at: String,
+    /// The name of the token of its author.
+    by: &'a str,
+    policy: &'a str,
+    #[schemars(extend("enum" = ["set", "unset", "promote", "undo"]))]
+    what: &'static str,
+    /// The change that it undoes.
+    undoes: Option<u64>,
+    undone_by: Option<u64>,
+    /// The policy before the change. `null`: as configured.
+    before: Option<&'a Terms>,
+    /// The policy after the change. `null`: as configured.
+    after: Option<&'a Terms>,
+    /// The change in words.
+    words: String,
 }
 
 /// An empty body.

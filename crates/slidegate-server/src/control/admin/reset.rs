@@ -9,8 +9,8 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request as HttpRequest, StatusCode};
 use axum::response::Response;
-use serde::Deserialize;
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use slidegate::store::{PolicyReset, ResetCursor};
 
 use super::apply::unknown;
@@ -23,19 +23,39 @@ const KEYS: u64 = 1000;
 /// Maximum keys scanned per step: some milliseconds of the server's time.
 const MAX_KEYS: u64 = 10_000;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Step {
+pub(crate) struct ResetStep {
+    /// The cursor of the previous step; absent in the first step.
     cursor: Option<String>,
+    /// Approximate number of keys, of all policies, to scan in this step.
+    #[schemars(range(min = 1, max = MAX_KEYS), extend("default" = KEYS))]
     limit: Option<u64>,
 }
 
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "PolicyReset")]
+pub(crate) struct ResetStepDone {
+    policy: String,
+    /// Keys of the policy that were reset since the reset began.
+    forgotten: u64,
+    /// Keys of all policies scanned since it began; approximate with a shared store.
+    scanned: u64,
+    /// Keys of all policies when it began; null if unknown.
+    keys: Option<u64>,
+    /// The cursor of the next step; null when the reset is complete.
+    cursor: Option<String>,
+    /// What was done, in words.
+    done: String,
+}
+
+/// One step.
 pub(super) async fn step(
     State(admin): State<Arc<Admin>>,
     InPath(name): InPath<String>,
     request: HttpRequest<Body>,
 ) -> Result<Response, Problem> {
-    let (by, Step { cursor, limit }) = body(request).await?;
+    let (by, ResetStep { cursor, limit }) = body(request).await?;
     let policies = admin.app.policies();
     if policies.by_name(&name).is_none() {
         return Err(unknown(&policies, &name));
@@ -67,12 +87,6 @@ pub(super) async fn step(
         audit(&by, "reset-policy", &name, "", &done);
         admin.app.observer().mark_changed();
     }
-    Ok(problem::ok(&json!({
-        "policy": name,
-        "forgotten": forgotten,
-        "scanned": scanned,
-        "keys": keys,
-        "cursor": next.map(|next| next.to_string()),
-        "done": done,
-    })))
+    let cursor = next.map(|next| next.to_string());
+    Ok(problem::ok(&ResetStepDone { policy: name, forgotten, scanned, keys, cursor, done }))
 }

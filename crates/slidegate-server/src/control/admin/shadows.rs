@@ -4,15 +4,52 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 use slidegate_config::names::{CANDIDATE, candidate_of};
 
-use super::apply::numbers;
+use super::apply::Numbers;
 use super::state::Admin;
+use crate::engine::shadow::Differences;
 use crate::wire::problem;
 
 /// Maximum keys per candidate in a response, the most affected first.
 const MAX_KEYS: usize = 100;
+
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Shadow<'a> {
+    candidates: Vec<Comparison<'a>>,
+    shadows: Vec<WatchedPolicy<'a>>,
+}
+
+/// A candidate compared with its policy.
+#[derive(Serialize, JsonSchema)]
+struct Comparison<'a> {
+    policy: &'a str,
+    live: Numbers,
+    candidate: Numbers,
+    /// Checks decided by both.
+    requests: u64,
+    #[serde(flatten)]
+    changed: Differences,
+    /// The most affected first, at most 100.
+    keys: Vec<ComparedKey>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ComparedKey {
+    key: String,
+    #[serde(flatten)]
+    changed: Differences,
+}
+
+/// A shadow policy.
+#[derive(Serialize, JsonSchema)]
+struct WatchedPolicy<'a> {
+    policy: &'a str,
+    would_deny: u64,
+    requests: u64,
+}
 
 pub(super) async fn shadow(State(admin): State<Arc<Admin>>) -> Response {
     let policies = admin.app.policies();
@@ -24,30 +61,24 @@ pub(super) async fn shadow(State(admin): State<Arc<Admin>>) -> Response {
         let changed = compared.map(|one| one.changed).unwrap_or_default();
         let mut keys: Vec<_> = compared.iter().flat_map(|one| &one.keys).collect();
         keys.sort_by_key(|(key, one)| (std::cmp::Reverse(one.newly_denied + one.newly_allowed), *key));
-        let keys = keys.into_iter().take(MAX_KEYS).map(|(key, one)| {
-            json!({
-                "key": admin.app.observer().shown(name, key),
-                "newly_denied": one.newly_denied,
-                "newly_allowed": one.newly_allowed,
-            })
-        });
-        Some(json!({
-            "policy": name,
-            "live": numbers(live.quota()),
-            "candidate": numbers(candidate.quota()),
-            "requests": compared.map_or(0, |one| one.requests),
-            "newly_denied": changed.newly_denied,
-            "newly_allowed": changed.newly_allowed,
-            "keys": keys.collect::<Vec<_>>(),
-        }))
+        let keys = keys
+            .into_iter()
+            .take(MAX_KEYS)
+            .map(|(key, one)| ComparedKey { key: admin.app.observer().shown(name, key), changed: *one });
+        Some(Comparison {
+            policy: name,
+            live: Numbers::of(live.quota()),
+            candidate: Numbers::of(candidate.quota()),
+            requests: compared.map_or(0, |one| one.requests),
+            changed,
+            keys: keys.collect(),
+        })
     });
     let in_shadow =
         policies.iter().filter(|policy| !policy.is_enforced() && !policy.name().ends_with(CANDIDATE));
     let shadows = in_shadow.map(|policy| {
         let watched = seen.shadows.get(policy.name()).copied().unwrap_or_default();
-        json!({ "policy": policy.name(), "would_deny": watched.would_deny, "requests": watched.requests })
+        WatchedPolicy { policy: policy.name(), would_deny: watched.would_deny, requests: watched.requests }
     });
-    problem::ok(
-        &json!({ "candidates": candidates.collect::<Vec<_>>(), "shadows": shadows.collect::<Vec<_>>() }),
-    )
+    problem::ok(&Shadow { candidates: candidates.collect(), shadows: shadows.collect() })
 }

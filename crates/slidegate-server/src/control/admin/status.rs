@@ -1,5 +1,7 @@
 //! `/v1/status`: version, uptime, configuration, store and run-time changes.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,16 +9,248 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::Request;
 use axum::response::Response;
-use serde_json::{Map, Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
+use slidegate::store::MemoryStats;
 
 use super::state::Admin;
 use crate::config::Right;
-use crate::control::changes::{ControlStatus, at_text, now_ms};
+use crate::control::changes::{ControlStatus, Location, at_text, now_ms};
 use crate::control::fleet::{FleetView, Instance, ROLLOUT};
+use crate::engine::snapshots::{RejectedSnapshot, Snapshots};
+use crate::engine::store::StoreState;
 use crate::listener::{Connection, ConnectionBudget, ConnectionCaps};
 use crate::record::Spans;
+use crate::wire::ports::Listener;
 use crate::wire::problem::{self, Problem};
 use crate::wire::query::Parameters;
+
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Status<'a> {
+    version: &'static str,
+    /// The time zone database of calendar windows, if there is one.
+    time_zones: Option<TimeZones>,
+    started_at: String,
+    uptime_ms: u64,
+    /// Whether the caller may change limits.
+    may_write: bool,
+    ready: bool,
+    /// The first serves these routes.
+    listeners: &'a [Listener],
+    connections: Connections,
+    config: ConfigStatus<'a>,
+    store: StoreStatus,
+    /// The instances that share the store. `null`: there is no shared store, or `store.fleet` is `false`.
+    fleet: Option<FleetStatus<'a>>,
+    traces: Option<TraceStatus<'a>>,
+    memory: MemoryStatus,
+    /// The snapshot of the memory store, if `store.memory.snapshot` is configured.
+    snapshot: Option<SnapshotStatus<'a>>,
+    changes: ChangeStatus,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct TimeZones {
+    /// Such as `2026a`.
+    version: &'static str,
+    /// Whose it is.
+    #[schemars(extend("enum" = ["bundled", "system"]))]
+    source: &'static str,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct StoreStatus {
+    #[serde(flatten)]
+    state: StoreState,
+    /// Whether policies use their fallbacks.
+    degraded: bool,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Connections {
+    /// Open connections of all protocols.
+    open: usize,
+    /// Maximum of all protocols together; lower than configured if file descriptors are short.
+    max: usize,
+    /// Maximum of one client address.
+    max_per_peer: usize,
+    descriptors: DescriptorStatus,
+    /// By protocol.
+    protocols: BTreeMap<&'static str, ProtocolStatus>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct DescriptorStatus {
+    /// File descriptors in use. `null`: unknown.
+    open: Option<usize>,
+    /// The limit of the process. `null`: none.
+    limit: Option<u64>,
+}
+
+/// The connections of one protocol.
+#[derive(Serialize, JsonSchema)]
+struct ProtocolStatus {
+    open: usize,
+    accepted: u64,
+    /// Connections refused because too many were open and in use.
+    refused: u64,
+    /// Connections that the service closed, by reason.
+    closed: BTreeMap<&'static str, u64>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct ConfigStatus<'a> {
+    /// The path of the config file, `command line` or `default`.
+    source: &'a str,
+    /// SHA-256 of the active config file.
+    hash: String,
+    loaded_at: String,
+    /// Successful and rejected reloads since the start.
+    reloads: u64,
+    /// Whether `error` is why the last file was rejected.
+    rejected: bool,
+    /// Why the last file was rejected, or which of its settings need a restart.
+    error: Option<String>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct FleetStatus<'a> {
+    /// Why the other instances are unknown.
+    error: Option<&'a str>,
+    /// Records in the store that no instance wrote.
+    unreadable_records: u64,
+    /// Allowed checks of the instances listed.
+    allowed_per_s: f64,
+    /// Denied checks of the instances listed.
+    denied_per_s: f64,
+    /// How many may decide by fallbacks, as the store is unavailable.
+    degraded: usize,
+    /// How long versions or configurations have differed. `null`: they agree.
+    differ: Option<Difference<'a>>,
+    instances: Vec<InstanceStatus<'a>>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Difference<'a> {
+    for_ms: u64,
+    /// Whether this is more than five minutes.
+    longer_than_a_rollout: bool,
+    versions: BTreeSet<&'a str>,
+    configs: BTreeSet<&'a str>,
+}
+
+/// An instance, as it describes itself.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Instance")]
+struct InstanceStatus<'a> {
+    /// Host and port.
+    name: &'a str,
+    /// 16 hexadecimal digits, drawn when it started.
+    id: &'a str,
+    /// Whether it is the one that responds.
+    this: bool,
+    version: &'a str,
+    started_at: String,
+    /// Digest of the config file and of the active policies.
+    config: &'a str,
+    /// Active run-time changes.
+    changes: u64,
+    /// See `digest` of the status.
+    changes_digest: u64,
+    degraded: bool,
+    /// Allowed checks since its start.
+    allowed: u64,
+    /// Denied checks since its start.
+    denied: u64,
+    /// In its last interval of about 3 seconds.
+    allowed_per_s: f64,
+    denied_per_s: f64,
+}
+
+/// Spans, and the collector that they are sent to.
+#[derive(Serialize, JsonSchema)]
+struct TraceStatus<'a> {
+    endpoint: &'a str,
+    #[serde(flatten)]
+    spans: Spans,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct MemoryStatus {
+    keys: usize,
+    max_keys: usize,
+    /// Keys that were evicted while they still counted.
+    dropped: u64,
+    bytes: usize,
+    max_bytes: Option<usize>,
+    /// Open reservations.
+    holds: usize,
+    max_holds: usize,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct SnapshotStatus<'a> {
+    path: &'a Path,
+    interval_ms: u64,
+    saved: u64,
+    failed: u64,
+    /// Why the last snapshot was not written; null if it was.
+    error: Option<String>,
+    last: Option<LastSnapshot>,
+    restored: Option<RestoredSnapshot>,
+    rejected: Option<RejectedSnapshot>,
+}
+
+/// The last snapshot that was written.
+#[derive(Serialize, JsonSchema)]
+struct LastSnapshot {
+    at: String,
+    keys: u64,
+    bytes: u64,
+    duration_ms: u64,
+}
+
+/// What the start restored.
+#[derive(Serialize, JsonSchema)]
+struct RestoredSnapshot {
+    keys: u64,
+    expired: u64,
+    unknown_policy: u64,
+    other_algorithm: u64,
+    written_at: String,
+    downtime_ms: u64,
+}
+
+/// Run-time changes.
+#[derive(Serialize, JsonSchema)]
+struct ChangeStatus {
+    /// The version of the active document. Each change increases it.
+    version: u64,
+    /// Random; replaced when changes are restored after the store lost them. `null` in memory.
+    #[schemars(extend("pattern" = "^[0-9a-f]{16}$"))]
+    epoch: Option<String>,
+    /// Equal on all instances that enforce the same changes; 0 without changes.
+    digest: u64,
+    /// Where the active changes are stored. `lost`: the store lost some, and they are not restored yet. `unknown`:
+    /// the store is unreachable or holds something else.
+    place: Location,
+    /// How often the store had lost active changes.
+    losses: u64,
+    last_loss: Option<Loss>,
+    count: usize,
+    error: Option<String>,
+    /// Rejected changes, described.
+    refused: Vec<String>,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Loss {
+    at: String,
+    /// What the store held at that time.
+    found: String,
+    /// When all changes were restored; null until then.
+    restored_at: Option<String>,
+}
 
 pub(super) async fn status(
     State(admin): State<Arc<Admin>>,
@@ -33,150 +267,152 @@ pub(super) async fn status(
     let observer = app.observer();
     let config = observer.config();
     let date = |at| at_text(observer.wall_time(at).as_micros() / 1000);
-    let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
-    let ControlStatus { id, document, location, problem, losses, last_loss } = admin.control.status();
-    let now = now_ms();
-    let stats = app.store().stats();
-    let mut store = app.store_status();
-    store["degraded"] = app.is_degraded().into();
-    Ok(problem::ok(&json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "time_zones": slidegate::time_zone_data().map(|(version, source)| json!({ "version": version, "source": source })),
-        "started_at": date(observer.started_at),
-        "uptime_ms": millis(observer.uptime()),
-        "may_write": may_write,
-        "ready": app.readiness.is_ready(),
-        "listeners": admin.listeners,
-        "connections": connections(&app.connections),
-        "config": {
-            "source": admin.config_source,
-            "hash": config.hash,
-            "loaded_at": date(config.at),
-            "reloads": config.loads,
-            "rejected": config.error.is_some(),
-            "error": config.error.or(config.pending),
+    let MemoryStats { keys, max_keys, dropped, bytes, max_bytes, holds, max_holds, .. } = app.store().stats();
+    Ok(problem::ok(&Status {
+        version: env!("CARGO_PKG_VERSION"),
+        time_zones: slidegate::time_zone_data().map(|(version, source)| TimeZones { version, source }),
+        started_at: date(observer.started_at),
+        uptime_ms: millis(observer.uptime()),
+        may_write,
+        ready: app.readiness.is_ready(),
+        listeners: &admin.listeners,
+        connections: Connections::of(&app.connections),
+        config: ConfigStatus {
+            source: &admin.config_source,
+            hash: config.hash,
+            loaded_at: date(config.at),
+            reloads: config.loads,
+            rejected: config.error.is_some(),
+            error: config.error.or(config.pending),
         },
-        "store": store,
-        "fleet": fleet.as_ref().map(fleet_json),
-        "traces": observer.traces().map(|traces| {
-            let Spans { sent, failed, dropped } = traces.spans();
-            json!({ "endpoint": traces.endpoint(), "sent": sent, "failed": failed, "dropped": dropped })
-        }),
-        "memory": {
-            "keys": stats.keys,
-            "max_keys": stats.max_keys,
-            "dropped": stats.dropped,
-            "bytes": stats.bytes,
-            "max_bytes": stats.max_bytes,
-            "holds": stats.holds,
-            "max_holds": stats.max_holds,
-        },
-        "snapshot": app.snapshots.as_ref().map(|snapshots| {
-            let status = snapshots.status().clone();
-            json!({
-                "path": snapshots.path(),
-                "interval_ms": millis(snapshots.interval()),
-                "saved": status.saved,
-                "failed": status.failed,
-                "error": status.error,
-                "last": status.last.map(|last| json!({
-                    "at": at_text(last.at_ms),
-                    "keys": last.content.keys,
-                    "bytes": last.content.bytes,
-                    "duration_ms": millis(last.took),
-                })),
-                "restored": status.restored.map(|restored| json!({
-                    "keys": restored.keys,
-                    "expired": restored.expired,
-                    "unknown_policy": restored.unknown_policy,
-                    "other_algorithm": restored.other_algorithm,
-                    "written_at": at_text(restored.written_at.as_micros() / 1000),
-                    "downtime_ms": millis(restored.downtime),
-                })),
-                "rejected": status.rejected.map(|rejected| json!({
-                    "reason": rejected.reason,
-                    "kept_as": rejected.kept_as,
-                })),
-            })
-        }),
-        "changes": {
-            "version": id.version,
-            "epoch": (id.epoch != 0).then(|| format!("{:016x}", id.epoch)),
-            "digest": document.digest(now),
-            "place": location,
-            "losses": losses,
-            "last_loss": last_loss.map(|last| json!({
-                "at": at_text(last.at_ms),
-                "found": last.found,
-                "restored_at": last.restored_ms.map(at_text),
-            })),
-            "count": document.count_in_force(now),
-            "error": problem,
-            "refused": app.active.refused(),
-        },
-    })))
+        store: StoreStatus { state: app.store_state(), degraded: app.is_degraded() },
+        fleet: fleet.as_ref().map(FleetStatus::of),
+        traces: observer
+            .traces()
+            .map(|traces| TraceStatus { endpoint: traces.endpoint(), spans: traces.spans() }),
+        memory: MemoryStatus { keys, max_keys, dropped, bytes, max_bytes, holds, max_holds },
+        snapshot: app.snapshots.as_ref().map(SnapshotStatus::of),
+        changes: ChangeStatus::of(&admin),
+    }))
 }
 
-/// The instances, their totals, and whether they differ.
-fn fleet_json(fleet: &FleetView) -> Value {
-    let millis = |span: Duration| u64::try_from(span.as_millis()).unwrap_or(u64::MAX);
-    let [versions, configs] = fleet.distinct();
-    let [allowed, denied] = fleet.rates();
-    let instances = fleet.instances.iter().map(|Instance { id, is_this, record }| {
-        let [allowed, denied] = record.recent.rates();
-        json!({
-            "name": record.name,
-            "id": id,
-            "this": is_this,
-            "version": record.version,
-            "started_at": at_text(record.started_ms),
-            "config": record.config,
-            "changes": record.changes,
-            "changes_digest": record.changes_digest,
-            "degraded": record.degraded,
-            "allowed": record.allowed,
-            "denied": record.denied,
-            "allowed_per_s": allowed,
-            "denied_per_s": denied,
-        })
-    });
-    json!({
-        "error": fleet.error,
-        "unreadable_records": fleet.unreadable,
-        "allowed_per_s": allowed,
-        "denied_per_s": denied,
-        "degraded": fleet.instances.iter().filter(|one| one.record.degraded).count(),
-        "differ": fleet.differs_for.map(|differs_for| json!({
-            "for_ms": millis(differs_for),
-            "longer_than_a_rollout": differs_for >= ROLLOUT,
-            "versions": versions,
-            "configs": configs,
-        })),
-        "instances": instances.collect::<Vec<_>>(),
-    })
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Open connections and their caps, file descriptors, and counts of connections by protocol.
-fn connections(budget: &ConnectionBudget) -> Value {
-    let ConnectionCaps { total, per_peer } = budget.caps();
-    let (limit, open) = budget.descriptors();
-    let protocols: Map<String, Value> = budget
-        .protocols()
-        .iter()
-        .map(|one| {
-            let refused: u64 = one.refusals().map(|(_, count)| count).sum();
-            let closed: Map<_, _> =
-                one.closings().map(|(reason, count)| (reason.name().to_owned(), count.into())).collect();
-            let counts =
-                json!({ "open": one.open(), "accepted": one.accepted(), "refused": refused, "closed": closed });
-            (one.protocol.to_owned(), counts)
-        })
-        .collect();
-    json!({
-        "open": budget.open(),
-        "max": total,
-        "max_per_peer": per_peer,
-        "descriptors": { "open": open, "limit": limit },
-        "protocols": protocols,
-    })
+impl<'a> SnapshotStatus<'a> {
+    fn of(snapshots: &'a Snapshots) -> Self {
+        let status = snapshots.status().clone();
+        Self {
+            path: snapshots.path(),
+            interval_ms: millis(snapshots.interval()),
+            saved: status.saved,
+            failed: status.failed,
+            error: status.error,
+            last: status.last.map(|last| LastSnapshot {
+                at: at_text(last.at_ms),
+                keys: last.content.keys,
+                bytes: last.content.bytes,
+                duration_ms: millis(last.took),
+            }),
+            restored: status.restored.map(|restored| RestoredSnapshot {
+                keys: restored.keys,
+                expired: restored.expired,
+                unknown_policy: restored.unknown_policy,
+                other_algorithm: restored.other_algorithm,
+                written_at: at_text(restored.written_at.as_micros() / 1000),
+                downtime_ms: millis(restored.downtime),
+            }),
+            rejected: status.rejected,
+        }
+    }
+}
+
+impl ChangeStatus {
+    fn of(admin: &Admin) -> Self {
+        let ControlStatus { id, document, location, problem, losses, last_loss } = admin.control.status();
+        let now = now_ms();
+        Self {
+            version: id.version,
+            epoch: (id.epoch != 0).then(|| format!("{:016x}", id.epoch)),
+            digest: document.digest(now),
+            place: location,
+            losses,
+            last_loss: last_loss.map(|last| Loss {
+                at: at_text(last.at_ms),
+                found: last.found,
+                restored_at: last.restored_ms.map(at_text),
+            }),
+            count: document.count_in_force(now),
+            error: problem,
+            refused: admin.app.active.refused(),
+        }
+    }
+}
+
+impl<'a> FleetStatus<'a> {
+    fn of(fleet: &'a FleetView) -> Self {
+        let [versions, configs] = fleet.distinct();
+        let [allowed_per_s, denied_per_s] = fleet.rates();
+        let instances = fleet.instances.iter().map(InstanceStatus::of);
+        Self {
+            error: fleet.error.as_deref(),
+            unreadable_records: fleet.unreadable,
+            allowed_per_s,
+            denied_per_s,
+            degraded: fleet.instances.iter().filter(|one| one.record.degraded).count(),
+            differ: fleet.differs_for.map(|differs_for| Difference {
+                for_ms: millis(differs_for),
+                longer_than_a_rollout: differs_for >= ROLLOUT,
+                versions,
+                configs,
+            }),
+            instances: instances.collect(),
+        }
+    }
+}
+
+impl<'a> InstanceStatus<'a> {
+    fn of(Instance { id, is_this, record }: &'a Instance) -> Self {
+        let [allowed_per_s, denied_per_s] = record.recent.rates();
+        Self {
+            name: &record.name,
+            id,
+            this: *is_this,
+            version: &record.version,
+            started_at: at_text(record.started_ms),
+            config: &record.config,
+            changes: record.changes,
+            changes_digest: record.changes_digest,
+            degraded: record.degraded,
+            allowed: record.allowed,
+            denied: record.denied,
+            allowed_per_s,
+            denied_per_s,
+        }
+    }
+}
+
+impl Connections {
+    fn of(budget: &ConnectionBudget) -> Self {
+        let ConnectionCaps { total: max, per_peer: max_per_peer } = budget.caps();
+        let (limit, open) = budget.descriptors();
+        let protocols = budget.protocols();
+        let protocols = protocols.iter().map(|one| {
+            let status = ProtocolStatus {
+                open: one.open(),
+                accepted: one.accepted(),
+                refused: one.refusals().map(|(_, count)| count).sum(),
+                closed: one.closings().map(|(reason, count)| (reason.name(), count)).collect(),
+            };
+            (one.protocol, status)
+        });
+        Self {
+            open: budget.open(),
+            max,
+            max_per_peer,
+            descriptors: DescriptorStatus { open, limit },
+            protocols: protocols.collect(),
+        }
+    }
 }

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use ring::rand::{SecureRandom, SystemRandom};
+use schemars::JsonSchema;
 use serde::Serialize;
 use slidegate::Error;
 use slidegate_redis::{ControlDocument, ControlDocumentId};
@@ -79,7 +80,7 @@ pub(crate) struct ControlStatus {
 }
 
 /// Where the active document is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Location {
     /// In this process: there is no shared store.

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use slidegate::{Algorithm, Policy, Quota};
@@ -14,7 +15,7 @@ use slidegate_http::headers::millis_ceil;
 use crate::limits::MAX_COST;
 
 /// A quota in serialized form.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Counting {
     pub(crate) limit: u64,
     pub(crate) window_ms: u64,
@@ -29,7 +30,7 @@ pub(crate) struct Counting {
 }
 
 /// The settings of a policy that can change at run time, and all of a policy added at run time.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub(crate) struct Terms {
     pub(crate) quota: Counting,
     pub(crate) mode: Mode,

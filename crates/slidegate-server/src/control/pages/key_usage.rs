@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use schemars::JsonSchema;
 use serde::Serialize;
 use slidegate::{Decision, Policy, Quota, Reason, Request, Verb};
 use slidegate_config::names::candidate_of;
@@ -19,8 +20,9 @@ use crate::wire::key_text::KeyText;
 /// Maximum keys per lookup: the store decides them in one step.
 pub(super) const MAX_KEYS: usize = 64;
 
-/// The current usage of a key.
-#[derive(Debug, Clone, Copy, Serialize)]
+/// The usage of a key now.
+#[derive(Debug, Clone, Copy, Serialize, JsonSchema)]
+#[schemars(rename = "KeyNow")]
 pub(super) struct KeyUsage {
     limit: u64,
     window_ms: u64,
@@ -52,7 +54,7 @@ impl KeyUsage {
 }
 
 /// A key that an operator has blocked.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct BlockedKey {
     policy: String,
     key: String,

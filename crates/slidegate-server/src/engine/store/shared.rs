@@ -1,15 +1,84 @@
 //! A shared store's health: whether it replies, whether limits are shared, and by how many instances.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use serde_json::{Map, Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 use slidegate::store::{FallbackStats, FallbackStore};
 use slidegate::{DecisionSource, Decisions, Error};
 use slidegate_redis::{BreakerState, FailureKind, RedisStore};
 
 use crate::log_limit::{LogLimit, log_limited};
+
+/// The store, at `/readyz` and `/v1/status`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct StoreState {
+    /// The memory store has no other fields.
+    #[schemars(extend("enum" = ["memory", "redis"]))]
+    pub(crate) kind: &'static str,
+    #[serde(flatten)]
+    pub(crate) redis: Option<RedisState>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct RedisState {
+    /// Without user names and passwords.
+    url: String,
+    /// Whether limits are shared: the store executes what decisions need, as the last self-test found.
+    shared: bool,
+    /// Why limits are not shared: what the store refuses, or that it is unreachable.
+    not_shared: Option<String>,
+    /// Whether the store answers and refuses what decisions need: somebody has to change it.
+    refuses_decisions: bool,
+    /// Instances that share the store, as configured or last counted; null before the first count.
+    #[schemars(range(min = 1))]
+    instances: Option<u64>,
+    /// How often the list of instances in the store held what no instance wrote, and was replaced.
+    instances_replaced: u64,
+    /// The known nodes; empty until a cluster or Sentinel has replied.
+    nodes: Vec<NodeState>,
+    /// Requests decided without the store since the start.
+    fallbacks: u64,
+    /// Why the last of them fell back.
+    last_failure: Option<String>,
+    /// The kind of that failure, such as `timeout` or `readonly`; docs/failures.md lists them.
+    last_failure_kind: Option<&'static str>,
+    /// Failed calls to the store since the start, by kind; kinds without failures are omitted.
+    errors: BTreeMap<&'static str, u64>,
+    clock: ClockState,
+}
+
+/// A node of the store.
+#[derive(Debug, Serialize, JsonSchema)]
+struct NodeState {
+    node: String,
+    connected: bool,
+    /// Whether the node has slidegate's native module, which replaces the scripts.
+    module: bool,
+    /// `closed` lets calls through, `open` none, `half-open` a few probes.
+    #[schemars(extend("enum" = ["closed", "open", "half-open"]))]
+    breaker: &'static str,
+    reconnects: u64,
+    /// Calls without a reply in time.
+    timeouts: u64,
+}
+
+/// The clocks of the store's servers.
+#[derive(Debug, Serialize, JsonSchema)]
+struct ClockState {
+    /// Forward jumps since the start; after each, limits may have been exceeded once.
+    forward_jumps: u64,
+    /// Backward jumps since the start.
+    backward_jumps: u64,
+    /// Size of the last jump, negative if backward; 0 before the first.
+    last_jump_ms: i64,
+    /// Resolution of the clock as scripts read it, in microseconds: 1, or 1000 if scripts may not call `TIME`.
+    #[schemars(range(min = 1))]
+    resolution_us: u64,
+}
 
 /// A shared store, with its health.
 #[derive(Debug, Clone, Copy)]
@@ -219,47 +288,42 @@ impl<'a> Shared<'a> {
         }
     }
 
-    /// The state of the store and its nodes, as JSON.
-    pub(crate) fn state(self) -> Value {
-        let nodes = self.redis().nodes().into_iter().map(|node| {
-            let breaker = match node.breaker {
+    /// The state of the store and its nodes.
+    pub(crate) fn state(self) -> RedisState {
+        let nodes = self.redis().nodes().into_iter().map(|node| NodeState {
+            node: node.node,
+            connected: node.connected,
+            module: node.has_module,
+            breaker: match node.breaker {
                 BreakerState::Closed => "closed",
                 BreakerState::Open => "open",
                 BreakerState::HalfOpen => "half-open",
-            };
-            json!({
-                "node": node.node,
-                "connected": node.connected,
-                "module": node.has_module,
-                "breaker": breaker,
-                "reconnects": node.reconnects,
-                "timeouts": node.timeouts,
-            })
+            },
+            reconnects: node.reconnects,
+            timeouts: node.timeouts,
         });
         let (redis, stats) = (self.redis().stats(), self.fallbacks());
         let (not_shared, sharing) = self.health.not_shared().clone().unzip();
         let errors = redis.errors.iter().filter(|(_, count)| *count > 0);
-        let errors: Map<_, _> = errors.map(|(kind, count)| (kind.name().to_owned(), count.into())).collect();
-        json!({
-            "kind": "redis",
-            "url": self.url(),
-            "shared": not_shared.is_none(),
-            "not_shared": not_shared,
-            "refuses_decisions": sharing == Some(Sharing::Refused),
-            "instances": self.instances(),
-            "instances_replaced": redis.instances_replaced,
-            "nodes": nodes.collect::<Vec<_>>(),
-            "fallbacks": stats.fallbacks,
-            "last_failure": stats.last_failure,
-            "last_failure_kind": stats.last_failure_kind,
-            "errors": errors,
-            "clock": {
-                "forward_jumps": redis.clock_jumps.forward,
-                "backward_jumps": redis.clock_jumps.backward,
-                "last_jump_ms": redis.clock_jumps.last_us / 1000,
-                "resolution_us": redis.clock_resolution_us,
+        RedisState {
+            url: self.url().to_owned(),
+            shared: not_shared.is_none(),
+            not_shared,
+            refuses_decisions: sharing == Some(Sharing::Refused),
+            instances: self.instances(),
+            instances_replaced: redis.instances_replaced,
+            nodes: nodes.collect(),
+            fallbacks: stats.fallbacks,
+            last_failure: stats.last_failure,
+            last_failure_kind: stats.last_failure_kind,
+            errors: errors.map(|(kind, count)| (kind.name(), count)).collect(),
+            clock: ClockState {
+                forward_jumps: redis.clock_jumps.forward,
+                backward_jumps: redis.clock_jumps.backward,
+                last_jump_ms: redis.clock_jumps.last_us / 1000,
+                resolution_us: redis.clock_resolution_us,
             },
-        })
+        }
     }
 
     /// Checks the health since the last check and logs when the store becomes unavailable or available again.

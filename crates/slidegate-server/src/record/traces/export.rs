@@ -2,7 +2,8 @@
 //! failed and dropped.
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ use opentelemetry_sdk::trace::{
     BatchConfigBuilder, BatchSpanProcessor, Span, SpanData, SpanExporter, SpanProcessor,
 };
 use prost::Message as _;
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use crate::http_client::without_url;
 use crate::{config, http_client};
@@ -49,7 +52,7 @@ pub(super) struct ExportCounters {
 }
 
 /// A snapshot of the counters of spans.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub(crate) struct Spans {
     pub(crate) sent: u64,
     /// The collector rejected them or did not respond.

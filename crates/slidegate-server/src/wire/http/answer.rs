@@ -1,13 +1,14 @@
 //! Decisions as JSON: the strictest one, its explanation, and those of all policies.
 
+use schemars::{JsonSchema, Schema};
 use serde::{Serialize, Serializer};
-use slidegate::{
-    Amount, Amounts, Decision, Decisions, PolicyDecision, Reason, Request,
-    reserve::{HoldStatus, Settlement, Ticket},
-};
-use slidegate_http::headers::Problem;
-use slidegate_http::headers::millis_ceil;
+use serde_json::Value;
+use slidegate::reserve::{HoldStatus, Settlement, Ticket};
+use slidegate::{Amount, Amounts, Decision, Decisions, PolicyDecision, Reason, Request};
+use slidegate_config::schema::without_null;
+use slidegate_http::headers::{Problem, millis_ceil};
 
+use super::holds::MAX_TICKETS;
 use crate::engine::explanation;
 use crate::engine::ticket_change::Changed;
 use crate::wire::key_text;
@@ -111,10 +112,6 @@ pub(super) fn queued() -> Vec<u8> {
 
 /// The body for extensions of several.
 pub(super) fn settlements(extended: &[Changed]) -> Vec<u8> {
-    #[derive(Serialize)]
-    struct Extended<'a> {
-        reservations: Vec<ChangeAnswer<'a>>,
-    }
     let reservations = extended.iter().map(|one| match one {
         Changed::Now(settlement) => ChangeAnswer::new(settlement, true),
         Changed::Later => ChangeAnswer::queued(),
@@ -124,106 +121,171 @@ pub(super) fn settlements(extended: &[Changed]) -> Vec<u8> {
 
 /// The decisions of a request. The first members are those of the strictest one, or `null` without
 /// one.
-#[derive(Serialize)]
-struct Answer<'a> {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Decision")]
+pub(super) struct Answer<'a> {
     allowed: bool,
+    /// The strictest policy; null if no enforced policy applies.
     policy: Option<&'a str>,
+    /// The key under that policy: the values of its scope, joined by commas.
     key: Option<String>,
+    /// The decision in a sentence.
     why: String,
+    #[schemars(with = "Option<u64>")]
     limit: Option<Amount>,
     #[serde(flatten)]
     outcome: Outcome<'a>,
+    /// The decisions of all policies that apply.
+    #[schemars(with = "Vec<PolicyAnswer<'a>>")]
     #[serde(serialize_with = "policies")]
     policies: &'a Decisions<'a>,
+    // The last three are in some responses only, whose schemas add them.
+    #[schemars(skip)]
     #[serde(flatten)]
     problem: Option<ProblemMembers<'a>>,
+    #[schemars(skip)]
     #[serde(flatten)]
     ticket: Option<TicketMembers>,
+    #[schemars(skip)]
     #[serde(flatten)]
     over_limit: Option<OverLimit>,
 }
 
-/// The decision of one policy. `enforced` is false for a shadow policy.
-#[derive(Serialize)]
+/// The decision of one policy.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "PolicyDecision", transform = never_null)]
 struct PolicyAnswer<'a> {
     policy: &'a str,
     key: String,
     allowed: bool,
+    /// False for a shadow policy, whose denials deny nothing.
     enforced: bool,
+    #[schemars(with = "u64")]
     limit: Amount,
+    #[schemars(range(min = 1))]
     window_ms: u64,
     #[serde(flatten)]
     outcome: Outcome<'a>,
 }
 
 /// The numbers, the source, and the reason of a denial.
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, JsonSchema)]
 struct Outcome<'a> {
     #[serde(flatten)]
     usage: Usage,
+    /// Where the decision comes from: the store; a cached denial of the store that is still valid; or, while a shared
+    /// store is unreachable, the policy's fallback.
+    #[schemars(extend("enum" = ["store", "cached", "local", "allow", "deny", null]))]
     source: Option<&'static str>,
+    /// Why it is denied: the cost exceeds what remains; the key is blocked; the key has the maximum of open
+    /// reservations; the store has no room for more; or the shared store is unavailable and the policy denies in that
+    /// case. Absent if allowed.
+    #[schemars(
+        with = "String",
+        extend("enum" = ["over_limit", "blocked", "too_many_holds", "store_full", "store_unavailable"])
+    )]
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
+    #[schemars(with = "BlockMembers<'a>")]
     #[serde(skip_serializing_if = "Option::is_none")]
     block: Option<BlockMembers<'a>>,
 }
 
-#[derive(Serialize)]
+/// The key is blocked: every request with a cost is denied.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "Block")]
 struct BlockMembers<'a> {
+    /// When the block ends, RFC 3339; null if permanent.
     until: Option<String>,
+    /// The name of the token that set it.
     by: Option<&'a str>,
 }
 
 /// The numbers of a key.
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, JsonSchema)]
 struct Usage {
+    #[schemars(with = "Option<f64>", range(min = 0))]
     used: Option<Amount>,
+    /// Cost that open reservations hold on the key. Absent if 0.
+    #[schemars(with = "f64", extend("exclusiveMinimum" = 0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     held: Option<Amount>,
+    #[schemars(with = "Option<f64>", range(min = 0))]
     remaining: Option<Amount>,
+    /// What this call charged, released or refunded.
+    #[schemars(with = "Option<f64>", range(min = 0))]
     cost: Option<Amount>,
+    /// 0 if allowed; null if the cost never fits or the block is permanent.
     retry_after_ms: Option<u64>,
     reset_after_ms: Option<u64>,
 }
 
 /// A problem (RFC 9457), in addition to the members of a decision.
-#[derive(Serialize)]
-struct ProblemMembers<'a> {
+#[derive(Serialize, JsonSchema)]
+pub(super) struct ProblemMembers<'a> {
     r#type: &'static str,
     title: &'static str,
+    #[schemars(extend("enum" = [429, 503]))]
     status: u16,
+    /// Policy, key, usage and wait in a sentence.
     detail: String,
+    #[schemars(length(min = 1))]
     #[serde(rename = "violated-policies")]
     violated_policies: Vec<&'a str>,
 }
 
-#[derive(Serialize)]
-struct TicketMembers {
+#[derive(Serialize, JsonSchema)]
+pub(super) struct TicketMembers {
+    /// Opaque text that settles, extends or cancels the reservation. That of a change is for the next one; older
+    /// tickets remain valid while the reservation is open.
+    #[schemars(length(max = Ticket::MAX_TEXT))]
     ticket: String,
+    /// When the first hold of the reservation expires if it is neither settled nor extended, in milliseconds since the
+    /// Unix epoch. Null if nothing is held.
     until_ms: Option<u64>,
 }
 
-#[derive(Serialize)]
-struct OverLimit {
+#[derive(Serialize, JsonSchema)]
+pub(super) struct OverLimit {
+    /// What the request would hold under the strictest policy. Only with `over_limit`.
+    #[schemars(with = "f64", range(min = 0))]
     requested: Amount,
+    /// Whether it would fit if no reservation were open. Only with `over_limit`.
     fits_without_holds: bool,
 }
 
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Extended<'a> {
+    #[schemars(length(max = MAX_TICKETS))]
+    reservations: Vec<ChangeAnswer<'a>>,
+}
+
 /// What a change of a reservation came to.
-#[derive(Default, Serialize)]
-struct ChangeAnswer<'a> {
+#[derive(Default, Serialize, JsonSchema)]
+#[schemars(rename = "Settlement")]
+pub(super) struct ChangeAnswer<'a> {
+    /// The outcome: the reservation was open and is changed; it was already settled; it had expired; an extension does
+    /// not fit; the store does not know the reservation; or the store is unreachable, and the change is queued until
+    /// the reservation expires.
+    #[schemars(extend("enum" = ["changed", "already_settled", "expired", "denied", "unknown", "queued"]))]
     outcome: &'static str,
     policies: Vec<SettledPolicy<'a>>,
     #[serde(flatten)]
     ticket: Option<TicketMembers>,
+    #[schemars(skip)]
     #[serde(flatten)]
     problem: Option<ProblemMembers<'a>>,
 }
 
-#[derive(Serialize)]
+/// What a change came to under one policy.
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "SettledKey", transform = never_null)]
 struct SettledPolicy<'a> {
     policy: &'a str,
+    /// The outcome under this policy; `unknown`: the store has lost the reservation.
+    #[schemars(extend("enum" = ["changed", "already_settled", "expired", "denied", "unknown"]))]
     status: &'static str,
+    #[schemars(with = "u64")]
     limit: Amount,
     #[serde(flatten)]
     usage: Usage,
@@ -342,4 +404,13 @@ fn policies<S: Serializer>(decisions: &Decisions<'_>, serializer: S) -> Result<S
         window_ms: millis_ceil(one.quota().window()),
         outcome: Outcome::new(one),
     }))
+}
+
+/// Removes null, which only the strictest decision of no policies has, except from the wait.
+fn never_null(schema: &mut Schema) {
+    let properties = schema.get_mut("properties").and_then(Value::as_object_mut);
+    let others = properties.into_iter().flatten().filter(|(name, _)| *name != "retry_after_ms");
+    for property in others.filter_map(|(_, property)| property.try_into().ok()) {
+        without_null(property);
+    }
 }

@@ -28,7 +28,7 @@ use crate::wire::json_body;
 use crate::wire::problem::Problem;
 
 /// Maximum requests in a batch. They are decided one after another.
-const MAX_REQUESTS: usize = 1000;
+pub(super) const MAX_REQUESTS: usize = 1000;
 /// Maximum body of a batch: it is parsed in one step, in less than a millisecond.
 const MAX_BODY: usize = 256 * 1024;
 /// A reply of at least this size goes out in parts.

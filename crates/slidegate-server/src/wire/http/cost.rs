@@ -1,8 +1,10 @@
 //! Costs in bodies: a number, or numbers by name.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, de};
 
@@ -11,10 +13,22 @@ use crate::limits::{MAX_COST, MAX_COST_NAMES};
 use crate::wire::problem::Problem;
 use crate::wire::request::{check_cost, named_cost};
 
-/// `5`, or `{"input": 900, "output": 4096}`.
-#[derive(Debug)]
+/// A number, or numbers by name. Each policy counts one of them, their sum, or 1 per request. An unknown name is a
+/// 400 if a policy counts a name that is missing.
+#[derive(Debug, JsonSchema)]
+#[schemars(untagged)]
 pub(super) enum Cost<'a> {
-    Number(u64),
+    Number(#[schemars(range(max = MAX_COST))] u64),
+    #[schemars(
+        with = "BTreeMap<String, u64>",
+        extend(
+            "minProperties" = 1,
+            "maxProperties" = MAX_COST_NAMES,
+            "additionalProperties" = {"type": "integer", "minimum": 0, "maximum": MAX_COST},
+            "propertyNames" = {"pattern": "^[A-Za-z0-9_.-]{1,64}$"},
+            "example" = {"input": 900, "output": 4096},
+        )
+    )]
     Named(Vec<(Cow<'a, str>, u64)>),
 }
 

@@ -8,11 +8,10 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Request as HttpRequest, StatusCode, header};
 use axum::response::Response as HttpResponse;
 use axum::routing::{MethodRouter, post};
+use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate::{
-    Error,
-    reserve::{Extension, HoldOptions, HoldStatus, Settlement, Ticket},
-};
+use slidegate::Error;
+use slidegate::reserve::{Extension, HoldOptions, HoldStatus, Settlement, Ticket};
 use slidegate_http::headers::secs_ceil;
 
 use super::answer::{self, ReservationRequest};
@@ -29,18 +28,21 @@ use crate::wire::json_body;
 use crate::wire::problem::{self, Problem};
 
 /// Maximum tickets that one call extends. All are extended concurrently.
-const MAX_TICKETS: usize = 256;
+pub(super) const MAX_TICKETS: usize = 256;
 
 /// `{"ticket": "...", "cost": 512, "final": true}`
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct SettleBody<'a> {
+#[schemars(rename = "Settle")]
+pub(super) struct SettleBody<'a> {
+    /// Opaque text that stands for the reservation.
+    #[schemars(length(max = Ticket::MAX_TEXT))]
     #[serde(borrow)]
     ticket: Text<'a>,
-    /// The total since the reservation was made.
+    /// The total cost since the reservation was made.
     #[serde(borrow)]
     cost: Cost<'a>,
-    /// Whether nothing follows.
+    /// False: the request continues, and the rest stays held.
     #[serde(default = "yes")]
     r#final: bool,
 }
@@ -50,25 +52,35 @@ fn yes() -> bool {
 }
 
 /// `{"ticket": "...", "hold": 8192, "ttl": "30s"}`, or `{"tickets": [...], "ttl": "30s"}`
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct ExtendBody<'a> {
+#[schemars(rename = "Extend")]
+pub(super) struct ExtendBody<'a> {
+    /// Opaque text that stands for the reservation.
+    #[schemars(length(max = Ticket::MAX_TEXT))]
     #[serde(borrow, default)]
     ticket: Option<Text<'a>>,
+    /// Several reservations to extend, instead of `ticket`.
+    #[schemars(length(max = MAX_TICKETS), inner(length(max = Ticket::MAX_TEXT)))]
     #[serde(borrow, default)]
     tickets: Option<Vec<Text<'a>>>,
-    /// What to hold in all.
+    /// The total to hold from now on. Only with `ticket`.
     #[serde(borrow, default)]
     hold: Option<Cost<'a>>,
-    /// How long from now on.
+    /// How long the reservations last from now on, 1 ms to 1 h; also for later extensions and partial settlements.
+    /// Default: as before.
+    #[schemars(extend("example" = "30s"))]
     #[serde(borrow, default)]
     ttl: Option<Ttl<'a>>,
 }
 
 /// `{"ticket": "..."}`
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct CancelBody<'a> {
+#[schemars(rename = "Cancel")]
+pub(super) struct CancelBody<'a> {
+    /// Opaque text that stands for the reservation.
+    #[schemars(length(max = Ticket::MAX_TEXT))]
     #[serde(borrow)]
     ticket: Text<'a>,
 }

@@ -1,12 +1,16 @@
 //! Request bodies of the HTTP API: attributes and a cost, as JSON or as a query string.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
+use slidegate::{Policy, Request, parse_window};
 
+use super::batch::MAX_REQUESTS;
 use super::cost::Cost;
 use super::reply::undecided;
 use super::text::{Bytes, Text, Ttl};
@@ -15,21 +19,23 @@ use crate::limits::MAX_ATTRIBUTES;
 use crate::wire::problem::Problem;
 use crate::wire::query::{self, can_decide};
 use crate::wire::request::sent_value;
-use slidegate::{Request, parse_window};
 
 /// Maximum body of one request: a hundred times the size of real ones.
 pub(super) const MAX_BODY: usize = 64 * 1024;
 
 /// One request: `{"attributes": {"user": "alice"}, "cost": 1}`, and perhaps `"policy": "per-user"`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "Request")]
 pub(super) struct RequestBody<'a> {
     #[serde(borrow)]
     attributes: Attributes<'a>,
     /// Default: 1.
     #[serde(borrow, default)]
     cost: Option<Cost<'a>>,
-    /// The only policy to decide, regardless of its conditions.
+    /// The only policy to decide by, regardless of its conditions. It must be active, and the request must have the
+    /// attributes of its scope.
+    #[schemars(length(min = 1, max = Policy::MAX_NAME), extend("example" = "per-user"))]
     #[serde(borrow, default)]
     policy: Option<Text<'a>>,
     /// The prefix of an attribute's name in errors.
@@ -42,28 +48,41 @@ fn in_body() -> &'static str {
 }
 
 /// Several requests: `{"requests": [...]}`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "Batch")]
 pub(super) struct BatchBody<'a> {
+    #[schemars(length(max = MAX_REQUESTS))]
     #[serde(borrow)]
     pub(super) requests: Vec<RequestBody<'a>>,
 }
 
-/// Names and values, in the order sent.
-#[derive(Debug, Default)]
+/// Attributes of the request, in the order sent. Those that are addresses, by default `ip`, are IP addresses; requests with other text
+/// there count as one client, `unknown`. `host` counts in lower case, without port and trailing dot.
+#[derive(Debug, Default, JsonSchema)]
+#[schemars(
+    with = "BTreeMap<String, String>",
+    extend("maxProperties" = MAX_ATTRIBUTES, "example" = {"user": "alice"})
+)]
 pub(super) struct Attributes<'a>(Vec<(Cow<'a, str>, Cow<'a, [u8]>)>);
 
 /// A request to reserve: one request, and `"ttl": "30s"`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "ReserveRequest")]
 pub(super) struct ReserveBody<'a> {
     #[serde(borrow)]
     attributes: Attributes<'a>,
+    /// The maximum cost of the request. Default: the estimate of each policy, or 1.
     #[serde(borrow, default)]
     cost: Option<Cost<'a>>,
+    /// The only policy to decide by, regardless of its conditions, as in a check.
+    #[schemars(length(min = 1, max = Policy::MAX_NAME))]
     #[serde(borrow, default)]
     policy: Option<Text<'a>>,
-    /// How long the reservation lasts.
+    /// How long the reservation lasts, 1 ms to 1 h. Default: one minute; under the algorithm `in-flight`, the lease
+    /// of the policy.
+    #[schemars(extend("example" = "30s"))]
     #[serde(borrow, default)]
     ttl: Option<Ttl<'a>>,
 }

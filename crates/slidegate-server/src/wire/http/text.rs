@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::de::{Deserializer, Visitor};
 use serde::{Deserialize, de};
 
@@ -10,11 +11,13 @@ use serde::{Deserialize, de};
 const TEXT: &str = "a text; write numbers as \"42\"";
 
 /// A string, borrowed from the body unless it has escapes.
-#[derive(Debug)]
+#[derive(Debug, JsonSchema)]
+#[schemars(inline, description = "")]
 pub(super) struct Text<'a>(pub(super) Cow<'a, str>);
 
 /// A time with its unit, such as `30s`.
-#[derive(Debug)]
+#[derive(Debug, JsonSchema)]
+#[schemars(inline)]
 pub(super) struct Ttl<'a>(pub(super) Cow<'a, str>);
 
 impl Ttl<'_> {
