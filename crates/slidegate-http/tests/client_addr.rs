@@ -1,6 +1,9 @@
 //! Client addresses: who sent a request, whatever headers it came with and whichever proxies it
 //! came through.
 
+// A test that cannot go on panics.
+#![allow(clippy::unwrap_used)]
+
 use std::net::IpAddr;
 
 use proptest::collection::vec;

@@ -18,6 +18,7 @@ const APPLICATION: Application = Application {
     native: NativeCommand::NAMES,
 };
 
+#[allow(clippy::needless_pass_by_value)] // for `map_err`
 pub(crate) fn invalid_options(error: InvalidOptions) -> Error {
     Error::store(error.to_string())
 }

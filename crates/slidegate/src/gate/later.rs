@@ -7,12 +7,12 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use super::Gate;
 use super::change::Change;
 use super::pending::{LastChange, Pending, PendingStats};
+use super::{Gate, SharedGate};
 use crate::error::Error;
 use crate::request::Cost;
-use crate::store::HoldStore;
+use crate::store::{HoldStore, Store};
 use crate::ticket::Ticket;
 use crate::time::Timestamp;
 
@@ -20,14 +20,14 @@ use crate::time::Timestamp;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-impl<S> Gate<S> {
+impl<S: Store> SharedGate<S> {
     /// Settlements that wait for the store. O(1).
     pub fn pending_settlements(&self) -> PendingStats {
-        self.pending.stats()
+        self.gate().pending.stats()
     }
 }
 
-impl<S: HoldStore + 'static> Gate<S> {
+impl<S: HoldStore + 'static> SharedGate<S> {
     /// Settles a reservation as soon as the store replies, for callers that cannot wait for it or
     /// repeat it. It is sent again until the time of the hold is over; then the store has charged
     /// what was held, or dropped it, and this is given up.
@@ -36,27 +36,25 @@ impl<S: HoldStore + 'static> Gate<S> {
     ///
     /// The first change of a reservation that waits stays, as the first one would count if the store
     /// replied. Returns whether this change waits: `false` if another one does, and this one is
-    /// dropped. Until the store replies, [`settle`](crate::SharedGate::settle) and its kin answer that the
+    /// dropped. Until the store replies, [`settle`](Self::settle) and its kin answer that the
     /// reservation is [`AlreadySettled`](crate::reserve::HoldStatus::AlreadySettled).
     ///
     /// # Errors
     /// If too many wait, or there is no tokio runtime: nothing is sent.
-    pub fn settle_later<'c>(
-        self: &Arc<Self>,
-        ticket: Ticket,
-        cost: impl Into<Cost<'c>>,
-    ) -> Result<bool, Error> {
-        self.change_later(None, ticket, LastChange::Settle(cost.into().to_owned_cost()))
+    pub fn settle_later<'c>(&self, ticket: Ticket, cost: impl Into<Cost<'c>>) -> Result<bool, Error> {
+        self.gate().change_later(None, ticket, LastChange::Settle(cost.into().to_owned_cost()))
     }
 
     /// The same for [`cancel`](Self::cancel).
     ///
     /// # Errors
     /// As [`settle_later`](Self::settle_later).
-    pub fn cancel_later(self: &Arc<Self>, ticket: Ticket) -> Result<bool, Error> {
-        self.change_later(None, ticket, LastChange::Cancel)
+    pub fn cancel_later(&self, ticket: Ticket) -> Result<bool, Error> {
+        self.gate().change_later(None, ticket, LastChange::Cancel)
     }
+}
 
+impl<S: HoldStore + 'static> Gate<S> {
     /// The same for a guard that is dropped, which may know a runtime where this thread has none.
     pub(super) fn end_later(
         self: &Arc<Self>,

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use super::acquire::{AcquireReservation, GateAcquire};
 use super::change::Change;
-use super::pending::PendingStats;
 use super::{Decisions, Extension, Gate, Reserved, Settlement};
 use crate::charge::HoldTerms;
 use crate::error::Error;
@@ -265,29 +264,5 @@ impl<S: HoldStore> SharedGate<S> {
     /// As [`Gate::settle`].
     pub async fn cancel(&self, ticket: &Ticket) -> Result<Settlement, Error> {
         self.gate.change_holds(ticket, Change::Cancel).await
-    }
-}
-
-impl<S: HoldStore + 'static> SharedGate<S> {
-    /// As [`Gate::settle_later`].
-    ///
-    /// # Errors
-    /// As [`Gate::settle_later`].
-    pub fn settle_later<'c>(&self, ticket: Ticket, cost: impl Into<Cost<'c>>) -> Result<bool, Error> {
-        self.gate.settle_later(ticket, cost)
-    }
-
-    /// As [`Gate::cancel_later`].
-    ///
-    /// # Errors
-    /// As [`Gate::settle_later`].
-    pub fn cancel_later(&self, ticket: Ticket) -> Result<bool, Error> {
-        self.gate.cancel_later(ticket)
-    }
-
-    /// As [`Gate::pending_settlements`].
-    #[must_use]
-    pub fn pending_settlements(&self) -> PendingStats {
-        self.gate.pending_settlements()
     }
 }

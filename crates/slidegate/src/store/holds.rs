@@ -97,9 +97,7 @@ impl fmt::Debug for HoldCall<'_> {
 impl HoldCall<'_> {
     /// The quota that binds the key now.
     pub fn quota(&self, met: MetQuota) -> Quota {
-        let quota = (self.quota_of)(met);
-        let quota = quota.share(self.share_of);
-        quota
+        (self.quota_of)(met).share(self.share_of)
     }
 
     /// Whether it is not of a fallback, whose quotas are parts of those of policies.

@@ -12,6 +12,7 @@ use crate::quota::Quota;
 ///
 /// `newest` is the timestamp of the newest entry before the call; implementations may keep the
 /// others relative to it.
+#[allow(clippy::len_without_is_empty)] // nothing asks
 pub trait Entries: Default + Clone + Debug {
     /// Number of entries.
     fn len(&self) -> u16;
