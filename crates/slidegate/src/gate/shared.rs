@@ -14,7 +14,7 @@ use crate::policy::PolicySet;
 use crate::policy_reset::{PolicyReset, ResetCursor};
 use crate::request::{Cost, Request};
 use crate::store::fallback::FallbackStore;
-use crate::store::{HoldStore, SharedHoldStore, Store};
+use crate::store::{HoldStore, SharedStore, Store};
 use crate::ticket::Ticket;
 use crate::usage::KeyUse;
 use crate::verb::Verb;
@@ -43,7 +43,7 @@ impl<S> From<Arc<Gate<S>>> for SharedGate<S> {
     }
 }
 
-impl<P: SharedHoldStore> SharedGate<FallbackStore<P>> {
+impl<P: SharedStore> SharedGate<FallbackStore<P>> {
     /// A gate over a shared store, of one instance among an unknown number, with a memory store of its
     /// own as the fallback. For other settings, see [`FallbackStore`] and
     /// [`with_store`](Self::with_store).
