@@ -92,15 +92,15 @@ impl SnapshotFile {
         Ok(self.found.is_some())
     }
 
-    /// What the program [saved](crate::Gate::save_to) under this name in the snapshot that was
-    /// [read](Self::read).
+    /// The attachment that the program [saved](crate::Gate::save_to) under this name in the
+    /// snapshot that was [read](Self::read).
     #[must_use]
     pub fn attachment(&self, name: &str) -> Option<&[u8]> {
         let all = &self.found.as_ref()?.header.attachments;
         all.iter().find(|(known, _)| known == name).map(|(_, content)| content.as_slice())
     }
 
-    /// What the identities of keys depend on in the snapshot that was read.
+    /// The seed of key identities in the snapshot that was read.
     pub(in crate::store::memory) fn identity_seed(&self) -> Option<[u8; 16]> {
         self.found.as_ref().map(|found| found.header.identity_seed)
     }

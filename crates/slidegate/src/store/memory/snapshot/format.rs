@@ -1,4 +1,4 @@
-//! What a snapshot consists of, as `postcard` encodes it: a [`Header`], then [`Record`]s.
+//! The contents of a snapshot, encoded with `postcard`: a [`Header`], then [`Record`]s.
 
 use std::io::{self, Write};
 
@@ -43,7 +43,7 @@ pub(in crate::store::memory) enum Record {
         /// Whether it was used more than once, and is evicted late.
         is_repeated: bool,
     },
-    /// What is held on a key, after all usage.
+    /// The holds of a key, after all usage.
     Holds(SavedKey, Vec<SavedHold>),
 }
 
@@ -58,7 +58,7 @@ pub(in crate::store::memory) struct SavedKey {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SavedPolicy {
-    /// What its keys are stored under.
+    /// The number that its keys are stored under.
     pub(crate) number: u32,
     pub(crate) name: String,
     pub(crate) scope: Vec<String>,
