@@ -12,14 +12,14 @@ use crate::key::Key;
 use crate::quota::{Algorithm, Quota};
 use crate::verb::{Role, Verb};
 
-/// What a [`Store`](crate::store::Store) carries out on one key: one policy's part of a request.
+/// One policy's part of a request: a [`Store`](crate::store::Store) applies it to one key.
 #[derive(Debug, Clone)]
 pub struct Charge<'a> {
     /// Tells the policy's usage from that of others. Stays with the policy's name when policies are
     /// configured again.
     pub(crate) number: u32,
-    /// What binds: the request's inline quota, the key's override, the request's tier, or the policy's own
-    /// quota.
+    /// The quota in force: the request's inline quota, the key's override, the request's tier, or
+    /// the policy's own.
     #[doc(hidden)]
     pub quota: &'a Quota,
     /// The key's override or the policy's own quota, if something else binds, which a store must know for as
@@ -34,7 +34,7 @@ pub struct Charge<'a> {
     /// Set for a check whose cost is held instead of charged.
     #[doc(hidden)]
     pub reserve: Option<Reserve<'a>>,
-    /// What to do when a shared store does not answer.
+    /// Applies if a shared store does not reply.
     pub(crate) on_store_error: OnStoreError,
     /// Whether it is asked for again and again until it is allowed, so that it must find out soon
     /// what other instances settle.
@@ -42,7 +42,7 @@ pub struct Charge<'a> {
     pub is_waiting: bool,
     /// Where the policy stands in its set.
     pub(crate) policy: u32,
-    /// Which of the requests it is for.
+    /// The index of its request.
     pub(crate) request: u32,
     /// Whether costs and limits are millionths of a unit, which stores need not know.
     pub(crate) in_millionths: bool,
@@ -51,13 +51,13 @@ pub struct Charge<'a> {
 /// The quota that requests met on a key, as far as a store knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetQuota {
-    /// That of the policy, or an override.
+    /// The policy's, or an override.
     OfPolicy,
     /// An inline quota.
     Inline(Quota),
-    /// That of a tier or an anchor, or an inline quota.
+    /// A tier's or an anchor's, or an inline quota.
     Listed(Quota),
-    /// That of an override, a tier or an anchor.
+    /// An override's, a tier's or an anchor's.
     Other(Quota),
 }
 
@@ -68,7 +68,7 @@ pub struct Reserve<'a> {
     pub unsettled: Unsettled,
 }
 
-/// What the holds of one reservation have in common.
+/// The common terms of a reservation's holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HoldTerms {
     pub id: u64,
@@ -79,7 +79,7 @@ pub struct HoldTerms {
 }
 
 impl HoldTerms {
-    /// Those of a reservation that is made now.
+    /// The terms of a reservation made now.
     pub fn new(ttl_us: Option<u64>) -> Self {
         Self { id: new_id(), ttl_us, is_waiting: false }
     }
@@ -135,7 +135,7 @@ impl<'a> Charge<'a> {
         Some(NewHold { id: terms.id, ttl_us: terms.ttl_us(self.quota), unsettled })
     }
 
-    /// What to do with the cost.
+    /// How the cost is applied.
     #[must_use]
     pub fn verb(&self) -> Verb {
         self.part.verb
@@ -145,7 +145,7 @@ impl<'a> Charge<'a> {
 /// How one key takes part in a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Part {
-    /// What to do with the cost.
+    /// How the cost is applied.
     pub verb: Verb,
     /// [`Role::Refusals`] follow the part that they belong to, with nothing but others of it between.
     pub role: Role,
@@ -153,7 +153,7 @@ pub struct Part {
     pub cost: u64,
     /// Whether a denial denies the request: not under a shadow policy.
     pub enforced: bool,
-    /// What happens if it does not fit.
+    /// Applies if the cost does not fit.
     pub excess: Excess,
     /// Whether it is denied as well while the key is over its limit, see
     /// [`Request::deny_over_limit`](crate::Request::deny_over_limit).
@@ -173,7 +173,7 @@ impl AsRef<Part> for Charge<'_> {
 }
 
 impl Part {
-    /// What has to fit: the cost, or the first unit of it where the rest may exceed the limit.
+    /// The cost that must fit: all of it, or its first unit if the rest may exceed the limit.
     #[inline]
     pub fn asks(&self) -> u64 {
         match self.excess {
@@ -200,7 +200,7 @@ impl Part {
     }
 }
 
-/// What a policy does with a cost that is more than what remains.
+/// Handling of a cost that exceeds what remains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Excess {
     /// Deny it and charge nothing.
@@ -230,8 +230,7 @@ impl Excess {
     }
 }
 
-/// What a policy does with a request that its conditions hold for and that lacks an attribute of its
-/// scope.
+/// Handling of a request that meets a policy's conditions but lacks an attribute of its scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum OnMissing {
     /// Does not apply, as policies for other requests do not.
@@ -257,7 +256,7 @@ impl OnMissing {
     }
 }
 
-/// What a policy does when the shared store does not answer in time.
+/// Handling of a request if the shared store does not reply in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum OnStoreError {
     /// Decide in the memory of this process, under its share of the limit.
@@ -277,11 +276,11 @@ pub(crate) fn place(at: usize) -> u32 {
 /// All that is charged in one step.
 pub(crate) type Charges<'a> = PerCharge<Charge<'a>>;
 
-/// What there is one of for each charge of a call: in place for as many as most calls have, else in one
+/// One value per charge of a call: in place for the usual number of charges, else in one
 /// allocation.
 pub type PerCharge<T> = SmallVec<[T; 3]>;
 
-/// What requests would charge: in their order and that of the policies, each key at most once.
+/// The charges of requests, in the order of the requests, then the policies; each key at most once.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
     /// Whether its requests are reserved as one.

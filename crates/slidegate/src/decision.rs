@@ -245,7 +245,7 @@ impl Decision {
         if self.in_millionths { count.div_ceil(MILLION) } else { count }
     }
 
-    /// Most cost that a fresh key admits: the quota's limit, or the burst of a token bucket.
+    /// Maximum cost that a fresh key admits: the quota's limit, or the burst of a token bucket.
     #[must_use]
     #[inline]
     pub fn limit(&self) -> u64 {

@@ -39,7 +39,7 @@ enum Kind {
     Ticket,
 }
 
-/// Most policies that an error lists. A set may hold thousands.
+/// Maximum number of policies that an error lists. A set may hold thousands.
 const MAX_LISTED: usize = 10;
 
 impl Error {

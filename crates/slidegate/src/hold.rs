@@ -77,17 +77,17 @@ pub(crate) const MIN_TTL: Duration = Duration::from_millis(1);
 /// Longest time of a hold, so that a lost ticket keeps capacity for an hour at most. Parts and
 /// extensions renew it.
 pub(crate) const MAX_TTL: Duration = Duration::from_secs(3600);
-/// Most holds of one key, so that the longest table stays at some 40 kB.
+/// Maximum number of holds per key, so that the largest table stays at some 40 kB.
 pub const MAX_HOLDS: usize = 1024;
 
-/// What a hold begins with.
+/// The terms of a new hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NewHold {
-    /// Of the reservation.
+    /// The reservation's id.
     pub id: u64,
     /// How long it lasts, in microseconds.
     pub ttl_us: u64,
-    /// What happens if it expires unsettled.
+    /// Applies if the hold expires unsettled.
     pub unsettled: Unsettled,
 }
 
@@ -102,22 +102,22 @@ pub fn new_id() -> u64 {
 /// Cost that is held for one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hold {
-    /// Of the reservation.
+    /// The reservation's id.
     pub id: u64,
     /// When it ends, by the store's clock, in microseconds.
     pub until: u64,
-    /// What is still held.
+    /// Cost still held.
     pub held: u64,
-    /// What its settlements charged so far.
+    /// Cost charged by its settlements so far.
     pub settled: u64,
-    /// What happens if it expires unsettled.
+    /// Applies if the hold expires unsettled.
     pub unsettled: Unsettled,
     /// Kept after its end so that a repeated call is recognized: nothing is held.
     pub has_ended: bool,
 }
 
 impl Hold {
-    /// What it is charged when its time ends.
+    /// The charge when its time ends.
     pub fn charged_at_end(&self) -> u64 {
         match self.unsettled {
             Unsettled::Charge => self.held,
@@ -203,7 +203,7 @@ impl HoldList for HoldVec {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Holds<L = HoldVec> {
     holds: L,
-    /// What is held in all.
+    /// Total held.
     sum: u64,
     /// No hold ends before. Not raised when the hold that ends first is settled, as finding the next
     /// one takes a search.
@@ -217,7 +217,7 @@ pub struct Holds<L = HoldVec> {
 }
 
 impl<L: HoldList> Holds<L> {
-    /// What is held in all.
+    /// Total held.
     #[inline]
     pub fn sum(&self) -> u64 {
         self.sum
@@ -402,7 +402,7 @@ pub enum HoldChange {
     /// Hold so much in all, settlements included, for `ttl_us` from now on. `None` changes the time
     /// alone, which is never denied.
     Extend {
-        /// What is to be held in all, if that changes.
+        /// The new total to hold, if it changes.
         total: Option<u64>,
         /// How long from now, in microseconds.
         ttl_us: u64,
@@ -416,15 +416,15 @@ impl HoldChange {
     }
 }
 
-/// What a ticket knows of its hold, for a change that finds the hold ended.
+/// A hold as its ticket knows it, for a change that finds the hold ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndedHold {
-    /// What was held in all.
+    /// Total held.
     pub amount: u64,
     /// Whether its time is over, so that it was charged or dropped by that. Otherwise it was
     /// settled.
     pub is_over: bool,
-    /// What happens if it expires unsettled.
+    /// Applies if the hold expires unsettled.
     pub unsettled: Unsettled,
 }
 

@@ -23,7 +23,7 @@ pub struct KeySpace {
     pub policy: String,
     /// The attributes that form a key.
     pub scope: Vec<String>,
-    /// What their values are folded by, in their order. Empty if none is.
+    /// The folds of the values, in order. Empty if none is folded.
     pub folds: Box<[Fold]>,
     /// How many bits of an IPv6 address count.
     pub ipv6_prefix: Ipv6Prefix,
@@ -39,7 +39,7 @@ pub struct KeySpace {
 /// the request lacks.
 #[derive(Debug, Clone, Copy)]
 pub struct Key<'r> {
-    /// What it is one of.
+    /// Its key space.
     #[doc(hidden)]
     pub space: &'r KeySpace,
     #[doc(hidden)]
@@ -185,7 +185,7 @@ fn write_escaped(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     Ok(())
 }
 
-/// What a store knows a key by in a ticket.
+/// A store's name for a key in a ticket.
 pub type TicketKeyBytes = SmallVec<[u8; 32]>;
 
 /// The identity of a key in a table: 15 bytes and a tag in the last byte, which defines their
@@ -200,7 +200,7 @@ impl KeyId {
     const V4: u8 = 0x20;
     const V6: u8 = 0x21;
     const HASHED: u8 = 0x22;
-    /// Of bytes that are no identity.
+    /// The id of malformed bytes.
     const NOBODY: u8 = 0x23;
 
     const BYTES: usize = 16;
@@ -264,7 +264,7 @@ impl HashSeed {
         Self { sip: [word(0), word(1)], place: [word(2), word(3)] }
     }
 
-    /// What the identities of keys depend on, as bytes.
+    /// The seed of key identities, as bytes.
     pub fn identity_seed(&self) -> [u8; 16] {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&self.sip[0].to_le_bytes());

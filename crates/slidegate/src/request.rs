@@ -86,7 +86,7 @@ impl From<Value<'_>> for OwnedValue {
     }
 }
 
-/// What of a request counts under a policy.
+/// The part of a request's cost that a policy counts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub enum Counts {
     /// Its [cost](crate::Request::with_cost), or the sum of its costs by name.
@@ -123,7 +123,7 @@ impl Counts {
     /// The largest limit and burst of a policy that weighs costs, in whole units: every store and a double count
     /// its millionths.
     pub const MAX_WEIGHTED_LIMIT: u64 = 8_000_000_000;
-    /// Most costs that a policy weighs.
+    /// Maximum number of costs that a policy weights.
     pub const MAX_WEIGHTS: usize = 16;
     /// The largest weight.
     pub const MAX_WEIGHT: u64 = 1_000_000;
@@ -151,7 +151,7 @@ impl Counts {
     }
 }
 
-/// What a unit of cost is, for [header styles](crate::headers::XRateLimit) that say it. It does not
+/// The unit of cost, for [header styles](crate::headers::XRateLimit) that state it. It does not
 /// change what [counts](Counts).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CostUnit {
@@ -187,9 +187,10 @@ impl CostUnit {
     }
 }
 
-/// What a request costs: a number, or numbers by name of which a policy
-/// [counts](crate::Policy::with_counts) one. Policies that count no name count their sum. A number may be an
-/// [`Amount`], whose decimals count under policies that [weigh](Counts::Weighted) costs, and are rounded up under others.
+/// The cost of a request: a number, or named numbers, of which a policy
+/// [counts](crate::Policy::with_counts) one. Policies that count no name count their sum. A number
+/// may be an [`Amount`]; its decimals count under policies that [weight](Counts::Weighted) costs,
+/// and others round up.
 ///
 /// ```
 /// use slidegate::Request;
@@ -224,7 +225,7 @@ impl Cost<'_> {
         self.under(&Counts::Cost)
     }
 
-    /// What counts of it, in what the policy counts.
+    /// The part that counts, in the policy's unit.
     #[inline]
     pub(crate) fn under(&self, counts: &Counts) -> u64 {
         let sum = |sum: u64, (_, cost): &(&str, u64)| sum.saturating_add(*cost);
@@ -299,7 +300,7 @@ impl From<Amount> for Cost<'_> {
     }
 }
 
-/// Of two with one name both count.
+/// Two costs with the same name both count.
 impl<'r> From<&[(&'r str, u64)]> for Cost<'r> {
     fn from(costs: &[(&'r str, u64)]) -> Self {
         Self(Costs::Named(costs.into()))
@@ -500,20 +501,20 @@ impl<'r> Request<'r> {
         self.few.iter().flatten().chain(&self.more).copied()
     }
 
-    /// What it costs in all: 1 unless [`cost`](Self::cost) said otherwise.
+    /// The total cost: 1 unless set by [`with_cost`](Self::with_cost).
     #[must_use]
     #[inline]
     pub fn cost(&self) -> u64 {
         self.cost.as_ref().map_or(1, |cost| cost.under(&Counts::Cost))
     }
 
-    /// What it costs as it said it; `None` if it did not, so that a reservation holds estimates.
+    /// The explicit cost. `None` makes a reservation hold estimates.
     #[must_use]
     pub fn own_cost(&self) -> Option<&Cost<'r>> {
         self.cost.as_ref()
     }
 
-    /// What it costs under a policy that counts this, in what it counts.
+    /// The cost under a policy that counts this, in the policy's unit.
     #[inline]
     pub(crate) fn cost_of(&self, counts: &Counts) -> u64 {
         let unsaid = || if counts.is_weighted() { MILLION } else { 1 };

@@ -19,8 +19,8 @@ use crate::hold::Unsettled;
 use crate::secret::Secret;
 use crate::time::{Timestamp, micros};
 
-/// What a reservation holds, to be settled, extended or cancelled with
-/// [`Gate::settle`](crate::Gate::settle) and its kin.
+/// The handle of a reservation, to settle, extend or cancel it with
+/// [`Gate::settle`](crate::Gate::settle) and related calls.
 ///
 /// Its text is opaque and at most [`MAX_TEXT`](Self::MAX_TEXT) bytes, and mostly below 200. It holds
 /// the names of the policies, and their keys as the store knows them, under a seal of the store: one
@@ -44,14 +44,13 @@ use crate::time::{Timestamp, micros};
 #[derive(Clone, PartialEq, Eq)]
 #[must_use = "unsettled, it is charged in full when its time is over"]
 pub struct Ticket {
-    /// What the text encodes: version, seal, incarnation, id, time, [`Self::ttl_us`], and the keys.
-    /// Kept as it is written, so that a ticket of one policy is made, copied and changed without
-    /// memory of its own.
+    /// The encoded text: version, seal, incarnation, id, time, [`Self::ttl_us`], and the keys.
+    /// Stored as written, so that a ticket of one policy needs no heap memory.
     bytes: SmallVec<[u8; INLINE]>,
     queues: QueueHints,
 }
 
-/// What a ticket holds under one policy.
+/// A ticket's hold under one policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TicketHold<'t> {
@@ -67,7 +66,7 @@ pub struct TicketHold<'t> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TicketKey<'t> {
     pub policy: &'t str,
-    /// What the store knows the key by: at most 255 bytes.
+    /// The store's name for the key: at most 255 bytes.
     pub key: &'t [u8],
     /// Whether it counts millionths of a unit.
     pub in_millionths: bool,
@@ -85,8 +84,8 @@ pub struct TicketPlace {
     from: usize,
 }
 
-/// Which queues wait for the keys, for a ticket that is settled by the process that made it: a hash
-/// for each key in their order. Not part of the text, so tickets that differ in this alone are equal.
+/// Hashes of the queues that wait for the keys, in key order, for a ticket settled by the process
+/// that made it. Not part of the text, so tickets that differ only in this are equal.
 #[derive(Debug, Clone, Default)]
 struct QueueHints(SmallVec<[u64; 2]>);
 
@@ -98,12 +97,12 @@ impl PartialEq for QueueHints {
 
 impl Eq for QueueHints {}
 
-/// What was done with a key.
+/// How the reservation counts on a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TicketPart {
     /// Cost is held on it.
     Held {
-        /// What happens if it expires unsettled.
+        /// Applies if the hold expires unsettled.
         unsettled: Unsettled,
         /// When it ends, by the date.
         until: Timestamp,
@@ -121,14 +120,14 @@ pub enum TicketPart {
 pub struct TicketSecret {
     /// The key of the seals. Random or configured, and never a fixed one.
     pub key: Secret<[u8; 16]>,
-    /// Of the data in the store: another one after a shared store has lost them, and with them the
-    /// reservations. Always 0 in memory, where a new secret tells the same.
+    /// The incarnation of the store's data: it changes after a shared store lost its data, and with
+    /// it the reservations. Always 0 in memory, where a new secret has the same effect.
     pub incarnation: u64,
 }
 
 /// The first byte of every ticket.
 const VERSION: u8 = 2;
-/// Most keys of a ticket that is read: more than the policies of any request.
+/// Maximum number of keys when reading a ticket: more than any request has policies.
 const MAX_KEYS: usize = 255;
 /// Where the seal begins, and where it ends.
 const SEAL: usize = 1;
@@ -267,7 +266,7 @@ impl Ticket {
         amount_to[..8].copy_from_slice(&amount.to_le_bytes());
     }
 
-    /// What it holds under each policy, in their order, as far as it knows: a settlement returns a
+    /// Its hold under each policy, in policy order, as of this ticket: a settlement returns a
     /// [newer one](crate::reserve::Settlement::ticket).
     ///
     /// ```

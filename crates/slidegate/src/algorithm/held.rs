@@ -286,8 +286,8 @@ pub fn inspect_with_holds<S: State>(
     (KeyInspection { decision, ..inspect(state, quota, now, cost) }, holds)
 }
 
-/// What still counts of a cost that was charged at `made`, at most. Both are by the clock of the
-/// state. A refund of more would take away what others charged since.
+/// The maximum that still counts of a cost charged at `made`. Both times are by the clock of the
+/// state. A larger refund would remove later charges of others.
 pub fn counts_still(quota: &Quota, cost: u64, made: Timestamp, now: Timestamp) -> u64 {
     let age_us = now.as_micros().saturating_sub(made.as_micros());
     let begin = |time: Timestamp| quota.period(time.as_micros()).begin;
