@@ -105,7 +105,7 @@ pub fn complete<P: AsRef<Part>>(parts: &[P], decisions: &mut [Decision]) {
 }
 
 impl Denials {
-    /// The denials of a call, of which `is_denied` tells the denied parts.
+    /// The denials of a call. `is_denied` tells whether the part at a position is denied.
     pub fn of<P: AsRef<Part>>(parts: &[P], is_denied: impl Fn(usize) -> bool) -> Self {
         let mut denials = Self { is_call: false, is_by_peek: false };
         let mut together: Option<Self> = None;
