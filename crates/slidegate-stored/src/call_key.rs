@@ -86,10 +86,10 @@ pub(super) trait CallKey {
 
     fn will_be_written(&self) -> bool;
 
-    /// What is replied of the key before anything was charged.
+    /// Appends the reply about the key before any charge.
     fn report_before(&self, reply: &mut Reply);
 
-    /// What is replied of the key as it is now, with what was refunded.
+    /// Appends the reply about the key now, with its refund.
     fn report_now(&self, refunded: Option<u64>, reply: &mut Reply);
 
     /// The effects of what was charged.
@@ -101,7 +101,7 @@ pub(super) trait CallKey {
     /// Cancels a hold instead. Returns what was given back.
     fn cancel(&mut self, id: u64, effects: &mut Vec<Effect>) -> Result<u64, Unusable>;
 
-    /// What an extension of a hold asks for that does not fit; 0 for all other changes.
+    /// The part of an extension that does not fit; 0 for all other changes.
     fn excess(&self, id: u64, change: &HoldChange) -> u64;
 
     /// Replies that a change of a hold is denied, by this key or by another one.
@@ -294,7 +294,7 @@ impl<'v, S: Stored<'v>> CallKey for KeyOf<'v, S> {
         reply.list(3 + usize::from(before.is_some()));
         reply.number(match status {
             HoldStatus::Changed => CHANGED,
-            // Which of them it is, only the instance can find out.
+            // Only the instance can tell which.
             HoldStatus::AlreadySettled | HoldStatus::Unknown => ALREADY_SETTLED,
             HoldStatus::Expired => EXPIRED,
             HoldStatus::Denied => DENIED,
@@ -436,7 +436,7 @@ impl<'v, S: Stored<'v>> KeyOf<'v, S> {
         Ok(())
     }
 
-    /// What a refund leaves of the usage: the state, or what was written of it in the key's own window.
+    /// A refund's result: the state, or the write in the key's own window.
     fn write_refund(&self, write: Option<Write>, effects: &mut Vec<Effect>) -> Result<(), Unusable> {
         match write {
             Some(write) => effects.push(Effect::Usage(write)),

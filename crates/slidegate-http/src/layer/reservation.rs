@@ -1,4 +1,4 @@
-//! The reservation of one request: who owns it, who may change it, and what keeps it.
+//! The reservation of one request: its owner, and the changes and renewals of its hold.
 //!
 //! Its owner moves with the request: from the decision to the inner service's future, and from there
 //! into the response body. Dropping the owner, at whichever stage, settles it. Handlers and the task
@@ -40,9 +40,9 @@ struct State {
     guard: Option<Box<dyn Guard>>,
     /// The cost so far.
     recorded: Option<Cost<'static>>,
-    /// What it was settled to so far.
+    /// The cost settled so far.
     settled: Option<Cost<'static>>,
-    /// Whether its response cancels it, so that no cost is charged any more.
+    /// Whether the response cancels it, so that no more cost is charged.
     is_cancelled: bool,
 }
 
@@ -126,7 +126,7 @@ impl Shared {
         }
     }
 
-    /// What is recorded and not yet settled.
+    /// The recorded cost that is not settled yet.
     fn part(&self) -> Option<Cost<'static>> {
         let state = self.lock();
         let is_new = |recorded: &Cost<'_>| !state.is_cancelled && state.settled.as_ref() != Some(recorded);
@@ -207,7 +207,7 @@ impl OpenReservation {
         Self::run(guard.as_mut(), state.recorded.clone(), &self.settle);
     }
 
-    /// So many bytes of the body were passed on.
+    /// Counts bytes of the body that were passed on.
     pub(super) fn flowed(&mut self, bytes: usize) {
         if self.settle.counts_bytes() {
             self.bytes = self.bytes.saturating_add(bytes as u64);
