@@ -31,7 +31,7 @@ pub struct KeySpace {
     pub in_millionths: bool,
 }
 
-/// The values of a policy's scope in one request: what the policy counts by.
+/// The values of a policy's scope in one request, by which the policy counts.
 ///
 /// Its text, as in responses and logs, is the values joined by commas. Within a value, commas,
 /// percent signs, control characters and bytes that are not UTF-8 are percent-encoded, so that
@@ -88,7 +88,7 @@ impl<'r> Key<'r> {
         scope.into_iter().find(|attribute| self.request.value(attribute).is_none())
     }
 
-    /// The key as bytes that no other key of its policy has, for stores that outlive this process.
+    /// Bytes that are unique within the policy, for stores that outlive this process.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         self.canonical().to_vec()
@@ -135,7 +135,7 @@ impl PartialEq for Key<'_> {
 
 impl Eq for Key<'_> {}
 
-/// Equal keys hash alike: for tables that know keys by a hash, without a copy of each.
+/// Equal keys hash alike: for tables that identify keys by hash, without a copy.
 impl Hash for Key<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.parts().for_each(|part| write_canonical(part.as_ref(), |bytes| state.write(bytes)));
@@ -205,7 +205,7 @@ impl KeyId {
 
     const BYTES: usize = 16;
 
-    /// The identity as a ticket carries it.
+    /// The identity in a ticket's encoding.
     pub fn bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(&self.0[0].to_le_bytes());
@@ -213,7 +213,7 @@ impl KeyId {
         bytes
     }
 
-    /// The identity of these bytes. For bytes of another length, one that no key has.
+    /// The identity of these bytes. Bytes of another length get one that no key has.
     pub fn from_bytes(bytes: &[u8]) -> Self {
         let word = |from: usize| {
             let mut word = [0; 8];
@@ -248,7 +248,7 @@ impl fmt::Debug for HashSeed {
 }
 
 impl HashSeed {
-    /// A seed that nobody can foresee.
+    /// An unpredictable seed.
     pub fn random() -> Self {
         if cfg!(loom) {
             // The model checker replays one run in several orders, so a key must be in the same
@@ -272,7 +272,7 @@ impl HashSeed {
         bytes
     }
 
-    /// A seed by which keys have the same identities. Their places are random.
+    /// A seed with these key identities. Shards and slots are random.
     pub fn with_identity_seed(bytes: [u8; 16]) -> Self {
         let bits = u128::from_le_bytes(bytes);
         #[allow(clippy::cast_possible_truncation)] // the two halves

@@ -139,6 +139,7 @@ fn invalid_lease(lease: Duration) -> String {
 }
 
 impl Quota {
+    /// The fields.
     pub fn fields(&self) -> QuotaFields {
         let Self { limit, window_us, burst, algorithm, slots, .. } = *self;
         QuotaFields { limit, window_us, burst, algorithm, slots, calendar: self.calendar_window() }

@@ -1,4 +1,4 @@
-//! Requests: what is known about one, borrowed, and what it costs.
+//! Requests: borrowed attributes and a cost.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,8 +9,9 @@ use crate::verb::{Role, Verb};
 
 /// The value of an attribute.
 ///
-/// Made by `From` from text, bytes or an [`IpAddr`]. An address is matched by network and counted
-/// by group, bytes are taken as they are: text that looks like an address is not one.
+/// Created with `From` from text, bytes or an [`IpAddr`]. Addresses are matched by network and
+/// counted by group; bytes are compared as they are, and text that looks like an address is not
+/// one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value<'r> {
     /// Bytes of any content and length.
@@ -95,9 +96,9 @@ pub enum Counts {
     /// The request itself: 1, whatever it costs, and 0 if its cost is 0. Known at once, so it is
     /// charged and never held.
     Requests,
-    /// The cost of this name, 0 if the request has others only. A cost without a name is every
-    /// policy's. A request without the cost that counts and with one by a name that no policy counts is
-    /// [not decided](crate::Decisions::error): a typo must not lift a limit.
+    /// The cost of this name; 0 if the request has only others. A cost without a name counts for
+    /// every policy. A request that lacks the cost that counts, and has one by a name that no
+    /// policy counts, is [not decided](crate::Decisions::error): a typo must not lift a limit.
     Named(String),
     /// The sum of the costs of these names, each times its weight: one to 16 names with weights of at most a
     /// million, zero included. Such a policy counts millionths of a unit, so sums are exact. A cost without a name
@@ -120,8 +121,8 @@ pub enum Counts {
 }
 
 impl Counts {
-    /// The largest limit and burst of a policy that weighs costs, in whole units: every store and a double count
-    /// its millionths.
+    /// The largest limit and burst of a policy that weights costs, in whole units, so that every
+    /// store and a double can count its millionths.
     pub const MAX_WEIGHTED_LIMIT: u64 = 8_000_000_000;
     /// Maximum number of costs that a policy weights.
     pub const MAX_WEIGHTS: usize = 16;
@@ -166,7 +167,7 @@ pub enum CostUnit {
 }
 
 impl CostUnit {
-    /// The one of this name, as configurations write it: `requests`, `tokens`, `input-tokens` or
+    /// Parses the name used in configurations: `requests`, `tokens`, `input-tokens` or
     /// `output-tokens`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
@@ -205,7 +206,7 @@ pub struct Cost<'r>(Costs<'r>);
 enum Costs<'r> {
     Bare(u64),
     Exact(Amount),
-    /// Behind a pointer, as requests are moved and few have any.
+    /// Boxed, because requests are moved and few have any.
     Named(Box<[(&'r str, u64)]>),
 }
 
@@ -245,7 +246,7 @@ impl Cost<'_> {
     }
 }
 
-/// The sum of the costs, each times its weight, in millionths.
+/// The sum of the costs times their weights, in millionths.
 fn weighted(weights: &[(String, Amount)], costs: &[(&str, u64)]) -> u64 {
     let weight_of = |name: &str| weights.iter().find(|(known, _)| known == name).map(|(_, weight)| *weight);
     let millionths = |(name, cost): &(&str, u64)| {
@@ -255,7 +256,7 @@ fn weighted(weights: &[(String, Amount)], costs: &[(&str, u64)]) -> u64 {
     u64::try_from(sum).unwrap_or(u64::MAX)
 }
 
-/// A [`Cost`] that is kept.
+/// An owned [`Cost`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum OwnedCost {
     Bare(u64),
@@ -313,7 +314,7 @@ impl<'r, const N: usize> From<[(&'r str, u64); N]> for Cost<'r> {
     }
 }
 
-/// A request as policies see it: named attributes and a cost.
+/// A request as seen by policies: named attributes and a cost.
 ///
 /// ```
 /// use slidegate::Request;
@@ -326,21 +327,21 @@ impl<'r, const N: usize> From<[(&'r str, u64); N]> for Cost<'r> {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Request<'r> {
-    /// The first attributes, on the stack. A `SmallVec` would tie every borrow of a request to its
-    /// own lifetime.
+    /// The first attributes, inline. A `SmallVec` would tie every borrow of a request to its own
+    /// lifetime.
     few: [Option<Attribute<'r>>; 6],
     /// All others.
     more: Vec<Attribute<'r>>,
-    /// `None` if it was not said.
+    /// `None` if not set.
     cost: Option<Cost<'r>>,
     verb: Verb,
     role: Role,
     over_limit: bool,
     under: Option<&'r str>,
-    /// Whether a named policy is left out, instead of being an error, where an attribute of its
-    /// scope is missing.
+    /// Whether a named policy is skipped, instead of an error, if the request lacks an attribute of
+    /// its scope.
     may_lack_attributes: bool,
-    /// Shared, as it is five times as large as all else that most requests have.
+    /// Shared, because a quota is five times the size of the rest of a usual request.
     quota: Option<Arc<Quota>>,
 }
 
@@ -365,9 +366,9 @@ impl<'r> Request<'r> {
         }
     }
 
-    /// A request of a layer, without attributes. A policy that the layer names is left out where
-    /// the request lacks an attribute of its scope: a client without an API key is not counted by one.
-    /// Made where it is returned, as moving one takes as long as half a decision.
+    /// A request from a layer, without attributes. A policy that the layer names is skipped if the
+    /// request lacks an attribute of its scope: for example, a client without an API key. Built
+    /// where it is returned, because moving one takes half as long as a decision.
     #[doc(hidden)]
     #[must_use]
     #[inline]
@@ -375,7 +376,7 @@ impl<'r> Request<'r> {
         Self { cost: Some(cost.into()), under, may_lack_attributes: true, ..Self::new() }
     }
 
-    /// Adds an attribute. Of two with one name the first counts. More than six allocate.
+    /// Adds an attribute. Of two with the same name, the first counts. More than six allocate.
     #[must_use]
     pub fn with(mut self, name: &'r str, value: impl Into<Value<'r>>) -> Self {
         self.add((name, value.into()));
@@ -399,7 +400,7 @@ impl<'r> Request<'r> {
         self
     }
 
-    /// Sets what [`Gate::apply`](crate::Gate::apply) does with it: a check unless set.
+    /// Sets how [`Gate::apply`](crate::Gate::apply) applies its cost. Default: a check.
     #[must_use]
     #[inline]
     pub fn with_verb(mut self, verb: Verb) -> Self {
@@ -407,8 +408,7 @@ impl<'r> Request<'r> {
         self
     }
 
-    /// Sets how it takes part in a call of several requests, see
-    /// [`Gate::apply`](crate::Gate::apply).
+    /// Sets its role in a call of several requests. See [`Gate::apply`](crate::Gate::apply).
     #[must_use]
     #[inline]
     pub fn with_role(mut self, role: Role) -> Self {
@@ -416,11 +416,11 @@ impl<'r> Request<'r> {
         self
     }
 
-    /// Makes its check or peek denied as well while the key is over its limit, which a cost of 0
-    /// otherwise never is: more is used than the limit, as after a penalty or a lowered limit, or
-    /// all of it under a policy that admits [overdrafts](crate::Excess::Charge).
+    /// Also denies its check or peek while the key is over its limit, which a cost of 0 is
+    /// otherwise not: usage above the limit, as after a penalty or a lowered limit, or the whole
+    /// limit used under a policy that admits [overdrafts](crate::Excess::Charge).
     ///
-    /// The wait of such a denial lasts until nothing is used any more.
+    /// The wait of such a denial lasts until nothing is used.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, Verb};
@@ -441,9 +441,9 @@ impl<'r> Request<'r> {
 
     /// Only the policy of this name decides, whether or not its conditions hold.
     ///
-    /// If the gate has no policy of this name, or the request lacks an attribute of the policy's
-    /// scope, the request is denied, nothing is charged, and
-    /// [`Decisions::error`](crate::Decisions::error) says why: a typo must not lift a limit.
+    /// If the gate has no such policy, or the request lacks an attribute of the policy's scope, the
+    /// request is denied, nothing is charged, and [`Decisions::error`](crate::Decisions::error) has
+    /// the reason: a typo must not lift a limit.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
@@ -464,9 +464,9 @@ impl<'r> Request<'r> {
         self
     }
 
-    /// This quota decides instead of the policies' own and of overrides. Another one may be given
-    /// for the same keys next time: usage is kept, and starts afresh only where the algorithm is
-    /// another.
+    /// Decides by this quota instead of the policies' own and of overrides. Later calls for the
+    /// same keys may use another one: usage is kept, and starts afresh only if the algorithm
+    /// changes.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
@@ -479,7 +479,7 @@ impl<'r> Request<'r> {
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     ///
-    /// A [`Quota`] itself is allocated; so keep one that is used again in an [`Arc`].
+    /// A plain [`Quota`] is allocated; keep one that is reused in an [`Arc`].
     #[must_use]
     #[inline]
     pub fn with_quota(mut self, quota: impl Into<Arc<Quota>>) -> Self {
@@ -487,7 +487,7 @@ impl<'r> Request<'r> {
         self
     }
 
-    /// The value of an attribute, if the request has it. Looks through all of them: they are few.
+    /// The value of an attribute, if the request has it. A linear search, as there are few.
     #[must_use]
     #[inline]
     pub fn value(&self, name: &str) -> Option<Value<'r>> {
@@ -532,34 +532,34 @@ impl<'r> Request<'r> {
         self.cost.is_some()
     }
 
-    /// Its own verb: a check unless [`verb`](Self::verb) said otherwise.
+    /// Its verb: a check unless set by [`with_verb`](Self::with_verb).
     #[must_use]
     pub fn verb(&self) -> Verb {
         self.verb
     }
 
-    /// How it takes part in a call of several requests: it decides unless [`role`](Self::role) said
-    /// otherwise.
+    /// Its role in a call of several requests: deciding unless set by
+    /// [`with_role`](Self::with_role).
     #[must_use]
     #[inline]
     pub fn role(&self) -> Role {
         self.role
     }
 
-    /// Whether its check or peek is denied while the key is over its limit, see
+    /// Whether its check or peek is denied while the key is over its limit. See
     /// [`deny_over_limit`](Self::deny_over_limit).
     #[must_use]
     pub fn is_denied_over_limit(&self) -> bool {
         self.over_limit
     }
 
-    /// The only policy that decides, if [`under`](Self::under) named one.
+    /// The policy set by [`under`](Self::under), which alone decides.
     #[must_use]
     pub fn named_policy(&self) -> Option<&'r str> {
         self.under
     }
 
-    /// Whether a named policy is left out where an attribute of its scope is missing.
+    /// Whether a named policy is skipped if the request lacks an attribute of its scope.
     pub(crate) fn may_lack_attributes(&self) -> bool {
         self.may_lack_attributes
     }
@@ -571,8 +571,8 @@ impl<'r> Request<'r> {
     }
 }
 
-/// Adds attributes in place, as [`with`](Request::with) does one by one. Of two with one name the
-/// first counts.
+/// Adds attributes in place, like [`with`](Request::with). Of two with the same name, the first
+/// counts.
 ///
 /// ```
 /// use slidegate::Request;
