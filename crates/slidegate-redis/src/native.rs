@@ -44,7 +44,7 @@ mod tests {
 
     use super::*;
 
-    /// What the module is sent instead of a script with these keys and arguments.
+    /// The arguments that the module gets instead of a script with these keys and arguments.
     fn sent(command: NativeCommand, keys: &[&str], args: &[&str], argument: &str) -> Vec<String> {
         let of = |texts: &[&str]| texts.iter().map(|text| text.as_bytes().to_vec()).collect::<Vec<_>>();
         let sent = command.call(&of(keys), &of(args), argument.as_bytes().to_vec());

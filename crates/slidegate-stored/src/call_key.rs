@@ -491,8 +491,8 @@ impl<'v> OpenHolds<'v> {
         };
         let mut holds = read_table(table)?;
         let arrived = holds.arrive(now, quota.window_us().min(SECOND_US));
-        // Those whose time is over are charged already. The one that ended first may have been
-        // settled: then a denial writes when the next one ends, or each would search for that again.
+        // Expired holds are charged already. The first one to end may have been settled: then a
+        // denial writes the next end, or each denial would search for it again.
         let has_moved = holds.is_replaced() || !holds.is_empty() && arrived >= holds.earliest();
         holds.take_due(arrived);
         is_sound(&holds)?;

@@ -23,7 +23,7 @@ mod table;
 
 pub use table::{HEADER_BYTES, TAG, TableList};
 
-/// What happens to a hold that expires unsettled.
+/// Handling of a hold that expires unsettled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Unsettled {
     /// Charge it in full, as of the end of its time. A lost settlement costs no more than the hold.

@@ -190,7 +190,7 @@ impl Policy {
         self
     }
 
-    /// What happens if a shared store does not reply in time.
+    /// How the policy decides if a shared store does not reply in time.
     #[must_use]
     pub fn on_store_error(&self) -> OnStoreError {
         self.on_store_error
@@ -217,7 +217,7 @@ impl Policy {
         self
     }
 
-    /// What happens to a cost that exceeds what remains.
+    /// Handling of a cost that exceeds what remains.
     #[must_use]
     pub fn excess(&self) -> Excess {
         self.excess
@@ -243,7 +243,7 @@ impl Policy {
         self
     }
 
-    /// What the policy counts.
+    /// The part of a request's cost that the policy counts.
     #[must_use]
     pub fn counts(&self) -> &Counts {
         &self.counts
@@ -316,7 +316,7 @@ impl Policy {
         self
     }
 
-    /// What happens to holds that expire unsettled.
+    /// Handling of holds that expire unsettled.
     #[must_use]
     pub fn unsettled(&self) -> Unsettled {
         match self.quota.algorithm() {
@@ -419,8 +419,7 @@ impl Policy {
         self
     }
 
-    /// The same policy with another quota. Tiers and overrides keep their limits and get the algorithm of
-    /// `quota`.
+    /// Replaces the quota. Tiers and overrides keep their limits and get the algorithm of `quota`.
     #[must_use]
     pub fn with_quota(mut self, quota: Quota) -> Self {
         self.quota = quota;
@@ -434,8 +433,8 @@ impl Policy {
         tiers.chain(self.overrides.iter_mut().filter_map(|one| one.quota.as_mut()))
     }
 
-    /// The same policy with each of its quotas changed: its own and those of its tiers and overrides. All
-    /// of them must keep one algorithm, or building the set fails.
+    /// Maps each quota: its own and those of its tiers and overrides. All of them must keep one
+    /// algorithm, or building the set fails.
     ///
     /// ```
     /// use slidegate::{Policy, Quota};
@@ -453,7 +452,7 @@ impl Policy {
         self
     }
 
-    /// The same policy with another name. Usage is stored by name, so it starts afresh.
+    /// Renames the policy. Usage is stored by name, so it starts afresh.
     ///
     /// # Errors
     /// Same as [`new`](Self::new).

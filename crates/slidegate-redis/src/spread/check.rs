@@ -205,7 +205,7 @@ mod tests {
 
     const COST: u64 = 1;
 
-    /// What may go wrong in a model.
+    /// Faults of a model.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     enum Faults {
         Absent,
@@ -246,7 +246,7 @@ mod tests {
         is_exact: bool,
     }
 
-    /// What can happen next.
+    /// The next possible event.
     #[derive(Debug, Clone, Copy)]
     enum Event {
         Call { caller: usize, waiting: usize, fate: Fate },
@@ -352,7 +352,7 @@ mod tests {
             } else {
                 check.checked(part, reply);
             }
-            // What the driver does, see `check_parts`.
+            // As the driver does, see `check_parts`.
             if part == 0 && !check.has_failed() {
                 caller.is_refusing = check.is_denied();
                 caller.waiting = (1..check.parts().len()).collect();
@@ -389,14 +389,14 @@ mod tests {
             smallvec![decision]
         }
 
-        /// What must hold after every event.
+        /// Invariants after every event.
         fn assert_sound(&self) {
             for (slot, (used, limit)) in self.used.iter().zip(&self.limits).enumerate() {
                 assert!(used <= limit, "slot {slot}: {used} of {limit}: {self:?}");
             }
         }
 
-        /// What must hold when nothing more can happen.
+        /// Invariants once nothing more can happen.
         fn assert_settled(&self) {
             let allowed =
                 self.callers.iter().filter(|one| one.outcome == Some(Outcome::Allowed)).count() as u64;

@@ -15,7 +15,7 @@ const MOST_TIMES_HELD: u64 = 4;
 /// The percentile is computed again after so many costs.
 const REFRESHED_AFTER: usize = 32;
 
-/// What a request was settled to.
+/// The settled cost of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SettledSample {
     /// Identifies the key within the policy.

@@ -149,7 +149,7 @@ impl Match {
         Self { kind, fold: Fold::NONE }
     }
 
-    /// The same condition on folded values.
+    /// The condition on folded values.
     pub(super) fn folded(self, fold: Fold) -> Self {
         Self { kind: self.kind.folded(fold), fold: self.fold.and(fold) }
     }

@@ -182,7 +182,7 @@ impl<S> Slot<S> {
         self.note_again(share, expires);
     }
 
-    /// The same without a use, after a change of the quota.
+    /// Updates share and expiry after a change of the quota, without counting a use.
     #[inline]
     pub(super) fn note_again(&mut self, share: u8, expires: Tick) {
         self.policy_and_rank = self.policy_and_rank & !SHARE | u32::from(share);

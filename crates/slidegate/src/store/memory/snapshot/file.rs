@@ -135,7 +135,7 @@ impl SnapshotFile {
     /// Renames a damaged snapshot, so that it can be examined. Keeps the last five.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Errors of the file system.
     pub fn set_aside(&self) -> io::Result<PathBuf> {
         let names = (1..=MAX_DAMAGED).map(|number| beside(&self.path, &format!("damaged-{number}")));
         // A file that does not exist is older than any.

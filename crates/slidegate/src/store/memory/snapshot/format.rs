@@ -24,7 +24,7 @@ pub(super) const CHECKSUM_BYTES: u64 = 4;
 pub(super) struct Header {
     /// When writing began, by the wall clock, in microseconds since the epoch.
     pub(super) wall_us: u64,
-    /// The same by the clock that counts since the machine was started, and which start that was.
+    /// The time since the machine was started, and the id of that start.
     pub(super) boot_us: u64,
     pub(super) boot_id: [u8; 16],
     pub(super) identity_seed: [u8; 16],
