@@ -1,4 +1,4 @@
-//! Client address: who sent a request, behind any number of proxies.
+//! Client address: finds the sender of a request behind any number of proxies.
 //!
 //! A forwarding header is read from the right. Every proxy appends the address it saw, so only the
 //! right end was written by a trusted party; anything on the left may have been sent by the client.
@@ -66,7 +66,7 @@ impl ClientAddr {
         self.source.header()
     }
 
-    /// The client of one request. Never fails: [`Resolved::found`] says why a header was not used.
+    /// The client of one request. Never fails: [`Resolved::found`] tells why a header was not used.
     ///
     /// `peer` is the other end of the connection, or `None` for a Unix socket. `headers` are all
     /// header lines of the request in order, as name and value. Names are compared without regard
@@ -163,7 +163,7 @@ impl FromStr for Source {
     }
 }
 
-/// Which proxies are trusted.
+/// The trusted proxies.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Trust {
     /// Proxies known by address. The header is read only if the peer is one of them. Entries are

@@ -30,7 +30,7 @@ use write::{
     unnamed_policy, write_list, write_numbers, write_part,
 };
 
-/// Which header fields a response carries.
+/// The header fields of a response.
 ///
 /// ```
 /// use slidegate_http::headers::{Draft, HeaderOptions, XRateLimit};
@@ -93,9 +93,8 @@ impl HeaderOptions {
         fields.into_list()
     }
 
-    /// Adds the fields for a gate's decisions to a response, except those that it already has
-    /// (feature `tower`). Faster than [`headers`](Self::headers), because all values share one
-    /// allocation.
+    /// Adds the fields for a gate's decisions to a response, except those already present (feature
+    /// `tower`). Faster than [`headers`](Self::headers), because all values share one allocation.
     ///
     /// ```
     /// use slidegate_http::headers::HeaderOptions;

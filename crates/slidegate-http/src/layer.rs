@@ -130,7 +130,7 @@ impl RateLimitLayer {
         RateLimitLayerBuilder(config, Reserves { gate, estimate, settle: Settle::default() })
     }
 
-    /// The same limit for services whose body type is not `From<String>`, such as those of tonic
+    /// The same layer for services whose body type is not `From<String>`, such as those of tonic
     /// and of hyper's clients. Responses then have a [`LimitedBody`].
     ///
     /// ```
@@ -338,7 +338,7 @@ impl RateLimitLayerBuilder<Reserves> {
     /// Builds the layer.
     ///
     /// # Errors
-    /// As that of a layer that checks.
+    /// Same as for a layer that checks.
     pub fn build(self) -> Result<ReserveLayer, Error> {
         let (config, reserves) = self.finish()?;
         Ok(ReserveLayer { settings: Arc::new(Settings { config, reserves }) })

@@ -1,5 +1,4 @@
-//! What operators and timers ask of the store: scans, inspection, self-tests, the control document,
-//! instances.
+//! Calls for operators and timers: scans, inspection, self-tests, the control document, instances.
 
 use std::time::Duration;
 

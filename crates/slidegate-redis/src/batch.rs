@@ -1,12 +1,12 @@
 //! Batches: concurrent checks of the same keys share one script call.
 //!
-//! While a call for some keys is in flight, later checks of exactly these keys wait. They go
-//! together as the next call, which decides them in the order they came. A task of its own makes
-//! the calls, so a caller who gives up does not cancel the others' call. A check whose caller gives
-//! up before its call is sent is left out.
+//! While a call for some keys is in flight, later checks of exactly these keys wait and go together
+//! as the next call, which decides them in order of arrival. A separate task makes the calls, so a
+//! caller who gives up does not cancel the others' call. A check whose caller gives up before its
+//! call is sent is left out.
 //!
-//! Queues are in shards by the hash of their keys, so checks of different keys rarely share a lock.
-//! A lock is held for a bounded number of steps, however many checks wait.
+//! Queues are sharded by the hash of their keys, so checks of different keys rarely share a lock. A
+//! lock is held for a bounded number of steps, however many checks wait.
 
 use std::collections::hash_map::{Entry, RandomState};
 use std::collections::{HashMap, VecDeque};
@@ -32,7 +32,7 @@ const MAX_STEPS: usize = 128;
 /// be decided in time.
 const MAX_WAITING: usize = 16_384;
 
-/// Shards of the queues: more than there are threads that check at once.
+/// Number of shards: more than threads that check at once.
 const SHARDS: usize = 64;
 
 /// The queues of all keys that have a call in flight.

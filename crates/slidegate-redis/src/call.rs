@@ -24,7 +24,7 @@ pub(super) const WIDE_NUMBER_BYTES: usize = 19;
 /// Numbers that are replied about a key, the runs of its log apart, before and after a refund.
 pub(super) const KEY_NUMBERS: usize = 16;
 
-/// Bytes of the largest table of holds, with the ends of its reply.
+/// Bytes of the largest table of holds, with the framing of its reply.
 pub(super) const MOST_TABLE_BYTES: usize = Holds::HEADER_BYTES + MAX_HOLDS * Holds::HOLD_BYTES + 64;
 /// One charge of a call: a key, its quota and how it takes part.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -38,7 +38,7 @@ pub(crate) struct Subject {
     pub(crate) own_cost: Option<u64>,
     /// The position of the first subject with the same key; in most calls its own.
     pub(crate) key: usize,
-    /// The hold that it makes instead of charging, or cancels instead of refunding.
+    /// The hold to make instead of a charge, or to cancel instead of a refund.
     pub(crate) hold: Option<NewHold>,
 }
 
@@ -57,7 +57,7 @@ impl Subject {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Subjects(pub(crate) SmallVec<[Subject; 2]>);
 
-/// Subjects, to hash what a denial of them depends on.
+/// Hashes as the subjects that a denial depends on.
 struct DeniedSubjects<'s>(&'s Subjects);
 
 impl Hash for DeniedSubjects<'_> {
@@ -71,14 +71,14 @@ impl Hash for DeniedSubjects<'_> {
 /// The decisions on one request, in the order of its subjects.
 pub(crate) type Answers = PerCharge<Decision>;
 
-/// What a call asks.
+/// The terms of a call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CallTerms<'c> {
-    /// Those of the requests.
+    /// One per request.
     pub(crate) costs: &'c [u64],
     /// Nothing is charged after this, in microseconds of the server's clock.
     pub(crate) latest: u64,
-    /// Whether a key may have holds or gets one, which takes the script that knows them.
+    /// Whether a key has or gets holds, which needs the script for holds.
     pub(crate) has_holds: bool,
     /// Whether the call has an idempotency key. The name of its reply is the last key.
     pub(crate) is_once: bool,
@@ -118,7 +118,7 @@ impl Subjects {
             && !self.need_holds()
     }
 
-    /// Whether only the script that knows holds can decide them.
+    /// Whether only the script for holds can decide them.
     pub(crate) fn need_holds(&self) -> bool {
         let needs =
             |subject: &Subject| subject.hold.is_some() || subject.quota.algorithm() == Algorithm::InFlight;
@@ -132,12 +132,12 @@ impl Subjects {
             && self.0.iter().all(|subject| subject.part.excess != Excess::Count)
     }
 
-    /// What a denial of them depends on: not which hold would have been made.
+    /// The part of the subjects that a denial depends on: all but the holds to be made.
     pub(crate) fn of_denial(&self) -> impl Hash {
         DeniedSubjects(self)
     }
 
-    /// The same subjects with another verb, each decided by its own key alone.
+    /// The subjects with another verb, each decided by its key alone.
     pub(crate) fn with_verb(&self, verb: Verb) -> Self {
         let part = |part: Part| Part { verb, role: Role::Deciding, over_limit: false, ..part };
         let subject = |subject: &Subject| Subject { part: part(subject.part), ..subject.clone() };
@@ -159,7 +159,7 @@ impl Subjects {
         self.0.iter().map(|subject| subject.name.clone()).collect()
     }
 
-    /// The keys, and then those of their usage while they have holds.
+    /// The keys, then the keys of their usage while they have holds.
     pub(crate) fn keys_with_holds(&self) -> Vec<Vec<u8>> {
         let mut keys = self.keys();
         keys.extend(self.0.iter().map(|subject| Names::usage(&subject.name)));
@@ -180,7 +180,7 @@ impl Subjects {
                 args.push(number(subject.own_cost.unwrap_or(same[0])));
                 args.push(number(same.len() as u64));
             }
-            // Most calls carry one request.
+            // Usually one request.
             args.pop_if(|requests| requests == b"1");
             return (&scripts.check[position(subject.quota.algorithm())], args);
         }
@@ -210,11 +210,11 @@ impl Subjects {
         (scripts.decide(self.0.iter().map(|subject| subject.quota.algorithm())), args)
     }
 
-    /// What a check with an idempotency key is, besides its keys.
+    /// Identifies a check with an idempotency key, beside its keys.
     pub(crate) fn what(&self, cost: u64) -> Vec<u8> {
         let mut what = cost.to_le_bytes().to_vec();
         for subject in &self.0 {
-            // Most have none of these.
+            // Usually absent.
             if let Some(own) = subject.own_cost {
                 what.extend_from_slice(&own.to_le_bytes());
             }
@@ -233,8 +233,8 @@ impl Subjects {
         }
     }
 
-    /// The largest reply that the script can send: of each log all runs, and of the others a few
-    /// numbers. With an id it may be a reply to earlier quotas, whose logs may have been longer.
+    /// Maximum size of the script's reply: all runs of each log, and a few numbers of the others.
+    /// With an id it may be a reply under earlier quotas, with longer logs.
     pub(crate) fn reply_bound(&self, is_once: bool, has_holds: bool) -> ReplyBound {
         let tables = if has_holds || is_once { self.0.len() * MOST_TABLE_BYTES } else { 0 };
         let numbers = self.0.iter().map(|subject| match subject.quota.algorithm() {
@@ -245,8 +245,8 @@ impl Subjects {
         ReplyBound::of((2 + numbers.sum::<usize>()) * WIDE_NUMBER_BYTES + tables)
     }
 
-    /// The command of the module that does what the script of [`call`](Self::call) does. `None` if the
-    /// module does not count as far, or reads no call of so many parts.
+    /// The module's command for this [`call`](Self::call). `None` if the module does not support
+    /// such large numbers or so many parts.
     pub(crate) fn native_command(&self, terms: CallTerms<'_>) -> Option<NativeCommand> {
         let is_countable = |subject: &Subject| subject.quota.limit().max(subject.quota.burst()) <= MOST;
         let is_decided = self.0.len() <= MAX_PARTS && terms.costs.len() <= MAX_REQUESTS;
@@ -255,7 +255,7 @@ impl Subjects {
         (is_decided && self.0.iter().all(is_countable)).then_some(command)
     }
 
-    /// The call as the module reads it: of a check of one key the quota.
+    /// The call in the module's encoding; for a check of one key, the quota.
     pub(crate) fn native_argument(&self, command: NativeCommand, terms: CallTerms<'_>) -> Vec<u8> {
         if let (NativeCommand::Check1, Some(subject)) = (command, self.alone()) {
             return quota_bytes(&subject.quota.sent_at(terms.latest));
@@ -280,8 +280,7 @@ impl Subjects {
         DecideCall { latest, has_holds, once_ms, costs: costs.into(), parts }.bytes()
     }
 
-    /// How long the first reply to an idempotency key is stored: the longest of the windows and the
-    /// times of the holds.
+    /// How long the first reply to an idempotency key is stored: the longest window or hold.
     fn once_ms(&self) -> u64 {
         let lasts_us = |subject: &Subject| {
             let ttl_us = subject.hold.map_or(0, |hold| hold.ttl_us);

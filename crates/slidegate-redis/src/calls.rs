@@ -1,4 +1,5 @@
-//! Calls: sends what a decision needs to the server that has its keys, until it is known or too late.
+//! Calls: send a decision's script to the server of its keys, and retry until the result is known
+//! or the deadline has passed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,11 +20,11 @@ use super::reply::{Reply, Unreadable, number, read};
 use super::scripts::Scripts;
 use super::server_time::ServerTimes;
 
-/// The state that calls use, including calls whose caller has gone away.
+/// The state of calls, including those whose caller is gone.
 #[derive(Debug)]
 pub(crate) struct Calls {
     pub(super) client: Arc<Client>,
-    /// The longest that a decision may take.
+    /// Maximum duration of a decision.
     pub(super) patience: Duration,
     /// Whether a server was found that does not let scripts call `TIME`.
     pub(super) reads_expiry: AtomicBool,
@@ -43,13 +44,13 @@ pub(super) struct Counts {
     pub(super) instances_replaced: AtomicU64,
 }
 
-/// Pause before a call that may be sent again is repeated.
+/// Pause before a safe call is retried.
 const RETRY_PAUSE: Duration = Duration::from_millis(2);
 
 /// The resolution of expiries, in microseconds.
 pub(super) const EXPIRY_US: u64 = 1000;
 
-/// How often a call that reached the server too late is repeated within its deadline.
+/// Maximum retries, within the deadline, of a call that reached the server too late.
 const MOST_LATE: u32 = 3;
 
 impl Calls {
@@ -99,7 +100,7 @@ impl Calls {
             };
             let arrived = instant();
             match read(subjects, terms, value).map_err(|unreadable| self.misread(slot, &unreadable))? {
-                // Its time is that of the first reply, not of the server's clock now.
+                // Its time is the first reply's, not the server's current one.
                 Reply::Done(answers, _) if is_once => return Ok(answers),
                 Reply::Done(answers, now) => {
                     self.observe_time(slot, now, sent, arrived);
@@ -141,7 +142,7 @@ impl Calls {
             .map_err(explain)
     }
 
-    /// Pauses before a call is sent again that may be executed twice.
+    /// Pauses before retrying a call that is safe to execute twice.
     ///
     /// # Errors
     /// If the deadline is too near.
@@ -154,7 +155,7 @@ impl Calls {
         Ok(())
     }
 
-    /// When a decision that is asked for now has to be known.
+    /// The deadline of a decision that starts now.
     pub(super) fn deadline(&self) -> Instant {
         instant() + self.patience
     }
@@ -164,18 +165,18 @@ impl Calls {
         Scripts::of(self.reads_expiry())
     }
 
-    /// Whether scripts read the clock by expiries, as they may not call `TIME`.
+    /// Whether scripts read the clock from expiries, because they may not call `TIME`.
     pub(super) fn reads_expiry(&self) -> bool {
         self.reads_expiry.load(Ordering::Relaxed)
     }
 
-    /// The quota by which to count. What is read of a clock lags by up to its resolution, so charges
-    /// count for a window and that long: never too short.
+    /// The quota to count by. A clock read from expiries lags by up to its resolution, so charges
+    /// count for the window plus that: never too short.
     pub(super) fn counted(&self, quota: Quota) -> Quota {
         if self.reads_expiry() { quota.widened(EXPIRY_US) } else { quota }
     }
 
-    /// Whether the script that knows holds is to be called.
+    /// Whether to call the script for holds.
     fn has_holds(&self, subjects: &Subjects) -> bool {
         let names = || subjects.0.iter().map(|subject| subject.name.as_slice());
         subjects.need_holds() || self.held.have_one_of(names())

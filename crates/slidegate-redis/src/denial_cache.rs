@@ -1,22 +1,21 @@
 //! Denial cache: while a denial is still true, the server is not called again.
 //!
-//! The cache is set-associative, with a lock for each set. Looking a denial up, adding one to a
-//! full cache and invalidating all of them take a few steps, however many there are. So a client
-//! that causes many denials does not slow others down.
+//! The cache is set-associative, with a lock per set. Looking up a denial, adding one to a full
+//! cache and invalidating all take a few steps, whatever their number. So a client that causes many
+//! denials does not slow others down.
 //!
 //! Nothing is cached while invalidations cannot be received, see
-//! [`invalidation`](super::invalidation). A denial's wait counts from when the call was sent, which
-//! is before the server decided, so it is never cached longer than it is true. It applies to the
-//! same keys and to costs at least as large. A refund, a reset or another quota invalidates it at
-//! once.
+//! [`invalidation`](super::invalidation). A denial's wait counts from when the call was sent,
+//! before the server decided, so it is never cached longer than it is true. It applies to the same
+//! keys and to costs at least as large. A refund, a reset or another quota invalidates it at once.
 //!
-//! Cost that is held may be settled to less at any time, and instances do not tell each other: there
-//! is one settlement for each request. So a denial of a key with holds is cached for at most
-//! [`BRIEFLY`], and what this instance settles ends those of its keys at once.
+//! Holds may be settled to less at any time, and instances do not announce it, because there is a
+//! settlement per request. So a denial of a key with holds is cached for at most [`BRIEFLY`], and a
+//! settlement by this instance ends those of its keys at once.
 //!
-//! Peeks at the keys of a check that a block denies are cached for [`BRIEFLY`] as well, whether
-//! invalidations are received or not: blocking an abusive client must not make its requests more
-//! expensive than denials are. They apply to the same cost only.
+//! Peeks at the keys of a check that a block denies are also cached for [`BRIEFLY`], even without
+//! invalidations: blocking an abusive client must not make its requests more expensive than
+//! denials. They apply to the same cost only.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -36,17 +35,17 @@ const WAYS: usize = 8;
 /// 160 bytes, so a full cache takes about 10 MB.
 const SETS: usize = 8192;
 
-/// How long a denial of a key with holds is cached at most, and a peek at blocked keys.
+/// Maximum time to cache a denial of a key with holds, or a peek at blocked keys.
 const BRIEFLY: Duration = Duration::from_millis(100);
-/// Times at which holds were changed, a power of two: keys that share one end each other's denials.
-/// As many as there are denials, in 512 kB, so that few do, whatever keys a client changes holds of.
+/// Slots for the times of hold changes, a power of two; keys that share a slot end each other's
+/// denials. As many as denials, in 512 kB, so that few keys do, whichever holds a client changes.
 const RELEASES: usize = SETS * WAYS;
 
 /// Cached denials, by the hash of their keys.
 pub(crate) struct DenialCache {
     sets: Box<[Mutex<Set>]>,
-    /// When a hold of a key with this hash was last changed here: microseconds since `created`, and
-    /// one more; 0 for never.
+    /// When a hold of a key with this hash was last changed here: microseconds since `created`,
+    /// plus one; 0 for never.
     releases: Box<[AtomicU64]>,
     created: Instant,
     /// The key of the hash. Random, so that clients cannot choose the set of a key.
@@ -123,8 +122,8 @@ impl DenialCache {
         self.clear();
     }
 
-    /// The cached denial or peek for these keys and this cost, with the waits that are left; otherwise
-    /// the ticket for the call that is about to be sent.
+    /// The cached denial or peek for these keys and this cost, with the remaining waits; otherwise
+    /// the ticket for the call to send.
     pub(crate) fn answer(&self, subjects: &Subjects, cost: u64, now: Instant) -> Result<Answers, Ticket> {
         let is_peek = subjects.0.iter().all(|subject| subject.part.verb == Verb::Peek);
         let keys = self.secret.hash_of(&(subjects.of_denial(), is_peek.then_some(cost)));
@@ -158,7 +157,7 @@ impl DenialCache {
         Ok(answers)
     }
 
-    /// Caches what the call of this ticket replied, if it is a denial or a peek.
+    /// Caches the reply to this ticket's call, if it is a denial or a peek.
     pub(crate) fn insert(&self, subjects: &Subjects, cost: u64, answers: &Answers, ticket: Ticket) {
         let Ticket { keys, is_peek, generation, sent } = ticket;
         let denying =
@@ -185,8 +184,8 @@ impl DenialCache {
         }
     }
 
-    /// Ends the denials and peeks of a key of which a hold was changed by now, a charge given back, or
-    /// a penalty charged. A call for the key that was sent before may have been decided before.
+    /// Ends the denials and peeks of a key whose hold was changed, or where a charge was returned
+    /// or a penalty charged. A call for the key in flight may have been decided before that.
     pub(crate) fn release(&self, name: &[u8], now: Instant) {
         self.release_of(name).fetch_max(self.micros(now) + 1, Ordering::SeqCst);
     }

@@ -1,4 +1,4 @@
-//! Entry points of the fuzz targets: what servers and other programs write, decoded.
+//! Entry points of the fuzz targets: decode data from servers and other programs.
 
 use redis::Value;
 use slidegate::fuzzing::with_charges;
@@ -16,7 +16,7 @@ pub use redis_once::fuzzing::{ReplyFraming, read_topology};
 /// is followed by the usage beside it.
 ///
 /// # Errors
-/// What is wrong with it.
+/// If the value is malformed.
 pub fn stored_value(bytes: &[u8], quota: &Quota, now_us: u64, cost: u64) -> Result<KeyInspection, String> {
     let now = Timestamp::from_micros(now_us);
     if bytes.first() != Some(&Holds::TAG) {
@@ -31,7 +31,7 @@ pub fn stored_value(bytes: &[u8], quota: &Quota, now_us: u64, cost: u64) -> Resu
 /// remaining, limit).
 ///
 /// # Errors
-/// Why no script replies this.
+/// If no script sends this reply.
 pub fn script_reply(
     policies: &PolicySet,
     request: &Request<'_>,

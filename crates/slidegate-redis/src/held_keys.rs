@@ -1,16 +1,16 @@
-//! Which keys had holds when they were last decided, so that their next call runs the script that knows holds.
+//! Hints: keys that had holds when they were last decided, so that their next call runs the script
+//! for holds.
 //!
-//! Hints, which the scripts check: a key with holds that is missing costs a second call, and one that is left
-//! a slower script.
+//! The scripts verify them: a missing key costs a second call, and a stale one a slower script.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many keys there are at most: 128 KiB. Allocated by the first one: without reservations a call costs one
-/// load more.
+/// Maximum number of keys: 128 KiB, allocated by the first one; without reservations a call costs
+/// one extra load.
 const ENTRIES: usize = 1 << 14;
-/// The entries that a key may have. If others take all of them, one of those is forgotten.
+/// Entries that a key may use. If others occupy them all, one is replaced.
 const WAYS: usize = 4;
 
 /// Keys with holds, by hash.
@@ -37,7 +37,7 @@ impl HeldKeys {
             return;
         }
         let set = set(self.0.get_or_init(|| (0..ENTRIES).map(|_| AtomicU64::new(0)).collect()), hash);
-        // Most calls of a key with holds note what is known.
+        // Usually the hint is stored already.
         if find(set, hash).is_none() {
             let other = || &set[usize::try_from((hash >> 48) % WAYS as u64).unwrap_or_default()];
             find(set, 0).unwrap_or_else(other).store(hash, Ordering::Relaxed);
@@ -45,13 +45,13 @@ impl HeldKeys {
     }
 }
 
-/// The entries that the key of this hash may have.
+/// The entries that the key of this hash may use.
 fn set(entries: &[AtomicU64], hash: u64) -> &[AtomicU64] {
     let first = usize::try_from(hash % (ENTRIES / WAYS) as u64).unwrap_or_default() * WAYS;
     &entries[first..first + WAYS]
 }
 
-/// The entry of this hash; of 0 an empty one.
+/// The entry of this hash; for 0, an empty one.
 fn find(set: &[AtomicU64], hash: u64) -> Option<&AtomicU64> {
     set.iter().find(|entry| entry.load(Ordering::Relaxed) == hash)
 }

@@ -1,8 +1,7 @@
-//! Holds in Redis: what a ticket knows of a key, and the calls that settle, extend and cancel.
+//! Holds in Redis: keys in tickets, and the calls that settle, extend and cancel.
 //!
-//! Holds are made by [`apply`](slidegate::store::SharedStore::apply), in the script that decides. A
-//! change of a hold may be sent again, as it is recognized, so calls are repeated until their
-//! deadline if a connection is lost.
+//! [`apply`](slidegate::store::SharedStore::apply) makes holds, in the script that decides. Changes
+//! of holds are safe to repeat, so on a lost connection they are retried until their deadline.
 
 use std::collections::BTreeMap;
 
@@ -30,14 +29,14 @@ struct HeldKey<'t> {
 
 /// Bytes of a quota: algorithm, limit, window, burst, slots.
 const QUOTA: usize = 1 + 7 + 7 + 8 + 2;
-/// Stands for fixed windows by a calendar, whose text follows the quota with its length.
+/// Marks a fixed window by a calendar, whose length and text follow the quota.
 const CALENDAR: u8 = b'C';
 /// Before an inline quota. Earlier releases, which did not mark them, cannot read such a ticket.
 const INLINE: u8 = b'Q';
 /// The burst of a quota without one.
 const NO_BURST: u64 = u64::MAX;
 
-/// What a ticket carries of the key of a charge.
+/// Encodes the key of a charge for its ticket.
 pub(super) fn key_for_ticket(held: &HeldCharge<'_>, names: &Names) -> Vec<u8> {
     let mut bytes = Vec::new();
     if held.has_other_quota {
@@ -93,7 +92,7 @@ impl<'t> HeldKey<'t> {
     }
 }
 
-/// The identity of a key: its name without what the other attributes of its requests add.
+/// The identity of a key: its name without the additions from other attributes of its requests.
 pub(super) fn id_in_ticket(key: &[u8]) -> TicketKeyBytes {
     HeldKey::read(key).map_or_else(TicketKeyBytes::new, |key| Names::untagged(key.name).into())
 }
@@ -110,7 +109,7 @@ struct KeyAnswer {
     /// The position of the change.
     at: usize,
     answer: HoldAnswer,
-    /// Of a hold that was extended to a cost: what it held in all before.
+    /// The former total of a hold that was extended to a cost.
     before: Option<u64>,
 }
 
@@ -143,8 +142,8 @@ impl NamedChange {
         self
     }
 
-    /// Whether it may free cost: what is held, or what was charged at once. A part moves it from what
-    /// is held to what is used.
+    /// Whether it may free cost, held or charged. A partial settlement turns held cost into used
+    /// cost.
     fn frees(&self) -> bool {
         matches!(
             self.change.change,
@@ -186,7 +185,7 @@ impl NamedChange {
     }
 }
 
-/// Carries out changes of holds: all of them or none where their keys are in one slot.
+/// Applies changes of holds: all or none if their keys are in one slot.
 pub(super) async fn change(calls: &Calls, changes: &[HoldCall<'_>]) -> Result<Vec<HoldAnswer>, Failure> {
     let deadline = calls.deadline();
     let mut by_slot = BTreeMap::<u16, Vec<(usize, NamedChange)>>::new();
@@ -209,7 +208,7 @@ pub(super) async fn change(calls: &Calls, changes: &[HoldCall<'_>]) -> Result<Ve
         }
     }
     if answers.iter().flatten().any(|one| one.status == HoldStatus::Denied) {
-        // Another slot denies what these hold more.
+        // Undoes these extensions, because another slot denied its own.
         for (slot, at, undo) in extended {
             for KeyAnswer { mut answer, .. } in change_in_slot(calls, slot, &[(at, undo)], deadline).await? {
                 if answer.status == HoldStatus::Changed {
@@ -269,7 +268,7 @@ async fn change_in_slot(
 }
 
 /// Ends cached denials of the keys whose holds are changed, when the change is over: also if it
-/// failed or nobody waits for it any more, as the server may have made it.
+/// failed or its caller is gone, because the server may have made it.
 struct Released<'a> {
     calls: &'a Calls,
     changes: &'a [(usize, NamedChange)],

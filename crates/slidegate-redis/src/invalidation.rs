@@ -67,14 +67,14 @@ impl Denials {
         }
     }
 
-    /// The same because the control document was replaced, which may have changed limits. An instance
-    /// that does not receive it polls within seconds.
+    /// Like [`invalidate`](Self::invalidate), because the control document was replaced, which may
+    /// have changed limits. An instance that misses the message polls within seconds.
     pub(super) async fn publish_control_document(&self, deadline: Instant) {
         self.cache.clear();
         self.publish(format!("{}{CONTROL_DOCUMENT}", self.instance), deadline).await;
     }
 
-    /// Waits until another instance has announced that it wrote the control document.
+    /// Waits until another instance announces a new control document.
     pub(super) async fn control_document_changed(self: &Arc<Self>) {
         self.subscribe();
         self.control_document_changed.notified().await;

@@ -1,5 +1,5 @@
-//! Mixed calls over several slots of a cluster: parts with different verbs or roles, which no one
-//! step can decide.
+//! Calls over several cluster slots whose parts have different verbs or roles, which no single step
+//! can decide.
 //!
 //! They are decided in the steps of [`all_or_none`](slidegate::internal::all_or_none), each over all
 //! slots: first everything is peeked at, then checks are charged, then come penalties and refunds.
@@ -28,7 +28,7 @@ struct Mixed<'a> {
     parts: SmallVec<[Part; 4]>,
     cost: u64,
     deadline: Instant,
-    /// When the call was asked for: nothing was charged before.
+    /// Start of the call: nothing was charged before.
     asked: Instant,
     /// The decisions so far.
     answers: Answers,
@@ -63,9 +63,9 @@ pub(super) async fn in_steps(
 }
 
 impl Mixed<'_> {
-    /// Charges and refunds what the peeks admit.
+    /// Charges and refunds as the peeks allow.
     async fn carry_out(&mut self, slots: &Arc<SlotCalls>) -> Result<(), Undecided> {
-        // All deciding checks are charged or none, and each other one by itself.
+        // Deciding checks are charged all or none; each other check on its own.
         let is_check = |part: &Part| part.verb == Verb::Check;
         let deciding = self.positions(|part| is_check(part) && part.role == Role::Deciding);
         let others = self.positions(|part| is_check(part) && part.role != Role::Deciding);
@@ -93,8 +93,8 @@ impl Mixed<'_> {
         Ok(())
     }
 
-    /// Checks the subjects at these positions. If they are `left_out`, only those that count
-    /// denials are charged.
+    /// Checks the subjects at these positions. If `left_out`, only those that count denials are
+    /// charged.
     async fn check(
         &mut self,
         slots: &Arc<SlotCalls>,

@@ -1,7 +1,7 @@
 //! Names: the Redis keys of policies.
 //!
-//! `sg1:policy:alice` for short plain ids; `sg1:policy:#` and 22 characters of a keyed hash for all
-//! others. So no id, whatever its bytes, collides with another key or chooses its cluster slot.
+//! `sg1:policy:alice` for short plain ids; otherwise `sg1:policy:#` and 22 characters of a keyed
+//! hash. So no id, whatever its bytes, collides with another key or chooses its cluster slot.
 
 use std::hash::Hasher;
 use std::net::IpAddr;
@@ -15,16 +15,15 @@ use slidegate::{Key, Secret, Value};
 const MAX_PLAIN_BYTES: usize = 64;
 /// Prefix of every key: the project and the layout of the names.
 const PREFIX: &str = "sg1:";
-/// Prefix of stored first replies. No key of a policy begins so: an id with a brace is hashed.
+/// Prefix of stored first replies. No policy's key has it: an id with a brace is hashed.
 const ONCE: &str = "sg1:once:{";
-/// Prefix of the usage of keys that have holds. No key of a policy begins so.
+/// Prefix of the usage of keys with holds. No policy's key has it.
 const USAGE: &str = "sg1:usage:{";
-/// Before the id of a key whose usage is in millionths of a unit. No id begins so.
+/// Marks the id of a key whose usage is in millionths of a unit. No id starts with it.
 const MILLIONTHS: u8 = b'%';
 /// Characters of a hash in a name.
 const HASH_CHARS: usize = 22;
-/// Begins the first part of the store's internal names. No policy's name may contain this
-/// character.
+/// Starts the first part of the store's internal names. Policy names cannot contain it.
 const INTERNAL: char = '~';
 
 /// How keys are named.
@@ -74,7 +73,7 @@ impl Names {
         name
     }
 
-    /// The policy and the id of a name, without the tag that the request's other attributes may add.
+    /// The policy and the id in a name, without the hash tag.
     pub(crate) fn untagged(name: &[u8]) -> &[u8] {
         let name = name.strip_prefix(PREFIX.as_bytes()).unwrap_or(name);
         let tagged = name.strip_prefix(b"{").and_then(|tagged| tagged.get(HASH_CHARS..)?.strip_prefix(b"}:"));
@@ -84,7 +83,7 @@ impl Names {
     /// The name of the usage of a key while it has holds, in the slot of the key.
     pub(crate) fn usage(name: &[u8]) -> Vec<u8> {
         let tag = slot::tag(name);
-        // What follows a tag in braces; nothing if the whole name is the tag.
+        // The part after a tag in braces; empty if the whole name is the tag.
         let rest = if tag.len() == name.len() {
             &[][..]
         } else {
@@ -99,9 +98,8 @@ impl Names {
         (self.secret != Self::NO_SECRET).then(|| Secret::new(self.hash(b"tickets")))
     }
 
-    /// The name under which the first reply to a request with an idempotency key is stored, in the
-    /// slot of the keys. Another request with the same idempotency key, which has other keys or
-    /// another `what`, has another name.
+    /// The key of the stored first reply to an idempotency key, in the slot of the keys. Other keys
+    /// or another `what` lead to another name.
     pub(crate) fn once(&self, keys: &[Vec<u8>], what: &[u8], id: &str) -> Vec<u8> {
         let tag = keys.first().map_or(&[][..], |key| slot::tag(key));
         let mut name = [ONCE.as_bytes(), tag, b"}:"].concat();
@@ -130,7 +128,7 @@ impl Names {
         format!("{PREFIX}{INTERNAL}instance:{{{PREFIX}{INTERNAL}instances}}:{id}").into_bytes()
     }
 
-    /// The name of a claim on `what`. It tells nothing of it.
+    /// The name of a claim on `what`, which it does not reveal.
     pub(crate) fn claim(&self, what: &[u8]) -> Vec<u8> {
         let mut name = format!("{PREFIX}{INTERNAL}claim:").into_bytes();
         push_hash(&mut name, self.hash(&[b"claim", what].concat()));

@@ -1,10 +1,10 @@
-//! Commands of the native module, which a server may have and which then run instead of scripts.
+//! Commands of the native module. Servers that have it run them instead of scripts.
 
 use std::collections::HashSet;
 
 use redis::Cmd;
 
-/// A command of the module. Its number is its place in [`NAMES`](Self::NAMES).
+/// A command of the module. Its number is its index in [`NAMES`](Self::NAMES).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NativeCommand {
     /// Checks one key.
@@ -16,12 +16,12 @@ pub(crate) enum NativeCommand {
 }
 
 impl NativeCommand {
-    /// The commands by which servers know them.
+    /// The commands' names on the server.
     pub(crate) const NAMES: &[&str] = &["SLIDEGATE.CHECK1", "SLIDEGATE.DECIDE", "SLIDEGATE.CHANGE"];
 
-    /// The command instead of a script with these keys and arguments. The arguments of a check are those of the
-    /// script, but for the quota, which is `argument` and follows the deadline. Other calls are one argument, and
-    /// then their keys: a script is given a key once for each part, the module once.
+    /// The command that replaces a script with these keys and arguments. A check has the script's
+    /// arguments, except that the quota is `argument` and follows the deadline. Other calls are one
+    /// argument, then their keys: a script gets a key once per part, the module once.
     pub(crate) fn call(self, keys: &[Vec<u8>], args: &[Vec<u8>], argument: Vec<u8>) -> Cmd {
         let mut command = redis::cmd(Self::NAMES[self as usize]);
         if self == Self::Check1 {
@@ -44,7 +44,7 @@ mod tests {
 
     use super::*;
 
-    /// What the module is sent instead of a script with these keys and arguments.
+    /// The arguments that the module gets instead of a script with these keys and arguments.
     fn sent(command: NativeCommand, keys: &[&str], args: &[&str], argument: &str) -> Vec<String> {
         let of = |texts: &[&str]| texts.iter().map(|text| text.as_bytes().to_vec()).collect::<Vec<_>>();
         let sent = command.call(&of(keys), &of(args), argument.as_bytes().to_vec());

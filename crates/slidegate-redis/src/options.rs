@@ -1,6 +1,6 @@
 //! Options: where Redis is and how to talk to it.
 //!
-//! A password shows in no error and in no `Debug` output.
+//! Passwords appear in no error and no `Debug` output.
 
 use std::fmt;
 use std::time::Duration;
@@ -52,8 +52,7 @@ pub(crate) fn invalid_options(error: InvalidOptions) -> Error {
 /// # Ok::<(), slidegate::Error>(())
 /// ```
 ///
-/// Two are equal if all that they say is, passwords, keys and certificates included. No `Debug`
-/// output shows those.
+/// Equality includes passwords, keys and certificates. No `Debug` output shows those.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedisOptions {
     pub(crate) connection: Options,
@@ -99,22 +98,22 @@ impl RedisOptions {
         Self { caches_denials: false, ..self }
     }
 
-    /// Hashes every id in the names of keys, not only those that are long or not plain: for a
-    /// cluster, where clients must not choose slots, and for personal data.
+    /// Hashes every id in key names, not only long or unusual ones: for clusters, where clients
+    /// must not choose slots, and for personal data.
     #[must_use]
     pub fn hashed_keys(self) -> Self {
         Self { names: Names { always_hashed: true, ..self.names }, ..self }
     }
 
-    /// What ids are hashed with: the same text in every instance, unknown to clients. Without one,
-    /// anyone can compute which slot an id is in.
+    /// Sets the key of the id hash. Use the same text in every instance and keep it from clients.
+    /// Without it, anyone can compute the slot of an id.
     #[must_use]
     pub fn with_key_secret(self, secret: &str) -> Self {
         Self { names: Names { secret: Names::secret_of(secret), ..self.names }, ..self }
     }
 
-    /// Puts all keys of requests that share this attribute's value in one slot of a cluster, so
-    /// that they are decided in one step. Requests without it lie wherever their keys say.
+    /// Puts all keys of requests that share this attribute's value in one cluster slot, so that one
+    /// step decides them. Without the attribute, the keys decide the slots.
     #[must_use]
     pub fn with_hash_tag(self, attribute: impl Into<String>) -> Self {
         Self { names: Names { hash_tag: Some(attribute.into()), ..self.names }, ..self }
@@ -126,8 +125,7 @@ impl RedisOptions {
         self.names.hash_tag.as_deref()
     }
 
-    /// The longest a whole decision may take, waiting for a connection and for the script's turn
-    /// included.
+    /// Sets the maximum duration of a decision, including connecting and queueing.
     ///
     /// 1 ms to 60 s. Default: 50 ms.
     #[must_use]
@@ -135,7 +133,7 @@ impl RedisOptions {
         Self { connection: Options { deadline, ..self.connection }, ..self }
     }
 
-    /// The longest that making one connection may take. Decisions do not wait for it past their own
+    /// Sets the maximum duration of connecting. Decisions do not wait for it past their own
     /// deadline.
     ///
     /// 1 ms to 60 s. Default: 250 ms.
@@ -144,7 +142,7 @@ impl RedisOptions {
         Self { connection: Options { connect_timeout, ..self.connection }, ..self }
     }
 
-    /// How many connections to keep to each node; calls take turns.
+    /// Sets the number of connections per node, used in turn.
     ///
     /// 1 to 16. Default: 1, which many concurrent calls share well.
     #[must_use]
@@ -154,13 +152,13 @@ impl RedisOptions {
 
     /// Speaks RESP2 without trying RESP3 first.
     ///
-    /// Servers that do not know RESP3 are found out anyway. It spares them one refused command.
+    /// Servers without RESP3 are detected anyway; this saves one refused command.
     #[must_use]
     pub fn resp2_only(self) -> Self {
         Self { connection: Options { resp2_only: true, ..self.connection }, ..self }
     }
 
-    /// Trusts servers whose certificates these authorities signed, in PEM form, and no others.
+    /// Trusts only servers with certificates signed by these authorities, in PEM form.
     ///
     /// Default: the public authorities that browsers trust. A server's name is always checked
     /// as well.
@@ -170,15 +168,14 @@ impl RedisOptions {
         Self { connection: Options { ca_certificates, ..self.connection }, ..self }
     }
 
-    /// Shows servers this certificate.
+    /// Presents this certificate to servers.
     #[must_use]
     pub fn with_client_certificate(self, certificate: ClientCertificate) -> Self {
         let client_certificate = Some(certificate);
         Self { connection: Options { client_certificate, ..self.connection }, ..self }
     }
 
-    /// The same options for the servers that another URL names: their place, TLS, database, names
-    /// and passwords.
+    /// Replaces the servers by those of another URL: addresses, TLS, database, names and passwords.
     #[must_use]
     pub fn with_url_of(self, other: &Self) -> Self {
         let Options { servers, tls, credentials, sentinel_credentials, database, .. } =

@@ -1,7 +1,7 @@
-//! Replies of scripts as decisions.
+//! Decodes replies of scripts into decisions.
 //!
-//! A script replies the state of each key before it charged anything. The decisions are computed
-//! here from that, by the code of the memory store, so both stores agree to the microsecond.
+//! A script replies the state of each key before its charges. The decisions are computed from it by
+//! the code of the memory store, so both stores agree to the microsecond.
 
 use redis::Value;
 use slidegate::internal::{
@@ -25,17 +25,17 @@ pub(crate) enum Reply {
     Done(Vec<Answers>, u64),
 }
 
-/// A reply that no script sends: what is wrong with it.
+/// Why no script sends this reply.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unreadable(pub(crate) String);
 
-/// Reads what the script of a [call](Subjects::call) replied.
+/// Reads the reply to the script of a [call](Subjects::call).
 pub(super) fn read(
     subjects: &Subjects,
     CallTerms { costs, has_holds, is_once, .. }: CallTerms<'_>,
     reply: Value,
 ) -> Result<Reply, Unreadable> {
-    // Bytes about the only key, or a list for each.
+    // Bytes for a single key, or a list for each.
     let is_flat = !is_once && !has_holds && subjects.alone().is_some();
     let mut items = if is_flat { flat_items(reply)? } else { items(reply)? };
     if items.len() < 2 {
@@ -167,7 +167,7 @@ pub(super) struct KeyReply {
     state: StateReply,
     /// The cost that was refunded.
     refunded: u64,
-    /// From a script that knows holds.
+    /// From the script for holds.
     holds: Option<Holds>,
 }
 
@@ -180,7 +180,7 @@ enum StateReply {
 }
 
 impl KeyReply {
-    /// The largest reply about a key of a script that knows holds.
+    /// Maximum size of a reply about a key from the script for holds.
     pub(super) fn most_bytes(quota: &Quota) -> usize {
         let runs = match quota.algorithm() {
             Algorithm::SlidingLog => 2 * usize::from(quota.max_entries()),
@@ -189,8 +189,8 @@ impl KeyReply {
         (runs + KEY_NUMBERS) * WIDE_NUMBER_BYTES + MOST_TABLE_BYTES
     }
 
-    /// Reads what a script that knows holds replied about a key: its numbers, the header of its
-    /// table, and its holds if they are needed; last what was refunded.
+    /// Reads a key's reply from the script for holds: its numbers, the header of its table, its
+    /// holds if needed, and the refunded cost.
     pub(super) fn read_with_holds(
         quota: &Quota,
         is_refunded: bool,

@@ -1,8 +1,8 @@
 //! Scripts: what the store runs in Redis, assembled from the pieces in `lua/`.
 //!
-//! A script is one straight line, because functions and tables cost more than the rest of a
-//! decision. It is sent without comments, so a line number in an error of the server is that of the
-//! code, plus one for the `#!lua` header, which servers before Redis 7 do not get. To see the lines:
+//! A script is one straight line, because functions and tables would cost more than the rest of a
+//! decision. It is sent without comments, so a line number in a server's error counts code lines,
+//! plus one for the `#!lua` header, which servers before Redis 7 do not get. To print the lines:
 //! `cargo test --package slidegate --features redis show_scripts -- --ignored --nocapture`.
 
 mod assemble;
@@ -26,7 +26,7 @@ const SELF_TEST: &str = include_str!("../lua/self_test.lua");
 const SERVER_TIME: &str = include_str!("../lua/server_time.lua");
 /// How scripts read the clock.
 const CLOCK: &str = "local time = call('TIME')\n";
-/// What stands there where scripts may not call `TIME`.
+/// Replaces [`CLOCK`] where scripts may not call `TIME`.
 const CLOCK_BY_EXPIRY: &str = include_str!("../lua/clock.lua");
 
 /// Every script the store may call.
@@ -36,7 +36,7 @@ pub(crate) struct Scripts {
     pub(crate) check: [Script; 4],
     decide: [Script; 4],
     decide_all: Script,
-    /// Carries out any call on keys that may have holds.
+    /// Decides any call on keys that may have holds.
     pub(crate) decide_with_holds: Script,
     /// Changes holds of any keys.
     pub(crate) change_holds: Script,
@@ -52,8 +52,8 @@ pub(crate) struct Scripts {
     pub(crate) server_time: Script,
 }
 
-/// The position of an algorithm in [`Algorithm::ALL`]; behind them that of limits on what is in flight, which
-/// have no scripts of their own.
+/// The position of an algorithm in [`Algorithm::ALL`]; after them, that of limits on requests in
+/// flight, which have no scripts.
 pub(super) fn position(algorithm: Algorithm) -> usize {
     Algorithm::ALL.iter().position(|one| *one == algorithm).unwrap_or(Algorithm::ALL.len())
 }
@@ -83,7 +83,7 @@ impl Scripts {
         }
     }
 
-    /// The script that carries out any call on keys under these algorithms.
+    /// The script for calls on keys under these algorithms.
     pub(crate) fn decide(&self, mut algorithms: impl Iterator<Item = Algorithm>) -> &Script {
         let first = algorithms.next().unwrap_or_default();
         if algorithms.all(|one| one == first) { &self.decide[position(first)] } else { &self.decide_all }

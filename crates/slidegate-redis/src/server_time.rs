@@ -1,26 +1,26 @@
-//! Server time: estimates a server's clock at a local instant, so that a call can carry its
-//! deadline in server time, and so that jumps of a clock are noticed.
+//! Server time: estimates a server's clock, so that a call can carry its deadline in server time,
+//! and detects clock jumps.
 //!
-//! A reply carries the server's time at some moment between sending the call and the reply's
-//! arrival. That bounds the difference between both clocks from both sides, however slow the
-//! network was. Two replies whose bounds are further apart than clocks drift show that the server's
-//! clock has jumped, or that another server answers with another clock.
+//! A reply carries the server's time at some moment between sending the call and receiving the
+//! reply. That bounds the difference of both clocks from both sides, however slow the network. If
+//! the bounds of two replies differ by more than clocks drift, the server's clock jumped, or
+//! another server with another clock replied.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::time::Instant;
 
-/// The clocks of the servers, by the slots that they hold.
+/// The servers' clocks by slot.
 #[derive(Debug)]
 pub(crate) struct ServerTimes {
     start: Instant,
-    /// One for each slot. Calls for different slots do not wait for one another.
+    /// One per slot. Calls for different slots do not wait for each other.
     clocks: Box<[Mutex<Option<Clock>>]>,
     jumps: Mutex<Jumps>,
 }
 
-/// How often the clocks of a shared store's servers were seen to jump.
+/// Detected clock jumps of a shared store's servers.
 ///
 /// A forward jump expires history early, so up to one limit more is admitted; see
 /// `docs/failures.md`. A failover to a server with another clock counts as a jump, and so does a
@@ -39,19 +39,19 @@ pub struct ClockJumps {
 /// The difference between a server's clock and ours.
 #[derive(Debug, Clone, Copy)]
 struct Clock {
-    /// Server time less ours in microseconds: surely no less than this,
+    /// Server time minus ours in microseconds: the lower bound,
     least: i64,
-    /// and no more than this.
+    /// and the upper bound.
     most: i64,
-    /// When that was last confirmed, by our clock.
+    /// When the bounds were last confirmed, by our clock.
     at: i64,
-    /// When the clock was last seen to jump. Calls sent before then may tell the time of before.
+    /// When a jump was last detected. Calls sent before may report the time before it.
     since: i64,
-    /// Whether the server is to be asked, as a reply does not fit what is known.
+    /// Whether to ask the server for its time, because a reply was inconsistent.
     is_doubted: bool,
 }
 
-/// What has happened to the clocks.
+/// History of clock jumps.
 #[derive(Debug, Default)]
 struct Jumps {
     counts: ClockJumps,
@@ -69,27 +69,28 @@ const TOLERANCE_US: i64 = 50_000;
 /// How far two clocks may drift apart, in millionths: what a daemon that corrects a clock by
 /// slewing usually keeps to.
 const DRIFT_PPM: i64 = 500;
-/// Time for a reply to arrive before the deadline, in microseconds: a call may not charge later.
+/// Time for a reply to arrive before the deadline, in microseconds: no call may charge after the
+/// deadline minus this.
 const WAY_BACK_US: i64 = 1000;
-/// Jumps that are remembered, so that the slots of one server count one jump once.
+/// Number of remembered jumps, so that the slots of one server count a jump once.
 const MOST_RECENT: usize = 16;
 
 impl ServerTimes {
-    /// For servers that hold so many slots in all.
+    /// `slots`: the total of all servers.
     pub(crate) fn new(slots: usize, start: Instant) -> Self {
         Self { start, clocks: (0..slots).map(|_| Mutex::default()).collect(), jumps: Mutex::default() }
     }
 
-    /// The latest time of the server of this slot at which it surely is not past `deadline` here;
-    /// `None` before it was heard, and while it is doubted.
+    /// The latest time of this slot's server that surely is not past `deadline` here; `None` before
+    /// its first reply, and while its clock is in doubt.
     pub(crate) fn latest(&self, slot: u16, deadline: Instant) -> Option<u64> {
         let least = self.clock(slot).filter(|known| !known.is_doubted)?.least;
         let latest = self.ours(deadline).saturating_add(least).saturating_sub(WAY_BACK_US);
         Some(u64::try_from(latest).unwrap_or(0))
     }
 
-    /// A reply with this server time has arrived, to a call that was sent not before `sent`. `node`
-    /// names the server.
+    /// Records the server time in a reply to a call sent no earlier than `sent`. `node` is the
+    /// server.
     pub(crate) fn observe_time(
         &self,
         slot: u16,
@@ -109,7 +110,7 @@ impl ServerTimes {
             return;
         }
         let drift = drift(arrived - known.at);
-        // What was known, as far as it still holds.
+        // The known bounds, widened by drift.
         let (low, high) = (known.least - drift, known.most + drift);
         let at = arrived.max(known.at);
         if least <= high && most >= low {
@@ -175,8 +176,7 @@ impl Jumps {
     }
 }
 
-/// How far clocks may drift apart in so many microseconds; nothing where replies overtook one
-/// another.
+/// Maximum drift of clocks in this time; 0 if replies overtook each other.
 fn drift(elapsed_us: i64) -> i64 {
     elapsed_us.max(0) / 1_000_000 * DRIFT_PPM + DRIFT_PPM
 }

@@ -1,4 +1,4 @@
-//! Requests whose keys are in several slots of a cluster, so that no single call can decide them.
+//! Requests with keys in several slots of a cluster, which no single call can decide.
 //!
 //! The slot whose policies deny most often is charged first, then all others concurrently. If one
 //! of them denies or fails, the charges in the other slots are refunded in full, unless they may
@@ -52,7 +52,8 @@ impl SlotCalls {
         check.checked(0, self.decide_part(first, cost, deadline).await);
         let others = if check.has_failed() { 1..1 } else { 1..check.parts().len() };
         if check.is_denied() {
-            // The others are peeked at for the reply, and charged only where denials count.
+            // The others are peeked at for the reply, and charged only by policies that count
+            // denials.
             for part in others {
                 let peeked = self.refuse_part(&check.parts()[part].subjects, cost, deadline).await;
                 check.refused(part, peeked);
@@ -115,8 +116,8 @@ impl SlotCalls {
         Ok(answers)
     }
 
-    /// Peeks at subjects of one slot for a request that another slot has denied, and charges those
-    /// that count denials.
+    /// Peeks at subjects of one slot for a request that another slot denied, and charges those that
+    /// count denials.
     pub(super) async fn refuse_part(
         &self,
         subjects: &Subjects,
@@ -145,7 +146,7 @@ impl SlotCalls {
         Ok(answers)
     }
 
-    /// Refunds what these parts were charged since `asked`, as [`Self::send_refunds`] does.
+    /// Refunds the charges of these parts since `asked`. See [`Self::send_refunds`].
     pub(super) fn refund_parts(
         self: &Arc<Self>,
         charged: &[SlotPart],
@@ -156,9 +157,9 @@ impl SlotCalls {
         self.send_refunds(check::refunds(charged.iter(), answers, cost, SOON_US), cost, asked);
     }
 
-    /// Refunds charges made since `asked`, in the background and past the deadline: the charge of a
-    /// request that was not admitted must not stay. A charge that may have ceased to count is not
-    /// refunded: that would take away what other requests have charged.
+    /// Refunds charges made since `asked`, in the background and past the deadline: a request that
+    /// was not admitted must not stay charged. A charge that may have expired is not refunded, as
+    /// that would remove charges of other requests.
     fn send_refunds(self: &Arc<Self>, mut refunds: Vec<SlotRefund>, cost: u64, asked: Instant) {
         if refunds.is_empty() {
             return;

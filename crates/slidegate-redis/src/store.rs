@@ -1,7 +1,7 @@
 //! The Redis store: usage that many instances share, with one script call per decision.
 //!
-//! A script evaluates and charges all keys of a request in one step and replies what it found; the
-//! decisions are computed from that here. Checks that arrive while a call for the same keys is in
+//! A script evaluates and charges all keys of a request in one step and replies their state, from
+//! which decisions are computed here. Checks that arrive while a call for the same keys is in
 //! flight are batched.
 
 use std::sync::Arc;
@@ -64,7 +64,7 @@ pub struct RedisStore {
     options: RedisOptions,
 }
 
-/// How a shared store has been used since it was created.
+/// Counters of a shared store since it was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct RedisStats {
@@ -76,16 +76,16 @@ pub struct RedisStats {
     pub cached_denials: u64,
     /// Calls that reached the server after their deadline and charged nothing.
     pub late: u64,
-    /// Calls that failed, by kind, after all retries.
+    /// Detected clock jumps of the servers.
     pub errors: FailureCounts,
     /// How often the clocks of the servers were seen to jump.
     pub clock_jumps: ClockJumps,
-    /// The resolution of the servers' clocks as scripts read them, in microseconds: 1, or 1000 where
+    /// Resolution of the clock that scripts read, in microseconds: 1, or 1000 if
     /// [`self_test`](RedisStore::self_test) found that scripts may not call `TIME`.
     pub clock_resolution_us: u64,
-    /// Keys that the servers have evicted, as far as [`examine`](RedisStore::examine) has found.
+    /// Keys evicted by the servers, as found by [`examine`](RedisStore::examine).
     pub evicted_keys: u64,
-    /// How often the table of instances held what no instance wrote, and was replaced.
+    /// How often the table of instances contained foreign data and was replaced.
     pub instances_replaced: u64,
 }
 
@@ -137,7 +137,7 @@ impl RedisStore {
             denials.invalidate(deadline).await;
             return answers;
         }
-        // Waiters must find out what other instances settle.
+        // Waiters must notice settlements by other instances.
         let is_waiting = || charges.iter().any(|charge| charge.is_waiting);
         if self.options.caches_denials && subjects.may_be_cached() && !is_waiting() {
             return self.decide_cached(&subjects, cost, deadline).await;
@@ -172,8 +172,8 @@ impl RedisStore {
 
     /// Decides subjects in any slots.
     ///
-    /// If there are several slots, a task of its own charges them: a caller who gives up must not
-    /// leave only some of them charged.
+    /// With several slots, a separate task makes the charges: a caller who gives up must not leave
+    /// only some of them charged.
     async fn decide(&self, subjects: &Subjects, cost: u64, deadline: Instant) -> Result<Answers, Undecided> {
         let parts = self.slots.parts(subjects);
         if parts.len() == 1 {
@@ -209,7 +209,7 @@ impl RedisStore {
         Ok(answers.into_iter().next().unwrap_or_default())
     }
 
-    /// Nothing is held that no ticket could settle.
+    /// A hold without a ticket could never be settled.
     async fn require_ticket_secret(&self, charges: &[Charge<'_>]) -> Result<(), Failure> {
         if charges.iter().any(|charge| charge.reserve.is_some()) {
             self.tickets.sealing(&self.calls).await?;
@@ -237,32 +237,31 @@ impl RedisStore {
     /// Tests that limits are shared: makes the calls of a check, of a reservation and of a reset, on
     /// a key of its own on every master, and calls each command that scripts call.
     ///
-    /// Where scripts may not call `TIME`, but may ask for the expiry of a key, they read the clock by
-    /// that from then on, in whole milliseconds: see
-    /// [`clock_resolution_us`](RedisStats::clock_resolution_us). Charges then count for the
-    /// window and a millisecond, so that no more is admitted.
+    /// If scripts may not call `TIME` but may read a key's expiry, they use that as their clock
+    /// from then on, in whole milliseconds: see
+    /// [`clock_resolution_us`](RedisStats::clock_resolution_us). Charges then count for the window
+    /// plus a millisecond, so that no more is admitted.
     ///
-    /// Without an answer it ends within about four seconds for each master.
+    /// Without replies it ends within about four seconds per master.
     ///
     /// # Errors
-    /// If a server is not reachable, or refuses something: the text names the server and what it
-    /// refuses.
+    /// If a server is unreachable or refuses a call: the text names the server and the call.
     pub async fn self_test(&self) -> Result<(), Failure> {
         self.ping_masters().await?;
         self_test::test_masters(&self.calls).await
     }
 
-    /// Looks for what silently breaks limits, as far as the store's user has the rights: a server
-    /// that evicts keys, keys that were evicted, history that was lost in a failover, a restart or
-    /// a `FLUSHALL`, a clock that jumped. Returns one line for each finding since the last call, and
-    /// clears the cached denials of all instances if usage was lost. Call it from a timer, such as once
-    /// per minute.
+    /// Looks for conditions that silently break limits, within the rights of the store's user: a
+    /// server that evicts keys, evicted keys, history lost in a failover, a restart or a
+    /// `FLUSHALL`, and clock jumps. Returns one line per finding since the last call, and clears
+    /// the cached denials of all instances if usage was lost. Call it from a timer, for example
+    /// once per minute.
     pub async fn examine(&self) -> Vec<String> {
         self.seen.examine(&self.calls).await
     }
 
-    /// What every master says about itself, sorted by address; one that does not reply is missing.
-    /// Needs the rights to `INFO` and `TIME`.
+    /// Information about every master, sorted by address, without those that do not reply. Needs
+    /// the rights to `INFO` and `TIME`.
     pub async fn servers(&self) -> Vec<ServerInfo> {
         servers::ask(&self.calls).await
     }
@@ -270,9 +269,9 @@ impl RedisStore {
     /// How often to [count](Self::count_instances).
     pub const COUNT_INTERVAL: Duration = Duration::from_secs(3);
 
-    /// How many instances share the store, this one included: those that have called this within
-    /// the last ten seconds of the server's clock. 1000 stands for any larger number. Call it from
-    /// a timer, every [`COUNT_INTERVAL`](Self::COUNT_INTERVAL), and give the number to
+    /// The number of instances on the store, including this one: those that called this within the
+    /// last ten seconds of the server's clock. 1000 means 1000 or more. Call it every
+    /// [`COUNT_INTERVAL`](Self::COUNT_INTERVAL), and pass the result to
     /// [`FallbackStore::share_among`](slidegate::store::FallbackStore::share_among).
     ///
     /// # Errors
@@ -281,17 +280,18 @@ impl RedisStore {
         instances::count(&self.calls, None).await.map_err(|failure| error_of(&failure))
     }
 
-    /// The same, and publishes a record about this instance to the others, for as long as it
-    /// counts. See [`instance_records`](Self::instance_records).
+    /// Like [`count_instances`](Self::count_instances), and publishes a record of this instance for
+    /// as long as it counts. See [`instance_records`](Self::instance_records).
     ///
     /// # Errors
-    /// If the record has more than 4096 bytes, or as [`count_instances`](Self::count_instances).
+    /// If the record has more than 4096 bytes; otherwise as
+    /// [`count_instances`](Self::count_instances).
     pub async fn publish_instance(&self, record: &[u8]) -> Result<u64, Error> {
         instances::count(&self.calls, Some(record)).await.map_err(|failure| error_of(&failure))
     }
 
-    /// What the instances that count have [published](Self::publish_instance) about themselves, this
-    /// one included, in no order. At most 1000.
+    /// The [published](Self::publish_instance) records of live instances, including this one,
+    /// unordered. At most 1000.
     ///
     /// # Errors
     /// If the store did not reply.
@@ -299,11 +299,11 @@ impl RedisStore {
         instances::records(&self.calls).await.map_err(|failure| error_of(&failure))
     }
 
-    /// How many bytes of the table of instances no instance wrote, of at most 32,000. The next
-    /// [count](Self::count_instances) replaces them.
+    /// How many bytes of the table of instances were not written by instances, at most 32,000. The
+    /// next [count](Self::count_instances) replaces them.
     ///
     /// # Errors
-    /// If the store does not reply, or the table is no text.
+    /// If the store does not reply, or the table is not a string.
     pub async fn foreign_instances(&self) -> Result<usize, Error> {
         instances::foreign(&self.calls).await.map_err(|failure| error_of(&failure))
     }
@@ -314,19 +314,19 @@ impl RedisStore {
         &self.calls.denials.instance
     }
 
-    /// Claims `what` for as long as a duration, which the server's clock measures. Returns whether
-    /// nobody had claimed it: of all instances that ask, one gets true.
+    /// Claims `what` for a duration, by the server's clock. Returns whether it was unclaimed:
+    /// exactly one of the instances that ask gets true.
     ///
     /// # Errors
-    /// If the store did not reply: then it may be claimed or not.
+    /// If the store did not reply; it may or may not be claimed.
     pub async fn claim(&self, what: &[u8], duration: Duration) -> Result<bool, Error> {
         let key = self.options.names.claim(what);
         claim::claim(&self.calls, &key, duration).await.map_err(|failure| error_of(&failure))
     }
 
-    /// The control document, unless it still is the one that is `known`; see
-    /// [`replace_control_document`](Self::replace_control_document). Without one its id
-    /// [is absent](ControlDocumentId::is_absent) and its text is empty.
+    /// The control document, or `None` if it is still the `known` one; see
+    /// [`replace_control_document`](Self::replace_control_document). If there is none, its id [is
+    /// absent](ControlDocumentId::is_absent) and its text is empty.
     ///
     /// # Errors
     /// If the store did not reply, or holds a document that slidegate did not write.
@@ -338,7 +338,7 @@ impl RedisStore {
     }
 
     /// Replaces the control document `found`, or its absence, in one step. Returns false if another
-    /// one is stored by now. It stays for as long as the store keeps it, and all instances are
+    /// one is stored by now. It never expires, and all instances are
     /// [notified](Self::control_document_changed).
     ///
     /// A store can lose a document, or restore an older one. Give each write a new random
@@ -346,8 +346,8 @@ impl RedisStore {
     /// loss.
     ///
     /// # Errors
-    /// If the document is larger than a mebibyte, a part of its id is 0, or the store did not
-    /// reply: then it may be written or not.
+    /// If the document is larger than a mebibyte or a part of its id is 0. If the store did not
+    /// reply; it may or may not be written.
     pub async fn replace_control_document(
         &self,
         found: ControlDocumentId,
@@ -358,13 +358,13 @@ impl RedisStore {
             .map_err(|failure| error_of(&failure))
     }
 
-    /// Waits until another instance announces that it wrote the control document. Announcements can
-    /// be lost, and can come without a change: read the document from a timer as well.
+    /// Waits until another instance announces a new control document. Announcements can be lost or
+    /// repeated, so also read the document from a timer.
     pub async fn control_document_changed(&self) {
         self.calls.denials.control_document_changed().await;
     }
 
-    /// How the store has been used since it was created.
+    /// Counters since the store was created.
     #[must_use]
     pub fn stats(&self) -> RedisStats {
         let Counts { calls, batched, cached_denials, late, instances_replaced } = &self.calls.counts;
@@ -388,7 +388,7 @@ impl RedisStore {
         &self.options
     }
 
-    /// The state of each node that is known now.
+    /// The state of each known node.
     #[must_use]
     pub fn nodes(&self) -> Vec<NodeState> {
         self.calls.client.state()

@@ -1,9 +1,8 @@
 //! The secret that seals tickets, shared by all instances on a store.
 //!
-//! Without a configured secret the first instance draws one and stores it. An instance keeps what it
-//! has read, and stores it again after the store has lost its data. The stored
-//! value has an incarnation, which distinguishes a reservation that was lost with the data from one that
-//! was settled.
+//! If none is configured, the first instance generates one and stores it. Each instance keeps the
+//! secrets it has read, and stores the current one again after the store lost its data. The stored
+//! value has an incarnation, which tells reservations lost with the data from settled ones.
 
 use arc_swap::ArcSwap;
 use redis::Value;
@@ -21,8 +20,8 @@ const KEY: &[u8] = b"sg1:tickets";
 const BYTES: usize = 1 + 16 + 8;
 /// The first byte of the value.
 const LAYOUT: u8 = 0x31;
-/// Secrets of earlier incarnations whose tickets are known: of reservations of the last hour, unless
-/// the store is emptied more often than that.
+/// Number of earlier incarnations whose tickets are recognized: covers reservations of the last
+/// hour, unless the store is emptied more often.
 const EARLIER: usize = 3;
 
 /// The secrets that this instance knows.
@@ -39,7 +38,7 @@ impl TicketSecrets {
         Self { known: ArcSwap::default(), configured }
     }
 
-    /// The one that seals. `None` before the store was asked for it.
+    /// The current secret. `None` until the store was asked for it.
     pub(super) fn current(&self) -> Option<TicketSecret> {
         self.known.load().first().cloned()
     }
@@ -63,7 +62,7 @@ impl TicketSecrets {
         }
     }
 
-    /// Whether an instance on this store has sealed a ticket as it is.
+    /// Whether an instance on this store sealed this ticket.
     pub(super) async fn has_sealed(&self, calls: &Calls, ticket: &Ticket) -> Result<bool, Failure> {
         if self.have_sealed(ticket) {
             return Ok(true);
@@ -72,7 +71,7 @@ impl TicketSecrets {
         // tickets that are made up are no load.
         match self.read(calls).await {
             Ok(_) => Ok(self.have_sealed(ticket)),
-            // Or they would fill the queue of settlements that wait for the store.
+            // Otherwise they would fill the queue of pending settlements.
             Err(_) if self.current().is_some() => Ok(false),
             Err(failure) => Err(failure),
         }
@@ -96,7 +95,7 @@ impl TicketSecrets {
             let mut set = redis::cmd("SET");
             set.arg(KEY).arg(self.drawn()).arg("NX");
             client.command(Some(KEY), &set, deadline).await?;
-            // That of an instance that was faster, if there is one.
+            // The secret of a faster instance, if any.
             stored = client.command(Some(KEY), &get, deadline).await?;
         }
         let secret = match &stored {
@@ -116,7 +115,7 @@ impl TicketSecrets {
         Ok(secret)
     }
 
-    /// What is stored where nothing is: the secret that was known before, with a new incarnation.
+    /// A new value: the known secret, or a new one, with a new incarnation.
     fn drawn(&self) -> Vec<u8> {
         let mut bytes = vec![LAYOUT];
         match self.current() {

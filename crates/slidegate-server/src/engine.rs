@@ -32,7 +32,8 @@ use readiness::Readiness;
 use shadow::Shadows;
 use slidegate_config::names::listed;
 use snapshots::Snapshots;
-use store::{Shared, Store, StoreState};
+pub(crate) use store::StoreState;
+use store::{Shared, Store};
 
 pub(crate) mod decide;
 pub(crate) mod explanation;

@@ -20,16 +20,16 @@ const VERSION: u8 = 1;
 /// Flags of a call: keys may have holds; the first reply is stored.
 const HAS_HOLDS: u8 = 1;
 const IS_ONCE: u8 = 2;
-/// Most keys of a call, and most requests: each is a step.
+/// Maximum number of keys of a call.
 pub const MAX_PARTS: usize = 1024;
-/// Most requests of one call.
+/// Maximum number of requests of a call.
 pub const MAX_REQUESTS: usize = 2048;
 /// The own cost of a part that has none.
 const NO_COST: u64 = (1 << 56) - 1;
 /// Bytes of a hold that is made: id, time, and whether it is dropped at its end.
 const HOLD: usize = 14;
-/// Bytes of a change: the hold's id, the number of the change, the total cost, its time, what was held
-/// in all, its end, whether it is dropped at its end, and when it was made.
+/// Bytes of a change: the hold's id, the number of the change, the total cost, its time, the total
+/// held, its end, whether it is dropped at its end, and its creation.
 const CHANGE: usize = 8 + 1 + 7 + 5 + 7 + 7 + 1 + 7;
 /// Numbers of changes.
 const SETTLE: u8 = 1;
@@ -42,7 +42,7 @@ const EXTEND_TIME: u8 = 6;
 /// How long the usage of a key with holds is kept beyond the time that it counts: the server's clock
 /// may be set back a little, and charges count up to a step longer.
 const LINGER_MS: u64 = 6000;
-/// The longest time that Redis is asked to keep it: 100 years.
+/// Maximum time that Redis is asked to keep it: 100 years.
 const MOST_LINGER_MS: u64 = 3_155_760_000_000;
 
 /// A call that decides requests, as `decide.lua` does.
@@ -63,15 +63,15 @@ pub struct DecideCall {
 /// One key's part of the requests of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallPart {
-    /// Which of the call's keys, counted from 0. A key of several parts is counted once.
+    /// The index of its key in the call. A key of several parts is counted once.
     pub key: usize,
     /// The quota of the key.
     pub quota: Quota,
     /// How it takes part. Its cost is that of the request.
     pub part: Part,
-    /// Its cost if that is not the request's.
+    /// Its own cost, if that differs from the request's.
     pub own_cost: Option<u64>,
-    /// The hold that it makes instead of charging, or cancels instead of refunding.
+    /// The hold to make instead of a charge, or to cancel instead of a refund.
     pub hold: Option<NewHold>,
 }
 
@@ -89,21 +89,21 @@ pub struct ChangeCall {
 pub struct KeyChange {
     /// The quota of the key.
     pub quota: Quota,
-    /// Of the reservation.
+    /// The reservation's id.
     pub id: u64,
-    /// What to do.
+    /// The change.
     pub change: HoldChange,
-    /// What was held in all.
+    /// Total held.
     pub amount: u64,
     /// When the hold ends.
     pub until: u64,
-    /// What happens if it expires unsettled.
+    /// Applies if the hold expires unsettled.
     pub unsettled: Unsettled,
     /// When it was made.
     pub made: u64,
 }
 
-/// How long what is charged at the end of a hold is kept, in milliseconds after that.
+/// How long a hold's final charge is kept after its end, in milliseconds.
 pub fn linger_ms(quota: &Quota) -> u64 {
     // Usage lasts up to two windows; that of a bucket until its largest content has drained.
     let windows = match quota.algorithm() {
@@ -168,8 +168,8 @@ fn unsettled(is_dropped: u8) -> Option<Unsettled> {
 }
 
 impl DecideCall {
-    /// Reads a call. `None` if it is not one of this version, or if it is out of bounds: 1024 keys,
-    /// 2048 requests, counts up to 2^53 - 1.
+    /// Reads a call. `None` if it has another version or is out of bounds: 1024 keys, 2048
+    /// requests, counts up to 2^53 - 1.
     #[must_use]
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let mut fields = Reader(bytes);
@@ -189,7 +189,7 @@ impl DecideCall {
         }
         let has_refunds = parts.iter().any(|one| one.part.verb == Verb::Refund);
         let is_valid = flags <= HAS_HOLDS | IS_ONCE
-            // Refusals belong to a part before them.
+            // A part with this role needs a part before it.
             && parts.first().is_some_and(|one| one.part.role != Role::Refusals)
             // A call with refunds is one request, and so is one with an idempotency key.
             && (requests == 1 || !has_refunds && once_ms.is_none());
@@ -267,8 +267,8 @@ fn one_of<T: Copy>(letter: u8, all: &[(u8, T)]) -> Option<T> {
 }
 
 impl ChangeCall {
-    /// Reads a call. `None` if it is not one of this version, or if it is out of bounds: 1024 keys,
-    /// counts up to 2^53 - 1.
+    /// Reads a call. `None` if it has another version or is out of bounds: 1024 keys, counts up to
+    /// 2^53 - 1.
     #[must_use]
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let mut fields = Reader(bytes);

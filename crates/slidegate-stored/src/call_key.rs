@@ -1,6 +1,7 @@
-//! A key during a call: opened with its holds, settled, charged, and what it is to become.
+//! A key during a call: opened with its holds, settled, charged, and written back.
 //!
-//! The algorithms decide, as for the memory store. What is replied and stored is that of the scripts.
+//! Decisions are computed by the algorithms of the memory store; replies and stored values are
+//! those of the scripts.
 
 use slidegate::internal::{
     EndedHold, HEADER_BYTES, HeldKey, Hold, HoldChange, Holds, NewHold, SECOND_US, TableList, VerbEffect,
@@ -21,7 +22,7 @@ type TableHolds<'v> = Holds<TableList<'v>>;
 /// longer than its last hold.
 const KEPT_US: u64 = 4 * SECOND_US;
 
-/// How a call is carried out.
+/// The terms of a call.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Terms {
     pub(super) now: u64,
@@ -41,16 +42,16 @@ pub(super) struct KeyOf<'v, S> {
     /// What was charged, and what was held.
     charged: u64,
     held: u64,
-    /// The most that a denied cost exceeds the room by.
+    /// The maximum by which a denied cost exceeds the room.
     needed: u64,
-    /// Whether it is written although nothing was charged.
+    /// Whether it is written even without a charge.
     is_written: bool,
 }
 
 /// A key before anything was charged.
 struct BeforeCharges<S> {
     state: S,
-    /// The header of its holds, how many there were, and what they held.
+    /// The header of its holds, their number, and their sum.
     header: [u8; HEADER_BYTES],
     count: usize,
     held: u64,
@@ -60,16 +61,16 @@ struct OpenHolds<'v> {
     holds: TableHolds<'v>,
     /// Whether the key has a table.
     is_stored: bool,
-    /// Whether the table is to be written although no hold was changed.
+    /// Whether the table is written even if no hold changed.
     has_moved: bool,
 }
 
 /// A key under any algorithm.
 pub(super) trait CallKey {
-    /// Carries out a verb other than a refund. The decision has no waits.
+    /// Applies a verb other than a refund. The decision has no waits.
     fn apply(&mut self, verb: Verb, cost: u64, new: Option<&NewHold>) -> Decision;
 
-    /// The decision on nothing.
+    /// The decision on a cost of 0.
     fn peek(&self) -> Decision;
 
     /// Has the key written even if nothing is charged: if it was moved, or in any case.
@@ -86,22 +87,22 @@ pub(super) trait CallKey {
 
     fn will_be_written(&self) -> bool;
 
-    /// What is replied of the key before anything was charged.
+    /// Appends the reply about the key before any charge.
     fn report_before(&self, reply: &mut Reply);
 
-    /// What is replied of the key as it is now, with what was refunded.
+    /// Appends the reply about the key now, with its refund.
     fn report_now(&self, refunded: Option<u64>, reply: &mut Reply);
 
-    /// The effects of what was charged.
+    /// The effects of the charges.
     fn charge_effects(&self, effects: &mut Vec<Effect>) -> Result<(), Unusable>;
 
-    /// Refunds a cost. Returns what was given back.
+    /// Refunds a cost. Returns the refunded cost.
     fn refund(&mut self, cost: u64, effects: &mut Vec<Effect>) -> Result<u64, Unusable>;
 
-    /// Cancels a hold instead. Returns what was given back.
+    /// Cancels a hold instead of a refund. Returns the released cost.
     fn cancel(&mut self, id: u64, effects: &mut Vec<Effect>) -> Result<u64, Unusable>;
 
-    /// What an extension of a hold asks for that does not fit; 0 for all other changes.
+    /// The part of an extension that does not fit; 0 for all other changes.
     fn excess(&self, id: u64, change: &HoldChange) -> u64;
 
     /// Replies that a change of a hold is denied, by this key or by another one.
@@ -113,7 +114,7 @@ pub(super) trait CallKey {
         effects: &mut Vec<Effect>,
     ) -> Result<(), Unusable>;
 
-    /// Changes a hold, and replies what came of it.
+    /// Changes a hold, and replies the outcome.
     fn change(
         &mut self,
         id: u64,
@@ -123,11 +124,11 @@ pub(super) trait CallKey {
         effects: &mut Vec<Effect>,
     ) -> Result<(), Unusable>;
 
-    /// Whether all that was read is there.
+    /// Fails if a read went past the end of a value.
     fn is_readable(&self) -> Result<(), Unusable>;
 }
 
-/// Opens a key whose holds that are over are charged already.
+/// Opens a key whose expired holds are charged already.
 pub(super) fn open<'v>(
     pair: &'v Pair<'_>,
     quota: &Quota,
@@ -177,7 +178,7 @@ impl<'v, S: Stored<'v>> CallKey for KeyOf<'v, S> {
 
     fn report_before(&self, reply: &mut Reply) {
         let BeforeCharges { state, header, count, held } = &self.before;
-        // Holds were only added since.
+        // Since then, holds were only added.
         let list = |holds: &TableHolds<'v>| holds.list(*count);
         let is_listed = self.needed.min(self.used_before().saturating_add(*held)) > 0;
         let list = self.holds_now().filter(|_| is_listed).map_or_else(Vec::new, list);
@@ -269,7 +270,7 @@ impl<'v, S: Stored<'v>> CallKey for KeyOf<'v, S> {
         let (status, done) = self.with_holds(|key| key.change(id, change, ended));
         let VerbEffect::Moved(cost) = done else { return self.deny_change(id, change, reply, effects) };
         if matches!(change, HoldChange::Refund { .. }) && cost > 0 {
-            // Once more, in the window that the key is in.
+            // Once more, in the key's current window.
             self.open.state = self.before.state.clone();
             let (_, write) = self.open.refund(&self.quota, self.value, cost);
             self.write_refund(write, effects)?;
@@ -294,7 +295,7 @@ impl<'v, S: Stored<'v>> CallKey for KeyOf<'v, S> {
         reply.list(3 + usize::from(before.is_some()));
         reply.number(match status {
             HoldStatus::Changed => CHANGED,
-            // Which of them it is, only the instance can find out.
+            // Only the instance can tell which.
             HoldStatus::AlreadySettled | HoldStatus::Unknown => ALREADY_SETTLED,
             HoldStatus::Expired => EXPIRED,
             HoldStatus::Denied => DENIED,
@@ -436,7 +437,7 @@ impl<'v, S: Stored<'v>> KeyOf<'v, S> {
         Ok(())
     }
 
-    /// What a refund leaves of the usage: the state, or what was written of it in the key's own window.
+    /// A refund's result: the state, or the write in the key's own window.
     fn write_refund(&self, write: Option<Write>, effects: &mut Vec<Effect>) -> Result<(), Unusable> {
         match write {
             Some(write) => effects.push(Effect::Usage(write)),
@@ -490,8 +491,8 @@ impl<'v> OpenHolds<'v> {
         };
         let mut holds = read_table(table)?;
         let arrived = holds.arrive(now, quota.window_us().min(SECOND_US));
-        // Those whose time is over are charged already. The one that ended first may have been
-        // settled: then a denial writes when the next one ends, or each would search for that again.
+        // Expired holds are charged already. The first one to end may have been settled: then a
+        // denial writes the next end, or each denial would search for it again.
         let has_moved = holds.is_replaced() || !holds.is_empty() && arrived >= holds.earliest();
         holds.take_due(arrived);
         is_sound(&holds)?;

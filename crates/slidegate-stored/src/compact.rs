@@ -23,8 +23,8 @@ pub fn tag(algorithm: Algorithm) -> Option<u8> {
     }
 }
 
-/// The code of a window: four times the number of its units, plus the unit. `None` for a window
-/// that has no code.
+/// The code of a window: four times the number of its units, plus the unit. `None` if the window
+/// has none.
 pub fn code(window_us: u64) -> Option<u64> {
     if window_us >= Calendar::LEAST_CODE {
         return None;

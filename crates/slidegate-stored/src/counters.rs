@@ -1,6 +1,6 @@
-//! The stored values of the algorithms that count in a few numbers.
+//! Stored values of the algorithms that consist of a few counters.
 //!
-//! A value is written in the compact form if the numbers fit, as the scripts do.
+//! Like the scripts, uses the compact form if the numbers fit.
 
 use slidegate::internal::{FixedWindow, InFlight, SECOND_US, SlidingWindow, State, TokenBucket};
 use slidegate::{Algorithm, Quota};
@@ -31,7 +31,7 @@ fn write_compact(quota: &Quota, end: u64, counts: u64) -> Option<Bytes> {
     fits.then(|| Bytes::default().with(head, 3).with(end / SECOND_US, 4).with(counts, 5))
 }
 
-/// The same value with other numbers from this byte on, each with its width.
+/// The value with these numbers, each with its width, from byte `from` on.
 fn replaced(value: &[u8], from: usize, numbers: &[(u64, usize)]) -> Bytes {
     let mut bytes = Bytes::default();
     bytes.extend(&value[..from]);
@@ -205,7 +205,7 @@ impl<'v> Stored<'v> for TokenBucket {
         is_more.then(|| level.saturating_sub(quota.max_used()))
     }
 
-    /// What is left drains as before, since the same time.
+    /// The rest drains as before, since the same time.
     fn refund_kept(&self, _own: &Quota, _settled: u64, refunded: u64, value: &[u8]) -> Option<Bytes> {
         let level = number(&value[14..21]);
         Some(replaced(value, 14, &[(level.saturating_sub(refunded), 7)]))

@@ -1,7 +1,7 @@
-//! Calls for any number of keys: decided at one time, all or nothing, on stored values.
+//! Calls for any number of keys, decided at one time, all or nothing, on stored values.
 //!
-//! First all keys are opened and the requests are decided; what is to be written is returned. So an
-//! error in any key leaves all of them as they were.
+//! All keys are opened first, then the requests are decided, and the writes are returned. So an
+//! error in any key leaves all unchanged.
 
 use slidegate::internal::{HoldChange, Part, PerCharge, all_or_none, counts_still};
 use slidegate::{Excess, Quota, Timestamp, Verb};
@@ -19,19 +19,18 @@ use super::write::Write;
 pub struct Decided {
     /// The reply of the script.
     pub reply: Reply,
-    /// What is done to keys, each by its number, in this order.
+    /// Effects on keys, by key number, in order.
     pub effects: Vec<(usize, Effect)>,
-    /// The first reply, to be stored: its bytes, and when they expire, in milliseconds since the Unix
-    /// epoch.
+    /// The first reply to store: its bytes, and their expiry in milliseconds since the Unix epoch.
     pub first_reply: Option<(Vec<u8>, u64)>,
 }
 
-/// A call that cannot be carried out, because of one key. Nothing is done to any.
+/// One key made the call fail. No key is changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnusableKey {
     /// The error as a script reports it: `SLIDEGATE value 2 is damaged: its ring is cut off`.
     pub message: String,
-    /// What is to be done to which key, so that the damage is reported from now on.
+    /// The effect that marks a key as damaged, so that the damage keeps being reported.
     pub effect: Option<Box<(usize, Effect)>>,
 }
 
@@ -40,7 +39,7 @@ type Refund = (usize, u64);
 
 impl DecideCall {
     /// Decides the call on its keys' values at this time, in microseconds since the Unix epoch.
-    /// There are as many pairs as [keys](Self::keys).
+    /// Needs as many pairs as [keys](Self::keys).
     ///
     /// # Errors
     /// If another program wrote one of the values, or it is damaged.
@@ -49,7 +48,7 @@ impl DecideCall {
             return Ok(Decided { reply: Reply::late(now_us), ..Decided::default() });
         }
         let mut decided = Decided::default();
-        // The number of a key in errors is that of its first part.
+        // Errors number a key by its first part.
         let number = |key: usize| 1 + self.parts.iter().position(|one| one.key == key).unwrap_or(key);
         let mut quotas = SmallVec::<[Quota; 4]>::new();
         for CallPart { key, quota, .. } in &self.parts {
@@ -93,7 +92,7 @@ impl DecideCall {
                 Ok(())
             };
             if keys[key].will_be_written() {
-                // It is read again as it is then.
+                // Read again as it will be then.
                 let mut written = pairs[key].clone();
                 let of_key = decided.effects[settled..].iter().filter(|(of, _)| *of == key);
                 of_key.for_each(|(_, effect)| written.apply(effect));
@@ -118,7 +117,7 @@ impl DecideCall {
         Reply::unpacked(stored)
     }
 
-    /// Decides the requests in order. Returns how many pass, and the refunds to carry out.
+    /// Decides the requests in order. Returns how many pass, and the refunds to apply.
     fn decide_requests(&self, keys: &mut [Box<dyn CallKey + '_>]) -> (u64, SmallVec<[Refund; 2]>) {
         for CallPart { key, .. } in self.parts.iter().filter(|one| one.part.verb == Verb::Check) {
             keys[*key].write_anyway(true);
@@ -130,7 +129,7 @@ impl DecideCall {
                 let CallPart { key, hold, part, .. } = &self.parts[at];
                 let opened = &mut keys[*key];
                 if verb == Verb::Refund {
-                    // Carried out when all charges are.
+                    // Applied after all charges.
                     refunds.push((at, cost));
                     return opened.peek();
                 }
@@ -153,8 +152,8 @@ impl DecideCall {
 }
 
 impl ChangeCall {
-    /// Changes the holds, all or none, on their keys' values at this time, in microseconds since the
-    /// Unix epoch. There are as many pairs as [keys](Self::keys).
+    /// Changes the holds, all or none, on their keys' values at this time, in microseconds since
+    /// the Unix epoch. Needs as many pairs as [keys](Self::keys).
     ///
     /// # Errors
     /// If another program wrote one of the values, or it is damaged.
@@ -197,7 +196,7 @@ impl ChangeCall {
     }
 }
 
-/// Charges the holds of all keys whose time is over.
+/// Charges the expired holds of all keys.
 fn settle_all(
     pairs: &mut [Pair<'_>],
     quotas: &[Quota],

@@ -1,7 +1,7 @@
-//! The entries of a log in a stored value: a header, in which the newest is, and a ring.
+//! The entries of a log in a stored value: a header, which has the newest, and a ring.
 //!
-//! The bytes stay where they are. What changes is kept beside them until it is written: at most one
-//! entry is appended, because all requests of a call have one time.
+//! The stored bytes are not changed. Changes are kept beside them until they are written: at most
+//! one entry is appended, because all requests of a call share one time.
 
 use std::cell::Cell;
 
@@ -15,7 +15,7 @@ use super::write::{Bytes, Fields, Write, number};
 const HEADER: usize = 48;
 /// The first byte.
 const TAG: u8 = 0x14;
-/// The first byte of a log that was found truncated.
+/// The first byte of a truncated log.
 const CUT_OFF: u8 = 0x1f;
 /// Timestamps in the ring are relative to a time modulo 2 to this.
 const SHIFT_BITS: u32 = 48;
@@ -44,13 +44,13 @@ pub(super) struct StoredEntries<'v> {
     /// The second at which the key expires.
     expires_s: u64,
     ahead_bits: u8,
-    /// The entry that was the newest, and is to be written to the ring.
+    /// The former newest entry, to be written to the ring.
     pushed: Option<(u64, u64)>,
-    /// The cost of the oldest entry, which is in the ring, after a refund of a part of it.
+    /// The reduced cost of the ring's oldest entry, after a partial refund.
     reduced: Option<u64>,
-    /// Whether the ring has all its bytes.
+    /// Whether the ring is complete.
     is_whole: bool,
-    /// Whether something was read from a ring that has not.
+    /// Whether a read went past the end of an incomplete ring.
     is_cut_off: Cell<bool>,
 }
 
@@ -127,7 +127,7 @@ impl StoredEntries<'_> {
         newest.wrapping_sub(newest.wrapping_sub(low) & self.widths.mask())
     }
 
-    /// The ring of a new value with these widths, in the order of the entries.
+    /// The ring of a new value with these widths, in entry order.
     fn rebuilt(&self, widths: Widths, value: &mut Bytes) -> Result<(), Unusable> {
         for at in 0..self.in_ring() {
             let (low, cost) = self.read(at).ok_or_else(Unusable::cut_off)?;
@@ -148,7 +148,7 @@ impl StoredEntries<'_> {
     }
 }
 
-/// What a header says of its ring.
+/// The ring's fields in a header.
 #[derive(Clone, Copy)]
 struct RingFields {
     widths: Widths,
@@ -198,7 +198,7 @@ impl Entries for StoredEntries<'_> {
         self.len = self.len.saturating_sub(1);
     }
 
-    /// A value that was charged is written before it is refunded: nothing is pushed.
+    /// A charged value is written before it is refunded, so nothing is pushed.
     fn reduce_oldest(&mut self, cost: u64) {
         if self.in_ring() > 0 { self.reduced = Some(cost) } else { self.newest_cost = cost }
     }

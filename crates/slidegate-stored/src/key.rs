@@ -1,7 +1,7 @@
-//! One key: its stored value read, settled, charged, and what is to be stored then.
+//! One key: read and settle its stored value, charge it, and return the write.
 //!
-//! The steps are those of `check.lua`: a cost is charged if it fits, and the reply has the state from
-//! before any charge, from which the caller computes the decisions.
+//! Same steps as `check.lua`: a cost is charged if it fits, and the reply has the state before any
+//! charge, from which the caller computes the decisions.
 
 use slidegate::internal::{decision, for_algorithm, perform};
 use slidegate::{Decision, Quota, Timestamp, Verb};
@@ -13,17 +13,17 @@ use super::write::Write;
 /// Consecutive requests of the same cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Requests {
-    /// The cost of each, at most 2^53 - 1.
+    /// Cost of each, at most 2^53 - 1.
     pub cost: u64,
-    /// How many.
+    /// Number of requests.
     pub count: u64,
 }
 
-/// The reply to a check, and what is to be stored.
+/// The reply to a check, and the value to store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checked {
-    /// The reply of `check.lua`: the number of requests charged, the time, and the state from before
-    /// the charges.
+    /// The reply of `check.lua`: the number of requests charged, the time, and the state before the
+    /// charges.
     pub numbers: Numbers,
     /// Timestamp and cost of a log's oldest entries, if a denied cost has to wait for several.
     pub entries: Vec<(u64, u64)>,
@@ -35,22 +35,23 @@ pub struct Checked {
 pub(super) struct OpenKey<S> {
     pub(super) state: S,
     pub(super) settled: u64,
-    /// Whether the state was changed by a clock that was set back far: what a denial records as well.
+    /// Whether a clock set far back changed the state; even a denial stores this.
     pub(super) has_moved: bool,
     pub(super) before: Before,
-    /// Whether it was counted under the call's window and is no more than the call's quota counts.
+    /// Whether it was counted under the call's window and does not exceed what the call's quota
+    /// counts.
     pub(super) is_own: bool,
-    /// The key as it stays until something is charged, if it was counted under another window.
+    /// The key in its own window, if that differs; it stays so until something is charged.
     pub(super) kept: Option<Kept<S>>,
 }
 
-/// A key that was counted under another window than the call's.
+/// A key counted under another window than the call's.
 pub(super) struct Kept<S> {
     /// Its state in its own window, settled.
     pub(super) state: S,
     /// The quota of the call with that window.
     pub(super) quota: Quota,
-    /// What the quota of the call does not count.
+    /// Usage that the call's quota does not count.
     pub(super) cut: u64,
 }
 
@@ -84,8 +85,8 @@ impl<'v, S: Stored<'v>> OpenKey<S> {
         Ok(Self { state, settled, has_moved, before, is_own: false, kept })
     }
 
-    /// Refunds up to this cost in the window that the key is in. Returns the refund, and what is written
-    /// of it unless that is the state.
+    /// Refunds up to this cost in the key's current window. Returns the refund, and the write
+    /// unless that is the state.
     pub(super) fn refund(&mut self, quota: &Quota, value: Option<&[u8]>, cost: u64) -> (u64, Option<Write>) {
         let refunded = cost.min(self.used(quota));
         let cut = self.kept.as_ref().map_or(0, |kept| kept.cut);
@@ -146,8 +147,8 @@ impl<'v, S: Stored<'v>> OpenKey<S> {
     }
 }
 
-/// Whether a value that is not valid for an algorithm may be replaced, because it is of another one.
-/// The first byte 31 marks a log that was found truncated.
+/// Whether a value that is invalid for an algorithm may be replaced, because it belongs to another
+/// one. A first byte of 31 marks a truncated log.
 fn may_be_replaced<'v, S: Stored<'v>>(value: &[u8]) -> Result<(), Unusable> {
     match value.first() {
         // The scripts read a log by a range, which is empty if there is no value.
@@ -164,13 +165,13 @@ fn may_be_replaced<'v, S: Stored<'v>>(value: &[u8]) -> Result<(), Unusable> {
     }
 }
 
-/// Charges those of the requests that fit, in order, at this time in microseconds since the Unix
-/// epoch. `value` is what is stored, if anything.
+/// Charges the requests that fit, in order, at this time in microseconds since the Unix epoch.
+/// `value` is the stored value, if any.
 ///
-/// The quota is that of a rate: what is in flight is held, and needs a [call](super::DecideCall).
+/// The quota must be of a rate: requests in flight are held, and need a [call](super::DecideCall).
 ///
 /// # Errors
-/// If another program wrote the value, it is damaged, or it has holds.
+/// If another program wrote the value, or it is damaged or has holds.
 pub fn check(
     value: Option<&[u8]>,
     quota: &Quota,
@@ -182,10 +183,10 @@ pub fn check(
     })
 }
 
-/// The decision on one request, and what is to be stored. The cost is at most 2^53 - 1.
+/// Decides one request and returns the value to store. The cost is at most 2^53 - 1.
 ///
 /// # Errors
-/// As [`check`].
+/// Same as [`check`].
 pub fn decide(
     value: Option<&[u8]>,
     quota: &Quota,

@@ -1,11 +1,11 @@
 #![doc = include_str!("../README.md")]
 //!
-//! What the scripts of `slidegate-redis` do with one key is computed here by the same algorithms as in
-//! the memory store: [`check`] is `check.lua`. Nothing here reads a clock, and a value is only read:
-//! what is to be stored is returned as a [`Write`].
+//! Computes the decisions of the scripts of `slidegate-redis` with the algorithms of the memory
+//! store: [`check`] is `check.lua`. Nothing here reads a clock, and values are only read: changes
+//! are returned as a [`Write`].
 //!
-//! Values may have any content, because others can write to the same server: none makes a decision
-//! panic or take more steps than a log has entries.
+//! Values may have any content, because others can write to the server: none makes a decision panic
+//! or take more steps than a log has entries.
 #![forbid(unsafe_code)]
 
 pub mod call;

@@ -1,7 +1,7 @@
-//! A key and the key of its usage beside holds: their values, and what is done to them.
+//! A key and the key of its usage beside holds: their values and effects on them.
 //!
-//! Without holds a key is its usage. With the first hold the usage moves to the other key, and back
-//! with the last one, see docs/redis-layout.md.
+//! Without holds, the key holds its usage. The first hold moves the usage to the other key, and the
+//! last one moves it back; see docs/redis-layout.md.
 
 use std::borrow::Cow;
 
@@ -17,31 +17,31 @@ use super::write::Write;
 /// A part of a value, and where it begins.
 pub type Patch = (usize, Vec<u8>);
 
-/// What is done to a key that may have holds. Effects are carried out one after the other.
+/// An effect on a key that may have holds. Effects are applied in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// The usage is written: at the key of usage if the key has a table, else at the key itself.
+    /// Writes the usage: to the usage key if the key has a table, else to the key itself.
     Usage(Write),
-    /// The usage is removed.
+    /// Removes the usage.
     NoUsage,
-    /// Parts of the table are overwritten. One of them may begin at its end.
+    /// Overwrites parts of the table. One of them may begin at its end.
     Table {
-        /// What is overwritten.
+        /// The new parts.
         patches: SmallVec<[Patch; 2]>,
-        /// When it is to expire, in milliseconds since the Unix epoch, if that changes.
+        /// The new expiry in milliseconds since the Unix epoch, if it changes.
         expire_at_ms: Option<u64>,
     },
-    /// The key gets this table. If it had none, its usage is moved to the key of usage with its
-    /// expiry, and replaces what is there.
+    /// Stores this table in the key. If the key had none, its usage moves to the usage key with its
+    /// expiry, and replaces the value there.
     NewTable {
         /// The table.
         bytes: Vec<u8>,
         /// When it expires, in milliseconds since the Unix epoch.
         expire_at_ms: u64,
-        /// Whether the key's value is its usage. A limit on what is in flight has none.
+        /// Whether the key's value is its usage. A limit on requests in flight has none.
         has_usage: bool,
     },
-    /// The table is removed, and the usage is moved back to the key.
+    /// Removes the table and moves the usage back to the key.
     NoTable,
 }
 
@@ -50,7 +50,7 @@ pub enum Effect {
 pub struct Pair<'v> {
     /// The key's value.
     pub key: Option<Cow<'v, [u8]>>,
-    /// The value of the key of usage. `None` as well if the call has no such keys.
+    /// The value of the usage key; also `None` if the call has no such keys.
     pub usage: Option<Cow<'v, [u8]>>,
 }
 
@@ -65,7 +65,7 @@ impl Pair<'_> {
         if self.has_table() { self.usage.as_deref() } else { self.key.as_deref() }
     }
 
-    /// Carries out an effect on the values, without their expiry.
+    /// Applies an effect to the values, without their expiry.
     pub fn apply(&mut self, effect: &Effect) {
         let has_table = self.has_table();
         let state = if has_table { &mut self.usage } else { &mut self.key };
@@ -104,13 +104,13 @@ fn patch(value: &mut Vec<u8>, from: usize, bytes: &[u8]) {
     value[from..end].copy_from_slice(bytes);
 }
 
-/// When a table with its last end then expires.
+/// The expiry of a table with its last end then.
 pub(super) fn table_expires_ms(quota: &Quota, now: u64, latest: u64) -> u64 {
     now / 1000 + latest.saturating_sub(now) / 1000 + linger_ms(quota)
 }
 
-/// Charges the holds of a pair whose time is over, in the order of their ends and as of these. Each
-/// is a step of its own, as a script carries it out.
+/// Charges the expired holds of a pair, in the order of their ends and at these times. Each is a
+/// separate step, as in a script.
 pub(super) fn settle_due(
     pair: &mut Pair<'_>,
     quota: &Quota,
@@ -136,7 +136,7 @@ pub(super) fn settle_due(
         Effect::NewTable { bytes, expire_at_ms, has_usage: true }
     };
     for hold in due.iter().filter(|hold| hold.charged_at_end() > 0) {
-        // What ends in flight charges nothing.
+        // The end of a request in flight charges nothing.
         let charged = for_algorithm!(quota.algorithm(), S => {
             charge_at_end::<Value<'_, S>>(pair.state(), quota, hold.until, hold.charged_at_end())?
         });

@@ -1,10 +1,10 @@
-//! Quotas as bytes: how a call of the module's commands carries them.
+//! Encoding of quotas in calls of the module's commands.
 //!
 //! 1 byte: the algorithm's letter in scripts; 6: window in microseconds; 7: limit; then for a log 2:
 //! slots, and for a token bucket 7: burst. Little-endian.
 //!
-//! Windows of a calendar have the letter C, their code instead of the window, and after the limit 4 times 7: when
-//! a window begins, and when it and the next two end.
+//! Calendar windows have the letter C, their code instead of the window, and after the limit 4
+//! times 7: when a window begins, and when it and the next two end.
 
 use slidegate::internal::QuotaFields;
 use slidegate::{Algorithm, Calendar, Quota};
@@ -26,7 +26,7 @@ pub fn letter(algorithm: Algorithm) -> &'static str {
     }
 }
 
-/// A quota as the module reads it.
+/// A quota, as the module decodes it.
 pub fn quota_bytes(quota: &Quota) -> Vec<u8> {
     let QuotaFields { limit, slots, algorithm, .. } = quota.fields();
     let borders = quota.borders();
@@ -56,14 +56,14 @@ pub(super) fn quota_length(first: u8) -> Option<usize> {
     Some(COMMON + own)
 }
 
-/// Reads the quota of a rate. `None` if it is invalid, or its counts are above 2^53 - 1, the most that
-/// a script can count.
+/// Reads the quota of a rate. `None` if it is invalid, or its counts are above 2^53 - 1, the
+/// maximum for scripts.
 #[must_use]
 pub fn quota_of(bytes: &[u8]) -> Option<Quota> {
     read_quota(bytes).filter(|quota| quota.algorithm() != Algorithm::InFlight)
 }
 
-/// The same, or a limit on what is in flight.
+/// Reads the quota of a rate, or a limit on requests in flight.
 pub(super) fn read_quota(bytes: &[u8]) -> Option<Quota> {
     let number = |from: usize, to: usize| super::write::number(&bytes[from..to]);
     if bytes.len() != quota_length(*bytes.first()?)? {

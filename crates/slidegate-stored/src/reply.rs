@@ -9,7 +9,7 @@ pub enum Item {
     Number(i64),
     /// Bytes.
     Bytes(Vec<u8>),
-    /// A list of so many replies, which follow.
+    /// A list of this length; its items follow.
     List(usize),
 }
 
@@ -17,7 +17,7 @@ pub enum Item {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Reply(pub(super) Vec<Item>);
 
-/// Most lists within one another in a stored reply: those that are written have four.
+/// Maximum nesting of lists in a stored reply; written ones have four levels.
 const MAX_DEPTH: usize = 8;
 
 impl Reply {
@@ -69,7 +69,7 @@ impl Reply {
     pub(super) fn unpacked(bytes: &[u8]) -> Option<Self> {
         let mut rest = bytes;
         let mut reply = Self::default();
-        // How many items are left of each open list.
+        // Items left in each open list.
         let mut open = vec![1usize];
         while let Some(left) = open.last_mut() {
             if *left == 0 {
@@ -109,8 +109,8 @@ fn pack_number(number: i64, out: &mut Vec<u8>) {
     out.extend_from_slice(&bytes[8 - width..]);
 }
 
-/// The head of bytes or of a list: in the tag itself or in one byte, up to what these can hold; else
-/// in two or four bytes.
+/// The head of bytes or of a list: in the tag itself or one byte if the length fits, else in two or
+/// four bytes.
 fn pack_length(length: usize, short: [(u8, usize); 2], wide: [u8; 2], out: &mut Vec<u8>) {
     let bytes = u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();
     let [(tag, most), (tag_of_byte, most_of_byte)] = short;

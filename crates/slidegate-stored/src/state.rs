@@ -1,11 +1,11 @@
-//! A state that is read from a stored value and written to one, and what is replied of it.
+//! States: read from stored values, written to them, and replied.
 
 use slidegate::Quota;
 use slidegate::internal::State;
 
 use super::write::{Bytes, Write};
 
-/// Most numbers in a reply about one key.
+/// Maximum number of numbers in a reply about one key.
 const MOST_NUMBERS: usize = 6;
 /// Bytes of each.
 const NUMBER_BYTES: usize = 7;
@@ -20,44 +20,44 @@ pub struct Numbers {
 /// Why a value cannot be used. Nothing is charged then.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unusable {
-    /// The error as a script reports it: `not of layout 1 or 2: its first byte is 21`.
+    /// The script's error: `not of layout 1 or 2: its first byte is 21`.
     pub message: String,
-    /// What is to be stored, so that the damage is reported from now on.
+    /// The write that marks the damage, so that it keeps being reported.
     pub write: Option<Box<Write>>,
 }
 
-/// What was stored before.
+/// The stored value before.
 #[derive(Debug)]
 pub(super) struct Before {
     /// Bytes of the value; 0 if there was none.
     pub(super) length: usize,
-    /// The moment that its expiry was computed from, see [`Stored::expires`].
+    /// The moment that its expiry was computed from. See [`Stored::expires`].
     pub(super) expires: u64,
 }
 
-/// A state of memory, of which values are stored.
+/// A state in memory that can be stored.
 pub(super) trait StoredAs {
-    /// The same state where it is read from a value: a log leaves its entries there.
+    /// The state as read from a value: a log leaves its entries there.
     type Value<'v>: Stored<'v>;
 }
 
-/// What is read from a value of the state `S`.
+/// The state `S` as read from a value.
 pub(super) type Value<'v, S> = <S as StoredAs>::Value<'v>;
 
-/// A state that is read from a stored value and written to one.
+/// A state that can be read from a stored value and written to one.
 pub(super) trait Stored<'v>: State {
     /// The algorithm's number in the first byte.
     const NUMBER: u8;
 
-    /// The state in a value of this algorithm, and the window it was counted under if it says so.
-    /// `None` if it is of another algorithm, or damaged.
+    /// The state in a value of this algorithm, and its window if the value has it. `None` if the
+    /// value is damaged or of another algorithm.
     fn read(value: &'v [u8]) -> Option<(Self, Option<u64>)>;
 
     /// A time that only moves back if the clock did.
     fn moment(&self) -> u64;
 
-    /// Whether the clock was set back so far that the state was changed, which had this
-    /// [moment](Self::moment) before: what a denial records as well.
+    /// Whether the clock was set back so far that the state changed; `moment` is its
+    /// [moment](Self::moment) before. Even a denial stores this.
     fn has_moved(&self, moment: u64) -> bool {
         self.moment() < moment
     }
@@ -67,26 +67,24 @@ pub(super) trait Stored<'v>: State {
         0
     }
 
-    /// Corrects the state, which was counted in a window of the same calendar, if that was by other time
-    /// zone data.
+    /// Corrects the state if other time zone data counted it in a window of the same calendar.
     fn align(&mut self, _quota: &Quota) {}
 
-    /// Whole content that this quota does not count, if its maximum is smaller than the content.
+    /// The whole content that this quota does not count, if its maximum is smaller.
     fn cut(&self, _quota: &Quota) -> Option<u64> {
         None
     }
 
-    /// The value after a refund of so much, in the window `own` that the state was counted in: as long as
-    /// before, and with the same expiry. The state is settled. `None` if a refund changes the key as a
-    /// charge does.
+    /// The value after a refund, in the window `own` that the state was counted in, with the same
+    /// length and expiry. The state is settled. `None` if a refund changes the key like a charge.
     fn refund_kept(&self, _own: &Quota, _settled: u64, _refunded: u64, _value: &[u8]) -> Option<Bytes> {
         None
     }
 
-    /// When nothing that is charged now counts any more.
+    /// When a charge made now stops counting.
     fn counts_until(&self, quota: &Quota, settled: u64) -> u64;
 
-    /// Appends what is replied of the state.
+    /// Appends the state's reply.
     fn numbers(&self, numbers: Numbers) -> Numbers;
 
     /// The oldest entries of a log that together have at least this cost.
@@ -94,12 +92,12 @@ pub(super) trait Stored<'v>: State {
         Vec::new()
     }
 
-    /// Whether something was read from where the value has no bytes.
+    /// Whether a read went past the value's end.
     fn is_cut_off(&self) -> bool {
         false
     }
 
-    /// What is to be stored of the state at this time.
+    /// The write that stores the state at this time.
     fn write(&self, quota: &Quota, now: u64, before: &Before) -> Result<Option<Write>, Unusable>;
 }
 

@@ -1,4 +1,4 @@
-//! What is to be stored after a decision, and numbers in stored bytes.
+//! Writes after a decision, and numbers in stored bytes.
 
 use std::ops::Deref;
 
@@ -24,13 +24,13 @@ pub enum Write {
         head: Bytes,
         /// The bytes of a log's new entry, and where they begin.
         entry: Option<(usize, Bytes)>,
-        /// When the value is to expire, in milliseconds since the Unix epoch, if that changes.
+        /// The new expiry in milliseconds since the Unix epoch, if it changes.
         expire_at_ms: Option<u64>,
     },
 }
 
 impl Write {
-    /// The same with a later expiry.
+    /// The write with a later expiry.
     pub(super) fn later(self, by_ms: u64) -> Self {
         match self {
             Self::Value { bytes, expire_at_ms } => {

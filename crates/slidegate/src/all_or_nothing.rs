@@ -79,7 +79,7 @@ fn only_verb<P: AsRef<Part>>(parts: &[P]) -> Option<Verb> {
     (verb != Verb::Check && parts.iter().map(P::as_ref).all(is_alike)).then_some(verb)
 }
 
-/// What the first pass denies.
+/// The denials of the first pass.
 #[derive(Debug, Clone, Copy)]
 pub struct Denials {
     /// Whether the whole call is denied.
@@ -105,7 +105,7 @@ pub fn complete<P: AsRef<Part>>(parts: &[P], decisions: &mut [Decision]) {
 }
 
 impl Denials {
-    /// What parts deny, of which these are denied.
+    /// The denials of a call. `is_denied` tells whether the part at a position is denied.
     pub fn of<P: AsRef<Part>>(parts: &[P], is_denied: impl Fn(usize) -> bool) -> Self {
         let mut denials = Self { is_call: false, is_by_peek: false };
         let mut together: Option<Self> = None;
@@ -145,8 +145,8 @@ impl Denials {
 /// The charges as a store has to decide them, where it is known before that some of them are
 /// denied: by a block, or because nobody can be asked.
 ///
-/// Those are only peeked at, and deny nothing any more. If they deny the call, nothing else is
-/// charged either.
+/// Denied checks are now only peeked at, and deny nothing any more. If they deny the call, nothing
+/// else is charged either.
 pub(crate) fn with_denials<'a>(charges: &[Charge<'a>], is_denied: impl Fn(usize) -> bool) -> Charges<'a> {
     let denials = Denials::of(charges, &is_denied);
     let decided = |(at, charge): (usize, &Charge<'a>)| {

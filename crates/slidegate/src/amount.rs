@@ -31,7 +31,7 @@ pub struct Amount {
 }
 
 impl Amount {
-    /// So many millionths of a unit.
+    /// An amount of this many millionths of a unit.
     #[must_use]
     pub fn from_millionths(millionths: u64) -> Self {
         Self { millionths: millionths.into() }
@@ -55,12 +55,12 @@ impl Amount {
         saturated(self.millionths.div_ceil(u128::from(MILLION)))
     }
 
-    /// What a store counts for it: millionths, or whole units, rounded up.
+    /// The amount as a store counts it: millionths, or whole units, rounded up.
     pub(crate) fn count(self, in_millionths: bool) -> u64 {
         if in_millionths { saturated(self.millionths) } else { self.ceil() }
     }
 
-    /// What a store counted so.
+    /// The amount of a store's count.
     #[inline]
     pub(crate) fn counted(count: u64, in_millionths: bool) -> Self {
         if in_millionths { Self::from_millionths(count) } else { Self::from(count) }

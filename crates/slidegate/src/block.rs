@@ -44,8 +44,8 @@ impl Block {
 
     pub(crate) const PERMANENT: Self = Self { until: None, by: None };
 
-    /// The same block with the name of its author. The name is for operators: header fields
-    /// and problem bodies, which reach end users, do not contain it.
+    /// Sets the name of the block's author. It is for operators: header fields and problem bodies,
+    /// which reach end users, do not contain it.
     #[must_use]
     pub fn by(self, name: impl Into<Box<str>>) -> Self {
         Self { by: Some(name.into()), ..self }

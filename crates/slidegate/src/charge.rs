@@ -1,4 +1,4 @@
-//! Charges: what a request would take from each of its policies, ready for a store.
+//! Charges: a request's cost under each of its policies, ready for a store.
 
 use std::collections::HashMap;
 use std::hash::BuildHasher;
@@ -12,52 +12,52 @@ use crate::key::Key;
 use crate::quota::{Algorithm, Quota};
 use crate::verb::{Role, Verb};
 
-/// What a [`Store`](crate::store::Store) carries out on one key: one policy's part of a request.
+/// One policy's part of a request: a [`Store`](crate::store::Store) applies it to one key.
 #[derive(Debug, Clone)]
 pub struct Charge<'a> {
-    /// Tells the policy's usage from that of others. Stays with the policy's name when policies are
-    /// configured again.
+    /// Identifies the policy's usage. Stays with the policy's name when policies are configured
+    /// again.
     pub(crate) number: u32,
-    /// What binds: the request's inline quota, the key's override, the request's tier, or the policy's own
-    /// quota.
+    /// The quota in force: the request's inline quota, the key's override, the request's tier, or
+    /// the policy's own.
     #[doc(hidden)]
     pub quota: &'a Quota,
-    /// The key's override or the policy's own quota, if something else binds, which a store must know for as
-    /// long as it knows the key.
+    /// The key's override or the policy's own quota, if another quota is in force. A store must
+    /// remember that one while it knows the key.
     pub(crate) instead_of: Option<&'a Quota>,
     #[doc(hidden)]
     pub key: Key<'a>,
-    /// The key's block, which may be over.
+    /// The key's block, possibly expired.
     pub(crate) block: Option<&'a Block>,
     #[doc(hidden)]
     pub part: Part,
     /// Set for a check whose cost is held instead of charged.
     #[doc(hidden)]
     pub reserve: Option<Reserve<'a>>,
-    /// What to do when a shared store does not answer.
+    /// Applies if a shared store does not reply.
     pub(crate) on_store_error: OnStoreError,
-    /// Whether it is asked for again and again until it is allowed, so that it must find out soon
-    /// what other instances settle.
+    /// Whether it is retried until allowed, so that it must soon notice settlements by other
+    /// instances.
     #[doc(hidden)]
     pub is_waiting: bool,
-    /// Where the policy stands in its set.
+    /// The policy's position in its set.
     pub(crate) policy: u32,
-    /// Which of the requests it is for.
+    /// The index of its request.
     pub(crate) request: u32,
-    /// Whether costs and limits are millionths of a unit, which stores need not know.
+    /// Whether costs and limits are millionths of a unit. Stores need not know.
     pub(crate) in_millionths: bool,
 }
 
-/// The quota that requests met on a key, as far as a store knows.
+/// The quota in force at a reservation, as far as a store knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetQuota {
-    /// That of the policy, or an override.
+    /// The policy's, or an override.
     OfPolicy,
     /// An inline quota.
     Inline(Quota),
-    /// That of a tier or an anchor, or an inline quota.
+    /// A tier's or an anchor's, or an inline quota.
     Listed(Quota),
-    /// That of an override, a tier or an anchor.
+    /// An override's, a tier's or an anchor's.
     Other(Quota),
 }
 
@@ -68,7 +68,7 @@ pub struct Reserve<'a> {
     pub unsettled: Unsettled,
 }
 
-/// What the holds of one reservation have in common.
+/// The common terms of a reservation's holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HoldTerms {
     pub id: u64,
@@ -79,7 +79,7 @@ pub struct HoldTerms {
 }
 
 impl HoldTerms {
-    /// Those of a reservation that is made now.
+    /// The terms of a reservation made now.
     pub fn new(ttl_us: Option<u64>) -> Self {
         Self { id: new_id(), ttl_us, is_waiting: false }
     }
@@ -101,9 +101,9 @@ impl<'a> Charge<'a> {
         &self.key.space.policy
     }
 
-    /// A number for the policy and its scope, below 2^24. It stays the same when policies are
-    /// configured again, and is not given to another policy. Together with the key it identifies the
-    /// usage in a store in this process.
+    /// The number of the policy and its scope, below 2^24. It survives a new configuration and is
+    /// never reused for another policy. Together with the key it identifies the usage in a store in
+    /// this process.
     #[must_use]
     pub fn policy_number(&self) -> u32 {
         self.number
@@ -115,8 +115,9 @@ impl<'a> Charge<'a> {
         &self.key
     }
 
-    /// The active quota: of the request, else the key's override, else the request's tier, else the
-    /// policy's. In millionths of a unit, as the cost, if the policy [weighs](crate::Counts::Weighted) costs.
+    /// The quota in force: the request's, else the key's override, else the request's tier, else
+    /// the policy's. In millionths of a unit, like the cost, if the policy
+    /// [weights](crate::Counts::Weighted) costs.
     #[must_use]
     pub fn quota(&self) -> &'a Quota {
         self.quota
@@ -128,34 +129,35 @@ impl<'a> Charge<'a> {
         self.part.cost
     }
 
-    /// The hold that it makes instead of charging.
+    /// The hold to make instead of a charge.
     #[inline]
     pub fn new_hold(&self) -> Option<NewHold> {
         let Reserve { terms, unsettled } = self.reserve?;
         Some(NewHold { id: terms.id, ttl_us: terms.ttl_us(self.quota), unsettled })
     }
 
-    /// What to do with the cost.
+    /// How the cost is applied.
     #[must_use]
     pub fn verb(&self) -> Verb {
         self.part.verb
     }
 }
 
-/// How one key takes part in a call.
+/// The part of one key in a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Part {
-    /// What to do with the cost.
+    /// How the cost is applied.
     pub verb: Verb,
-    /// [`Role::Refusals`] follow the part that they belong to, with nothing but others of it between.
+    /// [`Role::Refusals`] follow the part that they belong to, with only others of that part
+    /// between.
     pub role: Role,
-    /// How much.
+    /// The cost.
     pub cost: u64,
-    /// Whether a denial denies the request: not under a shadow policy.
+    /// Whether a denial denies the request; false under a shadow policy.
     pub enforced: bool,
-    /// What happens if it does not fit.
+    /// Applies if the cost does not fit.
     pub excess: Excess,
-    /// Whether it is denied as well while the key is over its limit, see
+    /// Whether it is also denied while the key is over its limit. See
     /// [`Request::deny_over_limit`](crate::Request::deny_over_limit).
     pub over_limit: bool,
 }
@@ -173,7 +175,7 @@ impl AsRef<Part> for Charge<'_> {
 }
 
 impl Part {
-    /// What has to fit: the cost, or the first unit of it where the rest may exceed the limit.
+    /// The cost that must fit: all of it, or its first unit if the rest may exceed the limit.
     #[inline]
     pub fn asks(&self) -> u64 {
         match self.excess {
@@ -187,38 +189,37 @@ impl Part {
         self.verb.is_question() && (self.cost > 0 || self.over_limit)
     }
 
-    /// Whether one step on its key carries it out, if it is the only part of its call.
+    /// Whether one step on its key is enough, if it is the only part of its call.
     #[inline]
     pub fn is_one_step(&self) -> bool {
         self.is_unconditional() && (self.verb != Verb::Check || self.excess == Excess::Refuse)
     }
 
-    /// Whether nothing but the key's usage decides it.
+    /// Whether only the key's usage decides it.
     #[inline]
     pub fn is_unconditional(&self) -> bool {
         self.role == Role::Deciding && !self.over_limit
     }
 }
 
-/// What a policy does with a cost that is more than what remains.
+/// Handling of a cost that exceeds what remains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Excess {
     /// Deny it and charge nothing.
     #[default]
     Refuse,
     /// Admit it while anything remains and charge it in full, up to
-    /// [`Quota::max_used`](crate::Quota::max_used), so that later requests wait out what it exceeds
-    /// the limit by: for costs that are known only when they have arisen, such as tokens of a
-    /// language model.
+    /// [`Quota::max_used`](crate::Quota::max_used), so that later requests wait out the excess: for
+    /// costs that are known only afterwards, such as tokens of a language model.
     Charge,
-    /// Deny it and still charge it, as limiters do that count every hit. The cost is charged
-    /// regardless of the request's verdict, also when it is another policy that denies it. A client
-    /// that keeps asking stays denied.
+    /// Deny it and still charge it, like limiters that count every hit. The cost is charged
+    /// whatever the request's verdict, even if another policy denies it. A client that keeps
+    /// retrying stays denied.
     Count,
 }
 
 impl Excess {
-    /// The one of this name, as configurations write it: `refuse`, `charge` or `count`.
+    /// Parses the name used in configurations: `refuse`, `charge` or `count`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
@@ -230,22 +231,21 @@ impl Excess {
     }
 }
 
-/// What a policy does with a request that its conditions hold for and that lacks an attribute of its
-/// scope.
+/// Handling of a request that meets a policy's conditions but lacks an attribute of its scope.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum OnMissing {
-    /// Does not apply, as policies for other requests do not.
+    /// Do not apply the policy.
     #[default]
     Skip,
-    /// Counts all such requests under one key, whose missing value is written `*`. What else the scope has
-    /// stays in the key.
+    /// Count all such requests under one key, with `*` for the missing value. The other values of
+    /// the scope stay in the key.
     OneKey,
-    /// Denies it, as it denies a blocked key: nothing is charged, and the wait does not end.
+    /// Deny it like a blocked key: nothing is charged, and the wait does not end.
     Deny,
 }
 
 impl OnMissing {
-    /// The one of this name, as configurations write it: `skip`, `one-key` or `deny`.
+    /// Parses the name used in configurations: `skip`, `one-key` or `deny`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
@@ -257,45 +257,45 @@ impl OnMissing {
     }
 }
 
-/// What a policy does when the shared store does not answer in time.
+/// Handling of a request if the shared store does not reply in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum OnStoreError {
-    /// Decide in the memory of this process, under its share of the limit.
+    /// Decide in this process's memory, with its share of the limit.
     #[default]
     Local,
-    /// Let every request pass: for limits that only smooth.
+    /// Allow every request: for limits that only smooth traffic.
     Allow,
-    /// Deny every request: for what must never be guessed, such as logins.
+    /// Deny every request: for limits that must not be guessed, such as on logins.
     Deny,
 }
 
-/// Where a policy, a request or a charge stands, in few bytes.
+/// The position of a policy, a request or a charge, in few bytes.
 pub(crate) fn place(at: usize) -> u32 {
     u32::try_from(at).expect("a call has fewer than 2^32 requests, and a set fewer policies")
 }
 
-/// All that is charged in one step.
+/// All charges of one step.
 pub(crate) type Charges<'a> = PerCharge<Charge<'a>>;
 
-/// What there is one of for each charge of a call: in place for as many as most calls have, else in one
+/// One value per charge of a call: in place for the usual number of charges, else in one
 /// allocation.
 pub type PerCharge<T> = SmallVec<[T; 3]>;
 
-/// What requests would charge: in their order and that of the policies, each key at most once.
+/// The charges of requests, in the order of the requests, then the policies; each key at most once.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
     /// Whether its requests are reserved as one.
     pub is_reservation: bool,
     pub charges: Charges<'a>,
-    /// Requests that met an earlier one on a key, with the position of its charge, which carries
-    /// the cost of both.
+    /// Requests that share a key with an earlier one, with the position of its charge, which
+    /// carries the cost of both.
     pub met: Vec<(u32, usize)>,
-    /// Where charges other than of refusals stand, by the hash of what they may meet on: of calls with
-    /// more than [`MOST_SCANNED`].
+    /// Positions of charges, except for refusals, by the hash of their policy and key; only for
+    /// calls with more than [`MOST_SCANNED`].
     index: Option<HashMap<u64, usize, RandomState>>,
 }
 
-/// Among so few charges, to compare each takes less time than to hash keys.
+/// Up to this many charges, comparing each is faster than hashing keys.
 const MOST_SCANNED: usize = 16;
 
 impl<'a> Plan<'a> {
@@ -304,14 +304,14 @@ impl<'a> Plan<'a> {
         Self { is_reservation, charges: Charges::new(), met: Vec::new(), index: None }
     }
 
-    /// Its requests are asked for again until they are allowed; see [`Charge::is_waiting`].
+    /// Marks its requests as retried until they are allowed. See [`Charge::is_waiting`].
     pub(crate) fn set_waiting(&mut self) {
         self.charges.iter_mut().for_each(|charge| charge.is_waiting = true);
     }
 
-    /// Adds a charge of the last request. One that meets an earlier request on its key is added to
-    /// that charge: checked one by one, each would fit where both do not. Requests that are
-    /// reserved as one are settled to one cost, so the larger one is held.
+    /// Adds a charge of the last request. If an earlier request shares its key, the costs are added
+    /// up: checked one by one, each might fit where both do not. Requests reserved together are
+    /// settled to one cost, so the larger one is held.
     #[inline] // it is copied twice otherwise
     pub(crate) fn add(&mut self, mut charge: Charge<'a>) {
         let is_refusals = charge.part.role == Role::Refusals;

@@ -1,4 +1,4 @@
-//! Decisions: the full answer of one quota to one request.
+//! Decisions: the full answer of a quota to a request.
 //!
 //! A decision is plain numbers. [`Decisions`](crate::Decisions) holds one per policy of a request,
 //! with the policy and the key.
@@ -48,7 +48,7 @@ pub struct Decision {
     pub source: DecisionSource,
     #[doc(hidden)]
     pub is_blocked: bool,
-    /// The bound of holds that denies it.
+    /// The bound on holds that denies it.
     #[doc(hidden)]
     pub hold_bound: Option<HoldBound>,
     #[doc(hidden)]
@@ -83,7 +83,7 @@ pub enum Reason {
     /// The key is blocked; [`PolicyDecision::block`](crate::PolicyDecision::block) has the end of
     /// the block.
     Blocked,
-    /// The cost fits, but the key has as many open holds as it may.
+    /// The cost fits, but the key has its maximum number of open holds.
     TooManyHolds,
     /// The cost fits, but the store has no room for another hold of the policy: neither the key nor
     /// its client is the cause.
@@ -141,7 +141,7 @@ impl DecisionSource {
     }
 }
 
-/// A bound of open holds.
+/// A bound on open holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HoldBound {
     OfKey,
@@ -150,8 +150,8 @@ pub enum HoldBound {
 
 /// Waits until cost is freed, in microseconds.
 ///
-/// Integers, because every decision computes them and few are read: a [`Duration`] each would make
-/// a decision a tenth slower.
+/// Integers, because every decision computes them and few are read: [`Duration`]s would make a
+/// decision a tenth slower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waits {
     /// Until the requested cost fits; 0 if it did, [`NEVER`](Self::NEVER) if it never will.
@@ -168,7 +168,8 @@ impl Waits {
 }
 
 impl Decision {
-    /// A store allows a cost of 0 on a key that is not used. Other decisions say in what they differ.
+    /// The decision of a store that allows a cost of 0 on an unused key. Other decisions are built
+    /// from it.
     #[inline(always)] // as `algorithm::decision`
     pub fn unused(limit: u64, at: Timestamp) -> Self {
         Self {
@@ -201,9 +202,9 @@ impl Decision {
         self.remaining = if self.is_blocked { 0 } else { left };
     }
 
-    /// Denies it if more is used than the limit, or all of it where the first unit of a cost has to
-    /// fit. The wait is until nothing is used: how much of it frees earlier is not known of usage
-    /// that was added.
+    /// Denies it if usage exceeds the limit, or has reached it where the first unit of a cost must
+    /// fit. The wait lasts until nothing is used, because added usage does not tell how much of it
+    /// frees earlier.
     pub fn deny_over_limit(&mut self, is_full_over: bool) {
         let is_over = self.used > self.limit || is_full_over && self.used >= self.limit;
         if is_over && self.is_allowed() {
@@ -219,8 +220,9 @@ impl Decision {
         self.verdict
     }
 
-    /// The numbers without rounding. The methods below round under policies that [weigh](crate::Counts::Weighted)
-    /// costs: what is used, held or charged up, and what remains down.
+    /// The exact numbers. The methods below round under policies that
+    /// [weight](crate::Counts::Weighted) costs: used, held and charged cost up, and remaining cost
+    /// down.
     #[must_use]
     pub fn amounts(&self) -> Amounts {
         let amount = |count| Amount::counted(count, self.in_millionths);
@@ -245,7 +247,7 @@ impl Decision {
         if self.in_millionths { count.div_ceil(MILLION) } else { count }
     }
 
-    /// Most cost that a fresh key admits: the quota's limit, or the burst of a token bucket.
+    /// Maximum cost that a fresh key admits: the quota's limit, or the burst of a token bucket.
     #[must_use]
     #[inline]
     pub fn limit(&self) -> u64 {

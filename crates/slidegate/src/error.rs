@@ -1,4 +1,4 @@
-//! The library's error: an invalid setting, or a request that cannot be decided as it is.
+//! The library's error: an invalid setting, or a request that cannot be decided.
 //!
 //! Most errors occur while a limiter is built. The exception is a request that names an unknown
 //! policy or cost, or lacks an attribute of the policy it names. Such a request is denied, and
@@ -39,7 +39,7 @@ enum Kind {
     Ticket,
 }
 
-/// Most policies that an error lists. A set may hold thousands.
+/// Maximum number of policies that an error lists. A set may hold thousands.
 const MAX_LISTED: usize = 10;
 
 impl Error {

@@ -69,7 +69,7 @@ impl Fold {
         lower.or(path).map_or(Folded::Same(value), Folded::Changed)
     }
 
-    /// The same of a text.
+    /// Folds a text.
     pub fn of_text(self, text: &str) -> String {
         match self.of(text.into()) {
             Folded::Changed(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
@@ -77,13 +77,13 @@ impl Fold {
         }
     }
 
-    /// The same of the beginning of a text, or of a pattern: its slashes are kept.
+    /// Folds the start of a text, or a pattern: keeps its slashes.
     pub fn of_pattern(self, pattern: &str) -> String {
         Self { slash: false, ..self }.of_text(pattern)
     }
 }
 
-/// As configurations write it: "case", "case and slash".
+/// Written as in configurations: "case", "case and slash".
 impl fmt::Display for Fold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match (self.case, self.slash) {

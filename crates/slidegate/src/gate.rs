@@ -63,11 +63,11 @@ pub use ticket_guard::TicketGuard;
 /// # Ok::<(), slidegate::Error>(())
 /// ```
 ///
-/// A request that no policy applies to is allowed. One that is [`under`](Request::under) a policy
-/// that the gate does not have is denied, with an [error](Decisions::error).
+/// A request that no policy applies to is allowed. A request [`under`](Request::under) a policy
+/// that the gate lacks is denied, with an [error](Decisions::error).
 ///
-/// A gate over a [local](crate::store::LocalStore) store, such as [`MemoryStore`], decides at once. A
-/// [`SharedGate`] has the same methods over any store, and they return futures.
+/// A gate over a [local](crate::store::LocalStore) store, such as [`MemoryStore`], decides at once.
+/// A [`SharedGate`] has the same methods over any store; they return futures.
 #[derive(Debug)]
 pub struct Gate<S = MemoryStore> {
     store: S,
@@ -77,11 +77,11 @@ pub struct Gate<S = MemoryStore> {
     pending: pending::PendingSettlements,
 }
 
-/// About so many keys are examined in one step of [`Gate::reset_policy`].
+/// [`Gate::reset_policy`] examines about this many keys per step.
 const KEYS_PER_STEP: u64 = 1000;
 
 impl Gate {
-    /// A gate with a store of its own, which holds up to [`MemoryStore::DEFAULT_MAX_KEYS`] keys.
+    /// A gate with its own store, which holds up to [`MemoryStore::DEFAULT_MAX_KEYS`] keys.
     #[must_use]
     pub fn new(policies: PolicySet) -> Self {
         Self::from_parts(policies, MemoryStore::new())
@@ -102,7 +102,7 @@ impl Gate {
         Self::from_parts(policies, memory)
     }
 
-    /// A gate with one policy, and a store of its own.
+    /// A gate with one policy and its own store.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, Quota, Request};
@@ -115,7 +115,7 @@ impl Gate {
     /// ```
     ///
     /// # Errors
-    /// As [`PolicySet::new`]: an override or block does not fit the policy.
+    /// Same as [`PolicySet::new`]: an override or block does not fit the policy.
     pub fn single(policy: Policy) -> Result<Self, Error> {
         PolicySet::new([policy]).map(Self::new)
     }
@@ -134,15 +134,15 @@ impl<S: Store> Gate<S> {
         }
     }
 
-    /// The store, for everything but decisions: its statistics, its connections.
+    /// The store, for its statistics and connections.
     #[must_use]
     pub fn store(&self) -> &S {
         &self.store
     }
 
-    /// The path of every request that is not reserved, over a store that decides at once: plan,
-    /// decide, answer. [`decide_async`](Self::decide_async) is the same over any store; as a future,
-    /// this would take a third longer.
+    /// The path of every unreserved request over a store that decides at once: plan, decide,
+    /// answer. [`decide_async`](Self::decide_async) does the same over any store; used here, its
+    /// future would take a third longer.
     #[doc(hidden)]
     pub fn decide_now<'r>(
         &self,
@@ -183,7 +183,6 @@ impl<S: Store> Gate<S> {
         decisions
     }
 
-    /// Removes the keys of a request.
     pub(super) async fn reset_keys(&self, request: &Request<'_>) -> Result<bool, Error> {
         let policies = self.policies.load();
         let plan = policies.plan_of_one(request)?;
@@ -192,7 +191,6 @@ impl<S: Store> Gate<S> {
         reset
     }
 
-    /// Removes every key of a policy, in steps.
     pub(super) async fn reset_policy_whole(&self, policy: &str) -> Result<u64, Error> {
         let mut next = None;
         loop {
@@ -204,7 +202,6 @@ impl<S: Store> Gate<S> {
         }
     }
 
-    /// One step of it.
     pub(super) async fn reset_policy_keys(
         &self,
         policy: &str,
@@ -218,7 +215,6 @@ impl<S: Store> Gate<S> {
         reset
     }
 
-    /// Reads the keys of a request in full.
     pub(super) async fn inspect_keys(&self, request: &Request<'_>) -> Result<Vec<KeyUse>, Error> {
         let policies = self.policies.load_full();
         let plan = policies.plan_of_one(request)?;
@@ -227,7 +223,7 @@ impl<S: Store> Gate<S> {
         Ok(plan.uses(found))
     }
 
-    /// Decides charges, of which some may be on blocked keys.
+    /// Decides charges, some of which may be on blocked keys.
     async fn decide_charges(&self, charges: &[Charge<'_>], id: Option<&str>) -> StoreDecisions {
         if let Some(local) = self.store.as_local() {
             let mut decided = StoreDecisions::default();
@@ -260,7 +256,7 @@ fn has_check(charges: &[Charge<'_>]) -> bool {
     charges.iter().any(|one| one.part.verb == Verb::Check)
 }
 
-/// Decides charges, of which some may be on blocked keys, over a store that decides at once.
+/// Decides charges, some of which may be on blocked keys, over a store that decides at once.
 #[inline]
 fn decide_now(
     store: &(impl LocalStore + ?Sized),
@@ -281,7 +277,7 @@ fn decide_now(
     say_units(charges, decided);
 }
 
-/// Notes which decisions count millionths of a unit.
+/// Marks the decisions that count millionths of a unit.
 #[inline]
 fn say_units(charges: &[Charge<'_>], decided: &mut StoreDecisions) {
     for (charge, decision) in charges.iter().zip(&mut decided.decisions) {
@@ -290,24 +286,23 @@ fn say_units(charges: &[Charge<'_>], decided: &mut StoreDecisions) {
 }
 
 impl<S: LocalStore> Gate<S> {
-    /// Decides a request and charges its cost under every policy that applies, or under none if an
+    /// Decides a request. Charges its cost under every policy that applies, or under none if an
     /// enforced one denies.
     ///
-    /// A shadow policy that would deny says so in its decision, charges nothing to itself, and does
-    /// not deny.
+    /// A shadow policy that would deny reports this in its decision, charges nothing to itself and
+    /// does not deny the request.
     #[must_use = "a denied request must not be served"]
     pub fn check<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
         self.decide_now(&self.store, Some(Verb::Check), slice::from_ref(request), None)
     }
 
-    /// A check with an idempotency key: a repeated check with the same `id`, within the longest
-    /// window of its policies, gets the first decisions again and is not charged. With other keys
-    /// or another cost it is another check, whatever its id. So a client can repeat a request when
-    /// it does not know whether the first one was counted, and a lost connection to a shared store
-    /// is repeated.
+    /// A check with an idempotency key: a repeated check with the same `id`, keys and cost, within
+    /// the longest window of its policies, gets the first decisions again and is not charged. A
+    /// client can thus safely repeat a request when it does not know whether the first one was
+    /// counted. Requests on a lost connection to a shared store are also repeated.
     ///
-    /// A denial is decided again, because it has charged nothing. A [`MemoryStore`] keeps the last
-    /// 65,536 checks; an earlier one is charged again.
+    /// A denial is decided again, because it charged nothing. A [`MemoryStore`] keeps the last
+    /// 65,536 checks; an older one is charged again.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
@@ -324,34 +319,35 @@ impl<S: LocalStore> Gate<S> {
         self.decide_now(&self.store, Some(Verb::Check), slice::from_ref(request), Some(id))
     }
 
-    /// What [`check`](Self::check) would decide, without charging.
+    /// Decides as [`check`](Self::check) would, without charging.
     pub fn peek<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
         self.decide_now(&self.store, Some(Verb::Peek), slice::from_ref(request), None)
     }
 
-    /// Refunds the request's cost under every policy that applies: at most what was charged there
-    /// and still counts.
+    /// Refunds the request's cost under every policy that applies: at most what was charged and
+    /// still counts.
     pub fn refund<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
         self.decide_now(&self.store, Some(Verb::Refund), slice::from_ref(request), None)
     }
 
-    /// Charges the request's cost under every policy that applies, although it may exceed their
-    /// limits. A key counts [`Quota::max_used`](crate::Quota::max_used) at most; each decision's
-    /// `cost` says how much was charged.
+    /// Charges the request's cost under every policy that applies, even above their limits. A key
+    /// counts at most [`Quota::max_used`](crate::Quota::max_used); each decision's `cost` is what
+    /// was charged.
     pub fn penalize<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
         self.decide_now(&self.store, Some(Verb::Penalize), slice::from_ref(request), None)
     }
 
-    /// Carries out several requests, each with its own [verb](Request::with_verb), [role](Request::with_role)
-    /// and cost, in one atomic step.
+    /// Applies several requests in one atomic step, each with its own [verb](Request::with_verb),
+    /// [role](Request::with_role) and cost.
     ///
     /// If an enforced policy denies one check or peek, the call is denied and no check is charged
-    /// on any policy. Penalties and refunds are never denied, and always carried out.
-    /// [`Role`](crate::Role) lists the requests that take part in another way.
+    /// on any policy. Penalties and refunds are never denied and always applied.
+    /// [`Role`](crate::Role) lists the exceptions.
     ///
-    /// All is decided on the usage before the call. Then checks are charged, then penalties, and
-    /// refunds come last. Where two checks or two peeks meet on one key, their costs are asked
-    /// together and both get that answer. Takes time in proportion to the charges.
+    /// Every decision is based on the usage before the call. Then checks are charged, then
+    /// penalties, and refunds come last. If two checks or two peeks share a key, their costs are
+    /// added up and both get the answer for the sum. Takes time proportional to the number of
+    /// charges.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, Verb};
@@ -377,13 +373,13 @@ impl<S: LocalStore> Gate<S> {
         self.decide_now(&self.store, None, requests, None)
     }
 
-    /// Does the same to several requests in one atomic step, whatever their own verbs are: see
+    /// Applies one verb to several requests in one atomic step and ignores their own verbs. See
     /// [`apply`](Self::apply).
     pub fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
         self.decide_now(&self.store, Some(verb), requests, None)
     }
 
-    /// Removes the request's keys under every policy that applies. Returns whether one of them had
+    /// Removes the request's keys under every policy that applies. Returns whether any of them had
     /// usage.
     ///
     /// # Errors
@@ -393,9 +389,8 @@ impl<S: LocalStore> Gate<S> {
         at_once(self.reset_keys(request))
     }
 
-    /// Removes every key of a policy. Returns how many there were. Goes through all keys of the
-    /// store while decisions go on; keys that are created meanwhile may stay. Cached denials end in
-    /// every instance.
+    /// Removes every key of a policy and returns their number. Scans all keys of the store while
+    /// decisions continue; keys created meanwhile may stay. Cached denials end in every instance.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
@@ -409,15 +404,15 @@ impl<S: LocalStore> Gate<S> {
     /// ```
     ///
     /// # Errors
-    /// If the store cannot find the keys of a policy. A [`MemoryStore`] can.
+    /// If the store cannot find the keys of a policy. [`MemoryStore`] can.
     pub fn reset_policy(&self, policy: &str) -> Result<u64, Error> {
         at_once(self.reset_policy_whole(policy))
     }
 
     /// One step of [`reset_policy`](Self::reset_policy), which examines about `keys` keys: whole
-    /// shards of about 1024 in memory, keys of one node in Redis and then of this process's memory.
-    /// Begins without a cursor, and continues with that of the step before, which any instance on a
-    /// shared store can do. If its nodes change meanwhile, the scan begins again.
+    /// shards of about 1024 in memory; keys of one node in Redis, then those in this process's
+    /// memory. Start without a cursor, then pass the one from the step before; any instance on a
+    /// shared store can continue. If the nodes change meanwhile, the scan restarts.
     ///
     /// # Errors
     /// If the cursor belongs to another store.
@@ -430,9 +425,9 @@ impl<S: LocalStore> Gate<S> {
         at_once(self.reset_policy_keys(policy, from, keys))
     }
 
-    /// The usage of the request's keys under every policy that applies, charge by charge, and when
-    /// it is freed. Changes nothing. Takes time and memory in proportion to the charges that count;
-    /// a shared store reads each key once.
+    /// The usage of the request's keys under every policy that applies: each charge and when it
+    /// expires. Changes nothing. Takes time and memory proportional to the charges that count; a
+    /// shared store reads each key once.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};

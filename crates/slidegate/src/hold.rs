@@ -1,8 +1,8 @@
-//! Holds: cost that is set aside for a request until its true cost is known.
+//! Holds: cost reserved for a request until its true cost is known.
 //!
-//! A key's holds are stored beside its usage, in a table of their own. Every decision asks whether
-//! what is used, what is held and the cost fit together. A hold ends when it is settled, which
-//! charges the true cost at that time, or by its time, by the next access to the key.
+//! A key's holds are stored beside its usage, in their own table. A cost fits if it fits together
+//! with all used and held cost. A hold ends when it is settled, which charges the true cost at that
+//! time, or when its time is over, which the key's next access notices.
 //!
 //! Charging at the end keeps every window of real use within the limit while no cost exceeds its
 //! hold. Proof: of the uses in a window, take the one whose hold was made last. All others were
@@ -23,19 +23,18 @@ mod table;
 
 pub use table::{HEADER_BYTES, TAG, TableList};
 
-/// What happens to a hold that expires unsettled.
+/// Handling of a hold that expires unsettled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Unsettled {
-    /// It is charged in full, as of the end of its time. A settlement that is lost costs no more
-    /// than the hold.
+    /// Charge it in full, as of the end of its time. A lost settlement costs no more than the hold.
     #[default]
     Charge,
-    /// It is dropped, and charged only if a late settlement arrives.
+    /// Drop it, and charge only if a late settlement arrives.
     Forget,
 }
 
 impl Unsettled {
-    /// The one of this name, as configurations write it: `charge` or `forget`.
+    /// Parses the name used in configurations: `charge` or `forget`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         match name {
@@ -70,54 +69,54 @@ pub struct HoldOptions<'o> {
     pub id: Option<&'o str>,
 }
 
-/// How long holds last unless the call sets it: one minute.
+/// Default time of a hold: one minute.
 pub(crate) const DEFAULT_TTL_US: u64 = 60 * SECOND_US;
-/// Shortest time of a hold. Shorter ones end before a reply can arrive.
+/// Shortest time of a hold. Shorter ones would end before a reply can arrive.
 pub(crate) const MIN_TTL: Duration = Duration::from_millis(1);
-/// Longest time of a hold, so that a lost ticket keeps capacity for an hour at most. Parts and
-/// extensions renew it.
+/// Longest time of a hold, so that a lost ticket keeps capacity for an hour at most. Partial
+/// settlements and extensions renew it.
 pub(crate) const MAX_TTL: Duration = Duration::from_secs(3600);
-/// Most holds of one key, so that the longest table stays at some 40 kB.
+/// Maximum number of holds per key, so that the largest table stays at some 40 kB.
 pub const MAX_HOLDS: usize = 1024;
 
-/// What a hold begins with.
+/// The terms of a new hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NewHold {
-    /// Of the reservation.
+    /// The reservation's id.
     pub id: u64,
     /// How long it lasts, in microseconds.
     pub ttl_us: u64,
-    /// What happens if it expires unsettled.
+    /// Applies if the hold expires unsettled.
     pub unsettled: Unsettled,
 }
 
-/// An id that no other hold of this fleet has, but for a chance of one in 2^64.
+/// An id that is unique in the fleet, except for a chance of one in 2^64.
 pub fn new_id() -> u64 {
     static KEY: OnceLock<RandomState> = OnceLock::new();
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    // The standard library's only source of randomness. A keyed hash of a counter is unpredictable.
+    // The standard library's only source of randomness: a keyed hash of a counter is unpredictable.
     KEY.get_or_init(RandomState::new).hash_one(NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Cost that is held for one request.
+/// Cost held for one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hold {
-    /// Of the reservation.
+    /// The reservation's id.
     pub id: u64,
     /// When it ends, by the store's clock, in microseconds.
     pub until: u64,
-    /// What is still held.
+    /// Cost still held.
     pub held: u64,
-    /// What its settlements charged so far.
+    /// Cost charged by its settlements so far.
     pub settled: u64,
-    /// What happens if it expires unsettled.
+    /// Applies if the hold expires unsettled.
     pub unsettled: Unsettled,
-    /// Kept after its end so that a repeated call is recognized: nothing is held.
+    /// Kept after its end to recognize a repeated call; holds nothing.
     pub has_ended: bool,
 }
 
 impl Hold {
-    /// What it is charged when its time ends.
+    /// The charge when its time ends.
     pub fn charged_at_end(&self) -> u64 {
         match self.unsettled {
             Unsettled::Charge => self.held,
@@ -126,7 +125,7 @@ impl Hold {
     }
 }
 
-/// The holds of a key one by one, in no order, wherever they are: in memory, or in a stored table.
+/// The unordered holds of a key, in memory or in a stored table.
 pub trait HoldList: Default {
     fn len(&self) -> usize;
 
@@ -143,10 +142,10 @@ pub trait HoldList: Default {
     /// The place of the hold with this id. O(n), from the newest on: most requests are short.
     fn find(&self, id: u64) -> Option<usize>;
 
-    /// Removes those that end until `now`, and returns them. The others stay in their order.
+    /// Removes and returns those that end until `now`. The others keep their order.
     fn take_until(&mut self, now: u64) -> Vec<Hold>;
 
-    /// Makes all end earlier by so many microseconds.
+    /// Makes all end earlier by this many microseconds.
     fn move_back(&mut self, by: u64);
 
     fn iter(&self) -> impl ExactSizeIterator<Item = Hold> {
@@ -154,7 +153,7 @@ pub trait HoldList: Default {
     }
 }
 
-/// Holds in memory: of most keys there is one at a time.
+/// Holds in memory; most keys have one at a time.
 pub(crate) type HoldVec = SmallVec<[Hold; 1]>;
 
 impl HoldList for HoldVec {
@@ -203,21 +202,21 @@ impl HoldList for HoldVec {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Holds<L = HoldVec> {
     holds: L,
-    /// What is held in all.
+    /// Total held.
     sum: u64,
-    /// No hold ends before. Not raised when the hold that ends first is settled, as finding the next
-    /// one takes a search.
+    /// No hold ends before this. Not raised when the first hold is settled, because finding the
+    /// next one takes a search.
     earliest: u64,
-    /// No hold ends later. Not lowered when the hold that ends last is settled.
+    /// No hold ends after this. Not lowered when the last hold is settled.
     latest: u64,
-    /// The latest time at which they were accessed.
+    /// The latest access time.
     seen: u64,
     /// Holds that a reply counts without listing them.
     unlisted: usize,
 }
 
 impl<L: HoldList> Holds<L> {
-    /// What is held in all.
+    /// Total held.
     #[inline]
     pub fn sum(&self) -> u64 {
         self.sum
@@ -253,9 +252,9 @@ impl<L: HoldList> Holds<L> {
         self.holds.iter()
     }
 
-    /// The time to decide at. After a step of the clock back by more than `small_step_us`, the holds
-    /// are moved back with it, so that none lasts longer than its time from then on. A smaller step
-    /// is waited out.
+    /// The time to decide at. If the clock stepped back by more than `small_step_us`, the holds are
+    /// moved back with it, so that none lasts longer than its time from then on. A smaller step is
+    /// waited out.
     pub fn arrive(&mut self, now: u64, small_step_us: u64) -> u64 {
         if now < self.seen && !self.is_empty() {
             let step = self.seen - now;
@@ -294,14 +293,15 @@ impl<L: HoldList> Holds<L> {
         self.sum = self.sum.saturating_add(cost);
     }
 
-    /// Removes the hold that was added last.
+    /// Removes the newest hold.
     pub fn remove_newest(&mut self) {
         if let Some(at) = self.holds.len().checked_sub(1) {
             self.holds.swap_remove(at);
         }
     }
 
-    /// Keeps that a hold has ended, and what it was charged, until `until`. Not if there is no room.
+    /// Records until `until` that a hold has ended, and its charge. Does nothing if there is no
+    /// room.
     pub fn add_ended(&mut self, id: u64, settled: u64, until: u64) {
         if !self.is_full() {
             self.bound(until);
@@ -320,16 +320,15 @@ impl<L: HoldList> Holds<L> {
         self.holds.get(at)
     }
 
-    /// Settles a hold to the total cost so far. Returns what is to be charged: what the total
-    /// exceeds the earlier settlements by. The rest is let go if this is the last settlement, else
-    /// held until `until`.
+    /// Settles a hold to the total cost so far. Returns the charge: the total minus earlier
+    /// settlements. The rest is released if this is the last settlement, else held until `until`.
     pub fn settle(&mut self, at: usize, total: u64, next: Option<u64>) -> u64 {
         let mut hold = self.holds.get(at);
         let charged = total.saturating_sub(hold.settled);
         hold.settled += charged;
         let freed = if next.is_some() { charged.min(hold.held) } else { hold.held };
         hold.held -= freed;
-        // The sum of a damaged table may be less than its parts.
+        // A damaged table's sum may be less than its parts.
         self.sum = self.sum.saturating_sub(freed);
         match next {
             _ if hold.has_ended => self.holds.set(at, hold),
@@ -339,8 +338,8 @@ impl<L: HoldList> Holds<L> {
         charged
     }
 
-    /// Sets what a hold holds in all, with what was settled, and when it ends. The caller has
-    /// checked that the difference fits.
+    /// Sets a hold's total, including what was settled, and its end. The caller has checked that
+    /// the difference fits.
     pub fn extend(&mut self, at: usize, held: u64, until: u64) {
         let hold = self.holds.get(at);
         self.sum = self.sum.saturating_sub(hold.held).saturating_add(held);
@@ -352,7 +351,7 @@ impl<L: HoldList> Holds<L> {
         self.holds.set(at, hold);
     }
 
-    /// Keeps the bounds around one more end.
+    /// Extends the bounds to include this end.
     fn bound(&mut self, until: u64) {
         let is_first = self.is_empty();
         self.earliest = if is_first { until } else { self.earliest.min(until) };
@@ -366,8 +365,8 @@ impl Holds {
         if self.holds.spilled() { self.holds.capacity() * size_of::<Hold>() } else { 0 }
     }
 
-    /// Adds a hold that was saved. `None` if it cannot have been: there are too many, or they sum up
-    /// to more than any limit.
+    /// Adds a saved hold. `None` if the saved holds are invalid: too many, or their sum exceeds any
+    /// limit.
     pub fn restore(&mut self, hold: Hold) -> Option<()> {
         let sum = self.sum.checked_add(hold.held)?;
         if self.is_full() || sum.checked_add(hold.settled).is_none() {
@@ -383,26 +382,26 @@ impl Holds {
 /// A change of one hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HoldChange {
-    /// Charge what `total` exceeds the earlier settlements by. The rest is let go, or held for
-    /// `ttl_us` more if there is one.
+    /// Charge `total` minus the earlier settlements. The rest is released, or held for `ttl_us`
+    /// more if set.
     Settle {
         /// Cost of all settlements so far.
         total: u64,
         /// How long the rest is held, in microseconds.
         ttl_us: Option<u64>,
     },
-    /// Let go what is held. What was settled stays charged.
+    /// Release what is held. What was settled stays charged.
     Cancel,
-    /// End a reservation that holds nothing here, and give back what was charged at once when it was
-    /// made: nothing after its last settlement.
+    /// End a reservation that holds nothing here, and refund what was charged at once when it was
+    /// made. Nothing is refunded after its last settlement.
     Refund {
-        /// How much.
+        /// The cost to refund.
         cost: u64,
     },
-    /// Hold so much in all, settlements included, for `ttl_us` from now on. `None` changes the time
-    /// alone, which is never denied.
+    /// Hold this total, settlements included, for `ttl_us` from now. A total of `None` changes only
+    /// the time, which is never denied.
     Extend {
-        /// What is to be held in all, if that changes.
+        /// The new total to hold, if it changes.
         total: Option<u64>,
         /// How long from now, in microseconds.
         ttl_us: u64,
@@ -410,39 +409,38 @@ pub enum HoldChange {
 }
 
 impl HoldChange {
-    /// Whether it can be denied.
+    /// Whether the change can be denied.
     pub fn is_extension(&self) -> bool {
         matches!(self, Self::Extend { .. })
     }
 }
 
-/// What a ticket knows of its hold, for a change that finds the hold ended.
+/// A hold as its ticket knows it, for a change that finds the hold ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndedHold {
-    /// What was held in all.
+    /// Total held.
     pub amount: u64,
-    /// Whether its time is over, so that it was charged or dropped by that. Otherwise it was
-    /// settled.
+    /// Whether its time is over, which charged or dropped it. Otherwise it was settled.
     pub is_over: bool,
-    /// What happens if it expires unsettled.
+    /// Applies if the hold expires unsettled.
     pub unsettled: Unsettled,
 }
 
 /// The outcome of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum HoldStatus {
-    /// The hold was open, and the change is made.
+    /// The hold was open and is changed.
     Changed,
     /// The hold was settled before. Nothing is charged.
     AlreadySettled,
-    /// The time of the hold was over. A settlement charges what was not charged then; an extension
-    /// does nothing.
+    /// The hold's time was over. A settlement charges what was not charged then; an extension does
+    /// nothing.
     Expired,
     /// The extension does not fit. The hold stays as it was.
     Denied,
     /// The store does not know the reservation: another store made it, it was lost with the store's
-    /// data, its policies are gone, they count another unit because [weights](crate::Counts::Weighted)
-    /// were added or removed, or its ticket was changed or made up. Nothing is charged or given back.
+    /// data, its policies are gone or count another unit because [weights](crate::Counts::Weighted)
+    /// were added or removed, or its ticket is forged. Nothing is charged or refunded.
     Unknown,
 }
 
@@ -461,7 +459,7 @@ impl HoldStatus {
     }
 }
 
-/// The time of a hold in microseconds, or why it is not allowed.
+/// The time of a hold in microseconds, or why it is invalid.
 pub(crate) fn ttl_us(ttl: Duration) -> Result<u64, String> {
     if (MIN_TTL..=MAX_TTL).contains(&ttl) {
         return Ok(micros(ttl));

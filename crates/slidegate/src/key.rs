@@ -23,7 +23,7 @@ pub struct KeySpace {
     pub policy: String,
     /// The attributes that form a key.
     pub scope: Vec<String>,
-    /// What their values are folded by, in their order. Empty if none is.
+    /// The folds of the values, in order. Empty if none is folded.
     pub folds: Box<[Fold]>,
     /// How many bits of an IPv6 address count.
     pub ipv6_prefix: Ipv6Prefix,
@@ -31,7 +31,7 @@ pub struct KeySpace {
     pub in_millionths: bool,
 }
 
-/// The values of a policy's scope in one request: what the policy counts by.
+/// The values of a policy's scope in one request, by which the policy counts.
 ///
 /// Its text, as in responses and logs, is the values joined by commas. Within a value, commas,
 /// percent signs, control characters and bytes that are not UTF-8 are percent-encoded, so that
@@ -39,7 +39,7 @@ pub struct KeySpace {
 /// the request lacks.
 #[derive(Debug, Clone, Copy)]
 pub struct Key<'r> {
-    /// What it is one of.
+    /// Its key space.
     #[doc(hidden)]
     pub space: &'r KeySpace,
     #[doc(hidden)]
@@ -88,7 +88,7 @@ impl<'r> Key<'r> {
         scope.into_iter().find(|attribute| self.request.value(attribute).is_none())
     }
 
-    /// The key as bytes that no other key of its policy has, for stores that outlive this process.
+    /// Bytes that are unique within the policy, for stores that outlive this process.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         self.canonical().to_vec()
@@ -135,7 +135,7 @@ impl PartialEq for Key<'_> {
 
 impl Eq for Key<'_> {}
 
-/// Equal keys hash alike: for tables that know keys by a hash, without a copy of each.
+/// Equal keys hash alike: for tables that identify keys by hash, without a copy.
 impl Hash for Key<'_> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.parts().for_each(|part| write_canonical(part.as_ref(), |bytes| state.write(bytes)));
@@ -185,7 +185,7 @@ fn write_escaped(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     Ok(())
 }
 
-/// What a store knows a key by in a ticket.
+/// A store's name for a key in a ticket.
 pub type TicketKeyBytes = SmallVec<[u8; 32]>;
 
 /// The identity of a key in a table: 15 bytes and a tag in the last byte, which defines their
@@ -200,12 +200,12 @@ impl KeyId {
     const V4: u8 = 0x20;
     const V6: u8 = 0x21;
     const HASHED: u8 = 0x22;
-    /// Of bytes that are no identity.
+    /// The id of malformed bytes.
     const NOBODY: u8 = 0x23;
 
     const BYTES: usize = 16;
 
-    /// The identity as a ticket carries it.
+    /// The identity in a ticket's encoding.
     pub fn bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[..8].copy_from_slice(&self.0[0].to_le_bytes());
@@ -213,7 +213,7 @@ impl KeyId {
         bytes
     }
 
-    /// The identity of these bytes. For bytes of another length, one that no key has.
+    /// The identity of these bytes. Bytes of another length get one that no key has.
     pub fn from_bytes(bytes: &[u8]) -> Self {
         let word = |from: usize| {
             let mut word = [0; 8];
@@ -248,7 +248,7 @@ impl fmt::Debug for HashSeed {
 }
 
 impl HashSeed {
-    /// A seed that nobody can foresee.
+    /// An unpredictable seed.
     pub fn random() -> Self {
         if cfg!(loom) {
             // The model checker replays one run in several orders, so a key must be in the same
@@ -264,7 +264,7 @@ impl HashSeed {
         Self { sip: [word(0), word(1)], place: [word(2), word(3)] }
     }
 
-    /// What the identities of keys depend on, as bytes.
+    /// The seed of key identities, as bytes.
     pub fn identity_seed(&self) -> [u8; 16] {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&self.sip[0].to_le_bytes());
@@ -272,7 +272,7 @@ impl HashSeed {
         bytes
     }
 
-    /// A seed by which keys have the same identities. Their places are random.
+    /// A seed with these key identities. Shards and slots are random.
     pub fn with_identity_seed(bytes: [u8; 16]) -> Self {
         let bits = u128::from_le_bytes(bytes);
         #[allow(clippy::cast_possible_truncation)] // the two halves

@@ -56,7 +56,7 @@ pub use time::{Clock, ManualClock, SystemClock, Timestamp};
 pub use verb::{Role, Verb};
 pub use waiting::{MaxWaiting, NotAcquired, NotAcquiredKind};
 
-/// What the other crates of slidegate build on. It may change in any release.
+/// Internals for slidegate's other crates. They may change in any release.
 #[doc(hidden)]
 pub mod internal {
     pub use crate::algorithm::sliding_log::{Entries, Log};

@@ -47,7 +47,7 @@ impl Limiter {
     /// A limiter on a store that was made with a clock or a number of keys of choice.
     ///
     /// # Panics
-    /// As [`new`](Self::new).
+    /// Same as [`new`](Self::new).
     #[must_use]
     pub fn with_store(quota: Quota, store: MemoryStore) -> Self {
         assert_rate(&quota);
@@ -81,7 +81,7 @@ impl Limiter {
         self.store.apply_one(Verb::Check, key.as_ref(), cost)
     }
 
-    /// What [`check`](Self::check) would say, without charging.
+    /// Decides as [`check`](Self::check) would, without charging.
     ///
     /// ```
     /// # use slidegate::{Limiter, Quota};
@@ -93,7 +93,7 @@ impl Limiter {
         self.peek_cost(key, 1)
     }
 
-    /// What [`check_cost`](Self::check_cost) would say, without charging.
+    /// Decides as [`check_cost`](Self::check_cost) would, without charging.
     pub fn peek_cost(&self, key: impl AsRef<[u8]>, cost: u64) -> Decision {
         self.store.apply_one(Verb::Peek, key.as_ref(), cost)
     }
@@ -163,7 +163,7 @@ impl Limiter {
     /// ```
     ///
     /// # Panics
-    /// As [`new`](Self::new).
+    /// Same as [`new`](Self::new).
     pub fn configure(&self, quota: Quota) {
         assert_rate(&quota);
         self.store.set_quota(quota);

@@ -59,21 +59,21 @@ pub struct Policy {
     excess: Excess,
     counts: Counts,
     estimate: Option<Amount>,
-    /// What is learned of settled costs, if the estimate is.
+    /// Settled costs, if the estimate is learned.
     settled_costs: Option<Arc<SettledCosts>>,
     unsettled: Unsettled,
     unit: Option<CostUnit>,
-    /// A unit of another name.
+    /// The name of a unit that is not a [`CostUnit`].
     unit_name: Option<Box<str>>,
     /// Shares of the limit, in percent, whose crossing is reported. Ascending.
     notify: Box<[u8]>,
     only_when_named: bool,
-    /// `None` if nothing is said.
+    /// `None` for the default.
     on_missing: Option<OnMissing>,
-    /// What attributes are folded by, if anything is.
+    /// Folds by attribute.
     folds: Vec<(String, Fold)>,
     tiers: Option<Tiers>,
-    /// The attribute that says on which day of the month windows begin.
+    /// The attribute with the day of the month on which windows begin.
     anchor_attribute: Option<String>,
     overrides: Vec<Override>,
     blocks: Vec<(Vec<OwnedValue>, Block)>,
@@ -142,14 +142,14 @@ impl Policy {
     /// A policy of at most `limit` requests in flight for each key; see [`Quota::in_flight`].
     ///
     /// # Errors
-    /// As [`new`](Self::new), and if the lease is not one second to one hour.
+    /// Same as [`new`](Self::new), or if the lease is not one second to one hour.
     pub fn in_flight(name: impl Into<String>, limit: u64, lease: Duration) -> Result<Self, Error> {
         Self::new(name, Quota::in_flight(limit, lease)?)
     }
 
-    /// Sets the attributes whose values form the key, in this order. What happens to a request that lacks
-    /// one of them says [`with_on_missing`](Self::with_on_missing). Without a scope, all requests share one
-    /// key.
+    /// Sets the attributes whose values form the key, in this order. See
+    /// [`with_on_missing`](Self::with_on_missing) for requests that lack one. Without a scope, all
+    /// requests share one key.
     #[must_use]
     pub fn with_scope<A: Into<String>>(mut self, attributes: impl IntoIterator<Item = A>) -> Self {
         self.keys.scope = attributes.into_iter().map(Into::into).collect();
@@ -190,7 +190,7 @@ impl Policy {
         self
     }
 
-    /// What happens if a shared store does not reply in time.
+    /// How the policy decides if a shared store does not reply in time.
     #[must_use]
     pub fn on_store_error(&self) -> OnStoreError {
         self.on_store_error
@@ -217,13 +217,13 @@ impl Policy {
         self
     }
 
-    /// What happens to a cost that exceeds what remains.
+    /// Handling of a cost that exceeds what remains.
     #[must_use]
     pub fn excess(&self) -> Excess {
         self.excess
     }
 
-    /// Sets what of a request counts. Default: [`Counts::Cost`].
+    /// Sets what the policy counts. Default: [`Counts::Cost`].
     ///
     /// ```
     /// use slidegate::{Counts, Gate, Policy, PolicySet, Quota, Request};
@@ -243,14 +243,14 @@ impl Policy {
         self
     }
 
-    /// What of a request counts.
+    /// The part of a request's cost that the policy counts.
     #[must_use]
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Sets what is held for a request that reserves and does not say its cost. It is lowered to the
-    /// key's limit, so that an unused key can always be used. Without one, 1 is held.
+    /// Sets the amount held for a reservation without a cost, capped at the key's limit, so that an
+    /// unused key can always be used. Default: 1.
     #[must_use]
     pub fn with_estimate(mut self, cost: impl Into<Amount>) -> Self {
         self.estimate = Some(cost.into());
@@ -258,15 +258,15 @@ impl Policy {
     }
 
     /// Learns the estimate: the 90th percentile of the last 1,024 costs that reservations were
-    /// settled to under this policy, in this process. Until so many are known, it is the
-    /// [`estimate`](Self::estimate). What is learned is kept when policies are
-    /// [configured](crate::Gate::configure) again.
+    /// settled to under this policy, in this process. Until there are 1,024, the
+    /// [`estimate`](Self::estimate) is used. Learned costs survive a new
+    /// [configuration](crate::Gate::configure).
     ///
-    /// Of a request at most four times what it held is learned, and at most the limit of its key. At
-    /// most a sixteenth of the costs is of one key, if there are others.
+    /// A request contributes at most four times its hold, and at most its key's limit. One key
+    /// contributes at most a sixteenth of the costs, if there are others.
     ///
-    /// Nine in ten requests then hold what they cost or more. What the others exceed their holds by
-    /// is charged when they are settled; see [the bounds](crate::Gate::reserve).
+    /// Nine in ten requests then hold at least their cost. Any excess over a hold is charged when
+    /// it is settled; see [the bounds](crate::Gate::reserve).
     #[must_use]
     pub fn learn_estimate(mut self) -> Self {
         self.settled_costs = Some(Arc::default());
@@ -279,14 +279,14 @@ impl Policy {
         self.settled_costs.is_some()
     }
 
-    /// What is held now for a request that does not say its cost: what was learned, or what was set.
+    /// The amount held now for a request without a cost: learned or configured.
     #[must_use]
     pub fn estimate(&self) -> Option<Amount> {
         let learned = self.settled_costs.as_ref().and_then(|costs| costs.percentile_90());
         learned.map(|learned| self.amount(learned)).or(self.estimate)
     }
 
-    /// The same in what it counts.
+    /// The estimate in the unit that the policy counts.
     fn counted_estimate(&self) -> Option<u64> {
         self.estimate().map(|estimate| self.count(estimate))
     }
@@ -298,8 +298,8 @@ impl Policy {
         }
     }
 
-    /// Whether it is meant for requests that [reserve](crate::Gate::reserve): it limits what is in
-    /// flight, or says what a reservation holds, or that one which is not settled is dropped.
+    /// Whether the policy is meant for requests that [reserve](crate::Gate::reserve): it limits
+    /// requests in flight, has an estimate, or drops unsettled holds.
     #[must_use]
     pub fn expects_reservations(&self) -> bool {
         self.quota.algorithm() == Algorithm::InFlight
@@ -308,15 +308,15 @@ impl Policy {
             || self.unsettled() == Unsettled::Forget
     }
 
-    /// Sets what happens to holds that expire unsettled. Default: [`Unsettled::Charge`].
-    /// Permits of [`Quota::in_flight`] are given back.
+    /// Sets what happens to holds that expire unsettled. Default: [`Unsettled::Charge`]. Permits of
+    /// [`Quota::in_flight`] are returned.
     #[must_use]
     pub fn with_unsettled(mut self, then: Unsettled) -> Self {
         self.unsettled = then;
         self
     }
 
-    /// What happens to holds that expire unsettled.
+    /// Handling of holds that expire unsettled.
     #[must_use]
     pub fn unsettled(&self) -> Unsettled {
         match self.quota.algorithm() {
@@ -332,10 +332,10 @@ impl Policy {
         self
     }
 
-    /// Sets tiers: quotas by the value of an attribute that clients cannot choose, such as their plan.
-    /// Requests without one of the values are under [`quota`](Self::quota), and keys with an
-    /// [override](Self::with_override) under theirs. A key that changes its tier keeps its usage. The
-    /// quotas must have the policy's algorithm, or building the set fails.
+    /// Sets tiers: quotas by the value of an attribute that clients cannot choose, such as their
+    /// plan. Other requests use [`quota`](Self::quota); keys with an
+    /// [override](Self::with_override) use the override. A key keeps its usage when its tier
+    /// changes. The quotas must have the policy's algorithm, or building the set fails.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
@@ -363,22 +363,22 @@ impl Policy {
         self
     }
 
-    /// Sets the attribute that says on which day of the month [calendar](Quota::calendar) windows of a request
-    /// begin: 1 to 31, for example the day on which a customer is billed. Requests without it, or with
-    /// another text, have the anchor of the quota. Clients must not be able to choose it.
+    /// Sets the attribute with the day of the month, 1 to 31, on which [calendar](Quota::calendar)
+    /// windows of a request begin, such as a customer's billing day. If it is missing or invalid,
+    /// the quota's anchor is used. Clients must not be able to choose it.
     #[must_use]
     pub fn with_anchor_attribute(mut self, attribute: impl Into<String>) -> Self {
         self.anchor_attribute = Some(attribute.into());
         self
     }
 
-    /// The attribute that says on which day of the month windows begin, if there is one.
+    /// The attribute with the day of the month on which windows begin.
     #[must_use]
     pub fn anchor_attribute(&self) -> Option<&str> {
         self.anchor_attribute.as_deref()
     }
 
-    /// The day on which a request's windows begin, if an attribute says so.
+    /// The day on which a request's windows begin, if an attribute sets it.
     fn anchor_of(&self, request: &Request<'_>) -> Option<u8> {
         match request.value(self.anchor_attribute.as_deref()?)? {
             Value::Bytes(day) => std::str::from_utf8(day).ok()?.parse().ok(),
@@ -407,8 +407,8 @@ impl Policy {
     /// every cost above 0 is denied and nothing is charged. A later block of the same key replaces
     /// an earlier one. The key keeps its quota and its usage.
     ///
-    /// A [`shadow`](Self::shadow) policy reports the block but denies nothing. Looking up blocks
-    /// costs one hash of the key, and nothing in policies without blocks.
+    /// A [`shadow`](Self::shadow) policy reports the block but denies nothing. Looking up a block
+    /// costs one hash of the key; policies without blocks pay nothing.
     #[must_use]
     pub fn with_block<'v, V: Into<Value<'v>>>(
         mut self,
@@ -419,8 +419,7 @@ impl Policy {
         self
     }
 
-    /// The same policy with another quota. Tiers and overrides keep their limits and get the algorithm of
-    /// `quota`.
+    /// Replaces the quota. Tiers and overrides keep their limits and get the algorithm of `quota`.
     #[must_use]
     pub fn with_quota(mut self, quota: Quota) -> Self {
         self.quota = quota;
@@ -434,8 +433,8 @@ impl Policy {
         tiers.chain(self.overrides.iter_mut().filter_map(|one| one.quota.as_mut()))
     }
 
-    /// The same policy with each of its quotas changed: its own and those of its tiers and overrides. All
-    /// of them must keep one algorithm, or building the set fails.
+    /// Maps each quota: its own and those of its tiers and overrides. All of them must keep one
+    /// algorithm, or building the set fails.
     ///
     /// ```
     /// use slidegate::{Policy, Quota};
@@ -453,10 +452,10 @@ impl Policy {
         self
     }
 
-    /// The same policy with another name. Usage is stored by name, so it starts afresh.
+    /// Renames the policy. Usage is stored by name, so it starts afresh.
     ///
     /// # Errors
-    /// As [`new`](Self::new).
+    /// Same as [`new`](Self::new).
     pub fn renamed(self, name: impl Into<String>) -> Result<Self, Error> {
         let policy = Self::new(name, self.quota)?.keys.policy;
         Ok(Self { keys: KeySpace { policy, ..self.keys }, ..self })
@@ -505,8 +504,8 @@ impl Policy {
         self.enforced
     }
 
-    /// The attributes that it asks for: those of its scope, of its conditions, of its tiers and of its anchor.
-    /// One may be there more than once.
+    /// The attributes that the policy reads: those of its scope, conditions, tiers and anchor. May
+    /// contain duplicates.
     pub fn attributes(&self) -> impl Iterator<Item = &str> {
         let conditions = self.when.iter().map(|(attribute, _)| attribute);
         let special = self.tier_attribute().into_iter().chain(self.anchor_attribute());
@@ -519,7 +518,7 @@ impl Policy {
         std::iter::once(&self.quota).chain(self.tiers().map(|(_, quota)| quota)).chain(overrides)
     }
 
-    /// The quotas of single keys with an override, by the identities of the keys.
+    /// The quotas of overrides for single keys, by key identity.
     pub(crate) fn override_ids(&self, secret: &HashSeed) -> impl Iterator<Item = (KeyId, &Quota)> {
         let exact = self.overrides.iter().filter(|one| one.is_exact());
         exact.filter_map(|one| {
@@ -567,7 +566,6 @@ impl Policy {
         self.applies_to(request).then(|| self.key(request))
     }
 
-    /// A request with these values of the scope's attributes.
     fn request_of<'r>(&'r self, values: impl IntoIterator<Item = Value<'r>>) -> Request<'r> {
         let attributes = self.keys.scope.iter().zip(values);
         attributes.fold(Request::new(), |request, (name, value)| request.with(name, value))

@@ -32,7 +32,7 @@ pub struct ResetCursor {
     pub done: ResetCounts,
 }
 
-/// What was done before.
+/// Counts of the steps before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ResetCounts {
     /// Keys that were forgotten.
@@ -60,7 +60,7 @@ pub struct ScannedKeys {
     pub scanned: u64,
 }
 
-/// What is examined next.
+/// The next keys to examine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// A shard of the memory store, by its number.
@@ -75,7 +75,7 @@ pub enum Place {
         nodes: u64,
         /// Among the nodes in the order of their names.
         at: u64,
-        /// As the node's `SCAN` gave it.
+        /// The cursor of the node's `SCAN`.
         cursor: u64,
     },
 }

@@ -61,7 +61,8 @@ enum Borders {
     /// At multiples of the window since the epoch.
     Multiples,
     Calendar(Calendar),
-    /// Of a calendar that another process knows: its code, when a window began, and when it and the next two end.
+    /// A calendar window from another process: its code, when a window began, and when it and the
+    /// next two end.
     #[allow(dead_code)] // calls to a shared store carry it
     Given(u64, [u64; 4]),
 }
@@ -76,7 +77,7 @@ struct DerivedValues {
     by_limit: Divisor,
     /// Divides by `step_us`.
     by_step: Divisor,
-    /// Most cost that a fresh key admits: the limit, or the burst of a token bucket.
+    /// Maximum cost that a fresh key admits: the limit, or the burst of a token bucket.
     capacity: u64,
     /// Microseconds over which a log merges charges into one entry. 1 is exact.
     step_us: u64,
@@ -86,7 +87,7 @@ struct DerivedValues {
     share: u64,
 }
 
-/// What a quota is built from: its smallest form, for what is kept for each key and in files.
+/// The fields of a quota: its smallest form, for storage per key and in files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct QuotaFields {
     /// Cost per window.
@@ -138,7 +139,7 @@ fn invalid_lease(lease: Duration) -> String {
 }
 
 impl Quota {
-    /// What it consists of.
+    /// The fields.
     pub fn fields(&self) -> QuotaFields {
         let Self { limit, window_us, burst, algorithm, slots, .. } = *self;
         QuotaFields { limit, window_us, burst, algorithm, slots, calendar: self.calendar_window() }
@@ -155,7 +156,8 @@ impl Quota {
     /// The largest count in a shared store. Its scripts count in doubles, which are exact up to
     /// here.
     pub const MAX_COUNT: u64 = (1 << 53) - 1;
-    /// Most entries in a key's log unless [`with_slots`](Self::with_slots) changes it.
+    /// Maximum number of entries in a key's log, unless [`with_slots`](Self::with_slots) changes
+    /// it.
     pub const DEFAULT_SLOTS: u16 = 1024;
 
     /// `limit` per `window`, counted by the exact sliding window.
@@ -257,8 +259,8 @@ impl Quota {
         Self::build(QuotaFields { calendar: Some(calendar), ..fixed.fields() })
     }
 
-    /// The same quota counted by another algorithm. Only fixed windows follow a calendar; for others, the
-    /// window is as long as the longest of it.
+    /// Sets the algorithm. Only fixed windows follow a calendar; for others, the window is as long
+    /// as the calendar's longest.
     ///
     /// # Panics
     /// If it becomes one of what is [in flight](Self::in_flight) and the window is not a lease: 1 s to
@@ -271,19 +273,19 @@ impl Quota {
         Self::build(QuotaFields { algorithm, ..self.fields() })
     }
 
-    /// The same quota with another limit. A burst that was set stays.
+    /// Sets the limit. An explicit burst stays.
     #[must_use]
     pub fn with_limit(self, limit: u64) -> Self {
         Self::build(QuotaFields { limit, ..self.fields() })
     }
 
-    /// The same quota with limit and burst times a factor.
+    /// Multiplies limit and burst.
     pub fn times(self, factor: u64) -> Self {
         let times = |one: u64| one.saturating_mul(factor);
         Self::build(QuotaFields { limit: times(self.limit), burst: self.burst.map(times), ..self.fields() })
     }
 
-    /// The same quota with limit and burst divided.
+    /// Divides limit and burst.
     pub fn divided(self, by: u64) -> Self {
         Self::build(QuotaFields {
             limit: self.limit / by,
@@ -292,7 +294,7 @@ impl Quota {
         })
     }
 
-    /// The same quota with the burst of the token bucket. Other algorithms ignore it.
+    /// Sets the burst of the token bucket. Other algorithms ignore it.
     ///
     /// Without this, the burst is the limit. A limit of 0 admits nothing, whatever the burst.
     #[must_use]
@@ -300,7 +302,7 @@ impl Quota {
         Self::build(QuotaFields { burst: Some(burst), ..self.fields() })
     }
 
-    /// The same quota with at most `slots` entries in a key's log. Other algorithms ignore it.
+    /// Sets the maximum number of entries in a key's log. Other algorithms ignore it.
     ///
     /// A log that merges entries may hold one more while the newest step is being filled. 0 is
     /// treated as 1.
@@ -332,7 +334,7 @@ impl Quota {
         Self { limit, window_us, burst, algorithm, slots, borders, derived }
     }
 
-    /// Most cost per window.
+    /// Maximum cost per window.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.limit
@@ -357,19 +359,19 @@ impl Quota {
         self.algorithm
     }
 
-    /// What a token bucket admits at once: the burst that was set, or else the limit.
+    /// Maximum cost that a token bucket admits at once: the explicit burst, or else the limit.
     #[must_use]
     pub fn burst(&self) -> u64 {
         self.burst.unwrap_or(self.limit)
     }
 
-    /// Most entries in a key's log.
+    /// Maximum number of entries in a key's log.
     #[must_use]
     pub fn slots(&self) -> u16 {
         self.slots
     }
 
-    /// Most cost that a fresh key admits at once: the limit, or the burst of a token bucket.
+    /// Maximum cost that a fresh key admits at once: the limit, or the burst of a token bucket.
     ///
     /// A larger cost is always denied, without a `retry_after`.
     #[must_use]
@@ -377,7 +379,7 @@ impl Quota {
         self.derived.capacity
     }
 
-    /// Most cost that counts for one key. A penalty is charged only up to this.
+    /// Maximum cost that counts for one key. A penalty is charged only up to this.
     ///
     /// For a token bucket it is the [capacity](Self::capacity) plus one window's `limit`, so after
     /// any penalty a key is full again one window later than without it. The other algorithms
@@ -401,8 +403,8 @@ impl Quota {
         self.window_us
     }
 
-    /// What usage belongs to: the window's length, or a number above every length that stands for its
-    /// calendar. Usage under another one has to be adopted.
+    /// Identifies the window that usage is counted in: its length, or a number above every length
+    /// that stands for its calendar. Usage with another code must be converted.
     #[inline]
     pub fn window_code(&self) -> u64 {
         match self.borders {
@@ -484,8 +486,8 @@ impl Quota {
         self.derived.step_us
     }
 
-    /// Most entries in a log: one per step of the window, and if entries are merged, one more for
-    /// the step being filled.
+    /// Maximum number of entries in a log: one per step of the window, plus one for the step being
+    /// filled if entries are merged.
     #[inline]
     pub fn max_entries(&self) -> u16 {
         self.slots() + u16::from(self.step_us() > 1)

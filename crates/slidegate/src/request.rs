@@ -1,4 +1,4 @@
-//! Requests: what is known about one, borrowed, and what it costs.
+//! Requests: borrowed attributes and a cost.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,8 +9,9 @@ use crate::verb::{Role, Verb};
 
 /// The value of an attribute.
 ///
-/// Made by `From` from text, bytes or an [`IpAddr`]. An address is matched by network and counted
-/// by group, bytes are taken as they are: text that looks like an address is not one.
+/// Created with `From` from text, bytes or an [`IpAddr`]. Addresses are matched by network and
+/// counted by group; bytes are compared as they are, and text that looks like an address is not
+/// one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Value<'r> {
     /// Bytes of any content and length.
@@ -86,7 +87,7 @@ impl From<Value<'_>> for OwnedValue {
     }
 }
 
-/// What of a request counts under a policy.
+/// The part of a request's cost that a policy counts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub enum Counts {
     /// Its [cost](crate::Request::with_cost), or the sum of its costs by name.
@@ -95,9 +96,9 @@ pub enum Counts {
     /// The request itself: 1, whatever it costs, and 0 if its cost is 0. Known at once, so it is
     /// charged and never held.
     Requests,
-    /// The cost of this name, 0 if the request has others only. A cost without a name is every
-    /// policy's. A request without the cost that counts and with one by a name that no policy counts is
-    /// [not decided](crate::Decisions::error): a typo must not lift a limit.
+    /// The cost of this name; 0 if the request has only others. A cost without a name counts for
+    /// every policy. A request that lacks the cost that counts, and has one by a name that no
+    /// policy counts, is [not decided](crate::Decisions::error): a typo must not lift a limit.
     Named(String),
     /// The sum of the costs of these names, each times its weight: one to 16 names with weights of at most a
     /// million, zero included. Such a policy counts millionths of a unit, so sums are exact. A cost without a name
@@ -120,10 +121,10 @@ pub enum Counts {
 }
 
 impl Counts {
-    /// The largest limit and burst of a policy that weighs costs, in whole units: every store and a double count
-    /// its millionths.
+    /// The largest limit and burst of a policy that weights costs, in whole units, so that every
+    /// store and a double can count its millionths.
     pub const MAX_WEIGHTED_LIMIT: u64 = 8_000_000_000;
-    /// Most costs that a policy weighs.
+    /// Maximum number of costs that a policy weights.
     pub const MAX_WEIGHTS: usize = 16;
     /// The largest weight.
     pub const MAX_WEIGHT: u64 = 1_000_000;
@@ -151,7 +152,7 @@ impl Counts {
     }
 }
 
-/// What a unit of cost is, for [header styles](crate::headers::XRateLimit) that say it. It does not
+/// The unit of cost, for [header styles](crate::headers::XRateLimit) that state it. It does not
 /// change what [counts](Counts).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CostUnit {
@@ -166,7 +167,7 @@ pub enum CostUnit {
 }
 
 impl CostUnit {
-    /// The one of this name, as configurations write it: `requests`, `tokens`, `input-tokens` or
+    /// Parses the name used in configurations: `requests`, `tokens`, `input-tokens` or
     /// `output-tokens`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
@@ -187,9 +188,10 @@ impl CostUnit {
     }
 }
 
-/// What a request costs: a number, or numbers by name of which a policy
-/// [counts](crate::Policy::with_counts) one. Policies that count no name count their sum. A number may be an
-/// [`Amount`], whose decimals count under policies that [weigh](Counts::Weighted) costs, and are rounded up under others.
+/// The cost of a request: a number, or named numbers, of which a policy
+/// [counts](crate::Policy::with_counts) one. Policies that count no name count their sum. A number
+/// may be an [`Amount`]; its decimals count under policies that [weight](Counts::Weighted) costs,
+/// and others round up.
 ///
 /// ```
 /// use slidegate::Request;
@@ -204,7 +206,7 @@ pub struct Cost<'r>(Costs<'r>);
 enum Costs<'r> {
     Bare(u64),
     Exact(Amount),
-    /// Behind a pointer, as requests are moved and few have any.
+    /// Boxed, because requests are moved and few have any.
     Named(Box<[(&'r str, u64)]>),
 }
 
@@ -224,7 +226,7 @@ impl Cost<'_> {
         self.under(&Counts::Cost)
     }
 
-    /// What counts of it, in what the policy counts.
+    /// The part that counts, in the policy's unit.
     #[inline]
     pub(crate) fn under(&self, counts: &Counts) -> u64 {
         let sum = |sum: u64, (_, cost): &(&str, u64)| sum.saturating_add(*cost);
@@ -244,7 +246,7 @@ impl Cost<'_> {
     }
 }
 
-/// The sum of the costs, each times its weight, in millionths.
+/// The sum of the costs times their weights, in millionths.
 fn weighted(weights: &[(String, Amount)], costs: &[(&str, u64)]) -> u64 {
     let weight_of = |name: &str| weights.iter().find(|(known, _)| known == name).map(|(_, weight)| *weight);
     let millionths = |(name, cost): &(&str, u64)| {
@@ -254,7 +256,7 @@ fn weighted(weights: &[(String, Amount)], costs: &[(&str, u64)]) -> u64 {
     u64::try_from(sum).unwrap_or(u64::MAX)
 }
 
-/// A [`Cost`] that is kept.
+/// An owned [`Cost`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum OwnedCost {
     Bare(u64),
@@ -299,7 +301,7 @@ impl From<Amount> for Cost<'_> {
     }
 }
 
-/// Of two with one name both count.
+/// Two costs with the same name both count.
 impl<'r> From<&[(&'r str, u64)]> for Cost<'r> {
     fn from(costs: &[(&'r str, u64)]) -> Self {
         Self(Costs::Named(costs.into()))
@@ -312,7 +314,7 @@ impl<'r, const N: usize> From<[(&'r str, u64); N]> for Cost<'r> {
     }
 }
 
-/// A request as policies see it: named attributes and a cost.
+/// A request as seen by policies: named attributes and a cost.
 ///
 /// ```
 /// use slidegate::Request;
@@ -325,21 +327,21 @@ impl<'r, const N: usize> From<[(&'r str, u64); N]> for Cost<'r> {
 /// ```
 #[derive(Debug, Clone)]
 pub struct Request<'r> {
-    /// The first attributes, on the stack. A `SmallVec` would tie every borrow of a request to its
-    /// own lifetime.
+    /// The first attributes, inline. A `SmallVec` would tie every borrow of a request to its own
+    /// lifetime.
     few: [Option<Attribute<'r>>; 6],
     /// All others.
     more: Vec<Attribute<'r>>,
-    /// `None` if it was not said.
+    /// `None` if not set.
     cost: Option<Cost<'r>>,
     verb: Verb,
     role: Role,
     over_limit: bool,
     under: Option<&'r str>,
-    /// Whether a named policy is left out, instead of being an error, where an attribute of its
-    /// scope is missing.
+    /// Whether a named policy is skipped, instead of an error, if the request lacks an attribute of
+    /// its scope.
     may_lack_attributes: bool,
-    /// Shared, as it is five times as large as all else that most requests have.
+    /// Shared, because a quota is five times the size of the rest of a usual request.
     quota: Option<Arc<Quota>>,
 }
 
@@ -364,9 +366,9 @@ impl<'r> Request<'r> {
         }
     }
 
-    /// A request of a layer, without attributes. A policy that the layer names is left out where
-    /// the request lacks an attribute of its scope: a client without an API key is not counted by one.
-    /// Made where it is returned, as moving one takes as long as half a decision.
+    /// A request from a layer, without attributes. A policy that the layer names is skipped if the
+    /// request lacks an attribute of its scope: for example, a client without an API key. Built
+    /// where it is returned, because moving one takes half as long as a decision.
     #[doc(hidden)]
     #[must_use]
     #[inline]
@@ -374,7 +376,7 @@ impl<'r> Request<'r> {
         Self { cost: Some(cost.into()), under, may_lack_attributes: true, ..Self::new() }
     }
 
-    /// Adds an attribute. Of two with one name the first counts. More than six allocate.
+    /// Adds an attribute. Of two with the same name, the first counts. More than six allocate.
     #[must_use]
     pub fn with(mut self, name: &'r str, value: impl Into<Value<'r>>) -> Self {
         self.add((name, value.into()));
@@ -398,7 +400,7 @@ impl<'r> Request<'r> {
         self
     }
 
-    /// Sets what [`Gate::apply`](crate::Gate::apply) does with it: a check unless set.
+    /// Sets how [`Gate::apply`](crate::Gate::apply) applies its cost. Default: a check.
     #[must_use]
     #[inline]
     pub fn with_verb(mut self, verb: Verb) -> Self {
@@ -406,8 +408,7 @@ impl<'r> Request<'r> {
         self
     }
 
-    /// Sets how it takes part in a call of several requests, see
-    /// [`Gate::apply`](crate::Gate::apply).
+    /// Sets its role in a call of several requests. See [`Gate::apply`](crate::Gate::apply).
     #[must_use]
     #[inline]
     pub fn with_role(mut self, role: Role) -> Self {
@@ -415,11 +416,11 @@ impl<'r> Request<'r> {
         self
     }
 
-    /// Makes its check or peek denied as well while the key is over its limit, which a cost of 0
-    /// otherwise never is: more is used than the limit, as after a penalty or a lowered limit, or
-    /// all of it under a policy that admits [overdrafts](crate::Excess::Charge).
+    /// Also denies its check or peek while the key is over its limit, which a cost of 0 is
+    /// otherwise not: usage above the limit, as after a penalty or a lowered limit, or the whole
+    /// limit used under a policy that admits [overdrafts](crate::Excess::Charge).
     ///
-    /// The wait of such a denial lasts until nothing is used any more.
+    /// The wait of such a denial lasts until nothing is used.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, Verb};
@@ -440,9 +441,9 @@ impl<'r> Request<'r> {
 
     /// Only the policy of this name decides, whether or not its conditions hold.
     ///
-    /// If the gate has no policy of this name, or the request lacks an attribute of the policy's
-    /// scope, the request is denied, nothing is charged, and
-    /// [`Decisions::error`](crate::Decisions::error) says why: a typo must not lift a limit.
+    /// If the gate has no such policy, or the request lacks an attribute of the policy's scope, the
+    /// request is denied, nothing is charged, and [`Decisions::error`](crate::Decisions::error) has
+    /// the reason: a typo must not lift a limit.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
@@ -463,9 +464,9 @@ impl<'r> Request<'r> {
         self
     }
 
-    /// This quota decides instead of the policies' own and of overrides. Another one may be given
-    /// for the same keys next time: usage is kept, and starts afresh only where the algorithm is
-    /// another.
+    /// Decides by this quota instead of the policies' own and of overrides. Later calls for the
+    /// same keys may use another one: usage is kept, and starts afresh only if the algorithm
+    /// changes.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
@@ -478,7 +479,7 @@ impl<'r> Request<'r> {
     /// # Ok::<(), slidegate::Error>(())
     /// ```
     ///
-    /// A [`Quota`] itself is allocated; so keep one that is used again in an [`Arc`].
+    /// A plain [`Quota`] is allocated; keep one that is reused in an [`Arc`].
     #[must_use]
     #[inline]
     pub fn with_quota(mut self, quota: impl Into<Arc<Quota>>) -> Self {
@@ -486,7 +487,7 @@ impl<'r> Request<'r> {
         self
     }
 
-    /// The value of an attribute, if the request has it. Looks through all of them: they are few.
+    /// The value of an attribute, if the request has it. A linear search, as there are few.
     #[must_use]
     #[inline]
     pub fn value(&self, name: &str) -> Option<Value<'r>> {
@@ -500,20 +501,20 @@ impl<'r> Request<'r> {
         self.few.iter().flatten().chain(&self.more).copied()
     }
 
-    /// What it costs in all: 1 unless [`cost`](Self::cost) said otherwise.
+    /// The total cost: 1 unless set by [`with_cost`](Self::with_cost).
     #[must_use]
     #[inline]
     pub fn cost(&self) -> u64 {
         self.cost.as_ref().map_or(1, |cost| cost.under(&Counts::Cost))
     }
 
-    /// What it costs as it said it; `None` if it did not, so that a reservation holds estimates.
+    /// The explicit cost. `None` makes a reservation hold estimates.
     #[must_use]
     pub fn own_cost(&self) -> Option<&Cost<'r>> {
         self.cost.as_ref()
     }
 
-    /// What it costs under a policy that counts this, in what it counts.
+    /// The cost under a policy that counts this, in the policy's unit.
     #[inline]
     pub(crate) fn cost_of(&self, counts: &Counts) -> u64 {
         let unsaid = || if counts.is_weighted() { MILLION } else { 1 };
@@ -531,34 +532,34 @@ impl<'r> Request<'r> {
         self.cost.is_some()
     }
 
-    /// Its own verb: a check unless [`verb`](Self::verb) said otherwise.
+    /// Its verb: a check unless set by [`with_verb`](Self::with_verb).
     #[must_use]
     pub fn verb(&self) -> Verb {
         self.verb
     }
 
-    /// How it takes part in a call of several requests: it decides unless [`role`](Self::role) said
-    /// otherwise.
+    /// Its role in a call of several requests: deciding unless set by
+    /// [`with_role`](Self::with_role).
     #[must_use]
     #[inline]
     pub fn role(&self) -> Role {
         self.role
     }
 
-    /// Whether its check or peek is denied while the key is over its limit, see
+    /// Whether its check or peek is denied while the key is over its limit. See
     /// [`deny_over_limit`](Self::deny_over_limit).
     #[must_use]
     pub fn is_denied_over_limit(&self) -> bool {
         self.over_limit
     }
 
-    /// The only policy that decides, if [`under`](Self::under) named one.
+    /// The policy set by [`under`](Self::under), which alone decides.
     #[must_use]
     pub fn named_policy(&self) -> Option<&'r str> {
         self.under
     }
 
-    /// Whether a named policy is left out where an attribute of its scope is missing.
+    /// Whether a named policy is skipped if the request lacks an attribute of its scope.
     pub(crate) fn may_lack_attributes(&self) -> bool {
         self.may_lack_attributes
     }
@@ -570,8 +571,8 @@ impl<'r> Request<'r> {
     }
 }
 
-/// Adds attributes in place, as [`with`](Request::with) does one by one. Of two with one name the
-/// first counts.
+/// Adds attributes in place, like [`with`](Request::with). Of two with the same name, the first
+/// counts.
 ///
 /// ```
 /// use slidegate::Request;

@@ -35,13 +35,13 @@ impl<K: Ord + Clone> Shares<K> {
         Self { max, taken: 0, of: BTreeMap::new(), by_size: BTreeSet::new() }
     }
 
-    /// What all owners have.
+    /// Sum of all owners.
     #[must_use]
     pub const fn taken(&self) -> usize {
         self.taken
     }
 
-    /// What this owner has.
+    /// This owner's part.
     #[must_use]
     pub fn of(&self, owner: &K) -> usize {
         self.of.get(owner).copied().unwrap_or(0)
@@ -110,7 +110,7 @@ impl<K: Ord + Clone, T> Queues<K, T> {
         Self { of: BTreeMap::new(), shares: Shares::new(max) }
     }
 
-    /// What each owner has.
+    /// The part of each owner.
     #[must_use]
     pub const fn shares(&self) -> &Shares<K> {
         &self.shares

@@ -1,7 +1,7 @@
-//! Stores: where usage lives, and what a [`Gate`](crate::Gate) asks of it.
+//! Stores hold usage. A [`Gate`](crate::Gate) decides through them.
 //!
-//! A store receives [charges](Charge) and carries them out on all their keys or on none, in one
-//! atomic step. It knows keys, quotas and costs, and no policy, request or header field.
+//! A store applies [charges](Charge) to all their keys or to none, in one atomic step. It knows
+//! keys, quotas and costs, but no policies, requests or header fields.
 //!
 //! | store | trait | methods of its gate |
 //! |---|---|---|
@@ -56,15 +56,15 @@ pub use memory::{MemoryEstimate, MemoryStats, MemoryStoreBuilder};
 
 /// A store that a [`Gate`](crate::Gate) can decide with. A [`LocalStore`] is one.
 pub trait Store: fmt::Debug + Send + Sync {
-    /// Decides charges and carries them out, all of them or none, in one atomic step.
+    /// Decides charges and applies them, all or none, in one atomic step.
     fn apply(&self, charges: &[Charge<'_>]) -> impl Future<Output = StoreDecisions> + Send;
 
-    /// Does the same with an idempotency key: a repeated call with the same `id`, keys and cost,
-    /// within the longest window of its quotas and time of its holds, gets the decisions of the
-    /// first one and is not charged. Denied checks are decided again.
+    /// Like [`apply`](Self::apply), with an idempotency key: a repeated call with the same `id`,
+    /// keys and cost, within the longest window of its quotas and time of its holds, gets the first
+    /// decisions and is not charged. Denied checks are decided again.
     fn check_once(&self, charges: &[Charge<'_>], id: &str) -> impl Future<Output = StoreDecisions> + Send;
 
-    /// Removes the keys of these charges. Returns whether one of them had usage.
+    /// Removes the keys of these charges. Returns whether any had usage.
     ///
     /// # Errors
     /// If the store did not reply. The keys may or may not be removed.
@@ -73,13 +73,13 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// The date by the store's clock, or by this machine's. Blocks end by it.
     fn wall_time(&self) -> Timestamp;
 
-    /// The store that decides at once, if that is where these calls go. By default there is none.
+    /// The store that decides at once, if these calls go to one. By default `None`.
     fn as_local(&self) -> Option<&dyn LocalStore> {
         None
     }
 
-    /// Peeks at the keys of a check that is denied by a block, to report their usage. A store may
-    /// return what it found shortly before. By default [`apply`](Self::apply).
+    /// Peeks at the keys of a check that a block denies, to report their usage. A store may return
+    /// a recent result. By default [`apply`](Self::apply).
     fn peek_blocked(&self, charges: &[Charge<'_>]) -> impl Future<Output = StoreDecisions> + Send {
         self.apply(charges)
     }
@@ -93,8 +93,8 @@ pub trait Store: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Called after other quotas became active, while decisions go on. A store that keeps the quota
-    /// of each key, such as in a [`KeyState`], does nothing, which is the default.
+    /// Called after other quotas became active, while decisions continue. By default does nothing,
+    /// which fits a store that keeps the quota of each key, for example in a [`KeyState`].
     fn quotas_changed(&self, changes: &QuotaChanges<'_>) {
         let _ = changes;
     }
@@ -131,13 +131,13 @@ pub trait Store: fmt::Debug + Send + Sync {
 
 /// A store in this process, which decides at once: each method as the one of [`Store`].
 pub trait LocalStore: fmt::Debug + Send + Sync {
-    /// Decides charges and carries them out, see [`Store::apply`].
+    /// Decides charges and applies them, all or none. See [`Store::apply`].
     fn apply(&self, charges: &[Charge<'_>]) -> StoreDecisions;
 
-    /// Does the same with an idempotency key, see [`Store::check_once`].
+    /// Like [`apply`](Self::apply), with an idempotency key. See [`Store::check_once`].
     fn check_once(&self, charges: &[Charge<'_>], id: &str) -> StoreDecisions;
 
-    /// Removes the keys of these charges. Returns whether one of them had usage.
+    /// Removes the keys of these charges. Returns whether any had usage.
     fn reset(&self, charges: &[Charge<'_>]) -> bool;
 
     /// The date by the store's clock. Blocks end by it.
@@ -227,7 +227,7 @@ impl<S: LocalStore> Store for S {
     }
 }
 
-/// What the keys of a policy are stored under.
+/// Identifies a policy's keys in a store.
 #[derive(Debug, Clone, Copy)]
 pub struct StoredPolicy<'a> {
     pub(crate) name: &'a str,
@@ -241,7 +241,7 @@ impl StoredPolicy<'_> {
         self.name
     }
 
-    /// The numbers of the policy in this process: one for each scope that it has had, see
+    /// The policy's numbers in this process, one per scope it has had. See
     /// [`Charge::policy_number`].
     #[must_use]
     pub fn numbers(&self) -> &[u32] {
@@ -249,11 +249,11 @@ impl StoredPolicy<'_> {
     }
 }
 
-/// Which keys have another quota than before, for stores of this crate.
+/// The keys whose quota changed, for stores of this crate.
 pub struct QuotaChanges<'a>(pub(crate) &'a ChangesByKey<'a>);
 
-/// With the seed by which a store hashes keys, the former and the new quota of a policy's key, if
-/// they differ, and the policies that have such keys.
+/// Takes the seed of a store's key hashes. Returns the former and the new quota of a policy's key,
+/// if they differ, and the policies with such keys.
 type ChangesByKey<'a> = dyn Fn(&HashSeed) -> (Box<ChangeOfKey<'a>>, Vec<ChangedPolicy>) + 'a;
 type ChangeOfKey<'a> = dyn Fn(u32, KeyId) -> Option<(Quota, Quota)> + 'a;
 
@@ -267,7 +267,7 @@ impl fmt::Debug for QuotaChanges<'_> {
 #[derive(Debug, Clone, Default)]
 pub struct StoreDecisions {
     pub(crate) decisions: PerCharge<Decision>,
-    /// Why a fallback made some of them.
+    /// Why a fallback made some of the decisions.
     pub(crate) failure: Option<Arc<StoreFailure>>,
 }
 
@@ -291,12 +291,12 @@ impl From<PerCharge<Decision>> for StoreDecisions {
     }
 }
 
-/// Decides charges on all their keys or on none. `apply` carries out a verb with a cost on the key
-/// of the charge at a position; the caller holds the locks of all keys meanwhile.
+/// Decides charges on all their keys or on none. `apply` applies a verb with a cost to the key of
+/// the charge at a position; the caller holds the locks of all keys meanwhile.
 ///
-/// In a first pass all keys are peeked at, and nothing changes. Then, in this order: checks are
-/// charged if the call is allowed, penalties are charged, and refunds are returned. See
-/// [`Role`](crate::Role) and [`Excess`](crate::Excess) for charges that take part in another way.
+/// A first pass peeks at all keys and changes nothing. Then checks are charged if the call is
+/// allowed, penalties are charged, and refunds are returned, in this order. See
+/// [`Role`](crate::Role) and [`Excess`](crate::Excess) for exceptions.
 pub fn decide(charges: &[Charge<'_>], apply: impl FnMut(usize, Verb, u64) -> Decision) -> StoreDecisions {
     let mut decided = StoreDecisions::default();
     all_or_none(charges, apply, &mut decided.decisions);

@@ -1,8 +1,8 @@
-//! Tickets: what settles a reservation. Opaque text that any instance can read, so that settling
-//! needs no memory of who reserved.
+//! Tickets settle reservations. A ticket is opaque text that any instance can read, so the instance
+//! that settles needs no state of the reservation.
 //!
-//! A ticket is sealed as a whole: its store accepts only what it, or an instance that shares its
-//! secret, has written. So nothing in a ticket needs to be checked against what its holder may do.
+//! A ticket is sealed as a whole: its store accepts only tickets that it, or an instance that
+//! shares its secret, wrote. So nothing in a ticket needs further authorization.
 
 use std::hash::Hasher;
 use std::str::FromStr;
@@ -19,8 +19,8 @@ use crate::hold::Unsettled;
 use crate::secret::Secret;
 use crate::time::{Timestamp, micros};
 
-/// What a reservation holds, to be settled, extended or cancelled with
-/// [`Gate::settle`](crate::Gate::settle) and its kin.
+/// The handle of a reservation, to settle, extend or cancel it with
+/// [`Gate::settle`](crate::Gate::settle) and related calls.
 ///
 /// Its text is opaque and at most [`MAX_TEXT`](Self::MAX_TEXT) bytes, and mostly below 200. It holds
 /// the names of the policies, and their keys as the store knows them, under a seal of the store: one
@@ -44,14 +44,13 @@ use crate::time::{Timestamp, micros};
 #[derive(Clone, PartialEq, Eq)]
 #[must_use = "unsettled, it is charged in full when its time is over"]
 pub struct Ticket {
-    /// What the text encodes: version, seal, incarnation, id, time, [`Self::ttl_us`], and the keys.
-    /// Kept as it is written, so that a ticket of one policy is made, copied and changed without
-    /// memory of its own.
+    /// The encoded text: version, seal, incarnation, id, time, [`Self::ttl_us`], and the keys.
+    /// Stored as written, so that a ticket of one policy needs no heap memory.
     bytes: SmallVec<[u8; INLINE]>,
     queues: QueueHints,
 }
 
-/// What a ticket holds under one policy.
+/// A ticket's hold under one policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TicketHold<'t> {
@@ -59,24 +58,24 @@ pub struct TicketHold<'t> {
     pub policy: &'t str,
     /// Cost that is held and not settled.
     pub held: u64,
-    /// When it ends unless it is settled or extended before, by the store's clock.
+    /// Its end unless settled or extended before, by the store's clock.
     pub until: Timestamp,
 }
 
-/// One key that a ticket is for.
+/// One key of a ticket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TicketKey<'t> {
     pub policy: &'t str,
-    /// What the store knows the key by: at most 255 bytes.
+    /// The store's name for the key: at most 255 bytes.
     pub key: &'t [u8],
-    /// Whether it counts millionths of a unit.
+    /// Whether its amounts are millionths of a unit.
     pub in_millionths: bool,
-    /// Held or charged in all.
+    /// Total held or charged.
     pub amount: u64,
     pub part: TicketPart,
 }
 
-/// Where a ticket has a key.
+/// The place of a key in a ticket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TicketPlace {
     /// Its position among the keys.
@@ -85,8 +84,8 @@ pub struct TicketPlace {
     from: usize,
 }
 
-/// Which queues wait for the keys, for a ticket that is settled by the process that made it: a hash
-/// for each key in their order. Not part of the text, so tickets that differ in this alone are equal.
+/// Hashes of the queues that wait for the keys, in key order, for a ticket settled by the process
+/// that made it. Not part of the text, so tickets that differ only in this are equal.
 #[derive(Debug, Clone, Default)]
 struct QueueHints(SmallVec<[u64; 2]>);
 
@@ -98,37 +97,37 @@ impl PartialEq for QueueHints {
 
 impl Eq for QueueHints {}
 
-/// What was done with a key.
+/// How the reservation counts on a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TicketPart {
     /// Cost is held on it.
     Held {
-        /// What happens if it expires unsettled.
+        /// Applies if the hold expires unsettled.
         unsettled: Unsettled,
-        /// When it ends, by the date.
+        /// Its end, as a date.
         until: Timestamp,
         /// How long it lasts.
         ttl_us: u64,
-        /// The largest cost so far that it was settled to.
+        /// The largest settled cost so far.
         settled: u64,
     },
-    /// Charged at once; given back if the reservation is cancelled.
+    /// Charged at once; refunded if the reservation is cancelled.
     Charged,
 }
 
-/// By what a store knows its tickets.
+/// The secret by which a store recognizes its tickets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TicketSecret {
     /// The key of the seals. Random or configured, and never a fixed one.
     pub key: Secret<[u8; 16]>,
-    /// Of the data in the store: another one after a shared store has lost them, and with them the
-    /// reservations. Always 0 in memory, where a new secret tells the same.
+    /// The incarnation of the store's data: it changes after a shared store lost its data, and with
+    /// it the reservations. Always 0 in memory, where a new secret has the same effect.
     pub incarnation: u64,
 }
 
 /// The first byte of every ticket.
 const VERSION: u8 = 2;
-/// Most keys of a ticket that is read: more than the policies of any request.
+/// Maximum number of keys when reading a ticket: more than any request has policies.
 const MAX_KEYS: usize = 255;
 /// Where the seal begins, and where it ends.
 const SEAL: usize = 1;
@@ -141,20 +140,20 @@ const MADE: usize = ID + 8;
 const HEADER: usize = MADE + 8 + TTL;
 /// Bytes of a time to live.
 const TTL: usize = 5;
-/// Bytes of the time from when a ticket was made to the end of a hold.
+/// Bytes of a hold's end, relative to the ticket's creation.
 const UNTIL: usize = 7;
 /// Added to the first byte of a key that counts millionths.
 const MILLIONTHS: u8 = 4;
-/// Bytes of what was held of a key.
+/// Bytes of a key's hold.
 const HELD: usize = 1 + UNTIL + TTL + 8;
-/// A ticket of one policy needs no memory of its own.
+/// Inline capacity: enough for a ticket of one policy.
 const INLINE: usize = 128;
 
 impl Ticket {
     /// Longest text that is read: some 60 policies with names and keys of usual length.
     pub const MAX_TEXT: usize = 4096;
 
-    /// A ticket without keys and without a [seal](Self::seal). `made` is the date, `id` that of its
+    /// A ticket without keys and without a [seal](Self::seal). `made` is a date, `id` that of its
     /// holds.
     pub fn new(id: u64, made: Timestamp) -> Self {
         let mut bytes = SmallVec::new();
@@ -186,7 +185,7 @@ impl Ticket {
         }
     }
 
-    /// Seals it as it is now. The first seal notes the incarnation of the store.
+    /// Seals its current content. The first seal stores the store's incarnation.
     pub fn seal(&mut self, secret: &TicketSecret) {
         if self.bytes[SEAL..SEALED] == [0; SEALED - SEAL] {
             self.bytes[INCARNATION..ID].copy_from_slice(&secret.incarnation.to_le_bytes());
@@ -195,7 +194,7 @@ impl Ticket {
         self.bytes[SEAL..SEALED].copy_from_slice(seal.expose());
     }
 
-    /// Whether it was sealed with this secret and is as it was then. Takes constant time.
+    /// Whether it was sealed with this secret and not changed since. Takes constant time.
     pub fn is_sealed_by(&self, secret: &TicketSecret) -> bool {
         let mut seal = [0; SEALED - SEAL];
         seal.copy_from_slice(&self.bytes[SEAL..SEALED]);
@@ -215,28 +214,28 @@ impl Ticket {
         number(&self.bytes[INCARNATION..ID])
     }
 
-    /// Notes which queue waits for the key that was added last. Either all keys have one or none.
+    /// Records the queue of the key added last. Either all keys have one or none.
     pub fn push_queue(&mut self, queue: u64) {
         self.queues.0.push(queue);
     }
 
-    /// The queue that waits for a key, if this process made the ticket.
+    /// The queue of a key, if this process made the ticket.
     pub fn queue(&self, place: TicketPlace) -> Option<u64> {
         self.queues.0.get(place.nth).copied()
     }
 
-    /// The id of its holds, as [`OpenHold::id`](crate::store::OpenHold::id) has it.
+    /// The id of its holds: see [`OpenHold::id`](crate::store::OpenHold::id).
     #[must_use]
     pub fn id(&self) -> u64 {
         number(&self.bytes[ID..MADE])
     }
 
-    /// When it was made, by the date.
+    /// The date of its creation.
     pub fn made(&self) -> Timestamp {
         Timestamp::from_micros(number(&self.bytes[MADE..HEADER - TTL]))
     }
 
-    /// How long parts and extensions renew it for: the shortest time of its holds.
+    /// How long partial settlements and extensions renew it: the shortest time of its holds.
     fn ttl_us(&self) -> u64 {
         number(&self.bytes[HEADER - TTL..HEADER])
     }
@@ -257,7 +256,7 @@ impl Ticket {
         TicketKey::read(&mut &self.bytes[place.from..], self.made())
     }
 
-    /// Changes what it knows of a key: its amount, and its part to another one of the same kind.
+    /// Replaces the amount of a key, and its part by another one of the same kind.
     pub fn set(&mut self, place: TicketPlace, amount: u64, part: TicketPart) {
         let mut bytes = [0; HELD];
         let length = part.write(self.made(), &mut bytes);
@@ -267,7 +266,7 @@ impl Ticket {
         amount_to[..8].copy_from_slice(&amount.to_le_bytes());
     }
 
-    /// What it holds under each policy, in their order, as far as it knows: a settlement returns a
+    /// Its hold under each policy, in policy order, as of this ticket: a settlement returns a
     /// [newer one](crate::reserve::Settlement::ticket).
     ///
     /// ```
@@ -289,13 +288,13 @@ impl Ticket {
         })
     }
 
-    /// When the first of its holds ends unless it is settled or extended before, by the date.
+    /// The date when its first hold ends, unless it is settled or extended before.
     #[must_use]
     pub fn until(&self) -> Option<Timestamp> {
         self.holds().map(|hold| hold.until).min()
     }
 
-    /// When the last of its holds ends, by the date.
+    /// The date when its last hold ends.
     pub fn last_until(&self) -> Option<Timestamp> {
         self.holds().map(|hold| hold.until).max()
     }
@@ -305,7 +304,7 @@ impl Ticket {
         self.holds().map(|hold| hold.policy)
     }
 
-    /// How often its holder has to [extend](crate::Gate::extend) it: every third of its time.
+    /// How often to [extend](crate::Gate::extend) it: every third of its time.
     #[must_use]
     pub fn heartbeat(&self) -> Duration {
         Duration::from_micros(self.ttl_us() / 3)
@@ -335,12 +334,12 @@ fn number(bytes: &[u8]) -> u64 {
 }
 
 impl<'t> TicketKey<'t> {
-    /// Whether cost is held on it, and not charged at once.
+    /// Whether cost is held on it, as opposed to charged at once.
     pub fn is_held(&self) -> bool {
         matches!(self.part, TicketPart::Held { .. })
     }
 
-    /// Reads the next key, and moves `bytes` behind it. `None` at the end, or if there is no key.
+    /// Reads the next key and moves `bytes` past it. `None` at the end, or if malformed.
     fn read(bytes: &mut &'t [u8], made: Timestamp) -> Option<Self> {
         let mut take = |count: usize| bytes.split_off(..count);
         let first = take(1)?[0];
@@ -369,7 +368,7 @@ impl<'t> TicketKey<'t> {
 }
 
 impl TicketPart {
-    /// Writes its bytes, of which the first one tells what it is. Returns how many there are.
+    /// Writes the key; its first byte is the kind. Returns the number of bytes.
     fn write(&self, made: Timestamp, to: &mut [u8; HELD]) -> usize {
         match *self {
             Self::Charged => {

@@ -365,7 +365,7 @@ impl TimeSource {
         }
     }
 
-    /// The same instant as elapsed time and as a date.
+    /// An instant as elapsed time and as a date.
     #[inline]
     pub(crate) fn moment(&self, at: Timestamp) -> Moment {
         let wall = match self {

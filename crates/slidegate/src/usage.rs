@@ -34,8 +34,8 @@ pub struct KeyUse {
 }
 
 impl KeyUse {
-    /// What a count of this key stands for: as many units, or millionths under a policy that
-    /// [weighs](crate::Counts::Weighted) costs.
+    /// Converts a count of this key to an amount: units, or millionths under a policy that
+    /// [weights](crate::Counts::Weighted) costs.
     #[must_use]
     pub fn amount(&self, count: u64) -> Amount {
         Amount::counted(count, self.decision.in_millionths)
@@ -63,7 +63,7 @@ pub struct OpenHold {
     pub settled: u64,
     /// When it ends unless it is settled or extended before, by the store's clock.
     pub until: Timestamp,
-    /// What happens to it then.
+    /// Applies when the hold's time is over.
     pub unsettled: Unsettled,
 }
 
@@ -76,13 +76,13 @@ pub struct UsageForecast {
     pub used: u64,
 }
 
-/// What a store found about one key: a [`KeyUse`] without its names. Stores outside this crate
-/// get it from [`KeyState::inspect`](crate::store::KeyState::inspect).
+/// A store's view of one key: a [`KeyUse`] without its names. Stores outside this crate get it from
+/// [`KeyState::inspect`](crate::store::KeyState::inspect).
 #[derive(Debug, Clone)]
 pub struct KeyInspection {
     /// The quota that applies.
     pub quota: Quota,
-    /// What a check of the cost would get.
+    /// The decision that a check of the cost would get.
     pub decision: Decision,
     /// Charges that count, as far as the algorithm keeps them.
     pub charges: Vec<RecordedCharge>,

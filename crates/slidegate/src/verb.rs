@@ -1,7 +1,7 @@
 //! Verbs and roles: what is done with a request's cost, and how a request takes part in a call of
 //! several.
 
-/// What to do with a request's cost.
+/// How a request's cost is applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Verb {
     /// Charge the cost if it fits.

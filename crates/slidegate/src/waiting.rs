@@ -12,10 +12,10 @@ pub(crate) mod queues;
 /// Bounds on the number of waiters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MaxWaiting {
-    /// Most waiters for one key, including the head of its queue. Default: 1024.
+    /// Maximum number of waiters for one key, including the head of its queue. Default: 1024.
     pub per_key: usize,
-    /// Most waiters for all keys of a limiter or gate. Default: 65,536. Each holds a task and a copy of its
-    /// key.
+    /// Maximum number of waiters for all keys of a limiter or gate. Default: 65,536. Each holds a
+    /// task and a copy of its key.
     pub in_all: usize,
 }
 
@@ -52,7 +52,7 @@ pub(crate) enum Cause {
         cost: u64,
         most: u64,
     },
-    /// The same of a gate: why, in a sentence without its end.
+    /// The same for a gate, with the reason as an unfinished sentence.
     NeverOfGate(String),
     Full {
         most: usize,
@@ -67,7 +67,7 @@ pub(crate) enum Cause {
 }
 
 impl NotAcquired {
-    /// Which of these it is.
+    /// The kind of failure.
     #[must_use]
     pub fn kind(&self) -> NotAcquiredKind {
         match self.0 {

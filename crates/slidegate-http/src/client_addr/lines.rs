@@ -4,11 +4,11 @@ use std::iter;
 
 use super::resolved::Found;
 
-/// Most lines of one header that are read: the last ones. A proxy appends to a line or adds one,
-/// and real chains are shorter than ten proxies.
+/// Maximum number of lines read of one header: the last ones. A proxy appends to a line or adds
+/// one, and real chains have fewer than ten proxies.
 pub const MAX_LINES: usize = 16;
 
-/// Most entries that are read from the right, including empty ones: the largest
+/// Maximum number of entries read from the right, including empty ones: the largest
 /// [`Trust::Hops`](super::Trust::Hops).
 pub const MAX_ENTRIES: usize = 255;
 

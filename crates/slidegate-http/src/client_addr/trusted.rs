@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use slidegate::Error;
 use slidegate::network::Network;
 
-/// Most networks in one [`TrustedProxies`]. Each request is compared with every one. The published
-/// ranges of large content delivery networks are a few hundred.
+/// Maximum number of networks in a [`TrustedProxies`]. Each request is compared with every one.
+/// Large content delivery networks publish a few hundred ranges.
 pub const MAX_NETWORKS: usize = 1024;
 
 /// The proxies whose headers are trusted.

@@ -23,7 +23,7 @@ pub(crate) struct FieldBuffer {
 const INITIAL_CAPACITY: usize = 128;
 
 impl FieldBuffer {
-    /// Adds a field. `write` appends its value to those of the fields before.
+    /// Adds a field. `write` appends its value to the shared buffer.
     pub(super) fn field(&mut self, name: &'static str, write: impl FnOnce(&mut String)) {
         if self.text.capacity() == 0 {
             self.text.reserve(INITIAL_CAPACITY);

@@ -61,7 +61,7 @@ pub struct Problem<'d> {
 impl<'d> Problem<'d> {
     /// The media type of the body.
     pub const MEDIA_TYPE: &'static str = "application/problem+json";
-    /// Most characters of a key in `detail`. Keys have no maximum length.
+    /// Longest key in `detail`, in characters. Keys themselves have no maximum length.
     pub const MAX_KEY: usize = slidegate::internal::MAX_KEY;
 
     /// The problem for a gate's decisions; `None` if the request is allowed.

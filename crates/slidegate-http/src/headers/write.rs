@@ -9,7 +9,7 @@ use super::buffer::{FieldBuffer, write_number};
 
 /// The three numbers of draft 6.
 pub(super) const PARTS: [&str; 3] = ["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"];
-/// The same of the older standard.
+/// The `X-RateLimit-*` fields.
 pub(super) const X_PARTS: [&str; 3] = ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];
 pub(super) const POLICY: &str = "ratelimit-policy";
 pub(super) const RATELIMIT: &str = "ratelimit";

@@ -46,7 +46,7 @@ enum AttributeSource {
 impl Attribute {
     /// The client's address, found by the layer's
     /// [rule](super::RateLimitLayerBuilder::client_addr). Clients without an address, such as those
-    /// on a Unix socket, share the value `unknown`, of which the layer warns once, with `tracing`.
+    /// on a Unix socket, share the value `unknown`; the layer warns about it once, with `tracing`.
     #[must_use]
     pub fn client_addr() -> Self {
         Self(AttributeSource::ClientAddr)
@@ -74,8 +74,8 @@ impl Attribute {
         Self(AttributeSource::Path)
     }
 
-    /// The same value in every request. Policies can use it as a condition to tell the routes of
-    /// this layer from others.
+    /// A constant value. Policies can use it as a condition to tell the routes of this layer from
+    /// others.
     #[must_use]
     pub fn value(value: impl Into<Vec<u8>>) -> Self {
         Self(AttributeSource::Constant(value.into().into()))
@@ -163,7 +163,7 @@ impl Attribute {
     }
 }
 
-/// What axum knows of a request.
+/// Attributes from axum.
 #[cfg(feature = "axum")]
 impl Attribute {
     /// The path pattern that axum matched, such as `/users/{id}`. Absent outside the routes of a
@@ -227,7 +227,6 @@ impl<'p> AttributeValue<'p> {
         self.0
     }
 
-    /// As a value of a request.
     #[inline]
     pub(super) fn borrowed(&self) -> Value<'_> {
         match &self.0 {

@@ -1,4 +1,4 @@
-//! What axum knows of a request: the path that it matched, and the peer.
+//! Request data from axum: the matched path and the peer.
 //!
 //! axum reads path parameters in an asynchronous function that never waits, so one poll is enough.
 

@@ -1,4 +1,4 @@
-//! The settings of a layer, and what it reads from requests.
+//! The settings of a layer, and how it reads requests.
 
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;

@@ -25,7 +25,7 @@ pub(super) enum Outcome {
     Deny(Box<Response<String>>),
 }
 
-/// What an allowed request needs when its response arrives.
+/// State of an allowed request, for its response.
 #[derive(Default)]
 pub(super) struct Pass {
     pub(super) fields: FieldBuffer,
@@ -60,8 +60,8 @@ impl Config {
         self.outcome(view, &request, &decisions, client, asked)
     }
 
-    /// What decides about a request: its cost, its borrowed attributes, its owned ones, which the
-    /// caller adds, and its client.
+    /// Reads a request: its cost, its borrowed attributes, its owned ones, which the caller adds,
+    /// and its client.
     #[inline]
     fn read<'p>(&'p self, view: &RequestView<'p>) -> (Request<'p>, OwnedAttributes<'p>, Option<Resolved>) {
         let mut request = self.base_request(self.cost.as_ref().map_or(1, |cost_of| cost_of(&view.head)));

@@ -1,6 +1,6 @@
 //! The head of a request, borrowed, for the functions of a layer.
 //!
-//! Taking the request apart and putting it together again would take as long as a decision.
+//! Taking the request apart and reassembling it would take as long as a decision.
 
 use http::request::Parts;
 use http::{Extensions, HeaderMap, Method, Request, Uri, Version};

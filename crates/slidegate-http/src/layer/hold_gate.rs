@@ -87,7 +87,7 @@ impl<S: HoldStore + 'static> HoldGate for SharedGate<S> {
     }
 }
 
-/// What a [`TicketGuard`] does, without the type of its store.
+/// A [`TicketGuard`] without the type of its store.
 pub(super) trait Guard: Send {
     /// The ticket as it is now.
     fn ticket(&self) -> &Ticket;

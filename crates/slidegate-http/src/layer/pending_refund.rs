@@ -117,7 +117,7 @@ impl Drop for PendingRefund {
 }
 
 impl ChargedRequest {
-    /// The requests to refund so long after they were charged: those that still count.
+    /// The requests to refund this long after they were charged: those that still count.
     fn requests(&self, after: Duration) -> Vec<Request<'_>> {
         let mut request = self.config.base_request(self.cost);
         let values = self.config.attributes.iter().zip(&self.values);

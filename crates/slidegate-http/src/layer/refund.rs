@@ -1,4 +1,4 @@
-//! Which responses refund the cost of their request. `pending_refund.rs` refunds it.
+//! Selects the responses that refund the cost of their request. `pending_refund.rs` refunds it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use http::StatusCode;
 use http::response::Parts;
 
-/// Which responses refund the cost of their request.
+/// The responses that refund the cost of their request.
 ///
 /// ```
 /// use slidegate_http::layer::Refund;

@@ -1,8 +1,8 @@
-//! The reservation of one request: who owns it, who may change it, and what keeps it.
+//! The reservation of one request: its owner, and the changes and renewals of its hold.
 //!
-//! Its owner moves with the request: from the decision to the inner service's future, and from there
-//! into the response body. Dropping the owner, at whichever stage, settles it. Handlers and the task
-//! that keeps it have handles, which do nothing once the owner is gone.
+//! The owner moves with the request: from the decision to the inner service's future, then into the
+//! response body. Dropping it at any stage settles the reservation. Handlers and the task that
+//! renews it have handles, which do nothing once the owner is gone.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -18,9 +18,9 @@ use super::hold_gate::{Guard, HoldGate};
 use super::refund::Refund;
 use super::settle::Settle;
 
-/// How often a cost that grows is settled in part.
+/// Interval of partial settlements of a growing cost.
 const PART: Duration = Duration::from_secs(1);
-/// How often at most a reservation is kept, however short its lease is.
+/// Shortest interval between renewals, however short the lease.
 const SHORTEST_BEAT: Duration = Duration::from_millis(100);
 
 /// The reservation of a request, for its handler and for the stream that the handler returns.
@@ -40,21 +40,21 @@ struct State {
     guard: Option<Box<dyn Guard>>,
     /// The cost so far.
     recorded: Option<Cost<'static>>,
-    /// What it was settled to so far.
+    /// The cost settled so far.
     settled: Option<Cost<'static>>,
-    /// Whether its response cancels it, so that no cost is charged any more.
+    /// Whether the response cancels it, so that no more cost is charged.
     is_cancelled: bool,
 }
 
 impl Reservation {
-    /// Notes what the request has cost so far, in total since it began. It is settled to that each
-    /// second with [`Settle::recorded`](super::Settle::recorded), and when the response body ends.
-    /// Calls no store.
+    /// Records the request's total cost so far. The reservation is settled to it each second with
+    /// [`Settle::recorded`](super::Settle::recorded), and when the response body ends. Does not
+    /// call the store.
     pub fn record(&self, total: impl Into<Cost<'static>>) {
         self.0.record(total.into());
     }
 
-    /// Settles what the request has cost so far at once, see
+    /// Settles the cost so far at once. See
     /// [`Gate::settle_so_far`](slidegate::Gate::settle_so_far).
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl Reservation {
         self.0.settle_part(total).await
     }
 
-    /// Holds `cost` in all, see [`Gate::extend_with`](slidegate::Gate::extend_with).
+    /// Holds `cost` in total. See [`Gate::extend_with`](slidegate::Gate::extend_with).
     ///
     /// # Errors
     /// If a shared store did not reply, or the response body has ended.
@@ -74,7 +74,7 @@ impl Reservation {
         self.0.extend(Some(cost.into())).await
     }
 
-    /// The ticket as it is now, unless the response body has ended. The layer settles it.
+    /// The current ticket, unless the response body has ended. The layer settles it.
     #[must_use]
     pub fn ticket(&self) -> Option<Ticket> {
         self.0.ticket().ok()
@@ -126,7 +126,7 @@ impl Shared {
         }
     }
 
-    /// What is recorded and not yet settled.
+    /// The recorded cost that is not settled yet.
     fn part(&self) -> Option<Cost<'static>> {
         let state = self.lock();
         let is_new = |recorded: &Cost<'_>| !state.is_cancelled && state.settled.as_ref() != Some(recorded);
@@ -141,12 +141,12 @@ pub(super) struct OpenReservation {
     refund: Option<Refund>,
     /// Bytes of the body so far.
     bytes: u64,
-    /// The task that keeps it while it is open.
+    /// The task that renews it while it is open.
     keeper: Option<AbortHandle>,
 }
 
 impl OpenReservation {
-    /// A reservation of a request that did not run yet: dropped, it is cancelled.
+    /// The reservation of a request that has not run yet: cancelled if dropped.
     pub(super) fn new(
         gate: &Arc<dyn HoldGate>,
         ticket: Ticket,
@@ -182,7 +182,7 @@ impl OpenReservation {
         }
     }
 
-    /// Dropped, it is settled to what is known.
+    /// If dropped, it is settled to the known cost.
     fn run(guard: &mut dyn Guard, recorded: Option<Cost<'static>>, settle: &Settle) {
         match recorded {
             Some(cost) => guard.record(cost),
@@ -207,7 +207,7 @@ impl OpenReservation {
         Self::run(guard.as_mut(), state.recorded.clone(), &self.settle);
     }
 
-    /// So many bytes of the body were passed on.
+    /// Counts bytes of the body that were passed on.
     pub(super) fn flowed(&mut self, bytes: usize) {
         if self.settle.counts_bytes() {
             self.bytes = self.bytes.saturating_add(bytes as u64);
@@ -232,8 +232,8 @@ impl Drop for OpenReservation {
     }
 }
 
-/// Settles a reservation in parts and keeps it, until its owner is dropped. Failed calls are
-/// repeated by the next ones.
+/// Settles a reservation in part and renews it, until its owner is dropped. Failed calls are made
+/// up for by the next ones.
 async fn keep(reservation: Weak<Shared>, beat: Duration, is_in_parts: bool) {
     let step = if is_in_parts { beat.min(PART) } else { beat };
     let mut since = Duration::ZERO;

@@ -116,7 +116,7 @@ where
     }
 }
 
-/// What an allowed request takes along.
+/// State that an allowed request carries.
 #[derive(Default)]
 struct Pass {
     fields: FieldBuffer,

@@ -67,7 +67,7 @@ where
         let is_local = self.config.gate.0.is_local();
         let outcome = is_local.then(|| self.config.decide_now(&view)).flatten();
         let Some(outcome) = outcome else { return self.call_later(request) };
-        // Each stage is made where it is returned, because moving it takes as long as a tenth of this.
+        // Stages are built where they are returned: moving one would add a tenth to this time.
         let body = PhantomData;
         match outcome {
             Outcome::Pass(pass, limited) => {

@@ -9,9 +9,9 @@ use slidegate::Cost;
 
 /// Where the true cost of a reserved request is found.
 ///
-/// Whatever it is, the reservation is settled when the response body has ended, failed, or been
-/// dropped because the client disconnected. If no cost was found by then, it is settled to what was
-/// held, or forgotten if the policy [says so](slidegate::reserve::Unsettled::Forget).
+/// In any case, the reservation is settled when the response body ends, fails, or is dropped
+/// because the client disconnected. If no cost was found by then, it is settled to what was held,
+/// or forgotten if the policy [says so](slidegate::reserve::Unsettled::Forget).
 ///
 /// ```
 /// use slidegate_http::layer::Settle;
@@ -37,9 +37,8 @@ enum Source {
 type Read = dyn Fn(&Parts) -> Option<Cost<'static>> + Send + Sync;
 
 impl Settle {
-    /// What the handler [records](super::Reservation::record), which may be a stream that goes on
-    /// after the handler has returned. Settled in parts, each second in which it changed. The
-    /// default.
+    /// The cost that the handler [records](super::Reservation::record), possibly in a stream that
+    /// outlives it. Settled in part every second in which it changed. The default.
     #[must_use]
     pub fn recorded() -> Self {
         Self(Source::Recorded)
@@ -69,7 +68,7 @@ impl Settle {
         Self::read(move |response| response.extensions.get::<T>().and_then(&read))
     }
 
-    /// What `read` finds in the head of the response.
+    /// The cost that `read` finds in the head of the response.
     #[must_use]
     pub fn read<C: Into<Cost<'static>>>(read: impl Fn(&Parts) -> Option<C> + Send + Sync + 'static) -> Self {
         Self(Source::Read(Arc::new(move |response| read(response).map(Into::into))))

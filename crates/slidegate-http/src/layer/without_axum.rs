@@ -1,4 +1,4 @@
-//! What `axum_request.rs` has, without the feature `axum`: nothing.
+//! Stubs for builds without the feature `axum`; see `axum_request.rs`.
 
 use std::net::SocketAddr;
 

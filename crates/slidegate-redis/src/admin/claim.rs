@@ -1,4 +1,4 @@
-//! Claims: which of many instances is the first to do something.
+//! Claims: decide which of many instances does something first.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use slidegate::internal::{instant, millis_ceil};
 use super::PATIENCE;
 use crate::calls::{Calls, explain};
 
-/// Stores a claim unless there is one. Returns whether there was none.
+/// Stores a claim unless one exists. Returns whether it was stored.
 pub(crate) async fn claim(calls: &Calls, key: &[u8], duration: Duration) -> Result<bool, Failure> {
     let mut command = redis::cmd("SET");
     command.arg(key).arg(1).arg("NX").arg("PX").arg(millis_ceil(duration).max(1));

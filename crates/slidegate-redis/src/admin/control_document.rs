@@ -1,8 +1,8 @@
-//! The control document: one text that all instances share, with the run-time changes.
+//! The control document: a text with the run-time changes, shared by all instances.
 //!
-//! It alone has no TTL: it is not usage, and stays until it is replaced. A writer names the
-//! document that it read, and a script replaces exactly that one, so no change is overwritten. The
-//! first line names the document and is read by itself, so that polling costs little.
+//! It is the only key without a TTL: it is not usage, and stays until it is replaced. A writer
+//! passes the id of the document that it read, and a script replaces only that one, so no change is
+//! overwritten. The id is on the first line, which is read by itself, so polling is cheap.
 
 use std::fmt;
 
@@ -14,7 +14,7 @@ use super::PATIENCE;
 use crate::call::MOST;
 use crate::calls::{Calls, explain};
 
-/// Its key. Keys of policies have a second colon.
+/// The document's key. Keys of policies have a second colon.
 const KEY: &[u8] = b"sg1:control";
 /// The maximum size of the document, its first line included, in bytes: Redis moves a mebibyte in a
 /// millisecond or two.
@@ -24,9 +24,8 @@ const LARGEST: usize = 1 << 20;
 const FIRST_LINE: usize = 51;
 /// Identifies one write of the control document.
 ///
-/// A version alone does not: a store that loses its data, or fails over to a replica that lags,
-/// counts up from an older version again. The random parts tell such a document from the one that
-/// was lost.
+/// A version alone is not enough: a store that loses its data, or fails over to a lagging replica,
+/// reuses older versions. The random parts tell such a document from the lost one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ControlDocumentId {
     /// Random, chosen by the instance that writes the first document, or the first after a loss. 0
@@ -58,7 +57,7 @@ impl ControlDocumentId {
             (Some(epoch), Some(revision)) => Self { epoch, version, revision },
             _ => Self { version, ..Self::ABSENT },
         };
-        // The script compares the line as text, so there is one way to write it.
+        // The script compares the line as text, so only one spelling is valid.
         Some(id).filter(|id| id.to_string() == text)
     }
 }
@@ -75,7 +74,7 @@ impl fmt::Display for ControlDocumentId {
     }
 }
 
-/// A text that all instances on a store share.
+/// A text shared by all instances on a store.
 ///
 /// ```
 /// use slidegate_redis::{ControlDocument, ControlDocumentId};
@@ -87,7 +86,7 @@ impl fmt::Display for ControlDocumentId {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ControlDocument {
-    /// Which write this is.
+    /// Identifies the write.
     pub id: ControlDocumentId,
     /// At most a mebibyte. Empty if there is no document.
     pub text: String,
@@ -101,7 +100,7 @@ impl ControlDocument {
     }
 }
 
-/// The document, unless it still is the one that is `known`.
+/// The document, or `None` if it is still the `known` one.
 pub(crate) async fn read_document(
     calls: &Calls,
     known: Option<ControlDocumentId>,
@@ -168,8 +167,7 @@ fn failed(calls: &Calls, kind: FailureKind, detail: &str) -> Failure {
     calls.failed(calls.client.slot(KEY), Executed::No, kind, detail)
 }
 
-/// What the first bytes of a value say that it is; [`ControlDocumentId::ABSENT`] where there are
-/// none.
+/// The id in the first bytes of a value; [`ControlDocumentId::ABSENT`] if it is empty.
 fn id_of(bytes: &[u8]) -> Option<ControlDocumentId> {
     if bytes.is_empty() {
         return Some(ControlDocumentId::ABSENT);

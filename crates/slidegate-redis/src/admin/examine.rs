@@ -1,5 +1,5 @@
-//! Examinations: what silently breaks limits, looked for where the server permits it, and said in
-//! words.
+//! Examinations: detect conditions that silently break limits, where the server permits it, and
+//! describe them.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,25 +14,25 @@ use crate::names::Names;
 use crate::reply::number;
 use crate::server_time::ClockJumps;
 
-/// Keys whose counts must never sink, spread over the slots of a cluster; the first alone
-/// elsewhere.
+/// Keys whose counts must never decrease, spread over a cluster's slots; outside a cluster, only
+/// the first is used.
 const CANARIES: usize = 16;
-/// Seconds that such a key lives without being counted on.
+/// TTL of a canary that is not incremented, in seconds.
 const CANARY_LIVES_S: u64 = 86_400;
 
-/// What earlier examinations saw.
+/// Results of earlier examinations.
 #[derive(Debug, Default)]
 pub(crate) struct LastCounts(Mutex<Counts>);
 
 #[derive(Debug, Default)]
 struct Counts {
-    /// Keys that each node has evicted since it was started.
+    /// Keys evicted by each node since it started.
     evicted: HashMap<String, u64>,
-    /// Keys that all of them have evicted.
+    /// Keys evicted by all nodes.
     evicted_keys: u64,
-    /// What each canary counted to.
+    /// The last count of each canary.
     canaries: HashMap<usize, u64>,
-    /// How often the servers' clocks had jumped.
+    /// Clock jumps of the servers so far.
     jumps: ClockJumps,
 }
 
@@ -41,7 +41,7 @@ impl LastCounts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keys that all nodes have evicted so far.
+    /// Keys evicted by all nodes so far.
     pub(crate) fn evicted_keys(&self) -> u64 {
         self.lock().evicted_keys
     }
@@ -50,7 +50,7 @@ impl LastCounts {
     fn evicted(&self, node: &str, evicted: u64) -> u64 {
         let mut counts = self.lock();
         let before = counts.evicted.insert(node.to_owned(), evicted).unwrap_or(0);
-        // A node that was restarted counts from 0.
+        // A restarted node counts from 0.
         let new = evicted.checked_sub(before).unwrap_or(evicted);
         counts.evicted_keys += new;
         new
@@ -85,7 +85,7 @@ impl LastCounts {
             ));
         }
         if has_lost_usage {
-            // What was denied has capacity again, and a denial may be cached for as long as a month.
+            // Denied keys have capacity again, and a denial may be cached for up to a month.
             calls.denials.invalidate(instant() + PATIENCE).await;
         }
         let jumps = calls.times.counts();
@@ -109,7 +109,7 @@ impl LastCounts {
         findings
     }
 
-    /// Counts every canary on by one; returns how many had sunk.
+    /// Increments every canary. Returns how many had decreased.
     async fn count_canaries(&self, calls: &Calls) -> usize {
         let canaries = if calls.client.is_cluster() { CANARIES } else { 1 };
         let mut lost = 0;
@@ -130,7 +130,7 @@ impl LastCounts {
     }
 }
 
-/// What a canary counted to.
+/// The stored count of a canary.
 async fn stored_count(calls: &Calls, key: &str, deadline: Instant) -> Option<u64> {
     let mut get = redis::cmd("GET");
     get.arg(key);

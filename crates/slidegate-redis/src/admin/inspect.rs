@@ -1,7 +1,7 @@
 //! Inspection: reads the stored value of one key in full, for operators.
 //!
-//! It reads the bytes that docs/redis-layout.md documents, without a script. A value that is not of
-//! that layout is an error that names the key.
+//! Reads the bytes documented in docs/redis-layout.md, without a script. A malformed value is an
+//! error that names the key.
 
 use redis::Value;
 use redis_once::{Executed, Failure, FailureKind, ReplyBound};
@@ -69,7 +69,7 @@ pub(crate) fn held(table: &[u8]) -> Result<Holds, String> {
     let damaged = || format!("is damaged: its table of holds has {} bytes; reset the key", table.len());
     let (header, list) = table.split_at_checked(Holds::HEADER_BYTES).ok_or_else(damaged)?;
     let count = usize::from(u16::from_le_bytes([header[29], header[30]]));
-    // What follows is left from holds that have ended.
+    // The rest is left over from ended holds.
     let list = list.get(..count * Holds::HOLD_BYTES).ok_or_else(damaged)?;
     Holds::read(header, list).ok_or_else(damaged)
 }
@@ -99,7 +99,7 @@ fn replayed(reply: &LogReply, quota: &Quota) -> SlidingLog {
     log
 }
 
-/// Reads a value. One of another algorithm counts as no usage, as for a decision.
+/// Reads a value. A value of another algorithm counts as no usage, as in a decision.
 pub(crate) fn read(
     bytes: &[u8],
     holds: Holds,

@@ -1,7 +1,7 @@
-//! Instances: how many share the store, and what they publish about themselves.
+//! Instances: their number, and the records that they publish.
 //!
-//! Each instance renews a line in one table. A line counts for [`COUNTS`] by the server's clock, so
-//! an instance that ends is no longer counted then. A record expires with its line.
+//! Each instance renews its line in one table. A line counts for [`COUNTS`] by the server's clock,
+//! so an instance that ends stops counting after that. A record expires with its line.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -17,30 +17,31 @@ use crate::calls::{Calls, explain};
 use crate::names::Names;
 use crate::reply::{items, number};
 
-/// How long an instance counts after it was last heard of: three intervals, and a second.
+/// How long an instance counts after its last renewal: three intervals plus a second.
 const COUNTS: Duration = Duration::from_secs(10);
 /// The largest number of lines: the script reads them in half a millisecond.
 const MAX_INSTANCES: usize = 1000;
 /// The largest record, in bytes: a thousand of them are 4 MB.
 pub(crate) const MAX_RECORD: usize = 4096;
-/// Records that are read by one call, which takes Redis about a tenth of a millisecond.
+/// Records read per call, which takes Redis about a tenth of a millisecond.
 const RECORDS_AT_ONCE: usize = 100;
-/// The most bytes of the table: an id of 16 digits, a time of 13 and two separators in each line.
+/// Maximum size of the table in bytes: each line has an id of 16 digits, a time of 13 and two
+/// separators.
 const MAX_TABLE: usize = 32 * MAX_INSTANCES;
 /// The length of an instance's id.
 const ID_DIGITS: usize = 16;
 
-/// What an instance that shares the store published about itself.
+/// The published record of an instance on the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InstanceRecord {
     /// The instance: 16 hexadecimal digits, drawn at random when its store was created.
     pub id: String,
-    /// What it published, unchecked: whoever may write to the store can write it. At most 4096 bytes.
+    /// Its record, unvalidated: anyone who can write to the store can write it. At most 4096 bytes.
     pub record: Vec<u8>,
 }
 
-/// Renews the line of this instance, and its record if there is one. Returns how many there are.
+/// Renews this instance's line and its record, if any. Returns the number of instances.
 pub(crate) async fn count(calls: &Calls, record: Option<&[u8]>) -> Result<u64, Failure> {
     let id = &calls.denials.instance;
     let mut keys = vec![Names::instances()];
@@ -100,14 +101,14 @@ pub(crate) async fn records(calls: &Calls) -> Result<Vec<InstanceRecord>, Failur
     Ok(records)
 }
 
-/// How many bytes of the table no instance wrote, of at most as many as it may have.
+/// How many bytes of the table were not written by instances, at most its maximum size.
 pub(crate) async fn foreign(calls: &Calls) -> Result<usize, Failure> {
     let table = table(calls, instant() + PATIENCE).await?;
     let lines = table.split_inclusive(|byte| *byte == b'\n');
     Ok(lines.filter(|line| ids(line).is_empty()).map(<[u8]>::len).sum())
 }
 
-/// The table, as far as instances may fill it.
+/// The table, up to its maximum size.
 async fn table(calls: &Calls, deadline: Instant) -> Result<Vec<u8>, Failure> {
     let table = Names::instances();
     let mut command = redis::cmd("GETRANGE");
@@ -122,8 +123,8 @@ async fn table(calls: &Calls, deadline: Instant) -> Result<Vec<u8>, Failure> {
     }
 }
 
-/// The instances in a table, each once. Other lines are skipped: another program may have written
-/// them.
+/// The instances in a table, without duplicates. Other lines are skipped: another program may have
+/// written them.
 fn ids(table: &[u8]) -> Vec<String> {
     let mut known = HashSet::new();
     let lines = table.split(|byte| *byte == b'\n');

@@ -1,7 +1,7 @@
-//! The self-test: whether the servers execute what decisions need.
+//! The self-test: whether the servers execute every call that decisions need.
 //!
-//! A server can answer every ping and refuse every decision: its user lacks a permission, or it does
-//! not let scripts call a command. Limits are then not shared, and nothing but a call shows it.
+//! A server can answer every ping and refuse every decision: its user lacks a permission, or it
+//! does not let scripts call a command. Limits are then not shared, and only a call reveals it.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -21,14 +21,14 @@ use crate::calls::Calls;
 use crate::names::Names;
 use crate::reply::items;
 
-/// The window of the keys: they are gone after two windows and five seconds. Longer than the test
-/// takes, as it must see its own charge.
+/// The window of the test keys, which are gone after two windows and five seconds. Longer than the
+/// test, which must see its own charge.
 const WINDOW: Duration = Duration::from_secs(10);
-/// Keys that are tried for one in a slot of each master. With so many, one of 256 masters is missed
+/// Keys tried to find one in a slot of each master. With this many, one of 256 masters is missed
 /// once in a million tests.
 const MAX_KEYS: usize = 5000;
 
-/// What scripts need where they may not call `TIME`; Redis has it from 7.0.
+/// Commands that scripts need where they may not call `TIME`; since Redis 7.0.
 const INSTEAD_OF_TIME: [&str; 2] = ["pttl", "pexpiretime"];
 
 /// Makes the calls of a check, of a reservation and of a reset on every master.
@@ -42,7 +42,7 @@ pub(crate) async fn test_masters(calls: &Calls) -> Result<(), Failure> {
         let key = Names::self_test(run, number);
         if untested.remove(&client.holder_name(client.slot(&key))) {
             let tested = test_key(calls, &key, reads_expiry).await;
-            // What is left expires.
+            // Anything left expires.
             let _ = calls.delete(&key, instant() + PATIENCE).await;
             reads_expiry = tested?;
         }
@@ -59,8 +59,8 @@ pub(crate) async fn test_masters(calls: &Calls) -> Result<(), Failure> {
 async fn test_key(calls: &Calls, key: &[u8], already: bool) -> Result<bool, Failure> {
     let deadline = instant() + PATIENCE;
     let called = test_calls(calls, key, deadline).await;
-    // Not every server says in the reply to a call which command it refuses. Whatever else is wrong, the
-    // first calls have met it, and may have used up the time.
+    // Not every server reports which command it refuses. The first calls have met any other error,
+    // and may have used up the time.
     let tested = test_commands(calls, key, deadline).await;
     if called.is_err() && tested.as_ref().is_err_and(|failure| failure.kind != FailureKind::NoPermission) {
         return called.map(|()| already);
@@ -89,7 +89,7 @@ async fn test_calls(calls: &Calls, key: &[u8], deadline: Instant) -> Result<(), 
     };
     let hold = NewHold { id: new_id(), ttl_us: micros(WINDOW), unsettled: Unsettled::Charge };
     let last_failure = LastFailure::default();
-    // Of a limit of two, one is charged and one is reserved, so nothing is left.
+    // The limit is two: one is charged and one is reserved, so nothing is left.
     for (hold, is_allowed) in [(None, true), (Some(hold), true), (None, false)] {
         let subject = Subject { name: key.to_vec(), quota, part, own_cost: None, key: 0, hold };
         let subjects = Subjects(smallvec![subject]);

@@ -1,4 +1,4 @@
-//! What servers say about themselves: their reply to `INFO`, and their clock.
+//! Server information: the replies to `INFO`, and the clocks.
 
 use std::collections::HashMap;
 
@@ -11,14 +11,14 @@ use super::PATIENCE;
 use crate::calls::Calls;
 use crate::reply::{items, number};
 
-/// What one server says about itself.
+/// Information about one server.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ServerInfo {
     /// Its address: `10.0.0.5:6379`, or the path of a socket.
     pub node: String,
-    /// How far its clock is ahead of the date of this machine, in microseconds: at least the first,
-    /// at most the second. `None` if it did not reply to `TIME`.
+    /// How far its clock is ahead of this machine's, in microseconds: minimum and maximum. `None`
+    /// if it did not reply to `TIME`.
     pub clock_ahead_us: Option<(i64, i64)>,
     /// Its reply to `INFO`; empty if it did not reply, or if the store's user lacks the right.
     info: String,
@@ -43,7 +43,7 @@ impl ServerInfo {
     }
 }
 
-/// Asks every master, sorted by address. One that does not reply is missing.
+/// Asks every master. Sorted by address, without those that do not reply.
 pub(crate) async fn ask(calls: &Calls) -> Vec<ServerInfo> {
     let clock = SystemClock::new();
     let sent = clock.now().as_micros();

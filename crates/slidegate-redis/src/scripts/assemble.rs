@@ -1,8 +1,8 @@
 //! Assembles scripts from the pieces in `lua/`.
 //!
-//! In the files of `lua/`, a piece begins at a line `--[name]`, and a line `--@name` includes that
-//! piece. What stands before the first piece of a file is its contract, for people. The tests of the
-//! native module include this file, to compare the module with scripts: it needs nothing but `std`.
+//! In `lua/`, a line `--[name]` starts a piece, and a line `--@name` includes it. Text before a
+//! file's first piece is its contract, for readers. The native module's tests include this file, to
+//! compare the module with scripts, so it uses only `std`.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ const FILES: [(&str, &str); 9] = files![
     "holds",
     "change_holds"
 ];
-/// The algorithms, each with the letter by which calls name it; last the limits on what is in flight.
+/// The algorithms with their letters in calls; last, limits on requests in flight.
 pub(crate) const ALGORITHMS: [(&str, &str); 5] = [
     ("sliding_log", "L"),
     ("sliding_window", "W"),

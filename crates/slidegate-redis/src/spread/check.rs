@@ -1,5 +1,5 @@
-//! A check of keys in several slots as a state machine, without input or output: `spread.rs` makes
-//! its calls, and a model tries every order of their events.
+//! A state machine, without I/O, that checks keys in several slots: `spread.rs` makes its calls,
+//! and a model tests every order of their events.
 
 use redis_once::{Executed, Failure, FailureKind};
 use slidegate::{Decision, Excess};
@@ -14,7 +14,7 @@ pub(crate) struct SlotPart {
     pub(crate) positions: SmallVec<[usize; 2]>,
 }
 
-/// Why there is not a decision on every subject.
+/// Why some subjects have no decision.
 #[derive(Debug, Clone)]
 pub(crate) struct Undecided {
     pub(crate) failure: Failure,
@@ -31,12 +31,12 @@ impl From<Failure> for Undecided {
 /// The decisions known so far, in the order of the subjects.
 pub(super) type PartialDecisions = SmallVec<[Option<Decision>; 4]>;
 
-/// Charges in one slot that are to be refunded.
+/// Charges in one slot to refund.
 #[derive(Debug)]
 pub(super) struct SlotRefund {
     pub(super) subjects: Subjects,
-    /// How long each of them counts at least, in microseconds from when it was charged. A later
-    /// refund would take away what other requests have charged.
+    /// How long each counts at least, in microseconds from its charge. A later refund would remove
+    /// charges of other requests.
     pub(super) counts_us: u64,
 }
 
@@ -94,8 +94,7 @@ impl SpreadCheck {
         self.failure.is_some()
     }
 
-    /// The outcome once every call has ended, and what is to be refunded, see
-    /// [`refunds`].
+    /// The outcome once every call has ended, and the necessary [`refunds`].
     pub(super) fn end(mut self, cost: u64, soon_us: u64) -> (Result<Answers, Undecided>, Vec<SlotRefund>) {
         let is_refunded = self.denied || self.failure.is_some();
         let charged = self.charged.iter().filter(|_| is_refunded).map(|part| &self.parts[*part]);
@@ -117,8 +116,8 @@ impl SpreadCheck {
     }
 }
 
-/// What these parts were charged, to be refunded, and the decisions as they are after that. Charges
-/// that count for less than `soon_us` are apart, so that the others need not be as quick.
+/// The refunds of these parts, and the decisions after them. Charges that count for less than
+/// `soon_us` are separate, so that only they must be quick.
 pub(super) fn refunds<'p>(
     charged: impl Iterator<Item = &'p SlotPart>,
     answers: &mut [Option<Decision>],
@@ -206,7 +205,7 @@ mod tests {
 
     const COST: u64 = 1;
 
-    /// What may go wrong in a model.
+    /// Faults of a model.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     enum Faults {
         Absent,
@@ -247,7 +246,7 @@ mod tests {
         is_exact: bool,
     }
 
-    /// What can happen next.
+    /// The next possible event.
     #[derive(Debug, Clone, Copy)]
     enum Event {
         Call { caller: usize, waiting: usize, fate: Fate },
@@ -353,7 +352,7 @@ mod tests {
             } else {
                 check.checked(part, reply);
             }
-            // What the driver does, see `check_parts`.
+            // As the driver does, see `check_parts`.
             if part == 0 && !check.has_failed() {
                 caller.is_refusing = check.is_denied();
                 caller.waiting = (1..check.parts().len()).collect();
@@ -390,14 +389,14 @@ mod tests {
             smallvec![decision]
         }
 
-        /// What must hold after every event.
+        /// Invariants after every event.
         fn assert_sound(&self) {
             for (slot, (used, limit)) in self.used.iter().zip(&self.limits).enumerate() {
                 assert!(used <= limit, "slot {slot}: {used} of {limit}: {self:?}");
             }
         }
 
-        /// What must hold when nothing more can happen.
+        /// Invariants once nothing more can happen.
         fn assert_settled(&self) {
             let allowed =
                 self.callers.iter().filter(|one| one.outcome == Some(Outcome::Allowed)).count() as u64;

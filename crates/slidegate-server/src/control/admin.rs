@@ -17,6 +17,7 @@ use crate::wire::routes::Routes;
 mod added;
 pub(crate) mod apply;
 mod history;
+pub(crate) mod key_state;
 pub(crate) mod keys;
 pub(crate) mod policies;
 mod reply;

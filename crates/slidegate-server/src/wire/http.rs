@@ -24,7 +24,7 @@ use slidegate::{Decisions, Verb};
 use crate::access::{self, Action};
 use crate::caller::Protocol;
 use crate::engine::App;
-use crate::engine::store::StoreState;
+use crate::engine::StoreState;
 use crate::listener::{Connection, TrackedBody};
 use crate::wire::fields::{self, NO_STORE};
 use crate::wire::json_body;

@@ -53,7 +53,7 @@ fn the_page_comes_whole_from_the_service_with_headers_that_protect_it() {
 /// A vendored file that somebody has touched is no longer what its licence and its origin say.
 #[test]
 fn vendored_files_are_those_that_were_taken() {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/dashboard/vendor");
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/control/dashboard/vendor");
     let notes = std::fs::read_to_string(format!("{folder}/README.md")).unwrap();
     let sums = notes.split("```text\n").nth(1).unwrap().split("```").next().unwrap();
     assert_eq!(sums.lines().count(), 3);

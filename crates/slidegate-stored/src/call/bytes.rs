@@ -1,4 +1,4 @@
-//! Calls as they are sent.
+//! Encodes calls.
 
 use slidegate::internal::{HoldChange, NewHold, Part};
 use slidegate::reserve::Unsettled;
@@ -34,7 +34,7 @@ pub fn mode_letters(part: &Part, hold: Option<&NewHold>) -> [u8; 5] {
     [verb, if part.enforced { b'e' } else { b's' }, excess, role, if part.over_limit { b'o' } else { b'-' }]
 }
 
-/// A hold that is made: its id, its time, and whether it is dropped at its end.
+/// A hold to make: its id, its time, and whether it is dropped at its end.
 pub fn hold_bytes(hold: &NewHold) -> Vec<u8> {
     let NewHold { id, ttl_us, unsettled } = hold;
     let is_dropped = u8::from(*unsettled == Unsettled::Forget);
@@ -89,7 +89,7 @@ impl ChangeCall {
 }
 
 impl KeyChange {
-    /// The change as scripts unpack it. Numbers are at most [`Quota::MAX_COUNT`].
+    /// The change, as scripts decode it. Numbers are at most [`Quota::MAX_COUNT`].
     pub fn bytes(&self) -> Vec<u8> {
         let (kind, total, ttl_us) = match self.change {
             HoldChange::Settle { total, ttl_us: None } => (SETTLE, total, 0),

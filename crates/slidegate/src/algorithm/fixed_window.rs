@@ -91,7 +91,7 @@ impl SavedState for FixedWindow {
     }
 }
 
-/// What is stored in Redis.
+/// The fields stored in Redis.
 impl FixedWindow {
     /// A counter from a script's reply.
     pub fn from_parts(end: u64, used: u64) -> Self {

@@ -1,6 +1,6 @@
-//! A key's state together with its holds: what is held counts like what is used.
+//! A key's state together with its holds: held cost counts like used cost.
 //!
-//! The rule is the same for every algorithm, so none of them knows holds. Whatever is admitted with
+//! The rule is the same for every algorithm, so algorithms know no holds. Everything admitted with
 //! holds, the algorithm alone would have admitted on the real history: usage only falls with time,
 //! and a charge at a later time never counts less.
 
@@ -14,7 +14,7 @@ use crate::time::{Timestamp, micros};
 use crate::usage::KeyInspection;
 use crate::verb::Verb;
 
-/// A key with holds at one time, settled: holds whose time is over are charged as of their ends.
+/// A key with holds at one time, settled: expired holds are charged as of their ends.
 #[derive(Debug)]
 pub struct HeldKey<'k, S, L = HoldVec> {
     /// Usage.
@@ -22,11 +22,11 @@ pub struct HeldKey<'k, S, L = HoldVec> {
     /// Open holds.
     pub holds: &'k mut Holds<L>,
     quota: &'k Quota,
-    /// The time by the clock of the state, and by that of the holds. A store in process counts some
-    /// algorithms by the date and holds by elapsed time.
+    /// The time by the state's clock, and by that of the holds. A store in process counts some
+    /// algorithms by the date, and holds by elapsed time.
     now: Timestamp,
     at: Timestamp,
-    /// The times to decide at, which are later after a small step of the clock back.
+    /// The times to decide at; later than `now` after a small step of the clock back.
     settled: u64,
     arrived: u64,
 }
@@ -54,7 +54,7 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
         key
     }
 
-    /// A key that is settled already: by a script, or from a stored value.
+    /// A key that a script or a stored value has settled already.
     pub fn settled(
         state: &'k mut S,
         holds: &'k mut Holds<L>,
@@ -66,12 +66,12 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
         Self { state, holds, quota, now, at: now, settled, arrived }
     }
 
-    /// Carries out a verb. A check that reserves sets the cost aside instead of charging it, unless
-    /// the key has as many holds as it may, or as many as the store has room for.
+    /// Applies a verb. A check that reserves holds the cost instead of charging it, unless the key
+    /// or the store has no room for another hold.
     pub fn perform(&mut self, verb: Verb, cost: u64, new: Option<&NewHold>, room: usize) -> VerbEffect {
         match (verb, new) {
             (Verb::Check | Verb::Peek, _) if !self.fits(cost) => VerbEffect::Refused(cost),
-            // A peek finds it as well: all keys of a request are peeked at before one is charged.
+            // A peek reports it too: all keys of a request are peeked at before one is charged.
             (Verb::Check | Verb::Peek, Some(_)) if cost > 0 && self.holds.is_full() => {
                 VerbEffect::NoMoreHolds(HoldBound::OfKey)
             }
@@ -89,7 +89,7 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
         }
     }
 
-    /// Whether a change of the hold fits. All but extensions do.
+    /// Whether a change of the hold fits. Only extensions can fail.
     pub fn change_fits(&self, id: u64, change: &HoldChange) -> bool {
         match (change, self.holds.find(id)) {
             (HoldChange::Extend { total: Some(total), .. }, Some(at)) => {
@@ -135,8 +135,8 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
         }
     }
 
-    /// Ends a reservation that holds nothing on this key, and gives back what was charged at once.
-    /// Later changes find that it has ended. Without room to note that, nothing is given back.
+    /// Ends a reservation that holds nothing on this key, and refunds what was charged at once.
+    /// Later changes find it ended. Without room to record that, nothing is refunded.
     fn refund(&mut self, id: u64, cost: u64) -> (HoldStatus, VerbEffect) {
         if self.holds.find(id).is_some() {
             return (HoldStatus::AlreadySettled, VerbEffect::Moved(0));
@@ -144,7 +144,7 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
         if self.holds.is_full() {
             return (HoldStatus::Changed, VerbEffect::Moved(0));
         }
-        // Later the charge does not count any more, or the caller has long given up.
+        // After that, the charge no longer counts, or the caller has long given up.
         let kept_us = self.quota.window_us().min(micros(MAX_TTL));
         self.holds.add_ended(id, 0, self.arrived.saturating_add(kept_us));
         (HoldStatus::Changed, VerbEffect::Moved(self.state.refund(self.quota, self.settled, cost)))
@@ -153,14 +153,14 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
     fn change_ended(&mut self, id: u64, change: &HoldChange, ended: &EndedHold) -> (HoldStatus, VerbEffect) {
         let status = if ended.is_over { HoldStatus::Expired } else { HoldStatus::AlreadySettled };
         let cost = match (change, ended.is_over, ended.unsettled) {
-            // A permit is given back by its time, and charges nothing.
+            // A permit is returned when its time is over, without a charge.
             _ if self.quota.algorithm() == Algorithm::InFlight => 0,
             (HoldChange::Settle { total, .. }, true, Unsettled::Charge) => total.saturating_sub(ended.amount),
             (HoldChange::Settle { total, .. }, true, Unsettled::Forget) => *total,
             _ => 0,
         };
         if cost > 0 {
-            // A late settlement may be repeated as well.
+            // A late settlement may also be repeated.
             let settled = match ended.unsettled {
                 Unsettled::Charge => ended.amount.saturating_add(cost),
                 Unsettled::Forget => cost,
@@ -170,8 +170,8 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
         (status, VerbEffect::Moved(self.charge(self.settled, cost)))
     }
 
-    /// The decision after a verb or a change. As without holds, but what is held does not remain,
-    /// and the waits assume that each hold lasts to its end.
+    /// The decision after a verb or a change. Held cost does not remain, and the waits assume that
+    /// each hold lasts to its end.
     pub fn decision(&self, done: VerbEffect) -> Decision {
         let (used, held, limit) = (self.used(), self.holds.sum(), self.quota.capacity());
         let lag = self.settled.saturating_sub(self.now.as_micros());
@@ -211,7 +211,7 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
         cost <= free
     }
 
-    /// Charges a cost, up to the most that a key counts. Returns the charged cost.
+    /// Charges a cost, up to the key's maximum. Returns the charged cost.
     fn charge(&mut self, at: u64, cost: u64) -> u64 {
         charge(self.state, self.quota, at, cost)
     }
@@ -244,7 +244,7 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
         self.fits_at(&later, time, target, held).unwrap_or(time) - self.settled
     }
 
-    /// When at most `target` counts with `held`, if nothing else happens from `time` on.
+    /// When at most `target` counts with `held`, if nothing else happens after `time`.
     fn fits_at(&self, later: &S::Forecast, time: u64, target: u64, held: u64) -> Option<u64> {
         let target = target.checked_sub(held)?;
         let (wait_us, left) = match target.checked_sub(later.used(self.quota, time)) {
@@ -255,7 +255,7 @@ impl<'k, S: State, L: HoldList> HeldKey<'k, S, L> {
         Some(time.saturating_add(wait_us).max(self.settled.saturating_add(left_out_us)))
     }
 
-    /// Microseconds until nothing counts and nothing is held, at most.
+    /// Maximum microseconds until nothing counts and nothing is held.
     fn reset_us(&self) -> u64 {
         if self.holds.is_empty() {
             return self.state.wait_us(self.quota, self.settled, 0);
@@ -286,8 +286,8 @@ pub fn inspect_with_holds<S: State>(
     (KeyInspection { decision, ..inspect(state, quota, now, cost) }, holds)
 }
 
-/// What still counts of a cost that was charged at `made`, at most. Both are by the clock of the
-/// state. A refund of more would take away what others charged since.
+/// The maximum that still counts of a cost charged at `made`. Both times are by the clock of the
+/// state. A larger refund would remove later charges of others.
 pub fn counts_still(quota: &Quota, cost: u64, made: Timestamp, now: Timestamp) -> u64 {
     let age_us = now.as_micros().saturating_sub(made.as_micros());
     let begin = |time: Timestamp| quota.period(time.as_micros()).begin;

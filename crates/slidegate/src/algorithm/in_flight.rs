@@ -33,7 +33,7 @@ impl State for InFlight {
         0
     }
 
-    /// What ends is no longer in flight.
+    /// An ended request is no longer in flight.
     fn charge(&mut self, _quota: &Quota, _now: u64, _cost: u64) {}
 
     fn refund(&mut self, _quota: &Quota, _now: u64, _cost: u64) -> u64 {

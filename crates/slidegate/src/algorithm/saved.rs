@@ -11,10 +11,10 @@ use crate::quota::Quota;
 
 /// A state that can be saved.
 pub(crate) trait SavedState: State {
-    /// What is saved of it.
+    /// The saved form.
     type Saved: Serialize + DeserializeOwned;
 
-    /// What to save.
+    /// The form to save.
     fn save(&self, ages: Ages) -> Self::Saved;
 
     /// The state that was saved, under the quota of then. `None` if it cannot have been. `now` is the
@@ -55,7 +55,7 @@ impl Holds {
         self.iter().map(save).collect()
     }
 
-    /// What [`save`](Self::save) returned. `None` if no key can have had these holds.
+    /// Restores the result of [`save`](Self::save). `None` if no key can have had these holds.
     pub fn load(saved: Vec<SavedHold>, ages: Ages, now: u64) -> Option<Self> {
         let mut holds = Self::default();
         holds.arrive(now, 0);

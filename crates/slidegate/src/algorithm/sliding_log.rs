@@ -180,7 +180,7 @@ impl SavedState for SlidingLog {
     }
 }
 
-/// What is stored in Redis.
+/// The fields stored in Redis.
 impl<E: Entries> Log<E> {
     /// A log of these entries, of which the oldest and the newest have these timestamps, and all
     /// together this cost.

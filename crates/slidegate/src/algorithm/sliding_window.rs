@@ -26,7 +26,7 @@ pub struct SlidingWindow {
     current: u64,
 }
 
-/// What is stored in Redis.
+/// The fields stored in Redis.
 impl SlidingWindow {
     /// Counters from a script's reply.
     pub fn from_parts(end: u64, previous: u64, current: u64) -> Self {
@@ -40,8 +40,8 @@ impl SlidingWindow {
 }
 
 impl SlidingWindow {
-    /// What still counts of `previous` when the current window ends in `left` microseconds, rounded
-    /// up.
+    /// The part of `previous` that still counts when the current window ends in `left`
+    /// microseconds, rounded up.
     #[inline]
     fn weighted(quota: &Quota, previous: u64, left: u64) -> u64 {
         match previous.checked_mul(left) {
@@ -78,7 +78,7 @@ impl State for SlidingWindow {
         if period.end == self.end { now } else { self.roll(quota, now, period) }
     }
 
-    /// What counts now counts as charged in the window of the new length that contains `now`.
+    /// Usage that counts now becomes a charge in the window of the new length that contains `now`.
     fn adopt(&mut self, old: &Quota, quota: &Quota, now: u64) {
         self.current = self.used(old, now).min(quota.max_used());
         self.previous = 0;

@@ -1,4 +1,4 @@
-//! What an algorithm is: a [`State`] with pure functions on integers, in microseconds.
+//! The interface of an algorithm: a [`State`] with pure functions on integers, in microseconds.
 //!
 //! It knows no key, store or clock; the time is an argument. Numbers that must be equal in every
 //! store are computed only here.
@@ -20,7 +20,7 @@ pub trait State: Default + Clone + std::fmt::Debug {
     /// A shared store has only one time, the server's.
     const ALIGNS_TO_DATE: bool = false;
 
-    /// What [`forecast`](Self::forecast) returns.
+    /// Returned by [`forecast`](Self::forecast).
     type Forecast: State;
 
     /// Advances the state to `now` and drops what no longer counts. Returns the time to decide at,
@@ -80,7 +80,7 @@ pub trait State: Default + Clone + std::fmt::Debug {
         0
     }
 
-    /// Most bytes on the heap that any history of this many entries of at most this cost leads to.
+    /// Maximum heap bytes after any history of this many entries of at most this cost.
     fn most_heap_bytes(_quota: &Quota, _entries: u64, _cost: u64) -> usize {
         0
     }
@@ -89,7 +89,7 @@ pub trait State: Default + Clone + std::fmt::Debug {
 /// The wait when the store holds as much as it may: when a hold of another key ends is not known.
 pub(super) const NO_MORE_HOLDS_US: u64 = SECOND_US;
 
-/// Most steps in the report of how usage declines.
+/// Maximum number of steps in a forecast.
 const MAX_STEPS: u64 = 20;
 
 /// The full usage of a key, with the decision of a peek at `cost`.

@@ -27,13 +27,13 @@ pub struct TokenBucket {
 /// Buckets that drain longer do so for more than any window.
 const MAX_DRAIN_US: u64 = 366 * 86_400_000_000;
 
-/// What drains per microsecond, in cost per window. A limit of 0 drains like 1, so that earlier
+/// Drain rate per microsecond, in cost per window. A limit of 0 drains like 1, so that earlier
 /// usage is forgotten.
 fn rate(quota: &Quota) -> u64 {
     quota.limit().max(1)
 }
 
-/// What is stored in Redis.
+/// The fields stored in Redis.
 impl TokenBucket {
     /// A bucket from a script's reply.
     pub fn from_parts(at: u64, level: u64, fraction: u64) -> Self {

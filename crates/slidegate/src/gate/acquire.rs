@@ -1,8 +1,8 @@
-//! Waiting for a gate: until a check or a reservation is allowed.
+//! Waiting at a gate until a check or a reservation is allowed.
 //!
-//! A caller waits in the queue of the key that denied it, and moves to that of another key if that
-//! one denies it at the head. What frees cost of a key in this process wakes the head of its queue.
-//! A shared gate also asks again from time to time, for what other instances free.
+//! A caller waits in the queue of the key that denied it. If another key denies it at the head, it
+//! moves to that key's queue. Cost freed in this process wakes the head of the key's queue. A
+//! shared gate also asks again periodically, for cost that other instances free.
 
 use std::fmt;
 use std::future::IntoFuture;
@@ -23,15 +23,15 @@ use crate::waiting::queue_key::QueueKey;
 use crate::waiting::queues::{AskOutcome, Asker, Denial, Queues, wait};
 use crate::waiting::{Cause, MaxWaiting, NotAcquired, TIMEOUT};
 
-/// How long a head waits before it asks a shared store again about a key with open holds, which
-/// other instances may settle at any time: 50 ms on average, and never in step.
+/// Retry interval for a shared key with open holds, which other instances may settle at any time:
+/// random around 50 ms, so that heads do not retry in step.
 const ASK_SHARED_HOLDS: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(75));
-/// The same of keys without holds, which only a refund or a reset frees early, and of keys in
-/// memory, whose holds may end by their time with less than they held.
+/// Retry interval for all other keys. Without holds, only a refund or a reset frees cost early; in
+/// memory, a hold may expire with less than it held.
 const ASK_OTHERS: Duration = Duration::from_secs(1);
 
 impl<S: Store> Gate<S> {
-    /// Lets no more than these wait in [`acquire`](Self::acquire) and
+    /// Bounds how many callers may wait in [`acquire`](Self::acquire) and
     /// [`acquire_reservation`](Self::acquire_reservation).
     #[must_use]
     pub fn with_max_waiting(mut self, most: MaxWaiting) -> Self {
@@ -39,18 +39,17 @@ impl<S: Store> Gate<S> {
         self
     }
 
-    /// Waits until a [`check`](Self::check) of the request is allowed, instead of being denied:
-    /// first come, first served among those in this process who wait for the same key of the same
-    /// policy, and never longer than a timeout.
+    /// Waits until a [`check`](Self::check) of the request is allowed, up to a timeout. Callers in
+    /// this process that wait for the same key of the same policy are served first come, first
+    /// served.
     ///
     /// A request that several keys limit waits for one of them at a time: the one that denied it
-    /// last. A future that is dropped leaves the queue and charges nothing; over a shared store, a
-    /// check that was sent already may still be charged. Capacity that a refund, a settlement, a
-    /// reset or other policies make is noticed at once in this process. Of keys with open holds in
-    /// a shared store, the head asks again every 25 to 75 ms for what other instances settle; of
-    /// others, when the wait is over, and every second. A policy that [counts
-    /// denials](crate::Excess::Count) counts each time that it is asked. Needs a tokio runtime with
-    /// timers.
+    /// last. A dropped future leaves the queue and charges nothing; over a shared store, a check
+    /// that is already sent may still be charged. Capacity freed in this process by a refund, a
+    /// settlement, a reset or a new configuration is noticed at once. For keys with open holds in a
+    /// shared store, the head asks again every 25 to 75 ms, to notice settlements of other
+    /// instances; for other keys, when the wait is over, and every second. A policy that [counts
+    /// denials](crate::Excess::Count) counts each retry. Needs a tokio runtime with timers.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
@@ -67,14 +66,14 @@ impl<S: Store> Gate<S> {
     /// ```
     ///
     /// # Errors
-    /// When awaited, [`NotAcquired`]: it can never fit, as many wait as may, or there is no room in
-    /// time.
+    /// When awaited, [`NotAcquired`]: the cost can never fit, too many callers wait, or there is no
+    /// capacity in time.
     pub fn acquire<'g, 'r>(&'g self, request: &'r Request<'r>) -> GateAcquire<'g, 'r, S> {
         GateAcquire { gate: self, request, within: TIMEOUT }
     }
 
-    /// The queue to join before asking: of a key that others wait for, after the current one in the
-    /// order of the policies.
+    /// The queue to join before asking: that of the next key, in policy order after the current
+    /// one, that others wait for.
     fn queue_before(&self, request: &Request<'_>, current: Option<QueueKey>) -> Option<QueueKey> {
         if self.queues.waiting() <= usize::from(current.is_some()) {
             return None;
@@ -87,7 +86,7 @@ impl<S: Store> Gate<S> {
         keys.into_iter().skip(after).find(|key| self.queues.has(*key))
     }
 
-    /// What to wait for after a denial.
+    /// How to wait after a denial.
     fn denial<A>(&self, decisions: &Decisions<'_>) -> AskOutcome<A, QueueKey> {
         let never = |why: String| AskOutcome::Never(NotAcquired(Cause::NeverOfGate(why)));
         let Some(denied) = decisions.strictest().filter(|strictest| strictest.is_denied()) else {
@@ -120,7 +119,6 @@ impl<S: Store> Gate<S> {
         AskOutcome::Denied(Denial { key: QueueKey::new(number, &denied.key()), wait, is_held, ask_again })
     }
 
-    /// Wakes the waiters for what was refunded.
     #[inline]
     pub(super) fn wake_refunded(&self, decisions: &Decisions<'_>) {
         if self.queues.waiting() > 0 {
@@ -136,7 +134,6 @@ impl<S: Store> Gate<S> {
         }
     }
 
-    /// Wakes the waiters of the keys of these charges.
     pub(super) fn wake_charged(&self, plan: &Plan<'_>) {
         plan.charges.iter().for_each(|charge| self.queues.wake(|| QueueKey::new(charge.number, &charge.key)));
     }
@@ -144,11 +141,10 @@ impl<S: Store> Gate<S> {
 
 impl<S: HoldStore> Gate<S> {
     /// Waits until the request can be [reserved](Self::reserve), as [`acquire`](Self::acquire) does
-    /// for a check: for a permit of [`Quota::in_flight`](crate::Quota::in_flight), for example. A
-    /// settled or cancelled permit wakes the head of its queue at once.
+    /// for a check: for a permit of [`Quota::in_flight`](crate::Quota::in_flight), for example.
+    /// Settling or cancelling a permit wakes the head of its queue at once.
     ///
-    /// A future that is dropped while a shared store decides may leave a hold, which ends by its
-    /// time.
+    /// A future dropped while a shared store decides may leave a hold, which expires on time.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
@@ -167,12 +163,12 @@ impl<S: HoldStore> Gate<S> {
     /// ```
     ///
     /// # Errors
-    /// When awaited, as [`acquire`](Self::acquire).
+    /// When awaited, same as [`acquire`](Self::acquire).
     pub fn acquire_reservation<'g, 'r>(&'g self, request: &'r Request<'r>) -> AcquireReservation<'g, 'r, S> {
         AcquireReservation { gate: self, request, ttl_us: None, within: TIMEOUT }
     }
 
-    /// Wakes the waiters of a key, if a change of its hold has freed cost.
+    /// Wakes the waiters of a key if a change of its hold freed cost.
     pub(super) fn wake_after(
         &self,
         queue: Option<u64>,
@@ -204,7 +200,7 @@ pub struct GateAcquire<'g, 'r, S> {
 }
 
 impl<S> GateAcquire<'_, '_, S> {
-    /// Sets the longest wait, from the first await on and by tokio's clock. Default: one minute.
+    /// Sets the longest wait, measured by tokio's clock from the first poll. Default: one minute.
     /// With zero, the call fails at once if it would have to wait; it does not overtake waiters.
     pub fn timeout(mut self, longest: Duration) -> Self {
         self.within = longest;
@@ -228,10 +224,10 @@ impl<S> AcquireReservation<'_, '_, S> {
         self
     }
 
-    /// Sets how long the reservation lasts, see [`Gate::reserve_for`].
+    /// Sets how long the reservation lasts. See [`Gate::reserve_for`].
     ///
     /// # Errors
-    /// If the time is out of range.
+    /// If the duration is out of range.
     pub fn ttl(mut self, ttl: Duration) -> Result<Self, Error> {
         self.ttl_us = Some(ttl_us(ttl).map_err(Error::ticket)?);
         Ok(self)

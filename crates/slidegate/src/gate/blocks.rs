@@ -5,19 +5,19 @@ use crate::decision::{Decision, DecisionSource, Verdict, Waits};
 use crate::store::with_denials;
 use crate::time::Timestamp;
 
-/// The remaining time of the blocks of charges, at least one of which is in force.
+/// The remaining time of blocks, at least one of which is in force.
 ///
-/// A block denies any cost, whatever the store would decide. So the store is only asked for the
-/// usage, and the block is applied to its decision.
+/// A block denies any cost, whatever the store would decide. So the store only reports usage, and
+/// the block is applied to its decision.
 #[derive(Debug)]
 pub(crate) struct Blocks {
-    /// For each charge, in microseconds.
+    /// Per charge, in microseconds.
     rests_us: PerCharge<Option<u64>>,
 }
 
 impl Blocks {
-    /// `None` if no key is blocked now, which is the usual case. `now` is the date, as blocks end
-    /// at one.
+    /// `None` if no key is blocked now, the usual case. `now` is a date, because blocks end at a
+    /// date.
     pub(crate) fn of(charges: &[Charge<'_>], now: impl FnOnce() -> Timestamp) -> Option<Self> {
         if charges.iter().all(|charge| charge.block.is_none()) {
             return None;
@@ -28,12 +28,11 @@ impl Blocks {
         rests_us.iter().any(Option::is_some).then_some(Self { rests_us })
     }
 
-    /// The charges for the store: blocked ones become denials.
+    /// The charges for the store, where blocked ones become denials.
     pub(crate) fn without_blocked<'a>(&self, charges: &[Charge<'a>]) -> Charges<'a> {
         with_denials(charges, |at| self.rests_us[at].is_some() && charges[at].part.is_deniable())
     }
 
-    /// Denies the blocked keys in the store's decisions.
     pub(crate) fn apply(self, charges: &[Charge<'_>], decisions: &mut [Decision]) {
         for ((charge, rest_us), decision) in charges.iter().zip(self.rests_us).zip(decisions) {
             if let Some(rest_us) = rest_us {
@@ -43,14 +42,13 @@ impl Blocks {
     }
 }
 
-/// The decision on a key that is blocked for `rest_us`. `asks` is whether the block denies the
-/// request.
+/// The decision on a key blocked for `rest_us`. `asks`: whether the block denies the request.
 ///
-/// Nothing remains of the limit during the block. If the key has no capacity either when the block
-/// ends, the wait is the longer of the two, so that the same request is admitted after it.
+/// Nothing of the limit remains during the block. If the key lacks capacity when the block ends,
+/// the wait is the longer of the two, so that the same request is admitted after it.
 pub(crate) fn blocked(decision: Decision, rest_us: u64, asks: bool) -> Decision {
     let Waits { retry_us, reset_us, frees_us } = decision.waits;
-    // The wait of a fallback that denies is an estimate, which the block replaces.
+    // A fallback that denies only estimates the wait; the block replaces it.
     let until_room_us = if decision.source == DecisionSource::Deny { 0 } else { retry_us };
     let waits = Waits {
         retry_us: if asks { rest_us.max(until_room_us) } else { retry_us },

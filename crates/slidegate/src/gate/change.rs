@@ -1,4 +1,4 @@
-//! Changes of a reservation: settling, extending, cancelling and ending it.
+//! Changes of a reservation: settle, extend, cancel, end.
 
 use crate::hold::{HoldChange, Unsettled};
 use crate::policy::Policy;
@@ -6,7 +6,7 @@ use crate::quota::Algorithm;
 use crate::request::Cost;
 use crate::ticket::{TicketKey, TicketPart};
 
-/// What is to be done with all holds of a ticket.
+/// A change to all holds of a ticket.
 #[derive(Debug, Clone)]
 pub(super) enum Change<'c> {
     Settle {
@@ -18,13 +18,13 @@ pub(super) enum Change<'c> {
         ttl_us: Option<u64>,
     },
     Cancel,
-    /// What the end of its time would do.
+    /// Same as the end of its time.
     End,
 }
 
 impl Change<'_> {
-    /// The change of one key under a policy, if there is one. A key that was charged at once is not
-    /// asked whether the reservation is open, unless nothing is held on any key.
+    /// The change of one key under a policy, if any. A key that was charged at once cannot tell
+    /// whether the reservation is open, so it is only asked if no key holds anything.
     pub(super) fn of(&self, key: &TicketKey<'_>, policy: &Policy, has_holds: bool) -> Option<HoldChange> {
         let counts = policy.counts();
         let TicketPart::Held { ttl_us, unsettled, settled, .. } = key.part else {

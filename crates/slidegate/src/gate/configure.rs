@@ -1,4 +1,4 @@
-//! The policies of a gate: checked against its store, and changed while it decides.
+//! The policies of a gate: validated against its store, and replaced while it decides.
 
 use std::sync::{Arc, PoisonError};
 
@@ -8,7 +8,7 @@ use crate::policy::{Policy, PolicySet};
 use crate::store::{QuotaChanges, Store};
 
 impl<S: Store> Gate<S> {
-    /// A gate over any store, see [`store`](crate::store).
+    /// A gate over any store. See [`store`](crate::store).
     ///
     /// # Errors
     /// If a limit is too large for the store. A [`MemoryStore`](crate::MemoryStore) takes any limit.
@@ -17,14 +17,14 @@ impl<S: Store> Gate<S> {
         Ok(Self::from_parts(policies, store))
     }
 
-    /// Activates other policies. A request is decided under the old set or the new one, never under
-    /// parts of both. Usage is kept by policy name. It counts by the old quota until now and by the
-    /// new one from now on. In a shared store that happens with the next decision on a key. It
-    /// starts afresh if the scope or the algorithm changes, or if the policy begins or ceases to
-    /// [weigh](crate::Counts::Weighted) costs.
+    /// Activates other policies. A request is decided under the old set or the new one, never a
+    /// mix. Usage is kept by policy name. It counts by the old quota until now and by the new one
+    /// from now on; in a shared store, from the next decision on a key. Usage starts afresh if the
+    /// scope or the algorithm changes, or if the policy starts or stops
+    /// [weighting](crate::Counts::Weighted) costs.
     ///
-    /// Takes time proportional to the number of keys in this process's memory, while decisions go
-    /// on.
+    /// Takes time proportional to the number of keys in this process's memory, while decisions
+    /// continue.
     ///
     /// # Errors
     /// If a limit is too large for the store. The old set stays active. A [`MemoryStore`](crate::MemoryStore) takes any
@@ -60,7 +60,6 @@ impl<S: Store> Gate<S> {
     }
 }
 
-/// Checks that the store can count the limits of these policies.
 fn check(policies: &PolicySet, store: &impl Store) -> Result<(), Error> {
     policies.iter().try_for_each(|policy| check_policy(policy, store))
 }

@@ -1,4 +1,4 @@
-//! The decisions of all matching policies on a call, and its verdict.
+//! The decisions of all matching policies on a call, and the verdict.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,30 +22,29 @@ use crate::time::Timestamp;
 use crate::usage::{KeyInspection, KeyUse};
 use crate::verb::{Role, Verb};
 
-/// The decisions of all matching policies on a request, or on several, and the verdict.
+/// The decisions of all matching policies on one or more requests, and the verdict.
 pub struct Decisions<'r> {
-    /// Kept in force until the answer is written, whatever is configured meanwhile.
+    /// Kept until the answer is written, even if other policies are configured meanwhile.
     pub(super) policies: Guard<Arc<PolicySet>>,
     requests: &'r [Request<'r>],
-    /// What was done with all of them; each of them says it where this does not.
+    /// The verb of all requests; `None` if each request has its own.
     verb: Option<Verb>,
     pub(super) decided: StoreDecisions,
-    /// What the decisions are on, in the requests' order and that of the policies.
+    /// One place per decision, in the order of the requests, then the policies.
     pub(super) places: PerCharge<Place>,
 }
 
-/// What a decision is on: its request, and the place of its policy in the set.
+/// The request that a decision is on, and the position of its policy in the set.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
     request: u32,
     policy: u32,
-    /// Where the decision stands among those of the store.
+    /// The index of the decision among those of the store.
     decision: u32,
     role: Role,
 }
 
 impl Plan<'_> {
-    /// What was found on the charges' keys.
     pub(crate) fn uses(&self, found: Vec<KeyInspection>) -> Vec<KeyUse> {
         let charges = self.charges.iter().zip(found);
         let named = |(charge, mut found): (&Charge<'_>, KeyInspection)| {
@@ -58,7 +57,7 @@ impl Plan<'_> {
         charges.map(named).collect()
     }
 
-    /// Shows the blocked keys among those that were found.
+    /// Marks the blocked keys among those found.
     pub(crate) fn lay_blocks_over(&self, found: &mut [KeyInspection], now: Timestamp) {
         for (charge, found) in self.charges.iter().zip(found) {
             if let Some(rest_us) = charge.block.and_then(|block| block.rest_us(now)) {
@@ -67,7 +66,7 @@ impl Plan<'_> {
         }
     }
 
-    /// What the decisions on the charges are on, in the requests' order and that of the policies.
+    /// Adds the places of the plan's charges, in the order of the requests, then the policies.
     pub(super) fn places(&self, places: &mut PerCharge<Place>) {
         let place = |at: usize, request: u32| {
             let charge = &self.charges[at];
@@ -91,7 +90,6 @@ pub struct PolicyDecision<'d> {
 }
 
 impl<'r> Decisions<'r> {
-    /// No decisions yet.
     #[inline]
     pub(super) fn new(
         policies: Guard<Arc<PolicySet>>,
@@ -110,7 +108,7 @@ impl Decisions<'_> {
         &self.policies
     }
 
-    /// Whether the request may pass, or all of several: no enforced policy denies, and there is no
+    /// Allowed if no enforced policy denies any of the requests and there is no
     /// [error](Self::error).
     #[must_use]
     pub fn verdict(&self) -> Verdict {
@@ -124,24 +122,24 @@ impl Decisions<'_> {
         }
     }
 
-    /// Whether the requests that deny only [together](Role::Together) do.
+    /// Whether requests with [`Role::Together`] deny.
     fn denies_together(&self) -> bool {
         let mut together = self.iter().filter(|one| one.role() == Role::Together).peekable();
         together.peek().is_some() && together.all(|one| one.is_denied() && one.policy().is_enforced())
     }
 
-    /// Keeps the decisions that `keep` selects: for answers that describe a part of a call only.
-    /// The [verdict](Self::verdict) is that of the rest from then on.
+    /// Keeps only the decisions that `keep` selects, for answers about a part of a call. From then
+    /// on, the [verdict](Self::verdict) is that of the remaining ones.
     pub fn retain(&mut self, mut keep: impl FnMut(&PolicyDecision<'_>) -> bool) {
         let kept: PerCharge<bool> = self.iter().map(|one| keep(&one)).collect();
         let mut kept = kept.into_iter();
         self.places.retain(|_| kept.next().unwrap_or(true));
     }
 
-    /// Why nothing was decided: a request is [`under`](Request::under) a policy that the gate does
-    /// not have, lacks an attribute that the policy counts by, or has a cost by a name that no policy
-    /// counts, and not the one that a policy [counts](crate::Counts::Named). The verdict is to deny
-    /// then, no policy has a decision, and nothing was charged.
+    /// Why nothing was decided: a request is [`under`](Request::under) a policy that the gate
+    /// lacks, has no value for an attribute in the policy's scope, or has a named cost that no
+    /// policy counts, without the one that a policy [counts](crate::Counts::Named). The verdict is
+    /// then to deny, there are no decisions, and nothing was charged.
     #[must_use]
     pub fn error(&self) -> Option<Error> {
         if !self.places.is_empty() {
@@ -150,14 +148,14 @@ impl Decisions<'_> {
         self.requests.iter().find_map(|request| self.policies.error_of(request))
     }
 
-    /// Why the shared store did not decide every policy, if a fallback decided one.
+    /// Why the shared store did not decide every policy; `None` if no fallback decided.
     #[must_use]
     pub fn store_failure(&self) -> Option<&StoreFailure> {
         self.decided.failure.as_deref()
     }
 
-    /// Whether there is an [error](Self::error). A plan with an error has no charges, which is
-    /// checked first because it is cheaper.
+    /// Whether there is an [error](Self::error). A plan with an error has no charges; that check is
+    /// cheaper, so it comes first.
     fn cannot_decide(&self) -> bool {
         self.places.is_empty() && self.requests.iter().any(|request| self.policies.cannot_decide(request))
     }
@@ -174,27 +172,27 @@ impl Decisions<'_> {
         self.verdict() == Verdict::Deny
     }
 
-    /// Whether no policy applied: the request was allowed and counted nowhere. Where that cannot be
-    /// right, a misspelt attribute is the likely cause; see [`PolicySet::require`].
+    /// Whether no policy applied: the request was allowed and counted nowhere. If you do not expect
+    /// that, an attribute is probably misspelt; see [`PolicySet::require`].
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
 
-    /// Every decision, in the order of the policies, shadow ones included.
+    /// Every decision, in policy order, including shadow policies.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = PolicyDecision<'_>> {
         self.places.iter().map(|place| PolicyDecision { all: self, place: *place })
     }
 
-    /// The policies that [do not apply](crate::OnMissing::Skip) to a request of the call, as that lacks an
-    /// attribute of their scope.
+    /// The policies that [do not apply](crate::OnMissing::Skip) to a request of the call because it
+    /// lacks an attribute of their scope.
     pub fn skipped(&self) -> impl Iterator<Item = &Policy> {
         self.requests.iter().flat_map(|request| self.policies.skipped(request))
     }
 
     /// The decision that binds: the [strictest](Decision::is_stricter_than) of the enforced
-    /// policies, the first of those that are even. A denial that denies nothing, see [`Role`], does
-    /// not bind. `None` when no enforced policy applies.
+    /// policies, or the first of equals. A denial without effect, see [`Role`], does not bind.
+    /// `None` if no enforced policy applies.
     #[must_use]
     pub fn strictest(&self) -> Option<PolicyDecision<'_>> {
         let denies_together = self.denies_together();
@@ -234,36 +232,36 @@ impl<'d> PolicyDecision<'d> {
         self.all.policies.policy(self.position())
     }
 
-    /// Where the policy stands in its set, from 0.
+    /// The position of the policy in its set, from 0.
     #[must_use]
     pub fn position(&self) -> usize {
         self.place.policy as usize
     }
 
-    /// Which of the requests it is on, from 0.
+    /// The index of its request in the call, from 0.
     #[must_use]
     pub fn request(&self) -> usize {
         self.place.request as usize
     }
 
-    /// What was to be done with its request's cost.
+    /// The verb applied to its request's cost.
     #[must_use]
     pub fn verb(&self) -> Verb {
         self.all.verb.unwrap_or(self.asking().verb())
     }
 
-    /// How it takes part in the call: the role of its request, or of another one that it met on its
-    /// key.
+    /// The role in the call: that of its request, or of another one that shares its key.
     #[must_use]
     pub fn role(&self) -> Role {
         self.place.role
     }
 
-    /// The [shares](Policy::notify) of the limit, in percent, that the key crossed by what this decision
-    /// charged or reserved, in ascending order. What it used before was below them. Empty for a
-    /// refund, and for a denial that charged nothing.
+    /// The [shares](Policy::notify) of the limit, in percent, that this decision's charge or hold
+    /// made the key cross, in ascending order. Usage was below them before. Empty for a refund, and
+    /// for a denial that charged nothing.
     ///
-    /// A key can cross a share several times in a window, as its usage goes down as well.
+    /// A key can cross a share several times in a window, because usage can drop below it in
+    /// between.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
@@ -287,33 +285,33 @@ impl<'d> PolicyDecision<'d> {
         percents.iter().copied().filter(move |percent| reaches(now, *percent) && !reaches(before, *percent))
     }
 
-    /// What its request asked for under this policy, charged or not.
+    /// The cost that its request asked for under this policy, charged or not.
     #[must_use]
     pub fn asked(&self) -> Amount {
         self.policy().cost_of(self.asking())
     }
 
-    /// The key that it decided on.
+    /// The key.
     #[must_use]
     pub fn key(&self) -> Key<'d> {
         self.policy().key(self.asking())
     }
 
-    /// The quota that it decided by: the inline quota, the key's override, the request's tier, or the
+    /// The quota in force: the inline quota, the key's override, the request's tier, or the
     /// policy's own.
     #[must_use]
     pub fn quota(&self) -> &'d Quota {
         self.all.policies.quota_of(self.position(), &self.key(), self.asking())
     }
 
-    /// The block of its key, if the key [is blocked](Decision::is_blocked).
+    /// The block of the key, if it [is blocked](Decision::is_blocked).
     #[must_use]
     pub fn block(&self) -> Option<&'d Block> {
         let block = || self.all.policies.block_of(self.position(), &self.key());
         self.is_blocked().then(block).flatten()
     }
 
-    /// Why the shared store did not decide, if the policy's fallback did.
+    /// Why the shared store did not decide; `None` unless the policy's fallback did.
     #[must_use]
     pub fn store_failure(&self) -> Option<&'d StoreFailure> {
         let is_fallback = !matches!(self.source, DecisionSource::Store | DecisionSource::CachedDenial);

@@ -1,4 +1,4 @@
-//! A denial in a sentence for its client, and how long the client is told to wait.
+//! A denial as a sentence for the client, with the time to wait.
 
 use std::time::Duration;
 
@@ -10,21 +10,21 @@ use crate::quota::{Algorithm, Quota};
 use crate::request::CostUnit;
 use crate::time::{Timestamp, millis_ceil, secs_ceil};
 
-/// When to ask again whether another request has ended.
+/// Retry delay when the wait depends on other requests to end.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Most characters of a key in a sentence. Keys have no maximum length.
+/// Longest key in a sentence, in characters. Keys themselves have no maximum length.
 pub const MAX_KEY: usize = 128;
 
-/// What the client of a request reads that names a policy which cannot decide. It must not learn about
-/// the policies.
+/// Sent to a client whose request names a policy that cannot decide. It must not reveal the
+/// policies.
 pub const UNDECIDED: &str = "The rate limit of this request is not configured correctly.";
 
 /// The largest Integer of a structured field: 15 digits (RFC 9651, 3.3.1). Larger numbers are
-/// written as this one.
+/// clamped to it.
 pub const MAX_INTEGER: u64 = 999_999_999_999_999;
 
-/// A number that a structured field can contain.
+/// Clamps a number to the Integer range of a structured field.
 #[must_use]
 pub fn integer(number: u64) -> u64 {
     number.min(MAX_INTEGER)
@@ -33,13 +33,13 @@ pub fn integer(number: u64) -> u64 {
 /// A decision with the name and the quota of its policy.
 #[derive(Debug, Clone, Copy)]
 pub struct NamedDecision<'d> {
-    /// Of the policy.
+    /// The policy's name.
     pub name: &'d str,
-    /// By which the key was decided.
+    /// The quota that decided.
     pub quota: &'d Quota,
-    /// On the key.
+    /// The decision on the key.
     pub decision: &'d Decision,
-    /// What a unit of cost is, if that is known.
+    /// The unit of cost, if known.
     pub unit: Option<CostUnit>,
 }
 
@@ -51,8 +51,8 @@ impl<'d> From<&PolicyDecision<'d>> for NamedDecision<'d> {
 }
 
 impl NamedDecision<'_> {
-    /// The wait of a denial; `None` if the request is allowed or never fits. At most a second where
-    /// only the end of other requests is waited for: they end mostly long before their time.
+    /// The wait of a denial; `None` if the request is allowed or never fits. At most a second if it
+    /// only waits for other requests to end, as most end long before their time.
     fn wait(&self) -> Option<Duration> {
         let wait = self.decision.retry_after().filter(|_| self.decision.is_denied())?;
         let waits_for_requests = match self.decision.reason() {
@@ -75,13 +75,13 @@ impl NamedDecision<'_> {
         self.wait().map(|wait| integer(millis_ceil(wait).max(1)))
     }
 
-    /// The sentence about a denial: the policy, its key, and when to retry. `blocked_until` is the end
-    /// of the key's block, if there is one.
+    /// The sentence about a denial: the policy, its key, and when to retry. `blocked_until` is the
+    /// end of the key's block, if any.
     #[must_use]
     pub fn sentence(&self, key: Option<&str>, blocked_until: Option<Timestamp>) -> String {
         let Self { name, quota, decision, .. } = *self;
         let reason = decision.reason().unwrap_or(Reason::OverLimit);
-        // Pushing pieces is several times faster than `format!`, and every denial gets here.
+        // Every denial gets here, and pushing pieces is several times faster than `format!`.
         let mut text = String::with_capacity(192);
         text.push_str("Policy `");
         text.push_str(name);
@@ -162,8 +162,8 @@ impl NamedDecision<'_> {
 }
 
 impl Decisions<'_> {
-    /// Why the request is denied, in a sentence for its client: the strictest policy, its key, truncated to
-    /// 128 characters, and when to retry. `None` if the request is allowed.
+    /// Why the request is denied, as a sentence for its client: the strictest policy, its key
+    /// (truncated to 128 characters), and when to retry. `None` if the request is allowed.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, Quota, Request};
@@ -191,7 +191,6 @@ impl Decisions<'_> {
     }
 }
 
-/// Truncates `text` to [`MAX_KEY`] characters.
 fn truncate(mut text: String) -> String {
     if let Some((end, _)) = text.char_indices().nth(MAX_KEY) {
         text.truncate(end);

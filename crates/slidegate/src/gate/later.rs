@@ -1,5 +1,5 @@
-//! Settlements that are sent when a shared store replies. A settlement may be sent again, so one
-//! that its caller cannot wait for is kept, and sent until the hold would have ended anyway.
+//! Settlements that are sent once a shared store replies. A settlement is safe to repeat, so one
+//! whose caller cannot wait is queued and retried until the hold would have ended anyway.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::store::{HoldStore, Store};
 use crate::ticket::Ticket;
 use crate::time::Timestamp;
 
-/// The pauses between attempts while the store does not reply.
+/// Pauses between attempts while the store does not reply.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -28,34 +28,35 @@ impl<S: Store> SharedGate<S> {
 }
 
 impl<S: HoldStore + 'static> SharedGate<S> {
-    /// Settles a reservation as soon as the store replies, for callers that cannot wait for it or
-    /// repeat it. It is sent again until the time of the hold is over; then the store has charged
-    /// what was held, or dropped it, and this is given up.
+    /// Settles a reservation as soon as the store replies, for callers that cannot wait or retry.
+    /// Retries until the hold's time is over; by then the store has charged or dropped what was
+    /// held.
     ///
-    /// At most 65,536 reservations wait. What waits is lost with the process.
+    /// At most 65,536 reservations wait. They are lost when the process ends.
     ///
-    /// The first change of a reservation that waits stays, as the first one would count if the store
-    /// replied. Returns whether this change waits: `false` if another one does, and this one is
-    /// dropped. Until the store replies, [`settle`](Self::settle) and its kin answer that the
-    /// reservation is [`AlreadySettled`](crate::reserve::HoldStatus::AlreadySettled).
+    /// The first queued change of a reservation wins, as it would if the store replied. Returns
+    /// whether this change is queued: `false` if another one is, and this one is dropped. Until the
+    /// store replies, [`settle`](Self::settle) and similar calls report
+    /// [`AlreadySettled`](crate::reserve::HoldStatus::AlreadySettled).
     ///
     /// # Errors
-    /// If too many wait, or there is no tokio runtime: nothing is sent.
+    /// If too many wait, or there is no tokio runtime; nothing is sent.
     pub fn settle_later<'c>(&self, ticket: Ticket, cost: impl Into<Cost<'c>>) -> Result<bool, Error> {
         self.gate().change_later(None, ticket, LastChange::Settle(cost.into().to_owned_cost()))
     }
 
-    /// The same for [`cancel`](Self::cancel).
+    /// Like [`settle_later`](Self::settle_later), for [`cancel`](Self::cancel).
     ///
     /// # Errors
-    /// As [`settle_later`](Self::settle_later).
+    /// Same as [`settle_later`](Self::settle_later).
     pub fn cancel_later(&self, ticket: Ticket) -> Result<bool, Error> {
         self.gate().change_later(None, ticket, LastChange::Cancel)
     }
 }
 
 impl<S: HoldStore + 'static> Gate<S> {
-    /// The same for a guard that is dropped, which may know a runtime where this thread has none.
+    /// Ends the reservation of a dropped guard, which may know a runtime where this thread has
+    /// none.
     pub(super) fn end_later(
         self: &Arc<Self>,
         runtime: Option<Handle>,
@@ -87,8 +88,8 @@ impl<S: HoldStore + 'static> Gate<S> {
         Ok(pushed.is_kept)
     }
 
-    /// Sends one. Returns the id of its reservation if the store did not reply and it is to be sent
-    /// again.
+    /// Sends one settlement. Returns its reservation's id if the store did not reply and it must be
+    /// sent again.
     async fn send_pending(self: Arc<Self>, pending: Pending) -> Option<u64> {
         let change = match &pending.change {
             LastChange::Settle(cost) => Change::Settle { cost: cost.as_cost(), is_final: true },
@@ -111,12 +112,12 @@ impl<S: HoldStore + 'static> Gate<S> {
     }
 }
 
-/// Whether all holds of a ticket have ended by their time.
+/// Whether the time of all holds of a ticket is over.
 fn is_over(ticket: &Ticket, now: Timestamp) -> bool {
     ticket.last_until().is_none_or(|until| now >= until)
 }
 
-/// Lets the next settlement start a task, also if this one's runtime is shut down.
+/// On drop, lets the next settlement start a new task, even if this one's runtime is shut down.
 struct Task<S> {
     gate: Weak<Gate<S>>,
     has_ended: bool,
@@ -130,7 +131,7 @@ impl<S> Drop for Task<S> {
     }
 }
 
-/// Sends what waits, and ends when nothing waits any more or the gate is gone.
+/// Sends queued settlements until none is left or the gate is dropped.
 async fn send_all<S: HoldStore + 'static>(mut task: Task<S>) {
     let mut pause = FIRST_PAUSE;
     while let Some(gate) = task.gate.upgrade() {

@@ -1,4 +1,4 @@
-//! The numbers of a gate's policies.
+//! The numbers that identify a gate's policies in its store.
 
 use std::collections::HashMap;
 
@@ -7,12 +7,13 @@ use crate::policy::PolicySet;
 /// A policy's name, its scope, and whether it counts millionths.
 type Known = (String, Vec<String>, bool);
 
-/// The numbers that policies' usage is stored under. A number is never given to another policy.
+/// The numbers that policies' usage is stored under. A number is never reused for another policy.
 #[derive(Debug, Default)]
 pub(super) struct Numbers(HashMap<Known, u32>);
 
 impl Numbers {
-    /// Usage belongs to the policy's name, scope and unit: another scope has other keys, and millionths are not units.
+    /// Usage belongs to a policy's name, scope and unit: another scope has other keys, and
+    /// millionths are not units.
     pub(super) fn number(&mut self, policies: &mut PolicySet) {
         policies.number(|policy| {
             let next = u32::try_from(self.0.len()).expect("names of policies are fewer than 2^32");
@@ -22,12 +23,11 @@ impl Numbers {
         });
     }
 
-    /// Every number that a policy of this name ever had.
+    /// Every number that a policy of this name has had.
     pub(super) fn of(&self, policy: &str) -> Vec<u32> {
         self.0.iter().filter(|((name, ..), _)| name == policy).map(|(_, number)| *number).collect()
     }
 
-    /// The number of the policy with this name, scope and unit.
     pub(super) fn get(&self, name: &str, scope: &[String], in_millionths: bool) -> Option<u32> {
         self.0.get(&(name.to_owned(), scope.to_vec(), in_millionths)).copied()
     }

@@ -1,6 +1,7 @@
-//! The queue of settlements that wait until a shared store replies.
+//! The queue of settlements that wait for a shared store.
 //!
-//! Policies share it: those of one reservation are one owner, as [`shares`](crate::shares) has it.
+//! Its capacity is shared among policies, see [`shares`](crate::shares); the policies of one
+//! reservation are one owner.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,16 +15,16 @@ use crate::request::OwnedCost;
 use crate::shares::Shares;
 use crate::ticket::Ticket;
 
-/// Most settlements that wait. Each takes some 300 bytes.
+/// Maximum number of waiting settlements, of about 300 bytes each.
 const MAX_PENDING: usize = 1 << 16;
-/// Settlements that are sent at a time.
+/// Settlements sent at a time.
 const SENT_AT_ONCE: usize = 32;
 
-/// Settlements that wait for the store of a gate, by the id of their reservation.
+/// Waiting settlements of a gate, by reservation id.
 #[derive(Debug, Default)]
 pub(super) struct PendingSettlements {
     queue: Mutex<Queue>,
-    /// How many of them the queue keeps, so that no change locks it while there are none.
+    /// The queue's length, so that no change locks an empty queue.
     kept: AtomicUsize,
     sent: AtomicU64,
     dropped: AtomicU64,
@@ -31,13 +32,13 @@ pub(super) struct PendingSettlements {
 
 #[derive(Debug)]
 struct Queue {
-    /// Also those that are being sent.
+    /// Waiting settlements, including those being sent.
     kept: HashMap<u64, Pending>,
-    /// How many of them the policies have that have any.
+    /// How many settlements each policy has waiting.
     shares: Shares<Policies>,
-    /// The ids of those that are to be sent, those that wait longest first.
+    /// Ids to send, oldest first.
     order: VecDeque<u64>,
-    /// Whether a task sends them.
+    /// Whether a task is sending.
     has_task: bool,
 }
 
@@ -51,42 +52,43 @@ impl Default for Queue {
     }
 }
 
-/// The last change of a reservation.
+/// The queued last change of a reservation.
 #[derive(Debug, Clone)]
 pub(super) struct Pending {
     pub(super) ticket: Ticket,
     pub(super) change: LastChange,
 }
 
-/// What is done last with a reservation.
+/// The last change of a reservation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum LastChange {
-    /// It is settled to what it cost in all.
+    /// Settle to the total cost.
     Settle(OwnedCost),
     Cancel,
-    /// What the end of its time would do.
+    /// Same as the end of its time.
     End,
 }
 
-/// What came of adding a settlement.
+/// The outcome of adding a settlement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Pushed {
-    /// Whether it waits. Otherwise another change of its reservation does, and this one is dropped.
+    /// Whether it is queued. If `false`, another change of its reservation is, and this one is
+    /// dropped.
     pub(super) is_kept: bool,
-    /// Whether a task has to be started.
+    /// Whether the caller must start a task.
     pub(super) needs_task: bool,
 }
 
-/// Settlements that were handed to [`Gate::settle_later`](crate::Gate::settle_later) and
+/// Settlements passed to [`Gate::settle_later`](crate::Gate::settle_later) and
 /// [`Gate::cancel_later`](crate::Gate::cancel_later).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PendingStats {
-    /// Those that wait now.
+    /// Settlements that wait now.
     pub waiting: u64,
-    /// Those that the store has replied to.
+    /// Settlements that the store replied to.
     pub sent: u64,
-    /// Those that were given up: the time of their hold was over, so that the store has charged or
-    /// dropped what was held, or too many waited, or the process had no tokio runtime.
+    /// Settlements given up: the hold's time was over, so the store charged or dropped what was
+    /// held; too many waited; or the process had no tokio runtime.
     pub dropped: u64,
 }
 
@@ -108,7 +110,8 @@ impl PendingSettlements {
         self.sent.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The task is gone, as its runtime was shut down. The next one also sends what it was sending.
+    /// Called when the task's runtime was shut down. The next task also sends what this one was
+    /// sending.
     pub(super) fn lose_task(&self) {
         let mut queue = self.queue();
         queue.has_task = false;
@@ -119,8 +122,8 @@ impl PendingSettlements {
         self.dropped.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether another last change of this reservation waits for the store. The first one stays, as it
-    /// would if the store had replied.
+    /// Whether another last change of this reservation is queued. The first one wins, as it would
+    /// if the store had replied.
     pub(super) fn keeps_another(&self, id: u64, change: &Change<'_>) -> bool {
         if self.kept.load(Ordering::Relaxed) == 0 {
             return false;
@@ -131,7 +134,7 @@ impl PendingSettlements {
             .is_some_and(|kept| LastChange::of(change).is_none_or(|new| new != kept.change))
     }
 
-    /// Adds one, unless one of its reservation waits already. O(1).
+    /// Adds a settlement, unless one of its reservation is queued already. O(1).
     pub(super) fn push(&self, pending: Pending) -> Result<Pushed, Error> {
         let mut queue = self.queue();
         let id = pending.ticket.id();
@@ -151,7 +154,7 @@ impl PendingSettlements {
         Ok(Pushed { is_kept, needs_task: !std::mem::replace(&mut queue.has_task, true) })
     }
 
-    /// Those to send next. If there are none, the task has ended: the next settlement starts one.
+    /// The next settlements to send. `None` ends the task: the next settlement starts a new one.
     pub(super) fn take(&self) -> Option<Vec<Pending>> {
         let mut queue = self.queue();
         let count = queue.order.len().min(SENT_AT_ONCE);
@@ -161,7 +164,7 @@ impl PendingSettlements {
         (!taken.is_empty()).then_some(taken)
     }
 
-    /// Forgets those of a batch that are done, and sends the others first.
+    /// Removes the sent settlements of a batch and puts the unsent ones at the front.
     pub(super) fn finish(&self, batch: &[u64], unsent: &[u64]) {
         let mut queue = self.queue();
         for id in batch.iter().filter(|id| !unsent.contains(id)) {
@@ -181,7 +184,7 @@ impl Pending {
 }
 
 impl LastChange {
-    /// The last change that this is, if it is one.
+    /// This change as a last change, if it is one.
     pub(super) fn of(change: &Change<'_>) -> Option<Self> {
         match change {
             Change::Settle { cost, is_final: true } => Some(Self::Settle(cost.to_owned_cost())),

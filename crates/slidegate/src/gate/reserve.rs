@@ -1,4 +1,4 @@
-//! Reservations: cost that is held until it is known, and settled, extended or cancelled.
+//! Reservations: cost is held until the true cost is known, then settled, extended or cancelled.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::ops::Deref;
@@ -24,7 +24,7 @@ use crate::ticket::{Ticket, TicketKey, TicketPart, TicketPlace, TicketSecret};
 use crate::verb::Verb;
 use crate::waiting::queue_key::QueueKey;
 
-/// What a reservation was answered: the decisions and, if they allow it, the ticket. Derefs to
+/// The answer to a reservation: the decisions and, if they allow it, the ticket. Derefs to
 /// [`Decisions`].
 #[derive(Debug)]
 #[must_use = "what is reserved is held until it is settled, and a denied request must not be served"]
@@ -61,7 +61,7 @@ impl<'r> Deref for Reserved<'r> {
     }
 }
 
-/// What a reservation holds from now on, and for how long.
+/// The new amount and duration of a reservation's hold.
 ///
 /// ```
 /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, reserve::Extension};
@@ -80,42 +80,42 @@ pub struct Extension<'c> {
 }
 
 impl<'c> Extension<'c> {
-    /// The same amount for the same time, from now on.
+    /// Keeps the amount and restarts the hold's time.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets what is held in all, which includes what was settled so far.
+    /// Sets the total to hold, including what is settled so far.
     #[must_use]
     pub fn with_total(self, cost: impl Into<Cost<'c>>) -> Self {
         Self { hold: Some(cost.into()), ..self }
     }
 
-    /// What is held in all, if it changes.
+    /// The new total to hold, if it changes.
     #[must_use]
     pub fn total(&self) -> Option<&Cost<'c>> {
         self.hold.as_ref()
     }
 
-    /// The time, if it changes.
+    /// The new duration, if it changes.
     #[must_use]
     pub fn ttl(&self) -> Option<Duration> {
         self.ttl_us.map(Duration::from_micros)
     }
 
-    /// Sets the time, 1 ms to 1 h from now on, also for later extensions and parts. It replaces the
-    /// lease of permits.
+    /// Sets the duration, 1 ms to 1 h from now, also for later extensions and partial settlements.
+    /// It replaces the lease of permits.
     ///
     /// # Errors
-    /// If the time is out of range.
+    /// If the duration is out of range.
     pub fn with_ttl(self, ttl: Duration) -> Result<Self, Error> {
         Ok(Self { ttl_us: Some(ttl_us(ttl).map_err(Error::ticket)?), ..self })
     }
 }
 
 impl Ticket {
-    /// Notes what came of a change of a key.
+    /// Records the outcome of a change of a key.
     fn renew(&mut self, place: TicketPlace, change: &HoldChange, status: HoldStatus, after: &Decision) {
         let Some(TicketKey { mut amount, mut part, .. }) = self.key(place) else { return };
         let TicketPart::Held { until, ttl_us, settled, .. } = &mut part else { return };
@@ -139,12 +139,13 @@ impl Ticket {
 }
 
 impl Gate {
-    /// Reserves the request's cost: decides as [`check`](Self::check), all policies or none, but
+    /// Reserves the request's cost. Decides like [`check`](Self::check), all policies or none, but
     /// holds the cost instead of charging it. A policy that [counts
     /// requests](crate::Counts::Requests) is charged at once. A denial charges and holds nothing.
     ///
-    /// The hold lasts one minute, a permit of [`Quota::in_flight`](crate::Quota::in_flight) as long
-    /// as its lease. It counts in full until it is [settled](Self::settle) to the true cost.
+    /// The hold lasts one minute; a permit of [`Quota::in_flight`](crate::Quota::in_flight) lasts
+    /// as long as its lease. It counts in full until it is [settled](Self::settle) to the true
+    /// cost.
     ///
     /// ```
     /// use slidegate::{Counts, Gate, Policy, PolicySet, Quota, Request};
@@ -166,18 +167,18 @@ impl Gate {
         at_once(self.reserve_under(slice::from_ref(request), HoldTerms::new(None), None))
     }
 
-    /// Like [`reserve`](Self::reserve), with a time to live of 1 ms to 1 h: how long the request may take before it is settled,
-    /// settled in part, or extended.
+    /// Like [`reserve`](Self::reserve), with a time to live of 1 ms to 1 h, within which the
+    /// request must be settled, settled in part, or extended.
     ///
     /// # Errors
-    /// If the time is out of range.
+    /// If the duration is out of range.
     pub fn reserve_for<'r>(&self, request: &'r Request<'r>, ttl: Duration) -> Result<Reserved<'r>, Error> {
         self.reserve_all(slice::from_ref(request), HoldOptions { ttl: Some(ttl), ..HoldOptions::default() })
     }
 
-    /// Reserves several requests that stand for one, such as the descriptors of a call: all of them
-    /// or none, with one ticket. Settling it charges its cost on every key, once. So requests that
-    /// meet on a key hold the larger of their costs there, not the sum.
+    /// Reserves several requests that belong together, such as the descriptors of a call: all or
+    /// none, with one ticket. Settling it charges the cost once on every key, so requests that
+    /// share a key hold the larger of their costs there, not the sum.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, reserve::HoldOptions};
@@ -197,7 +198,7 @@ impl Gate {
     /// ```
     ///
     /// # Errors
-    /// If the time is out of range.
+    /// If the duration is out of range.
     pub fn reserve_all<'r>(
         &self,
         requests: &'r [Request<'r>],
@@ -206,66 +207,66 @@ impl Gate {
         at_once(self.reserve_with(requests, options))
     }
 
-    /// Settles a reservation to its true cost, whether that is less than was held or more, and ends
+    /// Settles a reservation to its true cost, which may be less or more than was held, and ends
     /// it. Each policy counts `cost` from now on.
     ///
-    /// A ticket that the store does not know charges nothing: the [status](Settlement::status) is
+    /// A ticket that the store does not know charges nothing: its [status](Settlement::status) is
     /// [`HoldStatus::Unknown`].
     ///
-    /// May be repeated: a hold that is settled is not charged again. A settlement that arrives after
-    /// the hold's time charges what was not charged then.
+    /// Safe to repeat: a settled hold is not charged again. A settlement after the hold's time
+    /// charges what was not charged then.
     ///
     /// # Errors
-    /// If the cost has a name that no policy counts, and not the one that a policy
-    /// [counts](crate::Counts::Named): nothing is settled. If a shared store did not reply: the
+    /// If the cost has a name that no policy counts and lacks the one that a policy
+    /// [counts](crate::Counts::Named); nothing is settled. If a shared store did not reply, the
     /// reservation may or may not be settled, and repeating the call is safe.
     pub fn settle<'c>(&self, ticket: &Ticket, cost: impl Into<Cost<'c>>) -> Result<Settlement, Error> {
         at_once(self.change_holds(ticket, Change::Settle { cost: cost.into(), is_final: true }))
     }
 
-    /// Settles what the request has cost so far, and keeps holding the rest: `cost` is the total
-    /// since it began. The hold's time restarts. Parts may be repeated or arrive in any order;
-    /// the largest counts. A permit of
-    /// [`Quota::in_flight`](crate::Quota::in_flight) is kept until the last settlement.
+    /// Settles the cost so far and keeps holding the rest: `cost` is the total since the request
+    /// began. Restarts the hold's time. Partial settlements may be repeated or arrive in any order;
+    /// the largest counts. A permit of [`Quota::in_flight`](crate::Quota::in_flight) is kept until
+    /// the last settlement.
     ///
     /// # Errors
-    /// As [`settle`](Self::settle).
+    /// Same as [`settle`](Self::settle).
     pub fn settle_so_far<'c>(&self, ticket: &Ticket, cost: impl Into<Cost<'c>>) -> Result<Settlement, Error> {
         at_once(self.change_holds(ticket, Change::Settle { cost: cost.into(), is_final: false }))
     }
 
-    /// Keeps a reservation for its time from now on: the heartbeat of a request that runs long.
+    /// Restarts the time of a reservation: the heartbeat of a long request.
     ///
     /// # Errors
-    /// As [`settle`](Self::settle).
+    /// Same as [`settle`](Self::settle).
     pub fn extend(&self, ticket: &Ticket) -> Result<Settlement, Error> {
         at_once(self.change_holds(ticket, Change::Extend { cost: None, ttl_us: None }))
     }
 
-    /// The same, with another amount or another time, see [`Extension`]. More than before is decided
-    /// like a check: if it does not fit under one policy as it is now, or a key of the reservation is
-    /// [blocked](crate::Policy::with_block), nothing is changed and the [status](Settlement::status) is
-    /// [`HoldStatus::Denied`].
+    /// Like [`extend`](Self::extend), with another amount or duration, see [`Extension`]. A larger
+    /// amount is decided like a check: if it does not fit under one policy, or a key of the
+    /// reservation is [blocked](crate::Policy::with_block), nothing changes and the
+    /// [status](Settlement::status) is [`HoldStatus::Denied`].
     ///
     /// # Errors
-    /// As [`settle`](Self::settle).
+    /// Same as [`settle`](Self::settle).
     pub fn extend_with(&self, ticket: &Ticket, extension: Extension<'_>) -> Result<Settlement, Error> {
         let Extension { hold: cost, ttl_us } = extension;
         at_once(self.change_holds(ticket, Change::Extend { cost, ttl_us }))
     }
 
     /// Cancels a reservation whose request did not run: nothing more is charged, and what was
-    /// charged at once is refunded while it counts. After the last settlement it changes nothing.
+    /// charged at once is refunded while it counts. Has no effect after the last settlement.
     ///
     /// # Errors
-    /// As [`settle`](Self::settle).
+    /// Same as [`settle`](Self::settle).
     pub fn cancel(&self, ticket: &Ticket) -> Result<Settlement, Error> {
         at_once(self.change_holds(ticket, Change::Cancel))
     }
 }
 
 impl<S: HoldStore> Gate<S> {
-    /// Reserves requests that stand for one.
+    /// Reserves requests that share one ticket.
     pub(super) async fn reserve_with<'r>(
         &self,
         requests: &'r [Request<'r>],
@@ -301,7 +302,7 @@ impl<S: HoldStore> Gate<S> {
         Reserved { decisions, ticket }
     }
 
-    /// The ticket of a reservation that is allowed.
+    /// The ticket of an allowed reservation.
     fn ticket(
         &self,
         set: &PolicySet,
@@ -350,7 +351,8 @@ impl<S: HoldStore> Gate<S> {
         self.change_holds_now(ticket, change).await
     }
 
-    /// The same, also of a reservation whose last change waits for the store.
+    /// Like [`change_holds`](Self::change_holds), and also for a reservation whose last change
+    /// waits for the store.
     pub(super) async fn change_holds_now(
         &self,
         ticket: &Ticket,
@@ -369,7 +371,8 @@ impl<S: HoldStore> Gate<S> {
         let mut is_removed = false;
         let blocks = self.blocks_of_extension(ticket, set, &change);
         for (place, key) in ticket.keys() {
-            // A policy that was removed since counts nothing any more, and one that counts another unit has other keys.
+            // A policy removed since counts nothing any more, and a policy with another unit has
+            // other keys.
             let counts_it =
                 |(_, at): &(u32, usize)| set.policy(*at).counts().is_weighted() == key.in_millionths;
             let Some((number, at)) = set.numbered_place(key.policy).filter(counts_it) else {
@@ -399,7 +402,8 @@ impl<S: HoldStore> Gate<S> {
             deny_blocked(&mut changed, &blocks);
         }
         let mut settlement = Settlement::new(ticket);
-        // What was charged at once is given back only if the holds show that the reservation was open.
+        // What was charged at once is refunded only if the holds show that the reservation was
+        // open.
         if !refunds.is_empty() && changed.iter().any(|(_, answer)| answer.status == HoldStatus::Changed) {
             changed.extend(self.change_keys(ticket, set, refunds).await?.into_iter().flatten());
             changed.sort_unstable_by_key(|(one, _)| one.place);
@@ -430,14 +434,14 @@ impl<S: HoldStore> Gate<S> {
         Ok(settlement)
     }
 
-    /// What is set for a key of a ticket.
+    /// The configuration of a ticket's key.
     fn own_of<'s>(&self, set: &'s PolicySet, at: usize, key: &TicketKey<'_>) -> Option<&'s OwnOfKey> {
         set.own_of_ticket(at, |key| self.store.ids_in_tickets(key), || self.store.id_in_ticket(key.key))
     }
 
-    /// The blocks that deny a change, with what is left of them: of any key of the reservation, if the
-    /// change holds more than before. What was used is settled, and what is held is kept, whatever is
-    /// blocked.
+    /// The blocks that deny a change, with their remaining time: those of any key of the
+    /// reservation, if the change holds more than before. Blocks never prevent settling, nor
+    /// keeping what is held.
     fn blocks_of_extension(
         &self,
         ticket: &Ticket,
@@ -459,8 +463,8 @@ impl<S: HoldStore> Gate<S> {
         keys.iter().filter_map(|(place, _, block)| Some((*place, block.as_ref()?.rest_us(now)?))).collect()
     }
 
-    /// Changes keys of a ticket in one step. If only shadow policies deny an extension, they hold what they
-    /// held.
+    /// Changes keys of a ticket in one step. If only shadow policies deny an extension, their holds
+    /// stay as they are.
     async fn change_enforced<'t>(
         &self,
         ticket: &Ticket,
@@ -516,21 +520,21 @@ impl<S: HoldStore> Gate<S> {
     }
 }
 
-/// What is to be done with one key of a ticket.
+/// A change to one key of a ticket.
 #[derive(Clone)]
 struct TicketKeyChange<'t> {
     place: TicketPlace,
     key: TicketKey<'t>,
     change: HoldChange,
-    /// The number of its policy, and where that stands in the set.
+    /// The number of its policy, and its position in the set.
     number: u32,
     at: usize,
-    /// What is set for it.
+    /// Its configuration.
     own: Option<&'t OwnOfKey>,
 }
 
-/// Turns the answers of a store to an extension that no key has room for into those of blocks. What is
-/// not open any more is not denied.
+/// Replaces a store's answers to an extension that blocks deny. A hold that is no longer open is
+/// not denied.
 fn deny_blocked(changed: &mut ChangedTicketKeys<'_>, blocks: &[(TicketPlace, u64)]) {
     let is_denied = |(_, answer): &(TicketKeyChange<'_>, HoldAnswer)| answer.status == HoldStatus::Denied;
     let is_open = changed.iter().any(is_denied);
@@ -552,8 +556,8 @@ fn deny_blocked(changed: &mut ChangedTicketKeys<'_>, blocks: &[(TicketPlace, u64
 type TicketKeyChanges<'t> = SmallVec<[TicketKeyChange<'t>; 1]>;
 type ChangedTicketKeys<'t> = SmallVec<[(TicketKeyChange<'t>, HoldAnswer); 1]>;
 
-/// The id of the holds of a reservation with this idempotency key. The same in every instance that
-/// shares the secret, and unpredictable without it; another one for other keys or costs.
+/// The hold id of a reservation with this idempotency key: the same in every instance that shares
+/// the secret, unpredictable without it, and different for other keys or costs.
 fn id_once(once: &str, charges: &[Charge<'_>], secret: &TicketSecret) -> u64 {
     let mut hasher = SipHasher24::new_with_key(secret.key.expose());
     let mut write = |bytes: &[u8]| {

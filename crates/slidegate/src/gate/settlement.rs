@@ -1,4 +1,4 @@
-//! The outcome of a change of a reservation, key by key.
+//! The outcome of a reservation's change, per key.
 
 use std::ops::Deref;
 
@@ -10,13 +10,13 @@ use crate::hold::HoldStatus;
 use crate::request::CostUnit;
 use crate::ticket::{Ticket, TicketPlace};
 
-/// The outcome of a change of a reservation.
+/// The outcome of a reservation's change.
 #[derive(Debug, Clone)]
 pub struct Settlement {
     pub(super) keys: SmallVec<[ChangedKey; 1]>,
     pub(super) ticket: Ticket,
-    /// The outcome, if it is known without the keys: the store knows the reservation under none of its
-    /// policies, or another last change of it waits for the store.
+    /// Set if the outcome is known without the keys: the store knows the reservation under no
+    /// policy, or another last change waits for the store.
     of_all: Option<HoldStatus>,
 }
 
@@ -37,28 +37,26 @@ pub struct SettledKey<'s> {
     changed: &'s ChangedKey,
 }
 
-/// What a reservation held under a policy, and what it cost in the end.
+/// A reservation's hold under a policy and its final cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SettledCost {
-    /// What it held in all, including what was settled in parts.
+    /// Total held, including what was settled in parts.
     pub held: Amount,
-    /// What it was settled to.
+    /// Final cost.
     pub cost: Amount,
 }
 
 impl Settlement {
-    /// One without keys so far.
     pub(super) fn new(ticket: &Ticket) -> Self {
         Self { keys: SmallVec::new(), ticket: ticket.clone(), of_all: None }
     }
 
-    /// One whose outcome is known without the keys.
     pub(super) fn of_all(ticket: &Ticket, status: HoldStatus) -> Self {
         Self { of_all: Some(status), ..Self::new(ticket) }
     }
 
     /// The outcome: [`Unknown`](HoldStatus::Unknown) if the store does not know the reservation,
-    /// [`Denied`](HoldStatus::Denied) if one key denied an extension, else the status of the first
+    /// [`Denied`](HoldStatus::Denied) if a key denied an extension, else the status of the first
     /// key that is not [`Changed`](HoldStatus::Changed).
     #[must_use]
     pub fn status(&self) -> HoldStatus {
@@ -71,8 +69,8 @@ impl Settlement {
         order.into_iter().find(|status| is(*status)).unwrap_or(HoldStatus::Changed)
     }
 
-    /// The ticket for the next change: it knows what was settled and extended. An older one works as
-    /// long as the hold is open.
+    /// The ticket for the next change: it records what was settled and extended. An older one works
+    /// while the hold is open.
     pub fn ticket(&self) -> &Ticket {
         &self.ticket
     }
@@ -82,7 +80,7 @@ impl Settlement {
         self.ticket
     }
 
-    /// The outcome under each policy that held cost, in their order.
+    /// The outcome under each policy that held cost, in policy order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = SettledKey<'_>> + Clone {
         self.keys.iter().map(|changed| SettledKey {
             policy: self.ticket.key(changed.place).map_or("", |key| key.policy),
@@ -104,8 +102,8 @@ impl<'s> SettledKey<'s> {
         self.changed.status
     }
 
-    /// How good the estimate was, after the last settlement of a reservation that was open. `None`
-    /// after other changes, and under policies that limit what is in flight.
+    /// The estimate and the true cost, after the last settlement of an open reservation. `None`
+    /// after other changes, and under policies that limit requests in flight.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, reserve::SettledCost};
@@ -128,7 +126,7 @@ impl<'s> SettledKey<'s> {
         &self.changed.decision
     }
 
-    /// What a unit of cost is, if the policy says it and is enforced.
+    /// The unit of cost, if the policy declares one and is enforced.
     #[must_use]
     pub fn unit(&self) -> Option<CostUnit> {
         self.changed.unit

@@ -1,4 +1,4 @@
-//! Gates over stores that have to be awaited.
+//! Gates over stores that must be awaited.
 
 use std::slice;
 use std::sync::Arc;
@@ -19,13 +19,13 @@ use crate::ticket::Ticket;
 use crate::usage::KeyUse;
 use crate::verb::Verb;
 
-/// A [`Gate`] over a store that has to be awaited, such as one that many instances share: its methods
-/// have the names of a gate's, and return futures. Clones share the gate.
+/// A [`Gate`] over a store that must be awaited, such as one that many instances share. Its methods
+/// have the same names and return futures. Clones share the gate.
 ///
-/// Over a shared store it always answers within the store's deadline, and needs no connection to be
-/// created. While the store does not reply, each policy decides by its
-/// [fallback](crate::Policy::with_on_store_error), and every decision says [who made
-/// it](crate::Decision::source). Works within a tokio runtime.
+/// Over a shared store it always answers within the store's deadline, and can be created without a
+/// connection. While the store does not reply, each policy decides by its
+/// [fallback](crate::Policy::with_on_store_error), and every decision reports its
+/// [source](crate::Decision::source). Needs a tokio runtime.
 #[derive(Debug)]
 pub struct SharedGate<S> {
     gate: Arc<Gate<S>>,
@@ -44,8 +44,8 @@ impl<S> From<Arc<Gate<S>>> for SharedGate<S> {
 }
 
 impl<P: SharedStore> SharedGate<FallbackStore<P>> {
-    /// A gate over a shared store, of one instance among an unknown number, with a memory store of its
-    /// own as the fallback. For other settings, see [`FallbackStore`] and
+    /// A gate over a shared store, with its own memory store as the fallback; the number of other
+    /// instances is unknown. For other settings, see [`FallbackStore`] and
     /// [`with_store`](Self::with_store).
     ///
     /// # Errors
@@ -64,13 +64,14 @@ impl<S: Store> SharedGate<S> {
         Gate::with_store(policies, store).map(|gate| Self { gate: Arc::new(gate) })
     }
 
-    /// The gate, for what does not wait for the store: snapshots, waiting callers, guards.
+    /// The underlying gate, for calls that do not wait for the store: snapshots, waiting callers,
+    /// guards.
     #[must_use]
     pub fn gate(&self) -> &Arc<Gate<S>> {
         &self.gate
     }
 
-    /// The store, for everything but decisions: its statistics, its connections.
+    /// The store, for its statistics and connections.
     #[must_use]
     pub fn store(&self) -> &S {
         self.gate.store()
@@ -82,7 +83,7 @@ impl<S: Store> SharedGate<S> {
         self.gate.policies()
     }
 
-    /// As [`Gate::configure`].
+    /// See [`Gate::configure`].
     ///
     /// # Errors
     /// If a limit is too large for the store. The old set stays active.
@@ -90,61 +91,60 @@ impl<S: Store> SharedGate<S> {
         self.gate.configure(policies)
     }
 
-    /// As [`Gate::acquire`].
+    /// See [`Gate::acquire`].
     ///
     /// # Errors
-    /// When awaited, as [`Gate::acquire`].
+    /// When awaited, same as [`Gate::acquire`].
     pub fn acquire<'g, 'r>(&'g self, request: &'r Request<'r>) -> GateAcquire<'g, 'r, S> {
         self.gate.acquire(request)
     }
 
-    /// As [`Gate::check`].
+    /// See [`Gate::check`].
     pub async fn check<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
         self.gate.decide_async(Some(Verb::Check), slice::from_ref(request), None, false).await
     }
 
-    /// As [`Gate::check_once`]. In a Redis cluster the request's keys must be in one
-    /// slot, as `RedisOptions::with_hash_tag` ensures; otherwise this is
-    /// a [`check`](Self::check).
+    /// See [`Gate::check_once`]. In a Redis Cluster, the request's keys must be in one slot, as
+    /// `RedisOptions::with_hash_tag` ensures; otherwise this is a [`check`](Self::check).
     pub async fn check_once<'r>(&self, request: &'r Request<'r>, id: &str) -> Decisions<'r> {
         self.gate.decide_async(Some(Verb::Check), slice::from_ref(request), Some(id), false).await
     }
 
-    /// As [`Gate::peek`].
+    /// See [`Gate::peek`].
     pub async fn peek<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
         self.gate.decide_async(Some(Verb::Peek), slice::from_ref(request), None, false).await
     }
 
-    /// As [`Gate::refund`].
+    /// See [`Gate::refund`].
     pub async fn refund<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
         self.gate.decide_async(Some(Verb::Refund), slice::from_ref(request), None, false).await
     }
 
-    /// As [`Gate::penalize`].
+    /// See [`Gate::penalize`].
     pub async fn penalize<'r>(&self, request: &'r Request<'r>) -> Decisions<'r> {
         self.gate.decide_async(Some(Verb::Penalize), slice::from_ref(request), None, false).await
     }
 
-    /// As [`Gate::apply`].
+    /// See [`Gate::apply`].
     pub async fn apply<'r>(&self, requests: &'r [Request<'r>]) -> Decisions<'r> {
         self.gate.decide_async(None, requests, None, false).await
     }
 
-    /// As [`Gate::apply_all`].
+    /// See [`Gate::apply_all`].
     pub async fn apply_all<'r>(&self, verb: Verb, requests: &'r [Request<'r>]) -> Decisions<'r> {
         self.gate.decide_async(Some(verb), requests, None, false).await
     }
 
-    /// As [`Gate::reset`].
+    /// See [`Gate::reset`].
     ///
     /// # Errors
-    /// If the request is [`under`](Request::under) a policy that cannot decide it: nothing is
-    /// removed. If a shared store did not reply in time: the keys may or may not be removed.
+    /// If the request is [`under`](Request::under) a policy that cannot decide it; nothing is
+    /// removed. If a shared store did not reply in time; the keys may or may not be removed.
     pub async fn reset(&self, request: &Request<'_>) -> Result<bool, Error> {
         self.gate.reset_keys(request).await
     }
 
-    /// As [`Gate::reset_policy`].
+    /// See [`Gate::reset_policy`].
     ///
     /// # Errors
     /// If a shared store did not reply in time, or its user may not scan; some keys may be removed.
@@ -152,11 +152,11 @@ impl<S: Store> SharedGate<S> {
         self.gate.reset_policy_whole(policy).await
     }
 
-    /// As [`Gate::reset_policy_step`].
+    /// See [`Gate::reset_policy_step`].
     ///
     /// # Errors
-    /// If the cursor belongs to another store, or a shared store did not reply in time, or its user
-    /// may not scan. Some keys may be removed, and the step can be repeated.
+    /// If the cursor belongs to another store, a shared store did not reply in time, or its user
+    /// may not scan. Some keys may be removed; the step can be repeated.
     pub async fn reset_policy_step(
         &self,
         policy: &str,
@@ -166,7 +166,7 @@ impl<S: Store> SharedGate<S> {
         self.gate.reset_policy_keys(policy, from, keys).await
     }
 
-    /// As [`Gate::inspect`].
+    /// See [`Gate::inspect`].
     ///
     /// # Errors
     /// If the request is [`under`](Request::under) a policy that cannot decide it, or a shared
@@ -177,23 +177,23 @@ impl<S: Store> SharedGate<S> {
 }
 
 impl<S: HoldStore> SharedGate<S> {
-    /// As [`Gate::acquire_reservation`].
+    /// See [`Gate::acquire_reservation`].
     ///
     /// # Errors
-    /// When awaited, as [`Gate::acquire`].
+    /// When awaited, same as [`Gate::acquire`].
     pub fn acquire_reservation<'g, 'r>(&'g self, request: &'r Request<'r>) -> AcquireReservation<'g, 'r, S> {
         self.gate.acquire_reservation(request)
     }
 
-    /// As [`Gate::reserve`].
+    /// See [`Gate::reserve`].
     pub async fn reserve<'r>(&self, request: &'r Request<'r>) -> Reserved<'r> {
         self.gate.reserve_under(slice::from_ref(request), HoldTerms::new(None), None).await
     }
 
-    /// As [`Gate::reserve_for`].
+    /// See [`Gate::reserve_for`].
     ///
     /// # Errors
-    /// If the time is out of range.
+    /// If the duration is out of range.
     pub async fn reserve_for<'r>(
         &self,
         request: &'r Request<'r>,
@@ -203,10 +203,10 @@ impl<S: HoldStore> SharedGate<S> {
             .await
     }
 
-    /// As [`Gate::reserve_all`].
+    /// See [`Gate::reserve_all`].
     ///
     /// # Errors
-    /// If the time is out of range.
+    /// If the duration is out of range.
     pub async fn reserve_all<'r>(
         &self,
         requests: &'r [Request<'r>],
@@ -215,11 +215,11 @@ impl<S: HoldStore> SharedGate<S> {
         self.gate.reserve_with(requests, options).await
     }
 
-    /// As [`Gate::settle`].
+    /// See [`Gate::settle`].
     ///
     /// # Errors
-    /// If the cost has a name that no policy counts, and not the one that a policy
-    /// [counts](crate::Counts::Named): nothing is settled. If a shared store did not reply: the
+    /// If the cost has a name that no policy counts and lacks the one that a policy
+    /// [counts](crate::Counts::Named); nothing is settled. If a shared store did not reply, the
     /// reservation may or may not be settled, and repeating the call is safe.
     pub async fn settle<'c>(
         &self,
@@ -229,10 +229,10 @@ impl<S: HoldStore> SharedGate<S> {
         self.gate.change_holds(ticket, Change::Settle { cost: cost.into(), is_final: true }).await
     }
 
-    /// As [`Gate::settle_so_far`].
+    /// See [`Gate::settle_so_far`].
     ///
     /// # Errors
-    /// As [`Gate::settle`].
+    /// Same as [`Gate::settle`].
     pub async fn settle_so_far<'c>(
         &self,
         ticket: &Ticket,
@@ -241,27 +241,27 @@ impl<S: HoldStore> SharedGate<S> {
         self.gate.change_holds(ticket, Change::Settle { cost: cost.into(), is_final: false }).await
     }
 
-    /// As [`Gate::extend`].
+    /// See [`Gate::extend`].
     ///
     /// # Errors
-    /// As [`Gate::settle`].
+    /// Same as [`Gate::settle`].
     pub async fn extend(&self, ticket: &Ticket) -> Result<Settlement, Error> {
         self.gate.change_holds(ticket, Change::Extend { cost: None, ttl_us: None }).await
     }
 
-    /// As [`Gate::extend_with`].
+    /// See [`Gate::extend_with`].
     ///
     /// # Errors
-    /// As [`Gate::settle`].
+    /// Same as [`Gate::settle`].
     pub async fn extend_with(&self, ticket: &Ticket, extension: Extension<'_>) -> Result<Settlement, Error> {
         let Extension { hold: cost, ttl_us } = extension;
         self.gate.change_holds(ticket, Change::Extend { cost, ttl_us }).await
     }
 
-    /// As [`Gate::cancel`].
+    /// See [`Gate::cancel`].
     ///
     /// # Errors
-    /// As [`Gate::settle`].
+    /// Same as [`Gate::settle`].
     pub async fn cancel(&self, ticket: &Ticket) -> Result<Settlement, Error> {
         self.gate.change_holds(ticket, Change::Cancel).await
     }

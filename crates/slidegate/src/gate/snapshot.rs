@@ -1,4 +1,4 @@
-//! Saving the usage of a gate in memory, and restoring it in the next process.
+//! Saves the usage of a gate in memory, and restores it in the next process.
 
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
@@ -11,9 +11,9 @@ use crate::store::memory::snapshot::{
 };
 
 impl Gate {
-    /// A gate with the usage that was [saved](Self::save) to this file, older by the time since then.
-    /// There is none if the file does not exist. The file stays locked against other processes until
-    /// the gate is dropped.
+    /// A gate with the usage [saved](Self::save) to this file, aged by the time since then. Starts
+    /// without usage if the file does not exist. The file stays locked against other processes
+    /// until the gate is dropped.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
@@ -49,9 +49,9 @@ impl Gate {
 }
 
 impl<S: InMemory> Gate<S> {
-    /// Replaces this file by a snapshot of the usage of all keys. If that fails, the former snapshot
+    /// Replaces the file with a snapshot of the usage of all keys. On failure, the former snapshot
     /// stays. The file stays locked against other processes until the gate is dropped or saved to
-    /// another one.
+    /// another file.
     ///
     /// # Errors
     /// If the file cannot be written, or another process uses it.
@@ -63,11 +63,11 @@ impl<S: InMemory> Gate<S> {
         }
     }
 
-    /// As [`save`](Self::save), with named attachments of the program, to a file that it keeps open.
+    /// Like [`save`](Self::save), with the program's named attachments, to a file that stays open.
     ///
-    /// Decisions go on meanwhile: some 32 KiB of keys are copied at a time while their shard is
-    /// locked, and nothing is locked while the file is written. What is charged to a key after it was
-    /// copied is not in the snapshot.
+    /// Decisions continue meanwhile: about 32 KiB of keys are copied at a time under their shard's
+    /// lock, and nothing is locked while the file is written. Charges to a key after it was copied
+    /// are not in the snapshot.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -81,8 +81,8 @@ impl<S: InMemory> Gate<S> {
             let mut writer = SnapshotWriter::new(out, memory, attachments)?;
             let mut written = None::<Arc<PolicySet>>;
             loop {
-                // `configure` holds this lock while it converts keys to other quotas, so the keys that
-                // are copied here are all under the policies that were written before them.
+                // `configure` holds this lock while it converts keys to other quotas, so all keys
+                // copied here are under the policies that were written before them.
                 let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
                 let policies = self.policies.load_full();
                 if !written.as_ref().is_some_and(|written| Arc::ptr_eq(written, &policies)) {
@@ -112,18 +112,18 @@ impl<S: InMemory> Gate<S> {
         })
     }
 
-    /// Restores the usage in a snapshot that was [read](SnapshotFile::read), older by the time since
-    /// it was written. The store must be [built for it](crate::store::MemoryStoreBuilder::for_snapshot).
-    /// `None` if there is no snapshot.
+    /// Restores the usage from a snapshot that was [read](SnapshotFile::read), aged by the time
+    /// since it was written. The store must be [built for
+    /// it](crate::store::MemoryStoreBuilder::for_snapshot). `None` if there is no snapshot.
     ///
-    /// Keys belong to a policy by its name, its scope, and whether it weighs costs. A changed limit or window applies to
-    /// them as after [`configure`](Self::configure), and under another algorithm they start afresh. Keys that
-    /// were used already are left as they are: restore before the first decision. Policies cannot be
-    /// configured meanwhile.
+    /// Keys belong to a policy by its name, its scope, and whether it weights costs. A changed
+    /// limit or window applies as after [`configure`](Self::configure); under another algorithm,
+    /// keys start afresh. Keys already in use stay as they are, so restore before the first
+    /// decision. Policies cannot be configured meanwhile.
     ///
     /// # Errors
-    /// If the store was not built for the snapshot, the file cannot be read any more, or it is malformed
-    /// although its checksum is right.
+    /// If the store was not built for the snapshot, or the file can no longer be read or is
+    /// malformed despite a valid checksum.
     pub fn restore(&self, file: &mut SnapshotFile) -> Result<Option<RestoredSnapshot>, SnapshotError> {
         let memory = self.store.in_memory();
         let numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,7 @@
 //! A ticket that settles itself when it is dropped.
 //!
 //! A panic, an early return and a cancelled task all drop the guard, so none of them leaves cost
-//! held until its time is over.
+//! held until it expires.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,18 +15,18 @@ use crate::request::Cost;
 use crate::store::{HoldStore, poll_once};
 use crate::ticket::Ticket;
 
-/// A [`Ticket`] with its gate, which is settled when it is dropped.
+/// A [`Ticket`] with its gate. Settles when dropped.
 ///
-/// - [Settled](Self::settle) or [cancelled](Self::cancel), it is over.
-/// - Dropped after [`record`](Self::record) or [`settle_so_far`](Self::settle_so_far), it is settled
-///   to that cost: for streams, which cost what has flowed until they break off.
-/// - Dropped otherwise, it ends as its time would end it, but now: charged in full, or
-///   [forgotten](crate::reserve::Unsettled::Forget) if its policy says so. Permits are given back in any
-///   case.
+/// - [Settled](Self::settle) or [cancelled](Self::cancel): done.
+/// - Dropped after [`record`](Self::record) or [`settle_so_far`](Self::settle_so_far): settled to
+///   that cost, for streams, which cost what flowed before they broke off.
+/// - Dropped otherwise: ends now as it would at the end of its time: charged in full, or
+///   [forgotten](crate::reserve::Unsettled::Forget) if its policy says so. Permits are always
+///   returned.
 ///
 /// A gate in memory does that before the guard is gone. A shared gate hands it to a task of the
-/// tokio runtime that the guard was made or is dropped in, which
-/// [waits for the store](Gate::settle_later). Outside any runtime, the reservation ends by its time.
+/// tokio runtime that the guard was created or is dropped in, which [waits for the
+/// store](Gate::settle_later). Outside any runtime, the reservation ends when its time is over.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -47,18 +47,18 @@ pub struct TicketGuard<S: HoldStore + 'static> {
     open: Option<Open<S>>,
 }
 
-/// A reservation that is to be settled.
+/// An open reservation.
 struct Open<S> {
     gate: Arc<Gate<S>>,
     ticket: Ticket,
-    /// What is done if it is dropped.
+    /// The change to make on drop.
     at_drop: Change<'static>,
-    /// For guards that are dropped on other threads.
+    /// For guards dropped on other threads.
     runtime: Option<tokio::runtime::Handle>,
 }
 
 impl<S: HoldStore + 'static> TicketGuard<S> {
-    /// Guards a ticket of this gate, or of another one on the same shared store.
+    /// Guards a ticket of this gate, or of another gate on the same shared store.
     pub fn new(gate: Arc<Gate<S>>, ticket: Ticket) -> Self {
         let open =
             Open { gate, ticket, at_drop: Change::End, runtime: tokio::runtime::Handle::try_current().ok() };
@@ -73,18 +73,18 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
         self.open.as_ref().expect(OPEN)
     }
 
-    /// The ticket as it is now.
+    /// The current ticket.
     pub fn ticket(&self) -> &Ticket {
         &self.open().ticket
     }
 
-    /// Notes what the request has cost so far, in total since it began. Calls no store: it is what
-    /// the guard settles to if it is dropped.
+    /// Records the request's total cost so far. Does not call the store: the guard settles to it if
+    /// dropped.
     pub fn record(&mut self, total: impl Into<Cost<'static>>) {
         self.set_at_drop(Change::Settle { cost: total.into(), is_final: true });
     }
 
-    /// Settles to the true cost, see [`Gate::settle`].
+    /// Settles to the true cost. See [`Gate::settle`].
     ///
     /// # Errors
     /// If a shared store did not reply. The settlement is then repeated in the background, as if
@@ -95,8 +95,8 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
         self.finish(Change::Settle { cost, is_final: true }).await
     }
 
-    /// Settles what the request has cost so far, see [`Gate::settle_so_far`]. This is also what the
-    /// guard settles to if it is dropped, unless more is recorded.
+    /// Settles the cost so far. See [`Gate::settle_so_far`]. If dropped, the guard settles to it,
+    /// unless more is recorded.
     ///
     /// # Errors
     /// If a shared store did not reply. The next settlement includes this one.
@@ -109,7 +109,7 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
         self.change(Change::Settle { cost, is_final: false }).await
     }
 
-    /// Keeps the reservation for its time from now on, see [`Gate::extend`].
+    /// Restarts the reservation's time. See [`Gate::extend`].
     ///
     /// # Errors
     /// If a shared store did not reply.
@@ -117,7 +117,7 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
         self.change(Change::Extend { cost: None, ttl_us: None }).await
     }
 
-    /// The same, and holds `cost` in all, see [`Gate::extend_with`].
+    /// Restarts the reservation's time and holds `cost` in total. See [`Gate::extend_with`].
     ///
     /// # Errors
     /// If a shared store did not reply.
@@ -125,21 +125,22 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
         self.change(Change::Extend { cost: Some(cost.into()), ttl_us: None }).await
     }
 
-    /// Cancels the reservation of a request that did not run, see [`Gate::cancel`].
+    /// Cancels the reservation of a request that did not run. See [`Gate::cancel`].
     ///
     /// # Errors
-    /// If a shared store did not reply. It is then cancelled in the background.
+    /// If a shared store did not reply; it is then cancelled in the background.
     pub async fn cancel(mut self) -> Result<Settlement, Error> {
         self.set_at_drop(Change::Cancel);
         self.finish(Change::Cancel).await
     }
 
-    /// The ticket, which the guard settles no more.
+    /// The ticket; the guard no longer settles it.
     pub fn into_ticket(mut self) -> Ticket {
         self.open.take().expect(OPEN).ticket
     }
 
-    /// The last change. If it fails, or the future is dropped, so is the guard, which settles.
+    /// Makes the last change. If it fails, or the future is dropped, the guard is dropped and
+    /// settles.
     async fn finish(mut self, change: Change<'static>) -> Result<Settlement, Error> {
         let Open { gate, ticket, .. } = self.open();
         let settled = gate.change_holds(ticket, change).await?;
@@ -155,7 +156,7 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
     }
 }
 
-/// What the layer does with guards.
+/// For the HTTP layer.
 impl<S: HoldStore + 'static> TicketGuard<S> {
     #[doc(hidden)]
     pub fn cancel_at_drop(&mut self) {
@@ -173,7 +174,7 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
     }
 }
 
-/// The changes of a guard over the memory store, which always replies.
+/// Panic message of changes over the memory store, which always replies.
 const OPEN: &str = "a guard that can be used is open";
 
 impl<S: HoldStore + 'static> Drop for TicketGuard<S> {
@@ -185,7 +186,7 @@ impl<S: HoldStore + 'static> Drop for TicketGuard<S> {
         {
             return;
         }
-        // Refused, it ends by its time.
+        // If refused, the reservation ends when its time is over.
         drop(gate.end_later(open.runtime, ticket, &change));
     }
 }
@@ -197,8 +198,8 @@ impl<S: HoldStore + 'static> fmt::Debug for TicketGuard<S> {
 }
 
 impl Reserved<'_> {
-    /// The ticket as one that settles itself with this gate when it is dropped, if the request is
-    /// allowed. The gate must be the one that reserved.
+    /// The ticket as a guard that settles itself when dropped, if the request is allowed. Pass the
+    /// gate that made the reservation.
     pub fn into_guard<S: HoldStore + 'static>(self, gate: &Arc<Gate<S>>) -> Option<TicketGuard<S>> {
         self.into_ticket().map(|ticket| TicketGuard::new(Arc::clone(gate), ticket))
     }

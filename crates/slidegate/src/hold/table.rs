@@ -1,5 +1,4 @@
-//! Tables: the holds of a key as they are stored in Redis, see docs/redis-layout.md. Numbers are
-//! little-endian.
+//! Tables: a key's holds as stored in Redis, see docs/redis-layout.md. Numbers are little-endian.
 
 use std::cell::Cell;
 
@@ -14,7 +13,7 @@ pub const TAG: u8 = 0x15;
 /// Bytes of a table's header, and of each hold.
 pub const HEADER_BYTES: usize = 32;
 const HOLD_BYTES: usize = 30;
-/// The most that is held: scripts count to 2^53.
+/// Maximum sum: scripts count to 2^53.
 const MAX_SUM: u64 = (1 << 53) - 1;
 
 fn number(bytes: &[u8]) -> u64 {
@@ -44,7 +43,7 @@ impl Hold {
     }
 }
 
-/// A header without holds, and how many there are. `None` if it is not one.
+/// Reads a header into an empty list and the number of holds. `None` if it is not a header.
 fn header<L: Default>(header: &[u8]) -> Option<(Holds<L>, usize)> {
     let header: &[u8; HEADER_BYTES] = header.try_into().ok()?;
     let at = |from: usize| number(&header[from..from + 7]);
@@ -56,7 +55,7 @@ fn header<L: Default>(header: &[u8]) -> Option<(Holds<L>, usize)> {
 }
 
 impl<L> Holds<L> {
-    /// The time that the store decided at.
+    /// The time of the store's last decision.
     pub fn seen(&self) -> u64 {
         self.seen
     }
@@ -70,7 +69,7 @@ impl Holds {
     /// The first byte of a table.
     pub const TAG: u8 = TAG;
 
-    /// Reads a table, of which the holds themselves may be left out. `None` if it is not one.
+    /// Reads a table, possibly without its list of holds. `None` if it is not a table.
     pub fn read(head: &[u8], list: &[u8]) -> Option<Self> {
         let (mut holds, count) = header::<HoldVec>(head)?;
         let (listed, rest) = list.as_chunks::<HOLD_BYTES>();
@@ -85,18 +84,17 @@ impl Holds {
     }
 }
 
-/// The holds of a stored table, which stay where they are. What changes is kept beside them until it
-/// is written.
+/// The holds of a stored table, read in place. Changes are kept beside them until they are written.
 #[derive(Debug, Clone, Default)]
 pub struct TableList<'v> {
     /// The bytes after the header.
     stored: &'v [u8],
     len: usize,
-    /// Changed holds with their places, in the order of the changes.
+    /// Changed holds with their places, in order of change.
     changed: SmallVec<[(usize, Hold); 2]>,
     /// All holds, if the list was rebuilt.
     replaced: Option<Vec<Hold>>,
-    /// Whether something was read from where the table has no bytes.
+    /// Whether a read went past the end of the table.
     is_cut_off: Cell<bool>,
 }
 
@@ -195,7 +193,7 @@ impl HoldList for TableList<'_> {
 }
 
 impl<'v> Holds<TableList<'v>> {
-    /// The holds of a stored table. The error is what is wrong with it.
+    /// The holds of a stored table, or why it is malformed.
     pub fn of_table(table: &'v [u8]) -> Result<Self, String> {
         let damaged = || format!("damaged: it has {} bytes", table.len());
         let (head, stored) = table.split_at_checked(HEADER_BYTES).ok_or_else(damaged)?;
@@ -229,7 +227,7 @@ impl<'v> Holds<TableList<'v>> {
         self.iter().take(count).flat_map(|hold| hold.bytes()).collect()
     }
 
-    /// The holds that were changed in place or added, with where they begin in the table.
+    /// The holds changed in place or added, with their offsets in the table.
     pub fn patches(&self) -> impl Iterator<Item = (usize, [u8; HOLD_BYTES])> + '_ {
         self.holds.changed.iter().map(|(at, hold)| (HEADER_BYTES + at * HOLD_BYTES, hold.bytes()))
     }
@@ -239,22 +237,22 @@ impl<'v> Holds<TableList<'v>> {
         !self.holds.changed.is_empty() || self.is_replaced()
     }
 
-    /// Whether the list was rebuilt, so that the whole table is to be written.
+    /// Whether the list was rebuilt, so that the whole table must be written.
     pub fn is_replaced(&self) -> bool {
         self.holds.replaced.is_some()
     }
 
-    /// Whether something was read from where the table has no bytes.
+    /// Whether a read went past the end of the table.
     pub fn is_cut_off(&self) -> bool {
         self.holds.is_cut_off.get()
     }
 
-    /// Whether the sum is one that can be stored. The holds of a damaged table may add up to more.
+    /// Whether the sum can be stored. The holds of a damaged table may sum up to more.
     pub fn is_countable(&self) -> bool {
         self.sum <= MAX_SUM
     }
 
-    /// The time to begin at with an empty table.
+    /// The start time of an empty table.
     pub fn begin(&mut self, now: u64) {
         self.seen = now;
     }

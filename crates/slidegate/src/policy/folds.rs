@@ -1,13 +1,13 @@
-//! Attributes whose values a policy folds.
+//! Folding of attribute values.
 
 use super::Policy;
 use crate::fold::Fold;
 
 impl Policy {
-    /// Counts several spellings of an attribute's value as one: in conditions, keys, overrides, blocks and
-    /// tiers. A fold that is added to an earlier one of the attribute does both. See [`Fold`].
+    /// Counts several spellings of an attribute's value as one: in conditions, keys, overrides,
+    /// blocks and tiers. Repeated folds of an attribute combine. See [`Fold`].
     ///
-    /// Keys that are folded otherwise than before start afresh.
+    /// Keys that fold differently than before start afresh.
     #[must_use]
     pub fn with_fold(mut self, attribute: impl Into<String>, fold: Fold) -> Self {
         let attribute = attribute.into();
@@ -35,7 +35,7 @@ impl Policy {
         known.map_or(Fold::NONE, |(_, fold)| *fold)
     }
 
-    /// The attributes that are folded, and by what.
+    /// The folded attributes and their folds.
     #[must_use]
     pub fn folds(&self) -> &[(String, Fold)] {
         &self.folds

@@ -1,9 +1,9 @@
-//! Which policies may apply to a request, without asking each of them.
+//! Finds the policies that may apply to a request without testing each one.
 //!
-//! Every policy is listed under one of its conditions or attributes: under the values, networks or
-//! prefix that an attribute must have, or under an attribute that must be there. Of several, it is
-//! the one that the fewest policies share. A request looks up the values of its attributes and
-//! finds all policies that apply to it, and few others.
+//! Every policy is listed under one of its conditions or attributes: the values, networks or prefix
+//! required of an attribute, or its presence. The requirement that the fewest policies share is
+//! chosen. A request looks up its attribute values and finds all policies that apply to it, and few
+//! others.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -21,12 +21,12 @@ use crate::request::{Request, Value};
 /// Places of policies in their set, in ascending order.
 pub(super) type Places = SmallVec<[usize; 16]>;
 
-/// The policies of a set by what they require.
+/// Policies by their requirements.
 #[derive(Debug, Clone, Default)]
 pub(super) struct PolicyIndex {
-    /// Policies that require nothing, such as one that counts all requests together.
+    /// Policies without requirements, such as one that counts all requests together.
     always: Vec<usize>,
-    /// By attributes, and by what their values are folded by.
+    /// By attribute and fold.
     attributes: HashMap<String, Vec<(Fold, AttributeIndex)>>,
 }
 
@@ -37,16 +37,16 @@ struct AttributeIndex {
     texts: HashMap<String, Vec<usize>>,
     addresses: HashMap<IpAddr, Vec<usize>>,
     networks: HashMap<IpNet, Vec<usize>>,
-    /// Whether they are of IPv4, and their lengths: what to look up for an address.
+    /// Prefix lengths to look up for an address; `true` for IPv4.
     lengths: Vec<(bool, u8)>,
     prefixes: Vec<Prefix>,
 }
 
-/// One of the prefixes, which are sorted.
+/// A prefix; they are sorted.
 #[derive(Debug, Clone)]
 struct Prefix {
     bytes: Vec<u8>,
-    /// The longest other one that this one begins with.
+    /// The longest other prefix that this one begins with.
     parent: Option<usize>,
     policies: Vec<usize>,
 }
@@ -93,11 +93,11 @@ impl PolicyIndex {
         index
     }
 
-    /// Adds the policies that may apply to a request: each one that does, and few that do not.
+    /// Adds every policy that applies to the request, and few that do not.
     pub(super) fn find(&self, request: &Request<'_>, found: &mut Places) {
         found.extend_from_slice(&self.always);
         for (nth, (name, value)) in request.attributes().enumerate() {
-            // Of two with one name the first counts.
+            // Of two attributes with the same name, the first counts.
             let is_first = || request.attributes().take(nth).all(|(before, _)| before != name);
             for (fold, listed) in self.attributes.get(name).filter(|_| is_first()).into_iter().flatten() {
                 listed.find(fold.of(value).value(), found);
@@ -140,7 +140,7 @@ impl AttributeIndex {
             }
             are_equal
         });
-        // Those that the next one may begin with, each of which begins with the one before.
+        // Candidates for the next prefix's parent; each begins with the one before.
         let mut open: Vec<usize> = Vec::new();
         for at in 0..self.prefixes.len() {
             while let Some(last) = open.last() {
@@ -191,17 +191,15 @@ impl AttributeIndex {
     }
 }
 
-/// What a policy requires of an attribute, whose value is folded: any of these terms.
+/// A policy's requirement on a folded attribute: any of these terms.
 type Requirement<'p> = (&'p str, Fold, Vec<Term<'p>>);
 
-/// What a policy's conditions require.
 fn conditions(policy: &Policy) -> impl Iterator<Item = Requirement<'_>> {
     let conditions = policy.when.iter();
     conditions
         .filter_map(|(attribute, condition)| Some((attribute.as_str(), condition.fold(), condition.terms()?)))
 }
 
-/// What its scope requires.
 fn scope(policy: &Policy) -> impl Iterator<Item = Requirement<'_>> {
     let scope = policy.keys.scope.iter().filter(|_| policy.when_missing() == OnMissing::Skip);
     scope.map(|attribute| (attribute.as_str(), Fold::NONE, vec![Term::Present]))

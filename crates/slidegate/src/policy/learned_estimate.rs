@@ -1,46 +1,46 @@
-//! Learned estimates: the 90th percentile of the costs that requests were settled to.
+//! Learned estimates: the 90th percentile of settled costs.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// So many of the last costs are known. Below that, nothing is learned yet.
+/// Number of last costs kept. Nothing is learned until there are that many.
 const KNOWN: usize = 1024;
-/// Most of them that are of one key while others settle as well: less than the tenth that the
-/// percentile leaves out, so that no key decides alone what all hold.
+/// Maximum number of costs from one key while others settle too: less than the tenth above the
+/// percentile, so that no key alone decides what all hold.
 const OF_ONE_KEY: usize = KNOWN / 16;
-/// What is learned of a request is at most so many times what it held, so that a few costs that were
-/// made up do not stand for all.
+/// A request contributes at most this many times its hold, so that a few invented costs cannot
+/// dominate.
 const MOST_TIMES_HELD: u64 = 4;
 /// The percentile is computed again after so many costs.
 const REFRESHED_AFTER: usize = 32;
 
-/// What a request was settled to.
+/// The settled cost of a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SettledSample {
-    /// Tells the keys of the policy apart.
+    /// Identifies the key within the policy.
     pub(crate) key: u64,
     pub(crate) cost: u64,
-    /// What it held in all.
+    /// Total held.
     pub(crate) held: u64,
-    /// The limit of the key.
+    /// The key's limit.
     pub(crate) limit: u64,
 }
 
-/// The costs that requests under one policy were settled to, in this process. At most 60 kB.
+/// Settled costs under one policy, in this process. At most 60 kB.
 #[derive(Debug, Default)]
 pub(crate) struct SettledCosts {
     recent: Mutex<Recent>,
-    /// The 90th percentile plus one, so that 0 means that too few costs are known.
+    /// The 90th percentile plus one; 0 while too few costs are known.
     percentile: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Recent {
     costs: Vec<RecentCost>,
-    /// How many are of each key.
+    /// Number of costs per key.
     of_key: HashMap<u64, usize>,
-    /// How many were added.
+    /// Number of costs added.
     added: u64,
     since_refresh: usize,
 }
@@ -49,13 +49,13 @@ struct Recent {
 struct RecentCost {
     key: u64,
     cost: u64,
-    /// The number of costs before it.
+    /// The number of costs added before it.
     number: u64,
 }
 
 impl Recent {
-    /// Adds a cost. Once all places are taken, it takes that of the oldest: of its own key if that has
-    /// as many as one key may have, else of the key that has more than that.
+    /// Adds a cost. When full, it replaces the oldest: of its own key if that is at its maximum,
+    /// else of a key above its maximum.
     fn add(&mut self, key: u64, cost: u64) {
         let known = RecentCost { key, cost, number: self.added };
         self.added += 1;
@@ -80,8 +80,8 @@ impl Recent {
 }
 
 impl SettledCosts {
-    /// The smallest cost that nine in ten of the last 1,024 did not exceed. `None` while fewer are
-    /// known.
+    /// The smallest cost that nine in ten of the last 1,024 did not exceed. `None` while there are
+    /// fewer.
     pub(crate) fn percentile_90(&self) -> Option<u64> {
         self.percentile.load(Ordering::Relaxed).checked_sub(1)
     }

@@ -9,14 +9,14 @@ use crate::fold::Fold;
 use crate::network::{Network, canonical};
 use crate::request::Value;
 
-/// What an attribute must be for a policy to apply. Bytes are compared, so case matters unless it is
+/// A condition on an attribute, for a policy to apply. Compares bytes, so case matters unless it is
 /// [folded](crate::Policy::with_fold).
 ///
 /// Only [`absent`](Self::absent) and [`not`](Self::not) hold for a request that lacks the attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Match {
     kind: Kind,
-    /// What its texts are folded by, and values are before they are compared.
+    /// The fold of its texts, also applied to values before they are compared.
     fold: Fold,
 }
 
@@ -31,22 +31,22 @@ enum Kind {
     Not(Box<Self>),
 }
 
-/// Something that an attribute can be looked up by.
+/// A term that an attribute can be looked up by.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Term<'m> {
-    /// It is there.
+    /// Present.
     Present,
-    /// It is this text, or the address that this is the text of.
+    /// This text, or the address that it spells.
     Text(&'m str),
-    /// It is an address of this network.
+    /// An address of this network.
     Network(IpNet),
-    /// It is text that begins with this.
+    /// Text that begins with this.
     Prefix(Vec<u8>),
 }
 
 impl Match {
-    /// Longest glob in bytes. Matching takes time proportional to the length of the glob times that
-    /// of the value.
+    /// Longest glob in bytes. Matching takes time proportional to the lengths of the glob and the
+    /// value multiplied.
     pub const MAX_GLOB: usize = 256;
 
     /// Holds for exactly this value. If the attribute is an address, addresses are compared, not
@@ -124,8 +124,8 @@ impl Match {
         Self::of(Kind::Absent)
     }
 
-    /// Holds where `condition` does not, so also for requests that lack the attribute, unless
-    /// `condition` holds for these.
+    /// Holds where `condition` does not. So it also holds for requests that lack the attribute,
+    /// unless `condition` holds for these.
     ///
     /// ```
     /// # use slidegate::Match;
@@ -149,17 +149,16 @@ impl Match {
         Self { kind, fold: Fold::NONE }
     }
 
-    /// The same condition on folded values.
+    /// The condition on folded values.
     pub(super) fn folded(self, fold: Fold) -> Self {
         Self { kind: self.kind.folded(fold), fold: self.fold.and(fold) }
     }
 
-    /// What values are folded by before they are compared.
     pub(super) fn fold(&self) -> Fold {
         self.fold
     }
 
-    /// What a folded value must have at least one of for the condition to hold. `None` if it holds
+    /// The terms of which a folded value must match at least one. `None` if the condition holds
     /// without a value.
     pub(super) fn terms(&self) -> Option<Vec<Term<'_>>> {
         // With folded slashes, `/api` is in the folder `/api/`.
@@ -179,8 +178,7 @@ impl Match {
         })
     }
 
-    /// Whether the condition holds for this value. `None` means that the request lacks the
-    /// attribute.
+    /// Whether the condition holds for this value; `None` if the request lacks the attribute.
     #[must_use]
     pub fn holds(&self, value: Option<Value<'_>>) -> bool {
         match value {
@@ -193,7 +191,7 @@ impl Match {
 }
 
 impl Kind {
-    /// Whether it holds for this value, which `fold` folded.
+    /// Whether it holds for this value, already folded by `fold`.
     fn holds(&self, value: Option<Value<'_>>, fold: Fold) -> bool {
         if let Self::Not(kind) = self {
             return !kind.holds(value, fold);
@@ -266,7 +264,7 @@ impl Kind {
     }
 }
 
-/// What every value that matches the pattern begins with.
+/// The literal start of a pattern.
 fn literal_start(pattern: &[u8]) -> Vec<u8> {
     let mut literal = Vec::new();
     let mut bytes = pattern.iter();

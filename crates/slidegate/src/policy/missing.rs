@@ -6,7 +6,7 @@ use crate::request::Request;
 
 impl Policy {
     /// Sets what happens to a request that lacks an attribute of the scope. Default:
-    /// [`OnMissing::Skip`], as policies of one set are often for different requests.
+    /// [`OnMissing::Skip`], because policies of a set often cover different requests.
     ///
     /// ```
     /// use slidegate::{Gate, OnMissing, Policy, PolicySet, Quota, Request};
@@ -31,18 +31,18 @@ impl Policy {
         self
     }
 
-    /// What happens to a request that lacks an attribute of the scope, if the policy says so.
+    /// What happens to a request that lacks an attribute of the scope, if set.
     #[must_use]
     pub fn on_missing(&self) -> Option<OnMissing> {
         self.on_missing
     }
 
-    /// The same, or the default.
+    /// The setting, or its default.
     pub(super) fn when_missing(&self) -> OnMissing {
         self.on_missing.unwrap_or_default()
     }
 
-    /// Whether it would apply to a request that names no policy if that had all attributes of the scope.
+    /// Whether the policy skips a request only because it lacks an attribute of the scope.
     pub(super) fn skips(&self, request: &Request<'_>) -> bool {
         self.when_missing() == OnMissing::Skip && !self.has_scope(request) && self.is_meant_for(request)
     }

@@ -6,14 +6,14 @@ use crate::quota::Quota;
 use crate::request::Value;
 
 impl Policy {
-    /// Adds an override: a quota for the key with these values, one per attribute of the scope. A value may
-    /// be a [`Network`](crate::network::Network): the override is then for each key whose address is in
-    /// it, by itself. The override of the very key binds, else that of the longest prefix; with several
-    /// networks in a key, that of the longest prefix of the first.
+    /// Adds an override: a quota for the key with these values, one per attribute of the scope. A
+    /// value may be a [`Network`](crate::network::Network): each key with an address in it then
+    /// gets the quota for itself. An exact override wins over networks, and a longer prefix over a
+    /// shorter one; the first network of a key is compared first.
     ///
     /// The quota must have the policy's algorithm, or building the set fails. Adding or removing an
-    /// override keeps the key's usage. Looking up overrides costs one hash of the key, one more for each
-    /// length of prefix, and nothing in policies without overrides.
+    /// override keeps the key's usage. A look-up costs one hash of the key, plus one per prefix
+    /// length; policies without overrides pay nothing.
     ///
     /// ```
     /// use slidegate::network::Network;
@@ -44,17 +44,16 @@ impl Policy {
         self
     }
 
-    /// Exempts the key with these values, or the keys in these networks, as an
-    /// [override](Self::with_override): the policy does not apply to them and counts nothing, unless a
-    /// [block](Self::with_block) denies them.
+    /// Exempts a key, or the keys in networks, like an [override](Self::with_override): the policy
+    /// does not apply to them and counts nothing, unless a [block](Self::with_block) denies them.
     #[must_use]
     pub fn with_unlimited<P: Into<OverridePart>>(mut self, key: impl IntoIterator<Item = P>) -> Self {
         self.overrides.push(Override { key: key.into_iter().map(Into::into).collect(), quota: None });
         self
     }
 
-    /// Takes the override of the key with these values away, if there is one. One of a network that the key
-    /// is in stays.
+    /// Removes the override of the key with these values, if any. Overrides of networks that
+    /// contain the key stay.
     #[must_use]
     pub fn without_override<'v, V: Into<Value<'v>>>(mut self, key: impl IntoIterator<Item = V>) -> Self {
         let values: Vec<Value<'v>> = key.into_iter().map(Into::into).collect();
@@ -68,7 +67,7 @@ impl Policy {
         self
     }
 
-    /// As [`with_override`](Self::with_override), but replaces an existing override of the key.
+    /// Like [`with_override`](Self::with_override), but replaces an existing override of the key.
     #[must_use]
     pub fn with_override_instead<'v, V: Into<Value<'v>>>(
         self,

@@ -1,7 +1,7 @@
-//! Overrides of a policy: of one key, or of all keys whose addresses are in networks.
+//! Overrides of a policy, for one key or for all keys with addresses in networks.
 //!
-//! A network is looked up as the keys are: cut to each length of prefix that an override has, the
-//! longest first. So the look-up takes as long with one network as with a thousand.
+//! To find a network, a key's addresses are cut to each prefix length in use, longest first. So a
+//! look-up takes as long with one network as with a thousand.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,9 +15,9 @@ use crate::network::Network;
 use crate::quota::Quota;
 use crate::request::{OwnedValue, Value};
 
-/// What an override has for one attribute of the scope: a value, or a network of addresses.
+/// The part of an override for one attribute of the scope: a value or a network.
 ///
-/// Made by `From` from whatever makes a [`Value`], and from a [`Network`].
+/// Convert with `From` from anything that converts to [`Value`], or from a [`Network`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OverridePart(PartKind);
 
@@ -59,7 +59,7 @@ impl OverridePart {
 /// An override.
 #[derive(Debug, Clone)]
 pub(super) struct Override {
-    /// One part for each attribute of the scope.
+    /// One part per attribute of the scope.
     pub(super) key: Vec<OverridePart>,
     /// `None`: unlimited.
     pub(super) quota: Option<Quota>,
@@ -76,7 +76,7 @@ impl Override {
     }
 }
 
-/// As keys are written: `alice`, `10.0.0.0/8`.
+/// Written like keys: `alice`, `10.0.0.0/8`.
 impl fmt::Display for Override {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, part) in self.key.iter().enumerate() {
@@ -97,17 +97,17 @@ impl fmt::Display for Override {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Overrides {
     exact: QuotasByKey,
-    /// Those of networks, by their prefixes, from the longest to the shortest.
+    /// Network overrides by prefix lengths, longest first.
     networks: Vec<(Prefixes, QuotasByKey)>,
-    /// Whether one is unlimited.
+    /// Whether an override is unlimited.
     pub(super) exempts: bool,
 }
 
 /// By the canonical bytes of keys; `None` is unlimited.
 type QuotasByKey = HashMap<Box<[u8]>, Option<Quota>>;
 
-/// For each attribute of a scope the length of the prefix, and whether it is of IPv4; `None` for a
-/// value. The first attribute counts most when lengths are compared.
+/// Per attribute of a scope: the prefix length, and whether it is IPv4; `None` for a value. The
+/// first attribute is compared first.
 type Prefixes = SmallVec<[Option<(u8, bool)>; 2]>;
 
 impl Overrides {
@@ -115,7 +115,7 @@ impl Overrides {
         self.exact.is_empty() && self.networks.is_empty()
     }
 
-    /// Adds an override, whose key is that of its values. Returns whether there was one of that key.
+    /// Adds an override. Returns whether its key already had one.
     pub(super) fn add(&mut self, one: &Override, key: &Key<'_>) -> bool {
         self.exempts |= one.quota.is_none();
         let prefix = |part: &OverridePart| part.network().map(|net| (net.prefix_len(), net.addr().is_ipv4()));
@@ -125,7 +125,7 @@ impl Overrides {
             &mut self.exact
         } else {
             let at = self.networks.iter().position(|(known, _)| *known == prefixes).unwrap_or_else(|| {
-                // A value is more than any prefix.
+                // A value sorts above any prefix.
                 let length = |prefixes: &Prefixes| -> Vec<u8> {
                     prefixes.iter().map(|prefix| prefix.map_or(u8::MAX, |(length, _)| length)).collect()
                 };
@@ -138,13 +138,12 @@ impl Overrides {
         table.insert(bytes, one.quota).is_some()
     }
 
-    /// What a key has instead of its policy's quota, by an override of its own. `Some(None)` is
-    /// unlimited.
+    /// The exact override of a key. `Some(None)` is unlimited.
     pub(super) fn exact(&self, canonical: &[u8]) -> Option<Option<&Quota>> {
         self.exact.get(canonical).map(Option::as_ref)
     }
 
-    /// The same by the override of the smallest networks that it is in.
+    /// The override of the smallest networks that contain the key.
     pub(super) fn of_networks(&self, key: &Key<'_>) -> Option<Option<&Quota>> {
         let mut tables = self.networks.iter();
         tables.find_map(|(prefixes, table)| table.get(&*cut(key, prefixes)?)).map(Option::as_ref)

@@ -1,4 +1,4 @@
-//! A policy in a set, with what decisions need besides: its overrides and blocks by their keys.
+//! A policy in a set, with its overrides and blocks by key.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -15,20 +15,20 @@ use crate::key::{Key, TicketKeyBytes};
 use crate::quota::Quota;
 use crate::request::{OwnedValue, Request};
 
-/// A policy and what decisions need besides.
+/// A policy with the look-ups that decisions need.
 #[derive(Debug, Clone)]
 pub(super) struct Rule {
     pub(super) policy: Policy,
-    /// What the policy's usage is stored under; see [`PolicySet::number`].
+    /// The number that the policy's usage is stored under; see [`PolicySet::number`].
     pub(super) number: u32,
     overrides: Overrides,
     /// Blocks by the canonical bytes of keys.
     blocks: HashMap<Box<[u8]>, Block>,
-    /// The policy's quotas with windows from the first day of the month to the 31st, if an attribute says which.
+    /// Each quota with windows from day 1 to 31 of the month, if an attribute selects the day.
     anchored: HashMap<Quota, [Quota; 31]>,
-    /// What is set for keys, by what tickets know them by.
+    /// Configuration of keys, by their identity in tickets.
     pub(super) of_tickets: OnceLock<HashMap<TicketKeyBytes, OwnOfKey>>,
-    /// The rule with limits in millionths of a unit, which stores get instead, of a policy that weighs costs.
+    /// The rule with limits in millionths of a unit, for stores, if the policy weights costs.
     pub(super) counted: Option<Box<Self>>,
 }
 
@@ -91,13 +91,13 @@ impl Rule {
         Ok(Self { policy, number: 0, overrides, blocks, anchored, of_tickets: OnceLock::new(), counted })
     }
 
-    /// The rule as stores get it.
+    /// The rule in the units that stores count.
     #[inline]
     pub(super) fn counted(&self) -> &Self {
         self.counted.as_deref().unwrap_or(self)
     }
 
-    /// What a key has of its own.
+    /// The key's own configuration.
     #[inline]
     pub(super) fn own(&self, key: &Key<'_>) -> Own<'_> {
         if self.overrides.is_empty()
@@ -128,13 +128,13 @@ impl Rule {
         self.policy.applies_to(request)
     }
 
-    /// Whether it applies and the key is not unlimited.
+    /// Whether the policy applies and the key is not unlimited.
     #[inline]
     pub(super) fn binds(&self, request: &Request<'_>) -> bool {
         self.applies_to(request) && !self.exempts(request)
     }
 
-    /// Whether a request is exempt from the policy that applies to it.
+    /// Whether a request is exempt from an otherwise applicable policy.
     #[inline]
     pub(super) fn exempts(&self, request: &Request<'_>) -> bool {
         self.overrides.exempts && request.inline_quota().is_none() && {
@@ -143,8 +143,7 @@ impl Rule {
         }
     }
 
-    /// What is set for the key that a store knows by this id in tickets. `ids_of` says by which ids it
-    /// knows a key.
+    /// The configuration of the key with this id in tickets. `ids_of` returns a key's ids.
     pub(super) fn own_of_ticket(
         &self,
         ids_of: impl Fn(&Key<'_>) -> SmallVec<[TicketKeyBytes; 2]>,
@@ -172,9 +171,8 @@ impl Rule {
         of_tickets.get(&id())
     }
 
-    /// The quota that binds the key of a ticket now. As [`quota_met`](Self::quota_met), but the requests
-    /// are not known any more: where the quota of their tier was changed since, the largest of all tiers
-    /// bounds it.
+    /// The quota of a ticket's key now. Like [`quota_met`](Self::quota_met), but the requests are
+    /// no longer known: if their tier's quota changed since, the largest tier is the bound.
     pub(super) fn quota_now(&self, own: Option<&OwnOfKey>, met: MetQuota) -> Quota {
         let of_networks =
             || self.policy.overrides.iter().filter(|one| !one.is_exact()).filter_map(|one| one.quota);
@@ -202,8 +200,8 @@ impl Rule {
         if plans().any(is_plan) || met.capacity() <= largest.capacity() { met } else { largest }
     }
 
-    /// What binds a request on a key: its inline quota, the key's override, the request's tier, or the
-    /// policy's own quota.
+    /// The quota of a request on a key: its inline quota, the key's override, the request's tier,
+    /// or the policy's own quota.
     pub(super) fn quota_met<'a>(&'a self, request: &'a Request<'_>, own: &Own<'a>) -> &'a Quota {
         if let Some(inline) = request.inline_quota() {
             return inline;
@@ -219,25 +217,25 @@ impl Rule {
     }
 }
 
-/// What is set for one key.
+/// Configuration of one key.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct OwnOfKey {
     pub(crate) quota: Option<Quota>,
     pub(crate) block: Option<Block>,
 }
 
-/// What a key has of its own under a policy.
+/// A key's own configuration under a policy.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Own<'a> {
-    /// The quota of an override of the key itself.
+    /// The quota of its exact override.
     pub(super) quota: Option<&'a Quota>,
-    /// The quota of a network that it is in. Stores know it as they know a tier's.
+    /// The quota of a network that contains it. Stores treat it like a tier's.
     pub(super) of_network: Option<&'a Quota>,
     pub(super) is_unlimited: bool,
     pub(super) block: Option<&'a Block>,
 }
 
-/// The block of requests that lack an attribute.
+/// Blocks requests that lack an attribute.
 static MISSING: Block = Block::PERMANENT;
 
 /// The quota with windows from each day of the month, if it has windows of months.

@@ -1,7 +1,6 @@
-//! Sets of policies, built and checked once.
+//! Sets of policies, built and validated once.
 //!
-//! Planning a request is then a pure look-up that serves decisions, shadow policies, replay and
-//! tests alike.
+//! Planning a request is a pure look-up. Decisions, shadow policies, replay and tests all use it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -20,7 +19,7 @@ use crate::quota::{Algorithm, ChangedPolicy, Quota};
 use crate::request::{Cost, Counts, Request};
 use crate::verb::Verb;
 
-/// A checked list of policies with different names.
+/// A validated list of policies with distinct names.
 ///
 /// ```
 /// use slidegate::{Policy, PolicySet, Quota};
@@ -36,44 +35,44 @@ use crate::verb::Verb;
 #[derive(Debug, Clone, Default)]
 pub struct PolicySet {
     rules: Vec<Rule>,
-    /// Where the policy of a name stands. Callers choose what is looked up, but not what is in it, so
-    /// they cannot make names collide.
+    /// Positions by name. Callers choose the names to look up but not those stored, so they cannot
+    /// force collisions.
     places: HashMap<String, usize, RandomState>,
-    /// The places of policies that need not be named.
+    /// Positions of policies that apply without being named.
     unnamed: Vec<usize>,
     /// The costs that policies count by name.
     cost_names: Vec<String>,
-    /// What every request must have; see [`PolicySet::require`].
+    /// Attributes that every request must have; see [`PolicySet::require`].
     required: Vec<String>,
-    /// Whether a policy weighs costs.
+    /// Whether any policy weights costs.
     weighs: bool,
-    /// The same by what they require, if they are too many to ask each.
+    /// The unnamed policies by requirement, if there are too many to test each.
     index: Option<PolicyIndex>,
     /// The attributes without which a policy is skipped, each once.
     skipped_without: Vec<String>,
-    /// The places of unnamed policies by their conditions, if they are too many to ask each.
+    /// The unnamed policies by condition, if there are too many to test each.
     by_conditions: Option<PolicyIndex>,
 }
 
-/// Sets of more policies are looked up. To ask each of so few takes less time.
+/// Above this number of policies, an index is used. Below it, testing each is faster.
 const MOST_ASKED: usize = 8;
 
 impl PolicySet {
     /// Most policies in a set.
     ///
-    /// A request finds the policies that apply to it by looking up its attributes: the values,
-    /// networks and prefixes of conditions, the beginnings of globs, and the attributes of scopes.
-    /// So its decision costs about the same whatever the size of the set. It is matched against each
-    /// policy that has no such condition, for example a glob that begins with `*`, and a scope that
-    /// the request has.
+    /// A request finds its policies by looking up its attributes: the values, networks and prefixes
+    /// of conditions, the literal starts of globs, and the attributes of scopes. So a decision
+    /// costs about the same for any size of the set. Policies whose only conditions cannot be
+    /// indexed, such as a glob that begins with `*`, are tested one by one, if the request has
+    /// their scope.
     pub const MAX_POLICIES: usize = 16_384;
 
-    /// Checks the policies against each other.
+    /// Validates the policies as a set.
     ///
     /// # Errors
-    /// When there are too many, two have one name, or an override or block does not fit its policy:
-    /// its values are not as many as the scope's attributes, or an override's algorithm is another
-    /// or its key has one already.
+    /// If there are too many, two share a name, or an override or block does not fit its policy: it
+    /// has another number of values than the scope, or an override has another algorithm or repeats
+    /// a key.
     pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, Error> {
         let rules = policies.into_iter().map(Rule::new).collect::<Result<Vec<_>, _>>()?;
         if rules.len() > Self::MAX_POLICIES {
@@ -121,9 +120,9 @@ impl PolicySet {
         })
     }
 
-    /// Denies requests that lack one of these attributes, with an
-    /// [error](crate::Decisions::error). Otherwise a policy whose scope has an attribute that the
-    /// request lacks does not apply, so that a misspelt name lifts its limit.
+    /// Denies requests that lack one of these attributes, with an [error](crate::Decisions::error).
+    /// Otherwise a policy does not apply to a request that lacks an attribute of its scope, so a
+    /// misspelt name lifts its limit.
     ///
     /// ```
     /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
@@ -175,9 +174,9 @@ impl PolicySet {
         applying.into_iter().map(|at| self.policy(at))
     }
 
-    /// The policies whose conditions hold for a request and that [do not apply](crate::OnMissing::Skip) as it
-    /// lacks an attribute of their scope, in their order. None for a request that
-    /// [names](Request::under) a policy.
+    /// The policies whose conditions hold for a request but that [do not
+    /// apply](crate::OnMissing::Skip) because it lacks an attribute of their scope, in policy
+    /// order. None if the request [names](Request::under) a policy.
     ///
     /// ```
     /// use slidegate::{Policy, PolicySet, Quota, Request};
@@ -223,12 +222,11 @@ impl PolicySet {
         &self.rules[at].policy
     }
 
-    /// The policy at a place as stores get it: with limits in what it counts.
+    /// The policy at a position, with limits in the units that stores count.
     pub(crate) fn counted_policy(&self, at: usize) -> &Policy {
         &self.rules[at].counted().policy
     }
 
-    /// The quota that a request meets.
     pub(crate) fn quota_of<'a>(&'a self, at: usize, key: &Key<'_>, request: &'a Request<'_>) -> &'a Quota {
         let rule = &self.rules[at];
         rule.quota_met(request, &rule.own(key))
@@ -238,7 +236,7 @@ impl PolicySet {
         self.rules[at].own(key).block
     }
 
-    /// Keeps what policies of another set have learned, unless they count something else.
+    /// Keeps the costs that the former set's policies learned, unless the unit changed.
     pub(crate) fn keep_learned(&mut self, before: &Self) {
         for rule in &mut self.rules {
             let known = before.by_name(rule.policy.name()).filter(|known| known.counts == rule.policy.counts);
@@ -252,7 +250,7 @@ impl PolicySet {
         }
     }
 
-    /// Numbers the policies by what their usage is stored under.
+    /// Assigns the numbers that policies' usage is stored under.
     pub(crate) fn number(&mut self, mut number_of: impl FnMut(&Policy) -> u32) {
         for rule in &mut self.rules {
             rule.number = number_of(&rule.policy);
@@ -264,7 +262,7 @@ impl PolicySet {
         }
     }
 
-    /// The quota of every key, by what a store knows policies and keys by.
+    /// The quota of every key, by policy number and key id.
     pub(crate) fn quotas<'a>(&'a self, secret: &HashSeed) -> Quotas<'a> {
         let by_policy = self.rules.iter().map(Rule::counted).map(|rule| {
             let overrides = rule.policy.override_ids(secret).collect();
@@ -273,14 +271,13 @@ impl PolicySet {
         Quotas(by_policy.collect())
     }
 
-    /// The number of the policy of this name, and the place at which it stands.
+    /// The number and the position of the policy with this name.
     pub(crate) fn numbered_place(&self, name: &str) -> Option<(u32, usize)> {
         let at = *self.places.get(name)?;
         Some((self.rules[at].number, at))
     }
 
-    /// What is set for the key that a store knows by this id in tickets. `ids_of` says by which ids it
-    /// knows a key.
+    /// The configuration of the key with this id in tickets. `ids_of` returns a key's ids.
     pub(crate) fn own_of_ticket(
         &self,
         at: usize,
@@ -290,7 +287,7 @@ impl PolicySet {
         self.rules[at].counted().own_of_ticket(ids_of, id)
     }
 
-    /// The quota that binds the key of a ticket now, whose requests met another one before.
+    /// The quota of a ticket's key now; `met` is the quota at the time of the reservation.
     pub(crate) fn quota_now(&self, at: usize, own: Option<&OwnOfKey>, met: MetQuota) -> Quota {
         self.rules[at].counted().quota_now(own, met)
     }
@@ -306,19 +303,18 @@ impl PolicySet {
             .map(move |rule| (rule.number, &rule.policy, rule.policy.override_ids(secret).collect()))
     }
 
-    /// Which keys have another quota than in the set that was active before.
+    /// The keys whose quota differs from the former set.
     pub(crate) fn changes_since<'a>(&'a self, before: &'a Self, seed: &HashSeed) -> Changes<'a> {
         Changes { old: before.quotas(seed), new: self.quotas(seed) }
     }
 
-    /// What these requests would charge: nothing if one of them [cannot be
-    /// decided](Self::error_of). Each is charged as its own verb says, unless `verb` says it for
-    /// all. Pure: touches no state.
+    /// The charges of these requests; none if one [cannot be decided](Self::error_of). `verb`, if
+    /// given, replaces the requests' own verbs. Pure: touches no state.
     pub(crate) fn plan<'a>(&'a self, requests: &'a [Request<'a>], verb: Option<Verb>) -> Plan<'a> {
         self.plan_under(requests, verb, None, Rule::binds)
     }
 
-    /// The plan of a reservation: checks whose costs are held, where they are not known at once.
+    /// The plan of a reservation: checks whose costs are held unless they are known at once.
     pub(crate) fn plan_of_reservation<'a>(
         &'a self,
         requests: &'a [Request<'a>],
@@ -357,10 +353,10 @@ impl PolicySet {
         plan
     }
 
-    /// The plan of a look at one request's keys, unlimited ones included.
+    /// The plan for inspecting one request's keys, including unlimited ones.
     ///
     /// # Errors
-    /// The request cannot be decided.
+    /// If the request cannot be decided.
     pub(crate) fn plan_of_one<'a>(&'a self, request: &'a Request<'a>) -> Result<Plan<'a>, Error> {
         let requests = std::slice::from_ref(request);
         let plan = || self.plan_under(requests, Some(Verb::Peek), None, Rule::applies_to);
@@ -372,10 +368,10 @@ impl PolicySet {
         self.obstacle(request).is_some()
     }
 
-    /// Why a request cannot be decided, which every [decision](crate::Decisions::error) on it would
-    /// say: it names a policy that is not in the set, lacks an attribute that the named policy
-    /// counts by, or has a cost by a name that no policy counts, and not the one that a policy
-    /// [counts](Counts::Named). `None` if it can.
+    /// Why a request cannot be decided, as the [error](crate::Decisions::error) of its decisions:
+    /// it names a policy that is not in the set, lacks an attribute of that policy's scope, or has
+    /// a named cost that no policy counts, without the one that a policy [counts](Counts::Named).
+    /// `None` if it can be decided.
     #[must_use]
     pub fn error_of(&self, request: &Request<'_>) -> Option<Error> {
         let name = request.named_policy().unwrap_or_default();
@@ -413,9 +409,9 @@ impl PolicySet {
         self.unknown_cost(cost, self.applying_to(request)).map(Obstacle::UnknownCost)
     }
 
-    /// The error of a cost by a name that no policy counts, where one of these policies counts a name
-    /// that the cost does not have: it would be charged 0, most likely for a typo. A policy that adds
-    /// all costs up counts every name.
+    /// The error of a named cost that no policy counts, if one of these policies counts a name that
+    /// the cost lacks: it would be charged 0, most likely for a typo. A policy that sums all costs
+    /// counts every name.
     pub(crate) fn unknown_cost<'p>(
         &self,
         cost: &Cost<'_>,
@@ -441,8 +437,8 @@ impl PolicySet {
         lacking.map(|(policy, missing)| Error::unknown_cost(unknown, policy.name(), missing))
     }
 
-    /// The places of the rules that a request may be under, written to `found` if they are looked
-    /// up.
+    /// The positions of the rules that may apply to a request, written to `found` if an index is
+    /// used.
     #[inline]
     fn rules_for<'f>(&'f self, request: &Request<'_>, found: &'f mut Places) -> &'f [usize] {
         match (request.named_policy(), &self.index) {
@@ -481,7 +477,7 @@ impl PolicySet {
             .filter(|_| rule.policy.counts != Counts::Requests || quota.algorithm() == Algorithm::InFlight)
             .map(|terms| Reserve { terms, unsettled: rule.policy.unsettled() });
         if reserve.is_some() {
-            // What may exceed the limit does so when it is settled.
+            // A check that may exceed the limit does so when it is settled.
             part.excess = Excess::Refuse;
             if let Some(estimate) = rule.policy.counted_estimate().filter(|_| !request.says_cost()) {
                 part.cost = estimate.min(quota.capacity());
@@ -506,8 +502,8 @@ impl PolicySet {
     }
 }
 
-/// The part of a call that cannot give a permit back: a check asks whether one is free, and a
-/// penalty or a refund does nothing.
+/// The part of a call that cannot return a permit: a check only asks whether one is free; penalties
+/// and refunds do nothing.
 fn ask_only(part: Part) -> Part {
     let cost = if part.verb.is_question() { part.cost } else { 0 };
     Part { verb: Verb::Peek, cost, excess: Excess::Refuse, ..part }
@@ -523,7 +519,7 @@ enum Obstacle<'a> {
     MissingRequired(&'a str),
     /// It has a cost by a name that no policy counts.
     UnknownCost(Error),
-    /// It has a quota of its own, under this policy, which counts millionths of a unit.
+    /// It has an inline quota under this policy, which counts millionths of a unit.
     OwnQuota(&'a str),
 }
 
@@ -551,7 +547,7 @@ impl Changes<'_> {
         change.filter(|(old, new)| old != new)
     }
 
-    /// The policies of which some keys have another quota.
+    /// The policies with keys whose quota changed.
     pub(crate) fn policies(&self) -> Vec<ChangedPolicy> {
         let changed = self.new.0.iter().filter_map(|(number, new)| {
             let old = self.old.0.get(number).filter(|old| *old != new)?;

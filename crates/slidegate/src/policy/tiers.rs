@@ -11,7 +11,7 @@ use crate::request::{Request, Value};
 pub(super) struct Tiers {
     pub(super) attribute: String,
     pub(super) quotas: BTreeMap<String, Quota>,
-    /// What the values are folded by, as the attribute is.
+    /// The fold of the attribute, applied to the values.
     pub(super) fold: Fold,
 }
 
@@ -24,7 +24,7 @@ impl Tiers {
         }
     }
 
-    /// The same with folded values, if this is their attribute.
+    /// Folds the values, if this is their attribute.
     pub(super) fn folded(self, attribute: &str, fold: Fold) -> Self {
         if self.attribute != attribute || fold == Fold::NONE {
             return self;

@@ -1,4 +1,4 @@
-//! Units of cost: what a policy counts, and what stores count for it.
+//! Units of cost: what a policy counts and what stores count.
 
 use super::Policy;
 use crate::amount::{Amount, MILLION};
@@ -7,33 +7,34 @@ use crate::quota::{Algorithm, Quota};
 use crate::request::{CostUnit, Counts, Request};
 
 impl Policy {
-    /// What a request costs under this policy: what it [counts](Self::counts) of it.
+    /// A request's cost in what this policy [counts](Self::counts).
     #[must_use]
     pub fn cost_of(&self, request: &Request<'_>) -> Amount {
         self.amount(request.cost_of(&self.counts))
     }
 
-    /// One of its quotas in what it counts, as stores get it: with limits in millionths of a unit if it
-    /// [weighs](Counts::Weighted) costs.
+    /// A quota of the policy in the units that stores count: millionths if it
+    /// [weights](Counts::Weighted) costs.
     #[must_use]
     pub fn counted(&self, quota: &Quota) -> Quota {
         if self.counts.is_weighted() { quota.times(MILLION) } else { *quota }
     }
 
-    /// The amount that such a count of stores stands for.
+    /// Converts a store's count to an amount.
     #[must_use]
     pub fn amount(&self, count: u64) -> Amount {
         Amount::counted(count, self.counts.is_weighted())
     }
 
-    /// What stores count for an amount: whole units, rounded up, or millionths if it
-    /// [weighs](Counts::Weighted) costs.
+    /// Converts an amount to a store's count: whole units, rounded up, or millionths if the policy
+    /// [weights](Counts::Weighted) costs.
     #[must_use]
     pub fn count(&self, amount: Amount) -> u64 {
         amount.count(self.counts.is_weighted())
     }
 
-    /// The same policy with limits in millionths of a unit, if it counts these and has them in units.
+    /// The policy with limits in millionths of a unit, if it counts millionths and its limits are
+    /// in units.
     ///
     /// # Errors
     /// If the weights or a limit are out of range.
@@ -70,7 +71,7 @@ impl Policy {
         Ok(Some(counted))
     }
 
-    /// Sets what a unit of cost is. Header styles that have fields for each unit need it, see
+    /// Sets the unit of cost. Header styles with fields for each unit need it, see
     /// [`XRateLimit::OpenAi`](crate::headers::XRateLimit::OpenAi).
     #[must_use]
     pub fn with_unit(mut self, unit: CostUnit) -> Self {
@@ -78,20 +79,20 @@ impl Policy {
         self
     }
 
-    /// Names a unit of cost that is no [`CostUnit`], such as `usd`, for explanations.
+    /// Names a unit of cost that is not a [`CostUnit`], such as `usd`, for explanations.
     #[must_use]
     pub fn with_unit_name(mut self, name: impl Into<Box<str>>) -> Self {
         self.unit_name = Some(name.into());
         self
     }
 
-    /// The name of a unit of cost, as it was set here or by [`with_unit`](Self::with_unit).
+    /// The name of the unit, from here or [`with_unit`](Self::with_unit).
     #[must_use]
     pub fn unit_name(&self) -> Option<&str> {
         self.unit_name.as_deref().or(self.unit().map(CostUnit::name))
     }
 
-    /// What a unit of cost is: as [set](Self::unit), otherwise requests if it [counts
+    /// The unit of cost: as [set](Self::unit), or requests if the policy [counts
     /// them](Counts::Requests) against a rate.
     #[must_use]
     pub fn unit(&self) -> Option<CostUnit> {

@@ -42,11 +42,11 @@ struct Rules {
     zone: TimeZone,
     /// Counts calendars from 0, in the order in which the process met them.
     number: usize,
-    /// What values in shared stores name it by: 2^47 and a hash of its text.
+    /// Its name in values of shared stores: 2^47 plus a hash of its text.
     code: u64,
 }
 
-/// What calendars are equal by.
+/// The fields that make calendars equal.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Spec {
     unit: Unit,
@@ -159,8 +159,7 @@ impl Calendar {
         Self(rules)
     }
 
-    /// The same window by the clock of a time zone of the IANA database, such as `Europe/Berlin`. Without
-    /// this, it is UTC.
+    /// Sets a time zone of the IANA database, such as `Europe/Berlin`. Default: UTC.
     ///
     /// # Errors
     /// If the name is unknown. Without the feature `time-zones` only `UTC` is known.
@@ -175,8 +174,8 @@ impl Calendar {
         Ok(Self::known(Spec { zone: name, ..self.0.spec.clone() }, || zone))
     }
 
-    /// The same window from this day of the month on, or from the month's last day where it has fewer:
-    /// with 31, windows begin on January 31, February 28 or 29, and March 31. Without this, it is 1.
+    /// Sets the day on which months begin, or the last day of shorter months: with 31, windows
+    /// begin on January 31, February 28 or 29, and March 31. Default: 1.
     ///
     /// # Errors
     /// If the day is not 1 to 31, or the window is not made of months.
@@ -195,7 +194,7 @@ impl Calendar {
         Ok(Self::known(Spec { anchor, ..spec.clone() }, || self.0.zone.clone()))
     }
 
-    /// The same week from this day on, in English: `monday` to `sunday`.
+    /// Sets the day on which weeks begin, in English: `monday` to `sunday`.
     ///
     /// # Errors
     /// If it is no day of the week, or the window is no week.

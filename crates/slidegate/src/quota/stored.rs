@@ -3,7 +3,7 @@
 use super::{Algorithm, Borders, Calendar, Quota, QuotaFields};
 
 impl Quota {
-    /// Of fixed windows by a calendar of another process, with its code.
+    /// A fixed window by another process's calendar, with its code.
     pub fn with_borders(self, code: u64, borders: [u64; 4]) -> Self {
         Self { borders: Borders::Given(code, borders), ..self }
     }
@@ -13,8 +13,8 @@ impl Quota {
         if let Borders::Given(_, borders) = self.borders { Some(borders) } else { None }
     }
 
-    /// The same quota for usage that was counted in a window with this code, which ends at `end`. `None` if
-    /// there is no such window.
+    /// The quota for usage counted in a window with this code that ends at `end`. `None` if there
+    /// is no such window.
     pub fn counted_in(&self, code: u64, end: u64) -> Option<Self> {
         if code >= Calendar::LEAST_CODE && self.algorithm == Algorithm::FixedWindow {
             return Some(self.with_borders(code, [0, end, u64::MAX, u64::MAX]));
@@ -24,14 +24,14 @@ impl Quota {
 }
 
 impl Quota {
-    /// The same quota with the limit and burst of one of `instances` instances, rounded up so that
-    /// neither becomes 0.
+    /// The quota of one of `instances` instances: limit and burst are divided and rounded up, so
+    /// that neither becomes 0.
     pub fn share(&self, instances: u64) -> Self {
         let share = |whole: u64| whole.div_ceil(instances);
         Self::build(QuotaFields { limit: share(self.limit), burst: self.burst.map(share), ..self.fields() })
     }
 
-    /// The same quota with a smaller capacity, at which a bucket still drains as fast.
+    /// The quota with a smaller capacity; a bucket drains at the same rate.
     pub fn at_most(&self, capacity: u64) -> Self {
         if capacity >= self.capacity() {
             return *self;
@@ -53,8 +53,8 @@ impl Quota {
         }
     }
 
-    /// As a call to a shared store carries it: a calendar by its borders around `now`, of which the server picks
-    /// by its own clock.
+    /// The quota as sent to a shared store: a calendar by its borders around `now`, from which the
+    /// server picks by its own clock.
     pub fn sent_at(&self, now: u64) -> Self {
         let Borders::Calendar(calendar) = self.borders else { return *self };
         self.with_borders(calendar.code(), calendar.borders_at(now))

@@ -80,8 +80,8 @@ impl Quota {
     /// ```
     ///
     /// # Errors
-    /// As [`parse_window`], and if the window is out of range. The error contains the text as it
-    /// was given, at most 40 characters of it.
+    /// Same as [`parse_window`], or if the window is out of range. The error contains the given
+    /// text, at most 40 characters of it.
     pub fn parse_window(text: &str) -> Result<Duration, Error> {
         let text = text.trim();
         let window = parse_window(text)?;

@@ -4,8 +4,8 @@ use std::fmt;
 
 /// Why a shared store did not decide and a policy's [fallback](crate::OnStoreError) did.
 ///
-/// Its text is one line with the server and what happened, and the server's own words if it replied
-/// an error: `redis at 10.0.0.5:6379: READONLY You can't write against a read only replica.`
+/// Displays as one line with the server and the failure, including the server's error reply:
+/// `redis at 10.0.0.5:6379: READONLY You can't write against a read only replica.`
 ///
 /// ```
 /// use slidegate::store::StoreFailure;
@@ -21,11 +21,11 @@ pub struct StoreFailure {
 }
 
 impl StoreFailure {
-    /// The kind of a call that was not made because earlier ones failed. It explains nothing, so that
-    /// statistics keep the failure before it.
+    /// The kind of a call skipped because earlier ones failed. It explains nothing, so statistics
+    /// keep the failure before it.
     pub const BREAKER_OPEN: &'static str = "breaker_open";
 
-    /// A failure. `kind` is one lower-case word, for the label of a metric. `text` is one line.
+    /// A failure. `kind` is one lower-case word, used as a metric label. `text` is one line.
     #[must_use]
     pub fn new(kind: &'static str, text: impl Into<String>) -> Self {
         Self { kind, text: text.into() }

@@ -24,13 +24,13 @@ mod holds;
 mod last_known;
 mod local;
 
-/// A store over a [`SharedStore`], such as Redis, that always decides. While that does not reply,
-/// each policy decides by its [fallback](crate::OnStoreError), and every decision says
-/// [who made it](crate::Decision::source).
+/// A store over a [`SharedStore`], such as Redis, that always decides. If the shared store does not
+/// reply, each policy decides by its [fallback](crate::OnStoreError), and every decision reports
+/// its [source](crate::Decision::source).
 ///
-/// A local fallback starts from what is known: a key that the store last denied stays denied until
-/// its wait ends, and any key gets the smaller of its share and what remained by the last decision
-/// of this process. That is kept for 65,536 keys, until nothing of the key counts any more.
+/// A local fallback starts from the last known usage: a key that the store denied stays denied
+/// until its wait ends, and other keys get the smaller of their share and what remained after the
+/// last decision of this process. Usage is kept for 65,536 keys, until nothing of the key counts.
 ///
 /// [`SharedGate::new`](crate::SharedGate::new) wraps a store in one; with other settings, use
 /// [`SharedGate::with_store`](crate::SharedGate::with_store) and
@@ -40,20 +40,20 @@ pub struct FallbackStore<S> {
     primary: S,
     local: LocalDecisions,
     fallbacks: AtomicU64,
-    /// Without a lock: while the store is unavailable, every decision writes it.
+    /// Lock-free: while the store is unavailable, every decision writes it.
     last_failure: ArcSwapOption<StoreFailure>,
 }
 
-/// How often a [`FallbackStore`] decided by fallbacks since it was created.
+/// Fallback counts of a [`FallbackStore`] since it was created.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct FallbackStats {
     /// Calls that were decided by fallbacks.
     pub fallbacks: u64,
-    /// Why the store last did not reply, in one line. An open circuit breaker is reported only if
+    /// The last failure of the store, in one line. An open circuit breaker is reported only if
     /// nothing else is known.
     pub last_failure: Option<String>,
-    /// The kind of that failure.
+    /// The kind of the last failure.
     pub last_failure_kind: Option<&'static str>,
 }
 
@@ -73,8 +73,8 @@ impl<S> FallbackStore<S> {
         }
     }
 
-    /// Sets how many instances share the limits, at least 1. Each enforces that part of a limit,
-    /// rounded up, while the store is unavailable.
+    /// Sets how many instances share the limits, at least 1. While the store is unavailable, each
+    /// enforces its share of a limit, rounded up.
     #[must_use]
     pub fn with_instances(mut self, instances: u64) -> Self {
         self.local.instances = instances.max(1).into();
@@ -88,7 +88,7 @@ impl<S> FallbackStore<S> {
         self
     }
 
-    /// The store that is asked first.
+    /// The wrapped store.
     #[must_use]
     pub fn primary(&self) -> &S {
         &self.primary
@@ -100,8 +100,8 @@ impl<S> FallbackStore<S> {
         self.local.instances()
     }
 
-    /// The same as [`with_instances`](Self::with_instances) while it decides. What fallbacks have
-    /// counted so far counts towards the new share.
+    /// Like [`with_instances`](Self::with_instances), on a store in use. What fallbacks have
+    /// counted counts towards the new share.
     pub fn share_among(&self, instances: u64) {
         self.local.instances.store(instances.max(1), Ordering::Relaxed);
     }
@@ -112,7 +112,7 @@ impl<S> FallbackStore<S> {
         &self.local.memory
     }
 
-    /// How often fallbacks decided, and why.
+    /// Counts of fallback decisions, and the last failure.
     #[must_use]
     pub fn stats(&self) -> FallbackStats {
         let last = self.last_failure.load();
@@ -148,7 +148,7 @@ impl<S> FallbackStore<S> {
         let failure = Some(self.remember(failure));
         let decisions = match denied {
             None => self.local.apply(charges),
-            // A denial stands whatever the other policies would decide, and nothing is charged.
+            // A denial stands whatever the other policies would decide; nothing is charged.
             Some(known) => {
                 let mut peeks: Charges<'_> = charges.iter().cloned().collect();
                 peeks.iter_mut().for_each(|charge| charge.part.verb = Verb::Peek);
@@ -198,7 +198,7 @@ impl<S: SharedStore> Store for FallbackStore<S> {
         self.primary.inspect(charges).await.map_err(|failure| Error::store(failure.to_string()))
     }
 
-    /// Goes through the store first and through this process's memory last.
+    /// Scans the shared store first, then this process's memory.
     async fn reset_policy_step(
         &self,
         policy: &StoredPolicy<'_>,

@@ -1,4 +1,4 @@
-//! What a gate asks of a store that can hold cost.
+//! The interface between a gate and a store that can hold cost.
 
 use std::fmt;
 
@@ -16,33 +16,32 @@ use crate::ticket::{Ticket, TicketPart, TicketSecret};
 use crate::time::Timestamp;
 
 /// A store that can hold cost, see [`Gate::reserve`](crate::Gate::reserve). Its
-/// [`apply`](Store::apply) holds the cost of charges that say so.
+/// [`apply`](Store::apply) holds the cost of charges that request it.
 pub trait HoldStore: Store {
-    /// What the store knows the key of a charge by, for the ticket of this hold: at most 255 bytes.
-    /// `None` if the decision holds nothing, because it was made without the store.
+    /// The key of a charge as the store will find it from a ticket: at most 255 bytes. `None` if
+    /// the decision was made without the store and holds nothing.
     fn key_for_ticket(&self, charge: &HeldCharge<'_>) -> Option<TicketKeyBytes>;
 
-    /// What tickets may know a key by, whatever else its requests have: [`id_in_ticket`](Self::id_in_ticket)
-    /// of each of its tickets is one of these. So a ticket meets what is set for its key.
+    /// All ids that tickets may have for a key: [`id_in_ticket`](Self::id_in_ticket) of each of its
+    /// tickets is one of these. Used to find a key's configuration from a ticket.
     fn ids_in_tickets(&self, key: &Key<'_>) -> SmallVec<[TicketKeyBytes; 2]>;
 
-    /// The identity of a key, of what its ticket knows it by.
+    /// The key's id, from its bytes in a ticket.
     fn id_in_ticket(&self, key: &[u8]) -> TicketKeyBytes;
 
-    /// Seals a ticket, so that the store knows it again.
+    /// Seals a ticket, so that the store recognizes it.
     fn seal(&self, ticket: &mut Ticket);
 
-    /// The secret that seals tickets now.
+    /// The current secret that seals tickets.
     fn ticket_secret(&self) -> TicketSecret;
 
-    /// Called before a reservation is decided: what sealing its ticket needs from a shared store is
-    /// asked for.
+    /// Called before a reservation is decided, to fetch what sealing needs from a shared store.
     fn prepare_to_seal(&self) -> impl Future<Output = ()> + Send {
         std::future::ready(())
     }
 
-    /// Changes holds of a ticket, all of them or none, in one atomic step. `None` if the store has
-    /// not sealed the ticket as it is.
+    /// Changes holds of a ticket, all or none, in one atomic step. `None` if the store did not seal
+    /// this ticket.
     ///
     /// # Errors
     /// If the store did not reply. The holds may or may not be changed; the call can be repeated.
@@ -59,7 +58,7 @@ pub struct HeldCharge<'a> {
     #[doc(hidden)]
     pub charge: &'a Charge<'a>,
     pub(crate) decision: &'a Decision,
-    /// Whether the key's quota is not that of its policy, but of an override or of the request.
+    /// Whether the key's quota is an override or came with the request, instead of its policy's.
     #[doc(hidden)]
     pub has_other_quota: bool,
 }
@@ -74,18 +73,18 @@ pub struct HoldCall<'a> {
     pub id: u64,
     #[doc(hidden)]
     pub change: HoldChange,
-    /// When the reservation was made, by the date.
+    /// The date of the reservation.
     pub made: Timestamp,
     #[doc(hidden)]
     pub part: TicketPart,
-    /// What was held or charged in all.
+    /// Total held or charged.
     pub amount: u64,
     pub(crate) quota_of: &'a QuotaOfKey<'a>,
-    /// How many instances share the quota: 1, but for holds of a fallback.
+    /// How many instances share the quota: 1, except for holds of a fallback.
     pub share_of: u64,
 }
 
-/// The quota that binds a key now, by what the store knows of the one that its requests met.
+/// The quota of a key now, from the one in force at the reservation.
 type QuotaOfKey<'a> = dyn Fn(MetQuota) -> Quota + Sync + 'a;
 
 impl fmt::Debug for HoldCall<'_> {
@@ -95,12 +94,12 @@ impl fmt::Debug for HoldCall<'_> {
 }
 
 impl HoldCall<'_> {
-    /// The quota that binds the key now.
+    /// The quota of the key now.
     pub fn quota(&self, met: MetQuota) -> Quota {
         (self.quota_of)(met).share(self.share_of)
     }
 
-    /// Whether it is not of a fallback, whose quotas are parts of those of policies.
+    /// Whether the shared store made the hold. Quotas of fallbacks are parts of their policies'.
     pub fn is_of_whole_limit(&self) -> bool {
         self.share_of == 1
     }
@@ -125,7 +124,7 @@ impl HoldCall<'_> {
     }
 }
 
-/// The outcomes of changes of holds, in their order. Most are of one.
+/// The outcomes of hold changes, in order. Mostly one.
 pub type HoldAnswers = SmallVec<[HoldAnswer; 1]>;
 
 /// The outcome of a change of the hold on one key.

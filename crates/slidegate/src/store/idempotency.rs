@@ -1,13 +1,11 @@
-//! Idempotency: the first decisions on checks with an idempotency key, for checks that are
-//! repeated.
+//! Idempotency: stores the first decisions on checks with an idempotency key, for repeated checks.
 //!
-//! The number of stored decisions is bounded. If it is exceeded, the oldest are forgotten early, of the
-//! policies that have most: a flood under some policies forgets no check under others.
-//! Such a check, if repeated, is charged again: that can deny too much, and never allows too much.
+//! The number of stored decisions is bounded. Above it, the policies that have most forget their
+//! oldest early, so a flood under some policies forgets no check under others. A forgotten check is
+//! charged again if repeated: that can deny too much, but never allow too much.
 //!
-//! Decisions are in shards by the hash of their checks. A shard is locked while its check is
-//! decided, so that a check that is sent twice at a time is charged once. Checks in other shards do
-//! not wait.
+//! Decisions are sharded by the hash of their checks. A shard is locked while a check is decided,
+//! so two concurrent copies are charged once. Checks in other shards do not wait.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,28 +21,28 @@ use crate::key::{HashSeed, KeyId};
 use crate::shares::Queues;
 use crate::time::Timestamp;
 
-/// Number of checks that are stored for as long as they can be repeated. With one policy each they
-/// take some 20 MB.
+/// Maximum number of stored checks: some 20 MB with one policy each.
 pub(crate) const MAX_ANSWERS: usize = 1 << 16;
-/// A power of two. Two checks at a time are seldom in the same shard.
+/// A power of two, large enough that concurrent checks rarely share a shard.
 const SHARDS: usize = 128;
-/// Most checks of a shard: a quarter more than its share, because the hash does not spread evenly.
+/// Maximum number of checks per shard: a quarter above its share, because hashes spread unevenly.
 const MAX_OF_A_SHARD: usize = MAX_ANSWERS / SHARDS * 5 / 4;
-/// Most checks that are forgotten for each that is stored: more than one, so that expired checks
-/// disappear, and few enough that no check pays for a flood before it.
+/// Maximum number of checks forgotten per stored one: above one, so that expired checks disappear;
+/// small, so that no check pays for a flood before it.
 const FORGOTTEN_AT_ONCE: usize = 2;
 
 /// The first decisions on checks with an idempotency key, for [`Store`](super::Store)s in this
 /// process.
 ///
-/// Stores the last 65,536 checks for the longest window of their quotas and time of their holds. When it is
-/// full, the policies that have most of them lose their oldest, in time that does not grow with the checks.
+/// Stores the last 65,536 checks for the longest window of their quotas and time of their holds.
+/// When full, the policies that have most forget their oldest, in time independent of the number of
+/// checks.
 pub struct IdempotencyCache {
     seed: HashSeed,
     shards: Box<[Mutex<Shard>]>,
 }
 
-/// 128 bits of a keyed hash of a check's id, keys and cost, which identify it.
+/// 128 bits of a keyed hash of a check's id, keys and cost.
 type CheckHash = u128;
 
 /// The numbers of the policies of a check.
@@ -53,13 +51,13 @@ type Policies = SmallVec<[u32; 4]>;
 #[derive(Debug)]
 struct Shard {
     answers: HashMap<CheckHash, Answer>,
-    /// The same checks, by their policies. One that was replaced is here twice, with two ends.
+    /// The same checks by policy. A replaced one is here twice, with two ends.
     order: Queues<Policies, (Timestamp, CheckHash)>,
 }
 
 #[derive(Debug)]
 struct Answer {
-    /// The check is a new one from then on.
+    /// From then on, the check counts as new.
     ends: Timestamp,
     decisions: SmallVec<[Decision; 1]>,
 }
@@ -84,8 +82,8 @@ impl fmt::Debug for IdempotencyCache {
 }
 
 impl IdempotencyCache {
-    /// Returns the first decisions on this check, or else those that `apply` makes. Locks one of
-    /// 128 shards while it does. A check with an enforced denial is not stored.
+    /// Returns the first decisions on this check, or those that `apply` makes, with one of 128
+    /// shards locked. A check with an enforced denial is not stored.
     pub fn check(
         &self,
         charges: &[Charge<'_>],
@@ -121,7 +119,7 @@ impl IdempotencyCache {
         decided
     }
 
-    /// The hash of everything in which repeated checks are equal.
+    /// The hash of everything that identifies a repeated check.
     fn hash_of(&self, charges: &[Charge<'_>], id: &str) -> CheckHash {
         let what = |charge: &Charge<'_>| {
             let is_held = charge.reserve.is_some();
@@ -154,7 +152,7 @@ impl Shard {
         self.answers.insert(check, answer);
     }
 
-    /// Forgets a check that is in no queue any more.
+    /// Forgets a check that has left all queues.
     fn forget(&mut self, (ends, check): (Timestamp, CheckHash)) {
         if self.answers.get(&check).is_some_and(|answer| answer.ends == ends) {
             self.answers.remove(&check);

@@ -9,7 +9,7 @@ use crate::time::Timestamp;
 use crate::usage::KeyInspection;
 use crate::verb::Verb;
 
-/// The usage of one key, and the quota that it was last decided under.
+/// The usage of one key, with the quota of its last charge.
 ///
 /// ```
 /// use slidegate::store::KeyState;
@@ -37,20 +37,20 @@ impl KeyState {
         Self { quota: *quota, usage }
     }
 
-    /// Carries out a verb with a cost under this quota, at this time of the store's clock.
+    /// Applies a verb with a cost under this quota, at this time of the store's clock.
     ///
-    /// What is charged moves the key to this quota: usage counts by the former one until now and by this one
-    /// from now on, and starts afresh if the algorithm changes. Without a charge the key stays under its own
-    /// quota, and a refund leaves it in its window. A key whose decision says that [nothing is used](Decision::used)
-    /// after this need not be kept. Takes constant time on average; a `sliding-log` takes time in
-    /// proportion to the charges that expired.
+    /// A charge moves the key to this quota: usage counts by the former one until now and by this
+    /// one from now on, and starts afresh if the algorithm changes. Without a charge the key keeps
+    /// its quota, and a refund leaves it in its window. Once a decision reports that [nothing is
+    /// used](Decision::used), the key can be dropped. Takes constant time on average; a
+    /// `sliding-log` takes time proportional to the charges that expired.
     pub fn apply(&mut self, quota: &Quota, verb: Verb, cost: u64, now: Timestamp) -> Decision {
         if self.quota == *quota {
             return self.usage.apply(quota, verb, cost, now);
         }
         let mut under = self.under(quota, now);
         if verb == Verb::Refund && self.quota.window_code() != quota.window_code() {
-            // No more than counts under this quota.
+            // At most what counts under this quota.
             let counts = under.usage.apply(quota, Verb::Peek, 0, now).used();
             let refunded = self.usage.apply(&self.quota, verb, cost.min(counts), now).cost;
             return Decision {
@@ -71,7 +71,7 @@ impl KeyState {
         self.under(quota, now).usage.inspect(quota, cost, now)
     }
 
-    /// A copy of the key that was moved to this quota.
+    /// A copy of the key, moved to this quota.
     fn under(&self, quota: &Quota, now: Timestamp) -> Self {
         if self.quota.algorithm() != quota.algorithm() {
             return Self::new(quota);

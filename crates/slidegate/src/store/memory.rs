@@ -48,18 +48,16 @@ use shard::{Address, Call, Shard};
 /// were evicted counts. Memory grows and shrinks with the number of keys.
 /// [`max_bytes`](MemoryStoreBuilder::max_bytes) bounds it for any mix of algorithms.
 ///
-/// A key is removed once nothing of it counts any more: when it is accessed, or by the sweeps of
-/// other decisions. If the store is full, a new key evicts the weakest of some keys: an expired
-/// one, else one that was used only once, else the one that has used the smallest share of its
-/// limit.
+/// A key is removed once nothing of it counts: when it is accessed, or by the sweeps of other
+/// decisions. If the store is full, a new key evicts the weakest of a few: an expired one, else one
+/// used only once, else the one that used the smallest share of its limit.
 ///
-/// What an evicted key owes is kept, in bounded memory: the sum of what it has used, until the last of
-/// it no longer counts. So no key starts again, and an evicted key may be denied for too long, and
-/// never too short. If far more keys are evicted than the store holds, they share what they owe: a key
-/// that is new may then be denied like one that is not, for at most the time that usage counts under
-/// the policies of the keys that it is taken for. [`stats`](Self::stats) counts keys that were evicted
-/// while they still counted: monitor that count, and configure some spare capacity. A
-/// [snapshot](crate::Gate::save) does not contain what evicted keys owe.
+/// The usage of evicted keys is kept as debts, in bounded memory, until it no longer counts. So no
+/// key starts afresh: an evicted key may be denied too long, never too short. If far more keys are
+/// evicted than the store holds, they share debts: a new key may then be denied like an evicted
+/// one, at most for as long as usage counts under their policies. [`stats`](Self::stats) counts
+/// keys that were evicted while they still counted: monitor it and configure spare capacity. A
+/// [snapshot](crate::Gate::save) does not contain debts.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -82,7 +80,7 @@ pub struct MemoryStore {
     accounting: Accounting,
     /// The shard at which [`sweep`](Self::sweep) continues.
     next_swept: AtomicUsize,
-    /// The shard at which the next holds whose time is over are searched.
+    /// The shard at which the next search for expired holds starts.
     next_ended: AtomicUsize,
     /// Created by the first check with an idempotency key.
     pub(super) idempotent: OnceLock<IdempotencyCache>,
@@ -90,19 +88,19 @@ pub struct MemoryStore {
     saved_to: std::sync::Mutex<Option<snapshot::SnapshotFile>>,
 }
 
-/// A shard with its lock. The alignment keeps two shards out of one cache line and out of one pair
-/// of lines that is prefetched together.
+/// A shard with its lock. The alignment prevents false sharing, also of cache lines that are
+/// prefetched in pairs.
 #[derive(Debug)]
 #[repr(align(128))]
 struct PaddedShard(Mutex<ShardData>);
 
-/// The data of a lock. The order of the fields, which `repr(C)` keeps, is that of [`Shard`]'s.
+/// The data of a lock. `repr(C)` keeps the order of the fields, that of [`Shard`]'s.
 #[derive(Debug)]
 #[repr(C)]
 struct ShardData {
     inline_quotas: InlineQuotas,
-    /// The quota of keys without a policy. Each shard has a pointer to it, so that a decision reads
-    /// it under its lock, without another atomic operation.
+    /// The quota of keys without a policy. Each shard points to it, so that a decision reads it
+    /// under its lock, without another atomic operation.
     quota: Arc<Quota>,
     shard: Shard,
 }
@@ -116,12 +114,12 @@ pub struct MemoryStats {
     /// Most keys that the store holds.
     pub max_keys: usize,
     /// Keys evicted while they still counted, since the store was created. If above zero,
-    /// `max_keys` or `max_bytes` is too small: those keys may be denied too long, and, if they are many
-    /// more than the store holds, new keys like them.
+    /// `max_keys` or `max_bytes` is too small: those keys may be denied too long, and, if they far
+    /// outnumber those the store holds, new keys too.
     pub dropped: u64,
-    /// Open holds of all keys, including those whose time is over and whose keys were not accessed
-    /// since: they end before room is short. If this is above half of `max_holds`, a policy may have
-    /// no more than the others leave free, and a key no more than its policy may still have.
+    /// Open holds of all keys, including expired ones whose keys were not accessed since; these end
+    /// before room is short. Above half of `max_holds`, a policy may have no more than the others
+    /// leave free, and a key no more than its policy may still have.
     pub holds: usize,
     /// Most open holds.
     pub max_holds: usize,
@@ -131,8 +129,8 @@ pub struct MemoryStats {
     pub max_bytes: Option<usize>,
 }
 
-/// Most shards that a reservation looks at for holds whose time is over, which takes up to 100 µs if
-/// none is found, and most of which it searches the keys, which takes some 20 µs each.
+/// Maximum number of shards that a reservation searches for expired holds: up to 100 µs if none is
+/// found, and some 20 µs for each shard whose keys are searched.
 const MOST_LOOKED_AT: usize = 1024;
 const MOST_SEARCHED: usize = 4;
 
@@ -190,8 +188,8 @@ impl MemoryStore {
     pub const DEFAULT_MAX_KEYS: usize = 1 << 20;
     /// The least bound of bytes: 1 MiB.
     pub const MIN_MAX_BYTES: usize = 1 << 20;
-    /// Most bytes that the decisions on checks with an idempotency key take: 20 MiB if each is
-    /// under one policy.
+    /// Maximum bytes of stored decisions on checks with an idempotency key: 20 MiB if each is under
+    /// one policy.
     pub const IDEMPOTENCY_BYTES: usize = 20 << 20;
 
     /// A store with the system clock and at most [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS) keys.
@@ -223,8 +221,8 @@ impl MemoryStore {
     /// Examines about `slots` slots from where the last sweep ended, and removes expired keys.
     /// Returns how many were removed.
     ///
-    /// Decisions also sweep. A program that is mostly idle can call this from a timer to free
-    /// memory. Each shard is locked for at most 1024 slots at a time.
+    /// Decisions also sweep. A mostly idle program can call this from a timer to free memory. Each
+    /// shard is locked for at most 1024 slots at a time.
     pub fn sweep(&self, slots: usize) -> usize {
         let now = self.clock.now();
         let mut removed = 0;
@@ -235,9 +233,9 @@ impl MemoryStore {
         removed
     }
 
-    /// The time by which the store counts. Decisions report
-    /// [`Clock::wall_time`](crate::Clock::wall_time) of it, which changes when the machine's wall
-    /// clock is corrected.
+    /// The store's time. Decisions report the clock's
+    /// [`Clock::wall_time`](crate::Clock::wall_time), which changes when the machine's wall clock
+    /// is corrected.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.clock.now()
@@ -320,7 +318,7 @@ impl MemoryStore {
                 inline_quotas.after(&call, charge.instead_of.is_some(), shard);
             }
         }
-        // What charges nothing to a key changes nothing of it.
+        // A charge of nothing leaves its key unchanged.
         for (at, one) in converted.into_iter().rev() {
             let (ShardData { shard, inline_quotas, .. }, call) = locked.key(at, charges[at].quota);
             let is_moved = |(charge, after): (&Charge<'_>, &Decision)| {
@@ -335,8 +333,7 @@ impl MemoryStore {
         decided
     }
 
-    /// Ends holds whose time is over, whatever their keys are, if these charges may find no room for
-    /// theirs.
+    /// Ends expired holds of any keys if these charges may lack room for theirs.
     fn end_due_holds(&self, charges: &[Charge<'_>]) {
         let is_short = |one: &Charge<'_>| {
             one.reserve.is_some() && self.accounting.room_for_holds(one.number) < MAX_HOLDS
@@ -398,11 +395,11 @@ impl MemoryStore {
         found.collect()
     }
 
-    /// Converts every key to its new quota, after that quota was put in force.
+    /// Converts every key to its new quota, after that quota became active.
     ///
     /// Usage counts by the old quota until now and by the new one from now on. Without this, the
     /// time since a key's last use would count by the new quota, and a key could expire by the old
-    /// one. Goes through all keys, locking one shard at a time.
+    /// one. Scans all keys and locks one shard at a time.
     pub(crate) fn requote(&self, requote: Requote<'_>, changed: &[ChangedPolicy]) {
         let debts: Vec<_> = changed.iter().map(|policy| self.changed_debts(policy)).collect();
         for at in 0..self.shards.len() {
@@ -465,8 +462,8 @@ impl MemoryStore {
         self.lock_keys(charges.iter().map(|charge| (charge.key.id(&self.secret), charge.number)))
     }
 
-    /// Locks every shard of these keys once, in ascending order, and reads the time at which to
-    /// decide on all of them.
+    /// Locks the shards of these keys once each, in ascending order, and reads the time of the
+    /// decision.
     #[inline]
     fn lock_keys(&self, keys: impl ExactSizeIterator<Item = (KeyId, u32)>) -> LockedKeys<'_> {
         let now = self.clock.now();
@@ -520,7 +517,7 @@ impl<'s> LockedKeys<'s> {
 }
 
 impl ShardData {
-    /// Refunds in the window that the key is in, and decides under the quota of the call.
+    /// Refunds in the key's current window, and decides under the quota of the call.
     fn refund_in_own_window(&mut self, call: &Call<'_>, instead_of: Option<&Quota>) -> Decision {
         let Self { shard, inline_quotas, .. } = self;
         let own = inline_quotas.quota(&call.address).or(instead_of.copied());
@@ -542,13 +539,13 @@ impl ShardData {
             }
             decision
         };
-        // No more than counts under the quota of the call.
+        // At most what counts under the quota of the call.
         let cost = call.cost.min(peek(shard).used);
         let refunded = shard.apply(&Call { quota: &own, cost, ..*call }).cost;
         Decision { cost: refunded, ..peek(shard) }
     }
 
-    /// Runs this on a key, under the inline quota that it has.
+    /// Runs `run` on a key, under the inline quota that it has.
     fn on_key<T>(&mut self, call: &Call<'_>, run: impl FnOnce(&mut Shard, &Call<'_>) -> T) -> T {
         match self.inline_quotas.quota(&call.address) {
             Some(quota) => run(&mut self.shard, &Call { quota: &quota, ..*call }),

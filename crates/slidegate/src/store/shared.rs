@@ -1,4 +1,4 @@
-//! Shared stores: what a store over a network does, and how it can fail.
+//! Shared stores: stores over a network, and their failures.
 
 use std::fmt;
 
@@ -14,11 +14,11 @@ use crate::store::holds::{HeldCharge, HoldAnswer, HoldCall};
 use crate::ticket::{Ticket, TicketSecret};
 use crate::usage::KeyInspection;
 
-/// A store whose calls can fail, which [`FallbackStore`](crate::store::FallbackStore) makes a
-/// [`Store`](crate::store::Store) of. Each call ends within the store's deadline. The methods do what
-/// those of `Store` do.
+/// A store whose calls can fail. [`FallbackStore`](crate::store::FallbackStore) turns it into a
+/// [`Store`](crate::store::Store). Each call ends within the store's deadline. The methods
+/// correspond to those of `Store`.
 pub trait SharedStore: fmt::Debug + Send + Sync {
-    /// Decides charges and carries them out, all of them or none.
+    /// Decides charges and applies them, all or none.
     ///
     /// # Errors
     /// If the store did not decide all of them.
@@ -27,7 +27,7 @@ pub trait SharedStore: fmt::Debug + Send + Sync {
         charges: &[Charge<'_>],
     ) -> impl Future<Output = Result<PerCharge<Decision>, DecideError>> + Send;
 
-    /// The same with an idempotency key.
+    /// Like [`apply`](Self::apply), with an idempotency key.
     ///
     /// # Errors
     /// If the store did not decide all of them.
@@ -37,8 +37,8 @@ pub trait SharedStore: fmt::Debug + Send + Sync {
         id: &str,
     ) -> impl Future<Output = Result<PerCharge<Decision>, DecideError>> + Send;
 
-    /// Peeks at the keys of a check that a block denies. A store may return what it found up to 100 ms
-    /// before, so that such a check is cheaper than one that it denies. By default
+    /// Peeks at the keys of a check that a block denies. A store may return a result up to 100 ms
+    /// old, so that such a check is cheaper than one that it denies. By default
     /// [`apply`](Self::apply).
     ///
     /// # Errors
@@ -50,7 +50,7 @@ pub trait SharedStore: fmt::Debug + Send + Sync {
         self.apply(charges)
     }
 
-    /// Removes keys. Returns whether one of them was stored.
+    /// Removes keys. Returns whether any was stored.
     ///
     /// # Errors
     /// If the store did not reply. The keys may or may not be removed.
@@ -87,7 +87,7 @@ pub trait SharedStore: fmt::Debug + Send + Sync {
 }
 
 /// A shared store that can hold cost. Its [`apply`](SharedStore::apply) holds the cost of charges
-/// that say so.
+/// that request it.
 pub trait SharedHoldStore: SharedStore {
     /// See [`HoldStore::key_for_ticket`](crate::store::HoldStore::key_for_ticket): at most 254 bytes.
     fn key_for_ticket(&self, charge: &HeldCharge<'_>) -> Vec<u8>;
@@ -101,14 +101,14 @@ pub trait SharedHoldStore: SharedStore {
     /// See [`HoldStore::seal`](crate::store::HoldStore::seal).
     fn seal(&self, ticket: &mut Ticket);
 
-    /// The secret that seals tickets now. `None` while the store was not asked for it.
+    /// The current secret that seals tickets. `None` until the store was asked for it.
     fn ticket_secret(&self) -> Option<TicketSecret>;
 
     /// See [`HoldStore::prepare_to_seal`](crate::store::HoldStore::prepare_to_seal).
     fn prepare_to_seal(&self) -> impl Future<Output = ()> + Send;
 
-    /// Changes holds, all of them or none where their keys are in one slot. `None` if the store, or
-    /// one that shares its secret, has not sealed the ticket as it is.
+    /// Changes holds, all or none if their keys are in one slot. `None` if neither this store nor
+    /// one that shares its secret sealed this ticket.
     ///
     /// # Errors
     /// If the store did not reply. The holds may or may not be changed; the call can be repeated.
@@ -119,12 +119,12 @@ pub trait SharedHoldStore: SharedStore {
     ) -> impl Future<Output = Result<Option<Vec<HoldAnswer>>, StoreFailure>> + Send;
 }
 
-/// Why there is not a decision on every charge.
+/// Why some charges have no decision.
 #[derive(Debug, Clone)]
 pub struct DecideError {
     /// Why the store did not decide.
     pub failure: StoreFailure,
-    /// Where an enforced policy denies although another was not asked: what is known, in the order
-    /// of the charges. Nothing was charged.
+    /// Set if an enforced policy denies although another was not asked: the known decisions, in the
+    /// order of the charges. Nothing was charged.
     pub denied: Option<Vec<Option<Decision>>>,
 }

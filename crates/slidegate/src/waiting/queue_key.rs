@@ -1,4 +1,4 @@
-//! What the queues of a gate are for: a key under a policy.
+//! The key of a gate's queue: a key under a policy.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;

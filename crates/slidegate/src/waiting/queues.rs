@@ -19,9 +19,9 @@ use crate::time::instant;
 
 /// A waiter, and what it waits for.
 pub(crate) trait Asker: Sync {
-    /// What a queue is for.
+    /// Identifies a queue.
     type Key: Copy + Eq + Hash + Send + Sync;
-    /// What it waits for.
+    /// The result that a caller waits for.
     type Answer: Send;
 
     fn queues(&self) -> &Queues<Self::Key>;
@@ -34,7 +34,7 @@ pub(crate) trait Asker: Sync {
     fn ask(&self) -> impl Future<Output = AskOutcome<Self::Answer, Self::Key>> + Send;
 }
 
-/// What an [`Asker`] was answered.
+/// The answer to an [`Asker`].
 pub(crate) enum AskOutcome<A, K> {
     Allowed(A),
     Denied(Denial<K>),
@@ -95,7 +95,7 @@ pub(crate) async fn wait<A: Asker>(asker: &A, within: Duration) -> Result<A::Ans
                 return Err(NotAcquired(Cause::Late { within, retry_after: Some(wait), is_held }));
             }
             let Some(freed) = freed.as_pin_mut().filter(|_| current == Some(key)) else { break Some(key) };
-            // Whichever ends the wait, it asks again.
+            // Retries after whichever ends first.
             let _ = timeout(ask_again.map_or(wait, |again| again.min(wait)).min(left), freed).await;
             if instant() > deadline {
                 return Err(late(is_held.then_some(wait)));

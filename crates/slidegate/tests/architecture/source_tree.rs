@@ -129,12 +129,22 @@ impl File {
 }
 
 /// Every source file below a folder, with its name from there, in the order of their names; but not
-/// the entry points of fuzz targets, which as tests may use everything.
+/// the entry points of fuzz targets and modules for tests, which may use everything.
 pub(crate) fn collect_files(src: &Path) -> Vec<(String, String)> {
     let mut files = Vec::new();
     collect(src, src, &mut files);
     files.sort();
+    let of_tests: Vec<_> = files.iter().flat_map(|(name, text)| test_modules(name, text)).collect();
+    files.retain(|(name, _)| !of_tests.contains(name));
     files
+}
+
+/// The files that a file declares for tests only.
+fn test_modules(name: &str, text: &str) -> Vec<String> {
+    let folder = if name == "lib.rs" { String::new() } else { name.replace(".rs", "/") };
+    let declared = text.split("#[cfg(test)]\nmod ").skip(1);
+    let names = declared.filter_map(|rest| rest.split_once(';').map(|(name, _)| name));
+    names.filter(|name| !name.contains('{')).map(|name| format!("{folder}{name}.rs")).collect()
 }
 
 fn collect(src: &Path, folder: &Path, files: &mut Vec<(String, String)>) {

@@ -9,17 +9,15 @@ use axum::extract::State;
 use axum::http::{Request as HttpRequest, StatusCode, Uri};
 use axum::response::Response;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
-use slidegate::store::{KeyUse, RecordedCharge};
-use slidegate::{
-    Algorithm, Amount, Amounts, DecisionSource, Policy, PolicySet, Quota, Reason, Request, Verb, parse_window,
-};
+use serde::Deserialize;
+use serde_json::json;
+use slidegate::{Algorithm, DecisionSource, Policy, PolicySet, Quota, Request, Verb, parse_window};
 use slidegate_config::names::{self, candidate_of};
 use slidegate_config::policy::UNLIMITED;
 use slidegate_http::headers::millis_ceil;
 
 use super::apply::unknown;
+use super::key_state::{Key, KeyBlock, KeyDone, KeyOverride, KeyState, KeyUsage};
 use super::reply::{InPath, audit, body};
 use super::state::Admin;
 use crate::access::By;
@@ -33,10 +31,6 @@ use crate::wire::problem::{self, Problem};
 use crate::wire::query;
 use crate::wire::request::UNKNOWN;
 
-/// Maximum charges in a response; further ones are merged with their neighbours.
-const MAX_CHARGES: usize = 500;
-/// Maximum open reservations in a response; those that end first are listed.
-const MAX_HOLDS: usize = 100;
 /// Maximum denials in a response.
 const MAX_DENIALS: usize = 20;
 /// Maximum duration of a block or override. Permanent ones belong in the config file.
@@ -212,170 +206,6 @@ impl Admin {
             block: living(true).map(until),
         })
     }
-}
-
-/// A key and its usage.
-#[derive(Serialize, JsonSchema)]
-pub(crate) struct Key<'a> {
-    policy: &'a str,
-    key: &'a str,
-    #[serde(flatten)]
-    state: KeyState,
-}
-
-/// A change of a key, and its usage after it. If the store could not be read then, the change is made and the
-/// other fields are absent.
-#[derive(Serialize, JsonSchema)]
-pub(crate) struct KeyDone<'a> {
-    policy: &'a str,
-    key: &'a str,
-    /// What was done, in words.
-    done: String,
-    #[serde(flatten)]
-    state: Option<KeyState>,
-}
-
-#[derive(Serialize, JsonSchema)]
-struct KeyState {
-    #[serde(flatten)]
-    usage: KeyUsage,
-    /// Whether an override exempts the key from the policy.
-    unlimited: bool,
-    /// The last denials, newest first.
-    #[schemars(with = "Vec<record::Event>")]
-    denials: Vec<Value>,
-    r#override: Option<KeyOverride>,
-    block: Option<KeyBlock>,
-}
-
-#[derive(Serialize, JsonSchema)]
-struct KeyBlock {
-    until: String,
-    /// The name of the token that set it.
-    by: String,
-}
-
-#[derive(Serialize, JsonSchema)]
-struct KeyOverride {
-    #[serde(flatten)]
-    ends: KeyBlock,
-    /// `null`: the key is unlimited.
-    limit: Option<u64>,
-    window_ms: u64,
-}
-
-#[derive(Serialize, JsonSchema)]
-struct KeyUsage {
-    #[schemars(with = "u64")]
-    limit: Amount,
-    window_ms: u64,
-    /// The calendar that the window follows, such as `month in Europe/Berlin`.
-    calendar: Option<String>,
-    algorithm: &'static str,
-    #[schemars(with = "f64", range(min = 0))]
-    used: Amount,
-    /// Cost that open reservations hold.
-    #[schemars(with = "f64", range(min = 0))]
-    held: Amount,
-    #[schemars(with = "f64", range(min = 0))]
-    remaining: Amount,
-    /// Why cost 1 is denied now; null if it fits.
-    #[schemars(extend("enum" = ["over_limit", "blocked", "too_many_holds", "store_full", null]))]
-    reason: Option<&'static str>,
-    /// Until cost 1 fits; null if it never fits.
-    retry_after_ms: Option<u64>,
-    /// Until the key is unused.
-    reset_after_ms: u64,
-    /// Until some cost is freed; null if nothing counts.
-    frees_after_ms: Option<u64>,
-    /// Charges that count, oldest first. Neighbours are merged if there are many.
-    charges: Vec<KeyCharge>,
-    /// The usage to come, if nothing more is charged.
-    room: Vec<UsageForecast>,
-    /// The number of open reservations.
-    open_holds: usize,
-    /// Open reservations, at most 100, in order of expiry.
-    #[schemars(length(max = MAX_HOLDS))]
-    holds: Vec<OpenHold>,
-}
-
-#[derive(Serialize, JsonSchema)]
-struct KeyCharge {
-    at_ms_ago: u64,
-    #[schemars(with = "f64", range(min = 0))]
-    cost: Amount,
-}
-
-#[derive(Serialize, JsonSchema)]
-struct UsageForecast {
-    in_ms: u64,
-    #[schemars(with = "f64", range(min = 0))]
-    used: Amount,
-}
-
-#[derive(Serialize, JsonSchema)]
-struct OpenHold {
-    #[schemars(extend("pattern" = "^[0-9a-f]{16}$"))]
-    id: String,
-    #[schemars(with = "f64", range(min = 0))]
-    held: Amount,
-    /// What its settlements charged so far.
-    #[schemars(with = "f64", range(min = 0))]
-    settled: Amount,
-    ends_in_ms: u64,
-    /// What happens to what it holds when it expires.
-    #[schemars(extend("enum" = ["charge", "forget"]))]
-    unsettled: &'static str,
-}
-
-impl KeyUsage {
-    fn of(found: &KeyUse) -> Self {
-        let decision = &found.decision;
-        let Amounts { limit, used, held, remaining, .. } = decision.amounts();
-        let charges = joined(&found.charges).into_iter().map(|run| KeyCharge {
-            at_ms_ago: millis_ceil(decision.at() - run.at),
-            cost: found.amount(run.cost),
-        });
-        let room = found
-            .forecast
-            .iter()
-            .map(|room| UsageForecast { in_ms: millis_ceil(room.after), used: found.amount(room.used) });
-        let holds = found.holds.iter().take(MAX_HOLDS).map(|hold| OpenHold {
-            id: format!("{:016x}", hold.id),
-            held: found.amount(hold.held),
-            settled: found.amount(hold.settled),
-            ends_in_ms: millis_ceil(hold.until - decision.at()),
-            unsettled: hold.unsettled.name(),
-        });
-        Self {
-            limit,
-            window_ms: millis_ceil(found.quota.window()),
-            calendar: found.quota.calendar_window().map(|calendar| calendar.to_string()),
-            algorithm: found.quota.algorithm().name(),
-            used,
-            held,
-            remaining,
-            reason: decision.reason().map(Reason::name),
-            retry_after_ms: decision.retry_after().map(millis_ceil),
-            reset_after_ms: millis_ceil(decision.reset_after()),
-            frees_after_ms: decision.frees_after().map(millis_ceil),
-            charges: charges.collect(),
-            room: room.collect(),
-            open_holds: found.holds.len(),
-            holds: holds.collect(),
-        }
-    }
-}
-
-/// At most [`MAX_CHARGES`]; neighbours are merged at the later one's time.
-fn joined(charges: &[RecordedCharge]) -> Vec<RecordedCharge> {
-    let together = charges.len().div_ceil(MAX_CHARGES).max(1);
-    let join = |runs: &[RecordedCharge]| {
-        let mut last = runs[runs.len() - 1];
-        last.cost = runs.iter().map(|run| run.cost).fold(0, u64::saturating_add);
-        last
-    };
-    charges.chunks(together).map(join).collect()
 }
 
 pub(super) async fn show(

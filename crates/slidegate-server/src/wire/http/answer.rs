@@ -8,11 +8,13 @@ use slidegate::{Amount, Amounts, Decision, Decisions, PolicyDecision, Reason, Re
 use slidegate_config::schema::without_null;
 use slidegate_http::headers::{Problem, millis_ceil};
 
-use super::holds::MAX_TICKETS;
 use crate::engine::explanation;
 use crate::engine::ticket_change::Changed;
 use crate::wire::key_text;
 use crate::wire::problem::json;
+
+/// Maximum tickets that one call extends. All are extended concurrently.
+pub(super) const MAX_TICKETS: usize = 256;
 
 /// The body for one request.
 pub(super) fn one(decisions: &Decisions<'_>) -> Vec<u8> {

@@ -21,14 +21,12 @@ use tokio::time::Instant;
 use super::answer::Batch;
 use super::idempotency;
 use super::reply::{Answered, JSON, Shared, call, ok, undecided};
-use super::request::{BatchBody, RequestBody};
+use super::request::{BatchBody, MAX_REQUESTS, RequestBody};
 use crate::engine::App;
 use crate::wire::fields::NO_STORE;
 use crate::wire::json_body;
 use crate::wire::problem::Problem;
 
-/// Maximum requests in a batch. They are decided one after another.
-pub(super) const MAX_REQUESTS: usize = 1000;
 /// Maximum body of a batch: it is parsed in one step, in less than a millisecond.
 const MAX_BODY: usize = 256 * 1024;
 /// A reply of at least this size goes out in parts.

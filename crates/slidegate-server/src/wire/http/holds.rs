@@ -14,7 +14,7 @@ use slidegate::Error;
 use slidegate::reserve::{Extension, HoldOptions, HoldStatus, Settlement, Ticket};
 use slidegate_http::headers::secs_ceil;
 
-use super::answer::{self, ReservationRequest};
+use super::answer::{self, MAX_TICKETS, ReservationRequest};
 use super::cost::Cost;
 use super::idempotency;
 use super::reply::{Answered, JSON, Shared, call, ok, status_of, undecided};
@@ -26,9 +26,6 @@ use crate::listener::Connection;
 use crate::wire::fields::{self, NO_STORE};
 use crate::wire::json_body;
 use crate::wire::problem::{self, Problem};
-
-/// Maximum tickets that one call extends. All are extended concurrently.
-pub(super) const MAX_TICKETS: usize = 256;
 
 /// `{"ticket": "...", "cost": 512, "final": true}`
 #[derive(Debug, Deserialize, JsonSchema)]

@@ -10,7 +10,6 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use slidegate::{Policy, Request, parse_window};
 
-use super::batch::MAX_REQUESTS;
 use super::cost::Cost;
 use super::reply::undecided;
 use super::text::{Bytes, Text, Ttl};
@@ -19,6 +18,9 @@ use crate::limits::MAX_ATTRIBUTES;
 use crate::wire::problem::Problem;
 use crate::wire::query::{self, can_decide};
 use crate::wire::request::sent_value;
+
+/// Maximum requests in a batch. They are decided one after another.
+pub(super) const MAX_REQUESTS: usize = 1000;
 
 /// Maximum body of one request: a hundred times the size of real ones.
 pub(super) const MAX_BODY: usize = 64 * 1024;

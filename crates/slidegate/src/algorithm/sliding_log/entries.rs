@@ -54,7 +54,7 @@ pub trait Entries: Default + Clone + Debug {
     /// Bytes that are on the heap.
     fn heap_bytes(&self) -> usize;
 
-    /// Most bytes on the heap for this many entries of at most this cost.
+    /// Maximum heap bytes for this many entries of at most this cost.
     fn most_heap_bytes(quota: &Quota, entries: u64, cost: u64) -> usize;
 }
 

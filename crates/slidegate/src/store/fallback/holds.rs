@@ -1,7 +1,7 @@
-//! Holds in a fallback store: those of the shared store, and those that its fallbacks made.
+//! Holds in a fallback store: of the shared store and of its fallbacks.
 //!
-//! The first byte of a key in a ticket says which. A hold that a fallback made is settled in the
-//! memory of the process that made it; elsewhere it ends by its time.
+//! The first byte of a key in a ticket tells them apart. A fallback's hold is settled in the memory
+//! of the process that made it; elsewhere it ends when its time is over.
 
 use smallvec::SmallVec;
 
@@ -12,9 +12,9 @@ use crate::key::Key;
 use crate::store::{HeldCharge, HoldAnswers, HoldCall, HoldStore, SharedHoldStore, TicketKeyBytes};
 use crate::ticket::{Ticket, TicketSecret};
 
-/// The first byte of keys that the memory of this process knows.
+/// First byte of keys in this process's memory.
 const LOCAL: u8 = 0;
-/// The first byte of keys that the shared store knows.
+/// First byte of keys in the shared store.
 const SHARED: u8 = 1;
 
 impl<S: SharedHoldStore> HoldStore for FallbackStore<S> {
@@ -77,8 +77,8 @@ fn of_kind(kind: u8, key: &[u8]) -> TicketKeyBytes {
     std::iter::once(kind).chain(key.iter().copied()).collect()
 }
 
-/// Whether a fallback made the ticket. One call is decided by fallbacks or by the shared store, so
-/// its keys are all of one kind.
+/// Whether a fallback made the ticket. Either fallbacks or the shared store decide a call, so all
+/// its keys are of one kind.
 fn is_local(ticket: &Ticket) -> bool {
     ticket.keys().next().is_some_and(|(_, key)| key.key.first() == Some(&LOCAL))
 }

@@ -1,10 +1,10 @@
-//! Last known usage: what the shared store last said of a key, for the time when it says nothing.
+//! Last known usage of keys in the shared store, used while it does not reply.
 //!
-//! Without it, a store that fails would hand out every limit again. With it, an exhausted key stays
-//! denied until its wait ends, and any other key gets what remained, if that is less than its share.
+//! Without it, a failing store would hand out every limit again. With it, an exhausted key stays
+//! denied until its wait ends, and other keys get the smaller of their share and what remained.
 //!
-//! The table is set-associative, of fixed size, with a lock for each set. An entry holds until
-//! nothing of the key counts any more in the store.
+//! The table is set-associative, of fixed size, with a lock per set. An entry is valid until
+//! nothing of the key counts in the store.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -14,23 +14,23 @@ use crate::decision::{Decision, DecisionSource, Waits};
 use crate::key::{HashSeed, KeyId};
 use crate::time::Timestamp;
 
-/// Entries in a set. They are compared one by one.
+/// Entries per set, compared one by one.
 const WAYS: usize = 8;
-/// Number of sets, a power of two: with [`WAYS`] 65,536 keys, in 5 MB that are allocated when the
-/// first key is recorded. As many denials are cached.
+/// Number of sets, a power of two: with [`WAYS`], 65,536 keys in 5 MB, allocated when the first key
+/// is recorded. As many denials are cached.
 const SETS: usize = 8192;
 
-/// What the shared store last said of some keys.
+/// Last known usage of keys.
 #[derive(Debug, Default)]
 pub(super) struct LastKnown {
     sets: OnceLock<Box<[Mutex<Set>]>>,
-    /// How often all were forgotten.
+    /// Incremented when all entries are forgotten.
     generation: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Set {
-    /// [`LastKnown::generation`] when these were recorded.
+    /// [`LastKnown::generation`] of these entries.
     generation: u64,
     entries: [Entry; WAYS],
 }
@@ -40,19 +40,19 @@ struct Set {
 struct Entry {
     policy: u32,
     id: KeyId,
-    /// Under the limit of then.
+    /// Under the limit at that time.
     remaining: u64,
-    /// Usage counts under any limit: policies may be changed while the store is unavailable.
+    /// Valid under any limit: policies may change while the store is unavailable.
     used: u64,
-    /// What fits once the wait of the last denial ends; 0 if the last check was allowed.
+    /// The cost that fits once the last denial's wait ends; 0 if the last check was allowed.
     fits_later: u64,
     /// When that wait ends.
     wait_ends: Timestamp,
-    /// When nothing counts any more.
+    /// When nothing counts.
     ends: Timestamp,
 }
 
-/// What may be taken of a key at most, and until when.
+/// The maximum that may still be taken of a key, and until when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Remainder {
     pub(super) cost: u64,
@@ -61,11 +61,11 @@ pub(super) struct Remainder {
 }
 
 impl LastKnown {
-    /// Records what the store said of these charges. Takes one lock and at most eight comparisons for
-    /// each, and allocates nothing after the first time.
+    /// Records the store's decisions on these charges. Takes one lock and at most eight comparisons
+    /// each, and allocates only once.
     ///
-    /// Cached denials are left out: they repeat an earlier reply, and their waits count from when the
-    /// question was sent, so they may end before those of the store.
+    /// Skips cached denials: they repeat an earlier reply, and their waits count from when the
+    /// question was sent, so they may end before the store's.
     pub(super) fn record(
         &self,
         charges: &[Charge<'_>],
@@ -94,8 +94,7 @@ impl LastKnown {
         }
     }
 
-    /// What may still be taken of the key of this charge. `None` if that is unknown, or nothing
-    /// counts any more.
+    /// What may still be taken of this charge's key. `None` if unknown, or if nothing counts.
     pub(super) fn remainder(
         &self,
         charge: &Charge<'_>,
@@ -121,7 +120,7 @@ impl LastKnown {
         self.generation.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The set of a key, without what was forgotten.
+    /// The set of a key, cleared if it was forgotten.
     fn set(&self, place: u64) -> MutexGuard<'_, Set> {
         let sets = self.sets.get_or_init(|| (0..SETS).map(|_| Mutex::default()).collect());
         #[allow(clippy::cast_possible_truncation)] // the lowest bits are what is wanted
@@ -136,8 +135,8 @@ impl LastKnown {
 }
 
 impl Set {
-    /// Replaces the entry of the key, or one that has ended, or else the one with the most left, for
-    /// which it matters least. A key of which nothing counts needs no entry.
+    /// Replaces the entry of the key, else an expired one, else the one with most remaining, which
+    /// matters least. A key without counted usage needs no entry.
     fn record(&mut self, entry: Entry, now: Timestamp) {
         let same = self.entries.iter().position(|one| one.is_of(entry.policy, entry.id));
         let counts = entry.ends > now;

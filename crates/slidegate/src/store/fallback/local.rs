@@ -1,7 +1,7 @@
-//! Fallback decisions: what is decided when the shared store does not reply in time.
+//! Fallback decisions, for when the shared store does not reply in time.
 //!
-//! Each policy has chosen: this process's memory under its share of the limit, allow everything, or
-//! deny everything. A decision says which it was.
+//! Each policy configures one: this process's memory with its share of the limit, allow all, or
+//! deny all. Decisions report which.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -26,11 +26,11 @@ pub(super) struct LocalDecisions {
     pub(super) last_known: LastKnown,
 }
 
-/// Shortest wait of a denial that was made because the store is unavailable. A breaker probes its
-/// node every 100 ms, so a store that is back is noticed sooner than this.
+/// Shortest wait after a denial because the store is unavailable. The breaker probes its node every
+/// 100 ms, so a recovered store is noticed sooner.
 const MIN_WAIT: Duration = Duration::from_secs(1);
-/// Longest such wait. Waits are spread up to it at random: clients that were denied together must
-/// not come back together.
+/// Longest such wait. Waits are random up to it, so that clients denied together do not retry
+/// together.
 const MAX_WAIT: Duration = Duration::from_secs(3);
 
 impl LocalDecisions {
@@ -38,8 +38,7 @@ impl LocalDecisions {
         self.instances.load(Ordering::Relaxed)
     }
 
-    /// Fits every key to its share of the quota that is in force from now on; see
-    /// [`MemoryStore::requote`].
+    /// Converts every key to its share of the new quota; see [`MemoryStore::requote`].
     pub(super) fn requote(&self, requote: Requote<'_>, mut changed: Vec<ChangedPolicy>) {
         let instances = self.instances();
         let share = |quota: Quota| quota.share(instances);
@@ -48,13 +47,13 @@ impl LocalDecisions {
         self.memory.requote(&requote, &changed);
     }
 
-    /// Records what the shared store decided.
+    /// Records the shared store's decisions.
     pub(super) fn record(&self, charges: &[Charge<'_>], decisions: &[Decision]) {
         self.last_known.record(charges, decisions, self.memory.secret(), self.memory.now());
     }
 
-    /// Decides charges; the decisions stand in their order. Local policies are charged all or none,
-    /// and none if another one denies without knowing usage.
+    /// Decides charges, in order. Local policies are charged all or none, and none if another one
+    /// denies without knowing usage.
     pub(super) fn apply(&self, charges: &[Charge<'_>]) -> PerCharge<Decision> {
         let instances = self.instances();
         let share = |quota: &Quota| quota.share(instances);
@@ -112,8 +111,8 @@ impl LocalDecisions {
                         }
                     }
                     OnStoreError::Allow => blind(Verdict::Allow, DecisionSource::Allow, 0),
-                    // What is not asked for cannot be denied: a refund or a penalty is lost, and
-                    // says that it moved nothing.
+                    // A cost of 0 cannot be denied. A refund or a penalty is lost and reports that
+                    // it moved nothing.
                     OnStoreError::Deny if charge.part.cost == 0 || !charge.part.verb.is_question() => {
                         blind(Verdict::Allow, DecisionSource::Deny, 0)
                     }
@@ -127,8 +126,8 @@ impl LocalDecisions {
     }
 }
 
-/// The decision on a key of which no more may be taken than what is left: its limit is the share all
-/// the same, and a cost that will fit is worth waiting for.
+/// The decision on a key of which at most `left` may be taken: its limit is still the share, and a
+/// cost that will fit is worth waiting for.
 fn within(decision: Decision, left: Remainder, share: &Quota, charge: &Charge<'_>) -> Decision {
     let mut waits = decision.waits;
     let fits_later = charge.part.asks() <= share.capacity();

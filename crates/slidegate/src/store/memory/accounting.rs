@@ -18,13 +18,13 @@ pub(super) struct Accounting {
     /// Holds of all keys.
     holds: AtomicUsize,
     pub(super) max_holds: usize,
-    /// Those of each policy, by its number modulo their length. Allocated by the first hold.
+    /// Holds per policy, by its number modulo the length. Allocated by the first hold.
     policy_holds: OnceLock<Box<[AtomicUsize]>>,
     /// Buckets for what a shard's evicted keys owe.
     pub(super) debt_buckets: usize,
     /// Bytes of all shards, as allocated.
     bytes: AtomicUsize,
-    /// What the shards hold beyond what is guaranteed to each.
+    /// Bytes held by shards beyond their guarantees.
     common: AtomicUsize,
     bound: Option<ByteBound>,
 }
@@ -33,9 +33,9 @@ pub(super) struct Accounting {
 #[derive(Debug, Clone, Copy)]
 struct ByteBound {
     max_bytes: usize,
-    /// What each shard may hold whatever the others hold.
+    /// Bytes that each shard may always hold.
     guaranteed: usize,
-    /// What all shards together may hold beyond that.
+    /// Bytes that all shards together may hold beyond that.
     common: usize,
 }
 
@@ -94,7 +94,7 @@ impl Accounting {
         }
     }
 
-    /// How many more holds are free than a policy has: what bounds its [share](crate::shares).
+    /// How many more holds are free than a policy has: the bound of its [share](crate::shares).
     pub(super) fn room_for_holds(&self, policy: u32) -> usize {
         shares::left(self.max_holds, self.holds(), self.holds_of(policy).load(Ordering::Relaxed))
     }
@@ -148,12 +148,12 @@ impl Accounting {
         self.bound.is_some()
     }
 
-    /// What a shard takes of the common part.
+    /// The bytes that a shard takes of the common part.
     fn beyond(&self, bytes: usize) -> usize {
         self.bound.map_or(0, |bound| bytes.saturating_sub(bound.guaranteed))
     }
 
-    /// Counts bytes without asking for them: a bound sets those of debts aside.
+    /// Counts bytes without a check: a bound reserves those of debts.
     pub(super) fn count(&self, from: usize, to: usize) {
         if to > from {
             self.bytes.fetch_add(to - from, Ordering::Relaxed);
@@ -163,7 +163,7 @@ impl Accounting {
     }
 }
 
-/// What an allocation of this many bytes takes: the usual allocators add a word and round up to 16.
+/// The size of an allocation: the usual allocators add a word and round up to 16.
 pub(super) const fn allocated(bytes: usize) -> usize {
     match bytes {
         0 => 0,

@@ -19,7 +19,7 @@ pub struct MemoryStoreBuilder {
     clock: TimeSource,
     max_keys: Option<usize>,
     pub(super) max_bytes: Option<usize>,
-    /// What the identities of keys depend on.
+    /// The seed of key identities.
     identity_seed: Option<[u8; 16]>,
     forgets_evicted: bool,
 }
@@ -35,8 +35,8 @@ impl MemoryStoreBuilder {
         }
     }
 
-    /// Sets the most keys that the store holds, at least 1. [`MemoryStore`] documents the memory
-    /// that they take. Default: [`DEFAULT_MAX_KEYS`](MemoryStore::DEFAULT_MAX_KEYS), or with
+    /// Sets the maximum number of keys, at least 1. [`MemoryStore`] documents their memory.
+    /// Default: [`DEFAULT_MAX_KEYS`](MemoryStore::DEFAULT_MAX_KEYS), or with
     /// [`max_bytes`](Self::max_bytes) as many as fit.
     #[must_use]
     pub fn max_keys(mut self, max_keys: usize) -> Self {
@@ -78,8 +78,8 @@ impl MemoryStoreBuilder {
         self
     }
 
-    /// Lets a key that was evicted start again. Otherwise what it owes is kept, so a key that was never
-    /// used may be denied for what others owe. For counts that limit nobody.
+    /// Lets an evicted key start afresh. By default its usage is kept as a debt, so an unused key
+    /// may be denied for the debts of others. For counts that limit nobody.
     #[must_use]
     pub fn forget_evicted(mut self) -> Self {
         self.forgets_evicted = true;
@@ -134,7 +134,6 @@ impl MemoryStoreBuilder {
         HashSeed::random()
     }
 
-    /// Most keys.
     pub(super) fn key_bound(&self) -> usize {
         let fitting = self.max_bytes.map(|bytes| (bytes / SMALLEST_KEY_BYTES).max(1));
         self.max_keys.or(fitting).unwrap_or(MemoryStore::DEFAULT_MAX_KEYS)
@@ -169,8 +168,7 @@ const DEBTS_PER_KEY: usize = 4;
 /// Bytes of a debt, and the part of a byte bound that is for all of them.
 const DEBT_BYTES: usize = 8;
 const DEBT_PART: usize = 8;
-/// What the smallest key takes without empty slots, so that no more keys fit than bytes divided by
-/// this.
+/// Size of the smallest key without empty slots; bounds the number of keys that fit.
 const SMALLEST_KEY_BYTES: usize = 41;
 /// 65,536 shards take 16 MiB. A store for more than 67 million keys has larger shards instead of
 /// more.

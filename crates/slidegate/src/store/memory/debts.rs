@@ -1,11 +1,11 @@
 //! Debts: what evicted keys owe, so that a key that comes back does not start again.
 //!
-//! A debt is an upper bound of what a key has used, and the time until which it may count. Debts are
-//! in buckets of eight, one cache line each. A debt is known by 20 bits: the lower bits of its policy's
-//! number, then bits of its key's hash. If a bucket is full, the two debts with the longest common
-//! prefix become one debt of every key with that prefix: the larger cost, until the later time. So
-//! a key may be denied for what another one owes, but is never admitted too early, and the debts of
-//! one policy join each other before they join those of another.
+//! A debt is an upper bound of a key's usage, and the time until which it may count. Debts are in
+//! buckets of eight, one cache line each. A debt is identified by 20 bits: the lower bits of its
+//! policy's number, then bits of its key's hash. If a bucket is full, the two debts with the
+//! longest common prefix become one debt of every key with that prefix: the larger cost, until the
+//! later time. So a key may be denied for another's debt, but is never admitted too early, and
+//! debts of one policy merge with each other first.
 
 use super::accounting::allocated;
 use super::shard::Address;
@@ -15,18 +15,18 @@ use super::table::Tick;
 #[derive(Debug)]
 pub(super) struct Debts {
     buckets: Box<[Bucket]>,
-    /// No debt counts any more from here on.
+    /// No debt counts from here on.
     until: Tick,
     /// The highest number of a policy that has had a debt.
     highest_policy: u32,
 }
 
-/// What a key may owe.
+/// The debt of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Debt {
     /// At least what the key has used.
     pub(super) cost: u64,
-    /// When nothing of it counts any more.
+    /// When nothing of it counts.
     pub(super) until: Tick,
 }
 
@@ -74,12 +74,12 @@ impl Debts {
         allocated(buckets * size_of::<Bucket>()) + allocated(size_of::<Self>())
     }
 
-    /// Whether nothing is owed any more.
+    /// Whether nothing is owed.
     pub(super) fn is_over(&self, now: Tick) -> bool {
         self.until.has_come(now)
     }
 
-    /// What a key owes, if anything.
+    /// The debt of a key, if any.
     #[inline]
     pub(super) fn find(&self, address: &Address, now: Tick) -> Option<Debt> {
         let keys = keys_of(address);
@@ -152,7 +152,7 @@ impl Debts {
 }
 
 impl Debt {
-    /// One that is no less than either.
+    /// A debt no smaller than either.
     fn and(self, other: Self, now: Tick) -> Self {
         Self { cost: self.cost.max(other.cost), until: self.until.later(other.until, now) }
     }

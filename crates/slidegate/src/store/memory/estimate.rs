@@ -17,21 +17,21 @@ use crate::quota::Quota;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryEstimate {
-    /// Most keys.
+    /// Maximum number of keys.
     pub keys: usize,
-    /// Most bytes of the largest kind of key.
+    /// Maximum bytes of the largest kind of key.
     pub bytes_per_key: usize,
-    /// Most bytes of the store without a byte bound: all keys of the largest kind.
+    /// Maximum bytes of the store without a byte bound: all keys of the largest kind.
     pub unbounded_bytes: usize,
-    /// Most bytes of the store: at most its byte bound, if it has one.
+    /// Maximum bytes of the store: at most its byte bound, if set.
     pub bytes: usize,
-    /// Of these, what a store takes that has evicted keys, for what they owe.
+    /// The part of `bytes` for debts, once keys were evicted.
     pub evicted_bytes: usize,
 }
 
 impl MemoryStore {
-    /// Most bytes that a key takes under this quota and whatever is charged to it by checks: its
-    /// slot, with empty ones beside it in a table that has just grown, and its log when full.
+    /// Maximum bytes of a key under this quota, after any checks: its slot, with the empty slots of
+    /// a table that has just grown, and a full log.
     ///
     /// A penalty charges more than the limit: a log may then have [`Quota::slots`] entries. So do
     /// refused checks that are [counted](Excess::Count), for which this allows.
@@ -47,9 +47,9 @@ impl MemoryStore {
         })
     }
 
-    /// Most bytes that so many open holds of a key take, beside [its usage](Self::bytes_per_key): its
-    /// slot in the table of holds, and a list that has just doubled. A key that only limits what is
-    /// in flight has no usage.
+    /// Maximum bytes of this many open holds of a key, beside [its usage](Self::bytes_per_key): its
+    /// slot in the table of holds, and a list that has just doubled. A key that only limits
+    /// requests in flight has no usage.
     ///
     /// ```
     /// use slidegate::MemoryStore;
@@ -62,16 +62,15 @@ impl MemoryStore {
         if holds == 0 {
             return 0;
         }
-        // One is in the slot itself.
+        // The first is in the slot itself.
         let room = if holds == 1 { 0 } else { holds.next_power_of_two() };
         most_bytes_per_key::<KeyHolds>() + allocated(room * size_of::<Hold>())
     }
 
-    /// Most bytes that a quota takes which came with a request instead of from the policy, beside
-    /// its key.
+    /// Maximum bytes of an inline quota, beside its key.
     #[must_use]
     pub const fn bytes_per_inline_quota() -> usize {
-        // Those of removed keys are dropped when they are as many as those of keys that are held.
+        // Quotas of removed keys are dropped once they outnumber live ones.
         2 * most_bytes_per_key::<InlineQuota>()
     }
 }

@@ -1,4 +1,4 @@
-//! The holds of a shard's keys, in a table beside those of their usage: most keys have none.
+//! The holds of a shard's keys, in their own table, because most keys have none.
 //!
 //! The next access to a key ends those whose time is over. If the store has little room for more, they
 //! are searched for.
@@ -11,7 +11,7 @@ use crate::hold::Holds;
 use crate::key::HashSeed;
 use crate::quota::{Quota, QuotaFields};
 
-/// About so many holds that are over are ended at once, which takes some 100 µs.
+/// About this many expired holds are ended at a time, in some 100 µs.
 const ENDED_AT_ONCE: usize = 256;
 
 /// The holds of keys, allocated by the first one.
@@ -28,7 +28,7 @@ pub(super) struct HeldKeys {
 #[derive(Debug, Default)]
 pub(super) struct KeyHolds {
     pub(super) holds: Holds,
-    /// What they are charged under when their time is over.
+    /// The quota to charge when their time is over.
     pub(super) quota: QuotaFields,
 }
 
@@ -63,7 +63,7 @@ impl HeldKeys {
         self.holds.bytes() - before
     }
 
-    /// Removes the next keys of which nothing counts any more.
+    /// Removes the next keys without counted usage.
     pub(super) fn sweep(
         &mut self,
         now: Tick,

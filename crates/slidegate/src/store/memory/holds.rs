@@ -44,8 +44,8 @@ impl HoldStore for MemoryStore {
 }
 
 impl MemoryStore {
-    /// Changes holds, all of them or none: none if one is an extension that does not fit. `None` if
-    /// the ticket is not one of this store.
+    /// Changes holds, all or none: none if one is an extension that does not fit. `None` if this
+    /// store did not make the ticket.
     pub(crate) fn change_holds(&self, ticket: &Ticket, changes: &[HoldCall<'_>]) -> Option<HoldAnswers> {
         let is_ours = ticket.is_sealed_by(&self.ticket_secret());
         is_ours.then(|| if changes.is_empty() { HoldAnswers::new() } else { self.change_all(changes) })
@@ -65,7 +65,7 @@ impl MemoryStore {
         for (at, one) in changes.iter().enumerate() {
             let (data, call) = locked.key(at, &keys[at].1);
             answers.push(data.on_key_of(one, &call, |shard, call| {
-                // Asks for what does not fit, so that the decision says how long to wait.
+                // Asks for the part that does not fit, so that the decision has the wait.
                 if fits || !one.change.is_extension() || !shard.change_fits(call, one.id, &one.change) {
                     return shard.change_alone(call, one);
                 }

@@ -1,10 +1,10 @@
 //! Inline quotas: quotas that came with a request instead of from the policy.
 //!
-//! A state must be read with the quota under which it was written. The quotas of policies are
-//! known. An inline quota is stored here for as long as its key is stored. The first one seen for a
-//! policy, before any other key of that policy, is stored once, as its usual one, and only keys
-//! under other quotas are listed: most commands with inline quotas send the same one for every key,
-//! and a second table would cost a cache miss for each.
+//! A state must be read with the quota under which it was written. Policies' quotas are known; an
+//! inline quota is stored here while its key is stored. The first one seen for a policy, before any
+//! other key of that policy, is stored once as its usual quota, and only keys under other quotas
+//! are listed: most commands send the same inline quota for every key, and a second table would
+//! cost a cache miss each.
 
 use smallvec::SmallVec;
 

@@ -36,8 +36,8 @@ pub(super) struct Address {
 
 /// The keys of a shard.
 ///
-/// What every decision reads is beside the lock in one cache line, and what it reads of a table is in
-/// one more, but for the fixed window's.
+/// The fields that every decision reads share a cache line with the lock; those of a table take one
+/// more, except for fixed windows.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct Shard {
@@ -51,7 +51,7 @@ pub(super) struct Shard {
     pub(super) has_inline_quotas: bool,
     /// Bytes of the tables and of what their keys have on the heap, as allocated.
     bytes: usize,
-    /// What evicted keys owe, if there are any.
+    /// Debts of evicted keys, if any.
     debts: Option<Box<Debts>>,
     /// Aligns the tables.
     _padding: [u64; 3],
@@ -78,7 +78,7 @@ const NEW_KEY: u32 = 64;
 pub(super) trait Stored: SavedState + Clone + Value {
     fn table(shard: &mut Shard) -> &mut Table<Self>;
 
-    /// The same with the table of the holds.
+    /// The table of the state, with that of the holds.
     fn beside_holds(shard: &mut Shard) -> (&mut Table<Self>, &mut Table<KeyHolds>);
 }
 
@@ -254,7 +254,7 @@ impl Shard {
         let (share, expires) = (quota.share_of(decision.used), expiry(now, decision.waits.reset_us));
         match owes_until {
             None if decision.used > 0 => self.add(call, state, share, expires),
-            // What it owes may be another key's, so it is no key that was used more than once.
+            // The debt may be another key's, so it is no evidence of a second use.
             Some(until) if done.has_moved() => self.add(call, state, share, expires.later(until, tick(now))),
             _ => {}
         }
@@ -578,7 +578,7 @@ fn tick(now: Moment) -> Tick {
     Tick::at(now.at.as_micros())
 }
 
-/// When nothing counts any more, by elapsed time, which wall clock corrections do not change.
+/// When nothing counts, by elapsed time, which wall clock corrections do not change.
 #[inline]
 fn expiry(now: Moment, reset_us: u64) -> Tick {
     Tick::after(now.at.as_micros(), reset_us)

@@ -40,7 +40,7 @@ impl MemoryStore {
     }
 }
 
-/// What was written.
+/// Counts of a saved snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SavedSnapshot {
@@ -50,7 +50,7 @@ pub struct SavedSnapshot {
     pub bytes: u64,
 }
 
-/// What was restored, and what was not.
+/// Counts of a restored snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct RestoredSnapshot {
@@ -58,7 +58,7 @@ pub struct RestoredSnapshot {
     pub keys: u64,
     /// Holds that count again, or were charged because their time has ended.
     pub holds: u64,
-    /// Keys of which nothing counts any more.
+    /// Keys without counted usage.
     pub expired: u64,
     /// Keys of policies that are not active, or have another scope.
     pub unknown_policy: u64,

@@ -28,7 +28,7 @@ pub(super) struct Slot<S> {
     id: KeyId,
     /// The policy's number in the upper 24 bits, the eviction rank in the lower 8.
     policy_and_rank: u32,
-    /// When nothing of the state counts any more.
+    /// When nothing of the state counts.
     expires: Tick,
     pub(super) state: S,
 }
@@ -52,8 +52,8 @@ impl Tick {
         Self(ticks)
     }
 
-    /// The first point that is later than so many microseconds after a time, or than 4.4 years if that
-    /// is less.
+    /// The first point later than `wait_us` microseconds after a time, or than 4.4 years if that is
+    /// less.
     #[inline]
     pub(super) fn after(us: u64, wait_us: u64) -> Self {
         Self(Self::at(us.saturating_add(wait_us.min(Self::FURTHEST_US))).0.wrapping_add(1))
@@ -126,7 +126,7 @@ impl Weakest {
     }
 }
 
-/// What a table holds in each slot.
+/// A table's value in each slot.
 pub(super) trait Value: Default {
     /// Bytes that it holds outside the slot.
     fn heap_bytes(&self) -> usize;
@@ -182,7 +182,7 @@ impl<S> Slot<S> {
         self.note_again(share, expires);
     }
 
-    /// The same without a use, after a change of the quota.
+    /// Updates share and expiry after a change of the quota, without counting a use.
     #[inline]
     pub(super) fn note_again(&mut self, share: u8, expires: Tick) {
         self.policy_and_rank = self.policy_and_rank & !SHARE | u32::from(share);

@@ -48,7 +48,7 @@ impl Shard {
         }
     }
 
-    /// Evicts keys until the shard holds no more bytes than it may, or as many as a log may.
+    /// Evicts keys until the shard is within its bytes, at most as many as a log may evict.
     pub(super) fn make_room(&mut self, call: &Call<'_>) {
         for _ in 0..EVICTED_FOR_A_LOG {
             if !call.accounting.is_short(self.bytes) || !self.drop_weakest(call) {
@@ -57,7 +57,7 @@ impl Shard {
         }
     }
 
-    /// Evicts as many keys as a new key may.
+    /// Evicts at most as many keys as a new key may.
     pub(in crate::store::memory) fn evict_some(&mut self, call: &Call<'_>) {
         for _ in 0..EVICTED_AT_ONCE {
             self.drop_weakest(call);
@@ -137,8 +137,7 @@ impl Shard {
         true
     }
 
-    /// Keeps a stored key of which nothing counts any more, for as long as it would owe something
-    /// otherwise.
+    /// Keeps a stored key without counted usage for as long as it would owe something otherwise.
     #[cold]
     pub(super) fn keep_forgiven<S: Stored>(&mut self, call: &Call<'_>) {
         let debt = self.debts.as_ref().and_then(|debts| debts.find(&call.address, tick(call.now)));

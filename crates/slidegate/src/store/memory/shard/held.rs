@@ -49,9 +49,9 @@ impl Shard {
         ended: &EndedHold,
     ) -> (HoldStatus, Decision) {
         self.work(1, call);
-        // What is kept of an ended hold takes room as an open one does. Without room, nothing is given
-        // back, as it could not be recognized when it is asked for again, and what is charged late may
-        // be charged twice.
+        // The record of an ended hold takes as much room as an open one. Without room, nothing is
+        // returned, because a repeated call could not be recognized, and a late charge may be
+        // charged twice.
         let has_room = call.accounting.room_for_holds(call.address.policy) > 0;
         for_algorithm!(call.quota.algorithm(), S => self.on_held::<S, _>(call, |key| {
             let before = key.holds.count();

@@ -11,7 +11,7 @@ use crate::store::memory::snapshot::format::{Record, SavedKey, put};
 use crate::store::memory::table::{REPEATED, Slot};
 use crate::time::Moment;
 
-/// Which keys of a shard to copy.
+/// Selects the keys of a shard to copy.
 #[derive(Debug)]
 pub(in crate::store::memory) struct Copy<'a> {
     /// The lower half of the hash from which on keys are copied.
@@ -36,7 +36,7 @@ pub(in crate::store::memory) enum Restored {
     AlreadyUsed,
 }
 
-/// About so many bytes are copied while the shard is locked, which takes some 20 µs.
+/// About this many bytes are copied while the shard is locked, in some 20 µs.
 const COPIED_BYTES: usize = 32 << 10;
 /// Most tables of holds that are copied at once: the largest take 34 kB.
 const COPIED_TABLES: usize = 16;

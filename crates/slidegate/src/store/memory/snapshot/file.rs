@@ -92,15 +92,15 @@ impl SnapshotFile {
         Ok(self.found.is_some())
     }
 
-    /// What the program [saved](crate::Gate::save_to) under this name in the snapshot that was
-    /// [read](Self::read).
+    /// The attachment that the program [saved](crate::Gate::save_to) under this name in the
+    /// snapshot that was [read](Self::read).
     #[must_use]
     pub fn attachment(&self, name: &str) -> Option<&[u8]> {
         let all = &self.found.as_ref()?.header.attachments;
         all.iter().find(|(known, _)| known == name).map(|(_, content)| content.as_slice())
     }
 
-    /// What the identities of keys depend on in the snapshot that was read.
+    /// The seed of key identities in the snapshot that was read.
     pub(in crate::store::memory) fn identity_seed(&self) -> Option<[u8; 16]> {
         self.found.as_ref().map(|found| found.header.identity_seed)
     }
@@ -135,7 +135,7 @@ impl SnapshotFile {
     /// Renames a damaged snapshot, so that it can be examined. Keeps the last five.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Errors of the file system.
     pub fn set_aside(&self) -> io::Result<PathBuf> {
         let names = (1..=MAX_DAMAGED).map(|number| beside(&self.path, &format!("damaged-{number}")));
         // A file that does not exist is older than any.

@@ -1,4 +1,4 @@
-//! What a snapshot consists of, as `postcard` encodes it: a [`Header`], then [`Record`]s.
+//! The contents of a snapshot, encoded with `postcard`: a [`Header`], then [`Record`]s.
 
 use std::io::{self, Write};
 
@@ -24,7 +24,7 @@ pub(super) const CHECKSUM_BYTES: u64 = 4;
 pub(super) struct Header {
     /// When writing began, by the wall clock, in microseconds since the epoch.
     pub(super) wall_us: u64,
-    /// The same by the clock that counts since the machine was started, and which start that was.
+    /// The time since the machine was started, and the id of that start.
     pub(super) boot_us: u64,
     pub(super) boot_id: [u8; 16],
     pub(super) identity_seed: [u8; 16],
@@ -43,7 +43,7 @@ pub(in crate::store::memory) enum Record {
         /// Whether it was used more than once, and is evicted late.
         is_repeated: bool,
     },
-    /// What is held on a key, after all usage.
+    /// The holds of a key, after all usage.
     Holds(SavedKey, Vec<SavedHold>),
 }
 
@@ -58,7 +58,7 @@ pub(in crate::store::memory) struct SavedKey {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SavedPolicy {
-    /// What its keys are stored under.
+    /// The number that its keys are stored under.
     pub(crate) number: u32,
     pub(crate) name: String,
     pub(crate) scope: Vec<String>,

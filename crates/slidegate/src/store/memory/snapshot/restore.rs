@@ -1,4 +1,4 @@
-//! Reading a snapshot, of which nothing is used before all of it is verified, and restoring its keys.
+//! Reads a snapshot, verifies all of it before using any, and restores its keys.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -159,7 +159,7 @@ struct Restorer<'m, N, Q> {
 
 /// A policy of the process that saved.
 struct Former {
-    /// What its keys are stored under here.
+    /// The number that its keys are stored under here.
     number: Option<u32>,
     quota: Quota,
     overrides: HashMap<[u8; 16], Quota>,

@@ -24,11 +24,11 @@ pub(crate) struct SnapshotWriter<W> {
     keys: u64,
 }
 
-/// Which keys are copied next.
+/// The next keys to copy.
 #[derive(Debug, Default)]
 struct Cursor {
-    /// One table of each shard for each algorithm, and then the holds of each shard: so a restored
-    /// hold finds the usage of its key.
+    /// One table per algorithm and shard, then the holds of each shard: so a restored hold finds
+    /// its key's usage.
     table: usize,
     /// The lower half of the hash of the first key, by which a table is ordered whatever its size.
     place: u32,

@@ -1,0 +1,179 @@
+//! Responses about one key: its usage, its denials, and what operators changed.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
+use slidegate::store::{KeyUse, RecordedCharge};
+use slidegate::{Amount, Amounts, Reason};
+use slidegate_http::headers::millis_ceil;
+
+use crate::record;
+
+/// Maximum charges in a response; further ones are merged with their neighbours.
+const MAX_CHARGES: usize = 500;
+/// Maximum open reservations in a response; those that end first are listed.
+const MAX_HOLDS: usize = 100;
+
+/// A key and its usage.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Key<'a> {
+    pub(super) policy: &'a str,
+    pub(super) key: &'a str,
+    #[serde(flatten)]
+    pub(super) state: KeyState,
+}
+
+/// A change of a key, and its usage after it. If the store could not be read then, the change is made and the
+/// other fields are absent.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct KeyDone<'a> {
+    pub(super) policy: &'a str,
+    pub(super) key: &'a str,
+    /// What was done, in words.
+    pub(super) done: String,
+    #[serde(flatten)]
+    pub(super) state: Option<KeyState>,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct KeyState {
+    #[serde(flatten)]
+    pub(super) usage: KeyUsage,
+    /// Whether an override exempts the key from the policy.
+    pub(super) unlimited: bool,
+    /// The last denials, newest first.
+    #[schemars(with = "Vec<record::Event>")]
+    pub(super) denials: Vec<Value>,
+    pub(super) r#override: Option<KeyOverride>,
+    pub(super) block: Option<KeyBlock>,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct KeyBlock {
+    pub(super) until: String,
+    /// The name of the token that set it.
+    pub(super) by: String,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct KeyOverride {
+    #[serde(flatten)]
+    pub(super) ends: KeyBlock,
+    /// `null`: the key is unlimited.
+    pub(super) limit: Option<u64>,
+    pub(super) window_ms: u64,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct KeyUsage {
+    #[schemars(with = "u64")]
+    pub(super) limit: Amount,
+    pub(super) window_ms: u64,
+    /// The calendar that the window follows, such as `month in Europe/Berlin`.
+    pub(super) calendar: Option<String>,
+    pub(super) algorithm: &'static str,
+    #[schemars(with = "f64", range(min = 0))]
+    pub(super) used: Amount,
+    /// Cost that open reservations hold.
+    #[schemars(with = "f64", range(min = 0))]
+    pub(super) held: Amount,
+    #[schemars(with = "f64", range(min = 0))]
+    pub(super) remaining: Amount,
+    /// Why cost 1 is denied now; null if it fits.
+    #[schemars(extend("enum" = ["over_limit", "blocked", "too_many_holds", "store_full", null]))]
+    pub(super) reason: Option<&'static str>,
+    /// Until cost 1 fits; null if it never fits.
+    pub(super) retry_after_ms: Option<u64>,
+    /// Until the key is unused.
+    pub(super) reset_after_ms: u64,
+    /// Until some cost is freed; null if nothing counts.
+    pub(super) frees_after_ms: Option<u64>,
+    /// Charges that count, oldest first. Neighbours are merged if there are many.
+    pub(super) charges: Vec<KeyCharge>,
+    /// The usage to come, if nothing more is charged.
+    pub(super) room: Vec<UsageForecast>,
+    /// The number of open reservations.
+    pub(super) open_holds: usize,
+    /// Open reservations, at most 100, in order of expiry.
+    #[schemars(length(max = MAX_HOLDS))]
+    pub(super) holds: Vec<OpenHold>,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct KeyCharge {
+    pub(super) at_ms_ago: u64,
+    #[schemars(with = "f64", range(min = 0))]
+    pub(super) cost: Amount,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct UsageForecast {
+    pub(super) in_ms: u64,
+    #[schemars(with = "f64", range(min = 0))]
+    pub(super) used: Amount,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub(super) struct OpenHold {
+    #[schemars(extend("pattern" = "^[0-9a-f]{16}$"))]
+    pub(super) id: String,
+    #[schemars(with = "f64", range(min = 0))]
+    pub(super) held: Amount,
+    /// What its settlements charged so far.
+    #[schemars(with = "f64", range(min = 0))]
+    pub(super) settled: Amount,
+    pub(super) ends_in_ms: u64,
+    /// What happens to what it holds when it expires.
+    #[schemars(extend("enum" = ["charge", "forget"]))]
+    pub(super) unsettled: &'static str,
+}
+
+impl KeyUsage {
+    pub(super) fn of(found: &KeyUse) -> Self {
+        let decision = &found.decision;
+        let Amounts { limit, used, held, remaining, .. } = decision.amounts();
+        let charges = joined(&found.charges).into_iter().map(|run| KeyCharge {
+            at_ms_ago: millis_ceil(decision.at() - run.at),
+            cost: found.amount(run.cost),
+        });
+        let room = found
+            .forecast
+            .iter()
+            .map(|room| UsageForecast { in_ms: millis_ceil(room.after), used: found.amount(room.used) });
+        let holds = found.holds.iter().take(MAX_HOLDS).map(|hold| OpenHold {
+            id: format!("{:016x}", hold.id),
+            held: found.amount(hold.held),
+            settled: found.amount(hold.settled),
+            ends_in_ms: millis_ceil(hold.until - decision.at()),
+            unsettled: hold.unsettled.name(),
+        });
+        Self {
+            limit,
+            window_ms: millis_ceil(found.quota.window()),
+            calendar: found.quota.calendar_window().map(|calendar| calendar.to_string()),
+            algorithm: found.quota.algorithm().name(),
+            used,
+            held,
+            remaining,
+            reason: decision.reason().map(Reason::name),
+            retry_after_ms: decision.retry_after().map(millis_ceil),
+            reset_after_ms: millis_ceil(decision.reset_after()),
+            frees_after_ms: decision.frees_after().map(millis_ceil),
+            charges: charges.collect(),
+            room: room.collect(),
+            open_holds: found.holds.len(),
+            holds: holds.collect(),
+        }
+    }
+}
+
+/// At most [`MAX_CHARGES`]; neighbours are merged at the later one's time.
+pub(super) fn joined(charges: &[RecordedCharge]) -> Vec<RecordedCharge> {
+    let together = charges.len().div_ceil(MAX_CHARGES).max(1);
+    let join = |runs: &[RecordedCharge]| {
+        let mut last = runs[runs.len() - 1];
+        last.cost = runs.iter().map(|run| run.cost).fold(0, u64::saturating_add);
+        last
+    };
+    charges.chunks(together).map(join).collect()
+}
