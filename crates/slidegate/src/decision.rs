@@ -224,6 +224,7 @@ impl Decision {
     /// [weight](crate::Counts::Weighted) costs: used, held and charged cost up, and remaining cost
     /// down.
     #[must_use]
+    #[inline]
     pub fn amounts(&self) -> Amounts {
         let amount = |count| Amount::counted(count, self.in_millionths);
         Amounts {
@@ -310,6 +311,7 @@ impl Decision {
     /// this is then 1 to 3 seconds at random, so that clients that were denied together do not
     /// retry together.
     #[must_use]
+    #[inline]
     pub fn retry_after(&self) -> Option<Duration> {
         let wait_us = self.waits.retry_us;
         (wait_us != Waits::NEVER).then(|| Duration::from_micros(wait_us))
@@ -317,6 +319,7 @@ impl Decision {
 
     /// Wait until the key is unused, if nothing more is charged. Zero if nothing is used.
     #[must_use]
+    #[inline]
     pub fn reset_after(&self) -> Duration {
         Duration::from_micros(self.waits.reset_us)
     }
@@ -324,6 +327,7 @@ impl Decision {
     /// Wait until more cost is available than now; `None` if nothing is used. For a blocked key,
     /// wait until the block has ended and cost is available; `None` if the block does not end.
     #[must_use]
+    #[inline]
     pub fn frees_after(&self) -> Option<Duration> {
         let frees_us = self.waits.frees_us;
         let ends = if self.is_blocked { frees_us != Waits::NEVER } else { self.used > 0 };
@@ -332,6 +336,7 @@ impl Decision {
 
     /// Why the request is denied; `None` if it is allowed.
     #[must_use]
+    #[inline]
     pub fn reason(&self) -> Option<Reason> {
         match self {
             Self { verdict: Verdict::Allow, .. } => None,
@@ -345,24 +350,28 @@ impl Decision {
 
     /// Whether the key is blocked. A request of cost 0 is still allowed.
     #[must_use]
+    #[inline]
     pub fn is_blocked(&self) -> bool {
         self.is_blocked
     }
 
     /// Whether the key's usage is known. It is not if a fallback decided without counting.
     #[must_use]
+    #[inline]
     pub fn is_counted(&self) -> bool {
         !matches!(self.source, DecisionSource::Allow | DecisionSource::Deny)
     }
 
     /// Whether the request is allowed.
     #[must_use]
+    #[inline]
     pub fn is_allowed(&self) -> bool {
         self.verdict == Verdict::Allow
     }
 
     /// Whether the request is denied.
     #[must_use]
+    #[inline]
     pub fn is_denied(&self) -> bool {
         self.verdict == Verdict::Deny
     }
@@ -370,6 +379,7 @@ impl Decision {
     /// Time at which the key is unused, if nothing more is charged: a date by the same clock as
     /// [`at`](Self::at).
     #[must_use]
+    #[inline]
     pub fn reset_at(&self) -> Timestamp {
         self.at + self.reset_after()
     }
@@ -382,6 +392,7 @@ impl Decision {
     ///
     /// If both are equal, neither is stricter.
     #[must_use]
+    #[inline]
     pub fn is_stricter_than(&self, other: &Self) -> bool {
         match (self.verdict, other.verdict) {
             (Verdict::Deny, Verdict::Allow) => true,

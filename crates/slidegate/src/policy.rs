@@ -476,18 +476,21 @@ impl Policy {
 
     /// The name in responses, headers and metrics. Usage is stored under it.
     #[must_use]
+    #[inline]
     pub fn name(&self) -> &str {
         &self.keys.policy
     }
 
     /// The quota of keys without an override, and of requests without a tier.
     #[must_use]
+    #[inline]
     pub fn quota(&self) -> &Quota {
         &self.quota
     }
 
     /// The attributes that form a key.
     #[must_use]
+    #[inline]
     pub fn scope(&self) -> &[String] {
         &self.keys.scope
     }
@@ -500,6 +503,7 @@ impl Policy {
 
     /// Whether its denials deny the request.
     #[must_use]
+    #[inline]
     pub fn is_enforced(&self) -> bool {
         self.enforced
     }

@@ -336,6 +336,7 @@ impl Quota {
 
     /// Maximum cost per window.
     #[must_use]
+    #[inline]
     pub fn limit(&self) -> u64 {
         self.limit
     }
@@ -343,6 +344,7 @@ impl Quota {
     /// The window's length, in whole microseconds. Of a [calendar](Self::calendar_window) the longest, without
     /// changes of the clock.
     #[must_use]
+    #[inline]
     pub fn window(&self) -> Duration {
         Duration::from_micros(self.window_us)
     }
@@ -355,6 +357,7 @@ impl Quota {
 
     /// The algorithm that counts.
     #[must_use]
+    #[inline]
     pub fn algorithm(&self) -> Algorithm {
         self.algorithm
     }

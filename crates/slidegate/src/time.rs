@@ -39,6 +39,7 @@ impl Timestamp {
 
     /// The instant `micros` microseconds after the Unix epoch.
     #[must_use]
+    #[inline]
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros)
     }
@@ -51,6 +52,7 @@ impl Timestamp {
 
     /// Microseconds since the Unix epoch.
     #[must_use]
+    #[inline]
     pub const fn as_micros(self) -> u64 {
         self.0
     }
@@ -63,6 +65,7 @@ impl Timestamp {
     /// assert_eq!(Timestamp::from_micros(1_000_000).as_secs_ceil(), 1);
     /// ```
     #[must_use]
+    #[inline]
     pub const fn as_secs_ceil(self) -> u64 {
         self.0.div_ceil(SECOND_US)
     }
@@ -122,6 +125,7 @@ pub fn micros(span: Duration) -> u64 {
 /// assert_eq!(slidegate::internal::secs_ceil(Duration::ZERO), 0);
 /// ```
 #[must_use]
+#[inline]
 pub fn secs_ceil(span: Duration) -> u64 {
     span.as_secs().saturating_add(u64::from(span.subsec_nanos() > 0))
 }
@@ -136,6 +140,7 @@ pub fn secs_ceil(span: Duration) -> u64 {
 /// assert_eq!(slidegate::internal::millis_ceil(Duration::ZERO), 0);
 /// ```
 #[must_use]
+#[inline]
 pub fn millis_ceil(span: Duration) -> u64 {
     // `as_nanos` would need a 128-bit division, which is slow.
     span.as_secs().saturating_mul(1000).saturating_add(u64::from(span.subsec_nanos().div_ceil(1_000_000)))
@@ -157,6 +162,7 @@ pub fn instant() -> tokio::time::Instant {
 /// The monotonic clock, for how long a response took.
 #[must_use]
 #[allow(clippy::disallowed_methods)]
+#[inline]
 pub fn monotonic() -> Instant {
     Instant::now()
 }

@@ -104,6 +104,7 @@ impl Decisions<'_> {
     /// The policies that were active at the decision.
     #[doc(hidden)]
     #[must_use]
+    #[inline]
     pub fn policies(&self) -> &Arc<PolicySet> {
         &self.policies
     }
@@ -111,6 +112,7 @@ impl Decisions<'_> {
     /// Allowed if no enforced policy denies any of the requests and there is no
     /// [error](Self::error).
     #[must_use]
+    #[inline]
     pub fn verdict(&self) -> Verdict {
         let denies = |one: PolicyDecision<'_>| {
             one.is_denied() && one.policy().is_enforced() && one.role() == Role::Deciding
@@ -162,12 +164,14 @@ impl Decisions<'_> {
 
     /// Whether the request may pass.
     #[must_use]
+    #[inline]
     pub fn is_allowed(&self) -> bool {
         self.verdict() == Verdict::Allow
     }
 
     /// Whether the request may not pass.
     #[must_use]
+    #[inline]
     pub fn is_denied(&self) -> bool {
         self.verdict() == Verdict::Deny
     }
@@ -175,11 +179,13 @@ impl Decisions<'_> {
     /// Whether no policy applied: the request was allowed and counted nowhere. If you do not expect
     /// that, an attribute is probably misspelt; see [`PolicySet::require`].
     #[must_use]
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
 
     /// Every decision, in policy order, including shadow policies.
+    #[inline]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = PolicyDecision<'_>> {
         self.places.iter().map(|place| PolicyDecision { all: self, place: *place })
     }
@@ -194,6 +200,7 @@ impl Decisions<'_> {
     /// policies, or the first of equals. A denial without effect, see [`Role`], does not bind.
     /// `None` if no enforced policy applies.
     #[must_use]
+    #[inline]
     pub fn strictest(&self) -> Option<PolicyDecision<'_>> {
         let denies_together = self.denies_together();
         let binds = |one: &PolicyDecision<'_>| {
@@ -228,24 +235,28 @@ impl<'d> PolicyDecision<'d> {
 
     /// The policy that decided.
     #[must_use]
+    #[inline]
     pub fn policy(&self) -> &'d Policy {
         self.all.policies.policy(self.position())
     }
 
     /// The position of the policy in its set, from 0.
     #[must_use]
+    #[inline]
     pub fn position(&self) -> usize {
         self.place.policy as usize
     }
 
     /// The index of its request in the call, from 0.
     #[must_use]
+    #[inline]
     pub fn request(&self) -> usize {
         self.place.request as usize
     }
 
     /// The verb applied to its request's cost.
     #[must_use]
+    #[inline]
     pub fn verb(&self) -> Verb {
         self.all.verb.unwrap_or(self.asking().verb())
     }
@@ -287,12 +298,14 @@ impl<'d> PolicyDecision<'d> {
 
     /// The cost that its request asked for under this policy, charged or not.
     #[must_use]
+    #[inline]
     pub fn asked(&self) -> Amount {
         self.policy().cost_of(self.asking())
     }
 
     /// The key.
     #[must_use]
+    #[inline]
     pub fn key(&self) -> Key<'d> {
         self.policy().key(self.asking())
     }
@@ -300,12 +313,14 @@ impl<'d> PolicyDecision<'d> {
     /// The quota in force: the inline quota, the key's override, the request's tier, or the
     /// policy's own.
     #[must_use]
+    #[inline]
     pub fn quota(&self) -> &'d Quota {
         self.all.policies.quota_of(self.position(), &self.key(), self.asking())
     }
 
     /// The block of the key, if it [is blocked](Decision::is_blocked).
     #[must_use]
+    #[inline]
     pub fn block(&self) -> Option<&'d Block> {
         let block = || self.all.policies.block_of(self.position(), &self.key());
         self.is_blocked().then(block).flatten()
@@ -320,6 +335,7 @@ impl<'d> PolicyDecision<'d> {
 
     /// The decision itself.
     #[must_use]
+    #[inline]
     pub fn decision(&self) -> &'d Decision {
         &self.all.decided.decisions[self.place.decision as usize]
     }

@@ -26,6 +26,7 @@ pub const MAX_INTEGER: u64 = 999_999_999_999_999;
 
 /// Clamps a number to the Integer range of a structured field.
 #[must_use]
+#[inline]
 pub fn integer(number: u64) -> u64 {
     number.min(MAX_INTEGER)
 }
@@ -44,6 +45,7 @@ pub struct NamedDecision<'d> {
 }
 
 impl<'d> From<&PolicyDecision<'d>> for NamedDecision<'d> {
+    #[inline]
     fn from(one: &PolicyDecision<'d>) -> Self {
         let policy = one.policy();
         Self { name: policy.name(), quota: one.quota(), decision: one.decision(), unit: policy.unit() }
@@ -53,6 +55,7 @@ impl<'d> From<&PolicyDecision<'d>> for NamedDecision<'d> {
 impl NamedDecision<'_> {
     /// The wait of a denial; `None` if the request is allowed or never fits. At most a second if it
     /// only waits for other requests to end, as most end long before their time.
+    #[inline]
     fn wait(&self) -> Option<Duration> {
         let wait = self.decision.retry_after().filter(|_| self.decision.is_denied())?;
         let waits_for_requests = match self.decision.reason() {
@@ -65,12 +68,14 @@ impl NamedDecision<'_> {
 
     /// The wait in seconds, rounded up, at least 1.
     #[must_use]
+    #[inline]
     pub fn retry_after_s(&self) -> Option<u64> {
         self.wait().map(|wait| integer(secs_ceil(wait).max(1)))
     }
 
     /// The wait in milliseconds, rounded up, at least 1.
     #[must_use]
+    #[inline]
     pub fn retry_after_ms(&self) -> Option<u64> {
         self.wait().map(|wait| integer(millis_ceil(wait).max(1)))
     }

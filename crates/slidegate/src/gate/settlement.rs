@@ -81,6 +81,7 @@ impl Settlement {
     }
 
     /// The outcome under each policy that held cost, in policy order.
+    #[inline]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = SettledKey<'_>> + Clone {
         self.keys.iter().map(|changed| SettledKey {
             policy: self.ticket.key(changed.place).map_or("", |key| key.policy),
@@ -122,12 +123,14 @@ impl<'s> SettledKey<'s> {
 
     /// The decision on the key after the change.
     #[must_use]
+    #[inline]
     pub fn decision(&self) -> &'s Decision {
         &self.changed.decision
     }
 
     /// The unit of cost, if the policy declares one and is enforced.
     #[must_use]
+    #[inline]
     pub fn unit(&self) -> Option<CostUnit> {
         self.changed.unit
     }

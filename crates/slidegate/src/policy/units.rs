@@ -88,6 +88,7 @@ impl Policy {
 
     /// The name of the unit, from here or [`with_unit`](Self::with_unit).
     #[must_use]
+    #[inline]
     pub fn unit_name(&self) -> Option<&str> {
         self.unit_name.as_deref().or(self.unit().map(CostUnit::name))
     }
@@ -95,6 +96,7 @@ impl Policy {
     /// The unit of cost: as [set](Self::unit), or requests if the policy [counts
     /// them](Counts::Requests) against a rate.
     #[must_use]
+    #[inline]
     pub fn unit(&self) -> Option<CostUnit> {
         let counts_requests =
             self.counts == Counts::Requests && self.quota.algorithm() != Algorithm::InFlight;
