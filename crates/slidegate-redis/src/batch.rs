@@ -19,8 +19,8 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
-use super::call::{Answers, Subjects};
-use super::calls::Calls;
+use crate::call::{Answers, Subjects};
+use crate::calls::Calls;
 
 /// The maximum number of checks in one call: large enough that a hot key needs few calls, small
 /// enough that the replies are distributed within a millisecond.

@@ -12,9 +12,9 @@ use slidegate_stored::call::{
 use slidegate_stored::{compact, letter, quota_bytes};
 use smallvec::SmallVec;
 
-use super::names::Names;
-use super::native::NativeCommand;
-use super::scripts::{Scripts, position};
+use crate::names::Names;
+use crate::native::NativeCommand;
+use crate::scripts::{Scripts, position};
 
 /// Largest limit and cost.
 pub(crate) const MOST: u64 = Quota::MAX_COUNT;

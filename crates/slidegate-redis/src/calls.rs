@@ -11,14 +11,14 @@ use slidegate::Quota;
 use slidegate::internal::instant;
 use tokio::time::Instant;
 
-use super::call::{Answers, CallTerms, MOST, Subjects};
-use super::held_keys::HeldKeys;
-use super::invalidation::Denials;
-use super::names::Names;
-use super::native::NativeCommand;
-use super::reply::{Reply, Unreadable, number, read};
-use super::scripts::Scripts;
-use super::server_time::ServerTimes;
+use crate::call::{Answers, CallTerms, MOST, Subjects};
+use crate::held_keys::HeldKeys;
+use crate::invalidation::Denials;
+use crate::names::Names;
+use crate::native::NativeCommand;
+use crate::reply::{Reply, Unreadable, number, read};
+use crate::scripts::Scripts;
+use crate::server_time::ServerTimes;
 
 /// The state of calls, including those whose caller is gone.
 #[derive(Debug)]

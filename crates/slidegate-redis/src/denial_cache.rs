@@ -5,7 +5,7 @@
 //! denials does not slow others down.
 //!
 //! Nothing is cached while invalidations cannot be received, see
-//! [`invalidation`](super::invalidation). A denial's wait counts from when the call was sent,
+//! [`invalidation`](crate::invalidation). A denial's wait counts from when the call was sent,
 //! before the server decided, so it is never cached longer than it is true. It applies to the same
 //! keys and to costs at least as large. A refund, a reset or another quota invalidates it at once.
 //!
@@ -27,7 +27,7 @@ use slidegate::{Decision, DecisionSource, Verb};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::call::{Answers, Subjects};
+use crate::call::{Answers, Subjects};
 
 /// The maximum number of denials in a set. They are compared one by one.
 const WAYS: usize = 8;

@@ -6,10 +6,10 @@ use slidegate::internal::Holds;
 use slidegate::store::KeyInspection;
 use slidegate::{PolicySet, Quota, Request, Timestamp, Verb};
 
-use super::admin::{control_document as document, inspect, scan};
-use super::call::{CallTerms, Subjects};
-use super::names::Names;
-use super::reply::{Reply, number, read};
+use crate::admin::{control_document as document, inspect, scan};
+use crate::call::{CallTerms, Subjects};
+use crate::names::Names;
+use crate::reply::{Reply, number, read};
 pub use redis_once::fuzzing::{ReplyFraming, read_topology};
 
 /// Decodes a stored value of a key under this quota, at this time in microseconds. A table of holds
@@ -68,6 +68,6 @@ pub fn control_document(bytes: &[u8]) -> Option<Vec<u8>> {
 /// Decodes one step of a scan and other replies about keys.
 pub fn scan_step(reply: &Value) {
     let _ = scan::scan_answer("node", reply);
-    let _ = super::calls::time_of(reply);
+    let _ = crate::calls::time_of(reply);
     let _ = number(reply);
 }

@@ -15,11 +15,11 @@ use slidegate_stored::call::{ChangeCall, KeyChange, MAX_PARTS};
 use slidegate_stored::letter;
 use tokio::time::Instant;
 
-use super::call::{MOST, packed_with_holds};
-use super::calls::Calls;
-use super::names::Names;
-use super::native::NativeCommand;
-use super::reply::{KeyReply, Unreadable, number};
+use crate::call::{MOST, packed_with_holds};
+use crate::calls::Calls;
+use crate::names::Names;
+use crate::native::NativeCommand;
+use crate::reply::{KeyReply, Unreadable, number};
 
 /// A key as a ticket carries it: the quota if it is not the policy's, and the key's name.
 struct HeldKey<'t> {

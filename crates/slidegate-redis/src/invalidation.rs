@@ -13,7 +13,7 @@ use slidegate::internal::jitter;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
-use super::denial_cache::DenialCache;
+use crate::denial_cache::DenialCache;
 
 /// The channel, named as all keys are.
 const CHANNEL: &str = "sg1:forget";

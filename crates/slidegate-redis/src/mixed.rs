@@ -15,8 +15,8 @@ use slidegate::{Decision, Excess, Role, Verb};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::call::{Answers, Subjects};
-use super::spread::SlotCalls;
+use crate::call::{Answers, Subjects};
+use crate::spread::SlotCalls;
 use crate::spread::check::Undecided;
 
 /// Positions of parts in their call.

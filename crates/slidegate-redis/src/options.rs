@@ -8,8 +8,8 @@ use std::time::Duration;
 use redis_once::{Application, ClientCertificate, InvalidOptions, Options, Pem};
 use slidegate::Error;
 
-use super::names::Names;
-use super::native::NativeCommand;
+use crate::names::Names;
+use crate::native::NativeCommand;
 
 const APPLICATION: Application = Application {
     name: "slidegate",

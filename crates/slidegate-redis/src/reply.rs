@@ -11,7 +11,7 @@ use slidegate::internal::{
 use slidegate::{Algorithm, Decision, Quota, Timestamp, Verb};
 use smallvec::SmallVec;
 
-use super::call::{Answers, CallTerms, KEY_NUMBERS, MOST, MOST_TABLE_BYTES, Subjects, WIDE_NUMBER_BYTES};
+use crate::call::{Answers, CallTerms, KEY_NUMBERS, MOST, MOST_TABLE_BYTES, Subjects, WIDE_NUMBER_BYTES};
 
 /// Bytes of each number in the reply of a script for one key.
 pub(super) const NUMBER_BYTES: usize = 7;

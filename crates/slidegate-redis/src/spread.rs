@@ -19,9 +19,9 @@ use smallvec::SmallVec;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::batch::Batcher;
-use super::call::{Answers, Subject, Subjects};
-use super::calls::Calls;
+use crate::batch::Batcher;
+use crate::call::{Answers, Subject, Subjects};
+use crate::calls::Calls;
 
 pub(crate) mod check;
 

@@ -12,7 +12,7 @@ use slidegate::internal::new_id;
 use slidegate::reserve::Ticket;
 use slidegate::store::TicketSecret;
 
-use super::calls::Calls;
+use crate::calls::Calls;
 
 /// Its key. Keys of policies have a second colon.
 const KEY: &[u8] = b"sg1:tickets";

@@ -8,8 +8,8 @@ use slidegate::reserve::Unsettled;
 use slidegate::{Algorithm, Calendar, Excess, Quota, Role, Verb};
 use smallvec::SmallVec;
 
-use super::quota_bytes::{quota_length, read_quota};
-use super::write::number;
+use crate::quota_bytes::{quota_length, read_quota};
+use crate::write::number;
 
 mod bytes;
 

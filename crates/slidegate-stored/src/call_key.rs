@@ -10,11 +10,11 @@ use slidegate::internal::{
 use slidegate::reserve::HoldStatus;
 use slidegate::{Algorithm, Decision, Quota, Timestamp, Verb, Verdict};
 
-use super::key::OpenKey;
-use super::pair::{Effect, Pair, Patch, holds_cut_off, is_sound, read_table, table_expires_ms};
-use super::reply::Reply;
-use super::state::{Numbers, Stored, Unusable, Value};
-use super::write::Write;
+use crate::key::OpenKey;
+use crate::pair::{Effect, Pair, Patch, holds_cut_off, is_sound, read_table, table_expires_ms};
+use crate::reply::Reply;
+use crate::state::{Numbers, Stored, Unusable, Value};
+use crate::write::Write;
 
 type TableHolds<'v> = Holds<TableList<'v>>;
 

@@ -5,9 +5,9 @@
 use slidegate::internal::{FixedWindow, InFlight, SECOND_US, SlidingWindow, State, TokenBucket};
 use slidegate::{Algorithm, Quota};
 
-use super::compact;
-use super::state::{Before, Numbers, Stored, StoredAs, Unusable};
-use super::write::{Bytes, Fields, Write, number};
+use crate::compact;
+use crate::state::{Before, Numbers, Stored, StoredAs, Unusable};
+use crate::write::{Bytes, Fields, Write, number};
 
 /// Bits of the newer counter of a compact sliding window, and of the older one.
 const COUNTER_BITS: u32 = 20;

@@ -7,12 +7,12 @@ use slidegate::internal::{HoldChange, Part, PerCharge, all_or_none, counts_still
 use slidegate::{Excess, Quota, Timestamp, Verb};
 use smallvec::SmallVec;
 
-use super::call::{CallPart, ChangeCall, DecideCall};
-use super::call_key::{CallKey, Terms, open};
-use super::pair::{Effect, Pair, settle_due};
-use super::reply::{Item, Reply};
-use super::state::Unusable;
-use super::write::Write;
+use crate::call::{CallPart, ChangeCall, DecideCall};
+use crate::call_key::{CallKey, Terms, open};
+use crate::pair::{Effect, Pair, settle_due};
+use crate::reply::{Item, Reply};
+use crate::state::Unusable;
+use crate::write::Write;
 
 /// The outcome of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

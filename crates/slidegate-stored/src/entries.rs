@@ -8,8 +8,8 @@ use std::cell::Cell;
 use slidegate::Quota;
 use slidegate::internal::{Entries, Log, SECOND_US, SlidingLog};
 
-use super::state::{Before, Numbers, Stored, StoredAs, Unusable};
-use super::write::{Bytes, Fields, Write, number};
+use crate::state::{Before, Numbers, Stored, StoredAs, Unusable};
+use crate::write::{Bytes, Fields, Write, number};
 
 /// Bytes of the header.
 const HEADER: usize = 48;

@@ -6,9 +6,9 @@
 use slidegate::internal::{decision, for_algorithm, perform};
 use slidegate::{Decision, Quota, Timestamp, Verb};
 
-use super::entries::StoredEntries;
-use super::state::{Before, Numbers, Stored, Unusable, Value};
-use super::write::Write;
+use crate::entries::StoredEntries;
+use crate::state::{Before, Numbers, Stored, Unusable, Value};
+use crate::write::Write;
 
 /// Consecutive requests of the same cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,7 +168,7 @@ fn may_be_replaced<'v, S: Stored<'v>>(value: &[u8]) -> Result<(), Unusable> {
 /// Charges the requests that fit, in order, at this time in microseconds since the Unix epoch.
 /// `value` is the stored value, if any.
 ///
-/// The quota must be of a rate: requests in flight are held, and need a [call](super::DecideCall).
+/// The quota must be of a rate: requests in flight are held, and need a [call](crate::DecideCall).
 ///
 /// # Errors
 /// If another program wrote the value, or it is damaged or has holds.

@@ -9,10 +9,10 @@ use slidegate::Quota;
 use slidegate::internal::{Holds, SECOND_US, TAG, TableList, for_algorithm};
 use smallvec::SmallVec;
 
-use super::call::linger_ms;
-use super::key::OpenKey;
-use super::state::{Stored, Unusable, Value};
-use super::write::Write;
+use crate::call::linger_ms;
+use crate::key::OpenKey;
+use crate::state::{Stored, Unusable, Value};
+use crate::write::Write;
 
 /// A part of a value, and where it begins.
 pub type Patch = (usize, Vec<u8>);

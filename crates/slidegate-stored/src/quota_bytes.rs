@@ -65,7 +65,7 @@ pub fn quota_of(bytes: &[u8]) -> Option<Quota> {
 
 /// Reads the quota of a rate, or a limit on requests in flight.
 pub(super) fn read_quota(bytes: &[u8]) -> Option<Quota> {
-    let number = |from: usize, to: usize| super::write::number(&bytes[from..to]);
+    let number = |from: usize, to: usize| crate::write::number(&bytes[from..to]);
     if bytes.len() != quota_length(*bytes.first()?)? {
         return None;
     }

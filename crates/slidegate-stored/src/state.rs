@@ -3,7 +3,7 @@
 use slidegate::Quota;
 use slidegate::internal::State;
 
-use super::write::{Bytes, Write};
+use crate::write::{Bytes, Write};
 
 /// Maximum number of numbers in a reply about one key.
 const MOST_NUMBERS: usize = 6;
@@ -110,7 +110,7 @@ impl Numbers {
 
     /// The numbers one by one.
     pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = u64> + '_ {
-        self.bytes[..self.len].iter().map(|bytes| super::write::number(bytes))
+        self.bytes[..self.len].iter().map(|bytes| crate::write::number(bytes))
     }
 
     pub(super) fn with(mut self, number: u64) -> Self {

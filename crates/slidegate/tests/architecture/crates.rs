@@ -13,14 +13,14 @@ const CRATES: &[(&str, &[&str], Option<&Table>)] = &[
     ("slidegate-config", &["slidegate"], Some(CONFIG)),
     ("slidegate-http", &["slidegate"], Some(HTTP)),
     ("slidegate-module", &["slidegate", "slidegate-stored"], Some(MODULE)),
-    ("slidegate-redis", &["slidegate", "redis-once", "slidegate-stored"], None),
+    ("slidegate-redis", &["slidegate", "redis-once", "slidegate-stored"], Some(REDIS)),
     ("slidegate-replay", &["slidegate", "slidegate-http"], Some(REPLAY)),
     (
         "slidegate-server",
         &["slidegate", "slidegate-config", "slidegate-http", "slidegate-redis", "slidegate-replay"],
         None,
     ),
-    ("slidegate-stored", &["slidegate"], None),
+    ("slidegate-stored", &["slidegate"], Some(STORED)),
     // It tests the others from outside, so it knows none of them.
     ("slidegate-testkit", &[], Some(TESTKIT)),
 ];
@@ -77,6 +77,63 @@ const MODULE: &Table = &[
     ("arguments", &[]),
     ("value", &["api"]),
     ("commands", &["api", "arguments", "value"]),
+];
+
+/// Calls know no slot, and what calls over several slots knows no cache.
+const REDIS: &Table = &[
+    ("lib", &[]),
+    ("names", &[]),
+    ("native", &[]),
+    ("scripts", &[]),
+    ("held_keys", &[]),
+    ("server_time", &[]),
+    ("options", &["names", "native"]),
+    ("call", &["names", "native", "scripts"]),
+    ("reply", &["call"]),
+    ("denial_cache", &["call"]),
+    ("invalidation", &["denial_cache"]),
+    ("calls", &["call", "held_keys", "invalidation", "names", "native", "reply", "scripts", "server_time"]),
+    ("batch", &["call", "calls"]),
+    ("spread", &["batch", "call", "calls"]),
+    ("mixed", &["call", "spread"]),
+    ("holds", &["call", "calls", "names", "native", "reply"]),
+    ("ticket_secret", &["calls"]),
+    ("admin", &["call", "calls", "names", "reply", "server_time"]),
+    (
+        "store",
+        &[
+            "admin",
+            "batch",
+            "call",
+            "calls",
+            "held_keys",
+            "holds",
+            "invalidation",
+            "mixed",
+            "names",
+            "options",
+            "server_time",
+            "spread",
+            "ticket_secret",
+        ],
+    ),
+];
+
+/// What is written knows no call.
+const STORED: &Table = &[
+    ("lib", &[]),
+    ("compact", &[]),
+    ("reply", &[]),
+    ("write", &[]),
+    ("quota_bytes", &["write"]),
+    ("state", &["write"]),
+    ("call", &["quota_bytes", "write"]),
+    ("counters", &["compact", "state", "write"]),
+    ("entries", &["state", "write"]),
+    ("key", &["entries", "state", "write"]),
+    ("pair", &["call", "key", "state", "write"]),
+    ("call_key", &["key", "pair", "reply", "state", "write"]),
+    ("decide", &["call", "call_key", "pair", "reply", "state", "write"]),
 ];
 
 /// Parsing knows no policy; what decides knows no form of report.
