@@ -344,18 +344,20 @@ impl Recorder {
         let requests: Arc<Mutex<Vec<String>>> = Arc::default();
         let recorded = Arc::clone(&requests);
         std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let mut stream = stream.unwrap();
-                let (mut head, mut part) = (Vec::new(), [0; 8192]);
-                while !head.ends_with(b"\r\n\r\n") {
-                    let length = stream.read(&mut part).unwrap();
-                    if length == 0 {
-                        break;
+            // Each on a thread of its own: a test that asks for a port which nobody had may find this one.
+            for mut stream in listener.incoming().map_while(Result::ok) {
+                let (recorded, answer) = (Arc::clone(&recorded), answer.clone());
+                std::thread::spawn(move || {
+                    let (mut head, mut part) = (Vec::new(), [0; 8192]);
+                    while !head.ends_with(b"\r\n\r\n") {
+                        match stream.read(&mut part) {
+                            Ok(length) if length > 0 => head.extend_from_slice(&part[..length]),
+                            _ => return,
+                        }
                     }
-                    head.extend_from_slice(&part[..length]);
-                }
-                recorded.lock().unwrap().push(text(&head).to_ascii_lowercase());
-                stream.write_all(answer.as_bytes()).unwrap();
+                    recorded.lock().unwrap().push(text(&head).to_ascii_lowercase());
+                    drop(stream.write_all(answer.as_bytes()));
+                });
             }
         });
         Self { address, requests }

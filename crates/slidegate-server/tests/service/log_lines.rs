@@ -10,7 +10,7 @@ use std::path::Path;
 /// A new file here is a decision: what bounds its lines? No file of a protocol belongs here that
 /// reads what clients send.
 const UNLIMITED: &[(&str, &str)] = &[
-    ("admin/reply.rs", "audit: authorised changes, all of which are wanted"),
+    ("control/admin/reply.rs", "audit: authorised changes, all of which are wanted"),
     ("cli/sources.rs", "the start"),
     ("cli/reload.rs", "a changed file or a signal"),
     ("cli/notify.rs", "the self-check of the watchdog, by a timer"),
@@ -18,20 +18,20 @@ const UNLIMITED: &[(&str, &str)] = &[
     ("cli/serve.rs", "start and stop; a full memory store, by a timer and a `LogLimit`"),
     ("envoy/statistics.rs", "one line of each process"),
     ("envoy/watch.rs", "changed files"),
-    ("app/changes/control.rs", "changes of operators, by a timer"),
-    ("app/changes/escalate.rs", "keys that are blocked, by a `LogLimit`"),
-    ("app/snapshots.rs", "the start, and snapshots by a timer"),
-    ("app/policies.rs", "changes of operators, by a timer"),
+    ("control/changes/control.rs", "changes of operators, by a timer"),
+    ("control/changes/escalate.rs", "keys that are blocked, by a `LogLimit`"),
+    ("engine/snapshots.rs", "the start, and snapshots by a timer"),
+    ("engine/policies.rs", "changes of operators, by a timer"),
     ("config.rs", "the start and a changed file, a few lines each"),
-    ("malformed.rs", "input of clients, by a `LogLimit`"),
-    ("telemetry/observer.rs", "the first request that a policy skips, once for each policy"),
+    ("wire/malformed.rs", "input of clients, by a `LogLimit`"),
+    ("record/observer.rs", "the first request that a policy skips, once for each policy"),
     ("log_limit.rs", "the helper itself"),
-    ("telemetry/events.rs", "denials, by a `LogLimit`; a thread that cannot be started"),
-    ("telemetry/traces.rs", "lost spans, by a timer and a `LogLimit`"),
+    ("record/events.rs", "denials, by a `LogLimit`; a thread that cannot be started"),
+    ("record/traces.rs", "lost spans, by a timer and a `LogLimit`"),
     ("listener/certificates.rs", "changed files"),
-    ("telemetry/webhook.rs", "messages that are given up, by a `LogLimit`"),
-    ("app/fleet.rs", "once when instances begin to differ for long, by a timer"),
-    ("app/store/shared.rs", "the state of the shared store, by timers; fallbacks, by a `LogLimit`"),
+    ("record/webhook.rs", "messages that are given up, by a `LogLimit`"),
+    ("control/fleet.rs", "once when instances begin to differ for long, by a timer"),
+    ("engine/store/shared.rs", "the state of the shared store, by timers; fallbacks, by a `LogLimit`"),
 ];
 
 /// Two million wrong passwords wrote 281 MB: anyone who adds a line that a client can cause must
