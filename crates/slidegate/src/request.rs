@@ -152,7 +152,7 @@ impl Counts {
     }
 }
 
-/// The unit of cost, for [header styles](crate::headers::XRateLimit) that state it. It does not
+/// The unit of cost, for header styles that state it. It does not
 /// change what [counts](Counts).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CostUnit {

@@ -79,8 +79,8 @@ pub(super) struct Pushed {
     pub(super) needs_task: bool,
 }
 
-/// Settlements passed to [`Gate::settle_later`](crate::Gate::settle_later) and
-/// [`Gate::cancel_later`](crate::Gate::cancel_later).
+/// Settlements passed to [`Gate::settle_later`](crate::SharedGate::settle_later) and
+/// [`Gate::cancel_later`](crate::SharedGate::cancel_later).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PendingStats {
     /// Settlements that wait now.

@@ -26,7 +26,7 @@ use crate::ticket::Ticket;
 ///
 /// A gate in memory does that before the guard is gone. A shared gate hands it to a task of the
 /// tokio runtime that the guard was created or is dropped in, which [waits for the
-/// store](Gate::settle_later). Outside any runtime, the reservation ends when its time is over.
+/// store](crate::SharedGate::settle_later). Outside any runtime, the reservation ends when its time is over.
 ///
 /// ```
 /// use std::sync::Arc;

@@ -72,7 +72,7 @@ impl Policy {
     }
 
     /// Sets the unit of cost. Header styles with fields for each unit need it, see
-    /// [`XRateLimit::OpenAi`](crate::headers::XRateLimit::OpenAi).
+    /// `XRateLimit::OpenAi`.
     #[must_use]
     pub fn with_unit(mut self, unit: CostUnit) -> Self {
         self.unit = Some(unit);
