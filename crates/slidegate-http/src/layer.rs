@@ -1,4 +1,4 @@
-//! A tower layer that limits HTTP and gRPC services (feature `tower`).
+//! A tower layer that limits HTTP and gRPC services.
 //!
 //! The layer defines where each [`Attribute`] is in a request. The gate's policies define which
 //! attributes count. So one gate can serve many routes, each behind a layer that provides other

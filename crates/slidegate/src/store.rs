@@ -12,7 +12,7 @@
 //! To write another store, implement [`LocalStore`] if it decides at once, and [`Store`] if it has to
 //! be awaited. [`KeyState`] computes the decisions on one key by the same code as the other stores,
 //! [`decide`] applies them to all keys of a call or to none, and [`IdempotencyCache`] answers
-//! repeated checks. If calls of the store can fail, implement [`SharedStore`] (feature `redis`) and
+//! repeated checks. If calls of the store can fail, implement [`SharedStore`] and
 //! wrap it in a [`FallbackStore`]. The example `custom_store` is a complete
 //! store of some sixty lines.
 

@@ -16,7 +16,8 @@ const MAX_HOLDS: usize = 100;
 
 /// A key and its usage.
 #[derive(Serialize, JsonSchema)]
-pub(crate) struct Key<'a> {
+#[schemars(rename = "Key")]
+pub(crate) struct ShownKey<'a> {
     pub(super) policy: &'a str,
     pub(super) key: &'a str,
     #[serde(flatten)]
@@ -38,7 +39,7 @@ pub(crate) struct KeyDone<'a> {
 #[derive(Serialize, JsonSchema)]
 pub(super) struct KeyState {
     #[serde(flatten)]
-    pub(super) usage: KeyUsage,
+    pub(super) usage: ShownUsage,
     /// Whether an override exempts the key from the policy.
     pub(super) unlimited: bool,
     /// The last denials, newest first.
@@ -65,7 +66,8 @@ pub(super) struct KeyOverride {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct KeyUsage {
+#[schemars(rename = "KeyUsage")]
+pub(super) struct ShownUsage {
     #[schemars(with = "u64")]
     pub(super) limit: Amount,
     pub(super) window_ms: u64,
@@ -89,32 +91,35 @@ pub(super) struct KeyUsage {
     /// Until some cost is freed; null if nothing counts.
     pub(super) frees_after_ms: Option<u64>,
     /// Charges that count, oldest first. Neighbours are merged if there are many.
-    pub(super) charges: Vec<KeyCharge>,
+    pub(super) charges: Vec<ShownCharge>,
     /// The usage to come, if nothing more is charged.
-    pub(super) room: Vec<UsageForecast>,
+    pub(super) room: Vec<ShownForecast>,
     /// The number of open reservations.
     pub(super) open_holds: usize,
     /// Open reservations, at most 100, in order of expiry.
     #[schemars(length(max = MAX_HOLDS))]
-    pub(super) holds: Vec<OpenHold>,
+    pub(super) holds: Vec<ShownHold>,
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct KeyCharge {
+#[schemars(rename = "KeyCharge")]
+pub(super) struct ShownCharge {
     pub(super) at_ms_ago: u64,
     #[schemars(with = "f64", range(min = 0))]
     pub(super) cost: Amount,
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct UsageForecast {
+#[schemars(rename = "UsageForecast")]
+pub(super) struct ShownForecast {
     pub(super) in_ms: u64,
     #[schemars(with = "f64", range(min = 0))]
     pub(super) used: Amount,
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct OpenHold {
+#[schemars(rename = "OpenHold")]
+pub(super) struct ShownHold {
     #[schemars(extend("pattern" = "^[0-9a-f]{16}$"))]
     pub(super) id: String,
     #[schemars(with = "f64", range(min = 0))]
@@ -128,19 +133,19 @@ pub(super) struct OpenHold {
     pub(super) unsettled: &'static str,
 }
 
-impl KeyUsage {
+impl ShownUsage {
     pub(super) fn of(found: &KeyUse) -> Self {
         let decision = &found.decision;
         let Amounts { limit, used, held, remaining, .. } = decision.amounts();
-        let charges = joined(&found.charges).into_iter().map(|run| KeyCharge {
+        let charges = joined(&found.charges).into_iter().map(|run| ShownCharge {
             at_ms_ago: millis_ceil(decision.at() - run.at),
             cost: found.amount(run.cost),
         });
         let room = found
             .forecast
             .iter()
-            .map(|room| UsageForecast { in_ms: millis_ceil(room.after), used: found.amount(room.used) });
-        let holds = found.holds.iter().take(MAX_HOLDS).map(|hold| OpenHold {
+            .map(|room| ShownForecast { in_ms: millis_ceil(room.after), used: found.amount(room.used) });
+        let holds = found.holds.iter().take(MAX_HOLDS).map(|hold| ShownHold {
             id: format!("{:016x}", hold.id),
             held: found.amount(hold.held),
             settled: found.amount(hold.settled),

@@ -17,7 +17,7 @@ use slidegate_config::policy::UNLIMITED;
 use slidegate_http::headers::millis_ceil;
 
 use super::apply::unknown;
-use super::key_state::{Key, KeyBlock, KeyDone, KeyOverride, KeyState, KeyUsage};
+use super::key_state::{KeyBlock, KeyDone, KeyOverride, KeyState, ShownKey, ShownUsage};
 use super::reply::{InPath, audit, body};
 use super::state::Admin;
 use crate::access::By;
@@ -198,7 +198,7 @@ impl Admin {
         let filter = Filter { policy, key, is_exact: true, only_denials: true };
         let denials = self.app.observer().events().recent(&filter, MAX_DENIALS);
         Ok(KeyState {
-            usage: KeyUsage::of(&found),
+            usage: ShownUsage::of(&found),
             // Of the policies after the change, if there was one.
             unlimited: self.app.policies().exempting(&request).next().is_some(),
             denials: denials.iter().map(|event| json!(**event)).collect(),
@@ -215,7 +215,7 @@ pub(super) async fn show(
 ) -> Answered {
     let target = KeyTarget::of(&admin, policy, &key, &uri)?;
     let state = admin.view(&target).await?;
-    Ok(problem::ok(&Key { policy: &target.policy, key: target.text_for_caller(), state }))
+    Ok(problem::ok(&ShownKey { policy: &target.policy, key: target.text_for_caller(), state }))
 }
 
 pub(super) async fn act(

@@ -14,7 +14,7 @@ use super::request::{BatchBody, RequestBody, ReserveBody};
 use super::{Health, Ready, Reset};
 use crate::config;
 use crate::control::admin::apply::Changed;
-use crate::control::admin::key_state::{Key, KeyDone};
+use crate::control::admin::key_state::{KeyDone, ShownKey};
 use crate::control::admin::keys::KeyAction;
 use crate::control::admin::policies::{Changes, Policies};
 use crate::control::admin::reset::{ResetStep, ResetStepDone};
@@ -34,7 +34,7 @@ type Responses<'a> = (
     (Members<'a>, QuotaProblem<'a>, Denial<'a>, ReserveDenial<'a>, ExtensionDenial<'a>),
     (Answer<'a>, AnyDecision<'a>, BatchAnswer<'a>, Reserved<'a>, ChangeAnswer<'a>, Extended<'a>, Reset),
     (Health, Ready, Status<'a>, Policies<'a>, Shadow<'a>, Changes<'a>, Changed<'a>, ResetStepDone),
-    (Key<'a>, KeyDone<'a>, Events<'a>, Tops<'a>, BlockedKeys, HistoryReport),
+    (ShownKey<'a>, KeyDone<'a>, Events<'a>, Tops<'a>, BlockedKeys, HistoryReport),
 );
 
 /// Responses of more than one route: status, name, description, content and headers.
