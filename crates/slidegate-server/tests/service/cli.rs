@@ -348,15 +348,21 @@ impl Recorder {
             for mut stream in listener.incoming().map_while(Result::ok) {
                 let (recorded, answer) = (Arc::clone(&recorded), answer.clone());
                 std::thread::spawn(move || {
-                    let (mut head, mut part) = (Vec::new(), [0; 8192]);
-                    while !head.ends_with(b"\r\n\r\n") {
+                    let (mut received, mut part) = (Vec::new(), [0; 8192]);
+                    // One read may hold the head and the body, so that the head need not be at its end.
+                    let head = loop {
+                        if let Some((head, _)) = text(&received).split_once("\r\n\r\n") {
+                            break head.to_ascii_lowercase();
+                        }
                         match stream.read(&mut part) {
-                            Ok(length) if length > 0 => head.extend_from_slice(&part[..length]),
+                            Ok(length) if length > 0 => received.extend_from_slice(&part[..length]),
                             _ => return,
                         }
-                    }
-                    recorded.lock().unwrap().push(text(&head).to_ascii_lowercase());
+                    };
+                    recorded.lock().unwrap().push(head);
                     drop(stream.write_all(answer.as_bytes()));
+                    // To close with a body unread would reset the connection before the answer is read.
+                    drop(std::io::copy(&mut stream, &mut std::io::sink()));
                 });
             }
         });
