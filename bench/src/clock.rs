@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use cpu_time::ThreadTime;
-use slidegate::{Clock, SystemClock};
+use slidegate::clock::{Clock, SystemClock};
 
 use crate::report;
 

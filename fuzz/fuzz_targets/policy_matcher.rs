@@ -94,7 +94,7 @@ fn scope<'r>(rule: &'r Rule<'_>) -> impl Iterator<Item = &'static str> + 'r {
 fn policy(at: usize, rule: &Rule<'_>) -> Option<Policy> {
     let mut policy = Policy::new(format!("p{at}"), Quota::per_minute(5)).unwrap().with_scope(scope(rule));
     if rule.only_when_named {
-        policy = policy.only_when_named();
+        policy = policy.with_only_when_named();
     }
     for (at, condition) in rule.when.iter().take(3) {
         let condition = match condition {

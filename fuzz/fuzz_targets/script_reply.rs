@@ -7,7 +7,7 @@ use std::time::Duration;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
 use redis::Value;
-use slidegate::{Algorithm, Policy, PolicySet, Quota, Request, Verb};
+use slidegate::{Algorithm, Policy, PolicySet, Quota, Request, verb::Verb};
 use slidegate_redis::fuzzing::script_reply;
 
 #[derive(Debug, Arbitrary)]

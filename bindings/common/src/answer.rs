@@ -123,7 +123,7 @@ impl PolicyAnswer {
     fn of(one: &PolicyDecision<'_>) -> Self {
         Self {
             key: one.key().to_string(),
-            enforced: one.policy().is_enforced(),
+            enforced: one.policy().options().enforced,
             window_us: Some(micros(one.quota().window())),
             ..Self::new(one.policy().name(), one.decision())
         }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use slidegate::reserve::{Extension, HoldOptions, Settlement, Ticket};
-use slidegate::{Algorithm, Gate, ManualClock, MemoryStore, Quota, Request, SharedGate, Verb};
+use slidegate::{Algorithm, Gate, MemoryStore, Quota, Request, SharedGate, clock::ManualClock, verb::Verb};
 use slidegate_config::policies::Policies;
 use slidegate_http::headers::{Draft, HeaderOptions, XRateLimit};
 #[cfg(feature = "redis")]

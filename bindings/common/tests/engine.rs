@@ -3,7 +3,7 @@
 use std::pin::pin;
 use std::time::Duration;
 
-use slidegate::{ManualClock, Verb};
+use slidegate::{clock::ManualClock, verb::Verb};
 use slidegate_bindings::{Amount, BindingError, Call, ClientRule, Engine, EngineOptions, poll_once, quota};
 use slidegate_config::policies::Policies;
 

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use slidegate::Verb;
+use slidegate::verb::Verb;
 use slidegate_bindings::{Call, Engine, EngineOptions, SharedOptions};
 use slidegate_config::policies::Policies;
 use slidegate_testkit::redis::RedisServer;

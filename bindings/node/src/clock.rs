@@ -7,7 +7,7 @@ use napi_derive::napi;
 /// The library's clock for tests.
 #[napi]
 #[derive(Default)]
-pub struct ManualClock(slidegate::ManualClock);
+pub struct ManualClock(slidegate::clock::ManualClock);
 
 #[napi]
 impl ManualClock {
@@ -25,7 +25,7 @@ impl ManualClock {
 }
 
 impl ManualClock {
-    pub(crate) fn shared(&self) -> slidegate::ManualClock {
+    pub(crate) fn shared(&self) -> slidegate::clock::ManualClock {
         self.0.clone()
     }
 }

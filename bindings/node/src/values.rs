@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use slidegate::Verb;
+use slidegate::verb::Verb;
 use slidegate_bindings::{Amount, Answer, BindingError, Call, Settled};
 
 use crate::error::{Result, thrown};

@@ -6,13 +6,13 @@ use crate::convert::duration;
 
 /// A clock that stands still until it is advanced, for tests of limiters and gates in memory.
 #[pyclass(frozen, module = "slidegate")]
-pub(crate) struct ManualClock(pub(crate) slidegate::ManualClock);
+pub(crate) struct ManualClock(pub(crate) slidegate::clock::ManualClock);
 
 #[pymethods]
 impl ManualClock {
     #[new]
     fn new() -> Self {
-        Self(slidegate::ManualClock::new())
+        Self(slidegate::clock::ManualClock::new())
     }
 
     /// Moves it forward by a `timedelta`.

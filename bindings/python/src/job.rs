@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
-use slidegate::Verb;
+use slidegate::verb::Verb;
 use slidegate::reserve::Ticket;
 use slidegate_bindings::{Amount, Answer, BindingError, Call, Engine, Settled, quota};
 

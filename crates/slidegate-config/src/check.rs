@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value as Json};
-use slidegate::{format_window, parse_window};
+use slidegate::clock::{format_window, parse_window};
 
 use crate::errors::Findings;
 use crate::schema::{default_of, form};

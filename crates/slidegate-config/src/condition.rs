@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate::{Match, normalized_host};
+use slidegate::{Match, request_path::normalized_host};
 
 use crate::overrides::Scope;
 use crate::section::Section;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate::{Amount, CostUnit, Counts};
+use slidegate::{Amount, Counts};
 
 use crate::section::Section;
 use crate::values::{Form, NAME, Parsed, Text};
@@ -50,12 +50,9 @@ impl Weights {
     }
 }
 
-/// What a unit of cost is.
+/// The name of a unit of cost.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Unit {
-    Known(CostUnit),
-    Other(String),
-}
+pub(crate) struct Unit(pub(crate) String);
 
 impl Text for Unit {
     const FORM: Form = Form::of::<Self>(
@@ -65,8 +62,7 @@ impl Text for Unit {
     .pattern(NAME.pattern);
 
     fn parse(text: &str) -> Result<Self, String> {
-        CostUnit::from_name(text)
-            .map_or_else(|| (NAME.check)(text).map(Self::Other), |unit| Ok(Self::Known(unit)))
+        (NAME.check)(text).map(Self)
     }
 }
 

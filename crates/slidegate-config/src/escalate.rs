@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use slidegate::{Quota, parse_window};
+use slidegate::{Quota, clock::parse_window};
 
 use crate::section::Section;
 use crate::values::{Form, List, Parsed, Span, Text};

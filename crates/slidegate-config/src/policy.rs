@@ -266,7 +266,7 @@ impl Mode {
     /// The mode of a policy.
     #[must_use]
     pub fn of(policy: &Policy) -> Self {
-        if policy.is_enforced() { Self::Enforce } else { Self::Shadow }
+        if policy.options().enforced { Self::Enforce } else { Self::Shadow }
     }
 }
 
@@ -336,7 +336,7 @@ impl PolicySpec {
             policy = policy.with_condition(attribute, condition);
         }
         if self.mode == Mode::Shadow {
-            policy = policy.shadow();
+            policy = policy.with_enforced(false);
         }
         policy = policy.with_excess(self.excess).with_on_store_error(self.on_store_error);
         policy = policy.with_notify(self.notify.iter().flat_map(|list| &list.0).map(|percent| percent.0.0));
@@ -347,26 +347,24 @@ impl PolicySpec {
             Some(CountsValue::What(counts)) => counts.0,
             Some(CountsValue::Weights(weights)) => weights.read(section),
         });
-        let counts_requests = *policy.counts() == Counts::Requests;
-        let is_weighted = matches!(policy.counts(), Counts::Weighted(_));
+        let counts_requests = policy.options().counts == Counts::Requests;
+        let is_weighted = matches!(policy.options().counts, Counts::Weighted(_));
         let has_address = scope.attributes.iter().any(|attribute| scope.is_address(attribute));
         let is_read = |key: &str| section.has(key) && !section.has_rejected(&[key]);
         if let Some(UnsettledValue(unsettled)) = self.unsettled {
             policy = policy.with_unsettled(unsettled);
         }
-        policy = match self.unit.clone() {
-            Some(Parsed(Unit::Known(unit))) => policy.with_unit(unit),
-            Some(Parsed(Unit::Other(name))) => policy.with_unit_name(name),
-            None => policy,
-        };
+        if let Some(Parsed(Unit(name))) = &self.unit {
+            policy = policy.with_unit(name);
+        }
         if let Some(Parsed(cost)) = self.estimate {
             policy = policy.with_estimate(cost);
-            policy = if self.learn_estimate { policy.learn_estimate() } else { policy };
+            policy = if self.learn_estimate { policy.with_learned_estimate() } else { policy };
         }
         if let Some(bits) = self.ipv6_prefix.filter(|_| has_address) {
             policy = policy.with_ipv6_prefix(Ipv6Prefix::new(bits).expect("the range was checked"));
         }
-        let is_other_unit = self.unit.is_some_and(|Parsed(unit)| unit != Unit::Known(CostUnit::Requests));
+        let is_other_unit = self.unit.is_some_and(|Parsed(Unit(name))| name != CostUnit::Requests.name());
         let estimate = self.estimate.map(|estimate| estimate.0);
         let has_decimals = estimate.is_some_and(|estimate| estimate != estimate.floor().into());
         for (is_wrong, key, why) in [
@@ -445,7 +443,7 @@ impl PolicySpec {
             Some(candidate)
         });
         check_name(name, self.candidate.is_some(), section);
-        let must_not = if !policy.is_enforced() {
+        let must_not = if !policy.options().enforced {
             Some(
                 "a policy in shadow denies nobody, so it blocks nobody; leave it out, or write `mode: enforce`",
             )
@@ -458,7 +456,7 @@ impl PolicySpec {
         };
         let escalation = self.escalate.map(|escalate| escalate.build(section, must_not));
         let fold_of = |attribute: &str| {
-            let known = policy.folds().iter().find(|(known, _)| known == attribute);
+            let known = policy.options().folds.iter().find(|(known, _)| known == attribute);
             known.map_or(Fold::NONE, |(_, fold)| *fold)
         };
         let used: Vec<_> = policy.attributes().collect();
@@ -528,13 +526,13 @@ mod tests {
         let bucket = policy("quota: 10/s, algorithm: token-bucket, burst: 50");
         assert_eq!((bucket.quota().algorithm(), bucket.quota().burst()), (Algorithm::TokenBucket, 50));
         assert_eq!(policy("quota: 10/s, slots: 65_534").quota().slots(), 65_534);
-        assert_eq!(policy("quota: 10/s").excess(), Excess::Refuse);
-        assert_eq!(policy("quota: 10/s, excess: charge").excess(), Excess::Charge);
-        assert_eq!(policy("quota: 10/s, excess: count").excess(), Excess::Count);
+        assert_eq!(policy("quota: 10/s").options().excess, Excess::Refuse);
+        assert_eq!(policy("quota: 10/s, excess: charge").options().excess, Excess::Charge);
+        assert_eq!(policy("quota: 10/s, excess: count").options().excess, Excess::Count);
         assert_eq!(policy("quota: 10/s, scope: user").scope(), ["user"]);
         assert!(
-            !policy("quota: 10/s, mode: shadow").is_enforced()
-                && policy("quota: 10/s, mode: enforce").is_enforced()
+            !policy("quota: 10/s, mode: shadow").options().enforced
+                && policy("quota: 10/s, mode: enforce").options().enforced
         );
     }
 
@@ -544,12 +542,12 @@ mod tests {
         let streams = policy("scope: user, in_flight: 20, overrides: {alice: 40}");
         assert_eq!(streams.quota().algorithm(), Algorithm::InFlight);
         assert_eq!((streams.quota().limit(), streams.quota().window()), (20, Duration::from_secs(30)));
-        assert_eq!(*streams.counts(), Counts::Requests);
+        assert_eq!(streams.options().counts, Counts::Requests);
         let limits: Vec<_> = streams.quotas().map(|quota| (quota.limit(), quota.window())).collect();
         assert_eq!(limits[1], (40, Duration::from_secs(30)));
         let weighted = policy("in_flight: 1_000_000, lease: 5m, counts: input");
         assert_eq!(weighted.quota().window(), Duration::from_secs(300));
-        assert_eq!(*weighted.counts(), Counts::Named("input".to_owned()));
+        assert_eq!(weighted.options().counts, Counts::Named("input".to_owned()));
         let text = "policies: [{name: p, in_flight: 4, lease: 10s, candidate: {limit: 6}}]";
         let policies = Policies::parse(text, "slidegate.yaml").unwrap();
         let candidate = policies.candidates["p"];
@@ -560,23 +558,23 @@ mod tests {
     #[test]
     fn a_policy_has_its_cost_and_what_happens_to_reservations() {
         let usual = policy("quota: 10/s");
-        assert_eq!((usual.counts(), usual.estimate()), (&Counts::Cost, None));
+        assert_eq!((&usual.options().counts, usual.estimate()), (&Counts::Cost, None));
         assert_eq!(usual.unsettled(), Unsettled::Charge);
         let tokens = policy("quota: 10_000/1m, counts: output, estimate: 1024, unsettled: forget");
-        assert_eq!(*tokens.counts(), Counts::Named("output".to_owned()));
+        assert_eq!(tokens.options().counts, Counts::Named("output".to_owned()));
         assert_eq!((tokens.estimate(), tokens.unsettled()), (Some(1024.into()), Unsettled::Forget));
-        assert!(!tokens.learns_estimate());
-        assert!(policy("quota: 10/s, estimate: 5, learn_estimate: true").learns_estimate());
-        assert_eq!(*policy("quota: 10/s, counts: requests").counts(), Counts::Requests);
-        assert_eq!(*policy("quota: 10/s, counts: cost").counts(), Counts::Cost);
+        assert!(!tokens.options().learns_estimate);
+        assert!(policy("quota: 10/s, estimate: 5, learn_estimate: true").options().learns_estimate);
+        assert_eq!(policy("quota: 10/s, counts: requests").options().counts, Counts::Requests);
+        assert_eq!(policy("quota: 10/s, counts: cost").options().counts, Counts::Cost);
     }
 
     /// A share that is read as another one tells customers too late.
     #[test]
     fn shares_to_be_told_of_are_in_percent() {
-        assert_eq!(policy("quota: 10/s").notify(), [0u8; 0]);
-        assert_eq!(policy("quota: 10/s, notify: [100%, 80%]").notify(), [80, 100]);
-        assert_eq!(policy("quota: 10/s, notify: 5%").notify(), [5]);
+        assert_eq!(policy("quota: 10/s").options().notify.as_ref(), [0u8; 0]);
+        assert_eq!(policy("quota: 10/s, notify: [100%, 80%]").options().notify.as_ref(), [80, 100]);
+        assert_eq!(policy("quota: 10/s, notify: 5%").options().notify.as_ref(), [5]);
         for (wrong, shown) in [("0%", "0%"), ("101%", "101%"), ("80", "80"), ("+8%", "+8%"), ("8.5%", "8.5%")]
         {
             let text = format!("policies: [{{name: p, quota: 1/1s, notify: ['{wrong}']}}]");
@@ -590,16 +588,16 @@ mod tests {
     /// Client libraries show and wait by the fields of a unit, so it must be the right one.
     #[test]
     fn a_policy_may_have_a_unit_of_its_cost() {
-        assert_eq!(policy("quota: 10/s").unit(), None);
-        assert_eq!(policy("quota: 10/s, counts: requests").unit(), Some(CostUnit::Requests));
-        assert_eq!(policy("in_flight: 5").unit(), None);
+        assert_eq!(policy("quota: 10/s").unit_name(), None);
+        assert_eq!(policy("quota: 10/s, counts: requests").unit_name(), Some("requests"));
+        assert_eq!(policy("in_flight: 5").unit_name(), None);
         for (name, unit) in [
             ("requests", CostUnit::Requests),
             ("tokens", CostUnit::Tokens),
             ("input-tokens", CostUnit::InputTokens),
             ("output-tokens", CostUnit::OutputTokens),
         ] {
-            assert_eq!(policy(&format!("quota: 10/s, unit: {name}")).unit(), Some(unit));
+            assert_eq!(policy(&format!("quota: 10/s, unit: {name}")).unit_name(), Some(name));
             assert_eq!(CostUnit::from_name(name), Some(unit));
         }
     }

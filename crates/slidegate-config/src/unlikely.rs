@@ -3,7 +3,7 @@
 //! One check for every place where a policy has the name or a value of an attribute.
 
 use slidegate::network::Network;
-use slidegate::{Fold, normalized_path};
+use slidegate::{Fold, request_path::normalized_path};
 
 use crate::overrides::Scope;
 use crate::section::{Section, join};

@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserialize, Deserializer, Error, IntoDeserializer};
-use slidegate::{Amount, Calendar, format_window, parse_window};
+use slidegate::{
+    Amount, Calendar,
+    clock::{format_window, parse_window},
+};
 
 /// Longest name of an attribute, in bytes.
 pub const MAX_ATTRIBUTE_NAME: usize = 128;

@@ -143,7 +143,7 @@ impl HeaderOptions {
             return;
         }
         let Some(strictest) = decisions.strictest() else { return };
-        let enforced = decisions.iter().filter(|one| one.policy().is_enforced());
+        let enforced = decisions.iter().filter(|one| one.policy().options().enforced);
         let decisions: SmallVec<[_; 4]> = enforced.map(|one| NamedDecision::from(&one)).collect();
         self.write(&decisions, &NamedDecision::from(&strictest), out);
     }
@@ -274,7 +274,8 @@ mod tests {
     use sfv::{BareItem, List, ListEntry, Parser};
     use slidegate::internal::MAX_INTEGER;
     use slidegate::{
-        Algorithm, Block, Gate, Limiter, ManualClock, MemoryStore, Policy, PolicySet, Request, Timestamp,
+        Algorithm, Block, Gate, Limiter, MemoryStore, Policy, PolicySet, Request,
+        clock::{ManualClock, Timestamp},
     };
 
     use super::*;
@@ -490,9 +491,9 @@ mod tests {
     #[test]
     fn shadow_policies_are_not_told() {
         let (gate, _clock) = gate([
-            policy("trial", Quota::per_minute(1)).shadow(),
+            policy("trial", Quota::per_minute(1)).with_enforced(false),
             policy("real", Quota::per_minute(5)),
-            policy("trial-per-user", Quota::per_minute(1)).with_scope(["user"]).shadow(),
+            policy("trial-per-user", Quota::per_minute(1)).with_scope(["user"]).with_enforced(false),
         ]);
         let request = Request::new().with("user", "alice");
         let _ = gate.check(&request);
@@ -500,7 +501,7 @@ mod tests {
         assert_eq!(headers[0].1, r#""real";q=5;w=60"#);
         assert_eq!(headers[1].1, r#""real";r=3;t=60"#);
         assert_eq!(headers.len(), 5);
-        let (gate, _clock) = self::gate([policy("trial", Quota::per_minute(0)).shadow()]);
+        let (gate, _clock) = self::gate([policy("trial", Quota::per_minute(0)).with_enforced(false)]);
         assert!(HeaderOptions::default().headers(&gate.check(&request)).is_empty());
     }
 

@@ -349,7 +349,7 @@ impl Config {
     fn check_attributes(&self) -> Result<(), Error> {
         let policies = self.gate.0.policies();
         if self.under.is_empty() {
-            let mut unnamed = policies.iter().filter(|policy| !policy.is_only_when_named());
+            let mut unnamed = policies.iter().filter(|policy| !policy.options().only_when_named);
             return unnamed.try_for_each(|policy| self.check_policy(policy, policy.attributes()));
         }
         self.under.iter().try_for_each(|name| {

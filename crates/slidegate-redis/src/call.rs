@@ -5,7 +5,10 @@ use std::hash::{Hash, Hasher};
 use redis_once::{ReplyBound, Script};
 use slidegate::internal::{Holds, MAX_HOLDS, NewHold, Part, PerCharge};
 use slidegate::store::Charge;
-use slidegate::{Algorithm, Decision, Excess, Quota, Role, Verb};
+use slidegate::{
+    Algorithm, Decision, Excess, Quota,
+    verb::{Role, Verb},
+};
 use slidegate_stored::call::{
     CallPart, DecideCall, MAX_PARTS, MAX_REQUESTS, hold_bytes, linger_ms, mode_letters,
 };

@@ -23,7 +23,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use slidegate::internal::{HashSeed, Waits};
-use slidegate::{Decision, DecisionSource, Verb};
+use slidegate::{Decision, DecisionSource, verb::Verb};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
@@ -261,7 +261,7 @@ impl Set {
 #[cfg(test)]
 mod tests {
 
-    use slidegate::{Quota, Timestamp, Verdict};
+    use slidegate::{Quota, Verdict, clock::Timestamp};
 
     use super::*;
     use crate::call::{Subject, check_of_nothing};

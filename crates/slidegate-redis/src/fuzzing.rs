@@ -4,7 +4,7 @@ use redis::Value;
 use slidegate::fuzzing::with_charges;
 use slidegate::internal::Holds;
 use slidegate::store::KeyInspection;
-use slidegate::{PolicySet, Quota, Request, Timestamp, Verb};
+use slidegate::{PolicySet, Quota, Request, clock::Timestamp, verb::Verb};
 
 use crate::admin::{control_document as document, inspect, scan};
 use crate::call::{CallTerms, Subjects};

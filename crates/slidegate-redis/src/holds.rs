@@ -10,7 +10,7 @@ use redis_once::{Call, Executed, Failure, FailureKind, LastFailure, Native, Repl
 use slidegate::internal::{HoldChange, MetQuota, QuotaFields, TicketPart, VerbEffect, instant};
 use slidegate::reserve::{HoldStatus, Unsettled};
 use slidegate::store::{HeldCharge, HoldAnswer, HoldCall, TicketKeyBytes};
-use slidegate::{Algorithm, Quota, Timestamp};
+use slidegate::{Algorithm, Quota, clock::Timestamp};
 use slidegate_stored::call::{ChangeCall, KeyChange, MAX_PARTS};
 use slidegate_stored::letter;
 use tokio::time::Instant;

@@ -11,7 +11,10 @@
 use std::sync::Arc;
 
 use slidegate::internal::{Denials, Part, complete};
-use slidegate::{Decision, Excess, Role, Verb};
+use slidegate::{
+    Decision, Excess,
+    verb::{Role, Verb},
+};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 

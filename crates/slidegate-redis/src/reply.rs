@@ -8,7 +8,7 @@ use slidegate::internal::{
     FixedWindow, HeldKey, Holds, InFlight, LogReply, NewHold, Part, SlidingWindow, TokenBucket, VerbEffect,
     all_or_none, decision, perform,
 };
-use slidegate::{Algorithm, Decision, Quota, Timestamp, Verb};
+use slidegate::{Algorithm, Decision, Quota, clock::Timestamp, verb::Verb};
 use smallvec::SmallVec;
 
 use crate::call::{Answers, CallTerms, KEY_NUMBERS, MOST, MOST_TABLE_BYTES, Subjects, WIDE_NUMBER_BYTES};

@@ -14,7 +14,7 @@ use std::time::Duration;
 use check::Undecided;
 use redis_once::{Failure, LastFailure};
 use slidegate::internal::instant;
-use slidegate::{Decision, Excess, Verb, Verdict};
+use slidegate::{Decision, Excess, Verdict, verb::Verb};
 use smallvec::SmallVec;
 use tokio::task::JoinSet;
 use tokio::time::Instant;

@@ -15,7 +15,7 @@ use slidegate::store::{
     Charge, DecideError, HeldCharge, HoldAnswer, HoldCall, KeyInspection, PolicyReset, ResetCursor,
     SharedHoldStore, SharedStore, StoreFailure, TicketKeyBytes, TicketSecret,
 };
-use slidegate::{Error, Key, Quota, Verb};
+use slidegate::{Error, Key, Quota, verb::Verb};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::net::IpAddr;
 
-use slidegate::{normalized_host, normalized_path};
+use slidegate::request_path::{normalized_host, normalized_path};
 
 use crate::entry::Entry;
 

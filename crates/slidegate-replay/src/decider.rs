@@ -1,6 +1,9 @@
 //! The gate that decides log entries, with a clock that follows the log.
 
-use slidegate::{Decisions, Gate, ManualClock, MemoryStore, PolicySet, Timestamp};
+use slidegate::{
+    Decisions, Gate, MemoryStore, PolicySet,
+    clock::{ManualClock, Timestamp},
+};
 
 use crate::batch::Line;
 

@@ -236,7 +236,7 @@ impl DiffSide {
         Some(DiffPolicySide {
             quota: policy.quota().to_string(),
             algorithm: policy.quota().algorithm().to_string(),
-            enforced: policy.is_enforced(),
+            enforced: policy.options().enforced,
             seen: counts.seen,
             denied: counts.denied,
             denied_keys: counts.denied_keys.len() as u64,

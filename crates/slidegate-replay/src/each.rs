@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use serde::Serialize;
-use slidegate::{Decisions, Timestamp};
+use slidegate::{Decisions, clock::Timestamp};
 
 use crate::wording::Words;
 

@@ -87,8 +87,9 @@ impl Evidence {
         for (policy, seen) in policies {
             let name = policy.name();
             if seen > 0 {
-                let tier = policy.tier_attribute().filter(|tier| !self.has_occurred(tier));
-                missing.warnings.extend(tier.map(|tier| {
+                let tiers = policy.options().tiers.iter().map(|tiers| &tiers.attribute);
+                let unseen = tiers.filter(|tier| !self.has_occurred(tier));
+                missing.warnings.extend(unseen.map(|tier| {
                     format!("policy `{name}` applied its default limit only: attribute `{tier}`, which chooses another, never occurs")
                 }));
                 continue;
@@ -133,7 +134,7 @@ impl Evidence {
 
     /// Attributes that have not occurred and without which the policy applies to nothing.
     fn missing_of<'p>(&self, policy: &'p Policy) -> Vec<&'p str> {
-        let needed = policy.conditions().iter().filter(|(_, condition)| !condition.holds(None));
+        let needed = policy.options().conditions.iter().filter(|(_, condition)| !condition.holds(None));
         let needed = needed.map(|(name, _)| name).chain(policy.scope());
         let mut missing: Vec<&str> = Vec::new();
         for name in needed {

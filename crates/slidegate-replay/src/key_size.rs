@@ -168,7 +168,10 @@ fn log_entries_at_most(quota: &Quota) -> u64 {
 mod tests {
     use std::time::Duration;
 
-    use slidegate::{Gate, ManualClock, Policy, PolicySet, Request, Timestamp};
+    use slidegate::{
+        Gate, Policy, PolicySet, Request,
+        clock::{ManualClock, Timestamp},
+    };
 
     use super::*;
 

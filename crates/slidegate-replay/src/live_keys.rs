@@ -47,8 +47,8 @@ impl LiveKeys {
             return;
         }
         let policy = decision.policy();
-        let cost = policy.count(decision.asked()).max(1);
-        let charges = policy.count(decision.amounts().used).div_ceil(cost);
+        let cost = policy.options().counts.count(decision.asked()).max(1);
+        let charges = policy.options().counts.count(decision.amounts().used).div_ceil(cost);
         let at_us = decision.at().as_micros().into();
         self.charge(key, quota, at_us, key_bytes(quota, charges, cost));
     }

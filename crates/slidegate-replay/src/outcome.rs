@@ -293,7 +293,7 @@ impl PolicyOutcome {
         Self {
             name: policy.name().to_owned(),
             description: scenario.words().policy(policy),
-            enforced: policy.is_enforced(),
+            enforced: policy.options().enforced,
             algorithm: policy.quota().algorithm().to_string(),
             limit: policy.quota().limit(),
             window: policy.quota().window_text(),

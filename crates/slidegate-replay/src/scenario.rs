@@ -5,7 +5,7 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use slidegate::{Decisions, Policy, PolicySet, Quota, Timestamp, store::MemoryStats};
+use slidegate::{Decisions, Policy, PolicySet, Quota, clock::Timestamp, store::MemoryStats};
 
 use crate::batch::{BatchEntry, EntryBatch};
 use crate::decider::{Decider, Options};
@@ -156,7 +156,7 @@ impl Tally {
 
 impl PolicyCounts {
     fn new(policy: &Policy) -> Self {
-        let quota = policy.counted(policy.quota());
+        let quota = policy.options().counts.counted(policy.quota());
         Self { quota, seen: 0, denied: 0, timeline: Timeline::new(MAX_BUCKETS), keys: SeenKeys::default() }
     }
 }

@@ -6,7 +6,10 @@
 use std::str::FromStr;
 use std::time::Duration;
 
-use slidegate::{Decisions, PolicyDecision, PolicySet, Quota, format_window, parse_window};
+use slidegate::{
+    Decisions, PolicyDecision, PolicySet, Quota,
+    clock::{format_window, parse_window},
+};
 
 use crate::batch::EntryBatch;
 use crate::decider::{Decider, Options};
@@ -321,7 +324,8 @@ impl Sweep {
                 Ok::<_, String>(policy.clone().with_quota(self.setting.quota(policy.quota(), value)?))
             };
             // Other shadow policies are dropped: they decide nothing.
-            let kept = policies.iter().enumerate().filter(|(at, one)| *at == position || one.is_enforced());
+            let kept =
+                policies.iter().enumerate().filter(|(at, one)| *at == position || one.options().enforced);
             let kept = kept.filter(|(_, one)| !one.expects_reservations());
             let set = kept.map(swept).collect::<Result<Vec<_>, _>>()?;
             let name = policies.iter().nth(position).map(slidegate::Policy::name);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use decide::{Call, Engine};
 use futures_util::FutureExt;
 use futures_util::future::Either;
-use slidegate::{Error, MemoryStore, Policy, PolicySet, Request, Value, Verb};
+use slidegate::{Error, MemoryStore, Policy, PolicySet, Request, Value, verb::Verb};
 use slidegate_http::headers::HeaderOptions;
 
 use crate::access::Access;
@@ -144,7 +144,7 @@ impl App {
         let policies = self.policies();
         let Some(Value::Bytes(counter)) = request.value(envoy::SCOPE) else { return Ok(existed) };
         let is_rule = |policy: &Policy| {
-            policy.is_only_when_named() && policy.scope() == [envoy::SCOPE] && policy.applies_to(request)
+            policy.options().only_when_named && policy.scope() == [envoy::SCOPE] && policy.key_of(request).is_some()
         };
         let (Some(rule), Ok(counter)) =
             (policies.iter().find(|policy| is_rule(policy)), std::str::from_utf8(counter))
@@ -174,7 +174,8 @@ impl App {
         let mut held = self.engine.open_reservations.held(policy);
         let policies = self.policies();
         for ((policy, _), held) in &mut held {
-            *held = policies.by_name(policy).map_or(*held, |policy| policy.amount(*held).ceil());
+            *held =
+                policies.by_name(policy).map_or(*held, |policy| policy.options().counts.amount(*held).ceil());
         }
         held
     }

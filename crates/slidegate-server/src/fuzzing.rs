@@ -40,7 +40,7 @@ pub fn envoy_files(files: &[(String, String)], merge_domains: bool) {
         Ok(config) => {
             let (_, _, _) = (config.summary(), config.dump(), config.example());
             let _ = config.explain("domain", &[vec![("key", "value")], vec![]], None);
-            assert!(config.policies().iter().all(|policy| policy.is_only_when_named()));
+            assert!(config.policies().iter().all(|policy| policy.options().only_when_named));
         }
         Err(errors) => {
             assert!(!errors.lines().is_empty());

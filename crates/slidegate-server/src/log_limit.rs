@@ -130,7 +130,7 @@ pub(crate) use log_limited;
 
 #[cfg(test)]
 mod tests {
-    use slidegate::ManualClock;
+    use slidegate::clock::ManualClock;
 
     use super::*;
 

@@ -2,7 +2,7 @@
 //!
 //! `observer.rs` records; `control/pages.rs` exports what was recorded.
 
-use slidegate::Verb;
+use slidegate::verb::Verb;
 
 pub(crate) mod control_state;
 pub(crate) mod escalations;

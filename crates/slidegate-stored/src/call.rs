@@ -5,7 +5,10 @@
 
 use slidegate::internal::{EndedHold, HoldChange, NewHold, Part};
 use slidegate::reserve::Unsettled;
-use slidegate::{Algorithm, Calendar, Excess, Quota, Role, Verb};
+use slidegate::{
+    Algorithm, Calendar, Excess, Quota,
+    verb::{Role, Verb},
+};
 use smallvec::SmallVec;
 
 use crate::quota_bytes::{quota_length, read_quota};

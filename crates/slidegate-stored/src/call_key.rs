@@ -8,7 +8,7 @@ use slidegate::internal::{
     for_algorithm, perform,
 };
 use slidegate::reserve::HoldStatus;
-use slidegate::{Algorithm, Decision, Quota, Timestamp, Verb, Verdict};
+use slidegate::{Algorithm, Decision, Quota, Verdict, clock::Timestamp, verb::Verb};
 
 use crate::key::OpenKey;
 use crate::pair::{Effect, Pair, Patch, holds_cut_off, is_sound, read_table, table_expires_ms};

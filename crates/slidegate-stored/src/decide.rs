@@ -4,7 +4,7 @@
 //! error in any key leaves all unchanged.
 
 use slidegate::internal::{HoldChange, Part, PerCharge, all_or_none, counts_still};
-use slidegate::{Excess, Quota, Timestamp, Verb};
+use slidegate::{Excess, Quota, clock::Timestamp, verb::Verb};
 use smallvec::SmallVec;
 
 use crate::call::{CallPart, ChangeCall, DecideCall};
@@ -225,7 +225,7 @@ mod tests {
     use proptest::prelude::*;
     use slidegate::internal::{NewHold, QuotaFields, TAG};
     use slidegate::reserve::Unsettled;
-    use slidegate::{Algorithm, Role};
+    use slidegate::{Algorithm, verb::Role};
 
     use super::*;
     use crate::call::KeyChange;

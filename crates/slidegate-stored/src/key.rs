@@ -4,7 +4,7 @@
 //! charge, from which the caller computes the decisions.
 
 use slidegate::internal::{decision, for_algorithm, perform};
-use slidegate::{Decision, Quota, Timestamp, Verb};
+use slidegate::{Decision, Quota, clock::Timestamp, verb::Verb};
 
 use crate::entries::StoredEntries;
 use crate::state::{Before, Numbers, Stored, Unusable, Value};

@@ -14,7 +14,11 @@ use std::error::Error;
 use std::sync::{Mutex, PoisonError};
 
 use slidegate::store::{Charge, IdempotencyCache, KeyState, LocalStore, StoreDecisions, decide};
-use slidegate::{Clock, Gate, Policy, PolicySet, Quota, Request, SystemClock, Timestamp, Verb};
+use slidegate::{
+    Gate, Policy, PolicySet, Quota, Request,
+    clock::{Clock, SystemClock, Timestamp},
+    verb::Verb,
+};
 
 /// Usage by policy and key.
 #[derive(Debug)]
@@ -86,7 +90,7 @@ mod tests {
     use std::time::Duration;
 
     use proptest::prelude::*;
-    use slidegate::{Algorithm, Decision, ManualClock, MemoryStore};
+    use slidegate::{Algorithm, Decision, MemoryStore, clock::ManualClock};
 
     use super::*;
 

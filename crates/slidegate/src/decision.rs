@@ -288,7 +288,7 @@ impl Decision {
     }
 
     /// Time of the decision, from which the waits count. In process it is the date by the machine's
-    /// wall clock as it was set then, see [`Clock::wall_time`](crate::Clock::wall_time); with a
+    /// wall clock as it was set then, see [`Clock::wall_time`](crate::clock::Clock::wall_time); with a
     /// shared store it is the server's time.
     #[must_use]
     #[inline]

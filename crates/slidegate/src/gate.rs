@@ -342,7 +342,7 @@ impl<S: LocalStore> Gate<S> {
     ///
     /// If an enforced policy denies one check or peek, the call is denied and no check is charged
     /// on any policy. Penalties and refunds are never denied and always applied.
-    /// [`Role`](crate::Role) lists the exceptions.
+    /// [`Role`](crate::verb::Role) lists the exceptions.
     ///
     /// Every decision is based on the usage before the call. Then checks are charged, then
     /// penalties, and refunds come last. If two checks or two peeks share a key, their costs are
@@ -350,7 +350,7 @@ impl<S: LocalStore> Gate<S> {
     /// charges.
     ///
     /// ```
-    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, Verb};
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, verb::Verb};
     ///
     /// let gate = Gate::new(PolicySet::new([
     ///     Policy::new("calls", Quota::per_minute(100))?.with_scope(["user"]),

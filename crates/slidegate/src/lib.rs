@@ -23,7 +23,7 @@ mod policy;
 mod policy_reset;
 mod quota;
 mod request;
-mod request_path;
+pub mod request_path;
 mod secret;
 #[doc(hidden)]
 pub mod shares;
@@ -32,7 +32,7 @@ mod sync;
 mod ticket;
 mod time;
 mod usage;
-mod verb;
+pub mod verb;
 mod waiting;
 
 pub use amount::Amount;
@@ -41,20 +41,15 @@ pub use charge::{Excess, OnMissing, OnStoreError};
 pub use decision::{Amounts, Decision, DecisionSource, Reason, Verdict};
 pub use error::Error;
 pub use fold::Fold;
-pub use gate::GateAcquire;
 pub use gate::SharedGate;
 pub use gate::{Decisions, Gate, PolicyDecision};
 pub use key::Key;
-pub use limiter::{Acquire, Limiter};
-pub use policy::{Match, OverridePart, Policy, PolicySet};
-pub use quota::{Algorithm, Calendar, Quota, format_window, parse_window, time_zone_data};
+pub use limiter::Limiter;
+pub use policy::{Match, OverridePart, Policy, PolicyOptions, PolicySet, Tiers};
+pub use quota::{Algorithm, Calendar, Quota};
 pub use request::{Cost, CostUnit, Counts, OwnedValue, Request, Value};
-pub use request_path::{normalized_host, normalized_path};
 pub use secret::Secret;
 pub use store::memory::MemoryStore;
-pub use time::{Clock, ManualClock, SystemClock, Timestamp};
-pub use verb::{Role, Verb};
-pub use waiting::{MaxWaiting, NotAcquired, NotAcquiredKind};
 
 /// Internals for slidegate's other crates. They may change in any release.
 #[doc(hidden)]
@@ -78,6 +73,19 @@ pub mod internal {
     pub use crate::store::poll_once;
     pub use crate::ticket::TicketPart;
     pub use crate::time::{SECOND_US, instant, jitter, micros, millis_ceil, monotonic, secs_ceil};
+}
+
+/// Waiting for a turn: the futures of `acquire`, how many may wait, and why one was not admitted.
+pub mod acquire {
+    pub use crate::gate::GateAcquire;
+    pub use crate::limiter::Acquire;
+    pub use crate::waiting::{MaxWaiting, NotAcquired, NotAcquiredKind};
+}
+
+/// Clocks and timestamps, and lengths of time as text.
+pub mod clock {
+    pub use crate::quota::{format_window, parse_window, time_zone_data};
+    pub use crate::time::{Clock, ManualClock, SystemClock, Timestamp};
 }
 
 /// Reservations: cost that is held until it is known. [`Gate::reserve`] makes one.

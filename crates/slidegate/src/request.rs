@@ -141,6 +141,31 @@ impl Counts {
         Self::Named(name.into())
     }
 
+    /// A request's cost in what counts.
+    #[must_use]
+    pub fn cost_of(&self, request: &Request<'_>) -> Amount {
+        self.amount(request.cost_of(self))
+    }
+
+    /// A quota in the units that stores count: millionths if costs are [weighted](Self::Weighted).
+    #[must_use]
+    pub fn counted(&self, quota: &Quota) -> Quota {
+        if self.is_weighted() { quota.times(MILLION) } else { *quota }
+    }
+
+    /// Converts a store's count to an amount.
+    #[must_use]
+    pub fn amount(&self, count: u64) -> Amount {
+        Amount::counted(count, self.is_weighted())
+    }
+
+    /// Converts an amount to a store's count: whole units, rounded up, or millionths if costs are
+    /// [weighted](Self::Weighted).
+    #[must_use]
+    pub fn count(&self, amount: Amount) -> u64 {
+        amount.count(self.is_weighted())
+    }
+
     /// The names of the costs that count, if some count by name.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         let (name, weights) = match self {
@@ -185,6 +210,12 @@ impl CostUnit {
             Self::InputTokens => "input-tokens",
             Self::OutputTokens => "output-tokens",
         }
+    }
+}
+
+impl AsRef<str> for CostUnit {
+    fn as_ref(&self) -> &str {
+        self.name()
     }
 }
 
@@ -423,7 +454,7 @@ impl<'r> Request<'r> {
     /// The wait of such a denial lasts until nothing is used.
     ///
     /// ```
-    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, Verb};
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request, verb::Verb};
     ///
     /// let gate = Gate::new(PolicySet::new([Policy::new("tokens", Quota::per_minute(10))?.with_scope(["user"])])?);
     /// let alice = Request::new().with("user", "alice");

@@ -10,7 +10,7 @@ use std::borrow::Cow;
 /// `.` and `..` resolved. A target that is normalized already is not copied.
 ///
 /// ```
-/// use slidegate::normalized_path;
+/// use slidegate::request_path::normalized_path;
 ///
 /// assert_eq!(*normalized_path(b"/login?next=/"), *b"/login");
 /// assert_eq!(*normalized_path(b"/x/..//%6Cogin"), *b"/login");
@@ -30,7 +30,7 @@ pub fn normalized_path(target: &[u8]) -> Cow<'_, [u8]> {
 /// normalized already is not copied.
 ///
 /// ```
-/// use slidegate::normalized_host;
+/// use slidegate::request_path::normalized_host;
 ///
 /// assert_eq!(*normalized_host(b"API.example.com.:443"), *b"api.example.com");
 /// assert_eq!(*normalized_host(b"[2001:DB8::1]:80"), *b"[2001:db8::1]");

@@ -296,7 +296,7 @@ impl From<PerCharge<Decision>> for StoreDecisions {
 ///
 /// A first pass peeks at all keys and changes nothing. Then checks are charged if the call is
 /// allowed, penalties are charged, and refunds are returned, in this order. See
-/// [`Role`](crate::Role) and [`Excess`](crate::Excess) for exceptions.
+/// [`Role`](crate::verb::Role) and [`Excess`](crate::Excess) for exceptions.
 pub fn decide(charges: &[Charge<'_>], apply: impl FnMut(usize, Verb, u64) -> Decision) -> StoreDecisions {
     let mut decided = StoreDecisions::default();
     all_or_none(charges, apply, &mut decided.decisions);

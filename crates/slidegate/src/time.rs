@@ -21,7 +21,7 @@ pub const SECOND_US: u64 = 1_000_000;
 /// Covers the years 1970 to about 586,000. Arithmetic saturates at both ends.
 ///
 /// ```
-/// use slidegate::Timestamp;
+/// use slidegate::clock::Timestamp;
 /// use std::time::Duration;
 ///
 /// let noon = Timestamp::from_secs(43_200);
@@ -60,7 +60,7 @@ impl Timestamp {
     /// Whole seconds since the Unix epoch, rounded up: never earlier than the instant itself.
     ///
     /// ```
-    /// # use slidegate::Timestamp;
+    /// # use slidegate::clock::Timestamp;
     /// assert_eq!(Timestamp::from_micros(1_000_001).as_secs_ceil(), 2);
     /// assert_eq!(Timestamp::from_micros(1_000_000).as_secs_ceil(), 1);
     /// ```
@@ -196,7 +196,7 @@ pub trait Clock: Send + Sync + fmt::Debug {
 /// time.
 ///
 /// ```
-/// use slidegate::{Clock, SystemClock};
+/// use slidegate::clock::{Clock, SystemClock};
 ///
 /// let clock = SystemClock::new();
 /// let earlier = clock.now();
@@ -305,7 +305,7 @@ impl Monotonic {
 /// Clones share one time.
 ///
 /// ```
-/// use slidegate::{Limiter, ManualClock, MemoryStore, Quota};
+/// use slidegate::{Limiter, MemoryStore, Quota, clock::ManualClock};
 /// use std::time::Duration;
 ///
 /// let clock = ManualClock::new();

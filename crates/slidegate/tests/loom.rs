@@ -10,7 +10,7 @@
 use loom::sync::Arc;
 use loom::thread;
 
-use slidegate::{Algorithm, Gate, Limiter, ManualClock, MemoryStore};
+use slidegate::{Algorithm, Gate, Limiter, MemoryStore, clock::ManualClock};
 use slidegate::{Policy, PolicySet, Quota, Request};
 
 /// A store of two shards: the least in which locks can be taken in two orders.

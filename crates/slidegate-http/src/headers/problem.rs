@@ -71,7 +71,7 @@ impl<'d> Problem<'d> {
             return Some(Self::undecided());
         }
         let strictest = decisions.strictest().filter(|one| one.is_denied())?;
-        let denying = decisions.iter().filter(|one| one.policy().is_enforced() && one.is_denied());
+        let denying = decisions.iter().filter(|one| one.policy().options().enforced && one.is_denied());
         let violated = denying.map(|one| one.policy().name()).collect();
         Some(Self::new(&NamedDecision::from(&strictest), decisions.why()?, violated))
     }
@@ -169,7 +169,10 @@ mod tests {
 
     use serde_json::{Value, json};
     use slidegate::internal::MAX_KEY;
-    use slidegate::{Block, Gate, Limiter, ManualClock, MemoryStore, Policy, PolicySet, Request, Timestamp};
+    use slidegate::{
+        Block, Gate, Limiter, MemoryStore, Policy, PolicySet, Request,
+        clock::{ManualClock, Timestamp},
+    };
 
     use super::*;
 
@@ -193,7 +196,7 @@ mod tests {
         let (gate, clock) = gate([
             policy("everyone", "100/1h"),
             policy("per-user", "1/1m").with_scope(["user"]),
-            policy("trial", "1/1d").shadow(),
+            policy("trial", "1/1d").with_enforced(false),
             policy("burst", "1/1s").with_scope(["user"]),
         ]);
         let request = Request::new().with("user", "alice");

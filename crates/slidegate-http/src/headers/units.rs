@@ -132,7 +132,7 @@ fn write_go_duration(out: &mut String, span: Duration) {
 
 #[cfg(test)]
 mod tests {
-    use slidegate::{Counts, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request};
+    use slidegate::{Counts, Gate, MemoryStore, Policy, PolicySet, Quota, Request, clock::ManualClock};
 
     use super::super::{Draft, Header, HeaderOptions, XRateLimit};
     use super::*;
@@ -161,7 +161,7 @@ mod tests {
             named("itpm", 1000, "input", CostUnit::InputTokens),
             named("otpm", 800, "output", CostUnit::OutputTokens),
             // Nobody may see what a shadow policy decides.
-            named("trial", 10, "input", CostUnit::Tokens).shadow(),
+            named("trial", 10, "input", CostUnit::Tokens).with_enforced(false),
         ]);
         let clock = ManualClock::new();
         let store = MemoryStore::builder().clock(clock.clone()).build();

@@ -8,7 +8,7 @@ use std::{fmt, slice};
 use http::Extensions;
 use http::response::Response;
 use slidegate::store::Store;
-use slidegate::{Decisions, Gate, PolicySet, Request, SharedGate, Verb};
+use slidegate::{Decisions, Gate, PolicySet, Request, SharedGate, verb::Verb};
 
 use super::attribute::{Attribute, AttributeValue, Repr, RequestView};
 use super::axum_request::connected_peer;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use http::response::Response;
 use slidegate::internal::monotonic;
-use slidegate::{Decisions, Request, Verb};
+use slidegate::{Decisions, Request, verb::Verb};
 
 use super::Limited;
 use super::attribute::RequestView;

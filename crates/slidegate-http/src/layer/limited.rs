@@ -52,7 +52,7 @@ impl Limited {
     /// The strictest decision of an enforced policy, with its policy; `None` if none applied.
     #[must_use]
     pub fn strictest(&self) -> Option<LimitedDecision<'_>> {
-        let enforced = self.iter().filter(|one| one.policy.is_enforced());
+        let enforced = self.iter().filter(|one| one.policy.options().enforced);
         enforced.reduce(|strictest, one| if one.is_stricter_than(&strictest) { one } else { strictest })
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slidegate::internal::monotonic;
-use slidegate::{Decisions, PolicyDecision, Request, Verb};
+use slidegate::{Decisions, PolicyDecision, Request, verb::Verb};
 
 use super::attribute::AttributeValue;
 use super::config::{Config, request_per_policy};

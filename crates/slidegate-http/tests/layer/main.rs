@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use http::{Request, Response};
-use slidegate::{Gate, ManualClock, MemoryStore, Policy, PolicySet};
+use slidegate::{Gate, MemoryStore, Policy, PolicySet, clock::ManualClock};
 use slidegate_http::layer::{Limited, RateLimitLayer};
 use tower::{Layer, Service, ServiceExt, service_fn};
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body::{Body, Frame};
-use slidegate::{Block, CostUnit, Match, PolicySet, Timestamp};
+use slidegate::{Block, CostUnit, Match, PolicySet, clock::Timestamp};
 use slidegate_http::client_addr::{ClientAddr, Source, Trust, TrustedProxies};
 use slidegate_http::headers::{Draft, HeaderOptions, XRateLimit};
 use slidegate_http::layer::{Attribute, Limited, RateLimitLayer};
@@ -25,7 +25,7 @@ async fn a_request_that_passes_is_told_about_and_so_is_its_client() {
     let (gate, clock) = gate([
         policy("per-ip", "5/1m").with_scope(["ip"]),
         policy("everyone", "100/1h"),
-        policy("trial", "1/1d").shadow(),
+        policy("trial", "1/1d").with_enforced(false),
     ]);
     let layer = RateLimitLayer::builder(gate).attribute("ip", Attribute::client_addr()).build().unwrap();
     let first = ask(&layer, request(&[])).await;
@@ -410,7 +410,7 @@ fn a_policy_that_could_never_apply_is_refused_at_the_start() {
         policy("everyone", "5/1m"),
         policy("per-user", "5/1m").with_condition("path", Match::equals("/")).with_scope(["user"]),
         // It applies only to requests that name it, so other layers need not define its attributes.
-        policy("named", "5/1m").only_when_named().with_scope(["tenant"]),
+        policy("named", "5/1m").with_only_when_named().with_scope(["tenant"]),
     ]);
     let limits = RateLimitLayer::builder(gate);
     assert_eq!(

@@ -117,7 +117,7 @@ async fn nothing_is_given_back_for_what_was_not_charged() {
 /// requests.
 #[tokio::test]
 async fn a_shadow_policy_that_denied_is_given_nothing() {
-    let (gate, _clock) = gate([policy("everyone", "10/1m"), policy("trial", "1/1m").shadow()]);
+    let (gate, _clock) = gate([policy("everyone", "10/1m"), policy("trial", "1/1m").with_enforced(false)]);
     let builder = RateLimitLayer::builder(Arc::clone(&gate));
     let refunding = builder.clone().refund(Refund::when(|_| true));
     let used = || gate.peek(&Asked::new()).iter().map(|one| one.used()).collect::<Vec<_>>();

@@ -13,7 +13,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, Request, Response};
 use http_body::{Body, Frame};
-use slidegate::{Clock, Counts, Gate, MemoryStore, Policy, PolicySet, Quota, Request as Asked, Timestamp};
+use slidegate::{
+    Counts, Gate, MemoryStore, Policy, PolicySet, Quota, Request as Asked,
+    clock::{Clock, Timestamp},
+};
 use slidegate_http::layer::{RateLimitLayer, RateLimitLayerBuilder, Refund, Reservation, Reserves, Settle};
 use tokio::time::{Instant, Sleep, sleep};
 use tower::{Layer, ServiceExt, service_fn};

@@ -10,7 +10,7 @@ use slidegate::internal::{
     inspect_with_holds, instant,
 };
 use slidegate::store::{Charge, KeyInspection, OpenHold};
-use slidegate::{Algorithm, Quota, Timestamp};
+use slidegate::{Algorithm, Quota, clock::Timestamp};
 use slidegate_stored::compact;
 
 use super::PATIENCE;

@@ -11,7 +11,10 @@ use redis::Value;
 use redis_once::{Call, Executed, Failure, FailureKind, LastFailure, ReplyBound};
 use slidegate::internal::{NewHold, Part, instant, micros, millis_ceil, new_id};
 use slidegate::reserve::Unsettled;
-use slidegate::{Excess, Quota, Role, Verb};
+use slidegate::{
+    Excess, Quota,
+    verb::{Role, Verb},
+};
 use smallvec::smallvec;
 use tokio::time::Instant;
 

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use redis::Value;
 use redis_once::ReplyBound;
+use slidegate::clock::{Clock, SystemClock};
 use slidegate::internal::instant;
-use slidegate::{Clock, SystemClock};
 
 use super::PATIENCE;
 use crate::calls::Calls;

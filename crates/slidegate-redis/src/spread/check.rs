@@ -196,7 +196,7 @@ mod tests {
     use std::collections::HashSet;
 
     use slidegate::internal::Waits;
-    use slidegate::{Quota, Timestamp, Verdict};
+    use slidegate::{Quota, Verdict, clock::Timestamp};
     use smallvec::smallvec;
 
     use crate::call::check_of_nothing;

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use slidegate::reserve::Extension;
 use slidegate::{
-    Algorithm, Calendar, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp, Verb,
+    Algorithm, Calendar, Gate, MemoryStore, Policy, PolicySet, Quota, Request,
+    clock::{ManualClock, Timestamp},
+    verb::Verb,
 };
 use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::{RedisServer, Reply};

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use slidegate::{DecisionSource, Policy, Request, Verb};
+use slidegate::{DecisionSource, Policy, Request, verb::Verb};
 use slidegate_redis::{FailureKind, RedisGate};
 use slidegate_testkit::redis::{FakeRedis, FakeReply};
 use tokio::time::{Instant, sleep};

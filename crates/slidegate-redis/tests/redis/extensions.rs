@@ -128,7 +128,7 @@ fn cases() -> Vec<Case> {
             "the block is over",
             same,
             plain,
-            |policy| policy.with_block(["alice"], Block::until(slidegate::Timestamp::from_micros(1))),
+            |policy| policy.with_block(["alice"], Block::until(slidegate::clock::Timestamp::from_micros(1))),
             Changed,
         ),
         case(
@@ -142,10 +142,10 @@ fn cases() -> Vec<Case> {
             "blocked in shadow",
             same,
             plain,
-            |policy| policy.shadow().with_block(["alice"], Block::forever()),
+            |policy| policy.with_enforced(false).with_block(["alice"], Block::forever()),
             Changed,
         ),
-        case("lowered in shadow", same, plain, |policy| limited(policy, 10).shadow(), Changed),
+        case("lowered in shadow", same, plain, |policy| limited(policy, 10).with_enforced(false), Changed),
         case(
             "a quota of the request",
             same,

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use slidegate::store::FallbackStore;
 use slidegate::{
-    Algorithm, DecisionSource, OnStoreError, Policy, PolicySet, Quota, Request, SharedGate, Verb,
+    Algorithm, DecisionSource, OnStoreError, Policy, PolicySet, Quota, Request, SharedGate, verb::Verb,
 };
 use slidegate_redis::{BreakerState, FailureKind, RedisStore};
 use slidegate_testkit::proxy::{Mode, Proxy};

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use slidegate::{
-    Algorithm, Calendar, Decision, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request,
-    Timestamp, Verb,
+    Algorithm, Calendar, Decision, Excess, Gate, MemoryStore, Policy, PolicySet, Quota, Request,
+    clock::{ManualClock, Timestamp},
+    verb::Verb,
 };
 use slidegate_testkit::redis::{RedisServer, Reply};
 
@@ -157,7 +158,7 @@ async fn run(
                 (Said::Outcome { .. }, 1) | (Said::Counted, _) => Excess::Count,
                 _ => Excess::Refuse,
             };
-            if at == 2 { policy.shadow() } else { policy }.with_excess(excess)
+            if at == 2 { policy.with_enforced(false) } else { policy }.with_excess(excess)
         }))
         .unwrap()
     };

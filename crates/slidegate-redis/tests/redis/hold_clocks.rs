@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use slidegate::reserve::{HoldStatus, Ticket};
 use slidegate::{
-    Counts, Gate, ManualClock, MemoryStore, OnStoreError, Policy, PolicySet, Quota, Request, Timestamp,
+    Counts, Gate, MemoryStore, OnStoreError, Policy, PolicySet, Quota, Request,
+    clock::{ManualClock, Timestamp},
 };
 use slidegate_redis::RedisGate;
 use slidegate_testkit::proxy::{Mode, Proxy};

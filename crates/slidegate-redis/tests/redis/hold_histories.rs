@@ -8,7 +8,9 @@ use proptest::option;
 use proptest::prelude::*;
 use slidegate::reserve::{Extension, Reserved, Settlement, Ticket, Unsettled};
 use slidegate::{
-    Algorithm, Counts, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp, Verb,
+    Algorithm, Counts, Gate, MemoryStore, Policy, PolicySet, Quota, Request,
+    clock::{ManualClock, Timestamp},
+    verb::Verb,
 };
 use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::RedisServer;

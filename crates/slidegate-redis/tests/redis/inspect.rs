@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use slidegate::{
-    Algorithm, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp, Verb,
+    Algorithm, Gate, MemoryStore, Policy, PolicySet, Quota, Request,
+    clock::{ManualClock, Timestamp},
+    verb::Verb,
 };
 use slidegate_redis::{ControlDocument, ControlDocumentId, RedisGate};
 use slidegate_testkit::redis::RedisServer;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use slidegate::{Algorithm, DecisionSource, Policy, PolicySet, Quota, Request, Verb};
+use slidegate::{Algorithm, DecisionSource, Policy, PolicySet, Quota, Request, verb::Verb};
 use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::{Connection, RedisServer, Reply};
 

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use slidegate::{
-    Algorithm, Decisions, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Role,
-    Timestamp, Verb,
+    Algorithm, Decisions, Excess, Gate, MemoryStore, Policy, PolicySet, Quota, Request,
+    clock::{ManualClock, Timestamp},
+    verb::{Role, Verb},
 };
 use slidegate_testkit::redis::RedisServer;
 use slidegate_testkit::until_true;
@@ -27,10 +28,10 @@ fn policies(limit: u64, window: Duration, algorithm: usize) -> PolicySet {
         let quota = quota.with_algorithm(Algorithm::ALL[(algorithm + at) % 4]);
         let policy = Policy::new(*name, quota).unwrap().with_scope(["key"]);
         match *name {
-            "overdraft" => policy.with_excess(Excess::Charge).only_when_named(),
-            "counted" => policy.with_excess(Excess::Count).only_when_named(),
-            "shadow" => policy.shadow().only_when_named(),
-            "plain" => policy.only_when_named(),
+            "overdraft" => policy.with_excess(Excess::Charge).with_only_when_named(),
+            "counted" => policy.with_excess(Excess::Count).with_only_when_named(),
+            "shadow" => policy.with_enforced(false).with_only_when_named(),
+            "plain" => policy.with_only_when_named(),
             _ => policy,
         }
     });
@@ -132,9 +133,9 @@ fn calls_over_several_slots_decide_as_in_memory_while_nobody_else_asks() {
                 let same = Policy::new(policy.name(), quota)
                     .unwrap()
                     .with_scope(["key"])
-                    .with_excess(policy.excess());
-                let same = if policy.is_enforced() { same } else { same.shadow() };
-                if policy.is_only_when_named() { same.only_when_named() } else { same }
+                    .with_excess(policy.options().excess);
+                let same = if policy.options().enforced { same } else { same.with_enforced(false) };
+                if policy.options().only_when_named { same.with_only_when_named() } else { same }
             };
             PolicySet::new(policies(limit, Duration::from_secs(3600), 0).iter().map(log)).unwrap()
         };

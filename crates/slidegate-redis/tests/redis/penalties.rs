@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use slidegate::{
-    Algorithm, Clock, Decision, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request,
-    Timestamp, Verb,
+    Algorithm, Decision, Excess, Gate, MemoryStore, Policy, PolicySet, Quota, Request,
+    clock::{Clock, ManualClock, Timestamp},
+    verb::Verb,
 };
 use slidegate_redis::{RedisGate, RedisOptions};
 use slidegate_testkit::redis::RedisServer;

@@ -321,5 +321,5 @@ fn grouped_count(count: u64, one: &str, several: &str) -> String {
 }
 
 fn seconds(seconds: u64) -> String {
-    slidegate::format_window(std::time::Duration::from_secs(seconds))
+    slidegate::clock::format_window(std::time::Duration::from_secs(seconds))
 }

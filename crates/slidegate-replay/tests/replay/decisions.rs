@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use slidegate::network::Ipv6Prefix;
 use slidegate::{
-    Algorithm, Block, Excess, Gate, ManualClock, Match, MemoryStore, Policy, PolicySet, Quota, Request,
-    Timestamp,
+    Algorithm, Block, Excess, Gate, Match, MemoryStore, Policy, PolicySet, Quota, Request,
+    clock::{ManualClock, Timestamp},
 };
 use slidegate_replay::{
     Entry, Extras, LogOptions, LogReader, Options, Outcome, Plan, Replay, RequestLine, Sweep,
@@ -69,7 +69,7 @@ fn random_policies(random: &mut Random, is_simple: bool) -> PolicySet {
         let scope = pick(random, &scopes);
         let mut policy = Policy::new(format!("policy-{n}"), quota).unwrap().with_scope(scope.iter().copied());
         if random.below(3) == 0 {
-            policy = policy.shadow();
+            policy = policy.with_enforced(false);
         }
         if random.below(3) == 0 {
             policy = policy.with_ipv6_prefix(Ipv6Prefix::OFF);
@@ -94,7 +94,7 @@ fn random_policies(random: &mut Random, is_simple: bool) -> PolicySet {
         match random.below(4) {
             0 => policy.with_excess(pick(random, &[Excess::Charge, Excess::Count])),
             1 if scope == ["user"] => policy.with_block(["user-2"], Block::forever()),
-            2 => policy.only_when_named(),
+            2 => policy.with_only_when_named(),
             _ => policy,
         }
     });

@@ -106,7 +106,7 @@ fn added_and_removed_policies_are_shown_as_such() {
     let traffic = random_traffic(51, 500);
     let old = two_policies(Algorithm::SlidingLog);
     let renamed = old.iter().map(|one| {
-        if one.name() == "login" { one.clone().renamed("login-per-ip").unwrap() } else { one.clone() }
+        if one.name() == "login" { one.clone().with_name("login-per-ip").unwrap() } else { one.clone() }
     });
     let new = PolicySet::new(renamed).unwrap();
     let outcome = diffed(&old, &new, Options::default(), reader(log_of(&traffic)));

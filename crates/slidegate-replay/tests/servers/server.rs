@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 
-use slidegate::{Clock, SystemClock};
+use slidegate::clock::{Clock, SystemClock};
 use slidegate_replay::{LogFormat, LogOptions, LogReader};
 use slidegate_testkit::http::Response;
 use slidegate_testkit::process::Process;

@@ -178,7 +178,7 @@ fn too_many(failures: &Decision) -> Option<AuthFailure> {
 
 #[cfg(test)]
 mod tests {
-    use slidegate::ManualClock;
+    use slidegate::clock::ManualClock;
 
     use super::*;
 

@@ -183,7 +183,8 @@ pub(super) fn duration(ms: &Value) -> String {
 
 /// Formats the window of a quota in a response: `1h`, `90s`, `month in Europe/Berlin`.
 pub(super) fn window(quota: &Value) -> String {
-    let length = || slidegate::format_window(Duration::from_millis(quota["window_ms"].as_u64().unwrap_or(0)));
+    let length =
+        || slidegate::clock::format_window(Duration::from_millis(quota["window_ms"].as_u64().unwrap_or(0)));
     quota["calendar"].as_str().map_or_else(length, str::to_owned)
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slidegate::reserve::{HoldOptions, Ticket};
-use slidegate::{Request, Verb};
+use slidegate::{Request, verb::Verb};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::caller::Protocol;

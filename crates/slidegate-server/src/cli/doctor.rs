@@ -10,7 +10,11 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use slidegate::{Clock, DecisionSource, MemoryStore, Policy, PolicySet, Quota, Request, SystemClock, Verb};
+use slidegate::{
+    DecisionSource, MemoryStore, Policy, PolicySet, Quota, Request,
+    clock::{Clock, SystemClock},
+    verb::Verb,
+};
 use slidegate_redis::{FailureKind, RedisStore, ServerInfo};
 use tokio::time::timeout;
 
@@ -199,7 +203,7 @@ impl Finding {
 
 /// Instances with different time zone data end calendar windows at different times.
 fn time_zones() -> Finding {
-    let (version, source) = slidegate::time_zone_data().unwrap_or(("none", "bundled"));
+    let (version, source) = slidegate::clock::time_zone_data().unwrap_or(("none", "bundled"));
     Finding::ok("time zones", format!("version {version} ({source}); all instances need the same"))
 }
 

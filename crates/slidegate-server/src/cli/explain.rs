@@ -151,7 +151,8 @@ fn attributes(args: &ExplainArgs) -> Result<(String, Value), Failure> {
 
 /// Each failed condition and each missing attribute of the scope.
 fn reasons_not_applying(policy: &Policy, request: &Request<'_>) -> Vec<String> {
-    let failed = policy.conditions().iter().filter(|(name, condition)| !condition.holds(request.value(name)));
+    let failed =
+        policy.options().conditions.iter().filter(|(name, condition)| !condition.holds(request.value(name)));
     let failed = failed.map(|(name, condition)| match request.value(name) {
         Some(value) => {
             format!("{name} is `{}`, and the policy is for requests whose {name} {condition}", text_of(value))
@@ -168,7 +169,7 @@ fn reasons_not_applying(policy: &Policy, request: &Request<'_>) -> Vec<String> {
 
 /// The policy's `on_missing` setting, as written in the config.
 fn on_missing(policy: &Policy) -> &'static str {
-    match policy.on_missing().unwrap_or_default() {
+    match policy.options().on_missing.unwrap_or_default() {
         OnMissing::Skip => "skip",
         OnMissing::OneKey => "one-key",
         OnMissing::Deny => "deny",
@@ -178,10 +179,11 @@ fn on_missing(policy: &Policy) -> &'static str {
 /// The tier whose quota applies to the request. An override takes precedence.
 fn tier<'a>(applying: &PolicyDecision<'a>, request: &Request<'_>) -> Option<&'a str> {
     let policy = applying.policy();
-    let slidegate::Value::Bytes(value) = request.value(policy.tier_attribute()?)? else { return None };
-    let met =
-        |(tier, quota): &(&str, &slidegate::Quota)| tier.as_bytes() == value && *quota == applying.quota();
-    policy.tiers().find(met).map(|(tier, _)| tier)
+    let tiers = policy.options().tiers.as_ref()?;
+    let slidegate::Value::Bytes(value) = request.value(&tiers.attribute)? else { return None };
+    let mut quotas = tiers.quotas.iter();
+    let met = quotas.find(|(tier, quota)| tier.as_bytes() == value && *quota == applying.quota());
+    met.map(|(tier, _)| &**tier)
 }
 
 fn text_of(value: slidegate::Value<'_>) -> String {
@@ -202,7 +204,7 @@ fn as_text(
     let quota = applying.quota();
     let mut text = format!("{name}: applies to key `{}`: {}", applying.key(), quota_text(quota));
     if let Some(tier) = tier {
-        let attribute = policy.tier_attribute().unwrap_or_default();
+        let attribute = policy.options().tiers.as_ref().map_or("", |tiers| &tiers.attribute);
         let _ =
             write!(text, ", the limit for {attribute} `{tier}`; others have {}", quota_text(policy.quota()));
     } else if quota != policy.quota() {
@@ -211,7 +213,7 @@ fn as_text(
     if let Some(attribute) = applying.key().missing() {
         let _ = write!(text, "; {attribute} is not given (on_missing: {})", on_missing(policy));
     }
-    match policy.counts() {
+    match &policy.options().counts {
         Counts::Cost => {}
         Counts::Requests => text += "; each request counts as 1",
         Counts::Named(name) => {
@@ -224,7 +226,7 @@ fn as_text(
     if quota.algorithm() == Algorithm::InFlight {
         text += "; only reservations count, other requests only check";
     }
-    if !policy.is_enforced() {
+    if !policy.options().enforced {
         text += "; shadow, so it never denies";
     }
     text
@@ -239,7 +241,7 @@ fn as_json(
     let mut explanation = json!({
         "policy": policy.name(),
         "applies": applying.is_some(),
-        "mode": if policy.is_enforced() { "enforce" } else { "shadow" },
+        "mode": if policy.options().enforced { "enforce" } else { "shadow" },
     });
     if let Some(applying) = applying {
         let quota = applying.quota();
@@ -250,7 +252,7 @@ fn as_json(
             "algorithm": quota.algorithm().name(),
             "is_override": quota != policy.quota() && tier.is_none(),
             "tier": tier,
-            "counted": counted_name(policy.counts()),
+            "counted": counted_name(&policy.options().counts),
         });
     } else {
         explanation["why_not"] = missing.into();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use slidegate::{Algorithm, Counts, Policy, PolicySet, format_window};
+use slidegate::{Algorithm, Counts, Policy, PolicySet, clock::format_window};
 
 use super::annotations::{Annotation, Severity};
 use super::failure::{Failure, fail};
@@ -226,19 +226,19 @@ fn cost_warnings(config: &Config) -> Vec<String> {
     let warning = |sum: &Policy| {
         let (all, window) = (sum.quota().capacity(), sum.quota().window());
         let exceeds = |one: &&Policy| {
-            let is_named = matches!(one.counts(), Counts::Named(_));
+            let is_named = matches!(one.options().counts, Counts::Named(_));
             let is_shorter = one.quota().window() <= window && one.quota().capacity() > all;
             is_named && (is_shorter || one.estimate().is_some_and(|estimate| estimate > all.into()))
         };
         let one = config.policies.iter().filter(rate).find(exceeds)?;
-        let Counts::Named(cost) = one.counts() else { return None };
+        let Counts::Named(cost) = &one.options().counts else { return None };
         let (name, other) = (sum.name(), one.name());
         Some(format!(
             "policy `{name}` adds all costs up and allows {all}, but policy `{other}` allows more of the cost \
              `{cost}` alone. If `{name}` is to count requests, give it `counts: requests`."
         ))
     };
-    let sums = config.policies.iter().filter(rate).filter(|policy| *policy.counts() == Counts::Cost);
+    let sums = config.policies.iter().filter(rate).filter(|policy| policy.options().counts == Counts::Cost);
     sums.filter_map(warning).collect()
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use serde_json::{Map, Value};
-use slidegate::{Excess, Quota, parse_window};
+use slidegate::{Excess, Quota, clock::parse_window};
 use slidegate_config::yaml::one_line;
 
 use crate::envoy::{Rate, Unit};

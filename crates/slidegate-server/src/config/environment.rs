@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde_json::Value as Json;
-use slidegate::parse_window;
+use slidegate::clock::parse_window;
 use slidegate_config::errors::ConfigErrors;
 use slidegate_config::section::nearest;
 use slidegate_config::values::{Form, Text, only_if};

@@ -3,7 +3,7 @@
 //! A guess could enforce the wrong limit: the same word is a count in one limiter and a rate in
 //! another, and the same number is seconds in one and milliseconds in another.
 
-use slidegate::{Quota, format_window};
+use slidegate::{Quota, clock::format_window};
 use slidegate_config::foreign::{algorithm, plain};
 use slidegate_config::policies::MINIMAL;
 use slidegate_config::values::{is_attribute_name, safe_name};

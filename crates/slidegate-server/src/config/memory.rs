@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use slidegate::{
-    Algorithm, Excess, MemoryStore, Policy, Quota, format_window,
+    Algorithm, Excess, MemoryStore, Policy, Quota,
+    clock::format_window,
     store::{MemoryEstimate, MemoryStoreBuilder},
 };
 use slidegate_config::values::{Parsed, Span};
@@ -68,13 +69,14 @@ impl Memory {
         has_inline_quotas: bool,
     ) -> WorstCase {
         let of_policy = |policy: &'p Policy| {
-            let bytes = policy
-                .quotas()
-                .map(|quota| MemoryStore::bytes_per_key(&policy.counted(quota), policy.excess()));
+            let bytes = policy.quotas().map(|quota| {
+                MemoryStore::bytes_per_key(&policy.options().counts.counted(quota), policy.options().excess)
+            });
             // There are at most as many open reservations as keys. One each takes the most.
             let holds = usize::from(policy.expects_reservations());
-            let special = policy.tier_attribute().or(policy.anchor_attribute());
-            let tier = special.map_or(0, |_| MemoryStore::bytes_per_inline_quota());
+            let options = policy.options();
+            let has_special = options.tiers.is_some() || options.anchor_attribute.is_some();
+            let tier = if has_special { MemoryStore::bytes_per_inline_quota() } else { 0 };
             let bytes = bytes.max().unwrap_or(0) + tier + MemoryStore::bytes_per_holds(holds);
             (bytes, format!("policy `{}`", policy.name()))
         };

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use slidegate::{
-    Algorithm, Counts, Excess, MemoryStore, OnMissing, OnStoreError, Policy, Quota, format_window,
+    Algorithm, Counts, Excess, MemoryStore, OnMissing, OnStoreError, Policy, Quota, clock::format_window,
     reserve::Unsettled,
 };
 use slidegate_replay::{grouped, redis_bytes_at_most, redis_holds_bytes, redis_table_bytes};
@@ -41,12 +41,12 @@ pub(crate) fn describe(policy: &Policy, storage: Storage) -> String {
     words += &missing(policy);
     words += &folds(policy);
     words += &tiers(policy);
-    if let Some(attribute) = policy.anchor_attribute() {
+    if let Some(attribute) = &policy.options().anchor_attribute {
         words += &format!(" Windows begin on the day of the month that {attribute} says.");
     }
     words += &reservations(policy);
-    words += if policy.is_enforced() { " Denies." } else { " Shadow: reports and never denies." };
-    words += match policy.excess() {
+    words += if policy.options().enforced { " Denies." } else { " Shadow: reports and never denies." };
+    words += match policy.options().excess {
         Excess::Refuse => "",
         Excess::Charge => " A cost is admitted while anything remains; later requests wait for the excess.",
         Excess::Count => " Denied requests count as well.",
@@ -64,7 +64,7 @@ pub(crate) fn describe(policy: &Policy, storage: Storage) -> String {
         _ => format!("; {holds} open reservations, as many as fit, take {held} more"),
     };
     let size = format!("about {size} {unit} at most{more}.");
-    words += &match policy.override_count() {
+    words += &match policy.options().override_count() {
         0 if is_in_flight => format!(" A key with {holds} in flight takes {held}."),
         1 if is_in_flight => " 1 key has a limit of its own.".to_owned(),
         count if is_in_flight => format!(" {count} keys have limits of their own."),
@@ -72,7 +72,7 @@ pub(crate) fn describe(policy: &Policy, storage: Storage) -> String {
         1 => format!(" 1 key has a quota of its own; any other takes {size}"),
         count => format!(" {count} keys have quotas of their own; any other takes {size}"),
     };
-    words += &match policy.block_count() {
+    words += &match policy.options().block_count() {
         0 => String::new(),
         1 => " 1 key is blocked.".to_owned(),
         count => format!(" {count} keys are blocked."),
@@ -112,11 +112,11 @@ struct KeySize {
 impl KeySize {
     fn of(policy: &Policy, storage: Storage) -> Self {
         let holds = open_reservations(policy);
-        let quotas = std::iter::once(policy.quota()).chain(policy.tiers().map(|(_, quota)| quota));
-        let quotas = quotas.map(|quota| policy.counted(quota));
+        let quotas = std::iter::once(policy.quota()).chain(policy.options().tiers.iter().flat_map(|tiers| tiers.quotas.values()));
+        let quotas = quotas.map(|quota| policy.options().counts.counted(quota));
         let (usage, held) = match storage {
             Storage::Memory => {
-                let usage = |quota| MemoryStore::bytes_per_key(&quota, policy.excess()) as u64;
+                let usage = |quota| MemoryStore::bytes_per_key(&quota, policy.options().excess) as u64;
                 (quotas.map(usage).max(), MemoryStore::bytes_per_holds(holds) as u64)
             }
             Storage::Redis { .. } => (
@@ -134,8 +134,8 @@ fn open_reservations(policy: &Policy) -> usize {
     if !policy.expects_reservations() {
         return 0;
     }
-    let each = policy.estimate().map_or(1, |estimate| policy.count(estimate)).max(1);
-    let fitting = policy.counted(policy.quota()).capacity() / each;
+    let each = policy.estimate().map_or(1, |estimate| policy.options().counts.count(estimate)).max(1);
+    let fitting = policy.options().counts.counted(policy.quota()).capacity() / each;
     usize::try_from(fitting).unwrap_or(MAX_HOLDS).clamp(1, MAX_HOLDS)
 }
 
@@ -165,7 +165,7 @@ pub(crate) fn counted_name(counts: &Counts) -> Cow<'_, str> {
 /// The counted cost and the reservations of a policy, where they differ from the defaults.
 fn reservations(policy: &Policy) -> String {
     let is_in_flight = policy.quota().algorithm() == Algorithm::InFlight;
-    let mut words = match policy.counts() {
+    let mut words = match &policy.options().counts {
         Counts::Requests if is_in_flight => String::new(),
         Counts::Cost if is_in_flight => " A request counts by its cost.".to_owned(),
         Counts::Cost => String::new(),
@@ -180,7 +180,7 @@ fn reservations(policy: &Policy) -> String {
         }
     };
     if let Some(estimate) = policy.estimate() {
-        let learned = if policy.learns_estimate() { " until an estimate is learned" } else { "" };
+        let learned = if policy.options().learns_estimate { " until an estimate is learned" } else { "" };
         words += &format!(" A reservation without a cost holds {estimate}{learned}.");
     }
     if !is_in_flight && policy.unsettled() == Unsettled::Forget {
@@ -196,7 +196,7 @@ fn fallback(policy: &Policy, instances: Option<u64>) -> String {
         Some(instances) => quota.limit().div_ceil(instances.max(1)).to_string(),
         None => format!("its share of {}", quota.limit()),
     };
-    let meanwhile = match policy.on_store_error() {
+    let meanwhile = match policy.options().on_store_error {
         OnStoreError::Local if quota.algorithm() == Algorithm::InFlight => {
             format!("each instance counts by itself, up to {share} in flight")
         }
@@ -204,7 +204,7 @@ fn fallback(policy: &Policy, instances: Option<u64>) -> String {
             format!("each instance counts by itself, up to {share} per {}", quota.window_text())
         }
         OnStoreError::Allow => "it allows everything".to_owned(),
-        OnStoreError::Deny if policy.is_enforced() => "it denies everything".to_owned(),
+        OnStoreError::Deny if policy.options().enforced => "it denies everything".to_owned(),
         OnStoreError::Deny => "it reports everything as denied".to_owned(),
     };
     format!("While Redis is unreachable, {meanwhile}.")
@@ -213,33 +213,38 @@ fn fallback(policy: &Policy, instances: Option<u64>) -> String {
 /// The limits of tiers, the first of them if there are many.
 fn tiers(policy: &Policy) -> String {
     const MOST: usize = 8;
-    let Some(attribute) = policy.tier_attribute() else { return String::new() };
+    let Some(tiers) = &policy.options().tiers else { return String::new() };
     let mut limits: Vec<_> =
-        policy.tiers().take(MOST).map(|(value, quota)| format!("{} for `{value}`", quota.limit())).collect();
-    let more = policy.tiers().skip(MOST).count();
+        tiers.quotas.iter().take(MOST).map(|(value, quota)| format!("{} for `{value}`", quota.limit())).collect();
+    let more = tiers.quotas.len().saturating_sub(MOST);
     if more > 0 {
         limits.push(format!("others for {more} more"));
     }
     format!(
-        " The limit is chosen by {attribute}: {}; anything else has {}.",
+        " The limit is chosen by {}: {}; anything else has {}.",
+        tiers.attribute,
         limits.join(", "),
         policy.quota().limit()
     )
 }
 
 fn conditions(policy: &Policy) -> String {
-    if policy.is_only_when_named() {
+    if policy.options().only_when_named {
         return " that name it".to_owned();
     }
-    let conditions: Vec<_> =
-        policy.conditions().iter().map(|(attribute, condition)| format!("{attribute} {condition}")).collect();
+    let conditions: Vec<_> = policy
+        .options()
+        .conditions
+        .iter()
+        .map(|(attribute, condition)| format!("{attribute} {condition}"))
+        .collect();
     if conditions.is_empty() { String::new() } else { format!(" whose {}", conditions.join(" and ")) }
 }
 
 /// What happens to requests that lack an attribute of the scope, if the policy says so.
 fn missing(policy: &Policy) -> String {
     let attributes = policy.scope().join(" or ");
-    match policy.on_missing() {
+    match policy.options().on_missing {
         None => String::new(),
         Some(OnMissing::Skip) => format!(" Requests without {attributes} are not under it."),
         Some(OnMissing::OneKey) => format!(" Requests without {attributes} count as one."),
@@ -250,7 +255,7 @@ fn missing(policy: &Policy) -> String {
 /// The attributes that are folded.
 fn folds(policy: &Policy) -> String {
     let folds: Vec<_> =
-        policy.folds().iter().map(|(attribute, fold)| format!("{attribute} by {fold}")).collect();
+        policy.options().folds.iter().map(|(attribute, fold)| format!("{attribute} by {fold}")).collect();
     if folds.is_empty() { String::new() } else { format!(" Spellings are one: {}.", folds.join(", ")) }
 }
 

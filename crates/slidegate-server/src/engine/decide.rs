@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use futures_util::future::join_all;
-use slidegate::{Decisions, Error, PolicySet, Request, Timestamp, Verb, reserve::Ticket};
+use slidegate::{Decisions, Error, PolicySet, Request, clock::Timestamp, reserve::Ticket, verb::Verb};
 use slidegate_config::policy::KeysShown;
 
 use super::open_reservations::OpenReservations;

@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use slidegate::{Algorithm, Amount, Amounts, Block, PolicyDecision, Reason, Timestamp};
+use slidegate::{Algorithm, Amount, Amounts, Block, CostUnit, PolicyDecision, Reason, clock::Timestamp};
 
 use crate::wire::key_text;
 
@@ -90,7 +90,8 @@ fn used(said: &mut String, intro: &str, decision: &PolicyDecision<'_>) {
     number(said, " used ", used);
     number(said, " of ", limit);
     // Units known to header fields are left out: most count requests.
-    if let Some(unit) = decision.policy().unit_name().filter(|_| decision.policy().unit().is_none()) {
+    let unit = decision.policy().options().unit.as_deref();
+    if let Some(unit) = unit.filter(|name| CostUnit::from_name(name).is_none()) {
         said.push(' ');
         said.push_str(unit);
     }

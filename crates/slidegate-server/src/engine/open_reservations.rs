@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use slidegate::shares::Shares;
 use slidegate::{
-    Amount, DecisionSource, OwnedValue, PolicyDecision, PolicySet, Quota, Request, Timestamp, Value,
+    Amount, DecisionSource, OwnedValue, PolicyDecision, PolicySet, Quota, Request, Value,
+    clock::Timestamp,
     reserve::{HoldStatus, Reserved, Settlement, TicketHold, Unsettled},
     store::{KeyUse, OpenHold},
 };
@@ -369,7 +370,9 @@ impl OpenReservations {
             }
         }
         for (policy, cost) in &mut costs {
-            cost.held = policies.by_name(policy).map_or(cost.held, |policy| policy.amount(cost.held).ceil());
+            cost.held = policies
+                .by_name(policy)
+                .map_or(cost.held, |policy| policy.options().counts.amount(cost.held).ceil());
         }
         costs
     }

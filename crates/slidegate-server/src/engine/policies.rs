@@ -189,7 +189,7 @@ fn with_inline(policies: &PolicySet) -> Result<PolicySet, Error> {
     let inline = INLINE_POLICIES.into_iter().map(|(name, attribute)| {
         // Not used to decide: every request under these policies has an inline quota.
         let quota = Quota::per_second(1).with_algorithm(Algorithm::TokenBucket);
-        Ok(Policy::new(name, quota)?.with_scope([attribute]).only_when_named())
+        Ok(Policy::new(name, quota)?.with_scope([attribute]).with_only_when_named())
     });
     PolicySet::new(policies.iter().cloned().chain(inline.collect::<Result<Vec<_>, Error>>()?))
 }

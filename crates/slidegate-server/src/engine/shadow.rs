@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use schemars::JsonSchema;
 use serde::Serialize;
-use slidegate::{Decisions, PolicyDecision, PolicySet, Quota, Verb};
+use slidegate::{Decisions, PolicyDecision, PolicySet, Quota, verb::Verb};
 use slidegate_config::names::candidate_of;
 
 use crate::wire::key_text::KeyText;
@@ -79,13 +79,14 @@ impl Shadows {
     /// Records decisions on checks. Returns requests to charge to candidates that admit what their
     /// policies deny.
     pub(crate) fn record(&self, verb: Verb, decisions: &Decisions<'_>) -> Vec<CandidateCharge> {
-        if verb != Verb::Check || decisions.iter().all(|one| one.policy().is_enforced()) {
+        if verb != Verb::Check || decisions.iter().all(|one| one.policy().options().enforced) {
             return Vec::new();
         }
         let mut to_charge = Vec::new();
-        let denying = decisions.iter().filter(|one| one.is_denied() && one.policy().is_enforced()).count();
+        let denying =
+            decisions.iter().filter(|one| one.is_denied() && one.policy().options().enforced).count();
         let is_check = |one: &PolicyDecision<'_>| one.verb() == Verb::Check || one.is_denied();
-        for one in decisions.iter().filter(|one| !one.policy().is_enforced() && is_check(one)) {
+        for one in decisions.iter().filter(|one| !one.policy().options().enforced && is_check(one)) {
             let name = one.policy().name();
             let Some(live) = candidate_of(name) else {
                 self.watch(name, one.is_denied());
@@ -96,7 +97,8 @@ impl Shadows {
             };
             let Some(live_one) = decisions.iter().find(is_live) else { continue };
             // A denial by another policy would apply with this candidate too.
-            let others_deny = denying > usize::from(live_one.is_denied() && live_one.policy().is_enforced());
+            let others_deny =
+                denying > usize::from(live_one.is_denied() && live_one.policy().options().enforced);
             let quotas = (*live_one.policy().quota(), *one.policy().quota());
             let is_of = |known: &CandidateCounters| known.quotas == quotas;
             let compared = self.candidates.of(live, is_of, || CandidateCounters::new(quotas));
@@ -105,7 +107,7 @@ impl Shadows {
                 continue;
             }
             compared.add(one.key(), one.is_denied());
-            if live_one.is_denied() && live_one.policy().is_enforced() {
+            if live_one.is_denied() && live_one.policy().options().enforced {
                 to_charge.push(CandidateCharge { request: one.request(), candidate: name.to_owned() });
             }
         }
@@ -293,7 +295,11 @@ mod tests {
         let policy =
             |name: &str, limit| Policy::new(name, Quota::per_minute(limit)).unwrap().with_scope(["user"]);
         let name = format!("p{CANDIDATE}");
-        let policies = [policy("p", limit), policy(&name, candidate).shadow(), policy("s", 1).shadow()];
+        let policies = [
+            policy("p", limit),
+            policy(&name, candidate).with_enforced(false),
+            policy("s", 1).with_enforced(false),
+        ];
         Gate::new(PolicySet::new(policies).unwrap())
     }
 
@@ -370,7 +376,7 @@ mod tests {
         assert!(compared.is_of(&Quota::per_minute(1), &Quota::per_minute(7)));
         assert_eq!((compared.requests, compared.changed.newly_allowed), (2, 1));
         assert_eq!(seen.shadows["s"].requests, 3);
-        let left = Policy::new("s", Quota::per_minute(1)).unwrap().shadow();
+        let left = Policy::new("s", Quota::per_minute(1)).unwrap().with_enforced(false);
         shadows.follow(&PolicySet::new([left]).unwrap());
         let seen = shadows.seen();
         assert_eq!((seen.candidates.len(), seen.shadows["s"].requests), (0, 3));

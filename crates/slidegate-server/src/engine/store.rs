@@ -12,7 +12,9 @@ use slidegate::store::{
     FallbackStore, KeyUse, MemoryStats, PolicyReset, ResetCursor, RestoredSnapshot, SavedSnapshot,
     SnapshotError, SnapshotFile,
 };
-use slidegate::{Decisions, Error, MemoryStore, Policy, PolicySet, Request, SharedGate, Timestamp, Verb};
+use slidegate::{
+    Decisions, Error, MemoryStore, Policy, PolicySet, Request, SharedGate, clock::Timestamp, verb::Verb,
+};
 use slidegate_redis::RedisStore;
 
 use super::ticket_change::{Changed, TicketChange};

@@ -181,8 +181,8 @@ impl Builder {
     fn policy(&mut self, name: &str, quota: Quota, rule: &Rule) {
         let policy = Policy::new(name, quota).expect("names::policy returns valid names");
         let excess = rule.excess.unwrap_or(self.config.options.excess);
-        let policy = policy.only_when_named().with_scope([SCOPE]).with_excess(excess);
-        self.config.policies.push(if rule.shadow_mode { policy.shadow() } else { policy });
+        let policy = policy.with_only_when_named().with_scope([SCOPE]).with_excess(excess);
+        self.config.policies.push(if rule.shadow_mode { policy.with_enforced(false) } else { policy });
     }
 
     fn error(&mut self, parent: &Parent<'_>, line: u64, message: &str) {
@@ -245,7 +245,14 @@ mod tests {
         let policies = PolicySet::new(envoy.policies().to_vec()).unwrap();
         let compiled: Vec<_> = policies
             .iter()
-            .map(|policy| (policy.name(), policy.quota().to_string(), policy.is_enforced(), policy.excess()))
+            .map(|policy| {
+                (
+                    policy.name(),
+                    policy.quota().to_string(),
+                    policy.options().enforced,
+                    policy.options().excess,
+                )
+            })
             .collect();
         let hashed = hit(&envoy, "edge", &[("path", "/files/1")]).policy;
         let day =

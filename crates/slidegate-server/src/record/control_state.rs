@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use slidegate::Timestamp;
+use slidegate::clock::Timestamp;
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ConfigState {

@@ -233,7 +233,7 @@ fn tables(count: usize) -> Arc<[Gate]> {
 fn table(store: MemoryStore) -> Gate {
     // Never used: each denial is counted with its rule's quota.
     let counts = Policy::new(COUNTS, Quota::per_second(1)).expect("the name is valid");
-    let counts = PolicySet::new([counts.with_scope(SCOPE).only_when_named()]);
+    let counts = PolicySet::new([counts.with_scope(SCOPE).with_only_when_named()]);
     Gate::with_memory(counts.expect("one policy is a set"), store)
 }
 
@@ -243,7 +243,7 @@ fn denials_of<'r>(policy: &'r str, key: &'r str) -> Request<'r> {
 
 #[cfg(test)]
 mod tests {
-    use slidegate::{ManualClock, OnStoreError, SharedGate};
+    use slidegate::{OnStoreError, SharedGate, clock::ManualClock};
     use slidegate_redis::{RedisOptions, RedisStore};
 
     use super::*;

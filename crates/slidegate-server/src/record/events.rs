@@ -19,7 +19,7 @@ use serde::Serialize;
 use serde_json::json;
 use slidegate::{
     Amount, Block, DecisionSource, Limiter, MemoryStore, Policy, PolicyDecision, Quota, Reason, Secret,
-    Timestamp,
+    clock::Timestamp,
 };
 use slidegate_config::policy::KeysShown;
 use slidegate_http::headers::millis_ceil;
@@ -287,9 +287,9 @@ impl Events {
             limit: one.limit,
             window_ms: millis_ceil(one.quota.window()),
             algorithm: one.quota.algorithm().name(),
-            used: one.used + policy.amount(one.cost),
-            held: policy.amount(one.held),
-            cost: policy.amount(one.cost),
+            used: one.used + policy.options().counts.amount(one.cost),
+            held: policy.options().counts.amount(one.held),
+            cost: policy.options().counts.amount(one.cost),
             retry_after_ms: None,
             reason: EXPIRED,
             threshold: None,
@@ -297,7 +297,7 @@ impl Events {
             block: None,
             store_failure: None,
             source: DecisionSource::Store.name(),
-            mode: if policy.is_enforced() { "enforce" } else { "shadow" },
+            mode: if policy.options().enforced { "enforce" } else { "shadow" },
             protocol: one.protocol.name(),
             verdict: EXPIRED,
             keys_shown,

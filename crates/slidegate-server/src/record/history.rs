@@ -451,7 +451,7 @@ impl HistoryReport {
 
 #[cfg(test)]
 mod tests {
-    use slidegate::{Decision, PolicySet, Quota, Verb};
+    use slidegate::{Decision, PolicySet, Quota, verb::Verb};
 
     use super::*;
     use crate::record::policy_counters::PolicyRegistry;

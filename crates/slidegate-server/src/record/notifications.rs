@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use slidegate::shares::Queues;
-use slidegate::{Algorithm, Amount, PolicyDecision, Timestamp};
+use slidegate::{Algorithm, Amount, PolicyDecision, clock::Timestamp};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::webhook::Webhook;
@@ -173,7 +173,7 @@ impl Crossing {
             held: one.amounts().held,
             cost: one.amounts().cost,
             source: one.source().name(),
-            is_enforced: one.policy().is_enforced(),
+            is_enforced: one.policy().options().enforced,
             protocol,
             quiet,
         }
@@ -242,7 +242,7 @@ impl Notifications {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use slidegate::{Gate, Policy, PolicySet, Quota, Request, Verb};
+    use slidegate::{Gate, Policy, PolicySet, Quota, Request, verb::Verb};
 
     fn crossing(key: &str, threshold: u8, at: u64) -> Crossing {
         Crossing {

@@ -14,8 +14,10 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use axum::http::HeaderMap;
 use slidegate::{
-    Clock, DecisionSource, Decisions, PolicyDecision, PolicySet, Role, SystemClock, Timestamp, Verb,
+    DecisionSource, Decisions, PolicyDecision, PolicySet,
+    clock::{Clock, SystemClock, Timestamp},
     reserve::{SettledCost, Ticket},
+    verb::{Role, Verb},
 };
 use slidegate_config::names::candidate_of;
 use slidegate_config::policy::KeysShown;
@@ -265,7 +267,7 @@ impl Observer {
                 counters.record_missing_attribute(thread());
             }
             let is_candidate = candidate_of(policy.name()).is_some();
-            if policy.on_missing().is_none() && !is_candidate && counters.is_first_skip() {
+            if policy.options().on_missing.is_none() && !is_candidate && counters.is_first_skip() {
                 tracing::warn!(
                     policy = policy.name(),
                     scope = policy.scope().join(","),
@@ -292,7 +294,7 @@ impl Observer {
             }
         }
         self.registry.store(Arc::new(after));
-        let has_thresholds = policies.iter().any(|policy| !policy.notify().is_empty());
+        let has_thresholds = policies.iter().any(|policy| !policy.options().notify.is_empty());
         self.has_thresholds.store(has_thresholds, Relaxed);
         drop(keys_shown);
         self.mark_changed();
@@ -440,7 +442,7 @@ impl CallRecorder<'_> {
         let registry = self.observer.registry.load();
         let mut is_denied = false;
         for one in decisions.iter() {
-            let outcome = Outcome::of(one.decision(), one.policy().is_enforced());
+            let outcome = Outcome::of(one.decision(), one.policy().options().enforced);
             is_denied |= outcome == Outcome::Deny;
             self.record_decision(&registry, verb, &one, outcome);
         }
@@ -456,7 +458,7 @@ impl CallRecorder<'_> {
     /// denial that does not deny the call counts as a shadow denial.
     fn record_mixed(&self, decisions: &Decisions<'_>) {
         let registry = self.observer.registry.load();
-        let is_denial = |one: &PolicyDecision<'_>| one.is_denied() && one.policy().is_enforced();
+        let is_denial = |one: &PolicyDecision<'_>| one.is_denied() && one.policy().options().enforced;
         let all_deny_together =
             decisions.iter().filter(|one| one.role() == Role::Together).all(|one| is_denial(&one));
         // Per verb: whether a request was denied.
@@ -498,18 +500,18 @@ impl CallRecorder<'_> {
         let is_held =
             self.ticket.is_some_and(|ticket| ticket.holds().any(|hold| hold.policy == one.policy().name()));
         if metrics {
-            let count = |amount| one.policy().count(amount);
+            let count = |amount| one.policy().options().counts.count(amount);
             let asked = if is_held { 0 } else { count(one.asked()) };
             policy.record(self.thread, verb, one.decision(), outcome, asked, count(one.amounts().cost));
         }
-        if !one.policy().notify().is_empty() && one.crossed().next().is_some() {
+        if !one.policy().options().notify.is_empty() && one.crossed().next().is_some() {
             self.observer.notifications.record(one, self.protocol);
         }
         match (verb, outcome) {
             (Verb::Check, Outcome::Deny | Outcome::ShadowDeny) => self.record_denial(policy, one, outcome),
             (Verb::Check, Outcome::Allow) if top && one.cost() > 0 => {
                 // A held cost is listed but not yet charged.
-                let cost = if is_held { 0 } else { one.policy().count(one.asked()) };
+                let cost = if is_held { 0 } else { one.policy().options().counts.count(one.asked()) };
                 self.record_charge(policy, one, cost);
             }
             _ => {}

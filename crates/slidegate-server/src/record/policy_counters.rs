@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use slidegate::{Decision, DecisionSource, Policy, PolicySet, Verb, reserve::HoldStatus};
+use slidegate::{Decision, DecisionSource, Policy, PolicySet, reserve::HoldStatus, verb::Verb};
 use slidegate_config::policy::KeysShown;
 
 use super::per_thread::{PerThread, copies_wanted};
@@ -300,7 +300,7 @@ impl PolicyRegistry {
         let counters = |policy: &Policy| {
             let name = policy.name();
             let keys_shown = keys_shown(name);
-            let per_unit = policy.count(1.into());
+            let per_unit = policy.options().counts.count(1.into());
             // Counts in another unit do not add up.
             let known = self.by_name(name).filter(|known| known.per_unit == per_unit);
             if let Some(known) = known.filter(|known| known.keys_shown == keys_shown) {

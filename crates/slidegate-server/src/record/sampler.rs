@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use slidegate::Timestamp;
+use slidegate::clock::Timestamp;
 
 /// Maximum rate at which a thread samples every decision, per second: a sample costs under a
 /// microsecond.

@@ -13,7 +13,7 @@ use std::fmt::{self, Write as _};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use slidegate::Timestamp;
+use slidegate::clock::Timestamp;
 
 use super::per_thread::{PerThread, thread};
 use super::redaction::Redactor;

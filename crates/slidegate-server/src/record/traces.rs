@@ -16,7 +16,7 @@ use opentelemetry::trace::{
 use opentelemetry::{Array, Context, KeyValue, StringValue, Value};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
-use slidegate::{Decisions, PolicyDecision, Timestamp, Verb};
+use slidegate::{Decisions, PolicyDecision, clock::Timestamp, verb::Verb};
 use slidegate_http::headers::millis_ceil;
 
 use crate::caller::{Caller, Protocol};
@@ -188,7 +188,7 @@ fn binding<'d>(decisions: &'d Decisions<'_>) -> Option<PolicyDecision<'d>> {
 }
 
 fn shadows<'d>(decisions: &'d Decisions<'_>) -> impl Iterator<Item = PolicyDecision<'d>> {
-    decisions.iter().filter(|one| !one.policy().is_enforced())
+    decisions.iter().filter(|one| !one.policy().options().enforced)
 }
 
 /// The attributes of a decision; `key` is the redacted text.
@@ -202,7 +202,7 @@ fn attributes(one: &PolicyDecision<'_>, key: Cow<'_, str>) -> Vec<KeyValue> {
         number("slidegate.remaining", one.remaining()),
         number("slidegate.cost", one.asked().ceil()),
         KeyValue::new("slidegate.source", one.source().name()),
-        KeyValue::new("slidegate.shadow", !one.policy().is_enforced()),
+        KeyValue::new("slidegate.shadow", !one.policy().options().enforced),
     ];
     all.extend(one.reason().map(|reason| KeyValue::new("slidegate.reason", reason.name())));
     if let Some(block) = one.block() {

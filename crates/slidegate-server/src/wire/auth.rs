@@ -14,7 +14,10 @@ use std::net::IpAddr;
 use axum::body::Bytes;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
-use slidegate::{Verb, normalized_host, normalized_path};
+use slidegate::{
+    request_path::{normalized_host, normalized_path},
+    verb::Verb,
+};
 use slidegate_http::client_addr::{ClientAddr, Found};
 
 use crate::caller::Protocol;

@@ -19,7 +19,7 @@ use request::{MAX_BODY, RequestBody};
 use schemars::JsonSchema;
 use serde::Serialize;
 use slidegate::store::MemoryStats;
-use slidegate::{Decisions, Verb};
+use slidegate::{Decisions, verb::Verb};
 
 use crate::access::{self, Action};
 use crate::caller::Protocol;

@@ -59,7 +59,7 @@ impl KeyText {
                 scope.join(",")
             ));
         }
-        let counts_missing = matches!(policy.on_missing(), Some(OnMissing::OneKey | OnMissing::Deny));
+        let counts_missing = matches!(policy.options().on_missing, Some(OnMissing::OneKey | OnMissing::Deny));
         let part = |(value, attribute): (&str, &String)| {
             // An attribute with this value is printed as `%2A`.
             if value == "*" && counts_missing {

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use slidegate::{Cost, Request, Value, normalized_host};
+use slidegate::{Cost, Request, Value, request_path::normalized_host};
 use slidegate_config::values::MAX_ATTRIBUTE_NAME;
 
 use crate::limits::{MAX_ATTRIBUTES, MAX_COST, MAX_COST_NAME, MAX_COST_NAMES};

@@ -14,7 +14,7 @@ use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use slidegate::{Clock, SystemClock};
+use slidegate::clock::{Clock, SystemClock};
 use slidegate_testkit::TempDir;
 use slidegate_testkit::http::Response;
 use slidegate_testkit::process::command;

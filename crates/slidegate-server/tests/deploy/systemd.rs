@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use serde_json::json;
-use slidegate::parse_window;
+use slidegate::clock::parse_window;
 use slidegate_testkit::http::try_send;
 use slidegate_testkit::process::{Process, command};
 use slidegate_testkit::service::{slidegate, text};

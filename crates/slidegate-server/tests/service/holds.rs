@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use slidegate::{Clock, SystemClock};
+use slidegate::clock::{Clock, SystemClock};
 use slidegate_testkit::TempDir;
 use slidegate_testkit::http::Response;
 use slidegate_testkit::service::{Server, run, text};

@@ -2,7 +2,10 @@
 
 use slidegate::internal::{HoldChange, NewHold, Part};
 use slidegate::reserve::Unsettled;
-use slidegate::{Excess, Quota, Role, Verb};
+use slidegate::{
+    Excess, Quota,
+    verb::{Role, Verb},
+};
 
 use super::{
     CANCEL, CallPart, ChangeCall, DecideCall, EXTEND, EXTEND_TIME, HAS_HOLDS, IS_ONCE, KeyChange, NO_COST,

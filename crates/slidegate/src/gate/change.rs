@@ -26,7 +26,7 @@ impl Change<'_> {
     /// The change of one key under a policy, if any. A key that was charged at once cannot tell
     /// whether the reservation is open, so it is only asked if no key holds anything.
     pub(super) fn of(&self, key: &TicketKey<'_>, policy: &Policy, has_holds: bool) -> Option<HoldChange> {
-        let counts = policy.counts();
+        let counts = &policy.options().counts;
         let TicketPart::Held { ttl_us, unsettled, settled, .. } = key.part else {
             return match self {
                 Self::Cancel => Some(HoldChange::Refund { cost: key.amount }),

@@ -66,6 +66,6 @@ fn check(policies: &PolicySet, store: &impl Store) -> Result<(), Error> {
 
 fn check_policy(policy: &Policy, store: &impl Store) -> Result<(), Error> {
     let mut quotas = policy.quotas();
-    let checked = quotas.try_for_each(|quota| store.check_quota(&policy.counted(quota)));
+    let checked = quotas.try_for_each(|quota| store.check_quota(&policy.options().counts.counted(quota)));
     checked.map_err(|error| Error::policy(format!("policy `{}`: {error}", policy.name())))
 }

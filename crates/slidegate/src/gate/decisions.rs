@@ -115,7 +115,7 @@ impl Decisions<'_> {
     #[inline]
     pub fn verdict(&self) -> Verdict {
         let denies = |one: PolicyDecision<'_>| {
-            one.is_denied() && one.policy().is_enforced() && one.role() == Role::Deciding
+            one.is_denied() && one.policy().options().enforced && one.role() == Role::Deciding
         };
         if self.iter().any(denies) || self.denies_together() || self.cannot_decide() {
             Verdict::Deny
@@ -127,7 +127,7 @@ impl Decisions<'_> {
     /// Whether requests with [`Role::Together`] deny.
     fn denies_together(&self) -> bool {
         let mut together = self.iter().filter(|one| one.role() == Role::Together).peekable();
-        together.peek().is_some() && together.all(|one| one.is_denied() && one.policy().is_enforced())
+        together.peek().is_some() && together.all(|one| one.is_denied() && one.policy().options().enforced)
     }
 
     /// Keeps only the decisions that `keep` selects, for answers about a part of a call. From then
@@ -206,7 +206,7 @@ impl Decisions<'_> {
         let binds = |one: &PolicyDecision<'_>| {
             let role = one.role();
             let may_deny = role == Role::Deciding || role == Role::Together && denies_together;
-            one.policy().is_enforced() && (one.is_allowed() || may_deny)
+            one.policy().options().enforced && (one.is_allowed() || may_deny)
         };
         self.iter()
             .filter(binds)
@@ -292,7 +292,7 @@ impl<'d> PolicyDecision<'d> {
         let charges = matches!(self.verb(), Verb::Check | Verb::Penalize) && cost > 0 && limit > 0;
         let reaches =
             move |used: u64, percent: u8| u128::from(used) * 100 >= u128::from(percent) * u128::from(limit);
-        let percents = if charges { self.policy().notify() } else { &[] };
+        let percents = if charges { &*self.policy().options().notify } else { &[] };
         percents.iter().copied().filter(move |percent| reaches(now, *percent) && !reaches(before, *percent))
     }
 
@@ -300,7 +300,7 @@ impl<'d> PolicyDecision<'d> {
     #[must_use]
     #[inline]
     pub fn asked(&self) -> Amount {
-        self.policy().cost_of(self.asking())
+        self.policy().options().counts.cost_of(self.asking())
     }
 
     /// The key.

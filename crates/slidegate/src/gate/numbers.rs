@@ -18,7 +18,8 @@ impl Numbers {
         policies.number(|policy| {
             let next = u32::try_from(self.0.len()).expect("names of policies are fewer than 2^32");
             assert!(next < 1 << 24, "a store has at most 2^24 policies");
-            let known = (policy.name().to_owned(), policy.scope().to_vec(), policy.counts().is_weighted());
+            let known =
+                (policy.name().to_owned(), policy.scope().to_vec(), policy.options().counts.is_weighted());
             *self.0.entry(known).or_insert(next)
         });
     }

@@ -374,7 +374,7 @@ impl<S: HoldStore> Gate<S> {
             // A policy removed since counts nothing any more, and a policy with another unit has
             // other keys.
             let counts_it =
-                |(_, at): &(u32, usize)| set.policy(*at).counts().is_weighted() == key.in_millionths;
+                |(_, at): &(u32, usize)| set.policy(*at).options().counts.is_weighted() == key.in_millionths;
             let Some((number, at)) = set.numbered_place(key.policy).filter(counts_it) else {
                 is_removed = true;
                 continue;
@@ -421,13 +421,16 @@ impl<S: HoldStore> Gate<S> {
                         hasher.write(key.key);
                         SettledSample { key: hasher.finish(), cost, held: key.amount, limit: decision.limit }
                     });
-                    Some(SettledCost { held: policy.amount(key.amount), cost: policy.amount(cost) })
+                    Some(SettledCost {
+                        held: policy.options().counts.amount(key.amount),
+                        cost: policy.options().counts.amount(cost),
+                    })
                 }
                 _ => None,
             };
             settlement.ticket.renew(place, &change, status, &decision);
-            decision.in_millionths = policy.counts().is_weighted();
-            let unit = policy.unit().filter(|_| policy.is_enforced());
+            decision.in_millionths = policy.options().counts.is_weighted();
+            let unit = policy.unit().filter(|_| policy.options().enforced);
             settlement.keys.push(ChangedKey { place, status, decision, unit, last });
         }
         self.store.seal(&mut settlement.ticket);
@@ -451,9 +454,9 @@ impl<S: HoldStore> Gate<S> {
         let Change::Extend { cost: Some(cost), .. } = change else { return Vec::new() };
         let of_set = |(place, key): (TicketPlace, TicketKey<'_>)| {
             let (_, at) = set.numbered_place(key.policy)?;
-            let asks = key.is_held() && cost.under(set.policy(at).counts()) > key.amount;
+            let asks = key.is_held() && cost.under(&set.policy(at).options().counts) > key.amount;
             let block = self.own_of(set, at, &key).and_then(|own| own.block.as_ref());
-            Some((place, asks, block.filter(|_| set.policy(at).is_enforced())))
+            Some((place, asks, block.filter(|_| set.policy(at).options().enforced)))
         };
         let keys: SmallVec<[_; 4]> = ticket.keys().filter_map(of_set).collect();
         if !keys.iter().any(|(_, asks, _)| *asks) || keys.iter().all(|(.., block)| block.is_none()) {
@@ -477,7 +480,7 @@ impl<S: HoldStore> Gate<S> {
         };
         let denying: SmallVec<[_; 1]> =
             changed.iter().flatten().filter(denies).map(|(one, _)| (one.place, one.at)).collect();
-        if denying.is_empty() || denying.iter().any(|(_, at)| set.policy(*at).is_enforced()) {
+        if denying.is_empty() || denying.iter().any(|(_, at)| set.policy(*at).options().enforced) {
             return Ok(changed);
         }
         for one in changes.iter_mut().filter(|one| denying.iter().any(|(place, _)| *place == one.place)) {

@@ -93,7 +93,7 @@ impl<S: InMemory> Gate<S> {
                             number,
                             name: policy.name().to_owned(),
                             scope: policy.scope().to_vec(),
-                            in_millionths: policy.counts().is_weighted(),
+                            in_millionths: policy.options().counts.is_weighted(),
                             quota: policy.quota().fields(),
                             overrides: overrides.map(|(id, quota)| (id.to_saved(), quota.fields())).collect(),
                         }

@@ -31,7 +31,7 @@ impl Limiter {
     /// use std::time::Duration;
     ///
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), slidegate::NotAcquired> {
+    /// # async fn main() -> Result<(), slidegate::acquire::NotAcquired> {
     /// let limiter = Limiter::new(Quota::per_minute(100));
     /// let decision = limiter.acquire("alice").cost(3).timeout(Duration::from_secs(2)).await?;
     /// assert_eq!(decision.remaining(), 97);
@@ -43,7 +43,7 @@ impl Limiter {
     /// ```
     ///
     /// # Errors
-    /// When awaited, [`NotAcquired`](crate::NotAcquired): it can never fit, as many wait as may, or
+    /// When awaited, [`NotAcquired`](crate::acquire::NotAcquired): it can never fit, as many wait as may, or
     /// there is no room in time.
     pub fn acquire(&self, key: impl AsRef<[u8]>) -> Acquire<'_> {
         Acquire { limiter: self, key: key.as_ref().into(), cost: 1, within: Acquire::TIMEOUT }

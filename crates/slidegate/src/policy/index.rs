@@ -195,13 +195,13 @@ impl AttributeIndex {
 type Requirement<'p> = (&'p str, Fold, Vec<Term<'p>>);
 
 fn conditions(policy: &Policy) -> impl Iterator<Item = Requirement<'_>> {
-    let conditions = policy.when.iter();
+    let conditions = policy.options.conditions.iter();
     conditions
         .filter_map(|(attribute, condition)| Some((attribute.as_str(), condition.fold(), condition.terms()?)))
 }
 
 fn scope(policy: &Policy) -> impl Iterator<Item = Requirement<'_>> {
-    let scope = policy.keys.scope.iter().filter(|_| policy.when_missing() == OnMissing::Skip);
+    let scope = policy.keys.scope.iter().filter(|_| policy.options.when_missing() == OnMissing::Skip);
     scope.map(|attribute| (attribute.as_str(), Fold::NONE, vec![Term::Present]))
 }
 

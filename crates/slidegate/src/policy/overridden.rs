@@ -40,7 +40,9 @@ impl Policy {
         key: impl IntoIterator<Item = P>,
         quota: Quota,
     ) -> Self {
-        self.overrides.push(Override { key: key.into_iter().map(Into::into).collect(), quota: Some(quota) });
+        self.options
+            .overrides
+            .push(Override { key: key.into_iter().map(Into::into).collect(), quota: Some(quota) });
         self
     }
 
@@ -48,7 +50,7 @@ impl Policy {
     /// does not apply to them and counts nothing, unless a [block](Self::with_block) denies them.
     #[must_use]
     pub fn with_unlimited<P: Into<OverridePart>>(mut self, key: impl IntoIterator<Item = P>) -> Self {
-        self.overrides.push(Override { key: key.into_iter().map(Into::into).collect(), quota: None });
+        self.options.overrides.push(Override { key: key.into_iter().map(Into::into).collect(), quota: None });
         self
     }
 
@@ -61,20 +63,9 @@ impl Policy {
         let is_kept = |one: &Override| {
             !one.is_exact() || self.key(&self.request_of(one.values())).canonical() != removed
         };
-        let kept: Vec<bool> = self.overrides.iter().map(is_kept).collect();
+        let kept: Vec<bool> = self.options.overrides.iter().map(is_kept).collect();
         let mut kept = kept.into_iter();
-        self.overrides.retain(|_| kept.next().unwrap_or(true));
+        self.options.overrides.retain(|_| kept.next().unwrap_or(true));
         self
-    }
-
-    /// Like [`with_override`](Self::with_override), but replaces an existing override of the key.
-    #[must_use]
-    pub fn with_override_instead<'v, V: Into<Value<'v>>>(
-        self,
-        key: impl IntoIterator<Item = V>,
-        quota: Quota,
-    ) -> Self {
-        let values: Vec<Value<'v>> = key.into_iter().map(Into::into).collect();
-        self.without_override(values.iter().copied()).with_override(values, quota)
     }
 }

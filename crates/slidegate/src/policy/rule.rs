@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use smallvec::SmallVec;
 
 use super::Policy;
+use super::options::PolicyOptions;
 use super::overrides::{OverridePart, Overrides};
 use crate::block::Block;
 use crate::charge::{MetQuota, OnMissing};
@@ -53,9 +54,14 @@ impl Rule {
                 "policy `{name}`: invalid {what} `{whose}`: its algorithm is {own}, that of the policy {algorithm}; use one algorithm"
             )))
         };
-        policy.tiers().try_for_each(|(value, quota)| counts_alike("tier", &value, quota))?;
+        policy
+            .options
+            .tiers
+            .iter()
+            .flat_map(|tiers| &tiers.quotas)
+            .try_for_each(|(value, quota)| counts_alike("tier", &value, quota))?;
         let mut overrides = Overrides::default();
-        for one in &policy.overrides {
+        for one in &policy.options.overrides {
             fits("override", one.key.len())?;
             let groups = policy.keys.ipv6_prefix.bits();
             let networks = one.key.iter().filter_map(OverridePart::network);
@@ -77,13 +83,13 @@ impl Rule {
                 )));
             }
         }
-        let mut blocks = HashMap::with_capacity(policy.blocks.len());
-        for (values, block) in &policy.blocks {
+        let mut blocks = HashMap::with_capacity(policy.options.blocks.len());
+        for (values, block) in &policy.options.blocks {
             fits("block", values.len())?;
             let key = policy.key(&policy.request_of(values.iter().map(OwnedValue::value))).canonical();
             blocks.insert(key.into_boxed_slice(), block.clone());
         }
-        let anchored = match policy.anchor_attribute() {
+        let anchored = match policy.options.anchor_attribute {
             Some(_) => policy.quotas().filter_map(|quota| Some((*quota, by_anchor(quota)?))).collect(),
             None => HashMap::new(),
         };
@@ -102,7 +108,7 @@ impl Rule {
     pub(super) fn own(&self, key: &Key<'_>) -> Own<'_> {
         if self.overrides.is_empty()
             && self.blocks.is_empty()
-            && self.policy.when_missing() != OnMissing::Deny
+            && self.policy.options.when_missing() != OnMissing::Deny
         {
             return Own::default();
         }
@@ -113,7 +119,7 @@ impl Rule {
         let canonical = &*key.canonical();
         let exact = self.overrides.exact(canonical);
         let special = exact.or_else(|| self.overrides.of_networks(key));
-        let denies = self.policy.when_missing() == OnMissing::Deny && key.missing().is_some();
+        let denies = self.policy.options.when_missing() == OnMissing::Deny && key.missing().is_some();
         Own {
             quota: exact.flatten(),
             of_network: special.flatten().filter(|_| exact.is_none()),
@@ -149,7 +155,7 @@ impl Rule {
         ids_of: impl Fn(&Key<'_>) -> SmallVec<[TicketKeyBytes; 2]>,
         id: impl FnOnce() -> TicketKeyBytes,
     ) -> Option<&OwnOfKey> {
-        let Policy { overrides, blocks, .. } = &self.policy;
+        let PolicyOptions { overrides, blocks, .. } = &self.policy.options;
         if overrides.is_empty() && blocks.is_empty() {
             return None;
         }
@@ -175,8 +181,8 @@ impl Rule {
     /// no longer known: if their tier's quota changed since, the largest tier is the bound.
     pub(super) fn quota_now(&self, own: Option<&OwnOfKey>, met: MetQuota) -> Quota {
         let of_networks =
-            || self.policy.overrides.iter().filter(|one| !one.is_exact()).filter_map(|one| one.quota);
-        let has_plans = self.policy.tier_attribute().is_some()
+            || self.policy.options.overrides.iter().filter(|one| !one.is_exact()).filter_map(|one| one.quota);
+        let has_plans = self.policy.options.tiers.is_some()
             || !self.anchored.is_empty()
             || of_networks().next().is_some();
         let met = match met {
@@ -193,7 +199,15 @@ impl Rule {
         let Some(met) = met.filter(|met| has_plans && met.algorithm() == quota.algorithm()) else {
             return quota;
         };
-        let plans = || self.policy.tiers().map(|(_, quota)| *quota).chain(of_networks()).chain([quota]);
+        let plans = || {
+            self.policy
+                .options
+                .tiers
+                .iter()
+                .flat_map(|tiers| tiers.quotas.values().copied())
+                .chain(of_networks())
+                .chain([quota])
+        };
         let is_plan =
             |quota: Quota| quota == met || self.anchored.get(&quota).is_some_and(|days| days.contains(&met));
         let largest = plans().max_by_key(Quota::capacity).unwrap_or(quota);

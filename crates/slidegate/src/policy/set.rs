@@ -91,15 +91,16 @@ impl PolicySet {
                 )));
             }
         }
-        let mut cost_names: Vec<_> = rules.iter().flat_map(|rule| rule.policy.counts.names()).collect();
+        let mut cost_names: Vec<_> =
+            rules.iter().flat_map(|rule| rule.policy.options.counts.names()).collect();
         cost_names.sort_unstable();
         cost_names.dedup();
         let cost_names = cost_names.into_iter().map(str::to_owned).collect();
-        let needs_no_name = |at: &usize| !rules[*at].policy.only_when_named;
+        let needs_no_name = |at: &usize| !rules[*at].policy.options.only_when_named;
         let unnamed: Vec<_> = (0..rules.len()).filter(needs_no_name).collect();
         let listed = || PolicyIndex::new(unnamed.iter().map(|at| (*at, &rules[*at].policy)));
         let index = (unnamed.len() > MOST_ASKED).then(listed);
-        let skips = |at: &&usize| rules[**at].policy.when_missing() == OnMissing::Skip;
+        let skips = |at: &&usize| rules[**at].policy.options.when_missing() == OnMissing::Skip;
         let skipping = || unnamed.iter().filter(skips).map(|at| (*at, &rules[*at].policy));
         let mut skipped_without: Vec<_> =
             skipping().flat_map(|(_, policy)| policy.scope()).cloned().collect();
@@ -239,7 +240,9 @@ impl PolicySet {
     /// Keeps the costs that the former set's policies learned, unless the unit changed.
     pub(crate) fn keep_learned(&mut self, before: &Self) {
         for rule in &mut self.rules {
-            let known = before.by_name(rule.policy.name()).filter(|known| known.counts == rule.policy.counts);
+            let known = before
+                .by_name(rule.policy.name())
+                .filter(|known| known.options.counts == rule.policy.options.counts);
             let known = known.and_then(|known| known.settled_costs.as_ref());
             let policies = rule.counted.as_mut().map(|counted| &mut counted.policy);
             for policy in policies.into_iter().chain([&mut rule.policy]) {
@@ -396,12 +399,13 @@ impl PolicySet {
         if let Some(name) = request.named_policy() {
             let Some(policy) = self.by_name(name) else { return Some(Obstacle::UnknownPolicy) };
             let missing = policy.keys.scope.iter().find(|attribute| request.value(attribute).is_none());
-            if let Some(missing) = missing.filter(|_| policy.when_missing() == OnMissing::Skip) {
+            if let Some(missing) = missing.filter(|_| policy.options.when_missing() == OnMissing::Skip) {
                 return (!request.may_lack_attributes()).then_some(Obstacle::MissingAttribute(missing));
             }
         }
         if request.inline_quota().is_some()
-            && let Some(weighing) = self.applying_to(request).find(|policy| policy.counts.is_weighted())
+            && let Some(weighing) =
+                self.applying_to(request).find(|policy| policy.options.counts.is_weighted())
         {
             return Some(Obstacle::OwnQuota(weighing.name()));
         }
@@ -421,14 +425,14 @@ impl PolicySet {
         let unknown = cost.named().iter().map(|(name, _)| *name).find(is_unknown)?;
         let mut lacking = None;
         for policy in applying {
-            match &policy.counts {
+            match &policy.options.counts {
                 Counts::Cost => return None,
                 Counts::Named(name) if cost.named().iter().all(|(one, _)| one != name) => {
                     lacking = lacking.or(Some((policy, name.as_str())));
                 }
                 Counts::Weighted(_) => {
                     let is_missing = |one: &&str| cost.named().iter().all(|(name, _)| name != one);
-                    let missing = policy.counts.names().find(is_missing);
+                    let missing = policy.options.counts.names().find(is_missing);
                     lacking = lacking.or(missing.map(|missing| (policy, missing)));
                 }
                 Counts::Named(_) | Counts::Requests => {}
@@ -469,12 +473,14 @@ impl PolicySet {
             verb: verb.unwrap_or(request.verb()),
             role: request.role(),
             over_limit: request.is_denied_over_limit(),
-            cost: request.cost_of(&rule.policy.counts),
-            enforced: rule.policy.enforced,
-            excess: rule.policy.excess,
+            cost: request.cost_of(&rule.policy.options.counts),
+            enforced: rule.policy.options.enforced,
+            excess: rule.policy.options.excess,
         };
         let reserve = terms
-            .filter(|_| rule.policy.counts != Counts::Requests || quota.algorithm() == Algorithm::InFlight)
+            .filter(|_| {
+                rule.policy.options.counts != Counts::Requests || quota.algorithm() == Algorithm::InFlight
+            })
             .map(|terms| Reserve { terms, unsettled: rule.policy.unsettled() });
         if reserve.is_some() {
             // A check that may exceed the limit does so when it is settled.
@@ -488,7 +494,7 @@ impl PolicySet {
         Charge {
             number: rule.number,
             is_waiting: terms.is_some_and(|terms| terms.is_waiting),
-            on_store_error: rule.policy.on_store_error,
+            on_store_error: rule.policy.options.on_store_error,
             quota,
             instead_of: (!std::ptr::eq(quota, own_quota) && quota != own_quota).then_some(own_quota),
             key,
@@ -497,7 +503,7 @@ impl PolicySet {
             reserve,
             policy: place(at),
             request: place(number),
-            in_millionths: rule.policy.counts.is_weighted(),
+            in_millionths: rule.policy.options.counts.is_weighted(),
         }
     }
 }

@@ -8,9 +8,11 @@ use crate::request::{Request, Value};
 
 /// Quotas by the value of an attribute.
 #[derive(Debug, Clone)]
-pub(super) struct Tiers {
-    pub(super) attribute: String,
-    pub(super) quotas: BTreeMap<String, Quota>,
+pub struct Tiers {
+    /// The attribute.
+    pub attribute: String,
+    /// The quotas by its value.
+    pub quotas: BTreeMap<String, Quota>,
     /// The fold of the attribute, applied to the values.
     pub(super) fold: Fold,
 }

@@ -1,45 +1,18 @@
 //! Units of cost: what a policy counts and what stores count.
 
 use super::Policy;
-use crate::amount::{Amount, MILLION};
 use crate::error::Error;
-use crate::quota::{Algorithm, Quota};
-use crate::request::{CostUnit, Counts, Request};
+use crate::quota::Algorithm;
+use crate::request::{CostUnit, Counts};
 
 impl Policy {
-    /// A request's cost in what this policy [counts](Self::counts).
-    #[must_use]
-    pub fn cost_of(&self, request: &Request<'_>) -> Amount {
-        self.amount(request.cost_of(&self.counts))
-    }
-
-    /// A quota of the policy in the units that stores count: millionths if it
-    /// [weights](Counts::Weighted) costs.
-    #[must_use]
-    pub fn counted(&self, quota: &Quota) -> Quota {
-        if self.counts.is_weighted() { quota.times(MILLION) } else { *quota }
-    }
-
-    /// Converts a store's count to an amount.
-    #[must_use]
-    pub fn amount(&self, count: u64) -> Amount {
-        Amount::counted(count, self.counts.is_weighted())
-    }
-
-    /// Converts an amount to a store's count: whole units, rounded up, or millionths if the policy
-    /// [weights](Counts::Weighted) costs.
-    #[must_use]
-    pub fn count(&self, amount: Amount) -> u64 {
-        amount.count(self.counts.is_weighted())
-    }
-
     /// The policy with limits in millionths of a unit, if it counts millionths and its limits are
     /// in units.
     ///
     /// # Errors
     /// If the weights or a limit are out of range.
     pub(super) fn in_millionths(&self) -> Result<Option<Self>, Error> {
-        let Counts::Weighted(weights) = &self.counts else { return Ok(None) };
+        let Counts::Weighted(weights) = &self.options.counts else { return Ok(None) };
         if self.keys.in_millionths {
             return Ok(None);
         }
@@ -66,40 +39,34 @@ impl Policy {
                 "limit `{largest}`: a policy that weighs costs counts millionths; must be at most {most}"
             ));
         }
-        let mut counted = self.clone().map_quotas(|quota| self.counted(quota));
+        let mut counted = self.clone().map_quotas(|quota| self.options.counts.counted(quota));
         counted.keys.in_millionths = true;
         Ok(Some(counted))
     }
 
-    /// Sets the unit of cost. Header styles with fields for each unit need it, see
-    /// `XRateLimit::OpenAi`.
+    /// Sets the unit of cost: a [`CostUnit`], or the name of another unit, such as `usd`, for explanations. Header
+    /// styles with fields for each unit need a [`CostUnit`], see `XRateLimit::OpenAi`.
     #[must_use]
-    pub fn with_unit(mut self, unit: CostUnit) -> Self {
-        self.unit = Some(unit);
+    pub fn with_unit(mut self, name: impl AsRef<str>) -> Self {
+        self.unit = CostUnit::from_name(name.as_ref());
+        self.options.unit = Some(name.as_ref().into());
         self
     }
 
-    /// Names a unit of cost that is not a [`CostUnit`], such as `usd`, for explanations.
-    #[must_use]
-    pub fn with_unit_name(mut self, name: impl Into<Box<str>>) -> Self {
-        self.unit_name = Some(name.into());
-        self
-    }
-
-    /// The name of the unit, from here or [`with_unit`](Self::with_unit).
+    /// The name of the unit: as [set](Self::with_unit), or requests if the policy [counts them](Counts::Requests)
+    /// against a rate.
     #[must_use]
     #[inline]
     pub fn unit_name(&self) -> Option<&str> {
-        self.unit_name.as_deref().or(self.unit().map(CostUnit::name))
+        self.options.unit.as_deref().or(self.unit().map(CostUnit::name))
     }
 
-    /// The unit of cost: as [set](Self::unit), or requests if the policy [counts
-    /// them](Counts::Requests) against a rate.
-    #[must_use]
+    /// The unit, if it is a [`CostUnit`].
     #[inline]
-    pub fn unit(&self) -> Option<CostUnit> {
-        let counts_requests =
-            self.counts == Counts::Requests && self.quota.algorithm() != Algorithm::InFlight;
+    pub(crate) fn unit(&self) -> Option<CostUnit> {
+        let counts_requests = self.options.counts == Counts::Requests
+            && self.options.unit.is_none()
+            && self.quota.algorithm() != Algorithm::InFlight;
         self.unit.or(counts_requests.then_some(CostUnit::Requests))
     }
 }

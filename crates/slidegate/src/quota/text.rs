@@ -123,7 +123,7 @@ fn split_at_per(text: &str) -> Option<(&str, &str)> {
 ///
 /// ```
 /// # use std::time::Duration;
-/// assert_eq!(slidegate::parse_window("1m30s"), Ok(Duration::from_secs(90)));
+/// assert_eq!(slidegate::clock::parse_window("1m30s"), Ok(Duration::from_secs(90)));
 /// ```
 ///
 /// # Errors

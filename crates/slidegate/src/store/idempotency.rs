@@ -165,7 +165,7 @@ mod tests {
     use super::*;
     use crate::charge::Charges;
     use crate::store::memory::MemoryStore;
-    use crate::{Gate, ManualClock, Policy, PolicySet, Quota, Request, Verb};
+    use crate::{Gate, Policy, PolicySet, Quota, Request, clock::ManualClock, verb::Verb};
 
     fn gate(limit: u64) -> (Gate, ManualClock) {
         let clock = ManualClock::new();
@@ -309,7 +309,7 @@ mod tests {
         static STOPS_IN: std::cell::Cell<u8> = const { std::cell::Cell::new(0) };
     }
 
-    impl crate::Clock for Gated {
+    impl crate::clock::Clock for Gated {
         fn now(&self) -> Timestamp {
             if STOPS_IN.replace(STOPS_IN.get().saturating_sub(1)) == 1 {
                 self.stopped.send(()).expect("the test waits");

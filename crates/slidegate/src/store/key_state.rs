@@ -13,7 +13,7 @@ use crate::verb::Verb;
 ///
 /// ```
 /// use slidegate::store::KeyState;
-/// use slidegate::{Quota, Timestamp, Verb};
+/// use slidegate::{Quota, clock::Timestamp, verb::Verb};
 ///
 /// let quota = Quota::per_minute(2);
 /// let mut alice = KeyState::new(&quota);

@@ -234,7 +234,7 @@ impl MemoryStore {
     }
 
     /// The store's time. Decisions report the clock's
-    /// [`Clock::wall_time`](crate::Clock::wall_time), which changes when the machine's wall clock
+    /// [`Clock::wall_time`](crate::clock::Clock::wall_time), which changes when the machine's wall clock
     /// is corrected.
     #[must_use]
     pub fn now(&self) -> Timestamp {

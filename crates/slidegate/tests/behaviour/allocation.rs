@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use slidegate::{Algorithm, Gate, Limiter, ManualClock, Match, MemoryStore};
+use slidegate::{Algorithm, Gate, Limiter, Match, MemoryStore, clock::ManualClock};
 use slidegate::{Policy, PolicySet, Quota, Request};
 
 use crate::counting;
@@ -88,7 +88,7 @@ fn decisions_of_a_gate_with_a_few_policies_allocate_nothing() {
             Policy::new("login", quota)
                 .unwrap()
                 .with_condition("path", Match::glob("/v?/login*").unwrap())
-                .shadow(),
+                .with_enforced(false),
         ];
         let (store, clock) = store(1000);
         let gate = Gate::with_memory(PolicySet::new(policies).unwrap(), store);

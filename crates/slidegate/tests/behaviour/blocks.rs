@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use slidegate::{
-    Algorithm, Block, DecisionSource, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Reason,
-    Request, Timestamp,
+    Algorithm, Block, DecisionSource, Gate, MemoryStore, Policy, PolicySet, Quota, Reason, Request,
+    clock::{ManualClock, Timestamp},
 };
 
 /// Where the manual clock starts.
@@ -110,7 +110,7 @@ fn a_block_for_ever_has_no_wait() {
 #[test]
 fn a_blocked_key_denies_the_request_and_no_policy_is_charged() {
     let everyone = Policy::new("everyone", Quota::per_minute(100)).unwrap();
-    let shadow = Policy::new("trial", Quota::per_minute(100)).unwrap().shadow();
+    let shadow = Policy::new("trial", Quota::per_minute(100)).unwrap().with_enforced(false);
     let blocked = per_user().with_block(["mallory"], ten_minutes());
     let (gate, _clock) = gate([everyone, blocked, shadow]);
     for _ in 0..3 {
@@ -127,7 +127,8 @@ fn a_blocked_key_denies_the_request_and_no_policy_is_charged() {
 #[test]
 fn a_block_in_a_shadow_policy_denies_nothing() {
     let everyone = Policy::new("everyone", Quota::per_minute(2)).unwrap();
-    let (gate, _clock) = gate([per_user().shadow().with_block(["mallory"], ten_minutes()), everyone]);
+    let (gate, _clock) =
+        gate([per_user().with_enforced(false).with_block(["mallory"], ten_minutes()), everyone]);
     for used in 1..=2 {
         let decisions = gate
             .check_once(mallory(1), &used.to_string())
@@ -198,7 +199,7 @@ fn a_block_has_a_value_for_each_attribute_of_the_scope() {
         "policy `per-user`: invalid block: has 2 values, the scope has 1 attributes; give one value for each"
     );
     let twice = per_user().with_block(["mallory"], Block::forever()).with_block(["mallory"], ten_minutes());
-    assert_eq!(twice.block_count(), 2);
+    assert_eq!(twice.options().block_count(), 2);
     let (gate, _clock) = gate([twice]);
     let decisions = gate.check(mallory(1));
     assert_eq!(decisions.strictest().unwrap().retry_after(), Some(TEN_MINUTES));

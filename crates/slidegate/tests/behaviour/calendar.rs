@@ -1,7 +1,8 @@
 //! Calendar windows: fixed windows whose borders are dates.
 
 use slidegate::{
-    Calendar, Gate, Limiter, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp,
+    Calendar, Gate, Limiter, MemoryStore, Policy, PolicySet, Quota, Request,
+    clock::{ManualClock, Timestamp},
 };
 
 const DAY: u64 = 86_400;

@@ -5,7 +5,10 @@
 
 use std::time::Duration;
 
-use slidegate::{Algorithm, Decision, Gate, Limiter, ManualClock, MemoryStore, Timestamp};
+use slidegate::{
+    Algorithm, Decision, Gate, Limiter, MemoryStore,
+    clock::{ManualClock, Timestamp},
+};
 use slidegate::{Policy, PolicySet, Quota, Request};
 
 /// Windows of one, two and sixty seconds, aligned to the epoch, all begin here.

@@ -8,7 +8,10 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use slidegate::{Algorithm, Limiter, ManualClock, MemoryStore, Quota, Timestamp};
+use slidegate::{
+    Algorithm, Limiter, MemoryStore, Quota,
+    clock::{ManualClock, Timestamp},
+};
 
 const SECOND_US: u64 = 1_000_000;
 const DAY_US: u64 = 86_400 * SECOND_US;

@@ -5,8 +5,11 @@ use std::sync::{Condvar, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use slidegate::{Algorithm, Clock, Gate, Limiter, ManualClock, Match, MemoryStore};
-use slidegate::{Policy, PolicySet, Quota, Request, Timestamp};
+use slidegate::{
+    Algorithm, Gate, Limiter, Match, MemoryStore,
+    clock::{Clock, ManualClock},
+};
+use slidegate::{Policy, PolicySet, Quota, Request, clock::Timestamp};
 
 const THREADS: u64 = 8;
 /// Far more than any run takes, far less than anyone who watches it bears.
@@ -126,7 +129,7 @@ fn overlapping() -> PolicySet {
         policy("both", 150, Algorithm::FixedWindow)
             .with_condition("path", Match::one_of(["a", "b"]))
             .with_scope(["path", "user"]),
-        policy("watched", WATCHED, Algorithm::TokenBucket).with_scope(["user"]).shadow(),
+        policy("watched", WATCHED, Algorithm::TokenBucket).with_scope(["user"]).with_enforced(false),
     ])
     .unwrap()
 }
@@ -152,7 +155,7 @@ fn overlapping_policies_charge_all_or_none_and_never_wait_for_each_other() {
                 let decisions = gate.check(&request);
                 let charged = decisions.iter().filter(|one| one.cost() > 0).count();
                 if decisions.is_allowed() {
-                    let enforced = decisions.iter().filter(|one| one.policy().is_enforced());
+                    let enforced = decisions.iter().filter(|one| one.policy().options().enforced);
                     assert!(enforced.map(|one| one.cost()).all(|charged| charged == cost));
                     allowed[user][path].fetch_add(cost, Ordering::Relaxed);
                 } else {

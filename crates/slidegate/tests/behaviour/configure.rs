@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use slidegate::{Algorithm, Limiter, ManualClock, MemoryStore, Quota, Timestamp};
+use slidegate::{
+    Algorithm, Limiter, MemoryStore, Quota,
+    clock::{ManualClock, Timestamp},
+};
 
 /// Windows of up to a minute, aligned to the epoch, all begin here.
 const START: Timestamp = Timestamp::from_secs(1_000_000_020);

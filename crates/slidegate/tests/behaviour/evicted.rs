@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use slidegate::{
-    Algorithm, Calendar, Gate, Limiter, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request,
-    Timestamp,
+    Algorithm, Calendar, Gate, Limiter, MemoryStore, Policy, PolicySet, Quota, Request,
+    clock::{ManualClock, Timestamp},
 };
 
 use crate::oracle::model::Model;

@@ -7,7 +7,10 @@
 use std::time::Duration;
 
 use slidegate::Algorithm::{FixedWindow, SlidingLog, SlidingWindow, TokenBucket};
-use slidegate::{Algorithm, Decision, Limiter, ManualClock, MemoryStore, Quota, Timestamp};
+use slidegate::{
+    Algorithm, Decision, Limiter, MemoryStore, Quota,
+    clock::{ManualClock, Timestamp},
+};
 
 use crate::counting::live_bytes;
 

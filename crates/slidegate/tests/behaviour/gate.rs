@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use slidegate::{Algorithm, Gate, ManualClock, Match, MemoryStore};
+use slidegate::{Algorithm, Gate, Match, MemoryStore, clock::ManualClock};
 use slidegate::{Policy, PolicySet, Quota, Request, Verdict};
 
 /// Names of policies, each with its window for good: what a change of windows does is proved
@@ -66,7 +66,7 @@ impl Rule {
         if let (Some(limit), false) = (self.override_of_first, self.scope.is_empty()) {
             policy = policy.with_override(self.first_key(), quota(limit));
         }
-        if self.shadow { policy.shadow() } else { policy }
+        if self.shadow { policy.with_enforced(false) } else { policy }
     }
 
     /// The key that has the override.
@@ -280,7 +280,7 @@ proptest! {
                 (name, one.key().to_string(), one.verdict(), one.limit(), one.used(), one.cost(), wait)
             }).collect();
             prop_assert_eq!(&answers, &expected);
-            let denied = decisions.iter().any(|one| one.is_denied() && one.policy().is_enforced());
+            let denied = decisions.iter().any(|one| one.is_denied() && one.policy().options().enforced);
             prop_assert_eq!(decisions.is_denied(), denied);
             let bound = decisions.strictest().map(|one| (one.policy().name(), one.key().to_string()));
             prop_assert_eq!(bound, strictest(&rules, &expected));
@@ -354,9 +354,9 @@ fn the_strictest_decision_names_its_policy_key_and_quota() {
 #[test]
 fn a_shadow_policy_decides_and_counts_what_fits_it_and_denies_nobody() {
     let (gate, clock) = gate([
-        policy("trial", Quota::per_minute(2)).shadow(),
+        policy("trial", Quota::per_minute(2)).with_enforced(false),
         policy("real", Quota::per_minute(5)),
-        policy("other-trial", Quota::per_minute(4)).shadow(),
+        policy("other-trial", Quota::per_minute(4)).with_enforced(false),
     ]);
     let request = Request::new();
     let verdicts: Vec<Vec<_>> =
@@ -383,7 +383,9 @@ fn a_request_without_an_enforced_policy_is_allowed_and_nothing_binds_it() {
     let (gate, _) = gate([
         policy("login", Quota::per_minute(0)).with_condition("path", Match::equals("/login")),
         policy("per-user", Quota::per_minute(0)).with_scope(["user"]),
-        policy("trial", Quota::per_minute(0)).with_condition("path", Match::equals("/trial")).shadow(),
+        policy("trial", Quota::per_minute(0))
+            .with_condition("path", Match::equals("/trial"))
+            .with_enforced(false),
     ]);
     let free = Request::new().with("path", "/free");
     let decisions = gate.check(&free);
@@ -406,7 +408,7 @@ fn refund_penalize_and_reset_reach_every_policy_of_a_request() {
     let (gate, _) = gate([
         policy("all", Quota::per_minute(100)),
         policy("per-user", Quota::per_minute(10)).with_scope(["user"]),
-        policy("trial", Quota::per_minute(3)).with_scope(["user"]).shadow(),
+        policy("trial", Quota::per_minute(3)).with_scope(["user"]).with_enforced(false),
     ]);
     let alice = |cost| Request::new().with("user", "alice").with_cost(cost);
     let bob = Request::new().with("user", "bob");
@@ -444,7 +446,7 @@ fn usage_follows_the_name_of_a_policy_through_every_change_of_the_set() {
     // Shadowed, under a condition, with an override: still the same.
     let conditional =
         a(7).with_condition("user", Match::present()).with_override(["alice"], Quota::per_minute(6));
-    put(&gate, vec![conditional.shadow()]);
+    put(&gate, vec![conditional.with_enforced(false)]);
     assert_eq!(used(&gate, &alice), [5]);
     // Away for a while, and back.
     put(&gate, vec![]);

@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use slidegate::{
-    Block, Clock, Counts, Gate, ManualClock, MaxWaiting, MemoryStore, NotAcquired, NotAcquiredKind, Policy,
-    PolicySet, Quota, Request, Timestamp,
+    Block, Counts, Gate, MemoryStore, Policy, PolicySet, Quota, Request,
+    acquire::{MaxWaiting, NotAcquired, NotAcquiredKind},
+    clock::{Clock, ManualClock, Timestamp},
     reserve::{Ticket, TicketGuard},
 };
 use tokio::task::{JoinHandle, yield_now};

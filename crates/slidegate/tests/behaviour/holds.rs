@@ -12,7 +12,8 @@ mod simulation;
 use std::time::Duration;
 
 use slidegate::{
-    Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp,
+    Gate, MemoryStore, Policy, PolicySet, Quota, Request,
+    clock::{ManualClock, Timestamp},
     reserve::{SettledKey, Settlement, Ticket},
 };
 

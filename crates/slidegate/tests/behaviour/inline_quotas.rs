@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use slidegate::{
-    Algorithm, Decision, Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request,
-    Timestamp, Verb,
+    Algorithm, Decision, Excess, Gate, MemoryStore, Policy, PolicySet, Quota, Request,
+    clock::{ManualClock, Timestamp},
+    verb::Verb,
 };
 
 fn gate(policies: impl IntoIterator<Item = Policy>) -> (Gate, ManualClock) {
@@ -40,7 +41,7 @@ fn a_named_policy_decides_alone_and_whatever_its_conditions() {
 /// Protocols add their own policies to the set: those must not apply to other requests.
 #[test]
 fn a_policy_for_those_who_name_it_decides_no_other_request() {
-    let mine = policy("mine", Quota::per_minute(0)).only_when_named();
+    let mine = policy("mine", Quota::per_minute(0)).with_only_when_named();
     let (gate, _) = gate([mine, policy("all", Quota::per_minute(1))]);
     let request = Request::new().with("user", "alice");
     assert!(gate.check(&request).is_allowed());

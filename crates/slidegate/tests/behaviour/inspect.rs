@@ -4,7 +4,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use slidegate::{
-    Algorithm, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp, store::KeyUse,
+    Algorithm, Gate, MemoryStore, Policy, PolicySet, Quota, Request,
+    clock::{ManualClock, Timestamp},
+    store::KeyUse,
 };
 
 const START: Timestamp = Timestamp::from_secs(1_000_000_020);
@@ -84,16 +86,17 @@ fn looking_changes_nothing() {
 /// Operators change one thing of a policy, and everything else must stay as it was configured.
 #[test]
 fn a_policy_is_changed_in_one_thing_at_a_time() {
-    let policy = Policy::new("p", Quota::per_minute(5)).unwrap().with_scope(["ip"]).shadow();
+    let policy = Policy::new("p", Quota::per_minute(5)).unwrap().with_scope(["ip"]).with_enforced(false);
     let address = |text: &str| -> IpAddr { text.parse().unwrap() };
     let policy = policy
         .with_override([address("2001:db8::1")], Quota::per_minute(7))
         .with_override([address("192.0.2.1")], Quota::per_minute(8))
         // The same /56: one key.
-        .with_override_instead([address("2001:db8::2")], Quota::per_minute(9));
-    assert_eq!(policy.override_count(), 2);
-    let policy = policy.with_quota(Quota::per_hour(6).with_algorithm(Algorithm::FixedWindow)).enforced();
-    let gate = Gate::new(PolicySet::new([policy.clone(), policy.renamed("q").unwrap()]).unwrap());
+        .without_override([address("2001:db8::2")]).with_override([address("2001:db8::2")], Quota::per_minute(9));
+    assert_eq!(policy.options().override_count(), 2);
+    let policy =
+        policy.with_quota(Quota::per_hour(6).with_algorithm(Algorithm::FixedWindow)).with_enforced(true);
+    let gate = Gate::new(PolicySet::new([policy.clone(), policy.with_name("q").unwrap()]).unwrap());
     let limit = |text: &str| {
         let request = Request::new().with("ip", address(text));
         gate.peek(&request)

@@ -4,8 +4,8 @@
 use std::net::IpAddr;
 
 use slidegate::network::Network;
-use slidegate::{Block, Fold, Gate, ManualClock, Match, MemoryStore, OnMissing, Policy, PolicySet};
-use slidegate::{Quota, Reason, Request, Timestamp, Verb};
+use slidegate::{Block, Fold, Gate, Match, MemoryStore, OnMissing, Policy, PolicySet, clock::ManualClock};
+use slidegate::{Quota, Reason, Request, clock::Timestamp, verb::Verb};
 
 fn gate(policies: impl IntoIterator<Item = Policy>) -> Gate {
     let clock = ManualClock::at(Timestamp::from_secs(1_700_000_000));
@@ -199,7 +199,7 @@ fn a_missing_attribute_is_skipped_counted_as_one_or_denied() {
     }
     // A shadow policy reports and denies nothing, and what costs nothing is allowed.
     let denying = policy("p").with_scope(["user"]).with_on_missing(OnMissing::Deny);
-    let shadow = self::gate([denying.clone().shadow()]);
+    let shadow = self::gate([denying.clone().with_enforced(false)]);
     assert!(shadow.check(&Request::new()).is_allowed());
     let gate = self::gate([denying]);
     assert!(gate.check(&Request::new().with_cost(0)).is_allowed());

@@ -4,7 +4,10 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use slidegate::{Algorithm, Gate, Limiter, ManualClock, MemoryStore, Timestamp};
+use slidegate::{
+    Algorithm, Gate, Limiter, MemoryStore,
+    clock::{ManualClock, Timestamp},
+};
 use slidegate::{Policy, PolicySet, Quota, Request};
 
 /// Keys of a store for each of its shards.

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use slidegate::{
-    Algorithm, Excess, Gate, Limiter, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Verb,
-    store::MemoryStats,
+    Algorithm, Excess, Gate, Limiter, MemoryStore, Policy, PolicySet, Quota, Request, clock::ManualClock,
+    store::MemoryStats, verb::Verb,
 };
 
 use crate::counting;

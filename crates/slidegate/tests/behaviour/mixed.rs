@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use slidegate::{
-    Excess, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Role, Verb, Verdict,
+    Excess, Gate, MemoryStore, Policy, PolicySet, Quota, Request, Verdict,
+    clock::ManualClock,
+    verb::{Role, Verb},
 };
 
 /// Policies by position: name, excess, shadow, and whether requests have to name it.
@@ -107,8 +109,8 @@ fn policies(limit: u64) -> PolicySet {
     let policies = POLICIES.iter().zip(0..).map(|((name, excess, is_shadow, is_named), more)| {
         let quota = Quota::new(limit + more % 3, Duration::from_micros(WINDOW_US)).unwrap();
         let policy = Policy::new(*name, quota).unwrap().with_scope(["key"]).with_excess(*excess);
-        let policy = if *is_shadow { policy.shadow() } else { policy };
-        if *is_named { policy.only_when_named() } else { policy }
+        let policy = if *is_shadow { policy.with_enforced(false) } else { policy };
+        if *is_named { policy.with_only_when_named() } else { policy }
     });
     PolicySet::new(policies).unwrap()
 }

@@ -10,7 +10,10 @@ use std::time::Duration;
 
 use history::{Step, run};
 use proptest::prelude::*;
-use slidegate::{Algorithm, Limiter, ManualClock, MemoryStore, Quota, Timestamp};
+use slidegate::{
+    Algorithm, Limiter, MemoryStore, Quota,
+    clock::{ManualClock, Timestamp},
+};
 
 fn cost() -> impl Strategy<Value = u64> {
     prop_oneof![5 => 0u64..4, 3 => 0u64..30, 1 => Just(u64::MAX), 1 => 0u64..100_000_000]

@@ -6,7 +6,10 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use slidegate::{Limiter, ManualClock, MemoryStore, Quota, Timestamp};
+use slidegate::{
+    Limiter, MemoryStore, Quota,
+    clock::{ManualClock, Timestamp},
+};
 
 const WINDOW_US: u64 = 100_000;
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use slidegate::{
-    Algorithm, Clock, Counts, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp,
-    Verdict,
+    Algorithm, Counts, Gate, MemoryStore, Policy, PolicySet, Quota, Request, Verdict,
+    clock::{Clock, ManualClock, Timestamp},
     reserve::HoldStatus,
     store::{RestoredSnapshot, SnapshotError, SnapshotFile},
 };

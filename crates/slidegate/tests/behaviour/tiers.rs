@@ -1,7 +1,9 @@
 //! Tiers: limits by the value of an attribute, such as the plan of a customer.
 
 use slidegate::{
-    Algorithm, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request, Timestamp, Verb,
+    Algorithm, Gate, MemoryStore, Policy, PolicySet, Quota, Request,
+    clock::{ManualClock, Timestamp},
+    verb::Verb,
 };
 
 fn gate(policy: Policy) -> Gate {

@@ -1,6 +1,6 @@
 //! Costs by name: a name that no policy counts must never lift a limit.
 
-use slidegate::{Counts, Gate, Policy, PolicySet, Quota, Request, Verb};
+use slidegate::{Counts, Gate, Policy, PolicySet, Quota, Request, verb::Verb};
 
 fn policy(name: &str, counts: Counts) -> Policy {
     Policy::new(name, Quota::per_minute(10_000)).unwrap().with_counts(counts)

@@ -1,6 +1,6 @@
 //! Requests that name their policy: a name that the gate does not have must never lift a limit.
 
-use slidegate::{Gate, Policy, PolicySet, Quota, Request, Verb};
+use slidegate::{Gate, Policy, PolicySet, Quota, Request, verb::Verb};
 
 fn policy(name: &str) -> Policy {
     Policy::new(name, Quota::per_minute(2)).unwrap().with_scope(["user"])

@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use slidegate::{
-    Clock, Decision, Limiter, ManualClock, MaxWaiting, MemoryStore, NotAcquired, NotAcquiredKind, Quota,
-    Timestamp,
+    Decision, Limiter, MemoryStore, Quota,
+    acquire::{MaxWaiting, NotAcquired, NotAcquiredKind},
+    clock::{Clock, ManualClock, Timestamp},
 };
 use tokio::task::{JoinHandle, yield_now};
 use tokio::time::Instant;

@@ -5,8 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use slidegate::{Algorithm, Block, Clock, Gate, Limiter, ManualClock, MemoryStore};
-use slidegate::{Policy, PolicySet, Quota, Request, Timestamp};
+use slidegate::{
+    Algorithm, Block, Gate, Limiter, MemoryStore,
+    clock::{Clock, ManualClock},
+};
+use slidegate::{Policy, PolicySet, Quota, Request, clock::Timestamp};
 
 /// A machine that started five seconds past a full minute, as far as it knew.
 const STARTED_S: u64 = 60 * 10_000_000 + 5;

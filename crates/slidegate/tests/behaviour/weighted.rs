@@ -7,8 +7,9 @@ use proptest::prelude::*;
 use slidegate::reserve::{HoldStatus, Unsettled};
 use slidegate::store::SnapshotFile;
 use slidegate::{
-    Algorithm, Amount, Amounts, Counts, Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Request,
-    Timestamp, Verb,
+    Algorithm, Amount, Amounts, Counts, Gate, MemoryStore, Policy, PolicySet, Quota, Request,
+    clock::{ManualClock, Timestamp},
+    verb::Verb,
 };
 use slidegate_testkit::TempDir;
 

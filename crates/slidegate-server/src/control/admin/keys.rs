@@ -11,7 +11,9 @@ use axum::response::Response;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
-use slidegate::{Algorithm, DecisionSource, Policy, PolicySet, Quota, Request, Verb, parse_window};
+use slidegate::{
+    Algorithm, DecisionSource, Policy, PolicySet, Quota, Request, clock::parse_window, verb::Verb,
+};
 use slidegate_config::names::{self, candidate_of};
 use slidegate_config::policy::UNLIMITED;
 use slidegate_http::headers::millis_ceil;
@@ -380,7 +382,7 @@ impl Admin {
             let detail = "a candidate has the blocks and limits of its policy; name that";
             return Err(Problem::new(StatusCode::CONFLICT, detail));
         }
-        if kind == KeyKind::Block && !policy.is_enforced() {
+        if kind == KeyKind::Block && !policy.options().enforced {
             let detail = format!(
                 "policy `{}` is in shadow and denies nobody, so a block would not either; enforce it first",
                 target.policy

@@ -120,7 +120,7 @@ pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
     let listed = names::listed(&policies).filter(|policy| candidate_of(policy.name()).is_none());
     let policies = listed.map(|policy| {
         let name = policy.name();
-        let when = policy.conditions().iter().map(|(attribute, is)| format!("{attribute} {is}"));
+        let when = policy.options().conditions.iter().map(|(attribute, is)| format!("{attribute} {is}"));
         let keys = document.living(now).filter(|change| change.policy == name).count();
         let totals = sums.as_mut().map_or_else(
             || {
@@ -139,19 +139,19 @@ pub(super) async fn list(State(admin): Shared, uri: Uri) -> Answered {
             when: when.collect(),
             scope: policy.scope(),
             numbers: Numbers::of(policy.quota()),
-            tiers: policy.tier_attribute().map(|by| Tiers {
-                by,
-                limits: policy.tiers().map(|(value, quota)| (value, quota.limit())).collect(),
+            tiers: policy.options().tiers.as_ref().map(|tiers| Tiers {
+                by: &tiers.attribute,
+                limits: tiers.quotas.iter().map(|(value, quota)| (&**value, quota.limit())).collect(),
             }),
-            counted: counted_name(policy.counts()),
+            counted: counted_name(&policy.options().counts),
             estimate: policy.estimate(),
-            estimate_learned: policy.learns_estimate(),
+            estimate_learned: policy.options().learns_estimate,
             unsettled: policy.unsettled().name(),
             unit: policy.unit_name(),
             open_reservations: totals.open_reservations,
             held_cost: totals.held,
             mode: Mode::of(policy),
-            overrides: policy.override_count(),
+            overrides: policy.options().override_count(),
             keys_changed: keys,
             origin: admin.origin(&document, name),
             candidate: base.candidate(&document, name).as_ref().map(Numbers::of),

@@ -75,7 +75,7 @@ pub(super) async fn shadow(State(admin): State<Arc<Admin>>) -> Response {
         })
     });
     let in_shadow =
-        policies.iter().filter(|policy| !policy.is_enforced() && !policy.name().ends_with(CANDIDATE));
+        policies.iter().filter(|policy| !policy.options().enforced && !policy.name().ends_with(CANDIDATE));
     let shadows = in_shadow.map(|policy| {
         let watched = seen.shadows.get(policy.name()).copied().unwrap_or_default();
         WatchedPolicy { policy: policy.name(), would_deny: watched.would_deny, requests: watched.requests }

@@ -270,7 +270,7 @@ pub(super) async fn status(
     let MemoryStats { keys, max_keys, dropped, bytes, max_bytes, holds, max_holds, .. } = app.store().stats();
     Ok(problem::ok(&Status {
         version: env!("CARGO_PKG_VERSION"),
-        time_zones: slidegate::time_zone_data().map(|(version, source)| TimeZones { version, source }),
+        time_zones: slidegate::clock::time_zone_data().map(|(version, source)| TimeZones { version, source }),
         started_at: date(observer.started_at),
         uptime_ms: millis(observer.uptime()),
         may_write,

@@ -5,7 +5,6 @@
 
 use std::time::Duration;
 
-use slidegate::Policy;
 use slidegate::shares::Shares;
 use slidegate_http::headers::millis_ceil;
 use tokio::time::sleep;
@@ -62,7 +61,7 @@ impl Control {
     async fn block_all(&self, earned: &[EarnedBlock], log_limit: &LogLimit) {
         let escalations = &self.app.observer().escalations;
         let policies = self.app.policies();
-        let is_enforced = |one: &&EarnedBlock| policies.by_name(&one.policy).is_some_and(Policy::is_enforced);
+        let is_enforced = |one: &&EarnedBlock| policies.by_name(&one.policy).is_some_and(|policy| policy.options().enforced);
         let (earned, too_long): (Vec<_>, Vec<_>) =
             earned.iter().filter(is_enforced).partition(|one| one.key.len() <= KeyText::MAX);
         escalations.dropped(NotBlocked::KeyTooLong, too_long.len());

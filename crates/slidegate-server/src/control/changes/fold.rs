@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use slidegate::{Block, Error, OwnedValue, Policy, PolicySet, Quota, Timestamp};
+use slidegate::{Block, Error, OwnedValue, Policy, PolicySet, Quota, clock::Timestamp};
 use slidegate_config::added::Added;
 use slidegate_config::escalate::Escalation;
 use slidegate_config::names::{self, CANDIDATE};
@@ -115,12 +115,13 @@ pub(crate) fn fold(
                 Err(why) => refused.push(format!("policy `{name}`: {why}")),
             }
             policy = match terms.mode {
-                Mode::Enforce => policy.enforced(),
-                Mode::Shadow => policy.shadow(),
+                Mode::Enforce => policy.with_enforced(true),
+                Mode::Shadow => policy.with_enforced(false),
             };
         }
         let candidate = base.candidate(document, name);
-        let candidate = candidate.map(|quota| policy.clone().with_quota(quota).shadow().with_notify([]));
+        let candidate =
+            candidate.map(|quota| policy.clone().with_quota(quota).with_enforced(false).with_notify([]));
         let mut own = keys.get(name).cloned().unwrap_or_default();
         policy = with_keys(policy, &own, &is_address, &mut refused);
         if (terms.is_some() || !own.is_empty()) && !is_valid(&policy, &mut invalid) {
@@ -131,7 +132,7 @@ pub(crate) fn fold(
         let candidate = candidate.map(|one| with_keys(one, &own, &is_address, &mut Vec::new()));
         if let Some(candidate) = candidate.filter(|one| is_valid(one, &mut invalid)) {
             all.push(policy);
-            all.push(candidate.renamed(format!("{name}{CANDIDATE}"))?);
+            all.push(candidate.with_name(format!("{name}{CANDIDATE}"))?);
         } else {
             all.push(policy);
         }
@@ -168,7 +169,7 @@ fn with_keys(
             Ok((key, terms)) => {
                 let key = || key.iter().map(OwnedValue::value);
                 match terms {
-                    KeyTerms::Quota(quota) => policy.with_override_instead(key(), quota),
+                    KeyTerms::Quota(quota) => policy.without_override(key()).with_override(key(), quota),
                     KeyTerms::Unlimited => policy.without_override(key()).with_unlimited(key()),
                     KeyTerms::Blocked => {
                         let end = Timestamp::from_micros(change.until_ms.saturating_mul(1000));
@@ -188,7 +189,7 @@ fn with_keys(
 mod tests {
     use super::*;
     use crate::control::changes::{Counting, What};
-    use slidegate::{Gate, ManualClock, MemoryStore, Reason, Request};
+    use slidegate::{Gate, MemoryStore, Reason, Request, clock::ManualClock};
 
     fn base() -> Base {
         let policy = |name| Policy::new(name, Quota::per_minute(5)).unwrap().with_scope(["user"]);
@@ -243,7 +244,12 @@ mod tests {
                         block
                             .is_none_or(|block| block == (Some(Timestamp::from_micros(20_000)), Some("ops")))
                     );
-                    (one.policy().name().to_owned(), one.limit(), one.policy().is_enforced(), one.reason())
+                    (
+                        one.policy().name().to_owned(),
+                        one.limit(),
+                        one.policy().options().enforced,
+                        one.reason(),
+                    )
                 })
                 .collect::<Vec<_>>()
         };
@@ -287,8 +293,10 @@ mod tests {
             refused,
             ["p", "q"].map(|name| format!("policy `{name}`: invalid limit `9000000000`: {why}"))
         );
-        let limits: Vec<_> =
-            policies.iter().map(|one| (one.name(), one.quota().limit(), one.block_count())).collect();
+        let limits: Vec<_> = policies
+            .iter()
+            .map(|one| (one.name(), one.quota().limit(), one.options().block_count()))
+            .collect();
         assert_eq!(limits, [("p", 5, 0), ("q", 6, 1)]);
     }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::OpenCost;
 use crate::record::{Counts, KeyCount, Ranking};
-use slidegate::Timestamp;
+use slidegate::clock::Timestamp;
 
 /// Maximum bytes of a record: the limit of the store.
 const MAX_BYTES: usize = 4096;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use slidegate::Clock;
+use slidegate::clock::Clock;
 
 use crate::engine::App;
 use crate::record::history::{HistoryReport, STEPS, Sample, State};

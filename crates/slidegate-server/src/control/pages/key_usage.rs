@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use schemars::JsonSchema;
 use serde::Serialize;
-use slidegate::{Decision, Policy, Quota, Reason, Request, Verb};
+use slidegate::{Decision, Policy, Quota, Reason, Request, verb::Verb};
 use slidegate_config::names::candidate_of;
 use slidegate_http::headers::millis_ceil;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
-use slidegate::{Clock, Timestamp};
+use slidegate::clock::{Clock, Timestamp};
 use slidegate_config::names::candidate_of;
 use tokio::time::MissedTickBehavior;
 

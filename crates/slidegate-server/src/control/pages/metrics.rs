@@ -13,7 +13,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
-use slidegate::{Policy, PolicySet, Timestamp, Verb};
+use slidegate::{Policy, PolicySet, Quota, clock::Timestamp, verb::Verb};
 use slidegate_config::names;
 use slidegate_redis::BreakerState;
 
@@ -318,17 +318,18 @@ fn policies(page: &mut Page<'_>, observer: &Observer, policies: &PolicySet) -> f
     page.gauge("policy_limit", "Maximum cost per window", limits)?;
     let of_tiers = |policy: &Policy| {
         let name = policy.name().to_owned();
-        let tiers = policy.tiers().map(|(tier, quota)| (tier.to_owned(), quota.limit()));
-        tiers
-            .map(move |(tier, limit)| ([("policy", name.clone()), ("tier", tier)], limit))
-            .collect::<Vec<_>>()
+        let tiers = policy.options().tiers.iter().flat_map(|tiers| &tiers.quotas);
+        let limit = |(tier, quota): (&String, &Quota)| {
+            ([("policy", name.clone()), ("tier", tier.clone())], quota.limit())
+        };
+        tiers.map(limit).collect::<Vec<_>>()
     };
     page.gauge("policy_tier_limit", "Maximum cost per window of a tier", shown().flat_map(of_tiers))?;
     let windows = shown().map(|policy| ([("policy", policy.name())], policy.quota().window().as_secs_f64()));
     let descriptor =
         ("policy_window", "Length of the window, in seconds", Some(&Unit::Seconds), MetricType::Gauge);
     page.family(descriptor, windows, |mut encoder, seconds| encoder.encode_gauge(&seconds))?;
-    let enforced = shown().map(|policy| ([("policy", policy.name())], u64::from(policy.is_enforced())));
+    let enforced = shown().map(|policy| ([("policy", policy.name())], u64::from(policy.options().enforced)));
     page.gauge("policy_enforced", "1 if the policy is enforced, 0 if it is a shadow policy", enforced)
 }
 

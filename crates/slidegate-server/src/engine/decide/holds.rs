@@ -2,8 +2,9 @@
 
 use futures_util::future::join_all;
 use slidegate::{
-    Algorithm, Error, Request, Verb,
+    Algorithm, Error, Request,
     reserve::{Extension, HoldOptions, HoldStatus, Reserved, SettledKey, Ticket},
+    verb::Verb,
 };
 
 use super::{Call, Engine};
@@ -114,7 +115,9 @@ impl Call<'_> {
             policy.is_some_and(|policy| policy.quota().algorithm() == Algorithm::InFlight)
         };
         let cost_of = |key: &SettledKey<'_>| {
-            policies.by_name(key.policy()).map_or(0, |policy| policy.count(key.amounts().cost))
+            policies
+                .by_name(key.policy())
+                .map_or(0, |policy| policy.options().counts.count(key.amounts().cost))
         };
         for key in settlement.iter() {
             self.engine.observer.record_hold(key.policy(), HoldOutcome::of(key.status(), outcome));

@@ -6,7 +6,7 @@ use slidegate::store::{
     PolicyReset, QuotaChanges, ResetCursor, Store, StoreDecisions, StoredPolicy, TicketKeyBytes,
     TicketSecret,
 };
-use slidegate::{Error, Key, MemoryStore, Quota, Timestamp};
+use slidegate::{Error, Key, MemoryStore, Quota, clock::Timestamp};
 use slidegate_redis::RedisStore;
 use smallvec::SmallVec;
 

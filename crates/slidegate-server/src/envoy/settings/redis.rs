@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
-use slidegate::{Secret, parse_window};
+use slidegate::{Secret, clock::parse_window};
 use slidegate_redis::{ClientCertificate, RedisOptions};
 
 use super::reader::Reader;

@@ -18,7 +18,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::Code;
 use futures_util::future::try_join_all;
-use slidegate::{Decisions, Role, Verb};
+use slidegate::{
+    Decisions,
+    verb::{Role, Verb},
+};
 use slidegate_http::headers::{HeaderOptions, Problem};
 use tonic::Status;
 
@@ -164,7 +167,7 @@ impl RateLimitHandler {
                 one.verb() == Verb::Peek
                     && one.role() == Role::Deciding
                     && one.is_denied()
-                    && one.policy().is_enforced()
+                    && one.policy().options().enforced
             });
             let shown = if is_denied_by_peek { Verb::Peek } else { Verb::Check };
             first.retain(|one| one.verb() == shown && one.role() == Role::Deciding);
@@ -199,7 +202,10 @@ mod tests {
 
     use axum::http::HeaderMap;
     use envoy_types::pb::google::protobuf::UInt64Value;
-    use slidegate::{ManualClock, MemoryStore, PolicySet, Timestamp};
+    use slidegate::{
+        MemoryStore, PolicySet,
+        clock::{ManualClock, Timestamp},
+    };
     use slidegate_testkit::TempDir;
 
     use super::*;

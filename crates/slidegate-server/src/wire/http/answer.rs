@@ -78,7 +78,7 @@ impl ReservationRequest<'_> {
     fn cost(&self, one: &PolicyDecision<'_>) -> Amount {
         match one.policy().estimate().filter(|_| !self.says_cost) {
             Some(estimate) => estimate.min(one.amounts().limit),
-            None => one.policy().cost_of(self.request),
+            None => one.policy().options().counts.cost_of(self.request),
         }
     }
 }
@@ -401,7 +401,7 @@ fn policies<S: Serializer>(decisions: &Decisions<'_>, serializer: S) -> Result<S
         policy: one.policy().name(),
         key: key_text::shown(&one.key()),
         allowed: one.is_allowed(),
-        enforced: one.policy().is_enforced(),
+        enforced: one.policy().options().enforced,
         limit: one.amounts().limit,
         window_ms: millis_ceil(one.quota().window()),
         outcome: Outcome::new(one),

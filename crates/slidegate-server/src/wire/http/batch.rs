@@ -13,7 +13,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, Request as HttpRequest, header};
 use axum::response::{IntoResponse, Response as HttpResponse};
 use futures_util::stream::unfold;
-use slidegate::Verb;
+use slidegate::verb::Verb;
 use tokio::sync::mpsc;
 use tokio::task::yield_now;
 use tokio::time::Instant;

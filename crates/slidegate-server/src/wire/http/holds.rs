@@ -97,7 +97,7 @@ async fn reserve(State(app): Shared, request: HttpRequest<Body>) -> Answered {
     let headers = head.headers;
     // Bound to its caller, so that a ticket is not given to who guesses the key.
     let caller = || app.access.caller(&headers, Connection::of(&head.extensions));
-    let id = idempotency::id(slidegate::Verb::Check, &headers)?.map(|id| format!("{}\n{id}", caller()));
+    let id = idempotency::id(slidegate::verb::Verb::Check, &headers)?.map(|id| format!("{}\n{id}", caller()));
     let bytes = json_body::read(body, MAX_BODY).await?;
     let mut call = call(&app, &headers);
     let (ask, ttl) = json_body::parse::<ReserveBody<'_>>(&bytes)?.into_parts()?;
@@ -113,7 +113,7 @@ async fn reserve(State(app): Shared, request: HttpRequest<Body>) -> Answered {
     let text = call.ticket_text(&reserved).await.map_err(|detail| Problem::field("attributes", detail))?;
     let asked = ReservationRequest { request: &request, says_cost: ask.says_cost() };
     let written = answer::reserved(&reserved, &asked, reserved.ticket().zip(text.as_deref()));
-    let (status, media_type) = status_of(slidegate::Verb::Check, &reserved);
+    let (status, media_type) = status_of(slidegate::verb::Verb::Check, &reserved);
     let mut response = HttpResponse::new(Body::from(written));
     *response.status_mut() = status;
     let headers = response.headers_mut();

@@ -5,7 +5,7 @@
 
 use axum::http::{HeaderMap, HeaderName};
 
-use slidegate::Verb;
+use slidegate::verb::Verb;
 
 use crate::limits::MAX_ID;
 use crate::wire::problem::Problem;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response as HttpResponse};
-use slidegate::{Decisions, Error, Reason, Verb};
+use slidegate::{Decisions, Error, Reason, verb::Verb};
 
 use crate::caller::Protocol;
 use crate::engine::App;

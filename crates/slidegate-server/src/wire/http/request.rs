@@ -8,7 +8,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
-use slidegate::{Policy, Request, parse_window};
+use slidegate::{Policy, Request, clock::parse_window};
 
 use super::cost::Cost;
 use super::reply::undecided;

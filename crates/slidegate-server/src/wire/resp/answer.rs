@@ -21,7 +21,7 @@ pub(super) fn write_one_policy(decisions: &Decisions<'_>, reply: &mut Reply<'_>)
 
 /// Whether the request is denied only because the store is unavailable.
 pub(super) fn is_unavailable(one: &PolicyDecision<'_>) -> bool {
-    one.policy().is_enforced() && one.reason() == Some(Reason::StoreUnavailable)
+    one.policy().options().enforced && one.reason() == Some(Reason::StoreUnavailable)
 }
 
 /// Writes an error instead of a decision: no limit was reached, so the client must not take it for
@@ -79,7 +79,7 @@ pub(super) fn write_all_policies(decisions: &Decisions<'_>, reply: &mut Reply<'_
         reply.field("policy");
         reply.text(one.policy().name());
         reply.field("enforced");
-        reply.boolean(one.policy().is_enforced());
+        reply.boolean(one.policy().options().enforced);
     }
 }
 
@@ -131,6 +131,6 @@ pub(super) fn policies(policies: &PolicySet, reply: &mut Reply<'_>) {
         reply.array(policy.scope().len());
         policy.scope().iter().for_each(|attribute| reply.text(attribute));
         reply.field("enforced");
-        reply.boolean(policy.is_enforced());
+        reply.boolean(policy.options().enforced);
     }
 }

@@ -1,7 +1,7 @@
 //! The decisions of one pipeline: made at once on the memory store, batched on a shared store.
 
 use futures_util::FutureExt;
-use slidegate::{Decisions, Request, Verb};
+use slidegate::{Decisions, Request, verb::Verb};
 
 use super::answer;
 use super::holds::HoldCommand;

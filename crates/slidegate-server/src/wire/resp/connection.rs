@@ -410,7 +410,7 @@ mod tests {
     use std::io::Cursor;
     use std::slice;
 
-    use slidegate::{MemoryStore, Request, Verb};
+    use slidegate::{MemoryStore, Request, verb::Verb};
 
     use super::super::shared::ListenerState;
     use super::super::turn::MAX_COMMANDS;

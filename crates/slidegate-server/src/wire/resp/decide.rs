@@ -3,7 +3,7 @@
 //! A policy takes as many keys as its scope has attributes, so a key may be any bytes, including
 //! `COST` and `PEEK`.
 
-use slidegate::{Cost, Policy, PolicySet, Request, Verb};
+use slidegate::{Cost, Policy, PolicySet, Request, verb::Verb};
 use slidegate_config::names;
 
 use super::batch::{Batch, ReplyFormat, Step};

@@ -3,7 +3,7 @@
 //! Requests to a shared store are not awaited here but added to a batch: a pipeline is decided
 //! together.
 
-use slidegate::{PolicySet, Verb};
+use slidegate::{PolicySet, verb::Verb};
 
 use super::batch::{Batch, Step};
 use super::commands::{CommandSpec, Name};

@@ -5,7 +5,8 @@
 use std::time::Duration;
 
 use slidegate::{
-    Request, Timestamp,
+    Request,
+    clock::Timestamp,
     reserve::{HoldOptions, SettledKey, Settlement, Ticket},
 };
 

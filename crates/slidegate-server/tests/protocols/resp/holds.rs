@@ -1,7 +1,7 @@
 //! Reservations of Redis clients.
 
 use super::*;
-use slidegate::{Clock, SystemClock};
+use slidegate::clock::{Clock, SystemClock};
 use slidegate_testkit::process::command;
 use slidegate_testkit::service::installed;
 

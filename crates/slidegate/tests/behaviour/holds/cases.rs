@@ -201,7 +201,7 @@ fn an_extension_may_change_the_time_of_a_hold() {
 fn a_learned_estimate_is_the_percentile_of_settled_costs_and_outlives_a_reload() {
     let policy = || {
         let policy = Policy::new("tokens", Quota::per_minute(1_000_000)).unwrap();
-        policy.with_counts(Counts::Named("output".to_owned())).with_estimate(5000).learn_estimate()
+        policy.with_counts(Counts::Named("output".to_owned())).with_estimate(5000).with_learned_estimate()
     };
     let bench = Bench::new([policy()]);
     let held = || {
@@ -510,7 +510,7 @@ fn a_blocked_key_reserves_nothing() {
 #[test]
 fn a_shadow_policy_that_denies_holds_nothing() {
     let policy = |name, limit| Policy::new(name, Quota::per_minute(limit)).unwrap();
-    let bench = Bench::new([policy("shadow", 5).shadow(), policy("tokens", 100)]);
+    let bench = Bench::new([policy("shadow", 5).with_enforced(false), policy("tokens", 100)]);
     let ticket = bench.reserve(60, secs(30));
     assert_eq!(ticket.policies().collect::<Vec<_>>(), ["tokens"]);
     bench.settle(&ticket, 6);

@@ -1,6 +1,8 @@
 //! Shares of the room for holds in memory: what one client takes, others must still find.
 
-use slidegate::{Gate, ManualClock, MemoryStore, Policy, PolicySet, Quota, Reason, Request, reserve::Ticket};
+use slidegate::{
+    Gate, MemoryStore, Policy, PolicySet, Quota, Reason, Request, clock::ManualClock, reserve::Ticket,
+};
 
 use super::secs;
 

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use slidegate::{Decision, Limiter, ManualClock, MemoryStore, Quota, Timestamp, Verdict};
+use slidegate::{
+    Decision, Limiter, MemoryStore, Quota, Verdict,
+    clock::{ManualClock, Timestamp},
+};
 
 use super::model::Model;
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use slidegate::{DecisionSource, Verb};
+use slidegate::{DecisionSource, verb::Verb};
 
 use super::request::{Decided, DescriptorTarget};
 use super::response::is_over;
@@ -27,7 +27,7 @@ pub(super) fn statistics<'d>(
             before: one.used().saturating_sub(charged),
             limit: one.limit(),
             is_over: is_over(&one),
-            is_shadow: !one.policy().is_enforced(),
+            is_shadow: !one.policy().options().enforced,
             source: one.source(),
         };
         limit.record(statistics, &hits);

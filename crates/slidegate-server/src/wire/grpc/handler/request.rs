@@ -7,7 +7,10 @@
 use std::ops::Range;
 
 use envoy_types::pb::google::protobuf::UInt64Value;
-use slidegate::{Decisions, Excess, PolicyDecision, Quota, Request, Role, Value, Verb};
+use slidegate::{
+    Decisions, Excess, PolicyDecision, Quota, Request, Value,
+    verb::{Role, Verb},
+};
 use smallvec::{SmallVec, smallvec};
 use tonic::Status;
 

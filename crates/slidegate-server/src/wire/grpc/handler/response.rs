@@ -11,7 +11,10 @@ use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
     Code, DescriptorStatus, RateLimit,
 };
 use envoy_types::pb::google::protobuf;
-use slidegate::{PolicyDecision, Role, Verb};
+use slidegate::{
+    PolicyDecision,
+    verb::{Role, Verb},
+};
 use slidegate_http::headers::secs_ceil;
 
 use super::denial::{CallDenial, header, wait};
@@ -40,7 +43,7 @@ impl<'d> CallOutcome<'d> {
         while let Some((descriptor, decision)) = next_binding(&mut decided) {
             let is_over = decision.verb() != Verb::Refund && is_over(&decision);
             statuses[descriptor] = status(&targets[descriptor], &decision, is_over);
-            let denies = is_over && decision.policy().is_enforced();
+            let denies = is_over && decision.policy().options().enforced;
             let denial = match decision.role() {
                 Role::Together => {
                     all_deny_together &= denies;
@@ -96,7 +99,7 @@ fn next_binding<'d>(decided: &mut Peekable<impl Iterator<Item = Decided<'d>>>) -
     let (descriptor, mut known) = decided.next()?;
     // Decisions of a descriptor are adjacent.
     while let Some((_, one)) = decided.next_if(|(of, _)| *of == descriptor) {
-        let (known_binds, binds) = (known.policy().is_enforced(), one.policy().is_enforced());
+        let (known_binds, binds) = (known.policy().options().enforced, one.policy().options().enforced);
         if binds && !known_binds || binds == known_binds && one.is_stricter_than(&known) {
             known = one;
         }
@@ -105,7 +108,7 @@ fn next_binding<'d>(decided: &mut Peekable<impl Iterator<Item = Decided<'d>>>) -
 }
 
 fn status(target: &DescriptorTarget<'_>, one: &PolicyDecision<'_>, is_over: bool) -> DescriptorStatus {
-    let is_enforced = one.policy().is_enforced();
+    let is_enforced = one.policy().options().enforced;
     let (name, remaining) = match target {
         // A denied request leaves what remains, but envoyproxy/ratelimit reports 0.
         DescriptorTarget::Limit { limit, .. } => {

@@ -3,7 +3,7 @@
 //! Different values stay different, or a client could use up another's limit.
 
 use prost::bytes::Bytes;
-use slidegate::normalized_path;
+use slidegate::request_path::normalized_path;
 
 use crate::envoy::{BYTES_AS_TEXT, hash};
 
