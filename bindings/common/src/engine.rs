@@ -180,7 +180,7 @@ impl Engine {
         if let Some(total) = total {
             extension = extension.with_total(total.cost());
         }
-        settled(with_gate!(self, gate => gate.extend_with(&ticket, extension).await))
+        settled(with_gate!(self, gate => gate.extend(&ticket, extension).await))
     }
 
     /// Gives everything back that a reservation holds or has charged.

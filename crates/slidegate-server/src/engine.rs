@@ -144,7 +144,9 @@ impl App {
         let policies = self.policies();
         let Some(Value::Bytes(counter)) = request.value(envoy::SCOPE) else { return Ok(existed) };
         let is_rule = |policy: &Policy| {
-            policy.options().only_when_named && policy.scope() == [envoy::SCOPE] && policy.key_of(request).is_some()
+            policy.options().only_when_named
+                && policy.scope() == [envoy::SCOPE]
+                && policy.key_of(request).is_some()
         };
         let (Some(rule), Ok(counter)) =
             (policies.iter().find(|policy| is_rule(policy)), std::str::from_utf8(counter))

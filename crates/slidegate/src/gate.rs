@@ -7,7 +7,7 @@ use arc_swap::ArcSwap;
 
 use crate::charge::Charge;
 use crate::error::Error;
-use crate::policy::{Policy, PolicySet};
+use crate::policy::PolicySet;
 use crate::policy_reset::{PolicyReset, ResetCursor};
 use crate::request::Request;
 use crate::store::memory::MemoryStore;
@@ -19,7 +19,7 @@ use crate::waiting::{queue_key::QueueKey, queues::Queues};
 mod acquire;
 mod blocks;
 mod change;
-mod configure;
+pub(crate) mod configure;
 mod decisions;
 pub(crate) mod denial;
 mod later;
@@ -100,24 +100,6 @@ impl Gate {
     #[must_use]
     pub fn with_memory(policies: PolicySet, memory: MemoryStore) -> Self {
         Self::from_parts(policies, memory)
-    }
-
-    /// A gate with one policy and its own store.
-    ///
-    /// ```
-    /// use slidegate::{Gate, Policy, Quota, Request};
-    ///
-    /// let gate = Gate::single(Policy::new("per-user", Quota::per_minute(1))?.with_scope(["user"]))?;
-    /// let alice = Request::new().with("user", "alice");
-    /// assert!(gate.check(&alice).is_allowed());
-    /// assert!(gate.check(&alice).is_denied());
-    /// # Ok::<(), slidegate::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// Same as [`PolicySet::new`]: an override or block does not fit the policy.
-    pub fn single(policy: Policy) -> Result<Self, Error> {
-        PolicySet::new([policy]).map(Self::new)
     }
 }
 

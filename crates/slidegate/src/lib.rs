@@ -63,6 +63,7 @@ pub mod internal {
     pub use crate::charge::{MetQuota, Part, PerCharge};
     pub use crate::decision::Waits;
     pub use crate::fold::Folded;
+    pub use crate::gate::configure::check_policy;
     pub use crate::gate::denial::{MAX_INTEGER, MAX_KEY, NamedDecision, UNDECIDED, integer};
     pub use crate::hold::{
         EndedHold, HEADER_BYTES, Hold, HoldChange, Holds, MAX_HOLDS, NewHold, TAG, TableList, new_id,

@@ -256,7 +256,7 @@ mod tests {
                     reservations. Retry in 1 second.";
         assert_eq!(reserve("mallory"), Some((503, Some(1000), full.to_owned())));
         let quota = Quota::per_minute(1_000_000);
-        let gate = Gate::single(Policy::new("tokens", quota).unwrap()).unwrap();
+        let gate = Gate::new(PolicySet::new([Policy::new("tokens", quota).unwrap()]).unwrap());
         let request = Request::new();
         let hour = Duration::from_secs(3600);
         assert!((0..1024).all(|_| gate.reserve_for(&request, hour).unwrap().is_allowed()));

@@ -237,7 +237,7 @@ mod tests {
         let gate = Gate::new(policies.unwrap());
         assert!(OPENAI.headers(&gate.check(&Request::new())).is_empty());
         let said = Policy::new("any", Quota::per_minute(5)).unwrap().with_unit(CostUnit::Requests);
-        let gate = Gate::single(said).unwrap();
+        let gate = Gate::new(PolicySet::new([said]).unwrap());
         assert_eq!(
             lines(OPENAI.headers(&gate.check(&Request::new())))[1],
             "x-ratelimit-remaining-requests: 4"

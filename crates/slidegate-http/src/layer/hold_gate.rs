@@ -79,7 +79,7 @@ impl<S: HoldStore + 'static> HoldGate for SharedGate<S> {
         cost: Option<Cost<'static>>,
     ) -> Answer<'g, Result<Settlement, Error>> {
         let extension = cost.into_iter().fold(Extension::new(), Extension::with_total);
-        Box::pin(self.extend_with(ticket, extension))
+        Box::pin(self.extend(ticket, extension))
     }
 
     fn guard(self: Arc<Self>, ticket: Ticket) -> Box<dyn Guard> {

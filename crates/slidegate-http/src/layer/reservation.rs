@@ -66,7 +66,7 @@ impl Reservation {
         self.0.settle_part(total).await
     }
 
-    /// Holds `cost` in total. See [`Gate::extend_with`](slidegate::Gate::extend_with).
+    /// Holds `cost` in total. See [`Gate::extend`](slidegate::Gate::extend).
     ///
     /// # Errors
     /// If a shared store did not reply, or the response body has ended.

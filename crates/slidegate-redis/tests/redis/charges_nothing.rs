@@ -152,7 +152,7 @@ async fn ask(server: &RedisServer, own: Quota, holds: bool) {
     }
     if let Some(ticket) = ticket {
         // A hold that ends without a charge leaves the usage as it was.
-        let denied = gate.extend_with(&ticket, Extension::new().with_total(5_000)).await;
+        let denied = gate.extend(&ticket, Extension::new().with_total(5_000)).await;
         assert!(denied.is_ok());
         assert_eq!(stored(server)[1..], before[1..], "a denied extension of a key under {own}");
         gate.cancel(&ticket).await.unwrap();

@@ -173,11 +173,11 @@ async fn outcome<S: HoldStore + 'static>(
     assert!(gate.check(&used).await.is_allowed(), "{}", case.name);
     let ticket = gate.reserve(&held).await.into_ticket().unwrap_or_else(|| panic!("{}", case.name));
     gate.configure(set(algorithm, case.after)).unwrap();
-    let extended = gate.extend_with(&ticket, Extension::new().with_total(6)).await.unwrap();
+    let extended = gate.extend(&ticket, Extension::new().with_total(6)).await.unwrap();
     let status = extended.status();
     if status == HoldStatus::Denied {
         // It is as it was, and can be kept, lowered and settled.
-        let kept = gate.extend(&ticket).await.unwrap();
+        let kept = gate.extend(&ticket, Extension::new()).await.unwrap();
         assert_eq!(kept.status(), HoldStatus::Changed, "{}", case.name);
         assert_eq!(
             kept.iter().map(|key| (key.used(), key.held())).collect::<Vec<_>>(),
@@ -185,7 +185,7 @@ async fn outcome<S: HoldStore + 'static>(
             "{}",
             case.name
         );
-        let lowered = gate.extend_with(&ticket, Extension::new().with_total(4)).await.unwrap();
+        let lowered = gate.extend(&ticket, Extension::new().with_total(4)).await.unwrap();
         assert_eq!(lowered.status(), HoldStatus::Changed, "{}", case.name);
     }
     let settled = gate.settle(extended.ticket(), 9).await.unwrap();
@@ -245,7 +245,7 @@ async fn a_block_under_another_policy_of_the_reservation_denies_an_extension() {
         let request = Request::new().with("user", "alice").with_cost(5);
         let ticket = gate.reserve(&request).await.into_ticket().unwrap();
         gate.configure(blocked).unwrap();
-        let denied = gate.extend_with(&ticket, Extension::new().with_total(6)).await.unwrap();
+        let denied = gate.extend(&ticket, Extension::new().with_total(6)).await.unwrap();
         assert_eq!(denied.status(), HoldStatus::Denied);
         let keys: Vec<_> = denied
             .iter()
@@ -258,7 +258,7 @@ async fn a_block_under_another_policy_of_the_reservation_denies_an_extension() {
         );
         assert_eq!(gate.settle(&ticket, 7).await.unwrap().status(), HoldStatus::Changed);
         // What has ended is not denied.
-        let ended = gate.extend_with(&ticket, Extension::new().with_total(8)).await.unwrap();
+        let ended = gate.extend(&ticket, Extension::new().with_total(8)).await.unwrap();
         assert_eq!(ended.status(), HoldStatus::AlreadySettled);
     }
     extend(&SharedGate::from(Arc::new(Gate::new(policies(false)))), policies(true)).await;

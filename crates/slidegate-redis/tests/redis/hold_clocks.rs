@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use slidegate::reserve::{HoldStatus, Ticket};
+use slidegate::reserve::{Extension, HoldStatus, Ticket};
 use slidegate::{
     Counts, Gate, MemoryStore, OnStoreError, Policy, PolicySet, Quota, Request,
     clock::{ManualClock, Timestamp},
@@ -69,7 +69,10 @@ async fn a_permit_stays_if_heartbeats_stop_for_nine_of_ten_seconds_and_go_on() {
     for beat in 0..600 {
         now += if beat % 3 == 2 { 9 * SECOND_US } else { 10 * SECOND_US / 3 };
         at(now);
-        let renewed = (memory.extend(&ours).unwrap(), redis.extend(&theirs).await.unwrap());
+        let renewed = (
+            memory.extend(&ours, Extension::new()).unwrap(),
+            redis.extend(&theirs, Extension::new()).await.unwrap(),
+        );
         assert_eq!((renewed.0.status(), renewed.1.status()), (HoldStatus::Changed, HoldStatus::Changed));
         if beat % 2 == 0 {
             // Older tickets work as well.
@@ -84,7 +87,10 @@ async fn a_permit_stays_if_heartbeats_stop_for_nine_of_ten_seconds_and_go_on() {
         assert_eq!(memory.peek(&request).strictest().unwrap().held(), held);
         assert_eq!(counted(&redis, &request).await, (0, held));
     }
-    let late = (memory.extend(&ours).unwrap().status(), redis.extend(&theirs).await.unwrap().status());
+    let late = (
+        memory.extend(&ours, Extension::new()).unwrap().status(),
+        redis.extend(&theirs, Extension::new()).await.unwrap().status(),
+    );
     assert_eq!(late, (HoldStatus::Expired, HoldStatus::Expired));
 }
 

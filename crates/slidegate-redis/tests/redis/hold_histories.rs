@@ -234,8 +234,8 @@ async fn history(
                 if let Some(ttl_us) = ttl_us {
                     extension = extension.with_ttl(Duration::from_micros(*ttl_us)).unwrap();
                 }
-                let theirs = pair.redis.extend_with(&made[at].1, extension.clone()).await.unwrap();
-                (at, pair.memory.extend_with(&made[at].0, extension).unwrap(), theirs)
+                let theirs = pair.redis.extend(&made[at].1, extension.clone()).await.unwrap();
+                (at, pair.memory.extend(&made[at].0, extension).unwrap(), theirs)
             }
             Step::Cancel(at) => {
                 let Some(at) = ticket(at) else { continue };

@@ -175,7 +175,7 @@ async fn holds_are_settled_once_wherever_other_instances_have_moved_them() {
         let ticket: Ticket = open.swap_remove(number % open.len());
         let (settled, cost) = if number % 3 == 0 {
             open.push(ticket.clone());
-            (gate.extend(&ticket).await.unwrap(), 0)
+            (gate.extend(&ticket, Extension::new()).await.unwrap(), 0)
         } else {
             (gate.settle(&ticket, 3).await.unwrap(), 3)
         };
@@ -331,14 +331,14 @@ fn in_a_cluster_a_denied_extension_holds_no_more_in_any_slot() {
         let request = Request::new().with("user", "extender").with("team", "extenders").with_cost(8);
         let ticket = gate.reserve(&request).await.into_ticket().unwrap();
         let part = gate.settle_so_far(&ticket, 3).await.unwrap();
-        let denied = gate.extend_with(part.ticket(), Extension::new().with_total(30)).await.unwrap();
+        let denied = gate.extend(part.ticket(), Extension::new().with_total(30)).await.unwrap();
         assert_eq!(denied.status(), HoldStatus::Denied);
         assert!(denied.iter().all(|one| one.status() == HoldStatus::Denied && one.held() == 5), "{denied:?}");
         let counted: Vec<_> = gate.peek(&request).await.iter().map(|one| (one.used(), one.held())).collect();
         assert_eq!(counted, [(3, 5); 5]);
         // The older ticket, and more that fits everywhere.
         assert_eq!(
-            gate.extend_with(&ticket, Extension::new().with_total(9)).await.unwrap().status(),
+            gate.extend(&ticket, Extension::new().with_total(9)).await.unwrap().status(),
             HoldStatus::Changed
         );
         assert_eq!(gate.settle(&ticket, 9).await.unwrap().status(), HoldStatus::Changed);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use slidegate::Request;
-use slidegate::reserve::HoldStatus;
+use slidegate::reserve::{Extension, HoldStatus};
 use slidegate_redis::RedisGate;
 use slidegate_testkit::redis::{RedisServer, Reply};
 
@@ -155,7 +155,7 @@ async fn holds_are_made_and_changed_by_the_module() {
     assert!(!denied.allowed && denied.by_store(), "what is held counts");
     assert_eq!(since(&server, before), [1, 1, 0, 0]);
     assert_eq!(gate.settle_so_far(&ticket, 1).await.unwrap().status(), HoldStatus::Changed);
-    assert_eq!(gate.extend(&ticket).await.unwrap().status(), HoldStatus::Changed);
+    assert_eq!(gate.extend(&ticket, Extension::new()).await.unwrap().status(), HoldStatus::Changed);
     assert_eq!(gate.settle(&ticket, 1).await.unwrap().status(), HoldStatus::Changed);
     assert_eq!(gate.settle(&ticket, 5).await.unwrap().status(), HoldStatus::AlreadySettled);
     assert_eq!(since(&server, before), [1, 1, 4, 0]);

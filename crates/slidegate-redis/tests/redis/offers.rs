@@ -136,7 +136,7 @@ async fn decides_exactly(url: &str) {
     for request in [single(), under_all("dave").with_cost(30)] {
         let ticket = one.reserve(&request).await.into_ticket().unwrap();
         assert!(other.check(&request).await.is_denied());
-        let extended = other.extend_with(&ticket, Extension::new().with_total(35)).await.unwrap();
+        let extended = other.extend(&ticket, Extension::new().with_total(35)).await.unwrap();
         assert!(extended.iter().all(|one| one.status() == HoldStatus::Changed), "{extended:?}");
         other.settle(&ticket, 10).await.unwrap();
         let peeked = one.peek(&request).await;

@@ -132,7 +132,8 @@ impl File {
         let (tls, socket) = self.server.listener.build(&top.child("server"), true);
         let HeadersSection { draft, x_ratelimit, retry_after, retry_after_ms } = self.headers;
         let shows_units = matches!(x_ratelimit, XRateLimit::OpenAi | XRateLimit::Anthropic);
-        let has_units = policies.iter().filter_map(Policy::unit_name).any(|name| CostUnit::from_name(name).is_some());
+        let has_units =
+            policies.iter().filter_map(Policy::unit_name).any(|name| CostUnit::from_name(name).is_some());
         if shows_units && !has_units && has_policies && !outside.has_other_limits {
             let why = format_args!(
                 "`{x_ratelimit}` shows policies with a unit, and none has one; write for example `unit: tokens` in a \

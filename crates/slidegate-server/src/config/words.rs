@@ -112,7 +112,8 @@ struct KeySize {
 impl KeySize {
     fn of(policy: &Policy, storage: Storage) -> Self {
         let holds = open_reservations(policy);
-        let quotas = std::iter::once(policy.quota()).chain(policy.options().tiers.iter().flat_map(|tiers| tiers.quotas.values()));
+        let quotas = std::iter::once(policy.quota())
+            .chain(policy.options().tiers.iter().flat_map(|tiers| tiers.quotas.values()));
         let quotas = quotas.map(|quota| policy.options().counts.counted(quota));
         let (usage, held) = match storage {
             Storage::Memory => {
@@ -214,8 +215,12 @@ fn fallback(policy: &Policy, instances: Option<u64>) -> String {
 fn tiers(policy: &Policy) -> String {
     const MOST: usize = 8;
     let Some(tiers) = &policy.options().tiers else { return String::new() };
-    let mut limits: Vec<_> =
-        tiers.quotas.iter().take(MOST).map(|(value, quota)| format!("{} for `{value}`", quota.limit())).collect();
+    let mut limits: Vec<_> = tiers
+        .quotas
+        .iter()
+        .take(MOST)
+        .map(|(value, quota)| format!("{} for `{value}`", quota.limit()))
+        .collect();
     let more = tiers.quotas.len().saturating_sub(MOST);
     if more > 0 {
         limits.push(format!("others for {more} more"));

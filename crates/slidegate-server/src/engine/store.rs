@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use slidegate::internal::check_policy;
 use slidegate::reserve::{HoldOptions, HoldStatus, PendingStats, Reserved, Settlement, Ticket};
 use slidegate::store::{
     FallbackStore, KeyUse, MemoryStats, PolicyReset, ResetCursor, RestoredSnapshot, SavedSnapshot,
@@ -89,7 +90,7 @@ impl Store {
     /// # Errors
     /// A limit is too large for a shared store.
     pub(crate) fn can_count(&self, policy: &Policy) -> Result<(), Error> {
-        self.gate.gate().check_policy(policy)
+        check_policy(policy, self.gate.store())
     }
 
     /// Checks a request with an idempotency key: repeated requests with the same id are charged
@@ -157,7 +158,7 @@ impl Store {
         match change {
             TicketChange::Settle { cost, is_final: true } => gate.settle(ticket, cost).await,
             TicketChange::Settle { cost, is_final: false } => gate.settle_so_far(ticket, cost).await,
-            TicketChange::Extend(extension) => gate.extend_with(ticket, extension).await,
+            TicketChange::Extend(extension) => gate.extend(ticket, extension).await,
             TicketChange::Cancel => gate.cancel(ticket).await,
         }
     }

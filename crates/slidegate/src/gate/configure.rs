@@ -45,14 +45,6 @@ impl<S: Store> Gate<S> {
         Ok(())
     }
 
-    /// Checks that the store can count the limits of a policy.
-    ///
-    /// # Errors
-    /// If a limit is too large for the store.
-    pub fn check_policy(&self, policy: &Policy) -> Result<(), Error> {
-        check_policy(policy, &self.store)
-    }
-
     /// The active policies.
     #[must_use]
     pub fn policies(&self) -> Arc<PolicySet> {
@@ -64,7 +56,11 @@ fn check(policies: &PolicySet, store: &impl Store) -> Result<(), Error> {
     policies.iter().try_for_each(|policy| check_policy(policy, store))
 }
 
-fn check_policy(policy: &Policy, store: &impl Store) -> Result<(), Error> {
+/// Checks that a store can count the limits of a policy.
+///
+/// # Errors
+/// If a limit is too large for the store.
+pub fn check_policy(policy: &Policy, store: &impl Store) -> Result<(), Error> {
     let mut quotas = policy.quotas();
     let checked = quotas.try_for_each(|quota| store.check_quota(&policy.options().counts.counted(quota)));
     checked.map_err(|error| Error::policy(format!("policy `{}`: {error}", policy.name())))

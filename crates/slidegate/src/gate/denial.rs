@@ -171,9 +171,9 @@ impl Decisions<'_> {
     /// (truncated to 128 characters), and when to retry. `None` if the request is allowed.
     ///
     /// ```
-    /// use slidegate::{Gate, Policy, Quota, Request};
+    /// use slidegate::{Gate, Policy, PolicySet, Quota, Request};
     ///
-    /// let gate = Gate::single(Policy::new("login", Quota::per_minute(0))?)?;
+    /// let gate = Gate::new(PolicySet::new([Policy::new("login", Quota::per_minute(0))?])?);
     /// let why = gate.check(&Request::new()).why().unwrap();
     /// assert!(why.starts_with("Policy `login` (0/1m) would be exceeded"), "{why}");
     /// # Ok::<(), slidegate::Error>(())

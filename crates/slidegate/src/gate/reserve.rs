@@ -70,7 +70,7 @@ impl<'r> Deref for Reserved<'r> {
 /// let gate = Gate::new(PolicySet::new([Policy::new("tokens", Quota::per_minute(1000))?])?);
 /// let ticket = gate.reserve(&Request::new().with_cost(200)).into_ticket().unwrap();
 /// let more = Extension::new().with_total(500).with_ttl(Duration::from_secs(300))?;
-/// assert_eq!(gate.extend_with(&ticket, more)?.iter().next().unwrap().held(), 500);
+/// assert_eq!(gate.extend(&ticket, more)?.iter().next().unwrap().held(), 500);
 /// # Ok::<(), slidegate::Error>(())
 /// ```
 #[derive(Debug, Clone, Default)]
@@ -235,22 +235,15 @@ impl Gate {
         at_once(self.change_holds(ticket, Change::Settle { cost: cost.into(), is_final: false }))
     }
 
-    /// Restarts the time of a reservation: the heartbeat of a long request.
-    ///
-    /// # Errors
-    /// Same as [`settle`](Self::settle).
-    pub fn extend(&self, ticket: &Ticket) -> Result<Settlement, Error> {
-        at_once(self.change_holds(ticket, Change::Extend { cost: None, ttl_us: None }))
-    }
-
-    /// Like [`extend`](Self::extend), with another amount or duration, see [`Extension`]. A larger
-    /// amount is decided like a check: if it does not fit under one policy, or a key of the
-    /// reservation is [blocked](crate::Policy::with_block), nothing changes and the
+    /// Restarts the time of a reservation: the heartbeat of a long request. An [`Extension`] may
+    /// change the amount or the duration. A larger amount is decided like a check: if it does not
+    /// fit under one policy, or a key of the reservation is
+    /// [blocked](crate::Policy::with_block), nothing changes and the
     /// [status](Settlement::status) is [`HoldStatus::Denied`].
     ///
     /// # Errors
     /// Same as [`settle`](Self::settle).
-    pub fn extend_with(&self, ticket: &Ticket, extension: Extension<'_>) -> Result<Settlement, Error> {
+    pub fn extend(&self, ticket: &Ticket, extension: Extension<'_>) -> Result<Settlement, Error> {
         let Extension { hold: cost, ttl_us } = extension;
         at_once(self.change_holds(ticket, Change::Extend { cost, ttl_us }))
     }

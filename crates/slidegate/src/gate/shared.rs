@@ -245,15 +245,7 @@ impl<S: HoldStore> SharedGate<S> {
     ///
     /// # Errors
     /// Same as [`Gate::settle`].
-    pub async fn extend(&self, ticket: &Ticket) -> Result<Settlement, Error> {
-        self.gate.change_holds(ticket, Change::Extend { cost: None, ttl_us: None }).await
-    }
-
-    /// See [`Gate::extend_with`].
-    ///
-    /// # Errors
-    /// Same as [`Gate::settle`].
-    pub async fn extend_with(&self, ticket: &Ticket, extension: Extension<'_>) -> Result<Settlement, Error> {
+    pub async fn extend(&self, ticket: &Ticket, extension: Extension<'_>) -> Result<Settlement, Error> {
         let Extension { hold: cost, ttl_us } = extension;
         self.gate.change_holds(ticket, Change::Extend { cost, ttl_us }).await
     }

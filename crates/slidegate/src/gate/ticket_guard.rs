@@ -117,7 +117,7 @@ impl<S: HoldStore + 'static> TicketGuard<S> {
         self.change(Change::Extend { cost: None, ttl_us: None }).await
     }
 
-    /// Restarts the reservation's time and holds `cost` in total. See [`Gate::extend_with`].
+    /// Restarts the reservation's time and holds `cost` in total. See [`Gate::extend`].
     ///
     /// # Errors
     /// If a shared store did not reply.

@@ -92,7 +92,8 @@ fn a_policy_is_changed_in_one_thing_at_a_time() {
         .with_override([address("2001:db8::1")], Quota::per_minute(7))
         .with_override([address("192.0.2.1")], Quota::per_minute(8))
         // The same /56: one key.
-        .without_override([address("2001:db8::2")]).with_override([address("2001:db8::2")], Quota::per_minute(9));
+        .without_override([address("2001:db8::2")])
+        .with_override([address("2001:db8::2")], Quota::per_minute(9));
     assert_eq!(policy.options().override_count(), 2);
     let policy =
         policy.with_quota(Quota::per_hour(6).with_algorithm(Algorithm::FixedWindow)).with_enforced(true);

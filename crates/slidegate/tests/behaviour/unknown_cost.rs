@@ -53,7 +53,7 @@ fn a_settlement_or_extension_with_a_misspelt_cost_is_an_error_and_changes_nothin
     assert_eq!(gate.settle(&ticket, [("ouput", 120)]).unwrap_err().to_string(), UNKNOWN);
     assert_eq!(gate.settle_so_far(&ticket, [("ouput", 120)]).unwrap_err().to_string(), UNKNOWN);
     let extension = slidegate::reserve::Extension::new().with_total([("ouput", 1)]);
-    assert!(gate.extend_with(&ticket, extension).unwrap_err().is_unknown_cost());
+    assert!(gate.extend(&ticket, extension).unwrap_err().is_unknown_cost());
     let held = |gate: &Gate| gate.peek(&Request::new()).iter().map(|one| (one.used(), one.held())).next();
     assert_eq!(held(&gate), Some((0, 4096)));
     gate.settle(&ticket, [("output", 120), ("thinking", 7)]).unwrap();

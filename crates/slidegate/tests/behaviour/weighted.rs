@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use slidegate::reserve::{HoldStatus, Unsettled};
+use slidegate::reserve::{Extension, HoldStatus, Unsettled};
 use slidegate::store::SnapshotFile;
 use slidegate::{
     Algorithm, Amount, Amounts, Counts, Gate, MemoryStore, Policy, PolicySet, Quota, Request,
@@ -334,9 +334,11 @@ fn a_reservation_is_not_settled_in_another_unit() {
         let request = alice(&[("output", 4)]);
         let ticket = gate.reserve(&request).into_ticket().unwrap();
         configure(&after);
-        for settlement in
-            [gate.settle(&ticket, &[("output", 1)][..]), gate.extend(&ticket), gate.cancel(&ticket)]
-        {
+        for settlement in [
+            gate.settle(&ticket, &[("output", 1)][..]),
+            gate.extend(&ticket, Extension::new()),
+            gate.cancel(&ticket),
+        ] {
             assert_eq!(settlement.unwrap().status(), HoldStatus::Unknown);
         }
         assert_eq!(gate.peek(&request).strictest().unwrap().used(), 0);

@@ -61,7 +61,9 @@ impl Control {
     async fn block_all(&self, earned: &[EarnedBlock], log_limit: &LogLimit) {
         let escalations = &self.app.observer().escalations;
         let policies = self.app.policies();
-        let is_enforced = |one: &&EarnedBlock| policies.by_name(&one.policy).is_some_and(|policy| policy.options().enforced);
+        let is_enforced = |one: &&EarnedBlock| {
+            policies.by_name(&one.policy).is_some_and(|policy| policy.options().enforced)
+        };
         let (earned, too_long): (Vec<_>, Vec<_>) =
             earned.iter().filter(is_enforced).partition(|one| one.key.len() <= KeyText::MAX);
         escalations.dropped(NotBlocked::KeyTooLong, too_long.len());

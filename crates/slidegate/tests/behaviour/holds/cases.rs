@@ -154,23 +154,23 @@ fn an_extension_is_decided_like_a_check_and_time_alone_is_never_denied() {
     let bench = log();
     let ticket = bench.reserve(60, secs(30));
     bench.at(secs(5));
-    let extended = bench.gate.extend_with(&ticket, Extension::new().with_total(90)).unwrap();
+    let extended = bench.gate.extend(&ticket, Extension::new().with_total(90)).unwrap();
     assert_eq!(extended.status(), HoldStatus::Changed);
     let ticket = extended.into_ticket();
     assert_eq!(bench.usage(), (0, 90, 10));
-    let denied = bench.gate.extend_with(&ticket, Extension::new().with_total(120)).unwrap();
+    let denied = bench.gate.extend(&ticket, Extension::new().with_total(120)).unwrap();
     assert_eq!(denied.status(), HoldStatus::Denied);
     assert_eq!(bench.usage(), (0, 90, 10));
     // Full, and yet it may go on.
     let _other = bench.reserve(10, secs(60));
     bench.at(secs(30));
-    let extended = bench.gate.extend(&ticket).unwrap();
+    let extended = bench.gate.extend(&ticket, Extension::new()).unwrap();
     assert_eq!(extended.status(), HoldStatus::Changed);
     bench.at(secs(60) - micros(1));
     assert_eq!(bench.usage(), (0, 100, 0));
     bench.at(secs(60));
     assert_eq!(bench.usage(), (90, 10, 0));
-    assert_eq!(bench.gate.extend(extended.ticket()).unwrap().status(), HoldStatus::Expired);
+    assert_eq!(bench.gate.extend(extended.ticket(), Extension::new()).unwrap().status(), HoldStatus::Expired);
 }
 
 /// A request that turns out to be long asks for a longer time, which later heartbeats keep.
@@ -180,13 +180,13 @@ fn an_extension_may_change_the_time_of_a_hold() {
     let ticket = bench.reserve(60, secs(30));
     bench.at(secs(10));
     let longer = Extension::new().with_ttl(secs(300)).unwrap();
-    let ticket = bench.gate.extend_with(&ticket, longer).unwrap().into_ticket();
+    let ticket = bench.gate.extend(&ticket, longer).unwrap().into_ticket();
     assert_eq!(ticket.until(), Some(START + secs(310)));
     bench.at(secs(309));
-    let ticket = bench.gate.extend(&ticket).unwrap().into_ticket();
+    let ticket = bench.gate.extend(&ticket, Extension::new()).unwrap().into_ticket();
     assert_eq!((bench.usage(), ticket.until()), ((0, 60, 40), Some(START + secs(609))));
     let shorter = Extension::new().with_total(80).with_ttl(secs(1)).unwrap();
-    assert_eq!(bench.gate.extend_with(&ticket, shorter).unwrap().status(), HoldStatus::Changed);
+    assert_eq!(bench.gate.extend(&ticket, shorter).unwrap().status(), HoldStatus::Changed);
     assert_eq!(bench.usage(), (0, 80, 20));
     bench.at(secs(310));
     assert_eq!(bench.usage(), (80, 0, 20));
@@ -239,7 +239,7 @@ fn an_extension_changes_all_keys_or_none() {
     let bench = Bench::new([tokens("wide", 1000), tokens("narrow", 100)]);
     let ticket = bench.reserve(60, secs(30));
     assert_eq!(
-        bench.gate.extend_with(&ticket, Extension::new().with_total(120)).unwrap().status(),
+        bench.gate.extend(&ticket, Extension::new().with_total(120)).unwrap().status(),
         HoldStatus::Denied
     );
     let request = Request::new();
@@ -485,7 +485,7 @@ fn an_extension_meets_a_lowered_limit_beside_inline_quotas_that_are_equal_to_it(
         let policy = tickets.iter().fold(per_user(100), |policy, (user, _)| lower(policy, user));
         bench.gate.configure(PolicySet::new([policy]).unwrap()).unwrap();
         for (user, ticket) in &tickets {
-            let extended = bench.gate.extend_with(ticket, Extension::new().with_total(6)).unwrap();
+            let extended = bench.gate.extend(ticket, Extension::new().with_total(6)).unwrap();
             assert_eq!(extended.status(), HoldStatus::Denied, "{control}: {user}");
         }
     }

@@ -63,7 +63,7 @@ fn an_extension_under_two_policies_asks_for_the_difference() {
     let bench = Bench::new([policy("tokens", 10), policy("all", 1000)]);
     let ticket = bench.reserve(6, secs(10));
     let extend = |ticket: &Ticket, cost| {
-        let extended = bench.gate.extend_with(ticket, Extension::new().with_total(cost)).unwrap();
+        let extended = bench.gate.extend(ticket, Extension::new().with_total(cost)).unwrap();
         let statuses: Vec<_> = extended.iter().map(|key| key.status()).collect();
         (statuses, extended.into_ticket())
     };

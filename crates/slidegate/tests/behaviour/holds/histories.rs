@@ -262,10 +262,8 @@ impl History {
             return;
         }
         let extended = match cost {
-            Some(cost) => {
-                self.bench.gate.extend_with(&made.ticket, Extension::new().with_total(cost)).unwrap()
-            }
-            None => self.bench.gate.extend(&made.ticket).unwrap(),
+            Some(cost) => self.bench.gate.extend(&made.ticket, Extension::new().with_total(cost)).unwrap(),
+            None => self.bench.gate.extend(&made.ticket, Extension::new()).unwrap(),
         };
         made.ticket = extended.ticket().clone();
         let Some(place) = self.model.holds.iter().position(|hold| hold.ticket == at) else {

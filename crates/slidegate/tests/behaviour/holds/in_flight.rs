@@ -1,6 +1,6 @@
 //! Limits on what is in flight.
 
-use slidegate::reserve::HoldStatus;
+use slidegate::reserve::{Extension, HoldStatus};
 
 use super::*;
 
@@ -54,13 +54,13 @@ fn a_heartbeat_in_time_keeps_the_permit() {
     assert_eq!(ticket.heartbeat(), micros(3_333_333));
     for second in [3, 12, 21] {
         bench.at(secs(second));
-        let extended = bench.gate.extend(&ticket).unwrap();
+        let extended = bench.gate.extend(&ticket, Extension::new()).unwrap();
         assert_eq!(extended.status(), HoldStatus::Changed);
         ticket = extended.into_ticket();
         assert!(take(&bench).is_err());
     }
     bench.at(secs(31));
-    assert_eq!(bench.gate.extend(&ticket).unwrap().status(), HoldStatus::Expired);
+    assert_eq!(bench.gate.extend(&ticket, Extension::new()).unwrap().status(), HoldStatus::Expired);
     assert!(take(&bench).is_ok());
 }
 

@@ -1,7 +1,10 @@
 //! A reservation has one state for all of its keys, and only its own store knows its ticket.
 
 use proptest::prelude::*;
-use slidegate::{Counts, reserve::HoldStatus};
+use slidegate::{
+    Counts,
+    reserve::{Extension, HoldStatus},
+};
 
 use super::*;
 
@@ -89,7 +92,7 @@ fn history(steps: &[Step]) {
                 let settlement = match kind {
                     Kind::Settle(cost) => bench.gate.settle(&one.ticket, cost),
                     Kind::Part(cost) => bench.gate.settle_so_far(&one.ticket, cost),
-                    Kind::Extend => bench.gate.extend(&one.ticket),
+                    Kind::Extend => bench.gate.extend(&one.ticket, Extension::new()),
                     Kind::Cancel => bench.gate.cancel(&one.ticket),
                 };
                 let status = settlement.unwrap().status();
@@ -195,7 +198,7 @@ fn a_ticket_with_any_changed_byte_is_unknown_or_refused_and_changes_nothing() {
                 bench.gate.cancel(&forged),
                 bench.gate.settle(&forged, 7),
                 bench.gate.settle_so_far(&forged, 7),
-                bench.gate.extend(&forged),
+                bench.gate.extend(&forged, Extension::new()),
             ] {
                 let settlement = settlement.unwrap();
                 assert_eq!(settlement.status(), HoldStatus::Unknown, "byte {at}");
