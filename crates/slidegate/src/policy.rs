@@ -5,13 +5,15 @@ use std::sync::Arc;
 use crate::amount::Amount;
 use crate::block::Block;
 use crate::charge::OnMissing;
+use crate::cost::CostUnit;
 use crate::error::Error;
 use crate::hold::Unsettled;
 use crate::key::{HashSeed, Key, KeyId, KeySpace};
 use crate::network::Ipv6Prefix;
 use crate::quota::{Algorithm, Quota};
-use crate::request::{CostUnit, Request, Value};
+use crate::request::{Request, Value};
 
+mod build;
 mod index;
 mod learned_estimate;
 mod matcher;

@@ -1,9 +1,9 @@
 //! Changes of a reservation: settle, extend, cancel, end.
 
+use crate::cost::Cost;
 use crate::hold::{HoldChange, Unsettled};
 use crate::policy::Policy;
 use crate::quota::Algorithm;
-use crate::request::Cost;
 use crate::ticket::{TicketKey, TicketPart};
 
 /// A change to all holds of a ticket.

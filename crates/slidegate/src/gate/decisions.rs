@@ -300,7 +300,7 @@ impl<'d> PolicyDecision<'d> {
     #[must_use]
     #[inline]
     pub fn asked(&self) -> Amount {
-        self.policy().options().counts.cost_of(self.asking())
+        self.asking().counted_cost(&self.policy().options().counts)
     }
 
     /// The key.

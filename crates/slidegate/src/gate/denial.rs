@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use super::{Decisions, PolicyDecision};
 use crate::block::Block;
+use crate::cost::CostUnit;
 use crate::decision::{Amounts, Decision, Reason};
 use crate::hold::MAX_HOLDS;
 use crate::quota::{Algorithm, Quota};
-use crate::request::CostUnit;
 use crate::time::{Timestamp, millis_ceil, secs_ceil};
 
 /// Retry delay when the wait depends on other requests to end.

@@ -10,8 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use smallvec::SmallVec;
 
 use super::change::Change;
+use crate::cost::OwnedCost;
 use crate::error::Error;
-use crate::request::OwnedCost;
 use crate::shares::Shares;
 use crate::ticket::Ticket;
 

@@ -5,9 +5,9 @@ use std::ops::Deref;
 use smallvec::SmallVec;
 
 use crate::amount::Amount;
+use crate::cost::CostUnit;
 use crate::decision::Decision;
 use crate::hold::HoldStatus;
-use crate::request::CostUnit;
 use crate::ticket::{Ticket, TicketPlace};
 
 /// The outcome of a reservation's change.

@@ -10,8 +10,8 @@ use super::Gate;
 use super::change::Change;
 use super::reserve::Reserved;
 use super::settlement::Settlement;
+use crate::cost::Cost;
 use crate::error::Error;
-use crate::request::Cost;
 use crate::store::{HoldStore, poll_once};
 use crate::ticket::Ticket;
 

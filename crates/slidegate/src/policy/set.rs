@@ -13,10 +13,11 @@ use super::index::{Places, PolicyIndex};
 use super::rule::{OwnOfKey, Rule};
 use crate::block::Block;
 use crate::charge::{Charge, Excess, HoldTerms, MetQuota, OnMissing, Part, Plan, Reserve, place};
+use crate::cost::{Cost, Counts};
 use crate::error::Error;
 use crate::key::{HashSeed, Key, KeyId, TicketKeyBytes};
 use crate::quota::{Algorithm, ChangedPolicy, Quota};
-use crate::request::{Cost, Counts, Request};
+use crate::request::Request;
 use crate::verb::Verb;
 
 /// A validated list of policies with distinct names.

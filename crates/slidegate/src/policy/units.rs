@@ -1,9 +1,9 @@
 //! Units of cost: what a policy counts and what stores count.
 
 use super::Policy;
+use crate::cost::{CostUnit, Counts};
 use crate::error::Error;
 use crate::quota::Algorithm;
-use crate::request::{CostUnit, Counts};
 
 impl Policy {
     /// The policy with limits in millionths of a unit, if it counts millionths and its limits are

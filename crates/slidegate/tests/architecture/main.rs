@@ -37,7 +37,8 @@ const MODULES: &[(&str, &[&str])] = &[
     ("usage", &["amount", "decision", "hold", "quota", "time"]),
     ("algorithm", &["decision", "hold", "quota", "time", "usage", "verb"]),
     ("all_or_nothing", &["charge", "decision", "verb"]),
-    ("request", &["amount", "quota", "verb"]),
+    ("cost", &["amount", "quota"]),
+    ("request", &["amount", "cost", "quota", "verb"]),
     ("request_path", &[]),
     ("network", &["error"]),
     ("fold", &["request", "request_path"]),
@@ -46,7 +47,10 @@ const MODULES: &[(&str, &[&str])] = &[
     ("policy_reset", &["error"]),
     (
         "policy",
-        &["amount", "block", "charge", "error", "fold", "hold", "key", "network", "quota", "request", "verb"],
+        &[
+            "amount", "block", "charge", "cost", "error", "fold", "hold", "key", "network", "quota",
+            "request", "verb",
+        ],
     ),
     (
         "store",
@@ -113,6 +117,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "amount",
             "block",
             "charge",
+            "cost",
             "decision",
             "error",
             "hold",

@@ -78,7 +78,7 @@ impl ReservationRequest<'_> {
     fn cost(&self, one: &PolicyDecision<'_>) -> Amount {
         match one.policy().estimate().filter(|_| !self.says_cost) {
             Some(estimate) => estimate.min(one.amounts().limit),
-            None => one.policy().options().counts.cost_of(self.request),
+            None => self.request.counted_cost(&one.policy().options().counts),
         }
     }
 }
