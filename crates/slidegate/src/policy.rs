@@ -159,7 +159,7 @@ impl Policy {
     /// every cost above 0 is denied and nothing is charged. A later block of the same key replaces
     /// an earlier one. The key keeps its quota and its usage.
     ///
-    /// A [`shadow`](Self::shadow) policy reports the block but denies nothing. Looking up a block
+    /// A policy that is not [enforced](Self::with_enforced) reports the block but denies nothing. Looking up a block
     /// costs one hash of the key; policies without blocks pay nothing.
     #[must_use]
     pub fn with_block<'v, V: Into<Value<'v>>>(

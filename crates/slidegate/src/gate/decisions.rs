@@ -267,7 +267,7 @@ impl<'d> PolicyDecision<'d> {
         self.place.role
     }
 
-    /// The [shares](Policy::notify) of the limit, in percent, that this decision's charge or hold
+    /// The [shares](Policy::with_notify) of the limit, in percent, that this decision's charge or hold
     /// made the key cross, in ascending order. Usage was below them before. Empty for a refund, and
     /// for a denial that charged nothing.
     ///

@@ -51,7 +51,7 @@ impl Policy {
         self
     }
 
-    /// Applies the policy only to requests that are [`under`](Request::under) it. A set may have
+    /// Applies the policy only to requests that are [`under`](crate::Request::under) it. A set may have
     /// thousands of such policies, because other requests are not matched against them.
     #[must_use]
     pub fn with_only_when_named(mut self) -> Self {

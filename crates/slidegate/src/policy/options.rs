@@ -11,7 +11,7 @@ use crate::fold::Fold;
 use crate::hold::Unsettled;
 use crate::request::OwnedValue;
 
-/// What a policy does besides its quota. [`Policy`]'s `with_` methods set it.
+/// What a policy does besides its quota. [`Policy`](crate::Policy)'s `with_` methods set it.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct PolicyOptions {

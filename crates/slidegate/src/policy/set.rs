@@ -158,7 +158,7 @@ impl PolicySet {
         self.places.get(name).map(|at| self.policy(*at))
     }
 
-    /// The policies that [apply](Policy::applies_to) to a request, in their order.
+    /// The policies that [apply](Policy::key_of) to a request, in their order.
     ///
     /// ```
     /// use slidegate::{Match, Policy, PolicySet, Quota, Request};
