@@ -29,7 +29,7 @@ pub(crate) const THREAT_TESTS: &[(&str, &[&str])] = &[
         "slidegate-server/tests/hostile/shares.rs::invented_keys_of_one_policy_leave_notifications_and_blocks_to_the_others_and_to_itself",
         "slidegate-server/tests/service/observe/notifications.rs::messages_that_exceed_the_queue_are_dropped_and_counted",
     ]),
-    ("blocks by [escalation](docs/day-to-day.md#blocks-that-escalate), of keys that it invents or of others", &[
+    ("blocks by [escalation](docs/escalation.md), of keys that it invents or of others", &[
         "slidegate-server/tests/service/escalation.rs::a_flood_of_invented_keys_blocks_a_bounded_number_of_them_and_nobody_else",
         "slidegate-server/src/control/changes/escalate.rs::a_policy_takes_half_of_what_is_free_of_half_of_the_changes_and_a_quarter_of_the_bytes",
         "slidegate-server/src/record/escalations.rs::a_full_table_keeps_those_that_were_denied_often_and_those_of_other_policies",
