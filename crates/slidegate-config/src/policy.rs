@@ -124,7 +124,7 @@ pub(crate) struct PolicySpec {
     /// at most once per window.
     #[schemars(extend("uniqueItems" = true, "maxItems" = 8))]
     notify: Option<List<Parsed<Percent>>>,
-    /// [Blocks](day-to-day.md#blocks-that-escalate) of keys that are denied again and again. Not with `mode: shadow`,
+    /// [Blocks](escalation.md) of keys that are denied again and again. Not with `mode: shadow`,
     /// not without a `scope`, and not in programs that embed the library.
     escalate: Option<EscalateSpec>,
     /// How keys are shown in the log, events, top keys and the dashboard. Responses to a check always show their own.

@@ -1,6 +1,6 @@
 //! The outcome of a replay: plain figures in the form of its JSON.
 //!
-//! docs/replay.md documents every field. A field is never renamed or redefined without a higher
+//! docs/replay-json.md documents every field. A field is never renamed or redefined without a higher
 //! `schema`; new fields may be added.
 
 use std::collections::BTreeMap;

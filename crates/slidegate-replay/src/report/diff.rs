@@ -279,7 +279,7 @@ impl DiffReport<'_> {
         })
     }
 
-    /// Writes it as indented JSON. docs/replay.md documents the fields.
+    /// Writes it as indented JSON. docs/replay-json.md documents the fields.
     ///
     /// # Errors
     /// It cannot be written.

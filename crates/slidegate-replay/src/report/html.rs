@@ -2,7 +2,7 @@
 //!
 //! The page's content security policy names scripts and styles by hash, so nothing else runs,
 //! whatever a log contains. Tables are written here and readable without scripts; the script only
-//! adds charts, from the JSON described in docs/replay.md.
+//! adds charts, from the JSON described in docs/replay-json.md.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};

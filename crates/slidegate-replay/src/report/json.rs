@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use crate::outcome::Outcome;
 
 impl Outcome {
-    /// Writes the outcome as indented JSON. docs/replay.md documents the fields.
+    /// Writes the outcome as indented JSON. docs/replay-json.md documents the fields.
     ///
     /// # Errors
     /// It cannot be written.

@@ -112,7 +112,7 @@ impl PolicyArgs {
 /// envoyproxy/ratelimit files and environment variables.
 #[derive(Debug, Args)]
 pub(super) struct EnvoyArgs {
-    /// Folder with envoyproxy/ratelimit config files; hot-reloaded. See docs/envoy.md
+    /// Folder with envoyproxy/ratelimit config files; hot-reloaded. See docs/envoy-ratelimit.md
     #[arg(long, value_name = "FOLDER")]
     envoy_config: Option<PathBuf>,
     /// Replace envoyproxy/ratelimit: read its environment variables, such as `RUNTIME_ROOT`

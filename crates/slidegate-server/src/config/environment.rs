@@ -539,7 +539,7 @@ mod tests {
         }
         let pages = [
             include_str!("../../../../docs/config.md"),
-            include_str!("../../../../docs/envoy.md"),
+            include_str!("../../../../docs/envoy-ratelimit.md"),
             include_str!("../../../../docs/commands.md"),
         ]
         .concat();

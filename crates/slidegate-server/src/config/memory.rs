@@ -19,7 +19,7 @@ use super::values::{ByteSize, format_bytes, some_bytes};
 #[serde(deny_unknown_fields)]
 #[schemars(extend("x-example" = "max_bytes: 1GiB"))]
 pub(crate) struct Memory {
-    /// Maximum number of keys: see [a full store](failures.md#a-full-memory-store). Default: 1048576; with
+    /// Maximum number of keys: see [a full store](bounds.md#a-full-memory-store). Default: 1048576; with
     /// `max_bytes` as many as fit.
     #[schemars(range(min = 1, max = 1_000_000_000))]
     pub(crate) max_keys: Option<usize>,

@@ -1,9 +1,9 @@
 //! The tables of keys in docs/config.md: the doc comments of the structs, with what their schema allows.
 //!
 //! A table is between `<!-- keys of store.memory -->` and `<!-- end -->`. Its rows may be reordered by hand;
-//! new keys are added at its end.
+//! new keys are added at its end. A row that an earlier table has is left out.
 
-use std::fmt::Write as _;
+use std::collections::BTreeSet;
 
 use serde_json::Value;
 use slidegate_config::check::expected;
@@ -17,15 +17,16 @@ const END: &str = "<!-- end -->";
 fn with_tables(page: &str) -> String {
     let mut parts = page.split(START);
     let mut current = parts.next().unwrap_or_default().to_owned();
+    let mut rows = BTreeSet::new();
     for part in parts {
         let (path, rest) = part.split_once(" -->\n").expect("a marker has its own line");
         let (old, rest) = rest.split_once(END).expect("a table has an end");
-        current += &format!("{START}{path} -->\n{}{END}{rest}", table(path, old));
+        current += &format!("{START}{path} -->\n{}{END}{rest}", table(path, old, &mut rows));
     }
     current
 }
 
-fn table(path: &str, old: &str) -> String {
+fn table(path: &str, old: &str, rows: &mut BTreeSet<String>) -> String {
     let root = slidegate_config::schema::published(schema());
     let section = path.split('.').fold(&root, |section, key| {
         with_keys(&section["properties"][key]).unwrap_or_else(|| panic!("`{path}` has no keys"))
@@ -42,7 +43,10 @@ fn table(path: &str, old: &str) -> String {
             }
             None => (about, default_of(schema)),
         };
-        writeln!(table, "| `{key}` | {about} | {} | {default} |", value_of(key, schema)).unwrap();
+        let row = format!("| `{key}` | {about} | {} | {default} |\n", value_of(key, schema));
+        if rows.insert(row.clone()) {
+            table += &row;
+        }
     }
     table
 }
@@ -76,7 +80,7 @@ fn default_of(schema: &Value) -> String {
         Value::String(text) => format!("`{text}`"),
         Value::Array(list) if !list.is_empty() => format!("`{}`", schema["default"]).replace('"', ""),
         Value::Bool(_) | Value::Number(_) => format!("`{}`", schema["default"]),
-        _ => "none".to_owned(),
+        _ => String::new(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The environment variables of envoyproxy/ratelimit, for a service that replaces it.
 //!
 //! They are read only with `--envoy-env`: variables such as `PORT`, `HOST` and `LOG_LEVEL` are
-//! often set for other programs. `docs/envoy.md` lists the supported variables, and the ignored
+//! often set for other programs. `docs/envoy-ratelimit.md` lists the supported variables, and the ignored
 //! ones with the reason.
 
 mod ignored;
@@ -520,7 +520,7 @@ mod tests {
             ["REDIS_PERSECOND is set but has no effect: all limits live in one store, so that a request is \
                  charged on all or none"]
         );
-        let page = include_str!("../../../../docs/envoy.md");
+        let page = include_str!("../../../../docs/envoy-ratelimit.md");
         for name in IGNORED.iter().flat_map(|(_, names)| names.split(' ')) {
             assert!(page.contains(&format!("`{name}`")), "{name}");
         }

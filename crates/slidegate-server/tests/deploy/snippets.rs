@@ -26,7 +26,7 @@ fn block_of(page: &str, first: &str) -> String {
 fn reserves(first: &str, command: impl Fn(&Path, &Path, u16) -> Command) {
     let dir = TempDir::new("reserving");
     let config = dir.path().join("slidegate.yaml");
-    let page = read("reserve.md");
+    let page = read("gateway.md");
     std::fs::write(&config, block_of(&page, "policies:\n  - {name: tokens, scope: [user], quota: 2_000/1h}"))
         .unwrap();
     let slidegate = Server::start(&["--config", config.to_str().unwrap()]);

@@ -134,7 +134,7 @@ fn each_level_of_a_descriptor_is_told() {
         assert_eq!(code, Some(0), "{found}");
         found
     };
-    let page = include_str!("../../../../docs/envoy.md");
+    let page = include_str!("../../../../docs/envoy-ratelimit.md");
     let example = summary(&["key1=value1,subkey1=something"]);
     assert!(page.contains(&format!("```text\n{example}```")), "{example}");
     assert_eq!(

@@ -55,13 +55,13 @@ fn every_field_of_the_json_is_documented() {
         run(&["replay", &log, "--config", &config, "--json", "-", "--sweep", "per-ip.limit=2..40:2"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let json: Value = serde_json::from_slice(&output.stdout).expect("nothing but JSON on standard output");
-    let docs = page("replay.md");
+    let docs = page("replay-json.md");
     let documented = |name: &str| docs.contains(&format!("`{name}`"));
     let mut fields = BTreeSet::new();
     names(&json, &mut fields);
     assert!(fields.len() > 50, "{fields:?}");
     let missing: Vec<_> = fields.iter().filter(|name| !documented(name)).collect();
-    assert!(missing.is_empty(), "docs/replay.md lacks {missing:?}");
+    assert!(missing.is_empty(), "docs/replay-json.md lacks {missing:?}");
 
     assert_eq!(json["schema"], 1);
     assert_eq!(json["log"]["malformed"], 1);
@@ -198,11 +198,11 @@ fn a_diff_exits_with_1_above_the_threshold_and_2_for_errors() {
     let json: Value = serde_json::from_slice(&failed.stdout).unwrap();
     assert_eq!((&json["failed"], &json["fail_above"]), (&Value::Bool(true), &Value::from("0.1%")));
     assert!(json["newly_denied"].as_u64().unwrap() > 0 && json["newly_allowed"] == 0, "{json}");
-    let docs = page("replay.md");
+    let docs = page("replay-json.md");
     let mut fields = BTreeSet::new();
     names(&json, &mut fields);
     let missing: Vec<_> = fields.iter().filter(|name| !docs.contains(&format!("`{name}`"))).collect();
-    assert!(missing.is_empty(), "docs/replay.md lacks {missing:?}");
+    assert!(missing.is_empty(), "docs/replay-json.md lacks {missing:?}");
 
     // Several logs are one: a copy under another name doubles what clients asked for.
     let copy = folder.file("copy.log", self::log());

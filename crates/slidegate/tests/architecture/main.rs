@@ -12,6 +12,7 @@ mod fault_matrix;
 mod imports;
 mod service;
 mod source_tree;
+mod threat_model;
 
 use imports::Imports;
 use source_tree::SourceTree;
