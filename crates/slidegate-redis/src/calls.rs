@@ -11,6 +11,7 @@ use slidegate::Quota;
 use slidegate::internal::instant;
 use tokio::time::Instant;
 
+use crate::batch::Batcher;
 use crate::call::{Answers, CallTerms, MOST, Subjects};
 use crate::held_keys::HeldKeys;
 use crate::invalidation::Denials;
@@ -19,6 +20,7 @@ use crate::native::NativeCommand;
 use crate::reply::{Reply, Unreadable, number, read};
 use crate::scripts::Scripts;
 use crate::server_time::ServerTimes;
+use crate::spread::DenialRates;
 
 /// The state of calls, including those whose caller is gone.
 #[derive(Debug)]
@@ -31,6 +33,9 @@ pub(crate) struct Calls {
     pub(super) times: ServerTimes,
     pub(super) denials: Arc<Denials>,
     pub(super) held: HeldKeys,
+    /// `None` if checks are not batched.
+    pub(super) batcher: Option<Batcher>,
+    pub(super) denial_rates: DenialRates,
     pub(super) counts: Counts,
 }
 
@@ -54,6 +59,32 @@ pub(super) const EXPIRY_US: u64 = 1000;
 const MOST_LATE: u32 = 3;
 
 impl Calls {
+    /// Decides one request whose keys are in one slot. Checks of the same keys share a call.
+    pub(super) async fn decide(
+        self: &Arc<Self>,
+        subjects: &Subjects,
+        cost: u64,
+        deadline: Instant,
+    ) -> Result<Answers, Failure> {
+        match self.batcher.as_ref().filter(|_| subjects.may_be_batched()) {
+            Some(batcher) => batcher.check(self, subjects.clone(), cost, deadline).await,
+            None => self.decide_alone(subjects, cost, deadline).await,
+        }
+    }
+
+    /// Decides one request by a call of its own.
+    pub(super) async fn decide_alone(
+        &self,
+        subjects: &Subjects,
+        cost: u64,
+        deadline: Instant,
+    ) -> Result<Answers, Failure> {
+        let last_failure = LastFailure::default();
+        // Boxed, because rustc limits how deep futures may nest in those of a caller.
+        let answers = Box::pin(self.call(subjects, &[cost], None, deadline, &last_failure)).await?;
+        Ok(answers.into_iter().next().unwrap_or_default())
+    }
+
     /// Decides these requests with one script call. All keys are in one slot. One answer per cost.
     ///
     /// With an idempotency key, the first reply is stored under the name `once`, in the slot of the
@@ -98,28 +129,44 @@ impl Calls {
                 }
                 replied => replied?,
             };
-            let arrived = instant();
-            match read(subjects, terms, value).map_err(|unreadable| self.misread(slot, &unreadable))? {
-                // Its time is the first reply's, not the server's current one.
-                Reply::Done(answers, _) if is_once => return Ok(answers),
-                Reply::Done(answers, now) => {
-                    self.observe_time(slot, now, sent, arrived);
-                    if let Some(last) = answers.last().filter(|_| has_holds) {
-                        for (subject, decision) in subjects.0.iter().zip(last) {
-                            self.held.note(&subject.name, decision.held > 0);
-                        }
+            if let Some(answers) = self.answers(slot, subjects, terms, value, sent)? {
+                return Ok(answers);
+            }
+            late += 1;
+            if late >= MOST_LATE || instant() >= deadline {
+                let detail = "met the call past its deadline and charged nothing";
+                return Err(self.failed(slot, executed, FailureKind::Late, detail));
+            }
+        }
+    }
+
+    /// The answers in the reply to a call that was sent at this time: `None` if the call came too
+    /// late and has charged nothing.
+    fn answers(
+        &self,
+        slot: u16,
+        subjects: &Subjects,
+        terms: CallTerms<'_>,
+        reply: Value,
+        sent: Instant,
+    ) -> Result<Option<Vec<Answers>>, Failure> {
+        let arrived = instant();
+        match read(subjects, terms, reply).map_err(|unreadable| self.misread(slot, &unreadable))? {
+            // Its time is the first reply's, not the server's current one.
+            Reply::Done(answers, _) if terms.is_once => Ok(Some(answers)),
+            Reply::Done(answers, now) => {
+                self.observe_time(slot, now, sent, arrived);
+                if let Some(last) = answers.last().filter(|_| terms.has_holds) {
+                    for (subject, decision) in subjects.0.iter().zip(last) {
+                        self.held.note(&subject.name, decision.held > 0, arrived);
                     }
-                    return Ok(answers);
                 }
-                Reply::Late(now) => {
-                    self.counts.late.fetch_add(1, Ordering::Relaxed);
-                    self.observe_time(slot, now, sent, arrived);
-                    late += 1;
-                    if late >= MOST_LATE || arrived >= deadline {
-                        let detail = "met the call past its deadline and charged nothing";
-                        return Err(self.failed(slot, executed, FailureKind::Late, detail));
-                    }
-                }
+                Ok(Some(answers))
+            }
+            Reply::Late(now) => {
+                self.counts.late.fetch_add(1, Ordering::Relaxed);
+                self.observe_time(slot, now, sent, arrived);
+                Ok(None)
             }
         }
     }
@@ -231,6 +278,12 @@ impl Calls {
     /// The slot of the first key.
     pub(super) fn slot(&self, subjects: &Subjects) -> u16 {
         subjects.0.first().map_or(0, |subject| self.client.slot(&subject.name))
+    }
+
+    /// Whether one call can decide them.
+    pub(super) fn are_in_one_slot(&self, subjects: &Subjects) -> bool {
+        let slot = self.slot(subjects);
+        subjects.0.iter().skip(1).all(|subject| self.client.slot(&subject.name) == slot)
     }
 
     /// Counts a failure found in a reply.
