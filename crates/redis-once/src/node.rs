@@ -96,6 +96,8 @@ pub(crate) enum Job<'a> {
 /// Commands that are sent together.
 pub(crate) enum Sent<'c> {
     One(&'c Cmd),
+    /// After `ASKING`, whose reply is dropped.
+    AfterAsking(&'c Cmd),
     /// Their replies are an array.
     All(&'c Pipeline),
 }
@@ -112,6 +114,15 @@ pub(crate) struct Terms {
 pub(crate) enum Asking {
     Yes,
     No,
+}
+
+impl Asking {
+    fn before(self, command: &Cmd) -> Sent<'_> {
+        match self {
+            Self::Yes => Sent::AfterAsking(command),
+            Self::No => Sent::One(command),
+        }
+    }
 }
 
 impl Node {
@@ -200,12 +211,12 @@ impl Node {
         terms: Terms,
     ) -> Result<Value, Failure> {
         let call = match job {
-            Job::Command(command) => return self.ask(command, asking, terms).await,
+            Job::Command(command) => return self.call(asking.before(command), terms).await,
             Job::Script(call) => call,
         };
         if let Some(native) = &call.native {
             if self.module.has(native.command) {
-                let value = self.ask(&(native.build)(), asking, terms).await?;
+                let value = self.call(asking.before(&(native.build)()), terms).await?;
                 if !module_probe::is_refused(&value) {
                     return Ok(value);
                 }
@@ -217,7 +228,7 @@ impl Node {
             let plain = self.plain_scripts.load(Ordering::Relaxed);
             let source = call.script.source(plain);
             let command = call.evalsha(source);
-            let mut value = self.ask(&command, asking, terms).await?;
+            let mut value = self.call(asking.before(&command), terms).await?;
             if is_missing_script(&value) {
                 value = self.load(call, source, command, asking, terms).await?;
             }
@@ -246,7 +257,7 @@ impl Node {
         all.add_command(command);
         let mut values = self.call_all(&all, terms).await?.into_iter();
         let loaded = values.next().ok_or_else(|| self.malformed())?;
-        let answer = self.last(values)?;
+        let answer = values.next_back().ok_or_else(|| self.malformed())?;
         // If loading failed but another client loaded the script meanwhile, the call succeeded.
         if !is_missing_script(&answer) {
             return Ok(answer);
@@ -256,7 +267,7 @@ impl Node {
         if is_uncompiled(&loaded) {
             return Ok(loaded);
         }
-        let value = self.ask(&call.eval(source), asking, terms).await?;
+        let value = self.call(asking.before(&call.eval(source)), terms).await?;
         Ok(match (is_refused_command(&value), loaded) {
             (false, _) => value,
             (true, refusal @ Value::ServerError(_)) => refusal,
@@ -278,18 +289,6 @@ impl Node {
                 node.module.answered(&reply);
             }
         });
-    }
-
-    /// Sends one command, after `ASKING` if the slot is being migrated to this node.
-    async fn ask(&self, command: &Cmd, asking: Asking, terms: Terms) -> Result<Value, Failure> {
-        match asking {
-            Asking::No => self.call(Sent::One(command), terms).await,
-            Asking::Yes => {
-                let mut both = Pipeline::with_capacity(2);
-                both.cmd("ASKING").add_command(command.clone());
-                self.last(self.call_all(&both, terms).await?.into_iter())
-            }
-        }
     }
 
     /// Sends several commands together on one connection.
@@ -334,6 +333,12 @@ impl Node {
         let reply = async {
             match commands {
                 Sent::One(command) => stream.send_packed_command(command).await,
+                Sent::AfterAsking(command) => {
+                    let mut both = Pipeline::with_capacity(2);
+                    both.cmd("ASKING").add_command(command.clone());
+                    let replies = stream.send_packed_commands(&both, 0, 2).await;
+                    replies.map(|mut replies| replies.pop().unwrap_or(Value::Nil))
+                }
                 Sent::All(all) => stream.send_packed_commands(all, 0, all.len()).await.map(Value::Array),
             }
         };
@@ -347,17 +352,25 @@ impl Node {
                 Ok(value)
             }
             Ok(Err(error)) => Err(self.broken(managed, &connection, &error)),
-            Err(_) => {
-                let waited = Instant::now().duration_since(begun);
-                self.counts.timeouts.fetch_add(1, Ordering::Relaxed);
-                let detail = format!("no reply within {} ms", waited.as_millis());
-                self.exhausted(&detail);
-                if waited >= self.silence && connection.is_silent(begun) {
-                    managed.lose(&connection);
-                }
-                Err(self.failure(Executed::Maybe, FailureKind::Timeout, &detail))
-            }
+            Err(_) => Err(self.timed_out(managed, &connection, begun)),
         }
+    }
+
+    /// Handles the timeout of a call that was sent at `begun`.
+    fn timed_out(
+        &self,
+        managed: &Arc<ManagedConnection>,
+        connection: &Connection,
+        begun: Instant,
+    ) -> Failure {
+        let waited = Instant::now().duration_since(begun);
+        self.counts.timeouts.fetch_add(1, Ordering::Relaxed);
+        let detail = format!("no reply within {} ms", waited.as_millis());
+        self.exhausted(&detail);
+        if waited >= self.silence && connection.is_silent(begun) {
+            managed.lose(connection);
+        }
+        self.failure(Executed::Maybe, FailureKind::Timeout, &detail)
     }
 
     /// Rejects the call if the breaker is open.
@@ -433,10 +446,6 @@ impl Node {
 
     fn malformed(&self) -> Failure {
         self.failure(Executed::Maybe, FailureKind::Malformed, "fewer replies than commands")
-    }
-
-    fn last(&self, mut values: impl DoubleEndedIterator<Item = Value>) -> Result<Value, Failure> {
-        values.next_back().ok_or_else(|| self.malformed())
     }
 
     fn breaker_state(&self) -> BreakerState {

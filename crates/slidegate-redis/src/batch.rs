@@ -69,28 +69,31 @@ struct Waiter {
     reply: oneshot::Sender<Result<Answers, Failure>>,
 }
 
-impl Batcher {
-    /// Checks these subjects, alone or in a batch.
+impl Calls {
+    /// Decides one request whose keys are in one slot: a check alone or in a batch, anything else by
+    /// a call of its own.
     ///
     /// # Errors
     /// The failure of the call. At the caller's own deadline it is the last failure that the calls
     /// for these keys have met, or a timeout if they have met none.
-    pub(crate) async fn check(
-        &self,
-        calls: &Arc<Calls>,
-        subjects: Subjects,
+    pub(super) async fn decide(
+        self: &Arc<Self>,
+        subjects: &Subjects,
         cost: u64,
         deadline: Instant,
     ) -> Result<Answers, Failure> {
+        let Some(batcher) = self.batcher.as_ref().filter(|_| subjects.may_be_batched()) else {
+            return self.decide_alone(subjects, cost, deadline).await;
+        };
         let (reply, replied) = oneshot::channel();
         let waiter = Waiter { cost, deadline, reply };
-        let subjects = Arc::new(subjects);
-        let (last_failure, first) = match self.queues(&subjects).entry(Arc::clone(&subjects)) {
+        let subjects = Arc::new(subjects.clone());
+        let (last_failure, first) = match batcher.queues(&subjects).entry(Arc::clone(&subjects)) {
             Entry::Occupied(mut entry) => {
                 let queue = entry.get_mut();
                 if queue.waiting.len() >= MAX_WAITING {
                     let failure = overloaded();
-                    calls.client.count(&failure);
+                    self.client.count(&failure);
                     return Err(failure);
                 }
                 queue.waiting.push_back(waiter);
@@ -100,11 +103,11 @@ impl Batcher {
         };
         if let Some(first) = first {
             let worker = Worker {
-                batcher: self.clone(),
+                batcher: batcher.clone(),
                 subjects: Arc::clone(&subjects),
                 last_failure: Arc::clone(&last_failure),
             };
-            tokio::spawn(worker.run(Arc::clone(calls), first));
+            tokio::spawn(worker.run(Arc::clone(self), first));
         }
         match timeout_at(deadline, replied).await {
             Ok(Ok(reply)) => reply,
@@ -114,13 +117,15 @@ impl Batcher {
                 Some(failure) => Failure { executed: Executed::Maybe, ..failure },
                 None => {
                     let detail = "did not answer within the deadline".to_owned();
-                    let node = calls.client.holder_name(calls.slot(&subjects));
+                    let node = self.client.holder_name(self.slot(&subjects));
                     Failure { executed: Executed::Maybe, kind: FailureKind::Timeout, node, detail }
                 }
             }),
         }
     }
+}
 
+impl Batcher {
     /// The shard that has the queue of these subjects.
     fn queues(&self, subjects: &Subjects) -> MutexGuard<'_, Queues> {
         let Shards { shards, hasher } = &*self.0;
@@ -351,13 +356,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_check_that_gives_up_reports_the_last_failure_of_its_calls() {
         let store = RedisStore::new(RedisOptions::new("redis://127.0.0.1:1").unwrap()).unwrap();
-        let hot = worker(&Batcher::default(), 1);
+        let hot = worker(store.calls.batcher.as_ref().unwrap(), 1);
         // A call is in flight that never ends.
         let _in_flight = wait(&hot, 0..1);
         let give_up = async || {
             let deadline = instant() + Duration::from_millis(50);
-            let subjects = Subjects::clone(&hot.subjects);
-            hot.batcher.check(&store.calls, subjects, 1, deadline).await.unwrap_err()
+            store.calls.decide(&hot.subjects, 1, deadline).await.unwrap_err()
         };
         assert_eq!(give_up().await.kind, FailureKind::Timeout);
         let read_only = "READONLY You can't write against a read only replica.";

@@ -59,19 +59,6 @@ pub(super) const EXPIRY_US: u64 = 1000;
 const MOST_LATE: u32 = 3;
 
 impl Calls {
-    /// Decides one request whose keys are in one slot. Checks of the same keys share a call.
-    pub(super) async fn decide(
-        self: &Arc<Self>,
-        subjects: &Subjects,
-        cost: u64,
-        deadline: Instant,
-    ) -> Result<Answers, Failure> {
-        match self.batcher.as_ref().filter(|_| subjects.may_be_batched()) {
-            Some(batcher) => batcher.check(self, subjects.clone(), cost, deadline).await,
-            None => self.decide_alone(subjects, cost, deadline).await,
-        }
-    }
-
     /// Decides one request by a call of its own.
     pub(super) async fn decide_alone(
         &self,
@@ -117,7 +104,7 @@ impl Calls {
             let call = Call { script, keys: &keys, args: &args, native };
             let bound = subjects.reply_bound(is_once, has_holds);
             let sent = instant();
-            let value = match self.run(call, bound, deadline, last_failure).await {
+            let value = match self.reply(self.client.run(call, bound, deadline, last_failure).await) {
                 Err(failure) if is_for_holds(&failure) && !has_holds => {
                     has_holds = true;
                     continue;
@@ -171,16 +158,9 @@ impl Calls {
         }
     }
 
-    /// Runs a script, or the command of the module instead.
-    pub(super) async fn run(
-        &self,
-        call: Call<'_>,
-        bound: ReplyBound,
-        deadline: Instant,
-        last_failure: &LastFailure,
-    ) -> Result<Value, Failure> {
-        let replied = self.client.run(call, bound, deadline, last_failure).await;
-        replied
+    /// The reply to a script, or to the command of the module instead. Counts and explains a failure.
+    pub(super) fn reply(&self, reply: Result<Value, Failure>) -> Result<Value, Failure> {
+        reply
             .inspect_err(|failure| {
                 if !is_for_holds(failure) {
                     self.client.count(failure);
@@ -260,7 +240,7 @@ impl Calls {
         let time = if self.reads_expiry() {
             let keys = [key.to_vec()];
             let call = Call { script: &self.scripts().server_time, keys: &keys, args: &[], native: None };
-            self.run(call, ReplyBound::SMALL, deadline, &LastFailure::default()).await?
+            self.reply(self.client.run(call, ReplyBound::SMALL, deadline, &LastFailure::default()).await)?
         } else {
             self.client.command(Some(key), &redis::cmd("TIME"), deadline).await?
         };

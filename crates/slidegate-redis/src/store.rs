@@ -131,18 +131,10 @@ impl RedisStore {
         Ok(answers)
     }
 
-    /// Decides subjects in any slots.
-    async fn decide(
-        &self,
-        subjects: &Subjects,
-        cost: u64,
-        deadline: Instant,
-    ) -> Result<Answers, DecideError> {
-        if self.calls.are_in_one_slot(subjects) {
-            return self.calls.decide(subjects, cost, deadline).await.map_err(undecided);
-        }
-        let request = SpreadRequest { calls: Arc::clone(&self.calls), cost, deadline };
-        mixed::decide(request, subjects).await.map_err(undecided)
+    /// The request, if its keys are in several slots.
+    fn spread(&self, subjects: &Subjects, cost: u64, deadline: Instant) -> Option<SpreadRequest> {
+        let request = || SpreadRequest { calls: Arc::clone(&self.calls), cost, deadline };
+        (!self.calls.are_in_one_slot(subjects)).then(request)
     }
 
     /// A hold without a ticket could never be settled.
@@ -351,7 +343,10 @@ impl SharedStore for RedisStore {
             Some(Err(ticket)) => Some(ticket),
             None => None,
         };
-        let decided = self.decide(&subjects, cost, deadline).await;
+        let decided = match self.spread(&subjects, cost, deadline) {
+            None => self.calls.decide(&subjects, cost, deadline).await.map_err(undecided),
+            Some(request) => mixed::decide(request, &subjects).await.map_err(undecided),
+        };
         if let (Some(ticket), Ok(answers)) = (ticket, &decided) {
             denials.cache.insert(&subjects, cost, answers, ticket);
         }
@@ -387,7 +382,10 @@ impl SharedStore for RedisStore {
             Ok(answers) => return Ok(answers),
             Err(ticket) => ticket,
         };
-        let answers = self.decide(&subjects, cost, deadline).await?;
+        let answers = match self.spread(&subjects, cost, deadline) {
+            None => self.calls.decide(&subjects, cost, deadline).await.map_err(undecided)?,
+            Some(request) => mixed::decide(request, &subjects).await.map_err(undecided)?,
+        };
         self.calls.denials.cache.insert(&subjects, cost, &answers, ticket);
         Ok(answers)
     }
