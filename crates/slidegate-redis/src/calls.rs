@@ -11,7 +11,6 @@ use slidegate::Quota;
 use slidegate::internal::instant;
 use tokio::time::Instant;
 
-use crate::batch::Batcher;
 use crate::call::{Answers, CallTerms, MOST, Subjects};
 use crate::held_keys::HeldKeys;
 use crate::invalidation::Denials;
@@ -20,7 +19,6 @@ use crate::native::NativeCommand;
 use crate::reply::{Reply, Unreadable, number, read};
 use crate::scripts::Scripts;
 use crate::server_time::ServerTimes;
-use crate::spread::DenialRates;
 
 /// The state of calls, including those whose caller is gone.
 #[derive(Debug)]
@@ -33,9 +31,6 @@ pub(crate) struct Calls {
     pub(super) times: ServerTimes,
     pub(super) denials: Arc<Denials>,
     pub(super) held: HeldKeys,
-    /// `None` if checks are not batched.
-    pub(super) batcher: Option<Batcher>,
-    pub(super) denial_rates: DenialRates,
     pub(super) counts: Counts,
 }
 

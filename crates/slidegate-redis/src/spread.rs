@@ -18,8 +18,8 @@ use smallvec::SmallVec;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::batch::Batcher;
 use crate::call::{Answers, Subject, Subjects};
-use crate::calls::Calls;
 
 mod check;
 
@@ -29,7 +29,8 @@ use check::{SlotRefund, SpreadCheck, missing, none_of, put};
 /// A request with keys in several slots.
 #[derive(Debug, Clone)]
 pub(super) struct SpreadRequest {
-    pub(super) calls: Arc<Calls>,
+    pub(super) batcher: Batcher,
+    pub(super) denial_rates: Arc<DenialRates>,
     pub(super) cost: u64,
     pub(super) deadline: Instant,
 }
@@ -38,7 +39,7 @@ impl SpreadRequest {
     /// Checks subjects that are charged all or none, by slot.
     pub(super) async fn check_parts(&self, mut parts: Vec<SlotPart>) -> Result<Answers, Undecided> {
         let asked = instant();
-        parts.sort_by_key(|part| std::cmp::Reverse(self.calls.denial_rates.of(&part.subjects)));
+        parts.sort_by_key(|part| std::cmp::Reverse(self.denial_rates.of(&part.subjects)));
         let mut check = SpreadCheck::new(parts);
         let first = self.check_part(&check.parts()[0].subjects).await;
         check.checked(0, first);
@@ -81,14 +82,14 @@ impl SpreadRequest {
 
     /// Checks subjects of one slot.
     async fn check_part(&self, subjects: &Subjects) -> Result<Answers, Failure> {
-        let answers = self.calls.decide(subjects, self.cost, self.deadline).await?;
-        self.calls.denial_rates.record(subjects, &answers);
+        let answers = self.batcher.decide(subjects, self.cost, self.deadline).await?;
+        self.denial_rates.record(subjects, &answers);
         Ok(answers)
     }
 
     /// Decides subjects of one slot by a call of their own.
     async fn decide_part(&self, subjects: &Subjects) -> Result<Answers, Failure> {
-        self.calls.decide_alone(subjects, self.cost, self.deadline).await
+        self.batcher.calls.decide_alone(subjects, self.cost, self.deadline).await
     }
 
     /// Peeks at subjects of one slot for a request that another slot denied, and charges those that
@@ -134,7 +135,7 @@ impl SpreadRequest {
             return;
         }
         refunds.sort_by_key(|refund| refund.counts_us);
-        let (calls, cost) = (Arc::clone(&self.calls), self.cost);
+        let (calls, cost) = (Arc::clone(&self.batcher.calls), self.cost);
         let patience = instant() + REFUND_DEADLINE;
         tokio::spawn(async move {
             for SlotRefund { subjects, counts_us } in refunds {
@@ -152,7 +153,7 @@ impl SpreadRequest {
     pub(super) fn parts(&self, subjects: &Subjects) -> Vec<SlotPart> {
         let mut by_slot = BTreeMap::<u16, SmallVec<[usize; 2]>>::new();
         for (at, subject) in subjects.0.iter().enumerate() {
-            by_slot.entry(self.calls.client.slot(&subject.name)).or_default().push(at);
+            by_slot.entry(self.batcher.calls.client.slot(&subject.name)).or_default().push(at);
         }
         let part =
             |positions: SmallVec<[usize; 2]>| SlotPart { subjects: subjects.at(&positions), positions };

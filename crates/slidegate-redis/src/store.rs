@@ -58,6 +58,8 @@ use crate::{holds, mixed};
 #[derive(Debug)]
 pub struct RedisStore {
     pub(crate) calls: Arc<Calls>,
+    pub(crate) batcher: Batcher,
+    denial_rates: Arc<DenialRates>,
     seen: LastCounts,
     tickets: TicketSecrets,
     options: RedisOptions,
@@ -103,11 +105,11 @@ impl RedisStore {
             reads_expiry: AtomicBool::new(false),
             times: ServerTimes::new(slots, instant()),
             held: HeldKeys::default(),
-            batcher: options.batches_checks.then(Batcher::default),
-            denial_rates: DenialRates::default(),
             counts: Counts::default(),
         });
         Ok(Self {
+            batcher: Batcher::new(Arc::clone(&calls), options.batches_checks),
+            denial_rates: Arc::default(),
             calls,
             seen: LastCounts::default(),
             tickets: TicketSecrets::new(options.names.ticket_key()),
@@ -133,8 +135,11 @@ impl RedisStore {
 
     /// The request, if its keys are in several slots.
     fn spread(&self, subjects: &Subjects, cost: u64, deadline: Instant) -> Option<SpreadRequest> {
-        let request = || SpreadRequest { calls: Arc::clone(&self.calls), cost, deadline };
-        (!self.calls.are_in_one_slot(subjects)).then(request)
+        if self.calls.are_in_one_slot(subjects) {
+            return None;
+        }
+        let (batcher, denial_rates) = (self.batcher.clone(), Arc::clone(&self.denial_rates));
+        Some(SpreadRequest { batcher, denial_rates, cost, deadline })
     }
 
     /// A hold without a ticket could never be settled.
@@ -344,7 +349,7 @@ impl SharedStore for RedisStore {
             None => None,
         };
         let decided = match self.spread(&subjects, cost, deadline) {
-            None => self.calls.decide(&subjects, cost, deadline).await.map_err(undecided),
+            None => self.batcher.decide(&subjects, cost, deadline).await.map_err(undecided),
             Some(request) => mixed::decide(request, &subjects).await.map_err(undecided),
         };
         if let (Some(ticket), Ok(answers)) = (ticket, &decided) {
@@ -383,7 +388,7 @@ impl SharedStore for RedisStore {
             Err(ticket) => ticket,
         };
         let answers = match self.spread(&subjects, cost, deadline) {
-            None => self.calls.decide(&subjects, cost, deadline).await.map_err(undecided)?,
+            None => self.batcher.decide(&subjects, cost, deadline).await.map_err(undecided)?,
             Some(request) => mixed::decide(request, &subjects).await.map_err(undecided)?,
         };
         self.calls.denials.cache.insert(&subjects, cost, &answers, ticket);
