@@ -239,6 +239,9 @@ impl Client {
                 Ok(Value::ServerError(error)) => error,
                 Ok(value) => return Ok(value),
                 Err(failure) => {
+                    if failure.kind != FailureKind::Overloaded {
+                        self.topology.refresh_soon();
+                    }
                     hops += 1;
                     if self.may_be_elsewhere(slot, &node, &failure) && hops <= MAX_REDIRECTIONS {
                         continue;
@@ -250,8 +253,9 @@ impl Client {
             let is_redirected = match ErrorReply::of(&error) {
                 ErrorReply::Moved { slot, to } => {
                     node.counts.moved.fetch_add(1, Ordering::Relaxed);
+                    let is_known = self.topology.moved(slot, &to, &node);
                     self.topology.refresh_soon();
-                    self.topology.moved(slot, &to, &node)
+                    is_known
                 }
                 ErrorReply::Ask { to } => {
                     node.counts.ask.fetch_add(1, Ordering::Relaxed);
@@ -280,9 +284,6 @@ impl Client {
     /// Whether to repeat a call that failed on this node: nothing was sent, and the slot has moved
     /// meanwhile.
     fn may_be_elsewhere(&self, slot: u16, node: &Arc<Node>, failure: &Failure) -> bool {
-        if failure.kind != FailureKind::Overloaded {
-            self.topology.refresh_soon();
-        }
         failure.executed == Executed::No
             && matches!(failure.kind, FailureKind::Connection | FailureKind::Tls | FailureKind::BreakerOpen)
             && self.topology.holder(slot).is_some_and(|holder| !Arc::ptr_eq(&holder, node))

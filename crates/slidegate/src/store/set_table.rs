@@ -16,10 +16,12 @@ const SETS: usize = 8192;
 #[derive(Debug)]
 pub struct SetTable<K, V> {
     /// Allocated by the first use.
-    sets: OnceLock<Box<[Mutex<Set<K, V>>]>>,
+    sets: OnceLock<Sets<K, V>>,
     /// How often everything was forgotten. A set with an older number is out of date.
     generation: AtomicU64,
 }
+
+type Sets<K, V> = Box<[Mutex<Set<K, V>>]>;
 
 /// The entries whose hashes have the same lowest bits.
 #[derive(Debug)]
