@@ -12,7 +12,7 @@ const WAYS: usize = 8;
 /// Number of sets, a power of two.
 const SETS: usize = 8192;
 
-/// Entries by key. The caller chooses the set of a key by a hash that clients cannot predict.
+/// Entries by key. The caller gives the hash of a key, which chooses its set.
 #[derive(Debug)]
 pub struct SetTable<K, V> {
     /// Allocated by the first use.
